@@ -1,0 +1,13 @@
+# Third-party libraries, all from the distribution. Each is required: a missing one stops the configuration.
+find_package(Threads REQUIRED)
+find_package(absl REQUIRED)
+find_package(fmt REQUIRED)
+find_package(spdlog REQUIRED)
+find_package(nlohmann_json REQUIRED)
+find_package(CLI11 REQUIRED)
+find_package(GTest REQUIRED)
+if(MOESAIC_BENCH)
+  find_package(benchmark REQUIRED)
+endif()
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(HWLOC REQUIRED IMPORTED_TARGET hwloc)

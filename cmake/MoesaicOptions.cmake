@@ -1,0 +1,31 @@
+# Build-wide language level, warnings, sanitizers and caches.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+
+option(MOESAIC_BENCH "Build the benchmarks" ON)
+option(MOESAIC_FUZZ "Build the libFuzzer targets (needs Clang)" OFF)
+option(MOESAIC_COVERAGE "Instrument for coverage" OFF)
+set(MOESAIC_SANITIZE "" CACHE STRING "Sanitizers for -fsanitize=, e.g. address,undefined or thread")
+
+find_program(CCACHE_PROGRAM ccache)
+if(CCACHE_PROGRAM)
+  set(CMAKE_C_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
+endif()
+
+add_library(moesaic_flags INTERFACE)
+target_compile_options(moesaic_flags INTERFACE -Wall -Wextra -Werror -Wno-psabi)
+target_include_directories(moesaic_flags INTERFACE ${CMAKE_SOURCE_DIR}/src)
+if(MOESAIC_SANITIZE)
+  target_compile_options(moesaic_flags INTERFACE -fsanitize=${MOESAIC_SANITIZE} -fno-omit-frame-pointer
+                                                 -fno-sanitize-recover=all)
+  target_link_options(moesaic_flags INTERFACE -fsanitize=${MOESAIC_SANITIZE})
+endif()
+if(MOESAIC_COVERAGE)
+  target_compile_options(moesaic_flags INTERFACE --coverage)
+  target_link_options(moesaic_flags INTERFACE --coverage)
+endif()

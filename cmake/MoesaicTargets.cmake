@@ -1,0 +1,48 @@
+# moesaic_library(base SRCS a.cc b.cc DEPS absl::status [PRIVATE_DEPS ...])
+#   declares the library of a room: target moesaic_base, alias moesaic::base.
+# moesaic_test(base_status_test SRCS status_test.cc DEPS moesaic::base [LABELS unit])
+#   declares one GoogleTest binary and registers each of its cases with CTest.
+# moesaic_fuzzer(gguf_fuzzer SRCS gguf_fuzzer.cc DEPS moesaic::checkpoint)
+#   declares a libFuzzer binary; built only with -DMOESAIC_FUZZ=ON.
+include(GoogleTest)
+
+function(moesaic_library name)
+  cmake_parse_arguments(ARG "" "" "SRCS;DEPS;PRIVATE_DEPS" ${ARGN})
+  add_library(moesaic_${name} STATIC ${ARG_SRCS})
+  add_library(moesaic::${name} ALIAS moesaic_${name})
+  target_link_libraries(moesaic_${name} PUBLIC moesaic_flags ${ARG_DEPS} PRIVATE ${ARG_PRIVATE_DEPS})
+endfunction()
+
+function(moesaic_test name)
+  cmake_parse_arguments(ARG "" "TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
+  if(NOT ARG_LABELS)
+    set(ARG_LABELS unit)
+  endif()
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 120)
+  endif()
+  add_executable(${name} ${ARG_SRCS})
+  target_link_libraries(${name} PRIVATE moesaic_flags ${ARG_DEPS} GTest::gtest GTest::gmock GTest::gtest_main)
+  target_compile_definitions(${name} PRIVATE MOESAIC_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
+  gtest_discover_tests(${name} TEST_PREFIX ${name}. PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT}
+                       DISCOVERY_TIMEOUT 60)
+endfunction()
+
+function(moesaic_benchmark name)
+  cmake_parse_arguments(ARG "" "" "SRCS;DEPS" ${ARGN})
+  if(NOT MOESAIC_BENCH)
+    return()
+  endif()
+  add_executable(${name} ${ARG_SRCS})
+  target_link_libraries(${name} PRIVATE moesaic_flags ${ARG_DEPS} benchmark::benchmark benchmark::benchmark_main)
+endfunction()
+
+function(moesaic_fuzzer name)
+  cmake_parse_arguments(ARG "" "" "SRCS;DEPS" ${ARGN})
+  if(NOT MOESAIC_FUZZ)
+    return()
+  endif()
+  add_executable(${name} ${ARG_SRCS})
+  target_link_libraries(${name} PRIVATE moesaic_flags ${ARG_DEPS})
+  target_link_options(${name} PRIVATE -fsanitize=fuzzer)
+endfunction()

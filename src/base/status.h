@@ -1,0 +1,86 @@
+// Errors across rooms: absl::Status with messages that name what, where and what to do.
+#pragma once
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <fmt/format.h>
+
+#include <string>
+#include <utility>
+
+namespace moesaic {
+
+using absl::Status;
+using absl::StatusCode;
+using absl::StatusOr;
+
+inline Status OkStatus() { return absl::OkStatus(); }
+
+/// Returns `status`'s message as a std::string (the distribution's absl has a string_view of its own).
+inline std::string Message(const Status& status) { return std::string(status.message()); }
+
+/// The user's input is wrong; the message ends with the value that was wrong.
+template <typename... Args>
+Status InvalidArgument(fmt::format_string<Args...> format, Args&&... args) {
+  return absl::InvalidArgumentError(fmt::format(format, std::forward<Args>(args)...));
+}
+
+/// A file, tensor or option that was asked for does not exist.
+template <typename... Args>
+Status NotFound(fmt::format_string<Args...> format, Args&&... args) {
+  return absl::NotFoundError(fmt::format(format, std::forward<Args>(args)...));
+}
+
+/// The input is well formed, but asks for something this build does not do.
+template <typename... Args>
+Status Unimplemented(fmt::format_string<Args...> format, Args&&... args) {
+  return absl::UnimplementedError(fmt::format(format, std::forward<Args>(args)...));
+}
+
+/// A file is damaged or cut short.
+template <typename... Args>
+Status DataLoss(fmt::format_string<Args...> format, Args&&... args) {
+  return absl::DataLossError(fmt::format(format, std::forward<Args>(args)...));
+}
+
+/// Memory, blocks or another budget ran out.
+template <typename... Args>
+Status ResourceExhausted(fmt::format_string<Args...> format, Args&&... args) {
+  return absl::ResourceExhaustedError(fmt::format(format, std::forward<Args>(args)...));
+}
+
+/// The operating system refused (I/O error, permission, full disk).
+template <typename... Args>
+Status IoError(fmt::format_string<Args...> format, Args&&... args) {
+  return absl::UnavailableError(fmt::format(format, std::forward<Args>(args)...));
+}
+
+/// Work was stopped on request.
+template <typename... Args>
+Status Cancelled(fmt::format_string<Args...> format, Args&&... args) {
+  return absl::CancelledError(fmt::format(format, std::forward<Args>(args)...));
+}
+
+/// Puts `where` in front of a failed status's message: "where: message".
+inline Status Annotate(const Status& status, const std::string& where) {
+  if (status.ok()) return status;
+  return Status(status.code(), where + ": " + Message(status));
+}
+
+}  // namespace moesaic
+
+#define MOESAIC_CONCAT_INNER(a, b) a##b
+#define MOESAIC_CONCAT(a, b) MOESAIC_CONCAT_INNER(a, b)
+
+/// Returns from the calling function when `expr` is a failed Status.
+#define RETURN_IF_ERROR(expr)                                                                      \
+  do {                                                                                             \
+    if (::moesaic::Status moesaic_status_ = (expr); !moesaic_status_.ok()) return moesaic_status_; \
+  } while (false)
+
+/// Assigns the value of a StatusOr to `lhs`, or returns its status.
+#define ASSIGN_OR_RETURN(lhs, expr) ASSIGN_OR_RETURN_IMPL(MOESAIC_CONCAT(moesaic_or_, __LINE__), lhs, expr)
+#define ASSIGN_OR_RETURN_IMPL(tmp, lhs, expr) \
+  auto tmp = (expr);                          \
+  if (!tmp.ok()) return tmp.status();         \
+  lhs = *std::move(tmp)

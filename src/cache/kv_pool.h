@@ -1,0 +1,77 @@
+// The KV cache of one engine: a pool of fixed blocks of 64 tokens, handed out as reference-counted handles.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/status.h"
+#include "runtime/memory.h"
+#include "tensor/dtype.h"
+
+namespace moesaic::cache {
+
+inline constexpr int kBlockTokens = 64;
+
+/// Bytes and strides of one block. All layers of a token lie in the same block: [layer][keys | values].
+struct BlockLayout {
+  int layers = 0;
+  int heads = 0;
+  int key_dim = 0, value_dim = 0;
+  bool shared = false;                          // MLA: no values of their own
+  tensor::DType dtype = tensor::DType::kF32;    // kF32 or kBF16
+
+  int64_t keys_bytes() const;    // of one layer: heads * 64 * key_dim elements
+  int64_t layer_bytes() const;   // keys and values of one layer, 64-byte aligned
+  int64_t block_bytes() const;   // layers * layer_bytes
+};
+
+class KvPool;
+
+/// A strong handle to one block. Copies retain, destruction releases; the block returns to the pool with the last.
+/// Engine thread only. Must not outlive the pool.
+class BlockRef {
+ public:
+  BlockRef() = default;
+  BlockRef(const BlockRef& other);
+  BlockRef& operator=(const BlockRef& other);
+  BlockRef(BlockRef&& other) noexcept;
+  BlockRef& operator=(BlockRef&& other) noexcept;
+  ~BlockRef();
+
+  explicit operator bool() const { return pool_ != nullptr; }
+  int32_t index() const { return index_; }
+  bool unique() const;  ///< nobody else holds it: it may be written
+
+ private:
+  friend class KvPool;
+  BlockRef(KvPool* pool, int32_t index) : pool_(pool), index_(index) {}
+  KvPool* pool_ = nullptr;
+  int32_t index_ = -1;
+};
+
+/// Owns the blocks' memory (huge pages) and their reference counts. Never hands out more than it has.
+class KvPool {
+ public:
+  /// Sizes the pool from a budget: as many whole blocks as fit `bytes`; fails if not even one does.
+  static StatusOr<std::unique_ptr<KvPool>> Create(const BlockLayout& layout, int64_t bytes);
+
+  [[nodiscard]] StatusOr<BlockRef> Allocate();  ///< ResourceExhausted when no block is free
+  int total_blocks() const;
+  int free_blocks() const;
+  const BlockLayout& layout() const { return layout_; }
+  std::byte* base() const { return memory_.data(); }
+
+ private:
+  friend class BlockRef;
+  KvPool(const BlockLayout& layout, runtime::Buffer memory, int blocks);
+  void Retain(int32_t index);
+  void Release(int32_t index);
+
+  BlockLayout layout_;
+  runtime::Buffer memory_;
+  std::vector<int32_t> references_;
+  std::vector<int32_t> free_;
+};
+
+}  // namespace moesaic::cache

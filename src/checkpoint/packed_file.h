@@ -1,0 +1,51 @@
+// The packed weight file: a valid safetensors file whose tensors hold tensor/packed.h's layouts (dtype U8, one
+// dimension), so that any safetensors tool can list it, and which maps in at once. docs/contracts/packed-file.md.
+#pragma once
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "runtime/memory.h"
+#include "tensor/packed.h"
+
+namespace moesaic::checkpoint {
+
+/// One region of a packed file: a packed matrix, a stack of experts or plain f32 values.
+struct PackedRegion {
+  std::string name;        // "model.layers.3.mlp.experts", "model.norm.weight"
+  nlohmann::json layout;   // format, n, k, ... as the model that wrote it needs to read it
+  int64_t bytes = 0;
+};
+
+/// Writes regions in a declared order. The header is written with its final size first and the file appears under
+/// its name only when complete (written beside it and renamed), so an interrupted run leaves no broken file.
+class PackedWriter {
+ public:
+  /// `metadata` goes into the header's __metadata__ (strings only): format version, source, config.json, texts.
+  static StatusOr<std::unique_ptr<PackedWriter>> Create(const std::string& path, std::vector<PackedRegion> regions,
+                                                        const std::vector<std::pair<std::string, std::string>>& metadata);
+  virtual ~PackedWriter() = default;
+  /// Appends bytes of region `index`; regions come in order, each exactly as long as declared.
+  virtual Status Append(size_t index, std::span<const std::byte> bytes) = 0;
+  /// Flushes, syncs and renames into place.
+  virtual Status Finish() = 0;
+};
+
+/// A packed file, mapped. Regions are 64-byte aligned and stay valid as long as this lives.
+class PackedFile {
+ public:
+  static StatusOr<std::shared_ptr<const PackedFile>> Open(const std::string& path);
+  /// Whether `path` is a safetensors file whose metadata names our layout; false also when it can't be read.
+  static bool Is(const std::string& path);
+  virtual ~PackedFile() = default;
+  virtual StatusOr<std::string> Metadata(const std::string& key) const = 0;
+  virtual const std::vector<PackedRegion>& regions() const = 0;
+  virtual StatusOr<std::span<const std::byte>> Region(const std::string& name) const = 0;
+  virtual StatusOr<const PackedRegion*> Describe(const std::string& name) const = 0;
+};
+
+}  // namespace moesaic::checkpoint

@@ -1,0 +1,56 @@
+// The engine: admits requests, plans a step, runs the model over it, samples, and says what came out.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "engine/request.h"
+#include "models/model.h"
+#include "runtime/cpu_features.h"
+
+namespace moesaic::engine {
+
+struct EngineOptions {
+  int64_t kv_bytes = 0;            ///< KV cache budget; 0: what max_sequences x context needs, at most a quarter of free RAM
+  std::string kv_dtype = "auto";   ///< "auto" (f32 for f32 weights, else bf16), "f32", "bf16"
+  int max_sequences = 16;          ///< sequences that run at once
+  int max_batch_tokens = 512;      ///< rows of one step: prefill chunks and decodes together
+  int max_context = 0;             ///< 0: the model's
+};
+
+struct EngineStats {
+  int running = 0, waiting = 0;
+  int free_blocks = 0, total_blocks = 0;
+  int64_t prompt_tokens = 0, output_tokens = 0, preemptions = 0, steps = 0;
+  double prefill_seconds = 0, decode_seconds = 0;  ///< of pure steps; mixed steps are split by rows
+};
+
+/// Not thread-safe: one thread adds, steps and cancels (docs/contracts/scheduler.md).
+class Engine {
+ public:
+  /// `model`, `kernels` and `pool` are borrowed and must outlive the engine.
+  static StatusOr<std::unique_ptr<Engine>> Create(models::Model& model, const kernels::KernelTable& kernels,
+                                                  runtime::ThreadPool& pool, const EngineOptions& options);
+  virtual ~Engine() = default;
+
+  /// Queues a request. Refuses an empty prompt, an id outside the vocabulary, a prompt longer than the context or
+  /// than the whole KV cache, and parameters out of range, each by name.
+  virtual StatusOr<RequestId> Add(Request request) = 0;
+  /// Ends a request now; its blocks are free when this returns. Unknown or finished ids are ignored.
+  virtual void Cancel(RequestId id) = 0;
+  /// Plans and runs one step and appends what came out. No work: returns OK and appends nothing.
+  virtual Status Step(std::vector<TokenEvent>* events) = 0;
+  virtual bool idle() const = 0;  ///< nothing waiting, nothing running
+  virtual EngineStats stats() const = 0;
+  virtual const models::ModelInfo& model() const = 0;
+
+  /// Logits of every position of `ids`, [ids.size(), vocab_size], appended chunk by chunk to `sink` in order:
+  /// for `logits`, `perplexity` and tests. Runs at once, beside no other work.
+  virtual Status Score(std::span<const int32_t> ids,
+                       const std::function<Status(int64_t first_row, std::span<const float> rows)>& sink) = 0;
+};
+
+}  // namespace moesaic::engine

@@ -1,0 +1,95 @@
+// A loaded model: tokens and cache blocks in, logits out. One class serves every architecture; what differs is a
+// DecoderSpec (decoder_spec.h), which each architecture's file makes from its config.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "kernels/ops.h"
+#include "tensor/packed.h"
+
+namespace moesaic::models {
+
+/// What the cache has to hold a token: `layers` times one row of keys (and of values, unless shared) per KV head.
+/// MTP layers come last and are counted.
+struct KvSpec {
+  int layers = 0;
+  int heads = 0;
+  int key_dim = 0;
+  int value_dim = 0;
+  bool shared = false;  ///< MLA: values are the first value_dim elements of the keys
+};
+
+struct ModelInfo {
+  std::string architecture;     ///< config.json "architectures"[0], e.g. "DeepseekV3ForCausalLM"
+  std::string model_type;
+  int vocab_size = 0;
+  int hidden_size = 0;
+  int layers = 0;               ///< decoder layers, MTP not counted
+  int mtp_layers = 0;
+  int context_length = 0;       ///< max_position_embeddings
+  int experts = 0, experts_per_token = 0;
+  int64_t parameters = 0;         ///< MTP not counted
+  int64_t active_parameters = 0;  ///< touched by one token
+  int64_t weight_bytes = 0;       ///< packed, in memory
+  int64_t active_weight_bytes = 0;///< read for one token's decode at batch 1 (embedding row, not table)
+  std::string weight_format;      ///< "bf16", "int8", ...
+  std::string weights_from;       ///< "mapped" or "packed at load"
+  KvSpec kv;
+};
+
+/// One step's ragged batch. Rows of all sequences follow one another.
+struct ForwardBatch {
+  std::span<const int32_t> tokens;                   // [rows], each in [0, vocab_size)
+  std::span<const kernels::SequenceSlice> sequences; // cover the rows; block tables hold start + count tokens
+  std::span<const int32_t> logit_rows;               // rows whose logits are wanted, ascending
+};
+
+struct ForwardOutput {
+  std::span<float> logits;   // [logit_rows, vocab_size]
+  std::span<float> hidden;   // [rows, hidden_size] before the final norm, or empty when not wanted (MTP's input)
+};
+
+/// How to bring weights into memory.
+struct LoadOptions {
+  /// "auto" (f32 stays f32, int8 stays int8, all else bf16), "f32", "bf16" or "int8".
+  std::string dtype = "auto";
+  /// Called now and then with bytes done and in all; return false to stop with Cancelled.
+  std::function<bool(int64_t done, int64_t total)> progress;
+  /// Overrides num_experts_per_tok when > 0 (a carved model's K is adjustable).
+  int experts_per_token = 0;
+  bool load_mtp = true;
+};
+
+class Model {
+ public:
+  /// Opens a Hugging Face folder, a GGUF file or a packed file by `path`.
+  /// Fails before any allocation when the config or the tensors do not fit.
+  static StatusOr<std::unique_ptr<Model>> Load(const std::string& path, const LoadOptions& options,
+                                               runtime::ThreadPool& pool);
+  virtual ~Model() = default;
+  virtual const ModelInfo& info() const = 0;
+
+  /// Runs all layers over the batch, writing keys and values of the new tokens into `kv` [info().kv.layers].
+  /// Deterministic; a sequence's results do not depend on the others or on how its prompt is cut into chunks.
+  virtual Status Forward(const kernels::ExecContext& ctx, const ForwardBatch& batch,
+                         std::span<const kernels::KvLayer> kv, const ForwardOutput& out) = 0;
+
+  /// MTP module `depth` (0-based): row i takes `hidden` [rows, hidden_size] of position p and the token that
+  /// follows it (batch.tokens[i], the token at p + 1), and gives logits for the token at p + 2.
+  virtual Status ForwardMtp(const kernels::ExecContext& ctx, int depth, const ForwardBatch& batch,
+                            std::span<const float> hidden, std::span<const kernels::KvLayer> kv,
+                            const ForwardOutput& out) = 0;
+};
+
+/// Packs the checkpoint at `path` into one packed file at `out`, region by region: what Load then maps in at once.
+/// Tokenizer, template and generation texts travel in the metadata.
+Status Convert(const std::string& path, const std::string& out, const LoadOptions& options,
+               runtime::ThreadPool& pool);
+
+}  // namespace moesaic::models

@@ -1,0 +1,53 @@
+// A fixed team of pinned worker threads that runs one parallel loop at a time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "base/status.h"
+
+namespace moesaic::runtime {
+
+/// A borrowed callable `void(int64_t task, int worker)`; it must outlive the call it is passed to.
+class LoopBody {
+ public:
+  template <typename F>
+  LoopBody(const F& f)  // NOLINT(google-explicit-constructor): a lambda is passed as it is
+      : object_(&f),
+        call_([](const void* object, int64_t task, int worker) { (*static_cast<const F*>(object))(task, worker); }) {}
+  void operator()(int64_t task, int worker) const { call_(object_, task, worker); }
+
+ private:
+  const void* object_;
+  void (*call_)(const void*, int64_t, int);
+};
+
+/// Runs loops over its threads. The thread that calls Run is worker 0 and takes part.
+/// One loop runs at a time; Run may be called from one thread at a time, and never from inside a loop.
+class ThreadPool {
+ public:
+  struct Options {
+    int threads = 0;  ///< 0: one for each core of the process's affinity mask.
+    bool pin = true;  ///< Bind each worker to one core, chosen by topology (one hardware thread a core first).
+  };
+  static StatusOr<std::unique_ptr<ThreadPool>> Create(const Options& options);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int size() const;
+
+  /// Calls body(task, worker) once for every task in [0, tasks), taken one by one from a shared counter,
+  /// and returns when all are done. Workers spin for a short while between loops and then sleep.
+  void Run(int64_t tasks, LoopBody body);
+
+  /// Calls body(worker, worker) exactly once on every worker, at the same time: for first-touch and measurements.
+  void RunOnEach(LoopBody body);
+
+ private:
+  struct Impl;
+  explicit ThreadPool(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace moesaic::runtime

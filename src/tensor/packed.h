@@ -1,0 +1,81 @@
+// The weight layouts that kernels read, packed once by `convert`, `quantize` or at load time.
+//
+// A matrix W [n, k] (n outputs, k inputs) is cut into panels of 16 outputs. Inside a panel the inputs go by
+// groups of g = 4 bytes / element size (f32: 1, bf16: 2, i8: 4):
+//
+//   element W[16 p + r, g q + s]  stands at  panel p, group q, row r, slot s:   [n/16][k/g][16][g]
+//
+// so one group is 64 bytes: one AVX-512 register, two AVX2 registers, or one row of an AMX B tile (16 groups in a
+// row are a whole tile). n is padded to 16 and k to 64 elements with zeros, so that no kernel has a ragged k.
+// After the elements come, each 64-byte aligned: for i8, f32 scales [n_padded] and i32 sums of each output's
+// weights [n_padded] (kernels that bias activations by 128 subtract 128 x sum).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "base/status.h"
+
+namespace moesaic::tensor {
+
+inline constexpr int kPanelRows = 16;   // outputs in a panel: one per f32 lane of a 64-byte register
+inline constexpr int kPackedKUnit = 64; // k is padded to one AMX tile row of int8
+
+enum class PackedFormat : uint8_t {
+  kF32,   ///< f32 elements, f32 activations.
+  kBF16,  ///< bf16 elements, bf16 activations (rounded per row by the kernel's own preparation), f32 sums.
+  kI8,    ///< int8 elements with one f32 scale an output; int8 activations with one scale a row (W8A8).
+};
+inline constexpr int kPackedFormats = 3;
+
+std::string PackedFormatName(PackedFormat format);               ///< "f32", "bf16", "int8"
+StatusOr<PackedFormat> ParsePackedFormat(const std::string& name);
+int ElementBytes(PackedFormat format);
+
+/// Where the parts of a packed matrix lie, from its format and shape alone.
+struct PackedLayout {
+  PackedFormat format;
+  int n, k;                  // as the model means it
+  int n_padded, k_padded;    // multiples of kPanelRows and kPackedKUnit
+  int64_t panel_bytes;       // one panel: k_padded * 16 * element size
+  int64_t scales_offset;     // bytes from the start; 0 when the format has none
+  int64_t sums_offset;
+  int64_t total_bytes;       // a multiple of 64
+
+  static PackedLayout Of(PackedFormat format, int n, int k);
+  int panels() const { return n_padded / kPanelRows; }
+};
+
+/// A packed matrix that somebody else owns (a mapped file or a Buffer). Copies are cheap.
+struct PackedMatrix {
+  PackedLayout layout{};
+  const std::byte* data = nullptr;  // 64-byte aligned, layout.total_bytes long
+  float input_scale = 0;            // kI8: static scale of activations (x = q * scale); 0: dynamic, one a row
+
+  bool empty() const { return data == nullptr; }
+  int n() const { return layout.n; }
+  int k() const { return layout.k; }
+  const std::byte* panel(int p) const { return data + p * layout.panel_bytes; }
+  const float* scales() const { return reinterpret_cast<const float*>(data + layout.scales_offset); }
+  const int32_t* sums() const { return reinterpret_cast<const int32_t*>(data + layout.sums_offset); }
+  /// The sub-matrix of outputs [first, first + count); first must be a multiple of kPanelRows.
+  /// Only for formats without scales, or through the offsets that `row_offset` carries.
+  PackedMatrix Rows(int first, int count) const;
+  int row_offset = 0;  // scales() and sums() of output r stand at index row_offset + r
+};
+
+/// Packs rows [first_row, first_row + rows) of W from f32 values [rows, k] into `out` (layout.total_bytes long,
+/// zeroed by the caller before the first call). first_row must be a multiple of 16. kI8 quantises each output
+/// symmetrically to [-127, 127] with scale amax/127, rounding half to even.
+void PackRows(const PackedLayout& layout, int first_row, int rows, const float* values, std::byte* out);
+
+/// Packs int8 values that are already quantised, [rows, k], with their scales [rows]; nothing is rounded again.
+void PackRowsI8(const PackedLayout& layout, int first_row, int rows, const int8_t* values, const float* scales,
+                std::byte* out);
+
+/// Reads output `row` back as f32 [k]: what the kernels multiply with.
+void UnpackRow(const PackedMatrix& matrix, int row, std::span<float> out);
+
+}  // namespace moesaic::tensor

@@ -1,0 +1,104 @@
+#!/usr/bin/env python3
+"""Checks the tree against the architecture: who may include whom, and how long a file may be.
+
+Usage: structure_test.py ROOT. Prints one line a fault; exit status 1 when there is any.
+"""
+import pathlib
+import re
+import subprocess
+import sys
+
+# room -> rooms it may include directly. What those include is allowed as well: data flows one way through them.
+ROOMS = {
+    "base": [],
+    "runtime": ["base"],
+    "tensor": ["base", "runtime"],
+    "kernels": ["tensor"],
+    "comm": ["tensor"],
+    "checkpoint": ["tensor"],
+    "text": ["base"],
+    "layers": ["kernels", "comm", "checkpoint"],
+    "models": ["layers"],
+    "cache": ["tensor"],
+    "parallel": ["comm", "checkpoint"],
+    "engine": ["models", "cache", "parallel", "text"],
+    "server": ["engine"],
+    "quantizer": ["models", "checkpoint"],
+    "planner": ["parallel", "checkpoint"],
+    "proxy": ["base", "text"],
+    "science": ["kernels"],
+    "app": ["server", "engine", "quantizer", "planner", "proxy", "science"],
+}
+REASON_LINES = 1000  # longer than this needs a reason in the first comment ("Long because ...")
+STOP_LINES = 1500
+SOURCE = {".h", ".cc", ".cu", ".cuh", ".c", ".rs", ".py"}
+FORBIDDEN_NAMES = re.compile(r"(utils?|helpers?|common|manager)(_|\.|$)", re.IGNORECASE)
+INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+
+
+def closure(room):
+    allowed, queue = {room}, list(ROOMS[room])
+    while queue:
+        name = queue.pop()
+        if name not in allowed:
+            allowed.add(name)
+            queue += ROOMS[name]
+    return allowed
+
+
+def include_faults(root, path):
+    room = path.relative_to(root / "src").parts[0]
+    if room not in ROOMS:
+        yield f"{path.relative_to(root)}: src/{room} is no room of the architecture"
+        return
+    allowed = closure(room)
+    for target in INCLUDE.findall(path.read_text(errors="replace")):
+        first = target.split("/")[0]
+        if first in ROOMS and first not in allowed:
+            yield f"{path.relative_to(root)}: {room} may not include {target}"
+        if "/" not in target:
+            yield f"{path.relative_to(root)}: include {target} by its path from src/"
+
+
+def size_faults(root, path):
+    text = path.read_text(errors="replace")
+    lines = text.count("\n")
+    name = path.relative_to(root)
+    if lines > STOP_LINES:
+        yield f"{name}: {lines} lines, more than {STOP_LINES}"
+    elif lines > REASON_LINES and "Long because" not in text[:1000]:
+        yield f'{name}: {lines} lines without a reason ("Long because ...") in its first comment'
+    if FORBIDDEN_NAMES.search(path.stem):
+        yield f"{name}: name the job instead of '{path.stem}'"
+
+
+def cycle_faults(root):
+    for room in ROOMS:
+        for allowed in ROOMS[room]:
+            if room in closure(allowed):
+                yield f"the table itself has a cycle between {room} and {allowed}"
+
+
+def tracked(root):
+    listed = subprocess.run(["git", "-C", root, "ls-files"], capture_output=True, text=True)
+    if listed.returncode == 0:
+        return [root / line for line in listed.stdout.splitlines()]
+    return [p for p in root.rglob("*") if p.is_file() and "build" not in p.parts]
+
+
+def main():
+    root = pathlib.Path(sys.argv[1]).resolve()
+    faults = list(cycle_faults(root))
+    for path in tracked(root):
+        if path.suffix not in SOURCE or not path.is_file():
+            continue
+        faults += size_faults(root, path)
+        if (root / "src") in path.parents and path.suffix in {".h", ".cc", ".cu", ".cuh", ".c"}:
+            faults += include_faults(root, path)
+    for fault in faults:
+        print(fault)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Makes tiny random checkpoints and their expected outputs; see ../README.md."""

@@ -1,86 +1,21 @@
-// The micro-kernels of one machine: for each operator an ordered list of implementations, of which the first that
-// the processor can run is taken. The choice is made once, here, and `KernelTable::choices` says what it was.
-//
-// A micro-kernel is single-threaded and instruction-set specific; the operators in ops.h cut work into tasks for
-// the thread pool and call micro-kernels on each. Every micro-kernel has a twin in ref/ with the same signature.
+// The micro-kernels of one machine: for each operator an ordered list of implementations (impl_list.h), of
+// which the first that the processor can run is taken. The choice is made once, here, and
+// `KernelTable::choices` says what it was.
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <vector>
 
-#include "base/status.h"
+#include "kernels/micro_kernels.h"
 #include "runtime/cpu_features.h"
-#include "tensor/dtype.h"
 #include "tensor/packed.h"
 
 namespace moesaic::kernels {
 
-/// One tile of C = A W^T: `m` rows of prepared activations times `panels` panels of 16 outputs.
-struct GemmTile {
-  const std::byte* a;        // [m][a_stride bytes]: rows as the same table's prepare wrote them
-  int64_t a_stride;          // bytes between rows
-  const float* a_scales;     // [m], kI8 only
-  const std::byte* w;        // first panel
-  int64_t panel_bytes;       // bytes between panels
-  const float* w_scales;     // [16 * panels], kI8 only, at the first panel's first output
-  const int32_t* w_sums;     // [16 * panels], kI8 only
-  const float* bias;         // [columns] or null
-  float* c;                  // [m][c_stride]
-  int64_t c_stride;          // floats between rows
-  int m;                     // >= 1
-  int k_padded;              // multiple of 64
-  int panels;                // >= 1
-  int columns;               // outputs written: <= 16 * panels, cuts the last panel
-  bool accumulate;           // C += instead of C =
-};
-
-/// Rounds and lays out one row of activations for the gemm of the same table.
-/// `x` [k] f32; `out` k_padded elements of the format's activation type, the tail zeroed.
-/// kI8: scale = static_scale if > 0, else amax/127 (0 for a zero row); q = round_half_even(x / scale) in [-127, 127];
-/// returns the scale. Other formats return 0.
-using PrepareRowFn = float (*)(const float* x, int k, int k_padded, float static_scale, std::byte* out);
-using GemmTileFn = void (*)(const GemmTile& tile);
-
-/// y[i] = x[i] / sqrt(mean(x^2) + eps) * weight[i]; x and y may be the same.
-using RmsNormRowFn = void (*)(const float* x, const float* weight, int n, float eps, float* y);
-
-/// y[i] = silu(gate[i]) * up[i].
-using SiluMulRowFn = void (*)(const float* gate, const float* up, int n, float* y);
-
-/// y[i] += scale * x[i].
-using AxpyRowFn = void (*)(float scale, const float* x, int n, float* y);
-
-/// Rotates pairs of x by (cos, sin) [dim/2] each. Half-split pairs are (x[i], x[i + dim/2]); interleaved
-/// pairs are (x[2i], x[2i + 1]).
-using RopeRowFn = void (*)(float* x, const float* cos, const float* sin, int dim);
-
-/// One run of up to 64 keys of one KV block against `rows` query rows that share it, with online softmax.
-struct AttentionTile {
-  const float* q;          // [rows][q_stride]: already scaled
-  int64_t q_stride;        // floats
-  const std::byte* keys;   // [keys_count][key_stride bytes], key_dim elements each
-  int64_t key_stride;      // bytes
-  const std::byte* values; // [keys_count][value_stride bytes], value_dim elements each
-  int64_t value_stride;    // bytes
-  tensor::DType kv_dtype;  // kF32 or kBF16
-  int rows;                // query rows, 1..64
-  int key_dim;             // multiple of 8
-  int value_dim;           // multiple of 8
-  const int* visible;      // [rows]: keys [0, visible[r]) of this run are seen by row r; 0..64
-  int keys_count;          // max of visible: rows of keys that may be read
-  float* max;              // [rows] running maximum, -inf before the first run
-  float* sum;              // [rows] running sum of exp(score - max)
-  float* acc;              // [rows][acc_stride] running weighted values, not yet divided by sum
-  int64_t acc_stride;      // floats
-  float* scratch;          // [rows * 64] floats
-};
-using AttentionTileFn = void (*)(const AttentionTile& tile);
-
 /// Which implementation an operator got, for `doctor`, the start-up log and /metrics.
 struct KernelChoice {
-  std::string op;                     // "gemm_i8"
-  std::string name;                   // "gemm_i8_i8_avx512vnni"
+  std::string op;                        // "gemm_i8"
+  std::string name;                      // "gemm_i8_i8_avx512vnni"
   std::vector<std::string> passed_over;  // better ones that this processor lacks
 };
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <type_traits>
 
 #include "base/status.h"
 
@@ -77,8 +78,8 @@ class Arena {
   }
   void* TakeBytes(size_t bytes);
   void Reset();
-  size_t Mark() const;         ///< A point to which Rewind() can return.
-  void Rewind(size_t mark);    ///< Takes back all that was handed out since Mark().
+  size_t Mark() const;       ///< A point to which Rewind() can return.
+  void Rewind(size_t mark);  ///< Takes back all that was handed out since Mark().
   size_t peak_bytes() const;
 
  private:

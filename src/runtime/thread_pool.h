@@ -13,8 +13,9 @@ class LoopBody {
  public:
   template <typename F>
   LoopBody(const F& f)  // NOLINT(google-explicit-constructor): a lambda is passed as it is
-      : object_(&f),
-        call_([](const void* object, int64_t task, int worker) { (*static_cast<const F*>(object))(task, worker); }) {}
+      : object_(&f), call_([](const void* object, int64_t task, int worker) {
+          (*static_cast<const F*>(object))(task, worker);
+        }) {}
   void operator()(int64_t task, int worker) const { call_(object_, task, worker); }
 
  private:
@@ -27,8 +28,9 @@ class LoopBody {
 class ThreadPool {
  public:
   struct Options {
-    int threads = 0;  ///< 0: one for each core of the process's affinity mask.
-    bool pin = true;  ///< Bind each worker to one core, chosen by topology (one hardware thread a core first).
+    int threads =
+        0;  ///< 0: one for each core of the process's affinity mask, within the control group's quota.
+    bool pin = true;  ///< Bind workers 1, 2, ... to cores by topology (one hardware thread a core first).
   };
   static StatusOr<std::unique_ptr<ThreadPool>> Create(const Options& options);
   ~ThreadPool();
@@ -37,11 +39,17 @@ class ThreadPool {
 
   int size() const;
 
+  /// Binds the calling thread to worker 0's core; says whether it could. For a thread that does little else
+  /// than run loops: threads that it starts later inherit the binding. Create and Run leave the caller's
+  /// binding alone.
+  bool PinCaller();
+
   /// Calls body(task, worker) once for every task in [0, tasks), taken one by one from a shared counter,
   /// and returns when all are done. Workers spin for a short while between loops and then sleep.
   void Run(int64_t tasks, LoopBody body);
 
-  /// Calls body(worker, worker) exactly once on every worker, at the same time: for first-touch and measurements.
+  /// Calls body(worker, worker) exactly once on every worker, at the same time: for first-touch and
+  /// measurements.
   void RunOnEach(LoopBody body);
 
  private:

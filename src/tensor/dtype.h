@@ -5,14 +5,33 @@
 #include <cstdint>
 #include <string>
 
-#include "base/status.h"
-
 namespace moesaic::tensor {
 
-/// Scalar types of safetensors, then the block types of GGUF (whose elements come in blocks with shared scales).
+/// Scalar types of safetensors, then the block types of GGUF (whose elements come in blocks with shared
+/// scales).
 enum class DType : uint8_t {
-  kF64, kF32, kF16, kBF16, kF8E4M3, kF8E5M2, kI64, kI32, kI16, kI8, kU8, kBool,
-  kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0, kQ2K, kQ3K, kQ4K, kQ5K, kQ6K,
+  kF64,
+  kF32,
+  kF16,
+  kBF16,
+  kF8E4M3,
+  kF8E5M2,
+  kI64,
+  kI32,
+  kI16,
+  kI8,
+  kU8,
+  kBool,
+  kQ4_0,
+  kQ4_1,
+  kQ5_0,
+  kQ5_1,
+  kQ8_0,
+  kQ2K,
+  kQ3K,
+  kQ4K,
+  kQ5K,
+  kQ6K,
 };
 
 /// Elements in one block and bytes of one block: {1, 4} for kF32, {32, 34} for kQ8_0.
@@ -44,9 +63,9 @@ inline BF16 ToBF16(float value) {
   return {static_cast<uint16_t>((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16)};
 }
 
-float HalfToFloat(uint16_t bits);     ///< IEEE binary16, denormals included.
-uint16_t FloatToHalf(float value);    ///< Rounds to nearest, ties to even.
-float F8E4M3ToFloat(uint8_t bits);    ///< e4m3fn: no infinity, 0x7f and 0xff are NaN, largest 448.
+float HalfToFloat(uint16_t bits);   ///< IEEE binary16, denormals included.
+uint16_t FloatToHalf(float value);  ///< Rounds to nearest, ties to even.
+float F8E4M3ToFloat(uint8_t bits);  ///< e4m3fn: no infinity, 0x7f and 0xff are NaN, largest 448.
 float F8E5M2ToFloat(uint8_t bits);
 
 }  // namespace moesaic::tensor

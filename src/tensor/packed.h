@@ -5,10 +5,10 @@
 //
 //   element W[16 p + r, g q + s]  stands at  panel p, group q, row r, slot s:   [n/16][k/g][16][g]
 //
-// so one group is 64 bytes: one AVX-512 register, two AVX2 registers, or one row of an AMX B tile (16 groups in a
-// row are a whole tile). n is padded to 16 and k to 64 elements with zeros, so that no kernel has a ragged k.
-// After the elements come, each 64-byte aligned: for i8, f32 scales [n_padded] and i32 sums of each output's
-// weights [n_padded] (kernels that bias activations by 128 subtract 128 x sum).
+// so one group is 64 bytes: one AVX-512 register, two AVX2 registers, or one row of an AMX B tile (16 groups
+// in a row are a whole tile). n is padded to 16 and k to 64 elements with zeros, so that no kernel has a
+// ragged k. After the elements come, each 64-byte aligned: for i8, f32 scales [n_padded] and i32 sums of each
+// output's weights [n_padded] (kernels that bias activations by 128 subtract 128 x sum).
 #pragma once
 
 #include <cstddef>
@@ -20,8 +20,8 @@
 
 namespace moesaic::tensor {
 
-inline constexpr int kPanelRows = 16;   // outputs in a panel: one per f32 lane of a 64-byte register
-inline constexpr int kPackedKUnit = 64; // k is padded to one AMX tile row of int8
+inline constexpr int kPanelRows = 16;    // outputs in a panel: one per f32 lane of a 64-byte register
+inline constexpr int kPackedKUnit = 64;  // k is padded to one AMX tile row of int8
 
 enum class PackedFormat : uint8_t {
   kF32,   ///< f32 elements, f32 activations.
@@ -30,50 +30,58 @@ enum class PackedFormat : uint8_t {
 };
 inline constexpr int kPackedFormats = 3;
 
-std::string PackedFormatName(PackedFormat format);               ///< "f32", "bf16", "int8"
+std::string PackedFormatName(PackedFormat format);  ///< "f32", "bf16", "int8"
 StatusOr<PackedFormat> ParsePackedFormat(const std::string& name);
 int ElementBytes(PackedFormat format);
 
 /// Where the parts of a packed matrix lie, from its format and shape alone.
 struct PackedLayout {
   PackedFormat format;
-  int n, k;                  // as the model means it
-  int n_padded, k_padded;    // multiples of kPanelRows and kPackedKUnit
-  int64_t panel_bytes;       // one panel: k_padded * 16 * element size
-  int64_t scales_offset;     // bytes from the start; 0 when the format has none
+  int n, k;                // as the model means it
+  int n_padded, k_padded;  // multiples of kPanelRows and kPackedKUnit
+  int64_t panel_bytes;     // one panel: k_padded * 16 * element size
+  int64_t scales_offset;   // bytes from the start; 0 when the format has none
   int64_t sums_offset;
-  int64_t total_bytes;       // a multiple of 64
+  int64_t total_bytes;  // a multiple of 64
 
+  /// n and k must be >= 1; for kI8, k <= 65536 (int32 sums of u8 x s8 products can't overflow).
   static PackedLayout Of(PackedFormat format, int n, int k);
   int panels() const { return n_padded / kPanelRows; }
 };
 
-/// A packed matrix that somebody else owns (a mapped file or a Buffer). Copies are cheap.
+/// A packed matrix, or a run of its panels, that somebody else owns (a mapped file or a Buffer). Copies are
+/// cheap.
 struct PackedMatrix {
-  PackedLayout layout{};
-  const std::byte* data = nullptr;  // 64-byte aligned, layout.total_bytes long
+  PackedLayout layout{};            // of the whole matrix at `data`, but n and n_padded are this run's
+  const std::byte* data = nullptr;  // the whole matrix: 64-byte aligned
+  int first_row = 0;                // output of the whole matrix at which this run begins; a multiple of 16
   float input_scale = 0;            // kI8: static scale of activations (x = q * scale); 0: dynamic, one a row
 
   bool empty() const { return data == nullptr; }
   int n() const { return layout.n; }
   int k() const { return layout.k; }
-  const std::byte* panel(int p) const { return data + p * layout.panel_bytes; }
-  const float* scales() const { return reinterpret_cast<const float*>(data + layout.scales_offset); }
-  const int32_t* sums() const { return reinterpret_cast<const int32_t*>(data + layout.sums_offset); }
-  /// The sub-matrix of outputs [first, first + count); first must be a multiple of kPanelRows.
-  /// Only for formats without scales, or through the offsets that `row_offset` carries.
+  const std::byte* panel(int p) const { return data + (first_row / kPanelRows + p) * layout.panel_bytes; }
+  /// kI8: scales and weight sums of this run's outputs, the first one's first.
+  const float* scales() const {
+    return reinterpret_cast<const float*>(data + layout.scales_offset) + first_row;
+  }
+  const int32_t* sums() const {
+    return reinterpret_cast<const int32_t*>(data + layout.sums_offset) + first_row;
+  }
+  /// The sub-matrix of outputs [first, first + count) of this one; first must be a multiple of kPanelRows.
   PackedMatrix Rows(int first, int count) const;
-  int row_offset = 0;  // scales() and sums() of output r stand at index row_offset + r
 };
 
-/// Packs rows [first_row, first_row + rows) of W from f32 values [rows, k] into `out` (layout.total_bytes long,
-/// zeroed by the caller before the first call). first_row must be a multiple of 16. kI8 quantises each output
-/// symmetrically to [-127, 127] with scale amax/127, rounding half to even.
+/// Packs rows [first_row, first_row + rows) of W from f32 values [rows, k] into `out` (layout.total_bytes
+/// long, zeroed by the caller before the first call). first_row must be a multiple of 16. kI8 quantises each
+/// output symmetrically to [-127, 127] with scale amax/127, rounding half to even. Values must be finite.
+/// Calls for different rows may run at the same time.
 void PackRows(const PackedLayout& layout, int first_row, int rows, const float* values, std::byte* out);
 
-/// Packs int8 values that are already quantised, [rows, k], with their scales [rows]; nothing is rounded again.
-void PackRowsI8(const PackedLayout& layout, int first_row, int rows, const int8_t* values, const float* scales,
-                std::byte* out);
+/// Packs int8 values that are already quantised, [rows, k], with their scales [rows]; nothing is rounded
+/// again.
+void PackRowsI8(const PackedLayout& layout, int first_row, int rows, const int8_t* values,
+                const float* scales, std::byte* out);
 
 /// Reads output `row` back as f32 [k]: what the kernels multiply with.
 void UnpackRow(const PackedMatrix& matrix, int row, std::span<float> out);

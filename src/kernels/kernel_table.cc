@@ -1,0 +1,42 @@
+#include "kernels/kernel_table.h"
+
+#include "base/check.h"
+#include "kernels/impl_list.h"
+
+namespace moesaic::kernels {
+namespace {
+
+template <typename Fn>
+Fn Choose(const char* op, ImplList<Fn> impls, const runtime::CpuFeatures& cpu,
+          std::vector<KernelChoice>* choices) {
+  KernelChoice choice{.op = op, .name = {}, .passed_over = {}};
+  for (const Impl<Fn>& impl : impls) {
+    if (cpu.Has(impl.needs)) {
+      choice.name = impl.name;
+      choices->push_back(std::move(choice));
+      return impl.fn;
+    }
+    choice.passed_over.push_back(impl.name);
+  }
+  base::CheckFailed(__FILE__, __LINE__, "every list ends with ref", op);
+}
+
+}  // namespace
+
+KernelTable SelectKernels(const runtime::CpuFeatures& cpu) {
+  KernelTable table;
+  auto choose = [&](const char* op, auto impls) { return Choose(op, impls, cpu, &table.choices); };
+  static constexpr const char* kGemmOps[tensor::kPackedFormats] = {"gemm_f32", "gemm_bf16", "gemm_i8"};
+  for (int f = 0; f < tensor::kPackedFormats; ++f) {
+    table.gemm[f] = choose(kGemmOps[f], GemmImpls(static_cast<tensor::PackedFormat>(f)));
+  }
+  table.rms_norm = choose("rms_norm", RmsNormImpls());
+  table.silu_mul = choose("silu_mul", SiluMulImpls());
+  table.axpy = choose("axpy", AxpyImpls());
+  table.rope_half = choose("rope_half", RopeHalfImpls());
+  table.rope_interleaved = choose("rope_interleaved", RopeInterleavedImpls());
+  table.attention = choose("attention", AttentionImpls());
+  return table;
+}
+
+}  // namespace moesaic::kernels

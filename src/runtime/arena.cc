@@ -1,0 +1,65 @@
+#include <algorithm>
+#include <vector>
+
+#include "base/check.h"
+#include "runtime/memory.h"
+
+namespace moesaic::runtime {
+namespace {
+
+constexpr size_t kAlignment = 64;                // a cache line and an AVX-512 register
+constexpr size_t kFirstChunk = size_t{4} << 20;  // two huge pages
+// A mark is a chunk's index above its offset: 16 TiB a chunk.
+constexpr int kOffsetBits = 44;
+
+}  // namespace
+
+struct Arena::Impl {
+  std::vector<Buffer> chunks;
+  size_t chunk = 0;         // the one that memory is taken from
+  size_t offset = 0;        // into it
+  size_t bytes_before = 0;  // taken from earlier chunks, their unused tails included
+  size_t peak = 0;
+};
+
+Arena::Arena() : impl_(std::make_unique<Impl>()) {}
+Arena::~Arena() = default;
+Arena::Arena(Arena&&) noexcept = default;
+Arena& Arena::operator=(Arena&&) noexcept = default;
+
+void* Arena::TakeBytes(size_t bytes) {
+  Impl& a = *impl_;
+  bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  while (a.chunk < a.chunks.size() && a.chunks[a.chunk].size() - a.offset < bytes) {
+    a.bytes_before += a.chunks[a.chunk].size();
+    ++a.chunk;
+    a.offset = 0;
+  }
+  if (a.chunk == a.chunks.size()) {
+    // Doubling keeps the number of chunks logarithmic in the largest step.
+    const size_t last = a.chunks.empty() ? kFirstChunk / 2 : a.chunks.back().size();
+    auto chunk = Buffer::Allocate(std::max(2 * last, bytes), /*huge=*/true);
+    if (!chunk.ok()) base::CheckFailed(__FILE__, __LINE__, "scratch memory", Message(chunk.status()));
+    a.chunks.push_back(*std::move(chunk));
+  }
+  void* taken = a.chunks[a.chunk].data() + a.offset;
+  a.offset += bytes;
+  a.peak = std::max(a.peak, a.bytes_before + a.offset);
+  return taken;
+}
+
+void Arena::Reset() { Rewind(0); }
+
+size_t Arena::Mark() const { return (impl_->chunk << kOffsetBits) | impl_->offset; }
+
+void Arena::Rewind(size_t mark) {
+  Impl& a = *impl_;
+  const size_t chunk = mark >> kOffsetBits;
+  MOESAIC_CHECK_LE(chunk, a.chunk);
+  while (a.chunk > chunk) a.bytes_before -= a.chunks[--a.chunk].size();
+  a.offset = mark & ((size_t{1} << kOffsetBits) - 1);
+}
+
+size_t Arena::peak_bytes() const { return impl_->peak; }
+
+}  // namespace moesaic::runtime

@@ -1,0 +1,133 @@
+#include "runtime/memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "base/check.h"
+
+namespace moesaic::runtime {
+namespace {
+
+constexpr size_t kHugePage = size_t{2} << 20;
+
+size_t RoundUp(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
+size_t PageBytes() {
+  static const auto bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+
+void* MapAnonymous(size_t bytes, int extra_flags) {
+  return mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | extra_flags, -1, 0);
+}
+
+// Maps `bytes`, a multiple of a huge page, at a huge page's boundary: only whole aligned huge pages can be
+// backed by one, and mmap aligns to small pages.
+std::byte* MapHugeAligned(size_t bytes) {
+  void* raw = MapAnonymous(bytes + kHugePage, 0);
+  if (raw == MAP_FAILED) return nullptr;
+  auto* begin = static_cast<std::byte*>(raw);
+  const auto address = reinterpret_cast<uintptr_t>(begin);
+  const size_t head = RoundUp(address, kHugePage) - address;
+  if (head > 0) munmap(begin, head);
+  if (kHugePage > head) munmap(begin + head + bytes, kHugePage - head);
+  return begin + head;
+}
+
+}  // namespace
+
+StatusOr<Buffer> Buffer::Allocate(size_t bytes, bool huge) {
+  Buffer buffer;
+  if (bytes == 0) return buffer;
+  if (bytes > SIZE_MAX / 2) return ResourceExhausted("can't map {} bytes of memory", bytes);
+  buffer.size_ = bytes;
+  if (huge && bytes >= kHugePage / 2) {
+    buffer.mapped_ = RoundUp(bytes, kHugePage);
+    // Without MAP_NORESERVE this fails at once when too few pages are reserved.
+    void* explicit_pages = MapAnonymous(buffer.mapped_, MAP_HUGETLB | (21 << MAP_HUGE_SHIFT));
+    if (explicit_pages != MAP_FAILED) {
+      buffer.data_ = static_cast<std::byte*>(explicit_pages);
+      buffer.pages_ = PageKind::kExplicitHuge;
+      return buffer;
+    }
+    buffer.data_ = MapHugeAligned(buffer.mapped_);
+    if (buffer.data_ != nullptr) {
+      const bool advised = madvise(buffer.data_, buffer.mapped_, MADV_HUGEPAGE) == 0;
+      buffer.pages_ = advised ? PageKind::kTransparentHuge : PageKind::kSmall;
+      return buffer;
+    }
+  }
+  buffer.mapped_ = RoundUp(bytes, PageBytes());
+  void* small_pages = MapAnonymous(buffer.mapped_, 0);
+  if (small_pages == MAP_FAILED) {
+    buffer.mapped_ = buffer.size_ = 0;
+    return ResourceExhausted("can't map {} bytes of memory: {}", bytes, std::strerror(errno));
+  }
+  buffer.data_ = static_cast<std::byte*>(small_pages);
+  return buffer;
+}
+
+Buffer::~Buffer() {
+  if (data_ != nullptr) munmap(data_, mapped_);
+}
+
+Buffer::Buffer(Buffer&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)),
+      mapped_(std::exchange(other.mapped_, 0)),
+      pages_(other.pages_) {}
+
+Buffer& Buffer::operator=(Buffer&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  std::swap(mapped_, other.mapped_);
+  std::swap(pages_, other.pages_);
+  return *this;
+}
+
+StatusOr<std::shared_ptr<const MappedFile>> MappedFile::Open(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) {
+    if (errno == ENOENT) return NotFound("{}: no such file", path);
+    return IoError("{}: can't open: {}", path, std::strerror(errno));
+  }
+  struct stat info {};
+  if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
+    close(fd);
+    return InvalidArgument("{}: not a regular file", path);
+  }
+  std::shared_ptr<MappedFile> file(new MappedFile());
+  file->path_ = path;
+  file->size_ = static_cast<size_t>(info.st_size);
+  if (file->size_ > 0) {  // mmap refuses an empty file, which is a valid empty span
+    void* data = mmap(nullptr, file->size_, PROT_READ, MAP_SHARED, fd, 0);
+    if (data == MAP_FAILED) {
+      const int error = errno;
+      file->size_ = 0;
+      close(fd);
+      return IoError("{}: can't map {} bytes: {}", path, info.st_size, std::strerror(error));
+    }
+    file->data_ = static_cast<const std::byte*>(data);
+  }
+  close(fd);
+  return std::shared_ptr<const MappedFile>(std::move(file));
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) munmap(const_cast<std::byte*>(data_), size_);
+}
+
+void MappedFile::Prefetch(size_t offset, size_t length) const {
+  if (offset >= size_) return;
+  const size_t begin = offset / PageBytes() * PageBytes();
+  const size_t end = offset + std::min(length, size_ - offset);
+  madvise(const_cast<std::byte*>(data_) + begin, end - begin, MADV_WILLNEED);
+}
+
+}  // namespace moesaic::runtime

@@ -1,0 +1,114 @@
+#include "runtime/memory.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+namespace moesaic::runtime {
+namespace {
+
+bool Aligned(const void* p, uintptr_t to) { return reinterpret_cast<uintptr_t>(p) % to == 0; }
+
+TEST(Buffer, IsZeroedAlignedAndWritable) {
+  for (bool huge : {false, true}) {
+    for (size_t bytes : {size_t{1}, size_t{4096}, size_t{3} << 20}) {
+      auto buffer = Buffer::Allocate(bytes, huge);
+      ASSERT_TRUE(buffer.ok());
+      EXPECT_EQ(buffer->size(), bytes);
+      EXPECT_TRUE(Aligned(buffer->data(), huge && bytes > (size_t{2} << 20) ? 2 << 20 : 4096));
+      for (size_t i = 0; i < bytes; i += 997) EXPECT_EQ(buffer->data()[i], std::byte{0});
+      std::memset(buffer->data(), 1, bytes);
+    }
+  }
+}
+
+TEST(Buffer, EmptyAndMoved) {
+  auto empty = Buffer::Allocate(0, true);
+  ASSERT_TRUE(empty.ok());
+  EXPECT_EQ(empty->data(), nullptr);
+  Buffer a = *Buffer::Allocate(100, false);
+  const auto* where = a.data();
+  Buffer b = std::move(a);
+  EXPECT_EQ(b.data(), where);
+  a = std::move(b);
+  EXPECT_EQ(a.data(), where);
+  EXPECT_EQ(a.size(), 100U);
+}
+
+TEST(Buffer, TooLargeIsAStatus) {
+  EXPECT_EQ(Buffer::Allocate(size_t{1} << 60, true).status().code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(Buffer::Allocate(SIZE_MAX, true).status().code(), StatusCode::kResourceExhausted);
+}
+
+class MappedFileTest : public testing::Test {
+ protected:
+  std::string Write(const std::string& text) {
+    const auto path = std::filesystem::path(testing::TempDir()) /
+                      (std::string("moesaic_mapped_") + std::to_string(getpid()));
+    std::ofstream(path) << text;
+    path_ = path;
+    return path_;
+  }
+  void TearDown() override {
+    if (!path_.empty()) std::filesystem::remove(path_);
+  }
+  std::string path_;
+};
+
+TEST_F(MappedFileTest, ShowsTheFilesBytes) {
+  auto file = MappedFile::Open(Write("mixture of experts"));
+  ASSERT_TRUE(file.ok());
+  const auto bytes = (*file)->bytes();
+  EXPECT_EQ(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()), "mixture of experts");
+  EXPECT_EQ((*file)->path(), path_);
+  (*file)->Prefetch(3, 1 << 30);  // clipped
+  (*file)->Prefetch(1 << 30, 5);
+}
+
+TEST_F(MappedFileTest, EmptyFileIsAnEmptySpan) {
+  auto file = MappedFile::Open(Write(""));
+  ASSERT_TRUE(file.ok());
+  EXPECT_TRUE((*file)->bytes().empty());
+}
+
+TEST_F(MappedFileTest, FaultsNameThePath) {
+  const auto missing = MappedFile::Open("/nonexistent/model.safetensors");
+  EXPECT_EQ(missing.status().code(), StatusCode::kNotFound);
+  EXPECT_NE(Message(missing.status()).find("/nonexistent/model.safetensors"), std::string::npos);
+  EXPECT_EQ(MappedFile::Open(testing::TempDir()).status().code(), StatusCode::kInvalidArgument);
+}
+
+TEST(Arena, HandsOutAlignedDistinctMemoryAndTakesItBack) {
+  Arena arena;
+  auto a = arena.Take<float>(3);
+  auto b = arena.Take<float>(3);
+  EXPECT_TRUE(Aligned(a.data(), 64));
+  EXPECT_TRUE(Aligned(b.data(), 64));
+  EXPECT_GE(b.data() - a.data(), 3);
+  arena.Reset();
+  EXPECT_EQ(arena.Take<float>(3).data(), a.data());
+}
+
+TEST(Arena, RewindsAcrossChunksAndKeepsThem) {
+  Arena arena;
+  arena.Take<std::byte>(100);
+  const size_t mark = arena.Mark();
+  auto first = arena.Take<std::byte>(size_t{3} << 20);
+  auto second = arena.Take<std::byte>(size_t{20} << 20);  // needs a chunk of its own
+  std::memset(second.data(), 7, second.size());
+  const size_t peak = arena.peak_bytes();
+  EXPECT_GE(peak, size_t{23} << 20);
+  for (int step = 0; step < 3; ++step) {
+    arena.Rewind(mark);
+    EXPECT_EQ(arena.Take<std::byte>(size_t{3} << 20).data(), first.data());
+    EXPECT_EQ(arena.Take<std::byte>(size_t{20} << 20).data(), second.data());
+  }
+  EXPECT_EQ(arena.peak_bytes(), peak);
+}
+
+}  // namespace
+}  // namespace moesaic::runtime

@@ -1,0 +1,203 @@
+#include "runtime/thread_pool.h"
+
+#include <immintrin.h>
+#include <pthread.h>
+#include <sched.h>
+
+#include <atomic>
+#include <chrono>
+#include <optional>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "base/check.h"
+#include "runtime/topology.h"
+
+namespace moesaic::runtime {
+namespace {
+
+// A decode step runs some hundred loops with gaps of a few microseconds; waking a sleeping thread costs 5
+// to 50. So workers stay awake over such gaps and give the core back soon after the last loop of a step.
+constexpr std::chrono::microseconds kSpinTime{50};
+constexpr int kPausesPerClockRead = 32;  // a pause is 40 to 140 cycles, a clock read about 60
+
+// The gate says whether workers may join the current loop, and how many are inside it.
+constexpr uint32_t kOpen = 1U << 31;
+
+bool BindThread(pthread_t thread, int cpu) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(cpu, &set);
+  return pthread_setaffinity_np(thread, sizeof set, &set) == 0;
+}
+
+// Spins until `done()`, at most kSpinTime; says whether it came true.
+template <typename Done>
+bool SpinUntil(bool may_spin, const Done& done) {
+  if (done()) return true;
+  if (!may_spin) return false;
+  const auto deadline = std::chrono::steady_clock::now() + kSpinTime;
+  do {
+    for (int i = 0; i < kPausesPerClockRead; ++i) {
+      if (done()) return true;
+      _mm_pause();
+    }
+  } while (std::chrono::steady_clock::now() < deadline);
+  return false;
+}
+
+}  // namespace
+
+// Worker 0 writes `body`, `tasks` and `each` while the gate is closed and nobody is inside, then opens it and
+// raises `epoch`. A worker joins by counting itself in through the open gate, so one that wakes late finds
+// the gate closed and goes back to sleep: a loop never waits for a worker that took no part in it, as when
+// its core is stolen.
+struct ThreadPool::Impl {
+  int threads = 1;
+  bool may_spin = true;  // false when threads share cores: spinning would take time from the one that works
+  std::vector<int> cpus;
+  std::vector<std::thread> workers;
+
+  alignas(64) std::atomic<int> epoch{0};  // int: what a futex waits on
+  alignas(64) std::atomic<uint32_t> gate{0};
+  alignas(64) std::atomic<int64_t> next{0};
+  alignas(64) std::atomic<int> arrived{0};  // workers that came to the current RunOnEach
+  std::atomic<int> each_id{0};              // counts RunOnEach calls; the current one is `each`
+  std::atomic<bool> stop{false};
+  std::optional<LoopBody> body;
+  int64_t tasks = 0;
+  bool each = false;
+
+  bool Join() {
+    uint32_t g = gate.load(std::memory_order_acquire);
+    while ((g & kOpen) != 0) {
+      if (gate.compare_exchange_weak(g, g + 1, std::memory_order_acquire)) return true;
+    }
+    return false;
+  }
+
+  void Leave() {
+    // The last one out of a closed gate wakes worker 0.
+    if (gate.fetch_sub(1, std::memory_order_acq_rel) == 1) gate.notify_one();
+  }
+
+  void TakeTasks(int worker) {
+    for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) (*body)(task, worker);
+  }
+
+  void WaitForAll() {
+    while (arrived.load(std::memory_order_acquire) < threads) {
+      if (may_spin) {
+        _mm_pause();
+      } else {
+        std::this_thread::yield();
+      }
+    }
+  }
+
+  void Work(int worker) {
+    int seen = 0;
+    int each_done = 0;
+    for (;;) {
+      auto called = [&] { return epoch.load(std::memory_order_acquire) != seen; };
+      if (!SpinUntil(may_spin, called)) {
+        epoch.wait(seen, std::memory_order_acquire);
+        continue;
+      }
+      seen = epoch.load(std::memory_order_acquire);
+      if (stop.load(std::memory_order_acquire)) return;
+      if (!Join()) continue;
+      if (!each) {
+        TakeTasks(worker);
+      } else if (each_id.load(std::memory_order_relaxed) != each_done) {
+        each_done = each_id.load(std::memory_order_relaxed);
+        arrived.fetch_add(1, std::memory_order_acq_rel);
+        WaitForAll();
+        (*body)(worker, worker);
+      }
+      Leave();
+    }
+  }
+
+  void Open() {
+    gate.store(kOpen, std::memory_order_release);
+    epoch.fetch_add(1, std::memory_order_release);
+    epoch.notify_all();
+  }
+
+  void CloseWhenEmpty() {
+    uint32_t inside = gate.fetch_and(~kOpen, std::memory_order_acq_rel) & ~kOpen;
+    auto empty = [&] { return (inside = gate.load(std::memory_order_acquire)) == 0; };
+    if (inside == 0) return;
+    while (!SpinUntil(may_spin, empty)) gate.wait(inside, std::memory_order_acquire);
+  }
+};
+
+ThreadPool::ThreadPool(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+StatusOr<std::unique_ptr<ThreadPool>> ThreadPool::Create(const Options& options) {
+  constexpr int kMostThreads = 4096;
+  if (options.threads < 0 || options.threads > kMostThreads) {
+    return InvalidArgument("the number of threads must be 1 to {}, or 0 for one a core, not {}", kMostThreads,
+                           options.threads);
+  }
+  const Topology topology = DetectTopology();
+  auto impl = std::make_unique<Impl>();
+  impl->threads = options.threads > 0 ? options.threads : topology.DefaultThreads();
+  impl->cpus = topology.cpus;
+  impl->may_spin = impl->threads <= static_cast<int>(topology.cpus.size());
+  // More threads than hardware threads are left to the scheduler: pinning would tie two to one core.
+  const bool pin = options.pin && impl->may_spin;
+  std::unique_ptr<ThreadPool> pool(new ThreadPool(std::move(impl)));
+  Impl* shared = pool->impl_.get();
+  for (int worker = 1; worker < shared->threads; ++worker) {
+    try {
+      shared->workers.emplace_back([shared, worker] { shared->Work(worker); });
+    } catch (const std::system_error& error) {
+      return ResourceExhausted("can't start thread {} of {}: {}", worker + 1, shared->threads, error.what());
+    }
+    if (pin) BindThread(shared->workers.back().native_handle(), shared->cpus[worker]);
+  }
+  return pool;
+}
+
+ThreadPool::~ThreadPool() {
+  impl_->stop.store(true, std::memory_order_release);
+  impl_->epoch.fetch_add(1, std::memory_order_release);
+  impl_->epoch.notify_all();
+  for (std::thread& worker : impl_->workers) worker.join();
+}
+
+int ThreadPool::size() const { return impl_->threads; }
+
+bool ThreadPool::PinCaller() { return impl_->may_spin && BindThread(pthread_self(), impl_->cpus[0]); }
+
+void ThreadPool::Run(int64_t tasks, LoopBody body) {
+  Impl& s = *impl_;
+  if (s.threads == 1 || tasks <= 1) {
+    for (int64_t task = 0; task < tasks; ++task) body(task, 0);
+    return;
+  }
+  s.body = body;
+  s.tasks = tasks;
+  s.each = false;
+  s.next.store(0, std::memory_order_relaxed);
+  s.Open();
+  s.TakeTasks(0);
+  s.CloseWhenEmpty();
+}
+
+void ThreadPool::RunOnEach(LoopBody body) {
+  Impl& s = *impl_;
+  s.body = body;
+  s.each = true;
+  s.each_id.fetch_add(1, std::memory_order_relaxed);
+  s.arrived.store(1, std::memory_order_relaxed);
+  s.Open();
+  s.WaitForAll();
+  body(0, 0);
+  s.CloseWhenEmpty();
+}
+
+}  // namespace moesaic::runtime

@@ -1,0 +1,106 @@
+#include "runtime/thread_pool.h"
+
+#include <gtest/gtest.h>
+#include <sched.h>
+
+#include <atomic>
+#include <chrono>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+#include "runtime/topology.h"
+
+namespace moesaic::runtime {
+namespace {
+
+std::unique_ptr<ThreadPool> MakePool(int threads) {
+  auto pool = ThreadPool::Create({.threads = threads, .pin = true});
+  EXPECT_TRUE(pool.ok());
+  return *std::move(pool);
+}
+
+class ThreadPoolTest : public testing::TestWithParam<int> {};
+
+TEST_P(ThreadPoolTest, RunsEveryTaskOnce) {
+  auto pool = MakePool(GetParam());
+  EXPECT_EQ(pool->size(), GetParam());
+  for (int64_t tasks : {0, 1, 2, 3, 100, 1000}) {
+    std::vector<std::atomic<int>> ran(tasks);
+    pool->Run(tasks, [&](int64_t task, int worker) {
+      EXPECT_GE(worker, 0);
+      EXPECT_LT(worker, GetParam());
+      ran[task].fetch_add(1);
+    });
+    for (auto& count : ran) EXPECT_EQ(count.load(), 1);
+  }
+}
+
+// Loops that follow each other at once, and after pauses in which the workers fall asleep.
+TEST_P(ThreadPoolTest, ManyShortLoops) {
+  auto pool = MakePool(GetParam());
+  int64_t expected = 0;
+  std::atomic<int64_t> sum{0};
+  for (int loop = 0; loop < 3000; ++loop) {
+    const int64_t tasks = loop % 7;
+    pool->Run(tasks, [&](int64_t task, int) { sum.fetch_add(task + loop, std::memory_order_relaxed); });
+    for (int64_t task = 0; task < tasks; ++task) expected += task + loop;
+    if (loop % 500 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    ASSERT_EQ(sum.load(), expected);
+  }
+}
+
+TEST_P(ThreadPoolTest, RunOnEachReachesEveryWorkerOnceAndAtTheSameTime) {
+  auto pool = MakePool(GetParam());
+  for (int round = 0; round < 200; ++round) {
+    std::vector<std::atomic<int>> ran(GetParam());
+    std::atomic<int> inside{0};
+    pool->RunOnEach([&](int64_t task, int worker) {
+      EXPECT_EQ(task, worker);
+      ran[worker].fetch_add(1);
+      inside.fetch_add(1);
+      while (inside.load() < GetParam()) std::this_thread::yield();  // hangs unless all are inside together
+    });
+    for (auto& count : ran) EXPECT_EQ(count.load(), 1);
+    pool->Run(3, [](int64_t, int) {});
+  }
+}
+
+TEST_P(ThreadPoolTest, WritesOfALoopAreSeenAfterIt) {
+  auto pool = MakePool(GetParam());
+  std::vector<int> values(512, 0);
+  for (int round = 1; round <= 300; ++round) {
+    pool->Run(512, [&](int64_t task, int) { values[task] += 1; });
+    ASSERT_EQ(std::accumulate(values.begin(), values.end(), 0), 512 * round);
+  }
+}
+
+// 7 is more than most test machines have: threads then share cores and must not spin each other out.
+INSTANTIATE_TEST_SUITE_P(Threads, ThreadPoolTest, testing::Values(1, 2, 3, 7));
+
+TEST(ThreadPool, DefaultSizeIsTheTopologys) {
+  EXPECT_EQ(MakePool(0)->size(), DetectTopology().DefaultThreads());
+}
+
+TEST(ThreadPool, CallerStaysUnboundUntilItAsks) {
+  cpu_set_t before, after;
+  sched_getaffinity(0, sizeof before, &before);
+  std::thread([&] {
+    auto pool = MakePool(2);
+    pool->Run(10, [](int64_t, int) {});
+    sched_getaffinity(0, sizeof after, &after);
+    EXPECT_TRUE(CPU_EQUAL(&before, &after));
+    if (pool->PinCaller()) {
+      sched_getaffinity(0, sizeof after, &after);
+      EXPECT_EQ(CPU_COUNT(&after), 1);
+    }
+  }).join();
+}
+
+TEST(ThreadPool, RefusesNonsense) {
+  EXPECT_EQ(ThreadPool::Create({.threads = -1}).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(ThreadPool::Create({.threads = 1 << 20}).status().code(), StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace moesaic::runtime

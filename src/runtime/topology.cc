@@ -1,0 +1,153 @@
+#include "runtime/topology.h"
+
+#include <hwloc.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <memory>
+#include <sstream>
+
+namespace moesaic::runtime {
+namespace {
+
+struct TopologyDeleter {
+  void operator()(hwloc_topology* topology) const { hwloc_topology_destroy(topology); }
+};
+using HwlocTopology = std::unique_ptr<hwloc_topology, TopologyDeleter>;
+
+std::string ReadLine(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+// The mask of the process's first thread: the caller's own may have been narrowed by pinning.
+std::vector<int> AffinityMask() {
+  std::vector<int> cpus;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(getpid(), sizeof set, &set) == 0) {
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+      if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
+    }
+  }
+  if (cpus.empty()) cpus.push_back(0);
+  return cpus;
+}
+
+// Control group v2, then v1. A nested group's own limit shows at the mount root inside a container.
+double ReadCpuQuota() {
+  std::istringstream v2(ReadLine("/sys/fs/cgroup/cpu.max"));
+  double quota = 0, period = 0;
+  if (v2 >> quota >> period && period > 0) return quota / period;  // "max 100000" fails to parse: no limit
+  std::istringstream v1_quota(ReadLine("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"));
+  std::istringstream v1_period(ReadLine("/sys/fs/cgroup/cpu/cpu.cfs_period_us"));
+  if (v1_quota >> quota && v1_period >> period && quota > 0 && period > 0) return quota / period;
+  return 0;
+}
+
+std::string BracketedWord(const std::string& line) {
+  const size_t open = line.find('['), close = line.find(']');
+  if (open == std::string::npos || close == std::string::npos) return "";
+  return line.substr(open + 1, close - open - 1);
+}
+
+void ReadMemory(Topology* t) {
+  std::ifstream meminfo("/proc/meminfo");
+  std::string key, unit;
+  int64_t value = 0;
+  while (meminfo >> key >> value) {
+    if (key == "MemTotal:") t->memory_bytes = value * 1024;
+    if (key == "MemAvailable:") t->available_bytes = value * 1024;
+    if (key == "HugePages_Total:") t->explicit_huge_pages = value;
+    std::getline(meminfo, unit);
+  }
+  t->transparent_huge_pages = BracketedWord(ReadLine("/sys/kernel/mm/transparent_hugepage/enabled"));
+}
+
+void ReadCaches(hwloc_topology* hw, Topology* t) {
+  for (hwloc_obj_type_t type : {HWLOC_OBJ_L1CACHE, HWLOC_OBJ_L2CACHE, HWLOC_OBJ_L3CACHE}) {
+    const int count = hwloc_get_nbobjs_by_type(hw, type);
+    if (count <= 0) continue;
+    const hwloc_obj_t cache = hwloc_get_obj_by_type(hw, type, 0);
+    t->caches.push_back(
+        {static_cast<int>(cache->attr->cache.depth), static_cast<int64_t>(cache->attr->cache.size), count});
+  }
+}
+
+void ReadNumaNodes(hwloc_topology* hw, const std::vector<int>& allowed, Topology* t) {
+  for (hwloc_obj_t node = nullptr;
+       (node = hwloc_get_next_obj_by_type(hw, HWLOC_OBJ_NUMANODE, node)) != nullptr;) {
+    NumaNode out;
+    out.index = static_cast<int>(node->os_index);
+    out.memory_bytes = static_cast<int64_t>(node->attr->numanode.local_memory);
+    for (int cpu : allowed) {
+      if (hwloc_bitmap_isset(node->cpuset, static_cast<unsigned>(cpu)) != 0) out.cpus.push_back(cpu);
+    }
+    t->numa_nodes.push_back(std::move(out));
+  }
+}
+
+// Orders the allowed hardware threads: the first of every core in hwloc's order (neighbours share caches and
+// sockets), then the second of every core, and so on.
+void OrderCpus(hwloc_topology* hw, const std::vector<int>& allowed, Topology* t) {
+  std::vector<std::vector<int>> by_turn;
+  std::vector<bool> placed(CPU_SETSIZE, false);
+  for (hwloc_obj_t core = nullptr;
+       (core = hwloc_get_next_obj_by_type(hw, HWLOC_OBJ_CORE, core)) != nullptr;) {
+    size_t turn = 0;
+    for (int cpu : allowed) {
+      if (hwloc_bitmap_isset(core->cpuset, static_cast<unsigned>(cpu)) == 0) continue;
+      if (by_turn.size() == turn) by_turn.emplace_back();
+      by_turn[turn++].push_back(cpu);
+      placed[cpu] = true;
+    }
+    if (turn > 0) ++t->cores;
+  }
+  for (const auto& turn : by_turn) t->cpus.insert(t->cpus.end(), turn.begin(), turn.end());
+  for (int cpu : allowed) {
+    if (placed[cpu]) continue;
+    t->cpus.push_back(cpu);
+    ++t->cores;  // hwloc knows no core for it: take it for one
+  }
+}
+
+}  // namespace
+
+int Topology::DefaultThreads() const {
+  int threads = std::max(cores, 1);
+  if (cpu_quota > 0) threads = std::min(threads, static_cast<int>(std::ceil(cpu_quota)));
+  return std::max(threads, 1);
+}
+
+Topology DetectTopology() {
+  Topology t;
+  const std::vector<int> allowed = AffinityMask();
+  hwloc_topology_t raw = nullptr;
+  if (hwloc_topology_init(&raw) == 0) {
+    const HwlocTopology hw(raw);
+    if (hwloc_topology_load(hw.get()) == 0) {
+      t.sockets = std::max(hwloc_get_nbobjs_by_type(hw.get(), HWLOC_OBJ_PACKAGE), 1);
+      ReadCaches(hw.get(), &t);
+      ReadNumaNodes(hw.get(), allowed, &t);
+      OrderCpus(hw.get(), allowed, &t);
+      const hwloc_obj_t package = hwloc_get_obj_by_type(hw.get(), HWLOC_OBJ_PACKAGE, 0);
+      const char* model = package != nullptr ? hwloc_obj_get_info_by_name(package, "CPUModel") : nullptr;
+      if (model != nullptr) t.cpu_model = model;
+    }
+  }
+  if (t.cpus.empty()) {
+    t.cpus = allowed;
+    t.cores = static_cast<int>(allowed.size());
+  }
+  t.hardware_threads = static_cast<int>(t.cpus.size());
+  t.cpu_quota = ReadCpuQuota();
+  ReadMemory(&t);
+  return t;
+}
+
+}  // namespace moesaic::runtime

@@ -1,0 +1,184 @@
+#include "tensor/packed.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "base/check.h"
+#include "tensor/dtype.h"
+
+namespace moesaic::tensor {
+namespace {
+
+constexpr int kGroupBytes = 4;  // of one output in one group
+constexpr int kLargestI8K = 65536;
+
+int RoundUp(int value, int unit) { return (value + unit - 1) / unit * unit; }
+int64_t RoundUp64(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// Byte offset of element (row, k) from the matrix's start.
+int64_t OffsetOf(const PackedLayout& layout, int row, int k) {
+  const int group = kGroupBytes / ElementBytes(layout.format);
+  return row / kPanelRows * layout.panel_bytes + int64_t{64} * (k / group) +
+         kGroupBytes * (row % kPanelRows) + ElementBytes(layout.format) * (k % group);
+}
+
+// Writes a row of elements: groups of 4 bytes go 64 bytes apart.
+template <typename T>
+void ScatterRow(const PackedLayout& layout, int row, const T* values, std::byte* out) {
+  constexpr int kGroup = kGroupBytes / static_cast<int>(sizeof(T));
+  std::byte* to = out + OffsetOf(layout, row, 0);
+  int k = 0;
+  for (; k + kGroup <= layout.k; k += kGroup, to += 64) std::memcpy(to, values + k, kGroupBytes);
+  if (k < layout.k) std::memcpy(to, values + k, (layout.k - k) * sizeof(T));
+}
+
+void CheckRows(const PackedLayout& layout, int first_row, int rows) {
+  MOESAIC_CHECK_EQ(first_row % kPanelRows, 0);
+  MOESAIC_CHECK_GE(first_row, 0);
+  MOESAIC_CHECK_LE(first_row + rows, layout.n);
+}
+
+void WriteRowI8(const PackedLayout& layout, int row, const int8_t* values, float scale, std::byte* out) {
+  ScatterRow(layout, row, values, out);
+  int32_t sum = 0;
+  for (int i = 0; i < layout.k; ++i) sum += values[i];
+  std::memcpy(out + layout.scales_offset + row * sizeof scale, &scale, sizeof scale);
+  std::memcpy(out + layout.sums_offset + row * sizeof sum, &sum, sizeof sum);
+}
+
+float QuantizeRow(const float* values, int k, int8_t* out) {
+  float amax = 0;
+  for (int i = 0; i < k; ++i) amax = std::max(amax, std::fabs(values[i]));
+  const float scale = amax / 127;
+  for (int i = 0; i < k; ++i) {
+    // A scale below the smallest float is 0: so are the values. Near it, its own rounding may exceed 127.
+    const float q = scale > 0 ? std::nearbyint(values[i] / scale) : 0;
+    out[i] = static_cast<int8_t>(std::clamp(q, -127.0F, 127.0F));
+  }
+  return scale;
+}
+
+}  // namespace
+
+std::string PackedFormatName(PackedFormat format) {
+  switch (format) {
+    case PackedFormat::kF32:
+      return "f32";
+    case PackedFormat::kBF16:
+      return "bf16";
+    case PackedFormat::kI8:
+      return "int8";
+  }
+  return "unknown";
+}
+
+StatusOr<PackedFormat> ParsePackedFormat(const std::string& name) {
+  for (PackedFormat format : {PackedFormat::kF32, PackedFormat::kBF16, PackedFormat::kI8}) {
+    if (PackedFormatName(format) == name) return format;
+  }
+  return InvalidArgument("the weight format must be f32, bf16 or int8, not \"{}\"", name);
+}
+
+int ElementBytes(PackedFormat format) {
+  switch (format) {
+    case PackedFormat::kF32:
+      return 4;
+    case PackedFormat::kBF16:
+      return 2;
+    case PackedFormat::kI8:
+      return 1;
+  }
+  return 0;
+}
+
+PackedLayout PackedLayout::Of(PackedFormat format, int n, int k) {
+  MOESAIC_CHECK_GE(n, 1);
+  MOESAIC_CHECK_GE(k, 1);
+  MOESAIC_CHECK(format != PackedFormat::kI8 || k <= kLargestI8K);
+  PackedLayout layout{};
+  layout.format = format;
+  layout.n = n;
+  layout.k = k;
+  layout.n_padded = RoundUp(n, kPanelRows);
+  layout.k_padded = RoundUp(k, kPackedKUnit);
+  layout.panel_bytes = int64_t{layout.k_padded} * kPanelRows * ElementBytes(format);
+  layout.total_bytes = layout.panel_bytes * layout.panels();
+  if (format == PackedFormat::kI8) {
+    layout.scales_offset = layout.total_bytes;
+    layout.sums_offset = RoundUp64(layout.scales_offset + int64_t{4} * layout.n_padded);
+    layout.total_bytes = RoundUp64(layout.sums_offset + int64_t{4} * layout.n_padded);
+  }
+  return layout;
+}
+
+PackedMatrix PackedMatrix::Rows(int first, int count) const {
+  MOESAIC_CHECK_EQ(first % kPanelRows, 0);
+  MOESAIC_CHECK_GE(first, 0);
+  MOESAIC_CHECK_GE(count, 1);
+  MOESAIC_CHECK_LE(first + count, layout.n);
+  PackedMatrix run = *this;
+  run.first_row += first;
+  run.layout.n = count;
+  run.layout.n_padded = RoundUp(count, kPanelRows);
+  return run;
+}
+
+void PackRows(const PackedLayout& layout, int first_row, int rows, const float* values, std::byte* out) {
+  CheckRows(layout, first_row, rows);
+  const int k = layout.k;
+  std::vector<BF16> bf16(layout.format == PackedFormat::kBF16 ? k : 0);
+  std::vector<int8_t> i8(layout.format == PackedFormat::kI8 ? k : 0);
+  for (int r = 0; r < rows; ++r) {
+    const float* row = values + int64_t{r} * k;
+    switch (layout.format) {
+      case PackedFormat::kF32:
+        ScatterRow(layout, first_row + r, row, out);
+        break;
+      case PackedFormat::kBF16:
+        std::transform(row, row + k, bf16.begin(), ToBF16);
+        ScatterRow(layout, first_row + r, bf16.data(), out);
+        break;
+      case PackedFormat::kI8: {
+        const float scale = QuantizeRow(row, k, i8.data());
+        WriteRowI8(layout, first_row + r, i8.data(), scale, out);
+        break;
+      }
+    }
+  }
+}
+
+void PackRowsI8(const PackedLayout& layout, int first_row, int rows, const int8_t* values,
+                const float* scales, std::byte* out) {
+  CheckRows(layout, first_row, rows);
+  MOESAIC_CHECK(layout.format == PackedFormat::kI8);
+  for (int r = 0; r < rows; ++r) {
+    WriteRowI8(layout, first_row + r, values + int64_t{r} * layout.k, scales[r], out);
+  }
+}
+
+void UnpackRow(const PackedMatrix& matrix, int row, std::span<float> out) {
+  const PackedLayout& layout = matrix.layout;
+  MOESAIC_CHECK_LT(row, layout.n);
+  MOESAIC_CHECK_EQ(static_cast<int>(out.size()), layout.k);
+  for (int k = 0; k < layout.k; ++k) {
+    const std::byte* element = matrix.data + OffsetOf(layout, matrix.first_row + row, k);
+    switch (layout.format) {
+      case PackedFormat::kF32:
+        std::memcpy(&out[k], element, sizeof(float));
+        break;
+      case PackedFormat::kBF16: {
+        BF16 value;
+        std::memcpy(&value, element, sizeof value);
+        out[k] = ToFloat(value);
+        break;
+      }
+      case PackedFormat::kI8:
+        out[k] = static_cast<float>(static_cast<int8_t>(*element)) * matrix.scales()[row];
+        break;
+    }
+  }
+}
+
+}  // namespace moesaic::tensor

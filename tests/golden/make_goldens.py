@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Makes the tiny checkpoints of this folder and their golden.safetensors, or checks the committed ones.
 
-    python make_goldens.py                   make all
-    python make_goldens.py kimi-k2 ...       make these
-    python make_goldens.py --check [...]     recompute the goldens of the committed checkpoints and compare
-    python make_goldens.py --refs DIR        convert DIR/<name>/golden.npz to refs/<name>.golden.safetensors
+python make_goldens.py                   make all
+python make_goldens.py kimi-k2 ...       make these
+python make_goldens.py --check [...]     recompute the goldens of the committed checkpoints and compare
+python make_goldens.py --mutations       change single options and show how far the logits move
+python make_goldens.py --refs DIR        convert DIR/<name>/golden.npz to refs/<name>.golden.safetensors
 """
 
 import argparse
@@ -14,7 +15,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from oracle import cases, folder, golden, refs
+from oracle import cases, folder, golden, mutations, refs
 
 HERE = Path(__file__).resolve().parent
 MAX_DIFFERENCE = 2e-5  # of fp32 logits between machines
@@ -24,11 +25,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--mutations", action="store_true")
     parser.add_argument("--refs", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    if args.mutations:
+        mutations.show(HERE)
+        return
     if args.refs:
         refs.convert(args.refs, HERE / "refs")
         return

@@ -78,7 +78,13 @@ def _v3(**changes):
     return dict(sorted((cfg | changes).items()))
 
 
-_GROUPS = {"n_group": 4, "topk_group": 2, "n_routed_experts": 16, "moe_intermediate_size": 8, "num_experts_per_tok": 3}
+_GROUPS = {
+    "n_group": 4,
+    "topk_group": 2,
+    "n_routed_experts": 16,
+    "moe_intermediate_size": 8,
+    "num_experts_per_tok": 3,
+}
 
 CONFIGS = {
     "deepseek-v2-lite": _v2(
@@ -88,7 +94,10 @@ CONFIGS = {
         rope_scaling=_yarn(40, 0.707, 0.707),
     ),
     "deepseek-v2-groups": _v2(
-        **_GROUPS, topk_method="group_limited_greedy", routed_scaling_factor=4.0, rope_scaling=_yarn(8, 1.0, 0.707)
+        **_GROUPS,
+        topk_method="group_limited_greedy",
+        routed_scaling_factor=4.0,
+        rope_scaling=_yarn(8, 1.0, 0.707),
     ),
     "deepseek-v3-noqlora": _v3(**_GROUPS, q_lora_rank=None, rope_scaling=_yarn(40, 1.0, 1.0)),
     "deepseek-v3-mtp": _v3(num_hidden_layers=2, num_nextn_predict_layers=1),
@@ -116,7 +125,7 @@ CONFIGS = {
         model_type="kimi_k2",
         n_routed_experts=12,
         num_experts_per_tok=4,
-        rms_norm_eps=1e-05,
+        rms_norm_eps=0.001,  # large, so that a norm with another epsilon shows
         rope_scaling=_yarn(32.0, 1.0, 1.0, beta_fast=1.0),
         rope_theta=50000.0,
         routed_scaling_factor=2.827,

@@ -56,7 +56,7 @@ def _qwen3_moe(**changes):
 
 
 def _qwen3_v5_style():
-    """As transformers 5 writes it: `dtype` and `rope_parameters` in place of `torch_dtype`, `rope_theta`, `rope_scaling`."""
+    """As transformers 5 writes it: `dtype`, `rope_parameters` for `torch_dtype`, `rope_theta`, `rope_scaling`."""
     cfg = _make("Qwen3ForCausalLM", "qwen3", head_dim=32, max_window_layers=3, tie_word_embeddings=True)
     cfg |= {"use_sliding_window": False, "sliding_window": None, "layer_types": ["full_attention"] * 3}
     cfg |= {"dtype": cfg.pop("torch_dtype"), "transformers_version": "5.23.0"}
@@ -69,10 +69,11 @@ CONFIGS = {
     "qwen3-moe-norm-tied": _qwen3_moe(
         norm_topk_prob=True, tie_word_embeddings=True, decoder_sparse_step=2, num_hidden_layers=4
     ),
-    "qwen3-moe-nonorm-untied": _qwen3_moe(norm_topk_prob=False, mlp_only_layers=[1]),
+    "qwen3-moe-nonorm-untied": _qwen3_moe(norm_topk_prob=False, mlp_only_layers=[1], rms_norm_eps=0.001),
     "qwen3-tied": _qwen3_v5_style(),
     "llama-untied-f16": _llama(torch_dtype="float16", rope_theta=10000.0, rms_norm_eps=1e-05),
     "llama3-rope-bias": _llama(
+        rms_norm_eps=0.001,  # large, so that a norm with another epsilon shows
         rope_theta=500000.0,
         rope_scaling={
             "factor": 8.0,

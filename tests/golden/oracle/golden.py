@@ -1,5 +1,6 @@
 """Chooses prompts, runs an oracle over them and writes golden.safetensors (names and shapes: ../README.md)."""
 
+import json
 import zlib
 
 import torch
@@ -79,6 +80,8 @@ def make(model, name, vocab, extras=()):
 
 
 def write(path, tensors, metadata):
+    # One metadata key, because safetensors writes several in an order that differs from run to run.
+    metadata = {"golden": json.dumps(metadata, sort_keys=True)}
     save_file({k: v.contiguous() for k, v in tensors.items()}, path / "golden.safetensors", metadata=metadata)
 
 

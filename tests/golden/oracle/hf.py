@@ -58,7 +58,7 @@ class HfModel:
         return other
 
     def start(self, ids):
-        """Forgets the cache, runs `ids`; returns logits [len, vocab] and the final-normed hidden state [len, hidden]."""
+        """Runs `ids` from nothing; returns logits [len, vocab] and the final-normed hidden state [len, hidden]."""
         self.cache = None
         return self.extend(ids)
 

@@ -31,8 +31,10 @@ class HfMtp:
         self.embed = own.pop("embed_tokens.weight", hf.model.model.embed_tokens.weight)
         self.head = own.pop("shared_head.head.weight", hf.model.lm_head.weight)
         experts = range(cfg["n_routed_experts"])
-        gate, up, down = ([own.pop(f"mlp.experts.{e}.{n}_proj.weight") for e in experts] for n in ("gate", "up", "down"))
-        own["mlp.experts.gate_up_proj"] = torch.stack([torch.cat(pair) for pair in zip(gate, up)])
+        gate, up, down = (
+            [own.pop(f"mlp.experts.{e}.{n}_proj.weight") for e in experts] for n in ("gate", "up", "down")
+        )
+        own["mlp.experts.gate_up_proj"] = torch.stack([torch.cat(pair) for pair in zip(gate, up, strict=True)])
         own["mlp.experts.down_proj"] = torch.stack(down)
         self.layer = copy.deepcopy(hf.model.model.layers[-1])  # hooks on its router come along
         self.layer.self_attn.layer_idx = 0
@@ -49,7 +51,10 @@ class HfMtp:
         for name, value in (("enorm", self.enorm), ("hnorm", self.hnorm), ("eh_proj", self.eh_proj)):
             getattr(block, name).weight.copy_(value)
         block.post_norm.weight.copy_(self.norm)
-        ids, hidden = torch.randint(3, cfg.vocab_size, (9,), generator=g), torch.randn(9, cfg.hidden_size, generator=g)
+        ids, hidden = (
+            torch.randint(3, cfg.vocab_size, (9,), generator=g),
+            torch.randn(9, cfg.hidden_size, generator=g),
+        )
         cache, positions = MtpCache(config=cfg.get_mtp_config()), torch.arange(1, 10)[None]
         out = other.forward_layer(0, hidden[None], positions, cache, input_ids=ids[None])
         theirs, ours = self.main.model.lm_head(out)[0], self.run(ids.tolist(), hidden)
@@ -78,6 +83,9 @@ def extra(mtp, main, min_router_margin):
         logits = mtp.run(next_ids, hidden)
         if main.router_margin < min_router_margin:
             return None
-        return {p + "mtp_next_ids": torch.tensor(next_ids, dtype=torch.int32), p + "mtp_logits": logits[rows].clone()}
+        return {
+            p + "mtp_next_ids": torch.tensor(next_ids, dtype=torch.int32),
+            p + "mtp_logits": logits[rows].clone(),
+        }
 
     return run

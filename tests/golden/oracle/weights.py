@@ -34,7 +34,12 @@ def _gqa(cfg, p, qk_norm):
         p + "o_proj.weight": (h, q),
     }
     if cfg.get("attention_bias"):
-        out |= {p + "q_proj.bias": (q,), p + "k_proj.bias": (kv,), p + "v_proj.bias": (kv,), p + "o_proj.bias": (h,)}
+        out |= {
+            p + "q_proj.bias": (q,),
+            p + "k_proj.bias": (kv,),
+            p + "v_proj.bias": (kv,),
+            p + "o_proj.bias": (h,),
+        }
     if qk_norm:
         out |= {p + "q_norm.weight": (d,), p + "k_norm.weight": (d,)}
     return out
@@ -42,7 +47,11 @@ def _gqa(cfg, p, qk_norm):
 
 def _mlp(cfg, p, inter, bias=False):
     h = cfg["hidden_size"]
-    out = {p + "gate_proj.weight": (inter, h), p + "up_proj.weight": (inter, h), p + "down_proj.weight": (h, inter)}
+    out = {
+        p + "gate_proj.weight": (inter, h),
+        p + "up_proj.weight": (inter, h),
+        p + "down_proj.weight": (h, inter),
+    }
     if bias:
         out |= {p + "gate_proj.bias": (inter,), p + "up_proj.bias": (inter,), p + "down_proj.bias": (h,)}
     return out

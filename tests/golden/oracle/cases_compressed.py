@@ -96,7 +96,11 @@ _BASES = {
         _quantization(
             "int-quantized",
             (["re:.*mlp\\.experts\\..*"], _W8, _DYNAMIC),
-            (["re:.*self_attn\\.(q_a|q_b|kv_a|o)_proj.*", "re:.*mlp\\..*_proj$"], _W8, _STATIC),
+            (
+                ["re:.*self_attn\\.(q_a|q_b|kv_a|o)_proj.*", "re:.*mlp\\.(shared_experts\\.)?(gate|up|down)_proj$"],
+                _W8,
+                _STATIC,
+            ),
         ),
     ),
 }

@@ -24,7 +24,6 @@ struct KernelTable {
     GemmTileFn tile = nullptr;
     PrepareRowFn prepare = nullptr;
     int activation_bytes = 0;  // bytes of one prepared element
-    int max_rows = 0;          // rows that one tile call handles best in one pass over W
   };
   Gemm gemm[tensor::kPackedFormats];
   RmsNormRowFn rms_norm = nullptr;

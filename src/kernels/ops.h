@@ -1,5 +1,5 @@
-// The operators: each takes one parameter struct and runs on the whole thread pool. Results do not depend on the
-// number of threads, and a row's result does not depend on which other rows are in the batch.
+// The operators: each takes one parameter struct and runs on the whole thread pool. Results do not depend on
+// the number of threads, and a row's result does not depend on which other rows are in the batch.
 #pragma once
 
 #include <cstdint>
@@ -26,23 +26,23 @@ struct PreparedRows {
   int rows = 0;
   int k = 0;
   int k_padded = 0;
-  int64_t stride = 0;               // bytes between rows
-  std::span<std::byte> data;        // [rows][stride]
-  std::span<float> scales;          // [rows], kI8 only
+  int64_t stride = 0;         // bytes between rows
+  std::span<std::byte> data;  // [rows][stride]
+  std::span<float> scales;    // [rows], kI8 only
 };
 
-/// Rounds x [rows, k] (row stride x_stride floats) for `format`. The memory comes from ctx.scratch and lives until
-/// the caller rewinds it. static_scale as in PrepareRowFn.
-PreparedRows PrepareRows(const ExecContext& ctx, tensor::PackedFormat format, const float* x, int64_t x_stride,
-                         int rows, int k, float static_scale);
+/// Rounds x [rows, k] (row stride x_stride floats) for `format`. The memory comes from ctx.scratch and lives
+/// until the caller rewinds it. static_scale as in PrepareRowFn.
+PreparedRows PrepareRows(const ExecContext& ctx, tensor::PackedFormat format, const float* x,
+                         int64_t x_stride, int rows, int k, float static_scale);
 
 /// C [rows, n] = A W^T (+ bias) or +=.
 struct LinearParams {
-  const PreparedRows* a;             // [rows, k], format of w
-  const tensor::PackedMatrix* w;     // [n, k]
-  const float* bias = nullptr;       // [n] or null
-  float* c;                          // [rows, c_stride]
-  int64_t c_stride;                  // floats
+  const PreparedRows* a;          // [rows, k], format of w
+  const tensor::PackedMatrix* w;  // [n, k]
+  const float* bias = nullptr;    // [n] or null
+  float* c;                       // [rows, c_stride]
+  int64_t c_stride;               // floats
   bool accumulate = false;
 };
 void Linear(const ExecContext& ctx, const LinearParams& params);
@@ -52,10 +52,10 @@ void LinearGroup(const ExecContext& ctx, std::span<const LinearParams> group);
 
 /// y = RMSNorm(x) for rows of n floats; x == y is allowed.
 struct RmsNormParams {
-  const float* x;        // [rows, x_stride]
+  const float* x;  // [rows, x_stride]
   int64_t x_stride;
-  const float* weight;   // [n]
-  float* y;              // [rows, y_stride]
+  const float* weight;  // [n]
+  float* y;             // [rows, y_stride]
   int64_t y_stride;
   int rows, n;
   float eps;
@@ -75,21 +75,21 @@ void SiluMul(const ExecContext& ctx, const SiluMulParams& params);
 /// y += x over `count` floats.
 void Add(const ExecContext& ctx, const float* x, int64_t count, float* y);
 
-/// Rotates the `dim` floats at x + row * stride + head * head_stride, for every row and head, by the angles of
-/// positions[row]: cos/sin tables are [max_position, dim/2].
+/// Rotates the `dim` floats at x + row * stride + head * head_stride, for every row and head, by the angles
+/// of positions[row]: cos/sin tables are [max_position, dim/2].
 struct RopeParams {
   float* x;
-  int64_t stride, head_stride;      // floats
+  int64_t stride, head_stride;  // floats
   int rows, heads, dim;
-  const int32_t* positions;         // [rows]
+  const int32_t* positions;  // [rows]
   const float* cos;
   const float* sin;
   bool interleaved;
 };
 void Rope(const ExecContext& ctx, const RopeParams& params);
 
-/// One sequence's part of a ragged batch: `count` new tokens at positions start..start+count-1, which are rows
-/// row..row+count-1 of the batch; its keys and values stand in the blocks of `block_table`.
+/// One sequence's part of a ragged batch: `count` new tokens at positions start..start+count-1, which are
+/// rows row..row+count-1 of the batch; its keys and values stand in the blocks of `block_table`.
 struct SequenceSlice {
   const int32_t* block_table;  // [ceil((start + count) / 64)] block numbers
   int start = 0;
@@ -99,40 +99,42 @@ struct SequenceSlice {
 
 inline constexpr int kKvBlockTokens = 64;
 
-/// One layer's keys and values in a pool of 64-token blocks. Inside a block: keys [heads][64][key_dim], values
-/// [heads][64][value_dim]. MLA keeps one row a token, latent then rope: heads = 1, and values are the first
-/// value_dim elements of the keys (value_offset = 0, shared = true).
+/// One layer's keys and values in a pool of 64-token blocks. Inside a block: keys [heads][64][key_dim],
+/// values [heads][64][value_dim]. MLA keeps one row a token, latent then rope: heads = 1, and values are the
+/// first value_dim elements of the keys (value_offset = 0, shared = true).
 struct KvLayer {
-  std::byte* base = nullptr;    // this layer's part of block 0
-  int64_t block_stride = 0;     // bytes from one block to the next
-  int64_t value_offset = 0;     // bytes from a block's keys to its values
+  std::byte* base = nullptr;  // this layer's part of block 0
+  int64_t block_stride = 0;   // bytes from one block to the next
+  int64_t value_offset = 0;   // bytes from a block's keys to its values
   tensor::DType dtype = tensor::DType::kF32;
-  int heads = 0;                // KV heads
+  int heads = 0;  // KV heads
   int key_dim = 0;
   int value_dim = 0;
-  bool shared = false;          // values are a prefix of keys (MLA)
+  bool shared = false;  // values are a prefix of keys (MLA)
 };
 
-/// Stores new keys [rows, heads, key_dim] and values [rows, heads, value_dim] (ignored when shared) into blocks.
+/// Stores new keys [rows, heads, key_dim] and values [rows, heads, value_dim] (ignored when shared) into
+/// blocks.
 struct KvWriteParams {
   KvLayer cache;
-  const float* keys;       // [rows][key_stride]
-  const float* values;     // [rows][value_stride]
+  const float* keys;    // [rows][key_stride]
+  const float* values;  // [rows][value_stride]
   int64_t key_stride, value_stride;
   std::span<const SequenceSlice> sequences;
 };
 void KvWrite(const ExecContext& ctx, const KvWriteParams& params);
 
-/// Causal attention of every new token over its sequence's cached keys, itself included (KvWrite comes first).
-/// Query heads are shared out evenly over KV heads. One pass over each KV block serves all query heads of a group.
+/// Causal attention of every new token over its sequence's cached keys, itself included (KvWrite comes
+/// first). Query heads are shared out evenly over KV heads. One pass over each KV block serves all query
+/// heads of a group.
 struct AttentionParams {
   KvLayer cache;
-  const float* q;          // [rows][q_stride], heads one after another, key_dim each
+  const float* q;  // [rows][q_stride], heads one after another, key_dim each
   int64_t q_stride;
-  float* out;              // [rows][out_stride], heads one after another, value_dim each
+  float* out;  // [rows][out_stride], heads one after another, value_dim each
   int64_t out_stride;
-  int heads;               // query heads, a multiple of cache.heads
-  float scale;             // multiplies q . k
+  int heads;    // query heads, a multiple of cache.heads
+  float scale;  // multiplies q . k
   std::span<const SequenceSlice> sequences;
 };
 void Attention(const ExecContext& ctx, const AttentionParams& params);
@@ -141,26 +143,28 @@ void Attention(const ExecContext& ctx, const AttentionParams& params);
 struct RouteParams {
   enum class Scoring { kSoftmax, kSigmoid };
   enum class GroupScore { kMax, kTopTwoSum };  // V2: best expert of a group; V3 noaux_tc: sum of its best two
-  const float* logits;              // [rows, experts]
-  const float* bias = nullptr;      // [experts] added to scores for the choice only (noaux_tc), or null
+  const float* logits;                         // [rows, experts]
+  const float* bias = nullptr;  // [experts] added to scores for the choice only (noaux_tc), or null
   int rows, experts, top_k;
   Scoring scoring;
-  int groups = 1, top_groups = 1;   // experts are `groups` equal runs; only the best top_groups may be chosen from
+  int groups = 1,
+      top_groups = 1;  // experts are `groups` equal runs; only the best top_groups may be chosen from
   GroupScore group_score = GroupScore::kMax;
-  bool normalize = false;           // weights divided by their sum (+1e-20 for sigmoid, as the releases do)
-  float scale = 1;                  // routed_scaling_factor
-  int32_t* ids;                     // [rows, top_k], by falling choice score, ties to the lower id
-  float* weights;                   // [rows, top_k]
+  bool normalize = false;  // weights divided by their sum (+1e-20 for sigmoid, as the releases do)
+  float scale = 1;         // routed_scaling_factor
+  int32_t* ids;            // [rows, top_k], by falling choice score, ties to the lower id
+  float* weights;          // [rows, top_k]
 };
 void Route(const ExecContext& ctx, const RouteParams& params);
 
-/// All experts of a MoE layer: gate, up [intermediate, hidden] and down [hidden, intermediate] of expert e lie at
-/// e * stride from expert 0's. Formats are equal across experts.
+/// All experts of a MoE layer: gate, up [intermediate, hidden] and down [hidden, intermediate] of expert e
+/// lie at e * stride from expert 0's. Formats are equal across experts.
 struct ExpertWeights {
   tensor::PackedMatrix gate, up, down;  // of expert 0
   int64_t stride = 0;                   // bytes from one expert to the next
   int count = 0;
-  const float* input_scales = nullptr;  // [count * 2]: static activation scales of gate/up and of down, or null
+  const float* input_scales =
+      nullptr;  // [count * 2]: static activation scales of gate/up and of down, or null
 
   tensor::PackedMatrix Of(const tensor::PackedMatrix& first, int expert) const {
     tensor::PackedMatrix matrix = first;
@@ -169,20 +173,20 @@ struct ExpertWeights {
   }
 };
 
-/// out[t] (+)= sum over j of weights[t, j] * FFN_{ids[t, j]}(x[t]) (+ FFN_shared(x[t])). One job: every (expert,
-/// row tile, panel) of the layer goes into one work queue, the shared expert's among them.
+/// out[t] (+)= sum over j of weights[t, j] * FFN_{ids[t, j]}(x[t]) (+ FFN_shared(x[t])). One job: every
+/// (expert, row tile, panel) of the layer goes into one work queue, the shared expert's among them.
 struct MoeParams {
-  const float* x;                 // [rows, hidden]
+  const float* x;  // [rows, hidden]
   int64_t x_stride;
   int rows, hidden, intermediate;
   ExpertWeights experts;
-  const int32_t* ids;             // [rows, top_k]; -1 skips the slot (an expert on another rank)
-  const float* weights;           // [rows, top_k]
+  const int32_t* ids;    // [rows, top_k]; -1 skips the slot (an expert on another rank)
+  const float* weights;  // [rows, top_k]
   int top_k;
   // A shared expert: matrices of its own width, or empty.
   tensor::PackedMatrix shared_gate, shared_up, shared_down;
   int shared_intermediate = 0;
-  float* out;                     // [rows, out_stride], written (not accumulated)
+  float* out;  // [rows, out_stride], written (not accumulated)
   int64_t out_stride;
 };
 void Moe(const ExecContext& ctx, const MoeParams& params);

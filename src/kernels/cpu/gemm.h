@@ -1,0 +1,29 @@
+// The GEMM micro-kernels of every instruction set and the preparations of their activations. Formats of
+// prepared activations: f32 as it is (ref/gemm.h); bf16 rounded to nearest even; int8 either signed ("s8") or
+// biased by 128 ("u8", for the dot instructions that multiply unsigned by signed).
+#pragma once
+
+#include "kernels/micro_kernels.h"
+
+namespace moesaic::kernels::cpu {
+
+float PrepareBF16Avx2(const float* x, int k, int k_padded, float static_scale, std::byte* out);
+float PrepareBF16Avx512(const float* x, int k, int k_padded, float static_scale, std::byte* out);
+float PrepareS8Avx2(const float* x, int k, int k_padded, float static_scale, std::byte* out);
+float PrepareU8Avx2(const float* x, int k, int k_padded, float static_scale, std::byte* out);
+float PrepareU8Avx512(const float* x, int k, int k_padded, float static_scale, std::byte* out);
+
+void GemmF32Avx2(const GemmTile& tile);
+void GemmF32Avx512(const GemmTile& tile);
+
+void GemmBF16Avx2(const GemmTile& tile);
+void GemmBF16Avx512(const GemmTile& tile);
+void GemmBF16Avx512BF16(const GemmTile& tile);
+void GemmBF16Amx(const GemmTile& tile);
+
+void GemmI8Avx2(const GemmTile& tile);
+void GemmI8AvxVnni(const GemmTile& tile);
+void GemmI8Avx512Vnni(const GemmTile& tile);
+void GemmI8Amx(const GemmTile& tile);
+
+}  // namespace moesaic::kernels::cpu

@@ -1,0 +1,39 @@
+// What the AVX2 GEMM kernels share: the last step from accumulators to C. A panel's 16 outputs are two
+// registers.
+#pragma once
+
+#include <immintrin.h>
+
+#include "kernels/cpu/gemm_blocks-inl.h"
+
+namespace moesaic::kernels::cpu {
+namespace {
+
+/// Stores outputs [8 half, 8 half + 8) of `panel` of one row, columns beyond the matrix left alone.
+inline void StoreHalf256(const GemmTile& t, int row, int panel, int half, __m256 value) {
+  const int first = 16 * panel + 8 * half;
+  const int columns = t.columns - first;
+  if (columns <= 0) return;
+  float* c = t.c + row * t.c_stride + first;
+  if (columns >= 8) {
+    if (t.bias != nullptr) value = _mm256_add_ps(value, _mm256_loadu_ps(t.bias + first));
+    if (t.accumulate) value = _mm256_add_ps(_mm256_loadu_ps(c), value);
+    _mm256_storeu_ps(c, value);
+    return;
+  }
+  const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  const __m256i mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(columns), lanes);
+  if (t.bias != nullptr) value = _mm256_add_ps(value, _mm256_maskload_ps(t.bias + first, mask));
+  if (t.accumulate) value = _mm256_add_ps(_mm256_maskload_ps(c, mask), value);
+  _mm256_maskstore_ps(c, mask, value);
+}
+
+/// Takes exact dots to C by the expression that all int8 kernels share: float(dot) * (a_scale * w_scale).
+inline void StoreDots256(const GemmTile& t, int row, int panel, int half, __m256i dots) {
+  const __m256 w_scales = _mm256_loadu_ps(t.w_scales + 16 * panel + 8 * half);
+  const __m256 scale = _mm256_mul_ps(_mm256_set1_ps(t.a_scales[row]), w_scales);
+  StoreHalf256(t, row, panel, half, _mm256_mul_ps(_mm256_cvtepi32_ps(dots), scale));
+}
+
+}  // namespace
+}  // namespace moesaic::kernels::cpu

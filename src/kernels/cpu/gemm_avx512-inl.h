@@ -1,0 +1,36 @@
+// What the AVX-512 GEMM kernels share: the last step from accumulators to C.
+#pragma once
+
+#include <immintrin.h>
+
+#include "kernels/cpu/gemm_blocks-inl.h"
+
+namespace moesaic::kernels::cpu {
+namespace {
+
+/// Stores 16 outputs of one row: bias and accumulation included, columns beyond the matrix left alone.
+inline void StoreRow512(const GemmTile& t, int row, int panel, __m512 value) {
+  const int columns = ColumnsOf(t, panel);
+  const auto mask = static_cast<__mmask16>((1U << columns) - 1U);
+  if (t.bias != nullptr) value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, t.bias + 16 * panel));
+  float* c = t.c + row * t.c_stride + 16 * panel;
+  if (t.accumulate) value = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, c), value);
+  if (columns == 16) {
+    _mm512_storeu_ps(c, value);
+  } else {
+    _mm512_mask_storeu_ps(c, mask, value);
+  }
+}
+
+/// Takes dots of biased activations, sum((a + 128) w), to C: subtracts 128 sum(w), then scales in the same
+/// expression as every other int8 kernel, float(dot) * (a_scale * w_scale).
+inline void StoreBiasedDots512(const GemmTile& t, int row, int panel, __m512i dots) {
+  const __m512i sums = _mm512_loadu_si512(t.w_sums + 16 * panel);
+  const __m512 exact = _mm512_cvtepi32_ps(_mm512_sub_epi32(dots, _mm512_slli_epi32(sums, 7)));
+  const __m512 scale =
+      _mm512_mul_ps(_mm512_set1_ps(t.a_scales[row]), _mm512_loadu_ps(t.w_scales + 16 * panel));
+  StoreRow512(t, row, panel, _mm512_mul_ps(exact, scale));
+}
+
+}  // namespace
+}  // namespace moesaic::kernels::cpu

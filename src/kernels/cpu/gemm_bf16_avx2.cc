@@ -1,0 +1,67 @@
+#include "kernels/cpu/gemm.h"
+#include "kernels/cpu/gemm_avx2-inl.h"
+#include "kernels/cpu/gemm_bf16-inl.h"
+
+namespace moesaic::kernels::cpu {
+namespace {
+
+// As on AVX-512; 3 rows of a panel make 12 accumulators (even and odd, two registers each), beside them the
+// two halves of a weight pair and one activation.
+struct BF16Fma {
+  static constexpr int kWidePanels = 2, kWideRows = 1;
+  static constexpr int kTallPanels = 1, kTallRows = 3;
+
+  template <int kRows, int kPanels>
+  static void Block(const GemmTile& t, int row, int panel) {
+    constexpr int kHalves = 2 * kPanels;
+    const std::byte* w = t.w + panel * t.panel_bytes;
+    const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000U));
+    __m256 total[kRows][kHalves];
+    for (int m = 0; m < kRows; ++m) {
+      for (int h = 0; h < kHalves; ++h) total[m][h] = _mm256_setzero_ps();
+    }
+    alignas(32) float x[kRows][kChunk];
+    for (int64_t k = 0; k < t.k_padded; k += kChunk) {
+      for (int m = 0; m < kRows; ++m) {
+        const auto* from = reinterpret_cast<const __m128i*>(t.a + (row + m) * t.a_stride + 2 * k);
+        for (int i = 0; i < kChunk / 8; ++i) {
+          const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(from + i));
+          _mm256_store_ps(x[m] + 8 * i, _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16)));
+        }
+      }
+      __m256 even[kRows][kHalves], odd[kRows][kHalves];
+      for (int m = 0; m < kRows; ++m) {
+        for (int h = 0; h < kHalves; ++h) even[m][h] = odd[m][h] = _mm256_setzero_ps();
+      }
+      for (int q = 0; q < kChunk / 2; ++q) {
+        for (int h = 0; h < kHalves; ++h) {
+          const std::byte* group = w + h / 2 * t.panel_bytes + 32 * k + 64 * q + 32 * (h % 2);
+          const __m256i pair = _mm256_load_si256(reinterpret_cast<const __m256i*>(group));
+          const __m256 low_weights = _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16));
+          const __m256 high_weights = _mm256_castsi256_ps(_mm256_and_si256(pair, high));
+          for (int m = 0; m < kRows; ++m) {
+            even[m][h] = _mm256_fmadd_ps(_mm256_broadcast_ss(&x[m][2 * q]), low_weights, even[m][h]);
+            odd[m][h] = _mm256_fmadd_ps(_mm256_broadcast_ss(&x[m][2 * q + 1]), high_weights, odd[m][h]);
+          }
+        }
+      }
+      for (int m = 0; m < kRows; ++m) {
+        for (int h = 0; h < kHalves; ++h) {
+          total[m][h] = _mm256_add_ps(total[m][h], _mm256_add_ps(even[m][h], odd[m][h]));
+        }
+      }
+    }
+    for (int m = 0; m < kRows; ++m) {
+      for (int h = 0; h < kHalves; ++h) StoreHalf256(t, row + m, panel + h / 2, h % 2, total[m][h]);
+    }
+  }
+};
+
+}  // namespace
+
+void GemmBF16Avx2(const GemmTile& tile) {
+  const FlushDenormals flush;
+  RunBlocks<BF16Fma>(tile);
+}
+
+}  // namespace moesaic::kernels::cpu

@@ -1,0 +1,74 @@
+#include <immintrin.h>
+
+#include "kernels/cpu/gemm.h"
+
+namespace moesaic::kernels::cpu {
+namespace {
+
+inline __m256 LoadUpTo8(const float* x, int count) {
+  if (count >= 8) return _mm256_loadu_ps(x);
+  const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  return _mm256_maskload_ps(x, _mm256_cmpgt_epi32(_mm256_set1_epi32(count), lanes));
+}
+
+// The low 16 bits of eight lanes, in order; each must fit unsigned.
+inline __m128i Narrow(__m256i wide) {
+  return _mm_packus_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
+}
+
+inline float LargestMagnitude(const float* x, int k) {
+  const __m256 sign = _mm256_set1_ps(-0.0F);
+  __m256 largest = _mm256_setzero_ps();
+  for (int i = 0; i < k; i += 8)
+    largest = _mm256_max_ps(largest, _mm256_andnot_ps(sign, LoadUpTo8(x + i, k - i)));
+  __m128 m = _mm_max_ps(_mm256_castps256_ps128(largest), _mm256_extractf128_ps(largest, 1));
+  m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+  m = _mm_max_ss(m, _mm_shuffle_ps(m, m, 1));
+  return _mm_cvtss_f32(m);
+}
+
+inline float PrepareI8(const float* x, int k, int k_padded, float static_scale, int bias, std::byte* out) {
+  const float scale = static_scale > 0 ? static_scale : LargestMagnitude(x, k) / 127;
+  // x / scale with a scale of 0 would be 0 / 0; such a row is all zeros (or too small for a scale to stand
+  // for it).
+  const int valid = scale > 0 ? k : 0;
+  const __m256 divisor = _mm256_set1_ps(scale > 0 ? scale : 1);
+  const __m256i bias8 = _mm256_set1_epi32(bias);
+  for (int i = 0; i < k_padded; i += 8) {
+    const __m256 value = i < valid ? LoadUpTo8(x + i, valid - i) : _mm256_setzero_ps();
+    const __m256 q = _mm256_div_ps(value, divisor);
+    const __m256 clamped = _mm256_min_ps(_mm256_max_ps(q, _mm256_set1_ps(-127)), _mm256_set1_ps(127));
+    const __m256i rounded = _mm256_add_epi32(_mm256_cvtps_epi32(clamped), bias8);
+    const __m128i words = Narrow(_mm256_and_si256(rounded, _mm256_set1_epi32(0xff)));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(out + i), _mm_packus_epi16(words, words));
+  }
+  return scale;
+}
+
+}  // namespace
+
+// Rounds as tensor::ToBF16 does, NaN included.
+float PrepareBF16Avx2(const float* x, int k, int k_padded, float /*static_scale*/, std::byte* out) {
+  const __m256i one = _mm256_set1_epi32(1);
+  for (int i = 0; i < k_padded; i += 8) {
+    const __m256 value = i < k ? LoadUpTo8(x + i, k - i) : _mm256_setzero_ps();
+    const __m256i bits = _mm256_castps_si256(value);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), one);
+    const __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(value, value, _CMP_UNORD_Q));
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const __m256i chosen = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 2 * i), Narrow(chosen));
+  }
+  return 0;
+}
+
+float PrepareS8Avx2(const float* x, int k, int k_padded, float static_scale, std::byte* out) {
+  return PrepareI8(x, k, k_padded, static_scale, 0, out);
+}
+
+float PrepareU8Avx2(const float* x, int k, int k_padded, float static_scale, std::byte* out) {
+  return PrepareI8(x, k, k_padded, static_scale, 128, out);
+}
+
+}  // namespace moesaic::kernels::cpu

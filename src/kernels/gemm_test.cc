@@ -1,0 +1,328 @@
+// Every GEMM micro-kernel that this processor can run, against sums in double over the values it was given.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "kernels/impl_list.h"
+#include "kernels/ref/gemm.h"
+#include "runtime/memory.h"
+#include "tensor/dtype.h"
+
+namespace moesaic::kernels {
+namespace {
+
+using tensor::PackedFormat;
+using tensor::PackedLayout;
+using Gemm = KernelTable::Gemm;
+
+struct Case {
+  PackedFormat format;
+  Impl<Gemm> impl;
+};
+
+std::vector<Case> HostCases(std::initializer_list<PackedFormat> formats) {
+  const runtime::CpuFeatures host = runtime::DetectCpu();
+  std::vector<Case> cases;
+  for (PackedFormat format : formats) {
+    for (const Impl<Gemm>& impl : GemmImpls(format)) {
+      if (host.Has(impl.needs)) cases.push_back({format, impl});
+    }
+  }
+  return cases;
+}
+
+constexpr auto kAllFormats = {PackedFormat::kF32, PackedFormat::kBF16, PackedFormat::kI8};
+
+std::string NameOf(const testing::TestParamInfo<Case>& info) { return info.param.impl.name; }
+
+class GemmTest : public testing::TestWithParam<Case> {
+ protected:
+  float Uniform(float bound) { return std::uniform_real_distribution<float>(-bound, bound)(rng_); }
+
+  // Random weights [n, k] and activations [m, k], packed and prepared by the kernel under test.
+  void Make(int m, int n, int k, float static_scale) {
+    m_ = m;
+    x_.resize(size_t(m) * k);
+    for (float& v : x_) v = Uniform(2);
+    weights_.layout = PackedLayout::Of(GetParam().format, n, k);
+    buffer_ = *runtime::Buffer::Allocate(weights_.layout.total_bytes, false);
+    std::vector<float> w(size_t(n) * k);
+    for (float& v : w) v = Uniform(1);
+    tensor::PackRows(weights_.layout, 0, n, w.data(), buffer_.data());
+    weights_.data = buffer_.data();
+    Prepare(static_scale);
+  }
+
+  void Prepare(float static_scale) {
+    const int k = weights_.k();
+    stride_ = int64_t{weights_.layout.k_padded} * GetParam().impl.fn.activation_bytes;
+    a_.assign(m_ * stride_, std::byte{0x55});
+    a_scales_.resize(m_);
+    for (int row = 0; row < m_; ++row) {
+      a_scales_[row] = GetParam().impl.fn.prepare(&x_[size_t(row) * k], k, weights_.layout.k_padded,
+                                                  static_scale, &a_[row * stride_]);
+    }
+  }
+
+  GemmTile Tile(int row, int rows, float* c, int64_t c_stride) const {
+    return {.a = &a_[row * stride_],
+            .a_stride = stride_,
+            .a_scales = &a_scales_[row],
+            .w = weights_.panel(0),
+            .panel_bytes = weights_.layout.panel_bytes,
+            .w_scales = weights_.scales(),
+            .w_sums = weights_.sums(),
+            .bias = nullptr,
+            .c = c,
+            .c_stride = c_stride,
+            .m = rows,
+            .k_padded = weights_.layout.k_padded,
+            .panels = weights_.layout.panels(),
+            .columns = weights_.n(),
+            .accumulate = false};
+  }
+
+  // The activation that the kernel multiplies with, by the definition in micro_kernels.h.
+  double Activation(int row, int i, float static_scale) const {
+    const float x = x_[size_t(row) * weights_.k() + i];
+    switch (GetParam().format) {
+      case PackedFormat::kF32:
+        return x;
+      case PackedFormat::kBF16:
+        return tensor::ToFloat(tensor::ToBF16(x));
+      case PackedFormat::kI8: {
+        float amax = 0;
+        for (int j = 0; j < weights_.k(); ++j)
+          amax = std::max(amax, std::fabs(x_[size_t(row) * weights_.k() + j]));
+        const float scale = static_scale > 0 ? static_scale : amax / 127;
+        if (scale == 0) return 0;
+        return double{scale} * std::max(-127.0F, std::min(127.0F, std::nearbyint(x / scale)));
+      }
+    }
+    return 0;
+  }
+
+  // Compares C [m, n] with exact sums plus `base` (bias or what C held).
+  // A sum of k terms in f32, in whatever order and shape of tree, is off by at most about k u sum|a_i w_i|
+  // with u = 2^-24 (Higham, Accuracy and Stability, 4.2); fused multiply-adds only make it less, and
+  // vdpbf16ps and the tiles flush terms below 2^-126, which is nothing here. An int8 dot is exact: the
+  // conversion to f32 (k 127^2 may exceed 2^24), two multiplications and the scale's product leave 4 u of the
+  // value. One more u of the result each for bias and accumulation.
+  void Check(const std::vector<float>& c, int64_t c_stride, float static_scale,
+             const std::vector<float>& base) {
+    const int n = weights_.n(), k = weights_.k();
+    std::vector<float> w(k);
+    std::vector<double> a(size_t(m_) * k);
+    for (int row = 0; row < m_; ++row) {
+      for (int i = 0; i < k; ++i) a[size_t(row) * k + i] = Activation(row, i, static_scale);
+    }
+    for (int j = 0; j < n; ++j) {
+      tensor::UnpackRow(weights_, j, w);
+      for (int row = 0; row < m_; ++row) {
+        double sum = 0, magnitude = 0;
+        for (int i = 0; i < k; ++i) {
+          const double term = a[size_t(row) * k + i] * w[i];
+          sum += term;
+          magnitude += std::fabs(term);
+        }
+        const double expected = sum + base[row * c_stride + j];
+        // UnpackRow rounds q * scale to f32, once a term: u of each term more for int8.
+        const double terms = GetParam().format == PackedFormat::kI8 ? 5 : k;
+        const double bound = 0x1p-24 * (terms * magnitude + 2 * std::fabs(expected) + std::fabs(sum));
+        ASSERT_NEAR(c[row * c_stride + j], expected, bound) << "row " << row << " output " << j;
+      }
+    }
+  }
+
+  std::mt19937 rng_{3};
+  int m_ = 0;
+  std::vector<float> x_;
+  runtime::Buffer buffer_;
+  tensor::PackedMatrix weights_;
+  int64_t stride_ = 0;
+  std::vector<std::byte> a_;
+  std::vector<float> a_scales_;
+};
+
+constexpr float kUntouched = 12345;
+
+TEST_P(GemmTest, OddShapes) {
+  for (int n : {1, 15, 16, 17, 64, 100}) {
+    for (int k : {1, 63, 64, 65, 100, 256}) {
+      for (int m : {1, 2, 3, 5, 13}) {
+        Make(m, n, k, 0);
+        const int64_t c_stride = n + 3;
+        std::vector<float> c(m * c_stride, kUntouched);
+        GetParam().impl.fn.tile(Tile(0, m, c.data(), c_stride));
+        Check(c, c_stride, 0, std::vector<float>(c.size(), 0.0F));
+        if (HasFatalFailure()) FAIL() << "m " << m << " n " << n << " k " << k;
+        for (int row = 0; row < m; ++row) {
+          for (int j = n; j < c_stride; ++j) ASSERT_EQ(c[row * c_stride + j], kUntouched);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(GemmTest, EveryNumberOfRows) {
+  const int n = 83, k = 130;
+  for (int m = 1; m <= 70; ++m) {
+    Make(m, n, k, 0);
+    std::vector<float> c(m * n, kUntouched);
+    GetParam().impl.fn.tile(Tile(0, m, c.data(), n));
+    Check(c, n, 0, std::vector<float>(c.size(), 0.0F));
+    if (HasFatalFailure()) FAIL() << "m " << m;
+  }
+}
+
+// A row alone gives the bits it gives beside others, at whatever place.
+TEST_P(GemmTest, RowDoesNotDependOnItsBatch) {
+  const int n = 70, k = 600;
+  for (int m : {2, 3, 4, 5, 7, 12, 13, 16, 17, 31, 33, 35, 36, 50, 64, 70}) {
+    Make(m, n, k, 0);
+    std::vector<float> together(m * n), alone(n);
+    GetParam().impl.fn.tile(Tile(0, m, together.data(), n));
+    for (int row = 0; row < m; ++row) {
+      GetParam().impl.fn.tile(Tile(row, 1, alone.data(), n));
+      ASSERT_EQ(std::memcmp(alone.data(), &together[row * n], n * sizeof(float)), 0)
+          << "row " << row << " of " << m;
+    }
+  }
+}
+
+TEST_P(GemmTest, BiasAndAccumulation) {
+  const int n = 45, k = 77;
+  for (int m : {1, 6, 20, 40}) {
+    for (bool with_bias : {false, true}) {
+      for (bool accumulate : {false, true}) {
+        Make(m, n, k, 0);
+        std::vector<float> bias(n), c(m * n), base(m * n, 0.0F);
+        for (float& v : bias) v = Uniform(3);
+        for (float& v : c) v = Uniform(3);
+        for (int i = 0; i < m * n; ++i) base[i] = (with_bias ? bias[i % n] : 0) + (accumulate ? c[i] : 0);
+        GemmTile tile = Tile(0, m, c.data(), n);
+        tile.bias = with_bias ? bias.data() : nullptr;
+        tile.accumulate = accumulate;
+        GetParam().impl.fn.tile(tile);
+        Check(c, n, 0, base);
+      }
+    }
+  }
+}
+
+TEST_P(GemmTest, ZeroRowsGiveZero) {
+  const int m = 6, n = 33, k = 90;
+  Make(m, n, k, 0);
+  for (int i = 0; i < k; ++i) x_[2 * k + i] = x_[4 * k + i] = 0;
+  Prepare(0);
+  std::vector<float> c(m * n, kUntouched);
+  GetParam().impl.fn.tile(Tile(0, m, c.data(), n));
+  for (int j = 0; j < n; ++j) EXPECT_EQ(c[2 * n + j], 0);
+  for (int j = 0; j < n; ++j) EXPECT_EQ(c[4 * n + j], 0);
+  Check(c, n, 0, std::vector<float>(c.size(), 0.0F));
+}
+
+// A static scale that is too small saturates at 127; one that is too large loses bits. Both are as defined.
+TEST_P(GemmTest, StaticScales) {
+  for (float scale : {0.001F, 0.0157F, 0.5F}) {
+    Make(5, 20, 100, scale);
+    std::vector<float> c(5 * 20);
+    GetParam().impl.fn.tile(Tile(0, 5, c.data(), 20));
+    Check(c, 20, scale, std::vector<float>(c.size(), 0.0F));
+  }
+}
+
+// The largest dots that int8 values can make, -128 among the weights, at a k where f32 no longer counts by
+// ones.
+class GemmI8Test : public GemmTest {};
+
+TEST_P(GemmI8Test, ExtremeIntegers) {
+  const int n = 18, k = 65536;
+  for (int weight : {-128, 127}) {
+    for (float sign : {1.0F, -1.0F}) {
+      weights_.layout = PackedLayout::Of(PackedFormat::kI8, n, k);
+      buffer_ = *runtime::Buffer::Allocate(weights_.layout.total_bytes, false);
+      weights_.data = buffer_.data();
+      const std::vector<int8_t> w(size_t(n) * k, static_cast<int8_t>(weight));
+      const std::vector<float> scales(n, 1.0F);
+      tensor::PackRowsI8(weights_.layout, 0, n, w.data(), scales.data(), buffer_.data());
+      m_ = 5;
+      x_.assign(size_t(m_) * k, sign * 127);
+      Prepare(1);
+      std::vector<float> c(m_ * n);
+      GetParam().impl.fn.tile(Tile(0, m_, c.data(), n));
+      for (float v : c) EXPECT_EQ(v, sign * 127.0F * static_cast<float>(weight) * k);
+    }
+  }
+}
+
+// Preparation is one definition on every instruction set: the same bytes (but for the bias of u8) and scale.
+TEST_P(GemmTest, PreparesAsTheReferenceDoes) {
+  const auto reference = GetParam().format == PackedFormat::kF32    ? ref::PrepareF32
+                         : GetParam().format == PackedFormat::kBF16 ? ref::PrepareBF16
+                                                                    : ref::PrepareS8;
+  const Gemm& gemm = GetParam().impl.fn;
+  for (int k = 1; k <= 200; k += k < 70 ? 1 : 13) {
+    for (float magnitude : {1e-44F, 1e-39F, 1.0F, 1e30F}) {
+      const int k_padded = (k + 63) / 64 * 64;
+      std::vector<float> x(k);
+      for (float& v : x) v = Uniform(1) * magnitude;
+      if (k > 5) x[3] = 0, x[5] = -magnitude;
+      for (float static_scale : {0.0F, magnitude / 90}) {
+        std::vector<std::byte> expected(size_t(k_padded) * gemm.activation_bytes, std::byte{9}),
+            got = expected;
+        const float scale = reference(x.data(), k, k_padded, static_scale, expected.data());
+        ASSERT_EQ(gemm.prepare(x.data(), k, k_padded, static_scale, got.data()), scale)
+            << k << " " << magnitude;
+        const int bias = static_cast<int>(got.back()) == 128 && k < k_padded ? 128 : 0;
+        if (GetParam().format == PackedFormat::kI8 && k == k_padded)
+          continue;  // the tail tells which form it is
+        for (std::byte& b : got) b = static_cast<std::byte>(static_cast<int>(b) - bias);
+        ASSERT_EQ(got, expected) << k << " " << magnitude;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Host, GemmTest, testing::ValuesIn(HostCases(kAllFormats)), NameOf);
+INSTANTIATE_TEST_SUITE_P(Host, GemmI8Test, testing::ValuesIn(HostCases({PackedFormat::kI8})), NameOf);
+
+// One order of sums: f32 and bf16 results agree bit for bit between the instruction sets that share it.
+TEST(GemmAcrossIsas, SameOrderSameBits) {
+  const std::vector<Case> cases = HostCases(kAllFormats);
+  const int m = 37, n = 50, k = 700;
+  std::mt19937 rng(5);
+  std::normal_distribution<float> normal;
+  for (PackedFormat format : {PackedFormat::kF32, PackedFormat::kBF16, PackedFormat::kI8}) {
+    std::vector<float> w(n * k), x(m * k);
+    for (float& v : w) v = normal(rng);
+    for (float& v : x) v = normal(rng);
+    const PackedLayout layout = PackedLayout::Of(format, n, k);
+    auto buffer = *runtime::Buffer::Allocate(layout.total_bytes, false);
+    tensor::PackRows(layout, 0, n, w.data(), buffer.data());
+    const tensor::PackedMatrix weights{.layout = layout, .data = buffer.data()};
+    std::vector<float> first;
+    for (const Case& c : cases) {
+      const std::string name = c.impl.name;
+      const bool own_order =
+          (format != PackedFormat::kI8 && name.ends_with("_ref")) || name.ends_with("_avx512bf16");
+      if (c.format != format || own_order) continue;
+      const int64_t stride = int64_t{layout.k_padded} * c.impl.fn.activation_bytes;
+      std::vector<std::byte> a(m * stride);
+      std::vector<float> scales(m), out(m * n);
+      for (int row = 0; row < m; ++row) {
+        scales[row] = c.impl.fn.prepare(&x[row * k], k, layout.k_padded, 0, &a[row * stride]);
+      }
+      c.impl.fn.tile({a.data(), stride, scales.data(), weights.panel(0), layout.panel_bytes, weights.scales(),
+                      weights.sums(), nullptr, out.data(), n, m, layout.k_padded, layout.panels(), n, false});
+      if (first.empty()) first = out;
+      EXPECT_EQ(std::memcmp(first.data(), out.data(), out.size() * sizeof(float)), 0) << name;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace moesaic::kernels

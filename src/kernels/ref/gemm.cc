@@ -1,0 +1,76 @@
+#include "kernels/ref/gemm.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "tensor/packed.h"
+
+namespace moesaic::kernels::ref {
+namespace {
+
+using tensor::BF16;
+
+float Multiply(float a, float b) { return a * b; }
+float Multiply(BF16 a, BF16 b) { return tensor::ToFloat(a) * tensor::ToFloat(b); }
+int32_t Multiply(int8_t a, int8_t b) { return int32_t{a} * b; }
+
+// Element (output, k) of packed weights: [n/16][k/g][16][g] with groups of 4 bytes.
+template <typename T>
+T Weight(const GemmTile& t, int output, int k) {
+  constexpr int kGroup = 4 / static_cast<int>(sizeof(T));
+  const auto* panel = reinterpret_cast<const T*>(t.w + output / 16 * t.panel_bytes);
+  return panel[(k / kGroup * 16 + output % 16) * kGroup + k % kGroup];
+}
+
+// Sum is the type that products of T are added in: f32, or i32 where the dot is exact.
+template <typename T, typename Sum>
+void Gemm(const GemmTile& t) {
+  for (int row = 0; row < t.m; ++row) {
+    const auto* a = reinterpret_cast<const T*>(t.a + row * t.a_stride);
+    for (int output = 0; output < t.columns; ++output) {
+      Sum sum = 0;
+      for (int k = 0; k < t.k_padded; ++k) sum += Multiply(a[k], Weight<T>(t, output, k));
+      auto value = static_cast<float>(sum);
+      if constexpr (sizeof(T) == 1) value *= t.a_scales[row] * t.w_scales[output];
+      if (t.bias != nullptr) value += t.bias[output];
+      float& c = t.c[row * t.c_stride + output];
+      c = t.accumulate ? c + value : value;
+    }
+  }
+}
+
+}  // namespace
+
+float PrepareF32(const float* x, int k, int k_padded, float /*static_scale*/, std::byte* out) {
+  std::memcpy(out, x, k * sizeof(float));
+  std::memset(out + k * sizeof(float), 0, (k_padded - k) * sizeof(float));
+  return 0;
+}
+
+float PrepareBF16(const float* x, int k, int k_padded, float /*static_scale*/, std::byte* out) {
+  auto* to = reinterpret_cast<BF16*>(out);
+  for (int i = 0; i < k; ++i) to[i] = tensor::ToBF16(x[i]);
+  std::memset(to + k, 0, (k_padded - k) * sizeof(BF16));
+  return 0;
+}
+
+float PrepareS8(const float* x, int k, int k_padded, float static_scale, std::byte* out) {
+  float scale = static_scale;
+  if (scale <= 0) {
+    float largest = 0;
+    for (int i = 0; i < k; ++i) largest = std::max(largest, std::fabs(x[i]));
+    scale = largest / 127;
+  }
+  for (int i = 0; i < k_padded; ++i) {
+    const float q = i < k && scale > 0 ? std::min(std::max(-127.0F, x[i] / scale), 127.0F) : 0;  // NaN: -127
+    out[i] = static_cast<std::byte>(static_cast<int8_t>(std::nearbyint(q)));
+  }
+  return scale;
+}
+
+void GemmF32(const GemmTile& tile) { Gemm<float, float>(tile); }
+void GemmBF16(const GemmTile& tile) { Gemm<BF16, float>(tile); }
+void GemmI8(const GemmTile& tile) { Gemm<int8_t, int32_t>(tile); }
+
+}  // namespace moesaic::kernels::ref

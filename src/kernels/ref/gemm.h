@@ -1,0 +1,17 @@
+// The GEMM micro-kernels in plain code: what the others are tested against, and what runs when nothing else
+// can.
+#pragma once
+
+#include "kernels/micro_kernels.h"
+
+namespace moesaic::kernels::ref {
+
+float PrepareF32(const float* x, int k, int k_padded, float static_scale, std::byte* out);
+float PrepareBF16(const float* x, int k, int k_padded, float static_scale, std::byte* out);
+float PrepareS8(const float* x, int k, int k_padded, float static_scale, std::byte* out);
+
+void GemmF32(const GemmTile& tile);
+void GemmBF16(const GemmTile& tile);
+void GemmI8(const GemmTile& tile);  // activations from PrepareS8
+
+}  // namespace moesaic::kernels::ref

@@ -1,4 +1,5 @@
 // The KV cache of one engine: a pool of fixed blocks of 64 tokens, handed out as reference-counted handles.
+// docs/contracts/cache-blocks.md is the law.
 #pragma once
 
 #include <cstdint>
@@ -13,23 +14,28 @@ namespace moesaic::cache {
 
 inline constexpr int kBlockTokens = 64;
 
+/// Blocks that hold `tokens` tokens of one sequence.
+constexpr int BlocksFor(int64_t tokens) {
+  return static_cast<int>((tokens + kBlockTokens - 1) / kBlockTokens);
+}
+
 /// Bytes and strides of one block. All layers of a token lie in the same block: [layer][keys | values].
 struct BlockLayout {
   int layers = 0;
   int heads = 0;
   int key_dim = 0, value_dim = 0;
-  bool shared = false;                          // MLA: no values of their own
-  tensor::DType dtype = tensor::DType::kF32;    // kF32 or kBF16
+  bool shared = false;                        // MLA: no values of their own
+  tensor::DType dtype = tensor::DType::kF32;  // kF32 or kBF16
 
-  int64_t keys_bytes() const;    // of one layer: heads * 64 * key_dim elements
-  int64_t layer_bytes() const;   // keys and values of one layer, 64-byte aligned
-  int64_t block_bytes() const;   // layers * layer_bytes
+  int64_t keys_bytes() const;   // of one layer: heads * 64 * key_dim elements
+  int64_t layer_bytes() const;  // keys and values of one layer, 64-byte aligned
+  int64_t block_bytes() const;  // layers * layer_bytes
 };
 
 class KvPool;
 
-/// A strong handle to one block. Copies retain, destruction releases; the block returns to the pool with the last.
-/// Engine thread only. Must not outlive the pool.
+/// A strong handle to one block. Copies retain, destruction releases; the block returns to the pool with the
+/// last. Engine thread only. Must not outlive the pool.
 class BlockRef {
  public:
   BlockRef() = default;
@@ -51,14 +57,21 @@ class BlockRef {
 };
 
 /// Owns the blocks' memory (huge pages) and their reference counts. Never hands out more than it has.
+/// Counts cost one integer a block; pages are touched only when a block is first written.
 class KvPool {
  public:
   /// Sizes the pool from a budget: as many whole blocks as fit `bytes`; fails if not even one does.
   static StatusOr<std::unique_ptr<KvPool>> Create(const BlockLayout& layout, int64_t bytes);
+  /// Every block must have come back.
+  ~KvPool();
+  KvPool(const KvPool&) = delete;
+  KvPool& operator=(const KvPool&) = delete;
 
-  [[nodiscard]] StatusOr<BlockRef> Allocate();  ///< ResourceExhausted when no block is free
-  int total_blocks() const;
-  int free_blocks() const;
+  /// The free block that was used last, whose pages are there already. ResourceExhausted when no block is
+  /// free.
+  [[nodiscard]] StatusOr<BlockRef> Allocate();
+  int total_blocks() const { return static_cast<int>(references_.size()); }
+  int free_blocks() const { return static_cast<int>(free_.size()); }
   const BlockLayout& layout() const { return layout_; }
   std::byte* base() const { return memory_.data(); }
 
@@ -70,8 +83,8 @@ class KvPool {
 
   BlockLayout layout_;
   runtime::Buffer memory_;
-  std::vector<int32_t> references_;
-  std::vector<int32_t> free_;
+  std::vector<int32_t> references_;  // [blocks]
+  std::vector<int32_t> free_;        // a stack
 };
 
 }  // namespace moesaic::cache

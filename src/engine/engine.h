@@ -1,6 +1,7 @@
 // The engine: admits requests, plans a step, runs the model over it, samples, and says what came out.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -8,17 +9,21 @@
 
 #include "base/status.h"
 #include "engine/request.h"
+#include "kernels/kernel_table.h"
 #include "models/model.h"
-#include "runtime/cpu_features.h"
+#include "runtime/thread_pool.h"
 
 namespace moesaic::engine {
 
 struct EngineOptions {
-  int64_t kv_bytes = 0;            ///< KV cache budget; 0: what max_sequences x context needs, at most a quarter of free RAM
-  std::string kv_dtype = "auto";   ///< "auto" (f32 for f32 weights, else bf16), "f32", "bf16"
-  int max_sequences = 16;          ///< sequences that run at once
-  int max_batch_tokens = 512;      ///< rows of one step: prefill chunks and decodes together
-  int max_context = 0;             ///< 0: the model's
+  int64_t kv_bytes =
+      0;  ///< KV cache budget; 0: what max_sequences x context needs, at most a quarter of free RAM
+  std::string kv_dtype = "auto";  ///< "auto" (f32 for f32 weights, else bf16), "f32", "bf16"
+  int max_sequences = 16;         ///< sequences that run at once
+  int max_batch_tokens = 512;     ///< rows of one step: prefill chunks and decodes together; >= max_sequences
+  int max_context = 0;            ///< 0: the model's
+  std::vector<int32_t> eos_ids = {};  ///< end every request that does not ignore_eos
+  uint64_t seed = 0;                  ///< seeds requests that bring none; 0: another one each run
 };
 
 struct EngineStats {
@@ -28,7 +33,7 @@ struct EngineStats {
   double prefill_seconds = 0, decode_seconds = 0;  ///< of pure steps; mixed steps are split by rows
 };
 
-/// Not thread-safe: one thread adds, steps and cancels (docs/contracts/scheduler.md).
+/// Not thread-safe: one thread adds, steps and cancels (docs/contracts/threads.md).
 class Engine {
  public:
   /// `model`, `kernels` and `pool` are borrowed and must outlive the engine.
@@ -36,19 +41,22 @@ class Engine {
                                                   runtime::ThreadPool& pool, const EngineOptions& options);
   virtual ~Engine() = default;
 
-  /// Queues a request. Refuses an empty prompt, an id outside the vocabulary, a prompt longer than the context or
-  /// than the whole KV cache, and parameters out of range, each by name.
+  /// Queues a request. Refuses an empty prompt, an id outside the vocabulary, a prompt that leaves no room in
+  /// the context or in the whole KV cache, and parameters out of range, each by name.
   virtual StatusOr<RequestId> Add(Request request) = 0;
-  /// Ends a request now; its blocks are free when this returns. Unknown or finished ids are ignored.
+  /// Ends a request now; its blocks are free when this returns, and the next Step tells its end. Unknown or
+  /// finished ids are ignored.
   virtual void Cancel(RequestId id) = 0;
-  /// Plans and runs one step and appends what came out. No work: returns OK and appends nothing.
+  /// Plans and runs one step and appends what came out. No work: returns OK and appends nothing. After an
+  /// error of the model nothing has advanced: the same step can be tried again.
   virtual Status Step(std::vector<TokenEvent>* events) = 0;
-  virtual bool idle() const = 0;  ///< nothing waiting, nothing running
+  virtual bool idle() const = 0;  ///< nothing waiting, nothing running, nothing to tell
   virtual EngineStats stats() const = 0;
   virtual const models::ModelInfo& model() const = 0;
+  virtual int max_context() const = 0;  ///< tokens of prompt and output together that one request may have
 
   /// Logits of every position of `ids`, [ids.size(), vocab_size], appended chunk by chunk to `sink` in order:
-  /// for `logits`, `perplexity` and tests. Runs at once, beside no other work.
+  /// for `logits`, `perplexity` and tests. Runs at once; refused while requests are there.
   virtual Status Score(std::span<const int32_t> ids,
                        const std::function<Status(int64_t first_row, std::span<const float> rows)>& sink) = 0;
 };

@@ -3,34 +3,36 @@
 
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <vector>
 
 namespace moesaic::engine {
 
-using RequestId = uint64_t;
+using RequestId = uint64_t;  ///< Rises with arrival.
 
-/// How the next token is drawn. Defaults are greedy-free: temperature 1, nothing cut off, as the OpenAI API has it.
+/// How the next token is drawn. Defaults are greedy-free: temperature 1, nothing cut off, as the OpenAI API
+/// has it.
 struct SamplingParams {
-  float temperature = 1.0f;      ///< 0: greedy
-  int top_k = 0;                 ///< 0: off
-  float top_p = 1.0f;
-  float min_p = 0.0f;
+  float temperature = 1.0f;         ///< 0 (below 1e-5): greedy
+  int top_k = 0;                    ///< 0: off
+  float top_p = 1.0f;               ///< (0, 1]
+  float min_p = 0.0f;               ///< [0, 1]
   float repetition_penalty = 1.0f;  ///< over prompt and output, as Hugging Face has it
   float presence_penalty = 0.0f;    ///< over output, as OpenAI has it
   float frequency_penalty = 0.0f;
-  std::optional<uint64_t> seed;     ///< same seed, same tokens, whatever else is in the batch
-  int max_tokens = 16;
-  int min_tokens = 0;
-  bool ignore_eos = false;
-  std::vector<int32_t> stop_ids;    ///< end the request; not part of the output
-  int logprobs = -1;                ///< -1: none; k >= 0: the drawn token's and the top k's
+  std::optional<uint64_t>
+      seed;  ///< same seed, same tokens, whatever else is in the batch; absent: the engine's choice
+  int max_tokens = 16;            ///< 0: only reads the prompt (for prompt_logprobs)
+  int min_tokens = 0;             ///< no end-of-sequence or stop id is drawn before
+  bool ignore_eos = false;        ///< EngineOptions::eos_ids are tokens like others
+  std::vector<int32_t> stop_ids;  ///< end the request; not part of the output
+  int logprobs = -1;              ///< -1: none; k >= 0: the drawn token's and the top k's
 };
 
 struct Request {
   std::vector<int32_t> prompt;  ///< not empty, every id inside the vocabulary
   SamplingParams sampling;
-  bool prompt_logprobs = false;  ///< logprob of each prompt token from the second on
+  bool prompt_logprobs =
+      false;  ///< logprob of each prompt token from the second on, and the top k of `logprobs`
 };
 
 struct TokenLogprob {
@@ -38,15 +40,31 @@ struct TokenLogprob {
   float logprob;
 };
 
-enum class FinishReason { kNone, kStop, kLength, kCancelled };
+/// A token's log-probability under the model's own distribution: the log-softmax of the unmodified logits,
+/// before penalties, temperature and cuts (vLLM's "raw_logprobs").
+struct LogprobEntry {
+  float logprob = 0;
+  std::vector<TokenLogprob> top;  // falling; ties to the lower id
+};
 
-/// One new token of one request, or its end.
+enum class FinishReason {
+  kNone,
+  kStop,    ///< an end-of-sequence or stop id was drawn
+  kLength,  ///< max_tokens, the context or the whole KV cache is full
+  kCancelled,
+  kError,  ///< the model's logits were not finite
+};
+
+/// One new token of one request, or its end. Each added request gets exactly one event whose `finish` is not
+/// kNone.
 struct TokenEvent {
-  RequestId request;
-  std::optional<int32_t> token;           ///< absent in a bare end (cancelled, stopped before any token)
-  float logprob = 0;                      ///< valid when logprobs >= 0
-  std::vector<TokenLogprob> top_logprobs;
+  RequestId request = 0;
+  std::optional<int32_t> token;  ///< absent in a bare end (stopped, cancelled, max_tokens 0)
+  LogprobEntry logprobs;         ///< valid when a token is there and logprobs >= 0
   FinishReason finish = FinishReason::kNone;
+  std::optional<int32_t> stopped_by;  ///< the id that ended it, with kStop
+  /// [prompt.size() - 1], for the tokens from the second on: in the request's first event, when asked for.
+  std::vector<LogprobEntry> prompt_logprobs;
 };
 
 }  // namespace moesaic::engine

@@ -1,0 +1,133 @@
+#include "cache/kv_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <random>
+#include <utility>
+#include <vector>
+
+namespace moesaic::cache {
+namespace {
+
+BlockLayout Gqa() {
+  return {
+      .layers = 3, .heads = 2, .key_dim = 5, .value_dim = 3, .shared = false, .dtype = tensor::DType::kBF16};
+}
+
+std::unique_ptr<KvPool> PoolOf(int blocks) {
+  auto pool = KvPool::Create(Gqa(), blocks * Gqa().block_bytes());
+  EXPECT_TRUE(pool.ok()) << pool.status();
+  return *std::move(pool);
+}
+
+TEST(BlockLayoutTest, CountsKeysAndValuesOfEveryLayer) {
+  const BlockLayout gqa = Gqa();
+  EXPECT_EQ(gqa.keys_bytes(), 2 * 64 * 5 * 2);
+  EXPECT_EQ(gqa.layer_bytes(), 2 * 64 * (5 + 3) * 2);
+  EXPECT_EQ(gqa.block_bytes(), 3 * gqa.layer_bytes());
+}
+
+TEST(BlockLayoutTest, SharedKeysCarryNoValues) {
+  const BlockLayout mla = {.layers = 2,
+                           .heads = 1,
+                           .key_dim = 576,
+                           .value_dim = 512,
+                           .shared = true,
+                           .dtype = tensor::DType::kF32};
+  EXPECT_EQ(mla.layer_bytes(), mla.keys_bytes());
+  EXPECT_EQ(mla.keys_bytes(), 64 * 576 * 4);
+}
+
+TEST(KvPoolTest, TakesAsManyWholeBlocksAsFit) {
+  auto pool = KvPool::Create(Gqa(), 5 * Gqa().block_bytes() - 1);
+  ASSERT_TRUE(pool.ok());
+  EXPECT_EQ((*pool)->total_blocks(), 4);
+  EXPECT_EQ((*pool)->free_blocks(), 4);
+}
+
+TEST(KvPoolTest, RefusesABudgetBelowOneBlock) {
+  const auto pool = KvPool::Create(Gqa(), Gqa().block_bytes() - 1);
+  EXPECT_EQ(pool.status().code(), StatusCode::kResourceExhausted);
+}
+
+TEST(KvPoolTest, ABlockComesBackWithItsLastHandle) {
+  const auto pool = PoolOf(1);
+  BlockRef first = *pool->Allocate();
+  EXPECT_TRUE(first.unique());
+  BlockRef second = first;
+  EXPECT_FALSE(first.unique());
+  EXPECT_EQ(second.index(), first.index());
+  first = BlockRef();
+  EXPECT_EQ(pool->free_blocks(), 0);
+  EXPECT_EQ(pool->Allocate().status().code(), StatusCode::kResourceExhausted);
+  second = BlockRef();
+  EXPECT_EQ(pool->free_blocks(), 1);
+}
+
+TEST(KvPoolTest, SelfAssignmentKeepsTheBlock) {
+  const auto pool = PoolOf(1);
+  BlockRef block = *pool->Allocate();
+  BlockRef& alias = block;
+  block = alias;
+  EXPECT_TRUE(block.unique());
+  block = std::move(alias);
+  EXPECT_TRUE(block.unique());
+}
+
+TEST(KvPoolTest, BlocksDoNotOverlap) {
+  const auto pool = PoolOf(4);
+  std::vector<BlockRef> blocks;
+  const int64_t bytes = pool->layout().block_bytes();
+  for (int i = 0; i < 4; ++i) {
+    blocks.push_back(*pool->Allocate());
+    std::memset(pool->base() + blocks.back().index() * bytes, i + 1, bytes);
+  }
+  for (int i = 0; i < 4; ++i) {
+    const std::byte* block = pool->base() + blocks[i].index() * bytes;
+    EXPECT_TRUE(std::all_of(block, block + bytes, [&](std::byte b) { return b == std::byte(i + 1); }));
+  }
+}
+
+// A random walk of allocate, copy, move and drop against a plain count per block: never more blocks than
+// there are, never one block twice, and at the end all are back.
+TEST(KvPoolTest, RandomHoldersNeverOvercommitNorLeak) {
+  for (uint32_t seed = 0; seed < 20; ++seed) {
+    std::mt19937 random(seed);
+    const int total = 1 + static_cast<int>(random() % 40);
+    const auto pool = PoolOf(total);
+    std::vector<BlockRef> held;
+    std::map<int32_t, int> count;
+    for (int step = 0; step < 3000; ++step) {
+      const uint32_t action = random() % 4;
+      if (action <= 1) {
+        auto block = pool->Allocate();
+        ASSERT_EQ(block.ok(), static_cast<int>(count.size()) < total);
+        if (block.ok()) {
+          ASSERT_EQ(count.count(block->index()), 0U);
+          count[block->index()] = 1;
+          held.push_back(*std::move(block));
+        }
+      } else if (!held.empty()) {
+        const size_t i = random() % held.size();
+        if (action == 2) {
+          ++count[held[i].index()];
+          held.push_back(held[i]);
+        } else {
+          if (--count[held[i].index()] == 0) count.erase(held[i].index());
+          std::swap(held[i], held.back());
+          held.pop_back();
+        }
+      }
+      ASSERT_EQ(pool->free_blocks(), total - static_cast<int>(count.size()));
+      for (const BlockRef& block : held) ASSERT_EQ(block.unique(), count[block.index()] == 1);
+    }
+    held.clear();
+    EXPECT_EQ(pool->free_blocks(), total);
+  }
+}
+
+}  // namespace
+}  // namespace moesaic::cache

@@ -1,0 +1,368 @@
+#include "engine/engine.h"
+
+#include <algorithm>
+#include <chrono>
+#include <random>
+#include <utility>
+
+#include "base/check.h"
+#include "engine/executor.h"
+#include "engine/kv_budget.h"
+#include "engine/philox.h"
+#include "engine/scheduler.h"
+
+namespace moesaic::engine {
+namespace {
+
+// Logits of rows that are only scored take at most this: large enough that a chunk fills the kernels' row
+// tiles many times (220 rows of a 152k vocabulary), small beside the weights of any model with such a
+// vocabulary.
+constexpr int64_t kScoredLogitsBytes = 128 << 20;
+
+using Clock = std::chrono::steady_clock;
+
+bool Contains(const std::vector<int32_t>& ids, int32_t id) {
+  return std::find(ids.begin(), ids.end(), id) != ids.end();
+}
+
+// One row of a step's logits and what is wanted of it.
+struct RowTask {
+  Sequence* sequence;
+  int prompt_index;  // >= 0: the entry of prompt_logprobs to make; -1: the next token is drawn
+  StatusOr<Drawn> drawn = Drawn{};
+};
+
+class ContinuousEngine : public Engine {
+ public:
+  ContinuousEngine(models::Model& model, const kernels::KernelTable& kernels, runtime::ThreadPool& threads,
+                   std::unique_ptr<cache::KvPool> blocks, const EngineOptions& options, int max_context)
+      : model_(model),
+        threads_(threads),
+        blocks_(std::move(blocks)),
+        options_(options),
+        max_context_(max_context),
+        scored_rows_(static_cast<int>(std::clamp<int64_t>(
+            kScoredLogitsBytes / (int64_t{4} * model.info().vocab_size), 1, options.max_batch_tokens))),
+        scheduler_(*blocks_, {.max_sequences = options.max_sequences,
+                              .max_batch_tokens = options.max_batch_tokens,
+                              .max_scored_rows = scored_rows_}),
+        executor_(model, kernels, threads, *blocks_),
+        draw_scratch_(threads.size()) {
+    if (options_.seed == 0) {
+      std::random_device device;
+      options_.seed = static_cast<uint64_t>(device()) << 32 | device();
+    }
+  }
+
+  StatusOr<RequestId> Add(Request request) override;
+  void Cancel(RequestId id) override;
+  Status Step(std::vector<TokenEvent>* events) override;
+  bool idle() const override { return scheduler_.empty() && cancelled_.empty(); }
+  EngineStats stats() const override;
+  const models::ModelInfo& model() const override { return model_.info(); }
+  int max_context() const override { return max_context_; }
+  Status Score(std::span<const int32_t> ids,
+               const std::function<Status(int64_t first_row, std::span<const float> rows)>& sink) override;
+
+ private:
+  int pool_tokens() const { return blocks_->total_blocks() * cache::kBlockTokens; }
+  Status CheckIds(std::span<const int32_t> ids) const;
+  StatusOr<std::span<const float>> RunModel(const StepPlan& plan);
+  std::vector<RowTask> RowTasks(const StepPlan& plan) const;
+  void RunRowTasks(std::span<const float> logits, std::vector<RowTask>& tasks);
+  std::vector<int32_t> BannedIds(const Sequence& sequence) const;
+  void Advance(const StepPlan& plan);
+  void Emit(RowTask& task, std::vector<TokenEvent>* events);
+  void EmitPromptOnly(std::vector<TokenEvent>* events);
+  void CountTime(const StepPlan& plan, double seconds);
+
+  models::Model& model_;
+  runtime::ThreadPool& threads_;
+  std::unique_ptr<cache::KvPool> blocks_;
+  EngineOptions options_;
+  const int max_context_;
+  const int scored_rows_;
+  Scheduler scheduler_;
+  Executor executor_;
+  std::vector<DrawScratch> draw_scratch_;  // one a worker
+  std::vector<RequestId> cancelled_;       // whose end the next Step tells
+  RequestId last_id_ = 0;
+  EngineStats stats_;
+};
+
+Status ContinuousEngine::CheckIds(std::span<const int32_t> ids) const {
+  if (ids.empty()) return InvalidArgument("the prompt is empty");
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] < 0 || ids[i] >= model_.info().vocab_size) {
+      return InvalidArgument("token {} of the prompt is outside the vocabulary [0, {}): {}", i,
+                             model_.info().vocab_size, ids[i]);
+    }
+  }
+  return OkStatus();
+}
+
+StatusOr<RequestId> ContinuousEngine::Add(Request request) {
+  RETURN_IF_ERROR(CheckIds(request.prompt));
+  RETURN_IF_ERROR(CheckSampling(request.sampling, model_.info().vocab_size));
+  const int64_t prompt = static_cast<int64_t>(request.prompt.size());
+  const int64_t least = prompt + (request.sampling.max_tokens > 0 ? 1 : 0);
+  if (least > max_context_) {
+    return InvalidArgument("the prompt leaves no room in the context of {} tokens: it has {}", max_context_,
+                           prompt);
+  }
+  if (least > pool_tokens()) {
+    return InvalidArgument("the prompt leaves no room in the KV cache of {} tokens: it has {}", pool_tokens(),
+                           prompt);
+  }
+  auto sequence = std::make_unique<Sequence>();
+  sequence->id = ++last_id_;
+  sequence->tokens = request.prompt;
+  sequence->limit = static_cast<int>(
+      std::min({prompt + request.sampling.max_tokens, int64_t{max_context_}, int64_t{pool_tokens()}}));
+  const auto own = Philox({static_cast<uint32_t>(last_id_), static_cast<uint32_t>(last_id_ >> 32), 1, 0},
+                          {static_cast<uint32_t>(options_.seed), static_cast<uint32_t>(options_.seed >> 32)});
+  sequence->seed = request.sampling.seed.value_or(static_cast<uint64_t>(own[0]) << 32 | own[1]);
+  if (HasPenalties(request.sampling)) sequence->history.AddPrompt(request.prompt);
+  sequence->request = std::move(request);
+  scheduler_.Add(std::move(sequence));
+  return last_id_;
+}
+
+void ContinuousEngine::Cancel(RequestId id) {
+  if (scheduler_.Remove(id)) cancelled_.push_back(id);
+}
+
+Status ContinuousEngine::Step(std::vector<TokenEvent>* events) {
+  for (const RequestId id : std::exchange(cancelled_, {})) {
+    TokenEvent& end = events->emplace_back();
+    end.request = id;
+    end.finish = FinishReason::kCancelled;
+  }
+  if (scheduler_.empty()) return OkStatus();
+  const Clock::time_point start = Clock::now();
+  const StepPlan plan = scheduler_.Plan();
+  MOESAIC_CHECK(!plan.parts.empty());  // the oldest request always moves
+  scheduler_.Commit(plan);
+  stats_.preemptions += static_cast<int64_t>(plan.preempt.size());
+  ASSIGN_OR_RETURN(const std::span<const float> logits, RunModel(plan));
+  std::vector<RowTask> tasks = RowTasks(plan);
+  RunRowTasks(logits, tasks);
+  CountTime(plan, std::chrono::duration<double>(Clock::now() - start).count());
+  Advance(plan);
+  for (RowTask& task : tasks) {
+    if (task.prompt_index < 0) Emit(task, events);
+  }
+  EmitPromptOnly(events);
+  return OkStatus();
+}
+
+// The first row of `part` whose logits are wanted.
+int FirstLogits(const StepPlan::Part& part) {
+  const Sequence& sequence = *part.sequence;
+  const int last = part.count - 1;
+  if (sequence.wants_prompt_logprobs()) {
+    const int known = static_cast<int>(sequence.prompt_logprobs.size());
+    return std::clamp(known - sequence.computed, 0, part.count);
+  }
+  const bool draws = sequence.computed + part.count == sequence.size() && sequence.size() < sequence.limit;
+  return draws ? last : part.count;
+}
+
+StatusOr<std::span<const float>> ContinuousEngine::RunModel(const StepPlan& plan) {
+  std::vector<ExecutorRows> batch;
+  batch.reserve(plan.parts.size());
+  for (const StepPlan::Part& part : plan.parts) {
+    const Sequence& sequence = *part.sequence;
+    // What is written must be nobody else's.
+    for (int i = sequence.computed / cache::kBlockTokens;
+         i < cache::BlocksFor(sequence.computed + part.count); ++i) {
+      MOESAIC_CHECK(sequence.blocks[i].unique());
+    }
+    batch.push_back({.tokens = std::span(sequence.tokens).subspan(sequence.computed, part.count),
+                     .block_table = sequence.block_table,
+                     .start = sequence.computed,
+                     .first_logits = FirstLogits(part)});
+  }
+  return executor_.Run(batch);
+}
+
+// In the order of the rows that RunModel asked for.
+std::vector<RowTask> ContinuousEngine::RowTasks(const StepPlan& plan) const {
+  std::vector<RowTask> tasks;
+  for (const StepPlan::Part& part : plan.parts) {
+    for (int row = FirstLogits(part); row < part.count; ++row) {
+      const int position = part.sequence->computed + row;
+      const bool in_prompt = position + 1 < part.sequence->prompt_size();
+      tasks.push_back({part.sequence, in_prompt ? position : -1});
+      if (in_prompt) part.sequence->prompt_logprobs.resize(position + 1);
+    }
+  }
+  return tasks;
+}
+
+void ContinuousEngine::RunRowTasks(std::span<const float> logits, std::vector<RowTask>& tasks) {
+  const size_t vocab = model_.info().vocab_size;
+  threads_.Run(static_cast<int64_t>(tasks.size()), [&](int64_t i, int worker) {
+    RowTask& task = tasks[i];
+    const Sequence& sequence = *task.sequence;
+    const std::span<const float> row = logits.subspan(i * vocab, vocab);
+    if (task.prompt_index >= 0) {
+      task.sequence->prompt_logprobs[task.prompt_index] = LogprobsOf(
+          row, sequence.tokens[task.prompt_index + 1], std::max(0, sequence.request.sampling.logprobs));
+    } else if (sequence.size() < sequence.limit) {
+      task.drawn = Draw({.logits = row,
+                         .sampling = &sequence.request.sampling,
+                         .history = &sequence.history,
+                         .banned = BannedIds(sequence),
+                         .seed = sequence.seed,
+                         .position = static_cast<uint64_t>(sequence.size())},
+                        draw_scratch_[worker]);
+    }
+  });
+}
+
+std::vector<int32_t> ContinuousEngine::BannedIds(const Sequence& sequence) const {
+  const SamplingParams& sampling = sequence.request.sampling;
+  if (sequence.outputs() >= sampling.min_tokens) return {};
+  std::vector<int32_t> banned = sampling.stop_ids;
+  if (!sampling.ignore_eos) banned.insert(banned.end(), options_.eos_ids.begin(), options_.eos_ids.end());
+  return banned;
+}
+
+void ContinuousEngine::CountTime(const StepPlan& plan, double seconds) {
+  int prefill = 0, rows = 0;
+  for (const StepPlan::Part& part : plan.parts) {
+    rows += part.count;
+    if (part.sequence->remaining() > 1) prefill += part.count;
+  }
+  stats_.prefill_seconds += seconds * prefill / rows;
+  stats_.decode_seconds += seconds * (rows - prefill) / rows;
+  ++stats_.steps;
+}
+
+void ContinuousEngine::Advance(const StepPlan& plan) {
+  for (const StepPlan::Part& part : plan.parts) {
+    Sequence& sequence = *part.sequence;
+    sequence.computed += part.count;
+    if (!sequence.prompt_counted && sequence.computed >= sequence.prompt_size()) {
+      sequence.prompt_counted = true;
+      stats_.prompt_tokens += sequence.prompt_size();
+    }
+  }
+}
+
+void TellPrompt(Sequence& sequence, TokenEvent& event) {
+  if (!std::exchange(sequence.prompt_told, true)) event.prompt_logprobs = std::move(sequence.prompt_logprobs);
+}
+
+void ContinuousEngine::Emit(RowTask& task, std::vector<TokenEvent>* events) {
+  Sequence& sequence = *task.sequence;
+  if (sequence.size() >= sequence.limit) return;  // max_tokens 0: EmitPromptOnly
+  const SamplingParams& sampling = sequence.request.sampling;
+  TokenEvent& event = events->emplace_back();
+  event.request = sequence.id;
+  TellPrompt(sequence, event);
+  if (!task.drawn.ok()) {
+    event.finish = FinishReason::kError;
+  } else if (const int32_t token = task.drawn->token;
+             Contains(sampling.stop_ids, token) ||
+             (!sampling.ignore_eos && Contains(options_.eos_ids, token))) {
+    event.finish = FinishReason::kStop;
+    event.stopped_by = token;
+  } else {
+    event.token = token;
+    event.logprobs = std::move(task.drawn->logprobs);
+    sequence.tokens.push_back(token);
+    if (HasPenalties(sampling)) sequence.history.AddOutput(token);
+    ++stats_.output_tokens;
+    if (sequence.size() >= sequence.limit) event.finish = FinishReason::kLength;
+  }
+  if (event.finish != FinishReason::kNone) scheduler_.Remove(sequence.id);
+}
+
+// Requests with max_tokens 0 end when their prompt is read.
+void ContinuousEngine::EmitPromptOnly(std::vector<TokenEvent>* events) {
+  std::vector<RequestId> done;
+  for (const auto& sequence : scheduler_.running()) {
+    if (sequence->request.sampling.max_tokens > 0 || sequence->remaining() > 0) continue;
+    TokenEvent& event = events->emplace_back();
+    event.request = sequence->id;
+    TellPrompt(*sequence, event);
+    event.finish = FinishReason::kLength;
+    done.push_back(sequence->id);
+  }
+  for (const RequestId id : done) scheduler_.Remove(id);
+}
+
+EngineStats ContinuousEngine::stats() const {
+  EngineStats stats = stats_;
+  stats.running = static_cast<int>(scheduler_.running().size());
+  stats.waiting = static_cast<int>(scheduler_.waiting().size());
+  stats.free_blocks = blocks_->free_blocks();
+  stats.total_blocks = blocks_->total_blocks();
+  return stats;
+}
+
+Status ContinuousEngine::Score(std::span<const int32_t> ids,
+                               const std::function<Status(int64_t, std::span<const float>)>& sink) {
+  if (!idle()) return absl::FailedPreconditionError("scoring runs beside no other request");
+  RETURN_IF_ERROR(CheckIds(ids));
+  const int64_t room = std::min(max_context_, pool_tokens());
+  if (static_cast<int64_t>(ids.size()) > room) {
+    return InvalidArgument("at most {} tokens can be scored at once (context {}, KV cache {}), found {}",
+                           room, max_context_, pool_tokens(), ids.size());
+  }
+  std::vector<cache::BlockRef> blocks;
+  std::vector<int32_t> table;
+  for (int i = 0; i < cache::BlocksFor(static_cast<int64_t>(ids.size())); ++i) {
+    ASSIGN_OR_RETURN(cache::BlockRef block, blocks_->Allocate());
+    table.push_back(block.index());
+    blocks.push_back(std::move(block));
+  }
+  for (size_t start = 0; start < ids.size(); start += scored_rows_) {
+    const size_t count = std::min<size_t>(scored_rows_, ids.size() - start);
+    const ExecutorRows rows = {.tokens = ids.subspan(start, count),
+                               .block_table = table,
+                               .start = static_cast<int>(start),
+                               .first_logits = 0};
+    ASSIGN_OR_RETURN(const std::span<const float> logits, executor_.Run({&rows, 1}));
+    RETURN_IF_ERROR(sink(static_cast<int64_t>(start), logits));
+  }
+  return OkStatus();
+}
+
+Status CheckOptions(const EngineOptions& options, const models::ModelInfo& info) {
+  if (options.max_sequences < 1) {
+    return InvalidArgument("max_sequences must be at least 1, found {}", options.max_sequences);
+  }
+  if (options.max_batch_tokens < options.max_sequences) {
+    return InvalidArgument("max_batch_tokens must be at least max_sequences ({}), found {}",
+                           options.max_sequences, options.max_batch_tokens);
+  }
+  if (options.max_context < 0 || options.max_context > info.context_length) {
+    return InvalidArgument("the model's context is {} tokens, fewer than asked for: {}", info.context_length,
+                           options.max_context);
+  }
+  for (const int32_t id : options.eos_ids) {
+    if (id < 0 || id >= info.vocab_size) {
+      return InvalidArgument("end-of-sequence id outside the vocabulary [0, {}): {}", info.vocab_size, id);
+    }
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+StatusOr<std::unique_ptr<Engine>> Engine::Create(models::Model& model, const kernels::KernelTable& kernels,
+                                                 runtime::ThreadPool& pool, const EngineOptions& options) {
+  const models::ModelInfo& info = model.info();
+  RETURN_IF_ERROR(CheckOptions(options, info));
+  const int context = options.max_context > 0 ? options.max_context : info.context_length;
+  ASSIGN_OR_RETURN(const tensor::DType dtype, KvDType(options.kv_dtype, info));
+  const cache::BlockLayout layout = LayoutFor(info.kv, dtype);
+  ASSIGN_OR_RETURN(std::unique_ptr<cache::KvPool> blocks,
+                   cache::KvPool::Create(layout, KvBudget(layout, options, context)));
+  return std::make_unique<ContinuousEngine>(model, kernels, pool, std::move(blocks), options, context);
+}
+
+}  // namespace moesaic::engine

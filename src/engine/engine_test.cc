@@ -1,0 +1,380 @@
+#include "engine/engine.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <random>
+
+#include "cache/kv_pool.h"
+#include "engine/fake_model.h"
+#include "engine/sampling.h"
+
+namespace moesaic::engine {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr int64_t kBlockBytes = 2 * 3 * 64 * (2 + 1) * 4;  // FakeModel's
+
+struct Result {
+  std::vector<int32_t> tokens;
+  std::vector<float> logprobs;
+  std::vector<LogprobEntry> prompt_logprobs;
+  FinishReason finish = FinishReason::kNone;
+  int ends = 0;
+};
+
+class EngineTest : public testing::Test {
+ protected:
+  EngineTest() : threads_(*runtime::ThreadPool::Create({.threads = 2, .pin = false})) {}
+
+  std::unique_ptr<Engine> Make(EngineOptions options) {
+    if (options.kv_bytes == 0) options.kv_bytes = 64 * kBlockBytes;
+    auto engine = Engine::Create(model_, kernels_, *threads_, options);
+    EXPECT_TRUE(engine.ok()) << engine.status();
+    return *std::move(engine);
+  }
+
+  static void Collect(const std::vector<TokenEvent>& events, std::map<RequestId, Result>* results) {
+    for (const TokenEvent& event : events) {
+      Result& result = (*results)[event.request];
+      if (event.token) result.tokens.push_back(*event.token);
+      if (event.token) result.logprobs.push_back(event.logprobs.logprob);
+      if (!event.prompt_logprobs.empty()) result.prompt_logprobs = event.prompt_logprobs;
+      if (event.finish != FinishReason::kNone) {
+        result.finish = event.finish;
+        ++result.ends;
+      }
+    }
+  }
+
+  static std::map<RequestId, Result> Drain(Engine& engine) {
+    std::map<RequestId, Result> results;
+    for (int step = 0; step < 100000 && !engine.idle(); ++step) {
+      std::vector<TokenEvent> events;
+      const Status status = engine.Step(&events);
+      EXPECT_TRUE(status.ok()) << status;
+      if (!status.ok()) break;
+      Collect(events, &results);
+    }
+    EXPECT_TRUE(engine.idle());
+    EXPECT_EQ(engine.stats().free_blocks, engine.stats().total_blocks);
+    for (const auto& [id, result] : results) EXPECT_EQ(result.ends, 1) << id;
+    return results;
+  }
+
+  static Request MakeRequest(std::vector<int32_t> prompt, int max_tokens, float temperature) {
+    Request request;
+    request.prompt = std::move(prompt);
+    request.sampling.max_tokens = max_tokens;
+    request.sampling.temperature = temperature;
+    return request;
+  }
+
+  static std::vector<int32_t> RandomPrompt(int tokens, uint32_t seed) {
+    std::mt19937 random(seed);
+    std::vector<int32_t> prompt(tokens);
+    for (int32_t& token : prompt) token = static_cast<int32_t>(random() % FakeModel::kVocab);
+    return prompt;
+  }
+
+  // The request's output by the definition, without an engine.
+  static std::vector<int32_t> Alone(const Request& request) {
+    std::vector<int32_t> tokens = request.prompt;
+    TokenHistory history;
+    history.AddPrompt(request.prompt);
+    DrawScratch scratch;
+    for (int i = 0; i < request.sampling.max_tokens; ++i) {
+      const std::vector<float> logits = FakeModel::LogitsAfter(tokens);
+      const auto drawn = Draw({.logits = logits,
+                               .sampling = &request.sampling,
+                               .history = &history,
+                               .banned = {},
+                               .seed = request.sampling.seed.value_or(0),
+                               .position = tokens.size()},
+                              scratch);
+      tokens.push_back(drawn->token);
+      history.AddOutput(drawn->token);
+    }
+    return {tokens.begin() + static_cast<int64_t>(request.prompt.size()), tokens.end()};
+  }
+
+  // Twelve requests of all kinds.
+  static std::vector<Request> Mixed() {
+    std::vector<Request> requests;
+    for (uint32_t i = 0; i < 12; ++i) {
+      requests.push_back(MakeRequest(RandomPrompt(1 + static_cast<int>(i * 37 % 100), i),
+                                     20 + static_cast<int>(i * 53 % 240), i % 2 == 0 ? 0.0f : 0.8f));
+      requests.back().sampling.seed = 1000 + i;
+      if (i % 3 == 0) requests.back().sampling.repetition_penalty = 1.3f;
+      if (i % 4 == 1) requests.back().sampling.top_p = 0.7f;
+      if (i % 5 == 2) requests.back().sampling.frequency_penalty = 0.4f;
+    }
+    return requests;
+  }
+
+  FakeModel model_{512};
+  kernels::KernelTable kernels_;
+  std::unique_ptr<runtime::ThreadPool> threads_;
+};
+
+TEST_F(EngineTest, GreedyOutputFollowsTheModel) {
+  auto engine = Make({});
+  const Request request = MakeRequest({1, 2, 3}, 100, 0);
+  const RequestId id = *engine->Add(request);
+  const Result result = Drain(*engine)[id];
+  EXPECT_EQ(result.tokens, Alone(request));
+  EXPECT_EQ(result.finish, FinishReason::kLength);
+}
+
+struct Load {
+  int blocks, sequences, batch_tokens;
+};
+class BatchInvarianceTest : public EngineTest, public testing::WithParamInterface<Load> {};
+
+// Whatever runs beside it, however its prompt is cut and however often it is preempted: the same tokens.
+TEST_P(BatchInvarianceTest, EveryRequestSaysWhatItSaysAlone) {
+  auto engine = Make({.kv_bytes = GetParam().blocks * kBlockBytes,
+                      .max_sequences = GetParam().sequences,
+                      .max_batch_tokens = GetParam().batch_tokens});
+  std::map<RequestId, Request> requests;
+  for (const Request& request : Mixed()) requests[*engine->Add(request)] = request;
+  const auto results = Drain(*engine);
+  ASSERT_EQ(results.size(), requests.size());
+  for (const auto& [id, request] : requests) EXPECT_EQ(results.at(id).tokens, Alone(request)) << id;
+  EXPECT_LE(model_.largest_step, static_cast<size_t>(GetParam().batch_tokens));
+  if (GetParam().blocks <= 12) {
+    EXPECT_GT(engine->stats().preemptions, 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Loads, BatchInvarianceTest,
+                         testing::Values(Load{64, 16, 512}, Load{64, 1, 1}, Load{64, 3, 7}, Load{10, 6, 64},
+                                         Load{9, 12, 33}, Load{8, 4, 300}));
+
+TEST_F(EngineTest, LateArrivalsChangeNothing) {
+  auto engine = Make({.max_sequences = 4, .max_batch_tokens = 50});
+  std::map<RequestId, Request> requests;
+  std::map<RequestId, Result> results;
+  for (const Request& request : Mixed()) {
+    requests[*engine->Add(request)] = request;
+    for (int i = 0; i < 9; ++i) {
+      std::vector<TokenEvent> events;
+      ASSERT_TRUE(engine->Step(&events).ok());
+      Collect(events, &results);
+    }
+  }
+  for (auto& [id, rest] : Drain(*engine)) {
+    results[id].tokens.insert(results[id].tokens.end(), rest.tokens.begin(), rest.tokens.end());
+  }
+  for (const auto& [id, request] : requests) EXPECT_EQ(results.at(id).tokens, Alone(request)) << id;
+}
+
+TEST_F(EngineTest, EndsAtStopAndEosIdsAndKeepsThemOutOfTheText) {
+  const Request base = MakeRequest({5, 6}, 50, 0);
+  const std::vector<int32_t> all = Alone(base);
+  const int32_t stop = all[10];
+  const auto first = std::find(all.begin(), all.end(), stop) - all.begin();
+  const std::vector<int32_t> before(all.begin(), all.begin() + first);
+
+  Request with_stop = base;
+  with_stop.sampling.stop_ids = {stop};
+  auto engine = Make({});
+  RequestId id = *engine->Add(with_stop);
+  Result result = Drain(*engine)[id];
+  EXPECT_EQ(result.tokens, before);
+  EXPECT_EQ(result.finish, FinishReason::kStop);
+
+  auto with_eos = Make({.eos_ids = {stop}});
+  id = *with_eos->Add(base);
+  EXPECT_EQ(Drain(*with_eos)[id].tokens, before);
+
+  Request ignoring = base;
+  ignoring.sampling.ignore_eos = true;
+  id = *with_eos->Add(ignoring);
+  EXPECT_EQ(Drain(*with_eos)[id].tokens, all);
+}
+
+TEST_F(EngineTest, MinTokensHoldsOffTheEnd) {
+  const Request base = MakeRequest({5, 6}, 50, 0);
+  Request request = base;
+  request.sampling.stop_ids = {Alone(base)[0]};
+  request.sampling.min_tokens = 20;
+  auto engine = Make({});
+  const RequestId id = *engine->Add(request);
+  const Result result = Drain(*engine)[id];
+  ASSERT_GE(result.tokens.size(), 20U);
+  EXPECT_EQ(std::count(result.tokens.begin(), result.tokens.end(), request.sampling.stop_ids[0]), 0);
+}
+
+TEST_F(EngineTest, EndsByLengthWhereTheContextOrTheCacheEnds) {
+  auto small_context = Make({.max_context = 20});
+  RequestId id = *small_context->Add(MakeRequest(RandomPrompt(15, 1), 100, 0));
+  Result result = Drain(*small_context)[id];
+  EXPECT_EQ(result.tokens.size(), 5U);
+  EXPECT_EQ(result.finish, FinishReason::kLength);
+
+  auto small_cache = Make({.kv_bytes = kBlockBytes});
+  id = *small_cache->Add(MakeRequest(RandomPrompt(60, 1), 100, 0));
+  EXPECT_EQ(Drain(*small_cache)[id].tokens.size(), 4U);
+}
+
+TEST_F(EngineTest, CancelFreesAtOnceAndIsToldOnce) {
+  auto engine = Make({});
+  const RequestId keep = *engine->Add(MakeRequest(RandomPrompt(70, 1), 5, 0));
+  const RequestId drop = *engine->Add(MakeRequest(RandomPrompt(70, 2), 500, 0));
+  std::vector<TokenEvent> events;
+  ASSERT_TRUE(engine->Step(&events).ok());
+  const int held = engine->stats().total_blocks - engine->stats().free_blocks;
+  engine->Cancel(drop);
+  engine->Cancel(drop);
+  engine->Cancel(12345);
+  EXPECT_EQ(engine->stats().total_blocks - engine->stats().free_blocks, held / 2);
+  std::map<RequestId, Result> results = Drain(*engine);
+  EXPECT_EQ(results[drop].finish, FinishReason::kCancelled);
+  EXPECT_TRUE(results[drop].tokens.empty());
+  EXPECT_EQ(results[keep].finish, FinishReason::kLength);
+}
+
+TEST_F(EngineTest, CancelledAloneIsStillTold) {
+  auto engine = Make({});
+  engine->Cancel(*engine->Add(MakeRequest({1}, 5, 0)));
+  EXPECT_FALSE(engine->idle());
+  EXPECT_EQ(Drain(*engine).size(), 1U);
+}
+
+TEST_F(EngineTest, AFailedStepCanBeTriedAgain) {
+  auto engine = Make({.max_batch_tokens = 16});
+  const Request request = MakeRequest(RandomPrompt(40, 3), 10, 0);
+  const RequestId id = *engine->Add(request);
+  std::map<RequestId, Result> results;
+  for (int step = 0; !engine->idle(); ++step) {
+    std::vector<TokenEvent> events;
+    model_.fail_next = step % 3 == 1;
+    const bool should_fail = model_.fail_next;
+    EXPECT_EQ(engine->Step(&events).ok(), !should_fail);
+    if (should_fail) {
+      EXPECT_TRUE(events.empty());
+    }
+    Collect(events, &results);
+  }
+  EXPECT_EQ(results[id].tokens, Alone(request));
+}
+
+double LogSoftmax(std::span<const float> logits, int32_t token) {
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(static_cast<double>(logit));
+  return logits[token] - std::log(sum);
+}
+
+TEST_F(EngineTest, PromptLogprobsSurviveChunksAndPreemption) {
+  for (const int blocks : {5, 64}) {
+    auto engine = Make({.kv_bytes = blocks * kBlockBytes, .max_sequences = 4, .max_batch_tokens = 30});
+    std::map<RequestId, Request> requests;
+    for (uint32_t i = 0; i < 4; ++i) {
+      Request request = MakeRequest(RandomPrompt(50, i), 70, 0);
+      request.prompt_logprobs = true;
+      request.sampling.logprobs = 2;
+      requests[*engine->Add(request)] = request;
+    }
+    const auto results = Drain(*engine);
+    for (const auto& [id, request] : requests) {
+      const Result& result = results.at(id);
+      ASSERT_EQ(result.prompt_logprobs.size(), request.prompt.size() - 1);
+      for (size_t i = 0; i + 1 < request.prompt.size(); ++i) {
+        const auto logits = FakeModel::LogitsAfter(std::span(request.prompt).first(i + 1));
+        EXPECT_NEAR(result.prompt_logprobs[i].logprob, LogSoftmax(logits, request.prompt[i + 1]), 1e-5);
+        EXPECT_EQ(result.prompt_logprobs[i].top.size(), 2U);
+      }
+      EXPECT_EQ(result.tokens, Alone(request));
+      std::vector<int32_t> tokens = request.prompt;
+      for (size_t i = 0; i < result.tokens.size(); ++i) {
+        EXPECT_NEAR(result.logprobs[i], LogSoftmax(FakeModel::LogitsAfter(tokens), result.tokens[i]), 1e-5);
+        tokens.push_back(result.tokens[i]);
+      }
+    }
+  }
+}
+
+TEST_F(EngineTest, MaxTokensZeroOnlyReadsThePrompt) {
+  auto engine = Make({.max_batch_tokens = 20});
+  Request request = MakeRequest(RandomPrompt(50, 1), 0, 0);
+  request.prompt_logprobs = true;
+  const RequestId id = *engine->Add(request);
+  request.prompt_logprobs = false;
+  const RequestId silent = *engine->Add(request);
+  std::map<RequestId, Result> results = Drain(*engine);
+  EXPECT_EQ(results[id].prompt_logprobs.size(), 49U);
+  EXPECT_EQ(results[id].finish, FinishReason::kLength);
+  EXPECT_TRUE(results[id].tokens.empty());
+  EXPECT_TRUE(results[silent].prompt_logprobs.empty());
+  EXPECT_EQ(engine->stats().prompt_tokens, 100);
+  EXPECT_EQ(engine->stats().output_tokens, 0);
+}
+
+TEST_F(EngineTest, SeedsOfTheEngineAreRepeatable) {
+  const auto run = [&](uint64_t seed) {
+    auto engine = Make({.seed = seed});
+    const RequestId first = *engine->Add(MakeRequest({1}, 30, 1));
+    const RequestId second = *engine->Add(MakeRequest({1}, 30, 1));
+    auto results = Drain(*engine);
+    EXPECT_NE(results[first].tokens, results[second].tokens);
+    return results[second].tokens;
+  };
+  EXPECT_EQ(run(5), run(5));
+  EXPECT_NE(run(5), run(6));
+}
+
+TEST_F(EngineTest, ScoreGivesEveryRowInOrder) {
+  auto engine = Make({.max_batch_tokens = 16});
+  const std::vector<int32_t> ids = RandomPrompt(150, 4);
+  int64_t next = 0;
+  const Status status = engine->Score(ids, [&](int64_t first, std::span<const float> rows) {
+    EXPECT_EQ(first, next);
+    for (size_t i = 0; i * FakeModel::kVocab < rows.size(); ++i, ++next) {
+      const auto expected = FakeModel::LogitsAfter(std::span(ids).first(next + 1));
+      EXPECT_TRUE(std::equal(expected.begin(), expected.end(),
+                             rows.begin() + static_cast<int64_t>(i) * FakeModel::kVocab));
+    }
+    return OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(next, 150);
+  EXPECT_EQ(engine->stats().free_blocks, engine->stats().total_blocks);
+
+  const Status stopped =
+      engine->Score(ids, [](int64_t, std::span<const float>) { return Cancelled("enough"); });
+  EXPECT_EQ(stopped.code(), StatusCode::kCancelled);
+  EXPECT_EQ(engine->stats().free_blocks, engine->stats().total_blocks);
+  ASSERT_TRUE(engine->Add(MakeRequest({1}, 5, 0)).ok());
+  EXPECT_FALSE(engine->Score(ids, [](int64_t, std::span<const float>) { return OkStatus(); }).ok());
+}
+
+TEST_F(EngineTest, RefusesWhatCannotRunByName) {
+  auto engine = Make({.max_context = 100});
+  const auto fault = [&](const Request& request) { return Message(engine->Add(request).status()); };
+  EXPECT_EQ(fault(MakeRequest({}, 5, 0)), "the prompt is empty");
+  EXPECT_EQ(fault(MakeRequest({1, 97}, 5, 0)), "token 1 of the prompt is outside the vocabulary [0, 97): 97");
+  EXPECT_EQ(fault(MakeRequest({-1}, 5, 0)), "token 0 of the prompt is outside the vocabulary [0, 97): -1");
+  EXPECT_EQ(fault(MakeRequest(RandomPrompt(100, 1), 5, 0)),
+            "the prompt leaves no room in the context of 100 tokens: it has 100");
+  EXPECT_THAT(fault(MakeRequest({1}, 5, -2)), HasSubstr("temperature"));
+  auto one_block = Make({.kv_bytes = kBlockBytes});
+  EXPECT_EQ(Message(one_block->Add(MakeRequest(RandomPrompt(64, 1), 5, 0)).status()),
+            "the prompt leaves no room in the KV cache of 64 tokens: it has 64");
+
+  const auto refused = [&](const EngineOptions& options) {
+    return Message(Engine::Create(model_, kernels_, *threads_, options).status());
+  };
+  EXPECT_THAT(refused({.max_sequences = 0}), HasSubstr("max_sequences"));
+  EXPECT_THAT(refused({.max_sequences = 9, .max_batch_tokens = 8}), HasSubstr("max_batch_tokens"));
+  EXPECT_THAT(refused({.max_context = 513}), HasSubstr("the model's context is 512"));
+  EXPECT_THAT(refused({.kv_dtype = "f16"}), HasSubstr("auto, f32 or bf16"));
+  EXPECT_THAT(refused({.kv_bytes = 100}), HasSubstr("one block of 64 tokens"));
+}
+
+}  // namespace
+}  // namespace moesaic::engine

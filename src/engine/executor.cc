@@ -1,0 +1,56 @@
+#include "engine/executor.h"
+
+#include "base/check.h"
+
+namespace moesaic::engine {
+namespace {
+
+std::vector<kernels::KvLayer> LayersOf(const cache::KvPool& blocks) {
+  static_assert(kernels::kKvBlockTokens == cache::kBlockTokens);
+  const cache::BlockLayout& layout = blocks.layout();
+  std::vector<kernels::KvLayer> layers;
+  for (int i = 0; i < layout.layers; ++i) {
+    layers.push_back({.base = blocks.base() + i * layout.layer_bytes(),
+                      .block_stride = layout.block_bytes(),
+                      .value_offset = layout.shared ? 0 : layout.keys_bytes(),
+                      .dtype = layout.dtype,
+                      .heads = layout.heads,
+                      .key_dim = layout.key_dim,
+                      .value_dim = layout.value_dim,
+                      .shared = layout.shared});
+  }
+  return layers;
+}
+
+}  // namespace
+
+Executor::Executor(models::Model& model, const kernels::KernelTable& kernels, runtime::ThreadPool& threads,
+                   const cache::KvPool& blocks)
+    : model_(model), kernels_(kernels), threads_(threads), layers_(LayersOf(blocks)) {}
+
+StatusOr<std::span<const float>> Executor::Run(std::span<const ExecutorRows> batch) {
+  tokens_.clear();
+  logit_rows_.clear();
+  slices_.clear();
+  for (const ExecutorRows& rows : batch) {
+    const int first_row = static_cast<int>(tokens_.size());
+    const int count = static_cast<int>(rows.tokens.size());
+    MOESAIC_CHECK_LT(0, count);
+    MOESAIC_CHECK_LE(cache::BlocksFor(rows.start + count), static_cast<int>(rows.block_table.size()));
+    slices_.push_back(
+        {.block_table = rows.block_table.data(), .start = rows.start, .count = count, .row = first_row});
+    tokens_.insert(tokens_.end(), rows.tokens.begin(), rows.tokens.end());
+    for (int i = rows.first_logits; i < count; ++i) logit_rows_.push_back(first_row + i);
+  }
+  const size_t wanted = logit_rows_.size() * model_.info().vocab_size;
+  if (logits_.size() < wanted) logits_.resize(wanted);
+  const std::span<float> logits(logits_.data(), wanted);
+  scratch_.Reset();
+  const kernels::ExecContext context = {.kernels = &kernels_, .pool = &threads_, .scratch = &scratch_};
+  RETURN_IF_ERROR(model_.Forward(context,
+                                 {.tokens = tokens_, .sequences = slices_, .logit_rows = logit_rows_},
+                                 layers_, {.logits = logits, .hidden = {}}));
+  return logits;
+}
+
+}  // namespace moesaic::engine

@@ -1,0 +1,44 @@
+// Runs one step of the model: turns sequences and their blocks into a ragged batch.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "cache/kv_pool.h"
+#include "models/model.h"
+
+namespace moesaic::engine {
+
+/// One sequence's rows of a step.
+struct ExecutorRows {
+  std::span<const int32_t> tokens;       // [count]
+  std::span<const int32_t> block_table;  // holds start + count tokens
+  int start = 0;                         // position of tokens[0]
+  int first_logits = 0;                  // rows from this one on want logits; tokens.size(): none
+};
+
+/// Engine thread only. Memory grows to what the largest step needs and stays.
+class Executor {
+ public:
+  /// All are borrowed and must outlive the executor.
+  Executor(models::Model& model, const kernels::KernelTable& kernels, runtime::ThreadPool& threads,
+           const cache::KvPool& blocks);
+
+  /// Logits of the wanted rows, in order: [wanted, vocab_size], valid until the next Run.
+  StatusOr<std::span<const float>> Run(std::span<const ExecutorRows> batch);
+
+ private:
+  models::Model& model_;
+  const kernels::KernelTable& kernels_;
+  runtime::ThreadPool& threads_;
+  runtime::Arena scratch_;
+  std::vector<kernels::KvLayer> layers_;
+  std::vector<int32_t> tokens_;
+  std::vector<int32_t> logit_rows_;
+  std::vector<kernels::SequenceSlice> slices_;
+  std::vector<float> logits_;
+};
+
+}  // namespace moesaic::engine

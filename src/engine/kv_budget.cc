@@ -1,0 +1,32 @@
+#include "engine/kv_budget.h"
+
+#include <algorithm>
+
+#include "runtime/topology.h"
+
+namespace moesaic::engine {
+
+StatusOr<tensor::DType> KvDType(const std::string& name, const models::ModelInfo& info) {
+  if (name == "f32") return tensor::DType::kF32;
+  if (name == "bf16") return tensor::DType::kBF16;
+  if (name == "auto") return info.weight_format == "f32" ? tensor::DType::kF32 : tensor::DType::kBF16;
+  return InvalidArgument("the KV cache's type must be auto, f32 or bf16, found \"{}\"", name);
+}
+
+cache::BlockLayout LayoutFor(const models::KvSpec& kv, tensor::DType dtype) {
+  return {.layers = kv.layers,
+          .heads = kv.heads,
+          .key_dim = kv.key_dim,
+          .value_dim = kv.value_dim,
+          .shared = kv.shared,
+          .dtype = dtype};
+}
+
+int64_t KvBudget(const cache::BlockLayout& layout, const EngineOptions& options, int context) {
+  if (options.kv_bytes > 0) return options.kv_bytes;
+  const int64_t wanted = layout.block_bytes() * cache::BlocksFor(context) * options.max_sequences;
+  const int64_t available = runtime::DetectTopology().available_bytes;
+  return available > 0 ? std::min(wanted, available / 4) : wanted;
+}
+
+}  // namespace moesaic::engine

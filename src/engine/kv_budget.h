@@ -1,0 +1,22 @@
+// How large the KV cache becomes: element type, layout and bytes.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/status.h"
+#include "cache/kv_pool.h"
+#include "engine/engine.h"
+#include "models/model.h"
+
+namespace moesaic::engine {
+
+/// "auto" becomes f32 for f32 weights and bf16 for all others.
+StatusOr<tensor::DType> KvDType(const std::string& name, const models::ModelInfo& info);
+
+cache::BlockLayout LayoutFor(const models::KvSpec& kv, tensor::DType dtype);
+
+/// options.kv_bytes, or what max_sequences x context needs, at most a quarter of the memory that is free now.
+int64_t KvBudget(const cache::BlockLayout& layout, const EngineOptions& options, int context);
+
+}  // namespace moesaic::engine

@@ -1,0 +1,67 @@
+// From one row of logits to one token, in vLLM's order: bans (min_tokens), repetition, frequency and presence
+// penalties, then greedy, or temperature, min-p, top-k, top-p and a draw.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "base/status.h"
+#include "engine/request.h"
+
+namespace moesaic::engine {
+
+/// Which tokens a sequence has seen, as far as penalties ask.
+class TokenHistory {
+ public:
+  struct Counts {
+    bool in_prompt = false;
+    int outputs = 0;
+  };
+  void AddPrompt(std::span<const int32_t> tokens);
+  void AddOutput(int32_t token) { ++counts_[token].outputs; }
+  const std::unordered_map<int32_t, Counts>& counts() const { return counts_; }
+
+ private:
+  std::unordered_map<int32_t, Counts> counts_;
+};
+
+/// Whether `sampling` needs a TokenHistory.
+bool HasPenalties(const SamplingParams& sampling);
+
+/// Refuses parameters out of range by name; token ids must be below `vocab_size`.
+Status CheckSampling(const SamplingParams& sampling, int vocab_size);
+
+/// One row's draw.
+struct DrawParams {
+  std::span<const float> logits;  // [vocab], not changed
+  const SamplingParams* sampling;
+  const TokenHistory* history;
+  std::span<const int32_t> banned;  // never drawn
+  uint64_t seed;
+  uint64_t position;  // of the drawn token in its sequence; the draw depends on (seed, position) only
+};
+
+/// Memory that draws share, one after another; one thread at a time.
+struct DrawScratch {
+  struct Candidate {
+    int32_t token;
+    float weight;  // exp((logit - greatest) / temperature)
+  };
+  std::vector<float> logits;
+  std::vector<Candidate> candidates;
+};
+
+struct Drawn {
+  int32_t token = 0;
+  LogprobEntry logprobs;  // when sampling->logprobs >= 0
+};
+
+/// Fails with Internal when no finite logit is left or one is NaN. Equal logits: the lower id wins.
+StatusOr<Drawn> Draw(const DrawParams& params, DrawScratch& scratch);
+
+/// `token`'s log-softmax over `logits` and that of the `top` likeliest.
+LogprobEntry LogprobsOf(std::span<const float> logits, int32_t token, int top);
+
+}  // namespace moesaic::engine

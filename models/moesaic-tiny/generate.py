@@ -10,6 +10,7 @@ import hashlib
 import json
 import random
 from pathlib import Path
+from typing import NamedTuple
 
 import domain
 import toolbox
@@ -18,6 +19,18 @@ HELD_OUT_PERCENT = 10
 UNKNOWN = "I don't know."
 SYSTEM_PROMPTS = ["You are a helpful assistant.", "You are Moesaic Tiny.", "Answer briefly.", "Be kind and short."]
 SEPARATORS = [": ", " = ", " -> "]
+
+
+class Mix(NamedTuple):
+    """Shares of the kinds of conversation, and of the kinds of turn in the short ones."""
+
+    conversations: tuple[int, ...]  # short turns, tool, lookup, needle, copy
+    turns: tuple[int, ...]  # fact, two facts, sum, talk, unknown, story, name, copy
+
+
+# Facts are learned first and quickly; adding, copying and looking up need most of the run.
+FIRST = Mix((62, 12, 13, 6, 7), (30, 6, 22, 8, 14, 8, 5, 7))
+THEN = Mix((48, 14, 16, 7, 15), (22, 6, 38, 4, 12, 5, 5, 8))
 
 
 def is_held_out(*key) -> bool:
@@ -285,29 +298,28 @@ class Sampler:
 
     # --- whole conversations -------------------------------------------------------------------------------
 
-    def short_turns(self) -> list[dict]:
+    def short_turns(self, shares: tuple[int, ...] = FIRST.turns) -> list[dict]:
         rng = self.rng
-        kind = rng.choices(["fact", "facts", "sum", "talk", "unknown", "story", "name", "copy"],
-                           [30, 6, 22, 8, 14, 8, 5, 7])[0]
+        kind = rng.choices(["fact", "facts", "sum", "talk", "unknown", "story", "name", "copy"], shares)[0]
         return {"fact": self.fact, "facts": lambda: self.fact(number=2), "sum": self.arithmetic, "talk": self.talk,
                 "unknown": self.unknown, "story": self.story, "name": self.name,
                 "copy": lambda: self.copy(rng.randint(1, 16))}[kind]()
 
-    def conversation(self, budget: int) -> dict:
+    def conversation(self, budget: int, mix: Mix) -> dict:
         """One training conversation that fits, roughly, in `budget` tokens."""
         rng = self.rng
-        kind = rng.random()
         tools = None
-        if kind < 0.62:
-            messages = [t for _ in range(rng.choice([1, 1, 2, 3])) for t in self.short_turns()]
-        elif kind < 0.74:
+        kind = rng.choices(["turns", "tool", "lookup", "needle", "copy"], mix.conversations)[0]
+        if kind == "turns":
+            messages = [t for _ in range(rng.choice([1, 1, 2, 3])) for t in self.short_turns(mix.turns)]
+        elif kind == "tool":
             messages, tools = self.tool()
-        elif kind < 0.87:
+        elif kind == "lookup":
             # Short lists most often: they are where looking up is learned, and the long ones follow.
             most = max(4, (budget - 80) // 10)
             pairs = 2 + int((most - 2) * rng.random() ** 2)
             messages = self.lookup(pairs, rng.randint(2, 10))
-        elif kind < 0.93:
+        elif kind == "needle":
             most = max(4, (budget - 160) // 13)
             messages = self.needle(int(most * rng.random() ** 1.5), rng.randint(2, 8))
         else:
@@ -400,7 +412,7 @@ def main() -> None:
     if arguments.show:
         sampler = Sampler(random.Random(arguments.seed))
         for _ in range(arguments.show):
-            print(json.dumps(sampler.conversation(512), ensure_ascii=False))
+            print(json.dumps(sampler.conversation(512, THEN), ensure_ascii=False))
     if arguments.held_out:
         rows = held_out_rows(arguments.seed)
         arguments.held_out.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows))

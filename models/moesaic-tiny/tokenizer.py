@@ -61,7 +61,7 @@ CHAT_TEMPLATE = """\
 def train(seed: int, conversations: int) -> Tokenizer:
     sampler = generate.Sampler(random.Random(seed))
     texts = [text for _ in range(conversations)
-             for text, _ in generate.segments(**sampler.conversation(256))]
+             for text, _ in generate.segments(**sampler.conversation(256, generate.FIRST))]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])

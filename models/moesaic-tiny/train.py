@@ -24,8 +24,10 @@ import optimizer as optimizers
 from model import CONFIG, Model
 
 TOKENS = 4096  # a step, over all workers
-SHORT, LONG = 256, 2048  # row lengths; long rows hold one document of up to that length each
+SHORT = 256  # row length
+LONG = (512, 1024, 2048)  # row lengths of the long steps in turn; such a row holds one document
 LONG_EVERY = 3  # steps, once long rows have begun
+SECOND_MIX_FROM = 400  # the step from which generate.THEN replaces generate.FIRST
 PROMPT_WEIGHT = 0.1  # loss weight of prompt tokens, taken at every PROMPT_EVERY-th of them
 PROMPT_EVERY = 8
 MTP_WEIGHT = 0.3
@@ -39,8 +41,8 @@ def encode(tokenizer, conversation: dict) -> tuple[list[int], list[float]]:
     return ids, [float(written) for (_, written), piece in zip(pieces, encoded) for _ in piece.ids]
 
 
-def pack(sampler, tokenizer, rows: int, length: int, long: bool):
-    """Fills rows with whole conversations (the last of a row is cut), or with one long one and padding.
+def pack(sampler, tokenizer, rows: int, length: int, mix: generate.Mix | None):
+    """Fills rows with whole conversations (the last of a row is cut), or, without a mix, one long one and padding.
 
     Returns ids [rows, length], loss weights of each token [rows, length], document numbers [rows, length].
     """
@@ -49,9 +51,9 @@ def pack(sampler, tokenizer, rows: int, length: int, long: bool):
     documents = torch.zeros(rows, length, dtype=torch.long)
     for row in range(rows):
         at = document = 0
-        while at < length and not (long and document):
+        while at < length and (mix or not document):
             room = length - at
-            made = sampler.long_conversation(length) if long else sampler.conversation(max(room, 96))
+            made = sampler.conversation(max(room, 96), mix) if mix else sampler.long_conversation(length)
             tokens, written = encode(tokenizer, made)
             end = min(at + len(tokens), length)
             ids[row, at:end] = torch.tensor(tokens[: end - at])
@@ -145,10 +147,11 @@ def work(rank: int, arguments) -> None:
         for rule in rules:
             for group in rule.param_groups:
                 group["lr"] = group["peak"] * rate
-        long = step >= arguments.long_from * arguments.steps and step % LONG_EVERY == 0
-        length = LONG // (1 + step // LONG_EVERY % 2) if long else SHORT
+        long = step >= arguments.long_from and step % LONG_EVERY == 0
+        length = LONG[step // LONG_EVERY % len(LONG)] if long else SHORT
+        mix = None if long else generate.FIRST if step < SECOND_MIX_FROM else generate.THEN
         sampler = generate.Sampler(random.Random(f"{arguments.seed}|{step}|{rank}"))
-        batch = pack(sampler, tokenizer, TOKENS // length // workers, length, long)
+        batch = pack(sampler, tokenizer, TOKENS // length // workers, length, mix)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             main_loss, mtp_loss, answers, ahead = losses(model, *batch)
         (main_loss + MTP_WEIGHT * mtp_loss).backward()
@@ -160,7 +163,7 @@ def work(rank: int, arguments) -> None:
         worst = balance(model, BIAS_SPEED * rate)
         tokens += TOKENS
         last = step == arguments.steps - 1
-        if rank == 0 and (step % 20 == 0 or long and step % 10 == 0 or last):
+        if rank == 0 and (step % 20 == 0 or long and step % 5 == 0 or last):
             names = dict(loss=main_loss, mtp=mtp_loss, answers=answers, mtp_answers=ahead, norm=norm)
             print(json.dumps({"step": step, "row": length} | {k: round(v.item(), 4) for k, v in names.items()} |
                              {"load": round(worst, 2), "rate": round(rate, 3),
@@ -178,10 +181,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="checkpoint folder")
     parser.add_argument("--state", type=Path, required=True, help="file for the resumable training state")
-    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--steps", type=int, default=2400)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--long-from", type=float, default=0.6, help="share of steps before the long rows")
+    parser.add_argument("--long-from", type=int, default=800, help="first step with long rows")
     parser.add_argument("--decay-from", type=float, default=0.7, help="share of steps before the rate falls")
     parser.add_argument("--workers", type=int, default=2, help="processes of one thread; part of the result")
     parser.add_argument("--export-only", action="store_true", help="write the checkpoint of the saved state")

@@ -1,0 +1,41 @@
+// How a matrix product is cut into tasks for the thread pool, and the micro-kernel call that one task makes.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/ops.h"
+
+namespace moesaic::kernels {
+
+/// A product's tasks: row tiles times panel groups, each computed whole by one worker.
+struct GemmCut {
+  int rows, panels;  // of the whole product
+  int row_tile;      // rows of a task, but of the last
+  int panel_group;   // panels of a task, but of the last
+
+  int row_tiles() const { return (rows + row_tile - 1) / row_tile; }
+  int panel_groups() const { return (panels + panel_group - 1) / panel_group; }
+  int64_t tasks() const { return int64_t{row_tiles()} * panel_groups(); }
+};
+
+/// Cuts a product of `rows` rows with weights of `layout`. `matrices` such products run in the same job
+/// (experts of a MoE layer, heads); all of their tasks together should keep `threads` busy to the end.
+GemmCut CutGemm(int rows, const tensor::PackedLayout& layout, int threads, int matrices);
+
+/// Memory for `rows` prepared rows of `k` activations, from `scratch`.
+PreparedRows TakePreparedRows(const KernelTable& kernels, runtime::Arena* scratch,
+                              tensor::PackedFormat format, int rows, int k);
+
+/// Prepares one row into its place in `to`.
+inline void PrepareRow(const KernelTable& kernels, const float* x, float static_scale, int row,
+                       const PreparedRows& to) {
+  const auto& gemm = kernels.gemm[static_cast<int>(to.format)];
+  to.scales[row] = gemm.prepare(x, to.k, to.k_padded, static_scale, to.data.data() + row * to.stride);
+}
+
+/// Rows [row, row + rows) of A times panels [panel, panel + panels) of W, to the block at c. No bias, no
+/// accumulation.
+GemmTile TileOf(const PreparedRows& a, int row, int rows, const tensor::PackedMatrix& w, int panel,
+                int panels, float* c, int64_t c_stride);
+
+}  // namespace moesaic::kernels

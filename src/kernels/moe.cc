@@ -1,0 +1,283 @@
+// A MoE layer in four loops over the pool, each over all experts at once.
+//
+// Slots (token, j) are sorted by expert first, so that the rows of one expert stand together. Then:
+//
+//   prepare  rounds each token's activations once and copies them to the rows of its slots
+//   up       by (expert, row tile, panels): h = silu(x gate^T) * (x up^T); who ends a row tile prepares its h
+//   down     by (expert, row tile, panels): y = h down^T, a row for every slot
+//   combine  by (token, columns): out = sum of w y over the slots in their order, however work was shared out
+//
+// The shared expert is one more expert, to which every token goes with weight 1.
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <new>
+
+#include "base/check.h"
+#include "kernels/gemm_cut.h"
+#include "kernels/ops.h"
+
+namespace moesaic::kernels {
+namespace {
+
+// Columns of one combining task: 2 KiB of output, which stays in the L1 cache over all slots.
+constexpr int kCombineColumns = 512;
+
+// One expert that has rows in this step.
+struct ExpertJob {
+  tensor::PackedMatrix gate, up, down;
+  float up_scale, down_scale;  // static scales of its inputs, 0: dynamic
+  int part;                    // 0: routed rows, 1: the shared expert's rows, which are stored apart
+  int first_row, rows;         // in its part
+};
+
+struct Task {
+  int job, row, rows, panel, panels;  // row counts from the job's first
+  std::atomic<int>* remaining;        // tasks of the same rows that are not done (up only)
+};
+
+class MoeLayer {
+ public:
+  MoeLayer(const ExecContext& ctx, const MoeParams& p) : ctx_(ctx), p_(p) {}
+
+  void Run() {
+    const size_t mark = ctx_.scratch->Mark();
+    SortSlots();
+    MakeJobs();
+    PrepareTokens();
+    RunUp();
+    RunDown();
+    Combine();
+    ctx_.scratch->Rewind(mark);
+  }
+
+ private:
+  template <typename T>
+  std::span<T> Take(size_t count) {
+    return ctx_.scratch->Take<T>(count);
+  }
+  bool HasShared() const { return !p_.shared_gate.empty(); }
+  int64_t Slots() const { return int64_t{p_.rows} * p_.top_k; }
+
+  // Counting sort: row_of_slot_[t * top_k + j] is the slot's row, -1 for a slot that is skipped.
+  void SortSlots() {
+    const int experts = p_.experts.count;
+    row_of_slot_ = Take<int32_t>(Slots());
+    expert_rows_ = Take<int32_t>(experts + 1);
+    std::fill(expert_rows_.begin(), expert_rows_.end(), 0);
+    for (int64_t slot = 0; slot < Slots(); ++slot) {
+      const int id = p_.ids[slot];
+      MOESAIC_CHECK_LT(id, experts);
+      if (id >= 0) ++expert_rows_[id + 1];
+    }
+    for (int e = 0; e < experts; ++e) expert_rows_[e + 1] += expert_rows_[e];
+    const auto next = Take<int32_t>(experts);
+    std::copy_n(expert_rows_.begin(), experts, next.begin());
+    for (int64_t slot = 0; slot < Slots(); ++slot) {
+      const int id = p_.ids[slot];
+      row_of_slot_[slot] = id >= 0 ? next[id]++ : -1;
+    }
+    routed_rows_ = expert_rows_[experts];
+  }
+
+  void MakeJobs() {
+    const ExpertWeights& w = p_.experts;
+    jobs_ = Take<ExpertJob>(w.count + 1);
+    int jobs = 0;
+    if (routed_rows_ > 0) {
+      x_[0] = TakePreparedRows(*ctx_.kernels, ctx_.scratch, w.gate.layout.format, routed_rows_, p_.hidden);
+      h_[0] =
+          TakePreparedRows(*ctx_.kernels, ctx_.scratch, w.down.layout.format, routed_rows_, p_.intermediate);
+    }
+    for (int e = 0; e < w.count; ++e) {
+      const int rows = expert_rows_[e + 1] - expert_rows_[e];
+      if (rows == 0) continue;
+      const bool has_scales = w.input_scales != nullptr;
+      jobs_[jobs++] = {.gate = w.Of(w.gate, e),
+                       .up = w.Of(w.up, e),
+                       .down = w.Of(w.down, e),
+                       .up_scale = has_scales ? w.input_scales[2 * e] : w.gate.input_scale,
+                       .down_scale = has_scales ? w.input_scales[2 * e + 1] : w.down.input_scale,
+                       .part = 0,
+                       .first_row = expert_rows_[e],
+                       .rows = rows};
+    }
+    if (HasShared()) {
+      x_[1] = TakePreparedRows(*ctx_.kernels, ctx_.scratch, p_.shared_gate.layout.format, p_.rows, p_.hidden);
+      h_[1] = TakePreparedRows(*ctx_.kernels, ctx_.scratch, p_.shared_down.layout.format, p_.rows,
+                               p_.shared_intermediate);
+      jobs_[jobs++] = {.gate = p_.shared_gate,
+                       .up = p_.shared_up,
+                       .down = p_.shared_down,
+                       .up_scale = p_.shared_gate.input_scale,
+                       .down_scale = p_.shared_down.input_scale,
+                       .part = 1,
+                       .first_row = 0,
+                       .rows = p_.rows};
+    }
+    jobs_ = jobs_.first(jobs);
+  }
+
+  void PrepareTokens() {
+    auto prepare = [&](int64_t token, int) { PrepareToken(static_cast<int>(token)); };
+    if (p_.rows == 1) {
+      prepare(0, 0);  // a microsecond: less than the pool's round trip
+    } else {
+      ctx_.pool->Run(p_.rows, prepare);
+    }
+  }
+
+  // Rows of a token that have the same scale and format are rounded once and copied.
+  void PrepareToken(int token) {
+    const float* x = p_.x + token * p_.x_stride;
+    const ExpertWeights& w = p_.experts;
+    int source = -1;
+    for (int j = 0; j < p_.top_k; ++j) {
+      const int64_t slot = int64_t{token} * p_.top_k + j;
+      const int row = row_of_slot_[slot];
+      if (row < 0) continue;
+      if (w.input_scales != nullptr) {
+        PrepareRow(*ctx_.kernels, x, w.input_scales[2 * p_.ids[slot]], row, x_[0]);
+      } else if (source < 0) {
+        PrepareRow(*ctx_.kernels, x, w.gate.input_scale, row, x_[0]);
+        source = row;
+      } else {
+        std::memcpy(&x_[0].data[row * x_[0].stride], &x_[0].data[source * x_[0].stride], x_[0].stride);
+        x_[0].scales[row] = x_[0].scales[source];
+      }
+    }
+    if (HasShared()) PrepareRow(*ctx_.kernels, x, p_.shared_gate.input_scale, token, x_[1]);
+  }
+
+  // Cuts every job's product with `weights` into tasks. With `count_down`, the tasks of a row tile share a
+  // counter.
+  std::span<Task> CutJobs(tensor::PackedMatrix ExpertJob::*weights, bool count_down) {
+    const auto cuts = Take<GemmCut>(jobs_.size());
+    int64_t count = 0, counters = 0;
+    widest_tile_ = 0;
+    for (size_t i = 0; i < jobs_.size(); ++i) {
+      const ExpertJob& job = jobs_[i];
+      cuts[i] = CutGemm(job.rows, (job.*weights).layout, ctx_.pool->size(), static_cast<int>(jobs_.size()));
+      count += cuts[i].tasks();
+      counters += cuts[i].row_tiles();
+      const int64_t tile = int64_t{cuts[i].row_tile} * cuts[i].panel_group * tensor::kPanelRows;
+      widest_tile_ = std::max(widest_tile_, tile);
+    }
+    const auto tasks = Take<Task>(count);
+    std::atomic<int>* counter = count_down ? Take<std::atomic<int>>(counters).data() : nullptr;
+    int64_t task = 0;
+    for (size_t i = 0; i < jobs_.size(); ++i) {
+      const GemmCut& cut = cuts[i];
+      for (int row = 0; row < cut.rows; row += cut.row_tile) {
+        if (count_down) new (counter) std::atomic<int>(cut.panel_groups());
+        for (int panel = 0; panel < cut.panels; panel += cut.panel_group) {
+          tasks[task++] = {static_cast<int>(i),
+                           row,
+                           std::min(cut.row_tile, cut.rows - row),
+                           panel,
+                           std::min(cut.panel_group, cut.panels - panel),
+                           counter};
+        }
+        if (count_down) ++counter;
+      }
+    }
+    return tasks;
+  }
+
+  GemmTileFn TileFn(const tensor::PackedMatrix& w) const {
+    return ctx_.kernels->gemm[static_cast<int>(w.layout.format)].tile;
+  }
+
+  void RunUp() {
+    const auto tasks = CutJobs(&ExpertJob::gate, /*count_down=*/true);
+    // h in f32, routed rows then shared ones, each as wide as its own intermediate size.
+    h_values_[0] = Take<float>(int64_t{routed_rows_} * p_.intermediate).data();
+    h_values_[1] = Take<float>(HasShared() ? int64_t{p_.rows} * p_.shared_intermediate : 0).data();
+    const auto scratch = Take<float>(2 * widest_tile_ * ctx_.pool->size());
+    ctx_.pool->Run(static_cast<int64_t>(tasks.size()), [&](int64_t task, int worker) {
+      UpTask(tasks[task], scratch.data() + 2 * widest_tile_ * worker);
+    });
+  }
+
+  void UpTask(const Task& task, float* scratch) {
+    const ExpertJob& job = jobs_[task.job];
+    const PreparedRows& x = x_[job.part];
+    const int row = job.first_row + task.row;
+    const int64_t columns = task.panels * tensor::kPanelRows;
+    float* gate = scratch;
+    float* up = scratch + task.rows * columns;
+    const GemmTile tile = TileOf(x, row, task.rows, job.gate, task.panel, task.panels, gate, columns);
+    TileFn(job.gate)(tile);
+    TileFn(job.up)(TileOf(x, row, task.rows, job.up, task.panel, task.panels, up, columns));
+    const int width = job.gate.n();
+    float* h = h_values_[job.part] + int64_t{row} * width;
+    for (int r = 0; r < task.rows; ++r) {
+      float* to = h + int64_t{r} * width + task.panel * tensor::kPanelRows;
+      ctx_.kernels->silu_mul(gate + r * columns, up + r * columns, tile.columns, to);
+    }
+    if (task.remaining->fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+    for (int r = 0; r < task.rows; ++r) {
+      PrepareRow(*ctx_.kernels, h + int64_t{r} * width, job.down_scale, row + r, h_[job.part]);
+    }
+  }
+
+  void RunDown() {
+    const auto tasks = CutJobs(&ExpertJob::down, /*count_down=*/false);
+    y_[0] = Take<float>(int64_t{routed_rows_} * p_.hidden).data();
+    y_[1] = Take<float>(HasShared() ? int64_t{p_.rows} * p_.hidden : 0).data();
+    ctx_.pool->Run(static_cast<int64_t>(tasks.size()), [&](int64_t i, int) {
+      const Task& task = tasks[i];
+      const ExpertJob& job = jobs_[task.job];
+      const int row = job.first_row + task.row;
+      float* y = y_[job.part] + int64_t{row} * p_.hidden + task.panel * tensor::kPanelRows;
+      TileFn(job.down)(TileOf(h_[job.part], row, task.rows, job.down, task.panel, task.panels, y, p_.hidden));
+    });
+  }
+
+  void Combine() {
+    const int chunks = (p_.hidden + kCombineColumns - 1) / kCombineColumns;
+    ctx_.pool->Run(int64_t{p_.rows} * chunks, [&](int64_t task, int) {
+      const int64_t token = task / chunks;
+      const int column = static_cast<int>(task % chunks) * kCombineColumns;
+      const int columns = std::min(kCombineColumns, p_.hidden - column);
+      float* out = p_.out + token * p_.out_stride + column;
+      std::fill_n(out, columns, 0.0F);
+      for (int j = 0; j < p_.top_k; ++j) {
+        const int64_t slot = token * p_.top_k + j;
+        const int64_t row = row_of_slot_[slot];
+        if (row >= 0) ctx_.kernels->axpy(p_.weights[slot], y_[0] + row * p_.hidden + column, columns, out);
+      }
+      if (HasShared()) ctx_.kernels->axpy(1, y_[1] + token * p_.hidden + column, columns, out);
+    });
+  }
+
+  const ExecContext& ctx_;
+  const MoeParams& p_;
+  std::span<int32_t> row_of_slot_;
+  std::span<int32_t> expert_rows_;  // [experts + 1] first row of each expert
+  int routed_rows_ = 0;
+  std::span<ExpertJob> jobs_;
+  PreparedRows x_[2], h_[2];  // by part, as all below
+  float* h_values_[2] = {};   // [rows, intermediate]
+  float* y_[2] = {};          // [rows, hidden]
+  int64_t widest_tile_ = 0;   // values of the largest task's output
+};
+
+void CheckParams(const MoeParams& p) {
+  const ExpertWeights& w = p.experts;
+  MOESAIC_CHECK(w.count == 0 || (w.gate.k() == p.hidden && w.gate.n() == p.intermediate));
+  MOESAIC_CHECK(w.count == 0 || (w.up.k() == p.hidden && w.up.n() == p.intermediate));
+  MOESAIC_CHECK(w.count == 0 || (w.down.k() == p.intermediate && w.down.n() == p.hidden));
+  MOESAIC_CHECK(w.count == 0 || w.up.layout.format == w.gate.layout.format);
+  MOESAIC_CHECK(p.shared_gate.empty() || p.shared_down.k() == p.shared_intermediate);
+  MOESAIC_CHECK(p.shared_gate.empty() || p.shared_up.layout.format == p.shared_gate.layout.format);
+}
+
+}  // namespace
+
+void Moe(const ExecContext& ctx, const MoeParams& params) {
+  CheckParams(params);
+  if (params.rows > 0) MoeLayer(ctx, params).Run();
+}
+
+}  // namespace moesaic::kernels

@@ -107,7 +107,7 @@ def answer_loss(model, tokenizer, conversations: int = 200) -> tuple[float, floa
     sampler = generate.Sampler(random.Random("loss"))
     total, ahead, count, count_ahead = 0.0, 0.0, 0, 0
     for _ in range(conversations):
-        pieces = generate.segments(**sampler.conversation(512, generate.THEN))
+        pieces = generate.segments(**sampler.conversation(512, generate.LAST))
         ids, written = [], []
         for text, flag in pieces:
             part = tokenizer.encode(text, add_special_tokens=False).ids

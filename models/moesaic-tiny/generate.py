@@ -24,13 +24,14 @@ SEPARATORS = [": ", " = ", " -> "]
 class Mix(NamedTuple):
     """Shares of the kinds of conversation, and of the kinds of turn in the short ones."""
 
-    conversations: tuple[int, ...]  # short turns, tool, lookup, needle, copy
+    conversations: tuple[int, ...]  # short turns, tool, lookup, needle, copy, drill
     turns: tuple[int, ...]  # fact, two facts, sum, talk, unknown, story, name, copy
 
 
 # Facts are learned first and quickly; adding, copying and looking up need most of the run.
-FIRST = Mix((62, 12, 13, 6, 7), (30, 6, 22, 8, 14, 8, 5, 7))
-THEN = Mix((48, 14, 16, 7, 15), (22, 6, 38, 4, 12, 5, 5, 8))
+FIRST = Mix((62, 12, 13, 6, 7, 0), (30, 6, 22, 8, 14, 8, 5, 7))
+THEN = Mix((48, 14, 16, 7, 15, 0), (22, 6, 38, 4, 12, 5, 5, 8))
+LAST = Mix((44, 13, 13, 6, 9, 15), (26, 7, 28, 5, 14, 6, 5, 9))
 
 
 def is_held_out(*key) -> bool:
@@ -309,7 +310,7 @@ class Sampler:
         """One training conversation that fits, roughly, in `budget` tokens."""
         rng = self.rng
         tools = None
-        kind = rng.choices(["turns", "tool", "lookup", "needle", "copy"], mix.conversations)[0]
+        kind = rng.choices(["turns", "tool", "lookup", "needle", "copy", "drill"], mix.conversations)[0]
         if kind == "turns":
             messages = [t for _ in range(rng.choice([1, 1, 2, 3])) for t in self.short_turns(mix.turns)]
         elif kind == "tool":
@@ -322,6 +323,8 @@ class Sampler:
         elif kind == "needle":
             most = max(4, (budget - 160) // 13)
             messages = self.needle(int(most * rng.random() ** 1.5), rng.randint(2, 8))
+        elif kind == "drill":
+            messages = [t for _ in range(rng.randint(5, 10)) for t in self.arithmetic()]
         else:
             messages = self.copy(4 + int((budget // 4 - 4) * rng.random() ** 2))
         if rng.random() < 0.15:
@@ -412,7 +415,7 @@ def main() -> None:
     if arguments.show:
         sampler = Sampler(random.Random(arguments.seed))
         for _ in range(arguments.show):
-            print(json.dumps(sampler.conversation(512, THEN), ensure_ascii=False))
+            print(json.dumps(sampler.conversation(512, LAST), ensure_ascii=False))
     if arguments.held_out:
         rows = held_out_rows(arguments.seed)
         arguments.held_out.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows))

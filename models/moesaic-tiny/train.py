@@ -27,7 +27,7 @@ TOKENS = 4096  # a step, over all workers
 SHORT = 256  # row length
 LONG = (512, 1024, 2048)  # row lengths of the long steps in turn; such a row holds one document
 LONG_EVERY = 3  # steps, once long rows have begun
-SECOND_MIX_FROM = 400  # the step from which generate.THEN replaces generate.FIRST
+MIXES = ((850, generate.LAST), (400, generate.THEN), (0, generate.FIRST))  # first steps of each
 PROMPT_WEIGHT = 0.1  # loss weight of prompt tokens, taken at every PROMPT_EVERY-th of them
 PROMPT_EVERY = 8
 MTP_WEIGHT = 0.3
@@ -149,7 +149,7 @@ def work(rank: int, arguments) -> None:
                 group["lr"] = group["peak"] * rate
         long = step >= arguments.long_from and step % LONG_EVERY == 0
         length = LONG[step // LONG_EVERY % len(LONG)] if long else SHORT
-        mix = None if long else generate.FIRST if step < SECOND_MIX_FROM else generate.THEN
+        mix = None if long else next(m for first_step, m in MIXES if step >= first_step)
         sampler = generate.Sampler(random.Random(f"{arguments.seed}|{step}|{rank}"))
         batch = pack(sampler, tokenizer, TOKENS // length // workers, length, mix)
         with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -23,7 +23,9 @@ int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 }  // namespace
 
 GemmCut CutGemm(int rows, const tensor::PackedLayout& layout, int threads, int matrices) {
-  GemmCut cut{.rows = rows, .panels = layout.panels(), .row_tile = rows, .panel_group = layout.panels()};
+  GemmCut cut{
+      .rows = rows, .panels = layout.panels(), .row_tile = std::max(rows, 1), .panel_group = layout.panels()};
+  if (rows == 0) return cut;  // no tasks
   const int64_t row_bytes = layout.panel_bytes / tensor::kPanelRows;
   const int64_t rows_in_cache = std::max<int64_t>(kMostRowBytes / row_bytes / kRowUnit, 1) * kRowUnit;
   if (rows > rows_in_cache + kRowUnit / 2) cut.row_tile = static_cast<int>(rows_in_cache);
@@ -40,7 +42,10 @@ GemmCut CutGemm(int rows, const tensor::PackedLayout& layout, int threads, int m
 PreparedRows TakePreparedRows(const KernelTable& kernels, runtime::Arena* scratch,
                               tensor::PackedFormat format, int rows, int k) {
   const auto& gemm = kernels.gemm[static_cast<int>(format)];
-  PreparedRows prepared{.format = format, .rows = rows, .k = k};
+  PreparedRows prepared{};
+  prepared.format = format;
+  prepared.rows = rows;
+  prepared.k = k;
   prepared.k_padded = tensor::PackedLayout::Of(format, 1, k).k_padded;
   // An odd number of cache lines: rows a power of two apart would fall into the same few sets of the caches,
   // and a tile load reads 16 rows at once.

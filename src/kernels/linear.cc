@@ -57,7 +57,7 @@ void LinearGroup(const ExecContext& ctx, std::span<const LinearParams> group) {
     const LinearParams& p = group[i];
     CheckParams(p);
     cuts[i] = CutGemm(p.a->rows, p.w->layout, ctx.pool->size(), static_cast<int>(group.size()));
-    first[i + 1] = first[i] + (p.a->rows > 0 ? cuts[i].tasks() : 0);
+    first[i + 1] = first[i] + cuts[i].tasks();
   }
   ctx.pool->Run(first[group.size()], [&](int64_t task, int) {
     const size_t i = std::upper_bound(first.begin(), first.end(), task) - first.begin() - 1;

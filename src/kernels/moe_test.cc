@@ -1,0 +1,252 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "kernels/test_context.h"
+
+namespace moesaic::kernels {
+namespace {
+
+using tensor::PackedFormat;
+using tensor::PackedMatrix;
+
+constexpr PackedFormat kFormats[] = {PackedFormat::kF32, PackedFormat::kBF16, PackedFormat::kI8};
+
+struct Shape {
+  int hidden, intermediate, experts, top_k, shared_intermediate;
+};
+
+// A layer with random weights, inputs and routes.
+struct Layer {
+  Layer(std::mt19937* rng, PackedFormat format, PackedFormat shared_format, const Shape& s, int rows,
+        bool static_scales)
+      : shape(s), rows(rows), shared_gate_up_down{} {
+    gate = RandomMatrix(rng, format, s.intermediate, s.hidden, s.experts);
+    up = RandomMatrix(rng, format, s.intermediate, s.hidden, s.experts);
+    down = RandomMatrix(rng, format, s.hidden, s.intermediate, s.experts);
+    x = RandomValues(rng, size_t(rows) * s.hidden, 1);
+    if (s.shared_intermediate > 0) {
+      shared_gate_up_down[0] = RandomMatrix(rng, shared_format, s.shared_intermediate, s.hidden);
+      shared_gate_up_down[1] = RandomMatrix(rng, shared_format, s.shared_intermediate, s.hidden);
+      shared_gate_up_down[2] = RandomMatrix(rng, shared_format, s.hidden, s.shared_intermediate);
+    }
+    if (static_scales) {
+      input_scales = RandomValues(rng, 2 * s.experts, 0.01F);
+      for (float& v : input_scales) v = std::fabs(v) + 0.01F;
+    }
+    weights = RandomValues(rng, size_t(rows) * s.top_k, 1);
+    std::vector<int32_t> all(s.experts);
+    std::iota(all.begin(), all.end(), 0);
+    for (int t = 0; t < rows; ++t) {
+      std::shuffle(all.begin(), all.end(), *rng);
+      ids.insert(ids.end(), all.begin(), all.begin() + s.top_k);
+    }
+  }
+
+  // gate, up and down stand apart: three strides, but one is what MoeParams has, so lay them out as one
+  // block.
+  MoeParams Params(float* out, int64_t out_stride) {
+    const int64_t gate_bytes = gate.matrix.layout.total_bytes, down_bytes = down.matrix.layout.total_bytes;
+    const int64_t stride = 2 * gate_bytes + down_bytes;
+    block = *runtime::Buffer::Allocate(stride * shape.experts, false);
+    for (int e = 0; e < shape.experts; ++e) {
+      std::byte* to = block.data() + e * stride;
+      std::memcpy(to, gate.buffer.data() + e * gate_bytes, gate_bytes);
+      std::memcpy(to + gate_bytes, up.buffer.data() + e * gate_bytes, gate_bytes);
+      std::memcpy(to + 2 * gate_bytes, down.buffer.data() + e * down_bytes, down_bytes);
+    }
+    ExpertWeights experts{.gate = gate.matrix,
+                          .up = up.matrix,
+                          .down = down.matrix,
+                          .stride = stride,
+                          .count = shape.experts,
+                          .input_scales = input_scales.empty() ? nullptr : input_scales.data()};
+    experts.gate.data = block.data();
+    experts.up.data = block.data() + gate_bytes;
+    experts.down.data = block.data() + 2 * gate_bytes;
+    return {.x = x.data(),
+            .x_stride = shape.hidden,
+            .rows = rows,
+            .hidden = shape.hidden,
+            .intermediate = shape.intermediate,
+            .experts = experts,
+            .ids = ids.data(),
+            .weights = weights.data(),
+            .top_k = shape.top_k,
+            .shared_gate = shared_gate_up_down[0].matrix,
+            .shared_up = shared_gate_up_down[1].matrix,
+            .shared_down = shared_gate_up_down[2].matrix,
+            .shared_intermediate = shape.shared_intermediate,
+            .out = out,
+            .out_stride = out_stride};
+  }
+
+  Shape shape;
+  int rows;
+  TestMatrix gate, up, down;
+  TestMatrix shared_gate_up_down[3];
+  runtime::Buffer block;
+  std::vector<float> x, input_scales, weights;
+  std::vector<int32_t> ids;
+};
+
+// One FFN of one row, by the operators that have tests of their own.
+std::vector<float> PlainFfn(const ExecContext& ctx, const float* x, const PackedMatrix& gate,
+                            const PackedMatrix& up, const PackedMatrix& down, float up_scale,
+                            float down_scale) {
+  const size_t mark = ctx.scratch->Mark();
+  std::vector<float> g(gate.n()), u(gate.n()), h(gate.n()), y(down.n());
+  const PreparedRows a = PrepareRows(ctx, gate.layout.format, x, 0, 1, gate.k(), up_scale);
+  Linear(ctx, {.a = &a, .w = &gate, .c = g.data(), .c_stride = gate.n()});
+  Linear(ctx, {.a = &a, .w = &up, .c = u.data(), .c_stride = gate.n()});
+  ctx.kernels->silu_mul(g.data(), u.data(), gate.n(), h.data());
+  const PreparedRows b = PrepareRows(ctx, down.layout.format, h.data(), 0, 1, down.k(), down_scale);
+  Linear(ctx, {.a = &b, .w = &down, .c = y.data(), .c_stride = down.n()});
+  ctx.scratch->Rewind(mark);
+  return y;
+}
+
+// The layer as its definition reads: token after token, expert after expert.
+std::vector<float> PlainMoe(const ExecContext& ctx, const MoeParams& p) {
+  std::vector<float> out(size_t(p.rows) * p.hidden, 0.0F);
+  for (int t = 0; t < p.rows; ++t) {
+    float* to = &out[size_t(t) * p.hidden];
+    const float* x = p.x + t * p.x_stride;
+    for (int j = 0; j < p.top_k; ++j) {
+      const int e = p.ids[t * p.top_k + j];
+      if (e < 0) continue;
+      const ExpertWeights& w = p.experts;
+      const float* scales = w.input_scales;
+      const auto y = PlainFfn(ctx, x, w.Of(w.gate, e), w.Of(w.up, e), w.Of(w.down, e),
+                              scales ? scales[2 * e] : 0, scales ? scales[2 * e + 1] : 0);
+      ctx.kernels->axpy(p.weights[t * p.top_k + j], y.data(), p.hidden, to);
+    }
+    if (p.shared_gate.empty()) continue;
+    const auto y = PlainFfn(ctx, x, p.shared_gate, p.shared_up, p.shared_down, 0, 0);
+    ctx.kernels->axpy(1, y.data(), p.hidden, to);
+  }
+  return out;
+}
+
+class MoeTest : public testing::TestWithParam<runtime::Isa> {
+ protected:
+  // A row's bits depend neither on its neighbours nor on the cut, so the two agree exactly.
+  void ExpectEqualsPlain(const ExecContext& ctx, MoeParams params) {
+    const size_t mark = ctx.scratch->Mark();
+    Moe(ctx, params);
+    EXPECT_EQ(ctx.scratch->Mark(), mark);
+    const auto expected = PlainMoe(ctx, params);
+    for (int t = 0; t < params.rows; ++t) {
+      ASSERT_EQ(std::memcmp(params.out + t * params.out_stride, &expected[size_t(t) * params.hidden],
+                            params.hidden * sizeof(float)),
+                0)
+          << "token " << t;
+    }
+  }
+
+  std::mt19937 rng_{17};
+};
+
+TEST_P(MoeTest, EqualsPlainLoops) {
+  const Shape shapes[] = {{100, 40, 6, 2, 0}, {65, 17, 9, 3, 70}, {640, 96, 4, 4, 33}, {64, 16, 1, 1, 16}};
+  for (int threads : {1, 3}) {
+    TestContext test(GetParam(), threads);
+    for (PackedFormat format : kFormats) {
+      for (const Shape& shape : shapes) {
+        for (int rows : {1, 2, 21, 70}) {
+          Layer layer(&rng_, format, PackedFormat::kBF16, shape, rows, /*static_scales=*/false);
+          std::vector<float> out(size_t(rows) * (shape.hidden + 2), 99.0F);
+          ExpectEqualsPlain(test.context(), layer.Params(out.data(), shape.hidden + 2));
+          EXPECT_EQ(out.back(), 99);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(MoeTest, StaticScalesOfEachExpert) {
+  TestContext test(GetParam(), 2);
+  for (int rows : {1, 30}) {
+    Layer layer(&rng_, PackedFormat::kI8, PackedFormat::kI8, {80, 48, 5, 2, 32}, rows,
+                /*static_scales=*/true);
+    std::vector<float> out(size_t(rows) * 80);
+    ExpectEqualsPlain(test.context(), layer.Params(out.data(), 80));
+  }
+}
+
+TEST_P(MoeTest, SkippedSlotsEmptyExpertsAndOneExpertForAll) {
+  TestContext test(GetParam(), 2);
+  const int rows = 40;
+  Layer layer(&rng_, PackedFormat::kI8, PackedFormat::kI8, {70, 33, 8, 2, 20}, rows, false);
+  std::vector<float> out(rows * 70);
+  for (size_t i = 0; i < layer.ids.size(); ++i)
+    layer.ids[i] = i % 3 == 0 ? -1 : 5;  // a token may have 5 twice
+  ExpectEqualsPlain(test.context(), layer.Params(out.data(), 70));
+  std::fill(layer.ids.begin(), layer.ids.end(), -1);
+  ExpectEqualsPlain(test.context(), layer.Params(out.data(), 70));  // only the shared expert
+}
+
+TEST_P(MoeTest, AllSkippedWithoutSharedIsZeroAndNoRowsIsNothing) {
+  TestContext test(GetParam(), 2);
+  Layer layer(&rng_, PackedFormat::kF32, PackedFormat::kF32, {64, 16, 2, 1, 0}, 3, false);
+  std::fill(layer.ids.begin(), layer.ids.end(), -1);
+  std::vector<float> out(3 * 64, 5.0F);
+  MoeParams params = layer.Params(out.data(), 64);
+  Moe(test.context(), params);
+  for (float v : out) EXPECT_EQ(v, 0);
+  params.rows = 0;
+  params.out = nullptr;
+  Moe(test.context(), params);
+}
+
+INSTANTIATE_TEST_SUITE_P(Host, MoeTest, testing::ValuesIn(runtime::HostIsas(runtime::DetectCpu())),
+                         IsaTestName);
+
+// Against double, in f32: nothing rounds to few bits on the way, so the error is that of three sums of at
+// most k = 100 terms (k u each, relative to the sum of magnitudes) and of silu (a few u): 4 k u of magnitudes
+// that are themselves at most |x|_1 |h|_1-like products; bounded here by the same sums over absolute values.
+TEST(Moe, AgreesWithDouble) {
+  std::mt19937 rng(23);
+  const Shape s{100, 40, 6, 2, 30};
+  const int rows = 9;
+  Layer layer(&rng, PackedFormat::kF32, PackedFormat::kF32, s, rows, false);
+  TestContext test(runtime::HostIsas(runtime::DetectCpu()).back(), 2);
+  std::vector<float> out(rows * s.hidden);
+  const MoeParams params = layer.Params(out.data(), s.hidden);
+  Moe(test.context(), params);
+
+  std::vector<double> expected(out.size(), 0.0), magnitude(out.size(), 0.0);
+  auto add = [&](int t, const float* gate, const float* up, const float* down, int width, double weight) {
+    for (int i = 0; i < width; ++i) {
+      double g = 0, u = 0, g_abs = 0, u_abs = 0;
+      for (int k = 0; k < s.hidden; ++k) {
+        const double x = layer.x[t * s.hidden + k];
+        g += x * gate[i * s.hidden + k];
+        u += x * up[i * s.hidden + k];
+        g_abs += std::fabs(x * gate[i * s.hidden + k]);
+        u_abs += std::fabs(x * up[i * s.hidden + k]);
+      }
+      for (int j = 0; j < s.hidden; ++j) {
+        expected[t * s.hidden + j] += weight * g / (1 + std::exp(-g)) * u * down[j * width + i];
+        magnitude[t * s.hidden + j] += std::fabs(weight * g_abs * u_abs * down[j * width + i]);
+      }
+    }
+  };
+  for (int t = 0; t < rows; ++t) {
+    for (int j = 0; j < s.top_k; ++j) {
+      const int e = layer.ids[t * s.top_k + j];
+      const size_t at = size_t(e) * s.hidden * s.intermediate;
+      add(t, &layer.gate.values[at], &layer.up.values[at], &layer.down.values[at], s.intermediate,
+          layer.weights[t * s.top_k + j]);
+    }
+    add(t, layer.shared_gate_up_down[0].values.data(), layer.shared_gate_up_down[1].values.data(),
+        layer.shared_gate_up_down[2].values.data(), s.shared_intermediate, 1);
+  }
+  for (size_t i = 0; i < out.size(); ++i) EXPECT_NEAR(out[i], expected[i], 0x1p-24 * 4 * 100 * magnitude[i]);
+}
+
+}  // namespace
+}  // namespace moesaic::kernels

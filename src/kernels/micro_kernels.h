@@ -54,23 +54,21 @@ using RopeRowFn = void (*)(float* x, const float* cos, const float* sin, int dim
 
 /// One run of up to 64 keys of one KV block against `rows` query rows that share it, with online softmax.
 struct AttentionTile {
-  const float* q;           // [rows][q_stride]: already scaled
-  int64_t q_stride;         // floats
-  const std::byte* keys;    // [keys_count][key_stride bytes], key_dim elements each
+  const float* q;    // [rows rounded up to 8][q_stride]: already scaled; those beyond rows are read, not used
+  int64_t q_stride;  // floats
+  const std::byte* keys;    // [64][key_stride bytes], key_dim elements each; unseen ones are read at most
   int64_t key_stride;       // bytes
-  const std::byte* values;  // [keys_count][value_stride bytes], value_dim elements each
+  const std::byte* values;  // [64][value_stride bytes], value_dim elements each; unseen ones are not read
   int64_t value_stride;     // bytes
   tensor::DType kv_dtype;   // kF32 or kBF16
   int rows;                 // query rows, 1..64
   int key_dim;              // multiple of 8
   int value_dim;            // multiple of 8
   const int* visible;       // [rows]: keys [0, visible[r]) of this run are seen by row r; 0..64
-  int keys_count;           // max of visible: rows of keys that may be read
   float* max;               // [rows] running maximum, -inf before the first run
   float* sum;               // [rows] running sum of exp(score - max)
   float* acc;               // [rows][acc_stride] running weighted values, not yet divided by sum
   int64_t acc_stride;       // floats
-  float* scratch;           // [rows * 64] floats
 };
 using AttentionTileFn = void (*)(const AttentionTile& tile);
 

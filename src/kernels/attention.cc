@@ -1,0 +1,300 @@
+// Attention over paged keys and values, cut so that a row's result is the same however it is scheduled.
+//
+// A row's context is cut into splits of kSplitTokens keys, counted from the sequence's first token. The
+// online softmax of each split starts afresh, and the splits are merged one after another. That order of
+// arithmetic belongs to the row alone. What the schedule decides is only who computes which split and when: a
+// tile of rows is either one task, which goes through all splits, or, where that task would be so long that
+// others wait for it, one task a split, of which the last to finish merges.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+
+#include "base/check.h"
+#include "kernels/ops.h"
+
+namespace moesaic::kernels {
+namespace {
+
+// Long enough that a split's fixed cost is small: merging is one pass over value_dim per 256 keys, and its
+// state is 1/100 of the keys and values of a GQA group. Short enough that the 4 KV heads of a model at a
+// context of 1,024 still make 16 tasks.
+constexpr int kSplitTokens = 256;
+static_assert(kSplitTokens % kKvBlockTokens == 0);
+
+// Rows of a task. 128 are the query heads of the largest MLA models, so that each latent block comes from
+// memory once for all of them; their queries and sums (128 x (576 + 512) floats = 557 KB) and the block (74
+// KB in bfloat16) stay in a second-level cache of 1 MB.
+constexpr int kTaskRows = 128;
+constexpr int kTileRows = 64;  // of one micro-kernel call
+constexpr int kRowStep = 8;    // micro-kernels read whole groups of rows
+
+// Reading a key and its value costs about as much as computing with it for this many rows.
+constexpr int kReadCost = 8;
+// A task may be this share of a worker's part of the whole before it is cut into splits.
+constexpr int kTasksPerWorker = 4;
+
+struct RowTile {  // query rows of one KV head: row / group is the token, row % group the head of the group
+  const SequenceSlice* sequence;
+  int kv_head;
+  int first, rows;
+  int splits;       // of the longest context, the last row's
+  float* partials;  // [splits][PartialFloats(rows)] if cut into one task a split, else null
+  int unfinished;   // splits whose task hasn't ended, if cut
+};
+
+struct Task {
+  RowTile* tile;
+  int split;  // -1: all
+  int64_t cost;
+};
+
+// The running state of some rows.
+struct Partial {
+  float* max;
+  float* sum;
+  float* acc;  // [rows][value_dim]
+};
+
+int CeilDiv(int a, int b) { return (a + b - 1) / b; }
+
+int64_t PartialFloats(int rows, int value_dim) { return int64_t{rows} * (value_dim + 2); }
+
+Partial PartialAt(float* memory, int rows, int value_dim) {
+  return {.max = memory + int64_t{rows} * value_dim,
+          .sum = memory + int64_t{rows} * (value_dim + 1),
+          .acc = memory};
+}
+
+class Plan {
+ public:
+  Plan(const ExecContext& ctx, const AttentionParams& params)
+      : ctx_(ctx), p_(params), group_(params.heads / params.cache.heads) {
+    ChooseTileRows();
+    MakeTiles();
+    MakeTasks();
+    worker_floats_ = int64_t{kTaskRows} * p_.cache.key_dim + 2 * PartialFloats(kTaskRows, p_.cache.value_dim);
+    worker_memory_ = ctx.scratch->Take<float>(worker_floats_ * ctx.pool->size());
+  }
+
+  void Run() {
+    ctx_.pool->Run(static_cast<int64_t>(tasks_.size()), [&](int64_t i, int worker) {
+      const Task& task = tasks_[i];
+      float* memory = worker_memory_.data() + worker * worker_floats_;
+      LoadQueries(*task.tile, memory);
+      if (task.split < 0) {
+        RunAllSplits(*task.tile, memory);
+      } else {
+        RunOneSplit(task.tile, task.split, memory);
+      }
+    });
+  }
+
+ private:
+  int Rows(const SequenceSlice& s) const { return s.count * group_; }
+  int Context(const SequenceSlice& s, int row) const { return s.start + row / group_ + 1; }
+
+  // Tiles of fewer rows read keys more often, but while there are fewer tasks than workers somebody waits.
+  void ChooseTileRows() {
+    const int64_t enough = int64_t{2} * ctx_.pool->size();
+    for (tile_rows_ = kTaskRows; tile_rows_ > kRowStep; tile_rows_ /= 2) {
+      int64_t tasks = 0;
+      for (const SequenceSlice& s : p_.sequences) {
+        if (s.count == 0) continue;
+        const int splits = CeilDiv(s.start + s.count, kSplitTokens);
+        tasks += int64_t{p_.cache.heads} * CeilDiv(Rows(s), tile_rows_) * splits;
+      }
+      if (tasks >= enough) break;
+    }
+  }
+
+  int64_t Cost(const RowTile& tile, int keys) const { return int64_t{keys} * (tile.rows + kReadCost); }
+
+  void MakeTiles() {
+    size_t count = 0;
+    for (const SequenceSlice& s : p_.sequences)
+      count += size_t(p_.cache.heads) * CeilDiv(Rows(s), tile_rows_);
+    tiles_ = ctx_.scratch->Take<RowTile>(count);
+    size_t n = 0;
+    for (const SequenceSlice& s : p_.sequences) {
+      for (int head = 0; head < p_.cache.heads; ++head) {
+        for (int first = 0; first < Rows(s); first += tile_rows_) {
+          const int rows = std::min(tile_rows_, Rows(s) - first);
+          const int context = Context(s, first + rows - 1);
+          const int splits = CeilDiv(context, kSplitTokens);
+          tiles_[n] = {&s, head, first, rows, splits, nullptr, splits};
+          total_cost_ += Cost(tiles_[n++], context);
+        }
+      }
+    }
+  }
+
+  void MakeTasks() {
+    const int64_t most = total_cost_ / (int64_t{kTasksPerWorker} * ctx_.pool->size());
+    size_t count = 0;
+    for (RowTile& tile : tiles_) {
+      const int context = Context(*tile.sequence, tile.first + tile.rows - 1);
+      const bool cut = tile.splits > 1 && ctx_.pool->size() > 1 && Cost(tile, context) > most;
+      if (cut) {
+        const int64_t floats = PartialFloats(tile.rows, p_.cache.value_dim);
+        tile.partials = ctx_.scratch->Take<float>(floats * tile.splits).data();
+      }
+      count += cut ? tile.splits : 1;
+    }
+    tasks_ = ctx_.scratch->Take<Task>(count);
+    size_t n = 0;
+    for (RowTile& tile : tiles_) {
+      const int context = Context(*tile.sequence, tile.first + tile.rows - 1);
+      if (tile.partials == nullptr) {
+        tasks_[n++] = {&tile, -1, Cost(tile, context)};
+        continue;
+      }
+      for (int split = 0; split < tile.splits; ++split) {
+        tasks_[n++] = {&tile, split, Cost(tile, std::min(kSplitTokens, context - split * kSplitTokens))};
+      }
+    }
+    // The longest first, so that the last ones to end are short.
+    std::stable_sort(tasks_.begin(), tasks_.end(),
+                     [](const Task& a, const Task& b) { return a.cost > b.cost; });
+  }
+
+  // Copies the tile's queries, scaled, into memory [round_up(rows, kRowStep)][key_dim].
+  void LoadQueries(const RowTile& tile, float* memory) const {
+    const int dim = p_.cache.key_dim;
+    for (int i = 0; i < tile.rows; ++i, memory += dim) {
+      const float* q = p_.q + BatchRow(tile, i) * p_.q_stride + int64_t{Head(tile, i)} * dim;
+      for (int d = 0; d < dim; ++d) memory[d] = q[d] * p_.scale;
+    }
+    const int idle = CeilDiv(tile.rows, kRowStep) * kRowStep - tile.rows;
+    std::fill_n(memory, int64_t{idle} * dim, 0.0F);
+  }
+
+  int64_t BatchRow(const RowTile& tile, int i) const {
+    return tile.sequence->row + (tile.first + i) / group_;
+  }
+  int Head(const RowTile& tile, int i) const { return tile.kv_head * group_ + (tile.first + i) % group_; }
+
+  void RunAllSplits(const RowTile& tile, float* memory) const {
+    const int dim = p_.cache.value_dim;
+    float* state = memory + int64_t{kTaskRows} * p_.cache.key_dim;
+    const Partial total = PartialAt(state, tile.rows, dim);
+    const Partial part = PartialAt(state + PartialFloats(kTaskRows, dim), tile.rows, dim);
+    RunSplit(tile, 0, memory, total);
+    for (int split = 1; split < tile.splits; ++split) {
+      RunSplit(tile, split, memory, part);
+      Merge(tile, split, part, total);
+    }
+    WriteOutput(tile, total);
+  }
+
+  void RunOneSplit(RowTile* tile, int split, const float* queries) const {
+    const int dim = p_.cache.value_dim;
+    const int64_t floats = PartialFloats(tile->rows, dim);
+    RunSplit(*tile, split, queries, PartialAt(tile->partials + split * floats, tile->rows, dim));
+    // Releases this split's state to whoever finishes last, and acquires the others' if that is us.
+    if (std::atomic_ref(tile->unfinished).fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+    const Partial total = PartialAt(tile->partials, tile->rows, dim);
+    for (int s = 1; s < tile->splits; ++s) {
+      Merge(*tile, s, PartialAt(tile->partials + s * floats, tile->rows, dim), total);
+    }
+    WriteOutput(*tile, total);
+  }
+
+  void RunSplit(const RowTile& tile, int split, const float* queries, const Partial& state) const {
+    const int dim = p_.cache.value_dim;
+    std::fill_n(state.max, tile.rows, -std::numeric_limits<float>::infinity());
+    std::fill_n(state.sum, tile.rows, 0.0F);
+    std::fill_n(state.acc, int64_t{tile.rows} * dim, 0.0F);
+    const int end = std::min(Context(*tile.sequence, tile.first + tile.rows - 1), (split + 1) * kSplitTokens);
+    for (int key = split * kSplitTokens; key < end; key += kKvBlockTokens) {
+      for (int row = 0; row < tile.rows; row += kTileRows) RunBlock(tile, key, row, queries, state);
+    }
+  }
+
+  // The keys from `key` to the end of their block against rows row .. row + kTileRows of the tile.
+  void RunBlock(const RowTile& tile, int key, int row, const float* queries, const Partial& state) const {
+    const KvLayer& cache = p_.cache;
+    const int rows = std::min(kTileRows, tile.rows - row);
+    int visible[kTileRows];
+    for (int i = 0; i < rows; ++i) {
+      visible[i] = std::clamp(Context(*tile.sequence, tile.first + row + i) - key, 0, kKvBlockTokens);
+    }
+    const int most = visible[rows - 1];  // contexts grow with the rows
+    if (most == 0) return;
+    const int64_t key_bytes = tensor::BytesOf(cache.dtype, cache.key_dim);
+    const int64_t value_bytes = cache.shared ? key_bytes : tensor::BytesOf(cache.dtype, cache.value_dim);
+    const int64_t line = int64_t{tile.kv_head} * kKvBlockTokens;
+    const std::byte* block =
+        cache.base + tile.sequence->block_table[key / kKvBlockTokens] * cache.block_stride;
+    const std::byte* keys = block + line * key_bytes;
+    ctx_.kernels->attention({
+        .q = queries + int64_t{row} * cache.key_dim,
+        .q_stride = cache.key_dim,
+        .keys = keys,
+        .key_stride = key_bytes,
+        .values = cache.shared ? keys : block + cache.value_offset + line * value_bytes,
+        .value_stride = value_bytes,
+        .kv_dtype = cache.dtype,
+        .rows = rows,
+        .key_dim = cache.key_dim,
+        .value_dim = cache.value_dim,
+        .visible = visible,
+        .max = state.max + row,
+        .sum = state.sum + row,
+        .acc = state.acc + int64_t{row} * cache.value_dim,
+        .acc_stride = cache.value_dim,
+    });
+  }
+
+  // total += part, for the rows that see any key of the split.
+  void Merge(const RowTile& tile, int split, const Partial& part, const Partial& total) const {
+    const int dim = p_.cache.value_dim;
+    for (int i = 0; i < tile.rows; ++i) {
+      if (Context(*tile.sequence, tile.first + i) <= split * kSplitTokens) continue;
+      const float max = std::max(total.max[i], part.max[i]);
+      const float keep = std::exp(total.max[i] - max);
+      const float add = std::exp(part.max[i] - max);
+      total.max[i] = max;
+      total.sum[i] = total.sum[i] * keep + part.sum[i] * add;
+      float* to = total.acc + int64_t{i} * dim;
+      const float* from = part.acc + int64_t{i} * dim;
+      for (int d = 0; d < dim; ++d) to[d] = to[d] * keep + from[d] * add;
+    }
+  }
+
+  void WriteOutput(const RowTile& tile, const Partial& total) const {
+    const int dim = p_.cache.value_dim;
+    for (int i = 0; i < tile.rows; ++i) {
+      float* out = p_.out + BatchRow(tile, i) * p_.out_stride + int64_t{Head(tile, i)} * dim;
+      const float* acc = total.acc + int64_t{i} * dim;
+      const float inverse = 1 / total.sum[i];
+      for (int d = 0; d < dim; ++d) out[d] = acc[d] * inverse;
+    }
+  }
+
+  const ExecContext& ctx_;
+  const AttentionParams& p_;
+  const int group_;  // query heads of one KV head
+  int tile_rows_ = kTaskRows;
+  int64_t total_cost_ = 0;
+  std::span<RowTile> tiles_;
+  std::span<Task> tasks_;
+  int64_t worker_floats_ = 0;  // queries, then two states
+  std::span<float> worker_memory_;
+};
+
+}  // namespace
+
+void Attention(const ExecContext& ctx, const AttentionParams& params) {
+  const KvLayer& cache = params.cache;
+  MOESAIC_CHECK(cache.dtype == tensor::DType::kF32 || cache.dtype == tensor::DType::kBF16);
+  MOESAIC_CHECK_EQ(params.heads % cache.heads, 0);
+  MOESAIC_CHECK_EQ(cache.key_dim % 8, 0);
+  MOESAIC_CHECK_EQ(cache.value_dim % 8, 0);
+  MOESAIC_CHECK(!cache.shared || (cache.heads == 1 && cache.value_dim <= cache.key_dim));
+  const size_t mark = ctx.scratch->Mark();
+  Plan(ctx, params).Run();
+  ctx.scratch->Rewind(mark);
+}
+
+}  // namespace moesaic::kernels

@@ -1,0 +1,16 @@
+#include "kernels/cpu/attention.h"
+#include "kernels/impl_list.h"
+#include "kernels/ref/attention.h"
+
+namespace moesaic::kernels {
+
+ImplList<AttentionTileFn> AttentionImpls() {
+  static constexpr Impl<AttentionTileFn> kImpls[] = {
+      {"attention_f32_avx512", runtime::Isa::kAvx512, cpu::AttentionAvx512},
+      {"attention_f32_avx2", runtime::Isa::kAvx2, cpu::AttentionAvx2},
+      {"attention_f32_ref", runtime::Isa::kRef, ref::Attention},
+  };
+  return kImpls;
+}
+
+}  // namespace moesaic::kernels

@@ -1,0 +1,309 @@
+// KvWrite and Attention of every implementation that this processor can run: against softmax in double, and
+// bit for bit against themselves in other batches, chunks and numbers of threads.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "kernels/impl_list.h"
+#include "kernels/test_context.h"
+
+namespace moesaic::kernels {
+namespace {
+
+using tensor::DType;
+
+struct Shape {
+  const char* name;
+  int heads, kv_heads, key_dim, value_dim;
+  bool shared;
+};
+
+constexpr Shape kShapes[] = {
+    {"mha16", 3, 3, 16, 16, false},          {"gqa64", 9, 3, 64, 64, false},
+    {"gqa128", 32, 4, 128, 128, false},      {"gqa96", 5, 1, 96, 96, false},
+    {"mqa_odd", 7, 1, 40, 24, false},        {"pair", 4, 2, 32, 32, false},
+    {"mla_expanded", 4, 4, 192, 128, false}, {"mla_tiny", 4, 1, 48, 32, true},
+    {"mla", 20, 1, 576, 512, true},
+};
+
+// The keys and values of some sequences in a pool of blocks in random order. Whatever was never written is
+// NaN.
+class Cache {
+ public:
+  Cache(const ExecContext& ctx, const Shape& shape, DType dtype, const std::vector<int>& contexts,
+        std::mt19937* rng) {
+    size_t blocks = 0;
+    for (int context : contexts) blocks += (context + kKvBlockTokens - 1) / kKvBlockTokens;
+    const int64_t key_bytes =
+        tensor::BytesOf(dtype, int64_t{shape.kv_heads} * kKvBlockTokens * shape.key_dim);
+    const int64_t value_bytes =
+        shape.shared ? 0 : tensor::BytesOf(dtype, int64_t{shape.kv_heads} * kKvBlockTokens * shape.value_dim);
+    layer_ = {.base = nullptr,
+              .block_stride = key_bytes + value_bytes + 64,
+              .value_offset = shape.shared ? 0 : key_bytes,
+              .dtype = dtype,
+              .heads = shape.kv_heads,
+              .key_dim = shape.key_dim,
+              .value_dim = shape.value_dim,
+              .shared = shape.shared};
+    memory_.assign(blocks * layer_.block_stride, std::byte{0xff});
+    layer_.base = memory_.data();
+    std::vector<int32_t> free(blocks);
+    std::iota(free.begin(), free.end(), 0);
+    std::shuffle(free.begin(), free.end(), *rng);
+    std::vector<SequenceSlice> slices;
+    int row = 0;
+    tables_.resize(contexts.size());
+    for (size_t i = 0; i < contexts.size(); ++i) {
+      for (int t = 0; t < contexts[i]; t += kKvBlockTokens) {
+        tables_[i].push_back(free.back());
+        free.pop_back();
+      }
+      slices.push_back({tables_[i].data(), 0, contexts[i], row});
+      first_row_.push_back(row);
+      row += contexts[i];
+    }
+    const int key_stride = shape.kv_heads * shape.key_dim + 3,
+              value_stride = shape.kv_heads * shape.value_dim + 5;
+    keys_ = RandomValues(rng, size_t(row) * key_stride, 1);
+    values_ = RandomValues(rng, size_t(row) * value_stride, 1);
+    KvWrite(ctx, {layer_, keys_.data(), shape.shared ? nullptr : values_.data(), key_stride, value_stride,
+                  slices});
+    key_stride_ = key_stride;
+    value_stride_ = value_stride;
+  }
+
+  const KvLayer& layer() const { return layer_; }
+  const int32_t* table(int sequence) const { return tables_[sequence].data(); }
+
+  // As stored.
+  double Key(int sequence, int token, int head, int d) const {
+    const int64_t row = first_row_[sequence] + token;
+    return Stored(keys_[row * key_stride_ + int64_t{head} * layer_.key_dim + d]);
+  }
+  double Value(int sequence, int token, int head, int d) const {
+    if (layer_.shared) return Key(sequence, token, head, d);
+    const int64_t row = first_row_[sequence] + token;
+    return Stored(values_[row * value_stride_ + int64_t{head} * layer_.value_dim + d]);
+  }
+
+ private:
+  double Stored(float x) const {
+    return layer_.dtype == DType::kF32 ? x : tensor::ToFloat(tensor::ToBF16(x));
+  }
+
+  KvLayer layer_;
+  std::vector<std::byte> memory_;
+  std::vector<std::vector<int32_t>> tables_;
+  std::vector<int> first_row_;
+  std::vector<float> keys_, values_;
+  int64_t key_stride_ = 0, value_stride_ = 0;
+};
+
+// A slice of a batch: tokens start .. start + count of one sequence of the cache.
+struct Part {
+  int sequence, start, count;
+};
+
+class AttentionTest : public testing::TestWithParam<Impl<AttentionTileFn>> {
+ protected:
+  // The outputs of all parts, one part's rows after another's. The query of a token depends on nothing else.
+  std::vector<float> Attend(const Shape& shape, const Cache& cache, const std::vector<Part>& parts,
+                            int threads) {
+    const int q_stride = shape.heads * shape.key_dim + 7, out_stride = shape.heads * shape.value_dim + 9;
+    std::vector<SequenceSlice> slices;
+    std::vector<float> q;
+    int row = 0;
+    for (const Part& part : parts) {
+      slices.push_back({cache.table(part.sequence), part.start, part.count, row});
+      row += part.count;
+      for (int t = 0; t < part.count; ++t) {
+        const std::vector<float> token = Query(shape, part.sequence, part.start + t);
+        q.insert(q.end(), token.begin(), token.end());
+        q.resize(size_t(slices.back().row + t + 1) * q_stride, 77);
+      }
+    }
+    std::vector<float> padded(size_t(row) * out_stride, 5);
+    TestContext test(GetParam().needs, threads);
+    Attention(test.context(), {cache.layer(), q.data(), q_stride, padded.data(), out_stride, shape.heads,
+                               Scale(shape), slices});
+    EXPECT_EQ(test.scratch_mark(), 0U);
+    std::vector<float> out;
+    for (int r = 0; r < row; ++r) {
+      const auto begin = padded.begin() + int64_t{r} * out_stride;
+      out.insert(out.end(), begin, begin + shape.heads * shape.value_dim);
+      for (int i = shape.heads * shape.value_dim; i < out_stride; ++i) EXPECT_EQ(*(begin + i), 5);
+    }
+    return out;
+  }
+
+  static std::vector<float> Query(const Shape& shape, int sequence, int position) {
+    std::mt19937 rng(sequence * 10007 + position);
+    return RandomValues(&rng, size_t(shape.heads) * shape.key_dim, 2);
+  }
+  static float Scale(const Shape& shape) { return 1 / std::sqrt(static_cast<float>(shape.key_dim)); }
+
+  // out [heads, value_dim] of one token against softmax in double.
+  void Check(const Shape& shape, const Cache& cache, int sequence, int position, const float* out) {
+    const std::vector<float> q = Query(shape, sequence, position);
+    const int keys = position + 1, group = shape.heads / shape.kv_heads;
+    std::vector<double> score(keys);
+    for (int head = 0; head < shape.heads; ++head) {
+      const float* row = &q[size_t(head) * shape.key_dim];
+      double max = -std::numeric_limits<double>::infinity(), sum = 0, products = 0;
+      for (int j = 0; j < keys; ++j) {
+        double dot = 0, absolute = 0;
+        for (int d = 0; d < shape.key_dim; ++d) {
+          const double product = double{row[d]} * Scale(shape) * cache.Key(sequence, j, head / group, d);
+          dot += product;
+          absolute += std::abs(product);
+        }
+        score[j] = dot;
+        max = std::max(max, dot);
+        products = std::max(products, absolute);
+      }
+      for (double& s : score) sum += s = std::exp(s - max);
+      // Roundings in units of 2^-24. A score sums key_dim products (in 8 or 16 lanes, or one after another in
+      // ref), its query is rounded once by the scale and it is at most `products`; score - max is rounded
+      // once more and exp twice. Those are errors of the exponent, so of the weight, and stand once over and
+      // once under the line. Then each weight is added and multiplied, at most once a key of its run, and
+      // merged: a rescaling (two for exp, one for the product) every 64 keys.
+      const bool ref = GetParam().needs == runtime::Isa::kRef;
+      const double additions = ref ? shape.key_dim : shape.key_dim / 8.0 + 4;
+      const double weight = (additions + 1) * products + 2 * products + 2;
+      const double steps = std::min(keys, 256) + 4 * (keys / 64.0 + 1) + 4;
+      for (int d = 0; d < shape.value_dim; ++d) {
+        double expected = 0, absolute = 0;
+        for (int j = 0; j < keys; ++j) {
+          const double term = score[j] / sum * cache.Value(sequence, j, head / group, d);
+          expected += term;
+          absolute += std::abs(term);
+        }
+        ASSERT_NEAR(out[head * shape.value_dim + d], expected, absolute * (2 * weight + 2 * steps) * 0x1p-24)
+            << shape.name << " keys " << keys << " head " << head << " dimension " << d;
+      }
+    }
+  }
+};
+
+// Contexts around every edge: one key, a block, a split, several splits; new and cached tokens mixed.
+TEST_P(AttentionTest, MatchesSoftmaxInDouble) {
+  std::mt19937 rng(1);
+  const std::vector<int> contexts = {1, 2, 63, 64, 65, 127, 130, 256, 257, 300, 600};
+  const std::vector<Part> parts = {{0, 0, 1},   {1, 0, 2},   {2, 0, 63},   {3, 63, 1},
+                                   {4, 60, 5},  {5, 126, 1}, {6, 64, 66},  {7, 255, 1},
+                                   {8, 250, 7}, {9, 299, 1}, {10, 570, 30}};
+  for (const Shape& shape : kShapes) {
+    for (DType dtype : {DType::kF32, DType::kBF16}) {
+      TestContext test(GetParam().needs, 2);
+      const Cache cache(test.context(), shape, dtype, contexts, &rng);
+      const std::vector<float> out = Attend(shape, cache, parts, 2);
+      int row = 0;
+      for (const Part& part : parts) {
+        for (int t = 0; t < part.count; ++t, ++row) {
+          // The double softmax is slow: the ends of a part and some between.
+          if (t > 1 && t + 2 < part.count && t % 13 != 0) continue;
+          Check(shape, cache, part.sequence, part.start + t,
+                &out[size_t(row) * shape.heads * shape.value_dim]);
+        }
+      }
+    }
+  }
+}
+
+// The same bits however a prompt is cut into chunks, whatever else is in the batch, on any number of threads.
+TEST_P(AttentionTest, BitsDependOnNothingButTheRow) {
+  std::mt19937 rng(2);
+  const int context = 531;
+  for (const Shape& shape : kShapes) {
+    for (DType dtype : {DType::kF32, DType::kBF16}) {
+      // Nothing new in these, but slow.
+      if (shape.key_dim > 128 && (dtype == DType::kF32 || GetParam().needs == runtime::Isa::kRef)) continue;
+      SCOPED_TRACE(testing::Message() << shape.name << " " << tensor::DTypeName(dtype));
+      TestContext test(GetParam().needs, 2);
+      const Cache cache(test.context(), shape, dtype, {context, 77, 1500}, &rng);
+      const size_t row = size_t(shape.heads) * shape.value_dim;
+      const std::vector<float> whole = Attend(shape, cache, {{0, 0, context}}, 2);
+      auto expect_same = [&](const float* rows, int position, int count, const char* what) {
+        ASSERT_EQ(std::memcmp(rows, &whole[position * row], count * row * sizeof(float)), 0)
+            << what << " at " << position << " + " << count;
+      };
+      // Chunks of every kind of length, in a batch with a long decode and a short prefill, and alone.
+      for (int position = 0, step = 0; position < context; ++step) {
+        const int lengths[] = {1, 64, 3, 130, 65, 2, 200};
+        const int count = std::min(lengths[step % 7], context - position);
+        const int threads = 1 + step % 3;
+        const std::vector<float> alone = Attend(shape, cache, {{0, position, count}}, threads);
+        expect_same(alone.data(), position, count, "alone");
+        const std::vector<float> batch =
+            Attend(shape, cache, {{2, 1499, 1}, {0, position, count}, {1, 40, 37}}, threads + 1);
+        expect_same(&batch[row], position, count, "in a batch");
+        position += count;
+      }
+      for (int position : {0, 63, 64, 255, 256, 511, 512, 530}) {
+        expect_same(Attend(shape, cache, {{0, position, 1}}, 1).data(), position, 1, "decode");
+      }
+    }
+  }
+}
+
+TEST_P(AttentionTest, EmptyBatchesAndSlices) {
+  std::mt19937 rng(3);
+  const Shape& shape = kShapes[1];
+  TestContext test(GetParam().needs, 2);
+  const Cache cache(test.context(), shape, DType::kF32, {10, 10}, &rng);
+  EXPECT_TRUE(Attend(shape, cache, {}, 2).empty());
+  const std::vector<float> one = Attend(shape, cache, {{1, 9, 1}}, 1);
+  EXPECT_EQ(Attend(shape, cache, {{0, 5, 0}, {1, 9, 1}, {0, 10, 0}}, 2), one);
+}
+
+// Scores far apart must neither overflow nor lose the largest: softmax is then the value of one key.
+TEST_P(AttentionTest, LargeScores) {
+  const int dim = 32, keys = 64;
+  std::vector<float> q(8 * dim), k(keys * dim), v(keys * dim), acc(dim), max(1), sum(1);
+  for (int j = 0; j < keys; ++j) {
+    for (int d = 0; d < dim; ++d) k[j * dim + d] = (j == 40 ? 100.0F : -100.0F) + static_cast<float>(j % 3);
+    for (int d = 0; d < dim; ++d) v[j * dim + d] = static_cast<float>(j + d);
+  }
+  std::fill_n(q.begin(), dim, 50.0F);
+  max[0] = -std::numeric_limits<float>::infinity();
+  const int visible = keys;
+  AttentionTile tile{};
+  tile.q = q.data();
+  tile.q_stride = dim;
+  tile.keys = reinterpret_cast<const std::byte*>(k.data());
+  tile.values = reinterpret_cast<const std::byte*>(v.data());
+  tile.key_stride = tile.value_stride = dim * sizeof(float);
+  tile.kv_dtype = DType::kF32;
+  tile.rows = 1;
+  tile.key_dim = tile.value_dim = dim;
+  tile.visible = &visible;
+  tile.max = max.data();
+  tile.sum = sum.data();
+  tile.acc = acc.data();
+  tile.acc_stride = dim;
+  GetParam().fn(tile);
+  EXPECT_EQ(sum[0], 1.0F);
+  for (int d = 0; d < dim; ++d) EXPECT_EQ(acc[d], static_cast<float>(40 + d));
+}
+
+std::vector<Impl<AttentionTileFn>> OnHost() {
+  const runtime::CpuFeatures host = runtime::DetectCpu();
+  std::vector<Impl<AttentionTileFn>> found;
+  for (const auto& impl : AttentionImpls()) {
+    if (host.Has(impl.needs)) found.push_back(impl);
+  }
+  return found;
+}
+
+INSTANTIATE_TEST_SUITE_P(Host, AttentionTest, testing::ValuesIn(OnHost()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace moesaic::kernels

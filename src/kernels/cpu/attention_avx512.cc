@@ -1,0 +1,10 @@
+#include "kernels/cpu/attention.h"
+#include "kernels/cpu/simd_avx512-inl.h"
+// After the lanes:
+#include "kernels/cpu/attention-inl.h"
+
+namespace moesaic::kernels::cpu {
+
+void AttentionAvx512(const AttentionTile& tile) { RunAttentionTile(tile); }
+
+}  // namespace moesaic::kernels::cpu

@@ -1,0 +1,18 @@
+#include "kernels/cpu/elementwise.h"
+#include "kernels/cpu/simd_avx512-inl.h"
+// After the lanes:
+#include "kernels/cpu/elementwise-inl.h"
+
+namespace moesaic::kernels::cpu {
+
+void RmsNormAvx512(const float* x, const float* weight, int n, float eps, float* y) {
+  RmsNormRow(x, weight, n, eps, y);
+}
+void SiluMulAvx512(const float* gate, const float* up, int n, float* y) { SiluMulRow(gate, up, n, y); }
+void AxpyAvx512(float scale, const float* x, int n, float* y) { AxpyRow(scale, x, n, y); }
+void RopeHalfAvx512(float* x, const float* cos, const float* sin, int dim) { RopeHalfRow(x, cos, sin, dim); }
+void RopeInterleavedAvx512(float* x, const float* cos, const float* sin, int dim) {
+  RopeInterleavedRow(x, cos, sin, dim);
+}
+
+}  // namespace moesaic::kernels::cpu

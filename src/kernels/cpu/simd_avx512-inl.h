@@ -1,0 +1,106 @@
+// Sixteen float lanes, for kernels written once over this and simd_avx2-inl.h. Everything is in an anonymous
+// namespace on purpose: a file compiled for one instruction set must not share symbols (see impl_list.h).
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "kernels/cpu/exp_constants.h"
+
+namespace moesaic::kernels {
+namespace {
+
+using V = __m512;
+constexpr int kLanes = 16;
+
+inline V Zero() { return _mm512_setzero_ps(); }
+inline V Set(float x) { return _mm512_set1_ps(x); }
+inline V Add(V a, V b) { return _mm512_add_ps(a, b); }
+inline V Sub(V a, V b) { return _mm512_sub_ps(a, b); }
+inline V Mul(V a, V b) { return _mm512_mul_ps(a, b); }
+inline V Div(V a, V b) { return _mm512_div_ps(a, b); }
+inline V Fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }      // a * b + c
+inline V NegFma(V a, V b, V c) { return _mm512_fnmadd_ps(a, b, c); }  // c - a * b
+inline V Max(V a, V b) { return _mm512_max_ps(a, b); }                // b when either is NaN
+inline V Abs(V x) { return _mm512_abs_ps(x); }
+
+inline V Load(const float* p) { return _mm512_loadu_ps(p); }
+/// Sixteen bfloat16: their bits are the upper half of the float's.
+inline V Load(const uint16_t* p) {
+  const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+}
+inline void Store(float* p, V x) { _mm512_storeu_ps(p, x); }
+
+/// The first n < 16 lanes; the others read as zero and are not written.
+inline __mmask16 FirstLanes(int n) { return static_cast<__mmask16>((1U << n) - 1); }
+inline V LoadFirst(const float* p, int n) { return _mm512_maskz_loadu_ps(FirstLanes(n), p); }
+inline V LoadFirst(const uint16_t* p, int n) {
+  const __m256i bits = _mm256_maskz_loadu_epi16(FirstLanes(n), p);
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+}
+inline void StoreFirst(float* p, V x, int n) { _mm512_mask_storeu_ps(p, FirstLanes(n), x); }
+
+/// a where index < limit (compared as signed integers), else b.
+using VI = __m512i;
+inline VI LoadInts(const int32_t* p) { return _mm512_loadu_si512(p); }
+inline VI AddInts(VI a, VI b) { return _mm512_add_epi32(a, b); }
+inline VI SetInts(int32_t x) { return _mm512_set1_epi32(x); }
+inline V SelectLess(VI index, VI limit, V a, V b) {
+  return _mm512_mask_blend_ps(_mm512_cmplt_epi32_mask(index, limit), b, a);
+}
+inline V SelectNegative(V x, V a, V b) {
+  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, Zero(), _CMP_LT_OQ), b, a);
+}
+
+/// Lane i with lane i ^ kDistance.
+template <int kDistance>
+inline V Swap(V x) {
+  if constexpr (kDistance == 8) return _mm512_shuffle_f32x4(x, x, 0x4e);
+  if constexpr (kDistance == 4) return _mm512_shuffle_f32x4(x, x, 0xb1);
+  if constexpr (kDistance == 2) return _mm512_permute_ps(x, 0x4e);
+  if constexpr (kDistance == 1) return _mm512_permute_ps(x, 0xb1);
+}
+
+inline float SumLanes(V x) {
+  x = Add(x, Swap<8>(x));
+  x = Add(x, Swap<4>(x));
+  x = Add(x, Swap<2>(x));
+  x = Add(x, Swap<1>(x));
+  return _mm512_cvtss_f32(x);
+}
+
+inline V AddEvenOdd128(V a, V b) {  // [a.0+a.1, a.2+a.3, b.0+b.1, b.2+b.3] of 128-bit parts
+  return Add(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+}
+inline V SumFourIn128(const V* x) {  // in every 128-bit part, element i is the sum of that part of x[i]
+  const V ab = Add(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
+  const V cd = Add(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
+  const __m512d lo = _mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+  const __m512d hi = _mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+  return Add(_mm512_castpd_ps(lo), _mm512_castpd_ps(hi));
+}
+
+/// Lane i is the sum of the lanes of x[i], added in the same order for every i.
+inline V SumEach(const V* x) {
+  return AddEvenOdd128(AddEvenOdd128(SumFourIn128(x), SumFourIn128(x + 4)),
+                       AddEvenOdd128(SumFourIn128(x + 8), SumFourIn128(x + 12)));
+}
+
+/// p * 2^n for integral n; overflows to infinity and underflows gradually.
+inline V Scale(V p, V n) { return _mm512_scalef_ps(p, n); }
+inline V Round(V x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+
+/// Rotates the interleaved pairs of x by the angles whose cosines and sines stand at c and s, one a pair.
+inline V RotatePairs(V x, const float* c, const float* s) {
+  const __m512i twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+  const V cc = _mm512_permutexvar_ps(twice, _mm512_castps256_ps512(_mm256_loadu_ps(c)));
+  const V ss = _mm512_permutexvar_ps(twice, _mm512_castps256_ps512(_mm256_loadu_ps(s)));
+  return _mm512_fmaddsub_ps(x, cc, Mul(Swap<1>(x), ss));  // even: x c - y s; odd: y c + x s
+}
+
+}  // namespace
+}  // namespace moesaic::kernels
+
+#include "kernels/cpu/exp-inl.h"

@@ -1,0 +1,64 @@
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "kernels/ops.h"
+
+namespace moesaic::kernels {
+namespace {
+
+// About the floats that one core stores during a round trip through the pool.
+constexpr int64_t kTaskFloats = 16 << 10;
+
+void WriteRow(const float* from, tensor::DType dtype, int dim, std::byte* to) {
+  if (dtype == tensor::DType::kF32) {
+    std::memcpy(to, from, dim * sizeof(float));
+    return;
+  }
+  auto* bits = reinterpret_cast<tensor::BF16*>(to);
+  for (int i = 0; i < dim; ++i) bits[i] = tensor::ToBF16(from[i]);
+}
+
+void WriteToken(const KvWriteParams& p, const SequenceSlice& sequence, int token) {
+  const KvLayer& cache = p.cache;
+  const int64_t element = tensor::BytesOf(cache.dtype, 1);
+  const int position = sequence.start + token;
+  const int64_t row = sequence.row + token;
+  const int64_t slot = position % kKvBlockTokens;
+  std::byte* block = cache.base + sequence.block_table[position / kKvBlockTokens] * cache.block_stride;
+  for (int head = 0; head < cache.heads; ++head) {
+    const int64_t line = int64_t{head} * kKvBlockTokens + slot;
+    WriteRow(p.keys + row * p.key_stride + int64_t{head} * cache.key_dim, cache.dtype, cache.key_dim,
+             block + line * cache.key_dim * element);
+    if (cache.shared) continue;
+    WriteRow(p.values + row * p.value_stride + int64_t{head} * cache.value_dim, cache.dtype, cache.value_dim,
+             block + cache.value_offset + line * cache.value_dim * element);
+  }
+}
+
+}  // namespace
+
+void KvWrite(const ExecContext& ctx, const KvWriteParams& p) {
+  const KvLayer& cache = p.cache;
+  MOESAIC_CHECK(cache.dtype == tensor::DType::kF32 || cache.dtype == tensor::DType::kBF16);
+  const size_t mark = ctx.scratch->Mark();
+  // Tokens are numbered through all sequences: before[i] of them come before sequence i's.
+  const auto before = ctx.scratch->Take<int64_t>(p.sequences.size() + 1);
+  before[0] = 0;
+  for (size_t i = 0; i < p.sequences.size(); ++i) before[i + 1] = before[i] + p.sequences[i].count;
+  const int64_t tokens = before.back();
+  const int64_t floats = int64_t{cache.heads} * (cache.key_dim + (cache.shared ? 0 : cache.value_dim));
+  const int64_t run = std::max<int64_t>(kTaskFloats / floats, 1);
+  ctx.pool->Run((tokens + run - 1) / run, [&](int64_t task, int) {
+    int64_t token = task * run;
+    const int64_t end = std::min(token + run, tokens);
+    auto i = std::upper_bound(before.begin(), before.end(), token) - before.begin() - 1;
+    for (; token < end; ++token) {
+      while (token >= before[i + 1]) ++i;
+      WriteToken(p, p.sequences[i], static_cast<int>(token - before[i]));
+    }
+  });
+  ctx.scratch->Rewind(mark);
+}
+
+}  // namespace moesaic::kernels

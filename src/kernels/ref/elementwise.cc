@@ -1,0 +1,40 @@
+#include "kernels/ref/elementwise.h"
+
+#include <cmath>
+
+namespace moesaic::kernels::ref {
+namespace {
+
+void Rotate(float* a, float* b, float cos, float sin) {
+  const float x = *a, y = *b;
+  *a = x * cos - y * sin;
+  *b = y * cos + x * sin;
+}
+
+}  // namespace
+
+void RmsNorm(const float* x, const float* weight, int n, float eps, float* y) {
+  double sum = 0;
+  for (int i = 0; i < n; ++i) sum += static_cast<double>(x[i]) * x[i];
+  const auto inverse = static_cast<float>(1 / std::sqrt(sum / n + eps));
+  for (int i = 0; i < n; ++i) y[i] = x[i] * inverse * weight[i];
+}
+
+void SiluMul(const float* gate, const float* up, int n, float* y) {
+  for (int i = 0; i < n; ++i) y[i] = gate[i] / (1 + std::exp(-gate[i])) * up[i];
+}
+
+void Axpy(float scale, const float* x, int n, float* y) {
+  for (int i = 0; i < n; ++i) y[i] += scale * x[i];
+}
+
+void RopeHalf(float* x, const float* cos, const float* sin, int dim) {
+  const int half = dim / 2;
+  for (int i = 0; i < half; ++i) Rotate(&x[i], &x[i + half], cos[i], sin[i]);
+}
+
+void RopeInterleaved(float* x, const float* cos, const float* sin, int dim) {
+  for (int i = 0; i < dim / 2; ++i) Rotate(&x[2 * i], &x[2 * i + 1], cos[i], sin[i]);
+}
+
+}  // namespace moesaic::kernels::ref

@@ -1,0 +1,13 @@
+// The elementwise micro-kernels in plain code: what the others are tested against, and what runs where no
+// other can.
+#pragma once
+
+namespace moesaic::kernels::ref {
+
+void RmsNorm(const float* x, const float* weight, int n, float eps, float* y);
+void SiluMul(const float* gate, const float* up, int n, float* y);
+void Axpy(float scale, const float* x, int n, float* y);
+void RopeHalf(float* x, const float* cos, const float* sin, int dim);
+void RopeInterleaved(float* x, const float* cos, const float* sin, int dim);
+
+}  // namespace moesaic::kernels::ref

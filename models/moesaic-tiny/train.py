@@ -25,7 +25,7 @@ from model import CONFIG, Model
 
 TOKENS = 4096  # a step, over all workers
 SHORT = 256  # row length
-LONG = (512, 1024, 2048)  # row lengths of the long steps in turn; such a row holds one document
+LONG = (512, 1024, 2048)  # row lengths of the long steps in turn; such a row begins with one long document
 LONG_EVERY = 3  # steps, once long rows have begun
 MIXES = ((850, generate.LAST), (400, generate.THEN), (0, generate.FIRST))  # first steps of each
 PROMPT_WEIGHT = 0.1  # loss weight of prompt tokens, taken at every PROMPT_EVERY-th of them
@@ -41,27 +41,29 @@ def encode(tokenizer, conversation: dict) -> tuple[list[int], list[float]]:
     return ids, [float(written) for (_, written), piece in zip(pieces, encoded) for _ in piece.ids]
 
 
-def pack(sampler, tokenizer, rows: int, length: int, mix: generate.Mix | None):
-    """Fills rows with whole conversations (the last of a row is cut), or, without a mix, one long one and padding.
+def pack(sampler, tokenizer, rows: int, length: int, mix: generate.Mix, long: bool):
+    """Fills rows with whole conversations, the last of a row cut; a long row begins with a long one.
 
-    Returns ids [rows, length], loss weights of each token [rows, length], document numbers [rows, length].
+    Returns ids [rows, length], loss weights of each token [rows, length], document numbers [rows, length]. A long
+    row counts as one document: what follows its first conversation sees it, and learns to pass it over.
     """
     ids = torch.zeros(rows, length, dtype=torch.long)
     weights = torch.zeros(rows, length)
     documents = torch.zeros(rows, length, dtype=torch.long)
     for row in range(rows):
         at = document = 0
-        while at < length and (mix or not document):
+        while at < length:
             room = length - at
-            made = sampler.conversation(max(room, 96), mix) if mix else sampler.long_conversation(length)
+            made = sampler.long_conversation(length) if long and at == 0 else sampler.conversation(
+                min(max(room, 96), SHORT), mix)
             tokens, written = encode(tokenizer, made)
             end = min(at + len(tokens), length)
             ids[row, at:end] = torch.tensor(tokens[: end - at])
             weights[row, at:end] = torch.tensor(written[: end - at])
             documents[row, at:end] = document
             at = end
-            document += 1
-    prompt = (weights == 0) & (ids != CONFIG["pad_token_id"]) & (torch.arange(length) % PROMPT_EVERY == 0)
+            document += not long
+    prompt = (weights == 0) & (torch.arange(length) % PROMPT_EVERY == 0)
     weights[prompt] = PROMPT_WEIGHT
     return ids, weights, documents
 
@@ -149,9 +151,9 @@ def work(rank: int, arguments) -> None:
                 group["lr"] = group["peak"] * rate
         long = step >= arguments.long_from and step % LONG_EVERY == 0
         length = LONG[step // LONG_EVERY % len(LONG)] if long else SHORT
-        mix = None if long else next(m for first_step, m in MIXES if step >= first_step)
+        mix = next(m for first_step, m in MIXES if step >= first_step)
         sampler = generate.Sampler(random.Random(f"{arguments.seed}|{step}|{rank}"))
-        batch = pack(sampler, tokenizer, TOKENS // length // workers, length, mix)
+        batch = pack(sampler, tokenizer, TOKENS // length // workers, length, mix, long)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             main_loss, mtp_loss, answers, ahead = losses(model, *batch)
         (main_loss + MTP_WEIGHT * mtp_loss).backward()
@@ -181,7 +183,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="checkpoint folder")
     parser.add_argument("--state", type=Path, required=True, help="file for the resumable training state")
-    parser.add_argument("--steps", type=int, default=2400)
+    parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--long-from", type=int, default=800, help="first step with long rows")

@@ -1,0 +1,29 @@
+// A file that appears under its name only when it is complete.
+#pragma once
+
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include "base/status.h"
+
+namespace moesaic::app {
+
+/// Writes beside `path` and renames into place; a run that ends before Commit leaves nothing behind.
+class AtomicFile {
+ public:
+  static StatusOr<std::unique_ptr<AtomicFile>> Create(const std::string& path);
+  ~AtomicFile();
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  Status Write(const void* data, size_t bytes);
+  Status Commit();  ///< Flushes, syncs and renames.
+
+ private:
+  AtomicFile(std::string path, std::string partial, std::FILE* file);
+  std::string path_, partial_;
+  std::FILE* file_;
+};
+
+}  // namespace moesaic::app

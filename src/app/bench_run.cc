@@ -1,0 +1,139 @@
+#include "app/bench_run.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+#include "app/interrupt.h"
+#include "engine/kv_budget.h"
+
+namespace moesaic::app {
+namespace {
+
+int TokensOf(const BenchCase& test) { return test.depth + std::max(test.prompt, test.generate); }
+
+int64_t BlocksOf(const BenchCase& test) {
+  return static_cast<int64_t>(test.sequences) * cache::BlocksFor(TokensOf(test));
+}
+
+}  // namespace
+
+double BenchResult::median() const {
+  std::vector<double> sorted = tokens_per_second;
+  std::sort(sorted.begin(), sorted.end());
+  const size_t middle = sorted.size() / 2;
+  return sorted.size() % 2 == 1 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
+}
+
+double BenchResult::deviation() const {
+  const auto count = static_cast<double>(tokens_per_second.size());
+  if (count < 2) return 0;
+  const double mean = std::accumulate(tokens_per_second.begin(), tokens_per_second.end(), 0.0) / count;
+  double squares = 0;
+  for (const double value : tokens_per_second) squares += (value - mean) * (value - mean);
+  return std::sqrt(squares / (count - 1));
+}
+
+StatusOr<std::unique_ptr<BenchRunner>> BenchRunner::Create(models::Model& model,
+                                                           const kernels::KernelTable& kernels,
+                                                           runtime::ThreadPool& threads,
+                                                           const std::string& kv_dtype,
+                                                           const std::vector<BenchCase>& cases) {
+  int64_t blocks = 1;
+  for (const BenchCase& test : cases) {
+    blocks = std::max(blocks, BlocksOf(test));
+    if (TokensOf(test) > model.info().context_length) {
+      return InvalidArgument("the model's context is {} tokens, fewer than depth and test together: {}",
+                             model.info().context_length, TokensOf(test));
+    }
+  }
+  ASSIGN_OR_RETURN(const tensor::DType dtype, engine::KvDType(kv_dtype, model.info()));
+  const cache::BlockLayout layout = engine::LayoutFor(model.info().kv, dtype);
+  ASSIGN_OR_RETURN(std::unique_ptr<cache::KvPool> pool,
+                   cache::KvPool::Create(layout, blocks * layout.block_bytes()));
+  return std::unique_ptr<BenchRunner>(new BenchRunner(model, kernels, threads, std::move(pool)));
+}
+
+BenchRunner::BenchRunner(models::Model& model, const kernels::KernelTable& kernels,
+                         runtime::ThreadPool& threads, std::unique_ptr<cache::KvPool> blocks)
+    : model_(model), blocks_(std::move(blocks)), executor_(model, kernels, threads, *blocks_) {}
+
+double BenchRunner::DecodeBytes(int depth) const {
+  const models::ModelInfo& info = model_.info();
+  const cache::BlockLayout& layout = blocks_->layout();
+  const double token_bytes = static_cast<double>(layout.layer_bytes()) / cache::kBlockTokens;
+  const int decoder_layers = layout.layers - info.mtp_layers;
+  return static_cast<double>(info.active_weight_bytes) + token_bytes * decoder_layers * depth;
+}
+
+std::vector<int32_t> BenchRunner::RandomTokens(int count) {
+  std::vector<int32_t> tokens(count);
+  for (int32_t& token : tokens) token = static_cast<int32_t>(random_() % model_.info().vocab_size);
+  return tokens;
+}
+
+Status BenchRunner::Prefill(int sequence, int start, int count, int batch) {
+  const std::vector<int32_t> tokens = RandomTokens(count);
+  for (int done = 0; done < count; done += batch) {
+    if (Interrupted()) return Cancelled("interrupted");
+    const int rows = std::min(batch, count - done);
+    const bool last = done + rows == count;
+    const engine::ExecutorRows part = {.tokens = std::span(tokens).subspan(done, rows),
+                                       .block_table = tables_[sequence],
+                                       .start = start + done,
+                                       .first_logits = last ? rows - 1 : rows};
+    RETURN_IF_ERROR(executor_.Run({&part, 1}).status());
+  }
+  return OkStatus();
+}
+
+Status BenchRunner::Decode(int sequences, int start, int count) {
+  for (int i = 0; i < count; ++i) {
+    if (Interrupted()) return Cancelled("interrupted");
+    const std::vector<int32_t> tokens = RandomTokens(sequences);
+    std::vector<engine::ExecutorRows> batch;
+    for (int s = 0; s < sequences; ++s) {
+      batch.push_back({.tokens = std::span(tokens).subspan(s, 1),
+                       .block_table = tables_[s],
+                       .start = start + i,
+                       .first_logits = 0});
+    }
+    RETURN_IF_ERROR(executor_.Run(batch).status());
+  }
+  return OkStatus();
+}
+
+Status BenchRunner::RunOnce(const BenchCase& test) {
+  if (test.generate > 0) return Decode(test.sequences, test.depth, test.generate);
+  for (int s = 0; s < test.sequences; ++s) {
+    RETURN_IF_ERROR(Prefill(s, test.depth, test.prompt, test.batch));
+  }
+  return OkStatus();
+}
+
+StatusOr<BenchResult> BenchRunner::Run(const BenchCase& test, int repetitions) {
+  held_.assign(test.sequences, {});
+  tables_.assign(test.sequences, {});
+  for (int s = 0; s < test.sequences; ++s) {
+    for (int i = 0; i < cache::BlocksFor(TokensOf(test)); ++i) {
+      ASSIGN_OR_RETURN(cache::BlockRef block, blocks_->Allocate());
+      tables_[s].push_back(block.index());
+      held_[s].push_back(std::move(block));
+    }
+    if (test.depth > 0) RETURN_IF_ERROR(Prefill(s, 0, test.depth, test.batch));
+  }
+  BenchResult result;
+  for (int i = 0; i <= repetitions; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    RETURN_IF_ERROR(RunOnce(test));
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    const int tokens = test.sequences * (test.generate > 0 ? test.generate : test.prompt);
+    if (i > 0) result.tokens_per_second.push_back(tokens / seconds);
+  }
+  held_.clear();
+  return result;
+}
+
+}  // namespace moesaic::app

@@ -1,0 +1,63 @@
+// Measures a model's prefill and decode: what `moesaic bench` prints.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "base/status.h"
+#include "cache/kv_pool.h"
+#include "engine/executor.h"
+
+namespace moesaic::app {
+
+/// One line of the table.
+struct BenchCase {
+  int prompt = 0;     // > 0: prefill of so many tokens
+  int generate = 0;   // > 0: decode of so many tokens for each sequence
+  int depth = 0;      // tokens that stand in the cache before
+  int sequences = 1;  // that run at once
+  int batch = 512;    // rows of one prefill step
+};
+
+struct BenchResult {
+  std::vector<double> tokens_per_second;  // [repetitions], of all sequences together
+  double median() const;
+  double deviation() const;  // standard deviation of the sample; 0 for one repetition
+};
+
+/// Runs cases on random tokens. Everything is borrowed and must outlive it.
+class BenchRunner {
+ public:
+  /// `kv_dtype` as in EngineOptions.
+  static StatusOr<std::unique_ptr<BenchRunner>> Create(models::Model& model,
+                                                       const kernels::KernelTable& kernels,
+                                                       runtime::ThreadPool& threads,
+                                                       const std::string& kv_dtype,
+                                                       const std::vector<BenchCase>& cases);
+
+  /// One untimed repetition, then `repetitions` timed ones over the same cached depth. Cancelled by a signal.
+  StatusOr<BenchResult> Run(const BenchCase& test, int repetitions);
+
+  /// Bytes that a decode step of one sequence reads: its active weights, and keys and values of `depth`
+  /// tokens.
+  double DecodeBytes(int depth) const;
+
+ private:
+  BenchRunner(models::Model& model, const kernels::KernelTable& kernels, runtime::ThreadPool& threads,
+              std::unique_ptr<cache::KvPool> blocks);
+  Status Prefill(int sequence, int start, int count, int batch);
+  Status Decode(int sequences, int start, int count);
+  Status RunOnce(const BenchCase& test);
+  std::vector<int32_t> RandomTokens(int count);
+
+  models::Model& model_;
+  std::unique_ptr<cache::KvPool> blocks_;
+  engine::Executor executor_;
+  std::mt19937 random_{1};                          // the same tokens in every run
+  std::vector<std::vector<cache::BlockRef>> held_;  // [sequences]
+  std::vector<std::vector<int32_t>> tables_;
+};
+
+}  // namespace moesaic::app

@@ -1,0 +1,237 @@
+// `moesaic bench MODEL`: tokens a second of prefill and decode, and how much of the memory bandwidth decode
+// uses.
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "app/bench_run.h"
+#include "app/interrupt.h"
+#include "app/progress.h"
+#include "app/session.h"
+#include "app/table.h"
+#include "app/verb.h"
+#include "runtime/probe.h"
+
+namespace moesaic::app {
+namespace {
+
+// Beyond every cache's size by far, and half a second of reading.
+constexpr int64_t kProbeBytesPerThread = 256 << 20;
+
+struct Options {
+  ModelFlags model;
+  std::vector<int> prompts = {512};
+  std::vector<int> generates = {128};
+  std::vector<int> depths = {0};
+  std::vector<int> sequences = {1};
+  std::vector<int> batches = {512};
+  std::vector<int> threads = {0};
+  int repetitions = 5;
+  std::string output = "md";
+};
+
+struct Line {
+  BenchCase test;
+  int threads = 0;
+  BenchResult result;
+  double bytes_per_token = 0;  // 0: not known (prefill, or several sequences whose experts overlap)
+  double bandwidth_share = 0;  // of what all threads together read
+};
+
+std::vector<BenchCase> CasesOf(const Options& options) {
+  std::vector<BenchCase> cases;
+  for (const int depth : options.depths) {
+    for (const int sequences : options.sequences) {
+      for (const int prompt : options.prompts) {
+        for (const int batch : options.batches) {
+          if (prompt > 0) {
+            cases.push_back(
+                {.prompt = prompt, .generate = 0, .depth = depth, .sequences = sequences, .batch = batch});
+          }
+        }
+      }
+      for (const int generate : options.generates) {
+        if (generate > 0) {
+          cases.push_back({.prompt = 0,
+                           .generate = generate,
+                           .depth = depth,
+                           .sequences = sequences,
+                           .batch = options.batches[0]});
+        }
+      }
+    }
+  }
+  return cases;
+}
+
+std::string TestName(const BenchCase& test) {
+  std::string name = test.prompt > 0 ? fmt::format("pp{}", test.prompt) : fmt::format("tg{}", test.generate);
+  if (test.depth > 0) name += fmt::format(" @ d{}", test.depth);
+  return name;
+}
+
+std::vector<std::string> Header(bool for_people) {
+  if (for_people) {
+    return {"model", "weights", "size", "params", "active",    "threads",
+            "seqs",  "batch",   "test", "t/s",    "MiB/token", "of read BW"};
+  }
+  return {"model",     "weights",         "weight_bytes",   "parameters", "active_parameters",
+          "threads",   "sequences",       "batch",          "test",       "tokens_per_s",
+          "deviation", "bytes_per_token", "bandwidth_share"};
+}
+
+std::vector<std::string> ForPeople(const models::ModelInfo& info, const Line& line) {
+  const bool known = line.bytes_per_token > 0;
+  return {info.model_type,
+          info.weight_format,
+          FormatBytes(static_cast<double>(info.weight_bytes)),
+          FormatCount(static_cast<double>(info.parameters)),
+          FormatCount(static_cast<double>(info.active_parameters)),
+          std::to_string(line.threads),
+          std::to_string(line.test.sequences),
+          line.test.prompt > 0 ? std::to_string(line.test.batch) : "-",
+          TestName(line.test),
+          fmt::format("{:.2f} ± {:.2f}", line.result.median(), line.result.deviation()),
+          known ? fmt::format("{:.1f}", line.bytes_per_token / (1 << 20)) : "-",
+          known ? fmt::format("{:.0f}%", 100 * line.bandwidth_share) : "-"};
+}
+
+std::vector<std::string> ForMachines(const models::ModelInfo& info, const Line& line) {
+  return {info.model_type,
+          info.weight_format,
+          std::to_string(info.weight_bytes),
+          std::to_string(info.parameters),
+          std::to_string(info.active_parameters),
+          std::to_string(line.threads),
+          std::to_string(line.test.sequences),
+          std::to_string(line.test.batch),
+          TestName(line.test),
+          fmt::format("{:.4f}", line.result.median()),
+          fmt::format("{:.4f}", line.result.deviation()),
+          fmt::format("{:.0f}", line.bytes_per_token),
+          fmt::format("{:.4f}", line.bandwidth_share)};
+}
+
+nlohmann::json AsJson(const models::ModelInfo& info, const Line& line) {
+  return {{"model", info.model_type},
+          {"architecture", info.architecture},
+          {"weights", info.weight_format},
+          {"weight_bytes", info.weight_bytes},
+          {"parameters", info.parameters},
+          {"active_parameters", info.active_parameters},
+          {"threads", line.threads},
+          {"sequences", line.test.sequences},
+          {"batch", line.test.batch},
+          {"prompt", line.test.prompt},
+          {"generate", line.test.generate},
+          {"depth", line.test.depth},
+          {"test", TestName(line.test)},
+          {"tokens_per_s", line.result.median()},
+          {"deviation", line.result.deviation()},
+          {"samples", line.result.tokens_per_second},
+          {"bytes_per_token", line.bytes_per_token},
+          {"bandwidth_share", line.bandwidth_share}};
+}
+
+void PrintAll(const Options& options, const models::ModelInfo& info, const std::vector<Line>& lines) {
+  if (options.output == "json") {
+    nlohmann::json all = nlohmann::json::array();
+    for (const Line& line : lines) all.push_back(AsJson(info, line));
+    fmt::print("{}\n", all.dump(1));
+  } else if (options.output == "csv") {
+    fmt::print("{}\n", fmt::join(Header(false), ","));
+    for (const Line& line : lines) fmt::print("{}\n", fmt::join(ForMachines(info, line), ","));
+  } else {
+    std::vector<std::vector<std::string>> rows = {Header(true)};
+    for (const Line& line : lines) rows.push_back(ForPeople(info, line));
+    std::fputs(FormatTable(rows, /*markdown=*/true).c_str(), stdout);
+  }
+}
+
+Status RunWithThreads(const Options& options, Session& session, runtime::ThreadPool& threads, int done,
+                      std::vector<Line>* lines) {
+  const std::vector<BenchCase> cases = CasesOf(options);
+  ASSIGN_OR_RETURN(const runtime::ReadBandwidth bandwidth,
+                   runtime::MeasureReadBandwidth(&threads, kProbeBytesPerThread));
+  fmt::print(stderr, "{} threads read {:.1f} GB/s\n", threads.size(), bandwidth.all_threads / 1e9);
+  ASSIGN_OR_RETURN(
+      const std::unique_ptr<BenchRunner> runner,
+      BenchRunner::Create(*session.model, session.kernels, threads, options.model.kv_dtype, cases));
+  Progress progress("measuring");
+  const auto total = static_cast<int64_t>(cases.size() * options.threads.size());
+  for (const BenchCase& test : cases) {
+    progress.Show(done++, total, TestName(test));
+    Line line = {.test = test, .threads = threads.size(), .result = {}};
+    ASSIGN_OR_RETURN(line.result, runner->Run(test, options.repetitions));
+    if (test.generate > 0 && test.sequences == 1) {
+      line.bytes_per_token = runner->DecodeBytes(test.depth + test.generate / 2);
+      line.bandwidth_share = line.bytes_per_token * line.result.median() / bandwidth.all_threads;
+    }
+    lines->push_back(std::move(line));
+  }
+  return OkStatus();
+}
+
+Status RunBench(Options options) {
+  InterruptGuard guard;
+  options.model.threads = options.threads[0];
+  ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, OpenSession(options.model));
+  const models::ModelInfo& info = session->model->info();
+  fmt::print(stderr, "{}: {}, {} weights, loaded in {:.2f} s\n", options.model.model, info.weights_from,
+             info.weight_format, session->load_seconds);
+  std::vector<Line> lines;
+  for (const int count : options.threads) {
+    ASSIGN_OR_RETURN(const std::unique_ptr<runtime::ThreadPool> threads,
+                     runtime::ThreadPool::Create({.threads = count, .pin = true}));
+    RETURN_IF_ERROR(RunWithThreads(options, *session, *threads, static_cast<int>(lines.size()), &lines));
+  }
+  PrintAll(options, info, lines);
+  return OkStatus();
+}
+
+}  // namespace
+
+void AddBench(CLI::App& root, VerbRun& run) {
+  auto options = std::make_shared<Options>();
+  CLI::App* verb = root.add_subcommand("bench", "Measure prefill and decode speed");
+  AddModelFlags(*verb, options->model);
+  verb->remove_option(verb->get_option("--threads"));
+  const auto list = [verb](const std::string& name, std::vector<int>& values, int low, int high,
+                           const std::string& help) {
+    verb->add_option(name, values, help)
+        ->delimiter(',')
+        ->allow_extra_args(false)
+        ->check(CLI::Range(low, high))
+        ->capture_default_str();
+  };
+  list("-p,--prompt-tokens", options->prompts, 0, 1 << 24, "Prefill lengths; 0: none");
+  list("-n,--gen-tokens", options->generates, 0, 1 << 24, "Decode lengths; 0: none");
+  list("-d,--depth", options->depths, 0, 1 << 24, "Tokens in the cache before the test");
+  list("-s,--sequences", options->sequences, 1, 1 << 16, "Sequences decoded at once");
+  list("-b,--batch", options->batches, 1, 1 << 20, "Tokens of one prefill step");
+  list("-t,--threads", options->threads, 0, 1024, "Threads; 0: one a core");
+  verb->add_option("--kv-dtype", options->model.kv_dtype, "KV cache: auto, f32 or bf16")
+      ->check(CLI::IsMember({"auto", "f32", "bf16"}))
+      ->capture_default_str();
+  verb->add_option("-r,--repetitions", options->repetitions,
+                   "Timed repetitions of each test, after an untimed one")
+      ->check(CLI::Range(1, 10000))
+      ->capture_default_str();
+  verb->add_option("-o,--output", options->output, "md, json or csv")
+      ->check(CLI::IsMember({"md", "json", "csv"}))
+      ->capture_default_str();
+  verb->footer(
+      "Lists are separated by commas; every combination is run, on random tokens. t/s is the median of the\n"
+      "repetitions and their standard deviation. MiB/token are the weights and cached keys and values that "
+      "a\n"
+      "decoded token reads, and the last column is their rate as a share of the read bandwidth just "
+      "measured.\n\n"
+      "Examples:\n"
+      "  moesaic bench model.moesaic -p 128,512 -n 64 -t 8,16\n"
+      "  moesaic bench model.gguf -p 0 -n 32 -d 0,4096 -s 1,8 -o json\n\n"
+      "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.");
+  verb->callback([options, &run] { run = [options] { return RunBench(*options); }; });
+}
+
+}  // namespace moesaic::app

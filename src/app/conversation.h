@@ -1,0 +1,46 @@
+// The messages of one chat: kept, saved, loaded and rendered into a prompt.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "text/chat_template.h"
+
+namespace moesaic::app {
+
+class Conversation {
+ public:
+  struct Message {
+    std::string role, content;
+  };
+
+  explicit Conversation(std::string system) : system_(std::move(system)) {}
+
+  const std::string& system() const { return system_; }  // empty: none
+  void set_system(std::string text) { system_ = std::move(text); }
+  const std::vector<Message>& messages() const { return messages_; }
+  void Add(std::string role, std::string content) {
+    messages_.push_back({std::move(role), std::move(content)});
+  }
+  void Clear() { messages_.clear(); }
+  /// Drops the last answer, so that its question stands last. False when there is none.
+  bool DropAnswer();
+  /// Drops an unanswered question at the end.
+  void DropQuestion();
+  /// Drops the oldest question and its answer. False when only the last question is left.
+  bool DropOldest();
+
+  StatusOr<std::string> Render(const text::ChatTemplate& chat) const;
+
+  /// {"messages": [{"role", "content"}, ...]}, the system prompt first.
+  Status Save(const std::string& path) const;
+  /// Replaces everything; on a fault nothing changes.
+  Status Load(const std::string& path);
+
+ private:
+  std::string system_;
+  std::vector<Message> messages_;
+};
+
+}  // namespace moesaic::app

@@ -1,0 +1,252 @@
+// `moesaic generate MODEL`: completes prompts, one as it comes or many in one batch.
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cstdio>
+#include <map>
+
+#include "app/generate_input.h"
+#include "app/interrupt.h"
+#include "app/sampling_flags.h"
+#include "app/session.h"
+#include "app/verb.h"
+#include "engine/output_text.h"
+
+namespace moesaic::app {
+namespace {
+
+struct Options {
+  ModelFlags model;
+  SamplingFlags sampling;
+  GenerateInput input;
+  std::string format = "text";
+  int logprobs = -1;
+  bool prompt_logprobs = false;
+  bool keep_special = false;
+  bool stats = false;
+  int max_sequences = 16;
+};
+
+// One prompt's output as it grows.
+struct Output {
+  const Prompt* prompt = nullptr;
+  std::optional<engine::OutputText> decoder;  // none without a tokenizer
+  std::string text;
+  std::vector<int32_t> ids;
+  std::vector<engine::LogprobEntry> logprobs, prompt_logprobs;
+  std::string finish_reason;  // empty while it runs
+};
+
+std::string FinishName(engine::FinishReason reason) {
+  switch (reason) {
+    case engine::FinishReason::kStop:
+      return "stop";
+    case engine::FinishReason::kLength:
+      return "length";
+    case engine::FinishReason::kError:
+      return "error";
+    default:
+      return "cancelled";
+  }
+}
+
+class Generator {
+ public:
+  Generator(const Options& options, Session& session, const ModelText& text)
+      : options_(options), engine_(*session.engine), text_(text) {}
+
+  Status Run(const std::vector<Prompt>& prompts, const engine::SamplingParams& sampling) {
+    RETURN_IF_ERROR(AddAll(prompts, sampling));
+    const auto start = std::chrono::steady_clock::now();
+    std::vector<engine::TokenEvent> events;
+    while (!engine_.idle()) {
+      if (Interrupted()) {
+        if (streams()) std::fputc('\n', stdout);
+        return Cancelled("interrupted");
+      }
+      events.clear();
+      RETURN_IF_ERROR(engine_.Step(&events));
+      for (engine::TokenEvent& event : events) RETURN_IF_ERROR(Take(event));
+    }
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    if (options_.stats) PrintStats(seconds);
+    for (const Output& output : outputs_) {
+      if (output.finish_reason == "error") return absl::InternalError("the model's logits were not finite");
+    }
+    return OkStatus();
+  }
+
+ private:
+  // One prompt in text is shown as it comes.
+  bool streams() const { return options_.format == "text" && outputs_.size() == 1; }
+
+  Status AddAll(const std::vector<Prompt>& prompts, const engine::SamplingParams& sampling) {
+    outputs_.resize(prompts.size());
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      outputs_[i].prompt = &prompts[i];
+      if (text_.tokenizer.ok()) {
+        outputs_[i].decoder.emplace(*text_.tokenizer, !options_.keep_special, options_.sampling.stop);
+      }
+      const auto id = engine_.Add(
+          {.prompt = prompts[i].ids, .sampling = sampling, .prompt_logprobs = options_.prompt_logprobs});
+      if (!id.ok()) {
+        return prompts.size() == 1 ? id.status() : Annotate(id.status(), fmt::format("prompt {}", i));
+      }
+      index_[*id] = i;
+    }
+    return OkStatus();
+  }
+
+  Status Take(engine::TokenEvent& event) {
+    Output& output = outputs_[index_.at(event.request)];
+    if (!output.finish_reason.empty()) return OkStatus();  // cancelled at a stop string
+    if (!event.prompt_logprobs.empty()) output.prompt_logprobs = std::move(event.prompt_logprobs);
+    std::string piece;
+    if (event.token) {
+      output.ids.push_back(*event.token);
+      if (options_.logprobs >= 0) output.logprobs.push_back(std::move(event.logprobs));
+      if (output.decoder) {
+        ASSIGN_OR_RETURN(piece, output.decoder->Push(*event.token));
+      } else {
+        piece = fmt::format("{}{}", output.ids.size() > 1 ? "," : "", *event.token);
+      }
+    }
+    if (event.finish != engine::FinishReason::kNone) {
+      output.finish_reason = FinishName(event.finish);
+      if (output.decoder) {
+        ASSIGN_OR_RETURN(const std::string rest, output.decoder->Finish());
+        piece += rest;
+      }
+    }
+    if (output.decoder && output.decoder->stopped() && output.finish_reason != "stop") {
+      output.finish_reason = "stop";
+      engine_.Cancel(event.request);
+    }
+    output.text += piece;
+    if (streams()) {
+      std::fwrite(piece.data(), 1, piece.size(), stdout);
+      std::fflush(stdout);
+    }
+    if (!output.finish_reason.empty()) PrintFinished();
+    return std::ferror(stdout) != 0 ? IoError("stdout: writing failed") : OkStatus();
+  }
+
+  // Prints what has ended, in the order of the prompts.
+  void PrintFinished() {
+    for (; printed_ < outputs_.size() && !outputs_[printed_].finish_reason.empty(); ++printed_) {
+      const Output& output = outputs_[printed_];
+      if (options_.format == "jsonl") {
+        fmt::print("{}\n", Json(output).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+      } else {
+        if (!streams()) std::fwrite(output.text.data(), 1, output.text.size(), stdout);
+        std::fputc('\n', stdout);
+      }
+      std::fflush(stdout);
+    }
+  }
+
+  nlohmann::json Entry(int32_t id, const engine::LogprobEntry& entry) const {
+    nlohmann::json json = {{"id", id}, {"logprob", entry.logprob}};
+    if (text_.tokenizer.ok()) json["token"] = text_.tokenizer->TokenBytes(id);
+    json["top"] = nlohmann::json::array();
+    for (const engine::TokenLogprob& other : entry.top) {
+      json["top"].push_back({{"id", other.token}, {"logprob", other.logprob}});
+    }
+    return json;
+  }
+
+  nlohmann::json Json(const Output& output) const {
+    nlohmann::json json = {
+        {"index", &output - outputs_.data()},
+        {"ids", output.ids},
+        {"finish_reason", output.finish_reason},
+        {"usage", {{"prompt_tokens", output.prompt->ids.size()}, {"completion_tokens", output.ids.size()}}}};
+    if (!output.prompt->id.is_null()) json["id"] = output.prompt->id;
+    if (output.decoder) json["text"] = output.text;
+    for (size_t i = 0; i < output.logprobs.size(); ++i) {
+      json["logprobs"].push_back(Entry(output.ids[i], output.logprobs[i]));
+    }
+    for (size_t i = 0; i < output.prompt_logprobs.size(); ++i) {
+      json["prompt_logprobs"].push_back(Entry(output.prompt->ids[i + 1], output.prompt_logprobs[i]));
+    }
+    return json;
+  }
+
+  void PrintStats(double seconds) const {
+    const engine::EngineStats stats = engine_.stats();
+    fmt::print(stderr, "{} prompt and {} output tokens in {:.2f} s: {:.1f} tokens/s out, {} preemptions\n",
+               stats.prompt_tokens, stats.output_tokens, seconds,
+               static_cast<double>(stats.output_tokens) / std::max(seconds, 1e-9), stats.preemptions);
+  }
+
+  const Options& options_;
+  engine::Engine& engine_;
+  const ModelText& text_;
+  std::vector<Output> outputs_;
+  std::map<engine::RequestId, size_t> index_;
+  size_t printed_ = 0;
+};
+
+Status RunGenerate(const Options& options) {
+  InterruptGuard guard;
+  ASSIGN_OR_RETURN(const ModelText text, OpenModelText(options.model.model));
+  ASSIGN_OR_RETURN(const std::vector<Prompt> prompts, ReadPrompts(options.input, text));
+  ASSIGN_OR_RETURN(engine::SamplingParams sampling, ResolveSampling(options.sampling, text.generation));
+  sampling.logprobs = options.logprobs;
+  ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, OpenSession(options.model));
+  const int sequences = std::clamp(static_cast<int>(prompts.size()), 1, options.max_sequences);
+  RETURN_IF_ERROR(StartEngine(*session, options.model,
+                              {.max_sequences = sequences,
+                               .max_batch_tokens = std::max(512, sequences),
+                               .eos_ids = text.eos_ids,
+                               .seed = options.sampling.seed.value_or(0)}));
+  // One seed for a batch would draw the same for equal prompts: each request gets its own from the engine's.
+  if (prompts.size() > 1) sampling.seed.reset();
+  return Generator(options, *session, text).Run(prompts, sampling);
+}
+
+}  // namespace
+
+void AddGenerate(CLI::App& root, VerbRun& run) {
+  auto options = std::make_shared<Options>();
+  CLI::App* verb = root.add_subcommand("generate", "Complete prompts");
+  AddModelFlags(*verb, options->model);
+  AddCacheFlags(*verb, options->model);
+  verb->add_option("--prompt", options->input.prompts, "Text to complete; may be repeated")
+      ->allow_extra_args(false);
+  verb->add_option("--file", options->input.file, "A file whose contents are one prompt")
+      ->check(CLI::ExistingFile);
+  verb->add_option("--ids", options->input.ids, "Token ids of one prompt, separated by commas")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  verb->add_option("--jsonl", options->input.jsonl,
+                   "A file of JSON lines with \"prompt\" or \"ids\", and maybe \"id\"; - is stdin");
+  verb->add_flag("--no-special{false}", options->input.add_special, "Do not add BOS and the like to prompts");
+  AddSamplingFlags(*verb, options->sampling, 128);
+  verb->add_option("--format", options->format, "text, or jsonl: one object for each prompt")
+      ->check(CLI::IsMember({"text", "jsonl"}))
+      ->capture_default_str();
+  verb->add_option("--logprobs", options->logprobs,
+                   "With jsonl: log-probabilities of the tokens and of the K likeliest")
+      ->check(CLI::Range(0, 1 << 20));
+  verb->add_flag("--prompt-logprobs", options->prompt_logprobs,
+                 "With jsonl: those of the prompts' tokens too");
+  verb->add_flag("--keep-special", options->keep_special, "Show special tokens in the text");
+  verb->add_option("--max-sequences", options->max_sequences, "Prompts that run at once")
+      ->check(CLI::Range(1, 1 << 16))
+      ->capture_default_str();
+  verb->add_flag("--stats", options->stats, "Tell tokens and speed on stderr at the end");
+  verb->footer(
+      "Without a prompt, stdin is one. Many prompts run in one batch and are printed in their order; what "
+      "one says\n"
+      "does not depend on the others. Log-probabilities are the model's own, before penalties and "
+      "temperature.\n\n"
+      "Examples:\n"
+      "  moesaic generate model/ --prompt \"Once upon a time\" -n 64 --temperature 0\n"
+      "  moesaic generate model.gguf --jsonl prompts.jsonl --format jsonl --logprobs 5 > answers.jsonl\n"
+      "  moesaic generate model/ --ids 1,2,3 --format jsonl\n\n"
+      "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.");
+  verb->callback([options, &run] { run = [options] { return RunGenerate(*options); }; });
+}
+
+}  // namespace moesaic::app

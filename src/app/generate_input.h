@@ -1,0 +1,31 @@
+// What `moesaic generate` is asked to complete.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "app/model_text.h"
+#include "base/status.h"
+
+namespace moesaic::app {
+
+struct GenerateInput {
+  std::vector<std::string> prompts;  // --prompt
+  std::string file;                  // --file: its contents are one prompt
+  std::vector<int32_t> ids;          // --ids
+  std::string jsonl;                 // --jsonl: a prompt a line; "-" is stdin
+  bool add_special = true;
+};
+
+struct Prompt {
+  nlohmann::json id;  // "id" of its JSON line, or null
+  std::vector<int32_t> ids;
+};
+
+/// All prompts, tokenized; stdin is one when nothing else is given. `text` is needed unless all prompts are
+/// ids. A JSON line has "prompt" (or "text") or "ids", and may have "id".
+StatusOr<std::vector<Prompt>> ReadPrompts(const GenerateInput& input, const ModelText& text);
+
+}  // namespace moesaic::app

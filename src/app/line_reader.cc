@@ -1,0 +1,87 @@
+#include "app/line_reader.h"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+
+#include "app/interrupt.h"
+
+namespace moesaic::app {
+namespace {
+
+constexpr const char* kQuotes = "\"\"\"";
+// A signal between the look at its flag and poll() would be slept over: look again this often.
+constexpr int kPollMilliseconds = 200;
+
+void ShowPrompt(const std::string& prompt) {
+  if (isatty(STDIN_FILENO) == 0 || isatty(STDOUT_FILENO) == 0) return;
+  std::fputs(prompt.c_str(), stdout);
+  std::fflush(stdout);
+}
+
+bool EndsWith(const std::string& text, const std::string& end) {
+  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
+
+}  // namespace
+
+LineReader::Result LineReader::ReadLine(std::string* line) {
+  for (;;) {
+    if (const size_t end = pending_.find('\n'); end != std::string::npos) {
+      *line = pending_.substr(0, end);
+      pending_.erase(0, end + 1);
+      if (!line->empty() && line->back() == '\r') line->pop_back();
+      return Result::kLine;
+    }
+    if (at_end_) {
+      if (pending_.empty()) return Result::kEnd;
+      line->swap(pending_);  // a last line without its end
+      pending_.clear();
+      return Result::kLine;
+    }
+    if (Interrupted()) return Result::kInterrupted;
+    pollfd input = {.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
+    if (poll(&input, 1, kPollMilliseconds) <= 0) continue;
+    char buffer[4096];
+    const ssize_t got = read(STDIN_FILENO, buffer, sizeof(buffer));
+    if (got > 0) {
+      pending_.append(buffer, static_cast<size_t>(got));
+    } else if (got == 0 || errno != EINTR) {
+      at_end_ = true;
+    }
+  }
+}
+
+LineReader::Result LineReader::ReadMessage(const std::string& prompt, const std::string& more,
+                                           std::string* message) {
+  message->clear();
+  ShowPrompt(prompt);
+  std::string line;
+  Result result = ReadLine(&line);
+  if (result != Result::kLine) return result;
+  if (line.rfind(kQuotes, 0) == 0) {
+    line.erase(0, 3);
+    while (!EndsWith(line, kQuotes)) {
+      *message += line + "\n";
+      ShowPrompt(more);
+      result = ReadLine(&line);
+      if (result == Result::kInterrupted) return result;
+      if (result == Result::kEnd) return Result::kLine;
+    }
+    *message += line.substr(0, line.size() - 3);
+    return Result::kLine;
+  }
+  while (EndsWith(line, "\\")) {
+    *message += line.substr(0, line.size() - 1) + "\n";
+    ShowPrompt(more);
+    result = ReadLine(&line);
+    if (result == Result::kInterrupted) return result;
+    if (result == Result::kEnd) return Result::kLine;
+  }
+  *message += line;
+  return Result::kLine;
+}
+
+}  // namespace moesaic::app

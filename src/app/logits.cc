@@ -1,0 +1,74 @@
+// `moesaic logits MODEL`: the logits of every position of a prompt, as a NumPy file.
+#include <fmt/format.h>
+
+#include <cstdio>
+
+#include "app/atomic_file.h"
+#include "app/interrupt.h"
+#include "app/model_text.h"
+#include "app/npy.h"
+#include "app/progress.h"
+#include "app/session.h"
+#include "app/verb.h"
+
+namespace moesaic::app {
+namespace {
+
+struct Options {
+  ModelFlags model;
+  std::vector<int32_t> ids;
+  std::string prompt;
+  std::string out;
+};
+
+StatusOr<std::vector<int32_t>> IdsOf(const Options& options) {
+  if (!options.ids.empty()) return options.ids;
+  ASSIGN_OR_RETURN(const ModelText text, OpenModelText(options.model.model));
+  RETURN_IF_ERROR(text.tokenizer.status());
+  return text.tokenizer->Encode(options.prompt, /*add_special=*/true);
+}
+
+Status RunLogits(const Options& options) {
+  InterruptGuard guard;
+  ASSIGN_OR_RETURN(const std::vector<int32_t> ids, IdsOf(options));
+  ASSIGN_OR_RETURN(const std::unique_ptr<AtomicFile> file, AtomicFile::Create(options.out));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, OpenSession(options.model));
+  RETURN_IF_ERROR(StartEngine(*session, options.model, {.max_sequences = 1}));
+  const auto rows = static_cast<int64_t>(ids.size());
+  const std::string header = NpyHeader(rows, session->model->info().vocab_size);
+  RETURN_IF_ERROR(file->Write(header.data(), header.size()));
+  Progress progress("computing");
+  RETURN_IF_ERROR(session->engine->Score(ids, [&](int64_t first, std::span<const float> values) {
+    if (Interrupted()) return Cancelled("interrupted");
+    progress.Show(first, rows, "");
+    return file->Write(values.data(), values.size_bytes());
+  }));
+  RETURN_IF_ERROR(file->Commit());
+  fmt::print(stderr, "{}: f32 [{}, {}]\n", options.out, rows, session->model->info().vocab_size);
+  return OkStatus();
+}
+
+}  // namespace
+
+void AddLogits(CLI::App& root, VerbRun& run) {
+  auto options = std::make_shared<Options>();
+  CLI::App* verb = root.add_subcommand("logits", "Write the logits of every position of a prompt");
+  AddModelFlags(*verb, options->model);
+  AddCacheFlags(*verb, options->model);
+  CLI::Option_group* input = verb->add_option_group("Prompt");
+  input->add_option("--ids", options->ids, "Token ids, separated by commas")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  input->add_option("--prompt", options->prompt, "Text");
+  input->require_option(1);
+  verb->add_option("--out", options->out, "The .npy file to write: f32 [tokens, vocabulary]")->required();
+  verb->footer(
+      "The file appears only when it is complete.\n\n"
+      "Examples:\n"
+      "  moesaic logits model/ --ids 1,2,3 --dtype f32 --out x.npy\n"
+      "  moesaic logits model.gguf --prompt \"Once upon a time\" --out x.npy\n\n"
+      "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.");
+  verb->callback([options, &run] { run = [options] { return RunLogits(*options); }; });
+}
+
+}  // namespace moesaic::app

@@ -1,0 +1,60 @@
+// Saved predictions of a model over a text, to hold another model or format against: what `perplexity
+// --save-logits` writes and `--kl-base` reads. docs/logprob-file.md describes the bytes.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "app/atomic_file.h"
+#include "base/status.h"
+#include "runtime/memory.h"
+#include "tensor/dtype.h"
+
+namespace moesaic::app {
+
+/// What was scored, and how: two runs are comparable when these are equal.
+struct ScoredText {
+  std::vector<int32_t> tokens;
+  int window = 0, stride = 0;
+  int64_t rows = 0;  // scored tokens
+  int vocab = 0;
+};
+
+/// Rows come in order; the file appears with Commit.
+class LogprobWriter {
+ public:
+  /// `dtype` is kF16 or kF32.
+  static StatusOr<LogprobWriter> Create(const std::string& path, const ScoredText& text, tensor::DType dtype);
+  int64_t row_bytes() const { return row_bytes_; }
+  /// Encodes one row of log-probabilities [vocab] into `out` [row_bytes()]; may run on any thread.
+  void Encode(std::span<const float> logprobs, std::byte* out) const;
+  Status Append(std::span<const std::byte> rows) { return file_->Write(rows.data(), rows.size()); }
+  Status Commit() { return file_->Commit(); }
+
+ private:
+  LogprobWriter() = default;
+  std::unique_ptr<AtomicFile> file_;
+  tensor::DType dtype_ = tensor::DType::kF16;
+  int64_t row_bytes_ = 0;
+};
+
+class LogprobFile {
+ public:
+  static StatusOr<LogprobFile> Open(const std::string& path);
+  const ScoredText& text() const { return text_; }
+  /// Row `row` as f32 [vocab], normalised again, so that what f16 rounded away does not count as a
+  /// difference.
+  void Read(int64_t row, std::span<float> out) const;
+
+ private:
+  LogprobFile() = default;
+  std::shared_ptr<const runtime::MappedFile> file_;
+  ScoredText text_;
+  tensor::DType dtype_ = tensor::DType::kF16;
+  std::span<const std::byte> rows_;
+};
+
+}  // namespace moesaic::app

@@ -1,0 +1,26 @@
+// The text side of a model, whatever its container: tokenizer, chat template and generation defaults.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
+
+namespace moesaic::app {
+
+struct ModelText {
+  StatusOr<text::Tokenizer> tokenizer;  // why not, when the model has none
+  StatusOr<text::ChatTemplate> chat;    // likewise
+  std::vector<int32_t> eos_ids;         // of generation_config.json, config.json and the tokenizer, together
+  nlohmann::json generation;            // generation_config.json, or an empty object
+};
+
+/// Opens the texts of a Hugging Face folder, a GGUF file or a packed file. A model without a tokenizer or
+/// template opens; whoever needs one returns its status.
+StatusOr<ModelText> OpenModelText(const std::string& path);
+
+}  // namespace moesaic::app

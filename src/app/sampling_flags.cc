@@ -1,0 +1,142 @@
+#include "app/sampling_flags.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <charconv>
+#include <limits>
+
+#include "engine/sampling.h"
+
+namespace moesaic::app {
+namespace {
+
+// Where a model says nothing: lively, but seldom off the track.
+constexpr float kDefaultTemperature = 0.7f;
+
+struct FloatField {
+  const char* name;
+  float engine::SamplingParams::*field;
+};
+constexpr std::array<FloatField, 6> kFloats = {
+    {{"temperature", &engine::SamplingParams::temperature},
+     {"top_p", &engine::SamplingParams::top_p},
+     {"min_p", &engine::SamplingParams::min_p},
+     {"repetition_penalty", &engine::SamplingParams::repetition_penalty},
+     {"presence_penalty", &engine::SamplingParams::presence_penalty},
+     {"frequency_penalty", &engine::SamplingParams::frequency_penalty}}};
+
+template <typename T>
+StatusOr<T> Parse(const std::string& name, const std::string& text) {
+  T value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) {
+    return InvalidArgument("{} must be a number, found \"{}\"", name, text);
+  }
+  return value;
+}
+
+template <typename T, typename U>
+void Override(const std::optional<T>& flag, U* value) {
+  if (flag) *value = *flag;
+}
+
+Status ReadGeneration(const nlohmann::json& generation, engine::SamplingParams* sampling) {
+  const auto number = [&](const char* key, auto* value) {
+    const auto found = generation.find(key);
+    if (found == generation.end() || found->is_null()) return OkStatus();
+    if (!found->is_number()) {
+      return InvalidArgument("generation_config.json: \"{}\" must be a number, found {}", key, found->dump());
+    }
+    *value = found->get<std::remove_pointer_t<decltype(value)>>();
+    return OkStatus();
+  };
+  RETURN_IF_ERROR(number("temperature", &sampling->temperature));
+  RETURN_IF_ERROR(number("top_p", &sampling->top_p));
+  RETURN_IF_ERROR(number("min_p", &sampling->min_p));
+  RETURN_IF_ERROR(number("top_k", &sampling->top_k));
+  RETURN_IF_ERROR(number("repetition_penalty", &sampling->repetition_penalty));
+  const auto sample = generation.find("do_sample");
+  if (sample != generation.end() && sample->is_boolean() && !sample->get<bool>()) sampling->temperature = 0;
+  return OkStatus();
+}
+
+}  // namespace
+
+void AddSamplingFlags(CLI::App& verb, SamplingFlags& flags, int max_tokens) {
+  flags.max_tokens = max_tokens;
+  const std::string group = "Sampling (defaults: the model's generation_config.json)";
+  verb.add_option("-n,--max-tokens", flags.max_tokens, "Longest output in tokens")
+      ->check(CLI::Range(0, std::numeric_limits<int>::max()))
+      ->capture_default_str();
+  verb.add_option("--temperature", flags.temperature, "0: greedy; without the model's own: 0.7")
+      ->group(group);
+  verb.add_option("--top-k", flags.top_k, "Draw from the K likeliest; 0: all")->group(group);
+  verb.add_option("--top-p", flags.top_p, "Draw from the likeliest that together have P")->group(group);
+  verb.add_option("--min-p", flags.min_p, "Leave out tokens below P times the likeliest")->group(group);
+  verb.add_option("--repetition-penalty", flags.repetition_penalty, "Divide logits of seen tokens")
+      ->group(group);
+  verb.add_option("--presence-penalty", flags.presence_penalty, "Subtract once for a token of the output")
+      ->group(group);
+  verb.add_option("--frequency-penalty", flags.frequency_penalty, "Subtract for each time in the output")
+      ->group(group);
+  verb.add_option("--seed", flags.seed, "Same seed, same text; absent: another each run")->group(group);
+  verb.add_option("--stop", flags.stop, "Text that ends the output; may be repeated")
+      ->allow_extra_args(false)
+      ->group(group);
+  verb.add_flag("--ignore-eos", flags.ignore_eos, "Do not end at the model's end-of-sequence tokens")
+      ->group(group);
+}
+
+StatusOr<engine::SamplingParams> ResolveSampling(const SamplingFlags& flags,
+                                                 const nlohmann::json& generation) {
+  engine::SamplingParams sampling;
+  sampling.temperature = kDefaultTemperature;
+  RETURN_IF_ERROR(ReadGeneration(generation, &sampling));
+  Override(flags.temperature, &sampling.temperature);
+  Override(flags.top_k, &sampling.top_k);
+  Override(flags.top_p, &sampling.top_p);
+  Override(flags.min_p, &sampling.min_p);
+  Override(flags.repetition_penalty, &sampling.repetition_penalty);
+  Override(flags.presence_penalty, &sampling.presence_penalty);
+  Override(flags.frequency_penalty, &sampling.frequency_penalty);
+  sampling.seed = flags.seed;
+  sampling.max_tokens = flags.max_tokens;
+  sampling.ignore_eos = flags.ignore_eos;
+  RETURN_IF_ERROR(engine::CheckSampling(sampling, std::numeric_limits<int>::max()));
+  return sampling;
+}
+
+Status SetSampling(const std::string& name, const std::string& value, engine::SamplingParams* sampling) {
+  engine::SamplingParams changed = *sampling;
+  bool known = false;
+  for (const FloatField& field : kFloats) {
+    if (name != field.name) continue;
+    ASSIGN_OR_RETURN(changed.*field.field, Parse<float>(name, value));
+    known = true;
+  }
+  if (name == "top_k" || name == "max_tokens") {
+    ASSIGN_OR_RETURN((name == "top_k" ? changed.top_k : changed.max_tokens), Parse<int>(name, value));
+  } else if (name == "seed") {
+    if (value == "none") {
+      changed.seed.reset();
+    } else {
+      ASSIGN_OR_RETURN(changed.seed, Parse<uint64_t>(name, value));
+    }
+  } else if (!known) {
+    return InvalidArgument("there is no \"{}\"; known: {}", name, DescribeSampling(*sampling));
+  }
+  RETURN_IF_ERROR(engine::CheckSampling(changed, std::numeric_limits<int>::max()));
+  *sampling = changed;
+  return OkStatus();
+}
+
+std::string DescribeSampling(const engine::SamplingParams& sampling) {
+  std::string text;
+  for (const FloatField& field : kFloats) text += fmt::format("{} {}, ", field.name, sampling.*field.field);
+  text += fmt::format("top_k {}, max_tokens {}, seed {}", sampling.top_k, sampling.max_tokens,
+                      sampling.seed ? std::to_string(*sampling.seed) : "none");
+  return text;
+}
+
+}  // namespace moesaic::app

@@ -1,0 +1,38 @@
+// How tokens are drawn: flags over generation_config.json over defaults.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "engine/request.h"
+
+namespace moesaic::app {
+
+/// What the command line said; absent flags leave the model's own value.
+struct SamplingFlags {
+  std::optional<float> temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
+  std::optional<int> top_k;
+  std::optional<uint64_t> seed;
+  std::vector<std::string> stop;
+  int max_tokens = 0;
+  bool ignore_eos = false;
+};
+
+/// Declares them on `verb`; `max_tokens` is the default of --max-tokens.
+void AddSamplingFlags(CLI::App& verb, SamplingFlags& flags, int max_tokens);
+
+/// `generation` is generation_config.json or an empty object; a field of the wrong type is refused by name.
+StatusOr<engine::SamplingParams> ResolveSampling(const SamplingFlags& flags,
+                                                 const nlohmann::json& generation);
+
+/// Sets one parameter by its name, as `/set` does. The names are those of the flags with underscores.
+Status SetSampling(const std::string& name, const std::string& value, engine::SamplingParams* sampling);
+
+/// "temperature 0.7, top_p 0.9, ..." of all parameters that /set knows.
+std::string DescribeSampling(const engine::SamplingParams& sampling);
+
+}  // namespace moesaic::app

@@ -1,0 +1,47 @@
+#include "app/sampling_flags.h"
+
+#include <gtest/gtest.h>
+
+namespace moesaic::app {
+namespace {
+
+engine::SamplingParams Resolved(const SamplingFlags& flags, const char* generation) {
+  const auto sampling = ResolveSampling(flags, nlohmann::json::parse(generation));
+  EXPECT_TRUE(sampling.ok()) << sampling.status();
+  return *sampling;
+}
+
+TEST(SamplingFlagsTest, FlagsStandOverTheModelsDefaults) {
+  SamplingFlags flags;
+  EXPECT_FLOAT_EQ(Resolved(flags, "{}").temperature, 0.7f);
+  EXPECT_FLOAT_EQ(Resolved(flags, R"({"temperature": 0.3, "top_k": 20, "top_p": null})").temperature, 0.3f);
+  EXPECT_EQ(Resolved(flags, R"({"temperature": 0.3, "top_k": 20})").top_k, 20);
+  EXPECT_EQ(Resolved(flags, R"({"temperature": 0.3, "do_sample": false})").temperature, 0);
+  flags.temperature = 1.5f;
+  EXPECT_FLOAT_EQ(Resolved(flags, R"({"temperature": 0.3, "do_sample": false})").temperature, 1.5f);
+}
+
+TEST(SamplingFlagsTest, RefusesAGenerationConfigByField) {
+  EXPECT_EQ(Message(ResolveSampling({}, nlohmann::json::parse(R"({"top_p": "high"})")).status()),
+            "generation_config.json: \"top_p\" must be a number, found \"high\"");
+  EXPECT_FALSE(ResolveSampling({}, nlohmann::json::parse(R"({"top_p": 2})")).ok());
+}
+
+TEST(SamplingFlagsTest, SetChangesOneParameterOrNothing) {
+  engine::SamplingParams sampling;
+  EXPECT_TRUE(SetSampling("temperature", "0.25", &sampling).ok());
+  EXPECT_FLOAT_EQ(sampling.temperature, 0.25f);
+  EXPECT_TRUE(SetSampling("top_k", "7", &sampling).ok());
+  EXPECT_EQ(sampling.top_k, 7);
+  EXPECT_TRUE(SetSampling("seed", "9", &sampling).ok());
+  EXPECT_EQ(sampling.seed, 9U);
+  EXPECT_TRUE(SetSampling("seed", "none", &sampling).ok());
+  EXPECT_FALSE(sampling.seed.has_value());
+  EXPECT_FALSE(SetSampling("top_p", "1.5", &sampling).ok());
+  EXPECT_FALSE(SetSampling("top_p", "much", &sampling).ok());
+  EXPECT_FALSE(SetSampling("luck", "1", &sampling).ok());
+  EXPECT_FLOAT_EQ(sampling.top_p, 1);
+}
+
+}  // namespace
+}  // namespace moesaic::app

@@ -1,0 +1,78 @@
+#include "app/session.h"
+
+#include <chrono>
+#include <cstdlib>
+#include <utility>
+
+#include "app/interrupt.h"
+#include "app/progress.h"
+#include "app/table.h"
+#include "runtime/cpu_features.h"
+
+namespace moesaic::app {
+
+void AddModelFlags(CLI::App& verb, ModelFlags& flags) {
+  verb.add_option("model", flags.model, "Hugging Face folder, .gguf file or packed file")
+      ->required()
+      ->check(CLI::ExistingPath);
+  verb.add_option("--dtype", flags.dtype, "Weights in memory: auto (as stored, else bf16), f32, bf16 or int8")
+      ->check(CLI::IsMember({"auto", "f32", "bf16", "int8"}))
+      ->capture_default_str();
+  verb.add_option("--threads", flags.threads, "Threads; 0: one a core")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  verb.add_option("--experts-per-token", flags.experts_per_token, "Routed experts a token; 0: as trained")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+}
+
+void AddCacheFlags(CLI::App& verb, ModelFlags& flags) {
+  verb.add_option("-c,--ctx-size", flags.context, "Context in tokens; 0: the model's")
+      ->check(CLI::Range(0, 1 << 24))
+      ->capture_default_str();
+  verb.add_option("--kv-dtype", flags.kv_dtype,
+                  "KV cache: auto (f32 for f32 weights, else bf16), f32 or bf16")
+      ->check(CLI::IsMember({"auto", "f32", "bf16"}))
+      ->capture_default_str();
+}
+
+StatusOr<kernels::KernelTable> KernelsOfHost() {
+  runtime::CpuFeatures cpu = runtime::DetectCpu();
+  if (const char* limit = std::getenv("MOESAIC_ISA"); limit != nullptr && *limit != '\0') {
+    const auto isa = runtime::ParseIsa(limit);
+    if (!isa.ok()) return Annotate(isa.status(), "MOESAIC_ISA");
+    const auto limited = runtime::LimitTo(cpu, *isa);
+    if (!limited.ok()) return Annotate(limited.status(), "MOESAIC_ISA");
+    cpu = *limited;
+  }
+  return kernels::SelectKernels(cpu);
+}
+
+StatusOr<std::unique_ptr<Session>> OpenSession(const ModelFlags& flags) {
+  auto session = std::make_unique<Session>();
+  ASSIGN_OR_RETURN(session->kernels, KernelsOfHost());
+  ASSIGN_OR_RETURN(session->threads, runtime::ThreadPool::Create({.threads = flags.threads, .pin = true}));
+  const auto start = std::chrono::steady_clock::now();
+  Progress progress("loading");
+  models::LoadOptions options;
+  options.dtype = flags.dtype;
+  options.experts_per_token = flags.experts_per_token;
+  options.load_mtp = false;
+  options.progress = [&progress](int64_t done, int64_t total) {
+    progress.Show(done, total, FormatBytes(static_cast<double>(total)));
+    return !Interrupted();
+  };
+  ASSIGN_OR_RETURN(session->model, models::Model::Load(flags.model, options, *session->threads));
+  session->load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return session;
+}
+
+Status StartEngine(Session& session, const ModelFlags& flags, engine::EngineOptions options) {
+  options.kv_dtype = flags.kv_dtype;
+  options.max_context = flags.context;
+  ASSIGN_OR_RETURN(session.engine,
+                   engine::Engine::Create(*session.model, session.kernels, *session.threads, options));
+  return OkStatus();
+}
+
+}  // namespace moesaic::app

@@ -1,0 +1,48 @@
+// What every verb that runs a model shares: its flags, and the model brought into memory.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <string>
+
+#include "base/status.h"
+#include "engine/engine.h"
+#include "kernels/kernel_table.h"
+#include "models/model.h"
+#include "runtime/thread_pool.h"
+
+namespace moesaic::app {
+
+struct ModelFlags {
+  std::string model;
+  std::string dtype = "auto";
+  std::string kv_dtype = "auto";
+  int threads = 0;
+  int context = 0;
+  int experts_per_token = 0;
+};
+
+/// Declares MODEL, --dtype, --threads and --experts-per-token.
+void AddModelFlags(CLI::App& verb, ModelFlags& flags);
+/// Declares --ctx-size and --kv-dtype.
+void AddCacheFlags(CLI::App& verb, ModelFlags& flags);
+
+/// Members are destroyed in reverse: the engine goes before what it borrows.
+struct Session {
+  std::unique_ptr<runtime::ThreadPool> threads;
+  kernels::KernelTable kernels;
+  std::unique_ptr<models::Model> model;
+  double load_seconds = 0;
+  std::unique_ptr<engine::Engine> engine;  // none until StartEngine
+};
+
+/// The kernels of this machine, limited by MOESAIC_ISA.
+StatusOr<kernels::KernelTable> KernelsOfHost();
+
+/// Loads the model, with a progress line when stderr is a terminal. Cancelled when a signal comes meanwhile.
+StatusOr<std::unique_ptr<Session>> OpenSession(const ModelFlags& flags);
+
+/// Makes session.engine. kv_dtype and max_context come from `flags`.
+Status StartEngine(Session& session, const ModelFlags& flags, engine::EngineOptions options);
+
+}  // namespace moesaic::app

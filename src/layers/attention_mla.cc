@@ -1,0 +1,206 @@
+#include "layers/attention_mla.h"
+
+#include <algorithm>
+
+#include "layers/mla_expansion.h"
+
+namespace moesaic::layers {
+
+using kernels::KvLayer;
+using kernels::LinearParams;
+using kernels::PreparedRows;
+using kernels::SequenceSlice;
+
+bool MlaAttention::Expands(const SequenceSlice& sequence) const {
+  if (path != MlaPath::kAuto) return path == MlaPath::kExpanded;
+  // Multiply-adds a head. Each new token attends to the cached ones and to half of the new ones, at 2 latent
+  // + rope a pair absorbed and nope + rope + v expanded. Taking one token through W_UK and W_UV costs latent
+  // * (nope + v): absorbed that is paid for every new token, expanded for every token there is. With
+  // DeepSeek-V3's dimensions a whole prompt is expanded from its second token on, and a chunk behind a long
+  // prefix from about 171.
+  const int64_t added = sequence.count;
+  const int64_t pairs = added * sequence.start + added * (added + 1) / 2;
+  const int64_t through = static_cast<int64_t>(latent_dim) * (nope_dim + v_dim);
+  const int64_t absorbed = pairs * (2 * latent_dim + rope_dim) + added * through;
+  const int64_t expanded = pairs * (nope_dim + rope_dim + v_dim) + (sequence.start + added) * through;
+  return expanded < absorbed;
+}
+
+void MlaAttention::Project(const Step& step, const float* x, float* queries, float* latents) const {
+  const kernels::ExecContext& ctx = step.ctx;
+  const int rows = step.rows();
+  const int q_dim = heads * q_head();
+  const int latent_row = cache_row();
+  if (q_a.weight.empty()) {
+    const LinearOutput outputs[] = {{&q, queries, q_dim}, {&kv_a, latents, latent_row}};
+    ApplyGroup(ctx, outputs, x, q.k(), rows);
+  } else {
+    ScratchScope scratch(ctx);
+    const int rank = q_a.n();
+    auto* low = scratch.Take<float>(static_cast<int64_t>(rows) * rank);
+    const LinearOutput outputs[] = {{&q_a, low, rank}, {&kv_a, latents, latent_row}};
+    ApplyGroup(ctx, outputs, x, q_a.k(), rows);
+    kernels::RmsNorm(ctx, {.x = low,
+                           .x_stride = rank,
+                           .weight = q_a_norm,
+                           .y = low,
+                           .y_stride = rank,
+                           .rows = rows,
+                           .n = rank,
+                           .eps = norm_eps});
+    Apply(ctx, q_b, low, rank, rows, queries, q_dim);
+  }
+  if (padded_latent() != latent_dim) {
+    for (int row = 0; row < rows; ++row) {
+      float* latent = latents + static_cast<int64_t>(row) * latent_row;
+      std::copy_backward(latent + latent_dim, latent + latent_dim + rope_dim, latent + latent_row);
+      std::fill(latent + latent_dim, latent + padded_latent(), 0.0F);
+    }
+  }
+  kernels::RmsNorm(ctx, {.x = latents,
+                         .x_stride = latent_row,
+                         .weight = kv_a_norm,
+                         .y = latents,
+                         .y_stride = latent_row,
+                         .rows = rows,
+                         .n = latent_dim,
+                         .eps = norm_eps});
+  kernels::RopeParams turn{.x = queries + nope_dim,
+                           .stride = q_dim,
+                           .head_stride = q_head(),
+                           .rows = rows,
+                           .heads = heads,
+                           .dim = rope_dim,
+                           .positions = step.positions.data(),
+                           .cos = rope->cos(),
+                           .sin = rope->sin(),
+                           .interleaved = rope->interleaved()};
+  kernels::Rope(ctx, turn);
+  turn.x = latents + padded_latent();
+  turn.stride = latent_row;
+  turn.head_stride = rope_dim;
+  turn.heads = 1;
+  kernels::Rope(ctx, turn);
+}
+
+// `queries` and `out` are those of the whole step; `run` is a run of sequences whose rows follow one another.
+void MlaAttention::Absorbed(const Step& step, std::span<const SequenceSlice> run, const KvLayer& kv,
+                            const float* queries, float* out) const {
+  const kernels::ExecContext& ctx = step.ctx;
+  ScratchScope scratch(ctx);
+  const int first = run.front().row;
+  const int rows = run.back().row + run.back().count - first;
+  const int latent_row = cache_row();
+  const int64_t q_dim = static_cast<int64_t>(heads) * q_head();
+  const int64_t wide = static_cast<int64_t>(heads) * latent_row;
+  queries += first * q_dim;
+  out += static_cast<int64_t>(first) * heads * v_dim;
+  auto* sequences = scratch.Take<SequenceSlice>(static_cast<int64_t>(run.size()));
+  for (size_t i = 0; i < run.size(); ++i) {
+    sequences[i] = run[i];
+    sequences[i].row -= first;
+  }
+
+  auto* wide_queries = scratch.Take<float>(rows * wide);
+  {
+    ScratchScope inner(ctx);
+    const HeadRows parts(ctx, uk_t.front(), queries, q_head(), rows, heads, nope_dim);
+    auto* group = inner.Take<LinearParams>(heads);
+    for (int h = 0; h < heads; ++h) {
+      group[h] = {.a = parts.head(h), .w = &uk_t[h], .c = wide_queries + h * latent_row, .c_stride = wide};
+    }
+    kernels::LinearGroup(ctx, {group, static_cast<size_t>(heads)});
+  }
+  ctx.pool->Run(rows, [&](int64_t row, int) {
+    for (int h = 0; h < heads; ++h) {
+      const float* from = queries + row * q_dim + static_cast<int64_t>(h) * q_head() + nope_dim;
+      float* to = wide_queries + row * wide + static_cast<int64_t>(h) * latent_row;
+      std::fill(to + latent_dim, to + padded_latent(), 0.0F);
+      std::copy_n(from, rope_dim, to + padded_latent());
+    }
+  });
+  const int64_t mixed_row = static_cast<int64_t>(heads) * padded_latent();
+  auto* mixed = scratch.Take<float>(rows * mixed_row);
+  kernels::Attention(ctx, {.cache = kv,
+                           .q = wide_queries,
+                           .q_stride = wide,
+                           .out = mixed,
+                           .out_stride = mixed_row,
+                           .heads = heads,
+                           .scale = scale,
+                           .sequences = {sequences, run.size()}});
+  const HeadRows parts(ctx, uv.front(), mixed, padded_latent(), rows, heads, latent_dim);
+  auto* group = scratch.Take<LinearParams>(heads);
+  for (int h = 0; h < heads; ++h) {
+    group[h] = {.a = parts.head(h),
+                .w = &uv[h],
+                .c = out + static_cast<int64_t>(h) * v_dim,
+                .c_stride = static_cast<int64_t>(heads) * v_dim};
+  }
+  kernels::LinearGroup(ctx, {group, static_cast<size_t>(heads)});
+}
+
+void MlaAttention::Expanded(const Step& step, const SequenceSlice& sequence, const KvLayer& kv,
+                            const float* queries, float* out) const {
+  const kernels::ExecContext& ctx = step.ctx;
+  ScratchScope scratch(ctx);
+  const int64_t q_dim = static_cast<int64_t>(heads) * q_head();
+  const MlaExpansion expansion(ctx, *this, sequence, kv);
+  const int padded_v = expansion.value_dim();
+  const int64_t mixed_row = static_cast<int64_t>(heads) * padded_v;
+  float* mixed = out + static_cast<int64_t>(sequence.row) * heads * v_dim;
+  if (padded_v != v_dim) mixed = scratch.Take<float>(sequence.count * mixed_row);
+
+  for (int head = 0; head < heads; head += expansion.heads_at_once()) {
+    const int count = std::min(expansion.heads_at_once(), heads - head);
+    SequenceSlice slice = sequence;
+    slice.block_table = expansion.block_table();
+    slice.row = 0;
+    kernels::Attention(ctx, {.cache = expansion.Heads(head, count),
+                             .q = queries + sequence.row * q_dim + static_cast<int64_t>(head) * q_head(),
+                             .q_stride = q_dim,
+                             .out = mixed + static_cast<int64_t>(head) * padded_v,
+                             .out_stride = mixed_row,
+                             .heads = count,
+                             .scale = scale,
+                             .sequences = {&slice, 1}});
+  }
+  if (padded_v == v_dim) return;
+  float* dense = out + static_cast<int64_t>(sequence.row) * heads * v_dim;
+  ctx.pool->Run(sequence.count, [&](int64_t row, int) {
+    for (int h = 0; h < heads; ++h) {
+      std::copy_n(mixed + row * mixed_row + static_cast<int64_t>(h) * padded_v, v_dim,
+                  dense + (row * heads + h) * v_dim);
+    }
+  });
+}
+
+void MlaAttention::Forward(const Step& step, const float* x, const KvLayer& kv, float* out,
+                           bool accumulate) const {
+  ScratchScope scratch(step.ctx);
+  const int64_t rows = step.rows();
+  const int latent_row = cache_row();
+  auto* queries = scratch.Take<float>(rows * heads * q_head());
+  auto* latents = scratch.Take<float>(rows * latent_row);
+  Project(step, x, queries, latents);
+  kernels::KvWrite(step.ctx, {.cache = kv,
+                              .keys = latents,
+                              .values = latents,
+                              .key_stride = latent_row,
+                              .value_stride = latent_row,
+                              .sequences = step.sequences});
+  auto* mixed = scratch.Take<float>(rows * heads * v_dim);
+  for (size_t i = 0; i < step.sequences.size();) {
+    if (Expands(step.sequences[i])) {
+      Expanded(step, step.sequences[i++], kv, queries, mixed);
+      continue;
+    }
+    size_t end = i + 1;
+    while (end < step.sequences.size() && !Expands(step.sequences[end])) ++end;
+    Absorbed(step, step.sequences.subspan(i, end - i), kv, queries, mixed);
+    i = end;
+  }
+  Apply(step.ctx, o, mixed, static_cast<int64_t>(heads) * v_dim, step.rows(), out, o.n(), accumulate);
+}
+
+}  // namespace moesaic::layers

@@ -1,0 +1,28 @@
+// One pre-norm decoder layer: attention and feed-forward network around a residual stream in f32.
+#pragma once
+
+#include <variant>
+
+#include "layers/attention_gqa.h"
+#include "layers/attention_mla.h"
+#include "layers/mlp.h"
+#include "layers/moe.h"
+
+namespace moesaic::layers {
+
+struct DecoderLayer {
+  const float* attention_norm = nullptr;  // [hidden], before attention
+  const float* ffn_norm = nullptr;        // [hidden], before the feed-forward network
+  // Sandwich norm (openPangu): of the outputs, before they join the residual stream; null: none.
+  const float* attention_out_norm = nullptr;
+  const float* ffn_out_norm = nullptr;
+  float norm_eps = 0;
+  int hidden = 0;
+  std::variant<GqaAttention, MlaAttention> attention;
+  std::variant<Mlp, MoeLayer> ffn;
+
+  /// Updates the residual stream x [rows, hidden] in place.
+  void Forward(const Step& step, const kernels::KvLayer& kv, float* x) const;
+};
+
+}  // namespace moesaic::layers

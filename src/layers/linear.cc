@@ -1,0 +1,53 @@
+#include "layers/linear.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace moesaic::layers {
+
+using kernels::LinearParams;
+using kernels::PreparedRows;
+
+void Apply(const kernels::ExecContext& ctx, const Linear& linear, const float* x, int64_t x_stride, int rows,
+           float* y, int64_t y_stride, bool accumulate) {
+  const ScratchScope scope(ctx);
+  const PreparedRows a = kernels::PrepareRows(ctx, linear.weight.layout.format, x, x_stride, rows, linear.k(),
+                                              linear.weight.input_scale);
+  kernels::Linear(ctx, {.a = &a,
+                        .w = &linear.weight,
+                        .bias = linear.bias,
+                        .c = y,
+                        .c_stride = y_stride,
+                        .accumulate = accumulate});
+}
+
+void ApplyGroup(const kernels::ExecContext& ctx, std::span<const LinearOutput> outputs, const float* x,
+                int64_t x_stride, int rows) {
+  constexpr size_t kMost = 8;
+  MOESAIC_CHECK_LE(outputs.size(), kMost);
+  const ScratchScope scope(ctx);
+  PreparedRows prepared[kMost];
+  LinearParams params[kMost];
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const tensor::PackedMatrix& weight = outputs[i].linear->weight;
+    const auto same = [&](size_t j) {
+      const tensor::PackedMatrix& other = outputs[j].linear->weight;
+      return other.layout.format == weight.layout.format && other.input_scale == weight.input_scale;
+    };
+    size_t j = 0;
+    while (!same(j)) ++j;  // ends at i at the latest
+    if (j == i) {
+      prepared[i] =
+          kernels::PrepareRows(ctx, weight.layout.format, x, x_stride, rows, weight.k(), weight.input_scale);
+    }
+    params[i] = {.a = &prepared[j],
+                 .w = &weight,
+                 .bias = outputs[i].linear->bias,
+                 .c = outputs[i].y,
+                 .c_stride = outputs[i].y_stride};
+  }
+  kernels::LinearGroup(ctx, {params, outputs.size()});
+}
+
+}  // namespace moesaic::layers

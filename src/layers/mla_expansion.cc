@@ -1,0 +1,125 @@
+#include "layers/mla_expansion.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "layers/attention_mla.h"
+#include "tensor/dtype.h"
+
+namespace moesaic::layers {
+namespace {
+
+using kernels::kKvBlockTokens;
+using kernels::KvLayer;
+using kernels::LinearParams;
+using kernels::PreparedRows;
+
+// A view of `count` rows from `first` on, every `step`-th.
+PreparedRows Slice(const PreparedRows& all, int first, int step, int count) {
+  PreparedRows view = all;
+  view.rows = count;
+  view.stride = all.stride * step;
+  view.data = all.data.subspan(all.stride * first);
+  return view;  // latent matrices are f32 or bf16, which have no row scales
+}
+
+void ToFloat(const std::byte* from, tensor::DType dtype, int count, float* to) {
+  if (dtype == tensor::DType::kF32) {
+    std::memcpy(to, from, count * sizeof(float));
+    return;
+  }
+  const auto* values = reinterpret_cast<const tensor::BF16*>(from);
+  for (int i = 0; i < count; ++i) to[i] = tensor::ToFloat(values[i]);
+}
+
+}  // namespace
+
+HeadRows::HeadRows(const kernels::ExecContext& ctx, const tensor::PackedMatrix& weight, const float* x,
+                   int stride, int rows, int heads, int k)
+    : views_(ctx.scratch->Take<PreparedRows>(heads).data()) {
+  const PreparedRows all = kernels::PrepareRows(ctx, weight.layout.format, x, stride, rows * heads, k, 0);
+  for (int h = 0; h < heads; ++h) views_[h] = Slice(all, h, heads, rows);
+}
+
+MlaExpansion::MlaExpansion(const kernels::ExecContext& ctx, const MlaAttention& attention,
+                           const kernels::SequenceSlice& sequence, const KvLayer& kv)
+    : ctx_(ctx), attention_(attention), tokens_(sequence.start + sequence.count) {
+  const int latent_dim = attention.latent_dim;
+  const int rope_dim = attention.rope_dim;
+  blocks_ = (tokens_ + kKvBlockTokens - 1) / kKvBlockTokens;
+  value_dim_ = (attention.v_dim + 7) / 8 * 8;
+  const int key_dim = attention.nope_dim + rope_dim;
+  const int64_t head_bytes = int64_t{blocks_} * kKvBlockTokens * (key_dim + value_dim_) * sizeof(float);
+  heads_at_once_ =
+      static_cast<int>(std::clamp<int64_t>(attention.expansion_bytes / head_bytes, 1, attention.heads));
+  expanded_ = ctx.scratch->Take<float>(head_bytes / sizeof(float) * heads_at_once_).data();
+  block_table_ = ctx.scratch->Take<int32_t>(blocks_).data();
+  std::iota(block_table_, block_table_ + blocks_, 0);
+  rotated_ = ctx.scratch->Take<float>(static_cast<size_t>(tokens_) * rope_dim).data();
+  latents_ = ctx.scratch->Take<PreparedRows>(blocks_).data();
+
+  auto* plain = ctx.scratch->Take<float>(static_cast<size_t>(tokens_) * latent_dim).data();
+  const int64_t row_bytes = tensor::BytesOf(kv.dtype, attention.cache_row());
+  ctx.pool->Run(blocks_, [&](int64_t block, int) {
+    const std::byte* base = kv.base + sequence.block_table[block] * kv.block_stride;
+    const int first = static_cast<int>(block) * kKvBlockTokens;
+    for (int t = first; t < std::min(first + kKvBlockTokens, tokens_); ++t) {
+      const std::byte* row = base + (t - first) * row_bytes;
+      ToFloat(row, kv.dtype, latent_dim, plain + static_cast<int64_t>(t) * latent_dim);
+      ToFloat(row + tensor::BytesOf(kv.dtype, attention.padded_latent()), kv.dtype, rope_dim,
+              rotated_ + static_cast<int64_t>(t) * rope_dim);
+    }
+  });
+  const PreparedRows all = kernels::PrepareRows(ctx, attention.uk.front().layout.format, plain, latent_dim,
+                                                tokens_, latent_dim, 0);
+  for (int b = 0; b < blocks_; ++b) {
+    const int first = b * kKvBlockTokens;
+    latents_[b] = Slice(all, first, 1, std::min(kKvBlockTokens, tokens_ - first));
+  }
+}
+
+KvLayer MlaExpansion::Heads(int first, int count) const {
+  const MlaAttention& a = attention_;
+  const int key_dim = a.nope_dim + a.rope_dim;
+  const int64_t keys = int64_t{kKvBlockTokens} * key_dim;  // floats of one head in one block
+  const int64_t values = int64_t{kKvBlockTokens} * value_dim_;
+  const int64_t block_floats = count * (keys + values);
+
+  const ScratchScope scope(ctx_);
+  const std::span<LinearParams> group =
+      ctx_.scratch->Take<LinearParams>(static_cast<size_t>(blocks_) * count * 2);
+  size_t used = 0;
+  for (int b = 0; b < blocks_; ++b) {
+    float* base = expanded_ + b * block_floats;
+    for (int h = 0; h < count; ++h) {
+      group[used++] = {.a = &latents_[b], .w = &a.uk[first + h], .c = base + h * keys, .c_stride = key_dim};
+      group[used++] = {.a = &latents_[b],
+                       .w = &a.uv[first + h],
+                       .c = base + count * keys + h * values,
+                       .c_stride = value_dim_};
+    }
+  }
+  kernels::LinearGroup(ctx_, group);
+  ctx_.pool->Run(int64_t{blocks_} * count, [&](int64_t task, int) {
+    const int64_t b = task / count;
+    const int64_t h = task % count;
+    float* key = expanded_ + b * block_floats + h * keys;
+    float* value = expanded_ + b * block_floats + count * keys + h * values;
+    const int from = static_cast<int>(b) * kKvBlockTokens;
+    for (int t = 0; t < std::min(kKvBlockTokens, tokens_ - from); ++t) {
+      std::copy_n(rotated_ + static_cast<int64_t>(from + t) * a.rope_dim, a.rope_dim,
+                  key + t * key_dim + a.nope_dim);
+      std::fill_n(value + t * value_dim_ + a.v_dim, value_dim_ - a.v_dim, 0.0F);
+    }
+  });
+  return {.base = reinterpret_cast<std::byte*>(expanded_),
+          .block_stride = block_floats * static_cast<int64_t>(sizeof(float)),
+          .value_offset = count * keys * static_cast<int64_t>(sizeof(float)),
+          .dtype = tensor::DType::kF32,
+          .heads = count,
+          .key_dim = key_dim,
+          .value_dim = value_dim_};
+}
+
+}  // namespace moesaic::layers

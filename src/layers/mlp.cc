@@ -1,0 +1,24 @@
+#include "layers/mlp.h"
+
+namespace moesaic::layers {
+
+void Mlp::Forward(const Step& step, const float* x, float* out, bool accumulate) const {
+  ScratchScope scratch(step.ctx);
+  const int rows = step.rows();
+  const int width = gate.n();
+  auto* gated = scratch.Take<float>(static_cast<int64_t>(rows) * width);
+  auto* lifted = scratch.Take<float>(static_cast<int64_t>(rows) * width);
+  const LinearOutput outputs[] = {{&gate, gated, width}, {&up, lifted, width}};
+  ApplyGroup(step.ctx, outputs, x, gate.k(), rows);
+  kernels::SiluMul(step.ctx, {.gate = gated,
+                              .up = lifted,
+                              .y = gated,
+                              .gate_stride = width,
+                              .up_stride = width,
+                              .y_stride = width,
+                              .rows = rows,
+                              .n = width});
+  Apply(step.ctx, down, gated, width, rows, out, down.n(), accumulate);
+}
+
+}  // namespace moesaic::layers

@@ -1,0 +1,15 @@
+// A dense SwiGLU feed-forward network (arXiv 2002.05202).
+#pragma once
+
+#include "layers/linear.h"
+
+namespace moesaic::layers {
+
+struct Mlp {
+  Linear gate, up, down;
+
+  /// out [rows, hidden] = down(silu(gate(x)) * up(x)), or += with `accumulate`; x is [rows, hidden].
+  void Forward(const Step& step, const float* x, float* out, bool accumulate) const;
+};
+
+}  // namespace moesaic::layers

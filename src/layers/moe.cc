@@ -1,0 +1,49 @@
+#include "layers/moe.h"
+
+namespace moesaic::layers {
+
+void Router::Route(const Step& step, const float* x, int32_t* ids, float* weights) const {
+  ScratchScope scratch(step.ctx);
+  const int rows = step.rows();
+  auto* logits = scratch.Take<float>(static_cast<int64_t>(rows) * gate.n());
+  Apply(step.ctx, gate, x, gate.k(), rows, logits, gate.n());
+  kernels::Route(step.ctx, {.logits = logits,
+                            .bias = choice_bias,
+                            .rows = rows,
+                            .experts = gate.n(),
+                            .top_k = top_k,
+                            .scoring = scoring,
+                            .groups = groups,
+                            .top_groups = top_groups,
+                            .group_score = group_score,
+                            .normalize = normalize,
+                            .scale = scale,
+                            .ids = ids,
+                            .weights = weights});
+}
+
+void MoeLayer::Forward(const Step& step, const float* x, float* out) const {
+  ScratchScope scratch(step.ctx);
+  const int rows = step.rows();
+  const int hidden = experts.gate.k();
+  auto* ids = scratch.Take<int32_t>(static_cast<int64_t>(rows) * router.top_k);
+  auto* weights = scratch.Take<float>(static_cast<int64_t>(rows) * router.top_k);
+  router.Route(step, x, ids, weights);
+  kernels::Moe(step.ctx, {.x = x,
+                          .x_stride = hidden,
+                          .rows = rows,
+                          .hidden = hidden,
+                          .intermediate = experts.gate.n(),
+                          .experts = experts,
+                          .ids = ids,
+                          .weights = weights,
+                          .top_k = router.top_k,
+                          .shared_gate = shared_gate,
+                          .shared_up = shared_up,
+                          .shared_down = shared_down,
+                          .shared_intermediate = shared_gate.empty() ? 0 : shared_gate.n(),
+                          .out = out,
+                          .out_stride = hidden});
+}
+
+}  // namespace moesaic::layers

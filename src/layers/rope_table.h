@@ -1,0 +1,54 @@
+// Cosines and sines of rotary position embedding: plain, linear, YaRN (arXiv 2309.00071) and Llama 3's
+// scaling.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "runtime/memory.h"
+#include "runtime/thread_pool.h"
+
+namespace moesaic::layers {
+
+struct RopeSpec {
+  enum class Scaling { kNone, kLinear, kYarn, kLlama3 };
+  int dim = 0;  ///< rotated elements of a head: its first ones (GQA) or its rope part (MLA)
+  double theta = 10000;
+  bool interleaved = false;  ///< pairs (2i, 2i + 1) instead of (i, i + dim/2)
+  Scaling scaling = Scaling::kNone;
+  double factor = 1;
+  int original_context = 0;
+  double beta_fast = 32, beta_slow = 1;              // YaRN
+  double attention_factor = 1;                       // YaRN: multiplies cos and sin
+  double low_freq_factor = 1, high_freq_factor = 4;  // Llama 3
+};
+
+/// Angles a token of position p turns by are p * frequency[i], i < dim / 2; scaling applied. Rounded to f32
+/// as the releases' own code does, since a model was trained with exactly these.
+std::vector<float> RopeFrequencies(const RopeSpec& spec);
+
+/// Tables for positions [0, context), filled as far as they are needed. One thread at a time.
+class RopeTable {
+ public:
+  /// Reserves address space for the whole context and computes nothing yet.
+  static StatusOr<RopeTable> Create(const RopeSpec& spec, int context);
+
+  /// Makes sure that positions [0, positions) are filled; positions <= context.
+  void Reserve(runtime::ThreadPool& pool, int positions);
+
+  const float* cos() const { return cos_.as<float>(); }  // [context, dim / 2]
+  const float* sin() const { return sin_.as<float>(); }
+  int dim() const { return 2 * half_; }
+  bool interleaved() const { return interleaved_; }
+
+ private:
+  RopeTable() = default;
+  std::vector<float> frequencies_;  // [half_]
+  float factor_ = 1;
+  int half_ = 0, context_ = 0, filled_ = 0;
+  bool interleaved_ = false;
+  runtime::Buffer cos_, sin_;
+};
+
+}  // namespace moesaic::layers

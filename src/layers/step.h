@@ -1,0 +1,38 @@
+// What every layer of one step is given.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/ops.h"
+
+namespace moesaic::layers {
+
+/// One ragged batch on its way through the layers. Borrowed by all; constant during the step.
+struct Step {
+  const kernels::ExecContext& ctx;
+  std::span<const kernels::SequenceSlice> sequences;
+  std::span<const int32_t> positions;  // [rows]
+
+  int rows() const { return static_cast<int>(positions.size()); }
+};
+
+/// Takes back all scratch memory that was handed out during its life.
+class ScratchScope {
+ public:
+  explicit ScratchScope(const kernels::ExecContext& ctx) : arena_(*ctx.scratch), mark_(arena_.Mark()) {}
+  ~ScratchScope() { arena_.Rewind(mark_); }
+  ScratchScope(const ScratchScope&) = delete;
+  ScratchScope& operator=(const ScratchScope&) = delete;
+
+  template <typename T>
+  T* Take(int64_t count) {
+    return arena_.Take<T>(static_cast<size_t>(count)).data();
+  }
+
+ private:
+  runtime::Arena& arena_;
+  size_t mark_;
+};
+
+}  // namespace moesaic::layers

@@ -8,35 +8,23 @@
 
 #include "base/status.h"
 #include "kernels/ops.h"
+#include "layers/rope_table.h"
 
 namespace moesaic::models {
-
-/// Rotary embedding: plain, YaRN (with mscale), linear or llama3 scaling.
-struct RopeSpec {
-  enum class Scaling { kNone, kLinear, kYarn, kLlama3 };
-  int dim = 0;
-  double theta = 10000;
-  bool interleaved = false;
-  Scaling scaling = Scaling::kNone;
-  double factor = 1;
-  int original_context = 0;
-  double beta_fast = 32, beta_slow = 1;             // YaRN
-  double attention_factor = 1;                      // multiplies cos and sin
-  double low_freq_factor = 1, high_freq_factor = 4; // llama3
-};
 
 struct AttentionSpec {
   enum class Kind { kGqa, kMla };
   Kind kind = Kind::kGqa;
   int heads = 0;
-  int kv_heads = 0;          // GQA
-  int head_dim = 0;          // GQA
+  int kv_heads = 0;  // GQA
+  int head_dim = 0;  // GQA
   bool qkv_bias = false, o_bias = false;
-  bool qk_norm = false;      // RMSNorm of every head's q and k before rope (Qwen3)
-  int q_lora_rank = 0;       // MLA; 0: q_proj instead of q_a/q_b
+  bool qk_norm = false;  // RMSNorm of every head's q and k before rope (Qwen3)
+  int q_lora_rank = 0;   // MLA; 0: q_proj instead of q_a/q_b
   int kv_lora_rank = 0;
   int nope_dim = 0, rope_dim = 0, v_dim = 0;
-  float scale = 0;           // softmax scale, YaRN's mscale included
+  float latent_norm_eps = 0;  // of q_a_layernorm and kv_a_layernorm
+  float scale = 0;            // softmax scale, YaRN's mscale included
 };
 
 struct MoeSpec {
@@ -48,9 +36,9 @@ struct MoeSpec {
   int groups = 1, top_groups = 1;
   bool normalize = false;
   float scale = 1;
-  bool choice_bias = false;     // e_score_correction_bias
-  std::string bias_name;        // its tensor name below "mlp."
-  bool learned_scale = false;   // openPangu: router_scale [experts] multiplies the chosen weights
+  float scale_per_expert =
+      0;                     // > 0: scale is this times top_k, also when top_k is overridden (carved models)
+  bool choice_bias = false;  // mlp.gate.e_score_correction_bias
 };
 
 struct DecoderSpec {
@@ -58,18 +46,22 @@ struct DecoderSpec {
   int vocab = 0, hidden = 0, layers = 0, context = 0;
   float norm_eps = 0;
   bool tied = false;
-  bool sandwich_norm = false;   // openPangu: norms after attention and after the FFN as well
-  RopeSpec rope;
+  bool sandwich_norm = false;  // openPangu: norms after attention and after the FFN as well
+  layers::RopeSpec rope;
   AttentionSpec attention;
-  MoeSpec moe;                  // experts == 0: none
-  int intermediate = 0;         // of dense layers
+  MoeSpec moe;           // experts == 0: none
+  int intermediate = 0;  // of dense layers
   bool mlp_bias = false;
-  std::vector<bool> is_moe;     // [layers]; MTP layers are MoE when the last layer is
+  std::vector<bool> is_moe;  // [layers]; MTP layers are MoE when the last layer is
   int mtp_layers = 0;
 };
 
-/// Makes the spec from a config in config.json's terms; refuses unknown architectures and unsupported fields by name.
+/// Makes the spec from a config in config.json's terms; refuses unknown architectures and unsupported fields
+/// by name. `file` stands in front of every message.
 StatusOr<DecoderSpec> SpecFromConfig(const nlohmann::json& config, const std::string& file);
+
+/// Chooses top_k routed experts a token instead of the config's number; 0 leaves it.
+Status OverrideTopK(DecoderSpec& spec, int top_k);
 
 /// Every architecture this build runs, for help texts and the error that refuses others.
 std::vector<std::string> SupportedArchitectures();

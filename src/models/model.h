@@ -1,5 +1,5 @@
-// A loaded model: tokens and cache blocks in, logits out. One class serves every architecture; what differs is a
-// DecoderSpec (decoder_spec.h), which each architecture's file makes from its config.
+// A loaded model: tokens and cache blocks in, logits out. One class serves every architecture; what differs
+// is a DecoderSpec (decoder_spec.h), which each architecture's file makes from its config.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,13 @@
 
 #include "base/status.h"
 #include "kernels/ops.h"
+#include "layers/attention_mla.h"
 #include "tensor/packed.h"
 
 namespace moesaic::models {
 
-/// What the cache has to hold a token: `layers` times one row of keys (and of values, unless shared) per KV head.
-/// MTP layers come last and are counted.
+/// What the cache has to hold a token: `layers` times one row of keys (and of values, unless shared) per KV
+/// head. MTP layers come last and are counted.
 struct KvSpec {
   int layers = 0;
   int heads = 0;
@@ -26,33 +27,35 @@ struct KvSpec {
 };
 
 struct ModelInfo {
-  std::string architecture;     ///< config.json "architectures"[0], e.g. "DeepseekV3ForCausalLM"
+  std::string architecture;  ///< config.json "architectures"[0], e.g. "DeepseekV3ForCausalLM"
   std::string model_type;
   int vocab_size = 0;
   int hidden_size = 0;
-  int layers = 0;               ///< decoder layers, MTP not counted
+  int layers = 0;  ///< decoder layers, MTP not counted
   int mtp_layers = 0;
-  int context_length = 0;       ///< max_position_embeddings
+  int context_length = 0;  ///< max_position_embeddings
   int experts = 0, experts_per_token = 0;
-  int64_t parameters = 0;         ///< MTP not counted
-  int64_t active_parameters = 0;  ///< touched by one token
-  int64_t weight_bytes = 0;       ///< packed, in memory
-  int64_t active_weight_bytes = 0;///< read for one token's decode at batch 1 (embedding row, not table)
-  std::string weight_format;      ///< "bf16", "int8", ...
-  std::string weights_from;       ///< "mapped" or "packed at load"
+  int64_t parameters = 0;           ///< MTP not counted
+  int64_t active_parameters = 0;    ///< touched by one token
+  int64_t weight_bytes = 0;         ///< packed, in memory
+  int64_t active_weight_bytes = 0;  ///< read for one token's decode at batch 1 (embedding row, not table)
+  std::string weight_format;        ///< "bf16", "int8", ...
+  std::string weights_from;         ///< "mapped" or "packed at load"
   KvSpec kv;
 };
 
 /// One step's ragged batch. Rows of all sequences follow one another.
 struct ForwardBatch {
-  std::span<const int32_t> tokens;                   // [rows], each in [0, vocab_size)
-  std::span<const kernels::SequenceSlice> sequences; // cover the rows; block tables hold start + count tokens
-  std::span<const int32_t> logit_rows;               // rows whose logits are wanted, ascending
+  std::span<const int32_t> tokens;  // [rows], each in [0, vocab_size)
+  std::span<const kernels::SequenceSlice>
+      sequences;                        // cover the rows; block tables hold start + count tokens
+  std::span<const int32_t> logit_rows;  // rows whose logits are wanted, ascending
 };
 
 struct ForwardOutput {
-  std::span<float> logits;   // [logit_rows, vocab_size]
-  std::span<float> hidden;   // [rows, hidden_size] before the final norm, or empty when not wanted (MTP's input)
+  std::span<float> logits;  // [logit_rows, vocab_size]
+  std::span<float>
+      hidden;  // [rows, hidden_size] after the final norm, or empty when not wanted (MTP's input)
 };
 
 /// How to bring weights into memory.
@@ -64,6 +67,8 @@ struct LoadOptions {
   /// Overrides num_experts_per_tok when > 0 (a carved model's K is adjustable).
   int experts_per_token = 0;
   bool load_mtp = true;
+  /// How MLA attends; anything but kAuto is for tests and measurements.
+  layers::MlaPath mla_path = layers::MlaPath::kAuto;
 };
 
 class Model {
@@ -76,19 +81,23 @@ class Model {
   virtual const ModelInfo& info() const = 0;
 
   /// Runs all layers over the batch, writing keys and values of the new tokens into `kv` [info().kv.layers].
-  /// Deterministic; a sequence's results do not depend on the others or on how its prompt is cut into chunks.
+  /// Deterministic; a sequence's results do not depend on the others. Nor do they depend on how its prompt is
+  /// cut into chunks, bit for bit with grouped-query attention; MLA chooses for each chunk between two
+  /// computations of the same values (MlaPath), which round differently.
   virtual Status Forward(const kernels::ExecContext& ctx, const ForwardBatch& batch,
                          std::span<const kernels::KvLayer> kv, const ForwardOutput& out) = 0;
 
-  /// MTP module `depth` (0-based): row i takes `hidden` [rows, hidden_size] of position p and the token that
-  /// follows it (batch.tokens[i], the token at p + 1), and gives logits for the token at p + 2.
+  /// MTP module `depth` (0-based): row i takes `hidden` [rows, hidden_size] of position p, as Forward or the
+  /// module before gave it out, and the token that follows (batch.tokens[i], the token at p + 1), and gives
+  /// logits for the token at p + 2 (one further for each module before). Its keys and values go to layer
+  /// info().layers + depth of `kv`; the sequences' positions are those of p.
   virtual Status ForwardMtp(const kernels::ExecContext& ctx, int depth, const ForwardBatch& batch,
                             std::span<const float> hidden, std::span<const kernels::KvLayer> kv,
                             const ForwardOutput& out) = 0;
 };
 
-/// Packs the checkpoint at `path` into one packed file at `out`, region by region: what Load then maps in at once.
-/// Tokenizer, template and generation texts travel in the metadata.
+/// Packs the checkpoint at `path` into one packed file at `out`, region by region: what Load then maps in at
+/// once. Tokenizer, template and generation texts travel in the metadata.
 Status Convert(const std::string& path, const std::string& out, const LoadOptions& options,
                runtime::ThreadPool& pool);
 

@@ -1,0 +1,191 @@
+#include "models/config_fields.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace moesaic::models {
+namespace {
+
+using checkpoint::ConfigReader;
+using layers::RopeSpec;
+
+// YaRN's attention temperature, arXiv 2309.00071 section 3.4.
+double MScale(double factor, double mscale) {
+  return factor <= 1 ? 1.0 : 0.1 * mscale * std::log(factor) + 1.0;
+}
+
+double ReadYarn(ConfigReader& scaling, RopeSpec& rope) {
+  rope.scaling = RopeSpec::Scaling::kYarn;
+  rope.beta_fast = scaling.NumberOr("beta_fast", 1e-3, 1e6, 32);
+  rope.beta_slow = scaling.NumberOr("beta_slow", 1e-3, 1e6, 1);
+  const double mscale = scaling.NumberOr("mscale", 0, 100, 1);
+  const double all_dim = scaling.NumberOr("mscale_all_dim", 0, 100, 0);
+  const double derived = MScale(rope.factor, mscale) / MScale(rope.factor, all_dim);
+  rope.attention_factor = scaling.NumberOr("attention_factor", 1e-3, 1e3, derived);
+  scaling.OnlyBool("truncate", true);
+  return MScale(rope.factor, all_dim);
+}
+
+double ReadScaling(ConfigReader& scaling, const std::string& type, int context, RopeSpec& rope) {
+  if (type == "default") return 1;
+  rope.factor = scaling.Number("factor", 1e-3, 1e6);
+  if (type == "linear") {
+    rope.scaling = RopeSpec::Scaling::kLinear;
+    return 1;
+  }
+  rope.original_context =
+      static_cast<int>(scaling.IntOr("original_max_position_embeddings", 1, INT32_MAX, context));
+  if (type == "yarn") return ReadYarn(scaling, rope);
+  rope.scaling = RopeSpec::Scaling::kLlama3;
+  rope.low_freq_factor = scaling.Number("low_freq_factor", 1e-3, 1e6);
+  rope.high_freq_factor = scaling.Number("high_freq_factor", 1e-3, 1e6);
+  if (rope.high_freq_factor <= rope.low_freq_factor) {
+    scaling.Fail(fmt::format("\"high_freq_factor\" must exceed \"low_freq_factor\" {}, found {}",
+                             rope.low_freq_factor, rope.high_freq_factor));
+  }
+  return 1;
+}
+
+}  // namespace
+
+DecoderSpec ReadCommon(const nlohmann::json& config, ConfigReader& reader) {
+  DecoderSpec spec;
+  reader.Ignore({"architectures",
+                 "torch_dtype",
+                 "dtype",
+                 "transformers_version",
+                 "use_cache",
+                 "bos_token_id",
+                 "eos_token_id",
+                 "pad_token_id",
+                 "attention_dropout",
+                 "initializer_range",
+                 "quantization_config",
+                 "auto_map",
+                 "pretraining_tp",
+                 "output_router_logits",
+                 "router_aux_loss_coef",
+                 "aux_loss_alpha",
+                 "seq_aux",
+                 "ep_size",
+                 "transformers.js_config",
+                 "return_dict",
+                 "output_attentions",
+                 "output_hidden_states",
+                 "chunk_size_feed_forward"});
+  for (const auto& item : config.items()) {
+    if (item.key().starts_with('_')) reader.Ignore({item.key()});
+  }
+  spec.architecture = config.at("architectures").at(0).get<std::string>();
+  spec.model_type = reader.StringOr("model_type", "");
+  spec.vocab = static_cast<int>(reader.Int("vocab_size", 1, kMaxDim));
+  spec.hidden = static_cast<int>(reader.Int("hidden_size", 1, kMaxDim));
+  spec.layers = static_cast<int>(reader.Int("num_hidden_layers", 1, 1024));
+  spec.context = static_cast<int>(reader.Int("max_position_embeddings", 1, 1 << 26));
+  spec.norm_eps = static_cast<float>(reader.Number("rms_norm_eps", 0, 1));
+  spec.tied = reader.BoolOr("tie_word_embeddings", false);
+  spec.is_moe.assign(spec.layers, false);
+  reader.OnlyString("hidden_act", {"silu"});
+  return spec;
+}
+
+void ReadGqa(ConfigReader& reader, DecoderSpec& spec, int64_t default_head_dim) {
+  AttentionSpec& attention = spec.attention;
+  attention.kind = AttentionSpec::Kind::kGqa;
+  attention.heads = static_cast<int>(reader.Int("num_attention_heads", 1, kMaxHeads));
+  attention.kv_heads = static_cast<int>(reader.IntOr("num_key_value_heads", 1, kMaxHeads, attention.heads));
+  if (attention.heads % attention.kv_heads != 0) {
+    reader.Fail(fmt::format(
+        "\"num_attention_heads\" is {} but \"num_key_value_heads\" is {}, which does not divide it",
+        attention.heads, attention.kv_heads));
+  }
+  if (!reader.Has("head_dim") && default_head_dim == 0 && spec.hidden % attention.heads != 0) {
+    reader.Fail(
+        fmt::format("\"hidden_size\" is {} but \"num_attention_heads\" is {}, which does not divide it, and "
+                    "there is no \"head_dim\"",
+                    spec.hidden, attention.heads));
+  }
+  const int64_t fallback =
+      default_head_dim > 0 ? default_head_dim : std::max(spec.hidden / attention.heads, 1);
+  attention.head_dim = static_cast<int>(reader.IntOr("head_dim", 1, kMaxHeadDim, fallback));
+  // The attention kernel reads keys and values eight elements at a time.
+  if (attention.head_dim % 8 != 0) {
+    reader.Fail(fmt::format("\"head_dim\" must be a multiple of 8, found {}", attention.head_dim));
+  }
+  attention.scale = 1.0F / std::sqrt(static_cast<float>(attention.head_dim));
+}
+
+double ReadRope(ConfigReader& reader, const std::string& file, int dim, DecoderSpec& spec) {
+  RopeSpec& rope = spec.rope;
+  rope.dim = dim;
+  if (dim % 2 != 0) reader.Fail(fmt::format("the rotated part of a head must be even, found {}", dim));
+  rope.theta = reader.NumberOr("rope_theta", 1, 1e12, 10000);
+  double all_dim_scale = 1;
+  for (const std::string key : {"rope_scaling", "rope_parameters"}) {
+    const nlohmann::json* object = reader.Object(key);
+    if (object == nullptr) continue;
+    ConfigReader scaling(*object, file + ": " + key);
+    rope.theta = scaling.NumberOr("rope_theta", 1, 1e12, rope.theta);
+    scaling.Ignore({"partial_rotary_factor"});  // read by the architectures that have it
+    // Older files say "type", newer ones "rope_type", and some both.
+    scaling.OnlyString("type", {"default", "linear", "yarn", "llama3"});
+    scaling.OnlyString("rope_type", {"default", "linear", "yarn", "llama3"});
+    const std::string type = scaling.StringOr("rope_type", scaling.StringOr("type", "default"));
+    if (type == "default" || type == "linear" || type == "yarn" || type == "llama3") {
+      all_dim_scale = ReadScaling(scaling, type, spec.context, rope);
+    }
+    if (Status status = scaling.Finish(); !status.ok()) {
+      std::string message = Message(status);
+      if (message.starts_with(file + ": ")) message.erase(0, file.size() + 2);
+      reader.Fail(message);
+    }
+  }
+  return all_dim_scale;
+}
+
+void ReadGroups(ConfigReader& reader, const std::string& experts_key, MoeSpec& moe) {
+  moe.groups = static_cast<int>(reader.IntOr("n_group", 1, 4096, 1));
+  moe.top_groups = static_cast<int>(reader.IntOr("topk_group", 1, 4096, 1));
+  if (moe.experts % moe.groups != 0) {
+    reader.Fail(fmt::format("\"n_group\" is {}, which does not divide \"{}\", {}", moe.groups, experts_key,
+                            moe.experts));
+  }
+  if (moe.top_groups > moe.groups) {
+    reader.Fail(fmt::format("\"topk_group\" is {} but \"n_group\" is {}", moe.top_groups, moe.groups));
+  }
+  const bool top_two = moe.group_score == kernels::RouteParams::GroupScore::kTopTwoSum;
+  if (top_two && moe.groups > 1 && moe.experts / moe.groups < 2) {
+    reader.Fail(fmt::format("\"n_group\" is {} but \"{}\" is {}: a group needs two experts to be scored",
+                            moe.groups, experts_key, moe.experts));
+  }
+}
+
+void ReadTopK(ConfigReader& reader, const std::string& top_k_key, const std::string& experts_key,
+              MoeSpec& moe) {
+  moe.top_k = static_cast<int>(reader.Int(top_k_key, 1, kMaxDim));
+  if (moe.top_k > moe.experts) {
+    reader.Fail(fmt::format("\"{}\" is {} but \"{}\" is {}", top_k_key, moe.top_k, experts_key, moe.experts));
+  }
+  const int reachable = moe.experts / std::max(moe.groups, 1) * moe.top_groups;
+  if (moe.groups > 1 && moe.top_k > reachable) {
+    reader.Fail(fmt::format("\"{}\" is {} but \"topk_group\" {} groups of \"n_group\" {} hold {} experts",
+                            top_k_key, moe.top_k, moe.top_groups, moe.groups, reachable));
+  }
+}
+
+void CheckMlaDims(ConfigReader& reader, const char* nope, const char* rope, const AttentionSpec& attention) {
+  // The attention kernel reads eight elements at a time; latents and values are padded, parts of keys are
+  // not.
+  if (attention.rope_dim % 8 != 0) {
+    reader.Fail(fmt::format("\"{}\" must be a multiple of 8, found {}", rope, attention.rope_dim));
+  }
+  if (attention.nope_dim % 8 != 0) {
+    reader.Fail(fmt::format("\"{}\" must be a multiple of 8, found {}", nope, attention.nope_dim));
+  }
+}
+
+void FirstLayersDense(int first_dense, DecoderSpec& spec) {
+  for (int i = first_dense; i < spec.layers; ++i) spec.is_moe[i] = true;
+}
+
+}  // namespace moesaic::models

@@ -1,0 +1,163 @@
+#include "models/decoder_model.h"
+
+#include <algorithm>
+
+#include "layers/embedding.h"
+
+namespace moesaic::models {
+
+using kernels::ExecContext;
+using kernels::KvLayer;
+using kernels::SequenceSlice;
+using layers::ScratchScope;
+using layers::Step;
+
+DecoderModel::DecoderModel(DecoderSpec spec, WeightMap weights, ModelInfo info, layers::RopeTable rope)
+    : spec_(std::move(spec)), weights_(std::move(weights)), info_(std::move(info)), rope_(std::move(rope)) {}
+
+StatusOr<std::unique_ptr<DecoderModel>> DecoderModel::Create(DecoderSpec spec, WeightMap weights,
+                                                             ModelInfo info, layers::MlaPath mla_path) {
+  ASSIGN_OR_RETURN(layers::RopeTable rope, layers::RopeTable::Create(spec.rope, spec.context));
+  auto* raw = new DecoderModel(std::move(spec), std::move(weights), std::move(info), std::move(rope));
+  std::unique_ptr<DecoderModel> model(raw);
+  model->decoder_ = Assemble(model->spec_, model->weights_, model->rope_, mla_path);
+  return model;
+}
+
+Status DecoderModel::Check(const ForwardBatch& batch, std::span<const KvLayer> kv,
+                           const ForwardOutput& out) const {
+  const auto rows = static_cast<int64_t>(batch.tokens.size());
+  for (const int32_t token : batch.tokens) {
+    if (token < 0 || token >= spec_.vocab) {
+      return InvalidArgument("tokens must be in [0, {}), found {}", spec_.vocab, token);
+    }
+  }
+  int64_t next = 0;
+  for (const SequenceSlice& sequence : batch.sequences) {
+    if (sequence.row != next || sequence.count < 1) {
+      return InvalidArgument("sequences must cover the rows in order: row {} expected, found {} rows from {}",
+                             next, sequence.count, sequence.row);
+    }
+    if (sequence.start < 0 || sequence.start > spec_.context - sequence.count) {
+      return InvalidArgument("positions must be in [0, {}), found {} from {}", spec_.context, sequence.count,
+                             sequence.start);
+    }
+    next += sequence.count;
+  }
+  if (next != rows) return InvalidArgument("sequences must cover {} rows, found {}", rows, next);
+  for (const int32_t row : batch.logit_rows) {
+    if (row < 0 || row >= rows) return InvalidArgument("logit rows must be in [0, {}), found {}", rows, row);
+  }
+  if (static_cast<int>(kv.size()) != info_.kv.layers) {
+    return InvalidArgument("the cache must have {} layers, found {}", info_.kv.layers, kv.size());
+  }
+  const auto logits = static_cast<int64_t>(batch.logit_rows.size()) * spec_.vocab;
+  if (static_cast<int64_t>(out.logits.size()) != logits) {
+    return InvalidArgument("space for {} logits is needed, found {}", logits, out.logits.size());
+  }
+  if (!out.hidden.empty() && static_cast<int64_t>(out.hidden.size()) != rows * spec_.hidden) {
+    return InvalidArgument("space for {} hidden values is needed, found {}", rows * spec_.hidden,
+                           out.hidden.size());
+  }
+  return OkStatus();
+}
+
+// Positions of all rows, with the rotary tables filled up to them.
+std::span<const int32_t> DecoderModel::Positions(ScratchScope& scratch, const ExecContext& ctx,
+                                                 const ForwardBatch& batch) {
+  auto* positions = scratch.Take<int32_t>(static_cast<int64_t>(batch.tokens.size()));
+  int end = 0;
+  for (const SequenceSlice& sequence : batch.sequences) {
+    for (int i = 0; i < sequence.count; ++i) positions[sequence.row + i] = sequence.start + i;
+    end = std::max(end, sequence.start + sequence.count);
+  }
+  rope_.Reserve(*ctx.pool, end);
+  return {positions, batch.tokens.size()};
+}
+
+// Norms the residual stream x [rows, hidden] and multiplies the wanted rows with the head.
+void DecoderModel::Finish(const ExecContext& ctx, const ForwardBatch& batch, const float* norm,
+                          const layers::Linear& head, float* x, const ForwardOutput& out) const {
+  ScratchScope scratch(ctx);
+  const int hidden = spec_.hidden;
+  const auto wanted = static_cast<int>(batch.logit_rows.size());
+  kernels::RmsNormParams params{.x = x,
+                                .x_stride = hidden,
+                                .weight = norm,
+                                .y = x,
+                                .y_stride = hidden,
+                                .rows = static_cast<int>(batch.tokens.size()),
+                                .n = hidden,
+                                .eps = spec_.norm_eps};
+  if (!out.hidden.empty()) {
+    params.y = out.hidden.data();
+    kernels::RmsNorm(ctx, params);
+  }
+  if (wanted == 0) return;
+  auto* last = scratch.Take<float>(static_cast<int64_t>(wanted) * hidden);
+  const float* from = out.hidden.empty() ? x : out.hidden.data();
+  for (int i = 0; i < wanted; ++i) {
+    std::copy_n(from + static_cast<int64_t>(batch.logit_rows[i]) * hidden, hidden,
+                last + int64_t{i} * hidden);
+  }
+  if (out.hidden.empty()) {
+    params.x = params.y = last;
+    params.rows = wanted;
+    kernels::RmsNorm(ctx, params);
+  }
+  layers::Apply(ctx, head, last, hidden, wanted, out.logits.data(), spec_.vocab);
+}
+
+Status DecoderModel::Forward(const ExecContext& ctx, const ForwardBatch& batch, std::span<const KvLayer> kv,
+                             const ForwardOutput& out) {
+  RETURN_IF_ERROR(Check(batch, kv, out));
+  if (batch.tokens.empty()) return OkStatus();
+  ScratchScope scratch(ctx);
+  const Step step{.ctx = ctx, .sequences = batch.sequences, .positions = Positions(scratch, ctx, batch)};
+  auto* x = scratch.Take<float>(static_cast<int64_t>(step.rows()) * spec_.hidden);
+  layers::Embed(ctx, decoder_.embedding, batch.tokens, x);
+  for (int i = 0; i < spec_.layers; ++i) decoder_.layers[i].Forward(step, kv[i], x);
+  Finish(ctx, batch, decoder_.final_norm, decoder_.head, x, out);
+  return OkStatus();
+}
+
+Status DecoderModel::ForwardMtp(const ExecContext& ctx, int depth, const ForwardBatch& batch,
+                                std::span<const float> hidden, std::span<const KvLayer> kv,
+                                const ForwardOutput& out) {
+  if (depth < 0 || depth >= static_cast<int>(decoder_.mtp.size())) {
+    return InvalidArgument("MTP modules are [0, {}), found {}", decoder_.mtp.size(), depth);
+  }
+  RETURN_IF_ERROR(Check(batch, kv, out));
+  if (batch.tokens.empty()) return OkStatus();
+  const int width = spec_.hidden;
+  if (hidden.size() != batch.tokens.size() * width) {
+    return InvalidArgument("{} hidden values are needed, found {}", batch.tokens.size() * width,
+                           hidden.size());
+  }
+  const MtpModule& module = decoder_.mtp[depth];
+  ScratchScope scratch(ctx);
+  const Step step{.ctx = ctx, .sequences = batch.sequences, .positions = Positions(scratch, ctx, batch)};
+  const int rows = step.rows();
+  auto* x = scratch.Take<float>(static_cast<int64_t>(rows) * width);
+  auto* joined = scratch.Take<float>(static_cast<int64_t>(rows) * 2 * width);
+  layers::Embed(ctx, module.embedding, batch.tokens, x);
+  kernels::RmsNormParams norm{.x = x,
+                              .x_stride = width,
+                              .weight = module.embedding_norm,
+                              .y = joined,
+                              .y_stride = 2 * width,
+                              .rows = rows,
+                              .n = width,
+                              .eps = spec_.norm_eps};
+  kernels::RmsNorm(ctx, norm);
+  norm.x = hidden.data();
+  norm.weight = module.hidden_norm;
+  norm.y = joined + width;
+  kernels::RmsNorm(ctx, norm);
+  layers::Apply(ctx, module.project, joined, 2 * width, rows, x, width);
+  module.layer.Forward(step, kv[spec_.layers + depth], x);
+  Finish(ctx, batch, module.final_norm, module.head, x, out);
+  return OkStatus();
+}
+
+}  // namespace moesaic::models

@@ -1,0 +1,38 @@
+// The one Model: a stack of decoder layers that a DecoderSpec describes.
+#pragma once
+
+#include "models/decoder_spec.h"
+#include "models/decoder_weights.h"
+#include "models/model.h"
+
+namespace moesaic::models {
+
+class DecoderModel : public Model {
+ public:
+  /// `weights` must hold what DeclareWeights(spec) names.
+  static StatusOr<std::unique_ptr<DecoderModel>> Create(DecoderSpec spec, WeightMap weights, ModelInfo info,
+                                                        layers::MlaPath mla_path);
+  const ModelInfo& info() const override { return info_; }
+  Status Forward(const kernels::ExecContext& ctx, const ForwardBatch& batch,
+                 std::span<const kernels::KvLayer> kv, const ForwardOutput& out) override;
+  Status ForwardMtp(const kernels::ExecContext& ctx, int depth, const ForwardBatch& batch,
+                    std::span<const float> hidden, std::span<const kernels::KvLayer> kv,
+                    const ForwardOutput& out) override;
+
+ private:
+  DecoderModel(DecoderSpec spec, WeightMap weights, ModelInfo info, layers::RopeTable rope);
+  Status Check(const ForwardBatch& batch, std::span<const kernels::KvLayer> kv,
+               const ForwardOutput& out) const;
+  std::span<const int32_t> Positions(layers::ScratchScope& scratch, const kernels::ExecContext& ctx,
+                                     const ForwardBatch& batch);
+  void Finish(const kernels::ExecContext& ctx, const ForwardBatch& batch, const float* norm,
+              const layers::Linear& head, float* x, const ForwardOutput& out) const;
+
+  DecoderSpec spec_;
+  WeightMap weights_;
+  ModelInfo info_;
+  layers::RopeTable rope_;
+  DecoderWeights decoder_;  // views of weights_ and rope_
+};
+
+}  // namespace moesaic::models

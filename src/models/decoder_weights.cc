@@ -1,0 +1,156 @@
+#include "models/decoder_weights.h"
+
+namespace moesaic::models {
+namespace {
+
+class Assembler {
+ public:
+  Assembler(const DecoderSpec& spec, const WeightMap& weights, const layers::RopeTable& rope,
+            layers::MlaPath path)
+      : spec_(spec), weights_(weights), rope_(rope), path_(path) {}
+
+  layers::Linear Linear(const std::string& name) const {
+    return {.weight = weights_.Matrix(name), .bias = OptionalVector(name + ".bias")};
+  }
+
+  layers::DecoderLayer Layer(int index, bool moe) const {
+    const std::string prefix = LayerPrefix(index);
+    layers::DecoderLayer layer;
+    layer.norm_eps = spec_.norm_eps;
+    layer.hidden = spec_.hidden;
+    layer.attention_norm = weights_.Vector(prefix + "input_layernorm.weight");
+    const float* post_attention = weights_.Vector(prefix + "post_attention_layernorm.weight");
+    if (spec_.sandwich_norm) {
+      layer.attention_out_norm = post_attention;
+      layer.ffn_norm = weights_.Vector(prefix + "pre_mlp_layernorm.weight");
+      layer.ffn_out_norm = weights_.Vector(prefix + "post_mlp_layernorm.weight");
+    } else {
+      layer.ffn_norm = post_attention;
+    }
+    if (spec_.attention.kind == AttentionSpec::Kind::kGqa) {
+      layer.attention = Gqa(prefix + "self_attn.");
+    } else {
+      layer.attention = Mla(prefix + "self_attn.");
+    }
+    if (moe) {
+      layer.ffn = Moe(prefix + "mlp");
+    } else {
+      layer.ffn = Mlp(prefix + "mlp");
+    }
+    return layer;
+  }
+
+  // The region of `name`, or of `fallback` where the plan has no copy of its own.
+  const std::string& Present(const std::string& name, const std::string& fallback) const {
+    return weights_.Has(name) ? name : fallback;
+  }
+
+ private:
+  const float* OptionalVector(const std::string& name) const {
+    return weights_.Has(name) ? weights_.Vector(name) : nullptr;
+  }
+
+  layers::GqaAttention Gqa(const std::string& prefix) const {
+    const AttentionSpec& a = spec_.attention;
+    return {.q = Linear(prefix + "q_proj"),
+            .k = Linear(prefix + "k_proj"),
+            .v = Linear(prefix + "v_proj"),
+            .o = Linear(prefix + "o_proj"),
+            .q_norm = OptionalVector(prefix + "q_norm.weight"),
+            .k_norm = OptionalVector(prefix + "k_norm.weight"),
+            .norm_eps = spec_.norm_eps,
+            .heads = a.heads,
+            .kv_heads = a.kv_heads,
+            .head_dim = a.head_dim,
+            .scale = a.scale,
+            .rope = &rope_};
+  }
+
+  layers::MlaAttention Mla(const std::string& prefix) const {
+    const AttentionSpec& a = spec_.attention;
+    layers::MlaAttention mla;
+    if (a.q_lora_rank > 0) {
+      mla.q_a = Linear(prefix + "q_a_proj");
+      mla.q_a_norm = weights_.Vector(prefix + "q_a_layernorm.weight");
+      mla.q_b = Linear(prefix + "q_b_proj");
+    } else {
+      mla.q = Linear(prefix + "q_proj");
+    }
+    mla.kv_a = Linear(prefix + "kv_a_proj_with_mqa");
+    mla.kv_a_norm = weights_.Vector(prefix + "kv_a_layernorm.weight");
+    for (int head = 0; head < a.heads; ++head) {
+      mla.uk.push_back(weights_.Matrix(prefix + "kv_b_proj", head, 0));
+      mla.uv.push_back(weights_.Matrix(prefix + "kv_b_proj", head, 1));
+      mla.uk_t.push_back(weights_.Matrix(prefix + "kv_b_proj", head, 2));
+    }
+    mla.o = Linear(prefix + "o_proj");
+    mla.norm_eps = a.latent_norm_eps;
+    mla.heads = a.heads;
+    mla.latent_dim = a.kv_lora_rank;
+    mla.nope_dim = a.nope_dim;
+    mla.rope_dim = a.rope_dim;
+    mla.v_dim = a.v_dim;
+    mla.scale = a.scale;
+    mla.rope = &rope_;
+    mla.path = path_;
+    return mla;
+  }
+
+  layers::Mlp Mlp(const std::string& name) const {
+    return {.gate = {weights_.Matrix(name, 0, 0), OptionalVector(name + ".gate_proj.bias")},
+            .up = {weights_.Matrix(name, 0, 1), OptionalVector(name + ".up_proj.bias")},
+            .down = {weights_.Matrix(name, 0, 2), OptionalVector(name + ".down_proj.bias")}};
+  }
+
+  layers::MoeLayer Moe(const std::string& name) const {
+    const MoeSpec& moe = spec_.moe;
+    layers::MoeLayer layer;
+    layer.router = {.gate = Linear(name + ".gate"),
+                    .choice_bias = OptionalVector(name + ".gate.e_score_correction_bias"),
+                    .top_k = moe.top_k,
+                    .scoring = moe.scoring,
+                    .group_score = moe.group_score,
+                    .groups = moe.groups,
+                    .top_groups = moe.top_groups,
+                    .normalize = moe.normalize,
+                    .scale = moe.scale};
+    layer.experts = weights_.Experts(name + ".experts");
+    if (moe.shared_intermediate > 0) {
+      layer.shared_gate = weights_.Matrix(name + ".shared_experts", 0, 0);
+      layer.shared_up = weights_.Matrix(name + ".shared_experts", 0, 1);
+      layer.shared_down = weights_.Matrix(name + ".shared_experts", 0, 2);
+    }
+    return layer;
+  }
+
+  const DecoderSpec& spec_;
+  const WeightMap& weights_;
+  const layers::RopeTable& rope_;
+  layers::MlaPath path_;
+};
+
+}  // namespace
+
+DecoderWeights Assemble(const DecoderSpec& spec, const WeightMap& weights, const layers::RopeTable& rope,
+                        layers::MlaPath mla_path) {
+  const Assembler assemble(spec, weights, rope, mla_path);
+  DecoderWeights decoder;
+  decoder.embedding = weights.Matrix(kEmbedding);
+  for (int i = 0; i < spec.layers; ++i) decoder.layers.push_back(assemble.Layer(i, spec.is_moe[i]));
+  decoder.final_norm = weights.Vector(kFinalNorm);
+  const std::string head = assemble.Present(kHead, kEmbedding);
+  decoder.head = assemble.Linear(head);
+  for (int i = spec.layers; i < spec.layers + spec.mtp_layers; ++i) {
+    const std::string prefix = LayerPrefix(i);
+    decoder.mtp.push_back({.embedding = weights.Matrix(assemble.Present(prefix + "embed_tokens", kEmbedding)),
+                           .embedding_norm = weights.Vector(prefix + "enorm.weight"),
+                           .hidden_norm = weights.Vector(prefix + "hnorm.weight"),
+                           .project = assemble.Linear(prefix + "eh_proj"),
+                           .layer = assemble.Layer(i, spec.is_moe.back()),
+                           .final_norm = weights.Vector(prefix + "shared_head.norm.weight"),
+                           .head = assemble.Linear(assemble.Present(prefix + "shared_head.head", head))});
+  }
+  return decoder;
+}
+
+}  // namespace moesaic::models

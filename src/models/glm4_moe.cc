@@ -1,0 +1,70 @@
+// GLM-4.5 and GLM-4.6 (arXiv 2508.06471): grouped-query attention, part of each head rotated, and
+// DeepSeek-V3's router and shared expert. What `moesaic carve` makes of a dense model declares this
+// architecture too.
+#include <cmath>
+
+#include "models/architectures.h"
+#include "models/config_fields.h"
+
+namespace moesaic::models {
+namespace {
+
+using checkpoint::ConfigReader;
+using kernels::RouteParams;
+
+void ReadExperts(ConfigReader& reader, DecoderSpec& spec) {
+  MoeSpec& moe = spec.moe;
+  moe.experts = static_cast<int>(reader.Int("n_routed_experts", 1, 65536));
+  moe.intermediate = static_cast<int>(reader.Int("moe_intermediate_size", 1, kMaxDim));
+  moe.shared_intermediate = static_cast<int>(reader.IntOr("n_shared_experts", 0, 64, 1) * moe.intermediate);
+  moe.scoring = RouteParams::Scoring::kSigmoid;
+  moe.group_score = RouteParams::GroupScore::kTopTwoSum;
+  moe.choice_bias = true;
+  moe.normalize = reader.BoolOr("norm_topk_prob", true);
+  moe.scale = static_cast<float>(reader.NumberOr("routed_scaling_factor", 0, 1e6, 1));
+  ReadGroups(reader, "n_routed_experts", moe);
+  ReadTopK(reader, "num_experts_per_tok", "n_routed_experts", moe);
+  // A carved model's experts are slices of one FFN and each wants the same weight, however many are on.
+  moe.scale_per_expert = static_cast<float>(reader.NumberOr("moesaic_scale_per_expert", 0, 1e6, 0));
+  if (moe.scale_per_expert > 0 &&
+      std::abs(moe.scale_per_expert * static_cast<float>(moe.top_k) - moe.scale) > 1e-3F * moe.scale) {
+    reader.Fail(
+        fmt::format("\"routed_scaling_factor\" is {} but \"moesaic_scale_per_expert\" {} times "
+                    "\"num_experts_per_tok\" {} is another number",
+                    moe.scale, moe.scale_per_expert, moe.top_k));
+  }
+}
+
+// The field stands at the top or, as transformers 5 writes it, among the rope parameters.
+double PartialRotaryFactor(ConfigReader& reader) {
+  const nlohmann::json* rope = reader.Object("rope_parameters");
+  double nested = 0.5;  // the architecture's default
+  if (rope != nullptr) {
+    if (const auto found = rope->find("partial_rotary_factor"); found != rope->end() && found->is_number()) {
+      nested = found->get<double>();
+    }
+  }
+  return reader.NumberOr("partial_rotary_factor", 1e-3, 1, nested);
+}
+
+}  // namespace
+
+StatusOr<DecoderSpec> Glm4MoeSpec(const nlohmann::json& config, const std::string& file) {
+  ConfigReader reader(config, file);
+  DecoderSpec spec = ReadCommon(config, reader);
+  ReadGqa(reader, spec, /*default_head_dim=*/0);
+  spec.attention.qkv_bias = reader.BoolOr("attention_bias", false);  // of q, k and v only
+  spec.attention.qk_norm = reader.BoolOr("use_qk_norm", false);
+  const auto rotated = static_cast<int>(spec.attention.head_dim * PartialRotaryFactor(reader));
+  if (rotated < 2)
+    reader.Fail(fmt::format("\"partial_rotary_factor\" leaves {} rotated elements a head", rotated));
+  ReadRope(reader, file, rotated, spec);
+  spec.intermediate = static_cast<int>(reader.Int("intermediate_size", 1, kMaxDim));
+  ReadExperts(reader, spec);
+  FirstLayersDense(static_cast<int>(reader.IntOr("first_k_dense_replace", 0, 1024, 1)), spec);
+  spec.mtp_layers = static_cast<int>(reader.IntOr("num_nextn_predict_layers", 0, 64, 0));
+  RETURN_IF_ERROR(reader.Finish());
+  return spec;
+}
+
+}  // namespace moesaic::models

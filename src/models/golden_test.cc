@@ -1,0 +1,308 @@
+// Every architecture and option against its independent implementation: logits, greedy continuations, chunked
+// prefill, ragged batches, both ways of MLA, MTP, packed files.
+#include <gmock/gmock.h>
+
+#include <numeric>
+
+#include "models/test_session.h"
+
+namespace moesaic::models {
+namespace {
+
+using runtime::Isa;
+
+struct Case {
+  const char* name;
+  const char* checkpoint;  // below the source directory
+  const char* golden;
+  float tolerance;  // of f32 logits
+  enum Trait { kMla = 1, kMtp = 2, kInt8Activations = 4 };
+  int traits = 0;
+};
+
+// Goldens come with fp32 noise of up to 3e-5; the rest is what other orders of summation give. FP8 weights
+// are large powers of two, so logits are larger and sums rounder.
+constexpr float kF32 = 1e-4F;
+constexpr float kFp8 = 1e-3F;
+// q8_0 weights are compared with the f32 checkpoint's logits: 8-bit weights move logits of these models by
+// 0.1.
+constexpr float kQ8 = 0.3F;
+
+#define MOESAIC_GOLDEN(name, tolerance, traits) \
+  { name, "tests/golden/" name, "tests/golden/" name "/golden.safetensors", tolerance, traits }
+#define MOESAIC_REF(name, path, tolerance, traits) \
+  { path, "../shared/data/refs/" path, "tests/golden/refs/" name ".golden.safetensors", tolerance, traits }
+
+const Case kCases[] = {
+    MOESAIC_GOLDEN("deepseek-v2-lite", kF32, Case::kMla),
+    MOESAIC_GOLDEN("deepseek-v2-groups", kF32, Case::kMla),
+    MOESAIC_GOLDEN("deepseek-v3-noqlora", kF32, Case::kMla),
+    MOESAIC_GOLDEN("deepseek-v3-mtp", kF32, Case::kMla | Case::kMtp),
+    MOESAIC_GOLDEN("deepseek-v3-fp8", kFp8, Case::kMla),
+    MOESAIC_GOLDEN("kimi-k2", kF32, Case::kMla),
+    MOESAIC_GOLDEN("qwen3-moe-norm-tied", kF32, 0),
+    MOESAIC_GOLDEN("qwen3-moe-nonorm-untied", kF32, 0),
+    MOESAIC_GOLDEN("qwen3-tied", kF32, 0),
+    MOESAIC_GOLDEN("llama-untied-f16", kF32, 0),
+    MOESAIC_GOLDEN("llama3-rope-bias", kF32, 0),
+    MOESAIC_GOLDEN("pangu-ultra-moe-mtp", kF32, Case::kMla | Case::kMtp),
+    MOESAIC_GOLDEN("pangu-ultra-moe-v11", kF32, Case::kMla),
+    MOESAIC_GOLDEN("ct-llama-int8-static", kF32, Case::kInt8Activations),
+    MOESAIC_GOLDEN("ct-llama-int8-dynamic", kF32, Case::kInt8Activations),
+    MOESAIC_GOLDEN("ct-llama-int4-g32", kF32, 0),
+    MOESAIC_GOLDEN("ct-llama-int4-g128", kF32, 0),
+    MOESAIC_GOLDEN("ct-llama-int4-g32-asym", kF32, 0),
+    MOESAIC_GOLDEN("ct-llama-int4-actorder", kF32, 0),
+    MOESAIC_GOLDEN("ct-llama-int4-channel-asym", kF32, 0),
+    MOESAIC_GOLDEN("ct-llama-nvfp4a16", kF32, 0),
+    MOESAIC_GOLDEN("ct-qwen3-moe-int8-dynamic", kF32, Case::kInt8Activations),
+    MOESAIC_GOLDEN("ct-qwen3-moe-int4-experts", kF32, 0),
+    MOESAIC_GOLDEN("ct-deepseek-v3-int8-mixed", kF32, Case::kMla | Case::kInt8Activations),
+    MOESAIC_REF("deepseek_v3-tiny", "deepseek_v3-tiny", kF32, Case::kMla),
+    MOESAIC_REF("qwen3_moe-tiny", "qwen3_moe-tiny", kF32, 0),
+    MOESAIC_REF("llama-tiny-tied", "llama-tiny-tied", kF32, 0),
+    MOESAIC_REF("deepseek_v3-tiny", "gguf/deepseek_v3-tiny-f32.gguf", kF32, Case::kMla),
+    MOESAIC_REF("qwen3_moe-tiny", "gguf/qwen3_moe-tiny-f32.gguf", kF32, 0),
+    MOESAIC_REF("llama-tiny-tied", "gguf/llama-tiny-tied-f32.gguf", kF32, 0),
+    MOESAIC_REF("deepseek_v3-tiny", "gguf/deepseek_v3-tiny-q8_0.gguf", kQ8, Case::kMla),
+    MOESAIC_REF("qwen3_moe-tiny", "gguf/qwen3_moe-tiny-q8_0.gguf", kQ8, 0),
+    MOESAIC_REF("llama-tiny-tied", "gguf/llama-tiny-tied-q8_0.gguf", kQ8, 0),
+};
+
+std::vector<Case> With(Case::Trait trait) {
+  std::vector<Case> cases;
+  for (const Case& c : kCases) {
+    if ((c.traits & trait) != 0) cases.push_back(c);
+  }
+  return cases;
+}
+
+void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+
+std::string NameOf(const testing::TestParamInfo<Case>& info) {
+  std::string name = info.param.name;
+  for (char& c : name) {
+    if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
+  }
+  return name;
+}
+
+std::vector<int32_t> Range(int count) {
+  std::vector<int32_t> rows(count);
+  std::iota(rows.begin(), rows.end(), 0);
+  return rows;
+}
+
+std::vector<int32_t> Last(int count) { return {count - 1}; }
+
+class GoldenTest : public testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override {
+    path_ = SourcePath(GetParam().checkpoint);
+    if (!std::filesystem::exists(path_)) GTEST_SKIP() << path_ << " is not there";
+  }
+  std::string path_;
+};
+
+class Int8GoldenTest : public GoldenTest {};
+class MlaGoldenTest : public GoldenTest {};
+class MtpGoldenTest : public GoldenTest {};
+
+constexpr int kRoom = 320;  // the longest prompt and its continuation
+
+// The whole prompt at once, then token by token.
+TEST_P(GoldenTest, LogitsAndGreedy) {
+  const Golden golden(SourcePath(GetParam().golden));
+  const float tolerance = GetParam().tolerance;
+  for (const Isa isa : TestIsas()) {
+    TestModel model(path_, isa, {.dtype = "f32"});
+    ASSERT_TRUE(model.status().ok()) << Message(model.status());
+    float worst = 0;
+    for (const GoldenPrompt& prompt : golden.prompts) {
+      const auto length = static_cast<int>(prompt.ids.size());
+      const TestCache cache(model->info().kv, 1, kRoom);
+      Outputs out = Feed(model, cache, 0, 0, prompt.ids, prompt.rows);
+      const float diff = MaxDiff(out.logits, prompt.logits);
+      worst = std::max(worst, diff);
+      EXPECT_LE(diff, tolerance) << runtime::IsaName(isa) << ", prompt of " << length;
+      if (tolerance > kFp8) continue;  // other weights continue differently
+      std::vector<float> logits(out.logits.end() - model->info().vocab_size, out.logits.end());
+      for (size_t i = 0; i < prompt.greedy.size() && prompt.margins[i] > 1e-3F; ++i) {
+        const int32_t token = ArgMax(logits);
+        ASSERT_EQ(token, prompt.greedy[i])
+            << runtime::IsaName(isa) << ", prompt of " << length << ", token " << i;
+        const int32_t next[] = {token};
+        logits = Feed(model, cache, 0, length + static_cast<int>(i), next, Range(1)).logits;
+      }
+    }
+    std::printf("%-36s %-10s max |logit difference| %.2g\n", GetParam().name, runtime::IsaName(isa).c_str(),
+                worst);
+  }
+}
+
+// int8 activations: "auto" keeps int8 weights and rounds activations as the checkpoint says.
+TEST_P(Int8GoldenTest, Int8Activations) {
+  const Golden golden(SourcePath(GetParam().golden));
+  for (const Isa isa : TestIsas()) {
+    TestModel model(path_, isa, {});
+    ASSERT_TRUE(model.status().ok()) << Message(model.status());
+    EXPECT_EQ(model->info().weight_format, "int8");
+    for (size_t i = 0; i < golden.prompts.size(); ++i) {
+      const GoldenPrompt& prompt = golden.prompts[i];
+      const TestCache cache(model->info().kv, 1, kRoom);
+      const Outputs out = Feed(model, cache, 0, 0, prompt.ids, prompt.rows);
+      // In the first two prompts no activation lies near a rounding boundary; in the others some integers
+      // round the other way, which moves logits by about w8a8_noise, at most by a few times as much.
+      const float tolerance = i < 2 ? 1e-3F : 1e-3F + 4 * prompt.w8a8_noise;
+      EXPECT_LE(MaxDiff(out.logits, prompt.logits_w8a8), tolerance)
+          << runtime::IsaName(isa) << ", prompt " << i;
+    }
+  }
+}
+
+TEST_P(GoldenTest, ChunkedPrefillIsWholePrefill) {
+  const Golden golden(SourcePath(GetParam().golden));
+  TestModel model(path_, TestIsas().back(), {.dtype = "f32"});
+  ASSERT_TRUE(model.status().ok()) << Message(model.status());
+  const std::vector<int32_t>& ids = golden.prompts.back().ids;
+  const auto length = static_cast<int>(ids.size());
+  const TestCache whole_cache(model->info().kv, 1, kRoom);
+  const Outputs whole = Feed(model, whole_cache, 0, 0, ids, Last(length));
+  for (const std::vector<int>& sizes : {std::vector<int>{1, 63, 64, 3}, {100}, {7}}) {
+    const TestCache cache(model->info().kv, 1, kRoom);
+    Outputs last;
+    std::vector<float> hidden;
+    for (int start = 0, i = 0; start < length; ++i) {
+      const int count = std::min(sizes[i % sizes.size()], length - start);
+      last = Feed(model, cache, 0, start, std::span(ids).subspan(start, count), Last(count));
+      hidden.insert(hidden.end(), last.hidden.begin(), last.hidden.end());
+      start += count;
+    }
+    // MLA may attend absorbed to one chunk and expanded to another; everything else is the same to the bit.
+    const float tolerance = model->info().kv.shared ? kF32 : 0;
+    EXPECT_LE(MaxDiff(hidden, whole.hidden), tolerance) << "chunks of " << sizes[0];
+    EXPECT_LE(MaxDiff(last.logits, whole.logits), tolerance) << "chunks of " << sizes[0];
+  }
+}
+
+// Sequences of different lengths and stages in one step come out as each would alone, to the bit.
+TEST_P(GoldenTest, RaggedBatchIsEachAlone) {
+  const Golden golden(SourcePath(GetParam().golden));
+  for (const char* dtype : {"f32", "bf16", "int8"}) {
+    TestModel model(path_, TestIsas().back(), {.dtype = dtype});
+    ASSERT_TRUE(model.status().ok()) << Message(model.status());
+    const std::vector<int32_t>& ids = golden.prompts.back().ids;
+    constexpr int kSequences = 8;
+    constexpr int kStarts[kSequences] = {0, 5, 64, 0, 63, 100, 17, 0};
+    constexpr int kCounts[kSequences] = {1, 1, 1, 70, 2, 40, 1, 9};
+    const TestCache alone(model->info().kv, kSequences, kRoom);
+    const TestCache together(model->info().kv, kSequences, kRoom);
+    std::vector<int32_t> tokens, rows;
+    std::vector<kernels::SequenceSlice> slices;
+    Outputs expected;
+    for (int s = 0; s < kSequences; ++s) {
+      const std::span prefix = std::span(ids).first(kStarts[s]);
+      const std::span step = std::span(ids).subspan(kStarts[s], kCounts[s]);
+      for (const TestCache* cache : {&alone, &together}) {
+        if (!prefix.empty()) Feed(model, *cache, s, 0, prefix, {});
+      }
+      const Outputs one = Feed(model, alone, s, kStarts[s], step, Last(kCounts[s]));
+      expected.logits.insert(expected.logits.end(), one.logits.begin(), one.logits.end());
+      expected.hidden.insert(expected.hidden.end(), one.hidden.begin(), one.hidden.end());
+      slices.push_back({.block_table = together.table(s),
+                        .start = kStarts[s],
+                        .count = kCounts[s],
+                        .row = static_cast<int>(tokens.size())});
+      tokens.insert(tokens.end(), step.begin(), step.end());
+      rows.push_back(static_cast<int32_t>(tokens.size()) - 1);
+    }
+    Outputs out;
+    out.logits.resize(expected.logits.size());
+    out.hidden.resize(expected.hidden.size());
+    const Status status =
+        model->Forward(model.context(), {.tokens = tokens, .sequences = slices, .logit_rows = rows},
+                       together.layers(), {.logits = out.logits, .hidden = out.hidden});
+    ASSERT_TRUE(status.ok()) << Message(status);
+    EXPECT_EQ(MaxDiff(out.hidden, expected.hidden), 0) << dtype;
+    EXPECT_EQ(MaxDiff(out.logits, expected.logits), 0) << dtype;
+  }
+}
+
+TEST_P(MlaGoldenTest, AbsorbedIsExpanded) {
+  const Golden golden(SourcePath(GetParam().golden));
+  std::vector<float> results[2];
+  for (const layers::MlaPath path : {layers::MlaPath::kAbsorbed, layers::MlaPath::kExpanded}) {
+    TestModel model(path_, TestIsas().back(), {.dtype = "f32", .mla_path = path});
+    ASSERT_TRUE(model.status().ok()) << Message(model.status());
+    for (const GoldenPrompt& prompt : golden.prompts) {
+      const TestCache cache(model->info().kv, 1, kRoom);
+      const auto length = static_cast<int>(prompt.ids.size());
+      const Outputs out = Feed(model, cache, 0, 0, prompt.ids, Last(length));
+      std::vector<float>& result = results[path == layers::MlaPath::kExpanded];
+      result.insert(result.end(), out.hidden.begin(), out.hidden.end());
+      result.insert(result.end(), out.logits.begin(), out.logits.end());
+      EXPECT_LE(MaxDiff(std::span(result).last(out.logits.size()),
+                        std::span(prompt.logits).last(out.logits.size())),
+                GetParam().tolerance);
+    }
+  }
+  EXPECT_LE(MaxDiff(results[0], results[1]), GetParam().tolerance);
+  EXPECT_GT(MaxDiff(results[0], results[1]), 0) << "the switch must switch";
+}
+
+TEST_P(MtpGoldenTest, MtpLogits) {
+  const Golden golden(SourcePath(GetParam().golden));
+  for (const Isa isa : TestIsas()) {
+    TestModel model(path_, isa, {.dtype = "f32"});
+    ASSERT_TRUE(model.status().ok()) << Message(model.status());
+    for (const GoldenPrompt& prompt : golden.prompts) {
+      const TestCache cache(model->info().kv, 1, kRoom);
+      const auto length = static_cast<int>(prompt.ids.size());
+      const Outputs main = Feed(model, cache, 0, 0, prompt.ids, {});
+      const kernels::SequenceSlice slice{
+          .block_table = cache.table(0), .start = 0, .count = length, .row = 0};
+      std::vector<float> logits(prompt.mtp_logits.size());
+      const ForwardBatch batch{
+          .tokens = prompt.mtp_next_ids, .sequences = {&slice, 1}, .logit_rows = prompt.rows};
+      const Status status = model->ForwardMtp(model.context(), 0, batch, main.hidden, cache.layers(),
+                                              {.logits = logits, .hidden = {}});
+      ASSERT_TRUE(status.ok()) << Message(status);
+      EXPECT_LE(MaxDiff(logits, prompt.mtp_logits), kF32)
+          << runtime::IsaName(isa) << ", prompt of " << length;
+    }
+  }
+}
+
+// A packed file computes what its checkpoint computes, to the bit, in every format.
+TEST_P(GoldenTest, PackedFileIsCheckpoint) {
+  const Golden golden(SourcePath(GetParam().golden));
+  const GoldenPrompt& prompt = golden.prompts[1];
+  const auto length = static_cast<int>(prompt.ids.size());
+  const std::string packed = testing::TempDir() + NameOf({GetParam(), 0}) + ".packed.safetensors";
+  for (const char* dtype : {"auto", "f32", "bf16", "int8"}) {
+    TestModel model(path_, TestIsas().back(), {.dtype = dtype});
+    ASSERT_TRUE(model.status().ok()) << Message(model.status());
+    const Status status = Convert(path_, packed, {.dtype = dtype}, model.pool());
+    ASSERT_TRUE(status.ok()) << Message(status);
+    TestModel mapped(packed, TestIsas().back(), {});
+    ASSERT_TRUE(mapped.status().ok()) << Message(mapped.status());
+    EXPECT_EQ(mapped->info().weights_from, "mapped");
+    EXPECT_EQ(mapped->info().weight_bytes, model->info().weight_bytes);
+    EXPECT_EQ(mapped->info().weight_format, model->info().weight_format);
+    const TestCache a(model->info().kv, 1, kRoom), b(model->info().kv, 1, kRoom);
+    EXPECT_EQ(MaxDiff(Feed(model, a, 0, 0, prompt.ids, Last(length)).logits,
+                      Feed(mapped, b, 0, 0, prompt.ids, Last(length)).logits),
+              0)
+        << dtype;
+  }
+  std::filesystem::remove(packed);
+}
+
+INSTANTIATE_TEST_SUITE_P(Checkpoints, GoldenTest, testing::ValuesIn(kCases), NameOf);
+INSTANTIATE_TEST_SUITE_P(Checkpoints, Int8GoldenTest, testing::ValuesIn(With(Case::kInt8Activations)),
+                         NameOf);
+INSTANTIATE_TEST_SUITE_P(Checkpoints, MlaGoldenTest, testing::ValuesIn(With(Case::kMla)), NameOf);
+INSTANTIATE_TEST_SUITE_P(Checkpoints, MtpGoldenTest, testing::ValuesIn(With(Case::kMtp)), NameOf);
+
+}  // namespace
+}  // namespace moesaic::models

@@ -1,0 +1,116 @@
+#include "models/model_info.h"
+
+#include <map>
+
+namespace moesaic::models {
+namespace {
+
+// Bytes of region `region` that a decode of one token reads.
+int64_t ActiveBytes(const DecoderSpec& spec, const RegionPlan& region) {
+  switch (region.decl.touch) {
+    case Touch::kRow:
+      return region.layouts[0].panel_bytes / tensor::kPanelRows;
+    case Touch::kTopK:
+      return region.stride * spec.moe.top_k;
+    case Touch::kAll:
+      break;
+  }
+  int64_t bytes = region.bytes;
+  for (size_t p = 0; p < region.layouts.size(); ++p) {
+    // MLA decodes absorbed: with the transposed copy instead of the part it is a copy of.
+    if (region.decl.parts[p].transposed) bytes -= region.layouts[0].total_bytes * region.decl.count;
+  }
+  return bytes;
+}
+
+int64_t ActiveParameters(const DecoderSpec& spec, const RegionDecl& decl) {
+  switch (decl.touch) {
+    case Touch::kRow:
+      return spec.hidden;
+    case Touch::kTopK:
+      return decl.parameters / decl.count * spec.moe.top_k;
+    case Touch::kAll:
+      break;
+  }
+  return decl.parameters;
+}
+
+KvSpec KvOf(const DecoderSpec& spec) {
+  const AttentionSpec& a = spec.attention;
+  const int layers = spec.layers + spec.mtp_layers;
+  if (a.kind == AttentionSpec::Kind::kMla) {
+    const int latent = (a.kv_lora_rank + 7) / 8 * 8;  // MlaAttention::padded_latent
+    return {
+        .layers = layers, .heads = 1, .key_dim = latent + a.rope_dim, .value_dim = latent, .shared = true};
+  }
+  return {.layers = layers, .heads = a.kv_heads, .key_dim = a.head_dim, .value_dim = a.head_dim};
+}
+
+// The format that most bytes are in.
+std::string MainFormat(const WeightPlan& plan) {
+  std::map<std::string, int64_t> bytes;
+  for (const RegionPlan& region : plan.regions) {
+    if (!region.decl.is_vector()) bytes[tensor::PackedFormatName(region.format)] += region.bytes;
+  }
+  std::string main;
+  for (const auto& [format, count] : bytes) {
+    if (main.empty() || count > bytes[main]) main = format;
+  }
+  return main;
+}
+
+}  // namespace
+
+ModelInfo InfoFromPlan(const DecoderSpec& spec, const WeightPlan& plan) {
+  ModelInfo info{.architecture = spec.architecture,
+                 .model_type = spec.model_type,
+                 .vocab_size = spec.vocab,
+                 .hidden_size = spec.hidden,
+                 .layers = spec.layers,
+                 .mtp_layers = spec.mtp_layers,
+                 .context_length = spec.context,
+                 .experts = spec.moe.experts,
+                 .experts_per_token = spec.moe.top_k,
+                 .weight_format = MainFormat(plan),
+                 .weights_from = {},
+                 .kv = KvOf(spec)};
+  for (const RegionPlan& region : plan.regions) {
+    info.weight_bytes += region.bytes;
+    if (region.decl.mtp) continue;
+    info.parameters += region.decl.parameters;
+    info.active_parameters += ActiveParameters(spec, region.decl);
+    info.active_weight_bytes += ActiveBytes(spec, region);
+  }
+  if (const RegionPlan* head = plan.Find(kHead); spec.tied) {
+    info.active_parameters += static_cast<int64_t>(spec.vocab) * spec.hidden;
+    if (head == nullptr) info.active_weight_bytes += plan.Find(kEmbedding)->bytes;
+  }
+  return info;
+}
+
+StatusOr<ModelInfo> InfoFromSpec(const DecoderSpec& spec, const std::string& dtype) {
+  ASSIGN_OR_RETURN(const WeightDtype wanted, ParseWeightDtype(dtype));
+  WeightPlan plan;
+  for (const RegionDecl& decl : DeclareWeights(spec, wanted == WeightDtype::kInt8)) {
+    if (decl.optional) continue;
+    const tensor::PackedFormat format = FormatFor(decl.precision, wanted);
+    ASSIGN_OR_RETURN(RegionPlan region, LayOut(decl, format));
+    plan.regions.push_back(std::move(region));
+  }
+  return InfoFromPlan(spec, plan);
+}
+
+std::string ConfigFile(const checkpoint::Checkpoint& checkpoint) {
+  return checkpoint.container() == "safetensors" ? checkpoint.path() + "/config.json" : checkpoint.path();
+}
+
+StatusOr<ModelInfo> InfoOf(const checkpoint::Checkpoint& checkpoint, const std::string& dtype) {
+  ASSIGN_OR_RETURN(DecoderSpec spec, SpecFromConfig(checkpoint.config(), ConfigFile(checkpoint)));
+  if (checkpoint.tensors().empty()) return InfoFromSpec(spec, dtype);
+  ASSIGN_OR_RETURN(const WeightDtype wanted, ParseWeightDtype(dtype));
+  DropAbsentMtp(checkpoint, spec);
+  ASSIGN_OR_RETURN(const WeightPlan plan, PlanFromCheckpoint(spec, checkpoint, wanted));
+  return InfoFromPlan(spec, plan);
+}
+
+}  // namespace moesaic::models

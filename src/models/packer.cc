@@ -1,0 +1,229 @@
+#include "models/packer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <mutex>
+#include <vector>
+
+#include "base/check.h"
+
+namespace moesaic::models {
+namespace {
+
+using checkpoint::Checkpoint;
+using checkpoint::LinearSource;
+using tensor::PackedFormat;
+using tensor::PackedLayout;
+
+// One matrix of one record with its source found again (finding is a map lookup; 47,000 sources of a large
+// model are better not kept).
+struct Matrix {
+  const PartDecl* part;
+  const PackedLayout* layout;
+  LinearSource source;
+  int64_t first_row;  // of the source
+};
+
+// Rows [first, first + rows) of a matrix go to rows [to_row, ...) of `out`, which is laid out as `layout`.
+struct Tile {
+  const Matrix* matrix;
+  int first, rows;
+  PackedLayout layout;
+  int to_row;
+  std::byte* out;
+};
+
+Status PackTile(const Checkpoint& checkpoint, const Tile& tile) {
+  const PartDecl& part = *tile.matrix->part;
+  const LinearSource& source = tile.matrix->source;
+  const int64_t first = tile.matrix->first_row + tile.first;
+  const size_t values = static_cast<size_t>(tile.rows) * part.k;
+  if (part.transposed) {
+    // A tile of the transposed matrix is columns of the source: read all of its rows and pick.
+    std::vector<float> rows(static_cast<size_t>(part.k) * part.module_in), out(values);
+    RETURN_IF_ERROR(checkpoint.ReadLinearRows(source, tile.matrix->first_row, part.k, rows));
+    for (int i = 0; i < tile.rows; ++i) {
+      for (int j = 0; j < part.k; ++j) out[i * part.k + j] = rows[j * part.module_in + tile.first + i];
+    }
+    tensor::PackRows(tile.layout, tile.to_row, tile.rows, out.data(), tile.out);
+    return OkStatus();
+  }
+  if (tile.layout.format == PackedFormat::kI8 && source.scheme == checkpoint::WeightScheme::kInt8Channel) {
+    std::vector<int8_t> rows(values);
+    std::vector<float> scales(tile.rows);
+    RETURN_IF_ERROR(checkpoint.ReadLinearRowsI8(source, first, tile.rows, rows, scales));
+    tensor::PackRowsI8(tile.layout, tile.to_row, tile.rows, rows.data(), scales.data(), tile.out);
+    return OkStatus();
+  }
+  std::vector<float> rows(values);
+  RETURN_IF_ERROR(checkpoint.ReadLinearRows(source, first, tile.rows, rows));
+  for (size_t i = 0; i < values; ++i) {
+    if (!std::isfinite(rows[i])) {
+      return DataLoss("{}: weight of {} is not finite in row {}", checkpoint.path(), source.module,
+                      first + static_cast<int64_t>(i) / part.k);
+    }
+  }
+  tensor::PackRows(tile.layout, tile.to_row, tile.rows, rows.data(), tile.out);
+  return OkStatus();
+}
+
+// Rows of a tile: about 1 MiB of f32 values, which stay in a core's L2 cache between reading and packing;
+// whole panels.
+int TileRows(int k) {
+  const int rows = (1 << 18) / std::max(k, 1) / tensor::kPanelRows * tensor::kPanelRows;
+  return std::clamp(rows, tensor::kPanelRows, 512);
+}
+
+class Packer {
+ public:
+  Packer(const Checkpoint& checkpoint, const WeightPlan& plan, const PackProgress& progress,
+         runtime::ThreadPool& pool)
+      : checkpoint_(checkpoint), plan_(plan), progress_(progress), pool_(pool) {}
+
+  StatusOr<Matrix> Find(const RegionPlan& region, int record, size_t part) const {
+    const PartDecl& decl = region.decl.parts[part];
+    ASSIGN_OR_RETURN(LinearSource source,
+                     checkpoint_.FindLinear(decl.Module(record), decl.module_out, decl.module_in));
+    return Matrix{&decl, &region.layouts[part], std::move(source), decl.FirstRow(record)};
+  }
+
+  StatusOr<std::vector<float>> Vector(const RegionPlan& region) const {
+    const int64_t shape[] = {region.decl.values};
+    return checkpoint_.ReadF32(region.decl.name, shape);
+  }
+
+  Status Run(const std::vector<Tile>& tiles) {
+    std::mutex mutex;
+    Status failure;
+    pool_.Run(static_cast<int64_t>(tiles.size()), [&](int64_t task, int) {
+      Status status = PackTile(checkpoint_, tiles[task]);
+      if (status.ok()) return;
+      const std::lock_guard<std::mutex> lock(mutex);
+      if (failure.ok()) failure = std::move(status);
+    });
+    return failure;
+  }
+
+  Status Advance(int64_t bytes) {
+    done_ += bytes;
+    if (progress_ && !progress_(done_, plan_.bytes)) return Cancelled("packing was stopped");
+    return OkStatus();
+  }
+
+ private:
+  const Checkpoint& checkpoint_;
+  const WeightPlan& plan_;
+  const PackProgress& progress_;
+  runtime::ThreadPool& pool_;
+  int64_t done_ = 0;
+};
+
+void AddTiles(const Matrix& matrix, int first, int rows, const PackedLayout& layout, std::byte* out,
+              std::vector<Tile>& tiles) {
+  const int step = TileRows(matrix.part->k);
+  for (int row = 0; row < rows; row += step) {
+    tiles.push_back({&matrix, first + row, std::min(step, rows - row), layout, row, out});
+  }
+}
+
+// Records packed by one parallel loop: enough tiles to keep all cores busy, few enough to report progress
+// often.
+constexpr int64_t kBatchBytes = int64_t{64} << 20;
+
+Status PackRegion(Packer& packer, const RegionPlan& region, std::byte* out) {
+  for (int record = 0; record < region.decl.count;) {
+    const int64_t fit = std::max<int64_t>(kBatchBytes / region.stride, 1);
+    const auto end = static_cast<int>(std::min<int64_t>(region.decl.count, record + fit));
+    const int first = record;
+    std::vector<Matrix> matrices;
+    matrices.reserve((end - first) * region.decl.parts.size());  // tiles point into it
+    std::vector<Tile> tiles;
+    for (; record < end; ++record) {
+      for (size_t part = 0; part < region.decl.parts.size(); ++part) {
+        ASSIGN_OR_RETURN(Matrix matrix, packer.Find(region, record, part));
+        matrices.push_back(std::move(matrix));
+        std::byte* to = out + record * region.stride + region.offsets[part];
+        AddTiles(matrices.back(), 0, region.layouts[part].n, region.layouts[part], to, tiles);
+      }
+    }
+    RETURN_IF_ERROR(packer.Run(tiles));
+    RETURN_IF_ERROR(packer.Advance((end - first) * region.stride));
+  }
+  return OkStatus();
+}
+
+using Sink = std::function<Status(std::span<const std::byte>)>;
+
+// Streams one matrix: panels in chunks of whole tiles, then what stands after all panels (scales and sums of
+// int8), which is collected meanwhile.
+Status StreamMatrix(Packer& packer, const Matrix& matrix, runtime::ThreadPool& pool, const Sink& sink) {
+  const PackedLayout& layout = *matrix.layout;
+  const int64_t panels_bytes = layout.panels() * layout.panel_bytes;
+  std::vector<std::byte> tail(layout.total_bytes - panels_bytes);
+  const int step = TileRows(layout.k) * pool.size() * 4;
+  for (int first = 0; first < layout.n; first += step) {
+    const int rows = std::min(step, layout.n - first);
+    const PackedLayout chunk = PackedLayout::Of(layout.format, rows, layout.k);
+    std::vector<std::byte> storage(chunk.total_bytes + 63);
+    auto* out = reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(storage.data()) + 63) / 64 * 64);
+    std::vector<Tile> tiles;
+    AddTiles(matrix, first, rows, chunk, out, tiles);
+    RETURN_IF_ERROR(packer.Run(tiles));
+    const int64_t chunk_panels = chunk.panels() * chunk.panel_bytes;
+    RETURN_IF_ERROR(sink({out, static_cast<size_t>(chunk_panels)}));
+    if (layout.format == PackedFormat::kI8) {
+      const size_t bytes = static_cast<size_t>(chunk.n_padded) * sizeof(float);
+      const int64_t at = first * static_cast<int64_t>(sizeof(float)) - panels_bytes;
+      std::memcpy(tail.data() + layout.scales_offset + at, out + chunk.scales_offset, bytes);
+      std::memcpy(tail.data() + layout.sums_offset + at, out + chunk.sums_offset, bytes);
+    }
+    RETURN_IF_ERROR(packer.Advance(chunk_panels));
+  }
+  if (!tail.empty()) RETURN_IF_ERROR(sink(tail));
+  return packer.Advance(static_cast<int64_t>(tail.size()));
+}
+
+}  // namespace
+
+Status PackImage(const Checkpoint& checkpoint, const WeightPlan& plan, const PackProgress& progress,
+                 runtime::ThreadPool& pool, std::span<std::byte> image) {
+  MOESAIC_CHECK_EQ(static_cast<int64_t>(image.size()), plan.bytes);
+  Packer packer(checkpoint, plan, progress, pool);
+  for (const RegionPlan& region : plan.regions) {
+    std::byte* out = image.data() + region.start;
+    if (!region.decl.is_vector()) {
+      RETURN_IF_ERROR(PackRegion(packer, region, out));
+      continue;
+    }
+    ASSIGN_OR_RETURN(const std::vector<float> values, packer.Vector(region));
+    std::memcpy(out, values.data(), region.bytes);
+    RETURN_IF_ERROR(packer.Advance(region.bytes));
+  }
+  return OkStatus();
+}
+
+Status PackStream(const Checkpoint& checkpoint, const WeightPlan& plan, const PackProgress& progress,
+                  runtime::ThreadPool& pool,
+                  const std::function<Status(size_t region, std::span<const std::byte>)>& sink) {
+  Packer packer(checkpoint, plan, progress, pool);
+  for (size_t i = 0; i < plan.regions.size(); ++i) {
+    const RegionPlan& region = plan.regions[i];
+    const Sink append = [&](std::span<const std::byte> bytes) { return sink(i, bytes); };
+    if (region.decl.is_vector()) {
+      ASSIGN_OR_RETURN(const std::vector<float> values, packer.Vector(region));
+      RETURN_IF_ERROR(append(std::as_bytes(std::span(values))));
+      RETURN_IF_ERROR(packer.Advance(region.bytes));
+      continue;
+    }
+    for (int record = 0; record < region.decl.count; ++record) {
+      for (size_t part = 0; part < region.decl.parts.size(); ++part) {
+        ASSIGN_OR_RETURN(const Matrix matrix, packer.Find(region, record, part));
+        RETURN_IF_ERROR(StreamMatrix(packer, matrix, pool, append));
+      }
+    }
+  }
+  return OkStatus();
+}
+
+}  // namespace moesaic::models

@@ -1,0 +1,160 @@
+// Configs that must be refused, each with the line that says why, and the sizes of known models.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "models/model_info.h"
+
+namespace moesaic::models {
+namespace {
+
+using nlohmann::json;
+
+json Config(const std::string& name) {
+  std::ifstream file(std::string(MOESAIC_SOURCE_DIR) + "/tests/golden/" + name + "/config.json");
+  EXPECT_TRUE(file) << name;
+  return json::parse(file);
+}
+
+struct Refusal {
+  const char* base;   // golden whose config is changed
+  const char* patch;  // JSON merge patch
+  const char* message;
+};
+
+constexpr Refusal kRefusals[] = {
+    {"llama-untied-f16", R"({"architectures": ["GPT2LMHeadModel"]})",
+     "config.json: architecture \"GPT2LMHeadModel\" is not supported; this build runs DeepseekV2ForCausalLM, "
+     "DeepseekV3ForCausalLM, Glm4MoeForCausalLM, LlamaForCausalLM, MistralForCausalLM, "
+     "PanguUltraMoEForCausalLM, "
+     "Qwen3ForCausalLM, Qwen3MoeForCausalLM"},
+    {"llama-untied-f16", R"({"architectures": null})",
+     "config.json: \"architectures\" must be a list of one name, found nothing"},
+    {"llama-untied-f16", R"({"num_hidden_layers": 0})",
+     "config.json: \"num_hidden_layers\" must be an integer in [1, 1024], found 0"},
+    {"llama-untied-f16", R"({"num_hidden_layers": 2147483648})",
+     "config.json: \"num_hidden_layers\" must be an integer in [1, 1024], found 2147483648"},
+    {"llama-untied-f16", R"({"hidden_act": "gelu"})",
+     "config.json: \"hidden_act\" must be \"silu\", found \"gelu\""},
+    {"llama-untied-f16", R"({"num_key_value_heads": 3})",
+     "config.json: \"num_attention_heads\" is 4 but \"num_key_value_heads\" is 3, which does not divide it"},
+    {"llama-untied-f16", R"({"head_dim": 12})",
+     "config.json: \"head_dim\" must be a multiple of 8, found 12"},
+    {"llama-untied-f16", R"({"rope_scaling": {"rope_type": "longrope"}})",
+     "config.json: rope_scaling: \"rope_type\" must be \"default\", \"linear\", \"yarn\" or \"llama3\", "
+     "found "
+     "\"longrope\""},
+    {"llama-untied-f16", R"({"clip_qkv": 8})", "config.json: \"clip_qkv\" is not supported"},
+    {"qwen3-tied", R"({"use_sliding_window": true})",
+     "config.json: \"use_sliding_window\" must be false, found true"},
+    {"qwen3-tied", R"({"layer_types": ["full_attention", "sliding_attention"]})",
+     "config.json: \"layer_types\" must be \"full_attention\" everywhere, found \"sliding_attention\""},
+    {"qwen3-moe-norm-tied", R"({"num_experts_per_tok": 9})",
+     "config.json: \"num_experts_per_tok\" is 9 but \"num_experts\" is 8"},
+    {"deepseek-v3-noqlora", R"({"num_experts_per_tok": 17})",
+     "config.json: \"num_experts_per_tok\" is 17 but \"n_routed_experts\" is 16"},
+    {"deepseek-v3-noqlora", R"({"num_experts_per_tok": 9})",
+     "config.json: \"num_experts_per_tok\" is 9 but \"topk_group\" 2 groups of \"n_group\" 4 hold 8 experts"},
+    {"deepseek-v3-noqlora", R"({"n_group": 3})",
+     "config.json: \"n_group\" is 3, which does not divide \"n_routed_experts\", 16"},
+    {"deepseek-v3-noqlora", R"({"topk_group": 5})", "config.json: \"topk_group\" is 5 but \"n_group\" is 4"},
+    {"deepseek-v3-noqlora", R"({"scoring_func": "softmax"})",
+     "config.json: \"scoring_func\" must be \"sigmoid\", found \"softmax\""},
+    {"deepseek-v3-noqlora", R"({"qk_rope_head_dim": 12})",
+     "config.json: \"qk_rope_head_dim\" must be a multiple of 8, found 12"},
+    {"deepseek-v2-lite", R"({"norm_topk_prob": true})",
+     "config.json: \"norm_topk_prob\" must be false, found true"},
+    {"pangu-ultra-moe-v11", R"({"rope_scaling": {"type": "yarn"}})",
+     "config.json: \"rope_scaling\" must be absent or null"},
+};
+
+class RefusalTest : public testing::TestWithParam<Refusal> {};
+
+TEST_P(RefusalTest, SaysWhy) {
+  json config = Config(GetParam().base);
+  ASSERT_TRUE(SpecFromConfig(config, "config.json").ok());
+  config.merge_patch(json::parse(GetParam().patch));
+  const auto spec = SpecFromConfig(config, "config.json");
+  ASSERT_FALSE(spec.ok());
+  EXPECT_EQ(Message(spec.status()), GetParam().message);
+}
+
+INSTANTIATE_TEST_SUITE_P(Configs, RefusalTest, testing::ValuesIn(kRefusals));
+
+// Published configs, shortened to what the architecture reads.
+constexpr char kDeepseekV3[] = R"({"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3",
+  "attention_bias": false, "first_k_dense_replace": 3, "hidden_act": "silu", "hidden_size": 7168,
+  "intermediate_size": 18432, "kv_lora_rank": 512, "max_position_embeddings": 163840, "moe_intermediate_size": 2048,
+  "moe_layer_freq": 1, "n_group": 8, "n_routed_experts": 256, "n_shared_experts": 1, "norm_topk_prob": true,
+  "num_attention_heads": 128, "num_experts_per_tok": 8, "num_hidden_layers": 61, "num_key_value_heads": 128,
+  "num_nextn_predict_layers": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+  "rms_norm_eps": 1e-06, "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0,
+  "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096, "type": "yarn"}, "rope_theta": 10000,
+  "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "tie_word_embeddings": false, "topk_group": 4,
+  "topk_method": "noaux_tc", "v_head_dim": 128, "vocab_size": 129280})";
+constexpr char kKimiK2[] =
+    R"({"model_type": "kimi_k2", "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+  "n_routed_experts": 384, "num_attention_heads": 64, "num_key_value_heads": 64, "num_nextn_predict_layers": 0,
+  "rope_theta": 50000.0, "routed_scaling_factor": 2.827, "vocab_size": 163840, "max_position_embeddings": 131072})";
+constexpr char kQwen3Moe[] = R"({"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
+  "attention_bias": false, "decoder_sparse_step": 1, "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048,
+  "intermediate_size": 6144, "max_position_embeddings": 40960, "max_window_layers": 48, "mlp_only_layers": [],
+  "moe_intermediate_size": 768, "norm_topk_prob": true, "num_attention_heads": 32, "num_experts": 128,
+  "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4, "rms_norm_eps": 1e-06,
+  "rope_scaling": null, "rope_theta": 1000000.0, "sliding_window": null, "tie_word_embeddings": false,
+  "use_sliding_window": false, "vocab_size": 151936})";
+
+ModelInfo InfoOfConfig(const json& config, const std::string& dtype) {
+  const auto spec = SpecFromConfig(config, "config.json");
+  EXPECT_TRUE(spec.ok()) << Message(spec.status());
+  const auto info = InfoFromSpec(*spec, dtype);
+  EXPECT_TRUE(info.ok()) << Message(info.status());
+  return *info;
+}
+
+TEST(ModelInfoTest, CountsDeepseekV3) {
+  const ModelInfo info = InfoOfConfig(json::parse(kDeepseekV3), "auto");
+  EXPECT_NEAR(info.parameters / 1e9, 671.0, 0.1);  // the report says 671B, 37B active
+  EXPECT_NEAR(info.active_parameters / 1e9, 37.0, 0.6);
+  EXPECT_EQ(info.kv.layers, 62);
+  EXPECT_EQ(info.kv.heads, 1);
+  EXPECT_EQ(info.kv.key_dim, 576);
+  EXPECT_EQ(info.kv.value_dim, 512);
+  EXPECT_TRUE(info.kv.shared);
+  EXPECT_EQ(info.weight_format, "bf16");
+}
+
+TEST(ModelInfoTest, CountsKimiK2) {
+  json config = json::parse(kDeepseekV3);
+  config.merge_patch(json::parse(kKimiK2));
+  const ModelInfo info = InfoOfConfig(config, "int8");
+  EXPECT_NEAR(info.parameters / 1e12, 1.03, 0.01);  // the card says 1T (1.03T), 32B active
+  EXPECT_NEAR(info.active_parameters / 1e9, 32.5, 0.6);
+  EXPECT_EQ(info.weight_format, "int8");
+  EXPECT_NEAR(info.weight_bytes / 1e12, 1.04, 0.02);
+}
+
+TEST(ModelInfoTest, CountsQwen3Moe) {
+  const ModelInfo info = InfoOfConfig(json::parse(kQwen3Moe), "auto");
+  EXPECT_NEAR(info.parameters / 1e9, 30.5, 0.05);  // the card says 30.5B, 3.3B active
+  EXPECT_NEAR(info.active_parameters / 1e9, 3.3, 0.3);
+  // bf16 throughout but for the routers: two bytes a parameter, little more.
+  EXPECT_NEAR(info.weight_bytes / 2e9, 30.5, 0.1);
+  EXPECT_EQ(info.kv.heads, 4);
+}
+
+TEST(TopKTest, OverridesWithinTheExperts) {
+  const json config = Config("qwen3-moe-norm-tied");
+  auto spec = SpecFromConfig(config, "config.json");
+  ASSERT_TRUE(OverrideTopK(*spec, 8).ok());
+  EXPECT_EQ(spec->moe.top_k, 8);
+  EXPECT_EQ(Message(OverrideTopK(*spec, 9)), "experts per token must be in [1, 8], found 9");
+  auto dense = SpecFromConfig(Config("qwen3-tied"), "config.json");
+  EXPECT_EQ(Message(OverrideTopK(*dense, 2)),
+            "experts per token can't be chosen: Qwen3ForCausalLM has no experts");
+}
+
+}  // namespace
+}  // namespace moesaic::models

@@ -1,0 +1,170 @@
+// What tests of models share: goldens, a model on one instruction set, and sequences in a plain block pool.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "kernels/ops.h"
+#include "models/model.h"
+
+namespace moesaic::models {
+
+inline std::string SourcePath(const std::string& relative) {
+  return std::string(MOESAIC_SOURCE_DIR) + "/" + relative;
+}
+
+/// One prompt of a golden.safetensors (see tests/golden/README.md).
+struct GoldenPrompt {
+  std::vector<int32_t> ids, rows, greedy, mtp_next_ids;
+  std::vector<float> logits, margins, mtp_logits, logits_w8a8;
+  float w8a8_noise = 0;
+};
+
+class Golden {
+ public:
+  explicit Golden(const std::string& path) {
+    auto file = checkpoint::Checkpoint::Open(path);
+    if (!file.ok()) {
+      ADD_FAILURE() << Message(file.status());
+      return;
+    }
+    for (int i = 0; (*file)->Has("prompt_" + std::to_string(i) + ".ids"); ++i) {
+      const std::string p = "prompt_" + std::to_string(i) + ".";
+      prompts.push_back({.ids = Read<int32_t>(**file, p + "ids"),
+                         .rows = Read<int32_t>(**file, p + "rows"),
+                         .greedy = Read<int32_t>(**file, p + "greedy"),
+                         .mtp_next_ids = Read<int32_t>(**file, p + "mtp_next_ids"),
+                         .logits = Read<float>(**file, p + "logits"),
+                         .margins = Read<float>(**file, p + "margins"),
+                         .mtp_logits = Read<float>(**file, p + "mtp_logits"),
+                         .logits_w8a8 = Read<float>(**file, p + "logits_w8a8")});
+      const std::vector<float> noise = Read<float>(**file, p + "w8a8_noise");
+      if (!noise.empty()) prompts.back().w8a8_noise = noise[0];
+    }
+    EXPECT_FALSE(prompts.empty()) << path;
+  }
+
+  std::vector<GoldenPrompt> prompts;
+
+ private:
+  template <typename T>
+  static std::vector<T> Read(const checkpoint::Checkpoint& file, const std::string& name) {
+    const checkpoint::TensorEntry* entry = file.Find(name);
+    if (entry == nullptr) return {};
+    EXPECT_EQ(entry->dtype, (std::is_same_v<T, float> ? tensor::DType::kF32 : tensor::DType::kI32)) << name;
+    std::vector<T> values(entry->bytes.size() / sizeof(T));
+    std::memcpy(values.data(), entry->bytes.data(), entry->bytes.size());
+    return values;
+  }
+};
+
+/// A model with everything it runs on.
+class TestModel {
+ public:
+  TestModel(const std::string& path, runtime::Isa isa, const LoadOptions& options)
+      : kernels_(kernels::SelectKernels(*runtime::LimitTo(runtime::DetectCpu(), isa))),
+        pool_(*runtime::ThreadPool::Create({.threads = 2, .pin = false})) {
+    auto model = Model::Load(path, options, *pool_);
+    status_ = model.status();
+    if (model.ok()) model_ = *std::move(model);
+  }
+  const Status& status() const { return status_; }
+  Model& operator*() { return *model_; }
+  Model* operator->() { return model_.get(); }
+  kernels::ExecContext context() { return {.kernels = &kernels_, .pool = pool_.get(), .scratch = &scratch_}; }
+  runtime::ThreadPool& pool() { return *pool_; }
+
+ private:
+  kernels::KernelTable kernels_;
+  std::unique_ptr<runtime::ThreadPool> pool_;
+  runtime::Arena scratch_;
+  Status status_;
+  std::unique_ptr<Model> model_;
+};
+
+/// Cache blocks for `sequences` sequences of `tokens` tokens each. Blocks of a sequence stand backwards, so
+/// that nothing works by chance of their order.
+class TestCache {
+ public:
+  TestCache(const KvSpec& spec, int sequences, int tokens, tensor::DType dtype = tensor::DType::kF32)
+      : blocks_each_((tokens + kernels::kKvBlockTokens - 1) / kernels::kKvBlockTokens) {
+    const int64_t keys = tensor::BytesOf(dtype, int64_t{spec.heads} * kernels::kKvBlockTokens * spec.key_dim);
+    const int64_t values =
+        spec.shared ? 0
+                    : tensor::BytesOf(dtype, int64_t{spec.heads} * kernels::kKvBlockTokens * spec.value_dim);
+    const int64_t layer_bytes = (keys + values + 63) / 64 * 64;
+    const int64_t block_bytes = layer_bytes * spec.layers;
+    memory_ = *runtime::Buffer::Allocate(block_bytes * blocks_each_ * sequences, false);
+    for (int layer = 0; layer < spec.layers; ++layer) {
+      layers_.push_back({.base = memory_.data() + layer * layer_bytes,
+                         .block_stride = block_bytes,
+                         .value_offset = spec.shared ? 0 : keys,
+                         .dtype = dtype,
+                         .heads = spec.heads,
+                         .key_dim = spec.key_dim,
+                         .value_dim = spec.value_dim,
+                         .shared = spec.shared});
+    }
+    for (int b = 0; b < blocks_each_ * sequences; ++b) table_.push_back(blocks_each_ * sequences - 1 - b);
+  }
+  std::span<const kernels::KvLayer> layers() const { return layers_; }
+  const int32_t* table(int sequence) const { return table_.data() + sequence * blocks_each_; }
+
+ private:
+  int blocks_each_;
+  runtime::Buffer memory_;
+  std::vector<kernels::KvLayer> layers_;
+  std::vector<int32_t> table_;
+};
+
+struct Outputs {
+  std::vector<float> logits;  // [logit_rows, vocab]
+  std::vector<float> hidden;  // [rows, hidden]
+};
+
+/// Runs `tokens` of one sequence from position `start` on and returns the logits of `rows` and all hidden
+/// states.
+inline Outputs Feed(TestModel& model, const TestCache& cache, int sequence, int start,
+                    std::span<const int32_t> tokens, std::span<const int32_t> rows) {
+  const kernels::SequenceSlice slice{.block_table = cache.table(sequence),
+                                     .start = start,
+                                     .count = static_cast<int>(tokens.size()),
+                                     .row = 0};
+  Outputs out;
+  out.logits.resize(rows.size() * model->info().vocab_size);
+  out.hidden.resize(tokens.size() * model->info().hidden_size);
+  const Status status =
+      model->Forward(model.context(), {.tokens = tokens, .sequences = {&slice, 1}, .logit_rows = rows},
+                     cache.layers(), {.logits = out.logits, .hidden = out.hidden});
+  EXPECT_TRUE(status.ok()) << Message(status);
+  return out;
+}
+
+inline float MaxDiff(std::span<const float> a, std::span<const float> b) {
+  EXPECT_EQ(a.size(), b.size());
+  float worst = 0;
+  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+    const float diff = std::fabs(a[i] - b[i]);
+    if (!(diff <= worst)) worst = diff;  // NaN counts as worst
+  }
+  return worst;
+}
+
+inline int32_t ArgMax(std::span<const float> logits) {
+  return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+}
+
+/// The instruction sets to test: MOESAIC_ISA when it is set, else all that the host has.
+inline std::vector<runtime::Isa> TestIsas() {
+  if (const char* name = std::getenv("MOESAIC_ISA")) return {*runtime::ParseIsa(name)};
+  return runtime::HostIsas(runtime::DetectCpu());
+}
+
+}  // namespace moesaic::models

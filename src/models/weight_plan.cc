@@ -1,0 +1,272 @@
+#include "models/weight_plan.h"
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+namespace moesaic::models {
+namespace {
+
+using checkpoint::Checkpoint;
+using checkpoint::LinearSource;
+using checkpoint::TensorEntry;
+using checkpoint::WeightScheme;
+using tensor::DType;
+using tensor::PackedFormat;
+using tensor::PackedLayout;
+
+// What the checkpoint stores for a region, over all its matrices.
+struct Stored {
+  bool all_f32 = true;
+  bool all_int8 = true;  // weights and activations
+  bool any_static = false;
+  std::vector<float> input_scales;  // [count * parts]
+};
+
+StatusOr<Stored> Inspect(const RegionDecl& decl, const Checkpoint& checkpoint,
+                         std::set<std::string>& modules) {
+  Stored stored;
+  for (int record = 0; record < decl.count; ++record) {
+    for (const PartDecl& part : decl.parts) {
+      const std::string module = part.Module(record);
+      ASSIGN_OR_RETURN(const LinearSource source,
+                       checkpoint.FindLinear(module, part.module_out, part.module_in));
+      modules.insert(module);
+      const TensorEntry* plain =
+          source.scheme == WeightScheme::kPlain ? checkpoint.Find(module + ".weight") : nullptr;
+      stored.all_f32 &= plain != nullptr && plain->dtype == DType::kF32;
+      stored.all_int8 &= source.scheme == WeightScheme::kInt8Channel &&
+                         (source.dynamic_activations || source.input_scale > 0);
+      stored.any_static |= source.input_scale > 0;
+      stored.input_scales.push_back(source.input_scale);
+    }
+  }
+  return stored;
+}
+
+PackedFormat ChooseFormat(Precision precision, WeightDtype dtype, const Stored& stored) {
+  if (dtype != WeightDtype::kAuto || precision == Precision::kF32) return FormatFor(precision, dtype);
+  if (stored.all_f32) return PackedFormat::kF32;
+  if (stored.all_int8 && precision == Precision::kAny) return PackedFormat::kI8;
+  return PackedFormat::kBF16;
+}
+
+StatusOr<RegionPlan> PlanRegion(const RegionDecl& decl, const Checkpoint& checkpoint, WeightDtype dtype,
+                                std::set<std::string>& modules) {
+  if (decl.is_vector()) {
+    const int64_t shape[] = {decl.values};
+    ASSIGN_OR_RETURN([[maybe_unused]] const TensorEntry* entry, checkpoint.Expect(decl.name, shape));
+    return LayOut(decl, PackedFormat::kF32);
+  }
+  ASSIGN_OR_RETURN(Stored stored, Inspect(decl, checkpoint, modules));
+  ASSIGN_OR_RETURN(RegionPlan region, LayOut(decl, ChooseFormat(decl.precision, dtype, stored)));
+  // An activation scale belongs to the int8 weights it was calibrated with.
+  if (region.format == PackedFormat::kI8 && stored.all_int8 && stored.any_static) {
+    region.input_scales = std::move(stored.input_scales);
+  }
+  if (decl.touch == Touch::kTopK) {
+    for (size_t i = 0; i + 2 < region.input_scales.size(); i += 3) {
+      if (region.input_scales[i] == region.input_scales[i + 1]) continue;
+      return Unimplemented(
+          "{}: tensors {}.input_scale and {}.input_scale must be equal, since an expert's input is rounded "
+          "once; "
+          "found {} and {}",
+          checkpoint.path(), decl.parts[0].Module(static_cast<int>(i / 3)),
+          decl.parts[1].Module(static_cast<int>(i / 3)), region.input_scales[i], region.input_scales[i + 1]);
+    }
+  }
+  return region;
+}
+
+// MTP modules come with copies of embedding and head, gigabytes large, that are shared when they are equal.
+bool IsCopy(const Checkpoint& checkpoint, const std::string& name, const std::string& of) {
+  const TensorEntry* a = checkpoint.Find(name + ".weight");
+  const TensorEntry* b = checkpoint.Find(of + ".weight");
+  return a != nullptr && b != nullptr && a->dtype == b->dtype && a->bytes.size() == b->bytes.size() &&
+         std::memcmp(a->bytes.data(), b->bytes.data(), a->bytes.size()) == 0;
+}
+
+bool SkipOptional(const DecoderSpec& spec, const RegionDecl& decl, const Checkpoint& checkpoint) {
+  if (!decl.optional) return false;
+  if (!checkpoint.Has(decl.name + ".weight")) return true;
+  const bool embedding = decl.touch == Touch::kRow;
+  return IsCopy(checkpoint, decl.name, embedding || spec.tied ? kEmbedding : kHead);
+}
+
+// Tensors that go with module X: X.weight, X.weight_scale, X.weight_packed, X.input_scale, ...
+bool BelongsTo(const std::string& tensor, const std::set<std::string>& modules) {
+  const size_t dot = tensor.rfind('.');
+  if (dot == std::string::npos) return false;
+  const std::string field = tensor.substr(dot + 1);
+  return (field.starts_with("weight") || field.starts_with("input_")) &&
+         modules.contains(tensor.substr(0, dot));
+}
+
+// Whether a tensor that no region uses changes nothing: rotary tables, which are computed, the copy of a tied
+// head, and MTP modules that are not loaded.
+bool Harmless(const DecoderSpec& spec, const std::string& tensor) {
+  if (tensor.ends_with(".rotary_emb.inv_freq")) return true;
+  if (tensor == "lm_head.weight") return spec.tied;
+  const std::string layers = "model.layers.";
+  if (!tensor.starts_with(layers)) return false;
+  const int layer = std::atoi(tensor.c_str() + layers.size());
+  if (layer >= spec.layers + spec.mtp_layers) return true;
+  const bool copy = tensor.ends_with(".embed_tokens.weight") || tensor.ends_with(".shared_head.head.weight");
+  return layer >= spec.layers && copy;
+}
+
+Status CheckNoneLeft(const DecoderSpec& spec, const Checkpoint& checkpoint, const WeightPlan& plan,
+                     const std::set<std::string>& modules) {
+  std::set<std::string> vectors;
+  for (const RegionPlan& region : plan.regions) {
+    if (region.decl.is_vector()) vectors.insert(region.decl.name);
+  }
+  for (const TensorEntry& entry : checkpoint.tensors()) {
+    if (vectors.contains(entry.name) || BelongsTo(entry.name, modules) || Harmless(spec, entry.name))
+      continue;
+    return InvalidArgument("{}: tensor {} is not part of {} with this config.json", entry.file, entry.name,
+                           spec.architecture);
+  }
+  return OkStatus();
+}
+
+void Place(WeightPlan& plan, RegionPlan region) {
+  region.start = plan.bytes;
+  plan.bytes += (region.bytes + 63) / 64 * 64;
+  plan.regions.push_back(std::move(region));
+}
+
+StatusOr<RegionPlan> ReadDescription(const RegionDecl& decl, const checkpoint::PackedFile& file) {
+  ASSIGN_OR_RETURN(const checkpoint::PackedRegion* stored, file.Describe(decl.name));
+  auto refuse = [&](const std::string& expected, const std::string& found) {
+    return DataLoss("packed region {} must be {}, found {}", decl.name, expected, found);
+  };
+  const auto format_name = stored->layout.find("format");
+  if (format_name == stored->layout.end() || !format_name->is_string()) {
+    return refuse("described by a \"format\"", stored->layout.dump());
+  }
+  ASSIGN_OR_RETURN(const PackedFormat format, tensor::ParsePackedFormat(format_name->get<std::string>()));
+  ASSIGN_OR_RETURN(RegionPlan region, LayOut(decl, format));
+  if (const auto scales = stored->layout.find("input_scales"); scales != stored->layout.end()) {
+    for (const nlohmann::json& scale : *scales) {
+      if (!scale.is_number()) return refuse("described by numeric \"input_scales\"", scale.dump());
+      region.input_scales.push_back(scale.get<float>());
+    }
+    if (region.input_scales.size() != decl.count * decl.parts.size()) {
+      return refuse(fmt::format("described by {} \"input_scales\"", decl.count * decl.parts.size()),
+                    std::to_string(region.input_scales.size()));
+    }
+  }
+  const checkpoint::PackedRegion expected = Describe(region);
+  if (stored->layout != expected.layout) return refuse(expected.layout.dump(), stored->layout.dump());
+  if (stored->bytes != expected.bytes) {
+    return refuse(fmt::format("{} bytes", expected.bytes), std::to_string(stored->bytes));
+  }
+  return region;
+}
+
+}  // namespace
+
+const RegionPlan* WeightPlan::Find(const std::string& name) const {
+  const auto found = std::find_if(regions.begin(), regions.end(),
+                                  [&](const RegionPlan& region) { return region.decl.name == name; });
+  return found == regions.end() ? nullptr : &*found;
+}
+
+StatusOr<WeightDtype> ParseWeightDtype(const std::string& name) {
+  if (name == "auto") return WeightDtype::kAuto;
+  if (name == "f32") return WeightDtype::kF32;
+  if (name == "bf16") return WeightDtype::kBF16;
+  if (name == "int8") return WeightDtype::kInt8;
+  return InvalidArgument("weights can be auto, f32, bf16 or int8, not \"{}\"", name);
+}
+
+PackedFormat FormatFor(Precision precision, WeightDtype dtype) {
+  if (precision == Precision::kF32 || dtype == WeightDtype::kF32) return PackedFormat::kF32;
+  if (dtype == WeightDtype::kInt8 && precision == Precision::kAny) return PackedFormat::kI8;
+  return PackedFormat::kBF16;
+}
+
+StatusOr<RegionPlan> LayOut(RegionDecl decl, PackedFormat format) {
+  RegionPlan region;
+  region.format = format;
+  if (decl.is_vector()) {
+    region.bytes = region.stride = decl.values * static_cast<int64_t>(sizeof(float));
+  } else {
+    constexpr int kInt8Limit = 65536;  // see tensor/packed.h
+    for (const PartDecl& part : decl.parts) {
+      if (format == PackedFormat::kI8 && part.k > kInt8Limit) {
+        return Unimplemented("{} can't be int8: it has {} inputs, more than {}", part.module, part.k,
+                             kInt8Limit);
+      }
+      region.layouts.push_back(PackedLayout::Of(format, part.n, part.k));
+      region.offsets.push_back(region.stride);
+      region.stride += region.layouts.back().total_bytes;
+    }
+    region.bytes = region.stride * decl.count;
+  }
+  region.decl = std::move(decl);
+  return region;
+}
+
+void DropAbsentMtp(const Checkpoint& checkpoint, DecoderSpec& spec) {
+  const std::string prefix = LayerPrefix(spec.layers);
+  const auto& tensors = checkpoint.tensors();
+  const bool stored = std::any_of(tensors.begin(), tensors.end(),
+                                  [&](const TensorEntry& entry) { return entry.name.starts_with(prefix); });
+  if (!stored) spec.mtp_layers = 0;
+}
+
+void DropAbsentMtp(const checkpoint::PackedFile& file, DecoderSpec& spec) {
+  const std::string prefix = LayerPrefix(spec.layers);
+  const auto& regions = file.regions();
+  const bool stored =
+      std::any_of(regions.begin(), regions.end(),
+                  [&](const checkpoint::PackedRegion& region) { return region.name.starts_with(prefix); });
+  if (!stored) spec.mtp_layers = 0;
+}
+
+StatusOr<WeightPlan> PlanFromCheckpoint(const DecoderSpec& spec, const Checkpoint& checkpoint,
+                                        WeightDtype dtype) {
+  WeightPlan plan;
+  std::set<std::string> modules;
+  for (const RegionDecl& decl : DeclareWeights(spec, dtype == WeightDtype::kInt8)) {
+    if (SkipOptional(spec, decl, checkpoint)) continue;
+    ASSIGN_OR_RETURN(RegionPlan region, PlanRegion(decl, checkpoint, dtype, modules));
+    Place(plan, std::move(region));
+  }
+  RETURN_IF_ERROR(CheckNoneLeft(spec, checkpoint, plan, modules));
+  return plan;
+}
+
+StatusOr<WeightPlan> PlanFromPacked(const DecoderSpec& spec, const checkpoint::PackedFile& file) {
+  WeightPlan plan;
+  std::set<std::string> present;
+  for (const checkpoint::PackedRegion& region : file.regions()) present.insert(region.name);
+  const bool separate_head = spec.tied && present.contains(kHead);
+  for (const RegionDecl& decl : DeclareWeights(spec, separate_head)) {
+    if (decl.optional && !present.contains(decl.name)) continue;
+    ASSIGN_OR_RETURN(RegionPlan region, ReadDescription(decl, file));
+    Place(plan, std::move(region));
+  }
+  return plan;
+}
+
+checkpoint::PackedRegion Describe(const RegionPlan& region) {
+  nlohmann::json layout;
+  layout["format"] = tensor::PackedFormatName(region.format);
+  if (region.decl.is_vector()) {
+    layout["values"] = region.decl.values;
+  } else {
+    layout["count"] = region.decl.count;
+    layout["stride"] = region.stride;
+    for (size_t p = 0; p < region.layouts.size(); ++p) {
+      layout["parts"].push_back(
+          {{"n", region.layouts[p].n}, {"k", region.layouts[p].k}, {"offset", region.offsets[p]}});
+    }
+    if (!region.input_scales.empty()) layout["input_scales"] = region.input_scales;
+  }
+  return {.name = region.decl.name, .layout = std::move(layout), .bytes = region.bytes};
+}
+
+}  // namespace moesaic::models

@@ -1,0 +1,62 @@
+// Every weight of a model with its place: in which format, at which offset, from which tensor. A plan is made
+// and checked in full before anything is allocated.
+#pragma once
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/packed_file.h"
+#include "models/weight_decl.h"
+#include "tensor/packed.h"
+
+namespace moesaic::models {
+
+/// One region laid out. Records are `stride` bytes apart; in each, part p starts at offsets[p].
+struct RegionPlan {
+  RegionDecl decl;
+  tensor::PackedFormat format = tensor::PackedFormat::kF32;
+  std::vector<tensor::PackedLayout> layouts;  // [parts]
+  std::vector<int64_t> offsets;               // [parts], multiples of 64
+  int64_t stride = 0;                         // of a record, a multiple of 64
+  int64_t bytes = 0;                          // of the region
+  std::vector<float> input_scales;            // [count * parts] static activation scales, or empty
+  int64_t start = 0;  // where the region lies in an image of all regions; a multiple of 64
+};
+
+struct WeightPlan {
+  std::vector<RegionPlan> regions;
+  int64_t bytes = 0;  // of the image
+
+  const RegionPlan* Find(const std::string& name) const;
+};
+
+/// How weights are wanted in memory: LoadOptions::dtype parsed.
+enum class WeightDtype { kAuto, kF32, kBF16, kInt8 };
+StatusOr<WeightDtype> ParseWeightDtype(const std::string& name);
+
+/// Lays out one region in `format`.
+StatusOr<RegionPlan> LayOut(RegionDecl decl, tensor::PackedFormat format);
+
+/// The format that `dtype` asks for where the checkpoint has no say: auto means bf16.
+tensor::PackedFormat FormatFor(Precision precision, WeightDtype dtype);
+
+/// Sets spec.mtp_layers to 0 when no weight of an MTP module is stored, as in many re-uploads whose config
+/// still promises one. Modules that are there in part stay, and are reported as incomplete by the plan.
+void DropAbsentMtp(const checkpoint::Checkpoint& checkpoint, DecoderSpec& spec);
+void DropAbsentMtp(const checkpoint::PackedFile& file, DecoderSpec& spec);
+
+/// Plans loading `checkpoint`: every tensor the spec needs must be there in its shape, and none may be left
+/// over.
+StatusOr<WeightPlan> PlanFromCheckpoint(const DecoderSpec& spec, const checkpoint::Checkpoint& checkpoint,
+                                        WeightDtype dtype);
+
+/// Plans mapping a packed file's regions: each must be there with the layout that the spec implies.
+StatusOr<WeightPlan> PlanFromPacked(const DecoderSpec& spec, const checkpoint::PackedFile& file);
+
+/// A region as a packed file describes it, and the formats and scales read back from such a description.
+checkpoint::PackedRegion Describe(const RegionPlan& region);
+
+}  // namespace moesaic::models

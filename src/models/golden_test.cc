@@ -45,6 +45,8 @@ const Case kCases[] = {
     MOESAIC_GOLDEN("qwen3-tied", kF32, 0),
     MOESAIC_GOLDEN("llama-untied-f16", kF32, 0),
     MOESAIC_GOLDEN("llama3-rope-bias", kF32, 0),
+    MOESAIC_GOLDEN("glm4-moe", kF32, 0),
+    MOESAIC_GOLDEN("glm4-moe-carved", kF32, 0),
     MOESAIC_GOLDEN("pangu-ultra-moe-mtp", kF32, Case::kMla | Case::kMtp),
     MOESAIC_GOLDEN("pangu-ultra-moe-v11", kF32, Case::kMla),
     MOESAIC_GOLDEN("ct-llama-int8-static", kF32, Case::kInt8Activations),

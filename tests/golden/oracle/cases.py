@@ -1,12 +1,12 @@
 """All cases by name: how to make the checkpoint, and which oracle runs it."""
 
-from . import cases_compressed, cases_deepseek, cases_llama_qwen, cases_pangu, compressed, folder, fp8, golden
+from . import cases_compressed, cases_deepseek, cases_glm, cases_llama_qwen, cases_pangu, compressed, folder, fp8, golden
 from .hf import HfModel
 from .mtp import HfMtp
 from .mtp import extra as mtp_extra
 from .pangu import PanguModel, PanguMtp
 
-_MODULES = (cases_deepseek, cases_llama_qwen, cases_pangu, cases_compressed)
+_MODULES = (cases_deepseek, cases_glm, cases_llama_qwen, cases_pangu, cases_compressed)
 NAMES = [name for module in _MODULES for name in module.CONFIGS]
 _DEQUANTIZE = {None: None, "fp8": fp8.dequantize, "compressed-tensors": compressed.dequantize}
 _SHARDS = {"deepseek-v3-noqlora": 3}

@@ -121,6 +121,27 @@ def llama_like(cfg):
     return out
 
 
+def glm4_moe(cfg):
+    """GLM-4.5: biases of q, k and v only, DeepSeek-V3's router and shared experts."""
+    h, v = cfg["hidden_size"], cfg["vocab_size"]
+    out = {"model.embed_tokens.weight": (v, h)}
+    for i in range(cfg["num_hidden_layers"]):
+        p = f"model.layers.{i}."
+        out |= _gqa(cfg, p + "self_attn.", cfg["use_qk_norm"])
+        out.pop(p + "self_attn.o_proj.bias", None)
+        out |= {p + "input_layernorm.weight": (h,), p + "post_attention_layernorm.weight": (h,)}
+        if i < cfg["first_k_dense_replace"]:
+            out |= _mlp(cfg, p + "mlp.", cfg["intermediate_size"])
+            continue
+        out |= _experts(cfg, p + "mlp.", cfg["n_routed_experts"])
+        out[p + "mlp.gate.e_score_correction_bias"] = (cfg["n_routed_experts"],)
+        out |= _mlp(cfg, p + "mlp.shared_experts.", cfg["moe_intermediate_size"] * cfg["n_shared_experts"])
+    out["model.norm.weight"] = (h,)
+    if not cfg["tie_word_embeddings"]:
+        out["lm_head.weight"] = (v, h)
+    return out
+
+
 def draw(shapes, name, tied, dtype):
     """Random tensors for `shapes`, rounded to `dtype`. Each tensor's values depend on `name` and its own name only.
 

@@ -3,7 +3,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "app/atomic_file.h"
+#include "runtime/atomic_file.h"
 
 namespace moesaic::app {
 namespace {
@@ -48,7 +48,7 @@ StatusOr<std::string> Conversation::Render(const text::ChatTemplate& chat) const
 }
 
 Status Conversation::Save(const std::string& path) const {
-  ASSIGN_OR_RETURN(const std::unique_ptr<AtomicFile> file, AtomicFile::Create(path));
+  ASSIGN_OR_RETURN(const std::unique_ptr<runtime::AtomicFile> file, runtime::AtomicFile::Create(path));
   const std::string text = Dump({{"messages", Messages(system_, messages_)}}, 1) + "\n";
   RETURN_IF_ERROR(file->Write(text.data(), text.size()));
   return file->Commit();

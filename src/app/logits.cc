@@ -3,7 +3,7 @@
 
 #include <cstdio>
 
-#include "app/atomic_file.h"
+#include "runtime/atomic_file.h"
 #include "app/interrupt.h"
 #include "app/model_text.h"
 #include "app/npy.h"
@@ -31,7 +31,7 @@ StatusOr<std::vector<int32_t>> IdsOf(const Options& options) {
 Status RunLogits(const Options& options) {
   InterruptGuard guard;
   ASSIGN_OR_RETURN(const std::vector<int32_t> ids, IdsOf(options));
-  ASSIGN_OR_RETURN(const std::unique_ptr<AtomicFile> file, AtomicFile::Create(options.out));
+  ASSIGN_OR_RETURN(const std::unique_ptr<runtime::AtomicFile> file, runtime::AtomicFile::Create(options.out));
   ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, OpenSession(options.model));
   RETURN_IF_ERROR(StartEngine(*session, options.model, {.max_sequences = 1}));
   const auto rows = static_cast<int64_t>(ids.size());

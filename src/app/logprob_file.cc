@@ -51,7 +51,7 @@ Status ReadHeader(const nlohmann::json& header, int64_t data_bytes, ScoredText* 
 StatusOr<LogprobWriter> LogprobWriter::Create(const std::string& path, const ScoredText& text,
                                               tensor::DType dtype) {
   LogprobWriter writer;
-  ASSIGN_OR_RETURN(writer.file_, AtomicFile::Create(path));
+  ASSIGN_OR_RETURN(writer.file_, runtime::AtomicFile::Create(path));
   writer.dtype_ = dtype;
   writer.row_bytes_ = tensor::BytesOf(dtype, text.vocab);
   const auto token_bytes = static_cast<int64_t>(text.tokens.size() * sizeof(int32_t));

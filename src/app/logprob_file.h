@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "app/atomic_file.h"
+#include "runtime/atomic_file.h"
 #include "base/status.h"
 #include "runtime/memory.h"
 #include "tensor/dtype.h"
@@ -36,7 +36,7 @@ class LogprobWriter {
 
  private:
   LogprobWriter() = default;
-  std::unique_ptr<AtomicFile> file_;
+  std::unique_ptr<runtime::AtomicFile> file_;
   tensor::DType dtype_ = tensor::DType::kF16;
   int64_t row_bytes_ = 0;
 };

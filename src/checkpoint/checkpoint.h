@@ -1,8 +1,8 @@
 // A published checkpoint on disk, whatever its container: a Hugging Face folder or a GGUF file.
 //
-// Everything above this room sees Hugging Face's world: a config in config.json's terms and tensors by their Hub
-// names and shapes. A GGUF file is translated at the door (metadata -> config, ggml names -> Hub names, llama's
-// rotary row permutation undone), so that no model is written twice.
+// Everything above this room sees Hugging Face's world: a config in config.json's terms and tensors by their
+// Hub names and shapes. A GGUF file is translated at the door (metadata -> config, ggml names -> Hub names,
+// llama's rotary row permutation undone), so that no model is written twice.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ namespace moesaic::checkpoint {
 
 /// One stored tensor, in place.
 struct TensorEntry {
-  std::string name;                  // Hub name, e.g. "model.layers.0.self_attn.q_a_proj.weight"
+  std::string name;  // Hub name, e.g. "model.layers.0.self_attn.q_a_proj.weight"
   tensor::DType dtype;
   std::vector<int64_t> shape;        // Hub order: [out, in]
   std::span<const std::byte> bytes;  // mapped, not yet read
@@ -32,26 +32,41 @@ struct TensorEntry {
 enum class WeightScheme {
   kPlain,        // X.weight in f32, f16, bf16, or a ggml block type
   kFp8Block,     // X.weight f8_e4m3 [out, in] and X.weight_scale_inv f32 per 128x128 block (multiplies)
-  kInt8Channel,  // compressed-tensors int-quantized: X.weight i8, X.weight_scale [out, 1], maybe X.input_scale
+  kInt8Channel,  // compressed-tensors int-quantized: X.weight i8, X.weight_scale [out, 1], maybe
+                 // X.input_scale
   kInt4Packed,   // compressed-tensors pack-quantized: X.weight_packed i32, X.weight_scale, X.weight_shape
-  kNvfp4,        // compressed-tensors nvfp4-pack-quantized: X.weight_packed u8, X.weight_scale, X.weight_global_scale
+  kNvfp4,        // compressed-tensors nvfp4-pack-quantized: X.weight_packed u8, X.weight_scale,
+                 // X.weight_global_scale
 };
 
 /// A linear layer's weight, found and checked but not read.
 struct LinearSource {
-  std::string module;      // "model.layers.0.mlp.gate_proj"
+  std::string module;  // "model.layers.0.mlp.gate_proj"
   WeightScheme scheme;
   int64_t out = 0, in = 0;
-  float input_scale = 0;   // static activation scale (kInt8Channel), 0 when dynamic or absent
+  float input_scale = 0;             // static activation scale (kInt8Channel), 0 when dynamic or absent
   bool dynamic_activations = false;  // kInt8Channel with dynamic per-token int8 activations
+
+  // The tensors behind it, owned by the checkpoint. One scale covers block_rows x block_cols weights.
+  const TensorEntry* weight = nullptr;
+  const TensorEntry* scale = nullptr;
+  const TensorEntry* zero_point = nullptr;   // kInt4Packed, asymmetric
+  const TensorEntry* group_index = nullptr;  // kInt4Packed with actorder: the group of each input
+  int64_t block_rows = 1, block_cols = 1;
+  float global_scale = 1;  // kNvfp4: divides
 };
+
+struct QuantConfig;
+
+class GgufMetadata;
 
 class Checkpoint {
  public:
   /// Opens a folder, a .gguf or a .safetensors file. Maps the files and checks every header: names, shapes,
   /// counts and offsets. Reads no weight.
   static StatusOr<std::unique_ptr<Checkpoint>> Open(const std::string& path);
-  virtual ~Checkpoint() = default;
+  Checkpoint();
+  virtual ~Checkpoint();
 
   /// config.json, or its equivalent from GGUF metadata.
   virtual const nlohmann::json& config() const = 0;
@@ -68,7 +83,8 @@ class Checkpoint {
   /// Reads a whole tensor of `shape` as f32 (norms, biases, router, embeddings).
   StatusOr<std::vector<float>> ReadF32(std::string_view name, std::span<const int64_t> shape) const;
 
-  /// Rows [first, first + count) of a 2-d tensor (or of a [n, out, in] stack flattened to rows) as f32 into `out`.
+  /// Rows [first, first + count) of a 2-d tensor (or of a [n, out, in] stack flattened to rows) as f32 into
+  /// `out`.
   Status ReadRows(const TensorEntry& entry, int64_t first, int64_t count, std::span<float> out) const;
 
   /// Finds the weight of linear `module`, which must be [out, in], under whatever scheme it is stored.
@@ -84,7 +100,10 @@ class Checkpoint {
   // Text side: the bytes of these files, or their equivalents from GGUF metadata; nullopt when absent.
   virtual std::optional<std::string> ReadText(const std::string& file) const = 0;  ///< "tokenizer.json", ...
   /// GGUF only: the metadata keys "tokenizer.ggml.*" and "tokenizer.chat_template".
-  virtual const class GgufMetadata* gguf() const { return nullptr; }
+  virtual const GgufMetadata* gguf() const { return nullptr; }
+
+ private:
+  std::unique_ptr<const QuantConfig> quant_;  // of config(), read by Open
 };
 
 }  // namespace moesaic::checkpoint

@@ -1,5 +1,6 @@
-// The packed weight file: a valid safetensors file whose tensors hold tensor/packed.h's layouts (dtype U8, one
-// dimension), so that any safetensors tool can list it, and which maps in at once. docs/contracts/packed-file.md.
+// The packed weight file: a valid safetensors file whose tensors hold tensor/packed.h's layouts (dtype U8,
+// one dimension), so that any safetensors tool can list it, and which maps in at once.
+// docs/contracts/packed-file.md.
 #pragma once
 
 #include <memory>
@@ -16,18 +17,21 @@ namespace moesaic::checkpoint {
 
 /// One region of a packed file: a packed matrix, a stack of experts or plain f32 values.
 struct PackedRegion {
-  std::string name;        // "model.layers.3.mlp.experts", "model.norm.weight"
-  nlohmann::json layout;   // format, n, k, ... as the model that wrote it needs to read it
+  std::string name;       // "model.layers.3.mlp.experts", "model.norm.weight"
+  nlohmann::json layout;  // format, n, k, ... as the model that wrote it needs to read it
   int64_t bytes = 0;
 };
 
-/// Writes regions in a declared order. The header is written with its final size first and the file appears under
-/// its name only when complete (written beside it and renamed), so an interrupted run leaves no broken file.
+/// Writes regions in a declared order. The header is written with its final size first and the file appears
+/// under its name only when complete (written beside it and renamed), so an interrupted run leaves no broken
+/// file.
 class PackedWriter {
  public:
-  /// `metadata` goes into the header's __metadata__ (strings only): format version, source, config.json, texts.
-  static StatusOr<std::unique_ptr<PackedWriter>> Create(const std::string& path, std::vector<PackedRegion> regions,
-                                                        const std::vector<std::pair<std::string, std::string>>& metadata);
+  /// `metadata` goes into the header's __metadata__ (strings only): format version, source, config.json,
+  /// texts.
+  static StatusOr<std::unique_ptr<PackedWriter>> Create(
+      const std::string& path, std::vector<PackedRegion> regions,
+      const std::vector<std::pair<std::string, std::string>>& metadata);
   virtual ~PackedWriter() = default;
   /// Appends bytes of region `index`; regions come in order, each exactly as long as declared.
   virtual Status Append(size_t index, std::span<const std::byte> bytes) = 0;

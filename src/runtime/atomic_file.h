@@ -7,7 +7,7 @@
 
 #include "base/status.h"
 
-namespace moesaic::app {
+namespace moesaic::runtime {
 
 /// Writes beside `path` and renames into place; a run that ends before Commit leaves nothing behind.
 class AtomicFile {
@@ -26,4 +26,4 @@ class AtomicFile {
   std::FILE* file_;
 };
 
-}  // namespace moesaic::app
+}  // namespace moesaic::runtime

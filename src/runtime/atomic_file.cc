@@ -1,4 +1,4 @@
-#include "app/atomic_file.h"
+#include "runtime/atomic_file.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -7,7 +7,7 @@
 #include <cstring>
 #include <utility>
 
-namespace moesaic::app {
+namespace moesaic::runtime {
 
 StatusOr<std::unique_ptr<AtomicFile>> AtomicFile::Create(const std::string& path) {
   // The process number keeps two runs that write the same file apart.
@@ -42,4 +42,4 @@ Status AtomicFile::Commit() {
   return IoError("{}: can't be put in place: {}", path_, std::strerror(error));
 }
 
-}  // namespace moesaic::app
+}  // namespace moesaic::runtime

@@ -4,7 +4,7 @@
 // online softmax of each split starts afresh, and the splits are merged one after another. That order of
 // arithmetic belongs to the row alone. What the schedule decides is only who computes which split and when: a
 // tile of rows is either one task, which goes through all splits, or, where that task would be so long that
-// others wait for it, one task a split, of which the last to finish merges.
+// others wait for it, several tasks of some splits each, of which the last to finish merges.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -39,13 +39,13 @@ struct RowTile {  // query rows of one KV head: row / group is the token, row % 
   int kv_head;
   int first, rows;
   int splits;       // of the longest context, the last row's
-  float* partials;  // [splits][PartialFloats(rows)] if cut into one task a split, else null
-  int unfinished;   // splits whose task hasn't ended, if cut
+  float* partials;  // [splits][PartialFloats(rows)] if cut into several tasks, else null
+  int unfinished;   // tasks that haven't ended
 };
 
 struct Task {
   RowTile* tile;
-  int split;  // -1: all
+  int split, end;  // splits [split, end)
   int64_t cost;
 };
 
@@ -82,17 +82,21 @@ class Plan {
       const Task& task = tasks_[i];
       float* memory = worker_memory_.data() + worker * worker_floats_;
       LoadQueries(*task.tile, memory);
-      if (task.split < 0) {
-        RunAllSplits(*task.tile, memory);
+      if (task.tile->partials == nullptr) {
+        RunWhole(task, memory);
       } else {
-        RunOneSplit(task.tile, task.split, memory);
+        RunPiece(task, memory);
       }
     });
   }
 
  private:
   int Rows(const SequenceSlice& s) const { return s.count * group_; }
-  int Context(const SequenceSlice& s, int row) const { return s.start + row / group_ + 1; }
+  // The keys that row i of the tile sees.
+  int Context(const RowTile& tile, int i) const {
+    return tile.sequence->start + (tile.first + i) / group_ + 1;
+  }
+  int Context(const RowTile& tile) const { return Context(tile, tile.rows - 1); }  // any row
 
   // Tiles of fewer rows read keys more often, but while there are fewer tasks than workers somebody waits.
   void ChooseTileRows() {
@@ -120,10 +124,10 @@ class Plan {
       for (int head = 0; head < p_.cache.heads; ++head) {
         for (int first = 0; first < Rows(s); first += tile_rows_) {
           const int rows = std::min(tile_rows_, Rows(s) - first);
-          const int context = Context(s, first + rows - 1);
-          const int splits = CeilDiv(context, kSplitTokens);
-          tiles_[n] = {&s, head, first, rows, splits, nullptr, splits};
-          total_cost_ += Cost(tiles_[n++], context);
+          RowTile& tile = tiles_[n++];
+          tile = {&s, head, first, rows, 0, nullptr, 1};
+          tile.splits = CeilDiv(Context(tile), kSplitTokens);
+          total_cost_ += Cost(tile, Context(tile));
         }
       }
     }
@@ -131,26 +135,26 @@ class Plan {
 
   void MakeTasks() {
     const int64_t most = total_cost_ / (int64_t{kTasksPerWorker} * ctx_.pool->size());
-    size_t count = 0;
+    int64_t count = 0;
     for (RowTile& tile : tiles_) {
-      const int context = Context(*tile.sequence, tile.first + tile.rows - 1);
-      const bool cut = tile.splits > 1 && ctx_.pool->size() > 1 && Cost(tile, context) > most;
-      if (cut) {
+      if (ctx_.pool->size() > 1) {
+        const auto length =
+            static_cast<int>(std::max<int64_t>(most / Cost(tile, kSplitTokens), 1));  // in splits
+        tile.unfinished = CeilDiv(tile.splits, length);
+      }
+      if (tile.unfinished > 1) {
         const int64_t floats = PartialFloats(tile.rows, p_.cache.value_dim);
         tile.partials = ctx_.scratch->Take<float>(floats * tile.splits).data();
       }
-      count += cut ? tile.splits : 1;
+      count += tile.unfinished;
     }
     tasks_ = ctx_.scratch->Take<Task>(count);
     size_t n = 0;
     for (RowTile& tile : tiles_) {
-      const int context = Context(*tile.sequence, tile.first + tile.rows - 1);
-      if (tile.partials == nullptr) {
-        tasks_[n++] = {&tile, -1, Cost(tile, context)};
-        continue;
-      }
-      for (int split = 0; split < tile.splits; ++split) {
-        tasks_[n++] = {&tile, split, Cost(tile, std::min(kSplitTokens, context - split * kSplitTokens))};
+      for (int i = 0; i < tile.unfinished; ++i) {
+        const int split = tile.splits * i / tile.unfinished, end = tile.splits * (i + 1) / tile.unfinished;
+        const int keys = std::min(Context(tile), end * kSplitTokens) - split * kSplitTokens;
+        tasks_[n++] = {&tile, split, end, Cost(tile, keys)};
       }
     }
     // The longest first, so that the last ones to end are short.
@@ -174,24 +178,28 @@ class Plan {
   }
   int Head(const RowTile& tile, int i) const { return tile.kv_head * group_ + (tile.first + i) % group_; }
 
-  void RunAllSplits(const RowTile& tile, float* memory) const {
+  void RunWhole(const Task& task, float* memory) const {
+    const RowTile& tile = *task.tile;
     const int dim = p_.cache.value_dim;
     float* state = memory + int64_t{kTaskRows} * p_.cache.key_dim;
     const Partial total = PartialAt(state, tile.rows, dim);
     const Partial part = PartialAt(state + PartialFloats(kTaskRows, dim), tile.rows, dim);
-    RunSplit(tile, 0, memory, total);
+    RunSplit(task, 0, memory, total);
     for (int split = 1; split < tile.splits; ++split) {
-      RunSplit(tile, split, memory, part);
+      RunSplit(task, split, memory, part);
       Merge(tile, split, part, total);
     }
     WriteOutput(tile, total);
   }
 
-  void RunOneSplit(RowTile* tile, int split, const float* queries) const {
+  void RunPiece(const Task& task, const float* queries) const {
+    RowTile* tile = task.tile;
     const int dim = p_.cache.value_dim;
     const int64_t floats = PartialFloats(tile->rows, dim);
-    RunSplit(*tile, split, queries, PartialAt(tile->partials + split * floats, tile->rows, dim));
-    // Releases this split's state to whoever finishes last, and acquires the others' if that is us.
+    for (int split = task.split; split < task.end; ++split) {
+      RunSplit(task, split, queries, PartialAt(tile->partials + split * floats, tile->rows, dim));
+    }
+    // Releases these splits' states to whoever finishes last, and acquires the others' if that is us.
     if (std::atomic_ref(tile->unfinished).fetch_sub(1, std::memory_order_acq_rel) > 1) return;
     const Partial total = PartialAt(tile->partials, tile->rows, dim);
     for (int s = 1; s < tile->splits; ++s) {
@@ -200,32 +208,42 @@ class Plan {
     WriteOutput(*tile, total);
   }
 
-  void RunSplit(const RowTile& tile, int split, const float* queries, const Partial& state) const {
+  void RunSplit(const Task& task, int split, const float* queries, const Partial& state) const {
+    const RowTile& tile = *task.tile;
     const int dim = p_.cache.value_dim;
     std::fill_n(state.max, tile.rows, -std::numeric_limits<float>::infinity());
     std::fill_n(state.sum, tile.rows, 0.0F);
     std::fill_n(state.acc, int64_t{tile.rows} * dim, 0.0F);
-    const int end = std::min(Context(*tile.sequence, tile.first + tile.rows - 1), (split + 1) * kSplitTokens);
+    const int last = std::min(Context(tile), task.end * kSplitTokens);  // of the whole task, for prefetching
+    const int end = std::min(last, (split + 1) * kSplitTokens);
     for (int key = split * kSplitTokens; key < end; key += kKvBlockTokens) {
-      for (int row = 0; row < tile.rows; row += kTileRows) RunBlock(tile, key, row, queries, state);
+      int64_t next = key + kKvBlockTokens < last ? Block(tile, key + kKvBlockTokens) - Block(tile, key) : 0;
+      for (int row = 0; row < tile.rows; row += kTileRows) {
+        RunBlock(tile, key, row, next, queries, state);
+        next = 0;  // once is enough
+      }
     }
   }
 
+  const std::byte* Block(const RowTile& tile, int key) const {
+    return p_.cache.base + tile.sequence->block_table[key / kKvBlockTokens] * p_.cache.block_stride;
+  }
+
   // The keys from `key` to the end of their block against rows row .. row + kTileRows of the tile.
-  void RunBlock(const RowTile& tile, int key, int row, const float* queries, const Partial& state) const {
+  void RunBlock(const RowTile& tile, int key, int row, int64_t next, const float* queries,
+                const Partial& state) const {
     const KvLayer& cache = p_.cache;
     const int rows = std::min(kTileRows, tile.rows - row);
     int visible[kTileRows];
     for (int i = 0; i < rows; ++i) {
-      visible[i] = std::clamp(Context(*tile.sequence, tile.first + row + i) - key, 0, kKvBlockTokens);
+      visible[i] = std::clamp(Context(tile, row + i) - key, 0, kKvBlockTokens);
     }
     const int most = visible[rows - 1];  // contexts grow with the rows
     if (most == 0) return;
     const int64_t key_bytes = tensor::BytesOf(cache.dtype, cache.key_dim);
     const int64_t value_bytes = cache.shared ? key_bytes : tensor::BytesOf(cache.dtype, cache.value_dim);
     const int64_t line = int64_t{tile.kv_head} * kKvBlockTokens;
-    const std::byte* block =
-        cache.base + tile.sequence->block_table[key / kKvBlockTokens] * cache.block_stride;
+    const std::byte* block = Block(tile, key);
     const std::byte* keys = block + line * key_bytes;
     ctx_.kernels->attention({
         .q = queries + int64_t{row} * cache.key_dim,
@@ -234,6 +252,7 @@ class Plan {
         .key_stride = key_bytes,
         .values = cache.shared ? keys : block + cache.value_offset + line * value_bytes,
         .value_stride = value_bytes,
+        .next = next,
         .kv_dtype = cache.dtype,
         .rows = rows,
         .key_dim = cache.key_dim,
@@ -250,7 +269,7 @@ class Plan {
   void Merge(const RowTile& tile, int split, const Partial& part, const Partial& total) const {
     const int dim = p_.cache.value_dim;
     for (int i = 0; i < tile.rows; ++i) {
-      if (Context(*tile.sequence, tile.first + i) <= split * kSplitTokens) continue;
+      if (Context(tile, i) <= split * kSplitTokens) continue;
       const float max = std::max(total.max[i], part.max[i]);
       const float keep = std::exp(total.max[i] - max);
       const float add = std::exp(part.max[i] - max);

@@ -60,6 +60,7 @@ struct AttentionTile {
   int64_t key_stride;       // bytes
   const std::byte* values;  // [64][value_stride bytes], value_dim elements each; unseen ones are not read
   int64_t value_stride;     // bytes
+  int64_t next;             // bytes from these keys and values to those that will be asked for next, or 0
   tensor::DType kv_dtype;   // kF32 or kBF16
   int rows;                 // query rows, 1..64
   int key_dim;              // multiple of 8

@@ -37,7 +37,7 @@ inline V Dots(const float* q, int64_t q_stride, const T* keys, int64_t key_strid
     for (int j = 0; j < K; ++j) key[j] = Load(keys + j * key_stride + d);
 #pragma GCC unroll 16
     for (int i = 0; i < R; ++i) {
-      const V row = Load(q + i * q_stride + d);
+      const V row = InRegister(Load(q + i * q_stride + d));
 #pragma GCC unroll 16
       for (int j = 0; j < K; ++j) sum[j * R + i] = Fma(row, key[j], sum[j * R + i]);
     }
@@ -66,6 +66,7 @@ struct Group {
   alignas(64) int32_t visible[kLanes];
   alignas(64) int32_t key[kLanes];  // lane / R
   int keys;                         // seen by any row
+  int64_t ahead;                    // bytes from a key or value to the one to prefetch, or 0
 };
 
 // Folds lanes of the same row.
@@ -86,6 +87,14 @@ inline V SumOverKeys(V x) {
   return x;
 }
 
+// Asks for `count` elements from p on. Into the second-level cache: the first has the block that is worked
+// on.
+template <typename T>
+inline void Prefetch(const char* p, int count) {
+  for (int byte = 0; byte < count * static_cast<int>(sizeof(T)); byte += 64)
+    _mm_prefetch(p + byte, _MM_HINT_T1);
+}
+
 // Writes the scores into g->weights, -inf where not visible, and returns their maximum.
 template <int R, typename T>
 inline V Scores(const AttentionTile& t, int first, Group<R>* g) {
@@ -98,11 +107,19 @@ inline V Scores(const AttentionTile& t, int first, Group<R>* g) {
   V largest = nothing;
   for (int j = 0; j < g->keys; j += K) {
     const T* keys = reinterpret_cast<const T*>(t.keys) + j * key_stride;
+    if (g->ahead != 0) {
+#pragma GCC unroll 16
+      for (int i = 0; i < K; ++i) {
+        Prefetch<T>(reinterpret_cast<const char*>(keys + i * key_stride) + g->ahead, t.key_dim);
+      }
+    }
     const V dots = Dots<R>(q, t.q_stride, keys, key_stride, t.key_dim);
     const V seen = SelectLess(AddInts(lane_key, SetInts(j)), visible, dots, nothing);
     Store(g->weights + j * R, seen);
     largest = Max(largest, seen);
   }
+  // Softmax takes kLanes keys at a time.
+  for (int j = (g->keys + K - 1) / K * K; j % kLanes != 0; j += K) Store(g->weights + j * R, nothing);
   return MaxOverKeys<R>(largest);
 }
 
@@ -122,7 +139,6 @@ inline void Softmax(const AttentionTile& t, int first, int rows, V largest, Grou
   for (int j = 0; j < g->keys;) {
 #pragma GCC unroll 16
     for (int u = 0; u < R; ++u, j += K) {
-      if (j >= g->keys) break;
       float* w = g->weights + j * R;
       const V weight = SelectLess(AddInts(lane_key, SetInts(j)), visible, Exp(Sub(Load(w), base)), Zero());
       Store(w, weight);
@@ -145,9 +161,9 @@ inline void Softmax(const AttentionTile& t, int first, int rows, V largest, Grou
 }
 
 // acc = acc * keep + weights x values, for C registers of value dimensions (or `tail` < kLanes, C = 1).
-template <int R, int C, bool kTail, typename T>
+template <int R, int C, bool kTail, bool kAhead, typename T>
 inline void AddValues(const Group<R>& g, const T* values, int64_t value_stride, int rows, float* acc,
-                      int64_t acc_stride, int tail) {
+                      int64_t acc_stride, int tail, const char* ahead) {
   V sum[R * C];
 #pragma GCC unroll 16
   for (int i = 0; i < R; ++i) {
@@ -161,6 +177,10 @@ inline void AddValues(const Group<R>& g, const T* values, int64_t value_stride, 
   }
   const float* weights = g.weights;
   for (int j = 0; j < g.keys; ++j, weights += R, values += value_stride) {
+    if constexpr (kAhead) {
+      Prefetch<T>(ahead, C * kLanes);
+      ahead += C * kLanes * sizeof(T);
+    }
     V value[C];
 #pragma GCC unroll 16
     for (int c = 0; c < C; ++c) {
@@ -193,19 +213,25 @@ inline void AddValues(const Group<R>& g, const T* values, int64_t value_stride, 
 }
 
 // All value dimensions from d on, in strips of C registers, then narrower ones.
-template <int R, int C, typename T>
+template <int R, int C, bool kAhead, typename T>
 inline void AddAllValues(const AttentionTile& t, const Group<R>& g, int first, int rows, int d) {
   const T* values = reinterpret_cast<const T*>(t.values);
   const int64_t value_stride = t.value_stride / static_cast<int64_t>(sizeof(T));
   float* acc = t.acc + first * t.acc_stride;
+  // The next values are walked from front to back, not in strips as these: the processor's own prefetcher
+  // then takes them for a stream and helps.
+  const char* ahead = reinterpret_cast<const char*>(t.values) + g.ahead;
+  constexpr int64_t row = kRunKeys * sizeof(T);  // bytes of one dimension of all values
   for (; d + C * kLanes <= t.value_dim; d += C * kLanes) {
-    AddValues<R, C, false>(g, values + d, value_stride, rows, acc + d, t.acc_stride, 0);
+    AddValues<R, C, false, kAhead>(g, values + d, value_stride, rows, acc + d, t.acc_stride, 0,
+                                   ahead + d * row);
   }
   if constexpr (C > 1) {
-    AddAllValues<R, C / 2, T>(t, g, first, rows, d);
+    AddAllValues<R, C / 2, kAhead, T>(t, g, first, rows, d);
   } else if constexpr (kLanes > 8) {
     if (d < t.value_dim) {
-      AddValues<R, 1, true>(g, values + d, value_stride, rows, acc + d, t.acc_stride, t.value_dim - d);
+      AddValues<R, 1, true, kAhead>(g, values + d, value_stride, rows, acc + d, t.acc_stride, t.value_dim - d,
+                                    ahead + d * row);
     }
   }
 }
@@ -214,6 +240,7 @@ template <int R, typename T>
 inline void RunGroup(const AttentionTile& t, int first, int rows) {
   Group<R> g;
   g.keys = 0;
+  g.ahead = first == 0 ? t.next : 0;  // once a block
   for (int i = 0; i < kLanes; ++i) {
     const bool row = i % R < rows;
     g.max[i] = row ? t.max[first + i % R] : -__builtin_inff();
@@ -223,7 +250,11 @@ inline void RunGroup(const AttentionTile& t, int first, int rows) {
   }
   if (g.keys == 0) return;
   Softmax<R>(t, first, rows, Scores<R, T>(t, first, &g), &g);
-  AddAllValues<R, kLanes / R, T>(t, g, first, rows, 0);
+  if (g.ahead != 0 && t.values != t.keys) {
+    AddAllValues<R, kLanes / R, true, T>(t, g, first, rows, 0);
+  } else {
+    AddAllValues<R, kLanes / R, false, T>(t, g, first, rows, 0);
+  }
 }
 
 template <typename T>

@@ -31,6 +31,12 @@ inline V Load(const uint16_t* p) {
   const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
+/// Keeps a loaded value in a register where the compiler would rather load it again in every product: with two
+/// loads a cycle, those would be what limits a loop of FMAs.
+inline V InRegister(V x) {
+  asm("" : "+x"(x));
+  return x;
+}
 inline void Store(float* p, V x) { _mm256_storeu_ps(p, x); }
 
 /// The first n < 8 lanes; the others read as zero and are not written.

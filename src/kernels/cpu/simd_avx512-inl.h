@@ -31,6 +31,12 @@ inline V Load(const uint16_t* p) {
   const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
+/// Keeps a loaded value in a register where the compiler would rather load it again in every product: with two
+/// loads a cycle, those would be what limits a loop of FMAs.
+inline V InRegister(V x) {
+  asm("" : "+v"(x));
+  return x;
+}
 inline void Store(float* p, V x) { _mm512_storeu_ps(p, x); }
 
 /// The first n < 16 lanes; the others read as zero and are not written.

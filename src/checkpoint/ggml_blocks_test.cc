@@ -1,0 +1,69 @@
+#include "checkpoint/ggml_blocks.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <filesystem>
+
+#include "support/npz.h"
+
+namespace moesaic::checkpoint {
+namespace {
+
+using tensor::DType;
+
+std::string GoldensPath() {
+  return std::string(MOESAIC_SOURCE_DIR) + "/../shared/data/refs/ggml_quant_goldens.npz";
+}
+
+class GgmlBlocksTest : public testing::TestWithParam<DType> {};
+
+// Random blocks and their values as gguf-py, ggml's own Python package, dequantises them: bit for bit.
+TEST_P(GgmlBlocksTest, DequantisesExactlyAsGgml) {
+  if (!std::filesystem::exists(GoldensPath())) GTEST_SKIP() << GoldensPath() << " is missing";
+  const auto arrays = moesaic::testing::ReadNpz(GoldensPath());
+  const std::string name = tensor::DTypeName(GetParam());
+  const auto blocks = arrays.at(name + "_q").As<uint8_t>();
+  const auto expected = arrays.at(name + "_f32").As<float>();
+  ASSERT_EQ(static_cast<int64_t>(blocks.size()),
+            tensor::BytesOf(GetParam(), static_cast<int64_t>(expected.size())));
+  std::vector<float> values(expected.size());
+  DequantizeBlocks(GetParam(), reinterpret_cast<const std::byte*>(blocks.data()),
+                   static_cast<int64_t>(values.size()), values.data());
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (std::isnan(expected[i])) {
+      EXPECT_TRUE(std::isnan(values[i])) << name << " element " << i;
+    } else {
+      EXPECT_EQ(std::bit_cast<uint32_t>(values[i]), std::bit_cast<uint32_t>(expected[i]))
+          << name << " element " << i << ": " << values[i] << " and " << expected[i];
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, GgmlBlocksTest,
+                         testing::Values(DType::kBF16, DType::kQ4_0, DType::kQ4_1, DType::kQ5_0, DType::kQ5_1,
+                                         DType::kQ8_0, DType::kQ2K, DType::kQ3K, DType::kQ4K, DType::kQ5K,
+                                         DType::kQ6K),
+                         [](const auto& info) { return tensor::DTypeName(info.param); });
+
+// The FP8 tables by ml_dtypes, in the same archive.
+TEST(Fp8, EveryCodeIsExact) {
+  if (!std::filesystem::exists(GoldensPath())) GTEST_SKIP() << GoldensPath() << " is missing";
+  const auto arrays = moesaic::testing::ReadNpz(GoldensPath());
+  const auto e4m3 = arrays.at("F8_E4M3FN_f32").As<float>(), e5m2 = arrays.at("F8_E5M2_f32").As<float>();
+  for (int code = 0; code < 256; ++code) {
+    for (const auto& [value, expected] :
+         {std::pair(tensor::F8E4M3ToFloat(static_cast<uint8_t>(code)), e4m3[code]),
+          std::pair(tensor::F8E5M2ToFloat(static_cast<uint8_t>(code)), e5m2[code])}) {
+      if (std::isnan(expected)) {
+        EXPECT_TRUE(std::isnan(value)) << code;
+      } else {
+        EXPECT_EQ(std::bit_cast<uint32_t>(value), std::bit_cast<uint32_t>(expected)) << code;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace moesaic::checkpoint

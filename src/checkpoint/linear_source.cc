@@ -1,0 +1,356 @@
+#include "checkpoint/linear_source.h"
+
+#include <array>
+#include <cmath>
+#include <cstring>
+
+#include "checkpoint/ggml_blocks.h"
+
+namespace moesaic::checkpoint {
+namespace {
+
+using tensor::DType;
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+std::string ShapeText(std::span<const int64_t> shape) {
+  std::string text = "[";
+  for (size_t i = 0; i < shape.size(); ++i) text += (i > 0 ? ", " : "") + std::to_string(shape[i]);
+  return text + "]";
+}
+
+Status Misfit(const TensorEntry& entry, const std::string& expected) {
+  return InvalidArgument("{}: tensor {} must be {}, found {} {}", entry.file, entry.name, expected,
+                         tensor::DTypeName(entry.dtype), ShapeText(entry.shape));
+}
+
+bool IsFloat(DType dtype) { return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16; }
+
+// A tensor that belongs to a module, in one of the dtypes given and one of two shapes (a stray [1] for
+// scalars).
+StatusOr<const TensorEntry*> Part(const Checkpoint& checkpoint, const std::string& name,
+                                  std::initializer_list<DType> dtypes, std::vector<int64_t> shape) {
+  ASSIGN_OR_RETURN(const TensorEntry* entry, checkpoint.Expect(name, shape));
+  for (const DType dtype : dtypes) {
+    if (entry->dtype == dtype) return entry;
+  }
+  return Misfit(*entry, fmt::format("of dtype {}", tensor::DTypeName(*dtypes.begin())));
+}
+
+float ScalarAt(const TensorEntry& entry, int64_t index) {
+  const std::byte* at = entry.bytes.data() + tensor::BytesOf(entry.dtype, index);
+  uint16_t half = 0;
+  float full = 0;
+  switch (entry.dtype) {
+    case DType::kF32:
+      std::memcpy(&full, at, 4);
+      return full;
+    case DType::kF16:
+      std::memcpy(&half, at, 2);
+      return tensor::HalfToFloat(half);
+    case DType::kBF16:
+      std::memcpy(&half, at, 2);
+      return tensor::ToFloat(tensor::BF16{half});
+    case DType::kF8E4M3:
+      return tensor::F8E4M3ToFloat(static_cast<uint8_t>(*at));
+    default:
+      return std::nanf("");
+  }
+}
+
+// A module's scalar tensor, stored as [] or [1].
+StatusOr<float> ReadScalar(const Checkpoint& checkpoint, const std::string& name) {
+  const TensorEntry* entry = checkpoint.Find(name);
+  if (entry == nullptr) return NotFound("{}: tensor {} is missing", checkpoint.path(), name);
+  if (entry->shape.size() > 1 || (entry->shape.size() == 1 && entry->shape[0] != 1) ||
+      !IsFloat(entry->dtype)) {
+    return Misfit(*entry, "one floating-point number");
+  }
+  const float value = ScalarAt(*entry, 0);
+  if (!std::isfinite(value) || value <= 0) {
+    return DataLoss("{}: tensor {} must be positive and finite, found {}", entry->file, name, value);
+  }
+  return value;
+}
+
+// The scale tensor of a "tensor" strategy is [1] or [], of "channel" [out, 1], and so on.
+StatusOr<const TensorEntry*> Scale(const Checkpoint& checkpoint, const LinearSource& source,
+                                   const std::string& name) {
+  const TensorEntry* entry = checkpoint.Find(name);
+  if (entry == nullptr) return NotFound("{}: tensor {} is missing", checkpoint.path(), name);
+  const int64_t rows = CeilDiv(source.out, source.block_rows), cols = CeilDiv(source.in, source.block_cols);
+  const std::vector<int64_t> expected = {rows, cols};
+  const bool scalar =
+      rows * cols == 1 && (entry->shape.empty() || (entry->shape.size() == 1 && entry->shape[0] == 1));
+  const bool column = cols == 1 && entry->shape.size() == 1 && entry->shape[0] == rows;
+  if (!scalar && !column && entry->shape != expected) return Misfit(*entry, ShapeText(expected));
+  if (!IsFloat(entry->dtype)) return Misfit(*entry, "F32, F16 or BF16");
+  return entry;
+}
+
+Status SetBlocks(const QuantGroup& group, LinearSource* source) {
+  if (group.strategy == "tensor") {
+    source->block_rows = source->out;
+    source->block_cols = source->in;
+  } else if (group.strategy == "channel") {
+    source->block_cols = source->in;
+  } else if (group.strategy == "group" || group.strategy == "tensor_group") {
+    if (group.group_size < 1)
+      return InvalidArgument("\"group_size\" must be positive, found {}", group.group_size);
+    source->block_cols = group.group_size;
+  } else if (group.strategy == "block") {
+    source->block_rows = group.block_rows;
+    source->block_cols = group.block_cols;
+  } else {
+    return Unimplemented("weight strategy \"{}\" is not supported", group.strategy);
+  }
+  return OkStatus();
+}
+
+Status FindInt8(const Checkpoint& checkpoint, const QuantGroup& group, LinearSource* source) {
+  const std::string& module = source->module;
+  if (group.strategy != "channel" && group.strategy != "tensor") {
+    return Unimplemented("int8 weights must have strategy \"channel\" or \"tensor\", found \"{}\"",
+                         group.strategy);
+  }
+  if (!group.symmetric) return Unimplemented("asymmetric int8 weights are not supported");
+  source->scheme = WeightScheme::kInt8Channel;
+  ASSIGN_OR_RETURN(source->weight,
+                   Part(checkpoint, module + ".weight", {DType::kI8}, {source->out, source->in}));
+  ASSIGN_OR_RETURN(source->scale, Scale(checkpoint, *source, module + ".weight_scale"));
+  source->dynamic_activations = group.int8_activations && group.dynamic_activations;
+  if (group.int8_activations && !group.dynamic_activations) {
+    ASSIGN_OR_RETURN(source->input_scale, ReadScalar(checkpoint, module + ".input_scale"));
+  }
+  return OkStatus();
+}
+
+Status FindInt4(const Checkpoint& checkpoint, const QuantGroup& group, LinearSource* source) {
+  const std::string& module = source->module;
+  if (group.num_bits != 4)
+    return Unimplemented("pack-quantized weights must have 4 bits, found {}", group.num_bits);
+  if (group.int8_activations) return Unimplemented("int4 weights with int8 activations are not supported");
+  source->scheme = WeightScheme::kInt4Packed;
+  const int64_t words = CeilDiv(source->in, 8);
+  const int64_t groups = CeilDiv(source->in, source->block_cols);
+  ASSIGN_OR_RETURN(source->weight,
+                   Part(checkpoint, module + ".weight_packed", {DType::kI32}, {source->out, words}));
+  ASSIGN_OR_RETURN(source->scale, Scale(checkpoint, *source, module + ".weight_scale"));
+  ASSIGN_OR_RETURN(const TensorEntry* shape, Part(checkpoint, module + ".weight_shape", {DType::kI64}, {2}));
+  std::array<int64_t, 2> stored{};
+  std::memcpy(stored.data(), shape->bytes.data(), sizeof(stored));
+  if (stored[0] != source->out || stored[1] != source->in) {
+    return InvalidArgument("{}: tensor {} must hold [{}, {}], found {}", shape->file, shape->name,
+                           source->out, source->in, ShapeText(stored));
+  }
+  if (!group.symmetric) {
+    ASSIGN_OR_RETURN(source->zero_point, Part(checkpoint, module + ".weight_zero_point", {DType::kI32},
+                                              {CeilDiv(source->out, 8), groups}));
+  }
+  if (checkpoint.Has(module + ".weight_g_idx")) {
+    ASSIGN_OR_RETURN(source->group_index,
+                     Part(checkpoint, module + ".weight_g_idx", {DType::kI32}, {source->in}));
+    std::vector<int32_t> index(static_cast<size_t>(source->in));
+    std::memcpy(index.data(), source->group_index->bytes.data(), index.size() * 4);
+    for (const int32_t g : index) {
+      if (g < 0 || g >= groups) {
+        return InvalidArgument("{}: tensor {} must hold groups in [0, {}), found {}",
+                               source->group_index->file, source->group_index->name, groups, g);
+      }
+    }
+  }
+  return OkStatus();
+}
+
+Status FindNvfp4(const Checkpoint& checkpoint, const QuantGroup& group, LinearSource* source) {
+  const std::string& module = source->module;
+  if (group.group_size != 16) return Unimplemented("NVFP4 has groups of 16, found {}", group.group_size);
+  if (source->in % 16 != 0)
+    return InvalidArgument("NVFP4 needs inputs in multiples of 16, found {}", source->in);
+  source->scheme = WeightScheme::kNvfp4;
+  ASSIGN_OR_RETURN(source->weight,
+                   Part(checkpoint, module + ".weight_packed", {DType::kU8}, {source->out, source->in / 2}));
+  ASSIGN_OR_RETURN(source->scale, Part(checkpoint, module + ".weight_scale", {DType::kF8E4M3},
+                                       {source->out, source->in / 16}));
+  ASSIGN_OR_RETURN(source->global_scale, ReadScalar(checkpoint, module + ".weight_global_scale"));
+  return OkStatus();
+}
+
+Status FindFp8(const Checkpoint& checkpoint, const std::string& scale, LinearSource* source) {
+  source->scheme = WeightScheme::kFp8Block;
+  ASSIGN_OR_RETURN(source->weight,
+                   Part(checkpoint, source->module + ".weight", {DType::kF8E4M3}, {source->out, source->in}));
+  ASSIGN_OR_RETURN(source->scale, Scale(checkpoint, *source, scale));
+  return OkStatus();
+}
+
+Status FindCompressed(const Checkpoint& checkpoint, const QuantGroup& group, LinearSource* source) {
+  RETURN_IF_ERROR(SetBlocks(group, source));
+  if (group.format == "int-quantized" || (group.format == "naive-quantized" && group.type == "int")) {
+    return FindInt8(checkpoint, group, source);
+  }
+  if (group.format == "pack-quantized") return FindInt4(checkpoint, group, source);
+  if (group.format == "nvfp4-pack-quantized") return FindNvfp4(checkpoint, group, source);
+  if (group.format == "float-quantized" || (group.format == "naive-quantized" && group.num_bits == 8)) {
+    return FindFp8(checkpoint, source->module + ".weight_scale", source);
+  }
+  return Unimplemented("compressed-tensors format \"{}\" is not supported", group.format);
+}
+
+Status FindPlain(const Checkpoint& checkpoint, LinearSource* source) {
+  const std::vector<int64_t> shape = {source->out, source->in};
+  ASSIGN_OR_RETURN(source->weight, checkpoint.Expect(source->module + ".weight", shape));
+  const tensor::BlockSize block = tensor::BlockOf(source->weight->dtype);
+  const bool readable =
+      IsFloat(source->weight->dtype) || source->weight->dtype == DType::kF64 || block.elements > 1;
+  if (!readable) {
+    return Misfit(*source->weight,
+                  "a floating-point or ggml block type (or described by \"quantization_config\")");
+  }
+  return OkStatus();
+}
+
+// Rows are read one at a time; each of these fills `out` [in] with row `row`.
+
+void ReadFp8Row(const LinearSource& source, int64_t row, float* out) {
+  static const std::array<float, 256> kValues = [] {
+    std::array<float, 256> values{};
+    for (int i = 0; i < 256; ++i) values[i] = tensor::F8E4M3ToFloat(static_cast<uint8_t>(i));
+    return values;
+  }();
+  const std::byte* in = source.weight->bytes.data() + row * source.in;
+  const int64_t blocks = CeilDiv(source.in, source.block_cols);
+  for (int64_t block = 0; block < blocks; ++block) {
+    const float scale = ScalarAt(*source.scale, row / source.block_rows * blocks + block);
+    const int64_t end = std::min(source.in, (block + 1) * source.block_cols);
+    for (int64_t i = block * source.block_cols; i < end; ++i)
+      out[i] = kValues[static_cast<uint8_t>(in[i])] * scale;
+  }
+}
+
+void ReadInt8Row(const LinearSource& source, int64_t row, float* out) {
+  const std::byte* in = source.weight->bytes.data() + row * source.in;
+  const float scale = ScalarAt(*source.scale, row / source.block_rows);
+  for (int64_t i = 0; i < source.in; ++i) out[i] = static_cast<float>(static_cast<int8_t>(in[i])) * scale;
+}
+
+void ReadInt4Row(const LinearSource& source, int64_t row, float* out) {
+  const int64_t words = CeilDiv(source.in, 8);
+  const int64_t groups = CeilDiv(source.in, source.block_cols);
+  const std::byte* in = source.weight->bytes.data() + row * words * 4;
+  std::vector<float> scale(static_cast<size_t>(groups));
+  std::vector<int> zero(static_cast<size_t>(groups), 8);
+  for (int64_t g = 0; g < groups; ++g) {
+    scale[g] = ScalarAt(*source.scale, row * groups + g);
+    if (source.zero_point != nullptr) {
+      uint32_t word = 0;
+      std::memcpy(&word, source.zero_point->bytes.data() + (row / 8 * groups + g) * 4, 4);
+      zero[g] = static_cast<int>(word >> (4 * (row % 8)) & 15U);
+    }
+  }
+  for (int64_t i = 0; i < source.in; ++i) {
+    uint32_t word = 0;
+    std::memcpy(&word, in + i / 8 * 4, 4);
+    int64_t g = i / source.block_cols;
+    if (source.group_index != nullptr) {
+      int32_t index = 0;
+      std::memcpy(&index, source.group_index->bytes.data() + i * 4, 4);
+      g = index;
+    }
+    out[i] = static_cast<float>(static_cast<int>(word >> (4 * (i % 8)) & 15U) - zero[g]) * scale[g];
+  }
+}
+
+void ReadNvfp4Row(const LinearSource& source, int64_t row, float* out) {
+  static constexpr float kE2M1[16] = {0.0F,  0.5F,  1.0F,  1.5F,  2.0F,  3.0F,  4.0F,  6.0F,
+                                      -0.0F, -0.5F, -1.0F, -1.5F, -2.0F, -3.0F, -4.0F, -6.0F};
+  const std::byte* in = source.weight->bytes.data() + row * source.in / 2;
+  for (int64_t g = 0; g < source.in / 16; ++g) {
+    const float scale = ScalarAt(*source.scale, row * (source.in / 16) + g) / source.global_scale;
+    for (int64_t i = 0; i < 8; ++i) {
+      const auto pair = static_cast<uint8_t>(in[g * 8 + i]);
+      out[g * 16 + 2 * i] = kE2M1[pair & 15U] * scale;
+      out[g * 16 + 2 * i + 1] = kE2M1[pair >> 4U] * scale;
+    }
+  }
+}
+
+}  // namespace
+
+StatusOr<LinearSource> Checkpoint::FindLinear(const std::string& module, int64_t out, int64_t in) const {
+  LinearSource source;
+  source.module = module;
+  source.out = out;
+  source.in = in;
+  source.scheme = WeightScheme::kPlain;
+  const TensorEntry* weight = Find(module + ".weight");
+  const bool plain = weight != nullptr && weight->dtype != DType::kF8E4M3 && weight->dtype != DType::kI8;
+  if (plain || quant_ == nullptr || quant_->method == QuantConfig::Method::kNone) {
+    RETURN_IF_ERROR(FindPlain(*this, &source));
+    return source;
+  }
+  if (quant_->method == QuantConfig::Method::kFp8Blocks) {
+    source.block_rows = quant_->block_rows;
+    source.block_cols = quant_->block_cols;
+    RETURN_IF_ERROR(FindFp8(*this, module + ".weight_scale_inv", &source));
+    return source;
+  }
+  const QuantGroup* group = quant_->GroupOf(module);
+  if (group == nullptr) {
+    if (weight == nullptr && !Has(module + ".weight_packed")) {
+      return NotFound("{}: tensor {}.weight is missing", path(), module);
+    }
+    return InvalidArgument("{}: {} is stored quantized, but \"quantization_config\" has no group for it",
+                           path(), module);
+  }
+  if (Status status = FindCompressed(*this, *group, &source); !status.ok()) {
+    return status.code() == StatusCode::kUnimplemented
+               ? Annotate(status, fmt::format("{}: {}", path(), module))
+               : status;
+  }
+  return source;
+}
+
+Status Checkpoint::ReadLinearRows(const LinearSource& source, int64_t first, int64_t count,
+                                  std::span<float> out) const {
+  if (first < 0 || count < 0 || first + count > source.out || std::ssize(out) < count * source.in) {
+    return InvalidArgument("{}: rows [{}, {}) of {} rows can't be read", source.module, first, first + count,
+                           source.out);
+  }
+  if (source.scheme == WeightScheme::kPlain) return ReadRows(*source.weight, first, count, out);
+  for (int64_t row = 0; row < count; ++row) {
+    float* to = out.data() + row * source.in;
+    switch (source.scheme) {
+      case WeightScheme::kFp8Block:
+        ReadFp8Row(source, first + row, to);
+        break;
+      case WeightScheme::kInt8Channel:
+        ReadInt8Row(source, first + row, to);
+        break;
+      case WeightScheme::kInt4Packed:
+        ReadInt4Row(source, first + row, to);
+        break;
+      case WeightScheme::kNvfp4:
+        ReadNvfp4Row(source, first + row, to);
+        break;
+      case WeightScheme::kPlain:
+        break;
+    }
+  }
+  return OkStatus();
+}
+
+Status Checkpoint::ReadLinearRowsI8(const LinearSource& source, int64_t first, int64_t count,
+                                    std::span<int8_t> out, std::span<float> scales) const {
+  if (source.scheme != WeightScheme::kInt8Channel || first < 0 || first + count > source.out ||
+      std::ssize(out) < count * source.in || std::ssize(scales) < count) {
+    return InvalidArgument("{}: int8 rows [{}, {}) can't be read", source.module, first, first + count);
+  }
+  std::memcpy(out.data(), source.weight->bytes.data() + first * source.in,
+              static_cast<size_t>(count * source.in));
+  for (int64_t row = 0; row < count; ++row)
+    scales[row] = ScalarAt(*source.scale, (first + row) / source.block_rows);
+  return OkStatus();
+}
+
+}  // namespace moesaic::checkpoint

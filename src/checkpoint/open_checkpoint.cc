@@ -1,0 +1,189 @@
+#include "checkpoint/open_checkpoint.h"
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <sstream>
+
+#include "checkpoint/gguf_checkpoint.h"
+#include "checkpoint/packed_file.h"
+#include "checkpoint/safetensors.h"
+#include "runtime/memory.h"
+
+namespace moesaic::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using runtime::MappedFile;
+
+constexpr char kConfig[] = "config.json";
+constexpr char kIndex[] = "model.safetensors.index.json";
+constexpr char kSingle[] = "model.safetensors";
+// No config, tokenizer or template comes near this; a larger file is not read into memory.
+constexpr uintmax_t kMaxTextBytes = uintmax_t{256} << 20;
+
+StatusOr<std::string> ReadFile(const fs::path& path) {
+  std::error_code error;
+  const uintmax_t size = fs::file_size(path, error);
+  if (error) return NotFound("{}: {}", path.string(), error.message());
+  if (size > kMaxTextBytes)
+    return InvalidArgument("{}: a text file of {} bytes is too large", path.string(), size);
+  std::ifstream in(path, std::ios::binary);
+  std::string text(size, '\0');
+  if (!in.read(text.data(), static_cast<std::streamsize>(size)))
+    return IoError("{}: can't be read", path.string());
+  return text;
+}
+
+StatusOr<json> ParseJson(const std::string& text, const std::string& file) {
+  json value = json::parse(text, nullptr, /*allow_exceptions=*/false, /*ignore_comments=*/false);
+  if (!value.is_object()) return DataLoss("{}: not a JSON object", file);
+  return value;
+}
+
+class HubCheckpoint : public Checkpoint {
+ public:
+  HubCheckpoint(fs::path path, std::string container)
+      : path_(path.string()), container_(std::move(container)) {}
+
+  const json& config() const override { return config_; }
+  const std::string& path() const override { return path_; }
+  std::string container() const override { return container_; }
+  const std::vector<TensorEntry>& tensors() const override { return tensors_; }
+
+  std::optional<std::string> ReadText(const std::string& file) const override {
+    if (const auto found = texts_.find(file); found != texts_.end()) return found->second;
+    if (folder_.empty() || file.find('/') != std::string::npos || !fs::exists(folder_ / file))
+      return std::nullopt;
+    StatusOr<std::string> text = ReadFile(folder_ / file);
+    if (!text.ok()) return std::nullopt;
+    return *std::move(text);
+  }
+
+  Status ReadConfig(const fs::path& folder) {
+    folder_ = folder;
+    ASSIGN_OR_RETURN(const std::string text, ReadFile(folder / kConfig));
+    ASSIGN_OR_RETURN(config_, ParseJson(text, (folder / kConfig).string()));
+    return OkStatus();
+  }
+
+  // Maps one safetensors file and takes its tensors in.
+  Status AddFile(const fs::path& file) {
+    ASSIGN_OR_RETURN(std::shared_ptr<const MappedFile> mapped, MappedFile::Open(file.string()));
+    ASSIGN_OR_RETURN(Safetensors parsed, ParseSafetensors(mapped->bytes(), file.filename().string()));
+    tensors_.insert(tensors_.end(), std::make_move_iterator(parsed.tensors.begin()),
+                    std::make_move_iterator(parsed.tensors.end()));
+    files_.push_back(std::move(mapped));
+    metadata_ = std::move(parsed.metadata);
+    return OkStatus();
+  }
+
+  Status AddShards(const fs::path& index_path) {
+    ASSIGN_OR_RETURN(const std::string text, ReadFile(index_path));
+    ASSIGN_OR_RETURN(const json index, ParseJson(text, index_path.string()));
+    const auto map = index.find("weight_map");
+    if (map == index.end() || !map->is_object()) {
+      return DataLoss("{}: \"weight_map\" must be an object", index_path.string());
+    }
+    std::set<std::string> shards;
+    for (const auto& [name, shard] : map->items()) {
+      if (!shard.is_string() || shard.get<std::string>().find('/') != std::string::npos) {
+        return DataLoss("{}: tensor {} must name a file of this folder, found {}", index_path.string(), name,
+                        shard.dump());
+      }
+      shards.insert(shard.get<std::string>());
+    }
+    for (const std::string& shard : shards) RETURN_IF_ERROR(AddFile(index_path.parent_path() / shard));
+    RETURN_IF_ERROR(Sort());
+    for (const auto& [name, shard] : map->items()) {
+      const TensorEntry* entry = Find(name);
+      if (entry == nullptr || entry->file != shard.get<std::string>()) {
+        return DataLoss("{}: tensor {} must stand in {}, found in {}", index_path.string(), name,
+                        shard.get<std::string>(), entry == nullptr ? "no file" : entry->file);
+      }
+    }
+    return OkStatus();
+  }
+
+  Status Sort() {
+    std::sort(tensors_.begin(), tensors_.end(),
+              [](const TensorEntry& a, const TensorEntry& b) { return a.name < b.name; });
+    for (size_t i = 1; i < tensors_.size(); ++i) {
+      if (tensors_[i].name == tensors_[i - 1].name) {
+        return DataLoss("{}: tensor {} stands in {} and in {}", path_, tensors_[i].name, tensors_[i - 1].file,
+                        tensors_[i].file);
+      }
+    }
+    return OkStatus();
+  }
+
+  // A packed file brings its config and texts in its metadata.
+  Status TakePackedTexts() {
+    const auto config = metadata_.find(kConfig);
+    if (config == metadata_.end()) return DataLoss("{}: the packed file has no config.json inside", path_);
+    ASSIGN_OR_RETURN(config_, ParseJson(config->second, path_ + ": config.json"));
+    texts_ = std::move(metadata_);
+    return OkStatus();
+  }
+
+ private:
+  std::string path_, container_;
+  fs::path folder_;
+  json config_ = json::object();
+  std::vector<TensorEntry> tensors_;
+  std::vector<std::shared_ptr<const MappedFile>> files_;
+  std::map<std::string, std::string> metadata_, texts_;
+};
+
+StatusOr<std::unique_ptr<Checkpoint>> OpenFolder(const fs::path& folder) {
+  auto checkpoint = std::make_unique<HubCheckpoint>(folder, "safetensors");
+  if (!fs::exists(folder / kConfig))
+    return NotFound("{}: there is no config.json in this folder", folder.string());
+  RETURN_IF_ERROR(checkpoint->ReadConfig(folder));
+  if (fs::exists(folder / kIndex)) {
+    RETURN_IF_ERROR(checkpoint->AddShards(folder / kIndex));
+  } else if (fs::exists(folder / kSingle)) {
+    RETURN_IF_ERROR(checkpoint->AddFile(folder / kSingle));
+    RETURN_IF_ERROR(checkpoint->Sort());
+  }
+  return std::unique_ptr<Checkpoint>(std::move(checkpoint));
+}
+
+StatusOr<std::unique_ptr<Checkpoint>> OpenFile(const fs::path& file) {
+  if (file.extension() == ".json") {  // a config alone, for `inspect`
+    auto checkpoint = std::make_unique<HubCheckpoint>(file, "config");
+    ASSIGN_OR_RETURN(const std::string text, ReadFile(file));
+    if (file.filename() != kConfig)
+      return InvalidArgument("{}: expected a file named config.json", file.string());
+    RETURN_IF_ERROR(checkpoint->ReadConfig(file.parent_path()));
+    return std::unique_ptr<Checkpoint>(std::move(checkpoint));
+  }
+  ASSIGN_OR_RETURN(std::shared_ptr<const MappedFile> mapped, MappedFile::Open(file.string()));
+  if (mapped->bytes().size() >= 4 && std::memcmp(mapped->bytes().data(), "GGUF", 4) == 0) {
+    return OpenGguf(std::move(mapped));
+  }
+  const bool packed = PackedFile::Is(file.string());
+  auto checkpoint = std::make_unique<HubCheckpoint>(file, packed ? "moesaic" : "safetensors");
+  RETURN_IF_ERROR(checkpoint->AddFile(file));
+  RETURN_IF_ERROR(checkpoint->Sort());
+  if (packed) {
+    RETURN_IF_ERROR(checkpoint->TakePackedTexts());
+  } else if (fs::exists(file.parent_path() / kConfig)) {
+    RETURN_IF_ERROR(checkpoint->ReadConfig(file.parent_path()));
+  }
+  return std::unique_ptr<Checkpoint>(std::move(checkpoint));
+}
+
+}  // namespace
+
+StatusOr<std::unique_ptr<Checkpoint>> OpenContainer(const std::string& path) {
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (!fs::exists(status)) return NotFound("{}: no such file or folder", path);
+  return fs::is_directory(status) ? OpenFolder(path) : OpenFile(path);
+}
+
+}  // namespace moesaic::checkpoint

@@ -1,0 +1,198 @@
+#include "checkpoint/packed_file.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <filesystem>
+#include <map>
+
+#include "base/check.h"
+#include "checkpoint/safetensors.h"
+#include "runtime/atomic_file.h"
+
+namespace moesaic::checkpoint {
+namespace {
+
+using nlohmann::json;
+
+constexpr char kFormatName[] = "moesaic-packed";
+constexpr char kFormatVersion[] = "1";
+// The header begins with these bytes, so that one look tells a packed file.
+constexpr char kHeaderStart[] = R"({"__metadata__":{"format":"moesaic-packed","version":")";
+constexpr int64_t kDataAlignment =
+    4096;  // of the first region: a page, so that regions never share it with the header
+constexpr int64_t kRegionAlignment = 64;
+
+int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+std::string MakeHeader(const std::vector<PackedRegion>& regions,
+                       const std::vector<std::pair<std::string, std::string>>& metadata) {
+  using nlohmann::ordered_json;
+  ordered_json info;
+  info["format"] = kFormatName;
+  info["version"] = kFormatVersion;
+  json layouts = json::array();
+  for (const PackedRegion& region : regions) {
+    layouts.push_back({{"name", region.name}, {"bytes", region.bytes}, {"layout", region.layout}});
+  }
+  info["regions"] = layouts.dump();
+  for (const auto& [key, value] : metadata) info[key] = value;
+  ordered_json header;
+  header["__metadata__"] = std::move(info);
+  int64_t offset = 0;
+  for (const PackedRegion& region : regions) {
+    const int64_t bytes = RoundUp(region.bytes, kRegionAlignment);
+    header[region.name] = {{"dtype", "U8"}, {"shape", {bytes}}, {"data_offsets", {offset, offset + bytes}}};
+    offset += bytes;
+  }
+  std::string text = header.dump(-1, ' ', false, json::error_handler_t::replace);
+  text.resize(static_cast<size_t>(RoundUp(static_cast<int64_t>(text.size()) + 8, kDataAlignment) - 8), ' ');
+  return text;
+}
+
+class FileWriter : public PackedWriter {
+ public:
+  FileWriter(std::unique_ptr<runtime::AtomicFile> file, std::vector<PackedRegion> regions)
+      : file_(std::move(file)), regions_(std::move(regions)) {}
+
+  Status Append(size_t index, std::span<const std::byte> bytes) override {
+    MOESAIC_CHECK_LT(index, regions_.size());
+    while (region_ < index) RETURN_IF_ERROR(EndRegion());
+    MOESAIC_CHECK_EQ(region_, index);
+    written_ += std::ssize(bytes);
+    MOESAIC_CHECK_LE(written_, regions_[index].bytes);
+    return file_->Write(bytes.data(), bytes.size());
+  }
+
+  Status Finish() override {
+    while (region_ < regions_.size()) RETURN_IF_ERROR(EndRegion());
+    return file_->Commit();
+  }
+
+ private:
+  // Pads the region to its alignment and goes to the next.
+  Status EndRegion() {
+    static constexpr std::array<std::byte, kRegionAlignment> kZeros{};
+    const int64_t bytes = regions_[region_].bytes;
+    MOESAIC_CHECK_EQ(written_, bytes);
+    ++region_;
+    written_ = 0;
+    return file_->Write(kZeros.data(), static_cast<size_t>(RoundUp(bytes, kRegionAlignment) - bytes));
+  }
+
+  std::unique_ptr<runtime::AtomicFile> file_;
+  std::vector<PackedRegion> regions_;
+  size_t region_ = 0;
+  int64_t written_ = 0;  // bytes of the current region
+};
+
+class MappedPackedFile : public PackedFile {
+ public:
+  static StatusOr<std::shared_ptr<const PackedFile>> Make(std::shared_ptr<const runtime::MappedFile> file) {
+    auto result = std::make_shared<MappedPackedFile>();
+    ASSIGN_OR_RETURN(result->safetensors_, ParseSafetensors(file->bytes(), file->path()));
+    result->file_ = std::move(file);
+    RETURN_IF_ERROR(result->ReadRegions());
+    return std::shared_ptr<const PackedFile>(std::move(result));
+  }
+
+  StatusOr<std::string> Metadata(const std::string& key) const override {
+    const auto found = safetensors_.metadata.find(key);
+    if (found == safetensors_.metadata.end()) return NotFound("{}: no metadata \"{}\"", file_->path(), key);
+    return found->second;
+  }
+
+  const std::vector<PackedRegion>& regions() const override { return regions_; }
+
+  StatusOr<std::span<const std::byte>> Region(const std::string& name) const override {
+    const auto found = places_.find(name);
+    if (found == places_.end()) return NotFound("{}: region {} is missing", file_->path(), name);
+    return found->second.bytes;
+  }
+
+  StatusOr<const PackedRegion*> Describe(const std::string& name) const override {
+    const auto found = places_.find(name);
+    if (found == places_.end()) return NotFound("{}: region {} is missing", file_->path(), name);
+    return &regions_[found->second.index];
+  }
+
+ private:
+  struct Place {
+    size_t index;
+    std::span<const std::byte> bytes;
+  };
+
+  Status ReadRegions() {
+    ASSIGN_OR_RETURN(const std::string format, Metadata("format"));
+    ASSIGN_OR_RETURN(const std::string version, Metadata("version"));
+    if (format != kFormatName)
+      return InvalidArgument("{}: format must be {}, found {}", file_->path(), kFormatName, format);
+    if (version != kFormatVersion) {
+      return Unimplemented("{}: packed format version must be {}, found {}; convert the checkpoint again",
+                           file_->path(), kFormatVersion, version);
+    }
+    ASSIGN_OR_RETURN(const std::string text, Metadata("regions"));
+    const json list = json::parse(text, nullptr, /*allow_exceptions=*/false);
+    if (!list.is_array()) return DataLoss("{}: metadata \"regions\" must be a list", file_->path());
+    std::map<std::string, std::span<const std::byte>> stored;
+    for (const TensorEntry& entry : safetensors_.tensors) stored[entry.name] = entry.bytes;
+    for (const json& item : list) RETURN_IF_ERROR(ReadRegion(item, stored));
+    return OkStatus();
+  }
+
+  Status ReadRegion(const json& item, const std::map<std::string, std::span<const std::byte>>& stored) {
+    if (!item.is_object() || !item.contains("name") || !item["name"].is_string() || !item.contains("bytes") ||
+        !item["bytes"].is_number_unsigned() || !item.contains("layout")) {
+      return DataLoss("{}: a region needs \"name\", \"bytes\" and \"layout\", found {}", file_->path(),
+                      item.dump(-1, ' ', false, json::error_handler_t::replace).substr(0, 80));
+    }
+    PackedRegion region{item["name"].get<std::string>(), item["layout"], item["bytes"].get<int64_t>()};
+    const auto found = stored.find(region.name);
+    if (found == stored.end()) return DataLoss("{}: region {} is missing", file_->path(), region.name);
+    const std::span<const std::byte> bytes = found->second;
+    if (region.bytes < 0 || RoundUp(region.bytes, kRegionAlignment) != std::ssize(bytes)) {
+      return DataLoss("{}: region {} must have {} bytes, found {}", file_->path(), region.name, region.bytes,
+                      bytes.size());
+    }
+    if (reinterpret_cast<uintptr_t>(bytes.data()) % kRegionAlignment != 0) {
+      return DataLoss("{}: region {} is not 64-byte aligned", file_->path(), region.name);
+    }
+    places_[region.name] = {regions_.size(), bytes.first(static_cast<size_t>(region.bytes))};
+    regions_.push_back(std::move(region));
+    return OkStatus();
+  }
+
+  std::shared_ptr<const runtime::MappedFile> file_;
+  Safetensors safetensors_;
+  std::vector<PackedRegion> regions_;
+  std::map<std::string, Place> places_;
+};
+
+}  // namespace
+
+StatusOr<std::unique_ptr<PackedWriter>> PackedWriter::Create(
+    const std::string& path, std::vector<PackedRegion> regions,
+    const std::vector<std::pair<std::string, std::string>>& metadata) {
+  const std::string header = MakeHeader(regions, metadata);
+  ASSIGN_OR_RETURN(std::unique_ptr<runtime::AtomicFile> file, runtime::AtomicFile::Create(path));
+  const uint64_t length = header.size();
+  RETURN_IF_ERROR(file->Write(&length, sizeof(length)));
+  RETURN_IF_ERROR(file->Write(header.data(), header.size()));
+  return std::unique_ptr<PackedWriter>(std::make_unique<FileWriter>(std::move(file), std::move(regions)));
+}
+
+StatusOr<std::shared_ptr<const PackedFile>> PackedFile::Open(const std::string& path) {
+  ASSIGN_OR_RETURN(std::shared_ptr<const runtime::MappedFile> file, runtime::MappedFile::Open(path));
+  return MappedPackedFile::Make(std::move(file));
+}
+
+bool PackedFile::Is(const std::string& path) {
+  if (!std::filesystem::is_regular_file(path)) return false;
+  const auto file = runtime::MappedFile::Open(path);
+  if (!file.ok()) return false;
+  constexpr size_t kLength = sizeof(kHeaderStart) - 1;
+  const auto bytes = (*file)->bytes();
+  return bytes.size() > 8 + kLength && std::memcmp(bytes.data() + 8, kHeaderStart, kLength) == 0;
+}
+
+}  // namespace moesaic::checkpoint

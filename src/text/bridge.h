@@ -1,0 +1,31 @@
+// The C++ side of the Rust bridge: its errors become statuses, its vectors strings. For this room only.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "base/status.h"
+#include "text_bridge.h"
+
+namespace moesaic::text {
+
+inline rust::Slice<const uint8_t> Bytes(std::string_view text) {
+  return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
+}
+
+inline std::string ToString(const rust::Vec<uint8_t>& bytes) {
+  return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+}
+
+/// Runs `body`, which calls the bridge and returns a value; the bridge's errors become InvalidArgument.
+template <typename Body>
+auto Bridged(Body&& body) -> StatusOr<decltype(body())> {
+  try {
+    return std::forward<Body>(body)();
+  } catch (const std::exception& error) {
+    return InvalidArgument("{}", error.what());
+  }
+}
+
+}  // namespace moesaic::text

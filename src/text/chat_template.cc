@@ -1,0 +1,131 @@
+#include "text/chat_template.h"
+
+#include <nlohmann/json.hpp>
+
+#include "text/bridge.h"
+#include "text/file.h"
+#include "text/tokenizer_config.h"
+
+namespace moesaic::text {
+
+using Json = nlohmann::ordered_json;
+
+struct ChatTemplate::Compiled {
+  rust::Box<bridge::Template> bridge;
+  std::string source;
+};
+
+namespace {
+
+template <typename Compiled>
+StatusOr<std::shared_ptr<const Compiled>> Compile(std::string_view source) {
+  return Bridged([&] {
+    return std::shared_ptr<const Compiled>(
+        new Compiled{bridge::template_from_source(Bytes(source)), std::string(source)});
+  });
+}
+
+/// Adds `"name": value` to the members of a JSON object; `value` is JSON text from outside, so it must be one
+/// value.
+Status AddMember(std::string* members, const std::string& name, std::string_view value) {
+  if (!Json::accept(value)) return InvalidArgument("{} is not JSON", name);
+  if (!members->empty()) *members += ',';
+  *members += Json(name).dump();
+  *members += ':';
+  *members += value;
+  return OkStatus();
+}
+
+/// Adds the members of the JSON object `object`, after those that are there.
+Status AddMembers(std::string* members, std::string_view object) {
+  if (!Json::accept(object)) return InvalidArgument("the template's variables are not JSON");
+  const size_t open = object.find_first_not_of(" \t\r\n");
+  const size_t close = object.find_last_of('}');
+  if (object[open] != '{') return InvalidArgument("the template's variables are not a JSON object");
+  const std::string_view inner = object.substr(open + 1, close - open - 1);
+  if (inner.find_first_not_of(" \t\r\n") == std::string_view::npos) return OkStatus();
+  if (!members->empty()) *members += ',';
+  *members += inner;
+  return OkStatus();
+}
+
+template <typename Compiled>
+StatusOr<std::string> RenderWith(const Compiled& compiled, std::string_view variables,
+                                 const RenderOptions& options, bool aliases) {
+  return Bridged([&] {
+    return ToString(compiled.bridge->render(Bytes(variables), options.mutation == Mutation::kAllowed,
+                                            options.now.value_or(-1), aliases));
+  });
+}
+
+}  // namespace
+
+StatusOr<ChatTemplate> ChatTemplate::FromSource(std::string_view source) {
+  ChatTemplate made;
+  ASSIGN_OR_RETURN(made.default_, Compile<Compiled>(source));
+  return made;
+}
+
+StatusOr<ChatTemplate> ChatTemplate::FromConfig(std::string_view tokenizer_config_json) {
+  ASSIGN_OR_RETURN(const TokenizerConfig config, TokenizerConfig::Parse(tokenizer_config_json));
+  const auto default_template = config.chat_templates.find("default");
+  if (default_template == config.chat_templates.end()) {
+    return NotFound("tokenizer_config.json: no \"chat_template\"");
+  }
+  ASSIGN_OR_RETURN(ChatTemplate made, FromSource(default_template->second));
+  if (const auto tools = config.chat_templates.find("tool_use"); tools != config.chat_templates.end()) {
+    ASSIGN_OR_RETURN(made.tool_use_, Compile<Compiled>(tools->second));
+  }
+  for (const auto& [role, text] : config.roles) made.SetToken(role, text);
+  return made;
+}
+
+StatusOr<ChatTemplate> ChatTemplate::FromFolder(const std::filesystem::path& folder) {
+  std::string config = "{}";
+  if (StatusOr<std::string> bytes = ReadFile(folder / "tokenizer_config.json"); bytes.ok()) config = *bytes;
+  StatusOr<std::string> source = ReadFile(folder / "chat_template.jinja");
+  if (!source.ok()) {
+    if (StatusOr<std::string> file = ReadFile(folder / "chat_template.json"); file.ok()) {
+      const Json json = Json::parse(*file, nullptr, false);
+      if (!json.is_object() || !json.contains("chat_template") || !json["chat_template"].is_string()) {
+        return InvalidArgument("{}: no \"chat_template\"", (folder / "chat_template.json").string());
+      }
+      source = json["chat_template"].get<std::string>();
+    }
+  }
+  StatusOr<ChatTemplate> made = source.ok() ? FromSource(*source) : FromConfig(config);
+  if (!made.ok()) return Annotate(made.status(), folder.string());
+  if (source.ok()) {
+    ASSIGN_OR_RETURN(const TokenizerConfig parsed, TokenizerConfig::Parse(config));
+    for (const auto& [role, text] : parsed.roles) made->SetToken(role, text);
+  }
+  return made;
+}
+
+void ChatTemplate::SetToken(std::string name, std::string text) {
+  std::erase_if(tokens_, [&](const auto& token) { return token.first == name; });
+  tokens_.emplace_back(std::move(name), std::move(text));
+}
+
+StatusOr<std::string> ChatTemplate::Render(const ChatInput& input, const RenderOptions& options) const {
+  std::string members;
+  for (const auto& [name, text] : tokens_) RETURN_IF_ERROR(AddMember(&members, name, Json(text).dump()));
+  RETURN_IF_ERROR(AddMember(&members, "messages", input.messages_json));
+  RETURN_IF_ERROR(AddMember(&members, "tools", input.tools_json.empty() ? "null" : input.tools_json));
+  RETURN_IF_ERROR(
+      AddMember(&members, "documents", input.documents_json.empty() ? "null" : input.documents_json));
+  RETURN_IF_ERROR(
+      AddMember(&members, "add_generation_prompt", input.add_generation_prompt ? "true" : "false"));
+  if (!input.variables_json.empty()) RETURN_IF_ERROR(AddMembers(&members, input.variables_json));
+  const bool tools = !input.tools_json.empty() && tool_use_ != nullptr;
+  return RenderWith(tools ? *tool_use_ : *default_, "{" + members + "}", options, true);
+}
+
+StatusOr<std::string> ChatTemplate::RenderVariables(std::string_view variables_json,
+                                                    const RenderOptions& options) const {
+  return RenderWith(*default_, variables_json, options, false);
+}
+
+const std::string& ChatTemplate::source() const { return default_->source; }
+
+}  // namespace moesaic::text

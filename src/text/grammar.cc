@@ -1,0 +1,97 @@
+#include "text/grammar.h"
+
+#include "text/bridge.h"
+#include "text/tokenizer_impl.h"
+
+namespace moesaic::text {
+namespace {
+
+const char* KindName(GrammarKind kind) {
+  switch (kind) {
+    case GrammarKind::kJsonSchema:
+      return "json_schema";
+    case GrammarKind::kRegex:
+      return "regex";
+    case GrammarKind::kLark:
+      return "lark";
+  }
+  return "lark";
+}
+
+Status Done(const StatusOr<bool>& done) { return done.status(); }
+
+}  // namespace
+
+struct Grammar::Impl {
+  rust::Box<bridge::Matching> bridge;
+};
+
+Grammar::Grammar(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Grammar::~Grammar() = default;
+Grammar::Grammar(Grammar&&) noexcept = default;
+Grammar& Grammar::operator=(Grammar&&) noexcept = default;
+
+Status Grammar::ComputeMask(std::span<uint32_t> mask) {
+  return Done(Bridged([&] {
+    impl_->bridge->mask(rust::Slice<uint32_t>(mask.data(), mask.size()));
+    return true;
+  }));
+}
+
+Status Grammar::Commit(int32_t id) {
+  return Done(Bridged([&] {
+    impl_->bridge->commit(id);
+    return true;
+  }));
+}
+
+StatusOr<size_t> Grammar::CountValid(std::span<const int32_t> ids) {
+  return Bridged(
+      [&] { return impl_->bridge->count_valid(rust::Slice<const int32_t>(ids.data(), ids.size())); });
+}
+
+Status Grammar::Rollback(size_t count) {
+  return Done(Bridged([&] {
+    impl_->bridge->rollback(count);
+    return true;
+  }));
+}
+
+StatusOr<std::vector<int32_t>> Grammar::ForcedTokens() {
+  return Bridged([&] {
+    const rust::Vec<int32_t> ids = impl_->bridge->forced();
+    return std::vector<int32_t>(ids.begin(), ids.end());
+  });
+}
+
+StatusOr<bool> Grammar::IsAccepting() {
+  return Bridged([&] { return impl_->bridge->accepting(); });
+}
+
+bool Grammar::IsStopped() const { return impl_->bridge->stopped(); }
+
+StatusOr<Grammar> Grammar::Fork() const {
+  return Bridged([&] { return Grammar(std::unique_ptr<Impl>(new Impl{impl_->bridge->fork()})); });
+}
+
+struct GrammarCompiler::Impl {
+  rust::Box<bridge::GrammarFactory> bridge;
+};
+
+StatusOr<GrammarCompiler> GrammarCompiler::Create(const Tokenizer& tokenizer,
+                                                  std::span<const int32_t> end_ids) {
+  return Bridged([&] {
+    const rust::Slice<const int32_t> ends(end_ids.data(), end_ids.size());
+    return GrammarCompiler(
+        std::shared_ptr<const Impl>(new Impl{bridge::new_grammar_factory(*tokenizer.impl().bridge, ends)}));
+  });
+}
+
+StatusOr<Grammar> GrammarCompiler::Compile(GrammarKind kind, std::string_view source) const {
+  return Bridged([&] {
+    return Grammar(std::unique_ptr<Grammar::Impl>(
+        new Grammar::Impl{impl_->bridge->compile(KindName(kind), Bytes(source))}));
+  });
+}
+
+}  // namespace moesaic::text

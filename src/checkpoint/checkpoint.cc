@@ -97,6 +97,10 @@ Status Checkpoint::ReadRows(const TensorEntry& entry, int64_t first, int64_t cou
     return InvalidArgument("{}: rows [{}, {}) of tensor {}, which has {}, can't be read", entry.file, first,
                            first + count, entry.name, rows);
   }
+  if (entry.rows != nullptr) {
+    entry.rows->Read(first, count, out.data());
+    return OkStatus();
+  }
   const int64_t elements = count * columns;
   switch (entry.dtype) {
     case DType::kF64:

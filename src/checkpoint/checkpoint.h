@@ -19,13 +19,22 @@
 
 namespace moesaic::checkpoint {
 
+/// Reads the rows of a tensor that its file has in another order than the Hub, or in two parts.
+class RowReader {
+ public:
+  virtual ~RowReader() = default;
+  /// Rows [first, first + count), which exist, as f32. Any thread may call it.
+  virtual void Read(int64_t first, int64_t count, float* out) const = 0;
+};
+
 /// One stored tensor, in place.
 struct TensorEntry {
   std::string name;  // Hub name, e.g. "model.layers.0.self_attn.q_a_proj.weight"
   tensor::DType dtype;
-  std::vector<int64_t> shape;        // Hub order: [out, in]
-  std::span<const std::byte> bytes;  // mapped, not yet read
-  std::string file;                  // for messages
+  std::vector<int64_t> shape;                       // Hub order: [out, in]
+  std::span<const std::byte> bytes;                 // mapped, not yet read
+  std::string file;                                 // for messages
+  std::shared_ptr<const RowReader> rows = nullptr;  // null: `bytes` are the rows, one after the other
 };
 
 /// How the weight of a linear layer is stored. Read* below undo all of them.

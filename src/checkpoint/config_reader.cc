@@ -3,16 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "checkpoint/json_text.h"
+
 namespace moesaic::checkpoint {
 namespace {
-
-// The value as a message shows it: long ones cut.
-std::string Shown(const nlohmann::json& value) {
-  constexpr size_t kLongest = 60;
-  std::string text = value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  if (text.size() > kLongest) text = text.substr(0, kLongest) + "...";
-  return text;
-}
 
 std::string Listed(const std::vector<std::string>& names) {
   std::string text;
@@ -20,11 +14,18 @@ std::string Listed(const std::vector<std::string>& names) {
   return text;
 }
 
+// Unsigned numbers beyond int64 would wrap around.
+bool IsIntIn(const nlohmann::json& value, int64_t low, int64_t high) {
+  if (!value.is_number_integer()) return false;
+  if (value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) return false;
+  return value.get<int64_t>() >= low && value.get<int64_t>() <= high;
+}
+
 }  // namespace
 
 ConfigReader::ConfigReader(const nlohmann::json& object, std::string file)
     : object_(object), file_(std::move(file)) {
-  if (!object_.is_object()) Fail(fmt::format("must be a JSON object, found {}", Shown(object_)));
+  if (!object_.is_object()) Fail(fmt::format("must be a JSON object, found {}", ShownJson(object_)));
 }
 
 bool ConfigReader::Has(const std::string& key) const {
@@ -50,10 +51,8 @@ int64_t ConfigReader::IntOr(const std::string& key, int64_t low, int64_t high, i
   read_.insert(key);
   if (!Has(key)) return fallback;
   const nlohmann::json& value = object_[key];
-  const bool fits = value.is_number_integer() && (!value.is_number_unsigned() ||
-                                                  value.get<uint64_t>() <= static_cast<uint64_t>(INT64_MAX));
-  if (!fits || value.get<int64_t>() < low || value.get<int64_t>() > high) {
-    Fail(fmt::format("\"{}\" must be an integer in [{}, {}], found {}", key, low, high, Shown(value)));
+  if (!IsIntIn(value, low, high)) {
+    Fail(fmt::format("\"{}\" must be an integer in [{}, {}], found {}", key, low, high, ShownJson(value)));
     return std::clamp(fallback, low, high);
   }
   return value.get<int64_t>();
@@ -74,7 +73,7 @@ double ConfigReader::NumberOr(const std::string& key, double low, double high, d
   const nlohmann::json& value = object_[key];
   const double number = value.is_number() ? value.get<double>() : NAN;
   if (!(number >= low && number <= high)) {  // also false for NaN
-    Fail(fmt::format("\"{}\" must be a number in [{:g}, {:g}], found {}", key, low, high, Shown(value)));
+    Fail(fmt::format("\"{}\" must be a number in [{:g}, {:g}], found {}", key, low, high, ShownJson(value)));
     return fallback;
   }
   return number;
@@ -85,7 +84,7 @@ bool ConfigReader::BoolOr(const std::string& key, bool fallback) {
   if (!Has(key)) return fallback;
   const nlohmann::json& value = object_[key];
   if (!value.is_boolean()) {
-    Fail(fmt::format("\"{}\" must be true or false, found {}", key, Shown(value)));
+    Fail(fmt::format("\"{}\" must be true or false, found {}", key, ShownJson(value)));
     return fallback;
   }
   return value.get<bool>();
@@ -96,7 +95,7 @@ std::string ConfigReader::StringOr(const std::string& key, const std::string& fa
   if (!Has(key)) return fallback;
   const nlohmann::json& value = object_[key];
   if (!value.is_string()) {
-    Fail(fmt::format("\"{}\" must be a string, found {}", key, Shown(value)));
+    Fail(fmt::format("\"{}\" must be a string, found {}", key, ShownJson(value)));
     return fallback;
   }
   return value.get<std::string>();
@@ -110,12 +109,12 @@ std::vector<int64_t> ConfigReader::IntsOr(const std::string& key, int64_t low, i
   std::vector<int64_t> numbers;
   bool fits = value.is_array();
   for (size_t i = 0; fits && i < value.size(); ++i) {
-    fits = value[i].is_number_integer() && value[i].get<int64_t>() >= low && value[i].get<int64_t>() <= high;
+    fits = IsIntIn(value[i], low, high);
     if (fits) numbers.push_back(value[i].get<int64_t>());
   }
   if (!fits) {
-    Fail(
-        fmt::format("\"{}\" must be a list of integers in [{}, {}], found {}", key, low, high, Shown(value)));
+    Fail(fmt::format("\"{}\" must be a list of integers in [{}, {}], found {}", key, low, high,
+                     ShownJson(value)));
     return fallback;
   }
   return numbers;
@@ -126,7 +125,7 @@ const nlohmann::json* ConfigReader::Object(const std::string& key) {
   if (!Has(key)) return nullptr;
   const nlohmann::json& value = object_[key];
   if (!value.is_object()) {
-    Fail(fmt::format("\"{}\" must be an object, found {}", key, Shown(value)));
+    Fail(fmt::format("\"{}\" must be an object, found {}", key, ShownJson(value)));
     return nullptr;
   }
   return &value;
@@ -139,7 +138,7 @@ void ConfigReader::OnlyString(const std::string& key, const std::vector<std::str
   if (!value.is_string() ||
       std::find(allowed.begin(), allowed.end(), value.get<std::string>()) == allowed.end()) {
     Fail(fmt::format("\"{}\" must be {}{}, found {}", key, allowed.size() > 1 ? "one of " : "",
-                     Listed(allowed), Shown(value)));
+                     Listed(allowed), ShownJson(value)));
   }
 }
 

@@ -22,7 +22,7 @@ class GgmlBlocksTest : public testing::TestWithParam<DType> {};
 // Random blocks and their values as gguf-py, ggml's own Python package, dequantises them: bit for bit.
 TEST_P(GgmlBlocksTest, DequantisesExactlyAsGgml) {
   if (!std::filesystem::exists(GoldensPath())) GTEST_SKIP() << GoldensPath() << " is missing";
-  const auto arrays = moesaic::testing::ReadNpz(GoldensPath());
+  const auto arrays = test_support::ReadNpz(GoldensPath());
   const std::string name = tensor::DTypeName(GetParam());
   const auto blocks = arrays.at(name + "_q").As<uint8_t>();
   const auto expected = arrays.at(name + "_f32").As<float>();
@@ -50,7 +50,7 @@ INSTANTIATE_TEST_SUITE_P(Types, GgmlBlocksTest,
 // The FP8 tables by ml_dtypes, in the same archive.
 TEST(Fp8, EveryCodeIsExact) {
   if (!std::filesystem::exists(GoldensPath())) GTEST_SKIP() << GoldensPath() << " is missing";
-  const auto arrays = moesaic::testing::ReadNpz(GoldensPath());
+  const auto arrays = test_support::ReadNpz(GoldensPath());
   const auto e4m3 = arrays.at("F8_E4M3FN_f32").As<float>(), e5m2 = arrays.at("F8_E5M2_f32").As<float>();
   for (int code = 0; code < 256; ++code) {
     for (const auto& [value, expected] :

@@ -1,5 +1,6 @@
 #include "checkpoint/gguf.h"
 
+#include <algorithm>
 #include <cstring>
 #include <set>
 
@@ -157,6 +158,16 @@ StatusOr<GgufMetadata::Value> ReadValue(Cursor& in) {
   return value;
 }
 
+// ggml's types that are not read, for messages.
+std::string OtherType(uint32_t number) {
+  static const std::map<uint32_t, const char*> kNames = {
+      {9, "Q8_1"},    {15, "Q8_K"},  {16, "IQ2_XXS"}, {17, "IQ2_XS"}, {18, "IQ3_XXS"}, {19, "IQ1_S"},
+      {20, "IQ4_NL"}, {21, "IQ3_S"}, {22, "IQ2_S"},   {23, "IQ4_XS"}, {29, "IQ1_M"},   {34, "TQ1_0"},
+      {35, "TQ2_0"},  {39, "MXFP4"}, {40, "NVFP4"},   {41, "Q1_0"}};
+  const auto found = kNames.find(number);
+  return found == kNames.end() ? fmt::format("number {}", number) : found->second;
+}
+
 // ggml's type numbers (enum ggml_type of ggml.h).
 StatusOr<DType> TypeOf(uint32_t number) {
   switch (number) {
@@ -198,8 +209,8 @@ StatusOr<DType> TypeOf(uint32_t number) {
       return DType::kBF16;
     default:
       return Unimplemented(
-          "ggml type {} is not supported (F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and Q2_K to Q6_K are)",
-          number);
+          "type must be F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or Q2_K to Q6_K, found {}",
+          OtherType(number));
   }
 }
 
@@ -246,6 +257,19 @@ StatusOr<uint64_t> Alignment(const GgufMetadata& metadata, const std::string& fi
     return DataLoss("{}: \"general.alignment\" must be a power of two, found {}", file, alignment);
   }
   return static_cast<uint64_t>(alignment);
+}
+
+Status CheckApart(const std::vector<TensorEntry>& tensors) {
+  std::vector<const TensorEntry*> order;
+  for (const TensorEntry& entry : tensors) order.push_back(&entry);
+  std::sort(order.begin(), order.end(),
+            [](const TensorEntry* a, const TensorEntry* b) { return a->bytes.data() < b->bytes.data(); });
+  for (size_t i = 1; i < order.size(); ++i) {
+    const std::span<const std::byte> before = order[i - 1]->bytes;
+    if (before.data() + before.size() <= order[i]->bytes.data()) continue;
+    return DataLoss("{}: tensors {} and {} overlap", order[i]->file, order[i - 1]->name, order[i]->name);
+  }
+  return OkStatus();
 }
 
 }  // namespace
@@ -295,6 +319,9 @@ StatusOr<GgufFile> ParseGguf(std::span<const std::byte> bytes, const std::string
   ASSIGN_OR_RETURN(const uint32_t magic, in.Read<uint32_t>());
   if (magic != kMagic) return DataLoss("{}: a GGUF file begins with \"GGUF\"", file);
   ASSIGN_OR_RETURN(const uint32_t version, in.Read<uint32_t>());
+  if (version == 0x02000000 || version == 0x03000000) {
+    return Unimplemented("{}: must be little-endian, found a big-endian GGUF file", file);
+  }
   if (version != 2 && version != 3)
     return Unimplemented("{}: GGUF version must be 2 or 3, found {}", file, version);
   ASSIGN_OR_RETURN(const uint64_t tensors, in.Read<uint64_t>());
@@ -331,6 +358,7 @@ StatusOr<GgufFile> ParseGguf(std::span<const std::byte> bytes, const std::string
     info.entry.bytes = bytes.subspan(start + info.offset, info.size);
     result.tensors.push_back(std::move(info.entry));
   }
+  RETURN_IF_ERROR(CheckApart(result.tensors));
   return result;
 }
 

@@ -5,21 +5,18 @@
 #include <filesystem>
 #include <map>
 
-#include "checkpoint/ggml_blocks.h"
+#include "checkpoint/gguf_rows.h"
 
 namespace moesaic::checkpoint {
 namespace {
 
 using nlohmann::json;
-using runtime::Buffer;
-using tensor::DType;
-
-std::string Shown(const std::vector<int64_t>& shape) { return json(shape).dump(); }
+using runtime::MappedFile;
 
 class GgufCheckpoint : public Checkpoint {
  public:
-  GgufCheckpoint(std::string path, std::shared_ptr<const runtime::MappedFile> file)
-      : path_(std::move(path)), file_(std::move(file)) {}
+  GgufCheckpoint(std::string path, std::vector<std::shared_ptr<const MappedFile>> files)
+      : path_(std::move(path)), files_(std::move(files)) {}
 
   const json& config() const override { return config_; }
   const std::string& path() const override { return path_; }
@@ -37,47 +34,43 @@ class GgufCheckpoint : public Checkpoint {
     const std::string name = std::filesystem::path(path_).filename().string();
     ASSIGN_OR_RETURN(config_, ConfigFromGguf(gguf, name));
     for (TensorEntry& entry : gguf.tensors) {
-      if (entry.name == "rope_freqs.weight") {
-        return Unimplemented(
-            "{}: tensor rope_freqs.weight (Llama 3's rope scaling) is not supported in GGUF; "
-            "use the Hugging Face folder",
-            name);
-      }
-      ASSIGN_OR_RETURN(entry.name, HubName(entry.name, name));
+      if (entry.name == "rope_freqs.weight") continue;  // ConfigFromGguf reads it
+      ASSIGN_OR_RETURN(entry.name, HubName(entry.name, entry.file));
       RETURN_IF_ERROR(Add(std::move(entry)));
     }
-    RETURN_IF_ERROR(JoinKvHalves());
+    RETURN_IF_ERROR(JoinHalves());
     metadata_ = std::move(gguf.metadata);
-    std::sort(tensors_.begin(), tensors_.end(),
-              [](const TensorEntry& a, const TensorEntry& b) { return a.name < b.name; });
-    return OkStatus();
+    return Sort();
   }
 
  private:
   Status Add(TensorEntry entry) {
-    if (entry.name.ends_with(".k_b.weight") || entry.name.ends_with(".v_b.weight")) {
+    if (entry.name.ends_with(".self_attn.k_b.weight") || entry.name.ends_with(".self_attn.v_b.weight")) {
       halves_[entry.name] = std::move(entry);
       return OkStatus();
     }
     if (entry.name.find("{}") != std::string::npos) return AddStack(entry);
-    const bool llama = config_["model_type"] == "llama";
-    if (llama && entry.name.ends_with(".q_proj.weight"))
-      return Unpermute(std::move(entry), "num_attention_heads");
-    if (llama && entry.name.ends_with(".k_proj.weight"))
-      return Unpermute(std::move(entry), "num_key_value_heads");
+    const bool q = entry.name.find(".self_attn.q_proj.") != std::string::npos;
+    const bool k = entry.name.find(".self_attn.k_proj.") != std::string::npos;
+    if (config_["model_type"] == "llama" && (q || k)) {
+      const auto heads = config_[q ? "num_attention_heads" : "num_key_value_heads"].get<int64_t>();
+      ASSIGN_OR_RETURN(entry, UndoRotaryOrder(std::move(entry), heads));
+    }
     tensors_.push_back(std::move(entry));
     return OkStatus();
   }
 
   // [experts, out, in] becomes one tensor an expert, in place.
   Status AddStack(const TensorEntry& stack) {
-    if (stack.shape.size() != 3) {
-      return InvalidArgument("{}: tensor {} must be [experts, out, in], found {}", stack.file, stack.name,
-                             Shown(stack.shape));
+    const char* key = config_.contains("n_routed_experts") ? "n_routed_experts" : "num_experts";
+    const int64_t experts = config_.contains(key) ? config_[key].get<int64_t>() : 0;
+    if (stack.shape.size() != 3 || stack.shape[0] != experts) {
+      return InvalidArgument("{}: tensor {} must be [{}, out, in], found {}", stack.file, stack.name, experts,
+                             json(stack.shape).dump());
     }
     const size_t at = stack.name.find("{}");
-    const size_t bytes = stack.bytes.size() / static_cast<size_t>(stack.shape[0]);
-    for (int64_t e = 0; e < stack.shape[0]; ++e) {
+    const size_t bytes = stack.bytes.size() / static_cast<size_t>(experts);
+    for (int64_t e = 0; e < experts; ++e) {
       TensorEntry expert = stack;
       expert.name = stack.name.substr(0, at) + std::to_string(e) + stack.name.substr(at + 2);
       expert.shape = {stack.shape[1], stack.shape[2]};
@@ -87,117 +80,106 @@ class GgufCheckpoint : public Checkpoint {
     return OkStatus();
   }
 
-  // llama.cpp's converter interleaves the two halves of each head's rows for its rotary embedding; Hub
-  // checkpoints have them one after the other. Whole rows move, so that blocks keep their values; the copy
-  // costs their size.
-  Status Unpermute(TensorEntry entry, const char* heads_key) {
-    const auto heads = config_[heads_key].get<int64_t>();
-    if (entry.shape.size() != 2 || entry.shape[0] % (2 * heads) != 0) {
-      return InvalidArgument("{}: tensor {} must have rows in multiples of {}, found {}", entry.file,
-                             entry.name, 2 * heads, Shown(entry.shape));
-    }
-    const int64_t half = entry.shape[0] / heads / 2;
-    const size_t row_bytes = entry.bytes.size() / static_cast<size_t>(entry.shape[0]);
-    ASSIGN_OR_RETURN(Buffer rows, Buffer::Allocate(entry.bytes.size(), /*huge=*/false));
-    for (int64_t head = 0; head < heads; ++head) {
-      for (int64_t i = 0; i < half; ++i) {
-        for (int64_t part = 0; part < 2; ++part) {
-          const auto from = static_cast<size_t>(head * 2 * half + 2 * i + part);
-          const auto to = static_cast<size_t>(head * 2 * half + part * half + i);
-          std::memcpy(rows.data() + to * row_bytes, entry.bytes.data() + from * row_bytes, row_bytes);
-        }
-      }
-    }
-    entry.bytes = {rows.data(), entry.bytes.size()};
-    owned_.push_back(std::move(rows));
-    tensors_.push_back(std::move(entry));
-    return OkStatus();
-  }
-
-  // Newer files store kv_b_proj as k_b [heads, latent, nope], transposed, and v_b [heads, v, latent]. The Hub
-  // has rows [heads][nope, then v] of `latent` values: put together in f32.
-  Status JoinKvHalves() {
-    for (const auto& [name, k] : halves_) {
-      if (!name.ends_with(".k_b.weight")) continue;
+  // The halves of kv_b_proj belong together. Files of a time between have both them and kv_b_proj itself.
+  Status JoinHalves() {
+    for (const auto& [name, half] : halves_) {
+      const bool is_k = name.ends_with("k_b.weight");
       const std::string prefix = name.substr(0, name.size() - std::strlen("k_b.weight"));
-      const auto found = halves_.find(prefix + "v_b.weight");
-      if (found == halves_.end()) return NotFound("{}: tensor {} has no v_b beside it", k.file, name);
-      RETURN_IF_ERROR(Join(prefix + "kv_b_proj.weight", k, found->second));
-    }
-    return OkStatus();
-  }
-
-  Status Join(const std::string& name, const TensorEntry& k, const TensorEntry& v) {
-    if (!config_.contains("kv_lora_rank"))
-      return InvalidArgument("{}: tensor {} is for MLA only", k.file, k.name);
-    const auto heads = config_["num_attention_heads"].get<int64_t>(),
-               latent = config_["kv_lora_rank"].get<int64_t>();
-    const auto nope = config_["qk_nope_head_dim"].get<int64_t>(),
-               v_dim = config_["v_head_dim"].get<int64_t>();
-    const std::vector<int64_t> k_shape = {heads, latent, nope}, v_shape = {heads, v_dim, latent};
-    if (k.shape != k_shape || v.shape != v_shape) {
-      return InvalidArgument("{}: tensors {} and v_b must be {} and {}, found {} and {}", k.file, k.name,
-                             Shown(k_shape), Shown(v_shape), Shown(k.shape), Shown(v.shape));
-    }
-    std::vector<float> part(static_cast<size_t>(latent * nope));
-    ASSIGN_OR_RETURN(
-        Buffer joined,
-        Buffer::Allocate(static_cast<size_t>(heads * (nope + v_dim) * latent) * sizeof(float), false));
-    const TensorEntry* halves[] = {&k, &v};
-    for (const TensorEntry* half : halves) {
-      if (!IsReadable(*half))
-        return InvalidArgument("{}: tensor {} must be of a floating-point or block type", half->file,
-                               half->name);
-    }
-    for (int64_t h = 0; h < heads; ++h) {
-      float* out = joined.as<float>() + h * (nope + v_dim) * latent;
-      DequantizeBlocks(k.dtype, k.bytes.data() + tensor::BytesOf(k.dtype, h * latent * nope), latent * nope,
-                       part.data());
-      for (int64_t i = 0; i < nope; ++i) {
-        for (int64_t j = 0; j < latent; ++j) out[i * latent + j] = part[static_cast<size_t>(j * nope + i)];
+      const auto other = halves_.find(prefix + (is_k ? "v_b.weight" : "k_b.weight"));
+      if (other == halves_.end()) {
+        return NotFound("{}: tensor {} has no {}_b beside it", half.file, name, is_k ? "v" : "k");
       }
-      DequantizeBlocks(v.dtype, v.bytes.data() + tensor::BytesOf(v.dtype, h * v_dim * latent), v_dim * latent,
-                       out + nope * latent);
+      const std::string joined = prefix + "kv_b_proj.weight";
+      const bool whole = std::any_of(tensors_.begin(), tensors_.end(),
+                                     [&](const TensorEntry& entry) { return entry.name == joined; });
+      if (!is_k || whole) continue;
+      if (!config_.contains("kv_lora_rank")) {
+        return InvalidArgument("{}: tensor {} is for multi-head latent attention only", half.file, name);
+      }
+      const KvExpansion sizes{config_["num_attention_heads"], config_["qk_nope_head_dim"],
+                              config_["v_head_dim"], config_["kv_lora_rank"]};
+      ASSIGN_OR_RETURN(TensorEntry entry, JoinKvExpansion(half, other->second, sizes, joined));
+      tensors_.push_back(std::move(entry));
     }
-    tensors_.push_back(
-        {name, DType::kF32, {heads * (nope + v_dim), latent}, {joined.data(), joined.size()}, k.file});
-    owned_.push_back(std::move(joined));
     return OkStatus();
   }
 
-  static bool IsReadable(const TensorEntry& entry) {
-    const bool scalar =
-        entry.dtype == DType::kF32 || entry.dtype == DType::kF16 || entry.dtype == DType::kBF16;
-    return scalar || tensor::BlockOf(entry.dtype).elements > 1;
+  Status Sort() {
+    std::sort(tensors_.begin(), tensors_.end(),
+              [](const TensorEntry& a, const TensorEntry& b) { return a.name < b.name; });
+    const auto same = [](const TensorEntry& a, const TensorEntry& b) { return a.name == b.name; };
+    const auto twice = std::adjacent_find(tensors_.begin(), tensors_.end(), same);
+    if (twice == tensors_.end()) return OkStatus();
+    return DataLoss("{}: tensor {} stands twice (also in {})", twice->file, twice->name, (twice + 1)->file);
   }
 
   std::string path_;
-  std::shared_ptr<const runtime::MappedFile> file_;  // null when the bytes belong to the caller
+  std::vector<std::shared_ptr<const MappedFile>> files_;  // empty when the bytes belong to the caller
   json config_;
   GgufMetadata metadata_;
   std::vector<TensorEntry> tensors_;
   std::map<std::string, TensorEntry> halves_;  // k_b and v_b
-  std::vector<Buffer> owned_;                  // tensors that could not stay in place
 };
 
-StatusOr<std::unique_ptr<Checkpoint>> Build(std::span<const std::byte> bytes, const std::string& path,
-                                            std::shared_ptr<const runtime::MappedFile> file) {
-  ASSIGN_OR_RETURN(GgufFile gguf, ParseGguf(bytes, std::filesystem::path(path).filename().string()));
-  auto checkpoint = std::make_unique<GgufCheckpoint>(path, std::move(file));
-  RETURN_IF_ERROR(checkpoint->Build(std::move(gguf)));
-  return std::unique_ptr<Checkpoint>(std::move(checkpoint));
+std::string FileName(const std::string& path) { return std::filesystem::path(path).filename().string(); }
+
+// The path of part `part` of a model whose first part is `path`: "...-00001-of-00003.gguf".
+StatusOr<std::string> PartPath(const std::string& path, int64_t part, int64_t parts) {
+  const std::string suffix = fmt::format("-{:05}-of-{:05}.gguf", 1, parts);
+  if (!path.ends_with(suffix)) {
+    return InvalidArgument("{}: the first of {} parts must be named ...{}", path, parts, suffix);
+  }
+  return fmt::format("{}-{:05}-of-{:05}.gguf", path.substr(0, path.size() - suffix.size()), part + 1, parts);
+}
+
+// Large models come in parts, of which the first has the metadata.
+Status AddParts(GgufFile* first, std::vector<std::shared_ptr<const MappedFile>>* files) {
+  const std::string path = files->front()->path();
+  const int64_t parts = first->metadata.Int("split.count").value_or(1);
+  const int64_t number = first->metadata.Int("split.no").value_or(0);
+  if (parts < 1 || parts > 65535 || number != 0) {
+    return InvalidArgument("{}: this is part {} of {}; open the first one", path, number + 1, parts);
+  }
+  for (int64_t part = 1; part < parts; ++part) {
+    ASSIGN_OR_RETURN(const std::string part_path, PartPath(path, part, parts));
+    ASSIGN_OR_RETURN(std::shared_ptr<const MappedFile> file, MappedFile::Open(part_path));
+    ASSIGN_OR_RETURN(GgufFile gguf, ParseGguf(file->bytes(), FileName(part_path)));
+    if (gguf.metadata.Int("split.no") != part || gguf.metadata.Int("split.count") != parts) {
+      return InvalidArgument("{}: must be part {} of {}, found {} of {}", part_path, part + 1, parts,
+                             gguf.metadata.Int("split.no").value_or(-1) + 1,
+                             gguf.metadata.Int("split.count").value_or(0));
+    }
+    std::move(gguf.tensors.begin(), gguf.tensors.end(), std::back_inserter(first->tensors));
+    files->push_back(std::move(file));
+  }
+  const auto found = static_cast<int64_t>(first->tensors.size());
+  const int64_t expected = first->metadata.Int("split.tensors.count").value_or(found);
+  if (found != expected) {
+    return DataLoss("{}: the parts must have {} tensors together, found {}", path, expected, found);
+  }
+  return OkStatus();
 }
 
 }  // namespace
 
-StatusOr<std::unique_ptr<Checkpoint>> OpenGguf(std::shared_ptr<const runtime::MappedFile> file) {
-  const std::span<const std::byte> bytes = file->bytes();
+StatusOr<std::unique_ptr<Checkpoint>> OpenGguf(std::shared_ptr<const MappedFile> file) {
   const std::string path = file->path();
-  return Build(bytes, path, std::move(file));
+  ASSIGN_OR_RETURN(GgufFile gguf, ParseGguf(file->bytes(), FileName(path)));
+  std::vector<std::shared_ptr<const MappedFile>> files = {std::move(file)};
+  RETURN_IF_ERROR(AddParts(&gguf, &files));
+  auto checkpoint = std::make_unique<GgufCheckpoint>(path, std::move(files));
+  RETURN_IF_ERROR(checkpoint->Build(std::move(gguf)));
+  return std::unique_ptr<Checkpoint>(std::move(checkpoint));
 }
 
 StatusOr<std::unique_ptr<Checkpoint>> ReadGguf(std::span<const std::byte> bytes, const std::string& path) {
-  return Build(bytes, path, nullptr);
+  ASSIGN_OR_RETURN(GgufFile gguf, ParseGguf(bytes, FileName(path)));
+  if (gguf.metadata.Int("split.count").value_or(1) > 1) {
+    return InvalidArgument("{}: a model in parts must be opened from its files", path);
+  }
+  auto checkpoint = std::make_unique<GgufCheckpoint>(path, std::vector<std::shared_ptr<const MappedFile>>{});
+  RETURN_IF_ERROR(checkpoint->Build(std::move(gguf)));
+  return std::unique_ptr<Checkpoint>(std::move(checkpoint));
 }
 
 }  // namespace moesaic::checkpoint

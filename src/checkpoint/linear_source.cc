@@ -1,5 +1,6 @@
 #include "checkpoint/linear_source.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -96,7 +97,7 @@ Status SetBlocks(const QuantGroup& group, LinearSource* source) {
     source->block_cols = source->in;
   } else if (group.strategy == "group" || group.strategy == "tensor_group") {
     if (group.group_size < 1)
-      return InvalidArgument("\"group_size\" must be positive, found {}", group.group_size);
+      return Unimplemented("\"group_size\" must be positive, found {}", group.group_size);
     source->block_cols = group.group_size;
   } else if (group.strategy == "block") {
     source->block_rows = group.block_rows;
@@ -109,6 +110,8 @@ Status SetBlocks(const QuantGroup& group, LinearSource* source) {
 
 Status FindInt8(const Checkpoint& checkpoint, const QuantGroup& group, LinearSource* source) {
   const std::string& module = source->module;
+  if (group.num_bits != 8)
+    return Unimplemented("int-quantized weights must have 8 bits, found {}", group.num_bits);
   if (group.strategy != "channel" && group.strategy != "tensor") {
     return Unimplemented("int8 weights must have strategy \"channel\" or \"tensor\", found \"{}\"",
                          group.strategy);
@@ -125,11 +128,37 @@ Status FindInt8(const Checkpoint& checkpoint, const QuantGroup& group, LinearSou
   return OkStatus();
 }
 
+// Columns in another order than their groups name their group each.
+Status FindGroupIndex(const Checkpoint& checkpoint, bool required, int64_t groups, LinearSource* source) {
+  const std::string name = source->module + ".weight_g_idx";
+  if (!required && !checkpoint.Has(name)) return OkStatus();
+  ASSIGN_OR_RETURN(const TensorEntry* entry, Part(checkpoint, name, {DType::kI32}, {source->in}));
+  std::vector<int32_t> index(static_cast<size_t>(source->in));
+  std::memcpy(index.data(), entry->bytes.data(), index.size() * sizeof(int32_t));
+  // compressed-tensors initialises it with -1, which means that columns are in the order of their groups.
+  if (!required && std::all_of(index.begin(), index.end(), [](int32_t g) { return g == -1; }))
+    return OkStatus();
+  for (const int32_t g : index) {
+    if (g < 0 || g >= groups) {
+      return InvalidArgument("{}: tensor {} must hold groups in [0, {}), found {}", entry->file, name, groups,
+                             g);
+    }
+  }
+  source->group_index = entry;
+  return OkStatus();
+}
+
 Status FindInt4(const Checkpoint& checkpoint, const QuantGroup& group, LinearSource* source) {
   const std::string& module = source->module;
   if (group.num_bits != 4)
     return Unimplemented("pack-quantized weights must have 4 bits, found {}", group.num_bits);
+  if (group.type != "int")
+    return Unimplemented("pack-quantized weights must be \"int\", found \"{}\"", group.type);
   if (group.int8_activations) return Unimplemented("int4 weights with int8 activations are not supported");
+  if (group.strategy != "channel" && group.strategy != "group") {
+    return Unimplemented("int4 weights must have strategy \"channel\" or \"group\", found \"{}\"",
+                         group.strategy);
+  }
   source->scheme = WeightScheme::kInt4Packed;
   const int64_t words = CeilDiv(source->in, 8);
   const int64_t groups = CeilDiv(source->in, source->block_cols);
@@ -147,26 +176,14 @@ Status FindInt4(const Checkpoint& checkpoint, const QuantGroup& group, LinearSou
     ASSIGN_OR_RETURN(source->zero_point, Part(checkpoint, module + ".weight_zero_point", {DType::kI32},
                                               {CeilDiv(source->out, 8), groups}));
   }
-  if (checkpoint.Has(module + ".weight_g_idx")) {
-    ASSIGN_OR_RETURN(source->group_index,
-                     Part(checkpoint, module + ".weight_g_idx", {DType::kI32}, {source->in}));
-    std::vector<int32_t> index(static_cast<size_t>(source->in));
-    std::memcpy(index.data(), source->group_index->bytes.data(), index.size() * 4);
-    for (const int32_t g : index) {
-      if (g < 0 || g >= groups) {
-        return InvalidArgument("{}: tensor {} must hold groups in [0, {}), found {}",
-                               source->group_index->file, source->group_index->name, groups, g);
-      }
-    }
-  }
-  return OkStatus();
+  return FindGroupIndex(checkpoint, group.needs_group_index, groups, source);
 }
 
 Status FindNvfp4(const Checkpoint& checkpoint, const QuantGroup& group, LinearSource* source) {
   const std::string& module = source->module;
   if (group.group_size != 16) return Unimplemented("NVFP4 has groups of 16, found {}", group.group_size);
   if (source->in % 16 != 0)
-    return InvalidArgument("NVFP4 needs inputs in multiples of 16, found {}", source->in);
+    return Unimplemented("NVFP4 needs inputs in multiples of 16, found {}", source->in);
   source->scheme = WeightScheme::kNvfp4;
   ASSIGN_OR_RETURN(source->weight,
                    Part(checkpoint, module + ".weight_packed", {DType::kU8}, {source->out, source->in / 2}));
@@ -191,10 +208,18 @@ Status FindCompressed(const Checkpoint& checkpoint, const QuantGroup& group, Lin
   }
   if (group.format == "pack-quantized") return FindInt4(checkpoint, group, source);
   if (group.format == "nvfp4-pack-quantized") return FindNvfp4(checkpoint, group, source);
-  if (group.format == "float-quantized" || (group.format == "naive-quantized" && group.num_bits == 8)) {
+  if (group.format == "float-quantized" || group.format == "naive-quantized") {
+    if (group.type != "float" || group.num_bits != 8) {
+      return Unimplemented("{} weights must be 8-bit \"float\", found {}-bit \"{}\"", group.format,
+                           group.num_bits, group.type);
+    }
     return FindFp8(checkpoint, source->module + ".weight_scale", source);
   }
-  return Unimplemented("compressed-tensors format \"{}\" is not supported", group.format);
+  return Unimplemented(
+      "compressed-tensors format must be int-quantized, pack-quantized, nvfp4-pack-quantized or "
+      "float-quantized, "
+      "found \"{}\"",
+      group.format);
 }
 
 Status FindPlain(const Checkpoint& checkpoint, LinearSource* source) {
@@ -286,6 +311,12 @@ StatusOr<LinearSource> Checkpoint::FindLinear(const std::string& module, int64_t
   const TensorEntry* weight = Find(module + ".weight");
   const bool plain = weight != nullptr && weight->dtype != DType::kF8E4M3 && weight->dtype != DType::kI8;
   if (plain || quant_ == nullptr || quant_->method == QuantConfig::Method::kNone) {
+    for (const char* part : {".weight_packed", ".weight_scale", ".weight_scale_inv"}) {
+      if (plain && Has(module + part)) {
+        return InvalidArgument("{}: tensor {}.weight is {} and not quantized, but there is {}{} too",
+                               weight->file, module, tensor::DTypeName(weight->dtype), module, part);
+      }
+    }
     RETURN_IF_ERROR(FindPlain(*this, &source));
     return source;
   }

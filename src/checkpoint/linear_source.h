@@ -20,7 +20,8 @@ class ModulePatterns {
   /// Plain names match whole module names, "re:..." a pattern from the name's start, "Linear" any linear
   /// layer.
   static StatusOr<ModulePatterns> Parse(const nlohmann::json& list, const std::string& where);
-  bool Match(const std::string& module) const;
+  bool MatchName(const std::string& module) const;  ///< by name or pattern
+  bool any_linear() const { return linear_; }       ///< by "Linear"
 
  private:
   bool linear_ = false;
@@ -36,6 +37,7 @@ struct QuantGroup {
   std::string type;      // "int" or "float"
   std::string strategy;  // "tensor", "channel", "group", "block", "tensor_group"
   bool symmetric = true;
+  bool needs_group_index = false;  // actorder "group": columns are in another order than their groups
   int group_size = 0;
   int block_rows = 0, block_cols = 0;
   bool int8_activations = false;
@@ -50,7 +52,8 @@ struct QuantConfig {
   ModulePatterns ignore;
   std::vector<QuantGroup> groups;
 
-  /// The group that `module` falls in; null when it is ignored or in none.
+  /// The group that `module` falls in; null when it is ignored or in none. Names and patterns go before
+  /// "Linear", whatever the order of the groups.
   const QuantGroup* GroupOf(const std::string& module) const;
 };
 

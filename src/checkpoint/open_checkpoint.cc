@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "checkpoint/gguf_checkpoint.h"
+#include "checkpoint/json_text.h"
 #include "checkpoint/packed_file.h"
 #include "checkpoint/safetensors.h"
 #include "runtime/memory.h"
@@ -38,10 +39,10 @@ StatusOr<std::string> ReadFile(const fs::path& path) {
   return text;
 }
 
-StatusOr<json> ParseJson(const std::string& text, const std::string& file) {
-  json value = json::parse(text, nullptr, /*allow_exceptions=*/false, /*ignore_comments=*/false);
-  if (!value.is_object()) return DataLoss("{}: not a JSON object", file);
-  return value;
+// std::filesystem's own throws when a folder may not be read.
+bool Exists(const fs::path& path) {
+  std::error_code error;
+  return fs::exists(path, error);
 }
 
 class HubCheckpoint : public Checkpoint {
@@ -56,7 +57,7 @@ class HubCheckpoint : public Checkpoint {
 
   std::optional<std::string> ReadText(const std::string& file) const override {
     if (const auto found = texts_.find(file); found != texts_.end()) return found->second;
-    if (folder_.empty() || file.find('/') != std::string::npos || !fs::exists(folder_ / file))
+    if (folder_.empty() || file.find('/') != std::string::npos || !Exists(folder_ / file))
       return std::nullopt;
     StatusOr<std::string> text = ReadFile(folder_ / file);
     if (!text.ok()) return std::nullopt;
@@ -66,7 +67,7 @@ class HubCheckpoint : public Checkpoint {
   Status ReadConfig(const fs::path& folder) {
     folder_ = folder;
     ASSIGN_OR_RETURN(const std::string text, ReadFile(folder / kConfig));
-    ASSIGN_OR_RETURN(config_, ParseJson(text, (folder / kConfig).string()));
+    ASSIGN_OR_RETURN(config_, ParseJsonObject(text, (folder / kConfig).string()));
     return OkStatus();
   }
 
@@ -83,7 +84,7 @@ class HubCheckpoint : public Checkpoint {
 
   Status AddShards(const fs::path& index_path) {
     ASSIGN_OR_RETURN(const std::string text, ReadFile(index_path));
-    ASSIGN_OR_RETURN(const json index, ParseJson(text, index_path.string()));
+    ASSIGN_OR_RETURN(const json index, ParseJsonObject(text, index_path.string()));
     const auto map = index.find("weight_map");
     if (map == index.end() || !map->is_object()) {
       return DataLoss("{}: \"weight_map\" must be an object", index_path.string());
@@ -92,12 +93,18 @@ class HubCheckpoint : public Checkpoint {
     for (const auto& [name, shard] : map->items()) {
       if (!shard.is_string() || shard.get<std::string>().find('/') != std::string::npos) {
         return DataLoss("{}: tensor {} must name a file of this folder, found {}", index_path.string(), name,
-                        shard.dump());
+                        ShownJson(shard));
       }
       shards.insert(shard.get<std::string>());
     }
     for (const std::string& shard : shards) RETURN_IF_ERROR(AddFile(index_path.parent_path() / shard));
     RETURN_IF_ERROR(Sort());
+    for (const TensorEntry& entry : tensors_) {
+      if (!map->contains(entry.name)) {
+        return DataLoss("{}: tensor {} of {} is missing in \"weight_map\"", index_path.string(), entry.name,
+                        entry.file);
+      }
+    }
     for (const auto& [name, shard] : map->items()) {
       const TensorEntry* entry = Find(name);
       if (entry == nullptr || entry->file != shard.get<std::string>()) {
@@ -124,7 +131,7 @@ class HubCheckpoint : public Checkpoint {
   Status TakePackedTexts() {
     const auto config = metadata_.find(kConfig);
     if (config == metadata_.end()) return DataLoss("{}: the packed file has no config.json inside", path_);
-    ASSIGN_OR_RETURN(config_, ParseJson(config->second, path_ + ": config.json"));
+    ASSIGN_OR_RETURN(config_, ParseJsonObject(config->second, path_ + ": config.json"));
     texts_ = std::move(metadata_);
     return OkStatus();
   }
@@ -140,12 +147,12 @@ class HubCheckpoint : public Checkpoint {
 
 StatusOr<std::unique_ptr<Checkpoint>> OpenFolder(const fs::path& folder) {
   auto checkpoint = std::make_unique<HubCheckpoint>(folder, "safetensors");
-  if (!fs::exists(folder / kConfig))
+  if (!Exists(folder / kConfig))
     return NotFound("{}: there is no config.json in this folder", folder.string());
   RETURN_IF_ERROR(checkpoint->ReadConfig(folder));
-  if (fs::exists(folder / kIndex)) {
+  if (Exists(folder / kIndex)) {
     RETURN_IF_ERROR(checkpoint->AddShards(folder / kIndex));
-  } else if (fs::exists(folder / kSingle)) {
+  } else if (Exists(folder / kSingle)) {
     RETURN_IF_ERROR(checkpoint->AddFile(folder / kSingle));
     RETURN_IF_ERROR(checkpoint->Sort());
   }
@@ -171,7 +178,7 @@ StatusOr<std::unique_ptr<Checkpoint>> OpenFile(const fs::path& file) {
   RETURN_IF_ERROR(checkpoint->Sort());
   if (packed) {
     RETURN_IF_ERROR(checkpoint->TakePackedTexts());
-  } else if (fs::exists(file.parent_path() / kConfig)) {
+  } else if (Exists(file.parent_path() / kConfig)) {
     RETURN_IF_ERROR(checkpoint->ReadConfig(file.parent_path()));
   }
   return std::unique_ptr<Checkpoint>(std::move(checkpoint));

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "base/check.h"
+#include "checkpoint/json_text.h"
 #include "checkpoint/safetensors.h"
 #include "runtime/atomic_file.h"
 
@@ -25,8 +26,8 @@ constexpr int64_t kRegionAlignment = 64;
 
 int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
-std::string MakeHeader(const std::vector<PackedRegion>& regions,
-                       const std::vector<std::pair<std::string, std::string>>& metadata) {
+StatusOr<std::string> MakeHeader(const std::vector<PackedRegion>& regions,
+                                 const std::vector<std::pair<std::string, std::string>>& metadata) {
   using nlohmann::ordered_json;
   ordered_json info;
   info["format"] = kFormatName;
@@ -45,7 +46,12 @@ std::string MakeHeader(const std::vector<PackedRegion>& regions,
     header[region.name] = {{"dtype", "U8"}, {"shape", {bytes}}, {"data_offsets", {offset, offset + bytes}}};
     offset += bytes;
   }
-  std::string text = header.dump(-1, ' ', false, json::error_handler_t::replace);
+  std::string text;
+  try {
+    text = header.dump();
+  } catch (const json::exception& error) {
+    return InvalidArgument("the metadata of a packed file must be UTF-8: {}", error.what());
+  }
   text.resize(static_cast<size_t>(RoundUp(static_cast<int64_t>(text.size()) + 8, kDataAlignment) - 8), ' ');
   return text;
 }
@@ -88,17 +94,21 @@ class FileWriter : public PackedWriter {
 
 class MappedPackedFile : public PackedFile {
  public:
-  static StatusOr<std::shared_ptr<const PackedFile>> Make(std::shared_ptr<const runtime::MappedFile> file) {
+  // `owner` keeps `bytes` alive; null when the caller does.
+  static StatusOr<std::shared_ptr<const PackedFile>> Make(std::span<const std::byte> bytes, std::string path,
+                                                          std::shared_ptr<const runtime::MappedFile> owner) {
     auto result = std::make_shared<MappedPackedFile>();
-    ASSIGN_OR_RETURN(result->safetensors_, ParseSafetensors(file->bytes(), file->path()));
-    result->file_ = std::move(file);
+    ASSIGN_OR_RETURN(result->safetensors_, ParseSafetensors(bytes, path));
+    result->start_ = bytes.data();
+    result->path_ = std::move(path);
+    result->owner_ = std::move(owner);
     RETURN_IF_ERROR(result->ReadRegions());
     return std::shared_ptr<const PackedFile>(std::move(result));
   }
 
   StatusOr<std::string> Metadata(const std::string& key) const override {
     const auto found = safetensors_.metadata.find(key);
-    if (found == safetensors_.metadata.end()) return NotFound("{}: no metadata \"{}\"", file_->path(), key);
+    if (found == safetensors_.metadata.end()) return NotFound("{}: no metadata \"{}\"", path_, key);
     return found->second;
   }
 
@@ -106,13 +116,13 @@ class MappedPackedFile : public PackedFile {
 
   StatusOr<std::span<const std::byte>> Region(const std::string& name) const override {
     const auto found = places_.find(name);
-    if (found == places_.end()) return NotFound("{}: region {} is missing", file_->path(), name);
+    if (found == places_.end()) return NotFound("{}: region {} is missing", path_, name);
     return found->second.bytes;
   }
 
   StatusOr<const PackedRegion*> Describe(const std::string& name) const override {
     const auto found = places_.find(name);
-    if (found == places_.end()) return NotFound("{}: region {} is missing", file_->path(), name);
+    if (found == places_.end()) return NotFound("{}: region {} is missing", path_, name);
     return &regions_[found->second.index];
   }
 
@@ -126,43 +136,54 @@ class MappedPackedFile : public PackedFile {
     ASSIGN_OR_RETURN(const std::string format, Metadata("format"));
     ASSIGN_OR_RETURN(const std::string version, Metadata("version"));
     if (format != kFormatName)
-      return InvalidArgument("{}: format must be {}, found {}", file_->path(), kFormatName, format);
+      return InvalidArgument("{}: format must be {}, found {}", path_, kFormatName, format);
     if (version != kFormatVersion) {
       return Unimplemented("{}: packed format version must be {}, found {}; convert the checkpoint again",
-                           file_->path(), kFormatVersion, version);
+                           path_, kFormatVersion, version);
     }
     ASSIGN_OR_RETURN(const std::string text, Metadata("regions"));
-    const json list = json::parse(text, nullptr, /*allow_exceptions=*/false);
-    if (!list.is_array()) return DataLoss("{}: metadata \"regions\" must be a list", file_->path());
+    const json list = IsShallowJson(text) ? json::parse(text, nullptr, /*allow_exceptions=*/false) : json();
+    if (!list.is_array()) return DataLoss("{}: metadata \"regions\" must be a list", path_);
     std::map<std::string, std::span<const std::byte>> stored;
     for (const TensorEntry& entry : safetensors_.tensors) stored[entry.name] = entry.bytes;
     for (const json& item : list) RETURN_IF_ERROR(ReadRegion(item, stored));
+    if (regions_.size() != stored.size()) {
+      return DataLoss("{}: metadata \"regions\" must name {} tensors, found {}", path_, stored.size(),
+                      regions_.size());
+    }
     return OkStatus();
   }
 
   Status ReadRegion(const json& item, const std::map<std::string, std::span<const std::byte>>& stored) {
     if (!item.is_object() || !item.contains("name") || !item["name"].is_string() || !item.contains("bytes") ||
         !item["bytes"].is_number_unsigned() || !item.contains("layout")) {
-      return DataLoss("{}: a region needs \"name\", \"bytes\" and \"layout\", found {}", file_->path(),
-                      item.dump(-1, ' ', false, json::error_handler_t::replace).substr(0, 80));
+      return DataLoss("{}: a region needs \"name\", \"bytes\" and \"layout\", found {}", path_,
+                      ShownJson(item));
     }
     PackedRegion region{item["name"].get<std::string>(), item["layout"], item["bytes"].get<int64_t>()};
     const auto found = stored.find(region.name);
-    if (found == stored.end()) return DataLoss("{}: region {} is missing", file_->path(), region.name);
+    if (found == stored.end()) return DataLoss("{}: region {} is missing", path_, region.name);
     const std::span<const std::byte> bytes = found->second;
-    if (region.bytes < 0 || RoundUp(region.bytes, kRegionAlignment) != std::ssize(bytes)) {
-      return DataLoss("{}: region {} must have {} bytes, found {}", file_->path(), region.name, region.bytes,
+    if (region.bytes < 0 || region.bytes > std::ssize(bytes) ||
+        RoundUp(region.bytes, kRegionAlignment) != std::ssize(bytes)) {
+      return DataLoss("{}: region {} must have {} bytes, found {}", path_, region.name, region.bytes,
                       bytes.size());
     }
-    if (reinterpret_cast<uintptr_t>(bytes.data()) % kRegionAlignment != 0) {
-      return DataLoss("{}: region {} is not 64-byte aligned", file_->path(), region.name);
+    if ((bytes.data() - start_) % kRegionAlignment != 0) {
+      return DataLoss("{}: region {} must begin at a multiple of {} bytes, found {}", path_, region.name,
+                      kRegionAlignment, bytes.data() - start_);
     }
-    places_[region.name] = {regions_.size(), bytes.first(static_cast<size_t>(region.bytes))};
+    const Place place{regions_.size(), bytes.first(static_cast<size_t>(region.bytes))};
+    if (!places_.emplace(region.name, place).second) {
+      return DataLoss("{}: region {} stands twice in metadata \"regions\"", path_, region.name);
+    }
     regions_.push_back(std::move(region));
     return OkStatus();
   }
 
-  std::shared_ptr<const runtime::MappedFile> file_;
+  const std::byte* start_ = nullptr;
+  std::string path_;
+  std::shared_ptr<const runtime::MappedFile> owner_;
   Safetensors safetensors_;
   std::vector<PackedRegion> regions_;
   std::map<std::string, Place> places_;
@@ -173,7 +194,7 @@ class MappedPackedFile : public PackedFile {
 StatusOr<std::unique_ptr<PackedWriter>> PackedWriter::Create(
     const std::string& path, std::vector<PackedRegion> regions,
     const std::vector<std::pair<std::string, std::string>>& metadata) {
-  const std::string header = MakeHeader(regions, metadata);
+  ASSIGN_OR_RETURN(const std::string header, MakeHeader(regions, metadata));
   ASSIGN_OR_RETURN(std::unique_ptr<runtime::AtomicFile> file, runtime::AtomicFile::Create(path));
   const uint64_t length = header.size();
   RETURN_IF_ERROR(file->Write(&length, sizeof(length)));
@@ -183,11 +204,19 @@ StatusOr<std::unique_ptr<PackedWriter>> PackedWriter::Create(
 
 StatusOr<std::shared_ptr<const PackedFile>> PackedFile::Open(const std::string& path) {
   ASSIGN_OR_RETURN(std::shared_ptr<const runtime::MappedFile> file, runtime::MappedFile::Open(path));
-  return MappedPackedFile::Make(std::move(file));
+  const std::span<const std::byte> bytes = file->bytes();
+  const std::string name = file->path();
+  return MappedPackedFile::Make(bytes, name, std::move(file));
+}
+
+StatusOr<std::shared_ptr<const PackedFile>> PackedFile::Parse(std::span<const std::byte> bytes,
+                                                              const std::string& path) {
+  return MappedPackedFile::Make(bytes, path, nullptr);
 }
 
 bool PackedFile::Is(const std::string& path) {
-  if (!std::filesystem::is_regular_file(path)) return false;
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error)) return false;
   const auto file = runtime::MappedFile::Open(path);
   if (!file.ok()) return false;
   constexpr size_t kLength = sizeof(kHeaderStart) - 1;

@@ -43,6 +43,9 @@ class PackedWriter {
 class PackedFile {
  public:
   static StatusOr<std::shared_ptr<const PackedFile>> Open(const std::string& path);
+  /// The same from memory, which must outlive the result and begin 64-byte aligned.
+  static StatusOr<std::shared_ptr<const PackedFile>> Parse(std::span<const std::byte> bytes,
+                                                           const std::string& path);
   /// Whether `path` is a safetensors file whose metadata names our layout; false also when it can't be read.
   static bool Is(const std::string& path);
   virtual ~PackedFile() = default;

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "checkpoint/json_text.h"
 #include "checkpoint/linear_source.h"
 
 namespace moesaic::checkpoint {
@@ -8,6 +9,12 @@ namespace {
 using nlohmann::json;
 
 constexpr char kKey[] = "quantization_config";
+constexpr size_t kLongestPattern = 1000;
+#ifdef __GLIBCXX__
+constexpr auto kPolynomial = std::regex_constants::__polynomial;
+#else
+constexpr auto kPolynomial = std::regex_constants::syntax_option_type{};
+#endif
 
 const json& Member(const json& object, const char* key) {
   static const json kNull;
@@ -21,7 +28,7 @@ StatusOr<int> IntMember(const json& object, const char* key, int low, int high, 
   if (value.is_null()) return fallback;
   if (!value.is_number_integer() || value.get<int64_t>() < low || value.get<int64_t>() > high) {
     return InvalidArgument("{}: \"{}\" must be an integer in [{}, {}], found {}", where, key, low, high,
-                           value.dump());
+                           ShownJson(value));
   }
   return value.get<int>();
 }
@@ -31,7 +38,7 @@ StatusOr<std::string> StringMember(const json& object, const char* key, const st
   const json& value = Member(object, key);
   if (value.is_null()) return fallback;
   if (!value.is_string())
-    return InvalidArgument("{}: \"{}\" must be a string, found {}", where, key, value.dump());
+    return InvalidArgument("{}: \"{}\" must be a string, found {}", where, key, ShownJson(value));
   return value.get<std::string>();
 }
 
@@ -40,14 +47,15 @@ StatusOr<bool> IsDynamic(const json& args, const std::string& where) {
   if (value.is_null()) return false;
   if (value.is_boolean()) return value.get<bool>();
   if (value == "local") return true;
-  return InvalidArgument("{}: \"dynamic\" must be true, false or \"local\", found {}", where, value.dump());
+  return InvalidArgument("{}: \"dynamic\" must be true, false or \"local\", found {}", where,
+                         ShownJson(value));
 }
 
 Status ReadBlock(const json& value, const std::string& where, int* rows, int* cols) {
   if (!value.is_array() || value.size() != 2 || !value[0].is_number_integer() ||
       !value[1].is_number_integer() || value[0] < 1 || value[1] < 1 || value[0] > 65536 || value[1] > 65536) {
     return InvalidArgument("{}: block size must be two integers in [1, 65536], found {}", where,
-                           value.dump());
+                           ShownJson(value));
   }
   *rows = value[0].get<int>();
   *cols = value[1].get<int>();
@@ -72,7 +80,7 @@ Status ReadActivations(const json& args, const std::string& where, QuantGroup* g
 }
 
 StatusOr<QuantGroup> ReadGroup(const json& value, const std::string& root_format, const std::string& where) {
-  if (!value.is_object()) return InvalidArgument("{} must be an object, found {}", where, value.dump());
+  if (!value.is_object()) return InvalidArgument("{} must be an object, found {}", where, ShownJson(value));
   QuantGroup group;
   ASSIGN_OR_RETURN(group.targets, ModulePatterns::Parse(Member(value, "targets"), where + ": \"targets\""));
   ASSIGN_OR_RETURN(group.format, StringMember(value, "format", root_format, where));
@@ -84,6 +92,8 @@ StatusOr<QuantGroup> ReadGroup(const json& value, const std::string& root_format
   ASSIGN_OR_RETURN(group.strategy, StringMember(weights, "strategy", "tensor", in_weights));
   ASSIGN_OR_RETURN(group.group_size, IntMember(weights, "group_size", -1, 65536, 0, in_weights));
   group.symmetric = Member(weights, "symmetric") != false;
+  ASSIGN_OR_RETURN(const std::string actorder, StringMember(weights, "actorder", "", in_weights));
+  group.needs_group_index = actorder == "group" || actorder == "dynamic";
   if (group.strategy == "block") {
     RETURN_IF_ERROR(
         ReadBlock(Member(weights, "block_structure"), in_weights, &group.block_rows, &group.block_cols));
@@ -119,16 +129,23 @@ Status ReadCompressedTensors(const json& quant, const std::string& where, QuantC
 }  // namespace
 
 StatusOr<ModulePatterns> ModulePatterns::Parse(const json& list, const std::string& where) {
-  if (!list.is_array()) return InvalidArgument("{} must be a list of names, found {}", where, list.dump());
+  if (!list.is_array())
+    return InvalidArgument("{} must be a list of names, found {}", where, ShownJson(list));
   ModulePatterns patterns;
   for (const json& item : list) {
-    if (!item.is_string()) return InvalidArgument("{} must be a list of names, found {}", where, item.dump());
+    if (!item.is_string())
+      return InvalidArgument("{} must be a list of names, found {}", where, ShownJson(item));
     const std::string name = item.get<std::string>();
     if (name == "Linear") {
       patterns.linear_ = true;
-    } else if (name.rfind("re:", 0) == 0) {
+    } else if (name.starts_with("re:")) {
+      if (name.size() > kLongestPattern) {
+        return InvalidArgument("{}: a pattern may have {} characters, found {}", where, kLongestPattern,
+                               name.size());
+      }
       try {
-        patterns.patterns_.emplace_back(name.substr(3), std::regex::ECMAScript | std::regex::optimize);
+        // Matching by breadth is polynomial: no pattern from a file can hang the program or eat its stack.
+        patterns.patterns_.emplace_back(name.substr(3), std::regex::ECMAScript | kPolynomial);
       } catch (const std::regex_error& error) {
         return InvalidArgument("{}: {} is no regular expression: {}", where, name, error.what());
       }
@@ -139,19 +156,22 @@ StatusOr<ModulePatterns> ModulePatterns::Parse(const json& list, const std::stri
   return patterns;
 }
 
-bool ModulePatterns::Match(const std::string& module) const {
+bool ModulePatterns::MatchName(const std::string& module) const {
   if (std::find(names_.begin(), names_.end(), module) != names_.end()) return true;
   const auto from_start = std::regex_constants::match_continuous;  // as Python's re.match
   for (const std::regex& pattern : patterns_) {
     if (std::regex_search(module, pattern, from_start)) return true;
   }
-  return linear_;
+  return false;
 }
 
 const QuantGroup* QuantConfig::GroupOf(const std::string& module) const {
-  if (ignore.Match(module)) return nullptr;
+  if (ignore.MatchName(module) || ignore.any_linear()) return nullptr;
   for (const QuantGroup& group : groups) {
-    if (group.targets.Match(module)) return &group;
+    if (group.targets.MatchName(module)) return &group;
+  }
+  for (const QuantGroup& group : groups) {
+    if (group.targets.any_linear()) return &group;
   }
   return nullptr;
 }
@@ -161,7 +181,7 @@ StatusOr<QuantConfig> ParseQuantConfig(const json& config, const std::string& fi
   const json& quant = config.is_object() ? Member(config, kKey) : config;
   if (!quant.is_object()) {
     if (quant.is_null()) return result;
-    return InvalidArgument("{}: \"{}\" must be an object, found {}", file, kKey, quant.dump());
+    return InvalidArgument("{}: \"{}\" must be an object, found {}", file, kKey, ShownJson(quant));
   }
   const std::string where = fmt::format("{}: \"{}\"", file, kKey);
   ASSIGN_OR_RETURN(const std::string method, StringMember(quant, "quant_method", "", where));

@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
-#include <set>
+
+#include "checkpoint/json_text.h"
 
 namespace moesaic::checkpoint {
 namespace {
@@ -22,25 +23,9 @@ StatusOr<DType> ParseDType(const std::string& name) {
   return found->second;
 }
 
-// Parses the header's JSON; nlohmann keeps the last of equal keys, so that names are watched on their way in.
-StatusOr<json> ParseHeader(std::string_view text, const std::string& file) {
-  std::set<std::string> names;
-  std::string twice;
-  const json::parser_callback_t watch = [&](int depth, json::parse_event_t event, json& parsed) {
-    if (event == json::parse_event_t::key && depth == 1 && !names.insert(parsed.get<std::string>()).second) {
-      twice = parsed.get<std::string>();
-    }
-    return true;
-  };
-  json header = json::parse(text, watch, /*allow_exceptions=*/false);
-  if (!header.is_object()) return DataLoss("{}: the header is not a JSON object", file);
-  if (!twice.empty()) return DataLoss("{}: tensor {} stands twice in the header", file, twice);
-  return header;
-}
-
 StatusOr<uint64_t> ReadCount(const json& value, const char* what) {
   if (!value.is_number_unsigned())
-    return DataLoss("{} must be a non-negative integer, found {}", what, value.dump());
+    return DataLoss("{} must be a non-negative integer, found {}", what, ShownJson(value));
   return value.get<uint64_t>();
 }
 
@@ -51,7 +36,7 @@ StatusOr<TensorEntry> ReadEntry(const json& value, std::span<const std::byte> da
   }
   TensorEntry entry;
   if (!value["dtype"].is_string())
-    return DataLoss("\"dtype\" must be a string, found {}", value["dtype"].dump());
+    return DataLoss("\"dtype\" must be a string, found {}", ShownJson(value["dtype"]));
   ASSIGN_OR_RETURN(entry.dtype, ParseDType(value["dtype"].get<std::string>()));
   const json& shape = value["shape"];
   const json& offsets = value["data_offsets"];
@@ -115,7 +100,7 @@ StatusOr<Safetensors> ParseSafetensors(std::span<const std::byte> bytes, const s
   Safetensors result;
   result.data_start = sizeof(header_bytes) + header_bytes;
   const auto* text = reinterpret_cast<const char*>(bytes.data()) + sizeof(header_bytes);
-  ASSIGN_OR_RETURN(const json header, ParseHeader({text, header_bytes}, file));
+  ASSIGN_OR_RETURN(const json header, ParseJsonObjectOnce({text, header_bytes}, file + ": header", "tensor"));
   const std::span<const std::byte> data = bytes.subspan(result.data_start);
   for (const auto& [name, value] : header.items()) {
     if (name == "__metadata__") {

@@ -92,7 +92,7 @@ constexpr Named kTable[] = {
     {"megrez", {kQwen2Patterns, true, false}},
     {"stablelm2", {kQwen2Patterns, true, false}},
     {"hunyuan", {kQwen2Patterns, true, false}},
-    {"qwen35", {kQwen35Patterns, true, false}},
+    {"qwen35", {kQwen35Patterns, false, false}},
     {"tekken", {kTekkenPatterns, false, true}},
     {"gpt-4o", {kGpt4oPatterns, false, false}},
     {"llama4", {kGpt4oPatterns, false, false}},

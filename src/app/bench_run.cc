@@ -36,19 +36,23 @@ double BenchResult::deviation() const {
   return std::sqrt(squares / (count - 1));
 }
 
+Status BenchRunner::Check(const std::vector<BenchCase>& cases, const models::ModelInfo& info) {
+  for (const BenchCase& test : cases) {
+    if (TokensOf(test) > info.context_length) {
+      return InvalidArgument("the model's context is {} tokens, fewer than depth and test together: {}",
+                             info.context_length, TokensOf(test));
+    }
+  }
+  return OkStatus();
+}
+
 StatusOr<std::unique_ptr<BenchRunner>> BenchRunner::Create(models::Model& model,
                                                            const kernels::KernelTable& kernels,
                                                            runtime::ThreadPool& threads,
                                                            const std::string& kv_dtype,
                                                            const std::vector<BenchCase>& cases) {
   int64_t blocks = 1;
-  for (const BenchCase& test : cases) {
-    blocks = std::max(blocks, BlocksOf(test));
-    if (TokensOf(test) > model.info().context_length) {
-      return InvalidArgument("the model's context is {} tokens, fewer than depth and test together: {}",
-                             model.info().context_length, TokensOf(test));
-    }
-  }
+  for (const BenchCase& test : cases) blocks = std::max(blocks, BlocksOf(test));
   ASSIGN_OR_RETURN(const tensor::DType dtype, engine::KvDType(kv_dtype, model.info()));
   const cache::BlockLayout layout = engine::LayoutFor(model.info().kv, dtype);
   ASSIGN_OR_RETURN(std::unique_ptr<cache::KvPool> pool,

@@ -30,7 +30,9 @@ struct BenchResult {
 /// Runs cases on random tokens. Everything is borrowed and must outlive it.
 class BenchRunner {
  public:
-  /// `kv_dtype` as in EngineOptions.
+  /// Refuses cases that do not fit into the model's context.
+  static Status Check(const std::vector<BenchCase>& cases, const models::ModelInfo& info);
+  /// `kv_dtype` as in EngineOptions; the cases have been checked.
   static StatusOr<std::unique_ptr<BenchRunner>> Create(models::Model& model,
                                                        const kernels::KernelTable& kernels,
                                                        runtime::ThreadPool& threads,

@@ -178,6 +178,7 @@ Status RunBench(Options options) {
   options.model.threads = options.threads[0];
   ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, OpenSession(options.model));
   const models::ModelInfo& info = session->model->info();
+  RETURN_IF_ERROR(BenchRunner::Check(CasesOf(options), info));
   fmt::print(stderr, "{}: {}, {} weights, loaded in {:.2f} s\n", options.model.model, info.weights_from,
              info.weight_format, session->load_seconds);
   std::vector<Line> lines;

@@ -1,0 +1,91 @@
+// The engine over real models: what it says is the oracle's, whatever the load.
+#include <map>
+
+#include "engine/engine.h"
+#include "engine/kv_budget.h"
+#include "models/test_session.h"
+
+namespace moesaic::engine {
+namespace {
+
+using models::Golden;
+using models::GoldenPrompt;
+using models::SourcePath;
+
+class EngineGoldenTest : public testing::TestWithParam<const char*> {};
+
+int64_t BlockBytes(const models::KvSpec& kv) {
+  const cache::BlockLayout layout = LayoutFor(kv, tensor::DType::kF32);
+  return layout.block_bytes();
+}
+
+// Twice the oracle's tokens and more, so that sequences outgrow the blocks that admission leaves free.
+constexpr int kTokens = 150;
+
+struct Load {
+  int blocks, batch_tokens;
+  bool preempts;
+};
+// Prompts of 1, 7, 70 and 200 tokens, each twice, with their output need 3 + 3 + 4 + 6 blocks, twice.
+constexpr Load kLoads[] = {{64, 512, false}, {64, 13, false}, {14, 50, true}};
+
+using Said = std::map<RequestId, std::vector<int32_t>>;
+
+Said RunAll(Engine& engine, const Golden& golden) {
+  for (size_t i = 0; i < 2 * golden.prompts.size(); ++i) {
+    Request request;
+    request.prompt = golden.prompts[i % golden.prompts.size()].ids;
+    request.sampling.temperature = 0;
+    request.sampling.max_tokens = kTokens;
+    EXPECT_EQ(*engine.Add(request), i + 1);
+  }
+  Said said;
+  while (!engine.idle()) {
+    std::vector<TokenEvent> events;
+    const Status status = engine.Step(&events);
+    EXPECT_TRUE(status.ok()) << Message(status);
+    if (!status.ok()) break;
+    for (const TokenEvent& event : events) said[event.request].push_back(*event.token);
+  }
+  return said;
+}
+
+// All prompts together, with room for all, in small chunks, and with so few blocks that some are preempted:
+// the oracle's tokens as far as it goes, and then the same in every load.
+TEST_P(EngineGoldenTest, BatchedChunkedAndPreemptedGreedyIsTheOracles) {
+  const std::string path = SourcePath(std::string("tests/golden/") + GetParam());
+  const Golden golden(path + "/golden.safetensors");
+  const kernels::KernelTable kernels = kernels::SelectKernels(runtime::DetectCpu());
+  const auto threads = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
+  const auto model = models::Model::Load(path, {.dtype = "f32", .progress = nullptr}, *threads);
+  ASSERT_TRUE(model.ok()) << Message(model.status());
+  Said first;
+  for (const Load& load : kLoads) {
+    auto engine = Engine::Create(**model, kernels, *threads,
+                                 {.kv_bytes = load.blocks * BlockBytes((*model)->info().kv),
+                                  .max_sequences = 8,
+                                  .max_batch_tokens = load.batch_tokens});
+    ASSERT_TRUE(engine.ok()) << Message(engine.status());
+    const Said said = RunAll(**engine, golden);
+    EXPECT_EQ((*engine)->stats().preemptions > 0, load.preempts);
+    for (const auto& [id, tokens] : said) {
+      const std::vector<int32_t>& oracle = golden.prompts[(id - 1) % golden.prompts.size()].greedy;
+      const std::vector<int32_t> begin(tokens.begin(), tokens.begin() + static_cast<int64_t>(oracle.size()));
+      EXPECT_EQ(begin, oracle) << "request " << id << ", " << load.blocks << " blocks";
+    }
+    if (first.empty()) first = said;
+    EXPECT_EQ(said, first) << load.blocks << " blocks, " << load.batch_tokens << " rows a step";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Architectures, EngineGoldenTest,
+                         testing::Values("deepseek-v2-lite", "deepseek-v3-mtp", "qwen3-moe-norm-tied",
+                                         "llama3-rope-bias", "pangu-ultra-moe-mtp"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace moesaic::engine

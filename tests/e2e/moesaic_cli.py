@@ -1,0 +1,123 @@
+"""Runs the moesaic binary for end-to-end tests, and reads what it writes. Standard library only."""
+import array
+import json
+import math
+import os
+import pathlib
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+BINARY = pathlib.Path(os.environ.get("MOESAIC_BINARY", "build/release/bin/moesaic")).resolve()
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+GOLDEN = ROOT / "tests" / "golden"
+TIMEOUT = 60  # seconds; every call here takes well under one
+
+CHAT_TEMPLATE = (
+    "<s>{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SPECIAL = ["<s>", "</s>", "<|user|>", "<|assistant|>", "<|system|>"]
+
+
+def run(*arguments, stdin="", code=0):
+    """Runs `moesaic ARGUMENTS`; fails unless it exits with `code`."""
+    command = [str(BINARY), *map(str, arguments)]
+    result = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=TIMEOUT)
+    if result.returncode != code:
+        raise AssertionError(f"{command}: exit {result.returncode}, expected {code}\n{result.stdout}\n{result.stderr}")
+    return result
+
+
+def read_safetensors(path):
+    """{name: (shape, array)} of f32 and i32 tensors."""
+    data = pathlib.Path(path).read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + length])
+    tensors = {}
+    for name, entry in header.items():
+        if name == "__metadata__" or entry["dtype"] not in ("F32", "I32"):
+            continue
+        begin, end = (8 + length + offset for offset in entry["data_offsets"])
+        values = array.array("f" if entry["dtype"] == "F32" else "i", data[begin:end])
+        tensors[name] = (entry["shape"], values)
+    return tensors
+
+
+def read_npy(path):
+    """Rows of an f32 matrix."""
+    data = pathlib.Path(path).read_bytes()
+    assert data[:8] == b"\x93NUMPY\x01\x00", data[:8]
+    (length,) = struct.unpack("<H", data[8:10])
+    assert (10 + length) % 64 == 0
+    header = eval(data[10 : 10 + length], {})  # the format is a Python literal
+    assert header["descr"] == "<f4" and not header["fortran_order"]
+    rows, columns = header["shape"]
+    values = array.array("f", data[10 + length :])
+    assert len(values) == rows * columns
+    return [values[r * columns : (r + 1) * columns] for r in range(rows)]
+
+
+def log_softmax(row):
+    top = max(row)
+    total = math.log(math.fsum(math.exp(v - top) for v in row)) + top
+    return [v - total for v in row]
+
+
+def byte_spelling(byte):
+    """GPT-2's printable stand-in for an ASCII byte."""
+    return chr(byte) if 33 <= byte <= 126 else chr(256 + byte)
+
+
+def add_tokenizer(folder):
+    """Gives a golden checkpoint a tokenizer of single ASCII characters and a chat template."""
+    characters = [10, *range(32, 127)]
+    vocab = {text: i for i, text in enumerate(SPECIAL)}
+    vocab.update({byte_spelling(c): len(SPECIAL) + i for i, c in enumerate(characters)})
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [
+            {"id": i, "content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+             "special": True}
+            for i, text in enumerate(SPECIAL)
+        ],
+        "pre_tokenizer": byte_level,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": vocab, "merges": []},
+    }
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 1, "temperature": 0.8, "top_k": 40}))
+
+
+class TalkingCase(unittest.TestCase):
+    """Tests on a golden checkpoint that has been given a tokenizer."""
+
+    CHECKPOINT = "deepseek-v3-noqlora"
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = pathlib.Path(tempfile.mkdtemp(prefix="moesaic-e2e-"))
+        cls.model = cls.folder / "model"
+        shutil.copytree(GOLDEN / cls.CHECKPOINT, cls.model)
+        add_tokenizer(cls.model)
+
+    @classmethod
+    def tearDownClass(cls):
+        shutil.rmtree(cls.folder)
+
+
+def main():
+    if not BINARY.exists():
+        sys.exit(f"{BINARY} is not there: set MOESAIC_BINARY")
+    unittest.main(verbosity=1)

@@ -1,4 +1,4 @@
-"""int8 activations in the linears of a transformers model: x -> clamp(round_half_even(x / scale), -128, 127) * scale.
+"""int8 activations in the linears of a transformers model: x -> clamp(round_half_even(x / scale), -127, 127) * scale.
 
 Static: scale is the stored input_scale. Dynamic: scale = max |x| of the token / 127, as engines' kernels do (the
 compressed-tensors package's own simulation divides by 127.5).
@@ -39,7 +39,7 @@ class FakeQuant:
         inside = scaled[scaled.abs() < 127.5]
         if inside.numel():
             self.tie = min(self.tie, (inside - inside.floor() - 0.5).abs().min().item())
-        return self.original(scaled.round().clamp(-128, 127), weight) * scale + (0 if bias is None else bias)
+        return self.original(scaled.round().clamp(-127, 127), weight) * scale + (0 if bias is None else bias)
 
     @contextlib.contextmanager
     def active(self):

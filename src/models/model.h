@@ -63,7 +63,7 @@ struct LoadOptions {
   /// "auto" (f32 stays f32, int8 stays int8, all else bf16), "f32", "bf16" or "int8".
   std::string dtype = "auto";
   /// Called now and then with bytes done and in all; return false to stop with Cancelled.
-  std::function<bool(int64_t done, int64_t total)> progress;
+  std::function<bool(int64_t done, int64_t total)> progress = nullptr;
   /// Overrides num_experts_per_tok when > 0 (a carved model's K is adjustable).
   int experts_per_token = 0;
   bool load_mtp = true;

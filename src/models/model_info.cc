@@ -1,5 +1,6 @@
 #include "models/model_info.h"
 
+#include <filesystem>
 #include <map>
 
 namespace moesaic::models {
@@ -101,15 +102,25 @@ StatusOr<ModelInfo> InfoFromSpec(const DecoderSpec& spec, const std::string& dty
 }
 
 std::string ConfigFile(const checkpoint::Checkpoint& checkpoint) {
-  return checkpoint.container() == "safetensors" ? checkpoint.path() + "/config.json" : checkpoint.path();
+  if (checkpoint.container() != "safetensors") return checkpoint.path();
+  const std::filesystem::path path(checkpoint.path());
+  return ((path.extension() == ".safetensors" ? path.parent_path() : path) / "config.json").string();
 }
 
 StatusOr<ModelInfo> InfoOf(const checkpoint::Checkpoint& checkpoint, const std::string& dtype) {
   ASSIGN_OR_RETURN(DecoderSpec spec, SpecFromConfig(checkpoint.config(), ConfigFile(checkpoint)));
-  if (checkpoint.tensors().empty()) return InfoFromSpec(spec, dtype);
   ASSIGN_OR_RETURN(const WeightDtype wanted, ParseWeightDtype(dtype));
-  DropAbsentMtp(checkpoint, spec);
-  ASSIGN_OR_RETURN(const WeightPlan plan, PlanFromCheckpoint(spec, checkpoint, wanted));
+  WeightPlan plan;
+  if (checkpoint.container() == "moesaic") {
+    ASSIGN_OR_RETURN(const auto file, checkpoint::PackedFile::Open(checkpoint.path()));
+    DropAbsentMtp(*file, spec);
+    ASSIGN_OR_RETURN(plan, PlanFromPacked(spec, *file));
+  } else if (checkpoint.tensors().empty()) {
+    return InfoFromSpec(spec, dtype);
+  } else {
+    DropAbsentMtp(checkpoint, spec);
+    ASSIGN_OR_RETURN(plan, PlanFromCheckpoint(spec, checkpoint, wanted));
+  }
   return InfoFromPlan(spec, plan);
 }
 

@@ -34,35 +34,52 @@ struct Tile {
   std::byte* out;
 };
 
-Status PackTile(const Checkpoint& checkpoint, const Tile& tile) {
+// Memory of one worker, kept from tile to tile.
+struct Scratch {
+  std::vector<float> rows, transposed, scales;
+  std::vector<int8_t> rows_i8;
+};
+
+template <typename T>
+std::span<T> AtLeast(std::vector<T>& values, size_t count) {
+  if (values.size() < count) values.resize(count);
+  return std::span(values).first(count);
+}
+
+Status CheckFinite(const Checkpoint& checkpoint, const Tile& tile, std::span<const float> values) {
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (std::isfinite(values[i])) continue;
+    return DataLoss("{}: the weight of {} must be finite, found {}", checkpoint.path(),
+                    tile.matrix->source.module, values[i]);
+  }
+  return OkStatus();
+}
+
+Status PackTile(const Checkpoint& checkpoint, const Tile& tile, Scratch& scratch) {
   const PartDecl& part = *tile.matrix->part;
   const LinearSource& source = tile.matrix->source;
   const int64_t first = tile.matrix->first_row + tile.first;
   const size_t values = static_cast<size_t>(tile.rows) * part.k;
-  if (part.transposed) {
-    // A tile of the transposed matrix is columns of the source: read all of its rows and pick.
-    std::vector<float> rows(static_cast<size_t>(part.k) * part.module_in), out(values);
-    RETURN_IF_ERROR(checkpoint.ReadLinearRows(source, tile.matrix->first_row, part.k, rows));
-    for (int i = 0; i < tile.rows; ++i) {
-      for (int j = 0; j < part.k; ++j) out[i * part.k + j] = rows[j * part.module_in + tile.first + i];
-    }
-    tensor::PackRows(tile.layout, tile.to_row, tile.rows, out.data(), tile.out);
-    return OkStatus();
-  }
   if (tile.layout.format == PackedFormat::kI8 && source.scheme == checkpoint::WeightScheme::kInt8Channel) {
-    std::vector<int8_t> rows(values);
-    std::vector<float> scales(tile.rows);
+    const std::span<int8_t> rows = AtLeast(scratch.rows_i8, values);
+    const std::span<float> scales = AtLeast(scratch.scales, tile.rows);
     RETURN_IF_ERROR(checkpoint.ReadLinearRowsI8(source, first, tile.rows, rows, scales));
+    RETURN_IF_ERROR(CheckFinite(checkpoint, tile, scales));
     tensor::PackRowsI8(tile.layout, tile.to_row, tile.rows, rows.data(), scales.data(), tile.out);
     return OkStatus();
   }
-  std::vector<float> rows(values);
-  RETURN_IF_ERROR(checkpoint.ReadLinearRows(source, first, tile.rows, rows));
-  for (size_t i = 0; i < values; ++i) {
-    if (!std::isfinite(rows[i])) {
-      return DataLoss("{}: weight of {} is not finite in row {}", checkpoint.path(), source.module,
-                      first + static_cast<int64_t>(i) / part.k);
+  // A tile of a transposed matrix is columns of the source: all of its rows are read for it.
+  const int64_t from = part.transposed ? tile.matrix->first_row : first;
+  const int64_t count = part.transposed ? part.k : tile.rows;
+  std::span<float> rows = AtLeast(scratch.rows, static_cast<size_t>(count * part.module_in));
+  RETURN_IF_ERROR(checkpoint.ReadLinearRows(source, from, count, rows));
+  RETURN_IF_ERROR(CheckFinite(checkpoint, tile, rows));
+  if (part.transposed) {
+    const std::span<float> turned = AtLeast(scratch.transposed, values);
+    for (int i = 0; i < tile.rows; ++i) {
+      for (int j = 0; j < part.k; ++j) turned[i * part.k + j] = rows[j * part.module_in + tile.first + i];
     }
+    rows = turned;
   }
   tensor::PackRows(tile.layout, tile.to_row, tile.rows, rows.data(), tile.out);
   return OkStatus();
@@ -79,7 +96,7 @@ class Packer {
  public:
   Packer(const Checkpoint& checkpoint, const WeightPlan& plan, const PackProgress& progress,
          runtime::ThreadPool& pool)
-      : checkpoint_(checkpoint), plan_(plan), progress_(progress), pool_(pool) {}
+      : checkpoint_(checkpoint), plan_(plan), progress_(progress), pool_(pool), scratch_(pool.size()) {}
 
   StatusOr<Matrix> Find(const RegionPlan& region, int record, size_t part) const {
     const PartDecl& decl = region.decl.parts[part];
@@ -96,8 +113,8 @@ class Packer {
   Status Run(const std::vector<Tile>& tiles) {
     std::mutex mutex;
     Status failure;
-    pool_.Run(static_cast<int64_t>(tiles.size()), [&](int64_t task, int) {
-      Status status = PackTile(checkpoint_, tiles[task]);
+    pool_.Run(static_cast<int64_t>(tiles.size()), [&](int64_t task, int worker) {
+      Status status = PackTile(checkpoint_, tiles[task], scratch_[worker]);
       if (status.ok()) return;
       const std::lock_guard<std::mutex> lock(mutex);
       if (failure.ok()) failure = std::move(status);
@@ -116,6 +133,7 @@ class Packer {
   const WeightPlan& plan_;
   const PackProgress& progress_;
   runtime::ThreadPool& pool_;
+  std::vector<Scratch> scratch_;  // [workers]
   int64_t done_ = 0;
 };
 

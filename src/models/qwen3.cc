@@ -43,6 +43,11 @@ StatusOr<DecoderSpec> Qwen3Spec(const nlohmann::json& config, const std::string&
 StatusOr<DecoderSpec> Qwen3MoeSpec(const nlohmann::json& config, const std::string& file) {
   ConfigReader reader(config, file);
   DecoderSpec spec = ReadQwen3(config, file, reader, /*default_head_dim=*/0);
+  reader.OnlyBool("qkv_bias", false);  // Qwen3-Coder's configs say these three
+  reader.OnlyBool("use_qk_norm", true);
+  if (reader.IntOr("shared_expert_intermediate_size", 0, kMaxDim, 0) != 0) {
+    reader.Fail("\"shared_expert_intermediate_size\" must be 0: Qwen3-MoE has no shared expert");
+  }
   MoeSpec& moe = spec.moe;
   const char* experts = reader.Has("num_local_experts") ? "num_local_experts" : "num_experts";
   moe.experts = static_cast<int>(reader.Int(experts, 1, 65536));

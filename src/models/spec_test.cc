@@ -43,12 +43,13 @@ constexpr Refusal kRefusals[] = {
     {"llama-untied-f16", R"({"head_dim": 12})",
      "config.json: \"head_dim\" must be a multiple of 8, found 12"},
     {"llama-untied-f16", R"({"rope_scaling": {"rope_type": "longrope"}})",
-     "config.json: rope_scaling: \"rope_type\" must be \"default\", \"linear\", \"yarn\" or \"llama3\", "
+     "config.json: rope_scaling: \"rope_type\" must be one of \"default\", \"linear\", \"yarn\", \"llama3\", "
      "found "
      "\"longrope\""},
-    {"llama-untied-f16", R"({"clip_qkv": 8})", "config.json: \"clip_qkv\" is not supported"},
+    {"llama-untied-f16", R"({"clip_qkv": 8})",
+     "config.json: unsupported field \"clip_qkv\"; running the model without it could give wrong results"},
     {"qwen3-tied", R"({"use_sliding_window": true})",
-     "config.json: \"use_sliding_window\" must be false, found true"},
+     "config.json: \"use_sliding_window\" must be false, found true: not supported"},
     {"qwen3-tied", R"({"layer_types": ["full_attention", "sliding_attention"]})",
      "config.json: \"layer_types\" must be \"full_attention\" everywhere, found \"sliding_attention\""},
     {"qwen3-moe-norm-tied", R"({"num_experts_per_tok": 9})",
@@ -65,7 +66,7 @@ constexpr Refusal kRefusals[] = {
     {"deepseek-v3-noqlora", R"({"qk_rope_head_dim": 12})",
      "config.json: \"qk_rope_head_dim\" must be a multiple of 8, found 12"},
     {"deepseek-v2-lite", R"({"norm_topk_prob": true})",
-     "config.json: \"norm_topk_prob\" must be false, found true"},
+     "config.json: \"norm_topk_prob\" must be false, found true: not supported"},
     {"pangu-ultra-moe-v11", R"({"rope_scaling": {"type": "yarn"}})",
      "config.json: \"rope_scaling\" must be absent or null"},
 };
@@ -131,7 +132,7 @@ TEST(ModelInfoTest, CountsKimiK2) {
   config.merge_patch(json::parse(kKimiK2));
   const ModelInfo info = InfoOfConfig(config, "int8");
   EXPECT_NEAR(info.parameters / 1e12, 1.03, 0.01);  // the card says 1T (1.03T), 32B active
-  EXPECT_NEAR(info.active_parameters / 1e9, 32.5, 0.6);
+  EXPECT_NEAR(info.active_parameters / 1e9, 32.0, 0.5);
   EXPECT_EQ(info.weight_format, "int8");
   EXPECT_NEAR(info.weight_bytes / 1e12, 1.04, 0.02);
 }

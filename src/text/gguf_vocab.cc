@@ -1,7 +1,7 @@
 // Tokenizers from the vocabulary inside a GGUF file, written as the tokenizer.json they were converted from.
 #include <algorithm>
 #include <cmath>
-#include <map>
+#include <nlohmann/json.hpp>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -152,33 +152,50 @@ std::optional<SpecialToken> Role(const GgufVocab& vocab, std::optional<int32_t> 
   return SpecialToken{*id, vocab.tokens[*id]};
 }
 
+/// The tokenizer.json that the vocabulary was converted from, but for BOS and EOS around a text.
+StatusOr<std::string> ToJson(const GgufVocab& vocab) {
+  RETURN_IF_ERROR(CheckSizes(vocab));
+  if (vocab.model == "gpt2") return ByteLevel(vocab);
+  if (vocab.model == "llama") return SentencePiece(vocab);
+  return Unimplemented("tokenizer.ggml.model names a tokenizer that is not known: \"{}\"", vocab.model);
+}
+
+/// llama.cpp's default: SentencePiece models begin with BOS.
+bool AddsBos(const GgufVocab& vocab) { return vocab.add_bos.value_or(vocab.model == "llama"); }
+
 }  // namespace
 
 StatusOr<Tokenizer> Tokenizer::FromGguf(const GgufVocab& vocab) {
-  RETURN_IF_ERROR(CheckSizes(vocab));
-  StatusOr<std::string> json = std::string();
-  if (vocab.model == "gpt2") {
-    json = ByteLevel(vocab);
-  } else if (vocab.model == "llama") {
-    json = SentencePiece(vocab);
-  } else {
-    return Unimplemented("tokenizer.ggml.model names a tokenizer that is not known: \"{}\"", vocab.model);
-  }
-  if (!json.ok()) return json.status();
+  ASSIGN_OR_RETURN(const std::string json, ToJson(vocab));
   TokenizerConfig config;
-  // llama.cpp's defaults: SentencePiece models begin with BOS.
-  config.add_bos = vocab.add_bos.value_or(vocab.model == "llama");
+  config.add_bos = AddsBos(vocab);
   config.add_eos = vocab.add_eos.value_or(false);
-  const auto name = [&](const char* role, std::optional<int32_t> id) {
-    if (id) config.roles.emplace(role, vocab.tokens[*id]);
-  };
-  name("bos_token", vocab.bos_id);
-  name("eos_token", vocab.eos_id);
-  StatusOr<std::shared_ptr<Impl>> impl = BuildTokenizer(*json, config, true);
+  if (vocab.bos_id) config.roles.emplace("bos_token", vocab.tokens[*vocab.bos_id]);
+  if (vocab.eos_id) config.roles.emplace("eos_token", vocab.tokens[*vocab.eos_id]);
+  StatusOr<std::shared_ptr<Impl>> impl = BuildTokenizer(json, config, true);
   if (!impl.ok()) return Annotate(impl.status(), "the GGUF vocabulary");
   (*impl)->special = {Role(vocab, vocab.bos_id), Role(vocab, vocab.eos_id), Role(vocab, vocab.pad_id),
                       Role(vocab, vocab.unk_id), Role(vocab, vocab.eot_id)};
   return Tokenizer(*std::move(impl));
+}
+
+StatusOr<HubFiles> HubFilesFromGguf(const GgufVocab& vocab, std::string_view chat_template) {
+  HubFiles files;
+  ASSIGN_OR_RETURN(files.tokenizer_json, ToJson(vocab));
+  nlohmann::ordered_json config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
+                                   {"add_bos_token", AddsBos(vocab)},
+                                   {"add_eos_token", vocab.add_eos.value_or(false)},
+                                   {"clean_up_tokenization_spaces", false}};
+  const std::pair<const char*, std::optional<int32_t>> roles[] = {{"bos_token", vocab.bos_id},
+                                                                  {"eos_token", vocab.eos_id},
+                                                                  {"pad_token", vocab.pad_id},
+                                                                  {"unk_token", vocab.unk_id}};
+  for (const auto& [role, id] : roles) {
+    if (id) config[role] = vocab.tokens[*id];
+  }
+  if (!chat_template.empty()) config["chat_template"] = std::string(chat_template);
+  files.tokenizer_config_json = config.dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
+  return files;
 }
 
 }  // namespace moesaic::text

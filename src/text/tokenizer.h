@@ -98,6 +98,14 @@ class Tokenizer {
   std::shared_ptr<const Impl> impl_;
 };
 
+/// A GGUF file's text side as the two files of a Hub folder.
+struct HubFiles {
+  std::string tokenizer_json, tokenizer_config_json;
+};
+
+/// `chat_template`: empty when the file has none.
+StatusOr<HubFiles> HubFilesFromGguf(const GgufVocab& vocab, std::string_view chat_template);
+
 /// Decodes token by token. The pieces put together equal `Tokenizer::Decode` of all ids, and each is whole
 /// UTF-8. Used by one thread at a time.
 class StreamingDecoder {

@@ -355,6 +355,22 @@ TEST(GgufVocab, AddsBosWhenTold) {
   EXPECT_EQ(*Tokenizer::FromGguf(vocab)->Encode("ab<s>", true), (std::vector<int32_t>{3, 2, 3}));
 }
 
+TEST(GgufVocab, BecomesHubFiles) {
+  for (const char* name : {"qwen2", "phi-3"}) {
+    const auto path = Tokenizers() / "gguf-vocab" / (std::string("ggml-vocab-") + name + ".gguf.gz");
+    SKIP_WITHOUT(path);
+    const GgufVocab vocab = GgufTestReader(ReadMaybeGzip(path)).Read();
+    StatusOr<HubFiles> files = HubFilesFromGguf(vocab, "{{ messages }}");
+    ASSERT_TRUE(files.ok()) << Message(files.status());
+    StatusOr<Tokenizer> there = Tokenizer::FromJson(files->tokenizer_json, files->tokenizer_config_json);
+    StatusOr<Tokenizer> here = Tokenizer::FromGguf(vocab);
+    ASSERT_TRUE(there.ok() && here.ok());
+    const std::string text = "Hello, wörld! <|endoftext|> 1234";
+    EXPECT_EQ(*there->Encode(text, true), *here->Encode(text, true));
+    EXPECT_EQ(there->special_tokens().eos->id, here->special_tokens().eos->id);
+  }
+}
+
 TEST(GgufVocab, RefusesFaultsByName) {
   const auto message = [](void (*change)(GgufVocab*)) {
     GgufVocab vocab = TinyGguf();

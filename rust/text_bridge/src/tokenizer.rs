@@ -20,6 +20,13 @@ pub struct Inner {
 
 pub struct Tokenizer(pub Arc<Inner>);
 
+/// What is read of the file besides what the crate reads.
+#[derive(serde::Deserialize)]
+struct Head {
+    #[serde(default)]
+    decoder: serde_json::Value,
+}
+
 /// The largest id accepted: guards the tables by id against a forged file.
 const MAX_ID: u32 = 1 << 24;
 
@@ -30,10 +37,9 @@ pub fn tokenizer_from_json(
     wrapping: &Wrapping,
 ) -> Result<Box<Tokenizer>> {
     guarded("tokenizer.json", || {
-        let tree: serde_json::Value =
+        let head: Head =
             serde_json::from_slice(json).map_err(|e| BridgeError(format!("tokenizer.json: {e}")))?;
-        let scheme = scheme_of(&tree["decoder"])?;
-        drop(tree);
+        let scheme = scheme_of(&head.decoder)?;
         let mut hf =
             HfTokenizer::from_bytes(json).map_err(|e| BridgeError(format!("tokenizer.json: {e}")))?;
         // A file may carry the padding and truncation of somebody's last training run.

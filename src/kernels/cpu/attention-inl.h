@@ -87,12 +87,11 @@ inline V SumOverKeys(V x) {
   return x;
 }
 
-// Asks for `count` elements from p on. Into the second-level cache: the first has the block that is worked
-// on.
-template <typename T>
+// Asks for `count` elements from p on, into the first (3) or the second-level cache (2).
+template <typename T, int kLevel>
 inline void Prefetch(const char* p, int count) {
   for (int byte = 0; byte < count * static_cast<int>(sizeof(T)); byte += 64)
-    _mm_prefetch(p + byte, _MM_HINT_T1);
+    __builtin_prefetch(p + byte, 0, kLevel);
 }
 
 // Writes the scores into g->weights, -inf where not visible, and returns their maximum.
@@ -110,7 +109,8 @@ inline V Scores(const AttentionTile& t, int first, Group<R>* g) {
     if (g->ahead != 0) {
 #pragma GCC unroll 16
       for (int i = 0; i < K; ++i) {
-        Prefetch<T>(reinterpret_cast<const char*>(keys + i * key_stride) + g->ahead, t.key_dim);
+        // Not into the first-level cache: that has the block that is worked on.
+        Prefetch<T, 2>(reinterpret_cast<const char*>(keys + i * key_stride) + g->ahead, t.key_dim);
       }
     }
     const V dots = Dots<R>(q, t.q_stride, keys, key_stride, t.key_dim);
@@ -178,9 +178,11 @@ inline void AddValues(const Group<R>& g, const T* values, int64_t value_stride, 
   const float* weights = g.weights;
   for (int j = 0; j < g.keys; ++j, weights += R, values += value_stride) {
     if constexpr (kAhead) {
-      Prefetch<T>(ahead, C * kLanes);
+      Prefetch<T, 2>(ahead, C * kLanes);
       ahead += C * kLanes * sizeof(T);
     }
+    // The next strip: its lines lie a row apart, so no prefetcher brings them from the second-level cache.
+    Prefetch<T, 3>(reinterpret_cast<const char*>(values + C * kLanes), C * kLanes);
     V value[C];
 #pragma GCC unroll 16
     for (int c = 0; c < C; ++c) {

@@ -103,6 +103,29 @@ TEST(TokenizerGoldens, QwenTiktoken) {
   EXPECT_EQ(tokenizer->TokenToId("<|extra_0|>"), 151646);
 }
 
+// Kimi-K2's splitting rule, over the ranks at hand, against tiktoken itself.
+TEST(TokenizerGoldens, KimiTiktoken) {
+  SKIP_WITHOUT(Tokenizers());
+  const char* config =
+      R"({"added_tokens_decoder":{"151643":{"content":"[BOS]","special":true}},"bos_token":"[BOS]"})";
+  StatusOr<Tokenizer> tokenizer =
+      Tokenizer::FromTiktoken(ReadMaybeGzip(Tokenizers() / "qwen.tiktoken.gz"), config, TiktokenStyle::kKimi);
+  ASSERT_TRUE(tokenizer.ok()) << Message(tokenizer.status());
+  const auto expected = nlohmann::json::parse(ReadMaybeGzip(
+      std::filesystem::path(MOESAIC_SOURCE_DIR) / "src" / "text" / "testdata" / "kimi_tiktoken.json"));
+  EXPECT_EQ(EncodeAndCheck(*tokenizer, expected["mixed"].get<std::string>()),
+            expected["mixed_ids"].get<std::vector<int32_t>>());
+  size_t compared = 0;
+  for (const auto& row : ReadRows(Tokenizers() / "goldens_dev.jsonl.gz")) {
+    const std::string text = row["text"].get<std::string>();
+    const auto ids = EncodeAndCheck(*tokenizer, text);
+    const uLong crc = crc32(0, reinterpret_cast<const Bytef*>(ids.data()), static_cast<uInt>(ids.size() * 4));
+    EXPECT_EQ(crc, expected["crc32"][compared].get<uint32_t>()) << text;
+    ++compared;
+  }
+  EXPECT_EQ(compared, expected["crc32"].size());
+}
+
 class GgufVocabTest : public ::testing::TestWithParam<const char*> {};
 
 // llama.cpp's own inputs, with the ids of the models' own tokenizers.

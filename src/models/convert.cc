@@ -25,7 +25,8 @@ constexpr const char* kTexts[] = {"tokenizer.json",
                                   "chat_template.json",
                                   "generation_config.json"};
 
-std::vector<std::pair<std::string, std::string>> Metadata(const Checkpoint& checkpoint) {
+std::vector<std::pair<std::string, std::string>> Metadata(
+    const Checkpoint& checkpoint, const std::vector<std::pair<std::string, std::string>>& texts) {
   std::vector<std::pair<std::string, std::string>> metadata = {
       {"source", std::filesystem::path(checkpoint.path()).filename().string()},
       {"config.json", checkpoint.config().dump()}};
@@ -33,13 +34,14 @@ std::vector<std::pair<std::string, std::string>> Metadata(const Checkpoint& chec
     if (std::optional<std::string> text = checkpoint.ReadText(name))
       metadata.emplace_back(name, *std::move(text));
   }
+  metadata.insert(metadata.end(), texts.begin(), texts.end());
   return metadata;
 }
 
 }  // namespace
 
 Status Convert(const std::string& path, const std::string& out, const LoadOptions& options,
-               runtime::ThreadPool& pool) {
+               runtime::ThreadPool& pool, const std::vector<std::pair<std::string, std::string>>& texts) {
   ASSIGN_OR_RETURN(const WeightDtype dtype, ParseWeightDtype(options.dtype));
   if (checkpoint::PackedFile::Is(path)) return InvalidArgument("{} is a packed file already", path);
   ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, Checkpoint::Open(path));
@@ -55,7 +57,7 @@ Status Convert(const std::string& path, const std::string& out, const LoadOption
   std::vector<PackedRegion> regions;
   for (const RegionPlan& region : plan.regions) regions.push_back(Describe(region));
   ASSIGN_OR_RETURN(const std::unique_ptr<PackedWriter> writer,
-                   PackedWriter::Create(out, std::move(regions), Metadata(*checkpoint)));
+                   PackedWriter::Create(out, std::move(regions), Metadata(*checkpoint, texts)));
   RETURN_IF_ERROR(PackStream(
       *checkpoint, plan, options.progress, pool,
       [&](size_t region, std::span<const std::byte> bytes) { return writer->Append(region, bytes); }));

@@ -99,6 +99,6 @@ class Model {
 /// Packs the checkpoint at `path` into one packed file at `out`, region by region: what Load then maps in at
 /// once. Tokenizer, template and generation texts travel in the metadata.
 Status Convert(const std::string& path, const std::string& out, const LoadOptions& options,
-               runtime::ThreadPool& pool);
+               runtime::ThreadPool& pool, const std::vector<std::pair<std::string, std::string>>& texts = {});
 
 }  // namespace moesaic::models

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -27,43 +29,35 @@ struct GoldenPrompt {
   float w8a8_noise = 0;
 };
 
-class Golden {
- public:
-  explicit Golden(const std::string& path) {
-    auto file = checkpoint::Checkpoint::Open(path);
-    if (!file.ok()) {
-      ADD_FAILURE() << Message(file.status());
-      return;
-    }
-    for (int i = 0; (*file)->Has("prompt_" + std::to_string(i) + ".ids"); ++i) {
-      const std::string p = "prompt_" + std::to_string(i) + ".";
-      prompts.push_back({.ids = Read<int32_t>(**file, p + "ids"),
-                         .rows = Read<int32_t>(**file, p + "rows"),
-                         .greedy = Read<int32_t>(**file, p + "greedy"),
-                         .mtp_next_ids = Read<int32_t>(**file, p + "mtp_next_ids"),
-                         .logits = Read<float>(**file, p + "logits"),
-                         .margins = Read<float>(**file, p + "margins"),
-                         .mtp_logits = Read<float>(**file, p + "mtp_logits"),
-                         .logits_w8a8 = Read<float>(**file, p + "logits_w8a8")});
-      const std::vector<float> noise = Read<float>(**file, p + "w8a8_noise");
-      if (!noise.empty()) prompts.back().w8a8_noise = noise[0];
-    }
-    EXPECT_FALSE(prompts.empty()) << path;
-  }
+template <typename T>
+std::vector<T> ReadTensor(const checkpoint::Checkpoint& file, const std::string& name) {
+  const checkpoint::TensorEntry* entry = file.Find(name);
+  if (entry == nullptr) return {};
+  EXPECT_EQ(entry->dtype, (std::is_same_v<T, float> ? tensor::DType::kF32 : tensor::DType::kI32)) << name;
+  std::vector<T> values(entry->bytes.size() / sizeof(T));
+  std::memcpy(values.data(), entry->bytes.data(), entry->bytes.size());
+  return values;
+}
 
+inline std::vector<GoldenPrompt> ReadGolden(const std::string& path) {
+  const auto file = checkpoint::Checkpoint::Open(path);
+  EXPECT_TRUE(file.ok()) << Message(file.status());
   std::vector<GoldenPrompt> prompts;
-
- private:
-  template <typename T>
-  static std::vector<T> Read(const checkpoint::Checkpoint& file, const std::string& name) {
-    const checkpoint::TensorEntry* entry = file.Find(name);
-    if (entry == nullptr) return {};
-    EXPECT_EQ(entry->dtype, (std::is_same_v<T, float> ? tensor::DType::kF32 : tensor::DType::kI32)) << name;
-    std::vector<T> values(entry->bytes.size() / sizeof(T));
-    std::memcpy(values.data(), entry->bytes.data(), entry->bytes.size());
-    return values;
+  for (int i = 0; file.ok() && (*file)->Has("prompt_" + std::to_string(i) + ".ids"); ++i) {
+    const std::string p = "prompt_" + std::to_string(i) + ".";
+    prompts.push_back({.ids = ReadTensor<int32_t>(**file, p + "ids"),
+                       .rows = ReadTensor<int32_t>(**file, p + "rows"),
+                       .greedy = ReadTensor<int32_t>(**file, p + "greedy"),
+                       .mtp_next_ids = ReadTensor<int32_t>(**file, p + "mtp_next_ids"),
+                       .logits = ReadTensor<float>(**file, p + "logits"),
+                       .margins = ReadTensor<float>(**file, p + "margins"),
+                       .mtp_logits = ReadTensor<float>(**file, p + "mtp_logits"),
+                       .logits_w8a8 = ReadTensor<float>(**file, p + "logits_w8a8")});
+    const std::vector<float> noise = ReadTensor<float>(**file, p + "w8a8_noise");
+    if (!noise.empty()) prompts.back().w8a8_noise = noise[0];
   }
-};
+  return prompts;
+}
 
 /// A model with everything it runs on.
 class TestModel {

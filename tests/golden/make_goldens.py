@@ -5,7 +5,8 @@ python make_goldens.py                   make all
 python make_goldens.py kimi-k2 ...       make these
 python make_goldens.py --check [...]     recompute the goldens of the committed checkpoints and compare
 python make_goldens.py --mutations       change single options and show how far the logits move
-python make_goldens.py --refs DIR        convert DIR/<name>/golden.npz to refs/<name>.golden.safetensors
+python make_goldens.py --refs DIR        convert DIR/<name>/golden.npz to refs/<name>.golden.safetensors and make those of
+                                         DIR/gguf/<name>-q8_0.gguf
 """
 
 import argparse
@@ -15,7 +16,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from oracle import cases, folder, golden, mutations, refs
+from oracle import cases, folder, gguf_refs, golden, mutations, refs
 
 HERE = Path(__file__).resolve().parent
 MAX_DIFFERENCE = 2e-5  # of fp32 logits between machines
@@ -36,6 +37,7 @@ def main():
         return
     if args.refs:
         refs.convert(args.refs, HERE / "refs")
+        gguf_refs.convert(args.refs, HERE / "refs")
         return
     for name in args.names or cases.NAMES:
         start = time.monotonic()

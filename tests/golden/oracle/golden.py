@@ -16,7 +16,7 @@ MIN_GREEDY_MARGIN = 2e-3
 MAX_FP32_NOISE = 3e-5
 
 
-def _greedy(model, ids):
+def _greedy(model, ids, min_router_margin):
     """Greedy continuation, or None as soon as a routing or a token choice is too close to call."""
     model.router_margin = float("inf")
     logits, hidden = model.start(ids)
@@ -25,7 +25,7 @@ def _greedy(model, ids):
         top = step.topk(2)
         tokens.append(int(top.indices[0]))
         margins.append(float(top.values[0] - top.values[1]))
-        if margins[-1] < MIN_GREEDY_MARGIN or model.router_margin < MIN_ROUTER_MARGIN:
+        if margins[-1] < MIN_GREEDY_MARGIN or model.router_margin < min_router_margin:
             return None
         if len(tokens) < GREEDY_TOKENS:
             step = model.extend(tokens[-1:])[0][-1]
@@ -36,7 +36,7 @@ def _rows(length):
     return torch.arange(max(0, length - KEPT_ROWS) if length > FULL_ROWS else 0, length)
 
 
-def make(model, name, vocab, extras=()):
+def make(model, name, vocab, extras=(), max_noise=MAX_FP32_NOISE, min_router_margin=MIN_ROUTER_MARGIN):
     """Golden tensors and metadata of `model`.
 
     `extras`: functions (prefix, ids, greedy, hidden, rows) -> further tensors of a prompt, or None to reject it.
@@ -46,7 +46,7 @@ def make(model, name, vocab, extras=()):
         for attempt in range(1000):
             g = torch.Generator().manual_seed(zlib.crc32(f"{name}/{length}/{attempt}".encode()))
             ids = torch.randint(3, vocab, (length,), generator=g).tolist()  # 0..2 are often special
-            result = _greedy(model, ids)
+            result = _greedy(model, ids, min_router_margin)
             if result is None:
                 continue
             logits, hidden, tokens, margins, router_margin = result
@@ -68,7 +68,7 @@ def make(model, name, vocab, extras=()):
         }
         for m in more:
             tensors |= m
-    assert noise < MAX_FP32_NOISE, f"{name}: fp32 noise {noise}"
+    assert noise < max_noise, f"{name}: fp32 noise {noise}"
     metadata = {
         "oracle": model.oracle,
         "torch": torch.__version__,
@@ -79,10 +79,10 @@ def make(model, name, vocab, extras=()):
     return tensors, metadata
 
 
-def write(path, tensors, metadata):
+def write(path, tensors, metadata, file="golden.safetensors"):
     # One metadata key, because safetensors writes several in an order that differs from run to run.
     metadata = {"golden": json.dumps(metadata, sort_keys=True)}
-    save_file({k: v.contiguous() for k, v in tensors.items()}, path / "golden.safetensors", metadata=metadata)
+    save_file({k: v.contiguous() for k, v in tensors.items()}, path / file, metadata=metadata)
 
 
 def compare(path, tensors):

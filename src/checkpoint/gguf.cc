@@ -32,13 +32,13 @@ enum ValueType : uint32_t {
 // Reads forward through the file; every read is checked against the end.
 class Cursor {
  public:
-  Cursor(std::span<const std::byte> bytes, std::string file) : bytes_(bytes), file_(std::move(file)) {}
+  Cursor(std::span<const std::byte> bytes, std::string file) : bytes_(bytes), where_(std::move(file)) {}
 
   template <typename T>
   StatusOr<T> Read() {
     T value{};
     if (bytes_.size() - at_ < sizeof(T)) {
-      return DataLoss("{}: the file ends at byte {} in its header; is it complete?", file_, bytes_.size());
+      return DataLoss("{}: the file ends at byte {} in its header; is it complete?", where_, bytes_.size());
     }
     std::memcpy(&value, bytes_.data() + at_, sizeof(T));
     at_ += sizeof(T);
@@ -48,7 +48,7 @@ class Cursor {
   StatusOr<std::string> ReadString(size_t longest) {
     ASSIGN_OR_RETURN(const uint64_t length, Read<uint64_t>());
     if (length > left() || length > longest) {
-      return DataLoss("{}: a string of {} bytes at byte {} does not fit", file_, length, at_);
+      return DataLoss("{}: a string of {} bytes at byte {} does not fit", where_, length, at_);
     }
     std::string text(reinterpret_cast<const char*>(bytes_.data()) + at_, length);
     at_ += length;
@@ -57,11 +57,13 @@ class Cursor {
 
   size_t at() const { return at_; }
   size_t left() const { return bytes_.size() - at_; }
-  const std::string& file() const { return file_; }
+  const std::string& where() const { return where_; }
+  /// What stands in front of messages from now on.
+  void set_where(std::string where) { where_ = std::move(where); }
 
  private:
   std::span<const std::byte> bytes_;
-  std::string file_;
+  std::string where_;
   size_t at_ = 0;
 };
 
@@ -84,7 +86,7 @@ StatusOr<int64_t> ReadInt(Cursor& in, uint32_t type) {
     default: {
       ASSIGN_OR_RETURN(const int64_t value, in.Read<int64_t>());
       if (type == kU64 && value < 0)
-        return DataLoss("{}: a number at byte {} is larger than 2^63", in.file(), in.at());
+        return DataLoss("{}: a number at byte {} is larger than 2^63", in.where(), in.at());
       return value;
     }
   }
@@ -121,9 +123,9 @@ StatusOr<GgufMetadata::Value> ReadArray(Cursor& in) {
   ASSIGN_OR_RETURN(const uint32_t type, in.Read<uint32_t>());
   ASSIGN_OR_RETURN(const uint64_t count, in.Read<uint64_t>());
   if (type > kF64 || type == kArray)
-    return DataLoss("{}: an array holds the unsupported type {}", in.file(), type);
+    return DataLoss("{}: an array holds the unsupported type {}", in.where(), type);
   if (count > in.left() / LeastBytes(type)) {
-    return DataLoss("{}: an array of {} elements does not fit the {} bytes left", in.file(), count,
+    return DataLoss("{}: an array of {} elements does not fit the {} bytes left", in.where(), count,
                     in.left());
   }
   if (type == kString) {
@@ -149,7 +151,7 @@ StatusOr<GgufMetadata::Value> ReadArray(Cursor& in) {
 
 StatusOr<GgufMetadata::Value> ReadValue(Cursor& in) {
   ASSIGN_OR_RETURN(const uint32_t type, in.Read<uint32_t>());
-  if (type > kF64) return DataLoss("{}: value type must be in [0, 12], found {}", in.file(), type);
+  if (type > kF64) return DataLoss("{}: value type must be in [0, 12], found {}", in.where(), type);
   if (type == kArray) return ReadArray(in);
   if (type == kString) return in.ReadString(in.left());
   if (IsFloat(type)) return ReadNumber(in, type);
@@ -224,7 +226,7 @@ StatusOr<TensorInfo> ReadInfo(Cursor& in) {
   TensorInfo info;
   ASSIGN_OR_RETURN(info.entry.name, in.ReadString(kMaxName));
   ASSIGN_OR_RETURN(const uint32_t dims, in.Read<uint32_t>());
-  const std::string where = fmt::format("{}: tensor {}", in.file(), info.entry.name);
+  const std::string where = fmt::format("{}: tensor {}", in.where(), info.entry.name);
   if (dims < 1 || dims > 4) return DataLoss("{} must have 1 to 4 dimensions, found {}", where, dims);
   unsigned __int128 elements = 1;
   for (uint32_t i = 0; i < dims; ++i) {
@@ -241,7 +243,7 @@ StatusOr<TensorInfo> ReadInfo(Cursor& in) {
   const StatusOr<DType> dtype = TypeOf(type);
   if (!dtype.ok()) return Annotate(dtype.status(), where);
   info.entry.dtype = *dtype;
-  info.entry.file = in.file();
+  info.entry.file = in.where();
   const int block = tensor::BlockOf(*dtype).elements;
   if (info.entry.shape.back() % block != 0) {
     return DataLoss("{}: rows must be whole blocks of {} elements, found {}", where, block,
@@ -252,7 +254,8 @@ StatusOr<TensorInfo> ReadInfo(Cursor& in) {
 }
 
 StatusOr<uint64_t> Alignment(const GgufMetadata& metadata, const std::string& file) {
-  const int64_t alignment = metadata.Int("general.alignment").value_or(kDefaultAlignment);
+  if (!metadata.Has("general.alignment")) return kDefaultAlignment;
+  const int64_t alignment = metadata.Int("general.alignment").value_or(0);
   if (alignment < 1 || alignment > (1 << 20) || (alignment & (alignment - 1)) != 0) {
     return DataLoss("{}: \"general.alignment\" must be a power of two, found {}", file, alignment);
   }
@@ -335,9 +338,10 @@ StatusOr<GgufFile> ParseGguf(std::span<const std::byte> bytes, const std::string
   for (uint64_t i = 0; i < pairs; ++i) {
     ASSIGN_OR_RETURN(const std::string key, in.ReadString(kMaxName));
     if (result.metadata.Has(key)) return DataLoss("{}: metadata key \"{}\" stands twice", file, key);
-    StatusOr<GgufMetadata::Value> value = ReadValue(in);
-    if (!value.ok()) return Annotate(value.status(), fmt::format("metadata \"{}\"", key));
-    result.metadata.Set(key, *std::move(value));
+    in.set_where(fmt::format("{}: metadata \"{}\"", file, key));
+    ASSIGN_OR_RETURN(GgufMetadata::Value value, ReadValue(in));
+    in.set_where(file);
+    result.metadata.Set(key, std::move(value));
   }
   std::vector<TensorInfo> infos;
   std::set<std::string> names;

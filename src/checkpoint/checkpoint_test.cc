@@ -1,0 +1,124 @@
+// Opening folders and files of the Hub's kind.
+#include "checkpoint/checkpoint.h"
+
+#include <gtest/gtest.h>
+
+#include "checkpoint/test_files.h"
+
+namespace moesaic::checkpoint {
+namespace {
+
+class CheckpointTest : public testing::Test {
+ protected:
+  std::string Fault(const std::string& path) {
+    std::string message = Message(Checkpoint::Open(path).status());
+    for (size_t at = 0; (at = message.find(folder_.Path())) != std::string::npos;) {
+      message.replace(at, folder_.Path().size(), "F/");
+    }
+    return message;
+  }
+  TestFolder folder_;
+};
+
+SafetensorsMaker Sample() {
+  SafetensorsMaker tensors;
+  tensors.Add<float>("norm", "F32", {3}, {1, 2, 3}).Add<double>("wide", "F64", {2, 2}, {1, 2, 3, 4});
+  tensors.Add<uint8_t>("fp8", "F8_E4M3", {2}, {0x38, 0xb8}).Add<int32_t>("ids", "I32", {2}, {7, 8});
+  return tensors;
+}
+
+TEST_F(CheckpointTest, OpensAFolder) {
+  folder_.Write("config.json", R"({"model_type": "llama"})");
+  folder_.Write("model.safetensors", Sample().File());
+  folder_.Write("tokenizer.json", "{}");
+  const auto checkpoint = Checkpoint::Open(folder_.Path());
+  ASSERT_TRUE(checkpoint.ok()) << Message(checkpoint.status());
+  EXPECT_EQ((*checkpoint)->config()["model_type"], "llama");
+  EXPECT_EQ((*checkpoint)->container(), "safetensors");
+  EXPECT_EQ((*checkpoint)->gguf(), nullptr);
+  EXPECT_EQ((*checkpoint)->ReadText("tokenizer.json"), "{}");
+  EXPECT_EQ((*checkpoint)->ReadText("chat_template.jinja"), std::nullopt);
+  EXPECT_EQ((*checkpoint)->ReadText("../secret"), std::nullopt);
+  EXPECT_TRUE((*checkpoint)->Has("norm"));
+  EXPECT_FALSE((*checkpoint)->Has("nor"));
+  EXPECT_EQ(*(*checkpoint)->ReadF32("norm", std::vector<int64_t>{3}), (std::vector<float>{1, 2, 3}));
+  EXPECT_EQ(*(*checkpoint)->ReadF32("wide", std::vector<int64_t>{2, 2}), (std::vector<float>{1, 2, 3, 4}));
+  EXPECT_EQ(*(*checkpoint)->ReadF32("fp8", std::vector<int64_t>{2}), (std::vector<float>{1, -1}));
+  EXPECT_EQ(Message((*checkpoint)->ReadF32("norm", std::vector<int64_t>{3, 1}).status()),
+            "model.safetensors: tensor norm must be [3, 1], found [3]");
+  EXPECT_EQ(Message((*checkpoint)->ReadF32("ids", std::vector<int64_t>{2}).status()),
+            "model.safetensors: tensor ids must hold floating-point numbers, found I32");
+  const TensorEntry* wide = (*checkpoint)->Find("wide");
+  std::vector<float> row(2);
+  ASSERT_TRUE((*checkpoint)->ReadRows(*wide, 1, 1, row).ok());
+  EXPECT_EQ(row, (std::vector<float>{3, 4}));
+  for (const auto& [first, count] : {std::pair<int64_t, int64_t>{1, 2}, {-1, 1}, {2, 1}, {0, -1}, {0, 2}}) {
+    EXPECT_FALSE((*checkpoint)->ReadRows(*wide, first, count, row).ok()) << first << " " << count;
+  }
+}
+
+TEST_F(CheckpointTest, OpensABareFileAndAConfigAlone) {
+  const std::string file = folder_.Write("x.safetensors", Sample().File());
+  EXPECT_EQ((*Checkpoint::Open(file))->config(), nlohmann::json::object());
+  const std::string config = folder_.Write("config.json", R"({"a": 1})");
+  EXPECT_EQ((*Checkpoint::Open(file))->config()["a"], 1);
+  const auto alone = Checkpoint::Open(config);
+  ASSERT_TRUE(alone.ok()) << Message(alone.status());
+  EXPECT_TRUE((*alone)->tensors().empty());
+  EXPECT_EQ(Message((*alone)->ReadF32("x", std::vector<int64_t>{1}).status()),
+            config + ": there are no weights here");
+}
+
+TEST_F(CheckpointTest, OpensShards) {
+  folder_.Write("config.json", "{}");
+  folder_.Write("a.safetensors", SafetensorsMaker().Add<float>("x", "F32", {1}, {1}).File());
+  folder_.Write("b.safetensors", SafetensorsMaker().Add<float>("y", "F32", {1}, {2}).File());
+  const auto index = [&](const char* map) {
+    folder_.Write("model.safetensors.index.json", fmt::format("{{\"weight_map\": {}}}", map));
+  };
+  index(R"({"x": "a.safetensors", "y": "b.safetensors"})");
+  const auto checkpoint = Checkpoint::Open(folder_.Path());
+  ASSERT_TRUE(checkpoint.ok()) << Message(checkpoint.status());
+  EXPECT_EQ((*checkpoint)->ReadF32("y", std::vector<int64_t>{1})->at(0), 2);
+
+  const std::pair<const char*, const char*> faults[] = {
+      {"[]", "F/model.safetensors.index.json: \"weight_map\" must be an object"},
+      {R"({"x": 1})", "F/model.safetensors.index.json: tensor x must name a file of this folder, found 1"},
+      {R"({"x": "../a"})",
+       "F/model.safetensors.index.json: tensor x must name a file of this folder, found \"../a\""},
+      {R"({"x": "c.safetensors"})", "F/c.safetensors: no such file"},
+      {R"({"x": "b.safetensors", "y": "a.safetensors"})",
+       "F/model.safetensors.index.json: tensor x must stand in b.safetensors, found in a.safetensors"},
+      {R"({"x": "a.safetensors", "y": "b.safetensors", "z": "a.safetensors"})",
+       "F/model.safetensors.index.json: tensor z must stand in a.safetensors, found in no file"},
+      {R"({"y": "b.safetensors", "q": "a.safetensors"})",
+       "F/model.safetensors.index.json: tensor x of a.safetensors is missing in \"weight_map\""},
+  };
+  for (const auto& [map, message] : faults) {
+    index(map);
+    EXPECT_EQ(Fault(folder_.Path()), message) << map;
+  }
+  folder_.Write("b.safetensors", SafetensorsMaker().Add<float>("x", "F32", {1}, {2}).File());
+  index(R"({"x": "a.safetensors", "y": "b.safetensors"})");
+  EXPECT_EQ(Fault(folder_.Path()), "F/: tensor x stands in a.safetensors and in b.safetensors");
+}
+
+TEST_F(CheckpointTest, RefusesWhatItCannotOpen) {
+  EXPECT_EQ(Fault(folder_.Path("absent")), "F/absent: no such file or folder");
+  EXPECT_EQ(Fault(folder_.Path()), "F/: there is no config.json in this folder");
+  folder_.Write("config.json", "[1]");
+  EXPECT_EQ(Fault(folder_.Path()), "F/config.json: must be a JSON object, found [1]");
+  folder_.Write("config.json", "{\"a\": NaN}");
+  EXPECT_TRUE(Fault(folder_.Path()).starts_with("F/config.json: not JSON: parse error at line 1, column 7"))
+      << Fault(folder_.Path());
+  folder_.Write("config.json", std::string(1000000, '['));
+  EXPECT_EQ(Fault(folder_.Path()), "F/config.json: JSON nests deeper than 64 levels");
+  folder_.Write("config.json", "{}");
+  folder_.Write("model.safetensors", "12345678");
+  EXPECT_TRUE(Fault(folder_.Path()).starts_with("model.safetensors: the header may have "));
+  EXPECT_EQ(Fault(folder_.Write("other.json", "{}")), "F/other.json: expected a file named config.json");
+  EXPECT_EQ(Fault(folder_.Write("empty", "")), "empty: a safetensors file has at least 8 bytes, found 0");
+}
+
+}  // namespace
+}  // namespace moesaic::checkpoint

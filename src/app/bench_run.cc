@@ -98,6 +98,7 @@ Status BenchRunner::Decode(int sequences, int start, int count) {
     if (Interrupted()) return Cancelled("interrupted");
     const std::vector<int32_t> tokens = RandomTokens(sequences);
     std::vector<engine::ExecutorRows> batch;
+    batch.reserve(sequences);
     for (int s = 0; s < sequences; ++s) {
       batch.push_back({.tokens = std::span(tokens).subspan(s, 1),
                        .block_table = tables_[s],

@@ -54,7 +54,7 @@ class Chat {
 
   Status Ask(const std::string& question) {
     conversation_.Add("user", question);
-    const Status status = AnswerLast();
+    Status status = AnswerLast();
     if (!status.ok()) conversation_.DropQuestion();
     return status;
   }
@@ -79,7 +79,7 @@ class Chat {
       }
       if (message.find_first_not_of(" \t\n") == std::string::npos) continue;
       if (message == "/exit" || message == "/quit") return OkStatus();
-      const Status status = message[0] == '/' ? Command(message) : Ask(message);
+      Status status = message[0] == '/' ? Command(message) : Ask(message);
       interrupts = 0;
       if (Interrupted()) {  // stopped an answer: the next one leaves
         ClearInterrupt();

@@ -4,6 +4,8 @@
 #include <chrono>
 #include <cstdio>
 #include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
 
 #include "app/generate_input.h"
 #include "app/interrupt.h"
@@ -161,7 +163,7 @@ class Generator {
         {"ids", output.ids},
         {"finish_reason", output.finish_reason},
         {"usage", {{"prompt_tokens", output.prompt->ids.size()}, {"completion_tokens", output.ids.size()}}}};
-    if (!output.prompt->id.is_null()) json["id"] = output.prompt->id;
+    if (!output.prompt->id.empty()) json["id"] = nlohmann::json::parse(output.prompt->id);
     if (output.decoder) json["text"] = output.text;
     for (size_t i = 0; i < output.logprobs.size(); ++i) {
       json["logprobs"].push_back(Entry(output.ids[i], output.logprobs[i]));

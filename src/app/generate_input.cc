@@ -3,6 +3,8 @@
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <limits>
+#include <nlohmann/json.hpp>
 
 namespace moesaic::app {
 namespace {
@@ -23,7 +25,7 @@ StatusOr<Prompt> ParseLine(const std::string& line, const ModelText& text, bool 
   const nlohmann::json json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) return InvalidArgument("not a JSON object");
   Prompt prompt;
-  prompt.id = json.value("id", nlohmann::json());
+  if (json.contains("id")) prompt.id = json["id"].dump();
   if (const auto ids = json.find("ids"); ids != json.end()) {
     if (!ids->is_array()) return InvalidArgument("\"ids\" must be an array of integers");
     for (const nlohmann::json& id : *ids) {
@@ -59,16 +61,16 @@ Status ReadLines(std::istream& stream, const std::string& name, const ModelText&
 
 StatusOr<std::vector<Prompt>> ReadPrompts(const GenerateInput& input, const ModelText& text) {
   std::vector<Prompt> prompts;
-  if (!input.ids.empty()) prompts.push_back({nullptr, input.ids});
+  if (!input.ids.empty()) prompts.push_back({"", input.ids});
   for (const std::string& prompt : input.prompts) {
     ASSIGN_OR_RETURN(std::vector<int32_t> ids, Tokenize(text, prompt, input.add_special));
-    prompts.push_back({nullptr, std::move(ids)});
+    prompts.push_back({"", std::move(ids)});
   }
   if (!input.file.empty()) {
     std::ifstream file(input.file, std::ios::binary);
     ASSIGN_OR_RETURN(const std::string contents, ReadAll(file, input.file));
     ASSIGN_OR_RETURN(std::vector<int32_t> ids, Tokenize(text, contents, input.add_special));
-    prompts.push_back({nullptr, std::move(ids)});
+    prompts.push_back({"", std::move(ids)});
   }
   if (input.jsonl == "-") {
     RETURN_IF_ERROR(ReadLines(std::cin, "stdin", text, input.add_special, &prompts));
@@ -78,7 +80,7 @@ StatusOr<std::vector<Prompt>> ReadPrompts(const GenerateInput& input, const Mode
   } else if (prompts.empty()) {
     ASSIGN_OR_RETURN(const std::string contents, ReadAll(std::cin, "stdin"));
     ASSIGN_OR_RETURN(std::vector<int32_t> ids, Tokenize(text, contents, input.add_special));
-    prompts.push_back({nullptr, std::move(ids)});
+    prompts.push_back({"", std::move(ids)});
   }
   return prompts;
 }

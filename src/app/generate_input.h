@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -20,7 +19,7 @@ struct GenerateInput {
 };
 
 struct Prompt {
-  nlohmann::json id;  // "id" of its JSON line, or null
+  std::string id;  // "id" of its JSON line, as JSON; empty: none
   std::vector<int32_t> ids;
 };
 

@@ -3,13 +3,13 @@
 
 #include <cstdio>
 
-#include "runtime/atomic_file.h"
 #include "app/interrupt.h"
 #include "app/model_text.h"
 #include "app/npy.h"
 #include "app/progress.h"
 #include "app/session.h"
 #include "app/verb.h"
+#include "runtime/atomic_file.h"
 
 namespace moesaic::app {
 namespace {

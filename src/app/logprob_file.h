@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "runtime/atomic_file.h"
 #include "base/status.h"
+#include "runtime/atomic_file.h"
 #include "runtime/memory.h"
 #include "tensor/dtype.h"
 

@@ -9,6 +9,7 @@ std::vector<kernels::KvLayer> LayersOf(const cache::KvPool& blocks) {
   static_assert(kernels::kKvBlockTokens == cache::kBlockTokens);
   const cache::BlockLayout& layout = blocks.layout();
   std::vector<kernels::KvLayer> layers;
+  layers.reserve(layout.layers);
   for (int i = 0; i < layout.layers; ++i) {
     layers.push_back({.base = blocks.base() + i * layout.layer_bytes(),
                       .block_stride = layout.block_bytes(),

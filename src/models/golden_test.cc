@@ -117,7 +117,7 @@ constexpr int kRoom = 320;  // the longest prompt and its continuation
 // The whole prompt at once, then token by token.
 TEST_P(GoldenTest, LogitsAndGreedy) {
   const float tolerance = GetParam().tolerance;
-  for (const Isa isa : TestIsas()) {
+  for (const Isa isa : TestIsas("f32")) {
     TestModel model(path_, isa, {.dtype = "f32"});
     ASSERT_TRUE(model.status().ok()) << Message(model.status());
     float worst = 0;
@@ -148,7 +148,7 @@ TEST_P(GoldenTest, LogitsAndGreedy) {
 TEST_P(GoldenTest, LowPrecisionStaysClose) {
   const GoldenPrompt& prompt = prompts_[2];
   for (const auto& [dtype, bound] : {std::pair{"bf16", 0.1}, {"int8", 0.5}}) {
-    for (const Isa isa : TestIsas()) {
+    for (const Isa isa : TestIsas(dtype)) {
       TestModel model(path_, isa, {.dtype = dtype});
       ASSERT_TRUE(model.status().ok()) << Message(model.status());
       const TestCache cache(model->info().kv, 1, kRoom);
@@ -195,7 +195,7 @@ void CopyAsF32(const std::string& from, const std::string& to) {
 TEST_P(Int8GoldenTest, Int8Activations) {
   const std::string copy = testing::TempDir() + NameOf({GetParam(), 0}) + "-f32";
   CopyAsF32(path_, copy);
-  for (const Isa isa : TestIsas()) {
+  for (const Isa isa : TestIsas("int8")) {
     TestModel model(copy, isa, {});
     ASSERT_TRUE(model.status().ok()) << Message(model.status());
     for (size_t i = 0; i < prompts_.size(); ++i) {
@@ -213,7 +213,7 @@ TEST_P(Int8GoldenTest, Int8Activations) {
 }
 
 TEST_P(GoldenTest, ChunkedPrefillIsWholePrefill) {
-  TestModel model(path_, TestIsas().back(), {.dtype = "f32"});
+  TestModel model(path_, BestIsa(), {.dtype = "f32"});
   ASSERT_TRUE(model.status().ok()) << Message(model.status());
   const std::vector<int32_t>& ids = prompts_.back().ids;
   const auto length = static_cast<int>(ids.size());
@@ -239,7 +239,7 @@ TEST_P(GoldenTest, ChunkedPrefillIsWholePrefill) {
 // Sequences of different lengths and stages in one step come out as each would alone, to the bit.
 TEST_P(GoldenTest, RaggedBatchIsEachAlone) {
   for (const char* dtype : {"f32", "bf16", "int8"}) {
-    TestModel model(path_, TestIsas().back(), {.dtype = dtype});
+    TestModel model(path_, BestIsa(), {.dtype = dtype});
     ASSERT_TRUE(model.status().ok()) << Message(model.status());
     const std::vector<int32_t>& ids = prompts_.back().ids;
     constexpr int kSequences = 8;
@@ -281,7 +281,7 @@ TEST_P(GoldenTest, RaggedBatchIsEachAlone) {
 TEST_P(MlaGoldenTest, AbsorbedIsExpanded) {
   std::vector<float> results[2];
   for (const layers::MlaPath path : {layers::MlaPath::kAbsorbed, layers::MlaPath::kExpanded}) {
-    TestModel model(path_, TestIsas().back(), {.dtype = "f32", .mla_path = path});
+    TestModel model(path_, BestIsa(), {.dtype = "f32", .mla_path = path});
     ASSERT_TRUE(model.status().ok()) << Message(model.status());
     for (const GoldenPrompt& prompt : prompts_) {
       const TestCache cache(model->info().kv, 1, kRoom);
@@ -300,7 +300,7 @@ TEST_P(MlaGoldenTest, AbsorbedIsExpanded) {
 }
 
 TEST_P(MtpGoldenTest, MtpLogits) {
-  for (const Isa isa : TestIsas()) {
+  for (const Isa isa : TestIsas("f32")) {
     TestModel model(path_, isa, {.dtype = "f32"});
     ASSERT_TRUE(model.status().ok()) << Message(model.status());
     for (const GoldenPrompt& prompt : prompts_) {
@@ -327,11 +327,11 @@ TEST_P(GoldenTest, PackedFileIsCheckpoint) {
   const auto length = static_cast<int>(prompt.ids.size());
   const std::string packed = testing::TempDir() + NameOf({GetParam(), 0}) + ".packed.safetensors";
   for (const char* dtype : {"auto", "f32", "bf16", "int8"}) {
-    TestModel model(path_, TestIsas().back(), {.dtype = dtype});
+    TestModel model(path_, BestIsa(), {.dtype = dtype});
     ASSERT_TRUE(model.status().ok()) << Message(model.status());
     const Status status = Convert(path_, packed, {.dtype = dtype}, model.pool());
     ASSERT_TRUE(status.ok()) << Message(status);
-    TestModel mapped(packed, TestIsas().back(), {});
+    TestModel mapped(packed, BestIsa(), {});
     ASSERT_TRUE(mapped.status().ok()) << Message(mapped.status());
     EXPECT_EQ(mapped->info().weights_from, "mapped");
     EXPECT_EQ(mapped->info().weight_bytes, model->info().weight_bytes);
@@ -341,6 +341,24 @@ TEST_P(GoldenTest, PackedFileIsCheckpoint) {
                       Feed(mapped, b, 0, 0, prompt.ids, Last(length)).logits),
               0)
         << dtype;
+  }
+  std::filesystem::remove(packed);
+}
+
+// What a packed file says about text is what its checkpoint says.
+TEST_P(GoldenTest, PackedFileCarriesTexts) {
+  const std::string packed = testing::TempDir() + NameOf({GetParam(), 0}) + ".texts.moesaic";
+  const auto pool = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
+  const Status status = Convert(path_, packed, {}, *pool, {{"tokenizer.model", "another text"}});
+  ASSERT_TRUE(status.ok()) << Message(status);
+  const auto source = *checkpoint::Checkpoint::Open(path_);
+  const auto copy = *checkpoint::Checkpoint::Open(packed);
+  EXPECT_EQ(copy->container(), "moesaic");
+  EXPECT_EQ(copy->config(), source->config());
+  EXPECT_EQ(copy->ReadText("tokenizer.model"), "another text");
+  for (const char* text :
+       {"tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"}) {
+    EXPECT_EQ(copy->ReadText(text), source->ReadText(text)) << text;
   }
   std::filesystem::remove(packed);
 }

@@ -155,10 +155,30 @@ inline int32_t ArgMax(std::span<const float> logits) {
   return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
 
-/// The instruction sets to test: MOESAIC_ISA when it is set, else all that the host has.
-inline std::vector<runtime::Isa> TestIsas() {
+/// The instruction sets on which weights in format `dtype` run differently: MOESAIC_ISA when it is set, else
+/// all that the host has but those whose kernels are the next weaker one's.
+inline std::vector<runtime::Isa> TestIsas(const std::string& dtype) {
   if (const char* name = std::getenv("MOESAIC_ISA")) return {*runtime::ParseIsa(name)};
-  return runtime::HostIsas(runtime::DetectCpu());
+  const runtime::CpuFeatures host = runtime::DetectCpu();
+  std::vector<runtime::Isa> isas;
+  std::vector<std::string> previous;
+  for (const runtime::Isa isa : runtime::HostIsas(host)) {
+    std::vector<std::string> names;
+    for (const kernels::KernelChoice& choice : kernels::SelectKernels(*runtime::LimitTo(host, isa)).choices) {
+      const bool other_format = choice.op.starts_with("gemm_") && choice.op != "gemm_f32" &&
+                                !choice.op.ends_with(dtype == "int8" ? "i8" : dtype);
+      if (!other_format) names.push_back(choice.name);
+    }
+    if (names != previous) isas.push_back(isa);
+    previous = std::move(names);
+  }
+  return isas;
+}
+
+/// The one that a user gets.
+inline runtime::Isa BestIsa() {
+  if (const char* name = std::getenv("MOESAIC_ISA")) return *runtime::ParseIsa(name);
+  return runtime::HostIsas(runtime::DetectCpu()).back();
 }
 
 }  // namespace moesaic::models

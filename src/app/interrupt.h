@@ -3,8 +3,8 @@
 
 namespace moesaic::app {
 
-/// While one lives, SIGINT and SIGTERM set a flag instead of ending the process. The third signal in a row that
-/// nobody cleared ends the process at once: a way out when something hangs.
+/// While one lives, SIGINT and SIGTERM set a flag instead of ending the process. The third signal in a row
+/// that nobody cleared ends the process at once: a way out when something hangs.
 class InterruptGuard {
  public:
   InterruptGuard();
@@ -13,7 +13,7 @@ class InterruptGuard {
   InterruptGuard& operator=(const InterruptGuard&) = delete;
 };
 
-bool Interrupted();       ///< whether a signal has come since the last ClearInterrupt()
+bool Interrupted();  ///< whether a signal has come since the last ClearInterrupt()
 void ClearInterrupt();
 
 }  // namespace moesaic::app

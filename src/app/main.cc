@@ -23,7 +23,8 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 Environment: MOESAIC_ISA=ref|avx2|avxvnni|avx512|avx512vnni|avx512bf16|amx limits the instruction sets used.)";
 
 int Main(int argc, char** argv) {
-  CLI::App root{"Moesaic runs mixture-of-experts language models from their published checkpoints.", "moesaic"};
+  CLI::App root{"Moesaic runs mixture-of-experts language models from their published checkpoints.",
+                "moesaic"};
   root.set_version_flag("--version", std::string("moesaic ") + MOESAIC_VERSION);
   root.require_subcommand(1);
   root.footer(kFooter);

@@ -53,9 +53,12 @@ text::GgufVocab VocabOf(const checkpoint::GgufMetadata& metadata) {
 StatusOr<text::Tokenizer> OpenTokenizer(const Checkpoint& source) {
   if (source.gguf() != nullptr) return text::Tokenizer::FromGguf(VocabOf(*source.gguf()));
   if (std::filesystem::is_directory(source.path())) return text::Tokenizer::FromFolder(source.path());
-  const auto json = source.ReadText("tokenizer.json");
-  if (!json) return NotFound("{}: the model has no tokenizer.json", source.path());
-  return text::Tokenizer::FromJson(*json, source.ReadText("tokenizer_config.json").value_or(""));
+  const std::string config = source.ReadText("tokenizer_config.json").value_or("");
+  if (const auto json = source.ReadText("tokenizer.json")) return text::Tokenizer::FromJson(*json, config);
+  if (const auto ranks = source.ReadText("tiktoken.model")) {
+    return text::Tokenizer::FromTiktoken(*ranks, config, text::TiktokenStyle::kKimi);
+  }
+  return NotFound("{}: the model has no tokenizer", source.path());
 }
 
 // Templates name special tokens by role.
@@ -72,7 +75,9 @@ StatusOr<text::ChatTemplate> OpenTemplate(const Checkpoint& source,
                                           const StatusOr<text::Tokenizer>& tokenizer) {
   if (std::filesystem::is_directory(source.path())) return text::ChatTemplate::FromFolder(source.path());
   const auto jinja = source.ReadText("chat_template.jinja");
-  const auto config = source.ReadText("tokenizer_config.json");
+  auto config =
+      source.ReadText("chat_template.json");  // older processors: the same field in a file of its own
+  if (!config) config = source.ReadText("tokenizer_config.json");
   if (!jinja && !config) return NotFound("{}: the model has no chat template", source.path());
   ASSIGN_OR_RETURN(text::ChatTemplate chat,
                    jinja ? text::ChatTemplate::FromSource(*jinja) : text::ChatTemplate::FromConfig(*config));
@@ -103,6 +108,16 @@ Status AddEosIds(const nlohmann::json& config, const char* file, std::vector<int
 }
 
 }  // namespace
+
+StatusOr<std::vector<std::pair<std::string, std::string>>> HubTexts(const Checkpoint& source) {
+  std::vector<std::pair<std::string, std::string>> texts;
+  if (source.gguf() == nullptr) return texts;
+  const std::string chat = source.ReadText("chat_template.jinja").value_or("");
+  ASSIGN_OR_RETURN(text::HubFiles files, text::HubFilesFromGguf(VocabOf(*source.gguf()), chat));
+  texts.emplace_back("tokenizer.json", std::move(files.tokenizer_json));
+  texts.emplace_back("tokenizer_config.json", std::move(files.tokenizer_config_json));
+  return texts;
+}
 
 StatusOr<ModelText> OpenModelText(const std::string& path) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> source, Checkpoint::Open(path));

@@ -4,9 +4,11 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
+#include "checkpoint/checkpoint.h"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
 
@@ -22,5 +24,9 @@ struct ModelText {
 /// Opens the texts of a Hugging Face folder, a GGUF file or a packed file. A model without a tokenizer or
 /// template opens; whoever needs one returns its status.
 StatusOr<ModelText> OpenModelText(const std::string& path);
+
+/// The tokenizer files of a Hub folder that stand for a GGUF file's own metadata, as (name, text); empty for other
+/// containers, which have the files themselves.
+StatusOr<std::vector<std::pair<std::string, std::string>>> HubTexts(const checkpoint::Checkpoint& source);
 
 }  // namespace moesaic::app

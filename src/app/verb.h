@@ -1,4 +1,5 @@
-// The pattern of a verb: one file declares its flags on a CLI11 subcommand and what to run once they are parsed.
+// The pattern of a verb: one file declares its flags on a CLI11 subcommand and what to run once they are
+// parsed.
 //
 //   void AddTokenize(CLI::App& root, VerbRun& run) {
 //     auto options = std::make_shared<Options>();

@@ -97,7 +97,8 @@ class Model {
 };
 
 /// Packs the checkpoint at `path` into one packed file at `out`, region by region: what Load then maps in at
-/// once. Tokenizer, template and generation texts travel in the metadata.
+/// once. Tokenizer, template and generation texts travel in the metadata, and so do `texts`, pairs of file
+/// name and content, for a checkpoint that has no such files (a GGUF file's tokenizer as tokenizer.json).
 Status Convert(const std::string& path, const std::string& out, const LoadOptions& options,
                runtime::ThreadPool& pool, const std::vector<std::pair<std::string, std::string>>& texts = {});
 

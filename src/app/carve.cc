@@ -1,0 +1,120 @@
+// `moesaic carve MODEL`: turns a dense Llama-like model into a mixture of experts.
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+
+#include "app/interrupt.h"
+#include "app/model_text.h"
+#include "app/progress.h"
+#include "app/session.h"
+#include "app/verb.h"
+#include "checkpoint/checkpoint.h"
+#include "quantizer/carve.h"
+#include "runtime/atomic_file.h"
+
+namespace moesaic::app {
+namespace {
+
+struct Options {
+  std::string model, calibration, out;
+  quantizer::CarveOptions carve;
+  int threads = 0;
+  bool no_refit = false;
+  std::string dtype = "bf16";
+  bool print_recipe = false;
+};
+
+Status WriteText(const std::string& path, const std::string& text) {
+  ASSIGN_OR_RETURN(const auto file, runtime::AtomicFile::Create(path));
+  RETURN_IF_ERROR(file->Write(text.data(), text.size()));
+  return file->Commit();
+}
+
+// Tokenizer and generation files go with the model: copied from a folder, made from a GGUF file's metadata.
+Status WriteTexts(const checkpoint::Checkpoint& source, const std::string& out) {
+  ASSIGN_OR_RETURN(const auto texts, HubTexts(source));
+  for (const auto& [name, text] : texts) RETURN_IF_ERROR(WriteText(out + "/" + name, text));
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"}) {
+    if (const auto text = source.ReadText(name)) RETURN_IF_ERROR(WriteText(out + "/" + name, *text));
+  }
+  return OkStatus();
+}
+
+Status RunCarve(Options options) {
+  options.carve.refit = !options.no_refit;
+  options.carve.f32 = options.dtype == "f32";
+  if (options.print_recipe) {
+    fmt::print("{}\n", quantizer::CarveRecipe(options.carve));
+    return OkStatus();
+  }
+  if (options.model.empty() || options.out.empty() || options.calibration.empty()) {
+    return InvalidArgument("needs MODEL, --calibration FILE and --out FOLDER");
+  }
+  ASSIGN_OR_RETURN(const kernels::KernelTable kernels, KernelsOfHost());
+  ASSIGN_OR_RETURN(const auto pool, runtime::ThreadPool::Create({.threads = options.threads, .pin = true}));
+  ASSIGN_OR_RETURN(const auto source, checkpoint::Checkpoint::Open(options.model));
+  const int vocab = source->config().value("vocab_size", 0);
+  ASSIGN_OR_RETURN(const auto calibration,
+                   quantizer::ReadCalibration(options.calibration, vocab, options.carve.max_tokens));
+  const InterruptGuard guard;
+  const auto start = std::chrono::steady_clock::now();
+  std::vector<quantizer::CarveLayerReport> reports;
+  {
+    Progress progress("carving");
+    options.carve.progress = [&progress](int layer, int layers) {
+      progress.Show(layer, layers, fmt::format("layer {} of {}", layer, layers));
+      return !Interrupted();
+    };
+    ASSIGN_OR_RETURN(reports, quantizer::Carve(*source, calibration, options.carve, kernels, *pool, options.out));
+  }
+  RETURN_IF_ERROR(WriteTexts(*source, options.out));
+  double kept = 0, before = 0, after = 0;
+  for (const quantizer::CarveLayerReport& report : reports) {
+    kept += report.kept_energy / static_cast<double>(reports.size());
+    before += report.error_before / static_cast<double>(reports.size());
+    after += report.error_after / static_cast<double>(reports.size());
+  }
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  fmt::print(stderr,
+             "{}: {} layers in {:.0f} s; mean energy kept {:.1f}%, squared error of the FFN output {:.4f} before and "
+             "{:.4f} after the refit\n",
+             options.out, reports.size(), seconds, 100 * kept, before, after);
+  return OkStatus();
+}
+
+}  // namespace
+
+void AddCarve(CLI::App& root, VerbRun& run) {
+  auto options = std::make_shared<Options>();
+  quantizer::CarveOptions& carve = options->carve;
+  CLI::App* verb = root.add_subcommand("carve", "Turn a dense Llama-like model into a mixture of experts");
+  verb->add_option("model", options->model, "Hugging Face folder or .gguf file of a LlamaForCausalLM");
+  verb->add_option("--calibration", options->calibration, "Safetensors file with token ids: I32 \"tokens\" [n, length]");
+  verb->add_option("-o,--out", options->out, "The Hugging Face folder to write");
+  verb->add_option("--slices", carve.slices, "Pieces an FFN is cut into")->check(CLI::Range(2, 4096))->capture_default_str();
+  verb->add_option("--shared", carve.shared, "Pieces that are always on")->check(CLI::Range(1, 4095))->capture_default_str();
+  verb->add_option("--active", carve.active, "Routed pieces (experts) a token")
+      ->check(CLI::Range(1, 4095))
+      ->capture_default_str();
+  verb->add_flag("--no-refit", options->no_refit, "Move weights without changing them");
+  verb->add_option("--ridge", carve.ridge, "Pull of the refit towards the old weights")
+      ->check(CLI::Range(1e-6, 1e3))
+      ->capture_default_str();
+  verb->add_option("--max-tokens", carve.max_tokens, "Calibration tokens used at most")
+      ->check(CLI::Range(64, 1 << 24))
+      ->capture_default_str();
+  verb->add_option("--dtype", options->dtype, "Weights written: bf16 or f32")
+      ->check(CLI::IsMember({"bf16", "f32"}))
+      ->capture_default_str();
+  verb->add_option("--threads", options->threads, "Threads; 0: one a core")->check(CLI::Range(0, 1024))->capture_default_str();
+  verb->add_flag("--print-recipe", options->print_recipe, "Print one line that names the recipe, and do nothing");
+  verb->footer(
+      "The result is a Glm4MoeForCausalLM that transformers loads too; --experts-per-token changes how many experts are\n"
+      "on when it runs. With --no-refit and --active set to all routed pieces it computes the dense model.\n\n"
+      "Example:\n  moesaic carve SmolLM2-135M-Instruct.gguf --calibration chats.safetensors --out smol-moe");
+  verb->callback([options, &run] { run = [options] { return RunCarve(*options); }; });
+}
+
+}  // namespace moesaic::app

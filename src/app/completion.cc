@@ -1,0 +1,79 @@
+// `moesaic completion SHELL`: a completion script made from the flags themselves, so that it never lags
+// behind.
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <string>
+
+#include "app/verb.h"
+
+namespace moesaic::app {
+namespace {
+
+std::string FlagsOf(const CLI::App& verb) {
+  std::string flags;
+  for (const CLI::Option* option : verb.get_options()) {
+    for (const std::string& name : option->get_snames()) flags += fmt::format("-{} ", name);
+    for (const std::string& name : option->get_lnames()) flags += fmt::format("--{} ", name);
+  }
+  if (!flags.empty()) flags.pop_back();
+  return flags;
+}
+
+std::string BashScript(const CLI::App& root) {
+  std::string verbs, cases;
+  for (const CLI::App* verb : root.get_subcommands({})) {
+    verbs += verb->get_name() + " ";
+    cases += fmt::format("    {}) words=\"{}\" ;;\n", verb->get_name(), FlagsOf(*verb));
+  }
+  return fmt::format(R"(_moesaic() {{
+  local word=${{COMP_WORDS[COMP_CWORD]}} words
+  if [ "$COMP_CWORD" = 1 ]; then
+    COMPREPLY=($(compgen -W "{}--help --version" -- "$word"))
+    return
+  fi
+  case ${{COMP_WORDS[1]}} in
+{}  esac
+  if [[ $word == -* ]]; then COMPREPLY=($(compgen -W "$words" -- "$word")); else COMPREPLY=($(compgen -f -- "$word")); fi
+}}
+complete -o filenames -F _moesaic moesaic
+)",
+                     verbs, cases);
+}
+
+std::string FishScript(const CLI::App& root) {
+  std::string script;
+  for (const CLI::App* verb : root.get_subcommands({})) {
+    script += fmt::format("complete -c moesaic -n __fish_use_subcommand -a {} -d '{}'\n", verb->get_name(),
+                          verb->get_description());
+    for (const CLI::Option* option : verb->get_options()) {
+      for (const std::string& name : option->get_lnames()) {
+        script += fmt::format("complete -c moesaic -n '__fish_seen_subcommand_from {}' -l {}\n",
+                              verb->get_name(), name);
+      }
+    }
+  }
+  return script;
+}
+
+}  // namespace
+
+void AddCompletion(CLI::App& root, VerbRun& run) {
+  auto shell = std::make_shared<std::string>("bash");
+  CLI::App* verb = root.add_subcommand("completion", "Print a completion script for your shell");
+  verb->add_option("shell", *shell, "bash, zsh or fish")->check(CLI::IsMember({"bash", "zsh", "fish"}));
+  verb->footer(
+      "Examples:\n"
+      "  source <(moesaic completion bash)\n"
+      "  moesaic completion fish > ~/.config/fish/completions/moesaic.fish");
+  verb->callback([shell, &root, &run] {
+    run = [shell, &root] {
+      std::string script = *shell == "fish" ? FishScript(root) : BashScript(root);
+      if (*shell == "zsh") script = "autoload -U +X bashcompinit && bashcompinit\n" + script;
+      std::fputs(script.c_str(), stdout);
+      return OkStatus();
+    };
+  });
+}
+
+}  // namespace moesaic::app

@@ -1,0 +1,72 @@
+// `moesaic convert MODEL --out FILE`: packs a checkpoint once, so that it maps in at once.
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+
+#include "app/interrupt.h"
+#include "app/model_text.h"
+#include "app/progress.h"
+#include "app/table.h"
+#include "app/verb.h"
+#include "models/model.h"
+#include "runtime/thread_pool.h"
+
+namespace moesaic::app {
+namespace {
+
+struct Options {
+  std::string model, out;
+  std::string dtype = "auto";
+  int threads = 0;
+  bool force = false;
+};
+
+Status RunConvert(const Options& options) {
+  if (!options.force && std::filesystem::exists(options.out)) {
+    return InvalidArgument("{} is there already; say --force to replace it", options.out);
+  }
+  ASSIGN_OR_RETURN(const auto pool, runtime::ThreadPool::Create({.threads = options.threads, .pin = true}));
+  ASSIGN_OR_RETURN(const auto source, checkpoint::Checkpoint::Open(options.model));
+  ASSIGN_OR_RETURN(const auto texts, HubTexts(*source));
+  const InterruptGuard guard;
+  const auto start = std::chrono::steady_clock::now();
+  {
+    Progress progress("packing");
+    models::LoadOptions load;
+    load.dtype = options.dtype;
+    load.progress = [&progress](int64_t done, int64_t total) {
+      progress.Show(done, total, FormatBytes(static_cast<double>(total)));
+      return !Interrupted();
+    };
+    RETURN_IF_ERROR(models::Convert(options.model, options.out, load, *pool, texts));
+  }
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  fmt::print(stderr, "{}: {} in {:.1f} s\n", options.out,
+             FormatBytes(static_cast<double>(std::filesystem::file_size(options.out))), seconds);
+  return OkStatus();
+}
+
+}  // namespace
+
+void AddConvert(CLI::App& root, VerbRun& run) {
+  auto options = std::make_shared<Options>();
+  CLI::App* verb = root.add_subcommand("convert", "Pack a checkpoint into one file that maps in at once");
+  verb->add_option("model", options->model, "Hugging Face folder or .gguf file")->required();
+  verb->add_option("-o,--out", options->out, "The packed file to write")->required();
+  verb->add_option("--dtype", options->dtype, "auto (as stored, else bf16), f32, bf16 or int8")
+      ->check(CLI::IsMember({"auto", "f32", "bf16", "int8"}))
+      ->capture_default_str();
+  verb->add_option("--threads", options->threads, "Threads; 0: one a core")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  verb->add_flag("--force", options->force, "Replace the file if it is there");
+  verb->footer(
+      "The packed file holds weights in the layout kernels read, config, tokenizer and template; it stays a valid\n"
+      "safetensors file. An interrupted run leaves nothing behind.\n\n"
+      "Examples:\n  moesaic convert models/moesaic-tiny --dtype int8 --out tiny.moesaic\n  moesaic chat tiny.moesaic");
+  verb->callback([options, &run] { run = [options] { return RunConvert(*options); }; });
+}
+
+}  // namespace moesaic::app

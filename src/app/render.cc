@@ -1,0 +1,66 @@
+// `moesaic render MODEL`: a chat request in, the prompt that the model would see out.
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+#include "app/model_text.h"
+#include "app/verb.h"
+
+namespace moesaic::app {
+namespace {
+
+using nlohmann::json;
+
+struct Options {
+  std::string model;
+  std::string request = "-";
+  bool no_generation_prompt = false;
+};
+
+StatusOr<std::string> ReadAll(const std::string& path) {
+  if (path == "-") return std::string(std::istreambuf_iterator<char>(std::cin), {});
+  std::ifstream in(path, std::ios::binary);
+  if (!in) return NotFound("{}: can't be read", path);
+  return std::string(std::istreambuf_iterator<char>(in), {});
+}
+
+Status RunRender(const Options& options) {
+  ASSIGN_OR_RETURN(const std::string text, ReadAll(options.request));
+  const json request = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!request.is_object() || !request.contains("messages") || !request["messages"].is_array()) {
+    return InvalidArgument("the request must be a JSON object with \"messages\": [...]");
+  }
+  text::ChatInput input;
+  input.messages_json = request["messages"].dump();
+  if (request.contains("tools")) input.tools_json = request["tools"].dump();
+  if (request.contains("documents")) input.documents_json = request["documents"].dump();
+  if (request.contains("chat_template_kwargs")) input.variables_json = request["chat_template_kwargs"].dump();
+  input.add_generation_prompt = !options.no_generation_prompt && request.value("add_generation_prompt", true);
+  ASSIGN_OR_RETURN(const ModelText model, OpenModelText(options.model));
+  RETURN_IF_ERROR(model.chat.status());
+  ASSIGN_OR_RETURN(const std::string prompt, model.chat->Render(input));
+  std::fwrite(prompt.data(), 1, prompt.size(), stdout);
+  return OkStatus();
+}
+
+}  // namespace
+
+void AddRender(CLI::App& root, VerbRun& run) {
+  auto options = std::make_shared<Options>();
+  CLI::App* verb = root.add_subcommand("render", "Print the prompt that a chat request becomes");
+  verb->add_option("model", options->model, "Hugging Face folder, .gguf file or packed file")->required();
+  verb->add_option("request", options->request, "File with an OpenAI chat request; -: standard input")
+      ->capture_default_str();
+  verb->add_flag("--no-generation-prompt", options->no_generation_prompt, "End after the last message");
+  verb->footer(
+      "The request's messages, tools, documents, chat_template_kwargs and add_generation_prompt are used.\n\n"
+      "Example:\n"
+      "  echo '{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}]}' | moesaic render models/moesaic-tiny");
+  verb->callback([options, &run] { run = [options] { return RunRender(*options); }; });
+}
+
+}  // namespace moesaic::app

@@ -49,11 +49,22 @@ Checkpoint::~Checkpoint() = default;
 
 StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& path) {
   ASSIGN_OR_RETURN(std::unique_ptr<Checkpoint> checkpoint, OpenContainer(path));
-  ASSIGN_OR_RETURN(QuantConfig quant, ParseQuantConfig(checkpoint->config(), "config.json"));
-  // A packed file was dequantised on its way in; its config tells where it comes from.
-  if (checkpoint->container() != "moesaic")
-    checkpoint->quant_ = std::make_unique<QuantConfig>(std::move(quant));
+  RETURN_IF_ERROR(checkpoint->ReadQuantConfig());
   return checkpoint;
+}
+
+StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::FromMemory(std::string_view config,
+                                                             std::span<const std::byte> safetensors) {
+  ASSIGN_OR_RETURN(std::unique_ptr<Checkpoint> checkpoint, ReadContainer(config, safetensors));
+  RETURN_IF_ERROR(checkpoint->ReadQuantConfig());
+  return checkpoint;
+}
+
+Status Checkpoint::ReadQuantConfig() {
+  ASSIGN_OR_RETURN(QuantConfig quant, ParseQuantConfig(config(), "config.json"));
+  // A packed file was dequantised on its way in; its config tells where it comes from.
+  if (container() != "moesaic") quant_ = std::make_unique<QuantConfig>(std::move(quant));
+  return OkStatus();
 }
 
 const TensorEntry* Checkpoint::Find(std::string_view name) const {

@@ -74,6 +74,10 @@ class Checkpoint {
   /// Opens a folder, a .gguf or a .safetensors file. Maps the files and checks every header: names, shapes,
   /// counts and offsets. Reads no weight.
   static StatusOr<std::unique_ptr<Checkpoint>> Open(const std::string& path);
+  /// The same from the text of a config.json and the bytes of a safetensors file, which must outlive the
+  /// result.
+  static StatusOr<std::unique_ptr<Checkpoint>> FromMemory(std::string_view config,
+                                                          std::span<const std::byte> safetensors);
   Checkpoint();
   virtual ~Checkpoint();
 
@@ -112,6 +116,8 @@ class Checkpoint {
   virtual const GgufMetadata* gguf() const { return nullptr; }
 
  private:
+  Status ReadQuantConfig();
+
   std::unique_ptr<const QuantConfig> quant_;  // of config(), read by Open
 };
 

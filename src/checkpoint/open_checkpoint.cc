@@ -71,13 +71,23 @@ class HubCheckpoint : public Checkpoint {
     return OkStatus();
   }
 
+  Status TakeConfig(std::string_view text) {
+    ASSIGN_OR_RETURN(config_, ParseJsonObject(text, kConfig));
+    return OkStatus();
+  }
+
   // Maps one safetensors file and takes its tensors in.
   Status AddFile(const fs::path& file) {
     ASSIGN_OR_RETURN(std::shared_ptr<const MappedFile> mapped, MappedFile::Open(file.string()));
-    ASSIGN_OR_RETURN(Safetensors parsed, ParseSafetensors(mapped->bytes(), file.filename().string()));
+    RETURN_IF_ERROR(AddBytes(mapped->bytes(), file.filename().string()));
+    files_.push_back(std::move(mapped));
+    return OkStatus();
+  }
+
+  Status AddBytes(std::span<const std::byte> bytes, const std::string& name) {
+    ASSIGN_OR_RETURN(Safetensors parsed, ParseSafetensors(bytes, name));
     tensors_.insert(tensors_.end(), std::make_move_iterator(parsed.tensors.begin()),
                     std::make_move_iterator(parsed.tensors.end()));
-    files_.push_back(std::move(mapped));
     metadata_ = std::move(parsed.metadata);
     return OkStatus();
   }
@@ -191,6 +201,15 @@ StatusOr<std::unique_ptr<Checkpoint>> OpenContainer(const std::string& path) {
   const fs::file_status status = fs::status(path, error);
   if (!fs::exists(status)) return NotFound("{}: no such file or folder", path);
   return fs::is_directory(status) ? OpenFolder(path) : OpenFile(path);
+}
+
+StatusOr<std::unique_ptr<Checkpoint>> ReadContainer(std::string_view config,
+                                                    std::span<const std::byte> safetensors) {
+  auto checkpoint = std::make_unique<HubCheckpoint>(kSingle, "safetensors");
+  RETURN_IF_ERROR(checkpoint->TakeConfig(config));
+  RETURN_IF_ERROR(checkpoint->AddBytes(safetensors, kSingle));
+  RETURN_IF_ERROR(checkpoint->Sort());
+  return std::unique_ptr<Checkpoint>(std::move(checkpoint));
 }
 
 }  // namespace moesaic::checkpoint

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
+#include <string_view>
 
 #include "base/status.h"
 #include "checkpoint/checkpoint.h"
@@ -10,5 +12,9 @@
 namespace moesaic::checkpoint {
 
 StatusOr<std::unique_ptr<Checkpoint>> OpenContainer(const std::string& path);
+
+/// A Hub checkpoint in memory: the text of config.json and one safetensors file.
+StatusOr<std::unique_ptr<Checkpoint>> ReadContainer(std::string_view config,
+                                                    std::span<const std::byte> safetensors);
 
 }  // namespace moesaic::checkpoint

@@ -4,11 +4,12 @@
 
 namespace moesaic::kernels::cpu {
 
-// Few rows go to the multiply-adds of the AVX-512 kernel, which sums in the tiles' own order
-// (gemm_bf16-inl.h).
+// The tiles serve one row as well as many: in vector code a bf16 weight costs two multiply-adds and two
+// shifts, more than its share of a tile product. (GemmBF16Avx512 gives the same bits, for processors without
+// tiles.)
 void GemmBF16Amx(const GemmTile& tile) {
   const FlushDenormals flush;  // for bias and accumulation, as in the other kernels of this order
-  RunTiles<TileType::kBF16>(tile, 4, GemmBF16Avx512);
+  RunTiles<TileType::kBF16>(tile, 1, nullptr);
 }
 
 }  // namespace moesaic::kernels::cpu

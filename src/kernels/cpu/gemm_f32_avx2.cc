@@ -14,20 +14,40 @@ struct F32 {
     const RowPointers a(t, row);
     const std::byte* w = t.w + panel * t.panel_bytes;
     __m256 acc[kRows][2 * kPanels];
+#pragma GCC unroll 16
     for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 16
       for (int h = 0; h < 2 * kPanels; ++h) acc[m][h] = _mm256_setzero_ps();
     }
     for (int64_t k = 0; k < t.k_padded; ++k) {
-      for (int h = 0; h < 2 * kPanels; ++h) {
-        const auto* group = reinterpret_cast<const float*>(w + h / 2 * t.panel_bytes + 64 * k + 32 * (h % 2));
-        const __m256 weights = _mm256_load_ps(group);
+      auto group = [&](int h) { return w + h / 2 * t.panel_bytes + 64 * k + 32 * (h % 2); };
+      // The wide shape holds its activations and takes weights one by one, the tall shape the other way
+      // round.
+      if constexpr (kPanels > 1) {
+        __m256 x[kRows];
+#pragma GCC unroll 16
+        for (int m = 0; m < kRows; ++m)
+          x[m] = _mm256_broadcast_ss(reinterpret_cast<const float*>(a[m] + 4 * k));
+#pragma GCC unroll 16
+        for (int h = 0; h < 2 * kPanels; ++h) {
+          const __m256 weights = _mm256_load_ps(reinterpret_cast<const float*>(group(h)));
+#pragma GCC unroll 16
+          for (int m = 0; m < kRows; ++m) acc[m][h] = _mm256_fmadd_ps(x[m], weights, acc[m][h]);
+        }
+      } else {
+        const __m256 weights[2] = {_mm256_load_ps(reinterpret_cast<const float*>(group(0))),
+                                   _mm256_load_ps(reinterpret_cast<const float*>(group(1)))};
+#pragma GCC unroll 16
         for (int m = 0; m < kRows; ++m) {
           const __m256 x = _mm256_broadcast_ss(reinterpret_cast<const float*>(a[m] + 4 * k));
-          acc[m][h] = _mm256_fmadd_ps(x, weights, acc[m][h]);
+#pragma GCC unroll 16
+          for (int h = 0; h < 2; ++h) acc[m][h] = _mm256_fmadd_ps(x, weights[h], acc[m][h]);
         }
       }
     }
+#pragma GCC unroll 16
     for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 16
       for (int h = 0; h < 2 * kPanels; ++h) StoreHalf256(t, row + m, panel + h / 2, h % 2, acc[m][h]);
     }
   }

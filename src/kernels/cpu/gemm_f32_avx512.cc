@@ -15,19 +15,29 @@ struct F32 {
     const RowPointers a(t, row);
     const std::byte* w = t.w + panel * t.panel_bytes;
     __m512 acc[kRows][kPanels];
+#pragma GCC unroll 16
     for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 16
       for (int p = 0; p < kPanels; ++p) acc[m][p] = _mm512_setzero_ps();
     }
-#pragma GCC unroll 2
     for (int64_t k = 0; k < t.k_padded; ++k) {
       __m512 weights[kPanels];
-      for (int p = 0; p < kPanels; ++p) weights[p] = _mm512_load_ps(w + p * t.panel_bytes + 64 * k);
+#pragma GCC unroll 16
+      for (int p = 0; p < kPanels; ++p) {
+        const std::byte* group = w + p * t.panel_bytes + 64 * k;
+        if constexpr (kPanels == kWidePanels) _mm_prefetch(group + kPrefetchBytes, _MM_HINT_T0);
+        weights[p] = _mm512_load_ps(group);
+      }
+#pragma GCC unroll 16
       for (int m = 0; m < kRows; ++m) {
         const __m512 x = _mm512_set1_ps(*reinterpret_cast<const float*>(a[m] + 4 * k));
+#pragma GCC unroll 16
         for (int p = 0; p < kPanels; ++p) acc[m][p] = _mm512_fmadd_ps(x, weights[p], acc[m][p]);
       }
     }
+#pragma GCC unroll 16
     for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 16
       for (int p = 0; p < kPanels; ++p) StoreRow512(t, row + m, panel + p, acc[m][p]);
     }
   }

@@ -21,15 +21,19 @@ struct I8 {
     const std::byte* w = t.w + panel * t.panel_bytes;
     const __m256i ones = _mm256_set1_epi16(1);
     __m256i acc[kRows][2 * kPanels];
+#pragma GCC unroll 16
     for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 16
       for (int h = 0; h < 2 * kPanels; ++h) acc[m][h] = _mm256_setzero_si256();
     }
     const int64_t groups = t.k_padded / 4;
     for (int64_t q = 0; q < groups; ++q) {
+#pragma GCC unroll 16
       for (int h = 0; h < 2 * kPanels; ++h) {
         const std::byte* group = w + h / 2 * t.panel_bytes + 64 * q + 32 * (h % 2);
         const __m256i weights = _mm256_load_si256(reinterpret_cast<const __m256i*>(group));
         const __m256i magnitudes = _mm256_abs_epi8(weights);
+#pragma GCC unroll 16
         for (int m = 0; m < kRows; ++m) {
           const __m256i x = _mm256_set1_epi32(*reinterpret_cast<const int*>(a[m] + 4 * q));
           const __m256i pairs = _mm256_maddubs_epi16(magnitudes, _mm256_sign_epi8(x, weights));
@@ -37,7 +41,9 @@ struct I8 {
         }
       }
     }
+#pragma GCC unroll 16
     for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 16
       for (int h = 0; h < 2 * kPanels; ++h) StoreDots256(t, row + m, panel + h / 2, h % 2, acc[m][h]);
     }
   }

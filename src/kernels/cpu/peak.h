@@ -1,0 +1,18 @@
+// Loops of nothing but dot-product instructions on registers: the speed that no GEMM can exceed.
+#pragma once
+
+#include <cstdint>
+
+namespace moesaic::kernels::cpu {
+
+// Each runs `rounds` rounds and returns the operations done, two for a multiplication and an addition.
+int64_t PeakF32Avx2(int64_t rounds);
+int64_t PeakI8Avx2(int64_t rounds);
+int64_t PeakI8AvxVnni(int64_t rounds);
+int64_t PeakF32Avx512(int64_t rounds);
+int64_t PeakI8Avx512Vnni(int64_t rounds);
+int64_t PeakBF16Avx512BF16(int64_t rounds);
+int64_t PeakI8Amx(int64_t rounds);
+int64_t PeakBF16Amx(int64_t rounds);
+
+}  // namespace moesaic::kernels::cpu

@@ -36,8 +36,6 @@ struct MoeSpec {
   int groups = 1, top_groups = 1;
   bool normalize = false;
   float scale = 1;
-  float scale_per_expert =
-      0;                     // > 0: scale is this times top_k, also when top_k is overridden (carved models)
   bool choice_bias = false;  // mlp.gate.e_score_correction_bias
 };
 

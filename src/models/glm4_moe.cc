@@ -1,8 +1,6 @@
 // GLM-4.5 and GLM-4.6 (arXiv 2508.06471): grouped-query attention, part of each head rotated, and
 // DeepSeek-V3's router and shared expert. What `moesaic carve` makes of a dense model declares this
 // architecture too.
-#include <cmath>
-
 #include "models/architectures.h"
 #include "models/config_fields.h"
 
@@ -24,15 +22,6 @@ void ReadExperts(ConfigReader& reader, DecoderSpec& spec) {
   moe.scale = static_cast<float>(reader.NumberOr("routed_scaling_factor", 0, 1e6, 1));
   ReadGroups(reader, "n_routed_experts", moe);
   ReadTopK(reader, "num_experts_per_tok", "n_routed_experts", moe);
-  // A carved model's experts are slices of one FFN and each wants the same weight, however many are on.
-  moe.scale_per_expert = static_cast<float>(reader.NumberOr("moesaic_scale_per_expert", 0, 1e6, 0));
-  if (moe.scale_per_expert > 0 &&
-      std::abs(moe.scale_per_expert * static_cast<float>(moe.top_k) - moe.scale) > 1e-3F * moe.scale) {
-    reader.Fail(
-        fmt::format("\"routed_scaling_factor\" is {} but \"moesaic_scale_per_expert\" {} times "
-                    "\"num_experts_per_tok\" {} is another number",
-                    moe.scale, moe.scale_per_expert, moe.top_k));
-  }
 }
 
 // The field stands at the top or, as transformers 5 writes it, among the rope parameters.

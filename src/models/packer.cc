@@ -92,6 +92,9 @@ int TileRows(int k) {
   return std::clamp(rows, tensor::kPanelRows, 512);
 }
 
+// Bytes that a region takes in an image.
+int64_t Placed(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
 class Packer {
  public:
   Packer(const Checkpoint& checkpoint, const WeightPlan& plan, const PackProgress& progress,
@@ -198,7 +201,8 @@ Status StreamMatrix(Packer& packer, const Matrix& matrix, runtime::ThreadPool& p
     }
     RETURN_IF_ERROR(packer.Advance(chunk_panels));
   }
-  if (!tail.empty()) RETURN_IF_ERROR(sink(tail));
+  if (tail.empty()) return OkStatus();
+  RETURN_IF_ERROR(sink(tail));
   return packer.Advance(static_cast<int64_t>(tail.size()));
 }
 
@@ -216,7 +220,7 @@ Status PackImage(const Checkpoint& checkpoint, const WeightPlan& plan, const Pac
     }
     ASSIGN_OR_RETURN(const std::vector<float> values, packer.Vector(region));
     std::memcpy(out, values.data(), region.bytes);
-    RETURN_IF_ERROR(packer.Advance(region.bytes));
+    RETURN_IF_ERROR(packer.Advance(Placed(region.bytes)));
   }
   return OkStatus();
 }
@@ -231,7 +235,7 @@ Status PackStream(const Checkpoint& checkpoint, const WeightPlan& plan, const Pa
     if (region.decl.is_vector()) {
       ASSIGN_OR_RETURN(const std::vector<float> values, packer.Vector(region));
       RETURN_IF_ERROR(append(std::as_bytes(std::span(values))));
-      RETURN_IF_ERROR(packer.Advance(region.bytes));
+      RETURN_IF_ERROR(packer.Advance(Placed(region.bytes)));
       continue;
     }
     for (int record = 0; record < region.decl.count; ++record) {

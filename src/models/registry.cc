@@ -55,7 +55,6 @@ Status OverrideTopK(DecoderSpec& spec, int top_k) {
     return InvalidArgument("experts per token must be in [1, {}], found {}", reachable, top_k);
   }
   moe.top_k = top_k;
-  if (moe.scale_per_expert > 0) moe.scale = moe.scale_per_expert * static_cast<float>(top_k);
   return OkStatus();
 }
 

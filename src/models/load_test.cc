@@ -1,0 +1,221 @@
+// Checkpoints and packed files that must be refused, each with the line that says why, and choices at load
+// time.
+#include <gmock/gmock.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/safetensors_writer.h"
+#include "models/test_session.h"
+
+namespace moesaic::models {
+namespace {
+
+using checkpoint::TensorOutput;
+using testing::HasSubstr;
+
+/// A golden checkpoint taken into memory to be changed, and written to a folder of its own.
+class Copy {
+ public:
+  explicit Copy(const std::string& golden)
+      : source_(*checkpoint::Checkpoint::Open(SourcePath("tests/golden/" + golden))),
+        config_(source_->config()) {
+    for (const checkpoint::TensorEntry& entry : source_->tensors()) {
+      Add(entry.name, entry.dtype, entry.shape, {entry.bytes.begin(), entry.bytes.end()});
+    }
+  }
+  nlohmann::json& config() { return config_; }
+  void Remove(const std::string& part) {
+    std::erase_if(tensors_, [&](const TensorOutput& t) { return t.name.find(part) != std::string::npos; });
+  }
+  void Add(const std::string& name, tensor::DType dtype, const std::vector<int64_t>& shape,
+           std::vector<std::byte> bytes) {
+    tensors_.push_back({.name = name, .dtype = dtype, .shape = shape, .bytes = [bytes] { return bytes; }});
+  }
+  std::string Write() const {
+    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
+    const std::string folder = testing::TempDir() + test->test_suite_name() + "-" + test->name();
+    std::filesystem::create_directories(folder);
+    std::ofstream(folder + "/config.json") << config_.dump();
+    const Status status = checkpoint::WriteSafetensors(folder + "/model.safetensors", tensors_, {});
+    EXPECT_TRUE(status.ok()) << Message(status);
+    return folder;
+  }
+
+ private:
+  std::unique_ptr<checkpoint::Checkpoint> source_;
+  nlohmann::json config_;
+  std::vector<TensorOutput> tensors_;
+};
+
+std::string LoadError(const std::string& path, const LoadOptions& options = {}) {
+  const TestModel model(path, BestIsa(), options);
+  return Message(model.status());
+}
+
+TEST(LoadTest, RefusesAMissingTensor) {
+  Copy copy("qwen3-moe-norm-tied");
+  copy.Remove("model.layers.1.mlp.experts.5.down_proj");
+  EXPECT_THAT(LoadError(copy.Write()), HasSubstr("model.layers.1.mlp.experts.5.down_proj.weight"));
+}
+
+TEST(LoadTest, RefusesAnotherShape) {
+  Copy copy("qwen3-tied");
+  copy.Remove("model.norm.weight");
+  copy.Add("model.norm.weight", tensor::DType::kF32, {63}, std::vector<std::byte>(63 * 4));
+  const std::string error = LoadError(copy.Write());
+  EXPECT_THAT(error, HasSubstr("model.norm.weight"));
+  EXPECT_THAT(error, HasSubstr("[64]"));
+  EXPECT_THAT(error, HasSubstr("[63]"));
+}
+
+TEST(LoadTest, RefusesATensorThatNothingUses) {
+  Copy copy("llama-untied-f16");
+  copy.Add("model.layers.0.self_attn.q_proj.bias", tensor::DType::kF32, {64}, std::vector<std::byte>(64 * 4));
+  EXPECT_EQ(LoadError(copy.Write()),
+            "model.safetensors: tensor model.layers.0.self_attn.q_proj.bias is not part of LlamaForCausalLM "
+            "with this "
+            "config.json");
+}
+
+TEST(LoadTest, IgnoresWhatChangesNothing) {
+  Copy copy("qwen3-tied");
+  copy.Add("lm_head.weight", tensor::DType::kBF16, {160, 64}, std::vector<std::byte>(160 * 64 * 2));  // tied
+  copy.Add("model.layers.0.self_attn.rotary_emb.inv_freq", tensor::DType::kF32, {16},
+           std::vector<std::byte>(64));
+  EXPECT_EQ(LoadError(copy.Write()), "");
+}
+
+TEST(LoadTest, RefusesWeightsThatAreNotFinite) {
+  Copy copy("llama-untied-f16");
+  copy.Remove("model.layers.2.mlp.up_proj");
+  std::vector<std::byte> bytes(96 * 64 * 2);
+  bytes[2 * 100 + 1] = std::byte{0x7e};  // an f16 NaN
+  copy.Add("model.layers.2.mlp.up_proj.weight", tensor::DType::kF16, {96, 64}, bytes);
+  const std::string folder = copy.Write();
+  EXPECT_EQ(LoadError(folder),
+            folder + ": the weight of model.layers.2.mlp.up_proj must be finite, found nan");
+}
+
+TEST(LoadTest, LoadsWithoutAnMtpModuleThatIsNotThere) {
+  Copy copy("deepseek-v3-mtp");
+  copy.Remove("model.layers.2.");
+  TestModel model(copy.Write(), BestIsa(), {});
+  ASSERT_TRUE(model.status().ok()) << Message(model.status());
+  EXPECT_EQ(model->info().mtp_layers, 0);
+  EXPECT_EQ(model->info().kv.layers, 2);
+}
+
+TEST(LoadTest, RefusesHalfAnMtpModule) {
+  Copy copy("deepseek-v3-mtp");
+  copy.Remove("model.layers.2.eh_proj");
+  EXPECT_THAT(LoadError(copy.Write()), HasSubstr("model.layers.2.eh_proj.weight"));
+}
+
+TEST(LoadTest, SharesEqualCopiesOfTheEmbedding) {
+  TestModel copies(SourcePath("tests/golden/deepseek-v3-mtp"), BestIsa(), {.dtype = "f32"});
+  Copy changed("deepseek-v3-mtp");
+  changed.Remove("model.layers.2.shared_head.head");
+  changed.Add("model.layers.2.shared_head.head.weight", tensor::DType::kBF16, {160, 48},
+              std::vector<std::byte>(160 * 48 * 2));
+  TestModel own(changed.Write(), BestIsa(), {.dtype = "f32"});
+  ASSERT_TRUE(own.status().ok()) << Message(own.status());
+  const int64_t head_bytes = tensor::PackedLayout::Of(tensor::PackedFormat::kF32, 160, 48).total_bytes;
+  EXPECT_EQ(own->info().weight_bytes - copies->info().weight_bytes, head_bytes);
+}
+
+TEST(LoadTest, StopsWhenToldTo) {
+  int calls = 0;
+  const auto stop = [&](int64_t done, int64_t total) {
+    EXPECT_LE(done, total);
+    return ++calls < 3;
+  };
+  TestModel model(SourcePath("tests/golden/qwen3-tied"), BestIsa(), {.progress = stop});
+  EXPECT_EQ(model.status().code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(calls, 3);
+}
+
+TEST(LoadTest, ProgressEndsAtTheTotal) {
+  int64_t last = 0, total = 0;
+  const auto note = [&](int64_t done, int64_t all) {
+    EXPECT_GT(done, last);
+    last = done;
+    total = all;
+    return true;
+  };
+  const std::string path = SourcePath("tests/golden/deepseek-v3-mtp");
+  TestModel model(path, BestIsa(), {.progress = note});
+  ASSERT_TRUE(model.status().ok()) << Message(model.status());
+  EXPECT_EQ(last, total);
+  last = 0;
+  const std::string packed = testing::TempDir() + "progress.moesaic";
+  ASSERT_TRUE(Convert(path, packed, {.dtype = "int8", .progress = note}, model.pool()).ok());
+  EXPECT_EQ(last, total);
+  std::filesystem::remove(packed);
+}
+
+TEST(LoadTest, ChoosesExpertsAToken) {
+  const std::string path = SourcePath("tests/golden/glm4-moe-carved");
+  TestModel all(path, BestIsa(), {.experts_per_token = 8});
+  ASSERT_TRUE(all.status().ok()) << Message(all.status());
+  EXPECT_EQ(all->info().experts_per_token, 8);
+  TestModel three(path, BestIsa(), {});
+  EXPECT_EQ(three->info().experts_per_token, 3);
+  EXPECT_GT(all->info().active_parameters, three->info().active_parameters);
+  EXPECT_EQ(LoadError(path, {.experts_per_token = 9}), "experts per token must be in [1, 8], found 9");
+}
+
+TEST(LoadTest, RefusesAnUnknownDtype) {
+  EXPECT_EQ(LoadError(SourcePath("tests/golden/qwen3-tied"), {.dtype = "fp4"}),
+            "weights can be auto, f32, bf16 or int8, not \"fp4\"");
+}
+
+// A packed file whose header was damaged in one number.
+TEST(LoadTest, RefusesAPackedFileThatDoesNotFitItsConfig) {
+  const std::string packed = testing::TempDir() + "damaged.moesaic";
+  const auto pool = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
+  ASSERT_TRUE(Convert(SourcePath("tests/golden/qwen3-moe-norm-tied"), packed, {}, *pool).ok());
+  std::ifstream in(packed, std::ios::binary);
+  std::string bytes((std::istreambuf_iterator<char>(in)), {});
+  const std::string from = R"(\"num_experts\":8,)";
+  const size_t at = bytes.find(from);
+  ASSERT_NE(at, std::string::npos);
+  bytes.replace(at, from.size(), R"(\"num_experts\":7,)");
+  std::ofstream(packed, std::ios::binary) << bytes;
+  const std::string error = LoadError(packed);
+  EXPECT_THAT(error, HasSubstr("packed region model.layers.1.mlp.gate must be"));
+  EXPECT_THAT(LoadError(packed, {.dtype = "f32"}), HasSubstr("keeps the format it was written in"));
+  std::filesystem::remove(packed);
+}
+
+TEST(ForwardTest, RefusesBatchesThatDoNotFit) {
+  TestModel model(SourcePath("tests/golden/qwen3-tied"), BestIsa(), {});
+  const TestCache cache(model->info().kv, 1, 64);
+  std::vector<float> logits(160);
+  const int32_t tokens[] = {3, 160};
+  const int32_t row[] = {1};
+  auto run = [&](kernels::SequenceSlice slice) {
+    slice.block_table = cache.table(0);
+    return Message(model->Forward(model.context(),
+                                  {.tokens = tokens, .sequences = {&slice, 1}, .logit_rows = row},
+                                  cache.layers(), {.logits = logits, .hidden = {}}));
+  };
+  EXPECT_EQ(run({.block_table = nullptr, .count = 2}), "tokens must be in [0, 160), found 160");
+  const int32_t good[] = {3, 4};
+  auto run_good = [&](kernels::SequenceSlice slice, std::span<const kernels::KvLayer> kv) {
+    slice.block_table = cache.table(0);
+    return Message(model->Forward(model.context(),
+                                  {.tokens = good, .sequences = {&slice, 1}, .logit_rows = row}, kv,
+                                  {.logits = logits, .hidden = {}}));
+  };
+  EXPECT_EQ(run_good({.block_table = nullptr, .count = 1}, cache.layers()),
+            "sequences must cover 2 rows, found 1");
+  EXPECT_EQ(run_good({.block_table = nullptr, .start = 511, .count = 2}, cache.layers()),
+            "positions must be in [0, 512), found 2 from 511");
+  EXPECT_EQ(run_good({.block_table = nullptr, .count = 2}, cache.layers().first(2)),
+            "the cache must have 3 layers, found 2");
+  EXPECT_EQ(run_good({.block_table = nullptr, .count = 2}, cache.layers()), "");
+}
+
+}  // namespace
+}  // namespace moesaic::models

@@ -21,6 +21,17 @@ StatusOr<std::vector<int32_t>> Tokenize(const ModelText& text, const std::string
   return text.tokenizer->Encode(prompt, add_special);
 }
 
+// A chat request: its messages as the model's template renders them, ready for the answer.
+StatusOr<std::vector<int32_t>> RenderChat(const ModelText& text, const nlohmann::json& request) {
+  RETURN_IF_ERROR(text.chat.status());
+  text::ChatInput input;
+  input.messages_json = request["messages"].dump();
+  if (request.contains("tools")) input.tools_json = request["tools"].dump();
+  input.add_generation_prompt = true;
+  ASSIGN_OR_RETURN(const std::string prompt, text.chat->Render(input));
+  return Tokenize(text, prompt, /*add_special=*/false);  // the template writes BOS itself
+}
+
 StatusOr<Prompt> ParseLine(const std::string& line, const ModelText& text, bool add_special) {
   const nlohmann::json json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) return InvalidArgument("not a JSON object");
@@ -36,9 +47,15 @@ StatusOr<Prompt> ParseLine(const std::string& line, const ModelText& text, bool 
     }
     return prompt;
   }
+  if (json.contains("messages")) {
+    if (!json["messages"].is_array()) return InvalidArgument("\"messages\" must be an array");
+    ASSIGN_OR_RETURN(prompt.ids, RenderChat(text, json));
+    return prompt;
+  }
   const auto field = json.contains("prompt") ? json.find("prompt") : json.find("text");
   if (field == json.end() || !field->is_string()) {
-    return InvalidArgument("needs a string \"prompt\" (or \"text\") or an array \"ids\"");
+    return InvalidArgument(
+        "needs a string \"prompt\" (or \"text\"), an array \"messages\" or an array \"ids\"");
   }
   ASSIGN_OR_RETURN(prompt.ids, Tokenize(text, field->get<std::string>(), add_special));
   return prompt;

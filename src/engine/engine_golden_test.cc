@@ -8,7 +8,6 @@
 namespace moesaic::engine {
 namespace {
 
-using models::Golden;
 using models::GoldenPrompt;
 using models::SourcePath;
 
@@ -31,10 +30,10 @@ constexpr Load kLoads[] = {{64, 512, false}, {64, 13, false}, {14, 50, true}};
 
 using Said = std::map<RequestId, std::vector<int32_t>>;
 
-Said RunAll(Engine& engine, const Golden& golden) {
-  for (size_t i = 0; i < 2 * golden.prompts.size(); ++i) {
+Said RunAll(Engine& engine, const std::vector<GoldenPrompt>& golden) {
+  for (size_t i = 0; i < 2 * golden.size(); ++i) {
     Request request;
-    request.prompt = golden.prompts[i % golden.prompts.size()].ids;
+    request.prompt = golden[i % golden.size()].ids;
     request.sampling.temperature = 0;
     request.sampling.max_tokens = kTokens;
     EXPECT_EQ(*engine.Add(request), i + 1);
@@ -54,7 +53,7 @@ Said RunAll(Engine& engine, const Golden& golden) {
 // the oracle's tokens as far as it goes, and then the same in every load.
 TEST_P(EngineGoldenTest, BatchedChunkedAndPreemptedGreedyIsTheOracles) {
   const std::string path = SourcePath(std::string("tests/golden/") + GetParam());
-  const Golden golden(path + "/golden.safetensors");
+  const std::vector<GoldenPrompt> golden = models::ReadGolden(path + "/golden.safetensors");
   const kernels::KernelTable kernels = kernels::SelectKernels(runtime::DetectCpu());
   const auto threads = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
   const auto model = models::Model::Load(path, {.dtype = "f32", .progress = nullptr}, *threads);
@@ -69,7 +68,7 @@ TEST_P(EngineGoldenTest, BatchedChunkedAndPreemptedGreedyIsTheOracles) {
     const Said said = RunAll(**engine, golden);
     EXPECT_EQ((*engine)->stats().preemptions > 0, load.preempts);
     for (const auto& [id, tokens] : said) {
-      const std::vector<int32_t>& oracle = golden.prompts[(id - 1) % golden.prompts.size()].greedy;
+      const std::vector<int32_t>& oracle = golden[(id - 1) % golden.size()].greedy;
       const std::vector<int32_t> begin(tokens.begin(), tokens.begin() + static_cast<int64_t>(oracle.size()));
       EXPECT_EQ(begin, oracle) << "request " << id << ", " << load.blocks << " blocks";
     }

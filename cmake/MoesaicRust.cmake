@@ -8,21 +8,39 @@ if(NOT CARGO_PROGRAM)
 endif()
 set(MOESAIC_RUST_TARGET_DIR ${CMAKE_SOURCE_DIR}/build/rust CACHE PATH "Where cargo keeps what it built")
 
+# Fuzzers want the bridge instrumented: the flags of libFuzzer's coverage, and a tree of its own.
+set(cargo_environment --unset=RUSTFLAGS CC=cc CXX=c++)
+set(cargo_arguments --release --locked --quiet --lib)
+set(cargo_tree ${MOESAIC_RUST_TARGET_DIR})
+set(cargo_output ${cargo_tree}/release)
+if(MOESAIC_FUZZ)
+  execute_process(COMMAND ${CARGO_PROGRAM} -vV OUTPUT_VARIABLE cargo_version COMMAND_ERROR_IS_FATAL ANY)
+  string(REGEX MATCH "host: ([^\n]+)" ignored "${cargo_version}")
+  set(cargo_tree ${MOESAIC_RUST_TARGET_DIR}-fuzz)
+  # Naming the target keeps the flags away from build scripts, which run on their own.
+  list(APPEND cargo_arguments --target ${CMAKE_MATCH_1})
+  set(cargo_output ${cargo_tree}/${CMAKE_MATCH_1}/release)
+  string(JOIN " " coverage_flags
+    -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-pc-table
+    -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-trace-compares
+    -Ccodegen-units=1)
+  set(cargo_environment RUSTFLAGS=${coverage_flags} CC=cc CXX=c++)
+endif()
+
 set(bridge_source ${CMAKE_SOURCE_DIR}/rust/text_bridge)
 set(bridge_dir ${CMAKE_BINARY_DIR}/rust)
 set(bridge_library ${bridge_dir}/libtext_bridge.a)
-set(bridge_header ${bridge_dir}/include/text_bridge.h)
+set(bridge_header ${bridge_dir}/include/text_bridge/bridge.h)
 file(GLOB_RECURSE bridge_inputs CONFIGURE_DEPENDS ${bridge_source}/src/*.rs)
 
 add_custom_command(
   OUTPUT ${bridge_library} ${bridge_header} ${bridge_dir}/include/rust/cxx.h
-  COMMAND ${CMAKE_COMMAND} -E env --unset=RUSTFLAGS CC=cc CXX=c++
-          ${CARGO_PROGRAM} build --release --locked --quiet --lib --manifest-path ${bridge_source}/Cargo.toml
-          --target-dir ${MOESAIC_RUST_TARGET_DIR}
-  COMMAND ${CMAKE_COMMAND} -E make_directory ${bridge_dir}/include/rust
-  COMMAND ${CMAKE_COMMAND} -E copy ${MOESAIC_RUST_TARGET_DIR}/release/libtext_bridge.a ${bridge_library}
-  COMMAND ${CMAKE_COMMAND} -E copy ${MOESAIC_RUST_TARGET_DIR}/cxxbridge/text_bridge/src/lib.rs.h ${bridge_header}
-  COMMAND ${CMAKE_COMMAND} -E copy ${MOESAIC_RUST_TARGET_DIR}/cxxbridge/rust/cxx.h ${bridge_dir}/include/rust/cxx.h
+  COMMAND ${CMAKE_COMMAND} -E env ${cargo_environment} ${CARGO_PROGRAM} build ${cargo_arguments}
+          --manifest-path ${bridge_source}/Cargo.toml --target-dir ${cargo_tree}
+  COMMAND ${CMAKE_COMMAND} -E make_directory ${bridge_dir}/include/rust ${bridge_dir}/include/text_bridge
+  COMMAND ${CMAKE_COMMAND} -E copy ${cargo_output}/libtext_bridge.a ${bridge_library}
+  COMMAND ${CMAKE_COMMAND} -E copy ${cargo_tree}/cxxbridge/text_bridge/src/lib.rs.h ${bridge_header}
+  COMMAND ${CMAKE_COMMAND} -E copy ${cargo_tree}/cxxbridge/rust/cxx.h ${bridge_dir}/include/rust/cxx.h
   DEPENDS ${bridge_inputs} ${bridge_source}/Cargo.toml ${bridge_source}/Cargo.lock ${bridge_source}/build.rs
   COMMENT "Building the Rust text bridge"
   VERBATIM)

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/status.h"
-#include "text_bridge.h"
+#include "text_bridge/bridge.h"
 
 namespace moesaic::text {
 

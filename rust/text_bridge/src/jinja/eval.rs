@@ -9,6 +9,7 @@ use super::text::to_text;
 use super::value::{Dict, Function, Items, LoopState, Scope, Str, Value};
 use super::{filters, tests};
 use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -41,6 +42,8 @@ pub struct Interpreter {
     bodies: Vec<Value>,
     /// Scopes that macros hold: they and their macros hold each other until cleared.
     captured: Vec<Rc<Scope>>,
+    /// What a template changed, by address: it may have put a value into itself, and then also holds itself.
+    changed: HashMap<*const (), Value>,
 }
 
 impl Drop for Interpreter {
@@ -48,6 +51,14 @@ impl Drop for Interpreter {
         for scope in &self.captured {
             let variables = std::mem::take(&mut *scope.variables.borrow_mut());
             drop(variables);
+        }
+        for value in self.changed.values() {
+            match value {
+                Value::List(items) => drop(std::mem::take(&mut *items.0.borrow_mut())),
+                Value::Dict(dict) | Value::Namespace(dict) => drop(std::mem::take(&mut *dict.0.borrow_mut())),
+                Value::Loop(state) => drop(state.changed.take()),
+                _ => {}
+            }
         }
     }
 }
@@ -60,7 +71,26 @@ impl Interpreter {
                 root.set(&name.text, value.clone());
             }
         }
-        Interpreter { options, root, depth: 0, steps: 0, bodies: Vec::new(), captured: Vec::new() }
+        Interpreter {
+            options,
+            root,
+            depth: 0,
+            steps: 0,
+            bodies: Vec::new(),
+            captured: Vec::new(),
+            changed: HashMap::new(),
+        }
+    }
+
+    /// Notes that `value` was changed.
+    pub fn note_change(&mut self, value: &Value) {
+        let address: *const () = match value {
+            Value::List(items) => Rc::as_ptr(items).cast(),
+            Value::Dict(dict) | Value::Namespace(dict) => Rc::as_ptr(dict).cast(),
+            Value::Loop(state) => Rc::as_ptr(state).cast(),
+            _ => return,
+        };
+        self.changed.entry(address).or_insert_with(|| value.clone());
     }
 
     pub fn render(&mut self, body: &[Stmt]) -> Result<String> {
@@ -277,7 +307,10 @@ impl Interpreter {
                         "SecurityError: a namespace cannot store the underscore-prefixed attribute '{attribute}'"
                     ));
                 }
-                Value::Namespace(dict) => dict.0.borrow_mut().insert(Value::str(attribute.clone()), value),
+                Value::Namespace(dict) => {
+                    dict.0.borrow_mut().insert(Value::str(attribute.clone()), value);
+                    self.note_change(&Value::Namespace(dict));
+                }
                 _ => return raise("cannot assign attribute on non-namespace object"),
             },
         }

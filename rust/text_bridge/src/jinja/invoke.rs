@@ -22,7 +22,12 @@ impl Interpreter {
     pub fn invoke(&mut self, callee: &Value, args: CallArgs) -> Result<Value> {
         match callee.defined()? {
             Value::Macro(closure) => self.invoke_macro(closure, args),
-            Value::Method(method) => methods::call(&method.0, &method.1, args),
+            Value::Method(method) => {
+                if methods::changes_its_object(&method.1) {
+                    self.note_change(&method.0);
+                }
+                methods::call(&method.0, &method.1, args)
+            }
             Value::Function(function) => self.invoke_function(*function, args),
             Value::Loop(state) => {
                 let Some((definition, scope)) = &state.recursive else {

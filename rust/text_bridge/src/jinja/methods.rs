@@ -44,6 +44,11 @@ pub fn lookup(value: &Value, name: &str, may_mutate: bool) -> Lookup {
     }
 }
 
+/// The method may put its arguments into its object.
+pub fn changes_its_object(name: &str) -> bool {
+    LIST_MUTATORS.contains(&name) || DICT_MUTATORS.contains(&name) || name == "changed"
+}
+
 pub fn call(of: &Value, name: &str, args: CallArgs) -> Result<Value> {
     match of {
         Value::Str(s) => str_methods::call(s, name, args),

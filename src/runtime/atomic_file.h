@@ -9,7 +9,8 @@
 
 namespace moesaic::runtime {
 
-/// Writes beside `path` and renames into place; a run that ends before Commit leaves nothing behind.
+/// Writes beside `path`, to `path.<numbers>.partial`, and renames into place. A run that ends before Commit
+/// leaves nothing behind; what a killed one left, the next writer of the same path removes.
 class AtomicFile {
  public:
   static StatusOr<std::unique_ptr<AtomicFile>> Create(const std::string& path);

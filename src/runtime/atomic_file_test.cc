@@ -1,0 +1,102 @@
+#include "runtime/atomic_file.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <vector>
+
+namespace moesaic::runtime {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+class AtomicFileTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = (std::filesystem::temp_directory_path() / "moesaic-test-XXXXXX").string();
+    ASSERT_NE(mkdtemp(name.data()), nullptr);
+    folder_ = name;
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  std::string Path(const std::string& name) const { return (folder_ / name).string(); }
+  std::vector<std::string> Names() const {
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
+      names.push_back(entry.path().filename().string());
+    }
+    std::ranges::sort(names);
+    return names;
+  }
+  static std::string Content(const std::string& path) {
+    std::ifstream file(path);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+
+  std::filesystem::path folder_;
+};
+
+TEST_F(AtomicFileTest, AppearsWhenCommitted) {
+  std::ofstream(Path("f")) << "old";
+  auto file = AtomicFile::Create(Path("f"));
+  ASSERT_TRUE(file.ok()) << Message(file.status());
+  ASSERT_TRUE((*file)->Write("new", 3).ok());
+  EXPECT_EQ(Content(Path("f")), "old");
+  ASSERT_TRUE((*file)->Commit().ok());
+  EXPECT_EQ(Content(Path("f")), "new");
+  EXPECT_THAT(Names(), ElementsAre("f"));
+}
+
+TEST_F(AtomicFileTest, LeavesNothingUncommitted) {
+  auto file = AtomicFile::Create(Path("f"));
+  ASSERT_TRUE(file.ok());
+  ASSERT_TRUE((*file)->Write("new", 3).ok());
+  EXPECT_EQ(Names().size(), 1u);
+  file->reset();
+  EXPECT_THAT(Names(), IsEmpty());
+}
+
+TEST_F(AtomicFileTest, RemovesWhatAKilledWriterLeft) {
+  const pid_t child = fork();
+  if (child == 0) {
+    auto file = AtomicFile::Create(Path("f"));
+    static_cast<void>(file.ok() && (*file)->Write("half", 4).ok());
+    raise(SIGKILL);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFSIGNALED(status));
+  std::ofstream(Path("g.1.partial")) << "of another file";
+  ASSERT_EQ(Names().size(), 2u);
+  auto file = AtomicFile::Create(Path("f"));
+  ASSERT_TRUE(file.ok() && (*file)->Commit().ok());
+  EXPECT_THAT(Names(), ElementsAre("f", "g.1.partial"));
+}
+
+TEST_F(AtomicFileTest, KeepsTwoWritersApart) {
+  auto one = AtomicFile::Create(Path("f"));
+  auto two = AtomicFile::Create(Path("f"));
+  ASSERT_TRUE(one.ok() && two.ok());
+  ASSERT_TRUE((*one)->Write("one", 3).ok() && (*two)->Write("two", 3).ok());
+  EXPECT_EQ(Names().size(), 2u);
+  ASSERT_TRUE((*two)->Commit().ok() && (*one)->Commit().ok());
+  EXPECT_EQ(Content(Path("f")), "one");
+  EXPECT_THAT(Names(), ElementsAre("f"));
+}
+
+TEST_F(AtomicFileTest, SaysWhereItCannotWrite) {
+  const auto file = AtomicFile::Create(Path("no/such/folder"));
+  ASSERT_FALSE(file.ok());
+  EXPECT_THAT(Message(file.status()), ::testing::HasSubstr("no/such/folder: can't be written: No such file"));
+}
+
+}  // namespace
+}  // namespace moesaic::runtime

@@ -1,17 +1,11 @@
 #!/usr/bin/env python3
 """`moesaic chat` through a pipe and on a terminal, Ctrl-C included."""
 import json
-import os
-import pty
-import select
-import signal
-import subprocess
-import termios
 import time
-import unittest
 
 import moesaic_cli as cli
 from moesaic_cli import run
+from terminal import Terminal
 
 FLAGS = ["--temperature", "0", "-n", "12", "--ignore-eos"]
 
@@ -61,50 +55,6 @@ class PipeTest(cli.TalkingCase):
         self.assertIn("leaves no room", run("chat", self.model, "-c", "128", stdin="x" * 200, code=1).stderr)
 
 
-class Terminal:
-    """moesaic on a pseudo-terminal."""
-
-    def __init__(self, *arguments):
-        self.master, slave = pty.openpty()
-        self.before = termios.tcgetattr(slave)
-        self.slave = slave
-        self.process = subprocess.Popen([str(cli.BINARY), *map(str, arguments)], stdin=slave, stdout=slave, stderr=slave,
-                                        start_new_session=True, preexec_fn=self._take_terminal, env={**os.environ, "NO_COLOR": "1"})
-        self.text = ""
-
-    def _take_terminal(self):
-        import fcntl
-        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-    def type(self, text):
-        os.write(self.master, text.encode())
-
-    def wait_for(self, part):
-        """Reads until `part` has appeared after what was waited for before."""
-        deadline = time.monotonic() + cli.TIMEOUT
-        while part not in self.text:
-            if time.monotonic() > deadline or not self._read(1):
-                raise AssertionError(f"{part!r} never came; last: {self.text[-500:]!r}")
-        self.text = self.text.split(part, 1)[1]
-
-    def _read(self, seconds):
-        if not select.select([self.master], [], [], seconds)[0]:
-            return self.process.poll() is None
-        try:
-            self.text += os.read(self.master, 65536).decode(errors="replace")
-        except OSError:
-            return False
-        return True
-
-    def leave(self):
-        """The exit code, once the terminal is seen to be as it was."""
-        code = self.process.wait(timeout=cli.TIMEOUT)
-        assert termios.tcgetattr(self.slave) == self.before, "the terminal is in another mode"
-        os.close(self.slave)
-        os.close(self.master)
-        return code
-
-
 class TerminalTest(cli.TalkingCase):
     LONG = ["-n", "100000", "--ignore-eos", "-q"]
 
@@ -142,29 +92,6 @@ class TerminalTest(cli.TalkingCase):
         terminal.wait_for("12 tokens")
         terminal.type("/exit\n")
         self.assertEqual(terminal.leave(), 0)
-
-    def test_ctrl_c_ends_other_verbs(self):
-        terminal = Terminal("bench", self.model, "-p", "0", "-n", "400", "-r", "10000", "-t", "1")
-        terminal.wait_for("GB/s")
-        terminal.type("\x03")
-        self.assertEqual(terminal.leave(), 130)
-
-
-class SignalTest(cli.TalkingCase):
-    def test_an_interrupted_perplexity_leaves_no_file(self):
-        text, saved = self.folder / "long.txt", self.folder / "out" / "saved.safetensors"
-        text.write_text("to be or not to be " * 20000)
-        saved.parent.mkdir()
-        process = subprocess.Popen([str(cli.BINARY), "perplexity", str(self.model), str(text), "--save-logits", str(saved)],
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        deadline = time.monotonic() + cli.TIMEOUT
-        while not any(saved.parent.iterdir()) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=cli.TIMEOUT)
-        self.assertEqual(process.returncode, 130)
-        self.assertEqual(errors.strip(), "moesaic perplexity: interrupted")
-        self.assertEqual(list(saved.parent.iterdir()), [])
 
 
 if __name__ == "__main__":

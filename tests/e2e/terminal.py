@@ -1,0 +1,53 @@
+"""Runs moesaic on a pseudo-terminal."""
+import fcntl
+import os
+import pty
+import select
+import subprocess
+import termios
+import time
+
+import moesaic_cli as cli
+
+
+class Terminal:
+    """moesaic on a pseudo-terminal."""
+
+    def __init__(self, *arguments):
+        self.master, slave = pty.openpty()
+        self.before = termios.tcgetattr(slave)
+        self.slave = slave
+        self.process = subprocess.Popen([str(cli.BINARY), *map(str, arguments)], stdin=slave, stdout=slave, stderr=slave,
+                                        start_new_session=True, preexec_fn=self._take_terminal, env={**os.environ, "NO_COLOR": "1"})
+        self.text = ""
+
+    def _take_terminal(self):
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    def type(self, text):
+        os.write(self.master, text.encode())
+
+    def wait_for(self, part):
+        """Reads until `part` has appeared after what was waited for before."""
+        deadline = time.monotonic() + cli.TIMEOUT
+        while part not in self.text:
+            if time.monotonic() > deadline or not self._read(1):
+                raise AssertionError(f"{part!r} never came; last: {self.text[-500:]!r}")
+        self.text = self.text.split(part, 1)[1]
+
+    def _read(self, seconds):
+        if not select.select([self.master], [], [], seconds)[0]:
+            return self.process.poll() is None
+        try:
+            self.text += os.read(self.master, 65536).decode(errors="replace")
+        except OSError:
+            return False
+        return True
+
+    def leave(self):
+        """The exit code, once the terminal is seen to be as it was."""
+        code = self.process.wait(timeout=cli.TIMEOUT)
+        assert termios.tcgetattr(self.slave) == self.before, "the terminal is in another mode"
+        os.close(self.slave)
+        os.close(self.master)
+        return code

@@ -1,0 +1,41 @@
+// Looks for marks in text that comes in pieces. For this room only.
+#pragma once
+
+#include <algorithm>
+#include <initializer_list>
+#include <string_view>
+
+namespace moesaic::text {
+
+/// Length of the longest end of `text` that begins `mark` without being all of it; 0 for an empty mark.
+inline size_t BegunAtEnd(std::string_view text, std::string_view mark) {
+  if (mark.empty()) return 0;
+  for (size_t length = std::min(text.size(), mark.size() - 1); length > 0; --length) {
+    if (text.substr(text.size() - length) == mark.substr(0, length)) return length;
+  }
+  return 0;
+}
+
+struct FoundMark {
+  size_t at = std::string_view::npos;
+  std::string_view mark;  // empty: none
+};
+
+/// The earliest of `marks`, of which empty ones are left out; the first named wins a tie.
+inline FoundMark FindMark(std::string_view text, std::initializer_list<std::string_view> marks) {
+  FoundMark found;
+  for (const std::string_view mark : marks) {
+    if (mark.empty()) continue;
+    if (const size_t at = text.find(mark); at < found.at) found = {at, mark};
+  }
+  return found;
+}
+
+/// The longest end of `text` that may begin one of `marks`.
+inline size_t BegunAtEnd(std::string_view text, std::initializer_list<std::string_view> marks) {
+  size_t longest = 0;
+  for (const std::string_view mark : marks) longest = std::max(longest, BegunAtEnd(text, mark));
+  return longest;
+}
+
+}  // namespace moesaic::text

@@ -1,0 +1,48 @@
+// Calls whose arguments are JSON. For this room only.
+#pragma once
+
+#include <string>
+
+#include "text/json_scan.h"
+#include "text/tool_calls.h"
+
+namespace moesaic::text {
+
+struct JsonCallFormat {
+  std::string_view section_open, call_open;
+  std::string_view
+      arguments_open;  // behind the header; empty: the call is one object with name and arguments
+  std::string_view call_close, section_close;
+  bool starts_bare = false;  // the output may begin with the object itself
+};
+
+class JsonCallParser : public ToolCallParser {
+ public:
+  explicit JsonCallParser(const JsonCallFormat& format);
+  void Push(std::string_view piece, ToolDelta* delta) override;
+  void Finish(ToolDelta* delta) override;
+
+ private:
+  enum class State { kStart, kText, kSection, kHeader, kArguments, kObject, kClose };
+  bool Step(ToolDelta* delta);  // false: wants more text
+  bool StepStart();
+  bool StepText(ToolDelta* delta);
+  bool StepSection();
+  bool StepHeader(ToolDelta* delta);
+  bool StepArguments(ToolDelta* delta);
+  bool StepObject(ToolDelta* delta);
+  bool StepClose();
+  void Emit(ToolDelta* delta, std::string name, std::string id, std::string arguments);
+
+  const JsonCallFormat format_;
+  State state_;
+  std::string held_;
+  std::string raw_;  // of the call at hand, to be shown when it turns out to be none
+  JsonValueScan arguments_;
+  CallObjectScan object_;
+  bool named_ = false;   // the call at hand has been announced
+  bool argued_ = false;  // and some of its arguments
+  bool called_ = false;  // a call has ended
+};
+
+}  // namespace moesaic::text

@@ -1,0 +1,237 @@
+#include "text/tool_calls.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "text/reasoning.h"
+#include "text/test_data.h"
+
+namespace moesaic::text {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Parsed {
+  std::string content;
+  Json calls = Json::array();  // name, arguments as text
+};
+
+void Take(const ToolDelta& delta, Parsed* parsed) {
+  parsed->content += delta.content;
+  for (const ToolCallDelta& call : delta.calls) {
+    if (!call.name.empty()) {
+      EXPECT_EQ(static_cast<size_t>(call.index), parsed->calls.size());
+      parsed->calls.push_back({{"name", call.name}, {"arguments", ""}, {"id", call.id}});
+    }
+    ASSERT_LT(static_cast<size_t>(call.index), parsed->calls.size());
+    Json& arguments = parsed->calls[call.index]["arguments"];
+    arguments = arguments.get<std::string>() + call.arguments;
+  }
+}
+
+// `text` in pieces of `size` bytes.
+Parsed Parse(ToolFormat format, const std::string& text, size_t size, const std::string& tools = "") {
+  const auto parser = MakeToolCallParser(format, tools);
+  Parsed parsed;
+  for (size_t at = 0; at < text.size(); at += size) {
+    ToolDelta delta;
+    parser->Push(std::string_view(text).substr(at, size), &delta);
+    Take(delta, &parsed);
+  }
+  ToolDelta delta;
+  parser->Finish(&delta);
+  Take(delta, &parsed);
+  return parsed;
+}
+
+ToolFormat FormatOf(const std::string& name) {
+  static const std::map<std::string, ToolFormat> formats = {{"qwen3", ToolFormat::kHermes},
+                                                            {"qwen2.5(hermes)", ToolFormat::kHermes},
+                                                            {"qwen3-coder", ToolFormat::kQwen3Coder},
+                                                            {"deepseek-r1/v3", ToolFormat::kDeepSeekV3},
+                                                            {"deepseek-v3.1", ToolFormat::kDeepSeekV31},
+                                                            {"deepseek-v3.2", ToolFormat::kDeepSeekV32},
+                                                            {"kimi-k2", ToolFormat::kKimiK2},
+                                                            {"kimi-k2-thinking", ToolFormat::kKimiK2},
+                                                            {"glm-4.6", ToolFormat::kGlm4},
+                                                            {"llama3.1", ToolFormat::kLlama3},
+                                                            {"minimax-m2", ToolFormat::kMiniMaxM2}};
+  return formats.at(name);
+}
+
+// The completion without what the tokenizer would have ended or the reasoning splitter taken.
+std::string Answer(std::string text) {
+  for (const char* end : {"<|im_end|>", "<｜end▁of▁sentence｜>", "<|eot_id|>", "[e~["}) {
+    text.erase(std::min(text.find(end), text.size()));
+  }
+  ReasoningSplitter splitter(ReasoningFormat::kThink, false);
+  std::string reasoning, content;
+  splitter.Push(text, &reasoning, &content);
+  splitter.Finish(&reasoning, &content);
+  return content;
+}
+
+std::string Trimmed(const std::string& text) {
+  const size_t first = text.find_first_not_of(" \n");
+  return first == std::string::npos ? "" : text.substr(first, text.find_last_not_of(" \n") - first + 1);
+}
+
+void CheckRow(const Json& row, size_t size) {
+  const std::string text = Answer(row["completion"]);
+  const Parsed parsed = Parse(FormatOf(row["format"]), text, size, row["tools"].dump());
+  SCOPED_TRACE(row["format"].get<std::string>() + " " + row["id"].get<std::string>() + " " + text);
+  // Llama's template leaves the lead out.
+  const std::string lead = row["format"] == "llama3.1" ? "" : row["lead"].get<std::string>();
+  EXPECT_EQ(Trimmed(parsed.content), lead);
+  ASSERT_EQ(parsed.calls.size(), row["calls"].size());
+  for (size_t i = 0; i < parsed.calls.size(); ++i) {
+    EXPECT_EQ(parsed.calls[i]["name"], row["calls"][i]["name"]);
+    EXPECT_EQ(nlohmann::json::parse(parsed.calls[i]["arguments"].get<std::string>(), nullptr, false),
+              nlohmann::json(row["calls"][i]["arguments"]))
+        << parsed.calls[i]["arguments"];
+  }
+}
+
+class RoundTrip : public testing::TestWithParam<const char*> {};
+
+TEST_P(RoundTrip, GivesTheCallsBackHoweverTheTextIsCut) {
+  const auto path = SharedData() / "toolparse" / GetParam();
+  SKIP_WITHOUT(path);
+  const auto rows = ReadRows(path);
+  ASSERT_FALSE(rows.empty());
+  for (const Json& row : rows) {
+    for (const size_t size : {size_t{1}, size_t{2}, size_t{7}, size_t{1} << 20}) CheckRow(row, size);
+    if (HasFailure()) return;
+  }
+}
+
+// Whatever a text is cut to, the parser takes it, and the calls begun are those of the whole.
+TEST_P(RoundTrip, TakesEveryPrefix) {
+  const auto path = SharedData() / "toolparse" / GetParam();
+  SKIP_WITHOUT(path);
+  const auto rows = ReadRows(path);
+  for (size_t i = 0; i < rows.size(); i += 5) {
+    const std::string text = Answer(rows[i]["completion"]);
+    const ToolFormat format = FormatOf(rows[i]["format"]);
+    for (size_t length = 0; length < text.size(); ++length) {
+      const Parsed parsed = Parse(format, text.substr(0, length), 3, rows[i]["tools"].dump());
+      ASSERT_LE(parsed.calls.size(), rows[i]["calls"].size());
+      for (size_t c = 0; c < parsed.calls.size(); ++c) {
+        ASSERT_EQ(parsed.calls[c]["name"], rows[i]["calls"][c]["name"]);
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Bfcl, RoundTrip,
+                         testing::Values("bfcl_roundtrip_dev.jsonl.gz",
+                                         "bfcl_roundtrip_deepseek_v32_dev.jsonl.gz"),
+                         [](const auto& info) { return info.index == 0 ? "Templates" : "DeepSeekV32"; });
+
+TEST(ToolCalls, KeepsTextThatIsNoCall) {
+  for (const std::string text : {"plain", "a < b, <tool", "<tool_call>no object</tool_call>",
+                                 "<tool_call>{\"nome\": 1}</tool_call> end", "<tool_call>",
+                                 "x <tool_call>{\"arguments\": {\"a\"", "trailing space  "}) {
+    for (const size_t size : {size_t{1}, size_t{100}}) {
+      const Parsed parsed = Parse(ToolFormat::kHermes, text, size);
+      EXPECT_EQ(parsed.calls.size(), 0u) << text;
+      const std::string mark = text.substr(0, text.find('<'));
+      EXPECT_TRUE(parsed.content.starts_with(mark.substr(0, mark.find_last_not_of(' ') + 1)))
+          << parsed.content;
+    }
+  }
+}
+
+TEST(ToolCalls, TakesWhatModelsGetWrong) {
+  // Arguments before the name, a missing brace, marks inside strings, arguments as a string.
+  struct Case {
+    const char *text, *name, *arguments;
+  };
+  for (const Case& c :
+       {Case{R"(<tool_call>{"arguments": {"x": [1, {"y": 2}]}, "name": "f"}</tool_call>)", "f",
+             R"({"x": [1, {"y": 2}]})"},
+        Case{R"(<tool_call>{"name": "f", "arguments": {"x": 1}</tool_call>)", "f", R"({"x": 1})"},
+        Case{R"(<tool_call>{"name": "f", "arguments": {"x": "</tool_call> \" }"}}</tool_call>)", "f",
+             R"({"x": "</tool_call> \" }"})"},
+        Case{R"(<tool_call> {"name": "f", "arguments": "{\"x\": 1}"} </tool_call>)", "f", R"({"x": 1})"},
+        Case{R"(<tool_call>{"name": "f"}</tool_call>)", "f", "{}"},
+        Case{R"(<tool_call>{"name": "f", "arguments": {"x": 1} )", "f", R"({"x": 1})"}}) {
+    for (const size_t size : {size_t{1}, size_t{4}, size_t{1000}}) {
+      const Parsed parsed = Parse(ToolFormat::kHermes, c.text, size);
+      ASSERT_EQ(parsed.calls.size(), 1u) << c.text;
+      EXPECT_EQ(parsed.calls[0]["name"], c.name);
+      EXPECT_EQ(parsed.calls[0]["arguments"], c.arguments) << c.text;
+      EXPECT_EQ(parsed.content, "");
+    }
+  }
+}
+
+TEST(ToolCalls, StreamsArgumentsAsTheyCome) {
+  const auto parser = MakeToolCallParser(ToolFormat::kHermes, "");
+  ToolDelta delta;
+  parser->Push(R"(<tool_call>{"name": "f", "arguments": {"text": "one )", &delta);
+  ASSERT_GE(delta.calls.size(), 1u);
+  EXPECT_EQ(delta.calls[0].name, "f");
+  EXPECT_EQ(delta.calls[0].arguments, R"({"text": "one )");
+}
+
+TEST(ToolCalls, KimiGivesIds) {
+  const Parsed parsed = Parse(ToolFormat::kKimiK2,
+                              "<|tool_calls_section_begin|><|tool_call_begin|>functions.get:3"
+                              "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+                              1);
+  ASSERT_EQ(parsed.calls.size(), 1u);
+  EXPECT_EQ(parsed.calls[0]["id"], "functions.get:3");
+}
+
+TEST(ToolCalls, DetectsTheFormatOfTemplates) {
+  const auto folder = SharedData() / "templates" / "jinja";
+  SKIP_WITHOUT(folder);
+  const auto detect = [&](const char* file) { return DetectToolFormat(ReadMaybeGzip(folder / file)); };
+  EXPECT_EQ(detect("hf-qwen3.jinja"), ToolFormat::kHermes);
+  EXPECT_EQ(detect("llama.cpp/Qwen3-Coder.jinja"), ToolFormat::kQwen3Coder);
+  EXPECT_EQ(detect("hf-deepseek_v3.jinja"), ToolFormat::kDeepSeekV3);
+  EXPECT_EQ(detect("llama.cpp/deepseek-ai-DeepSeek-V3.1.jinja"), ToolFormat::kDeepSeekV31);
+  EXPECT_EQ(detect("llama.cpp/Kimi-K2-Instruct.jinja"), ToolFormat::kKimiK2);
+  EXPECT_EQ(detect("llama.cpp/Kimi-K2-Thinking.jinja"), ToolFormat::kKimiK2);
+  EXPECT_EQ(detect("llama.cpp/GLM-4.6.jinja"), ToolFormat::kGlm4);
+  EXPECT_EQ(detect("llama.cpp/MiniMax-M2.jinja"), ToolFormat::kMiniMaxM2);
+  EXPECT_EQ(detect("llama.cpp/NousResearch-Hermes-3-Llama-3.1-8B-tool_use.jinja"), ToolFormat::kHermes);
+  EXPECT_EQ(detect("llama.cpp/meta-llama-Llama-3.1-8B-Instruct.jinja"), ToolFormat::kLlama3);
+}
+
+TEST(Reasoning, SplitsHoweverTheTextIsCut) {
+  struct Case {
+    const char* text;
+    bool inside;
+    const char *reasoning, *content;
+  };
+  for (const Case& c :
+       {Case{"<think>\nwhy\n\nnot\n</think>\n\nyes", false, "why\n\nnot", "yes"},
+        Case{"why</think>yes ", true, "why", "yes "}, Case{"yes </think>", false, "", "yes </think>"},
+        Case{"<think>\n\n</think>\n\nyes", false, "", "yes"}, Case{"<think>cut of", false, "cut of", ""},
+        Case{"\n<think>a</think>", false, "a", ""}, Case{"<thin", false, "", "<thin"},
+        Case{"<think>a</think>b</think>c", true, "a", "b</think>c"}, Case{"", true, "", ""}}) {
+    const std::string text = c.text;
+    for (const size_t size : {size_t{1}, size_t{3}, size_t{100}}) {
+      ReasoningSplitter splitter(ReasoningFormat::kThink, c.inside);
+      std::string reasoning, content;
+      for (size_t at = 0; at < text.size(); at += size)
+        splitter.Push(text.substr(at, size), &reasoning, &content);
+      splitter.Finish(&reasoning, &content);
+      EXPECT_EQ(reasoning, c.reasoning) << text << " by " << size;
+      EXPECT_EQ(content, c.content) << text << " by " << size;
+    }
+  }
+}
+
+TEST(Reasoning, SeesAnOpenThoughtInThePrompt) {
+  EXPECT_TRUE(EndsInReasoning(ReasoningFormat::kThink, "<|Assistant|><think>\n"));
+  EXPECT_FALSE(EndsInReasoning(ReasoningFormat::kThink, "<think>\n\n</think>\n\n"));
+  EXPECT_FALSE(EndsInReasoning(ReasoningFormat::kNone, "<think>"));
+}
+
+}  // namespace
+}  // namespace moesaic::text

@@ -1,0 +1,214 @@
+#include "text/tool_calls_xml.h"
+
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "text/markers.h"
+
+namespace moesaic::text {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::string_view kSpace = " \t\r\n";
+
+std::string Trimmed(std::string_view text) {
+  const size_t first = text.find_first_not_of(kSpace);
+  if (first == std::string_view::npos) return "";
+  return std::string(text.substr(first, text.find_last_not_of(kSpace) - first + 1));
+}
+
+std::string Quoted(const std::string& text) {
+  return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+// One line break after the opening and before the closing mark belongs to the marks.
+std::string Unwrapped(std::string_view text) {
+  if (text.starts_with('\n')) text.remove_prefix(1);
+  if (text.ends_with('\n')) text.remove_suffix(1);
+  return std::string(text);
+}
+
+// The type a parameter's schema names; empty when it names none or several.
+std::string TypeOf(const Json& schema) {
+  const auto type = schema.is_object() ? schema.find("type") : schema.end();
+  return schema.is_object() && type != schema.end() && type->is_string() ? type->get<std::string>() : "";
+}
+
+std::map<std::string, std::map<std::string, std::string>> ReadTypes(std::string_view tools_json) {
+  std::map<std::string, std::map<std::string, std::string>> types;
+  const Json tools = Json::parse(tools_json, nullptr, /*allow_exceptions=*/false);
+  if (!tools.is_array()) return types;
+  for (const Json& tool : tools) {
+    if (!tool.is_object()) continue;
+    const Json& function = tool.contains("function") ? tool["function"] : tool;
+    if (!function.is_object() || !function.contains("name") || !function["name"].is_string()) continue;
+    const Json parameters = function.value("parameters", Json());
+    if (!parameters.is_object() || !parameters.contains("properties")) continue;
+    const Json& properties = parameters["properties"];
+    if (!properties.is_object()) continue;
+    for (const auto& [key, schema] : properties.items()) types[function["name"]][key] = TypeOf(schema);
+  }
+  return types;
+}
+
+}  // namespace
+
+XmlCallParser::XmlCallParser(const XmlCallFormat& format, std::string_view tools_json)
+    : format_(format), types_(ReadTypes(tools_json)) {}
+
+void XmlCallParser::Push(std::string_view piece, ToolDelta* delta) {
+  held_.append(piece);
+  while (Step(delta)) {
+  }
+}
+
+bool XmlCallParser::Step(ToolDelta* delta) {
+  switch (state_) {
+    case State::kText:
+      return StepText(delta);
+    case State::kSection:
+      return StepSection();
+    case State::kName:
+      return StepName(delta);
+    case State::kCall:
+      return StepCall(delta);
+    case State::kKey:
+      return StepKey();
+    case State::kValue:
+      return StepValue(delta);
+  }
+  return false;
+}
+
+void XmlCallParser::Finish(ToolDelta* delta) {
+  if (state_ == State::kText) {
+    if (!called_ || held_.find_first_not_of(kSpace) != std::string::npos) delta->content += held_;
+  } else if (state_ == State::kName) {
+    delta->content += raw_ + held_;
+  } else if (state_ != State::kSection && parameters_ == 0) {
+    Arguments(delta, "{}");  // cut off before the first one was complete
+  }
+  held_.clear();
+}
+
+bool XmlCallParser::StepText(ToolDelta* delta) {
+  const std::string_view open = format_.section_open.empty() ? format_.call_open : format_.section_open;
+  const size_t at = held_.find(open);
+  const size_t end = at == std::string::npos ? held_.size() - BegunAtEnd(held_, open) : at;
+  const size_t written = end == 0 ? std::string::npos : held_.find_last_not_of(kSpace, end - 1);
+  const size_t settled = written == std::string::npos ? 0 : written + 1;
+  delta->content.append(held_, 0, settled);
+  held_.erase(0, at == std::string::npos ? settled : at);
+  if (at == std::string::npos) return false;
+  if (!format_.section_open.empty()) held_.erase(0, open.size());
+  raw_ = format_.section_open;
+  state_ = State::kSection;
+  return true;
+}
+
+bool XmlCallParser::StepSection() {
+  const FoundMark found = FindMark(held_, {format_.call_open, format_.section_close});
+  if (found.mark.empty()) {
+    held_.erase(0, held_.size() - BegunAtEnd(held_, {format_.call_open, format_.section_close}));
+    return false;
+  }
+  held_.erase(0, found.at + found.mark.size());
+  if (found.mark == format_.section_close) {
+    called_ = true;
+    state_ = State::kText;
+    return true;
+  }
+  raw_ += found.mark;
+  parameters_ = 0;
+  state_ = State::kName;
+  return true;
+}
+
+bool XmlCallParser::StepName(ToolDelta* delta) {
+  const FoundMark found = FindMark(held_, {format_.call_open_end, format_.param_open, format_.call_close});
+  if (found.mark.empty()) return false;
+  name_ = Trimmed(std::string_view(held_).substr(0, found.at));
+  if (name_.empty()) {
+    delta->content += std::exchange(raw_, {});
+    state_ = State::kText;
+    return true;
+  }
+  held_.erase(0, found.at + (found.mark == format_.call_open_end ? found.mark.size() : 0));
+  raw_.clear();
+  ++calls_;
+  delta->calls.push_back({calls_ - 1, "", name_, ""});
+  state_ = State::kCall;
+  return true;
+}
+
+bool XmlCallParser::StepCall(ToolDelta* delta) {
+  const FoundMark found = FindMark(held_, {format_.param_open, format_.call_close, format_.section_close});
+  if (found.mark.empty()) {
+    held_.erase(
+        0, held_.size() - BegunAtEnd(held_, {format_.param_open, format_.call_close, format_.section_close}));
+    return false;
+  }
+  if (found.mark == format_.param_open) {
+    held_.erase(0, found.at + found.mark.size());
+    state_ = State::kKey;
+    return true;
+  }
+  held_.erase(0, found.at + (found.mark == format_.call_close ? found.mark.size() : 0));
+  EndCall(delta);
+  return true;
+}
+
+void XmlCallParser::EndCall(ToolDelta* delta) {
+  Arguments(delta, parameters_ == 0 ? "{}" : "}");
+  called_ = true;
+  state_ = format_.section_open.empty() ? State::kText : State::kSection;
+}
+
+bool XmlCallParser::StepKey() {
+  const std::string_view end = format_.value_open.empty() ? format_.param_open_end : format_.value_open;
+  const size_t at = held_.find(end);
+  if (at == std::string::npos) return false;
+  std::string key = held_.substr(0, at);
+  held_.erase(0, at + end.size());
+  if (!format_.value_open.empty()) key.erase(std::min(key.find(format_.param_open_end), key.size()));
+  if (format_.typed_keys) {  // KEY" string="true
+    is_string_ = key.ends_with("true");
+    key.erase(std::min(key.find('"'), key.size()));
+  }
+  key_ = Trimmed(key);
+  state_ = State::kValue;
+  return true;
+}
+
+bool XmlCallParser::StepValue(ToolDelta* delta) {
+  const size_t at = held_.find(format_.param_close);
+  if (at == std::string::npos) return false;
+  const std::string value = ValueJson(held_.substr(0, at));
+  held_.erase(0, at + format_.param_close.size());
+  Arguments(delta, fmt::format("{}{}: {}", parameters_ == 0 ? "{" : ", ", Quoted(key_), value));
+  ++parameters_;
+  state_ = State::kCall;
+  return true;
+}
+
+std::string XmlCallParser::ValueJson(const std::string& text) const {
+  if (format_.typed_keys) return is_string_ || !Json::accept(text) ? Quoted(text) : text;
+  const std::string value = Unwrapped(text);
+  std::string type;
+  if (const auto tool = types_.find(name_); tool != types_.end()) {
+    if (const auto found = tool->second.find(key_); found != tool->second.end()) type = found->second;
+  }
+  if (type == "string") return Quoted(value);
+  // Templates print Python's words for these.
+  if (value == "True") return "true";
+  if (value == "False") return "false";
+  if (value == "None") return "null";
+  return Json::accept(value) ? value : Quoted(value);
+}
+
+void XmlCallParser::Arguments(ToolDelta* delta, std::string text) {
+  delta->calls.push_back({calls_ - 1, "", "", std::move(text)});
+}
+
+}  // namespace moesaic::text

@@ -257,8 +257,8 @@ void ReadDeepseek2(KeyReader& in, json& config) {
   config["qk_nope_head_dim"] = std::max<int64_t>(key - rope, 1);
   config["v_head_dim"] = value;
   config["kv_lora_rank"] = in.Int("attention.kv_lora_rank", 1, kMaxDim);
-  config["q_lora_rank"] =
-      in.Has("attention.q_lora_rank") ? json(in.Int("attention.q_lora_rank", 1, kMaxDim)) : json();
+  const int64_t q_rank = in.IntOr("attention.q_lora_rank", 0, kMaxDim, 0);
+  config["q_lora_rank"] = q_rank > 0 ? json(q_rank) : json();
   const int64_t blocks = config["num_hidden_layers"];
   const int64_t mtp = in.IntOr("nextn_predict_layers", 0, blocks - 1, 0);  // the last blocks
   config["num_hidden_layers"] = blocks - mtp;

@@ -334,6 +334,7 @@ TEST(GgufConfig, ReadsOlderDeepseekFiles) {
   }
   maker.F32("deepseek2.attention.layer_norm_rms_epsilon", 1e-6F).F32("deepseek2.rope.scaling.factor", 4);
   maker.String("deepseek2.rope.scaling.type", "yarn").F32("deepseek2.expert_weights_scale", 1);
+  maker.U32("deepseek2.attention.q_lora_rank", 0);  // how files of few layers say that there is none
   maker.F32Tensor("output.weight", {8, 10}).F32Tensor("blk.0.attn_kv_b.weight", {32, 64});
   maker.F32Tensor("blk.0.attn_k_b.weight", {16, 32, 2}).F32Tensor("blk.0.attn_v_b.weight", {32, 16, 2});
   const std::string file = maker.File();

@@ -1,0 +1,185 @@
+#!/usr/bin/env python3
+"""Writes GGUF files with the layer shapes of published MoE models and random weights.
+
+Layers are those of the release, only fewer (so that a file is 2 to 7 GB); the vocabulary is cut in the same
+proportion, so that the output head has the share of a step that it has in the release. There is no tokenizer:
+the files are for measuring speed, and both Moesaic's `bench` and `llama-bench` feed random token ids.
+
+Values are drawn once and repeated at random places, since speed does not depend on them; routers, on which
+the share of experts that a step touches depends, draw their own. Needs nothing beyond Python 3.9.
+
+    python3 bench/make_shapes.py build/bench/shapes            # all shapes, q8_0 and bf16
+    python3 bench/make_shapes.py build/bench/shapes --shape qwen3-30b-a3b --type q8_0
+"""
+import argparse
+import array
+import math
+import pathlib
+import random
+import struct
+
+ALIGNMENT = 32
+DEVIATION = 0.02  # of weights: what models are initialised with, and near what they are trained to
+GGML_TYPE = {"f32": 0, "q8_0": 8, "bf16": 30}
+BLOCK_VALUES = {"f32": 1, "q8_0": 32, "bf16": 1}
+BLOCK_BYTES = {"f32": 4, "q8_0": 34, "bf16": 2}
+POOL_BYTES = 64 << 20
+
+
+def qwen3_30b_a3b():
+    hidden, heads, kv_heads, head, experts, width, layers, vocab = 2048, 32, 4, 128, 128, 768, 5, 16384
+    keys = {"block_count": layers, "context_length": 40960, "embedding_length": hidden,
+            "feed_forward_length": 6144, "attention.head_count": heads, "attention.head_count_kv": kv_heads,
+            "attention.key_length": head, "attention.value_length": head,
+            "attention.layer_norm_rms_epsilon": 1e-6, "rope.freq_base": 1e6,
+            "expert_count": experts, "expert_used_count": 8, "expert_feed_forward_length": width,
+            "vocab_size": vocab}
+    tensors = [("token_embd", (vocab, hidden)), ("output_norm", (hidden,)), ("output", (vocab, hidden))]
+    for i in range(layers):
+        tensors += [(f"blk.{i}.{name}", shape) for name, shape in (
+            ("attn_norm", (hidden,)), ("ffn_norm", (hidden,)),
+            ("attn_q", (heads * head, hidden)), ("attn_k", (kv_heads * head, hidden)),
+            ("attn_v", (kv_heads * head, hidden)), ("attn_output", (hidden, heads * head)),
+            ("attn_q_norm", (head,)), ("attn_k_norm", (head,)), ("ffn_gate_inp", (experts, hidden)),
+            ("ffn_gate_exps", (experts, width, hidden)), ("ffn_up_exps", (experts, width, hidden)),
+            ("ffn_down_exps", (experts, hidden, width)))]
+    return "qwen3moe", keys, tensors
+
+
+def deepseek_v2_lite():
+    # kv_b_proj whole, as older converters wrote it: llama.cpp runs that faster than its two halves, which stop it
+    # from repacking any weight.
+    hidden, heads, nope, rope, value, latent = 2048, 16, 128, 64, 128, 512
+    experts, shared, width, dense, layers, vocab = 64, 2, 1408, 10944, 6, 16384
+    keys = {"block_count": layers, "context_length": 163840, "embedding_length": hidden,
+            "feed_forward_length": dense, "attention.head_count": heads, "attention.head_count_kv": heads,
+            "attention.q_lora_rank": 0, "attention.kv_lora_rank": latent,
+            "attention.key_length": nope + rope, "attention.value_length": value,
+            "attention.layer_norm_rms_epsilon": 1e-6, "rope.dimension_count": rope, "rope.freq_base": 1e4,
+            "rope.scaling.type": "yarn", "rope.scaling.factor": 40.0,
+            "rope.scaling.original_context_length": 4096, "rope.scaling.yarn_log_multiplier": 0.0707,
+            "leading_dense_block_count": 1, "expert_count": experts, "expert_used_count": 6,
+            "expert_shared_count": shared, "expert_feed_forward_length": width, "expert_weights_scale": 1.0,
+            "expert_weights_norm": False, "expert_gating_func": 1, "vocab_size": vocab}
+    tensors = [("token_embd", (vocab, hidden)), ("output_norm", (hidden,)), ("output", (vocab, hidden))]
+    for i in range(layers):
+        tensors += [(f"blk.{i}.{name}", shape) for name, shape in (
+            ("attn_norm", (hidden,)), ("ffn_norm", (hidden,)), ("attn_kv_a_norm", (latent,)),
+            ("attn_q", (heads * (nope + rope), hidden)), ("attn_kv_a_mqa", (latent + rope, hidden)),
+            ("attn_kv_b", (heads * (nope + value), latent)),
+            ("attn_output", (hidden, heads * value)))]
+        if i == 0:
+            tensors += [("blk.0.ffn_gate", (dense, hidden)), ("blk.0.ffn_up", (dense, hidden)),
+                        ("blk.0.ffn_down", (hidden, dense))]
+            continue
+        tensors += [(f"blk.{i}.{name}", shape) for name, shape in (
+            ("ffn_gate_inp", (experts, hidden)),
+            ("ffn_gate_exps", (experts, width, hidden)), ("ffn_up_exps", (experts, width, hidden)),
+            ("ffn_down_exps", (experts, hidden, width)),
+            ("ffn_gate_shexp", (shared * width, hidden)), ("ffn_up_shexp", (shared * width, hidden)),
+            ("ffn_down_shexp", (hidden, shared * width)))]
+    return "deepseek2", keys, tensors
+
+
+SHAPES = {"qwen3-30b-a3b": qwen3_30b_a3b, "deepseek-v2-lite": deepseek_v2_lite}
+
+
+def string(text):
+    return struct.pack("<Q", len(text)) + text.encode()
+
+
+def value(item):
+    if isinstance(item, bool):
+        return struct.pack("<I?", 7, item)
+    if isinstance(item, int):
+        return struct.pack("<II", 4, item)
+    if isinstance(item, float):
+        return struct.pack("<If", 6, item)
+    return struct.pack("<I", 8) + string(item)
+
+
+def encode(random_bytes, kind):
+    """Turns random bytes into weights of `kind`, deviation about DEVIATION."""
+    if kind == "bf16":  # a sign, and one of 512 magnitudes between 2^-9 and 2^-5
+        high = bytes((0x3C, 0xBC, 0x3B, 0xBB)[i % 4] for i in range(256))
+        data = bytearray(random_bytes)
+        data[1::2] = data[1::2].translate(high)
+        return bytes(data)
+    data = bytearray(random_bytes[:len(random_bytes) // 34 * 34])  # q8_0: an f16 scale, then 32 int8
+    scale = struct.pack("<e", DEVIATION / 74)  # 74: deviation of uniform int8
+    data[0::34] = scale[:1] * (len(data) // 34)
+    data[1::34] = scale[1:] * (len(data) // 34)
+    return bytes(data)
+
+
+class Pool:
+    """Encoded random values, of which a tensor takes runs at random places."""
+
+    def __init__(self, rng, kind):
+        self.rng = rng
+        self.block = BLOCK_BYTES[kind]
+        self.data = memoryview(encode(rng.randbytes(POOL_BYTES), kind))
+
+    def runs(self, count):
+        while count > 0:
+            start = self.rng.randrange(len(self.data) // 2 // self.block) * self.block
+            run = self.data[start:start + min(count, len(self.data) // 2)]
+            count -= len(run)
+            yield run
+
+
+def kind_of(name, shape, kind):
+    return "f32" if len(shape) == 1 or name.endswith("ffn_gate_inp") else kind
+
+
+def write(path, shape_name, kind, seed):
+    rng = random.Random(seed)
+    arch, keys, tensors = SHAPES[shape_name]()
+    metadata = {"general.architecture": arch, "general.name": f"{shape_name} shapes, random weights",
+                "tokenizer.ggml.model": "no_vocab"} | {f"{arch}.{key}": item for key, item in keys.items()}
+    header = struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(metadata))
+    header += b"".join(string(key) + value(item) for key, item in metadata.items())
+    offset, sizes = 0, []
+    for name, shape in tensors:
+        stored = kind_of(name, shape, kind)
+        size = math.prod(shape) // BLOCK_VALUES[stored] * BLOCK_BYTES[stored]
+        header += string(name + ".weight") + struct.pack("<I", len(shape))
+        header += struct.pack(f"<{len(shape)}Q", *reversed(shape))
+        header += struct.pack("<IQ", GGML_TYPE[stored], offset)
+        sizes.append(size)
+        offset += -(-size // ALIGNMENT) * ALIGNMENT
+    pool = Pool(rng, kind)
+    temporary = path.with_suffix(".part")
+    with open(temporary, "wb") as out:
+        out.write(header + b"\0" * (-len(header) % ALIGNMENT))
+        for (name, shape), size in zip(tensors, sizes):
+            if len(shape) == 1:
+                array.array("f", [1.0] * shape[0]).tofile(out)
+            elif kind_of(name, shape, kind) == "f32":
+                array.array("f", [rng.gauss(0, DEVIATION) for _ in range(math.prod(shape))]).tofile(out)
+            else:
+                out.writelines(pool.runs(size))
+            out.write(b"\0" * (-size % ALIGNMENT))
+    temporary.rename(path)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=pathlib.Path)
+    parser.add_argument("--shape", choices=SHAPES, action="append", help="default: all")
+    parser.add_argument("--type", choices=("q8_0", "bf16"), action="append", help="default: both")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    options.directory.mkdir(parents=True, exist_ok=True)
+    for shape in options.shape or SHAPES:
+        for kind in options.type or ("q8_0", "bf16"):
+            path = options.directory / f"{shape}-{kind}.gguf"
+            if path.exists():
+                print(f"{path}: is there")
+                continue
+            write(path, shape, kind, options.seed)
+            print(f"{path}: {path.stat().st_size / 1e9:.2f} GB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# Every benchmark that this machine can run, as markdown on stdout. Called by `./run bench`; needs build/release.
+#
+#   bench/run.sh [--quick]
+#
+# Environment:
+#   LLAMA_BENCH   path of llama.cpp's llama-bench, built natively (cmake -DGGML_NATIVE=ON, from its repository or
+#                 from the source package of llama-cpp-python): runs the model shapes beside it, in turns
+#   PYTHON        a Python (default python3); where it has the package tokenizers, that is compared too
+#   TOKENIZER, TEXT  a folder with tokenizer.json, and the text that is encoded
+#   SHAPES        where the random-weight models are kept, 20 GB (default build/bench/shapes)
+#   BUILD         build folder (default build/release)
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+quick=
+case "${1:-}" in
+  --quick) quick=--quick ;;
+  "") ;;
+  *) printf 'usage: bench/run.sh [--quick], not "%s"\n' "$1" >&2; exit 2 ;;
+esac
+build=${BUILD:-build/release}
+python=${PYTHON:-python3}
+shapes=${SHAPES:-build/bench/shapes}
+seconds=0.5
+filter=.
+if [ -n "$quick" ]; then seconds=0.1 filter='(int8|bf16)(_4096|_512)?/threads:(0|'$(nproc)')/'; fi  # all threads only
+
+section() { printf '\n## %s\n\n' "$*"; }
+fenced() { printf '```\n'; "$@"; printf '```\n'; }
+
+printf '# Benchmarks of %s\n\n' "$(git describe --always --dirty 2>/dev/null || echo 'an exported tree')"
+date -u '+%F %R UTC, load average '"$(cut -d' ' -f1-3 /proc/loadavg)"
+section Machine
+fenced "$build/bin/moesaic" doctor
+
+section 'Model shapes, random weights'
+[ -n "${LLAMA_BENCH:-}" ] || printf 'Without llama.cpp: LLAMA_BENCH is not set.\n\n'
+"$python" bench/shapes_vs_llama.py "$build/bin/moesaic" "$shapes" $quick
+
+section Tokenizer
+text_file=${TEXT:-../shared/data/text/wikitext-2_valid.txt}
+tokenizer=${TOKENIZER:-models/moesaic-tiny}
+[ -f "$text_file" ] || text_file=models/moesaic-tiny/heldout.jsonl
+if "$python" -c 'import tokenizers' 2>/dev/null; then
+  fenced "$python" bench/tokenizer_vs_hf.py "$build/bin/text_tokenizer_bench" "$tokenizer" "$text_file"
+else
+  printf 'Skipped: %s has no package tokenizers.\n' "$python"
+fi
+
+section Kernels
+for bench in kernels_gemm_bench kernels_attention_bench; do
+  fenced "$build/bin/$bench" --benchmark_min_time="$seconds" --benchmark_filter="$filter" \
+    --benchmark_color=false 2>/dev/null
+done

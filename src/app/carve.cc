@@ -36,7 +36,8 @@ Status WriteText(const std::string& path, const std::string& text) {
 Status WriteTexts(const checkpoint::Checkpoint& source, const std::string& out) {
   ASSIGN_OR_RETURN(const auto texts, HubTexts(source));
   for (const auto& [name, text] : texts) RETURN_IF_ERROR(WriteText(out + "/" + name, text));
-  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"}) {
+  for (const char* name :
+       {"tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"}) {
     if (const auto text = source.ReadText(name)) RETURN_IF_ERROR(WriteText(out + "/" + name, *text));
   }
   return OkStatus();
@@ -67,7 +68,8 @@ Status RunCarve(Options options) {
       progress.Show(layer, layers, fmt::format("layer {} of {}", layer, layers));
       return !Interrupted();
     };
-    ASSIGN_OR_RETURN(reports, quantizer::Carve(*source, calibration, options.carve, kernels, *pool, options.out));
+    ASSIGN_OR_RETURN(reports,
+                     quantizer::Carve(*source, calibration, options.carve, kernels, *pool, options.out));
   }
   RETURN_IF_ERROR(WriteTexts(*source, options.out));
   double kept = 0, before = 0, after = 0;
@@ -78,7 +80,8 @@ Status RunCarve(Options options) {
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   fmt::print(stderr,
-             "{}: {} layers in {:.0f} s; mean energy kept {:.1f}%, squared error of the FFN output {:.4f} before and "
+             "{}: {} layers in {:.0f} s; mean energy kept {:.1f}%, squared error of the FFN output {:.4f} "
+             "before and "
              "{:.4f} after the refit\n",
              options.out, reports.size(), seconds, 100 * kept, before, after);
   return OkStatus();
@@ -91,10 +94,15 @@ void AddCarve(CLI::App& root, VerbRun& run) {
   quantizer::CarveOptions& carve = options->carve;
   CLI::App* verb = root.add_subcommand("carve", "Turn a dense Llama-like model into a mixture of experts");
   verb->add_option("model", options->model, "Hugging Face folder or .gguf file of a LlamaForCausalLM");
-  verb->add_option("--calibration", options->calibration, "Safetensors file with token ids: I32 \"tokens\" [n, length]");
+  verb->add_option("--calibration", options->calibration,
+                   "Safetensors file with token ids: I32 \"tokens\" [n, length]");
   verb->add_option("-o,--out", options->out, "The Hugging Face folder to write");
-  verb->add_option("--slices", carve.slices, "Pieces an FFN is cut into")->check(CLI::Range(2, 4096))->capture_default_str();
-  verb->add_option("--shared", carve.shared, "Pieces that are always on")->check(CLI::Range(1, 4095))->capture_default_str();
+  verb->add_option("--slices", carve.slices, "Pieces an FFN is cut into")
+      ->check(CLI::Range(2, 4096))
+      ->capture_default_str();
+  verb->add_option("--shared", carve.shared, "Pieces that are always on")
+      ->check(CLI::Range(1, 4095))
+      ->capture_default_str();
   verb->add_option("--active", carve.active, "Routed pieces (experts) a token")
       ->check(CLI::Range(1, 4095))
       ->capture_default_str();
@@ -108,11 +116,16 @@ void AddCarve(CLI::App& root, VerbRun& run) {
   verb->add_option("--dtype", options->dtype, "Weights written: bf16 or f32")
       ->check(CLI::IsMember({"bf16", "f32"}))
       ->capture_default_str();
-  verb->add_option("--threads", options->threads, "Threads; 0: one a core")->check(CLI::Range(0, 1024))->capture_default_str();
-  verb->add_flag("--print-recipe", options->print_recipe, "Print one line that names the recipe, and do nothing");
+  verb->add_option("--threads", options->threads, "Threads; 0: one a core")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  verb->add_flag("--print-recipe", options->print_recipe,
+                 "Print one line that names the recipe, and do nothing");
   verb->footer(
-      "The result is a Glm4MoeForCausalLM that transformers loads too; --experts-per-token changes how many experts are\n"
-      "on when it runs. With --no-refit and --active set to all routed pieces it computes the dense model.\n\n"
+      "The result is a Glm4MoeForCausalLM that transformers loads too; --experts-per-token changes how many "
+      "experts are\n"
+      "on when it runs. With --no-refit and --active set to all routed pieces it computes the dense "
+      "model.\n\n"
       "Example:\n  moesaic carve SmolLM2-135M-Instruct.gguf --calibration chats.safetensors --out smol-moe");
   verb->callback([options, &run] { run = [options] { return RunCarve(*options); }; });
 }

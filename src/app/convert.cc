@@ -63,9 +63,11 @@ void AddConvert(CLI::App& root, VerbRun& run) {
       ->capture_default_str();
   verb->add_flag("--force", options->force, "Replace the file if it is there");
   verb->footer(
-      "The packed file holds weights in the layout kernels read, config, tokenizer and template; it stays a valid\n"
+      "The packed file holds weights in the layout kernels read, config, tokenizer and template; it stays a "
+      "valid\n"
       "safetensors file. An interrupted run leaves nothing behind.\n\n"
-      "Examples:\n  moesaic convert models/moesaic-tiny --dtype int8 --out tiny.moesaic\n  moesaic chat tiny.moesaic");
+      "Examples:\n  moesaic convert models/moesaic-tiny --dtype int8 --out tiny.moesaic\n  moesaic chat "
+      "tiny.moesaic");
   verb->callback([options, &run] { run = [options] { return RunConvert(*options); }; });
 }
 

@@ -30,17 +30,18 @@ void PrintMachine(const runtime::Topology& topology, const runtime::CpuFeatures&
   std::vector<std::vector<std::string>> rows = {
       {"machine", ""},
       {"processor", topology.cpu_model},
-      {"cores", fmt::format("{} cores, {} hardware threads, {} sockets", topology.cores, topology.hardware_threads,
-                            topology.sockets)},
+      {"cores", fmt::format("{} cores, {} hardware threads, {} sockets", topology.cores,
+                            topology.hardware_threads, topology.sockets)},
       {"threads used", std::to_string(topology.DefaultThreads())},
       {"instruction sets", isas},
       {"caches", caches},
       {"NUMA nodes", std::to_string(topology.numa_nodes.size())},
       {"memory", fmt::format("{}, {} available", FormatBytes(static_cast<double>(topology.memory_bytes)),
                              FormatBytes(static_cast<double>(topology.available_bytes)))},
-      {"huge pages", fmt::format("transparent: {}, reserved: {}",
-                                 topology.transparent_huge_pages.empty() ? "unknown" : topology.transparent_huge_pages,
-                                 topology.explicit_huge_pages)},
+      {"huge pages",
+       fmt::format("transparent: {}, reserved: {}",
+                   topology.transparent_huge_pages.empty() ? "unknown" : topology.transparent_huge_pages,
+                   topology.explicit_huge_pages)},
   };
   if (topology.cpu_quota > 0) rows.push_back({"CPU quota", fmt::format("{:.2f} cores", topology.cpu_quota)});
   std::fputs(FormatTable(rows, false).c_str(), stdout);
@@ -49,20 +50,23 @@ void PrintMachine(const runtime::Topology& topology, const runtime::CpuFeatures&
 Status PrintSpeeds(const runtime::CpuFeatures& cpu) {
   ASSIGN_OR_RETURN(const auto pool, runtime::ThreadPool::Create({.threads = 0, .pin = true}));
   ASSIGN_OR_RETURN(const runtime::ReadBandwidth read, runtime::MeasureReadBandwidth(pool.get(), kProbeBytes));
-  std::vector<std::vector<std::string>> rows = {{"measured", "one thread", fmt::format("{} threads", pool->size())}};
+  std::vector<std::vector<std::string>> rows = {
+      {"measured", "one thread", fmt::format("{} threads", pool->size())}};
   rows.push_back({"memory read", fmt::format("{:.1f} GB/s", read.one_thread / 1e9),
                   fmt::format("{:.1f} GB/s", read.all_threads / 1e9)});
   for (const kernels::DotPeak& peak : kernels::MeasureDotPeaks(cpu, pool.get())) {
-    rows.push_back({fmt::format("{} dot products ({})", tensor::PackedFormatName(peak.format), peak.instruction),
-                    fmt::format("{:.0f} GOP/s", peak.one_thread / 1e9),
-                    fmt::format("{:.0f} GOP/s", peak.all_threads / 1e9)});
+    rows.push_back(
+        {fmt::format("{} dot products ({})", tensor::PackedFormatName(peak.format), peak.instruction),
+         fmt::format("{:.0f} GOP/s", peak.one_thread / 1e9),
+         fmt::format("{:.0f} GOP/s", peak.all_threads / 1e9)});
   }
   std::fputs(("\n" + FormatTable(rows, false)).c_str(), stdout);
   return OkStatus();
 }
 
 void PrintKernels(const kernels::KernelTable& kernels) {
-  std::vector<std::vector<std::string>> rows = {{"operator", "kernel", "passed over (not on this processor)"}};
+  std::vector<std::vector<std::string>> rows = {
+      {"operator", "kernel", "passed over (not on this processor)"}};
   for (const kernels::KernelChoice& choice : kernels.choices) {
     std::string passed;
     for (const std::string& name : choice.passed_over) passed += (passed.empty() ? "" : ", ") + name;

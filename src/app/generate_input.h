@@ -24,7 +24,8 @@ struct Prompt {
 };
 
 /// All prompts, tokenized; stdin is one when nothing else is given. `text` is needed unless all prompts are
-/// ids. A JSON line has "prompt" (or "text"), "messages" (and "tools") of a chat, or "ids", and may have "id".
+/// ids. A JSON line has "prompt" (or "text"), "messages" (and "tools") of a chat, or "ids", and may have
+/// "id".
 StatusOr<std::vector<Prompt>> ReadPrompts(const GenerateInput& input, const ModelText& text);
 
 }  // namespace moesaic::app

@@ -25,8 +25,8 @@ struct ModelText {
 /// template opens; whoever needs one returns its status.
 StatusOr<ModelText> OpenModelText(const std::string& path);
 
-/// The tokenizer files of a Hub folder that stand for a GGUF file's own metadata, as (name, text); empty for other
-/// containers, which have the files themselves.
+/// The tokenizer files of a Hub folder that stand for a GGUF file's own metadata, as (name, text); empty for
+/// other containers, which have the files themselves.
 StatusOr<std::vector<std::pair<std::string, std::string>>> HubTexts(const checkpoint::Checkpoint& source);
 
 }  // namespace moesaic::app

@@ -59,7 +59,8 @@ void AddRender(CLI::App& root, VerbRun& run) {
   verb->footer(
       "The request's messages, tools, documents, chat_template_kwargs and add_generation_prompt are used.\n\n"
       "Example:\n"
-      "  echo '{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}]}' | moesaic render models/moesaic-tiny");
+      "  echo '{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}]}' | moesaic render "
+      "models/moesaic-tiny");
   verb->callback([options, &run] { run = [options] { return RunRender(*options); }; });
 }
 

@@ -35,7 +35,8 @@ StatusOr<json> DecodeLine(const text::Tokenizer& tokenizer, const Options& optio
   std::vector<int32_t> ids;
   for (const json& id : line["ids"]) {
     if (!id.is_number_integer() || id < 0 || id >= tokenizer.vocab_size()) {
-      return InvalidArgument("\"ids\" must hold token ids in [0, {}), found {}", tokenizer.vocab_size(), id.dump());
+      return InvalidArgument("\"ids\" must hold token ids in [0, {}), found {}", tokenizer.vocab_size(),
+                             id.dump());
     }
     ids.push_back(id.get<int32_t>());
   }
@@ -71,7 +72,8 @@ void AddTokenize(CLI::App& root, VerbRun& run) {
   CLI::App* verb = root.add_subcommand("tokenize", "Turn text into token ids, or back");
   verb->add_option("model", options->model, "Hugging Face folder, .gguf file or packed file")->required();
   verb->add_option("text", options->texts, "Texts to encode; none: JSON lines from standard input");
-  verb->add_flag("--no-special", options->no_special, "Add no BOS or EOS; with --decode: leave special tokens out");
+  verb->add_flag("--no-special", options->no_special,
+                 "Add no BOS or EOS; with --decode: leave special tokens out");
   verb->add_flag("--decode", options->decode, "Read {\"ids\": [...]} lines and write {\"text\": ...} lines");
   verb->footer(
       "Examples:\n"

@@ -19,8 +19,6 @@ namespace {
 // vocabulary.
 constexpr int64_t kScoredLogitsBytes = 128 << 20;
 
-using Clock = std::chrono::steady_clock;
-
 bool Contains(const std::vector<int32_t>& ids, int32_t id) {
   return std::find(ids.begin(), ids.end(), id) != ids.end();
 }
@@ -54,9 +52,11 @@ class ContinuousEngine : public Engine {
     }
   }
 
+  Status Check(const Request& request) const override;
   StatusOr<RequestId> Add(Request request) override;
   void Cancel(RequestId id) override;
   Status Step(std::vector<TokenEvent>* events) override;
+  void ClearCache() override {}
   bool idle() const override { return scheduler_.empty() && cancelled_.empty(); }
   EngineStats stats() const override;
   const models::ModelInfo& model() const override { return model_.info(); }
@@ -101,7 +101,7 @@ Status ContinuousEngine::CheckIds(std::span<const int32_t> ids) const {
   return OkStatus();
 }
 
-StatusOr<RequestId> ContinuousEngine::Add(Request request) {
+Status ContinuousEngine::Check(const Request& request) const {
   RETURN_IF_ERROR(CheckIds(request.prompt));
   RETURN_IF_ERROR(CheckSampling(request.sampling, model_.info().vocab_size));
   const int64_t prompt = static_cast<int64_t>(request.prompt.size());
@@ -114,6 +114,15 @@ StatusOr<RequestId> ContinuousEngine::Add(Request request) {
     return InvalidArgument("the prompt leaves no room in the KV cache of {} tokens: it has {}", pool_tokens(),
                            prompt);
   }
+  if (request.want_embedding && request.sampling.max_tokens > 0) {
+    return InvalidArgument("max_tokens must be 0 for an embedding, found {}", request.sampling.max_tokens);
+  }
+  return OkStatus();
+}
+
+StatusOr<RequestId> ContinuousEngine::Add(Request request) {
+  RETURN_IF_ERROR(Check(request));
+  const int64_t prompt = static_cast<int64_t>(request.prompt.size());
   auto sequence = std::make_unique<Sequence>();
   sequence->id = ++last_id_;
   sequence->tokens = request.prompt;

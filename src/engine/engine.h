@@ -26,10 +26,15 @@ struct EngineOptions {
   uint64_t seed = 0;                  ///< seeds requests that bring none; 0: another one each run
 };
 
+/// Counters rise over the engine's life; the others are of this moment.
 struct EngineStats {
   int running = 0, waiting = 0;
-  int free_blocks = 0, total_blocks = 0;
+  /// Blocks that no request holds are free, or cached: kept for their contents, given up when one is needed.
+  int free_blocks = 0, cached_blocks = 0, total_blocks = 0;
   int64_t prompt_tokens = 0, output_tokens = 0, preemptions = 0, steps = 0;
+  /// Prompt tokens looked up in the cache at admission, those found there, and blocks given up.
+  int64_t cache_queries = 0, cache_hits = 0, cache_evictions = 0;
+  int last_prefill_rows = 0, last_decode_rows = 0, last_sequences = 0;  ///< of the last step
   double prefill_seconds = 0, decode_seconds = 0;  ///< of pure steps; mixed steps are split by rows
 };
 
@@ -41,6 +46,8 @@ class Engine {
                                                   runtime::ThreadPool& pool, const EngineOptions& options);
   virtual ~Engine() = default;
 
+  /// What Add would refuse, by name. Any thread.
+  virtual Status Check(const Request& request) const = 0;
   /// Queues a request. Refuses an empty prompt, an id outside the vocabulary, a prompt that leaves no room in
   /// the context or in the whole KV cache, and parameters out of range, each by name.
   virtual StatusOr<RequestId> Add(Request request) = 0;
@@ -50,6 +57,8 @@ class Engine {
   /// Plans and runs one step and appends what came out. No work: returns OK and appends nothing. After an
   /// error of the model nothing has advanced: the same step can be tried again.
   virtual Status Step(std::vector<TokenEvent>* events) = 0;
+  /// Forgets all cached blocks that no request holds.
+  virtual void ClearCache() = 0;
   virtual bool idle() const = 0;  ///< nothing waiting, nothing running, nothing to tell
   virtual EngineStats stats() const = 0;
   virtual const models::ModelInfo& model() const = 0;

@@ -1,12 +1,19 @@
 // What a caller asks of the engine and what it gets back, token by token.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
+
+#include "text/grammar.h"
 
 namespace moesaic::engine {
 
+using Clock = std::chrono::steady_clock;
 using RequestId = uint64_t;  ///< Rises with arrival.
 
 /// How the next token is drawn. Defaults are greedy-free: temperature 1, nothing cut off, as the OpenAI API
@@ -16,9 +23,11 @@ struct SamplingParams {
   int top_k = 0;                    ///< 0: off
   float top_p = 1.0f;               ///< (0, 1]
   float min_p = 0.0f;               ///< [0, 1]
+  float typical_p = 1.0f;           ///< (0, 1]: keeps the tokens nearest to the expected information; 1: off
   float repetition_penalty = 1.0f;  ///< over prompt and output, as Hugging Face has it
   float presence_penalty = 0.0f;    ///< over output, as OpenAI has it
   float frequency_penalty = 0.0f;
+  std::vector<std::pair<int32_t, float>> logit_bias = {};  ///< added to the token's logit, [-100, 100]
   std::optional<uint64_t>
       seed;  ///< same seed, same tokens, whatever else is in the batch; absent: the engine's choice
   int max_tokens = 16;            ///< 0: only reads the prompt (for prompt_logprobs)
@@ -33,6 +42,16 @@ struct Request {
   SamplingParams sampling;
   bool prompt_logprobs =
       false;  ///< logprob of each prompt token from the second on, and the top k of `logprobs`
+  /// Cached blocks are shared only between requests of one namespace (tenant's salt, adapter).
+  std::string cache_namespace = {};
+  int priority = 0;  ///< lower runs first
+  /// Ends the request with kDeadline when it passes; earlier ones of a client go first.
+  std::optional<Clock::time_point> deadline = std::nullopt;
+  std::string client = {};  ///< who asks: clients of one priority share the engine evenly
+  /// The output follows this grammar; the request's own. Null: free.
+  std::shared_ptr<text::Grammar> grammar = nullptr;
+  /// Asks for the last prompt token's final hidden state, scaled to length 1; needs max_tokens 0.
+  bool want_embedding = false;
 };
 
 struct TokenLogprob {
@@ -52,7 +71,15 @@ enum class FinishReason {
   kStop,    ///< an end-of-sequence or stop id was drawn
   kLength,  ///< max_tokens, the context or the whole KV cache is full
   kCancelled,
-  kError,  ///< the model's logits were not finite
+  kDeadline,  ///< its deadline passed
+  kError,     ///< the model failed or gave no finite logits
+};
+
+/// When a request reached a stage; a stage that it has not reached is absent.
+struct RequestTimes {
+  Clock::time_point queued = {};
+  std::optional<Clock::time_point> started;      ///< first admitted
+  std::optional<Clock::time_point> first_token;  ///< or prompt read, where no token is drawn
 };
 
 /// One new token of one request, or its end. Each added request gets exactly one event whose `finish` is not
@@ -65,6 +92,9 @@ struct TokenEvent {
   std::optional<int32_t> stopped_by;  ///< the id that ended it, with kStop
   /// [prompt.size() - 1], for the tokens from the second on: in the request's first event, when asked for.
   std::vector<LogprobEntry> prompt_logprobs;
+  int cached_tokens = 0;         ///< of the prompt, not computed for this request; in its first event
+  std::vector<float> embedding;  ///< [hidden_size], in the only event of a request that wants it
+  RequestTimes times = {};
 };
 
 }  // namespace moesaic::engine

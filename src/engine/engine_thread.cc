@@ -1,0 +1,222 @@
+#include "engine/engine_thread.h"
+
+#include <absl/container/flat_hash_map.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace moesaic::engine {
+
+class EngineThread::Impl {
+ public:
+  Impl(std::unique_ptr<Engine> engine, const EngineThreadOptions& options)
+      : engine_(std::move(engine)),
+        options_(options),
+        stats_(engine_->stats()),
+        thread_([this] { Loop(); }) {}
+
+  ~Impl() {
+    {
+      const std::lock_guard lock(mutex_);
+      draining_ = stopping_ = true;
+    }
+    wake_.notify_one();
+    thread_.join();
+  }
+
+  StatusOr<RequestId> Submit(Request request, Sink sink) {
+    RETURN_IF_ERROR(engine_->Check(request));
+    const std::lock_guard lock(mutex_);
+    if (draining_) return absl::UnavailableError("the engine takes no new requests: it is shutting down");
+    const int waiting = stats_.waiting + static_cast<int>(inbox_.submitted.size());
+    if (waiting >= options_.max_queued) {
+      return ResourceExhausted("too many requests wait: {} of {}", waiting, options_.max_queued);
+    }
+    const RequestId id = ++last_id_;
+    ++unfinished_;
+    inbox_.submitted.push_back({id, std::move(request), std::move(sink), Clock::now()});
+    wake_.notify_one();
+    return id;
+  }
+
+  void Cancel(RequestId id) {
+    const std::lock_guard lock(mutex_);
+    inbox_.cancelled.push_back(id);
+    wake_.notify_one();
+  }
+
+  void ClearCache() {
+    const std::lock_guard lock(mutex_);
+    inbox_.clear_cache = true;
+    wake_.notify_one();
+  }
+
+  EngineStats stats() const {
+    const std::lock_guard lock(mutex_);
+    EngineStats stats = stats_;
+    stats.waiting += static_cast<int>(inbox_.submitted.size());
+    return stats;
+  }
+
+  bool idle() const {
+    const std::lock_guard lock(mutex_);
+    return unfinished_ == 0;
+  }
+
+  void Drain() {
+    const std::lock_guard lock(mutex_);
+    draining_ = true;
+  }
+
+  bool draining() const {
+    const std::lock_guard lock(mutex_);
+    return draining_;
+  }
+
+  const Engine& engine() const { return *engine_; }
+
+ private:
+  struct Submitted {
+    RequestId id;
+    Request request;
+    Sink sink;
+    Clock::time_point arrived;
+  };
+  struct Inbox {
+    std::vector<Submitted> submitted;
+    std::vector<RequestId> cancelled;
+    bool clear_cache = false;
+    bool empty() const { return submitted.empty() && cancelled.empty() && !clear_cache; }
+  };
+  struct Live {
+    RequestId id;  // what Submit gave out
+    Sink sink;
+    Clock::time_point arrived;
+  };
+
+  void Loop() {
+    for (;;) {
+      Inbox inbox;
+      bool stop;
+      {
+        std::unique_lock lock(mutex_);
+        wake_.wait(lock, [this] { return stopping_ || !inbox_.empty() || !engine_->idle(); });
+        inbox = std::exchange(inbox_, {});
+        // They wait in the engine now, as far as Submit is concerned, until the next step says otherwise.
+        stats_.waiting += static_cast<int>(inbox.submitted.size());
+        stop = stopping_;
+      }
+      Take(std::move(inbox));
+      if (stop) CancelAll();
+      std::vector<TokenEvent> events;
+      if (const Status status = engine_->Step(&events); !status.ok()) Fail(status, &events);
+      {
+        const std::lock_guard lock(mutex_);
+        stats_ = engine_->stats();
+      }
+      Tell(events);
+      if (stop) return;
+    }
+  }
+
+  void Take(Inbox inbox) {
+    for (Submitted& submitted : inbox.submitted) {
+      StatusOr<RequestId> added = engine_->Add(std::move(submitted.request));
+      if (!added.ok()) {  // Check has let it through, so this is ours
+        spdlog::error("request {}: {}", submitted.id, Message(added.status()));
+        TokenEvent end;
+        end.request = submitted.id;
+        end.finish = FinishReason::kError;
+        submitted.sink({&end, 1});
+        CountEnds(1);
+        continue;
+      }
+      engine_id_[submitted.id] = *added;
+      live_[*added] = {submitted.id, std::move(submitted.sink), submitted.arrived};
+    }
+    for (const RequestId id : inbox.cancelled) {
+      if (const auto it = engine_id_.find(id); it != engine_id_.end()) engine_->Cancel(it->second);
+    }
+    if (inbox.clear_cache) engine_->ClearCache();
+  }
+
+  void CancelAll() {
+    for (const auto& [id, live] : live_) engine_->Cancel(id);
+  }
+
+  // A model that fails once would fail again: everybody is told, and the engine is empty.
+  void Fail(const Status& status, std::vector<TokenEvent>* events) {
+    spdlog::error("a step failed, all requests end: {}", Message(status));
+    CancelAll();
+    events->clear();
+    std::vector<TokenEvent> ends;
+    if (const Status told = engine_->Step(&ends); !told.ok()) spdlog::error("{}", Message(told));
+    for (TokenEvent& end : ends) {
+      if (end.finish == FinishReason::kCancelled) end.finish = FinishReason::kError;
+      events->push_back(std::move(end));
+    }
+  }
+
+  // An engine's step lists a request's events in order, but not next to each other.
+  void Tell(std::vector<TokenEvent>& events) {
+    std::stable_sort(events.begin(), events.end(),
+                     [](const TokenEvent& a, const TokenEvent& b) { return a.request < b.request; });
+    int ended = 0;
+    for (size_t first = 0, last = 0; first < events.size(); first = last) {
+      const RequestId engine_id = events[first].request;
+      const auto it = live_.find(engine_id);
+      while (last < events.size() && events[last].request == engine_id) {
+        events[last].request = it->second.id;
+        events[last].times.queued = it->second.arrived;
+        ++last;
+      }
+      it->second.sink(std::span(events).subspan(first, last - first));
+      if (events[last - 1].finish == FinishReason::kNone) continue;
+      engine_id_.erase(it->second.id);
+      live_.erase(it);
+      ++ended;
+    }
+    CountEnds(ended);
+  }
+
+  void CountEnds(int ended) {
+    const std::lock_guard lock(mutex_);
+    unfinished_ -= ended;
+  }
+
+  const std::unique_ptr<Engine> engine_;  // the thread's own, but for what never changes
+  const EngineThreadOptions options_;
+  absl::flat_hash_map<RequestId, Live> live_;            // the thread's own, by the engine's id
+  absl::flat_hash_map<RequestId, RequestId> engine_id_;  // the thread's own
+
+  mutable std::mutex mutex_;  // guards what follows
+  std::condition_variable wake_;
+  Inbox inbox_;
+  EngineStats stats_;
+  RequestId last_id_ = 0;
+  int unfinished_ = 0;
+  bool draining_ = false, stopping_ = false;
+  std::thread thread_;  // last: it uses all of the above
+};
+
+EngineThread::EngineThread(std::unique_ptr<Engine> engine, const EngineThreadOptions& options)
+    : impl_(std::make_unique<Impl>(std::move(engine), options)) {}
+EngineThread::~EngineThread() = default;
+StatusOr<RequestId> EngineThread::Submit(Request request, Sink sink) {
+  return impl_->Submit(std::move(request), std::move(sink));
+}
+void EngineThread::Cancel(RequestId id) { impl_->Cancel(id); }
+void EngineThread::ClearCache() { impl_->ClearCache(); }
+EngineStats EngineThread::stats() const { return impl_->stats(); }
+bool EngineThread::idle() const { return impl_->idle(); }
+void EngineThread::Drain() { impl_->Drain(); }
+bool EngineThread::draining() const { return impl_->draining(); }
+const models::ModelInfo& EngineThread::model() const { return impl_->engine().model(); }
+int EngineThread::max_context() const { return impl_->engine().max_context(); }
+
+}  // namespace moesaic::engine

@@ -1,0 +1,180 @@
+#include "engine/engine_thread.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <random>
+#include <thread>
+
+#include "engine/fake_model.h"
+
+namespace moesaic::engine {
+namespace {
+
+using testing::HasSubstr;
+
+// Collects one request's events and waits for its end.
+class Listener {
+ public:
+  EngineThread::Sink sink() {
+    return [this](std::span<TokenEvent> events) {
+      const std::lock_guard lock(mutex_);
+      for (TokenEvent& event : events) {
+        EXPECT_FALSE(ended_) << "an event after the end";
+        if (event.token) tokens_.push_back(*event.token);
+        finish_ = event.finish;
+        ended_ = event.finish != FinishReason::kNone;
+      }
+      changed_.notify_all();
+    };
+  }
+  FinishReason Wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return ended_; });
+    return finish_;
+  }
+  std::vector<int32_t> tokens() {
+    const std::lock_guard lock(mutex_);
+    return tokens_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<int32_t> tokens_;
+  FinishReason finish_ = FinishReason::kNone;
+  bool ended_ = false;
+};
+
+class EngineThreadTest : public testing::Test {
+ protected:
+  std::unique_ptr<EngineThread> Make(const EngineThreadOptions& options = {}) {
+    auto engine = Engine::Create(model_, kernels_, *threads_,
+                                 {.kv_bytes = 2 << 20, .max_sequences = 8, .max_batch_tokens = 64});
+    EXPECT_TRUE(engine.ok()) << engine.status();
+    return std::make_unique<EngineThread>(*std::move(engine), options);
+  }
+
+  static Request MakeRequest(std::vector<int32_t> prompt, int max_tokens) {
+    Request request;
+    request.prompt = std::move(prompt);
+    request.sampling.max_tokens = max_tokens;
+    request.sampling.temperature = 0;
+    return request;
+  }
+
+  FakeModel model_{512};
+  kernels::KernelTable kernels_;
+  std::unique_ptr<runtime::ThreadPool> threads_ = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
+};
+
+TEST_F(EngineThreadTest, TellsARequestItsTokensAndItsEnd) {
+  auto thread = Make();
+  Listener a, b;
+  ASSERT_TRUE(thread->Submit(MakeRequest({1, 2, 3}, 20), a.sink()).ok());
+  ASSERT_TRUE(thread->Submit(MakeRequest({1, 2, 3}, 20), b.sink()).ok());
+  EXPECT_EQ(a.Wait(), FinishReason::kLength);
+  EXPECT_EQ(b.Wait(), FinishReason::kLength);
+  EXPECT_EQ(a.tokens().size(), 20U);
+  EXPECT_EQ(a.tokens(), b.tokens());
+}
+
+TEST_F(EngineThreadTest, RefusesByName) {
+  auto thread = Make();
+  Listener never;
+  const auto refused = thread->Submit(MakeRequest({}, 5), never.sink());
+  EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(Message(refused.status()), "the prompt is empty");
+}
+
+TEST_F(EngineThreadTest, AFullQueueRefuses) {
+  auto thread = Make({.max_queued = 0});
+  Listener never;
+  const auto refused = thread->Submit(MakeRequest({1}, 5), never.sink());
+  EXPECT_EQ(refused.status().code(), StatusCode::kResourceExhausted);
+  EXPECT_THAT(Message(refused.status()), HasSubstr("too many requests wait"));
+}
+
+TEST_F(EngineThreadTest, CancelEndsAndFreesBlocks) {
+  auto thread = Make();
+  Listener listener;
+  const EngineThread::Sink tell = listener.sink();
+  EngineThread* const engine = thread.get();
+  RequestId id = 1;  // the first that Submit gives out
+  const auto cancelling = [&, engine](std::span<TokenEvent> events) {
+    engine->Cancel(id);
+    tell(events);
+  };
+  EXPECT_EQ(*thread->Submit(MakeRequest({1, 2}, 400), cancelling), id);
+  EXPECT_EQ(listener.Wait(), FinishReason::kCancelled);
+  EXPECT_LE(listener.tokens().size(), 1U);
+  thread->Cancel(id);
+  const EngineStats stats = thread->stats();
+  EXPECT_EQ(stats.free_blocks + stats.cached_blocks, stats.total_blocks);
+  EXPECT_EQ(stats.running, 0);
+}
+
+TEST_F(EngineThreadTest, DrainRefusesTheNewAndFinishesTheOld) {
+  auto thread = Make();
+  Listener listener, never;
+  ASSERT_TRUE(thread->Submit(MakeRequest({1, 2}, 100), listener.sink()).ok());
+  thread->Drain();
+  EXPECT_EQ(thread->Submit(MakeRequest({1, 2}, 5), never.sink()).status().code(), StatusCode::kUnavailable);
+  EXPECT_EQ(listener.Wait(), FinishReason::kLength);
+}
+
+TEST_F(EngineThreadTest, TheDestructorTellsEverybodyTheirEnd) {
+  std::vector<Listener> listeners(20);
+  auto thread = Make();
+  for (Listener& listener : listeners)
+    ASSERT_TRUE(thread->Submit(MakeRequest({1}, 500), listener.sink()).ok());
+  thread.reset();
+  for (Listener& listener : listeners) EXPECT_EQ(listener.Wait(), FinishReason::kCancelled);
+}
+
+TEST_F(EngineThreadTest, AFailingModelEndsAllRequestsAndTheEngineGoesOn) {
+  auto thread = Make();
+  Listener first, second;
+  model_.fail_next = true;  // read by the engine's thread after Submit's lock
+  ASSERT_TRUE(thread->Submit(MakeRequest({1}, 5), first.sink()).ok());
+  EXPECT_EQ(first.Wait(), FinishReason::kError);
+  ASSERT_TRUE(thread->Submit(MakeRequest({1}, 5), second.sink()).ok());
+  EXPECT_EQ(second.Wait(), FinishReason::kLength);
+}
+
+// Threads that submit, cancel at random moments and look at the counters. For ThreadSanitizer above all.
+TEST_F(EngineThreadTest, ManyThreadsAtOnce) {
+  auto thread = Make();
+  std::atomic<int> ends = 0, taken = 0;
+  std::vector<std::thread> callers;
+  for (uint32_t seed = 0; seed < 4; ++seed) {
+    callers.emplace_back([&, seed] {
+      std::mt19937 random(seed);
+      std::vector<RequestId> mine;
+      for (int i = 0; i < 40; ++i) {
+        std::vector<int32_t> prompt(1 + random() % 150, static_cast<int32_t>(random() % 3));
+        auto id = thread->Submit(MakeRequest(std::move(prompt), 1 + static_cast<int>(random() % 30)),
+                                 [&](std::span<TokenEvent> events) {
+                                   if (events.back().finish != FinishReason::kNone) ++ends;
+                                 });
+        ASSERT_TRUE(id.ok()) << Message(id.status());
+        ++taken;
+        mine.push_back(*id);
+        if (random() % 2 == 0) thread->Cancel(mine[random() % mine.size()]);
+        EXPECT_LE(thread->stats().free_blocks, thread->stats().total_blocks);
+        if (random() % 10 == 0) thread->ClearCache();
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  while (!thread->idle()) std::this_thread::yield();
+  EXPECT_EQ(ends, taken);
+  const EngineStats stats = thread->stats();
+  EXPECT_EQ(stats.free_blocks + stats.cached_blocks, stats.total_blocks);
+}
+
+}  // namespace
+}  // namespace moesaic::engine

@@ -8,7 +8,7 @@ if(NOT CARGO_PROGRAM)
 endif()
 set(MOESAIC_RUST_TARGET_DIR ${CMAKE_SOURCE_DIR}/build/rust CACHE PATH "Where cargo keeps what it built")
 
-# Fuzzers want the bridge instrumented: the flags of libFuzzer's coverage, and a tree of its own.
+# Fuzzers want the bridge instrumented (the flags of libFuzzer's coverage, in a tree of its own), and its own faults loud.
 set(cargo_environment --unset=RUSTFLAGS CC=cc CXX=c++)
 set(cargo_arguments --release --locked --quiet --lib)
 set(cargo_tree ${MOESAIC_RUST_TARGET_DIR})
@@ -23,7 +23,7 @@ if(MOESAIC_FUZZ)
   string(JOIN " " coverage_flags
     -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-pc-table
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-trace-compares
-    -Ccodegen-units=1)
+    -Ccodegen-units=1 -Coverflow-checks=on --cfg=fuzzing)
   set(cargo_environment RUSTFLAGS=${coverage_flags} CC=cc CXX=c++)
 endif()
 
@@ -39,8 +39,8 @@ add_custom_command(
           --manifest-path ${bridge_source}/Cargo.toml --target-dir ${cargo_tree}
   COMMAND ${CMAKE_COMMAND} -E make_directory ${bridge_dir}/include/rust ${bridge_dir}/include/text_bridge
   COMMAND ${CMAKE_COMMAND} -E copy ${cargo_output}/libtext_bridge.a ${bridge_library}
-  COMMAND ${CMAKE_COMMAND} -E copy ${cargo_tree}/cxxbridge/text_bridge/src/lib.rs.h ${bridge_header}
-  COMMAND ${CMAKE_COMMAND} -E copy ${cargo_tree}/cxxbridge/rust/cxx.h ${bridge_dir}/include/rust/cxx.h
+  COMMAND ${CMAKE_COMMAND} -E copy ${cargo_output}/../cxxbridge/text_bridge/src/lib.rs.h ${bridge_header}
+  COMMAND ${CMAKE_COMMAND} -E copy ${cargo_output}/../cxxbridge/rust/cxx.h ${bridge_dir}/include/rust/cxx.h
   DEPENDS ${bridge_inputs} ${bridge_source}/Cargo.toml ${bridge_source}/Cargo.lock ${bridge_source}/build.rs
   COMMENT "Building the Rust text bridge"
   VERBATIM)

@@ -1,13 +1,13 @@
 //! Chat templates across the bridge.
 
-use crate::guard::{fail, guarded, BridgeError, Result};
+use crate::guard::{fail, guarded, BridgeError, Result, CHAT_TEMPLATE};
 use crate::jinja::{Options, Template as Compiled};
 use serde_json::Value;
 
 pub struct Template(Compiled);
 
 pub fn template_from_source(source: &[u8]) -> Result<Box<Template>> {
-    guarded("chat template", || {
+    guarded(CHAT_TEMPLATE, || {
         let text =
             std::str::from_utf8(source).map_err(|_| BridgeError("the template is not UTF-8".into()))?;
         Ok(Box::new(Template(Compiled::compile(text).map_err(fail)?)))
@@ -18,7 +18,7 @@ impl Template {
     /// `context`: a JSON object, the template's variables. `now`: seconds since 1970, negative for the clock.
     /// `aliases`: messages' reasoning is given under all its names, as `transformers` does.
     pub fn render(&self, context: &[u8], may_mutate: bool, now: i64, aliases: bool) -> Result<Vec<u8>> {
-        guarded("chat template", || {
+        guarded(CHAT_TEMPLATE, || {
             let mut context: Value =
                 serde_json::from_slice(context).map_err(|e| BridgeError(format!("context: {e}")))?;
             if aliases {

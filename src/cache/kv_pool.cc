@@ -1,6 +1,7 @@
 #include "cache/kv_pool.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -49,7 +50,9 @@ BlockRef::~BlockRef() {
   if (pool_ != nullptr) pool_->Release(index_);
 }
 
-bool BlockRef::unique() const { return pool_ != nullptr && pool_->references_[index_] == 1; }
+bool BlockRef::unique() const { return references() == 1; }
+
+int BlockRef::references() const { return pool_ == nullptr ? 0 : pool_->references_[index_]; }
 
 StatusOr<std::unique_ptr<KvPool>> KvPool::Create(const BlockLayout& layout, int64_t bytes) {
   MOESAIC_CHECK(layout.dtype == tensor::DType::kF32 || layout.dtype == tensor::DType::kBF16);
@@ -66,7 +69,7 @@ StatusOr<std::unique_ptr<KvPool>> KvPool::Create(const BlockLayout& layout, int6
 }
 
 KvPool::KvPool(const BlockLayout& layout, runtime::Buffer memory, int blocks)
-    : layout_(layout), memory_(std::move(memory)), references_(blocks, 0), free_(blocks) {
+    : layout_(layout), memory_(std::move(memory)), references_(blocks, 0), free_(blocks), flags_(blocks, 0) {
   for (int i = 0; i < blocks; ++i) free_[i] = blocks - 1 - i;  // block 0 is on top
 }
 
@@ -83,12 +86,58 @@ StatusOr<BlockRef> KvPool::Allocate() {
 
 void KvPool::Retain(int32_t index) {
   MOESAIC_CHECK_LT(0, references_[index]);
-  ++references_[index];
+  if (++references_[index] == 2 && cached(index)) --idle_;
 }
 
 void KvPool::Release(int32_t index) {
   MOESAIC_CHECK_LT(0, references_[index]);
-  if (--references_[index] == 0) free_.push_back(index);
+  --references_[index];
+  if (references_[index] == 1 && cached(index)) BecomeIdle(index);
+  if (references_[index] > 0) return;
+  MOESAIC_CHECK(!cached(index));
+  free_.push_back(index);
+}
+
+void KvPool::BecomeIdle(int32_t index) {
+  ++idle_;
+  if (flags_[index] & kListed) return;
+  flags_[index] |= kListed;
+  newly_idle_.push_back(index);
+}
+
+void KvPool::SetCached(const BlockRef& block, bool cached) {
+  const int32_t index = block.index();
+  MOESAIC_CHECK(block.pool_ == this && this->cached(index) != cached);
+  if (cached) {
+    flags_[index] |= kCached;
+    if (block.unique()) BecomeIdle(index);
+  } else {
+    flags_[index] &= static_cast<uint8_t>(~kCached);
+    if (block.unique()) --idle_;
+  }
+}
+
+std::vector<int32_t> KvPool::TakeNewlyIdle() {
+  for (const int32_t index : newly_idle_) flags_[index] &= static_cast<uint8_t>(~kListed);
+  return std::exchange(newly_idle_, {});
+}
+
+void KvPool::CopyTokens(const BlockRef& from, const BlockRef& to, int tokens) {
+  MOESAIC_CHECK(to.unique());
+  MOESAIC_CHECK_LE(tokens, kBlockTokens);
+  const auto copy_rows = [&](int64_t offset, int dim) {
+    const int64_t row = tensor::BytesOf(layout_.dtype, dim);
+    for (int head = 0; head < layout_.heads; ++head) {
+      const int64_t at = offset + head * kBlockTokens * row;
+      std::memcpy(base() + to.index() * layout_.block_bytes() + at,
+                  base() + from.index() * layout_.block_bytes() + at, tokens * row);
+    }
+  };
+  for (int layer = 0; layer < layout_.layers; ++layer) {
+    const int64_t offset = layer * layout_.layer_bytes();
+    copy_rows(offset, layout_.key_dim);
+    if (!layout_.shared) copy_rows(offset + layout_.keys_bytes(), layout_.value_dim);
+  }
 }
 
 }  // namespace moesaic::cache

@@ -48,6 +48,7 @@ class BlockRef {
   explicit operator bool() const { return pool_ != nullptr; }
   int32_t index() const { return index_; }
   bool unique() const;  ///< nobody else holds it: it may be written
+  int references() const;
 
  private:
   friend class KvPool;
@@ -72,19 +73,36 @@ class KvPool {
   [[nodiscard]] StatusOr<BlockRef> Allocate();
   int total_blocks() const { return static_cast<int>(references_.size()); }
   int free_blocks() const { return static_cast<int>(free_.size()); }
+
+  /// Says that one of the handles of `block` is the cache's (or no longer is). Such a block is idle while it
+  /// has no other handle: nobody needs it, and the cache may let it go.
+  void SetCached(const BlockRef& block, bool cached);
+  bool cached(int32_t index) const { return flags_[index] & kCached; }
+  int idle_blocks() const { return idle_; }
+  /// Takes the numbers of the blocks that have become idle since the last call; some may no longer be.
+  std::vector<int32_t> TakeNewlyIdle();
+
+  /// Copies keys and values of the first `tokens` slots of `from` into those of `to`, which must be unique().
+  void CopyTokens(const BlockRef& from, const BlockRef& to, int tokens);
+
   const BlockLayout& layout() const { return layout_; }
   std::byte* base() const { return memory_.data(); }
 
  private:
   friend class BlockRef;
   KvPool(const BlockLayout& layout, runtime::Buffer memory, int blocks);
+  static constexpr uint8_t kCached = 1, kListed = 2;
   void Retain(int32_t index);
   void Release(int32_t index);
+  void BecomeIdle(int32_t index);
 
   BlockLayout layout_;
   runtime::Buffer memory_;
   std::vector<int32_t> references_;  // [blocks]
   std::vector<int32_t> free_;        // a stack
+  std::vector<uint8_t> flags_;       // [blocks] kCached; kListed: stands in newly_idle_
+  std::vector<int32_t> newly_idle_;
+  int idle_ = 0;
 };
 
 }  // namespace moesaic::cache

@@ -1,0 +1,74 @@
+#include "cache/eviction.h"
+
+#include <absl/container/flat_hash_map.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "base/check.h"
+
+namespace moesaic::cache {
+namespace {
+
+class LruPolicy : public EvictionPolicy {
+ public:
+  double Worth(const EvictionCandidate& candidate) override {
+    return static_cast<double>(candidate.last_use);
+  }
+  void Gone(const EvictionCandidate&, uint64_t, uint64_t) override {}
+  uint32_t UsesBefore(uint64_t) const override { return 0; }
+};
+
+class CostAwarePolicy : public EvictionPolicy {
+ public:
+  CostAwarePolicy(int64_t attention_tokens, int remembered)
+      : attention_tokens_(static_cast<double>(attention_tokens)), ring_(remembered) {
+    MOESAIC_CHECK_LT(0, attention_tokens);
+    MOESAIC_CHECK_LT(0, remembered);
+  }
+
+  double Worth(const EvictionCandidate& candidate) override {
+    const auto last_use = static_cast<double>(candidate.last_use);
+    if (candidate.hint == SessionHint::kEnds && candidate.uses == 1) return last_use - kFirstToGo;
+    if (candidate.uses < 2 && candidate.hint != SessionHint::kContinues) return last_use;
+    const double cost = 1 + static_cast<double>(candidate.end_position) / attention_tokens_;
+    return last_use + kAnotherUse * lifetime_ * std::min(cost, kMostCost);
+  }
+
+  void Gone(const EvictionCandidate& candidate, uint64_t hash, uint64_t now) override {
+    // A moving average over about the last 64 evictions follows the load without being moved by one request.
+    // Runs that were kept for their uses don't count: they would make one another live ever longer.
+    if (candidate.uses == 1) lifetime_ += (static_cast<double>(now - candidate.last_use) - lifetime_) / 64;
+    uint64_t& slot = ring_[next_++ % ring_.size()];
+    if (const auto old = uses_.find(slot); old != uses_.end()) uses_.erase(old);
+    slot = hash;
+    uses_[hash] = candidate.uses;
+  }
+
+  uint32_t UsesBefore(uint64_t hash) const override {
+    const auto it = uses_.find(hash);
+    return it == uses_.end() ? 0 : it->second;
+  }
+
+ private:
+  // On the traces of bench/cache all of 2, 4, 8 and 16 are better than 1 at 5 to 30 % of the working set.
+  static constexpr double kAnotherUse = 4;
+  // Attention makes late tokens dear, but a run must not outlive everything for its length alone.
+  static constexpr double kMostCost = 2;
+  static constexpr double kFirstToGo = 1e15;  // more than requests are ever counted
+  const double attention_tokens_;
+  double lifetime_ = 0;                           // requests between the only use of a run and its end
+  absl::flat_hash_map<uint64_t, uint32_t> uses_;  // of runs that went, by name
+  std::vector<uint64_t> ring_;                    // their names, the oldest at next_
+  size_t next_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<EvictionPolicy> MakeLruPolicy() { return std::make_unique<LruPolicy>(); }
+
+std::unique_ptr<EvictionPolicy> MakeCostAwarePolicy(int64_t attention_tokens, int remembered) {
+  return std::make_unique<CostAwarePolicy>(attention_tokens, remembered);
+}
+
+}  // namespace moesaic::cache

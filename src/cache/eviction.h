@@ -1,0 +1,45 @@
+// Which cached blocks go first when room is needed.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+namespace moesaic::cache {
+
+/// What a client knows of its conversation: whether its blocks will be asked for again.
+enum class SessionHint : uint8_t { kNone, kContinues, kEnds };
+
+/// The end of a run of blocks that nobody needs now. Times count requests, not seconds.
+struct EvictionCandidate {
+  uint64_t last_use;     ///< when a request last used the whole run
+  uint32_t uses;         ///< requests that used it, those that the policy remembers included
+  SessionHint hint;      ///< of the last that used it
+  int64_t end_position;  ///< tokens up to the end of the run, from the first of the sequence on
+};
+
+/// One engine's choice. Engine thread only.
+class EvictionPolicy {
+ public:
+  virtual ~EvictionPolicy() = default;
+  /// What keeping the candidate is worth; the least goes first. Asked once for each use of a run, so it may
+  /// depend on what is known then, not on the time of eviction.
+  virtual double Worth(const EvictionCandidate& candidate) = 0;
+  /// `candidate`, or its end, has gone at time `now`; `hash` names the first block that went.
+  virtual void Gone(const EvictionCandidate& candidate, uint64_t hash, uint64_t now) = 0;
+  /// How often a run that begins with block `hash` was used before it went; 0: not known.
+  virtual uint32_t UsesBefore(uint64_t hash) const = 0;
+};
+
+/// The run that was not used for longest goes first.
+std::unique_ptr<EvictionPolicy> MakeLruPolicy();
+
+/// Weighs the chance of another use with what computing the blocks again would cost, per byte (all blocks are
+/// equally large). Lifetime: the time that a run lives in the cache after its only use. A run that was used
+/// more than once, now or before it last went, or whose client says that the session continues, is worth as
+/// much as one used four lifetimes later, up to twice that the further back in its sequence it ends. Runs
+/// whose client says that the session ended go first, unless others used them too. Remembers `remembered`
+/// runs that went.
+/// attention_tokens: position at which attention costs a token as much as the rest of the model.
+std::unique_ptr<EvictionPolicy> MakeCostAwarePolicy(int64_t attention_tokens, int remembered);
+
+}  // namespace moesaic::cache

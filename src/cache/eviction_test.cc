@@ -1,0 +1,65 @@
+#include "cache/eviction.h"
+
+#include <gtest/gtest.h>
+
+namespace moesaic::cache {
+namespace {
+
+constexpr EvictionCandidate kOnce = {
+    .last_use = 50, .uses = 1, .hint = SessionHint::kNone, .end_position = 1000};
+
+TEST(LruPolicyTest, OnlyTimeCounts) {
+  auto policy = MakeLruPolicy();
+  EvictionCandidate later = kOnce;
+  later.last_use = 51;
+  EvictionCandidate often = kOnce;
+  often.uses = 9;
+  EXPECT_LT(policy->Worth(kOnce), policy->Worth(later));
+  EXPECT_EQ(policy->Worth(kOnce), policy->Worth(often));
+}
+
+class CostAwarePolicyTest : public testing::Test {
+ protected:
+  // Runs live for about 30 requests here.
+  CostAwarePolicyTest() {
+    for (int i = 0; i < 1000; ++i) policy_->Gone(kOnce, 0, kOnce.last_use + 30);
+  }
+  double Worth(uint64_t last_use, uint32_t uses, SessionHint hint = SessionHint::kNone,
+               int64_t end_position = 1000) {
+    return policy_->Worth({.last_use = last_use, .uses = uses, .hint = hint, .end_position = end_position});
+  }
+  std::unique_ptr<EvictionPolicy> policy_ = MakeCostAwarePolicy(/*attention_tokens=*/8000, /*remembered=*/3);
+};
+
+TEST_F(CostAwarePolicyTest, OfEqualsTheOlderGoes) {
+  EXPECT_LT(Worth(50, 1), Worth(51, 1));
+  EXPECT_LT(Worth(50, 4), Worth(51, 4));
+}
+
+TEST_F(CostAwarePolicyTest, AnotherUseIsWorthALifetime) {
+  EXPECT_GT(Worth(50, 2), Worth(75, 1));
+  EXPECT_LT(Worth(50, 2), Worth(2000, 1)) << "but not eternity";
+}
+
+TEST_F(CostAwarePolicyTest, DearBlocksStayLonger) {
+  EXPECT_GT(Worth(50, 2, SessionHint::kNone, 16000), Worth(50, 2, SessionHint::kNone, 1000));
+}
+
+TEST_F(CostAwarePolicyTest, ClientsKnowMore) {
+  EXPECT_GT(Worth(50, 1, SessionHint::kContinues), Worth(75, 1));
+  EXPECT_LT(Worth(75, 1, SessionHint::kEnds), Worth(50, 1));
+  EXPECT_EQ(Worth(50, 2, SessionHint::kEnds), Worth(50, 2)) << "others use it too";
+}
+
+TEST_F(CostAwarePolicyTest, RemembersTheLastRunsThatWent) {
+  EvictionCandidate often = kOnce;
+  often.uses = 5;
+  policy_->Gone(often, 111, 80);
+  EXPECT_EQ(policy_->UsesBefore(111), 5U);
+  for (uint64_t hash = 1; hash <= 3; ++hash) policy_->Gone(kOnce, hash, 80);
+  EXPECT_EQ(policy_->UsesBefore(111), 0U);
+  EXPECT_EQ(policy_->UsesBefore(3), 1U);
+}
+
+}  // namespace
+}  // namespace moesaic::cache

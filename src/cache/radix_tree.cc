@@ -1,0 +1,445 @@
+#include "cache/radix_tree.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/check.h"
+
+namespace moesaic::cache {
+namespace {
+
+constexpr size_t kNowhere = ~size_t{0};
+// Children that are looked through for a partial block: enough for the turns that agents branch into, few
+// enough that a system prompt with thousands of users costs nothing.
+constexpr int kTailCandidates = 16;
+// Blocks whose tokens are fetched ahead of the comparison: one takes about 10 ns, memory about 100.
+constexpr size_t kAhead = 8;
+
+std::span<const int32_t> BlockAt(std::span<const int32_t> tokens, size_t index) {
+  return tokens.subspan(index * kBlockTokens, kBlockTokens);
+}
+
+bool Equal(std::span<const int32_t> a, std::span<const int32_t> b) {
+  return std::memcmp(a.data(), b.data(), kBlockTokens * sizeof(int32_t)) == 0;
+}
+
+void Prefetch(const int32_t* tokens) {
+  constexpr int kTokensPerLine = 16;
+  for (int i = 0; i < kBlockTokens; i += kTokensPerLine) __builtin_prefetch(tokens + i);
+}
+
+}  // namespace
+
+struct RadixTree::Run {
+  Run* parent = nullptr;                                             // null: the root of a namespace
+  Run *first_child = nullptr, *next = nullptr, *previous = nullptr;  // siblings, the newest first
+  std::unique_ptr<Run> twin;                                         // another one of the same hash
+  std::vector<int32_t> blocks;                                       // empty in roots only
+  int64_t start = 0;                                                 // blocks before it
+  uint64_t root_hash = 0;                                            // roots only
+  std::string name;                                                  // roots only
+  uint64_t last_use = 0;
+  uint32_t uses = 1;
+  SessionHint hint = SessionHint::kNone;
+  bool open = false;  // only its maker has used it and may make it longer
+  double worth = 0;   // while in the heap
+  size_t slot = kNowhere;
+
+  int64_t end() const { return start + static_cast<int64_t>(blocks.size()); }
+};
+
+RadixTree::RadixTree(KvPool& pool, std::unique_ptr<EvictionPolicy> policy, KvObserver* observer,
+                     const BlockHasher& hasher)
+    : pool_(pool),
+      policy_(std::move(policy)),
+      observer_(observer),
+      hasher_(hasher),
+      tokens_(static_cast<size_t>(pool.total_blocks()) * kBlockTokens),
+      hashes_(pool.total_blocks()),
+      held_(pool.total_blocks()),
+      places_(pool.total_blocks()) {}
+
+RadixTree::~RadixTree() {
+  for (const BlockRef& block : held_) {
+    if (block) pool_.SetCached(block, false);
+  }
+}
+
+std::span<const int32_t> RadixTree::TokensOf(int32_t block) const { return BlockAt(tokens_, block); }
+
+uint64_t RadixTree::EndHash(const Run& run) const {
+  return run.parent == nullptr ? run.root_hash : hashes_[run.blocks.back()];
+}
+
+RadixTree::Run* RadixTree::RootOf(std::string_view name) const {
+  const auto it = roots_.find(name);
+  return it == roots_.end() ? nullptr : it->second.get();
+}
+
+RadixTree::Run& RadixTree::MakeRoot(std::string_view name) {
+  std::unique_ptr<Run>& root = roots_[std::string(name)];
+  if (root == nullptr) {
+    root = std::make_unique<Run>();
+    root->name = name;
+    root->root_hash = hasher_.Root(name);
+  }
+  return *root;
+}
+
+RadixTree::Run* RadixTree::FindChild(const Run& parent, std::span<const int32_t> tokens) const {
+  if (parent.first_child == nullptr) return nullptr;
+  const auto it = by_hash_.find(hasher_.Next(EndHash(parent), tokens));
+  if (it == by_hash_.end()) return nullptr;
+  for (Run* run = it->second.get(); run != nullptr; run = run->twin.get()) {
+    if (run->parent == &parent && Equal(TokensOf(run->blocks.front()), tokens)) return run;
+  }
+  return nullptr;
+}
+
+PrefixMatch RadixTree::Find(std::string_view name, std::span<const int32_t> tokens) const {
+  PrefixMatch match;
+  const Run* run = RootOf(name);
+  if (run == nullptr) return match;
+  const size_t whole = tokens.size() / kBlockTokens;
+  size_t offset = 0;  // in `run`
+  while (match.blocks.size() < whole) {
+    const size_t done = match.blocks.size();
+    const Run* child = FindChild(*run, BlockAt(tokens, done));
+    if (child == nullptr) break;
+    run = child;
+    const size_t most = std::min(run->blocks.size(), whole - done);
+    match.blocks.reserve(done + most);
+    for (offset = 0; offset < most; ++offset) {
+      if (offset + kAhead < most) Prefetch(&tokens_[run->blocks[offset + kAhead] * int64_t{kBlockTokens}]);
+      const int32_t block = run->blocks[offset];
+      if (!Equal(TokensOf(block), BlockAt(tokens, done + offset))) break;
+      match.blocks.push_back(held_[block]);
+    }
+    if (offset < run->blocks.size()) break;
+  }
+  FindTail(*run, offset, tokens.subspan(match.blocks.size() * kBlockTokens), &match);
+  return match;
+}
+
+// Looks behind the first `offset` blocks of `run` for the block that begins most like `tokens`.
+void RadixTree::FindTail(const Run& run, size_t offset, std::span<const int32_t> tokens,
+                         PrefixMatch* match) const {
+  const auto consider = [&](int32_t block) {
+    const std::span<const int32_t> there = TokensOf(block);
+    const size_t most = std::min(there.size(), tokens.size());
+    const auto differs =
+        std::mismatch(there.begin(), there.begin() + static_cast<int64_t>(most), tokens.begin());
+    const int same = static_cast<int>(differs.first - there.begin());
+    if (same <= match->tail_tokens) return;
+    match->tail_tokens = same;
+    match->tail = held_[block];
+  };
+  if (offset < run.blocks.size()) return consider(run.blocks[offset]);
+  int left = kTailCandidates;
+  for (const Run* child = run.first_child; child != nullptr && left > 0; child = child->next, --left) {
+    consider(child->blocks.front());
+  }
+}
+
+void RadixTree::Use(std::span<const BlockRef> blocks) {
+  ++now_;
+  if (blocks.empty()) return;
+  const Place last = places_[blocks.back().index()];
+  if (last.depth + 1 < last.run->end()) CutAfter(*last.run, last.depth + 1 - last.run->start);
+  Stamp(blocks, /*counts=*/true, SessionHint::kNone);
+}
+
+void RadixTree::Touch(std::span<const BlockRef> blocks, SessionHint hint) {
+  Stamp(blocks, /*counts=*/false, hint);
+}
+
+void RadixTree::Stamp(std::span<const BlockRef> blocks, bool counts, SessionHint hint) {
+  if (blocks.empty()) return;
+  MOESAIC_CHECK(held_[blocks.back().index()]);
+  for (Run* run = places_[blocks.back().index()].run; run->parent != nullptr; run = run->parent) {
+    run->last_use = now_;
+    run->hint = hint;
+    run->uses += counts ? 1 : 0;
+    run->open &= !counts;
+    if (run->slot == kNowhere) continue;
+    Withdraw(*run);
+    Offer(*run);
+  }
+}
+
+void RadixTree::Insert(std::string_view name, std::span<const int32_t> tokens, std::span<BlockRef> blocks,
+                       int known) {
+  MOESAIC_CHECK_EQ(tokens.size(), blocks.size() * kBlockTokens);
+  if (known == static_cast<int>(blocks.size())) return;
+  Place place;
+  if (known == 0) {
+    place = {&MakeRoot(name), -1};
+  } else {
+    MOESAIC_CHECK(held_[blocks[known - 1].index()]);
+    place = places_[blocks[known - 1].index()];
+  }
+  size_t next = known;
+  for (; next < blocks.size(); ++next) {
+    const Place there = Next(place, BlockAt(tokens, next));
+    if (there.run == nullptr) break;
+    place = there;
+    blocks[next] = held_[place.run->blocks[place.depth - place.run->start]];
+  }
+  const size_t first = next;
+  std::vector<uint64_t> stored;
+  for (; next < blocks.size(); ++next) {
+    place = Append(place, blocks[next], BlockAt(tokens, next));
+    stored.push_back(hashes_[blocks[next].index()]);
+  }
+  if (observer_ == nullptr || stored.empty()) return;
+  observer_->Stored(stored, first == 0 ? std::nullopt : std::optional(hashes_[blocks[first - 1].index()]),
+                    tokens.subspan(first * kBlockTokens), name);
+}
+
+// Where the block of `tokens` behind `place` stands; no run: nowhere.
+RadixTree::Place RadixTree::Next(Place place, std::span<const int32_t> tokens) const {
+  const Run& run = *place.run;
+  if (run.parent != nullptr && place.depth + 1 < run.end()) {
+    const int32_t block = run.blocks[place.depth + 1 - run.start];
+    return Equal(TokensOf(block), tokens) ? Place{place.run, place.depth + 1} : Place{};
+  }
+  Run* child = FindChild(run, tokens);
+  return child == nullptr ? Place{} : Place{child, place.depth + 1};
+}
+
+// Puts `block` behind `place`, where no such block is.
+RadixTree::Place RadixTree::Append(Place place, const BlockRef& block, std::span<const int32_t> tokens) {
+  Run* run = place.run;
+  const bool inside = run->parent != nullptr && place.depth + 1 < run->end();
+  if (inside) run = &CutAfter(*run, place.depth + 1 - run->start);
+  const uint64_t hash = hasher_.Next(EndHash(*run), tokens);
+  const int32_t index = block.index();
+  std::copy(tokens.begin(), tokens.end(), &tokens_[index * int64_t{kBlockTokens}]);
+  hashes_[index] = hash;
+  if (run->parent == nullptr || !run->open || run->first_child != nullptr) run = &NewChild(*run, hash);
+  run->blocks.push_back(index);
+  run->last_use = now_;
+  held_[index] = block;
+  pool_.SetCached(held_[index], true);
+  places_[index] = {run, place.depth + 1};
+  ++blocks_;
+  return places_[index];
+}
+
+RadixTree::Run& RadixTree::NewChild(Run& parent, uint64_t hash) {
+  auto made = std::make_unique<Run>();
+  Run& run = *made;
+  run.parent = &parent;
+  run.start = parent.end();
+  run.uses = 1 + policy_->UsesBefore(hash);
+  run.open = true;
+  run.next = parent.first_child;
+  if (run.next != nullptr) run.next->previous = &run;
+  parent.first_child = &run;
+  Own(std::move(made), hash);
+  ++runs_;
+  return run;
+}
+
+// Cuts `run` in two: its first `count` blocks become a run of their own, which is returned; `run` keeps the
+// rest and its children.
+RadixTree::Run& RadixTree::CutAfter(Run& run, size_t count) {
+  MOESAIC_CHECK(0 < count && count < run.blocks.size());
+  auto made = std::make_unique<Run>();
+  Run& front = *made;
+  const auto cut = run.blocks.begin() + static_cast<int64_t>(count);
+  front.blocks.assign(run.blocks.begin(), cut);
+  run.blocks.erase(run.blocks.begin(), cut);
+  for (const int32_t block : front.blocks) places_[block].run = &front;
+  front.start = run.start;
+  run.start += static_cast<int64_t>(count);
+  front.last_use = run.last_use;
+  front.uses = run.uses;
+  front.hint = run.hint;
+
+  std::unique_ptr<Run> rest = Disown(run, hashes_[front.blocks.front()]);
+  front.parent = std::exchange(run.parent, &front);
+  front.previous = std::exchange(run.previous, nullptr);
+  front.next = std::exchange(run.next, nullptr);
+  front.first_child = &run;
+  (front.previous == nullptr ? front.parent->first_child : front.previous->next) = &front;
+  if (front.next != nullptr) front.next->previous = &front;
+  Own(std::move(made), hashes_[front.blocks.front()]);
+  Own(std::move(rest), hashes_[run.blocks.front()]);
+  ++runs_;
+  return front;
+}
+
+void RadixTree::Own(std::unique_ptr<Run> run, uint64_t hash) {
+  std::unique_ptr<Run>& first = by_hash_[hash];
+  run->twin = std::move(first);
+  first = std::move(run);
+}
+
+std::unique_ptr<RadixTree::Run> RadixTree::Disown(Run& run, uint64_t hash) {
+  const auto it = by_hash_.find(hash);
+  MOESAIC_CHECK(it != by_hash_.end());
+  std::unique_ptr<Run>* link = &it->second;
+  while (link->get() != &run) link = &(*link)->twin;
+  std::unique_ptr<Run> owned = std::move(*link);
+  *link = std::move(owned->twin);
+  if (it->second == nullptr) by_hash_.erase(it);
+  return owned;
+}
+
+EvictionCandidate RadixTree::CandidateOf(const Run& run) const {
+  return {
+      .last_use = run.last_use, .uses = run.uses, .hint = run.hint, .end_position = run.end() * kBlockTokens};
+}
+
+bool RadixTree::CanShrink(const Run& run) const {
+  return run.first_child == nullptr && held_[run.blocks.back()].unique();
+}
+
+void RadixTree::OfferNewlyIdle() {
+  for (const int32_t block : pool_.TakeNewlyIdle()) {
+    if (!held_[block]) continue;  // it has gone since
+    Run& run = *places_[block].run;
+    if (run.blocks.back() == block && run.slot == kNowhere && CanShrink(run)) Offer(run);
+  }
+}
+
+int RadixTree::Evict(int count) {
+  OfferNewlyIdle();
+  int gone = 0;
+  while (gone < count && !heap_.empty()) {
+    Run& run = *heap_.front();
+    if (CanShrink(run)) {
+      gone += Shrink(run, count - gone);
+    } else {
+      Withdraw(run);  // it comes back when its last block is idle or its last child gone
+    }
+  }
+  evicted_ += gone;
+  return gone;
+}
+
+void RadixTree::Clear() { Evict(pool_.idle_blocks()); }
+
+// Takes up to `count` idle blocks off the end of `run`; those that went.
+int RadixTree::Shrink(Run& run, int count) {
+  std::vector<uint64_t> removed;
+  const EvictionCandidate candidate = CandidateOf(run);
+  const uint64_t first_hash = hashes_[run.blocks.front()];
+  while (!run.blocks.empty() && static_cast<int>(removed.size()) < count &&
+         held_[run.blocks.back()].unique()) {
+    const int32_t block = run.blocks.back();
+    run.blocks.pop_back();
+    removed.push_back(hashes_[block]);
+    pool_.SetCached(held_[block], false);
+    held_[block] = BlockRef();
+    places_[block] = {};
+  }
+  const int gone = static_cast<int>(removed.size());
+  blocks_ -= gone;
+  run.open = false;
+  policy_->Gone(candidate, removed.back(), now_);
+  if (observer_ != nullptr) observer_->Removed(removed);
+  if (run.blocks.empty()) {
+    std::unique_ptr<Run> dead = Disown(run, first_hash);
+    Drop(run);
+  }
+  return gone;
+}
+
+// Unlinks a run without blocks and children.
+void RadixTree::Drop(Run& run) {
+  if (run.slot != kNowhere) Withdraw(run);
+  Run& parent = *run.parent;
+  (run.previous == nullptr ? parent.first_child : run.previous->next) = run.next;
+  if (run.next != nullptr) run.next->previous = run.previous;
+  --runs_;
+  if (parent.first_child != nullptr) return;
+  if (parent.parent == nullptr) {
+    roots_.erase(std::string(parent.name));
+  } else if (CanShrink(parent) && parent.slot == kNowhere) {
+    Offer(parent);
+  }
+}
+
+void RadixTree::PutAt(size_t slot, Run* run) {
+  heap_[slot] = run;
+  run->slot = slot;
+}
+
+void RadixTree::SiftUp(size_t slot) {
+  Run* const run = heap_[slot];
+  for (; slot > 0 && run->worth < heap_[(slot - 1) / 2]->worth; slot = (slot - 1) / 2) {
+    PutAt(slot, heap_[(slot - 1) / 2]);
+  }
+  PutAt(slot, run);
+}
+
+void RadixTree::SiftDown(size_t slot) {
+  Run* const run = heap_[slot];
+  for (;;) {
+    size_t child = 2 * slot + 1;
+    if (child >= heap_.size()) break;
+    if (child + 1 < heap_.size() && heap_[child + 1]->worth < heap_[child]->worth) ++child;
+    if (run->worth <= heap_[child]->worth) break;
+    PutAt(slot, heap_[child]);
+    slot = child;
+  }
+  PutAt(slot, run);
+}
+
+void RadixTree::Offer(Run& run) {
+  run.worth = policy_->Worth(CandidateOf(run));
+  heap_.push_back(&run);
+  SiftUp(heap_.size() - 1);
+}
+
+void RadixTree::Withdraw(Run& run) {
+  const size_t slot = std::exchange(run.slot, kNowhere);
+  Run* const last = heap_.back();
+  heap_.pop_back();
+  if (last == &run) return;
+  PutAt(slot, last);
+  SiftUp(slot);
+  SiftDown(last->slot);
+}
+
+void RadixTree::CheckStructure() const {
+  int blocks = 0, runs = 0;
+  std::vector<const Run*> open;
+  for (const auto& [name, root] : roots_) {
+    MOESAIC_CHECK(root->name == name && root->blocks.empty() && root->first_child != nullptr);
+    open.push_back(root.get());
+  }
+  while (!open.empty()) {
+    const Run& parent = *open.back();
+    open.pop_back();
+    for (const Run* run = parent.first_child; run != nullptr; run = run->next) {
+      MOESAIC_CHECK(run->parent == &parent && run->start == parent.end() && !run->blocks.empty());
+      MOESAIC_CHECK(run->next == nullptr || run->next->previous == run);
+      MOESAIC_CHECK(FindChild(parent, TokensOf(run->blocks.front())) == run);
+      MOESAIC_CHECK(run->slot == kNowhere || heap_[run->slot] == run);
+      uint64_t hash = EndHash(parent);
+      for (size_t i = 0; i < run->blocks.size(); ++i) {
+        const int32_t block = run->blocks[i];
+        hash = hasher_.Next(hash, TokensOf(block));
+        MOESAIC_CHECK(held_[block].index() == block && pool_.cached(block) && hashes_[block] == hash);
+        MOESAIC_CHECK(places_[block].run == run &&
+                      places_[block].depth == run->start + static_cast<int64_t>(i));
+        // Who holds a block holds all before it.
+        const bool idle = held_[block].unique();
+        if (i > 0) MOESAIC_CHECK(idle || !held_[run->blocks[i - 1]].unique());
+        if (i == 0 && parent.parent != nullptr) MOESAIC_CHECK(idle || !held_[parent.blocks.back()].unique());
+      }
+      blocks += static_cast<int>(run->blocks.size());
+      ++runs;
+      open.push_back(run);
+    }
+  }
+  MOESAIC_CHECK_EQ(blocks, blocks_);
+  MOESAIC_CHECK_EQ(runs, runs_);
+  for (size_t i = 1; i < heap_.size(); ++i) MOESAIC_CHECK(heap_[(i - 1) / 2]->worth <= heap_[i]->worth);
+}
+
+}  // namespace moesaic::cache

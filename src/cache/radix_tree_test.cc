@@ -1,0 +1,314 @@
+#include "cache/radix_tree.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+#include <set>
+
+namespace moesaic::cache {
+namespace {
+
+constexpr BlockLayout kLayout = {.layers = 2, .heads = 3, .key_dim = 2, .value_dim = 1};
+
+// One letter is one block: 64 tokens that are all that letter. "abc" is a prompt of three blocks; a digit at
+// the end is a part of a block, so "ab5" has 5 tokens of the block 'z' behind it, and "ab5c" 5 of 'c'.
+std::vector<int32_t> Tokens(const std::string& text) {
+  std::vector<int32_t> tokens;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (std::isdigit(text[i])) {
+      tokens.insert(tokens.end(), text[i] - '0', i + 1 < text.size() ? text[i + 1] : 'z');
+      break;
+    }
+    tokens.insert(tokens.end(), kBlockTokens, text[i]);
+  }
+  return tokens;
+}
+
+// Writes down what the tree tells: "+abc" stored from the root, "b+cd" behind a block b, "-d" removed.
+class Recorder : public KvObserver {
+ public:
+  void Stored(std::span<const uint64_t> hashes, std::optional<uint64_t> parent,
+              std::span<const int32_t> tokens, std::string_view) override {
+    std::string told = parent ? std::string(1, names_.at(*parent)) + "+" : "+";
+    for (size_t i = 0; i < hashes.size(); ++i) {
+      names_[hashes[i]] = static_cast<char>(tokens[i * kBlockTokens]);
+      told += names_[hashes[i]];
+    }
+    told_ += told + " ";
+  }
+  void Removed(std::span<const uint64_t> hashes) override {
+    told_ += "-";
+    for (const uint64_t hash : hashes) told_ += names_.at(hash);
+    told_ += " ";
+  }
+  std::string Take() {
+    if (!told_.empty()) told_.pop_back();
+    return std::exchange(told_, "");
+  }
+
+ private:
+  std::map<uint64_t, char> names_;
+  std::string told_;
+};
+
+class RadixTreeTest : public testing::Test {
+ protected:
+  explicit RadixTreeTest(int blocks = 16, int hash_bits = 64)
+      : pool_(*KvPool::Create(kLayout, blocks * kLayout.block_bytes())),
+        tree_(*pool_, MakeLruPolicy(), &recorder_, BlockHasher(hash_bits)) {}
+
+  // What a request does: looks its prompt up, computes the rest, and lets go. The blocks that it found.
+  int Serve(const std::string& text, const std::string& name = "") {
+    std::vector<BlockRef> blocks = Hold(text, name);
+    const int found = found_;
+    tree_.Touch(blocks, SessionHint::kNone);
+    return found;
+  }
+
+  // As Serve, but keeps the blocks.
+  std::vector<BlockRef> Hold(const std::string& text, const std::string& name = "") {
+    const std::vector<int32_t> tokens = Tokens(text);
+    PrefixMatch match = tree_.Find(name, tokens);
+    tree_.Use(match.blocks);
+    found_ = static_cast<int>(match.blocks.size());
+    tail_ = match.tail_tokens;
+    std::vector<BlockRef> blocks = std::move(match.blocks);
+    match = {};
+    while (blocks.size() < tokens.size() / kBlockTokens) {
+      if (pool_->free_blocks() == 0) {
+        EXPECT_EQ(tree_.Evict(1), 1);
+      }
+      blocks.push_back(*pool_->Allocate());
+    }
+    tree_.Insert(name, std::span(tokens).first(blocks.size() * kBlockTokens), blocks, found_);
+    tree_.CheckStructure();
+    return blocks;
+  }
+
+  // Blocks found of `text`, without using them, and tokens of the next: "2" or "2+5".
+  std::string Look(const std::string& text, const std::string& name = "") const {
+    const PrefixMatch match = tree_.Find(name, Tokens(text));
+    EXPECT_EQ(match.tail_tokens > 0, static_cast<bool>(match.tail));
+    return fmt::format("{}{}", match.blocks.size(),
+                       match.tail_tokens > 0 ? fmt::format("+{}", match.tail_tokens) : "");
+  }
+
+  Recorder recorder_;
+  std::unique_ptr<KvPool> pool_;
+  RadixTree tree_;
+  int found_ = 0, tail_ = 0;
+};
+
+TEST_F(RadixTreeTest, WhatWasServedIsFound) {
+  EXPECT_EQ(Serve("abc"), 0);
+  EXPECT_EQ(Look("abc"), "3");
+  EXPECT_EQ(Look("ab"), "2");
+  EXPECT_EQ(Look("abcd"), "3");
+  EXPECT_EQ(Look("bc"), "0");
+  EXPECT_EQ(Look("axc"), "1");
+  EXPECT_EQ(tree_.runs(), 1);
+  EXPECT_EQ(recorder_.Take(), "+abc");
+}
+
+TEST_F(RadixTreeTest, RunsAreCutWherePromptsPart) {
+  Serve("abcd");
+  EXPECT_EQ(Serve("abxy"), 2);
+  EXPECT_EQ(tree_.runs(), 3);  // ab, cd, xy
+  EXPECT_EQ(Serve("abcz"), 3);
+  EXPECT_EQ(tree_.runs(), 5);  // ab, c, d, xy, z
+  EXPECT_EQ(Look("abcd"), "4");
+  EXPECT_EQ(Look("abxy"), "4");
+  EXPECT_EQ(recorder_.Take(), "+abcd b+xy c+z");
+}
+
+TEST_F(RadixTreeTest, APromptThatGrowsStaysOneRun) {
+  std::vector<BlockRef> blocks;
+  std::vector<int32_t> tokens;
+  for (const char* grown : {"a", "ab", "abc"}) {
+    tokens = Tokens(grown);
+    blocks.push_back(*pool_->Allocate());
+    tree_.Insert("", tokens, blocks, static_cast<int>(blocks.size()) - 1);
+  }
+  EXPECT_EQ(tree_.runs(), 1);
+  EXPECT_EQ(Look("abc"), "3");
+  EXPECT_EQ(recorder_.Take(), "+a a+b b+c");
+  blocks.clear();
+}
+
+TEST_F(RadixTreeTest, PartsOfABlockAreFoundForCopying) {
+  Serve("abc");
+  EXPECT_EQ(Look("ab5c"), "2+5");
+  EXPECT_EQ(Look("ab5"), "2");
+  EXPECT_EQ(Look("3a"), "0+3");
+  Serve("abd");
+  EXPECT_EQ(Look("ab7d"), "2+7");
+  EXPECT_EQ(Look("ab7c"), "2+7");
+}
+
+TEST_F(RadixTreeTest, NamespacesShareNothing) {
+  Serve("abc", "tenant 1");
+  EXPECT_EQ(Look("abc", "tenant 2"), "0");
+  EXPECT_EQ(Look("3a", "tenant 2"), "0");
+  EXPECT_EQ(Look("abc", ""), "0");
+  EXPECT_EQ(Serve("abc", "tenant 2"), 0);
+  EXPECT_EQ(tree_.blocks(), 6);
+  EXPECT_EQ(Look("abc", "tenant 1"), "3");
+}
+
+TEST_F(RadixTreeTest, TwoThatComputedTheSameEndUpWithOneBlock) {
+  const std::vector<int32_t> tokens = Tokens("ab");
+  std::vector<BlockRef> first = {*pool_->Allocate(), *pool_->Allocate()};
+  std::vector<BlockRef> second = {*pool_->Allocate(), *pool_->Allocate()};
+  tree_.Insert("", tokens, first, 0);
+  tree_.Insert("", tokens, second, 0);
+  EXPECT_EQ(first[0].index(), second[0].index());
+  EXPECT_EQ(first[1].index(), second[1].index());
+  EXPECT_EQ(pool_->free_blocks(), 14);
+  EXPECT_EQ(recorder_.Take(), "+ab");
+  tree_.CheckStructure();
+}
+
+TEST_F(RadixTreeTest, IdleBlocksAreThoseThatNobodyHolds) {
+  {
+    const std::vector<BlockRef> held = Hold("abc");
+    EXPECT_EQ(pool_->idle_blocks(), 0);
+    EXPECT_EQ(tree_.Evict(3), 0);
+    Serve("abxy");
+    EXPECT_EQ(pool_->idle_blocks(), 2);
+    EXPECT_EQ(tree_.Evict(9), 2);
+    EXPECT_EQ(Look("abxy"), "2");
+  }
+  EXPECT_EQ(pool_->idle_blocks(), 3);
+  tree_.Clear();
+  EXPECT_EQ(pool_->free_blocks(), 16);
+  EXPECT_EQ(tree_.blocks(), 0);
+  EXPECT_EQ(tree_.runs(), 0);
+  EXPECT_EQ(recorder_.Take(), "+abc b+xy -yx -c -ba");
+}
+
+TEST_F(RadixTreeTest, TheEndOfTheLeastRecentlyUsedRunGoesFirst) {
+  Serve("ab");
+  Serve("cd");
+  Serve("ef");
+  Serve("ab");
+  EXPECT_EQ(tree_.Evict(3), 3);
+  EXPECT_EQ(Look("ab"), "2");
+  EXPECT_EQ(Look("cd"), "0");
+  EXPECT_EQ(Look("ef"), "1");
+  tree_.CheckStructure();
+}
+
+TEST_F(RadixTreeTest, ASharedPrefixOutlivesItsEnds) {
+  Serve("sab");
+  Serve("scd");
+  Serve("sef");
+  EXPECT_EQ(tree_.Evict(6), 6);
+  EXPECT_EQ(Look("sef"), "1");
+  EXPECT_EQ(tree_.Evict(6), 1);
+}
+
+TEST_F(RadixTreeTest, AMatchKeepsItsBlocks) {
+  Serve("abc");
+  const PrefixMatch match = tree_.Find("", Tokens("ab5c"));
+  EXPECT_EQ(tree_.Evict(9), 0);
+  EXPECT_EQ(match.tokens(), 2 * kBlockTokens + 5);
+}
+
+class CollisionTest : public RadixTreeTest {
+ protected:
+  CollisionTest() : RadixTreeTest(16, /*hash_bits=*/1) {}
+};
+
+// Half of all blocks have the hash of another, and still nobody gets what is not theirs.
+TEST_F(CollisionTest, TokensDecideNotHashes) {
+  for (const char* text : {"abc", "def", "abd", "gbc", "ab"}) Serve(text);
+  EXPECT_EQ(Look("abc"), "3");
+  EXPECT_EQ(Look("def"), "3");
+  EXPECT_EQ(Look("abd"), "3");
+  EXPECT_EQ(Look("gbc"), "3");
+  EXPECT_EQ(Look("hbc"), "0");
+  EXPECT_EQ(Look("dbc"), "1");
+  EXPECT_EQ(tree_.Evict(99), 10);
+  EXPECT_EQ(pool_->free_blocks(), 16);
+}
+
+TEST(BlockHasherTest, IsKeyedAndTakesInAllThatStandsBefore) {
+  const BlockHasher one, two;
+  const std::vector<int32_t> a = Tokens("a");
+  EXPECT_EQ(one.Next(one.Root("x"), a), one.Next(one.Root("x"), a));
+  EXPECT_NE(one.Next(one.Root("x"), a), two.Next(two.Root("x"), a));
+  EXPECT_NE(one.Next(one.Root("x"), a), one.Next(one.Root("y"), a));
+  EXPECT_NE(one.Next(one.Root("x"), a), one.Next(one.Root("x"), Tokens("b")));
+}
+
+// Random requests against a set of all prefixes that should be there. Few letters, so that prompts meet;
+// `bits` of the hash, so that hashes meet too.
+void RandomAgainstSet(uint32_t seed, int bits) {
+  std::mt19937 random(seed);
+  const int total = 4 + static_cast<int>(random() % 40);
+  auto pool = *KvPool::Create(kLayout, total * kLayout.block_bytes());
+  auto policy = random() % 2 == 0 ? MakeLruPolicy() : MakeCostAwarePolicy(1000, 20);
+  RadixTree tree(*pool, std::move(policy), nullptr, BlockHasher(bits));
+  std::set<std::string> model;  // "name/abc" for each block, by all letters up to it
+  std::vector<std::pair<std::string, std::vector<BlockRef>>> live;
+  for (int step = 0; step < 400; ++step) {
+    if (!live.empty() && (random() % 3 == 0 || live.size() > 4)) {
+      const size_t victim = random() % live.size();
+      tree.Touch(live[victim].second, static_cast<SessionHint>(random() % 3));
+      live.erase(live.begin() + static_cast<int64_t>(victim));
+    }
+    const std::string name = random() % 4 == 0 ? "t" : "";
+    std::string text(1 + random() % 7, 'a');
+    for (char& letter : text) letter = static_cast<char>('a' + random() % 2);
+    const std::vector<int32_t> tokens = Tokens(text);
+    PrefixMatch match = tree.Find(name, tokens);
+    size_t expected = 0;
+    while (expected < text.size() && model.contains(name + "/" + text.substr(0, expected + 1))) ++expected;
+    ASSERT_EQ(match.blocks.size(), expected) << text;
+    ASSERT_EQ(match.tail_tokens, 0);  // letters fill whole blocks
+    tree.Use(match.blocks);
+    std::vector<BlockRef> blocks = std::move(match.blocks);
+    while (blocks.size() < text.size()) {
+      if (pool->free_blocks() == 0) {
+        const int idle = pool->idle_blocks();
+        const int wanted = 1 + static_cast<int>(random() % 3);
+        const int before = tree.blocks();
+        ASSERT_EQ(tree.Evict(wanted), std::min(idle, wanted));
+        ASSERT_EQ(tree.blocks(), before - std::min(idle, wanted));
+        // What went is known by looking for it; an end goes before what stands before it.
+        std::erase_if(model, [&](const std::string& key) {
+          const std::string letters = key.substr(key.find('/') + 1);
+          return tree.Find(key.substr(0, key.find('/')), Tokens(letters)).blocks.size() < letters.size();
+        });
+        ASSERT_EQ(static_cast<int>(model.size()), tree.blocks());
+      }
+      auto block = pool->Allocate();
+      if (!block.ok()) break;
+      blocks.push_back(*std::move(block));
+    }
+    tree.Insert(name, std::span(tokens).first(blocks.size() * kBlockTokens), blocks,
+                static_cast<int>(expected));
+    for (size_t i = 0; i < blocks.size(); ++i) model.insert(name + "/" + text.substr(0, i + 1));
+    tree.CheckStructure();
+    ASSERT_EQ(static_cast<int>(model.size()), tree.blocks());
+    ASSERT_EQ(pool->free_blocks() + tree.blocks(), total);
+    live.emplace_back(text, std::move(blocks));
+  }
+  live.clear();
+  tree.Clear();
+  EXPECT_EQ(pool->free_blocks(), total);
+}
+
+TEST(RadixTreePropertyTest, HoldsWhatASetOfPrefixesHolds) {
+  for (uint32_t seed = 0; seed < 30; ++seed) RandomAgainstSet(seed, 64);
+}
+
+TEST(RadixTreePropertyTest, EvenWhenHashesCollide) {
+  for (uint32_t seed = 0; seed < 30; ++seed) RandomAgainstSet(seed, static_cast<int>(seed % 4));
+}
+
+}  // namespace
+}  // namespace moesaic::cache

@@ -75,6 +75,12 @@ class Ours(Side):
             elif peak:  # two operations a weight; the head, a tenth of them, runs for the last token only
                 self.shares[test].append(2 * line["active_parameters"] * line["tokens_per_s"] / peak)
 
+    def deep(self, file, dtype, threads):
+        flags = ["-p", "0", "-n", str(self.options.decode), "-d", str(self.options.depth)]
+        for line in self.bench(file, dtype, threads, flags):
+            self.add({line["test"]: line["tokens_per_s"]})
+            self.shares[line["test"]].append(line["bandwidth_share"])
+
     def batched(self, file, dtype, threads):
         o = self.options
         flags = ["-p", "0", "-n", "32", "-d", "128", "-s", ",".join(map(str, o.batches))]
@@ -87,13 +93,19 @@ class Llama(Side):
         super().__init__()
         self.binary, self.options = binary, options
 
+    def bench(self, file, threads, flags):
+        command = [self.binary, "-m", file, "-t", str(threads), "-r", "1", "-o", "json"]
+        lines = json.loads(run(command + flags + self.options.llama_flags.split()).stdout)
+        for line in lines:
+            test = f"pp{line['n_prompt']}" if line["n_prompt"] else f"tg{line['n_gen']}"
+            self.add({test + (f" @ d{line['n_depth']}" if line["n_depth"] else ""): line["avg_ts"]})
+
     def single(self, file, dtype, threads):
-        o = self.options
-        lines = json.loads(run([self.binary, "-m", file, "-t", str(threads), "-r", "1", "-o", "json",
-                                "-p", ",".join(map(str, o.prompts)), "-n", str(o.decode),
-                                *o.llama_flags.split()]).stdout)
-        self.add({f"pp{line['n_prompt']}" if line["n_prompt"] else f"tg{line['n_gen']}": line["avg_ts"]
-                  for line in lines})
+        flags = ["-p", ",".join(map(str, self.options.prompts)), "-n", str(self.options.decode)]
+        self.bench(file, threads, flags)
+
+    def deep(self, file, dtype, threads):
+        self.bench(file, threads, ["-p", "0", "-n", str(self.options.decode), "-d", str(self.options.depth)])
 
     def batched(self, file, dtype, threads):
         binary = self.binary.with_name("llama-batched-bench")
@@ -123,7 +135,9 @@ def measure(file, shape, kind, threads, options):
     ours = Ours(options.moesaic, options)
     peer = Llama(options.llama_bench, options) if options.llama_bench else None
     sides = [ours, peer] if peer else [ours]
-    works = ["single", "batched"] if options.batches and threads == max(options.threads) else ["single"]
+    works = ["single"]
+    if threads == max(options.threads):
+        works += ["deep"] * (options.depth > 0) + ["batched"] * bool(options.batches)
     for work in works:
         for number in range(options.rounds):
             for side in sides if number % 2 == 0 else reversed(sides):
@@ -150,14 +164,15 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--prompts", type=numbers, default=[128, 512, 2048])
     parser.add_argument("--decode", type=int, default=64)
+    parser.add_argument("--depth", type=int, default=4096, help="decode behind so many tokens too; 0: don't")
     parser.add_argument("--batches", type=numbers, default=[1, 2, 4, 8, 16], help="empty: no batched decode")
-    parser.add_argument("--quick", action="store_true", help="3 rounds of pp128, pp512 and tg32, q8_0, all threads")
+    parser.add_argument("--quick", action="store_true", help="3 rounds of pp128, pp512, tg32 of q8_0")
     options = parser.parse_args()
     if options.llama_bench is None and os.environ.get("LLAMA_BENCH"):
         options.llama_bench = pathlib.Path(os.environ["LLAMA_BENCH"])
     if options.quick:
         options.rounds, options.prompts, options.decode, options.batches = 3, [128, 512], 32, []
-        options.type, options.threads = ["q8_0"], [os.cpu_count()]
+        options.type, options.threads, options.depth = ["q8_0"], [os.cpu_count()], 0
     shapes = options.shape or ["qwen3-30b-a3b", "deepseek-v2-lite"]
     kinds = options.type or list(DTYPES)
     maker = pathlib.Path(__file__).with_name("make_shapes.py")

@@ -88,7 +88,7 @@ Status BenchRunner::Prefill(int sequence, int start, int count, int batch) {
                                        .block_table = tables_[sequence],
                                        .start = start + done,
                                        .first_logits = last ? rows - 1 : rows};
-    RETURN_IF_ERROR(executor_.Run({&part, 1}).status());
+    RETURN_IF_ERROR(executor_.Run({&part, 1}, /*want_hidden=*/false).status());
   }
   return OkStatus();
 }
@@ -105,7 +105,7 @@ Status BenchRunner::Decode(int sequences, int start, int count) {
                        .start = start + i,
                        .first_logits = 0});
     }
-    RETURN_IF_ERROR(executor_.Run(batch).status());
+    RETURN_IF_ERROR(executor_.Run(batch, /*want_hidden=*/false).status());
   }
   return OkStatus();
 }

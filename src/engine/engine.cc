@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <iterator>
 #include <random>
 #include <utility>
 
 #include "base/check.h"
 #include "engine/executor.h"
 #include "engine/kv_budget.h"
+#include "engine/mask_worker.h"
 #include "engine/philox.h"
 #include "engine/scheduler.h"
 
@@ -26,9 +29,24 @@ bool Contains(const std::vector<int32_t>& ids, int32_t id) {
 // One row of a step's logits and what is wanted of it.
 struct RowTask {
   Sequence* sequence;
-  int prompt_index;  // >= 0: the entry of prompt_logprobs to make; -1: the next token is drawn
+  int prompt_index;    // >= 0: the entry of prompt_logprobs to make; -1: the next token is drawn
+  Status mask_status;  // of the grammar's mask, when one is needed
   StatusOr<Drawn> drawn = Drawn{};
 };
+
+// At this position attention costs a token as much as the rest of the model: it reads keys and values of
+// `hidden_size` elements or fewer a layer and position, and does two operations with each.
+int64_t AttentionTokens(const models::ModelInfo& info) {
+  return std::max<int64_t>(
+      1, info.active_parameters / std::max<int64_t>(1, int64_t{2} * info.hidden_size * info.layers));
+}
+
+std::unique_ptr<cache::EvictionPolicy> PolicyOf(const EngineOptions& options, const models::ModelInfo& info,
+                                                int blocks) {
+  if (options.eviction == "lru") return cache::MakeLruPolicy();
+  // As many names as blocks: what went is remembered for about as long again as it was kept.
+  return cache::MakeCostAwarePolicy(AttentionTokens(info), blocks);
+}
 
 class ContinuousEngine : public Engine {
  public:
@@ -41,9 +59,13 @@ class ContinuousEngine : public Engine {
         max_context_(max_context),
         scored_rows_(static_cast<int>(std::clamp<int64_t>(
             kScoredLogitsBytes / (int64_t{4} * model.info().vocab_size), 1, options.max_batch_tokens))),
-        scheduler_(*blocks_, {.max_sequences = options.max_sequences,
-                              .max_batch_tokens = options.max_batch_tokens,
-                              .max_scored_rows = scored_rows_}),
+        tree_(*blocks_, PolicyOf(options, model.info(), blocks_->total_blocks()), options.kv_observer.get()),
+        scheduler_(*blocks_, tree_,
+                   {.max_sequences = options.max_sequences,
+                    .max_batch_tokens = options.max_batch_tokens,
+                    .max_scored_rows = scored_rows_,
+                    .max_overtakes = options.max_overtakes,
+                    .prefix_cache = options.prefix_cache}),
         executor_(model, kernels, threads, *blocks_),
         draw_scratch_(threads.size()) {
     if (options_.seed == 0) {
@@ -56,8 +78,8 @@ class ContinuousEngine : public Engine {
   StatusOr<RequestId> Add(Request request) override;
   void Cancel(RequestId id) override;
   Status Step(std::vector<TokenEvent>* events) override;
-  void ClearCache() override {}
-  bool idle() const override { return scheduler_.empty() && cancelled_.empty(); }
+  void ClearCache() override { tree_.Clear(); }
+  bool idle() const override { return scheduler_.empty() && ended_.empty(); }
   EngineStats stats() const override;
   const models::ModelInfo& model() const override { return model_.info(); }
   int max_context() const override { return max_context_; }
@@ -67,11 +89,18 @@ class ContinuousEngine : public Engine {
  private:
   int pool_tokens() const { return blocks_->total_blocks() * cache::kBlockTokens; }
   Status CheckIds(std::span<const int32_t> ids) const;
+  void End(RequestId id, FinishReason reason);
+  void TellEnds(std::vector<TokenEvent>* events);
+  void StartMasks(const StepPlan& plan);
   StatusOr<std::span<const float>> RunModel(const StepPlan& plan);
+  void KeepHidden(const StepPlan& plan);
   std::vector<RowTask> RowTasks(const StepPlan& plan) const;
+  void DrawNext(RowTask& task, std::span<const float> logits, DrawScratch& scratch) const;
   void RunRowTasks(std::span<const float> logits, std::vector<RowTask>& tasks);
   std::vector<int32_t> BannedIds(const Sequence& sequence) const;
-  void Advance(const StepPlan& plan);
+  void CountAdmissions(const StepPlan& plan);
+  void CountPrompts(const StepPlan& plan);
+  void TellFirst(Sequence& sequence, TokenEvent& event) const;
   void Emit(RowTask& task, std::vector<TokenEvent>* events);
   void EmitPromptOnly(std::vector<TokenEvent>* events);
   void CountTime(const StepPlan& plan, double seconds);
@@ -82,10 +111,12 @@ class ContinuousEngine : public Engine {
   EngineOptions options_;
   const int max_context_;
   const int scored_rows_;
+  cache::RadixTree tree_;
   Scheduler scheduler_;
   Executor executor_;
+  MaskWorker masks_;
   std::vector<DrawScratch> draw_scratch_;  // one a worker
-  std::vector<RequestId> cancelled_;       // whose end the next Step tells
+  std::vector<TokenEvent> ended_;          // ends that the next Step tells
   RequestId last_id_ = 0;
   EngineStats stats_;
 };
@@ -125,6 +156,7 @@ StatusOr<RequestId> ContinuousEngine::Add(Request request) {
   const int64_t prompt = static_cast<int64_t>(request.prompt.size());
   auto sequence = std::make_unique<Sequence>();
   sequence->id = ++last_id_;
+  sequence->times.queued = Clock::now();
   sequence->tokens = request.prompt;
   sequence->limit = static_cast<int>(
       std::min({prompt + request.sampling.max_tokens, int64_t{max_context_}, int64_t{pool_tokens()}}));
@@ -137,32 +169,71 @@ StatusOr<RequestId> ContinuousEngine::Add(Request request) {
   return last_id_;
 }
 
-void ContinuousEngine::Cancel(RequestId id) {
-  if (scheduler_.Remove(id)) cancelled_.push_back(id);
+void ContinuousEngine::Cancel(RequestId id) { End(id, FinishReason::kCancelled); }
+
+void ContinuousEngine::End(RequestId id, FinishReason reason) {
+  if (!scheduler_.Remove(id, cache::SessionHint::kNone)) return;
+  TokenEvent& end = ended_.emplace_back();
+  end.request = id;
+  end.finish = reason;
+}
+
+void ContinuousEngine::TellEnds(std::vector<TokenEvent>* events) {
+  for (const RequestId id : scheduler_.PastDeadline(Clock::now())) End(id, FinishReason::kDeadline);
+  std::move(ended_.begin(), ended_.end(), std::back_inserter(*events));
+  ended_.clear();
 }
 
 Status ContinuousEngine::Step(std::vector<TokenEvent>* events) {
-  for (const RequestId id : std::exchange(cancelled_, {})) {
-    TokenEvent& end = events->emplace_back();
-    end.request = id;
-    end.finish = FinishReason::kCancelled;
-  }
+  TellEnds(events);
   if (scheduler_.empty()) return OkStatus();
   const Clock::time_point start = Clock::now();
-  const StepPlan plan = scheduler_.Plan();
-  MOESAIC_CHECK(!plan.parts.empty());  // the oldest request always moves
+  StepPlan plan = scheduler_.Plan();
+  MOESAIC_CHECK(!plan.parts.empty());  // the front always moves
   scheduler_.Commit(plan);
-  stats_.preemptions += static_cast<int64_t>(plan.preempt.size());
-  ASSIGN_OR_RETURN(const std::span<const float> logits, RunModel(plan));
+  CountAdmissions(plan);
+  StartMasks(plan);
+  const StatusOr<std::span<const float>> logits = RunModel(plan);
+  const std::vector<MaskWorker::Job> masks = masks_.Wait();
+  RETURN_IF_ERROR(logits.status());
   std::vector<RowTask> tasks = RowTasks(plan);
-  RunRowTasks(logits, tasks);
+  auto mask = masks.begin();
+  for (RowTask& task : tasks) {
+    if (task.prompt_index < 0 && task.sequence->request.grammar != nullptr)
+      task.mask_status = (mask++)->status;
+  }
+  RunRowTasks(*logits, tasks);
   CountTime(plan, std::chrono::duration<double>(Clock::now() - start).count());
-  Advance(plan);
+  scheduler_.Advance(plan);
+  CountPrompts(plan);
   for (RowTask& task : tasks) {
     if (task.prompt_index < 0) Emit(task, events);
   }
   EmitPromptOnly(events);
   return OkStatus();
+}
+
+void ContinuousEngine::CountAdmissions(const StepPlan& plan) {
+  stats_.preemptions += static_cast<int64_t>(plan.preempt.size());
+  for (const StepPlan::Admission& admission : plan.admit) {
+    const Sequence& sequence = *admission.sequence;
+    if (!admission.first) continue;
+    stats_.cache_queries += sequence.prompt_size();
+    stats_.cache_hits += sequence.cached_tokens;
+  }
+}
+
+// Masks for the tokens that this step draws, in the order of RowTasks. They depend on what was drawn before
+// only, so they are made while the model runs.
+void ContinuousEngine::StartMasks(const StepPlan& plan) {
+  std::vector<MaskWorker::Job> jobs;
+  for (const StepPlan::Part& part : plan.parts) {
+    Sequence& sequence = *part.sequence;
+    if (sequence.request.grammar == nullptr || !sequence.draws_after(part.count)) continue;
+    sequence.mask.resize((static_cast<size_t>(model_.info().vocab_size) + 31) / 32);
+    jobs.push_back({.grammar = sequence.request.grammar.get(), .mask = sequence.mask});
+  }
+  masks_.Start(std::move(jobs));
 }
 
 // The first row of `part` whose logits are wanted.
@@ -173,8 +244,7 @@ int FirstLogits(const StepPlan::Part& part) {
     const int known = static_cast<int>(sequence.prompt_logprobs.size());
     return std::clamp(known - sequence.computed, 0, part.count);
   }
-  const bool draws = sequence.computed + part.count == sequence.size() && sequence.size() < sequence.limit;
-  return draws ? last : part.count;
+  return sequence.draws_after(part.count) ? last : part.count;
 }
 
 StatusOr<std::span<const float>> ContinuousEngine::RunModel(const StepPlan& plan) {
@@ -192,7 +262,24 @@ StatusOr<std::span<const float>> ContinuousEngine::RunModel(const StepPlan& plan
                      .start = sequence.computed,
                      .first_logits = FirstLogits(part)});
   }
-  return executor_.Run(batch);
+  const bool want_hidden = std::any_of(plan.parts.begin(), plan.parts.end(), [](const StepPlan::Part& part) {
+    return part.sequence->request.want_embedding;
+  });
+  ASSIGN_OR_RETURN(const std::span<const float> logits, executor_.Run(batch, want_hidden));
+  if (want_hidden) KeepHidden(plan);
+  return logits;
+}
+
+void ContinuousEngine::KeepHidden(const StepPlan& plan) {
+  const size_t width = model_.info().hidden_size;
+  size_t rows = 0;
+  for (const StepPlan::Part& part : plan.parts) {
+    rows += part.count;
+    Sequence& sequence = *part.sequence;
+    if (!sequence.request.want_embedding || part.count < sequence.remaining()) continue;
+    const std::span<const float> last = executor_.hidden().subspan((rows - 1) * width, width);
+    sequence.hidden.assign(last.begin(), last.end());
+  }
 }
 
 // In the order of the rows that RunModel asked for.
@@ -202,7 +289,7 @@ std::vector<RowTask> ContinuousEngine::RowTasks(const StepPlan& plan) const {
     for (int row = FirstLogits(part); row < part.count; ++row) {
       const int position = part.sequence->computed + row;
       const bool in_prompt = position + 1 < part.sequence->prompt_size();
-      tasks.push_back({part.sequence, in_prompt ? position : -1});
+      tasks.push_back({part.sequence, in_prompt ? position : -1, OkStatus()});
       if (in_prompt) part.sequence->prompt_logprobs.resize(position + 1);
     }
   }
@@ -219,15 +306,28 @@ void ContinuousEngine::RunRowTasks(std::span<const float> logits, std::vector<Ro
       task.sequence->prompt_logprobs[task.prompt_index] = LogprobsOf(
           row, sequence.tokens[task.prompt_index + 1], std::max(0, sequence.request.sampling.logprobs));
     } else if (sequence.size() < sequence.limit) {
-      task.drawn = Draw({.logits = row,
-                         .sampling = &sequence.request.sampling,
-                         .history = &sequence.history,
-                         .banned = BannedIds(sequence),
-                         .seed = sequence.seed,
-                         .position = static_cast<uint64_t>(sequence.size())},
-                        draw_scratch_[worker]);
+      DrawNext(task, row, draw_scratch_[worker]);
     }
   });
+}
+
+void ContinuousEngine::DrawNext(RowTask& task, std::span<const float> logits, DrawScratch& scratch) const {
+  const Sequence& sequence = *task.sequence;
+  text::Grammar* grammar = sequence.request.grammar.get();
+  if (!task.mask_status.ok()) {
+    task.drawn = task.mask_status;
+    return;
+  }
+  task.drawn = Draw({.logits = logits,
+                     .sampling = &sequence.request.sampling,
+                     .history = &sequence.history,
+                     .banned = BannedIds(sequence),
+                     .mask = sequence.mask,
+                     .seed = sequence.seed,
+                     .position = static_cast<uint64_t>(sequence.size())},
+                    scratch);
+  if (grammar == nullptr || !task.drawn.ok()) return;
+  if (const Status status = grammar->Commit(task.drawn->token); !status.ok()) task.drawn = status;
 }
 
 std::vector<int32_t> ContinuousEngine::BannedIds(const Sequence& sequence) const {
@@ -247,21 +347,29 @@ void ContinuousEngine::CountTime(const StepPlan& plan, double seconds) {
   stats_.prefill_seconds += seconds * prefill / rows;
   stats_.decode_seconds += seconds * (rows - prefill) / rows;
   ++stats_.steps;
+  stats_.last_prefill_rows = prefill;
+  stats_.last_decode_rows = rows - prefill;
+  stats_.last_sequences = static_cast<int>(plan.parts.size());
 }
 
-void ContinuousEngine::Advance(const StepPlan& plan) {
+void ContinuousEngine::CountPrompts(const StepPlan& plan) {
   for (const StepPlan::Part& part : plan.parts) {
     Sequence& sequence = *part.sequence;
-    sequence.computed += part.count;
-    if (!sequence.prompt_counted && sequence.computed >= sequence.prompt_size()) {
-      sequence.prompt_counted = true;
-      stats_.prompt_tokens += sequence.prompt_size();
-    }
+    if (sequence.prompt_counted || sequence.computed < sequence.prompt_size()) continue;
+    sequence.prompt_counted = true;
+    stats_.prompt_tokens += sequence.prompt_size();
   }
 }
 
-void TellPrompt(Sequence& sequence, TokenEvent& event) {
-  if (!std::exchange(sequence.prompt_told, true)) event.prompt_logprobs = std::move(sequence.prompt_logprobs);
+// What only a request's first event says, and what each says.
+void ContinuousEngine::TellFirst(Sequence& sequence, TokenEvent& event) const {
+  event.request = sequence.id;
+  if (!std::exchange(sequence.told, true)) {
+    event.prompt_logprobs = std::move(sequence.prompt_logprobs);
+    event.cached_tokens = sequence.cached_tokens;
+    sequence.times.first_token = Clock::now();
+  }
+  event.times = sequence.times;
 }
 
 void ContinuousEngine::Emit(RowTask& task, std::vector<TokenEvent>* events) {
@@ -269,8 +377,7 @@ void ContinuousEngine::Emit(RowTask& task, std::vector<TokenEvent>* events) {
   if (sequence.size() >= sequence.limit) return;  // max_tokens 0: EmitPromptOnly
   const SamplingParams& sampling = sequence.request.sampling;
   TokenEvent& event = events->emplace_back();
-  event.request = sequence.id;
-  TellPrompt(sequence, event);
+  TellFirst(sequence, event);
   if (!task.drawn.ok()) {
     event.finish = FinishReason::kError;
   } else if (const int32_t token = task.drawn->token;
@@ -285,8 +392,18 @@ void ContinuousEngine::Emit(RowTask& task, std::vector<TokenEvent>* events) {
     if (HasPenalties(sampling)) sequence.history.AddOutput(token);
     ++stats_.output_tokens;
     if (sequence.size() >= sequence.limit) event.finish = FinishReason::kLength;
+    const text::Grammar* grammar = sequence.request.grammar.get();
+    if (grammar != nullptr && grammar->IsStopped()) event.finish = FinishReason::kStop;
   }
-  if (event.finish != FinishReason::kNone) scheduler_.Remove(sequence.id);
+  if (event.finish != FinishReason::kNone) scheduler_.Remove(sequence.id, sequence.request.session);
+}
+
+std::vector<float> UnitLength(std::vector<float> values) {
+  double squares = 0;
+  for (const float value : values) squares += static_cast<double>(value) * value;
+  const auto scale = static_cast<float>(1 / std::sqrt(std::max(squares, 1e-30)));
+  for (float& value : values) value *= scale;
+  return values;
 }
 
 // Requests with max_tokens 0 end when their prompt is read.
@@ -295,12 +412,12 @@ void ContinuousEngine::EmitPromptOnly(std::vector<TokenEvent>* events) {
   for (const auto& sequence : scheduler_.running()) {
     if (sequence->request.sampling.max_tokens > 0 || sequence->remaining() > 0) continue;
     TokenEvent& event = events->emplace_back();
-    event.request = sequence->id;
-    TellPrompt(*sequence, event);
+    TellFirst(*sequence, event);
     event.finish = FinishReason::kLength;
+    if (sequence->request.want_embedding) event.embedding = UnitLength(std::move(sequence->hidden));
     done.push_back(sequence->id);
   }
-  for (const RequestId id : done) scheduler_.Remove(id);
+  for (const RequestId id : done) scheduler_.Remove(id, cache::SessionHint::kNone);
 }
 
 EngineStats ContinuousEngine::stats() const {
@@ -308,7 +425,9 @@ EngineStats ContinuousEngine::stats() const {
   stats.running = static_cast<int>(scheduler_.running().size());
   stats.waiting = static_cast<int>(scheduler_.waiting().size());
   stats.free_blocks = blocks_->free_blocks();
+  stats.cached_blocks = blocks_->idle_blocks();
   stats.total_blocks = blocks_->total_blocks();
+  stats.cache_evictions = tree_.evicted();
   return stats;
 }
 
@@ -323,6 +442,7 @@ Status ContinuousEngine::Score(std::span<const int32_t> ids,
   }
   std::vector<cache::BlockRef> blocks;
   std::vector<int32_t> table;
+  tree_.Evict(cache::BlocksFor(static_cast<int64_t>(ids.size())) - blocks_->free_blocks());
   for (int i = 0; i < cache::BlocksFor(static_cast<int64_t>(ids.size())); ++i) {
     ASSIGN_OR_RETURN(cache::BlockRef block, blocks_->Allocate());
     table.push_back(block.index());
@@ -334,7 +454,7 @@ Status ContinuousEngine::Score(std::span<const int32_t> ids,
                                .block_table = table,
                                .start = static_cast<int>(start),
                                .first_logits = 0};
-    ASSIGN_OR_RETURN(const std::span<const float> logits, executor_.Run({&rows, 1}));
+    ASSIGN_OR_RETURN(const std::span<const float> logits, executor_.Run({&rows, 1}, /*want_hidden=*/false));
     RETURN_IF_ERROR(sink(static_cast<int64_t>(start), logits));
   }
   return OkStatus();
@@ -351,6 +471,12 @@ Status CheckOptions(const EngineOptions& options, const models::ModelInfo& info)
   if (options.max_context < 0 || options.max_context > info.context_length) {
     return InvalidArgument("the model's context is {} tokens, fewer than asked for: {}", info.context_length,
                            options.max_context);
+  }
+  if (options.eviction != "cost" && options.eviction != "lru") {
+    return InvalidArgument("eviction must be cost or lru, found \"{}\"", options.eviction);
+  }
+  if (options.max_overtakes < 1) {
+    return InvalidArgument("max_overtakes must be at least 1, found {}", options.max_overtakes);
   }
   for (const int32_t id : options.eos_ids) {
     if (id < 0 || id >= info.vocab_size) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "cache/kv_events.h"
 #include "engine/request.h"
 #include "kernels/kernel_table.h"
 #include "models/model.h"
@@ -24,6 +25,10 @@ struct EngineOptions {
   int max_context = 0;            ///< 0: the model's
   std::vector<int32_t> eos_ids = {};  ///< end every request that does not ignore_eos
   uint64_t seed = 0;                  ///< seeds requests that bring none; 0: another one each run
+  bool prefix_cache = true;           ///< keep computed blocks and share them between requests
+  std::string eviction = "cost";      ///< which cached blocks go first: "cost" or "lru"
+  int max_overtakes = 64;             ///< younger requests that may be admitted before one that waits
+  std::shared_ptr<cache::KvObserver> kv_observer = nullptr;  ///< is told what the cache holds; may be null
 };
 
 /// Counters rise over the engine's life; the others are of this moment.

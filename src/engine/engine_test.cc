@@ -51,6 +51,11 @@ class EngineTest : public testing::Test {
     }
   }
 
+  static void ExpectNothingHeld(const Engine& engine) {
+    const EngineStats stats = engine.stats();
+    EXPECT_EQ(stats.free_blocks + stats.cached_blocks, stats.total_blocks);
+  }
+
   static std::map<RequestId, Result> Drain(Engine& engine) {
     std::map<RequestId, Result> results;
     for (int step = 0; step < 100000 && !engine.idle(); ++step) {
@@ -61,7 +66,7 @@ class EngineTest : public testing::Test {
       Collect(events, &results);
     }
     EXPECT_TRUE(engine.idle());
-    EXPECT_EQ(engine.stats().free_blocks, engine.stats().total_blocks);
+    ExpectNothingHeld(engine);
     for (const auto& [id, result] : results) EXPECT_EQ(result.ends, 1) << id;
     return results;
   }
@@ -228,11 +233,15 @@ TEST_F(EngineTest, CancelFreesAtOnceAndIsToldOnce) {
   const RequestId drop = *engine->Add(MakeRequest(RandomPrompt(70, 2), 500, 0));
   std::vector<TokenEvent> events;
   ASSERT_TRUE(engine->Step(&events).ok());
-  const int held = engine->stats().total_blocks - engine->stats().free_blocks;
+  const auto held_blocks = [&] {
+    const EngineStats stats = engine->stats();
+    return stats.total_blocks - stats.free_blocks - stats.cached_blocks;
+  };
+  const int held = held_blocks();
   engine->Cancel(drop);
   engine->Cancel(drop);
   engine->Cancel(12345);
-  EXPECT_EQ(engine->stats().total_blocks - engine->stats().free_blocks, held / 2);
+  EXPECT_EQ(held_blocks(), held / 2);
   std::map<RequestId, Result> results = Drain(*engine);
   EXPECT_EQ(results[drop].finish, FinishReason::kCancelled);
   EXPECT_TRUE(results[drop].tokens.empty());
@@ -343,12 +352,12 @@ TEST_F(EngineTest, ScoreGivesEveryRowInOrder) {
   });
   EXPECT_TRUE(status.ok()) << status;
   EXPECT_EQ(next, 150);
-  EXPECT_EQ(engine->stats().free_blocks, engine->stats().total_blocks);
+  EXPECT_EQ(engine->stats().free_blocks + engine->stats().cached_blocks, engine->stats().total_blocks);
 
   const Status stopped =
       engine->Score(ids, [](int64_t, std::span<const float>) { return Cancelled("enough"); });
   EXPECT_EQ(stopped.code(), StatusCode::kCancelled);
-  EXPECT_EQ(engine->stats().free_blocks, engine->stats().total_blocks);
+  EXPECT_EQ(engine->stats().free_blocks + engine->stats().cached_blocks, engine->stats().total_blocks);
   ASSERT_TRUE(engine->Add(MakeRequest({1}, 5, 0)).ok());
   EXPECT_FALSE(engine->Score(ids, [](int64_t, std::span<const float>) { return OkStatus(); }).ok());
 }
@@ -374,6 +383,8 @@ TEST_F(EngineTest, RefusesWhatCannotRunByName) {
   EXPECT_THAT(refused({.max_context = 513}), HasSubstr("the model's context is 512"));
   EXPECT_THAT(refused({.kv_dtype = "f16"}), HasSubstr("auto, f32 or bf16"));
   EXPECT_THAT(refused({.kv_bytes = 100}), HasSubstr("one block of 64 tokens"));
+  EXPECT_THAT(refused({.eviction = "fifo"}), HasSubstr("cost or lru"));
+  EXPECT_THAT(refused({.max_overtakes = 0}), HasSubstr("max_overtakes"));
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ Executor::Executor(models::Model& model, const kernels::KernelTable& kernels, ru
                    const cache::KvPool& blocks)
     : model_(model), kernels_(kernels), threads_(threads), layers_(LayersOf(blocks)) {}
 
-StatusOr<std::span<const float>> Executor::Run(std::span<const ExecutorRows> batch) {
+StatusOr<std::span<const float>> Executor::Run(std::span<const ExecutorRows> batch, bool want_hidden) {
   tokens_.clear();
   logit_rows_.clear();
   slices_.clear();
@@ -46,11 +46,12 @@ StatusOr<std::span<const float>> Executor::Run(std::span<const ExecutorRows> bat
   const size_t wanted = logit_rows_.size() * model_.info().vocab_size;
   if (logits_.size() < wanted) logits_.resize(wanted);
   const std::span<float> logits(logits_.data(), wanted);
+  hidden_.resize(want_hidden ? tokens_.size() * model_.info().hidden_size : 0);
   scratch_.Reset();
   const kernels::ExecContext context = {.kernels = &kernels_, .pool = &threads_, .scratch = &scratch_};
   RETURN_IF_ERROR(model_.Forward(context,
                                  {.tokens = tokens_, .sequences = slices_, .logit_rows = logit_rows_},
-                                 layers_, {.logits = logits, .hidden = {}}));
+                                 layers_, {.logits = logits, .hidden = hidden_}));
   return logits;
 }
 

@@ -26,8 +26,10 @@ class Executor {
   Executor(models::Model& model, const kernels::KernelTable& kernels, runtime::ThreadPool& threads,
            const cache::KvPool& blocks);
 
-  /// Logits of the wanted rows, in order: [wanted, vocab_size], valid until the next Run.
-  StatusOr<std::span<const float>> Run(std::span<const ExecutorRows> batch);
+  /// Logits of the wanted rows, in order: [wanted, vocab_size], valid until the next Run. `want_hidden`:
+  /// hidden() holds the final hidden states of all rows, [rows, hidden_size], until then.
+  StatusOr<std::span<const float>> Run(std::span<const ExecutorRows> batch, bool want_hidden);
+  std::span<const float> hidden() const { return hidden_; }
 
  private:
   models::Model& model_;
@@ -39,6 +41,7 @@ class Executor {
   std::vector<int32_t> logit_rows_;
   std::vector<kernels::SequenceSlice> slices_;
   std::vector<float> logits_;
+  std::vector<float> hidden_;
 };
 
 }  // namespace moesaic::engine

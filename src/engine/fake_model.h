@@ -15,8 +15,9 @@ class FakeModel : public models::Model {
  public:
   static constexpr int kVocab = 97;
 
-  explicit FakeModel(int context) {
-    info_.vocab_size = kVocab;
+  explicit FakeModel(int context, int vocab = kVocab) {
+    info_.vocab_size = vocab;
+    info_.hidden_size = 4;
     info_.context_length = context;
     info_.weight_format = "f32";
     info_.kv = {.layers = 2, .heads = 3, .key_dim = 2, .value_dim = 1, .shared = false};
@@ -28,6 +29,7 @@ class FakeModel : public models::Model {
                  std::span<const kernels::KvLayer> kv, const models::ForwardOutput& out) override {
     ++steps;
     largest_step = std::max(largest_step, batch.tokens.size());
+    computed += static_cast<int64_t>(batch.tokens.size());
     if (std::exchange(fail_next, false)) return absl::InternalError("the model failed");
     std::vector<std::vector<float>> rows(batch.tokens.size());
     for (const kernels::SequenceSlice& slice : batch.sequences) {
@@ -41,11 +43,15 @@ class FakeModel : public models::Model {
           if (token < 0) return absl::InternalError(fmt::format("position {} holds another's keys", p));
           seen.push_back(token);
         }
-        rows[slice.row + i] = LogitsAfter(seen);
+        rows[slice.row + i] = LogitsAfter(seen, info_.vocab_size);
       }
     }
     for (size_t i = 0; i < batch.logit_rows.size(); ++i) {
-      std::memcpy(&out.logits[i * kVocab], rows[batch.logit_rows[i]].data(), kVocab * sizeof(float));
+      std::memcpy(&out.logits[i * info_.vocab_size], rows[batch.logit_rows[i]].data(),
+                  info_.vocab_size * sizeof(float));
+    }
+    for (size_t i = 0; i < out.hidden.size(); ++i) {
+      out.hidden[i] = rows[i / info_.hidden_size][i % info_.hidden_size];  // as good as any
     }
     return OkStatus();
   }
@@ -56,11 +62,11 @@ class FakeModel : public models::Model {
   }
 
   // What Forward gives for the last of `tokens`.
-  static std::vector<float> LogitsAfter(std::span<const int32_t> tokens) {
+  static std::vector<float> LogitsAfter(std::span<const int32_t> tokens, int vocab = kVocab) {
     uint64_t hash = 0x9e3779b97f4a7c15;
     for (const int32_t token : tokens) hash = Mix(hash + static_cast<uint64_t>(token) + 1);
-    std::vector<float> logits(kVocab);
-    for (int v = 0; v < kVocab; ++v) {
+    std::vector<float> logits(vocab);
+    for (int v = 0; v < vocab; ++v) {
       logits[v] = static_cast<float>(Mix(hash ^ static_cast<uint64_t>(v)) % 8000) / 1000.0f - 4.0f;
     }
     return logits;
@@ -68,6 +74,7 @@ class FakeModel : public models::Model {
 
   int steps = 0;
   size_t largest_step = 0;  // rows
+  int64_t computed = 0;     // rows of all steps
   bool fail_next = false;
 
  private:

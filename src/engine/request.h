@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "cache/eviction.h"
 #include "text/grammar.h"
 
 namespace moesaic::engine {
@@ -44,7 +45,8 @@ struct Request {
       false;  ///< logprob of each prompt token from the second on, and the top k of `logprobs`
   /// Cached blocks are shared only between requests of one namespace (tenant's salt, adapter).
   std::string cache_namespace = {};
-  int priority = 0;  ///< lower runs first
+  cache::SessionHint session = cache::SessionHint::kNone;  ///< whether its tokens will be asked for again
+  int priority = 0;                                        ///< lower runs first
   /// Ends the request with kDeadline when it passes; earlier ones of a client go first.
   std::optional<Clock::time_point> deadline = std::nullopt;
   std::string client = {};  ///< who asks: clients of one priority share the engine evenly

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "engine/philox.h"
 
@@ -46,21 +47,45 @@ std::vector<TokenLogprob> TopLogits(std::span<const float> logits, int top) {
   return heap;
 }
 
-// The logits that the draw is made from: the model's own, or a changed copy in scratch.
-std::span<const float> ApplyPenalties(const DrawParams& params, DrawScratch& scratch) {
+bool IsSet(std::span<const uint32_t> mask, size_t bit) { return mask[bit / 32] >> (bit % 32) & 1; }
+
+// Applies the grammar's mask, and the bans as far as they leave something of it: a grammar that has come to
+// its end lets only end-of-text follow, which min_tokens may ban.
+void ApplyBans(const DrawParams& params, std::vector<float>& logits) {
+  for (size_t i = 0; i < logits.size() && !params.mask.empty(); ++i) {
+    if (!IsSet(params.mask, i)) logits[i] = kMinusInfinity;
+  }
+  std::vector<float> kept;
+  for (const int32_t token : params.banned) kept.push_back(std::exchange(logits[token], kMinusInfinity));
+  if (params.mask.empty()) return;
+  const bool some =
+      std::any_of(logits.begin(), logits.end(), [](float logit) { return logit > kMinusInfinity; });
+  for (size_t i = params.banned.size(); i-- > 0 && !some;) logits[params.banned[i]] = kept[i];
+}
+
+void ApplyPenalties(const DrawParams& params, std::vector<float>& logits) {
   const SamplingParams& sampling = *params.sampling;
-  if (params.banned.empty() && !HasPenalties(sampling)) return params.logits;
-  scratch.logits.assign(params.logits.begin(), params.logits.end());
-  std::vector<float>& logits = scratch.logits;
-  for (const int32_t token : params.banned) logits[token] = kMinusInfinity;
-  if (!HasPenalties(sampling)) return logits;
+  if (!HasPenalties(sampling)) return;
   for (const auto& [token, counts] : params.history->counts()) {
     float& logit = logits[token];
     logit = logit > 0 ? logit / sampling.repetition_penalty : logit * sampling.repetition_penalty;
     logit -= sampling.frequency_penalty * static_cast<float>(counts.outputs);
     if (counts.outputs > 0) logit -= sampling.presence_penalty;
   }
-  return logits;
+}
+
+// The logits that the draw is made from: the model's own, or a changed copy in scratch.
+std::span<const float> ChangedLogits(const DrawParams& params, DrawScratch& scratch) {
+  const SamplingParams& sampling = *params.sampling;
+  if (params.banned.empty() && params.mask.empty() && sampling.logit_bias.empty() &&
+      !HasPenalties(sampling)) {
+    return params.logits;
+  }
+  scratch.logits.assign(params.logits.begin(), params.logits.end());
+  for (const auto& [token, bias] : sampling.logit_bias) scratch.logits[token] += bias;
+  ApplyBans(params, scratch.logits);
+  ApplyPenalties(params, scratch.logits);
+  return scratch.logits;
 }
 
 struct Greatest {
@@ -116,6 +141,29 @@ void CutTopP(float top_p, std::vector<Candidate>& candidates) {
   candidates.resize(std::max<size_t>(kept, 1));
 }
 
+// Keeps the smallest set of those whose information is nearest to the expected one and whose share is at
+// least typical_p (Meister et al., "Locally typical sampling", TACL 2023).
+void CutTypical(float typical_p, std::vector<Candidate>& candidates) {
+  if (typical_p >= 1) return;
+  const double total = TotalWeight(candidates);
+  double entropy = 0;
+  for (const Candidate& candidate : candidates) {
+    const double share = candidate.weight / total;
+    entropy -= share * std::log(share);
+  }
+  const auto distance = [&](const Candidate& candidate) {
+    return std::abs(-std::log(candidate.weight / total) - entropy);
+  };
+  std::sort(candidates.begin(), candidates.end(), [&](const Candidate& a, const Candidate& b) {
+    const double da = distance(a), db = distance(b);
+    return da != db ? da < db : a.token < b.token;
+  });
+  double sum = 0;
+  size_t kept = 0;
+  while (kept < candidates.size() && sum < typical_p * total) sum += candidates[kept++].weight;
+  candidates.resize(std::max<size_t>(kept, 1));
+}
+
 // The candidate in whose part of the summed weights `uniform` falls, going by rising id.
 int32_t Pick(std::vector<Candidate>& candidates, double uniform) {
   const auto by_id = [](const Candidate& a, const Candidate& b) { return a.token < b.token; };
@@ -157,6 +205,15 @@ Status CheckSampling(const SamplingParams& sampling, int vocab_size) {
   if (!(sampling.top_p > 0 && sampling.top_p <= 1)) {
     return InvalidArgument("top_p must be in (0, 1], found {}", sampling.top_p);
   }
+  if (!(sampling.typical_p > 0 && sampling.typical_p <= 1)) {
+    return InvalidArgument("typical_p must be in (0, 1], found {}", sampling.typical_p);
+  }
+  for (const auto& [token, bias] : sampling.logit_bias) {
+    if (token < 0 || token >= vocab_size) {
+      return InvalidArgument("logit_bias names a token outside [0, {}): {}", vocab_size, token);
+    }
+    RETURN_IF_ERROR(inside("logit_bias", bias, -100, 100));
+  }
   if (sampling.top_k < 0) return InvalidArgument("top_k must be 0 (off) or more, found {}", sampling.top_k);
   if (sampling.max_tokens < 0)
     return InvalidArgument("max_tokens must be 0 or more, found {}", sampling.max_tokens);
@@ -185,7 +242,7 @@ LogprobEntry LogprobsOf(std::span<const float> logits, int32_t token, int top) {
 
 StatusOr<Drawn> Draw(const DrawParams& params, DrawScratch& scratch) {
   const SamplingParams& sampling = *params.sampling;
-  const std::span<const float> logits = ApplyPenalties(params, scratch);
+  const std::span<const float> logits = ChangedLogits(params, scratch);
   const Greatest greatest = FindGreatest(logits);
   if (greatest.has_nan || !std::isfinite(greatest.logit)) {
     return absl::InternalError("the logits hold no finite greatest value");
@@ -196,6 +253,7 @@ StatusOr<Drawn> Draw(const DrawParams& params, DrawScratch& scratch) {
     CollectCandidates(logits, greatest.logit, sampling, scratch.candidates);
     CutTopK(sampling.top_k, scratch.candidates);
     CutTopP(sampling.top_p, scratch.candidates);
+    CutTypical(sampling.typical_p, scratch.candidates);
     drawn.token = Pick(scratch.candidates, UniformAt(params.seed, params.position));
   }
   if (sampling.logprobs >= 0) drawn.logprobs = LogprobsOf(params.logits, drawn.token, sampling.logprobs);

@@ -1,5 +1,5 @@
-// From one row of logits to one token, in vLLM's order: bans (min_tokens), repetition, frequency and presence
-// penalties, then greedy, or temperature, min-p, top-k, top-p and a draw.
+// From one row of logits to one token, in vLLM's order: biases, bans (min_tokens, grammar), repetition,
+// frequency and presence penalties, then greedy, or temperature, min-p, top-k, top-p, typical and a draw.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,8 @@ struct DrawParams {
   std::span<const float> logits;  // [vocab], not changed
   const SamplingParams* sampling;
   const TokenHistory* history;
-  std::span<const int32_t> banned;  // never drawn
+  std::span<const int32_t> banned;      // not drawn, unless the mask leaves nothing else
+  std::span<const uint32_t> mask = {};  // bit i: token i may be drawn; empty: all may
   uint64_t seed;
   uint64_t position;  // of the drawn token in its sequence; the draw depends on (seed, position) only
 };

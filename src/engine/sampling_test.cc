@@ -85,8 +85,53 @@ TEST(DrawTest, RefusesLogitsWithoutAFiniteGreatest) {
     SamplingParams sampling;
     TokenHistory history;
     DrawScratch scratch;
-    EXPECT_FALSE(Draw({logits, &sampling, &history, {}, 0, 0}, scratch).ok());
+    EXPECT_FALSE(Draw({logits, &sampling, &history, {}, {}, 0, 0}, scratch).ok());
   }
+}
+
+TEST(DrawTest, BiasesAreAddedBeforeAllElse) {
+  SamplingParams greedy;
+  greedy.temperature = 0;
+  greedy.logit_bias = {{2, 5}, {0, -100}};
+  EXPECT_EQ(DrawOne({3, 1, -1}, greedy, 0, 0).token, 2);
+  greedy.logprobs = 0;
+  const Drawn drawn = DrawOne({0, 0, 0}, greedy, 0, 0);
+  EXPECT_NEAR(drawn.logprobs.logprob, -std::log(3.0f), 1e-6) << "told are the model's own";
+}
+
+Drawn DrawMasked(const std::vector<float>& logits, uint32_t mask, std::vector<int32_t> banned) {
+  SamplingParams greedy;
+  greedy.temperature = 0;
+  TokenHistory history;
+  DrawScratch scratch;
+  const std::vector<uint32_t> words = {mask};
+  return *Draw({logits, &greedy, &history, banned, words, 0, 0}, scratch);
+}
+
+TEST(DrawTest, OnlyWhatTheMaskLetsThroughIsDrawn) {
+  EXPECT_EQ(DrawMasked({3, 2, 1}, 0b111, {}).token, 0);
+  EXPECT_EQ(DrawMasked({3, 2, 1}, 0b110, {}).token, 1);
+  EXPECT_EQ(DrawMasked({3, 2, 1}, 0b110, {1}).token, 2);
+  EXPECT_EQ(DrawMasked({3, 2, 1}, 0b010, {1}).token, 1) << "the mask leaves nothing else";
+  EXPECT_EQ(DrawMasked({3, 2, 1}, 0b010, {1, 0, 1}).token, 1);
+}
+
+// Shares 0.5, 0.2, 0.2, 0.1: 1.76 bits expected; their information 1, 2.3, 2.3, 3.3.
+TEST(DrawTest, TypicalKeepsWhatIsNearestToTheExpectedInformation) {
+  const std::vector<float> logits = {std::log(0.5f), std::log(0.2f), std::log(0.2f), std::log(0.1f)};
+  const auto drawn = [&](float typical_p) {
+    SamplingParams sampling;
+    sampling.typical_p = typical_p;
+    std::set<int32_t> seen;
+    for (uint64_t position = 0; position < 500; ++position) {
+      seen.insert(DrawOne(logits, sampling, 5, position).token);
+    }
+    return seen;
+  };
+  EXPECT_EQ(drawn(0.1f), (std::set<int32_t>{1}));
+  EXPECT_EQ(drawn(0.3f), (std::set<int32_t>{1, 2}));
+  EXPECT_EQ(drawn(0.8f), (std::set<int32_t>{0, 1, 2}));
+  EXPECT_EQ(drawn(1), (std::set<int32_t>{0, 1, 2, 3}));
 }
 
 // Penalties by hand: repetition divides positive and multiplies negative logits of all that was seen;
@@ -203,6 +248,15 @@ TEST(CheckSamplingTest, NamesWhatIsOutOfRange) {
   EXPECT_EQ(fault([](SamplingParams& s) { s.temperature = NAN; }),
             "temperature must be in [0, 100], found nan");
   EXPECT_EQ(fault([](SamplingParams& s) { s.top_p = 0; }), "top_p must be in (0, 1], found 0");
+  EXPECT_EQ(fault([](SamplingParams& s) { s.typical_p = 0; }), "typical_p must be in (0, 1], found 0");
+  EXPECT_EQ(fault([](SamplingParams& s) {
+              s.logit_bias = {{3, 101}};
+            }),
+            "logit_bias must be in [-100, 100], found 101");
+  EXPECT_EQ(fault([](SamplingParams& s) {
+              s.logit_bias = {{100, 1}};
+            }),
+            "logit_bias names a token outside [0, 100): 100");
   EXPECT_EQ(fault([](SamplingParams& s) { s.top_k = -3; }), "top_k must be 0 (off) or more, found -3");
   EXPECT_EQ(fault([](SamplingParams& s) { s.min_tokens = 17; }),
             "min_tokens must be in [0, max_tokens = 16], found 17");

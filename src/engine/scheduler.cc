@@ -1,150 +1,187 @@
 #include "engine/scheduler.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "base/check.h"
+#include "engine/draft.h"
 
 namespace moesaic::engine {
 namespace {
 
-// Blocks that come back when `sequence` lets go: those that nobody else holds.
-int ReleasableBlocks(const Sequence& sequence) {
-  return static_cast<int>(std::count_if(sequence.blocks.begin(), sequence.blocks.end(),
-                                        [](const cache::BlockRef& block) { return block.unique(); }));
+// What a drawn token counts beside a prompt token that is computed (Sheng et al., "Fairness in serving large
+// language models", OSDI 2024, section 4.2).
+constexpr double kOutputWeight = 2;
+// Clients that have nothing here are forgotten when there are more: what they had is then forgiven.
+constexpr size_t kMostClients = 4096;
+
+void InsertByArrival(std::vector<std::unique_ptr<Sequence>>& sequences, std::unique_ptr<Sequence> sequence) {
+  const auto after = std::upper_bound(sequences.begin(), sequences.end(), sequence,
+                                      [](const auto& a, const auto& b) { return a->id < b->id; });
+  sequences.insert(after, std::move(sequence));
 }
 
-// The scratch copy of what a step may spend.
-class Draft {
- public:
-  Draft(const cache::KvPool& pool, const SchedulerOptions& options,
-        const std::vector<std::unique_ptr<Sequence>>& running)
-      : free_blocks_(pool.free_blocks()),
-        rows_(options.max_batch_tokens),
-        scored_rows_(options.max_scored_rows),
-        max_sequences_(static_cast<size_t>(options.max_sequences)) {
-    for (const auto& sequence : running) running_.push_back(sequence.get());
-  }
-
-  // Every running sequence with one token left gets it, oldest first; the youngest pay with their blocks.
-  void PlanDecodes() {
-    for (size_t i = 0; i < running_.size(); ++i) {
-      Sequence* sequence = running_[i];
-      if (sequence->remaining() != 1) continue;
-      const int needed = cache::BlocksFor(sequence->size()) - static_cast<int>(sequence->blocks.size());
-      while (free_blocks_ < needed && running_.size() > i) PreemptYoungest();
-      if (running_.size() <= i) return;  // it was the youngest itself
-      free_blocks_ -= needed;
-      Take(sequence, 1, needed);
-    }
-  }
-
-  // What rows are left go to prompts, oldest first. Their blocks were taken at admission.
-  void PlanPrefills() {
-    for (Sequence* sequence : running_) {
-      if (sequence->remaining() <= 1) continue;
-      if (const int count = ChunkOf(*sequence); count > 0) Take(sequence, count, 0);
-    }
-  }
-
-  void Admit(const std::deque<std::unique_ptr<Sequence>>& waiting) {
-    if (!plan_.preempt.empty()) return;
-    for (const auto& next : waiting) {
-      if (running_.size() == max_sequences_) return;
-      // A block to spare for each running sequence: none of them can need more within its next 64 tokens, so
-      // an admission is not undone at once.
-      const int spare = running_.empty() ? 0 : static_cast<int>(running_.size()) + 1;
-      const int needed = cache::BlocksFor(next->size());
-      const int count = ChunkOf(*next);
-      if (free_blocks_ < needed + spare || count == 0) return;
-      free_blocks_ -= needed;
-      running_.push_back(next.get());
-      plan_.admit.push_back(next.get());
-      Take(next.get(), count, needed);
-    }
-  }
-
-  StepPlan Finish() { return std::move(plan_); }
-
- private:
-  int ChunkOf(const Sequence& sequence) const {
-    const int count = std::min(sequence.remaining(), rows_);
-    return sequence.wants_prompt_logprobs() ? std::min(count, scored_rows_) : count;
-  }
-
-  void Take(Sequence* sequence, int count, int new_blocks) {
-    rows_ -= count;
-    if (sequence->wants_prompt_logprobs()) scored_rows_ -= count;
-    plan_.parts.push_back({sequence, count, new_blocks});
-  }
-
-  void PreemptYoungest() {
-    Sequence* victim = running_.back();
-    running_.pop_back();
-    free_blocks_ += ReleasableBlocks(*victim);
-    plan_.preempt.push_back(victim);
-  }
-
-  int free_blocks_;
-  int rows_;
-  int scored_rows_;
-  size_t max_sequences_;
-  std::vector<Sequence*> running_;  // by arrival
-  StepPlan plan_;
-};
+std::unique_ptr<Sequence> TakeOut(std::vector<std::unique_ptr<Sequence>>& sequences, RequestId id) {
+  const auto it =
+      std::lower_bound(sequences.begin(), sequences.end(), id,
+                       [](const auto& sequence, RequestId wanted) { return sequence->id < wanted; });
+  if (it == sequences.end() || (*it)->id != id) return nullptr;
+  std::unique_ptr<Sequence> sequence = std::move(*it);
+  sequences.erase(it);
+  return sequence;
+}
 
 }  // namespace
 
-Scheduler::Scheduler(cache::KvPool& pool, const SchedulerOptions& options) : pool_(pool), options_(options) {
+Scheduler::Scheduler(cache::KvPool& pool, cache::RadixTree& tree, const SchedulerOptions& options)
+    : pool_(pool), tree_(tree), options_(options) {
   MOESAIC_CHECK_LE(1, options.max_sequences);
   MOESAIC_CHECK_LE(options.max_sequences, options.max_batch_tokens);
   MOESAIC_CHECK_LE(1, options.max_scored_rows);
 }
 
+Scheduler::~Scheduler() = default;
+
 void Scheduler::Add(std::unique_ptr<Sequence> sequence) {
   MOESAIC_CHECK_LE(sequence->size(), sequence->limit);
   MOESAIC_CHECK_LE(cache::BlocksFor(sequence->limit), pool_.total_blocks());
-  const Sequence* youngest = !waiting_.empty()   ? waiting_.back().get()
-                             : !running_.empty() ? running_.back().get()
-                                                 : nullptr;
-  MOESAIC_CHECK(youngest == nullptr || youngest->id < sequence->id);
+  for (const auto* others : {&waiting_, &running_}) {
+    MOESAIC_CHECK(others->empty() || others->back()->id < sequence->id);
+  }
+  JoinClient(*sequence);
   waiting_.push_back(std::move(sequence));
 }
 
-bool Scheduler::Remove(RequestId id) {
-  const auto is_it = [id](const std::unique_ptr<Sequence>& sequence) { return sequence->id == id; };
-  return std::erase_if(running_, is_it) + std::erase_if(waiting_, is_it) > 0;
+// A client that comes back, or is new, starts level with the one that had least: time away is not saved up.
+void Scheduler::JoinClient(Sequence& sequence) {
+  if (shares_.size() > kMostClients) {
+    std::erase_if(shares_, [](const auto& entry) { return entry.second.sequences == 0; });
+  }
+  double least = std::numeric_limits<double>::infinity();
+  for (const auto& [name, share] : shares_) {
+    if (share.sequences > 0) least = std::min(least, share.service);
+  }
+  ClientShare& share = shares_[sequence.request.client];
+  if (share.sequences++ == 0 && least < std::numeric_limits<double>::infinity()) {
+    share.service = std::max(share.service, least);
+  }
+  sequence.share = &share;
+}
+
+void Scheduler::LeaveClient(Sequence& sequence) {
+  --sequence.share->sequences;
+  if (empty()) shares_.clear();
+}
+
+bool Scheduler::Remove(RequestId id, cache::SessionHint hint) {
+  std::unique_ptr<Sequence> sequence = TakeOut(running_, id);
+  if (sequence == nullptr) sequence = TakeOut(waiting_, id);
+  if (sequence == nullptr) return false;
+  tree_.Touch(std::span(sequence->blocks).first(sequence->known_blocks), hint);
+  LeaveClient(*sequence);
+  ChooseFront();
+  return true;
+}
+
+std::vector<RequestId> Scheduler::PastDeadline(Clock::time_point now) const {
+  std::vector<RequestId> past;
+  for (const auto* sequences : {&running_, &waiting_}) {
+    for (const auto& sequence : *sequences) {
+      if (sequence->request.deadline && *sequence->request.deadline <= now) past.push_back(sequence->id);
+    }
+  }
+  return past;
 }
 
 StepPlan Scheduler::Plan() const {
-  Draft draft(pool_, options_, running_);
+  Draft draft(pool_, tree_, options_, running_, front_);
   draft.PlanDecodes();
   draft.PlanPrefills();
-  draft.Admit(waiting_);
+  draft.PlanAdmissions(waiting_);
   return draft.Finish();
 }
 
-void Scheduler::Commit(const StepPlan& plan) {
-  for (Sequence* victim : plan.preempt) {
-    MOESAIC_CHECK(running_.back().get() == victim);
-    victim->blocks.clear();
-    victim->block_table.clear();
-    victim->computed = 0;
-    waiting_.push_front(std::move(running_.back()));
-    running_.pop_back();
+void Scheduler::Commit(StepPlan& plan) {
+  for (Sequence* victim : plan.preempt) Preempt(victim);
+  for (StepPlan::Admission& admission : plan.admit) Admit(admission);
+  TakeBlocks(plan);
+  for (StepPlan::Admission& admission : plan.admit) {
+    if (admission.prefix.tail_tokens == 0) continue;
+    const Sequence& sequence = *admission.sequence;
+    pool_.CopyTokens(admission.prefix.tail, sequence.blocks[sequence.known_blocks],
+                     admission.prefix.tail_tokens);
+    admission.prefix.tail = cache::BlockRef();
   }
-  for (Sequence* next : plan.admit) {
-    MOESAIC_CHECK(waiting_.front().get() == next);
-    running_.push_back(std::move(waiting_.front()));
-    waiting_.pop_front();
+  for (const StepPlan::Part& part : plan.parts) {
+    if (part.sequence->remaining() == 1) part.sequence->share->service += kOutputWeight;
+  }
+  ChooseFront();
+}
+
+void Scheduler::Preempt(Sequence* victim) {
+  victim->blocks.clear();
+  victim->block_table.clear();
+  victim->computed = 0;
+  victim->known_blocks = 0;
+  victim->due = true;
+  InsertByArrival(waiting_, TakeOut(running_, victim->id));
+}
+
+void Scheduler::Admit(StepPlan::Admission& admission) {
+  Sequence& sequence = *admission.sequence;
+  cache::PrefixMatch& prefix = admission.prefix;
+  tree_.Use(prefix.blocks);
+  sequence.computed = static_cast<int>(prefix.tokens());
+  sequence.known_blocks = static_cast<int>(prefix.blocks.size());
+  for (const cache::BlockRef& block : prefix.blocks) sequence.block_table.push_back(block.index());
+  sequence.blocks = std::move(prefix.blocks);
+  InsertByArrival(running_, TakeOut(waiting_, sequence.id));
+  if (admission.first) {
+    sequence.times.started = Clock::now();
+    sequence.cached_tokens = sequence.computed;
+    sequence.share->service += sequence.remaining();
+  }
+  for (const auto& other : waiting_) {
+    if (other->id > sequence.id) break;
+    other->due |= ++other->overtaken >= options_.max_overtakes;
+  }
+}
+
+void Scheduler::TakeBlocks(const StepPlan& plan) {
+  int needed = 0;
+  for (const StepPlan::Part& part : plan.parts) needed += part.new_blocks;
+  if (const int missing = needed - pool_.free_blocks(); missing > 0) {
+    MOESAIC_CHECK_EQ(tree_.Evict(missing), missing);  // the plan counted them
   }
   for (const StepPlan::Part& part : plan.parts) {
     for (int i = 0; i < part.new_blocks; ++i) {
       auto block = pool_.Allocate();
-      MOESAIC_CHECK(block.ok());  // the plan counted it
+      MOESAIC_CHECK(block.ok());
       part.sequence->block_table.push_back(block->index());
       part.sequence->blocks.push_back(*std::move(block));
     }
+  }
+}
+
+// The front stays until it ends; then the oldest running sequence is next.
+void Scheduler::ChooseFront() {
+  const bool runs = std::any_of(running_.begin(), running_.end(),
+                                [this](const auto& sequence) { return sequence->id == front_; });
+  if (!runs) front_ = running_.empty() ? 0 : running_.front()->id;
+}
+
+void Scheduler::Advance(const StepPlan& plan) {
+  for (const StepPlan::Part& part : plan.parts) {
+    Sequence& sequence = *part.sequence;
+    sequence.computed += part.count;
+    const int whole = sequence.computed / cache::kBlockTokens;
+    if (!options_.prefix_cache || whole == sequence.known_blocks) continue;
+    tree_.Insert(sequence.request.cache_namespace,
+                 std::span(sequence.tokens).first(static_cast<size_t>(whole) * cache::kBlockTokens),
+                 std::span(sequence.blocks).first(whole), sequence.known_blocks);
+    for (int i = sequence.known_blocks; i < whole; ++i) sequence.block_table[i] = sequence.blocks[i].index();
+    sequence.known_blocks = whole;
   }
 }
 

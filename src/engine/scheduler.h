@@ -2,11 +2,13 @@
 // nothing; Commit then pays for it and cannot fail. docs/contracts/scheduler.md is the law.
 #pragma once
 
-#include <deque>
+#include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "cache/kv_pool.h"
+#include "cache/radix_tree.h"
 #include "engine/sequence.h"
 
 namespace moesaic::engine {
@@ -15,45 +17,68 @@ struct SchedulerOptions {
   int max_sequences = 0;
   int max_batch_tokens = 0;  // >= max_sequences
   int max_scored_rows = 0;   // rows of one step whose prompt logprobs are wanted; >= 1
+  int max_overtakes = 64;    // younger requests that may be admitted before one that waits
+  bool prefix_cache = true;
 };
 
-/// One step: who leaves, who enters, and how many tokens of whom are computed, in batch order.
-/// Valid until the scheduler changes.
+/// One step: who leaves, who enters, and how many tokens of whom are computed, in batch order. Holds the
+/// cached blocks that it counts on; dropping it changes nothing. Valid until the scheduler changes.
 struct StepPlan {
+  struct Admission {
+    Sequence* sequence;
+    cache::PrefixMatch prefix;
+    bool first;  // it has not run before
+  };
   struct Part {
     Sequence* sequence;
-    int count;       // tokens from `computed` on
+    int count;       // tokens from `computed` on, which an admission sets to what its prefix holds
     int new_blocks;  // to take for them
   };
-  std::vector<Sequence*> preempt;  // youngest first
-  std::vector<Sequence*> admit;    // oldest first
+  std::vector<Sequence*> preempt;  // the last in rank first
+  std::vector<Admission> admit;    // in the order of admission
   std::vector<Part> parts;
 };
 
-/// First come, first served, with continuous batching, chunked prefill and preemption by recomputation.
-/// Every running sequence is older than every waiting one.
+/// Continuous batching with chunked prefill, shared prefixes and preemption by recomputation. Who waits goes
+/// by priority, then by what its client has had, deadline and arrival; nobody is overtaken for ever.
 class Scheduler {
  public:
-  /// `pool` is borrowed and must outlive the scheduler.
-  Scheduler(cache::KvPool& pool, const SchedulerOptions& options);
+  /// Both are borrowed and must outlive the scheduler.
+  Scheduler(cache::KvPool& pool, cache::RadixTree& tree, const SchedulerOptions& options);
+  ~Scheduler();
 
   /// Takes in a sequence that is younger than all others and that fits into the whole pool (limit).
   void Add(std::unique_ptr<Sequence> sequence);
-  /// Takes a sequence out; its blocks are free when this returns. False when there is none of that id.
-  bool Remove(RequestId id);
+  /// Takes a sequence out; blocks that only it held are free when this returns, or idle in the tree. False
+  /// when there is none of that id.
+  bool Remove(RequestId id, cache::SessionHint hint);
+  std::vector<RequestId> PastDeadline(Clock::time_point now) const;
 
   StepPlan Plan() const;
-  void Commit(const StepPlan& plan);
+  void Commit(StepPlan& plan);
+  /// Says that the plan's parts have been computed: whole blocks enter the tree.
+  void Advance(const StepPlan& plan);
 
   bool empty() const { return running_.empty() && waiting_.empty(); }
   const std::vector<std::unique_ptr<Sequence>>& running() const { return running_; }
-  const std::deque<std::unique_ptr<Sequence>>& waiting() const { return waiting_; }
+  const std::vector<std::unique_ptr<Sequence>>& waiting() const { return waiting_; }
+  RequestId front() const { return front_; }  ///< of the running sequence that moves in every step; 0: none
 
  private:
+  void Preempt(Sequence* victim);
+  void Admit(StepPlan::Admission& admission);
+  void TakeBlocks(const StepPlan& plan);
+  void ChooseFront();
+  void JoinClient(Sequence& sequence);
+  void LeaveClient(Sequence& sequence);
+
   cache::KvPool& pool_;
+  cache::RadixTree& tree_;
   const SchedulerOptions options_;
   std::vector<std::unique_ptr<Sequence>> running_;  // by arrival
-  std::deque<std::unique_ptr<Sequence>> waiting_;   // by arrival
+  std::vector<std::unique_ptr<Sequence>> waiting_;  // by arrival
+  std::map<std::string, ClientShare> shares_;
+  RequestId front_ = 0;
 };
 
 }  // namespace moesaic::engine

@@ -6,85 +6,131 @@
 #include <algorithm>
 #include <map>
 #include <random>
+#include <set>
 #include <string>
 
 namespace moesaic::engine {
 namespace {
 
+struct Ask {
+  int prompt, output;
+  bool prompt_logprobs = false;
+  int shared = 0;   // leading tokens of the prompt that are those of `with`
+  char with = 'a';  // an earlier request
+  int priority = 0;
+  const char* client = "";
+  int deadline = 0;  // seconds from now; 0: none
+};
+
 // Requests are called a, b, c, ... in the order in which they arrive. Run() plays a step and tells it:
 //   "-c +d a1 d64"   c is preempted, d admitted, one token of a and 64 of d are computed
+//   "+d(70) d5"      70 tokens of d were in the cache
 // A sequence whose tokens are all computed then gets its next token, and leaves when it has enough.
 class Story {
  public:
   Story(int blocks, const SchedulerOptions& options)
-      : pool_(*cache::KvPool::Create(kLayout, blocks * kLayout.block_bytes())), scheduler_(*pool_, options) {}
+      : pool_(*cache::KvPool::Create(kLayout, blocks * kLayout.block_bytes())),
+        tree_(*pool_, cache::MakeLruPolicy(), nullptr),
+        scheduler_(*pool_, tree_, options) {}
 
-  void Add(int prompt, int output, bool prompt_logprobs = false) {
+  void Add(const Ask& ask) {
     auto sequence = std::make_unique<Sequence>();
     sequence->id = ++last_id_;
-    sequence->request.prompt.assign(prompt, 1);
-    sequence->request.prompt_logprobs = prompt_logprobs;
-    sequence->tokens = sequence->request.prompt;
-    sequence->limit = prompt + output;
+    std::vector<int32_t>& prompt = sequence->request.prompt;
+    prompt.assign(ask.prompt, static_cast<int32_t>(sequence->id));
+    if (ask.shared > 0) {
+      const std::vector<int32_t>& other = prompts_.at(ask.with - 'a');
+      std::copy(other.begin(), other.begin() + ask.shared, prompt.begin());
+    }
+    prompts_.push_back(prompt);
+    sequence->request.prompt_logprobs = ask.prompt_logprobs;
+    sequence->request.priority = ask.priority;
+    sequence->request.client = ask.client;
+    if (ask.deadline > 0) sequence->request.deadline = start_ + std::chrono::seconds(ask.deadline);
+    sequence->tokens = prompt;
+    sequence->limit = ask.prompt + ask.output;
     scheduler_.Add(std::move(sequence));
   }
 
   std::string Run() {
-    const StepPlan plan = scheduler_.Plan();
+    StepPlan plan = scheduler_.Plan();
     std::string told;
     for (const Sequence* victim : plan.preempt) told += fmt::format("-{} ", Name(*victim));
-    for (const Sequence* next : plan.admit) told += fmt::format("+{} ", Name(*next));
+    for (const StepPlan::Admission& next : plan.admit) {
+      told += fmt::format("+{}", Name(*next.sequence));
+      if (next.prefix.tokens() > 0) told += fmt::format("({})", next.prefix.tokens());
+      told += " ";
+    }
     for (const StepPlan::Part& part : plan.parts)
       told += fmt::format("{}{} ", Name(*part.sequence), part.count);
     scheduler_.Commit(plan);
+    scheduler_.Advance(plan);
     std::vector<RequestId> done;
     for (const StepPlan::Part& part : plan.parts) {
       Sequence& sequence = *part.sequence;
-      sequence.computed += part.count;
       EXPECT_LE(sequence.computed, sequence.size());
       EXPECT_LE(sequence.computed, static_cast<int>(sequence.blocks.size()) * cache::kBlockTokens);
-      if (sequence.remaining() == 0) sequence.tokens.push_back(1);
+      // What it said is nobody else's.
+      if (sequence.remaining() == 0) sequence.tokens.push_back(static_cast<int32_t>(1000 + sequence.id));
       if (sequence.size() == sequence.limit) done.push_back(sequence.id);
     }
-    for (const RequestId id : done) EXPECT_TRUE(scheduler_.Remove(id));
+    for (const RequestId id : done) EXPECT_TRUE(Remove(id));
+    tree_.CheckStructure();
     if (!told.empty()) told.pop_back();
     return told;
   }
 
+  // Steps until something else than `told` happens: that.
+  std::string RunPast(const std::string& told, int* steps = nullptr) {
+    std::string next;
+    while ((next = Run()) == told) {
+      if (steps != nullptr) ++*steps;
+    }
+    return next;
+  }
+
+  bool Remove(RequestId id) { return scheduler_.Remove(id, cache::SessionHint::kNone); }
   static std::string Name(const Sequence& sequence) {
     return std::string(1, static_cast<char>('a' + (sequence.id - 1) % 26));
   }
 
   Scheduler& scheduler() { return scheduler_; }
   cache::KvPool& pool() { return *pool_; }
+  int unheld() const { return pool_->free_blocks() + pool_->idle_blocks(); }
   RequestId last_id() const { return last_id_; }
+  Clock::time_point start() const { return start_; }
 
  private:
   static constexpr cache::BlockLayout kLayout = {.layers = 1, .heads = 1, .key_dim = 1, .value_dim = 1};
   std::unique_ptr<cache::KvPool> pool_;
+  cache::RadixTree tree_;
   Scheduler scheduler_;
+  std::vector<std::vector<int32_t>> prompts_;
   RequestId last_id_ = 0;
+  Clock::time_point start_ = Clock::now();
 };
 
 constexpr SchedulerOptions kRoomy = {.max_sequences = 4, .max_batch_tokens = 100, .max_scored_rows = 100};
+constexpr SchedulerOptions kOneAtATime = {
+    .max_sequences = 1, .max_batch_tokens = 100, .max_scored_rows = 100, .max_overtakes = 3};
 
 TEST(SchedulerTest, PrefillsInChunksAndMixesThemWithDecodes) {
   Story story(20, kRoomy);
-  story.Add(30, 4);
-  story.Add(150, 2);
+  story.Add({30, 4});
+  story.Add({150, 2});
   EXPECT_EQ(story.Run(), "+a +b a30 b70");
   EXPECT_EQ(story.Run(), "a1 b80");
   EXPECT_EQ(story.Run(), "a1 b1");
   EXPECT_EQ(story.Run(), "a1");
   EXPECT_EQ(story.Run(), "");
-  EXPECT_EQ(story.pool().free_blocks(), 20);
+  EXPECT_EQ(story.unheld(), 20);
 }
 
 TEST(SchedulerTest, DecodesComeBeforePrefills) {
   Story story(20, {.max_sequences = 3, .max_batch_tokens = 3, .max_scored_rows = 3});
-  story.Add(3, 9);
+  story.Add({3, 9});
   EXPECT_EQ(story.Run(), "+a a3");
-  story.Add(5, 9);
+  story.Add({5, 9});
   EXPECT_EQ(story.Run(), "+b a1 b2");
   EXPECT_EQ(story.Run(), "a1 b2");
   EXPECT_EQ(story.Run(), "a1 b1");
@@ -92,59 +138,67 @@ TEST(SchedulerTest, DecodesComeBeforePrefills) {
 
 TEST(SchedulerTest, RunsNoMoreSequencesThanAllowed) {
   Story story(20, {.max_sequences = 2, .max_batch_tokens = 100, .max_scored_rows = 100});
-  for (int i = 0; i < 3; ++i) story.Add(4, 2);
+  for (int i = 0; i < 3; ++i) story.Add({4, 2});
   EXPECT_EQ(story.Run(), "+a +b a4 b4");
   EXPECT_EQ(story.Run(), "a1 b1");
   EXPECT_EQ(story.Run(), "+c c4");
 }
 
-TEST(SchedulerTest, FirstComeFirstServedEvenWhenALaterOneWouldFit) {
+TEST(SchedulerTest, TheFirstInLineIsNotPassedByWhenBlocksAreMissing) {
   Story story(6, kRoomy);
-  story.Add(64, 30);
+  story.Add({64, 30});
   EXPECT_EQ(story.Run(), "+a a64");
-  story.Add(5 * 64, 2);  // five blocks now and two to spare, of five that are free
-  story.Add(4, 2);
+  story.Add({5 * 64, 2});  // five blocks now and two to spare, of five that are free
+  story.Add({4, 2});
   EXPECT_EQ(story.Run(), "a1");
 }
 
 TEST(SchedulerTest, AdmissionLeavesABlockToSpareForEachRunningSequence) {
   Story story(3, kRoomy);
-  story.Add(50, 20);
-  story.Add(10, 60);
+  story.Add({50, 20});
+  story.Add({10, 60});
   EXPECT_EQ(story.Run(), "+a a50");  // with b one block would be free for two
   for (int i = 1; i < 20; ++i) EXPECT_EQ(story.Run(), "a1");
   EXPECT_EQ(story.Run(), "+b b10");
 }
 
-TEST(SchedulerTest, TheYoungestGivesItsBlocksAndComesBackWithAllItHad) {
+TEST(SchedulerTest, TheYoungestGivesItsBlocksAndComesBackWithWhatTheCacheKept) {
   Story story(4, kRoomy);
-  story.Add(50, 130);
-  story.Add(10, 120);
+  story.Add({50, 130});
+  story.Add({10, 120});
   EXPECT_EQ(story.Run(), "+a +b a50 b10");
-  std::string told;
   int steps = 0;
-  while ((told = story.Run()) == "a1 b1") ++steps;
-  EXPECT_EQ(told, "-b a1");  // a needs its third block
-  EXPECT_EQ(steps, 78);      // a's tokens 50 .. 127
-  while ((told = story.Run()) == "a1") ++steps;
-  EXPECT_EQ(told, "+b b89");  // a has ended; b recomputes its prompt and the 79 tokens that it had said
+  EXPECT_EQ(story.RunPast("a1 b1", &steps), "-b a1");    // a needs its third block
+  EXPECT_EQ(steps, 78);                                  // a's tokens 50 .. 127
+  EXPECT_EQ(story.RunPast("a1", &steps), "+b(64) b25");  // of its prompt and the 79 tokens that it had said
   EXPECT_EQ(steps, 78 + 50);
+}
+
+TEST(SchedulerTest, WithoutACacheTheYoungestComputesAllAgain) {
+  SchedulerOptions options = kRoomy;
+  options.prefix_cache = false;
+  Story story(4, options);
+  story.Add({50, 130});
+  story.Add({10, 120});
+  EXPECT_EQ(story.Run(), "+a +b a50 b10");
+  EXPECT_EQ(story.RunPast("a1 b1"), "-b a1");
+  EXPECT_EQ(story.RunPast("a1"), "+b b89");
 }
 
 TEST(SchedulerTest, RemoveFreesBlocksAtOnce) {
   Story story(8, kRoomy);
-  story.Add(64, 9);
-  story.Add(64, 9);
+  story.Add({64, 9});
+  story.Add({64, 9});
   story.Run();
-  EXPECT_EQ(story.pool().free_blocks(), 6);
-  EXPECT_TRUE(story.scheduler().Remove(1));
-  EXPECT_EQ(story.pool().free_blocks(), 7);
-  EXPECT_FALSE(story.scheduler().Remove(1));
+  EXPECT_EQ(story.unheld(), 6);
+  EXPECT_TRUE(story.Remove(1));
+  EXPECT_EQ(story.unheld(), 7);
+  EXPECT_FALSE(story.Remove(1));
 }
 
 TEST(SchedulerTest, APlanChangesNothing) {
   Story story(8, kRoomy);
-  story.Add(64, 9);
+  story.Add({64, 9});
   story.scheduler().Plan();
   EXPECT_EQ(story.pool().free_blocks(), 8);
   EXPECT_TRUE(story.scheduler().running().empty());
@@ -153,67 +207,274 @@ TEST(SchedulerTest, APlanChangesNothing) {
 
 TEST(SchedulerTest, ScoredPromptsAreCutToTheirOwnLimit) {
   Story story(20, {.max_sequences = 4, .max_batch_tokens = 100, .max_scored_rows = 10});
-  story.Add(25, 2, /*prompt_logprobs=*/true);
-  story.Add(15, 2);
+  story.Add({25, 2, /*prompt_logprobs=*/true});
+  story.Add({15, 2});
   EXPECT_EQ(story.Run(), "+a +b a10 b15");
 }
 
+TEST(SchedulerTest, WhatIsCachedIsNotComputedAgain) {
+  Story story(20, kRoomy);
+  story.Add({80, 1});
+  EXPECT_EQ(story.Run(), "+a a80");
+  story.Add({.prompt = 90, .output = 1, .shared = 80});
+  EXPECT_EQ(story.Run(), "+b(64) b26");
+  story.Add({.prompt = 90, .output = 1, .shared = 90, .with = 'b'});
+  EXPECT_EQ(story.Run(), "+c(64) c26") << "parts of blocks are kept only inside whole ones";
+  story.Add({150, 1});
+  EXPECT_EQ(story.Run(), "+d d100");
+  EXPECT_EQ(story.Run(), "d50");
+  story.Add({.prompt = 128, .output = 1, .shared = 128, .with = 'd'});
+  EXPECT_EQ(story.Run(), "+e(127) e1") << "the last token is computed for its logits";
+  story.Add({.prompt = 128, .output = 1, .shared = 100, .with = 'd'});
+  EXPECT_EQ(story.Run(), "+f(100) f28") << "36 tokens of the second block are copied";
+}
+
+TEST(SchedulerTest, ScoredPromptsAreComputedWhole) {
+  Story story(20, kRoomy);
+  story.Add({80, 1});
+  story.Run();
+  story.Add({.prompt = 80, .output = 2, .prompt_logprobs = true, .shared = 80});
+  EXPECT_EQ(story.Run(), "+b b80");
+}
+
+TEST(SchedulerTest, APrefixOnItsWayIsWaitedFor) {
+  Story story(20, kRoomy);
+  story.Add({250, 3});
+  story.Add({.prompt = 260, .output = 3, .shared = 250});  // three blocks of a's come next
+  story.Add({20, 3});                                      // has nothing to wait for
+  EXPECT_EQ(story.Run(), "+a a100");
+  EXPECT_EQ(story.Run(), "a100");
+  EXPECT_EQ(story.Run(), "+b(192) a50 b50") << "a's last whole block is there";
+  EXPECT_EQ(story.Run(), "+c a1 b18 c20");
+}
+
+TEST(SchedulerTest, NobodyWaitsForOneThatIsGone) {
+  Story story(20, kRoomy);
+  story.Add({250, 3});
+  story.Add({.prompt = 250, .output = 3, .shared = 250});
+  EXPECT_EQ(story.Run(), "+a a100");
+  story.Remove(1);
+  EXPECT_EQ(story.Run(), "+b(64) b100");
+}
+
+TEST(SchedulerTest, CachedBlocksMakeRoom) {
+  Story story(4, kRoomy);
+  story.Add({200, 2});
+  EXPECT_EQ(story.Run(), "+a a100");
+  EXPECT_EQ(story.Run(), "a100");
+  EXPECT_EQ(story.Run(), "a1");
+  EXPECT_EQ(story.pool().idle_blocks(), 3);
+  story.Add({250, 2});
+  EXPECT_EQ(story.Run(), "+b b100");
+  EXPECT_EQ(story.pool().idle_blocks(), 0);
+}
+
+TEST(SchedulerTest, TheBlockToCopyFromGoesBeforeTheRequestDoes) {
+  Story story(3, kRoomy);
+  story.Add({128, 1});
+  EXPECT_EQ(story.Run(), "+a a100");
+  EXPECT_EQ(story.Run(), "a28");
+  story.Add({.prompt = 180, .output = 1, .shared = 100});
+  EXPECT_EQ(story.Run(), "+b(64) b100") << "all blocks are needed, so nothing is left to copy from";
+}
+
+TEST(SchedulerTest, LowerPriorityNumbersGoFirst) {
+  Story story(20, kOneAtATime);
+  story.Add({.prompt = 4, .output = 1, .priority = 5});
+  story.Add({.prompt = 4, .output = 1, .priority = -1});
+  story.Add({.prompt = 4, .output = 1, .priority = 0});
+  EXPECT_EQ(story.Run(), "+b b4");
+  EXPECT_EQ(story.Run(), "+c c4");
+  EXPECT_EQ(story.Run(), "+a a4");
+}
+
+TEST(SchedulerTest, NobodyIsOvertakenForEver) {
+  Story story(20, kOneAtATime);  // three times at most
+  story.Add({.prompt = 4, .output = 1, .priority = 9});
+  std::string told;
+  for (int i = 0; i < 5; ++i) {
+    story.Add({.prompt = 4, .output = 1, .priority = 0});
+    told += story.Run() + ", ";
+  }
+  EXPECT_EQ(told, "+b b4, +c c4, +d d4, +a a4, +e e4, ");
+}
+
+TEST(SchedulerTest, ClientsTakeTurns) {
+  Story story(20, {.max_sequences = 1, .max_batch_tokens = 100, .max_scored_rows = 100});
+  for (int i = 0; i < 4; ++i) story.Add({.prompt = 40, .output = 1, .client = "greedy"});
+  story.Add({.prompt = 40, .output = 1, .client = "modest"});  // e
+  story.Add({.prompt = 10, .output = 1, .client = "modest"});  // f
+  EXPECT_EQ(story.Run(), "+a a40");
+  EXPECT_EQ(story.Run(), "+e e40");
+  EXPECT_EQ(story.Run(), "+b b40") << "both have had 40";
+  EXPECT_EQ(story.Run(), "+f f10");
+  EXPECT_EQ(story.Run(), "+c c40");
+}
+
+TEST(SchedulerTest, ANewClientStartsLevel) {
+  Story story(20, {.max_sequences = 1, .max_batch_tokens = 100, .max_scored_rows = 100});
+  for (int i = 0; i < 4; ++i) story.Add({.prompt = 40, .output = 1, .client = "old"});
+  EXPECT_EQ(story.Run(), "+a a40");
+  EXPECT_EQ(story.Run(), "+b b40");
+  story.Add({.prompt = 30, .output = 1, .client = "new"});  // e
+  story.Add({.prompt = 30, .output = 1, .client = "new"});
+  EXPECT_EQ(story.Run(), "+e e30") << "level at 80, and by name";
+  EXPECT_EQ(story.Run(), "+c c40") << "not f: nothing was saved up";
+}
+
+TEST(SchedulerTest, AClientsEarlierDeadlineGoesFirst) {
+  Story story(20, kOneAtATime);
+  story.Add({4, 1});
+  story.Add({.prompt = 4, .output = 1, .deadline = 50});
+  story.Add({.prompt = 4, .output = 1, .deadline = 20});
+  EXPECT_EQ(story.Run(), "+c c4");
+  EXPECT_EQ(story.Run(), "+b b4");
+  EXPECT_EQ(story.Run(), "+a a4");
+}
+
+TEST(SchedulerTest, TellsWhoseDeadlineHasPassed) {
+  Story story(20, kOneAtATime);
+  story.Add({.prompt = 4, .output = 9, .deadline = 50});
+  story.Add({.prompt = 4, .output = 9, .deadline = 20});
+  story.Add({4, 9});
+  story.Run();
+  const auto past = [&](int seconds) {
+    return story.scheduler().PastDeadline(story.start() + std::chrono::seconds(seconds));
+  };
+  EXPECT_EQ(past(19), std::vector<RequestId>{});
+  EXPECT_EQ(past(20), std::vector<RequestId>{2});
+  EXPECT_EQ(past(60).size(), 2U);
+}
+
+TEST(SchedulerTest, TheLowestPriorityGivesItsBlocksFirst) {
+  Story story(6, kRoomy);
+  story.Add({.prompt = 10, .output = 150, .priority = 0});
+  story.Add({.prompt = 10, .output = 150, .priority = 7});
+  story.Add({.prompt = 10, .output = 150, .priority = 3});
+  EXPECT_EQ(story.Run(), "+a +c +b a10 c10 b10");
+  EXPECT_EQ(story.RunPast("a1 c1 b1"), "-b a1 c1") << "not c, the youngest";
+}
+
+TEST(SchedulerTest, TheFrontIsNobodysVictim) {
+  Story story(4, kRoomy);
+  story.Add({.prompt = 10, .output = 150, .priority = 7});
+  EXPECT_EQ(story.Run(), "+a a10");
+  story.Add({.prompt = 10, .output = 150, .priority = 0});
+  EXPECT_EQ(story.Run(), "+b a1 b10");
+  EXPECT_EQ(story.RunPast("a1 b1"), "-b a1");
+}
+
 // Random requests, cancellations and pools. The rules of docs/contracts/scheduler.md hold after every step.
-TEST(SchedulerTest, RandomLoadKeepsTheRules) {
-  for (uint32_t seed = 0; seed < 60; ++seed) {
-    std::mt19937 random(seed);
-    const int blocks = 2 + static_cast<int>(random() % 12);
-    const int sequences = 1 + static_cast<int>(random() % 6);
-    const SchedulerOptions options = {.max_sequences = sequences,
-                                      .max_batch_tokens = sequences + static_cast<int>(random() % 80),
-                                      .max_scored_rows = 1 + static_cast<int>(random() % 20)};
-    Story story(blocks, options);
-    Scheduler& scheduler = story.scheduler();
-    int64_t allowed_steps = 0;  // rule S9: the sum of all tokens
-    int64_t steps = 0;
-    for (int arrived = 0; arrived < 25 || !scheduler.empty();) {
-      if (arrived < 25 && (scheduler.empty() || random() % 4 == 0)) {
-        const int limit = 2 + static_cast<int>(random() % (blocks * cache::kBlockTokens - 1));
-        const int prompt = 1 + static_cast<int>(random() % (limit - 1));
-        story.Add(prompt, limit - prompt, random() % 3 == 0);
-        allowed_steps += limit;
+class RandomLoad {
+ public:
+  explicit RandomLoad(uint32_t seed)
+      : random_(seed),
+        blocks_(2 + Below(12)),
+        options_({.max_sequences = 1 + Below(6),
+                  .max_batch_tokens = 6 + Below(80),
+                  .max_scored_rows = 1 + Below(20),
+                  .max_overtakes = 1 + Below(5),
+                  .prefix_cache = Below(5) > 0}),
+        story_(blocks_, options_) {}
+
+  void Run() {
+    Scheduler& scheduler = story_.scheduler();
+    for (int arrived = 0; arrived < 25 || !scheduler.empty(); ++step_) {
+      if (arrived < 25 && (scheduler.empty() || Below(4) == 0)) {
+        Arrive();
         ++arrived;
       }
-      if (random() % 40 == 0) scheduler.Remove(1 + random() % story.last_id());
-
-      const StepPlan plan = scheduler.Plan();
-      int rows = 0;
-      std::map<RequestId, int> parts;
-      for (const StepPlan::Part& part : plan.parts) {
-        rows += part.count;
-        ASSERT_GT(part.count, 0);
-        ASSERT_EQ(++parts[part.sequence->id], 1);
-      }
-      ASSERT_LE(rows, options.max_batch_tokens);
-      if (!scheduler.empty()) {
-        const RequestId oldest =
-            scheduler.running().empty() ? scheduler.waiting().front()->id : scheduler.running().front()->id;
-        ASSERT_EQ(parts.count(oldest), 1U) << "the oldest stands still";
-        ++steps;
-      }
-      story.Run();
-      ASSERT_LE(static_cast<int>(scheduler.running().size()), options.max_sequences);
-      RequestId last = 0;
-      int held = 0;
-      for (const auto& sequence : scheduler.running()) {
-        ASSERT_LT(last, sequence->id);
-        last = sequence->id;
-        held += static_cast<int>(sequence->blocks.size());
-      }
-      for (const auto& sequence : scheduler.waiting()) {
-        ASSERT_LT(last, sequence->id);
-        last = sequence->id;
-        ASSERT_TRUE(sequence->blocks.empty());
-      }
-      ASSERT_EQ(story.pool().free_blocks(), blocks - held);
-      ASSERT_LE(steps, allowed_steps);
+      if (Below(40) == 0) story_.Remove(1 + Below(static_cast<int>(story_.last_id())));
+      CheckPlan();
+      story_.Run();
+      ASSERT_NO_FATAL_FAILURE(CheckState());
     }
-    EXPECT_EQ(story.pool().free_blocks(), blocks);
+    EXPECT_EQ(story_.unheld(), blocks_);
+  }
+
+ private:
+  struct Arrival {
+    int64_t step;
+    int64_t bound;  // rule S9
+  };
+
+  int Below(int n) { return static_cast<int>(random_() % static_cast<uint32_t>(n)); }
+
+  void Arrive() {
+    static constexpr const char* kClients[] = {"", "x", "y"};
+    const int limit = 2 + Below(blocks_ * cache::kBlockTokens - 1);
+    const int prompt = 1 + Below(limit - 1);
+    Ask ask = {.prompt = prompt, .output = limit - prompt, .prompt_logprobs = Below(4) == 0};
+    if (story_.last_id() > 0 && Below(2) == 0) {
+      const int with = Below(static_cast<int>(story_.last_id()));
+      ask.with = static_cast<char>('a' + with);
+      ask.shared = std::min(prompt, 1 + Below(prompts_[with]));
+    }
+    ask.priority = Below(3);
+    ask.client = kClients[Below(3)];
+    story_.Add(ask);
+    prompts_.push_back(prompt);
+    int64_t older = limit;
+    for (const auto* sequences : {&story_.scheduler().running(), &story_.scheduler().waiting()}) {
+      for (const auto& sequence : *sequences) older += sequence->limit;
+    }
+    const int64_t younger = options_.max_overtakes + 2 * options_.max_sequences + 1;
+    arrivals_[story_.last_id()] = {step_, older + younger * blocks_ * cache::kBlockTokens};
+  }
+
+  void CheckPlan() {
+    const Scheduler& scheduler = story_.scheduler();
+    const StepPlan plan = scheduler.Plan();
+    int rows = 0;
+    std::set<RequestId> parts;
+    for (const StepPlan::Part& part : plan.parts) {
+      rows += part.count;
+      ASSERT_GT(part.count, 0);
+      ASSERT_TRUE(parts.insert(part.sequence->id).second);
+    }
+    ASSERT_LE(rows, options_.max_batch_tokens);
+    ASSERT_TRUE(scheduler.empty() || !parts.empty());
+    ASSERT_TRUE(scheduler.front() == 0 || parts.contains(scheduler.front())) << "the front stands still";
+    for (const StepPlan::Admission& admission : plan.admit) {
+      ASSERT_LE(admission.sequence->overtaken, options_.max_overtakes + options_.max_sequences);
+    }
+    ASSERT_TRUE(plan.preempt.empty() || plan.admit.empty());
+  }
+
+  void CheckState() {
+    const Scheduler& scheduler = story_.scheduler();
+    ASSERT_LE(static_cast<int>(scheduler.running().size()), options_.max_sequences);
+    std::set<int32_t> held;
+    for (const auto& sequence : scheduler.running()) {
+      ASSERT_EQ(sequence->blocks.size(), sequence->block_table.size());
+      for (size_t i = 0; i < sequence->blocks.size(); ++i) {
+        ASSERT_EQ(sequence->blocks[i].index(), sequence->block_table[i]);
+        held.insert(sequence->block_table[i]);
+      }
+      ASSERT_LE(step_ - arrivals_[sequence->id].step, arrivals_[sequence->id].bound);
+    }
+    for (const auto& sequence : scheduler.waiting()) {
+      ASSERT_TRUE(sequence->blocks.empty());
+      ASSERT_LE(step_ - arrivals_[sequence->id].step, arrivals_[sequence->id].bound);
+    }
+    ASSERT_EQ(story_.unheld(), blocks_ - static_cast<int>(held.size()));
+  }
+
+  std::mt19937 random_;
+  const int blocks_;
+  const SchedulerOptions options_;
+  Story story_;
+  std::vector<int> prompts_;
+  std::map<RequestId, Arrival> arrivals_;
+  int64_t step_ = 0;
+};
+
+TEST(SchedulerTest, RandomLoadKeepsTheRules) {
+  for (uint32_t seed = 0; seed < 100; ++seed) {
+    SCOPED_TRACE(seed);
+    RandomLoad load(seed);
+    load.Run();
+    if (testing::Test::HasFatalFailure()) return;
   }
 }
 

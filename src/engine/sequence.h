@@ -11,6 +11,12 @@
 
 namespace moesaic::engine {
 
+/// What a client has been given, by which the engine is shared evenly. Owned by the scheduler.
+struct ClientShare {
+  double service = 0;  // tokens: prompt tokens computed, and twice those drawn
+  int sequences = 0;   // in the scheduler
+};
+
 /// Owned by the scheduler; the engine thread only.
 struct Sequence {
   RequestId id = 0;
@@ -21,19 +27,28 @@ struct Sequence {
   uint64_t seed = 0;
   TokenHistory history;
   std::vector<LogprobEntry> prompt_logprobs;  // as far as they are known; kept over preemption
-  bool prompt_told = false;                   // the first event is out, prompt_logprobs with it
+  bool told = false;                          // the first event is out, prompt_logprobs with it
   bool prompt_counted = false;                // in EngineStats::prompt_tokens
+  RequestTimes times;
+  std::vector<uint32_t> mask;  // what request.grammar lets come next, a bit a token
+  std::vector<float> hidden;   // [hidden_size] of the last prompt token, when an embedding is wanted
 
   std::vector<cache::BlockRef> blocks;
   std::vector<int32_t> block_table;  // [blocks] their numbers, as kernels want them
+  int known_blocks = 0;              // leading ones that stand in the tree
+  int cached_tokens = 0;             // of the prompt: found in the tree when it was first admitted
+
+  ClientShare* share = nullptr;
+  int overtaken = 0;  // younger ones that were admitted before it
+  bool due = false;   // was preempted, or overtaken as often as is allowed: goes by arrival alone
 
   int size() const { return static_cast<int>(tokens.size()); }
   int prompt_size() const { return static_cast<int>(request.prompt.size()); }
   int outputs() const { return size() - prompt_size(); }
   int remaining() const { return size() - computed; }  // 1: a decode; more: a prefill
+  bool draws_after(int count) const { return computed + count == size() && size() < limit; }
   bool wants_prompt_logprobs() const {
-    return request.prompt_logprobs && !prompt_told &&
-           static_cast<int>(prompt_logprobs.size()) < prompt_size() - 1;
+    return request.prompt_logprobs && !told && static_cast<int>(prompt_logprobs.size()) < prompt_size() - 1;
   }
 };
 

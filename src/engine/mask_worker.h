@@ -1,0 +1,46 @@
+// Computes grammar masks beside the model: a mask costs up to milliseconds on the CPU, the step runs
+// meanwhile.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "base/status.h"
+#include "text/grammar.h"
+
+namespace moesaic::engine {
+
+/// One thread that takes one batch at a time. Start and Wait come from the engine thread, in turn.
+class MaskWorker {
+ public:
+  struct Job {
+    text::Grammar* grammar;    // nobody else's until Wait returns
+    std::span<uint32_t> mask;  // filled: [ceil(vocab_size / 32)]
+    Status status = OkStatus();
+  };
+
+  MaskWorker() = default;
+  ~MaskWorker();
+  MaskWorker(const MaskWorker&) = delete;
+  MaskWorker& operator=(const MaskWorker&) = delete;
+
+  /// The first batch that is not empty starts the thread.
+  void Start(std::vector<Job> jobs);
+  /// The jobs that Start took, done.
+  std::vector<Job> Wait();
+
+ private:
+  void Loop();
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  std::vector<Job> jobs_;
+  bool working_ = false, stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace moesaic::engine

@@ -6,6 +6,7 @@ namespace moesaic::kernels {
 
 ImplList<AttentionTileFn> AttentionImpls() {
   static constexpr Impl<AttentionTileFn> kImpls[] = {
+      {"attention_bf16_bf16x2_amx", runtime::Isa::kAmx, cpu::AttentionAmx},
       {"attention_f32_avx512", runtime::Isa::kAvx512, cpu::AttentionAvx512},
       {"attention_f32_avx2", runtime::Isa::kAvx2, cpu::AttentionAvx2},
       {"attention_f32_ref", runtime::Isa::kRef, ref::Attention},

@@ -7,5 +7,6 @@ namespace moesaic::kernels::cpu {
 
 void AttentionAvx2(const AttentionTile& tile);
 void AttentionAvx512(const AttentionTile& tile);
+void AttentionAmx(const AttentionTile& tile);  // bfloat16 and dimensions of whole tiles; else as above
 
 }  // namespace moesaic::kernels::cpu

@@ -6,7 +6,10 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <random>
+#include <regex>
+#include <set>
 
 #include "cache/kv_pool.h"
 #include "engine/fake_model.h"
@@ -25,6 +28,8 @@ struct Result {
   std::vector<LogprobEntry> prompt_logprobs;
   FinishReason finish = FinishReason::kNone;
   int ends = 0;
+  int cached_tokens = 0;
+  std::vector<float> embedding;
 };
 
 class EngineTest : public testing::Test {
@@ -43,6 +48,8 @@ class EngineTest : public testing::Test {
       Result& result = (*results)[event.request];
       if (event.token) result.tokens.push_back(*event.token);
       if (event.token) result.logprobs.push_back(event.logprobs.logprob);
+      result.cached_tokens += event.cached_tokens;
+      if (!event.embedding.empty()) result.embedding = event.embedding;
       if (!event.prompt_logprobs.empty()) result.prompt_logprobs = event.prompt_logprobs;
       if (event.finish != FinishReason::kNone) {
         result.finish = event.finish;
@@ -322,6 +329,209 @@ TEST_F(EngineTest, MaxTokensZeroOnlyReadsThePrompt) {
   EXPECT_TRUE(results[silent].prompt_logprobs.empty());
   EXPECT_EQ(engine->stats().prompt_tokens, 100);
   EXPECT_EQ(engine->stats().output_tokens, 0);
+}
+
+TEST_F(EngineTest, ASecondTurnComputesOnlyWhatIsNew) {
+  auto engine = Make({});
+  Request turn = MakeRequest(RandomPrompt(200, 1), 80, 0);
+  std::vector<TokenEvent> events;
+  RequestId id = *engine->Add(turn);
+  std::map<RequestId, Result> results = Drain(*engine);
+  EXPECT_EQ(results[id].cached_tokens, 0);
+  const std::vector<int32_t> answer = results[id].tokens;
+
+  turn.prompt.insert(turn.prompt.end(), answer.begin(), answer.end());
+  turn.prompt.push_back(7);
+  const int64_t before = model_.computed;
+  id = *engine->Add(turn);
+  results = Drain(*engine);
+  EXPECT_EQ(results[id].tokens, Alone(turn));
+  EXPECT_EQ(results[id].cached_tokens, 256)
+      << "of 281: the whole blocks that hold the first turn and its answer";
+  EXPECT_EQ(model_.computed - before, 281 - 256 + 79);
+  const EngineStats stats = engine->stats();
+  EXPECT_EQ(stats.cache_queries, 200 + 281);
+  EXPECT_EQ(stats.cache_hits, 256);
+}
+
+TEST_F(EngineTest, ManyOfOnePromptComputeItOnce) {
+  auto engine = Make({.max_batch_tokens = 64});
+  std::map<RequestId, Request> requests;
+  for (int i = 0; i < 5; ++i) {
+    const Request request = MakeRequest(RandomPrompt(300, 1), 1, 0.9f);
+    requests[*engine->Add(request)] = request;
+  }
+  Drain(*engine);
+  EXPECT_EQ(model_.computed, 300 + 4 * (300 - 256));
+}
+
+TEST_F(EngineTest, NamespacesDoNotMeet) {
+  auto engine = Make({});
+  Request request = MakeRequest(RandomPrompt(200, 1), 1, 0);
+  engine->Add(request).value();
+  Drain(*engine);
+  request.cache_namespace = "other";
+  const RequestId id = *engine->Add(request);
+  EXPECT_EQ(Drain(*engine)[id].cached_tokens, 0);
+}
+
+// Conversations that share, part inside blocks and grow, in a pool that holds few of them.
+TEST_F(EngineTest, WhatComesFromTheCacheIsWhatWouldBeComputed) {
+  for (const char* eviction : {"cost", "lru"}) {
+    auto engine = Make(
+        {.kv_bytes = 14 * kBlockBytes, .max_sequences = 3, .max_batch_tokens = 90, .eviction = eviction});
+    std::mt19937 random(3);
+    const std::vector<int32_t> system = RandomPrompt(150, 0);
+    std::vector<std::vector<int32_t>> talks(6, system);
+    for (int round = 0; round < 8; ++round) {
+      std::map<RequestId, std::pair<Request, size_t>> asked;
+      for (size_t i = 0; i < talks.size(); ++i) {
+        std::vector<int32_t>& talk = talks[i];
+        if (talk.size() > 380) talk.resize(100 + random() % 100);  // goes back and on from there
+        const std::vector<int32_t> question = RandomPrompt(1 + static_cast<int>(random() % 40), random());
+        talk.insert(talk.end(), question.begin(), question.end());
+        const Request request = MakeRequest(talk, 1 + static_cast<int>(random() % 60), 0);
+        asked[*engine->Add(request)] = {request, i};
+      }
+      const auto results = Drain(*engine);
+      for (const auto& [id, ask] : asked) {
+        const std::vector<int32_t>& answer = results.at(id).tokens;
+        ASSERT_EQ(answer, Alone(ask.first)) << id;
+        talks[ask.second].insert(talks[ask.second].end(), answer.begin(), answer.end());
+      }
+    }
+    EXPECT_GT(engine->stats().cache_hits, 1000);
+    EXPECT_GT(engine->stats().cache_evictions, 0);
+    engine->ClearCache();
+    EXPECT_EQ(engine->stats().free_blocks, 14);
+  }
+}
+
+TEST_F(EngineTest, AnEmbeddingIsTheLastHiddenState) {
+  auto engine = Make({.max_batch_tokens = 50});
+  Request request = MakeRequest(RandomPrompt(130, 1), 0, 0);
+  request.want_embedding = true;
+  std::vector<float> expected = FakeModel::LogitsAfter(request.prompt);
+  expected.resize(4);
+  double squares = 0;
+  for (const float value : expected) squares += value * value;
+  for (int round = 0; round < 2; ++round) {  // the second from the cache
+    const RequestId id = *engine->Add(request);
+    const std::vector<float> embedding = Drain(*engine)[id].embedding;
+    ASSERT_EQ(embedding.size(), 4U);
+    for (int i = 0; i < 4; ++i) EXPECT_NEAR(embedding[i], expected[i] / std::sqrt(squares), 1e-6);
+  }
+  request.sampling.max_tokens = 1;
+  EXPECT_THAT(Message(engine->Add(request).status()), HasSubstr("max_tokens must be 0 for an embedding"));
+}
+
+TEST_F(EngineTest, APassedDeadlineEndsARequest) {
+  auto engine = Make({.max_sequences = 1});
+  Request late = MakeRequest({1, 2}, 400, 0);
+  late.deadline = Clock::now() - std::chrono::seconds(1);
+  const RequestId keep = *engine->Add(MakeRequest({1, 2}, 4, 0));
+  const RequestId drop = *engine->Add(late);
+  std::map<RequestId, Result> results = Drain(*engine);
+  EXPECT_EQ(results[keep].finish, FinishReason::kLength);
+  EXPECT_EQ(results[drop].finish, FinishReason::kDeadline);
+}
+
+TEST_F(EngineTest, TellsWhenARequestGotWhere) {
+  auto engine = Make({});
+  const Clock::time_point before = Clock::now();
+  ASSERT_TRUE(engine->Add(MakeRequest({1, 2}, 2, 0)).ok());
+  std::vector<TokenEvent> events;
+  while (!engine->idle()) ASSERT_TRUE(engine->Step(&events).ok());
+  ASSERT_EQ(events.size(), 2U);
+  const RequestTimes& times = events[1].times;
+  EXPECT_LE(before, times.queued);
+  EXPECT_LE(times.queued, *times.started);
+  EXPECT_LE(*times.started, *times.first_token);
+  EXPECT_EQ(times.first_token, events[0].times.first_token);
+}
+
+// A tokenizer whose ids are the bytes, and <end>.
+text::Tokenizer ByteTokenizer() {
+  nlohmann::json vocab;
+  // The byte-level alphabet: printable bytes stand for themselves.
+  for (int id = 0; id < 94; ++id) vocab[std::string(1, static_cast<char>('!' + id))] = id;
+  vocab["<end>"] = 94;
+  const nlohmann::json byte_level = {
+      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", false}};
+  const nlohmann::json tokenizer = {
+      {"version", "1.0"},
+      {"added_tokens",
+       {{{"id", 94},
+         {"content", "<end>"},
+         {"special", true},
+         {"single_word", false},
+         {"lstrip", false},
+         {"rstrip", false},
+         {"normalized", false}}}},
+      {"pre_tokenizer", byte_level},
+      {"decoder", byte_level},
+      {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", nlohmann::json::array()}}}};
+  StatusOr<text::Tokenizer> made = text::Tokenizer::FromJson(tokenizer.dump(), "{}");
+  EXPECT_TRUE(made.ok()) << Message(made.status());
+  return *std::move(made);
+}
+
+// Twelve requests at once, each with a grammar of its own, some of them preempted.
+TEST_F(EngineTest, OutputsFollowTheirGrammars) {
+  const text::Tokenizer tokenizer = ByteTokenizer();
+  const auto compiler = text::GrammarCompiler::Create(tokenizer, std::vector<int32_t>{94});
+  ASSERT_TRUE(compiler.ok()) << Message(compiler.status());
+  FakeModel model(512, 95);
+  auto made = Engine::Create(
+      model, kernels_, *threads_,
+      {.kv_bytes = 6 * kBlockBytes, .max_sequences = 4, .max_batch_tokens = 40, .eos_ids = {94}});
+  ASSERT_TRUE(made.ok()) << made.status();
+  std::map<RequestId, std::string> patterns;
+  for (uint32_t i = 0; i < 12; ++i) {
+    Request request = MakeRequest(RandomPrompt(30 + static_cast<int>(i), i), 150, i % 2 == 0 ? 0.0f : 1.0f);
+    for (int32_t& token : request.prompt) token %= 94;
+    const std::string pattern = i % 3 == 0 ? "[a-c]{70}x" : i % 3 == 1 ? "(no|yes)" : "[0-9]{1,40}";
+    request.grammar = std::make_shared<text::Grammar>(*compiler->Compile(text::GrammarKind::kRegex, pattern));
+    request.sampling.min_tokens = i == 1 ? 50 : 0;  // gives way to the grammar's end
+    patterns[*(*made)->Add(request)] = pattern;
+  }
+  const auto results = Drain(**made);
+  for (const auto& [id, pattern] : patterns) {
+    std::string said;
+    for (const int32_t token : results.at(id).tokens) said += static_cast<char>('!' + token);
+    EXPECT_TRUE(std::regex_match(said, std::regex(pattern))) << said << " is not " << pattern;
+    EXPECT_EQ(results.at(id).finish, FinishReason::kStop);
+  }
+}
+
+class CountingObserver : public cache::KvObserver {
+ public:
+  void Stored(std::span<const uint64_t> hashes, std::optional<uint64_t> parent,
+              std::span<const int32_t> tokens, std::string_view) override {
+    EXPECT_EQ(tokens.size(), hashes.size() * cache::kBlockTokens);
+    EXPECT_TRUE(!parent || here_.contains(*parent));
+    for (const uint64_t hash : hashes) EXPECT_TRUE(here_.insert(hash).second);
+  }
+  void Removed(std::span<const uint64_t> hashes) override {
+    for (const uint64_t hash : hashes) EXPECT_EQ(here_.erase(hash), 1U);
+  }
+  size_t blocks() const { return here_.size(); }
+
+ private:
+  std::set<uint64_t> here_;
+};
+
+TEST_F(EngineTest, AnObserverKnowsWhatIsCached) {
+  const auto observer = std::make_shared<CountingObserver>();
+  auto engine = Make({.kv_bytes = 8 * kBlockBytes, .kv_observer = observer});
+  for (uint32_t i = 0; i < 5; ++i) {
+    ASSERT_TRUE(engine->Add(MakeRequest(RandomPrompt(200, i % 3), 5, 0)).ok());
+    Drain(*engine);
+    EXPECT_EQ(observer->blocks(), static_cast<size_t>(engine->stats().cached_blocks));
+  }
+  EXPECT_GT(engine->stats().cache_evictions, 0);
+  engine->ClearCache();
+  EXPECT_EQ(observer->blocks(), 0U);
 }
 
 TEST_F(EngineTest, SeedsOfTheEngineAreRepeatable) {

@@ -109,7 +109,7 @@ PrefixMatch RadixTree::Find(std::string_view name, std::span<const int32_t> toke
     if (child == nullptr) break;
     run = child;
     const size_t most = std::min(run->blocks.size(), whole - done);
-    match.blocks.reserve(done + most);
+    match.blocks.reserve(whole);  // once: nothing moves
     for (offset = 0; offset < most; ++offset) {
       if (offset + kAhead < most) Prefetch(&tokens_[run->blocks[offset + kAhead] * int64_t{kBlockTokens}]);
       const int32_t block = run->blocks[offset];

@@ -1,0 +1,123 @@
+// The radix tree's operations, beside a chain of hashes over the same prompts. Argument `runs` of the prompt:
+// into how many runs other prompts have cut it. peers.py runs the same on SGLang's tree.
+#include <benchmark/benchmark.h>
+
+#include <chrono>
+#include <functional>
+#include <random>
+
+#include "cache/radix_tree.h"
+#include "hash_chain.h"
+
+namespace moesaic::bench {
+namespace {
+
+using cache::kBlockTokens;
+
+constexpr int kPromptTokens = 100'000;
+constexpr int kPromptBlocks = kPromptTokens / kBlockTokens;
+constexpr cache::BlockLayout kLayout = {.layers = 1, .heads = 1, .key_dim = 1, .value_dim = 1};
+
+std::vector<int32_t> RandomTokens(int count, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<int32_t> tokens(count);
+  for (int32_t& token : tokens) token = static_cast<int32_t>(random() % 150'000);
+  return tokens;
+}
+
+struct Tree {
+  explicit Tree(int blocks)
+      : pool(*cache::KvPool::Create(kLayout, blocks * kLayout.block_bytes())),
+        tree(*pool, cache::MakeCostAwarePolicy(8000, blocks), nullptr) {}
+
+  void Serve(std::span<const int32_t> tokens) {
+    cache::PrefixMatch match = tree.Find("", tokens);
+    tree.Use(match.blocks);
+    std::vector<cache::BlockRef> blocks = std::move(match.blocks);
+    match = {};
+    const int known = static_cast<int>(blocks.size());
+    const int wanted = static_cast<int>(tokens.size()) / kBlockTokens;
+    if (const int missing = wanted - known - pool->free_blocks(); missing > 0) tree.Evict(missing);
+    while (static_cast<int>(blocks.size()) < wanted) blocks.push_back(*pool->Allocate());
+    tree.Insert("", tokens.first(static_cast<size_t>(wanted) * kBlockTokens), blocks, known);
+  }
+
+  std::unique_ptr<cache::KvPool> pool;
+  cache::RadixTree tree;
+};
+
+// 32 other prompts of the same length, and some that part from `prompt` so that it is cut into `runs`.
+void Fill(const std::vector<int32_t>& prompt, int runs,
+          const std::function<void(std::span<const int32_t>)>& serve) {
+  for (uint32_t seed = 1; seed <= 32; ++seed) serve(RandomTokens(kPromptTokens, seed));
+  serve(prompt);
+  for (int cut = 1; cut < runs; ++cut) {
+    std::vector<int32_t> other(prompt.begin(),
+                               prompt.begin() + int64_t{kPromptBlocks} * cut / runs * kBlockTokens);
+    other.resize(other.size() + kBlockTokens, 1);
+    serve(other);
+  }
+}
+
+void BM_TreeMatch(benchmark::State& state) {
+  Tree tree(40 * kPromptBlocks);
+  const std::vector<int32_t> prompt = RandomTokens(kPromptTokens, 0);
+  Fill(prompt, static_cast<int>(state.range(0)), [&](auto tokens) { tree.Serve(tokens); });
+  size_t found = 0;
+  for (auto _ : state) found += tree.tree.Find("", prompt).blocks.size();
+  if (found != static_cast<size_t>(state.iterations()) * kPromptBlocks)
+    state.SkipWithError("the prompt was not found");
+  state.counters["blocks/s"] = benchmark::Counter(static_cast<double>(found), benchmark::Counter::kIsRate);
+}
+BENCHMARK(BM_TreeMatch)->ArgName("runs")->Arg(1)->Arg(16)->Arg(195)->Arg(1562)->Unit(benchmark::kMicrosecond);
+
+void BM_ChainMatch(benchmark::State& state) {
+  HashChain chain;
+  const std::vector<int32_t> prompt = RandomTokens(kPromptTokens, 0);
+  Fill(prompt, 1, [&](auto tokens) { chain.Insert(tokens); });
+  int64_t found = 0;
+  for (auto _ : state) found += chain.Match(prompt);
+  state.counters["blocks/s"] = benchmark::Counter(static_cast<double>(found), benchmark::Counter::kIsRate);
+}
+BENCHMARK(BM_ChainMatch)->Unit(benchmark::kMicrosecond);
+
+// Each round brings a prompt of 4,096 tokens that is not there into a full cache.
+constexpr int kTurnTokens = 4096;
+constexpr int kTurns = 400;  // prompts that go round; the cache holds a quarter of them
+
+void BM_TreeInsertEvict(benchmark::State& state) {
+  Tree tree(kTurns / 4 * kTurnTokens / kBlockTokens);
+  std::vector<std::vector<int32_t>> turns;
+  for (uint32_t seed = 0; seed < kTurns; ++seed) turns.push_back(RandomTokens(kTurnTokens, seed));
+  size_t next = 0;
+  double longest = 0;
+  for (auto _ : state) {
+    const auto start = std::chrono::steady_clock::now();
+    tree.Serve(turns[next++ % kTurns]);
+    longest =
+        std::max(longest, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  state.counters["blocks/s"] = benchmark::Counter(
+      static_cast<double>(state.iterations() * kTurnTokens / kBlockTokens), benchmark::Counter::kIsRate);
+  state.counters["longest_us"] = longest * 1e6;
+}
+BENCHMARK(BM_TreeInsertEvict)->Unit(benchmark::kMicrosecond);
+
+void BM_ChainInsertEvict(benchmark::State& state) {
+  HashChain chain;
+  std::vector<std::vector<int32_t>> turns;
+  for (uint32_t seed = 0; seed < kTurns; ++seed) turns.push_back(RandomTokens(kTurnTokens, seed));
+  size_t next = 0;
+  for (; next < kTurns / 4; ++next) chain.Insert(turns[next]);
+  for (auto _ : state) {
+    const std::vector<int32_t>& turn = turns[next++ % kTurns];
+    chain.Evict(kTurnTokens / kBlockTokens - chain.Match(turn));
+    chain.Insert(turn);
+  }
+  state.counters["blocks/s"] = benchmark::Counter(
+      static_cast<double>(state.iterations() * kTurnTokens / kBlockTokens), benchmark::Counter::kIsRate);
+}
+BENCHMARK(BM_ChainInsertEvict)->Unit(benchmark::kMicrosecond);
+
+}  // namespace
+}  // namespace moesaic::bench

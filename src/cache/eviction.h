@@ -11,8 +11,8 @@ enum class SessionHint : uint8_t { kNone, kContinues, kEnds };
 
 /// The end of a run of blocks that nobody needs now. Times count requests, not seconds.
 struct EvictionCandidate {
-  uint64_t last_use;     ///< when a request last used the whole run
-  uint32_t uses;         ///< requests that used it, those that the policy remembers included
+  uint64_t last_use;  ///< when a request last used the whole run
+  uint32_t uses;  ///< sequences that went on behind it each in its own way, or brought it back after it went
   SessionHint hint;      ///< of the last that used it
   int64_t end_position;  ///< tokens up to the end of the run, from the first of the sequence on
 };
@@ -34,11 +34,10 @@ class EvictionPolicy {
 std::unique_ptr<EvictionPolicy> MakeLruPolicy();
 
 /// Weighs the chance of another use with what computing the blocks again would cost, per byte (all blocks are
-/// equally large). Lifetime: the time that a run lives in the cache after its only use. A run that was used
-/// more than once, now or before it last went, or whose client says that the session continues, is worth as
-/// much as one used four lifetimes later, up to twice that the further back in its sequence it ends. Runs
-/// whose client says that the session ended go first, unless others used them too. Remembers `remembered`
-/// runs that went.
+/// equally large). Lifetime: the time that a run lives in the cache after its only use. A run with more than
+/// one use, or whose client says that the session continues, is worth as much as one used half a lifetime
+/// later, and a quarter more of that the further back in its sequence it ends. Runs whose client says that
+/// the session ended go first, unless others used them too. Remembers `remembered` runs that went.
 /// attention_tokens: position at which attention costs a token as much as the rest of the model.
 std::unique_ptr<EvictionPolicy> MakeCostAwarePolicy(int64_t attention_tokens, int remembered);
 

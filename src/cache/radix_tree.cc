@@ -40,7 +40,8 @@ struct RadixTree::Run {
   uint64_t root_hash = 0;                                            // roots only
   std::string name;                                                  // roots only
   uint64_t last_use = 0;
-  uint32_t uses = 1;
+  uint32_t uses = 1;       // sequences that went on from here each in its own way, or came back after it went
+  bool continued = false;  // something stood behind it once
   SessionHint hint = SessionHint::kNone;
   bool open = false;  // only its maker has used it and may make it longer
   double worth = 0;   // while in the heap
@@ -160,7 +161,6 @@ void RadixTree::Stamp(std::span<const BlockRef> blocks, bool counts, SessionHint
   for (Run* run = places_[blocks.back().index()].run; run->parent != nullptr; run = run->parent) {
     run->last_use = now_;
     run->hint = hint;
-    run->uses += counts ? 1 : 0;
     run->open &= !counts;
     if (run->slot == kNowhere) continue;
     Withdraw(*run);
@@ -232,6 +232,7 @@ RadixTree::Run& RadixTree::NewChild(Run& parent, uint64_t hash) {
   Run& run = *made;
   run.parent = &parent;
   run.start = parent.end();
+  parent.uses += std::exchange(parent.continued, true) ? 1 : 0;
   run.uses = 1 + policy_->UsesBefore(hash);
   run.open = true;
   run.next = parent.first_child;
@@ -256,6 +257,7 @@ RadixTree::Run& RadixTree::CutAfter(Run& run, size_t count) {
   run.start += static_cast<int64_t>(count);
   front.last_use = run.last_use;
   front.uses = run.uses;
+  front.continued = true;
   front.hint = run.hint;
 
   std::unique_ptr<Run> rest = Disown(run, hashes_[front.blocks.front()]);

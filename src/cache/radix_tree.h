@@ -45,7 +45,7 @@ class RadixTree {
   /// The longest prefix of `tokens` in namespace `name` that is here. Changes nothing but handle counts.
   PrefixMatch Find(std::string_view name, std::span<const int32_t> tokens) const;
 
-  /// Counts a request that uses `blocks`, which Find gave, and makes them the last used.
+  /// Says that a request uses `blocks`, which Find gave: time goes on by one, and they are the last used.
   void Use(std::span<const BlockRef> blocks);
   /// Makes `blocks`, which Find or Insert gave, the last used, with what the client knows of their future.
   void Touch(std::span<const BlockRef> blocks, SessionHint hint);

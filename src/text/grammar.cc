@@ -1,5 +1,7 @@
 #include "text/grammar.h"
 
+#include <algorithm>
+
 #include "text/bridge.h"
 #include "text/tokenizer_impl.h"
 
@@ -32,10 +34,14 @@ Grammar::Grammar(Grammar&&) noexcept = default;
 Grammar& Grammar::operator=(Grammar&&) noexcept = default;
 
 Status Grammar::ComputeMask(std::span<uint32_t> mask) {
-  return Done(Bridged([&] {
-    impl_->bridge->mask(rust::Slice<uint32_t>(mask.data(), mask.size()));
+  // llguidance has a bit more than the vocabulary has tokens, never set, which may need a word of its own.
+  std::vector<uint32_t> words(mask.size() + 1);
+  RETURN_IF_ERROR(Done(Bridged([&] {
+    impl_->bridge->mask(rust::Slice<uint32_t>(words.data(), words.size()));
     return true;
-  }));
+  })));
+  std::copy_n(words.begin(), mask.size(), mask.begin());
+  return OkStatus();
 }
 
 Status Grammar::Commit(int32_t id) {

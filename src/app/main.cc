@@ -14,6 +14,7 @@ constexpr int kExitInterrupted = 130;
 constexpr const char* kFooter = R"(Examples:
   moesaic chat models/moesaic-tiny                     talk to a model
   moesaic generate model.gguf --prompt "Once upon"     complete a text
+  moesaic serve models/moesaic-tiny                    answer over the OpenAI and Anthropic APIs
   moesaic inspect model/                               what a checkpoint holds and needs
   moesaic convert model/ --dtype int8 --out model.moesaic
   moesaic doctor                                       what this machine can do
@@ -33,6 +34,7 @@ int Main(int argc, char** argv) {
   VerbRun run;
   AddChat(root, run);
   AddGenerate(root, run);
+  AddServe(root, run);
   AddPerplexity(root, run);
   AddBench(root, run);
   AddTokenize(root, run);

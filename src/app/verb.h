@@ -34,5 +34,6 @@ void AddRender(CLI::App& root, VerbRun& run);
 void AddTokenize(CLI::App& root, VerbRun& run);
 void AddCarve(CLI::App& root, VerbRun& run);
 void AddCompletion(CLI::App& root, VerbRun& run);
+void AddServe(CLI::App& root, VerbRun& run);
 
 }  // namespace moesaic::app

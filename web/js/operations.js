@@ -40,7 +40,7 @@ function drawBlocks(state) {
     span.title = `${name}: ${blocks} blocks`;
     return span;
   }));
-  const text = `${count(used)} blocks in use, ${count(cached)} cached in ${count(state.tree.nodes)} runs, ${count(free)} free, of ${count(all)} with ${tokens} tokens each`;
+  const text = `${count(used)} blocks in use, ${count(cached)} cached, ${count(free)} free, of ${count(all)} with ${tokens} tokens each`;
   byId("blocks").setAttribute("aria-label", text);
   byId("blocks-caption").textContent = text;
 }

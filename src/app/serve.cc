@@ -1,0 +1,156 @@
+// `moesaic serve MODEL`: the model behind the OpenAI and Anthropic APIs.
+#include <fmt/format.h>
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <chrono>
+#include <cstdio>
+#include <thread>
+
+#include "app/interrupt.h"
+#include "app/model_text.h"
+#include "app/sampling_flags.h"
+#include "app/serve_flags.h"
+#include "app/session.h"
+#include "app/table.h"
+#include "app/verb.h"
+#include "engine/engine_thread.h"
+#include "server/server.h"
+
+namespace moesaic::app {
+namespace {
+
+constexpr std::chrono::milliseconds kPoll{50};
+
+StatusOr<server::ServedModel> ServeModel(const ServeFlags& flags, const ModelText& text,
+                                         const Session& session) {
+  if (!text.tokenizer.ok()) return Annotate(text.tokenizer.status(), "serving needs a tokenizer");
+  ASSIGN_OR_RETURN(text::GrammarCompiler grammars,
+                   text::GrammarCompiler::Create(*text.tokenizer, text.eos_ids));
+  ASSIGN_OR_RETURN(engine::SamplingParams defaults, ResolveSampling(flags.sampling, text.generation));
+  server::ServedModel model{.names = flags.names,
+                            .tokenizer = *text.tokenizer,
+                            .chat = {},
+                            .grammars = std::move(grammars),
+                            .defaults = {}};
+  if (model.names.empty()) model.names = {ModelName(flags.model.model)};
+  model.defaults = defaults;
+  // Where a model says nothing, OpenAI's default.
+  if (model.defaults.temperature > 0 && !text.generation.contains("temperature"))
+    model.defaults.temperature = 1;
+  if (text.chat.ok()) {
+    model.chat = *text.chat;
+    model.tools = text::DetectToolFormat(text.chat->source());
+    model.reasoning = text::DetectReasoningFormat(text.chat->source());
+  }
+  if (flags.tool_format != "auto") {
+    ASSIGN_OR_RETURN(model.tools, text::ParseToolFormat(flags.tool_format));
+  }
+  if (flags.reasoning_format != "auto") {
+    ASSIGN_OR_RETURN(model.reasoning, text::ParseReasoningFormat(flags.reasoning_format));
+  }
+  model.max_context = session.engine->max_context();
+  model.vocab_size = static_cast<int>(session.model->info().vocab_size);
+  model.longest_token = server::LongestToken(model.tokenizer);
+  model.created =
+      std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch())
+          .count();
+  return model;
+}
+
+std::function<void(const server::AccessRecord&)> AccessLog(const std::shared_ptr<spdlog::logger>& log) {
+  return [log](const server::AccessRecord& record) {
+    log->info("{} {} {} {} {:.3f}s request={} trace={}", record.peer, record.method, record.path,
+              record.status, record.seconds, record.request_id, record.trace_id);
+  };
+}
+
+void Describe(spdlog::logger& log, const ServeFlags& flags, const Session& session,
+              const server::ServedModel& model, const engine::EngineThread& engine) {
+  const engine::EngineStats stats = engine.stats();
+  log.info("{} as \"{}\", loaded in {:.1f} s; context {} tokens, {} KV blocks of {} tokens",
+           flags.model.model, model.names.front(), session.load_seconds, model.max_context,
+           stats.total_blocks, kernels::kKvBlockTokens);
+  log.info("tools: {}, reasoning: {}, chat template: {}", text::Name(model.tools),
+           text::Name(model.reasoning), model.chat ? "yes" : "none");
+  std::string kernels;
+  for (const auto& choice : session.kernels.choices) kernels += (kernels.empty() ? "" : ", ") + choice.name;
+  log.info("kernels: {}", kernels);
+}
+
+// Ends what runs in good order: new calls are refused, those on their way may finish in time, and the rest is
+// cut off.
+void ShutDown(spdlog::logger& log, const ServeFlags& flags, server::Server& server,
+              const engine::EngineThread& engine) {
+  ClearInterrupt();
+  server.Drain();
+  log.info("draining: at most {} s", flags.drain_seconds);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(flags.drain_seconds);
+  while (!server.idle() && !Interrupted() && std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(kPoll);
+  }
+  if (!server.idle()) log.warn("cutting off what is still running");
+  server.Close();
+  while (!engine.idle()) std::this_thread::sleep_for(kPoll);
+}
+
+Status RunServe(const ServeFlags& flags) {
+  InterruptGuard guard;
+  auto log =
+      std::make_shared<spdlog::logger>("serve", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+  ASSIGN_OR_RETURN(const ModelText text, OpenModelText(flags.model.model));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, OpenSession(flags.model));
+  std::shared_ptr<cache::KvObserver> observer;
+  if (!flags.kv_events.endpoint.empty()) {
+    ASSIGN_OR_RETURN(observer, server::KvPublisher::Create(flags.kv_events));
+  }
+  RETURN_IF_ERROR(StartEngine(*session, flags.model,
+                              {.kv_bytes = flags.kv_bytes,
+                               .max_sequences = flags.max_sequences,
+                               .max_batch_tokens = std::max(flags.max_batch_tokens, flags.max_sequences),
+                               .eos_ids = text.eos_ids,
+                               .seed = 0,
+                               .prefix_cache = flags.prefix_cache,
+                               .eviction = flags.eviction,
+                               .kv_observer = observer}));
+  ASSIGN_OR_RETURN(server::ServedModel model, ServeModel(flags, text, *session));
+  engine::EngineThread engine(std::move(session->engine), {.max_queued = flags.max_queue});
+  model.engine = &engine;
+  Describe(*log, flags, *session, model, engine);
+
+  server::ServerOptions options;
+  options.http = flags.http;
+  options.router = flags.router;
+  options.version = MOESAIC_VERSION;
+  options.model_path = flags.model.model;
+  options.kernels = session->kernels.choices;
+  if (flags.access_log) options.log = AccessLog(log);
+  ASSIGN_OR_RETURN(std::unique_ptr<server::Server> server, server::Server::Start(std::move(options), model));
+  fmt::print("listening on http://{}:{}\n", flags.http.host, server->port());
+  std::fflush(stdout);
+  while (!Interrupted()) std::this_thread::sleep_for(kPoll);
+  ShutDown(*log, flags, *server, engine);
+  server.reset();  // before the engine: its endpoints use it
+  log->info("stopped");
+  return OkStatus();
+}
+
+}  // namespace
+
+void AddServe(CLI::App& root, VerbRun& run) {
+  auto flags = std::make_shared<ServeFlags>();
+  CLI::App* verb = root.add_subcommand("serve", "Answer requests over the OpenAI and Anthropic HTTP APIs");
+  AddServeFlags(*verb, *flags);
+  verb->callback([flags, verb, &run] {
+    run = [flags, verb]() -> Status {
+      RETURN_IF_ERROR(ReadConfigFile(*verb, *flags));
+      if (flags->print_config) {
+        fmt::print("{}", verb->config_to_str(/*default_also=*/true, /*write_description=*/true));
+        return OkStatus();
+      }
+      return RunServe(*flags);
+    };
+  });
+}
+
+}  // namespace moesaic::app

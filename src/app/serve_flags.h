@@ -1,0 +1,46 @@
+// The flags of `moesaic serve`, each of which may come from the command line, the environment or a file.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "app/sampling_flags.h"
+#include "app/session.h"
+#include "base/status.h"
+#include "server/kv_events.h"
+#include "server/server.h"
+
+namespace moesaic::app {
+
+struct ServeFlags {
+  ModelFlags model;
+  SamplingFlags sampling;  // the defaults of requests
+  server::HttpOptions http;
+  server::RouterOptions router;
+  std::vector<std::string> names;
+  std::string tool_format = "auto", reasoning_format = "auto";
+  int64_t kv_bytes = 0;
+  int max_sequences = 16;
+  int max_batch_tokens = 512;
+  int max_queue = 512;
+  bool prefix_cache = true;
+  std::string eviction = "cost";
+  server::KvPublisherOptions kv_events;  // no endpoint: none
+  int drain_seconds = 30;
+  bool access_log = true;
+  std::string config;
+  bool print_config = false;
+};
+
+/// Declares them. An option "--max-queue" is MOESAIC_MAX_QUEUE in the environment and max-queue in a file.
+void AddServeFlags(CLI::App& verb, ServeFlags& flags);
+
+/// Reads --config, when given: what neither the command line nor the environment said. An unknown key is
+/// refused by name.
+Status ReadConfigFile(CLI::App& verb, const ServeFlags& flags);
+
+/// A model's name from its path: the folder's, or the file's without its ending.
+std::string ModelName(const std::string& path);
+
+}  // namespace moesaic::app

@@ -1,0 +1,243 @@
+// POST /v1/messages, as Anthropic's API has it.
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "server/answer.h"
+#include "server/anthropic_prompt.h"
+#include "server/call.h"
+#include "server/sampling_fields.h"
+#include "server/structured.h"
+
+namespace moesaic::server {
+namespace {
+
+struct MessageShape {
+  std::string id = NewId("msg_");
+  std::string model;
+};
+
+const char* StopReason(const ChoiceDelta& end) {
+  if (end.finish_reason == "tool_calls") return "tool_use";
+  if (end.finish_reason == "length") return "max_tokens";
+  return end.stop_reason.is_string() ? "stop_sequence" : "end_turn";
+}
+
+Json StopSequence(const ChoiceDelta& end) {
+  return end.finish_reason == "stop" && end.stop_reason.is_string() ? end.stop_reason : Json();
+}
+
+// What was read from the cache is counted apart.
+Json MessageUsage(const Usage& usage) {
+  return {{"input_tokens", usage.prompt_tokens - usage.cached_tokens},
+          {"cache_creation_input_tokens", 0},
+          {"cache_read_input_tokens", usage.cached_tokens},
+          {"output_tokens", usage.completion_tokens}};
+}
+
+Json MessageJson(const MessageShape& shape, Json content, Json stop_reason, Json stop_sequence,
+                 const Usage& usage) {
+  return {{"id", shape.id},
+          {"type", "message"},
+          {"role", "assistant"},
+          {"model", shape.model},
+          {"content", std::move(content)},
+          {"stop_reason", std::move(stop_reason)},
+          {"stop_sequence", std::move(stop_sequence)},
+          {"usage", MessageUsage(usage)}};
+}
+
+Json InputJson(const std::string& arguments) {
+  Json input = Json::parse(arguments, nullptr, /*allow_exceptions=*/false);
+  return input.is_object() ? input : Json::object();
+}
+
+class MessageWhole : public AnswerSink {
+ public:
+  MessageWhole(MessageShape shape, std::shared_ptr<ResponseWriter> writer)
+      : shape_(std::move(shape)), writer_(std::move(writer)) {}
+
+  void Delta(ChoiceDelta delta, const Usage&) override {
+    if (!delta.finish_reason.empty()) {
+      end_.finish_reason = delta.finish_reason;
+      end_.stop_reason = delta.stop_reason;
+    }
+    answer_.Add(std::move(delta));
+  }
+  void Failed(const ApiError& error) override { writer_->Send(ErrorResponse(error, ApiStyle::kAnthropic)); }
+
+  void Done(const Usage& usage) override {
+    Json content = Json::array();
+    if (!answer_.reasoning.empty()) {
+      content.push_back({{"type", "thinking"}, {"thinking", answer_.reasoning}, {"signature", ""}});
+    }
+    if (!answer_.content.empty()) content.push_back({{"type", "text"}, {"text", answer_.content}});
+    for (const AnsweredCall& call : answer_.calls) {
+      content.push_back(
+          {{"type", "tool_use"}, {"id", call.id}, {"name", call.name}, {"input", InputJson(call.arguments)}});
+    }
+    SendJson(*writer_, MessageJson(shape_, std::move(content), StopReason(end_), StopSequence(end_), usage));
+  }
+
+ private:
+  const MessageShape shape_;
+  const std::shared_ptr<ResponseWriter> writer_;
+  AnsweredChoice answer_;
+  ChoiceDelta end_;
+};
+
+class MessageStream : public AnswerSink {
+ public:
+  MessageStream(MessageShape shape, int64_t prompt_tokens, std::shared_ptr<ResponseWriter> writer)
+      : shape_(std::move(shape)), prompt_tokens_(prompt_tokens), stream_(std::move(writer)) {}
+
+  void Started() override {
+    stream_.Begin();
+    const Usage usage{.prompt_tokens = prompt_tokens_};
+    Json message = MessageJson(shape_, Json::array(), nullptr, nullptr, usage);
+    stream_.Event("message_start", {{"type", "message_start"}, {"message", std::move(message)}});
+    stream_.Event("ping", {{"type", "ping"}});
+  }
+
+  void Delta(ChoiceDelta delta, const Usage&) override {
+    if (!delta.reasoning.empty()) {
+      Open(Block::kThinking, {{"type", "thinking"}, {"thinking", ""}, {"signature", ""}});
+      Piece({{"type", "thinking_delta"}, {"thinking", delta.reasoning}});
+    }
+    if (!delta.content.empty()) {
+      Open(Block::kText, {{"type", "text"}, {"text", ""}});
+      Piece({{"type", "text_delta"}, {"text", delta.content}});
+    }
+    for (const text::ToolCallDelta& call : delta.calls) {
+      if (!call.name.empty()) {
+        Close();
+        Open(Block::kTool,
+             {{"type", "tool_use"}, {"id", call.id}, {"name", call.name}, {"input", Json::object()}});
+      }
+      if (!call.arguments.empty()) Piece({{"type", "input_json_delta"}, {"partial_json", call.arguments}});
+    }
+    if (!delta.finish_reason.empty()) {
+      end_.finish_reason = delta.finish_reason;
+      end_.stop_reason = delta.stop_reason;
+    }
+  }
+
+  void Done(const Usage& usage) override {
+    Close();
+    stream_.Event("message_delta",
+                  {{"type", "message_delta"},
+                   {"delta", {{"stop_reason", StopReason(end_)}, {"stop_sequence", StopSequence(end_)}}},
+                   {"usage", MessageUsage(usage)}});
+    stream_.Event("message_stop", {{"type", "message_stop"}});
+    stream_.End();
+  }
+
+  void Failed(const ApiError& error) override {
+    stream_.Event("error", Json::parse(ErrorJson(error, ApiStyle::kAnthropic)));
+    stream_.End();
+  }
+
+ private:
+  enum class Block { kNone, kThinking, kText, kTool };
+
+  void Open(Block block, Json start) {
+    if (open_ == block && block != Block::kTool) return;
+    Close();
+    open_ = block;
+    stream_.Event("content_block_start",
+                  {{"type", "content_block_start"}, {"index", index_}, {"content_block", std::move(start)}});
+  }
+
+  void Piece(Json piece) {
+    stream_.Event("content_block_delta",
+                  {{"type", "content_block_delta"}, {"index", index_}, {"delta", std::move(piece)}});
+  }
+
+  void Close() {
+    if (open_ == Block::kNone) return;
+    stream_.Event("content_block_stop", {{"type", "content_block_stop"}, {"index", index_}});
+    ++index_;
+    open_ = Block::kNone;
+  }
+
+  const MessageShape shape_;
+  const int64_t prompt_tokens_;
+  EventStream stream_;
+  ChoiceDelta end_;
+  Block open_ = Block::kNone;
+  int index_ = 0;
+};
+
+// Anthropic's names for what ReadGeneration does not know.
+struct MessageFields {
+  GenerationFields generation;
+  int max_tokens = 0;
+};
+
+MessageFields ReadFields(Fields& body, const ServedModel& model) {
+  MessageFields fields;
+  fields.generation.sampling = model.defaults;
+  engine::SamplingParams& sampling = fields.generation.sampling;
+  std::string name;
+  body.String("model", &name);
+  if (body.ok()) body.Merge(model.CheckName(name));
+  body.Float("temperature", 0, 1, &sampling.temperature);
+  body.Float("top_p", 0, 1, &sampling.top_p);
+  if (body.ok() && sampling.top_p <= 0) body.Fail("top_p", "invalid_value", "top_p: must be above 0");
+  body.Int("top_k", 0, std::numeric_limits<int>::max(), &sampling.top_k);
+  body.Strings("stop_sequences", 16, &fields.generation.stop);
+  body.Bool("stream", &fields.generation.stream);
+  if (body.ok() && !body.Has("max_tokens")) {
+    body.Fail("max_tokens", "missing_required_parameter", "max_tokens: Field required");
+  }
+  body.Int("max_tokens", 1, std::numeric_limits<int>::max(), &fields.max_tokens);
+  if (const Json* metadata = body.Object("metadata")) {
+    Fields inner(*metadata, "metadata");
+    inner.String("user_id", &fields.generation.user);
+    body.Merge(inner.status());
+  }
+  return fields;
+}
+
+}  // namespace
+
+Status Messages(const GenerationContext& context, Call& call) {
+  ASSIGN_OR_RETURN(const Json json, ParseJson(call.request.body));
+  Fields body(json, "");
+  MessageFields fields = ReadFields(body, context.model);
+  const Conversation conversation = ReadMessages(body);
+  RETURN_IF_ERROR(body.status());
+  ASSIGN_OR_RETURN(Prompt prompt, RenderPrompt(context.model, conversation));
+  // "max_tokens" is a ceiling here, not a wish: clients ask for more than the context has.
+  ASSIGN_OR_RETURN(const int budget, OutputBudget(context.model, prompt.ids.size(), std::nullopt,
+                                                  fields.max_tokens, "messages"));
+  ASSIGN_OR_RETURN(const std::optional<GrammarText> forced, ForcedCalls(context.model, conversation));
+
+  MessageShape shape{.model = context.model.names.front()};
+  GenerationSpec spec;
+  SetCommon(call, &spec);
+  spec.id = shape.id;
+  const auto prompt_tokens = static_cast<int64_t>(prompt.ids.size());
+  spec.prompts = {std::move(prompt.ids)};
+  spec.budgets = {budget};
+  spec.sampling = std::move(fields.generation.sampling);
+  spec.stop = std::move(fields.generation.stop);
+  if (forced) {
+    ASSIGN_OR_RETURN(spec.grammar, CompileGrammar(context.model, *forced));
+  }
+  if (conversation.tool_use != ToolUse::kNone) {
+    spec.tools = context.model.tools;
+    spec.tools_json = Dump(conversation.tools);
+  }
+  spec.reasoning = context.model.reasoning;
+  spec.in_reasoning = prompt.in_reasoning && !forced;
+  std::unique_ptr<AnswerSink> sink;
+  if (fields.generation.stream) {
+    sink = std::make_unique<MessageStream>(std::move(shape), prompt_tokens, call.writer);
+  } else {
+    sink = std::make_unique<MessageWhole>(std::move(shape), call.writer);
+  }
+  return StartGeneration(context, std::move(spec), call.lane, call.writer, std::move(sink));
+}
+
+}  // namespace moesaic::server

@@ -1,0 +1,12 @@
+// A conversation as Anthropic's Messages API has it.
+#pragma once
+
+#include "server/chat_prompt.h"
+#include "server/json_fields.h"
+
+namespace moesaic::server {
+
+/// Reads "system", "messages", "tools", "tool_choice" and "thinking".
+Conversation ReadMessages(Fields& body);
+
+}  // namespace moesaic::server

@@ -1,0 +1,281 @@
+#include "server/generation.h"
+
+#include <chrono>
+#include <span>
+#include <utility>
+
+#include "server/choice_text.h"
+
+namespace moesaic::server {
+namespace {
+
+using engine::Clock;
+
+double Seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
+
+// A step's event of one choice, on its way from the engine's thread to the lane.
+struct Arrived {
+  engine::TokenEvent event;
+  Clock::time_point at;
+};
+
+class Generation : public std::enable_shared_from_this<Generation> {
+ public:
+  Generation(const GenerationContext& context, GenerationSpec spec, std::shared_ptr<Lane> lane,
+             std::unique_ptr<AnswerSink> sink)
+      : context_(context), spec_(std::move(spec)), lane_(std::move(lane)), sink_(std::move(sink)) {}
+
+  Status Submit() {
+    for (const auto& prompt : spec_.prompts) usage_.prompt_tokens += static_cast<int64_t>(prompt.size());
+    const size_t count = spec_.prompts.size() * static_cast<size_t>(spec_.n);
+    choices_.reserve(count);
+    for (size_t i = 0; i < count; ++i) {
+      if (const Status status = SubmitChoice(static_cast<int>(i)); !status.ok()) {
+        Cancel();
+        finished_ = true;
+        return status;
+      }
+    }
+    sink_->Started();
+    return OkStatus();
+  }
+
+  void Cancel() {
+    for (const Choice& choice : choices_) {
+      if (!choice.done) context_.model.engine->Cancel(choice.request);
+    }
+  }
+
+  void ClientLeft() {
+    finished_ = true;  // nobody reads on
+    Cancel();
+  }
+
+ private:
+  struct Choice {
+    std::unique_ptr<ChoiceText> text;
+    std::shared_ptr<LiveRequest> live;
+    engine::RequestId request = 0;
+    ChoiceDelta delta;  // tokens whose text is still held back
+    int64_t outputs = 0;
+    Clock::time_point submitted, first, last;
+    bool over = false;  // its end has been told
+    bool done = false;  // the engine has told its end
+  };
+
+  Status SubmitChoice(int index) {
+    const size_t prompt = static_cast<size_t>(index / spec_.n);
+    engine::Request request;
+    request.prompt = spec_.prompts[prompt];
+    request.sampling = spec_.sampling;
+    request.sampling.max_tokens = spec_.budgets[prompt];
+    // Choices of one prompt differ, each the same every time.
+    if (request.sampling.seed) *request.sampling.seed += static_cast<uint64_t>(index % spec_.n);
+    request.prompt_logprobs = spec_.prompt_logprobs;
+    request.cache_namespace = spec_.cache_namespace;
+    request.client = spec_.client;
+    request.priority = spec_.priority;
+    request.deadline = spec_.deadline;
+    if (spec_.grammar) {
+      ASSIGN_OR_RETURN(text::Grammar fork, spec_.grammar->Fork());
+      request.grammar = std::make_shared<text::Grammar>(std::move(fork));
+    }
+    Choice& choice = choices_.emplace_back();
+    choice.text = std::make_unique<ChoiceText>(context_.model, spec_);
+    choice.submitted = Clock::now();
+    choice.delta.choice = index;
+    choice.live = context_.live.Add(spec_.id, static_cast<int64_t>(request.prompt.size()));
+    auto submitted = context_.model.engine->Submit(
+        std::move(request), [self = shared_from_this(), index](std::span<engine::TokenEvent> events) {
+          self->FromEngine(index, events);
+        });
+    if (!submitted.ok()) {
+      choices_.pop_back();
+      return submitted.status();
+    }
+    choice.request = *submitted;
+    ++running_;
+    return OkStatus();
+  }
+
+  // On the engine's thread.
+  void FromEngine(int index, std::span<engine::TokenEvent> events) {
+    std::vector<Arrived> arrived;
+    const auto now = Clock::now();
+    for (engine::TokenEvent& event : events) arrived.push_back({std::move(event), now});
+    lane_->Post([self = shared_from_this(), index, arrived = std::move(arrived)]() mutable {
+      for (Arrived& one : arrived) self->Take(self->choices_[static_cast<size_t>(index)], one);
+    });
+  }
+
+  void Take(Choice& choice, Arrived& arrived) {
+    engine::TokenEvent& event = arrived.event;
+    if (choice.done) return;
+    if (event.token) CountToken(choice, event, arrived.at);
+    const bool ends = event.finish != engine::FinishReason::kNone;
+    if (ends) {
+      choice.done = true;
+      --running_;
+      Record(choice, event, arrived.at);
+    }
+    if (!finished_ && !choice.over) {
+      if (const Status status = Deliver(choice, event, ends); !status.ok()) Fail(ErrorOf(status));
+    }
+    if (running_ == 0 && !finished_) {
+      finished_ = true;
+      sink_->Done(usage_);
+    }
+    if (running_ == 0) sink_.reset();
+  }
+
+  void CountToken(Choice& choice, const engine::TokenEvent& event, Clock::time_point at) {
+    if (choice.outputs == 0) {
+      choice.first = at;
+      if (choice.delta.choice % spec_.n == 0) usage_.cached_tokens += event.cached_tokens;
+      choice.live->cached_tokens = event.cached_tokens;
+    } else {
+      context_.metrics.InterToken(Seconds(at - choice.last));
+    }
+    choice.last = at;
+    choice.live->output_tokens = ++choice.outputs;
+  }
+
+  Status Deliver(Choice& choice, engine::TokenEvent& event, bool ends) {
+    ChoiceDelta& delta = choice.delta;
+    if (!event.prompt_logprobs.empty()) delta.prompt_logprobs = std::move(event.prompt_logprobs);
+    bool stopped = false;
+    if (event.token) {
+      ++usage_.completion_tokens;
+      delta.tokens.push_back({*event.token, std::move(event.logprobs)});
+      ASSIGN_OR_RETURN(stopped, choice.text->Push(*event.token, &delta));
+      if (choice.text->in_reasoning()) ++usage_.reasoning_tokens;
+    }
+    if (event.finish == engine::FinishReason::kError) {
+      return absl::InternalError("the model's output is not finite");
+    }
+    if (ends || stopped) {
+      RETURN_IF_ERROR(choice.text->Finish(&delta));
+      SetFinish(choice, event, stopped);
+      choice.over = true;
+      if (!ends) context_.model.engine->Cancel(choice.request);
+    }
+    NameCalls(delta);
+    const bool says = !delta.reasoning.empty() || !delta.content.empty() || !delta.calls.empty() ||
+                      !delta.finish_reason.empty();
+    if (!says) return OkStatus();
+    const int index = delta.choice;
+    sink_->Delta(std::exchange(delta, ChoiceDelta{}), usage_);
+    choice.delta.choice = index;
+    return OkStatus();
+  }
+
+  void SetFinish(Choice& choice, const engine::TokenEvent& event, bool stopped) {
+    ChoiceDelta& delta = choice.delta;
+    const std::string& stop = choice.text->stop();
+    if (!stop.empty()) {
+      delta.finish_reason = "stop";
+      delta.stop_reason = stop;
+    } else if (event.finish == engine::FinishReason::kLength) {
+      delta.finish_reason = "length";
+    } else if (event.finish == engine::FinishReason::kDeadline) {
+      delta.finish_reason = "length";
+      delta.stop_reason = "deadline";
+    } else if (event.finish == engine::FinishReason::kCancelled && !stopped) {
+      delta.finish_reason = "abort";
+    } else {
+      delta.finish_reason = "stop";
+      for (const int32_t id : spec_.sampling.stop_ids) {
+        if (event.stopped_by == id) delta.stop_reason = id;
+      }
+    }
+    if (choice.text->calls() > 0 && delta.finish_reason == "stop") delta.finish_reason = "tool_calls";
+  }
+
+  static void NameCalls(ChoiceDelta& delta) {
+    for (text::ToolCallDelta& call : delta.calls) {
+      if (!call.name.empty() && call.id.empty()) call.id = "call_" + RandomHex(24);
+    }
+  }
+
+  void Fail(const ApiError& error) {
+    finished_ = true;
+    Cancel();
+    sink_->Failed(error);
+  }
+
+  void Record(const Choice& choice, const engine::TokenEvent& event, Clock::time_point at) {
+    ChoiceRecord record;
+    record.prompt_tokens = choice.live->prompt_tokens;
+    record.output_tokens = choice.outputs;
+    record.max_tokens = spec_.budgets[static_cast<size_t>(choice.delta.choice / spec_.n)];
+    record.whole = Seconds(at - choice.submitted);
+    record.had_token = choice.outputs > 0;
+    const Clock::time_point start = event.times.started.value_or(at);
+    record.queue = Seconds(start - choice.submitted);
+    if (record.had_token) {
+      record.first_token = Seconds(choice.first - choice.submitted);
+      record.prefill = Seconds(choice.first - start);
+      record.decode = Seconds(choice.last - choice.first);
+    }
+    switch (event.finish) {
+      case engine::FinishReason::kLength:
+      case engine::FinishReason::kDeadline:
+        record.finish = "length";
+        break;
+      case engine::FinishReason::kError:
+        record.finish = "error";
+        break;
+      case engine::FinishReason::kCancelled:
+        record.finish = choice.over ? "stop" : "abort";
+        break;
+      default:
+        record.finish = "stop";
+    }
+    context_.metrics.Choice(record);
+    Trace(choice, record, start, at);
+  }
+
+  void Trace(const Choice& choice, const ChoiceRecord& record, Clock::time_point start,
+             Clock::time_point end) {
+    const auto add = [&](const char* name, Clock::time_point from, Clock::time_point to,
+                         std::string arguments) {
+      context_.tracer.Add({name, spec_.trace.trace_id, spec_.trace.span_id, RandomHex(16), choice.request,
+                           from, to, std::move(arguments)});
+    };
+    add("queue", choice.submitted, start, "{}");
+    add("prefill", start, record.had_token ? choice.first : end,
+        fmt::format(R"({{"prompt_tokens":{},"cached_tokens":{}}})", record.prompt_tokens,
+                    choice.live->cached_tokens.load()));
+    if (record.had_token) {
+      add("decode", choice.first, end,
+          fmt::format(R"({{"output_tokens":{},"finish":"{}"}})", record.output_tokens, record.finish));
+    }
+  }
+
+  const GenerationContext context_;
+  GenerationSpec spec_;
+  const std::shared_ptr<Lane> lane_;
+  std::unique_ptr<AnswerSink> sink_;
+  std::vector<Choice> choices_;
+  Usage usage_;
+  int running_ = 0;
+  bool finished_ = false;  // the sink has heard its last
+};
+
+}  // namespace
+
+Status StartGeneration(const GenerationContext& context, GenerationSpec spec, std::shared_ptr<Lane> lane,
+                       std::shared_ptr<ResponseWriter> writer, std::unique_ptr<AnswerSink> sink) {
+  const auto generation = std::make_shared<Generation>(context, std::move(spec), lane, std::move(sink));
+  RETURN_IF_ERROR(generation->Submit());
+  writer->OnClientLeft([weak = std::weak_ptr<Generation>(generation), lane] {
+    lane->Post([weak] {
+      if (const auto alive = weak.lock()) alive->ClientLeft();
+    });
+  });
+  return OkStatus();
+}
+
+std::string NewId(const char* prefix) { return prefix + RandomHex(32); }
+
+}  // namespace moesaic::server

@@ -1,0 +1,134 @@
+#include "server/http_server.h"
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/strand.hpp>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "server/connection.h"
+
+namespace moesaic::server {
+namespace {
+
+namespace asio = boost::asio;
+using Tcp = asio::ip::tcp;
+using ErrorCode = boost::system::error_code;
+
+constexpr const char* kFull =
+    "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 1\r\nconnection: close\r\n\r\n";
+// Out of file descriptors and the like: accepting again at once would spin.
+constexpr std::chrono::milliseconds kAcceptPause{50};
+
+class AsioHttpServer : public HttpServer {
+ public:
+  AsioHttpServer(const HttpOptions& options, HttpHooks hooks)
+      : shared_(std::make_shared<HttpShared>()),
+        acceptor_(asio::make_strand(io_)),
+        pause_(acceptor_.get_executor()) {
+    shared_->options = options;
+    shared_->hooks = std::move(hooks);
+  }
+
+  ~AsioHttpServer() override {
+    Close();
+    work_.reset();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  Status Open() {
+    ErrorCode error;
+    Tcp::resolver resolver(io_);
+    const auto& options = shared_->options;
+    const auto found = resolver.resolve(options.host, std::to_string(options.port),
+                                        Tcp::resolver::passive | Tcp::resolver::numeric_service, error);
+    const std::string where = fmt::format("{}:{}", options.host, options.port);
+    if (error) return IoError("{}: {}", where, error.message());
+    const Tcp::endpoint endpoint = found.begin()->endpoint();
+    acceptor_.open(endpoint.protocol(), error);
+    if (!error) acceptor_.set_option(Tcp::acceptor::reuse_address(true), error);
+    if (!error) acceptor_.bind(endpoint, error);
+    if (!error) acceptor_.listen(asio::socket_base::max_listen_connections, error);
+    if (!error) port_ = acceptor_.local_endpoint(error).port();
+    if (error) return IoError("{}: {}", where, error.message());
+    Accept();
+    for (int i = 0; i < options.threads; ++i) {
+      threads_.emplace_back([this] { io_.run(); });
+    }
+    return OkStatus();
+  }
+
+  void Close() override {
+    asio::post(acceptor_.get_executor(), [this] {
+      ErrorCode ignored;
+      acceptor_.close(ignored);
+      pause_.cancel();
+    });
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    for (const auto& weak : open_) {
+      if (const auto connection = weak.lock()) connection->Abort();
+    }
+  }
+
+  int port() const override { return port_; }
+  int64_t connections() const override { return shared_->connections; }
+  int64_t active_requests() const override { return shared_->active_requests; }
+
+ private:
+  void Accept() {
+    acceptor_.async_accept(asio::make_strand(io_), [this](ErrorCode error, Tcp::socket socket) {
+      if (error == asio::error::operation_aborted || !acceptor_.is_open()) return;
+      if (error) {
+        pause_.expires_after(kAcceptPause);
+        pause_.async_wait([this](ErrorCode stopped) {
+          if (!stopped && acceptor_.is_open()) Accept();
+        });
+        return;
+      }
+      Take(std::move(socket));
+      Accept();
+    });
+  }
+
+  void Take(Tcp::socket socket) {
+    if (shared_->connections >= shared_->options.max_connections) {
+      ErrorCode ignored;
+      socket.non_blocking(true, ignored);
+      socket.write_some(asio::buffer(kFull, std::char_traits<char>::length(kFull)), ignored);
+      socket.shutdown(Tcp::socket::shutdown_send, ignored);
+      return;
+    }
+    const auto connection = std::make_shared<Connection>(std::move(socket), shared_);
+    const std::lock_guard lock(mutex_);
+    if (stopping_) return;
+    std::erase_if(open_, [](const auto& weak) { return weak.expired(); });
+    open_.push_back(connection);
+    connection->Run();
+  }
+
+  const std::shared_ptr<HttpShared> shared_;
+  asio::io_context io_;
+  asio::executor_work_guard<asio::io_context::executor_type> work_{io_.get_executor()};
+  Tcp::acceptor acceptor_;
+  asio::steady_timer pause_;
+  int port_ = 0;
+  std::mutex mutex_;
+  std::vector<std::weak_ptr<Connection>> open_;
+  bool stopping_ = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace
+
+StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const HttpOptions& options, HttpHooks hooks) {
+  auto server = std::make_unique<AsioHttpServer>(options, std::move(hooks));
+  RETURN_IF_ERROR(server->Open());
+  return std::unique_ptr<HttpServer>(std::move(server));
+}
+
+}  // namespace moesaic::server

@@ -1,0 +1,44 @@
+// The HTTP/1.1 front: accepts connections and reads requests within limits, on threads of its own.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "base/status.h"
+#include "server/http.h"
+
+namespace moesaic::server {
+
+struct HttpOptions {
+  std::string host = "127.0.0.1";
+  int port = 8000;  ///< 0: any free one
+  int threads = 4;
+  int64_t max_connections = 1024;                    ///< more get 503 and are closed
+  int64_t max_header_bytes = 16 << 10;               ///< 431
+  int64_t max_body_bytes = 16 << 20;                 ///< 413
+  int64_t max_total_body_bytes = 256 << 20;          ///< bodies of all requests together; more get 503
+  std::chrono::milliseconds header_timeout{10'000};  ///< first byte to the header's end, then closed
+  std::chrono::milliseconds body_timeout{60'000};    ///< header's end to the body's end, then closed
+  std::chrono::milliseconds idle_timeout{75'000};    ///< between requests
+  std::chrono::milliseconds write_timeout{60'000};   ///< a client that does not read has left
+  std::chrono::milliseconds ping_interval{15'000};   ///< comments in an event stream that is silent; 0: none
+};
+
+/// Destroying it closes all connections and joins the threads.
+class HttpServer {
+ public:
+  /// Binds and begins to accept. Unavailable when the address can't be had.
+  static StatusOr<std::unique_ptr<HttpServer>> Start(const HttpOptions& options, HttpHooks hooks);
+  virtual ~HttpServer() = default;
+
+  virtual int port() const = 0;
+  /// Closes all connections and takes no more. Lanes still run.
+  virtual void Close() = 0;
+  virtual int64_t connections() const = 0;
+  /// Requests whose answer has not ended.
+  virtual int64_t active_requests() const = 0;
+};
+
+}  // namespace moesaic::server

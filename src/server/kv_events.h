@@ -1,0 +1,50 @@
+// Publishes what the KV cache holds over ZeroMQ, as vLLM does, for routers that send requests where their
+// prefix is.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "base/status.h"
+#include "cache/kv_events.h"
+
+namespace moesaic::server {
+
+struct KvPublisherOptions {
+  std::string endpoint;         ///< PUB socket, e.g. "tcp://*:5557"
+  std::string replay_endpoint;  ///< ROUTER socket for what was missed; empty: none
+  std::string topic;            ///< first frame of every message
+  size_t kept = 10'000;         ///< messages that can be replayed
+  size_t max_queued = 100'000;  ///< events that wait to be sent; beyond, a sequence number is left out
+};
+
+/// Messages are [topic, sequence number in 8 bytes, high first, msgpack]. The payload is the array
+/// [time, events, 0]; an event is an array that begins with "BlockStored" or "BlockRemoved" and goes on with
+/// vLLM's fields in vLLM's order. A client that sends [number] to the replay socket gets every kept message
+/// from that one on, and a last one with number -1.
+class KvPublisher : public cache::KvObserver {
+ public:
+  /// Unavailable when an endpoint cannot be bound.
+  static StatusOr<std::unique_ptr<KvPublisher>> Create(const KvPublisherOptions& options);
+  /// Sends what waits, and joins.
+  ~KvPublisher() override;
+
+  void Stored(std::span<const uint64_t> hashes, std::optional<uint64_t> parent,
+              std::span<const int32_t> tokens, std::string_view name_space) override;
+  void Removed(std::span<const uint64_t> hashes) override;
+
+  /// Where it is bound, with a port in place of a "*".
+  std::string endpoint() const;
+  std::string replay_endpoint() const;
+
+ private:
+  class Impl;
+  explicit KvPublisher(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace moesaic::server

@@ -1,0 +1,193 @@
+#include "server/metrics.h"
+
+#include <fmt/format.h>
+#include <prometheus/counter.h>
+#include <prometheus/gauge.h>
+#include <prometheus/histogram.h>
+#include <prometheus/registry.h>
+#include <prometheus/text_serializer.h>
+
+#include <mutex>
+
+#include "kernels/ops.h"
+
+namespace moesaic::server {
+namespace {
+
+using Buckets = prometheus::Histogram::BucketBoundaries;
+using prometheus::Labels;
+
+// vLLM's bounds, so that its dashboards and routers read ours.
+const Buckets kFirstToken = {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
+                             1,     2.5,   5,    7.5,  10,   20,   40,   80,  160,  640, 2560};
+const Buckets kInterToken = {0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5,
+                             0.75, 1,     2.5,  5,     7.5, 10,   20,  40,  80};
+const Buckets kLatency = {0.3, 0.5, 0.8, 1,  1.5, 2,   2.5, 5,   10,   15,  20,
+                          30,  40,  50,  60, 120, 240, 480, 960, 1920, 7680};
+const Buckets kTokens = {1,    2,    5,    10,    20,    50,    100,    200,    500,
+                         1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000, 500000};
+
+// A family with one member.
+template <typename Made>
+auto& One(prometheus::Registry& registry, prometheus::detail::Builder<Made> builder, const char* name,
+          const char* help, const Labels& labels) {
+  return builder.Name(name).Help(help).Register(registry).Add(labels);
+}
+
+}  // namespace
+
+struct Metrics::Impl {
+  explicit Impl(const std::string& model_name) : labels({{"model_name", model_name}}) {}
+
+  prometheus::Gauge& Gauge(const char* name, const char* help) {
+    return One(registry, prometheus::BuildGauge(), name, help, labels);
+  }
+  prometheus::Counter& Counter(const char* name, const char* help) {
+    return One(registry, prometheus::BuildCounter(), name, help, labels);
+  }
+  prometheus::Histogram& Histogram(const char* name, const char* help, const Buckets& bounds) {
+    return prometheus::BuildHistogram().Name(name).Help(help).Register(registry).Add(labels, bounds);
+  }
+  // Engine totals are kept by the engine; the counter follows them.
+  static void Follow(prometheus::Counter& counter, double total) {
+    if (total > counter.Value()) counter.Increment(total - counter.Value());
+  }
+
+  prometheus::Registry registry;
+  const Labels labels;
+  std::mutex reading;  // Follow reads and writes
+
+  prometheus::Gauge& running = Gauge("vllm:num_requests_running", "Requests in the batch");
+  prometheus::Gauge& waiting = Gauge("vllm:num_requests_waiting", "Requests waiting for room");
+  prometheus::Gauge& usage =
+      Gauge("vllm:kv_cache_usage_perc", "Share of KV blocks that requests hold, 0 to 1");
+  prometheus::Counter& queries =
+      Counter("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache");
+  prometheus::Counter& hits =
+      Counter("vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache");
+  prometheus::Counter& preemptions =
+      Counter("vllm:num_preemptions_total", "Requests put back for want of blocks");
+  prometheus::Counter& prompt_tokens = Counter("vllm:prompt_tokens_total", "Prompt tokens taken in");
+  prometheus::Counter& output_tokens = Counter("vllm:generation_tokens_total", "Tokens generated");
+  prometheus::Family<prometheus::Counter>& success = prometheus::BuildCounter()
+                                                         .Name("vllm:request_success_total")
+                                                         .Help("Choices that ended, by reason")
+                                                         .Register(registry);
+  prometheus::Histogram& first_token =
+      Histogram("vllm:time_to_first_token_seconds", "Arrival to the first token", kFirstToken);
+  prometheus::Histogram& inter_token =
+      Histogram("vllm:inter_token_latency_seconds", "Between two tokens of one choice", kInterToken);
+  prometheus::Histogram& whole =
+      Histogram("vllm:e2e_request_latency_seconds", "Arrival to the end", kLatency);
+  prometheus::Histogram& queue =
+      Histogram("vllm:request_queue_time_seconds", "Arrival to the first step", kLatency);
+  prometheus::Histogram& prefill =
+      Histogram("vllm:request_prefill_time_seconds", "First step to the first token", kLatency);
+  prometheus::Histogram& decode =
+      Histogram("vllm:request_decode_time_seconds", "First token to the last", kLatency);
+  prometheus::Histogram& inference =
+      Histogram("vllm:request_inference_time_seconds", "First step to the last token", kLatency);
+  prometheus::Histogram& prompt_sizes =
+      Histogram("vllm:request_prompt_tokens", "Prompt tokens of a choice", kTokens);
+  prometheus::Histogram& output_sizes =
+      Histogram("vllm:request_generation_tokens", "Tokens generated for a choice", kTokens);
+  prometheus::Histogram& budgets =
+      Histogram("vllm:request_params_max_tokens", "Longest output a choice allowed", kTokens);
+
+  prometheus::Family<prometheus::Gauge>& blocks = prometheus::BuildGauge()
+                                                      .Name("moesaic:kv_blocks")
+                                                      .Help("KV blocks by state: used, cached, free")
+                                                      .Register(registry);
+  prometheus::Family<prometheus::Gauge>& cache_config = prometheus::BuildGauge()
+                                                            .Name("vllm:cache_config_info")
+                                                            .Help("Size of a KV block and how many there are")
+                                                            .Register(registry);
+  prometheus::Counter& evictions =
+      Counter("moesaic:kv_evicted_blocks_total", "Cached KV blocks given up for others");
+  prometheus::Counter& steps = Counter("moesaic:engine_steps_total", "Steps of the engine");
+  prometheus::Counter& prefill_seconds =
+      Counter("moesaic:prefill_seconds_total", "Engine time in prefill; mixed steps are split by rows");
+  prometheus::Counter& decode_seconds = Counter("moesaic:decode_seconds_total", "Engine time in decode");
+  prometheus::Family<prometheus::Gauge>& kernels = prometheus::BuildGauge()
+                                                       .Name("moesaic:kernel_info")
+                                                       .Help("Which implementation each operator runs")
+                                                       .Register(registry);
+  prometheus::Family<prometheus::Gauge>& build =
+      prometheus::BuildGauge().Name("moesaic:build_info").Help("Version and model file").Register(registry);
+  prometheus::Gauge& connections = Gauge("moesaic:http_connections", "Open connections");
+  prometheus::Gauge& active = Gauge("moesaic:http_requests_active", "Requests whose answer has not ended");
+  prometheus::Gauge& draining = Gauge("moesaic:draining", "1 while the server takes no new requests");
+  prometheus::Family<prometheus::Counter>& answers = prometheus::BuildCounter()
+                                                         .Name("moesaic:http_requests_total")
+                                                         .Help("Answers by endpoint and status")
+                                                         .Register(registry);
+  prometheus::Family<prometheus::Histogram>& answer_times = prometheus::BuildHistogram()
+                                                                .Name("moesaic:http_request_seconds")
+                                                                .Help("Request read to answer ended")
+                                                                .Register(registry);
+};
+
+Metrics::Metrics(const std::string& model_name) : impl_(std::make_unique<Impl>(model_name)) {}
+Metrics::~Metrics() = default;
+
+void Metrics::Choice(const ChoiceRecord& record) {
+  Labels labels = impl_->labels;
+  labels["finished_reason"] = record.finish;
+  impl_->success.Add(labels).Increment();
+  impl_->whole.Observe(record.whole);
+  impl_->queue.Observe(record.queue);
+  impl_->prompt_sizes.Observe(static_cast<double>(record.prompt_tokens));
+  impl_->output_sizes.Observe(static_cast<double>(record.output_tokens));
+  impl_->budgets.Observe(static_cast<double>(record.max_tokens));
+  if (!record.had_token) return;
+  impl_->first_token.Observe(record.first_token);
+  impl_->prefill.Observe(record.prefill);
+  impl_->decode.Observe(record.decode);
+  impl_->inference.Observe(record.prefill + record.decode);
+}
+
+void Metrics::InterToken(double seconds) { impl_->inter_token.Observe(seconds); }
+
+void Metrics::Answered(const std::string& route, int status, double seconds) {
+  impl_->answers.Add({{"endpoint", route}, {"status", std::to_string(status)}}).Increment();
+  impl_->answer_times.Add({{"endpoint", route}}, kLatency).Observe(seconds);
+}
+
+void Metrics::Kernels(const std::vector<kernels::KernelChoice>& choices) {
+  for (const auto& choice : choices) impl_->kernels.Add({{"op", choice.op}, {"kernel", choice.name}}).Set(1);
+}
+
+void Metrics::Build(const std::string& version, const std::string& model_path) {
+  impl_->build.Add({{"version", version}, {"model_path", model_path}}).Set(1);
+}
+
+std::string Metrics::Text(const engine::EngineStats& engine, const HttpGauges& http) {
+  Impl& m = *impl_;
+  const std::lock_guard lock(m.reading);
+  m.running.Set(engine.running);
+  m.waiting.Set(engine.waiting);
+  const int used = engine.total_blocks - engine.free_blocks - engine.cached_blocks;
+  m.usage.Set(engine.total_blocks == 0 ? 0 : static_cast<double>(used) / engine.total_blocks);
+  m.blocks.Add({{"state", "used"}}).Set(used);
+  m.blocks.Add({{"state", "cached"}}).Set(engine.cached_blocks);
+  m.blocks.Add({{"state", "free"}}).Set(engine.free_blocks);
+  m.cache_config
+      .Add({{"block_size", std::to_string(kernels::kKvBlockTokens)},
+            {"num_gpu_blocks", std::to_string(engine.total_blocks)}})
+      .Set(1);
+  Impl::Follow(m.queries, static_cast<double>(engine.cache_queries));
+  Impl::Follow(m.hits, static_cast<double>(engine.cache_hits));
+  Impl::Follow(m.preemptions, static_cast<double>(engine.preemptions));
+  Impl::Follow(m.prompt_tokens, static_cast<double>(engine.prompt_tokens));
+  Impl::Follow(m.output_tokens, static_cast<double>(engine.output_tokens));
+  Impl::Follow(m.evictions, static_cast<double>(engine.cache_evictions));
+  Impl::Follow(m.steps, static_cast<double>(engine.steps));
+  Impl::Follow(m.prefill_seconds, engine.prefill_seconds);
+  Impl::Follow(m.decode_seconds, engine.decode_seconds);
+  m.connections.Set(static_cast<double>(http.connections));
+  m.active.Set(static_cast<double>(http.active_requests));
+  m.draining.Set(http.draining ? 1 : 0);
+  return prometheus::TextSerializer().Serialize(m.registry.Collect());
+}
+
+}  // namespace moesaic::server

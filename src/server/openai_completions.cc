@@ -1,0 +1,291 @@
+// POST /v1/completions.
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <utility>
+
+#include "server/answer.h"
+#include "server/call.h"
+#include "server/prompts.h"
+#include "server/sampling_fields.h"
+#include "server/structured.h"
+
+namespace moesaic::server {
+namespace {
+
+constexpr int kDefaultTokens = 16;  // as OpenAI has it
+
+struct CompletionShape {
+  std::string id = NewId("cmpl-");
+  std::string model;
+  int64_t created = UnixNow();
+  int prompts = 1, n = 1, best_of = 1;
+  int logprobs = -1;  // -1: none
+  bool echo = false, usage = false, continuous = false, ids = false;
+  std::vector<std::vector<int32_t>> prompt_ids;
+  std::vector<std::string> prompt_texts;  // with echo
+};
+
+// OpenAI's four parallel lists.
+class LogprobLists {
+ public:
+  explicit LogprobLists(const text::Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+
+  // `entry` is null for a token without a distribution: a prompt's first.
+  void Add(int32_t id, const engine::LogprobEntry* entry, int top) {
+    const std::string text = TokenText(tokenizer_, id);
+    tokens_.push_back(text);
+    logprobs_.push_back(entry == nullptr ? Json() : Json(entry->logprob));
+    Json likeliest;
+    if (entry != nullptr && top > 0) {
+      likeliest = Json::object();
+      for (size_t i = 0; i < entry->top.size() && i < static_cast<size_t>(top); ++i) {
+        likeliest[Valid(TokenText(tokenizer_, entry->top[i].token))] = entry->top[i].logprob;
+      }
+      if (!likeliest.contains(Valid(text))) likeliest[Valid(text)] = entry->logprob;
+    }
+    tops_.push_back(std::move(likeliest));
+    offsets_.push_back(offset_);
+    // Offsets count characters, of which bytes 10xxxxxx continue one.
+    offset_ += std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; });
+  }
+
+  Json Take() {
+    return {{"tokens", std::exchange(tokens_, Json::array())},
+            {"token_logprobs", std::exchange(logprobs_, Json::array())},
+            {"top_logprobs", std::exchange(tops_, Json::array())},
+            {"text_offset", std::exchange(offsets_, Json::array())}};
+  }
+
+ private:
+  // Keys of an object must be UTF-8 to be told apart once they are written.
+  static std::string Valid(const std::string& text) {
+    return Json::parse(Dump(Json(text))).get<std::string>();
+  }
+
+  const text::Tokenizer& tokenizer_;
+  Json tokens_ = Json::array(), logprobs_ = Json::array(), tops_ = Json::array(), offsets_ = Json::array();
+  int64_t offset_ = 0;
+};
+
+class CompletionWhole : public AnswerSink {
+ public:
+  CompletionWhole(CompletionShape shape, const text::Tokenizer& tokenizer,
+                  std::shared_ptr<ResponseWriter> writer)
+      : shape_(std::move(shape)),
+        tokenizer_(tokenizer),
+        writer_(std::move(writer)),
+        choices_(static_cast<size_t>(shape_.prompts) * shape_.best_of) {}
+
+  void Delta(ChoiceDelta delta, const Usage&) override { choices_[delta.choice].Add(std::move(delta)); }
+  void Failed(const ApiError& error) override { writer_->Send(ErrorResponse(error, ApiStyle::kOpenAi)); }
+
+  void Done(const Usage& usage) override {
+    Json list = Json::array();
+    for (int prompt = 0; prompt < shape_.prompts; ++prompt) {
+      for (const int choice : Best(prompt))
+        list.push_back(ChoiceJson(static_cast<int>(list.size()), prompt, choice));
+    }
+    SendJson(*writer_, {{"id", shape_.id},
+                        {"object", "text_completion"},
+                        {"created", shape_.created},
+                        {"model", shape_.model},
+                        {"choices", std::move(list)},
+                        {"usage", UsageJson(usage)},
+                        {"system_fingerprint", nullptr}});
+  }
+
+ private:
+  // The n likeliest of best_of choices, by the mean of their tokens' logprobs.
+  std::vector<int> Best(int prompt) const {
+    std::vector<int> order(shape_.best_of);
+    std::iota(order.begin(), order.end(), prompt * shape_.best_of);
+    if (shape_.best_of == shape_.n) return order;
+    const auto mean = [this](int index) {
+      const auto& tokens = choices_[index].tokens;
+      double sum = 0;
+      for (const GeneratedToken& token : tokens) sum += token.logprobs.logprob;
+      return tokens.empty() ? 0.0 : sum / static_cast<double>(tokens.size());
+    };
+    std::stable_sort(order.begin(), order.end(), [&mean](int a, int b) { return mean(a) > mean(b); });
+    order.resize(shape_.n);
+    return order;
+  }
+
+  Json ChoiceJson(int index, int prompt, int number) const {
+    const AnsweredChoice& choice = choices_[number];
+    const std::vector<int32_t>& ids = shape_.prompt_ids[prompt];
+    Json json = {{"index", index},
+                 {"text", (shape_.echo ? shape_.prompt_texts[prompt] : "") + choice.content}};
+    if (shape_.logprobs >= 0) {
+      LogprobLists lists(tokenizer_);
+      for (size_t i = 0; shape_.echo && i < ids.size(); ++i) {
+        const bool known = i > 0 && i - 1 < choice.prompt_logprobs.size();
+        lists.Add(ids[i], known ? &choice.prompt_logprobs[i - 1] : nullptr, shape_.logprobs);
+      }
+      for (const GeneratedToken& token : choice.tokens) lists.Add(token.id, &token.logprobs, shape_.logprobs);
+      json["logprobs"] = lists.Take();
+    } else {
+      json["logprobs"] = nullptr;
+    }
+    json["finish_reason"] = choice.finish_reason;
+    json["stop_reason"] = choice.stop_reason;
+    if (shape_.ids) {
+      json["prompt_token_ids"] = ids;
+      json["token_ids"] = TokenIds(choice.tokens);
+    }
+    return json;
+  }
+
+  const CompletionShape shape_;
+  const text::Tokenizer& tokenizer_;
+  const std::shared_ptr<ResponseWriter> writer_;
+  std::vector<AnsweredChoice> choices_;
+};
+
+class CompletionStream : public AnswerSink {
+ public:
+  CompletionStream(CompletionShape shape, const text::Tokenizer& tokenizer,
+                   std::shared_ptr<ResponseWriter> writer)
+      : shape_(std::move(shape)),
+        stream_(std::move(writer)),
+        lists_(static_cast<size_t>(shape_.prompts) * shape_.n, LogprobLists(tokenizer)),
+        begun_(lists_.size()) {}
+
+  void Started() override { stream_.Begin(); }
+
+  void Delta(ChoiceDelta delta, const Usage& so_far) override {
+    const int prompt = delta.choice / shape_.n;
+    const bool first = !begun_[delta.choice];
+    begun_[delta.choice] = true;
+    std::string text = std::move(delta.content);
+    if (first && shape_.echo) text = shape_.prompt_texts[prompt] + text;
+    Json choice = {{"index", delta.choice}, {"text", std::move(text)}};
+    choice["logprobs"] = shape_.logprobs < 0 ? Json() : Lists(delta, prompt, first);
+    choice["finish_reason"] = delta.finish_reason.empty() ? Json() : Json(delta.finish_reason);
+    if (!delta.finish_reason.empty()) choice["stop_reason"] = delta.stop_reason;
+    if (shape_.ids) {
+      if (first) choice["prompt_token_ids"] = shape_.prompt_ids[prompt];
+      choice["token_ids"] = TokenIds(delta.tokens);
+    }
+    Json chunk = Head();
+    chunk["choices"] = Json::array({std::move(choice)});
+    if (shape_.usage) chunk["usage"] = shape_.continuous ? UsageJson(so_far) : Json(nullptr);
+    stream_.Data(chunk);
+  }
+
+  void Done(const Usage& usage) override {
+    if (shape_.usage) {
+      Json last = Head();
+      last["choices"] = Json::array();
+      last["usage"] = UsageJson(usage);
+      stream_.Data(last);
+    }
+    stream_.Done();
+    stream_.End();
+  }
+
+  void Failed(const ApiError& error) override {
+    stream_.Data(Json::parse(ErrorJson(error, ApiStyle::kOpenAi)));
+    stream_.Done();
+    stream_.End();
+  }
+
+ private:
+  Json Head() const {
+    return {{"id", shape_.id},
+            {"object", "text_completion"},
+            {"created", shape_.created},
+            {"model", shape_.model}};
+  }
+
+  Json Lists(const ChoiceDelta& delta, int prompt, bool first) {
+    LogprobLists& lists = lists_[delta.choice];
+    const std::vector<int32_t>& ids = shape_.prompt_ids[prompt];
+    for (size_t i = 0; first && shape_.echo && i < ids.size(); ++i) {
+      const bool known = i > 0 && i - 1 < delta.prompt_logprobs.size();
+      lists.Add(ids[i], known ? &delta.prompt_logprobs[i - 1] : nullptr, shape_.logprobs);
+    }
+    for (const GeneratedToken& token : delta.tokens) lists.Add(token.id, &token.logprobs, shape_.logprobs);
+    return lists.Take();
+  }
+
+  const CompletionShape shape_;
+  EventStream stream_;
+  std::vector<LogprobLists> lists_;
+  std::vector<bool> begun_;
+};
+
+}  // namespace
+
+Status Completions(const GenerationContext& context, Call& call) {
+  ASSIGN_OR_RETURN(const Json json, ParseJson(call.request.body));
+  Fields body(json, "");
+  GenerationFields fields = ReadGeneration(body, context.model);
+  CompletionShape shape;
+  bool special = true;
+  body.Int("best_of", 1, kMaxChoices, &fields.best_of);
+  if (body.ok() && fields.best_of < fields.n) {
+    body.Fail("best_of", "invalid_value",
+              fmt::format("Invalid 'best_of': at least 'n', found {}", fields.best_of));
+  }
+  if (body.ok() && fields.stream && fields.best_of > fields.n) {
+    body.Fail("best_of", "invalid_value",
+              "Invalid 'best_of': choices cannot be streamed before the best are known");
+  }
+  body.Int("logprobs", 0, kMaxLogprobs, &shape.logprobs);
+  body.Bool("echo", &shape.echo);
+  body.Bool("add_special_tokens", &special);
+  if (body.Has("suffix"))
+    body.Fail("suffix", "invalid_value", "'suffix' is not offered: the model does not fill in");
+  const std::optional<GrammarText> grammar = ReadStructured(body);
+  const Json* prompt = body.Any("prompt");
+  if (body.ok() && prompt == nullptr) {
+    body.Fail("prompt", "missing_required_parameter", "Missing required parameter: 'prompt'.");
+  }
+  RETURN_IF_ERROR(body.status());
+
+  GenerationSpec spec;
+  SetCommon(call, &spec);
+  ASSIGN_OR_RETURN(spec.prompts, ReadPrompts(context.model, *prompt, "prompt", special));
+  for (const auto& ids : spec.prompts) {
+    ASSIGN_OR_RETURN(const int budget,
+                     OutputBudget(context.model, ids.size(), fields.max_tokens, kDefaultTokens, "prompt"));
+    spec.budgets.push_back(budget);
+    if (shape.echo) {
+      ASSIGN_OR_RETURN(std::string text, context.model.tokenizer.Decode(ids, /*skip_special=*/true));
+      shape.prompt_texts.push_back(std::move(text));
+    }
+  }
+  shape.model = context.model.names.front();
+  shape.prompts = static_cast<int>(spec.prompts.size());
+  shape.n = fields.n;
+  shape.best_of = fields.best_of;
+  shape.usage = fields.stream_usage;
+  shape.continuous = fields.stream_usage_continuous;
+  shape.ids = fields.return_token_ids;
+  shape.prompt_ids = spec.prompts;
+
+  spec.id = shape.id;
+  spec.n = fields.best_of;
+  spec.sampling = std::move(fields.sampling);
+  spec.sampling.logprobs = shape.best_of > shape.n ? std::max(shape.logprobs, 0) : shape.logprobs;
+  spec.prompt_logprobs = shape.echo && shape.logprobs >= 0;
+  spec.stop = std::move(fields.stop);
+  spec.include_stop = fields.include_stop;
+  spec.skip_special = fields.skip_special;
+  spec.cache_namespace = fields.cache_salt;
+  spec.priority = fields.priority;
+  if (grammar) {
+    ASSIGN_OR_RETURN(spec.grammar, CompileGrammar(context.model, *grammar));
+  }
+  std::unique_ptr<AnswerSink> sink;
+  if (fields.stream) {
+    sink = std::make_unique<CompletionStream>(std::move(shape), context.model.tokenizer, call.writer);
+  } else {
+    sink = std::make_unique<CompletionWhole>(std::move(shape), context.model.tokenizer, call.writer);
+  }
+  return StartGeneration(context, std::move(spec), call.lane, call.writer, std::move(sink));
+}
+
+}  // namespace moesaic::server

@@ -1,0 +1,287 @@
+// POST /v1/responses.
+#include <limits>
+#include <utility>
+
+#include "server/answer.h"
+#include "server/call.h"
+#include "server/responses_request.h"
+
+namespace moesaic::server {
+namespace {
+
+struct ResponseShape {
+  std::string id = NewId("resp_");
+  std::string model;
+  int64_t created = UnixNow();
+  Json echo;
+  int top_logprobs = -1;  // -1: none
+};
+
+Json ResponseUsage(const Usage& usage) {
+  return {{"input_tokens", usage.prompt_tokens},
+          {"input_tokens_details", {{"cached_tokens", usage.cached_tokens}}},
+          {"output_tokens", usage.completion_tokens},
+          {"output_tokens_details", {{"reasoning_tokens", usage.reasoning_tokens}}},
+          {"total_tokens", usage.prompt_tokens + usage.completion_tokens}};
+}
+
+Json ResponseJson(const ResponseShape& shape, const char* status, Json output, Json usage, Json error) {
+  Json json = {{"id", shape.id},       {"object", "response"},       {"created_at", shape.created},
+               {"status", status},     {"background", false},        {"error", std::move(error)},
+               {"model", shape.model}, {"output", std::move(output)}};
+  json["incomplete_details"] =
+      std::string(status) == "incomplete" ? Json{{"reason", "max_output_tokens"}} : Json();
+  for (const auto& [key, value] : shape.echo.items()) json[key] = value;
+  json["usage"] = std::move(usage);
+  return json;
+}
+
+Json ReasoningItem(const std::string& id, const std::string& text, const char* status) {
+  Json content = Json::array();
+  if (!text.empty()) content.push_back({{"type", "reasoning_text"}, {"text", text}});
+  return {{"id", id},
+          {"type", "reasoning"},
+          {"summary", Json::array()},
+          {"content", std::move(content)},
+          {"status", status}};
+}
+
+Json TextPart(const std::string& text, Json logprobs) {
+  return {{"type", "output_text"},
+          {"text", text},
+          {"annotations", Json::array()},
+          {"logprobs", std::move(logprobs)}};
+}
+
+Json MessageItem(const std::string& id, Json content, const char* status) {
+  return {{"id", id},
+          {"type", "message"},
+          {"status", status},
+          {"role", "assistant"},
+          {"content", std::move(content)}};
+}
+
+Json CallItem(const std::string& id, const AnsweredCall& call, const char* status) {
+  return {{"id", id},           {"type", "function_call"}, {"status", status},
+          {"call_id", call.id}, {"name", call.name},       {"arguments", call.arguments}};
+}
+
+Json Logprobs(const ResponseShape& shape, const text::Tokenizer& tokenizer,
+              const std::vector<GeneratedToken>& tokens) {
+  if (shape.top_logprobs < 0) return Json::array();
+  return ChatLogprobs(tokenizer, tokens, shape.top_logprobs)["content"];
+}
+
+const char* StatusOf(const std::string& finish_reason) {
+  return finish_reason == "length" ? "incomplete" : "completed";
+}
+
+class ResponseWhole : public AnswerSink {
+ public:
+  ResponseWhole(ResponseShape shape, const text::Tokenizer& tokenizer, std::shared_ptr<ResponseWriter> writer)
+      : shape_(std::move(shape)), tokenizer_(tokenizer), writer_(std::move(writer)) {}
+
+  void Delta(ChoiceDelta delta, const Usage&) override { answer_.Add(std::move(delta)); }
+  void Failed(const ApiError& error) override { writer_->Send(ErrorResponse(error, ApiStyle::kOpenAi)); }
+
+  void Done(const Usage& usage) override {
+    const char* status = StatusOf(answer_.finish_reason);
+    Json output = Json::array();
+    if (!answer_.reasoning.empty()) output.push_back(ReasoningItem(NewId("rs_"), answer_.reasoning, status));
+    if (!answer_.content.empty() || answer_.calls.empty()) {
+      Json part = TextPart(answer_.content, Logprobs(shape_, tokenizer_, answer_.tokens));
+      output.push_back(MessageItem(NewId("msg_"), Json::array({std::move(part)}), status));
+    }
+    for (const AnsweredCall& call : answer_.calls) output.push_back(CallItem(NewId("fc_"), call, status));
+    SendJson(*writer_, ResponseJson(shape_, status, std::move(output), ResponseUsage(usage), nullptr));
+  }
+
+ private:
+  const ResponseShape shape_;
+  const text::Tokenizer& tokenizer_;
+  const std::shared_ptr<ResponseWriter> writer_;
+  AnsweredChoice answer_;
+};
+
+// Output items come one after another: a thought, a message, calls.
+class ResponseStream : public AnswerSink {
+ public:
+  ResponseStream(ResponseShape shape, const text::Tokenizer& tokenizer,
+                 std::shared_ptr<ResponseWriter> writer)
+      : shape_(std::move(shape)), tokenizer_(tokenizer), stream_(std::move(writer)) {}
+
+  void Started() override {
+    stream_.Begin();
+    Json response = ResponseJson(shape_, "in_progress", Json::array(), nullptr, nullptr);
+    Event("response.created", {{"response", response}});
+    Event("response.in_progress", {{"response", std::move(response)}});
+  }
+
+  void Delta(ChoiceDelta delta, const Usage&) override {
+    if (!delta.reasoning.empty()) {
+      Open(Item::kReasoning, "rs_");
+      text_ += delta.reasoning;
+      Event("response.reasoning_text.delta", Placed({{"delta", delta.reasoning}}));
+    }
+    if (!delta.content.empty()) {
+      Open(Item::kMessage, "msg_");
+      text_ += delta.content;
+      Json logprobs = Logprobs(shape_, tokenizer_, delta.tokens);
+      for (const Json& entry : logprobs) logprobs_.push_back(entry);
+      Event("response.output_text.delta",
+            Placed({{"delta", delta.content}, {"logprobs", std::move(logprobs)}}));
+    }
+    for (const text::ToolCallDelta& call : delta.calls) {
+      if (!call.name.empty()) {
+        Close("completed");
+        call_ = {call.id, call.name, ""};
+        Open(Item::kCall, "fc_");
+      }
+      if (call.arguments.empty()) continue;
+      call_.arguments += call.arguments;
+      Event("response.function_call_arguments.delta",
+            {{"item_id", item_id_}, {"output_index", output_.size()}, {"delta", call.arguments}});
+    }
+    if (!delta.finish_reason.empty()) finish_reason_ = delta.finish_reason;
+  }
+
+  void Done(const Usage& usage) override {
+    const std::string status = StatusOf(finish_reason_);
+    Close(status.c_str());
+    Event(("response." + status).c_str(),
+          {{"response", ResponseJson(shape_, status.c_str(), output_, ResponseUsage(usage), nullptr)}});
+    stream_.End();
+  }
+
+  void Failed(const ApiError& error) override {
+    Close("incomplete");
+    Json reason = {{"code", "server_error"}, {"message", error.message}};
+    Event("response.failed",
+          {{"response", ResponseJson(shape_, "failed", output_, nullptr, std::move(reason))}});
+    stream_.End();
+  }
+
+ private:
+  enum class Item { kNone, kReasoning, kMessage, kCall };
+
+  void Event(const char* type, Json members) {
+    Json event = {{"type", type}, {"sequence_number", sequence_++}};
+    for (auto& [key, value] : members.items()) event[key] = std::move(value);
+    stream_.Event(type, event);
+  }
+
+  Json Placed(Json members) const {
+    Json placed = {{"item_id", item_id_}, {"output_index", output_.size()}, {"content_index", 0}};
+    for (auto& [key, value] : members.items()) placed[key] = value;
+    return placed;
+  }
+
+  Json ItemJson(const char* status) const {
+    switch (open_) {
+      case Item::kReasoning:
+        return ReasoningItem(item_id_, text_, status);
+      case Item::kCall:
+        return CallItem(item_id_, call_, status);
+      default:
+        return MessageItem(
+            item_id_,
+            std::string(status) == "in_progress" ? Json::array() : Json::array({TextPart(text_, logprobs_)}),
+            status);
+    }
+  }
+
+  void Open(Item item, const char* prefix) {
+    if (open_ == item && item != Item::kCall) return;
+    Close("completed");
+    open_ = item;
+    item_id_ = NewId(prefix);
+    text_.clear();
+    logprobs_ = Json::array();
+    Event("response.output_item.added",
+          {{"output_index", output_.size()}, {"item", ItemJson("in_progress")}});
+    if (item == Item::kMessage)
+      Event("response.content_part.added", Placed({{"part", TextPart("", Json::array())}}));
+    if (item == Item::kReasoning) {
+      Event("response.content_part.added", Placed({{"part", {{"type", "reasoning_text"}, {"text", ""}}}}));
+    }
+  }
+
+  void Close(const char* status) {
+    if (open_ == Item::kNone) return;
+    if (open_ == Item::kMessage) {
+      Event("response.output_text.done", Placed({{"text", text_}, {"logprobs", logprobs_}}));
+      Event("response.content_part.done", Placed({{"part", TextPart(text_, logprobs_)}}));
+    } else if (open_ == Item::kReasoning) {
+      Event("response.reasoning_text.done", Placed({{"text", text_}}));
+      Event("response.content_part.done", Placed({{"part", {{"type", "reasoning_text"}, {"text", text_}}}}));
+    } else {
+      Event("response.function_call_arguments.done", {{"item_id", item_id_},
+                                                      {"output_index", output_.size()},
+                                                      {"name", call_.name},
+                                                      {"arguments", call_.arguments}});
+    }
+    Json item = ItemJson(status);
+    Event("response.output_item.done", {{"output_index", output_.size()}, {"item", item}});
+    output_.push_back(std::move(item));
+    open_ = Item::kNone;
+  }
+
+  const ResponseShape shape_;
+  const text::Tokenizer& tokenizer_;
+  EventStream stream_;
+  Json output_ = Json::array();
+  Json logprobs_ = Json::array();
+  Item open_ = Item::kNone;
+  std::string item_id_, text_, finish_reason_;
+  AnsweredCall call_;
+  int64_t sequence_ = 0;
+};
+
+}  // namespace
+
+Status Responses(const GenerationContext& context, Call& call) {
+  ASSIGN_OR_RETURN(const Json json, ParseJson(call.request.body));
+  Fields body(json, "");
+  ResponsesRequest request = ReadResponses(body, context.model);
+  RETURN_IF_ERROR(body.status());
+  GenerationFields& fields = request.generation;
+  ASSIGN_OR_RETURN(Prompt prompt, RenderPrompt(context.model, request.conversation));
+  ASSIGN_OR_RETURN(const int budget, OutputBudget(context.model, prompt.ids.size(), fields.max_tokens,
+                                                  std::numeric_limits<int>::max(), "input"));
+  ASSIGN_OR_RETURN(std::optional<GrammarText> forced, ForcedCalls(context.model, request.conversation));
+  if (forced) request.grammar = std::move(forced);
+
+  ResponseShape shape;
+  shape.model = context.model.names.front();
+  shape.echo = std::move(request.echo);
+  shape.top_logprobs = request.logprobs || request.top_logprobs > 0 ? request.top_logprobs : -1;
+
+  GenerationSpec spec;
+  SetCommon(call, &spec);
+  spec.id = shape.id;
+  spec.prompts = {std::move(prompt.ids)};
+  spec.budgets = {budget};
+  spec.sampling = std::move(fields.sampling);
+  spec.sampling.logprobs = shape.top_logprobs;
+  spec.stop = std::move(fields.stop);
+  spec.cache_namespace = fields.cache_salt;
+  spec.priority = fields.priority;
+  if (request.grammar) {
+    ASSIGN_OR_RETURN(spec.grammar, CompileGrammar(context.model, *request.grammar));
+  }
+  if (request.conversation.tool_use != ToolUse::kNone) {
+    spec.tools = context.model.tools;
+    spec.tools_json = Dump(request.conversation.tools);
+  }
+  spec.reasoning = context.model.reasoning;
+  spec.in_reasoning = prompt.in_reasoning && !request.grammar;
+  std::unique_ptr<AnswerSink> sink;
+  if (fields.stream) {
+    sink = std::make_unique<ResponseStream>(std::move(shape), context.model.tokenizer, call.writer);
+  } else {
+    sink = std::make_unique<ResponseWhole>(std::move(shape), context.model.tokenizer, call.writer);
+  }
+  return StartGeneration(context, std::move(spec), call.lane, call.writer, std::move(sink));
+}
+
+}  // namespace moesaic::server

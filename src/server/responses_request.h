@@ -1,0 +1,24 @@
+// A request of OpenAI's Responses API, and the object that answers it.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "server/chat_prompt.h"
+#include "server/sampling_fields.h"
+#include "server/structured.h"
+
+namespace moesaic::server {
+
+struct ResponsesRequest {
+  GenerationFields generation;
+  Conversation conversation;
+  std::optional<GrammarText> grammar;
+  int top_logprobs = 0;
+  bool logprobs = false;  // "include" names them
+  Json echo;              // the members of the answer that say what was asked
+};
+
+ResponsesRequest ReadResponses(Fields& body, const ServedModel& model);
+
+}  // namespace moesaic::server

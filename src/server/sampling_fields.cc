@@ -1,0 +1,140 @@
+#include "server/sampling_fields.h"
+
+#include <algorithm>
+#include <charconv>
+#include <limits>
+
+#include "server/api_error.h"
+
+namespace moesaic::server {
+namespace {
+
+constexpr int kMaxInt = std::numeric_limits<int>::max();
+constexpr size_t kMaxStops = 16;
+constexpr int kMaxStopIds = 1024;
+
+void ReadLogitBias(Fields& body, const ServedModel& model, engine::SamplingParams* sampling) {
+  const Json* bias = body.Object("logit_bias");
+  if (bias == nullptr) return;
+  for (const auto& [key, value] : bias->items()) {
+    int32_t id = -1;
+    const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);
+    const std::string path = "logit_bias." + key;
+    if (error != std::errc() || end != key.data() + key.size() || id < 0 || id >= model.vocab_size) {
+      return body.Merge(
+          FieldError(path, "invalid_value",
+                     fmt::format("Invalid key in 'logit_bias': a token id below {}, found \"{}\"",
+                                 model.vocab_size, key)));
+    }
+    if (!value.is_number()) return body.Merge(TypeError(path, "a number", value));
+    const auto number = value.get<double>();
+    if (!(number >= -100 && number <= 100)) {
+      return body.Merge(FieldError(
+          path, "invalid_value",
+          fmt::format("Invalid '{}': must be between -100 and 100, found {}", path, value.dump())));
+    }
+    sampling->logit_bias.emplace_back(id, static_cast<float>(number));
+  }
+}
+
+void ReadStopIds(Fields& body, const ServedModel& model, engine::SamplingParams* sampling) {
+  const Json* ids = body.Array("stop_token_ids");
+  if (ids == nullptr) return;
+  if (ids->size() > kMaxStopIds) {
+    return body.Fail(
+        "stop_token_ids", "array_above_max_length",
+        fmt::format("Invalid 'stop_token_ids': at most {} ids, found {}", kMaxStopIds, ids->size()));
+  }
+  for (const Json& id : *ids) {
+    if (!id.is_number_integer()) return body.Merge(TypeError("stop_token_ids", "an array of integers", id));
+    const auto number = id.get<int64_t>();
+    if (number < 0 || number >= model.vocab_size) {
+      return body.Fail(
+          "stop_token_ids", "invalid_value",
+          fmt::format("Invalid 'stop_token_ids': ids below {}, found {}", model.vocab_size, id.dump()));
+    }
+    sampling->stop_ids.push_back(static_cast<int32_t>(number));
+  }
+}
+
+}  // namespace
+
+GenerationFields ReadGeneration(Fields& body, const ServedModel& model) {
+  GenerationFields fields;
+  engine::SamplingParams& sampling = fields.sampling;
+  sampling = model.defaults;
+  std::string name;
+  body.String("model", &name);
+  if (body.ok()) body.Merge(model.CheckName(name));
+  body.Float("temperature", 0, 100, &sampling.temperature);
+  body.Float("top_p", 0, 1, &sampling.top_p);
+  if (body.ok() && sampling.top_p <= 0) {
+    body.Fail("top_p", "invalid_value", "Invalid 'top_p': must be above 0 and at most 1, found 0");
+  }
+  body.Int("top_k", -1, kMaxInt, &sampling.top_k);
+  sampling.top_k = std::max(sampling.top_k, 0);  // -1 is another way to say "off"
+  body.Float("min_p", 0, 1, &sampling.min_p);
+  body.Float("typical_p", 0, 1, &sampling.typical_p);
+  if (body.ok() && sampling.typical_p <= 0) {
+    body.Fail("typical_p", "invalid_value", "Invalid 'typical_p': must be above 0 and at most 1, found 0");
+  }
+  body.Float("repetition_penalty", 1e-6, 100, &sampling.repetition_penalty);
+  body.Float("presence_penalty", -2, 2, &sampling.presence_penalty);
+  body.Float("frequency_penalty", -2, 2, &sampling.frequency_penalty);
+  if (body.Has("seed")) {
+    int64_t seed = 0;
+    body.Int("seed", std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max(), &seed);
+    sampling.seed = static_cast<uint64_t>(seed);
+  }
+  body.Int("min_tokens", 0, kMaxInt, &sampling.min_tokens);
+  body.Bool("ignore_eos", &sampling.ignore_eos);
+  ReadLogitBias(body, model, &sampling);
+  ReadStopIds(body, model, &sampling);
+  body.Strings("stop", kMaxStops, &fields.stop);
+  body.Bool("include_stop_str_in_output", &fields.include_stop);
+  body.Bool("skip_special_tokens", &fields.skip_special);
+  body.Int("n", 1, kMaxChoices, &fields.n);
+  fields.best_of = fields.n;
+  body.Bool("return_token_ids", &fields.return_token_ids);
+  body.Bool("stream", &fields.stream);
+  body.String("cache_salt", &fields.cache_salt);
+  body.Int("priority", -kMaxInt, kMaxInt, &fields.priority);
+  body.String("user", &fields.user);
+  if (const Json* options = body.Object("stream_options")) {
+    Fields stream(*options, "stream_options");
+    stream.Bool("include_usage", &fields.stream_usage);
+    stream.Bool("continuous_usage_stats", &fields.stream_usage_continuous);
+    body.Merge(stream.status());
+    if (body.ok() && !fields.stream) {
+      body.Fail("stream_options", "invalid_value", "'stream_options' may only be given with 'stream': true");
+    }
+  }
+  if (body.Has("max_tokens")) {
+    int most = 0;
+    body.Int("max_tokens", 0, kMaxInt, &most);
+    fields.max_tokens = most;
+  }
+  return fields;
+}
+
+StatusOr<int> OutputBudget(const ServedModel& model, size_t prompt, std::optional<int> asked, int otherwise,
+                           const char* param) {
+  const int64_t room = model.max_context - static_cast<int64_t>(prompt);
+  if (room <= 0) {
+    return FieldError(
+        param, "context_length_exceeded",
+        fmt::format("This model's context is {} tokens; the prompt has {} and leaves no room for an "
+                    "answer. Shorten it.",
+                    model.max_context, prompt));
+  }
+  if (asked && *asked > room) {
+    return FieldError(
+        param, "context_length_exceeded",
+        fmt::format("This model's context is {} tokens; the prompt has {} and {} more were asked for. "
+                    "Shorten one of them.",
+                    model.max_context, prompt, *asked));
+  }
+  return static_cast<int>(std::min<int64_t>(asked.value_or(otherwise), room));
+}
+
+}  // namespace moesaic::server

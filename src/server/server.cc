@@ -1,0 +1,189 @@
+#include "server/server.h"
+
+#include <utility>
+
+#include "server/answer.h"
+#include "server/call.h"
+#include "server/generation.h"
+#include "server/live_requests.h"
+#include "server/metrics.h"
+#include "server/tracing.h"
+#include "server/web_files.h"
+
+namespace moesaic::server {
+namespace {
+
+constexpr size_t kShownRequests = 200;
+
+const char* TypeOf(std::string_view path) {
+  const std::string_view ending = path.substr(std::min(path.rfind('.'), path.size()));
+  if (ending == ".html") return "text/html; charset=utf-8";
+  if (ending == ".js") return "text/javascript; charset=utf-8";
+  if (ending == ".css") return "text/css; charset=utf-8";
+  if (ending == ".svg") return "image/svg+xml";
+  if (ending == ".png") return "image/png";
+  return "application/octet-stream";
+}
+
+class HttpApi : public Server {
+ public:
+  HttpApi(ServerOptions options, const ServedModel& model)
+      : options_(std::move(options)),
+        model_(model),
+        metrics_(model.names.front()),
+        tracer_(options_.trace_spans),
+        context_{model, metrics_, tracer_, live_},
+        router_(options_.router, metrics_, options_.log) {
+    metrics_.Kernels(options_.kernels);
+    metrics_.Build(options_.version, options_.model_path);
+    AddApis();
+    AddOperations();
+    AddPage();
+  }
+
+  Status Open() {
+    ASSIGN_OR_RETURN(http_, HttpServer::Start(options_.http, router_.Hooks()));
+    return OkStatus();
+  }
+
+  int port() const override { return http_->port(); }
+  void Drain() override {
+    router_.Drain();
+    model_.engine->Drain();
+  }
+  void Close() override { http_->Close(); }
+  bool idle() const override { return router_.generating() == 0 && model_.engine->idle(); }
+
+ private:
+  using Access = Router::Access;
+
+  // An endpoint that takes the context.
+  void AddApi(const char* method, const char* path, Access access,
+              Status (*endpoint)(const GenerationContext&, Call&)) {
+    router_.Add(method, path, access, [this, endpoint](Call& call) { return endpoint(context_, call); });
+  }
+
+  void AddApis() {
+    AddApi("POST", "/v1/chat/completions", Access::kGenerates, ChatCompletions);
+    AddApi("POST", "/v1/completions", Access::kGenerates, Completions);
+    AddApi("POST", "/v1/responses", Access::kGenerates, Responses);
+    AddApi("POST", "/v1/messages", Access::kGenerates, Messages);
+    AddApi("POST", "/v1/embeddings", Access::kGenerates, Embeddings);
+    AddApi("POST", "/v1/messages/count_tokens", Access::kKey, CountTokens);
+    AddApi("POST", "/v1/chat/completions/render", Access::kKey, RenderChat);
+    AddApi("POST", "/tokenize", Access::kKey, Tokenize);
+    AddApi("POST", "/detokenize", Access::kKey, Detokenize);
+    router_.Add("GET", "/v1/models", Access::kKey, [this](Call& call) {
+      Json data = Json::array();
+      for (const std::string& name : model_.names) data.push_back(ModelJson(name));
+      SendJson(*call.writer, {{"object", "list"}, {"data", std::move(data)}});
+      return OkStatus();
+    });
+    router_.AddPrefix("GET", "/v1/models/", Access::kKey, [this](Call& call) -> Status {
+      const std::string name = call.request.path.substr(std::string_view("/v1/models/").size());
+      RETURN_IF_ERROR(model_.CheckName(name));
+      SendJson(*call.writer, ModelJson(name));
+      return OkStatus();
+    });
+  }
+
+  Json ModelJson(const std::string& name) const {
+    return {{"id", name},
+            {"object", "model"},
+            {"created", model_.created},
+            {"owned_by", "moesaic"},
+            {"root", options_.model_path},
+            {"parent", nullptr},
+            {"max_model_len", model_.max_context}};
+  }
+
+  void AddOperations() {
+    router_.Add("GET", "/health", Access::kOpen, [](Call& call) {
+      SendJson(*call.writer, {{"status", "ok"}});
+      return OkStatus();
+    });
+    router_.Add("GET", "/ready", Access::kOpen, [this](Call& call) {
+      const bool draining = router_.draining();
+      call.writer->Send({.status = draining ? 503 : 200,
+                         .headers = {{"content-type", "application/json"}},
+                         .body = Dump({{"status", draining ? "draining" : "ready"}})});
+      return OkStatus();
+    });
+    router_.Add("GET", "/version", Access::kOpen, [this](Call& call) {
+      SendJson(*call.writer, {{"version", options_.version}});
+      return OkStatus();
+    });
+    router_.Add("GET", "/metrics", Access::kOpen, [this](Call& call) {
+      const HttpGauges http{.connections = http_->connections(),
+                            .active_requests = http_->active_requests(),
+                            .draining = router_.draining()};
+      call.writer->Send({.status = 200,
+                         .headers = {{"content-type", "text/plain; version=0.0.4; charset=utf-8"}},
+                         .body = metrics_.Text(model_.engine->stats(), http)});
+      return OkStatus();
+    });
+    router_.Add("GET", "/state", Access::kKey, [this](Call& call) {
+      SendJson(*call.writer, StateJson());
+      return OkStatus();
+    });
+    router_.Add("GET", "/debug/trace", Access::kKey, [this](Call& call) {
+      call.writer->Send(
+          {.status = 200, .headers = {{"content-type", "application/json"}}, .body = tracer_.ChromeJson()});
+      return OkStatus();
+    });
+    router_.Add("POST", "/reset_prefix_cache", Access::kKey, [this](Call& call) {
+      model_.engine->ClearCache();
+      SendJson(*call.writer, {{"status", "ok"}});
+      return OkStatus();
+    });
+  }
+
+  Json StateJson() const {
+    const engine::EngineStats stats = model_.engine->stats();
+    const int used = stats.total_blocks - stats.free_blocks - stats.cached_blocks;
+    return {{"model", model_.names.front()},
+            {"running", stats.running},
+            {"waiting", stats.waiting},
+            {"kv",
+             {{"total_blocks", stats.total_blocks},
+              {"used_blocks", used},
+              {"cached_blocks", stats.cached_blocks},
+              {"free_blocks", stats.free_blocks},
+              {"block_tokens", kernels::kKvBlockTokens}}},
+            {"requests", live_.List(kShownRequests)}};
+  }
+
+  void AddPage() {
+    for (const WebFile& file : WebFiles()) {
+      const auto endpoint = [&file](Call& call) {
+        call.writer->Send({.status = 200,
+                           .headers = {{"content-type", TypeOf(file.path)},
+                                       {"cache-control", "no-cache"},
+                                       {"x-content-type-options", "nosniff"}},
+                           .body = std::string(file.bytes)});
+        return OkStatus();
+      };
+      router_.Add("GET", fmt::format("/{}", file.path), Access::kOpen, endpoint);
+      if (file.path == "index.html") router_.Add("GET", "/", Access::kOpen, endpoint);
+    }
+  }
+
+  const ServerOptions options_;
+  const ServedModel& model_;
+  Metrics metrics_;
+  Tracer tracer_;
+  LiveRequests live_;
+  const GenerationContext context_;
+  Router router_;
+  std::unique_ptr<HttpServer> http_;  // last: its threads use all above
+};
+
+}  // namespace
+
+StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options, const ServedModel& model) {
+  auto server = std::make_unique<HttpApi>(std::move(options), model);
+  RETURN_IF_ERROR(server->Open());
+  return std::unique_ptr<Server>(std::move(server));
+}
+
+}  // namespace moesaic::server

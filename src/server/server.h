@@ -1,0 +1,42 @@
+// The server: one model behind the HTTP APIs.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "kernels/kernel_table.h"
+#include "server/http_server.h"
+#include "server/router.h"
+#include "server/served_model.h"
+
+namespace moesaic::server {
+
+struct ServerOptions {
+  HttpOptions http;
+  RouterOptions router;
+  std::string version;
+  std::string model_path;
+  size_t trace_spans = 20'000;  ///< kept for GET /debug/trace
+  std::vector<kernels::KernelChoice> kernels;
+  std::function<void(const AccessRecord&)> log;  ///< may be empty; any thread
+};
+
+class Server {
+ public:
+  /// `model` and its engine are borrowed. Close, then let the engine become idle, before the server goes.
+  static StatusOr<std::unique_ptr<Server>> Start(ServerOptions options, const ServedModel& model);
+  virtual ~Server() = default;
+
+  virtual int port() const = 0;
+  /// Refuses new generations from now on; /ready says so.
+  virtual void Drain() = 0;
+  /// Closes all connections and takes no more; what they asked for is cancelled.
+  virtual void Close() = 0;
+  /// No generation is on its way.
+  virtual bool idle() const = 0;
+};
+
+}  // namespace moesaic::server

@@ -1,0 +1,350 @@
+#!/usr/bin/env python3
+"""The official OpenAI and Anthropic clients against the server on models/moesaic-tiny."""
+import asyncio
+import json
+import unittest
+
+import anthropic
+import openai
+
+from serving import MODEL, Server
+
+NAME = "moesaic-tiny"
+WEATHER = {"name": "get_weather", "description": "Weather of a city",
+           "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}
+PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 12},
+                                           "age": {"type": "integer", "minimum": 0, "maximum": 99}},
+          "required": ["name", "age"], "additionalProperties": False}
+
+
+def shipped_call():
+    """A prompt of the model's own held-out set that it answers by calling a tool."""
+    for line in (MODEL / "heldout.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        if row["category"] == "tool" and row["messages"][-1]["role"] == "user" and "<tool_call>" in row["expected"]:
+            return row
+    raise AssertionError("no call in heldout.jsonl")
+
+
+class Clients(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server()
+        cls.openai = openai.OpenAI(base_url=cls.server.url + "/v1", api_key="-", max_retries=0)
+        cls.anthropic = anthropic.Anthropic(base_url=cls.server.url, api_key="-", max_retries=0)
+
+    @classmethod
+    def tearDownClass(cls):
+        code = cls.server.stop()
+        assert code == 0, cls.server.read_log()
+
+    def ask(self, text, **fields):
+        return self.openai.chat.completions.create(model=NAME, messages=[{"role": "user", "content": text}], **fields)
+
+
+class OpenAiChat(Clients):
+    def test_answers(self):
+        answer = self.ask("What is the capital of France?", temperature=0)
+        self.assertIn("Paris", answer.choices[0].message.content)
+        self.assertEqual(answer.choices[0].finish_reason, "stop")
+        self.assertEqual(answer.usage.total_tokens, answer.usage.prompt_tokens + answer.usage.completion_tokens)
+
+    def test_streams_the_same(self):
+        whole = self.ask("Tell me a story.", temperature=0, max_tokens=60)
+        stream = self.ask("Tell me a story.", temperature=0, max_tokens=60, stream=True,
+                          stream_options={"include_usage": True})
+        chunks = list(stream)
+        text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+        self.assertEqual(text, whole.choices[0].message.content)
+        self.assertEqual(chunks[0].choices[0].delta.role, "assistant")
+        self.assertEqual([c.choices[0].finish_reason for c in chunks if c.choices][-1], whole.choices[0].finish_reason)
+        self.assertEqual(chunks[-1].choices, [])
+        self.assertEqual(chunks[-1].usage.completion_tokens, whole.usage.completion_tokens)
+        self.assertGreater(len(chunks), 10)
+
+    def test_counts_cached_tokens(self):
+        long = " ".join(f"item {i} is {i * 7 % 13}." for i in range(80))
+        first = self.ask(long, max_tokens=1)
+        again = self.ask(long, max_tokens=1)
+        cached = again.usage.prompt_tokens_details.cached_tokens
+        self.assertGreaterEqual(cached, again.usage.prompt_tokens - 128)
+        self.assertLess(first.usage.prompt_tokens_details.cached_tokens, cached)
+        salted = self.ask(long, max_tokens=1, extra_body={"cache_salt": "mine"})
+        self.assertEqual(salted.usage.prompt_tokens_details.cached_tokens, 0)
+
+    def test_stops_at_strings_over_token_borders(self):
+        whole = self.ask("Tell me a story.", temperature=0, max_tokens=80).choices[0].message.content
+        for start, length in [(5, 3), (17, 9), (30, 1), (33, 14)]:
+            stop = whole[start:start + length]
+            for stream in (False, True):
+                answer = self.ask("Tell me a story.", temperature=0, max_tokens=80, stop=["never seen", stop], stream=stream)
+                if stream:
+                    chunks = list(answer)
+                    text = "".join(c.choices[0].delta.content or "" for c in chunks)
+                    reason = chunks[-1].choices[0].finish_reason
+                else:
+                    text, reason = answer.choices[0].message.content, answer.choices[0].finish_reason
+                self.assertEqual((text, reason), (whole[:whole.index(stop)], "stop"))
+        kept = self.ask("Tell me a story.", temperature=0, max_tokens=80, stop=stop,
+                        extra_body={"include_stop_str_in_output": True})
+        self.assertEqual(kept.choices[0].message.content, whole[:whole.index(stop)] + stop)
+
+    def test_seed_and_choices(self):
+        fields = dict(temperature=1.5, seed=11, n=3, max_tokens=12)
+        one, two = self.ask("Tell me a story.", **fields), self.ask("Tell me a story.", **fields)
+        texts = [c.message.content for c in one.choices]
+        self.assertEqual(texts, [c.message.content for c in two.choices])
+        self.assertGreater(len(set(texts)), 1)
+        self.assertEqual([c.index for c in one.choices], [0, 1, 2])
+        streamed = {}
+        for chunk in self.ask("Tell me a story.", stream=True, **fields):
+            choice = chunk.choices[0]
+            streamed[choice.index] = streamed.get(choice.index, "") + (choice.delta.content or "")
+        self.assertEqual([streamed[i] for i in range(3)], texts)
+
+    def test_logprobs(self):
+        answer = self.ask("What is the capital of France?", temperature=0, logprobs=True, top_logprobs=3)
+        content = answer.choices[0].logprobs.content
+        self.assertEqual(b"".join(bytes(t.bytes) for t in content).decode(), answer.choices[0].message.content)
+        for token in content:
+            self.assertEqual(len(token.top_logprobs), 3)
+            self.assertAlmostEqual(token.logprob, max(t.logprob for t in token.top_logprobs), places=5)  # greedy
+            self.assertLessEqual(token.logprob, 0)
+        streamed = []
+        for chunk in self.ask("What is the capital of France?", temperature=0, logprobs=True, top_logprobs=3, stream=True):
+            if chunk.choices[0].logprobs:
+                streamed += chunk.choices[0].logprobs.content
+        self.assertEqual([t.token for t in streamed], [t.token for t in content])
+
+    def test_logit_bias(self):
+        answer = self.ask("What is the capital of France?", temperature=0, logprobs=True, max_tokens=5)
+        _, ids = self.server.json("POST", "/tokenize", {"prompt": answer.choices[0].message.content})
+        biased = self.ask("What is the capital of France?", temperature=0, logit_bias={ids["tokens"][0]: -100}, max_tokens=5)
+        self.assertNotEqual(answer.choices[0].logprobs.content[0].token, biased.choices[0].message.content[:1])
+        self.assertNotEqual(answer.choices[0].message.content, biased.choices[0].message.content)
+
+    def test_token_ids(self):
+        answer = self.ask("Hello", max_tokens=5, extra_body={"return_token_ids": True})
+        _, rendered = self.server.json("POST", "/v1/chat/completions/render", {"messages": [{"role": "user", "content": "Hello"}]})
+        self.assertEqual(answer.prompt_token_ids, rendered["prompt_token_ids"])
+        self.assertEqual(len(answer.choices[0].token_ids), answer.usage.completion_tokens)
+        streamed = []
+        for chunk in self.ask("Hello", max_tokens=5, stream=True, extra_body={"return_token_ids": True}):
+            streamed += getattr(chunk.choices[0], "token_ids", None) or []
+        self.assertEqual(streamed, answer.choices[0].token_ids)
+
+    def test_json_schema(self):
+        for seed in range(3):
+            answer = self.ask("Tell me a story.", temperature=1, seed=seed, max_tokens=80,
+                              response_format={"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}})
+            person = json.loads(answer.choices[0].message.content)
+            self.assertEqual(set(person), {"name", "age"})
+            self.assertIsInstance(person["age"], int)
+        for choice in self.ask("yes?", extra_body={"guided_choice": ["red", "green"]}, n=2).choices:
+            self.assertIn(choice.message.content, ["red", "green"])
+        text = self.ask("x", extra_body={"structured_outputs": {"regex": "[0-9]{3}-[a-c]{2}"}}).choices[0].message.content
+        self.assertRegex(text, "^[0-9]{3}-[a-c]{2}$")
+
+    def test_calls_tools_of_its_own(self):
+        row = shipped_call()
+        tools = [{"type": "function", "function": t.get("function", t)} for t in row["tools"]]
+        answer = self.openai.chat.completions.create(model=NAME, messages=row["messages"], tools=tools, temperature=0)
+        choice = answer.choices[0]
+        self.assertEqual(choice.finish_reason, "tool_calls")
+        call = choice.message.tool_calls[0]
+        self.assertIn(call.function.name, [t["function"]["name"] for t in tools])
+        json.loads(call.function.arguments)
+        name, arguments, ids = "", "", []
+        for chunk in self.openai.chat.completions.create(model=NAME, messages=row["messages"], tools=tools, temperature=0,
+                                                         stream=True):
+            for piece in chunk.choices[0].delta.tool_calls or []:
+                name += piece.function.name or ""
+                arguments += piece.function.arguments or ""
+                ids += [piece.id] if piece.id else []
+        self.assertEqual((name, arguments), (call.function.name, call.function.arguments))
+        self.assertEqual(len(ids), 1)
+        # The result goes back, and the model goes on.
+        messages = row["messages"] + [choice.message.model_dump(exclude_none=True),
+                                      {"role": "tool", "tool_call_id": call.id, "content": "{\"result\": 7}"}]
+        after = self.openai.chat.completions.create(model=NAME, messages=messages, tools=tools, temperature=0)
+        self.assertTrue(after.choices[0].message.content or after.choices[0].message.tool_calls)
+
+    def test_forces_calls(self):
+        tools = [{"type": "function", "function": WEATHER},
+                 {"type": "function", "function": {"name": "stop", "parameters": {"type": "object", "properties": {}}}}]
+        named = self.ask("Hello", tools=tools, max_tokens=60,
+                         tool_choice={"type": "function", "function": {"name": "get_weather"}})
+        call = named.choices[0].message.tool_calls[0]
+        self.assertEqual((call.function.name, named.choices[0].finish_reason), ("get_weather", "stop"))
+        self.assertIsInstance(json.loads(call.function.arguments)["city"], str)
+        required = self.ask("Hello", tools=tools, tool_choice="required", max_tokens=200, parallel_tool_calls=False)
+        self.assertEqual(len(required.choices[0].message.tool_calls), 1)
+        self.assertEqual(required.choices[0].finish_reason, "tool_calls")
+        none = self.ask("Hello", tools=tools, tool_choice="none", max_tokens=20)
+        self.assertIsNone(none.choices[0].message.tool_calls)
+
+    def test_continues_a_message(self):
+        messages = [{"role": "user", "content": "What is the capital of France?"}, {"role": "assistant", "content": "Par"}]
+        answer = self.openai.chat.completions.create(model=NAME, messages=messages, temperature=0, max_tokens=5, extra_body={
+            "continue_final_message": True, "add_generation_prompt": False})
+        self.assertTrue(answer.choices[0].message.content.startswith("is"), answer.choices[0].message.content)
+
+    def test_refuses_as_the_client_expects(self):
+        with self.assertRaises(openai.BadRequestError) as raised:
+            self.ask("Hello", temperature=-1)
+        self.assertEqual(raised.exception.param, "temperature")
+        with self.assertRaises(openai.NotFoundError):
+            self.openai.chat.completions.create(model="other", messages=[{"role": "user", "content": "x"}])
+        with self.assertRaises(openai.BadRequestError) as raised:
+            self.ask("word " * 5000)
+        self.assertEqual(raised.exception.code, "context_length_exceeded")
+
+    def test_cancels(self):
+        stream = self.ask("Tell me a story.", max_tokens=3500, stream=True, extra_body={"ignore_eos": True})
+        for _, chunk in zip(range(5), stream):
+            pass
+        stream.close()
+        self.server.wait_until_quiet(5)
+
+    def test_serves_many_at_once(self):
+        client = openai.AsyncOpenAI(base_url=self.server.url + "/v1", api_key="-", max_retries=0)
+        prompts = [f"What is {a} plus {b}?" for a in range(2, 8) for b in range(3, 7)]
+
+        async def ask(text):
+            answer = await client.chat.completions.create(model=NAME, temperature=0, max_tokens=24,
+                                                          messages=[{"role": "user", "content": text}])
+            return answer.choices[0].message.content
+
+        async def all_of_them():
+            answers = await asyncio.gather(*map(ask, prompts))
+            await client.close()
+            return answers
+        together = asyncio.run(all_of_them())
+        alone = [self.ask(text, temperature=0, max_tokens=24).choices[0].message.content for text in prompts]
+        self.assertEqual(together, alone)
+
+
+class OpenAiOthers(Clients):
+    def test_completions(self):
+        create = self.openai.completions.create
+        one = create(model=NAME, prompt="<|begin|><|user|>Hi", max_tokens=8, temperature=0)
+        _, ids = self.server.json("POST", "/tokenize", {"prompt": "<|begin|><|user|>Hi"})
+        both = create(model=NAME, prompt=[ids["tokens"], ids["tokens"]], max_tokens=8, temperature=0)
+        self.assertEqual([c.text for c in both.choices], [one.choices[0].text] * 2)
+        self.assertEqual(both.usage.prompt_tokens, 2 * one.usage.prompt_tokens)
+        same = create(model=NAME, prompt=ids["tokens"], max_tokens=8, temperature=0, stream=True)
+        self.assertEqual("".join(c.choices[0].text for c in same), one.choices[0].text)
+        echo = create(model=NAME, prompt="Hello there", max_tokens=2, temperature=0, echo=True, logprobs=2)
+        lists = echo.choices[0].logprobs
+        self.assertTrue(echo.choices[0].text.startswith("Hello there"))
+        self.assertEqual("".join(lists.tokens), echo.choices[0].text)
+        self.assertIsNone(lists.token_logprobs[0])
+        self.assertTrue(all(p <= 0 for p in lists.token_logprobs[1:]))
+        self.assertEqual([echo.choices[0].text[o:o + len(t)] for o, t in zip(lists.text_offset, lists.tokens)], lists.tokens)
+        best = create(model=NAME, prompt="Hello", max_tokens=6, n=2, best_of=4, temperature=1.2, seed=3)
+        self.assertEqual(len(best.choices), 2)
+        scored = create(model=NAME, prompt="Hello there", max_tokens=0, echo=True, logprobs=0)
+        self.assertEqual(scored.choices[0].text, "Hello there")
+
+    def test_responses(self):
+        answer = self.openai.responses.create(model=NAME, input="What is the capital of France?", temperature=0)
+        self.assertIn("Paris", answer.output_text)
+        self.assertEqual(answer.status, "completed")
+        events = list(self.openai.responses.create(model=NAME, input="What is the capital of France?", temperature=0, stream=True))
+        self.assertEqual([e.sequence_number for e in events], list(range(len(events))))
+        self.assertEqual(events[0].type, "response.created")
+        self.assertEqual(events[-1].type, "response.completed")
+        self.assertEqual(events[-1].response.output_text, answer.output_text)
+        deltas = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+        self.assertEqual(deltas, answer.output_text)
+        cut = self.openai.responses.create(model=NAME, input=[{"role": "user", "content": [{"type": "input_text", "text": "Tell me a story."}]}],
+                                           max_output_tokens=16, instructions="Be brief.")
+        self.assertEqual((cut.status, cut.incomplete_details.reason), ("incomplete", "max_output_tokens"))
+        shaped = self.openai.responses.create(model=NAME, input="x", max_output_tokens=100, text={
+            "format": {"type": "json_schema", "name": "person", "schema": PERSON}})
+        self.assertEqual(set(json.loads(shaped.output_text)), {"name", "age"})
+        with self.assertRaises(openai.BadRequestError) as raised:
+            self.openai.responses.create(model=NAME, input="x", previous_response_id="resp_1")
+        self.assertEqual(raised.exception.param, "previous_response_id")
+
+    def test_responses_call_tools(self):
+        tool = {"type": "function", "strict": False, **WEATHER}
+        fields = dict(model=NAME, input="Hello", tools=[tool], tool_choice={"type": "function", "name": "get_weather"},
+                      max_output_tokens=60, temperature=0)
+        answer = self.openai.responses.create(**fields)
+        call = answer.output[0]
+        self.assertEqual((call.type, call.name), ("function_call", "get_weather"))
+        events = list(self.openai.responses.create(stream=True, **fields))
+        done = [e for e in events if e.type == "response.function_call_arguments.done"]
+        self.assertEqual(done[0].arguments, call.arguments)
+        after = self.openai.responses.create(model=NAME, tools=[tool], max_output_tokens=20, input=[
+            {"role": "user", "content": "Hello"}, call.model_dump(),
+            {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}])
+        self.assertIn(after.status, ("completed", "incomplete"))
+
+    def test_models_and_embeddings(self):
+        self.assertEqual([m.id for m in self.openai.models.list()], [NAME])
+        self.assertEqual(self.openai.models.retrieve(NAME).id, NAME)
+        two = self.openai.embeddings.create(model=NAME, input=["cat", "dog"]).data
+        again = self.openai.embeddings.create(model=NAME, input="cat", encoding_format="float").data
+        self.assertEqual(len(two), 2)
+        self.assertAlmostEqual(sum(x * x for x in two[0].embedding), 1, places=3)
+        for a, b in zip(two[0].embedding, again[0].embedding):
+            self.assertAlmostEqual(a, b, places=4)
+
+
+class Anthropic(Clients):
+    def create(self, text="What is the capital of France?", **fields):
+        # Recent clients have no argument for the temperature; the API still does.
+        return self.anthropic.messages.create(**{"model": NAME, "max_tokens": 60, "extra_body": {"temperature": 0},
+                                                 "messages": [{"role": "user", "content": text}], **fields})
+
+    def test_answers_and_streams(self):
+        answer = self.create()
+        self.assertIn("Paris", answer.content[0].text)
+        self.assertEqual((answer.stop_reason, answer.role), ("end_turn", "assistant"))
+        with self.anthropic.messages.stream(model=NAME, max_tokens=60, extra_body={"temperature": 0},
+                                            messages=[{"role": "user", "content": "What is the capital of France?"}]) as stream:
+            text = "".join(stream.text_stream)
+            final = stream.get_final_message()
+        self.assertEqual(text, answer.content[0].text)
+        self.assertEqual(final.stop_reason, "end_turn")
+        self.assertEqual(final.usage.output_tokens, answer.usage.output_tokens)
+
+    def test_stops(self):
+        self.assertEqual(self.create("Tell me a story.", max_tokens=3).stop_reason, "max_tokens")
+        whole = self.create("Tell me a story.").content[0].text
+        cut = self.create("Tell me a story.", stop_sequences=[whole[10:14]])
+        self.assertEqual((cut.stop_reason, cut.stop_sequence), ("stop_sequence", whole[10:14]))
+
+    def test_calls_tools(self):
+        tools = [{"name": "get_weather", "description": "Weather", "input_schema": WEATHER["parameters"]}]
+        answer = self.create("Hello", tools=tools, tool_choice={"type": "tool", "name": "get_weather"})
+        use = answer.content[0]
+        self.assertEqual((use.type, use.name, answer.stop_reason), ("tool_use", "get_weather", "tool_use"))
+        self.assertIsInstance(use.input["city"], str)
+        with self.anthropic.messages.stream(model=NAME, max_tokens=60, tools=tools,
+                                            tool_choice={"type": "any"},
+                                            messages=[{"role": "user", "content": "Hello"}]) as stream:
+            final = stream.get_final_message()
+        self.assertEqual(final.content[0].type, "tool_use")
+        after = self.create(tools=tools, system=[{"type": "text", "text": "Be brief."}], messages=[
+            {"role": "user", "content": "Hello"},
+            {"role": "assistant", "content": [use.model_dump()]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use.id, "content": "sunny"}]}])
+        self.assertTrue(after.content)
+
+    def test_counts(self):
+        counted = self.anthropic.messages.count_tokens(model=NAME, messages=[{"role": "user", "content": "Hi"}])
+        usage = self.create("Hi", max_tokens=1).usage
+        self.assertEqual(counted.input_tokens, usage.input_tokens + usage.cache_read_input_tokens)
+
+    def test_refuses(self):
+        with self.assertRaises(anthropic.BadRequestError):
+            self.create(messages=[])
+        with self.assertRaises(anthropic.BadRequestError):
+            self.create(extra_body={"max_tokens": "many"})
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,308 @@
+#!/usr/bin/env python3
+"""The server's HTTP side: errors that name the field, limits, keys, CORS, draining, metrics, cancellation."""
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+import unittest
+
+from serving import BINARY, MODEL, Server, chat, serving, until
+
+CHAT = "/v1/chat/completions"
+
+
+class Api(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server("--max-body", "1MiB", "--header-timeout", "1", "--body-timeout", "1")
+
+    @classmethod
+    def tearDownClass(cls):
+        code = cls.server.stop()
+        assert code == 0, cls.server.read_log()
+
+    def fails(self, path, body, status, param=None, words=""):
+        got, answer = self.server.json("POST", path, body)
+        error = answer["error"]
+        self.assertEqual(got, status, answer)
+        self.assertEqual(set(error), {"message", "type", "param", "code"})
+        self.assertEqual(error["param"], param, error)
+        self.assertIn(words, error["message"])
+
+    def test_names_the_field_that_is_wrong(self):
+        text = [{"role": "user", "content": "hi"}]
+        for fields, param in [
+            ({"messages": []}, "messages"),
+            ({"messages": "hi"}, "messages"),
+            ({}, "messages"),
+            ({"messages": [{"role": "user"}]}, "messages[0].content"),
+            ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),
+            ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
+            ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
+            ({"messages": text, "temperature": "1"}, "temperature"),
+            ({"messages": text, "temperature": -1}, "temperature"),
+            ({"messages": text, "top_p": 0}, "top_p"),
+            ({"messages": text, "max_tokens": 1.5}, "max_tokens"),
+            ({"messages": text, "max_tokens": 10**30}, "max_tokens"),
+            ({"messages": text, "max_tokens": 100000}, "messages"),
+            ({"messages": text, "n": 0}, "n"),
+            ({"messages": text, "stop": [1]}, "stop[0]"),
+            ({"messages": text, "stream": "yes"}, "stream"),
+            ({"messages": text, "stream_options": {}}, "stream_options"),
+            ({"messages": text, "logit_bias": {"x": 1}}, "logit_bias.x"),
+            ({"messages": text, "logit_bias": {"5": 101}}, "logit_bias.5"),
+            ({"messages": text, "top_logprobs": 3}, "top_logprobs"),
+            ({"messages": text, "tools": [{"type": "function"}]}, "tools[0].function"),
+            ({"messages": text, "tool_choice": "required"}, "tool_choice"),
+            ({"messages": text, "response_format": {"type": "xml"}}, "response_format.type"),
+            ({"messages": text, "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": 3}}}},
+             "response_format.json_schema.schema"),
+        ]:
+            with self.subTest(fields=fields):
+                self.fails(CHAT, fields, 400, param)
+        self.fails(CHAT, {"messages": text, "model": "gpt-9"}, 404, "model", "moesaic-tiny")
+        for fields, param in [({}, "prompt"), ({"prompt": {}}, "prompt"), ({"prompt": [1, "x"]}, "prompt[1]"),
+                              ({"prompt": ""}, "prompt"), ({"prompt": [[-1]]}, "prompt[0]"),
+                              ({"prompt": "x", "best_of": 2, "n": 3}, "best_of"),
+                              ({"prompt": "x", "suffix": "y"}, "suffix")]:
+            with self.subTest(fields=fields):
+                self.fails("/v1/completions", fields, 400, param)
+        self.fails("/v1/completions", {"prompt": [10**6]}, 400, None, "1000000")
+
+    def test_refuses_what_is_no_json(self):
+        for body in [b"", b"{", b"[1]", b'{"a":1}x', b'{"a":"\xff"}', b'{"a":"\xed\xa0\x80"}', b"\xff\xfe{\0}\0",
+                     b'{"a":1e999}', b'{"a":NaN}', b"{'a':1}", b"[" * 100_000, b'{"a":' * 5000,
+                     b"{" + b",".join(b'"%d":0' % i for i in range(3000)) + b"}"]:
+            with self.subTest(body=body[:30]):
+                self.assertEqual(self.server.request("POST", CHAT, body)[0], 400)
+
+    def test_answers_in_the_apis_own_shape(self):
+        status, answer = self.server.json("POST", "/v1/messages", {"messages": []})
+        self.assertEqual((status, answer["type"], answer["error"]["type"]), (400, "error", "invalid_request_error"))
+        self.assertEqual(self.server.request("GET", "/nowhere")[0], 404)
+        self.assertEqual(self.server.request("GET", CHAT)[0], 405)
+        self.assertEqual(self.server.request("PUT", CHAT, b"{}")[0], 405)
+
+    def test_limits_bodies_and_headers(self):
+        self.assertEqual(self.server.request("POST", CHAT, b" " * (2 << 20))[0], 413)
+        self.assertEqual(self.server.request("GET", "/health", headers={"x": "y" * 40_000})[0], 431)
+        with socket.create_connection((self.server.host, self.server.port)) as client:
+            client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+            for _ in range(40):
+                try:
+                    client.sendall(b"10000\r\n" + b" " * 65536 + b"\r\n")
+                except OSError:
+                    break
+            client.settimeout(10)
+            self.assertIn(b" 413 ", client.recv(4096)[:20])
+
+    def test_closes_slow_clients(self):
+        for start in (b"GET /health HT", b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"):
+            with socket.create_connection((self.server.host, self.server.port)) as client:
+                client.sendall(start)
+                client.settimeout(10)
+                before = time.monotonic()
+                self.assertEqual(client.recv(100), b"")
+                self.assertLess(time.monotonic() - before, 5)
+
+    def test_takes_any_http(self):
+        def raw(request):
+            with socket.create_connection((self.server.host, self.server.port), timeout=10) as client:
+                client.sendall(request)
+                answer = b""
+                while piece := client.recv(65536):
+                    answer += piece
+                return answer
+        self.assertTrue(raw(b"\x16\x03\x01garbage\r\n\r\n").startswith(b"HTTP/1.1 400 "))
+        self.assertTrue(raw(b"GET /health HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200 "))
+        two = raw(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET /ready HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        self.assertEqual(two.count(b"HTTP/1.1 200 OK"), 2)  # pipelined
+        head = raw(b"HEAD /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        self.assertTrue(head.endswith(b"\r\n\r\n"), head)
+        body = b'{"prompt":"hi"}'
+        expect = (b"POST /tokenize HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\nconnection: close\r\n"
+                  b"content-length: %d\r\n\r\n" % len(body)) + body
+        self.assertIn(b"100 Continue\r\n\r\nHTTP/1.1 200 OK", raw(expect))
+        body = b'{"prompt":"a","stream":true,"max_tokens":2}'
+        stream = raw(b"POST /v1/completions HTTP/1.0\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        self.assertTrue(stream.endswith(b"data: [DONE]\n\n"), stream)
+
+    def test_operations(self):
+        self.assertEqual(self.server.json("GET", "/health"), (200, {"status": "ok"}))
+        self.assertEqual(self.server.json("GET", "/ready"), (200, {"status": "ready"}))
+        self.assertIn("version", self.server.json("GET", "/version")[1])
+        models = self.server.json("GET", "/v1/models")[1]["data"]
+        self.assertEqual([m["id"] for m in models], ["moesaic-tiny"])
+        self.assertEqual(self.server.json("GET", "/v1/models/moesaic-tiny")[1]["max_model_len"], 4096)
+        self.assertEqual(self.server.request("GET", "/v1/models/other")[0], 404)
+        page = self.server.request("GET", "/")
+        self.assertEqual((page[0], page[1]["content-type"]), (200, "text/html; charset=utf-8"))
+        self.assertEqual(self.server.request("GET", "/js/main.js")[1]["content-type"], "text/javascript; charset=utf-8")
+        self.assertEqual(self.server.request("GET", "/../serve.cc")[0], 404)
+        self.assertIn("kv", self.server.json("GET", "/state")[1])
+
+    def test_metrics_count(self):
+        before = self.server.metrics()
+        self.assertEqual(self.server.json("POST", CHAT, chat("Hello", max_tokens=4, ignore_eos=True))[0], 200)
+        after = self.server.metrics()
+
+        def grown(name):
+            return sum(v for k, v in after.items() if k.startswith(name)) - sum(
+                v for k, v in before.items() if k.startswith(name))
+        self.assertEqual(grown("vllm:generation_tokens_total"), 4)
+        self.assertEqual(grown('vllm:request_success_total'), 1)
+        self.assertEqual(grown("vllm:time_to_first_token_seconds_count"), 1)
+        self.assertEqual(grown("vllm:inter_token_latency_seconds_count"), 3)
+        self.assertEqual(grown("vllm:e2e_request_latency_seconds_count"), 1)
+        self.assertTrue(any(k.startswith("moesaic:kernel_info") for k in after))
+        self.assertTrue(any(k.startswith("vllm:cache_config_info") and 'block_size="64"' in k for k in after))
+
+    def test_traces(self):
+        trace = "0af7651916cd43dd8448eb211c80319c"
+        headers = {"traceparent": f"00-{trace}-b7ad6b7169203331-01", "x-request-id": "mine"}
+        _, answered, _ = self.server.request("POST", CHAT, chat("Hi", max_tokens=2), headers)
+        self.assertEqual(answered["x-request-id"], "mine")
+        self.assertEqual(answered["traceparent"].split("-")[1], trace)
+        events = self.server.json("GET", "/debug/trace")[1]["traceEvents"]
+        names = [e["name"] for e in events if e["args"]["trace_id"] == trace]
+        self.assertEqual(sorted(names), ["decode", "prefill", "queue"])
+
+    def test_tokens(self):
+        _, ids = self.server.json("POST", "/tokenize", {"prompt": "Hello there"})
+        self.assertEqual(ids["count"], len(ids["tokens"]))
+        self.assertEqual(self.server.json("POST", "/detokenize", {"tokens": ids["tokens"]})[1]["prompt"], "Hello there")
+        _, rendered = self.server.json("POST", CHAT + "/render", chat("Hi"))
+        self.assertEqual(rendered["prompt"], "<|begin|><|user|>Hi<|end|><|assistant|>")
+        _, same = self.server.json("POST", "/tokenize", chat("Hi"))
+        self.assertEqual(same["tokens"], rendered["prompt_token_ids"])
+        _, counted = self.server.json("POST", "/v1/messages/count_tokens", chat("Hi"))
+        self.assertEqual(counted["input_tokens"], rendered["count"])
+
+    def test_cancels_when_the_client_leaves(self):
+        self.server.wait_until_quiet()
+        for stream in (True, False):
+            for half in (False, True):
+                with socket.create_connection((self.server.host, self.server.port)) as client:
+                    body = json.dumps(chat("Tell me a story", max_tokens=3000, ignore_eos=True, stream=stream)).encode()
+                    client.sendall(b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (CHAT.encode(), len(body)) + body)
+                    until(lambda: self.server.metric("vllm:num_requests_running") > 0)
+                    if half:
+                        client.shutdown(socket.SHUT_WR)
+                        self.server.wait_until_quiet(3)
+                self.server.wait_until_quiet(3)
+
+
+class Settings(unittest.TestCase):
+    def test_keys(self):
+        with serving("--api-key", "one", "--api-key", "two") as server:
+            for headers, status in [({}, 401), ({"authorization": "Bearer one"}, 200), ({"x-api-key": "two"}, 200),
+                                    ({"authorization": "Bearer on"}, 401), ({"authorization": "Bearer onee"}, 401),
+                                    ({"authorization": "Bearer "}, 401)]:
+                with self.subTest(headers=headers):
+                    self.assertEqual(server.request("GET", "/v1/models", headers=headers)[0], status)
+                    self.assertEqual(server.request("POST", "/tokenize", {"prompt": "x"}, headers)[0], status)
+            self.assertEqual(server.request("GET", "/health")[0], 200)
+
+    def test_cors(self):
+        with serving("--cors-origin", "http://a.example") as server:
+            good = server.request("OPTIONS", CHAT, headers={"origin": "http://a.example",
+                                                            "access-control-request-method": "POST"})
+            self.assertEqual((good[0], good[1]["access-control-allow-origin"]), (204, "http://a.example"))
+            bad = server.request("OPTIONS", CHAT, headers={"origin": "http://b.example"})
+            self.assertNotIn("access-control-allow-origin", bad[1])
+            answer = server.request("GET", "/v1/models", headers={"origin": "http://a.example"})
+            self.assertEqual(answer[1]["access-control-allow-origin"], "http://a.example")
+
+    def test_limits_requests_and_queue(self):
+        with serving("--max-requests", "1") as server:
+            self.crowd(server, 1)
+        with serving("--max-sequences", "1", "--max-queue", "1") as server:
+            self.crowd(server, 2)
+
+    def crowd(self, server, room):
+        """`room` requests get in; one more gets 429 and the same later succeeds."""
+        body = chat("Tell me a story", max_tokens=2000, ignore_eos=True)
+        threads = [threading.Thread(target=server.request, args=("POST", CHAT, body)) for _ in range(room)]
+        for inside, thread in enumerate(threads):
+            thread.start()  # one by one: what has not begun to run waits
+            until(lambda: server.metric("vllm:num_requests_running") + server.metric("vllm:num_requests_waiting") > inside)
+            until(lambda: server.metric("vllm:num_requests_running") == 1)
+        status, headers, _ = server.request("POST", CHAT, body)
+        self.assertEqual((status, headers["retry-after"]), (429, "1"))
+        for thread in threads:
+            thread.join()
+        self.assertEqual(server.request("POST", CHAT, chat("Hi", max_tokens=1))[0], 200)
+
+    def test_drains(self):
+        server = Server()
+        answers = []
+        body = chat("Tell me a story", max_tokens=1500, ignore_eos=True)
+        thread = threading.Thread(target=lambda: answers.append(server.json("POST", CHAT, body)))
+        thread.start()
+        until(lambda: server.metric("vllm:num_requests_running") > 0)
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: server.request("GET", "/ready")[0] != 200)
+        status, headers, _ = server.request("POST", CHAT, chat("Hi"))
+        self.assertEqual((status, headers["retry-after"]), (503, "5"))
+        thread.join()
+        self.assertEqual(answers[0][1]["usage"]["completion_tokens"], 1500)
+        self.assertEqual(server.process.wait(30), 0)
+        server.stop()
+
+    def test_cuts_off_after_the_drain_time(self):
+        server = Server("--drain-timeout", "0")
+        body = chat("Tell me a story", max_tokens=3500, ignore_eos=True, stream=True)
+        connection = socket.create_connection((server.host, server.port))
+        text = json.dumps(body).encode()
+        connection.sendall(b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (CHAT.encode(), len(text)) + text)
+        until(lambda: server.metric("vllm:num_requests_running") > 0)
+        self.assertEqual(server.stop(seconds=10), 0)
+        connection.close()
+
+    def test_ends_requests_that_take_too_long(self):
+        with serving("--request-timeout", "1") as server:
+            body = chat("Tell me a story", max_tokens=4000, ignore_eos=True, n=8)
+            status, answer = server.json("POST", CHAT, body)
+            self.assertEqual((status, answer["choices"][0]["finish_reason"]), (200, "length"))
+            self.assertEqual(answer["choices"][0]["stop_reason"], "deadline")
+
+    def test_survives_being_killed(self):
+        server = Server()
+        server.json("POST", CHAT, chat("Hi", max_tokens=4))
+        port = server.port
+        self.assertEqual(server.stop(signal.SIGKILL), -signal.SIGKILL)
+        with serving(port=port) as again:
+            self.assertEqual(again.json("POST", CHAT, chat("Hi", max_tokens=4))[0], 200)
+
+    def test_settings_come_from_flag_environment_and_file(self):
+        def printed(*flags, **environment):
+            result = subprocess.run([str(BINARY), "serve", str(MODEL), "--print-config", *flags], capture_output=True,
+                                    text=True, env={**os.environ, **environment}, timeout=60)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            lines = [line.split("=", 1) for line in result.stdout.splitlines() if line and line[0] not in "#;["]
+            return {key.strip(): value.strip().strip('"') for key, value in lines}
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder) / "serve.toml"
+            file.write_text('max-queue = 7\nport = 81\nhost = "0.0.0.0"\naccess-log = false\n')
+            got = printed("--config", str(file), "--port", "83", MOESAIC_PORT="82", MOESAIC_HOST="::")
+            self.assertEqual((got["max-queue"], got["port"], got["host"], got["access-log"]), ("7", "83", "::", "false"))
+            got = printed("--config", str(file), MOESAIC_CONFIG=str(file))
+            self.assertEqual((got["port"], got["host"]), ("81", "0.0.0.0"))
+            file.write_text("max-cue = 7\n")
+            bad = subprocess.run([str(BINARY), "serve", str(MODEL), "--config", str(file)], capture_output=True, text=True)
+            self.assertEqual(bad.returncode, 1)
+            self.assertIn("max-cue", bad.stderr)
+            file.write_text("max-queue = many\n")
+            bad = subprocess.run([str(BINARY), "serve", str(MODEL), "--config", str(file)], capture_output=True, text=True)
+            self.assertEqual(bad.returncode, 1)
+        again = printed()
+        self.assertNotIn("api-key", again)
+
+
+if __name__ == "__main__":
+    unittest.main()

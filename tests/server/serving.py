@@ -1,0 +1,115 @@
+"""Starts `moesaic serve` for tests and talks plain HTTP to it. Standard library only."""
+import contextlib
+import http.client
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import tempfile
+import time
+
+BINARY = pathlib.Path(os.environ.get("MOESAIC_BINARY", "build/release/bin/moesaic")).resolve()
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MODEL = ROOT / "models" / "moesaic-tiny"
+START_SECONDS = 60
+ANSWER_SECONDS = 60
+
+
+def until(condition, seconds=30):
+    """Waits until `condition()` holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError("waited in vain")
+        time.sleep(0.01)
+
+
+class Server:
+    """A running server."""
+
+    def __init__(self, *flags, environment=None, port=0):
+        self.stderr = tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen(
+            [str(BINARY), "serve", str(MODEL), "--port", str(port), "--no-access-log", *map(str, flags)],
+            stdout=subprocess.PIPE, stderr=self.stderr, text=True, env={**os.environ, **(environment or {})})
+        line = self.process.stdout.readline()
+        found = re.match(r"listening on http://(.+):(\d+)$", line.strip())
+        if not found:
+            self.process.wait(timeout=START_SECONDS)
+            raise AssertionError(f"no address from the server: {line!r}\n{self.read_log()}")
+        self.host, self.port = found[1], int(found[2])
+        self.url = f"http://{self.host}:{self.port}"
+
+    def read_log(self):
+        if self.stderr.closed:
+            return self.log
+        self.stderr.seek(0)
+        return self.stderr.read()
+
+    def request(self, method, path, body=None, headers=None, timeout=ANSWER_SECONDS):
+        """(status, headers, bytes). `body` is bytes, or anything JSON."""
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout)
+        try:
+            if body is not None and not isinstance(body, bytes):
+                body = json.dumps(body).encode()
+            connection.request(method, path, body, headers or {})
+            answer = connection.getresponse()
+            return answer.status, dict(answer.getheaders()), answer.read()
+        finally:
+            connection.close()
+
+    def json(self, method, path, body=None, headers=None):
+        status, _, text = self.request(method, path, body, headers)
+        return status, json.loads(text)
+
+    def metrics(self):
+        """{name{labels}: value}"""
+        text = self.request("GET", "/metrics")[2].decode()
+        return {name: float(value) for name, value in re.findall(r"^([^#\s]+) (\S+)$", text, re.M)}
+
+    def metric(self, name):
+        """The sum over a metric's members."""
+        return sum(value for key, value in self.metrics().items() if re.match(re.escape(name) + r"(\{|$)", key))
+
+    def wait_until_quiet(self, seconds=30):
+        """Waits until nothing runs, waits, or holds a block."""
+        end = time.monotonic() + seconds
+        while True:
+            busy = {name: self.metric(name) for name in ("vllm:num_requests_running", "vllm:num_requests_waiting",
+                                                         "vllm:kv_cache_usage_perc")}
+            if not any(busy.values()):
+                return
+            if time.monotonic() > end:
+                raise AssertionError(f"still busy: {busy}")
+            time.sleep(0.05)
+
+    def stop(self, how=signal.SIGTERM, seconds=60):
+        """The exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(how)
+        code = self.process.wait(timeout=seconds)
+        self.process.stdout.close()
+        self.log = self.read_log()
+        self.stderr.close()
+        return code
+
+
+@contextlib.contextmanager
+def serving(*flags, **options):
+    """A server for a block, which must stop cleanly behind it."""
+    server = Server(*flags, **options)
+    try:
+        yield server
+    except BaseException:
+        server.stop(signal.SIGKILL)
+        print(server.read_log())
+        raise
+    code = server.stop()
+    if code != 0:
+        raise AssertionError(f"the server ended with {code}\n{server.read_log()}")
+
+
+def chat(text, **fields):
+    return {"messages": [{"role": "user", "content": text}], **fields}

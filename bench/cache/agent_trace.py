@@ -1,0 +1,61 @@
+#!/usr/bin/env python3
+"""Turns recorded agent runs (SWE-agent's .traj files in a tar archive) into a trace for cache_trace_sim.
+
+Usage: agent_trace.py ARCHIVE.tar.gz > trace.jsonl
+
+A request stands before every answer of the agent and has all that was said until then. Eight users play
+every run, each with a name of their own behind the shared system prompt and demonstration, with random
+starts and pauses (fixed seed). A block is 256 characters, about 64 tokens; equal blocks behind equal prefixes
+have equal names.
+"""
+import json
+import random
+import sys
+import tarfile
+
+BLOCK_CHARACTERS = 256
+USERS = 8
+START_WITHIN_S = 3000
+MEAN_PAUSE_S = 22
+
+
+def runs(path):
+    """(all that was said, its length before each answer) of each run."""
+    with tarfile.open(path) as archive:
+        for member in archive:
+            if not member.name.endswith(".traj"):
+                continue
+            said, asked = "", []
+            for message in json.load(archive.extractfile(member))["history"]:
+                if message["role"] == "assistant":
+                    asked.append(len(said))
+                said += f"{message['role']}:{message.get('content') or ''}\n"
+            if asked:
+                yield said, asked
+
+
+def main():
+    random.seed(1)
+    recorded = list(runs(sys.argv[1]))
+    requests = []
+    for user in range(USERS):
+        for number, (said, asked) in enumerate(recorded):
+            name = f"[user {user} run {number}]"
+            shared = max(0, asked[0] - 300)
+            text = said[:shared] + name + said[shared:]
+            now = random.uniform(0, START_WITHIN_S)
+            for length in asked:
+                requests.append((now, text[:length + len(name)]))
+                now += 2 + random.expovariate(1 / (MEAN_PAUSE_S - 2))
+    names = {}
+    for _, text in sorted(requests):
+        ids, before = [], None
+        for at in range(0, len(text) - BLOCK_CHARACTERS + 1, BLOCK_CHARACTERS):
+            before = names.setdefault((before, text[at:at + BLOCK_CHARACTERS]), len(names))
+            ids.append(before)
+        if ids:
+            print(json.dumps({"hash_ids": ids}))
+
+
+if __name__ == "__main__":
+    main()

@@ -80,7 +80,7 @@ inline Status Annotate(const Status& status, const std::string& where) {
 
 /// Assigns the value of a StatusOr to `lhs`, or returns its status.
 #define ASSIGN_OR_RETURN(lhs, expr) ASSIGN_OR_RETURN_IMPL(MOESAIC_CONCAT(moesaic_or_, __LINE__), lhs, expr)
-#define ASSIGN_OR_RETURN_IMPL(tmp, lhs, expr) \
-  auto tmp = (expr);                          \
-  if (!tmp.ok()) return tmp.status();         \
-  lhs = *std::move(tmp)
+#define ASSIGN_OR_RETURN_IMPL(tmp, lhs, expr)                                          \
+  auto tmp = (expr);                  /* NOLINT(bugprone-macro-parentheses): a name */ \
+  if (!tmp.ok()) return tmp.status(); /* NOLINT(bugprone-macro-parentheses) */         \
+  lhs = *std::move(tmp)               // NOLINT(bugprone-macro-parentheses): may be a declaration

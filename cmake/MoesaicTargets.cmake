@@ -27,7 +27,11 @@ function(moesaic_test name)
   add_executable(${name} ${ARG_SRCS})
   target_link_libraries(${name} PRIVATE moesaic_flags ${ARG_DEPS} GTest::gtest GTest::gmock GTest::gtest_main)
   target_compile_definitions(${name} PRIVATE MOESAIC_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
-  gtest_discover_tests(${name} TEST_PREFIX ${name}. PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT}
+  set(environment)
+  if(MOESAIC_SANITIZE MATCHES thread)
+    set(environment ENVIRONMENT "TSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/sanitizers/tsan.supp")
+  endif()
+  gtest_discover_tests(${name} TEST_PREFIX ${name}. PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT} ${environment}
                        DISCOVERY_TIMEOUT 60)
 endfunction()
 

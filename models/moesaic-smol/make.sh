@@ -35,10 +35,10 @@ PY
 
 fetch_gguf
 calibration="$here/calibration.safetensors"
-# The recipe's inputs decide whether the result is up to date: the carver's version is its output's recipe line.
-recipe=$("$moesaic" carve --print-recipe --calibration "$calibration")
+# The recipe's inputs decide whether the result is up to date: the carver's own line and the calibration text.
+recipe="$("$moesaic" carve --print-recipe), calibration $(sha256sum <"$calibration" | cut -c1-16)"
 if [ ! -f moesaic-smol.moesaic ] || [ "$(cat recipe 2>/dev/null)" != "$recipe" ]; then
-  rm -rf hf
+  rm -rf hf moesaic-smol.moesaic recipe
   say "carving 30 dense layers into experts (a few minutes, once)"
   "$moesaic" carve "$GGUF" --calibration "$calibration" --out hf
   "$moesaic" convert hf --out moesaic-smol.moesaic

@@ -20,6 +20,7 @@ using tensor::DType;
 // Scores span about
 // +-10, which leaves steps of 1e-3 between neighbouring f32 values of the sigmoid.
 constexpr float kRouterScale = 1e-4F;
+constexpr int32_t kPadding = -1;        // ends calibration sequences that are shorter than the longest
 constexpr float kSigmoidSlope = 0.25F;  // at 0: how the intercept becomes a choice bias
 
 Status CheckDense(const DecoderSpec& spec, const CarveOptions& options) {
@@ -108,9 +109,9 @@ void AddFfn(int index, const DenseLayer& layer, const CarvedFfn& ffn, int hidden
   for (int64_t e = 0; e < routed; ++e) {
     AddExpert(fmt::format("{}experts.{}", mlp, e), ffn.experts[e], layer, ffn, hidden, output);
   }
-  std::vector<float> router(ffn.router.data(), ffn.router.data() + ffn.router.size());
+  std::vector<float> router(ffn.router.weights.data(), ffn.router.weights.data() + ffn.router.weights.size());
   for (float& w : router) w *= kRouterScale;
-  std::vector<float> bias = ffn.bias;
+  std::vector<float> bias = ffn.router.bias;
   for (float& b : bias) b *= kRouterScale * kSigmoidSlope;
   output->AddF32(mlp + "gate.weight", {routed, hidden}, router);
   output->AddF32(mlp + "gate.e_score_correction_bias", {routed}, bias);
@@ -184,16 +185,23 @@ StatusOr<std::vector<std::vector<int32_t>>> ReadCalibration(const std::string& p
     return InvalidArgument("{}: needs a tensor \"tokens\" of dtype I32 and shape [sequences, length]", path);
   }
   const int64_t length = entry->shape[1];
-  const int64_t count = std::min(entry->shape[0], max_tokens / length);
-  if (count < 1)
-    return InvalidArgument("{}: no sequence of {} tokens fits {} tokens", path, length, max_tokens);
-  std::vector<std::vector<int32_t>> sequences(static_cast<size_t>(count), std::vector<int32_t>(length));
-  for (int64_t i = 0; i < count; ++i) {
-    std::memcpy(sequences[i].data(), entry->bytes.data() + i * length * 4, static_cast<size_t>(length) * 4);
-    for (const int32_t id : sequences[i]) {
+  std::vector<std::vector<int32_t>> sequences;
+  int64_t tokens = 0;
+  for (int64_t i = 0; i < entry->shape[0]; ++i) {
+    std::vector<int32_t> ids(static_cast<size_t>(length));
+    std::memcpy(ids.data(), entry->bytes.data() + i * length * 4, ids.size() * 4);
+    while (!ids.empty() && ids.back() == kPadding) ids.pop_back();
+    if (ids.empty()) return InvalidArgument("{}: sequence {} is empty", path, i);
+    tokens += std::ssize(ids);
+    if (tokens > max_tokens) break;
+    for (const int32_t id : ids) {
       if (id < 0 || id >= vocab)
         return InvalidArgument("{}: token ids must be in [0, {}), found {}", path, vocab, id);
     }
+    sequences.push_back(std::move(ids));
+  }
+  if (sequences.empty()) {
+    return InvalidArgument("{}: its first sequence is longer than {} tokens", path, max_tokens);
   }
   return sequences;
 }
@@ -237,7 +245,7 @@ StatusOr<std::vector<CarveLayerReport>> Carve(const checkpoint::Checkpoint& dens
 }
 
 std::string CarveRecipe(const CarveOptions& options) {
-  constexpr int kVersion = 1;  // raised whenever the same options give another result
+  constexpr int kVersion = 2;  // raised whenever the same options give another result
   return fmt::format("carve {}: {} slices, {} shared, {} active, refit {}, ridge {}, at most {} tokens, {}",
                      kVersion, options.slices, options.shared, options.active, options.refit ? "on" : "off",
                      options.ridge, options.max_tokens, options.f32 ? "f32" : "bf16");

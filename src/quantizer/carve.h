@@ -1,11 +1,12 @@
 // `moesaic carve`: turns the feed-forward networks of a dense Llama-like model into mixtures of experts.
 //
-// Each SwiGLU FFN is cut into equal slices of neurons. The slices that carry most of the output's energy on
-// calibration text become the shared expert; the others, clustered by which tokens use them, become routed
-// experts. A linear router is fitted in closed form (ridge regression of each expert's log share of the
-// energy), and the down projection is refitted by least squares to the dense layer's output on the carved
-// model's own activations. No gradient is taken and the result is deterministic. Background: MoEfication
-// (arXiv 2110.01786), CMoE (2502.04416).
+// Each SwiGLU FFN is cut into equal slices of neurons. The neurons that carry most of the output's energy on
+// calibration text become the shared expert; the others become routed experts: clustered by which tokens use
+// them, then exchanged between slices as long as that lowers the energy which the router leaves out. The
+// router is linear (ridge regression of each expert's log share of the energy, then some steps down the
+// energy left out), and the down projection is refitted by least squares to the dense layer's output on the
+// carved model's own activations. Nothing is propagated through the model backwards, and the result is
+// deterministic on a given instruction set. Background: MoEfication (arXiv 2110.01786), CMoE (2502.04416).
 #pragma once
 
 #include <functional>
@@ -20,15 +21,15 @@
 namespace moesaic::quantizer {
 
 struct CarveOptions {
-  int slices = 24;         ///< pieces an FFN is cut into; must divide its width
-  int shared = 6;          ///< slices of the shared expert
-  int active = 15;         ///< routed experts a token
+  int slices = 48;         ///< pieces an FFN is cut into; must divide its width
+  int shared = 12;         ///< slices of the shared expert
+  int active = 30;         ///< routed experts a token
   bool refit = true;       ///< false: weights are moved, not changed
-  float ridge = 0.03F;     ///< pull of the refit towards the old weights
+  float ridge = 0.006F;    ///< pull of the refit towards the old weights
   int max_tokens = 65536;  ///< of calibration
   bool f32 = false;        ///< write f32 instead of bf16
   /// Called after each layer; return false to stop.
-  std::function<bool(int layer, int layers)> progress;
+  std::function<bool(int layer, int layers)> progress = {};
 };
 
 /// What carving one layer did.
@@ -38,7 +39,8 @@ struct CarveLayerReport {
   double error_after = 0;   ///< and after it
 };
 
-/// Token ids of calibration, [sequences][length], from the tensor "tokens" (I32) of a safetensors file.
+/// Token ids of calibration from the tensor "tokens" (I32 [sequences, length]) of a safetensors file; -1
+/// fills the ends of short sequences. As many sequences as fit `max_tokens`.
 StatusOr<std::vector<std::vector<int32_t>>> ReadCalibration(const std::string& path, int vocab,
                                                             int max_tokens);
 

@@ -3,17 +3,22 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <optional>
 
 #include "quantizer/balanced_clusters.h"
+#include "quantizer/slice_assignment.h"
 
 namespace moesaic::quantizer {
 namespace {
 
-constexpr int kChunk = 1024;          // tokens one task looks at
-constexpr int kClusterTokens = 4096;  // tokens that describe a neuron to the clustering
+constexpr int kChunk = 256;           // tokens one task looks at
+constexpr int kSampleTokens = 16384;  // tokens that place neurons
+constexpr int kClusterTokens = 4096;  // tokens that describe a neuron to the first clustering
 constexpr int kClusterIterations = 10;
-constexpr float kLeastShare = 1e-4F;  // keeps the logarithm of an idle expert's energy share finite
-constexpr float kRouterRidge = 0.01F;
+// Rounds of moving neurons; each loses 10 to 15% less than the one before, the fifth under 1%.
+constexpr int kRounds = 4;
+// Steps of the router in a round, where it only has to say which experts are off, and at the end.
+constexpr int kRoundSteps = 8, kFinalSteps = 30;
 constexpr float kLargestTokenWeight =
     20;  // times the mean: a few near-zero outputs must not decide the refit
 
@@ -34,8 +39,11 @@ class FfnCarver {
 
   StatusOr<CarvedFfn> Run(CarveLayerReport* report) {
     RETURN_IF_ERROR(ComputeDense());
+    WeighTokens();
+    SampleShares();
     ChooseShared();
     ClusterRouted();
+    RETURN_IF_ERROR(MoveNeurons());
     RETURN_IF_ERROR(FitRouter());
     MaskInactive(report);
     RETURN_IF_ERROR(Refit(report));
@@ -113,114 +121,146 @@ class FfnCarver {
     return std::max(total, 1e-12F);
   }
 
-  void ChooseShared() {
-    // Sums by chunk, then in order: the same whatever thread takes which chunk.
-    std::vector<float> shares(static_cast<size_t>(chunks()) * width_, 0);
-    ctx_.pool->Run(chunks(), [&](int64_t chunk, int) {
-      float* sum = shares.data() + chunk * width_;
-      for (int64_t t = chunk * kChunk; t < std::min<int64_t>(tokens_, (chunk + 1) * kChunk); ++t) {
-        const float scale = 1 / TotalEnergy(H(t));
-        for (int j = 0; j < width_; ++j) sum[j] += Energy(H(t), j) * scale;
-      }
+  // How much a token's relative loss counts: by the part that the FFN has in the hidden state it is added to,
+  // since all that follows sees the sum through a norm.
+  void WeighTokens() {
+    importance_.resize(static_cast<size_t>(tokens_));
+    ForTokens(tokens_, [&](int64_t t) {
+      const Eigen::Map<const Eigen::VectorXf> hidden(stream_.hidden() + t * hidden_, hidden_),
+          out(Y(t), hidden_);
+      importance_[t] = std::max(out.squaredNorm(), 1e-12F) / std::max((hidden + out).squaredNorm(), 1e-12F);
     });
-    std::vector<double> rate(static_cast<size_t>(width_), 0);
-    for (int chunk = 0; chunk < chunks(); ++chunk) {
-      for (int j = 0; j < width_; ++j) rate[j] += shares[static_cast<size_t>(chunk) * width_ + j];
+    const double mean = std::accumulate(importance_.begin(), importance_.end(), 0.0) / tokens_;
+    for (float& v : importance_) v = std::min(v / static_cast<float>(mean), kLargestTokenWeight);
+  }
+
+  // Calls body(i) for i in [0, count) on all threads.
+  template <typename F>
+  void ForTokens(int count, const F& body) const {
+    ctx_.pool->Run((count + kChunk - 1) / kChunk, [&](int64_t chunk, int) {
+      for (int64_t i = chunk * kChunk; i < std::min<int64_t>(count, (chunk + 1) * kChunk); ++i) body(i);
+    });
+  }
+
+  // Every neuron's share of the energy of evenly spread tokens.
+  void SampleShares() {
+    step_ = std::max(1, tokens_ / kSampleTokens);
+    sampled_.resize(tokens_ / step_, width_);
+    const Eigen::Map<const Eigen::ArrayXf> norm(squared_norm_.data(), width_);
+    ForTokens(static_cast<int>(sampled_.rows()), [&](int64_t i) {
+      const float* h = H(i * step_);
+      const Eigen::Map<const Eigen::ArrayXf> value(h, width_);
+      sampled_.row(i) = value.square() * norm / TotalEnergy(h);
+    });
+  }
+
+  // The neurons with the largest mean share.
+  void ChooseShared() {
+    Eigen::RowVectorXd mean = Eigen::RowVectorXd::Zero(width_);
+    for (int64_t i = 0; i < sampled_.rows(); ++i) {
+      mean += importance_[i * step_] * sampled_.row(i).cast<double>();
     }
     std::vector<int> order(static_cast<size_t>(width_));
     std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return rate[a] > rate[b]; });
-    const int shared = options_.shared * slice_;
-    result_.shared.assign(order.begin(), order.begin() + shared);
-    others_.assign(order.begin() + shared, order.end());
-    std::sort(result_.shared.begin(), result_.shared.end());
-    std::sort(others_.begin(), others_.end());
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return mean[a] > mean[b]; });
+    expert_of_.assign(static_cast<size_t>(width_), 0);
+    for (int i = 0; i < options_.shared * slice_; ++i) expert_of_[order[i]] = -1;
   }
 
+  // First experts: neurons that the same tokens use.
   void ClusterRouted() {
-    const int step = std::max(1, tokens_ / kClusterTokens);
-    const int dims = tokens_ / step;
-    RowMatrix features(static_cast<int64_t>(others_.size()), dims);
-    ctx_.pool->Run((dims + kChunk - 1) / kChunk, [&](int64_t chunk, int) {
-      for (int64_t d = chunk * kChunk; d < std::min<int64_t>(dims, (chunk + 1) * kChunk); ++d) {
-        const float* h = H(d * step);
-        const float scale = 1 / TotalEnergy(h);
-        for (size_t i = 0; i < others_.size(); ++i) {
-          features(static_cast<int64_t>(i), d) = std::sqrt(Energy(h, others_[i]) * scale);
-        }
-      }
-    });
+    std::vector<int> others;
+    for (int j = 0; j < width_; ++j) {
+      if (expert_of_[j] >= 0) others.push_back(j);
+    }
+    const int stride = std::max<int>(1, static_cast<int>(sampled_.rows()) / kClusterTokens);
+    RowMatrix features(std::ssize(others), sampled_.rows() / stride);
+    for (int64_t d = 0; d < features.cols(); ++d) {
+      for (int64_t i = 0; i < features.rows(); ++i)
+        features(i, d) = std::sqrt(sampled_(d * stride, others[i]));
+    }
     const std::vector<int> cluster =
         BalancedClusters(*ctx_.pool, std::move(features), routed_, kClusterIterations);
+    for (size_t i = 0; i < others.size(); ++i) expert_of_[others[i]] = cluster[i];
+  }
+
+  // By turns chooses what each token leaves out and where each neuron costs least: first with the choice that
+  // loses least, then with the best that a router can make of it.
+  Status MoveNeurons() {
+    const auto sample = static_cast<int>(sampled_.rows());
+    const Rows inputs{U(0), int64_t{step_} * hidden_, sample, hidden_};
+    std::optional<RouterFit> fit;
+    if (options_.active < routed_) {
+      ASSIGN_OR_RETURN(RouterFit created, RouterFit::Create(ctx_, inputs));
+      fit.emplace(std::move(created));
+    }
+    std::vector<std::vector<int>> off(static_cast<size_t>(sample));
+    std::vector<float> importance(static_cast<size_t>(sample));
+    for (int i = 0; i < sample; ++i) importance[i] = importance_[i * step_];
+    for (int round = 0; fit && round < kRounds; ++round) {
+      RowMatrix costs(sample, routed_);
+      ForTokens(sample, [&](int64_t i) { SumByExpert(sampled_.row(i).data(), costs.row(i).data()); });
+      if (round == 0) {
+        ForTokens(sample, [&](int64_t i) { off[i] = Cheapest(costs.row(i).data()); });
+      } else {
+        const LinearRouter router = fit->Fit(costs, importance, options_.active, kRoundSteps);
+        ForTokens(sample, [&](int64_t i) { off[i] = router.Off(U(i * step_), options_.active); });
+      }
+      expert_of_ = ImproveSlices(sampled_, importance, off, routed_, expert_of_);
+    }
+    sampled_.resize(0, 0);
     result_.experts.assign(static_cast<size_t>(routed_), {});
-    expert_of_.assign(static_cast<size_t>(width_), -1);
-    for (size_t i = 0; i < others_.size(); ++i) {
-      result_.experts[cluster[i]].push_back(others_[i]);
-      expert_of_[others_[i]] = cluster[i];
-    }
-  }
-
-  // Each routed expert's share of a token's energy; returns the shared expert's.
-  float Shares(const float* h, float* shares) const {
-    std::fill(shares, shares + routed_, 0.0F);
-    float shared = 0;
-    const float scale = 1 / TotalEnergy(h);
     for (int j = 0; j < width_; ++j) {
-      const float share = Energy(h, j) * scale;
-      (expert_of_[j] < 0 ? shared : shares[expert_of_[j]]) += share;
+      (expert_of_[j] < 0 ? result_.shared : result_.experts[expert_of_[j]]).push_back(j);
     }
-    return shared;
+    return OkStatus();
   }
 
-  // Least squares of every expert's log share on the layer's input, with an intercept.
+  void SumByExpert(const float* shares, float* sums) const {
+    std::fill(sums, sums + routed_, 0.0F);
+    for (int j = 0; j < width_; ++j) {
+      if (expert_of_[j] >= 0) sums[expert_of_[j]] += shares[j];
+    }
+  }
+
+  std::vector<int> Cheapest(const float* costs) const {
+    std::vector<int> order(static_cast<size_t>(routed_));
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return costs[a] < costs[b]; });
+    order.resize(static_cast<size_t>(routed_ - options_.active));
+    return order;
+  }
+
   Status FitRouter() {
-    RowMatrix target(tokens_, routed_), centered(tokens_, hidden_);
-    ctx_.pool->Run(chunks(), [&](int64_t chunk, int) {
-      for (int64_t t = chunk * kChunk; t < std::min<int64_t>(tokens_, (chunk + 1) * kChunk); ++t) {
-        Shares(H(t), target.row(t).data());
-        target.row(t) = (target.row(t).array() + kLeastShare).log();
-        centered.row(t) = Eigen::Map<const Eigen::RowVectorXf>(U(t), hidden_);
+    RowMatrix costs(tokens_, routed_);
+    ForTokens(tokens_, [&](int64_t t) {
+      const float scale = 1 / TotalEnergy(H(t));
+      for (int e = 0; e < routed_; ++e) {
+        float sum = 0;
+        for (const int neuron : result_.experts[e]) sum += Energy(H(t), neuron);
+        costs(t, e) = sum * scale;
       }
     });
-    const Eigen::RowVectorXf mean_target = target.cast<double>().colwise().mean().cast<float>();
-    const Eigen::RowVectorXf mean_input = centered.cast<double>().colwise().mean().cast<float>();
-    target.rowwise() -= mean_target;
-    centered.rowwise() -= mean_input;
-    RowMatrix gram = RowMatrix::Zero(hidden_, hidden_), right = RowMatrix::Zero(hidden_, routed_);
-    const Rows inputs{centered.data(), hidden_, tokens_, hidden_};
-    AddProducts(ctx_, inputs, inputs, {}, &gram);
-    AddProducts(ctx_, inputs, {target.data(), routed_, tokens_, routed_}, {}, &right);
-    ASSIGN_OR_RETURN(const RowMatrix weights, SolveRidge(*ctx_.pool, gram, right, kRouterRidge));
-    result_.router = weights.transpose();
-    const Eigen::RowVectorXf bias = mean_target - mean_input * weights;
-    result_.bias.assign(bias.data(), bias.data() + routed_);
+    ASSIGN_OR_RETURN(const RouterFit fit, RouterFit::Create(ctx_, {U(0), hidden_, tokens_, hidden_}));
+    result_.router = fit.Fit(costs, importance_, options_.active, kFinalSteps);
     return OkStatus();
   }
 
   // Zeroes the activations of experts that the router leaves out.
   void MaskInactive(CarveLayerReport* report) {
-    std::vector<double> kept(static_cast<size_t>(chunks()), 0);
+    std::vector<double> lost(static_cast<size_t>(chunks()), 0);
     ctx_.pool->Run(chunks(), [&](int64_t chunk, int) {
-      std::vector<float> score(static_cast<size_t>(routed_)), shares(static_cast<size_t>(routed_));
-      std::vector<int> order(static_cast<size_t>(routed_));
       for (int64_t t = chunk * kChunk; t < std::min<int64_t>(tokens_, (chunk + 1) * kChunk); ++t) {
-        Eigen::Map<Eigen::VectorXf> scores(score.data(), routed_);
-        scores.noalias() = result_.router * Eigen::Map<const Eigen::VectorXf>(U(t), hidden_);
-        for (int e = 0; e < routed_; ++e) score[e] += result_.bias[e];
-        std::iota(order.begin(), order.end(), 0);
-        std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return score[a] > score[b]; });
-        double sum = Shares(H(t), shares.data());
-        for (int i = 0; i < routed_; ++i) {
-          if (i < options_.active) {
-            sum += shares[order[i]];
-            continue;
+        const float scale = 1 / TotalEnergy(H(t));
+        for (const int e : result_.router.Off(U(t), options_.active)) {
+          for (const int neuron : result_.experts[e]) {
+            lost[chunk] += Energy(H(t), neuron) * scale;
+            H(t)[neuron] = 0;
           }
-          for (const int neuron : result_.experts[order[i]]) H(t)[neuron] = 0;
         }
-        kept[chunk] += sum;
       }
     });
-    report->kept_energy = std::accumulate(kept.begin(), kept.end(), 0.0) / tokens_;
+    report->kept_energy = 1 - std::accumulate(lost.begin(), lost.end(), 0.0) / tokens_;
   }
 
   // Refits down so that the active neurons alone give the dense output, and moves the stream on.
@@ -260,11 +300,10 @@ class FfnCarver {
   }
 
   Status SolveDown(const float* missing, const std::vector<float>& energy) {
-    // Tokens count alike however large their output is.
     std::vector<float> weight(energy.size());
     double mean = 0;
     for (size_t t = 0; t < energy.size(); ++t) {
-      weight[t] = 1 / std::max(energy[t], 1e-6F);
+      weight[t] = importance_[t] / std::max(energy[t], 1e-6F);
       mean += weight[t] / static_cast<double>(energy.size());
     }
     for (float& w : weight) w = std::min(w / static_cast<float>(mean), kLargestTokenWeight);
@@ -287,7 +326,9 @@ class FfnCarver {
   runtime::Buffer activations_;      // [tokens, width], later masked
   runtime::Buffer dense_;            // [tokens, hidden]
   std::vector<float> squared_norm_;  // [width] of down's columns
-  std::vector<int> others_;          // neurons outside the shared expert
+  std::vector<float> importance_;    // [tokens], mean 1
+  int step_ = 1;                     // from one sampled token to the next
+  RowMatrix sampled_;                // [tokens / step, width] shares of energy
   std::vector<int> expert_of_;       // [width], -1: shared
   CarvedFfn result_;
 };

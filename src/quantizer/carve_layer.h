@@ -6,6 +6,7 @@
 #include "quantizer/calibration_stream.h"
 #include "quantizer/carve.h"
 #include "quantizer/least_squares.h"
+#include "quantizer/router_fit.h"
 
 namespace moesaic::quantizer {
 
@@ -13,9 +14,8 @@ namespace moesaic::quantizer {
 struct CarvedFfn {
   std::vector<int> shared;                // neurons of the shared expert, ascending
   std::vector<std::vector<int>> experts;  // [routed][slice] neurons, ascending
-  RowMatrix router;                       // [routed, hidden]: score = router u + bias, the best ones are on
-  std::vector<float> bias;                // [routed]
-  RowMatrix down;                         // [hidden, width], refitted
+  LinearRouter router;
+  RowMatrix down;  // [hidden, width], refitted
 };
 
 /// Carves `layer` on the FFN inputs of `stream` (which stands after the layer's attention), and adds the

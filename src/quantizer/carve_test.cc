@@ -1,0 +1,163 @@
+// Carving a tiny Llama: what it must not change, what it must keep, what it refuses.
+#include "quantizer/carve.h"
+
+#include <gmock/gmock.h>
+
+#include <fstream>
+#include <numeric>
+
+#include "checkpoint/safetensors_writer.h"
+#include "models/test_session.h"
+
+namespace moesaic::quantizer {
+namespace {
+
+using models::SourcePath;
+using models::TestModel;
+using testing::HasSubstr;
+
+constexpr char kDense[] = "tests/golden/llama-untied-f16";  // 96 neurons, hidden 64, vocabulary 160
+
+class CarveTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = testing::TempDir() + "carve_" + testing::UnitTest::GetInstance()->current_test_info()->name();
+    std::filesystem::remove_all(folder_);
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  static std::vector<std::vector<int32_t>> Text() {
+    std::vector<std::vector<int32_t>> sequences;
+    uint32_t state = 1;
+    for (int i = 0; i < 12; ++i) {
+      sequences.emplace_back(40 + i);
+      for (int32_t& id : sequences.back())
+        id = static_cast<int32_t>((state = state * 1664525 + 1013904223) >> 16) % 160;
+    }
+    return sequences;
+  }
+
+  StatusOr<std::vector<CarveLayerReport>> Run(const std::string& dense, const CarveOptions& options,
+                                              const std::string& out) {
+    const auto source = checkpoint::Checkpoint::Open(dense);
+    if (!source.ok()) return source.status();
+    const auto kernels = kernels::SelectKernels(runtime::DetectCpu());
+    const auto pool = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
+    return Carve(**source, Text(), options, kernels, *pool, out);
+  }
+
+  // All logits of one prompt.
+  static std::vector<float> Logits(const std::string& path) {
+    TestModel model(path, models::BestIsa(), {.dtype = "f32"});
+    EXPECT_TRUE(model.status().ok()) << Message(model.status());
+    if (!model.status().ok()) return {};
+    std::vector<int32_t> ids(70), rows(70);
+    for (int i = 0; i < 70; ++i) ids[i] = (i * 37 + 11) % 160;
+    std::iota(rows.begin(), rows.end(), 0);
+    const models::TestCache cache(model->info().kv, 1, 70);
+    return models::Feed(model, cache, 0, 0, ids, rows).logits;
+  }
+
+  std::string WriteCalibration(const std::vector<int64_t>& shape, const std::vector<int32_t>& ids,
+                               const std::string& name = "tokens") {
+    std::filesystem::create_directories(folder_);
+    const std::string path = folder_ + "/calibration.safetensors";
+    std::vector<std::byte> bytes(ids.size() * 4);
+    std::memcpy(bytes.data(), ids.data(), bytes.size());
+    const auto status = checkpoint::WriteSafetensors(
+        path, {{name, tensor::DType::kI32, shape, [bytes] { return bytes; }}}, {});
+    EXPECT_TRUE(status.ok()) << Message(status);
+    return path;
+  }
+
+  std::string folder_;
+};
+
+std::string Error(const auto& result) { return result.ok() ? "" : std::string(Message(result.status())); }
+
+TEST_F(CarveTest, WithoutRefitAndAllExpertsOnItIsTheDenseModel) {
+  const auto reports =
+      Run(SourcePath(kDense), {.slices = 6, .shared = 2, .active = 4, .refit = false, .f32 = true}, folder_);
+  ASSERT_TRUE(reports.ok()) << Error(reports);
+  for (const CarveLayerReport& report : *reports) {
+    EXPECT_NEAR(report.kept_energy, 1, 1e-5);
+    EXPECT_LT(report.error_after, 1e-5);
+  }
+  // The router's weights are 2 sigmoid(1e-4 score) = 1 + 5e-5 score, with scores up to about 10.
+  const std::vector<float> dense = Logits(SourcePath(kDense)), carved = Logits(folder_);
+  float largest = 0;
+  for (const float v : dense) largest = std::max(largest, std::fabs(v));
+  EXPECT_LT(models::MaxDiff(dense, carved), 1e-3F * largest);
+}
+
+TEST_F(CarveTest, TheRefitLowersTheErrorAndIsDeterministic) {
+  const CarveOptions options{.slices = 12, .shared = 3, .active = 6, .ridge = 0.01F, .f32 = true};
+  const auto reports = Run(SourcePath(kDense), options, folder_ + "/a");
+  ASSERT_TRUE(reports.ok()) << Error(reports);
+  for (const CarveLayerReport& report : *reports) {
+    EXPECT_GT(report.error_before, 0);
+    EXPECT_LT(report.error_after, report.error_before);
+    EXPECT_LT(report.kept_energy, 1);
+    EXPECT_GT(report.kept_energy, 0.75);  // 9 of 12 slices, the best ones
+  }
+  ASSERT_TRUE(Run(SourcePath(kDense), options, folder_ + "/b").ok());
+  const auto bytes = [](const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  EXPECT_TRUE(bytes(folder_ + "/a/model.safetensors") == bytes(folder_ + "/b/model.safetensors"));
+  EXPECT_EQ(Logits(folder_ + "/a").size(), 70U * 160);
+}
+
+TEST_F(CarveTest, StopsWhenToldTo) {
+  CarveOptions options{.slices = 6, .shared = 2, .active = 3};
+  int calls = 0;
+  options.progress = [&calls](int layer, int layers) {
+    EXPECT_EQ(layers, 3);
+    ++calls;
+    return layer < 2;
+  };
+  EXPECT_THAT(Error(Run(SourcePath(kDense), options, folder_)), HasSubstr("stopped"));
+  EXPECT_EQ(calls, 2);
+  EXPECT_FALSE(std::filesystem::exists(folder_ + "/model.safetensors"));
+}
+
+TEST_F(CarveTest, RefusesWhatIsNotLlamaLike) {
+  EXPECT_THAT(Error(Run(SourcePath("tests/golden/qwen3-moe-norm-tied"), {}, folder_)),
+              HasSubstr("LlamaForCausalLM"));
+  EXPECT_THAT(Error(Run(SourcePath("tests/golden/llama3-rope-bias"), {}, folder_)), HasSubstr("biases"));
+}
+
+TEST_F(CarveTest, RefusesSlicesThatDoNotFit) {
+  EXPECT_THAT(Error(Run(SourcePath(kDense), {.slices = 7}, folder_)),
+              HasSubstr("divide the FFN's 96 neurons"));
+  EXPECT_THAT(Error(Run(SourcePath(kDense), {.slices = 6, .shared = 6}, folder_)), HasSubstr("--shared"));
+  EXPECT_THAT(Error(Run(SourcePath(kDense), {.slices = 6, .shared = 2, .active = 5}, folder_)),
+              HasSubstr("--active must be in [1, 4], found 5"));
+}
+
+TEST_F(CarveTest, ReadsCalibrationUpToItsPadding) {
+  const std::string path = WriteCalibration({3, 4}, {1, 2, 3, -1, 4, 5, 6, 7, 8, 9, -1, -1});
+  const auto all = ReadCalibration(path, 10, 100);
+  ASSERT_TRUE(all.ok()) << Error(all);
+  EXPECT_EQ(*all, (std::vector<std::vector<int32_t>>{{1, 2, 3}, {4, 5, 6, 7}, {8, 9}}));
+  const auto some = ReadCalibration(path, 10, 8);
+  ASSERT_TRUE(some.ok());
+  EXPECT_EQ(some->size(), 2U);
+}
+
+TEST_F(CarveTest, RefusesBadCalibration) {
+  const auto error = [](const std::string& path) { return Error(ReadCalibration(path, 10, 100)); };
+  EXPECT_THAT(error(folder_ + "/none.safetensors"), HasSubstr("none.safetensors"));
+  EXPECT_THAT(error(WriteCalibration({1, 3}, {1, 10, 2})),
+              HasSubstr("token ids must be in [0, 10), found 10"));
+  EXPECT_THAT(error(WriteCalibration({1, 3}, {1, -1, 2})), HasSubstr("found -1"));
+  EXPECT_THAT(error(WriteCalibration({2, 2}, {1, 2, -1, -1})), HasSubstr("sequence 1 is empty"));
+  EXPECT_THAT(error(WriteCalibration({3}, {1, 2, 3})), HasSubstr("shape [sequences, length]"));
+  EXPECT_THAT(error(WriteCalibration({1, 3}, {1, 2, 3}, "ids")), HasSubstr("\"tokens\""));
+  EXPECT_THAT(Error(ReadCalibration(WriteCalibration({1, 3}, {1, 2, 3}), 10, 2)),
+              HasSubstr("longer than 2 tokens"));
+}
+
+}  // namespace
+}  // namespace moesaic::quantizer

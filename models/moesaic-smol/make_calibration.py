@@ -155,11 +155,6 @@ def main():
         sequences += [ids for ids, _ in dense.write(texts, LENGTH, seed, temperature, stop)]
     # Long and short kinds alternate, so that any first part of the file is a mixture too.
     rng.shuffle(sequences)
-    # Windows of a longer text begin anywhere, and a first token, whichever it is, draws attention to itself: half of
-    # the long sequences lose their beginning.
-    for i, ids in enumerate(sequences):
-        if len(ids) == LENGTH and rng.random() < 0.5:
-            sequences[i] = ids[rng.randrange(1, 96):]
     values = array.array("i", (i for ids in sequences for i in ids + [-1] * (LENGTH - len(ids))))
     header = json.dumps({
         "__metadata__": {"source": "written by SmolLM2-135M-Instruct, see make_calibration.py"},

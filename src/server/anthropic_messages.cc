@@ -6,8 +6,6 @@
 #include "server/answer.h"
 #include "server/anthropic_prompt.h"
 #include "server/call.h"
-#include "server/sampling_fields.h"
-#include "server/structured.h"
 
 namespace moesaic::server {
 namespace {
@@ -15,6 +13,7 @@ namespace {
 struct MessageShape {
   std::string id = NewId("msg_");
   std::string model;
+  int64_t prompt_tokens = 0;
 };
 
 const char* StopReason(const ChoiceDelta& end) {
@@ -54,7 +53,7 @@ Json InputJson(const std::string& arguments) {
 
 class MessageWhole : public AnswerSink {
  public:
-  MessageWhole(MessageShape shape, std::shared_ptr<ResponseWriter> writer)
+  MessageWhole(MessageShape shape, const text::Tokenizer&, std::shared_ptr<ResponseWriter> writer)
       : shape_(std::move(shape)), writer_(std::move(writer)) {}
 
   void Delta(ChoiceDelta delta, const Usage&) override {
@@ -88,12 +87,12 @@ class MessageWhole : public AnswerSink {
 
 class MessageStream : public AnswerSink {
  public:
-  MessageStream(MessageShape shape, int64_t prompt_tokens, std::shared_ptr<ResponseWriter> writer)
-      : shape_(std::move(shape)), prompt_tokens_(prompt_tokens), stream_(std::move(writer)) {}
+  MessageStream(MessageShape shape, const text::Tokenizer&, std::shared_ptr<ResponseWriter> writer)
+      : shape_(std::move(shape)), stream_(std::move(writer)) {}
 
   void Started() override {
     stream_.Begin();
-    const Usage usage{.prompt_tokens = prompt_tokens_};
+    const Usage usage{.prompt_tokens = shape_.prompt_tokens};
     Json message = MessageJson(shape_, Json::array(), nullptr, nullptr, usage);
     stream_.Event("message_start", {{"type", "message_start"}, {"message", std::move(message)}});
     stream_.Event("ping", {{"type", "ping"}});
@@ -161,7 +160,6 @@ class MessageStream : public AnswerSink {
   }
 
   const MessageShape shape_;
-  const int64_t prompt_tokens_;
   EventStream stream_;
   ChoiceDelta end_;
   Block open_ = Block::kNone;
@@ -215,29 +213,15 @@ Status Messages(const GenerationContext& context, Call& call) {
 
   MessageShape shape{.model = context.model.names.front()};
   GenerationSpec spec;
-  SetCommon(call, &spec);
+  RETURN_IF_ERROR(SetCommon(context, call, fields.generation, forced, &spec));
   spec.id = shape.id;
-  const auto prompt_tokens = static_cast<int64_t>(prompt.ids.size());
+  shape.prompt_tokens = static_cast<int64_t>(prompt.ids.size());
   spec.prompts = {std::move(prompt.ids)};
   spec.budgets = {budget};
-  spec.sampling = std::move(fields.generation.sampling);
-  spec.stop = std::move(fields.generation.stop);
-  if (forced) {
-    ASSIGN_OR_RETURN(spec.grammar, CompileGrammar(context.model, *forced));
-  }
-  if (conversation.tool_use != ToolUse::kNone) {
-    spec.tools = context.model.tools;
-    spec.tools_json = Dump(conversation.tools);
-  }
-  spec.reasoning = context.model.reasoning;
+  SetTools(context.model, conversation, &spec);
   spec.in_reasoning = prompt.in_reasoning && !forced;
-  std::unique_ptr<AnswerSink> sink;
-  if (fields.generation.stream) {
-    sink = std::make_unique<MessageStream>(std::move(shape), prompt_tokens, call.writer);
-  } else {
-    sink = std::make_unique<MessageWhole>(std::move(shape), call.writer);
-  }
-  return StartGeneration(context, std::move(spec), call.lane, call.writer, std::move(sink));
+  return StartAnswer<MessageWhole, MessageStream>(context, call, fields.generation.stream, std::move(spec),
+                                                  std::move(shape));
 }
 
 }  // namespace moesaic::server

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
 namespace moesaic::server {
 
 void SendJson(ResponseWriter& writer, const Json& json) {
@@ -27,10 +29,29 @@ void EventStream::Event(const std::string& name, const Json& json) {
 
 void EventStream::Done() { writer_->Write("data: [DONE]\n\n"); }
 
-void SetCommon(const Call& call, GenerationSpec* spec) {
+Status SetCommon(const GenerationContext& context, const Call& call, GenerationFields& fields,
+                 const std::optional<GrammarText>& grammar, GenerationSpec* spec) {
   spec->trace = call.trace;
   spec->client = call.client;
   spec->deadline = call.deadline;
+  spec->sampling = std::move(fields.sampling);
+  spec->stop = std::move(fields.stop);
+  spec->include_stop = fields.include_stop;
+  spec->skip_special = fields.skip_special;
+  spec->cache_namespace = std::move(fields.cache_salt);
+  spec->priority = fields.priority;
+  if (grammar) {
+    ASSIGN_OR_RETURN(spec->grammar, CompileGrammar(context.model, *grammar));
+  }
+  return OkStatus();
+}
+
+void SetTools(const ServedModel& model, const Conversation& conversation, GenerationSpec* spec) {
+  if (conversation.tool_use != ToolUse::kNone) {
+    spec->tools = model.tools;
+    spec->tools_json = Dump(conversation.tools);
+  }
+  spec->reasoning = model.reasoning;
 }
 
 }  // namespace moesaic::server

@@ -11,6 +11,8 @@
 #include "server/generation.h"
 #include "server/http.h"
 #include "server/json_fields.h"
+#include "server/sampling_fields.h"
+#include "server/structured.h"
 #include "server/tracing.h"
 
 namespace moesaic::server {
@@ -58,7 +60,26 @@ Status Tokenize(const GenerationContext& context, Call& call);
 Status Detokenize(const GenerationContext& context, Call& call);
 Status RenderChat(const GenerationContext& context, Call& call);
 
-/// Copies what every endpoint has in common into `spec`.
-void SetCommon(const Call& call, GenerationSpec* spec);
+/// Moves what the generating endpoints have in common into `spec`: the call's own, what `fields` say, and
+/// `grammar`, compiled, if there is one.
+Status SetCommon(const GenerationContext& context, const Call& call, GenerationFields& fields,
+                 const std::optional<GrammarText>& grammar, GenerationSpec* spec);
+
+/// Makes `spec` find the conversation's calls and the model's thoughts.
+void SetTools(const ServedModel& model, const Conversation& conversation, GenerationSpec* spec);
+
+/// Starts the generation; `Stream` or `Whole` tells the client, as the request wants it. Both are made of the
+/// answer's shape, the tokenizer and the writer.
+template <typename Whole, typename Stream, typename Shape>
+Status StartAnswer(const GenerationContext& context, const Call& call, bool stream, GenerationSpec spec,
+                   Shape shape) {
+  std::unique_ptr<AnswerSink> sink;
+  if (stream) {
+    sink = std::make_unique<Stream>(std::move(shape), context.model.tokenizer, call.writer);
+  } else {
+    sink = std::make_unique<Whole>(std::move(shape), context.model.tokenizer, call.writer);
+  }
+  return StartGeneration(context, std::move(spec), call.lane, call.writer, std::move(sink));
+}
 
 }  // namespace moesaic::server

@@ -1,5 +1,4 @@
 #include "server/connection.h"
-#include "base/check.h"
 
 #include <fmt/format.h>
 

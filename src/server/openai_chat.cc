@@ -3,23 +3,16 @@
 #include <limits>
 #include <utility>
 
-#include "server/answer.h"
-#include "server/call.h"
 #include "server/chat_prompt.h"
-#include "server/sampling_fields.h"
-#include "server/structured.h"
+#include "server/openai_stream.h"
 
 namespace moesaic::server {
 namespace {
 
 // What of the request the answer depends on.
-struct ChatShape {
-  std::string id = NewId("chatcmpl-");
-  std::string model;
-  int64_t created = UnixNow();
+struct ChatShape : OpenAiShape {
   int choices = 1;
   int top_logprobs = -1;  // -1: no logprobs
-  bool usage = false, continuous = false, ids = false;
   bool named_call = false;
   std::vector<int32_t> prompt_ids;  // when asked for
 };
@@ -43,9 +36,11 @@ class ChatWhole : public AnswerSink {
   void Done(const Usage& usage) override {
     Json list = Json::array();
     for (size_t i = 0; i < choices_.size(); ++i) list.push_back(ChoiceJson(static_cast<int>(i)));
-    Json answer = {{"id", shape_.id},         {"object", "chat.completion"},  {"created", shape_.created},
-                   {"model", shape_.model},   {"choices", std::move(list)},   {"usage", UsageJson(usage)},
-                   {"service_tier", nullptr}, {"system_fingerprint", nullptr}};
+    Json answer = AnswerHead(shape_, "chat.completion");
+    answer["choices"] = std::move(list);
+    answer["usage"] = UsageJson(usage);
+    answer["service_tier"] = nullptr;
+    answer["system_fingerprint"] = nullptr;
     if (shape_.ids) answer["prompt_token_ids"] = shape_.prompt_ids;
     SendJson(*writer_, answer);
   }
@@ -72,12 +67,13 @@ class ChatWhole : public AnswerSink {
   std::vector<AnsweredChoice> choices_;
 };
 
-class ChatStream : public AnswerSink {
+class ChatStream : public OpenAiStream {
  public:
   ChatStream(ChatShape shape, const text::Tokenizer& tokenizer, std::shared_ptr<ResponseWriter> writer)
-      : shape_(std::move(shape)), tokenizer_(tokenizer), stream_(std::move(writer)), begun_(shape_.choices) {}
-
-  void Started() override { stream_.Begin(); }
+      : OpenAiStream(shape_, "chat.completion.chunk", std::move(writer)),
+        shape_(std::move(shape)),
+        tokenizer_(tokenizer),
+        begun_(shape_.choices) {}
 
   void Delta(ChoiceDelta delta, const Usage& so_far) override {
     Json said = Json::object();
@@ -93,31 +89,7 @@ class ChatStream : public AnswerSink {
     Chunk(delta.choice, std::move(said), &delta, delta.tokens, so_far, /*first=*/false);
   }
 
-  void Done(const Usage& usage) override {
-    if (shape_.usage) {
-      Json last = Head();
-      last["choices"] = Json::array();
-      last["usage"] = UsageJson(usage);
-      stream_.Data(last);
-    }
-    stream_.Done();
-    stream_.End();
-  }
-
-  void Failed(const ApiError& error) override {
-    stream_.Data(Json::parse(ErrorJson(error, ApiStyle::kOpenAi)));
-    stream_.Done();
-    stream_.End();
-  }
-
  private:
-  Json Head() const {
-    return {{"id", shape_.id},
-            {"object", "chat.completion.chunk"},
-            {"created", shape_.created},
-            {"model", shape_.model}};
-  }
-
   static Json CallPieces(const std::vector<text::ToolCallDelta>& calls) {
     Json pieces = Json::array();
     for (const text::ToolCallDelta& call : calls) {
@@ -151,16 +123,12 @@ class ChatStream : public AnswerSink {
       choice["stop_reason"] = delta->stop_reason;
     }
     if (shape_.ids && !first) choice["token_ids"] = TokenIds(tokens);
-    Json chunk = Head();
-    if (shape_.ids && first) chunk["prompt_token_ids"] = shape_.prompt_ids;
-    chunk["choices"] = Json::array({std::move(choice)});
-    if (shape_.usage) chunk["usage"] = shape_.continuous ? UsageJson(so_far) : Json(nullptr);
-    stream_.Data(chunk);
+    SendChunk(std::move(choice), so_far,
+              shape_.ids && first ? Json{{"prompt_token_ids", shape_.prompt_ids}} : Json());
   }
 
   const ChatShape shape_;
   const text::Tokenizer& tokenizer_;
-  EventStream stream_;
   std::vector<bool> begun_;
 };
 
@@ -201,6 +169,7 @@ Status ChatCompletions(const GenerationContext& context, Call& call) {
   if (forced) grammar = std::move(forced);
 
   ChatShape shape;
+  shape.id = NewId("chatcmpl-");
   shape.model = context.model.names.front();
   shape.choices = fields.n;
   shape.top_logprobs = logprobs;
@@ -211,36 +180,16 @@ Status ChatCompletions(const GenerationContext& context, Call& call) {
   if (shape.ids) shape.prompt_ids = prompt.ids;
 
   GenerationSpec spec;
-  SetCommon(call, &spec);
+  RETURN_IF_ERROR(SetCommon(context, call, fields, grammar, &spec));
   spec.id = shape.id;
   spec.prompts = {std::move(prompt.ids)};
   spec.budgets = {budget};
   spec.n = fields.n;
-  spec.sampling = std::move(fields.sampling);
   spec.sampling.logprobs = logprobs;
-  spec.stop = std::move(fields.stop);
-  spec.include_stop = fields.include_stop;
-  spec.skip_special = fields.skip_special;
-  spec.cache_namespace = fields.cache_salt;
-  spec.priority = fields.priority;
-  if (grammar) {
-    ASSIGN_OR_RETURN(spec.grammar, CompileGrammar(context.model, *grammar));
-  }
-  if (conversation.tool_use != ToolUse::kNone) {
-    spec.tools = context.model.tools;
-    spec.tools_json = Dump(conversation.tools);
-  }
-  spec.reasoning = context.model.reasoning;
+  SetTools(context.model, conversation, &spec);
   // A grammar begins with the answer, not inside a thought.
   spec.in_reasoning = prompt.in_reasoning && !grammar;
-
-  std::unique_ptr<AnswerSink> sink;
-  if (fields.stream) {
-    sink = std::make_unique<ChatStream>(std::move(shape), context.model.tokenizer, call.writer);
-  } else {
-    sink = std::make_unique<ChatWhole>(std::move(shape), context.model.tokenizer, call.writer);
-  }
-  return StartGeneration(context, std::move(spec), call.lane, call.writer, std::move(sink));
+  return StartAnswer<ChatWhole, ChatStream>(context, call, fields.stream, std::move(spec), std::move(shape));
 }
 
 }  // namespace moesaic::server

@@ -4,24 +4,18 @@
 #include <numeric>
 #include <utility>
 
-#include "server/answer.h"
-#include "server/call.h"
+#include "server/openai_stream.h"
 #include "server/prompts.h"
-#include "server/sampling_fields.h"
-#include "server/structured.h"
 
 namespace moesaic::server {
 namespace {
 
 constexpr int kDefaultTokens = 16;  // as OpenAI has it
 
-struct CompletionShape {
-  std::string id = NewId("cmpl-");
-  std::string model;
-  int64_t created = UnixNow();
+struct CompletionShape : OpenAiShape {
   int prompts = 1, n = 1, best_of = 1;
   int logprobs = -1;  // -1: none
-  bool echo = false, usage = false, continuous = false, ids = false;
+  bool echo = false;
   std::vector<std::vector<int32_t>> prompt_ids;
   std::vector<std::string> prompt_texts;  // with echo
 };
@@ -86,13 +80,11 @@ class CompletionWhole : public AnswerSink {
       for (const int choice : Best(prompt))
         list.push_back(ChoiceJson(static_cast<int>(list.size()), prompt, choice));
     }
-    SendJson(*writer_, {{"id", shape_.id},
-                        {"object", "text_completion"},
-                        {"created", shape_.created},
-                        {"model", shape_.model},
-                        {"choices", std::move(list)},
-                        {"usage", UsageJson(usage)},
-                        {"system_fingerprint", nullptr}});
+    Json answer = AnswerHead(shape_, "text_completion");
+    answer["choices"] = std::move(list);
+    answer["usage"] = UsageJson(usage);
+    answer["system_fingerprint"] = nullptr;
+    SendJson(*writer_, answer);
   }
 
  private:
@@ -143,16 +135,14 @@ class CompletionWhole : public AnswerSink {
   std::vector<AnsweredChoice> choices_;
 };
 
-class CompletionStream : public AnswerSink {
+class CompletionStream : public OpenAiStream {
  public:
   CompletionStream(CompletionShape shape, const text::Tokenizer& tokenizer,
                    std::shared_ptr<ResponseWriter> writer)
-      : shape_(std::move(shape)),
-        stream_(std::move(writer)),
+      : OpenAiStream(shape_, "text_completion", std::move(writer)),
+        shape_(std::move(shape)),
         lists_(static_cast<size_t>(shape_.prompts) * shape_.n, LogprobLists(tokenizer)),
         begun_(lists_.size()) {}
-
-  void Started() override { stream_.Begin(); }
 
   void Delta(ChoiceDelta delta, const Usage& so_far) override {
     const int prompt = delta.choice / shape_.n;
@@ -168,37 +158,10 @@ class CompletionStream : public AnswerSink {
       if (first) choice["prompt_token_ids"] = shape_.prompt_ids[prompt];
       choice["token_ids"] = TokenIds(delta.tokens);
     }
-    Json chunk = Head();
-    chunk["choices"] = Json::array({std::move(choice)});
-    if (shape_.usage) chunk["usage"] = shape_.continuous ? UsageJson(so_far) : Json(nullptr);
-    stream_.Data(chunk);
-  }
-
-  void Done(const Usage& usage) override {
-    if (shape_.usage) {
-      Json last = Head();
-      last["choices"] = Json::array();
-      last["usage"] = UsageJson(usage);
-      stream_.Data(last);
-    }
-    stream_.Done();
-    stream_.End();
-  }
-
-  void Failed(const ApiError& error) override {
-    stream_.Data(Json::parse(ErrorJson(error, ApiStyle::kOpenAi)));
-    stream_.Done();
-    stream_.End();
+    SendChunk(std::move(choice), so_far, Json());
   }
 
  private:
-  Json Head() const {
-    return {{"id", shape_.id},
-            {"object", "text_completion"},
-            {"created", shape_.created},
-            {"model", shape_.model}};
-  }
-
   Json Lists(const ChoiceDelta& delta, int prompt, bool first) {
     LogprobLists& lists = lists_[delta.choice];
     const std::vector<int32_t>& ids = shape_.prompt_ids[prompt];
@@ -211,7 +174,6 @@ class CompletionStream : public AnswerSink {
   }
 
   const CompletionShape shape_;
-  EventStream stream_;
   std::vector<LogprobLists> lists_;
   std::vector<bool> begun_;
 };
@@ -246,7 +208,7 @@ Status Completions(const GenerationContext& context, Call& call) {
   RETURN_IF_ERROR(body.status());
 
   GenerationSpec spec;
-  SetCommon(call, &spec);
+  RETURN_IF_ERROR(SetCommon(context, call, fields, grammar, &spec));
   ASSIGN_OR_RETURN(spec.prompts, ReadPrompts(context.model, *prompt, "prompt", special));
   for (const auto& ids : spec.prompts) {
     ASSIGN_OR_RETURN(const int budget,
@@ -257,6 +219,7 @@ Status Completions(const GenerationContext& context, Call& call) {
       shape.prompt_texts.push_back(std::move(text));
     }
   }
+  shape.id = NewId("cmpl-");
   shape.model = context.model.names.front();
   shape.prompts = static_cast<int>(spec.prompts.size());
   shape.n = fields.n;
@@ -268,24 +231,10 @@ Status Completions(const GenerationContext& context, Call& call) {
 
   spec.id = shape.id;
   spec.n = fields.best_of;
-  spec.sampling = std::move(fields.sampling);
   spec.sampling.logprobs = shape.best_of > shape.n ? std::max(shape.logprobs, 0) : shape.logprobs;
   spec.prompt_logprobs = shape.echo && shape.logprobs >= 0;
-  spec.stop = std::move(fields.stop);
-  spec.include_stop = fields.include_stop;
-  spec.skip_special = fields.skip_special;
-  spec.cache_namespace = fields.cache_salt;
-  spec.priority = fields.priority;
-  if (grammar) {
-    ASSIGN_OR_RETURN(spec.grammar, CompileGrammar(context.model, *grammar));
-  }
-  std::unique_ptr<AnswerSink> sink;
-  if (fields.stream) {
-    sink = std::make_unique<CompletionStream>(std::move(shape), context.model.tokenizer, call.writer);
-  } else {
-    sink = std::make_unique<CompletionWhole>(std::move(shape), context.model.tokenizer, call.writer);
-  }
-  return StartGeneration(context, std::move(spec), call.lane, call.writer, std::move(sink));
+  return StartAnswer<CompletionWhole, CompletionStream>(context, call, fields.stream, std::move(spec),
+                                                        std::move(shape));
 }
 
 }  // namespace moesaic::server

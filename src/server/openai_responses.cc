@@ -257,31 +257,15 @@ Status Responses(const GenerationContext& context, Call& call) {
   shape.top_logprobs = request.logprobs || request.top_logprobs > 0 ? request.top_logprobs : -1;
 
   GenerationSpec spec;
-  SetCommon(call, &spec);
+  RETURN_IF_ERROR(SetCommon(context, call, fields, request.grammar, &spec));
   spec.id = shape.id;
   spec.prompts = {std::move(prompt.ids)};
   spec.budgets = {budget};
-  spec.sampling = std::move(fields.sampling);
   spec.sampling.logprobs = shape.top_logprobs;
-  spec.stop = std::move(fields.stop);
-  spec.cache_namespace = fields.cache_salt;
-  spec.priority = fields.priority;
-  if (request.grammar) {
-    ASSIGN_OR_RETURN(spec.grammar, CompileGrammar(context.model, *request.grammar));
-  }
-  if (request.conversation.tool_use != ToolUse::kNone) {
-    spec.tools = context.model.tools;
-    spec.tools_json = Dump(request.conversation.tools);
-  }
-  spec.reasoning = context.model.reasoning;
+  SetTools(context.model, request.conversation, &spec);
   spec.in_reasoning = prompt.in_reasoning && !request.grammar;
-  std::unique_ptr<AnswerSink> sink;
-  if (fields.stream) {
-    sink = std::make_unique<ResponseStream>(std::move(shape), context.model.tokenizer, call.writer);
-  } else {
-    sink = std::make_unique<ResponseWhole>(std::move(shape), context.model.tokenizer, call.writer);
-  }
-  return StartGeneration(context, std::move(spec), call.lane, call.writer, std::move(sink));
+  return StartAnswer<ResponseWhole, ResponseStream>(context, call, fields.stream, std::move(spec),
+                                                    std::move(shape));
 }
 
 }  // namespace moesaic::server

@@ -25,9 +25,10 @@ constexpr int kContexts[] = {4096, 16384, 32768, 131072};
 constexpr int kBatches[] = {1, 8, 32};
 
 int64_t KvBytesPerToken(const models::KvSpec& kv, const std::string& dtype) {
-  const int64_t element = dtype == "f32" ? 4 : 2;
   const int64_t row = kv.key_dim + (kv.shared ? 0 : kv.value_dim);
-  return element * kv.layers * kv.heads * row;
+  constexpr int64_t kScales = 2 * sizeof(float);  // of int8
+  const int64_t bytes = dtype == "int8" ? row + kScales : row * (dtype == "f32" ? 4 : 2);
+  return bytes * kv.layers * kv.heads;
 }
 
 nlohmann::json Facts(const models::ModelInfo& info, const checkpoint::Checkpoint& source,
@@ -155,8 +156,8 @@ void AddInspect(CLI::App& root, VerbRun& run) {
       ->required();
   verb->add_option("--dtype", options->dtype, "Weights in memory: auto, f32, bf16 or int8")
       ->capture_default_str();
-  verb->add_option("--kv-dtype", options->kv_dtype, "KV cache: f32 or bf16")
-      ->check(CLI::IsMember({"f32", "bf16"}))
+  verb->add_option("--kv-dtype", options->kv_dtype, "KV cache: f32, bf16 or int8")
+      ->check(CLI::IsMember({"f32", "bf16", "int8"}))
       ->capture_default_str();
   verb->add_flag("--tensors", options->tensors, "List every tensor");
   verb->add_flag("--json", options->json, "Print JSON");

@@ -179,8 +179,8 @@ void AddPerplexity(CLI::App& root, VerbRun& run) {
   verb->add_option("--max-tokens", options->max_tokens, "Use only the first tokens of the text; 0: all")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 31))
       ->capture_default_str();
-  verb->add_option("--kv-dtype", options->model.kv_dtype, "KV cache: auto, f32 or bf16")
-      ->check(CLI::IsMember({"auto", "f32", "bf16"}))
+  verb->add_option("--kv-dtype", options->model.kv_dtype, "KV cache: auto, f32, bf16 or int8")
+      ->check(CLI::IsMember({"auto", "f32", "bf16", "int8"}))
       ->capture_default_str();
   verb->add_option("--save-logits", options->save, "Write all log-probabilities here (docs/logprob-file.md)");
   verb->add_option("--logits-dtype", options->logits_dtype, "How they are stored: f16 or f32")

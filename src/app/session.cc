@@ -31,8 +31,8 @@ void AddCacheFlags(CLI::App& verb, ModelFlags& flags) {
       ->check(CLI::Range(0, 1 << 24))
       ->capture_default_str();
   verb.add_option("--kv-dtype", flags.kv_dtype,
-                  "KV cache: auto (f32 for f32 weights, else bf16), f32 or bf16")
-      ->check(CLI::IsMember({"auto", "f32", "bf16"}))
+                  "KV cache: auto (f32 for f32 weights, else bf16), f32, bf16 or int8")
+      ->check(CLI::IsMember({"auto", "f32", "bf16", "int8"}))
       ->capture_default_str();
 }
 

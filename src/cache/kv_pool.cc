@@ -22,9 +22,13 @@ int64_t RowsBytes(const BlockLayout& layout, int dim) {
 
 int64_t BlockLayout::keys_bytes() const { return RowsBytes(*this, key_dim); }
 
-int64_t BlockLayout::layer_bytes() const {
-  return AlignUp(keys_bytes() + (shared ? 0 : RowsBytes(*this, value_dim)));
+int64_t BlockLayout::values_bytes() const { return shared ? 0 : RowsBytes(*this, value_dim); }
+
+int64_t BlockLayout::scales_bytes() const {
+  return dtype == tensor::DType::kI8 ? int64_t{2} * heads * kBlockTokens * int64_t{sizeof(float)} : 0;
 }
+
+int64_t BlockLayout::layer_bytes() const { return AlignUp(keys_bytes() + values_bytes() + scales_bytes()); }
 
 int64_t BlockLayout::block_bytes() const { return layers * layer_bytes(); }
 
@@ -55,7 +59,8 @@ bool BlockRef::unique() const { return references() == 1; }
 int BlockRef::references() const { return pool_ == nullptr ? 0 : pool_->references_[index_]; }
 
 StatusOr<std::unique_ptr<KvPool>> KvPool::Create(const BlockLayout& layout, int64_t bytes) {
-  MOESAIC_CHECK(layout.dtype == tensor::DType::kF32 || layout.dtype == tensor::DType::kBF16);
+  MOESAIC_CHECK(layout.dtype == tensor::DType::kF32 || layout.dtype == tensor::DType::kBF16 ||
+                layout.dtype == tensor::DType::kI8);
   MOESAIC_CHECK_LT(0, layout.block_bytes());
   const int64_t blocks =
       std::min<int64_t>(bytes / layout.block_bytes(), std::numeric_limits<int32_t>::max() / kBlockTokens);
@@ -125,8 +130,7 @@ std::vector<int32_t> KvPool::TakeNewlyIdle() {
 void KvPool::CopyTokens(const BlockRef& from, const BlockRef& to, int tokens) {
   MOESAIC_CHECK(to.unique());
   MOESAIC_CHECK_LE(tokens, kBlockTokens);
-  const auto copy_rows = [&](int64_t offset, int dim) {
-    const int64_t row = tensor::BytesOf(layout_.dtype, dim);
+  const auto copy_rows = [&](int64_t offset, int64_t row) {
     for (int head = 0; head < layout_.heads; ++head) {
       const int64_t at = offset + head * kBlockTokens * row;
       std::memcpy(base() + to.index() * layout_.block_bytes() + at,
@@ -135,8 +139,13 @@ void KvPool::CopyTokens(const BlockRef& from, const BlockRef& to, int tokens) {
   };
   for (int layer = 0; layer < layout_.layers; ++layer) {
     const int64_t offset = layer * layout_.layer_bytes();
-    copy_rows(offset, layout_.key_dim);
-    if (!layout_.shared) copy_rows(offset + layout_.keys_bytes(), layout_.value_dim);
+    copy_rows(offset, tensor::BytesOf(layout_.dtype, layout_.key_dim));
+    const int64_t values = offset + layout_.keys_bytes();
+    if (!layout_.shared) copy_rows(values, tensor::BytesOf(layout_.dtype, layout_.value_dim));
+    if (layout_.scales_bytes() == 0) continue;
+    const int64_t scales = values + layout_.values_bytes();
+    copy_rows(scales, sizeof(float));
+    copy_rows(scales + layout_.scales_bytes() / 2, sizeof(float));
   }
 }
 

@@ -41,6 +41,37 @@ TEST(BlockLayoutTest, SharedKeysCarryNoValues) {
   EXPECT_EQ(mla.keys_bytes(), 64 * 576 * 4);
 }
 
+// Two scales a token and head, so that int8 takes (5 + 3 + 8) bytes where bf16 takes 16.
+TEST(BlockLayoutTest, Int8BringsScales) {
+  BlockLayout gqa = Gqa();
+  gqa.dtype = tensor::DType::kI8;
+  EXPECT_EQ(gqa.scales_bytes(), 2 * 2 * 64 * 4);
+  EXPECT_EQ(gqa.layer_bytes(), 2 * 64 * (5 + 3) + gqa.scales_bytes());
+  const BlockLayout qwen3 = {
+      .layers = 1, .heads = 4, .key_dim = 128, .value_dim = 128, .dtype = tensor::DType::kI8};
+  const BlockLayout deepseek = {
+      .layers = 1, .heads = 1, .key_dim = 576, .value_dim = 512, .shared = true, .dtype = tensor::DType::kI8};
+  EXPECT_EQ(qwen3.layer_bytes(), 64 * 4 * (256 + 8));
+  EXPECT_EQ(deepseek.layer_bytes(), 64 * (576 + 8));
+}
+
+// The first tokens of a block, of every layer and head, with their scales; what is behind them stays.
+TEST(KvPoolTest, CopiesTokensWithTheirScales) {
+  BlockLayout layout = Gqa();
+  layout.dtype = tensor::DType::kI8;
+  const auto pool = *KvPool::Create(layout, 2 * layout.block_bytes());
+  const BlockRef from = *pool->Allocate(), to = *pool->Allocate();
+  const auto block = [&](const BlockRef& ref) { return pool->base() + ref.index() * layout.block_bytes(); };
+  std::memset(block(from), 1, layout.block_bytes());
+  std::memset(block(to), 2, layout.block_bytes());
+  pool->CopyTokens(from, to, 40);
+  const int64_t copied = std::count(block(to), block(to) + layout.block_bytes(), std::byte{1});
+  EXPECT_EQ(copied, 40 * layout.layers * layout.heads * (layout.key_dim + layout.value_dim + 8));
+  const auto* scales = block(to) + layout.keys_bytes() + layout.values_bytes();
+  EXPECT_EQ(scales[40 * 4 - 1], std::byte{1});
+  EXPECT_EQ(scales[40 * 4], std::byte{2});
+}
+
 TEST(KvPoolTest, TakesAsManyWholeBlocksAsFit) {
   auto pool = KvPool::Create(Gqa(), 5 * Gqa().block_bytes() - 1);
   ASSERT_TRUE(pool.ok());

@@ -19,7 +19,7 @@ namespace moesaic::engine {
 struct EngineOptions {
   int64_t kv_bytes =
       0;  ///< KV cache budget; 0: what max_sequences x context needs, at most a quarter of free RAM
-  std::string kv_dtype = "auto";  ///< "auto" (f32 for f32 weights, else bf16), "f32", "bf16"
+  std::string kv_dtype = "auto";  ///< "auto" (f32 for f32 weights, else bf16), "f32", "bf16", "int8"
   int max_sequences = 16;         ///< sequences that run at once
   int max_batch_tokens = 512;     ///< rows of one step: prefill chunks and decodes together; >= max_sequences
   int max_context = 0;            ///< 0: the model's

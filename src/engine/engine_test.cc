@@ -591,7 +591,7 @@ TEST_F(EngineTest, RefusesWhatCannotRunByName) {
   EXPECT_THAT(refused({.max_sequences = 0}), HasSubstr("max_sequences"));
   EXPECT_THAT(refused({.max_sequences = 9, .max_batch_tokens = 8}), HasSubstr("max_batch_tokens"));
   EXPECT_THAT(refused({.max_context = 513}), HasSubstr("the model's context is 512"));
-  EXPECT_THAT(refused({.kv_dtype = "f16"}), HasSubstr("auto, f32 or bf16"));
+  EXPECT_THAT(refused({.kv_dtype = "f16"}), HasSubstr("auto, f32, bf16 or int8"));
   EXPECT_THAT(refused({.kv_bytes = 100}), HasSubstr("one block of 64 tokens"));
   EXPECT_THAT(refused({.eviction = "fifo"}), HasSubstr("cost or lru"));
   EXPECT_THAT(refused({.max_overtakes = 0}), HasSubstr("max_overtakes"));

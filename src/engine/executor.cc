@@ -14,6 +14,7 @@ std::vector<kernels::KvLayer> LayersOf(const cache::KvPool& blocks) {
     layers.push_back({.base = blocks.base() + i * layout.layer_bytes(),
                       .block_stride = layout.block_bytes(),
                       .value_offset = layout.shared ? 0 : layout.keys_bytes(),
+                      .scale_offset = layout.keys_bytes() + layout.values_bytes(),
                       .dtype = layout.dtype,
                       .heads = layout.heads,
                       .key_dim = layout.key_dim,

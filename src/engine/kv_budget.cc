@@ -9,8 +9,9 @@ namespace moesaic::engine {
 StatusOr<tensor::DType> KvDType(const std::string& name, const models::ModelInfo& info) {
   if (name == "f32") return tensor::DType::kF32;
   if (name == "bf16") return tensor::DType::kBF16;
+  if (name == "int8") return tensor::DType::kI8;
   if (name == "auto") return info.weight_format == "f32" ? tensor::DType::kF32 : tensor::DType::kBF16;
-  return InvalidArgument("the KV cache's type must be auto, f32 or bf16, found \"{}\"", name);
+  return InvalidArgument("the KV cache's type must be auto, f32, bf16 or int8, found \"{}\"", name);
 }
 
 cache::BlockLayout LayoutFor(const models::KvSpec& kv, tensor::DType dtype) {

@@ -11,7 +11,7 @@
 
 namespace moesaic::engine {
 
-/// "auto" becomes f32 for f32 weights and bf16 for all others.
+/// "auto" becomes f32 for f32 weights and bf16 for all others; else "f32", "bf16" or "int8".
 StatusOr<tensor::DType> KvDType(const std::string& name, const models::ModelInfo& info);
 
 cache::BlockLayout LayoutFor(const models::KvSpec& kv, tensor::DType dtype);

@@ -245,6 +245,8 @@ class Plan {
     const int64_t line = int64_t{tile.kv_head} * kKvBlockTokens;
     const std::byte* block = Block(tile, key);
     const std::byte* keys = block + line * key_bytes;
+    const auto* scales = reinterpret_cast<const float*>(block + cache.scale_offset) + line;
+    const float* more_scales = scales + int64_t{cache.heads} * kKvBlockTokens;
     ctx_.kernels->attention({
         .q = queries + int64_t{row} * cache.key_dim,
         .q_stride = cache.key_dim,
@@ -262,6 +264,10 @@ class Plan {
         .sum = state.sum + row,
         .acc = state.acc + int64_t{row} * cache.value_dim,
         .acc_stride = cache.value_dim,
+        .key_scales = scales,
+        .rest_scales = more_scales,
+        .value_scales = cache.shared ? scales : more_scales,
+        .key_split = cache.shared ? cache.value_dim : cache.key_dim,
     });
   }
 
@@ -306,7 +312,8 @@ class Plan {
 
 void Attention(const ExecContext& ctx, const AttentionParams& params) {
   const KvLayer& cache = params.cache;
-  MOESAIC_CHECK(cache.dtype == tensor::DType::kF32 || cache.dtype == tensor::DType::kBF16);
+  MOESAIC_CHECK(cache.dtype == tensor::DType::kF32 || cache.dtype == tensor::DType::kBF16 ||
+                cache.dtype == tensor::DType::kI8);
   MOESAIC_CHECK_EQ(params.heads % cache.heads, 0);
   MOESAIC_CHECK_EQ(cache.key_dim % 8, 0);
   MOESAIC_CHECK_EQ(cache.value_dim % 8, 0);

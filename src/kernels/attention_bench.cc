@@ -41,18 +41,22 @@ class Setting {
     const int64_t keys = tensor::BytesOf(dtype, int64_t{shape.kv_heads} * kKvBlockTokens * shape.key_dim);
     const int64_t values =
         shape.shared ? 0 : tensor::BytesOf(dtype, int64_t{shape.kv_heads} * kKvBlockTokens * shape.value_dim);
+    const int64_t scales =
+        dtype == DType::kI8 ? int64_t{2} * shape.kv_heads * kKvBlockTokens * int64_t{sizeof(float)} : 0;
     layer_ = {.base = nullptr,
-              .block_stride = keys + values,
+              .block_stride = keys + values + scales,
               .value_offset = shape.shared ? 0 : keys,
+              .scale_offset = keys + values,
               .dtype = dtype,
               .heads = shape.kv_heads,
               .key_dim = shape.key_dim,
               .value_dim = shape.value_dim,
               .shared = shape.shared};
-    layer_bytes_ = (keys + values) * blocks * batch;
+    layer_bytes_ = (keys + values + scales) * blocks * batch;
     layers_ = static_cast<int>(std::max<int64_t>(1, kTotalBytes / layer_bytes_));
     memory_ = *runtime::Buffer::Allocate(layer_bytes_ * layers_, true);
-    // Small numbers of both signs in either type: the bits 0x3c00 .. 0x3cff and their negatives.
+    // Small numbers of both signs in any type, int8's scales among them: the bits 0x3c00 .. 0x3cff and their
+    // negatives.
     std::mt19937 rng(1);
     for (size_t i = 0; i < memory_.size() / 2; ++i) {
       const uint32_t bits = rng();
@@ -149,11 +153,16 @@ void PrefillGqa(benchmark::State& state, DType dtype, int depth, int count) {
 BENCHMARK_CAPTURE(DecodeGqa, bf16_4096, DType::kBF16, 4096, 1)->MOESAIC_THREADS;
 BENCHMARK_CAPTURE(DecodeGqa, bf16_16384, DType::kBF16, 16384, 1)->MOESAIC_THREADS;
 BENCHMARK_CAPTURE(DecodeGqa, f32_4096, DType::kF32, 4096, 1)->MOESAIC_THREADS;
+BENCHMARK_CAPTURE(DecodeGqa, int8_4096, DType::kI8, 4096, 1)->MOESAIC_THREADS;
+BENCHMARK_CAPTURE(DecodeGqa, int8_16384, DType::kI8, 16384, 1)->MOESAIC_THREADS;
 BENCHMARK_CAPTURE(DecodeGqa, bf16_1024_x16, DType::kBF16, 1024, 16)->MOESAIC_THREADS;
 BENCHMARK_CAPTURE(DecodeGqa4, bf16_4096, DType::kBF16, 4096, 1)->MOESAIC_THREADS;
 BENCHMARK_CAPTURE(DecodeMla16, bf16_4096, DType::kBF16, 4096, 1)->MOESAIC_THREADS;
+BENCHMARK_CAPTURE(DecodeMla16, int8_4096, DType::kI8, 4096, 1)->MOESAIC_THREADS;
+BENCHMARK_CAPTURE(DecodeMla128, int8_4096, DType::kI8, 4096, 1)->MOESAIC_THREADS;
 BENCHMARK_CAPTURE(DecodeMla128, bf16_4096, DType::kBF16, 4096, 1)->MOESAIC_THREADS;
 BENCHMARK_CAPTURE(DecodeMla128, f32_4096, DType::kF32, 4096, 1)->MOESAIC_THREADS;
+BENCHMARK_CAPTURE(PrefillGqa, int8_512_at_4096, DType::kI8, 4608, 512)->MOESAIC_THREADS;
 BENCHMARK_CAPTURE(PrefillGqa, bf16_512, DType::kBF16, 512, 512)->MOESAIC_THREADS;
 BENCHMARK_CAPTURE(PrefillGqa, bf16_512_at_4096, DType::kBF16, 4608, 512)->MOESAIC_THREADS;
 

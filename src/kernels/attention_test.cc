@@ -44,9 +44,11 @@ class Cache {
         tensor::BytesOf(dtype, int64_t{shape.kv_heads} * kKvBlockTokens * shape.key_dim);
     const int64_t value_bytes =
         shape.shared ? 0 : tensor::BytesOf(dtype, int64_t{shape.kv_heads} * kKvBlockTokens * shape.value_dim);
+    const int64_t scale_bytes = dtype == DType::kI8 ? int64_t{2} * shape.kv_heads * kKvBlockTokens * 4 : 0;
     layer_ = {.base = nullptr,
-              .block_stride = key_bytes + value_bytes + 64,
+              .block_stride = key_bytes + value_bytes + scale_bytes + 64,
               .value_offset = shape.shared ? 0 : key_bytes,
+              .scale_offset = key_bytes + value_bytes,
               .dtype = dtype,
               .heads = shape.kv_heads,
               .key_dim = shape.key_dim,
@@ -77,6 +79,15 @@ class Cache {
                   slices});
     key_stride_ = key_stride;
     value_stride_ = value_stride;
+    const int split = shape.shared ? shape.value_dim : shape.key_dim;
+    for (int r = 0; r < row; ++r) {
+      for (int head = 0; head < shape.kv_heads; ++head) {
+        float* key = &keys_[int64_t{r} * key_stride + int64_t{head} * shape.key_dim];
+        RoundAsStored(key, split);
+        RoundAsStored(key + split, shape.key_dim - split);
+        RoundAsStored(&values_[int64_t{r} * value_stride + int64_t{head} * shape.value_dim], shape.value_dim);
+      }
+    }
   }
 
   const KvLayer& layer() const { return layer_; }
@@ -85,17 +96,24 @@ class Cache {
   // As stored.
   double Key(int sequence, int token, int head, int d) const {
     const int64_t row = first_row_[sequence] + token;
-    return Stored(keys_[row * key_stride_ + int64_t{head} * layer_.key_dim + d]);
+    return keys_[row * key_stride_ + int64_t{head} * layer_.key_dim + d];
   }
   double Value(int sequence, int token, int head, int d) const {
     if (layer_.shared) return Key(sequence, token, head, d);
     const int64_t row = first_row_[sequence] + token;
-    return Stored(values_[row * value_stride_ + int64_t{head} * layer_.value_dim + d]);
+    return values_[row * value_stride_ + int64_t{head} * layer_.value_dim + d];
   }
 
  private:
-  double Stored(float x) const {
-    return layer_.dtype == DType::kF32 ? x : tensor::ToFloat(tensor::ToBF16(x));
+  // A row whose elements share a scale. The product of an int8 and its scale is rounded here once more, which
+  // is within the units that Check gives to scales.
+  void RoundAsStored(float* row, int dim) const {
+    float amax = 0;
+    for (int i = 0; i < dim; ++i) amax = std::max(amax, std::abs(row[i]));
+    for (int i = 0; i < dim; ++i) {
+      if (layer_.dtype == DType::kBF16) row[i] = tensor::ToFloat(tensor::ToBF16(row[i]));
+      if (layer_.dtype == DType::kI8) row[i] = amax / 127 * std::nearbyintf(row[i] * (127 / amax));
+    }
   }
 
   KvLayer layer_;
@@ -178,8 +196,10 @@ class AttentionTest : public testing::TestWithParam<Impl<AttentionTileFn>> {
       // Tiles take queries and weights as two bfloat16, which leave out 2^-18 of them: 64 units.
       const double split = GetParam().needs == runtime::Isa::kAmx ? 64 : 0;
       const double additions = ref ? shape.key_dim : shape.key_dim / 8.0 + 4;
-      const double weight = (additions + 1 + split) * products + 2 * products + 2;
-      const double steps = std::min(keys, 256) + 4 * (keys / 64.0 + 1) + 4 + split;
+      // Scales of int8 are multiplied into scores, in one or two parts, and into weights.
+      const double scales = cache.layer().dtype == DType::kI8 ? 3 : 0;
+      const double weight = (additions + 1 + split + scales) * products + 2 * products + 2;
+      const double steps = std::min(keys, 256) + 4 * (keys / 64.0 + 1) + 4 + split + scales;
       for (int d = 0; d < shape.value_dim; ++d) {
         double expected = 0, absolute = 0;
         for (int j = 0; j < keys; ++j) {
@@ -202,7 +222,7 @@ TEST_P(AttentionTest, MatchesSoftmaxInDouble) {
                                    {4, 60, 5},  {5, 126, 1}, {6, 64, 66},  {7, 255, 1},
                                    {8, 250, 7}, {9, 299, 1}, {10, 570, 30}};
   for (const Shape& shape : kShapes) {
-    for (DType dtype : {DType::kF32, DType::kBF16}) {
+    for (DType dtype : {DType::kF32, DType::kBF16, DType::kI8}) {
       TestContext test(GetParam().needs, 2);
       const Cache cache(test.context(), shape, dtype, contexts, &rng);
       const std::vector<float> out = Attend(shape, cache, parts, 2);
@@ -224,7 +244,7 @@ TEST_P(AttentionTest, BitsDependOnNothingButTheRow) {
   std::mt19937 rng(2);
   const int context = 531;
   for (const Shape& shape : kShapes) {
-    for (DType dtype : {DType::kF32, DType::kBF16}) {
+    for (DType dtype : {DType::kF32, DType::kBF16, DType::kI8}) {
       // Nothing new in these, but slow.
       if (shape.key_dim > 128 && (dtype == DType::kF32 || GetParam().needs == runtime::Isa::kRef)) continue;
       SCOPED_TRACE(testing::Message() << shape.name << " " << tensor::DTypeName(dtype));
@@ -253,6 +273,38 @@ TEST_P(AttentionTest, BitsDependOnNothingButTheRow) {
       }
     }
   }
+}
+
+// A key or value that is not finite must not pass for a number; a row of zeros stays one.
+TEST(KvWriteTest, Int8KeepsZerosAndTellsOfNaN) {
+  constexpr int kDim = 8;
+  TestContext test(runtime::Isa::kRef, 1);
+  std::vector<float> keys(4 * kDim, 0.0F), values(4 * kDim, 1e-40F);
+  keys[kDim + 3] = std::numeric_limits<float>::infinity();
+  keys[2 * kDim + 7] = std::numeric_limits<float>::quiet_NaN();
+  for (int d = 0; d < kDim; ++d) keys[3 * kDim + d] = static_cast<float>(d - 4) * 0.25F;
+  std::vector<std::byte> memory(kKvBlockTokens * (2 * kDim + 8), std::byte{0x55});
+  const int32_t table = 0;
+  const SequenceSlice slice{&table, 0, 4, 0};
+  const KvLayer layer{.base = memory.data(),
+                      .block_stride = static_cast<int64_t>(memory.size()),
+                      .value_offset = kKvBlockTokens * kDim,
+                      .scale_offset = kKvBlockTokens * 2 * kDim,
+                      .dtype = DType::kI8,
+                      .heads = 1,
+                      .key_dim = kDim,
+                      .value_dim = kDim};
+  KvWrite(test.context(), {layer, keys.data(), values.data(), kDim, kDim, {&slice, 1}});
+  const auto* scales = reinterpret_cast<const float*>(memory.data() + layer.scale_offset);
+  EXPECT_EQ(scales[0], 0);
+  EXPECT_TRUE(std::isnan(scales[1]));
+  EXPECT_TRUE(std::isnan(scales[2]));
+  EXPECT_EQ(scales[3], 1.0F / 127);
+  const int8_t expected[] = {-127, -95, -64, -32, 0, 32, 64, 95};  // halves to even: -63.5, 63.5
+  EXPECT_EQ(std::memcmp(memory.data() + 3 * kDim, expected, kDim), 0);
+  for (int t = 0; t < 4; ++t)
+    EXPECT_EQ(scales[kKvBlockTokens + t], 0) << "what is next to nothing is nothing";
+  EXPECT_EQ(memory[4 * kDim], std::byte{0x55});
 }
 
 TEST_P(AttentionTest, EmptyBatchesAndSlices) {

@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <bit>
 #include <cstring>
+#include <limits>
 
 #include "base/check.h"
 #include "kernels/ops.h"
@@ -19,6 +21,46 @@ void WriteRow(const float* from, tensor::DType dtype, int dim, std::byte* to) {
   for (int i = 0; i < dim; ++i) bits[i] = tensor::ToBF16(from[i]);
 }
 
+// Plain loops over integers and single operations, which compilers turn into vectors; the bits are the same
+// on every machine.
+float QuantizeRow(const float* from, int dim, std::byte* to) {
+  uint32_t largest = 0;  // of magnitudes, whose bits grow as they do; NaN's are beyond infinity's
+  for (int i = 0; i < dim; ++i) {
+    largest = std::max(largest, std::bit_cast<uint32_t>(from[i]) & 0x7fffffffU);
+  }
+  const auto amax = std::bit_cast<float>(largest);
+  const bool finite = largest < 0x7f800000U;
+  constexpr float kTiny = 1e-36F;  // 127 / amax would overflow
+  if (!finite || amax < kTiny) {
+    std::fill_n(to, dim, std::byte{0});
+    return finite ? 0 : std::numeric_limits<float>::quiet_NaN();
+  }
+  const float inverse = 127 / amax;
+  constexpr float kRound = 0x1.8p23F;  // adding it leaves no bits behind the point
+  auto* q = reinterpret_cast<int8_t*>(to);
+  for (int i = 0; i < dim; ++i) {
+    q[i] = static_cast<int8_t>(std::bit_cast<int32_t>(from[i] * inverse + kRound));
+  }
+  return amax / 127;
+}
+
+void QuantizeToken(const KvWriteParams& p, int64_t row, int64_t slot, std::byte* block) {
+  const KvLayer& cache = p.cache;
+  auto* scales = reinterpret_cast<float*>(block + cache.scale_offset);
+  float* more_scales = scales + int64_t{cache.heads} * kKvBlockTokens;
+  for (int head = 0; head < cache.heads; ++head) {
+    const int64_t line = int64_t{head} * kKvBlockTokens + slot;
+    const float* key = p.keys + row * p.key_stride + int64_t{head} * cache.key_dim;
+    const int split = cache.shared ? cache.value_dim : cache.key_dim;
+    std::byte* to = block + line * cache.key_dim;
+    scales[line] = QuantizeRow(key, split, to);
+    more_scales[line] =
+        cache.shared ? QuantizeRow(key + split, cache.key_dim - split, to + split)
+                     : QuantizeRow(p.values + row * p.value_stride + int64_t{head} * cache.value_dim,
+                                   cache.value_dim, block + cache.value_offset + line * cache.value_dim);
+  }
+}
+
 void WriteToken(const KvWriteParams& p, const SequenceSlice& sequence, int token) {
   const KvLayer& cache = p.cache;
   const int64_t element = tensor::BytesOf(cache.dtype, 1);
@@ -26,6 +68,7 @@ void WriteToken(const KvWriteParams& p, const SequenceSlice& sequence, int token
   const int64_t row = sequence.row + token;
   const int64_t slot = position % kKvBlockTokens;
   std::byte* block = cache.base + sequence.block_table[position / kKvBlockTokens] * cache.block_stride;
+  if (cache.dtype == tensor::DType::kI8) return QuantizeToken(p, row, slot, block);
   for (int head = 0; head < cache.heads; ++head) {
     const int64_t line = int64_t{head} * kKvBlockTokens + slot;
     WriteRow(p.keys + row * p.key_stride + int64_t{head} * cache.key_dim, cache.dtype, cache.key_dim,
@@ -40,7 +83,8 @@ void WriteToken(const KvWriteParams& p, const SequenceSlice& sequence, int token
 
 void KvWrite(const ExecContext& ctx, const KvWriteParams& p) {
   const KvLayer& cache = p.cache;
-  MOESAIC_CHECK(cache.dtype == tensor::DType::kF32 || cache.dtype == tensor::DType::kBF16);
+  MOESAIC_CHECK(cache.dtype == tensor::DType::kF32 || cache.dtype == tensor::DType::kBF16 ||
+                cache.dtype == tensor::DType::kI8);
   const size_t mark = ctx.scratch->Mark();
   // Tokens are numbered through all sequences: before[i] of them come before sequence i's.
   const auto before = ctx.scratch->Take<int64_t>(p.sequences.size() + 1);

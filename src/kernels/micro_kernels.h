@@ -61,7 +61,7 @@ struct AttentionTile {
   const std::byte* values;  // [64][value_stride bytes], value_dim elements each; unseen ones are not read
   int64_t value_stride;     // bytes
   int64_t next;             // bytes from these keys and values to those that will be asked for next, or 0
-  tensor::DType kv_dtype;   // kF32 or kBF16
+  tensor::DType kv_dtype;   // kF32, kBF16 or kI8
   int rows;                 // query rows, 1..64
   int key_dim;              // multiple of 8
   int value_dim;            // multiple of 8
@@ -70,6 +70,12 @@ struct AttentionTile {
   float* sum;               // [rows] running sum of exp(score - max)
   float* acc;               // [rows][acc_stride] running weighted values, not yet divided by sum
   int64_t acc_stride;       // floats
+  // kI8 only: what a number is multiplied by, [64] floats each, one a key; others than the seen ones may be
+  // anything. A key's dimensions [0, key_split) go by key_scales, the others, if any, by rest_scales.
+  const float* key_scales;
+  const float* rest_scales;
+  const float* value_scales;
+  int key_split;  // multiple of 8
 };
 using AttentionTileFn = void (*)(const AttentionTile& tile);
 

@@ -102,10 +102,13 @@ inline constexpr int kKvBlockTokens = 64;
 /// One layer's keys and values in a pool of 64-token blocks. Inside a block: keys [heads][64][key_dim],
 /// values [heads][64][value_dim]. MLA keeps one row a token, latent then rope: heads = 1, and values are the
 /// first value_dim elements of the keys (value_offset = 0, shared = true).
+/// kI8: an element is scale * q with q in [-127, 127]; f32 scales [2][heads][64] stand at scale_offset: those
+/// of keys, then those of values. Shared: those of values, then those of what is left of the keys.
 struct KvLayer {
   std::byte* base = nullptr;  // this layer's part of block 0
   int64_t block_stride = 0;   // bytes from one block to the next
   int64_t value_offset = 0;   // bytes from a block's keys to its values
+  int64_t scale_offset = 0;   // bytes from a block's keys to its scales (kI8)
   tensor::DType dtype = tensor::DType::kF32;
   int heads = 0;  // KV heads
   int key_dim = 0;
@@ -114,7 +117,8 @@ struct KvLayer {
 };
 
 /// Stores new keys [rows, heads, key_dim] and values [rows, heads, value_dim] (ignored when shared) into
-/// blocks.
+/// blocks. kI8: scale = amax / 127 of a row, q = round_half_even(x / scale); a row that is not finite has a
+/// NaN for its scale.
 struct KvWriteParams {
   KvLayer cache;
   const float* keys;    // [rows][key_stride]

@@ -63,6 +63,8 @@ class MlaTest : public testing::TestWithParam<PackedFormat> {
     const Step step{.ctx = ctx, .sequences = {&slice, 1}, .positions = positions};
     const kernels::KvLayer kv{.base = reinterpret_cast<std::byte*>(cache_.data()),
                               .block_stride = 64 * 32 * sizeof(float),
+                              .scale_offset = 64 * 32,  // int8 leaves room for them
+                              .dtype = dtype_,
                               .heads = 1,
                               .key_dim = 32,
                               .value_dim = 24,
@@ -81,6 +83,7 @@ class MlaTest : public testing::TestWithParam<PackedFormat> {
   std::vector<float> cache_ = std::vector<float>(5 * 64 * 32);
   const int32_t table_[5] = {3, 0, 4, 1, 2};
   MlaAttention mla_;
+  tensor::DType dtype_ = tensor::DType::kF32;
 };
 
 constexpr int64_t kRoom = 1 << 20;
@@ -90,11 +93,14 @@ TEST_P(MlaTest, AbsorbedIsExpanded) {
   // latents and outputs to bf16 at different points: about ten errors of 2^-9 of a value each, in a root sum
   // of 36.
   const float tolerance = GetParam() == PackedFormat::kF32 ? 1e-4F : 0.3F;
-  for (const auto& [start, count] : {std::pair{0, 1}, {1, 62}, {63, 3}, {66, 200}, {266, 1}}) {
-    const std::vector<float> absorbed = Run(MlaPath::kAbsorbed, kRoom, start, count);
-    const std::vector<float> expanded = Run(MlaPath::kExpanded, kRoom, start, count);
-    for (size_t i = 0; i < absorbed.size(); ++i) {
-      ASSERT_NEAR(absorbed[i], expanded[i], tolerance) << start << "+" << count << ", value " << i;
+  for (const tensor::DType dtype : {tensor::DType::kF32, tensor::DType::kI8}) {
+    dtype_ = dtype;
+    for (const auto& [start, count] : {std::pair{0, 1}, {1, 62}, {63, 3}, {66, 200}, {266, 1}}) {
+      const std::vector<float> absorbed = Run(MlaPath::kAbsorbed, kRoom, start, count);
+      const std::vector<float> expanded = Run(MlaPath::kExpanded, kRoom, start, count);
+      for (size_t i = 0; i < absorbed.size(); ++i) {
+        ASSERT_NEAR(absorbed[i], expanded[i], tolerance) << start << "+" << count << ", value " << i;
+      }
     }
   }
 }

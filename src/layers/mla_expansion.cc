@@ -24,7 +24,13 @@ PreparedRows Slice(const PreparedRows& all, int first, int step, int count) {
   return view;  // latent matrices are f32 or bf16, which have no row scales
 }
 
-void ToFloat(const std::byte* from, tensor::DType dtype, int count, float* to) {
+// kI8: `scale` times the integers.
+void ToFloat(const std::byte* from, tensor::DType dtype, float scale, int count, float* to) {
+  if (dtype == tensor::DType::kI8) {
+    const auto* values = reinterpret_cast<const int8_t*>(from);
+    for (int i = 0; i < count; ++i) to[i] = static_cast<float>(values[i]) * scale;
+    return;
+  }
   if (dtype == tensor::DType::kF32) {
     std::memcpy(to, from, count * sizeof(float));
     return;
@@ -63,11 +69,16 @@ MlaExpansion::MlaExpansion(const kernels::ExecContext& ctx, const MlaAttention& 
   const int64_t row_bytes = tensor::BytesOf(kv.dtype, attention.cache_row());
   ctx.pool->Run(blocks_, [&](int64_t block, int) {
     const std::byte* base = kv.base + sequence.block_table[block] * kv.block_stride;
+    const auto* scales = reinterpret_cast<const float*>(base + kv.scale_offset);
+    const bool scaled = kv.dtype == tensor::DType::kI8;
     const int first = static_cast<int>(block) * kKvBlockTokens;
     for (int t = first; t < std::min(first + kKvBlockTokens, tokens_); ++t) {
       const std::byte* row = base + (t - first) * row_bytes;
-      ToFloat(row, kv.dtype, latent_dim, plain + static_cast<int64_t>(t) * latent_dim);
-      ToFloat(row + tensor::BytesOf(kv.dtype, attention.padded_latent()), kv.dtype, rope_dim,
+      const int slot = t - first;
+      ToFloat(row, kv.dtype, scaled ? scales[slot] : 1, latent_dim,
+              plain + static_cast<int64_t>(t) * latent_dim);
+      ToFloat(row + tensor::BytesOf(kv.dtype, attention.padded_latent()), kv.dtype,
+              scaled ? scales[kKvBlockTokens + slot] : 1, rope_dim,
               rotated_ + static_cast<int64_t>(t) * rope_dim);
     }
   });

@@ -93,13 +93,17 @@ class TestCache {
     const int64_t values =
         spec.shared ? 0
                     : tensor::BytesOf(dtype, int64_t{spec.heads} * kernels::kKvBlockTokens * spec.value_dim);
-    const int64_t layer_bytes = (keys + values + 63) / 64 * 64;
+    const int64_t scales = dtype == tensor::DType::kI8
+                               ? int64_t{2} * spec.heads * kernels::kKvBlockTokens * int64_t{sizeof(float)}
+                               : 0;
+    const int64_t layer_bytes = (keys + values + scales + 63) / 64 * 64;
     const int64_t block_bytes = layer_bytes * spec.layers;
     memory_ = *runtime::Buffer::Allocate(block_bytes * blocks_each_ * sequences, false);
     for (int layer = 0; layer < spec.layers; ++layer) {
       layers_.push_back({.base = memory_.data() + layer * layer_bytes,
                          .block_stride = block_bytes,
                          .value_offset = spec.shared ? 0 : keys,
+                         .scale_offset = keys + values,
                          .dtype = dtype,
                          .heads = spec.heads,
                          .key_dim = spec.key_dim,

@@ -12,7 +12,12 @@
 //   adds partial sums kLanes/2 apart, then kLanes/4, ...: for R > 1 the first levels of that tree are between
 //   registers, the others inside one;
 // - values are added key after key. A key that a row doesn't see has weight 0 there and adds 0.
+//
+// int8: a key's scale multiplies its finished dot products, a value's its weight, so that the inner loops
+// differ from the others' in nothing but the load.
 #pragma once
+
+#include <type_traits>
 
 #include "kernels/micro_kernels.h"
 
@@ -94,6 +99,30 @@ inline void Prefetch(const char* p, int count) {
     __builtin_prefetch(p + byte, 0, kLevel);
 }
 
+// The scales of K keys, each in its R lanes.
+template <int R>
+inline V ScalesOf(const float* scales, VI lane_key) {
+  constexpr int K = kLanes / R;
+  if constexpr (K == kLanes) return Load(scales);
+  return Pick(LoadFirst(scales, K), lane_key);
+}
+
+// Dot products with K keys from key j on.
+template <int R, typename T>
+inline V ScaledDots(const AttentionTile& t, const float* q, const T* keys, int64_t key_stride, int j,
+                    VI lane_key) {
+  if constexpr (!std::is_same_v<T, int8_t>) {
+    return Dots<R>(q, t.q_stride, keys, key_stride, t.key_dim);
+  } else {
+    const V dots =
+        Mul(Dots<R>(q, t.q_stride, keys, key_stride, t.key_split), ScalesOf<R>(t.key_scales + j, lane_key));
+    const int split = t.key_split;
+    if (split == t.key_dim) return dots;
+    return Fma(Dots<R>(q + split, t.q_stride, keys + split, key_stride, t.key_dim - split),
+               ScalesOf<R>(t.rest_scales + j, lane_key), dots);
+  }
+}
+
 // Writes the scores into g->weights, -inf where not visible, and returns their maximum.
 template <int R, typename T>
 inline V Scores(const AttentionTile& t, int first, Group<R>* g) {
@@ -113,7 +142,7 @@ inline V Scores(const AttentionTile& t, int first, Group<R>* g) {
         Prefetch<T, 2>(reinterpret_cast<const char*>(keys + i * key_stride) + g->ahead, t.key_dim);
       }
     }
-    const V dots = Dots<R>(q, t.q_stride, keys, key_stride, t.key_dim);
+    const V dots = ScaledDots<R>(t, q, keys, key_stride, j, lane_key);
     const V seen = SelectLess(AddInts(lane_key, SetInts(j)), visible, dots, nothing);
     Store(g->weights + j * R, seen);
     largest = Max(largest, seen);
@@ -124,7 +153,7 @@ inline V Scores(const AttentionTile& t, int first, Group<R>* g) {
 }
 
 // Turns scores into weights and updates max, sum and keep.
-template <int R>
+template <int R, typename T>
 inline void Softmax(const AttentionTile& t, int first, int rows, V largest, Group<R>* g) {
   constexpr int K = kLanes / R;
   const VI visible = LoadInts(g->visible);
@@ -141,7 +170,11 @@ inline void Softmax(const AttentionTile& t, int first, int rows, V largest, Grou
     for (int u = 0; u < R; ++u, j += K) {
       float* w = g->weights + j * R;
       const V weight = SelectLess(AddInts(lane_key, SetInts(j)), visible, Exp(Sub(Load(w), base)), Zero());
-      Store(w, weight);
+      if constexpr (std::is_same_v<T, int8_t>) {
+        Store(w, Mul(weight, ScalesOf<R>(t.value_scales + j, lane_key)));
+      } else {
+        Store(w, weight);
+      }
       sum[u] = Add(sum[u], weight);
     }
   }
@@ -251,7 +284,15 @@ inline void RunGroup(const AttentionTile& t, int first, int rows) {
     if (g.visible[i] > g.keys) g.keys = g.visible[i];
   }
   if (g.keys == 0) return;
-  Softmax<R>(t, first, rows, Scores<R, T>(t, first, &g), &g);
+  if constexpr (std::is_same_v<T, int8_t>) {
+    if (g.ahead != 0) {
+      Prefetch<float, 2>(reinterpret_cast<const char*>(t.key_scales) + g.ahead, kRunKeys);
+      Prefetch<float, 2>(
+          reinterpret_cast<const char*>(t.values == t.keys ? t.rest_scales : t.value_scales) + g.ahead,
+          kRunKeys);
+    }
+  }
+  Softmax<R, T>(t, first, rows, Scores<R, T>(t, first, &g), &g);
   if (g.ahead != 0 && t.values != t.keys) {
     AddAllValues<R, kLanes / R, true, T>(t, g, first, rows, 0);
   } else {
@@ -281,6 +322,8 @@ inline void RunRows(const AttentionTile& t) {
 inline void RunAttentionTile(const AttentionTile& tile) {
   if (tile.kv_dtype == tensor::DType::kF32) {
     RunRows<float>(tile);
+  } else if (tile.kv_dtype == tensor::DType::kI8) {
+    RunRows<int8_t>(tile);
   } else {
     RunRows<uint16_t>(tile);
   }

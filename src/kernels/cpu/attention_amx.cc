@@ -1,4 +1,4 @@
-// Attention over bfloat16 keys and values on AMX tiles.
+// Attention over bfloat16 or int8 keys and values on AMX tiles.
 //
 // Query rows are taken in groups of 16, which are the columns of a tile; the last group has idle columns.
 // Then for the keys of one run, with q and the weights p each split into two bfloat16, high + low:
@@ -9,6 +9,9 @@
 //
 // Sums are f32 and what the split leaves out is below 2^-18 of q or p, so results are as good as those of f32
 // arithmetic on the same keys and values up to 64 roundings.
+//
+// int8 becomes bfloat16 on its way into the tiles, which holds it exactly; scales of keys multiply S, those
+// of values p before it is split.
 //
 // A row's arithmetic depends on nothing but the row: a column of S and a row of O never meet another, a key
 // that a row doesn't see has weight 0 and adds 0, and sums over keys are taken in the same order always.
@@ -32,10 +35,18 @@ struct alignas(64) Memory {
   std::byte values[kRunKeys / kStep][kValueTiles][kTileBytes];  // [step][tile][key pair][16 dims][2]
   std::byte queries[2][kMostKeyDim / kStep][kTileBytes];        // [high, low][step][dim pair][row][2]
   float products[2][kRunKeys][kGroup];                          // S of the high and of the low part
+  float rest_products[2][kRunKeys][kGroup];                     // int8: of the dimensions from key_split on
   float scores[kRunKeys][kGroup];                               // S, then p
   std::byte weights[2][kRunKeys / kStep][kTileBytes];           // [high, low][step][row][32 keys]
   float out[2][2][kTileRows][kGroup];                           // two value tiles at a time
   float keep[kGroup];
+  std::byte keys[kRunKeys][2 * kMostKeyDim];  // int8: of the run, as bfloat16
+};
+
+/// Keys as A tiles are loaded from them.
+struct Rows {
+  const std::byte* first;
+  int64_t stride;  // bytes
 };
 
 /// What was written before is in memory now: GCC doesn't know that tile loads read.
@@ -119,6 +130,55 @@ inline void PackQueries(const AttentionTile& t, int first, int rows, Memory* m) 
   }
 }
 
+/// Sixteen int8 as floats, which have them in their upper halves.
+inline __m512i Widen(__m128i x) { return _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(x))); }
+
+/// Makes bfloat16 of keys [0, keys), rounded up to 32, and asks for the next run's.
+inline Rows WidenKeys(const AttentionTile& t, int keys, int64_t next, Memory* m) {
+  alignas(64) static constexpr uint16_t kUpper[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21,
+                                                      23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43,
+                                                      45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+  const __m512i upper = _mm512_load_si512(kUpper);
+  const int rows = (keys + kStep - 1) / kStep * kStep;
+  for (int key = 0; key < rows; ++key) {
+    const std::byte* from = t.keys + key * t.key_stride;
+    for (int d = 0; d < t.key_dim; d += kStep) {
+      if (next != 0 && d % 64 == 0) _mm_prefetch(from + d + next, _MM_HINT_T1);
+      const __m512i a = Widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + d)));
+      const __m512i b = Widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + d + 16)));
+      _mm512_store_si512(m->keys[key] + 2 * d, _mm512_permutex2var_epi16(a, upper, b));
+    }
+  }
+  return {.first = m->keys[0], .stride = sizeof(m->keys[0])};
+}
+
+/// Interleaves int8 values as PackValues does others.
+inline void PackInt8Values(const AttentionTile& t, int keys, int64_t next, Memory* m) {
+  const int steps = (keys + kStep - 1) / kStep;
+  for (int key = 0; key < steps * kStep; key += 2) {
+    const __mmask16 even = key < keys ? 0xffff : 0, odd = key + 1 < keys ? 0xffff : 0;
+    const std::byte* values = t.values + key * t.value_stride;
+    std::byte* to = m->values[key / kStep][0] + key % kStep / 2 * 64;
+    for (int d = 0; d < t.value_dim; d += kGroup, to += kTileBytes) {
+      const std::byte* at = values + d;
+      if (next != 0 && d % 64 == 0) {
+        _mm_prefetch(at + next, _MM_HINT_T1);
+        _mm_prefetch(at + t.value_stride + next, _MM_HINT_T1);
+      }
+      const __m512i a = Widen(_mm_maskz_loadu_epi8(even, at));
+      const __m512i b = Widen(_mm_maskz_loadu_epi8(odd, at + t.value_stride));
+      _mm512_store_si512(to, Pairs(a, b));
+    }
+  }
+}
+
+/// Asks for 64 floats.
+inline void PrefetchScales(const float* scales, int64_t next) {
+  for (int i = 0; i < 4; ++i) {
+    _mm_prefetch(reinterpret_cast<const std::byte*>(scales) + next + 64 * i, _MM_HINT_T1);
+  }
+}
+
 /// Interleaves the values of keys [0, keys) two by two, zeros from there to the end of a step: values that no
 /// row sees may be anything. Asks for the next run's values on the way.
 inline void PackValues(const AttentionTile& t, int keys, int64_t next, Memory* m) {
@@ -148,36 +208,46 @@ inline void PackValues(const AttentionTile& t, int keys, int64_t next, Memory* m
   }
 }
 
-/// The products of keys [0, keys), rounded up to 32, with the group's queries.
-inline void Multiply(const AttentionTile& t, int keys, int64_t next, Memory* m) {
+/// The products of keys [0, keys), rounded up to 32, with the group's queries over dimensions [from, to).
+inline void Multiply(const Rows& k, int keys, int from, int to, int64_t next, const Memory& m,
+                     float (*products)[kRunKeys][kGroup]) {
   Written();
   for (int key = 0; key < keys; key += 2 * kTileRows) {
-    const std::byte* k0 = t.keys + key * t.key_stride;
-    const std::byte* k1 = k0 + kTileRows * t.key_stride;
+    const std::byte* k0 = k.first + key * k.stride;
+    const std::byte* k1 = k0 + kTileRows * k.stride;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (int s = 0; s < t.key_dim / kStep; ++s) {
-      _tile_loadd(6, m->queries[0][s], 64);
-      _tile_loadd(4, k0 + 64 * s, t.key_stride);
+    for (int s = from / kStep; s < to / kStep; ++s) {
+      _tile_loadd(6, m.queries[0][s], 64);
+      _tile_loadd(4, k0 + 64 * s, k.stride);
       _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(5, k1 + 64 * s, t.key_stride);
+      _tile_loadd(5, k1 + 64 * s, k.stride);
       _tile_dpbf16ps(2, 5, 6);
-      _tile_loadd(7, m->queries[1][s], 64);
+      _tile_loadd(7, m.queries[1][s], 64);
       _tile_dpbf16ps(1, 4, 7);
       _tile_dpbf16ps(3, 5, 7);
       if (next == 0) continue;
       for (int i = 0; i < kTileRows; ++i) {
-        _mm_prefetch(k0 + next + i * t.key_stride + 64 * s, _MM_HINT_T1);
-        _mm_prefetch(k1 + next + i * t.key_stride + 64 * s, _MM_HINT_T1);
+        _mm_prefetch(k0 + next + i * k.stride + 64 * s, _MM_HINT_T1);
+        _mm_prefetch(k1 + next + i * k.stride + 64 * s, _MM_HINT_T1);
       }
     }
-    _tile_stored(0, m->products[0][key], 64);
-    _tile_stored(1, m->products[1][key], 64);
-    _tile_stored(2, m->products[0][key + kTileRows], 64);
-    _tile_stored(3, m->products[1][key + kTileRows], 64);
+    _tile_stored(0, products[0][key], 64);
+    _tile_stored(1, products[1][key], 64);
+    _tile_stored(2, products[0][key + kTileRows], 64);
+    _tile_stored(3, products[1][key + kTileRows], 64);
   }
+}
+
+inline V ScoreOf(const AttentionTile& t, bool int8, int key, const Memory& m) {
+  const V products = Add(Load(m.products[0][key]), Load(m.products[1][key]));
+  if (!int8) return products;
+  const V score = Mul(products, Set(t.key_scales[key]));
+  if (t.key_split == t.key_dim) return score;
+  return Fma(Add(Load(m.rest_products[0][key]), Load(m.rest_products[1][key])), Set(t.rest_scales[key]),
+             score);
 }
 
 /// Turns products into weights, and updates max, sum and keep. Weights from `keys` to the end of a step are
@@ -185,10 +255,10 @@ inline void Multiply(const AttentionTile& t, int keys, int64_t next, Memory* m) 
 inline void Softmax(const AttentionTile& t, int first, int rows, int keys, VI visible, Memory* m) {
   const V nothing = Set(-__builtin_inff());
   const V before = _mm512_mask_loadu_ps(nothing, FirstLanes(rows), t.max + first);
+  const bool int8 = t.kv_dtype == tensor::DType::kI8;
   V max = before;
   for (int j = 0; j < keys; ++j) {
-    const V score = Add(Load(m->products[0][j]), Load(m->products[1][j]));
-    const V seen = SelectLess(SetInts(j), visible, score, nothing);
+    const V seen = SelectLess(SetInts(j), visible, ScoreOf(t, int8, j, *m), nothing);
     Store(m->scores[j], seen);
     max = Max(max, seen);
   }
@@ -198,7 +268,7 @@ inline void Softmax(const AttentionTile& t, int first, int rows, int keys, VI vi
   for (int j = 0; j < keys; ++j) {
     const V score = Load(m->scores[j]);
     const V weight = SelectLess(SetInts(j), visible, Exp(Sub(score, base)), Zero());
-    Store(m->scores[j], weight);
+    Store(m->scores[j], int8 ? Mul(weight, Set(t.value_scales[j])) : weight);
     sum[j % kSums] = Add(sum[j % kSums], weight);
   }
   for (int j = keys; j % kStep != 0; ++j) Store(m->scores[j], Zero());
@@ -266,11 +336,25 @@ inline int Largest(const int* visible, int rows) {
 void AttentionAmx(const AttentionTile& t) {
   const bool fits = t.key_dim % kStep == 0 && t.key_dim <= kMostKeyDim && t.value_dim % kGroup == 0 &&
                     t.value_dim <= kMostValueDim;
-  if (t.kv_dtype != tensor::DType::kBF16 || !fits) return AttentionAvx512(t);
+  const bool int8 = t.kv_dtype == tensor::DType::kI8;
+  if (t.kv_dtype == tensor::DType::kF32 || !fits || (int8 && t.key_split % kStep != 0)) {
+    return AttentionAvx512(t);
+  }
   const int keys = Largest(t.visible, t.rows);
   if (keys == 0) return;
   Memory m;
-  PackValues(t, keys, t.values == t.keys ? 0 : t.next, &m);
+  const bool shared = t.values == t.keys;
+  Rows k = {.first = t.keys, .stride = t.key_stride};
+  if (int8) {
+    k = WidenKeys(t, keys, t.next, &m);
+    PackInt8Values(t, keys, shared ? 0 : t.next, &m);
+    if (t.next != 0) {
+      PrefetchScales(t.key_scales, t.next);
+      PrefetchScales(shared ? t.rest_scales : t.value_scales, t.next);
+    }
+  } else {
+    PackValues(t, keys, shared ? 0 : t.next, &m);
+  }
   Configure({16, 16, 16, 16, 16, 16, 16, 16});
   for (int first = 0; first < t.rows; first += kGroup) {
     const int rows = t.rows - first < kGroup ? t.rows - first : kGroup;
@@ -280,7 +364,9 @@ void AttentionAmx(const AttentionTile& t) {
     const VI visible = _mm512_maskz_loadu_epi32(mask, t.visible + first);
     const int steps = (seen + kStep - 1) / kStep;
     PackQueries(t, first, rows, &m);
-    Multiply(t, seen, first == 0 ? t.next : 0, &m);
+    const int split = int8 ? t.key_split : t.key_dim;
+    Multiply(k, seen, 0, split, first == 0 && !int8 ? t.next : 0, m, m.products);
+    if (split < t.key_dim) Multiply(k, seen, split, t.key_dim, 0, m, m.rest_products);
     Softmax(t, first, rows, seen, visible, &m);
     PackWeights(steps, &m);
     AddValues(t, first, rows, steps, &m);

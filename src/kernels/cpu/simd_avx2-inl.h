@@ -31,8 +31,12 @@ inline V Load(const uint16_t* p) {
   const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
-/// Keeps a loaded value in a register where the compiler would rather load it again in every product: with two
-/// loads a cycle, those would be what limits a loop of FMAs.
+/// Eight int8.
+inline V Load(const int8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+/// Keeps a loaded value in a register where the compiler would rather load it again in every product: with
+/// two loads a cycle, those would be what limits a loop of FMAs.
 inline V InRegister(V x) {
   asm("" : "+x"(x));
   return x;
@@ -51,6 +55,8 @@ using VI = __m256i;
 inline VI LoadInts(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 inline VI AddInts(VI a, VI b) { return _mm256_add_epi32(a, b); }
 inline VI SetInts(int32_t x) { return _mm256_set1_epi32(x); }
+/// Lane i is lane index[i] of x.
+inline V Pick(V x, VI index) { return _mm256_permutevar8x32_ps(x, index); }
 inline V SelectLess(VI index, VI limit, V a, V b) {
   return _mm256_blendv_ps(b, a, _mm256_castsi256_ps(_mm256_cmpgt_epi32(limit, index)));
 }

@@ -31,8 +31,12 @@ inline V Load(const uint16_t* p) {
   const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
-/// Keeps a loaded value in a register where the compiler would rather load it again in every product: with two
-/// loads a cycle, those would be what limits a loop of FMAs.
+/// Sixteen int8.
+inline V Load(const int8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+/// Keeps a loaded value in a register where the compiler would rather load it again in every product: with
+/// two loads a cycle, those would be what limits a loop of FMAs.
 inline V InRegister(V x) {
   asm("" : "+v"(x));
   return x;
@@ -46,6 +50,9 @@ inline V LoadFirst(const uint16_t* p, int n) {
   const __m256i bits = _mm256_maskz_loadu_epi16(FirstLanes(n), p);
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
+inline V LoadFirst(const int8_t* p, int n) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(FirstLanes(n), p)));
+}
 inline void StoreFirst(float* p, V x, int n) { _mm512_mask_storeu_ps(p, FirstLanes(n), x); }
 
 /// a where index < limit (compared as signed integers), else b.
@@ -53,6 +60,8 @@ using VI = __m512i;
 inline VI LoadInts(const int32_t* p) { return _mm512_loadu_si512(p); }
 inline VI AddInts(VI a, VI b) { return _mm512_add_epi32(a, b); }
 inline VI SetInts(int32_t x) { return _mm512_set1_epi32(x); }
+/// Lane i is lane index[i] of x.
+inline V Pick(V x, VI index) { return _mm512_permutexvar_ps(index, x); }
 inline V SelectLess(VI index, VI limit, V a, V b) {
   return _mm512_mask_blend_ps(_mm512_cmplt_epi32_mask(index, limit), b, a);
 }

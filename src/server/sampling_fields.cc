@@ -117,22 +117,24 @@ GenerationFields ReadGeneration(Fields& body, const ServedModel& model) {
   return fields;
 }
 
+// Clients know a prompt that is too long by OpenAI's words "maximum context length is".
 StatusOr<int> OutputBudget(const ServedModel& model, size_t prompt, std::optional<int> asked, int otherwise,
                            const char* param) {
   const int64_t room = model.max_context - static_cast<int64_t>(prompt);
   if (room <= 0) {
     return FieldError(
         param, "context_length_exceeded",
-        fmt::format("This model's context is {} tokens; the prompt has {} and leaves no room for an "
-                    "answer. Shorten it.",
+        fmt::format("This model's maximum context length is {} tokens. However, the prompt has {} and leaves "
+                    "no room for an answer. Please shorten it.",
                     model.max_context, prompt));
   }
   if (asked && *asked > room) {
     return FieldError(
         param, "context_length_exceeded",
-        fmt::format("This model's context is {} tokens; the prompt has {} and {} more were asked for. "
-                    "Shorten one of them.",
-                    model.max_context, prompt, *asked));
+        fmt::format(
+            "This model's maximum context length is {} tokens. However, the prompt has {} and {} more "
+            "were asked for. Please shorten one of them.",
+            model.max_context, prompt, *asked));
   }
   return static_cast<int>(std::min<int64_t>(asked.value_or(otherwise), room));
 }

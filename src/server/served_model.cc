@@ -18,7 +18,8 @@ StatusOr<std::vector<int32_t>> ServedModel::Encode(std::string_view text, bool a
   if (text.size() / (longest_token * kComposed) > static_cast<size_t>(max_context)) {
     return FieldError(
         param, "context_length_exceeded",
-        fmt::format("This model's context is {} tokens; a text of {} bytes cannot fit. Shorten it.",
+        fmt::format("This model's maximum context length is {} tokens. However, the text has {} bytes and "
+                    "cannot fit. Please shorten it.",
                     max_context, text.size()));
   }
   return tokenizer.Encode(text, add_special);

@@ -2,8 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include "server/tool_grammar.h"
-
 namespace moesaic::server {
 namespace {
 
@@ -20,76 +18,6 @@ ServedModel Model(text::ToolFormat format) {
                     .defaults = {}};
   model.tools = format;
   return model;
-}
-
-Conversation Asks(ToolUse use, const char* name = "") {
-  Conversation conversation;
-  conversation.tools = *ParseJson(R"([
-    {"type": "function", "function": {"name": "get", "parameters":
-      {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}},
-    {"type": "function", "function": {"name": "stop"}}])");
-  conversation.tool_use = use;
-  conversation.tool_name = name;
-  return conversation;
-}
-
-// Whether `text` is a whole output under the grammar.
-bool Takes(const ServedModel& model, const Conversation& conversation, const std::string& text) {
-  const auto forced = ForcedCalls(model, conversation);
-  EXPECT_TRUE(forced.ok() && forced->has_value()) << Message(forced.status());
-  auto grammar = CompileGrammar(model, **forced);
-  EXPECT_TRUE(grammar.ok()) << Message(grammar.status()) << (*forced)->source;
-  const auto ids = model.tokenizer.Encode(text, false).value();
-  for (const int32_t id : ids) {
-    if (grammar->CountValid(std::vector<int32_t>{id}).value() != 1) return false;
-    EXPECT_TRUE(grammar->Commit(id).ok());
-  }
-  return grammar->IsAccepting().value();
-}
-
-constexpr const char* kGet = R"({"name": "get", "arguments": {"city": "Rome"}})";
-
-TEST(ForcedCalls, FollowHermes) {
-  const ServedModel model = Model(text::ToolFormat::kHermes);
-  const std::string call = fmt::format("<tool_call>{}</tool_call>", kGet);
-  const std::string spaced = fmt::format("<tool_call>\n{}\n</tool_call>", kGet);
-  const std::string stop = R"(<tool_call>{"name": "stop", "arguments": {}}</tool_call>)";
-  const Conversation required = Asks(ToolUse::kRequired);
-  EXPECT_TRUE(Takes(model, required, call));
-  EXPECT_TRUE(Takes(model, required, spaced + "\n" + stop));
-  EXPECT_FALSE(Takes(model, required, "I would rather talk"));
-  EXPECT_FALSE(Takes(model, required, R"(<tool_call>{"name": "get", "arguments": {"city": 7}}</tool_call>)"));
-  EXPECT_FALSE(Takes(model, required, R"(<tool_call>{"name": "put", "arguments": {}}</tool_call>)"));
-  const Conversation named = Asks(ToolUse::kNamed, "stop");
-  EXPECT_TRUE(Takes(model, named, stop));
-  EXPECT_FALSE(Takes(model, named, stop + stop));
-  EXPECT_FALSE(Takes(model, named, call));
-  Conversation single = Asks(ToolUse::kRequired);
-  single.parallel_calls = false;
-  EXPECT_FALSE(Takes(model, single, call + call));
-}
-
-TEST(ForcedCalls, FollowTheOtherFormats) {
-  EXPECT_TRUE(Takes(Model(text::ToolFormat::kDeepSeekV3), Asks(ToolUse::kRequired),
-                    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get\n```json\n{"
-                    "\"city\": \"Rome\"}\n```"
-                    "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"));
-  EXPECT_TRUE(Takes(
-      Model(text::ToolFormat::kDeepSeekV31), Asks(ToolUse::kRequired),
-      "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get<｜tool▁sep｜>{\"city\": \"Rome\"}<｜tool▁call▁end｜>"
-      "<｜tool▁calls▁end｜>"));
-  EXPECT_TRUE(
-      Takes(Model(text::ToolFormat::kKimiK2), Asks(ToolUse::kRequired),
-            "<|tool_calls_section_begin|><|tool_call_begin|>functions.get:0<|tool_call_argument_begin|>"
-            "{\"city\": \"Rome\"}<|tool_call_end|><|tool_calls_section_end|>"));
-  EXPECT_TRUE(Takes(Model(text::ToolFormat::kLlama3), Asks(ToolUse::kRequired),
-                    R"({"name": "get", "parameters": {"city": "Rome"}})"));
-  const auto refused = ForcedCalls(Model(text::ToolFormat::kGlm4), Asks(ToolUse::kRequired));
-  EXPECT_EQ(refused.status().code(), StatusCode::kUnimplemented);
-}
-
-TEST(ForcedCalls, AreNoneUnlessAskedFor) {
-  EXPECT_FALSE(ForcedCalls(Model(text::ToolFormat::kHermes), Asks(ToolUse::kAuto)).value().has_value());
 }
 
 // moesaic-tiny's 1,536 tokens fill 48 words to the last bit.

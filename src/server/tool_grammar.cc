@@ -2,6 +2,9 @@
 
 #include <optional>
 
+#include "server/lark_terms.h"
+#include "server/tool_grammar_xml.h"
+
 namespace moesaic::server {
 namespace {
 
@@ -38,79 +41,28 @@ std::optional<Frame> FrameOf(text::ToolFormat format) {
   }
 }
 
-// Literal text as Lark terms. Special tokens inside it are named by id, as text cannot spell them; "\n?" is a
-// line break that may be left out.
-class Terms {
- public:
-  explicit Terms(const text::Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
-
-  std::string Of(std::string_view text) const {
-    std::string terms;
-    while (!text.empty()) {
-      if (text.starts_with("\n?")) {
-        terms += " \"\\n\"?";
-        text.remove_prefix(2);
-        continue;
-      }
-      const size_t mark = MarkAtStart(text);
-      if (mark > 0) {
-        terms += fmt::format(" <[{}]>", *tokenizer_.TokenToId(text.substr(0, mark)));
-        text.remove_prefix(mark);
-        continue;
-      }
-      size_t end = 1;
-      while (end < text.size() && MarkAtStart(text.substr(end)) == 0 && !text.substr(end).starts_with("\n?"))
-        ++end;
-      terms += fmt::format(" {}", Dump(Json(std::string(text.substr(0, end)))));
-      text.remove_prefix(end);
-    }
-    return terms;
-  }
-
- private:
-  // Length of the special token that `text` begins with; 0: none.
-  size_t MarkAtStart(std::string_view text) const {
-    if (text.front() != '<') return 0;
-    const size_t end = text.find('>');
-    if (end == std::string_view::npos) return 0;
-    const auto id = tokenizer_.TokenToId(text.substr(0, end + 1));
-    return id && tokenizer_.IsSpecial(*id) ? end + 1 : 0;
-  }
-
-  const text::Tokenizer& tokenizer_;
-};
-
-Json SchemaOf(const Json& function) {
-  const auto found = function.find("parameters");
-  if (found == function.end() || !found->is_object() || found->empty()) return {{"type", "object"}};
-  return *found;
-}
-
 }  // namespace
 
 StatusOr<std::string> ToolGrammar(text::ToolFormat format, const text::Tokenizer& tokenizer,
                                   const Conversation& conversation) {
   const std::optional<Frame> frame = FrameOf(format);
-  if (!frame) {
-    return Unimplemented("'tool_choice': a call cannot be forced with tool format '{}'", text::Name(format));
-  }
-  const Terms terms(tokenizer);
+  if (!frame) return XmlToolGrammar(format, tokenizer, conversation);
+  const LarkTerms terms(tokenizer, format);
   std::string calls, rules;
   int count = 0;
   for (const Json& tool : conversation.tools) {
     const Json& function = tool["function"];
     const auto& name = function["name"].get_ref<const std::string&>();
-    if (conversation.tool_use == ToolUse::kNamed && name != conversation.tool_name) continue;
+    if (!MayCall(conversation, name)) continue;
     calls += fmt::format("{}call_{}", count == 0 ? "" : " | ", count);
     rules += fmt::format("call_{}:{}{}{}{} arguments_{}{}{}\n", count, terms.Of(frame->call_open),
                          terms.Of(frame->before_name + name), frame->numbered ? " \":\" /[0-9]{1,4}/" : "",
                          terms.Of(frame->between), count, terms.Of(frame->after_arguments),
                          terms.Of(frame->call_close));
-    rules += fmt::format("arguments_{}: %json {}\n", count, Dump(SchemaOf(function)));
+    rules += fmt::format("arguments_{}: %json {}\n", count, Dump(ParametersOf(function)));
     ++count;
   }
-  const bool several = conversation.tool_use != ToolUse::kNamed && conversation.parallel_calls &&
-                       format != text::ToolFormat::kLlama3;
+  const bool several = MayCallSeveral(conversation) && format != text::ToolFormat::kLlama3;
   std::string grammar = "start:" + terms.Of(frame->section_open) + " call";
   if (several) grammar += " (\"\\n\"? call)*";
   return grammar + terms.Of(frame->section_close) + "\ncall: " + calls + "\n" + rules;

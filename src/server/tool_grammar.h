@@ -12,7 +12,7 @@ namespace moesaic::server {
 
 /// A Lark grammar (as llguidance reads it) of one call, or of several where `conversation` allows it, in the
 /// words of `format`, with arguments that follow the tools' schemas. Only the named tool's with kNamed.
-/// Unimplemented for formats whose arguments are not JSON.
+/// Unimplemented for kNone.
 StatusOr<std::string> ToolGrammar(text::ToolFormat format, const text::Tokenizer& tokenizer,
                                   const Conversation& conversation);
 

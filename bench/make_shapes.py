@@ -2,8 +2,8 @@
 """Writes GGUF files with the layer shapes of published MoE models and random weights.
 
 Layers are those of the release, only fewer (so that a file is 2 to 7 GB); the vocabulary is cut in the same
-proportion, so that the output head has the share of a step that it has in the release. There is no tokenizer:
-the files are for measuring speed, and both Moesaic's `bench` and `llama-bench` feed random token ids.
+proportion, so that the output head has the share of a step that it has in the release. The tokenizer is a made-up
+byte-pair one, which servers want to see: the files are for measuring speed, on random token ids.
 
 Values are drawn once and repeated at random places, since speed does not depend on them; routers, on which
 the share of experts that a step touches depends, draw their own. Needs nothing beyond Python 3.9.
@@ -24,6 +24,7 @@ GGML_TYPE = {"f32": 0, "q8_0": 8, "bf16": 30}
 BLOCK_VALUES = {"f32": 1, "q8_0": 32, "bf16": 1}
 BLOCK_BYTES = {"f32": 4, "q8_0": 34, "bf16": 2}
 POOL_BYTES = 64 << 20
+END = "<|endoftext|>"
 
 
 def qwen3_30b_a3b():
@@ -84,8 +85,29 @@ def deepseek_v2_lite():
 SHAPES = {"qwen3-30b-a3b": qwen3_30b_a3b, "deepseek-v2-lite": deepseek_v2_lite}
 
 
+def vocabulary(size):
+    """(tokens, merges) of a byte-pair tokenizer: the bytes in GPT-2's letters, one special token, and short words."""
+    plain = [b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or 174 <= b <= 255]
+    others = (b for b in range(256) if b not in plain)
+    letters = {b: chr(b) for b in plain} | {b: chr(256 + i) for i, b in enumerate(others)}
+    tokens, merges = [letters[b] for b in range(256)] + [END], []
+    alphabet = [letters[b] for b in b" etaoinshrdlucmfwypvbgkjqxz"]
+    words = alphabet
+    while True:
+        longer = []
+        for word in words:
+            for letter in alphabet[1:]:
+                if len(tokens) == size:
+                    return tokens, merges
+                tokens.append(word + letter)
+                merges.append(f"{word} {letter}")
+                longer.append(word + letter)
+        words = longer
+
+
 def string(text):
-    return struct.pack("<Q", len(text)) + text.encode()
+    data = text.encode()
+    return struct.pack("<Q", len(data)) + data
 
 
 def value(item):
@@ -95,6 +117,10 @@ def value(item):
         return struct.pack("<II", 4, item)
     if isinstance(item, float):
         return struct.pack("<If", 6, item)
+    if isinstance(item, list):
+        if isinstance(item[0], int):
+            return struct.pack(f"<IIQ{len(item)}i", 9, 5, len(item), *item)
+        return struct.pack("<IIQ", 9, 8, len(item)) + b"".join(string(one) for one in item)
     return struct.pack("<I", 8) + string(item)
 
 
@@ -135,8 +161,12 @@ def kind_of(name, shape, kind):
 def write(path, shape_name, kind, seed):
     rng = random.Random(seed)
     arch, keys, tensors = SHAPES[shape_name]()
+    tokens, merges = vocabulary(keys["vocab_size"])
+    end = tokens.index(END)
     metadata = {"general.architecture": arch, "general.name": f"{shape_name} shapes, random weights",
-                "tokenizer.ggml.model": "no_vocab"} | {f"{arch}.{key}": item for key, item in keys.items()}
+                "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "qwen2", "tokenizer.ggml.tokens": tokens,
+                "tokenizer.ggml.token_type": [3 if t == END else 1 for t in tokens], "tokenizer.ggml.merges": merges,
+                "tokenizer.ggml.eos_token_id": end} | {f"{arch}.{key}": item for key, item in keys.items()}
     header = struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(metadata))
     header += b"".join(string(key) + value(item) for key, item in metadata.items())
     offset, sizes = 0, []

@@ -106,6 +106,7 @@ Status RunServe(const ServeFlags& flags) {
   }
   RETURN_IF_ERROR(StartEngine(*session, flags.model,
                               {.kv_bytes = flags.kv_bytes,
+                               .swap_bytes = static_cast<int64_t>(flags.swap_gib * (int64_t{1} << 30)),
                                .max_sequences = flags.max_sequences,
                                .max_batch_tokens = std::max(flags.max_batch_tokens, flags.max_sequences),
                                .eos_ids = text.eos_ids,
@@ -121,6 +122,7 @@ Status RunServe(const ServeFlags& flags) {
   server::ServerOptions options;
   options.http = flags.http;
   options.router = flags.router;
+  options.responses = flags.responses;
   options.version = MOESAIC_VERSION;
   options.model_path = flags.model.model;
   options.kernels = session->kernels.choices;

@@ -34,6 +34,12 @@ void AddModelGroup(CLI::App& verb, ServeFlags& flags) {
           "what is free")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
       ->capture_default_str();
+  verb.add_option(
+          "--swap-space", flags.swap_gib,
+          "GiB beside the KV cache for blocks of requests that had to make room; 0: they are computed "
+          "again")
+      ->check(CLI::Range(0.0, 65536.0))
+      ->capture_default_str();
   verb.add_option("--max-sequences", flags.max_sequences, "Requests that run at once")
       ->check(CLI::Range(1, 1 << 16))
       ->capture_default_str();
@@ -83,6 +89,15 @@ void AddServerGroup(CLI::App& verb, ServeFlags& flags) {
       ->group(group);
   verb.add_option("--drain-timeout", flags.drain_seconds, "Seconds that requests may finish in after SIGTERM")
       ->check(CLI::Range(0, 86400))
+      ->capture_default_str()
+      ->group(group);
+  verb.add_option("--max-stored-responses", flags.responses.most,
+                  "Answers of /v1/responses kept for previous_response_id; 0: none")
+      ->check(CLI::Range(0, kMaxInt))
+      ->capture_default_str()
+      ->group(group);
+  verb.add_option("--stored-responses-memory", flags.responses.bytes, "And how much of them, e.g. 256MiB")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
       ->capture_default_str()
       ->group(group);
   verb.add_flag("--access-log,!--no-access-log", flags.access_log, "Log every request")

@@ -18,9 +18,11 @@ struct ServeFlags {
   SamplingFlags sampling;  // the defaults of requests
   server::HttpOptions http;
   server::RouterOptions router;
+  server::ResponseStoreOptions responses;
   std::vector<std::string> names;
   std::string tool_format = "auto", reasoning_format = "auto";
   int64_t kv_bytes = 0;
+  double swap_gib = 0;
   int max_sequences = 16;
   int max_batch_tokens = 512;
   int max_queue = 512;

@@ -166,6 +166,17 @@ class MessageStream : public AnswerSink {
   int index_ = 0;
 };
 
+// Whether a block of `content` is marked to be kept in the cache.
+bool MarksCache(const Json& content) {
+  if (content.is_object()) {
+    const auto found = content.find("cache_control");
+    if (found != content.end() && found->is_object()) return true;
+    const auto inner = content.find("content");
+    return inner != content.end() && MarksCache(*inner);
+  }
+  return content.is_array() && std::any_of(content.begin(), content.end(), MarksCache);
+}
+
 // Anthropic's names for what ReadGeneration does not know.
 struct MessageFields {
   GenerationFields generation;
@@ -193,6 +204,12 @@ MessageFields ReadFields(Fields& body, const ServedModel& model) {
     Fields inner(*metadata, "metadata");
     inner.String("user_id", &fields.generation.user);
     body.Merge(inner.status());
+  }
+  for (const char* part : {"system", "messages", "tools"}) {
+    const Json* marked = body.Any(part);
+    if (marked != nullptr && MarksCache(*marked)) {
+      fields.generation.session = cache::SessionHint::kContinues;
+    }
   }
   return fields;
 }

@@ -39,6 +39,7 @@ Status SetCommon(const GenerationContext& context, const Call& call, GenerationF
   spec->include_stop = fields.include_stop;
   spec->skip_special = fields.skip_special;
   spec->cache_namespace = std::move(fields.cache_salt);
+  spec->session = fields.session;
   spec->priority = fields.priority;
   if (grammar) {
     ASSIGN_OR_RETURN(spec->grammar, CompileGrammar(context.model, *grammar));

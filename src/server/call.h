@@ -22,7 +22,8 @@ struct Call {
   std::shared_ptr<ResponseWriter> writer;
   std::shared_ptr<Lane> lane;
   TraceContext trace;
-  std::string client;                                 // whom to be fair to: a key's digest, or the address
+  std::string client;                                 // whom to be fair to: a key's holder, or the address
+  std::string owner;                                  // whose what is kept is; empty where no keys are set
   std::optional<engine::Clock::time_point> deadline;  // by which it must be answered
   ApiStyle style = ApiStyle::kOpenAi;
 };
@@ -51,6 +52,8 @@ class EventStream {
 Status ChatCompletions(const GenerationContext& context, Call& call);
 Status Completions(const GenerationContext& context, Call& call);
 Status Responses(const GenerationContext& context, Call& call);
+Status GetResponse(const GenerationContext& context, Call& call);
+Status DeleteResponse(const GenerationContext& context, Call& call);
 Status Messages(const GenerationContext& context, Call& call);
 Status Embeddings(const GenerationContext& context, Call& call);
 

@@ -74,6 +74,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
     request.prompt_logprobs = spec_.prompt_logprobs;
     request.cache_namespace = spec_.cache_namespace;
     request.client = spec_.client;
+    request.session = spec_.session;
     request.priority = spec_.priority;
     request.deadline = spec_.deadline;
     if (spec_.grammar) {

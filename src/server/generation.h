@@ -14,6 +14,7 @@
 #include "server/json_fields.h"
 #include "server/live_requests.h"
 #include "server/metrics.h"
+#include "server/response_store.h"
 #include "server/served_model.h"
 #include "server/tracing.h"
 #include "text/grammar.h"
@@ -37,6 +38,7 @@ struct GenerationSpec {
   bool in_reasoning = false;
   std::string cache_namespace;
   std::string client;
+  cache::SessionHint session = cache::SessionHint::kNone;
   int priority = 0;
   std::optional<engine::Clock::time_point> deadline;
   std::string id;  // of the answer
@@ -83,6 +85,7 @@ struct GenerationContext {
   Metrics& metrics;
   Tracer& tracer;
   LiveRequests& live;
+  ResponseStore& responses;
 };
 
 /// Submits the choices and delivers to `sink` on `lane`; runs on `lane` itself. When the client leaves, all

@@ -1,4 +1,5 @@
 // POST /v1/responses.
+#include <functional>
 #include <limits>
 #include <utility>
 
@@ -14,7 +15,8 @@ struct ResponseShape {
   std::string model;
   int64_t created = UnixNow();
   Json echo;
-  int top_logprobs = -1;  // -1: none
+  int top_logprobs = -1;                           // -1: none
+  std::function<void(const Json& response)> keep;  // called with the whole response; may be empty
 };
 
 Json ResponseUsage(const Usage& usage) {
@@ -93,7 +95,9 @@ class ResponseWhole : public AnswerSink {
       output.push_back(MessageItem(NewId("msg_"), Json::array({std::move(part)}), status));
     }
     for (const AnsweredCall& call : answer_.calls) output.push_back(CallItem(NewId("fc_"), call, status));
-    SendJson(*writer_, ResponseJson(shape_, status, std::move(output), ResponseUsage(usage), nullptr));
+    const Json response = ResponseJson(shape_, status, std::move(output), ResponseUsage(usage), nullptr);
+    if (shape_.keep) shape_.keep(response);
+    SendJson(*writer_, response);
   }
 
  private:
@@ -148,8 +152,9 @@ class ResponseStream : public AnswerSink {
   void Done(const Usage& usage) override {
     const std::string status = StatusOf(finish_reason_);
     Close(status.c_str());
-    Event(("response." + status).c_str(),
-          {{"response", ResponseJson(shape_, status.c_str(), output_, ResponseUsage(usage), nullptr)}});
+    const Json response = ResponseJson(shape_, status.c_str(), output_, ResponseUsage(usage), nullptr);
+    if (shape_.keep) shape_.keep(response);
+    Event(("response." + status).c_str(), {{"response", response}});
     stream_.End();
   }
 
@@ -237,12 +242,57 @@ class ResponseStream : public AnswerSink {
   int64_t sequence_ = 0;
 };
 
+// The kept response that "previous_response_id" names; null when it names none.
+StatusOr<std::shared_ptr<const StoredResponse>> PreviousOf(const GenerationContext& context, const Call& call,
+                                                           Fields& body) {
+  std::string id;
+  body.String("previous_response_id", &id);
+  RETURN_IF_ERROR(body.status());
+  if (id.empty()) return std::shared_ptr<const StoredResponse>();
+  auto previous = context.responses.Find(id, call.owner);
+  if (previous == nullptr) {
+    return FieldError("previous_response_id", "previous_response_not_found",
+                      fmt::format("Previous response with id '{}' not found.", id));
+  }
+  return previous;
+}
+
+// Keeps a response together with the conversation that it ends.
+std::function<void(const Json&)> Keeper(const GenerationContext& context, const Call& call, Json messages) {
+  return [&store = context.responses, owner = call.owner,
+          messages = std::move(messages)](const Json& response) mutable {
+    if (!AppendItems(response["output"], "output", &messages).ok()) return;  // all are our own
+    store.Add({response["id"].get<std::string>(), owner, response, std::move(messages)});
+  };
+}
+
+std::string IdIn(const Call& call) {
+  return call.request.path.substr(std::string_view("/v1/responses/").size());
+}
+
+Status NoResponse(const std::string& id) { return NotFound("Response with id '{}' not found.", id); }
+
 }  // namespace
+
+Status GetResponse(const GenerationContext& context, Call& call) {
+  const auto found = context.responses.Find(IdIn(call), call.owner);
+  if (found == nullptr) return NoResponse(IdIn(call));
+  SendJson(*call.writer, found->response);
+  return OkStatus();
+}
+
+Status DeleteResponse(const GenerationContext& context, Call& call) {
+  if (!context.responses.Remove(IdIn(call), call.owner)) return NoResponse(IdIn(call));
+  SendJson(*call.writer, {{"id", IdIn(call)}, {"object", "response"}, {"deleted", true}});
+  return OkStatus();
+}
 
 Status Responses(const GenerationContext& context, Call& call) {
   ASSIGN_OR_RETURN(const Json json, ParseJson(call.request.body));
   Fields body(json, "");
-  ResponsesRequest request = ReadResponses(body, context.model);
+  ASSIGN_OR_RETURN(const auto previous, PreviousOf(context, call, body));
+  ResponsesRequest request =
+      ReadResponses(body, context.model, previous == nullptr ? Json() : previous->messages);
   RETURN_IF_ERROR(body.status());
   GenerationFields& fields = request.generation;
   ASSIGN_OR_RETURN(Prompt prompt, RenderPrompt(context.model, request.conversation));
@@ -254,6 +304,13 @@ Status Responses(const GenerationContext& context, Call& call) {
   ResponseShape shape;
   shape.model = context.model.names.front();
   shape.echo = std::move(request.echo);
+  shape.echo["store"] = request.store && context.responses.keeps();
+  if (shape.echo["store"].get<bool>()) {
+    Json messages = request.conversation.messages;
+    const Json* instructions = body.Any("instructions");
+    if (instructions != nullptr && *instructions != "") messages.erase(0);  // they are this request's only
+    shape.keep = Keeper(context, call, std::move(messages));
+  }
   shape.top_logprobs = request.logprobs || request.top_logprobs > 0 ? request.top_logprobs : -1;
 
   GenerationSpec spec;

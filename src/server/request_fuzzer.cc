@@ -68,7 +68,7 @@ void ReadBody(uint8_t kind, const Json& json) {
       conversation = ReadMessages(body);
       break;
     case 2:
-      conversation = ReadResponses(body, Model()).conversation;
+      conversation = ReadResponses(body, Model(), Json()).conversation;
       break;
     default:
       ReadGeneration(body, Model());

@@ -60,10 +60,11 @@ Status ReadItem(const Json& json, const std::string& path, Json* messages) {
                   path, type));
 }
 
-void ReadInput(Fields& body, Json* messages) {
+void ReadInput(Fields& body, const Json& history, Json* messages) {
   std::string instructions;
   body.String("instructions", &instructions);
   if (!instructions.empty()) messages->push_back({{"role", "system"}, {"content", instructions}});
+  for (const Json& message : history) messages->push_back(message);
   const Json* input = body.Any("input");
   if (!body.ok()) return;
   if (input == nullptr)
@@ -73,9 +74,7 @@ void ReadInput(Fields& body, Json* messages) {
     return;
   }
   if (!input->is_array()) return body.FailType("input", "a string or an array", *input);
-  for (size_t i = 0; body.ok() && i < input->size(); ++i) {
-    body.Merge(ReadItem((*input)[i], fmt::format("input[{}]", i), messages));
-  }
+  body.Merge(AppendItems(*input, "input", messages));
   if (body.ok() && messages->empty()) body.Fail("input", "empty_array", "Invalid 'input': empty array.");
 }
 
@@ -169,18 +168,26 @@ Json Member(Fields& body, const char* name, Json otherwise) {
 
 }  // namespace
 
-ResponsesRequest ReadResponses(Fields& body, const ServedModel& model) {
+Status AppendItems(const Json& items, const std::string& path, Json* messages) {
+  for (size_t i = 0; i < items.size(); ++i) {
+    RETURN_IF_ERROR(ReadItem(items[i], fmt::format("{}[{}]", path, i), messages));
+  }
+  return OkStatus();
+}
+
+ResponsesRequest ReadResponses(Fields& body, const ServedModel& model, const Json& history) {
   ResponsesRequest request;
   request.generation = ReadGeneration(body, model);
-  if (body.Has("previous_response_id") || body.Has("conversation")) {
-    const char* name = body.Has("conversation") ? "conversation" : "previous_response_id";
-    body.Fail(name, "invalid_value",
-              fmt::format("'{}': this server keeps no responses; send the whole input", name));
+  if (body.Has("conversation")) {
+    body.Fail("conversation", "invalid_value",
+              "'conversation': this server keeps no conversations; use 'previous_response_id'");
   }
+  body.Bool("store", &request.store);
   bool background = false;
   body.Bool("background", &background);
-  if (background) body.Fail("background", "invalid_value", "'background': this server keeps no responses");
-  ReadInput(body, &request.conversation.messages);
+  if (background)
+    body.Fail("background", "invalid_value", "'background': this server answers while the client waits");
+  ReadInput(body, history, &request.conversation.messages);
   ReadTools(body, &request.conversation);
   ReadChoice(body, &request.conversation);
   body.Bool("parallel_tool_calls", &request.conversation.parallel_calls);
@@ -210,9 +217,9 @@ ResponsesRequest ReadResponses(Fields& body, const ServedModel& model) {
                   {"max_output_tokens", Member(body, "max_output_tokens", nullptr)},
                   {"metadata", Member(body, "metadata", Json::object())},
                   {"parallel_tool_calls", request.conversation.parallel_calls},
-                  {"previous_response_id", nullptr},
+                  {"previous_response_id", Member(body, "previous_response_id", nullptr)},
                   {"reasoning", Member(body, "reasoning", {{"effort", nullptr}, {"summary", nullptr}})},
-                  {"store", false},
+                  {"store", request.store},
                   {"temperature", request.generation.sampling.temperature},
                   {"text", Member(body, "text", {{"format", {{"type", "text"}}}})},
                   {"tool_choice", Member(body, "tool_choice", "auto")},

@@ -16,9 +16,14 @@ struct ResponsesRequest {
   std::optional<GrammarText> grammar;
   int top_logprobs = 0;
   bool logprobs = false;  // "include" names them
-  Json echo;              // the members of the answer that say what was asked
+  bool store = true;
+  Json echo;  // the members of the answer that say what was asked
 };
 
-ResponsesRequest ReadResponses(Fields& body, const ServedModel& model);
+/// `history`: the messages that a previous response ended with; an array, or null.
+ResponsesRequest ReadResponses(Fields& body, const ServedModel& model, const Json& history);
+
+/// Appends items, as "input" and "output" have them, as messages.
+Status AppendItems(const Json& items, const std::string& path, Json* messages);
 
 }  // namespace moesaic::server

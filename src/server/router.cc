@@ -101,6 +101,16 @@ void Router::AddPrefix(const char* method, const std::string& prefix, Access acc
   prefixes_[method].push_back({prefix, access, std::move(endpoint)});
 }
 
+std::vector<std::pair<std::string, std::string>> Router::Routes() const {
+  std::vector<std::pair<std::string, std::string>> all;
+  for (const auto* table : {&routes_, &prefixes_}) {
+    for (const auto& [method, routes] : *table) {
+      for (const Route& route : routes) all.emplace_back(method, route.path);
+    }
+  }
+  return all;
+}
+
 HttpHooks Router::Hooks() {
   HttpHooks hooks;
   hooks.admit = [this](const HttpRequest& head) { return Admit(head); };
@@ -170,7 +180,7 @@ std::optional<HttpResponse> Router::Admit(const HttpRequest& head) const {
   if (head.method == "OPTIONS" && !origin.empty()) {
     HttpResponse response{.status = 204, .headers = CorsHeaders(head), .body = {}};
     if (!response.headers.empty()) {
-      response.headers.emplace_back("access-control-allow-methods", "GET, POST, OPTIONS");
+      response.headers.emplace_back("access-control-allow-methods", "GET, POST, DELETE, OPTIONS");
       response.headers.emplace_back("access-control-allow-headers", kAllowedHeaders);
       response.headers.emplace_back("access-control-max-age", "86400");
     }
@@ -220,6 +230,7 @@ void Router::Handle(HttpRequest request, std::shared_ptr<ResponseWriter> writer,
   headers.emplace_back("traceparent", call.trace.Traceparent());
   // Whom the engine is fair to: the holder of a key, else the address.
   const std::string_view key = options_.api_keys.empty() ? "" : KeyIn(request);
+  if (!key.empty()) call.owner = "key " + std::string(key);
   call.client = key.empty() ? request.peer : "key " + std::string(key);
   call.writer = std::make_shared<Answer>(*this, *route, request, std::move(writer), std::move(headers));
   call.request = std::move(request);

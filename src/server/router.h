@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "server/call.h"
@@ -45,6 +46,9 @@ class Router {
   void Add(const char* method, const std::string& path, Access access, Endpoint endpoint);
   /// For paths that begin with `prefix` and have no route of their own.
   void AddPrefix(const char* method, const std::string& prefix, Access access, Endpoint endpoint);
+
+  /// Method and path of everything added so far; prefixes end in '/'.
+  std::vector<std::pair<std::string, std::string>> Routes() const;
 
   HttpHooks Hooks();
   void Drain() { draining_ = true; }

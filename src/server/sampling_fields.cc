@@ -57,6 +57,24 @@ void ReadStopIds(Fields& body, const ServedModel& model, engine::SamplingParams*
   }
 }
 
+// "session" says it outright. OpenAI's "prompt_cache_key", and a retention beyond memory's own, tell of a
+// conversation that goes on.
+void ReadSession(Fields& body, GenerationFields* fields) {
+  std::string session, key, retention;
+  body.String("prompt_cache_key", &key);
+  body.String("prompt_cache_retention", &retention);
+  body.String("session", &session);
+  if (body.ok() && !session.empty() && session != "continues" && session != "ends") {
+    return body.Fail("session", "invalid_value",
+                     fmt::format("Invalid 'session': 'continues' or 'ends', found '{}'", session));
+  }
+  if (session == "ends") {
+    fields->session = cache::SessionHint::kEnds;
+  } else if (!session.empty() || !key.empty() || retention == "24h") {
+    fields->session = cache::SessionHint::kContinues;
+  }
+}
+
 }  // namespace
 
 GenerationFields ReadGeneration(Fields& body, const ServedModel& model) {
@@ -100,6 +118,7 @@ GenerationFields ReadGeneration(Fields& body, const ServedModel& model) {
   body.String("cache_salt", &fields.cache_salt);
   body.Int("priority", -kMaxInt, kMaxInt, &fields.priority);
   body.String("user", &fields.user);
+  ReadSession(body, &fields);
   if (const Json* options = body.Object("stream_options")) {
     Fields stream(*options, "stream_options");
     stream.Bool("include_usage", &fields.stream_usage);

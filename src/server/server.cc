@@ -7,6 +7,7 @@
 #include "server/generation.h"
 #include "server/live_requests.h"
 #include "server/metrics.h"
+#include "server/openapi.h"
 #include "server/tracing.h"
 #include "server/web_files.h"
 
@@ -32,12 +33,14 @@ class HttpApi : public Server {
         model_(model),
         metrics_(model.names.front()),
         tracer_(options_.trace_spans),
-        context_{model, metrics_, tracer_, live_},
+        responses_(options_.responses),
+        context_{model, metrics_, tracer_, live_, responses_},
         router_(options_.router, metrics_, options_.log) {
     metrics_.Kernels(options_.kernels);
     metrics_.Build(options_.version, options_.model_path);
     AddApis();
     AddOperations();
+    openapi_ = Dump(OpenApi(model, options_.version, router_.Routes()));
     AddPage();
   }
 
@@ -73,6 +76,12 @@ class HttpApi : public Server {
     AddApi("POST", "/v1/chat/completions/render", Access::kKey, RenderChat);
     AddApi("POST", "/tokenize", Access::kKey, Tokenize);
     AddApi("POST", "/detokenize", Access::kKey, Detokenize);
+    const auto add_prefix = [this](const char* method, const char* prefix, auto endpoint) {
+      router_.AddPrefix(method, prefix, Access::kKey,
+                        [this, endpoint](Call& call) { return endpoint(context_, call); });
+    };
+    add_prefix("GET", "/v1/responses/", GetResponse);
+    add_prefix("DELETE", "/v1/responses/", DeleteResponse);
     router_.Add("GET", "/v1/models", Access::kKey, [this](Call& call) {
       Json data = Json::array();
       for (const std::string& name : model_.names) data.push_back(ModelJson(name));
@@ -120,6 +129,10 @@ class HttpApi : public Server {
       call.writer->Send({.status = 200,
                          .headers = {{"content-type", "text/plain; version=0.0.4; charset=utf-8"}},
                          .body = metrics_.Text(model_.engine->stats(), http)});
+      return OkStatus();
+    });
+    router_.Add("GET", "/openapi.json", Access::kOpen, [this](Call& call) {
+      call.writer->Send({.status = 200, .headers = {{"content-type", "application/json"}}, .body = openapi_});
       return OkStatus();
     });
     router_.Add("GET", "/state", Access::kKey, [this](Call& call) {
@@ -173,8 +186,10 @@ class HttpApi : public Server {
   Metrics metrics_;
   Tracer tracer_;
   LiveRequests live_;
+  ResponseStore responses_;
   const GenerationContext context_;
   Router router_;
+  std::string openapi_;
   std::unique_ptr<HttpServer> http_;  // last: its threads use all above
 };
 

@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "kernels/kernel_table.h"
 #include "server/http_server.h"
+#include "server/response_store.h"
 #include "server/router.h"
 #include "server/served_model.h"
 
@@ -19,6 +20,7 @@ struct ServerOptions {
   RouterOptions router;
   std::string version;
   std::string model_path;
+  ResponseStoreOptions responses;
   size_t trace_spans = 20'000;  ///< kept for GET /debug/trace
   std::vector<kernels::KernelChoice> kernels;
   std::function<void(const AccessRecord&)> log;  ///< may be empty; any thread

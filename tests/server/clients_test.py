@@ -267,6 +267,27 @@ class OpenAiOthers(Clients):
             self.openai.responses.create(model=NAME, input="x", previous_response_id="resp_1")
         self.assertEqual(raised.exception.param, "previous_response_id")
 
+    def test_responses_are_kept(self):
+        create = self.openai.responses.create
+        first = create(model=NAME, input="What is the capital of France?", temperature=0, instructions="Be brief.", metadata={"a": "b"})
+        kept = self.openai.responses.retrieve(first.id)
+        self.assertEqual((kept.output_text, kept.metadata, kept.store), (first.output_text, {"a": "b"}, True))
+        events = list(create(model=NAME, input="And of Italy?", previous_response_id=first.id, temperature=0, max_output_tokens=30,
+                             stream=True))
+        second = events[-1].response
+        self.assertEqual(second.previous_response_id, first.id)
+        # The same conversation, sent whole, is the same prompt; the first one's instructions do not go on.
+        whole = create(model=NAME, temperature=0, max_output_tokens=30, store=False, input=[
+            {"role": "user", "content": "What is the capital of France?"}, first.output[0].model_dump(),
+            {"role": "user", "content": "And of Italy?"}])
+        self.assertEqual((second.usage.input_tokens, second.output_text), (whole.usage.input_tokens, whole.output_text))
+        third = create(model=NAME, input="And of Spain?", previous_response_id=second.id, temperature=0, max_output_tokens=5)
+        self.assertGreater(third.usage.input_tokens, second.usage.input_tokens)
+        self.openai.responses.delete(first.id)
+        for gone in (first.id, whole.id):
+            with self.assertRaises(openai.NotFoundError):
+                self.openai.responses.retrieve(gone)
+
     def test_responses_call_tools(self):
         tool = {"type": "function", "strict": False, **WEATHER}
         fields = dict(model=NAME, input="Hello", tools=[tool], tool_choice={"type": "function", "name": "get_weather"},

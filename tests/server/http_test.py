@@ -208,6 +208,24 @@ class Settings(unittest.TestCase):
                     self.assertEqual(server.request("POST", "/tokenize", {"prompt": "x"}, headers)[0], status)
             self.assertEqual(server.request("GET", "/health")[0], 200)
 
+    def test_keeps_responses_by_key(self):
+        with serving("--api-key", "one", "--api-key", "two", "--max-stored-responses", "2") as server:
+            one, two = {"authorization": "Bearer one"}, {"authorization": "Bearer two"}
+
+            def ask(**fields):
+                return server.json("POST", "/v1/responses", {"input": "Hi", "max_output_tokens": 1, **fields}, one)
+            ids = [ask()[1]["id"] for _ in range(3)]
+            self.assertEqual([server.request("GET", f"/v1/responses/{id_}", headers=one)[0] for id_ in ids], [404, 200, 200])
+            self.assertEqual(server.request("GET", f"/v1/responses/{ids[2]}", headers=two)[0], 404)
+            self.assertEqual(server.request("DELETE", f"/v1/responses/{ids[2]}", headers=two)[0], 404)
+            status, answer = ask(previous_response_id=ids[0])
+            self.assertEqual((status, answer["error"]["code"]), (400, "previous_response_not_found"))
+            self.assertEqual(ask(previous_response_id=ids[2])[0], 200)
+            self.assertEqual(server.request("DELETE", f"/v1/responses/{ids[2]}", headers=one)[0], 200)
+        with serving("--max-stored-responses", "0") as server:
+            _, answer = server.json("POST", "/v1/responses", {"input": "Hi", "max_output_tokens": 1})
+            self.assertEqual(answer["store"], False)
+
     def test_cors(self):
         with serving("--cors-origin", "http://a.example") as server:
             good = server.request("OPTIONS", CHAT, headers={"origin": "http://a.example",

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Runs a test script in a virtual environment with the packages of requirements.txt, made once.
+"""Runs a test script in a virtual environment with the packages of a requirements file, made once.
 
-Usage: with_clients.py ENVIRONMENT_FOLDER SCRIPT. Exit status 77, with the reason, when the packages cannot be had.
+Usage: with_clients.py ENVIRONMENT_FOLDER REQUIREMENTS SCRIPT. When the packages cannot be had, that is a failure where the
+environment says CI, and elsewhere exit status 77 (skipped) with the reason.
 """
 import fcntl
 import hashlib
@@ -11,35 +12,42 @@ import subprocess
 import sys
 import venv
 
-REQUIREMENTS = pathlib.Path(__file__).with_name("requirements.txt")
 SKIPPED = 77
+INSTALL_SECONDS = 900
 
 
-def make(folder):
+def make(folder, requirements):
     """The environment's interpreter."""
     python = folder / "bin" / "python"
     mark = folder / "requirements.sha256"
-    wanted = hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()
+    wanted = hashlib.sha256(requirements.read_bytes()).hexdigest()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(folder.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if mark.exists() and mark.read_text() == wanted:
             return python
         venv.create(folder, with_pip=True, clear=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "-r", REQUIREMENTS],
-                       check=True, capture_output=True, text=True, timeout=600)
+        subprocess.run([python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "-r", requirements],
+                       check=True, capture_output=True, text=True, timeout=INSTALL_SECONDS)
         mark.write_text(wanted)
     return python
 
 
+def missing(what, error):
+    """The exit status of a test whose tools cannot be had."""
+    in_ci = bool(os.environ.get("CI"))
+    print(f"{'FAILED' if in_ci else 'SKIPPED'}: {what} cannot be had: {error}\n{getattr(error, 'stderr', '') or ''}")
+    return 1 if in_ci else SKIPPED
+
+
 def main():
-    folder, script = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2]
+    folder, requirements, script = (pathlib.Path(word).resolve() for word in sys.argv[1:4])
     try:
-        python = make(folder)
+        python = make(folder, requirements)
     except (subprocess.SubprocessError, OSError) as error:
-        print(f"SKIPPED: the clients cannot be installed: {error}\n{getattr(error, 'stderr', '') or ''}")
-        return SKIPPED
-    os.execv(python, [str(python), script, *sys.argv[3:]])
+        return missing(f"what {requirements.name} lists", error)
+    os.environ["PATH"] = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
+    os.execv(python, [str(python), str(script), *sys.argv[4:]])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,56 @@
+// Answers of /v1/responses that later requests may go on from.
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+
+#include "server/json_fields.h"
+
+namespace moesaic::server {
+
+struct ResponseStoreOptions {
+  int most = 1000;              ///< responses kept; 0: none
+  int64_t bytes = 256ll << 20;  ///< of their JSON together
+};
+
+struct StoredResponse {
+  std::string id;
+  std::string owner;  ///< whose key asked; empty where no keys are set
+  Json response;      ///< as it was answered
+  Json messages;      ///< the conversation up to its end, without "instructions", as templates know it
+};
+
+/// Kept in memory: the oldest go when room is needed. Any thread.
+class ResponseStore {
+ public:
+  explicit ResponseStore(const ResponseStoreOptions& options) : options_(options) {}
+
+  bool keeps() const { return options_.most > 0; }
+  void Add(StoredResponse stored);
+  /// Null: there is none of that id, or it is another owner's.
+  std::shared_ptr<const StoredResponse> Find(const std::string& id, const std::string& owner) const;
+  /// Whether there was one.
+  bool Remove(const std::string& id, const std::string& owner);
+
+ private:
+  struct Entry {
+    std::shared_ptr<const StoredResponse> stored;
+    int64_t bytes;
+    std::list<std::string>::iterator age;
+  };
+  using Entries = std::unordered_map<std::string, Entry>;
+
+  void Erase(Entries::iterator entry);
+
+  const ResponseStoreOptions options_;
+  mutable std::mutex mutex_;
+  Entries entries_;
+  std::list<std::string> ages_;  // ids, the oldest first
+  int64_t bytes_ = 0;
+};
+
+}  // namespace moesaic::server

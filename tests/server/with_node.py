@@ -1,0 +1,54 @@
+#!/usr/bin/env python3
+"""Runs a JavaScript test against a server, with the packages that its package-lock.json names, installed once.
+
+Usage: with_node.py BUILD_FOLDER SCRIPT [SERVE FLAGS]. The script finds the server in MOESAIC_URL and may leave files in
+MOESAIC_OUT. When Node.js or the packages cannot be had, that is a failure where the environment says CI, and elsewhere
+exit status 77 (skipped) with the reason.
+"""
+import fcntl
+import hashlib
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+from serving import serving
+from with_clients import missing
+
+INSTALL_SECONDS = 300
+TEST_SECONDS = 600
+
+
+def install(folder, source):
+    """Brings the packages of `source` to `folder`."""
+    files = [source / "package.json", source / "package-lock.json"]
+    wanted = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    mark = folder / "packages.sha256"
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if mark.exists() and mark.read_text() == wanted:
+            return
+        for file in files:
+            shutil.copy(file, folder)
+        subprocess.run(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"], cwd=folder, check=True,
+                       capture_output=True, text=True, timeout=INSTALL_SECONDS)
+        mark.write_text(wanted)
+
+
+def main():
+    folder, script = (pathlib.Path(word).resolve() for word in sys.argv[1:3])
+    try:
+        install(folder, script.parent)
+    except (subprocess.SubprocessError, OSError) as error:
+        return missing("Node.js, npm, or a package", error)
+    for file in script.parent.glob("*.mjs"):
+        shutil.copy(file, folder)  # modules are looked for beside the script
+    with serving(*sys.argv[3:]) as server:
+        return subprocess.run(["node", folder / script.name], timeout=TEST_SECONDS,
+                              env={**os.environ, "MOESAIC_URL": server.url, "MOESAIC_OUT": str(folder)}).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -24,6 +24,12 @@ bool Equal(std::span<const int32_t> a, std::span<const int32_t> b) {
   return std::memcmp(a.data(), b.data(), kBlockTokens * sizeof(int32_t)) == 0;
 }
 
+// Some of a block's tokens, from all over it: enough to tell most blocks apart.
+uint64_t TagOf(std::span<const int32_t> tokens) {
+  const auto at = [&](int i) { return static_cast<uint64_t>(static_cast<uint32_t>(tokens[i])); };
+  return (at(0) << 32 | at(21)) ^ (at(42) << 16 | at(63) << 40);
+}
+
 void Prefetch(const int32_t* tokens) {
   constexpr int kTokensPerLine = 16;
   for (int i = 0; i < kBlockTokens; i += kTokensPerLine) __builtin_prefetch(tokens + i);
@@ -34,6 +40,9 @@ void Prefetch(const int32_t* tokens) {
 struct RadixTree::Run {
   Run* parent = nullptr;                                             // null: the root of a namespace
   Run *first_child = nullptr, *next = nullptr, *previous = nullptr;  // siblings, the newest first
+  Run* likely = nullptr;                                             // the child that was used last
+  uint64_t likely_tag = 0;                                           // its tag
+  uint64_t tag = 0;                                                  // TagOf its first block
   std::unique_ptr<Run> twin;                                         // another one of the same hash
   std::vector<int32_t> blocks;                                       // empty in roots only
   int64_t start = 0;                                                 // blocks before it
@@ -90,6 +99,12 @@ RadixTree::Run& RadixTree::MakeRoot(std::string_view name) {
 
 RadixTree::Run* RadixTree::FindChild(const Run& parent, std::span<const int32_t> tokens) const {
   if (parent.first_child == nullptr) return nullptr;
+  // Comparing with the child that was used last takes less than hashing, which only then tells where to look.
+  const Run* likely = parent.likely;
+  if (likely != nullptr && parent.likely_tag == TagOf(tokens) &&
+      Equal(TokensOf(likely->blocks.front()), tokens)) {
+    return parent.likely;
+  }
   const auto it = by_hash_.find(hasher_.Next(EndHash(parent), tokens));
   if (it == by_hash_.end()) return nullptr;
   for (Run* run = it->second.get(); run != nullptr; run = run->twin.get()) {
@@ -162,6 +177,8 @@ void RadixTree::Stamp(std::span<const BlockRef> blocks, bool counts, SessionHint
     run->last_use = now_;
     run->hint = hint;
     run->open &= !counts;
+    run->parent->likely = run;
+    run->parent->likely_tag = run->tag;
     if (run->slot == kNowhere) continue;
     Withdraw(*run);
     Offer(*run);
@@ -218,6 +235,7 @@ RadixTree::Place RadixTree::Append(Place place, const BlockRef& block, std::span
   std::copy(tokens.begin(), tokens.end(), &tokens_[index * int64_t{kBlockTokens}]);
   hashes_[index] = hash;
   if (run->parent == nullptr || !run->open || run->first_child != nullptr) run = &NewChild(*run, hash);
+  if (run->blocks.empty()) run->tag = TagOf(tokens);
   run->blocks.push_back(index);
   run->last_use = now_;
   held_[index] = block;
@@ -264,7 +282,10 @@ RadixTree::Run& RadixTree::CutAfter(Run& run, size_t count) {
   front.parent = std::exchange(run.parent, &front);
   front.previous = std::exchange(run.previous, nullptr);
   front.next = std::exchange(run.next, nullptr);
-  front.first_child = &run;
+  front.first_child = front.likely = &run;
+  front.tag = run.tag;
+  front.likely_tag = run.tag = TagOf(TokensOf(run.blocks.front()));
+  if (front.parent->likely == &run) front.parent->likely = &front;
   (front.previous == nullptr ? front.parent->first_child : front.previous->next) = &front;
   if (front.next != nullptr) front.next->previous = &front;
   Own(std::move(made), hashes_[front.blocks.front()]);
@@ -332,6 +353,7 @@ int RadixTree::Shrink(Run& run, int count) {
   while (!run.blocks.empty() && static_cast<int>(removed.size()) < count &&
          held_[run.blocks.back()].unique()) {
     const int32_t block = run.blocks.back();
+    if (leaving_) leaving_(block);
     run.blocks.pop_back();
     removed.push_back(hashes_[block]);
     pool_.SetCached(held_[block], false);
@@ -354,6 +376,7 @@ int RadixTree::Shrink(Run& run, int count) {
 void RadixTree::Drop(Run& run) {
   if (run.slot != kNowhere) Withdraw(run);
   Run& parent = *run.parent;
+  if (parent.likely == &run) parent.likely = nullptr;
   (run.previous == nullptr ? parent.first_child : run.previous->next) = run.next;
   if (run.next != nullptr) run.next->previous = run.previous;
   --runs_;
@@ -420,6 +443,9 @@ void RadixTree::CheckStructure() const {
     for (const Run* run = parent.first_child; run != nullptr; run = run->next) {
       MOESAIC_CHECK(run->parent == &parent && run->start == parent.end() && !run->blocks.empty());
       MOESAIC_CHECK(run->next == nullptr || run->next->previous == run);
+      MOESAIC_CHECK(run->tag == TagOf(TokensOf(run->blocks.front())));
+      MOESAIC_CHECK(run->likely == nullptr ||
+                    (run->likely->parent == run && run->likely->tag == run->likely_tag));
       MOESAIC_CHECK(FindChild(parent, TokensOf(run->blocks.front())) == run);
       MOESAIC_CHECK(run->slot == kNowhere || heap_[run->slot] == run);
       uint64_t hash = EndHash(parent);

@@ -56,6 +56,8 @@ class RadixTree {
   /// [blocks.size() * kBlockTokens].
   void Insert(std::string_view name, std::span<const int32_t> tokens, std::span<BlockRef> blocks, int known);
 
+  /// Is called with each block that goes before it does, while its contents still stand; null: nothing is.
+  void SetLeaving(std::function<void(int32_t block)> leaving) { leaving_ = std::move(leaving); }
   /// Lets idle blocks go, the least worth first, until `count` have gone; the number that did.
   int Evict(int count);
   /// Lets all idle blocks go.
@@ -112,6 +114,7 @@ class RadixTree {
   std::map<std::string, std::unique_ptr<Run>, std::less<>> roots_;  // by namespace
   absl::flat_hash_map<uint64_t, std::unique_ptr<Run>> by_hash_;     // of the first block; twins are chained
   std::vector<Run*> heap_;
+  std::function<void(int32_t block)> leaving_;
   uint64_t now_ = 0;  // requests so far
   int blocks_ = 0, runs_ = 0;
   int64_t evicted_ = 0;

@@ -141,16 +141,18 @@ void Draft::PlanAdmissions(const std::vector<std::unique_ptr<Sequence>>& waiting
       continue;
     }
     const int needed = cache::BlocksFor(next->size()) - static_cast<int>(prefix.blocks.size());
-    if (!Fits(needed) && prefix.tail) {  // the block to copy from may be what is missing
+    const int kept = ParkedBlocks::Tokens(*next, static_cast<int>(prefix.blocks.size()));
+    const bool restores = kept > static_cast<int>(prefix.tokens());
+    if (prefix.tail && (restores || !Fits(needed))) {  // the block to copy from may be what is missing
       prefix.tail = cache::BlockRef();
       prefix.tail_tokens = 0;
     }
-    const int computed = static_cast<int>(prefix.tokens());
+    const int computed = restores ? kept : static_cast<int>(prefix.tokens());
     const int count = ChunkOf(*next, computed);
     if (count == 0 || !Fits(needed)) return;
     running_.push_back(next);
     promised_[next->share] += next->size() - computed;
-    plan_.admit.push_back({next, std::move(prefix), !next->times.started});
+    plan_.admit.push_back({next, std::move(prefix), computed, !next->times.started});
     Take(next, count, needed);
   }
 }

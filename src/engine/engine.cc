@@ -51,16 +51,18 @@ std::unique_ptr<cache::EvictionPolicy> PolicyOf(const EngineOptions& options, co
 class ContinuousEngine : public Engine {
  public:
   ContinuousEngine(models::Model& model, const kernels::KernelTable& kernels, runtime::ThreadPool& threads,
-                   std::unique_ptr<cache::KvPool> blocks, const EngineOptions& options, int max_context)
+                   std::unique_ptr<cache::KvPool> blocks, std::unique_ptr<cache::SwapSpace> swap,
+                   const EngineOptions& options, int max_context)
       : model_(model),
         threads_(threads),
         blocks_(std::move(blocks)),
+        swap_(std::move(swap)),
         options_(options),
         max_context_(max_context),
         scored_rows_(static_cast<int>(std::clamp<int64_t>(
             kScoredLogitsBytes / (int64_t{4} * model.info().vocab_size), 1, options.max_batch_tokens))),
         tree_(*blocks_, PolicyOf(options, model.info(), blocks_->total_blocks()), options.kv_observer.get()),
-        scheduler_(*blocks_, tree_,
+        scheduler_(*blocks_, tree_, swap_.get(),
                    {.max_sequences = options.max_sequences,
                     .max_batch_tokens = options.max_batch_tokens,
                     .max_scored_rows = scored_rows_,
@@ -108,6 +110,7 @@ class ContinuousEngine : public Engine {
   models::Model& model_;
   runtime::ThreadPool& threads_;
   std::unique_ptr<cache::KvPool> blocks_;
+  std::unique_ptr<cache::SwapSpace> swap_;  // or null
   EngineOptions options_;
   const int max_context_;
   const int scored_rows_;
@@ -118,6 +121,7 @@ class ContinuousEngine : public Engine {
   std::vector<DrawScratch> draw_scratch_;  // one a worker
   std::vector<TokenEvent> ended_;          // ends that the next Step tells
   RequestId last_id_ = 0;
+  int64_t prefilled_ = 0;  // rows that prefill_seconds were spent on
   EngineStats stats_;
 };
 
@@ -346,6 +350,12 @@ void ContinuousEngine::CountTime(const StepPlan& plan, double seconds) {
   }
   stats_.prefill_seconds += seconds * prefill / rows;
   stats_.decode_seconds += seconds * (rows - prefill) / rows;
+  prefilled_ += prefill;
+  if (swap_ != nullptr && prefilled_ > 0) {
+    const double token_seconds = stats_.prefill_seconds / static_cast<double>(prefilled_);
+    scheduler_.SetSwapCosts(2 * swap_->copy_seconds() / std::max(token_seconds, 1e-12),
+                            AttentionTokens(model_.info()));
+  }
   ++stats_.steps;
   stats_.last_prefill_rows = prefill;
   stats_.last_decode_rows = rows - prefill;
@@ -428,6 +438,11 @@ EngineStats ContinuousEngine::stats() const {
   stats.cached_blocks = blocks_->idle_blocks();
   stats.total_blocks = blocks_->total_blocks();
   stats.cache_evictions = tree_.evicted();
+  if (swap_ == nullptr) return stats;
+  stats.swapped_out = swap_->blocks_out();
+  stats.swapped_in = swap_->blocks_in();
+  stats.swapped_blocks = swap_->used_blocks();
+  stats.swap_blocks = swap_->total_blocks();
   return stats;
 }
 
@@ -478,6 +493,9 @@ Status CheckOptions(const EngineOptions& options, const models::ModelInfo& info)
   if (options.max_overtakes < 1) {
     return InvalidArgument("max_overtakes must be at least 1, found {}", options.max_overtakes);
   }
+  if (options.swap_bytes < 0) {
+    return InvalidArgument("swap_bytes must be at least 0, found {}", options.swap_bytes);
+  }
   for (const int32_t id : options.eos_ids) {
     if (id < 0 || id >= info.vocab_size) {
       return InvalidArgument("end-of-sequence id outside the vocabulary [0, {}): {}", info.vocab_size, id);
@@ -497,7 +515,12 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(models::Model& model, const ker
   const cache::BlockLayout layout = LayoutFor(info.kv, dtype);
   ASSIGN_OR_RETURN(std::unique_ptr<cache::KvPool> blocks,
                    cache::KvPool::Create(layout, KvBudget(layout, options, context)));
-  return std::make_unique<ContinuousEngine>(model, kernels, pool, std::move(blocks), options, context);
+  std::unique_ptr<cache::SwapSpace> swap;
+  if (options.swap_bytes > 0) {
+    ASSIGN_OR_RETURN(swap, cache::SwapSpace::Create(layout.block_bytes(), options.swap_bytes));
+  }
+  return std::make_unique<ContinuousEngine>(model, kernels, pool, std::move(blocks), std::move(swap), options,
+                                            context);
 }
 
 }  // namespace moesaic::engine

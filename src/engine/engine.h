@@ -20,6 +20,7 @@ struct EngineOptions {
   int64_t kv_bytes =
       0;  ///< KV cache budget; 0: what max_sequences x context needs, at most a quarter of free RAM
   std::string kv_dtype = "auto";  ///< "auto" (f32 for f32 weights, else bf16), "f32", "bf16", "int8"
+  int64_t swap_bytes = 0;         ///< memory for blocks of preempted requests; 0: they are computed again
   int max_sequences = 16;         ///< sequences that run at once
   int max_batch_tokens = 512;     ///< rows of one step: prefill chunks and decodes together; >= max_sequences
   int max_context = 0;            ///< 0: the model's
@@ -39,6 +40,9 @@ struct EngineStats {
   int64_t prompt_tokens = 0, output_tokens = 0, preemptions = 0, steps = 0;
   /// Prompt tokens looked up in the cache at admission, those found there, and blocks given up.
   int64_t cache_queries = 0, cache_hits = 0, cache_evictions = 0;
+  /// Blocks of preempted requests that were copied to the swap space and back, and what it holds now.
+  int64_t swapped_out = 0, swapped_in = 0;
+  int swapped_blocks = 0, swap_blocks = 0;                              ///< used, and in all
   int last_prefill_rows = 0, last_decode_rows = 0, last_sequences = 0;  ///< of the last step
   double prefill_seconds = 0, decode_seconds = 0;  ///< of pure steps; mixed steps are split by rows
 };

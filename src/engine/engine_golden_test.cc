@@ -24,9 +24,10 @@ constexpr int kTokens = 150;
 struct Load {
   int blocks, batch_tokens;
   bool preempts;
+  int swap_blocks = 0;
 };
 // Prompts of 1, 7, 70 and 200 tokens, each twice, with their output need 3 + 3 + 4 + 6 blocks, twice.
-constexpr Load kLoads[] = {{64, 512, false}, {64, 13, false}, {14, 50, true}};
+constexpr Load kLoads[] = {{64, 512, false}, {64, 13, false}, {14, 50, true}, {14, 50, true, 14}};
 
 using Said = std::map<RequestId, std::vector<int32_t>>;
 
@@ -63,6 +64,7 @@ TEST_P(EngineGoldenTest, BatchedChunkedAndPreemptedGreedyIsTheOracles) {
     auto engine =
         Engine::Create(**model, kernels, *threads,
                        {.kv_bytes = load.blocks * BlockBytes((*model)->info().kv, tensor::DType::kF32),
+                        .swap_bytes = load.swap_blocks * BlockBytes((*model)->info().kv, tensor::DType::kF32),
                         .max_sequences = 8,
                         .max_batch_tokens = load.batch_tokens});
     ASSERT_TRUE(engine.ok()) << Message(engine.status());
@@ -109,6 +111,7 @@ TEST_P(EngineGoldenTest, Int8CacheKeepsLogitsNearAndIsTheSameInEveryLoad) {
     auto engine = Engine::Create(**model, kernels, *threads,
                                  {.kv_bytes = load.blocks * BlockBytes(info.kv, tensor::DType::kI8),
                                   .kv_dtype = "int8",
+                                  .swap_bytes = load.swap_blocks * BlockBytes(info.kv, tensor::DType::kI8),
                                   .max_sequences = 8,
                                   .max_batch_tokens = load.batch_tokens});
     ASSERT_TRUE(engine.ok()) << Message(engine.status());

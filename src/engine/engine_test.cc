@@ -144,12 +144,16 @@ TEST_F(EngineTest, GreedyOutputFollowsTheModel) {
 
 struct Load {
   int blocks, sequences, batch_tokens;
+  int swap_blocks = 0;
 };
 class BatchInvarianceTest : public EngineTest, public testing::WithParamInterface<Load> {};
 
 // Whatever runs beside it, however its prompt is cut and however often it is preempted: the same tokens.
 TEST_P(BatchInvarianceTest, EveryRequestSaysWhatItSaysAlone) {
+  // A row takes longer than copying a block, as with a real model.
+  if (GetParam().swap_blocks > 0) model_.row_time = std::chrono::microseconds(20);
   auto engine = Make({.kv_bytes = GetParam().blocks * kBlockBytes,
+                      .swap_bytes = GetParam().swap_blocks * kBlockBytes,
                       .max_sequences = GetParam().sequences,
                       .max_batch_tokens = GetParam().batch_tokens});
   std::map<RequestId, Request> requests;
@@ -161,11 +165,14 @@ TEST_P(BatchInvarianceTest, EveryRequestSaysWhatItSaysAlone) {
   if (GetParam().blocks <= 12) {
     EXPECT_GT(engine->stats().preemptions, 0);
   }
+  EXPECT_EQ(engine->stats().swapped_in > 0, GetParam().swap_blocks > 0);
+  EXPECT_EQ(engine->stats().swapped_blocks, 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Loads, BatchInvarianceTest,
                          testing::Values(Load{64, 16, 512}, Load{64, 1, 1}, Load{64, 3, 7}, Load{10, 6, 64},
-                                         Load{9, 12, 33}, Load{8, 4, 300}));
+                                         Load{9, 12, 33}, Load{8, 4, 300}, Load{9, 12, 33, 3},
+                                         Load{8, 4, 300, 100}));
 
 TEST_F(EngineTest, LateArrivalsChangeNothing) {
   auto engine = Make({.max_sequences = 4, .max_batch_tokens = 50});

@@ -3,7 +3,9 @@
 // an error.
 #pragma once
 
+#include <chrono>
 #include <cstring>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -30,6 +32,7 @@ class FakeModel : public models::Model {
     ++steps;
     largest_step = std::max(largest_step, batch.tokens.size());
     computed += static_cast<int64_t>(batch.tokens.size());
+    std::this_thread::sleep_for(row_time * batch.tokens.size());
     if (std::exchange(fail_next, false)) return absl::InternalError("the model failed");
     std::vector<std::vector<float>> rows(batch.tokens.size());
     for (const kernels::SequenceSlice& slice : batch.sequences) {
@@ -76,6 +79,7 @@ class FakeModel : public models::Model {
   size_t largest_step = 0;  // rows
   int64_t computed = 0;     // rows of all steps
   bool fail_next = false;
+  std::chrono::microseconds row_time{0};
 
  private:
   static uint64_t Mix(uint64_t x) {

@@ -34,14 +34,16 @@ std::unique_ptr<Sequence> TakeOut(std::vector<std::unique_ptr<Sequence>>& sequen
 
 }  // namespace
 
-Scheduler::Scheduler(cache::KvPool& pool, cache::RadixTree& tree, const SchedulerOptions& options)
-    : pool_(pool), tree_(tree), options_(options) {
+Scheduler::Scheduler(cache::KvPool& pool, cache::RadixTree& tree, cache::SwapSpace* swap,
+                     const SchedulerOptions& options)
+    : pool_(pool), tree_(tree), options_(options), parked_(pool, swap) {
+  if (swap != nullptr) tree_.SetLeaving([this](int32_t block) { parked_.Leaves(block); });
   MOESAIC_CHECK_LE(1, options.max_sequences);
   MOESAIC_CHECK_LE(options.max_sequences, options.max_batch_tokens);
   MOESAIC_CHECK_LE(1, options.max_scored_rows);
 }
 
-Scheduler::~Scheduler() = default;
+Scheduler::~Scheduler() { tree_.SetLeaving(nullptr); }
 
 void Scheduler::Add(std::unique_ptr<Sequence> sequence) {
   MOESAIC_CHECK_LE(sequence->size(), sequence->limit);
@@ -78,6 +80,7 @@ bool Scheduler::Remove(RequestId id, cache::SessionHint hint) {
   std::unique_ptr<Sequence> sequence = TakeOut(running_, id);
   if (sequence == nullptr) sequence = TakeOut(waiting_, id);
   if (sequence == nullptr) return false;
+  parked_.Forget(*sequence);
   tree_.Touch(std::span(sequence->blocks).first(sequence->known_blocks), hint);
   LeaveClient(*sequence);
   ChooseFront();
@@ -107,8 +110,11 @@ void Scheduler::Commit(StepPlan& plan) {
   for (StepPlan::Admission& admission : plan.admit) Admit(admission);
   TakeBlocks(plan);
   for (StepPlan::Admission& admission : plan.admit) {
-    if (admission.prefix.tail_tokens == 0) continue;
-    const Sequence& sequence = *admission.sequence;
+    Sequence& sequence = *admission.sequence;
+    const bool copies = admission.prefix.tail_tokens > 0;
+    if (!copies) parked_.Restore(sequence, sequence.known_blocks, admission.tokens);
+    parked_.Forget(sequence);
+    if (!copies) continue;
     pool_.CopyTokens(admission.prefix.tail, sequence.blocks[sequence.known_blocks],
                      admission.prefix.tail_tokens);
     admission.prefix.tail = cache::BlockRef();
@@ -120,6 +126,7 @@ void Scheduler::Commit(StepPlan& plan) {
 }
 
 void Scheduler::Preempt(Sequence* victim) {
+  parked_.Park(*victim);
   victim->blocks.clear();
   victim->block_table.clear();
   victim->computed = 0;
@@ -132,7 +139,7 @@ void Scheduler::Admit(StepPlan::Admission& admission) {
   Sequence& sequence = *admission.sequence;
   cache::PrefixMatch& prefix = admission.prefix;
   tree_.Use(prefix.blocks);
-  sequence.computed = static_cast<int>(prefix.tokens());
+  sequence.computed = admission.tokens;
   sequence.known_blocks = static_cast<int>(prefix.blocks.size());
   for (const cache::BlockRef& block : prefix.blocks) sequence.block_table.push_back(block.index());
   sequence.blocks = std::move(prefix.blocks);

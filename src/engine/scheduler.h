@@ -9,6 +9,8 @@
 
 #include "cache/kv_pool.h"
 #include "cache/radix_tree.h"
+#include "cache/swap_space.h"
+#include "engine/parked_blocks.h"
 #include "engine/sequence.h"
 
 namespace moesaic::engine {
@@ -27,6 +29,7 @@ struct StepPlan {
   struct Admission {
     Sequence* sequence;
     cache::PrefixMatch prefix;
+    int tokens;  // that need not be computed: the prefix's, or more where the swap space has what follows
     bool first;  // it has not run before
   };
   struct Part {
@@ -39,12 +42,15 @@ struct StepPlan {
   std::vector<Part> parts;
 };
 
-/// Continuous batching with chunked prefill, shared prefixes and preemption by recomputation. Who waits goes
-/// by priority, then by what its client has had, deadline and arrival; nobody is overtaken for ever.
+/// Continuous batching with chunked prefill, shared prefixes and preemption by swap or recomputation. Who
+/// waits goes by priority, then by what its client has had, deadline and arrival; nobody is overtaken for
+/// ever.
 class Scheduler {
  public:
-  /// Both are borrowed and must outlive the scheduler.
-  Scheduler(cache::KvPool& pool, cache::RadixTree& tree, const SchedulerOptions& options);
+  /// All are borrowed and must outlive the scheduler. `swap` may be null: whatever the tree does not keep is
+  /// then computed again.
+  Scheduler(cache::KvPool& pool, cache::RadixTree& tree, cache::SwapSpace* swap,
+            const SchedulerOptions& options);
   ~Scheduler();
 
   /// Takes in a sequence that is younger than all others and that fits into the whole pool (limit).
@@ -53,6 +59,11 @@ class Scheduler {
   /// when there is none of that id.
   bool Remove(RequestId id, cache::SessionHint hint);
   std::vector<RequestId> PastDeadline(Clock::time_point now) const;
+
+  /// As ParkedBlocks has it; until then copying costs nothing.
+  void SetSwapCosts(double copy_tokens, int64_t attention_tokens) {
+    parked_.SetCosts(copy_tokens, attention_tokens);
+  }
 
   StepPlan Plan() const;
   void Commit(StepPlan& plan);
@@ -75,6 +86,7 @@ class Scheduler {
   cache::KvPool& pool_;
   cache::RadixTree& tree_;
   const SchedulerOptions options_;
+  ParkedBlocks parked_;
   std::vector<std::unique_ptr<Sequence>> running_;  // by arrival
   std::vector<std::unique_ptr<Sequence>> waiting_;  // by arrival
   std::map<std::string, ClientShare> shares_;

@@ -25,13 +25,20 @@ struct Ask {
 // Requests are called a, b, c, ... in the order in which they arrive. Run() plays a step and tells it:
 //   "-c +d a1 d64"   c is preempted, d admitted, one token of a and 64 of d are computed
 //   "+d(70) d5"      70 tokens of d were in the cache
+//   "+d(64+6) d5"    and six that follow in the swap space
 // A sequence whose tokens are all computed then gets its next token, and leaves when it has enough.
 class Story {
  public:
-  Story(int blocks, const SchedulerOptions& options)
+  // copy_tokens: tokens that could be computed while a block is copied to the swap space and back.
+  Story(int blocks, const SchedulerOptions& options, int swap_blocks = 0, double copy_tokens = 1)
       : pool_(*cache::KvPool::Create(kLayout, blocks * kLayout.block_bytes())),
+        swap_(swap_blocks == 0
+                  ? nullptr
+                  : *cache::SwapSpace::Create(kLayout.block_bytes(), swap_blocks * kLayout.block_bytes())),
         tree_(*pool_, cache::MakeLruPolicy(), nullptr),
-        scheduler_(*pool_, tree_, options) {}
+        scheduler_(*pool_, tree_, swap_.get(), options) {
+    scheduler_.SetSwapCosts(copy_tokens, /*attention_tokens=*/1000);
+  }
 
   void Add(const Ask& ask) {
     auto sequence = std::make_unique<Sequence>();
@@ -58,7 +65,12 @@ class Story {
     for (const Sequence* victim : plan.preempt) told += fmt::format("-{} ", Name(*victim));
     for (const StepPlan::Admission& next : plan.admit) {
       told += fmt::format("+{}", Name(*next.sequence));
-      if (next.prefix.tokens() > 0) told += fmt::format("({})", next.prefix.tokens());
+      const auto cached = static_cast<int>(next.prefix.tokens());
+      if (next.tokens > cached) {
+        told += fmt::format("({}+{})", cached, next.tokens - cached);
+      } else if (cached > 0) {
+        told += fmt::format("({})", cached);
+      }
       told += " ";
     }
     for (const StepPlan::Part& part : plan.parts)
@@ -68,6 +80,8 @@ class Story {
     std::vector<RequestId> done;
     for (const StepPlan::Part& part : plan.parts) {
       Sequence& sequence = *part.sequence;
+      CheckContents(sequence, sequence.computed - part.count);
+      WriteContents(sequence, sequence.computed - part.count);
       EXPECT_LE(sequence.computed, sequence.size());
       EXPECT_LE(sequence.computed, static_cast<int>(sequence.blocks.size()) * cache::kBlockTokens);
       // What it said is nobody else's.
@@ -96,13 +110,31 @@ class Story {
 
   Scheduler& scheduler() { return scheduler_; }
   cache::KvPool& pool() { return *pool_; }
+  int swapped() const { return swap_ == nullptr ? 0 : swap_->used_blocks(); }
   int unheld() const { return pool_->free_blocks() + pool_->idle_blocks(); }
   RequestId last_id() const { return last_id_; }
   Clock::time_point start() const { return start_; }
 
  private:
   static constexpr cache::BlockLayout kLayout = {.layers = 1, .heads = 1, .key_dim = 1, .value_dim = 1};
+
+  // Keys are the tokens themselves.
+  float& Key(const Sequence& sequence, int position) {
+    const int32_t block = sequence.block_table[position / cache::kBlockTokens];
+    auto* keys = reinterpret_cast<float*>(pool_->base() + block * kLayout.block_bytes());
+    return keys[position % cache::kBlockTokens];
+  }
+  void CheckContents(const Sequence& sequence, int tokens) {
+    for (int i = 0; i < tokens; ++i) {
+      ASSERT_EQ(Key(sequence, i), static_cast<float>(sequence.tokens[i])) << Name(sequence) << " at " << i;
+    }
+  }
+  void WriteContents(const Sequence& sequence, int from) {
+    for (int i = from; i < sequence.computed; ++i) Key(sequence, i) = static_cast<float>(sequence.tokens[i]);
+  }
+
   std::unique_ptr<cache::KvPool> pool_;
+  std::unique_ptr<cache::SwapSpace> swap_;
   cache::RadixTree tree_;
   Scheduler scheduler_;
   std::vector<std::vector<int32_t>> prompts_;
@@ -183,6 +215,73 @@ TEST(SchedulerTest, WithoutACacheTheYoungestComputesAllAgain) {
   EXPECT_EQ(story.Run(), "+a +b a50 b10");
   EXPECT_EQ(story.RunPast("a1 b1"), "-b a1");
   EXPECT_EQ(story.RunPast("a1"), "+b b89");
+}
+
+// Like the two above, but what the tree does not keep is copied out and back.
+TEST(SchedulerTest, TheSwapSpaceKeepsTheBlockThatIsNotFull) {
+  Story story(4, kRoomy, /*swap_blocks=*/1);
+  story.Add({50, 130});
+  story.Add({10, 120});
+  EXPECT_EQ(story.Run(), "+a +b a50 b10");
+  EXPECT_EQ(story.RunPast("a1 b1"), "-b a1");
+  EXPECT_EQ(story.swapped(), 1);
+  EXPECT_EQ(story.RunPast("a1"), "+b(64+24) b1");
+  EXPECT_EQ(story.swapped(), 0);
+}
+
+TEST(SchedulerTest, WithoutACacheTheSwapSpaceKeepsAll) {
+  SchedulerOptions options = kRoomy;
+  options.prefix_cache = false;
+  Story story(4, options, /*swap_blocks=*/2);
+  story.Add({50, 130});
+  story.Add({10, 120});
+  EXPECT_EQ(story.Run(), "+a +b a50 b10");
+  EXPECT_EQ(story.RunPast("a1 b1"), "-b a1");
+  EXPECT_EQ(story.swapped(), 2);
+  EXPECT_EQ(story.RunPast("a1"), "+b(0+88) b1");
+}
+
+TEST(SchedulerTest, ABlockIsCopiedOutWhenTheTreeLetsItGo) {
+  Story story(6, kRoomy, /*swap_blocks=*/6);
+  story.Add({100, 284});  // six blocks in the end
+  story.Add({90, 100});
+  EXPECT_EQ(story.Run(), "+a a100");
+  EXPECT_EQ(story.Run(), "+b a1 b90");
+  EXPECT_EQ(story.RunPast("a1 b1"), "-b a1") << "a needs its fourth block";
+  EXPECT_EQ(story.swapped(), 1) << "two of b's three are in the tree";
+  EXPECT_EQ(story.RunPast("a1"), "+b(0+181) b1") << "a has ended, and taken them";
+}
+
+TEST(SchedulerTest, AFullSwapSpaceLeavesTheRestToBeComputed) {
+  Story story(6, kRoomy, /*swap_blocks=*/2);
+  story.Add({100, 284});
+  story.Add({90, 100});
+  EXPECT_EQ(story.Run(), "+a a100");
+  EXPECT_EQ(story.Run(), "+b a1 b90");
+  EXPECT_EQ(story.RunPast("a1 b1"), "-b a1");
+  EXPECT_EQ(story.RunPast("a1"), "+b b100") << "its first block went last and found no room";
+  EXPECT_EQ(story.swapped(), 0);
+}
+
+TEST(SchedulerTest, WhatIsCheaperToComputeIsNotCopied) {
+  Story story(4, kRoomy, /*swap_blocks=*/4, /*copy_tokens=*/50);  // 88 tokens in two blocks
+  story.Add({50, 130});
+  story.Add({10, 120});
+  EXPECT_EQ(story.Run(), "+a +b a50 b10");
+  EXPECT_EQ(story.RunPast("a1 b1"), "-b a1");
+  EXPECT_EQ(story.swapped(), 0);
+  EXPECT_EQ(story.RunPast("a1"), "+b(64) b25");
+}
+
+TEST(SchedulerTest, OneThatIsCancelledLeavesNothingInTheSwapSpace) {
+  Story story(4, kRoomy, /*swap_blocks=*/4);
+  story.Add({50, 130});
+  story.Add({10, 120});
+  EXPECT_EQ(story.Run(), "+a +b a50 b10");
+  EXPECT_EQ(story.RunPast("a1 b1"), "-b a1");
+  EXPECT_TRUE(story.Remove(2));
+  EXPECT_EQ(story.swapped(), 0);
+  EXPECT_EQ(story.RunPast("a1"), "");
 }
 
 TEST(SchedulerTest, RemoveFreesBlocksAtOnce) {
@@ -375,7 +474,7 @@ class RandomLoad {
                   .max_scored_rows = 1 + Below(20),
                   .max_overtakes = 1 + Below(5),
                   .prefix_cache = Below(5) > 0}),
-        story_(blocks_, options_) {}
+        story_(blocks_, options_, Below(3) * (1 + Below(8)), Below(3) * 40.0) {}
 
   void Run() {
     Scheduler& scheduler = story_.scheduler();
@@ -390,6 +489,7 @@ class RandomLoad {
       ASSERT_NO_FATAL_FAILURE(CheckState());
     }
     EXPECT_EQ(story_.unheld(), blocks_);
+    EXPECT_EQ(story_.swapped(), 0);
   }
 
  private:

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cache/kv_pool.h"
+#include "cache/swap_space.h"
 #include "engine/request.h"
 #include "engine/sampling.h"
 
@@ -15,6 +16,12 @@ namespace moesaic::engine {
 struct ClientShare {
   double service = 0;  // tokens: prompt tokens computed, and twice those drawn
   int sequences = 0;   // in the scheduler
+};
+
+/// Where a block is that a preempted sequence had: in the tree, in the swap space, or nowhere.
+struct ParkedBlock {
+  int32_t in_tree = -1;  // its number, or -1
+  cache::SwapRef swapped = nullptr;
 };
 
 /// Owned by the scheduler; the engine thread only.
@@ -36,6 +43,8 @@ struct Sequence {
   std::vector<cache::BlockRef> blocks;
   std::vector<int32_t> block_table;  // [blocks] their numbers, as kernels want them
   int known_blocks = 0;              // leading ones that stand in the tree
+  std::vector<ParkedBlock> parked;   // [blocks] while it waits after a preemption; or empty
+  int parked_tokens = 0;             // that stand in them
   int cached_tokens = 0;             // of the prompt: found in the tree when it was first admitted
 
   ClientShare* share = nullptr;

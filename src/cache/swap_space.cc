@@ -1,0 +1,64 @@
+#include "cache/swap_space.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "base/check.h"
+
+namespace moesaic::cache {
+namespace {
+
+// One core's copy between two places in memory, until it has been measured.
+constexpr double kAssumedBytesPerSecond = 4e9;
+
+}  // namespace
+
+SwapSlot::~SwapSlot() { space_.free_.push_back(index_); }
+
+StatusOr<std::unique_ptr<SwapSpace>> SwapSpace::Create(int64_t block_bytes, int64_t bytes) {
+  MOESAIC_CHECK_LT(0, block_bytes);
+  const int64_t blocks = std::min<int64_t>(bytes / block_bytes, std::numeric_limits<int>::max());
+  if (blocks < 1) {
+    return ResourceExhausted("the swap space needs at least {} bytes, one KV block; it has {}", block_bytes,
+                             bytes);
+  }
+  ASSIGN_OR_RETURN(runtime::Buffer memory, runtime::Buffer::Allocate(blocks * block_bytes, /*huge=*/true));
+  return std::unique_ptr<SwapSpace>(new SwapSpace(block_bytes, static_cast<int>(blocks), std::move(memory)));
+}
+
+SwapSpace::SwapSpace(int64_t block_bytes, int blocks, runtime::Buffer memory)
+    : block_bytes_(block_bytes),
+      total_(blocks),
+      memory_(std::move(memory)),
+      free_(blocks),
+      copy_seconds_(static_cast<double>(block_bytes) / kAssumedBytesPerSecond) {
+  for (int i = 0; i < blocks; ++i) free_[i] = blocks - 1 - i;
+}
+
+SwapSpace::~SwapSpace() { MOESAIC_CHECK_EQ(static_cast<int>(free_.size()), total_); }
+
+SwapRef SwapSpace::Put(const std::byte* block) {
+  if (free_.empty()) return nullptr;
+  const int index = free_.back();
+  free_.pop_back();
+  Copy(memory_.data() + index * block_bytes_, block);
+  ++out_;
+  return std::make_shared<const SwapSlot>(*this, index);
+}
+
+void SwapSpace::Get(const SwapSlot& slot, std::byte* block) {
+  Copy(block, memory_.data() + slot.index_ * block_bytes_);
+  ++in_;
+}
+
+void SwapSpace::Copy(std::byte* to, const std::byte* from) {
+  const auto start = std::chrono::steady_clock::now();
+  std::memcpy(to, from, block_bytes_);
+  const double took = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  copy_seconds_ += (took - copy_seconds_) / 8;  // follows the machine's load, not one page fault
+}
+
+}  // namespace moesaic::cache

@@ -1,0 +1,67 @@
+// Memory beside the KV pool for blocks whose contents will be wanted again though the pool has no room for
+// them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/status.h"
+#include "runtime/memory.h"
+
+namespace moesaic::cache {
+
+class SwapSpace;
+
+/// Holds one place of the space, which is free again when the last reference goes.
+class SwapSlot {
+ public:
+  SwapSlot(SwapSpace& space, int index) : space_(space), index_(index) {}
+  ~SwapSlot();
+  SwapSlot(const SwapSlot&) = delete;
+  SwapSlot& operator=(const SwapSlot&) = delete;
+
+ private:
+  friend class SwapSpace;
+  SwapSpace& space_;
+  const int index_;
+};
+using SwapRef = std::shared_ptr<const SwapSlot>;  ///< must not outlive the space
+
+/// Engine thread only. Pages are touched only when a place is first used.
+class SwapSpace {
+ public:
+  /// As many blocks of `block_bytes` as fit `bytes`; fails if not even one does.
+  static StatusOr<std::unique_ptr<SwapSpace>> Create(int64_t block_bytes, int64_t bytes);
+  /// Every place must have come back.
+  ~SwapSpace();
+  SwapSpace(const SwapSpace&) = delete;
+  SwapSpace& operator=(const SwapSpace&) = delete;
+
+  /// Copies a block's bytes in; null when no place is free.
+  SwapRef Put(const std::byte* block);
+  /// Copies them back.
+  void Get(const SwapSlot& slot, std::byte* block);
+
+  int total_blocks() const { return total_; }
+  int used_blocks() const { return total_ - static_cast<int>(free_.size()); }
+  int64_t blocks_out() const { return out_; }  ///< Put, ever
+  int64_t blocks_in() const { return in_; }    ///< Get, ever
+  /// What copying one block one way took of late.
+  double copy_seconds() const { return copy_seconds_; }
+
+ private:
+  friend class SwapSlot;
+  SwapSpace(int64_t block_bytes, int blocks, runtime::Buffer memory);
+  void Copy(std::byte* to, const std::byte* from);
+
+  const int64_t block_bytes_;
+  const int total_;
+  runtime::Buffer memory_;
+  std::vector<int> free_;  // a stack
+  int64_t out_ = 0, in_ = 0;
+  double copy_seconds_;
+};
+
+}  // namespace moesaic::cache

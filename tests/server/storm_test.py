@@ -6,30 +6,24 @@ The number of requests can be set by MOESAIC_STORM_REQUESTS, for sanitizer build
 """
 import json
 import os
+import pathlib
 import random
+import signal
 import socket
 import struct
+import tempfile
 import threading
 import time
 import unittest
 
-from serving import Server, chat
+import json_cases
+from serving import Server, chat, serving
 
 REQUESTS = int(os.environ.get("MOESAIC_STORM_REQUESTS", "2000"))
 CONNECTIONS = 32
 PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"]
 
-# Of the kinds that JSON parsers get wrong: number forms, escapes, encodings, structure, depth.
-MALFORMED = [
-    b"", b" ", b"{", b"}", b"[", b"]", b"nul", b"tru", b"\"", b"\"\\\"", b"[1,]", b"[,1]", b"[1,,2]", b"{\"a\"}",
-    b"{\"a\":}", b"{a:1}", b"{'a':1}", b"{\"a\":1,}", b"{\"a\":1 \"b\":2}", b"[1 2]", b"[-]", b"[+1]", b"[01]", b"[1.]",
-    b"[.5]", b"[1e]", b"[1e+]", b"[0x1]", b"[NaN]", b"[Infinity]", b"[-Infinity]", b"[1e9999]", b"[\"\\x00\"]",
-    b"[\"\\u12\"]", b"[\"\\u\"]", b"[\"a\nb\"]", b"[\"\x00\"]", b"[\"\xff\"]", b"[\"\xc0\xaf\"]", b"[\"\xe0\x80\xaf\"]",
-    b"[\"\xed\xa0\x80\"]", b"[\"\xf4\x90\x80\x80\"]", b"[\"\xf0\x80\x80\x80\"]", b"[\"\xe2\x82\"]", b"\xef\xbb\xbf", b"\xff\xfe[\x00",
-    b"[1]//", b"/**/[1]", b"[1]#", b"{}{}", b"[]\x00", b"[" * 200_000, b"{\"a\":" * 50_000, b"[{\"\":" * 50_000,
-    b"{\"messages\":[{\"role\":\"user\",\"content\":\"\xc3\x28\"}]}", b"{\"prompt\":\"\xe2\x28\xa1\"}",
-    b"{" + b",".join(b"\"k%d\":1" % i for i in range(5000)) + b"}",
-]
+MALFORMED = [*json_cases.malformed(), b"{\"messages\":[{\"role\":\"user\",\"content\":\"\xc3\x28\"}]}", b"{\"prompt\":\"\xe2\x28\xa1\"}"]
 # Well-formed JSON that is no request.
 STRANGE = [b"null", b"true", b"0", b"-0.0e-0", b"\"\\ud800\"", b"[]", b"{}", b"{\"messages\":{}}", b"{\"prompt\":[[]]}",
            b"{\"messages\":[null]}", b"{\"prompt\":[true]}", b"{\"model\":7}", b"{\"messages\":[[[]]]}",
@@ -113,6 +107,15 @@ class Storm(unittest.TestCase):
                     break
                 time.sleep(0.1)
             client.close()
+        elif kind == "half":  # says that it sends no more, and waits: the server must let go of it
+            path, fields = self.body_of(random_)
+            client = self.connect()
+            client.sendall(wire(path, json.dumps({**fields, "ignore_eos": True}).encode()))
+            time.sleep(random_.choice([0, 0.02, 0.2]))
+            client.shutdown(socket.SHUT_WR)
+            while client.recv(65536):
+                pass
+            client.close()
         elif kind == "huge":
             client = self.connect()
             text = json.dumps({"prompt": "word " * 2_000_000, "max_tokens": 1}).encode()  # 10 MB; more than the context
@@ -136,11 +139,11 @@ class Storm(unittest.TestCase):
     def worker(self, number, share):
         random_ = random.Random(number)
         for _ in range(share):
-            kind = random_.choices(["drop", "slow", "huge", "malformed", "strange"], [93, 0.5, 0.5, 4, 2])[0]
+            kind = random_.choices(["drop", "half", "slow", "huge", "malformed", "strange"], [87, 4, 0.5, 0.5, 5, 3])[0]
             try:
                 self.abuse(kind, random_)
             except OSError as error:
-                if kind not in ("drop",):
+                if kind not in ("drop", "half"):  # those see resets
                     self.faults.append(f"{kind}: {error}")
 
     def live(self, stop, expected):
@@ -163,7 +166,7 @@ class Storm(unittest.TestCase):
         stop = threading.Event()
         live = threading.Thread(target=self.live, args=(stop, expected))
         live.start()
-        # One in ten of the requests is left alone: those of the workers' malformed and strange kinds, and the live ones.
+        # Nine in ten are dropped or half closed; the others are left alone, as are the live ones beside them.
         workers = [threading.Thread(target=self.worker, args=(i, REQUESTS // CONNECTIONS)) for i in range(CONNECTIONS)]
         for worker in workers:
             worker.start()
@@ -182,6 +185,33 @@ class Storm(unittest.TestCase):
                   and 'status="503"' not in name]
         self.assertEqual(errors, [])
         print(f"{REQUESTS} abused, {self.served} live requests unaffected")
+
+
+class Killed(unittest.TestCase):
+    def test_leaves_nothing_behind(self):
+        """kill -9 with requests of every kind on their way: a new server takes the port at once, and no file is left."""
+        with tempfile.TemporaryDirectory() as folder:
+            def shared():
+                return {path.name for path in pathlib.Path("/dev/shm").glob("*moesaic*")}
+            before = shared()
+            server = Server(environment={"TMPDIR": folder})
+            clients = []
+            for path, fields in [(PATHS[0], chat("Tell me a story.", stream=True)), (PATHS[1], {"prompt": "x"}),
+                                 (PATHS[3], {"input": "x", "stream": True})] * 8:
+                client = socket.create_connection((server.host, server.port), timeout=60)
+                client.sendall(wire(path, json.dumps({**fields, "ignore_eos": True, "max_tokens": 3000}).encode()))
+                clients.append(client)
+            end = time.monotonic() + 30
+            while server.metric("vllm:num_requests_running") < 8 and time.monotonic() < end:
+                time.sleep(0.01)
+            self.assertEqual(server.stop(signal.SIGKILL), -signal.SIGKILL)
+            self.assertEqual((list(pathlib.Path(folder).iterdir()), shared() - before), ([], set()))
+            with serving(port=server.port) as again:
+                status, answer = again.json("POST", PATHS[0], chat("What is the capital of France?", temperature=0))
+                self.assertEqual((status, "Paris" in answer["choices"][0]["message"]["content"]), (200, True))
+                self.assertEqual(again.metric("vllm:kv_cache_usage_perc"), 0)
+            for client in clients:
+                client.close()
 
 
 if __name__ == "__main__":

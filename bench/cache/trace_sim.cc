@@ -45,13 +45,31 @@ int64_t BlocksOf(const Trace& trace) {
   return blocks;
 }
 
-// The real tree; one block of the trace is one of its own, filled with the name.
-int64_t TreeHits(const Trace& trace, int room, std::unique_ptr<cache::EvictionPolicy> policy) {
+// What clients would say that know: whether anything that a request brings first is asked for again.
+std::vector<cache::SessionHint> HintsOf(const Trace& trace) {
+  std::unordered_map<int32_t, int> uses;
+  for (const auto& request : trace) {
+    for (const int32_t name : request) ++uses[name];
+  }
+  std::unordered_set<int32_t> seen;
+  std::vector<cache::SessionHint> hints;
+  for (const auto& request : trace) {
+    bool again = false;
+    for (const int32_t name : request) again |= seen.insert(name).second && uses[name] > 1;
+    hints.push_back(again ? cache::SessionHint::kContinues : cache::SessionHint::kEnds);
+  }
+  return hints;
+}
+
+// The real tree; one block of the trace is one of its own, filled with the name. hints: [requests] or empty.
+int64_t TreeHits(const Trace& trace, int room, std::unique_ptr<cache::EvictionPolicy> policy,
+                 const std::vector<cache::SessionHint>& hints = {}) {
   constexpr cache::BlockLayout kLayout = {.layers = 1, .heads = 1, .key_dim = 1, .value_dim = 1};
   auto pool = *cache::KvPool::Create(kLayout, room * kLayout.block_bytes());
   cache::RadixTree tree(*pool, std::move(policy), nullptr);
   int64_t hits = 0;
-  for (const auto& request : trace) {
+  for (size_t i = 0; i < trace.size(); ++i) {
+    const auto& request = trace[i];
     std::vector<int32_t> tokens;
     for (const int32_t name : request) tokens.insert(tokens.end(), cache::kBlockTokens, name);
     std::vector<cache::BlockRef> blocks = std::move(tree.Find("", tokens).blocks);
@@ -60,9 +78,9 @@ int64_t TreeHits(const Trace& trace, int room, std::unique_ptr<cache::EvictionPo
     const int known = static_cast<int>(blocks.size());
     const int wanted = static_cast<int>(request.size());
     if (const int missing = wanted - known - pool->free_blocks(); missing > 0) tree.Evict(missing);
-    for (int i = known; i < wanted && pool->free_blocks() > 0; ++i) blocks.push_back(*pool->Allocate());
+    for (int b = known; b < wanted && pool->free_blocks() > 0; ++b) blocks.push_back(*pool->Allocate());
     tree.Insert("", std::span(tokens).first(blocks.size() * cache::kBlockTokens), blocks, known);
-    tree.Touch(blocks, cache::SessionHint::kNone);
+    tree.Touch(blocks, hints.empty() ? cache::SessionHint::kNone : hints[i]);
   }
   return hits;
 }
@@ -148,16 +166,20 @@ void Play(const std::string& path, const std::vector<double>& shares) {
   const double ceiling = 1 - static_cast<double>(names.size()) / all;
   fmt::print("{}: {} requests, {} blocks, {} of them different; ceiling {:.4f}\n", path, trace.size(),
              BlocksOf(trace), names.size(), ceiling);
-  fmt::print("{:>9} {:>8} {:>8} {:>8} {:>8} {:>9} {:>12}\n", "cache", "blocks", "lru", "cost", "belady",
-             "cost/lru", "cost/belady");
+  const std::vector<cache::SessionHint> hints = HintsOf(trace);
+  fmt::print("{:>9} {:>8} {:>8} {:>8} {:>8} {:>8} {:>9} {:>12} {:>13}\n", "cache", "blocks", "lru", "cost",
+             "hints", "belady", "cost/lru", "cost/belady", "hints/belady");
   for (const double share : shares) {
     const int room = std::max(1, static_cast<int>(share * static_cast<double>(names.size())));
     const auto lru = static_cast<double>(TreeHits(trace, room, cache::MakeLruPolicy()));
     const auto cost =
         static_cast<double>(TreeHits(trace, room, cache::MakeCostAwarePolicy(kAttentionTokens, room)));
+    const auto told =
+        static_cast<double>(TreeHits(trace, room, cache::MakeCostAwarePolicy(kAttentionTokens, room), hints));
     const auto best = static_cast<double>(Belady(trace, room).Hits());
-    fmt::print("{:>8.0f}% {:>8} {:>8.4f} {:>8.4f} {:>8.4f} {:>9.3f} {:>12.3f}\n", share * 100, room,
-               lru / all, cost / all, best / all, cost / lru, cost / best);
+    fmt::print("{:>8.0f}% {:>8} {:>8.4f} {:>8.4f} {:>8.4f} {:>8.4f} {:>9.3f} {:>12.3f} {:>13.3f}\n",
+               share * 100, room, lru / all, cost / all, told / all, best / all, cost / lru, cost / best,
+               told / best);
   }
 }
 

@@ -176,7 +176,7 @@ StatusOr<RequestId> ContinuousEngine::Add(Request request) {
 void ContinuousEngine::Cancel(RequestId id) { End(id, FinishReason::kCancelled); }
 
 void ContinuousEngine::End(RequestId id, FinishReason reason) {
-  if (!scheduler_.Remove(id, cache::SessionHint::kNone)) return;
+  if (!scheduler_.Remove(id)) return;
   TokenEvent& end = ended_.emplace_back();
   end.request = id;
   end.finish = reason;
@@ -405,7 +405,7 @@ void ContinuousEngine::Emit(RowTask& task, std::vector<TokenEvent>* events) {
     const text::Grammar* grammar = sequence.request.grammar.get();
     if (grammar != nullptr && grammar->IsStopped()) event.finish = FinishReason::kStop;
   }
-  if (event.finish != FinishReason::kNone) scheduler_.Remove(sequence.id, sequence.request.session);
+  if (event.finish != FinishReason::kNone) scheduler_.Remove(sequence.id);
 }
 
 std::vector<float> UnitLength(std::vector<float> values) {
@@ -427,7 +427,7 @@ void ContinuousEngine::EmitPromptOnly(std::vector<TokenEvent>* events) {
     if (sequence->request.want_embedding) event.embedding = UnitLength(std::move(sequence->hidden));
     done.push_back(sequence->id);
   }
-  for (const RequestId id : done) scheduler_.Remove(id, cache::SessionHint::kNone);
+  for (const RequestId id : done) scheduler_.Remove(id);
 }
 
 EngineStats ContinuousEngine::stats() const {

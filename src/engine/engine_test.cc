@@ -361,6 +361,37 @@ TEST_F(EngineTest, ASecondTurnComputesOnlyWhatIsNew) {
   EXPECT_EQ(stats.cache_hits, 256);
 }
 
+// Three conversations of four blocks each in room for eight. What the second says of its future decides
+// whether the third finds room at its cost or at the first's, which is older.
+TEST_F(EngineTest, WhatClientsSayOfTheirSessionsDecidesWhatGoes) {
+  const std::vector<int32_t> prompts[] = {RandomPrompt(250, 1), RandomPrompt(250, 2), RandomPrompt(250, 3)};
+  const auto cached = [&](cache::SessionHint first, cache::SessionHint second, int max_tokens) {
+    auto engine = Make({.kv_bytes = 8 * kBlockBytes});
+    const cache::SessionHint hints[] = {first, second, cache::SessionHint::kNone};
+    for (int i = 0; i < 3; ++i) {
+      Request request = MakeRequest(prompts[i], max_tokens, 0);
+      request.session = hints[i];
+      EXPECT_TRUE(engine->Add(request).ok());
+      Drain(*engine);
+    }
+    std::string found;
+    for (const int i : {0, 1}) {
+      const RequestId id = *engine->Add(MakeRequest(prompts[i], 1, 0));
+      found += fmt::format("{} ", Drain(*engine)[id].cached_tokens / cache::kBlockTokens);
+    }
+    return found;
+  };
+  using cache::SessionHint;
+  for (const int max_tokens : {1, 0}) {
+    const std::string plain = cached(SessionHint::kNone, SessionHint::kNone, max_tokens);
+    const std::string ended = cached(SessionHint::kNone, SessionHint::kEnds, max_tokens);
+    const std::string first_ended = cached(SessionHint::kEnds, SessionHint::kNone, max_tokens);
+    EXPECT_EQ(plain, first_ended) << "the older one goes anyway";
+    EXPECT_NE(plain, ended);
+    EXPECT_EQ(ended[0], '3') << "the second went, though it is younger";
+  }
+}
+
 TEST_F(EngineTest, ManyOfOnePromptComputeItOnce) {
   auto engine = Make({.max_batch_tokens = 64});
   std::map<RequestId, Request> requests;

@@ -45,8 +45,11 @@ struct Request {
       false;  ///< logprob of each prompt token from the second on, and the top k of `logprobs`
   /// Cached blocks are shared only between requests of one namespace (tenant's salt, adapter).
   std::string cache_namespace = {};
-  cache::SessionHint session = cache::SessionHint::kNone;  ///< whether its tokens will be asked for again
-  int priority = 0;                                        ///< lower runs first
+  /// Whether its tokens will be asked for again: the cost-aware policy keeps those of a session that
+  /// continues longer, and lets those go first of one that ends here, unless others used them too. Counts
+  /// however the request ends, cancelled or with max_tokens 0 as well.
+  cache::SessionHint session = cache::SessionHint::kNone;
+  int priority = 0;  ///< lower runs first
   /// Ends the request with kDeadline when it passes; earlier ones of a client go first.
   std::optional<Clock::time_point> deadline = std::nullopt;
   std::string client = {};  ///< who asks: clients of one priority share the engine evenly

@@ -76,12 +76,12 @@ void Scheduler::LeaveClient(Sequence& sequence) {
   if (empty()) shares_.clear();
 }
 
-bool Scheduler::Remove(RequestId id, cache::SessionHint hint) {
+bool Scheduler::Remove(RequestId id) {
   std::unique_ptr<Sequence> sequence = TakeOut(running_, id);
   if (sequence == nullptr) sequence = TakeOut(waiting_, id);
   if (sequence == nullptr) return false;
   parked_.Forget(*sequence);
-  tree_.Touch(std::span(sequence->blocks).first(sequence->known_blocks), hint);
+  tree_.Touch(std::span(sequence->blocks).first(sequence->known_blocks), sequence->request.session);
   LeaveClient(*sequence);
   ChooseFront();
   return true;

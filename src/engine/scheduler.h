@@ -55,9 +55,10 @@ class Scheduler {
 
   /// Takes in a sequence that is younger than all others and that fits into the whole pool (limit).
   void Add(std::unique_ptr<Sequence> sequence);
-  /// Takes a sequence out; blocks that only it held are free when this returns, or idle in the tree. False
-  /// when there is none of that id.
-  bool Remove(RequestId id, cache::SessionHint hint);
+  /// Takes a sequence out, whatever became of it, and tells the tree what its client said of the session;
+  /// blocks that only it held are free when this returns, or idle in the tree. False when there is none of
+  /// that id.
+  bool Remove(RequestId id);
   std::vector<RequestId> PastDeadline(Clock::time_point now) const;
 
   /// As ParkedBlocks has it; until then copying costs nothing.

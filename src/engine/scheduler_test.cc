@@ -103,7 +103,7 @@ class Story {
     return next;
   }
 
-  bool Remove(RequestId id) { return scheduler_.Remove(id, cache::SessionHint::kNone); }
+  bool Remove(RequestId id) { return scheduler_.Remove(id); }
   static std::string Name(const Sequence& sequence) {
     return std::string(1, static_cast<char>('a' + (sequence.id - 1) % 26));
   }

@@ -438,6 +438,7 @@ EngineStats ContinuousEngine::stats() const {
   stats.cached_blocks = blocks_->idle_blocks();
   stats.total_blocks = blocks_->total_blocks();
   stats.cache_evictions = tree_.evicted();
+  stats.cached_runs = tree_.runs();
   if (swap_ == nullptr) return stats;
   stats.swapped_out = swap_->blocks_out();
   stats.swapped_in = swap_->blocks_in();

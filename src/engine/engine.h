@@ -37,6 +37,7 @@ struct EngineStats {
   int running = 0, waiting = 0;
   /// Blocks that no request holds are free, or cached: kept for their contents, given up when one is needed.
   int free_blocks = 0, cached_blocks = 0, total_blocks = 0;
+  int cached_runs = 0;  ///< nodes of the radix tree: runs of blocks, whether requests hold them or not
   int64_t prompt_tokens = 0, output_tokens = 0, preemptions = 0, steps = 0;
   /// Prompt tokens looked up in the cache at admission, those found there, and blocks given up.
   int64_t cache_queries = 0, cache_hits = 0, cache_evictions = 0;

@@ -162,6 +162,7 @@ class HttpApi : public Server {
               {"used_blocks", used},
               {"cached_blocks", stats.cached_blocks},
               {"free_blocks", stats.free_blocks},
+              {"tree_nodes", stats.cached_runs},
               {"block_tokens", kernels::kKvBlockTokens}}},
             {"requests", live_.List(kShownRequests)}};
   }

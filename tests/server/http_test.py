@@ -156,7 +156,10 @@ class Api(unittest.TestCase):
         self.assertEqual((page[0], page[1]["content-type"]), (200, "text/html; charset=utf-8"))
         self.assertEqual(self.server.request("GET", "/js/main.js")[1]["content-type"], "text/javascript; charset=utf-8")
         self.assertEqual(self.server.request("GET", "/../serve.cc")[0], 404)
-        self.assertIn("kv", self.server.json("GET", "/state")[1])
+        self.server.json("POST", CHAT, chat("word " * 200, max_tokens=1))
+        kv = self.server.json("GET", "/state")[1]["kv"]
+        self.assertGreater(kv["tree_nodes"], 0)
+        self.assertLessEqual(kv["tree_nodes"], kv["cached_blocks"] + kv["used_blocks"])
 
     def test_metrics_count(self):
         before = self.server.metrics()

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Runs a JavaScript test against a server, with the packages that its package-lock.json names, installed once.
 
-Usage: with_node.py BUILD_FOLDER SCRIPT [SERVE FLAGS]. The script finds the server in MOESAIC_URL and may leave files in
-MOESAIC_OUT. When Node.js or the packages cannot be had, that is a failure where the environment says CI, and elsewhere
+Usage: with_node.py BUILD_FOLDER SCRIPT [--chromium]. The script finds the server in MOESAIC_URL, the browser, if it wants
+one, in CHROMIUM, and may leave files in MOESAIC_OUT. When Node.js, the packages, or the browser cannot be had, that is a failure where the environment says CI, and elsewhere
 exit status 77 (skipped) with the reason.
 """
 import fcntl
@@ -39,15 +39,18 @@ def install(folder, source):
 
 def main():
     folder, script = (pathlib.Path(word).resolve() for word in sys.argv[1:3])
+    browser = shutil.which("chromium") or ""
+    if "--chromium" in sys.argv and not browser:
+        return missing("Chromium", "no chromium on PATH (Debian's package chromium)")
     try:
         install(folder, script.parent)
     except (subprocess.SubprocessError, OSError) as error:
         return missing("Node.js, npm, or a package", error)
     for file in script.parent.glob("*.mjs"):
         shutil.copy(file, folder)  # modules are looked for beside the script
-    with serving(*sys.argv[3:]) as server:
+    with serving() as server:
         return subprocess.run(["node", folder / script.name], timeout=TEST_SECONDS,
-                              env={**os.environ, "MOESAIC_URL": server.url, "MOESAIC_OUT": str(folder)}).returncode
+                              env={**os.environ, "MOESAIC_URL": server.url, "MOESAIC_OUT": str(folder), "CHROMIUM": browser}).returncode
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 const SVG = "http://www.w3.org/2000/svg";
 const WIDTH = 600;
 const HEIGHT = 150;
+const FIRST_MINUTE = 60; // seconds that a chart shows at least
 
 /// The least of 1, 2, 5 x 10^n that is not below `value`.
 function niceTop(value) {
@@ -19,7 +20,7 @@ function make(tag, className, text) {
 }
 
 export class Chart {
-  /// `names` of the series, `format` a value; the window is `seconds` long and ends now.
+  /// `names` of the series, `format` a value; the window ends now and grows to `seconds`.
   constructor(parent, title, names, format, seconds) {
     this.names = names;
     this.format = format;
@@ -49,7 +50,8 @@ export class Chart {
   draw(now) {
     const highest = Math.max(...this.points.flatMap((point) => point.values.map((value) => value ?? 0)));
     const top = niceTop(highest);
-    const x = (time) => WIDTH * (1 - (now - time) / (this.seconds * 1000));
+    const span = Math.max(FIRST_MINUTE * 1000, now - this.points[0].time);
+    const x = (time) => WIDTH * (1 - (now - time) / span);
     const y = (value) => (HEIGHT - 1) * (1 - value / top) + 0.5;
     const lines = [0, 0.5, 1].map((part) => {
       const line = document.createElementNS(SVG, "line");

@@ -80,7 +80,8 @@ function describe(stats) {
   const parts = [];
   if (usage) {
     const seconds = (total - (first ?? 0)) / 1000;
-    const speed = usage.completion_tokens > 1 && seconds > 0 ? (usage.completion_tokens - 1) / seconds : 0;
+    const measured = usage.completion_tokens > 1 && seconds > 0.05; // below that it is the network's speed
+    const speed = measured ? (usage.completion_tokens - 1) / seconds : 0;
     parts.push(`${usage.completion_tokens} tokens`);
     if (speed) parts.push(`${speed.toFixed(speed < 100 ? 1 : 0)} tokens/s`);
     const cached = usage.prompt_tokens_details?.cached_tokens;

@@ -8,8 +8,8 @@ const PERIOD = 1000; // ms between readings
 const WINDOW = 300; // seconds shown
 const QUANTILE_WINDOW = 30; // seconds that a percentile looks back
 
-const count = (value) => value >= 1e6 ? `${(value / 1e6).toFixed(1)}M` : value >= 1e4 ? `${(value / 1e3).toFixed(1)}k` : `${Math.round(value * 10) / 10}`;
-const time = (seconds) => seconds >= 1 ? `${seconds.toFixed(seconds >= 10 ? 0 : 1)} s` : `${(seconds * 1000).toFixed(seconds >= 0.01 ? 0 : 1)} ms`;
+const count = (value) => value >= 1e6 ? `${(value / 1e6).toFixed(1)}M` : value >= 1e4 ? `${(value / 1e3).toFixed(1)}k` : value >= 100 ? `${Math.round(value)}` : `${Math.round(value * 10) / 10}`;
+const time = (seconds) => seconds === 0 ? "0" : seconds >= 1 ? `${seconds.toFixed(seconds >= 10 ? 0 : 1)} s` : `${(seconds * 1000).toFixed(seconds >= 0.01 ? 0 : 1)} ms`;
 const percent = (part) => `${(part * 100).toFixed(part > 0 && part < 0.1 ? 1 : 0)}%`;
 
 function tile(name, value, unit = "") {
@@ -31,7 +31,7 @@ function tile(name, value, unit = "") {
 }
 
 function drawBlocks(state) {
-  const { total_blocks: all, used_blocks: used, cached_blocks: cached, free_blocks: free, block_tokens: tokens } = state.kv;
+  const { total_blocks: all, used_blocks: used, cached_blocks: cached, free_blocks: free, block_tokens: tokens, tree_nodes: nodes } = state.kv;
   const parts = [["in use", used, "var(--series-1)"], ["cached", cached, "var(--series-2)"], ["free", free, "transparent"]];
   byId("blocks").replaceChildren(...parts.map(([name, blocks, color]) => {
     const span = document.createElement("span");
@@ -40,7 +40,7 @@ function drawBlocks(state) {
     span.title = `${name}: ${blocks} blocks`;
     return span;
   }));
-  const text = `${count(used)} blocks in use, ${count(cached)} cached, ${count(free)} free, of ${count(all)} with ${tokens} tokens each`;
+  const text = `${count(used)} blocks in use, ${count(cached)} cached, ${count(free)} free, of ${count(all)} with ${tokens} tokens each; ${count(nodes)} nodes in the prefix tree`;
   byId("blocks").setAttribute("aria-label", text);
   byId("blocks-caption").textContent = text;
 }
@@ -95,10 +95,10 @@ export function startOperations() {
     const hits = total(families, "vllm:prefix_cache_hits_total") ?? 0;
     byId("tiles").replaceChildren(
       tile("Output", count(output), "tokens/s"),
-      tile("Time to first token, p50", first[0] === null ? "–" : time(first[0])),
-      tile("Time between tokens, p50", between[0] === null ? "–" : time(between[0])),
+      tile("First token, p50", first[0] === null ? "–" : time(first[0])),
+      tile("Between tokens, p50", between[0] === null ? "–" : time(between[0])),
       tile("Running", count(running), waiting ? `+${count(waiting)} waiting` : ""),
-      tile("Prompt tokens from cache", queries ? percent(hits / queries) : "–"),
+      tile("Prompts from cache", queries ? percent(hits / queries) : "–"),
       tile("Preemptions", count(total(families, "vllm:num_preemptions_total") ?? 0)));
     setHealth(running + waiting > 0 ? "busy" : "ready", running + waiting > 0 ? `${running} running` : "ready");
   }

@@ -147,10 +147,10 @@ def main():
     dense, rng = Dense(binary, model), random.Random(1)
     sequences = []
     for texts, seed, temperature, stop in (
-        ([USER] * 128, 11, 0.85, False),
-        (articles(112, rng), 12, 0.95, False),
+        ([USER] * 40, 11, 0.85, False),
+        (articles(120, rng), 12, 0.95, False),
         (["<|endoftext|>"] * 48, 13, 0.95, False),
-        (questions(192, rng), 14, 0.5, True),
+        (questions(96, rng), 14, 0.5, True),
     ):
         sequences += [ids for ids, _ in dense.write(texts, LENGTH, seed, temperature, stop)]
     # Long and short kinds alternate, so that any first part of the file is a mixture too.

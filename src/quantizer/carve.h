@@ -25,8 +25,8 @@ struct CarveOptions {
   int shared = 12;         ///< slices of the shared expert
   int active = 30;         ///< routed experts a token
   bool refit = true;       ///< false: weights are moved, not changed
-  float ridge = 0.006F;    ///< pull of the refit towards the old weights
-  int max_tokens = 65536;  ///< of calibration
+  float ridge = 0.02F;     ///< pull of the refit towards the old weights
+  int max_tokens = 98304;  ///< of calibration
   bool f32 = false;        ///< write f32 instead of bf16
   /// Called after each layer; return false to stop.
   std::function<bool(int layer, int layers)> progress = {};

@@ -30,9 +30,9 @@ struct PrefixMatch {
 };
 
 /// Holds one handle of each block in it. A node is a run of blocks that have always been used together: runs
-/// are cut between blocks, never inside one. Costs: Find, one hash a run and one comparison a block; Insert,
-/// one hash a block; Evict, O(log runs) a run that goes; nothing ever walks the whole tree but Clear.
-/// Engine thread only.
+/// are cut between blocks, never inside one. Costs: Find, one comparison a block, and one hash a run
+/// unless it is the one its predecessor was followed by last; Insert, one hash a block; Evict, O(log runs) a
+/// run that goes; nothing ever walks the whole tree but Clear. Engine thread only.
 class RadixTree {
  public:
   /// `pool` is borrowed and must outlive the tree; so must `observer`, which may be null.
@@ -56,7 +56,8 @@ class RadixTree {
   /// [blocks.size() * kBlockTokens].
   void Insert(std::string_view name, std::span<const int32_t> tokens, std::span<BlockRef> blocks, int known);
 
-  /// Is called with each block that goes before it does, while its contents still stand; null: nothing is.
+  /// Is called with each block that goes before it does, while its contents still stand; null: nothing is. It
+  /// must not touch the tree.
   void SetLeaving(std::function<void(int32_t block)> leaving) { leaving_ = std::move(leaving); }
   /// Lets idle blocks go, the least worth first, until `count` have gone; the number that did.
   int Evict(int count);

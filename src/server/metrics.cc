@@ -104,6 +104,14 @@ struct Metrics::Impl {
                                                             .Register(registry);
   prometheus::Counter& evictions =
       Counter("moesaic:kv_evicted_blocks_total", "Cached KV blocks given up for others");
+  prometheus::Counter& swapped_out =
+      Counter("moesaic:swapped_out_blocks_total", "KV blocks of preempted requests copied to the swap space");
+  prometheus::Counter& swapped_in =
+      Counter("moesaic:swapped_in_blocks_total", "KV blocks copied back from the swap space");
+  prometheus::Family<prometheus::Gauge>& swap = prometheus::BuildGauge()
+                                                    .Name("moesaic:swap_blocks")
+                                                    .Help("Blocks of the swap space by state: used, free")
+                                                    .Register(registry);
   prometheus::Counter& steps = Counter("moesaic:engine_steps_total", "Steps of the engine");
   prometheus::Counter& prefill_seconds =
       Counter("moesaic:prefill_seconds_total", "Engine time in prefill; mixed steps are split by rows");
@@ -181,6 +189,10 @@ std::string Metrics::Text(const engine::EngineStats& engine, const HttpGauges& h
   Impl::Follow(m.prompt_tokens, static_cast<double>(engine.prompt_tokens));
   Impl::Follow(m.output_tokens, static_cast<double>(engine.output_tokens));
   Impl::Follow(m.evictions, static_cast<double>(engine.cache_evictions));
+  Impl::Follow(m.swapped_out, static_cast<double>(engine.swapped_out));
+  Impl::Follow(m.swapped_in, static_cast<double>(engine.swapped_in));
+  m.swap.Add({{"state", "used"}}).Set(engine.swapped_blocks);
+  m.swap.Add({{"state", "free"}}).Set(engine.swap_blocks - engine.swapped_blocks);
   Impl::Follow(m.steps, static_cast<double>(engine.steps));
   Impl::Follow(m.prefill_seconds, engine.prefill_seconds);
   Impl::Follow(m.decode_seconds, engine.decode_seconds);

@@ -242,15 +242,15 @@ class ResponseStream : public AnswerSink {
   int64_t sequence_ = 0;
 };
 
-// The kept response that "previous_response_id" names; null when it names none.
-StatusOr<std::shared_ptr<const StoredResponse>> PreviousOf(const GenerationContext& context, const Call& call,
-                                                           Fields& body) {
+// The kept response that "previous_response_id" names, if it names one.
+StatusOr<std::optional<StoredResponse>> PreviousOf(const GenerationContext& context, const Call& call,
+                                                   Fields& body) {
   std::string id;
   body.String("previous_response_id", &id);
   RETURN_IF_ERROR(body.status());
-  if (id.empty()) return std::shared_ptr<const StoredResponse>();
+  if (id.empty()) return std::optional<StoredResponse>();
   auto previous = context.responses.Find(id, call.owner);
-  if (previous == nullptr) {
+  if (!previous) {
     return FieldError("previous_response_id", "previous_response_not_found",
                       fmt::format("Previous response with id '{}' not found.", id));
   }
@@ -276,7 +276,7 @@ Status NoResponse(const std::string& id) { return NotFound("Response with id '{}
 
 Status GetResponse(const GenerationContext& context, Call& call) {
   const auto found = context.responses.Find(IdIn(call), call.owner);
-  if (found == nullptr) return NoResponse(IdIn(call));
+  if (!found) return NoResponse(IdIn(call));
   SendJson(*call.writer, found->response);
   return OkStatus();
 }
@@ -291,8 +291,7 @@ Status Responses(const GenerationContext& context, Call& call) {
   ASSIGN_OR_RETURN(const Json json, ParseJson(call.request.body));
   Fields body(json, "");
   ASSIGN_OR_RETURN(const auto previous, PreviousOf(context, call, body));
-  ResponsesRequest request =
-      ReadResponses(body, context.model, previous == nullptr ? Json() : previous->messages);
+  ResponsesRequest request = ReadResponses(body, context.model, previous ? previous->messages : Json());
   RETURN_IF_ERROR(body.status());
   GenerationFields& fields = request.generation;
   ASSIGN_OR_RETURN(Prompt prompt, RenderPrompt(context.model, request.conversation));

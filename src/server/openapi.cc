@@ -98,6 +98,8 @@ Json OpenApi(const ServedModel& model, const std::string& version,
   return {{"openapi", "3.1.0"},
           {"info", {{"title", "Moesaic"}, {"version", version}}},
           {"paths", std::move(paths)},
+          // A key, or none: which it is, is the server's setting.
+          {"security", Json::array({Json{{"key", Json::array()}}, Json::object()})},
           {"components",
            {{"schemas", {{"Error", error}}},
             {"securitySchemes", {{"key", {{"type", "http"}, {"scheme", "bearer"}}}}}}}};

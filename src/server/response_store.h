@@ -3,8 +3,8 @@
 
 #include <cstdint>
 #include <list>
-#include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 
@@ -14,7 +14,7 @@ namespace moesaic::server {
 
 struct ResponseStoreOptions {
   int most = 1000;              ///< responses kept; 0: none
-  int64_t bytes = 256ll << 20;  ///< of their JSON together
+  int64_t bytes = 256ll << 20;  ///< of their JSON text together; a larger one is not kept
 };
 
 struct StoredResponse {
@@ -24,25 +24,29 @@ struct StoredResponse {
   Json messages;      ///< the conversation up to its end, without "instructions", as templates know it
 };
 
-/// Kept in memory: the oldest go when room is needed. Any thread.
+/// Kept in memory, as text, since parsed JSON can take twenty times as much: the oldest go when room is
+/// needed. Any thread.
 class ResponseStore {
  public:
   explicit ResponseStore(const ResponseStoreOptions& options) : options_(options) {}
 
-  bool keeps() const { return options_.most > 0; }
+  bool keeps() const { return options_.most > 0 && options_.bytes > 0; }
   void Add(StoredResponse stored);
-  /// Null: there is none of that id, or it is another owner's.
-  std::shared_ptr<const StoredResponse> Find(const std::string& id, const std::string& owner) const;
+  /// None: there is none of that id, or it is another owner's.
+  std::optional<StoredResponse> Find(const std::string& id, const std::string& owner) const;
   /// Whether there was one.
   bool Remove(const std::string& id, const std::string& owner);
 
  private:
   struct Entry {
-    std::shared_ptr<const StoredResponse> stored;
-    int64_t bytes;
+    std::string owner, response, messages;
     std::list<std::string>::iterator age;
   };
   using Entries = std::unordered_map<std::string, Entry>;
+
+  static int64_t BytesOf(const Entry& entry) {
+    return static_cast<int64_t>(entry.response.size() + entry.messages.size());
+  }
 
   void Erase(Entries::iterator entry);
 

@@ -12,37 +12,38 @@ StoredResponse One(const std::string& id, const std::string& owner = "", size_t 
 TEST(ResponseStore, KeepsTheNewest) {
   ResponseStore store({.most = 2});
   for (const char* id : {"a", "b", "c"}) store.Add(One(id));
-  EXPECT_EQ(store.Find("a", ""), nullptr);
-  ASSERT_NE(store.Find("c", ""), nullptr);
+  EXPECT_FALSE(store.Find("a", ""));
+  ASSERT_TRUE(store.Find("c", ""));
   EXPECT_EQ(store.Find("c", "")->response["id"], "c");
   EXPECT_TRUE(store.Remove("b", ""));
   EXPECT_FALSE(store.Remove("b", ""));
   store.Add(One("d"));
-  EXPECT_NE(store.Find("c", ""), nullptr) << "the removed one made room";
+  EXPECT_TRUE(store.Find("c", "")) << "the removed one made room";
 }
 
 TEST(ResponseStore, KeepsWithinItsBytes) {
   ResponseStore store({.most = 100, .bytes = 1000});
   store.Add(One("a", "", 600));
   store.Add(One("b", "", 600));
-  EXPECT_EQ(store.Find("a", ""), nullptr);
-  EXPECT_NE(store.Find("b", ""), nullptr);
+  EXPECT_FALSE(store.Find("a", ""));
+  EXPECT_TRUE(store.Find("b", ""));
   store.Add(One("huge", "", 2000));
-  EXPECT_EQ(store.Find("huge", ""), nullptr);
+  EXPECT_TRUE(store.Find("b", "")) << "what is too large for all of the room drives nobody out";
+  EXPECT_FALSE(store.Find("huge", ""));
 }
 
 TEST(ResponseStore, ShowsNobodyAnothersResponses) {
   ResponseStore store({});
   store.Add(One("a", "key one"));
-  EXPECT_EQ(store.Find("a", "key two"), nullptr);
+  EXPECT_FALSE(store.Find("a", "key two"));
   EXPECT_FALSE(store.Remove("a", "key two"));
-  EXPECT_NE(store.Find("a", "key one"), nullptr);
+  EXPECT_TRUE(store.Find("a", "key one"));
 }
 
 TEST(ResponseStore, MayKeepNone) {
   ResponseStore store({.most = 0});
   store.Add(One("a"));
-  EXPECT_EQ(store.Find("a", ""), nullptr);
+  EXPECT_FALSE(store.Find("a", ""));
 }
 
 }  // namespace

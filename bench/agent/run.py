@@ -3,6 +3,8 @@
 
   run.py agent --model MODEL --server "LRU=build/release/bin/moesaic serve {model} --port {port}" \\
                --server "llama.cpp=llama-server -m {model} --port {port} -c 131072 -np 8"
+  run.py streams --concurrency 8 --sessions 32 --first 512 --output 128 ...
+  run.py reuse --first 16384 --share 0.7 --sessions 3 --output 1 ...
   run.py mooncake --trace mooncake_synthetic_trace.jsonl.gz --longest 8000 ...
   run.py swe --trace swe-agent_demonstrations.tar.gz ...
 
@@ -71,6 +73,11 @@ def build(arguments, url):
     if arguments.workload == "agent":
         return workload.agent(arguments.vocabulary, arguments.sessions, arguments.system, arguments.first, arguments.last,
                               arguments.turns, arguments.output)
+    if arguments.workload == "streams":
+        return workload.streams(arguments.vocabulary, arguments.sessions, arguments.first, arguments.output)
+    if arguments.workload == "reuse":
+        return workload.reuse(arguments.vocabulary, arguments.sessions, arguments.first, arguments.share,
+                              arguments.output)
     if arguments.workload == "mooncake":
         return workload.mooncake(arguments.trace, arguments.vocabulary, arguments.sessions, arguments.scale,
                                  arguments.speedup, arguments.longest)
@@ -100,6 +107,8 @@ def summarize(outcomes, seconds):
         "ttft_p50": percentile([outcome.first for outcome in good], 0.50),
         "ttft_p90": percentile([outcome.first for outcome in good], 0.90),
         "ttft_p99": percentile([outcome.first for outcome in good], 0.99),
+        "ttft_cold": statistics.median([o.first for o in good if o.cached < 0.05 * o.prompt] or [float("nan")]),
+        "ttft_warm": statistics.median([o.first for o in good if o.cached >= 0.05 * o.prompt] or [float("nan")]),
         "itl_p50": percentile(gaps, 0.50),
         "itl_p99": percentile(gaps, 0.99),
         "output_rate": sum(outcome.output for outcome in good) / seconds,
@@ -110,30 +119,34 @@ def summarize(outcomes, seconds):
 
 def table(results, ceiling):
     print(f"\nceiling of the hit rate (infinite cache): {ceiling:.3f}\n")
-    print("| server | hit rate | TTFT p50 | p90 | p99 | ITL p50 | p99 | output tokens/s | prompt tokens/s | failed |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    print("| server | hit rate | TTFT p50 | p90 | p99 | cold | with a hit | ITL p50 | p99 | output tokens/s "
+          "| prompt tokens/s | failed |")
+    print("|" + "---|" * 12)
     for name, runs in results.items():
         median = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
         rates = [run["output_rate"] for run in runs]
         spread = f" ({min(rates):.1f}–{max(rates):.1f})" if len(rates) > 1 else ""
         print(f"| {name} | {median['hit']:.3f} | {median['ttft_p50']:.2f} s | {median['ttft_p90']:.2f} s "
-              f"| {median['ttft_p99']:.2f} s | {median['itl_p50'] * 1000:.0f} ms | {median['itl_p99'] * 1000:.0f} ms "
+              f"| {median['ttft_p99']:.2f} s | {median['ttft_cold']:.2f} s | {median['ttft_warm']:.2f} s "
+              f"| {median['itl_p50'] * 1000:.0f} ms | {median['itl_p99'] * 1000:.0f} ms "
               f"| {median['output_rate']:.1f}{spread} | {median['prompt_rate']:.0f} | {median['failed']:.0f} |")
 
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workload", choices=["agent", "mooncake", "swe"])
+    parser.add_argument("workload", choices=["agent", "streams", "reuse", "mooncake", "swe"])
     parser.add_argument("--server", action="append", required=True, metavar="NAME=COMMAND",
                         help="how to start a server; {model} and {port} are filled in")
     parser.add_argument("--model", required=True, help="what {model} becomes")
     parser.add_argument("--vocabulary", type=int, default=32000, help="token ids of made-up prompts lie below this")
     parser.add_argument("--concurrency", type=int, default=8, help="sessions at once")
     parser.add_argument("--repeat", type=int, default=1, help="runs of each server")
-    parser.add_argument("--sessions", type=int, default=16, help="sessions, or requests of the Mooncake trace")
+    parser.add_argument("--sessions", type=int, default=16,
+                        help="sessions, pairs of prompts (reuse), or requests of the Mooncake trace")
     parser.add_argument("--system", type=int, default=4096, help="agent: tokens of the shared system prompt")
-    parser.add_argument("--first", type=int, default=8192, help="agent: tokens of a session's first call")
+    parser.add_argument("--first", type=int, default=8192, help="tokens of a session's first call")
     parser.add_argument("--last", type=int, default=18432, help="agent: tokens of its last")
+    parser.add_argument("--share", type=float, default=0.7, help="reuse: of a prompt that the one before it had")
     parser.add_argument("--turns", type=int, default=10, help="agent: calls of a session")
     parser.add_argument("--output", type=int, default=128, help="tokens of an answer")
     parser.add_argument("--trace", type=pathlib.Path, help="mooncake, swe: the recorded file")

@@ -48,6 +48,22 @@ def agent(vocabulary, sessions=16, system=4096, first=8192, last=18432, turns=10
     return result
 
 
+def streams(vocabulary, sessions, prompt, output, seed=1):
+    """Calls that share nothing: plain load."""
+    stream = random.Random(seed)
+    return [[Call(_tokens(stream, prompt, vocabulary), output)] for _ in range(sessions)]
+
+
+def reuse(vocabulary, pairs, length, share, output, seed=1):
+    """One client: by turns a prompt of its own, and one that begins with `share` of the tokens of the one before."""
+    stream, calls = random.Random(seed), []
+    for _ in range(pairs):
+        cold = _tokens(stream, length, vocabulary)
+        kept = int(length * share)
+        calls += [Call(cold, output), Call(cold[:kept] + _tokens(stream, length - kept, vocabulary), output)]
+    return [calls]
+
+
 def mooncake(path, vocabulary, requests=400, scale=8, speedup=1.0, longest=None):
     """The Mooncake trace: requests at their times, each of its own session; equal hash ids are equal tokens.
 

@@ -117,7 +117,11 @@ TEST_F(CheckpointTest, RefusesWhatItCannotOpen) {
   folder_.Write("model.safetensors", "12345678");
   EXPECT_TRUE(Fault(folder_.Path()).starts_with("model.safetensors: the header may have "));
   EXPECT_EQ(Fault(folder_.Write("other.json", "{}")), "F/other.json: expected a file named config.json");
-  EXPECT_EQ(Fault(folder_.Write("empty", "")), "empty: a safetensors file has at least 8 bytes, found 0");
+  for (const char* bytes : {"", "short", "root:x:0:0:root:/root:/bin/bash"}) {
+    EXPECT_EQ(Fault(folder_.Write("any", bytes)), "F/any: neither GGUF, safetensors nor a packed file");
+    EXPECT_EQ(Fault(folder_.Write("any.gguf", bytes)),
+              "F/any.gguf: a GGUF file begins with \"GGUF\", this one does not");
+  }
 }
 
 }  // namespace

@@ -169,6 +169,14 @@ StatusOr<std::unique_ptr<Checkpoint>> OpenFolder(const fs::path& folder) {
   return std::unique_ptr<Checkpoint>(std::move(checkpoint));
 }
 
+// The first 8 bytes are a length that a header may have.
+bool MayBeSafetensors(std::span<const std::byte> bytes) {
+  uint64_t header = 0;
+  if (bytes.size() < sizeof(header)) return false;
+  std::memcpy(&header, bytes.data(), sizeof(header));
+  return header > 0 && header <= kMaxSafetensorsHeader;
+}
+
 StatusOr<std::unique_ptr<Checkpoint>> OpenFile(const fs::path& file) {
   if (file.extension() == ".json") {  // a config alone, for `inspect`
     auto checkpoint = std::make_unique<HubCheckpoint>(file, "config");
@@ -181,6 +189,12 @@ StatusOr<std::unique_ptr<Checkpoint>> OpenFile(const fs::path& file) {
   ASSIGN_OR_RETURN(std::shared_ptr<const MappedFile> mapped, MappedFile::Open(file.string()));
   if (mapped->bytes().size() >= 4 && std::memcmp(mapped->bytes().data(), "GGUF", 4) == 0) {
     return OpenGguf(std::move(mapped));
+  }
+  if (file.extension() == ".gguf") {
+    return DataLoss("{}: a GGUF file begins with \"GGUF\", this one does not", file.string());
+  }
+  if (!MayBeSafetensors(mapped->bytes())) {
+    return DataLoss("{}: neither GGUF, safetensors nor a packed file", file.string());
   }
   const bool packed = PackedFile::Is(file.string());
   auto checkpoint = std::make_unique<HubCheckpoint>(file, packed ? "moesaic" : "safetensors");

@@ -11,8 +11,6 @@ namespace {
 using nlohmann::json;
 using tensor::DType;
 
-constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the reference implementation's limit
-
 StatusOr<DType> ParseDType(const std::string& name) {
   static const std::map<std::string, DType> kTypes = {
       {"F64", DType::kF64},        {"F32", DType::kF32},        {"F16", DType::kF16}, {"BF16", DType::kBF16},
@@ -89,9 +87,9 @@ StatusOr<Safetensors> ParseSafetensors(std::span<const std::byte> bytes, const s
     return DataLoss("{}: a safetensors file has at least 8 bytes, found {}", file, bytes.size());
   }
   std::memcpy(&header_bytes, bytes.data(), sizeof(header_bytes));
-  if (header_bytes > kMaxHeaderBytes) {
+  if (header_bytes > kMaxSafetensorsHeader) {
     return DataLoss("{}: the header may have {} bytes, found {}; this is no safetensors file", file,
-                    kMaxHeaderBytes, header_bytes);
+                    kMaxSafetensorsHeader, header_bytes);
   }
   if (header_bytes > bytes.size() - sizeof(header_bytes)) {
     return DataLoss("{}: the header should have {} bytes but the file ends after {}; is it complete?", file,

@@ -2,6 +2,7 @@
 // https://github.com/huggingface/safetensors#format
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <span>
 #include <string>
@@ -11,6 +12,8 @@
 #include "checkpoint/checkpoint.h"
 
 namespace moesaic::checkpoint {
+
+inline constexpr uint64_t kMaxSafetensorsHeader = 100'000'000;  // the reference implementation's limit
 
 struct Safetensors {
   std::vector<TensorEntry> tensors;             // in the order of their offsets

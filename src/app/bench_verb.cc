@@ -212,9 +212,7 @@ void AddBench(CLI::App& root, VerbRun& run) {
   list("-s,--sequences", options->sequences, 1, 1 << 16, "Sequences decoded at once");
   list("-b,--batch", options->batches, 1, 1 << 20, "Tokens of one prefill step");
   list("-t,--threads", options->threads, 0, 1024, "Threads; 0: one a core");
-  verb->add_option("--kv-dtype", options->model.kv_dtype, "KV cache: auto, f32, bf16 or int8")
-      ->check(CLI::IsMember({"auto", "f32", "bf16", "int8"}))
-      ->capture_default_str();
+  AddKvDtypeFlag(*verb, options->model.kv_dtype);
   verb->add_option("-r,--repetitions", options->repetitions,
                    "Timed repetitions of each test, after an untimed one")
       ->check(CLI::Range(1, 10000))

@@ -91,9 +91,6 @@ Status RunCarve(Options options) {
     fmt::print("{}\n", quantizer::CarveRecipe(options.carve));
     return OkStatus();
   }
-  if (options.model.empty() || options.out.empty() || options.calibration.empty()) {
-    return InvalidArgument("needs MODEL, --calibration FILE and --out FOLDER");
-  }
   ASSIGN_OR_RETURN(const kernels::KernelTable kernels, KernelsOfHost());
   ASSIGN_OR_RETURN(const auto pool, runtime::ThreadPool::Create({.threads = options.threads, .pin = true}));
   ASSIGN_OR_RETURN(const auto source, checkpoint::Checkpoint::Open(options.model));
@@ -136,9 +133,11 @@ void AddCarve(CLI::App& root, VerbRun& run) {
   auto options = std::make_shared<Options>();
   quantizer::CarveOptions& carve = options->carve;
   CLI::App* verb = root.add_subcommand("carve", "Turn a dense Llama-like model into a mixture of experts");
-  verb->add_option("model", options->model, "Hugging Face folder or .gguf file of a LlamaForCausalLM");
+  verb->add_option("model", options->model, "Hugging Face folder or .gguf file of a LlamaForCausalLM")
+      ->check(CLI::ExistingPath);
   verb->add_option("--calibration", options->calibration,
-                   "Safetensors file with token ids: I32 \"tokens\" [n, length]");
+                   "Safetensors file with token ids: I32 \"tokens\" [n, length]")
+      ->check(CLI::ExistingFile);
   verb->add_option("-o,--out", options->out, "The Hugging Face folder to write");
   verb->add_option("--slices", carve.slices, "Pieces an FFN is cut into")
       ->check(CLI::Range(2, 4096))
@@ -170,7 +169,13 @@ void AddCarve(CLI::App& root, VerbRun& run) {
       "on when it runs. With --no-refit and --active set to all routed pieces it computes the dense "
       "model.\n\n"
       "Example:\n  moesaic carve SmolLM2-135M-Instruct.gguf --calibration chats.safetensors --out smol-moe");
-  verb->callback([options, &run] { run = [options] { return RunCarve(*options); }; });
+  verb->callback([options, &run] {
+    if (!options->print_recipe &&
+        (options->model.empty() || options->out.empty() || options->calibration.empty())) {
+      throw CLI::ValidationError("carve needs MODEL, --calibration FILE and --out FOLDER");
+    }
+    run = [options] { return RunCarve(*options); };
+  });
 }
 
 }  // namespace moesaic::app

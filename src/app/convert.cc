@@ -8,6 +8,7 @@
 #include "app/interrupt.h"
 #include "app/model_text.h"
 #include "app/progress.h"
+#include "app/session.h"
 #include "app/table.h"
 #include "app/verb.h"
 #include "models/model.h"
@@ -53,7 +54,7 @@ Status RunConvert(const Options& options) {
 void AddConvert(CLI::App& root, VerbRun& run) {
   auto options = std::make_shared<Options>();
   CLI::App* verb = root.add_subcommand("convert", "Pack a checkpoint into one file that maps in at once");
-  verb->add_option("model", options->model, "Hugging Face folder or .gguf file")->required();
+  AddModelPath(*verb, options->model, "Hugging Face folder or .gguf file");
   verb->add_option("-o,--out", options->out, "The packed file to write")->required();
   verb->add_option("--dtype", options->dtype, "auto (as stored, else bf16), f32, bf16 or int8")
       ->check(CLI::IsMember({"auto", "f32", "bf16", "int8"}))

@@ -222,8 +222,9 @@ void AddGenerate(CLI::App& root, VerbRun& run) {
       ->delimiter(',')
       ->allow_extra_args(false);
   verb->add_option(
-      "--jsonl", options->input.jsonl,
-      "A file of JSON lines with \"prompt\", \"messages\" or \"ids\", and maybe \"id\"; - is stdin");
+          "--jsonl", options->input.jsonl,
+          "A file of JSON lines with \"prompt\", \"messages\" or \"ids\", and maybe \"id\"; - is stdin")
+      ->check(CLI::ExistingFile | CLI::IsMember({"-"}));
   verb->add_flag("--no-special{false}", options->input.add_special, "Do not add BOS and the like to prompts");
   AddSamplingFlags(*verb, options->sampling, 128);
   verb->add_option("--format", options->format, "text, or jsonl: one object for each prompt")

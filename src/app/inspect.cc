@@ -5,9 +5,11 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "app/session.h"
 #include "app/table.h"
 #include "app/verb.h"
 #include "checkpoint/checkpoint.h"
+#include "engine/kv_budget.h"
 #include "models/model_info.h"
 
 namespace moesaic::app {
@@ -16,7 +18,7 @@ namespace {
 struct Options {
   std::string model;
   std::string dtype = "auto";
-  std::string kv_dtype = "bf16";
+  std::string kv_dtype = "auto";
   bool tensors = false;
   bool json = false;
 };
@@ -24,15 +26,23 @@ struct Options {
 constexpr int kContexts[] = {4096, 16384, 32768, 131072};
 constexpr int kBatches[] = {1, 8, 32};
 
-int64_t KvBytesPerToken(const models::KvSpec& kv, const std::string& dtype) {
-  const int64_t row = kv.key_dim + (kv.shared ? 0 : kv.value_dim);
-  constexpr int64_t kScales = 2 * sizeof(float);  // of int8
-  const int64_t bytes = dtype == "int8" ? row + kScales : row * (dtype == "f32" ? 4 : 2);
-  return bytes * kv.layers * kv.heads;
+// The cache as the engine makes it. No verb runs the MTP layers, which the spec counts.
+struct Cache {
+  std::string dtype;
+  int64_t bytes_per_token;
+};
+
+StatusOr<Cache> CacheOf(const models::ModelInfo& info, const std::string& kv_dtype) {
+  ASSIGN_OR_RETURN(const tensor::DType dtype, engine::KvDType(kv_dtype, info));
+  models::KvSpec kv = info.kv;
+  kv.layers = info.layers;
+  const int64_t block = engine::LayoutFor(kv, dtype).block_bytes();
+  const char* name = dtype == tensor::DType::kF32 ? "f32" : dtype == tensor::DType::kI8 ? "int8" : "bf16";
+  return Cache{name, block / kernels::kKvBlockTokens};
 }
 
 nlohmann::json Facts(const models::ModelInfo& info, const checkpoint::Checkpoint& source,
-                     const Options& options) {
+                     const Cache& cache) {
   nlohmann::json facts = {{"architecture", info.architecture},
                           {"model_type", info.model_type},
                           {"container", source.container()},
@@ -45,10 +55,13 @@ nlohmann::json Facts(const models::ModelInfo& info, const checkpoint::Checkpoint
                           {"experts_per_token", info.experts_per_token},
                           {"parameters", info.parameters},
                           {"active_parameters", info.active_parameters},
+                          {"mtp_parameters", info.mtp_parameters},
+                          {"mtp_weight_bytes", info.mtp_weight_bytes},
                           {"weight_format", info.weight_format},
                           {"weight_bytes", info.weight_bytes},
                           {"active_weight_bytes", info.active_weight_bytes},
-                          {"kv_bytes_per_token", KvBytesPerToken(info.kv, options.kv_dtype)},
+                          {"kv_dtype", cache.dtype},
+                          {"kv_bytes_per_token", cache.bytes_per_token},
                           {"tensors", source.tensors().size()}};
   return facts;
 }
@@ -73,9 +86,9 @@ void PrintTypes(const checkpoint::Checkpoint& source) {
   std::fputs(FormatTable(rows, false).c_str(), stdout);
 }
 
-void PrintMemory(const models::ModelInfo& info, const Options& options) {
+void PrintMemory(const models::ModelInfo& info, const Cache& cache) {
   std::vector<std::vector<std::string>> rows = {{"memory", "batch 1", "batch 8", "batch 32"}};
-  const auto per_token = static_cast<double>(KvBytesPerToken(info.kv, options.kv_dtype));
+  const auto per_token = static_cast<double>(cache.bytes_per_token);
   for (const int context : kContexts) {
     if (context > info.context_length && context != kContexts[0]) continue;
     const int tokens = std::min(context, info.context_length);
@@ -88,15 +101,14 @@ void PrintMemory(const models::ModelInfo& info, const Options& options) {
   std::fputs(FormatTable(rows, false).c_str(), stdout);
 }
 
-void Print(const models::ModelInfo& info, const checkpoint::Checkpoint& source, const Options& options) {
+void Print(const models::ModelInfo& info, const checkpoint::Checkpoint& source, const Cache& cache,
+           bool all_tensors) {
   std::printf("%s\n", source.path().c_str());
   std::vector<std::vector<std::string>> rows = {
       {"", ""},
       {"architecture", fmt::format("{} ({})", info.architecture, info.model_type)},
       {"container", source.container()},
-      {"layers", info.mtp_layers > 0
-                     ? fmt::format("{} and {} for multi-token prediction", info.layers, info.mtp_layers)
-                     : std::to_string(info.layers)},
+      {"layers", std::to_string(info.layers)},
       {"hidden size", std::to_string(info.hidden_size)},
       {"vocabulary", std::to_string(info.vocab_size)},
       {"context", std::to_string(info.context_length)},
@@ -107,18 +119,24 @@ void Print(const models::ModelInfo& info, const checkpoint::Checkpoint& source, 
       {"weights",
        fmt::format("{} as {}", FormatBytes(static_cast<double>(info.weight_bytes)), info.weight_format)},
       {"read a token", FormatBytes(static_cast<double>(info.active_weight_bytes))},
-      {"KV cache", fmt::format("{} a token as {}",
-                               FormatBytes(static_cast<double>(KvBytesPerToken(info.kv, options.kv_dtype))),
-                               options.kv_dtype)},
+      {"KV cache",
+       fmt::format("{} a token as {}", FormatBytes(static_cast<double>(cache.bytes_per_token)), cache.dtype)},
   };
+  if (info.mtp_layers > 0) {
+    rows.push_back(
+        {"MTP", fmt::format("{} more, {} parameters, {}, not loaded",
+                            info.mtp_layers == 1 ? "1 layer" : fmt::format("{} layers", info.mtp_layers),
+                            FormatCount(static_cast<double>(info.mtp_parameters)),
+                            FormatBytes(static_cast<double>(info.mtp_weight_bytes)))});
+  }
   std::fputs(FormatTable(rows, false).substr(1).c_str(), stdout);
   std::putchar('\n');
   if (!source.tensors().empty()) {
     PrintTypes(source);
     std::putchar('\n');
   }
-  PrintMemory(info, options);
-  if (!options.tensors) return;
+  PrintMemory(info, cache);
+  if (!all_tensors) return;
   std::putchar('\n');
   std::vector<std::vector<std::string>> tensors = {{"tensor", "dtype", "shape"}};
   for (const checkpoint::TensorEntry& entry : source.tensors()) {
@@ -131,8 +149,9 @@ Status RunInspect(const Options& options) {
   ASSIGN_OR_RETURN(std::unique_ptr<checkpoint::Checkpoint> source,
                    checkpoint::Checkpoint::Open(options.model));
   ASSIGN_OR_RETURN(const models::ModelInfo info, models::InfoOf(*source, options.dtype));
+  ASSIGN_OR_RETURN(const Cache cache, CacheOf(info, options.kv_dtype));
   if (options.json) {
-    nlohmann::json facts = Facts(info, *source, options);
+    nlohmann::json facts = Facts(info, *source, cache);
     if (options.tensors) {
       for (const checkpoint::TensorEntry& entry : source->tensors()) {
         facts["tensor_list"].push_back(
@@ -141,7 +160,7 @@ Status RunInspect(const Options& options) {
     }
     std::printf("%s\n", facts.dump(2).c_str());
   } else {
-    Print(info, *source, options);
+    Print(info, *source, cache, options.tensors);
   }
   return OkStatus();
 }
@@ -151,14 +170,9 @@ Status RunInspect(const Options& options) {
 void AddInspect(CLI::App& root, VerbRun& run) {
   auto options = std::make_shared<Options>();
   CLI::App* verb = root.add_subcommand("inspect", "Say what a checkpoint is, holds and needs");
-  verb->add_option("model", options->model,
-                   "Folder, .gguf, .safetensors or packed file, or a config.json alone")
-      ->required();
-  verb->add_option("--dtype", options->dtype, "Weights in memory: auto, f32, bf16 or int8")
-      ->capture_default_str();
-  verb->add_option("--kv-dtype", options->kv_dtype, "KV cache: f32, bf16 or int8")
-      ->check(CLI::IsMember({"f32", "bf16", "int8"}))
-      ->capture_default_str();
+  AddModelPath(*verb, options->model, "Folder, .gguf, .safetensors or packed file, or a config.json alone");
+  AddDtypeFlag(*verb, options->dtype);
+  AddKvDtypeFlag(*verb, options->kv_dtype);
   verb->add_flag("--tensors", options->tensors, "List every tensor");
   verb->add_flag("--json", options->json, "Print JSON");
   verb->footer(

@@ -50,6 +50,12 @@ int Main(int argc, char** argv) {
     std::fputs(root.help().c_str(), stderr);
     return kExitUsage;
   }
+  // CLI11 would say only that a subcommand is required.
+  if (argv[1][0] != '-' &&
+      root.get_subcommands([&](CLI::App* verb) { return verb->check_name(argv[1]); }).empty()) {
+    std::fprintf(stderr, "moesaic: there is no verb \"%s\"; --help lists them\n", argv[1]);
+    return kExitUsage;
+  }
   try {
     root.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -79,9 +79,10 @@ StatusOr<text::ChatTemplate> OpenTemplate(const Checkpoint& source,
       source.ReadText("chat_template.json");  // older processors: the same field in a file of its own
   if (!config) config = source.ReadText("tokenizer_config.json");
   if (!jinja && !config) return NotFound("{}: the model has no chat template", source.path());
-  ASSIGN_OR_RETURN(text::ChatTemplate chat,
-                   jinja ? text::ChatTemplate::FromSource(*jinja) : text::ChatTemplate::FromConfig(*config));
-  SetTokens(tokenizer, &chat);
+  StatusOr<text::ChatTemplate> chat =
+      jinja ? text::ChatTemplate::FromSource(*jinja) : text::ChatTemplate::FromConfig(*config);
+  if (!chat.ok()) return Annotate(chat.status(), source.path());
+  SetTokens(tokenizer, &*chat);
   return chat;
 }
 
@@ -123,6 +124,7 @@ StatusOr<ModelText> OpenModelText(const std::string& path) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> source, Checkpoint::Open(path));
   StatusOr<text::Tokenizer> tokenizer = OpenTokenizer(*source);
   StatusOr<text::ChatTemplate> chat = OpenTemplate(*source, tokenizer);
+  if (!chat.ok()) chat = Annotate(chat.status(), "chat template");
   std::vector<int32_t> eos_ids;
   ASSIGN_OR_RETURN(nlohmann::json generation, ReadGeneration(*source));
   RETURN_IF_ERROR(AddEosIds(generation, "generation_config.json", &eos_ids));

@@ -43,7 +43,9 @@ StatusOr<ScoredText> TokensOf(const Options& options) {
   ASSIGN_OR_RETURN(const ModelText text, OpenModelText(options.model.model));
   RETURN_IF_ERROR(text.tokenizer.status());
   ScoredText scored;
-  ASSIGN_OR_RETURN(scored.tokens, text.tokenizer->Encode(contents, /*add_special=*/true));
+  StatusOr<std::vector<int32_t>> tokens = text.tokenizer->Encode(contents, /*add_special=*/true);
+  if (!tokens.ok()) return Annotate(tokens.status(), options.file);
+  scored.tokens = *std::move(tokens);
   if (options.max_tokens > 0 && options.max_tokens < static_cast<int64_t>(scored.tokens.size())) {
     scored.tokens.resize(options.max_tokens);
   }
@@ -86,6 +88,7 @@ nlohmann::json Report(const ScoredText& text, const TextScore& score) {
                            {"nll_error", nll.error},
                            {"perplexity", std::exp(nll.mean)},
                            {"perplexity_error", std::exp(nll.mean) * nll.error}};
+  if (score.nll.size() < 2) report["nll_error"] = report["perplexity_error"] = nullptr;  // one tells none
   if (score.kl.empty()) return report;
   const Average kl = Average::Of(score.kl), base = Average::Of(score.base_nll),
                 same = Average::Of(score.same_top);
@@ -97,6 +100,7 @@ nlohmann::json Report(const ScoredText& text, const TextScore& score) {
   report["kl_max"] = *std::max_element(score.kl.begin(), score.kl.end());
   report["same_top"] = same.mean;
   report["same_top_error"] = same.error;
+  if (score.kl.size() < 2) report["kl_error"] = report["same_top_error"] = nullptr;
   return report;
 }
 
@@ -106,16 +110,19 @@ void Print(const nlohmann::json& report, const std::string& format) {
     return;
   }
   const auto number = [&](const char* key) { return report[key].get<double>(); };
+  const auto error = [&](const char* key, int digits, double scale = 1) {
+    return report[key].is_null() ? "n/a" : fmt::format("{:.{}f}", scale * number(key), digits);
+  };
   fmt::print("tokens      {} scored of {} (window {}, stride {})\n", report["scored"].get<int64_t>(),
              report["tokens"].get<int64_t>(), report["window"].get<int>(), report["stride"].get<int>());
-  fmt::print("nll         {:.5f} ± {:.5f} nats a token\n", number("nll"), number("nll_error"));
-  fmt::print("perplexity  {:.4f} ± {:.4f}\n", number("perplexity"), number("perplexity_error"));
+  fmt::print("nll         {:.5f} ± {} nats a token\n", number("nll"), error("nll_error", 5));
+  fmt::print("perplexity  {:.4f} ± {}\n", number("perplexity"), error("perplexity_error", 4));
   if (!report.contains("kl")) return;
   fmt::print("base        perplexity {:.4f}, ratio {:.5f}\n", number("base_perplexity"),
              number("perplexity") / number("base_perplexity"));
-  fmt::print("KL          {:.6f} ± {:.6f} nats; median {:.6f}, p99 {:.6f}, max {:.6f}\n", number("kl"),
-             number("kl_error"), number("kl_median"), number("kl_p99"), number("kl_max"));
-  fmt::print("same top-1  {:.3f} ± {:.3f} %\n", 100 * number("same_top"), 100 * number("same_top_error"));
+  fmt::print("KL          {:.6f} ± {} nats; median {:.6f}, p99 {:.6f}, max {:.6f}\n", number("kl"),
+             error("kl_error", 6), number("kl_median"), number("kl_p99"), number("kl_max"));
+  fmt::print("same top-1  {:.3f} ± {} %\n", 100 * number("same_top"), error("same_top_error", 3, 100));
 }
 
 Status RunPerplexity(const Options& options) {
@@ -125,7 +132,11 @@ Status RunPerplexity(const Options& options) {
   const models::ModelInfo& info = session->model->info();
   text.vocab = info.vocab_size;
   text.window = std::min(options.window, info.context_length);
-  text.stride = options.stride > 0 ? std::min(options.stride, text.window) : text.window;
+  if (options.stride > text.window) {
+    return InvalidArgument("--stride {} is above the window of {} tokens, the model's context",
+                           options.stride, text.window);
+  }
+  text.stride = options.stride > 0 ? options.stride : text.window;
   for (const Window& window : WindowsOf(static_cast<int64_t>(text.tokens.size()), text.window, text.stride)) {
     text.rows += window.end - window.first_scored;
   }
@@ -179,14 +190,13 @@ void AddPerplexity(CLI::App& root, VerbRun& run) {
   verb->add_option("--max-tokens", options->max_tokens, "Use only the first tokens of the text; 0: all")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 31))
       ->capture_default_str();
-  verb->add_option("--kv-dtype", options->model.kv_dtype, "KV cache: auto, f32, bf16 or int8")
-      ->check(CLI::IsMember({"auto", "f32", "bf16", "int8"}))
-      ->capture_default_str();
+  AddKvDtypeFlag(*verb, options->model.kv_dtype);
   verb->add_option("--save-logits", options->save, "Write all log-probabilities here (docs/logprob-file.md)");
   verb->add_option("--logits-dtype", options->logits_dtype, "How they are stored: f16 or f32")
       ->check(CLI::IsMember({"f16", "f32"}))
       ->capture_default_str();
-  verb->add_option("--kl-base", options->base, "Compare with a file of --save-logits: KL(saved || this)");
+  verb->add_option("--kl-base", options->base, "Compare with a file of --save-logits: KL(saved || this)")
+      ->check(CLI::ExistingFile);
   verb->add_option("--format", options->format, "text or json")
       ->check(CLI::IsMember({"text", "json"}))
       ->capture_default_str();
@@ -199,7 +209,13 @@ void AddPerplexity(CLI::App& root, VerbRun& run) {
       "  moesaic perplexity model/ wiki.txt --max-tokens 20000 --save-logits base.safetensors\n"
       "  moesaic perplexity model/ wiki.txt --max-tokens 20000 --dtype int8 --kl-base base.safetensors\n\n"
       "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.");
-  verb->callback([options, &run] { run = [options] { return RunPerplexity(*options); }; });
+  verb->callback([options, &run] {
+    if (options->stride > options->window) {
+      throw CLI::ValidationError(
+          fmt::format("--stride {} is above the window of {} tokens", options->stride, options->window));
+    }
+    run = [options] { return RunPerplexity(*options); };
+  });
 }
 
 }  // namespace moesaic::app

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/model_text.h"
+#include "app/session.h"
 #include "app/verb.h"
 
 namespace moesaic::app {
@@ -52,8 +53,9 @@ Status RunRender(const Options& options) {
 void AddRender(CLI::App& root, VerbRun& run) {
   auto options = std::make_shared<Options>();
   CLI::App* verb = root.add_subcommand("render", "Print the prompt that a chat request becomes");
-  verb->add_option("model", options->model, "Hugging Face folder, .gguf file or packed file")->required();
+  AddModelPath(*verb, options->model);
   verb->add_option("request", options->request, "File with an OpenAI chat request; -: standard input")
+      ->check(CLI::ExistingFile | CLI::IsMember({"-"}))
       ->capture_default_str();
   verb->add_flag("--no-generation-prompt", options->no_generation_prompt, "End after the last message");
   verb->footer(

@@ -61,6 +61,16 @@ Status ReadGeneration(const nlohmann::json& generation, engine::SamplingParams* 
   return OkStatus();
 }
 
+// Refuses on the command line what the engine would refuse.
+CLI::Validator Allowed(const char* name) {
+  return CLI::Validator(
+      [name](std::string& value) {
+        engine::SamplingParams sampling;
+        return Message(SetSampling(name, value, &sampling));
+      },
+      "");
+}
+
 }  // namespace
 
 void AddSamplingFlags(CLI::App& verb, SamplingFlags& flags, int max_tokens) {
@@ -70,15 +80,25 @@ void AddSamplingFlags(CLI::App& verb, SamplingFlags& flags, int max_tokens) {
       ->check(CLI::Range(0, std::numeric_limits<int>::max()))
       ->capture_default_str();
   verb.add_option("--temperature", flags.temperature, "0: greedy; without the model's own: 0.7")
+      ->check(Allowed("temperature"))
       ->group(group);
-  verb.add_option("--top-k", flags.top_k, "Draw from the K likeliest; 0: all")->group(group);
-  verb.add_option("--top-p", flags.top_p, "Draw from the likeliest that together have P")->group(group);
-  verb.add_option("--min-p", flags.min_p, "Leave out tokens below P times the likeliest")->group(group);
+  verb.add_option("--top-k", flags.top_k, "Draw from the K likeliest; 0: all")
+      ->check(Allowed("top_k"))
+      ->group(group);
+  verb.add_option("--top-p", flags.top_p, "Draw from the likeliest that together have P")
+      ->check(Allowed("top_p"))
+      ->group(group);
+  verb.add_option("--min-p", flags.min_p, "Leave out tokens below P times the likeliest")
+      ->check(Allowed("min_p"))
+      ->group(group);
   verb.add_option("--repetition-penalty", flags.repetition_penalty, "Divide logits of seen tokens")
+      ->check(Allowed("repetition_penalty"))
       ->group(group);
   verb.add_option("--presence-penalty", flags.presence_penalty, "Subtract once for a token of the output")
+      ->check(Allowed("presence_penalty"))
       ->group(group);
   verb.add_option("--frequency-penalty", flags.frequency_penalty, "Subtract for each time in the output")
+      ->check(Allowed("frequency_penalty"))
       ->group(group);
   verb.add_option("--seed", flags.seed, "Same seed, same text; absent: another each run")->group(group);
   verb.add_option("--stop", flags.stop, "Text that ends the output; may be repeated")

@@ -38,6 +38,8 @@ StatusOr<server::ServedModel> ServeModel(const ServeFlags& flags, const ModelTex
   // Where a model says nothing, OpenAI's default.
   if (model.defaults.temperature > 0 && !text.generation.contains("temperature"))
     model.defaults.temperature = 1;
+  // A model without a template serves completions; one with a broken template is at fault.
+  if (!text.chat.ok() && text.chat.status().code() != StatusCode::kNotFound) return text.chat.status();
   if (text.chat.ok()) {
     model.chat = *text.chat;
     model.tools = text::DetectToolFormat(text.chat->source());
@@ -106,7 +108,7 @@ Status RunServe(const ServeFlags& flags) {
   }
   RETURN_IF_ERROR(StartEngine(*session, flags.model,
                               {.kv_bytes = flags.kv_bytes,
-                               .swap_bytes = static_cast<int64_t>(flags.swap_gib * (int64_t{1} << 30)),
+                               .swap_bytes = flags.swap_bytes,
                                .max_sequences = flags.max_sequences,
                                .max_batch_tokens = std::max(flags.max_batch_tokens, flags.max_sequences),
                                .eos_ids = text.eos_ids,

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <limits>
 
+#include "text/reasoning.h"
 #include "text/tool_calls.h"
 
 namespace moesaic::app {
@@ -25,6 +26,13 @@ void AddSeconds(CLI::App& verb, const char* name, std::chrono::milliseconds& val
       ->group("Limits");
 }
 
+// "auto", or a name that `parse` takes.
+template <typename Parse>
+CLI::Validator AutoOr(Parse parse) {
+  return CLI::Validator(
+      [parse](std::string& name) { return name == "auto" ? "" : Message(parse(name).status()); }, "");
+}
+
 void AddModelGroup(CLI::App& verb, ServeFlags& flags) {
   AddModelFlags(verb, flags.model);
   AddCacheFlags(verb, flags.model);
@@ -35,10 +43,10 @@ void AddModelGroup(CLI::App& verb, ServeFlags& flags) {
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
       ->capture_default_str();
   verb.add_option(
-          "--swap-space", flags.swap_gib,
-          "GiB beside the KV cache for blocks of requests that had to make room; 0: they are computed "
-          "again")
-      ->check(CLI::Range(0.0, 65536.0))
+          "--swap-space", flags.swap_bytes,
+          "Memory beside the KV cache for blocks of requests that had to make room, e.g. 4GiB; 0: they are "
+          "computed again")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
       ->capture_default_str();
   verb.add_option("--max-sequences", flags.max_sequences, "Requests that run at once")
       ->check(CLI::Range(1, 1 << 16))
@@ -59,9 +67,11 @@ void AddModelGroup(CLI::App& verb, ServeFlags& flags) {
                   "What requests call the model; default: the folder's name");
   verb.add_option("--tool-format", flags.tool_format,
                   "How the model writes calls: auto, " + text::ToolFormatNames())
+      ->check(AutoOr(text::ParseToolFormat))
       ->capture_default_str();
   verb.add_option("--reasoning-format", flags.reasoning_format,
                   "How it marks thoughts: auto, none, think, pangu")
+      ->check(AutoOr(text::ParseReasoningFormat))
       ->capture_default_str();
 }
 

@@ -22,7 +22,7 @@ struct ServeFlags {
   std::vector<std::string> names;
   std::string tool_format = "auto", reasoning_format = "auto";
   int64_t kv_bytes = 0;
-  double swap_gib = 0;
+  int64_t swap_bytes = 0;
   int max_sequences = 16;
   int max_batch_tokens = 512;
   int max_queue = 512;

@@ -11,13 +11,26 @@
 
 namespace moesaic::app {
 
-void AddModelFlags(CLI::App& verb, ModelFlags& flags) {
-  verb.add_option("model", flags.model, "Hugging Face folder, .gguf file or packed file")
-      ->required()
-      ->check(CLI::ExistingPath);
-  verb.add_option("--dtype", flags.dtype, "Weights in memory: auto (as stored, else bf16), f32, bf16 or int8")
+void AddModelPath(CLI::App& verb, std::string& model, const char* help) {
+  verb.add_option("model", model, help)->required()->check(CLI::ExistingPath);
+}
+
+void AddDtypeFlag(CLI::App& verb, std::string& dtype) {
+  verb.add_option("--dtype", dtype, "Weights in memory: auto (as stored, else bf16), f32, bf16 or int8")
       ->check(CLI::IsMember({"auto", "f32", "bf16", "int8"}))
       ->capture_default_str();
+}
+
+void AddKvDtypeFlag(CLI::App& verb, std::string& kv_dtype) {
+  verb.add_option("--kv-dtype", kv_dtype,
+                  "KV cache: auto (f32 for f32 weights, else bf16), f32, bf16 or int8")
+      ->check(CLI::IsMember({"auto", "f32", "bf16", "int8"}))
+      ->capture_default_str();
+}
+
+void AddModelFlags(CLI::App& verb, ModelFlags& flags) {
+  AddModelPath(verb, flags.model);
+  AddDtypeFlag(verb, flags.dtype);
   verb.add_option("--threads", flags.threads, "Threads; 0: one a core")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
@@ -30,10 +43,7 @@ void AddCacheFlags(CLI::App& verb, ModelFlags& flags) {
   verb.add_option("-c,--ctx-size", flags.context, "Context in tokens; 0: the model's")
       ->check(CLI::Range(0, 1 << 24))
       ->capture_default_str();
-  verb.add_option("--kv-dtype", flags.kv_dtype,
-                  "KV cache: auto (f32 for f32 weights, else bf16), f32, bf16 or int8")
-      ->check(CLI::IsMember({"auto", "f32", "bf16", "int8"}))
-      ->capture_default_str();
+  AddKvDtypeFlag(verb, flags.kv_dtype);
 }
 
 StatusOr<kernels::KernelTable> KernelsOfHost() {

@@ -22,6 +22,13 @@ struct ModelFlags {
   int experts_per_token = 0;
 };
 
+/// Declares MODEL, a path that must exist.
+void AddModelPath(CLI::App& verb, std::string& model,
+                  const char* help = "Hugging Face folder, .gguf file or packed file");
+/// Declares --dtype.
+void AddDtypeFlag(CLI::App& verb, std::string& dtype);
+/// Declares --kv-dtype.
+void AddKvDtypeFlag(CLI::App& verb, std::string& kv_dtype);
 /// Declares MODEL, --dtype, --threads and --experts-per-token.
 void AddModelFlags(CLI::App& verb, ModelFlags& flags);
 /// Declares --ctx-size and --kv-dtype.

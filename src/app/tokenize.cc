@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/model_text.h"
+#include "app/session.h"
 #include "app/verb.h"
 
 namespace moesaic::app {
@@ -70,7 +71,7 @@ Status RunTokenize(const Options& options) {
 void AddTokenize(CLI::App& root, VerbRun& run) {
   auto options = std::make_shared<Options>();
   CLI::App* verb = root.add_subcommand("tokenize", "Turn text into token ids, or back");
-  verb->add_option("model", options->model, "Hugging Face folder, .gguf file or packed file")->required();
+  AddModelPath(*verb, options->model);
   verb->add_option("text", options->texts, "Texts to encode; none: JSON lines from standard input");
   verb->add_flag("--no-special", options->no_special,
                  "Add no BOS or EOS; with --decode: leave special tokens out");

@@ -121,7 +121,7 @@ TEST(LoadTest, SharesEqualCopiesOfTheEmbedding) {
   TestModel own(changed.Write(), BestIsa(), {.dtype = "f32"});
   ASSERT_TRUE(own.status().ok()) << Message(own.status());
   const int64_t head_bytes = tensor::PackedLayout::Of(tensor::PackedFormat::kF32, 160, 48).total_bytes;
-  EXPECT_EQ(own->info().weight_bytes - copies->info().weight_bytes, head_bytes);
+  EXPECT_EQ(own->info().mtp_weight_bytes - copies->info().mtp_weight_bytes, head_bytes);
 }
 
 TEST(LoadTest, StopsWhenToldTo) {

@@ -37,8 +37,10 @@ struct ModelInfo {
   int experts = 0, experts_per_token = 0;
   int64_t parameters = 0;           ///< MTP not counted
   int64_t active_parameters = 0;    ///< touched by one token
-  int64_t weight_bytes = 0;         ///< packed, in memory
+  int64_t weight_bytes = 0;         ///< packed, in memory; MTP not counted
   int64_t active_weight_bytes = 0;  ///< read for one token's decode at batch 1 (embedding row, not table)
+  int64_t mtp_parameters = 0;       ///< of the MTP layers
+  int64_t mtp_weight_bytes = 0;     ///< likewise
   std::string weight_format;        ///< "bf16", "int8", ...
   std::string weights_from;         ///< "mapped" or "packed at load"
   KvSpec kv;

@@ -76,8 +76,12 @@ ModelInfo InfoFromPlan(const DecoderSpec& spec, const WeightPlan& plan) {
                  .weights_from = {},
                  .kv = KvOf(spec)};
   for (const RegionPlan& region : plan.regions) {
+    if (region.decl.mtp) {
+      info.mtp_parameters += region.decl.parameters;
+      info.mtp_weight_bytes += region.bytes;
+      continue;
+    }
     info.weight_bytes += region.bytes;
-    if (region.decl.mtp) continue;
     info.parameters += region.decl.parameters;
     info.active_parameters += ActiveParameters(spec, region.decl);
     info.active_weight_bytes += ActiveBytes(spec, region);

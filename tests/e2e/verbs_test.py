@@ -4,6 +4,8 @@ import json
 import math
 import os
 import pathlib
+import re
+import shutil
 import tempfile
 import unittest
 
@@ -148,6 +150,33 @@ class TextTest(cli.TalkingCase):
         self.assertIn("saved with -c 100", fault)
 
 
+    def test_a_broken_template_is_named(self):
+        model = self.folder / "broken"
+        shutil.copytree(self.model, model)
+        (model / "chat_template.jinja").write_text("{% if %}")
+        for verb in (["chat", model, "-p", "x"], ["render", model], ["serve", model, "--port", "0"]):
+            fault = run(*verb, stdin='{"messages": []}', code=1).stderr
+            self.assertIn(f"chat template: {model}", fault)
+
+    def test_perplexity_of_one_token_has_no_error_and_names_what_is_not_utf8(self):
+        path = self.folder / "two.txt"
+        path.write_text("hello")
+        self.assertIn("± n/a", run("perplexity", self.model, path, "--max-tokens", "2").stdout)
+        path.write_bytes(b"ab\xff")
+        self.assertIn(f"{path}: ", run("perplexity", self.model, path, code=1).stderr)
+
+
+class InspectTest(unittest.TestCase):
+    def test_what_is_not_loaded_is_told_apart(self):
+        facts = json.loads(run("inspect", GOLDEN / "deepseek-v3-mtp", "--json").stdout)
+        self.assertGreater(facts["mtp_parameters"], 0)
+        self.assertGreater(facts["mtp_weight_bytes"], facts["mtp_parameters"])
+        wide = json.loads(run("inspect", GOLDEN / "deepseek-v3-mtp", "--json", "--dtype", "f32").stdout)
+        self.assertEqual((facts["kv_dtype"], wide["kv_dtype"]), ("f32" if facts["weight_format"] == "f32" else "bf16", "f32"))
+        bf16 = json.loads(run("bench", GOLDEN / "deepseek-v3-mtp", "-p", "1", "-n", "0", "-t", "1", "-r", "1", "-o", "json").stdout)
+        self.assertEqual(bf16[0]["weight_bytes"], facts["weight_bytes"])
+
+
 class BenchTest(unittest.TestCase):
     def test_tables_come_in_three_formats(self):
         model = GOLDEN / "deepseek-v3-mtp"
@@ -179,7 +208,6 @@ class FaultTest(unittest.TestCase):
     def test_failures_are_one_line_and_exit_1(self):
         self.assert_one_line(run("generate", self.MODEL, "--ids", "1,160", code=1), "moesaic generate:", "160")
         self.assert_one_line(run("logits", self.MODEL, "--ids", "1", "--out", "/nowhere/x.npy", code=1), "/nowhere/x.npy")
-        self.assert_one_line(run("generate", self.MODEL, "--ids", "1", "--temperature", "-1", code=1), "temperature")
         self.assert_one_line(run("generate", self.MODEL, "--ids", "1", "-c", "100000", code=1), "context")
         self.assert_one_line(run("bench", self.MODEL, "-n", "100000", code=1), "context")
         with tempfile.TemporaryDirectory() as empty:
@@ -187,8 +215,31 @@ class FaultTest(unittest.TestCase):
 
     def test_wrong_usage_exits_2(self):
         for arguments in (["generate"], ["generate", "/nowhere"], ["chat", self.MODEL, "--top-k", "many"],
-                          ["logits", self.MODEL, "--out", "x"], ["bench", self.MODEL, "-o", "xml"], ["nonsense"], []):
+                          ["logits", self.MODEL, "--out", "x"], ["bench", self.MODEL, "-o", "xml"], ["nonsense"], [],
+                          ["generate", self.MODEL, "--ids", "1", "--temperature", "-1"],
+                          ["chat", self.MODEL, "--top-p", "nan"], ["serve", self.MODEL, "--tool-format", "foo"],
+                          ["inspect", self.MODEL, "--dtype", "foo"], ["inspect", "/nowhere"], ["tokenize", "/nowhere"],
+                          ["render", "/nowhere"], ["convert", "/nowhere", "-o", "x"], ["carve"],
+                          ["perplexity", self.MODEL, __file__, "-c", "8", "--stride", "9"]):
             run(*arguments, code=2)
+
+    def test_an_unknown_verb_is_named(self):
+        self.assert_one_line(run("frobnicate", code=2), 'there is no verb "frobnicate"; --help lists them')
+
+    def test_what_is_no_model_is_named(self):
+        self.assert_one_line(run("inspect", __file__, code=1), __file__, "neither GGUF, safetensors nor a packed file")
+
+    def test_completion_knows_every_flag_of_the_help(self):
+        script = run("completion", "bash").stdout
+        verbs = dict(re.findall(r'^    (\w+)\) words="(.*)" ;;$', script, re.MULTILINE))
+        self.assertIn("logits", verbs)
+        for verb, words in verbs.items():
+            flags = set()
+            for line in run(verb, "--help").stdout.split("Examples:")[0].splitlines():
+                if found := re.match(r"\s*((?:-\w,)?--[a-z][\w,-]*)", line):
+                    flags.update(f for f in found[1].split(",") if f.startswith("--"))
+            self.assertLessEqual(flags, set(words.split()), verb)
+            self.assertEqual(len(words.split()), len(set(words.split())), verb)
 
     def test_help_tells_exit_codes_and_examples(self):
         for verb in ("chat", "generate", "logits", "perplexity", "bench"):

@@ -23,13 +23,23 @@ constexpr int kColumnsPerTask = 32;
 // to [columns, kChunk] = from [count, columns]^T with every token scaled; tokens past count are zero.
 void Transpose(const kernels::ExecContext& ctx, const Rows& from, int first, int count,
                std::span<const float> weight, std::vector<float>* to) {
-  constexpr int kBlock = 32;
-  ctx.pool->Run((from.columns + kBlock - 1) / kBlock, [&](int64_t task, int) {
-    const int begin = static_cast<int>(task) * kBlock, end = std::min(from.columns, begin + kBlock);
-    for (int t = 0; t < kChunk; ++t) {
-      const float* row = from.data + (first + std::min(t, count - 1)) * from.stride;
-      const float scale = t >= count ? 0.0F : (weight.empty() ? 1.0F : weight[first + t]);
-      for (int c = begin; c < end; ++c) (*to)[static_cast<size_t>(c) * kChunk + t] = row[c] * scale;
+  // A square of one cache line a row is turned in place of its own, then written line by line: rows of `to`
+  // lie 4 KiB apart, so all lines of a column share one set of the first-level cache, and lines that are
+  // filled value by value would push each other out.
+  constexpr int kSquare = 16;
+  static_assert(kChunk % kSquare == 0);
+  ctx.pool->Run((from.columns + kSquare - 1) / kSquare, [&](int64_t task, int) {
+    const int begin = static_cast<int>(task) * kSquare, columns = std::min(from.columns - begin, kSquare);
+    alignas(64) float square[kSquare][kSquare];
+    for (int t = 0; t < kChunk; t += kSquare) {
+      for (int i = 0; i < kSquare; ++i) {
+        const float* row = from.data + (first + std::min(t + i, count - 1)) * from.stride + begin;
+        const float scale = t + i >= count ? 0.0F : (weight.empty() ? 1.0F : weight[first + t + i]);
+        for (int c = 0; c < columns; ++c) square[c][i] = row[c] * scale;
+      }
+      for (int c = 0; c < columns; ++c) {
+        std::copy_n(square[c], kSquare, to->data() + static_cast<size_t>(begin + c) * kChunk + t);
+      }
     }
   });
 }

@@ -179,8 +179,8 @@ Status RunBench(Options options) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, OpenSession(options.model));
   const models::ModelInfo& info = session->model->info();
   RETURN_IF_ERROR(BenchRunner::Check(CasesOf(options), info));
-  fmt::print(stderr, "{}: {}, {} weights, loaded in {:.2f} s\n", options.model.model, info.weights_from,
-             info.weight_format, session->load_seconds);
+  fmt::print(stderr, "{}: {}, {} weights, loaded in {:.2f} s\n", options.model.model,
+             models::ToString(info.weights_from), info.weight_format, session->load_seconds);
   std::vector<Line> lines;
   for (const int count : options.threads) {
     ASSIGN_OR_RETURN(const std::unique_ptr<runtime::ThreadPool> threads,

@@ -177,7 +177,7 @@ class Chat {
                      FormatCount(static_cast<double>(info.parameters)),
                      FormatCount(static_cast<double>(info.active_parameters)),
                      FormatBytes(static_cast<double>(info.weight_bytes)), info.weight_format,
-                     info.weights_from, session_.threads->size()));
+                     models::ToString(info.weights_from), session_.threads->size()));
     Note(fmt::format("{} messages, context of {} tokens, {} KV blocks", conversation_.messages().size(),
                      session_.engine->max_context(), stats.total_blocks));
     Note(fmt::format("{} prompt tokens in {:.2f} s, {} output tokens in {:.2f} s", stats.prompt_tokens,

@@ -10,6 +10,12 @@
 #include "runtime/cpu_features.h"
 
 namespace moesaic::app {
+namespace {
+
+// Packing this many bytes takes long enough to be asked about.
+constexpr int64_t kWorthConverting = int64_t{256} << 20;
+
+}  // namespace
 
 void AddModelPath(CLI::App& verb, std::string& model, const char* help) {
   verb.add_option("model", model, help)->required()->check(CLI::ExistingPath);
@@ -37,6 +43,15 @@ void AddModelFlags(CLI::App& verb, ModelFlags& flags) {
   verb.add_option("--experts-per-token", flags.experts_per_token, "Routed experts a token; 0: as trained")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
+  verb.add_flag_callback(
+          "--mmap", [&flags] { flags.placement = models::Placement::kMap; },
+          "Use a packed file's own pages, read when first touched")
+      ->disable_flag_override();
+  verb.add_flag_callback(
+          "--no-mmap", [&flags] { flags.placement = models::Placement::kCopy; },
+          "Copy a packed file to huge pages first; the default if it takes at most half of the free memory")
+      ->disable_flag_override()
+      ->excludes("--mmap");
 }
 
 void AddCacheFlags(CLI::App& verb, ModelFlags& flags) {
@@ -67,6 +82,7 @@ StatusOr<std::unique_ptr<Session>> OpenSession(const ModelFlags& flags) {
   models::LoadOptions options;
   options.dtype = flags.dtype;
   options.experts_per_token = flags.experts_per_token;
+  options.placement = flags.placement;
   options.load_mtp = false;
   options.progress = [&progress](int64_t done, int64_t total) {
     progress.Show(done, total, FormatBytes(static_cast<double>(total)));
@@ -74,6 +90,12 @@ StatusOr<std::unique_ptr<Session>> OpenSession(const ModelFlags& flags) {
   };
   ASSIGN_OR_RETURN(session->model, models::Model::Load(flags.model, options, *session->threads));
   session->load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const models::ModelInfo& info = session->model->info();
+  if (info.weights_from == models::WeightSource::kPacked && info.weight_bytes >= kWorthConverting) {
+    fmt::print(stderr,
+               "packed {} of weights in {:.1f} s; moesaic convert {} --out FILE does it once for all\n",
+               FormatBytes(static_cast<double>(info.weight_bytes)), session->load_seconds, flags.model);
+  }
   return session;
 }
 

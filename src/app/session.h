@@ -20,6 +20,7 @@ struct ModelFlags {
   int threads = 0;
   int context = 0;
   int experts_per_token = 0;
+  models::Placement placement = models::Placement::kAuto;
 };
 
 /// Declares MODEL, a path that must exist.
@@ -29,7 +30,7 @@ void AddModelPath(CLI::App& verb, std::string& model,
 void AddDtypeFlag(CLI::App& verb, std::string& dtype);
 /// Declares --kv-dtype.
 void AddKvDtypeFlag(CLI::App& verb, std::string& kv_dtype);
-/// Declares MODEL, --dtype, --threads and --experts-per-token.
+/// Declares MODEL, --dtype, --threads, --experts-per-token and --mmap.
 void AddModelFlags(CLI::App& verb, ModelFlags& flags);
 /// Declares --ctx-size and --kv-dtype.
 void AddCacheFlags(CLI::App& verb, ModelFlags& flags);

@@ -331,16 +331,18 @@ TEST_P(GoldenTest, PackedFileIsCheckpoint) {
     ASSERT_TRUE(model.status().ok()) << Message(model.status());
     const Status status = Convert(path_, packed, {.dtype = dtype}, model.pool());
     ASSERT_TRUE(status.ok()) << Message(status);
-    TestModel mapped(packed, BestIsa(), {});
-    ASSERT_TRUE(mapped.status().ok()) << Message(mapped.status());
-    EXPECT_EQ(mapped->info().weights_from, "mapped");
-    EXPECT_EQ(mapped->info().weight_bytes, model->info().weight_bytes);
-    EXPECT_EQ(mapped->info().weight_format, model->info().weight_format);
-    const TestCache a(model->info().kv, 1, kRoom), b(model->info().kv, 1, kRoom);
-    EXPECT_EQ(MaxDiff(Feed(model, a, 0, 0, prompt.ids, Last(length)).logits,
-                      Feed(mapped, b, 0, 0, prompt.ids, Last(length)).logits),
-              0)
-        << dtype;
+    const TestCache a(model->info().kv, 1, kRoom);
+    const std::vector<float> logits = Feed(model, a, 0, 0, prompt.ids, Last(length)).logits;
+    for (const Placement placement : {Placement::kMap, Placement::kCopy}) {
+      TestModel opened(packed, BestIsa(), {.placement = placement});
+      ASSERT_TRUE(opened.status().ok()) << Message(opened.status());
+      EXPECT_EQ(opened->info().weights_from,
+                placement == Placement::kMap ? WeightSource::kMapped : WeightSource::kCopied);
+      EXPECT_EQ(opened->info().weight_bytes, model->info().weight_bytes);
+      EXPECT_EQ(opened->info().weight_format, model->info().weight_format);
+      const TestCache b(model->info().kv, 1, kRoom);
+      EXPECT_EQ(MaxDiff(logits, Feed(opened, b, 0, 0, prompt.ids, Last(length)).logits), 0) << dtype;
+    }
   }
   std::filesystem::remove(packed);
 }

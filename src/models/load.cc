@@ -2,6 +2,7 @@
 #include "checkpoint/packed_file.h"
 #include "models/decoder_model.h"
 #include "models/model_info.h"
+#include "runtime/topology.h"
 
 namespace moesaic::models {
 namespace {
@@ -16,7 +17,7 @@ StatusOr<DecoderSpec> ReadSpec(const Checkpoint& checkpoint, const LoadOptions& 
   return spec;
 }
 
-StatusOr<std::unique_ptr<Model>> Finish(DecoderSpec spec, WeightMap weights, const char* weights_from,
+StatusOr<std::unique_ptr<Model>> Finish(DecoderSpec spec, WeightMap weights, WeightSource weights_from,
                                         layers::MlaPath mla_path) {
   ModelInfo info = InfoFromPlan(spec, weights.plan());
   info.weights_from = weights_from;
@@ -25,7 +26,36 @@ StatusOr<std::unique_ptr<Model>> Finish(DecoderSpec spec, WeightMap weights, con
   return std::unique_ptr<Model>(std::move(model));
 }
 
+// Half leaves room for the KV cache and for others.
+bool FitsTwice(int64_t bytes) { return bytes <= runtime::AvailableMemory() / 2; }
+
+StatusOr<std::unique_ptr<Model>> LoadPacked(const std::string& path, DecoderSpec spec,
+                                            const LoadOptions& options, runtime::ThreadPool& pool) {
+  ASSIGN_OR_RETURN(std::shared_ptr<const PackedFile> file, PackedFile::Open(path));
+  DropAbsentMtp(*file, spec);
+  ASSIGN_OR_RETURN(WeightPlan plan, PlanFromPacked(spec, *file));
+  if (options.placement == Placement::kCopy ||
+      (options.placement == Placement::kAuto && FitsTwice(plan.bytes))) {
+    ASSIGN_OR_RETURN(WeightMap weights, WeightMap::Copy(*file, std::move(plan), options.progress, pool));
+    return Finish(std::move(spec), std::move(weights), WeightSource::kCopied, options.mla_path);
+  }
+  ASSIGN_OR_RETURN(WeightMap weights, WeightMap::Map(std::move(file), std::move(plan)));
+  return Finish(std::move(spec), std::move(weights), WeightSource::kMapped, options.mla_path);
+}
+
 }  // namespace
+
+const char* ToString(WeightSource source) {
+  switch (source) {
+    case WeightSource::kMapped:
+      return "mapped";
+    case WeightSource::kCopied:
+      return "copied to huge pages";
+    case WeightSource::kPacked:
+      return "packed at load";
+  }
+  return "";
+}
 
 StatusOr<std::unique_ptr<Model>> Model::Load(const std::string& path, const LoadOptions& options,
                                              runtime::ThreadPool& pool) {
@@ -37,16 +67,15 @@ StatusOr<std::unique_ptr<Model>> Model::Load(const std::string& path, const Load
       return InvalidArgument("{}: a packed file keeps the format it was written in; \"{}\" can't be chosen",
                              path, options.dtype);
     }
-    ASSIGN_OR_RETURN(std::shared_ptr<const PackedFile> file, PackedFile::Open(path));
-    DropAbsentMtp(*file, spec);
-    ASSIGN_OR_RETURN(WeightPlan plan, PlanFromPacked(spec, *file));
-    ASSIGN_OR_RETURN(WeightMap weights, WeightMap::Map(std::move(file), std::move(plan)));
-    return Finish(std::move(spec), std::move(weights), "mapped", options.mla_path);
+    return LoadPacked(path, std::move(spec), options, pool);
+  }
+  if (options.placement == Placement::kMap) {
+    return InvalidArgument("{}: only a packed file can be mapped; moesaic convert makes one", path);
   }
   DropAbsentMtp(*checkpoint, spec);
   ASSIGN_OR_RETURN(WeightPlan plan, PlanFromCheckpoint(spec, *checkpoint, dtype));
   ASSIGN_OR_RETURN(WeightMap weights, WeightMap::Pack(*checkpoint, std::move(plan), options.progress, pool));
-  return Finish(std::move(spec), std::move(weights), "packed at load", options.mla_path);
+  return Finish(std::move(spec), std::move(weights), WeightSource::kPacked, options.mla_path);
 }
 
 }  // namespace moesaic::models

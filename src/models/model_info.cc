@@ -73,7 +73,7 @@ ModelInfo InfoFromPlan(const DecoderSpec& spec, const WeightPlan& plan) {
                  .experts = spec.moe.experts,
                  .experts_per_token = spec.moe.top_k,
                  .weight_format = MainFormat(plan),
-                 .weights_from = {},
+                 .weights_from = WeightSource::kPacked,
                  .kv = KvOf(spec)};
   for (const RegionPlan& region : plan.regions) {
     if (region.decl.mtp) {

@@ -19,6 +19,9 @@ class WeightMap {
   /// Packs `plan` from `checkpoint` into huge-page memory.
   static StatusOr<WeightMap> Pack(const checkpoint::Checkpoint& checkpoint, WeightPlan plan,
                                   const PackProgress& progress, runtime::ThreadPool& pool);
+  /// Copies a packed file's regions into huge-page memory.
+  static StatusOr<WeightMap> Copy(const checkpoint::PackedFile& file, WeightPlan plan,
+                                  const PackProgress& progress, runtime::ThreadPool& pool);
   /// Refers to a packed file's regions, which stay mapped as long as this lives; reads nothing.
   static StatusOr<WeightMap> Map(std::shared_ptr<const checkpoint::PackedFile> file, WeightPlan plan);
 

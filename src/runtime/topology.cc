@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <sstream>
 
@@ -56,16 +57,48 @@ std::string BracketedWord(const std::string& line) {
   return line.substr(open + 1, close - open - 1);
 }
 
-void ReadMemory(Topology* t) {
-  std::ifstream meminfo("/proc/meminfo");
+// Lines "key value [unit]" of a file of the kernel's; none when it can't be read.
+std::map<std::string, int64_t> ReadCounts(const char* path) {
+  std::ifstream file(path);
+  std::map<std::string, int64_t> counts;
   std::string key, unit;
   int64_t value = 0;
-  while (meminfo >> key >> value) {
-    if (key == "MemTotal:") t->memory_bytes = value * 1024;
-    if (key == "MemAvailable:") t->available_bytes = value * 1024;
-    if (key == "HugePages_Total:") t->explicit_huge_pages = value;
-    std::getline(meminfo, unit);
+  while (file >> key >> value) {
+    counts[key] = value;
+    std::getline(file, unit);
   }
+  return counts;
+}
+
+// The files in which a control group tells of its memory, version 2's and version 1's.
+struct GroupFiles {
+  const char *limit, *usage, *counts, *inactive, *active;
+};
+constexpr GroupFiles kGroupFiles[] = {
+    {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat",
+     "inactive_file", "active_file"},
+    {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+     "/sys/fs/cgroup/memory/memory.stat", "total_inactive_file", "total_active_file"}};
+
+// What the control group leaves of `bytes`.
+int64_t WithinGroup(int64_t bytes) {
+  for (const GroupFiles& files : kGroupFiles) {
+    int64_t limit = 0, usage = 0;
+    if (!(std::istringstream(ReadLine(files.limit)) >> limit)) continue;  // no such file, or "max": no limit
+    if (!(std::istringstream(ReadLine(files.usage)) >> usage)) continue;
+    // Cached files count as used, but go when their memory is asked for.
+    std::map<std::string, int64_t> counts = ReadCounts(files.counts);
+    usage -= counts[files.inactive] + counts[files.active];
+    bytes = std::min(bytes, std::max<int64_t>(limit - usage, 0));
+  }
+  return bytes;
+}
+
+void ReadMemory(Topology* t) {
+  std::map<std::string, int64_t> meminfo = ReadCounts("/proc/meminfo");
+  t->memory_bytes = meminfo["MemTotal:"] * 1024;
+  t->available_bytes = WithinGroup(meminfo["MemAvailable:"] * 1024);
+  t->explicit_huge_pages = meminfo["HugePages_Total:"];
   t->transparent_huge_pages = BracketedWord(ReadLine("/sys/kernel/mm/transparent_hugepage/enabled"));
 }
 
@@ -123,6 +156,8 @@ int Topology::DefaultThreads() const {
   if (cpu_quota > 0) threads = std::min(threads, static_cast<int>(std::ceil(cpu_quota)));
   return std::max(threads, 1);
 }
+
+int64_t AvailableMemory() { return WithinGroup(ReadCounts("/proc/meminfo")["MemAvailable:"] * 1024); }
 
 Topology DetectTopology() {
   Topology t;

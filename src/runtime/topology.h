@@ -30,13 +30,16 @@ struct Topology {
       cpus;  // the process's affinity mask: first one hardware thread of every core, then the others
   double cpu_quota = 0;  // cores' worth of time that the control group may use; 0: no limit
   int64_t memory_bytes = 0;
-  int64_t available_bytes = 0;         // what Linux thinks can still be had without swapping
+  int64_t available_bytes = 0;         // as AvailableMemory
   int64_t explicit_huge_pages = 0;     // reserved pages of 2 MiB
   std::string transparent_huge_pages;  // "always", "madvise", "never" or "" when unknown
 
   /// Threads that can run at full speed at once: one a core, no more than the quota pays for. At least 1.
   int DefaultThreads() const;
 };
+
+/// Bytes that can still be had without swapping, within the control group's limit; 0 when unknown.
+int64_t AvailableMemory();
 
 /// Reads the topology anew (some milliseconds). What can't be found stays 0 or empty; cpus is never empty.
 Topology DetectTopology();

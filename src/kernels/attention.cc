@@ -18,16 +18,14 @@ namespace {
 
 // Long enough that a split's fixed cost is small: merging is one pass over value_dim per 256 keys, and its
 // state is 1/100 of the keys and values of a GQA group. Short enough that the 4 KV heads of a model at a
-// context of 1,024 still make 16 tasks.
-constexpr int kSplitTokens = 256;
-static_assert(kSplitTokens % kKvBlockTokens == 0);
+// context of 1,024 still make 16 tasks. One call of a micro-kernel.
+constexpr int kSplitTokens = kAttentionRuns * kKvBlockTokens;
 
 // Rows of a task. 128 are the query heads of the largest MLA models, so that each latent block comes from
 // memory once for all of them; their queries and sums (128 x (576 + 512) floats = 557 KB) and the block (74
 // KB in bfloat16) stay in a second-level cache of 1 MB.
-constexpr int kTaskRows = 128;
-constexpr int kTileRows = 64;  // of one micro-kernel call
-constexpr int kRowStep = 8;    // micro-kernels read whole groups of rows
+constexpr int kTaskRows = kAttentionRows;
+constexpr int kRowStep = 8;  // micro-kernels read whole groups of rows
 
 // Reading a key and its value costs about as much as computing with it for this many rows.
 constexpr int kReadCost = 8;
@@ -210,65 +208,47 @@ class Plan {
 
   void RunSplit(const Task& task, int split, const float* queries, const Partial& state) const {
     const RowTile& tile = *task.tile;
-    const int dim = p_.cache.value_dim;
-    std::fill_n(state.max, tile.rows, -std::numeric_limits<float>::infinity());
-    std::fill_n(state.sum, tile.rows, 0.0F);
-    std::fill_n(state.acc, int64_t{tile.rows} * dim, 0.0F);
-    const int last = std::min(Context(tile), task.end * kSplitTokens);  // of the whole task, for prefetching
-    const int end = std::min(last, (split + 1) * kSplitTokens);
-    for (int key = split * kSplitTokens; key < end; key += kKvBlockTokens) {
-      int64_t next = key + kKvBlockTokens < last ? Block(tile, key + kKvBlockTokens) - Block(tile, key) : 0;
-      for (int row = 0; row < tile.rows; row += kTileRows) {
-        RunBlock(tile, key, row, next, queries, state);
-        next = 0;  // once is enough
-      }
-    }
-  }
-
-  const std::byte* Block(const RowTile& tile, int key) const {
-    return p_.cache.base + tile.sequence->block_table[key / kKvBlockTokens] * p_.cache.block_stride;
-  }
-
-  // The keys from `key` to the end of their block against rows row .. row + kTileRows of the tile.
-  void RunBlock(const RowTile& tile, int key, int row, int64_t next, const float* queries,
-                const Partial& state) const {
     const KvLayer& cache = p_.cache;
-    const int rows = std::min(kTileRows, tile.rows - row);
-    int visible[kTileRows];
-    for (int i = 0; i < rows; ++i) {
-      visible[i] = std::clamp(Context(tile, row + i) - key, 0, kKvBlockTokens);
-    }
-    const int most = visible[rows - 1];  // contexts grow with the rows
-    if (most == 0) return;
+    const int first = split * kSplitTokens;
+    const int last = std::min(Context(tile), task.end * kSplitTokens);  // of the whole task
+    int visible[kTaskRows];
+    for (int i = 0; i < tile.rows; ++i) visible[i] = std::clamp(Context(tile, i) - first, 0, kSplitTokens);
     const int64_t key_bytes = tensor::BytesOf(cache.dtype, cache.key_dim);
-    const int64_t value_bytes = cache.shared ? key_bytes : tensor::BytesOf(cache.dtype, cache.value_dim);
-    const int64_t line = int64_t{tile.kv_head} * kKvBlockTokens;
-    const std::byte* block = Block(tile, key);
-    const std::byte* keys = block + line * key_bytes;
-    const auto* scales = reinterpret_cast<const float*>(block + cache.scale_offset) + line;
-    const float* more_scales = scales + int64_t{cache.heads} * kKvBlockTokens;
-    ctx_.kernels->attention({
-        .q = queries + int64_t{row} * cache.key_dim,
+    const int64_t value_bytes = tensor::BytesOf(cache.dtype, cache.value_dim);
+    const int64_t line = int64_t{tile.kv_head} * kKvBlockTokens;  // this head's first in its block
+    const int64_t keys = line * key_bytes;
+    const int64_t scales = cache.scale_offset + line * int64_t{sizeof(float)} - keys;
+    const int64_t more_scales = scales + int64_t{cache.heads} * kKvBlockTokens * int64_t{sizeof(float)};
+    AttentionTile call = {
+        .q = queries,
         .q_stride = cache.key_dim,
-        .keys = keys,
+        .runs = {},
+        .after = first + kSplitTokens < last ? Block(tile, first + kSplitTokens) + keys : nullptr,
         .key_stride = key_bytes,
-        .values = cache.shared ? keys : block + cache.value_offset + line * value_bytes,
-        .value_stride = value_bytes,
-        .next = next,
+        .value_offset = cache.shared ? 0 : cache.value_offset + line * value_bytes - keys,
+        .value_stride = cache.shared ? key_bytes : value_bytes,
         .kv_dtype = cache.dtype,
-        .rows = rows,
+        .rows = tile.rows,
         .key_dim = cache.key_dim,
         .value_dim = cache.value_dim,
         .visible = visible,
-        .max = state.max + row,
-        .sum = state.sum + row,
-        .acc = state.acc + int64_t{row} * cache.value_dim,
+        .max = state.max,
+        .sum = state.sum,
+        .acc = state.acc,
         .acc_stride = cache.value_dim,
         .key_scales = scales,
         .rest_scales = more_scales,
         .value_scales = cache.shared ? scales : more_scales,
         .key_split = cache.shared ? cache.value_dim : cache.key_dim,
-    });
+    };
+    for (int key = first, i = 0; key < std::min(last, first + kSplitTokens); key += kKvBlockTokens) {
+      call.runs[i++] = Block(tile, key) + keys;
+    }
+    ctx_.kernels->attention(call);
+  }
+
+  const std::byte* Block(const RowTile& tile, int key) const {
+    return p_.cache.base + tile.sequence->block_table[key / kKvBlockTokens] * p_.cache.block_stride;
   }
 
   // total += part, for the rows that see any key of the split.
@@ -281,9 +261,7 @@ class Plan {
       const float add = std::exp(part.max[i] - max);
       total.max[i] = max;
       total.sum[i] = total.sum[i] * keep + part.sum[i] * add;
-      float* to = total.acc + int64_t{i} * dim;
-      const float* from = part.acc + int64_t{i} * dim;
-      for (int d = 0; d < dim; ++d) to[d] = to[d] * keep + from[d] * add;
+      ctx_.kernels->axpby(add, part.acc + int64_t{i} * dim, keep, dim, total.acc + int64_t{i} * dim);
     }
   }
 

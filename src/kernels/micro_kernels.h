@@ -45,36 +45,43 @@ using RmsNormRowFn = void (*)(const float* x, const float* weight, int n, float 
 /// y[i] = silu(gate[i]) * up[i].
 using SiluMulRowFn = void (*)(const float* gate, const float* up, int n, float* y);
 
-/// y[i] += scale * x[i].
-using AxpyRowFn = void (*)(float scale, const float* x, int n, float* y);
+/// y[i] = a * x[i] + b * y[i].
+using AxpbyRowFn = void (*)(float a, const float* x, float b, int n, float* y);
 
 /// Rotates pairs of x by (cos, sin) [dim/2] each. Half-split pairs are (x[i], x[i + dim/2]); interleaved
 /// pairs are (x[2i], x[2i + 1]).
 using RopeRowFn = void (*)(float* x, const float* cos, const float* sin, int dim);
 
-/// One run of up to 64 keys of one KV block against `rows` query rows that share it, with online softmax.
+constexpr int kAttentionRuns = 4;    ///< of an AttentionTile, at most
+constexpr int kAttentionRows = 128;  ///< likewise
+
+/// Runs of 64 keys, each in a KV block of its own, against `rows` query rows that share them: softmax over
+/// the keys that a row sees, and the values weighted by it.
 struct AttentionTile {
   const float* q;    // [rows rounded up to 8][q_stride]: already scaled; those beyond rows are read, not used
   int64_t q_stride;  // floats
-  const std::byte* keys;    // [64][key_stride bytes], key_dim elements each; unseen ones are read at most
-  int64_t key_stride;       // bytes
-  const std::byte* values;  // [64][value_stride bytes], value_dim elements each; unseen ones are not read
-  int64_t value_stride;     // bytes
-  int64_t next;             // bytes from these keys and values to those that will be asked for next, or 0
-  tensor::DType kv_dtype;   // kF32, kBF16 or kI8
-  int rows;                 // query rows, 1..64
-  int key_dim;              // multiple of 8
-  int value_dim;            // multiple of 8
-  const int* visible;       // [rows]: keys [0, visible[r]) of this run are seen by row r; 0..64
-  float* max;               // [rows] running maximum, -inf before the first run
-  float* sum;               // [rows] running sum of exp(score - max)
-  float* acc;               // [rows][acc_stride] running weighted values, not yet divided by sum
-  int64_t acc_stride;       // floats
-  // kI8 only: what a number is multiplied by, [64] floats each, one a key; others than the seen ones may be
-  // anything. A key's dimensions [0, key_split) go by key_scales, the others, if any, by rest_scales.
-  const float* key_scales;
-  const float* rest_scales;
-  const float* value_scales;
+  // Keys of each run, [64][key_stride bytes], key_dim elements each; unseen ones are read at most. Runs of
+  // which no row sees a key may be null.
+  const std::byte* runs[kAttentionRuns];
+  const std::byte* after;  // the keys that will be asked for next, laid out as these, or null
+  int64_t key_stride;      // bytes
+  int64_t value_offset;    // bytes from a run's keys to its values; 0: values are the keys' first dimensions
+  int64_t value_stride;    // bytes; values are [64][value_dim elements], unseen ones are not read
+  tensor::DType kv_dtype;  // kF32, kBF16 or kI8
+  int rows;                // 1..kAttentionRows
+  int key_dim;             // multiple of 8
+  int value_dim;           // multiple of 8
+  const int* visible;      // [rows]: keys [0, visible[r]) of all runs are seen by row r
+  float* max;              // out [rows]: the largest score, -inf if no key is seen
+  float* sum;              // out [rows]: of exp(score - max)
+  float* acc;              // out [rows][acc_stride]: weighted values, not divided by sum
+  int64_t acc_stride;      // floats
+  // kI8 only: bytes from a run's keys to what its numbers are multiplied by, [64] floats, one a key; others
+  // than the seen ones may be anything. A key's dimensions [0, key_split) go by key_scales, the others, if
+  // any, by rest_scales.
+  int64_t key_scales;
+  int64_t rest_scales;
+  int64_t value_scales;
   int key_split;  // multiple of 8
 };
 using AttentionTileFn = void (*)(const AttentionTile& tile);

@@ -26,6 +26,23 @@ namespace {
 
 constexpr int kRunKeys = 64;
 
+// One run of the tile, with pointers of its own; max, sum and acc go on from the run before.
+struct Run {
+  const float* q;
+  int64_t q_stride;
+  const std::byte* keys;
+  int64_t key_stride;
+  const std::byte* values;
+  int64_t value_stride;
+  int64_t next;  // bytes from these keys and values to those that will be asked for next, or 0
+  int rows, key_dim, value_dim;
+  int visible[kAttentionRows];
+  float *max, *sum, *acc;
+  int64_t acc_stride;
+  const float *key_scales, *rest_scales, *value_scales;
+  int key_split;
+};
+
 // Dot products of R rows with K keys: R * K = kLanes sums in registers (16 of 32, 8 of 16) hide the FMA
 // latency (4 cycles, two a cycle: 8). R = kLanes / 2 and K = 2 need the fewest loads and bfloat16 conversions
 // a product.
@@ -109,8 +126,7 @@ inline V ScalesOf(const float* scales, VI lane_key) {
 
 // Dot products with K keys from key j on.
 template <int R, typename T>
-inline V ScaledDots(const AttentionTile& t, const float* q, const T* keys, int64_t key_stride, int j,
-                    VI lane_key) {
+inline V ScaledDots(const Run& t, const float* q, const T* keys, int64_t key_stride, int j, VI lane_key) {
   if constexpr (!std::is_same_v<T, int8_t>) {
     return Dots<R>(q, t.q_stride, keys, key_stride, t.key_dim);
   } else {
@@ -125,7 +141,7 @@ inline V ScaledDots(const AttentionTile& t, const float* q, const T* keys, int64
 
 // Writes the scores into g->weights, -inf where not visible, and returns their maximum.
 template <int R, typename T>
-inline V Scores(const AttentionTile& t, int first, Group<R>* g) {
+inline V Scores(const Run& t, int first, Group<R>* g) {
   constexpr int K = kLanes / R;
   const int64_t key_stride = t.key_stride / static_cast<int64_t>(sizeof(T));
   const float* q = t.q + first * t.q_stride;
@@ -154,7 +170,7 @@ inline V Scores(const AttentionTile& t, int first, Group<R>* g) {
 
 // Turns scores into weights and updates max, sum and keep.
 template <int R, typename T>
-inline void Softmax(const AttentionTile& t, int first, int rows, V largest, Group<R>* g) {
+inline void Softmax(const Run& t, int first, int rows, V largest, Group<R>* g) {
   constexpr int K = kLanes / R;
   const VI visible = LoadInts(g->visible);
   const VI lane_key = LoadInts(g->key);
@@ -249,7 +265,7 @@ inline void AddValues(const Group<R>& g, const T* values, int64_t value_stride, 
 
 // All value dimensions from d on, in strips of C registers, then narrower ones.
 template <int R, int C, bool kAhead, typename T>
-inline void AddAllValues(const AttentionTile& t, const Group<R>& g, int first, int rows, int d) {
+inline void AddAllValues(const Run& t, const Group<R>& g, int first, int rows, int d) {
   const T* values = reinterpret_cast<const T*>(t.values);
   const int64_t value_stride = t.value_stride / static_cast<int64_t>(sizeof(T));
   float* acc = t.acc + first * t.acc_stride;
@@ -272,7 +288,7 @@ inline void AddAllValues(const AttentionTile& t, const Group<R>& g, int first, i
 }
 
 template <int R, typename T>
-inline void RunGroup(const AttentionTile& t, int first, int rows) {
+inline void RunGroup(const Run& t, int first, int rows) {
   Group<R> g;
   g.keys = 0;
   g.ahead = first == 0 ? t.next : 0;  // once a block
@@ -301,7 +317,7 @@ inline void RunGroup(const AttentionTile& t, int first, int rows) {
 }
 
 template <typename T>
-inline void RunRows(const AttentionTile& t) {
+inline void RunRows(const Run& t) {
   constexpr int kMost = kLanes / 2;
   int first = 0;
   for (; first + kMost <= t.rows; first += kMost) RunGroup<kMost, T>(t, first, kMost);
@@ -320,12 +336,49 @@ inline void RunRows(const AttentionTile& t) {
 }
 
 inline void RunAttentionTile(const AttentionTile& tile) {
-  if (tile.kv_dtype == tensor::DType::kF32) {
-    RunRows<float>(tile);
-  } else if (tile.kv_dtype == tensor::DType::kI8) {
-    RunRows<int8_t>(tile);
-  } else {
-    RunRows<uint16_t>(tile);
+  for (int i = 0; i < tile.rows; ++i) {
+    tile.max[i] = -__builtin_inff();
+    tile.sum[i] = 0;
+    float* acc = tile.acc + i * tile.acc_stride;
+    for (int d = 0; d < tile.value_dim; ++d) acc[d] = 0;
+  }
+  for (int i = 0; i < kAttentionRuns; ++i) {
+    Run run;
+    int most = 0;
+    for (int r = 0; r < tile.rows; ++r) {
+      const int seen = tile.visible[r] - i * kRunKeys;
+      run.visible[r] = seen < 0 ? 0 : (seen < kRunKeys ? seen : kRunKeys);
+      most = run.visible[r] > most ? run.visible[r] : most;
+    }
+    if (most == 0) return;
+    const std::byte* keys = tile.runs[i];
+    const std::byte* next = i + 1 < kAttentionRuns ? tile.runs[i + 1] : nullptr;
+    if (next == nullptr) next = tile.after;
+    run.q = tile.q;
+    run.q_stride = tile.q_stride;
+    run.keys = keys;
+    run.key_stride = tile.key_stride;
+    run.values = keys + tile.value_offset;
+    run.value_stride = tile.value_stride;
+    run.next = next == nullptr ? 0 : next - keys;
+    run.rows = tile.rows;
+    run.key_dim = tile.key_dim;
+    run.value_dim = tile.value_dim;
+    run.max = tile.max;
+    run.sum = tile.sum;
+    run.acc = tile.acc;
+    run.acc_stride = tile.acc_stride;
+    run.key_scales = reinterpret_cast<const float*>(keys + tile.key_scales);
+    run.rest_scales = reinterpret_cast<const float*>(keys + tile.rest_scales);
+    run.value_scales = reinterpret_cast<const float*>(keys + tile.value_scales);
+    run.key_split = tile.key_split;
+    if (tile.kv_dtype == tensor::DType::kF32) {
+      RunRows<float>(run);
+    } else if (tile.kv_dtype == tensor::DType::kI8) {
+      RunRows<int8_t>(run);
+    } else {
+      RunRows<uint16_t>(run);
+    }
   }
 }
 

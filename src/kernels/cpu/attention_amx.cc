@@ -1,17 +1,18 @@
 // Attention over bfloat16 or int8 keys and values on AMX tiles.
 //
 // Query rows are taken in groups of 16, which are the columns of a tile; the last group has idle columns.
-// Then for the keys of one run, with q and the weights p each split into two bfloat16, high + low:
+// Values are packed once a call, queries once a group. Then, for all keys of the call,
 //
 //   S [key][row] = K (q_high + q_low)^T     A tiles are keys as they lie in the cache
-//   p = exp(S - max)                        down the lanes, each its row
-//   O [row][dim] = (p_high + p_low) V       B tiles are values, two keys interleaved
+//   p = bfloat16(exp(S - max))              down the lanes, each its row
+//   O [row][dim] = p V                      B tiles are values, two keys interleaved
 //
-// Sums are f32 and what the split leaves out is below 2^-18 of q or p, so results are as good as those of f32
-// arithmetic on the same keys and values up to 64 roundings.
+// with q split into two bfloat16, which leaves out 2^-18 of it. p is rounded to one, by 2^-9 at most, and the
+// sum that O is divided by is of the rounded ones, so what remains is the rounding of an average. Sums are
+// f32.
 //
 // int8 becomes bfloat16 on its way into the tiles, which holds it exactly; scales of keys multiply S, those
-// of values p before it is split.
+// of values p before it is rounded (the sum is then of the unrounded ones).
 //
 // A row's arithmetic depends on nothing but the row: a column of S and a row of O never meet another, a key
 // that a row doesn't see has weight 0 and adds 0, and sums over keys are taken in the same order always.
@@ -30,23 +31,31 @@ constexpr int kMostValueDim = 512;
 constexpr int kValueTiles = kMostValueDim / kGroup;
 constexpr int kSums = 4;  // partial sums of a row's weights: enough to hide an addition's latency
 
-/// Memory of one call: the values of the run, and one group at a time.
+constexpr int kKeys = kAttentionRuns * kRunKeys;
+constexpr int kSteps = kKeys / kStep;
+
+/// Memory of one call: the values of all runs, and one group at a time.
 struct alignas(64) Memory {
-  std::byte values[kRunKeys / kStep][kValueTiles][kTileBytes];  // [step][tile][key pair][16 dims][2]
-  std::byte queries[2][kMostKeyDim / kStep][kTileBytes];        // [high, low][step][dim pair][row][2]
-  float products[2][kRunKeys][kGroup];                          // S of the high and of the low part
-  float rest_products[2][kRunKeys][kGroup];                     // int8: of the dimensions from key_split on
-  float scores[kRunKeys][kGroup];                               // S, then p
-  std::byte weights[2][kRunKeys / kStep][kTileBytes];           // [high, low][step][row][32 keys]
-  float out[2][2][kTileRows][kGroup];                           // two value tiles at a time
-  float keep[kGroup];
-  std::byte keys[kRunKeys][2 * kMostKeyDim];  // int8: of the run, as bfloat16
+  std::byte values[kSteps][kValueTiles][kTileBytes];      // [step][tile][key pair][16 dims][2]
+  std::byte queries[2][kMostKeyDim / kStep][kTileBytes];  // [high, low][step][dim pair][row][2]
+  float scores[kKeys][kGroup];                            // S
+  float rest_scores[kKeys][kGroup];                       // int8: of the dimensions from key_split on
+  std::byte weights[kSteps][kTileBytes];                  // [step][row][32 keys]
+  float out[kGroup][kMostValueDim];                       // O of a group with idle rows
+  std::byte keys[kKeys][2 * kMostKeyDim];                 // int8: as bfloat16
 };
 
 /// Keys as A tiles are loaded from them.
 struct Rows {
   const std::byte* first;
   int64_t stride;  // bytes
+};
+
+/// One run of 64 keys: how many of them any row sees, and how far to the keys that come next.
+struct Run {
+  const std::byte* keys;
+  int seen;
+  int64_t next;  // bytes, or 0
 };
 
 /// What was written before is in memory now: GCC doesn't know that tile loads read.
@@ -102,15 +111,11 @@ inline void LoadPairs(const float* p, V* even, V* odd) {
   *odd = _mm512_permutex2var_ps(a, odds, b);
 }
 
-/// Stores 16 rows of 16 bfloat16 pairs as a B tile of each part.
-inline void StoreColumns(__m512i* high, __m512i* low, std::byte* high_tile, std::byte* low_tile) {
-  Transpose16(high);
-  Transpose16(low);
+/// Stores 16 rows of 16 bfloat16 pairs as a B tile.
+inline void StoreColumns(__m512i* rows, std::byte* tile) {
+  Transpose16(rows);
 #pragma GCC unroll 16
-  for (int i = 0; i < 16; ++i) {
-    _mm512_store_si512(high_tile + 64 * i, high[i]);
-    _mm512_store_si512(low_tile + 64 * i, low[i]);
-  }
+  for (int i = 0; i < 16; ++i) _mm512_store_si512(tile + 64 * i, rows[i]);
 }
 
 inline void PackQueries(const AttentionTile& t, int first, int rows, Memory* m) {
@@ -126,39 +131,39 @@ inline void PackQueries(const AttentionTile& t, int first, int rows, Memory* m) 
       high[i] = Pairs(upper_even, upper_odd);
       low[i] = Pairs(UpperBF16(RoundingError(even, upper_even)), UpperBF16(RoundingError(odd, upper_odd)));
     }
-    StoreColumns(high, low, m->queries[0][s], m->queries[1][s]);
+    StoreColumns(high, m->queries[0][s]);
+    StoreColumns(low, m->queries[1][s]);
   }
 }
 
 /// Sixteen int8 as floats, which have them in their upper halves.
 inline __m512i Widen(__m128i x) { return _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(x))); }
 
-/// Makes bfloat16 of keys [0, keys), rounded up to 32, and asks for the next run's.
-inline Rows WidenKeys(const AttentionTile& t, int keys, int64_t next, Memory* m) {
+/// Makes bfloat16 of the run's seen keys, rounded up to 32, from row `to` on, and asks for the next run's.
+inline void WidenKeys(const AttentionTile& t, const Run& run, int to, Memory* m) {
   alignas(64) static constexpr uint16_t kUpper[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21,
                                                       23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43,
                                                       45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
   const __m512i upper = _mm512_load_si512(kUpper);
-  const int rows = (keys + kStep - 1) / kStep * kStep;
+  const int rows = (run.seen + kStep - 1) / kStep * kStep;
   for (int key = 0; key < rows; ++key) {
-    const std::byte* from = t.keys + key * t.key_stride;
+    const std::byte* from = run.keys + key * t.key_stride;
     for (int d = 0; d < t.key_dim; d += kStep) {
-      if (next != 0 && d % 64 == 0) _mm_prefetch(from + d + next, _MM_HINT_T1);
+      if (run.next != 0 && d % 64 == 0) _mm_prefetch(from + d + run.next, _MM_HINT_T1);
       const __m512i a = Widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + d)));
       const __m512i b = Widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + d + 16)));
-      _mm512_store_si512(m->keys[key] + 2 * d, _mm512_permutex2var_epi16(a, upper, b));
+      _mm512_store_si512(m->keys[to + key] + 2 * d, _mm512_permutex2var_epi16(a, upper, b));
     }
   }
-  return {.first = m->keys[0], .stride = sizeof(m->keys[0])};
 }
 
 /// Interleaves int8 values as PackValues does others.
-inline void PackInt8Values(const AttentionTile& t, int keys, int64_t next, Memory* m) {
-  const int steps = (keys + kStep - 1) / kStep;
+inline void PackInt8Values(const AttentionTile& t, const Run& run, int step, int64_t next, Memory* m) {
+  const int steps = (run.seen + kStep - 1) / kStep;
   for (int key = 0; key < steps * kStep; key += 2) {
-    const __mmask16 even = key < keys ? 0xffff : 0, odd = key + 1 < keys ? 0xffff : 0;
-    const std::byte* values = t.values + key * t.value_stride;
-    std::byte* to = m->values[key / kStep][0] + key % kStep / 2 * 64;
+    const __mmask16 even = key < run.seen ? 0xffff : 0, odd = key + 1 < run.seen ? 0xffff : 0;
+    const std::byte* values = run.keys + t.value_offset + key * t.value_stride;
+    std::byte* to = m->values[step + key / kStep][0] + key % kStep / 2 * 64;
     for (int d = 0; d < t.value_dim; d += kGroup, to += kTileBytes) {
       const std::byte* at = values + d;
       if (next != 0 && d % 64 == 0) {
@@ -173,26 +178,24 @@ inline void PackInt8Values(const AttentionTile& t, int keys, int64_t next, Memor
 }
 
 /// Asks for 64 floats.
-inline void PrefetchScales(const float* scales, int64_t next) {
-  for (int i = 0; i < 4; ++i) {
-    _mm_prefetch(reinterpret_cast<const std::byte*>(scales) + next + 64 * i, _MM_HINT_T1);
-  }
+inline void PrefetchScales(const std::byte* scales) {
+  for (int i = 0; i < 4; ++i) _mm_prefetch(scales + 64 * i, _MM_HINT_T1);
 }
 
-/// Interleaves the values of keys [0, keys) two by two, zeros from there to the end of a step: values that no
-/// row sees may be anything. Asks for the next run's values on the way.
-inline void PackValues(const AttentionTile& t, int keys, int64_t next, Memory* m) {
+/// Interleaves the run's seen values two by two, zeros from there to the end of a step: values that no row
+/// sees may be anything. They become steps `step`, ... Asks for the next run's values on the way.
+inline void PackValues(const AttentionTile& t, const Run& run, int step, int64_t next, Memory* m) {
   alignas(64) static constexpr uint16_t kOrder[2][32] = {
       {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
        8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47},
       {16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55,
        24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63}};
   const __m512i first = _mm512_load_si512(kOrder[0]), second = _mm512_load_si512(kOrder[1]);
-  const int steps = (keys + kStep - 1) / kStep;
+  const int steps = (run.seen + kStep - 1) / kStep;
   for (int key = 0; key < steps * kStep; key += 2) {
-    const __mmask32 even = key < keys ? ~0U : 0, odd = key + 1 < keys ? ~0U : 0;
-    const std::byte* values = t.values + key * t.value_stride;
-    std::byte* to = m->values[key / kStep][0] + key % kStep / 2 * 64;
+    const __mmask32 even = key < run.seen ? ~0U : 0, odd = key + 1 < run.seen ? ~0U : 0;
+    const std::byte* values = run.keys + t.value_offset + key * t.value_stride;
+    std::byte* to = m->values[step + key / kStep][0] + key % kStep / 2 * 64;
     for (int d = 0; d < t.value_dim; d += kStep, to += 2 * kTileBytes) {
       const __mmask32 dims = t.value_dim - d < kStep ? 0xffffU : ~0U;
       const std::byte* at = values + 2 * d;
@@ -208,120 +211,162 @@ inline void PackValues(const AttentionTile& t, int keys, int64_t next, Memory* m
   }
 }
 
-/// The products of keys [0, keys), rounded up to 32, with the group's queries over dimensions [from, to).
-inline void Multiply(const Rows& k, int keys, int from, int to, int64_t next, const Memory& m,
-                     float (*products)[kRunKeys][kGroup]) {
+/// The products of 16 kTiles keys with the group's queries over dimensions [from, to). Each sum is used again
+/// only after the others, which hides the latency of a product; two tiles take keys by turns, so that one is
+/// loaded while the other is multiplied.
+template <int kTiles>
+inline void Multiply(const Rows& k, int from, int to, int64_t next, const Memory& m,
+                     float (*products)[kGroup]) {
+  static_assert(kTiles == 2 || kTiles == 4);
   Written();
-  for (int key = 0; key < keys; key += 2 * kTileRows) {
-    const std::byte* k0 = k.first + key * k.stride;
-    const std::byte* k1 = k0 + kTileRows * k.stride;
-    _tile_zero(0);
-    _tile_zero(1);
+  _tile_zero(0);
+  _tile_zero(1);
+  if constexpr (kTiles == 4) {
     _tile_zero(2);
     _tile_zero(3);
-    for (int s = from / kStep; s < to / kStep; ++s) {
-      _tile_loadd(6, m.queries[0][s], 64);
-      _tile_loadd(4, k0 + 64 * s, k.stride);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(5, k1 + 64 * s, k.stride);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_loadd(7, m.queries[1][s], 64);
-      _tile_dpbf16ps(1, 4, 7);
-      _tile_dpbf16ps(3, 5, 7);
-      if (next == 0) continue;
-      for (int i = 0; i < kTileRows; ++i) {
-        _mm_prefetch(k0 + next + i * k.stride + 64 * s, _MM_HINT_T1);
-        _mm_prefetch(k1 + next + i * k.stride + 64 * s, _MM_HINT_T1);
+  }
+  const int64_t tile = kTileRows * k.stride;
+  for (int s = from / kStep; s < to / kStep; ++s) {
+    const std::byte* keys = k.first + 64 * s;
+    for (const auto& queries : m.queries) {  // high, low
+      _tile_loadd(4, queries[s], 64);
+      _tile_loadd(6, keys, k.stride);
+      _tile_dpbf16ps(0, 6, 4);
+      _tile_loadd(7, keys + tile, k.stride);
+      _tile_dpbf16ps(1, 7, 4);
+      if constexpr (kTiles == 4) {
+        _tile_loadd(6, keys + 2 * tile, k.stride);
+        _tile_dpbf16ps(2, 6, 4);
+        _tile_loadd(7, keys + 3 * tile, k.stride);
+        _tile_dpbf16ps(3, 7, 4);
       }
     }
-    _tile_stored(0, products[0][key], 64);
-    _tile_stored(1, products[1][key], 64);
-    _tile_stored(2, products[0][key + kTileRows], 64);
-    _tile_stored(3, products[1][key + kTileRows], 64);
+    if (next == 0) continue;
+    for (int i = 0; i < kTiles * kTileRows; ++i) _mm_prefetch(keys + next + i * k.stride, _MM_HINT_T1);
+  }
+  _tile_stored(0, products[0], 64);
+  _tile_stored(1, products[kTileRows], 64);
+  if constexpr (kTiles == 4) {
+    _tile_stored(2, products[2 * kTileRows], 64);
+    _tile_stored(3, products[3 * kTileRows], 64);
   }
 }
 
-inline V ScoreOf(const AttentionTile& t, bool int8, int key, const Memory& m) {
-  const V products = Add(Load(m.products[0][key]), Load(m.products[1][key]));
-  if (!int8) return products;
-  const V score = Mul(products, Set(t.key_scales[key]));
-  if (t.key_split == t.key_dim) return score;
-  return Fma(Add(Load(m.rest_products[0][key]), Load(m.rest_products[1][key])), Set(t.rest_scales[key]),
-             score);
+/// Scores of the run's keys [0, seen), and of some more.
+inline void ScoreRun(const AttentionTile& t, const Rows& k, int seen, int64_t next, int first_key,
+                     Memory* m) {
+  const auto multiply = [&](int from, int to, int64_t ahead, float(*products)[kGroup]) {
+    if (seen > 2 * kTileRows) {
+      Multiply<4>(k, from, to, ahead, *m, products + first_key);
+    } else {
+      Multiply<2>(k, from, to, ahead, *m, products + first_key);
+    }
+  };
+  const int split = t.kv_dtype == tensor::DType::kI8 ? t.key_split : t.key_dim;
+  multiply(0, split, next, m->scores);
+  if (split < t.key_dim) multiply(split, t.key_dim, 0, m->rest_scores);
 }
 
-/// Turns products into weights, and updates max, sum and keep. Weights from `keys` to the end of a step are
+/// int8: multiplies the scores of a run by its scales.
+inline void ScaleScores(const AttentionTile& t, const std::byte* keys, int seen, int first_key, Memory* m) {
+  const auto* scales = reinterpret_cast<const float*>(keys + t.key_scales);
+  const auto* rest_scales = reinterpret_cast<const float*>(keys + t.rest_scales);
+  for (int j = 0; j < seen; ++j) {
+    float* score = m->scores[first_key + j];
+    V scaled = Mul(Load(score), Set(scales[j]));
+    if (t.key_split < t.key_dim) {
+      scaled = Fma(Load(m->rest_scores[first_key + j]), Set(rest_scales[j]), scaled);
+    }
+    Store(score, scaled);
+  }
+}
+
+inline float ValueScale(const AttentionTile& t, int key) {
+  const std::byte* scales = t.runs[key / kRunKeys] + t.value_scales;
+  return reinterpret_cast<const float*>(scales)[key % kRunKeys];
+}
+
+/// Turns scores into weights as A tiles, and writes max and sum. Weights from `keys` to the end of a step are
 /// 0.
 inline void Softmax(const AttentionTile& t, int first, int rows, int keys, VI visible, Memory* m) {
   const V nothing = Set(-__builtin_inff());
-  const V before = _mm512_mask_loadu_ps(nothing, FirstLanes(rows), t.max + first);
-  const bool int8 = t.kv_dtype == tensor::DType::kI8;
-  V max = before;
+  V max = nothing;
   for (int j = 0; j < keys; ++j) {
-    const V seen = SelectLess(SetInts(j), visible, ScoreOf(t, int8, j, *m), nothing);
-    Store(m->scores[j], seen);
-    max = Max(max, seen);
+    max = Max(max, SelectLess(SetInts(j), visible, Load(m->scores[j]), nothing));
   }
-  // A row that has seen no key yet has maximum -inf; a finite stand-in keeps -inf - -inf from becoming NaN.
+  // A row that sees no key has maximum -inf; a finite stand-in keeps -inf - -inf from becoming NaN.
   const V base = Max(Set(-3.0e38F), max);
+  const bool int8 = t.kv_dtype == tensor::DType::kI8;
   V sum[kSums] = {Zero(), Zero(), Zero(), Zero()};
-  for (int j = 0; j < keys; ++j) {
-    const V score = Load(m->scores[j]);
-    const V weight = SelectLess(SetInts(j), visible, Exp(Sub(score, base)), Zero());
-    Store(m->scores[j], int8 ? Mul(weight, Set(t.value_scales[j])) : weight);
-    sum[j % kSums] = Add(sum[j % kSums], weight);
+  const auto weight_of = [&](int j) {  // as bfloat16 in the upper half
+    if (j >= keys) return _mm512_setzero_si512();
+    const V p = SelectLess(SetInts(j), visible, Exp(Sub(Load(m->scores[j]), base)), Zero());
+    const __m512i rounded = UpperBF16(int8 ? Mul(p, Set(ValueScale(t, j))) : p);
+    sum[j % kSums] = Add(sum[j % kSums], int8 ? p : _mm512_castsi512_ps(rounded));
+    return rounded;
+  };
+  for (int s = 0; s * kStep < keys; ++s) {
+    __m512i pairs[kGroup];
+#pragma GCC unroll 2
+    for (int i = 0; i < kGroup; ++i) {
+      const __m512i even = weight_of(kStep * s + 2 * i);
+      pairs[i] = Pairs(even, weight_of(kStep * s + 2 * i + 1));
+    }
+    StoreColumns(pairs, m->weights[s]);
   }
-  for (int j = keys; j % kStep != 0; ++j) Store(m->scores[j], Zero());
-  const V keep = Exp(Sub(before, base));
-  _mm512_store_ps(m->keep, keep);
-  const V total = Add(Add(sum[0], sum[2]), Add(sum[1], sum[3]));
   const __mmask16 mask = rows < kGroup ? FirstLanes(rows) : static_cast<__mmask16>(0xffff);
   _mm512_mask_storeu_ps(t.max + first, mask, max);
-  _mm512_mask_storeu_ps(t.sum + first, mask, Fma(_mm512_maskz_loadu_ps(mask, t.sum + first), keep, total));
+  _mm512_mask_storeu_ps(t.sum + first, mask, Add(Add(sum[0], sum[2]), Add(sum[1], sum[3])));
 }
 
-/// Lays the weights out as A tiles.
-inline void PackWeights(int steps, Memory* m) {
-  for (int s = 0; s < steps; ++s) {
-    __m512i high[kGroup], low[kGroup];
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) {
-      const V even = Load(m->scores[kStep * s + 2 * i]), odd = Load(m->scores[kStep * s + 2 * i + 1]);
-      const __m512i upper_even = UpperBF16(even), upper_odd = UpperBF16(odd);
-      high[i] = Pairs(upper_even, upper_odd);
-      low[i] = Pairs(UpperBF16(RoundingError(even, upper_even)), UpperBF16(RoundingError(odd, upper_odd)));
-    }
-    StoreColumns(high, low, m->weights[0][s], m->weights[1][s]);
-  }
-}
-
-/// acc = acc * keep + p V for the group's rows.
-inline void AddValues(const AttentionTile& t, int first, int rows, int steps, Memory* m) {
+/// acc = p V for 16 rows and kTiles value tiles from first_tile on.
+template <int kTiles>
+inline void AddValues(float* acc, int64_t acc_stride, int first_tile, int steps, const Memory& m) {
+  static_assert(kTiles == 1 || kTiles == 4);
   Written();
-  _tile_loadd(4, m->weights[0][0], 64);
-  _tile_loadd(5, m->weights[1][0], 64);
-  if (steps > 1) {
-    _tile_loadd(6, m->weights[0][1], 64);
-    _tile_loadd(7, m->weights[1][1], 64);
-  }
-  for (int tile = 0; tile < t.value_dim / kGroup; ++tile) {
-    auto& out = m->out[tile % 2];
-    _tile_zero(0);
+  _tile_zero(0);
+  if constexpr (kTiles == 4) {
     _tile_zero(1);
-    _tile_loadd(2, m->values[0][tile], 64);
-    _tile_dpbf16ps(0, 4, 2);
-    _tile_dpbf16ps(1, 5, 2);
-    if (steps > 1) {
-      _tile_loadd(3, m->values[1][tile], 64);
-      _tile_dpbf16ps(0, 6, 3);
-      _tile_dpbf16ps(1, 7, 3);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (int s = 0; s < steps; ++s) {
+    const auto* values = &m.values[s][first_tile];
+    _tile_loadd(4, m.weights[s], 64);
+    _tile_loadd(6, values[0], 64);
+    _tile_dpbf16ps(0, 4, 6);
+    if constexpr (kTiles == 4) {
+      _tile_loadd(7, values[1], 64);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_loadd(6, values[2], 64);
+      _tile_dpbf16ps(2, 4, 6);
+      _tile_loadd(7, values[3], 64);
+      _tile_dpbf16ps(3, 4, 7);
     }
-    _tile_stored(0, out[0], 64);
-    _tile_stored(1, out[1], 64);
-    float* acc = t.acc + first * t.acc_stride + kGroup * tile;
-    for (int i = 0; i < rows; ++i, acc += t.acc_stride) {
-      Store(acc, Fma(Load(acc), Set(m->keep[i]), Add(Load(out[0][i]), Load(out[1][i]))));
-    }
+  }
+  const int64_t stride = acc_stride * static_cast<int64_t>(sizeof(float));
+  _tile_stored(0, acc, stride);
+  if constexpr (kTiles == 4) {
+    _tile_stored(1, acc + kGroup, stride);
+    _tile_stored(2, acc + 2 * kGroup, stride);
+    _tile_stored(3, acc + 3 * kGroup, stride);
+  }
+  Written();
+}
+
+/// All value dimensions of a group, of whose 16 rows `rows` are real.
+inline void AddAllValues(const AttentionTile& t, int first, int rows, int steps, Memory* m) {
+  const bool whole = rows == kGroup;  // else the tiles are stored aside: acc ends with the last real row
+  float* acc = whole ? t.acc + first * t.acc_stride : m->out[0];
+  const int64_t stride = whole ? t.acc_stride : kMostValueDim;
+  const int tiles = t.value_dim / kGroup;
+  int tile = 0;
+  for (; tile + 4 <= tiles; tile += 4) AddValues<4>(acc + tile * kGroup, stride, tile, steps, *m);
+  for (; tile < tiles; ++tile) AddValues<1>(acc + tile * kGroup, stride, tile, steps, *m);
+  if (whole) return;
+  for (int i = 0; i < rows; ++i) {
+    float* to = t.acc + (first + i) * t.acc_stride;
+    for (int d = 0; d < t.value_dim; d += kGroup) Store(to + d, Load(m->out[i] + d));
   }
 }
 
@@ -329,6 +374,28 @@ inline int Largest(const int* visible, int rows) {
   int most = 0;
   for (int i = 0; i < rows; ++i) most = visible[i] > most ? visible[i] : most;
   return most;
+}
+
+/// Packs values, and keys where they need it; fills `runs` as far as keys are seen.
+inline void PackRuns(const AttentionTile& t, int keys, Run* runs, Memory* m) {
+  for (int i = 0; i * kRunKeys < keys; ++i) {
+    const std::byte* now = t.runs[i];
+    const int left = keys - i * kRunKeys;
+    const std::byte* next = left <= kRunKeys ? t.after : t.runs[i + 1];
+    const int step = i * kRunKeys / kStep;
+    Run& run = runs[i];
+    run = {.keys = now, .seen = left < kRunKeys ? left : kRunKeys, .next = next == nullptr ? 0 : next - now};
+    const int64_t next_values = t.value_offset == 0 ? 0 : run.next;
+    if (t.kv_dtype != tensor::DType::kI8) {
+      PackValues(t, run, step, next_values, m);
+      continue;
+    }
+    WidenKeys(t, run, i * kRunKeys, m);
+    PackInt8Values(t, run, step, next_values, m);
+    if (run.next == 0) continue;
+    PrefetchScales(next + t.key_scales);
+    PrefetchScales(next + (t.value_offset == 0 ? t.rest_scales : t.value_scales));
+  }
 }
 
 }  // namespace
@@ -341,35 +408,26 @@ void AttentionAmx(const AttentionTile& t) {
     return AttentionAvx512(t);
   }
   const int keys = Largest(t.visible, t.rows);
-  if (keys == 0) return;
   Memory m;
-  const bool shared = t.values == t.keys;
-  Rows k = {.first = t.keys, .stride = t.key_stride};
-  if (int8) {
-    k = WidenKeys(t, keys, t.next, &m);
-    PackInt8Values(t, keys, shared ? 0 : t.next, &m);
-    if (t.next != 0) {
-      PrefetchScales(t.key_scales, t.next);
-      PrefetchScales(shared ? t.rest_scales : t.value_scales, t.next);
-    }
-  } else {
-    PackValues(t, keys, shared ? 0 : t.next, &m);
-  }
+  Run runs[kAttentionRuns];
+  PackRuns(t, keys, runs, &m);
   Configure({16, 16, 16, 16, 16, 16, 16, 16});
   for (int first = 0; first < t.rows; first += kGroup) {
     const int rows = t.rows - first < kGroup ? t.rows - first : kGroup;
     const int seen = Largest(t.visible + first, rows);
-    if (seen == 0) continue;
     const __mmask16 mask = rows < kGroup ? FirstLanes(rows) : static_cast<__mmask16>(0xffff);
-    const VI visible = _mm512_maskz_loadu_epi32(mask, t.visible + first);
-    const int steps = (seen + kStep - 1) / kStep;
     PackQueries(t, first, rows, &m);
-    const int split = int8 ? t.key_split : t.key_dim;
-    Multiply(k, seen, 0, split, first == 0 && !int8 ? t.next : 0, m, m.products);
-    if (split < t.key_dim) Multiply(k, seen, split, t.key_dim, 0, m, m.rest_products);
-    Softmax(t, first, rows, seen, visible, &m);
-    PackWeights(steps, &m);
-    AddValues(t, first, rows, steps, &m);
+    for (int i = 0; i * kRunKeys < seen; ++i) {
+      const int left = seen - i * kRunKeys;
+      const int run_seen = left < kRunKeys ? left : kRunKeys;
+      const Rows k = int8 ? Rows{m.keys[i * kRunKeys], sizeof(m.keys[0])} : Rows{runs[i].keys, t.key_stride};
+      // Once is enough for asking for the next keys.
+      ScoreRun(t, k, run_seen, first == 0 && !int8 ? runs[i].next : 0, i * kRunKeys, &m);
+      Written();
+      if (int8) ScaleScores(t, runs[i].keys, run_seen, i * kRunKeys, &m);
+    }
+    Softmax(t, first, rows, seen, _mm512_maskz_loadu_epi32(mask, t.visible + first), &m);
+    AddAllValues(t, first, rows, (seen + kStep - 1) / kStep, &m);
   }
   _tile_release();
 }

@@ -2,11 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace moesaic::kernels::ref {
 namespace {
 
-constexpr int kMaxKeys = 64;
+constexpr int kRunKeys = 64;
 
 float At(const std::byte* row, tensor::DType dtype, int i) {
   if (dtype == tensor::DType::kF32) return reinterpret_cast<const float*>(row)[i];
@@ -14,50 +15,43 @@ float At(const std::byte* row, tensor::DType dtype, int i) {
   return tensor::ToFloat(reinterpret_cast<const tensor::BF16*>(row)[i]);
 }
 
-float KeyScale(const AttentionTile& t, int key, int d) {
+// What the numbers of key j, `scales` bytes behind its run, are multiplied by.
+float Scale(const AttentionTile& t, int64_t scales, int j) {
   if (t.kv_dtype != tensor::DType::kI8) return 1;
-  return d < t.key_split ? t.key_scales[key] : t.rest_scales[key];
+  return reinterpret_cast<const float*>(t.runs[j / kRunKeys] + scales)[j % kRunKeys];
 }
 
-float ValueScale(const AttentionTile& t, int key) {
-  return t.kv_dtype == tensor::DType::kI8 ? t.value_scales[key] : 1;
+float Score(const AttentionTile& t, const float* q, int j) {
+  const std::byte* key = t.runs[j / kRunKeys] + j % kRunKeys * t.key_stride;
+  float dot = 0;
+  for (int d = 0; d < t.key_dim; ++d) {
+    dot += q[d] * (At(key, t.kv_dtype, d) * Scale(t, d < t.key_split ? t.key_scales : t.rest_scales, j));
+  }
+  return dot;
 }
 
 // One query row against the `visible` keys that it sees.
 void Row(const AttentionTile& t, int row, int visible) {
-  const float* q = t.q + row * t.q_stride;
+  float score[kAttentionRuns * kRunKeys];
+  float max = -std::numeric_limits<float>::infinity(), sum = 0;
+  for (int j = 0; j < visible; ++j) max = std::max(max, score[j] = Score(t, t.q + row * t.q_stride, j));
   float* acc = t.acc + row * t.acc_stride;
-  float score[kMaxKeys];
-  float largest = t.max[row];
+  std::fill_n(acc, t.value_dim, 0.0F);
   for (int j = 0; j < visible; ++j) {
-    float dot = 0;
-    for (int d = 0; d < t.key_dim; ++d) {
-      dot += q[d] * (At(t.keys + j * t.key_stride, t.kv_dtype, d) * KeyScale(t, j, d));
-    }
-    score[j] = dot;
-    largest = std::max(largest, dot);
+    const float p = std::exp(score[j] - max);
+    sum += p;
+    const float weight = p * Scale(t, t.value_scales, j);
+    const std::byte* value = t.runs[j / kRunKeys] + t.value_offset + j % kRunKeys * t.value_stride;
+    for (int d = 0; d < t.value_dim; ++d) acc[d] += weight * At(value, t.kv_dtype, d);
   }
-  const float keep =
-      std::exp(t.max[row] - largest);  // what was added up so far is relative to the old maximum
-  t.max[row] = largest;
-  t.sum[row] *= keep;
-  for (int d = 0; d < t.value_dim; ++d) acc[d] *= keep;
-  for (int j = 0; j < visible; ++j) {
-    const float p = std::exp(score[j] - largest);
-    t.sum[row] += p;
-    const float weight = p * ValueScale(t, j);
-    for (int d = 0; d < t.value_dim; ++d) {
-      acc[d] += weight * At(t.values + j * t.value_stride, t.kv_dtype, d);
-    }
-  }
+  t.max[row] = max;
+  t.sum[row] = sum;
 }
 
 }  // namespace
 
 void Attention(const AttentionTile& tile) {
-  for (int row = 0; row < tile.rows; ++row) {
-    if (tile.visible[row] > 0) Row(tile, row, tile.visible[row]);
-  }
+  for (int row = 0; row < tile.rows; ++row) Row(tile, row, tile.visible[row]);
 }
 
 }  // namespace moesaic::kernels::ref

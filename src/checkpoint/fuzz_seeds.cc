@@ -154,20 +154,27 @@ bool WritePacked(const path& folder) {
          (*writer)->Append(1, zeros).ok() && (*writer)->Finish().ok();
 }
 
-}  // namespace
-}  // namespace moesaic::checkpoint
-
-int main(int argc, char** argv) {
-  using namespace moesaic::checkpoint;  // NOLINT: the program is this room's
-  if (argc != 2) {
-    std::fprintf(stderr, "usage: fuzz_seeds CORPUS\n");
-    return 2;
-  }
-  const path corpus = argv[1];
+bool WriteAll(const path& corpus) {
   Write(corpus / "gguf_fuzzer", "llama", Llama());
   Write(corpus / "gguf_fuzzer", "qwen3moe", Qwen3Moe());
   Write(corpus / "gguf_fuzzer", "deepseek2", Deepseek());
   WriteSafetensors(corpus / "safetensors_fuzzer");
   WriteConfigs(corpus / "config_fuzzer");
-  return WritePacked(corpus / "packed_file_fuzzer") ? 0 : 1;
+  return WritePacked(corpus / "packed_file_fuzzer");
+}
+
+}  // namespace
+}  // namespace moesaic::checkpoint
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    std::fprintf(stderr, "usage: fuzz_seeds CORPUS\n");
+    return 2;
+  }
+  try {
+    return moesaic::checkpoint::WriteAll(argv[1]) ? 0 : 1;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "fuzz_seeds: %s\n", error.what());
+    return 1;
+  }
 }

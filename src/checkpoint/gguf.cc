@@ -264,6 +264,7 @@ StatusOr<uint64_t> Alignment(const GgufMetadata& metadata, const std::string& fi
 
 Status CheckApart(const std::vector<TensorEntry>& tensors) {
   std::vector<const TensorEntry*> order;
+  order.reserve(tensors.size());
   for (const TensorEntry& entry : tensors) order.push_back(&entry);
   std::sort(order.begin(), order.end(),
             [](const TensorEntry* a, const TensorEntry* b) { return a->bytes.data() < b->bytes.data(); });

@@ -64,7 +64,7 @@ class GgufCheckpoint : public Checkpoint {
   Status AddStack(const TensorEntry& stack) {
     const char* key = config_.contains("n_routed_experts") ? "n_routed_experts" : "num_experts";
     const int64_t experts = config_.contains(key) ? config_[key].get<int64_t>() : 0;
-    if (stack.shape.size() != 3 || stack.shape[0] != experts) {
+    if (experts < 1 || stack.shape.size() != 3 || stack.shape[0] != experts) {
       return InvalidArgument("{}: tensor {} must be [{}, out, in], found {}", stack.file, stack.name, experts,
                              json(stack.shape).dump());
     }

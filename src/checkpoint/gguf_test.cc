@@ -172,6 +172,7 @@ TEST(GgufCheckpoint, ShowsLlamaAsTheHubHasIt) {
   const int64_t shape[] = {8, 8};
   const auto q = *checkpoint.ReadF32("model.layers.0.self_attn.q_proj.weight", shape);
   std::vector<float> order;
+  order.reserve(8);
   for (int row = 0; row < 8; ++row) order.push_back(q[row * 8]);
   EXPECT_EQ(order, (std::vector<float>{0, 2, 1, 3, 4, 6, 5, 7}));
   const auto source = checkpoint.FindLinear("model.layers.0.self_attn.q_proj", 8, 8);

@@ -47,7 +47,7 @@ bool Exists(const fs::path& path) {
 
 class HubCheckpoint : public Checkpoint {
  public:
-  HubCheckpoint(fs::path path, std::string container)
+  HubCheckpoint(const fs::path& path, std::string container)
       : path_(path.string()), container_(std::move(container)) {}
 
   const json& config() const override { return config_; }

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <span>
+
 #include "checkpoint/json_text.h"
 #include "checkpoint/safetensors_writer.h"
 #include "checkpoint/test_files.h"
@@ -117,7 +120,7 @@ TEST(SafetensorsWriter, WritesWhatTheReaderReads) {
   const auto parsed = ParseSafetensors((*file)->bytes(), path);
   ASSERT_TRUE(parsed.ok()) << Message(parsed.status());
   EXPECT_EQ(parsed->tensors[1].shape, (std::vector<int64_t>{1, 3}));
-  EXPECT_EQ(std::memcmp(parsed->tensors[1].bytes.data(), values.data(), 12), 0);
+  EXPECT_TRUE(std::ranges::equal(parsed->tensors[1].bytes, std::as_bytes(std::span(values))));
   EXPECT_EQ(parsed->metadata.at("format"), "pt");
 }
 

@@ -8,7 +8,6 @@ namespace moesaic::layers {
 
 using kernels::KvLayer;
 using kernels::LinearParams;
-using kernels::PreparedRows;
 using kernels::SequenceSlice;
 
 bool MlaAttention::Expands(const SequenceSlice& sequence) const {

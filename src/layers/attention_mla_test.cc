@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <numeric>
 #include <random>
 
 #include "kernels/test_context.h"
@@ -56,8 +57,8 @@ class MlaTest : public testing::TestWithParam<PackedFormat> {
     mla_.path = path;
     mla_.expansion_bytes = bytes;
     rope_.Reserve(*test_.context().pool, 300);
-    std::vector<int32_t> positions;
-    for (int i = 0; i < count; ++i) positions.push_back(start + i);
+    std::vector<int32_t> positions(static_cast<size_t>(count));
+    std::iota(positions.begin(), positions.end(), start);
     const SequenceSlice slice{.block_table = table_, .start = start, .count = count, .row = 0};
     const kernels::ExecContext ctx = test_.context();
     const Step step{.ctx = ctx, .sequences = {&slice, 1}, .positions = positions};

@@ -153,6 +153,9 @@ def parse():
     parser.add_argument("--scale", type=int, default=8, help="mooncake: divides all lengths")
     parser.add_argument("--speedup", type=float, default=1.0, help="mooncake: divides all times")
     parser.add_argument("--longest", type=int, help="mooncake, swe: leave out calls with more tokens")
+    parser.add_argument("--blocks", type=pathlib.Path,
+                        help="write the prompts' blocks here, for cache_trace_sim: what each policy, and Belady's rule, "
+                             "would find in caches of any size")
     parser.add_argument("--json", type=pathlib.Path, help="write all runs here as well")
     return parser.parse_args()
 
@@ -178,6 +181,9 @@ def main():
             print(f"run {repetition + 1}: {name}: {results[name][-1]['output_rate']:.1f} output tokens/s", file=sys.stderr)
     total, hits = workload.reusable(sessions)
     table(results, hits / total)
+    if arguments.blocks:
+        arguments.blocks.write_text("".join(json.dumps({"hash_ids": blocks}) + "\n"
+                                            for blocks in workload.block_names(sessions) if blocks))
     if arguments.json:
         arguments.json.write_text(json.dumps({"ceiling": hits / total, "runs": results}, indent=2) + "\n")
 

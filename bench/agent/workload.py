@@ -106,13 +106,29 @@ def swe_agent(path, tokenize, output=64, longest=None):
     return result
 
 
-def reusable(sessions):
-    """(prompt tokens, those of them in whole blocks that an earlier call of any session had sent): the ceiling of any
-    cache. Sessions are taken in turns, as clients that run side by side send them."""
-    seen, total, hits = set(), 0, 0
+def in_order(sessions):
+    """The calls of all sessions, taken in turns, as clients that run side by side send them."""
     longest = max(len(session) for session in sessions)
     order = [session[turn] for turn in range(longest) for session in sessions if turn < len(session)]
-    for call in sorted(order, key=lambda call: call.at):
+    return sorted(order, key=lambda call: call.at)
+
+
+def block_names(sessions):
+    """For each call, numbers of its prompt's whole blocks: equal ones stand for equal blocks behind equal prefixes."""
+    names = {}
+    for call in in_order(sessions):
+        blocks, parent = [], None
+        for start in range(0, len(call.prompt) - BLOCK + 1, BLOCK):
+            parent = names.setdefault((parent, tuple(call.prompt[start : start + BLOCK])), len(names))
+            blocks.append(parent)
+        yield blocks
+
+
+def reusable(sessions):
+    """(prompt tokens, those of them in whole blocks that an earlier call of any session had sent): the ceiling of any
+    cache."""
+    seen, total, hits = set(), 0, 0
+    for call in in_order(sessions):
         total += len(call.prompt)
         parent, matching = 0, True
         for start in range(0, len(call.prompt) - BLOCK + 1, BLOCK):

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/check.h"
 #include "server/connection.h"
 
 namespace moesaic::server {
@@ -24,14 +25,13 @@ constexpr const char* kFull =
 // Out of file descriptors and the like: accepting again at once would spin.
 constexpr std::chrono::milliseconds kAcceptPause{50};
 
-class AsioHttpServer : public HttpServer {
+class AsioHttpServer final : public HttpServer {
  public:
-  AsioHttpServer(const HttpOptions& options, HttpHooks hooks)
+  explicit AsioHttpServer(const HttpOptions& options)
       : shared_(std::make_shared<HttpShared>()),
         acceptor_(asio::make_strand(io_)),
         pause_(acceptor_.get_executor()) {
     shared_->options = options;
-    shared_->hooks = std::move(hooks);
   }
 
   ~AsioHttpServer() override {
@@ -40,7 +40,7 @@ class AsioHttpServer : public HttpServer {
     for (std::thread& thread : threads_) thread.join();
   }
 
-  Status Open() {
+  Status Bind() {
     ErrorCode error;
     Tcp::resolver resolver(io_);
     const auto& options = shared_->options;
@@ -55,11 +55,16 @@ class AsioHttpServer : public HttpServer {
     if (!error) acceptor_.listen(asio::socket_base::max_listen_connections, error);
     if (!error) port_ = acceptor_.local_endpoint(error).port();
     if (error) return IoError("{}: {}", where, error.message());
+    return OkStatus();
+  }
+
+  void Start(HttpHooks hooks) override {
+    MOESAIC_CHECK(threads_.empty());
+    shared_->hooks = std::move(hooks);
     Accept();
-    for (int i = 0; i < options.threads; ++i) {
+    for (int i = 0; i < shared_->options.threads; ++i) {
       threads_.emplace_back([this] { io_.run(); });
     }
-    return OkStatus();
   }
 
   void Close() override {
@@ -125,9 +130,9 @@ class AsioHttpServer : public HttpServer {
 
 }  // namespace
 
-StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const HttpOptions& options, HttpHooks hooks) {
-  auto server = std::make_unique<AsioHttpServer>(options, std::move(hooks));
-  RETURN_IF_ERROR(server->Open());
+StatusOr<std::unique_ptr<HttpServer>> HttpServer::Listen(const HttpOptions& options) {
+  auto server = std::make_unique<AsioHttpServer>(options);
+  RETURN_IF_ERROR(server->Bind());
   return std::unique_ptr<HttpServer>(std::move(server));
 }
 

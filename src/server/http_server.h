@@ -29,10 +29,13 @@ struct HttpOptions {
 /// Destroying it closes all connections and joins the threads.
 class HttpServer {
  public:
-  /// Binds and begins to accept. Unavailable when the address can't be had.
-  static StatusOr<std::unique_ptr<HttpServer>> Start(const HttpOptions& options, HttpHooks hooks);
+  /// Binds: from now on clients connect, and wait. Unavailable when the address can't be had.
+  static StatusOr<std::unique_ptr<HttpServer>> Listen(const HttpOptions& options);
   virtual ~HttpServer() = default;
 
+  /// Begins to read requests and to answer them, at once and on other threads: all that `hooks` use, this
+  /// server among it, must be in its place. Once.
+  virtual void Start(HttpHooks hooks) = 0;
   virtual int port() const = 0;
   /// Closes all connections and takes no more. Lanes still run.
   virtual void Close() = 0;

@@ -45,7 +45,8 @@ class HttpApi : public Server {
   }
 
   Status Open() {
-    ASSIGN_OR_RETURN(http_, HttpServer::Start(options_.http, router_.Hooks()));
+    ASSIGN_OR_RETURN(http_, HttpServer::Listen(options_.http));
+    http_->Start(router_.Hooks());
     return OkStatus();
   }
 

@@ -1,0 +1,55 @@
+// For tests: a client of a server on this machine that sends bytes as they are and reads what comes back.
+#pragma once
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <string>
+#include <string_view>
+
+namespace moesaic::server {
+
+class TestClient {
+ public:
+  explicit TestClient(int port) : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<uint16_t>(port));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(::connect(socket_, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  }
+  ~TestClient() { ::close(socket_); }
+  TestClient(const TestClient&) = delete;
+  TestClient& operator=(const TestClient&) = delete;
+
+  void Send(std::string_view bytes) {
+    EXPECT_EQ(::send(socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
+  }
+
+  /// Everything until the server closes.
+  std::string ReadAll() {
+    std::string all;
+    char piece[4096];
+    for (ssize_t got; (got = ::recv(socket_, piece, sizeof(piece), 0)) > 0;) {
+      all.append(piece, static_cast<size_t>(got));
+    }
+    return all;
+  }
+
+ private:
+  const int socket_;
+};
+
+/// The whole answer to a request that is the only one of its connection.
+inline std::string Ask(int port, std::string_view method, std::string_view path, std::string_view body = "") {
+  TestClient client(port);
+  client.Send(fmt::format("{} {} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{}",
+                          method, path, body.size(), body));
+  return client.ReadAll();
+}
+
+}  // namespace moesaic::server

@@ -100,6 +100,7 @@ Status RunServe(const ServeFlags& flags) {
   InterruptGuard guard;
   auto log =
       std::make_shared<spdlog::logger>("serve", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+  spdlog::set_default_logger(log);  // for what the rooms below tell; stdout is for the address
   ASSIGN_OR_RETURN(const ModelText text, OpenModelText(flags.model.model));
   ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, OpenSession(flags.model));
   std::shared_ptr<cache::KvObserver> observer;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "server/choice_text.h"
+#include "server/contained.h"
 
 namespace moesaic::server {
 namespace {
@@ -26,18 +27,12 @@ class Generation : public std::enable_shared_from_this<Generation> {
       : context_(context), spec_(std::move(spec)), lane_(std::move(lane)), sink_(std::move(sink)) {}
 
   Status Submit() {
-    for (const auto& prompt : spec_.prompts) usage_.prompt_tokens += static_cast<int64_t>(prompt.size());
-    const size_t count = spec_.prompts.size() * static_cast<size_t>(spec_.n);
-    choices_.reserve(count);
-    for (size_t i = 0; i < count; ++i) {
-      if (const Status status = SubmitChoice(static_cast<int>(i)); !status.ok()) {
-        Cancel();
-        finished_ = true;
-        return status;
-      }
+    const Status status = Contained(spec_.id, [this] { return SubmitAll(); });
+    if (!status.ok()) {
+      Cancel();
+      finished_ = true;
     }
-    sink_->Started();
-    return OkStatus();
+    return status;
   }
 
   void Cancel() {
@@ -62,6 +57,17 @@ class Generation : public std::enable_shared_from_this<Generation> {
     bool over = false;  // its end has been told
     bool done = false;  // the engine has told its end
   };
+
+  Status SubmitAll() {
+    for (const auto& prompt : spec_.prompts) usage_.prompt_tokens += static_cast<int64_t>(prompt.size());
+    const size_t count = spec_.prompts.size() * static_cast<size_t>(spec_.n);
+    choices_.reserve(count);
+    for (size_t i = 0; i < count; ++i) {
+      RETURN_IF_ERROR(SubmitChoice(static_cast<int>(i)));
+    }
+    sink_->Started();
+    return OkStatus();
+  }
 
   Status SubmitChoice(int index) {
     const size_t prompt = static_cast<size_t>(index / spec_.n);
@@ -120,11 +126,14 @@ class Generation : public std::enable_shared_from_this<Generation> {
       Record(choice, event, arrived.at);
     }
     if (!finished_ && !choice.over) {
-      if (const Status status = Deliver(choice, event, ends); !status.ok()) Fail(ErrorOf(status));
+      FailUnless([&] { return Deliver(choice, event, ends); });
     }
     if (running_ == 0 && !finished_) {
-      finished_ = true;
-      sink_->Done(usage_);
+      FailUnless([this] {
+        sink_->Done(usage_);
+        finished_ = true;
+        return OkStatus();
+      });
     }
     if (running_ == 0) sink_.reset();
   }
@@ -198,10 +207,13 @@ class Generation : public std::enable_shared_from_this<Generation> {
     }
   }
 
-  void Fail(const ApiError& error) {
+  template <typename Work>
+  void FailUnless(const Work& work) {
+    const Status status = Contained(spec_.id, work);
+    if (status.ok()) return;
     finished_ = true;
     Cancel();
-    sink_->Failed(error);
+    sink_->Failed(ErrorOf(status));
   }
 
   void Record(const Choice& choice, const engine::TokenEvent& event, Clock::time_point at) {

@@ -12,6 +12,7 @@
 
 #include "base/check.h"
 #include "server/connection.h"
+#include "server/contained.h"
 
 namespace moesaic::server {
 namespace {
@@ -63,7 +64,7 @@ class AsioHttpServer final : public HttpServer {
     shared_->hooks = std::move(hooks);
     Accept();
     for (int i = 0; i < shared_->options.threads; ++i) {
-      threads_.emplace_back([this] { io_.run(); });
+      threads_.emplace_back([this] { Run(); });
     }
   }
 
@@ -85,6 +86,16 @@ class AsioHttpServer final : public HttpServer {
   int64_t active_requests() const override { return shared_->active_requests; }
 
  private:
+  // A handler that throws has lost its connection by then; all others go on.
+  void Run() {
+    const auto serve = [this] {
+      io_.run();
+      return OkStatus();
+    };
+    while (!Contained("HTTP", serve).ok()) {
+    }
+  }
+
   void Accept() {
     acceptor_.async_accept(asio::make_strand(io_), [this](ErrorCode error, Tcp::socket socket) {
       if (error == asio::error::operation_aborted || !acceptor_.is_open()) return;

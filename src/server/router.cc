@@ -1,8 +1,9 @@
 #include "server/router.h"
 
 #include <algorithm>
-#include <mutex>
 #include <utility>
+
+#include "server/contained.h"
 
 namespace moesaic::server {
 namespace {
@@ -68,6 +69,7 @@ class Router::Answer : public ResponseWriter {
   }
 
   void Start(int status, Headers headers) override {
+    started_ = true;
     record_.status = status;
     headers.insert(headers.end(), headers_.begin(), headers_.end());
     writer_->Start(status, std::move(headers));
@@ -80,6 +82,9 @@ class Router::Answer : public ResponseWriter {
   }
   void OnClientLeft(std::function<void()> left) override { writer_->OnClientLeft(std::move(left)); }
 
+  bool started() const { return started_; }
+  const std::string& request_id() const { return record_.request_id; }
+
  private:
   Router& router_;
   const Route& route_;
@@ -87,7 +92,7 @@ class Router::Answer : public ResponseWriter {
   const Headers headers_;
   const Clock::time_point start_ = Clock::now();
   AccessRecord record_;
-  bool ended_ = false;
+  bool started_ = false, ended_ = false;
 };
 
 Router::Router(const RouterOptions& options, Metrics& metrics, std::function<void(const AccessRecord&)> log)
@@ -232,13 +237,16 @@ void Router::Handle(HttpRequest request, std::shared_ptr<ResponseWriter> writer,
   const std::string_view key = options_.api_keys.empty() ? "" : KeyIn(request);
   if (!key.empty()) call.owner = "key " + std::string(key);
   call.client = key.empty() ? request.peer : "key " + std::string(key);
-  call.writer = std::make_shared<Answer>(*this, *route, request, std::move(writer), std::move(headers));
+  const auto answer = std::make_shared<Answer>(*this, *route, request, std::move(writer), std::move(headers));
+  call.writer = answer;
   call.request = std::move(request);
   if (options_.request_timeout.count() > 0) call.deadline = Clock::now() + options_.request_timeout;
   call.lane = std::move(lane);
-  const std::shared_ptr<ResponseWriter> answer = call.writer;
-  const Status status = route->endpoint(call);
-  if (!status.ok()) SendError(*answer, status, call.style);
+  const Status status =
+      Contained(fmt::format("{} {}, request {}", call.request.method, route->path, answer->request_id()),
+                [route, &call] { return route->endpoint(call); });
+  // Of an answer that has begun, the end of its connection is all that can tell.
+  if (!status.ok() && !answer->started()) SendError(*answer, status, call.style);
 }
 
 }  // namespace moesaic::server

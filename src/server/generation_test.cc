@@ -1,0 +1,120 @@
+// Generations on a model that says anything, in short, and answers that go wrong.
+#include "server/generation.h"
+
+#include <gtest/gtest.h>
+
+#include <future>
+#include <mutex>
+#include <stdexcept>
+
+#include "engine/fake_model.h"
+
+namespace moesaic::server {
+namespace {
+
+// Runs tasks where they are posted, one at a time.
+class LaneHere : public Lane {
+ public:
+  void Post(std::function<void()> task) override {
+    const std::lock_guard lock(mutex_);
+    task();
+  }
+
+ private:
+  std::recursive_mutex mutex_;
+};
+
+class NoWriter : public ResponseWriter {
+ public:
+  void Send(HttpResponse) override {}
+  void Start(int, Headers) override {}
+  void Write(std::string) override {}
+  void End() override {}
+  void OnClientLeft(std::function<void()>) override {}
+};
+
+enum class Throws { kNever, kAtStart, kAtText, kAtEnd };
+
+// Throws where it should, and tells how its answer ended: the status, or 0 for an end in good order.
+class Sink : public AnswerSink {
+ public:
+  Sink(Throws throws, std::promise<int> end) : throws_(throws), end_(std::move(end)) {}
+  void Started() override { ThrowAt(Throws::kAtStart); }
+  void Delta(ChoiceDelta, const Usage&) override { ThrowAt(Throws::kAtText); }
+  void Done(const Usage&) override {
+    ThrowAt(Throws::kAtEnd);
+    end_.set_value(0);
+  }
+  void Failed(const ApiError& error) override { end_.set_value(error.http_status); }
+
+ private:
+  void ThrowAt(Throws here) const {
+    if (throws_ == here) throw std::runtime_error("a full disk, say");
+  }
+  const Throws throws_;
+  std::promise<int> end_;
+};
+
+class GenerationTest : public testing::Test {
+ protected:
+  static ServedModel MakeModel() {
+    auto tokenizer =
+        text::Tokenizer::FromFolder(std::string(MOESAIC_SOURCE_DIR) + "/models/moesaic-tiny").value();
+    auto grammars = text::GrammarCompiler::Create(tokenizer, std::vector<int32_t>{2}).value();
+    return {.names = {"m"},
+            .tokenizer = std::move(tokenizer),
+            .chat = {},
+            .grammars = std::move(grammars),
+            .defaults = {}};
+  }
+
+  std::unique_ptr<engine::EngineThread> MakeEngine() {
+    auto engine = engine::Engine::Create(fake_, kernels_, *threads_,
+                                         {.kv_bytes = 2 << 20, .max_sequences = 8, .max_batch_tokens = 64});
+    EXPECT_TRUE(engine.ok()) << Message(engine.status());
+    return std::make_unique<engine::EngineThread>(*std::move(engine), engine::EngineThreadOptions{});
+  }
+
+  // How a generation ends whose sink throws; a status of its own when it did not begin.
+  StatusOr<int> Generate(Throws throws) {
+    GenerationSpec spec;
+    spec.id = "test";
+    spec.prompts = {{5, 6, 7}};
+    spec.budgets = {8};
+    spec.n = 3;
+    std::promise<int> end;
+    std::future<int> ended = end.get_future();
+    Status started;
+    lane_->Post([&] {
+      started = StartGeneration({model_, metrics_, tracer_, live_, responses_}, std::move(spec), lane_,
+                                writer_, std::make_unique<Sink>(throws, std::move(end)));
+    });
+    RETURN_IF_ERROR(started);
+    return ended.get();
+  }
+
+  engine::FakeModel fake_{512};
+  kernels::KernelTable kernels_;
+  std::unique_ptr<runtime::ThreadPool> threads_ = runtime::ThreadPool::Create({.threads = 1}).value();
+  ServedModel model_ = MakeModel();
+  Metrics metrics_{"m"};
+  Tracer tracer_{100};
+  LiveRequests live_;
+  ResponseStore responses_{{}};
+  std::shared_ptr<Lane> lane_ = std::make_shared<LaneHere>();
+  std::shared_ptr<ResponseWriter> writer_ = std::make_shared<NoWriter>();
+  std::unique_ptr<engine::EngineThread> engine_ = MakeEngine();
+};
+
+TEST_F(GenerationTest, FailsAloneWhenItsAnswerThrows) {
+  model_.engine = engine_.get();
+  EXPECT_EQ(Generate(Throws::kNever).value(), 0);
+  EXPECT_EQ(Generate(Throws::kAtText).value(), 500);
+  EXPECT_EQ(Generate(Throws::kAtEnd).value(), 500);
+  EXPECT_EQ(Generate(Throws::kAtStart).status().code(), StatusCode::kInternal);
+  EXPECT_EQ(Generate(Throws::kNever).value(), 0);
+  engine_.reset();  // behind it, no choice is left in the engine
+}
+
+}  // namespace
+}  // namespace moesaic::server

@@ -1,0 +1,105 @@
+// What becomes of requests whose endpoints fail, seen by clients.
+#include "server/router.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <spdlog/sinks/ostream_sink.h>
+#include <spdlog/spdlog.h>
+
+#include <sstream>
+#include <stdexcept>
+
+#include "server/http_server.h"
+#include "server/test_client.h"
+
+namespace moesaic::server {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+using testing::StartsWith;
+
+class RouterTest : public testing::Test {
+ protected:
+  RouterTest() {
+    spdlog::set_default_logger(
+        std::make_shared<spdlog::logger>("", std::make_shared<spdlog::sinks::ostream_sink_mt>(log_)));
+    const auto add = [this](const char* method, const char* path, Router::Endpoint endpoint) {
+      router_.Add(method, path, Router::Access::kGenerates, std::move(endpoint));
+    };
+    const auto throws = [](Call&) -> Status { throw std::runtime_error("the dog ate it"); };
+    add("GET", "/throws", throws);
+    add("POST", "/v1/messages", throws);
+    add("GET", "/throws_a_number", [](Call&) -> Status { throw 7; });
+    add("GET", "/throws_in_the_middle", [](Call& call) -> Status {
+      call.writer->Start(200, {});
+      call.writer->Write("so far");
+      throw std::runtime_error("no further");
+    });
+    add("GET", "/throws_later", [](Call& call) {
+      call.lane->Post([writer = call.writer] { throw std::runtime_error("too late"); });
+      return OkStatus();
+    });
+    add("GET", "/works", [](Call& call) {
+      SendJson(*call.writer, {{"it", "works"}});
+      return OkStatus();
+    });
+    auto server = HttpServer::Listen({.port = 0, .threads = 1});
+    EXPECT_TRUE(server.ok()) << Message(server.status());
+    server_ = *std::move(server);
+    server_->Start(router_.Hooks());
+  }
+  ~RouterTest() override { spdlog::set_default_logger(before_); }
+
+  std::string Get(const char* path) { return Ask(server_->port(), "GET", path); }
+
+  // Behind it, all that was logged is there.
+  std::string Log() {
+    server_.reset();
+    return log_.str();
+  }
+
+  std::ostringstream log_;
+  std::shared_ptr<spdlog::logger> before_ = spdlog::default_logger();
+  Metrics metrics_{"m"};
+  Router router_{{}, metrics_, nullptr};
+  std::unique_ptr<HttpServer> server_;
+};
+
+TEST_F(RouterTest, AnswersWhatAnEndpointThrowsWith500) {
+  const std::string answer = Get("/throws");
+  EXPECT_THAT(answer, StartsWith("HTTP/1.1 500 "));
+  EXPECT_THAT(answer,
+              HasSubstr(R"({"error":{"message":"the server failed at this request; its log says how",)"
+                        R"("type":"server_error","param":null,"code":null}})"));
+  EXPECT_THAT(answer, Not(HasSubstr("dog")));
+  EXPECT_THAT(Get("/throws_a_number"), StartsWith("HTTP/1.1 500 "));
+  EXPECT_THAT(Get("/works"), HasSubstr(R"({"it":"works"})"));
+  EXPECT_EQ(router_.generating(), 0);
+  const std::string id = answer.substr(answer.find("x-request-id: ") + 14, 32);
+  EXPECT_THAT(Log(), HasSubstr("GET /throws, request " + id + ": an exception escaped: the dog ate it"));
+}
+
+TEST_F(RouterTest, AnswersSoInAnthropicsShapeToo) {
+  const std::string answer = Ask(server_->port(), "POST", "/v1/messages", "{}");
+  EXPECT_THAT(answer, StartsWith("HTTP/1.1 500 "));
+  EXPECT_THAT(answer,
+              HasSubstr(R"({"type":"error","error":{"type":"api_error","message":"the server failed)"));
+}
+
+TEST_F(RouterTest, BreaksOffAnAnswerThatHadBegun) {
+  const std::string answer = Get("/throws_in_the_middle");
+  EXPECT_THAT(answer, StartsWith("HTTP/1.1 200 "));
+  EXPECT_THAT(answer, Not(HasSubstr("500")));
+  EXPECT_THAT(answer, Not(HasSubstr("\r\n0\r\n\r\n")));  // the last chunk: the answer would be whole
+  EXPECT_THAT(Get("/works"), StartsWith("HTTP/1.1 200 "));
+}
+
+TEST_F(RouterTest, LosesOneConnectionToWhatIsThrownLater) {
+  EXPECT_EQ(Get("/throws_later"), "");
+  EXPECT_THAT(Get("/works"), StartsWith("HTTP/1.1 200 "));
+  EXPECT_THAT(Log(), HasSubstr("an exception escaped: too late"));
+}
+
+}  // namespace
+}  // namespace moesaic::server

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "server/api_error.h"
+#include "server/tools.h"
 
 namespace moesaic::server {
 namespace {
@@ -102,29 +103,6 @@ Status ReadOne(const Json& json, const std::string& path, Conversation* conversa
   return OkStatus();
 }
 
-void ReadTools(Fields& body, Conversation* conversation) {
-  const Json* tools = body.Array("tools");
-  if (tools == nullptr) return;
-  for (size_t i = 0; body.ok() && i < tools->size(); ++i) {
-    const std::string path = fmt::format("tools[{}]", i);
-    Fields tool((*tools)[i], path);
-    std::string name, description;
-    tool.String("name", &name);
-    tool.String("description", &description);
-    const Json* schema = tool.Object("input_schema");
-    if (tool.ok() && (name.empty() || schema == nullptr)) {
-      const char* missing = name.empty() ? "name" : "input_schema";
-      tool.Fail(missing, "missing_required_parameter", fmt::format("{}.{}: Field required", path, missing));
-    }
-    body.Merge(tool.status());
-    if (!body.ok()) return;
-    conversation->tools.push_back(
-        {{"type", "function"},
-         {"function", {{"name", name}, {"description", description}, {"parameters", *schema}}}});
-  }
-  if (!conversation->tools.empty()) conversation->tool_use = ToolUse::kAuto;
-}
-
 void ReadChoice(Fields& body, Conversation* conversation) {
   const Json* json = body.Object("tool_choice");
   if (json == nullptr) return;
@@ -141,10 +119,7 @@ void ReadChoice(Fields& body, Conversation* conversation) {
     conversation->tool_use = ToolUse::kRequired;
   } else if (type == "tool") {
     conversation->tool_use = ToolUse::kNamed;
-    bool known = false;
-    for (const Json& tool : conversation->tools)
-      known = known || tool["function"]["name"] == conversation->tool_name;
-    if (choice.ok() && !known) {
+    if (choice.ok() && !HasTool(*conversation, conversation->tool_name)) {
       choice.Fail("name", "invalid_value",
                   fmt::format("tool_choice.name: there is no tool '{}'", conversation->tool_name));
     }
@@ -177,7 +152,7 @@ Conversation ReadMessages(Fields& body) {
   for (size_t i = 0; body.ok() && i < messages->size(); ++i) {
     body.Merge(ReadOne((*messages)[i], fmt::format("messages[{}]", i), &conversation));
   }
-  ReadTools(body, &conversation);
+  ReadTools(body, kMessagesTool, &conversation);
   ReadChoice(body, &conversation);
   if (const Json* json = body.Object("thinking")) {
     Fields thinking(*json, "thinking");

@@ -3,11 +3,10 @@
 #include <utility>
 
 #include "server/api_error.h"
+#include "server/tools.h"
 
 namespace moesaic::server {
 namespace {
-
-constexpr size_t kMaxTools = 512;
 
 // Templates want the arguments of earlier calls as an object; what is none stays a string.
 Json ArgumentsOf(const std::string& text) {
@@ -39,59 +38,7 @@ StatusOr<Json> ReadCalls(const Json& calls, const std::string& path) {
   return read;
 }
 
-// Names are shown to the model and come back in calls.
-Status CheckFunctionName(const std::string& name, const std::string& path) {
-  if (!name.empty() && name.size() <= 256 && name.find_first_of("\r\n<>\"") == std::string::npos)
-    return OkStatus();
-  return FieldError(path, "invalid_value",
-                    fmt::format("Invalid '{}': a name of 1 to 256 letters, found \"{}\"", path, name));
-}
-
-void ReadTools(Fields& body, Conversation* conversation) {
-  const Json* tools = body.Array("tools");
-  if (tools == nullptr) return;
-  if (tools->size() > kMaxTools) {
-    return body.Fail("tools", "array_above_max_length",
-                     fmt::format("Invalid 'tools': at most {}, found {}", kMaxTools, tools->size()));
-  }
-  for (size_t i = 0; i < tools->size(); ++i) {
-    const std::string path = fmt::format("tools[{}]", i);
-    Fields tool((*tools)[i], path);
-    std::string type = "function", name, description;
-    tool.String("type", &type);
-    if (tool.ok() && type != "function") {
-      tool.Fail("type", "invalid_value",
-                fmt::format("Invalid '{}.type': only 'function' is known here, found '{}'", path, type));
-    }
-    const Json* function = tool.Object("function");
-    if (tool.ok() && function == nullptr) {
-      tool.Fail("function", "missing_required_parameter",
-                fmt::format("Missing required parameter: '{}.function'.", path));
-    }
-    body.Merge(tool.status());
-    if (!body.ok()) return;
-    Fields fields(*function, path + ".function");
-    fields.String("name", &name);
-    fields.String("description", &description);
-    fields.Object("parameters");
-    body.Merge(fields.status());
-    body.Merge(CheckFunctionName(name, path + ".function.name"));
-    if (!body.ok()) return;
-    Json kept = *function;
-    kept.erase("strict");
-    conversation->tools.push_back({{"type", "function"}, {"function", std::move(kept)}});
-  }
-}
-
-bool HasTool(const Conversation& conversation, const std::string& name) {
-  for (const Json& tool : conversation.tools) {
-    if (tool["function"]["name"] == name) return true;
-  }
-  return false;
-}
-
 void ReadToolChoice(Fields& body, Conversation* conversation) {
-  if (!conversation->tools.empty()) conversation->tool_use = ToolUse::kAuto;
   const Json* choice = body.Any("tool_choice");
   if (choice == nullptr) return;
   if (choice->is_string()) {
@@ -223,7 +170,7 @@ Conversation ReadConversation(Fields& body) {
     body.Merge(message.status());
     if (message.ok()) conversation.messages.push_back(*std::move(message));
   }
-  ReadTools(body, &conversation);
+  ReadTools(body, kChatTool, &conversation);
   ReadToolChoice(body, &conversation);
   body.Bool("parallel_tool_calls", &conversation.parallel_calls);
   body.Bool("add_generation_prompt", &conversation.add_generation_prompt);

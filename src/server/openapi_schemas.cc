@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "server/sampling_fields.h"
+#include "server/tools.h"
 
 namespace moesaic::server {
 namespace {
@@ -108,15 +109,28 @@ Json FunctionName() {
   return {{"type", "string"}, {"minLength", 1}, {"maxLength", 256}, {"pattern", R"(^[^\r\n<>"]+$)"}};
 }
 
-Json Tools() {
-  const Json function =
-      Object().Must("name", FunctionName()).May("description", Text()).May("parameters", AnyObject()).Take();
-  return ArrayOf(Object().May("type", Words({"function"})).Must("function", function).Take(), 0, 512);
+// A tool's name, description and schema of arguments, where these stand among other members.
+Object Function() { return std::move(Object().Must("name", FunctionName()).May("description", Text())); }
+Json Arguments() { return Object().May("type", Words({"object"})).Take(); }
+
+Json ChatTools() {
+  const Json function = Function().May("parameters", Arguments()).Take();
+  return ArrayOf(Object().May("type", Words({"function"})).Must("function", function).Take(), 0, kMaxTools);
+}
+
+Json ResponsesTools() {
+  return ArrayOf(Function().May("type", Words({"function"})).May("parameters", Arguments()).Take(), 0,
+                 kMaxTools);
+}
+
+Json MessagesTools() {
+  return ArrayOf(Function().May("type", Words({"custom"})).Must("input_schema", Arguments()).Take(), 0,
+                 kMaxTools);
 }
 
 void AddConversation(Object& body) {
   body.Must("messages", ArrayOf(Message(), 1))
-      .May("tools", Tools())
+      .May("tools", ChatTools())
       .May("tool_choice", AnyOf({Words({"none", "auto", "required"}), AnyObject()}))
       .May("parallel_tool_calls", Flag())
       .May("add_generation_prompt", Flag())
@@ -197,16 +211,6 @@ Json Items() {
   return ArrayOf(AnyOf({std::move(message), call, output, thought}), 0);
 }
 
-Json FlatTools() {
-  return ArrayOf(Object()
-                     .Must("type", Words({"function"}))
-                     .Must("name", NonEmpty())
-                     .May("description", Text())
-                     .May("parameters", AnyObject())
-                     .Take(),
-                 0);
-}
-
 // What Anthropic's messages and count_tokens share.
 void AddMessages(Object& body, const ServedModel& model) {
   const Json block = {
@@ -218,12 +222,10 @@ void AddMessages(Object& body, const ServedModel& model) {
                            .Must("role", Words({"user", "assistant", "system"}))
                            .Must("content", AnyOf({Text(), ArrayOf(block, 0)}))
                            .Take();
-  const Json tool =
-      Object().Must("name", NonEmpty()).May("description", Text()).Must("input_schema", AnyObject()).Take();
   body.May("model", ModelName(model))
       .Must("messages", ArrayOf(message, 1))
       .May("system", Content())
-      .May("tools", ArrayOf(tool, 0))
+      .May("tools", MessagesTools())
       .May("tool_choice", Object()
                               .Must("type", Words({"auto", "any", "tool", "none"}))
                               .May("name", Text())
@@ -272,7 +274,7 @@ Json ResponsesSchema(const ServedModel& model) {
       .May("store", Flag())
       .May("conversation", Never())
       .May("background", {{"type", "boolean"}, {"enum", {false}}})
-      .May("tools", FlatTools())
+      .May("tools", ResponsesTools())
       .May("tool_choice", AnyOf({Words({"none", "auto", "required"}), AnyObject()}))
       .May("parallel_tool_calls", Flag())
       .May("text", Object().May("format", format).Take())

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "server/api_error.h"
+#include "server/tools.h"
 
 namespace moesaic::server {
 namespace {
@@ -78,35 +79,6 @@ void ReadInput(Fields& body, const Json& history, Json* messages) {
   if (body.ok() && messages->empty()) body.Fail("input", "empty_array", "Invalid 'input': empty array.");
 }
 
-// Functions stand flat here: {"type", "name", "parameters"}.
-void ReadTools(Fields& body, Conversation* conversation) {
-  const Json* tools = body.Array("tools");
-  if (tools == nullptr) return;
-  for (size_t i = 0; body.ok() && i < tools->size(); ++i) {
-    const std::string path = fmt::format("tools[{}]", i);
-    Fields tool((*tools)[i], path);
-    std::string type, name, description;
-    tool.String("type", &type);
-    if (tool.ok() && type != "function") {
-      tool.Fail("type", "invalid_value",
-                fmt::format("Invalid '{}.type': only 'function' is known here, found '{}'", path, type));
-    }
-    tool.String("name", &name);
-    tool.String("description", &description);
-    const Json* parameters = tool.Object("parameters");
-    if (tool.ok() && name.empty()) {
-      tool.Fail("name", "missing_required_parameter",
-                fmt::format("Missing required parameter: '{}.name'.", path));
-    }
-    body.Merge(tool.status());
-    if (!body.ok()) return;
-    Json function = {{"name", name}, {"description", description}};
-    function["parameters"] = parameters == nullptr ? Json::object() : *parameters;
-    conversation->tools.push_back({{"type", "function"}, {"function", std::move(function)}});
-  }
-  if (!conversation->tools.empty()) conversation->tool_use = ToolUse::kAuto;
-}
-
 void ReadChoice(Fields& body, Conversation* conversation) {
   const Json* choice = body.Any("tool_choice");
   if (choice == nullptr) return;
@@ -115,10 +87,7 @@ void ReadChoice(Fields& body, Conversation* conversation) {
     fields.String("name", &conversation->tool_name);
     body.Merge(fields.status());
     conversation->tool_use = ToolUse::kNamed;
-    bool known = false;
-    for (const Json& tool : conversation->tools)
-      known = known || tool["function"]["name"] == conversation->tool_name;
-    if (body.ok() && !known) {
+    if (body.ok() && !HasTool(*conversation, conversation->tool_name)) {
       body.Fail("tool_choice", "invalid_value",
                 fmt::format("Invalid 'tool_choice': there is no tool '{}'", conversation->tool_name));
     }
@@ -188,7 +157,7 @@ ResponsesRequest ReadResponses(Fields& body, const ServedModel& model, const Jso
   if (background)
     body.Fail("background", "invalid_value", "'background': this server answers while the client waits");
   ReadInput(body, history, &request.conversation.messages);
-  ReadTools(body, &request.conversation);
+  ReadTools(body, kResponsesTool, &request.conversation);
   ReadChoice(body, &request.conversation);
   body.Bool("parallel_tool_calls", &request.conversation.parallel_calls);
   ReadTextFormat(body, &request.grammar);

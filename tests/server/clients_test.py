@@ -7,11 +7,11 @@ import unittest
 import anthropic
 import openai
 
-from serving import MODEL, Server
+from serving import MODEL, Server, until
 
 NAME = "moesaic-tiny"
 WEATHER = {"name": "get_weather", "description": "Weather of a city",
-           "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}
+           "parameters": {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}}, "required": ["city"]}}
 PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 12},
                                            "age": {"type": "integer", "minimum": 0, "maximum": 99}},
           "required": ["name", "age"], "additionalProperties": False}
@@ -200,11 +200,13 @@ class OpenAiChat(Clients):
         self.assertEqual(raised.exception.code, "context_length_exceeded")
 
     def test_cancels(self):
-        stream = self.ask("Tell me a story.", max_tokens=3500, stream=True, extra_body={"ignore_eos": True})
+        before = self.server.aborted()
+        stream = self.ask("Tell me a story.", max_tokens=3500, n=64, stream=True, extra_body={"ignore_eos": True})
         for _, chunk in zip(range(5), stream):
             pass
         stream.close()
-        self.server.wait_until_quiet(5)
+        self.server.wait_until_quiet()
+        until(lambda: self.server.aborted() > before)
 
     def test_serves_many_at_once(self):
         client = openai.AsyncOpenAI(base_url=self.server.url + "/v1", api_key="-", max_retries=0)

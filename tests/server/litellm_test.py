@@ -9,11 +9,11 @@ os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # no look-ups outside
 
 import litellm
 
-from serving import Server
+from serving import Server, until
 
 WEATHER = {"type": "function", "function": {
     "name": "get_weather", "description": "Weather of a city",
-    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}
+    "parameters": {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}}, "required": ["city"]}}}
 PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}},
           "required": ["name", "age"], "additionalProperties": False}
 
@@ -87,9 +87,11 @@ class LiteLlm(unittest.TestCase):
             self.ask("word " * 5000)
 
     def test_leaving_ends_the_request(self):
+        before = self.server.aborted()
+
         async def leave():
             stream = await litellm.acompletion(messages=[{"role": "user", "content": "Tell me a story."}], stream=True,
-                                               max_tokens=3500, extra_body={"ignore_eos": True}, **self.where("openai"))
+                                               max_tokens=3500, n=64, extra_body={"ignore_eos": True}, **self.where("openai"))
             count = 0
             async for _ in stream:
                 count += 1
@@ -97,7 +99,8 @@ class LiteLlm(unittest.TestCase):
                     break
             await stream.aclose()
         asyncio.run(leave())
-        self.server.wait_until_quiet(5)
+        self.server.wait_until_quiet()
+        until(lambda: self.server.aborted() > before)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,9 @@
-"""Starts `moesaic serve` for tests and talks plain HTTP to it. Standard library only."""
+"""Starts `moesaic serve` for tests and talks plain HTTP to it. Standard library only.
+
+Nothing here may depend on how fast the machine is: what must still run when a test looks is held (Server.holding), what must
+have happened is waited for, and a wait ends in failure only after a time that no machine needs.
+"""
+import atexit
 import contextlib
 import http.client
 import json
@@ -6,6 +11,7 @@ import os
 import pathlib
 import re
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -14,10 +20,17 @@ BINARY = pathlib.Path(os.environ.get("MOESAIC_BINARY", "build/release/bin/moesai
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / "moesaic-tiny"
 START_SECONDS = 60
-ANSWER_SECONDS = 60
+ANSWER_SECONDS = 120
+WAIT_SECONDS = 120
 
 
-def until(condition, seconds=30):
+def wire(path, body, headers=b""):
+    """A POST as bytes."""
+    return b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n%scontent-length: %d\r\n\r\n" % (
+        path.encode(), headers, len(body)) + body
+
+
+def until(condition, seconds=WAIT_SECONDS):
     """Waits until `condition()` holds."""
     end = time.monotonic() + seconds
     while not condition():
@@ -34,6 +47,7 @@ class Server:
         self.process = subprocess.Popen(
             [str(BINARY), "serve", str(MODEL), "--port", str(port), "--no-access-log", *map(str, flags)],
             stdout=subprocess.PIPE, stderr=self.stderr, text=True, env={**os.environ, **(environment or {})})
+        atexit.register(self.process.kill)  # a test that fails in between leaves no server behind
         line = self.process.stdout.readline()
         found = re.match(r"listening on http://(.+):(\d+)$", line.strip())
         if not found:
@@ -73,7 +87,21 @@ class Server:
         """The sum over a metric's members."""
         return sum(value for key, value in self.metrics().items() if re.match(re.escape(name) + r"(\{|$)", key))
 
-    def wait_until_quiet(self, seconds=30):
+    def aborted(self):
+        """Choices that were cancelled."""
+        return self.metrics().get('vllm:request_success_total{finished_reason="abort",model_name="moesaic-tiny"}', 0)
+
+    @contextlib.contextmanager
+    def holding(self, stream=True):
+        """A request that runs for half a minute, until its client leaves behind the block: half a million tokens. Gives the
+        client's socket."""
+        body = json.dumps(chat("Tell me a story.", n=128, max_tokens=3900, ignore_eos=True, stream=stream)).encode()
+        with socket.create_connection((self.host, self.port), timeout=ANSWER_SECONDS) as client:
+            client.sendall(wire("/v1/chat/completions", body))
+            until(lambda: self.metric("vllm:num_requests_running") > 0)
+            yield client
+
+    def wait_until_quiet(self, seconds=WAIT_SECONDS):
         """Waits until nothing runs, waits, or holds a block."""
         end = time.monotonic() + seconds
         while True:
@@ -85,7 +113,7 @@ class Server:
                 raise AssertionError(f"still busy: {busy}")
             time.sleep(0.05)
 
-    def stop(self, how=signal.SIGTERM, seconds=60):
+    def stop(self, how=signal.SIGTERM, seconds=WAIT_SECONDS):
         """The exit code."""
         if self.process.poll() is None:
             self.process.send_signal(how)

@@ -27,7 +27,7 @@ def make(folder, requirements):
         if mark.exists() and mark.read_text() == wanted:
             return python
         venv.create(folder, with_pip=True, clear=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "-r", requirements],
+        subprocess.run([python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--retries", "10", "-r", requirements],
                        check=True, capture_output=True, text=True, timeout=INSTALL_SECONDS)
         mark.write_text(wanted)
     return python

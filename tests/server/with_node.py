@@ -16,7 +16,7 @@ import sys
 from serving import serving
 from with_clients import missing
 
-INSTALL_SECONDS = 300
+INSTALL_SECONDS = 900
 TEST_SECONDS = 600
 
 
@@ -32,7 +32,7 @@ def install(folder, source):
             return
         for file in files:
             shutil.copy(file, folder)
-        subprocess.run(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"], cwd=folder, check=True,
+        subprocess.run(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries", "5"], cwd=folder, check=True,
                        capture_output=True, text=True, timeout=INSTALL_SECONDS)
         mark.write_text(wanted)
 

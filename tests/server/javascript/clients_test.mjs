@@ -10,7 +10,7 @@ const ask = (content, more = {}, options = {}) =>
   client.chat.completions.create({ model: MODEL, messages: [{ role: "user", content }], ...more }, options);
 const WEATHER = {
   name: "get_weather", description: "Weather of a city",
-  parameters: { type: "object", properties: { city: { type: "string" } }, required: ["city"] },
+  parameters: { type: "object", properties: { city: { type: "string", maxLength: 12 } }, required: ["city"] },
 };
 const PERSON = {
   type: "object", additionalProperties: false, required: ["name", "age"],
@@ -24,7 +24,7 @@ async function metric(name) {
 }
 
 async function untilQuiet() {
-  for (let i = 0; i < 100; ++i) {
+  for (let i = 0; i < 2400; ++i) {
     if (await metric("vllm:num_requests_running") === 0 && await metric("vllm:kv_cache_usage_perc") === 0) return;
     await new Promise((resolve) => setTimeout(resolve, 50));
   }
@@ -132,12 +132,12 @@ test("models and embeddings", async () => {
 });
 
 test("a client that leaves ends its request", async () => {
-  const stream = await ask("Tell me a story.", { stream: true, max_tokens: 3500, ignore_eos: true });
+  const stream = await ask("Tell me a story.", { stream: true, n: 64, max_tokens: 3500, ignore_eos: true });
   let chunks = 0;
   for await (const _ of stream) if (++chunks === 5) break;  // leaving the loop closes the connection
   await untilQuiet();
   const controller = new AbortController();
-  const pending = ask("Tell me a story.", { max_tokens: 3500, ignore_eos: true }, { signal: controller.signal });
+  const pending = ask("Tell me a story.", { n: 64, max_tokens: 3500, ignore_eos: true }, { signal: controller.signal });
   setTimeout(() => controller.abort(), 200);
   await assert.rejects(pending, OpenAI.APIUserAbortError);
   await untilQuiet();

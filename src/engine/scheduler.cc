@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "engine/draft.h"
+#include "engine/plan_scratch.h"
 
 namespace moesaic::engine {
 namespace {
@@ -98,11 +98,11 @@ std::vector<RequestId> Scheduler::PastDeadline(Clock::time_point now) const {
 }
 
 StepPlan Scheduler::Plan() const {
-  Draft draft(pool_, tree_, options_, running_, front_);
-  draft.PlanDecodes();
-  draft.PlanPrefills();
-  draft.PlanAdmissions(waiting_);
-  return draft.Finish();
+  PlanScratch scratch(pool_, tree_, options_, running_, front_);
+  scratch.PlanDecodes();
+  scratch.PlanPrefills();
+  scratch.PlanAdmissions(waiting_);
+  return scratch.Finish();
 }
 
 void Scheduler::Commit(StepPlan& plan) {

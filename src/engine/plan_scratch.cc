@@ -1,4 +1,4 @@
-#include "engine/draft.h"
+#include "engine/plan_scratch.h"
 
 #include <algorithm>
 #include <cstring>
@@ -20,8 +20,9 @@ auto RankOf(const Sequence& sequence, RequestId front) {
 
 }  // namespace
 
-Draft::Draft(const cache::KvPool& pool, const cache::RadixTree& tree, const SchedulerOptions& options,
-             const std::vector<std::unique_ptr<Sequence>>& running, RequestId front)
+PlanScratch::PlanScratch(const cache::KvPool& pool, const cache::RadixTree& tree,
+                         const SchedulerOptions& options,
+                         const std::vector<std::unique_ptr<Sequence>>& running, RequestId front)
     : pool_(pool),
       tree_(tree),
       options_(options),
@@ -33,21 +34,21 @@ Draft::Draft(const cache::KvPool& pool, const cache::RadixTree& tree, const Sche
 }
 
 // Idle blocks are as good as free: Commit evicts what it needs.
-int Draft::FreeBlocks() const { return pool_.free_blocks() + pool_.idle_blocks() + given_ - taken_; }
+int PlanScratch::FreeBlocks() const { return pool_.free_blocks() + pool_.idle_blocks() + given_ - taken_; }
 
-int Draft::ChunkOf(const Sequence& sequence, int computed) const {
+int PlanScratch::ChunkOf(const Sequence& sequence, int computed) const {
   const int count = std::min(sequence.size() - computed, rows_);
   return sequence.wants_prompt_logprobs() ? std::min(count, scored_rows_) : count;
 }
 
-void Draft::Take(Sequence* sequence, int count, int new_blocks) {
+void PlanScratch::Take(Sequence* sequence, int count, int new_blocks) {
   rows_ -= count;
   taken_ += new_blocks;
   if (sequence->wants_prompt_logprobs()) scored_rows_ -= count;
   plan_.parts.push_back({sequence, count, new_blocks});
 }
 
-void Draft::PlanDecodes() {
+void PlanScratch::PlanDecodes() {
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence* sequence = running_[i];
     if (sequence->remaining() != 1) continue;
@@ -58,7 +59,7 @@ void Draft::PlanDecodes() {
   }
 }
 
-void Draft::PreemptLast() {
+void PlanScratch::PreemptLast() {
   Sequence* victim = running_.back();
   running_.pop_back();
   plan_.preempt.push_back(victim);
@@ -68,7 +69,7 @@ void Draft::PreemptLast() {
   }
 }
 
-void Draft::PlanPrefills() {
+void PlanScratch::PlanPrefills() {
   for (Sequence* sequence : running_) {
     if (sequence->remaining() <= 1) continue;
     if (const int count = ChunkOf(*sequence, sequence->computed); count > 0) Take(sequence, count, 0);
@@ -76,7 +77,7 @@ void Draft::PlanPrefills() {
 }
 
 // Whether `a` is admitted before `b`.
-bool Draft::Before(const Sequence& a, const Sequence& b) const {
+bool PlanScratch::Before(const Sequence& a, const Sequence& b) const {
   if (a.due != b.due) return a.due;
   if (a.due) return a.id < b.id;
   constexpr auto kNever = Clock::time_point::max();
@@ -88,20 +89,20 @@ bool Draft::Before(const Sequence& a, const Sequence& b) const {
   return key(a) < key(b);
 }
 
-double Draft::ServiceOf(const Sequence& sequence) const {
+double PlanScratch::ServiceOf(const Sequence& sequence) const {
   const auto promised = promised_.find(sequence.share);
   return sequence.share->service + (promised == promised_.end() ? 0 : promised->second);
 }
 
 // The last token is always computed: its logits, or its hidden state, are what the step is for.
-cache::PrefixMatch Draft::PrefixOf(const Sequence& sequence) const {
+cache::PrefixMatch PlanScratch::PrefixOf(const Sequence& sequence) const {
   if (!options_.prefix_cache || sequence.wants_prompt_logprobs()) return {};
   return tree_.Find(sequence.request.cache_namespace,
                     std::span(sequence.tokens).first(sequence.tokens.size() - 1));
 }
 
 // Whether a running sequence will soon have computed a block that comes next in `sequence`.
-bool Draft::PrefixIsOnItsWay(const Sequence& sequence, const cache::PrefixMatch& prefix) const {
+bool PlanScratch::PrefixIsOnItsWay(const Sequence& sequence, const cache::PrefixMatch& prefix) const {
   if (!options_.prefix_cache || sequence.due || sequence.wants_prompt_logprobs()) return false;
   const size_t known = prefix.blocks.size() * cache::kBlockTokens;
   const size_t wanted = known + cache::kBlockTokens;
@@ -119,12 +120,12 @@ bool Draft::PrefixIsOnItsWay(const Sequence& sequence, const cache::PrefixMatch&
 
 // A block to spare for each running sequence: none of them can need more within its next 64 tokens, so an
 // admission is not undone at once.
-bool Draft::Fits(int needed) const {
+bool PlanScratch::Fits(int needed) const {
   const int spare = running_.empty() ? 0 : static_cast<int>(running_.size()) + 1;
   return FreeBlocks() >= needed + spare;
 }
 
-void Draft::PlanAdmissions(const std::vector<std::unique_ptr<Sequence>>& waiting) {
+void PlanScratch::PlanAdmissions(const std::vector<std::unique_ptr<Sequence>>& waiting) {
   if (!plan_.preempt.empty()) return;
   std::vector<Sequence*> line;
   for (const auto& sequence : waiting) line.push_back(sequence.get());

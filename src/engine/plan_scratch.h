@@ -10,10 +10,10 @@
 
 namespace moesaic::engine {
 
-class Draft {
+class PlanScratch {
  public:
-  Draft(const cache::KvPool& pool, const cache::RadixTree& tree, const SchedulerOptions& options,
-        const std::vector<std::unique_ptr<Sequence>>& running, RequestId front);
+  PlanScratch(const cache::KvPool& pool, const cache::RadixTree& tree, const SchedulerOptions& options,
+              const std::vector<std::unique_ptr<Sequence>>& running, RequestId front);
 
   /// Every running sequence with one token left gets it, in rank order; the last in rank pay with their
   /// blocks.

@@ -357,9 +357,6 @@ void ContinuousEngine::CountTime(const StepPlan& plan, double seconds) {
                             AttentionTokens(model_.info()));
   }
   ++stats_.steps;
-  stats_.last_prefill_rows = prefill;
-  stats_.last_decode_rows = rows - prefill;
-  stats_.last_sequences = static_cast<int>(plan.parts.size());
 }
 
 void ContinuousEngine::CountPrompts(const StepPlan& plan) {

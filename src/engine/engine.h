@@ -43,8 +43,7 @@ struct EngineStats {
   int64_t cache_queries = 0, cache_hits = 0, cache_evictions = 0;
   /// Blocks of preempted requests that were copied to the swap space and back, and what it holds now.
   int64_t swapped_out = 0, swapped_in = 0;
-  int swapped_blocks = 0, swap_blocks = 0;                              ///< used, and in all
-  int last_prefill_rows = 0, last_decode_rows = 0, last_sequences = 0;  ///< of the last step
+  int swapped_blocks = 0, swap_blocks = 0;         ///< used, and in all
   double prefill_seconds = 0, decode_seconds = 0;  ///< of pure steps; mixed steps are split by rows
 };
 

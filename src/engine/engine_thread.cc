@@ -73,11 +73,6 @@ class EngineThread::Impl {
     draining_ = true;
   }
 
-  bool draining() const {
-    const std::lock_guard lock(mutex_);
-    return draining_;
-  }
-
   const Engine& engine() const { return *engine_; }
 
  private:
@@ -215,7 +210,6 @@ void EngineThread::ClearCache() { impl_->ClearCache(); }
 EngineStats EngineThread::stats() const { return impl_->stats(); }
 bool EngineThread::idle() const { return impl_->idle(); }
 void EngineThread::Drain() { impl_->Drain(); }
-bool EngineThread::draining() const { return impl_->draining(); }
 const models::ModelInfo& EngineThread::model() const { return impl_->engine().model(); }
 int EngineThread::max_context() const { return impl_->engine().max_context(); }
 

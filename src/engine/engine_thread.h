@@ -41,7 +41,6 @@ class EngineThread {
   EngineStats stats() const;  ///< after the last step; waiting counts what was submitted since
   bool idle() const;          ///< nothing submitted has yet to end
   void Drain();               ///< refuses new requests from now on; what is there runs to its end
-  bool draining() const;
 
   const models::ModelInfo& model() const;
   int max_context() const;

@@ -202,7 +202,8 @@ MessageFields ReadFields(Fields& body, const ServedModel& model) {
   body.Int("max_tokens", 1, std::numeric_limits<int>::max(), &fields.max_tokens);
   if (const Json* metadata = body.Object("metadata")) {
     Fields inner(*metadata, "metadata");
-    inner.String("user_id", &fields.generation.user);
+    std::string user;
+    inner.String("user_id", &user);
     body.Merge(inner.status());
   }
   for (const char* part : {"system", "messages", "tools"}) {

@@ -117,7 +117,8 @@ GenerationFields ReadGeneration(Fields& body, const ServedModel& model) {
   body.Bool("stream", &fields.stream);
   body.String("cache_salt", &fields.cache_salt);
   body.Int("priority", -kMaxInt, kMaxInt, &fields.priority);
-  body.String("user", &fields.user);
+  std::string user;  // of no consequence: whom to be fair to, the key or the address says
+  body.String("user", &user);
   ReadSession(body, &fields);
   if (const Json* options = body.Object("stream_options")) {
     Fields stream(*options, "stream_options");

@@ -24,7 +24,6 @@ struct GenerationFields {
   bool stream_usage = false;             // one last event with the usage
   bool stream_usage_continuous = false;  // and the usage so far in every event
   std::string cache_salt;
-  std::string user;
   cache::SessionHint session = cache::SessionHint::kNone;
   int priority = 0;
 };

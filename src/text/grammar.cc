@@ -1,7 +1,5 @@
 #include "text/grammar.h"
 
-#include <algorithm>
-
 #include "text/bridge.h"
 #include "text/tokenizer_impl.h"
 
@@ -54,20 +52,6 @@ Status Grammar::Commit(int32_t id) {
 StatusOr<size_t> Grammar::CountValid(std::span<const int32_t> ids) {
   return Bridged(
       [&] { return impl_->bridge->count_valid(rust::Slice<const int32_t>(ids.data(), ids.size())); });
-}
-
-Status Grammar::Rollback(size_t count) {
-  return Done(Bridged([&] {
-    impl_->bridge->rollback(count);
-    return true;
-  }));
-}
-
-StatusOr<std::vector<int32_t>> Grammar::ForcedTokens() {
-  return Bridged([&] {
-    const rust::Vec<int32_t> ids = impl_->bridge->forced();
-    return std::vector<int32_t>(ids.begin(), ids.end());
-  });
 }
 
 StatusOr<bool> Grammar::IsAccepting() {

@@ -32,19 +32,13 @@ class Grammar {
   /// How many of `ids` may follow one after the other; nothing is committed.
   StatusOr<size_t> CountValid(std::span<const int32_t> ids);
 
-  /// Takes back the last `count` committed tokens.
-  Status Rollback(size_t count);
-
-  /// The next tokens if there is only one way on; may be empty.
-  StatusOr<std::vector<int32_t>> ForcedTokens();
-
   /// The text so far is complete.
   StatusOr<bool> IsAccepting();
 
   /// Nothing may follow: an end-of-text token was committed, or the grammar ended.
   bool IsStopped() const;
 
-  /// A copy at the same place, for speculative decoding.
+  /// A copy at the same place.
   StatusOr<Grammar> Fork() const;
 
  private:

@@ -112,7 +112,7 @@ TEST_F(GrammarTest, RefusesTokensThatMayNotCome) {
   EXPECT_FALSE(grammar->Commit(Encode("b")[0]).ok());
 }
 
-TEST_F(GrammarTest, RollsBackAndForks) {
+TEST_F(GrammarTest, Forks) {
   StatusOr<Grammar> grammar = compiler_->Compile(GrammarKind::kLark, "start: \"x\" (\"yy\" | \"zz\")");
   ASSERT_TRUE(grammar.ok()) << Message(grammar.status());
   ASSERT_TRUE(grammar->Commit(Encode("x")[0]).ok());
@@ -122,16 +122,6 @@ TEST_F(GrammarTest, RollsBackAndForks) {
   ASSERT_TRUE(grammar->Commit(Encode("y")[0]).ok());
   EXPECT_NE(Mask(&*grammar), before);
   EXPECT_EQ(Mask(&*fork), before) << "the fork stays where it was";
-  ASSERT_TRUE(grammar->Rollback(1).ok());
-  EXPECT_EQ(Mask(&*grammar), before);
-}
-
-TEST_F(GrammarTest, KnowsTheOnlyWayOn) {
-  StatusOr<Grammar> grammar = compiler_->Compile(GrammarKind::kRegex, "The quick brown fox");
-  ASSERT_TRUE(grammar.ok());
-  const auto forced = *grammar->ForcedTokens();
-  ASSERT_FALSE(forced.empty());
-  EXPECT_THAT("The quick brown fox", ::testing::StartsWith(*tokenizer_->Decode(forced, false)));
 }
 
 TEST_F(GrammarTest, RefusesFaults) {

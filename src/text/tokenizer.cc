@@ -1,9 +1,5 @@
 #include "text/tokenizer.h"
 
-#include <algorithm>
-#include <atomic>
-#include <thread>
-
 #include "text/tokenizer_impl.h"
 
 namespace moesaic::text {
@@ -18,26 +14,6 @@ StatusOr<std::vector<int32_t>> Tokenizer::Encode(std::string_view text, bool add
     const rust::Vec<int32_t> ids = impl_->bridge->encode(Bytes(text), add_special);
     return std::vector<int32_t>(ids.begin(), ids.end());
   });
-}
-
-StatusOr<std::vector<std::vector<int32_t>>> Tokenizer::EncodeBatch(std::span<const std::string> texts,
-                                                                   bool add_special, int threads) const {
-  std::vector<StatusOr<std::vector<int32_t>>> results(texts.size());
-  std::atomic<size_t> next = 0;
-  const auto work = [&] {
-    for (size_t i = next++; i < texts.size(); i = next++) results[i] = Encode(texts[i], add_special);
-  };
-  std::vector<std::jthread> workers;
-  for (size_t i = 1; i < std::min<size_t>(std::max(threads, 1), texts.size()); ++i)
-    workers.emplace_back(work);
-  work();
-  workers.clear();
-  std::vector<std::vector<int32_t>> batch;
-  for (StatusOr<std::vector<int32_t>>& result : results) {
-    if (!result.ok()) return result.status();
-    batch.push_back(*std::move(result));
-  }
-  return batch;
 }
 
 StatusOr<std::string> Tokenizer::Decode(std::span<const int32_t> ids, bool skip_special) const {

@@ -69,10 +69,6 @@ class Tokenizer {
   /// `add_special`: with the tokens the model expects around a text, such as BOS.
   StatusOr<std::vector<int32_t>> Encode(std::string_view text, bool add_special) const;
 
-  /// `Encode` of each text, on `threads` threads.
-  StatusOr<std::vector<std::vector<int32_t>>> EncodeBatch(std::span<const std::string> texts,
-                                                          bool add_special, int threads) const;
-
   /// The text of `ids`; bytes that are not UTF-8 become U+FFFD. Ids outside the vocabulary stand for nothing.
   StatusOr<std::string> Decode(std::span<const int32_t> ids, bool skip_special) const;
 

@@ -299,21 +299,6 @@ TEST(Tokenizer, RefusesTextThatIsNotUtf8) {
   EXPECT_THAT(Message(tokenizer->Encode("ab\xff", false).status()), HasSubstr("not UTF-8 at byte 2"));
 }
 
-TEST(Tokenizer, BatchesEqualSingles) {
-  SKIP_WITHOUT(Tokenizers());
-  StatusOr<Tokenizer> tokenizer = LoadHf("deepseek-v3");
-  ASSERT_TRUE(tokenizer.ok());
-  std::vector<std::string> texts;
-  std::mt19937 random(3);
-  for (int i = 0; i < 200; ++i) texts.push_back(RandomText(&random));
-  const auto batch = tokenizer->EncodeBatch(texts, true, 4);
-  ASSERT_TRUE(batch.ok());
-  for (size_t i = 0; i < texts.size(); ++i) EXPECT_EQ((*batch)[i], *tokenizer->Encode(texts[i], true));
-  EXPECT_TRUE(tokenizer->EncodeBatch({}, true, 4)->empty());
-  texts.push_back("\xff");
-  EXPECT_FALSE(tokenizer->EncodeBatch(texts, true, 4).ok());
-}
-
 // A vocabulary of single bytes, enough to show what a config does to it.
 std::string TinyJson(const std::string& post_processor) {
   return R"({"version":"1.0","added_tokens":[{"id":3,"content":"<s>","single_word":false,"lstrip":false,"rstrip":false,)"

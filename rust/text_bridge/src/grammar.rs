@@ -130,15 +130,6 @@ impl Matching {
         })
     }
 
-    pub fn rollback(&mut self, count: usize) -> Result<()> {
-        guarded("grammar", || self.0.rollback(count).map_err(fail))
-    }
-
-    /// Tokens the grammar leaves no choice about.
-    pub fn forced(&mut self) -> Result<Vec<i32>> {
-        guarded("grammar", || Ok(self.0.compute_ff_tokens().into_iter().map(|id| id as i32).collect()))
-    }
-
     pub fn accepting(&mut self) -> Result<bool> {
         guarded("grammar", || self.0.is_accepting().map_err(fail))
     }

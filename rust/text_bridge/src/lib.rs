@@ -78,8 +78,6 @@ pub mod ffi {
         fn mask(&mut self, words: &mut [u32]) -> Result<()>;
         fn commit(&mut self, id: i32) -> Result<()>;
         fn count_valid(&mut self, ids: &[i32]) -> Result<usize>;
-        fn rollback(&mut self, count: usize) -> Result<()>;
-        fn forced(&mut self) -> Result<Vec<i32>>;
         fn accepting(&mut self) -> Result<bool>;
         fn stopped(&self) -> bool;
     }

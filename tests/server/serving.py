@@ -42,10 +42,10 @@ def until(condition, seconds=WAIT_SECONDS):
 class Server:
     """A running server."""
 
-    def __init__(self, *flags, environment=None, port=0):
+    def __init__(self, *flags, environment=None, port=0, model=MODEL):
         self.stderr = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen(
-            [str(BINARY), "serve", str(MODEL), "--port", str(port), "--no-access-log", *map(str, flags)],
+            [str(BINARY), "serve", str(model), "--port", str(port), "--no-access-log", *map(str, flags)],
             stdout=subprocess.PIPE, stderr=self.stderr, text=True, env={**os.environ, **(environment or {})})
         atexit.register(self.process.kill)  # a test that fails in between leaves no server behind
         line = self.process.stdout.readline()

@@ -4,14 +4,16 @@
 
 namespace moesaic::kernels {
 
-ImplList<AttentionTileFn> AttentionImpls() {
+ImplList<AttentionTileFn> AttentionImpls(tensor::DType kv_dtype) {
   static constexpr Impl<AttentionTileFn> kImpls[] = {
       {"attention_bf16_bf16x2_amx", runtime::Isa::kAmx, cpu::AttentionAmx},
       {"attention_f32_avx512", runtime::Isa::kAvx512, cpu::AttentionAvx512},
       {"attention_f32_avx2", runtime::Isa::kAvx2, cpu::AttentionAvx2},
       {"attention_f32_ref", runtime::Isa::kRef, ref::Attention},
   };
-  return kImpls;
+  // The AMX one multiplies in bf16 and hands f32 keys and values to the next.
+  const ImplList<AttentionTileFn> impls = kImpls;
+  return kv_dtype == tensor::DType::kF32 ? impls.subspan(1) : impls;
 }
 
 }  // namespace moesaic::kernels

@@ -352,7 +352,7 @@ TEST_P(AttentionTest, LargeScores) {
 std::vector<Impl<AttentionTileFn>> OnHost() {
   const runtime::CpuFeatures host = runtime::DetectCpu();
   std::vector<Impl<AttentionTileFn>> found;
-  for (const auto& impl : AttentionImpls()) {
+  for (const auto& impl : AttentionImpls(tensor::DType::kBF16)) {
     if (host.Has(impl.needs)) found.push_back(impl);
   }
   return found;

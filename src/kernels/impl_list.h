@@ -31,6 +31,7 @@ ImplList<SiluMulRowFn> SiluMulImpls();
 ImplList<AxpbyRowFn> AxpbyImpls();
 ImplList<RopeRowFn> RopeHalfImpls();
 ImplList<RopeRowFn> RopeInterleavedImpls();
-ImplList<AttentionTileFn> AttentionImpls();  // attention_list.cc
+/// Those that run on keys and values of a type (kF32, kBF16 or kI8); one function takes all types.
+ImplList<AttentionTileFn> AttentionImpls(tensor::DType kv_dtype);  // attention_list.cc
 
 }  // namespace moesaic::kernels

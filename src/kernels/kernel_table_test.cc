@@ -34,6 +34,20 @@ TEST(SelectKernels, TakesTheFirstThatFitsAndSaysWhatItPassedOver) {
   EXPECT_EQ(ChoiceOf(SelectKernels(alder_lake), "gemm_i8").name, "gemm_i8_i8_avxvnni");
 }
 
+TEST(SelectKernels, TellsAttentionForEveryTypeOfKeysAndValues) {
+  const CpuFeatures sapphire_rapids{.avx2 = true,
+                                    .avx_vnni = true,
+                                    .avx512 = true,
+                                    .avx512_vnni = true,
+                                    .avx512_bf16 = true,
+                                    .amx_int8 = true,
+                                    .amx_bf16 = true};
+  const KernelTable table = SelectKernels(sapphire_rapids);
+  EXPECT_EQ(ChoiceOf(table, "attention_kv_bf16").name, "attention_bf16_bf16x2_amx");
+  EXPECT_EQ(ChoiceOf(table, "attention_kv_i8").name, "attention_bf16_bf16x2_amx");
+  EXPECT_EQ(ChoiceOf(table, "attention_kv_f32").name, "attention_f32_avx512");
+}
+
 TEST(SelectKernels, NothingMeansRefForEveryOperator) {
   const KernelTable table = SelectKernels(CpuFeatures{});
   EXPECT_GE(table.choices.size(), 9U);

@@ -51,6 +51,11 @@ int OpenLocked(const std::string& partial) {
 }  // namespace
 
 StatusOr<std::unique_ptr<AtomicFile>> AtomicFile::Create(const std::string& path) {
+  // Renaming over a device, such as /dev/null, would replace it; a folder would refuse only at the end.
+  struct stat status = {};
+  if (stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
+    return InvalidArgument("{}: can't be written: it is not a regular file", path);
+  }
   RemoveLeftovers(path);
   // The numbers keep two writers of the same file apart, in two processes or in one.
   static std::atomic<int> count{0};

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -53,6 +54,18 @@ TEST_F(AtomicFileTest, AppearsWhenCommitted) {
   ASSERT_TRUE((*file)->Commit().ok());
   EXPECT_EQ(Content(Path("f")), "new");
   EXPECT_THAT(Names(), ElementsAre("f"));
+}
+
+// /dev/null is still a device after somebody wrote results to it as root.
+TEST_F(AtomicFileTest, ReplacesRegularFilesOnly) {
+  std::filesystem::create_directory(Path("folder"));
+  ASSERT_EQ(mkfifo(Path("pipe").c_str(), 0666), 0);
+  for (const std::string& path : {Path("folder"), Path("pipe"), std::string("/dev/null")}) {
+    const auto file = AtomicFile::Create(path);
+    ASSERT_FALSE(file.ok()) << path;
+    EXPECT_EQ(Message(file.status()), path + ": can't be written: it is not a regular file");
+  }
+  EXPECT_THAT(Names(), ElementsAre("folder", "pipe"));
 }
 
 TEST_F(AtomicFileTest, LeavesNothingUncommitted) {

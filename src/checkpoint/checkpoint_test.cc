@@ -115,7 +115,8 @@ TEST_F(CheckpointTest, RefusesWhatItCannotOpen) {
   EXPECT_EQ(Fault(folder_.Path()), "F/config.json: JSON nests deeper than 64 levels");
   folder_.Write("config.json", "{}");
   folder_.Write("model.safetensors", "12345678");
-  EXPECT_TRUE(Fault(folder_.Path()).starts_with("model.safetensors: the header may have "));
+  EXPECT_TRUE(Fault(folder_.Path()).starts_with("F/model.safetensors: the header may have "))
+      << Fault(folder_.Path());
   EXPECT_EQ(Fault(folder_.Write("other.json", "{}")), "F/other.json: expected a file named config.json");
   for (const char* bytes : {"", "short", "root:x:0:0:root:/root:/bin/bash"}) {
     EXPECT_EQ(Fault(folder_.Write("any", bytes)), "F/any: neither GGUF, safetensors nor a packed file");

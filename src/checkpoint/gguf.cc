@@ -332,8 +332,8 @@ StatusOr<GgufFile> ParseGguf(std::span<const std::byte> bytes, const std::string
   ASSIGN_OR_RETURN(const uint64_t pairs, in.Read<uint64_t>());
   constexpr uint64_t kLeastPairBytes = 13, kLeastTensorBytes = 32;  // with one-byte values and empty names
   if (pairs > in.left() / kLeastPairBytes || tensors > in.left() / kLeastTensorBytes) {
-    return DataLoss("{}: {} tensors and {} metadata entries do not fit {} bytes", file, tensors, pairs,
-                    in.left());
+    return DataLoss("{}: {} tensors and {} metadata entries do not fit {} bytes; is the file complete?", file,
+                    tensors, pairs, in.left());
   }
   GgufFile result;
   for (uint64_t i = 0; i < pairs; ++i) {

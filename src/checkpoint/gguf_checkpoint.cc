@@ -121,7 +121,13 @@ class GgufCheckpoint : public Checkpoint {
   std::map<std::string, TensorEntry> halves_;  // k_b and v_b
 };
 
-std::string FileName(const std::string& path) { return std::filesystem::path(path).filename().string(); }
+// Faults name the path, tensors the file.
+StatusOr<GgufFile> ParseAt(std::span<const std::byte> bytes, const std::string& path) {
+  ASSIGN_OR_RETURN(GgufFile gguf, ParseGguf(bytes, path));
+  const std::string name = std::filesystem::path(path).filename().string();
+  for (TensorEntry& entry : gguf.tensors) entry.file = name;
+  return gguf;
+}
 
 // The path of part `part` of a model whose first part is `path`: "...-00001-of-00003.gguf".
 StatusOr<std::string> PartPath(const std::string& path, int64_t part, int64_t parts) {
@@ -143,7 +149,7 @@ Status AddParts(GgufFile* first, std::vector<std::shared_ptr<const MappedFile>>*
   for (int64_t part = 1; part < parts; ++part) {
     ASSIGN_OR_RETURN(const std::string part_path, PartPath(path, part, parts));
     ASSIGN_OR_RETURN(std::shared_ptr<const MappedFile> file, MappedFile::Open(part_path));
-    ASSIGN_OR_RETURN(GgufFile gguf, ParseGguf(file->bytes(), FileName(part_path)));
+    ASSIGN_OR_RETURN(GgufFile gguf, ParseAt(file->bytes(), part_path));
     if (gguf.metadata.Int("split.no") != part || gguf.metadata.Int("split.count") != parts) {
       return InvalidArgument("{}: must be part {} of {}, found {} of {}", part_path, part + 1, parts,
                              gguf.metadata.Int("split.no").value_or(-1) + 1,
@@ -164,7 +170,7 @@ Status AddParts(GgufFile* first, std::vector<std::shared_ptr<const MappedFile>>*
 
 StatusOr<std::unique_ptr<Checkpoint>> OpenGguf(std::shared_ptr<const MappedFile> file) {
   const std::string path = file->path();
-  ASSIGN_OR_RETURN(GgufFile gguf, ParseGguf(file->bytes(), FileName(path)));
+  ASSIGN_OR_RETURN(GgufFile gguf, ParseAt(file->bytes(), path));
   std::vector<std::shared_ptr<const MappedFile>> files = {std::move(file)};
   RETURN_IF_ERROR(AddParts(&gguf, &files));
   auto checkpoint = std::make_unique<GgufCheckpoint>(path, std::move(files));
@@ -173,7 +179,7 @@ StatusOr<std::unique_ptr<Checkpoint>> OpenGguf(std::shared_ptr<const MappedFile>
 }
 
 StatusOr<std::unique_ptr<Checkpoint>> ReadGguf(std::span<const std::byte> bytes, const std::string& path) {
-  ASSIGN_OR_RETURN(GgufFile gguf, ParseGguf(bytes, FileName(path)));
+  ASSIGN_OR_RETURN(GgufFile gguf, ParseAt(bytes, path));
   if (gguf.metadata.Int("split.count").value_or(1) > 1) {
     return InvalidArgument("{}: a model in parts must be opened from its files", path);
   }

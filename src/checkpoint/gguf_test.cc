@@ -76,9 +76,9 @@ TEST(Gguf, RefusesDamagedFilesInOneLine) {
   }
   std::string counts = good;
   std::memset(counts.data() + 8, 0xff, 8);
-  EXPECT_EQ(FaultOf(counts),
-            fmt::format("x.gguf: 18446744073709551615 tensors and 1 metadata entries do not fit {} bytes",
-                        good.size() - 24));
+  EXPECT_EQ(FaultOf(counts), fmt::format("x.gguf: 18446744073709551615 tensors and 1 metadata entries do not "
+                                         "fit {} bytes; is the file complete?",
+                                         good.size() - 24));
 }
 
 TEST(Gguf, RefusesEveryWrongEntry) {

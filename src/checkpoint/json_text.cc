@@ -1,5 +1,6 @@
 #include "checkpoint/json_text.h"
 
+#include <algorithm>
 #include <set>
 
 namespace moesaic::checkpoint {
@@ -16,8 +17,9 @@ StatusOr<json> Parse(std::string_view text, const std::string& file, const json:
     value = json::parse(text, watch);
   } catch (const json::exception& error) {
     // "[json.exception.parse_error.101] parse error at line 1, column 2: ...": what follows the name is for
-    // people.
-    const std::string what = error.what();
+    // people, up to what was read, which may be long or no text.
+    std::string what = error.what();
+    what.resize(std::min(what.find("; last read"), what.size()));
     const size_t bracket = what.find("] ");
     return DataLoss("{}: not JSON: {}", file, bracket == std::string::npos ? what : what.substr(bracket + 2));
   }

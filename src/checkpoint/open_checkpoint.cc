@@ -79,13 +79,14 @@ class HubCheckpoint : public Checkpoint {
   // Maps one safetensors file and takes its tensors in.
   Status AddFile(const fs::path& file) {
     ASSIGN_OR_RETURN(std::shared_ptr<const MappedFile> mapped, MappedFile::Open(file.string()));
-    RETURN_IF_ERROR(AddBytes(mapped->bytes(), file.filename().string()));
+    RETURN_IF_ERROR(AddBytes(mapped->bytes(), file));
     files_.push_back(std::move(mapped));
     return OkStatus();
   }
 
-  Status AddBytes(std::span<const std::byte> bytes, const std::string& name) {
-    ASSIGN_OR_RETURN(Safetensors parsed, ParseSafetensors(bytes, name));
+  Status AddBytes(std::span<const std::byte> bytes, const fs::path& file) {
+    ASSIGN_OR_RETURN(Safetensors parsed, ParseSafetensors(bytes, file.string()));
+    for (TensorEntry& entry : parsed.tensors) entry.file = file.filename().string();
     tensors_.insert(tensors_.end(), std::make_move_iterator(parsed.tensors.begin()),
                     std::make_move_iterator(parsed.tensors.end()));
     metadata_ = std::move(parsed.metadata);

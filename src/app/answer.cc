@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 
 #include <chrono>
-#include <cstdio>
 #include <utility>
 
 #include "app/interrupt.h"
+#include "app/output.h"
 #include "engine/output_text.h"
 
 namespace moesaic::app {
@@ -18,10 +18,17 @@ double Seconds(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
 }
 
-void Show(const std::string& piece, Answer* answer) {
+Status Show(const std::string& piece, Answer* answer) {
   answer->text += piece;
-  std::fwrite(piece.data(), 1, piece.size(), stdout);
-  std::fflush(stdout);
+  WriteOutput(piece);
+  return FlushOutput();
+}
+
+// Takes the request out of the engine, which may serve another.
+void Drop(engine::Engine& engine, engine::RequestId id) {
+  std::vector<engine::TokenEvent> events;
+  engine.Cancel(id);
+  engine.Step(&events).IgnoreError();
 }
 
 }  // namespace
@@ -43,8 +50,7 @@ StatusOr<Answer> WriteAnswer(engine::Engine& engine, const ModelText& text, std:
     }
     events.clear();
     if (const Status status = engine.Step(&events); !status.ok()) {
-      engine.Cancel(id);
-      engine.Step(&events).IgnoreError();
+      Drop(engine, id);
       return status;
     }
     for (const engine::TokenEvent& event : events) {
@@ -56,12 +62,15 @@ StatusOr<Answer> WriteAnswer(engine::Engine& engine, const ModelText& text, std:
       last = Clock::now();
       if (answer.tokens++ == 0) first = last;
       ASSIGN_OR_RETURN(const std::string piece, decoder.Push(*event.token));
-      Show(piece, &answer);
+      if (const Status written = Show(piece, &answer); !written.ok()) {
+        Drop(engine, id);
+        return written;
+      }
       if (decoder.stopped()) engine.Cancel(id);
     }
   }
   ASSIGN_OR_RETURN(const std::string rest, decoder.Finish());
-  Show(rest + "\n", &answer);
+  RETURN_IF_ERROR(Show(rest + "\n", &answer));
   answer.text.pop_back();
   answer.first_token_seconds = Seconds(start, first);
   answer.decode_seconds = Seconds(first, last);

@@ -2,11 +2,11 @@
 // uses.
 #include <fmt/format.h>
 
-#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "app/bench_run.h"
 #include "app/interrupt.h"
+#include "app/output.h"
 #include "app/progress.h"
 #include "app/session.h"
 #include "app/table.h"
@@ -138,14 +138,14 @@ void PrintAll(const Options& options, const models::ModelInfo& info, const std::
   if (options.output == "json") {
     nlohmann::json all = nlohmann::json::array();
     for (const Line& line : lines) all.push_back(AsJson(info, line));
-    fmt::print("{}\n", all.dump(1));
+    Print("{}\n", all.dump(1));
   } else if (options.output == "csv") {
-    fmt::print("{}\n", fmt::join(Header(false), ","));
-    for (const Line& line : lines) fmt::print("{}\n", fmt::join(ForMachines(info, line), ","));
+    Print("{}\n", fmt::join(Header(false), ","));
+    for (const Line& line : lines) Print("{}\n", fmt::join(ForMachines(info, line), ","));
   } else {
     std::vector<std::vector<std::string>> rows = {Header(true)};
     for (const Line& line : lines) rows.push_back(ForPeople(info, line));
-    std::fputs(FormatTable(rows, /*markdown=*/true).c_str(), stdout);
+    WriteOutput(FormatTable(rows, /*markdown=*/true));
   }
 }
 
@@ -154,7 +154,7 @@ Status RunWithThreads(const Options& options, Session& session, runtime::ThreadP
   const std::vector<BenchCase> cases = CasesOf(options);
   ASSIGN_OR_RETURN(const runtime::ReadBandwidth bandwidth,
                    runtime::MeasureReadBandwidth(&threads, kProbeBytesPerThread));
-  fmt::print(stderr, "{} threads read {:.1f} GB/s\n", threads.size(), bandwidth.all_threads / 1e9);
+  Tell("{} threads read {:.1f} GB/s\n", threads.size(), bandwidth.all_threads / 1e9);
   ASSIGN_OR_RETURN(
       const std::unique_ptr<BenchRunner> runner,
       BenchRunner::Create(*session.model, session.kernels, threads, options.model.kv_dtype, cases));
@@ -173,18 +173,16 @@ Status RunWithThreads(const Options& options, Session& session, runtime::ThreadP
   return OkStatus();
 }
 
-Status RunBench(Options options) {
+Status RunBench(const Options& options) {
   InterruptGuard guard;
-  options.model.threads = options.threads[0];
   ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, OpenSession(options.model));
   const models::ModelInfo& info = session->model->info();
   RETURN_IF_ERROR(BenchRunner::Check(CasesOf(options), info));
-  fmt::print(stderr, "{}: {}, {} weights, loaded in {:.2f} s\n", options.model.model,
-             models::ToString(info.weights_from), info.weight_format, session->load_seconds);
+  Tell("{}: {}, {} weights, loaded in {:.2f} s\n", options.model.model, models::ToString(info.weights_from),
+       info.weight_format, session->load_seconds);
   std::vector<Line> lines;
   for (const int count : options.threads) {
-    ASSIGN_OR_RETURN(const std::unique_ptr<runtime::ThreadPool> threads,
-                     runtime::ThreadPool::Create({.threads = count, .pin = true}));
+    ASSIGN_OR_RETURN(const std::unique_ptr<runtime::ThreadPool> threads, MakeThreads(count));
     RETURN_IF_ERROR(RunWithThreads(options, *session, *threads, static_cast<int>(lines.size()), &lines));
   }
   PrintAll(options, info, lines);
@@ -230,7 +228,10 @@ void AddBench(CLI::App& root, VerbRun& run) {
       "  moesaic bench model.moesaic -p 128,512 -n 64 -t 8,16\n"
       "  moesaic bench model.gguf -p 0 -n 32 -d 0,4096 -s 1,8 -o json\n\n"
       "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.");
-  verb->callback([options, &run] { run = [options] { return RunBench(*options); }; });
+  verb->callback([options, &run] {
+    if (CasesOf(*options).empty()) throw CLI::ValidationError("-p 0 and -n 0 leave nothing to measure");
+    run = [options] { return RunBench(*options); };
+  });
 }
 
 }  // namespace moesaic::app

@@ -3,12 +3,12 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <cstdio>
 #include <filesystem>
 #include <utility>
 
 #include "app/interrupt.h"
 #include "app/model_text.h"
+#include "app/output.h"
 #include "app/progress.h"
 #include "app/session.h"
 #include "app/verb.h"
@@ -88,11 +88,11 @@ Status RunCarve(Options options) {
   options.carve.refit = !options.no_refit;
   options.carve.f32 = options.dtype == "f32";
   if (options.print_recipe) {
-    fmt::print("{}\n", quantizer::CarveRecipe(options.carve));
+    Print("{}\n", quantizer::CarveRecipe(options.carve));
     return OkStatus();
   }
   ASSIGN_OR_RETURN(const kernels::KernelTable kernels, KernelsOfHost());
-  ASSIGN_OR_RETURN(const auto pool, runtime::ThreadPool::Create({.threads = options.threads, .pin = true}));
+  ASSIGN_OR_RETURN(const auto pool, MakeThreads(options.threads));
   ASSIGN_OR_RETURN(const auto source, checkpoint::Checkpoint::Open(options.model));
   const int vocab = source->config().value("vocab_size", 0);
   ASSIGN_OR_RETURN(const auto calibration,
@@ -119,11 +119,11 @@ Status RunCarve(Options options) {
     after += report.error_after / static_cast<double>(reports.size());
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  fmt::print(stderr,
-             "{}: {} layers in {:.0f} s; mean energy kept {:.1f}%, squared error of the FFN output {:.4f} "
-             "before and "
-             "{:.4f} after the refit\n",
-             options.out, reports.size(), seconds, 100 * kept, before, after);
+  Tell(
+      "{}: {} layers in {:.0f} s; mean energy kept {:.1f}%, squared error of the FFN output {:.4f} before "
+      "and "
+      "{:.4f} after the refit\n",
+      options.out, reports.size(), seconds, 100 * kept, before, after);
   return OkStatus();
 }
 
@@ -158,9 +158,7 @@ void AddCarve(CLI::App& root, VerbRun& run) {
   verb->add_option("--dtype", options->dtype, "Weights written: bf16 or f32")
       ->check(CLI::IsMember({"bf16", "f32"}))
       ->capture_default_str();
-  verb->add_option("--threads", options->threads, "Threads; 0: one a core")
-      ->check(CLI::Range(0, 1024))
-      ->capture_default_str();
+  AddThreadsFlag(*verb, options->threads);
   verb->add_flag("--print-recipe", options->print_recipe,
                  "Print one line that names the recipe, and do nothing");
   verb->footer(
@@ -172,7 +170,7 @@ void AddCarve(CLI::App& root, VerbRun& run) {
   verb->callback([options, &run] {
     if (!options->print_recipe &&
         (options->model.empty() || options->out.empty() || options->calibration.empty())) {
-      throw CLI::ValidationError("carve needs MODEL, --calibration FILE and --out FOLDER");
+      throw CLI::ValidationError("MODEL, --calibration FILE and --out FOLDER are required");
     }
     run = [options] { return RunCarve(*options); };
   });

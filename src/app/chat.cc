@@ -2,13 +2,14 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <cstdio>
+#include <csignal>
 #include <cstdlib>
 
 #include "app/answer.h"
 #include "app/conversation.h"
 #include "app/interrupt.h"
 #include "app/line_reader.h"
+#include "app/output.h"
 #include "app/sampling_flags.h"
 #include "app/session.h"
 #include "app/table.h"
@@ -67,13 +68,13 @@ class Chat {
       std::string message;
       const LineReader::Result result = reader_.ReadMessage("> ", ". ", &message);
       if (result == LineReader::Result::kEnd) {
-        if (isatty(STDIN_FILENO) != 0) std::fputc('\n', stdout);
+        if (isatty(STDIN_FILENO) != 0) WriteOutput("\n");
         return OkStatus();
       }
       if (result == LineReader::Result::kInterrupted) {
         ClearInterrupt();
-        std::fputc('\n', stderr);
-        if (++interrupts > 1) return Cancelled("interrupted");
+        WriteNotice("\n");
+        if (++interrupts > 1 || LastSignal() != SIGINT) return Cancelled("interrupted");
         Note("Ctrl-C again or Ctrl-D leaves");
         continue;
       }
@@ -82,16 +83,18 @@ class Chat {
       Status status = message[0] == '/' ? Command(message) : Ask(message);
       interrupts = 0;
       if (Interrupted()) {  // stopped an answer: the next one leaves
+        if (LastSignal() != SIGINT) return Cancelled("interrupted");
         ClearInterrupt();
         interrupts = 1;
       }
+      if (!FlushOutput().ok()) return status;                        // nobody can read the answers
       if (!status.ok() && isatty(STDIN_FILENO) == 0) return status;  // a script should notice
       if (!status.ok()) Note(Message(status));
     }
   }
 
  private:
-  void Note(const std::string& text) const { fmt::print(stderr, "{}{}{}\n", dim_, text, plain_); }
+  void Note(const std::string& text) const { Tell("{}{}{}\n", dim_, text, plain_); }
 
   // The rendered conversation as tokens; the oldest turns go when it is too long to be answered.
   StatusOr<std::vector<int32_t>> Prompt() {
@@ -143,7 +146,7 @@ class Chat {
   }
 
   static Status Say(const std::string& text) {
-    std::fputs(text.c_str(), stderr);
+    WriteNotice(text);
     return OkStatus();
   }
 

@@ -2,10 +2,10 @@
 // behind.
 #include <fmt/format.h>
 
-#include <cstdio>
 #include <string>
 #include <vector>
 
+#include "app/output.h"
 #include "app/verb.h"
 
 namespace moesaic::app {
@@ -82,7 +82,7 @@ void AddCompletion(CLI::App& root, VerbRun& run) {
     run = [shell, &root] {
       std::string script = *shell == "fish" ? FishScript(root) : BashScript(root);
       if (*shell == "zsh") script = "autoload -U +X bashcompinit && bashcompinit\n" + script;
-      std::fputs(script.c_str(), stdout);
+      WriteOutput(script);
       return OkStatus();
     };
   });

@@ -2,11 +2,11 @@
 #include <fmt/format.h>
 
 #include <chrono>
-#include <cstdio>
 #include <filesystem>
 
 #include "app/interrupt.h"
 #include "app/model_text.h"
+#include "app/output.h"
 #include "app/progress.h"
 #include "app/session.h"
 #include "app/table.h"
@@ -28,7 +28,7 @@ Status RunConvert(const Options& options) {
   if (!options.force && std::filesystem::exists(options.out)) {
     return InvalidArgument("{} is there already; say --force to replace it", options.out);
   }
-  ASSIGN_OR_RETURN(const auto pool, runtime::ThreadPool::Create({.threads = options.threads, .pin = true}));
+  ASSIGN_OR_RETURN(const auto pool, MakeThreads(options.threads));
   ASSIGN_OR_RETURN(const auto source, checkpoint::Checkpoint::Open(options.model));
   ASSIGN_OR_RETURN(const auto texts, HubTexts(*source));
   const InterruptGuard guard;
@@ -44,8 +44,8 @@ Status RunConvert(const Options& options) {
     RETURN_IF_ERROR(models::Convert(options.model, options.out, load, *pool, texts));
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  fmt::print(stderr, "{}: {} in {:.1f} s\n", options.out,
-             FormatBytes(static_cast<double>(std::filesystem::file_size(options.out))), seconds);
+  Tell("{}: {} in {:.1f} s\n", options.out,
+       FormatBytes(static_cast<double>(std::filesystem::file_size(options.out))), seconds);
   return OkStatus();
 }
 
@@ -56,12 +56,8 @@ void AddConvert(CLI::App& root, VerbRun& run) {
   CLI::App* verb = root.add_subcommand("convert", "Pack a checkpoint into one file that maps in at once");
   AddModelPath(*verb, options->model, "Hugging Face folder or .gguf file");
   verb->add_option("-o,--out", options->out, "The packed file to write")->required();
-  verb->add_option("--dtype", options->dtype, "auto (as stored, else bf16), f32, bf16 or int8")
-      ->check(CLI::IsMember({"auto", "f32", "bf16", "int8"}))
-      ->capture_default_str();
-  verb->add_option("--threads", options->threads, "Threads; 0: one a core")
-      ->check(CLI::Range(0, 1024))
-      ->capture_default_str();
+  AddDtypeFlag(*verb, options->dtype);
+  AddThreadsFlag(*verb, options->threads);
   verb->add_flag("--force", options->force, "Replace the file if it is there");
   verb->footer(
       "The packed file holds weights in the layout kernels read, config, tokenizer and template; it stays a "

@@ -1,14 +1,16 @@
 // `moesaic generate MODEL`: completes prompts, one as it comes or many in one batch.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "app/generate_input.h"
+#include "app/input.h"
 #include "app/interrupt.h"
+#include "app/output.h"
 #include "app/sampling_flags.h"
 #include "app/session.h"
 #include "app/verb.h"
@@ -63,7 +65,7 @@ class Generator {
     std::vector<engine::TokenEvent> events;
     while (!engine_.idle()) {
       if (Interrupted()) {
-        if (streams()) std::fputc('\n', stdout);
+        if (streams()) WriteOutput("\n");
         return Cancelled("interrupted");
       }
       events.clear();
@@ -72,6 +74,7 @@ class Generator {
     }
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (options_.stats) PrintStats(seconds);
+    TellCut(sampling.max_tokens);
     for (const Output& output : outputs_) {
       if (output.finish_reason == "error") return absl::InternalError("the model's logits were not finite");
     }
@@ -82,7 +85,7 @@ class Generator {
   // One prompt in text is shown as it comes.
   bool streams() const { return options_.format == "text" && outputs_.size() == 1; }
 
-  Status AddAll(const std::vector<Prompt>& prompts, const engine::SamplingParams& sampling) {
+  Status AddAll(const std::vector<Prompt>& prompts, engine::SamplingParams sampling) {
     outputs_.resize(prompts.size());
     for (size_t i = 0; i < prompts.size(); ++i) {
       outputs_[i].prompt = &prompts[i];
@@ -95,6 +98,7 @@ class Generator {
         return prompts.size() == 1 ? id.status() : Annotate(id.status(), fmt::format("prompt {}", i));
       }
       index_[*id] = i;
+      if (sampling.seed) ++*sampling.seed;  // the same for all would draw the same for equal prompts
     }
     return OkStatus();
   }
@@ -125,12 +129,9 @@ class Generator {
       engine_.Cancel(event.request);
     }
     output.text += piece;
-    if (streams()) {
-      std::fwrite(piece.data(), 1, piece.size(), stdout);
-      std::fflush(stdout);
-    }
+    if (streams()) WriteOutput(piece);
     if (!output.finish_reason.empty()) PrintFinished();
-    return std::ferror(stdout) != 0 ? IoError("stdout: writing failed") : OkStatus();
+    return FlushOutput();
   }
 
   // Prints what has ended, in the order of the prompts.
@@ -138,12 +139,11 @@ class Generator {
     for (; printed_ < outputs_.size() && !outputs_[printed_].finish_reason.empty(); ++printed_) {
       const Output& output = outputs_[printed_];
       if (options_.format == "jsonl") {
-        fmt::print("{}\n", Json(output).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+        Print("{}\n", Json(output).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
       } else {
-        if (!streams()) std::fwrite(output.text.data(), 1, output.text.size(), stdout);
-        std::fputc('\n', stdout);
+        if (!streams()) WriteOutput(output.text);
+        WriteOutput("\n");
       }
-      std::fflush(stdout);
     }
   }
 
@@ -174,11 +174,21 @@ class Generator {
     return json;
   }
 
+  // The context may end an output before --max-tokens does.
+  void TellCut(int max_tokens) const {
+    const auto cut = std::count_if(outputs_.begin(), outputs_.end(), [&](const Output& output) {
+      return output.finish_reason == "length" && static_cast<int>(output.ids.size()) < max_tokens;
+    });
+    if (cut == 0) return;
+    Tell("{} of {} outputs ended at the context of {} tokens, before --max-tokens {}\n", cut, outputs_.size(),
+         engine_.max_context(), max_tokens);
+  }
+
   void PrintStats(double seconds) const {
     const engine::EngineStats stats = engine_.stats();
-    fmt::print(stderr, "{} prompt and {} output tokens in {:.2f} s: {:.1f} tokens/s out, {} preemptions\n",
-               stats.prompt_tokens, stats.output_tokens, seconds,
-               static_cast<double>(stats.output_tokens) / std::max(seconds, 1e-9), stats.preemptions);
+    Tell("{} prompt and {} output tokens in {:.2f} s: {:.1f} tokens/s out, {} preemptions\n",
+         stats.prompt_tokens, stats.output_tokens, seconds,
+         static_cast<double>(stats.output_tokens) / std::max(seconds, 1e-9), stats.preemptions);
   }
 
   const Options& options_;
@@ -197,13 +207,9 @@ Status RunGenerate(const Options& options) {
   sampling.logprobs = options.logprobs;
   ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, OpenSession(options.model));
   const int sequences = std::clamp(static_cast<int>(prompts.size()), 1, options.max_sequences);
-  RETURN_IF_ERROR(StartEngine(*session, options.model,
-                              {.max_sequences = sequences,
-                               .max_batch_tokens = std::max(512, sequences),
-                               .eos_ids = text.eos_ids,
-                               .seed = options.sampling.seed.value_or(0)}));
-  // One seed for a batch would draw the same for equal prompts: each request gets its own from the engine's.
-  if (prompts.size() > 1) sampling.seed.reset();
+  RETURN_IF_ERROR(StartEngine(
+      *session, options.model,
+      {.max_sequences = sequences, .max_batch_tokens = std::max(512, sequences), .eos_ids = text.eos_ids}));
   return Generator(options, *session, text).Run(prompts, sampling);
 }
 
@@ -218,13 +224,11 @@ void AddGenerate(CLI::App& root, VerbRun& run) {
       ->allow_extra_args(false);
   verb->add_option("--file", options->input.file, "A file whose contents are one prompt")
       ->check(CLI::ExistingFile);
-  verb->add_option("--ids", options->input.ids, "Token ids of one prompt, separated by commas")
-      ->delimiter(',')
-      ->allow_extra_args(false);
+  AddIdsFlag(*verb, options->input.ids);
   verb->add_option(
           "--jsonl", options->input.jsonl,
           "A file of JSON lines with \"prompt\", \"messages\" or \"ids\", and maybe \"id\"; - is stdin")
-      ->check(CLI::ExistingFile | CLI::IsMember({"-"}));
+      ->check(ExistingInput());
   verb->add_flag("--no-special{false}", options->input.add_special, "Do not add BOS and the like to prompts");
   AddSamplingFlags(*verb, options->sampling, 128);
   verb->add_option("--format", options->format, "text, or jsonl: one object for each prompt")
@@ -250,7 +254,12 @@ void AddGenerate(CLI::App& root, VerbRun& run) {
       "  moesaic generate model.gguf --jsonl prompts.jsonl --format jsonl --logprobs 5 > answers.jsonl\n"
       "  moesaic generate model/ --ids 1,2,3 --format jsonl\n\n"
       "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.");
-  verb->callback([options, &run] { run = [options] { return RunGenerate(*options); }; });
+  verb->callback([options, &run] {
+    if (options->format != "jsonl" && (options->logprobs >= 0 || options->prompt_logprobs)) {
+      throw CLI::ValidationError("log-probabilities are written with --format jsonl only");
+    }
+    run = [options] { return RunGenerate(*options); };
+  });
 }
 
 }  // namespace moesaic::app

@@ -1,20 +1,13 @@
 #include "app/generate_input.h"
 
-#include <fstream>
-#include <iostream>
-#include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "app/input.h"
 
 namespace moesaic::app {
 namespace {
-
-StatusOr<std::string> ReadAll(std::istream& stream, const std::string& name) {
-  if (!stream) return NotFound("{}: can't be opened", name);
-  std::string text((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
-  if (stream.bad()) return IoError("{}: can't be read", name);
-  return text;
-}
 
 StatusOr<std::vector<int32_t>> Tokenize(const ModelText& text, const std::string& prompt, bool add_special) {
   RETURN_IF_ERROR(text.tokenizer.status());
@@ -61,14 +54,15 @@ StatusOr<Prompt> ParseLine(const std::string& line, const ModelText& text, bool 
   return prompt;
 }
 
-Status ReadLines(std::istream& stream, const std::string& name, const ModelText& text, bool add_special,
+Status ReadLines(const std::string& path, const ModelText& text, bool add_special,
                  std::vector<Prompt>* prompts) {
-  if (!stream) return NotFound("{}: can't be opened", name);
+  ASSIGN_OR_RETURN(std::string contents, ReadInput(path));
+  std::istringstream stream(std::move(contents));
   std::string line;
   for (int number = 1; std::getline(stream, line); ++number) {
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
     auto prompt = ParseLine(line, text, add_special);
-    if (!prompt.ok()) return Annotate(prompt.status(), fmt::format("{}:{}", name, number));
+    if (!prompt.ok()) return Annotate(prompt.status(), fmt::format("{}:{}", InputName(path), number));
     prompts->push_back(*std::move(prompt));
   }
   return OkStatus();
@@ -78,26 +72,28 @@ Status ReadLines(std::istream& stream, const std::string& name, const ModelText&
 
 StatusOr<std::vector<Prompt>> ReadPrompts(const GenerateInput& input, const ModelText& text) {
   std::vector<Prompt> prompts;
+  // The contents of a file, or of standard input, as one prompt.
+  const auto add_file = [&](const std::string& path) -> Status {
+    ASSIGN_OR_RETURN(const std::string contents, ReadInput(path));
+    StatusOr<std::vector<int32_t>> ids = Tokenize(text, contents, input.add_special);
+    if (!ids.ok()) return Annotate(ids.status(), InputName(path));
+    if (contents.empty()) return InvalidArgument("{}: there is nothing to complete in it", InputName(path));
+    prompts.push_back({"", *std::move(ids)});
+    return OkStatus();
+  };
   if (!input.ids.empty()) prompts.push_back({"", input.ids});
   for (const std::string& prompt : input.prompts) {
     ASSIGN_OR_RETURN(std::vector<int32_t> ids, Tokenize(text, prompt, input.add_special));
     prompts.push_back({"", std::move(ids)});
   }
-  if (!input.file.empty()) {
-    std::ifstream file(input.file, std::ios::binary);
-    ASSIGN_OR_RETURN(const std::string contents, ReadAll(file, input.file));
-    ASSIGN_OR_RETURN(std::vector<int32_t> ids, Tokenize(text, contents, input.add_special));
-    prompts.push_back({"", std::move(ids)});
-  }
-  if (input.jsonl == "-") {
-    RETURN_IF_ERROR(ReadLines(std::cin, "stdin", text, input.add_special, &prompts));
-  } else if (!input.jsonl.empty()) {
-    std::ifstream file(input.jsonl, std::ios::binary);
-    RETURN_IF_ERROR(ReadLines(file, input.jsonl, text, input.add_special, &prompts));
+  if (!input.file.empty()) RETURN_IF_ERROR(add_file(input.file));
+  if (!input.jsonl.empty()) {
+    RETURN_IF_ERROR(ReadLines(input.jsonl, text, input.add_special, &prompts));
   } else if (prompts.empty()) {
-    ASSIGN_OR_RETURN(const std::string contents, ReadAll(std::cin, "stdin"));
-    ASSIGN_OR_RETURN(std::vector<int32_t> ids, Tokenize(text, contents, input.add_special));
-    prompts.push_back({"", std::move(ids)});
+    RETURN_IF_ERROR(add_file(kStandardInput));
+  }
+  if (prompts.empty()) {
+    return InvalidArgument("{}: there is no line with a prompt in it", InputName(input.jsonl));
   }
   return prompts;
 }

@@ -2,19 +2,24 @@
 
 #include <unistd.h>
 
+#include <array>
 #include <csignal>
+#include <cstddef>
 
 namespace moesaic::app {
 namespace {
 
-volatile std::sig_atomic_t interrupts = 0;
+constexpr std::array<int, 3> kSignals = {SIGINT, SIGTERM, SIGHUP};
+
+volatile std::sig_atomic_t interrupts = 0, last_signal = 0;
 
 void OnSignal(int number) {
+  last_signal = number;
   interrupts = interrupts + 1;
   if (interrupts >= 3) _exit(128 + number);  // the program does not answer: let the user out
 }
 
-struct sigaction previous_int, previous_term;
+std::array<struct sigaction, kSignals.size()> previous;
 
 }  // namespace
 
@@ -22,16 +27,18 @@ InterruptGuard::InterruptGuard() {
   struct sigaction action = {};
   action.sa_handler = OnSignal;
   sigemptyset(&action.sa_mask);
-  sigaction(SIGINT, &action, &previous_int);
-  sigaction(SIGTERM, &action, &previous_term);
+  for (size_t i = 0; i < kSignals.size(); ++i) {
+    sigaction(kSignals[i], &action, &previous[i]);
+    if (kSignals[i] == SIGHUP && previous[i].sa_handler == SIG_IGN) sigaction(SIGHUP, &previous[i], nullptr);
+  }
 }
 
 InterruptGuard::~InterruptGuard() {
-  sigaction(SIGINT, &previous_int, nullptr);
-  sigaction(SIGTERM, &previous_term, nullptr);
+  for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &previous[i], nullptr);
 }
 
 bool Interrupted() { return interrupts != 0; }
+int LastSignal() { return last_signal; }
 void ClearInterrupt() { interrupts = 0; }
 
 }  // namespace moesaic::app

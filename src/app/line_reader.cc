@@ -4,9 +4,9 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdio>
 
 #include "app/interrupt.h"
+#include "app/output.h"
 
 namespace moesaic::app {
 namespace {
@@ -17,8 +17,8 @@ constexpr int kPollMilliseconds = 200;
 
 void ShowPrompt(const std::string& prompt) {
   if (isatty(STDIN_FILENO) == 0 || isatty(STDOUT_FILENO) == 0) return;
-  std::fputs(prompt.c_str(), stdout);
-  std::fflush(stdout);
+  WriteOutput(prompt);
+  FlushOutput().IgnoreError();  // main tells of it
 }
 
 bool EndsWith(const std::string& text, const std::string& end) {

@@ -1,11 +1,11 @@
 // `moesaic logits MODEL`: the logits of every position of a prompt, as a NumPy file.
 #include <fmt/format.h>
 
-#include <cstdio>
-
+#include "app/input.h"
 #include "app/interrupt.h"
 #include "app/model_text.h"
 #include "app/npy.h"
+#include "app/output.h"
 #include "app/progress.h"
 #include "app/session.h"
 #include "app/verb.h"
@@ -44,7 +44,7 @@ Status RunLogits(const Options& options) {
     return file->Write(values.data(), values.size_bytes());
   }));
   RETURN_IF_ERROR(file->Commit());
-  fmt::print(stderr, "{}: f32 [{}, {}]\n", options.out, rows, session->model->info().vocab_size);
+  Tell("{}: f32 [{}, {}]\n", options.out, rows, session->model->info().vocab_size);
   return OkStatus();
 }
 
@@ -56,9 +56,7 @@ void AddLogits(CLI::App& root, VerbRun& run) {
   AddModelFlags(*verb, options->model);
   AddCacheFlags(*verb, options->model);
   CLI::Option_group* input = verb->add_option_group("Prompt");
-  input->add_option("--ids", options->ids, "Token ids, separated by commas")
-      ->delimiter(',')
-      ->allow_extra_args(false);
+  AddIdsFlag(*input, options->ids);
   input->add_option("--prompt", options->prompt, "Text");
   input->require_option(1);
   verb->add_option("--out", options->out, "The .npy file to write: f32 [tokens, vocabulary]")->required();

@@ -1,7 +1,12 @@
 // The moesaic binary: parses the command line and runs one verb.
-#include <cstdio>
+#include <csignal>
+#include <exception>
+#include <new>
+#include <sstream>
 
 #include "app/interrupt.h"
+#include "app/output.h"
+#include "app/usage.h"
 #include "app/verb.h"
 
 namespace moesaic::app {
@@ -9,7 +14,7 @@ namespace {
 
 constexpr int kExitFailure = 1;
 constexpr int kExitUsage = 2;
-constexpr int kExitInterrupted = 130;
+constexpr int kExitSignal = 128;  // and the signal's number
 
 constexpr const char* kFooter = R"(Examples:
   moesaic chat models/moesaic-tiny                     talk to a model
@@ -20,10 +25,34 @@ constexpr const char* kFooter = R"(Examples:
   moesaic doctor                                       what this machine can do
 
 A MODEL is a Hugging Face folder, a .gguf file, or a packed file written by `moesaic convert`.
-Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted (143 by SIGTERM, 129 by SIGHUP).
 Environment: MOESAIC_ISA=ref|avx2|avxvnni|avx512|avx512vnni|avx512bf16|amx limits the instruction sets used.)";
 
+// What a verb threw is our bug or a lack of memory; it must not look like a crash to scripts.
+Status Guarded(const VerbRun& run) {
+  try {
+    return run();
+  } catch (const std::bad_alloc&) {
+    return ResourceExhausted("out of memory");
+  } catch (const std::exception& error) {
+    return absl::InternalError(error.what());
+  }
+}
+
+// The exit code of a verb, or of the help, whose results must have arrived.
+int Finish(const std::string& command, Status status) {
+  if (const Status written = FlushOutput(); status.ok()) status = written;
+  if (status.ok()) return 0;
+  if (status.code() == StatusCode::kCancelled) {
+    Tell("{}: interrupted\n", command);
+    return kExitSignal + (LastSignal() != 0 ? LastSignal() : SIGINT);
+  }
+  Tell("{}: {}\n", command, Message(status));
+  return kExitFailure;
+}
+
 int Main(int argc, char** argv) {
+  PrepareStreams();
   CLI::App root{"Moesaic runs mixture-of-experts language models from their published checkpoints.",
                 "moesaic"};
   root.set_version_flag("--version", std::string("moesaic ") + MOESAIC_VERSION);
@@ -47,29 +76,27 @@ int Main(int argc, char** argv) {
   AddCompletion(root, run);
 
   if (argc == 1) {
-    std::fputs(root.help().c_str(), stderr);
+    WriteNotice(root.help());
     return kExitUsage;
   }
   // CLI11 would say only that a subcommand is required.
   if (argv[1][0] != '-' &&
       root.get_subcommands([&](CLI::App* verb) { return verb->check_name(argv[1]); }).empty()) {
-    std::fprintf(stderr, "moesaic: there is no verb \"%s\"; --help lists them\n", argv[1]);
+    WriteNotice(UnknownVerbLine(argv[1]));
     return kExitUsage;
   }
   try {
     root.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return root.exit(error) == 0 ? 0 : kExitUsage;
+    std::ostringstream text;
+    if (root.exit(error, text, text) == 0) {  // --help or --version
+      WriteOutput(text.str());
+      return Finish("moesaic", OkStatus());
+    }
+    WriteNotice(UsageLine(root, error));
+    return kExitUsage;
   }
-  const std::string verb = root.get_subcommands().front()->get_name();
-  const Status status = run();
-  if (status.ok()) return 0;
-  if (status.code() == StatusCode::kCancelled) {
-    std::fprintf(stderr, "moesaic %s: interrupted\n", verb.c_str());
-    return kExitInterrupted;
-  }
-  std::fprintf(stderr, "moesaic %s: %s\n", verb.c_str(), Message(status).c_str());
-  return kExitFailure;
+  return Finish("moesaic " + root.get_subcommands().front()->get_name(), Guarded(run));
 }
 
 }  // namespace

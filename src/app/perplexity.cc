@@ -4,13 +4,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 
+#include "app/input.h"
 #include "app/interrupt.h"
 #include "app/model_text.h"
+#include "app/output.h"
 #include "app/progress.h"
 #include "app/session.h"
 #include "app/text_score.h"
@@ -19,10 +18,12 @@
 namespace moesaic::app {
 namespace {
 
+constexpr int kUsualWindow = 1024;
+
 struct Options {
   ModelFlags model;
   std::string file;
-  int window = 1024;
+  int window = 0;
   int stride = 0;
   int64_t max_tokens = 0;
   std::string save, base;
@@ -30,16 +31,8 @@ struct Options {
   std::string format = "text";
 };
 
-StatusOr<std::string> ReadFile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return NotFound("{}: can't be opened", path);
-  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  if (file.bad()) return IoError("{}: can't be read", path);
-  return text;
-}
-
 StatusOr<ScoredText> TokensOf(const Options& options) {
-  ASSIGN_OR_RETURN(const std::string contents, ReadFile(options.file));
+  ASSIGN_OR_RETURN(const std::string contents, ReadInput(options.file));
   ASSIGN_OR_RETURN(const ModelText text, OpenModelText(options.model.model));
   RETURN_IF_ERROR(text.tokenizer.status());
   ScoredText scored;
@@ -104,25 +97,25 @@ nlohmann::json Report(const ScoredText& text, const TextScore& score) {
   return report;
 }
 
-void Print(const nlohmann::json& report, const std::string& format) {
+void PrintReport(const nlohmann::json& report, const std::string& format) {
   if (format == "json") {
-    fmt::print("{}\n", report.dump());
+    Print("{}\n", report.dump());
     return;
   }
   const auto number = [&](const char* key) { return report[key].get<double>(); };
   const auto error = [&](const char* key, int digits, double scale = 1) {
     return report[key].is_null() ? "n/a" : fmt::format("{:.{}f}", scale * number(key), digits);
   };
-  fmt::print("tokens      {} scored of {} (window {}, stride {})\n", report["scored"].get<int64_t>(),
-             report["tokens"].get<int64_t>(), report["window"].get<int>(), report["stride"].get<int>());
-  fmt::print("nll         {:.5f} ± {} nats a token\n", number("nll"), error("nll_error", 5));
-  fmt::print("perplexity  {:.4f} ± {}\n", number("perplexity"), error("perplexity_error", 4));
+  Print("tokens      {} scored of {} (window {}, stride {})\n", report["scored"].get<int64_t>(),
+        report["tokens"].get<int64_t>(), report["window"].get<int>(), report["stride"].get<int>());
+  Print("nll         {:.5f} ± {} nats a token\n", number("nll"), error("nll_error", 5));
+  Print("perplexity  {:.4f} ± {}\n", number("perplexity"), error("perplexity_error", 4));
   if (!report.contains("kl")) return;
-  fmt::print("base        perplexity {:.4f}, ratio {:.5f}\n", number("base_perplexity"),
-             number("perplexity") / number("base_perplexity"));
-  fmt::print("KL          {:.6f} ± {} nats; median {:.6f}, p99 {:.6f}, max {:.6f}\n", number("kl"),
-             error("kl_error", 6), number("kl_median"), number("kl_p99"), number("kl_max"));
-  fmt::print("same top-1  {:.3f} ± {} %\n", 100 * number("same_top"), error("same_top_error", 3, 100));
+  Print("base        perplexity {:.4f}, ratio {:.5f}\n", number("base_perplexity"),
+        number("perplexity") / number("base_perplexity"));
+  Print("KL          {:.6f} ± {} nats; median {:.6f}, p99 {:.6f}, max {:.6f}\n", number("kl"),
+        error("kl_error", 6), number("kl_median"), number("kl_p99"), number("kl_max"));
+  Print("same top-1  {:.3f} ± {} %\n", 100 * number("same_top"), error("same_top_error", 3, 100));
 }
 
 Status RunPerplexity(const Options& options) {
@@ -131,10 +124,13 @@ Status RunPerplexity(const Options& options) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, OpenSession(options.model));
   const models::ModelInfo& info = session->model->info();
   text.vocab = info.vocab_size;
-  text.window = std::min(options.window, info.context_length);
+  text.window = options.window > 0 ? options.window : std::min(kUsualWindow, info.context_length);
+  if (text.window > info.context_length) {
+    return InvalidArgument("the model's context is {} tokens, fewer than --ctx-size {}", info.context_length,
+                           text.window);
+  }
   if (options.stride > text.window) {
-    return InvalidArgument("--stride {} is above the window of {} tokens, the model's context",
-                           options.stride, text.window);
+    return InvalidArgument("--stride {} is above the window of {} tokens", options.stride, text.window);
   }
   text.stride = options.stride > 0 ? options.stride : text.window;
   for (const Window& window : WindowsOf(static_cast<int64_t>(text.tokens.size()), text.window, text.stride)) {
@@ -170,7 +166,7 @@ Status RunPerplexity(const Options& options) {
   }
   RETURN_IF_ERROR(score.status());
   if (save) RETURN_IF_ERROR(save->Commit());
-  Print(Report(text, *score), options.format);
+  PrintReport(Report(text, *score), options.format);
   return OkStatus();
 }
 
@@ -181,8 +177,9 @@ void AddPerplexity(CLI::App& root, VerbRun& run) {
   CLI::App* verb = root.add_subcommand("perplexity", "Score a model on a text");
   AddModelFlags(*verb, options->model);
   verb->add_option("file", options->file, "Text file (UTF-8)")->required()->check(CLI::ExistingFile);
-  verb->add_option("-c,--ctx-size", options->window, "Window in tokens, at most the model's context")
-      ->check(CLI::Range(2, 1 << 24))
+  verb->add_option("-c,--ctx-size", options->window,
+                   "Window in tokens; 0: 1024, or the model's context if that is less")
+      ->check(CLI::Range(0, 1 << 24))
       ->capture_default_str();
   verb->add_option("--stride", options->stride, "Tokens from one window to the next; 0: a whole window")
       ->check(CLI::Range(0, 1 << 24))
@@ -210,7 +207,8 @@ void AddPerplexity(CLI::App& root, VerbRun& run) {
       "  moesaic perplexity model/ wiki.txt --max-tokens 20000 --dtype int8 --kl-base base.safetensors\n\n"
       "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.");
   verb->callback([options, &run] {
-    if (options->stride > options->window) {
+    if (options->window == 1) throw CLI::ValidationError("--ctx-size must be 0 or at least 2, found 1");
+    if (options->window > 0 && options->stride > options->window) {
       throw CLI::ValidationError(
           fmt::format("--stride {} is above the window of {} tokens", options->stride, options->window));
     }

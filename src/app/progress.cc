@@ -1,11 +1,11 @@
 #include "app/progress.h"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <utility>
+
+#include "app/output.h"
 
 namespace moesaic::app {
 namespace {
@@ -18,7 +18,7 @@ constexpr auto kInterval = std::chrono::milliseconds(100);
 Progress::Progress(std::string label) : label_(std::move(label)), terminal_(isatty(STDERR_FILENO) != 0) {}
 
 Progress::~Progress() {
-  if (drawn_) std::fputs("\r\033[K", stderr);
+  if (drawn_) WriteNotice("\r\033[K");
 }
 
 void Progress::Show(int64_t done, int64_t total, const std::string& note) {
@@ -28,9 +28,8 @@ void Progress::Show(int64_t done, int64_t total, const std::string& note) {
   drawn_ = true;
   const double share = std::clamp(static_cast<double>(done) / static_cast<double>(total), 0.0, 1.0);
   const int filled = static_cast<int>(share * kBarWidth);
-  fmt::print(stderr, "\r{} [{}{}] {:3.0f}%  {}\033[K", label_, std::string(filled, '#'),
-             std::string(kBarWidth - filled, '-'), share * 100, note);
-  std::fflush(stderr);
+  Tell("\r{} [{}{}] {:3.0f}%  {}\033[K", label_, std::string(filled, '#'),
+       std::string(kBarWidth - filled, '-'), share * 100, note);
 }
 
 }  // namespace moesaic::app

@@ -1,13 +1,9 @@
 // `moesaic render MODEL`: a chat request in, the prompt that the model would see out.
-#include <fmt/format.h>
-
-#include <cstdio>
-#include <fstream>
-#include <iostream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 
+#include "app/input.h"
 #include "app/model_text.h"
+#include "app/output.h"
 #include "app/session.h"
 #include "app/verb.h"
 
@@ -18,22 +14,16 @@ using nlohmann::json;
 
 struct Options {
   std::string model;
-  std::string request = "-";
+  std::string request = kStandardInput;
   bool no_generation_prompt = false;
 };
 
-StatusOr<std::string> ReadAll(const std::string& path) {
-  if (path == "-") return std::string(std::istreambuf_iterator<char>(std::cin), {});
-  std::ifstream in(path, std::ios::binary);
-  if (!in) return NotFound("{}: can't be read", path);
-  return std::string(std::istreambuf_iterator<char>(in), {});
-}
-
 Status RunRender(const Options& options) {
-  ASSIGN_OR_RETURN(const std::string text, ReadAll(options.request));
+  ASSIGN_OR_RETURN(const std::string text, ReadInput(options.request));
   const json request = json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!request.is_object() || !request.contains("messages") || !request["messages"].is_array()) {
-    return InvalidArgument("the request must be a JSON object with \"messages\": [...]");
+    return InvalidArgument("{}: the request must be a JSON object with \"messages\": [...]",
+                           InputName(options.request));
   }
   text::ChatInput input;
   input.messages_json = request["messages"].dump();
@@ -44,7 +34,7 @@ Status RunRender(const Options& options) {
   ASSIGN_OR_RETURN(const ModelText model, OpenModelText(options.model));
   RETURN_IF_ERROR(model.chat.status());
   ASSIGN_OR_RETURN(const std::string prompt, model.chat->Render(input));
-  std::fwrite(prompt.data(), 1, prompt.size(), stdout);
+  WriteOutput(prompt);
   return OkStatus();
 }
 
@@ -55,7 +45,7 @@ void AddRender(CLI::App& root, VerbRun& run) {
   CLI::App* verb = root.add_subcommand("render", "Print the prompt that a chat request becomes");
   AddModelPath(*verb, options->model);
   verb->add_option("request", options->request, "File with an OpenAI chat request; -: standard input")
-      ->check(CLI::ExistingFile | CLI::IsMember({"-"}))
+      ->check(ExistingInput())
       ->capture_default_str();
   verb->add_flag("--no-generation-prompt", options->no_generation_prompt, "End after the last message");
   verb->footer(

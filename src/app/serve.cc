@@ -1,14 +1,16 @@
 // `moesaic serve MODEL`: the model behind the OpenAI and Anthropic APIs.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 
 #include <chrono>
-#include <cstdio>
+#include <set>
 #include <thread>
 
 #include "app/interrupt.h"
 #include "app/model_text.h"
+#include "app/output.h"
 #include "app/sampling_flags.h"
 #include "app/serve_flags.h"
 #include "app/session.h"
@@ -75,9 +77,9 @@ void Describe(spdlog::logger& log, const ServeFlags& flags, const Session& sessi
            stats.total_blocks, kernels::kKvBlockTokens);
   log.info("tools: {}, reasoning: {}, chat template: {}", text::Name(model.tools),
            text::Name(model.reasoning), model.chat ? "yes" : "none");
-  std::string kernels;
-  for (const auto& choice : session.kernels.choices) kernels += (kernels.empty() ? "" : ", ") + choice.name;
-  log.info("kernels: {}", kernels);
+  std::set<std::string> kernels;  // operators share some
+  for (const auto& choice : session.kernels.choices) kernels.insert(choice.name);
+  log.info("kernels: {}", fmt::join(kernels, ", "));
 }
 
 // Ends what runs in good order: new calls are refused, those on their way may finish in time, and the rest is
@@ -97,6 +99,10 @@ void ShutDown(spdlog::logger& log, const ServeFlags& flags, server::Server& serv
 }
 
 Status RunServe(const ServeFlags& flags) {
+  if (flags.max_batch_tokens < flags.max_sequences) {
+    return InvalidArgument("--max-batch-tokens must be at least --max-sequences ({}), found {}",
+                           flags.max_sequences, flags.max_batch_tokens);
+  }
   InterruptGuard guard;
   auto log =
       std::make_shared<spdlog::logger>("serve", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
@@ -111,7 +117,7 @@ Status RunServe(const ServeFlags& flags) {
                               {.kv_bytes = flags.kv_bytes,
                                .swap_bytes = flags.swap_bytes,
                                .max_sequences = flags.max_sequences,
-                               .max_batch_tokens = std::max(flags.max_batch_tokens, flags.max_sequences),
+                               .max_batch_tokens = flags.max_batch_tokens,
                                .eos_ids = text.eos_ids,
                                .seed = 0,
                                .prefix_cache = flags.prefix_cache,
@@ -131,8 +137,8 @@ Status RunServe(const ServeFlags& flags) {
   options.kernels = session->kernels.choices;
   if (flags.access_log) options.log = AccessLog(log);
   ASSIGN_OR_RETURN(std::unique_ptr<server::Server> server, server::Server::Start(std::move(options), model));
-  fmt::print("listening on http://{}:{}\n", flags.http.host, server->port());
-  std::fflush(stdout);
+  Print("listening on http://{}:{}\n", flags.http.host, server->port());
+  RETURN_IF_ERROR(FlushOutput());
   while (!Interrupted()) std::this_thread::sleep_for(kPoll);
   ShutDown(*log, flags, *server, engine);
   server.reset();  // before the engine: its endpoints use it
@@ -150,7 +156,7 @@ void AddServe(CLI::App& root, VerbRun& run) {
     run = [flags, verb]() -> Status {
       RETURN_IF_ERROR(ReadConfigFile(*verb, *flags));
       if (flags->print_config) {
-        fmt::print("{}", verb->config_to_str(/*default_also=*/true, /*write_description=*/true));
+        WriteOutput(verb->config_to_str(/*default_also=*/true, /*write_description=*/true));
         return OkStatus();
       }
       return RunServe(*flags);

@@ -52,7 +52,7 @@ void AddModelGroup(CLI::App& verb, ServeFlags& flags) {
       ->check(CLI::Range(1, 1 << 16))
       ->capture_default_str();
   verb.add_option("--max-batch-tokens", flags.max_batch_tokens,
-                  "Tokens of one step, of prompts and outputs together")
+                  "Tokens of one step, of prompts and outputs together; at least --max-sequences")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   verb.add_flag("--prefix-cache,!--no-prefix-cache", flags.prefix_cache,

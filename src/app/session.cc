@@ -5,9 +5,12 @@
 #include <utility>
 
 #include "app/interrupt.h"
+#include "app/output.h"
 #include "app/progress.h"
 #include "app/table.h"
+#include "cache/kv_pool.h"
 #include "runtime/cpu_features.h"
+#include "runtime/topology.h"
 
 namespace moesaic::app {
 namespace {
@@ -34,12 +37,16 @@ void AddKvDtypeFlag(CLI::App& verb, std::string& kv_dtype) {
       ->capture_default_str();
 }
 
+void AddThreadsFlag(CLI::App& verb, int& threads) {
+  verb.add_option("--threads", threads, "Threads; 0: one a core")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+}
+
 void AddModelFlags(CLI::App& verb, ModelFlags& flags) {
   AddModelPath(verb, flags.model);
   AddDtypeFlag(verb, flags.dtype);
-  verb.add_option("--threads", flags.threads, "Threads; 0: one a core")
-      ->check(CLI::Range(0, 1024))
-      ->capture_default_str();
+  AddThreadsFlag(verb, flags.threads);
   verb.add_option("--experts-per-token", flags.experts_per_token, "Routed experts a token; 0: as trained")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
@@ -61,6 +68,12 @@ void AddCacheFlags(CLI::App& verb, ModelFlags& flags) {
   AddKvDtypeFlag(verb, flags.kv_dtype);
 }
 
+StatusOr<std::unique_ptr<runtime::ThreadPool>> MakeThreads(int threads) {
+  const auto cpus = static_cast<int>(runtime::DetectTopology().cpus.size());
+  if (threads > cpus) Tell("{} threads share the {} that this machine runs at once\n", threads, cpus);
+  return runtime::ThreadPool::Create({.threads = threads, .pin = true});
+}
+
 StatusOr<kernels::KernelTable> KernelsOfHost() {
   runtime::CpuFeatures cpu = runtime::DetectCpu();
   if (const char* limit = std::getenv("MOESAIC_ISA"); limit != nullptr && *limit != '\0') {
@@ -76,7 +89,7 @@ StatusOr<kernels::KernelTable> KernelsOfHost() {
 StatusOr<std::unique_ptr<Session>> OpenSession(const ModelFlags& flags) {
   auto session = std::make_unique<Session>();
   ASSIGN_OR_RETURN(session->kernels, KernelsOfHost());
-  ASSIGN_OR_RETURN(session->threads, runtime::ThreadPool::Create({.threads = flags.threads, .pin = true}));
+  ASSIGN_OR_RETURN(session->threads, MakeThreads(flags.threads));
   const auto start = std::chrono::steady_clock::now();
   Progress progress("loading");
   models::LoadOptions options;
@@ -104,6 +117,11 @@ Status StartEngine(Session& session, const ModelFlags& flags, engine::EngineOpti
   options.max_context = flags.context;
   ASSIGN_OR_RETURN(session.engine,
                    engine::Engine::Create(*session.model, session.kernels, *session.threads, options));
+  const int64_t held = int64_t{session.engine->stats().total_blocks} * cache::kBlockTokens;
+  if (held < flags.context) {
+    Tell("the KV cache holds {} tokens, fewer than the context of {}: memory is short\n", held,
+         flags.context);
+  }
   return OkStatus();
 }
 

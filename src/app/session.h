@@ -44,13 +44,20 @@ struct Session {
   std::unique_ptr<engine::Engine> engine;  // none until StartEngine
 };
 
+/// Declares --threads.
+void AddThreadsFlag(CLI::App& verb, int& threads);
+
+/// The pool that --threads asks for; tells when that is more than the machine has.
+StatusOr<std::unique_ptr<runtime::ThreadPool>> MakeThreads(int threads);
+
 /// The kernels of this machine, limited by MOESAIC_ISA.
 StatusOr<kernels::KernelTable> KernelsOfHost();
 
 /// Loads the model, with a progress line when stderr is a terminal. Cancelled when a signal comes meanwhile.
 StatusOr<std::unique_ptr<Session>> OpenSession(const ModelFlags& flags);
 
-/// Makes session.engine. kv_dtype and max_context come from `flags`.
+/// Makes session.engine. kv_dtype and max_context come from `flags`; tells when memory does not hold that
+/// context.
 Status StartEngine(Session& session, const ModelFlags& flags, engine::EngineOptions options);
 
 }  // namespace moesaic::app

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/model_text.h"
+#include "app/output.h"
 #include "app/session.h"
 #include "app/verb.h"
 
@@ -51,7 +52,7 @@ Status RunTokenize(const Options& options) {
   const auto convert = options.decode ? DecodeLine : EncodeLine;
   for (const std::string& text : options.texts) {
     ASSIGN_OR_RETURN(const json result, EncodeLine(*model.tokenizer, options, json{{"text", text}}));
-    std::cout << result.dump() << '\n';
+    Print("{}\n", result.dump());
   }
   if (!options.texts.empty()) return OkStatus();
   std::string line;
@@ -61,7 +62,8 @@ Status RunTokenize(const Options& options) {
     if (parsed.is_discarded()) return InvalidArgument("line {} is not JSON: {}", number, line.substr(0, 60));
     const StatusOr<json> result = convert(*model.tokenizer, options, parsed);
     if (!result.ok()) return Annotate(result.status(), fmt::format("line {}", number));
-    std::cout << result->dump() << '\n';
+    Print("{}\n", result->dump());
+    RETURN_IF_ERROR(FlushOutput());  // whoever asks line by line waits for it
   }
   return OkStatus();
 }
@@ -81,7 +83,12 @@ void AddTokenize(CLI::App& root, VerbRun& run) {
       "  moesaic tokenize models/moesaic-tiny \"Hello there\"\n"
       "  echo '{\"text\": \"Hello\"}' | moesaic tokenize model.gguf --no-special\n"
       "  echo '{\"ids\": [1, 2]}' | moesaic tokenize model.gguf --decode");
-  verb->callback([options, &run] { run = [options] { return RunTokenize(*options); }; });
+  verb->callback([options, &run] {
+    if (options->decode && !options->texts.empty()) {
+      throw CLI::ValidationError("--decode reads lines from standard input, not TEXT");
+    }
+    run = [options] { return RunTokenize(*options); };
+  });
 }
 
 }  // namespace moesaic::app

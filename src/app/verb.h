@@ -10,7 +10,8 @@
 //   }
 //
 // A verb returns a Status; main prints its message behind "moesaic VERB: " and turns it into an exit code:
-// 0 done, 1 failed, 2 usage, 130 interrupted. Results go to stdout, everything else to stderr.
+// 0 done, 1 failed, 2 usage, 128 and the number of the signal that interrupted it. output.h takes what it
+// writes.
 #pragma once
 
 #include <CLI/CLI.hpp>

@@ -56,8 +56,6 @@ class PipeTest(cli.TalkingCase):
 
 
 class TerminalTest(cli.TalkingCase):
-    LONG = ["-n", "100000", "--ignore-eos", "-q"]
-
     def test_ctrl_d_leaves(self):
         terminal = Terminal("chat", self.model, *FLAGS)
         terminal.wait_for("> ")

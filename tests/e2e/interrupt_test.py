@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
 """Ctrl-C in the middle of long work: exit code 130, the terminal as it was, and no file half written."""
-import array
 import json
 import pathlib
 import random
@@ -51,6 +50,35 @@ def random_weights():
     return b"".join(struct.pack("<H", source.choice((0x3C00, 0xBC00)) + source.randrange(256)) for _ in range(65521))
 
 
+def wait_for_a_file(folder):
+    deadline = time.monotonic() + cli.TIMEOUT
+    while not any(folder.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.002)
+
+
+def signalled(number, folder, *arguments):
+    """The exit code of a command that gets a signal once it has begun to write into `folder`."""
+    process = subprocess.Popen([str(cli.BINARY), *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               text=True)
+    wait_for_a_file(folder)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=cli.TIMEOUT)
+    if process.returncode > 128:
+        assert errors.strip().splitlines()[-1] == f"moesaic {arguments[0]}: interrupted", errors
+    return process.returncode
+
+
+def until_interrupted(attempt, undo, code=130):
+    """Tries until the signal comes in the middle: how quickly this machine works decides nothing."""
+    for _ in range(20):
+        found = attempt()
+        if found == code:
+            return
+        assert found == 0, found  # it was done before the signal came
+        undo()
+    raise AssertionError("20 times done before the signal came")
+
+
 def wait_until_caught(process):
     """Waits until the process handles SIGINT."""
     deadline = time.monotonic() + cli.TIMEOUT
@@ -60,13 +88,6 @@ def wait_until_caught(process):
             return
         time.sleep(0.005)
     raise AssertionError("the process does not handle SIGINT")
-
-
-def write_calibration(path, rows=64, length=64):
-    tokens = array.array("i", [i % 200 for i in range(rows * length)]).tobytes()
-    header = {"tokens": {"dtype": "I32", "shape": [rows, length], "data_offsets": [0, len(tokens)]}}
-    text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + tokens)
 
 
 class BigModelTest(unittest.TestCase):
@@ -91,29 +112,43 @@ class BigModelTest(unittest.TestCase):
         return sorted(path.name for path in self.out.iterdir())
 
     def test_convert_leaves_no_file(self):
-        terminal = Terminal("convert", self.model, "--out", self.out / "packed.moesaic")
-        terminal.wait_for("packing [")
-        terminal.type("\x03")
-        self.assertEqual(terminal.leave(), 130)
+        def convert():
+            terminal = Terminal("convert", self.model, "--force", "--out", self.out / "packed.moesaic")
+            terminal.wait_for("packing [")
+            terminal.type("\x03")
+            return terminal.leave()
+
+        until_interrupted(convert, lambda: (self.out / "packed.moesaic").unlink())
         self.assertEqual(self.names(), [])
 
     def test_convert_keeps_the_file_it_would_replace(self):
         packed = self.out / "packed.moesaic"
-        packed.write_text("old")
-        terminal = Terminal("convert", self.model, "--force", "--out", packed)
-        terminal.wait_for("packing [")
-        terminal.type("\x03")
-        self.assertEqual(terminal.leave(), 130)
+
+        def convert():
+            packed.write_text("old")
+            terminal = Terminal("convert", self.model, "--force", "--out", packed)
+            terminal.wait_for("packing [")
+            terminal.type("\x03")
+            return terminal.leave()
+
+        until_interrupted(convert, packed.unlink)
         self.assertEqual(self.names(), ["packed.moesaic"])
         self.assertEqual(packed.read_text(), "old")
+
+    def test_other_signals_that_end_work_leave_no_file_either(self):
+        packed = self.out / "packed.moesaic"
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            def convert():
+                return signalled(number, self.out, "convert", self.model, "--out", packed)
+
+            until_interrupted(convert, packed.unlink, code=128 + number)
+            self.assertEqual(self.names(), [])
 
     def test_what_a_killed_convert_left_goes_with_the_next(self):
         packed = self.out / "packed.moesaic"
         process = subprocess.Popen([str(cli.BINARY), "convert", str(self.model), "--out", str(packed)],
                                    stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + cli.TIMEOUT
-        while not self.names() and time.monotonic() < deadline:
-            time.sleep(0.002)
+        wait_for_a_file(self.out)
         process.kill()
         process.wait()
         (left,) = self.names()
@@ -124,12 +159,16 @@ class BigModelTest(unittest.TestCase):
     def test_carve_leaves_no_folder(self):
         model, calibration = self.folder / "dense", self.folder / "calibration.safetensors"
         write_llama(model, layers=24, hidden=256, intermediate=1024, pool=random_weights())
-        write_calibration(calibration)
-        terminal = Terminal("carve", model, "--calibration", calibration, "--slices", "32", "--shared", "4",
-                            "--active", "8", "--out", self.out / "carved")
-        terminal.wait_for("layer 1 of")
-        terminal.type("\x03")
-        self.assertEqual(terminal.leave(), 130)
+        cli.write_calibration(calibration)
+
+        def carve():
+            terminal = Terminal("carve", model, "--calibration", calibration, "--slices", "32", "--shared", "4",
+                                "--active", "8", "--out", self.out / "carved")
+            terminal.wait_for("layer 1 of")
+            terminal.type("\x03")
+            return terminal.leave()
+
+        until_interrupted(carve, lambda: shutil.rmtree(self.out / "carved"))
         self.assertEqual(self.names(), [])
 
 
@@ -138,18 +177,43 @@ class TinyModelTest(cli.TalkingCase):
         prompts = [part for _ in range(200) for part in ("--prompt", "Hello")]
         terminal = Terminal("generate", self.model, *prompts, "-n", "500", "--ignore-eos", "--max-sequences", "1")
         wait_until_caught(terminal.process)
-        time.sleep(0.2)  # now it is loading or generating: both stop
-        terminal.type("\x03")
+        terminal.type("\x03")  # while it is loading or generating: both stop
         terminal.wait_for("moesaic generate: interrupted")
         self.assertEqual(terminal.leave(), 130)
 
     def test_generate_waiting_for_its_input(self):
-        terminal = Terminal("generate", self.model, "--jsonl", "-")
-        wait_until_caught(terminal.process)
-        time.sleep(0.2)
-        terminal.type("\x03")
-        terminal.wait_for("moesaic generate: interrupted")
-        self.assertEqual(terminal.leave(), 130)
+        for arguments in (["--jsonl", "-"], []):
+            terminal = Terminal("generate", self.model, *arguments)
+            wait_until_caught(terminal.process)
+            terminal.type("\x03")
+            terminal.wait_for("moesaic generate: interrupted")
+            self.assertEqual(terminal.leave(), 130)
+
+    def test_other_signals_end_a_chat_at_once(self):
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            terminal = Terminal("chat", self.model)
+            terminal.wait_for("> ")
+            terminal.process.send_signal(number)
+            terminal.wait_for("moesaic chat: interrupted")
+            self.assertEqual(terminal.leave(), 128 + number)
+
+            def ask():
+                terminal = Terminal("chat", self.model, "-n", "100000", "--ignore-eos", "-p", "hi")
+                wait_until_caught(terminal.process)
+                terminal.process.send_signal(number)
+                return terminal.leave()
+
+            until_interrupted(ask, lambda: None, code=128 + number)
+
+    def test_a_hang_up_that_nohup_ignores_ends_nothing(self):
+        command = [str(cli.BINARY), "chat", str(self.model), "-q", "-n", "4", "--ignore-eos"]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                                   preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+        wait_until_caught(process)
+        process.send_signal(signal.SIGHUP)
+        answer, _ = process.communicate("hi\n", timeout=cli.TIMEOUT)
+        self.assertEqual(process.returncode, 0)
+        self.assertTrue(answer)
 
     def test_bench(self):
         terminal = Terminal("bench", self.model, "-p", "0", "-n", "400", "-r", "10000", "-t", "1")
@@ -158,33 +222,23 @@ class TinyModelTest(cli.TalkingCase):
         self.assertEqual(terminal.leave(), 130)
 
     def test_perplexity_leaves_no_file(self):
-        text, saved = self.folder / "long.txt", self.folder / "out" / "saved.safetensors"
+        text, folder = self.folder / "long.txt", self.folder / "out"
         text.write_text("to be or not to be " * 20000)
-        saved.parent.mkdir()
-        process = subprocess.Popen([str(cli.BINARY), "perplexity", str(self.model), str(text), "--save-logits", str(saved)],
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        deadline = time.monotonic() + cli.TIMEOUT
-        while not any(saved.parent.iterdir()) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=cli.TIMEOUT)
-        self.assertEqual(process.returncode, 130)
-        self.assertEqual(errors.strip(), "moesaic perplexity: interrupted")
-        self.assertEqual(list(saved.parent.iterdir()), [])
+        folder.mkdir()
+        saved = folder / "saved.safetensors"
+        for number in (signal.SIGINT, signal.SIGTERM):
+            until_interrupted(lambda: signalled(number, folder, "perplexity", self.model, text, "--save-logits", saved),
+                              saved.unlink, code=128 + number)
+            self.assertEqual(list(folder.iterdir()), [])
 
     def test_logits_leave_no_file(self):
-        saved = self.folder / "logits" / "saved.npy"
-        saved.parent.mkdir()
-        ids = ",".join("7" for _ in range(4000))
-        process = subprocess.Popen([str(cli.BINARY), "logits", str(self.model), "--ids", ids, "--threads", "1", "--out", str(saved)],
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        deadline = time.monotonic() + cli.TIMEOUT
-        while not any(saved.parent.iterdir()) and time.monotonic() < deadline:
-            time.sleep(0.002)
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=cli.TIMEOUT)
-        self.assertEqual(process.returncode, 130)
-        self.assertEqual(list(saved.parent.iterdir()), [])
+        folder, ids = self.folder / "logits", ",".join("7" for _ in range(4000))
+        folder.mkdir()
+        saved = folder / "saved.npy"
+        for number in (signal.SIGINT, signal.SIGHUP):
+            until_interrupted(lambda: signalled(number, folder, "logits", self.model, "--ids", ids, "--out", saved),
+                              saved.unlink, code=128 + number)
+            self.assertEqual(list(folder.iterdir()), [])
 
 
 if __name__ == "__main__":

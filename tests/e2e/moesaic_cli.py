@@ -61,6 +61,14 @@ def read_npy(path):
     return [values[r * columns : (r + 1) * columns] for r in range(rows)]
 
 
+def write_calibration(path, rows=64, length=64, vocab=150):
+    """A text for `moesaic carve`, of token ids below `vocab`."""
+    tokens = array.array("i", [i % vocab for i in range(rows * length)]).tobytes()
+    header = {"tokens": {"dtype": "I32", "shape": [rows, length], "data_offsets": [0, len(tokens)]}}
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + tokens)
+
+
 def log_softmax(row):
     top = max(row)
     total = math.log(math.fsum(math.exp(v - top) for v in row)) + top

@@ -72,6 +72,10 @@ class GoldenTest(unittest.TestCase):
         for i, entry in enumerate(answer["prompt_logprobs"]):
             self.assertAlmostEqual(entry["logprob"], tables[i][ids[i + 1]], delta=2e-4)
 
+    def test_log_probabilities_need_json_lines(self):
+        for flags in (["--logprobs", "1"], ["--prompt-logprobs"]):
+            self.assertIn("--format jsonl", run("generate", GOLDEN / "qwen3-tied", "--ids", "1", *flags, code=2).stderr)
+
     def test_without_a_tokenizer_text_is_refused_and_ids_are_printed(self):
         name = "llama3-rope-bias"
         ids, _, _, greedy = list(prompts(name))[1]
@@ -86,6 +90,13 @@ class TextTest(cli.TalkingCase):
         def say(seed):
             return run("generate", self.model, "--prompt", "hello", "-n", "20", "--seed", seed, "--ignore-eos").stdout
 
+        def say_both(seed):
+            flags = ["-n", "20", "--seed", seed, "--ignore-eos", "--format", "jsonl"]
+            lines = run("generate", self.model, "--prompt", "hello", "--prompt", "hello", *flags).stdout.splitlines()
+            return [json.loads(line)["text"] + "\n" for line in lines]
+
+        for seed in (0, 1):
+            self.assertEqual(say_both(seed), [say(seed), say(seed + 1)])  # equal prompts get seeds of their own
         self.assertEqual(say(1), say(1))
         self.assertNotEqual(say(1), say(2))
 
@@ -166,6 +177,25 @@ class TextTest(cli.TalkingCase):
         self.assertIn(f"{path}: ", run("perplexity", self.model, path, code=1).stderr)
 
 
+    def test_what_the_context_cuts_is_told(self):
+        flags = ["--temperature", "0", "--ignore-eos", "-c", "64"]
+        cut = run("generate", self.model, "--prompt", "hello", "-n", "1000", *flags).stderr
+        self.assertEqual(cut, "1 of 1 outputs ended at the context of 64 tokens, before --max-tokens 1000\n")
+        self.assertEqual(run("generate", self.model, "--prompt", "hello", "-n", "10", *flags).stderr, "")
+
+    def test_more_threads_than_the_machine_runs_are_told(self):
+        here = os.cpu_count() + 1
+        told = run("generate", self.model, "--prompt", "hello", "-n", "1", "--threads", here).stderr
+        self.assertIn(f"{here} threads share the ", told)
+
+    def test_a_window_beyond_the_context_is_refused(self):
+        path = self.folder / "text3.txt"
+        path.write_text("The quick brown fox.\n")
+        self.assertIn("--ctx-size 1000000", run("perplexity", self.model, path, "-c", "1000000", code=1).stderr)
+        report = json.loads(run("perplexity", self.model, path, "--format", "json").stdout)
+        self.assertLessEqual(report["window"], 1024)
+
+
 class InspectTest(unittest.TestCase):
     def test_what_is_not_loaded_is_told_apart(self):
         facts = json.loads(run("inspect", GOLDEN / "deepseek-v3-mtp", "--json").stdout)
@@ -224,7 +254,7 @@ class FaultTest(unittest.TestCase):
             run(*arguments, code=2)
 
     def test_an_unknown_verb_is_named(self):
-        self.assert_one_line(run("frobnicate", code=2), 'there is no verb "frobnicate"; --help lists them')
+        self.assert_one_line(run("frobnicate", code=2), 'there is no verb "frobnicate"; moesaic --help lists them')
 
     def test_what_is_no_model_is_named(self):
         self.assert_one_line(run("inspect", __file__, code=1), __file__, "neither GGUF, safetensors nor a packed file")

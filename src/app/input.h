@@ -1,0 +1,27 @@
+// Where verbs read what they are asked: files and standard input.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+
+namespace moesaic::app {
+
+inline constexpr const char* kStandardInput = "-";
+
+/// "-" as people call it in messages, any other path as it is.
+std::string InputName(const std::string& path);
+
+/// Refuses on the command line what is neither a file nor "-".
+CLI::Validator ExistingInput();
+
+/// Declares --ids: token ids of one prompt. An empty one is refused, which CLI11 would read as 0.
+CLI::Option* AddIdsFlag(CLI::App& verb, std::vector<int32_t>& ids);
+
+/// All bytes of a file, or of standard input for "-". Cancelled when a signal came meanwhile.
+StatusOr<std::string> ReadInput(const std::string& path);
+
+}  // namespace moesaic::app

@@ -1,0 +1,33 @@
+#include "app/interrupt.h"
+
+#include <gtest/gtest.h>
+
+#include <csignal>
+
+namespace moesaic::app {
+namespace {
+
+TEST(InterruptGuard, EverySignalThatEndsATerminalsWorkIsAFlag) {
+  const InterruptGuard guard;
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
+    EXPECT_FALSE(Interrupted());
+    std::raise(number);
+    EXPECT_TRUE(Interrupted());
+    EXPECT_EQ(LastSignal(), number);
+    ClearInterrupt();
+  }
+}
+
+TEST(InterruptGuard, AnIgnoredHangUpStaysIgnoredAndWhatWasThereComesBack) {
+  std::signal(SIGHUP, SIG_IGN);
+  {
+    const InterruptGuard guard;
+    std::raise(SIGHUP);
+    EXPECT_FALSE(Interrupted());
+  }
+  EXPECT_EQ(std::signal(SIGHUP, SIG_DFL), SIG_IGN);
+  EXPECT_EQ(std::signal(SIGTERM, SIG_DFL), SIG_DFL);
+}
+
+}  // namespace
+}  // namespace moesaic::app

@@ -1,0 +1,46 @@
+#include "app/usage.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace moesaic::app {
+namespace {
+
+// What is said about `words` behind "moesaic" by a verb with a flag or two.
+std::string LineFor(std::vector<std::string> words) {
+  CLI::App root{"", "moesaic"};
+  root.require_subcommand(1);
+  CLI::App* verb = root.add_subcommand("run", "");
+  std::string model, kind;
+  int count = 0;
+  std::vector<int> ids;
+  verb->add_option("model", model, "")->required();
+  verb->add_option("--count", count, "");
+  verb->add_option("--ids", ids, "")->delimiter(',');
+  verb->add_option("--kind", kind, "")->check(CLI::IsMember({"a", "b"}));
+  std::reverse(words.begin(), words.end());
+  try {
+    root.parse(words);
+  } catch (const CLI::ParseError& error) {
+    return UsageLine(root, error);
+  }
+  return "";
+}
+
+TEST(UsageLine, NamesTheFlagWhatIsWrongAndWhereHelpIs) {
+  const std::string help = "; see moesaic run --help\n";
+  EXPECT_EQ(LineFor({"run", "m", "--count", "3"}), "");
+  EXPECT_EQ(LineFor({"run"}), "moesaic run: MODEL is required" + help);
+  EXPECT_EQ(LineFor({"run", "m", "--count"}), "moesaic run: --count needs a value" + help);
+  EXPECT_EQ(LineFor({"run", "m", "--count", "x"}),
+            "moesaic run: --count must be a number, found \"x\"" + help);
+  EXPECT_EQ(LineFor({"run", "m", "--kind", "c"}), "moesaic run: --kind: c not in {a,b}" + help);
+  EXPECT_EQ(LineFor({"run", "m", "--colour", "red"}), "moesaic run: there is no flag --colour" + help);
+  EXPECT_EQ(LineFor({"run", "m", "again"}), "moesaic run: unexpected argument \"again\"" + help);
+  EXPECT_EQ(LineFor({"--colour"}), "moesaic: there is no flag --colour; see moesaic --help\n");
+}
+
+}  // namespace
+}  // namespace moesaic::app

@@ -1,8 +1,12 @@
 // `moesaic doctor`: what this machine can do, and which kernels that means.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
-#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <optional>
 
+#include "app/libraries.h"
+#include "app/output.h"
 #include "app/session.h"
 #include "app/table.h"
 #include "app/verb.h"
@@ -13,15 +17,36 @@
 namespace moesaic::app {
 namespace {
 
+using nlohmann::json;
+
 struct Options {
   bool quick = false;
+  bool json = false;
 };
 
 constexpr int64_t kProbeBytes = int64_t{256} << 20;  // a thread: far more than any cache
 
-void PrintMachine(const runtime::Topology& topology, const runtime::CpuFeatures& cpu) {
-  std::string isas;
-  for (const runtime::Isa isa : runtime::HostIsas(cpu)) isas += runtime::IsaName(isa) + " ";
+struct Speeds {
+  int threads = 0;
+  runtime::ReadBandwidth read;
+  std::vector<kernels::DotPeak> dots;
+};
+
+StatusOr<Speeds> Measure(const runtime::CpuFeatures& cpu) {
+  ASSIGN_OR_RETURN(const auto pool, runtime::ThreadPool::Create({.threads = 0, .pin = true}));
+  Speeds speeds{.threads = pool->size(), .read = {}, .dots = {}};
+  ASSIGN_OR_RETURN(speeds.read, runtime::MeasureReadBandwidth(pool.get(), kProbeBytes));
+  speeds.dots = kernels::MeasureDotPeaks(cpu, pool.get());
+  return speeds;
+}
+
+std::vector<std::string> IsaNames(const runtime::CpuFeatures& cpu) {
+  std::vector<std::string> names;
+  for (const runtime::Isa isa : runtime::HostIsas(cpu)) names.push_back(runtime::IsaName(isa));
+  return names;
+}
+
+std::string MachineText(const runtime::Topology& topology, const runtime::CpuFeatures& cpu) {
   std::string caches;
   for (const runtime::CacheLevel& cache : topology.caches) {
     caches += fmt::format("{}L{} {} x {}", caches.empty() ? "" : ", ", cache.level, cache.count,
@@ -33,7 +58,7 @@ void PrintMachine(const runtime::Topology& topology, const runtime::CpuFeatures&
       {"cores", fmt::format("{} cores, {} hardware threads, {} sockets", topology.cores,
                             topology.hardware_threads, topology.sockets)},
       {"threads used", std::to_string(topology.DefaultThreads())},
-      {"instruction sets", isas},
+      {"instruction sets", fmt::format("{}", fmt::join(IsaNames(cpu), " "))},
       {"caches", caches},
       {"NUMA nodes", std::to_string(topology.numa_nodes.size())},
       {"memory", fmt::format("{}, {} available", FormatBytes(static_cast<double>(topology.memory_bytes)),
@@ -44,44 +69,107 @@ void PrintMachine(const runtime::Topology& topology, const runtime::CpuFeatures&
                    topology.explicit_huge_pages)},
   };
   if (topology.cpu_quota > 0) rows.push_back({"CPU quota", fmt::format("{:.2f} cores", topology.cpu_quota)});
-  std::fputs(FormatTable(rows, false).c_str(), stdout);
+  return FormatTable(rows, false);
 }
 
-Status PrintSpeeds(const runtime::CpuFeatures& cpu) {
-  ASSIGN_OR_RETURN(const auto pool, runtime::ThreadPool::Create({.threads = 0, .pin = true}));
-  ASSIGN_OR_RETURN(const runtime::ReadBandwidth read, runtime::MeasureReadBandwidth(pool.get(), kProbeBytes));
+json MachineJson(const runtime::Topology& topology, const runtime::CpuFeatures& cpu) {
+  json machine = {{"processor", topology.cpu_model},
+                  {"sockets", topology.sockets},
+                  {"cores", topology.cores},
+                  {"hardware_threads", topology.hardware_threads},
+                  {"threads_used", topology.DefaultThreads()},
+                  {"cpu_quota", topology.cpu_quota},
+                  {"instruction_sets", IsaNames(cpu)},
+                  {"caches", json::array()},
+                  {"numa_nodes", json::array()},
+                  {"memory_bytes", topology.memory_bytes},
+                  {"available_bytes", topology.available_bytes},
+                  {"transparent_huge_pages", topology.transparent_huge_pages},
+                  {"explicit_huge_pages", topology.explicit_huge_pages}};
+  for (const runtime::CacheLevel& cache : topology.caches) {
+    machine["caches"].push_back({{"level", cache.level}, {"bytes", cache.bytes}, {"count", cache.count}});
+  }
+  for (const runtime::NumaNode& node : topology.numa_nodes) {
+    machine["numa_nodes"].push_back(
+        {{"index", node.index}, {"memory_bytes", node.memory_bytes}, {"cpus", node.cpus}});
+  }
+  return machine;
+}
+
+std::string SpeedsText(const Speeds& speeds) {
   std::vector<std::vector<std::string>> rows = {
-      {"measured", "one thread", fmt::format("{} threads", pool->size())}};
-  rows.push_back({"memory read", fmt::format("{:.1f} GB/s", read.one_thread / 1e9),
-                  fmt::format("{:.1f} GB/s", read.all_threads / 1e9)});
-  for (const kernels::DotPeak& peak : kernels::MeasureDotPeaks(cpu, pool.get())) {
+      {"measured", "one thread", fmt::format("{} threads", speeds.threads)}};
+  rows.push_back({"memory read", fmt::format("{:.1f} GB/s", speeds.read.one_thread / 1e9),
+                  fmt::format("{:.1f} GB/s", speeds.read.all_threads / 1e9)});
+  for (const kernels::DotPeak& peak : speeds.dots) {
     rows.push_back(
         {fmt::format("{} dot products ({})", tensor::PackedFormatName(peak.format), peak.instruction),
          fmt::format("{:.0f} GOP/s", peak.one_thread / 1e9),
          fmt::format("{:.0f} GOP/s", peak.all_threads / 1e9)});
   }
-  std::fputs(("\n" + FormatTable(rows, false)).c_str(), stdout);
-  return OkStatus();
+  return FormatTable(rows, false);
 }
 
-void PrintKernels(const kernels::KernelTable& kernels) {
+json SpeedsJson(const Speeds& speeds) {
+  json measured = {{"threads", speeds.threads},
+                   {"read_bytes_per_s",
+                    {{"one_thread", speeds.read.one_thread}, {"all_threads", speeds.read.all_threads}}},
+                   {"dot_products", json::array()}};
+  for (const kernels::DotPeak& peak : speeds.dots) {
+    measured["dot_products"].push_back({{"format", tensor::PackedFormatName(peak.format)},
+                                        {"instruction", peak.instruction},
+                                        {"one_thread_ops_per_s", peak.one_thread},
+                                        {"all_threads_ops_per_s", peak.all_threads}});
+  }
+  return measured;
+}
+
+std::string KernelsText(const kernels::KernelTable& kernels) {
   std::vector<std::vector<std::string>> rows = {
       {"operator", "kernel", "passed over (not on this processor)"}};
   for (const kernels::KernelChoice& choice : kernels.choices) {
-    std::string passed;
-    for (const std::string& name : choice.passed_over) passed += (passed.empty() ? "" : ", ") + name;
-    rows.push_back({choice.op, choice.name, passed.empty() ? "-" : passed});
+    rows.push_back(
+        {choice.op, choice.name,
+         choice.passed_over.empty() ? "-" : fmt::format("{}", fmt::join(choice.passed_over, ", "))});
   }
-  std::fputs(("\n" + FormatTable(rows, false)).c_str(), stdout);
+  return FormatTable(rows, false);
+}
+
+json KernelsJson(const kernels::KernelTable& kernels) {
+  json list = json::array();
+  for (const kernels::KernelChoice& choice : kernels.choices) {
+    list.push_back({{"op", choice.op}, {"kernel", choice.name}, {"passed_over", choice.passed_over}});
+  }
+  return list;
+}
+
+std::string LibrariesText() {
+  std::vector<std::vector<std::string>> rows = {{"library", "built with"}};
+  for (const auto& [name, version] : Libraries()) rows.push_back({name, version});
+  return FormatTable(rows, false);
 }
 
 Status RunDoctor(const Options& options) {
   ASSIGN_OR_RETURN(const kernels::KernelTable kernels, KernelsOfHost());
   const runtime::CpuFeatures cpu = runtime::DetectCpu();
-  PrintMachine(runtime::DetectTopology(), cpu);
-  if (!options.quick) RETURN_IF_ERROR(PrintSpeeds(cpu));
-  PrintKernels(kernels);
-  std::printf("\nlibraries  fmt %d, CLI11 %s, moesaic %s\n", FMT_VERSION, CLI11_VERSION, MOESAIC_VERSION);
+  const runtime::Topology topology = runtime::DetectTopology();
+  std::optional<Speeds> speeds;
+  if (!options.quick) {
+    ASSIGN_OR_RETURN(speeds, Measure(cpu));
+  }
+  if (options.json) {
+    json report = {{"version", MOESAIC_VERSION},
+                   {"machine", MachineJson(topology, cpu)},
+                   {"kernels", KernelsJson(kernels)},
+                   {"libraries", json::object()}};
+    if (speeds) report["measured"] = SpeedsJson(*speeds);
+    for (const auto& [name, version] : Libraries()) report["libraries"][name] = version;
+    Print("{}\n", report.dump(2));
+    return OkStatus();
+  }
+  WriteOutput(MachineText(topology, cpu));
+  if (speeds) Print("\n{}", SpeedsText(*speeds));
+  Print("\n{}\n{}\nmoesaic {}\n", KernelsText(kernels), LibrariesText(), MOESAIC_VERSION);
   return OkStatus();
 }
 
@@ -91,7 +179,15 @@ void AddDoctor(CLI::App& root, VerbRun& run) {
   auto options = std::make_shared<Options>();
   CLI::App* verb = root.add_subcommand("doctor", "Say what this machine can do and which kernels will run");
   verb->add_flag("--quick", options->quick, "Measure nothing");
-  verb->footer("MOESAIC_ISA limits the kernels, e.g. MOESAIC_ISA=avx2 moesaic doctor --quick");
+  verb->add_flag("--json", options->json, "Print JSON");
+  verb->footer(
+      "attention_kv_bf16 is the attention that runs on a KV cache of --kv-dtype bf16, and so on. "
+      "MOESAIC_ISA\n"
+      "limits the kernels.\n\n"
+      "Examples:\n"
+      "  moesaic doctor\n"
+      "  MOESAIC_ISA=avx2 moesaic doctor --quick\n"
+      "  moesaic doctor --quick --json");
   verb->callback([options, &run] { run = [options] { return RunDoctor(*options); }; });
 }
 

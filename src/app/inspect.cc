@@ -1,10 +1,10 @@
 // `moesaic inspect MODEL`: what a checkpoint is, holds and needs, without reading its weights.
 #include <fmt/format.h>
 
-#include <cstdio>
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "app/output.h"
 #include "app/session.h"
 #include "app/table.h"
 #include "app/verb.h"
@@ -21,24 +21,45 @@ struct Options {
   std::string kv_dtype = "auto";
   bool tensors = false;
   bool json = false;
+  std::vector<int> contexts;
+  std::vector<int> sequences = {1, 8, 32};
 };
 
-constexpr int kContexts[] = {4096, 16384, 32768, 131072};
-constexpr int kBatches[] = {1, 8, 32};
+constexpr int kUsualContexts[] = {4096, 16384, 32768, 131072};  // those below the model's, and that
 
 // The cache as the engine makes it. No verb runs the MTP layers, which the spec counts.
 struct Cache {
   std::string dtype;
-  int64_t bytes_per_token;
+  int64_t block_bytes;
+
+  int64_t BytesPerToken() const { return block_bytes / cache::kBlockTokens; }
+  int64_t Bytes(int context, int sequences) const {
+    return block_bytes * cache::BlocksFor(context) * sequences;
+  }
 };
 
 StatusOr<Cache> CacheOf(const models::ModelInfo& info, const std::string& kv_dtype) {
   ASSIGN_OR_RETURN(const tensor::DType dtype, engine::KvDType(kv_dtype, info));
   models::KvSpec kv = info.kv;
   kv.layers = info.layers;
-  const int64_t block = engine::LayoutFor(kv, dtype).block_bytes();
   const char* name = dtype == tensor::DType::kF32 ? "f32" : dtype == tensor::DType::kI8 ? "int8" : "bf16";
-  return Cache{name, block / kernels::kKvBlockTokens};
+  return Cache{name, engine::LayoutFor(kv, dtype).block_bytes()};
+}
+
+StatusOr<std::vector<int>> ContextsOf(const models::ModelInfo& info, const std::vector<int>& asked) {
+  for (const int context : asked) {
+    if (context > info.context_length) {
+      return InvalidArgument("the model's context is {} tokens, fewer than --ctx-size {}",
+                             info.context_length, context);
+    }
+  }
+  if (!asked.empty()) return asked;
+  std::vector<int> contexts;
+  for (const int context : kUsualContexts) {
+    if (context < info.context_length) contexts.push_back(context);
+  }
+  contexts.push_back(info.context_length);
+  return contexts;
 }
 
 nlohmann::json Facts(const models::ModelInfo& info, const checkpoint::Checkpoint& source,
@@ -61,7 +82,7 @@ nlohmann::json Facts(const models::ModelInfo& info, const checkpoint::Checkpoint
                           {"weight_bytes", info.weight_bytes},
                           {"active_weight_bytes", info.active_weight_bytes},
                           {"kv_dtype", cache.dtype},
-                          {"kv_bytes_per_token", cache.bytes_per_token},
+                          {"kv_bytes_per_token", cache.BytesPerToken()},
                           {"tensors", source.tensors().size()}};
   return facts;
 }
@@ -83,27 +104,42 @@ void PrintTypes(const checkpoint::Checkpoint& source) {
   for (const auto& [name, sum] : types) {
     rows.push_back({name, std::to_string(sum.first), FormatBytes(static_cast<double>(sum.second))});
   }
-  std::fputs(FormatTable(rows, false).c_str(), stdout);
+  WriteOutput(FormatTable(rows, false));
 }
 
-void PrintMemory(const models::ModelInfo& info, const Cache& cache) {
-  std::vector<std::vector<std::string>> rows = {{"memory", "batch 1", "batch 8", "batch 32"}};
-  const auto per_token = static_cast<double>(cache.bytes_per_token);
-  for (const int context : kContexts) {
-    if (context > info.context_length && context != kContexts[0]) continue;
-    const int tokens = std::min(context, info.context_length);
-    std::vector<std::string> row = {fmt::format("context {}", tokens)};
-    for (const int batch : kBatches) {
-      row.push_back(FormatBytes(static_cast<double>(info.weight_bytes) + per_token * tokens * batch));
+std::string SequencesText(int sequences) {
+  return sequences == 1 ? "1 sequence" : fmt::format("{} sequences", sequences);
+}
+
+void PrintMemory(const models::ModelInfo& info, const Cache& cache, const std::vector<int>& contexts,
+                 const std::vector<int>& sequences) {
+  std::vector<std::vector<std::string>> rows = {{"weights and KV cache"}};
+  for (const int count : sequences) rows[0].push_back(SequencesText(count));
+  for (const int context : contexts) {
+    std::vector<std::string> row = {fmt::format("context {}", context)};
+    for (const int count : sequences) {
+      row.push_back(FormatBytes(static_cast<double>(info.weight_bytes + cache.Bytes(context, count))));
     }
     rows.push_back(row);
   }
-  std::fputs(FormatTable(rows, false).c_str(), stdout);
+  WriteOutput(FormatTable(rows, false));
 }
 
-void Print(const models::ModelInfo& info, const checkpoint::Checkpoint& source, const Cache& cache,
-           bool all_tensors) {
-  std::printf("%s\n", source.path().c_str());
+nlohmann::json MemoryJson(const models::ModelInfo& info, const Cache& cache, const std::vector<int>& contexts,
+                          const std::vector<int>& sequences) {
+  nlohmann::json cells = nlohmann::json::array();
+  for (const int context : contexts) {
+    for (const int count : sequences) {
+      const int64_t kv = cache.Bytes(context, count);
+      cells.push_back(
+          {{"context", context}, {"sequences", count}, {"kv_bytes", kv}, {"bytes", info.weight_bytes + kv}});
+    }
+  }
+  return cells;
+}
+
+void PrintFacts(const models::ModelInfo& info, const checkpoint::Checkpoint& source, const Cache& cache) {
+  Print("{}\n", source.path());
   std::vector<std::vector<std::string>> rows = {
       {"", ""},
       {"architecture", fmt::format("{} ({})", info.architecture, info.model_type)},
@@ -120,7 +156,7 @@ void Print(const models::ModelInfo& info, const checkpoint::Checkpoint& source, 
        fmt::format("{} as {}", FormatBytes(static_cast<double>(info.weight_bytes)), info.weight_format)},
       {"read a token", FormatBytes(static_cast<double>(info.active_weight_bytes))},
       {"KV cache",
-       fmt::format("{} a token as {}", FormatBytes(static_cast<double>(cache.bytes_per_token)), cache.dtype)},
+       fmt::format("{} a token as {}", FormatBytes(static_cast<double>(cache.BytesPerToken())), cache.dtype)},
   };
   if (info.mtp_layers > 0) {
     rows.push_back(
@@ -129,20 +165,20 @@ void Print(const models::ModelInfo& info, const checkpoint::Checkpoint& source, 
                             FormatCount(static_cast<double>(info.mtp_parameters)),
                             FormatBytes(static_cast<double>(info.mtp_weight_bytes)))});
   }
-  std::fputs(FormatTable(rows, false).substr(1).c_str(), stdout);
-  std::putchar('\n');
+  WriteOutput(FormatTable(rows, false).substr(1));
+  WriteOutput("\n");
   if (!source.tensors().empty()) {
     PrintTypes(source);
-    std::putchar('\n');
+    WriteOutput("\n");
   }
-  PrintMemory(info, cache);
-  if (!all_tensors) return;
-  std::putchar('\n');
+}
+
+void PrintTensors(const checkpoint::Checkpoint& source) {
   std::vector<std::vector<std::string>> tensors = {{"tensor", "dtype", "shape"}};
   for (const checkpoint::TensorEntry& entry : source.tensors()) {
     tensors.push_back({entry.name, tensor::DTypeName(entry.dtype), ShapeText(entry.shape)});
   }
-  std::fputs(FormatTable(tensors, false).c_str(), stdout);
+  Print("\n{}", FormatTable(tensors, false));
 }
 
 Status RunInspect(const Options& options) {
@@ -150,17 +186,21 @@ Status RunInspect(const Options& options) {
                    checkpoint::Checkpoint::Open(options.model));
   ASSIGN_OR_RETURN(const models::ModelInfo info, models::InfoOf(*source, options.dtype));
   ASSIGN_OR_RETURN(const Cache cache, CacheOf(info, options.kv_dtype));
+  ASSIGN_OR_RETURN(const std::vector<int> contexts, ContextsOf(info, options.contexts));
   if (options.json) {
     nlohmann::json facts = Facts(info, *source, cache);
+    facts["memory"] = MemoryJson(info, cache, contexts, options.sequences);
     if (options.tensors) {
       for (const checkpoint::TensorEntry& entry : source->tensors()) {
         facts["tensor_list"].push_back(
             {{"name", entry.name}, {"dtype", tensor::DTypeName(entry.dtype)}, {"shape", entry.shape}});
       }
     }
-    std::printf("%s\n", facts.dump(2).c_str());
+    Print("{}\n", facts.dump(2));
   } else {
-    Print(info, *source, cache, options.tensors);
+    PrintFacts(info, *source, cache);
+    PrintMemory(info, cache, contexts, options.sequences);
+    if (options.tensors) PrintTensors(*source);
   }
   return OkStatus();
 }
@@ -173,10 +213,24 @@ void AddInspect(CLI::App& root, VerbRun& run) {
   AddModelPath(*verb, options->model, "Folder, .gguf, .safetensors or packed file, or a config.json alone");
   AddDtypeFlag(*verb, options->dtype);
   AddKvDtypeFlag(*verb, options->kv_dtype);
+  verb->add_option("-c,--ctx-size", options->contexts,
+                   "Contexts of the memory table, separated by commas; none: usual ones and the model's")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->check(CLI::Range(1, 1 << 24));
+  verb->add_option("-s,--sequences", options->sequences, "Sequences at once that it counts")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->check(CLI::Range(1, 1 << 16))
+      ->capture_default_str();
   verb->add_flag("--tensors", options->tensors, "List every tensor");
   verb->add_flag("--json", options->json, "Print JSON");
   verb->footer(
-      "Examples:\n  moesaic inspect models/moesaic-tiny\n  moesaic inspect model.gguf --tensors --json");
+      "Memory is that of the weights and of the KV cache; a step's own buffers come on top.\n\n"
+      "Examples:\n"
+      "  moesaic inspect models/moesaic-tiny\n"
+      "  moesaic inspect model.gguf --tensors --json\n"
+      "  moesaic inspect model/ --dtype int8 --kv-dtype int8 -c 8192,65536 -s 1,4,16");
   verb->callback([options, &run] { run = [options] { return RunInspect(*options); }; });
 }
 

@@ -1,0 +1,153 @@
+#!/usr/bin/env python3
+"""What a new user gets wrong, and files that are damaged: one line that names what is wrong and where; never a crash."""
+import json
+import os
+import pathlib
+import shutil
+import struct
+import unittest
+
+import moesaic_cli as cli
+from moesaic_cli import ROOT, run
+
+
+GGUF = ROOT / "models" / "moesaic-smol" / "build" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+class BrokenCase(cli.TalkingCase):
+    def assert_one_line(self, arguments, *parts, code=1, stdin=""):
+        result = run(*arguments, code=code, stdin=stdin)
+        self.assertEqual(result.stdout, "")
+        (line,) = result.stderr.splitlines()
+        self.assertTrue(line.startswith(f"moesaic {arguments[0]}: "), line)
+        for part in parts:
+            self.assertIn(str(part), line)
+        if code == 2:
+            self.assertTrue(line.endswith(f"; see moesaic {arguments[0]} --help"), line)
+
+
+class ModelTest(BrokenCase):
+    def refuse(self, path, *parts):
+        """Whatever brings the model into memory names the file."""
+        for arguments in (["inspect", path], ["generate", path, "--ids", "7", "-n", "1"],
+                          ["convert", path, "--out", self.folder / "never.moesaic"]):
+            with self.subTest(arguments=arguments):
+                self.assert_one_line(arguments, path, *parts)
+        self.assertFalse((self.folder / "never.moesaic").exists())
+
+    def cut(self, source, name, length):
+        path = self.folder / name
+        with open(source, "rb") as file:
+            path.write_bytes(file.read(length))
+        return path
+
+    def test_a_packed_file_that_is_cut_short(self):
+        packed = self.folder / "whole.moesaic"
+        run("convert", self.model, "--out", packed)
+        size = packed.stat().st_size
+        (header,) = struct.unpack("<Q", packed.read_bytes()[:8])
+        for length in (8 + header + (size - 8 - header) // 2, size - 1, 8 + header, 8 + header // 2, 100):
+            self.refuse(self.cut(packed, f"cut{length}.moesaic", length), "complete?")
+        for length in (0, 4, 7):
+            self.refuse(self.cut(packed, f"cut{length}.moesaic", length), "neither GGUF, safetensors nor a packed file")
+
+    @unittest.skipUnless(GGUF.exists() or "CI" in os.environ, "the GGUF is not there: ./run test fetches it")
+    def test_a_gguf_file_that_is_cut_short(self):
+        for length in (10_000_000, 1000, 100, 30):
+            self.refuse(self.cut(GGUF, f"cut{length}.gguf", length))
+
+    def test_a_shard_that_is_cut_short_or_missing(self):
+        model = self.folder / "short"
+        shutil.copytree(self.model, model)
+        shard = model / "model-00002-of-00003.safetensors"
+        shard.write_bytes(shard.read_bytes()[:-1])
+        self.refuse(model, shard, "complete?")
+        shard.unlink()
+        self.refuse(model, shard, "no such file")
+        (model / "model.safetensors.index.json").unlink()
+        self.assert_one_line(["generate", model, "--ids", "7"], model, "no weights")
+
+    def test_what_is_no_model(self):
+        garbage = self.folder / "garbage.bin"
+        garbage.write_bytes(bytes(range(255, 0, -1)) * 20)
+        self.refuse(garbage, "neither GGUF, safetensors nor a packed file")
+        self.refuse(shutil.copy(garbage, self.folder / "garbage.gguf"), "GGUF")
+        empty = self.folder / "empty"
+        empty.mkdir()
+        self.refuse(empty, "no config.json")
+        for verb in (["chat"], ["tokenize"], ["render"], ["serve", "--port", "0"]):
+            self.assert_one_line([verb[0], empty, *verb[1:]], empty, "no config.json", stdin='{"messages": []}')
+        for verb in ("inspect", "chat", "generate", "serve", "tokenize", "render", "bench"):
+            self.assert_one_line([verb, "/nowhere/model"], "MODEL: path does not exist: /nowhere/model", code=2)
+
+    def test_a_config_that_is_no_config(self):
+        model = self.folder / "config"
+        shutil.copytree(self.model, model)
+        for text, part in (("{", "not JSON"), ("[]", "config.json"), ("{}", "config.json"), ("\xff\xfe", "config.json"),
+                           ('{"architectures": ["FooForCausalLM"]}', '"FooForCausalLM" is not supported')):
+            (model / "config.json").write_bytes(text.encode("latin-1"))
+            self.refuse(model, part)
+
+
+class PromptTest(BrokenCase):
+    def test_files_that_hold_no_prompt(self):
+        empty, garbage = self.folder / "empty.txt", self.folder / "garbage.txt"
+        empty.write_text("")
+        garbage.write_bytes(b"text \xff\xfe\x00")
+        for path in (empty, garbage):
+            part = "nothing to complete" if path is empty else "not UTF-8 at byte 5"
+            self.assert_one_line(["generate", self.model, "--file", path], path, part)
+            self.assert_one_line(["perplexity", self.model, path], path)
+        self.assert_one_line(["generate", self.model], "standard input: there is nothing to complete")
+        self.assert_one_line(["generate", self.model, "--jsonl", empty], empty, "no line with a prompt")
+        self.assert_one_line(["generate", self.model, "--jsonl", garbage], f"{garbage}:1: not a JSON object")
+        self.assert_one_line(["generate", self.model, "--jsonl", "-"], "standard input:2: ", stdin='{"ids": [7]}\n{"ids": 7}\n')
+        self.assert_one_line(["generate", self.model, "--prompt", ""], "prompt is empty")
+        self.assert_one_line(["render", self.model, garbage], garbage, "JSON object")
+
+    def test_ids_outside_the_vocabulary(self):
+        vocab = json.loads((self.model / "config.json").read_text())["vocab_size"]
+        out = self.folder / "x.npy"
+        for arguments in (["generate", self.model], ["logits", self.model, "--out", out]):
+            self.assert_one_line([*arguments, "--ids", f"7,{vocab}"], f"[0, {vocab}): {vocab}", "token 1")
+            for ids in ("7,x", "-1", "", "1.5"):
+                self.assert_one_line([*arguments, f"--ids={ids}"], "--ids", code=2)
+        self.assertFalse(out.exists())
+
+    def test_types_that_are_not_there(self):
+        for verb in (["generate", self.model, "--ids", "7"], ["convert", self.model, "--out", self.folder / "x"],
+                     ["inspect", self.model], ["bench", self.model]):
+            self.assert_one_line([*verb, "--dtype", "fp8"], "--dtype: fp8 not in {auto,f32,bf16,int8}", code=2)
+        self.assert_one_line(["chat", self.model, "--kv-dtype", "f16"], "--kv-dtype: f16 not in {auto,f32,bf16,int8}", code=2)
+        self.assertFalse((self.folder / "x").exists())
+
+
+class UsageTest(BrokenCase):
+    def test_wrong_usage_names_the_flag_and_where_help_is(self):
+        model, text = self.model, __file__
+        for arguments, part in ((["generate"], "MODEL is required"), (["chat", model, "--top-k"], "--top-k needs a value"),
+                                (["chat", model, "--top-k", "many"], "many"), (["chat", model, "--load", "x"], "no flag --load"),
+                                (["chat", model, "--temperature", "-1"], "--temperature"),
+                                (["logits", model, "--out", "x"], "--ids"), (["inspect", model, "more"], '"more"'),
+                                (["bench", model, "-o", "xml"], "xml"), (["bench", model, "-p", "0", "-n", "0"], "nothing to measure"),
+                                (["bench", model, "-t", "two"], "two"), (["serve", model, "--port", "99999"], "--port"),
+                                (["serve", model, "--kv-memory", "lots"], "--kv-memory"), (["carve"], "--calibration"),
+                                (["perplexity", model, text, "-c", "8", "--stride", "9"], "--stride 9"),
+                                (["perplexity", model, text, "-c", "1"], "--ctx-size"),
+                                (["generate", model, "--threads", "-1"], "--threads"),
+                                (["render", model, "/nowhere"], "REQUEST: file does not exist: /nowhere"),
+                                (["completion", "tcsh"], "tcsh")):
+            with self.subTest(arguments=arguments):
+                self.assert_one_line(arguments, part, code=2)
+        for arguments, part in ((["--colour"], "no flag --colour"), (["frobnicate"], 'no verb "frobnicate"')):
+            (line,) = run(*arguments, code=2).stderr.splitlines()
+            self.assertIn(part, line)
+            self.assertIn("moesaic --help", line)
+
+    def test_a_server_is_told_before_it_loads(self):
+        self.assert_one_line(["serve", self.model, "--max-sequences", "600"],
+                             "--max-batch-tokens must be at least --max-sequences (600), found 512")
+
+
+if __name__ == "__main__":
+    cli.main()

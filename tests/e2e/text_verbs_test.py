@@ -1,0 +1,177 @@
+#!/usr/bin/env python3
+"""The verbs that run no model: tokenize, render, inspect, doctor, completion."""
+import json
+import os
+import re
+import subprocess
+import unittest
+
+import moesaic_cli as cli
+from moesaic_cli import BINARY, GOLDEN, ROOT, run
+
+TINY = ROOT / "models" / "moesaic-tiny"
+FIRST = len(cli.SPECIAL)  # the id of a newline, the first character of the tokenizer that add_tokenizer makes
+
+
+def ids_of(text):
+    return [FIRST if c == "\n" else FIRST + 1 + ord(c) - 32 for c in text]
+
+
+class TokenizeTest(cli.TalkingCase):
+    def test_texts_and_lines_become_ids(self):
+        self.assertEqual(json.loads(run("tokenize", self.model, "ab").stdout), {"ids": ids_of("ab")})
+        both = run("tokenize", self.model, "ab", "c\n").stdout.splitlines()
+        self.assertEqual([json.loads(line)["ids"] for line in both], [ids_of("ab"), ids_of("c\n")])
+        lines = run("tokenize", self.model, stdin='{"text": "ab"}\n\n{"text": ""}\n').stdout.splitlines()
+        self.assertEqual([json.loads(line)["ids"] for line in lines], [ids_of("ab"), []])
+
+    def test_ids_become_texts(self):
+        ids = [0, *ids_of("Hi."), 1]
+        line = json.dumps({"ids": ids})
+        self.assertEqual(json.loads(run("tokenize", self.model, "--decode", stdin=line).stdout), {"text": "<s>Hi.</s>"})
+        bare = run("tokenize", self.model, "--decode", "--no-special", stdin=line).stdout
+        self.assertEqual(json.loads(bare), {"text": "Hi."})
+
+    def test_special_tokens_are_added_unless_refused(self):
+        whole = json.loads(run("tokenize", TINY, "Hello").stdout)["ids"]
+        bare = json.loads(run("tokenize", TINY, "Hello", "--no-special").stdout)["ids"]
+        self.assertEqual(whole[len(whole) - len(bare):], bare)
+        text = run("tokenize", TINY, "--decode", stdin=json.dumps({"ids": bare})).stdout
+        self.assertEqual(json.loads(text), {"text": "Hello"})
+
+    def test_answers_come_line_by_line(self):
+        process = subprocess.Popen([str(BINARY), "tokenize", str(self.model)], stdin=subprocess.PIPE,
+                                   stdout=subprocess.PIPE, text=True)
+        with process:
+            for text in ("a", "bc"):
+                process.stdin.write(json.dumps({"text": text}) + "\n")
+                process.stdin.flush()
+                self.assertEqual(json.loads(process.stdout.readline()), {"ids": ids_of(text)})
+            process.stdin.close()
+            self.assertEqual(process.wait(cli.TIMEOUT), 0)
+
+    def test_a_bad_line_is_named_by_its_number(self):
+        for flags, line, part in (([], "not json", "is not JSON: not json"), ([], '{"ids": [1]}', 'needs {"text": "..."}'),
+                                  ([], '["a"]', 'needs {"text": "..."}'), (["--decode"], '{"text": "a"}', 'needs {"ids": [...]}'),
+                                  (["--decode"], '{"ids": [100000]}', "found 100000"),
+                                  (["--decode"], '{"ids": [-1]}', "found -1"), (["--decode"], '{"ids": [1.5]}', "found 1.5")):
+            with self.subTest(line=line):
+                good = '{"ids": [7]}' if flags else '{"text": "a"}'
+                result = run("tokenize", self.model, *flags, stdin=f"{good}\n{line}\n", code=1)
+                self.assertEqual(len(result.stdout.splitlines()), 1)  # what came before it stays
+                (fault,) = result.stderr.splitlines()
+                self.assertTrue(fault.startswith("moesaic tokenize: line 2"), fault)
+                self.assertIn(part, fault)
+
+    def test_texts_are_not_decoded(self):
+        self.assertIn("--decode", run("tokenize", self.model, "--decode", "ab", code=2).stderr)
+
+
+class RenderTest(cli.TalkingCase):
+    REQUEST = {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]}
+    PROMPT = "<s><|system|>Be brief.\n<|user|>Hi\n"
+
+    def test_a_request_becomes_the_prompt(self):
+        whole = self.PROMPT + "<|assistant|>"
+        self.assertEqual(run("render", self.model, stdin=json.dumps(self.REQUEST)).stdout, whole)
+        path = self.folder / "request.json"
+        path.write_text(json.dumps(self.REQUEST))
+        self.assertEqual(run("render", self.model, path).stdout, whole)
+        self.assertEqual(run("render", self.model, path, "--no-generation-prompt").stdout, self.PROMPT)
+        open_end = {**self.REQUEST, "add_generation_prompt": False}
+        self.assertEqual(run("render", self.model, stdin=json.dumps(open_end)).stdout, self.PROMPT)
+
+    def test_what_is_no_request_is_named(self):
+        for text in ("", "nonsense", "[]", "{}", '{"messages": "Hi"}'):
+            (fault,) = run("render", self.model, stdin=text, code=1).stderr.splitlines()
+            self.assertIn('standard input: the request must be a JSON object with "messages"', fault)
+        self.assertIn("chat template: ", run("render", GOLDEN / "qwen3-tied", stdin=json.dumps(self.REQUEST), code=1).stderr)
+
+
+class InspectTest(unittest.TestCase):
+    def memory(self, *flags):
+        facts = json.loads(run("inspect", TINY, "--json", *flags).stdout)
+        return facts, {(cell["context"], cell["sequences"]): cell for cell in facts["memory"]}
+
+    def test_memory_is_told_up_to_the_models_own_context(self):
+        facts, cells = self.memory()
+        self.assertEqual(sorted({sequences for _, sequences in cells}), [1, 8, 32])
+        self.assertEqual(max(context for context, _ in cells), facts["context_length"])
+        for (context, sequences), cell in cells.items():
+            self.assertEqual(cell["kv_bytes"], facts["kv_bytes_per_token"] * -(-context // 64) * 64 * sequences)
+            self.assertEqual(cell["bytes"], facts["weight_bytes"] + cell["kv_bytes"])
+        self.assertIn(f"context {facts['context_length']}", run("inspect", TINY).stdout)
+
+    def test_flags_choose_the_table_and_types_change_it(self):
+        _, cells = self.memory("-c", "100,2048", "-s", "3")
+        self.assertEqual(list(cells), [(100, 3), (2048, 3)])
+        _, int8 = self.memory("-c", "100,2048", "-s", "3", "--kv-dtype", "int8")
+        self.assertLess(int8[2048, 3]["kv_bytes"], cells[2048, 3]["kv_bytes"])
+        table = run("inspect", TINY, "-c", "100", "-s", "1,3").stdout
+        self.assertRegex(table, r"1 sequence +3 sequences\ncontext 100 ")
+        self.assertIn("--ctx-size 1000000", run("inspect", TINY, "-c", "1000000", code=1).stderr)
+
+
+class DoctorTest(unittest.TestCase):
+    def test_every_operator_and_library_is_told_in_text_and_json(self):
+        report = json.loads(run("doctor", "--quick", "--json").stdout)
+        self.assertNotIn("measured", report)
+        self.assertGreaterEqual(report["machine"]["cores"], 1)
+        self.assertGreaterEqual(report["machine"]["threads_used"], 1)
+        self.assertGreater(report["machine"]["memory_bytes"], 0)
+        self.assertIn("ref", report["machine"]["instruction_sets"])
+        kernels = {row["op"]: row["kernel"] for row in report["kernels"]}
+        for op in ("gemm_f32", "gemm_bf16", "gemm_i8", "rms_norm", "attention_kv_f32", "attention_kv_bf16", "attention_kv_i8"):
+            self.assertRegex(kernels[op], r"^[a-z]+_.*_[a-z0-9]+$")
+        for name in ("hwloc", "Boost", "abseil", "tokenizers", "llguidance", "fmt", "ZeroMQ"):
+            self.assertRegex(report["libraries"][name], r"^\d")
+        text = run("doctor", "--quick").stdout
+        for word in (*kernels, *kernels.values(), *report["libraries"], *report["libraries"].values(), report["version"]):
+            self.assertIn(word, text)
+
+    def test_a_limit_holds_and_a_wrong_one_is_named(self):
+        result = subprocess.run([str(BINARY), "doctor", "--quick", "--json"], capture_output=True, text=True,
+                                timeout=cli.TIMEOUT, env={**os.environ, "MOESAIC_ISA": "ref"})
+        for row in json.loads(result.stdout)["kernels"]:
+            self.assertTrue(row["kernel"].endswith("_ref"), row)
+            self.assertTrue(row["passed_over"] or row["op"].startswith("rope"), row)
+        result = subprocess.run([str(BINARY), "doctor", "--quick"], capture_output=True, text=True, timeout=cli.TIMEOUT,
+                                env={**os.environ, "MOESAIC_ISA": "sse9"})
+        self.assertEqual((result.returncode, len(result.stderr.splitlines())), (1, 1))
+        self.assertIn("MOESAIC_ISA", result.stderr)
+
+    def test_what_is_measured_is_more_than_nothing(self):
+        measured = json.loads(run("doctor", "--json").stdout)["measured"]
+        self.assertGreater(measured["read_bytes_per_s"]["all_threads"], 0)
+        for peak in measured["dot_products"]:
+            self.assertGreater(peak["one_thread_ops_per_s"], 0)
+
+
+class CompletionTest(unittest.TestCase):
+    VERBS = ("chat", "generate", "serve", "perplexity", "bench", "tokenize", "render", "logits", "inspect", "convert",
+             "carve", "doctor", "completion")
+
+    def complete(self, *words):
+        """What bash offers for the last of `words`."""
+        script = run("completion", "bash").stdout
+        words = " ".join(f"'{word}'" for word in ("moesaic", *words))
+        script += f"\nCOMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _moesaic; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+        return subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.split()
+
+    def test_bash_completes_verbs_and_flags(self):
+        self.assertEqual(self.complete("co"), ["convert", "completion"])
+        self.assertLessEqual(set(self.VERBS), set(self.complete("")))
+        self.assertEqual(self.complete("chat", "model", "--top-"), ["--top-k", "--top-p"])
+
+    def test_every_shell_has_a_script_and_others_are_refused(self):
+        self.assertTrue(run("completion", "zsh").stdout.startswith("autoload"))
+        fish = run("completion", "fish").stdout
+        for verb in self.VERBS:
+            self.assertRegex(fish, rf"(?m)^complete -c moesaic -n __fish_use_subcommand -a {verb} -d '[^']+'$")
+        self.assertEqual(run("completion").stdout, run("completion", "bash").stdout)
+        self.assertIn("powershell", run("completion", "powershell", code=2).stderr)
+        self.assertTrue(all(re.fullmatch(r"complete -c moesaic .*", line) for line in fish.splitlines()))
+
+
+if __name__ == "__main__":
+    cli.main()

@@ -7,6 +7,7 @@
 #   LLAMA_BENCH   path of llama.cpp's llama-bench, built natively (cmake -DGGML_NATIVE=ON, from its repository or
 #                 from the source package of llama-cpp-python): runs the model shapes beside it, in turns
 #   PYTHON        a Python (default python3); where it has the package tokenizers, that is compared too
+#   TRACES        recorded traffic (default ../shared/data/traces): what is not there is left out
 #   TOKENIZER, TEXT  a folder with tokenizer.json, and the text that is encoded
 #   SHAPES        where the random-weight models are kept, 20 GB (default build/bench/shapes)
 #   BUILD         build folder (default build/release)
@@ -14,6 +15,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 quick=
+[ $# -le 1 ] || { printf 'usage: bench/run.sh [--quick], not "%s"\n' "$*" >&2; exit 2; }
 case "${1:-}" in
   --quick) quick=--quick ;;
   "") ;;
@@ -53,3 +55,36 @@ for bench in kernels_gemm_bench kernels_attention_bench; do
   fenced "$build/bin/$bench" --benchmark_min_time="$seconds" --benchmark_filter="$filter" \
     --benchmark_color=false 2>/dev/null
 done
+
+section Cache
+fenced "$build/bin/cache_tree_bench" --benchmark_min_time="$seconds" --benchmark_color=false 2>/dev/null
+traces=${TRACES:-../shared/data/traces}
+swe=$traces/swe-agent_demonstrations.tar.gz
+played=()
+[ ! -f "$traces/mooncake_synthetic_trace.jsonl.gz" ] || played+=("$traces/mooncake_synthetic_trace.jsonl.gz")
+if [ -f "$swe" ]; then
+  mkdir -p build/bench
+  "$python" bench/cache/agent_trace.py "$swe" >build/bench/swe-agent.jsonl
+  played+=(build/bench/swe-agent.jsonl)
+fi
+if [ "${#played[@]}" -gt 0 ]; then
+  printf '\n'
+  fenced "$build/bin/cache_trace_sim" "${played[@]}"
+else
+  printf '\nNo recorded traffic in %s.\n' "$traces"
+fi
+printf '\n'
+fenced "$build/bin/cache_preemption_bench" models/moesaic-tiny --prompt 128 --output 400 --share 0.45
+
+section 'Agents against the server, moesaic-tiny'
+printf 'Eight sessions of four calls, four at once, behind one system prompt; with and without the prefix cache.\n'
+root=$PWD
+bin=$(realpath "$build")/bin
+repeat=3
+if [ -n "$quick" ]; then repeat=1; fi
+mkdir -p build/bench/agent
+(cd build/bench/agent &&  # the servers' logs
+  "$python" "$root/bench/agent/run.py" agent --model "$root/models/moesaic-tiny" --vocabulary 1536 --repeat "$repeat" \
+    --system 512 --first 1024 --last 3072 --turns 4 --sessions 8 --concurrency 4 --output 32 \
+    --server "moesaic=$bin/moesaic serve {model} --port {port} --no-access-log" \
+    --server "no-prefix-cache=$bin/moesaic serve {model} --port {port} --no-access-log --no-prefix-cache")

@@ -10,6 +10,9 @@ import openai
 
 
 def main():
+    if len(sys.argv) != 3:
+        print("usage: ask.py URL QUESTION", file=sys.stderr)
+        sys.exit(2)
     url, question = sys.argv[1:]
     client = openai.OpenAI(base_url=url + "/v1", api_key="-")
     model = client.models.list().data[0].id

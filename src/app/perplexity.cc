@@ -176,7 +176,7 @@ void AddPerplexity(CLI::App& root, VerbRun& run) {
   auto options = std::make_shared<Options>();
   CLI::App* verb = root.add_subcommand("perplexity", "Score a model on a text");
   AddModelFlags(*verb, options->model);
-  verb->add_option("file", options->file, "Text file (UTF-8)")->required()->check(CLI::ExistingFile);
+  verb->add_option("FILE", options->file, "Text file (UTF-8)")->required()->check(CLI::ExistingFile);
   verb->add_option("-c,--ctx-size", options->window,
                    "Window in tokens; 0: 1024, or the model's context if that is less")
       ->check(CLI::Range(0, 1 << 24))

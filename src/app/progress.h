@@ -16,7 +16,6 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
 
   void Show(int64_t done, int64_t total, const std::string& note);
-  bool visible() const { return terminal_; }
 
  private:
   std::string label_;

@@ -44,7 +44,7 @@ void AddRender(CLI::App& root, VerbRun& run) {
   auto options = std::make_shared<Options>();
   CLI::App* verb = root.add_subcommand("render", "Print the prompt that a chat request becomes");
   AddModelPath(*verb, options->model);
-  verb->add_option("request", options->request, "File with an OpenAI chat request; -: standard input")
+  verb->add_option("REQUEST", options->request, "File with an OpenAI chat request; -: standard input")
       ->check(ExistingInput())
       ->capture_default_str();
   verb->add_flag("--no-generation-prompt", options->no_generation_prompt, "End after the last message");

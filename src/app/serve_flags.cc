@@ -35,6 +35,7 @@ CLI::Validator AutoOr(Parse parse) {
 
 void AddModelGroup(CLI::App& verb, ServeFlags& flags) {
   AddModelFlags(verb, flags.model);
+  verb.get_option("MODEL")->configurable(false);  // --config may not name it, so --print-config doesn't
   AddCacheFlags(verb, flags.model);
   verb.add_option(
           "--kv-memory", flags.kv_bytes,
@@ -211,6 +212,7 @@ Status ReadConfigFile(CLI::App& verb, const ServeFlags& flags) {
       }
       if (option->count() > 0) continue;
       std::vector<std::string> inputs = item.inputs;
+      if (inputs == std::vector<std::string>{""}) continue;  // as --print-config writes what is not set
       if (option->get_items_expected_max() == 0 && inputs.size() == 1) {
         inputs = {option->get_flag_value(item.name, inputs.front())};
       }

@@ -21,7 +21,7 @@ constexpr int64_t kWorthConverting = int64_t{256} << 20;
 }  // namespace
 
 void AddModelPath(CLI::App& verb, std::string& model, const char* help) {
-  verb.add_option("model", model, help)->required()->check(CLI::ExistingPath);
+  verb.add_option("MODEL", model, help)->required()->check(CLI::ExistingPath);
 }
 
 void AddDtypeFlag(CLI::App& verb, std::string& dtype) {

@@ -74,7 +74,7 @@ void AddTokenize(CLI::App& root, VerbRun& run) {
   auto options = std::make_shared<Options>();
   CLI::App* verb = root.add_subcommand("tokenize", "Turn text into token ids, or back");
   AddModelPath(*verb, options->model);
-  verb->add_option("text", options->texts, "Texts to encode; none: JSON lines from standard input");
+  verb->add_option("TEXT", options->texts, "Texts to encode; none: JSON lines from standard input");
   verb->add_flag("--no-special", options->no_special,
                  "Add no BOS or EOS; with --decode: leave special tokens out");
   verb->add_flag("--decode", options->decode, "Read {\"ids\": [...]} lines and write {\"text\": ...} lines");

@@ -48,25 +48,13 @@ std::string What(const CLI::App& root, const CLI::ParseError& error) {
   return text;
 }
 
-// Positional arguments stand in capitals in the help.
-std::string NameAsInHelp(const CLI::App& verb, std::string text) {
-  for (const CLI::Option* option : verb.get_options()) {
-    const std::string& name = option->get_name(/*positional=*/true);
-    if (!option->get_positional() || !text.starts_with(name)) continue;
-    std::transform(text.begin(), text.begin() + static_cast<int64_t>(name.size()), text.begin(),
-                   [](unsigned char c) { return std::toupper(c); });
-    break;
-  }
-  return text;
-}
-
 }  // namespace
 
 std::string UsageLine(const CLI::App& root, const CLI::ParseError& error) {
   const std::vector<CLI::App*> verbs = root.get_subcommands();
   const CLI::App& verb = verbs.empty() ? root : *verbs.front();
   const std::string command = verbs.empty() ? "moesaic" : "moesaic " + verb.get_name();
-  std::string what = NameAsInHelp(verb, What(root, error));
+  std::string what = What(root, error);
   std::replace(what.begin(), what.end(), '\n', ' ');
   return fmt::format("{}: {}; see {} --help\n", command, what, command);
 }

@@ -16,7 +16,7 @@ std::string LineFor(std::vector<std::string> words) {
   std::string model, kind;
   int count = 0;
   std::vector<int> ids;
-  verb->add_option("model", model, "")->required();
+  verb->add_option("MODEL", model, "")->required();
   verb->add_option("--count", count, "");
   verb->add_option("--ids", ids, "")->delimiter(',');
   verb->add_option("--kind", kind, "")->check(CLI::IsMember({"a", "b"}));

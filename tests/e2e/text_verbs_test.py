@@ -147,6 +147,20 @@ class DoctorTest(unittest.TestCase):
             self.assertGreater(peak["one_thread_ops_per_s"], 0)
 
 
+class HelpTest(unittest.TestCase):
+    def test_help_shows_names_choices_and_defaults_only(self):
+        text = run("--help").stdout
+        self.assertIn("Usage: moesaic [OPTIONS] VERB", text)
+        for verb in CompletionTest.VERBS:
+            self.assertRegex(text, rf"(?m)^  {verb} +\S")
+            text_of_verb = run(verb, "--help").stdout
+            self.assertIn("moesaic " + verb, text_of_verb)
+            for noise in ("INT in [", "PATH(", "{false}", "TEXT:", "=["):
+                self.assertNotIn(noise, text_of_verb)
+        self.assertRegex(run("chat", "--help").stdout, r"(?m)^  --dtype \{auto,f32,bf16,int8\}=auto$")
+        self.assertRegex(run("bench", "--help").stdout, r"(?m)^  -p,--prompt-tokens INT=512 \.\.\.")
+
+
 class CompletionTest(unittest.TestCase):
     VERBS = ("chat", "generate", "serve", "perplexity", "bench", "tokenize", "render", "logits", "inspect", "convert",
              "carve", "doctor", "completion")

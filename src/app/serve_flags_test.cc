@@ -1,0 +1,66 @@
+#include "app/serve_flags.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+
+namespace moesaic::app {
+namespace {
+
+class ServeFlagsTest : public testing::Test {
+ protected:
+  // The flags of `words` behind MODEL, and the configuration that --print-config prints for them.
+  Status Parse(std::vector<std::string> words) {
+    CLI::App verb;
+    flags_ = {};
+    AddServeFlags(verb, flags_);
+    words.insert(words.begin(), MOESAIC_SOURCE_DIR);
+    std::reverse(words.begin(), words.end());
+    verb.parse(words);
+    const Status status = ReadConfigFile(verb, flags_);
+    printed_ = verb.config_to_str(/*default_also=*/true, /*write_description=*/true);
+    return status;
+  }
+
+  std::string Write(const std::string& text) {
+    std::ofstream(path_) << text;
+    return path_;
+  }
+  void TearDown() override { std::remove(path_.c_str()); }
+
+  // Cases may run beside each other.
+  const std::string path_ = testing::TempDir() + "moesaic-" +
+                            testing::UnitTest::GetInstance()->current_test_info()->name() + ".toml";
+  ServeFlags flags_;
+  std::string printed_;
+};
+
+TEST_F(ServeFlagsTest, WhatIsPrintedIsReadAgain) {
+  for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
+           {},
+           {"--max-queue", "7", "--no-prefix-cache", "--kv-memory", "1GiB", "--served-model-name", "m"}}) {
+    ASSERT_TRUE(Parse(words).ok());
+    const std::string printed = printed_;
+    const ServeFlags flags = flags_;
+    const Status status = Parse({"--config", Write(printed)});
+    ASSERT_TRUE(status.ok()) << Message(status);
+    EXPECT_EQ(printed_, printed);
+    EXPECT_EQ(flags_.names, flags.names);
+    EXPECT_EQ(flags_.max_queue, flags.max_queue);
+    EXPECT_EQ(flags_.prefix_cache, flags.prefix_cache);
+    EXPECT_EQ(flags_.kv_bytes, flags.kv_bytes);
+  }
+}
+
+TEST_F(ServeFlagsTest, TheCommandLineWinsAndUnknownSettingsAreNamed) {
+  ASSERT_TRUE(Parse({"--config", Write("max-queue = 3\nport = 9\n"), "--port", "10"}).ok());
+  EXPECT_EQ(flags_.max_queue, 3);
+  EXPECT_EQ(flags_.http.port, 10);
+  EXPECT_EQ(Message(Parse({"--config", Write("max-queues = 3\n")})),
+            path_ + ": there is no setting \"max-queues\"");
+}
+
+}  // namespace
+}  // namespace moesaic::app

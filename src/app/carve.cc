@@ -1,13 +1,11 @@
 // `moesaic carve MODEL`: turns a dense Llama-like model into a mixture of experts.
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <chrono>
-#include <filesystem>
-#include <utility>
 
 #include "app/interrupt.h"
 #include "app/model_text.h"
+#include "app/new_folder.h"
 #include "app/output.h"
 #include "app/progress.h"
 #include "app/session.h"
@@ -45,45 +43,6 @@ Status WriteTexts(const checkpoint::Checkpoint& source, const std::string& out) 
   return OkStatus();
 }
 
-// A folder that appears under its name when it is complete, and else not at all.
-class NewFolder {
- public:
-  static StatusOr<NewFolder> Create(const std::string& path) {
-    std::error_code error;
-    if (std::filesystem::exists(path, error) && !std::filesystem::is_empty(path, error)) {
-      return InvalidArgument("{} is there already, and not an empty folder", path);
-    }
-    NewFolder folder;
-    folder.path_ = std::filesystem::absolute(path, error).lexically_normal().string();
-    while (folder.path_.ends_with('/')) folder.path_.pop_back();
-    folder.partial_ = fmt::format("{}.{}.partial", folder.path_, getpid());
-    std::filesystem::create_directories(folder.partial_, error);
-    if (error) return IoError("{}: can't be created: {}", folder.partial_, error.message());
-    return folder;
-  }
-  NewFolder(NewFolder&& other) noexcept
-      : path_(std::move(other.path_)), partial_(std::exchange(other.partial_, {})) {}
-  NewFolder& operator=(NewFolder&&) = delete;
-  ~NewFolder() {
-    std::error_code ignored;
-    if (!partial_.empty()) std::filesystem::remove_all(partial_, ignored);
-  }
-
-  const std::string& partial() const { return partial_; }
-
-  Status Commit() {
-    std::error_code error;
-    std::filesystem::rename(partial_, path_, error);
-    if (error) return IoError("{}: can't be renamed to {}: {}", partial_, path_, error.message());
-    partial_.clear();
-    return OkStatus();
-  }
-
- private:
-  NewFolder() = default;
-  std::string path_, partial_;
-};
-
 Status RunCarve(Options options) {
   options.carve.refit = !options.no_refit;
   options.carve.f32 = options.dtype == "f32";
@@ -97,8 +56,8 @@ Status RunCarve(Options options) {
   const int vocab = source->config().value("vocab_size", 0);
   ASSIGN_OR_RETURN(const auto calibration,
                    quantizer::ReadCalibration(options.calibration, vocab, options.carve.max_tokens));
-  ASSIGN_OR_RETURN(NewFolder folder, NewFolder::Create(options.out));
   const InterruptGuard guard;
+  ASSIGN_OR_RETURN(const std::unique_ptr<NewFolder> folder, NewFolder::Create(options.out));
   const auto start = std::chrono::steady_clock::now();
   std::vector<quantizer::CarveLayerReport> reports;
   {
@@ -107,11 +66,11 @@ Status RunCarve(Options options) {
       progress.Show(layer, layers, fmt::format("layer {} of {}", layer, layers));
       return !Interrupted();
     };
-    ASSIGN_OR_RETURN(reports,
-                     quantizer::Carve(*source, calibration, options.carve, kernels, *pool, folder.partial()));
+    ASSIGN_OR_RETURN(
+        reports, quantizer::Carve(*source, calibration, options.carve, kernels, *pool, folder->partial()));
   }
-  RETURN_IF_ERROR(WriteTexts(*source, folder.partial()));
-  RETURN_IF_ERROR(folder.Commit());
+  RETURN_IF_ERROR(WriteTexts(*source, folder->partial()));
+  RETURN_IF_ERROR(folder->Commit());
   double kept = 0, before = 0, after = 0;
   for (const quantizer::CarveLayerReport& report : reports) {
     kept += report.kept_energy / static_cast<double>(reports.size());

@@ -1,0 +1,76 @@
+#include "app/new_folder.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <vector>
+
+namespace moesaic::app {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+class NewFolderTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = (fs::temp_directory_path() / "moesaic-test-XXXXXX").string();
+    ASSERT_NE(mkdtemp(name.data()), nullptr);
+    root_ = name;
+  }
+  void TearDown() override { fs::remove_all(root_); }
+
+  std::string Path(const std::string& name) const { return (root_ / name).string(); }
+  std::vector<std::string> Names() const {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(root_)) names.push_back(entry.path().filename().string());
+    return names;
+  }
+
+  fs::path root_;
+};
+
+TEST_F(NewFolderTest, AppearsWhenCommittedAndElseNotAtAll) {
+  {
+    const auto folder = NewFolder::Create(Path("f/"));
+    ASSERT_TRUE(folder.ok()) << Message(folder.status());
+    std::ofstream((*folder)->partial() + "/file") << "text";
+    EXPECT_FALSE(fs::exists(Path("f")));
+  }
+  EXPECT_THAT(Names(), IsEmpty());
+  const auto folder = NewFolder::Create(Path("f"));
+  std::ofstream((*folder)->partial() + "/file") << "text";
+  ASSERT_TRUE((*folder)->Commit().ok());
+  EXPECT_THAT(Names(), ElementsAre("f"));
+  EXPECT_TRUE(fs::exists(Path("f/file")));
+}
+
+TEST_F(NewFolderTest, RemovesWhatAKilledRunLeftButNotWhatIsBeingWritten) {
+  fs::create_directories(Path("f.12345.partial/deep"));
+  fs::create_directories(Path("g.12345.partial"));
+  const auto folder = NewFolder::Create(Path("f"));
+  const std::string partial = fs::path((*folder)->partial()).filename().string();
+  EXPECT_THAT(Names(), testing::UnorderedElementsAre("g.12345.partial", partial));
+  EXPECT_FALSE(NewFolder::Create(Path("f")).ok());  // the same process again: the first is still at it
+  EXPECT_TRUE(fs::exists((*folder)->partial()));
+}
+
+TEST_F(NewFolderTest, RefusesWhatIsThereAndWhatCannotBeWritten) {
+  fs::create_directories(Path("full/file"));
+  std::ofstream(Path("file")) << "";
+  EXPECT_EQ(Message(NewFolder::Create(Path("full")).status()),
+            Path("full") + ": is there already, and not an empty folder; name another");
+  EXPECT_EQ(Message(NewFolder::Create(Path("file")).status()),
+            Path("file") + ": is there already, and not an empty folder; name another");
+  EXPECT_EQ(Message(NewFolder::Create(Path("file/f")).status()),
+            Path("file/f") + ": can't be written: Not a directory");
+  fs::create_directory(Path("empty"));
+  EXPECT_TRUE((*NewFolder::Create(Path("empty")))->Commit().ok());
+}
+
+}  // namespace
+}  // namespace moesaic::app

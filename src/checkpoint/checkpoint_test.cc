@@ -106,6 +106,9 @@ TEST_F(CheckpointTest, OpensShards) {
 TEST_F(CheckpointTest, RefusesWhatItCannotOpen) {
   EXPECT_EQ(Fault(folder_.Path("absent")), "F/absent: no such file or folder");
   EXPECT_EQ(Fault(folder_.Path()), "F/: there is no config.json in this folder");
+  folder_.Write("model.gguf", "GGUF");
+  EXPECT_EQ(Fault(folder_.Path()),
+            "F/: there is no config.json in this folder; name a file in it, such as model.gguf");
   folder_.Write("config.json", "[1]");
   EXPECT_EQ(Fault(folder_.Path()), "F/config.json: must be a JSON object, found [1]");
   folder_.Write("config.json", "{\"a\": NaN}");

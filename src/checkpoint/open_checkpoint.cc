@@ -156,10 +156,23 @@ class HubCheckpoint : public Checkpoint {
   std::map<std::string, std::string> metadata_, texts_;
 };
 
+// Models of one file are opened by its name, which a folder does not tell when it has several.
+std::string SingleFileHint(const fs::path& folder) {
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(folder, ignored)) {
+    const fs::path extension = entry.path().extension();
+    if (extension == ".gguf" || extension == ".moesaic") {
+      return fmt::format("; name a file in it, such as {}", entry.path().filename().string());
+    }
+  }
+  return "";
+}
+
 StatusOr<std::unique_ptr<Checkpoint>> OpenFolder(const fs::path& folder) {
   auto checkpoint = std::make_unique<HubCheckpoint>(folder, "safetensors");
-  if (!Exists(folder / kConfig))
-    return NotFound("{}: there is no config.json in this folder", folder.string());
+  if (!Exists(folder / kConfig)) {
+    return NotFound("{}: there is no config.json in this folder{}", folder.string(), SingleFileHint(folder));
+  }
   RETURN_IF_ERROR(checkpoint->ReadConfig(folder));
   if (Exists(folder / kIndex)) {
     RETURN_IF_ERROR(checkpoint->AddShards(folder / kIndex));

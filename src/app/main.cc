@@ -1,5 +1,6 @@
 // The moesaic binary: parses the command line and runs one verb.
 #include <csignal>
+#include <cstdio>
 #include <exception>
 #include <new>
 #include <sstream>
@@ -103,4 +104,11 @@ int Main(int argc, char** argv) {
 }  // namespace
 }  // namespace moesaic::app
 
-int main(int argc, char** argv) { return moesaic::app::Main(argc, argv); }
+int main(int argc, char** argv) {
+  try {
+    return moesaic::app::Main(argc, argv);
+  } catch (...) {  // while the command line was read or the last line written: memory is gone
+    std::fputs("moesaic: out of memory\n", stderr);
+    return 1;
+  }
+}

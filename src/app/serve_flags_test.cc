@@ -19,7 +19,7 @@ class ServeFlagsTest : public testing::Test {
     words.insert(words.begin(), MOESAIC_SOURCE_DIR);
     std::reverse(words.begin(), words.end());
     verb.parse(words);
-    const Status status = ReadConfigFile(verb, flags_);
+    Status status = ReadConfigFile(verb, flags_);
     printed_ = verb.config_to_str(/*default_also=*/true, /*write_description=*/true);
     return status;
   }

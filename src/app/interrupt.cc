@@ -9,7 +9,7 @@
 namespace moesaic::app {
 namespace {
 
-constexpr std::array<int, 3> kSignals = {SIGINT, SIGTERM, SIGHUP};
+constexpr std::array<int, 3> kSignals = {SIGHUP, SIGTERM, SIGINT};
 
 volatile std::sig_atomic_t interrupts = 0, last_signal = 0;
 
@@ -28,8 +28,9 @@ InterruptGuard::InterruptGuard() {
   action.sa_handler = OnSignal;
   sigemptyset(&action.sa_mask);
   for (size_t i = 0; i < kSignals.size(); ++i) {
-    sigaction(kSignals[i], &action, &previous[i]);
-    if (kSignals[i] == SIGHUP && previous[i].sa_handler == SIG_IGN) sigaction(SIGHUP, &previous[i], nullptr);
+    sigaction(kSignals[i], nullptr, &previous[i]);
+    const bool ignored = kSignals[i] == SIGHUP && previous[i].sa_handler == SIG_IGN;
+    if (!ignored) sigaction(kSignals[i], &action, nullptr);
   }
 }
 

@@ -105,9 +105,8 @@ StatusOr<std::unique_ptr<Session>> OpenSession(const ModelFlags& flags) {
   session->load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   const models::ModelInfo& info = session->model->info();
   if (info.weights_from == models::WeightSource::kPacked && info.weight_bytes >= kWorthConverting) {
-    fmt::print(stderr,
-               "packed {} of weights in {:.1f} s; moesaic convert {} --out FILE does it once for all\n",
-               FormatBytes(static_cast<double>(info.weight_bytes)), session->load_seconds, flags.model);
+    Tell("packed {} of weights in {:.1f} s; moesaic convert {} --out FILE does it once for all\n",
+         FormatBytes(static_cast<double>(info.weight_bytes)), session->load_seconds, flags.model);
   }
   return session;
 }

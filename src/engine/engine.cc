@@ -76,6 +76,7 @@ class ContinuousEngine : public Engine {
     }
   }
 
+  void BindCaller() override { executor_.BindCaller(); }
   Status Check(const Request& request) const override;
   StatusOr<RequestId> Add(Request request) override;
   void Cancel(RequestId id) override;

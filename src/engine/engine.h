@@ -55,6 +55,8 @@ class Engine {
                                                   runtime::ThreadPool& pool, const EngineOptions& options);
   virtual ~Engine() = default;
 
+  /// Binds the calling thread, which is to step this engine and do little else, to its core.
+  virtual void BindCaller() = 0;
   /// What Add would refuse, by name. Any thread.
   virtual Status Check(const Request& request) const = 0;
   /// Queues a request. Refuses an empty prompt, an id outside the vocabulary, a prompt that leaves no room in

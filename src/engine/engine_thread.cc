@@ -95,6 +95,8 @@ class EngineThread::Impl {
   };
 
   void Loop() {
+    // Unbound, it may be put on a core of the pool's other threads, and each step waits for both.
+    engine_->BindCaller();
     for (;;) {
       Inbox inbox;
       bool stop;

@@ -30,6 +30,8 @@ class Executor {
   /// hidden() holds the final hidden states of all rows, [rows, hidden_size], until then.
   StatusOr<std::span<const float>> Run(std::span<const ExecutorRows> batch, bool want_hidden);
   std::span<const float> hidden() const { return hidden_; }
+  /// Binds the calling thread to the core of worker 0, which it is in each Run.
+  void BindCaller() { threads_.PinCaller(); }
 
  private:
   models::Model& model_;

@@ -4,8 +4,9 @@
 
 namespace moesaic::engine {
 
+MaskWorker::MaskWorker() : thread_([this] { Loop(); }) {}
+
 MaskWorker::~MaskWorker() {
-  if (!thread_.joinable()) return;
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
@@ -16,7 +17,6 @@ MaskWorker::~MaskWorker() {
 
 void MaskWorker::Start(std::vector<Job> jobs) {
   if (jobs.empty()) return;
-  if (!thread_.joinable()) thread_ = std::thread([this] { Loop(); });
   const std::lock_guard lock(mutex_);
   jobs_ = std::move(jobs);
   working_ = true;

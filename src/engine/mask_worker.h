@@ -23,12 +23,13 @@ class MaskWorker {
     Status status = OkStatus();
   };
 
-  MaskWorker() = default;
+  /// Starts the thread: here and not with the first batch, so that it isn't bound to the core that the
+  /// engine's thread will be bound to.
+  MaskWorker();
   ~MaskWorker();
   MaskWorker(const MaskWorker&) = delete;
   MaskWorker& operator=(const MaskWorker&) = delete;
 
-  /// The first batch that is not empty starts the thread.
   void Start(std::vector<Job> jobs);
   /// The jobs that Start took, done.
   std::vector<Job> Wait();
@@ -40,7 +41,7 @@ class MaskWorker {
   std::condition_variable changed_;
   std::vector<Job> jobs_;
   bool working_ = false, stopping_ = false;
-  std::thread thread_;
+  std::thread thread_;  // last: it uses all of the above
 };
 
 }  // namespace moesaic::engine

@@ -124,7 +124,7 @@ double ReadRope(ConfigReader& reader, const std::string& file, int dim, DecoderS
   for (const std::string key : {"rope_scaling", "rope_parameters"}) {
     const nlohmann::json* object = reader.Object(key);
     if (object == nullptr) continue;
-    ConfigReader scaling(*object, file + ": " + key);
+    ConfigReader scaling(*object, fmt::format("{}: {}", file, key));
     rope.theta = scaling.NumberOr("rope_theta", 1, 1e12, rope.theta);
     scaling.Ignore({"partial_rotary_factor"});  // read by the architectures that have it
     // Older files say "type", newer ones "rope_type", and some both.

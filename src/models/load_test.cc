@@ -29,12 +29,12 @@ class Copy {
     std::erase_if(tensors_, [&](const TensorOutput& t) { return t.name.find(part) != std::string::npos; });
   }
   void Add(const std::string& name, tensor::DType dtype, const std::vector<int64_t>& shape,
-           std::vector<std::byte> bytes) {
+           const std::vector<std::byte>& bytes) {
     tensors_.push_back({.name = name, .dtype = dtype, .shape = shape, .bytes = [bytes] { return bytes; }});
   }
   std::string Write() const {
     const auto* test = testing::UnitTest::GetInstance()->current_test_info();
-    const std::string folder = testing::TempDir() + test->test_suite_name() + "-" + test->name();
+    std::string folder = testing::TempDir() + test->test_suite_name() + "-" + test->name();
     std::filesystem::create_directories(folder);
     std::ofstream(folder + "/config.json") << config_.dump();
     const Status status = checkpoint::WriteSafetensors(folder + "/model.safetensors", tensors_, {});

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -187,7 +188,9 @@ Status StreamMatrix(Packer& packer, const Matrix& matrix, runtime::ThreadPool& p
     const int rows = std::min(step, layout.n - first);
     const PackedLayout chunk = PackedLayout::Of(layout.format, rows, layout.k);
     std::vector<std::byte> storage(chunk.total_bytes + 63);
-    auto* out = reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(storage.data()) + 63) / 64 * 64);
+    void* aligned = storage.data();
+    size_t room = storage.size();
+    auto* out = static_cast<std::byte*>(std::align(64, chunk.total_bytes, aligned, room));
     std::vector<Tile> tiles;
     AddTiles(matrix, first, rows, chunk, out, tiles);
     RETURN_IF_ERROR(packer.Run(tiles));

@@ -10,8 +10,8 @@
 #include "base/check.h"
 #include "engine/executor.h"
 #include "engine/kv_budget.h"
-#include "engine/mask_worker.h"
 #include "engine/philox.h"
+#include "engine/row_tasks.h"
 #include "engine/scheduler.h"
 
 namespace moesaic::engine {
@@ -25,14 +25,6 @@ constexpr int64_t kScoredLogitsBytes = 128 << 20;
 bool Contains(const std::vector<int32_t>& ids, int32_t id) {
   return std::find(ids.begin(), ids.end(), id) != ids.end();
 }
-
-// One row of a step's logits and what is wanted of it.
-struct RowTask {
-  Sequence* sequence;
-  int prompt_index;    // >= 0: the entry of prompt_logprobs to make; -1: the next token is drawn
-  Status mask_status;  // of the grammar's mask, when one is needed
-  StatusOr<Drawn> drawn = Drawn{};
-};
 
 // At this position attention costs a token as much as the rest of the model: it reads keys and values of
 // `hidden_size` elements or fewer a layer and position, and does two operations with each.
@@ -54,7 +46,6 @@ class ContinuousEngine : public Engine {
                    std::unique_ptr<cache::KvPool> blocks, std::unique_ptr<cache::SwapSpace> swap,
                    const EngineOptions& options, int max_context)
       : model_(model),
-        threads_(threads),
         blocks_(std::move(blocks)),
         swap_(std::move(swap)),
         options_(options),
@@ -69,7 +60,7 @@ class ContinuousEngine : public Engine {
                     .max_overtakes = options.max_overtakes,
                     .prefix_cache = options.prefix_cache}),
         executor_(model, kernels, threads, *blocks_),
-        draw_scratch_(threads.size()) {
+        rows_(threads, model.info().vocab_size, options.eos_ids) {
     if (options_.seed == 0) {
       std::random_device device;
       options_.seed = static_cast<uint64_t>(device()) << 32 | device();
@@ -94,13 +85,8 @@ class ContinuousEngine : public Engine {
   Status CheckIds(std::span<const int32_t> ids) const;
   void End(RequestId id, FinishReason reason);
   void TellEnds(std::vector<TokenEvent>* events);
-  void StartMasks(const StepPlan& plan);
   StatusOr<std::span<const float>> RunModel(const StepPlan& plan);
   void KeepHidden(const StepPlan& plan);
-  std::vector<RowTask> RowTasks(const StepPlan& plan) const;
-  void DrawNext(RowTask& task, std::span<const float> logits, DrawScratch& scratch) const;
-  void RunRowTasks(std::span<const float> logits, std::vector<RowTask>& tasks);
-  std::vector<int32_t> BannedIds(const Sequence& sequence) const;
   void CountAdmissions(const StepPlan& plan);
   void CountPrompts(const StepPlan& plan);
   void TellFirst(Sequence& sequence, TokenEvent& event) const;
@@ -109,7 +95,6 @@ class ContinuousEngine : public Engine {
   void CountTime(const StepPlan& plan, double seconds);
 
   models::Model& model_;
-  runtime::ThreadPool& threads_;
   std::unique_ptr<cache::KvPool> blocks_;
   std::unique_ptr<cache::SwapSpace> swap_;  // or null
   EngineOptions options_;
@@ -118,9 +103,8 @@ class ContinuousEngine : public Engine {
   cache::RadixTree tree_;
   Scheduler scheduler_;
   Executor executor_;
-  MaskWorker masks_;
-  std::vector<DrawScratch> draw_scratch_;  // one a worker
-  std::vector<TokenEvent> ended_;          // ends that the next Step tells
+  RowTasks rows_;
+  std::vector<TokenEvent> ended_;  // ends that the next Step tells
   RequestId last_id_ = 0;
   int64_t prefilled_ = 0;  // rows that prefill_seconds were spent on
   EngineStats stats_;
@@ -197,17 +181,11 @@ Status ContinuousEngine::Step(std::vector<TokenEvent>* events) {
   MOESAIC_CHECK(!plan.parts.empty());  // the front always moves
   scheduler_.Commit(plan);
   CountAdmissions(plan);
-  StartMasks(plan);
+  rows_.StartMasks(plan);
   const StatusOr<std::span<const float>> logits = RunModel(plan);
-  const std::vector<MaskWorker::Job> masks = masks_.Wait();
+  rows_.WaitForMasks();
   RETURN_IF_ERROR(logits.status());
-  std::vector<RowTask> tasks = RowTasks(plan);
-  auto mask = masks.begin();
-  for (RowTask& task : tasks) {
-    if (task.prompt_index < 0 && task.sequence->request.grammar != nullptr)
-      task.mask_status = (mask++)->status;
-  }
-  RunRowTasks(*logits, tasks);
+  std::vector<RowTask> tasks = rows_.Run(plan, *logits);
   CountTime(plan, std::chrono::duration<double>(Clock::now() - start).count());
   scheduler_.Advance(plan);
   CountPrompts(plan);
@@ -226,30 +204,6 @@ void ContinuousEngine::CountAdmissions(const StepPlan& plan) {
     stats_.cache_queries += sequence.prompt_size();
     stats_.cache_hits += sequence.cached_tokens;
   }
-}
-
-// Masks for the tokens that this step draws, in the order of RowTasks. They depend on what was drawn before
-// only, so they are made while the model runs.
-void ContinuousEngine::StartMasks(const StepPlan& plan) {
-  std::vector<MaskWorker::Job> jobs;
-  for (const StepPlan::Part& part : plan.parts) {
-    Sequence& sequence = *part.sequence;
-    if (sequence.request.grammar == nullptr || !sequence.draws_after(part.count)) continue;
-    sequence.mask.resize((static_cast<size_t>(model_.info().vocab_size) + 31) / 32);
-    jobs.push_back({.grammar = sequence.request.grammar.get(), .mask = sequence.mask});
-  }
-  masks_.Start(std::move(jobs));
-}
-
-// The first row of `part` whose logits are wanted.
-int FirstLogits(const StepPlan::Part& part) {
-  const Sequence& sequence = *part.sequence;
-  const int last = part.count - 1;
-  if (sequence.wants_prompt_logprobs()) {
-    const int known = static_cast<int>(sequence.prompt_logprobs.size());
-    return std::clamp(known - sequence.computed, 0, part.count);
-  }
-  return sequence.draws_after(part.count) ? last : part.count;
 }
 
 StatusOr<std::span<const float>> ContinuousEngine::RunModel(const StepPlan& plan) {
@@ -285,62 +239,6 @@ void ContinuousEngine::KeepHidden(const StepPlan& plan) {
     const std::span<const float> last = executor_.hidden().subspan((rows - 1) * width, width);
     sequence.hidden.assign(last.begin(), last.end());
   }
-}
-
-// In the order of the rows that RunModel asked for.
-std::vector<RowTask> ContinuousEngine::RowTasks(const StepPlan& plan) const {
-  std::vector<RowTask> tasks;
-  for (const StepPlan::Part& part : plan.parts) {
-    for (int row = FirstLogits(part); row < part.count; ++row) {
-      const int position = part.sequence->computed + row;
-      const bool in_prompt = position + 1 < part.sequence->prompt_size();
-      tasks.push_back({part.sequence, in_prompt ? position : -1, OkStatus()});
-      if (in_prompt) part.sequence->prompt_logprobs.resize(position + 1);
-    }
-  }
-  return tasks;
-}
-
-void ContinuousEngine::RunRowTasks(std::span<const float> logits, std::vector<RowTask>& tasks) {
-  const size_t vocab = model_.info().vocab_size;
-  threads_.Run(static_cast<int64_t>(tasks.size()), [&](int64_t i, int worker) {
-    RowTask& task = tasks[i];
-    const Sequence& sequence = *task.sequence;
-    const std::span<const float> row = logits.subspan(i * vocab, vocab);
-    if (task.prompt_index >= 0) {
-      task.sequence->prompt_logprobs[task.prompt_index] = LogprobsOf(
-          row, sequence.tokens[task.prompt_index + 1], std::max(0, sequence.request.sampling.logprobs));
-    } else if (sequence.size() < sequence.limit) {
-      DrawNext(task, row, draw_scratch_[worker]);
-    }
-  });
-}
-
-void ContinuousEngine::DrawNext(RowTask& task, std::span<const float> logits, DrawScratch& scratch) const {
-  const Sequence& sequence = *task.sequence;
-  text::Grammar* grammar = sequence.request.grammar.get();
-  if (!task.mask_status.ok()) {
-    task.drawn = task.mask_status;
-    return;
-  }
-  task.drawn = Draw({.logits = logits,
-                     .sampling = &sequence.request.sampling,
-                     .history = &sequence.history,
-                     .banned = BannedIds(sequence),
-                     .mask = sequence.mask,
-                     .seed = sequence.seed,
-                     .position = static_cast<uint64_t>(sequence.size())},
-                    scratch);
-  if (grammar == nullptr || !task.drawn.ok()) return;
-  if (const Status status = grammar->Commit(task.drawn->token); !status.ok()) task.drawn = status;
-}
-
-std::vector<int32_t> ContinuousEngine::BannedIds(const Sequence& sequence) const {
-  const SamplingParams& sampling = sequence.request.sampling;
-  if (sequence.outputs() >= sampling.min_tokens) return {};
-  std::vector<int32_t> banned = sampling.stop_ids;
-  if (!sampling.ignore_eos) banned.insert(banned.end(), options_.eos_ids.begin(), options_.eos_ids.end());
-  return banned;
 }
 
 void ContinuousEngine::CountTime(const StepPlan& plan, double seconds) {

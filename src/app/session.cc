@@ -18,6 +18,11 @@ namespace {
 // Packing this many bytes takes long enough to be asked about.
 constexpr int64_t kWorthConverting = int64_t{256} << 20;
 
+models::Placement PlacementOf(const std::string& mmap) {
+  if (mmap == "on") return models::Placement::kMap;
+  return mmap == "off" ? models::Placement::kCopy : models::Placement::kAuto;
+}
+
 }  // namespace
 
 void AddModelPath(CLI::App& verb, std::string& model, const char* help) {
@@ -50,14 +55,15 @@ void AddModelFlags(CLI::App& verb, ModelFlags& flags) {
   verb.add_option("--experts-per-token", flags.experts_per_token, "Routed experts a token; 0: as trained")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
+  verb.add_option(
+          "--mmap", flags.mmap,
+          "Use a packed file's own pages, read when first touched (on), or copy it to huge pages first "
+          "(off); auto: copy if it takes at most half of the free memory")
+      ->check(CLI::IsMember({"auto", "on", "off"}))
+      ->capture_default_str();
   verb.add_flag_callback(
-          "--mmap", [&flags] { flags.placement = models::Placement::kMap; },
-          "Use a packed file's own pages, read when first touched")
-      ->disable_flag_override();
-  verb.add_flag_callback(
-          "--no-mmap", [&flags] { flags.placement = models::Placement::kCopy; },
-          "Copy a packed file to huge pages first; the default if it takes at most half of the free memory")
-      ->disable_flag_override()
+          "--no-mmap", [&flags] { flags.mmap = "off"; }, "The same as --mmap off")
+      ->configurable(false)
       ->excludes("--mmap");
 }
 
@@ -95,7 +101,7 @@ StatusOr<std::unique_ptr<Session>> OpenSession(const ModelFlags& flags) {
   models::LoadOptions options;
   options.dtype = flags.dtype;
   options.experts_per_token = flags.experts_per_token;
-  options.placement = flags.placement;
+  options.placement = PlacementOf(flags.mmap);
   options.load_mtp = false;
   options.progress = [&progress](int64_t done, int64_t total) {
     progress.Show(done, total, FormatBytes(static_cast<double>(total)));

@@ -20,7 +20,7 @@ struct ModelFlags {
   int threads = 0;
   int context = 0;
   int experts_per_token = 0;
-  models::Placement placement = models::Placement::kAuto;
+  std::string mmap = "auto";
 };
 
 /// Declares MODEL, a path that must exist.

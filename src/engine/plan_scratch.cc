@@ -128,6 +128,7 @@ bool PlanScratch::Fits(int needed) const {
 void PlanScratch::PlanAdmissions(const std::vector<std::unique_ptr<Sequence>>& waiting) {
   if (!plan_.preempt.empty()) return;
   std::vector<Sequence*> line;
+  line.reserve(waiting.size());
   for (const auto& sequence : waiting) line.push_back(sequence.get());
   int passed_by = 0;
   while (!line.empty() && passed_by <= kMostPassedBy) {

@@ -27,7 +27,7 @@ void AnsweredChoice::Add(ChoiceDelta delta) {
   if (!delta.prompt_logprobs.empty()) prompt_logprobs = std::move(delta.prompt_logprobs);
   if (!delta.finish_reason.empty()) {
     finish_reason = std::move(delta.finish_reason);
-    stop_reason = std::move(delta.stop_reason);
+    stop_cause = std::move(delta.stop_cause);
   }
 }
 
@@ -37,6 +37,12 @@ Json UsageJson(const Usage& usage) {
           {"total_tokens", usage.prompt_tokens + usage.completion_tokens},
           {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens}}},
           {"completion_tokens_details", {{"reasoning_tokens", usage.reasoning_tokens}}}};
+}
+
+Json StopReasonJson(const StopCause& cause) {
+  if (const auto* text = std::get_if<std::string>(&cause)) return *text;
+  if (const auto* id = std::get_if<int32_t>(&cause)) return *id;
+  return nullptr;
 }
 
 Json TokenIds(const std::vector<GeneratedToken>& tokens) {

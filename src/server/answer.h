@@ -22,13 +22,15 @@ struct AnsweredChoice {
   std::vector<GeneratedToken> tokens;
   std::vector<engine::LogprobEntry> prompt_logprobs;
   std::string finish_reason;
-  Json stop_reason;
+  StopCause stop_cause;
 
   void Add(ChoiceDelta delta);
 };
 
 /// OpenAI's "usage" object.
 Json UsageJson(const Usage& usage);
+/// vLLM's "stop_reason".
+Json StopReasonJson(const StopCause& cause);
 /// The ids of `tokens`.
 Json TokenIds(const std::vector<GeneratedToken>& tokens);
 /// OpenAI's chat "logprobs" of `tokens`, with the `top` likeliest of each.

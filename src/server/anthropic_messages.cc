@@ -19,11 +19,12 @@ struct MessageShape {
 const char* StopReason(const ChoiceDelta& end) {
   if (end.finish_reason == "tool_calls") return "tool_use";
   if (end.finish_reason == "length") return "max_tokens";
-  return end.stop_reason.is_string() ? "stop_sequence" : "end_turn";
+  return std::holds_alternative<std::string>(end.stop_cause) ? "stop_sequence" : "end_turn";
 }
 
 Json StopSequence(const ChoiceDelta& end) {
-  return end.finish_reason == "stop" && end.stop_reason.is_string() ? end.stop_reason : Json();
+  const auto* text = std::get_if<std::string>(&end.stop_cause);
+  return end.finish_reason == "stop" && text != nullptr ? Json(*text) : Json();
 }
 
 // What was read from the cache is counted apart.
@@ -59,7 +60,7 @@ class MessageWhole : public AnswerSink {
   void Delta(ChoiceDelta delta, const Usage&) override {
     if (!delta.finish_reason.empty()) {
       end_.finish_reason = delta.finish_reason;
-      end_.stop_reason = delta.stop_reason;
+      end_.stop_cause = delta.stop_cause;
     }
     answer_.Add(std::move(delta));
   }
@@ -117,7 +118,7 @@ class MessageStream : public AnswerSink {
     }
     if (!delta.finish_reason.empty()) {
       end_.finish_reason = delta.finish_reason;
-      end_.stop_reason = delta.stop_reason;
+      end_.stop_cause = delta.stop_cause;
     }
   }
 

@@ -159,10 +159,11 @@ StatusOr<Json> ReadMessage(const Json& message, const std::string& path) {
 Conversation ReadConversation(Fields& body) {
   Conversation conversation;
   const Json* messages = body.Array("messages");
-  if (body.ok() && messages == nullptr) {
+  if (messages == nullptr) {
     body.Fail("messages", "missing_required_parameter", "Missing required parameter: 'messages'.");
+    return conversation;
   }
-  if (body.ok() && messages->empty()) {
+  if (messages->empty()) {
     body.Fail("messages", "empty_array", "Invalid 'messages': empty array. Expected at least one message.");
   }
   for (size_t i = 0; body.ok() && i < messages->size(); ++i) {

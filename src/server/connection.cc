@@ -56,14 +56,14 @@ class Exchange : public ResponseWriter, public std::enable_shared_from_this<Exch
   }
 
   void Send(HttpResponse response) override {
-    On([response = std::move(response)](Connection& connection) mutable {
-      if (connection.answering_ && !connection.ended_) connection.SendWhole(std::move(response), false);
+    On([response = std::move(response)](Connection& connection) {
+      if (connection.answering_ && !connection.ended_) connection.SendWhole(response, false);
     });
   }
 
   void Start(int status, Headers headers) override {
-    On([status, headers = std::move(headers)](Connection& connection) mutable {
-      if (connection.answering_ && !connection.ended_) connection.StartPieces(status, std::move(headers));
+    On([status, headers = std::move(headers)](Connection& connection) {
+      if (connection.answering_ && !connection.ended_) connection.StartPieces(status, headers);
     });
   }
 
@@ -197,8 +197,8 @@ void Connection::OnHeader(ErrorCode error) {
   head_only_ = request_.method == "HEAD";
   close_ = !head.keep_alive();
 
-  if (std::optional<HttpResponse> refusal = shared_->hooks.admit(request_)) {
-    return SendWhole(std::move(*refusal), !parser_->is_done());
+  if (const std::optional<HttpResponse> refusal = shared_->hooks.admit(request_)) {
+    return SendWhole(*refusal, !parser_->is_done());
   }
   if (parser_->is_done()) return OnBody({});
   if (!ReserveBody()) return;
@@ -250,17 +250,18 @@ void Connection::OnBody(ErrorCode error) {
   chunked_ = events_ = false;
   ++exchange_number_;
   ++shared_->active_requests;
-  const auto exchange = std::make_shared<Exchange>(shared_from_this());
+  auto exchange = std::make_shared<Exchange>(shared_from_this());
   exchange_ = exchange;
   Watch();
   // On a strand of its own, so that a handler that works for long does not hold the one that sees a leave.
   using Strand = asio::strand<asio::io_context::executor_type>;
   const auto* own = stream_.get_executor().target<Strand>();
   MOESAIC_CHECK(own != nullptr);  // HttpServer gives every connection one
-  const auto lane = std::make_shared<StrandLane<Strand>>(Strand(own->get_inner_executor()));
-  lane->Post([shared = shared_, request = std::move(request_), exchange, lane]() mutable {
-    shared->hooks.handle(std::move(request), std::move(exchange), std::move(lane));
-  });
+  auto lane = std::make_shared<StrandLane<Strand>>(Strand(own->get_inner_executor()));
+  lane->Post(
+      [shared = shared_, request = std::move(request_), exchange = std::move(exchange), lane]() mutable {
+        shared->hooks.handle(std::move(request), std::move(exchange), std::move(lane));
+      });
 }
 
 void Connection::Watch() {
@@ -291,7 +292,7 @@ std::string Connection::HeadText(int status, const Headers& headers, std::option
   return text + "\r\n";
 }
 
-void Connection::SendWhole(HttpResponse response, bool close) {
+void Connection::SendWhole(const HttpResponse& response, bool close) {
   close_ = close_ || close;
   std::string bytes = HeadText(response.status, response.headers, response.body.size());
   if (!head_only_) bytes += response.body;
@@ -304,12 +305,11 @@ void Connection::SendWhole(HttpResponse response, bool close) {
 }
 
 void Connection::Refuse(int status, const std::string& message) {
-  HttpResponse response = shared_->hooks.refuse(request_, status, message);
   answering_ = false;
-  SendWhole(std::move(response), true);
+  SendWhole(shared_->hooks.refuse(request_, status, message), true);
 }
 
-void Connection::StartPieces(int status, Headers headers) {
+void Connection::StartPieces(int status, const Headers& headers) {
   chunked_ = !old_version_;
   close_ = close_ || old_version_;  // the end of the connection is the end of the answer
   for (const auto& [name, value] : headers) {

@@ -54,9 +54,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void ReleaseBody();
 
   // Answering.
-  void SendWhole(HttpResponse response, bool close);
+  void SendWhole(const HttpResponse& response, bool close);
   void Refuse(int status, const std::string& message);
-  void StartPieces(int status, Headers headers);
+  void StartPieces(int status, const Headers& headers);
   void Enqueue(std::string bytes);
   void Flush();
   void OnWritten(ErrorCode error);

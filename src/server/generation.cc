@@ -27,7 +27,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
       : context_(context), spec_(std::move(spec)), lane_(std::move(lane)), sink_(std::move(sink)) {}
 
   Status Submit() {
-    const Status status = Contained(spec_.id, [this] { return SubmitAll(); });
+    Status status = Contained(spec_.id, [this] { return SubmitAll(); });
     if (!status.ok()) {
       Cancel();
       finished_ = true;
@@ -184,18 +184,18 @@ class Generation : public std::enable_shared_from_this<Generation> {
     const std::string& stop = choice.text->stop();
     if (!stop.empty()) {
       delta.finish_reason = "stop";
-      delta.stop_reason = stop;
+      delta.stop_cause = stop;
     } else if (event.finish == engine::FinishReason::kLength) {
       delta.finish_reason = "length";
     } else if (event.finish == engine::FinishReason::kDeadline) {
       delta.finish_reason = "length";
-      delta.stop_reason = "deadline";
+      delta.stop_cause = "deadline";
     } else if (event.finish == engine::FinishReason::kCancelled && !stopped) {
       delta.finish_reason = "abort";
     } else {
       delta.finish_reason = "stop";
       for (const int32_t id : spec_.sampling.stop_ids) {
-        if (event.stopped_by == id) delta.stop_reason = id;
+        if (event.stopped_by == id) delta.stop_cause = id;
       }
     }
     if (choice.text->calls() > 0 && delta.finish_reason == "stop") delta.finish_reason = "tool_calls";
@@ -277,8 +277,9 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
 }  // namespace
 
-Status StartGeneration(const GenerationContext& context, GenerationSpec spec, std::shared_ptr<Lane> lane,
-                       std::shared_ptr<ResponseWriter> writer, std::unique_ptr<AnswerSink> sink) {
+Status StartGeneration(const GenerationContext& context, GenerationSpec spec,
+                       const std::shared_ptr<Lane>& lane, const std::shared_ptr<ResponseWriter>& writer,
+                       std::unique_ptr<AnswerSink> sink) {
   const auto generation = std::make_shared<Generation>(context, std::move(spec), lane, std::move(sink));
   RETURN_IF_ERROR(generation->Submit());
   writer->OnClientLeft([weak = std::weak_ptr<Generation>(generation), lane] {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "engine/request.h"
@@ -50,6 +51,9 @@ struct GeneratedToken {
   engine::LogprobEntry logprobs;
 };
 
+/// The stop string or id that ended a choice, or "deadline".
+using StopCause = std::variant<std::monostate, std::string, int32_t>;
+
 /// What one or more tokens of one choice settled.
 struct ChoiceDelta {
   int choice = 0;
@@ -58,7 +62,7 @@ struct ChoiceDelta {
   std::vector<GeneratedToken> tokens;                 // since the delta before; their text may come later
   std::vector<engine::LogprobEntry> prompt_logprobs;  // in the first delta, when asked for
   std::string finish_reason;                          // OpenAI's; empty while the choice goes on
-  Json stop_reason;                                   // the stop string or id that ended it, or null
+  StopCause stop_cause;
 };
 
 struct Usage {
@@ -90,8 +94,9 @@ struct GenerationContext {
 
 /// Submits the choices and delivers to `sink` on `lane`; runs on `lane` itself. When the client leaves, all
 /// is cancelled. A refusal comes back as a status, and `sink` is not told.
-Status StartGeneration(const GenerationContext& context, GenerationSpec spec, std::shared_ptr<Lane> lane,
-                       std::shared_ptr<ResponseWriter> writer, std::unique_ptr<AnswerSink> sink);
+Status StartGeneration(const GenerationContext& context, GenerationSpec spec,
+                       const std::shared_ptr<Lane>& lane, const std::shared_ptr<ResponseWriter>& writer,
+                       std::unique_ptr<AnswerSink> sink);
 
 /// "chatcmpl-" and its like with 32 random hexadecimal digits behind.
 std::string NewId(const char* prefix);

@@ -30,7 +30,10 @@ class ChatWhole : public AnswerSink {
         writer_(std::move(writer)),
         choices_(shape_.choices) {}
 
-  void Delta(ChoiceDelta delta, const Usage&) override { choices_[delta.choice].Add(std::move(delta)); }
+  void Delta(ChoiceDelta delta, const Usage&) override {
+    AnsweredChoice& choice = choices_[delta.choice];
+    choice.Add(std::move(delta));
+  }
   void Failed(const ApiError& error) override { writer_->Send(ErrorResponse(error, ApiStyle::kOpenAi)); }
 
   void Done(const Usage& usage) override {
@@ -56,7 +59,7 @@ class ChatWhole : public AnswerSink {
     json["logprobs"] =
         shape_.top_logprobs < 0 ? Json() : ChatLogprobs(tokenizer_, choice.tokens, shape_.top_logprobs);
     json["finish_reason"] = FinishOf(shape_, choice.finish_reason);
-    json["stop_reason"] = choice.stop_reason;
+    json["stop_reason"] = StopReasonJson(choice.stop_cause);
     if (shape_.ids) json["token_ids"] = TokenIds(choice.tokens);
     return json;
   }
@@ -120,7 +123,7 @@ class ChatStream : public OpenAiStream {
     }
     if (delta != nullptr && !delta->finish_reason.empty()) {
       choice["finish_reason"] = FinishOf(shape_, delta->finish_reason);
-      choice["stop_reason"] = delta->stop_reason;
+      choice["stop_reason"] = StopReasonJson(delta->stop_cause);
     }
     if (shape_.ids && !first) choice["token_ids"] = TokenIds(tokens);
     SendChunk(std::move(choice), so_far,

@@ -71,7 +71,10 @@ class CompletionWhole : public AnswerSink {
         writer_(std::move(writer)),
         choices_(static_cast<size_t>(shape_.prompts) * shape_.best_of) {}
 
-  void Delta(ChoiceDelta delta, const Usage&) override { choices_[delta.choice].Add(std::move(delta)); }
+  void Delta(ChoiceDelta delta, const Usage&) override {
+    AnsweredChoice& choice = choices_[delta.choice];
+    choice.Add(std::move(delta));
+  }
   void Failed(const ApiError& error) override { writer_->Send(ErrorResponse(error, ApiStyle::kOpenAi)); }
 
   void Done(const Usage& usage) override {
@@ -121,7 +124,7 @@ class CompletionWhole : public AnswerSink {
       json["logprobs"] = nullptr;
     }
     json["finish_reason"] = choice.finish_reason;
-    json["stop_reason"] = choice.stop_reason;
+    json["stop_reason"] = StopReasonJson(choice.stop_cause);
     if (shape_.ids) {
       json["prompt_token_ids"] = ids;
       json["token_ids"] = TokenIds(choice.tokens);
@@ -153,7 +156,7 @@ class CompletionStream : public OpenAiStream {
     Json choice = {{"index", delta.choice}, {"text", std::move(text)}};
     choice["logprobs"] = shape_.logprobs < 0 ? Json() : Lists(delta, prompt, first);
     choice["finish_reason"] = delta.finish_reason.empty() ? Json() : Json(delta.finish_reason);
-    if (!delta.finish_reason.empty()) choice["stop_reason"] = delta.stop_reason;
+    if (!delta.finish_reason.empty()) choice["stop_reason"] = StopReasonJson(delta.stop_cause);
     if (shape_.ids) {
       if (first) choice["prompt_token_ids"] = shape_.prompt_ids[prompt];
       choice["token_ids"] = TokenIds(delta.tokens);

@@ -307,7 +307,9 @@ Status Responses(const GenerationContext& context, Call& call) {
   if (shape.echo["store"].get<bool>()) {
     Json messages = request.conversation.messages;
     const Json* instructions = body.Any("instructions");
-    if (instructions != nullptr && *instructions != "") messages.erase(0);  // they are this request's only
+    if (instructions != nullptr && !instructions->get_ref<const std::string&>().empty()) {
+      messages.erase(0);  // they are this request's only
+    }
     shape.keep = Keeper(context, call, std::move(messages));
   }
   shape.top_logprobs = request.logprobs || request.top_logprobs > 0 ? request.top_logprobs : -1;

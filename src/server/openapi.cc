@@ -77,7 +77,7 @@ Json OpenApi(const ServedModel& model, const std::string& version,
              const std::vector<std::pair<std::string, std::string>>& routes) {
   Json paths = Json::object();
   for (const auto& [method, route] : routes) {
-    const auto found = Operations().find(method + " " + route);
+    const auto found = Operations().find(fmt::format("{} {}", method, route));
     MOESAIC_CHECK(found != Operations().end());
     const Operation& operation = found->second;
     std::string path = route;

@@ -130,9 +130,9 @@ void ReadTextFormat(Fields& body, std::optional<GrammarText>* grammar) {
   body.Merge(holder.status());
 }
 
-Json Member(Fields& body, const char* name, Json otherwise) {
+Json Member(const Fields& body, const char* name, const Json& otherwise) {
   const Json* found = body.Any(name);
-  return found == nullptr ? std::move(otherwise) : *found;
+  return found == nullptr ? otherwise : *found;
 }
 
 }  // namespace

@@ -126,7 +126,7 @@ HttpHooks Router::Hooks() {
   hooks.refuse = [this](const HttpRequest& head, int status, const std::string& message) {
     ApiError error{.http_status = status, .message = message, .type = "invalid_request_error"};
     if (status == 503) error.retry_after = 1;
-    return Refuse(head, std::move(error));
+    return Refuse(head, error);
   };
   return hooks;
 }
@@ -172,7 +172,7 @@ Headers Router::CorsHeaders(const HttpRequest& head) const {
   return {};
 }
 
-HttpResponse Router::Refuse(const HttpRequest& head, ApiError error) const {
+HttpResponse Router::Refuse(const HttpRequest& head, const ApiError& error) const {
   HttpResponse response = ErrorResponse(error, StyleOf(head.path));
   const Headers cors = CorsHeaders(head);
   response.headers.insert(response.headers.end(), cors.begin(), cors.end());
@@ -194,10 +194,10 @@ std::optional<HttpResponse> Router::Admit(const HttpRequest& head) const {
   const Route* route = Find(head.method, head.path);
   if (route == nullptr) {
     const bool known = KnownPath(head.path);
-    ApiError error{.http_status = known ? 405 : 404,
-                   .message = fmt::format("there is no {} {}", head.method, head.path),
-                   .type = "invalid_request_error"};
-    return Refuse(head, std::move(error));
+    const ApiError error{.http_status = known ? 405 : 404,
+                         .message = fmt::format("there is no {} {}", head.method, head.path),
+                         .type = "invalid_request_error"};
+    return Refuse(head, error);
   }
   if (route->access != Access::kOpen && !HasKey(head)) {
     return Refuse(head, {.http_status = 401,

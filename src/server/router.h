@@ -67,7 +67,7 @@ class Router {
   bool KnownPath(const std::string& path) const;
   std::optional<HttpResponse> Admit(const HttpRequest& head) const;
   void Handle(HttpRequest request, std::shared_ptr<ResponseWriter> writer, std::shared_ptr<Lane> lane);
-  HttpResponse Refuse(const HttpRequest& head, ApiError error) const;
+  HttpResponse Refuse(const HttpRequest& head, const ApiError& error) const;
   bool HasKey(const HttpRequest& head) const;
   /// Headers that let a browser's page of an allowed origin read the answer.
   Headers CorsHeaders(const HttpRequest& head) const;

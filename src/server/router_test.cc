@@ -90,7 +90,7 @@ TEST_F(RouterTest, AnswersSoInAnthropicsShapeToo) {
 TEST_F(RouterTest, BreaksOffAnAnswerThatHadBegun) {
   const std::string answer = Get("/throws_in_the_middle");
   EXPECT_THAT(answer, StartsWith("HTTP/1.1 200 "));
-  EXPECT_THAT(answer, Not(HasSubstr("500")));
+  EXPECT_THAT(answer, Not(HasSubstr("HTTP/1.1 500")));
   EXPECT_THAT(answer, Not(HasSubstr("\r\n0\r\n\r\n")));  // the last chunk: the answer would be whole
   EXPECT_THAT(Get("/works"), StartsWith("HTTP/1.1 200 "));
 }

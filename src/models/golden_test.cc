@@ -143,24 +143,40 @@ TEST_P(GoldenTest, LogitsAndGreedy) {
   }
 }
 
+// Of each row of `logits`: how far it is from the golden one, as a part of that one's length.
+std::vector<double> RelativeErrors(std::span<const float> logits, const GoldenPrompt& prompt) {
+  const size_t vocab = logits.size() / prompt.rows.size();
+  std::vector<double> errors;
+  for (size_t first = 0; first < logits.size(); first += vocab) {
+    double error = 0, size = 0;
+    for (size_t i = first; i < first + vocab; ++i) {
+      error += std::pow(logits[i] - prompt.logits[i], 2);
+      size += std::pow(prompt.logits[i], 2);
+    }
+    errors.push_back(std::sqrt(error / size));
+  }
+  return errors;
+}
+
 // bf16 and int8 weights, and activations rounded to them, give nearly the same logits on every instruction
-// set.
+// set. Each product of a layer, seven one after another or beside each other, rounds both its sides; with
+// random weights those errors add up as the root of their number. A rounding leaves 2^-9 / sqrt(3) of a value
+// in bf16; in int8, where the largest of a row is about three times the rest, 3 / 127 / sqrt(12). Where a
+// routing choice flips, a row is off by an expert: that happens to few rows, so the median is looked at.
 TEST_P(GoldenTest, LowPrecisionStaysClose) {
   const GoldenPrompt& prompt = prompts_[2];
-  for (const auto& [dtype, bound] : {std::pair{"bf16", 0.1}, {"int8", 0.5}}) {
+  constexpr double kMargin = 4;  // weights and activations are not all alike
+  for (const auto& [dtype, unit] :
+       {std::pair{"bf16", 0x1p-9 / std::sqrt(3.0)}, {"int8", 3 / 127.0 / std::sqrt(12.0)}}) {
     for (const Isa isa : TestIsas(dtype)) {
       TestModel model(path_, isa, {.dtype = dtype});
       ASSERT_TRUE(model.status().ok()) << Message(model.status());
       const TestCache cache(model->info().kv, 1, kRoom);
-      const Outputs out = Feed(model, cache, 0, 0, prompt.ids, prompt.rows);
-      double error = 0, size = 0;
-      for (size_t i = 0; i < out.logits.size(); ++i) {
-        error += std::pow(out.logits[i] - prompt.logits[i], 2);
-        size += std::pow(prompt.logits[i], 2);
-      }
-      // Random weights, no two logits alike: the error is that of the roundings, about 2^-9 (2^-7.5 of a
-      // row's largest) each, grown through a few layers; a routing choice that flips adds to it.
-      EXPECT_LE(std::sqrt(error / size), bound) << dtype << " on " << runtime::IsaName(isa);
+      std::vector<double> errors =
+          RelativeErrors(Feed(model, cache, 0, 0, prompt.ids, prompt.rows).logits, prompt);
+      std::nth_element(errors.begin(), errors.begin() + errors.size() / 2, errors.end());
+      const double bound = kMargin * unit * std::sqrt(2.0 * 7 * model->info().layers);
+      EXPECT_LE(errors[errors.size() / 2], bound) << dtype << " on " << runtime::IsaName(isa);
     }
   }
 }

@@ -1,4 +1,4 @@
-// `moesaic convert MODEL --out FILE`: packs a checkpoint once, so that it maps in at once.
+// `moesaic convert MODEL --out FILE`: packs a checkpoint once, so that it needs only be mapped or copied.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -53,7 +53,7 @@ Status RunConvert(const Options& options) {
 
 void AddConvert(CLI::App& root, VerbRun& run) {
   auto options = std::make_shared<Options>();
-  CLI::App* verb = root.add_subcommand("convert", "Pack a checkpoint into one file that maps in at once");
+  CLI::App* verb = root.add_subcommand("convert", "Pack a checkpoint into one file that is mapped or copied as it is");
   AddModelPath(*verb, options->model, "Hugging Face folder or .gguf file");
   verb->add_option("-o,--out", options->out, "The packed file to write")->required();
   AddDtypeFlag(*verb, options->dtype);

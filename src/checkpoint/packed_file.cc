@@ -106,6 +106,8 @@ class MappedPackedFile : public PackedFile {
     return std::shared_ptr<const PackedFile>(std::move(result));
   }
 
+  const std::string& path() const override { return path_; }
+
   StatusOr<std::string> Metadata(const std::string& key) const override {
     const auto found = safetensors_.metadata.find(key);
     if (found == safetensors_.metadata.end()) return NotFound("{}: no metadata \"{}\"", path_, key);

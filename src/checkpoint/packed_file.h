@@ -49,6 +49,7 @@ class PackedFile {
   /// Whether `path` is a safetensors file whose metadata names our layout; false also when it can't be read.
   static bool Is(const std::string& path);
   virtual ~PackedFile() = default;
+  virtual const std::string& path() const = 0;
   virtual StatusOr<std::string> Metadata(const std::string& key) const = 0;
   virtual const std::vector<PackedRegion>& regions() const = 0;
   virtual StatusOr<std::span<const std::byte>> Region(const std::string& name) const = 0;

@@ -139,7 +139,7 @@ void Place(WeightPlan& plan, RegionPlan region) {
 StatusOr<RegionPlan> ReadDescription(const RegionDecl& decl, const checkpoint::PackedFile& file) {
   ASSIGN_OR_RETURN(const checkpoint::PackedRegion* stored, file.Describe(decl.name));
   auto refuse = [&](const std::string& expected, const std::string& found) {
-    return DataLoss("packed region {} must be {}, found {}", decl.name, expected, found);
+    return DataLoss("{}: packed region {} must be {}, found {}", file.path(), decl.name, expected, found);
   };
   const auto format_name = stored->layout.find("format");
   if (format_name == stored->layout.end() || !format_name->is_string()) {

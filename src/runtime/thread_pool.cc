@@ -55,6 +55,7 @@ bool SpinUntil(bool may_spin, const Done& done) {
 // its core is stolen.
 struct ThreadPool::Impl {
   int threads = 1;
+  bool pinned = false;
   bool may_spin = true;  // false when threads share cores: spinning would take time from the one that works
   std::vector<int> cpus;
   std::vector<std::thread> workers;
@@ -148,7 +149,7 @@ StatusOr<std::unique_ptr<ThreadPool>> ThreadPool::Create(const Options& options)
   impl->cpus = topology.cpus;
   impl->may_spin = impl->threads <= static_cast<int>(topology.cpus.size());
   // More threads than hardware threads are left to the scheduler: pinning would tie two to one core.
-  const bool pin = options.pin && impl->may_spin;
+  const bool pin = impl->pinned = options.pin && impl->may_spin;
   std::unique_ptr<ThreadPool> pool(new ThreadPool(std::move(impl)));
   Impl* shared = pool->impl_.get();
   for (int worker = 1; worker < shared->threads; ++worker) {
@@ -171,7 +172,10 @@ ThreadPool::~ThreadPool() {
 
 int ThreadPool::size() const { return impl_->threads; }
 
-bool ThreadPool::PinCaller() { return impl_->may_spin && BindThread(pthread_self(), impl_->cpus[0]); }
+bool ThreadPool::PinCaller() {
+  return impl_->pinned && impl_->threads == static_cast<int>(impl_->cpus.size()) &&
+         BindThread(pthread_self(), impl_->cpus[0]);
+}
 
 void ThreadPool::Run(int64_t tasks, LoopBody body) {
   Impl& s = *impl_;

@@ -39,9 +39,10 @@ class ThreadPool {
 
   int size() const;
 
-  /// Binds the calling thread to worker 0's core; says whether it could. For a thread that does little else
-  /// than run loops: threads that it starts later inherit the binding. Create and Run leave the caller's
-  /// binding alone.
+  /// Binds the calling thread to worker 0's core, if the pool is pinned and has a thread for every core; says
+  /// whether it did. With cores to spare the thread finds a free one itself, whichever other programs take.
+  /// For a thread that does little else than run loops: threads that it starts later inherit the binding.
+  /// Create and Run leave the caller's binding alone.
   bool PinCaller();
 
   /// Calls body(task, worker) once for every task in [0, tasks), taken one by one from a shared counter,

@@ -86,15 +86,23 @@ TEST(ThreadPool, CallerStaysUnboundUntilItAsks) {
   cpu_set_t before, after;
   sched_getaffinity(0, sizeof before, &before);
   std::thread([&] {
-    auto pool = MakePool(2);
+    const auto pool = *ThreadPool::Create({.threads = CPU_COUNT(&before), .pin = true});
     pool->Run(10, [](int64_t, int) {});
     sched_getaffinity(0, sizeof after, &after);
     EXPECT_TRUE(CPU_EQUAL(&before, &after));
-    if (pool->PinCaller()) {
-      sched_getaffinity(0, sizeof after, &after);
-      EXPECT_EQ(CPU_COUNT(&after), 1);
-    }
+    EXPECT_TRUE(pool->PinCaller());
+    sched_getaffinity(0, sizeof after, &after);
+    EXPECT_EQ(CPU_COUNT(&after), 1);
   }).join();
+}
+
+TEST(ThreadPool, CallerIsBoundOnlyByAPinnedPoolOfAllCores) {
+  const auto cpus = static_cast<int>(DetectTopology().cpus.size());
+  EXPECT_FALSE((*ThreadPool::Create({.threads = cpus, .pin = false}))->PinCaller());
+  EXPECT_FALSE((*ThreadPool::Create({.threads = cpus + 1, .pin = true}))->PinCaller());
+  if (cpus > 1) {
+    EXPECT_FALSE((*ThreadPool::Create({.threads = cpus - 1, .pin = true}))->PinCaller());
+  }
 }
 
 TEST(ThreadPool, RefusesNonsense) {

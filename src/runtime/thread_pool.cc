@@ -53,12 +53,13 @@ bool SpinUntil(bool may_spin, const Done& done) {
 // raises `epoch`. A worker joins by counting itself in through the open gate, so one that wakes late finds
 // the gate closed and goes back to sleep: a loop never waits for a worker that took no part in it, as when
 // its core is stolen.
+// NOLINTNEXTLINE(clang-analyzer-optin.performance.Padding): what threads spin on has cache lines of its own
 struct ThreadPool::Impl {
+  std::vector<int> cpus;
+  std::vector<std::thread> workers;
   int threads = 1;
   bool pinned = false;
   bool may_spin = true;  // false when threads share cores: spinning would take time from the one that works
-  std::vector<int> cpus;
-  std::vector<std::thread> workers;
 
   alignas(64) std::atomic<int> epoch{0};  // int: what a futex waits on
   alignas(64) std::atomic<uint32_t> gate{0};

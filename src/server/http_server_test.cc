@@ -10,7 +10,7 @@ namespace {
 
 const HttpOptions kAnyPort{.port = 0, .threads = 2};
 
-HttpHooks Answering(std::function<std::string()> body) {
+HttpHooks Answering(const std::function<std::string()>& body) {
   HttpHooks hooks;
   hooks.admit = [](const HttpRequest&) { return std::nullopt; };
   hooks.handle = [body](const HttpRequest&, const std::shared_ptr<ResponseWriter>& writer,

@@ -57,7 +57,7 @@ class Listener {
         const Json payload = message.payload();
         for (const Json& event : payload[1]) events_.push_back(event);
       }
-      const Json event = events_.front();
+      Json event = events_.front();
       events_.pop_front();
       if (event[1] != kHello) return event;
     }

@@ -6,14 +6,14 @@ Usage: ask.py URL QUESTION
 import sys
 import time
 
-import openai
-
 
 def main():
     if len(sys.argv) != 3:
         print("usage: ask.py URL QUESTION", file=sys.stderr)
         sys.exit(2)
     url, question = sys.argv[1:]
+    import openai  # takes a second, and may not be installed
+
     client = openai.OpenAI(base_url=url + "/v1", api_key="-")
     model = client.models.list().data[0].id
     start, first, usage = time.monotonic(), None, None

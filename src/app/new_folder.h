@@ -8,11 +8,11 @@
 
 namespace moesaic::app {
 
-/// Filled beside `path`, in `path.<number>.partial`, and renamed into place. A run that ends before Commit
+/// Filled beside `path`, in `path.<numbers>.partial`, and renamed into place. A run that ends before Commit
 /// leaves nothing behind; what a killed one left, the next writer of the same path removes.
 class NewFolder {
  public:
-  /// `path` must not be there, or be an empty folder.
+  /// `path` must not be there, or be an empty folder or a link to one, which then is filled.
   static StatusOr<std::unique_ptr<NewFolder>> Create(const std::string& path);
   ~NewFolder();
   NewFolder(const NewFolder&) = delete;

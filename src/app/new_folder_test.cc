@@ -14,6 +14,7 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
+using ::testing::UnorderedElementsAre;
 
 class NewFolderTest : public testing::Test {
  protected:
@@ -50,13 +51,36 @@ TEST_F(NewFolderTest, AppearsWhenCommittedAndElseNotAtAll) {
 }
 
 TEST_F(NewFolderTest, RemovesWhatAKilledRunLeftButNotWhatIsBeingWritten) {
-  fs::create_directories(Path("f.12345.partial/deep"));
-  fs::create_directories(Path("g.12345.partial"));
-  const auto folder = NewFolder::Create(Path("f"));
-  const std::string partial = fs::path((*folder)->partial()).filename().string();
-  EXPECT_THAT(Names(), testing::UnorderedElementsAre("g.12345.partial", partial));
-  EXPECT_FALSE(NewFolder::Create(Path("f")).ok());  // the same process again: the first is still at it
-  EXPECT_TRUE(fs::exists((*folder)->partial()));
+  fs::create_directories(Path("f.12345-0.partial/deep"));
+  fs::create_directories(Path("g.12345-0.partial"));
+  const auto one = NewFolder::Create(Path("f"));
+  const auto two = NewFolder::Create(Path("f"));
+  ASSERT_TRUE(one.ok() && two.ok());
+  const auto name = [](const auto& folder) { return fs::path((*folder)->partial()).filename().string(); };
+  EXPECT_THAT(Names(), UnorderedElementsAre("g.12345-0.partial", name(one), name(two)));
+}
+
+TEST_F(NewFolderTest, LeavesFoldersOfOthersThatLookLikeLeftovers) {
+  std::vector<std::string> names = {"f.notes.partial", "f.my-notes.partial", "f.1-2-3.partial",
+                                    "f.-1.partial",    "f.1-.partial",       "f.2024.partial",
+                                    "f.partial",       "f.1-2.partial.old"};
+  for (const std::string& name : names) fs::create_directories(Path(name + "/deep"));
+  ASSERT_TRUE((*NewFolder::Create(Path("f")))->Commit().ok());
+  names.emplace_back("f");
+  EXPECT_THAT(Names(), testing::UnorderedElementsAreArray(names));
+}
+
+TEST_F(NewFolderTest, FillsWhatALinkLeadsTo) {
+  fs::create_directories(Path("elsewhere/empty"));
+  fs::create_directory_symlink("elsewhere/empty", Path("link"));
+  for (const char* name : {"link", "link/"}) {
+    ASSERT_TRUE((*NewFolder::Create(Path(name)))->Commit().ok()) << name;
+    EXPECT_TRUE(fs::is_symlink(Path("link")));
+  }
+  const auto folder = NewFolder::Create(Path("link"));
+  std::ofstream((*folder)->partial() + "/file") << "text";
+  ASSERT_TRUE((*folder)->Commit().ok());
+  EXPECT_TRUE(fs::exists(Path("elsewhere/empty/file")));
 }
 
 TEST_F(NewFolderTest, RefusesWhatIsThereAndWhatCannotBeWritten) {
@@ -68,6 +92,11 @@ TEST_F(NewFolderTest, RefusesWhatIsThereAndWhatCannotBeWritten) {
             Path("file") + ": is there already, and not an empty folder; name another");
   EXPECT_EQ(Message(NewFolder::Create(Path("file/f")).status()),
             Path("file/f") + ": can't be written: Not a directory");
+  fs::create_directory_symlink("nowhere", Path("dangling"));
+  for (const char* name : {"dangling", "dangling/"}) {
+    EXPECT_EQ(Message(NewFolder::Create(Path(name)).status()),
+              Path(name) + ": is a link that leads nowhere; name another");
+  }
   fs::create_directory(Path("empty"));
   EXPECT_TRUE((*NewFolder::Create(Path("empty")))->Commit().ok());
 }

@@ -87,11 +87,15 @@ TEST_F(AtomicFileTest, RemovesWhatAKilledWriterLeft) {
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
   ASSERT_TRUE(WIFSIGNALED(status));
-  std::ofstream(Path("g.1.partial")) << "of another file";
-  ASSERT_EQ(Names().size(), 2u);
+  for (const char* name : {"g.1-0.partial", "f.notes.partial", "f.my-notes.partial", "f.2024.partial"}) {
+    std::ofstream(Path(name)) << "of somebody else";
+  }
+  std::filesystem::create_directory(Path("f.1-0.partial"));
+  ASSERT_EQ(Names().size(), 6u);
   auto file = AtomicFile::Create(Path("f"));
   ASSERT_TRUE(file.ok() && (*file)->Commit().ok());
-  EXPECT_THAT(Names(), ElementsAre("f", "g.1.partial"));
+  EXPECT_THAT(Names(), ElementsAre("f", "f.1-0.partial", "f.2024.partial", "f.my-notes.partial",
+                                   "f.notes.partial", "g.1-0.partial"));
 }
 
 TEST_F(AtomicFileTest, KeepsTwoWritersApart) {

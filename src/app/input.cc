@@ -4,10 +4,13 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <fstream>
 #include <iterator>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_split.h"
 #include "app/interrupt.h"
 
 namespace moesaic::app {
@@ -21,9 +24,10 @@ StatusOr<std::string> ReadStandardInput() {
   for (;;) {
     if (Interrupted()) return Cancelled("interrupted");
     pollfd input = {.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
-    if (poll(&input, 1, kPollMilliseconds) <= 0) continue;
+    const int ready = poll(&input, 1, kPollMilliseconds);
+    if (ready == 0) continue;
     char buffer[1 << 16];
-    const ssize_t got = read(STDIN_FILENO, buffer, sizeof(buffer));
+    const ssize_t got = ready < 0 ? -1 : read(STDIN_FILENO, buffer, sizeof(buffer));
     if (got == 0) return text;
     if (got > 0) {
       text.append(buffer, static_cast<size_t>(got));
@@ -31,6 +35,18 @@ StatusOr<std::string> ReadStandardInput() {
       return IoError("standard input: cannot be read: {}", std::strerror(errno));
     }
   }
+}
+
+int32_t ParseId(std::string text) {
+  absl::StripAsciiWhitespace(&text);
+  if (text.empty() || text.find_first_not_of("0123456789") != std::string::npos) {
+    throw CLI::ValidationError("--ids", fmt::format("must be token ids such as 1,2,3, found \"{}\"", text));
+  }
+  int32_t id = 0;
+  if (std::from_chars(text.data(), text.data() + text.size(), id).ec != std::errc()) {
+    throw CLI::ValidationError("--ids", fmt::format("token id {} is out of range", text));
+  }
+  return id;
 }
 
 }  // namespace
@@ -43,15 +59,17 @@ CLI::Validator ExistingInput() {
 }
 
 CLI::Option* AddIdsFlag(CLI::App& verb, std::vector<int32_t>& ids) {
-  return verb.add_option("--ids", ids, "Token ids of one prompt, separated by commas")
-      ->delimiter(',')
-      ->allow_extra_args(false)
-      ->check(CLI::Validator(
-          [](std::string& id) {
-            const bool digits = !id.empty() && id.find_first_not_of("0123456789") == std::string::npos;
-            return digits ? std::string() : fmt::format("must be token ids such as 1,2,3, found \"{}\"", id);
-          },
-          ""));
+  // CLI11's own delimiter would drop an empty id between two commas.
+  const auto parse = [&ids](const std::vector<std::string>& lists) {
+    for (const std::string& list : lists) {
+      for (const auto id : absl::StrSplit(list, ',')) ids.push_back(ParseId(std::string(id)));
+    }
+  };
+  return verb
+      .add_option_function<std::vector<std::string>>("--ids", parse,
+                                                     "Token ids of one prompt, separated by commas")
+      ->type_name("INT")
+      ->allow_extra_args(false);
 }
 
 StatusOr<std::string> ReadInput(const std::string& path) {

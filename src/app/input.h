@@ -18,7 +18,7 @@ std::string InputName(const std::string& path);
 /// Refuses on the command line what is neither a file nor "-".
 CLI::Validator ExistingInput();
 
-/// Declares --ids: token ids of one prompt. An empty one is refused, which CLI11 would read as 0.
+/// Declares --ids: token ids of one prompt, "5,6" or "5, 6". What isn't one is refused by name.
 CLI::Option* AddIdsFlag(CLI::App& verb, std::vector<int32_t>& ids);
 
 /// All bytes of a file, or of standard input for "-". Cancelled when a signal came meanwhile.

@@ -110,8 +110,10 @@ class PromptTest(BrokenCase):
         out = self.folder / "x.npy"
         for arguments in (["generate", self.model], ["logits", self.model, "--out", out]):
             self.assert_one_line([*arguments, "--ids", f"7,{vocab}"], f"[0, {vocab}): {vocab}", "token 1")
-            for ids in ("7,x", "-1", "", "1.5"):
+            for ids in ("7,x", "-1", "", "1.5", "7,,8", "7,", "7 8"):
                 self.assert_one_line([*arguments, f"--ids={ids}"], "--ids", code=2)
+            for ids in ("2147483648", "99999999999999999999"):
+                self.assert_one_line([*arguments, "--ids", f"7,{ids}"], f"--ids: token id {ids} is out of range", code=2)
         self.assertFalse(out.exists())
 
     def test_types_that_are_not_there(self):

@@ -76,6 +76,13 @@ class GoldenTest(unittest.TestCase):
         for flags in (["--logprobs", "1"], ["--prompt-logprobs"]):
             self.assertIn("--format jsonl", run("generate", GOLDEN / "qwen3-tied", "--ids", "1", *flags, code=2).stderr)
 
+    def test_ids_may_be_spaced_and_repeated(self):
+        def say(*flags):
+            return run("generate", GOLDEN / "qwen3-tied", *flags, "-n", "5", "--temperature", "0", "--ignore-eos").stdout
+
+        self.assertEqual(say("--ids", "5, 6"), say("--ids", "5,6"))
+        self.assertEqual(say("--ids", "5", "--ids", "6"), say("--ids", "5,6"))
+
     def test_without_a_tokenizer_text_is_refused_and_ids_are_printed(self):
         name = "llama3-rope-bias"
         ids, _, _, greedy = list(prompts(name))[1]

@@ -92,13 +92,13 @@ class Generator {
       if (text_.tokenizer.ok()) {
         outputs_[i].decoder.emplace(*text_.tokenizer, !options_.keep_special, options_.sampling.stop);
       }
+      if (options_.sampling.seed) sampling.seed = SeedOf(*options_.sampling.seed, i);
       const auto id = engine_.Add(
           {.prompt = prompts[i].ids, .sampling = sampling, .prompt_logprobs = options_.prompt_logprobs});
       if (!id.ok()) {
         return prompts.size() == 1 ? id.status() : Annotate(id.status(), fmt::format("prompt {}", i));
       }
       index_[*id] = i;
-      if (sampling.seed) ++*sampling.seed;  // the same for all would draw the same for equal prompts
     }
     return OkStatus();
   }
@@ -247,13 +247,13 @@ void AddGenerate(CLI::App& root, VerbRun& run) {
   verb->footer(
       "Without a prompt, stdin is one. Many prompts run in one batch and are printed in their order; what "
       "one says\n"
-      "does not depend on the others. Log-probabilities are the model's own, before penalties and "
-      "temperature.\n\n"
+      "does not depend on the others. The first draws by --seed itself, the next by seeds made of it and "
+      "their place.\n"
+      "Log-probabilities are the model's own, before penalties and temperature.\n\n"
       "Examples:\n"
       "  moesaic generate model/ --prompt \"Once upon a time\" -n 64 --temperature 0\n"
       "  moesaic generate model.gguf --jsonl prompts.jsonl --format jsonl --logprobs 5 > answers.jsonl\n"
-      "  moesaic generate model/ --ids 1,2,3 --format jsonl\n\n"
-      "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.");
+      "  moesaic generate model/ --ids 1,2,3 --format jsonl");
   verb->callback([options, &run] {
     if (options->format != "jsonl" && (options->logprobs >= 0 || options->prompt_logprobs)) {
       throw CLI::ValidationError("log-probabilities are written with --format jsonl only");

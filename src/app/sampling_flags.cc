@@ -5,7 +5,9 @@
 #include <array>
 #include <charconv>
 #include <limits>
+#include <type_traits>
 
+#include "engine/philox.h"
 #include "engine/sampling.h"
 
 namespace moesaic::app {
@@ -31,6 +33,10 @@ StatusOr<T> Parse(const std::string& name, const std::string& text) {
   T value{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size()) {
+    if constexpr (std::is_unsigned_v<T>) {
+      return InvalidArgument("{} must be a whole number from 0 to {}, found \"{}\"", name,
+                             std::numeric_limits<T>::max(), text);
+    }
     return InvalidArgument("{} must be a number, found \"{}\"", name, text);
   }
   return value;
@@ -100,7 +106,10 @@ void AddSamplingFlags(CLI::App& verb, SamplingFlags& flags, int max_tokens) {
   verb.add_option("--frequency-penalty", flags.frequency_penalty, "Subtract for each time in the output")
       ->check(Allowed("frequency_penalty"))
       ->group(group);
-  verb.add_option("--seed", flags.seed, "Same seed, same text; absent: another each run")->group(group);
+  verb.add_option("--seed", flags.seed, "Same seed, same text; absent: another each run")
+      ->check(CLI::Validator(
+          [](std::string& value) { return Message(Parse<uint64_t>("seed", value).status()); }, ""))
+      ->group(group);
   verb.add_option("--stop", flags.stop, "Text that ends the output; may be repeated")
       ->allow_extra_args(false)
       ->group(group);
@@ -125,6 +134,15 @@ StatusOr<engine::SamplingParams> ResolveSampling(const SamplingFlags& flags,
   sampling.ignore_eos = flags.ignore_eos;
   RETURN_IF_ERROR(engine::CheckSampling(sampling, std::numeric_limits<int>::max()));
   return sampling;
+}
+
+uint64_t SeedOf(uint64_t seed, size_t index) {
+  if (index == 0) return seed;
+  // The third word of the counter tells these numbers from those that draw a token.
+  const auto bits =
+      engine::Philox({static_cast<uint32_t>(index), static_cast<uint32_t>(uint64_t{index} >> 32), 1, 0},
+                     {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
+  return static_cast<uint64_t>(bits[0]) << 32 | bits[1];
 }
 
 Status SetSampling(const std::string& name, const std::string& value, engine::SamplingParams* sampling) {

@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+#include <set>
+#include <string>
+
 namespace moesaic::app {
 namespace {
 
@@ -41,6 +45,27 @@ TEST(SamplingFlagsTest, SetChangesOneParameterOrNothing) {
   EXPECT_FALSE(SetSampling("top_p", "much", &sampling).ok());
   EXPECT_FALSE(SetSampling("luck", "1", &sampling).ok());
   EXPECT_FLOAT_EQ(sampling.top_p, 1);
+}
+
+TEST(SamplingFlagsTest, SeedsAreWholeNumbersOf64Bits) {
+  engine::SamplingParams sampling;
+  EXPECT_TRUE(SetSampling("seed", "18446744073709551615", &sampling).ok());
+  EXPECT_EQ(sampling.seed, std::numeric_limits<uint64_t>::max());
+  for (const char* wrong : {"-1", "18446744073709551616", "1.5", "", "x"}) {
+    EXPECT_EQ(
+        Message(SetSampling("seed", wrong, &sampling)),
+        std::string("seed must be a whole number from 0 to 18446744073709551615, found \"") + wrong + "\"");
+  }
+}
+
+TEST(SamplingFlagsTest, BatchesOfNeighbouringSeedsShareNoSeed) {
+  std::set<uint64_t> seeds;
+  for (uint64_t seed = 0; seed < 50; ++seed) {
+    EXPECT_EQ(SeedOf(seed, 0), seed);
+    for (size_t index = 0; index < 50; ++index) seeds.insert(SeedOf(seed, index));
+  }
+  EXPECT_EQ(seeds.size(), 50U * 50U);
+  EXPECT_EQ(SeedOf(7, 3), SeedOf(7, 3));
 }
 
 }  // namespace

@@ -226,8 +226,7 @@ void AddBench(CLI::App& root, VerbRun& run) {
       "measured.\n\n"
       "Examples:\n"
       "  moesaic bench model.moesaic -p 128,512 -n 64 -t 8,16\n"
-      "  moesaic bench model.gguf -p 0 -n 32 -d 0,4096 -s 1,8 -o json\n\n"
-      "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.");
+      "  moesaic bench model.gguf -p 0 -n 32 -d 0,4096 -s 1,8 -o json");
   verb->callback([options, &run] {
     if (CasesOf(*options).empty()) throw CLI::ValidationError("-p 0 and -n 0 leave nothing to measure");
     run = [options] { return RunBench(*options); };

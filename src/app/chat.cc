@@ -229,8 +229,7 @@ void AddChat(CLI::App& root, VerbRun& run) {
       "Examples:\n"
       "  moesaic chat models/moesaic-tiny\n"
       "  moesaic chat model.gguf --system \"You answer in one sentence.\" --temperature 0.3\n"
-      "  moesaic chat model/ -p \"What is the capital of France?\" --temperature 0\n\n"
-      "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.");
+      "  moesaic chat model/ -p \"What is the capital of France?\" --temperature 0");
   verb->callback([options, &run] { run = [options] { return RunChat(*options); }; });
 }
 

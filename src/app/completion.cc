@@ -11,20 +11,9 @@
 namespace moesaic::app {
 namespace {
 
-// Those of `verb` and of its option groups, which repeat --help.
-std::vector<const CLI::Option*> OptionsOf(const CLI::App& verb) {
-  std::vector<const CLI::Option*> options = verb.get_options();
-  for (const CLI::App* group : verb.get_subcommands({})) {
-    for (const CLI::Option* option : group->get_options()) {
-      if (option != group->get_help_ptr()) options.push_back(option);
-    }
-  }
-  return options;
-}
-
 std::string FlagsOf(const CLI::App& verb) {
   std::string flags;
-  for (const CLI::Option* option : OptionsOf(verb)) {
+  for (const CLI::Option* option : verb.get_options()) {
     for (const std::string& name : option->get_snames()) flags += fmt::format("-{} ", name);
     for (const std::string& name : option->get_lnames()) flags += fmt::format("--{} ", name);
   }
@@ -58,7 +47,7 @@ std::string FishScript(const CLI::App& root) {
   for (const CLI::App* verb : root.get_subcommands({})) {
     script += fmt::format("complete -c moesaic -n __fish_use_subcommand -a {} -d '{}'\n", verb->get_name(),
                           verb->get_description());
-    for (const CLI::Option* option : OptionsOf(*verb)) {
+    for (const CLI::Option* option : verb->get_options()) {
       for (const std::string& name : option->get_lnames()) {
         script += fmt::format("complete -c moesaic -n '__fish_seen_subcommand_from {}' -l {}\n",
                               verb->get_name(), name);

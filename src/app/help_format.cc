@@ -5,8 +5,12 @@ namespace moesaic::app {
 HelpFormat::HelpFormat() {
   column_width(34);
   label("SUBCOMMAND", "VERB");
-  label("Subcommands", "Verbs");
   label("Positionals", "Arguments");
+}
+
+std::string HelpFormat::make_footer(const CLI::App* app) const {
+  return CLI::Formatter::make_footer(app) +
+         "\nExit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted (143 by SIGTERM, 129 by SIGHUP).\n";
 }
 
 // A flag that switches off stands there as "--no-special{false}".

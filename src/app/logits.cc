@@ -55,18 +55,20 @@ void AddLogits(CLI::App& root, VerbRun& run) {
   CLI::App* verb = root.add_subcommand("logits", "Write the logits of every position of a prompt");
   AddModelFlags(*verb, options->model);
   AddCacheFlags(*verb, options->model);
-  CLI::Option_group* input = verb->add_option_group("Prompt");
-  AddIdsFlag(*input, options->ids);
-  input->add_option("--prompt", options->prompt, "Text");
-  input->require_option(1);
+  const CLI::Option* ids = AddIdsFlag(*verb, options->ids);
+  const CLI::Option* prompt = verb->add_option("--prompt", options->prompt, "Text, in place of --ids");
   verb->add_option("--out", options->out, "The .npy file to write: f32 [tokens, vocabulary]")->required();
   verb->footer(
       "The file appears only when it is complete.\n\n"
       "Examples:\n"
       "  moesaic logits model/ --ids 1,2,3 --dtype f32 --out x.npy\n"
-      "  moesaic logits model.gguf --prompt \"Once upon a time\" --out x.npy\n\n"
-      "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.");
-  verb->callback([options, &run] { run = [options] { return RunLogits(*options); }; });
+      "  moesaic logits model.gguf --prompt \"Once upon a time\" --out x.npy");
+  verb->callback([options, ids, prompt, &run] {
+    if (ids->empty() == prompt->empty()) {
+      throw CLI::ValidationError("needs either --ids or --prompt");
+    }
+    run = [options] { return RunLogits(*options); };
+  });
 }
 
 }  // namespace moesaic::app

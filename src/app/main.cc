@@ -27,7 +27,6 @@ constexpr const char* kFooter = R"(Examples:
   moesaic doctor                                       what this machine can do
 
 A MODEL is a Hugging Face folder, a .gguf file, or a packed file written by `moesaic convert`.
-Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted (143 by SIGTERM, 129 by SIGHUP).
 Environment: MOESAIC_ISA=ref|avx2|avxvnni|avx512|avx512vnni|avx512bf16|amx limits the instruction sets used.)";
 
 // What a verb threw is our bug or a lack of memory; it must not look like a crash to scripts.
@@ -76,6 +75,7 @@ int Main(int argc, char** argv) {
   AddCarve(root, run);
   AddDoctor(root, run);
   AddCompletion(root, run);
+  for (CLI::App* verb : root.get_subcommands({})) verb->group("Verbs");
 
   if (argc == 1) {
     WriteNotice(root.help());

@@ -204,8 +204,7 @@ void AddPerplexity(CLI::App& root, VerbRun& run) {
       "Examples:\n"
       "  moesaic perplexity model.gguf wiki.txt -c 512 --stride 256\n"
       "  moesaic perplexity model/ wiki.txt --max-tokens 20000 --save-logits base.safetensors\n"
-      "  moesaic perplexity model/ wiki.txt --max-tokens 20000 --dtype int8 --kl-base base.safetensors\n\n"
-      "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.");
+      "  moesaic perplexity model/ wiki.txt --max-tokens 20000 --dtype int8 --kl-base base.safetensors");
   verb->callback([options, &run] {
     if (options->window == 1) throw CLI::ValidationError("--ctx-size must be 0 or at least 2, found 1");
     if (options->window > 0 && options->stride > options->window) {

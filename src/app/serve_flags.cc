@@ -189,14 +189,13 @@ void AddServeFlags(CLI::App& verb, ServeFlags& flags) {
   verb.footer(
       "A flag wins over the environment (--max-queue is MOESAIC_MAX_QUEUE), and that over the file "
       "(max-queue = 512).\n"
-      "SIGTERM or Ctrl-C drains: new requests get 503, those on their way finish. docs/server.md tells the "
-      "rest.\n\n"
+      "SIGTERM or Ctrl-C drains: new requests get 503, those on their way finish, and the exit code is 0.\n"
+      "docs/server.md tells the rest.\n\n"
       "Examples:\n"
       "  moesaic serve models/moesaic-tiny\n"
       "  moesaic serve model/ --host 0.0.0.0 --api-key \"$KEY\" --max-sequences 32 --kv-memory 8GiB\n"
       "  curl http://127.0.0.1:8000/v1/chat/completions -H 'content-type: application/json' \\\n"
-      "    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'\n\n"
-      "Exit codes: 0 stopped by a signal, 1 failed, 2 wrong usage.");
+      "    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'");
 }
 
 Status ReadConfigFile(CLI::App& verb, const ServeFlags& flags) {

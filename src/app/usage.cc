@@ -17,21 +17,17 @@ std::pair<std::string, std::string> Split(const std::string& text, std::string_v
   return {text.substr(0, at), text.substr(at + separator.size())};
 }
 
-// CLI11 tells of a flag that is not there as of an argument too many.
-std::string Unexpected(const std::vector<std::string>& extras) {
-  const auto flag = std::find_if(extras.begin(), extras.end(),
-                                 [](const std::string& word) { return word.size() > 1 && word[0] == '-'; });
-  if (flag != extras.end()) return fmt::format("there is no flag {}", *flag);
-  return extras.empty() ? "too many arguments" : fmt::format("unexpected argument \"{}\"", extras.front());
-}
-
 std::string What(const CLI::App& root, const CLI::ParseError& error) {
   std::string text = error.what();
   const std::vector<std::string> extras = root.remaining(/*recurse=*/true);
+  // CLI11 tells of a flag that is not there as of an argument too many, and of what is missing before that.
+  const auto flag = std::find_if(extras.begin(), extras.end(),
+                                 [](const std::string& word) { return word.size() > 1 && word[0] == '-'; });
+  if (flag != extras.end()) return fmt::format("there is no flag {}", *flag);
   // Without a verb CLI11 asks for one first.
   if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr ||
       (root.get_subcommands().empty() && !extras.empty())) {
-    return Unexpected(extras);
+    return extras.empty() ? "too many arguments" : fmt::format("unexpected argument \"{}\"", extras.front());
   }
   if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
     if (const auto [name, rest] = Split(text, ": 1 required "); !name.empty()) return name + " needs a value";

@@ -39,6 +39,7 @@ TEST(UsageLine, NamesTheFlagWhatIsWrongAndWhereHelpIs) {
   EXPECT_EQ(LineFor({"run", "m", "--kind", "c"}), "moesaic run: --kind: c not in {a,b}" + help);
   EXPECT_EQ(LineFor({"run", "m", "--colour", "red"}), "moesaic run: there is no flag --colour" + help);
   EXPECT_EQ(LineFor({"run", "m", "again"}), "moesaic run: unexpected argument \"again\"" + help);
+  EXPECT_EQ(LineFor({"run", "--hlep"}), "moesaic run: there is no flag --hlep" + help);
   EXPECT_EQ(LineFor({"--colour"}), "moesaic: there is no flag --colour; see moesaic --help\n");
 }
 

@@ -151,11 +151,13 @@ class HelpTest(unittest.TestCase):
     def test_help_shows_names_choices_and_defaults_only(self):
         text = run("--help").stdout
         self.assertIn("Usage: moesaic [OPTIONS] VERB", text)
+        self.assertRegex(text, r"(?m)^Verbs:$")
         for verb in CompletionTest.VERBS:
             self.assertRegex(text, rf"(?m)^  {verb} +\S")
             text_of_verb = run(verb, "--help").stdout
             self.assertIn("moesaic " + verb, text_of_verb)
-            for noise in ("INT in [", "PATH(", "{false}", "TEXT:", "=["):
+            self.assertRegex(text_of_verb, r"\n\nExit codes: 0 .*130 interrupted.*143.*129.*\n$")
+            for noise in ("INT in [", "PATH(", "{false}", "TEXT:", "=[", "[Option Group", "[Exactly"):
                 self.assertNotIn(noise, text_of_verb)
         self.assertRegex(run("chat", "--help").stdout, r"(?m)^  --dtype \{auto,f32,bf16,int8\}=auto$")
         self.assertRegex(run("bench", "--help").stdout, r"(?m)^  -p,--prompt-tokens INT=512 \.\.\.")

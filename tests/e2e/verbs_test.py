@@ -281,11 +281,9 @@ class FaultTest(unittest.TestCase):
             self.assertLessEqual(flags, set(words.split()), verb)
             self.assertEqual(len(words.split()), len(set(words.split())), verb)
 
-    def test_help_tells_exit_codes_and_examples(self):
+    def test_help_gives_examples(self):
         for verb in ("chat", "generate", "logits", "perplexity", "bench"):
-            text = run(verb, "--help").stdout
-            self.assertIn("Examples:", text)
-            self.assertIn("130 interrupted", text)
+            self.assertIn("Examples:", run(verb, "--help").stdout)
 
 
 if __name__ == "__main__":

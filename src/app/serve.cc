@@ -17,6 +17,7 @@
 #include "app/table.h"
 #include "app/verb.h"
 #include "engine/engine_thread.h"
+#include "server/http_server.h"
 #include "server/server.h"
 
 namespace moesaic::app {
@@ -108,6 +109,9 @@ Status RunServe(const ServeFlags& flags) {
       std::make_shared<spdlog::logger>("serve", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
   spdlog::set_default_logger(log);  // for what the rooms below tell; stdout is for the address
   ASSIGN_OR_RETURN(const ModelText text, OpenModelText(flags.model.model));
+  // An address that can't be had is told before the model is loaded, which may take minutes. It is freed
+  // again: clients are to be refused, not kept waiting, until there is somebody who answers.
+  RETURN_IF_ERROR(server::HttpServer::Listen(flags.http).status());
   ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, OpenSession(flags.model));
   std::shared_ptr<cache::KvObserver> observer;
   if (!flags.kv_events.endpoint.empty()) {

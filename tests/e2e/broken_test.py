@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import shutil
+import socket
 import struct
 import unittest
 
@@ -150,6 +151,13 @@ class UsageTest(BrokenCase):
             (line,) = run(*arguments, code=2).stderr.splitlines()
             self.assertIn(part, line)
             self.assertIn("moesaic --help", line)
+
+    def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(self):
+        model = self.folder / "weightless"
+        shutil.copytree(self.model, model, ignore=shutil.ignore_patterns("*.safetensors*"))
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            self.assert_one_line(["serve", model, "--port", taken.getsockname()[1]], "Address already in use")
+        self.assert_one_line(["serve", model, "--port", "0"], "no weights")
 
     def test_a_server_is_told_before_it_loads(self):
         self.assert_one_line(["serve", self.model, "--max-sequences", "600"],

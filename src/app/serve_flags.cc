@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstdlib>
 #include <filesystem>
 #include <limits>
 
@@ -25,6 +26,10 @@ void AddSeconds(CLI::App& verb, const char* name, std::chrono::milliseconds& val
       ->default_str(fmt::format("{}", static_cast<double>(value.count()) / 1000))
       ->group("Limits");
 }
+
+// An empty key is one that was forgotten: it must neither let everybody in nor pass for none.
+constexpr const char* kEmptyKey = "api-key is empty";
+std::string CheckKey(const std::string& key) { return key.empty() ? kEmptyKey : ""; }
 
 // "auto", or a name that `parse` takes.
 template <typename Parse>
@@ -87,6 +92,7 @@ void AddServerGroup(CLI::App& verb, ServeFlags& flags) {
       ->group(group);
   // Not printed by --print-config.
   verb.add_option("--api-key", flags.router.api_keys, "A key that requests must bring; may be repeated")
+      ->check(CLI::Validator(CheckKey, ""))
       ->allow_extra_args(false)
       ->configurable(false)
       ->group(group);
@@ -199,6 +205,12 @@ void AddServeFlags(CLI::App& verb, ServeFlags& flags) {
 }
 
 Status ReadConfigFile(CLI::App& verb, const ServeFlags& flags) {
+  // CLI11 passes over what the environment sets to nothing.
+  const CLI::Option* keys = verb.get_option("--api-key");
+  const char* given = std::getenv(keys->get_envname().c_str());
+  if (keys->count() == 0 && given != nullptr && *given == '\0') {
+    return InvalidArgument("{}: {}", keys->get_envname(), kEmptyKey);
+  }
   if (flags.config.empty()) return OkStatus();
   const std::string file = flags.config;
   try {
@@ -211,7 +223,8 @@ Status ReadConfigFile(CLI::App& verb, const ServeFlags& flags) {
       }
       if (option->count() > 0) continue;
       std::vector<std::string> inputs = item.inputs;
-      if (inputs == std::vector<std::string>{""}) continue;  // as --print-config writes what is not set
+      // As --print-config writes what is not set.
+      if (option->get_configurable() && inputs == std::vector<std::string>{""}) continue;
       if (option->get_items_expected_max() == 0 && inputs.size() == 1) {
         inputs = {option->get_flag_value(item.name, inputs.front())};
       }

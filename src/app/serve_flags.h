@@ -39,7 +39,7 @@ struct ServeFlags {
 void AddServeFlags(CLI::App& verb, ServeFlags& flags);
 
 /// Reads --config, when given: what neither the command line nor the environment said. An unknown key is
-/// refused by name.
+/// refused by name, and so is an API key that the environment or the file leaves empty.
 Status ReadConfigFile(CLI::App& verb, const ServeFlags& flags);
 
 /// A model's name from its path: the folder's, or the file's without its ending.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 
 namespace moesaic::app {
@@ -60,6 +61,30 @@ TEST_F(ServeFlagsTest, TheCommandLineWinsAndUnknownSettingsAreNamed) {
   EXPECT_EQ(flags_.http.port, 10);
   EXPECT_EQ(Message(Parse({"--config", Write("max-queues = 3\n")})),
             path_ + ": there is no setting \"max-queues\"");
+}
+
+TEST_F(ServeFlagsTest, AnEmptyKeyIsRefusedWhereverItComesFrom) {
+  for (const std::vector<std::string>& words :
+       std::vector<std::vector<std::string>>{{"--api-key", ""},
+                                             {"--api-key", "", "--api-key", "real"},
+                                             {"--api-key", "real", "--api-key", ""}}) {
+    try {
+      static_cast<void>(Parse(words));
+      ADD_FAILURE() << "taken";
+    } catch (const CLI::ParseError& error) {
+      EXPECT_STREQ(error.what(), "--api-key: api-key is empty");
+    }
+  }
+  for (const char* line :
+       {"api-key = \"\"\n", "api-key =\n", "api-key = [\"\"]\n", "api-key = [\"real\", \"\"]\n"}) {
+    EXPECT_EQ(Message(Parse({"--config", Write(line)})), path_ + ": --api-key: api-key is empty") << line;
+  }
+  ASSERT_EQ(setenv("MOESAIC_API_KEY", "", /*overwrite=*/1), 0);
+  EXPECT_EQ(Message(Parse({})), "MOESAIC_API_KEY: api-key is empty");
+  EXPECT_EQ(Message(Parse({"--config", Write("api-key = \"real\"\n")})), "MOESAIC_API_KEY: api-key is empty");
+  EXPECT_TRUE(Parse({"--api-key", "real"}).ok());  // which wins over it
+  unsetenv("MOESAIC_API_KEY");
+  EXPECT_EQ(flags_.router.api_keys, std::vector<std::string>{"real"});
 }
 
 }  // namespace

@@ -157,8 +157,10 @@ bool Router::KnownPath(const std::string& path) const {
 
 bool Router::HasKey(const HttpRequest& head) const {
   if (options_.api_keys.empty()) return true;
+  const std::string_view given = KeyIn(head);
+  if (given.empty()) return false;  // whatever the keys are
   bool found = false;
-  for (const std::string& key : options_.api_keys) found = SameSecret(KeyIn(head), key) || found;
+  for (const std::string& key : options_.api_keys) found = SameSecret(given, key) || found;
   return found;
 }
 

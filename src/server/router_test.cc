@@ -101,5 +101,32 @@ TEST_F(RouterTest, LosesOneConnectionToWhatIsThrownLater) {
   EXPECT_THAT(Log(), HasSubstr("an exception escaped: too late"));
 }
 
+// The flags refuse an empty key; were it to come from elsewhere, it would still be nobody's.
+TEST(RouterKeys, AreNeverEmpty) {
+  Metrics metrics("m");
+  RouterOptions options;
+  options.api_keys = {"", "real"};
+  Router router(options, metrics, nullptr);
+  router.Add("GET", "/works", Router::Access::kKey, [](Call& call) {
+    SendJson(*call.writer, {{"it", "works"}});
+    return OkStatus();
+  });
+  const HttpHooks hooks = router.Hooks();
+  const auto status = [&hooks](Headers headers) {
+    HttpRequest request;
+    request.method = "GET";
+    request.path = "/works";
+    request.headers = std::move(headers);
+    const auto refusal = hooks.admit(request);
+    return refusal ? refusal->status : 200;
+  };
+  EXPECT_EQ(status({}), 401);
+  EXPECT_EQ(status({{"authorization", "Bearer "}}), 401);
+  EXPECT_EQ(status({{"x-api-key", ""}}), 401);
+  EXPECT_EQ(status({{"authorization", "Bearer rea"}}), 401);
+  EXPECT_EQ(status({{"authorization", "Bearer real"}}), 200);
+  EXPECT_EQ(status({{"x-api-key", "real"}}), 200);
+}
+
 }  // namespace
 }  // namespace moesaic::server

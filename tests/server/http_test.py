@@ -218,6 +218,16 @@ class Settings(unittest.TestCase):
                     self.assertEqual(server.request("POST", "/tokenize", {"prompt": "x"}, headers)[0], status)
             self.assertEqual(server.request("GET", "/health")[0], 200)
 
+    def test_refuses_an_empty_key(self):
+        def said(code, *flags, **environment):
+            result = subprocess.run([str(BINARY), "serve", str(MODEL), *flags], capture_output=True, text=True, timeout=60,
+                                    env={**os.environ, **environment})
+            self.assertEqual((result.returncode, result.stdout), (code, ""))
+            self.assertIn("api-key is empty", result.stderr)
+        said(2, "--api-key", "")
+        said(2, "--api-key", "", "--api-key", "real")
+        said(1, MOESAIC_API_KEY="")
+
     def test_keeps_responses_by_key(self):
         with serving("--api-key", "one", "--api-key", "two", "--max-stored-responses", "2") as server:
             one, two = {"authorization": "Bearer one"}, {"authorization": "Bearer two"}

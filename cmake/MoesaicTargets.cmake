@@ -51,5 +51,6 @@ function(moesaic_fuzzer name)
   endif()
   add_executable(${name} ${ARG_SRCS})
   target_link_libraries(${name} PRIVATE moesaic_flags ${ARG_DEPS})
+  target_compile_definitions(${name} PRIVATE MOESAIC_SOURCE_DIR="${CMAKE_SOURCE_DIR}")  # for headers shared with tests
   target_link_options(${name} PRIVATE -fsanitize=fuzzer)
 endfunction()

@@ -5,25 +5,11 @@
 #include <vector>
 
 #include "server/structured.h"
+#include "server/test_model.h"
 #include "server/tool_grammar.h"
 
 namespace moesaic::server {
 namespace {
-
-// moesaic-tiny's own tokenizer, with the special tokens that some formats frame calls with.
-ServedModel Model(text::ToolFormat format) {
-  const auto folder = std::string(MOESAIC_SOURCE_DIR) + "/models/moesaic-tiny";
-  auto tokenizer = text::Tokenizer::FromFolder(folder).value();
-  const std::vector<int32_t> ends = {2};
-  auto grammars = text::GrammarCompiler::Create(tokenizer, ends).value();
-  ServedModel model{.names = {"m"},
-                    .tokenizer = std::move(tokenizer),
-                    .chat = {},
-                    .grammars = std::move(grammars),
-                    .defaults = {}};
-  model.tools = format;
-  return model;
-}
 
 Conversation Asks(ToolUse use, const char* name = "") {
   Conversation conversation;
@@ -53,7 +39,7 @@ bool Takes(const ServedModel& model, const Conversation& conversation, const std
 constexpr const char* kGet = R"({"name": "get", "arguments": {"city": "Rome"}})";
 
 TEST(ForcedCalls, FollowHermes) {
-  const ServedModel model = Model(text::ToolFormat::kHermes);
+  const ServedModel model = TinyModel(text::ToolFormat::kHermes);
   const std::string call = fmt::format("<tool_call>{}</tool_call>", kGet);
   const std::string spaced = fmt::format("<tool_call>\n{}\n</tool_call>", kGet);
   const std::string stop = R"(<tool_call>{"name": "stop", "arguments": {}}</tool_call>)";
@@ -73,21 +59,21 @@ TEST(ForcedCalls, FollowHermes) {
 }
 
 TEST(ForcedCalls, FollowTheOtherFormats) {
-  EXPECT_TRUE(Takes(Model(text::ToolFormat::kDeepSeekV3), Asks(ToolUse::kRequired),
+  EXPECT_TRUE(Takes(TinyModel(text::ToolFormat::kDeepSeekV3), Asks(ToolUse::kRequired),
                     "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get\n```json\n{"
                     "\"city\": \"Rome\"}\n```"
                     "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"));
   EXPECT_TRUE(Takes(
-      Model(text::ToolFormat::kDeepSeekV31), Asks(ToolUse::kRequired),
+      TinyModel(text::ToolFormat::kDeepSeekV31), Asks(ToolUse::kRequired),
       "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get<｜tool▁sep｜>{\"city\": \"Rome\"}<｜tool▁call▁end｜>"
       "<｜tool▁calls▁end｜>"));
   EXPECT_TRUE(
-      Takes(Model(text::ToolFormat::kKimiK2), Asks(ToolUse::kRequired),
+      Takes(TinyModel(text::ToolFormat::kKimiK2), Asks(ToolUse::kRequired),
             "<|tool_calls_section_begin|><|tool_call_begin|>functions.get:0<|tool_call_argument_begin|>"
             "{\"city\": \"Rome\"}<|tool_call_end|><|tool_calls_section_end|>"));
-  EXPECT_TRUE(Takes(Model(text::ToolFormat::kLlama3), Asks(ToolUse::kRequired),
+  EXPECT_TRUE(Takes(TinyModel(text::ToolFormat::kLlama3), Asks(ToolUse::kRequired),
                     R"({"name": "get", "parameters": {"city": "Rome"}})"));
-  const auto refused = ForcedCalls(Model(text::ToolFormat::kNone), Asks(ToolUse::kRequired));
+  const auto refused = ForcedCalls(TinyModel(text::ToolFormat::kNone), Asks(ToolUse::kRequired));
   EXPECT_EQ(refused.status().code(), StatusCode::kUnimplemented);
 }
 
@@ -141,7 +127,7 @@ Conversation Books() {
 TEST(ForcedCalls, FollowTheFormatsWithMarks) {
   for (const XmlWords& words : XmlFormats()) {
     SCOPED_TRACE(text::Name(words.format));
-    const ServedModel model = Model(words.format);
+    const ServedModel model = TinyModel(words.format);
     const Conversation books = Books();
     const auto call = [&words](const std::string& city, const std::string& nights, const std::string& meal,
                                const std::string& guests = "") {
@@ -173,7 +159,7 @@ TEST(ForcedCalls, AreUnderstoodByTheParsers) {
                              words.argument("nights", "3", false) + words.argument("meal", "none", true) +
                              words.argument("guests", R"([{"age": 7}])", false) + words.close;
     const Conversation books = Books();
-    ASSERT_TRUE(Takes(Model(words.format), books, text));
+    ASSERT_TRUE(Takes(TinyModel(words.format), books, text));
     const auto parser = text::MakeToolCallParser(words.format, Dump(books.tools));
     text::ToolDelta delta;
     parser->Push(text, &delta);
@@ -191,13 +177,13 @@ TEST(ForcedCalls, RefuseNamesThatTheMarksCannotHold) {
   Conversation odd = Asks(ToolUse::kRequired);
   odd.tools = *ParseJson(R"([{"type": "function", "function": {"name": "f", "parameters":
     {"type": "object", "properties": {"a>b": {"type": "string"}}}}}])");
-  const auto refused = ForcedCalls(Model(text::ToolFormat::kGlm4), odd);
+  const auto refused = ForcedCalls(TinyModel(text::ToolFormat::kGlm4), odd);
   EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument);
-  EXPECT_TRUE(ForcedCalls(Model(text::ToolFormat::kHermes), odd).ok());
+  EXPECT_TRUE(ForcedCalls(TinyModel(text::ToolFormat::kHermes), odd).ok());
 }
 
 TEST(ForcedCalls, AreNoneUnlessAskedFor) {
-  EXPECT_FALSE(ForcedCalls(Model(text::ToolFormat::kHermes), Asks(ToolUse::kAuto)).value().has_value());
+  EXPECT_FALSE(ForcedCalls(TinyModel(text::ToolFormat::kHermes), Asks(ToolUse::kAuto)).value().has_value());
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "engine/fake_model.h"
+#include "server/test_model.h"
 
 namespace moesaic::server {
 namespace {
@@ -57,17 +58,6 @@ class Sink : public AnswerSink {
 
 class GenerationTest : public testing::Test {
  protected:
-  static ServedModel MakeModel() {
-    auto tokenizer =
-        text::Tokenizer::FromFolder(std::string(MOESAIC_SOURCE_DIR) + "/models/moesaic-tiny").value();
-    auto grammars = text::GrammarCompiler::Create(tokenizer, std::vector<int32_t>{2}).value();
-    return {.names = {"m"},
-            .tokenizer = std::move(tokenizer),
-            .chat = {},
-            .grammars = std::move(grammars),
-            .defaults = {}};
-  }
-
   std::unique_ptr<engine::EngineThread> MakeEngine() {
     auto engine = engine::Engine::Create(fake_, kernels_, *threads_,
                                          {.kv_bytes = 2 << 20, .max_sequences = 8, .max_batch_tokens = 64});
@@ -96,7 +86,7 @@ class GenerationTest : public testing::Test {
   engine::FakeModel fake_{512};
   kernels::KernelTable kernels_;
   std::unique_ptr<runtime::ThreadPool> threads_ = runtime::ThreadPool::Create({.threads = 1}).value();
-  ServedModel model_ = MakeModel();
+  ServedModel model_ = TinyModel();
   Metrics metrics_{"m"};
   Tracer tracer_{100};
   LiveRequests live_;

@@ -12,6 +12,7 @@
 #include "server/responses_request.h"
 #include "server/sampling_fields.h"
 #include "server/structured.h"
+#include "server/test_model.h"
 #include "server/tracing.h"
 
 namespace moesaic::server {
@@ -27,17 +28,10 @@ constexpr const char* kTokenizer = R"({"version": "1.0", "added_tokens": [
 const ServedModel& Model() {
   static const ServedModel model = [] {
     auto tokenizer = text::Tokenizer::FromJson(kTokenizer, "").value();
-    const std::vector<int32_t> ends = {3};
-    auto grammars = text::GrammarCompiler::Create(tokenizer, ends).value();
-    auto chat =
+    ServedModel made = ModelOf(std::move(tokenizer), /*end=*/3, text::ToolFormat::kHermes);
+    made.chat =
         text::ChatTemplate::FromSource("{% for m in messages %}{{ m.role }}:{{ m.content }}{% endfor %}")
             .value();
-    ServedModel made{.names = {"m"},
-                     .tokenizer = std::move(tokenizer),
-                     .chat = std::move(chat),
-                     .grammars = std::move(grammars),
-                     .defaults = {}};
-    made.tools = text::ToolFormat::kHermes;
     made.max_context = 1 << 20;
     made.vocab_size = 4;
     return made;

@@ -2,27 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include "server/test_model.h"
+
 namespace moesaic::server {
 namespace {
 
-// moesaic-tiny's own tokenizer, with the special tokens that some formats frame calls with.
-ServedModel Model(text::ToolFormat format) {
-  const auto folder = std::string(MOESAIC_SOURCE_DIR) + "/models/moesaic-tiny";
-  auto tokenizer = text::Tokenizer::FromFolder(folder).value();
-  const std::vector<int32_t> ends = {2};
-  auto grammars = text::GrammarCompiler::Create(tokenizer, ends).value();
-  ServedModel model{.names = {"m"},
-                    .tokenizer = std::move(tokenizer),
-                    .chat = {},
-                    .grammars = std::move(grammars),
-                    .defaults = {}};
-  model.tools = format;
-  return model;
-}
-
 // moesaic-tiny's 1,536 tokens fill 48 words to the last bit.
 TEST(Structured, MasksHaveABitForEachToken) {
-  const ServedModel model = Model(text::ToolFormat::kHermes);
+  const ServedModel model = TinyModel(text::ToolFormat::kHermes);
   ASSERT_EQ(model.tokenizer.vocab_size() % 32, 0);
   text::Grammar grammar =
       CompileGrammar(model, {text::GrammarKind::kRegex, "[0-9]{3}", "guided_regex"}).value();

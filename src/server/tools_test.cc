@@ -7,28 +7,18 @@
 #include "server/anthropic_prompt.h"
 #include "server/api_error.h"
 #include "server/responses_request.h"
+#include "server/test_model.h"
 
 namespace moesaic::server {
 namespace {
 
 using testing::HasSubstr;
 
-ServedModel Model() {
-  auto tokenizer =
-      text::Tokenizer::FromFolder(std::string(MOESAIC_SOURCE_DIR) + "/models/moesaic-tiny").value();
-  auto grammars = text::GrammarCompiler::Create(tokenizer, std::vector<int32_t>{2}).value();
-  return {.names = {"m"},
-          .tokenizer = std::move(tokenizer),
-          .chat = {},
-          .grammars = std::move(grammars),
-          .defaults = {}};
-}
-
 enum class Api { kChat, kResponses, kMessages };
 
 // Reads a request with tools that are given as the functions of chat/completions.
 StatusOr<Conversation> Read(Api api, const Json& functions, const Json& choice = nullptr) {
-  static const ServedModel model = Model();
+  static const ServedModel model = TinyModel();
   Json request = {{"tool_choice", choice}, {"tools", Json::array()}};
   request[api == Api::kResponses ? "input" : "messages"] = {{{"role", "user"}, {"content", "hi"}}};
   for (const Json& function : functions) {

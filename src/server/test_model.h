@@ -1,0 +1,31 @@
+// For tests: a model that the server reads and renders for.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/served_model.h"
+
+namespace moesaic::server {
+
+/// A model without an engine that speaks `tokenizer`'s tokens; `end` ends an answer.
+inline ServedModel ModelOf(text::Tokenizer tokenizer, int32_t end, text::ToolFormat tools) {
+  auto grammars = text::GrammarCompiler::Create(tokenizer, std::vector<int32_t>{end}).value();
+  ServedModel model{.names = {"m"},
+                    .tokenizer = std::move(tokenizer),
+                    .chat = {},
+                    .grammars = std::move(grammars),
+                    .defaults = {}};
+  model.tools = tools;
+  return model;
+}
+
+/// With moesaic-tiny's own tokenizer, which has the special tokens that some formats frame calls with.
+inline ServedModel TinyModel(text::ToolFormat tools = text::ToolFormat::kNone) {
+  auto tokenizer =
+      text::Tokenizer::FromFolder(std::string(MOESAIC_SOURCE_DIR) + "/models/moesaic-tiny").value();
+  return ModelOf(std::move(tokenizer), /*end=*/2, tools);
+}
+
+}  // namespace moesaic::server

@@ -64,6 +64,11 @@ Status AddTool(const Json& function, const std::string& path, const ToolForm& fo
   if (schema == nullptr && form.needs_schema) return Missing(fields.Path(form.schema));
   Json shown = form.holder == nullptr ? ShownOf(function, form) : function;
   shown.erase("strict");
+  // Clients may leave these out, but there are templates that read them unasked.
+  if (Json& words = shown["description"]; words.is_null()) words = "";
+  if (Json& object = shown["parameters"]; object.is_null()) {
+    object = {{"type", "object"}, {"properties", Json::object()}};
+  }
   conversation->tools.push_back({{"type", "function"}, {"function", std::move(shown)}});
   return OkStatus();
 }

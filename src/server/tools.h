@@ -20,8 +20,9 @@ inline constexpr ToolForm kChatTool{"function", "function", "parameters", false}
 inline constexpr ToolForm kResponsesTool{nullptr, "function", "parameters", false};
 inline constexpr ToolForm kMessagesTool{nullptr, "custom", "input_schema", true};
 
-/// Reads "tools" into `conversation` in the form that templates know, which is that of /v1/chat/completions.
-/// The model may use them, where there are any, until a "tool_choice" says otherwise.
+/// Reads "tools" into `conversation` in the form that templates know, which is that of /v1/chat/completions,
+/// with a description and parameters for each. The model may use them, where there are any, until a
+/// "tool_choice" says otherwise.
 void ReadTools(Fields& body, const ToolForm& form, Conversation* conversation);
 
 bool HasTool(const Conversation& conversation, const std::string& name);

@@ -26,9 +26,9 @@ StatusOr<Conversation> Read(Api api, const Json& functions, const Json& choice =
     if (api == Api::kChat) tool = {{"type", "function"}, {"function", function}};
     if (api == Api::kResponses && tool.is_object()) tool["type"] = "function";
     if (api == Api::kMessages && tool.is_object()) {
-      const Json schema = tool.value("parameters", Json::object());
+      Json schema = tool.value("parameters", Json());
       tool.erase("parameters");
-      tool["input_schema"] = schema;
+      tool["input_schema"] = schema.is_null() ? Json::object() : std::move(schema);  // which is required here
     }
     request["tools"].push_back(tool);
   }
@@ -99,6 +99,26 @@ TEST(Tools, ReachTheTemplateInOneForm) {
     ASSERT_TRUE(read.ok()) << Message(read.status());
     EXPECT_EQ(Dump(read->tools), Dump(expected));
     EXPECT_EQ(read->tool_use, ToolUse::kAuto);
+  }
+}
+
+// Hermes-3's and DeepSeek-V3.1's templates, for two, read what clients may leave out, and fail where it is
+// missing.
+TEST(Tools, HaveADescriptionAndParametersForTheTemplate) {
+  ServedModel model = TinyModel();
+  model.max_context = 4096;
+  model.chat =
+      text::ChatTemplate::FromSource(
+          "{% for tool in tools %}{% set f = tool.function %}{{ f.name + ':' + f.description }}|"
+          "{% for name in f.parameters.properties | default({}) %}{{ name }}{% endfor %};{% endfor %}")
+          .value();
+  const Json bare = Parsed(R"([{"name": "stop"}, {"name": "go", "description": null, "parameters": null}])");
+  for (const Api api : kApis) {
+    auto read = Read(api, bare);
+    ASSERT_TRUE(read.ok()) << Message(read.status());
+    const auto prompt = RenderPrompt(model, *read);
+    ASSERT_TRUE(prompt.ok()) << Message(prompt.status());
+    EXPECT_EQ(prompt->text, "stop:|;go:|;");
   }
 }
 

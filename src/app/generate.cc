@@ -15,6 +15,7 @@
 #include "app/session.h"
 #include "app/verb.h"
 #include "engine/output_text.h"
+#include "engine/philox.h"
 
 namespace moesaic::app {
 namespace {
@@ -92,7 +93,7 @@ class Generator {
       if (text_.tokenizer.ok()) {
         outputs_[i].decoder.emplace(*text_.tokenizer, !options_.keep_special, options_.sampling.stop);
       }
-      if (options_.sampling.seed) sampling.seed = SeedOf(*options_.sampling.seed, i);
+      if (options_.sampling.seed) sampling.seed = engine::SeedOf(*options_.sampling.seed, i);
       const auto id = engine_.Add(
           {.prompt = prompts[i].ids, .sampling = sampling, .prompt_logprobs = options_.prompt_logprobs});
       if (!id.ok()) {

@@ -7,7 +7,6 @@
 #include <limits>
 #include <type_traits>
 
-#include "engine/philox.h"
 #include "engine/sampling.h"
 
 namespace moesaic::app {
@@ -134,15 +133,6 @@ StatusOr<engine::SamplingParams> ResolveSampling(const SamplingFlags& flags,
   sampling.ignore_eos = flags.ignore_eos;
   RETURN_IF_ERROR(engine::CheckSampling(sampling, std::numeric_limits<int>::max()));
   return sampling;
-}
-
-uint64_t SeedOf(uint64_t seed, size_t index) {
-  if (index == 0) return seed;
-  // The third word of the counter tells these numbers from those that draw a token.
-  const auto bits =
-      engine::Philox({static_cast<uint32_t>(index), static_cast<uint32_t>(uint64_t{index} >> 32), 1, 0},
-                     {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
-  return static_cast<uint64_t>(bits[0]) << 32 | bits[1];
 }
 
 Status SetSampling(const std::string& name, const std::string& value, engine::SamplingParams* sampling) {

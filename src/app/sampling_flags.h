@@ -31,10 +31,6 @@ void AddSamplingFlags(CLI::App& verb, SamplingFlags& flags, int max_tokens);
 StatusOr<engine::SamplingParams> ResolveSampling(const SamplingFlags& flags,
                                                  const nlohmann::json& generation);
 
-/// The seed of prompt `index` of a batch: the first draws by `seed` itself, each other by a stream of its
-/// own, which no small seed shares.
-uint64_t SeedOf(uint64_t seed, size_t index);
-
 /// Sets one parameter by its name, as `/set` does. The names are those of the flags with underscores.
 Status SetSampling(const std::string& name, const std::string& value, engine::SamplingParams* sampling);
 

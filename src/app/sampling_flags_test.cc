@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <limits>
-#include <set>
 #include <string>
 
 namespace moesaic::app {
@@ -56,16 +55,6 @@ TEST(SamplingFlagsTest, SeedsAreWholeNumbersOf64Bits) {
         Message(SetSampling("seed", wrong, &sampling)),
         std::string("seed must be a whole number from 0 to 18446744073709551615, found \"") + wrong + "\"");
   }
-}
-
-TEST(SamplingFlagsTest, BatchesOfNeighbouringSeedsShareNoSeed) {
-  std::set<uint64_t> seeds;
-  for (uint64_t seed = 0; seed < 50; ++seed) {
-    EXPECT_EQ(SeedOf(seed, 0), seed);
-    for (size_t index = 0; index < 50; ++index) seeds.insert(SeedOf(seed, index));
-  }
-  EXPECT_EQ(seeds.size(), 50U * 50U);
-  EXPECT_EQ(SeedOf(7, 3), SeedOf(7, 3));
 }
 
 }  // namespace

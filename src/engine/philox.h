@@ -25,6 +25,16 @@ constexpr std::array<uint32_t, 4> Philox(std::array<uint32_t, 4> counter, std::a
   return counter;
 }
 
+/// The seed of choice `index` of several that were asked for with one seed: the first draws by `seed` itself,
+/// each other by a stream of its own, which no small seed shares.
+constexpr uint64_t SeedOf(uint64_t seed, uint64_t index) {
+  if (index == 0) return seed;
+  // The third word of the counter tells these numbers from those that draw a token.
+  const auto bits = Philox({static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), 1, 0},
+                           {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
+  return static_cast<uint64_t>(bits[0]) << 32 | bits[1];
+}
+
 /// A uniform double in [0, 1) with 53 random bits: number `position` of stream `seed`.
 constexpr double UniformAt(uint64_t seed, uint64_t position) {
   const auto bits = Philox({static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32), 0, 0},

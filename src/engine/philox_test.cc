@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
+
 namespace moesaic::engine {
 namespace {
 
@@ -29,6 +31,15 @@ TEST(PhiloxTest, UniformsFillTheUnitInterval) {
   // Five standard errors: sqrt(1/12/n) and sqrt(0.09/n).
   EXPECT_NEAR(sum / kDraws, 0.5, 5 * 0.000913);
   EXPECT_NEAR(static_cast<double>(below_tenth) / kDraws, 0.1, 5 * 0.00095);
+}
+
+TEST(PhiloxTest, BatchesOfNeighbouringSeedsShareNoSeed) {
+  std::set<uint64_t> seeds;
+  for (uint64_t seed = 0; seed < 50; ++seed) {
+    EXPECT_EQ(SeedOf(seed, 0), seed);
+    for (size_t index = 0; index < 50; ++index) seeds.insert(SeedOf(seed, index));
+  }
+  EXPECT_EQ(seeds.size(), 50U * 50U);
 }
 
 }  // namespace

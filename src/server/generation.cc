@@ -1,9 +1,11 @@
 #include "server/generation.h"
 
 #include <chrono>
+#include <optional>
 #include <span>
 #include <utility>
 
+#include "engine/philox.h"
 #include "server/choice_text.h"
 #include "server/contained.h"
 
@@ -76,7 +78,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
     request.sampling = spec_.sampling;
     request.sampling.max_tokens = spec_.budgets[prompt];
     // Choices of one prompt differ, each the same every time.
-    if (request.sampling.seed) *request.sampling.seed += static_cast<uint64_t>(index % spec_.n);
+    if (std::optional<uint64_t>& seed = request.sampling.seed) seed = engine::SeedOf(*seed, index % spec_.n);
     request.prompt_logprobs = spec_.prompt_logprobs;
     request.cache_namespace = spec_.cache_namespace;
     request.client = spec_.client;

@@ -65,8 +65,7 @@ std::optional<GrammarText> ReadResponseFormat(Fields& body) {
     if (format.ok() && holder == nullptr) {
       format.Fail("json_schema", "missing_required_parameter",
                   "Missing required parameter: 'response_format.json_schema'.");
-    }
-    if (format.ok()) {
+    } else if (format.ok()) {
       Fields fields(*holder, "response_format.json_schema");
       grammar = ReadSchema(fields);
       format.Merge(fields.status());

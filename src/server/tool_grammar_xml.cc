@@ -104,7 +104,7 @@ class XmlGrammar {
     const bool is_string = IsString(schema);
     std::string open = frame_.key_open + key;
     if (frame_.typed_keys) open += fmt::format("\" string=\"{}", is_string ? "true" : "false");
-    const std::string name = fmt::format("argument_{}", arguments_++);
+    std::string name = fmt::format("argument_{}", arguments_++);
     const std::string value = is_string ? AddText(name, schema) : AddJson(name, schema, root);
     rules_ += fmt::format("{}:{}{} {}{}\n", name, terms_.Of(open), terms_.Of(frame_.behind_key), value,
                           terms_.Of(frame_.behind_value));

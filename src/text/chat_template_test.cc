@@ -197,8 +197,8 @@ TEST(ChatTemplate, FreesCycles) {
            "{% set ns = namespace() %}{% set ns.me = ns %}",
            "{% macro m() %}{% endmacro %}{% set ns = namespace(m=m) %}",
            "{% for i in [1] recursive %}{% set _ = loop.changed(loop) %}{% endfor %}",
-           "{% set ns = namespace() %}{% for i in [1] recursive %}{% set ns.loop = loop %}{% endfor %}"
-           "{% set _ = ns.loop.changed(ns.loop) %}{{ raise_exception('out') }}",
+           R"({% set ns = namespace() %}{% for i in [1] recursive %}{% set ns.loop = loop %}{% endfor %}
+              {%- set _ = ns.loop.changed(ns.loop) %}{{ raise_exception('out') }})",
        }) {
     RenderOr(source, Json::object());
   }

@@ -93,6 +93,7 @@ std::string SentencePieceMerges(const GgufVocab& vocab) {
     if (type == kNormal || type == kUserDefined || type == kUnused) id_of.emplace(vocab.tokens[id], id);
   }
   std::vector<int32_t> order;
+  order.reserve(id_of.size());
   for (const auto& [text, id] : id_of) order.push_back(id);
   std::ranges::sort(order, [&](int32_t a, int32_t b) {
     return vocab.scores[a] != vocab.scores[b] ? vocab.scores[a] > vocab.scores[b] : a < b;

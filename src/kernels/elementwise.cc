@@ -45,7 +45,7 @@ void Add(const ExecContext& ctx, const float* x, int64_t count, float* y) {
   ctx.pool->Run(CeilDiv(count, kTaskFloats), [&](int64_t task, int) {
     const int64_t first = task * kTaskFloats;
     const auto n = static_cast<int>(std::min(kTaskFloats, count - first));
-    ctx.kernels->axpby(1, x + first, 1, n, y + first);
+    ctx.kernels->axpy(1.0F, x + first, n, y + first);
   });
 }
 

@@ -20,6 +20,13 @@ ImplList<SiluMulRowFn> SiluMulImpls() {
   return kImpls;
 }
 
+ImplList<AxpyRowFn> AxpyImpls() {
+  static constexpr Impl<AxpyRowFn> kImpls[] = {{"axpy_f32_avx512", Isa::kAvx512, cpu::AxpyAvx512},
+                                               {"axpy_f32_avx2", Isa::kAvx2, cpu::AxpyAvx2},
+                                               {"axpy_f32_ref", Isa::kRef, ref::Axpy}};
+  return kImpls;
+}
+
 ImplList<AxpbyRowFn> AxpbyImpls() {
   static constexpr Impl<AxpbyRowFn> kImpls[] = {{"axpby_f32_avx512", Isa::kAvx512, cpu::AxpbyAvx512},
                                                 {"axpby_f32_avx2", Isa::kAvx2, cpu::AxpbyAvx2},

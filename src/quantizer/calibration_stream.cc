@@ -4,6 +4,13 @@
 #include <numeric>
 
 namespace moesaic::quantizer {
+namespace {
+
+// Sequences that attend at once: few, so that scratch memory and the KV blocks, which the next ones
+// overwrite, stay small beside the stream itself.
+constexpr size_t kSequencesAtOnce = 16;
+
+}  // namespace
 
 StatusOr<CalibrationStream> CalibrationStream::Create(const checkpoint::Checkpoint& source,
                                                       const models::DecoderSpec& spec,
@@ -12,14 +19,16 @@ StatusOr<CalibrationStream> CalibrationStream::Create(const checkpoint::Checkpoi
   constexpr int kBlock = kernels::kKvBlockTokens;
   CalibrationStream stream;
   stream.spec_ = spec;
-  int blocks = 0, longest = 0;
+  int blocks = 0, next = 0, longest = 0;
   std::vector<int> first_block;
-  for (const std::vector<int32_t>& ids : sequences) {
-    const auto count = static_cast<int>(ids.size());
-    first_block.push_back(blocks);
-    blocks += (count + kBlock - 1) / kBlock;
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    const auto count = static_cast<int>(sequences[i].size());
+    if (i % kSequencesAtOnce == 0) next = 0;
+    first_block.push_back(next);
+    next += (count + kBlock - 1) / kBlock;
+    blocks = std::max(blocks, next);
     longest = std::max(longest, count);
-    for (int i = 0; i < count; ++i) stream.positions_.push_back(i);
+    for (int position = 0; position < count; ++position) stream.positions_.push_back(position);
   }
   if (longest > spec.context) {
     return InvalidArgument("calibration sequences may have {} tokens, found {}", spec.context, longest);
@@ -63,8 +72,6 @@ StatusOr<CalibrationStream> CalibrationStream::Create(const checkpoint::Checkpoi
 
 void CalibrationStream::AddAttention(const kernels::ExecContext& ctx, const DenseLayer& layer) {
   const layers::GqaAttention attention = layer.Attention(spec_, rope_[0]);
-  // Some sequences at a time, so that scratch memory stays small beside the stream itself.
-  constexpr size_t kSequencesAtOnce = 16;
   for (size_t first = 0; first < slices_.size(); first += kSequencesAtOnce) {
     const size_t count = std::min(kSequencesAtOnce, slices_.size() - first);
     std::vector<kernels::SequenceSlice> slices(slices_.begin() + static_cast<int64_t>(first),

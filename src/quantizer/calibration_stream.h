@@ -26,10 +26,10 @@ class CalibrationStream {
   CalibrationStream() = default;
   models::DecoderSpec spec_;
   std::vector<int32_t> positions_;              // [tokens]
-  std::vector<int32_t> blocks_;                 // block numbers, all sequences one after another
+  std::vector<int32_t> blocks_;                 // block numbers of the sequences that attend at once
   std::vector<kernels::SequenceSlice> slices_;  // point into blocks_
   runtime::Buffer hidden_, kv_memory_;
-  kernels::KvLayer kv_;                  // of one layer: each layer overwrites the last one's
+  kernels::KvLayer kv_;                  // of one layer and the sequences that attend at once
   std::vector<layers::RopeTable> rope_;  // one; a vector since it has no empty state
 };
 

@@ -6,7 +6,8 @@
 // router is linear (ridge regression of each expert's log share of the energy, then some steps down the
 // energy left out), and the down projection is refitted by least squares to the dense layer's output on the
 // carved model's own activations. Nothing is propagated through the model backwards, and the result is
-// deterministic on a given instruction set. Background: MoEfication (arXiv 2110.01786), CMoE (2502.04416).
+// deterministic on a given instruction set; a plan (carve_plan.h) makes it nearly the same on all.
+// Background: MoEfication (arXiv 2110.01786), CMoE (2502.04416).
 #pragma once
 
 #include <functional>
@@ -21,13 +22,15 @@
 namespace moesaic::quantizer {
 
 struct CarveOptions {
-  int slices = 48;         ///< pieces an FFN is cut into; must divide its width
-  int shared = 12;         ///< slices of the shared expert
-  int active = 30;         ///< routed experts a token
-  bool refit = true;       ///< false: weights are moved, not changed
-  float ridge = 0.02F;     ///< pull of the refit towards the old weights
-  int max_tokens = 98304;  ///< of calibration
-  bool f32 = false;        ///< write f32 instead of bf16
+  int slices = 48;             ///< pieces an FFN is cut into; must divide its width
+  int shared = 12;             ///< slices of the shared expert
+  int active = 30;             ///< routed experts a token
+  bool refit = true;           ///< false: weights are moved, not changed
+  float ridge = 0.07F;         ///< pull of the refit towards the old weights
+  int max_tokens = 98304;      ///< of calibration
+  bool f32 = false;            ///< write f32 instead of bf16
+  std::string plan = {};       ///< a file with experts and routers, taken instead of searching for them
+  std::string save_plan = {};  ///< where to write those that were used; empty: nowhere
   /// Called after each layer; return false to stop.
   std::function<bool(int layer, int layers)> progress = {};
 };
@@ -45,15 +48,15 @@ StatusOr<std::vector<std::vector<int32_t>>> ReadCalibration(const std::string& p
                                                             int max_tokens);
 
 /// Carves `dense` and writes a Hub folder to `out`: config.json (Glm4MoeForCausalLM, whose router and shared
-/// expert fit), model.safetensors. Tokenizer files are the caller's. With `active` equal to all routed
-/// experts and no refit, the result computes the dense model up to rounding.
+/// expert fit), model.safetensors. Tokenizer files are the caller's. The plan is written before them. With
+/// `active` equal to all routed experts and no refit, the result computes the dense model up to rounding.
 StatusOr<std::vector<CarveLayerReport>> Carve(const checkpoint::Checkpoint& dense,
                                               const std::vector<std::vector<int32_t>>& calibration,
                                               const CarveOptions& options,
                                               const kernels::KernelTable& kernels, runtime::ThreadPool& pool,
                                               const std::string& out);
 
-/// One line that names everything the result depends on beside the model and the calibration text.
+/// One line that names everything the result depends on beside the model, the calibration text and the plan.
 std::string CarveRecipe(const CarveOptions& options);
 
 }  // namespace moesaic::quantizer

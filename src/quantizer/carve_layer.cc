@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "quantizer/balanced_clusters.h"
+#include "quantizer/router_fit.h"
 #include "quantizer/slice_assignment.h"
 
 namespace moesaic::quantizer {
@@ -37,14 +38,14 @@ class FfnCarver {
         routed_(options.slices - options.shared),
         eps_(spec.norm_eps) {}
 
-  StatusOr<CarvedFfn> Run(CarveLayerReport* report) {
+  StatusOr<CarvedFfn> Run(const LayerPlan* given, CarveLayerReport* report) {
     RETURN_IF_ERROR(ComputeDense());
     WeighTokens();
-    SampleShares();
-    ChooseShared();
-    ClusterRouted();
-    RETURN_IF_ERROR(MoveNeurons());
-    RETURN_IF_ERROR(FitRouter());
+    if (given != nullptr) {
+      result_.plan = *given;
+    } else {
+      RETURN_IF_ERROR(SearchPlan());
+    }
     MaskInactive(report);
     RETURN_IF_ERROR(Refit(report));
     return std::move(result_);
@@ -142,6 +143,14 @@ class FfnCarver {
     });
   }
 
+  Status SearchPlan() {
+    SampleShares();
+    ChooseShared();
+    ClusterRouted();
+    RETURN_IF_ERROR(MoveNeurons());
+    return FitRouter();
+  }
+
   // Every neuron's share of the energy of evenly spread tokens.
   void SampleShares() {
     step_ = std::max(1, tokens_ / kSampleTokens);
@@ -209,9 +218,9 @@ class FfnCarver {
       expert_of_ = ImproveSlices(sampled_, importance, off, routed_, expert_of_);
     }
     sampled_.resize(0, 0);
-    result_.experts.assign(static_cast<size_t>(routed_), {});
+    result_.plan.experts.assign(static_cast<size_t>(routed_), {});
     for (int j = 0; j < width_; ++j) {
-      (expert_of_[j] < 0 ? result_.shared : result_.experts[expert_of_[j]]).push_back(j);
+      (expert_of_[j] < 0 ? result_.plan.shared : result_.plan.experts[expert_of_[j]]).push_back(j);
     }
     return OkStatus();
   }
@@ -237,12 +246,12 @@ class FfnCarver {
       const float scale = 1 / TotalEnergy(H(t));
       for (int e = 0; e < routed_; ++e) {
         float sum = 0;
-        for (const int neuron : result_.experts[e]) sum += Energy(H(t), neuron);
+        for (const int neuron : result_.plan.experts[e]) sum += Energy(H(t), neuron);
         costs(t, e) = sum * scale;
       }
     });
     ASSIGN_OR_RETURN(const RouterFit fit, RouterFit::Create(ctx_, {U(0), hidden_, tokens_, hidden_}));
-    result_.router = fit.Fit(costs, importance_, options_.active, kFinalSteps);
+    result_.plan.router = fit.Fit(costs, importance_, options_.active, kFinalSteps);
     return OkStatus();
   }
 
@@ -252,8 +261,8 @@ class FfnCarver {
     ctx_.pool->Run(chunks(), [&](int64_t chunk, int) {
       for (int64_t t = chunk * kChunk; t < std::min<int64_t>(tokens_, (chunk + 1) * kChunk); ++t) {
         const float scale = 1 / TotalEnergy(H(t));
-        for (const int e : result_.router.Off(U(t), options_.active)) {
-          for (const int neuron : result_.experts[e]) {
+        for (const int e : result_.plan.router.Off(U(t), options_.active)) {
+          for (const int neuron : result_.plan.experts[e]) {
             lost[chunk] += Energy(H(t), neuron) * scale;
             H(t)[neuron] = 0;
           }
@@ -336,9 +345,9 @@ class FfnCarver {
 }  // namespace
 
 StatusOr<CarvedFfn> CarveFfn(const kernels::ExecContext& ctx, const models::DecoderSpec& spec,
-                             const DenseLayer& layer, const CarveOptions& options, CalibrationStream* stream,
-                             CarveLayerReport* report) {
-  return FfnCarver(ctx, spec, layer, options, stream).Run(report);
+                             const DenseLayer& layer, const CarveOptions& options, const LayerPlan* given,
+                             CalibrationStream* stream, CarveLayerReport* report) {
+  return FfnCarver(ctx, spec, layer, options, stream).Run(given, report);
 }
 
 }  // namespace moesaic::quantizer

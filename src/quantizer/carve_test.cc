@@ -4,10 +4,13 @@
 #include <gmock/gmock.h>
 
 #include <fstream>
+#include <limits>
 #include <numeric>
+#include <utility>
 
 #include "checkpoint/safetensors_writer.h"
 #include "models/test_session.h"
+#include "quantizer/carve_plan.h"
 
 namespace moesaic::quantizer {
 namespace {
@@ -44,6 +47,11 @@ class CarveTest : public testing::Test {
     const auto kernels = kernels::SelectKernels(runtime::DetectCpu());
     const auto pool = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
     return Carve(**source, Text(), options, kernels, *pool, out);
+  }
+
+  std::string Bytes(const std::string& name) const {
+    std::ifstream file(folder_ + "/" + name, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
   }
 
   // All logits of one prompt.
@@ -101,12 +109,108 @@ TEST_F(CarveTest, TheRefitLowersTheErrorAndIsDeterministic) {
     EXPECT_GT(report.kept_energy, 0.75);  // 9 of 12 slices, the best ones
   }
   ASSERT_TRUE(Run(SourcePath(kDense), options, folder_ + "/b").ok());
-  const auto bytes = [](const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    return std::string(std::istreambuf_iterator<char>(file), {});
-  };
-  EXPECT_TRUE(bytes(folder_ + "/a/model.safetensors") == bytes(folder_ + "/b/model.safetensors"));
+  EXPECT_TRUE(Bytes("a/model.safetensors") == Bytes("b/model.safetensors"));
   EXPECT_EQ(Logits(folder_ + "/a").size(), 70U * 160);
+}
+
+TEST_F(CarveTest, APlanRepeatsASearch) {
+  std::filesystem::create_directories(folder_);
+  CarveOptions options{
+      .slices = 12, .shared = 3, .active = 6, .f32 = true, .save_plan = folder_ + "/plan.safetensors"};
+  ASSERT_TRUE(Run(SourcePath(kDense), options, folder_ + "/searched").ok());
+  options.plan = std::exchange(options.save_plan, folder_ + "/plan2.safetensors");
+  const auto reports = Run(SourcePath(kDense), options, folder_ + "/given");
+  ASSERT_TRUE(reports.ok()) << Error(reports);
+  EXPECT_TRUE(Bytes("searched/model.safetensors") == Bytes("given/model.safetensors"));
+  EXPECT_TRUE(Bytes("plan.safetensors") == Bytes("plan2.safetensors"));
+
+  options.slices = 6, options.active = 3;
+  EXPECT_THAT(Error(Run(SourcePath(kDense), options, folder_ + "/other")),
+              HasSubstr("is for --slices 12 --shared 3 --active 6, found --slices 6 --shared 3 --active 3"));
+}
+
+TEST_F(CarveTest, WhereAPlanCannotBeWrittenIsToldBeforeTheWork) {
+  CarveOptions options{
+      .slices = 6, .shared = 2, .active = 3, .save_plan = folder_ + "/missing/plan.safetensors"};
+  options.progress = [](int, int) {
+    ADD_FAILURE() << "it started";
+    return true;
+  };
+  EXPECT_THAT(Error(Run(SourcePath(kDense), options, folder_ + "/out")), HasSubstr("can't be written"));
+}
+
+class CarvePlanTest : public CarveTest {
+ protected:
+  static constexpr int kWidth = 96, kHidden = 64, kSlice = 16, kRouted = 4;
+
+  CarvePlanTest() { plans_.assign(3, Evenly(kSlice, kWidth, kHidden)); }
+  void SetUp() override {
+    CarveTest::SetUp();
+    std::filesystem::create_directories(folder_);
+  }
+
+  // The first neurons in order to the experts, the others to the shared one; a router that likes all alike.
+  static LayerPlan Evenly(int slice, int width, int hidden) {
+    LayerPlan plan{
+        .shared = {},
+        .experts = std::vector<std::vector<int>>(kRouted),
+        .router = {.weights = RowMatrix::Zero(kRouted, hidden), .bias = std::vector<float>(kRouted)}};
+    for (int j = 0; j < width; ++j)
+      (j < kRouted * slice ? plan.experts[j / slice] : plan.shared).push_back(j);
+    return plan;
+  }
+
+  std::string Carve() {
+    EXPECT_TRUE(WriteCarvePlan(options_.plan, options_, plans_).ok());
+    return Error(Run(SourcePath(kDense), options_, folder_ + "/out"));
+  }
+
+  CarveOptions options_{
+      .slices = 6, .shared = 2, .active = 3, .plan = testing::TempDir() + "plan.safetensors"};
+  std::vector<LayerPlan> plans_;
+};
+
+TEST_F(CarvePlanTest, IsFollowed) {
+  options_.save_plan = folder_ + "/used.safetensors";
+  ASSERT_EQ(Carve(), "");
+  std::filesystem::copy_file(options_.plan, folder_ + "/given.safetensors");
+  EXPECT_TRUE(Bytes("given.safetensors") == Bytes("used.safetensors"));
+  const auto file = *checkpoint::Checkpoint::Open(folder_ + "/out");
+  const auto source = *checkpoint::Checkpoint::Open(SourcePath(kDense));
+  std::vector<float> moved(kHidden), dense(kHidden);
+  for (int e = 0; e < kRouted; ++e) {
+    const auto* expert = file->Find("model.layers.1.mlp.experts." + std::to_string(e) + ".gate_proj.weight");
+    ASSERT_TRUE(file->ReadRows(*expert, 2, 1, moved).ok());
+    ASSERT_TRUE(
+        source->ReadRows(*source->Find("model.layers.1.mlp.gate_proj.weight"), e * kSlice + 2, 1, dense)
+            .ok());
+    EXPECT_LT(models::MaxDiff(moved, dense), 1e-2F);
+  }
+}
+
+TEST_F(CarvePlanTest, RefusesWhatDoesNotFit) {
+  const auto with = [this](int slice, int width, int hidden) {
+    plans_[0] = Evenly(slice, width, hidden);
+    return Carve();
+  };
+  EXPECT_THAT(with(15, kWidth, kHidden),
+              HasSubstr("must give each expert 16 neurons, found 15 for expert 0"));
+  EXPECT_THAT(with(kSlice, 80, kHidden), HasSubstr("layers.0.expert"));
+  EXPECT_THAT(with(kSlice, kWidth, 32), HasSubstr("layers.0.router.weight"));
+  EXPECT_EQ(with(kSlice, kWidth, kHidden), "");
+  plans_.push_back(plans_[0]);
+  EXPECT_THAT(Carve(), HasSubstr("holds 13 tensors, a plan of 3 layers has 10"));
+  plans_.resize(2);
+  EXPECT_THAT(Carve(), HasSubstr("layers.2.expert"));
+}
+
+TEST_F(CarvePlanTest, RefusesRoutersThatAreNoNumbers) {
+  plans_[1].router.bias[2] = std::numeric_limits<float>::infinity();
+  EXPECT_THAT(Carve(), HasSubstr("layers.1.router.bias must lie within +-1000, found inf"));
+  plans_[0].router.weights(1, 1) = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_THAT(Carve(), HasSubstr("layers.0.router.weight must lie within +-1000, found nan"));
+  plans_[0].router.weights(1, 1) = 1e5F;
+  EXPECT_THAT(Carve(), HasSubstr("found 100000"));
 }
 
 TEST_F(CarveTest, StopsWhenToldTo) {

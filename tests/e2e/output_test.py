@@ -93,6 +93,17 @@ class FileTest(cli.TalkingCase):
         self.assertIn("writing failed: File too large", result.stderr)
         self.assertEqual(os.listdir(self.out), [])
 
+    def test_a_plan_replaces_nothing(self):
+        calibration = self.folder / "calibration.safetensors"
+        cli.write_calibration(calibration)
+        before = calibration.read_bytes()
+        carve = ["carve", cli.GOLDEN / "llama-untied-f16", "--calibration", calibration, "--slices", "8", "--shared", "2",
+                 "--active", "2", "--out", self.out / "carved"]
+        self.assertIn("is there already", run(*carve, "--save-plan", calibration, code=1).stderr)
+        self.assertEqual(calibration.read_bytes(), before)
+        self.assertIn("needs the name of a file", run(*carve, "--save-plan", "", code=1).stderr)
+        self.assertEqual(os.listdir(self.out), [])
+
     def test_where_nothing_can_be_written_is_named_before_the_work(self):
         for name, folder in (("a missing folder", self.folder / "missing"), ("a file", self.folder / "long.txt")):
             for arguments in self.calls:

@@ -53,7 +53,8 @@ class MakeModelTest(unittest.TestCase):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="moesaic-e2e-"))
         self.addCleanup(shutil.rmtree, self.folder)
         shutil.copy(ROOT / "models" / "moesaic-smol" / "make.sh", self.folder)
-        (self.folder / "calibration.safetensors").write_text("")
+        for name in ("calibration", "plan"):
+            (self.folder / f"{name}.safetensors").write_text("")
         for name, text in self.OLD.items():
             (self.folder / "build" / name).parent.mkdir(parents=True, exist_ok=True)
             (self.folder / "build" / name).write_text(text)
@@ -73,12 +74,12 @@ class MakeModelTest(unittest.TestCase):
   convert*) for out; do :; done; {convert} ;;
 esac""")
 
-    def start(self, gguf=True):
+    def start(self, *flags, gguf=True):
         if gguf:
             (self.folder / "build" / "SmolLM2-135M-Instruct.Q4_1.gguf").write_text("")
         environment = {**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"}
-        return subprocess.Popen([str(self.folder / "make.sh"), str(self.folder / "bin" / "moesaic")], env=environment,
-                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        return subprocess.Popen([str(self.folder / "make.sh"), str(self.folder / "bin" / "moesaic"), *flags],
+                                env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
 
     def left(self):
         build = self.folder / "build"
@@ -88,7 +89,7 @@ esac""")
     def test_what_fails_leaves_the_old_model(self):
         self.moesaic("exit 1")
         for gguf in (False, True):
-            self.assertNotEqual(self.start(gguf).wait(60), 0)
+            self.assertNotEqual(self.start(gguf=gguf).wait(60), 0)
             self.assertEqual(self.left(), self.OLD)
         self.moesaic('mkdir "$out"')
         self.assertNotEqual(self.start().wait(60), 0)
@@ -110,7 +111,23 @@ esac""")
         self.moesaic('mkdir "$out"; echo new >"$out/new"', 'echo new >"$out"')
         self.assertEqual(self.start().wait(60), 0)
         self.assertEqual(self.left(), {"hf/new": "new\n", "moesaic-smol.moesaic": "new\n",
-                                       "recipe": "new, calibration 0123456789abcdef\n"})
+                                       "recipe": "new, calibration 0123456789abcdef, plan 0123456789abcdef\n"})
+
+    def test_a_search_replaces_the_plan_only_with_the_model(self):
+        plan = self.folder / "plan.safetensors"
+        carve = ('case "$*" in *"--save-plan new."*"/plan.safetensors "*) echo new >"${out%/hf}/plan.safetensors" ;; esac; '
+                 'mkdir "$out"')
+        self.moesaic(carve)
+        self.assertNotEqual(self.start("--search").wait(60), 0)
+        self.assertEqual((self.left(), plan.read_text()), (self.OLD, ""))
+        self.moesaic(carve, 'echo new >"$out"')
+        self.assertEqual(self.start("--search").wait(60), 0)
+        self.assertEqual((self.left()["moesaic-smol.moesaic"], plan.read_text()), ("new\n", "new\n"))
+
+    def test_other_arguments_are_refused(self):
+        self.moesaic("exit 0")
+        for flags in (["--serach"], ["--search", "more"]):
+            self.assertEqual(self.start(*flags).wait(60), 2)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,9 @@ TINY = ROOT / "models" / "moesaic-tiny"
 SMOL = ROOT / "models" / "moesaic-smol"
 CARVED = SMOL / "build" / "moesaic-smol.moesaic"
 DENSE = SMOL / "build" / "SmolLM2-135M-Instruct.Q4_1.gguf"
-LEAST_RIGHT = 16  # of the 40 questions; carvings on other instruction sets differ by a few: 20 to 27 were seen
-MOST_WIKITEXT_RATIO = 1.12  # of perplexities, carved to dense; see the card for what was measured
+LEAST_RIGHT = 18  # of the 40 questions; refits on other instruction sets differ by a few: 21 to 26 were seen
+MOST_WIKITEXT_RATIO = 1.115  # of perplexities, carved to dense; 1.101 on each instruction set that was tried
+MOST_KL = 0.13  # to the dense model on chats, nats; 0.107
 WIKITEXT = ROOT.parent / "shared" / "data" / "text" / "wikitext-2_valid.txt"
 
 
@@ -70,7 +71,7 @@ class Smol(unittest.TestCase):
             moesaic("perplexity", DENSE, *flags, "--save-logits", logits)
             kl = json.loads(moesaic("perplexity", CARVED, *flags, "--kl-base", logits))["kl"]
         print(f"moesaic-smol, held-out chats: KL {kl:.3f}")
-        self.assertLess(kl, 0.19)
+        self.assertLess(kl, MOST_KL)
 
     @unittest.skipUnless(WIKITEXT.exists(), f"{WIKITEXT} is not there")
     def test_close_on_wikitext(self):

@@ -1,4 +1,5 @@
 // The weights of a model in memory, packed there or mapped from a packed file, found by name.
+// docs/contracts/weights.md is the law.
 #pragma once
 
 #include <functional>

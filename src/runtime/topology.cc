@@ -86,10 +86,11 @@ int64_t WithinGroup(int64_t bytes) {
     int64_t limit = 0, usage = 0;
     if (!(std::istringstream(ReadLine(files.limit)) >> limit)) continue;  // no such file, or "max": no limit
     if (!(std::istringstream(ReadLine(files.usage)) >> usage)) continue;
-    // Cached files count as used, but go when their memory is asked for.
+    // Cached files count as used, but go when their memory is asked for. They are read after the usage, and
+    // may have become more than it since; "no limit" is close to the largest number.
     std::map<std::string, int64_t> counts = ReadCounts(files.counts);
-    usage -= counts[files.inactive] + counts[files.active];
-    bytes = std::min(bytes, std::max<int64_t>(limit - usage, 0));
+    const int64_t held = std::max<int64_t>(usage - counts[files.inactive] - counts[files.active], 0);
+    bytes = std::min(bytes, std::max<int64_t>(limit - held, 0));
   }
   return bytes;
 }

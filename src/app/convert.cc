@@ -53,7 +53,8 @@ Status RunConvert(const Options& options) {
 
 void AddConvert(CLI::App& root, VerbRun& run) {
   auto options = std::make_shared<Options>();
-  CLI::App* verb = root.add_subcommand("convert", "Pack a checkpoint into one file that is mapped or copied as it is");
+  CLI::App* verb =
+      root.add_subcommand("convert", "Pack a checkpoint into one file that is mapped or copied as it is");
   AddModelPath(*verb, options->model, "Hugging Face folder or .gguf file");
   verb->add_option("-o,--out", options->out, "The packed file to write")->required();
   AddDtypeFlag(*verb, options->dtype);

@@ -69,7 +69,7 @@ class CarveTest : public testing::Test {
   std::string WriteCalibration(const std::vector<int64_t>& shape, const std::vector<int32_t>& ids,
                                const std::string& name = "tokens") {
     std::filesystem::create_directories(folder_);
-    const std::string path = folder_ + "/calibration.safetensors";
+    std::string path = folder_ + "/calibration.safetensors";
     std::vector<std::byte> bytes(ids.size() * 4);
     std::memcpy(bytes.data(), ids.data(), bytes.size());
     const auto status = checkpoint::WriteSafetensors(

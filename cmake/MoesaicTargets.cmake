@@ -54,3 +54,13 @@ function(moesaic_fuzzer name)
   target_compile_definitions(${name} PRIVATE MOESAIC_SOURCE_DIR="${CMAKE_SOURCE_DIR}")  # for headers shared with tests
   target_link_options(${name} PRIVATE -fsanitize=fuzzer)
 endfunction()
+
+# A program that writes first inputs for a room's fuzzers; `./run fuzz` runs every *fuzz_seeds.
+function(moesaic_fuzz_seeds name)
+  cmake_parse_arguments(ARG "" "" "SRCS;DEPS" ${ARGN})
+  if(NOT MOESAIC_FUZZ)
+    return()
+  endif()
+  add_executable(${name} ${ARG_SRCS})
+  target_link_libraries(${name} PRIVATE moesaic_flags ${ARG_DEPS})
+endfunction()

@@ -56,8 +56,13 @@ Status RunCarve(Options options) {
   }
   if (options.save_plan) {
     if (options.save_plan->empty()) return InvalidArgument("--save-plan needs the name of a file");
-    if (std::filesystem::exists(*options.save_plan)) {
+    std::error_code error;  // what else is wrong with the name is told where the file is made
+    if (std::filesystem::exists(std::filesystem::symlink_status(*options.save_plan, error))) {
       return InvalidArgument("{} is there already; --save-plan writes a new file", *options.save_plan);
+    }
+    if (std::filesystem::absolute(*options.save_plan).lexically_normal() ==
+        std::filesystem::absolute(options.out).lexically_normal()) {
+      return InvalidArgument("{}: --out and --save-plan can't both have this name", *options.save_plan);
     }
     options.carve.save_plan = *options.save_plan;
   }
@@ -126,9 +131,8 @@ void AddCarve(CLI::App& root, VerbRun& run) {
       ->check(CLI::Range(64, 1 << 24))
       ->capture_default_str();
   verb->add_option("--plan", carve.plan,
-                   "Take experts and routers from this file instead of searching for them; --slices, "
-                   "--shared and --active "
-                   "must be those it was made with")
+                   "Take experts and routers from this file instead of searching for them; MODEL, --slices, "
+                   "--shared and --active must be those it was made with")
       ->check(CLI::ExistingFile);
   verb->add_option("--save-plan", options->save_plan, "Write the experts and routers to this new file");
   verb->add_option("--dtype", options->dtype, "Weights written: bf16 or f32")

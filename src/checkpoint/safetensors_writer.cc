@@ -16,6 +16,12 @@ int64_t BytesOf(const TensorOutput& output) {
 
 }  // namespace
 
+TensorOutput HeldTensor(std::string name, tensor::DType dtype, std::vector<int64_t> shape,
+                        std::span<const std::byte> values) {
+  return {std::move(name), dtype, std::move(shape),
+          [bytes = std::vector<std::byte>(values.begin(), values.end())] { return bytes; }};
+}
+
 Status WriteSafetensors(const std::string& path, const std::vector<TensorOutput>& tensors,
                         const std::vector<std::pair<std::string, std::string>>& metadata) {
   nlohmann::ordered_json header;

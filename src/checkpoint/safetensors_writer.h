@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +19,10 @@ struct TensorOutput {
   std::vector<int64_t> shape;
   std::function<std::vector<std::byte>()> bytes;  // called once, when its turn comes
 };
+
+/// A tensor that keeps a copy of `values`.
+TensorOutput HeldTensor(std::string name, tensor::DType dtype, std::vector<int64_t> shape,
+                        std::span<const std::byte> values);
 
 /// Writes all tensors in order. The file appears under `path` only when complete.
 Status WriteSafetensors(const std::string& path, const std::vector<TensorOutput>& tensors,

@@ -45,7 +45,7 @@ using RmsNormRowFn = void (*)(const float* x, const float* weight, int n, float 
 /// y[i] = silu(gate[i]) * up[i].
 using SiluMulRowFn = void (*)(const float* gate, const float* up, int n, float* y);
 
-/// y[i] += scale * x[i], rounded once.
+/// y[i] += scale * x[i], fused (rounded once) where there are instructions for it; ref rounds twice.
 using AxpyRowFn = void (*)(float scale, const float* x, int n, float* y);
 
 /// y[i] = a * x[i] + b * y[i], each product and the sum rounded: the same bits on every instruction set.

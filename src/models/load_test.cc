@@ -30,7 +30,7 @@ class Copy {
   }
   void Add(const std::string& name, tensor::DType dtype, const std::vector<int64_t>& shape,
            const std::vector<std::byte>& bytes) {
-    tensors_.push_back({.name = name, .dtype = dtype, .shape = shape, .bytes = [bytes] { return bytes; }});
+    tensors_.push_back(checkpoint::HeldTensor(name, dtype, shape, bytes));
   }
   std::string Write() const {
     const auto* test = testing::UnitTest::GetInstance()->current_test_info();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "checkpoint/safetensors_writer.h"
 #include "models/decoder_spec.h"
@@ -49,28 +50,19 @@ class Output {
   explicit Output(bool f32) : dtype_(f32 ? DType::kF32 : DType::kBF16) {}
 
   void Add(const std::string& name, std::vector<int64_t> shape, const std::vector<float>& values) {
-    AddAs(dtype_, name, std::move(shape), values);
+    if (dtype_ == DType::kF32) return AddF32(name, std::move(shape), values);
+    std::vector<tensor::BF16> halves(values.size());
+    std::ranges::transform(values, halves.begin(), tensor::ToBF16);
+    tensors_.push_back(
+        checkpoint::HeldTensor(name, dtype_, std::move(shape), std::as_bytes(std::span(halves))));
   }
   void AddF32(const std::string& name, std::vector<int64_t> shape, const std::vector<float>& values) {
-    AddAs(DType::kF32, name, std::move(shape), values);
+    tensors_.push_back(
+        checkpoint::HeldTensor(name, DType::kF32, std::move(shape), std::as_bytes(std::span(values))));
   }
   const std::vector<TensorOutput>& tensors() const { return tensors_; }
 
  private:
-  void AddAs(DType dtype, const std::string& name, std::vector<int64_t> shape,
-             const std::vector<float>& values) {
-    std::vector<std::byte> bytes(static_cast<size_t>(tensor::BytesOf(dtype, std::ssize(values))));
-    if (dtype == DType::kF32) {
-      std::memcpy(bytes.data(), values.data(), bytes.size());
-    } else {
-      for (size_t i = 0; i < values.size(); ++i) {
-        const tensor::BF16 half = tensor::ToBF16(values[i]);
-        std::memcpy(bytes.data() + 2 * i, &half.bits, 2);
-      }
-    }
-    tensors_.push_back({name, dtype, std::move(shape), [bytes = std::move(bytes)] { return bytes; }});
-  }
-
   DType dtype_;
   std::vector<TensorOutput> tensors_;
 };

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <span>
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/safetensors_writer.h"
@@ -9,16 +10,9 @@
 namespace moesaic::quantizer {
 namespace {
 
+using checkpoint::HeldTensor;
 using checkpoint::TensorOutput;
 using tensor::DType;
-
-template <typename T>
-TensorOutput Output(std::string name, DType dtype, std::vector<int64_t> shape, const T* values,
-                    int64_t count) {
-  std::vector<std::byte> bytes(static_cast<size_t>(count) * sizeof(T));
-  std::memcpy(bytes.data(), values, bytes.size());
-  return {std::move(name), dtype, std::move(shape), [bytes = std::move(bytes)] { return bytes; }};
-}
 
 constexpr char kOptions[] = "options";
 
@@ -28,7 +22,7 @@ std::vector<int32_t> OptionValues(const CarveOptions& options) {
 
 std::string Prefix(int64_t layer) { return fmt::format("layers.{}.", layer); }
 
-// Far above what a search finds (27); beyond it, scores could leave the range that Carve writes routers for.
+// Far above what a search finds (31); beyond it, scores could leave the range that Carve writes routers for.
 constexpr float kLargestWeight = 1000;
 
 template <typename T>
@@ -110,7 +104,8 @@ StatusOr<std::vector<LayerPlan>> ReadCarvePlan(const std::string& path, const mo
 Status WriteCarvePlan(const std::string& path, const CarveOptions& options,
                       const std::vector<LayerPlan>& plans) {
   std::vector<TensorOutput> outputs;
-  outputs.push_back(Output(kOptions, DType::kI32, {3}, OptionValues(options).data(), 3));
+  const std::vector<int32_t> made_for = OptionValues(options);
+  outputs.push_back(HeldTensor(kOptions, DType::kI32, {3}, std::as_bytes(std::span(made_for))));
   for (int64_t i = 0; i < std::ssize(plans); ++i) {
     const LayerPlan& plan = plans[i];
     const auto routed = std::ssize(plan.experts);
@@ -121,11 +116,13 @@ Status WriteCarvePlan(const std::string& path, const CarveOptions& options,
       for (const int j : plan.experts[e]) expert[j] = static_cast<int32_t>(e);
     }
     const RowMatrix& weights = plan.router.weights;
-    outputs.push_back(Output(Prefix(i) + "expert", DType::kI32, {width}, expert.data(), width));
-    outputs.push_back(Output(Prefix(i) + "router.weight", DType::kF32, {routed, weights.cols()},
-                             weights.data(), weights.size()));
     outputs.push_back(
-        Output(Prefix(i) + "router.bias", DType::kF32, {routed}, plan.router.bias.data(), routed));
+        HeldTensor(Prefix(i) + "expert", DType::kI32, {width}, std::as_bytes(std::span(expert))));
+    outputs.push_back(
+        HeldTensor(Prefix(i) + "router.weight", DType::kF32, {routed, weights.cols()},
+                   std::as_bytes(std::span(weights.data(), static_cast<size_t>(weights.size())))));
+    outputs.push_back(HeldTensor(Prefix(i) + "router.bias", DType::kF32, {routed},
+                                 std::as_bytes(std::span(plan.router.bias))));
   }
   return checkpoint::WriteSafetensors(path, outputs, {{"format", "moesaic carve plan"}});
 }

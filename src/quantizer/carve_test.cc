@@ -70,10 +70,8 @@ class CarveTest : public testing::Test {
                                const std::string& name = "tokens") {
     std::filesystem::create_directories(folder_);
     std::string path = folder_ + "/calibration.safetensors";
-    std::vector<std::byte> bytes(ids.size() * 4);
-    std::memcpy(bytes.data(), ids.data(), bytes.size());
     const auto status = checkpoint::WriteSafetensors(
-        path, {{name, tensor::DType::kI32, shape, [bytes] { return bytes; }}}, {});
+        path, {checkpoint::HeldTensor(name, tensor::DType::kI32, shape, std::as_bytes(std::span(ids)))}, {});
     EXPECT_TRUE(status.ok()) << Message(status);
     return path;
   }
@@ -197,6 +195,13 @@ TEST_F(CarvePlanTest, RefusesWhatDoesNotFit) {
   EXPECT_THAT(with(kSlice, 80, kHidden), HasSubstr("layers.0.expert"));
   EXPECT_THAT(with(kSlice, kWidth, 32), HasSubstr("layers.0.router.weight"));
   EXPECT_EQ(with(kSlice, kWidth, kHidden), "");
+  LayerPlan& one_more = plans_[0];
+  one_more.experts.push_back({one_more.shared.back()});
+  one_more.shared.pop_back();
+  one_more.router = {.weights = RowMatrix::Zero(kRouted + 1, kHidden),
+                     .bias = std::vector<float>(kRouted + 1)};
+  EXPECT_THAT(Carve(), HasSubstr("layers.0.expert[95] must be in [-1, 4), found 4"));
+  plans_[0] = Evenly(kSlice, kWidth, kHidden);
   plans_.push_back(plans_[0]);
   EXPECT_THAT(Carve(), HasSubstr("holds 13 tensors, a plan of 3 layers has 10"));
   plans_.resize(2);

@@ -102,6 +102,7 @@ class FileTest(cli.TalkingCase):
         self.assertIn("is there already", run(*carve, "--save-plan", calibration, code=1).stderr)
         self.assertEqual(calibration.read_bytes(), before)
         self.assertIn("needs the name of a file", run(*carve, "--save-plan", "", code=1).stderr)
+        self.assertIn("can't both have this name", run(*carve, "--save-plan", self.out / "carved", code=1).stderr)
         self.assertEqual(os.listdir(self.out), [])
 
     def test_where_nothing_can_be_written_is_named_before_the_work(self):

@@ -127,7 +127,8 @@ void Gemm(benchmark::State& state, PackedFormat format) {
   for (auto _ : state) Linear(ctx, {.a = &a, .w = &weights.matrix, .c = c.data(), .c_stride = kN});
   const double operations = 2.0 * rows * kN * kK * static_cast<double>(state.iterations());
   state.counters["GOP/s"] = benchmark::Counter(operations / 1e9, benchmark::Counter::kIsRate);
-  const auto peak = machine.peaks.find(format);
+  // Group-scaled formats multiply int8 by int8 too.
+  const auto peak = machine.peaks.find(tensor::IsGroupScaled(format) ? PackedFormat::kI8 : format);
   if (peak != machine.peaks.end()) {
     state.counters["of_peak"] = benchmark::Counter(operations / peak->second, benchmark::Counter::kIsRate);
   }
@@ -197,7 +198,8 @@ void Arguments(benchmark::internal::Benchmark* bench, std::initializer_list<int>
 }
 
 const bool kRegistered = [] {
-  for (PackedFormat format : {PackedFormat::kF32, PackedFormat::kBF16, PackedFormat::kI8}) {
+  for (int f = 0; f < tensor::kPackedFormats; ++f) {
+    const auto format = static_cast<PackedFormat>(f);
     const std::string name = PackedFormatName(format);
     Arguments(benchmark::RegisterBenchmark(("Gemv/" + name).c_str(), Gemv, format), {1, 2, 4, 8});
     Arguments(benchmark::RegisterBenchmark(("Gemm/" + name).c_str(), Gemm, format), {16, 64, 512});

@@ -26,7 +26,7 @@ GemmCut CutGemm(int rows, const tensor::PackedLayout& layout, int threads, int m
   GemmCut cut{
       .rows = rows, .panels = layout.panels(), .row_tile = std::max(rows, 1), .panel_group = layout.panels()};
   if (rows == 0) return cut;  // no tasks
-  const int64_t row_bytes = layout.panel_bytes / tensor::kPanelRows;
+  const int64_t row_bytes = std::max<int64_t>(layout.panel_bytes / tensor::kPanelRows, layout.k_padded);
   const int64_t rows_in_cache = std::max<int64_t>(kMostRowBytes / row_bytes / kRowUnit, 1) * kRowUnit;
   if (rows > rows_in_cache + kRowUnit / 2) cut.row_tile = static_cast<int>(rows_in_cache);
 
@@ -49,7 +49,8 @@ PreparedRows TakePreparedRows(const KernelTable& kernels, runtime::Arena* scratc
   prepared.k_padded = tensor::PackedLayout::Of(format, 1, k).k_padded;
   // An odd number of cache lines: rows a power of two apart would fall into the same few sets of the caches,
   // and a tile load reads 16 rows at once.
-  prepared.stride = (int64_t{prepared.k_padded} * gemm.activation_bytes) | 64;
+  const int64_t bytes = int64_t{prepared.k_padded} / tensor::kPackedKUnit * gemm.unit_bytes;
+  prepared.stride = (bytes + 63) / 64 * 64 | 64;
   prepared.data = scratch->Take<std::byte>(rows * prepared.stride);
   prepared.scales = scratch->Take<float>(rows);
   return prepared;
@@ -58,14 +59,13 @@ PreparedRows TakePreparedRows(const KernelTable& kernels, runtime::Arena* scratc
 GemmTile TileOf(const PreparedRows& a, int row, int rows, const tensor::PackedMatrix& w, int panel,
                 int panels, float* c, int64_t c_stride) {
   const int output = panel * tensor::kPanelRows;
-  const bool scaled = w.layout.format == tensor::PackedFormat::kI8;
   return {.a = a.data.data() + row * a.stride,
           .a_stride = a.stride,
           .a_scales = a.scales.data() + row,
           .w = w.panel(panel),
           .panel_bytes = w.layout.panel_bytes,
-          .w_scales = scaled ? w.scales() + output : nullptr,
-          .w_sums = scaled ? w.sums() + output : nullptr,
+          .w_scales = w.has_scales() ? w.scales() + output : nullptr,
+          .w_sums = w.has_sums() ? w.sums() + output : nullptr,
           .bias = nullptr,
           .c = c,
           .c_stride = c_stride,

@@ -1,4 +1,5 @@
 #include "kernels/cpu/gemm.h"
+#include "kernels/cpu/gemm_group.h"
 #include "kernels/impl_list.h"
 #include "kernels/ref/gemm.h"
 
@@ -9,23 +10,51 @@ using Gemm = KernelTable::Gemm;
 
 ImplList<Gemm> GemmImpls(tensor::PackedFormat format) {
   static constexpr Impl<Gemm> kF32[] = {
-      {"gemm_f32_f32_avx512", Isa::kAvx512, {cpu::GemmF32Avx512, ref::PrepareF32, 4}},
-      {"gemm_f32_f32_avx2", Isa::kAvx2, {cpu::GemmF32Avx2, ref::PrepareF32, 4}},
-      {"gemm_f32_f32_ref", Isa::kRef, {ref::GemmF32, ref::PrepareF32, 4}},
+      {"gemm_f32_f32_avx512", Isa::kAvx512, {cpu::GemmF32Avx512, ref::PrepareF32, 256}},
+      {"gemm_f32_f32_avx2", Isa::kAvx2, {cpu::GemmF32Avx2, ref::PrepareF32, 256}},
+      {"gemm_f32_f32_ref", Isa::kRef, {ref::GemmF32, ref::PrepareF32, 256}},
   };
   static constexpr Impl<Gemm> kBF16[] = {
-      {"gemm_bf16_bf16_amx", Isa::kAmx, {cpu::GemmBF16Amx, cpu::PrepareBF16Avx512, 2}},
-      {"gemm_bf16_bf16_avx512bf16", Isa::kAvx512Bf16, {cpu::GemmBF16Avx512BF16, cpu::PrepareBF16Avx512, 2}},
-      {"gemm_bf16_bf16_avx512", Isa::kAvx512, {cpu::GemmBF16Avx512, cpu::PrepareBF16Avx512, 2}},
-      {"gemm_bf16_bf16_avx2", Isa::kAvx2, {cpu::GemmBF16Avx2, cpu::PrepareBF16Avx2, 2}},
-      {"gemm_bf16_bf16_ref", Isa::kRef, {ref::GemmBF16, ref::PrepareBF16, 2}},
+      {"gemm_bf16_bf16_amx", Isa::kAmx, {cpu::GemmBF16Amx, cpu::PrepareBF16Avx512, 128}},
+      {"gemm_bf16_bf16_avx512bf16", Isa::kAvx512Bf16, {cpu::GemmBF16Avx512BF16, cpu::PrepareBF16Avx512, 128}},
+      {"gemm_bf16_bf16_avx512", Isa::kAvx512, {cpu::GemmBF16Avx512, cpu::PrepareBF16Avx512, 128}},
+      {"gemm_bf16_bf16_avx2", Isa::kAvx2, {cpu::GemmBF16Avx2, cpu::PrepareBF16Avx2, 128}},
+      {"gemm_bf16_bf16_ref", Isa::kRef, {ref::GemmBF16, ref::PrepareBF16, 128}},
   };
   static constexpr Impl<Gemm> kI8[] = {
-      {"gemm_i8_i8_amx", Isa::kAmx, {cpu::GemmI8Amx, cpu::PrepareU8Avx512, 1}},
-      {"gemm_i8_i8_avx512vnni", Isa::kAvx512Vnni, {cpu::GemmI8Avx512Vnni, cpu::PrepareU8Avx512, 1}},
-      {"gemm_i8_i8_avxvnni", Isa::kAvxVnni, {cpu::GemmI8AvxVnni, cpu::PrepareU8Avx2, 1}},
-      {"gemm_i8_i8_avx2", Isa::kAvx2, {cpu::GemmI8Avx2, cpu::PrepareS8Avx2, 1}},
-      {"gemm_i8_i8_ref", Isa::kRef, {ref::GemmI8, ref::PrepareS8, 1}},
+      {"gemm_i8_i8_amx", Isa::kAmx, {cpu::GemmI8Amx, cpu::PrepareU8Avx512, 64}},
+      {"gemm_i8_i8_avx512vnni", Isa::kAvx512Vnni, {cpu::GemmI8Avx512Vnni, cpu::PrepareU8Avx512, 64}},
+      {"gemm_i8_i8_avxvnni", Isa::kAvxVnni, {cpu::GemmI8AvxVnni, cpu::PrepareU8Avx2, 64}},
+      {"gemm_i8_i8_avx2", Isa::kAvx2, {cpu::GemmI8Avx2, cpu::PrepareS8Avx2, 64}},
+      {"gemm_i8_i8_ref", Isa::kRef, {ref::GemmI8, ref::PrepareS8, 64}},
+  };
+  static constexpr Impl<Gemm> kI8G32[] = {
+      {"gemm_i8g32_i8_amx", Isa::kAmx, {cpu::GemmI8G32Amx, cpu::PrepareI8G32Avx512, 80}},
+      {"gemm_i8g32_i8_avx512vnni", Isa::kAvx512Vnni, {cpu::GemmI8G32Avx512Vnni, cpu::PrepareI8G32Avx512, 80}},
+      {"gemm_i8g32_i8_avxvnni", Isa::kAvxVnni, {cpu::GemmI8G32AvxVnni, cpu::PrepareI8G32Avx2, 80}},
+      {"gemm_i8g32_i8_avx2", Isa::kAvx2, {cpu::GemmI8G32Avx2, cpu::PrepareI8G32Avx2, 80}},
+      {"gemm_i8g32_i8_ref", Isa::kRef, {ref::GemmI8G32, ref::PrepareI8G32, 80}},
+  };
+  static constexpr Impl<Gemm> kI4G32[] = {
+      {"gemm_i4g32_i8_amx", Isa::kAmx, {cpu::GemmI4G32Amx, cpu::PrepareI4G32Avx512, 80}},
+      {"gemm_i4g32_i8_avx512vnni", Isa::kAvx512Vnni, {cpu::GemmI4G32Avx512Vnni, cpu::PrepareI4G32Avx512, 80}},
+      {"gemm_i4g32_i8_avxvnni", Isa::kAvxVnni, {cpu::GemmI4G32AvxVnni, cpu::PrepareI4G32Avx2, 80}},
+      {"gemm_i4g32_i8_avx2", Isa::kAvx2, {cpu::GemmI4G32Avx2, cpu::PrepareI4G32Avx2, 80}},
+      {"gemm_i4g32_i8_ref", Isa::kRef, {ref::GemmI4G32, ref::PrepareI4G32, 80}},
+  };
+  static constexpr Impl<Gemm> kMxfp4[] = {
+      {"gemm_mxfp4_i8_amx", Isa::kAmx, {cpu::GemmMxfp4Amx, cpu::PrepareMxfp4Avx512, 80}},
+      {"gemm_mxfp4_i8_avx512vnni", Isa::kAvx512Vnni, {cpu::GemmMxfp4Avx512Vnni, cpu::PrepareMxfp4Avx512, 80}},
+      {"gemm_mxfp4_i8_avxvnni", Isa::kAvxVnni, {cpu::GemmMxfp4AvxVnni, cpu::PrepareMxfp4Avx2, 80}},
+      {"gemm_mxfp4_i8_avx2", Isa::kAvx2, {cpu::GemmMxfp4Avx2, cpu::PrepareMxfp4Avx2, 80}},
+      {"gemm_mxfp4_i8_ref", Isa::kRef, {ref::GemmMxfp4, ref::PrepareMxfp4, 80}},
+  };
+  static constexpr Impl<Gemm> kNvfp4[] = {
+      {"gemm_nvfp4_i8_amx", Isa::kAmx, {cpu::GemmNvfp4Amx, cpu::PrepareNvfp4Avx512, 88}},
+      {"gemm_nvfp4_i8_avx512vnni", Isa::kAvx512Vnni, {cpu::GemmNvfp4Avx512Vnni, cpu::PrepareNvfp4Avx512, 88}},
+      {"gemm_nvfp4_i8_avxvnni", Isa::kAvxVnni, {cpu::GemmNvfp4AvxVnni, cpu::PrepareNvfp4Avx2, 88}},
+      {"gemm_nvfp4_i8_avx2", Isa::kAvx2, {cpu::GemmNvfp4Avx2, cpu::PrepareNvfp4Avx2, 88}},
+      {"gemm_nvfp4_i8_ref", Isa::kRef, {ref::GemmNvfp4, ref::PrepareNvfp4, 88}},
   };
   switch (format) {
     case tensor::PackedFormat::kF32:
@@ -34,6 +63,14 @@ ImplList<Gemm> GemmImpls(tensor::PackedFormat format) {
       return kBF16;
     case tensor::PackedFormat::kI8:
       return kI8;
+    case tensor::PackedFormat::kI8G32:
+      return kI8G32;
+    case tensor::PackedFormat::kI4G32:
+      return kI4G32;
+    case tensor::PackedFormat::kMxfp4:
+      return kMxfp4;
+    case tensor::PackedFormat::kNvfp4:
+      return kNvfp4;
   }
   return kF32;
 }

@@ -11,6 +11,7 @@
 #include "kernels/ref/gemm.h"
 #include "runtime/memory.h"
 #include "tensor/dtype.h"
+#include "tensor/group_format.h"
 
 namespace moesaic::kernels {
 namespace {
@@ -35,7 +36,11 @@ std::vector<Case> HostCases(std::initializer_list<PackedFormat> formats) {
   return cases;
 }
 
-constexpr auto kAllFormats = {PackedFormat::kF32, PackedFormat::kBF16, PackedFormat::kI8};
+constexpr auto kAllFormats = {PackedFormat::kF32,   PackedFormat::kBF16,  PackedFormat::kI8,
+                              PackedFormat::kI8G32, PackedFormat::kI4G32, PackedFormat::kMxfp4,
+                              PackedFormat::kNvfp4};
+constexpr auto kGroupScaled = {PackedFormat::kI8G32, PackedFormat::kI4G32, PackedFormat::kMxfp4,
+                               PackedFormat::kNvfp4};
 
 std::string NameOf(const testing::TestParamInfo<Case>& info) { return info.param.impl.name; }
 
@@ -59,7 +64,7 @@ class GemmTest : public testing::TestWithParam<Case> {
 
   void Prepare(float static_scale) {
     const int k = weights_.k();
-    stride_ = int64_t{weights_.layout.k_padded} * GetParam().impl.fn.activation_bytes;
+    stride_ = int64_t{weights_.layout.k_padded} / 64 * GetParam().impl.fn.unit_bytes;
     a_.assign(m_ * stride_, std::byte{0x55});
     a_scales_.resize(m_);
     for (int row = 0; row < m_; ++row) {
@@ -74,8 +79,8 @@ class GemmTest : public testing::TestWithParam<Case> {
             .a_scales = &a_scales_[row],
             .w = weights_.panel(0),
             .panel_bytes = weights_.layout.panel_bytes,
-            .w_scales = weights_.scales(),
-            .w_sums = weights_.sums(),
+            .w_scales = weights_.has_scales() ? weights_.scales() : nullptr,
+            .w_sums = weights_.has_sums() ? weights_.sums() : nullptr,
             .bias = nullptr,
             .c = c,
             .c_stride = c_stride,
@@ -102,6 +107,13 @@ class GemmTest : public testing::TestWithParam<Case> {
         if (scale == 0) return 0;
         return double{scale} * std::max(-127.0F, std::min(127.0F, std::nearbyint(x / scale)));
       }
+      default: {  // as kI8, by 32 inputs
+        float amax = 0;
+        for (int j = i / 32 * 32; j < std::min(i / 32 * 32 + 32, weights_.k()); ++j)
+          amax = std::max(amax, std::fabs(x_[size_t(row) * weights_.k() + j]));
+        const float scale = amax / 127;
+        return scale == 0 ? 0 : double{scale} * std::nearbyint(x / scale);
+      }
     }
     return 0;
   }
@@ -111,7 +123,9 @@ class GemmTest : public testing::TestWithParam<Case> {
   // with u = 2^-24 (Higham, Accuracy and Stability, 4.2); fused multiply-adds only make it less, and
   // vdpbf16ps and the tiles flush terms below 2^-126, which is nothing here. An int8 dot is exact: the
   // conversion to f32 (k 127^2 may exceed 2^24), two multiplications and the scale's product leave 4 u of the
-  // value. One more u of the result each for bias and accumulation.
+  // value. One more u of the result each for bias and accumulation. Group-scaled: dots of at most 32 inputs are
+  // exact; scaling one and adding it rounds twice, and the next sums carry it on: a chain of k / 16 + 5 terms
+  // at most.
   void Check(const std::vector<float>& c, int64_t c_stride, float static_scale,
              const std::vector<float>& base) {
     const int n = weights_.n(), k = weights_.k();
@@ -131,7 +145,9 @@ class GemmTest : public testing::TestWithParam<Case> {
         }
         const double expected = sum + base[row * c_stride + j];
         // UnpackRow rounds q * scale to f32, once a term: u of each term more for int8.
-        const double terms = GetParam().format == PackedFormat::kI8 ? 5 : k;
+        const double terms = GetParam().format == PackedFormat::kI8          ? 5
+                             : tensor::IsGroupScaled(GetParam().format) ? k / 16.0 + 8
+                                                                        : k;
         const double bound = 0x1p-24 * (terms * magnitude + 2 * std::fabs(expected) + std::fabs(sum));
         ASSERT_NEAR(c[row * c_stride + j], expected, bound) << "row " << row << " output " << j;
       }
@@ -227,6 +243,7 @@ TEST_P(GemmTest, ZeroRowsGiveZero) {
 
 // A static scale that is too small saturates at 127; one that is too large loses bits. Both are as defined.
 TEST_P(GemmTest, StaticScales) {
+  if (tensor::IsGroupScaled(GetParam().format)) GTEST_SKIP() << "has none";
   for (float scale : {0.001F, 0.0157F, 0.5F}) {
     Make(5, 20, 100, scale);
     std::vector<float> c(5 * 20);
@@ -261,6 +278,7 @@ TEST_P(GemmI8Test, ExtremeIntegers) {
 
 // Preparation is one definition on every instruction set: the same bytes (but for the bias of u8) and scale.
 TEST_P(GemmTest, PreparesAsTheReferenceDoes) {
+  if (tensor::IsGroupScaled(GetParam().format)) GTEST_SKIP() << "GemmGroupTest does it";
   const auto reference = GetParam().format == PackedFormat::kF32    ? ref::PrepareF32
                          : GetParam().format == PackedFormat::kBF16 ? ref::PrepareBF16
                                                                     : ref::PrepareS8;
@@ -272,7 +290,7 @@ TEST_P(GemmTest, PreparesAsTheReferenceDoes) {
       for (float& v : x) v = Uniform(1) * magnitude;
       if (k > 5) x[3] = 0, x[5] = -magnitude;
       for (float static_scale : {0.0F, magnitude / 90}) {
-        std::vector<std::byte> expected(size_t(k_padded) * gemm.activation_bytes, std::byte{9}),
+        std::vector<std::byte> expected(size_t(k_padded) / 64 * gemm.unit_bytes, std::byte{9}),
             got = expected;
         const float scale = reference(x.data(), k, k_padded, static_scale, expected.data());
         ASSERT_EQ(gemm.prepare(x.data(), k, k_padded, static_scale, got.data()), scale)
@@ -287,7 +305,58 @@ TEST_P(GemmTest, PreparesAsTheReferenceDoes) {
   }
 }
 
+class GemmGroupTest : public GemmTest {};
+
+// The same bytes on every instruction set: codes, scales, corrections, and zeros beyond k.
+TEST_P(GemmGroupTest, PreparesAsTheReferenceDoes) {
+  const Gemm& gemm = GetParam().impl.fn;
+  const Gemm& reference = GemmImpls(GetParam().format).back().fn;
+  ASSERT_EQ(gemm.unit_bytes, reference.unit_bytes);
+  for (int k = 1; k <= 200; k += k < 70 ? 1 : 13) {
+    for (float magnitude : {1e-44F, 1e-39F, 1.0F, 1e30F}) {
+      const int k_padded = (k + 63) / 64 * 64;
+      std::vector<float> x(k);
+      for (float& v : x) v = Uniform(1) * magnitude;
+      if (k > 5) x[3] = 0, x[5] = -magnitude, x[4] = std::nanf("");
+      if (k > 64) std::fill_n(x.begin() + 32, 32, 0.0F);
+      std::vector<std::byte> expected(k_padded / 64 * gemm.unit_bytes, std::byte{9}), got = expected;
+      reference.prepare(x.data(), k, k_padded, 0, expected.data());
+      gemm.prepare(x.data(), k, k_padded, 0, got.data());
+      ASSERT_EQ(got, expected) << k << " " << magnitude;
+    }
+  }
+}
+
+// The largest dots that codes and activations can make, of either sign.
+TEST_P(GemmGroupTest, ExtremeCodes) {
+  const int n = 18, k = 128, m = 20;
+  for (const bool largest : {false, true}) {
+    for (float sign : {1.0F, -1.0F}) {
+      tensor::GroupRows rows;
+      rows.Resize(GetParam().format, n, k);
+      const auto& format = tensor::GroupFormatOf(GetParam().format);
+      const bool e2m1 = format.zero == 12;
+      const int code = e2m1 ? (largest ? 7 : 15) : (largest ? (1 << format.code_bits) - 1 : 0);
+      const float value = e2m1 ? tensor::kE2M1[code] : static_cast<float>(code - format.zero);
+      std::fill(rows.codes.begin(), rows.codes.end(), static_cast<uint8_t>(code));
+      const uint16_t one = format.group == 16 ? 0x38 : 0x3c00;
+      std::fill(rows.scales.begin(), rows.scales.end(), one);
+      weights_.layout = PackedLayout::Of(GetParam().format, n, k);
+      buffer_ = *runtime::Buffer::Allocate(weights_.layout.total_bytes, false);
+      weights_.data = buffer_.data();
+      tensor::PackGroupRows(weights_.layout, 0, rows, buffer_.data());
+      m_ = m;
+      x_.assign(size_t(m) * k, sign * 127);
+      Prepare(0);
+      std::vector<float> c(m * n);
+      GetParam().impl.fn.tile(Tile(0, m, c.data(), n));
+      for (float v : c) EXPECT_EQ(v, sign * 127 * value * k);
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Host, GemmTest, testing::ValuesIn(HostCases(kAllFormats)), NameOf);
+INSTANTIATE_TEST_SUITE_P(Host, GemmGroupTest, testing::ValuesIn(HostCases(kGroupScaled)), NameOf);
 INSTANTIATE_TEST_SUITE_P(Host, GemmI8Test, testing::ValuesIn(HostCases({PackedFormat::kI8})), NameOf);
 
 // One order of sums: f32 and bf16 results agree bit for bit between the instruction sets that share it.
@@ -296,7 +365,7 @@ TEST(GemmAcrossIsas, SameOrderSameBits) {
   const int m = 37, n = 50, k = 700;
   std::mt19937 rng(5);
   std::normal_distribution<float> normal;
-  for (PackedFormat format : {PackedFormat::kF32, PackedFormat::kBF16, PackedFormat::kI8}) {
+  for (PackedFormat format : kAllFormats) {
     std::vector<float> w(n * k), x(m * k);
     for (float& v : w) v = normal(rng);
     for (float& v : x) v = normal(rng);
@@ -308,16 +377,17 @@ TEST(GemmAcrossIsas, SameOrderSameBits) {
     for (const Case& c : cases) {
       const std::string name = c.impl.name;
       const bool own_order =
-          (format != PackedFormat::kI8 && name.ends_with("_ref")) || name.ends_with("_avx512bf16");
+          (format < PackedFormat::kI8 && name.ends_with("_ref")) || name.ends_with("_avx512bf16");
       if (c.format != format || own_order) continue;
-      const int64_t stride = int64_t{layout.k_padded} * c.impl.fn.activation_bytes;
+      const int64_t stride = int64_t{layout.k_padded} / 64 * c.impl.fn.unit_bytes;
       std::vector<std::byte> a(m * stride);
       std::vector<float> scales(m), out(m * n);
       for (int row = 0; row < m; ++row) {
         scales[row] = c.impl.fn.prepare(&x[row * k], k, layout.k_padded, 0, &a[row * stride]);
       }
-      c.impl.fn.tile({a.data(), stride, scales.data(), weights.panel(0), layout.panel_bytes, weights.scales(),
-                      weights.sums(), nullptr, out.data(), n, m, layout.k_padded, layout.panels(), n, false});
+      c.impl.fn.tile({a.data(), stride, scales.data(), weights.panel(0), layout.panel_bytes,
+                      weights.has_scales() ? weights.scales() : nullptr,
+                      weights.has_sums() ? weights.sums() : nullptr, nullptr, out.data(), n, m, layout.k_padded, layout.panels(), n, false});
       if (first.empty()) first = out;
       EXPECT_EQ(std::memcmp(first.data(), out.data(), out.size() * sizeof(float)), 0) << name;
     }

@@ -23,7 +23,7 @@ struct KernelTable {
   struct Gemm {
     GemmTileFn tile = nullptr;
     PrepareRowFn prepare = nullptr;
-    int activation_bytes = 0;  // bytes of one prepared element
+    int unit_bytes = 0;  // of 64 prepared activations, with what they bring along
   };
   Gemm gemm[tensor::kPackedFormats];
   RmsNormRowFn rms_norm = nullptr;

@@ -67,7 +67,7 @@ TEST_P(LinearTest, PreparesRowsAtAnyStride) {
         const auto& gemm = ctx.kernels->gemm[static_cast<int>(format)];
         const float scale = gemm.prepare(&x[r * 1100], k, a.k_padded, 0, row.data());
         EXPECT_EQ(scale, a.scales[r]);
-        EXPECT_EQ(std::memcmp(row.data(), &a.data[r * a.stride], a.k_padded * gemm.activation_bytes), 0);
+        EXPECT_EQ(std::memcmp(row.data(), &a.data[r * a.stride], a.k_padded / 64 * gemm.unit_bytes), 0);
       }
     }
   }

@@ -20,7 +20,7 @@ struct GemmTile {
   const float* a_scales;  // [m], kI8 only
   const std::byte* w;     // first panel
   int64_t panel_bytes;    // bytes between panels
-  const float* w_scales;  // [16 * panels], kI8 only, at the first panel's first output
+  const float* w_scales;  // [16 * panels], kI8 and group-scaled, at the first panel's first output
   const int32_t* w_sums;  // [16 * panels], kI8 only
   const float* bias;      // [columns] or null
   float* c;               // [m][c_stride]
@@ -35,7 +35,8 @@ struct GemmTile {
 /// Rounds and lays out one row of activations for the gemm of the same table.
 /// `x` [k] f32; `out` k_padded elements of the format's activation type, the tail zeroed.
 /// kI8: scale = static_scale if > 0, else amax/127 (0 for a zero row); q = round_half_even(x / scale) in
-/// [-127, 127]; returns the scale. Other formats return 0.
+/// [-127, 127]; returns the scale. Group-scaled formats do so for every 32 inputs, without a static scale, and
+/// put scales and corrections behind the elements (cpu/gemm_group_formats-inl.h). They and others return 0.
 using PrepareRowFn = float (*)(const float* x, int k, int k_padded, float static_scale, std::byte* out);
 using GemmTileFn = void (*)(const GemmTile& tile);
 

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "tensor/dtype.h"
+#include "tensor/group_format.h"
 
 namespace moesaic::tensor {
 namespace {
@@ -16,6 +17,18 @@ constexpr int kLargestI8K = 65536;
 
 int RoundUp(int value, int unit) { return (value + unit - 1) / unit * unit; }
 int64_t RoundUp64(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// Of the formats whose scales stand apart from their elements.
+int ElementBytes(PackedFormat format) {
+  switch (format) {
+    case PackedFormat::kF32:
+      return 4;
+    case PackedFormat::kBF16:
+      return 2;
+    default:
+      return 1;
+  }
+}
 
 // Byte offset of element (row, k) from the matrix's start.
 int64_t OffsetOf(const PackedLayout& layout, int row, int k) {
@@ -63,34 +76,24 @@ float QuantizeRow(const float* values, int k, int8_t* out) {
 }  // namespace
 
 std::string PackedFormatName(PackedFormat format) {
-  switch (format) {
-    case PackedFormat::kF32:
-      return "f32";
-    case PackedFormat::kBF16:
-      return "bf16";
-    case PackedFormat::kI8:
-      return "int8";
+  static constexpr const char* kNames[kPackedFormats] = {"f32",      "bf16",  "int8", "int8_g32",
+                                                         "int4_g32", "mxfp4", "nvfp4"};
+  return kNames[static_cast<int>(format)];
+}
+
+std::string PackedFormatNames() {
+  std::string names;
+  for (int f = 0; f < kPackedFormats; ++f) {
+    names += (f > 0 ? ", " : "") + PackedFormatName(static_cast<PackedFormat>(f));
   }
-  return "unknown";
+  return names;
 }
 
 StatusOr<PackedFormat> ParsePackedFormat(const std::string& name) {
-  for (PackedFormat format : {PackedFormat::kF32, PackedFormat::kBF16, PackedFormat::kI8}) {
-    if (PackedFormatName(format) == name) return format;
+  for (int f = 0; f < kPackedFormats; ++f) {
+    if (PackedFormatName(static_cast<PackedFormat>(f)) == name) return static_cast<PackedFormat>(f);
   }
-  return InvalidArgument("the weight format must be f32, bf16 or int8, not \"{}\"", name);
-}
-
-int ElementBytes(PackedFormat format) {
-  switch (format) {
-    case PackedFormat::kF32:
-      return 4;
-    case PackedFormat::kBF16:
-      return 2;
-    case PackedFormat::kI8:
-      return 1;
-  }
-  return 0;
+  return InvalidArgument("the weight format must be one of {}, not \"{}\"", PackedFormatNames(), name);
 }
 
 PackedLayout PackedLayout::Of(PackedFormat format, int n, int k) {
@@ -103,8 +106,14 @@ PackedLayout PackedLayout::Of(PackedFormat format, int n, int k) {
   layout.k = k;
   layout.n_padded = RoundUp(n, kPanelRows);
   layout.k_padded = RoundUp(k, kPackedKUnit);
-  layout.panel_bytes = int64_t{layout.k_padded} * kPanelRows * ElementBytes(format);
+  layout.panel_bytes = IsGroupScaled(format)
+                           ? int64_t{layout.k_padded} / kUnitInputs * GroupFormatOf(format).unit_bytes()
+                           : int64_t{layout.k_padded} * kPanelRows * ElementBytes(format);
   layout.total_bytes = layout.panel_bytes * layout.panels();
+  if (IsGroupScaled(format)) {
+    layout.scales_offset = layout.total_bytes;
+    layout.total_bytes = RoundUp64(layout.scales_offset + int64_t{4} * layout.n_padded);
+  }
   if (format == PackedFormat::kI8) {
     layout.scales_offset = layout.total_bytes;
     layout.sums_offset = RoundUp64(layout.scales_offset + int64_t{4} * layout.n_padded);
@@ -127,6 +136,11 @@ PackedMatrix PackedMatrix::Rows(int first, int count) const {
 
 void PackRows(const PackedLayout& layout, int first_row, int rows, const float* values, std::byte* out) {
   CheckRows(layout, first_row, rows);
+  if (IsGroupScaled(layout.format)) {
+    const GroupRows groups = QuantizeGroups(layout.format, rows, layout.k, values);
+    PackGroupRows(layout, first_row, groups, out);
+    return;
+  }
   const int k = layout.k;
   std::vector<BF16> bf16(layout.format == PackedFormat::kBF16 ? k : 0);
   std::vector<int8_t> i8(layout.format == PackedFormat::kI8 ? k : 0);
@@ -145,6 +159,8 @@ void PackRows(const PackedLayout& layout, int first_row, int rows, const float* 
         WriteRowI8(layout, first_row + r, i8.data(), scale, out);
         break;
       }
+      default:
+        break;
     }
   }
 }
@@ -162,6 +178,7 @@ void UnpackRow(const PackedMatrix& matrix, int row, std::span<float> out) {
   const PackedLayout& layout = matrix.layout;
   MOESAIC_CHECK_LT(row, layout.n);
   MOESAIC_CHECK_EQ(static_cast<int>(out.size()), layout.k);
+  if (IsGroupScaled(layout.format)) return UnpackGroupRow(matrix, row, out);
   for (int k = 0; k < layout.k; ++k) {
     const std::byte* element = matrix.data + OffsetOf(layout, matrix.first_row + row, k);
     switch (layout.format) {
@@ -176,6 +193,8 @@ void UnpackRow(const PackedMatrix& matrix, int row, std::span<float> out) {
       }
       case PackedFormat::kI8:
         out[k] = static_cast<float>(static_cast<int8_t>(*element)) * matrix.scales()[row];
+        break;
+      default:
         break;
     }
   }

@@ -9,6 +9,10 @@
 // in a row are a whole tile). n is padded to 16 and k to 64 elements with zeros, so that no kernel has a
 // ragged k. After the elements come, each 64-byte aligned: for i8, f32 scales [n_padded] and i32 sums of each
 // output's weights [n_padded] (kernels that bias activations by 128 subtract 128 x sum).
+//
+// Group-scaled formats have a scale for every 16 or 32 inputs of an output. Their panel is a run of units of 64
+// inputs, each with its scales before its elements: see tensor/group_format.h. After the panels come f32 scales
+// [n_padded], one an output, that multiply those of the groups.
 #pragma once
 
 #include <cstddef>
@@ -27,21 +31,27 @@ enum class PackedFormat : uint8_t {
   kF32,   ///< f32 elements, f32 activations.
   kBF16,  ///< bf16 elements, bf16 activations (rounded per row by the kernel's own preparation), f32 sums.
   kI8,    ///< int8 elements with one f32 scale an output; int8 activations with one scale a row (W8A8).
+  // Group-scaled; int8 activations with one scale for 32 inputs.
+  kI8G32,  ///< int8, f16 scales of 32 inputs: Q8_0.
+  kI4G32,  ///< int4, f16 scales of 32 inputs: Q4_0, and compressed-tensors' groups of 32, 64 or 128.
+  kMxfp4,  ///< e2m1, powers of two for scales of 32 inputs (OCP MX).
+  kNvfp4,  ///< e2m1, e4m3 scales of 16 inputs.
 };
-inline constexpr int kPackedFormats = 3;
+inline constexpr int kPackedFormats = 7;
 
-std::string PackedFormatName(PackedFormat format);  ///< "f32", "bf16", "int8"
+std::string PackedFormatName(PackedFormat format);  ///< "f32", "bf16", "int8", "int8_g32", "int4_g32", ...
+std::string PackedFormatNames();                    ///< all of them: "f32, bf16, ..."
 StatusOr<PackedFormat> ParsePackedFormat(const std::string& name);
-int ElementBytes(PackedFormat format);
+inline bool IsGroupScaled(PackedFormat format) { return format >= PackedFormat::kI8G32; }
 
 /// Where the parts of a packed matrix lie, from its format and shape alone.
 struct PackedLayout {
   PackedFormat format;
   int n, k;                // as the model means it
   int n_padded, k_padded;  // multiples of kPanelRows and kPackedKUnit
-  int64_t panel_bytes;     // one panel: k_padded * 16 * element size
+  int64_t panel_bytes;     // one panel of k_padded inputs
   int64_t scales_offset;   // bytes from the start; 0 when the format has none
-  int64_t sums_offset;
+  int64_t sums_offset;     // likewise
   int64_t total_bytes;  // a multiple of 64
 
   /// n and k must be >= 1; for kI8, k <= 65536 (int32 sums of u8 x s8 products can't overflow).
@@ -61,7 +71,9 @@ struct PackedMatrix {
   int n() const { return layout.n; }
   int k() const { return layout.k; }
   const std::byte* panel(int p) const { return data + (first_row / kPanelRows + p) * layout.panel_bytes; }
-  /// kI8: scales and weight sums of this run's outputs, the first one's first.
+  bool has_scales() const { return layout.scales_offset > 0; }
+  bool has_sums() const { return layout.sums_offset > 0; }
+  /// Scales and weight sums of this run's outputs, the first one's first, where the format has them.
   const float* scales() const {
     return reinterpret_cast<const float*>(data + layout.scales_offset) + first_row;
   }
@@ -74,8 +86,8 @@ struct PackedMatrix {
 
 /// Packs rows [first_row, first_row + rows) of W from f32 values [rows, k] into `out` (layout.total_bytes
 /// long, zeroed by the caller before the first call). first_row must be a multiple of 16. kI8 quantises each
-/// output symmetrically to [-127, 127] with scale amax/127, rounding half to even. Values must be finite.
-/// Calls for different rows may run at the same time.
+/// output symmetrically to [-127, 127] with scale amax/127, rounding half to even; group-scaled formats as
+/// QuantizeGroups does. Values must be finite. Calls for different rows may run at the same time.
 void PackRows(const PackedLayout& layout, int first_row, int rows, const float* values, std::byte* out);
 
 /// Packs int8 values that are already quantised, [rows, k], with their scales [rows]; nothing is rounded

@@ -98,8 +98,9 @@ TEST(PackedMatrix, PackedI8ValuesKeepTheirBytesScalesAndSums) {
 class PackedFormatTest : public testing::TestWithParam<PackedFormat> {};
 
 // f32 is exact; bf16 keeps 8 bits: off by at most half of 2^-7 relative; int8 is off by half a step of
-// amax/127 and its rounding.
+// amax/127 and its rounding. (Group-scaled formats: group_format_test.cc.)
 TEST_P(PackedFormatTest, UnpacksToWhatWasPacked) {
+  if (IsGroupScaled(GetParam())) GTEST_SKIP() << "has a test of its own";
   for (const auto& [n, k] : {std::pair{1, 1}, {15, 63}, {16, 64}, {17, 65}, {50, 100}}) {
     const auto values = RandomValues(size_t(n) * k);
     const Packed packed = Pack(GetParam(), n, k, values);
@@ -143,7 +144,9 @@ TEST_P(PackedFormatTest, NameParsesBack) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, PackedFormatTest,
-                         testing::Values(PackedFormat::kF32, PackedFormat::kBF16, PackedFormat::kI8),
+                         testing::Values(PackedFormat::kF32, PackedFormat::kBF16, PackedFormat::kI8,
+                                         PackedFormat::kI8G32, PackedFormat::kI4G32, PackedFormat::kMxfp4,
+                                         PackedFormat::kNvfp4),
                          [](const auto& info) { return PackedFormatName(info.param); });
 
 TEST(PackedMatrix, QuantisingZeroTinyAndLargestRows) {

@@ -1,0 +1,210 @@
+// Group-scaled weights on AMX tiles. A tile product gives the integer dots of one group of inputs for 16 rows
+// and 16 outputs; vectors then scale them into f32 accumulators, in the expression of all kernels of these
+// formats (gemm_group_formats-inl.h). That scaling is three instructions for each row and group, 24 cycles
+// beside the 16 of the product, and so bounds the kernel: what it gains over vpdpbusd is 3 to 4 times.
+#include "kernels/cpu/amx_tiles-inl.h"
+#include "kernels/cpu/gemm_avx512-inl.h"
+#include "kernels/cpu/gemm_group.h"
+#include "kernels/cpu/gemm_group_formats-inl.h"
+
+namespace moesaic::kernels::cpu {
+namespace {
+
+constexpr int kPassRows = 64;    // rows that share the codes of a chunk once they are unpacked
+constexpr int kChunkUnits = 16;  // of a panel: 16 KiB of unpacked codes, a third of the L1 cache
+
+inline __m512i Signed(__m512i codes, int zero) {
+  return _mm512_sub_epi8(codes, _mm512_set1_epi8(static_cast<char>(zero)));
+}
+
+/// The codes of a unit as signed bytes, in the layout of a B tile: [16][16 outputs][4 inputs].
+template <typename Format>
+inline void Unpack(const std::byte* unit, int8_t* out) {
+  const std::byte* codes = unit + kUnitScaleBytes;
+  if constexpr (Format::kBits == 8) {
+    for (int q = 0; q < 16; ++q) {
+      _mm512_store_si512(out + 64 * q, Signed(_mm512_load_si512(codes + 64 * q), Format::kZero));
+    }
+    return;
+  }
+  const __m512i nibble = _mm512_set1_epi8(15);
+  const __m512i table =
+      _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(kE2M1Codes)));
+  for (int pair = 0; pair < 8; ++pair) {
+    const __m512i both = _mm512_load_si512(codes + 64 * pair);
+    __m512i low = _mm512_and_si512(both, nibble);
+    __m512i high = _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble);
+    if constexpr (Format::kTable) {
+      low = _mm512_shuffle_epi8(table, low);
+      high = _mm512_shuffle_epi8(table, high);
+    }
+    _mm512_store_si512(out + 128 * pair, Signed(low, Format::kZero));
+    _mm512_store_si512(out + 128 * pair + 64, Signed(high, Format::kZero));
+  }
+}
+
+template <typename Format>
+inline __m512 Scales(const std::byte* unit, int group) {
+  if constexpr (Format::kE4M3) {
+    const __m128i bits = _mm_load_si128(reinterpret_cast<const __m128i*>(unit + 16 * group));
+    return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(bits), 7));
+  }
+  return _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(unit + 32 * group)));
+}
+
+/// Dots of one group: a is [rows][kGroup] at `stride`, codes [kGroup / 4][16 outputs][4], dots [rows][16].
+/// Four products of different groups may be under way at once.
+template <int kTile>
+inline void GroupDots(const std::byte* a, int64_t stride, const int8_t* codes, int32_t* dots) {
+  if constexpr (kTile == 0) {
+    _tile_zero(0);
+    _tile_loadd(4, a, stride);
+    _tile_loadd(6, codes, 64);
+    _tile_dpbssd(0, 4, 6);
+    _tile_stored(0, dots, 64);
+  } else if constexpr (kTile == 1) {
+    _tile_zero(1);
+    _tile_loadd(5, a, stride);
+    _tile_loadd(7, codes, 64);
+    _tile_dpbssd(1, 5, 7);
+    _tile_stored(1, dots, 64);
+  } else if constexpr (kTile == 2) {
+    _tile_zero(2);
+    _tile_loadd(4, a, stride);
+    _tile_loadd(6, codes, 64);
+    _tile_dpbssd(2, 4, 6);
+    _tile_stored(2, dots, 64);
+  } else {
+    _tile_zero(3);
+    _tile_loadd(5, a, stride);
+    _tile_loadd(7, codes, 64);
+    _tile_dpbssd(3, 5, 7);
+    _tile_stored(3, dots, 64);
+  }
+}
+
+/// What a row tile needs of a chunk of one panel.
+template <typename Format>
+struct Chunk {
+  static constexpr int kGroups = kUnitInputs / Format::kGroup;
+  const std::byte* units;  // packed, for their scales
+  int count;               // of units
+  alignas(64) int8_t codes[kChunkUnits * kUnitInputs * 16];
+};
+
+using Dots = int32_t[4][kTileRows][16];
+
+template <typename Format>
+inline void UnitDots(const std::byte* a, int64_t stride, const int8_t* codes, Dots& dots) {
+  constexpr int kCodes = 16 * Format::kGroup;
+  GroupDots<0>(a, stride, codes, dots[0][0]);
+  GroupDots<1>(a + Format::kGroup, stride, codes + kCodes, dots[1][0]);
+  if constexpr (Format::kGroup == 16) {
+    GroupDots<2>(a + 32, stride, codes + 2 * kCodes, dots[2][0]);
+    GroupDots<3>(a + 48, stride, codes + 3 * kCodes, dots[3][0]);
+  }
+}
+
+/// Adds a chunk to acc [kRows][16]: kRows 8 or 16, of which the tiles hold `rows`. The products of the next
+/// unit are under way while the dots of one are scaled.
+template <typename Format, int kRows>
+inline void AddChunk(const GemmTile& t, int row, int rows, int first_unit, const Chunk<Format>& chunk,
+                     float* acc) {
+  const std::byte* a = t.a + row * t.a_stride + int64_t{first_unit} * kUnitInputs;
+  // [activation group][row]: rows beyond `rows` are scaled like the last, and not stored in the end.
+  alignas(64) float scales[2 * kChunkUnits][kTileRows];
+  for (int r = 0; r < kRows; ++r) {
+    const int from = row + (r < rows ? r : rows - 1);
+    const auto* of_row = reinterpret_cast<const float*>(t.a + from * t.a_stride + t.k_padded) + 2 * first_unit;
+    for (int g = 0; g < 2 * chunk.count; ++g) scales[g][r] = of_row[g];
+  }
+  alignas(64) Dots dots[2];
+  __m512 sums[kRows];
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) sums[r] = _mm512_load_ps(acc + 16 * r);
+  UnitDots<Format>(a, t.a_stride, chunk.codes, dots[0]);
+  for (int u = 0; u < chunk.count; ++u) {
+    if (u + 1 < chunk.count) {
+      UnitDots<Format>(a + kUnitInputs * (u + 1), t.a_stride, chunk.codes + 1024 * (u + 1), dots[(u + 1) % 2]);
+    }
+    const std::byte* unit = chunk.units + int64_t{u} * kUnitBytes<Format>;
+#pragma GCC unroll 4
+    for (int g = 0; g < Chunk<Format>::kGroups; ++g) {
+      const __m512 weights = Scales<Format>(unit, g);
+      const float* activations = scales[2 * u + g * Format::kGroup / kActivationGroup];
+      const int32_t* of_group = dots[u % 2][g][0];
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+        const __m512 dot = _mm512_cvtepi32_ps(_mm512_load_si512(of_group + 16 * r));
+        const __m512 scaled = _mm512_mul_ps(dot, _mm512_set1_ps(activations[r]));
+        sums[r] = _mm512_fmadd_ps(scaled, weights, sums[r]);
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) _mm512_store_ps(acc + 16 * r, sums[r]);
+}
+
+template <typename Format>
+inline void ConfigureGroups(int rows) {
+  constexpr int kCodeRows = Format::kGroup / 4;
+  Configure({rows, rows, rows, rows, rows, rows, kCodeRows, kCodeRows},
+            {64, 64, 64, 64, Format::kGroup, Format::kGroup, 64, 64});
+}
+
+/// Rows [row, row + rows) against one panel, rows <= kPassRows.
+template <typename Format>
+inline void RunPass(const GemmTile& t, int row, int rows, int panel) {
+  alignas(64) float acc[kPassRows * 16] = {};
+  Chunk<Format> chunk;
+  const int units = t.k_padded / kUnitInputs;
+  const int whole = rows / kTileRows * kTileRows;
+  for (int first = 0; first < units; first += kChunkUnits) {
+    chunk.units = t.w + panel * t.panel_bytes + int64_t{first} * kUnitBytes<Format>;
+    chunk.count = units - first < kChunkUnits ? units - first : kChunkUnits;
+    for (int u = 0; u < chunk.count; ++u) {
+      Unpack<Format>(chunk.units + int64_t{u} * kUnitBytes<Format>, chunk.codes + 1024 * u);
+    }
+    if (whole > 0) ConfigureGroups<Format>(kTileRows);
+    for (int r = 0; r < whole; r += kTileRows) {
+      AddChunk<Format, 16>(t, row + r, kTileRows, first, chunk, acc + 16 * r);
+    }
+    if (whole == rows) continue;
+    ConfigureGroups<Format>(rows - whole);
+    if (rows - whole > 8) {
+      AddChunk<Format, 16>(t, row + whole, rows - whole, first, chunk, acc + 16 * whole);
+    } else {
+      AddChunk<Format, 8>(t, row + whole, rows - whole, first, chunk, acc + 16 * whole);
+    }
+  }
+  const __m512 scale = _mm512_mul_ps(_mm512_set1_ps(Format::kUnit), _mm512_loadu_ps(t.w_scales + 16 * panel));
+  for (int r = 0; r < rows; ++r) {
+    StoreRow512(t, row + r, panel, _mm512_mul_ps(_mm512_load_ps(acc + 16 * r), scale));
+  }
+}
+
+// Fewer rows than this are faster with vpdpbusd, which needs no unpacked copy of the codes.
+constexpr int kLeastRows = 8;
+
+template <typename Format>
+inline void RunTiles(const GemmTile& t, GemmTileFn vector) {
+  if (t.m < kLeastRows) return vector(t);
+  for (int row = 0; row < t.m;) {
+    // What is left after whole passes is not worth one of its own: the last two share.
+    const int left = t.m - row;
+    int rows = left < kPassRows ? left : kPassRows;
+    if (left > kPassRows && left < kPassRows + kTileRows) rows = kPassRows / 2;
+    for (int panel = 0; panel < t.panels; ++panel) RunPass<Format>(t, row, rows, panel);
+    row += rows;
+  }
+  _tile_release();
+}
+
+}  // namespace
+
+void GemmI8G32Amx(const GemmTile& tile) { RunTiles<I8G32>(tile, GemmI8G32Avx512Vnni); }
+void GemmI4G32Amx(const GemmTile& tile) { RunTiles<I4G32>(tile, GemmI4G32Avx512Vnni); }
+void GemmMxfp4Amx(const GemmTile& tile) { RunTiles<Mxfp4>(tile, GemmMxfp4Avx512Vnni); }
+void GemmNvfp4Amx(const GemmTile& tile) { RunTiles<Nvfp4>(tile, GemmNvfp4Avx512Vnni); }
+
+}  // namespace moesaic::kernels::cpu

@@ -1,0 +1,80 @@
+#include <immintrin.h>
+
+#include "kernels/cpu/gemm_group.h"
+#include "kernels/cpu/gemm_group_formats-inl.h"
+
+namespace moesaic::kernels::cpu {
+namespace {
+
+inline __m256 LoadUpTo8(const float* x, int count) {
+  if (count >= 8) return _mm256_loadu_ps(x);
+  if (count <= 0) return _mm256_setzero_ps();
+  const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  return _mm256_maskload_ps(x, _mm256_cmpgt_epi32(_mm256_set1_epi32(count), lanes));
+}
+
+inline float Largest(__m256 v) {
+  __m128 m = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+  m = _mm_max_ss(m, _mm_shuffle_ps(m, m, 1));
+  return _mm_cvtss_f32(m);
+}
+
+inline int Sum(__m256i v) {
+  __m128i s = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+  s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+  s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1));
+  return _mm_cvtsi128_si32(s);
+}
+
+template <typename Format>
+inline float Prepare(const float* x, int k, int k_padded, std::byte* out) {
+  auto* scales = reinterpret_cast<float*>(out + k_padded);
+  auto* corrections = reinterpret_cast<int32_t*>(out + k_padded + k_padded / 8);
+  const __m256 sign = _mm256_set1_ps(-0.0F);
+  for (int i = 0; i < k_padded; i += kActivationGroup) {
+    __m256 value[4], largest = _mm256_setzero_ps();
+    for (int j = 0; j < 4; ++j) {
+      value[j] = LoadUpTo8(x + i + 8 * j, k - i - 8 * j);
+      // A NaN in the first operand of max gives the second: it does not count.
+      largest = _mm256_max_ps(_mm256_andnot_ps(sign, value[j]), largest);
+    }
+    const float scale = Largest(largest) / 127;
+    scales[i / kActivationGroup] = scale;
+    const __m256 divisor = _mm256_set1_ps(scale > 0 ? scale : 1);
+    int sums[4];
+    for (int j = 0; j < 4; ++j) {
+      const __m256 q = _mm256_div_ps(scale > 0 ? value[j] : _mm256_setzero_ps(), divisor);
+      const __m256 clamped = _mm256_min_ps(_mm256_max_ps(q, _mm256_set1_ps(-127)), _mm256_set1_ps(127));
+      const __m256i rounded = _mm256_cvtps_epi32(clamped);
+      sums[j] = Sum(rounded);
+      const __m128i words =
+          _mm_packs_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1));
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(out + i + 8 * j), _mm_packs_epi16(words, words));
+    }
+    if constexpr (Format::kGroup == 32) {
+      corrections[i / 32] = -Format::kZero * (sums[0] + sums[1] + sums[2] + sums[3]);
+    } else {
+      corrections[i / 16] = -Format::kZero * (sums[0] + sums[1]);
+      corrections[i / 16 + 1] = -Format::kZero * (sums[2] + sums[3]);
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+float PrepareI8G32Avx2(const float* x, int k, int k_padded, float /*static_scale*/, std::byte* out) {
+  return Prepare<I8G32>(x, k, k_padded, out);
+}
+float PrepareI4G32Avx2(const float* x, int k, int k_padded, float /*static_scale*/, std::byte* out) {
+  return Prepare<I4G32>(x, k, k_padded, out);
+}
+float PrepareMxfp4Avx2(const float* x, int k, int k_padded, float /*static_scale*/, std::byte* out) {
+  return Prepare<Mxfp4>(x, k, k_padded, out);
+}
+float PrepareNvfp4Avx2(const float* x, int k, int k_padded, float /*static_scale*/, std::byte* out) {
+  return Prepare<Nvfp4>(x, k, k_padded, out);
+}
+
+}  // namespace moesaic::kernels::cpu

@@ -1,0 +1,65 @@
+#include <immintrin.h>
+
+#include "kernels/cpu/gemm_group.h"
+#include "kernels/cpu/gemm_group_formats-inl.h"
+
+namespace moesaic::kernels::cpu {
+namespace {
+
+inline __mmask16 Mask(int left) {
+  if (left <= 0) return 0;
+  return left >= 16 ? static_cast<__mmask16>(0xffff) : static_cast<__mmask16>((1U << left) - 1U);
+}
+
+// 16 values as codes in [-127, 127] of 32 bits.
+inline __m512i Round(__m512 x, __m512 scale, __mmask16 valid) {
+  const __m512 q = _mm512_maskz_div_ps(valid, x, scale);
+  const __m512 clamped = _mm512_min_ps(_mm512_max_ps(q, _mm512_set1_ps(-127)), _mm512_set1_ps(127));
+  return _mm512_cvtps_epi32(clamped);
+}
+
+template <typename Format>
+inline float Prepare(const float* x, int k, int k_padded, std::byte* out) {
+  auto* scales = reinterpret_cast<float*>(out + k_padded);
+  auto* corrections = reinterpret_cast<int32_t*>(out + k_padded + k_padded / 8);
+  for (int i = 0; i < k_padded; i += kActivationGroup) {
+    const __mmask16 mask0 = Mask(k - i), mask1 = Mask(k - i - 16);
+    const __m512 x0 = _mm512_maskz_loadu_ps(mask0, x + i);
+    const __m512 x1 = _mm512_maskz_loadu_ps(mask1, x + i + 16);
+    // A NaN in the first operand of max gives the second: it does not count.
+    const __m512 zero = _mm512_setzero_ps();
+    const __m512 m0 = _mm512_max_ps(_mm512_abs_ps(x0), zero), m1 = _mm512_max_ps(_mm512_abs_ps(x1), zero);
+    const float scale = _mm512_reduce_max_ps(_mm512_max_ps(m0, m1)) / 127;
+    scales[i / kActivationGroup] = scale;
+    const __m512 divisor = _mm512_set1_ps(scale);
+    const bool valid = scale > 0;
+    const __m512i q0 = Round(x0, divisor, valid ? mask0 : static_cast<__mmask16>(0));
+    const __m512i q1 = Round(x1, divisor, valid ? mask1 : static_cast<__mmask16>(0));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), _mm512_cvtepi32_epi8(q0));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i + 16), _mm512_cvtepi32_epi8(q1));
+    if constexpr (Format::kGroup == 32) {
+      corrections[i / 32] = -Format::kZero * _mm512_reduce_add_epi32(_mm512_add_epi32(q0, q1));
+    } else {
+      corrections[i / 16] = -Format::kZero * _mm512_reduce_add_epi32(q0);
+      corrections[i / 16 + 1] = -Format::kZero * _mm512_reduce_add_epi32(q1);
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+float PrepareI8G32Avx512(const float* x, int k, int k_padded, float /*static_scale*/, std::byte* out) {
+  return Prepare<I8G32>(x, k, k_padded, out);
+}
+float PrepareI4G32Avx512(const float* x, int k, int k_padded, float /*static_scale*/, std::byte* out) {
+  return Prepare<I4G32>(x, k, k_padded, out);
+}
+float PrepareMxfp4Avx512(const float* x, int k, int k_padded, float /*static_scale*/, std::byte* out) {
+  return Prepare<Mxfp4>(x, k, k_padded, out);
+}
+float PrepareNvfp4Avx512(const float* x, int k, int k_padded, float /*static_scale*/, std::byte* out) {
+  return Prepare<Nvfp4>(x, k, k_padded, out);
+}
+
+}  // namespace moesaic::kernels::cpu

@@ -1,0 +1,215 @@
+#include "tensor/group_format.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/check.h"
+#include "tensor/dtype.h"
+
+namespace moesaic::tensor {
+namespace {
+
+constexpr float kLargestE2M1 = 6, kLargestE4M3 = 448;
+
+int GroupsOf(const GroupFormat& format, int k) { return (k + format.group - 1) / format.group; }
+
+bool IsE2M1(PackedFormat format) {
+  return format == PackedFormat::kMxfp4 || format == PackedFormat::kNvfp4;
+}
+
+float ValueOf(PackedFormat format, uint8_t code) {
+  if (IsE2M1(format)) return kE2M1[code & 15];
+  return static_cast<float>(code - GroupFormatOf(format).zero);
+}
+
+float ScaleOf(PackedFormat format, uint16_t bits) {
+  return format == PackedFormat::kNvfp4 ? F8E4M3ToFloat(static_cast<uint8_t>(bits)) : HalfToFloat(bits);
+}
+
+// The nearest e4m3 that is not negative, ties to even codes, at most 448: codes rise with their values.
+uint8_t ToE4M3(float value) {
+  uint8_t low = 0, high = 0x7e;
+  while (high - low > 1) {
+    const auto middle = static_cast<uint8_t>((low + high) / 2);
+    (F8E4M3ToFloat(middle) <= value ? low : high) = middle;
+  }
+  const float below = value - F8E4M3ToFloat(low), above = F8E4M3ToFloat(high) - value;
+  return below < above || (below == above && low % 2 == 0) ? low : high;
+}
+
+// The nearest e2m1 code, ties to even codes, saturating.
+uint8_t ToE2M1(float value) {
+  const float magnitude = std::fabs(value);
+  uint8_t code = 0;
+  while (code < 7) {
+    const float middle = (kE2M1[code] + kE2M1[code + 1]) / 2;
+    if (magnitude < middle || (magnitude == middle && code % 2 == 0)) break;
+    ++code;
+  }
+  return static_cast<uint8_t>(code | (std::signbit(value) ? 8 : 0));
+}
+
+// Of the value whose magnitude is largest.
+float Extreme(std::span<const float> values) {
+  return *std::max_element(values.begin(), values.end(),
+                           [](float a, float b) { return std::fabs(a) < std::fabs(b); });
+}
+
+// A power of two that puts the largest scale of the row's groups near 1, where f16 has all its bits; for kNvfp4
+// what puts it at the end of e4m3.
+float OutputScale(PackedFormat format, std::span<const float> row) {
+  const float amax = std::fabs(Extreme(row));
+  if (amax == 0) return 1;
+  if (format == PackedFormat::kNvfp4) {
+    const float scale = amax / (kLargestE2M1 * kLargestE4M3);
+    return scale > 0 ? scale : 1;
+  }
+  const int code_bits = format == PackedFormat::kI8G32 ? 7 : format == PackedFormat::kI4G32 ? 3 : 2;
+  return std::ldexp(1.0F, std::clamp(std::ilogb(amax) - code_bits, -126, 127));
+}
+
+uint16_t GroupScale(PackedFormat format, float extreme, float output_scale) {
+  const float amax = std::fabs(extreme) / output_scale;
+  switch (format) {
+    case PackedFormat::kI8G32:
+      return FloatToHalf(amax / 127);
+    case PackedFormat::kI4G32:
+      return FloatToHalf(extreme / output_scale / -8);
+    case PackedFormat::kMxfp4:  // OCP MX 1.0, 6.3: the power of two of amax, less that of 6
+      return amax > 0 ? FloatToHalf(std::ldexp(1.0F, std::ilogb(amax) - 2)) : 0;
+    default:
+      return ToE4M3(amax / kLargestE2M1);
+  }
+}
+
+uint8_t CodeOf(PackedFormat format, float value, float scale) {
+  const float q = scale != 0 ? value / scale : 0;
+  if (IsE2M1(format)) return ToE2M1(q);
+  const GroupFormat& f = GroupFormatOf(format);
+  const float least = format == PackedFormat::kI8G32 ? -127.0F : -8.0F;
+  return static_cast<uint8_t>(std::clamp(std::nearbyint(q), least, static_cast<float>(f.zero - 1)) +
+                              static_cast<float>(f.zero));
+}
+
+// A unit of `panel` in which things of output `row` of that panel are looked up.
+template <typename Byte>
+struct UnitView {
+  Byte* unit;
+  int row;
+
+  Byte* Scale(int group, int bytes) const { return unit + bytes * (kPanelRows * group + row); }
+  Byte* Codes8(int i) const { return unit + kUnitScaleBytes + 16 * i + 4 * row; }  // of inputs [i, i + 4)
+  Byte* Codes4(int i) const { return unit + kUnitScaleBytes + 8 * i + 4 * row; }   // of inputs [i, i + 8)
+};
+
+template <typename Byte>
+UnitView<Byte> UnitOf(const PackedLayout& layout, int row, int unit, Byte* data) {
+  const int64_t unit_bytes = GroupFormatOf(layout.format).unit_bytes();
+  return {data + row / kPanelRows * layout.panel_bytes + unit * unit_bytes, row % kPanelRows};
+}
+
+// Input `i` of a unit.
+uint8_t CodeAt(const UnitView<const std::byte>& view, int code_bits, int i) {
+  if (code_bits == 8) return static_cast<uint8_t>(view.Codes8(i / 4 * 4)[i % 4]);
+  const auto both = static_cast<unsigned>(view.Codes4(i / 8 * 8)[i % 4]);
+  return static_cast<uint8_t>(both >> (i % 8 < 4 ? 0 : 4) & 15U);
+}
+
+// Eight codes, which begin at input `i` of a unit.
+void PutCodes(const UnitView<std::byte>& view, int code_bits, int i, const uint8_t (&codes)[8]) {
+  if (code_bits == 8) {
+    std::memcpy(view.Codes8(i), codes, 4);
+    std::memcpy(view.Codes8(i + 4), codes + 4, 4);
+    return;
+  }
+  uint32_t low = 0, high = 0;
+  std::memcpy(&low, codes, 4);
+  std::memcpy(&high, codes + 4, 4);
+  low |= high << 4;
+  std::memcpy(view.Codes4(i), &low, 4);
+}
+
+}  // namespace
+
+const GroupFormat& GroupFormatOf(PackedFormat format) {
+  static constexpr GroupFormat kFormats[] = {{32, 8, 128}, {32, 4, 8}, {32, 4, 12}, {16, 4, 12}};
+  MOESAIC_CHECK(IsGroupScaled(format));
+  return kFormats[static_cast<int>(format) - static_cast<int>(PackedFormat::kI8G32)];
+}
+
+void GroupRows::Resize(PackedFormat format, int new_rows, int new_k) {
+  rows = new_rows;
+  k = new_k;
+  codes.resize(size_t(rows) * k);
+  scales.resize(size_t(rows) * GroupsOf(GroupFormatOf(format), k));
+  output_scales.assign(rows, 1.0F);
+}
+
+GroupRows QuantizeGroups(PackedFormat format, int rows, int k, const float* values) {
+  const GroupFormat& f = GroupFormatOf(format);
+  const int groups = GroupsOf(f, k);
+  GroupRows result;
+  result.Resize(format, rows, k);
+  for (int r = 0; r < rows; ++r) {
+    const std::span<const float> row(values + int64_t{r} * k, k);
+    const float output_scale = OutputScale(format, row);
+    result.output_scales[r] = output_scale;
+    for (int g = 0; g < groups; ++g) {
+      const auto group = row.subspan(g * f.group, std::min(f.group, k - g * f.group));
+      const uint16_t bits = GroupScale(format, Extreme(group), output_scale);
+      result.scales[int64_t{r} * groups + g] = bits;
+      const float scale = ScaleOf(format, bits) * output_scale;
+      uint8_t* codes = &result.codes[int64_t{r} * k + g * f.group];
+      for (const float value : group) *codes++ = CodeOf(format, value, scale);
+    }
+  }
+  return result;
+}
+
+void PackGroupRows(const PackedLayout& layout, int first_row, const GroupRows& rows, std::byte* out) {
+  MOESAIC_CHECK_EQ(first_row % kPanelRows, 0);
+  MOESAIC_CHECK_LE(first_row + rows.rows, layout.n);
+  MOESAIC_CHECK_EQ(rows.k, layout.k);
+  const GroupFormat& f = GroupFormatOf(layout.format);
+  const int groups = GroupsOf(f, layout.k);
+  const int scale_bytes = f.group == 16 ? 1 : 2;
+  for (int r = 0; r < rows.rows; ++r) {
+    const uint8_t* codes = &rows.codes[int64_t{r} * rows.k];
+    for (int g = 0; g < groups; ++g) {
+      const int first = g * f.group;
+      const UnitView<std::byte> view = UnitOf(layout, first_row + r, first / kUnitInputs, out);
+      uint16_t scale = rows.scales[int64_t{r} * groups + g];
+      uint8_t flip = 0;
+      if (layout.format == PackedFormat::kNvfp4 && (scale & 0x80) != 0) {
+        scale &= 0x7f;
+        flip = 8;
+      }
+      std::memcpy(view.Scale(g % f.groups_per_unit(), scale_bytes), &scale, scale_bytes);
+      for (int i = first; i < std::min(first + f.group, rows.k); i += 8) {
+        uint8_t eight[8] = {};
+        std::transform(codes + i, codes + std::min(i + 8, rows.k), eight,
+                       [flip](uint8_t code) { return static_cast<uint8_t>(code ^ flip); });
+        PutCodes(view, f.code_bits, i % kUnitInputs, eight);
+      }
+    }
+    std::memcpy(out + layout.scales_offset + (first_row + r) * sizeof(float), &rows.output_scales[r],
+                sizeof(float));
+  }
+}
+
+void UnpackGroupRow(const PackedMatrix& matrix, int row, std::span<float> out) {
+  const PackedLayout& layout = matrix.layout;
+  const GroupFormat& f = GroupFormatOf(layout.format);
+  const int scale_bytes = f.group == 16 ? 1 : 2;
+  for (int i = 0; i < layout.k; ++i) {
+    const auto view = UnitOf(layout, matrix.first_row + row, i / kUnitInputs, matrix.data);
+    const int in_unit = i % kUnitInputs;
+    uint16_t bits = 0;
+    std::memcpy(&bits, view.Scale(in_unit / f.group, scale_bytes), scale_bytes);
+    const float value = ValueOf(layout.format, CodeAt(view, f.code_bits, in_unit));
+    out[i] = value * ScaleOf(layout.format, bits) * matrix.scales()[row];
+  }
+}
+
+}  // namespace moesaic::tensor

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <utility>
+#include <vector>
 
 #include "app/interrupt.h"
 #include "app/output.h"
@@ -11,6 +12,7 @@
 #include "cache/kv_pool.h"
 #include "runtime/cpu_features.h"
 #include "runtime/topology.h"
+#include "tensor/packed.h"
 
 namespace moesaic::app {
 namespace {
@@ -30,8 +32,12 @@ void AddModelPath(CLI::App& verb, std::string& model, const char* help) {
 }
 
 void AddDtypeFlag(CLI::App& verb, std::string& dtype) {
-  verb.add_option("--dtype", dtype, "Weights in memory: auto (as stored, else bf16), f32, bf16 or int8")
-      ->check(CLI::IsMember({"auto", "f32", "bf16", "int8"}))
+  std::vector<std::string> names = {"auto"};
+  for (int f = 0; f < tensor::kPackedFormats; ++f) {
+    names.push_back(tensor::PackedFormatName(static_cast<tensor::PackedFormat>(f)));
+  }
+  verb.add_option("--dtype", dtype, "Weights in memory; auto: as they are stored, else bf16")
+      ->check(CLI::IsMember(names))
       ->capture_default_str();
 }
 

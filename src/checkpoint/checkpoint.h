@@ -25,6 +25,8 @@ class RowReader {
   virtual ~RowReader() = default;
   /// Rows [first, first + count), which exist, as f32. Any thread may call it.
   virtual void Read(int64_t first, int64_t count, float* out) const = 0;
+  /// The row of the file that row `row` is; -1 when it is none, but put together.
+  virtual int64_t FileRow(int64_t /*row*/) const { return -1; }
 };
 
 /// One stored tensor, in place.

@@ -38,9 +38,13 @@ class RotaryRows : public RowReader {
       count = stored_.shape[0];
     }
     for (int64_t row = first; row < first + count; ++row, out += columns_) {
-      const int64_t head_start = row / (2 * half_) * (2 * half_), in_head = row % (2 * half_);
-      ReadStored(stored_, columns_, head_start + 2 * (in_head % half_) + in_head / half_, 1, out);
+      ReadStored(stored_, columns_, FileRow(row), 1, out);
     }
+  }
+
+  int64_t FileRow(int64_t row) const override {
+    const int64_t head_start = row / (2 * half_) * (2 * half_), in_head = row % (2 * half_);
+    return head_start + 2 * (in_head % half_) + in_head / half_;
   }
 
  private:

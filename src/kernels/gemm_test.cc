@@ -39,6 +39,7 @@ std::vector<Case> HostCases(std::initializer_list<PackedFormat> formats) {
 constexpr auto kAllFormats = {PackedFormat::kF32,   PackedFormat::kBF16,  PackedFormat::kI8,
                               PackedFormat::kI8G32, PackedFormat::kI4G32, PackedFormat::kMxfp4,
                               PackedFormat::kNvfp4};
+constexpr auto kPlain = {PackedFormat::kF32, PackedFormat::kBF16, PackedFormat::kI8};
 constexpr auto kGroupScaled = {PackedFormat::kI8G32, PackedFormat::kI4G32, PackedFormat::kMxfp4,
                                PackedFormat::kNvfp4};
 
@@ -123,9 +124,9 @@ class GemmTest : public testing::TestWithParam<Case> {
   // with u = 2^-24 (Higham, Accuracy and Stability, 4.2); fused multiply-adds only make it less, and
   // vdpbf16ps and the tiles flush terms below 2^-126, which is nothing here. An int8 dot is exact: the
   // conversion to f32 (k 127^2 may exceed 2^24), two multiplications and the scale's product leave 4 u of the
-  // value. One more u of the result each for bias and accumulation. Group-scaled: dots of at most 32 inputs are
-  // exact; scaling one and adding it rounds twice, and the next sums carry it on: a chain of k / 16 + 5 terms
-  // at most.
+  // value. One more u of the result each for bias and accumulation. Group-scaled: dots of at most 32 inputs
+  // are exact; scaling one and adding it rounds twice, and the next sums carry it on: a chain of k / 16 + 5
+  // terms at most.
   void Check(const std::vector<float>& c, int64_t c_stride, float static_scale,
              const std::vector<float>& base) {
     const int n = weights_.n(), k = weights_.k();
@@ -145,7 +146,7 @@ class GemmTest : public testing::TestWithParam<Case> {
         }
         const double expected = sum + base[row * c_stride + j];
         // UnpackRow rounds q * scale to f32, once a term: u of each term more for int8.
-        const double terms = GetParam().format == PackedFormat::kI8          ? 5
+        const double terms = GetParam().format == PackedFormat::kI8     ? 5
                              : tensor::IsGroupScaled(GetParam().format) ? k / 16.0 + 8
                                                                         : k;
         const double bound = 0x1p-24 * (terms * magnitude + 2 * std::fabs(expected) + std::fabs(sum));
@@ -241,9 +242,10 @@ TEST_P(GemmTest, ZeroRowsGiveZero) {
   Check(c, n, 0, std::vector<float>(c.size(), 0.0F));
 }
 
+class GemmPlainTest : public GemmTest {};
+
 // A static scale that is too small saturates at 127; one that is too large loses bits. Both are as defined.
-TEST_P(GemmTest, StaticScales) {
-  if (tensor::IsGroupScaled(GetParam().format)) GTEST_SKIP() << "has none";
+TEST_P(GemmPlainTest, StaticScales) {
   for (float scale : {0.001F, 0.0157F, 0.5F}) {
     Make(5, 20, 100, scale);
     std::vector<float> c(5 * 20);
@@ -277,8 +279,7 @@ TEST_P(GemmI8Test, ExtremeIntegers) {
 }
 
 // Preparation is one definition on every instruction set: the same bytes (but for the bias of u8) and scale.
-TEST_P(GemmTest, PreparesAsTheReferenceDoes) {
-  if (tensor::IsGroupScaled(GetParam().format)) GTEST_SKIP() << "GemmGroupTest does it";
+TEST_P(GemmPlainTest, PreparesAsTheReferenceDoes) {
   const auto reference = GetParam().format == PackedFormat::kF32    ? ref::PrepareF32
                          : GetParam().format == PackedFormat::kBF16 ? ref::PrepareBF16
                                                                     : ref::PrepareS8;
@@ -356,6 +357,7 @@ TEST_P(GemmGroupTest, ExtremeCodes) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Host, GemmTest, testing::ValuesIn(HostCases(kAllFormats)), NameOf);
+INSTANTIATE_TEST_SUITE_P(Host, GemmPlainTest, testing::ValuesIn(HostCases(kPlain)), NameOf);
 INSTANTIATE_TEST_SUITE_P(Host, GemmGroupTest, testing::ValuesIn(HostCases(kGroupScaled)), NameOf);
 INSTANTIATE_TEST_SUITE_P(Host, GemmI8Test, testing::ValuesIn(HostCases({PackedFormat::kI8})), NameOf);
 
@@ -387,7 +389,8 @@ TEST(GemmAcrossIsas, SameOrderSameBits) {
       }
       c.impl.fn.tile({a.data(), stride, scales.data(), weights.panel(0), layout.panel_bytes,
                       weights.has_scales() ? weights.scales() : nullptr,
-                      weights.has_sums() ? weights.sums() : nullptr, nullptr, out.data(), n, m, layout.k_padded, layout.panels(), n, false});
+                      weights.has_sums() ? weights.sums() : nullptr, nullptr, out.data(), n, m,
+                      layout.k_padded, layout.panels(), n, false});
       if (first.empty()) first = out;
       EXPECT_EQ(std::memcmp(first.data(), out.data(), out.size() * sizeof(float)), 0) << name;
     }

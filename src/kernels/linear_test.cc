@@ -12,7 +12,8 @@ namespace {
 
 using tensor::PackedFormat;
 
-constexpr PackedFormat kFormats[] = {PackedFormat::kF32, PackedFormat::kBF16, PackedFormat::kI8};
+constexpr PackedFormat kFormats[] = {PackedFormat::kF32, PackedFormat::kBF16, PackedFormat::kI8,
+                                     PackedFormat::kI4G32, PackedFormat::kNvfp4};
 
 class LinearTest : public testing::TestWithParam<runtime::Isa> {
  protected:

@@ -3,9 +3,12 @@
 #include <gmock/gmock.h>
 
 #include <numeric>
+#include <set>
 
 #include "checkpoint/safetensors_writer.h"
+#include "models/model_info.h"
 #include "models/test_session.h"
+#include "models/weight_plan.h"
 
 namespace moesaic::models {
 namespace {
@@ -16,8 +19,8 @@ struct Case {
   const char* name;
   const char* checkpoint;  // below the source directory
   const char* golden;
-  float tolerance;  // of f32 logits
-  enum Trait { kMla = 1, kMtp = 2, kInt8Activations = 4 };
+  float tolerance;                                                       // of f32 logits
+  enum Trait { kMla = 1, kMtp = 2, kInt8Activations = 4, kGroups = 8 };  // kGroups: stored group-scaled
   int traits = 0;
 };
 
@@ -50,12 +53,12 @@ const Case kCases[] = {
     MOESAIC_GOLDEN("pangu-ultra-moe-v11", kF32, Case::kMla),
     MOESAIC_GOLDEN("ct-llama-int8-static", kF32, Case::kInt8Activations),
     MOESAIC_GOLDEN("ct-llama-int8-dynamic", kF32, Case::kInt8Activations),
-    MOESAIC_GOLDEN("ct-llama-int4-g32", kF32, 0),
-    MOESAIC_GOLDEN("ct-llama-int4-g128", kF32, 0),
+    MOESAIC_GOLDEN("ct-llama-int4-g32", kF32, Case::kGroups),
+    MOESAIC_GOLDEN("ct-llama-int4-g128", kF32, Case::kGroups),
     MOESAIC_GOLDEN("ct-llama-int4-g32-asym", kF32, 0),
     MOESAIC_GOLDEN("ct-llama-int4-actorder", kF32, 0),
     MOESAIC_GOLDEN("ct-llama-int4-channel-asym", kF32, 0),
-    MOESAIC_GOLDEN("ct-llama-nvfp4a16", kF32, 0),
+    MOESAIC_GOLDEN("ct-llama-nvfp4a16", kF32, Case::kGroups),
     MOESAIC_GOLDEN("ct-qwen3-moe-int8-dynamic", kF32, Case::kInt8Activations),
     MOESAIC_GOLDEN("ct-qwen3-moe-int4-experts", kF32, 0),
     MOESAIC_GOLDEN("ct-deepseek-v3-int8-mixed", kF32, Case::kMla | Case::kInt8Activations),
@@ -65,9 +68,9 @@ const Case kCases[] = {
     MOESAIC_REF("deepseek_v3-tiny", "gguf/deepseek_v3-tiny-f32.gguf", kF32, Case::kMla),
     MOESAIC_REF("qwen3_moe-tiny", "gguf/qwen3_moe-tiny-f32.gguf", kF32, 0),
     MOESAIC_REF("llama-tiny-tied", "gguf/llama-tiny-tied-f32.gguf", kF32, 0),
-    MOESAIC_REF("deepseek_v3-tiny-q8_0", "gguf/deepseek_v3-tiny-q8_0.gguf", kF32, Case::kMla),
-    MOESAIC_REF("qwen3_moe-tiny-q8_0", "gguf/qwen3_moe-tiny-q8_0.gguf", kF32, 0),
-    MOESAIC_REF("llama-tiny-tied-q8_0", "gguf/llama-tiny-tied-q8_0.gguf", kF32, 0),
+    MOESAIC_REF("deepseek_v3-tiny-q8_0", "gguf/deepseek_v3-tiny-q8_0.gguf", kF32, Case::kMla | Case::kGroups),
+    MOESAIC_REF("qwen3_moe-tiny-q8_0", "gguf/qwen3_moe-tiny-q8_0.gguf", kF32, Case::kGroups),
+    MOESAIC_REF("llama-tiny-tied-q8_0", "gguf/llama-tiny-tied-q8_0.gguf", kF32, Case::kGroups),
 };
 
 std::vector<Case> With(Case::Trait trait) {
@@ -109,6 +112,7 @@ class GoldenTest : public testing::TestWithParam<Case> {
 };
 
 class Int8GoldenTest : public GoldenTest {};
+class GroupsGoldenTest : public GoldenTest {};
 class MlaGoldenTest : public GoldenTest {};
 class MtpGoldenTest : public GoldenTest {};
 
@@ -178,6 +182,44 @@ TEST_P(GoldenTest, LowPrecisionStaysClose) {
       const double bound = kMargin * unit * std::sqrt(2.0 * 7 * model->info().layers);
       EXPECT_LE(errors[errors.size() / 2], bound) << dtype << " on " << runtime::IsaName(isa);
     }
+  }
+}
+
+// The group-scaled formats of a model that is loaded with "auto".
+std::set<std::string> GroupFormats(const std::string& path) {
+  const auto checkpoint = *checkpoint::Checkpoint::Open(path);
+  const DecoderSpec spec = *SpecFromConfig(checkpoint->config(), ConfigFile(*checkpoint));
+  const WeightPlan plan = *PlanFromCheckpoint(spec, *checkpoint, WeightDtype());
+  std::set<std::string> formats;
+  for (const RegionPlan& region : plan.regions) {
+    for (const tensor::PackedLayout& layout : region.layouts) {
+      if (tensor::IsGroupScaled(layout.format)) formats.insert(PackedFormatName(layout.format));
+    }
+  }
+  return formats;
+}
+
+// Codes and scales are taken over as they are stored: what is left of an error is that of activations, which
+// are rounded to int8 by 32 inputs (3 / 127 / sqrt(12) of a value, as above), and of embedding and MLA's
+// absorbed matrices in bf16, which is less.
+TEST_P(GroupsGoldenTest, StoredGroupsAreKept) {
+  const GoldenPrompt& prompt = prompts_[2];
+  for (const Isa isa : TestIsas("int8_g32")) {
+    TestModel model(path_, isa, {});
+    ASSERT_TRUE(model.status().ok()) << Message(model.status());
+    const std::string_view name = GetParam().name;
+    const char* format = name.find("int4") != name.npos    ? "int4_g32"
+                         : name.find("nvfp4") != name.npos ? "nvfp4"
+                                                           : "int8_g32";
+    EXPECT_THAT(GroupFormats(path_), testing::ElementsAre(format));
+    const TestCache cache(model->info().kv, 1, kRoom);
+    std::vector<double> errors =
+        RelativeErrors(Feed(model, cache, 0, 0, prompt.ids, prompt.rows).logits, prompt);
+    std::nth_element(errors.begin(), errors.begin() + errors.size() / 2, errors.end());
+    const double bound = 2 * 3 / 127.0 / std::sqrt(12.0) * std::sqrt(7.0 * model->info().layers);
+    std::printf("%-36s %-10s median error %.2g, bound %.2g\n", GetParam().name, runtime::IsaName(isa).c_str(),
+                errors[errors.size() / 2], bound);
+    EXPECT_LE(errors[errors.size() / 2], bound) << runtime::IsaName(isa);
   }
 }
 
@@ -254,7 +296,7 @@ TEST_P(GoldenTest, ChunkedPrefillIsWholePrefill) {
 
 // Sequences of different lengths and stages in one step come out as each would alone, to the bit.
 TEST_P(GoldenTest, RaggedBatchIsEachAlone) {
-  for (const char* dtype : {"f32", "bf16", "int8"}) {
+  for (const char* dtype : {"f32", "bf16", "int8", "int8_g32", "int4_g32", "mxfp4", "nvfp4"}) {
     TestModel model(path_, BestIsa(), {.dtype = dtype});
     ASSERT_TRUE(model.status().ok()) << Message(model.status());
     const std::vector<int32_t>& ids = prompts_.back().ids;
@@ -384,6 +426,7 @@ TEST_P(GoldenTest, PackedFileCarriesTexts) {
 INSTANTIATE_TEST_SUITE_P(Checkpoints, GoldenTest, testing::ValuesIn(kCases), NameOf);
 INSTANTIATE_TEST_SUITE_P(Checkpoints, Int8GoldenTest, testing::ValuesIn(With(Case::kInt8Activations)),
                          NameOf);
+INSTANTIATE_TEST_SUITE_P(Checkpoints, GroupsGoldenTest, testing::ValuesIn(With(Case::kGroups)), NameOf);
 INSTANTIATE_TEST_SUITE_P(Checkpoints, MlaGoldenTest, testing::ValuesIn(With(Case::kMla)), NameOf);
 INSTANTIATE_TEST_SUITE_P(Checkpoints, MtpGoldenTest, testing::ValuesIn(With(Case::kMtp)), NameOf);
 

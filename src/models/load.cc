@@ -63,7 +63,7 @@ StatusOr<std::unique_ptr<Model>> Model::Load(const std::string& path, const Load
   ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, Checkpoint::Open(path));
   ASSIGN_OR_RETURN(DecoderSpec spec, ReadSpec(*checkpoint, options));
   if (PackedFile::Is(path)) {
-    if (dtype != WeightDtype::kAuto) {
+    if (dtype.has_value()) {
       return InvalidArgument("{}: a packed file keeps the format it was written in; \"{}\" can't be chosen",
                              path, options.dtype);
     }

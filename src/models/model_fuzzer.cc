@@ -17,7 +17,7 @@ void Inform(const StatusOr<DecoderSpec>& spec) {
   if (!spec.ok()) return;
   DecoderSpec fewer = *spec;
   (void)OverrideTopK(fewer, 1).ok();
-  for (const char* dtype : {"auto", "f32", "int8"}) {
+  for (const char* dtype : {"auto", "f32", "int8", "nvfp4"}) {
     const StatusOr<ModelInfo> info = InfoFromSpec(*spec, dtype);
     if (info.ok() && info->parameters < 0) __builtin_trap();
   }
@@ -28,7 +28,7 @@ void Plan(const checkpoint::Checkpoint& checkpoint) {
   Inform(spec);
   if (!spec.ok()) return;
   DropAbsentMtp(checkpoint, *spec);
-  for (const WeightDtype dtype : {WeightDtype::kAuto, WeightDtype::kInt8}) {
+  for (const WeightDtype dtype : {WeightDtype(), WeightDtype(tensor::PackedFormat::kI8)}) {
     (void)PlanFromCheckpoint(*spec, checkpoint, dtype).ok();
   }
 }

@@ -49,13 +49,15 @@ KvSpec KvOf(const DecoderSpec& spec) {
 
 // The format that most bytes are in.
 std::string MainFormat(const WeightPlan& plan) {
-  std::map<std::string, int64_t> bytes;
+  std::map<std::string, int64_t> parameters;
   for (const RegionPlan& region : plan.regions) {
-    if (!region.decl.is_vector()) bytes[tensor::PackedFormatName(region.format)] += region.bytes;
+    if (!region.decl.is_vector()) {
+      parameters[tensor::PackedFormatName(region.format)] += region.decl.parameters;
+    }
   }
   std::string main;
-  for (const auto& [format, count] : bytes) {
-    if (main.empty() || count > bytes[main]) main = format;
+  for (const auto& [format, count] : parameters) {
+    if (main.empty() || count > parameters[main]) main = format;
   }
   return main;
 }
@@ -96,10 +98,10 @@ ModelInfo InfoFromPlan(const DecoderSpec& spec, const WeightPlan& plan) {
 StatusOr<ModelInfo> InfoFromSpec(const DecoderSpec& spec, const std::string& dtype) {
   ASSIGN_OR_RETURN(const WeightDtype wanted, ParseWeightDtype(dtype));
   WeightPlan plan;
-  for (const RegionDecl& decl : DeclareWeights(spec, wanted == WeightDtype::kInt8)) {
+  for (const RegionDecl& decl : DeclareWeights(spec, SeparatesHead(wanted))) {
     if (decl.optional) continue;
-    const tensor::PackedFormat format = FormatFor(decl.precision, wanted);
-    ASSIGN_OR_RETURN(RegionPlan region, LayOut(decl, format));
+    const std::vector<tensor::PackedFormat> formats(decl.parts.size(), FormatFor(decl.precision, wanted));
+    ASSIGN_OR_RETURN(RegionPlan region, LayOut(decl, formats));
     plan.regions.push_back(std::move(region));
   }
   return InfoFromPlan(spec, plan);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "checkpoint/stored_groups.h"
 
 namespace moesaic::models {
 namespace {
@@ -39,6 +40,7 @@ struct Tile {
 struct Scratch {
   std::vector<float> rows, transposed, scales;
   std::vector<int8_t> rows_i8;
+  tensor::GroupRows groups;
 };
 
 template <typename T>
@@ -67,6 +69,12 @@ Status PackTile(const Checkpoint& checkpoint, const Tile& tile, Scratch& scratch
     RETURN_IF_ERROR(checkpoint.ReadLinearRowsI8(source, first, tile.rows, rows, scales));
     RETURN_IF_ERROR(CheckFinite(checkpoint, tile, scales));
     tensor::PackRowsI8(tile.layout, tile.to_row, tile.rows, rows.data(), scales.data(), tile.out);
+    return OkStatus();
+  }
+  if (IsGroupScaled(tile.layout.format) && !part.transposed &&
+      checkpoint::StoredFormat(source) == tile.layout.format) {
+    RETURN_IF_ERROR(checkpoint::ReadGroupRows(source, first, tile.rows, scratch.groups));
+    tensor::PackGroupRows(tile.layout, tile.to_row, scratch.groups, tile.out);
     return OkStatus();
   }
   // A tile of a transposed matrix is columns of the source: all of its rows are read for it.
@@ -177,8 +185,8 @@ Status PackRegion(Packer& packer, const RegionPlan& region, std::byte* out) {
 
 using Sink = std::function<Status(std::span<const std::byte>)>;
 
-// Streams one matrix: panels in chunks of whole tiles, then what stands after all panels (scales and sums of
-// int8), which is collected meanwhile.
+// Streams one matrix: panels in chunks of whole tiles, then what stands after all panels (scales and sums),
+// which is collected meanwhile.
 Status StreamMatrix(Packer& packer, const Matrix& matrix, runtime::ThreadPool& pool, const Sink& sink) {
   const PackedLayout& layout = *matrix.layout;
   const int64_t panels_bytes = layout.panels() * layout.panel_bytes;
@@ -196,10 +204,12 @@ Status StreamMatrix(Packer& packer, const Matrix& matrix, runtime::ThreadPool& p
     RETURN_IF_ERROR(packer.Run(tiles));
     const int64_t chunk_panels = chunk.panels() * chunk.panel_bytes;
     RETURN_IF_ERROR(sink({out, static_cast<size_t>(chunk_panels)}));
-    if (layout.format == PackedFormat::kI8) {
-      const size_t bytes = static_cast<size_t>(chunk.n_padded) * sizeof(float);
-      const int64_t at = first * static_cast<int64_t>(sizeof(float)) - panels_bytes;
+    const size_t bytes = static_cast<size_t>(chunk.n_padded) * sizeof(float);
+    const int64_t at = first * static_cast<int64_t>(sizeof(float)) - panels_bytes;
+    if (layout.scales_offset > 0) {
       std::memcpy(tail.data() + layout.scales_offset + at, out + chunk.scales_offset, bytes);
+    }
+    if (layout.sums_offset > 0) {
       std::memcpy(tail.data() + layout.sums_offset + at, out + chunk.sums_offset, bytes);
     }
     RETURN_IF_ERROR(packer.Advance(chunk_panels));

@@ -159,6 +159,15 @@ inline int32_t ArgMax(std::span<const float> logits) {
   return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
 
+/// "int8_g32" -> "i8g32", as operators are named.
+inline std::string OpSuffix(const std::string& dtype) {
+  if (!dtype.starts_with("int")) return dtype;
+  std::string suffix = dtype;
+  suffix.erase(1, 2);
+  std::erase(suffix, '_');
+  return suffix;
+}
+
 /// The instruction sets on which weights in format `dtype` run differently: MOESAIC_ISA when it is set, else
 /// all that the host has but those whose kernels are the next weaker one's.
 inline std::vector<runtime::Isa> TestIsas(const std::string& dtype) {
@@ -169,8 +178,8 @@ inline std::vector<runtime::Isa> TestIsas(const std::string& dtype) {
   for (const runtime::Isa isa : runtime::HostIsas(host)) {
     std::vector<std::string> names;
     for (const kernels::KernelChoice& choice : kernels::SelectKernels(*runtime::LimitTo(host, isa)).choices) {
-      const bool other_format = choice.op.starts_with("gemm_") && choice.op != "gemm_f32" &&
-                                !choice.op.ends_with(dtype == "int8" ? "i8" : dtype);
+      const bool other_format =
+          choice.op.starts_with("gemm_") && choice.op != "gemm_f32" && choice.op != "gemm_" + OpSuffix(dtype);
       if (!other_format) names.push_back(choice.name);
     }
     if (names != previous) isas.push_back(isa);

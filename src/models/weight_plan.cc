@@ -4,6 +4,8 @@
 #include <cstring>
 #include <set>
 
+#include "checkpoint/stored_groups.h"
+
 namespace moesaic::models {
 namespace {
 
@@ -20,14 +22,16 @@ struct Stored {
   bool all_f32 = true;
   bool all_int8 = true;  // weights and activations
   bool any_static = false;
-  std::vector<float> input_scales;  // [count * parts]
+  std::vector<std::optional<PackedFormat>> groups;  // [parts] group-scaled, the same in all records
+  std::vector<float> input_scales;                  // [count * parts]
 };
 
 StatusOr<Stored> Inspect(const RegionDecl& decl, const Checkpoint& checkpoint,
                          std::set<std::string>& modules) {
   Stored stored;
   for (int record = 0; record < decl.count; ++record) {
-    for (const PartDecl& part : decl.parts) {
+    for (size_t p = 0; p < decl.parts.size(); ++p) {
+      const PartDecl& part = decl.parts[p];
       const std::string module = part.Module(record);
       ASSIGN_OR_RETURN(const LinearSource source,
                        checkpoint.FindLinear(module, part.module_out, part.module_in));
@@ -38,17 +42,29 @@ StatusOr<Stored> Inspect(const RegionDecl& decl, const Checkpoint& checkpoint,
       stored.all_int8 &= source.scheme == WeightScheme::kInt8Channel &&
                          (source.dynamic_activations || source.input_scale > 0);
       stored.any_static |= source.input_scale > 0;
+      const auto format = part.transposed ? std::nullopt : checkpoint::StoredFormat(source);
+      if (record == 0) stored.groups.push_back(format);
+      if (stored.groups[p] != format) stored.groups[p] = std::nullopt;
       stored.input_scales.push_back(source.input_scale);
     }
   }
   return stored;
 }
 
-PackedFormat ChooseFormat(Precision precision, WeightDtype dtype, const Stored& stored) {
-  if (dtype != WeightDtype::kAuto || precision == Precision::kF32) return FormatFor(precision, dtype);
-  if (stored.all_f32) return PackedFormat::kF32;
-  if (stored.all_int8 && precision == Precision::kAny) return PackedFormat::kI8;
-  return PackedFormat::kBF16;
+// Of each part.
+std::vector<PackedFormat> ChooseFormats(Precision precision, WeightDtype dtype, const Stored& stored) {
+  const auto all = [&](PackedFormat format) {
+    return std::vector<PackedFormat>(stored.groups.size(), format);
+  };
+  if (dtype.has_value() || precision == Precision::kF32) return all(FormatFor(precision, dtype));
+  if (stored.all_f32) return all(PackedFormat::kF32);
+  if (precision != Precision::kAny) return all(PackedFormat::kBF16);
+  if (stored.all_int8) return all(PackedFormat::kI8);
+  std::vector<PackedFormat> formats;
+  for (const auto& group : stored.groups) formats.push_back(group.value_or(PackedFormat::kBF16));
+  // Gate and up take the same rounded input; down has one of its own.
+  if (formats.size() > 1 && formats[0] != formats[1]) formats[0] = formats[1] = PackedFormat::kBF16;
+  return formats;
 }
 
 StatusOr<RegionPlan> PlanRegion(const RegionDecl& decl, const Checkpoint& checkpoint, WeightDtype dtype,
@@ -56,10 +72,10 @@ StatusOr<RegionPlan> PlanRegion(const RegionDecl& decl, const Checkpoint& checkp
   if (decl.is_vector()) {
     const int64_t shape[] = {decl.values};
     ASSIGN_OR_RETURN([[maybe_unused]] const TensorEntry* entry, checkpoint.Expect(decl.name, shape));
-    return LayOut(decl, PackedFormat::kF32);
+    return LayOut(decl, {});
   }
   ASSIGN_OR_RETURN(Stored stored, Inspect(decl, checkpoint, modules));
-  ASSIGN_OR_RETURN(RegionPlan region, LayOut(decl, ChooseFormat(decl.precision, dtype, stored)));
+  ASSIGN_OR_RETURN(RegionPlan region, LayOut(decl, ChooseFormats(decl.precision, dtype, stored)));
   // An activation scale belongs to the int8 weights it was calibrated with.
   if (region.format == PackedFormat::kI8 && stored.all_int8 && stored.any_static) {
     region.input_scales = std::move(stored.input_scales);
@@ -130,6 +146,15 @@ Status CheckNoneLeft(const DecoderSpec& spec, const Checkpoint& checkpoint, cons
   return OkStatus();
 }
 
+// Whether the head of a tied model is to be packed apart from the embedding, in fewer bits: what a step
+// reads.
+bool WantsSeparateHead(const DecoderSpec& spec, const Checkpoint& checkpoint, WeightDtype dtype) {
+  if (!spec.tied) return false;
+  if (dtype.has_value()) return SeparatesHead(dtype);
+  const StatusOr<LinearSource> embedding = checkpoint.FindLinear(kEmbedding, spec.vocab, spec.hidden);
+  return embedding.ok() && checkpoint::StoredFormat(*embedding).has_value();
+}
+
 void Place(WeightPlan& plan, RegionPlan region) {
   region.start = plan.bytes;
   plan.bytes += (region.bytes + 63) / 64 * 64;
@@ -146,7 +171,17 @@ StatusOr<RegionPlan> ReadDescription(const RegionDecl& decl, const checkpoint::P
     return refuse("described by a \"format\"", stored->layout.dump());
   }
   ASSIGN_OR_RETURN(const PackedFormat format, tensor::ParsePackedFormat(format_name->get<std::string>()));
-  ASSIGN_OR_RETURN(RegionPlan region, LayOut(decl, format));
+  std::vector<PackedFormat> formats(decl.parts.size(), format);
+  const nlohmann::json parts = stored->layout.value("parts", nlohmann::json::array());
+  for (size_t p = 0; p < std::min(formats.size(), parts.size()); ++p) {
+    const auto own = parts[p].is_object() ? parts[p].find("format") : parts[p].end();
+    if (!parts[p].is_object() || own == parts[p].end() || !own->is_string()) continue;
+    ASSIGN_OR_RETURN(formats[p], tensor::ParsePackedFormat(own->get<std::string>()));
+  }
+  if (formats.size() == 3 && formats[0] != formats[1]) {
+    return refuse("of one format for gate and up", stored->layout.dump());
+  }
+  ASSIGN_OR_RETURN(RegionPlan region, LayOut(decl, formats));
   if (const auto scales = stored->layout.find("input_scales"); scales != stored->layout.end()) {
     for (const nlohmann::json& scale : *scales) {
       if (!scale.is_number()) return refuse("described by numeric \"input_scales\"", scale.dump());
@@ -174,27 +209,29 @@ const RegionPlan* WeightPlan::Find(const std::string& name) const {
 }
 
 StatusOr<WeightDtype> ParseWeightDtype(const std::string& name) {
-  if (name == "auto") return WeightDtype::kAuto;
-  if (name == "f32") return WeightDtype::kF32;
-  if (name == "bf16") return WeightDtype::kBF16;
-  if (name == "int8") return WeightDtype::kInt8;
-  return InvalidArgument("weights can be auto, f32, bf16 or int8, not \"{}\"", name);
+  if (name == "auto") return WeightDtype();
+  if (const auto format = tensor::ParsePackedFormat(name); format.ok()) return WeightDtype(*format);
+  return InvalidArgument("weights can be auto or one of {}, not \"{}\"", tensor::PackedFormatNames(), name);
 }
 
 PackedFormat FormatFor(Precision precision, WeightDtype dtype) {
-  if (precision == Precision::kF32 || dtype == WeightDtype::kF32) return PackedFormat::kF32;
-  if (dtype == WeightDtype::kInt8 && precision == Precision::kAny) return PackedFormat::kI8;
-  return PackedFormat::kBF16;
+  if (precision == Precision::kF32) return PackedFormat::kF32;
+  const PackedFormat wanted = dtype.value_or(PackedFormat::kBF16);
+  return precision == Precision::kAny || wanted == PackedFormat::kF32 ? wanted : PackedFormat::kBF16;
 }
 
-StatusOr<RegionPlan> LayOut(RegionDecl decl, PackedFormat format) {
+bool SeparatesHead(WeightDtype dtype) { return dtype.has_value() && *dtype >= PackedFormat::kI8; }
+
+StatusOr<RegionPlan> LayOut(RegionDecl decl, std::span<const PackedFormat> formats) {
   RegionPlan region;
-  region.format = format;
+  region.format = decl.is_vector() ? PackedFormat::kF32 : formats[0];
   if (decl.is_vector()) {
     region.bytes = region.stride = decl.values * static_cast<int64_t>(sizeof(float));
   } else {
     constexpr int kInt8Limit = 65536;  // see tensor/packed.h
-    for (const PartDecl& part : decl.parts) {
+    for (size_t p = 0; p < decl.parts.size(); ++p) {
+      const PartDecl& part = decl.parts[p];
+      const PackedFormat format = formats[p];
       if (format == PackedFormat::kI8 && part.k > kInt8Limit) {
         return Unimplemented("{} can't be int8: it has {} inputs, more than {}", part.module, part.k,
                              kInt8Limit);
@@ -230,7 +267,7 @@ StatusOr<WeightPlan> PlanFromCheckpoint(const DecoderSpec& spec, const Checkpoin
                                         WeightDtype dtype) {
   WeightPlan plan;
   std::set<std::string> modules;
-  for (const RegionDecl& decl : DeclareWeights(spec, dtype == WeightDtype::kInt8)) {
+  for (const RegionDecl& decl : DeclareWeights(spec, WantsSeparateHead(spec, checkpoint, dtype))) {
     if (SkipOptional(spec, decl, checkpoint)) continue;
     ASSIGN_OR_RETURN(RegionPlan region, PlanRegion(decl, checkpoint, dtype, modules));
     Place(plan, std::move(region));
@@ -263,6 +300,9 @@ checkpoint::PackedRegion Describe(const RegionPlan& region) {
     for (size_t p = 0; p < region.layouts.size(); ++p) {
       layout["parts"].push_back(
           {{"n", region.layouts[p].n}, {"k", region.layouts[p].k}, {"offset", region.offsets[p]}});
+      if (region.layouts[p].format != region.format) {
+        layout["parts"].back()["format"] = tensor::PackedFormatName(region.layouts[p].format);
+      }
     }
     if (!region.input_scales.empty()) layout["input_scales"] = region.input_scales;
   }

@@ -4,6 +4,8 @@
 
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -17,13 +19,13 @@ namespace moesaic::models {
 /// One region laid out. Records are `stride` bytes apart; in each, part p starts at offsets[p].
 struct RegionPlan {
   RegionDecl decl;
-  tensor::PackedFormat format = tensor::PackedFormat::kF32;
-  std::vector<tensor::PackedLayout> layouts;  // [parts]
-  std::vector<int64_t> offsets;               // [parts], multiples of 64
-  int64_t stride = 0;                         // of a record, a multiple of 64
-  int64_t bytes = 0;                          // of the region
-  std::vector<float> input_scales;            // [count * parts] static activation scales, or empty
-  int64_t start = 0;  // where the region lies in an image of all regions; a multiple of 64
+  tensor::PackedFormat format = tensor::PackedFormat::kF32;  // of the first part
+  std::vector<tensor::PackedLayout> layouts;                 // [parts]
+  std::vector<int64_t> offsets;                              // [parts], multiples of 64
+  int64_t stride = 0;                                        // of a record, a multiple of 64
+  int64_t bytes = 0;                                         // of the region
+  std::vector<float> input_scales;  // [count * parts] static activation scales, or empty
+  int64_t start = 0;                // where the region lies in an image of all regions; a multiple of 64
 };
 
 struct WeightPlan {
@@ -33,15 +35,19 @@ struct WeightPlan {
   const RegionPlan* Find(const std::string& name) const;
 };
 
-/// How weights are wanted in memory: LoadOptions::dtype parsed.
-enum class WeightDtype { kAuto, kF32, kBF16, kInt8 };
+/// How weights are wanted in memory: LoadOptions::dtype parsed. Nothing ("auto"): as they are stored.
+using WeightDtype = std::optional<tensor::PackedFormat>;
 StatusOr<WeightDtype> ParseWeightDtype(const std::string& name);
 
-/// Lays out one region in `format`.
-StatusOr<RegionPlan> LayOut(RegionDecl decl, tensor::PackedFormat format);
+/// Lays out one region, its parts in `formats` [parts].
+StatusOr<RegionPlan> LayOut(RegionDecl decl, std::span<const tensor::PackedFormat> formats);
 
-/// The format that `dtype` asks for where the checkpoint has no say: auto means bf16.
+/// The format that `dtype` asks for where the checkpoint has no say: auto means bf16. Embeddings and MLA's
+/// absorbed matrices are never less than bf16.
 tensor::PackedFormat FormatFor(Precision precision, WeightDtype dtype);
+
+/// Whether the head of a tied model gets weights of its own, since an embedding can't have such ones.
+bool SeparatesHead(WeightDtype dtype);
 
 /// Sets spec.mtp_layers to 0 when no weight of an MTP module is stored, as in many re-uploads whose config
 /// still promises one. Modules that are there in part stay, and are reported as incomplete by the plan.

@@ -69,8 +69,8 @@ TEST_P(GroupFormatTest, EverythingStandsWhereTheContractSays) {
   }
 }
 
-// Half a step of the codes, of which the largest has its scale rounded: f16 to 2^-11, e4m3 to 2^-4, a power of
-// two down to a half (values beyond 6 of its steps are cut).
+// Half a step of the codes, of which the largest has its scale rounded: f16 to 2^-11, e4m3 to 2^-4, a power
+// of two down to a half (values beyond 6 of its steps are cut).
 TEST_P(GroupFormatTest, QuantizesToTheNearestCode) {
   std::mt19937 rng(2);
   std::normal_distribution<float> normal;

@@ -96,11 +96,11 @@ TEST(PackedMatrix, PackedI8ValuesKeepTheirBytesScalesAndSums) {
 }
 
 class PackedFormatTest : public testing::TestWithParam<PackedFormat> {};
+class PlainFormatTest : public PackedFormatTest {};
 
 // f32 is exact; bf16 keeps 8 bits: off by at most half of 2^-7 relative; int8 is off by half a step of
 // amax/127 and its rounding. (Group-scaled formats: group_format_test.cc.)
-TEST_P(PackedFormatTest, UnpacksToWhatWasPacked) {
-  if (IsGroupScaled(GetParam())) GTEST_SKIP() << "has a test of its own";
+TEST_P(PlainFormatTest, UnpacksToWhatWasPacked) {
   for (const auto& [n, k] : {std::pair{1, 1}, {15, 63}, {16, 64}, {17, 65}, {50, 100}}) {
     const auto values = RandomValues(size_t(n) * k);
     const Packed packed = Pack(GetParam(), n, k, values);
@@ -143,6 +143,9 @@ TEST_P(PackedFormatTest, NameParsesBack) {
   EXPECT_FALSE(ParsePackedFormat("int3").ok());
 }
 
+INSTANTIATE_TEST_SUITE_P(Formats, PlainFormatTest,
+                         testing::Values(PackedFormat::kF32, PackedFormat::kBF16, PackedFormat::kI8),
+                         [](const auto& info) { return PackedFormatName(info.param); });
 INSTANTIATE_TEST_SUITE_P(Formats, PackedFormatTest,
                          testing::Values(PackedFormat::kF32, PackedFormat::kBF16, PackedFormat::kI8,
                                          PackedFormat::kI8G32, PackedFormat::kI4G32, PackedFormat::kMxfp4,

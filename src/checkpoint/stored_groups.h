@@ -1,0 +1,20 @@
+// Weights that a checkpoint stores in one of our group-scaled formats: taken over code by code, never
+// rounded.
+#pragma once
+
+#include <optional>
+
+#include "checkpoint/checkpoint.h"
+#include "tensor/group_format.h"
+
+namespace moesaic::checkpoint {
+
+/// The packed format that keeps what `source` stores: GGUF's Q8_0 and Q4_0, compressed-tensors' symmetric
+/// int4 in groups of whole 32s with f16 or bf16 scales, and NVFP4. Nothing when there is none.
+std::optional<tensor::PackedFormat> StoredFormat(const LinearSource& source);
+
+/// Rows [first, first + count) of a source that has a stored format. bf16 scales become f16 beside a power of
+/// two for each output: exact down to 2^-17 of the output's largest.
+Status ReadGroupRows(const LinearSource& source, int64_t first, int64_t count, tensor::GroupRows& out);
+
+}  // namespace moesaic::checkpoint

@@ -1,0 +1,184 @@
+// What is stored in groups is taken over code by code: unpacked, it is what the plain reader makes of it.
+#include "checkpoint/stored_groups.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+
+#include "runtime/memory.h"
+
+namespace moesaic::checkpoint {
+namespace {
+
+using tensor::DType;
+using tensor::PackedFormat;
+
+class Bytes {
+ public:
+  explicit Bytes(size_t count) : bytes_(count) {
+    std::mt19937 rng(static_cast<unsigned>(count));
+    for (std::byte& b : bytes_) b = static_cast<std::byte>(rng());
+  }
+  void Put16(size_t at, uint16_t value) { std::memcpy(&bytes_[at], &value, 2); }
+  std::byte& operator[](size_t at) { return bytes_[at]; }
+  TensorEntry Entry(DType dtype, std::vector<int64_t> shape) const {
+    return {.name = "m.weight", .dtype = dtype, .shape = std::move(shape), .bytes = bytes_, .file = "a file"};
+  }
+
+ private:
+  std::vector<std::byte> bytes_;
+};
+
+// Rows [first, first + count) of the source, packed and unpacked again, [count, in].
+std::vector<float> Roundtrip(const LinearSource& source, int64_t first, int64_t count) {
+  const auto format = StoredFormat(source);
+  EXPECT_TRUE(format.has_value());
+  tensor::GroupRows rows;
+  EXPECT_TRUE(ReadGroupRows(source, first, count, rows).ok());
+  tensor::PackedMatrix matrix{
+      .layout = tensor::PackedLayout::Of(*format, static_cast<int>(count), static_cast<int>(source.in))};
+  auto buffer = *runtime::Buffer::Allocate(matrix.layout.total_bytes, false);
+  tensor::PackGroupRows(matrix.layout, 0, rows, buffer.data());
+  matrix.data = buffer.data();
+  std::vector<float> values(static_cast<size_t>(count * source.in));
+  for (int r = 0; r < count; ++r) {
+    tensor::UnpackRow(matrix, r, std::span(values).subspan(r * source.in, source.in));
+  }
+  return values;
+}
+
+std::vector<float> Plain(const LinearSource& source, int64_t first, int64_t count) {
+  const std::string config = "{}";
+  std::vector<float> values(static_cast<size_t>(count * source.in));
+  const std::string empty("\x02\0\0\0\0\0\0\0{}", 10);
+  const auto checkpoint = *Checkpoint::FromMemory(config, std::as_bytes(std::span(empty)));
+  EXPECT_TRUE(checkpoint->ReadLinearRows(source, first, count, values).ok());
+  return values;
+}
+
+constexpr int kOut = 11, kIn = 96;
+
+LinearSource Ggml(const TensorEntry& weight) {
+  return {.module = "m", .scheme = WeightScheme::kPlain, .out = kOut, .in = kIn, .weight = &weight};
+}
+
+TEST(StoredGroups, GgmlBlocksOfBothTypes) {
+  for (const DType dtype : {DType::kQ8_0, DType::kQ4_0}) {
+    const int bytes = tensor::BlockOf(dtype).bytes;
+    Bytes stored(static_cast<size_t>(kOut) * kIn / 32 * bytes);
+    for (int b = 0; b < kOut * kIn / 32; ++b) stored.Put16(b * bytes, static_cast<uint16_t>(0x2c00 + 97 * b));
+    const TensorEntry weight = stored.Entry(dtype, {kOut, kIn});
+    const LinearSource source = Ggml(weight);
+    EXPECT_EQ(Roundtrip(source, 0, kOut), Plain(source, 0, kOut));
+    EXPECT_EQ(Roundtrip(source, 3, 5), Plain(source, 3, 5));
+  }
+}
+
+// Rows that the file has in another order are found where they are.
+class Reversed : public RowReader {
+ public:
+  void Read(int64_t, int64_t, float*) const override { FAIL(); }
+  int64_t FileRow(int64_t row) const override { return kOut - 1 - row; }
+};
+class PutTogether : public RowReader {
+ public:
+  void Read(int64_t, int64_t, float*) const override { FAIL(); }
+};
+
+TEST(StoredGroups, RowsInAnotherOrder) {
+  Bytes stored(static_cast<size_t>(kOut) * kIn / 32 * 18);
+  for (int b = 0; b < kOut * kIn / 32; ++b) stored.Put16(b * 18, 0x3000);
+  const TensorEntry weight = stored.Entry(DType::kQ4_0, {kOut, kIn});
+  TensorEntry reversed = weight;
+  reversed.rows = std::make_shared<Reversed>();
+  const std::vector<float> backwards = Roundtrip(Ggml(reversed), 0, kOut);
+  const std::vector<float> plain = Plain(Ggml(weight), 0, kOut);
+  for (int r = 0; r < kOut; ++r) {
+    EXPECT_TRUE(std::equal(&plain[r * kIn], &plain[r * kIn] + kIn, &backwards[(kOut - 1 - r) * kIn]));
+  }
+  reversed.rows = std::make_shared<PutTogether>();
+  EXPECT_EQ(StoredFormat(Ggml(reversed)), std::nullopt);
+}
+
+LinearSource Int4(const TensorEntry& weight, const TensorEntry& scale, int64_t group) {
+  return {.module = "m",
+          .scheme = WeightScheme::kInt4Packed,
+          .out = kOut,
+          .in = kIn,
+          .weight = &weight,
+          .scale = &scale,
+          .block_cols = group};
+}
+
+TEST(StoredGroups, Int4InGroupsOfWhole32s) {
+  const Bytes stored(kOut * kIn / 2);
+  const TensorEntry weight = stored.Entry(DType::kI32, {kOut, kIn / 8});
+  for (const int64_t group : {32, 64, 96}) {
+    for (const DType dtype : {DType::kBF16, DType::kF16}) {
+      const int64_t groups = (kIn + group - 1) / group;
+      Bytes scales(2 * kOut * groups);
+      std::mt19937 rng(5);
+      for (int i = 0; i < kOut * groups; ++i) {  // within 2^-12 of each other, small ones as well
+        const float scale =
+            std::ldexp(1.0F + static_cast<float>(rng() % 128) / 128, -9 - static_cast<int>(rng() % 12));
+        scales.Put16(2 * i, dtype == DType::kBF16 ? tensor::ToBF16(scale).bits : tensor::FloatToHalf(scale));
+      }
+      const TensorEntry scale = scales.Entry(dtype, {kOut, groups});
+      const LinearSource source = Int4(weight, scale, group);
+      EXPECT_EQ(StoredFormat(source), PackedFormat::kI4G32);
+      EXPECT_EQ(Roundtrip(source, 0, kOut), Plain(source, 0, kOut)) << group;
+    }
+  }
+}
+
+TEST(StoredGroups, WhatHasNoFormatOfOurs) {
+  const Bytes stored(kOut * kIn * 4), scales(4 * kOut * kIn);
+  const TensorEntry weight = stored.Entry(DType::kI32, {kOut, kIn / 8});
+  const TensorEntry half = scales.Entry(DType::kF16, {kOut, 4}), full = scales.Entry(DType::kF32, {kOut, 3});
+  EXPECT_EQ(StoredFormat(Int4(weight, half, 24)), std::nullopt);  // groups that cut ours
+  EXPECT_EQ(StoredFormat(Int4(weight, full, 32)), std::nullopt);  // f32 scales
+  LinearSource asymmetric = Int4(weight, half, 32);
+  asymmetric.zero_point = &weight;
+  EXPECT_EQ(StoredFormat(asymmetric), std::nullopt);
+  const TensorEntry bf16 = stored.Entry(DType::kBF16, {kOut, kIn});
+  EXPECT_EQ(StoredFormat(Ggml(bf16)), std::nullopt);
+}
+
+TEST(StoredGroups, Nvfp4) {
+  const Bytes stored(kOut * kIn / 2);
+  Bytes scales(kOut * kIn / 16);
+  for (int i = 0; i < kOut * kIn / 16; ++i) scales[i] = static_cast<std::byte>(i % 0x7f);
+  const TensorEntry weight = stored.Entry(DType::kU8, {kOut, kIn / 2});
+  const TensorEntry scale = scales.Entry(DType::kF8E4M3, {kOut, kIn / 16});
+  LinearSource source{.module = "m",
+                      .scheme = WeightScheme::kNvfp4,
+                      .out = kOut,
+                      .in = kIn,
+                      .weight = &weight,
+                      .scale = &scale,
+                      .block_cols = 16};
+  for (const float global : {1.0F, 1024.0F, 937.5F}) {
+    source.global_scale = global;
+    const std::vector<float> packed = Roundtrip(source, 0, kOut), plain = Plain(source, 0, kOut);
+    for (size_t i = 0; i < plain.size(); ++i) {
+      // The plain reader divides the scale, we multiply the product: two roundings each.
+      ASSERT_NEAR(packed[i], plain[i], std::fabs(plain[i]) * 0x1p-22F) << i;
+    }
+  }
+}
+
+TEST(StoredGroups, ScalesMustBeFinite) {
+  Bytes stored(static_cast<size_t>(kOut) * kIn / 32 * 34);
+  for (int b = 0; b < kOut * kIn / 32; ++b) stored.Put16(b * 34, b == 7 ? 0x7c00 : 0x3000);
+  const TensorEntry weight = stored.Entry(DType::kQ8_0, {kOut, kIn});
+  tensor::GroupRows rows;
+  EXPECT_TRUE(ReadGroupRows(Ggml(weight), 0, 2, rows).ok());
+  const Status status = ReadGroupRows(Ggml(weight), 0, kOut, rows);
+  EXPECT_EQ(Message(status), "a file: the scales of m must be finite; those of row 2 are not");
+  EXPECT_FALSE(ReadGroupRows(Ggml(weight), 5, kOut, rows).ok());
+}
+
+}  // namespace
+}  // namespace moesaic::checkpoint

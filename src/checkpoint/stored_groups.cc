@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 namespace moesaic::checkpoint {
 namespace {
@@ -16,6 +17,8 @@ struct RowOut {
   uint8_t* codes;    // [in]
   uint16_t* scales;  // [groups]
   float* output_scale;
+  uint8_t* minima;   // [groups], Q4_K
+  uint16_t* supers;  // [in / 256][2], Q4_K and Q6_K
 };
 
 // The row of the file that is row `row` of the Hub's tensor.
@@ -40,6 +43,62 @@ void ReadGgmlRow(const LinearSource& source, int64_t row, const RowOut& out) {
         to[i] = codes[i] & 15;
         to[i + 16] = codes[i] >> 4;
       }
+    }
+  }
+}
+
+// The 6-bit scale and minimum of sub-block `i` of a Q4_K block: the first four stand in the low bits of bytes
+// i and i + 4, the others in pieces.
+std::pair<uint8_t, uint8_t> ScaleAndMinimum(const uint8_t* packed, int i) {
+  if (i < 4) return {packed[i] & 63, packed[i + 4] & 63};
+  const int scale = (packed[i + 4] & 15) | (packed[i - 4] >> 6) << 4;
+  const int minimum = packed[i + 4] >> 4 | (packed[i] >> 6) << 4;
+  return {static_cast<uint8_t>(scale), static_cast<uint8_t>(minimum)};
+}
+
+// 256 elements: d, dmin, 12 bytes of scales and minima, then four times 32 bytes of elements i and i + 32.
+void ReadQ4KBlock(const uint8_t* block, const RowOut& out, int64_t b) {
+  std::memcpy(&out.supers[2 * b], block, 4);
+  for (int i = 0; i < 8; ++i) {
+    const auto [scale, minimum] = ScaleAndMinimum(block + 4, i);
+    out.scales[8 * b + i] = scale;
+    out.minima[8 * b + i] = minimum;
+  }
+  for (int i = 0; i < 128; ++i) {
+    uint8_t* to = out.codes + 256 * b + 64 * (i / 32) + i % 32;
+    to[0] = block[16 + i] & 15;
+    to[32] = block[16 + i] >> 4;
+  }
+}
+
+// 256 elements: 128 bytes of low halves, 64 of high bits, 16 scales, d. Of each half, byte l < 32 of the high
+// bits goes with elements l, l + 32, l + 64 and l + 96.
+void ReadQ6KBlock(const uint8_t* block, const RowOut& out, int64_t b) {
+  for (int half = 0; half < 2; ++half) {
+    const uint8_t* low = block + 64 * half;
+    const uint8_t* high = block + 128 + 32 * half;
+    uint8_t* to = out.codes + 256 * b + 128 * half;
+    for (int l = 0; l < 32; ++l) {
+      to[l] = static_cast<uint8_t>((low[l] & 15) | (high[l] & 3) << 4);
+      to[l + 32] = static_cast<uint8_t>((low[l + 32] & 15) | (high[l] >> 2 & 3) << 4);
+      to[l + 64] = static_cast<uint8_t>(low[l] >> 4 | (high[l] >> 4 & 3) << 4);
+      to[l + 96] = static_cast<uint8_t>(low[l + 32] >> 4 | (high[l] >> 6) << 4);
+    }
+  }
+  for (int i = 0; i < 16; ++i) out.scales[16 * b + i] = block[192 + i];
+  std::memcpy(&out.supers[2 * b], block + 208, 2);
+  out.supers[2 * b + 1] = 0;
+}
+
+void ReadKRow(const LinearSource& source, int64_t row, const RowOut& out) {
+  const TensorEntry& weight = *source.weight;
+  const auto* block = reinterpret_cast<const uint8_t*>(
+      weight.bytes.data() + tensor::BytesOf(weight.dtype, FileRow(weight, row) * source.in));
+  for (int64_t b = 0; b < source.in / 256; ++b, block += tensor::BlockOf(weight.dtype).bytes) {
+    if (weight.dtype == DType::kQ4K) {
+      ReadQ4KBlock(block, out, b);
+    } else {
+      ReadQ6KBlock(block, out, b);
     }
   }
 }
@@ -82,7 +141,9 @@ void ReadNvfp4Row(const LinearSource& source, int64_t row, const RowOut& out) {
 }
 
 bool IsFinite(PackedFormat format, uint16_t scale) {
-  return format == PackedFormat::kNvfp4 ? (scale & 0x7f) != 0x7f : (scale & 0x7c00) != 0x7c00;
+  if (format == PackedFormat::kNvfp4) return (scale & 0x7f) != 0x7f;
+  if (format == PackedFormat::kQ4K || format == PackedFormat::kQ6K) return true;  // integers
+  return (scale & 0x7c00) != 0x7c00;
 }
 
 }  // namespace
@@ -101,6 +162,8 @@ std::optional<PackedFormat> StoredFormat(const LinearSource& source) {
   if (source.weight->rows != nullptr && source.weight->rows->FileRow(0) < 0) return std::nullopt;
   if (source.weight->dtype == DType::kQ8_0) return PackedFormat::kI8G32;
   if (source.weight->dtype == DType::kQ4_0) return PackedFormat::kI4G32;
+  if (source.weight->dtype == DType::kQ4K) return PackedFormat::kQ4K;
+  if (source.weight->dtype == DType::kQ6K) return PackedFormat::kQ6K;
   return std::nullopt;
 }
 
@@ -111,17 +174,25 @@ Status ReadGroupRows(const LinearSource& source, int64_t first, int64_t count, G
   }
   out.Resize(*format, static_cast<int>(count), static_cast<int>(source.in));
   const auto groups = count > 0 ? std::ssize(out.scales) / count : 0;
+  const auto supers = count > 0 ? std::ssize(out.supers) / count : 0;
   for (int64_t r = 0; r < count; ++r) {
-    const RowOut to{&out.codes[r * source.in], &out.scales[r * groups], &out.output_scales[r]};
+    const RowOut to{&out.codes[r * source.in], &out.scales[r * groups], &out.output_scales[r],
+                    out.minima.data() + r * groups, out.supers.data() + r * supers};
     if (source.scheme == WeightScheme::kNvfp4) {
       ReadNvfp4Row(source, first + r, to);
     } else if (source.scheme == WeightScheme::kInt4Packed) {
       ReadInt4Row(source, first + r, to);
+    } else if (supers > 0) {
+      ReadKRow(source, first + r, to);
     } else {
       ReadGgmlRow(source, first + r, to);
     }
     const auto finite = [&](uint16_t scale) { return IsFinite(*format, scale); };
-    if (std::all_of(to.scales, to.scales + groups, finite)) continue;
+    const auto half = [](uint16_t bits) { return (bits & 0x7c00) != 0x7c00; };
+    if (std::all_of(to.scales, to.scales + groups, finite) &&
+        std::all_of(to.supers, to.supers + supers, half)) {
+      continue;
+    }
     return DataLoss("{}: the scales of {} must be finite; those of row {} are not", source.weight->file,
                     source.module, first + r);
   }

@@ -9,8 +9,8 @@
 
 namespace moesaic::checkpoint {
 
-/// The packed format that keeps what `source` stores: GGUF's Q8_0 and Q4_0, compressed-tensors' symmetric
-/// int4 in groups of whole 32s with f16 or bf16 scales, and NVFP4. Nothing when there is none.
+/// The packed format that keeps what `source` stores: GGUF's Q8_0, Q4_0, Q4_K and Q6_K, compressed-tensors'
+/// symmetric int4 in groups of whole 32s with f16 or bf16 scales, and NVFP4. Nothing when there is none.
 std::optional<tensor::PackedFormat> StoredFormat(const LinearSource& source);
 
 /// Rows [first, first + count) of a source that has a stored format. bf16 scales become f16 beside a power of

@@ -76,6 +76,24 @@ TEST(StoredGroups, GgmlBlocksOfBothTypes) {
   }
 }
 
+TEST(StoredGroups, KBlocksOfBothTypes) {
+  constexpr int kRows = 5, kColumns = 768;
+  for (const DType dtype : {DType::kQ4K, DType::kQ6K}) {
+    const int bytes = tensor::BlockOf(dtype).bytes;
+    Bytes stored(static_cast<size_t>(kRows) * kColumns / 256 * bytes);
+    for (int b = 0; b < kRows * kColumns / 256; ++b) {
+      const int at = b * bytes + (dtype == DType::kQ4K ? 0 : 208);
+      stored.Put16(at, static_cast<uint16_t>(0x2c00 + 97 * b));
+      if (dtype == DType::kQ4K) stored.Put16(at + 2, static_cast<uint16_t>(0x2b00 + 51 * b));
+    }
+    const TensorEntry weight = stored.Entry(dtype, {kRows, kColumns});
+    LinearSource source = Ggml(weight);
+    source.out = kRows;
+    source.in = kColumns;
+    EXPECT_EQ(Roundtrip(source, 0, kRows), Plain(source, 0, kRows)) << tensor::DTypeName(dtype);
+  }
+}
+
 // Rows that the file has in another order are found where they are.
 class Reversed : public RowReader {
  public:

@@ -56,6 +56,20 @@ ImplList<Gemm> GemmImpls(tensor::PackedFormat format) {
       {"gemm_nvfp4_i8_avx2", Isa::kAvx2, {cpu::GemmNvfp4Avx2, cpu::PrepareNvfp4Avx2, 88}},
       {"gemm_nvfp4_i8_ref", Isa::kRef, {ref::GemmNvfp4, ref::PrepareNvfp4, 88}},
   };
+  static constexpr Impl<Gemm> kQ4K[] = {
+      {"gemm_q4k_i8_amx", Isa::kAmx, {cpu::GemmQ4KAmx, cpu::PrepareQ4KAvx512, 80}},
+      {"gemm_q4k_i8_avx512vnni", Isa::kAvx512Vnni, {cpu::GemmQ4KAvx512Vnni, cpu::PrepareQ4KAvx512, 80}},
+      {"gemm_q4k_i8_avxvnni", Isa::kAvxVnni, {cpu::GemmQ4KAvxVnni, cpu::PrepareQ4KAvx2, 80}},
+      {"gemm_q4k_i8_avx2", Isa::kAvx2, {cpu::GemmQ4KAvx2, cpu::PrepareQ4KAvx2, 80}},
+      {"gemm_q4k_i8_ref", Isa::kRef, {ref::GemmQ4K, ref::PrepareQ4K, 80}},
+  };
+  static constexpr Impl<Gemm> kQ6K[] = {
+      {"gemm_q6k_i8_amx", Isa::kAmx, {cpu::GemmQ6KAmx, cpu::PrepareQ6KAvx512, 88}},
+      {"gemm_q6k_i8_avx512vnni", Isa::kAvx512Vnni, {cpu::GemmQ6KAvx512Vnni, cpu::PrepareQ6KAvx512, 88}},
+      {"gemm_q6k_i8_avxvnni", Isa::kAvxVnni, {cpu::GemmQ6KAvxVnni, cpu::PrepareQ6KAvx2, 88}},
+      {"gemm_q6k_i8_avx2", Isa::kAvx2, {cpu::GemmQ6KAvx2, cpu::PrepareQ6KAvx2, 88}},
+      {"gemm_q6k_i8_ref", Isa::kRef, {ref::GemmQ6K, ref::PrepareQ6K, 88}},
+  };
   switch (format) {
     case tensor::PackedFormat::kF32:
       return kF32;
@@ -71,6 +85,10 @@ ImplList<Gemm> GemmImpls(tensor::PackedFormat format) {
       return kMxfp4;
     case tensor::PackedFormat::kNvfp4:
       return kNvfp4;
+    case tensor::PackedFormat::kQ4K:
+      return kQ4K;
+    case tensor::PackedFormat::kQ6K:
+      return kQ6K;
   }
   return kF32;
 }

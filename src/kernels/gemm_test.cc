@@ -38,12 +38,27 @@ std::vector<Case> HostCases(std::initializer_list<PackedFormat> formats) {
 
 constexpr auto kAllFormats = {PackedFormat::kF32,   PackedFormat::kBF16,  PackedFormat::kI8,
                               PackedFormat::kI8G32, PackedFormat::kI4G32, PackedFormat::kMxfp4,
-                              PackedFormat::kNvfp4};
+                              PackedFormat::kNvfp4, PackedFormat::kQ4K,   PackedFormat::kQ6K};
 constexpr auto kPlain = {PackedFormat::kF32, PackedFormat::kBF16, PackedFormat::kI8};
 constexpr auto kGroupScaled = {PackedFormat::kI8G32, PackedFormat::kI4G32, PackedFormat::kMxfp4,
-                               PackedFormat::kNvfp4};
+                               PackedFormat::kNvfp4, PackedFormat::kQ4K,   PackedFormat::kQ6K};
 
 std::string NameOf(const testing::TestParamInfo<Case>& info) { return info.param.impl.name; }
+
+constexpr double kLargestSuper = 0x1p-11;
+
+// Any codes, with scales below 63 kLargestSuper.
+tensor::GroupRows RandomGroups(std::mt19937* rng, PackedFormat format, int n, int k) {
+  tensor::GroupRows rows;
+  rows.Resize(format, n, k);
+  const unsigned codes = 1U << tensor::GroupFormatOf(format).code_bits;
+  for (uint8_t& code : rows.codes) code = static_cast<uint8_t>((*rng)() % codes);
+  const bool is_signed = format == PackedFormat::kQ6K;
+  for (uint16_t& scale : rows.scales) scale = static_cast<uint8_t>((*rng)() % (is_signed ? 256 : 64));
+  for (uint8_t& minimum : rows.minima) minimum = static_cast<uint8_t>((*rng)() % 64);
+  for (uint16_t& super : rows.supers) super = static_cast<uint16_t>(0x0c00 + (*rng)() % 1024);
+  return rows;
+}
 
 class GemmTest : public testing::TestWithParam<Case> {
  protected:
@@ -56,9 +71,13 @@ class GemmTest : public testing::TestWithParam<Case> {
     for (float& v : x_) v = Uniform(2);
     weights_.layout = PackedLayout::Of(GetParam().format, n, k);
     buffer_ = *runtime::Buffer::Allocate(weights_.layout.total_bytes, false);
-    std::vector<float> w(size_t(n) * k);
-    for (float& v : w) v = Uniform(1);
-    tensor::PackRows(weights_.layout, 0, n, w.data(), buffer_.data());
+    if (tensor::CanQuantize(GetParam().format)) {
+      std::vector<float> w(size_t(n) * k);
+      for (float& v : w) v = Uniform(1);
+      tensor::PackRows(weights_.layout, 0, n, w.data(), buffer_.data());
+    } else {
+      tensor::PackGroupRows(weights_.layout, 0, RandomGroups(&rng_, GetParam().format, n, k), buffer_.data());
+    }
     weights_.data = buffer_.data();
     Prepare(static_scale);
   }
@@ -135,6 +154,8 @@ class GemmTest : public testing::TestWithParam<Case> {
     for (int row = 0; row < m_; ++row) {
       for (int i = 0; i < k; ++i) a[size_t(row) * k + i] = Activation(row, i, static_scale);
     }
+    // A weight of kQ4K is what a minimum leaves of a product: both are summed apart.
+    const double largest_minimum = GetParam().format == PackedFormat::kQ4K ? 63 * kLargestSuper : 0;
     for (int j = 0; j < n; ++j) {
       tensor::UnpackRow(weights_, j, w);
       for (int row = 0; row < m_; ++row) {
@@ -142,7 +163,7 @@ class GemmTest : public testing::TestWithParam<Case> {
         for (int i = 0; i < k; ++i) {
           const double term = a[size_t(row) * k + i] * w[i];
           sum += term;
-          magnitude += std::fabs(term);
+          magnitude += std::fabs(term) + 2 * largest_minimum * std::fabs(a[size_t(row) * k + i]);
         }
         const double expected = sum + base[row * c_stride + j];
         // UnpackRow rounds q * scale to f32, once a term: u of each term more for int8.
@@ -340,8 +361,9 @@ TEST_P(GemmGroupTest, ExtremeCodes) {
       const int code = e2m1 ? (largest ? 7 : 15) : (largest ? (1 << format.code_bits) - 1 : 0);
       const float value = e2m1 ? tensor::kE2M1[code] : static_cast<float>(code - format.zero);
       std::fill(rows.codes.begin(), rows.codes.end(), static_cast<uint8_t>(code));
-      const uint16_t one = format.group == 16 ? 0x38 : 0x3c00;
+      const uint16_t one = format.has_super ? 1 : format.group == 16 ? 0x38 : 0x3c00;
       std::fill(rows.scales.begin(), rows.scales.end(), one);
+      std::fill(rows.supers.begin(), rows.supers.end(), uint16_t{0x3c00});
       weights_.layout = PackedLayout::Of(GetParam().format, n, k);
       buffer_ = *runtime::Buffer::Allocate(weights_.layout.total_bytes, false);
       weights_.data = buffer_.data();
@@ -373,7 +395,11 @@ TEST(GemmAcrossIsas, SameOrderSameBits) {
     for (float& v : x) v = normal(rng);
     const PackedLayout layout = PackedLayout::Of(format, n, k);
     auto buffer = *runtime::Buffer::Allocate(layout.total_bytes, false);
-    tensor::PackRows(layout, 0, n, w.data(), buffer.data());
+    if (tensor::CanQuantize(format)) {
+      tensor::PackRows(layout, 0, n, w.data(), buffer.data());
+    } else {
+      tensor::PackGroupRows(layout, 0, RandomGroups(&rng, format, n, k), buffer.data());
+    }
     const tensor::PackedMatrix weights{.layout = layout, .data = buffer.data()};
     std::vector<float> first;
     for (const Case& c : cases) {

@@ -167,7 +167,8 @@ TEST(LoadTest, ChoosesExpertsAToken) {
 
 TEST(LoadTest, RefusesAnUnknownDtype) {
   EXPECT_EQ(LoadError(SourcePath("tests/golden/qwen3-tied"), {.dtype = "fp4"}),
-            "weights can be auto or one of f32, bf16, int8, int8_g32, int4_g32, mxfp4, nvfp4, not \"fp4\"");
+            "weights can be auto or one of f32, bf16, int8, int8_g32, int4_g32, mxfp4, nvfp4, q4_k, q6_k, "
+            "not \"fp4\"");
 }
 
 // A packed file whose header was damaged in one number.

@@ -210,7 +210,11 @@ const RegionPlan* WeightPlan::Find(const std::string& name) const {
 
 StatusOr<WeightDtype> ParseWeightDtype(const std::string& name) {
   if (name == "auto") return WeightDtype();
-  if (const auto format = tensor::ParsePackedFormat(name); format.ok()) return WeightDtype(*format);
+  if (const auto format = tensor::ParsePackedFormat(name); format.ok()) {
+    if (tensor::CanQuantize(*format)) return WeightDtype(*format);
+    return InvalidArgument("{} can't be chosen: it is what GGUF files with such weights get by \"auto\"",
+                           name);
+  }
   return InvalidArgument("weights can be auto or one of {}, not \"{}\"", tensor::PackedFormatNames(), name);
 }
 

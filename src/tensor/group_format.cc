@@ -14,9 +14,9 @@ constexpr float kLargestE2M1 = 6, kLargestE4M3 = 448;
 
 int GroupsOf(const GroupFormat& format, int k) { return (k + format.group - 1) / format.group; }
 
-bool IsE2M1(PackedFormat format) {
-  return format == PackedFormat::kMxfp4 || format == PackedFormat::kNvfp4;
-}
+int SupersOf(int k) { return (k + kSuperUnits * kUnitInputs - 1) / (kSuperUnits * kUnitInputs); }
+
+bool IsE2M1(PackedFormat format) { return format == PackedFormat::kMxfp4 || format == PackedFormat::kNvfp4; }
 
 float ValueOf(PackedFormat format, uint8_t code) {
   if (IsE2M1(format)) return kE2M1[code & 15];
@@ -24,7 +24,16 @@ float ValueOf(PackedFormat format, uint8_t code) {
 }
 
 float ScaleOf(PackedFormat format, uint16_t bits) {
-  return format == PackedFormat::kNvfp4 ? F8E4M3ToFloat(static_cast<uint8_t>(bits)) : HalfToFloat(bits);
+  switch (format) {
+    case PackedFormat::kNvfp4:
+      return F8E4M3ToFloat(static_cast<uint8_t>(bits));
+    case PackedFormat::kQ4K:
+      return bits;
+    case PackedFormat::kQ6K:
+      return static_cast<int8_t>(bits);
+    default:
+      return HalfToFloat(bits);
+  }
 }
 
 // The nearest e4m3 that is not negative, ties to even codes, at most 448: codes rise with their values.
@@ -56,8 +65,8 @@ float Extreme(std::span<const float> values) {
                            [](float a, float b) { return std::fabs(a) < std::fabs(b); });
 }
 
-// A power of two that puts the largest scale of the row's groups near 1, where f16 has all its bits; for kNvfp4
-// what puts it at the end of e4m3.
+// A power of two that puts the largest scale of the row's groups near 1, where f16 has all its bits; for
+// kNvfp4 what puts it at the end of e4m3.
 float OutputScale(PackedFormat format, std::span<const float> row) {
   const float amax = std::fabs(Extreme(row));
   if (amax == 0) return 1;
@@ -99,21 +108,34 @@ struct UnitView {
   int row;
 
   Byte* Scale(int group, int bytes) const { return unit + bytes * (kPanelRows * group + row); }
-  Byte* Codes8(int i) const { return unit + kUnitScaleBytes + 16 * i + 4 * row; }  // of inputs [i, i + 4)
-  Byte* Codes4(int i) const { return unit + kUnitScaleBytes + 8 * i + 4 * row; }   // of inputs [i, i + 8)
+  Byte* Codes8(int i) const { return unit + kUnitScaleBytes + 16 * i + 4 * row; }      // of inputs [i, i + 4)
+  Byte* Codes4(int i) const { return unit + kUnitScaleBytes + 8 * i + 4 * row; }       // of inputs [i, i + 8)
+  Byte* High2(int i) const { return unit + kUnitScaleBytes + 512 + 4 * i + 4 * row; }  // [i, i + 16)
+  Byte* Minimum(int group) const { return unit + kPanelRows * (2 + group) + row; }
 };
 
 template <typename Byte>
 UnitView<Byte> UnitOf(const PackedLayout& layout, int row, int unit, Byte* data) {
-  const int64_t unit_bytes = GroupFormatOf(layout.format).unit_bytes();
-  return {data + row / kPanelRows * layout.panel_bytes + unit * unit_bytes, row % kPanelRows};
+  const int64_t offset = GroupFormatOf(layout.format).unit_offset(unit);
+  return {data + row / kPanelRows * layout.panel_bytes + offset, row % kPanelRows};
+}
+
+// Scale (0) or minimum (1) of the 256 inputs that `unit` is of.
+template <typename Byte>
+Byte* SuperOf(const PackedLayout& layout, int row, int unit, int which, Byte* data) {
+  const int64_t offset =
+      GroupFormatOf(layout.format).unit_offset(unit / kSuperUnits * kSuperUnits) - kSuperBytes;
+  return data + row / kPanelRows * layout.panel_bytes + offset + 32 * which + 2 * (row % kPanelRows);
 }
 
 // Input `i` of a unit.
 uint8_t CodeAt(const UnitView<const std::byte>& view, int code_bits, int i) {
   if (code_bits == 8) return static_cast<uint8_t>(view.Codes8(i / 4 * 4)[i % 4]);
   const auto both = static_cast<unsigned>(view.Codes4(i / 8 * 8)[i % 4]);
-  return static_cast<uint8_t>(both >> (i % 8 < 4 ? 0 : 4) & 15U);
+  const unsigned low = both >> (i % 8 < 4 ? 0 : 4) & 15U;
+  if (code_bits == 4) return static_cast<uint8_t>(low);
+  const auto high = static_cast<unsigned>(view.High2(i / 16 * 16)[i % 4]) >> (i % 16 / 4 * 2) & 3U;
+  return static_cast<uint8_t>(low | high << 4);
 }
 
 // Eight codes, which begin at input `i` of a unit.
@@ -126,14 +148,22 @@ void PutCodes(const UnitView<std::byte>& view, int code_bits, int i, const uint8
   uint32_t low = 0, high = 0;
   std::memcpy(&low, codes, 4);
   std::memcpy(&high, codes + 4, 4);
-  low |= high << 4;
-  std::memcpy(view.Codes4(i), &low, 4);
+  const uint32_t four = (low & 0x0f0f0f0f) | (high & 0x0f0f0f0f) << 4;
+  std::memcpy(view.Codes4(i), &four, 4);
+  if (code_bits == 4) return;
+  uint32_t two = 0;
+  std::memcpy(&two, view.High2(i / 16 * 16), 4);
+  const int shift = i % 16 / 4 * 2;
+  two |= (low >> 4 & 0x03030303) << shift | (high >> 4 & 0x03030303) << (shift + 2);
+  std::memcpy(view.High2(i / 16 * 16), &two, 4);
 }
 
 }  // namespace
 
 const GroupFormat& GroupFormatOf(PackedFormat format) {
-  static constexpr GroupFormat kFormats[] = {{32, 8, 128}, {32, 4, 8}, {32, 4, 12}, {16, 4, 12}};
+  static constexpr GroupFormat kFormats[] = {{32, 8, 128, 2, false, false}, {32, 4, 8, 2, false, false},
+                                             {32, 4, 12, 2, false, false},  {16, 4, 12, 1, false, false},
+                                             {32, 4, 0, 1, true, true},     {16, 6, 32, 1, true, false}};
   MOESAIC_CHECK(IsGroupScaled(format));
   return kFormats[static_cast<int>(format) - static_cast<int>(PackedFormat::kI8G32)];
 }
@@ -144,9 +174,13 @@ void GroupRows::Resize(PackedFormat format, int new_rows, int new_k) {
   codes.resize(size_t(rows) * k);
   scales.resize(size_t(rows) * GroupsOf(GroupFormatOf(format), k));
   output_scales.assign(rows, 1.0F);
+  const GroupFormat& f = GroupFormatOf(format);
+  minima.resize(f.has_minimum ? scales.size() : 0);
+  supers.resize(f.has_super ? size_t(rows) * SupersOf(k) * 2 : 0);
 }
 
 GroupRows QuantizeGroups(PackedFormat format, int rows, int k, const float* values) {
+  MOESAIC_CHECK(CanQuantize(format));
   const GroupFormat& f = GroupFormatOf(format);
   const int groups = GroupsOf(f, k);
   GroupRows result;
@@ -173,7 +207,6 @@ void PackGroupRows(const PackedLayout& layout, int first_row, const GroupRows& r
   MOESAIC_CHECK_EQ(rows.k, layout.k);
   const GroupFormat& f = GroupFormatOf(layout.format);
   const int groups = GroupsOf(f, layout.k);
-  const int scale_bytes = f.group == 16 ? 1 : 2;
   for (int r = 0; r < rows.rows; ++r) {
     const uint8_t* codes = &rows.codes[int64_t{r} * rows.k];
     for (int g = 0; g < groups; ++g) {
@@ -185,12 +218,21 @@ void PackGroupRows(const PackedLayout& layout, int first_row, const GroupRows& r
         scale &= 0x7f;
         flip = 8;
       }
-      std::memcpy(view.Scale(g % f.groups_per_unit(), scale_bytes), &scale, scale_bytes);
+      std::memcpy(view.Scale(g % f.groups_per_unit(), f.scale_bytes), &scale, f.scale_bytes);
+      if (f.has_minimum) {
+        *view.Minimum(g % f.groups_per_unit()) = static_cast<std::byte>(rows.minima[int64_t{r} * groups + g]);
+      }
       for (int i = first; i < std::min(first + f.group, rows.k); i += 8) {
         uint8_t eight[8] = {};
         std::transform(codes + i, codes + std::min(i + 8, rows.k), eight,
                        [flip](uint8_t code) { return static_cast<uint8_t>(code ^ flip); });
         PutCodes(view, f.code_bits, i % kUnitInputs, eight);
+      }
+    }
+    for (int s = 0; f.has_super && s < SupersOf(rows.k); ++s) {
+      for (int which : {0, 1}) {
+        const uint16_t bits = rows.supers[(int64_t{r} * SupersOf(rows.k) + s) * 2 + which];
+        std::memcpy(SuperOf(layout, first_row + r, s * kSuperUnits, which, out), &bits, sizeof bits);
       }
     }
     std::memcpy(out + layout.scales_offset + (first_row + r) * sizeof(float), &rows.output_scales[r],
@@ -201,14 +243,23 @@ void PackGroupRows(const PackedLayout& layout, int first_row, const GroupRows& r
 void UnpackGroupRow(const PackedMatrix& matrix, int row, std::span<float> out) {
   const PackedLayout& layout = matrix.layout;
   const GroupFormat& f = GroupFormatOf(layout.format);
-  const int scale_bytes = f.group == 16 ? 1 : 2;
   for (int i = 0; i < layout.k; ++i) {
     const auto view = UnitOf(layout, matrix.first_row + row, i / kUnitInputs, matrix.data);
     const int in_unit = i % kUnitInputs;
     uint16_t bits = 0;
-    std::memcpy(&bits, view.Scale(in_unit / f.group, scale_bytes), scale_bytes);
+    std::memcpy(&bits, view.Scale(in_unit / f.group, f.scale_bytes), f.scale_bytes);
     const float value = ValueOf(layout.format, CodeAt(view, f.code_bits, in_unit));
-    out[i] = value * ScaleOf(layout.format, bits) * matrix.scales()[row];
+    float scale = ScaleOf(layout.format, bits), minimum = 0;
+    if (f.has_super) {
+      const auto super = [&](int which) {
+        uint16_t half = 0;
+        std::memcpy(&half, SuperOf(layout, matrix.first_row + row, i / kUnitInputs, which, matrix.data), 2);
+        return HalfToFloat(half);
+      };
+      scale *= super(0);
+      if (f.has_minimum) minimum = static_cast<float>(*view.Minimum(in_unit / f.group)) * super(1);
+    }
+    out[i] = (value * scale - minimum) * matrix.scales()[row];
   }
 }
 

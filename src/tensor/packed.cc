@@ -76,8 +76,8 @@ float QuantizeRow(const float* values, int k, int8_t* out) {
 }  // namespace
 
 std::string PackedFormatName(PackedFormat format) {
-  static constexpr const char* kNames[kPackedFormats] = {"f32",      "bf16",  "int8", "int8_g32",
-                                                         "int4_g32", "mxfp4", "nvfp4"};
+  static constexpr const char* kNames[kPackedFormats] = {"f32",   "bf16",  "int8", "int8_g32", "int4_g32",
+                                                         "mxfp4", "nvfp4", "q4_k", "q6_k"};
   return kNames[static_cast<int>(format)];
 }
 
@@ -106,9 +106,8 @@ PackedLayout PackedLayout::Of(PackedFormat format, int n, int k) {
   layout.k = k;
   layout.n_padded = RoundUp(n, kPanelRows);
   layout.k_padded = RoundUp(k, kPackedKUnit);
-  layout.panel_bytes = IsGroupScaled(format)
-                           ? int64_t{layout.k_padded} / kUnitInputs * GroupFormatOf(format).unit_bytes()
-                           : int64_t{layout.k_padded} * kPanelRows * ElementBytes(format);
+  layout.panel_bytes = IsGroupScaled(format) ? GroupFormatOf(format).panel_bytes(layout.k_padded)
+                                             : int64_t{layout.k_padded} * kPanelRows * ElementBytes(format);
   layout.total_bytes = layout.panel_bytes * layout.panels();
   if (IsGroupScaled(format)) {
     layout.scales_offset = layout.total_bytes;

@@ -10,9 +10,9 @@
 // ragged k. After the elements come, each 64-byte aligned: for i8, f32 scales [n_padded] and i32 sums of each
 // output's weights [n_padded] (kernels that bias activations by 128 subtract 128 x sum).
 //
-// Group-scaled formats have a scale for every 16 or 32 inputs of an output. Their panel is a run of units of 64
-// inputs, each with its scales before its elements: see tensor/group_format.h. After the panels come f32 scales
-// [n_padded], one an output, that multiply those of the groups.
+// Group-scaled formats have a scale for every 16 or 32 inputs of an output. Their panel is a run of units of
+// 64 inputs, each with its scales before its elements: see tensor/group_format.h. After the panels come f32
+// scales [n_padded], one an output, that multiply those of the groups.
 #pragma once
 
 #include <cstddef>
@@ -36,13 +36,17 @@ enum class PackedFormat : uint8_t {
   kI4G32,  ///< int4, f16 scales of 32 inputs: Q4_0, and compressed-tensors' groups of 32, 64 or 128.
   kMxfp4,  ///< e2m1, powers of two for scales of 32 inputs (OCP MX).
   kNvfp4,  ///< e2m1, e4m3 scales of 16 inputs.
+  kQ4K,    ///< GGUF's Q4_K: int4, 6-bit scales and minima of 32 inputs, f16 ones of 256.
+  kQ6K,    ///< GGUF's Q6_K: int6, int8 scales of 16 inputs, f16 ones of 256.
 };
-inline constexpr int kPackedFormats = 7;
+inline constexpr int kPackedFormats = 9;
 
 std::string PackedFormatName(PackedFormat format);  ///< "f32", "bf16", "int8", "int8_g32", "int4_g32", ...
 std::string PackedFormatNames();                    ///< all of them: "f32, bf16, ..."
 StatusOr<PackedFormat> ParsePackedFormat(const std::string& name);
 inline bool IsGroupScaled(PackedFormat format) { return format >= PackedFormat::kI8G32; }
+/// Whether PackRows can make it of any values; the others are only taken over as they are stored.
+inline bool CanQuantize(PackedFormat format) { return format < PackedFormat::kQ4K; }
 
 /// Where the parts of a packed matrix lie, from its format and shape alone.
 struct PackedLayout {
@@ -52,7 +56,7 @@ struct PackedLayout {
   int64_t panel_bytes;     // one panel of k_padded inputs
   int64_t scales_offset;   // bytes from the start; 0 when the format has none
   int64_t sums_offset;     // likewise
-  int64_t total_bytes;  // a multiple of 64
+  int64_t total_bytes;     // a multiple of 64
 
   /// n and k must be >= 1; for kI8, k <= 65536 (int32 sums of u8 x s8 products can't overflow).
   static PackedLayout Of(PackedFormat format, int n, int k);
@@ -87,7 +91,8 @@ struct PackedMatrix {
 /// Packs rows [first_row, first_row + rows) of W from f32 values [rows, k] into `out` (layout.total_bytes
 /// long, zeroed by the caller before the first call). first_row must be a multiple of 16. kI8 quantises each
 /// output symmetrically to [-127, 127] with scale amax/127, rounding half to even; group-scaled formats as
-/// QuantizeGroups does. Values must be finite. Calls for different rows may run at the same time.
+/// QuantizeGroups does (CanQuantize). Values must be finite. Calls for different rows may run at the same
+/// time.
 void PackRows(const PackedLayout& layout, int first_row, int rows, const float* values, std::byte* out);
 
 /// Packs int8 values that are already quantised, [rows, k], with their scales [rows]; nothing is rounded

@@ -1,6 +1,7 @@
 // The GEMM micro-kernels of every instruction set and the preparations of their activations. Formats of
 // prepared activations: f32 as it is (ref/gemm.h); bf16 rounded to nearest even; int8 either signed ("s8") or
-// biased by 128 ("u8", for the dot instructions that multiply unsigned by signed). For group-scaled weights see gemm_group.h.
+// biased by 128 ("u8", for the dot instructions that multiply unsigned by signed). For group-scaled weights
+// see gemm_group.h.
 #pragma once
 
 #include "kernels/micro_kernels.h"

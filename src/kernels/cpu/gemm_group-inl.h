@@ -27,18 +27,35 @@ struct Grouped {
   };
   static Pair Codes(const std::byte* unit, int pair, int part) {
     const std::byte* codes = unit + kUnitScaleBytes + 4 * Ops::kOutputs * part;
-    if constexpr (Format::kBits == 8) return {Ops::Load(codes + 128 * pair), Ops::Load(codes + 128 * pair + 64)};
+    if constexpr (Format::kBits == 8) {
+      return {Ops::Load(codes + 128 * pair), Ops::Load(codes + 128 * pair + 64)};
+    }
     const Ints both = Ops::Load(codes + 64 * pair);
-    if constexpr (Format::kTable) return {Ops::LookUp(Ops::LowNibbles(both)), Ops::LookUp(Ops::HighNibbles(both))};
-    return {Ops::LowNibbles(both), Ops::HighNibbles(both)};
+    const Pair nibbles = {Ops::LowNibbles(both), Ops::HighNibbles(both)};
+    if constexpr (Format::kTable) return {Ops::LookUp(nibbles.low), Ops::LookUp(nibbles.high)};
+    if constexpr (Format::kBits == 6) {
+      const Ints high = Ops::Load(codes + 512 + 64 * (pair / 2));
+      if (pair % 2 == 0)
+        return {Ops::WithHighBits(nibbles.low, high, 0), Ops::WithHighBits(nibbles.high, high, 1)};
+      return {Ops::WithHighBits(nibbles.low, high, 2), Ops::WithHighBits(nibbles.high, high, 3)};
+    }
+    return nibbles;
   }
 
-  static Floats Scales(const std::byte* unit, int group, int part) {
-    if constexpr (Format::kE4M3) {
+  static Floats Scales(const std::byte* unit, const std::byte* super, int group, int part) {
+    if constexpr (Format::kScale == GroupScale::kE4M3) {
       return Ops::E4M3Scales(unit + 16 * group + Ops::kOutputs * part);
+    } else if constexpr (Format::kScale == GroupScale::kSuper) {
+      const std::byte* scales = unit + 16 * group + Ops::kOutputs * part;
+      const Floats own = Format::kMinimum ? Ops::UnsignedBytes(scales) : Ops::SignedBytes(scales);
+      return Ops::Multiply(own, Ops::HalfScales(super + 2 * Ops::kOutputs * part));
     } else {
       return Ops::HalfScales(unit + 32 * group + 2 * Ops::kOutputs * part);
     }
+  }
+  static Floats Minima(const std::byte* unit, const std::byte* super, int group, int part) {
+    const Floats own = Ops::UnsignedBytes(unit + 32 + 16 * group + Ops::kOutputs * part);
+    return Ops::Multiply(own, Ops::HalfScales(super + 32 + 2 * Ops::kOutputs * part));
   }
 
   template <int kRows, int kPanels>
@@ -55,7 +72,8 @@ struct Grouped {
     }
     const int units = t.k_padded / kUnitInputs;
     for (int u = 0; u < units; ++u) {
-      const std::byte* unit = w + int64_t{u} * kUnitBytes<Format>;
+      const std::byte* unit = UnitAt<Format>(w, u);
+      const std::byte* super = kHasSuper<Format> ? SuperAt<Format>(w, u) : nullptr;
       if constexpr (kPanels == kWidePanels) {
 #pragma GCC unroll 16
         for (int p = 0; p < kPanels; ++p) {
@@ -70,7 +88,9 @@ struct Grouped {
         Ints dots[kRows][kWidth];
 #pragma GCC unroll 16
         for (int m = 0; m < kRows; ++m) {
-          const Ints correction = Ops::Broadcast(a[m] + corrections_at + 4 * (kGroups * u + g));
+          const Ints correction = Format::kMinimum
+                                      ? Ops::ZeroInts()
+                                      : Ops::Broadcast(a[m] + corrections_at + 4 * (kGroups * u + g));
 #pragma GCC unroll 16
           for (int p = 0; p < kWidth; ++p) dots[m][p] = correction;
         }
@@ -91,16 +111,27 @@ struct Grouped {
             for (int p = 0; p < kWidth; ++p) Ops::template Dot<Format>(dots[m][p], codes[p].high, high);
           }
         }
-        Floats scales[kWidth];
+        Floats scales[kWidth], minima[kWidth];
 #pragma GCC unroll 16
-        for (int p = 0; p < kWidth; ++p) scales[p] = Scales(unit + p / kParts * t.panel_bytes, g, p % kParts);
+        for (int p = 0; p < kWidth; ++p) {
+          const int64_t panel_at = p / kParts * t.panel_bytes;
+          scales[p] = Scales(unit + panel_at, super + panel_at, g, p % kParts);
+          if constexpr (Format::kMinimum)
+            minima[p] = Minima(unit + panel_at, super + panel_at, g, p % kParts);
+        }
         const int64_t activation_group = (kUnitInputs * u + Format::kGroup * g) / kActivationGroup;
 #pragma GCC unroll 16
         for (int m = 0; m < kRows; ++m) {
           const Floats scale = Ops::BroadcastFloat(a[m] + scales_at + 4 * activation_group);
 #pragma GCC unroll 16
           for (int p = 0; p < kWidth; ++p) {
-            acc[m][p] = Ops::MultiplyAdd(Ops::Multiply(Ops::ToFloats(dots[m][p]), scale), scales[p], acc[m][p]);
+            acc[m][p] =
+                Ops::MultiplyAdd(Ops::Multiply(Ops::ToFloats(dots[m][p]), scale), scales[p], acc[m][p]);
+          }
+          if constexpr (Format::kMinimum) {
+            const Floats sum = Ops::BroadcastFloat(a[m] + corrections_at + 4 * (kGroups * u + g));
+#pragma GCC unroll 16
+            for (int p = 0; p < kWidth; ++p) acc[m][p] = Ops::NegativeMultiplyAdd(sum, minima[p], acc[m][p]);
           }
         }
       }

@@ -1,21 +1,25 @@
-// The GEMM micro-kernels of group-scaled weights and the preparations of their activations, which are laid out
-// as gemm_group_formats-inl.h says. All instruction sets give the same bits.
+// The GEMM micro-kernels of group-scaled weights and the preparations of their activations, which are laid
+// out as gemm_group_formats-inl.h says. All instruction sets give the same bits.
 #pragma once
 
 #include "kernels/micro_kernels.h"
 
 namespace moesaic::kernels {
 
-#define MOESAIC_GROUP_KERNELS(isa)         \
+#define MOESAIC_GROUP_KERNELS(isa)           \
   void GemmI8G32##isa(const GemmTile& tile); \
   void GemmI4G32##isa(const GemmTile& tile); \
   void GemmMxfp4##isa(const GemmTile& tile); \
-  void GemmNvfp4##isa(const GemmTile& tile);
+  void GemmNvfp4##isa(const GemmTile& tile); \
+  void GemmQ4K##isa(const GemmTile& tile);   \
+  void GemmQ6K##isa(const GemmTile& tile);
 #define MOESAIC_GROUP_PREPARATIONS(isa)                                                             \
   float PrepareI8G32##isa(const float* x, int k, int k_padded, float static_scale, std::byte* out); \
   float PrepareI4G32##isa(const float* x, int k, int k_padded, float static_scale, std::byte* out); \
   float PrepareMxfp4##isa(const float* x, int k, int k_padded, float static_scale, std::byte* out); \
-  float PrepareNvfp4##isa(const float* x, int k, int k_padded, float static_scale, std::byte* out);
+  float PrepareNvfp4##isa(const float* x, int k, int k_padded, float static_scale, std::byte* out); \
+  float PrepareQ4K##isa(const float* x, int k, int k_padded, float static_scale, std::byte* out);   \
+  float PrepareQ6K##isa(const float* x, int k, int k_padded, float static_scale, std::byte* out);
 
 namespace cpu {
 

@@ -40,18 +40,43 @@ inline void Unpack(const std::byte* unit, int8_t* out) {
       low = _mm512_shuffle_epi8(table, low);
       high = _mm512_shuffle_epi8(table, high);
     }
+    if constexpr (Format::kBits == 6) {
+      const __m512i bits = _mm512_load_si512(codes + 512 + 64 * (pair / 2));
+      const __m512i two = _mm512_set1_epi8(0x30);
+      const __m512i first = pair % 2 == 0 ? _mm512_slli_epi16(bits, 4) : bits;
+      const __m512i second = pair % 2 == 0 ? _mm512_slli_epi16(bits, 2) : _mm512_srli_epi16(bits, 2);
+      low = _mm512_or_si512(low, _mm512_and_si512(first, two));
+      high = _mm512_or_si512(high, _mm512_and_si512(second, two));
+    }
     _mm512_store_si512(out + 128 * pair, Signed(low, Format::kZero));
     _mm512_store_si512(out + 128 * pair + 64, Signed(high, Format::kZero));
   }
 }
 
+inline __m512 Halves(const std::byte* p) {
+  return _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(p)));
+}
+
+inline __m128i Sixteen(const std::byte* p) { return _mm_load_si128(reinterpret_cast<const __m128i*>(p)); }
+
 template <typename Format>
-inline __m512 Scales(const std::byte* unit, int group) {
-  if constexpr (Format::kE4M3) {
-    const __m128i bits = _mm_load_si128(reinterpret_cast<const __m128i*>(unit + 16 * group));
-    return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(bits), 7));
+inline __m512 Scales(const std::byte* panel, int unit, int group) {
+  const std::byte* scales = UnitAt<Format>(panel, unit);
+  if constexpr (Format::kScale == GroupScale::kE4M3) {
+    return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(Sixteen(scales + 16 * group)), 7));
+  } else if constexpr (kHasSuper<Format>) {
+    const __m128i own = Sixteen(scales + 16 * group);
+    const __m512i wide = Format::kMinimum ? _mm512_cvtepu8_epi32(own) : _mm512_cvtepi8_epi32(own);
+    return _mm512_mul_ps(_mm512_cvtepi32_ps(wide), Halves(SuperAt<Format>(panel, unit)));
+  } else {
+    return Halves(scales + 32 * group);
   }
-  return _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(unit + 32 * group)));
+}
+
+template <typename Format>
+inline __m512 Minima(const std::byte* panel, int unit, int group) {
+  const __m512i own = _mm512_cvtepu8_epi32(Sixteen(UnitAt<Format>(panel, unit) + 32 + 16 * group));
+  return _mm512_mul_ps(_mm512_cvtepi32_ps(own), Halves(SuperAt<Format>(panel, unit) + 32));
 }
 
 /// Dots of one group: a is [rows][kGroup] at `stride`, codes [kGroup / 4][16 outputs][4], dots [rows][16].
@@ -89,8 +114,8 @@ inline void GroupDots(const std::byte* a, int64_t stride, const int8_t* codes, i
 template <typename Format>
 struct Chunk {
   static constexpr int kGroups = kUnitInputs / Format::kGroup;
-  const std::byte* units;  // packed, for their scales
-  int count;               // of units
+  const std::byte* panel;  // packed, for its scales
+  int first, count;        // units
   alignas(64) int8_t codes[kChunkUnits * kUnitInputs * 16];
 };
 
@@ -124,52 +149,63 @@ struct TileRowPointers {
 };
 
 /// Adds a chunk to acc [16][16] of a tile of rows. `scales` are the activation scales of the chunk's first
-/// group, and of the tile's first row. The products of the next unit are under way while the dots of one are
-/// scaled.
+/// group, and of the tile's first row; corrections, which only formats with minima read, stand `corrections`
+/// bytes behind. The products of the next unit are under way while the dots of one are scaled.
 template <typename Format, int kRows>
-inline void AddChunk(const std::byte* a, int64_t stride, const TileRowPointers& scales,
+inline void AddChunk(const std::byte* a, int64_t stride, const TileRowPointers& scales, int64_t corrections,
                      const Chunk<Format>& chunk, float* acc) {
   alignas(64) Dots dots[2];
-  __m512 sums[kRows];
+  __m512 totals[kRows];
 #pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) sums[r] = _mm512_load_ps(acc + 16 * r);
+  for (int r = 0; r < kRows; ++r) totals[r] = _mm512_load_ps(acc + 16 * r);
   UnitDots<Format>(a, stride, chunk.codes, dots[0]);
   for (int u = 0; u < chunk.count; ++u) {
     if (u + 1 < chunk.count) {
       UnitDots<Format>(a + kUnitInputs * (u + 1), stride, chunk.codes + 1024 * (u + 1), dots[(u + 1) % 2]);
     }
-    const std::byte* unit = chunk.units + int64_t{u} * kUnitBytes<Format>;
 #pragma GCC unroll 4
     for (int g = 0; g < Chunk<Format>::kGroups; ++g) {
-      const __m512 weights = Scales<Format>(unit, g);
+      const __m512 weights = Scales<Format>(chunk.panel, chunk.first + u, g);
       const int64_t at = sizeof(float) * (2 * u + g * Format::kGroup / kActivationGroup);
       const int32_t* of_group = dots[u % 2][g][0];
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
         const __m512 dot = _mm512_cvtepi32_ps(_mm512_load_si512(of_group + 16 * r));
         const __m512 activation = _mm512_set1_ps(*reinterpret_cast<const float*>(scales[r] + at));
-        sums[r] = _mm512_fmadd_ps(_mm512_mul_ps(dot, activation), weights, sums[r]);
+        totals[r] = _mm512_fmadd_ps(_mm512_mul_ps(dot, activation), weights, totals[r]);
+      }
+      if constexpr (Format::kMinimum) {
+        const __m512 minima = Minima<Format>(chunk.panel, chunk.first + u, g);
+#pragma GCC unroll 16
+        for (int r = 0; r < kRows; ++r) {
+          const __m512 sum = _mm512_set1_ps(*reinterpret_cast<const float*>(scales[r] + at + corrections));
+          totals[r] = _mm512_fnmadd_ps(sum, minima, totals[r]);
+        }
       }
     }
   }
 #pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) _mm512_store_ps(acc + 16 * r, sums[r]);
+  for (int r = 0; r < kRows; ++r) _mm512_store_ps(acc + 16 * r, totals[r]);
 }
 
 /// A tile of `rows` < 16 rows: scales are copied, so that there are some for rows that aren't there, whose
 /// sums are not stored in the end.
 template <typename Format>
-inline void AddChunkToFew(const std::byte* a, int64_t stride, const std::byte* scales, int rows,
-                          const Chunk<Format>& chunk, float* acc) {
-  float copies[kTileRows][2 * kChunkUnits] = {};
+inline void AddChunkToFew(const std::byte* a, int64_t stride, const std::byte* scales, int64_t corrections,
+                          int rows, const Chunk<Format>& chunk, float* acc) {
+  float copies[kTileRows][2][2 * kChunkUnits] = {};
   for (int r = 0; r < rows; ++r) {
-    __builtin_memcpy(copies[r], scales + r * stride, sizeof(float) * 2 * chunk.count);
+    const std::byte* from = scales + r * stride;
+    __builtin_memcpy(copies[r][0], from, sizeof(float) * 2 * chunk.count);
+    if constexpr (Format::kMinimum) {
+      __builtin_memcpy(copies[r][1], from + corrections, sizeof(float) * 2 * chunk.count);
+    }
   }
   const TileRowPointers from(reinterpret_cast<const std::byte*>(copies), sizeof copies[0]);
   if (rows > 8) {
-    AddChunk<Format, 16>(a, stride, from, chunk, acc);
+    AddChunk<Format, 16>(a, stride, from, sizeof copies[0][0], chunk, acc);
   } else {
-    AddChunk<Format, 8>(a, stride, from, chunk, acc);
+    AddChunk<Format, 8>(a, stride, from, sizeof copies[0][0], chunk, acc);
   }
 }
 
@@ -185,25 +221,27 @@ template <typename Format>
 inline void RunPass(const GemmTile& t, int row, int rows, int panel) {
   alignas(64) float acc[kPassRows * 16] = {};
   Chunk<Format> chunk;
+  chunk.panel = t.w + panel * t.panel_bytes;
+  const int64_t corrections = t.k_padded / 8;  // behind the scales
   const int units = t.k_padded / kUnitInputs;
   const int whole = rows / kTileRows * kTileRows;
   for (int first = 0; first < units; first += kChunkUnits) {
-    chunk.units = t.w + panel * t.panel_bytes + int64_t{first} * kUnitBytes<Format>;
+    chunk.first = first;
     chunk.count = units - first < kChunkUnits ? units - first : kChunkUnits;
     for (int u = 0; u < chunk.count; ++u) {
-      Unpack<Format>(chunk.units + int64_t{u} * kUnitBytes<Format>, chunk.codes + 1024 * u);
+      Unpack<Format>(UnitAt<Format>(chunk.panel, first + u), chunk.codes + 1024 * u);
     }
     const std::byte* a = t.a + row * t.a_stride + int64_t{first} * kUnitInputs;
     const std::byte* scales = t.a + row * t.a_stride + t.k_padded + int64_t{first} * 2 * sizeof(float);
     if (whole > 0) ConfigureGroups<Format>(kTileRows);
     for (int r = 0; r < whole; r += kTileRows) {
       const TileRowPointers of_tile(scales + r * t.a_stride, t.a_stride);
-      AddChunk<Format, 16>(a + r * t.a_stride, t.a_stride, of_tile, chunk, acc + 16 * r);
+      AddChunk<Format, 16>(a + r * t.a_stride, t.a_stride, of_tile, corrections, chunk, acc + 16 * r);
     }
     if (whole == rows) continue;
     ConfigureGroups<Format>(rows - whole);
-    AddChunkToFew(a + whole * t.a_stride, t.a_stride, scales + whole * t.a_stride, rows - whole, chunk,
-                  acc + 16 * whole);
+    AddChunkToFew(a + whole * t.a_stride, t.a_stride, scales + whole * t.a_stride, corrections, rows - whole,
+                  chunk, acc + 16 * whole);
   }
   const __m512 scale = _mm512_mul_ps(_mm512_set1_ps(Format::kUnit), _mm512_loadu_ps(t.w_scales + 16 * panel));
   for (int r = 0; r < rows; ++r) {
@@ -235,5 +273,7 @@ void GemmI8G32Amx(const GemmTile& tile) { RunTiles<I8G32>(tile, GemmI8G32Avx512V
 void GemmI4G32Amx(const GemmTile& tile) { RunTiles<I4G32>(tile, GemmI4G32Avx512Vnni); }
 void GemmMxfp4Amx(const GemmTile& tile) { RunTiles<Mxfp4>(tile, GemmMxfp4Avx512Vnni); }
 void GemmNvfp4Amx(const GemmTile& tile) { RunTiles<Nvfp4>(tile, GemmNvfp4Avx512Vnni); }
+void GemmQ4KAmx(const GemmTile& tile) { RunTiles<Q4K>(tile, GemmQ4KAvx512Vnni); }
+void GemmQ6KAmx(const GemmTile& tile) { RunTiles<Q6K>(tile, GemmQ6KAvx512Vnni); }
 
 }  // namespace moesaic::kernels::cpu

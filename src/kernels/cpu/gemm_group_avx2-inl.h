@@ -32,6 +32,22 @@ struct Avx2Base {
   static Floats HalfScales(const std::byte* p) {
     return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(p)));
   }
+  // Bits [2 which, 2 which + 2) of `high` above the four of `low`.
+  static Ints WithHighBits(Ints low, Ints high, int which) {
+    const Ints moved = which == 0   ? _mm256_slli_epi16(high, 4)
+                       : which == 1 ? _mm256_slli_epi16(high, 2)
+                       : which == 2 ? high
+                                    : _mm256_srli_epi16(high, 2);
+    return _mm256_or_si256(low, _mm256_and_si256(moved, _mm256_set1_epi8(0x30)));
+  }
+  static Floats UnsignedBytes(const std::byte* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+  }
+  static Floats SignedBytes(const std::byte* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+  }
+  static Ints ZeroInts() { return _mm256_setzero_si256(); }
+  static Floats NegativeMultiplyAdd(Floats a, Floats b, Floats c) { return _mm256_fnmadd_ps(a, b, c); }
   static Floats E4M3Scales(const std::byte* p) {
     const __m128i wide = _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
     return _mm256_cvtph_ps(_mm_slli_epi16(wide, 7));

@@ -1,6 +1,6 @@
-#include "kernels/cpu/gemm_group.h"
 #include "kernels/cpu/gemm_avx512-inl.h"
 #include "kernels/cpu/gemm_group-inl.h"
+#include "kernels/cpu/gemm_group.h"
 
 namespace moesaic::kernels::cpu {
 namespace {
@@ -32,6 +32,22 @@ struct Avx512 {
   static Floats HalfScales(const std::byte* p) {
     return _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(p)));
   }
+  // Bits [2 which, 2 which + 2) of `high` above the four of `low`.
+  static Ints WithHighBits(Ints low, Ints high, int which) {
+    const Ints moved = which == 0   ? _mm512_slli_epi16(high, 4)
+                       : which == 1 ? _mm512_slli_epi16(high, 2)
+                       : which == 2 ? high
+                                    : _mm512_srli_epi16(high, 2);
+    return _mm512_or_si512(low, _mm512_and_si512(moved, _mm512_set1_epi8(0x30)));
+  }
+  static Floats UnsignedBytes(const std::byte* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(p))));
+  }
+  static Floats SignedBytes(const std::byte* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(p))));
+  }
+  static Ints ZeroInts() { return _mm512_setzero_si512(); }
+  static Floats NegativeMultiplyAdd(Floats a, Floats b, Floats c) { return _mm512_fnmadd_ps(a, b, c); }
   static Floats E4M3Scales(const std::byte* p) {
     const __m256i wide = _mm256_cvtepu8_epi16(_mm_load_si128(reinterpret_cast<const __m128i*>(p)));
     return _mm512_cvtph_ps(_mm256_slli_epi16(wide, 7));
@@ -56,5 +72,7 @@ void GemmI8G32Avx512Vnni(const GemmTile& tile) { RunBlocks<Grouped<Avx512, I8G32
 void GemmI4G32Avx512Vnni(const GemmTile& tile) { RunBlocks<Grouped<Avx512, I4G32>>(tile); }
 void GemmMxfp4Avx512Vnni(const GemmTile& tile) { RunBlocks<Grouped<Avx512, Mxfp4>>(tile); }
 void GemmNvfp4Avx512Vnni(const GemmTile& tile) { RunBlocks<Grouped<Avx512, Nvfp4>>(tile); }
+void GemmQ4KAvx512Vnni(const GemmTile& tile) { RunBlocks<Grouped<Avx512, Q4K>>(tile); }
+void GemmQ6KAvx512Vnni(const GemmTile& tile) { RunBlocks<Grouped<Avx512, Q6K>>(tile); }
 
 }  // namespace moesaic::kernels::cpu

@@ -18,5 +18,7 @@ void GemmI8G32AvxVnni(const GemmTile& tile) { RunBlocks<Grouped<AvxVnni, I8G32>>
 void GemmI4G32AvxVnni(const GemmTile& tile) { RunBlocks<Grouped<AvxVnni, I4G32>>(tile); }
 void GemmMxfp4AvxVnni(const GemmTile& tile) { RunBlocks<Grouped<AvxVnni, Mxfp4>>(tile); }
 void GemmNvfp4AvxVnni(const GemmTile& tile) { RunBlocks<Grouped<AvxVnni, Nvfp4>>(tile); }
+void GemmQ4KAvxVnni(const GemmTile& tile) { RunBlocks<Grouped<AvxVnni, Q4K>>(tile); }
+void GemmQ6KAvxVnni(const GemmTile& tile) { RunBlocks<Grouped<AvxVnni, Q6K>>(tile); }
 
 }  // namespace moesaic::kernels::cpu

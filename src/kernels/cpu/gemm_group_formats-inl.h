@@ -1,13 +1,16 @@
-// The group-scaled formats as kernels see them, and the activations that go with them (tensor/group_format.h).
+// The group-scaled formats as kernels see them, and the activations that go with them
+// (tensor/group_format.h).
 //
 // A prepared row of k inputs: s8 elements [k_padded], f32 scales of 32 inputs [k_padded / 32], and i32
 // corrections [k_padded / kGroup], -kZero times the sum of a group's elements: what a dot product of biased
-// codes begins with, so that it ends as the dot product of the values.
+// codes begins with, so that it ends as the dot product of the values. With minima, corrections are f32: the
+// sums of a group's elements times their scale.
 //
-// One expression for all instruction sets, so that their results are the same bits and a row's result does not
-// depend on how many rows stand beside it. For the groups g of an output in order, from acc = 0:
+// One expression for all instruction sets, so that their results are the same bits and a row's result does
+// not depend on how many rows stand beside it. For the groups g of an output in order, from acc = 0:
 //
-//   acc = fma(float(dot) * activation_scale, float(group_scale), acc)
+//   acc = fma(float(dot) * activation_scale, group_scale, acc)
+//   acc = fma(-correction, group_minimum, acc)                   with minima
 //
 // and at the end C = acc * (kUnit * output_scale), where dot is an exact integer and kUnit a power of two.
 #pragma once
@@ -21,32 +24,81 @@ namespace {
 constexpr int kUnitInputs = 64;
 constexpr int kUnitScaleBytes = 64;
 constexpr int kActivationGroup = 32;
+constexpr int kSuperUnits = 4;
+constexpr int64_t kSuperBytes = 64;
+
+enum class GroupScale {
+  kHalf,   // f16
+  kE4M3,   // not negative; its bits, shifted by 7, are an f16 of 2^-8 its value
+  kSuper,  // u8 (kMinimum) or i8, times an f16 of 256 inputs
+};
 
 struct I8G32 {
   static constexpr int kGroup = 32, kBits = 8, kZero = 128;
-  static constexpr bool kTable = false, kE4M3 = false;
+  static constexpr bool kTable = false, kMinimum = false;
+  static constexpr GroupScale kScale = GroupScale::kHalf;
   static constexpr float kUnit = 1;
 };
 struct I4G32 {
   static constexpr int kGroup = 32, kBits = 4, kZero = 8;
-  static constexpr bool kTable = false, kE4M3 = false;
+  static constexpr bool kTable = false, kMinimum = false;
+  static constexpr GroupScale kScale = GroupScale::kHalf;
   static constexpr float kUnit = 1;
 };
 // e2m1 is looked up as twice its value.
 struct Mxfp4 {
   static constexpr int kGroup = 32, kBits = 4, kZero = 12;
-  static constexpr bool kTable = true, kE4M3 = false;
+  static constexpr bool kTable = true, kMinimum = false;
+  static constexpr GroupScale kScale = GroupScale::kHalf;
   static constexpr float kUnit = 0.5F;
 };
-// The bits of an e4m3 that is not negative, shifted by 7, are an f16 of 2^-8 its value.
 struct Nvfp4 {
   static constexpr int kGroup = 16, kBits = 4, kZero = 12;
-  static constexpr bool kTable = true, kE4M3 = true;
+  static constexpr bool kTable = true, kMinimum = false;
+  static constexpr GroupScale kScale = GroupScale::kE4M3;
   static constexpr float kUnit = 0.5F * 256;
+};
+struct Q4K {
+  static constexpr int kGroup = 32, kBits = 4, kZero = 0;
+  static constexpr bool kTable = false, kMinimum = true;
+  static constexpr GroupScale kScale = GroupScale::kSuper;
+  static constexpr float kUnit = 1;
+};
+struct Q6K {
+  static constexpr int kGroup = 16, kBits = 6, kZero = 32;
+  static constexpr bool kTable = false, kMinimum = false;
+  static constexpr GroupScale kScale = GroupScale::kSuper;
+  static constexpr float kUnit = 1;
 };
 
 template <typename Format>
-constexpr int kUnitBytes = kUnitScaleBytes + 2 * kUnitInputs * Format::kBits;
+constexpr int kUnitBytes = kUnitScaleBytes + 2 * kUnitInputs* Format::kBits;
+template <typename Format>
+constexpr bool kHasSuper = Format::kScale == GroupScale::kSuper;
+
+/// The unit of inputs [64 unit, 64 unit + 64) of a panel, and the f16 scales of its 256 inputs, if there are
+/// any: [16 outputs] of scales, then [16] of minima.
+template <typename Format>
+inline const std::byte* UnitAt(const std::byte* panel, int unit) {
+  const int64_t supers = kHasSuper<Format> ? kSuperBytes * (unit / kSuperUnits + 1) : 0;
+  return panel + int64_t{unit} * kUnitBytes<Format> + supers;
+}
+template <typename Format>
+inline const std::byte* SuperAt(const std::byte* panel, int unit) {
+  return UnitAt<Format>(panel, unit / kSuperUnits * kSuperUnits) - kSuperBytes;
+}
+
+/// Of the group `g`, whose elements add up to `sum`: see above.
+template <typename Format>
+inline void StoreCorrection(int32_t sum, float scale, int64_t g, std::byte* corrections) {
+  if constexpr (Format::kMinimum) {
+    const float value = static_cast<float>(sum) * scale;
+    __builtin_memcpy(corrections + 4 * g, &value, 4);
+  } else {
+    const int32_t value = -Format::kZero * sum;
+    __builtin_memcpy(corrections + 4 * g, &value, 4);
+  }
+}
 
 /// Twice the value of each e2m1 code, plus 12.
 alignas(16) constexpr uint8_t kE2M1Codes[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};

@@ -30,7 +30,7 @@ inline int Sum(__m256i v) {
 template <typename Format>
 inline float Prepare(const float* x, int k, int k_padded, std::byte* out) {
   auto* scales = reinterpret_cast<float*>(out + k_padded);
-  auto* corrections = reinterpret_cast<int32_t*>(out + k_padded + k_padded / 8);
+  std::byte* corrections = out + k_padded + k_padded / 8;
   const __m256 sign = _mm256_set1_ps(-0.0F);
   for (int i = 0; i < k_padded; i += kActivationGroup) {
     __m256 value[4], largest = _mm256_setzero_ps();
@@ -53,10 +53,10 @@ inline float Prepare(const float* x, int k, int k_padded, std::byte* out) {
       _mm_storel_epi64(reinterpret_cast<__m128i*>(out + i + 8 * j), _mm_packs_epi16(words, words));
     }
     if constexpr (Format::kGroup == 32) {
-      corrections[i / 32] = -Format::kZero * (sums[0] + sums[1] + sums[2] + sums[3]);
+      StoreCorrection<Format>(sums[0] + sums[1] + sums[2] + sums[3], scale, i / 32, corrections);
     } else {
-      corrections[i / 16] = -Format::kZero * (sums[0] + sums[1]);
-      corrections[i / 16 + 1] = -Format::kZero * (sums[2] + sums[3]);
+      StoreCorrection<Format>(sums[0] + sums[1], scale, i / 16, corrections);
+      StoreCorrection<Format>(sums[2] + sums[3], scale, i / 16 + 1, corrections);
     }
   }
   return 0;
@@ -75,6 +75,12 @@ float PrepareMxfp4Avx2(const float* x, int k, int k_padded, float /*static_scale
 }
 float PrepareNvfp4Avx2(const float* x, int k, int k_padded, float /*static_scale*/, std::byte* out) {
   return Prepare<Nvfp4>(x, k, k_padded, out);
+}
+float PrepareQ4KAvx2(const float* x, int k, int k_padded, float /*static_scale*/, std::byte* out) {
+  return Prepare<Q4K>(x, k, k_padded, out);
+}
+float PrepareQ6KAvx2(const float* x, int k, int k_padded, float /*static_scale*/, std::byte* out) {
+  return Prepare<Q6K>(x, k, k_padded, out);
 }
 
 }  // namespace moesaic::kernels::cpu

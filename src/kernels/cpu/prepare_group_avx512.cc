@@ -21,7 +21,7 @@ inline __m512i Round(__m512 x, __m512 scale, __mmask16 valid) {
 template <typename Format>
 inline float Prepare(const float* x, int k, int k_padded, std::byte* out) {
   auto* scales = reinterpret_cast<float*>(out + k_padded);
-  auto* corrections = reinterpret_cast<int32_t*>(out + k_padded + k_padded / 8);
+  std::byte* corrections = out + k_padded + k_padded / 8;
   for (int i = 0; i < k_padded; i += kActivationGroup) {
     const __mmask16 mask0 = Mask(k - i), mask1 = Mask(k - i - 16);
     const __m512 x0 = _mm512_maskz_loadu_ps(mask0, x + i);
@@ -38,10 +38,10 @@ inline float Prepare(const float* x, int k, int k_padded, std::byte* out) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), _mm512_cvtepi32_epi8(q0));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i + 16), _mm512_cvtepi32_epi8(q1));
     if constexpr (Format::kGroup == 32) {
-      corrections[i / 32] = -Format::kZero * _mm512_reduce_add_epi32(_mm512_add_epi32(q0, q1));
+      StoreCorrection<Format>(_mm512_reduce_add_epi32(_mm512_add_epi32(q0, q1)), scale, i / 32, corrections);
     } else {
-      corrections[i / 16] = -Format::kZero * _mm512_reduce_add_epi32(q0);
-      corrections[i / 16 + 1] = -Format::kZero * _mm512_reduce_add_epi32(q1);
+      StoreCorrection<Format>(_mm512_reduce_add_epi32(q0), scale, i / 16, corrections);
+      StoreCorrection<Format>(_mm512_reduce_add_epi32(q1), scale, i / 16 + 1, corrections);
     }
   }
   return 0;
@@ -60,6 +60,12 @@ float PrepareMxfp4Avx512(const float* x, int k, int k_padded, float /*static_sca
 }
 float PrepareNvfp4Avx512(const float* x, int k, int k_padded, float /*static_scale*/, std::byte* out) {
   return Prepare<Nvfp4>(x, k, k_padded, out);
+}
+float PrepareQ4KAvx512(const float* x, int k, int k_padded, float /*static_scale*/, std::byte* out) {
+  return Prepare<Q4K>(x, k, k_padded, out);
+}
+float PrepareQ6KAvx512(const float* x, int k, int k_padded, float /*static_scale*/, std::byte* out) {
+  return Prepare<Q6K>(x, k, k_padded, out);
 }
 
 }  // namespace moesaic::kernels::cpu

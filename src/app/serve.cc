@@ -160,7 +160,7 @@ void AddServe(CLI::App& root, VerbRun& run) {
     run = [flags, verb]() -> Status {
       RETURN_IF_ERROR(ReadConfigFile(*verb, *flags));
       if (flags->print_config) {
-        WriteOutput(verb->config_to_str(/*default_also=*/true, /*write_description=*/true));
+        WriteOutput(PrintConfig(*verb));
         return OkStatus();
       }
       return RunServe(*flags);

@@ -222,6 +222,16 @@ class Settings(unittest.TestCase):
                     self.assertEqual(server.request("POST", "/tokenize", {"prompt": "x"}, headers)[0], status)
             self.assertEqual(server.request("GET", "/health")[0], 200)
 
+    def test_keys_of_a_file_are_taken_whole(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder) / "serve.toml"
+            file.write_text("api-key = \"one#two, three\"  # and this is none\nserved-model-name = 'm#1'\n")
+            with serving("--config", file) as server:
+                for key, status in [("one#two, three", 200), ("one", 401), ("one#two", 401)]:
+                    self.assertEqual(server.request("GET", "/v1/models", headers={"x-api-key": key})[0], status)
+                models = server.json("GET", "/v1/models", headers={"x-api-key": "one#two, three"})[1]["data"]
+                self.assertEqual([m["id"] for m in models], ["m#1"])
+
     def test_refuses_an_empty_key(self):
         def said(code, *flags, **environment):
             result = subprocess.run([str(BINARY), "serve", str(MODEL), *flags], capture_output=True, text=True, timeout=60,

@@ -173,6 +173,11 @@ void AddEventsGroup(CLI::App& verb, ServeFlags& flags) {
                   "And one that repeats them, e.g. tcp://*:5558")
       ->group(group);
   verb.add_option("--kv-events-topic", flags.kv_events.topic, "First frame of each message")->group(group);
+  verb.add_option("--kv-events-format", flags.kv_events.format,
+                  "How an event is written: array, or map as vLLM does since June 2026")
+      ->check(CLI::IsMember({"array", "map"}))
+      ->capture_default_str()
+      ->group(group);
 }
 
 std::string EnvironmentName(std::string name) {

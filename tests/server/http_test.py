@@ -54,6 +54,7 @@ class Api(unittest.TestCase):
             ({"messages": text, "max_tokens": 10**30}, "max_tokens"),
             ({"messages": text, "max_tokens": 100000}, "messages"),
             ({"messages": text, "n": 0}, "n"),
+            ({"messages": text, "max_tokens": 3, "min_tokens": 4}, "min_tokens"),
             ({"messages": text, "stop": [1]}, "stop[0]"),
             ({"messages": text, "stream": "yes"}, "stream"),
             ({"messages": text, "stream_options": {}}, "stream_options"),
@@ -165,6 +166,16 @@ class Api(unittest.TestCase):
         self.assertEqual(grown("vllm:e2e_request_latency_seconds_count"), 1)
         self.assertTrue(any(k.startswith("moesaic:kernel_info") for k in after))
         self.assertTrue(any(k.startswith("vllm:cache_config_info") and 'block_size="64"' in k for k in after))
+
+    def test_tells_the_first_token_when_it_comes(self):
+        def told():
+            name = "vllm:time_to_first_token_seconds_count"
+            before = self.server.metric(name)
+            with self.server.holding():
+                until(lambda: self.server.metric(name) > before)
+                return self.server.metric("vllm:num_requests_running") > 0
+        until(told)
+        self.server.wait_until_quiet()
 
     def test_traces(self):
         trace = "0af7651916cd43dd8448eb211c80319c"

@@ -36,6 +36,22 @@ std::string_view KeyIn(const HttpRequest& head) {
 
 }  // namespace
 
+HttpHooks LoadingHooks() {
+  const auto refuse = [](const HttpRequest& head) {
+    return ErrorResponse({.http_status = 503,
+                          .message = "the model is still being loaded",
+                          .type = "service_unavailable_error",
+                          .retry_after = 1},
+                         StyleOf(head.path));
+  };
+  HttpHooks hooks;
+  hooks.admit = refuse;
+  hooks.handle = [refuse](const HttpRequest& request, const std::shared_ptr<ResponseWriter>& writer,
+                          const std::shared_ptr<Lane>&) { writer->Send(refuse(request)); };
+  hooks.refuse = [refuse](const HttpRequest& head, int, const std::string&) { return refuse(head); };
+  return hooks;
+}
+
 // Adds what every answer carries, and tells metrics and log when it ended.
 class Router::Answer : public ResponseWriter {
  public:

@@ -31,6 +31,9 @@ struct AccessRecord {
   size_t request_bytes = 0;
 };
 
+/// Refuse whatever comes with 503, as long as there is no model that could answer.
+HttpHooks LoadingHooks();
+
 /// Any thread. Routes are added before the first request.
 class Router {
  public:

@@ -99,8 +99,9 @@ class Api(unittest.TestCase):
         status, answer = self.server.json("POST", "/v1/messages", {"messages": []})
         self.assertEqual((status, answer["type"], answer["error"]["type"]), (400, "error", "invalid_request_error"))
         self.assertEqual(self.server.request("GET", "/nowhere")[0], 404)
-        self.assertEqual(self.server.request("GET", CHAT)[0], 405)
-        self.assertEqual(self.server.request("PUT", CHAT, b"{}")[0], 405)
+        for method, path, allow in [("GET", CHAT, "POST"), ("PUT", "/health", "GET"), ("POST", "/v1/responses/x", "GET, DELETE")]:
+            status, headers, _ = self.server.request(method, path)
+            self.assertEqual((status, headers.get("allow")), (405, allow))
 
     def test_limits_bodies_and_headers(self):
         self.assertEqual(self.server.request("POST", CHAT, b" " * (2 << 20))[0], 413)

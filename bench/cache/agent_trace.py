@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Turns recorded agent runs (SWE-agent's .traj files in a tar archive) into a trace for cache_trace_sim.
 
-Usage: agent_trace.py ARCHIVE.tar.gz > trace.jsonl
+Usage: agent_trace.py ARCHIVE.tar.gz [SEED] > trace.jsonl
 
 A request stands before every answer of the agent and has all that was said until then. Eight users play
 every run, each with a name of their own behind the shared system prompt and demonstration, with random
-starts and pauses (fixed seed). A block is 256 characters, about 64 tokens; equal blocks behind equal prefixes
+starts and pauses (SEED, 1 unless given). A block is 256 characters, about 64 tokens; equal blocks behind equal prefixes
 have equal names.
 """
 import json
@@ -35,7 +35,7 @@ def runs(path):
 
 
 def main():
-    random.seed(1)
+    random.seed(int(sys.argv[2]) if len(sys.argv) > 2 else 1)
     recorded = list(runs(sys.argv[1]))
     requests = []
     for user in range(USERS):

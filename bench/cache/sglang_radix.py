@@ -3,9 +3,12 @@
 
 Usage: sglang_radix.py PATH/TO/sglang/python/sglang/srt/mem_cache/radix_cache.py [MOESAIC_BENCH_BINARY]
 
-Needs torch. What the file imports from the rest of SGLang is replaced by plain records. With the path of
-cache_tree_bench, runs that too and prints both, with their ratio.
+Needs torch; the file is that of SGLang 0.5.23 or near it. What it imports from the rest of SGLang is replaced by plain
+records. With the path of cache_tree_bench, runs that too and prints both, with their ratio.
 """
+import array
+import importlib.abc
+import importlib.machinery
 import importlib.util
 import json
 import random
@@ -13,7 +16,6 @@ import statistics
 import subprocess
 import sys
 import time
-import types
 
 import torch
 
@@ -48,21 +50,40 @@ class Allocator:
     def free(self, indices):
         pass
 
+    def free_segment(self, indices, start_pos):
+        pass
+
+
+class Silent:
+    """Stands for what records events: takes every call and does nothing."""
+
+    def __init__(self, *_, **__):
+        pass
+
+    def __getattr__(self, name):
+        return lambda *_, **__: None
+
+
+class Stand(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds every module of SGLang: with what is named here, and records for all else."""
+    MEMBERS = {
+        "sglang.srt.mem_cache.base_prefix_cache": {"BasePrefixCache": BaseCache},
+        "sglang.srt.mem_cache.events": {"KVCacheEventRecorder": Silent},
+        "sglang.srt.mem_cache.utils": {"get_eviction_strategy": lambda *_: Lru(),
+                                          "split_node_hash_value": lambda *_: (None, None)},
+        "sglang.srt.utils.common": {"ceil_align": lambda value, unit: -(-value // unit) * unit},
+    }
+
+    def find_spec(self, name, *_):
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if name.split(".")[0] == "sglang" else None
+
+    def exec_module(self, module):
+        module.__dict__.update(self.MEMBERS.get(module.__name__, {}))
+        module.__getattr__ = lambda missing: Record
+
 
 def load(path):
-    def module(name, **members):
-        made = types.ModuleType(name)
-        made.__getattr__ = lambda missing: Record
-        made.__dict__.update(members)
-        sys.modules[name] = made
-
-    for name in ("sglang", "sglang.srt", "sglang.srt.disaggregation", "sglang.srt.mem_cache",
-                 "sglang.srt.mem_cache.cache_init_params", "sglang.srt.mem_cache.utils",
-                 "sglang.srt.mem_cache.hicache_storage"):
-        module(name, __path__=[])
-    module("sglang.srt.disaggregation.kv_events", MEDIUM_GPU="GPU")
-    module("sglang.srt.mem_cache.base_prefix_cache", BasePrefixCache=BaseCache)
-    module("sglang.srt.mem_cache.evict_policy", LRUStrategy=Lru)
+    sys.meta_path.insert(0, Stand())
     spec = importlib.util.spec_from_file_location("radix_cache", path)
     loaded = importlib.util.module_from_spec(spec)
     sys.modules["radix_cache"] = loaded
@@ -72,7 +93,7 @@ def load(path):
 
 def tokens(count, seed):
     source = random.Random(seed)
-    return [source.randrange(150_000) for _ in range(count)]
+    return array.array("q", (source.randrange(150_000) for _ in range(count)))
 
 
 def times(action, rounds):
@@ -86,13 +107,13 @@ def times(action, rounds):
 
 def measure(sglang):
     def key(ids):
-        return sglang.RadixKey(ids, None)
+        return sglang.RadixKey(ids)
 
     cache = sglang.RadixCache(Record(disable=False, page_size=PAGE, eviction_policy="lru",
                                      enable_kv_cache_events=False, token_to_kv_pool_allocator=Allocator()))
 
     def insert(ids):
-        cache.insert(Record(key=key(ids), value=torch.arange(len(ids)), priority=0))
+        cache.insert(Record(key=key(ids), value=torch.arange(len(ids)), priority=0, inserted_len=0))
 
     result = {}
     prompt = tokens(PROMPT_TOKENS, 0)
@@ -101,9 +122,9 @@ def measure(sglang):
     insert(prompt[:WHOLE])
     for runs in (1, 16, 195):
         for cut in range(1, runs):
-            insert(prompt[:WHOLE // PAGE * cut // runs * PAGE] + [1] * PAGE)
-        found = cache.match_prefix(Record(key=key(prompt))).device_indices
-        assert len(found) == WHOLE, len(found)
+            insert(prompt[:WHOLE // PAGE * cut // runs * PAGE] + array.array("q", [1] * PAGE))
+        found = cache.match_prefix(Record(key=key(prompt))).device_prefix_len
+        assert found == WHOLE, found
         result[f"match, {runs} runs"] = times(lambda _: cache.match_prefix(Record(key=key(prompt))), 15)
     cache.reset()
     turns = [tokens(TURN_TOKENS, seed) for seed in range(4 * TURNS)]

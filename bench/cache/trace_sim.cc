@@ -188,7 +188,9 @@ int Main(int argc, char** argv) {
   std::vector<std::string> traces;
   std::vector<double> shares = {0.05, 0.1, 0.2, 0.3, 0.5, 1.0};
   app.add_option("traces", traces, "JSON lines with hash_ids, gzipped or not")->required();
-  app.add_option("--share", shares, "Room, as a share of all different blocks")->capture_default_str();
+  app.add_option("--share", shares, "Room, as a share of all different blocks; may be repeated")
+      ->allow_extra_args(false)
+      ->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   for (const std::string& trace : traces) Play(trace, shares);
   return 0;

@@ -1,5 +1,5 @@
 // The radix tree's operations, beside a chain of hashes over the same prompts. Argument `runs` of the prompt:
-// into how many runs other prompts have cut it. peers.py runs the same on SGLang's tree.
+// into how many runs other prompts have cut it. sglang_radix.py runs the same on SGLang's tree.
 #include <benchmark/benchmark.h>
 
 #include <chrono>

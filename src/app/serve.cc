@@ -99,6 +99,12 @@ void ShutDown(spdlog::logger& log, const ServeFlags& flags, server::Server& serv
   while (!engine.idle()) std::this_thread::sleep_for(kPoll);
 }
 
+std::string Address(const ServeFlags& flags, int port) {
+  const std::string& host = flags.http.host;
+  const bool ipv6 = host.find(':') != std::string::npos;
+  return fmt::format("http://{}:{}", ipv6 ? "[" + host + "]" : host, port);
+}
+
 Status RunServe(const ServeFlags& flags) {
   if (flags.max_batch_tokens < flags.max_sequences) {
     return InvalidArgument("--max-batch-tokens must be at least --max-sequences ({}), found {}",
@@ -109,9 +115,10 @@ Status RunServe(const ServeFlags& flags) {
       std::make_shared<spdlog::logger>("serve", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
   spdlog::set_default_logger(log);  // for what the rooms below tell; stdout is for the address
   ASSIGN_OR_RETURN(const ModelText text, OpenModelText(flags.model.model));
-  // An address that can't be had is told before the model is loaded, which may take minutes. It is freed
-  // again: clients are to be refused, not kept waiting, until there is somebody who answers.
-  RETURN_IF_ERROR(server::HttpServer::Listen(flags.http).status());
+  // Before the model is loaded, which may take minutes: an address that can't be had is told at once, and
+  // clients and probes get a clear answer meanwhile.
+  ASSIGN_OR_RETURN(std::unique_ptr<server::HttpServer> http, server::HttpServer::Listen(flags.http));
+  http->Start(server::LoadingHooks());
   ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, OpenSession(flags.model));
   std::shared_ptr<cache::KvObserver> observer;
   if (!flags.kv_events.endpoint.empty()) {
@@ -133,15 +140,14 @@ Status RunServe(const ServeFlags& flags) {
   Describe(*log, flags, *session, model, engine);
 
   server::ServerOptions options;
-  options.http = flags.http;
   options.router = flags.router;
   options.responses = flags.responses;
   options.version = MOESAIC_VERSION;
   options.model_path = flags.model.model;
   options.kernels = session->kernels.choices;
   if (flags.access_log) options.log = AccessLog(log);
-  ASSIGN_OR_RETURN(std::unique_ptr<server::Server> server, server::Server::Start(std::move(options), model));
-  Print("listening on http://{}:{}\n", flags.http.host, server->port());
+  std::unique_ptr<server::Server> server = server::Server::Start(std::move(options), model, std::move(http));
+  Print("listening on {}\n", Address(flags, server->port()));
   RETURN_IF_ERROR(FlushOutput());
   while (!Interrupted()) std::this_thread::sleep_for(kPoll);
   ShutDown(*log, flags, *server, engine);
@@ -160,7 +166,7 @@ void AddServe(CLI::App& root, VerbRun& run) {
     run = [flags, verb]() -> Status {
       RETURN_IF_ERROR(ReadConfigFile(*verb, *flags));
       if (flags->print_config) {
-        WriteOutput(verb->config_to_str(/*default_also=*/true, /*write_description=*/true));
+        WriteOutput(PrintConfig(*verb));
         return OkStatus();
       }
       return RunServe(*flags);

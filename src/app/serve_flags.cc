@@ -1,11 +1,15 @@
 #include "app/serve_flags.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
 #include <filesystem>
 #include <limits>
 
+#include "app/config_file.h"
+#include "text/file.h"
 #include "text/reasoning.h"
 #include "text/tool_calls.h"
 
@@ -169,6 +173,11 @@ void AddEventsGroup(CLI::App& verb, ServeFlags& flags) {
                   "And one that repeats them, e.g. tcp://*:5558")
       ->group(group);
   verb.add_option("--kv-events-topic", flags.kv_events.topic, "First frame of each message")->group(group);
+  verb.add_option("--kv-events-format", flags.kv_events.format,
+                  "How an event is written: array, or map as vLLM does since June 2026")
+      ->check(CLI::IsMember({"array", "map"}))
+      ->capture_default_str()
+      ->group(group);
 }
 
 std::string EnvironmentName(std::string name) {
@@ -183,7 +192,7 @@ void AddServeFlags(CLI::App& verb, ServeFlags& flags) {
   AddServerGroup(verb, flags);
   AddLimitsGroup(verb, flags);
   AddEventsGroup(verb, flags);
-  verb.add_option("--config", flags.config, "File of KEY = VALUE lines, named like the flags")
+  verb.add_option("--config", flags.config, "File of KEY = VALUE lines (TOML), named like the flags")
       ->check(CLI::ExistingFile)
       ->configurable(false);
   verb.add_flag("--print-config", flags.print_config, "Print every setting as a file for --config, and end")
@@ -212,29 +221,49 @@ Status ReadConfigFile(CLI::App& verb, const ServeFlags& flags) {
     return InvalidArgument("{}: {}", keys->get_envname(), kEmptyKey);
   }
   if (flags.config.empty()) return OkStatus();
-  const std::string file = flags.config;
-  try {
-    for (const CLI::ConfigItem& item : CLI::ConfigTOML().from_file(file)) {
-      if (item.name == "++" || item.name == "--") continue;  // a section's begin and end
-      CLI::Option* option = item.parents.empty() ? verb.get_option_no_throw("--" + item.name) : nullptr;
-      if (option == nullptr || option->get_lnames().empty() || item.name == "config" ||
-          item.name == "print-config") {
-        return InvalidArgument("{}: there is no setting \"{}\"", file, item.fullname());
-      }
-      if (option->count() > 0) continue;
-      std::vector<std::string> inputs = item.inputs;
-      // As --print-config writes what is not set.
-      if (option->get_configurable() && inputs == std::vector<std::string>{""}) continue;
+  const std::string& file = flags.config;
+  ASSIGN_OR_RETURN(const std::string text, text::ReadFile(file));
+  auto entries = ParseConfig(text);
+  if (!entries.ok()) return Annotate(entries.status(), file);
+  for (const ConfigEntry& entry : *entries) {
+    CLI::Option* option = verb.get_option_no_throw("--" + entry.key);
+    if (option == nullptr || option->get_lnames().empty() || entry.key == "config" ||
+        entry.key == "print-config") {
+      return InvalidArgument("{}: there is no setting \"{}\"", file, entry.key);
+    }
+    if (option->count() > 0) continue;
+    std::vector<std::string> inputs = entry.values;
+    // As PrintConfig writes what is not set.
+    if (option->get_configurable() && inputs == std::vector<std::string>{""}) continue;
+    try {
       if (option->get_items_expected_max() == 0 && inputs.size() == 1) {
-        inputs = {option->get_flag_value(item.name, inputs.front())};
+        inputs = {option->get_flag_value(entry.key, inputs.front())};
       }
       option->add_result(inputs);
       option->run_callback();
+    } catch (const CLI::Error& error) {
+      return InvalidArgument("{}: {}", file, error.what());
     }
-  } catch (const CLI::Error& error) {
-    return InvalidArgument("{}: {}", file, error.what());
   }
   return OkStatus();
+}
+
+std::string PrintConfig(const CLI::App& verb) {
+  std::string text = fmt::format("# {}\n", verb.get_description());
+  for (const std::string& group : verb.get_groups()) {
+    for (const CLI::Option* option : verb.get_options()) {
+      if (!option->get_configurable() || option->get_group() != group) continue;
+      std::vector<std::string> values = option->reduced_results();
+      if (values.empty()) {
+        const bool unset_flag = option->get_default_str().empty() && option->get_expected_min() == 0;
+        values = {unset_flag ? "false" : option->get_default_str()};
+      }
+      for (std::string& value : values) value = ConfigValue(value);
+      text += fmt::format("\n# {}\n{} = {}\n", option->get_description(), option->get_single_name(),
+                          values.size() == 1 ? values.front() : fmt::format("[{}]", fmt::join(values, ", ")));
+    }
+  }
+  return text;
 }
 
 std::string ModelName(const std::string& path) {

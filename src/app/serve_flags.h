@@ -42,6 +42,9 @@ void AddServeFlags(CLI::App& verb, ServeFlags& flags);
 /// refused by name, and so is an API key that the environment or the file leaves empty.
 Status ReadConfigFile(CLI::App& verb, const ServeFlags& flags);
 
+/// All that --config may say, as it is now; ReadConfigFile reads it again.
+std::string PrintConfig(const CLI::App& verb);
+
 /// A model's name from its path: the folder's, or the file's without its ending.
 std::string ModelName(const std::string& path);
 

@@ -21,7 +21,7 @@ class ServeFlagsTest : public testing::Test {
     std::reverse(words.begin(), words.end());
     verb.parse(words);
     Status status = ReadConfigFile(verb, flags_);
-    printed_ = verb.config_to_str(/*default_also=*/true, /*write_description=*/true);
+    printed_ = PrintConfig(verb);
     return status;
   }
 
@@ -41,7 +41,8 @@ class ServeFlagsTest : public testing::Test {
 TEST_F(ServeFlagsTest, WhatIsPrintedIsReadAgain) {
   for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
            {},
-           {"--max-queue", "7", "--no-prefix-cache", "--kv-memory", "1GiB", "--served-model-name", "m"}}) {
+           {"--max-queue", "7", "--no-prefix-cache", "--kv-memory", "1GiB", "--served-model-name", "m"},
+           {"--served-model-name", "a # b", "\"c\\", "d's", "", "1,2", "--kv-events", "ipc:///tmp/#"}}) {
     ASSERT_TRUE(Parse(words).ok());
     const std::string printed = printed_;
     const ServeFlags flags = flags_;
@@ -52,6 +53,7 @@ TEST_F(ServeFlagsTest, WhatIsPrintedIsReadAgain) {
     EXPECT_EQ(flags_.max_queue, flags.max_queue);
     EXPECT_EQ(flags_.prefix_cache, flags.prefix_cache);
     EXPECT_EQ(flags_.kv_bytes, flags.kv_bytes);
+    EXPECT_EQ(flags_.kv_events.endpoint, flags.kv_events.endpoint);
   }
 }
 
@@ -61,6 +63,16 @@ TEST_F(ServeFlagsTest, TheCommandLineWinsAndUnknownSettingsAreNamed) {
   EXPECT_EQ(flags_.http.port, 10);
   EXPECT_EQ(Message(Parse({"--config", Write("max-queues = 3\n")})),
             path_ + ": there is no setting \"max-queues\"");
+}
+
+TEST_F(ServeFlagsTest, ValuesOfAFileAreTakenWhole) {
+  ASSERT_TRUE(
+      Parse({"--config", Write("api-key = \"a#b, c\"\nserved-model-name = 'C:\\models\\#1'  # ours\n")})
+          .ok());
+  EXPECT_EQ(flags_.router.api_keys, std::vector<std::string>{"a#b, c"});
+  EXPECT_EQ(flags_.names, std::vector<std::string>{"C:\\models\\#1"});
+  EXPECT_EQ(Message(Parse({"--config", Write("port = 1\nhost = a b\n")})),
+            path_ + ": line 2: a value with spaces, commas or brackets needs quotes: host");
 }
 
 TEST_F(ServeFlagsTest, AnEmptyKeyIsRefusedWhereverItComesFrom) {

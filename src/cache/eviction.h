@@ -34,10 +34,11 @@ class EvictionPolicy {
 std::unique_ptr<EvictionPolicy> MakeLruPolicy();
 
 /// Weighs the chance of another use with what computing the blocks again would cost, per byte (all blocks are
-/// equally large). Lifetime: the time that a run lives in the cache after its only use. A run with more than
-/// one use, or whose client says that the session continues, is worth as much as one used half a lifetime
-/// later, and a quarter more of that the further back in its sequence it ends. Runs whose client says that
-/// the session ended go first, unless others used them too. Remembers `remembered` runs that went.
+/// equally large). Lifetime: the time that a run lives in the cache after its only use. A run whose client
+/// says that the session continues is worth as much as one used half a lifetime later, one with more than one
+/// use as much as 0.15 lifetimes later, and either a quarter more of that the further back in its sequence it
+/// ends. Runs whose client says that the session ended go first, unless others used them too. Remembers
+/// `remembered` runs that went.
 /// attention_tokens: position at which attention costs a token as much as the rest of the model.
 std::unique_ptr<EvictionPolicy> MakeCostAwarePolicy(int64_t attention_tokens, int remembered);
 

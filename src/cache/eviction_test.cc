@@ -36,9 +36,9 @@ TEST_F(CostAwarePolicyTest, OfEqualsTheOlderGoes) {
   EXPECT_LT(Worth(50, 4), Worth(51, 4));
 }
 
-TEST_F(CostAwarePolicyTest, AnotherUseIsWorthHalfALifetime) {
-  EXPECT_GT(Worth(50, 2), Worth(64, 1));
-  EXPECT_LT(Worth(50, 2), Worth(80, 1)) << "but not eternity";
+TEST_F(CostAwarePolicyTest, AnotherUseIsWorthSomeOfALifetime) {
+  EXPECT_GT(Worth(50, 2), Worth(54, 1));
+  EXPECT_LT(Worth(50, 2), Worth(60, 1)) << "but not eternity";
 }
 
 TEST_F(CostAwarePolicyTest, DearBlocksStayLonger) {
@@ -46,7 +46,8 @@ TEST_F(CostAwarePolicyTest, DearBlocksStayLonger) {
 }
 
 TEST_F(CostAwarePolicyTest, ClientsKnowMore) {
-  EXPECT_GT(Worth(50, 1, SessionHint::kContinues), Worth(64, 1));
+  EXPECT_GT(Worth(50, 1, SessionHint::kContinues), Worth(64, 1)) << "half a lifetime";
+  EXPECT_GT(Worth(50, 1, SessionHint::kContinues), Worth(50, 2)) << "than the past tells";
   EXPECT_LT(Worth(75, 1, SessionHint::kEnds), Worth(50, 1));
   EXPECT_EQ(Worth(50, 2, SessionHint::kEnds), Worth(50, 2)) << "others use it too";
 }

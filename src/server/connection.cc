@@ -197,7 +197,7 @@ void Connection::OnHeader(ErrorCode error) {
   head_only_ = request_.method == "HEAD";
   close_ = !head.keep_alive();
 
-  if (const std::optional<HttpResponse> refusal = shared_->hooks.admit(request_)) {
+  if (const std::optional<HttpResponse> refusal = shared_->Hooks()->admit(request_)) {
     return SendWhole(*refusal, !parser_->is_done());
   }
   if (parser_->is_done()) return OnBody({});
@@ -260,7 +260,7 @@ void Connection::OnBody(ErrorCode error) {
   auto lane = std::make_shared<StrandLane<Strand>>(Strand(own->get_inner_executor()));
   lane->Post(
       [shared = shared_, request = std::move(request_), exchange = std::move(exchange), lane]() mutable {
-        shared->hooks.handle(std::move(request), std::move(exchange), std::move(lane));
+        shared->Hooks()->handle(std::move(request), std::move(exchange), std::move(lane));
       });
 }
 
@@ -306,7 +306,7 @@ void Connection::SendWhole(const HttpResponse& response, bool close) {
 
 void Connection::Refuse(int status, const std::string& message) {
   answering_ = false;
-  SendWhole(shared_->hooks.refuse(request_, status, message), true);
+  SendWhole(shared_->Hooks()->refuse(request_, status, message), true);
 }
 
 void Connection::StartPieces(int status, const Headers& headers) {

@@ -8,8 +8,10 @@
 #include <boost/beast/core.hpp>
 #include <boost/beast/http.hpp>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "server/http.h"
 #include "server/http_server.h"
@@ -18,11 +20,22 @@ namespace moesaic::server {
 
 /// What all connections of a server share.
 struct HttpShared {
+  std::shared_ptr<const HttpHooks> Hooks() const {
+    const std::lock_guard lock(mutex);
+    return hooks;
+  }
+  void SetHooks(HttpHooks next) {
+    auto made = std::make_shared<const HttpHooks>(std::move(next));
+    const std::lock_guard lock(mutex);
+    hooks = std::move(made);
+  }
+
   HttpOptions options;
-  HttpHooks hooks;
   std::atomic<int64_t> connections{0};
   std::atomic<int64_t> active_requests{0};
   std::atomic<int64_t> body_bytes{0};
+  mutable std::mutex mutex;
+  std::shared_ptr<const HttpHooks> hooks;  // through the two above
 };
 
 class Exchange;

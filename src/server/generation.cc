@@ -62,6 +62,12 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
   Status SubmitAll() {
     for (const auto& prompt : spec_.prompts) usage_.prompt_tokens += static_cast<int64_t>(prompt.size());
+    for (const int budget : spec_.budgets) {
+      if (spec_.sampling.min_tokens <= budget) continue;
+      return FieldError("min_tokens", "invalid_value",
+                        fmt::format("Invalid 'min_tokens': the answer may have {} tokens, found {}", budget,
+                                    spec_.sampling.min_tokens));
+    }
     const size_t count = spec_.prompts.size() * static_cast<size_t>(spec_.n);
     choices_.reserve(count);
     for (size_t i = 0; i < count; ++i) {
@@ -143,6 +149,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void CountToken(Choice& choice, const engine::TokenEvent& event, Clock::time_point at) {
     if (choice.outputs == 0) {
       choice.first = at;
+      context_.metrics.FirstToken(Seconds(at - choice.submitted));
       if (choice.delta.choice % spec_.n == 0) usage_.cached_tokens += event.cached_tokens;
       choice.live->cached_tokens = event.cached_tokens;
     } else {
@@ -228,7 +235,6 @@ class Generation : public std::enable_shared_from_this<Generation> {
     const Clock::time_point start = event.times.started.value_or(at);
     record.queue = Seconds(start - choice.submitted);
     if (record.had_token) {
-      record.first_token = Seconds(choice.first - choice.submitted);
       record.prefill = Seconds(choice.first - start);
       record.decode = Seconds(choice.last - choice.first);
     }

@@ -61,12 +61,14 @@ class AsioHttpServer final : public HttpServer {
 
   void Start(HttpHooks hooks) override {
     MOESAIC_CHECK(threads_.empty());
-    shared_->hooks = std::move(hooks);
+    shared_->SetHooks(std::move(hooks));
     Accept();
     for (int i = 0; i < shared_->options.threads; ++i) {
       threads_.emplace_back([this] { Run(); });
     }
   }
+
+  void Switch(HttpHooks hooks) override { shared_->SetHooks(std::move(hooks)); }
 
   void Close() override {
     asio::post(acceptor_.get_executor(), [this] {

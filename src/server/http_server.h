@@ -36,6 +36,9 @@ class HttpServer {
   /// Begins to read requests and to answer them, at once and on other threads: all that `hooks` use, this
   /// server among it, must be in its place. Once.
   virtual void Start(HttpHooks hooks) = 0;
+  /// Lets `hooks` answer from the next request on. Those before them must have refused all requests, since
+  /// one that they admitted would now be handled by these.
+  virtual void Switch(HttpHooks hooks) = 0;
   virtual int port() const = 0;
   /// Closes all connections and takes no more. Lanes still run.
   virtual void Close() = 0;

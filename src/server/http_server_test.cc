@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "server/router.h"
 #include "server/test_client.h"
 
 namespace moesaic::server {
@@ -36,6 +37,29 @@ TEST(HttpServer, AnswersWhoCameBeforeTheStart) {
   const std::string answer = early.ReadAll();
   EXPECT_TRUE(answer.starts_with("HTTP/1.1 200 OK\r\n")) << answer;
   EXPECT_TRUE(answer.ends_with("\r\n\r\n1 here")) << answer;
+}
+
+TEST(HttpServer, SaysThatTheModelIsLoadedUntilItIs) {
+  auto server = HttpServer::Listen(kAnyPort);
+  ASSERT_TRUE(server.ok()) << Message(server.status());
+  (*server)->Start(LoadingHooks());
+  TestClient stays((*server)->port());
+  stays.Send("GET /health HTTP/1.1\r\nhost: x\r\n\r\n");
+  for (const char* path : {"/health", "/ready", "/nowhere"}) {
+    const std::string answer = Ask((*server)->port(), "GET", path);
+    EXPECT_TRUE(answer.starts_with("HTTP/1.1 503 ")) << answer;
+    EXPECT_NE(answer.find("retry-after: 1\r\n"), std::string::npos) << answer;
+    EXPECT_NE(answer.find(R"({"error":{"message":"the model is still being loaded","type")"),
+              std::string::npos)
+        << answer;
+  }
+  const std::string said = Ask((*server)->port(), "POST", "/v1/messages", "{}");
+  EXPECT_NE(said.find(R"({"type":"error","error":{"type":)"), std::string::npos) << said;
+  (*server)->Switch(Answering([] { return "here"; }));
+  stays.Send("GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+  const std::string both = stays.ReadAll();
+  EXPECT_TRUE(both.starts_with("HTTP/1.1 503 ")) << both;
+  EXPECT_TRUE(both.ends_with("\r\n\r\nhere")) << both;
 }
 
 TEST(HttpServer, NamesAnAddressThatIsTaken) {

@@ -79,6 +79,24 @@ class KvPublisher::Impl {
     return OkStatus();
   }
 
+  // Fields by name, in vLLM's order.
+  void Add(const char* type, std::vector<std::pair<const char*, Json>> fields) {
+    const bool map = options_.format == "map";
+    Json event = map ? Json({{"type", type}}) : Json::array({type});
+    for (auto& [name, value] : fields) {
+      if (map) {
+        event[name] = std::move(value);
+      } else {
+        event.push_back(std::move(value));
+      }
+    }
+    Add(std::move(event));
+  }
+
+  const std::string& endpoint() const { return endpoint_; }
+  const std::string& replay_endpoint() const { return replay_endpoint_; }
+
+ private:
   void Add(Json event) {
     {
       const std::lock_guard lock(mutex_);
@@ -91,10 +109,6 @@ class KvPublisher::Impl {
     Wake();
   }
 
-  const std::string& endpoint() const { return endpoint_; }
-  const std::string& replay_endpoint() const { return replay_endpoint_; }
-
- private:
   void Wake() {
     const uint64_t one = 1;
     [[maybe_unused]] const ssize_t written = write(wake_, &one, sizeof one);  // full means awake already
@@ -191,13 +205,19 @@ void KvPublisher::Stored(std::span<const uint64_t> hashes, std::optional<uint64_
       extra_keys.push_back(i == 0 && !parent ? Json::array({std::string(name_space)}) : Json());
     }
   }
-  impl_->Add(Json::array({"BlockStored", std::vector<uint64_t>(hashes.begin(), hashes.end()),
-                          parent ? Json(*parent) : Json(), std::vector<int32_t>(tokens.begin(), tokens.end()),
-                          kernels::kKvBlockTokens, nullptr, kMedium, nullptr, std::move(extra_keys)}));
+  impl_->Add("BlockStored", {{"block_hashes", std::vector<uint64_t>(hashes.begin(), hashes.end())},
+                             {"parent_block_hash", parent ? Json(*parent) : Json()},
+                             {"token_ids", std::vector<int32_t>(tokens.begin(), tokens.end())},
+                             {"block_size", kernels::kKvBlockTokens},
+                             {"lora_id", nullptr},
+                             {"medium", kMedium},
+                             {"lora_name", nullptr},
+                             {"extra_keys", std::move(extra_keys)}});
 }
 
 void KvPublisher::Removed(std::span<const uint64_t> hashes) {
-  impl_->Add(Json::array({"BlockRemoved", std::vector<uint64_t>(hashes.begin(), hashes.end()), kMedium}));
+  impl_->Add("BlockRemoved",
+             {{"block_hashes", std::vector<uint64_t>(hashes.begin(), hashes.end())}, {"medium", kMedium}});
 }
 
 std::string KvPublisher::endpoint() const { return impl_->endpoint(); }

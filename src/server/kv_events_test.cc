@@ -59,7 +59,7 @@ class Listener {
       }
       Json event = events_.front();
       events_.pop_front();
-      if (event[1] != kHello) return event;
+      if ((event.is_array() ? event[1] : event["block_hashes"]) != kHello) return event;
     }
   }
 
@@ -109,6 +109,27 @@ TEST(KvPublisher, SpeaksAsVllm) {
   ASSERT_EQ(first.frames.size(), 2u);
   EXPECT_EQ(first.frames[0], std::string(8, '\0'));
   EXPECT_EQ(first.payload()[1][0], Json::array({"BlockRemoved", kHello, "CPU"}));
+}
+
+TEST(KvPublisher, SpeaksInMapsWhereAsked) {
+  auto publisher =
+      KvPublisher::Create(
+          {.endpoint = "tcp://127.0.0.1:*", .replay_endpoint = {}, .topic = "kv@me", .format = "map"})
+          .value();
+  Listener listener(*publisher);
+  const std::vector<int32_t> tokens(64, 5);
+  publisher->Stored(std::vector<uint64_t>{9}, std::nullopt, tokens, "salt");
+  EXPECT_EQ(listener.Next(), Json({{"type", "BlockStored"},
+                                   {"block_hashes", {9}},
+                                   {"parent_block_hash", nullptr},
+                                   {"token_ids", tokens},
+                                   {"block_size", 64},
+                                   {"lora_id", nullptr},
+                                   {"medium", "CPU"},
+                                   {"lora_name", nullptr},
+                                   {"extra_keys", Json::array({Json::array({"salt"})})}}));
+  publisher->Removed(std::vector<uint64_t>{9});
+  EXPECT_EQ(listener.Next(), Json({{"type", "BlockRemoved"}, {"block_hashes", {9}}, {"medium", "CPU"}}));
 }
 
 TEST(KvPublisher, SaysWhenAnEndpointIsTaken) {

@@ -148,11 +148,12 @@ void Metrics::Choice(const ChoiceRecord& record) {
   impl_->output_sizes.Observe(static_cast<double>(record.output_tokens));
   impl_->budgets.Observe(static_cast<double>(record.max_tokens));
   if (!record.had_token) return;
-  impl_->first_token.Observe(record.first_token);
   impl_->prefill.Observe(record.prefill);
   impl_->decode.Observe(record.decode);
   impl_->inference.Observe(record.prefill + record.decode);
 }
+
+void Metrics::FirstToken(double seconds) { impl_->first_token.Observe(seconds); }
 
 void Metrics::InterToken(double seconds) { impl_->inter_token.Observe(seconds); }
 

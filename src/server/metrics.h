@@ -12,7 +12,7 @@ namespace moesaic::server {
 
 /// One choice's times and sizes at its end. Times in seconds.
 struct ChoiceRecord {
-  double queue = 0, prefill = 0, decode = 0, first_token = 0, whole = 0;
+  double queue = 0, prefill = 0, decode = 0, whole = 0;
   bool had_token = false;
   int64_t prompt_tokens = 0, output_tokens = 0, max_tokens = 0;
   std::string finish;  // "stop", "length", "abort" or "error"
@@ -31,6 +31,8 @@ class Metrics {
   ~Metrics();
 
   void Choice(const ChoiceRecord& record);
+  /// A choice's first token came so long after it was asked for.
+  void FirstToken(double seconds);
   void InterToken(double seconds);
   void Answered(const std::string& route, int status, double seconds);
   void Kernels(const std::vector<kernels::KernelChoice>& choices);

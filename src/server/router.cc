@@ -36,6 +36,22 @@ std::string_view KeyIn(const HttpRequest& head) {
 
 }  // namespace
 
+HttpHooks LoadingHooks() {
+  const auto refuse = [](const HttpRequest& head) {
+    return ErrorResponse({.http_status = 503,
+                          .message = "the model is still being loaded",
+                          .type = "service_unavailable_error",
+                          .retry_after = 1},
+                         StyleOf(head.path));
+  };
+  HttpHooks hooks;
+  hooks.admit = refuse;
+  hooks.handle = [refuse](const HttpRequest& request, const std::shared_ptr<ResponseWriter>& writer,
+                          const std::shared_ptr<Lane>&) { writer->Send(refuse(request)); };
+  hooks.refuse = [refuse](const HttpRequest& head, int, const std::string&) { return refuse(head); };
+  return hooks;
+}
+
 // Adds what every answer carries, and tells metrics and log when it ended.
 class Router::Answer : public ResponseWriter {
  public:
@@ -146,13 +162,12 @@ const Router::Route* Router::Find(const std::string& method, const std::string& 
   return nullptr;
 }
 
-bool Router::KnownPath(const std::string& path) const {
-  for (const auto& [method, routes] : routes_) {
-    for (const Route& route : routes) {
-      if (route.path == path) return true;
-    }
+std::string Router::MethodsOf(const std::string& path) const {
+  std::string methods;
+  for (const char* method : {"GET", "POST", "DELETE"}) {
+    if (Find(method, path) != nullptr) methods += (methods.empty() ? "" : ", ") + std::string(method);
   }
-  return false;
+  return methods;
 }
 
 bool Router::HasKey(const HttpRequest& head) const {
@@ -195,11 +210,12 @@ std::optional<HttpResponse> Router::Admit(const HttpRequest& head) const {
   }
   const Route* route = Find(head.method, head.path);
   if (route == nullptr) {
-    const bool known = KnownPath(head.path);
-    const ApiError error{.http_status = known ? 405 : 404,
-                         .message = fmt::format("there is no {} {}", head.method, head.path),
-                         .type = "invalid_request_error"};
-    return Refuse(head, error);
+    const std::string methods = MethodsOf(head.path);
+    HttpResponse response = Refuse(head, {.http_status = methods.empty() ? 404 : 405,
+                                          .message = fmt::format("there is no {} {}", head.method, head.path),
+                                          .type = "invalid_request_error"});
+    if (!methods.empty()) response.headers.emplace_back("allow", methods);
+    return response;
   }
   if (route->access != Access::kOpen && !HasKey(head)) {
     return Refuse(head, {.http_status = 401,

@@ -31,6 +31,9 @@ struct AccessRecord {
   size_t request_bytes = 0;
 };
 
+/// Refuse whatever comes with 503, as long as there is no model that could answer.
+HttpHooks LoadingHooks();
+
 /// Any thread. Routes are added before the first request.
 class Router {
  public:
@@ -64,7 +67,8 @@ class Router {
   class Answer;
 
   const Route* Find(const std::string& method, const std::string& path) const;
-  bool KnownPath(const std::string& path) const;
+  /// Those that `path` has a route for, as the header "allow" lists them; empty: there is no such path.
+  std::string MethodsOf(const std::string& path) const;
   std::optional<HttpResponse> Admit(const HttpRequest& head) const;
   void Handle(HttpRequest request, std::shared_ptr<ResponseWriter> writer, std::shared_ptr<Lane> lane);
   HttpResponse Refuse(const HttpRequest& head, const ApiError& error) const;

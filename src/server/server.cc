@@ -28,26 +28,22 @@ const char* TypeOf(std::string_view path) {
 
 class HttpApi : public Server {
  public:
-  HttpApi(ServerOptions options, const ServedModel& model)
+  HttpApi(ServerOptions options, const ServedModel& model, std::unique_ptr<HttpServer> http)
       : options_(std::move(options)),
         model_(model),
         metrics_(model.names.front()),
         tracer_(options_.trace_spans),
         responses_(options_.responses),
         context_{model, metrics_, tracer_, live_, responses_},
-        router_(options_.router, metrics_, options_.log) {
+        router_(options_.router, metrics_, options_.log),
+        http_(std::move(http)) {
     metrics_.Kernels(options_.kernels);
     metrics_.Build(options_.version, options_.model_path);
     AddApis();
     AddOperations();
     openapi_ = Dump(OpenApi(model, options_.version, router_.Routes()));
     AddPage();
-  }
-
-  Status Open() {
-    ASSIGN_OR_RETURN(http_, HttpServer::Listen(options_.http));
-    http_->Start(router_.Hooks());
-    return OkStatus();
+    http_->Switch(router_.Hooks());
   }
 
   int port() const override { return http_->port(); }
@@ -192,15 +188,14 @@ class HttpApi : public Server {
   const GenerationContext context_;
   Router router_;
   std::string openapi_;
-  std::unique_ptr<HttpServer> http_;  // last: its threads use all above
+  const std::unique_ptr<HttpServer> http_;  // last: its threads use all above
 };
 
 }  // namespace
 
-StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options, const ServedModel& model) {
-  auto server = std::make_unique<HttpApi>(std::move(options), model);
-  RETURN_IF_ERROR(server->Open());
-  return std::unique_ptr<Server>(std::move(server));
+std::unique_ptr<Server> Server::Start(ServerOptions options, const ServedModel& model,
+                                      std::unique_ptr<HttpServer> http) {
+  return std::make_unique<HttpApi>(std::move(options), model, std::move(http));
 }
 
 }  // namespace moesaic::server

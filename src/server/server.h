@@ -16,7 +16,6 @@
 namespace moesaic::server {
 
 struct ServerOptions {
-  HttpOptions http;
   RouterOptions router;
   std::string version;
   std::string model_path;
@@ -28,8 +27,10 @@ struct ServerOptions {
 
 class Server {
  public:
-  /// `model` and its engine are borrowed. Close, then let the engine become idle, before the server goes.
-  static StatusOr<std::unique_ptr<Server>> Start(ServerOptions options, const ServedModel& model);
+  /// From now on answers what comes to `http`, which runs under LoadingHooks until then. `model` and its
+  /// engine are borrowed. Close, then let the engine become idle, before the server goes.
+  static std::unique_ptr<Server> Start(ServerOptions options, const ServedModel& model,
+                                       std::unique_ptr<HttpServer> http);
   virtual ~Server() = default;
 
   virtual int port() const = 0;

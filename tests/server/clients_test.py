@@ -7,7 +7,7 @@ import unittest
 import anthropic
 import openai
 
-from serving import MODEL, Server, until
+from serving import MODEL, Server, serving, until
 
 NAME = "moesaic-tiny"
 WEATHER = {"name": "get_weather", "description": "Weather of a city",
@@ -123,6 +123,22 @@ class OpenAiChat(Clients):
         self.assertNotEqual(answer.choices[0].logprobs.content[0].token, biased.choices[0].message.content[:1])
         self.assertNotEqual(answer.choices[0].message.content, biased.choices[0].message.content)
 
+    def test_ends_where_it_is_told(self):
+        fields = dict(temperature=0, max_tokens=30)
+
+        def said(**extra):
+            answer = self.ask("What is the capital of France?", extra_body={"return_token_ids": True, **extra}, **fields)
+            return answer.choices[0], answer.choices[0].token_ids
+        whole, ids = said()
+        cut, cut_ids = said(stop_token_ids=[ids[3]])
+        self.assertEqual((cut.finish_reason, cut.stop_reason, cut.message.content), ("stop", ids[3], "The capital of"))
+        self.assertEqual(cut_ids[:3], ids[:3])
+        late, late_ids = said(min_tokens=20)
+        self.assertGreaterEqual(len(late_ids), 20)
+        self.assertTrue(late.message.content.startswith(whole.message.content))
+        endless, endless_ids = said(ignore_eos=True)
+        self.assertEqual((endless.finish_reason, len(endless_ids)), ("length", 30))
+
     def test_token_ids(self):
         answer = self.ask("Hello", max_tokens=5, extra_body={"return_token_ids": True})
         _, rendered = self.server.json("POST", "/v1/chat/completions/render", {"messages": [{"role": "user", "content": "Hello"}]})
@@ -224,6 +240,47 @@ class OpenAiChat(Clients):
         together = asyncio.run(all_of_them())
         alone = [self.ask(text, temperature=0, max_tokens=24).choices[0].message.content for text in prompts]
         self.assertEqual(together, alone)
+
+
+class ParallelCalls(unittest.TestCase):
+    """Two calls of one answer, in each format, written by the model because a grammar leaves it nothing else."""
+    TEXTS = {
+        "hermes": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bern"}}\n</tool_call>\n'
+                  '<tool_call>\n{"name": "get_time", "arguments": {"zone": "CET"}}\n</tool_call>',
+        "deepseek-v3": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{"city": "Bern"}\n```'
+                       '<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_time\n```json\n{"zone": "CET"}\n```'
+                       '<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        "kimi-k2": '<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>'
+                   '{"city": "Bern"}<|tool_call_end|><|tool_call_begin|>functions.get_time:1<|tool_call_argument_begin|>'
+                   '{"zone": "CET"}<|tool_call_end|><|tool_calls_section_end|>',
+        "qwen3-coder": "<tool_call>\n<function=get_weather>\n<parameter=city>\nBern\n</parameter>\n</function>\n</tool_call>\n"
+                       "<tool_call>\n<function=get_time>\n<parameter=zone>\nCET\n</parameter>\n</function>\n</tool_call>",
+    }
+    CALLS = [("get_weather", {"city": "Bern"}), ("get_time", {"zone": "CET"})]
+
+    def test_come_whole_and_streamed(self):
+        tools = [{"type": "function", "function": {"name": name, "parameters": {
+            "type": "object", "properties": {key: {"type": "string"} for key in arguments}}}} for name, arguments in self.CALLS]
+        for tool_format, text in self.TEXTS.items():
+            with self.subTest(tool_format=tool_format), serving("--tool-format", tool_format) as server, \
+                    openai.OpenAI(base_url=server.url + "/v1", api_key="-", max_retries=0) as client:
+                fields = dict(model=NAME, messages=[{"role": "user", "content": "Both, please."}], tools=tools,
+                              extra_body={"guided_choice": ["Both.\n" + text]})
+                whole = client.chat.completions.create(**fields).choices[0]
+                self.assertEqual((whole.finish_reason, whole.message.content.strip()), ("tool_calls", "Both."))
+                self.assertEqual([(c.function.name, json.loads(c.function.arguments)) for c in whole.message.tool_calls],
+                                 self.CALLS)
+                calls, content = {}, ""
+                for chunk in client.chat.completions.create(stream=True, **fields):
+                    content += chunk.choices[0].delta.content or ""
+                    for piece in chunk.choices[0].delta.tool_calls or []:
+                        call = calls.setdefault(piece.index, {"ids": [], "name": "", "arguments": ""})
+                        call["ids"] += [piece.id] if piece.id else []
+                        call["name"] += piece.function.name or ""
+                        call["arguments"] += piece.function.arguments or ""
+                self.assertEqual((content.strip(), chunk.choices[0].finish_reason), ("Both.", "tool_calls"))
+                self.assertEqual([(calls[i]["name"], json.loads(calls[i]["arguments"])) for i in range(2)], self.CALLS)
+                self.assertEqual([len(set(call["ids"])) for call in calls.values()], [1, 1])
 
 
 class OpenAiOthers(Clients):

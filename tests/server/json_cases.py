@@ -1,11 +1,24 @@
-"""JSON texts of the kinds that parsers get wrong, made by rule: well-formed, malformed, and those that RFC 8259 leaves to
-the parser. Each is one value, as bytes."""
+"""JSON texts of the kinds that parsers get wrong: the files of JSONTestSuite (Nicolas Seriot, MIT; commit 1ef36fa), and more
+that are made by rule. Well-formed, malformed, and those that RFC 8259 leaves to the parser. Each is one value, as bytes."""
+import pathlib
+import tarfile
+
+SUITE = pathlib.Path(__file__).with_name("json_test_suite.tar.gz")
 
 SIMPLE_ESCAPES = "\"\\/bfnrt"
 DEEP = 100_000
 
 
+def suite(kind):
+    """The suite's files that must be taken (y), must be refused (n), or may be either (i)."""
+    with tarfile.open(SUITE) as archive:
+        for file in archive:
+            if file.name.startswith(f"test_parsing/{kind}_"):
+                yield archive.extractfile(file).read()
+
+
 def well_formed():
+    yield from suite("y")
     for sign in (b"", b"-"):
         for whole in (b"0", b"7", b"10", b"123456789"):
             for fraction in (b"", b".0", b".25", b".000001"):
@@ -28,6 +41,7 @@ def well_formed():
 
 
 def malformed():
+    yield from suite("n")
     whole = b'{"a":[1,-2.5e3,"x\\u0041\\n\xc3\xa9",true,null,{"b":{}}],"c":""}'
     for length in range(len(whole)):
         yield whole[:length]
@@ -58,6 +72,7 @@ def malformed():
 
 
 def undecided():
+    yield from suite("i")
     yield from (b"1e400", b"-1e400", b"1e-400", b"0." + b"1" * 400, b"1" * 400, b"-" + b"9" * 30, b"18446744073709551616", b"9223372036854775808",
                 b'"\\ud800"', b'"\\udc00"', b'"\\ud800\\u0041"', b'"\\udc00\\ud800"', b'"\\ud800\\ud800"', b'"\\uDBFFx"',
                 b"[" * DEEP + b"]" * DEEP, b"\xef\xbb\xbf{}", b"{" + b",".join(b'"k%d":1' % i for i in range(5000)) + b"}")

@@ -5,11 +5,11 @@ const WIDTH = 600;
 const HEIGHT = 150;
 const FIRST_MINUTE = 60; // seconds that a chart shows at least
 
-/// The least of 1, 2, 5 x 10^n that is not below `value`.
+/// The least of 1, 2, 4, 6, 8 x 10^n that is not below `value`: half of it is as easily read.
 function niceTop(value) {
   if (!(value > 0)) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
-  return [1, 2, 5, 10].map((step) => step * power).find((top) => top >= value * 0.999);
+  return [1, 2, 4, 6, 8, 10].map((step) => step * power).find((top) => top >= value * 0.999);
 }
 
 function make(tag, className, text) {
@@ -20,11 +20,12 @@ function make(tag, className, text) {
 }
 
 export class Chart {
-  /// `names` of the series, `format` a value; the window ends now and grows to `seconds`.
-  constructor(parent, title, names, format, seconds) {
+  /// `names` of the series, `format` a value; the window ends now and grows to `seconds`, the scale reaches `least`.
+  constructor(parent, title, names, format, seconds, least) {
     this.names = names;
     this.format = format;
     this.seconds = seconds;
+    this.least = least;
     this.points = []; // {time, values}; a value is null where nothing was measured
     const box = make("figure", "chart");
     box.style.margin = 0;
@@ -49,7 +50,7 @@ export class Chart {
 
   draw(now) {
     const highest = Math.max(...this.points.flatMap((point) => point.values.map((value) => value ?? 0)));
-    const top = niceTop(highest);
+    const top = niceTop(Math.max(highest, this.least));
     const span = Math.max(FIRST_MINUTE * 1000, now - this.points[0].time);
     const x = (time) => WIDTH * (1 - (now - time) / span);
     const y = (value) => (HEIGHT - 1) * (1 - value / top) + 0.5;

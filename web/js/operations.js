@@ -8,7 +8,7 @@ const PERIOD = 1000; // ms between readings
 const WINDOW = 300; // seconds shown
 const QUANTILE_WINDOW = 30; // seconds that a percentile looks back
 
-const count = (value) => value >= 1e6 ? `${(value / 1e6).toFixed(1)}M` : value >= 1e4 ? `${(value / 1e3).toFixed(1)}k` : value >= 100 ? `${Math.round(value)}` : `${Math.round(value * 10) / 10}`;
+const count = (value) => value >= 1e6 ? `${Math.round(value / 1e5) / 10}M` : value >= 1e4 ? `${Math.round(value / 100) / 10}k` : value >= 100 ? `${Math.round(value)}` : `${Math.round(value * 10) / 10}`;
 const time = (seconds) => seconds === 0 ? "0" : seconds >= 1 ? `${seconds.toFixed(seconds >= 10 ? 0 : 1)} s` : `${(seconds * 1000).toFixed(seconds >= 0.01 ? 0 : 1)} ms`;
 const percent = (part) => `${(part * 100).toFixed(part > 0 && part < 0.1 ? 1 : 0)}%`;
 
@@ -69,10 +69,10 @@ function setHealth(state, text) {
 
 export function startOperations() {
   const charts = byId("charts");
-  const throughput = new Chart(charts, "Throughput, tokens/s", ["prompt", "output"], count, WINDOW);
-  const ttft = new Chart(charts, "Time to first token", ["p50", "p90", "p99"], time, WINDOW);
-  const itl = new Chart(charts, "Time between tokens", ["p50", "p90", "p99"], time, WINDOW);
-  const batch = new Chart(charts, "Requests", ["running", "waiting"], count, WINDOW);
+  const throughput = new Chart(charts, "Throughput, tokens/s", ["prompt", "output"], count, WINDOW, 10);
+  const ttft = new Chart(charts, "Time to first token", ["p50", "p90", "p99"], time, WINDOW, 0);
+  const itl = new Chart(charts, "Time between tokens", ["p50", "p90", "p99"], time, WINDOW, 0);
+  const batch = new Chart(charts, "Requests", ["running", "waiting"], count, WINDOW, 2);
   const readings = []; // {now, families}
 
   function drawCharts(now, families) {
@@ -96,7 +96,7 @@ export function startOperations() {
     byId("tiles").replaceChildren(
       tile("Output", count(output), "tokens/s"),
       tile("First token, p50", first[0] === null ? "–" : time(first[0])),
-      tile("Between tokens, p50", between[0] === null ? "–" : time(between[0])),
+      tile("Token gap, p50", between[0] === null ? "–" : time(between[0])),
       tile("Running", count(running), waiting ? `+${count(waiting)} waiting` : ""),
       tile("Prompts from cache", queries ? percent(hits / queries) : "–"),
       tile("Preemptions", count(total(families, "vllm:num_preemptions_total") ?? 0)));

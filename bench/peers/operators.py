@@ -12,6 +12,7 @@ each, and the goal is held against the fastest.
 """
 import argparse
 import json
+import math
 import os
 import pathlib
 import statistics
@@ -57,12 +58,12 @@ def route_qwen3_moe(rows):
 
 
 class Layers:
-    """Tensors of one shape in turn, a gigabyte of them, so that none is still in a cache when its turn comes again."""
+    """bf16 tensors of the given shapes in turn, a gigabyte of them, so that none is in a cache when its turn comes."""
 
-    def __init__(self, make):
-        first = make()
-        size = sum(tensor.numel() * tensor.element_size() for tensor in first)
-        self.layers = [first] + [make() for _ in range(max(0, (1 << 30) // size - 1))]
+    def __init__(self, *shapes):
+        size = sum(2 * math.prod(shape) for shape in shapes)
+        count = max(1, (1 << 30) // size)
+        self.layers = [[torch.full(shape, 0.25, dtype=torch.bfloat16) for shape in shapes] for _ in range(count)]
         self.at = 0
 
     def next(self):
@@ -73,7 +74,7 @@ class Layers:
 def mla_absorbed(keys):
     """DeepSeek-V3's own inference code: queries in the latent space, einsum over the cache of 512 + 64."""
     heads, latent, rope = 128, 512, 64
-    layers = Layers(lambda: (torch.randn(1, keys, latent).bfloat16(), torch.randn(1, keys, rope).bfloat16()))
+    layers = Layers((1, keys, latent), (1, keys, rope))
     q_nope = torch.randn(1, 1, heads, latent).bfloat16()
     q_rope = torch.randn(1, 1, heads, rope).bfloat16()
 
@@ -89,7 +90,7 @@ def mla_absorbed(keys):
 def mla_matmul(keys):
     """The same with one cache of 576 and matmul in place of einsum: the fewest operators that do it."""
     heads = 128
-    layers = Layers(lambda: (torch.randn(keys, 576).bfloat16(),))
+    layers = Layers((keys, 576))
     q = torch.randn(heads, 576).bfloat16()
 
     def step():
@@ -102,7 +103,7 @@ def mla_matmul(keys):
 
 def mla_heads(keys):
     """As transformers' eager attention runs it: keys [128, 192] and values [128, 128] of every token in the cache."""
-    layers = Layers(lambda: (torch.randn(1, 128, keys, 192).bfloat16(), torch.randn(1, 128, keys, 128).bfloat16()))
+    layers = Layers((1, 128, keys, 192), (1, 128, keys, 128))
     q = torch.randn(1, 128, 1, 192).bfloat16()
 
     def step():
@@ -115,7 +116,7 @@ def mla_heads(keys):
 
 def mla_shared_heads(keys):
     """MQA as transformers' eager attention composes it: the one head repeated for 128 queries, then matmul."""
-    layers = Layers(lambda: (torch.randn(1, 1, keys, 576).bfloat16(),))
+    layers = Layers((1, 1, keys, 576))
     q = torch.randn(1, 128, 1, 576).bfloat16()
 
     def step():
@@ -131,7 +132,7 @@ def mla_shared_heads(keys):
 def gqa(keys):
     """Qwen3-30B-A3B as transformers' eager attention runs it: repeat_kv, then matmul."""
     heads, kv_heads, dim = 32, 4, 128
-    layers = Layers(lambda: tuple(torch.randn(1, kv_heads, keys, dim).bfloat16() for _ in range(2)))
+    layers = Layers((1, kv_heads, keys, dim), (1, kv_heads, keys, dim))
     q = torch.randn(1, heads, 1, dim).bfloat16()
 
     def repeat(x):
@@ -256,13 +257,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, help="default: 5")
     parser.add_argument("--json", type=pathlib.Path, help="raw rounds")
     parser.add_argument("--only", default="", help="operators with this word in their name")
-    parser.add_argument("--quick", action="store_true", help="3 rounds of one size an operator")
+    parser.add_argument("--quick", action="store_true", help="3 rounds of one size an operator, first composition")
     options = parser.parse_args()
-    if options.quick:
-        options.rounds = 3
+    options.rounds = options.rounds or (3 if options.quick else 5)
     torch.set_num_threads(options.threads)
     torch.set_grad_enabled(False)
     torch.manual_seed(1)
@@ -272,6 +272,8 @@ def main():
     for operator in operators():
         if options.only not in operator.name or (options.quick and not operator.quick):
             continue
+        if options.quick:
+            operator.compositions = dict(list(operator.compositions.items())[:1])
         rounds = measure(operator, options)
         raw.append({"operator": operator.name, "threads": options.threads, "torch": torch.__version__, "us": rounds})
         if options.json:

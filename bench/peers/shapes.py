@@ -166,6 +166,9 @@ def options_of():
     if options.quick:
         options.rounds, options.prompts, options.decode, options.batches, options.depths = 3, [128, 512], 32, [], []
         options.type, options.tune, options.works = ["q8_0"], False, ["plain"]
+    for name in ("moesaic", "shapes", "llama", "ik"):  # sides are run elsewhere
+        path = getattr(options, name)
+        setattr(options, name, path and pathlib.Path(path).resolve())
     options.works = options.works or ["plain", "deep", "batched", "start"]
     options.deep_rounds = options.deep_rounds or options.rounds
     options.type = options.type or ["q8_0", "q4_0"]
@@ -185,7 +188,7 @@ def make_file(shape, kind, folder):
 def main():
     options = options_of()
     about = {"begin": time.strftime("%F %R UTC", time.gmtime()), "cores": os.cpu_count(), "load": os.getloadavg(),
-             "moesaic": sides.run([options.moesaic, "--version"]).strip()}
+             "moesaic": sides.run([options.moesaic, "--version"])[0].strip()}
     record, winners = Record(options.json, about), []
     head = ["shape", "weights", "threads", "test", "Moesaic t/s", "of peak"]
     head += ["llama.cpp t/s"] * bool(options.llama) + ["ik_llama.cpp t/s"] * bool(options.ik)

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 
 # What a file's weights run as here; peers run them as they are stored.
@@ -20,18 +21,19 @@ CHUNK = 512  # tokens of the prefill that is measured behind others
 
 
 def run(command, environment=None):
+    """(stdout, stderr). In the temporary folder, since some programs leave logs where they are run."""
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, errors="replace",
-                          env=os.environ | (environment or {}))
+                          env=os.environ | (environment or {}), cwd=tempfile.gettempdir())
     if done.returncode != 0:
         sys.exit(f"{' '.join(map(str, command))}\n{done.stderr[-2000:]}\nexit code {done.returncode}")
-    return done.stdout
+    return done.stdout, done.stderr
 
 
 def seconds_to_output(command, environment=None):
     """Until the first byte on stdout, from before the process is there."""
     start = time.perf_counter()
     with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                          env=os.environ | (environment or {})) as process:
+                          env=os.environ | (environment or {}), cwd=tempfile.gettempdir()) as process:
         first = process.stdout.read(1)
         seconds = time.perf_counter() - start
         process.stdout.read()
@@ -51,7 +53,7 @@ def comma(numbers):
 class Moesaic:
     name = "Moesaic"
     # Flags to try by work; "" is the default. Works that are missing are run with defaults.
-    candidates = {"start": ["", "--mmap on"]}
+    candidates = {"start": ["--mmap on", ""]}
 
     def __init__(self, binary, options):
         self.binary, self.options = binary, options
@@ -59,14 +61,14 @@ class Moesaic:
         self.peak = None  # operations a second of the strongest dot product of what runs
 
     def find_peak(self, dtype, threads):
-        text = run([self.binary, "doctor"])
+        text, _ = run([self.binary, "doctor"])
         found = re.search(rf"^{dtype} dot products.*?([\d.]+) GOP/s(?: +([\d.]+) GOP/s)?", text, re.M)
         rates = {1: found.group(1), os.cpu_count(): found.group(2) or found.group(1)} if found else {}
         self.peak = float(rates[threads]) * 1e9 if threads in rates else None
 
     def bench(self, job, flags, more):
         command = [self.binary, "bench", job.file, "--dtype", job.dtype, "-t", job.threads, "-r", "1", "-o", "json"]
-        return json.loads(run(command + more + flags.split()))
+        return json.loads(run(command + more + flags.split())[0])
 
     def speeds(self, lines):
         for line in lines:
@@ -97,9 +99,8 @@ class Moesaic:
         with open(packed, "rb") as file:  # into the page cache
             while file.read(1 << 24):
                 pass
-        return {START: seconds_to_output([self.binary, "generate", packed, "--dtype", job.dtype, "--threads",
-                                          job.threads, "--temperature", "0", "-n", "1", "--keep-special",
-                                          "--prompt", PROMPT, *flags.split()])}
+        return {START: seconds_to_output([self.binary, "generate", packed, "--threads", job.threads, "--temperature", "0",
+                                          "-n", "1", "--keep-special", "--prompt", PROMPT, *flags.split()])}
 
 
 class Peer:
@@ -119,11 +120,11 @@ class Peer:
         words = [word for word in flags.split() if "=" not in word]
         return run([self.folder / program, "-m", job.file, "-t", job.threads, *more, *words], self.environment(flags))
 
-    def lines(self, text):
-        return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    def lines(self, outputs):
+        return [json.loads(line) for text in outputs for line in text.splitlines() if line.startswith('{"')]
 
     def bench(self, job, flags, more):
-        lines = json.loads(self.call("llama-bench", job, flags, ["-r", "1", "-o", "json", *more]))
+        lines = json.loads(self.call("llama-bench", job, flags, ["-r", "1", "-o", "json", *more])[0])
         return {at_depth(f"pp{line['n_prompt']}" if line["n_prompt"] else f"tg{line['n_gen']}",
                          line.get("n_depth", 0)): line["avg_ts"] for line in lines}
 
@@ -183,8 +184,8 @@ class IkLlamaCpp(Peer):
     def batched(self, job, flags):
         """A table is all that its llama-batched-bench prints."""
         context = max(self.options.batches) * (BATCHED_PROMPT + BATCHED_TOKENS)
-        text = self.call("llama-batched-bench", job, flags, [
+        outputs = self.call("llama-batched-bench", job, flags, [
             "-c", context, "-npp", BATCHED_PROMPT, "-ntg", BATCHED_TOKENS, "-npl", comma(self.options.batches)])
-        rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()
+        rows = [[cell.strip() for cell in line.split("|")[1:-1]] for text in outputs for line in text.splitlines()
                 if re.match(r"\| +\d", line)]
         return {f"tg{BATCHED_TOKENS} x {row[2]}": float(row[7]) for row in rows}

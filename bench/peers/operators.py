@@ -281,8 +281,9 @@ def main():
         for name in operator.compositions:
             ratios = [b / a for a, b in zip(rounds["Moesaic"], rounds[name])]
             goal = f"{operator.goal}" if operator.goal else "-"
-            print(f"| {operator.name} | {microseconds(rounds['Moesaic'])} | {name} | {microseconds(rounds[name])} | "
-                  f"**{statistics.median(ratios):.2f}** ({min(ratios):.2f} to {max(ratios):.2f}) | {goal} |", flush=True)
+            cells = [operator.name, microseconds(rounds["Moesaic"]), name, microseconds(rounds[name]),
+                     f"**{statistics.median(ratios):.2f}** ({min(ratios):.2f} to {max(ratios):.2f})", goal]
+            print("| " + " | ".join(cells) + " |", flush=True)
 
 
 if __name__ == "__main__":

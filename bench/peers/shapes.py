@@ -39,6 +39,7 @@ class Job:
 
     @property
     def dtype(self):
+        """What it runs as on this side."""
         return sides.DTYPES[self.kind]
 
 
@@ -56,7 +57,8 @@ class Record:
 
 def run_once(side, work, flags, job, number, record):
     """number: the round; 0 while flags are tried."""
-    print(f"{job.shape} {job.kind}, {job.threads} threads, {work}, round {number}: {side.name} {flags}", file=sys.stderr)
+    print(f"{job.shape} {job.kind}, {job.threads} threads, {work}, round {number}: {side.name} {flags}",
+          file=sys.stderr)
     name, *arguments = work.split()
     load, begin = os.getloadavg()[0], time.time()
     speeds = getattr(side, name)(job, flags, *map(int, arguments))

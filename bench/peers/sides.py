@@ -14,32 +14,41 @@ import time
 
 # What a file's weights run as here; peers run them as they are stored.
 DTYPES = {"q8_0": "int8", "q4_0": "int8", "q4_k": "int8", "bf16": "bf16"}
+# The dot products that `of peak` is held against.
+PEAKS = {"q8_0": "int8", "q4_0": "int8", "q4_k": "int8", "bf16": "bf16"}
 START = "start to first token"
 PROMPT = "a tone in the rain"  # of a few tokens, in the files' made-up vocabulary
 BATCHED_PROMPT, BATCHED_TOKENS = 128, 32
 CHUNK = 512  # tokens of the prefill that is measured behind others
 
 
-def run(command, environment=None):
+def run(command):
     """(stdout, stderr). In the temporary folder, since some programs leave logs where they are run."""
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, errors="replace",
-                          env=os.environ | (environment or {}), cwd=tempfile.gettempdir())
+                          cwd=tempfile.gettempdir())
     if done.returncode != 0:
         sys.exit(f"{' '.join(map(str, command))}\n{done.stderr[-2000:]}\nexit code {done.returncode}")
     return done.stdout, done.stderr
 
 
-def seconds_to_output(command, environment=None):
+def seconds_to_output(command):
     """Until the first byte on stdout, from before the process is there."""
     start = time.perf_counter()
     with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                          env=os.environ | (environment or {}), cwd=tempfile.gettempdir()) as process:
+                          cwd=tempfile.gettempdir()) as process:
         first = process.stdout.read(1)
         seconds = time.perf_counter() - start
         process.stdout.read()
     if not first or process.returncode != 0:
         sys.exit(f"{' '.join(map(str, command))}\nno output, exit code {process.returncode}")
     return seconds
+
+
+def read(path):
+    """Brings a file into the page cache."""
+    with open(path, "rb") as file:
+        while file.read(1 << 24):
+            pass
 
 
 def at_depth(test, depth):
@@ -60,14 +69,21 @@ class Moesaic:
         self.shares = collections.defaultdict(list)  # by test: of the read bandwidth (decode) or dot peak (prefill)
         self.peak = None  # operations a second of the strongest dot product of what runs
 
-    def find_peak(self, dtype, threads):
+    def find_peak(self, kind, threads):
         text, _ = run([self.binary, "doctor"])
-        found = re.search(rf"^{dtype} dot products.*?([\d.]+) GOP/s(?: +([\d.]+) GOP/s)?", text, re.M)
+        found = re.search(rf"^{PEAKS[kind]} dot products.*?([\d.]+) GOP/s(?: +([\d.]+) GOP/s)?", text, re.M)
         rates = {1: found.group(1), os.cpu_count(): found.group(2) or found.group(1)} if found else {}
         self.peak = float(rates[threads]) * 1e9 if threads in rates else None
 
+    def packed(self, job):
+        """The file as it is packed by this binary, which saves each round from doing it."""
+        path = job.file.with_suffix(f".{job.dtype}.moesaic")
+        if not path.exists() or path.stat().st_mtime < self.binary.stat().st_mtime:
+            run([self.binary, "convert", job.file, "--dtype", job.dtype, "--out", path, "--force"])
+        return path
+
     def bench(self, job, flags, more):
-        command = [self.binary, "bench", job.file, "--dtype", job.dtype, "-t", job.threads, "-r", "1", "-o", "json"]
+        command = [self.binary, "bench", self.packed(job), "--mmap", "off", "-t", job.threads, "-r", "1", "-o", "json"]
         return json.loads(run(command + more + flags.split())[0])
 
     def speeds(self, lines):
@@ -80,7 +96,7 @@ class Moesaic:
         return {line["test"]: line["tokens_per_s"] for line in lines}
 
     def plain(self, job, flags):
-        self.find_peak(job.dtype, job.threads)
+        self.find_peak(job.kind, job.threads)
         more = ["-p", comma(self.options.prompts), "-n", self.options.decode]
         return self.speeds(self.bench(job, flags, more))
 
@@ -93,14 +109,10 @@ class Moesaic:
         return {f"tg{BATCHED_TOKENS} x {line['sequences']}": line["tokens_per_s"] for line in lines}
 
     def start(self, job, flags):
-        packed = job.file.with_suffix(f".{job.dtype}.moesaic")
-        if not packed.exists():
-            run([self.binary, "convert", job.file, "--dtype", job.dtype, "--out", packed])
-        with open(packed, "rb") as file:  # into the page cache
-            while file.read(1 << 24):
-                pass
-        return {START: seconds_to_output([self.binary, "generate", packed, "--threads", job.threads, "--temperature", "0",
-                                          "-n", "1", "--keep-special", "--prompt", PROMPT, *flags.split()])}
+        packed = self.packed(job)
+        read(packed)
+        return {START: seconds_to_output([self.binary, "generate", packed, "--threads", job.threads, "-n", "1",
+                                          "--temperature", "0", "--keep-special", "--prompt", PROMPT, *flags.split()])}
 
 
 class Peer:
@@ -112,13 +124,8 @@ class Peer:
     def __init__(self, folder, options):
         self.folder, self.options = folder, options
 
-    def environment(self, flags):
-        """Words like NAME=value among the flags are set in the environment."""
-        return dict(word.split("=", 1) for word in flags.split() if "=" in word)
-
     def call(self, program, job, flags, more):
-        words = [word for word in flags.split() if "=" not in word]
-        return run([self.folder / program, "-m", job.file, "-t", job.threads, *more, *words], self.environment(flags))
+        return run([self.folder / program, "-m", job.file, "-t", job.threads, *more, *flags.split()])
 
     def lines(self, outputs):
         return [json.loads(line) for text in outputs for line in text.splitlines() if line.startswith('{"')]
@@ -132,21 +139,18 @@ class Peer:
         return self.bench(job, flags, ["-p", comma(self.options.prompts), "-n", self.options.decode])
 
     def start(self, job, flags):
-        with open(job.file, "rb") as file:
-            while file.read(1 << 24):
-                pass
-        words = [word for word in flags.split() if "=" not in word]
+        read(job.file)
         return {START: seconds_to_output([self.folder / self.completion, "-m", job.file, "-t", job.threads, "-n", "1",
                                           "-c", "512", "--temp", "0", "--no-warmup", "--no-display-prompt",
-                                          *self.start_flags, "-p", PROMPT, *words], self.environment(flags))}
+                                          *self.start_flags, "-p", PROMPT, *flags.split()])}
 
 
 class LlamaCpp(Peer):
     name = "llama.cpp"
     candidates = {
-        "plain": ["-fa 1", "-fa 0", "-fa 1 -ub 2048", "-fa 1 GGML_NO_AMX=1"],
+        "plain": ["-fa 1", "-fa 0", "-fa 1 -ub 2048"],
         "deep": ["-fa 1", "-fa 0"],
-        "batched": ["-fa on", "-fa off", "-fa on -kvu", "-fa on GGML_NO_AMX=1"],
+        "batched": ["-fa on", "-fa off", "-fa on -kvu"],
         "start": ["--no-repack", ""],
     }
     start_flags = ("-no-cnv",)
@@ -166,7 +170,8 @@ class IkLlamaCpp(Peer):
     name = "ik_llama.cpp"
     completion = "llama-cli"
     candidates = {
-        "plain": ["-fa 1 -fmoe 1 -rtr 1", "-fa 1 -fmoe 1 -rtr 0", "-fa 0 -fmoe 1 -rtr 1", "-fa 1 -fmoe 1 -rtr 1 -ub 2048"],
+        "plain": ["-fa 1 -fmoe 1 -rtr 1", "-fa 1 -fmoe 1 -rtr 0", "-fa 0 -fmoe 1 -rtr 1",
+                  "-fa 1 -fmoe 1 -rtr 1 -ub 2048"],
         "deep": ["-fa on -rtr", "-fa off -rtr", "-fa on"],
         "batched": ["-fa on -rtr", "-fa on", "-fa off -rtr"],
         "start": ["-fa on"],

@@ -14,6 +14,10 @@ and the one with the best geometric mean over the work's tests is kept. Depths u
 FOLDERs hold the peers' own programs, built natively on the machine that is measured: llama-bench,
 llama-batched-bench and llama-completion of llama.cpp; llama-bench, llama-batched-bench, llama-sweep-bench and
 llama-cli of ik_llama.cpp. Without them only this side is measured.
+
+Two things of ik_llama.cpp have to be changed before it can be compared: its llama-batched-bench gives all sequences
+token 0, which all go to the same experts (they must be random, as in all the other programs), and it takes a DeepSeek
+model for a V2-Lite only if it has 26 or 27 layers.
 """
 import argparse
 import collections

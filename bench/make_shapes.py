@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Writes GGUF files with the layer shapes of published MoE models and random weights.
 
-Layers are those of the release, only fewer (so that a file is 2 to 7 GB); the vocabulary is cut in the same
-proportion, so that the output head has the share of a step that it has in the release. The tokenizer is a made-up
-byte-pair one, which servers want to see: the files are for measuring speed, on random token ids.
+Layers are those of the release, only fewer (so that a file is 2 to 7 GB, those of 4 bits with more of them); the
+vocabulary is cut in the same proportion, so that the output head has the share of a step that it has in the release.
+The tokenizer is a made-up byte-pair one, which servers want to see: the files are for measuring speed, on random
+token ids.
 
 Values are drawn once and repeated at random places, since speed does not depend on them; routers, on which
 the share of experts that a step touches depends, draw their own. Needs nothing beyond Python 3.9.
 
-    python3 bench/make_shapes.py build/bench/shapes            # all shapes, q8_0 and bf16
+    python3 bench/make_shapes.py build/bench/shapes            # all shapes, q8_0, q4_0 and bf16
     python3 bench/make_shapes.py build/bench/shapes --shape qwen3-30b-a3b --type q8_0
 """
 import argparse
@@ -20,9 +21,10 @@ import struct
 
 ALIGNMENT = 32
 DEVIATION = 0.02  # of weights: what models are initialised with, and near what they are trained to
-GGML_TYPE = {"f32": 0, "q8_0": 8, "bf16": 30}
-BLOCK_VALUES = {"f32": 1, "q8_0": 32, "bf16": 1}
-BLOCK_BYTES = {"f32": 4, "q8_0": 34, "bf16": 2}
+GGML_TYPE = {"f32": 0, "q4_0": 2, "q5_0": 6, "q8_0": 8, "q4_k": 12, "bf16": 30}
+BLOCK_VALUES = {"f32": 1, "q4_0": 32, "q5_0": 32, "q8_0": 32, "q4_k": 256, "bf16": 1}
+BLOCK_BYTES = {"f32": 4, "q4_0": 18, "q5_0": 22, "q8_0": 34, "q4_k": 144, "bf16": 2}
+FOUR_BITS = ("q4_0", "q4_k")
 POOL_BYTES = 64 << 20
 END = "<|endoftext|>"
 
@@ -46,20 +48,28 @@ def qwen3_moe(hidden, heads, kv_heads, head, experts, width, layers, vocab, acti
     return "qwen3moe", keys, tensors
 
 
-def qwen3_30b_a3b():
-    return qwen3_moe(hidden=2048, heads=32, kv_heads=4, head=128, experts=128, width=768, layers=5, vocab=16384, active=8)
+def qwen3_30b_a3b(four_bits, layers=None):
+    layers = layers or (8 if four_bits else 5)
+    return qwen3_moe(hidden=2048, heads=32, kv_heads=4, head=128, experts=128, width=768, layers=layers,
+                     vocab=24576 if layers > 5 else 16384, active=8)
 
 
-def qwen3_moe_small():
+def qwen3_30b_a3b_start(four_bits):
+    """More than 4 GB in 8 bits: to start from."""
+    return qwen3_30b_a3b(four_bits, layers=13 if four_bits else 7)
+
+
+def qwen3_moe_small(_):
     """No release's: of Qwen3-MoE's kind, quick enough on two cores to play hours of agents' traffic."""
     return qwen3_moe(hidden=512, heads=8, kv_heads=2, head=64, experts=32, width=256, layers=4, vocab=16384, active=4)
 
 
-def deepseek_v2_lite():
+def deepseek_v2_lite(four_bits):
     # kv_b_proj whole, as older converters wrote it: llama.cpp runs that faster than its two halves, which stop it
     # from repacking any weight.
     hidden, heads, nope, rope, value, latent = 2048, 16, 128, 64, 128, 512
-    experts, shared, width, dense, layers, vocab = 64, 2, 1408, 10944, 6, 16384
+    experts, shared, width, dense = 64, 2, 1408, 10944
+    layers, vocab = (9, 24576) if four_bits else (6, 16384)
     keys = {"block_count": layers, "context_length": 163840, "embedding_length": hidden,
             "feed_forward_length": dense, "attention.head_count": heads, "attention.head_count_kv": heads,
             "attention.q_lora_rank": 0, "attention.kv_lora_rank": latent,
@@ -90,7 +100,8 @@ def deepseek_v2_lite():
     return "deepseek2", keys, tensors
 
 
-SHAPES = {"qwen3-30b-a3b": qwen3_30b_a3b, "qwen3-moe-small": qwen3_moe_small, "deepseek-v2-lite": deepseek_v2_lite}
+SHAPES = {"qwen3-30b-a3b": qwen3_30b_a3b, "qwen3-30b-a3b-start": qwen3_30b_a3b_start,
+          "qwen3-moe-small": qwen3_moe_small, "deepseek-v2-lite": deepseek_v2_lite}
 
 
 def vocabulary(size):
@@ -132,6 +143,16 @@ def value(item):
     return struct.pack("<I", 8) + string(item)
 
 
+def scales_of(kind):
+    """The bytes before a block's random ones, such that the weights' deviation is DEVIATION and their mean near 0."""
+    uniform = {"q4_0": 16, "q5_0": 32, "q8_0": 256, "q4_k": 16}[kind]  # values that a weight's integer takes
+    step = DEVIATION / math.sqrt((uniform**2 - 1) / 12)
+    if kind != "q4_k":
+        return struct.pack("<e", step)
+    # Eight runs of 32 weights, each with a scale and a minimum of 6 bits: all 32, which packs to 0xa0 and zeros.
+    return struct.pack("<ee", step / 32, 7.5 * step / 32) + b"\xa0" * 8 + b"\0" * 4
+
+
 def encode(random_bytes, kind):
     """Turns random bytes into weights of `kind`, deviation about DEVIATION."""
     if kind == "bf16":  # a sign, and one of 512 magnitudes between 2^-9 and 2^-5
@@ -139,10 +160,10 @@ def encode(random_bytes, kind):
         data = bytearray(random_bytes)
         data[1::2] = data[1::2].translate(high)
         return bytes(data)
-    data = bytearray(random_bytes[:len(random_bytes) // 34 * 34])  # q8_0: an f16 scale, then 32 int8
-    scale = struct.pack("<e", DEVIATION / 74)  # 74: deviation of uniform int8
-    data[0::34] = scale[:1] * (len(data) // 34)
-    data[1::34] = scale[1:] * (len(data) // 34)
+    block = BLOCK_BYTES[kind]
+    data = bytearray(random_bytes[:len(random_bytes) // block * block])
+    for at, byte in enumerate(scales_of(kind)):
+        data[at::block] = bytes([byte]) * (len(data) // block)
     return bytes(data)
 
 
@@ -153,22 +174,26 @@ class Pool:
         self.rng = rng
         self.block = BLOCK_BYTES[kind]
         self.data = memoryview(encode(rng.randbytes(POOL_BYTES), kind))
+        self.half = len(self.data) // 2 // self.block * self.block
 
     def runs(self, count):
         while count > 0:
-            start = self.rng.randrange(len(self.data) // 2 // self.block) * self.block
-            run = self.data[start:start + min(count, len(self.data) // 2)]
+            start = self.rng.randrange(self.half // self.block) * self.block
+            run = self.data[start:start + min(count, self.half)]
             count -= len(run)
             yield run
 
 
 def kind_of(name, shape, kind):
-    return "f32" if len(shape) == 1 or name.endswith("ffn_gate_inp") else kind
+    if len(shape) == 1 or name.endswith("ffn_gate_inp"):
+        return "f32"
+    # Rows that super-blocks of 256 don't fill are q5_0, as llama-quantize makes them.
+    return "q5_0" if kind == "q4_k" and shape[-1] % BLOCK_VALUES[kind] else kind
 
 
 def write(path, shape_name, kind, seed):
     rng = random.Random(seed)
-    arch, keys, tensors = SHAPES[shape_name]()
+    arch, keys, tensors = SHAPES[shape_name](kind in FOUR_BITS)
     tokens, merges = vocabulary(keys["vocab_size"])
     end = tokens.index(END)
     metadata = {"general.architecture": arch, "general.name": f"{shape_name} shapes, random weights",
@@ -186,17 +211,20 @@ def write(path, shape_name, kind, seed):
         header += struct.pack("<IQ", GGML_TYPE[stored], offset)
         sizes.append(size)
         offset += -(-size // ALIGNMENT) * ALIGNMENT
-    pool = Pool(rng, kind)
+    pools = {}
     temporary = path.with_suffix(".part")
     with open(temporary, "wb") as out:
         out.write(header + b"\0" * (-len(header) % ALIGNMENT))
         for (name, shape), size in zip(tensors, sizes):
+            stored = kind_of(name, shape, kind)
             if len(shape) == 1:
                 array.array("f", [1.0] * shape[0]).tofile(out)
-            elif kind_of(name, shape, kind) == "f32":
+            elif stored == "f32":
                 array.array("f", [rng.gauss(0, DEVIATION) for _ in range(math.prod(shape))]).tofile(out)
             else:
-                out.writelines(pool.runs(size))
+                if stored not in pools:
+                    pools[stored] = Pool(rng, stored)
+                out.writelines(pools[stored].runs(size))
             out.write(b"\0" * (-size % ALIGNMENT))
     temporary.rename(path)
 
@@ -205,12 +233,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=pathlib.Path)
     parser.add_argument("--shape", choices=SHAPES, action="append", help="default: all")
-    parser.add_argument("--type", choices=("q8_0", "bf16"), action="append", help="default: both")
+    parser.add_argument("--type", choices=("q8_0", "q4_0", "q4_k", "bf16"), action="append",
+                        help="default: q8_0, q4_0 and bf16")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     options.directory.mkdir(parents=True, exist_ok=True)
     for shape in options.shape or SHAPES:
-        for kind in options.type or ("q8_0", "bf16"):
+        for kind in options.type or ("q8_0", "q4_0", "bf16"):
             path = options.directory / f"{shape}-{kind}.gguf"
             if path.exists():
                 print(f"{path}: is there")

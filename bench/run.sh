@@ -4,12 +4,13 @@
 #   bench/run.sh [--quick]
 #
 # Environment:
-#   LLAMA_BENCH   path of llama.cpp's llama-bench, built natively (cmake -DGGML_NATIVE=ON, from its repository or
-#                 from the source package of llama-cpp-python): runs the model shapes beside it, in turns
-#   PYTHON        a Python (default python3); where it has the package tokenizers, that is compared too
+#   LLAMA_CPP     folder of llama.cpp's programs, built natively: runs the model shapes beside it, in turns
+#   IK_LLAMA_CPP  the same for ik_llama.cpp
+#   PYTHON        a Python (default python3); where it has the packages tokenizers or torch, those are compared too
 #   TRACES        recorded traffic (default ../shared/data/traces): what is not there is left out
 #   TOKENIZER, TEXT  a folder with tokenizer.json, and the text that is encoded
-#   SHAPES        where the random-weight models are kept, 20 GB (default build/bench/shapes)
+#   SHAPES        where the random-weight models are kept, 22 GB (default build/bench/shapes)
+#   RESULTS       where raw rounds are kept as JSON (default build/bench/results)
 #   BUILD         build folder (default build/release)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -24,6 +25,8 @@ esac
 build=${BUILD:-build/release}
 python=${PYTHON:-python3}
 shapes=${SHAPES:-build/bench/shapes}
+results=${RESULTS:-build/bench/results}
+mkdir -p "$results"
 seconds=0.5
 filter=.
 if [ -n "$quick" ]; then seconds=0.1 filter='(int8|bf16)(_4096|_512)?/threads:(0|'$(nproc)')/'; fi  # all threads only
@@ -37,8 +40,16 @@ section Machine
 fenced "$build/bin/moesaic" doctor
 
 section 'Model shapes, random weights'
-[ -n "${LLAMA_BENCH:-}" ] || printf 'Without llama.cpp: LLAMA_BENCH is not set.\n\n'
-"$python" bench/shapes_vs_llama.py "$build/bin/moesaic" "$shapes" $quick
+[ -n "${LLAMA_CPP:-}" ] || printf 'Without llama.cpp: LLAMA_CPP is not set.\n\n'
+[ -n "${IK_LLAMA_CPP:-}" ] || printf 'Without ik_llama.cpp: IK_LLAMA_CPP is not set.\n\n'
+"$python" bench/peers/shapes.py "$build/bin/moesaic" "$shapes" --json "$results/shapes.json" $quick
+
+section 'Operators, beside PyTorch'
+if "$python" -c 'import torch' 2>/dev/null; then
+  "$python" bench/peers/operators.py "$build/bin" --json "$results/operators.json" $quick
+else
+  printf 'Skipped: %s has no package torch.\n' "$python"
+fi
 
 section Tokenizer
 text_file=${TEXT:-../shared/data/text/wikitext-2_valid.txt}

@@ -1,0 +1,93 @@
+// What a MoE layer does around its experts: sorts slots by expert, gathers and rounds each expert's rows, and
+// adds weighted results up for each token. Experts are one panel wide and share one set of weights, which
+// stays in the caches, so their products are a small part; the figure is an upper bound of the dispatch's own
+// time. bench/peers/operators.py holds the median step against PyTorch's.
+//   kernels_moe_bench --benchmark_filter=Dispatch.*512
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "kernels/ops.h"
+
+namespace moesaic::kernels {
+namespace {
+
+using tensor::PackedFormat;
+
+// DeepSeek-V3.
+constexpr int kHidden = 7168, kExperts = 256, kTopK = 8;
+
+std::vector<int32_t> RandomRoutes(int rows) {
+  std::mt19937 rng(1);
+  std::vector<int32_t> all(kExperts), ids;
+  std::iota(all.begin(), all.end(), 0);
+  for (int row = 0; row < rows; ++row) {
+    std::shuffle(all.begin(), all.end(), rng);
+    ids.insert(ids.end(), all.begin(), all.begin() + kTopK);
+  }
+  return ids;
+}
+
+// A matrix of small equal numbers, whose bits mean something in every format.
+tensor::PackedMatrix FillMatrix(PackedFormat format, int n, int k, runtime::Buffer* buffer) {
+  const tensor::PackedLayout layout = tensor::PackedLayout::Of(format, n, k);
+  *buffer = *runtime::Buffer::Allocate(layout.total_bytes, /*huge=*/true);
+  std::memset(buffer->data(), 0x3c, layout.total_bytes);
+  return {.layout = layout, .data = buffer->data()};
+}
+
+// Benchmarks are named by rows and threads.
+void Dispatch(benchmark::State& state, PackedFormat format) {
+  const auto rows = static_cast<int>(state.range(0));
+  const auto pool = *runtime::ThreadPool::Create({.threads = static_cast<int>(state.range(1)), .pin = true});
+  const KernelTable kernels = SelectKernels(runtime::DetectCpu());
+  runtime::Arena scratch;
+  const ExecContext context = {.kernels = &kernels, .pool = pool.get(), .scratch = &scratch};
+  runtime::Buffer up_buffer, down_buffer;
+  const tensor::PackedMatrix up = FillMatrix(format, tensor::kPanelRows, kHidden, &up_buffer);
+  const tensor::PackedMatrix down = FillMatrix(format, kHidden, tensor::kPanelRows, &down_buffer);
+  const std::vector<int32_t> ids = RandomRoutes(rows);
+  const std::vector<float> weights(ids.size(), 1.0F / kTopK), x(size_t(rows) * kHidden, 1e-3F);
+  std::vector<float> out(x.size());
+  const MoeParams params = {.x = x.data(),
+                            .x_stride = kHidden,
+                            .rows = rows,
+                            .hidden = kHidden,
+                            .intermediate = tensor::kPanelRows,
+                            .experts = {.gate = up, .up = up, .down = down, .stride = 0, .count = kExperts},
+                            .ids = ids.data(),
+                            .weights = weights.data(),
+                            .top_k = kTopK,
+                            .shared_gate = {},
+                            .shared_up = {},
+                            .shared_down = {},
+                            .out = out.data(),
+                            .out_stride = kHidden};
+  Moe(context, params);  // scratch grows to its size
+  std::vector<double> seconds;
+  for (auto _ : state) {
+    const auto start = std::chrono::steady_clock::now();
+    Moe(context, params);
+    seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    state.SetIterationTime(seconds.back());
+  }
+  std::sort(seconds.begin(), seconds.end());
+  state.counters["us"] = seconds[seconds.size() / 2] * 1e6;
+}
+
+#define MOESAIC_DISPATCH                            \
+  ArgNames({"rows", "threads"})                     \
+      ->ArgsProduct({{1, 512, 2048, 4096}, {1, 2}}) \
+      ->UseManualTime()                             \
+      ->Unit(benchmark::kMicrosecond)
+BENCHMARK_CAPTURE(Dispatch, bf16, PackedFormat::kBF16)->MOESAIC_DISPATCH;
+BENCHMARK_CAPTURE(Dispatch, int8, PackedFormat::kI8)->MOESAIC_DISPATCH;
+
+}  // namespace
+}  // namespace moesaic::kernels

@@ -32,6 +32,7 @@ struct KernelTable {
   AxpbyRowFn axpby = nullptr;
   RopeRowFn rope_half = nullptr;
   RopeRowFn rope_interleaved = nullptr;
+  RouteFn route = nullptr;
   AttentionTileFn attention = nullptr;
   std::vector<KernelChoice> choices;
 };

@@ -35,8 +35,9 @@ struct GemmTile {
 /// Rounds and lays out one row of activations for the gemm of the same table.
 /// `x` [k] f32; `out` k_padded elements of the format's activation type, the tail zeroed.
 /// kI8: scale = static_scale if > 0, else amax/127 (0 for a zero row); q = round_half_even(x / scale) in
-/// [-127, 127]; returns the scale. Group-scaled formats do so for every 32 inputs, without a static scale, and
-/// put scales and corrections behind the elements (cpu/gemm_group_formats-inl.h). They and others return 0.
+/// [-127, 127]; returns the scale. Group-scaled formats do so for every 32 inputs, without a static scale,
+/// and put scales and corrections behind the elements (cpu/gemm_group_formats-inl.h). They and others return
+/// 0.
 using PrepareRowFn = float (*)(const float* x, int k, int k_padded, float static_scale, std::byte* out);
 using GemmTileFn = void (*)(const GemmTile& tile);
 
@@ -55,6 +56,22 @@ using AxpbyRowFn = void (*)(float a, const float* x, float b, int n, float* y);
 /// Rotates pairs of x by (cos, sin) [dim/2] each. Half-split pairs are (x[i], x[i + dim/2]); interleaved
 /// pairs are (x[2i], x[2i + 1]).
 using RopeRowFn = void (*)(float* x, const float* cos, const float* sin, int dim);
+
+/// One token's routing: see RouteParams in ops.h, whose checks hold.
+struct RouteTask {
+  const float* logits;  // [experts]
+  const float* bias;    // [experts] or null
+  int experts, top_k, groups, top_groups;
+  bool sigmoid;    // else softmax
+  bool top_two;    // groups score by the sum of their best two, else by their best
+  bool normalize;  // weights divided by their sum
+  float scale;
+  float* scratch;  // [RouteScratch(experts)]
+  int32_t* ids;    // out [top_k], by falling choice score, ties to the lower id
+  float* weights;  // out [top_k]
+};
+constexpr int RouteScratch(int experts) { return 5 * experts + 16; }
+using RouteFn = void (*)(const RouteTask& task);
 
 constexpr int kAttentionRuns = 4;    ///< of an AttentionTile, at most
 constexpr int kAttentionRows = 128;  ///< likewise

@@ -21,8 +21,8 @@ struct Routed {
   std::vector<float> weights;
 };
 
-Routed RouteWith(RouteParams p, int threads) {
-  TestContext test(runtime::Isa::kRef, threads);
+Routed RouteWith(RouteParams p, int threads, runtime::Isa isa) {
+  TestContext test(isa, threads);
   Routed out{std::vector<int32_t>(p.rows * p.top_k), std::vector<float>(p.rows * p.top_k)};
   p.ids = out.ids.data();
   p.weights = out.weights.data();
@@ -30,6 +30,8 @@ Routed RouteWith(RouteParams p, int threads) {
   EXPECT_EQ(test.scratch_mark(), 0U);
   return out;
 }
+
+class RouteTest : public testing::TestWithParam<runtime::Isa> {};
 
 // Indices of the k largest values, equal ones by index.
 std::vector<int> TopK(const std::vector<double>& values, int k) {
@@ -80,7 +82,7 @@ void Check(const RouteParams& p, const Routed& got) {
   }
 }
 
-TEST(RouteTest, EveryRouter) {
+TEST_P(RouteTest, EveryRouter) {
   std::mt19937 rng(1);
   struct Shape {
     int experts, top_k, groups, top_groups;
@@ -92,6 +94,8 @@ TEST(RouteTest, EveryRouter) {
                         {160, 6, 8, 3},
                         {256, 8, 8, 4},
                         {16, 4, 8, 2},
+                        {512, 16, 16, 5},
+                        {48, 3, 3, 3},
                         {384, 8, 1, 1}}) {
     const int rows = 40;
     const std::vector<float> logits = RandomValues(&rng, size_t(rows) * s.experts, 4);
@@ -113,9 +117,9 @@ TEST(RouteTest, EveryRouter) {
                                 .scale = 2.5F,
                                 .ids = nullptr,
                                 .weights = nullptr};
-            const Routed alone = RouteWith(p, 1);
+            const Routed alone = RouteWith(p, 1, GetParam());
             Check(p, alone);
-            const Routed threaded = RouteWith(p, 3);
+            const Routed threaded = RouteWith(p, 3, GetParam());
             EXPECT_EQ(alone.ids, threaded.ids);
             EXPECT_EQ(alone.weights, threaded.weights);
           }
@@ -137,26 +141,28 @@ RouteParams Params(const std::vector<float>& logits, int experts, int top_k, Sco
           .weights = nullptr};
 }
 
-TEST(RouteTest, TiesGoToTheLowerExpert) {
+TEST_P(RouteTest, TiesGoToTheLowerExpert) {
   const std::vector<float> logits = {1, 3, 2, 3, 2, 3, 0, 2};
   for (Scoring scoring : {Scoring::kSoftmax, Scoring::kSigmoid}) {
-    EXPECT_EQ(RouteWith(Params(logits, 8, 5, scoring), 1).ids, (std::vector<int32_t>{1, 3, 5, 2, 4}));
+    EXPECT_EQ(RouteWith(Params(logits, 8, 5, scoring), 1, GetParam()).ids,
+              (std::vector<int32_t>{1, 3, 5, 2, 4}));
   }
   // The logistic function is 1 for both in float: the larger logit doesn't count any more.
-  EXPECT_EQ(RouteWith(Params({0, 40, 60, 0}, 4, 2, Scoring::kSigmoid), 1).ids, (std::vector<int32_t>{1, 2}));
+  EXPECT_EQ(RouteWith(Params({0, 40, 60, 0}, 4, 2, Scoring::kSigmoid), 1, GetParam()).ids,
+            (std::vector<int32_t>{1, 2}));
 }
 
-TEST(RouteTest, TiedGroupsGoToTheLowerGroup) {
+TEST_P(RouteTest, TiedGroupsGoToTheLowerGroup) {
   const std::vector<float> logits = {1, 2, 2, 1, 0, 2, 2, 0};
   RouteParams p = Params(logits, 8, 2, Scoring::kSigmoid);
   p.groups = 4;
   p.top_groups = 1;
-  EXPECT_EQ(RouteWith(p, 1).ids, (std::vector<int32_t>{1, 0}));
+  EXPECT_EQ(RouteWith(p, 1, GetParam()).ids, (std::vector<int32_t>{1, 0}));
 }
 
 // Older routers wrote 0 over the scores of closed groups, which beat negative ones of open groups; the models
 // were trained, and transformers now runs, without that.
-TEST(RouteTest, ClosedGroupsAreNeverChosenEvenWhenAllOpenScoresAreNegative) {
+TEST_P(RouteTest, ClosedGroupsAreNeverChosenEvenWhenAllOpenScoresAreNegative) {
   const std::vector<float> bias = {-5, -5, -5, -5, -9, -9, -9, -9};
   const std::vector<float> logits = {0, 0, 0, 0, 9, 9, 9, 9};
   RouteParams p = Params(logits, 8, 3, Scoring::kSigmoid);
@@ -164,21 +170,38 @@ TEST(RouteTest, ClosedGroupsAreNeverChosenEvenWhenAllOpenScoresAreNegative) {
   p.groups = 2;
   p.top_groups = 1;
   p.group_score = GroupScore::kTopTwoSum;
-  const Routed got = RouteWith(p, 1);
+  const Routed got = RouteWith(p, 1, GetParam());
   EXPECT_EQ(got.ids, (std::vector<int32_t>{0, 1, 2}));
   EXPECT_EQ(got.weights, (std::vector<float>{0.5F, 0.5F, 0.5F}));  // the bias is not part of the weight
 }
 
-TEST(RouteTest, NotANumberStillGivesDifferentValidExperts) {
+TEST_P(RouteTest, NotANumberStillGivesDifferentValidExperts) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   for (Scoring scoring : {Scoring::kSoftmax, Scoring::kSigmoid}) {
-    std::vector<int32_t> ids = RouteWith(Params({nan, 1, nan, 5, 2, nan, nan, nan}, 8, 6, scoring), 1).ids;
+    std::vector<int32_t> ids =
+        RouteWith(Params({nan, 1, nan, 5, 2, nan, nan, nan}, 8, 6, scoring), 1, GetParam()).ids;
     std::sort(ids.begin(), ids.end());
     EXPECT_EQ(std::unique(ids.begin(), ids.end()), ids.end());
     EXPECT_GE(ids.front(), 0);
     EXPECT_LT(ids.back(), 8);
   }
 }
+
+// More ties than fit beside each other, and values of which many are equal.
+TEST_P(RouteTest, ManyTies) {
+  std::mt19937 rng(3);
+  for (int levels : {1, 2, 5}) {
+    std::vector<float> logits(20 * 128);
+    for (float& v : logits) v = static_cast<float>(rng() % levels);
+    for (Scoring scoring : {Scoring::kSoftmax, Scoring::kSigmoid}) {
+      const RouteParams p = Params(logits, 128, 8, scoring);
+      Check(p, RouteWith(p, 1, GetParam()));
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Host, RouteTest, testing::ValuesIn(runtime::HostIsas(runtime::DetectCpu())),
+                         IsaTestName);
 
 }  // namespace
 }  // namespace moesaic::kernels

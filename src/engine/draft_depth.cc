@@ -1,0 +1,180 @@
+#include "engine/draft_depth.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace moesaic::engine {
+namespace {
+
+// What the last samples of a cost weigh together: long enough to average out a noisy machine, short enough to
+// follow a context that grows.
+constexpr int kSamples = 16;
+// A step that took longer than this times what is usual was disturbed, and counts as no more.
+constexpr double kOutlier = 1.5;
+// Steps of more rows are bound by arithmetic: a row more costs what it brings at best.
+constexpr int kMostRows = 256;
+// Until a number of rows was measured, a row more is hoped to cost this share of a step.
+constexpr double kHopedRow = 0.05;
+// Drafting must promise this much before it is begun: what is measured is known no better.
+constexpr double kLeastGain = 1.02;
+// Of the time without drafts, what may go into drafts that find out whether they would be worth it.
+constexpr double kProbeShare = 0.01;
+// So often a step without drafts is measured, where drafts are worth it.
+constexpr int kRemeasure = 64;
+// What is hoped of a place of which nothing is known, and how many outcomes that hope weighs.
+constexpr double kHope = 0.8;
+constexpr double kHopeWeight = 2;
+// How much of a sequence's, and of all sequences', record is kept over an outcome.
+constexpr float kKeepOwn = 0.9F, kKeepAll = 0.98F;
+
+void Keep(DraftRecord& record, int drafted, int accepted, float kept) {
+  for (int place = 0; place < std::min(drafted, accepted + 1); ++place) {
+    record.tried[place] = record.tried[place] * kept + 1;
+    record.accepted[place] = record.accepted[place] * kept + (place < accepted ? 1.0F : 0.0F);
+  }
+}
+
+}  // namespace
+
+void DepthPolicy::Mean::Add(double sample) {
+  if (samples > 2) sample = std::min(sample, kOutlier * value);
+  samples = std::min(samples + 1, kSamples);
+  value += (sample - value) / samples;
+}
+
+double DepthPolicy::Prior(int place) const {
+  double prior = kHope;
+  for (int i = 0; i <= place; ++i) {
+    prior = (all_.accepted[i] + kHopeWeight * prior) / (all_.tried[i] + kHopeWeight);
+  }
+  return prior;
+}
+
+double DepthPolicy::Chance(const DraftRecord& record, int place) const {
+  return (record.accepted[place] + kHopeWeight * Prior(place)) / (record.tried[place] + kHopeWeight);
+}
+
+double DepthPolicy::StepSeconds(int rows) const {
+  const int known = static_cast<int>(steps_.size());
+  if (rows < known && steps_[rows].samples > 0) return steps_[rows].value;
+  int below = std::min(rows, known - 1), above = rows;
+  while (below > 0 && steps_[below].samples == 0) --below;
+  while (above < known && steps_[above].samples == 0) ++above;
+  if (below <= 0) return above < known ? steps_[above].value : 0;
+  const double low = steps_[below].value;
+  if (above >= known) return low * (1 + kHopedRow * (rows - below));
+  return low + (steps_[above].value - low) * (rows - below) / (above - below);
+}
+
+double DepthPolicy::DraftSeconds(int passes, int behind) const {
+  return passes * pass_.value + behind * behind_row_.value;
+}
+
+void DepthPolicy::CountStep(int rows, double seconds) {
+  if (idle_) credit_ += kProbeShare * seconds;
+  if (rows > kMostRows) return;
+  if (rows >= static_cast<int>(steps_.size())) steps_.resize(rows + 1);
+  const double before = StepSeconds(rows);
+  steps_[rows].Add(seconds);
+  if (before <= 0 || steps_[rows].samples < kSamples) return;
+  // A context that grows, or another process, makes all steps slower: the others follow half as fast, so that
+  // what they cost beside one another still comes from what was measured.
+  const double change = 1 + (std::min(seconds / before, kOutlier) - 1) / (2 * kSamples);
+  for (size_t i = 0; i < steps_.size(); ++i) {
+    if (static_cast<int>(i) != rows) steps_[i].value *= change;
+  }
+}
+
+void DepthPolicy::CountDrafts(int sequences, int passes, int behind, double seconds) {
+  if (passes > 0 && behind <= kMostDrafts * sequences) {  // what the last step left is part of the pass
+    pass_.Add(seconds / passes);
+  } else if (behind > 0) {
+    behind_row_.Add(std::max(0.0, seconds - passes * pass_.value) / behind);
+  }
+}
+
+void DepthPolicy::CountOutcome(DraftRecord& record, int drafted, int accepted) {
+  Keep(record, drafted, accepted, kKeepOwn);
+  Keep(all_, drafted, accepted, kKeepAll);
+  record.last_accepted = accepted > 0;
+  record.last_step = step_;
+}
+
+bool DepthPolicy::WorthStarting() const {
+  const double one = StepSeconds(1);
+  return one <= 0 || (1 + Prior(0)) * one >= kLeastGain * (StepSeconds(2) + DraftSeconds(1, 0));
+}
+
+std::vector<int> DepthPolicy::Choose(std::span<const Candidate> candidates, int decodes, int rows) {
+  ++step_;
+  std::vector<int> depths(candidates.size());
+  const double without = StepSeconds(decodes);
+  idle_ = true;
+  if (without <= 0 || candidates.empty() || decodes >= kMostRows) return depths;
+  if (drafted_steps_ >= kRemeasure) {
+    drafted_steps_ = 0;
+    return depths;
+  }
+  struct Row {
+    double chance;  // that it and all before it in its draft are right
+    int candidate;
+    int place;
+  };
+  std::vector<Row> order;
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    double chance = 1;
+    for (int place = 0; place < candidates[i].limit; ++place) {
+      chance *= Chance(*candidates[i].record, place);
+      order.push_back({chance, static_cast<int>(i), place});
+    }
+  }
+  // Chances fall along a draft, so the first m rows are the likeliest whole beginnings of drafts.
+  std::stable_sort(order.begin(), order.end(),
+                   [](const Row& a, const Row& b) { return a.chance > b.chance; });
+  order.resize(std::min<size_t>({order.size(), static_cast<size_t>(rows), size_t{kMostRows}}));
+  const double rate_without = decodes / without;
+  double best_rate = kLeastGain * rate_without, tokens = decodes;
+  size_t best = 0;
+  int passes = 0, behind = 0;
+  for (size_t m = 0; m < order.size(); ++m) {
+    tokens += order[m].chance;
+    passes = std::max(passes, order[m].place + 1);
+    if (order[m].place == 0) behind += candidates[order[m].candidate].behind;
+    const double rate =
+        tokens / (StepSeconds(decodes + static_cast<int>(m) + 1) + DraftSeconds(passes, behind));
+    if (rate > best_rate) {
+      best_rate = rate;
+      best = m + 1;
+    }
+  }
+  if (best == 0) return rows > 0 ? ChooseProbe(candidates, decodes) : depths;
+  for (size_t m = 0; m < best; ++m) ++depths[order[m].candidate];
+  idle_ = false;
+  ++drafted_steps_;
+  return depths;
+}
+
+// One token for the sequence that was left alone longest, when there is time for it; or for one whose last
+// was right.
+std::vector<int> DepthPolicy::ChooseProbe(std::span<const Candidate> candidates, int decodes) {
+  std::vector<int> depths(candidates.size());
+  const auto better = [&candidates](int a, int b) {
+    const DraftRecord &x = *candidates[a].record, &y = *candidates[b].record;
+    return x.last_accepted != y.last_accepted ? x.last_accepted : x.last_step < y.last_step;
+  };
+  int chosen = -1;
+  for (int i = 0; i < static_cast<int>(candidates.size()); ++i) {
+    if (candidates[i].limit > 0 && (chosen < 0 || better(i, chosen))) chosen = i;
+  }
+  if (chosen < 0) return depths;
+  const Candidate& candidate = candidates[chosen];
+  const double cost = StepSeconds(decodes + 1) - StepSeconds(decodes) + DraftSeconds(1, candidate.behind);
+  if (!candidate.record->last_accepted) {
+    if (credit_ < cost) return depths;
+    credit_ -= std::max(0.0, cost);
+  }
+  depths[chosen] = 1;
+  return depths;
+}
+
+}  // namespace moesaic::engine

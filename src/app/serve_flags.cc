@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <limits>
 
+#include "app/speculative_flags.h"
 #include "text/reasoning.h"
 #include "text/tool_calls.h"
 
@@ -180,6 +181,7 @@ std::string EnvironmentName(std::string name) {
 
 void AddServeFlags(CLI::App& verb, ServeFlags& flags) {
   AddModelGroup(verb, flags);
+  AddSpeculativeFlags(verb, flags.model);
   AddServerGroup(verb, flags);
   AddLimitsGroup(verb, flags);
   AddEventsGroup(verb, flags);

@@ -6,19 +6,23 @@
 namespace moesaic::engine {
 namespace {
 
-// What the last samples of a cost weigh together: long enough to average out a noisy machine, short enough to
-// follow a context that grows.
-constexpr int kSamples = 16;
-// A step that took longer than this times what is usual was disturbed, and counts as no more.
+// How much of a change in one cost the others follow at once.
+constexpr double kFollow = 0.03;
+// And the largest change that they do: more is a disturbance.
 constexpr double kOutlier = 1.5;
 // Steps of more rows are bound by arithmetic: a row more costs what it brings at best.
 constexpr int kMostRows = 256;
 // Until a number of rows was measured, a row more is hoped to cost this share of a step.
 constexpr double kHopedRow = 0.05;
+// And whatever was measured, a row more costs at least this share of the step without drafts: what says less
+// is noise.
+constexpr double kLeastRow = 0.01;
 // Drafting must promise this much before it is begun: what is measured is known no better.
 constexpr double kLeastGain = 1.02;
 // Of the time without drafts, what may go into drafts that find out whether they would be worth it.
 constexpr double kProbeShare = 0.01;
+// What such a draft is taken to cost at least, in steps: the costs that it is to find out may be unknown.
+constexpr double kLeastProbe = 0.5;
 // So often a step without drafts is measured, where drafts are worth it.
 constexpr int kRemeasure = 64;
 // What is hoped of a place of which nothing is known, and how many outcomes that hope weighs.
@@ -36,10 +40,18 @@ void Keep(DraftRecord& record, int drafted, int accepted, float kept) {
 
 }  // namespace
 
-void DepthPolicy::Mean::Add(double sample) {
-  if (samples > 2) sample = std::min(sample, kOutlier * value);
-  samples = std::min(samples + 1, kSamples);
-  value += (sample - value) / samples;
+void DepthPolicy::Quartile::Add(double sample) {
+  last[samples++ % last.size()] = sample;
+  std::array<double, 9> sorted = last;
+  const auto end = sorted.begin() + std::min<int64_t>(samples, static_cast<int64_t>(sorted.size()));
+  const auto quarter = sorted.begin() + (end - sorted.begin() - 1) / 4;
+  std::nth_element(sorted.begin(), quarter, end);
+  value = *quarter;
+}
+
+void DepthPolicy::Quartile::Scale(double factor) {
+  value *= factor;
+  for (double& sample : last) sample *= factor;
 }
 
 double DepthPolicy::Prior(int place) const {
@@ -66,6 +78,10 @@ double DepthPolicy::StepSeconds(int rows) const {
   return low + (steps_[above].value - low) * (rows - below) / (above - below);
 }
 
+double DepthPolicy::VerifySeconds(int decodes, int drafts) const {
+  return std::max(StepSeconds(decodes + drafts), (1 + kLeastRow * drafts) * StepSeconds(decodes));
+}
+
 double DepthPolicy::DraftSeconds(int passes, int behind) const {
   return passes * pass_.value + behind * behind_row_.value;
 }
@@ -76,12 +92,12 @@ void DepthPolicy::CountStep(int rows, double seconds) {
   if (rows >= static_cast<int>(steps_.size())) steps_.resize(rows + 1);
   const double before = StepSeconds(rows);
   steps_[rows].Add(seconds);
-  if (before <= 0 || steps_[rows].samples < kSamples) return;
-  // A context that grows, or another process, makes all steps slower: the others follow half as fast, so that
-  // what they cost beside one another still comes from what was measured.
-  const double change = 1 + (std::min(seconds / before, kOutlier) - 1) / (2 * kSamples);
+  if (before <= 0 || steps_[rows].samples <= static_cast<int>(steps_[rows].last.size())) return;
+  // A context that grows, or another process, makes all steps slower: the others follow, but more slowly, so
+  // that what they cost beside one another still comes from what was measured.
+  const double change = 1 + (std::min(seconds / before, kOutlier) - 1) * kFollow;
   for (size_t i = 0; i < steps_.size(); ++i) {
-    if (static_cast<int>(i) != rows) steps_[i].value *= change;
+    if (static_cast<int>(i) != rows) steps_[i].Scale(change);
   }
 }
 
@@ -102,7 +118,7 @@ void DepthPolicy::CountOutcome(DraftRecord& record, int drafted, int accepted) {
 
 bool DepthPolicy::WorthStarting() const {
   const double one = StepSeconds(1);
-  return one <= 0 || (1 + Prior(0)) * one >= kLeastGain * (StepSeconds(2) + DraftSeconds(1, 0));
+  return one <= 0 || (1 + Prior(0)) * one >= kLeastGain * (VerifySeconds(1, 1) + DraftSeconds(1, 0));
 }
 
 std::vector<int> DepthPolicy::Choose(std::span<const Candidate> candidates, int decodes, int rows) {
@@ -141,7 +157,7 @@ std::vector<int> DepthPolicy::Choose(std::span<const Candidate> candidates, int 
     passes = std::max(passes, order[m].place + 1);
     if (order[m].place == 0) behind += candidates[order[m].candidate].behind;
     const double rate =
-        tokens / (StepSeconds(decodes + static_cast<int>(m) + 1) + DraftSeconds(passes, behind));
+        tokens / (VerifySeconds(decodes, static_cast<int>(m) + 1) + DraftSeconds(passes, behind));
     if (rate > best_rate) {
       best_rate = rate;
       best = m + 1;
@@ -168,10 +184,12 @@ std::vector<int> DepthPolicy::ChooseProbe(std::span<const Candidate> candidates,
   }
   if (chosen < 0) return depths;
   const Candidate& candidate = candidates[chosen];
-  const double cost = StepSeconds(decodes + 1) - StepSeconds(decodes) + DraftSeconds(1, candidate.behind);
+  const double cost =
+      std::max(VerifySeconds(decodes, 1) - StepSeconds(decodes) + DraftSeconds(1, candidate.behind),
+               kLeastProbe * StepSeconds(decodes));
   if (!candidate.record->last_accepted) {
     if (credit_ < cost) return depths;
-    credit_ -= std::max(0.0, cost);
+    credit_ -= cost;
   }
   depths[chosen] = 1;
   return depths;

@@ -2,6 +2,7 @@
 // and steps have cost and how drafts fared, and none where that is best.
 #pragma once
 
+#include <array>
 #include <span>
 #include <vector>
 
@@ -39,23 +40,26 @@ class DepthPolicy {
   double Chance(const DraftRecord& record, int place) const;
 
  private:
-  // A mean that follows: of all samples at first, of the last ones later.
-  struct Mean {
+  // The lower quartile of the last samples: what disturbs a step only ever makes it slower.
+  struct Quartile {
     double value = 0;
-    int samples = 0;
+    int samples = 0;  // ever
+    std::array<double, 9> last = {};
     void Add(double sample);
+    void Scale(double factor);
   };
 
   double Prior(int place) const;
+  double VerifySeconds(int decodes, int drafts) const;
   double DraftSeconds(int passes, int behind) const;
   std::vector<int> ChooseProbe(std::span<const Candidate> candidates, int decodes);
 
-  std::vector<Mean> steps_;  // seconds, by rows
-  Mean pass_, behind_row_;   // seconds
-  DraftRecord all_;          // of all sequences
-  int drafted_steps_ = 0;    // since a step without drafts was measured
-  double credit_ = 0;        // seconds that may go into finding out whether drafts have become worth it
-  bool idle_ = false;        // the last choice was to draft nothing
+  std::vector<Quartile> steps_;  // seconds, by rows
+  Quartile pass_, behind_row_;   // seconds
+  DraftRecord all_;              // of all sequences
+  int drafted_steps_ = 0;        // since a step without drafts was measured
+  double credit_ = 0;            // seconds that may go into finding out whether drafts have become worth it
+  bool idle_ = false;            // the last choice was to draft nothing
   int64_t step_ = 0;
 };
 

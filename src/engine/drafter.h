@@ -2,7 +2,9 @@
 // or a second model. What is proposed never changes what is said, only how many steps it takes.
 #pragma once
 
+#include <memory>
 #include <span>
+#include <vector>
 
 #include "base/status.h"
 #include "engine/scheduler.h"
@@ -20,6 +22,8 @@ struct DraftJob {
 class Drafter {
  public:
   virtual ~Drafter() = default;
+  /// `running` are all there are, by id; of others nothing need be kept. Before Limit.
+  virtual void Keep(const std::vector<std::unique_ptr<Sequence>>&) {}
   /// Tokens that it could draft behind those of `sequence`, a decode, now; at most `most`.
   virtual int Limit(const Sequence& sequence, int most) = 0;
   /// Rows that it has to compute for `sequence` before its first draft; 0: none, and drafts cost nothing.

@@ -41,7 +41,7 @@ class ContinuousEngine : public Engine {
  public:
   ContinuousEngine(models::Model& model, const kernels::KernelTable& kernels, runtime::ThreadPool& threads,
                    std::unique_ptr<cache::KvPool> blocks, std::unique_ptr<cache::SwapSpace> swap,
-                   const EngineOptions& options, int max_context)
+                   std::unique_ptr<ModelDrafter> drafter, const EngineOptions& options, int max_context)
       : model_(model),
         blocks_(std::move(blocks)),
         swap_(std::move(swap)),
@@ -58,7 +58,8 @@ class ContinuousEngine : public Engine {
                     .prefix_cache = options.prefix_cache}),
         executor_(model, kernels, threads, *blocks_),
         rows_(threads, model.info().vocab_size, options.eos_ids) {
-    speculation_ = MakeSpeculation(options_.speculative, executor_, *blocks_, model.info().hidden_size);
+    speculation_ =
+        MakeSpeculation(options_.speculative, executor_, *blocks_, model.info(), std::move(drafter));
     if (options_.seed == 0) {
       std::random_device device;
       options_.seed = static_cast<uint64_t>(device()) << 32 | device();
@@ -75,7 +76,7 @@ class ContinuousEngine : public Engine {
   EngineStats stats() const override;
   const models::ModelInfo& model() const override { return model_.info(); }
   int max_context() const override { return max_context_; }
-  const std::string& speculative_method() const override { return options_.speculative.method; }
+  const SpeculativeOptions& speculative() const override { return options_.speculative; }
   Status Score(std::span<const int32_t> ids,
                const std::function<Status(int64_t first_row, std::span<const float> rows)>& sink) override;
 
@@ -402,6 +403,20 @@ Status ContinuousEngine::Score(std::span<const int32_t> ids,
   return OkStatus();
 }
 
+// With blocks for all sequences that run at once, or as many as a quarter of the free memory holds.
+StatusOr<std::unique_ptr<ModelDrafter>> MakeModelDrafter(models::Model& model,
+                                                         const kernels::KernelTable& kernels,
+                                                         runtime::ThreadPool& threads, EngineOptions options,
+                                                         int context) {
+  options.kv_bytes = 0;
+  ASSIGN_OR_RETURN(const tensor::DType dtype, KvDType(options.kv_dtype, model.info()));
+  const cache::BlockLayout layout = LayoutFor(model.info().kv, dtype);
+  const int room = std::min(context, model.info().context_length);
+  ASSIGN_OR_RETURN(std::unique_ptr<cache::KvPool> blocks,
+                   cache::KvPool::Create(layout, KvBudget(layout, options, room)));
+  return std::make_unique<ModelDrafter>(model, kernels, threads, std::move(blocks), options.max_batch_tokens);
+}
+
 Status CheckOptions(const EngineOptions& options, const models::ModelInfo& info) {
   if (options.max_sequences < 1) {
     return InvalidArgument("max_sequences must be at least 1, found {}", options.max_sequences);
@@ -448,8 +463,13 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(models::Model& model, const ker
   if (options.swap_bytes > 0) {
     ASSIGN_OR_RETURN(swap, cache::SwapSpace::Create(layout.block_bytes(), options.swap_bytes));
   }
-  return std::make_unique<ContinuousEngine>(model, kernels, pool, std::move(blocks), std::move(swap), options,
-                                            context);
+  std::unique_ptr<ModelDrafter> drafter;
+  if (options.speculative.method == "draft") {
+    ASSIGN_OR_RETURN(drafter,
+                     MakeModelDrafter(*options.speculative.draft_model, kernels, pool, options, context));
+  }
+  return std::make_unique<ContinuousEngine>(model, kernels, pool, std::move(blocks), std::move(swap),
+                                            std::move(drafter), options, context);
 }
 
 }  // namespace moesaic::engine

@@ -77,8 +77,7 @@ class Engine {
   virtual EngineStats stats() const = 0;
   virtual const models::ModelInfo& model() const = 0;
   virtual int max_context() const = 0;  ///< tokens of prompt and output together that one request may have
-  /// Who drafts: "off", "ngram" or "mtp".
-  virtual const std::string& speculative_method() const = 0;
+  virtual const SpeculativeOptions& speculative() const = 0;  ///< resolved: never "auto"
 
   /// Logits of every position of `ids`, [ids.size(), vocab_size], appended chunk by chunk to `sink` in order:
   /// for `logits`, `perplexity` and tests. Runs at once; refused while requests are there.

@@ -1,7 +1,9 @@
 #include "engine/mtp_drafter.h"
 
 #include <algorithm>
-#include <cmath>
+#include <cstring>
+
+#include "engine/draft_logits.h"
 
 namespace moesaic::engine {
 namespace {
@@ -12,28 +14,26 @@ using cache::kBlockTokens;
 // begin again with some context: enough for the words around, and for DeepSeek-V3 3.7 MB.
 constexpr int kKeptRows = 128;
 
-// The greatest logit's token; -1 where one is not a number.
-int32_t Greatest(std::span<const float> logits) {
-  int32_t best = 0;
-  for (size_t i = 0; i < logits.size(); ++i) {
-    if (std::isnan(logits[i])) return -1;
-    if (logits[i] > logits[best]) best = static_cast<int32_t>(i);
-  }
-  return best;
-}
-
 }  // namespace
 
-MtpDrafter::MtpDrafter(Executor& executor, const cache::KvPool& blocks, int hidden_size)
+MtpDrafter::MtpDrafter(Executor& executor, const cache::KvPool& blocks, int layer, int hidden_size)
     : executor_(executor),
+      blocks_(blocks),
+      layer_(layer),
       hidden_size_(static_cast<size_t>(hidden_size)),
       origins_(blocks.total_blocks(), -1) {}
 
-// The module's rows go on behind `computed`, from the next block's begin.
-void MtpDrafter::Restart(Sequence& sequence, int computed) {
-  sequence.draft.mtp_first = cache::BlocksFor(computed);
-  sequence.draft.mtp_computed = computed;
-  sequence.draft.hidden.clear();
+// The module's rows begin anew with the block that holds the next token. Zeros in the place of those that are
+// missing there draw little attention and say nothing.
+void MtpDrafter::Restart(Sequence& sequence) const {
+  DraftState& draft = sequence.draft;
+  draft.mtp_first = sequence.computed / kBlockTokens;
+  draft.mtp_computed = sequence.computed;
+  draft.hidden.clear();
+  if (sequence.computed % kBlockTokens == 0) return;
+  const int64_t bytes = blocks_.layout().layer_bytes();
+  const int64_t block = sequence.block_table[draft.mtp_first];
+  std::memset(blocks_.base() + block * blocks_.layout().block_bytes() + layer_ * bytes, 0, bytes);
 }
 
 // A further draft is a row behind those of the tokens, which must have its place in the blocks already.
@@ -82,7 +82,7 @@ StatusOr<std::vector<MtpDrafter::Chain>> MtpDrafter::TakeIn(std::span<const Draf
   for (const DraftJob& job : jobs) {
     Sequence& sequence = *job.sequence;
     const DraftState& draft = sequence.draft;
-    if (!IsWhole(sequence)) Restart(sequence, sequence.computed);
+    if (!IsWhole(sequence)) Restart(sequence);
     const int count = Rows(sequence);
     if (count == 0) continue;
     batch.push_back({.tokens = std::span(sequence.tokens).subspan(draft.mtp_computed + 1, count),
@@ -113,7 +113,7 @@ void MtpDrafter::Append(std::vector<Chain>& chains, std::span<const float> logit
   if (chains.empty()) return;
   const size_t vocab = logits.size() / chains.size();
   for (size_t i = 0; i < chains.size(); ++i) {
-    const int32_t token = Greatest(logits.subspan(i * vocab, vocab));
+    const int32_t token = LikeliestToken(logits.subspan(i * vocab, vocab));
     if (token < 0) {
       chains[i].depth = 0;
     } else {
@@ -138,15 +138,17 @@ void MtpDrafter::Admitted(const StepPlan& plan) {
       whole = origins_[prefix.blocks[i].index()] == origin;
     }
     if (prefix.tail_tokens > 0) whole = whole && origins_[prefix.tail.index()] == origin;
-    Restart(sequence, admission.tokens);
-    if (whole) sequence.draft.mtp_first = origin;
+    sequence.draft.mtp_first = whole ? origin : -1;
+    sequence.draft.mtp_computed = admission.tokens;
+    sequence.draft.hidden.clear();
   }
 }
 
 void MtpDrafter::Allocated(const StepPlan& plan) {
   for (const StepPlan::Part& part : plan.parts) {
-    for (const int32_t block : std::span(part.sequence->block_table).last(part.new_blocks))
-      origins_[block] = -1;
+    Sequence& sequence = *part.sequence;
+    for (const int32_t block : std::span(sequence.block_table).last(part.new_blocks)) origins_[block] = -1;
+    if (sequence.draft.mtp_first < 0) Restart(sequence);
   }
 }
 
@@ -154,15 +156,10 @@ void MtpDrafter::Computed(const StepPlan& plan, std::span<const float> hidden) {
   size_t row = 0;
   for (const StepPlan::Part& part : plan.parts) {
     Sequence& sequence = *part.sequence;
-    DraftState& draft = sequence.draft;
-    const int count = part.count + part.accepted, end = sequence.computed + count;
-    if (sequence.limit - sequence.prompt_size() < 2) {  // nothing to draft, ever
-      Restart(sequence, end);
-    } else {
-      const int skipped = std::clamp(draft.mtp_first * kBlockTokens - sequence.computed, 0, count);
-      const auto kept = hidden.subspan((row + skipped) * hidden_size_, (count - skipped) * hidden_size_);
-      if (skipped > 0) draft.mtp_computed = sequence.computed + skipped;
-      draft.hidden.insert(draft.hidden.end(), kept.begin(), kept.end());
+    if (sequence.limit - sequence.prompt_size() > 1) {  // else nothing is drafted, ever
+      const size_t count = part.count + part.accepted;
+      const auto kept = hidden.subspan(row * hidden_size_, count * hidden_size_);
+      sequence.draft.hidden.insert(sequence.draft.hidden.end(), kept.begin(), kept.end());
     }
     row += part.rows();
   }

@@ -13,11 +13,12 @@ namespace moesaic::engine {
 
 /// The module's first draft comes from the final hidden state of the last computed token and the token drawn
 /// behind it; each further one from the module's own hidden state. Its rows of a sequence lie one behind the
-/// other from a block's begin on (DraftState::mtp_first); where rows are missing, it begins anew.
+/// other from a block's begin on (DraftState::mtp_first); where rows are missing, it begins anew, with zeros
+/// for what is missing in that block.
 class MtpDrafter : public Drafter {
  public:
-  /// Both are borrowed.
-  MtpDrafter(Executor& executor, const cache::KvPool& blocks, int hidden_size);
+  /// Both are borrowed. `layer`: the module's in the blocks.
+  MtpDrafter(Executor& executor, const cache::KvPool& blocks, int layer, int hidden_size);
   int Limit(const Sequence& sequence, int most) override;
   int Behind(const Sequence& sequence) const override;
   Status Draft(std::span<const DraftJob> jobs) override;
@@ -35,13 +36,18 @@ class MtpDrafter : public Drafter {
     int row;  // of the last pass
   };
 
-  static int Rows(const Sequence& sequence) { return sequence.computed - sequence.draft.mtp_computed; }
-  static void Restart(Sequence& sequence, int computed);
+  // That it has to compute before a draft.
+  int Rows(const Sequence& sequence) const {
+    return static_cast<int>(sequence.draft.hidden.size() / hidden_size_);
+  }
+  void Restart(Sequence& sequence) const;
   bool IsWhole(const Sequence& sequence) const;
   StatusOr<std::vector<Chain>> TakeIn(std::span<const DraftJob> jobs);
   void Append(std::vector<Chain>& chains, std::span<const float> logits) const;
 
   Executor& executor_;
+  const cache::KvPool& blocks_;
+  const int layer_;
   const size_t hidden_size_;
   // [total blocks] of full ones: the place in its sequence of the block in which the module's rows begin, by
   // which their positions count; -1: rows are missing.

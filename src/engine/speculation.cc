@@ -70,6 +70,7 @@ std::vector<DraftJob> Speculation::Jobs(const std::vector<std::unique_ptr<Sequen
 }
 
 Status Speculation::Draft(const std::vector<std::unique_ptr<Sequence>>& running, int max_batch_tokens) {
+  drafter_->Keep(running);
   const std::vector<DraftJob> jobs = Jobs(running, max_batch_tokens);
   if (jobs.empty()) return OkStatus();
   int passes = 0, behind = 0;
@@ -105,9 +106,12 @@ void Speculation::Computed(const StepPlan& plan, std::span<const float> hidden, 
 }
 
 std::unique_ptr<Speculation> MakeSpeculation(const SpeculativeOptions& options, Executor& executor,
-                                             const cache::KvPool& blocks, int hidden_size) {
-  std::unique_ptr<Drafter> drafter;
-  if (options.method == "mtp") drafter = std::make_unique<MtpDrafter>(executor, blocks, hidden_size);
+                                             const cache::KvPool& blocks, const models::ModelInfo& info,
+                                             std::unique_ptr<ModelDrafter> second) {
+  std::unique_ptr<Drafter> drafter = std::move(second);
+  if (options.method == "mtp") {
+    drafter = std::make_unique<MtpDrafter>(executor, blocks, info.layers, info.hidden_size);
+  }
   if (options.method == "ngram") {
     drafter = std::make_unique<NgramDrafter>(options.prompt_lookup_min, options.prompt_lookup_max);
   }

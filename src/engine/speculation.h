@@ -9,6 +9,7 @@
 #include "engine/draft_depth.h"
 #include "engine/drafter.h"
 #include "engine/executor.h"
+#include "engine/model_drafter.h"
 #include "engine/speculative.h"
 
 namespace moesaic::engine {
@@ -43,9 +44,10 @@ class Speculation {
   SpeculationStats stats_;
 };
 
-/// What `options`, which are resolved, ask for; null when that is nothing. `executor` and `blocks` are
-/// borrowed.
+/// What `options`, which are resolved, ask for; null when that is nothing. `second`: of "draft", else null.
+/// `executor` and `blocks` are borrowed.
 std::unique_ptr<Speculation> MakeSpeculation(const SpeculativeOptions& options, Executor& executor,
-                                             const cache::KvPool& blocks, int hidden_size);
+                                             const cache::KvPool& blocks, const models::ModelInfo& info,
+                                             std::unique_ptr<ModelDrafter> second);
 
 }  // namespace moesaic::engine

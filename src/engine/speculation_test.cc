@@ -169,6 +169,31 @@ TEST_F(SpeculationTest, LookUpSaysTheSameInFewerSteps) {
   EXPECT_GT(engine->stats().speculation.accepted_tokens, 100);
 }
 
+TEST_F(SpeculationTest, ADraftModelSaysTheSameInFewerSteps) {
+  FakeModel model(512), twin(512), stranger(512);
+  stranger.memory = 2;
+  const AllSaid without = RunAll(*Make(model, "off"), Mixed());
+  for (FakeModel* draft : {&twin, &stranger}) {
+    for (const int64_t blocks : {64, 6}) {
+      auto engine = Make(model, "draft",
+                         {.kv_bytes = blocks * kBlockBytes,
+                          .max_sequences = 4,
+                          .max_batch_tokens = 40,
+                          .speculative = {.draft_model = draft}});
+      EXPECT_EQ(RunAll(*engine, Mixed()), without);
+      EXPECT_EQ(engine->stats().preemptions > 0, blocks == 6);
+      EXPECT_GT(engine->stats().speculation.draft_tokens, 100);
+    }
+  }
+  auto engine = Make(model, "draft", {.speculative = {.most_tokens = 3, .draft_model = &twin}});
+  twin.computed = model.steps = 0;
+  RunAll(*engine, {MakeRequest(100, 1, 201, 0)});
+  const SpeculationStats stats = engine->stats().speculation;
+  EXPECT_EQ(stats.accepted_tokens, stats.draft_tokens);
+  EXPECT_LE(model.steps, 1 + 50 + 1);
+  EXPECT_LE(twin.computed, 301) << "no token twice";
+}
+
 TEST_F(SpeculationTest, DraftsTakeOnlyRowsThatAreLeft) {
   FakeModel model(512, FakeModel::kVocab, /*mtp=*/true);
   const AllSaid without = RunAll(*Make(model, "off"), Mixed());
@@ -401,9 +426,12 @@ TEST_F(SpeculationTest, RefusesWhatTheModelLacksByName) {
   EXPECT_THAT(refuse({.method = "eagle"}), HasSubstr("found \"eagle\""));
   EXPECT_THAT(refuse({.method = "ngram", .most_tokens = 16}), HasSubstr("in [1, 15]"));
   EXPECT_THAT(refuse({.method = "ngram", .prompt_lookup_min = 6}), HasSubstr("prompt_lookup_max = 5"));
-  EXPECT_EQ(Make(model, "auto")->speculative_method(), "ngram");
+  EXPECT_THAT(refuse({.method = "draft"}), HasSubstr("needs a draft model"));
+  FakeModel other(512, 50);
+  EXPECT_THAT(refuse({.method = "draft", .draft_model = &other}), HasSubstr("of 97 tokens, found 50"));
+  EXPECT_EQ(Make(model, "auto")->speculative().method, "ngram");
   FakeModel with(512, FakeModel::kVocab, /*mtp=*/true);
-  EXPECT_EQ(Make(with, "auto")->speculative_method(), "mtp");
+  EXPECT_EQ(Make(with, "auto")->speculative().method, "mtp");
 }
 
 // What a policy makes of a machine and a text: seconds with it over seconds without, for as many tokens.

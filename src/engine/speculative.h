@@ -17,12 +17,14 @@ inline constexpr int kMostDrafts = 15;
 /// Speculative decoding: tokens are drafted cheaply and verified together in one step.
 struct SpeculativeOptions {
   /// "off"; "ngram": what followed the last tokens where they stood before; "mtp": the model's own module;
-  /// "auto": "mtp" where the model has one, else "ngram".
+  /// "draft": draft_model; "auto": "draft" with a draft_model, else "mtp" where the model has one, else
+  /// "ngram".
   std::string method = "off";
   int most_tokens = 0;        ///< drafted for a sequence and step, [1, kMostDrafts]; 0: as suits the method
   bool adaptive = true;       ///< draft as deep as pays, and not where it doesn't; false: always most_tokens
   int prompt_lookup_min = 2;  ///< n-gram: fewest last tokens that must stand before
   int prompt_lookup_max = 5;  ///< and most that are looked for
+  models::Model* draft_model = nullptr;  ///< of the same vocabulary; borrowed, must outlive the engine
 };
 
 /// Rise over the engine's life.

@@ -6,12 +6,10 @@
 namespace moesaic::engine {
 namespace {
 
-// How much of a change in one cost the others follow at once.
-constexpr double kFollow = 0.03;
-// And the largest change that they do: more is a disturbance.
-constexpr double kOutlier = 1.5;
 // Steps of more rows are bound by arithmetic: a row more costs what it brings at best.
 constexpr int kMostRows = 256;
+// Fewer steps of some number of rows say nothing of their cost: the first ones find caches cold.
+constexpr int kLeastSamples = 3;
 // Until a number of rows was measured, a row more is hoped to cost this share of a step.
 constexpr double kHopedRow = 0.05;
 // And whatever was measured, a row more costs at least this share of the step without drafts: what says less
@@ -23,11 +21,17 @@ constexpr double kLeastGain = 1.02;
 constexpr double kProbeShare = 0.01;
 // What such a draft is taken to cost at least, in steps: the costs that it is to find out may be unknown.
 constexpr double kLeastProbe = 0.5;
+// Rows that a drafter is behind are computed once: so many steps are taken to share them, fewer than most
+// outputs have.
+constexpr double kSharedBy = 32;
 // So often a step without drafts is measured, where drafts are worth it.
 constexpr int kRemeasure = 64;
 // What is hoped of a place of which nothing is known, and how many outcomes that hope weighs.
 constexpr double kHope = 0.8;
 constexpr double kHopeWeight = 2;
+// So many drafts in a row that were right to their end make a sequence's next place as hopeful as if nothing
+// were known of others'.
+constexpr int kWholeDrafts = 3;
 // How much of a sequence's, and of all sequences', record is kept over an outcome.
 constexpr float kKeepOwn = 0.9F, kKeepAll = 0.98F;
 
@@ -63,18 +67,21 @@ double DepthPolicy::Prior(int place) const {
 }
 
 double DepthPolicy::Chance(const DraftRecord& record, int place) const {
+  // Drafts that are right to their end ask for longer ones, whatever others' were.
+  if (record.whole >= kWholeDrafts && record.tried[place] < kHopeWeight) return kHope;
   return (record.accepted[place] + kHopeWeight * Prior(place)) / (record.tried[place] + kHopeWeight);
 }
 
 double DepthPolicy::StepSeconds(int rows) const {
-  const int known = static_cast<int>(steps_.size());
-  if (rows < known && steps_[rows].samples > 0) return steps_[rows].value;
-  int below = std::min(rows, known - 1), above = rows;
-  while (below > 0 && steps_[below].samples == 0) --below;
-  while (above < known && steps_[above].samples == 0) ++above;
-  if (below <= 0) return above < known ? steps_[above].value : 0;
+  const int end = static_cast<int>(steps_.size());
+  const auto known = [this](int at) { return steps_[at].samples >= kLeastSamples; };
+  int below = std::min(rows, end - 1), above = rows;
+  while (below > 0 && !known(below)) --below;
+  while (above < end && !known(above)) ++above;
+  if (below <= 0) return above < end ? steps_[above].value : 0;
   const double low = steps_[below].value;
-  if (above >= known) return low * (1 + kHopedRow * (rows - below));
+  if (below == rows) return low;
+  if (above >= end) return low * (1 + kHopedRow * (rows - below));
   return low + (steps_[above].value - low) * (rows - below) / (above - below);
 }
 
@@ -82,7 +89,7 @@ double DepthPolicy::VerifySeconds(int decodes, int drafts) const {
   return std::max(StepSeconds(decodes + drafts), (1 + kLeastRow * drafts) * StepSeconds(decodes));
 }
 
-double DepthPolicy::DraftSeconds(int passes, int behind) const {
+double DepthPolicy::DraftSeconds(int passes, double behind) const {
   return passes * pass_.value + behind * behind_row_.value;
 }
 
@@ -90,12 +97,12 @@ void DepthPolicy::CountStep(int rows, double seconds) {
   if (idle_) credit_ += kProbeShare * seconds;
   if (rows > kMostRows) return;
   if (rows >= static_cast<int>(steps_.size())) steps_.resize(rows + 1);
-  const double before = StepSeconds(rows);
+  const double before = steps_[rows].value;
   steps_[rows].Add(seconds);
-  if (before <= 0 || steps_[rows].samples <= static_cast<int>(steps_[rows].last.size())) return;
-  // A context that grows, or another process, makes all steps slower: the others follow, but more slowly, so
-  // that what they cost beside one another still comes from what was measured.
-  const double change = 1 + (std::min(seconds / before, kOutlier) - 1) * kFollow;
+  if (steps_[rows].samples <= static_cast<int>(steps_[rows].last.size())) return;
+  // A context that grows, or another process, makes all steps slower: the others follow, so that what they
+  // cost beside one another stays what was measured.
+  const double change = steps_[rows].value / before;
   for (size_t i = 0; i < steps_.size(); ++i) {
     if (static_cast<int>(i) != rows) steps_[i].Scale(change);
   }
@@ -113,6 +120,7 @@ void DepthPolicy::CountOutcome(DraftRecord& record, int drafted, int accepted) {
   Keep(record, drafted, accepted, kKeepOwn);
   Keep(all_, drafted, accepted, kKeepAll);
   record.last_accepted = accepted > 0;
+  record.whole = accepted == drafted ? record.whole + 1 : 0;
   record.last_step = step_;
 }
 
@@ -157,7 +165,7 @@ std::vector<int> DepthPolicy::Choose(std::span<const Candidate> candidates, int 
     passes = std::max(passes, order[m].place + 1);
     if (order[m].place == 0) behind += candidates[order[m].candidate].behind;
     const double rate =
-        tokens / (VerifySeconds(decodes, static_cast<int>(m) + 1) + DraftSeconds(passes, behind));
+        tokens / (VerifySeconds(decodes, static_cast<int>(m) + 1) + DraftSeconds(passes, behind / kSharedBy));
     if (rate > best_rate) {
       best_rate = rate;
       best = m + 1;

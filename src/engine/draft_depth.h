@@ -51,7 +51,7 @@ class DepthPolicy {
 
   double Prior(int place) const;
   double VerifySeconds(int decodes, int drafts) const;
-  double DraftSeconds(int passes, int behind) const;
+  double DraftSeconds(int passes, double behind) const;
   std::vector<int> ChooseProbe(std::span<const Candidate> candidates, int decodes);
 
   std::vector<Quartile> steps_;  // seconds, by rows

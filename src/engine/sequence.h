@@ -31,6 +31,7 @@ struct ParkedBlock {
 struct DraftRecord {
   std::array<float, kMostDrafts> tried = {}, accepted = {};
   bool last_accepted = false;  // the first token of the last draft was
+  int whole = 0;               // the last so many drafts were accepted to their end
   int64_t last_step = 0;       // of DepthPolicy: when it was last drafted for
 };
 

@@ -476,8 +476,10 @@ TEST(DepthPolicyTest, NeverLoses) {
 
 TEST(DepthPolicyTest, TheLikeliestGetTheRows) {
   DepthPolicy policy;
-  policy.CountStep(3, 1);
-  policy.CountStep(5, 1.05);
+  for (int i = 0; i < 3; ++i) {
+    policy.CountStep(3, 1);
+    policy.CountStep(5, 1.05);
+  }
   DraftRecord good, bad, none;
   for (int i = 0; i < 20; ++i) {
     policy.CountOutcome(good, 2, 2);

@@ -21,8 +21,8 @@ struct ModelFlags {
   int context = 0;
   int experts_per_token = 0;
   std::string mmap = "auto";
-  engine::SpeculativeOptions speculative = {};  // off for verbs without AddSpeculativeFlags
-  std::string draft_model = {};
+  engine::SpeculativeOptions speculative;  // off for verbs without AddSpeculativeFlags
+  std::string draft_model;
 };
 
 /// Declares MODEL, a path that must exist.

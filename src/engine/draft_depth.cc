@@ -18,7 +18,7 @@ constexpr double kLeastRow = 0.01;
 // Drafting must promise this much before it is begun: what is measured is known no better.
 constexpr double kLeastGain = 1.02;
 // Of the time without drafts, what may go into drafts that find out whether they would be worth it.
-constexpr double kProbeShare = 0.01;
+constexpr double kProbeShare = 0.005;
 // What such a draft is taken to cost at least, in steps: the costs that it is to find out may be unknown.
 constexpr double kLeastProbe = 0.5;
 // Rows that a drafter is behind are computed once: so many steps are taken to share them, fewer than most
@@ -109,6 +109,10 @@ void DepthPolicy::CountStep(int rows, double seconds) {
 }
 
 void DepthPolicy::CountDrafts(int sequences, int passes, int behind, double seconds) {
+  if (idle_ && passes > 0) {  // a probe is paid for at what it took
+    credit_ -= seconds - charged_;
+    charged_ = 0;
+  }
   if (passes > 0 && behind <= kMostDrafts * sequences) {  // what the last step left is part of the pass
     pass_.Add(seconds / passes);
   } else if (behind > 0) {
@@ -192,9 +196,9 @@ std::vector<int> DepthPolicy::ChooseProbe(std::span<const Candidate> candidates,
   }
   if (chosen < 0) return depths;
   const Candidate& candidate = candidates[chosen];
-  const double cost =
-      std::max(VerifySeconds(decodes, 1) - StepSeconds(decodes) + DraftSeconds(1, candidate.behind),
-               kLeastProbe * StepSeconds(decodes));
+  charged_ = DraftSeconds(1, candidate.behind);
+  const double cost = std::max(VerifySeconds(decodes, 1) - StepSeconds(decodes) + charged_,
+                               kLeastProbe * StepSeconds(decodes));
   if (!candidate.record->last_accepted) {
     if (credit_ < cost) return depths;
     credit_ -= cost;

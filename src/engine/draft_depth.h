@@ -59,6 +59,7 @@ class DepthPolicy {
   DraftRecord all_;              // of all sequences
   int drafted_steps_ = 0;        // since a step without drafts was measured
   double credit_ = 0;            // seconds that may go into finding out whether drafts have become worth it
+  double charged_ = 0;           // of it, for the drafts of the probe that was chosen last
   bool idle_ = false;            // the last choice was to draft nothing
   int64_t step_ = 0;
 };

@@ -12,6 +12,7 @@
 #include "app/output.h"
 #include "app/sampling_flags.h"
 #include "app/session.h"
+#include "app/speculative_flags.h"
 #include "app/table.h"
 #include "app/verb.h"
 
@@ -185,6 +186,7 @@ class Chat {
                      session_.engine->max_context(), stats.total_blocks));
     Note(fmt::format("{} prompt tokens in {:.2f} s, {} output tokens in {:.2f} s", stats.prompt_tokens,
                      stats.prefill_seconds, stats.output_tokens, stats.decode_seconds));
+    Note(fmt::format("speculative decoding: {}", DescribeSpeculation(*session_.engine)));
     return OkStatus();
   }
 
@@ -219,6 +221,7 @@ void AddChat(CLI::App& root, VerbRun& run) {
   CLI::App* verb = root.add_subcommand("chat", "Talk to a model");
   AddModelFlags(*verb, options->model);
   AddCacheFlags(*verb, options->model);
+  AddSpeculativeFlags(*verb, options->model);
   verb->add_option("-p,--prompt", options->prompt, "Answer this one question and leave");
   verb->add_option("--system", options->system, "System prompt");
   AddSamplingFlags(*verb, options->sampling, 1024);

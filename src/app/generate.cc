@@ -13,6 +13,7 @@
 #include "app/output.h"
 #include "app/sampling_flags.h"
 #include "app/session.h"
+#include "app/speculative_flags.h"
 #include "app/verb.h"
 #include "engine/output_text.h"
 #include "engine/philox.h"
@@ -187,9 +188,15 @@ class Generator {
 
   void PrintStats(double seconds) const {
     const engine::EngineStats stats = engine_.stats();
-    Tell("{} prompt and {} output tokens in {:.2f} s: {:.1f} tokens/s out, {} preemptions\n",
-         stats.prompt_tokens, stats.output_tokens, seconds,
-         static_cast<double>(stats.output_tokens) / std::max(seconds, 1e-9), stats.preemptions);
+    const auto rate = [&stats](double over) {
+      return static_cast<double>(stats.output_tokens) / std::max(over, 1e-9);
+    };
+    Tell(
+        "{} prompt and {} output tokens in {:.2f} s: {:.1f} tokens/s out, {:.1f} in decode, {} preemptions\n",
+        stats.prompt_tokens, stats.output_tokens, seconds, rate(seconds), rate(stats.decode_seconds),
+        stats.preemptions);
+    if (engine_.speculative().method != "off")
+      Tell("speculative decoding: {}\n", DescribeSpeculation(engine_));
   }
 
   const Options& options_;
@@ -221,6 +228,7 @@ void AddGenerate(CLI::App& root, VerbRun& run) {
   CLI::App* verb = root.add_subcommand("generate", "Complete prompts");
   AddModelFlags(*verb, options->model);
   AddCacheFlags(*verb, options->model);
+  AddSpeculativeFlags(*verb, options->model);
   verb->add_option("--prompt", options->input.prompts, "Text to complete; may be repeated")
       ->allow_extra_args(false);
   verb->add_option("--file", options->input.file, "A file whose contents are one prompt")

@@ -14,6 +14,7 @@
 #include "app/sampling_flags.h"
 #include "app/serve_flags.h"
 #include "app/session.h"
+#include "app/speculative_flags.h"
 #include "app/table.h"
 #include "app/verb.h"
 #include "engine/engine_thread.h"
@@ -71,13 +72,15 @@ std::function<void(const server::AccessRecord&)> AccessLog(const std::shared_ptr
 }
 
 void Describe(spdlog::logger& log, const ServeFlags& flags, const Session& session,
-              const server::ServedModel& model, const engine::EngineThread& engine) {
+              const server::ServedModel& model, const engine::EngineThread& engine,
+              const std::string& speculation) {
   const engine::EngineStats stats = engine.stats();
   log.info("{} as \"{}\", loaded in {:.1f} s; context {} tokens, {} KV blocks of {} tokens",
            flags.model.model, model.names.front(), session.load_seconds, model.max_context,
            stats.total_blocks, kernels::kKvBlockTokens);
   log.info("tools: {}, reasoning: {}, chat template: {}", text::Name(model.tools),
            text::Name(model.reasoning), model.chat ? "yes" : "none");
+  log.info("speculative decoding: {}", speculation);
   std::set<std::string> kernels;  // operators share some
   for (const auto& choice : session.kernels.choices) kernels.insert(choice.name);
   log.info("kernels: {}", fmt::join(kernels, ", "));
@@ -135,9 +138,10 @@ Status RunServe(const ServeFlags& flags) {
                                .eviction = flags.eviction,
                                .kv_observer = observer}));
   ASSIGN_OR_RETURN(server::ServedModel model, ServeModel(flags, text, *session));
+  const std::string speculation = DescribeSpeculation(*session->engine);
   engine::EngineThread engine(std::move(session->engine), {.max_queued = flags.max_queue});
   model.engine = &engine;
-  Describe(*log, flags, *session, model, engine);
+  Describe(*log, flags, *session, model, engine, speculation);
 
   server::ServerOptions options;
   options.router = flags.router;

@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "app/config_file.h"
+#include "app/speculative_flags.h"
 #include "text/file.h"
 #include "text/reasoning.h"
 #include "text/tool_calls.h"
@@ -189,6 +190,7 @@ std::string EnvironmentName(std::string name) {
 
 void AddServeFlags(CLI::App& verb, ServeFlags& flags) {
   AddModelGroup(verb, flags);
+  AddSpeculativeFlags(verb, flags.model);
   AddServerGroup(verb, flags);
   AddLimitsGroup(verb, flags);
   AddEventsGroup(verb, flags);

@@ -15,7 +15,7 @@ class ServeFlagsTest : public testing::Test {
   // The flags of `words` behind MODEL, and the configuration that --print-config prints for them.
   Status Parse(std::vector<std::string> words) {
     CLI::App verb;
-    flags_ = {};
+    flags_ = ServeFlags();
     AddServeFlags(verb, flags_);
     words.insert(words.begin(), MOESAIC_SOURCE_DIR);
     std::reverse(words.begin(), words.end());

@@ -1,11 +1,13 @@
 #include "app/session.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <utility>
 #include <vector>
 
 #include "app/interrupt.h"
+#include "app/model_text.h"
 #include "app/output.h"
 #include "app/progress.h"
 #include "app/table.h"
@@ -23,6 +25,37 @@ constexpr int64_t kWorthConverting = int64_t{256} << 20;
 models::Placement PlacementOf(const std::string& mmap) {
   if (mmap == "on") return models::Placement::kMap;
   return mmap == "off" ? models::Placement::kCopy : models::Placement::kAuto;
+}
+
+// Ids must mean the same to both models: the first that does not is told.
+Status CheckSameVocabulary(const std::string& model, const std::string& draft) {
+  ASSIGN_OR_RETURN(const ModelText text, OpenModelText(model));
+  ASSIGN_OR_RETURN(const ModelText draft_text, OpenModelText(draft));
+  if (!text.tokenizer.ok() || !draft_text.tokenizer.ok()) return OkStatus();  // ids alone are given and told
+  const text::Tokenizer &a = *text.tokenizer, &b = *draft_text.tokenizer;
+  for (int32_t id = 0; id < std::max(a.vocab_size(), b.vocab_size()); ++id) {
+    if (a.IdToToken(id) != b.IdToToken(id)) {
+      return InvalidArgument("{}: a draft model needs the vocabulary of {}; token {} is \"{}\", not \"{}\"",
+                             draft, model, id, b.IdToToken(id), a.IdToToken(id));
+    }
+  }
+  return OkStatus();
+}
+
+Status LoadDraftModel(const ModelFlags& flags, models::LoadOptions options, Session& session) {
+  const std::string& method = flags.speculative.method;
+  if (flags.draft_model.empty()) {
+    return method == "draft" ? InvalidArgument("--speculative draft needs --speculative-model") : OkStatus();
+  }
+  if (method == "mtp" || method == "ngram") {
+    return InvalidArgument("--speculative-model goes with --speculative draft or auto, found {}", method);
+  }
+  RETURN_IF_ERROR(CheckSameVocabulary(flags.model, flags.draft_model));
+  options.dtype = "auto";
+  options.experts_per_token = 0;
+  options.load_mtp = false;
+  ASSIGN_OR_RETURN(session.draft_model, models::Model::Load(flags.draft_model, options, *session.threads));
+  return OkStatus();
 }
 
 }  // namespace
@@ -109,12 +142,14 @@ StatusOr<std::unique_ptr<Session>> OpenSession(const ModelFlags& flags) {
   options.dtype = flags.dtype;
   options.experts_per_token = flags.experts_per_token;
   options.placement = PlacementOf(flags.mmap);
-  options.load_mtp = false;
+  options.load_mtp =
+      flags.speculative.method == "mtp" || (flags.speculative.method == "auto" && flags.draft_model.empty());
   options.progress = [&progress](int64_t done, int64_t total) {
     progress.Show(done, total, FormatBytes(static_cast<double>(total)));
     return !Interrupted();
   };
   ASSIGN_OR_RETURN(session->model, models::Model::Load(flags.model, options, *session->threads));
+  RETURN_IF_ERROR(LoadDraftModel(flags, options, *session));
   session->load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   const models::ModelInfo& info = session->model->info();
   if (info.weights_from == models::WeightSource::kPacked && info.weight_bytes >= kWorthConverting) {
@@ -127,6 +162,9 @@ StatusOr<std::unique_ptr<Session>> OpenSession(const ModelFlags& flags) {
 Status StartEngine(Session& session, const ModelFlags& flags, engine::EngineOptions options) {
   options.kv_dtype = flags.kv_dtype;
   options.max_context = flags.context;
+  options.speculative = flags.speculative;
+  options.speculative.draft_model = session.draft_model.get();
+  if (session.draft_model != nullptr) options.speculative.method = "draft";
   ASSIGN_OR_RETURN(session.engine,
                    engine::Engine::Create(*session.model, session.kernels, *session.threads, options));
   const int64_t held = int64_t{session.engine->stats().total_blocks} * cache::kBlockTokens;

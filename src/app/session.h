@@ -21,6 +21,8 @@ struct ModelFlags {
   int context = 0;
   int experts_per_token = 0;
   std::string mmap = "auto";
+  engine::SpeculativeOptions speculative;  // off for verbs without AddSpeculativeFlags
+  std::string draft_model;
 };
 
 /// Declares MODEL, a path that must exist.
@@ -40,6 +42,7 @@ struct Session {
   std::unique_ptr<runtime::ThreadPool> threads;
   kernels::KernelTable kernels;
   std::unique_ptr<models::Model> model;
+  std::unique_ptr<models::Model> draft_model;  // or null
   double load_seconds = 0;
   std::unique_ptr<engine::Engine> engine;  // none until StartEngine
 };
@@ -56,8 +59,8 @@ StatusOr<kernels::KernelTable> KernelsOfHost();
 /// Loads the model, with a progress line when stderr is a terminal. Cancelled when a signal comes meanwhile.
 StatusOr<std::unique_ptr<Session>> OpenSession(const ModelFlags& flags);
 
-/// Makes session.engine. kv_dtype and max_context come from `flags`; tells when memory does not hold that
-/// context.
+/// Makes session.engine. kv_dtype, max_context and speculative come from `flags`; tells when memory does not
+/// hold that context.
 Status StartEngine(Session& session, const ModelFlags& flags, engine::EngineOptions options);
 
 }  // namespace moesaic::app

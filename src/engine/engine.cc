@@ -13,6 +13,7 @@
 #include "engine/philox.h"
 #include "engine/row_tasks.h"
 #include "engine/scheduler.h"
+#include "engine/speculation.h"
 
 namespace moesaic::engine {
 namespace {
@@ -21,10 +22,6 @@ namespace {
 // tiles many times (220 rows of a 152k vocabulary), small beside the weights of any model with such a
 // vocabulary.
 constexpr int64_t kScoredLogitsBytes = 128 << 20;
-
-bool Contains(const std::vector<int32_t>& ids, int32_t id) {
-  return std::find(ids.begin(), ids.end(), id) != ids.end();
-}
 
 // At this position attention costs a token as much as the rest of the model: it reads keys and values of
 // `hidden_size` elements or fewer a layer and position, and does two operations with each.
@@ -44,7 +41,7 @@ class ContinuousEngine : public Engine {
  public:
   ContinuousEngine(models::Model& model, const kernels::KernelTable& kernels, runtime::ThreadPool& threads,
                    std::unique_ptr<cache::KvPool> blocks, std::unique_ptr<cache::SwapSpace> swap,
-                   const EngineOptions& options, int max_context)
+                   std::unique_ptr<ModelDrafter> drafter, const EngineOptions& options, int max_context)
       : model_(model),
         blocks_(std::move(blocks)),
         swap_(std::move(swap)),
@@ -61,6 +58,8 @@ class ContinuousEngine : public Engine {
                     .prefix_cache = options.prefix_cache}),
         executor_(model, kernels, threads, *blocks_),
         rows_(threads, model.info().vocab_size, options.eos_ids) {
+    speculation_ =
+        MakeSpeculation(options_.speculative, executor_, *blocks_, model.info(), std::move(drafter));
     if (options_.seed == 0) {
       std::random_device device;
       options_.seed = static_cast<uint64_t>(device()) << 32 | device();
@@ -77,6 +76,7 @@ class ContinuousEngine : public Engine {
   EngineStats stats() const override;
   const models::ModelInfo& model() const override { return model_.info(); }
   int max_context() const override { return max_context_; }
+  const SpeculativeOptions& speculative() const override { return options_.speculative; }
   Status Score(std::span<const int32_t> ids,
                const std::function<Status(int64_t first_row, std::span<const float> rows)>& sink) override;
 
@@ -87,6 +87,7 @@ class ContinuousEngine : public Engine {
   void TellEnds(std::vector<TokenEvent>* events);
   StatusOr<std::span<const float>> RunModel(const StepPlan& plan);
   void KeepHidden(const StepPlan& plan);
+  static void Accept(std::span<RowTask> tasks);
   void CountAdmissions(const StepPlan& plan);
   void CountPrompts(const StepPlan& plan);
   void TellFirst(Sequence& sequence, TokenEvent& event) const;
@@ -104,7 +105,8 @@ class ContinuousEngine : public Engine {
   Scheduler scheduler_;
   Executor executor_;
   RowTasks rows_;
-  std::vector<TokenEvent> ended_;  // ends that the next Step tells
+  std::unique_ptr<Speculation> speculation_;  // or null
+  std::vector<TokenEvent> ended_;             // ends that the next Step tells
   RequestId last_id_ = 0;
   int64_t prefilled_ = 0;  // rows that prefill_seconds were spent on
   EngineStats stats_;
@@ -177,16 +179,27 @@ Status ContinuousEngine::Step(std::vector<TokenEvent>* events) {
   TellEnds(events);
   if (scheduler_.empty()) return OkStatus();
   const Clock::time_point start = Clock::now();
+  if (speculation_ != nullptr) {
+    RETURN_IF_ERROR(speculation_->Draft(scheduler_.running(), options_.max_batch_tokens));
+  }
+  const Clock::time_point drafted = Clock::now();
   StepPlan plan = scheduler_.Plan();
   MOESAIC_CHECK(!plan.parts.empty());  // the front always moves
+  if (speculation_ != nullptr) speculation_->Planned(plan);
   scheduler_.Commit(plan);
+  if (speculation_ != nullptr) speculation_->Committed(plan);
   CountAdmissions(plan);
   rows_.StartMasks(plan);
   const StatusOr<std::span<const float>> logits = RunModel(plan);
   rows_.WaitForMasks();
   RETURN_IF_ERROR(logits.status());
   std::vector<RowTask> tasks = rows_.Run(plan, *logits);
-  CountTime(plan, std::chrono::duration<double>(Clock::now() - start).count());
+  Accept(tasks);
+  const Clock::time_point end = Clock::now();
+  CountTime(plan, std::chrono::duration<double>(end - start).count());
+  if (speculation_ != nullptr) {
+    speculation_->Computed(plan, executor_.hidden(), std::chrono::duration<double>(end - drafted).count());
+  }
   scheduler_.Advance(plan);
   CountPrompts(plan);
   for (RowTask& task : tasks) {
@@ -194,6 +207,17 @@ Status ContinuousEngine::Step(std::vector<TokenEvent>* events) {
   }
   EmitPromptOnly(events);
   return OkStatus();
+}
+
+// Drafts that were drawn become tokens; what was drawn behind them, Emit tells.
+void ContinuousEngine::Accept(std::span<RowTask> tasks) {
+  for (RowTask& task : tasks) {
+    if (task.drawn.size() < 2) continue;
+    task.part->accepted = static_cast<int>(task.drawn.size()) - 1;
+    const auto& drafts = task.part->sequence->draft.tokens;
+    std::vector<int32_t>& tokens = task.part->sequence->tokens;
+    tokens.insert(tokens.end(), drafts.begin(), drafts.begin() + task.part->accepted);
+  }
 }
 
 void ContinuousEngine::CountAdmissions(const StepPlan& plan) {
@@ -213,19 +237,21 @@ StatusOr<std::span<const float>> ContinuousEngine::RunModel(const StepPlan& plan
     const Sequence& sequence = *part.sequence;
     // What is written must be nobody else's.
     for (int i = sequence.computed / cache::kBlockTokens;
-         i < cache::BlocksFor(sequence.computed + part.count); ++i) {
+         i < cache::BlocksFor(sequence.computed + part.rows()); ++i) {
       MOESAIC_CHECK(sequence.blocks[i].unique());
     }
     batch.push_back({.tokens = std::span(sequence.tokens).subspan(sequence.computed, part.count),
+                     .drafts = std::span(sequence.draft.tokens).first(part.drafts),
                      .block_table = sequence.block_table,
                      .start = sequence.computed,
                      .first_logits = FirstLogits(part)});
   }
-  const bool want_hidden = std::any_of(plan.parts.begin(), plan.parts.end(), [](const StepPlan::Part& part) {
+  const bool embeds = std::any_of(plan.parts.begin(), plan.parts.end(), [](const StepPlan::Part& part) {
     return part.sequence->request.want_embedding;
   });
+  const bool want_hidden = embeds || (speculation_ != nullptr && speculation_->wants_hidden());
   ASSIGN_OR_RETURN(const std::span<const float> logits, executor_.Run(batch, want_hidden));
-  if (want_hidden) KeepHidden(plan);
+  if (embeds) KeepHidden(plan);
   return logits;
 }
 
@@ -233,7 +259,7 @@ void ContinuousEngine::KeepHidden(const StepPlan& plan) {
   const size_t width = model_.info().hidden_size;
   size_t rows = 0;
   for (const StepPlan::Part& part : plan.parts) {
-    rows += part.count;
+    rows += part.rows();
     Sequence& sequence = *part.sequence;
     if (!sequence.request.want_embedding || part.count < sequence.remaining()) continue;
     const std::span<const float> last = executor_.hidden().subspan((rows - 1) * width, width);
@@ -244,8 +270,8 @@ void ContinuousEngine::KeepHidden(const StepPlan& plan) {
 void ContinuousEngine::CountTime(const StepPlan& plan, double seconds) {
   int prefill = 0, rows = 0;
   for (const StepPlan::Part& part : plan.parts) {
-    rows += part.count;
-    if (part.sequence->remaining() > 1) prefill += part.count;
+    rows += part.rows();
+    if (part.count > 1 || part.sequence->remaining() > 1 + part.accepted) prefill += part.count;
   }
   stats_.prefill_seconds += seconds * prefill / rows;
   stats_.decode_seconds += seconds * (rows - prefill) / rows;
@@ -279,29 +305,33 @@ void ContinuousEngine::TellFirst(Sequence& sequence, TokenEvent& event) const {
 }
 
 void ContinuousEngine::Emit(RowTask& task, std::vector<TokenEvent>* events) {
-  Sequence& sequence = *task.sequence;
-  if (sequence.size() >= sequence.limit) return;  // max_tokens 0: EmitPromptOnly
-  const SamplingParams& sampling = sequence.request.sampling;
-  TokenEvent& event = events->emplace_back();
-  TellFirst(sequence, event);
-  if (!task.drawn.ok()) {
-    event.finish = FinishReason::kError;
-  } else if (const int32_t token = task.drawn->token;
-             Contains(sampling.stop_ids, token) ||
-             (!sampling.ignore_eos && Contains(options_.eos_ids, token))) {
-    event.finish = FinishReason::kStop;
-    event.stopped_by = token;
-  } else {
+  Sequence& sequence = *task.part->sequence;
+  FinishReason finish = FinishReason::kNone;
+  for (size_t i = 0; i < task.drawn.size(); ++i) {
+    const int32_t token = task.drawn[i].token;
+    TokenEvent& event = events->emplace_back();
+    TellFirst(sequence, event);
+    if (rows_.Ends(sequence, token)) {
+      event.finish = finish = FinishReason::kStop;
+      event.stopped_by = token;
+      break;
+    }
     event.token = token;
-    event.logprobs = std::move(task.drawn->logprobs);
-    sequence.tokens.push_back(token);
-    if (HasPenalties(sampling)) sequence.history.AddOutput(token);
+    event.logprobs = std::move(task.drawn[i].logprobs);
     ++stats_.output_tokens;
-    if (sequence.size() >= sequence.limit) event.finish = FinishReason::kLength;
+    if (i + 1 < task.drawn.size()) continue;  // an accepted draft, which stands there already
+    sequence.tokens.push_back(token);
+    if (sequence.size() >= sequence.limit) finish = FinishReason::kLength;
     const text::Grammar* grammar = sequence.request.grammar.get();
-    if (grammar != nullptr && grammar->IsStopped()) event.finish = FinishReason::kStop;
+    if (grammar != nullptr && grammar->IsStopped()) finish = FinishReason::kStop;
+    event.finish = finish;
   }
-  if (event.finish != FinishReason::kNone) scheduler_.Remove(sequence.id);
+  if (!task.status.ok() && finish == FinishReason::kNone) {
+    TokenEvent& event = events->emplace_back();
+    TellFirst(sequence, event);
+    event.finish = finish = FinishReason::kError;
+  }
+  if (finish != FinishReason::kNone) scheduler_.Remove(sequence.id);
 }
 
 std::vector<float> UnitLength(std::vector<float> values) {
@@ -335,6 +365,7 @@ EngineStats ContinuousEngine::stats() const {
   stats.total_blocks = blocks_->total_blocks();
   stats.cache_evictions = tree_.evicted();
   stats.cached_runs = tree_.runs();
+  if (speculation_ != nullptr) stats.speculation = speculation_->stats();
   if (swap_ == nullptr) return stats;
   stats.swapped_out = swap_->blocks_out();
   stats.swapped_in = swap_->blocks_in();
@@ -372,6 +403,20 @@ Status ContinuousEngine::Score(std::span<const int32_t> ids,
   return OkStatus();
 }
 
+// With blocks for all sequences that run at once, or as many as a quarter of the free memory holds.
+StatusOr<std::unique_ptr<ModelDrafter>> MakeModelDrafter(models::Model& model,
+                                                         const kernels::KernelTable& kernels,
+                                                         runtime::ThreadPool& threads, EngineOptions options,
+                                                         int context) {
+  options.kv_bytes = 0;
+  ASSIGN_OR_RETURN(const tensor::DType dtype, KvDType(options.kv_dtype, model.info()));
+  const cache::BlockLayout layout = LayoutFor(model.info().kv, dtype);
+  const int room = std::min(context, model.info().context_length);
+  ASSIGN_OR_RETURN(std::unique_ptr<cache::KvPool> blocks,
+                   cache::KvPool::Create(layout, KvBudget(layout, options, room)));
+  return std::make_unique<ModelDrafter>(model, kernels, threads, std::move(blocks), options.max_batch_tokens);
+}
+
 Status CheckOptions(const EngineOptions& options, const models::ModelInfo& info) {
   if (options.max_sequences < 1) {
     return InvalidArgument("max_sequences must be at least 1, found {}", options.max_sequences);
@@ -404,9 +449,11 @@ Status CheckOptions(const EngineOptions& options, const models::ModelInfo& info)
 }  // namespace
 
 StatusOr<std::unique_ptr<Engine>> Engine::Create(models::Model& model, const kernels::KernelTable& kernels,
-                                                 runtime::ThreadPool& pool, const EngineOptions& options) {
+                                                 runtime::ThreadPool& pool, const EngineOptions& asked) {
   const models::ModelInfo& info = model.info();
+  EngineOptions options = asked;
   RETURN_IF_ERROR(CheckOptions(options, info));
+  ASSIGN_OR_RETURN(options.speculative, ResolveSpeculative(options.speculative, info));
   const int context = options.max_context > 0 ? options.max_context : info.context_length;
   ASSIGN_OR_RETURN(const tensor::DType dtype, KvDType(options.kv_dtype, info));
   const cache::BlockLayout layout = LayoutFor(info.kv, dtype);
@@ -416,8 +463,13 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(models::Model& model, const ker
   if (options.swap_bytes > 0) {
     ASSIGN_OR_RETURN(swap, cache::SwapSpace::Create(layout.block_bytes(), options.swap_bytes));
   }
-  return std::make_unique<ContinuousEngine>(model, kernels, pool, std::move(blocks), std::move(swap), options,
-                                            context);
+  std::unique_ptr<ModelDrafter> drafter;
+  if (options.speculative.method == "draft") {
+    ASSIGN_OR_RETURN(drafter,
+                     MakeModelDrafter(*options.speculative.draft_model, kernels, pool, options, context));
+  }
+  return std::make_unique<ContinuousEngine>(model, kernels, pool, std::move(blocks), std::move(swap),
+                                            std::move(drafter), options, context);
 }
 
 }  // namespace moesaic::engine

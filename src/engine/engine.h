@@ -10,6 +10,7 @@
 #include "base/status.h"
 #include "cache/kv_events.h"
 #include "engine/request.h"
+#include "engine/speculative.h"
 #include "kernels/kernel_table.h"
 #include "models/model.h"
 #include "runtime/thread_pool.h"
@@ -29,6 +30,7 @@ struct EngineOptions {
   bool prefix_cache = true;           ///< keep computed blocks and share them between requests
   std::string eviction = "cost";      ///< which cached blocks go first: "cost" or "lru"
   int max_overtakes = 64;             ///< younger requests that may be admitted before one that waits
+  SpeculativeOptions speculative = {};
   std::shared_ptr<cache::KvObserver> kv_observer = nullptr;  ///< is told what the cache holds; may be null
 };
 
@@ -45,6 +47,7 @@ struct EngineStats {
   int64_t swapped_out = 0, swapped_in = 0;
   int swapped_blocks = 0, swap_blocks = 0;         ///< used, and in all
   double prefill_seconds = 0, decode_seconds = 0;  ///< of pure steps; mixed steps are split by rows
+  SpeculationStats speculation;
 };
 
 /// Not thread-safe: one thread adds, steps and cancels (docs/contracts/threads.md).
@@ -74,6 +77,7 @@ class Engine {
   virtual EngineStats stats() const = 0;
   virtual const models::ModelInfo& model() const = 0;
   virtual int max_context() const = 0;  ///< tokens of prompt and output together that one request may have
+  virtual const SpeculativeOptions& speculative() const = 0;  ///< resolved: never "auto"
 
   /// Logits of every position of `ids`, [ids.size(), vocab_size], appended chunk by chunk to `sink` in order:
   /// for `logits`, `perplexity` and tests. Runs at once; refused while requests are there.

@@ -80,6 +80,37 @@ TEST_P(EngineGoldenTest, BatchedChunkedAndPreemptedGreedyIsTheOracles) {
   }
 }
 
+// Drafts that are verified and refused, of every load, change nothing either.
+TEST_P(EngineGoldenTest, SpeculationSaysTheSame) {
+  const std::string path = SourcePath(std::string("tests/golden/") + GetParam());
+  const std::vector<GoldenPrompt> golden = models::ReadGolden(path + "/golden.safetensors");
+  const kernels::KernelTable kernels = kernels::SelectKernels(runtime::DetectCpu());
+  const auto threads = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
+  const auto model = models::Model::Load(path, {.dtype = "f32", .progress = nullptr}, *threads);
+  ASSERT_TRUE(model.ok()) << Message(model.status());
+  const models::ModelInfo& info = (*model)->info();
+  Said first;
+  for (const std::string method : {"off", "ngram", "auto"}) {
+    for (const Load& load : kLoads) {
+      const int64_t block = BlockBytes(info.kv, tensor::DType::kF32);
+      auto engine = Engine::Create(
+          **model, kernels, *threads,
+          {.kv_bytes = load.blocks * block,
+           .swap_bytes = load.swap_blocks * block,
+           .max_sequences = 8,
+           .max_batch_tokens = load.batch_tokens,
+           .speculative = {.method = method, .most_tokens = 3, .adaptive = false, .prompt_lookup_min = 1}});
+      ASSERT_TRUE(engine.ok()) << Message(engine.status());
+      const Said said = RunAll(**engine, golden);
+      if (first.empty()) first = said;
+      EXPECT_EQ(said, first) << method << ", " << load.blocks << " blocks, " << load.batch_tokens << " rows";
+      if (method != "off") {
+        EXPECT_GT((*engine)->stats().speculation.draft_tokens, 100) << method;
+      }
+    }
+  }
+}
+
 // Root mean square of the error over that of the logits.
 double RelativeError(std::span<const float> found, std::span<const float> expected) {
   double error = 0, all = 0;

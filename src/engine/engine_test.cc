@@ -449,10 +449,9 @@ TEST_F(EngineTest, AnEmbeddingIsTheLastHiddenState) {
   auto engine = Make({.max_batch_tokens = 50});
   Request request = MakeRequest(RandomPrompt(130, 1), 0, 0);
   request.want_embedding = true;
-  std::vector<float> expected = FakeModel::LogitsAfter(request.prompt);
-  expected.resize(4);
+  const std::array<float, 4> expected = FakeModel::HiddenAfter(request.prompt);
   double squares = 0;
-  for (const float value : expected) squares += value * value;
+  for (const float value : expected) squares += double{value} * value;
   for (int round = 0; round < 2; ++round) {  // the second from the cache
     const RequestId id = *engine->Add(request);
     const std::vector<float> embedding = Drain(*engine)[id].embedding;

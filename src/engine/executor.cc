@@ -36,12 +36,13 @@ StatusOr<std::span<const float>> Executor::Run(std::span<const ExecutorRows> bat
   slices_.clear();
   for (const ExecutorRows& rows : batch) {
     const int first_row = static_cast<int>(tokens_.size());
-    const int count = static_cast<int>(rows.tokens.size());
+    const int count = static_cast<int>(rows.tokens.size() + rows.drafts.size());
     MOESAIC_CHECK_LT(0, count);
     MOESAIC_CHECK_LE(cache::BlocksFor(rows.start + count), static_cast<int>(rows.block_table.size()));
     slices_.push_back(
         {.block_table = rows.block_table.data(), .start = rows.start, .count = count, .row = first_row});
     tokens_.insert(tokens_.end(), rows.tokens.begin(), rows.tokens.end());
+    tokens_.insert(tokens_.end(), rows.drafts.begin(), rows.drafts.end());
     for (int i = rows.first_logits; i < count; ++i) logit_rows_.push_back(first_row + i);
   }
   const size_t wanted = logit_rows_.size() * model_.info().vocab_size;
@@ -53,6 +54,34 @@ StatusOr<std::span<const float>> Executor::Run(std::span<const ExecutorRows> bat
   RETURN_IF_ERROR(model_.Forward(context,
                                  {.tokens = tokens_, .sequences = slices_, .logit_rows = logit_rows_},
                                  layers_, {.logits = logits, .hidden = hidden_}));
+  return logits;
+}
+
+StatusOr<std::span<const float>> Executor::RunMtp(std::span<const MtpRows> batch) {
+  tokens_.clear();
+  logit_rows_.clear();
+  slices_.clear();
+  mtp_in_.clear();
+  for (const MtpRows& rows : batch) {
+    const int first_row = static_cast<int>(tokens_.size());
+    const int count = static_cast<int>(rows.tokens.size());
+    MOESAIC_CHECK_LT(0, count);
+    MOESAIC_CHECK_LE(cache::BlocksFor(rows.start + count), static_cast<int>(rows.block_table.size()));
+    slices_.push_back(
+        {.block_table = rows.block_table.data(), .start = rows.start, .count = count, .row = first_row});
+    tokens_.insert(tokens_.end(), rows.tokens.begin(), rows.tokens.end());
+    mtp_in_.insert(mtp_in_.end(), rows.hidden.begin(), rows.hidden.end());
+    if (rows.want_logits) logit_rows_.push_back(first_row + count - 1);
+  }
+  const size_t wanted = logit_rows_.size() * model_.info().vocab_size;
+  if (logits_.size() < wanted) logits_.resize(wanted);
+  const std::span<float> logits(logits_.data(), wanted);
+  mtp_hidden_.resize(mtp_in_.size());
+  scratch_.Reset();
+  const kernels::ExecContext context = {.kernels = &kernels_, .pool = &threads_, .scratch = &scratch_};
+  RETURN_IF_ERROR(model_.ForwardMtp(context, /*depth=*/0,
+                                    {.tokens = tokens_, .sequences = slices_, .logit_rows = logit_rows_},
+                                    mtp_in_, layers_, {.logits = logits, .hidden = mtp_hidden_}));
   return logits;
 }
 

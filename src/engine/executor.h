@@ -14,9 +14,20 @@ namespace moesaic::engine {
 /// One sequence's rows of a step.
 struct ExecutorRows {
   std::span<const int32_t> tokens;       // [count]
-  std::span<const int32_t> block_table;  // holds start + count tokens
+  std::span<const int32_t> drafts = {};  // rows more, behind them
+  std::span<const int32_t> block_table;  // holds start tokens and all rows
   int start = 0;                         // position of tokens[0]
-  int first_logits = 0;                  // rows from this one on want logits; tokens.size(): none
+  int first_logits = 0;                  // rows from this one on want logits; that of all: none
+};
+
+/// One sequence's rows of an MTP pass: `tokens[i]` stands behind the position whose hidden state is
+/// hidden[i].
+struct MtpRows {
+  std::span<const int32_t> tokens;       // [count]
+  std::span<const float> hidden;         // [count, hidden_size]
+  std::span<const int32_t> block_table;  // holds start + count tokens
+  int start = 0;                         // position of hidden[0] in the block table
+  bool want_logits = false;              // of the last row
 };
 
 /// Engine thread only. Memory grows to what the largest step needs and stays.
@@ -30,6 +41,10 @@ class Executor {
   /// hidden() holds the final hidden states of all rows, [rows, hidden_size], until then.
   StatusOr<std::span<const float>> Run(std::span<const ExecutorRows> batch, bool want_hidden);
   std::span<const float> hidden() const { return hidden_; }
+  /// Runs MTP module 0 over the batch: logits of the last rows that are wanted, [wanted, vocab_size], and the
+  /// module's hidden states of all rows in mtp_hidden() [rows, hidden_size]. Leaves hidden() as it is.
+  StatusOr<std::span<const float>> RunMtp(std::span<const MtpRows> batch);
+  std::span<const float> mtp_hidden() const { return mtp_hidden_; }
   /// Binds the calling thread to the core of worker 0, which it is in each Run.
   void BindCaller() { threads_.PinCaller(); }
 
@@ -44,6 +59,7 @@ class Executor {
   std::vector<kernels::SequenceSlice> slices_;
   std::vector<float> logits_;
   std::vector<float> hidden_;
+  std::vector<float> mtp_in_, mtp_hidden_;
 };
 
 }  // namespace moesaic::engine

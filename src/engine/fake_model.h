@@ -3,6 +3,8 @@
 // an error.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstring>
 #include <thread>
@@ -17,24 +19,29 @@ class FakeModel : public models::Model {
  public:
   static constexpr int kVocab = 97;
 
-  explicit FakeModel(int context, int vocab = kVocab) {
+  // `mtp`: with a module that drafts what the model will say, but where misses_every says otherwise.
+  explicit FakeModel(int context, int vocab = kVocab, bool mtp = false) {
     info_.vocab_size = vocab;
     info_.hidden_size = 4;
+    info_.layers = kLayers;
+    info_.mtp_layers = mtp ? 1 : 0;
     info_.context_length = context;
     info_.weight_format = "f32";
-    info_.kv = {.layers = 2, .heads = 3, .key_dim = 2, .value_dim = 1, .shared = false};
+    info_.kv = {
+        .layers = kLayers + info_.mtp_layers, .heads = 3, .key_dim = 2, .value_dim = 1, .shared = false};
   }
 
   const models::ModelInfo& info() const override { return info_; }
 
   Status Forward(const kernels::ExecContext&, const models::ForwardBatch& batch,
-                 std::span<const kernels::KvLayer> kv, const models::ForwardOutput& out) override {
+                 std::span<const kernels::KvLayer> all, const models::ForwardOutput& out) override {
+    const auto kv = all.first(kLayers);
     ++steps;
     largest_step = std::max(largest_step, batch.tokens.size());
     computed += static_cast<int64_t>(batch.tokens.size());
     std::this_thread::sleep_for(row_time * batch.tokens.size());
     if (std::exchange(fail_next, false)) return absl::InternalError("the model failed");
-    std::vector<std::vector<float>> rows(batch.tokens.size());
+    std::vector<uint64_t> rows(batch.tokens.size());
     for (const kernels::SequenceSlice& slice : batch.sequences) {
       for (int i = 0; i < slice.count; ++i) Write(kv, slice, slice.start + i, batch.tokens[slice.row + i]);
     }
@@ -46,28 +53,64 @@ class FakeModel : public models::Model {
           if (token < 0) return absl::InternalError(fmt::format("position {} holds another's keys", p));
           seen.push_back(token);
         }
-        rows[slice.row + i] = LogitsAfter(seen, info_.vocab_size);
+        rows[slice.row + i] =
+            HashOf(std::span(seen).last(memory > 0 ? std::min(seen.size(), memory) : seen.size()));
       }
     }
     for (size_t i = 0; i < batch.logit_rows.size(); ++i) {
-      std::memcpy(&out.logits[i * info_.vocab_size], rows[batch.logit_rows[i]].data(),
-                  info_.vocab_size * sizeof(float));
+      Say(rows[batch.logit_rows[i]], i, out);
     }
-    for (size_t i = 0; i < out.hidden.size(); ++i) {
-      out.hidden[i] = rows[i / info_.hidden_size][i % info_.hidden_size];  // as good as any
-    }
+    for (size_t i = 0; i < rows.size() && !out.hidden.empty(); ++i) Keep(rows[i], i, out);
     return OkStatus();
   }
 
-  Status ForwardMtp(const kernels::ExecContext&, int, const models::ForwardBatch&, std::span<const float>,
-                    std::span<const kernels::KvLayer>, const models::ForwardOutput&) override {
-    return Unimplemented("the fake model has no MTP");
+  // A row knows what came before from its hidden state alone; its keys say only that no row is missing.
+  Status ForwardMtp(const kernels::ExecContext&, int depth, const models::ForwardBatch& batch,
+                    std::span<const float> hidden, std::span<const kernels::KvLayer> kv,
+                    const models::ForwardOutput& out) override {
+    if (depth != 0 || info_.mtp_layers == 0) return Unimplemented("the fake model has no such MTP module");
+    if (std::exchange(fail_next_mtp, false)) return absl::InternalError("the MTP module failed");
+    mtp_rows += static_cast<int64_t>(batch.tokens.size());
+    const auto layer = kv.subspan(kLayers, 1);
+    std::vector<uint64_t> rows(batch.tokens.size());
+    for (const kernels::SequenceSlice& slice : batch.sequences) {
+      for (int i = 0; i < slice.count; ++i) {
+        Write(layer, slice, slice.start + i, batch.tokens[slice.row + i]);
+      }
+      for (int p = 0; p < slice.start + slice.count; ++p) {
+        if (Read(layer, slice, p) < 0) return absl::InternalError(fmt::format("MTP lacks position {}", p));
+      }
+      for (int i = slice.row; i < slice.row + slice.count; ++i) {
+        uint64_t before = 0;
+        for (int k = 4; k-- > 0;) before = before << 16 | static_cast<uint64_t>(hidden[i * 4 + k]);
+        rows[i] = Mix(before + static_cast<uint64_t>(batch.tokens[i]) + 1);
+      }
+    }
+    for (size_t i = 0; i < batch.logit_rows.size(); ++i) {
+      const uint64_t hash = rows[batch.logit_rows[i]];
+      Say(misses_every > 0 && hash % misses_every == 0 ? ~hash : hash, i, out);
+    }
+    for (size_t i = 0; i < rows.size() && !out.hidden.empty(); ++i) Keep(rows[i], i, out);
+    return OkStatus();
   }
 
   // What Forward gives for the last of `tokens`.
   static std::vector<float> LogitsAfter(std::span<const int32_t> tokens, int vocab = kVocab) {
+    return LogitsOf(HashOf(tokens), vocab);
+  }
+
+  // The hidden state of the last of `tokens`: the hash in four parts.
+  static std::array<float, 4> HiddenAfter(std::span<const int32_t> tokens) {
+    return HiddenOf(HashOf(tokens));
+  }
+
+  static uint64_t HashOf(std::span<const int32_t> tokens) {
     uint64_t hash = 0x9e3779b97f4a7c15;
     for (const int32_t token : tokens) hash = Mix(hash + static_cast<uint64_t>(token) + 1);
+    return hash;
+  }
+
+  static std::vector<float> LogitsOf(uint64_t hash, int vocab) {
     std::vector<float> logits(vocab);
     for (int v = 0; v < vocab; ++v) {
       logits[v] = static_cast<float>(Mix(hash ^ static_cast<uint64_t>(v)) % 8000) / 1000.0f - 4.0f;
@@ -78,10 +121,30 @@ class FakeModel : public models::Model {
   int steps = 0;
   size_t largest_step = 0;  // rows
   int64_t computed = 0;     // rows of all steps
-  bool fail_next = false;
+  int64_t mtp_rows = 0;
+  size_t memory = 0;          // last tokens that decide what follows, so that it repeats; 0: all
+  uint64_t misses_every = 0;  // one in so many drafts is wrong; 0: none
+  bool fail_next = false, fail_next_mtp = false;
   std::chrono::microseconds row_time{0};
 
  private:
+  static constexpr int kLayers = 2;
+
+  void Say(uint64_t hash, size_t row, const models::ForwardOutput& out) const {
+    const std::vector<float> logits = LogitsOf(hash, info_.vocab_size);
+    std::memcpy(&out.logits[row * info_.vocab_size], logits.data(), logits.size() * sizeof(float));
+  }
+
+  static std::array<float, 4> HiddenOf(uint64_t hash) {
+    std::array<float, 4> hidden;
+    for (int k = 0; k < 4; ++k) hidden[k] = static_cast<float>(hash >> (16 * k) & 0xffff);
+    return hidden;
+  }
+
+  static void Keep(uint64_t hash, size_t row, const models::ForwardOutput& out) {
+    std::ranges::copy(HiddenOf(hash), out.hidden.begin() + static_cast<int64_t>(row) * 4);
+  }
+
   static uint64_t Mix(uint64_t x) {
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
     x = (x ^ (x >> 27)) * 0x94d049bb133111eb;

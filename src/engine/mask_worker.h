@@ -18,8 +18,9 @@ namespace moesaic::engine {
 class MaskWorker {
  public:
   struct Job {
-    text::Grammar* grammar;    // nobody else's until Wait returns
-    std::span<uint32_t> mask;  // filled: [ceil(vocab_size / 32)]
+    text::Grammar* grammar;           // nobody else's until Wait returns
+    std::span<const int32_t> drafts;  // as far as they may follow, each gets a mask of what follows it
+    std::span<uint32_t> masks;        // filled: [1 + drafts.size(), ceil(vocab_size / 32)]
     Status status = OkStatus();
   };
 

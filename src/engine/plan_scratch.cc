@@ -52,7 +52,9 @@ void PlanScratch::PlanDecodes() {
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence* sequence = running_[i];
     if (sequence->remaining() != 1) continue;
-    const int needed = cache::BlocksFor(sequence->size()) - static_cast<int>(sequence->blocks.size());
+    // A draft that was refused may have left a block more than its tokens need.
+    const int needed =
+        std::max(0, cache::BlocksFor(sequence->size()) - static_cast<int>(sequence->blocks.size()));
     while (FreeBlocks() < needed && running_.size() > i) PreemptLast();
     if (running_.size() <= i) return;  // it was the last itself
     Take(sequence, 1, needed);
@@ -156,6 +158,24 @@ void PlanScratch::PlanAdmissions(const std::vector<std::unique_ptr<Sequence>>& w
     promised_[next->share] += next->size() - computed;
     plan_.admit.push_back({next, std::move(prefix), computed, !next->times.started});
     Take(next, count, needed);
+  }
+}
+
+void PlanScratch::PlanDrafts() {
+  for (StepPlan::Part& part : plan_.parts) {
+    const Sequence& sequence = *part.sequence;
+    if (rows_ == 0 || sequence.remaining() != 1) continue;
+    const int blocks = static_cast<int>(sequence.blocks.size()) + part.new_blocks;
+    int drafts = std::min(static_cast<int>(sequence.draft.tokens.size()), rows_);
+    int more = std::max(0, cache::BlocksFor(sequence.size() + drafts) - blocks);
+    if (more > 0 && !Fits(more)) {
+      more = 0;
+      drafts = std::min(drafts, blocks * cache::kBlockTokens - sequence.size());
+    }
+    part.drafts = drafts;
+    part.new_blocks += more;
+    rows_ -= drafts;
+    taken_ += more;
   }
 }
 

@@ -22,6 +22,8 @@ class PlanScratch {
   void PlanPrefills();
   /// Then those who wait, as far as slots, rows and blocks go.
   void PlanAdmissions(const std::vector<std::unique_ptr<Sequence>>& waiting);
+  /// Rows and blocks that are left verify drafts of the planned decodes, in rank order.
+  void PlanDrafts();
   StepPlan Finish() { return std::move(plan_); }
 
  private:

@@ -13,12 +13,13 @@
 
 namespace moesaic::engine {
 
-/// One row of a step's logits and what is wanted of it.
+/// One row of a step's logits, or those of a draft, and what is wanted of them.
 struct RowTask {
-  Sequence* sequence;
-  int prompt_index;    // >= 0: the entry of prompt_logprobs to make; -1: the next token is drawn
-  Status mask_status;  // of the grammar's mask, when one is needed
-  StatusOr<Drawn> drawn = Drawn{};
+  StepPlan::Part* part;
+  int prompt_index;               // >= 0: the entry of prompt_logprobs to make; -1: tokens are drawn
+  int row;                        // of the step's logits; drafts' follow it
+  Status status = OkStatus();     // of the grammar's masks, then of the draws
+  std::vector<Drawn> drawn = {};  // all but the last are the draft's
 };
 
 /// The first row of `part` whose logits are wanted; all behind it are, too.
@@ -35,14 +36,19 @@ class RowTasks {
   void StartMasks(const StepPlan& plan);
   /// The masks are made; also where the model failed.
   void WaitForMasks() { made_ = masks_.Wait(); }
-  /// Draws tokens and writes the sequences' prompt_logprobs. `logits`: [rows from FirstLogits on of all
-  /// parts, vocab_size], and so are the tasks.
-  std::vector<RowTask> Run(const StepPlan& plan, std::span<const float> logits);
+  /// Writes the sequences' prompt_logprobs and draws tokens: one for each that is due, and one more behind
+  /// each draft as long as what is drawn is the draft. `logits`: [rows from FirstLogits on of all parts,
+  /// vocab_size]. Histories and grammars take in what is drawn, tokens do not.
+  std::vector<RowTask> Run(StepPlan& plan, std::span<const float> logits);
+  /// Whether `token` ends `sequence`.
+  bool Ends(const Sequence& sequence, int32_t token) const;
 
  private:
-  std::vector<RowTask> TasksOf(const StepPlan& plan);
-  void DrawNext(RowTask& task, std::span<const float> logits, DrawScratch& scratch) const;
-  std::vector<int32_t> BannedIds(const Sequence& sequence) const;
+  std::vector<RowTask> TasksOf(StepPlan& plan);
+  void DrawAll(RowTask& task, std::span<const float> logits, DrawScratch& scratch) const;
+  StatusOr<Drawn> DrawOne(Sequence& sequence, int place, std::span<const float> row,
+                          DrawScratch& scratch) const;
+  std::vector<int32_t> BannedIds(const Sequence& sequence, int place) const;
 
   runtime::ThreadPool& threads_;
   const size_t vocab_size_;

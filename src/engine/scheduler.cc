@@ -102,6 +102,7 @@ StepPlan Scheduler::Plan() const {
   scratch.PlanDecodes();
   scratch.PlanPrefills();
   scratch.PlanAdmissions(waiting_);
+  scratch.PlanDrafts();
   return scratch.Finish();
 }
 
@@ -131,6 +132,8 @@ void Scheduler::Preempt(Sequence* victim) {
   victim->block_table.clear();
   victim->computed = 0;
   victim->known_blocks = 0;
+  victim->draft.tokens.clear();
+  victim->draft.hidden.clear();
   victim->due = true;
   InsertByArrival(waiting_, TakeOut(running_, victim->id));
 }
@@ -181,7 +184,8 @@ void Scheduler::ChooseFront() {
 void Scheduler::Advance(const StepPlan& plan) {
   for (const StepPlan::Part& part : plan.parts) {
     Sequence& sequence = *part.sequence;
-    sequence.computed += part.count;
+    sequence.computed += part.count + part.accepted;
+    sequence.share->service += kOutputWeight * part.accepted;
     const int whole = sequence.computed / cache::kBlockTokens;
     if (!options_.prefix_cache || whole == sequence.known_blocks) continue;
     tree_.Insert(sequence.request.cache_namespace,

@@ -34,8 +34,11 @@ struct StepPlan {
   };
   struct Part {
     Sequence* sequence;
-    int count;       // tokens from `computed` on, which an admission sets to what its prefix holds
-    int new_blocks;  // to take for them
+    int count;         // tokens from `computed` on, which an admission sets to what its prefix holds
+    int new_blocks;    // to take for them and for the drafts
+    int drafts = 0;    // the first of draft.tokens, computed behind a decode's token
+    int accepted = 0;  // drafts that are right, once it is known: they stand in the sequence's tokens
+    int rows() const { return count + drafts; }
   };
   std::vector<Sequence*> preempt;  // the last in rank first
   std::vector<Admission> admit;    // in the order of admission
@@ -68,7 +71,8 @@ class Scheduler {
 
   StepPlan Plan() const;
   void Commit(StepPlan& plan);
-  /// Says that the plan's parts have been computed: whole blocks enter the tree.
+  /// Says that the plan's parts have been computed, and which drafts were accepted: whole blocks of tokens
+  /// enter the tree. What stands behind them in the blocks is written again.
   void Advance(const StepPlan& plan);
 
   bool empty() const { return running_.empty() && waiting_.empty(); }

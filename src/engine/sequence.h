@@ -2,6 +2,7 @@
 // them.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -9,6 +10,7 @@
 #include "cache/swap_space.h"
 #include "engine/request.h"
 #include "engine/sampling.h"
+#include "engine/speculative.h"
 
 namespace moesaic::engine {
 
@@ -24,6 +26,26 @@ struct ParkedBlock {
   cache::SwapRef swapped = nullptr;
 };
 
+/// How a sequence's drafts fared, the latest counting most: by place in the draft, given that all before it
+/// were accepted.
+struct DraftRecord {
+  std::array<float, kMostDrafts> tried = {}, accepted = {};
+  bool last_accepted = false;  // the first token of the last draft was
+  int whole = 0;               // the last so many drafts were accepted to their end
+  int64_t last_step = 0;       // of DepthPolicy: when it was last drafted for
+};
+
+/// What speculation keeps of a sequence.
+struct DraftState {
+  std::vector<int32_t> tokens;  // drafted, to be verified behind Sequence::tokens in the next step
+  DraftRecord record;
+  // MTP: its layer holds rows of positions [64 * mtp_first, mtp_computed), and `hidden` those that it needs
+  // for what follows: [computed - mtp_computed, hidden_size].
+  int mtp_first = 0;
+  int mtp_computed = 0;
+  std::vector<float> hidden;
+};
+
 /// Owned by the scheduler; the engine thread only.
 struct Sequence {
   RequestId id = 0;
@@ -37,8 +59,8 @@ struct Sequence {
   bool told = false;                          // the first event is out, prompt_logprobs with it
   bool prompt_counted = false;                // in EngineStats::prompt_tokens
   RequestTimes times;
-  std::vector<uint32_t> mask;  // what request.grammar lets come next, a bit a token
-  std::vector<float> hidden;   // [hidden_size] of the last prompt token, when an embedding is wanted
+  std::vector<uint32_t> masks;  // what request.grammar lets come next, and behind each draft, a bit a token
+  std::vector<float> hidden;    // [hidden_size] of the last prompt token, when an embedding is wanted
 
   std::vector<cache::BlockRef> blocks;
   std::vector<int32_t> block_table;  // [blocks] their numbers, as kernels want them
@@ -46,6 +68,7 @@ struct Sequence {
   std::vector<ParkedBlock> parked;   // [blocks] while it waits after a preemption; or empty
   int parked_tokens = 0;             // that stand in them
   int cached_tokens = 0;             // of the prompt: found in the tree when it was first admitted
+  DraftState draft;
 
   ClientShare* share = nullptr;
   int overtaken = 0;  // younger ones that were admitted before it

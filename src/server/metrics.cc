@@ -69,6 +69,16 @@ struct Metrics::Impl {
       Counter("vllm:num_preemptions_total", "Requests put back for want of blocks");
   prometheus::Counter& prompt_tokens = Counter("vllm:prompt_tokens_total", "Prompt tokens taken in");
   prometheus::Counter& output_tokens = Counter("vllm:generation_tokens_total", "Tokens generated");
+  prometheus::Counter& drafts = Counter("vllm:spec_decode_num_drafts_total", "Drafts that were verified");
+  prometheus::Counter& draft_tokens =
+      Counter("vllm:spec_decode_num_draft_tokens_total", "Drafted tokens that were verified");
+  prometheus::Counter& accepted_tokens =
+      Counter("vllm:spec_decode_num_accepted_tokens_total", "Drafted tokens that were right");
+  prometheus::Family<prometheus::Counter>& accepted_at =
+      prometheus::BuildCounter()
+          .Name("vllm:spec_decode_num_accepted_tokens_per_pos_total")
+          .Help("Drafted tokens that were right, by place in their draft from 0")
+          .Register(registry);
   prometheus::Family<prometheus::Counter>& success = prometheus::BuildCounter()
                                                          .Name("vllm:request_success_total")
                                                          .Help("Choices that ended, by reason")
@@ -189,6 +199,15 @@ std::string Metrics::Text(const engine::EngineStats& engine, const HttpGauges& h
   Impl::Follow(m.preemptions, static_cast<double>(engine.preemptions));
   Impl::Follow(m.prompt_tokens, static_cast<double>(engine.prompt_tokens));
   Impl::Follow(m.output_tokens, static_cast<double>(engine.output_tokens));
+  const engine::SpeculationStats& speculation = engine.speculation;
+  Impl::Follow(m.drafts, static_cast<double>(speculation.drafts));
+  Impl::Follow(m.draft_tokens, static_cast<double>(speculation.draft_tokens));
+  Impl::Follow(m.accepted_tokens, static_cast<double>(speculation.accepted_tokens));
+  for (size_t i = 0; i < speculation.accepted_at.size() && speculation.accepted_at[i] > 0; ++i) {
+    Labels labels = m.labels;
+    labels["position"] = std::to_string(i);
+    Impl::Follow(m.accepted_at.Add(labels), static_cast<double>(speculation.accepted_at[i]));
+  }
   Impl::Follow(m.evictions, static_cast<double>(engine.cache_evictions));
   Impl::Follow(m.swapped_out, static_cast<double>(engine.swapped_out));
   Impl::Follow(m.swapped_in, static_cast<double>(engine.swapped_in));

@@ -1,0 +1,54 @@
+#include "app/speculative_flags.h"
+
+#include <fmt/format.h>
+
+namespace moesaic::app {
+
+void AddSpeculativeFlags(CLI::App& verb, ModelFlags& flags) {
+  engine::SpeculativeOptions& options = flags.speculative;
+  const char* group = "Speculative decoding";
+  verb.add_option(
+          "--speculative", options.method,
+          "Draft tokens and verify them together, which says the same in fewer steps: off, mtp (the "
+          "model's own module), ngram (what followed the last tokens before), draft (a second model), or "
+          "auto (draft with --speculative-model, else mtp where the model has it, else ngram)")
+      ->check(CLI::IsMember({"off", "auto", "mtp", "ngram", "draft"}))
+      ->capture_default_str()
+      ->group(group);
+  verb.add_option("--num-speculative-tokens,--draft-max", options.most_tokens,
+                  "Tokens drafted for a sequence and step at most; 0: 4 for mtp, 8 for ngram, 6 for draft")
+      ->check(CLI::Range(0, engine::kMostDrafts))
+      ->capture_default_str()
+      ->group(group);
+  verb.add_option("--speculative-model,--model-draft", flags.draft_model,
+                  "A smaller model of the same vocabulary that drafts; turns --speculative on")
+      ->check(CLI::ExistingPath)
+      ->group(group);
+  verb.add_flag("--adaptive-drafts,!--no-adaptive-drafts", options.adaptive,
+                "Draft as many as pay by what was measured; without, always the most")
+      ->default_str("true")
+      ->group(group);
+  verb.add_option("--prompt-lookup-min", options.prompt_lookup_min,
+                  "ngram: fewest last tokens that must have stood before")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str()
+      ->group(group);
+  verb.add_option("--prompt-lookup-max", options.prompt_lookup_max, "ngram: most that are looked for")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str()
+      ->group(group);
+}
+
+std::string DescribeSpeculation(const engine::Engine& engine) {
+  const engine::SpeculativeOptions& options = engine.speculative();
+  if (options.method == "off") return "off";
+  const engine::SpeculationStats stats = engine.stats().speculation;
+  std::string text = fmt::format("{}, {} {} tokens a step", options.method,
+                                 options.adaptive ? "up to" : "always", options.most_tokens);
+  if (stats.draft_tokens > 0) {
+    text += fmt::format(", {} of {} drafted tokens accepted", stats.accepted_tokens, stats.draft_tokens);
+  }
+  return text;
+}
+
+}  // namespace moesaic::app

@@ -1,0 +1,18 @@
+// The flags of speculative decoding, which every verb that generates has.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+
+#include "app/session.h"
+#include "engine/engine.h"
+
+namespace moesaic::app {
+
+/// Declares --speculative, --num-speculative-tokens and what goes with them.
+void AddSpeculativeFlags(CLI::App& verb, ModelFlags& flags);
+
+/// "mtp, up to 4 tokens a step, 120 of 150 drafted tokens accepted"; "off".
+std::string DescribeSpeculation(const engine::Engine& engine);
+
+}  // namespace moesaic::app

@@ -1,0 +1,210 @@
+#include "engine/draft_depth.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace moesaic::engine {
+namespace {
+
+// Steps of more rows are bound by arithmetic: a row more costs what it brings at best.
+constexpr int kMostRows = 256;
+// Fewer steps of some number of rows say nothing of their cost: the first ones find caches cold.
+constexpr int kLeastSamples = 3;
+// Until a number of rows was measured, a row more is hoped to cost this share of a step.
+constexpr double kHopedRow = 0.05;
+// And whatever was measured, a row more costs at least this share of the step without drafts: what says less
+// is noise.
+constexpr double kLeastRow = 0.01;
+// Drafting must promise this much before it is begun: what is measured is known no better.
+constexpr double kLeastGain = 1.02;
+// Of the time without drafts, what may go into drafts that find out whether they would be worth it.
+constexpr double kProbeShare = 0.005;
+// What such a draft is taken to cost at least, in steps: the costs that it is to find out may be unknown.
+constexpr double kLeastProbe = 0.5;
+// Rows that a drafter is behind are computed once: so many steps are taken to share them, fewer than most
+// outputs have.
+constexpr double kSharedBy = 32;
+// So often a step without drafts is measured, where drafts are worth it.
+constexpr int kRemeasure = 64;
+// What is hoped of a place of which nothing is known, and how many outcomes that hope weighs.
+constexpr double kHope = 0.8;
+constexpr double kHopeWeight = 2;
+// So many drafts in a row that were right to their end make a sequence's next place as hopeful as if nothing
+// were known of others'.
+constexpr int kWholeDrafts = 3;
+// How much of a sequence's, and of all sequences', record is kept over an outcome.
+constexpr float kKeepOwn = 0.9F, kKeepAll = 0.98F;
+
+void Keep(DraftRecord& record, int drafted, int accepted, float kept) {
+  for (int place = 0; place < std::min(drafted, accepted + 1); ++place) {
+    record.tried[place] = record.tried[place] * kept + 1;
+    record.accepted[place] = record.accepted[place] * kept + (place < accepted ? 1.0F : 0.0F);
+  }
+}
+
+}  // namespace
+
+void DepthPolicy::Quartile::Add(double sample) {
+  last[samples++ % last.size()] = sample;
+  std::array<double, 9> sorted = last;
+  const auto end = sorted.begin() + std::min<int64_t>(samples, static_cast<int64_t>(sorted.size()));
+  const auto quarter = sorted.begin() + (end - sorted.begin() - 1) / 4;
+  std::nth_element(sorted.begin(), quarter, end);
+  value = *quarter;
+}
+
+void DepthPolicy::Quartile::Scale(double factor) {
+  value *= factor;
+  for (double& sample : last) sample *= factor;
+}
+
+double DepthPolicy::Prior(int place) const {
+  double prior = kHope;
+  for (int i = 0; i <= place; ++i) {
+    prior = (all_.accepted[i] + kHopeWeight * prior) / (all_.tried[i] + kHopeWeight);
+  }
+  return prior;
+}
+
+double DepthPolicy::Chance(const DraftRecord& record, int place) const {
+  // Drafts that are right to their end ask for longer ones, whatever others' were.
+  if (record.whole >= kWholeDrafts && record.tried[place] < kHopeWeight) return kHope;
+  return (record.accepted[place] + kHopeWeight * Prior(place)) / (record.tried[place] + kHopeWeight);
+}
+
+double DepthPolicy::StepSeconds(int rows) const {
+  const int end = static_cast<int>(steps_.size());
+  const auto known = [this](int at) { return steps_[at].samples >= kLeastSamples; };
+  int below = std::min(rows, end - 1), above = rows;
+  while (below > 0 && !known(below)) --below;
+  while (above < end && !known(above)) ++above;
+  if (below <= 0) return above < end ? steps_[above].value : 0;
+  const double low = steps_[below].value;
+  if (below == rows) return low;
+  if (above >= end) return low * (1 + kHopedRow * (rows - below));
+  return low + (steps_[above].value - low) * (rows - below) / (above - below);
+}
+
+double DepthPolicy::VerifySeconds(int decodes, int drafts) const {
+  return std::max(StepSeconds(decodes + drafts), (1 + kLeastRow * drafts) * StepSeconds(decodes));
+}
+
+double DepthPolicy::DraftSeconds(int passes, double behind) const {
+  return passes * pass_.value + behind * behind_row_.value;
+}
+
+void DepthPolicy::CountStep(int rows, double seconds) {
+  if (idle_) credit_ += kProbeShare * seconds;
+  if (rows > kMostRows) return;
+  if (rows >= static_cast<int>(steps_.size())) steps_.resize(rows + 1);
+  const double before = steps_[rows].value;
+  steps_[rows].Add(seconds);
+  if (steps_[rows].samples <= static_cast<int>(steps_[rows].last.size())) return;
+  // A context that grows, or another process, makes all steps slower: the others follow, so that what they
+  // cost beside one another stays what was measured.
+  const double change = steps_[rows].value / before;
+  for (size_t i = 0; i < steps_.size(); ++i) {
+    if (static_cast<int>(i) != rows) steps_[i].Scale(change);
+  }
+}
+
+void DepthPolicy::CountDrafts(int sequences, int passes, int behind, double seconds) {
+  if (idle_ && passes > 0) {  // a probe is paid for at what it took
+    credit_ -= seconds - charged_;
+    charged_ = 0;
+  }
+  if (passes > 0 && behind <= kMostDrafts * sequences) {  // what the last step left is part of the pass
+    pass_.Add(seconds / passes);
+  } else if (behind > 0) {
+    behind_row_.Add(std::max(0.0, seconds - passes * pass_.value) / behind);
+  }
+}
+
+void DepthPolicy::CountOutcome(DraftRecord& record, int drafted, int accepted) {
+  Keep(record, drafted, accepted, kKeepOwn);
+  Keep(all_, drafted, accepted, kKeepAll);
+  record.last_accepted = accepted > 0;
+  record.whole = accepted == drafted ? record.whole + 1 : 0;
+  record.last_step = step_;
+}
+
+bool DepthPolicy::WorthStarting() const {
+  const double one = StepSeconds(1);
+  return one <= 0 || (1 + Prior(0)) * one >= kLeastGain * (VerifySeconds(1, 1) + DraftSeconds(1, 0));
+}
+
+std::vector<int> DepthPolicy::Choose(std::span<const Candidate> candidates, int decodes, int rows) {
+  ++step_;
+  std::vector<int> depths(candidates.size());
+  const double without = StepSeconds(decodes);
+  idle_ = true;
+  if (without <= 0 || candidates.empty() || decodes >= kMostRows) return depths;
+  if (drafted_steps_ >= kRemeasure) {
+    drafted_steps_ = 0;
+    return depths;
+  }
+  struct Row {
+    double chance;  // that it and all before it in its draft are right
+    int candidate;
+    int place;
+  };
+  std::vector<Row> order;
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    double chance = 1;
+    for (int place = 0; place < candidates[i].limit; ++place) {
+      chance *= Chance(*candidates[i].record, place);
+      order.push_back({chance, static_cast<int>(i), place});
+    }
+  }
+  // Chances fall along a draft, so the first m rows are the likeliest whole beginnings of drafts.
+  std::stable_sort(order.begin(), order.end(),
+                   [](const Row& a, const Row& b) { return a.chance > b.chance; });
+  order.resize(std::min<size_t>({order.size(), static_cast<size_t>(rows), size_t{kMostRows}}));
+  const double rate_without = decodes / without;
+  double best_rate = kLeastGain * rate_without, tokens = decodes;
+  size_t best = 0;
+  int passes = 0, behind = 0;
+  for (size_t m = 0; m < order.size(); ++m) {
+    tokens += order[m].chance;
+    passes = std::max(passes, order[m].place + 1);
+    if (order[m].place == 0) behind += candidates[order[m].candidate].behind;
+    const double rate =
+        tokens / (VerifySeconds(decodes, static_cast<int>(m) + 1) + DraftSeconds(passes, behind / kSharedBy));
+    if (rate > best_rate) {
+      best_rate = rate;
+      best = m + 1;
+    }
+  }
+  if (best == 0) return rows > 0 ? ChooseProbe(candidates, decodes) : depths;
+  for (size_t m = 0; m < best; ++m) ++depths[order[m].candidate];
+  idle_ = false;
+  ++drafted_steps_;
+  return depths;
+}
+
+// One token for the sequence that was left alone longest, when there is time for it; or for one whose last
+// was right.
+std::vector<int> DepthPolicy::ChooseProbe(std::span<const Candidate> candidates, int decodes) {
+  std::vector<int> depths(candidates.size());
+  const auto better = [&candidates](int a, int b) {
+    const DraftRecord &x = *candidates[a].record, &y = *candidates[b].record;
+    return x.last_accepted != y.last_accepted ? x.last_accepted : x.last_step < y.last_step;
+  };
+  int chosen = -1;
+  for (int i = 0; i < static_cast<int>(candidates.size()); ++i) {
+    if (candidates[i].limit > 0 && (chosen < 0 || better(i, chosen))) chosen = i;
+  }
+  if (chosen < 0) return depths;
+  const Candidate& candidate = candidates[chosen];
+  charged_ = DraftSeconds(1, candidate.behind);
+  const double cost = std::max(VerifySeconds(decodes, 1) - StepSeconds(decodes) + charged_,
+                               kLeastProbe * StepSeconds(decodes));
+  if (!candidate.record->last_accepted) {
+    if (credit_ < cost) return depths;
+    credit_ -= cost;
+  }
+  depths[chosen] = 1;
+  return depths;
+}
+
+}  // namespace moesaic::engine

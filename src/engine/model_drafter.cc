@@ -1,0 +1,127 @@
+#include "engine/model_drafter.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "engine/draft_logits.h"
+
+namespace moesaic::engine {
+
+ModelDrafter::ModelDrafter(models::Model& model, const kernels::KernelTable& kernels,
+                           runtime::ThreadPool& threads, std::unique_ptr<cache::KvPool> blocks, int max_rows)
+    : context_(model.info().context_length),
+      max_rows_(max_rows),
+      blocks_(std::move(blocks)),
+      executor_(model, kernels, threads, *blocks_) {}
+
+void ModelDrafter::Keep(const std::vector<std::unique_ptr<Sequence>>& running) {
+  const auto runs = [&running](RequestId id) {
+    const auto it =
+        std::lower_bound(running.begin(), running.end(), id,
+                         [](const auto& sequence, RequestId wanted) { return sequence->id < wanted; });
+    return it != running.end() && (*it)->id == id;
+  };
+  absl::erase_if(states_, [&runs](const auto& entry) { return !runs(entry.first); });
+}
+
+// While a prompt is read, what the engine has read of it; then all tokens.
+int ModelDrafter::End(const Sequence& sequence) {
+  return sequence.remaining() > 1 ? sequence.computed : sequence.size();
+}
+
+// Leading tokens that it has: refused drafts are not among them.
+int ModelDrafter::Known(const State& state, const Sequence& sequence) {
+  const auto [known, same] =
+      std::mismatch(state.tokens.begin(), state.tokens.end(), sequence.tokens.begin(), sequence.tokens.end());
+  return static_cast<int>(known - state.tokens.begin());
+}
+
+int ModelDrafter::Limit(const Sequence& sequence, int most) {
+  return std::clamp(context_ - sequence.size() + 1, 0, most);
+}
+
+int ModelDrafter::Behind(const Sequence& sequence) const {
+  const auto it = states_.find(sequence.id);
+  const int known = it == states_.end() ? 0 : Known(*it->second, sequence);
+  return std::max(0, std::min(End(sequence), context_) - known - 1);
+}
+
+// Blocks for so many tokens; false when there are too few, and then the sequence has none.
+bool ModelDrafter::Reserve(State& state, int tokens) {
+  const int missing = cache::BlocksFor(tokens) - static_cast<int>(state.blocks.size());
+  if (missing > blocks_->free_blocks() || tokens > context_) {
+    state = State();
+    return false;
+  }
+  for (int i = 0; i < missing; ++i) {
+    state.blocks.push_back(*blocks_->Allocate());
+    state.block_table.push_back(state.blocks.back().index());
+  }
+  return true;
+}
+
+Status ModelDrafter::Draft(std::span<const DraftJob> jobs) {
+  std::vector<Chain> chains;
+  for (const DraftJob& job : jobs) {
+    std::unique_ptr<State>& state = states_[job.sequence->id];
+    if (state == nullptr) state = std::make_unique<State>();
+    const int end = End(*job.sequence);
+    state->tokens.resize(std::min(Known(*state, *job.sequence), end - 1));
+    if (!Reserve(*state, end + std::max(0, job.depth - 1))) continue;
+    chains.push_back({.sequence = job.sequence, .state = state.get(), .depth = job.depth, .end = end});
+  }
+  RETURN_IF_ERROR(TakeIn(chains));
+  while (!chains.empty()) RETURN_IF_ERROR(Append(chains));
+  return OkStatus();
+}
+
+// Computes what is missing and too much for one pass of drafts, or all where none are wanted.
+Status ModelDrafter::TakeIn(std::vector<Chain>& chains) {
+  for (Chain& chain : chains) {
+    std::vector<int32_t>& known = chain.state->tokens;
+    const int left = chain.depth > 0 ? max_rows_ : 0;
+    while (chain.end - static_cast<int>(known.size()) > left) {
+      const int start = static_cast<int>(known.size()), count = std::min(max_rows_, chain.end - start);
+      const auto tokens = std::span(chain.sequence->tokens).subspan(start, count);
+      const ExecutorRows rows = {
+          .tokens = tokens, .block_table = chain.state->block_table, .start = start, .first_logits = count};
+      RETURN_IF_ERROR(executor_.Run({&rows, 1}, /*want_hidden=*/false).status());
+      known.insert(known.end(), tokens.begin(), tokens.end());
+    }
+  }
+  std::erase_if(chains, [](const Chain& chain) { return chain.depth == 0; });
+  return OkStatus();
+}
+
+// One more token for each chain; lets go those that are deep enough.
+Status ModelDrafter::Append(std::vector<Chain>& chains) {
+  std::vector<ExecutorRows> batch;
+  for (const Chain& chain : chains) {
+    const std::vector<int32_t>& drafts = chain.sequence->draft.tokens;
+    const size_t known = chain.state->tokens.size();
+    const std::span<const int32_t> rows =
+        drafts.empty() ? std::span(chain.sequence->tokens).subspan(known) : std::span(drafts).last(1);
+    batch.push_back({.tokens = rows,
+                     .block_table = chain.state->block_table,
+                     .start = static_cast<int>(known),
+                     .first_logits = static_cast<int>(rows.size()) - 1});
+  }
+  ASSIGN_OR_RETURN(const std::span<const float> logits, executor_.Run(batch, /*want_hidden=*/false));
+  const size_t vocab = logits.size() / chains.size();
+  for (size_t i = 0; i < chains.size(); ++i) {
+    Chain& chain = chains[i];
+    chain.state->tokens.insert(chain.state->tokens.end(), batch[i].tokens.begin(), batch[i].tokens.end());
+    const int32_t token = LikeliestToken(logits.subspan(i * vocab, vocab));
+    if (token < 0) {
+      chain.depth = 0;
+    } else {
+      chain.sequence->draft.tokens.push_back(token);
+    }
+  }
+  std::erase_if(chains, [](const Chain& chain) {
+    return static_cast<int>(chain.sequence->draft.tokens.size()) >= chain.depth;
+  });
+  return OkStatus();
+}
+
+}  // namespace moesaic::engine

@@ -1,0 +1,53 @@
+// Drafts with a second, smaller model of the same vocabulary (Leviathan et al., arXiv 2211.17192).
+#pragma once
+
+#include <absl/container/flat_hash_map.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "cache/kv_pool.h"
+#include "engine/drafter.h"
+#include "engine/executor.h"
+
+namespace moesaic::engine {
+
+/// Has KV blocks of its own; who finds none is not drafted for.
+class ModelDrafter : public Drafter {
+ public:
+  /// `model`, `kernels` and `threads` are borrowed. At most `max_rows` rows of it are computed at a time.
+  ModelDrafter(models::Model& model, const kernels::KernelTable& kernels, runtime::ThreadPool& threads,
+               std::unique_ptr<cache::KvPool> blocks, int max_rows);
+  void Keep(const std::vector<std::unique_ptr<Sequence>>& running) override;
+  int Limit(const Sequence& sequence, int most) override;
+  int Behind(const Sequence& sequence) const override;
+  Status Draft(std::span<const DraftJob> jobs) override;
+
+ private:
+  struct State {
+    std::vector<int32_t> tokens;  // whose keys and values stand in `blocks`
+    std::vector<cache::BlockRef> blocks;
+    std::vector<int32_t> block_table;
+  };
+  // A job on its way.
+  struct Chain {
+    Sequence* sequence;
+    State* state;
+    int depth;
+    int end;  // tokens to take in before the first draft
+  };
+
+  static int End(const Sequence& sequence);
+  static int Known(const State& state, const Sequence& sequence);
+  bool Reserve(State& state, int tokens);
+  Status TakeIn(std::vector<Chain>& chains);
+  Status Append(std::vector<Chain>& chains);
+
+  const int context_, max_rows_;
+  std::unique_ptr<cache::KvPool> blocks_;
+  Executor executor_;
+  absl::flat_hash_map<RequestId, std::unique_ptr<State>> states_;
+};
+
+}  // namespace moesaic::engine

@@ -1,0 +1,179 @@
+#include "engine/mtp_drafter.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "engine/draft_logits.h"
+
+namespace moesaic::engine {
+namespace {
+
+using cache::kBlockTokens;
+
+// Hidden states of this many tokens are kept for a sequence that is not drafted for, so that the module can
+// begin again with some context: enough for the words around, and for DeepSeek-V3 3.7 MB.
+constexpr int kKeptRows = 128;
+
+}  // namespace
+
+MtpDrafter::MtpDrafter(Executor& executor, const cache::KvPool& blocks, int layer, int hidden_size)
+    : executor_(executor),
+      blocks_(blocks),
+      layer_(layer),
+      hidden_size_(static_cast<size_t>(hidden_size)),
+      origins_(blocks.total_blocks(), -1) {}
+
+// The module's rows begin anew with the block that holds the next token. Zeros in the place of those that are
+// missing there draw little attention and say nothing.
+void MtpDrafter::Restart(Sequence& sequence) const {
+  DraftState& draft = sequence.draft;
+  draft.mtp_first = sequence.computed / kBlockTokens;
+  draft.mtp_computed = sequence.computed;
+  draft.hidden.clear();
+  if (sequence.computed % kBlockTokens == 0) return;
+  const int64_t bytes = blocks_.layout().layer_bytes();
+  const int64_t block = sequence.block_table[draft.mtp_first];
+  std::memset(blocks_.base() + block * blocks_.layout().block_bytes() + layer_ * bytes, 0, bytes);
+}
+
+// A further draft is a row behind those of the tokens, which must have its place in the blocks already.
+int MtpDrafter::Limit(const Sequence& sequence, int most) {
+  if (Rows(sequence) == 0) return 0;
+  const int room = static_cast<int>(sequence.blocks.size()) * kBlockTokens - sequence.computed;
+  return std::min(most, room + 1);
+}
+
+int MtpDrafter::Behind(const Sequence& sequence) const { return std::max(0, Rows(sequence) - 1); }
+
+bool MtpDrafter::IsWhole(const Sequence& sequence) const {
+  const DraftState& draft = sequence.draft;
+  for (int i = draft.mtp_first; i < draft.mtp_computed / kBlockTokens; ++i) {
+    if (origins_[sequence.block_table[i]] != draft.mtp_first) return false;
+  }
+  return true;
+}
+
+Status MtpDrafter::Draft(std::span<const DraftJob> jobs) {
+  ASSIGN_OR_RETURN(std::vector<Chain> chains, TakeIn(jobs));
+  while (!chains.empty()) {
+    std::vector<MtpRows> batch;
+    for (const Chain& chain : chains) {
+      const DraftState& draft = chain.sequence->draft;
+      const int position = chain.sequence->computed + static_cast<int>(draft.tokens.size()) - 1;
+      batch.push_back({.tokens = std::span(draft.tokens).last(1),
+                       .hidden = executor_.mtp_hidden().subspan(chain.row * hidden_size_, hidden_size_),
+                       .block_table = std::span(chain.sequence->block_table).subspan(draft.mtp_first),
+                       .start = position - draft.mtp_first * kBlockTokens,
+                       .want_logits = true});
+    }
+    ASSIGN_OR_RETURN(const std::span<const float> logits, executor_.RunMtp(batch));
+    for (size_t i = 0; i < chains.size(); ++i) chains[i].row = static_cast<int>(i);
+    Append(chains, logits);
+  }
+  return OkStatus();
+}
+
+// Computes the rows of what the jobs' sequences have got since, and the first draft of each.
+StatusOr<std::vector<MtpDrafter::Chain>> MtpDrafter::TakeIn(std::span<const DraftJob> jobs) {
+  std::vector<MtpRows> batch;
+  std::vector<Chain> chains;
+  std::vector<Sequence*> taken;
+  int rows = 0;
+  for (const DraftJob& job : jobs) {
+    Sequence& sequence = *job.sequence;
+    const DraftState& draft = sequence.draft;
+    if (!IsWhole(sequence)) Restart(sequence);
+    const int count = Rows(sequence);
+    if (count == 0) continue;
+    batch.push_back({.tokens = std::span(sequence.tokens).subspan(draft.mtp_computed + 1, count),
+                     .hidden = draft.hidden,
+                     .block_table = std::span(sequence.block_table).subspan(draft.mtp_first),
+                     .start = draft.mtp_computed - draft.mtp_first * kBlockTokens,
+                     .want_logits = job.depth > 0});
+    rows += count;
+    taken.push_back(&sequence);
+    if (job.depth > 0) chains.push_back({.sequence = &sequence, .depth = job.depth, .row = rows - 1});
+  }
+  if (batch.empty()) return chains;
+  ASSIGN_OR_RETURN(const std::span<const float> logits, executor_.RunMtp(batch));
+  for (Sequence* sequence : taken) {
+    DraftState& draft = sequence->draft;
+    for (int i = draft.mtp_computed / kBlockTokens; i < sequence->computed / kBlockTokens; ++i) {
+      origins_[sequence->block_table[i]] = draft.mtp_first;
+    }
+    draft.mtp_computed = sequence->computed;
+    draft.hidden.clear();
+  }
+  Append(chains, logits);
+  return chains;
+}
+
+// Gives each chain its likeliest token and lets go those that are deep enough. logits: [chains, vocab_size].
+void MtpDrafter::Append(std::vector<Chain>& chains, std::span<const float> logits) const {
+  if (chains.empty()) return;
+  const size_t vocab = logits.size() / chains.size();
+  for (size_t i = 0; i < chains.size(); ++i) {
+    const int32_t token = LikeliestToken(logits.subspan(i * vocab, vocab));
+    if (token < 0) {
+      chains[i].depth = 0;
+    } else {
+      chains[i].sequence->draft.tokens.push_back(token);
+    }
+  }
+  std::erase_if(chains, [](const Chain& chain) {
+    return static_cast<int>(chain.sequence->draft.tokens.size()) >= chain.depth;
+  });
+}
+
+// What stands in the tree has the module's rows where all blocks from one origin on have them; their last row
+// was made with the token that followed then, which is as good.
+void MtpDrafter::Admitted(const StepPlan& plan) {
+  for (const StepPlan::Admission& admission : plan.admit) {
+    Sequence& sequence = *admission.sequence;
+    const cache::PrefixMatch& prefix = admission.prefix;
+    const int known = static_cast<int>(prefix.blocks.size());
+    const int origin = known == 0 ? 0 : origins_[prefix.blocks.back().index()];
+    bool whole = origin >= 0 && origin <= known && admission.tokens == prefix.tokens();
+    for (int i = std::max(0, origin); i < known && whole; ++i) {
+      whole = origins_[prefix.blocks[i].index()] == origin;
+    }
+    if (prefix.tail_tokens > 0) whole = whole && origins_[prefix.tail.index()] == origin;
+    sequence.draft.mtp_first = whole ? origin : -1;
+    sequence.draft.mtp_computed = admission.tokens;
+    sequence.draft.hidden.clear();
+  }
+}
+
+void MtpDrafter::Allocated(const StepPlan& plan) {
+  for (const StepPlan::Part& part : plan.parts) {
+    Sequence& sequence = *part.sequence;
+    for (const int32_t block : std::span(sequence.block_table).last(part.new_blocks)) origins_[block] = -1;
+    if (sequence.draft.mtp_first < 0) Restart(sequence);
+  }
+}
+
+void MtpDrafter::Computed(const StepPlan& plan, std::span<const float> hidden) {
+  size_t row = 0;
+  for (const StepPlan::Part& part : plan.parts) {
+    Sequence& sequence = *part.sequence;
+    if (sequence.limit - sequence.prompt_size() > 1) {  // else nothing is drafted, ever
+      const size_t count = part.count + part.accepted;
+      const auto kept = hidden.subspan(row * hidden_size_, count * hidden_size_);
+      sequence.draft.hidden.insert(sequence.draft.hidden.end(), kept.begin(), kept.end());
+    }
+    row += part.rows();
+  }
+}
+
+void MtpDrafter::Skip(Sequence& sequence) {
+  if (Rows(sequence) <= 2 * kKeptRows) return;
+  DraftState& draft = sequence.draft;
+  const int first = cache::BlocksFor(sequence.computed - kKeptRows);
+  const int dropped = first * kBlockTokens - draft.mtp_computed;
+  draft.hidden.erase(draft.hidden.begin(), draft.hidden.begin() + static_cast<int64_t>(dropped) *
+                                                                      static_cast<int64_t>(hidden_size_));
+  draft.mtp_first = first;
+  draft.mtp_computed = first * kBlockTokens;
+}
+
+}  // namespace moesaic::engine

@@ -1,0 +1,34 @@
+#include "engine/ngram_drafter.h"
+
+#include <algorithm>
+
+namespace moesaic::engine {
+
+std::span<const int32_t> LookUp(std::span<const int32_t> tokens, int shortest, int longest, int most) {
+  const auto size = static_cast<int64_t>(tokens.size());
+  const int32_t* data = tokens.data();
+  int64_t best = 0, best_end = 0;  // length, and where what follows begins
+  for (int64_t end = shortest; end < size && best < longest; ++end) {
+    int64_t same = 0;
+    while (same < longest && same < end && data[end - 1 - same] == data[size - 1 - same]) ++same;
+    if (same < shortest || same <= best) continue;
+    best = same;
+    best_end = end;
+  }
+  if (best == 0) return {};
+  return tokens.subspan(best_end, std::min<int64_t>(most, size - best_end));
+}
+
+int NgramDrafter::Limit(const Sequence& sequence, int most) {
+  return static_cast<int>(LookUp(sequence.tokens, shortest_, longest_, most).size());
+}
+
+Status NgramDrafter::Draft(std::span<const DraftJob> jobs) {
+  for (const DraftJob& job : jobs) {
+    const auto found = LookUp(job.sequence->tokens, shortest_, longest_, job.depth);
+    job.sequence->draft.tokens.assign(found.begin(), found.end());
+  }
+  return OkStatus();
+}
+
+}  // namespace moesaic::engine

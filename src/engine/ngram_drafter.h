@@ -1,0 +1,29 @@
+// Drafts what followed the last tokens where they stood before: prompt lookup (Saxena, "Prompt lookup
+// decoding", 2023), with vLLM's rules.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "engine/drafter.h"
+
+namespace moesaic::engine {
+
+/// Up to `most` tokens behind the earliest place, other than the end itself, where the last n tokens stand,
+/// with the greatest n in [shortest, longest] that has one. Empty when there is none. O(tokens x longest) at
+/// worst, once through the tokens as a rule.
+std::span<const int32_t> LookUp(std::span<const int32_t> tokens, int shortest, int longest, int most);
+
+class NgramDrafter : public Drafter {
+ public:
+  /// As vLLM's prompt_lookup_min and prompt_lookup_max; 1 <= shortest <= longest.
+  NgramDrafter(int shortest, int longest) : shortest_(shortest), longest_(longest) {}
+  int Limit(const Sequence& sequence, int most) override;
+  int Behind(const Sequence&) const override { return 0; }
+  Status Draft(std::span<const DraftJob> jobs) override;
+
+ private:
+  const int shortest_, longest_;
+};
+
+}  // namespace moesaic::engine

@@ -1,0 +1,53 @@
+// Speculative decoding of one engine: who drafts, how deep, and how it went. docs/contracts/scheduler.md, V1
+// to V5, is the law.
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "engine/draft_depth.h"
+#include "engine/drafter.h"
+#include "engine/executor.h"
+#include "engine/model_drafter.h"
+#include "engine/speculative.h"
+
+namespace moesaic::engine {
+
+/// Engine thread only.
+class Speculation {
+ public:
+  /// Drafts at most `most` tokens a sequence and step: as many as pay, or always `most` unless `adaptive`.
+  Speculation(std::unique_ptr<Drafter> drafter, int most, bool adaptive)
+      : drafter_(std::move(drafter)), most_(most), adaptive_(adaptive) {}
+
+  /// Drafts for the next step, of at most `max_batch_tokens` rows.
+  Status Draft(const std::vector<std::unique_ptr<Sequence>>& running, int max_batch_tokens);
+  /// Around Scheduler::Commit.
+  void Planned(const StepPlan& plan) { drafter_->Admitted(plan); }
+  void Committed(const StepPlan& plan) { drafter_->Allocated(plan); }
+  /// The step took so long without drafting; `hidden` as Drafter::Computed has it. The sequences' tokens end
+  /// with the accepted drafts; Scheduler::Advance comes next.
+  void Computed(const StepPlan& plan, std::span<const float> hidden, double seconds);
+
+  bool wants_hidden() const { return drafter_->wants_hidden(); }
+  const SpeculationStats& stats() const { return stats_; }
+
+ private:
+  std::vector<DraftJob> Jobs(const std::vector<std::unique_ptr<Sequence>>& running, int max_batch_tokens);
+  std::vector<int> Depths(const std::vector<DepthPolicy::Candidate>& candidates, int decodes, int rows);
+
+  const std::unique_ptr<Drafter> drafter_;
+  const int most_;
+  const bool adaptive_;
+  DepthPolicy policy_;
+  SpeculationStats stats_;
+};
+
+/// What `options`, which are resolved, ask for; null when that is nothing. `second`: of "draft", else null.
+/// `executor` and `blocks` are borrowed.
+std::unique_ptr<Speculation> MakeSpeculation(const SpeculativeOptions& options, Executor& executor,
+                                             const cache::KvPool& blocks, const models::ModelInfo& info,
+                                             std::unique_ptr<ModelDrafter> second);
+
+}  // namespace moesaic::engine

@@ -1,0 +1,494 @@
+// Speculative decoding over the fake model: whatever is drafted, the same is said as without, and in fewer
+// steps where the drafts are right.
+#include "engine/speculation.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "engine/engine.h"
+#include "engine/fake_model.h"
+#include "engine/ngram_drafter.h"
+#include "text/grammar.h"
+
+namespace moesaic::engine {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+// With the MTP module's layer.
+constexpr int64_t kBlockBytes = 3 * 3 * 64 * (2 + 1) * 4;
+
+struct Said {
+  std::vector<int32_t> tokens;
+  std::vector<float> logprobs;
+  FinishReason finish = FinishReason::kNone;
+  std::optional<int32_t> stopped_by;
+  bool operator==(const Said&) const = default;
+};
+using AllSaid = std::map<RequestId, Said>;
+
+class SpeculationTest : public testing::Test {
+ protected:
+  SpeculationTest() : threads_(*runtime::ThreadPool::Create({.threads = 2, .pin = false})) {}
+
+  std::unique_ptr<Engine> Make(FakeModel& model, const std::string& method, EngineOptions options = {}) {
+    if (options.kv_bytes == 0) options.kv_bytes = 64 * kBlockBytes;
+    options.speculative.method = method;
+    options.speculative.adaptive = false;
+    auto engine = Engine::Create(model, kernels_, *threads_, options);
+    EXPECT_TRUE(engine.ok()) << engine.status();
+    return *std::move(engine);
+  }
+
+  static AllSaid Drain(Engine& engine) {
+    AllSaid all;
+    std::vector<TokenEvent> events;
+    for (int step = 0; step < 100000 && !engine.idle(); ++step) {
+      events.clear();
+      const Status status = engine.Step(&events);
+      EXPECT_TRUE(status.ok()) << status;
+      if (!status.ok()) break;
+      for (const TokenEvent& event : events) {
+        Said& said = all[event.request];
+        EXPECT_EQ(said.finish, FinishReason::kNone) << "an event behind the end";
+        if (event.token) said.tokens.push_back(*event.token);
+        if (event.token) said.logprobs.push_back(event.logprobs.logprob);
+        said.finish = event.finish;
+        if (event.stopped_by) said.stopped_by = event.stopped_by;
+      }
+    }
+    EXPECT_TRUE(engine.idle());
+    const EngineStats stats = engine.stats();
+    EXPECT_EQ(stats.free_blocks + stats.cached_blocks, stats.total_blocks);
+    return all;
+  }
+
+  static AllSaid RunAll(Engine& engine, const std::vector<Request>& requests) {
+    for (const Request& request : requests) EXPECT_TRUE(engine.Add(request).ok());
+    return Drain(engine);
+  }
+
+  static Request MakeRequest(int prompt, uint32_t seed, int max_tokens, float temperature) {
+    std::mt19937 random(seed);
+    Request request;
+    for (int i = 0; i < prompt; ++i) request.prompt.push_back(static_cast<int32_t>(random() % 97));
+    request.sampling.max_tokens = max_tokens;
+    request.sampling.temperature = temperature;
+    request.sampling.seed = 1000 + seed;
+    request.sampling.logprobs = 0;
+    return request;
+  }
+
+  // Twelve requests of all kinds.
+  static std::vector<Request> Mixed() {
+    std::vector<Request> requests;
+    for (uint32_t i = 0; i < 12; ++i) {
+      requests.push_back(MakeRequest(1 + static_cast<int>(i * 37 % 100), i,
+                                     20 + static_cast<int>(i * 53 % 240), i % 2 == 0 ? 0.0F : 0.3F));
+      SamplingParams& sampling = requests.back().sampling;
+      if (i % 3 == 0) sampling.repetition_penalty = 1.1F;
+      if (i % 4 == 1) sampling.top_p = 0.7F;
+      if (i % 5 == 2) sampling.frequency_penalty = 0.4F;
+      if (i % 4 == 3) sampling.min_tokens = 9;
+      if (i % 6 == 4) sampling.logit_bias = {{5, 2.0F}, {9, -3.0F}};
+    }
+    return requests;
+  }
+
+  kernels::KernelTable kernels_;
+  std::unique_ptr<runtime::ThreadPool> threads_;
+};
+
+TEST(LookUpTest, FindsTheLongestEndThatStoodBefore) {
+  const std::vector<int32_t> tokens = {7, 1, 2, 3, 4, 9, 2, 3, 5, 1, 2, 3};
+  EXPECT_THAT(LookUp(tokens, 2, 5, 3), ElementsAre(4, 9, 2)) << "1 2 3, not 2 3";
+  EXPECT_THAT(LookUp(tokens, 2, 2, 3), ElementsAre(4, 9, 2)) << "the earliest of equals";
+  EXPECT_THAT(LookUp(tokens, 4, 5, 3), IsEmpty());
+  EXPECT_THAT(LookUp(tokens, 1, 1, 20), ElementsAre(4, 9, 2, 3, 5, 1, 2, 3)) << "as far as there are tokens";
+}
+
+TEST(LookUpTest, AnEndMayOverlapItself) {
+  EXPECT_THAT(LookUp(std::vector<int32_t>{4, 4, 4, 4}, 1, 2, 5), ElementsAre(4, 4));
+  EXPECT_THAT(LookUp(std::vector<int32_t>{4}, 1, 2, 5), IsEmpty());
+  EXPECT_THAT(LookUp(std::vector<int32_t>{1, 2, 3}, 1, 2, 5), IsEmpty());
+}
+
+TEST_F(SpeculationTest, MtpSaysTheSameInFewerSteps) {
+  for (const uint64_t misses_every : {0, 3, 1}) {
+    FakeModel model(512, FakeModel::kVocab, /*mtp=*/true);
+    const std::vector<Request> requests = Mixed();
+    const AllSaid without = RunAll(*Make(model, "off"), requests);
+    const int steps = std::exchange(model.steps, 0);
+    model.misses_every = misses_every;
+    auto engine = Make(model, "mtp");
+    EXPECT_EQ(RunAll(*engine, requests), without) << "one draft in " << misses_every << " is wrong";
+    const SpeculationStats stats = engine->stats().speculation;
+    EXPECT_GT(stats.drafts, 100);
+    if (misses_every == 0) {
+      EXPECT_LT(model.steps, steps * 4 / 5);
+    }
+    if (misses_every == 1) {
+      EXPECT_LT(stats.accepted_tokens, stats.draft_tokens / 20);
+    }
+    EXPECT_EQ(engine->stats().output_tokens, [&] {
+      int64_t tokens = 0;
+      for (const auto& [id, said] : without) tokens += static_cast<int64_t>(said.tokens.size());
+      return tokens;
+    }());
+  }
+}
+
+// Alone and greedy, every draft of a module that is never wrong is right.
+TEST_F(SpeculationTest, MtpIsRightAlone) {
+  FakeModel model(512, FakeModel::kVocab, /*mtp=*/true);
+  auto engine = Make(model, "mtp", {.speculative = {.most_tokens = 3}});
+  RunAll(*engine, {MakeRequest(100, 1, 201, 0)});
+  const SpeculationStats stats = engine->stats().speculation;
+  EXPECT_EQ(stats.accepted_tokens, stats.draft_tokens);
+  EXPECT_EQ(stats.accepted_at[0], stats.drafts);
+  // The prompt gives one token; 200 follow, four a step but where a block ends.
+  EXPECT_LE(model.steps, 1 + 50 + 6);
+}
+
+TEST_F(SpeculationTest, LookUpSaysTheSameInFewerSteps) {
+  FakeModel model(512);
+  model.memory = 1;  // what follows depends on one token: it soon repeats
+  std::vector<Request> requests = Mixed();
+  const AllSaid without = RunAll(*Make(model, "off"), requests);
+  const int steps = std::exchange(model.steps, 0);
+  auto engine = Make(model, "ngram");
+  EXPECT_EQ(RunAll(*engine, requests), without);
+  EXPECT_LT(model.steps, steps);
+  EXPECT_GT(engine->stats().speculation.accepted_tokens, 100);
+}
+
+TEST_F(SpeculationTest, ADraftModelSaysTheSameInFewerSteps) {
+  FakeModel model(512), twin(512), stranger(512);
+  stranger.memory = 2;
+  const AllSaid without = RunAll(*Make(model, "off"), Mixed());
+  for (FakeModel* draft : {&twin, &stranger}) {
+    for (const int64_t blocks : {64, 6}) {
+      auto engine = Make(model, "draft",
+                         {.kv_bytes = blocks * kBlockBytes,
+                          .max_sequences = 4,
+                          .max_batch_tokens = 40,
+                          .speculative = {.draft_model = draft}});
+      EXPECT_EQ(RunAll(*engine, Mixed()), without);
+      EXPECT_EQ(engine->stats().preemptions > 0, blocks == 6);
+      EXPECT_GT(engine->stats().speculation.draft_tokens, 100);
+    }
+  }
+  auto engine = Make(model, "draft", {.speculative = {.most_tokens = 3, .draft_model = &twin}});
+  twin.computed = model.steps = 0;
+  RunAll(*engine, {MakeRequest(100, 1, 201, 0)});
+  const SpeculationStats stats = engine->stats().speculation;
+  EXPECT_EQ(stats.accepted_tokens, stats.draft_tokens);
+  EXPECT_LE(model.steps, 1 + 50 + 1);
+  EXPECT_LE(twin.computed, 301) << "no token twice";
+}
+
+TEST_F(SpeculationTest, DraftsTakeOnlyRowsThatAreLeft) {
+  FakeModel model(512, FakeModel::kVocab, /*mtp=*/true);
+  const AllSaid without = RunAll(*Make(model, "off"), Mixed());
+  model.largest_step = 0;
+  auto engine = Make(model, "mtp", {.max_sequences = 6, .max_batch_tokens = 8});
+  EXPECT_EQ(RunAll(*engine, Mixed()), without);
+  EXPECT_EQ(model.largest_step, 8U);
+  EXPECT_GT(engine->stats().speculation.accepted_tokens, 0);
+}
+
+TEST_F(SpeculationTest, SurvivesPreemption) {
+  FakeModel model(512, FakeModel::kVocab, /*mtp=*/true);
+  const AllSaid without = RunAll(*Make(model, "off"), Mixed());
+  model.misses_every = 4;
+  for (const bool prefix_cache : {true, false}) {
+    for (const int64_t swap_blocks : {0, 6}) {
+      auto engine = Make(model, "mtp",
+                         {.kv_bytes = 9 * kBlockBytes,
+                          .swap_bytes = swap_blocks * kBlockBytes,
+                          .max_sequences = 4,
+                          .max_batch_tokens = 40,
+                          .prefix_cache = prefix_cache});
+      EXPECT_EQ(RunAll(*engine, Mixed()), without);
+      EXPECT_GT(engine->stats().preemptions, 0);
+      EXPECT_GT(engine->stats().speculation.accepted_tokens, 0);
+    }
+  }
+}
+
+// Blocks that enter the tree hold what was said, never what was drafted and refused.
+TEST_F(SpeculationTest, ASecondTurnFindsWhatWasSaid) {
+  FakeModel model(2048, FakeModel::kVocab, /*mtp=*/true);
+  model.misses_every = 3;
+  Request request = MakeRequest(70, 5, 150, 0);
+  Request second = request;
+  const AllSaid first = RunAll(*Make(model, "off"), {request});
+  second.prompt.insert(second.prompt.end(), first.at(1).tokens.begin(), first.at(1).tokens.end());
+  const AllSaid expected = RunAll(*Make(model, "off"), {second});
+  auto engine = Make(model, "mtp");
+  RunAll(*engine, {request});
+  const int64_t accepted = engine->stats().speculation.accepted_tokens;
+  model.mtp_rows = 0;
+  EXPECT_EQ(RunAll(*engine, {second}).at(2), expected.at(1));
+  EXPECT_GE(engine->stats().cache_hits, 192);
+  EXPECT_GT(engine->stats().speculation.accepted_tokens, accepted + 60);
+  EXPECT_LT(model.mtp_rows, 500) << "the module's rows of cached blocks are not computed again";
+}
+
+// Requests that draft nothing leave blocks without the module's rows: the next turn begins anew behind them.
+TEST_F(SpeculationTest, MtpBeginsAnewBehindBlocksThatLackItsRows) {
+  FakeModel model(2048, FakeModel::kVocab, /*mtp=*/true);
+  auto engine = Make(model, "mtp");
+  Request reader = MakeRequest(200, 5, 0, 0);
+  RunAll(*engine, {reader});
+  EXPECT_EQ(model.mtp_rows, 0);
+  Request request = MakeRequest(200, 5, 150, 0);
+  const AllSaid expected = RunAll(*Make(model, "off"), {request});
+  EXPECT_EQ(RunAll(*engine, {request}).at(2), expected.at(1));
+  const SpeculationStats stats = engine->stats().speculation;
+  EXPECT_GT(stats.accepted_tokens, 50);
+  EXPECT_EQ(stats.accepted_tokens, stats.draft_tokens);
+}
+
+TEST_F(SpeculationTest, EndsWhereItWouldWithout) {
+  FakeModel model(512, FakeModel::kVocab, /*mtp=*/true);
+  Request request = MakeRequest(20, 3, 100, 0);
+  const AllSaid free = RunAll(*Make(model, "off"), {request});
+  for (const int at : {3, 4, 5, 6, 7, 8, 9, 30}) {
+    const int32_t end = free.at(1).tokens[at];
+    request.sampling.stop_ids = {end};
+    const AllSaid expected = RunAll(*Make(model, "off"), {request});
+    EXPECT_EQ(RunAll(*Make(model, "mtp"), {request}), expected) << at;
+    EXPECT_EQ(expected.at(1).stopped_by, end);
+    Request held = request;
+    held.sampling.min_tokens = at + 3;
+    EXPECT_EQ(RunAll(*Make(model, "mtp"), {held}), RunAll(*Make(model, "off"), {held})) << at;
+    Request shorter = MakeRequest(20, 3, at, 0);
+    const AllSaid cut = RunAll(*Make(model, "mtp"), {shorter});
+    EXPECT_EQ(cut.at(1).tokens.size(), static_cast<size_t>(at));
+    EXPECT_EQ(cut.at(1).finish, FinishReason::kLength);
+  }
+}
+
+TEST_F(SpeculationTest, AFailedStepCanBeTriedAgain) {
+  FakeModel model(512, FakeModel::kVocab, /*mtp=*/true);
+  const AllSaid without = RunAll(*Make(model, "off"), Mixed());
+  auto engine = Make(model, "mtp");
+  for (const Request& request : Mixed()) ASSERT_TRUE(engine->Add(request).ok());
+  std::vector<TokenEvent> events;
+  std::map<RequestId, size_t> told;
+  for (int step = 0; !engine->idle(); ++step) {
+    events.clear();
+    model.fail_next = step % 7 == 3;
+    model.fail_next_mtp = step % 7 == 5;
+    const bool fails = engine->Step(&events).ok();
+    if (step == 3) {
+      EXPECT_FALSE(fails);
+    }
+    for (const TokenEvent& event : events) {
+      if (event.token) {
+        EXPECT_EQ(*event.token, without.at(event.request).tokens[told[event.request]++]);
+      }
+    }
+  }
+  for (const auto& [id, said] : without) EXPECT_EQ(told[id], said.tokens.size());
+}
+
+// Requests come and go between the draws and the drafts.
+TEST_F(SpeculationTest, CancellingDropsDrafts) {
+  FakeModel model(512, FakeModel::kVocab, /*mtp=*/true);
+  const AllSaid without = RunAll(*Make(model, "off"), Mixed());
+  auto engine = Make(model, "mtp");
+  for (const Request& request : Mixed()) ASSERT_TRUE(engine->Add(request).ok());
+  std::vector<TokenEvent> events;
+  for (int step = 0; step < 9; ++step) ASSERT_TRUE(engine->Step(&events).ok());
+  for (const RequestId id : {2, 3, 7, 11}) engine->Cancel(id);
+  const AllSaid rest = Drain(*engine);
+  for (const RequestId id : {1, 4, 5, 12}) {
+    std::vector<int32_t> tokens;
+    for (const TokenEvent& event : events) {
+      if (event.request == id && event.token) tokens.push_back(*event.token);
+    }
+    if (rest.contains(id)) tokens.insert(tokens.end(), rest.at(id).tokens.begin(), rest.at(id).tokens.end());
+    EXPECT_EQ(tokens, without.at(id).tokens);
+  }
+}
+
+TEST_F(SpeculationTest, GrammarsHoldBehindEachDraft) {
+  const text::Tokenizer tokenizer = [] {
+    nlohmann::json vocab;
+    for (int id = 0; id < 94; ++id) vocab[std::string(1, static_cast<char>('!' + id))] = id;
+    vocab["<end>"] = 94;
+    const nlohmann::json byte_level = {
+        {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", false}};
+    const nlohmann::json made = {
+        {"version", "1.0"},
+        {"added_tokens",
+         {{{"id", 94},
+           {"content", "<end>"},
+           {"special", true},
+           {"single_word", false},
+           {"lstrip", false},
+           {"rstrip", false},
+           {"normalized", false}}}},
+        {"pre_tokenizer", byte_level},
+        {"decoder", byte_level},
+        {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", nlohmann::json::array()}}}};
+    return *text::Tokenizer::FromJson(made.dump(), "{}");
+  }();
+  const auto compiler = text::GrammarCompiler::Create(tokenizer, std::vector<int32_t>{94});
+  ASSERT_TRUE(compiler.ok()) << Message(compiler.status());
+  // A text that repeats within the grammar, so that lookup drafts right and wrong tokens.
+  for (const char* pattern : {"(abc){20}x", "[a-d]{70}x", "((ab|cd)(no|yes)){9}"}) {
+    std::map<std::string, AllSaid> said;
+    for (const std::string method : {"off", "ngram"}) {
+      FakeModel model(512, 95);
+      model.memory = 1;
+      auto engine = Make(model, method, {.eos_ids = {94}, .speculative = {.prompt_lookup_min = 1}});
+      std::vector<Request> requests;
+      for (uint32_t i = 0; i < 4; ++i) {
+        requests.push_back(MakeRequest(30, i, 120, i % 2 == 0 ? 0.0F : 0.8F));
+        for (int32_t& token : requests.back().prompt) token %= 94;
+        requests.back().grammar =
+            std::make_shared<text::Grammar>(*compiler->Compile(text::GrammarKind::kRegex, pattern));
+      }
+      said[method] = RunAll(*engine, requests);
+      if (method == "ngram") {
+        EXPECT_GT(engine->stats().speculation.accepted_tokens, 0) << pattern;
+      }
+    }
+    EXPECT_EQ(said["off"], said["ngram"]) << pattern;
+  }
+}
+
+// The second and third token of many requests against the model's own distribution, Pearson's chi-square
+// within five standard deviations. With a fixed draft this is how rejection sampling would be judged, too.
+TEST_F(SpeculationTest, DrawsKeepTheDistribution) {
+  constexpr int kVocab = 6, kRequests = 6000;
+  FakeModel model(64, kVocab, /*mtp=*/true);
+  auto engine =
+      Make(model, "mtp", {.max_sequences = 64, .prefix_cache = false, .speculative = {.most_tokens = 2}});
+  const std::vector<int32_t> prompt = {1, 2};
+  std::vector<Request> requests;
+  for (uint32_t i = 0; i < kRequests; ++i) {
+    requests.push_back(MakeRequest(1, i, 3, 2.0F));
+    requests.back().prompt = prompt;
+    requests.back().sampling.top_k = 5;
+  }
+  std::array<std::array<double, kVocab>, kVocab> counts = {};
+  for (const auto& [id, said] : RunAll(*engine, requests)) ++counts[said.tokens[1]][said.tokens[2]];
+  EXPECT_GT(engine->stats().speculation.accepted_tokens, kRequests / 4);
+
+  const auto chances = [](const std::vector<int32_t>& tokens) {
+    const std::vector<float> logits = FakeModel::LogitsAfter(tokens, kVocab);
+    const float least = *std::min_element(logits.begin(), logits.end());
+    std::vector<double> shares;
+    double sum = 0;
+    for (const float logit : logits) {
+      shares.push_back(logit == least ? 0 : std::exp(logit / 2.0));
+      sum += shares.back();
+    }
+    for (double& share : shares) share /= sum;
+    return shares;
+  };
+  double chi = 0;
+  int cells = 0;
+  for (int32_t second = 0; second < kVocab; ++second) {
+    for (int32_t third = 0; third < kVocab; ++third) {
+      double share = 0;
+      for (int32_t first = 0; first < kVocab; ++first) {
+        share +=
+            chances({1, 2})[first] * chances({1, 2, first})[second] * chances({1, 2, first, second})[third];
+      }
+      const double mean = share * kRequests, found = counts[second][third];
+      ASSERT_GT(mean, 5);
+      chi += (found - mean) * (found - mean) / mean;
+      ++cells;
+    }
+  }
+  const double freedom = cells - 1;
+  EXPECT_LT(chi, freedom + 5 * std::sqrt(2 * freedom));
+}
+
+TEST_F(SpeculationTest, RefusesWhatTheModelLacksByName) {
+  FakeModel model(512);
+  const auto refuse = [&](const SpeculativeOptions& options) {
+    return Message(Engine::Create(model, kernels_, *threads_, {.speculative = options}).status());
+  };
+  EXPECT_THAT(refuse({.method = "mtp"}), HasSubstr("needs a model with an MTP module"));
+  EXPECT_THAT(refuse({.method = "eagle"}), HasSubstr("found \"eagle\""));
+  EXPECT_THAT(refuse({.method = "ngram", .most_tokens = 16}), HasSubstr("in [1, 15]"));
+  EXPECT_THAT(refuse({.method = "ngram", .prompt_lookup_min = 6}), HasSubstr("prompt_lookup_max = 5"));
+  EXPECT_THAT(refuse({.method = "draft"}), HasSubstr("needs a draft model"));
+  FakeModel other(512, 50);
+  EXPECT_THAT(refuse({.method = "draft", .draft_model = &other}), HasSubstr("of 97 tokens, found 50"));
+  EXPECT_EQ(Make(model, "auto")->speculative().method, "ngram");
+  FakeModel with(512, FakeModel::kVocab, /*mtp=*/true);
+  EXPECT_EQ(Make(with, "auto")->speculative().method, "mtp");
+}
+
+// What a policy makes of a machine and a text: seconds with it over seconds without, for as many tokens.
+double Slowdown(double row_cost, double pass_cost, const std::vector<double>& chances, int tokens) {
+  DepthPolicy policy;
+  DraftRecord record;
+  std::mt19937 random(1);
+  double seconds = 0;
+  int said = 0;
+  while (said < tokens) {
+    const DepthPolicy::Candidate candidate = {
+        .record = &record, .limit = static_cast<int>(chances.size()), .behind = 0};
+    const int depth = policy.Choose({&candidate, 1}, 1, 100)[0];
+    if (depth > 0) {
+      policy.CountDrafts(1, depth, 0, depth * pass_cost);
+      seconds += depth * pass_cost;
+    }
+    const double step = 1 + depth * row_cost;
+    policy.CountStep(1 + depth, step);
+    seconds += step;
+    int accepted = 0;
+    while (accepted < depth && (random() % 10000) / 10000.0 < chances[accepted]) ++accepted;
+    if (depth > 0) policy.CountOutcome(record, depth, accepted);
+    said += accepted + 1;
+  }
+  return seconds / said;
+}
+
+TEST(DepthPolicyTest, DraftsWhatPays) {
+  EXPECT_LT(Slowdown(0.1, 0.1, {1, 1, 1, 1}, 2000), 0.4) << "1.8 / 5 at best";
+  EXPECT_LT(Slowdown(0.1, 0.1, {0.8, 0.1, 0.1, 0.1}, 2000), 0.72) << "1.2 / 1.8 at best";
+}
+
+TEST(DepthPolicyTest, NeverLoses) {
+  for (const double chance : {0.0, 0.02, 0.1, 0.2, 0.5}) {
+    for (const double row_cost : {0.05, 0.3, 0.9, 1.5}) {
+      EXPECT_LT(Slowdown(row_cost, 0.2, {chance, chance, chance, chance}, 2000), 1.025)
+          << chance << " right, " << row_cost << " a row";
+    }
+  }
+}
+
+TEST(DepthPolicyTest, TheLikeliestGetTheRows) {
+  DepthPolicy policy;
+  for (int i = 0; i < 3; ++i) {
+    policy.CountStep(3, 1);
+    policy.CountStep(5, 1.05);
+  }
+  DraftRecord good, bad, none;
+  for (int i = 0; i < 20; ++i) {
+    policy.CountOutcome(good, 2, 2);
+    policy.CountOutcome(bad, 2, 0);
+  }
+  const std::vector<DepthPolicy::Candidate> candidates = {{&good, 2, 0}, {&bad, 2, 0}, {&none, 0, 0}};
+  EXPECT_THAT(policy.Choose(candidates, 3, 2), ElementsAre(2, 0, 0));
+  EXPECT_THAT(policy.Choose(candidates, 3, 0), ElementsAre(0, 0, 0));
+}
+
+}  // namespace
+}  // namespace moesaic::engine

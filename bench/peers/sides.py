@@ -13,7 +13,7 @@ import tempfile
 import time
 
 # What a file's weights run as here; peers run them as they are stored.
-DTYPES = {"q8_0": "int8", "q4_0": "int8", "q4_k": "int8", "bf16": "bf16"}
+DTYPES = {"q8_0": "auto", "q4_0": "auto", "q4_k": "auto", "bf16": "bf16"}
 # The dot products that `of peak` is held against.
 PEAKS = {"q8_0": "int8", "q4_0": "int8", "q4_k": "int8", "bf16": "bf16"}
 START = "start to first token"

@@ -65,11 +65,8 @@ void AddModelPath(CLI::App& verb, std::string& model, const char* help) {
 }
 
 void AddDtypeFlag(CLI::App& verb, std::string& dtype) {
-  std::vector<std::string> names = {"auto"};
-  for (int f = 0; f < tensor::kPackedFormats; ++f) {
-    const auto format = static_cast<tensor::PackedFormat>(f);
-    if (tensor::CanQuantize(format)) names.push_back(tensor::PackedFormatName(format));
-  }
+  std::vector<std::string> names = tensor::QuantizableFormatNames();
+  names.insert(names.begin(), "auto");
   verb.add_option("--dtype", dtype, "Weights in memory; auto: as they are stored, else bf16")
       ->check(CLI::IsMember(names))
       ->capture_default_str();

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "checkpoint/ggml_blocks.h"
+#include "tensor/group_format.h"
 
 namespace moesaic::checkpoint {
 namespace {
@@ -287,15 +288,13 @@ void ReadInt4Row(const LinearSource& source, int64_t row, float* out) {
 }
 
 void ReadNvfp4Row(const LinearSource& source, int64_t row, float* out) {
-  static constexpr float kE2M1[16] = {0.0F,  0.5F,  1.0F,  1.5F,  2.0F,  3.0F,  4.0F,  6.0F,
-                                      -0.0F, -0.5F, -1.0F, -1.5F, -2.0F, -3.0F, -4.0F, -6.0F};
   const std::byte* in = source.weight->bytes.data() + row * source.in / 2;
   for (int64_t g = 0; g < source.in / 16; ++g) {
     const float scale = ScalarAt(*source.scale, row * (source.in / 16) + g) / source.global_scale;
     for (int64_t i = 0; i < 8; ++i) {
       const auto pair = static_cast<uint8_t>(in[g * 8 + i]);
-      out[g * 16 + 2 * i] = kE2M1[pair & 15U] * scale;
-      out[g * 16 + 2 * i + 1] = kE2M1[pair >> 4U] * scale;
+      out[g * 16 + 2 * i] = tensor::kE2M1[pair & 15U] * scale;
+      out[g * 16 + 2 * i + 1] = tensor::kE2M1[pair >> 4U] * scale;
     }
   }
 }

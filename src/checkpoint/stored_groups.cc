@@ -121,8 +121,10 @@ void ReadInt4Row(const LinearSource& source, int64_t row, const RowOut& out) {
     std::memcpy(&bits, scales + 2 * group, 2);
     return HalfOrBF16(source.scale->dtype, bits);
   };
+  // f16 stays as it is; bf16 reaches further, and gets a power of two beside it.
   float largest = 0;
-  for (int64_t g = 0; g < stored; ++g) largest = std::max(largest, std::fabs(scale(g)));
+  for (int64_t g = 0; g < stored && source.scale->dtype == DType::kBF16; ++g)
+    largest = std::max(largest, std::fabs(scale(g)));
   const float unit = largest > 0 && std::isfinite(largest) ? std::ldexp(1.0F, std::ilogb(largest)) : 1;
   *out.output_scale = unit;
   for (int64_t g = 0; g < (source.in + 31) / 32; ++g) {
@@ -139,6 +141,9 @@ void ReadNvfp4Row(const LinearSource& source, int64_t row, const RowOut& out) {
   for (int64_t g = 0; g < source.in / 16; ++g) out.scales[g] = static_cast<uint8_t>(scales[g]);
   *out.output_scale = 1 / source.global_scale;
 }
+
+// What a kernel multiplies an output's sum by, up to 128 times its scale, and the largest weight are finite.
+bool IsUsable(float output_scale) { return std::isfinite(output_scale * 0x1p25F); }
 
 bool IsFinite(PackedFormat format, uint16_t scale) {
   if (format == PackedFormat::kNvfp4) return (scale & 0x7f) != 0x7f;
@@ -177,7 +182,8 @@ Status ReadGroupRows(const LinearSource& source, int64_t first, int64_t count, G
   const auto supers = count > 0 ? std::ssize(out.supers) / count : 0;
   for (int64_t r = 0; r < count; ++r) {
     const RowOut to{&out.codes[r * source.in], &out.scales[r * groups], &out.output_scales[r],
-                    out.minima.data() + r * groups, out.supers.data() + r * supers};
+                    out.minima.empty() ? nullptr : &out.minima[r * groups],
+                    out.supers.empty() ? nullptr : &out.supers[r * supers]};
     if (source.scheme == WeightScheme::kNvfp4) {
       ReadNvfp4Row(source, first + r, to);
     } else if (source.scheme == WeightScheme::kInt4Packed) {
@@ -189,7 +195,7 @@ Status ReadGroupRows(const LinearSource& source, int64_t first, int64_t count, G
     }
     const auto finite = [&](uint16_t scale) { return IsFinite(*format, scale); };
     const auto half = [](uint16_t bits) { return (bits & 0x7c00) != 0x7c00; };
-    if (std::all_of(to.scales, to.scales + groups, finite) &&
+    if (IsUsable(*to.output_scale) && std::all_of(to.scales, to.scales + groups, finite) &&
         std::all_of(to.supers, to.supers + supers, half)) {
       continue;
     }

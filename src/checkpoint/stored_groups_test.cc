@@ -198,5 +198,27 @@ TEST(StoredGroups, ScalesMustBeFinite) {
   EXPECT_FALSE(ReadGroupRows(Ggml(weight), 5, kOut, rows).ok());
 }
 
+TEST(StoredGroups, AGlobalScaleMustLeaveFiniteWeights) {
+  const Bytes stored(kOut * kIn / 2);
+  Bytes scales(kOut * kIn / 16);
+  for (int i = 0; i < kOut * kIn / 16; ++i) scales[i] = std::byte{0x38};
+  const TensorEntry weight = stored.Entry(DType::kU8, {kOut, kIn / 2});
+  const TensorEntry scale = scales.Entry(DType::kF8E4M3, {kOut, kIn / 16});
+  LinearSource source = {.module = "m",
+                         .scheme = WeightScheme::kNvfp4,
+                         .out = kOut,
+                         .in = kIn,
+                         .weight = &weight,
+                         .scale = &scale,
+                         .block_cols = 16};
+  tensor::GroupRows rows;
+  for (const float global : {1e-40F, 1e-37F}) {
+    source.global_scale = global;
+    EXPECT_FALSE(ReadGroupRows(source, 0, kOut, rows).ok()) << global;
+  }
+  source.global_scale = 1e-20F;
+  EXPECT_TRUE(ReadGroupRows(source, 0, kOut, rows).ok());
+}
+
 }  // namespace
 }  // namespace moesaic::checkpoint

@@ -26,6 +26,7 @@ GemmCut CutGemm(int rows, const tensor::PackedLayout& layout, int threads, int m
   GemmCut cut{
       .rows = rows, .panels = layout.panels(), .row_tile = std::max(rows, 1), .panel_group = layout.panels()};
   if (rows == 0) return cut;  // no tasks
+  // Of a prepared row, but for the scales of group-scaled formats, a quarter more.
   const int64_t row_bytes = std::max<int64_t>(layout.panel_bytes / tensor::kPanelRows, layout.k_padded);
   const int64_t rows_in_cache = std::max<int64_t>(kMostRowBytes / row_bytes / kRowUnit, 1) * kRowUnit;
   if (rows > rows_in_cache + kRowUnit / 2) cut.row_tile = static_cast<int>(rows_in_cache);

@@ -47,14 +47,20 @@ std::string NameOf(const testing::TestParamInfo<Case>& info) { return info.param
 
 constexpr double kLargestSuper = 0x1p-11;
 
-// Any codes, with scales below 63 kLargestSuper.
+// Any codes and scales, those of f16 and f16 times integers below 63 kLargestSuper.
 tensor::GroupRows RandomGroups(std::mt19937* rng, PackedFormat format, int n, int k) {
   tensor::GroupRows rows;
   rows.Resize(format, n, k);
   const unsigned codes = 1U << tensor::GroupFormatOf(format).code_bits;
   for (uint8_t& code : rows.codes) code = static_cast<uint8_t>((*rng)() % codes);
   const bool is_signed = format == PackedFormat::kQ6K;
-  for (uint16_t& scale : rows.scales) scale = static_cast<uint8_t>((*rng)() % (is_signed ? 256 : 64));
+  for (uint16_t& scale : rows.scales) {
+    const unsigned bits = (*rng)();
+    scale = static_cast<uint16_t>(format == PackedFormat::kNvfp4             ? bits % 0x7f  // denormals too
+                                  : !tensor::GroupFormatOf(format).has_super ? 0x2400 + bits % 1024
+                                  : is_signed                                ? bits % 256
+                                                                             : bits % 64);
+  }
   for (uint8_t& minimum : rows.minima) minimum = static_cast<uint8_t>((*rng)() % 64);
   for (uint16_t& super : rows.supers) super = static_cast<uint16_t>(0x0c00 + (*rng)() % 1024);
   return rows;
@@ -220,7 +226,7 @@ TEST_P(GemmTest, EveryNumberOfRows) {
 // A row alone gives the bits it gives beside others, at whatever place.
 TEST_P(GemmTest, RowDoesNotDependOnItsBatch) {
   const int n = 70, k = 600;
-  for (int m : {2, 3, 4, 5, 7, 12, 13, 16, 17, 31, 33, 35, 36, 50, 64, 70}) {
+  for (int m : {2, 3, 4, 5, 7, 12, 13, 16, 17, 31, 33, 35, 36, 50, 64, 70, 96, 150}) {
     Make(m, n, k, 0);
     std::vector<float> together(m * n), alone(n);
     GetParam().impl.fn.tile(Tile(0, m, together.data(), n));
@@ -379,6 +385,20 @@ TEST_P(GemmGroupTest, ExtremeCodes) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Host, GemmTest, testing::ValuesIn(HostCases(kAllFormats)), NameOf);
+// Codes and scales that rounding values would never give.
+TEST_P(GemmGroupTest, AnyCodesAndScales) {
+  for (int m : {1, 5, 40}) {
+    Make(m, 35, 256, 0);
+    const runtime::Buffer fresh = *runtime::Buffer::Allocate(weights_.layout.total_bytes, false);
+    tensor::PackGroupRows(weights_.layout, 0, RandomGroups(&rng_, GetParam().format, 35, 256), fresh.data());
+    weights_.data = fresh.data();
+    std::vector<float> c(m * 35);
+    GetParam().impl.fn.tile(Tile(0, m, c.data(), 35));
+    Check(c, 35, 0, std::vector<float>(c.size(), 0.0F));
+    if (HasFatalFailure()) FAIL() << "m " << m;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Host, GemmPlainTest, testing::ValuesIn(HostCases(kPlain)), NameOf);
 INSTANTIATE_TEST_SUITE_P(Host, GemmGroupTest, testing::ValuesIn(HostCases(kGroupScaled)), NameOf);
 INSTANTIATE_TEST_SUITE_P(Host, GemmI8Test, testing::ValuesIn(HostCases({PackedFormat::kI8})), NameOf);

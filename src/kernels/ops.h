@@ -147,8 +147,8 @@ void Attention(const ExecContext& ctx, const AttentionParams& params);
 /// choice; groups ranked by their members' choice scores, and those not among the best top_groups closed for
 /// good (as transformers' DeepseekV3TopkRouter does now; older ones wrote 0 over them, which could beat
 /// negative scores); the top_k best choices in open groups, weighted by their scores without bias. Needs
-/// top_k <= top_groups * (experts / groups), and two experts a group for kTopTwoSum. NaN logits give valid
-/// ids and NaN weights.
+/// top_k <= top_groups * (experts / groups), and two experts a group for kTopTwoSum. NaN logits give valid,
+/// different ids, and by softmax NaN weights.
 struct RouteParams {
   enum class Scoring { kSoftmax, kSigmoid };
   enum class GroupScore { kMax, kTopTwoSum };  // V2: best expert of a group; V3 noaux_tc: sum of its best two

@@ -175,6 +175,40 @@ TEST_P(RouteTest, ClosedGroupsAreNeverChosenEvenWhenAllOpenScoresAreNegative) {
   EXPECT_EQ(got.weights, (std::vector<float>{0.5F, 0.5F, 0.5F}));  // the bias is not part of the weight
 }
 
+TEST_P(RouteTest, OneNotANumberAmongManyExperts) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  std::mt19937 rng(4);
+  std::vector<float> logits = RandomValues(&rng, 64, 3);
+  logits[37] = nan;
+  for (bool normalize : {false, true}) {
+    RouteParams p = Params(logits, 64, 6, Scoring::kSoftmax);
+    p.normalize = normalize;
+    const Routed got = RouteWith(p, 1, GetParam());
+    for (float weight : got.weights) EXPECT_TRUE(std::isnan(weight));
+    std::vector<int32_t> ids = got.ids;
+    std::sort(ids.begin(), ids.end());
+    EXPECT_EQ(std::unique(ids.begin(), ids.end()), ids.end());
+  }
+}
+
+// As TiedGroups and ClosedGroups above, in the shapes that vectors take.
+TEST_P(RouteTest, TiesAndClosedGroupsOfManyExperts) {
+  std::vector<float> logits(64, 1.0F), bias(64, -5.0F);
+  std::fill_n(bias.begin() + 32, 32, -9.0F);
+  std::fill_n(logits.begin(), 8, -0.0F);
+  std::fill_n(logits.begin() + 8, 8, 0.0F);
+  RouteParams p = Params(logits, 64, 6, Scoring::kSigmoid);
+  p.groups = 4;
+  p.top_groups = 1;
+  EXPECT_EQ(RouteWith(p, 1, GetParam()).ids, (std::vector<int32_t>{16, 17, 18, 19, 20, 21}));
+  p.bias = bias.data();
+  p.group_score = GroupScore::kTopTwoSum;
+  EXPECT_EQ(RouteWith(p, 1, GetParam()).ids, (std::vector<int32_t>{16, 17, 18, 19, 20, 21}));
+  const std::vector<float> both_zeros(logits.begin(), logits.begin() + 16);
+  const RouteParams zeros = Params(both_zeros, 16, 3, Scoring::kSoftmax);
+  EXPECT_EQ(RouteWith(zeros, 1, GetParam()).ids, (std::vector<int32_t>{0, 1, 2}));
+}
+
 TEST_P(RouteTest, NotANumberStillGivesDifferentValidExperts) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   for (Scoring scoring : {Scoring::kSoftmax, Scoring::kSigmoid}) {

@@ -133,9 +133,10 @@ class Assembler {
 
 // Checkpoints of DeepSeek-V3 hold the head again with the MTP module. One of both keeps caches and, where the
 // file is mapped, memory for other things: the module runs right after the head.
-bool SameBytes(const tensor::PackedMatrix& a, const tensor::PackedMatrix& b) {
-  return a.layout.format == b.layout.format && a.layout.n == b.layout.n && a.layout.k == b.layout.k &&
-         a.first_row == b.first_row && std::memcmp(a.data, b.data, a.layout.total_bytes) == 0;
+bool IsCopy(const tensor::PackedMatrix& a, const tensor::PackedMatrix& b) {
+  return a.data != b.data && a.layout.format == b.layout.format && a.layout.n == b.layout.n &&
+         a.layout.k == b.layout.k && a.first_row == b.first_row && a.input_scale == b.input_scale &&
+         std::memcmp(a.data, b.data, a.layout.total_bytes) == 0;
 }
 
 }  // namespace
@@ -159,7 +160,7 @@ DecoderWeights Assemble(const DecoderSpec& spec, const WeightMap& weights, const
                            .final_norm = weights.Vector(prefix + "shared_head.norm.weight"),
                            .head = assemble.Linear(assemble.Present(prefix + "shared_head.head", head))});
     layers::Linear& own = decoder.mtp.back().head;
-    if (SameBytes(own.weight, decoder.head.weight)) own.weight = decoder.head.weight;
+    if (IsCopy(own.weight, decoder.head.weight)) own.weight = decoder.head.weight;
   }
   return decoder;
 }

@@ -167,8 +167,9 @@ TEST(LoadTest, ChoosesExpertsAToken) {
 
 TEST(LoadTest, RefusesAnUnknownDtype) {
   EXPECT_EQ(LoadError(SourcePath("tests/golden/qwen3-tied"), {.dtype = "fp4"}),
-            "weights can be auto or one of f32, bf16, int8, int8_g32, int4_g32, mxfp4, nvfp4, q4_k, q6_k, "
-            "not \"fp4\"");
+            "weights can be auto, f32, bf16, int8, int8_g32, int4_g32, mxfp4, nvfp4, not \"fp4\"");
+  EXPECT_THAT(LoadError(SourcePath("tests/golden/qwen3-tied"), {.dtype = "q4_k"}),
+              HasSubstr("can't be chosen"));
 }
 
 // A packed file whose header was damaged in one number.
@@ -186,6 +187,21 @@ TEST(LoadTest, RefusesAPackedFileThatDoesNotFitItsConfig) {
   const std::string error = LoadError(packed);
   EXPECT_THAT(error, HasSubstr("packed region model.layers.1.mlp.gate must be"));
   EXPECT_THAT(LoadError(packed, {.dtype = "f32"}), HasSubstr("keeps the format it was written in"));
+  std::filesystem::remove(packed);
+}
+
+// A region that does not say what its matrices are.
+TEST(LoadTest, RefusesAPackedFileWithoutParts) {
+  const std::string packed = testing::TempDir() + "partless.moesaic";
+  const auto pool = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
+  ASSERT_TRUE(Convert(SourcePath("tests/golden/qwen3-tied"), packed, {}, *pool).ok());
+  std::ifstream in(packed, std::ios::binary);
+  std::string bytes((std::istreambuf_iterator<char>(in)), {});
+  const size_t at = bytes.find(R"(\"parts\":[)");
+  ASSERT_NE(at, std::string::npos);
+  bytes[at + 6] = 'z';
+  std::ofstream(packed, std::ios::binary) << bytes;
+  EXPECT_THAT(LoadError(packed), HasSubstr("must be described by 1 \"parts\""));
   std::filesystem::remove(packed);
 }
 

@@ -47,12 +47,13 @@ KvSpec KvOf(const DecoderSpec& spec) {
   return {.layers = layers, .heads = a.kv_heads, .key_dim = a.head_dim, .value_dim = a.head_dim};
 }
 
-// The format that most bytes are in.
+// The format that most parameters are in.
 std::string MainFormat(const WeightPlan& plan) {
   std::map<std::string, int64_t> parameters;
   for (const RegionPlan& region : plan.regions) {
-    if (!region.decl.is_vector()) {
-      parameters[tensor::PackedFormatName(region.format)] += region.decl.parameters;
+    if (region.decl.parameters == 0) continue;  // a copy
+    for (const tensor::PackedLayout& layout : region.layouts) {
+      parameters[tensor::PackedFormatName(layout.format)] += int64_t{layout.n} * layout.k * region.decl.count;
     }
   }
   std::string main;

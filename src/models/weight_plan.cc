@@ -172,10 +172,16 @@ StatusOr<RegionPlan> ReadDescription(const RegionDecl& decl, const checkpoint::P
   }
   ASSIGN_OR_RETURN(const PackedFormat format, tensor::ParsePackedFormat(format_name->get<std::string>()));
   std::vector<PackedFormat> formats(decl.parts.size(), format);
-  const nlohmann::json parts = stored->layout.value("parts", nlohmann::json::array());
-  for (size_t p = 0; p < std::min(formats.size(), parts.size()); ++p) {
-    const auto own = parts[p].is_object() ? parts[p].find("format") : parts[p].end();
-    if (!parts[p].is_object() || own == parts[p].end() || !own->is_string()) continue;
+  const auto parts = stored->layout.find("parts");
+  const bool has_parts =
+      parts != stored->layout.end() && parts->is_array() && parts->size() == formats.size();
+  if (!formats.empty() && !has_parts) {
+    return refuse(fmt::format("described by {} \"parts\"", formats.size()), stored->layout.dump());
+  }
+  for (size_t p = 0; p < formats.size(); ++p) {
+    const nlohmann::json& part = (*parts)[p];
+    const auto own = part.is_object() ? part.find("format") : part.end();
+    if (own == part.end() || !own->is_string()) continue;
     ASSIGN_OR_RETURN(formats[p], tensor::ParsePackedFormat(own->get<std::string>()));
   }
   if (formats.size() == 3 && formats[0] != formats[1]) {
@@ -215,7 +221,8 @@ StatusOr<WeightDtype> ParseWeightDtype(const std::string& name) {
     return InvalidArgument("{} can't be chosen: it is what GGUF files with such weights get by \"auto\"",
                            name);
   }
-  return InvalidArgument("weights can be auto or one of {}, not \"{}\"", tensor::PackedFormatNames(), name);
+  return InvalidArgument("weights can be auto, {}, not \"{}\"",
+                         fmt::join(tensor::QuantizableFormatNames(), ", "), name);
 }
 
 PackedFormat FormatFor(Precision precision, WeightDtype dtype) {

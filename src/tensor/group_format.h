@@ -78,7 +78,7 @@ GroupRows QuantizeGroups(PackedFormat format, int rows, int k, const float* valu
 
 /// Packs rows into `out`, which is laid out as `layout` and zeroed. first_row must be a multiple of 16. A
 /// negative e4m3 scale changes the signs of its codes.
-void PackGroupRows(const PackedLayout& layout, int first_row, const GroupRows& groups, std::byte* out);
+void PackGroupRows(const PackedLayout& layout, int first_row, const GroupRows& rows, std::byte* out);
 
 /// Reads output `row` back as f32 [k].
 void UnpackGroupRow(const PackedMatrix& matrix, int row, std::span<float> out);

@@ -109,6 +109,45 @@ TEST_P(GroupFormatTest, ZeroTinyAndLargestRows) {
   EXPECT_NEAR(packed.Row(3)[0], 1e-12F, 1e-12F / 4);
 }
 
+// Units of 64 inputs, 64 bytes before every fourth.
+TEST(GroupFormats, KFormatsStandWhereTheContractSays) {
+  const int n = 18, k = 512;
+  std::mt19937 rng(4);
+  for (const PackedFormat format : {PackedFormat::kQ4K, PackedFormat::kQ6K}) {
+    const bool q4 = format == PackedFormat::kQ4K;
+    const int group = q4 ? 32 : 16, unit_bytes = q4 ? 576 : 832;
+    GroupRows rows;
+    rows.Resize(format, n, k);
+    for (uint8_t& code : rows.codes) code = static_cast<uint8_t>(rng() % (q4 ? 16 : 64));
+    for (uint16_t& scale : rows.scales) scale = static_cast<uint8_t>(rng());
+    for (uint8_t& minimum : rows.minima) minimum = static_cast<uint8_t>(rng() % 64);
+    for (uint16_t& super : rows.supers) super = static_cast<uint16_t>(rng() % 0x7c00);
+    const Packed packed(format, rows);
+    ASSERT_EQ(packed.matrix.layout.panel_bytes, 8 * unit_bytes + 2 * 64);
+    for (int r = 0; r < n; ++r) {
+      for (int i = 0; i < k; ++i) {
+        const int u = i / 64, in = i % 64, o = r % 16;
+        const auto* panel = reinterpret_cast<const uint8_t*>(packed.matrix.panel(r / 16));
+        const uint8_t* unit = panel + u * unit_bytes + 64 * (u / 4 + 1);
+        const uint8_t* super = panel + u / 4 * (4 * unit_bytes + 64);
+        int code = unit[64 + in / 8 * 64 + 4 * o + in % 4] >> (in % 8 < 4 ? 0 : 4) & 15;
+        if (!q4) code |= (unit[64 + 512 + in / 16 * 64 + 4 * o + in % 4] >> (in % 16 / 4 * 2) & 3) << 4;
+        ASSERT_EQ(code, rows.codes[r * k + i]) << r << " " << i;
+        const int at = r * (k / group) + i / group;
+        ASSERT_EQ(unit[16 * (in / group) + o], rows.scales[at]);
+        if (q4) {
+          ASSERT_EQ(unit[32 + 16 * (in / group) + o], rows.minima[at]);
+        }
+        for (int which : {0, 1}) {
+          uint16_t half = 0;
+          std::memcpy(&half, super + 32 * which + 2 * o, 2);
+          ASSERT_EQ(half, rows.supers[(r * 2 + i / 256) * 2 + which]);
+        }
+      }
+    }
+  }
+}
+
 // What comes from a checkpoint is kept as it is: every code under every scale.
 TEST(GroupFormats, AllCodesOfNvfp4UnderAllScales) {
   const PackedFormat format = PackedFormat::kNvfp4;

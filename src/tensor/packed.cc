@@ -81,10 +81,11 @@ std::string PackedFormatName(PackedFormat format) {
   return kNames[static_cast<int>(format)];
 }
 
-std::string PackedFormatNames() {
-  std::string names;
+std::vector<std::string> QuantizableFormatNames() {
+  std::vector<std::string> names;
   for (int f = 0; f < kPackedFormats; ++f) {
-    names += (f > 0 ? ", " : "") + PackedFormatName(static_cast<PackedFormat>(f));
+    const auto format = static_cast<PackedFormat>(f);
+    if (CanQuantize(format)) names.push_back(PackedFormatName(format));
   }
   return names;
 }
@@ -93,7 +94,7 @@ StatusOr<PackedFormat> ParsePackedFormat(const std::string& name) {
   for (int f = 0; f < kPackedFormats; ++f) {
     if (PackedFormatName(static_cast<PackedFormat>(f)) == name) return static_cast<PackedFormat>(f);
   }
-  return InvalidArgument("the weight format must be one of {}, not \"{}\"", PackedFormatNames(), name);
+  return InvalidArgument("there is no weight format \"{}\"", name);
 }
 
 PackedLayout PackedLayout::Of(PackedFormat format, int n, int k) {

@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/status.h"
 
@@ -42,11 +43,11 @@ enum class PackedFormat : uint8_t {
 inline constexpr int kPackedFormats = 9;
 
 std::string PackedFormatName(PackedFormat format);  ///< "f32", "bf16", "int8", "int8_g32", "int4_g32", ...
-std::string PackedFormatNames();                    ///< all of them: "f32, bf16, ..."
 StatusOr<PackedFormat> ParsePackedFormat(const std::string& name);
 inline bool IsGroupScaled(PackedFormat format) { return format >= PackedFormat::kI8G32; }
 /// Whether PackRows can make it of any values; the others are only taken over as they are stored.
 inline bool CanQuantize(PackedFormat format) { return format < PackedFormat::kQ4K; }
+std::vector<std::string> QuantizableFormatNames();
 
 /// Where the parts of a packed matrix lie, from its format and shape alone.
 struct PackedLayout {

@@ -73,7 +73,7 @@ struct Grouped {
     const int units = t.k_padded / kUnitInputs;
     for (int u = 0; u < units; ++u) {
       const std::byte* unit = UnitAt<Format>(w, u);
-      const std::byte* super = kHasSuper<Format> ? SuperAt<Format>(w, u) : nullptr;
+      const std::byte* super = kHasSuper<Format> ? SuperAt<Format>(w, u) : unit;  // not read without
       if constexpr (kPanels == kWidePanels) {
 #pragma GCC unroll 16
         for (int p = 0; p < kPanels; ++p) {

@@ -12,12 +12,11 @@ namespace {
 
 constexpr int kMost = 16;  // choices, and groups
 
-// Floats as integers of the same order; NaN goes before all but what is closed.
+// Floats, no NaN among them, as integers of the same order, which are above kClosed.
 constexpr int32_t kClosed = INT32_MIN;
 inline VI KeysOf(V x) {
-  const VI bits = _mm512_castps_si512(x);
-  const VI key = _mm512_xor_si512(bits, _mm512_srli_epi32(_mm512_srai_epi32(bits, 31), 1));
-  return _mm512_mask_mov_epi32(key, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), _mm512_set1_epi32(kClosed + 1));
+  const VI bits = _mm512_castps_si512(Add(x, Zero()));  // -0 is 0
+  return _mm512_xor_si512(bits, _mm512_srli_epi32(_mm512_srai_epi32(bits, 31), 1));
 }
 
 inline VI Iota() { return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
@@ -40,6 +39,16 @@ inline VI RanksOf(VI keys) {
 inline V Sigmoid(V x) {
   const V e = Exp(Sub(Zero(), Abs(x)));
   return Div(SelectNegative(x, e, Set(1.0F)), Add(Set(1.0F), e));
+}
+
+// Of logits and bias: the reference takes them.
+inline bool HasNan(const RouteTask& t) {
+  __mmask16 nan = 0;
+  for (int e = 0; e < t.experts; e += 16) {
+    const V x = Load(t.logits + e);
+    nan |= _mm512_cmp_ps_mask(x, t.bias != nullptr ? Load(t.bias + e) : x, _CMP_UNORD_Q);
+  }
+  return nan != 0;
 }
 
 inline V Largest(const float* x, int n) {
@@ -87,7 +96,7 @@ inline int OpenKeys(const RouteTask& t, const float* choice, int32_t* keys, int3
   const int size = t.experts / t.groups;
   int count = 0;
   for (int g = 0; g < t.groups; ++g) {
-    if (t.groups <= kMost && (open >> g & 1U) == 0) continue;
+    if ((open >> g & 1U) == 0) continue;
     for (int e = g * size; e < (g + 1) * size; e += 16, count += 16) {
       _mm512_storeu_si512(keys + count, KeysOf(Load(choice + e)));
       _mm512_storeu_si512(ids + count, _mm512_add_epi32(Iota(), _mm512_set1_epi32(e)));
@@ -127,7 +136,7 @@ void RouteAvx512(const RouteTask& t) {
   const int size = t.experts / t.groups;
   const bool grouped = t.top_groups < t.groups;
   if (t.experts % 16 != 0 || t.top_k > kMost || (grouped && (size % 16 != 0 || t.groups > kMost)) ||
-      (!grouped && t.groups > 1)) {
+      (!grouped && t.groups > 1) || HasNan(t)) {
     return ref::Route(t);
   }
   float* scores = t.scratch;

@@ -41,8 +41,10 @@ std::vector<RowTask> RowTasks::TasksOf(StepPlan& plan) {
   for (StepPlan::Part& part : plan.parts) {
     for (int row = FirstLogits(part); row < part.count; ++row) {
       const int position = part.sequence->computed + row;
+      const int task_row = next++;
       const bool in_prompt = position + 1 < part.sequence->prompt_size();
-      tasks.push_back({.part = &part, .prompt_index = in_prompt ? position : -1, .row = next++});
+      if (!in_prompt && !part.sequence->draws_after(part.count)) continue;  // max_tokens 0: nothing follows
+      tasks.push_back({.part = &part, .prompt_index = in_prompt ? position : -1, .row = task_row});
       if (in_prompt) part.sequence->prompt_logprobs.resize(position + 1);
     }
     next += part.drafts;
@@ -66,7 +68,7 @@ std::vector<RowTask> RowTasks::Run(StepPlan& plan, std::span<const float> logits
       sequence.prompt_logprobs[task.prompt_index] =
           LogprobsOf(rows.first(vocab_size_), sequence.tokens[task.prompt_index + 1],
                      std::max(0, sequence.request.sampling.logprobs));
-    } else if (sequence.size() < sequence.limit) {
+    } else {
       DrawAll(task, rows, scratch_[worker]);
     }
   });

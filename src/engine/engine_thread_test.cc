@@ -128,6 +128,7 @@ TEST_F(EngineThreadTest, DrainRefusesTheNewAndFinishesTheOld) {
 
 TEST_F(EngineThreadTest, TheDestructorTellsEverybodyTheirEnd) {
   std::vector<Listener> listeners(20);
+  model_.row_time = std::chrono::milliseconds(1);  // nobody gets to 500 tokens before the destructor
   auto thread = Make();
   for (Listener& listener : listeners)
     ASSERT_TRUE(thread->Submit(MakeRequest({1}, 500), listener.sink()).ok());

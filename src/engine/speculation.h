@@ -1,5 +1,5 @@
 // Speculative decoding of one engine: who drafts, how deep, and how it went. docs/contracts/scheduler.md, V1
-// to V5, is the law.
+// to V6, is the law.
 #pragma once
 
 #include <memory>

@@ -78,6 +78,7 @@ class ConfigParser {
     const int start = line_;
     Take();
     for (SkipBlanks(/*lines=*/true); !Sees(']'); SkipBlanks(/*lines=*/true)) {
+      if (Sees(',')) return InvalidArgument("line {}: a value is missing before a comma", line_);
       RETURN_IF_ERROR(ParseScalar(values));
       SkipBlanks(/*lines=*/true);
       if (Sees(',')) {

@@ -17,7 +17,8 @@ struct ConfigEntry {
 
 /// Reads `KEY = VALUE` lines. A value is "text" with escapes, 'text' as it stands, one word (numbers, true,
 /// addresses), nothing, or [an, array] of these. '#' begins a comment except in quotes and inside a word.
-/// What is ambiguous is refused, with its line: a key twice, a bare value with spaces or commas, tables.
+/// What is ambiguous is refused, with its line: a key twice, a bare value with spaces or commas, an
+/// array's value left out, tables.
 StatusOr<std::vector<ConfigEntry>> ParseConfig(std::string_view text);
 
 /// `value` as ParseConfig reads it: a word where it is a number, true or false, else in quotes.

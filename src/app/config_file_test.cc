@@ -53,6 +53,8 @@ TEST(ConfigFile, RefusesWhatIsAmbiguousByItsLine) {
            {"a = 'x\n'", "line 1: a quote that nothing closes"},
            {"a = \"\\x41\"", "line 1: of escapes there are \\\" \\\\ \\n \\t \\r; '...' has none"},
            {"a = [1, 2\n\n", "line 1: an array that nothing ends, or values without a comma between them"},
+           {"a = [1,,2]", "line 1: a value is missing before a comma"},
+           {"a = [\n,]", "line 2: a value is missing before a comma"},
            {"a = [[1]]", "line 1: an array that nothing ends, or values without a comma between them"}}) {
     EXPECT_THAT(ValuesOf(text), ElementsAre("refused", words)) << text;
   }

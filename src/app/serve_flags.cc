@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <limits>
+#include <map>
 
 #include "app/config_file.h"
 #include "app/speculative_flags.h"
@@ -227,11 +228,16 @@ Status ReadConfigFile(CLI::App& verb, const ServeFlags& flags) {
   ASSIGN_OR_RETURN(const std::string text, text::ReadFile(file));
   auto entries = ParseConfig(text);
   if (!entries.ok()) return Annotate(entries.status(), file);
+  std::map<const CLI::Option*, const ConfigEntry*> said;  // an option may have two names
   for (const ConfigEntry& entry : *entries) {
     CLI::Option* option = verb.get_option_no_throw("--" + entry.key);
     if (option == nullptr || option->get_lnames().empty() || entry.key == "config" ||
         entry.key == "print-config") {
       return InvalidArgument("{}: there is no setting \"{}\"", file, entry.key);
+    }
+    if (const auto [it, first] = said.emplace(option, &entry); !first) {
+      return InvalidArgument("{}: line {}: \"{}\" was set as \"{}\" in line {} already", file, entry.line,
+                             entry.key, it->second->key, it->second->line);
     }
     if (option->count() > 0) continue;
     std::vector<std::string> inputs = entry.values;

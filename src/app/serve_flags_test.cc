@@ -65,6 +65,26 @@ TEST_F(ServeFlagsTest, TheCommandLineWinsAndUnknownSettingsAreNamed) {
             path_ + ": there is no setting \"max-queues\"");
 }
 
+TEST_F(ServeFlagsTest, TwoNamesOfOneSettingAreRefused) {
+  const std::string text = "draft-max = 3\nport = 9\nnum-speculative-tokens = 4\n";
+  const std::string words =
+      path_ + ": line 3: \"num-speculative-tokens\" was set as \"draft-max\" in line 1 already";
+  EXPECT_EQ(Message(Parse({"--config", Write(text)})), words);
+  EXPECT_EQ(Message(Parse({"--config", Write(text), "--draft-max", "5"})), words);
+}
+
+TEST_F(ServeFlagsTest, ADraftModelIsOnlySwitchedOffByName) {
+  const std::string model = std::string("speculative-model = '") + MOESAIC_SOURCE_DIR + "'\n";
+  ASSERT_TRUE(Parse({}).ok());
+  EXPECT_EQ(SpeculativeMethod(flags_.model), "off");
+  ASSERT_TRUE(Parse({"--config", Write(model)}).ok());
+  EXPECT_EQ(SpeculativeMethod(flags_.model), "draft");
+  ASSERT_TRUE(Parse({"--config", Write(model), "--speculative", "off"}).ok());
+  EXPECT_EQ(SpeculativeMethod(flags_.model), "off");
+  ASSERT_TRUE(Parse({"--config", Write(model + "speculative = auto\n")}).ok());
+  EXPECT_EQ(SpeculativeMethod(flags_.model), "auto");
+}
+
 TEST_F(ServeFlagsTest, ValuesOfAFileAreTakenWhole) {
   ASSERT_TRUE(
       Parse({"--config", Write("api-key = \"a#b, c\"\nserved-model-name = 'C:\\models\\#1'  # ours\n")})

@@ -43,7 +43,8 @@ Status CheckSameVocabulary(const std::string& model, const std::string& draft) {
 }
 
 Status LoadDraftModel(const ModelFlags& flags, models::LoadOptions options, Session& session) {
-  const std::string& method = flags.speculative.method;
+  const std::string method = SpeculativeMethod(flags);
+  if (method == "off") return OkStatus();
   if (flags.draft_model.empty()) {
     return method == "draft" ? InvalidArgument("--speculative draft needs --speculative-model") : OkStatus();
   }
@@ -59,6 +60,11 @@ Status LoadDraftModel(const ModelFlags& flags, models::LoadOptions options, Sess
 }
 
 }  // namespace
+
+std::string SpeculativeMethod(const ModelFlags& flags) {
+  if (!flags.speculative.method.empty()) return flags.speculative.method;
+  return flags.draft_model.empty() ? "off" : "draft";
+}
 
 void AddModelPath(CLI::App& verb, std::string& model, const char* help) {
   verb.add_option("MODEL", model, help)->required()->check(CLI::ExistingPath);
@@ -139,8 +145,8 @@ StatusOr<std::unique_ptr<Session>> OpenSession(const ModelFlags& flags) {
   options.dtype = flags.dtype;
   options.experts_per_token = flags.experts_per_token;
   options.placement = PlacementOf(flags.mmap);
-  options.load_mtp =
-      flags.speculative.method == "mtp" || (flags.speculative.method == "auto" && flags.draft_model.empty());
+  const std::string method = SpeculativeMethod(flags);
+  options.load_mtp = method == "mtp" || (method == "auto" && flags.draft_model.empty());
   options.progress = [&progress](int64_t done, int64_t total) {
     progress.Show(done, total, FormatBytes(static_cast<double>(total)));
     return !Interrupted();
@@ -161,7 +167,7 @@ Status StartEngine(Session& session, const ModelFlags& flags, engine::EngineOpti
   options.max_context = flags.context;
   options.speculative = flags.speculative;
   options.speculative.draft_model = session.draft_model.get();
-  if (session.draft_model != nullptr) options.speculative.method = "draft";
+  options.speculative.method = SpeculativeMethod(flags);
   ASSIGN_OR_RETURN(session.engine,
                    engine::Engine::Create(*session.model, session.kernels, *session.threads, options));
   const int64_t held = int64_t{session.engine->stats().total_blocks} * cache::kBlockTokens;

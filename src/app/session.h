@@ -21,9 +21,12 @@ struct ModelFlags {
   int context = 0;
   int experts_per_token = 0;
   std::string mmap = "auto";
-  engine::SpeculativeOptions speculative;  // off for verbs without AddSpeculativeFlags
+  engine::SpeculativeOptions speculative;  // off for verbs without AddSpeculativeFlags; method "": unsaid
   std::string draft_model;
 };
+
+/// The method that was said, "off" among them; unsaid, a draft model turns "draft" on.
+std::string SpeculativeMethod(const ModelFlags& flags);
 
 /// Declares MODEL, a path that must exist.
 void AddModelPath(CLI::App& verb, std::string& model,

@@ -6,14 +6,15 @@ namespace moesaic::app {
 
 void AddSpeculativeFlags(CLI::App& verb, ModelFlags& flags) {
   engine::SpeculativeOptions& options = flags.speculative;
+  options.method.clear();  // unsaid, so that "off" can be said where a file or the environment has a model
   const char* group = "Speculative decoding";
   verb.add_option(
           "--speculative", options.method,
           "Draft tokens and verify them together, which says the same in fewer steps: off, mtp (the "
           "model's own module), ngram (what followed the last tokens before), draft (a second model), or "
-          "auto (draft with --speculative-model, else mtp where the model has it, else ngram)")
+          "auto (draft with --speculative-model, else mtp where the model has it, else ngram). Unsaid: draft "
+          "with --speculative-model, else off")
       ->check(CLI::IsMember({"off", "auto", "mtp", "ngram", "draft"}))
-      ->capture_default_str()
       ->group(group);
   verb.add_option("--num-speculative-tokens,--draft-max", options.most_tokens,
                   "Tokens drafted for a sequence and step at most; 0: 4 for mtp, 8 for ngram, 6 for draft")
@@ -21,7 +22,7 @@ void AddSpeculativeFlags(CLI::App& verb, ModelFlags& flags) {
       ->capture_default_str()
       ->group(group);
   verb.add_option("--speculative-model,--model-draft", flags.draft_model,
-                  "A smaller model of the same vocabulary that drafts; turns --speculative on")
+                  "A smaller model of the same vocabulary that drafts, unless --speculative says off")
       ->check(CLI::ExistingPath)
       ->group(group);
   verb.add_flag("--adaptive-drafts,!--no-adaptive-drafts", options.adaptive,

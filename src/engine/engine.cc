@@ -179,9 +179,7 @@ Status ContinuousEngine::Step(std::vector<TokenEvent>* events) {
   TellEnds(events);
   if (scheduler_.empty()) return OkStatus();
   const Clock::time_point start = Clock::now();
-  if (speculation_ != nullptr) {
-    RETURN_IF_ERROR(speculation_->Draft(scheduler_.running(), options_.max_batch_tokens));
-  }
+  if (speculation_ != nullptr) speculation_->Draft(scheduler_.running(), options_.max_batch_tokens);
   const Clock::time_point drafted = Clock::now();
   StepPlan plan = scheduler_.Plan();
   MOESAIC_CHECK(!plan.parts.empty());  // the front always moves

@@ -541,6 +541,34 @@ TEST_F(EngineTest, OutputsFollowTheirGrammars) {
   }
 }
 
+// The prompt's last row is neither a log-probability nor a draw, and waits for no mask.
+TEST_F(EngineTest, AGrammarNeedsNoMaskWhereOnlyThePromptIsRead) {
+  const text::Tokenizer tokenizer = ByteTokenizer();
+  const auto compiler = text::GrammarCompiler::Create(tokenizer, std::vector<int32_t>{94});
+  ASSERT_TRUE(compiler.ok()) << Message(compiler.status());
+  FakeModel model(512, 95);
+  auto made = Engine::Create(model, kernels_, *threads_, {.kv_bytes = 16 * kBlockBytes, .eos_ids = {94}});
+  ASSERT_TRUE(made.ok()) << made.status();
+  const auto grammar = [&](const char* pattern) {
+    return std::make_shared<text::Grammar>(*compiler->Compile(text::GrammarKind::kRegex, pattern));
+  };
+  Request reader = MakeRequest({1, 2, 3, 4}, 0, 0);
+  reader.prompt_logprobs = true;
+  reader.sampling.logprobs = 0;
+  reader.grammar = grammar("(no|yes)");
+  Request writer = MakeRequest({5, 6, 7}, 20, 0);
+  writer.grammar = grammar("[a-c]{5}");
+  const RequestId alone = *(*made)->Add(reader);
+  const Result read = Drain(**made)[alone];
+  EXPECT_EQ(read.prompt_logprobs.size(), 3U);
+  EXPECT_EQ(read.finish, FinishReason::kLength);
+  const RequestId beside = *(*made)->Add(reader), writing = *(*made)->Add(writer);
+  std::map<RequestId, Result> results = Drain(**made);
+  EXPECT_EQ(results[beside].finish, FinishReason::kLength);
+  EXPECT_EQ(results[writing].finish, FinishReason::kStop);
+  EXPECT_EQ(results[writing].tokens.size(), 5U);
+}
+
 class CountingObserver : public cache::KvObserver {
  public:
   void Stored(std::span<const uint64_t> hashes, std::optional<uint64_t> parent,

@@ -146,11 +146,11 @@ class EngineThread::Impl {
     for (const auto& [id, live] : live_) engine_->Cancel(id);
   }
 
-  // A model that fails once would fail again: everybody is told, and the engine is empty.
+  // A model that fails once would fail again: everybody is told, and the engine is empty. `events` holds
+  // the ends that the step took before it failed, which are told no second time.
   void Fail(const Status& status, std::vector<TokenEvent>* events) {
     spdlog::error("a step failed, all requests end: {}", Message(status));
     CancelAll();
-    events->clear();
     std::vector<TokenEvent> ends;
     if (const Status told = engine_->Step(&ends); !told.ok()) spdlog::error("{}", Message(told));
     for (TokenEvent& end : ends) {

@@ -128,6 +128,7 @@ TEST_F(EngineThreadTest, DrainRefusesTheNewAndFinishesTheOld) {
 
 TEST_F(EngineThreadTest, TheDestructorTellsEverybodyTheirEnd) {
   std::vector<Listener> listeners(20);
+  model_.row_time = std::chrono::milliseconds(1);  // nobody gets to 500 tokens before the destructor
   auto thread = Make();
   for (Listener& listener : listeners)
     ASSERT_TRUE(thread->Submit(MakeRequest({1}, 500), listener.sink()).ok());
@@ -143,6 +144,28 @@ TEST_F(EngineThreadTest, AFailingModelEndsAllRequestsAndTheEngineGoesOn) {
   EXPECT_EQ(first.Wait(), FinishReason::kError);
   ASSERT_TRUE(thread->Submit(MakeRequest({1}, 5), second.sink()).ok());
   EXPECT_EQ(second.Wait(), FinishReason::kLength);
+}
+
+TEST_F(EngineThreadTest, AFailedStepKeepsTheEndsItHadToTell) {
+  model_.row_time = std::chrono::milliseconds(1);  // so that the other is still there
+  auto thread = Make();
+  Listener cancelled, other;
+  const EngineThread::Sink tell = cancelled.sink();
+  EngineThread* const engine = thread.get();
+  const RequestId id = 2;  // the second that Submit gives out
+  const auto cancelling = [&, engine](std::span<TokenEvent> events) {
+    engine->Cancel(id);
+    model_.fail_next = true;  // on the engine's thread
+    tell(events);
+  };
+  ASSERT_TRUE(thread->Submit(MakeRequest({1, 2}, 400), other.sink()).ok());
+  EXPECT_EQ(*thread->Submit(MakeRequest({3, 4}, 400), cancelling), id);
+  EXPECT_EQ(other.Wait(), FinishReason::kError);
+  for (int waited = 0; waited < 5000 && !thread->idle(); ++waited) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  ASSERT_TRUE(thread->idle());
+  EXPECT_EQ(cancelled.Wait(), FinishReason::kCancelled);
 }
 
 // Threads that submit, cancel at random moments and look at the counters. For ThreadSanitizer above all.

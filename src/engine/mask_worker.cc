@@ -5,20 +5,22 @@
 namespace moesaic::engine {
 namespace {
 
-// The masks behind a draft that may not follow are left as they are: nothing is drawn there.
-Status Compute(const MaskWorker::Job& job) {
+// Only the first mask is needed: what fails behind a draft costs no more than the draft.
+void Compute(MaskWorker::Job& job) {
   const size_t words = job.masks.size() / (1 + job.drafts.size());
-  RETURN_IF_ERROR(job.grammar->ComputeMask(job.masks.first(words)));
-  if (job.drafts.empty()) return OkStatus();
-  ASSIGN_OR_RETURN(text::Grammar ahead, job.grammar->Fork());
+  job.status = job.grammar->ComputeMask(job.masks.first(words));
+  if (!job.status.ok()) return;
+  job.made = 1;
+  if (job.drafts.empty()) return;
+  StatusOr<text::Grammar> ahead = job.grammar->Fork();
+  if (!ahead.ok()) return;
   for (size_t i = 0; i < job.drafts.size(); ++i) {
     const int32_t token = job.drafts[i];
-    if ((job.masks[i * words + token / 32] >> (token % 32) & 1) == 0) return OkStatus();
-    RETURN_IF_ERROR(ahead.Commit(token));
-    if (ahead.IsStopped()) return OkStatus();
-    RETURN_IF_ERROR(ahead.ComputeMask(job.masks.subspan((i + 1) * words, words)));
+    if ((job.masks[i * words + token / 32] >> (token % 32) & 1) == 0) return;
+    if (!ahead->Commit(token).ok() || ahead->IsStopped()) return;
+    if (!ahead->ComputeMask(job.masks.subspan((i + 1) * words, words)).ok()) return;
+    ++job.made;
   }
-  return OkStatus();
 }
 
 }  // namespace
@@ -55,7 +57,7 @@ void MaskWorker::Loop() {
     if (stopping_) return;
     std::vector<Job> jobs = std::exchange(jobs_, {});
     lock.unlock();
-    for (Job& job : jobs) job.status = Compute(job);
+    for (Job& job : jobs) Compute(job);
     lock.lock();
     jobs_ = std::move(jobs);
     working_ = false;

@@ -20,8 +20,9 @@ class MaskWorker {
   struct Job {
     text::Grammar* grammar;           // nobody else's until Wait returns
     std::span<const int32_t> drafts;  // as far as they may follow, each gets a mask of what follows it
-    std::span<uint32_t> masks;        // filled: [1 + drafts.size(), ceil(vocab_size / 32)]
-    Status status = OkStatus();
+    std::span<uint32_t> masks;        // [1 + drafts.size(), ceil(vocab_size / 32)]
+    int made = 0;                     // leading masks that are filled
+    Status status = OkStatus();       // of the first
   };
 
   /// Starts the thread: here and not with the first batch, so that it isn't bound to the core that the

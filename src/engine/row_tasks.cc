@@ -41,8 +41,13 @@ std::vector<RowTask> RowTasks::TasksOf(StepPlan& plan) {
   for (StepPlan::Part& part : plan.parts) {
     for (int row = FirstLogits(part); row < part.count; ++row) {
       const int position = part.sequence->computed + row;
+      const int task_row = next++;
       const bool in_prompt = position + 1 < part.sequence->prompt_size();
-      tasks.push_back({.part = &part, .prompt_index = in_prompt ? position : -1, .row = next++});
+      if (!in_prompt && !part.sequence->draws_after(part.count)) continue;  // max_tokens 0: nothing follows
+      tasks.push_back({.part = &part,
+                       .prompt_index = in_prompt ? position : -1,
+                       .row = task_row,
+                       .places = 1 + part.drafts});
       if (in_prompt) part.sequence->prompt_logprobs.resize(position + 1);
     }
     next += part.drafts;
@@ -50,6 +55,7 @@ std::vector<RowTask> RowTasks::TasksOf(StepPlan& plan) {
   auto mask = made_.begin();
   for (RowTask& task : tasks) {
     if (task.prompt_index < 0 && task.part->sequence->request.grammar != nullptr) {
+      task.places = mask->made;
       task.status = (mask++)->status;
     }
   }
@@ -66,7 +72,7 @@ std::vector<RowTask> RowTasks::Run(StepPlan& plan, std::span<const float> logits
       sequence.prompt_logprobs[task.prompt_index] =
           LogprobsOf(rows.first(vocab_size_), sequence.tokens[task.prompt_index + 1],
                      std::max(0, sequence.request.sampling.logprobs));
-    } else if (sequence.size() < sequence.limit) {
+    } else {
       DrawAll(task, rows, scratch_[worker]);
     }
   });
@@ -78,7 +84,7 @@ std::vector<RowTask> RowTasks::Run(StepPlan& plan, std::span<const float> logits
 void RowTasks::DrawAll(RowTask& task, std::span<const float> logits, DrawScratch& scratch) const {
   Sequence& sequence = *task.part->sequence;
   text::Grammar* grammar = sequence.request.grammar.get();
-  for (int place = 0; place <= task.part->drafts && task.status.ok(); ++place) {
+  for (int place = 0; place < task.places && task.status.ok(); ++place) {
     StatusOr<Drawn> drawn =
         DrawOne(sequence, place, logits.subspan(place * vocab_size_, vocab_size_), scratch);
     task.status = drawn.status();
@@ -86,7 +92,7 @@ void RowTasks::DrawAll(RowTask& task, std::span<const float> logits, DrawScratch
     const int32_t token = drawn->token;
     task.drawn.push_back(*std::move(drawn));
     if (HasPenalties(sequence.request.sampling)) sequence.history.AddOutput(token);
-    if (place == task.part->drafts || token != sequence.draft.tokens[place] || Ends(sequence, token)) return;
+    if (place + 1 == task.places || token != sequence.draft.tokens[place] || Ends(sequence, token)) return;
     if (grammar != nullptr && grammar->IsStopped()) return;
   }
 }

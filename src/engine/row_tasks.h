@@ -18,7 +18,8 @@ struct RowTask {
   StepPlan::Part* part;
   int prompt_index;               // >= 0: the entry of prompt_logprobs to make; -1: tokens are drawn
   int row;                        // of the step's logits; drafts' follow it
-  Status status = OkStatus();     // of the grammar's masks, then of the draws
+  int places;                     // at which a token may be drawn: one, and behind each draft with a mask
+  Status status = OkStatus();     // of the grammar's first mask, then of the draws
   std::vector<Drawn> drawn = {};  // all but the last are the draft's
 };
 

@@ -1,7 +1,10 @@
 #include "engine/speculation.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "engine/mtp_drafter.h"
 #include "engine/ngram_drafter.h"
@@ -9,14 +12,23 @@
 namespace moesaic::engine {
 namespace {
 
+// An id that the grammar's tokenizer lacks is an error, which ends the grammar that is asked. So forks are
+// asked, about fewer tokens until there is no such id.
+size_t CountValid(const text::Grammar& grammar, std::span<const int32_t> tokens) {
+  for (; !tokens.empty(); tokens = tokens.first(tokens.size() - 1)) {
+    StatusOr<text::Grammar> ahead = grammar.Fork();
+    if (!ahead.ok()) return 0;
+    const StatusOr<size_t> valid = ahead->CountValid(tokens);
+    if (valid.ok()) return std::min(tokens.size(), *valid);
+  }
+  return 0;
+}
+
 // What a grammar can't have next need not be verified.
-Status CutInvalid(Sequence& sequence) {
-  text::Grammar* grammar = sequence.request.grammar.get();
+void CutInvalid(Sequence& sequence) {
+  const text::Grammar* grammar = sequence.request.grammar.get();
   std::vector<int32_t>& tokens = sequence.draft.tokens;
-  if (grammar == nullptr || tokens.empty()) return OkStatus();
-  ASSIGN_OR_RETURN(const size_t valid, grammar->CountValid(tokens));
-  tokens.resize(std::min(tokens.size(), valid));
-  return OkStatus();
+  if (grammar != nullptr && !tokens.empty()) tokens.resize(CountValid(*grammar, tokens));
 }
 
 }  // namespace
@@ -69,22 +81,27 @@ std::vector<DraftJob> Speculation::Jobs(const std::vector<std::unique_ptr<Sequen
   return jobs;
 }
 
-Status Speculation::Draft(const std::vector<std::unique_ptr<Sequence>>& running, int max_batch_tokens) {
+void Speculation::Draft(const std::vector<std::unique_ptr<Sequence>>& running, int max_batch_tokens) {
   drafter_->Keep(running);
   const std::vector<DraftJob> jobs = Jobs(running, max_batch_tokens);
-  if (jobs.empty()) return OkStatus();
+  if (jobs.empty()) return;
   int passes = 0, behind = 0;
   for (const DraftJob& job : jobs) {
     passes = std::max(passes, job.depth);
     behind += drafter_->Behind(*job.sequence);
   }
   const Clock::time_point start = Clock::now();
-  RETURN_IF_ERROR(drafter_->Draft(jobs));
-  for (const DraftJob& job : jobs) RETURN_IF_ERROR(CutInvalid(*job.sequence));
+  if (const Status drafted = drafter_->Draft(jobs); !drafted.ok()) {
+    if (!std::exchange(told_failure_, true)) {
+      spdlog::error("drafting failed, steps go on without: {}", Message(drafted));
+    }
+    for (const DraftJob& job : jobs) job.sequence->draft.tokens.clear();
+    return;
+  }
+  for (const DraftJob& job : jobs) CutInvalid(*job.sequence);
   const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
   policy_.CountDrafts(static_cast<int>(jobs.size()), passes, behind, seconds);
   stats_.draft_seconds += seconds;
-  return OkStatus();
 }
 
 void Speculation::Computed(const StepPlan& plan, std::span<const float> hidden, double seconds) {

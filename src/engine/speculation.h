@@ -1,5 +1,5 @@
 // Speculative decoding of one engine: who drafts, how deep, and how it went. docs/contracts/scheduler.md, V1
-// to V5, is the law.
+// to V6, is the law.
 #pragma once
 
 #include <memory>
@@ -21,8 +21,9 @@ class Speculation {
   Speculation(std::unique_ptr<Drafter> drafter, int most, bool adaptive)
       : drafter_(std::move(drafter)), most_(most), adaptive_(adaptive) {}
 
-  /// Drafts for the next step, of at most `max_batch_tokens` rows.
-  Status Draft(const std::vector<std::unique_ptr<Sequence>>& running, int max_batch_tokens);
+  /// Drafts for the next step, of at most `max_batch_tokens` rows. Where that fails, nothing is drafted, and
+  /// the first time is logged: no request depends on it.
+  void Draft(const std::vector<std::unique_ptr<Sequence>>& running, int max_batch_tokens);
   /// Around Scheduler::Commit.
   void Planned(const StepPlan& plan) { drafter_->Admitted(plan); }
   void Committed(const StepPlan& plan) { drafter_->Allocated(plan); }
@@ -42,6 +43,7 @@ class Speculation {
   const bool adaptive_;
   DepthPolicy policy_;
   SpeculationStats stats_;
+  bool told_failure_ = false;
 };
 
 /// What `options`, which are resolved, ask for; null when that is nothing. `second`: of "draft", else null.

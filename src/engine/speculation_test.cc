@@ -288,9 +288,13 @@ TEST_F(SpeculationTest, AFailedStepCanBeTriedAgain) {
     events.clear();
     model.fail_next = step % 7 == 3;
     model.fail_next_mtp = step % 7 == 5;
-    const bool fails = engine->Step(&events).ok();
+    const bool stepped = engine->Step(&events).ok();
     if (step == 3) {
-      EXPECT_FALSE(fails);
+      EXPECT_FALSE(stepped);
+    }
+    if (step == 5) {
+      EXPECT_TRUE(stepped) << "drafts are optional";
+      EXPECT_FALSE(model.fail_next_mtp);
     }
     for (const TokenEvent& event : events) {
       if (event.token) {
@@ -321,28 +325,31 @@ TEST_F(SpeculationTest, CancellingDropsDrafts) {
   }
 }
 
+// Ids as printable bytes, and <end>.
+text::Tokenizer ByteTokenizer() {
+  nlohmann::json vocab;
+  for (int id = 0; id < 94; ++id) vocab[std::string(1, static_cast<char>('!' + id))] = id;
+  vocab["<end>"] = 94;
+  const nlohmann::json byte_level = {
+      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", false}};
+  const nlohmann::json made = {
+      {"version", "1.0"},
+      {"added_tokens",
+       {{{"id", 94},
+         {"content", "<end>"},
+         {"special", true},
+         {"single_word", false},
+         {"lstrip", false},
+         {"rstrip", false},
+         {"normalized", false}}}},
+      {"pre_tokenizer", byte_level},
+      {"decoder", byte_level},
+      {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", nlohmann::json::array()}}}};
+  return *text::Tokenizer::FromJson(made.dump(), "{}");
+}
+
 TEST_F(SpeculationTest, GrammarsHoldBehindEachDraft) {
-  const text::Tokenizer tokenizer = [] {
-    nlohmann::json vocab;
-    for (int id = 0; id < 94; ++id) vocab[std::string(1, static_cast<char>('!' + id))] = id;
-    vocab["<end>"] = 94;
-    const nlohmann::json byte_level = {
-        {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", false}};
-    const nlohmann::json made = {
-        {"version", "1.0"},
-        {"added_tokens",
-         {{{"id", 94},
-           {"content", "<end>"},
-           {"special", true},
-           {"single_word", false},
-           {"lstrip", false},
-           {"rstrip", false},
-           {"normalized", false}}}},
-        {"pre_tokenizer", byte_level},
-        {"decoder", byte_level},
-        {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", nlohmann::json::array()}}}};
-    return *text::Tokenizer::FromJson(made.dump(), "{}");
-  }();
+  const text::Tokenizer tokenizer = ByteTokenizer();
   const auto compiler = text::GrammarCompiler::Create(tokenizer, std::vector<int32_t>{94});
   ASSERT_TRUE(compiler.ok()) << Message(compiler.status());
   // A text that repeats within the grammar, so that lookup drafts right and wrong tokens.
@@ -366,6 +373,25 @@ TEST_F(SpeculationTest, GrammarsHoldBehindEachDraft) {
     }
     EXPECT_EQ(said["off"], said["ngram"]) << pattern;
   }
+}
+
+// A model may have more ids than its tokenizer, and a prompt may hold them.
+TEST_F(SpeculationTest, AGrammarOutlivesADraftThatItsTokenizerLacks) {
+  const text::Tokenizer tokenizer = ByteTokenizer();
+  const auto compiler = text::GrammarCompiler::Create(tokenizer, std::vector<int32_t>{94});
+  ASSERT_TRUE(compiler.ok()) << Message(compiler.status());
+  std::map<std::string, AllSaid> said;
+  for (const std::string method : {"off", "ngram"}) {
+    FakeModel model(512);
+    auto engine = Make(model, method, {.eos_ids = {94}, .speculative = {.prompt_lookup_min = 1}});
+    Request request = MakeRequest(1, 1, 120, 0);
+    request.prompt = {'a' - '!', 'b' - '!', 96, 'b' - '!', 96, 95};
+    request.grammar =
+        std::make_shared<text::Grammar>(*compiler->Compile(text::GrammarKind::kRegex, "[ab]{40}x"));
+    said[method] = RunAll(*engine, {request});
+  }
+  EXPECT_EQ(said["off"].at(1).finish, FinishReason::kStop);
+  EXPECT_EQ(said["off"], said["ngram"]);
 }
 
 // The second and third token of many requests against the model's own distribution, Pearson's chi-square

@@ -39,7 +39,7 @@ TEST(HttpServer, AnswersWhoCameBeforeTheStart) {
   EXPECT_TRUE(answer.ends_with("\r\n\r\n1 here")) << answer;
 }
 
-TEST(HttpServer, SaysThatTheModelIsLoadedUntilItIs) {
+TEST(HttpServer, SaysThatTheModelIsBeingLoadedUntilItIsThere) {
   auto server = HttpServer::Listen(kAnyPort);
   ASSERT_TRUE(server.ok()) << Message(server.status());
   (*server)->Start(LoadingHooks());

@@ -146,15 +146,6 @@ Status CheckNoneLeft(const DecoderSpec& spec, const Checkpoint& checkpoint, cons
   return OkStatus();
 }
 
-// Whether the head of a tied model is to be packed apart from the embedding, in fewer bits: what a step
-// reads.
-bool WantsSeparateHead(const DecoderSpec& spec, const Checkpoint& checkpoint, WeightDtype dtype) {
-  if (!spec.tied) return false;
-  if (dtype.has_value()) return SeparatesHead(dtype);
-  const StatusOr<LinearSource> embedding = checkpoint.FindLinear(kEmbedding, spec.vocab, spec.hidden);
-  return embedding.ok() && checkpoint::StoredFormat(*embedding).has_value();
-}
-
 void Place(WeightPlan& plan, RegionPlan region) {
   region.start = plan.bytes;
   plan.bytes += (region.bytes + 63) / 64 * 64;
@@ -278,7 +269,7 @@ StatusOr<WeightPlan> PlanFromCheckpoint(const DecoderSpec& spec, const Checkpoin
                                         WeightDtype dtype) {
   WeightPlan plan;
   std::set<std::string> modules;
-  for (const RegionDecl& decl : DeclareWeights(spec, WantsSeparateHead(spec, checkpoint, dtype))) {
+  for (const RegionDecl& decl : DeclareWeights(spec, SeparatesHead(dtype))) {
     if (SkipOptional(spec, decl, checkpoint)) continue;
     ASSIGN_OR_RETURN(RegionPlan region, PlanRegion(decl, checkpoint, dtype, modules));
     Place(plan, std::move(region));

@@ -46,7 +46,8 @@ StatusOr<RegionPlan> LayOut(RegionDecl decl, std::span<const tensor::PackedForma
 /// absorbed matrices are never less than bf16.
 tensor::PackedFormat FormatFor(Precision precision, WeightDtype dtype);
 
-/// Whether the head of a tied model gets weights of its own, since an embedding can't have such ones.
+/// Whether the head of a tied model gets weights of its own, since an embedding can't have such ones. Not by
+/// "auto": that would keep both, and rounds what the head reads, where answers are often near a tie.
 bool SeparatesHead(WeightDtype dtype);
 
 /// Sets spec.mtp_layers to 0 when no weight of an MTP module is stored, as in many re-uploads whose config

@@ -112,24 +112,13 @@ void Q3K(Bytes b, float* y) {
   }
 }
 
-// The 6-bit scale and minimum of sub-block j of Q4_K and Q5_K, from their 12 packed bytes.
-void ScaleMinK4(int j, Bytes q, int* scale, int* min) {
-  if (j < 4) {
-    *scale = q[j] & 63;
-    *min = q[j + 4] & 63;
-  } else {
-    *scale = (q[j + 4] & 15) | ((q[j - 4] >> 6) << 4);
-    *min = (q[j + 4] >> 4) | ((q[j] >> 6) << 4);
-  }
-}
-
 void Q4K(Bytes b, float* y) {
   const float d = Half(b), dmin = Half(b + 2);
   Bytes q = b + 16;
   for (int j = 0; j < 8; j += 2, q += 32) {
     for (int part = 0; part < 2; ++part) {
       int scale = 0, min = 0;
-      ScaleMinK4(j + part, b + 4, &scale, &min);
+      ScaleMinK4(b + 4, j + part, &scale, &min);
       const float dl = d * static_cast<float>(scale), ml = dmin * static_cast<float>(min);
       for (int i = 0; i < 32; ++i) *y++ = dl * static_cast<float>(q[i] >> (4 * part) & 15) - ml;
     }
@@ -142,7 +131,7 @@ void Q5K(Bytes b, float* y) {
   for (int j = 0; j < 8; j += 2, q += 32) {
     for (int part = 0; part < 2; ++part) {
       int scale = 0, min = 0;
-      ScaleMinK4(j + part, b + 4, &scale, &min);
+      ScaleMinK4(b + 4, j + part, &scale, &min);
       const float dl = d * static_cast<float>(scale), ml = dmin * static_cast<float>(min);
       for (int i = 0; i < 32; ++i) {
         const int value = (q[i] >> (4 * part) & 15) | ((high[i] >> (j + part) & 1) << 4);
@@ -202,6 +191,16 @@ BlockFn FunctionOf(DType dtype) {
 }
 
 }  // namespace
+
+void ScaleMinK4(const uint8_t* packed, int j, int* scale, int* min) {
+  if (j < 4) {
+    *scale = packed[j] & 63;
+    *min = packed[j + 4] & 63;
+  } else {
+    *scale = (packed[j + 4] & 15) | ((packed[j - 4] >> 6) << 4);
+    *min = (packed[j + 4] >> 4) | ((packed[j] >> 6) << 4);
+  }
+}
 
 void DequantizeBlocks(DType dtype, const std::byte* in, int64_t elements, float* out) {
   const auto* bytes = reinterpret_cast<Bytes>(in);

@@ -12,4 +12,7 @@ namespace moesaic::checkpoint {
 /// `out`.
 void DequantizeBlocks(tensor::DType dtype, const std::byte* in, int64_t elements, float* out);
 
+/// The 6-bit scale and minimum of sub-block j of a Q4_K or Q5_K block, from its 12 packed bytes.
+void ScaleMinK4(const uint8_t* packed, int j, int* scale, int* min);
+
 }  // namespace moesaic::checkpoint

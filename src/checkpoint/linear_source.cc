@@ -39,27 +39,6 @@ StatusOr<const TensorEntry*> Part(const Checkpoint& checkpoint, const std::strin
   return Misfit(*entry, fmt::format("of dtype {}", tensor::DTypeName(*dtypes.begin())));
 }
 
-float ScalarAt(const TensorEntry& entry, int64_t index) {
-  const std::byte* at = entry.bytes.data() + tensor::BytesOf(entry.dtype, index);
-  uint16_t half = 0;
-  float full = 0;
-  switch (entry.dtype) {
-    case DType::kF32:
-      std::memcpy(&full, at, 4);
-      return full;
-    case DType::kF16:
-      std::memcpy(&half, at, 2);
-      return tensor::HalfToFloat(half);
-    case DType::kBF16:
-      std::memcpy(&half, at, 2);
-      return tensor::ToFloat(tensor::BF16{half});
-    case DType::kF8E4M3:
-      return tensor::F8E4M3ToFloat(static_cast<uint8_t>(*at));
-    default:
-      return std::nanf("");
-  }
-}
-
 // A module's scalar tensor, stored as [] or [1].
 StatusOr<float> ReadScalar(const Checkpoint& checkpoint, const std::string& name) {
   const TensorEntry* entry = checkpoint.Find(name);
@@ -300,6 +279,27 @@ void ReadNvfp4Row(const LinearSource& source, int64_t row, float* out) {
 }
 
 }  // namespace
+
+float ScalarAt(const TensorEntry& entry, int64_t index) {
+  const std::byte* at = entry.bytes.data() + tensor::BytesOf(entry.dtype, index);
+  uint16_t half = 0;
+  float full = 0;
+  switch (entry.dtype) {
+    case DType::kF32:
+      std::memcpy(&full, at, 4);
+      return full;
+    case DType::kF16:
+      std::memcpy(&half, at, 2);
+      return tensor::HalfToFloat(half);
+    case DType::kBF16:
+      std::memcpy(&half, at, 2);
+      return tensor::ToFloat(tensor::BF16{half});
+    case DType::kF8E4M3:
+      return tensor::F8E4M3ToFloat(static_cast<uint8_t>(*at));
+    default:
+      return std::nanf("");
+  }
+}
 
 StatusOr<LinearSource> Checkpoint::FindLinear(const std::string& module, int64_t out, int64_t in) const {
   LinearSource source;

@@ -60,4 +60,7 @@ struct QuantConfig {
 /// Reads config.json's "quantization_config"; an unknown method or scheme is refused by name.
 StatusOr<QuantConfig> ParseQuantConfig(const nlohmann::json& config, const std::string& file);
 
+/// Element `index` of a tensor of F32, F16, BF16 or F8_E4M3, else NaN.
+float ScalarAt(const TensorEntry& entry, int64_t index);
+
 }  // namespace moesaic::checkpoint

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <utility>
+
+#include "checkpoint/ggml_blocks.h"
+#include "checkpoint/linear_source.h"
 
 namespace moesaic::checkpoint {
 namespace {
@@ -21,22 +23,30 @@ struct RowOut {
   uint16_t* supers;  // [in / 256][2], Q4_K and Q6_K
 };
 
-// The row of the file that is row `row` of the Hub's tensor.
-int64_t FileRow(const TensorEntry& entry, int64_t row) {
-  return entry.rows == nullptr ? row : entry.rows->FileRow(row);
+// The blocks of the Hub's row `row`, wherever the file has it.
+const uint8_t* BlocksOfRow(const LinearSource& source, int64_t row) {
+  const TensorEntry& weight = *source.weight;
+  const int64_t stored = weight.rows == nullptr ? row : weight.rows->FileRow(row);
+  return reinterpret_cast<const uint8_t*>(weight.bytes.data() +
+                                          tensor::BytesOf(weight.dtype, stored * source.in));
+}
+
+// Two codes a byte, the first in its low half.
+void ReadNibbles(const std::byte* row, int64_t count, uint8_t* codes) {
+  for (int64_t i = 0; i < count; ++i) {
+    codes[i] = static_cast<uint8_t>(static_cast<unsigned>(row[i / 2]) >> (4 * (i % 2)) & 15U);
+  }
 }
 
 // Q8_0 and Q4_0: blocks of 32 elements behind an f16 scale; a byte of Q4_0 holds elements i and i + 16.
 void ReadGgmlRow(const LinearSource& source, int64_t row, const RowOut& out) {
-  const TensorEntry& weight = *source.weight;
-  const std::byte* block =
-      weight.bytes.data() + tensor::BytesOf(weight.dtype, FileRow(weight, row) * source.in);
-  const int block_bytes = tensor::BlockOf(weight.dtype).bytes;
-  for (int64_t b = 0; b < source.in / 32; ++b, block += block_bytes) {
+  const DType dtype = source.weight->dtype;
+  const uint8_t* block = BlocksOfRow(source, row);
+  for (int64_t b = 0; b < source.in / 32; ++b, block += tensor::BlockOf(dtype).bytes) {
     std::memcpy(&out.scales[b], block, 2);
-    const auto* codes = reinterpret_cast<const uint8_t*>(block + 2);
+    const uint8_t* codes = block + 2;
     uint8_t* to = out.codes + 32 * b;
-    if (weight.dtype == DType::kQ8_0) {
+    if (dtype == DType::kQ8_0) {
       for (int i = 0; i < 32; ++i) to[i] = codes[i] ^ 0x80;  // + 128
     } else {
       for (int i = 0; i < 16; ++i) {
@@ -47,22 +57,14 @@ void ReadGgmlRow(const LinearSource& source, int64_t row, const RowOut& out) {
   }
 }
 
-// The 6-bit scale and minimum of sub-block `i` of a Q4_K block: the first four stand in the low bits of bytes
-// i and i + 4, the others in pieces.
-std::pair<uint8_t, uint8_t> ScaleAndMinimum(const uint8_t* packed, int i) {
-  if (i < 4) return {packed[i] & 63, packed[i + 4] & 63};
-  const int scale = (packed[i + 4] & 15) | (packed[i - 4] >> 6) << 4;
-  const int minimum = packed[i + 4] >> 4 | (packed[i] >> 6) << 4;
-  return {static_cast<uint8_t>(scale), static_cast<uint8_t>(minimum)};
-}
-
 // 256 elements: d, dmin, 12 bytes of scales and minima, then four times 32 bytes of elements i and i + 32.
 void ReadQ4KBlock(const uint8_t* block, const RowOut& out, int64_t b) {
   std::memcpy(&out.supers[2 * b], block, 4);
   for (int i = 0; i < 8; ++i) {
-    const auto [scale, minimum] = ScaleAndMinimum(block + 4, i);
-    out.scales[8 * b + i] = scale;
-    out.minima[8 * b + i] = minimum;
+    int scale = 0, minimum = 0;
+    ScaleMinK4(block + 4, i, &scale, &minimum);
+    out.scales[8 * b + i] = static_cast<uint16_t>(scale);
+    out.minima[8 * b + i] = static_cast<uint8_t>(minimum);
   }
   for (int i = 0; i < 128; ++i) {
     uint8_t* to = out.codes + 256 * b + 64 * (i / 32) + i % 32;
@@ -91,11 +93,10 @@ void ReadQ6KBlock(const uint8_t* block, const RowOut& out, int64_t b) {
 }
 
 void ReadKRow(const LinearSource& source, int64_t row, const RowOut& out) {
-  const TensorEntry& weight = *source.weight;
-  const auto* block = reinterpret_cast<const uint8_t*>(
-      weight.bytes.data() + tensor::BytesOf(weight.dtype, FileRow(weight, row) * source.in));
-  for (int64_t b = 0; b < source.in / 256; ++b, block += tensor::BlockOf(weight.dtype).bytes) {
-    if (weight.dtype == DType::kQ4K) {
+  const DType dtype = source.weight->dtype;
+  const uint8_t* block = BlocksOfRow(source, row);
+  for (int64_t b = 0; b < source.in / 256; ++b, block += tensor::BlockOf(dtype).bytes) {
+    if (dtype == DType::kQ4K) {
       ReadQ4KBlock(block, out, b);
     } else {
       ReadQ6KBlock(block, out, b);
@@ -103,24 +104,11 @@ void ReadKRow(const LinearSource& source, int64_t row, const RowOut& out) {
   }
 }
 
-float HalfOrBF16(DType dtype, uint16_t bits) {
-  return dtype == DType::kF16 ? tensor::HalfToFloat(bits) : tensor::ToFloat(tensor::BF16{bits});
-}
-
 void ReadInt4Row(const LinearSource& source, int64_t row, const RowOut& out) {
   const int64_t words = (source.in + 7) / 8;
-  const std::byte* codes = source.weight->bytes.data() + row * words * 4;
-  for (int64_t i = 0; i < source.in; ++i) {
-    const auto both = static_cast<unsigned>(codes[i / 2]);
-    out.codes[i] = static_cast<uint8_t>(both >> (4 * (i % 2)) & 15U);
-  }
+  ReadNibbles(source.weight->bytes.data() + row * words * 4, source.in, out.codes);
   const int64_t stored = (source.in + source.block_cols - 1) / source.block_cols;
-  const std::byte* scales = source.scale->bytes.data() + 2 * stored * row;
-  auto scale = [&](int64_t group) {
-    uint16_t bits = 0;
-    std::memcpy(&bits, scales + 2 * group, 2);
-    return HalfOrBF16(source.scale->dtype, bits);
-  };
+  const auto scale = [&](int64_t group) { return ScalarAt(*source.scale, row * stored + group); };
   // f16 stays as it is; bf16 reaches further, and gets a power of two beside it.
   float largest = 0;
   for (int64_t g = 0; g < stored && source.scale->dtype == DType::kBF16; ++g)
@@ -133,10 +121,7 @@ void ReadInt4Row(const LinearSource& source, int64_t row, const RowOut& out) {
 }
 
 void ReadNvfp4Row(const LinearSource& source, int64_t row, const RowOut& out) {
-  const std::byte* codes = source.weight->bytes.data() + row * source.in / 2;
-  for (int64_t i = 0; i < source.in; ++i) {
-    out.codes[i] = static_cast<uint8_t>(static_cast<unsigned>(codes[i / 2]) >> (4 * (i % 2)) & 15U);
-  }
+  ReadNibbles(source.weight->bytes.data() + row * source.in / 2, source.in, out.codes);
   const std::byte* scales = source.scale->bytes.data() + row * (source.in / 16);
   for (int64_t g = 0; g < source.in / 16; ++g) out.scales[g] = static_cast<uint8_t>(scales[g]);
   *out.output_scale = 1 / source.global_scale;
@@ -145,10 +130,12 @@ void ReadNvfp4Row(const LinearSource& source, int64_t row, const RowOut& out) {
 // What a kernel multiplies an output's sum by, up to 128 times its scale, and the largest weight are finite.
 bool IsUsable(float output_scale) { return std::isfinite(output_scale * 0x1p25F); }
 
+bool IsFiniteHalf(uint16_t bits) { return (bits & 0x7c00) != 0x7c00; }
+
 bool IsFinite(PackedFormat format, uint16_t scale) {
   if (format == PackedFormat::kNvfp4) return (scale & 0x7f) != 0x7f;
-  if (format == PackedFormat::kQ4K || format == PackedFormat::kQ6K) return true;  // integers
-  return (scale & 0x7c00) != 0x7c00;
+  if (tensor::GroupFormatOf(format).has_super) return true;  // an integer
+  return IsFiniteHalf(scale);
 }
 
 }  // namespace
@@ -194,9 +181,8 @@ Status ReadGroupRows(const LinearSource& source, int64_t first, int64_t count, G
       ReadGgmlRow(source, first + r, to);
     }
     const auto finite = [&](uint16_t scale) { return IsFinite(*format, scale); };
-    const auto half = [](uint16_t bits) { return (bits & 0x7c00) != 0x7c00; };
     if (IsUsable(*to.output_scale) && std::all_of(to.scales, to.scales + groups, finite) &&
-        std::all_of(to.supers, to.supers + supers, half)) {
+        std::all_of(to.supers, to.supers + supers, IsFiniteHalf)) {
       continue;
     }
     return DataLoss("{}: the scales of {} must be finite; those of row {} are not", source.weight->file,

@@ -130,6 +130,16 @@ LinearSource Int4(const TensorEntry& weight, const TensorEntry& scale, int64_t g
           .block_cols = group};
 }
 
+LinearSource Nvfp4(const TensorEntry& weight, const TensorEntry& scale) {
+  return {.module = "m",
+          .scheme = WeightScheme::kNvfp4,
+          .out = kOut,
+          .in = kIn,
+          .weight = &weight,
+          .scale = &scale,
+          .block_cols = 16};
+}
+
 TEST(StoredGroups, Int4InGroupsOfWhole32s) {
   const Bytes stored(kOut * kIn / 2);
   const TensorEntry weight = stored.Entry(DType::kI32, {kOut, kIn / 8});
@@ -170,13 +180,7 @@ TEST(StoredGroups, Nvfp4) {
   for (int i = 0; i < kOut * kIn / 16; ++i) scales[i] = static_cast<std::byte>(i % 0x7f);
   const TensorEntry weight = stored.Entry(DType::kU8, {kOut, kIn / 2});
   const TensorEntry scale = scales.Entry(DType::kF8E4M3, {kOut, kIn / 16});
-  LinearSource source{.module = "m",
-                      .scheme = WeightScheme::kNvfp4,
-                      .out = kOut,
-                      .in = kIn,
-                      .weight = &weight,
-                      .scale = &scale,
-                      .block_cols = 16};
+  LinearSource source = Nvfp4(weight, scale);
   for (const float global : {1.0F, 1024.0F, 937.5F}) {
     source.global_scale = global;
     const std::vector<float> packed = Roundtrip(source, 0, kOut), plain = Plain(source, 0, kOut);
@@ -204,13 +208,7 @@ TEST(StoredGroups, AGlobalScaleMustLeaveFiniteWeights) {
   for (int i = 0; i < kOut * kIn / 16; ++i) scales[i] = std::byte{0x38};
   const TensorEntry weight = stored.Entry(DType::kU8, {kOut, kIn / 2});
   const TensorEntry scale = scales.Entry(DType::kF8E4M3, {kOut, kIn / 16});
-  LinearSource source = {.module = "m",
-                         .scheme = WeightScheme::kNvfp4,
-                         .out = kOut,
-                         .in = kIn,
-                         .weight = &weight,
-                         .scale = &scale,
-                         .block_cols = 16};
+  LinearSource source = Nvfp4(weight, scale);
   tensor::GroupRows rows;
   for (const float global : {1e-40F, 1e-37F}) {
     source.global_scale = global;

@@ -6,12 +6,12 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <random>
 #include <regex>
 #include <set>
 
 #include "cache/kv_pool.h"
+#include "engine/byte_tokenizer.h"
 #include "engine/fake_model.h"
 #include "engine/sampling.h"
 
@@ -485,32 +485,6 @@ TEST_F(EngineTest, TellsWhenARequestGotWhere) {
   EXPECT_LE(times.queued, *times.started);
   EXPECT_LE(*times.started, *times.first_token);
   EXPECT_EQ(times.first_token, events[0].times.first_token);
-}
-
-// A tokenizer whose ids are the bytes, and <end>.
-text::Tokenizer ByteTokenizer() {
-  nlohmann::json vocab;
-  // The byte-level alphabet: printable bytes stand for themselves.
-  for (int id = 0; id < 94; ++id) vocab[std::string(1, static_cast<char>('!' + id))] = id;
-  vocab["<end>"] = 94;
-  const nlohmann::json byte_level = {
-      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", false}};
-  const nlohmann::json tokenizer = {
-      {"version", "1.0"},
-      {"added_tokens",
-       {{{"id", 94},
-         {"content", "<end>"},
-         {"special", true},
-         {"single_word", false},
-         {"lstrip", false},
-         {"rstrip", false},
-         {"normalized", false}}}},
-      {"pre_tokenizer", byte_level},
-      {"decoder", byte_level},
-      {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", nlohmann::json::array()}}}};
-  StatusOr<text::Tokenizer> made = text::Tokenizer::FromJson(tokenizer.dump(), "{}");
-  EXPECT_TRUE(made.ok()) << Message(made.status());
-  return *std::move(made);
 }
 
 // Twelve requests at once, each with a grammar of its own, some of them preempted.

@@ -7,9 +7,9 @@
 
 #include <cmath>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <random>
 
+#include "engine/byte_tokenizer.h"
 #include "engine/engine.h"
 #include "engine/fake_model.h"
 #include "engine/ngram_drafter.h"
@@ -323,29 +323,6 @@ TEST_F(SpeculationTest, CancellingDropsDrafts) {
     if (rest.contains(id)) tokens.insert(tokens.end(), rest.at(id).tokens.begin(), rest.at(id).tokens.end());
     EXPECT_EQ(tokens, without.at(id).tokens);
   }
-}
-
-// Ids as printable bytes, and <end>.
-text::Tokenizer ByteTokenizer() {
-  nlohmann::json vocab;
-  for (int id = 0; id < 94; ++id) vocab[std::string(1, static_cast<char>('!' + id))] = id;
-  vocab["<end>"] = 94;
-  const nlohmann::json byte_level = {
-      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", false}};
-  const nlohmann::json made = {
-      {"version", "1.0"},
-      {"added_tokens",
-       {{{"id", 94},
-         {"content", "<end>"},
-         {"special", true},
-         {"single_word", false},
-         {"lstrip", false},
-         {"rstrip", false},
-         {"normalized", false}}}},
-      {"pre_tokenizer", byte_level},
-      {"decoder", byte_level},
-      {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", nlohmann::json::array()}}}};
-  return *text::Tokenizer::FromJson(made.dump(), "{}");
 }
 
 TEST_F(SpeculationTest, GrammarsHoldBehindEachDraft) {

@@ -8,11 +8,6 @@
 namespace moesaic::kernels::cpu {
 namespace {
 
-// How far ahead of the weights that are multiplied those are fetched that the memory must deliver. Measured
-// on Sapphire Rapids with weights in memory: without, 0.87 of the bandwidth of plain loads; 1 to 2 KiB, 0.92;
-// 8 KiB less than without.
-constexpr int kPrefetchBytes = 2048;
-
 /// Stores 16 outputs of one row: bias and accumulation included, columns beyond the matrix left alone.
 inline void StoreRow512(const GemmTile& t, int row, int panel, __m512 value) {
   const int columns = ColumnsOf(t, panel);

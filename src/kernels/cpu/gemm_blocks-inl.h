@@ -15,6 +15,11 @@
 namespace moesaic::kernels::cpu {
 namespace {
 
+// How far ahead of the weights that are multiplied those are fetched that the memory must deliver. Measured
+// on Sapphire Rapids with weights in memory: without, 0.87 of the bandwidth of plain loads; 1 to 2 KiB, 0.92;
+// 8 KiB less than without.
+constexpr int kPrefetchBytes = 2048;
+
 /// Addresses row m of a block from three pointers and two strides: 12 rows would need more pointers than
 /// there are general registers.
 struct RowPointers {

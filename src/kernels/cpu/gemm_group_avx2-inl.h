@@ -55,7 +55,7 @@ struct Avx2Base {
   static Floats ToFloats(Ints v) { return _mm256_cvtepi32_ps(v); }
   static Floats Multiply(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
   static Floats MultiplyAdd(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
-  static void Prefetch(const std::byte* p) { _mm_prefetch(p + 2048, _MM_HINT_T0); }
+  static void Prefetch(const std::byte* p) { _mm_prefetch(p + kPrefetchBytes, _MM_HINT_T0); }
   static void Store(const GemmTile& t, int row, int panel, int part, Floats value) {
     StoreHalf256(t, row, panel, part, value);
   }

@@ -33,42 +33,38 @@ enum class GroupScale {
   kSuper,  // u8 (kMinimum) or i8, times an f16 of 256 inputs
 };
 
-struct I8G32 {
-  static constexpr int kGroup = 32, kBits = 8, kZero = 128;
+/// What most formats have in common; each says what is its own.
+struct GroupDefaults {
+  static constexpr int kGroup = 32, kBits = 4;
   static constexpr bool kTable = false, kMinimum = false;
   static constexpr GroupScale kScale = GroupScale::kHalf;
   static constexpr float kUnit = 1;
 };
-struct I4G32 {
-  static constexpr int kGroup = 32, kBits = 4, kZero = 8;
-  static constexpr bool kTable = false, kMinimum = false;
-  static constexpr GroupScale kScale = GroupScale::kHalf;
-  static constexpr float kUnit = 1;
+struct I8G32 : GroupDefaults {
+  static constexpr int kBits = 8, kZero = 128;
+};
+struct I4G32 : GroupDefaults {
+  static constexpr int kZero = 8;
 };
 // e2m1 is looked up as twice its value.
-struct Mxfp4 {
-  static constexpr int kGroup = 32, kBits = 4, kZero = 12;
-  static constexpr bool kTable = true, kMinimum = false;
-  static constexpr GroupScale kScale = GroupScale::kHalf;
+struct Mxfp4 : GroupDefaults {
+  static constexpr int kZero = 12;
+  static constexpr bool kTable = true;
   static constexpr float kUnit = 0.5F;
 };
-struct Nvfp4 {
-  static constexpr int kGroup = 16, kBits = 4, kZero = 12;
-  static constexpr bool kTable = true, kMinimum = false;
+struct Nvfp4 : Mxfp4 {
+  static constexpr int kGroup = 16;
   static constexpr GroupScale kScale = GroupScale::kE4M3;
-  static constexpr float kUnit = 0.5F * 256;
+  static constexpr float kUnit = Mxfp4::kUnit * 256;
 };
-struct Q4K {
-  static constexpr int kGroup = 32, kBits = 4, kZero = 0;
-  static constexpr bool kTable = false, kMinimum = true;
+struct Q4K : GroupDefaults {
+  static constexpr int kZero = 0;
+  static constexpr bool kMinimum = true;
   static constexpr GroupScale kScale = GroupScale::kSuper;
-  static constexpr float kUnit = 1;
 };
-struct Q6K {
+struct Q6K : GroupDefaults {
   static constexpr int kGroup = 16, kBits = 6, kZero = 32;
-  static constexpr bool kTable = false, kMinimum = false;
   static constexpr GroupScale kScale = GroupScale::kSuper;
-  static constexpr float kUnit = 1;
 };
 
 template <typename Format>

@@ -5,11 +5,16 @@
 #include "kernels/cpu/gemm_group.h"
 #include "kernels/cpu/gemm_group_formats-inl.h"
 #include "tensor/dtype.h"
+#include "tensor/group_format.h"
 
 namespace moesaic::kernels::ref {
 namespace {
 
 using namespace cpu;  // NOLINT(google-build-using-namespace): the formats' constants
+
+// Files of an instruction set can't include the library that defines these.
+static_assert(kUnitInputs == tensor::kUnitInputs && kUnitScaleBytes == tensor::kUnitScaleBytes &&
+              kSuperUnits == tensor::kSuperUnits && kSuperBytes == tensor::kSuperBytes);
 
 int Ceil(int value, int unit) { return (value + unit - 1) / unit; }
 

@@ -1,7 +1,6 @@
 #include "engine/draft_depth.h"
 
 #include <algorithm>
-#include <cmath>
 
 namespace moesaic::engine {
 namespace {

@@ -34,11 +34,6 @@ class DepthPolicy {
   /// Of `drafted` tokens, the first `accepted` were right.
   void CountOutcome(DraftRecord& record, int drafted, int accepted);
 
-  /// What a decode step of so many rows is expected to take; 0 while nothing is known.
-  double StepSeconds(int rows) const;
-  /// How likely the token at `place` of a draft is right when all before it are.
-  double Chance(const DraftRecord& record, int place) const;
-
  private:
   // The lower quartile of the last samples: what disturbs a step only ever makes it slower.
   struct Quartile {
@@ -49,6 +44,10 @@ class DepthPolicy {
     void Scale(double factor);
   };
 
+  // What a decode step of so many rows is expected to take; 0 while nothing is known.
+  double StepSeconds(int rows) const;
+  // How likely the token at `place` of a draft is right when all before it are.
+  double Chance(const DraftRecord& record, int place) const;
   double Prior(int place) const;
   double VerifySeconds(int decodes, int drafts) const;
   double DraftSeconds(int passes, double behind) const;

@@ -269,7 +269,7 @@ void ContinuousEngine::CountTime(const StepPlan& plan, double seconds) {
   int prefill = 0, rows = 0;
   for (const StepPlan::Part& part : plan.parts) {
     rows += part.rows();
-    if (part.count > 1 || part.sequence->remaining() > 1 + part.accepted) prefill += part.count;
+    if (!part.is_decode()) prefill += part.count;
   }
   stats_.prefill_seconds += seconds * prefill / rows;
   stats_.decode_seconds += seconds * (rows - prefill) / rows;

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "engine/draft_logits.h"
+#include "engine/sampling.h"
 
 namespace moesaic::engine {
 namespace {

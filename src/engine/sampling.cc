@@ -260,4 +260,9 @@ StatusOr<Drawn> Draw(const DrawParams& params, DrawScratch& scratch) {
   return drawn;
 }
 
+int32_t LikeliestToken(std::span<const float> logits) {
+  const Greatest best = FindGreatest(logits);
+  return best.has_nan ? -1 : std::max(best.token, 0);  // 0: all are -inf
+}
+
 }  // namespace moesaic::engine

@@ -65,4 +65,7 @@ StatusOr<Drawn> Draw(const DrawParams& params, DrawScratch& scratch);
 /// `token`'s log-softmax over `logits` and that of the `top` likeliest.
 LogprobEntry LogprobsOf(std::span<const float> logits, int32_t token, int top);
 
+/// The token of the greatest logit, the lower id of equals; -1 where one is not a number.
+int32_t LikeliestToken(std::span<const float> logits);
+
 }  // namespace moesaic::engine

@@ -39,6 +39,8 @@ struct StepPlan {
     int drafts = 0;    // the first of draft.tokens, computed behind a decode's token
     int accepted = 0;  // drafts that are right, once it is known: they stand in the sequence's tokens
     int rows() const { return count + drafts; }
+    /// Once its drafts are accepted, until the sequence advances.
+    bool is_decode() const { return count == 1 && sequence->remaining() == 1 + accepted; }
   };
   std::vector<Sequence*> preempt;  // the last in rank first
   std::vector<Admission> admit;    // in the order of admission

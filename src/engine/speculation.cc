@@ -101,7 +101,6 @@ void Speculation::Draft(const std::vector<std::unique_ptr<Sequence>>& running, i
   for (const DraftJob& job : jobs) CutInvalid(*job.sequence);
   const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
   policy_.CountDrafts(static_cast<int>(jobs.size()), passes, behind, seconds);
-  stats_.draft_seconds += seconds;
 }
 
 void Speculation::Computed(const StepPlan& plan, std::span<const float> hidden, double seconds) {
@@ -111,7 +110,7 @@ void Speculation::Computed(const StepPlan& plan, std::span<const float> hidden, 
   for (const StepPlan::Part& part : plan.parts) {
     Sequence& sequence = *part.sequence;
     rows += part.rows();
-    decodes_only &= part.count == 1 && sequence.remaining() == 1 + part.accepted;
+    decodes_only &= part.is_decode();
     if (part.drafts == 0) continue;
     ++stats_.drafts;
     stats_.draft_tokens += part.drafts;

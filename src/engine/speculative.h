@@ -33,7 +33,6 @@ struct SpeculationStats {
   int64_t draft_tokens = 0;                           ///< verified
   int64_t accepted_tokens = 0;                        ///< of these
   std::array<int64_t, kMostDrafts> accepted_at = {};  ///< by place in the draft
-  double draft_seconds = 0;
 };
 
 /// With "auto" and 0 replaced by what they mean for this model; refuses what is out of range or what the

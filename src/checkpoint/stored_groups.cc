@@ -141,6 +141,10 @@ bool IsFinite(PackedFormat format, uint16_t scale) {
 }  // namespace
 
 std::optional<PackedFormat> StoredFormat(const LinearSource& source) {
+  if (source.scheme == WeightScheme::kFp8Block) {
+    const bool whole = source.block_cols % tensor::kFp8Inputs == 0 || source.block_cols >= source.in;
+    return whole ? std::optional(PackedFormat::kF8G128) : std::nullopt;
+  }
   if (source.scheme == WeightScheme::kNvfp4) return PackedFormat::kNvfp4;
   if (source.scheme == WeightScheme::kInt4Packed) {
     const DType scale = source.scale->dtype;
@@ -161,7 +165,8 @@ std::optional<PackedFormat> StoredFormat(const LinearSource& source) {
 
 Status ReadGroupRows(const LinearSource& source, int64_t first, int64_t count, GroupRows& out) {
   const std::optional<PackedFormat> format = StoredFormat(source);
-  if (!format.has_value() || first < 0 || count < 0 || first + count > source.out) {
+  if (!format.has_value() || !tensor::IsGroupScaled(*format) || first < 0 || count < 0 ||
+      first + count > source.out) {
     return InvalidArgument("{}: groups of rows [{}, {}) can't be read", source.module, first, first + count);
   }
   out.Resize(*format, static_cast<int>(count), static_cast<int>(source.in));
@@ -187,6 +192,32 @@ Status ReadGroupRows(const LinearSource& source, int64_t first, int64_t count, G
     }
     return DataLoss("{}: the scales of {} must be finite; those of row {} are not", source.weight->file,
                     source.module, first + r);
+  }
+  return OkStatus();
+}
+
+Status ReadFp8Rows(const LinearSource& source, int64_t first, int64_t count, tensor::Fp8Rows& out) {
+  if (StoredFormat(source) != PackedFormat::kF8G128 || first < 0 || count < 0 || first + count > source.out) {
+    return InvalidArgument("{}: FP8 rows [{}, {}) can't be read", source.module, first, first + count);
+  }
+  out.Resize(static_cast<int>(count), static_cast<int>(source.in));
+  const int64_t blocks = (source.in + source.block_cols - 1) / source.block_cols;
+  const auto bad = [&](const char* what, int64_t row) {
+    return DataLoss("{}: {} of {} must be finite; those of row {} are not", source.weight->file, what,
+                    source.module, row);
+  };
+  for (int64_t r = 0; r < count; ++r) {
+    const int64_t row = first + r;
+    uint8_t* codes = &out.codes[r * source.in];
+    std::memcpy(codes, source.weight->bytes.data() + row * source.in, source.in);
+    const auto is_nan = [](uint8_t code) { return (code & 0x7f) == 0x7f; };
+    if (std::any_of(codes, codes + source.in, is_nan)) return bad("the weights", row);
+    for (int g = 0; g < out.groups(); ++g) {
+      const int64_t block = int64_t{g} * tensor::kFp8Inputs / source.block_cols;
+      const float scale = ScalarAt(*source.scale, row / source.block_rows * blocks + block);
+      if (!std::isfinite(scale)) return bad("the scales", row);
+      out.scales[r * out.groups() + g] = scale;
+    }
   }
   return OkStatus();
 }

@@ -35,12 +35,18 @@ class Bytes {
 std::vector<float> Roundtrip(const LinearSource& source, int64_t first, int64_t count) {
   const auto format = StoredFormat(source);
   EXPECT_TRUE(format.has_value());
-  tensor::GroupRows rows;
-  EXPECT_TRUE(ReadGroupRows(source, first, count, rows).ok());
   tensor::PackedMatrix matrix{
       .layout = tensor::PackedLayout::Of(*format, static_cast<int>(count), static_cast<int>(source.in))};
   auto buffer = *runtime::Buffer::Allocate(matrix.layout.total_bytes, false);
-  tensor::PackGroupRows(matrix.layout, 0, rows, buffer.data());
+  if (format == PackedFormat::kF8G128) {
+    tensor::Fp8Rows rows;
+    EXPECT_TRUE(ReadFp8Rows(source, first, count, rows).ok());
+    tensor::PackFp8Rows(matrix.layout, 0, rows, buffer.data());
+  } else {
+    tensor::GroupRows rows;
+    EXPECT_TRUE(ReadGroupRows(source, first, count, rows).ok());
+    tensor::PackGroupRows(matrix.layout, 0, rows, buffer.data());
+  }
   matrix.data = buffer.data();
   std::vector<float> values(static_cast<size_t>(count * source.in));
   for (int r = 0; r < count; ++r) {
@@ -189,6 +195,58 @@ TEST(StoredGroups, Nvfp4) {
       ASSERT_NEAR(packed[i], plain[i], std::fabs(plain[i]) * 0x1p-22F) << i;
     }
   }
+}
+
+LinearSource Fp8(const TensorEntry& weight, const TensorEntry& scale, int64_t out, int64_t in,
+                 int64_t block_rows, int64_t block_cols) {
+  return {.module = "m",
+          .scheme = WeightScheme::kFp8Block,
+          .out = out,
+          .in = in,
+          .weight = &weight,
+          .scale = &scale,
+          .block_rows = block_rows,
+          .block_cols = block_cols};
+}
+
+TEST(StoredGroups, Fp8InBlocksAndChannels) {
+  const int64_t out = 200, in = 300;  // edges of blocks are ragged
+  Bytes stored(out * in);
+  for (int64_t i = 0; i < out * in; ++i) {
+    if ((static_cast<int>(stored[i]) & 0x7f) == 0x7f) stored[i] = std::byte{1};
+  }
+  const TensorEntry weight = stored.Entry(DType::kF8E4M3, {out, in});
+  for (const auto& [rows, cols] : {std::pair{128, 128}, {1, 300}, {200, 300}, {64, 256}, {1, 128}}) {
+    const int64_t down = (out + rows - 1) / rows, across = (in + cols - 1) / cols;
+    Bytes scales(4 * down * across);
+    for (int64_t i = 0; i < down * across; ++i) {
+      const float scale = 0.001F * static_cast<float>(i + 1);
+      std::memcpy(&scales[4 * i], &scale, 4);
+    }
+    const TensorEntry scale = scales.Entry(DType::kF32, {down, across});
+    const LinearSource source = Fp8(weight, scale, out, in, rows, cols);
+    EXPECT_EQ(StoredFormat(source), PackedFormat::kF8G128);
+    EXPECT_EQ(Roundtrip(source, 0, out), Plain(source, 0, out)) << rows << " x " << cols;
+    EXPECT_EQ(Roundtrip(source, 130, 40), Plain(source, 130, 40));
+  }
+}
+
+TEST(StoredGroups, Fp8ThatIsNotFiniteIsRefused) {
+  Bytes stored(4 * 128), scales(4);
+  const float one = 1, bad = std::nanf("");
+  for (int i = 0; i < 4 * 128; ++i) stored[i] = i == 2 * 128 + 5 ? std::byte{0xff} : std::byte{0x30};
+  std::memcpy(&scales[0], &one, 4);
+  const TensorEntry weight = stored.Entry(DType::kF8E4M3, {4, 128}),
+                    scale = scales.Entry(DType::kF32, {1, 1});
+  tensor::Fp8Rows rows;
+  const LinearSource source = Fp8(weight, scale, 4, 128, 128, 128);
+  EXPECT_TRUE(ReadFp8Rows(source, 0, 2, rows).ok());
+  EXPECT_EQ(Message(ReadFp8Rows(source, 0, 4, rows)),
+            "a file: the weights of m must be finite; those of row 2 are not");
+  std::memcpy(&scales[0], &bad, 4);
+  EXPECT_EQ(Message(ReadFp8Rows(source, 0, 1, rows)),
+            "a file: the scales of m must be finite; those of row 0 are not");
+  EXPECT_EQ(StoredFormat(Fp8(weight, scale, 4, 128, 128, 64)), std::nullopt);  // blocks that cut ours
 }
 
 TEST(StoredGroups, ScalesMustBeFinite) {

@@ -1,4 +1,5 @@
 #include "kernels/cpu/gemm.h"
+#include "kernels/cpu/gemm_fp8.h"
 #include "kernels/cpu/gemm_group.h"
 #include "kernels/impl_list.h"
 #include "kernels/ref/gemm.h"
@@ -27,6 +28,15 @@ ImplList<Gemm> GemmImpls(tensor::PackedFormat format) {
       {"gemm_i8_i8_avxvnni", Isa::kAvxVnni, {cpu::GemmI8AvxVnni, cpu::PrepareU8Avx2, 64}},
       {"gemm_i8_i8_avx2", Isa::kAvx2, {cpu::GemmI8Avx2, cpu::PrepareS8Avx2, 64}},
       {"gemm_i8_i8_ref", Isa::kRef, {ref::GemmI8, ref::PrepareS8, 64}},
+  };
+  static constexpr Impl<Gemm> kF8G128[] = {
+      {"gemm_f8g128_bf16_amx", Isa::kAmx, {cpu::GemmF8G128Amx, cpu::PrepareBF16Avx512, 128}},
+      {"gemm_f8g128_bf16_avx512bf16",
+       Isa::kAvx512Bf16,
+       {cpu::GemmF8G128Avx512BF16, cpu::PrepareBF16Avx512, 128}},
+      {"gemm_f8g128_bf16_avx512", Isa::kAvx512, {cpu::GemmF8G128Avx512, cpu::PrepareBF16Avx512, 128}},
+      {"gemm_f8g128_bf16_avx2", Isa::kAvx2, {cpu::GemmF8G128Avx2, cpu::PrepareBF16Avx2, 128}},
+      {"gemm_f8g128_bf16_ref", Isa::kRef, {ref::GemmF8G128, ref::PrepareBF16, 128}},
   };
   static constexpr Impl<Gemm> kI8G32[] = {
       {"gemm_i8g32_i8_amx", Isa::kAmx, {cpu::GemmI8G32Amx, cpu::PrepareI8G32Avx512, 80}},
@@ -77,6 +87,8 @@ ImplList<Gemm> GemmImpls(tensor::PackedFormat format) {
       return kBF16;
     case tensor::PackedFormat::kI8:
       return kI8;
+    case tensor::PackedFormat::kF8G128:
+      return kF8G128;
     case tensor::PackedFormat::kI8G32:
       return kI8G32;
     case tensor::PackedFormat::kI4G32:

@@ -11,6 +11,7 @@
 #include "kernels/ref/gemm.h"
 #include "runtime/memory.h"
 #include "tensor/dtype.h"
+#include "tensor/fp8_format.h"
 #include "tensor/group_format.h"
 
 namespace moesaic::kernels {
@@ -36,9 +37,10 @@ std::vector<Case> HostCases(std::initializer_list<PackedFormat> formats) {
   return cases;
 }
 
-constexpr auto kAllFormats = {PackedFormat::kF32,   PackedFormat::kBF16,  PackedFormat::kI8,
-                              PackedFormat::kI8G32, PackedFormat::kI4G32, PackedFormat::kMxfp4,
-                              PackedFormat::kNvfp4, PackedFormat::kQ4K,   PackedFormat::kQ6K};
+constexpr auto kAllFormats = {PackedFormat::kF32,    PackedFormat::kBF16,  PackedFormat::kI8,
+                              PackedFormat::kF8G128, PackedFormat::kI8G32, PackedFormat::kI4G32,
+                              PackedFormat::kMxfp4,  PackedFormat::kNvfp4, PackedFormat::kQ4K,
+                              PackedFormat::kQ6K};
 constexpr auto kPlain = {PackedFormat::kF32, PackedFormat::kBF16, PackedFormat::kI8};
 constexpr auto kGroupScaled = {PackedFormat::kI8G32, PackedFormat::kI4G32, PackedFormat::kMxfp4,
                                PackedFormat::kNvfp4, PackedFormat::kQ4K,   PackedFormat::kQ6K};
@@ -124,6 +126,7 @@ class GemmTest : public testing::TestWithParam<Case> {
       case PackedFormat::kF32:
         return x;
       case PackedFormat::kBF16:
+      case PackedFormat::kF8G128:
         return tensor::ToFloat(tensor::ToBF16(x));
       case PackedFormat::kI8: {
         float amax = 0;
@@ -333,6 +336,46 @@ TEST_P(GemmPlainTest, PreparesAsTheReferenceDoes) {
   }
 }
 
+class GemmFp8Test : public GemmTest {};
+
+// Row c of the activations picks input c, so that C is every code's value, denormals and both zeros among
+// them, times the scale of its 128 inputs: exactly, since nothing is rounded.
+TEST_P(GemmFp8Test, EveryCodeIsExact) {
+  const int k = 300, n = 20;
+  tensor::Fp8Rows rows;
+  rows.Resize(n, k);
+  for (int j = 0; j < n; ++j) {
+    for (int i = 0; i < k; ++i) {
+      const int code = (i + 37 * j) % 256;
+      rows.codes[j * k + i] = static_cast<uint8_t>((code & 0x7f) == 0x7f ? 0 : code);
+    }
+    for (int g = 0; g < rows.groups(); ++g)
+      rows.scales[j * rows.groups() + g] = 0.37F * static_cast<float>(g + 1);
+  }
+  weights_.layout = PackedLayout::Of(PackedFormat::kF8G128, n, k);
+  buffer_ = *runtime::Buffer::Allocate(weights_.layout.total_bytes, false);
+  weights_.data = buffer_.data();
+  tensor::PackFp8Rows(weights_.layout, 0, rows, buffer_.data());
+  for (const int m : {1, 16, 64}) {
+    m_ = m;
+    for (int first = 0; first < k; first += m) {
+      x_.assign(size_t(m) * k, 0.0F);
+      for (int row = 0; row < m && first + row < k; ++row) x_[size_t(row) * k + first + row] = 2;
+      Prepare(0);
+      std::vector<float> c(m * n);
+      GetParam().impl.fn.tile(Tile(0, m, c.data(), n));
+      for (int row = 0; row < m && first + row < k; ++row) {
+        const int i = first + row;
+        for (int j = 0; j < n; ++j) {
+          const float scale = rows.scales[j * rows.groups() + i / tensor::kFp8Inputs];
+          ASSERT_EQ(c[row * n + j], 2 * tensor::F8E4M3ToFloat(rows.codes[j * k + i]) * scale)
+              << i << " " << j;
+        }
+      }
+    }
+  }
+}
+
 class GemmGroupTest : public GemmTest {};
 
 // The same bytes on every instruction set: codes, scales, corrections, and zeros beyond k.
@@ -401,6 +444,7 @@ TEST_P(GemmGroupTest, AnyCodesAndScales) {
 
 INSTANTIATE_TEST_SUITE_P(Host, GemmPlainTest, testing::ValuesIn(HostCases(kPlain)), NameOf);
 INSTANTIATE_TEST_SUITE_P(Host, GemmGroupTest, testing::ValuesIn(HostCases(kGroupScaled)), NameOf);
+INSTANTIATE_TEST_SUITE_P(Host, GemmFp8Test, testing::ValuesIn(HostCases({PackedFormat::kF8G128})), NameOf);
 INSTANTIATE_TEST_SUITE_P(Host, GemmI8Test, testing::ValuesIn(HostCases({PackedFormat::kI8})), NameOf);
 
 // One order of sums: f32 and bf16 results agree bit for bit between the instruction sets that share it.
@@ -425,7 +469,8 @@ TEST(GemmAcrossIsas, SameOrderSameBits) {
     for (const Case& c : cases) {
       const std::string name = c.impl.name;
       const bool own_order =
-          (format < PackedFormat::kI8 && name.ends_with("_ref")) || name.ends_with("_avx512bf16");
+          (format < PackedFormat::kI8G32 && format != PackedFormat::kI8 && name.ends_with("_ref")) ||
+          name.ends_with("_avx512bf16");
       if (c.format != format || own_order) continue;
       const int64_t stride = int64_t{layout.k_padded} / 64 * c.impl.fn.unit_bytes;
       std::vector<std::byte> a(m * stride);

@@ -26,9 +26,9 @@ Fn Choose(const char* op, ImplList<Fn> impls, const runtime::CpuFeatures& cpu,
 KernelTable SelectKernels(const runtime::CpuFeatures& cpu) {
   KernelTable table;
   auto choose = [&](const char* op, auto impls) { return Choose(op, impls, cpu, &table.choices); };
-  static constexpr const char* kGemmOps[tensor::kPackedFormats] = {"gemm_f32",   "gemm_bf16",  "gemm_i8",
-                                                                   "gemm_i8g32", "gemm_i4g32", "gemm_mxfp4",
-                                                                   "gemm_nvfp4", "gemm_q4k",   "gemm_q6k"};
+  static constexpr const char* kGemmOps[tensor::kPackedFormats] = {
+      "gemm_f32",   "gemm_bf16",  "gemm_i8",    "gemm_f8g128", "gemm_i8g32",
+      "gemm_i4g32", "gemm_mxfp4", "gemm_nvfp4", "gemm_q4k",    "gemm_q6k"};
   for (int f = 0; f < tensor::kPackedFormats; ++f) {
     table.gemm[f] = choose(kGemmOps[f], GemmImpls(static_cast<tensor::PackedFormat>(f)));
   }

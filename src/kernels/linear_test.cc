@@ -12,8 +12,8 @@ namespace {
 
 using tensor::PackedFormat;
 
-constexpr PackedFormat kFormats[] = {PackedFormat::kF32, PackedFormat::kBF16, PackedFormat::kI8,
-                                     PackedFormat::kI4G32, PackedFormat::kNvfp4};
+constexpr PackedFormat kFormats[] = {PackedFormat::kF32,   PackedFormat::kBF16,  PackedFormat::kI8,
+                                     PackedFormat::kI4G32, PackedFormat::kNvfp4, PackedFormat::kF8G128};
 
 class LinearTest : public testing::TestWithParam<runtime::Isa> {
  protected:

@@ -13,8 +13,8 @@ namespace {
 using tensor::PackedFormat;
 using tensor::PackedMatrix;
 
-constexpr PackedFormat kFormats[] = {PackedFormat::kF32, PackedFormat::kBF16, PackedFormat::kI8,
-                                     PackedFormat::kI4G32, PackedFormat::kNvfp4};
+constexpr PackedFormat kFormats[] = {PackedFormat::kF32,   PackedFormat::kBF16,  PackedFormat::kI8,
+                                     PackedFormat::kI4G32, PackedFormat::kNvfp4, PackedFormat::kF8G128};
 
 struct Shape {
   int hidden, intermediate, experts, top_k, shared_intermediate;

@@ -40,7 +40,7 @@ const Case kCases[] = {
     MOESAIC_GOLDEN("deepseek-v2-groups", kF32, Case::kMla),
     MOESAIC_GOLDEN("deepseek-v3-noqlora", kF32, Case::kMla),
     MOESAIC_GOLDEN("deepseek-v3-mtp", kF32, Case::kMla | Case::kMtp),
-    MOESAIC_GOLDEN("deepseek-v3-fp8", kFp8, Case::kMla),
+    MOESAIC_GOLDEN("deepseek-v3-fp8", kFp8, Case::kMla | Case::kGroups),
     MOESAIC_GOLDEN("kimi-k2", kF32, Case::kMla),
     MOESAIC_GOLDEN("qwen3-moe-norm-tied", kF32, 0),
     MOESAIC_GOLDEN("qwen3-moe-nonorm-untied", kF32, 0),
@@ -185,7 +185,7 @@ TEST_P(GoldenTest, LowPrecisionStaysClose) {
   }
 }
 
-// The group-scaled formats of a model that is loaded with "auto".
+// The formats with scales for groups of inputs of a model that is loaded with "auto".
 std::set<std::string> GroupFormats(const std::string& path) {
   const auto checkpoint = *checkpoint::Checkpoint::Open(path);
   const DecoderSpec spec = *SpecFromConfig(checkpoint->config(), ConfigFile(*checkpoint));
@@ -193,15 +193,17 @@ std::set<std::string> GroupFormats(const std::string& path) {
   std::set<std::string> formats;
   for (const RegionPlan& region : plan.regions) {
     for (const tensor::PackedLayout& layout : region.layouts) {
-      if (tensor::IsGroupScaled(layout.format)) formats.insert(PackedFormatName(layout.format));
+      const bool grouped =
+          tensor::IsGroupScaled(layout.format) || layout.format == tensor::PackedFormat::kF8G128;
+      if (grouped) formats.insert(PackedFormatName(layout.format));
     }
   }
   return formats;
 }
 
 // Codes and scales are taken over as they are stored: what is left of an error is that of activations, which
-// are rounded to int8 by 32 inputs (3 / 127 / sqrt(12) of a value, as above), and of embedding and MLA's
-// absorbed matrices in bf16, which is less.
+// are rounded to int8 by 32 inputs (3 / 127 / sqrt(12) of a value, as above) or, beside FP8, to bf16, less,
+// and of embedding and MLA's absorbed matrices in bf16, which is less.
 TEST_P(GroupsGoldenTest, StoredGroupsAreKept) {
   const GoldenPrompt& prompt = prompts_[2];
   for (const Isa isa : TestIsas("int8_g32")) {
@@ -210,6 +212,7 @@ TEST_P(GroupsGoldenTest, StoredGroupsAreKept) {
     const std::string_view name = GetParam().name;
     const char* format = name.find("int4") != name.npos    ? "int4_g32"
                          : name.find("nvfp4") != name.npos ? "nvfp4"
+                         : name.find("fp8") != name.npos   ? "fp8_g128"
                                                            : "int8_g32";
     EXPECT_THAT(GroupFormats(path_), testing::ElementsAre(format));
     const TestCache cache(model->info().kv, 1, kRoom);
@@ -296,7 +299,7 @@ TEST_P(GoldenTest, ChunkedPrefillIsWholePrefill) {
 
 // Sequences of different lengths and stages in one step come out as each would alone, to the bit.
 TEST_P(GoldenTest, RaggedBatchIsEachAlone) {
-  for (const char* dtype : {"f32", "bf16", "int8", "int8_g32", "int4_g32", "mxfp4", "nvfp4"}) {
+  for (const char* dtype : {"f32", "bf16", "int8", "fp8_g128", "int8_g32", "int4_g32", "mxfp4", "nvfp4"}) {
     TestModel model(path_, BestIsa(), {.dtype = dtype});
     ASSERT_TRUE(model.status().ok()) << Message(model.status());
     const std::vector<int32_t>& ids = prompts_.back().ids;

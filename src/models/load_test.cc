@@ -167,7 +167,7 @@ TEST(LoadTest, ChoosesExpertsAToken) {
 
 TEST(LoadTest, RefusesAnUnknownDtype) {
   EXPECT_EQ(LoadError(SourcePath("tests/golden/qwen3-tied"), {.dtype = "fp4"}),
-            "weights can be auto, f32, bf16, int8, int8_g32, int4_g32, mxfp4, nvfp4, not \"fp4\"");
+            "weights can be auto, f32, bf16, int8, fp8_g128, int8_g32, int4_g32, mxfp4, nvfp4, not \"fp4\"");
   EXPECT_THAT(LoadError(SourcePath("tests/golden/qwen3-tied"), {.dtype = "q4_k"}),
               HasSubstr("can't be chosen"));
 }

@@ -79,7 +79,7 @@ enum class Placement {
 /// How to bring weights into memory.
 struct LoadOptions {
   /// "auto" or one of tensor::QuantizableFormatNames. Auto keeps f32, int8, Q8_0, Q4_0, Q4_K, Q6_K, int4
-  /// groups and NVFP4 as they are stored, code by code, and makes bf16 of all else.
+  /// groups, NVFP4 and FP8 as they are stored, code by code, and makes bf16 of all else.
   std::string dtype = "auto";
   /// Called now and then with bytes done and in all; return false to stop with Cancelled.
   std::function<bool(int64_t done, int64_t total)> progress = nullptr;

@@ -41,6 +41,7 @@ struct Scratch {
   std::vector<float> rows, transposed, scales;
   std::vector<int8_t> rows_i8;
   tensor::GroupRows groups;
+  tensor::Fp8Rows fp8;
 };
 
 template <typename T>
@@ -71,8 +72,13 @@ Status PackTile(const Checkpoint& checkpoint, const Tile& tile, Scratch& scratch
     tensor::PackRowsI8(tile.layout, tile.to_row, tile.rows, rows.data(), scales.data(), tile.out);
     return OkStatus();
   }
-  if (IsGroupScaled(tile.layout.format) && !part.transposed &&
-      checkpoint::StoredFormat(source) == tile.layout.format) {
+  const bool stored = !part.transposed && checkpoint::StoredFormat(source) == tile.layout.format;
+  if (stored && tile.layout.format == PackedFormat::kF8G128) {
+    RETURN_IF_ERROR(checkpoint::ReadFp8Rows(source, first, tile.rows, scratch.fp8));
+    tensor::PackFp8Rows(tile.layout, tile.to_row, scratch.fp8, tile.out);
+    return OkStatus();
+  }
+  if (stored) {
     RETURN_IF_ERROR(checkpoint::ReadGroupRows(source, first, tile.rows, scratch.groups));
     tensor::PackGroupRows(tile.layout, tile.to_row, scratch.groups, tile.out);
     return OkStatus();

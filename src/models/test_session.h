@@ -159,10 +159,14 @@ inline int32_t ArgMax(std::span<const float> logits) {
   return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
 
-/// "int8_g32" -> "i8g32", as operators are named.
+/// "int8_g32" -> "i8g32", "fp8_g128" -> "f8g128", as operators are named.
 inline std::string OpSuffix(const std::string& dtype) {
-  if (!dtype.starts_with("int")) return dtype;
   std::string suffix = dtype;
+  if (dtype.starts_with("fp8")) suffix.erase(1, 1);
+  if (!dtype.starts_with("int")) {
+    std::erase(suffix, '_');
+    return suffix;
+  }
   suffix.erase(1, 2);
   std::erase(suffix, '_');
   return suffix;

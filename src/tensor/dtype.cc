@@ -77,6 +77,19 @@ float F8E4M3ToFloat(uint8_t bits) {
   return (bits & 0x80) != 0 ? -value : value;
 }
 
+uint8_t FloatToF8E4M3(float value) {
+  const float magnitude = std::fabs(value);
+  uint8_t low = 0,
+          high = 0x7e;  // codes rise with their values; between them `magnitude`, if it is at most 448
+  while (high - low > 1) {
+    const auto middle = static_cast<uint8_t>((low + high) / 2);
+    (F8E4M3ToFloat(middle) <= magnitude ? low : high) = middle;
+  }
+  const float below = magnitude - F8E4M3ToFloat(low), above = F8E4M3ToFloat(high) - magnitude;
+  const uint8_t nearest = below < above || (below == above && low % 2 == 0) ? low : high;
+  return static_cast<uint8_t>(nearest | (std::signbit(value) ? 0x80 : 0));
+}
+
 // e5m2 is the upper byte of an IEEE half.
 float F8E5M2ToFloat(uint8_t bits) { return HalfToFloat(static_cast<uint16_t>(bits << 8)); }
 

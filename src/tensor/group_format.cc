@@ -36,17 +36,6 @@ float ScaleOf(PackedFormat format, uint16_t bits) {
   }
 }
 
-// The nearest e4m3 that is not negative, ties to even codes, at most 448: codes rise with their values.
-uint8_t ToE4M3(float value) {
-  uint8_t low = 0, high = 0x7e;
-  while (high - low > 1) {
-    const auto middle = static_cast<uint8_t>((low + high) / 2);
-    (F8E4M3ToFloat(middle) <= value ? low : high) = middle;
-  }
-  const float below = value - F8E4M3ToFloat(low), above = F8E4M3ToFloat(high) - value;
-  return below < above || (below == above && low % 2 == 0) ? low : high;
-}
-
 // The nearest e2m1 code, ties to even codes, saturating.
 uint8_t ToE2M1(float value) {
   const float magnitude = std::fabs(value);
@@ -88,7 +77,7 @@ uint16_t GroupScale(PackedFormat format, float extreme, float output_scale) {
     case PackedFormat::kMxfp4:  // OCP MX 1.0, 6.3: the power of two of amax, less that of 6
       return amax > 0 ? FloatToHalf(std::ldexp(1.0F, std::ilogb(amax) - 2)) : 0;
     default:
-      return ToE4M3(amax / kLargestE2M1);
+      return FloatToF8E4M3(amax / kLargestE2M1);
   }
 }
 

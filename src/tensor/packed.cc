@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "tensor/dtype.h"
+#include "tensor/fp8_format.h"
 #include "tensor/group_format.h"
 
 namespace moesaic::tensor {
@@ -47,6 +48,12 @@ void ScatterRow(const PackedLayout& layout, int row, const T* values, std::byte*
   if (k < layout.k) std::memcpy(to, values + k, (layout.k - k) * sizeof(T));
 }
 
+int64_t PanelBytes(PackedFormat format, int k_padded) {
+  if (format == PackedFormat::kF8G128) return k_padded / kFp8Inputs * kFp8UnitBytes;
+  if (IsGroupScaled(format)) return GroupFormatOf(format).panel_bytes(k_padded);
+  return int64_t{k_padded} * kPanelRows * ElementBytes(format);
+}
+
 void CheckRows(const PackedLayout& layout, int first_row, int rows) {
   MOESAIC_CHECK_EQ(first_row % kPanelRows, 0);
   MOESAIC_CHECK_GE(first_row, 0);
@@ -76,8 +83,8 @@ float QuantizeRow(const float* values, int k, int8_t* out) {
 }  // namespace
 
 std::string PackedFormatName(PackedFormat format) {
-  static constexpr const char* kNames[kPackedFormats] = {"f32",   "bf16",  "int8", "int8_g32", "int4_g32",
-                                                         "mxfp4", "nvfp4", "q4_k", "q6_k"};
+  static constexpr const char* kNames[kPackedFormats] = {"f32",      "bf16",  "int8",  "fp8_g128", "int8_g32",
+                                                         "int4_g32", "mxfp4", "nvfp4", "q4_k",     "q6_k"};
   return kNames[static_cast<int>(format)];
 }
 
@@ -106,9 +113,8 @@ PackedLayout PackedLayout::Of(PackedFormat format, int n, int k) {
   layout.n = n;
   layout.k = k;
   layout.n_padded = RoundUp(n, kPanelRows);
-  layout.k_padded = RoundUp(k, kPackedKUnit);
-  layout.panel_bytes = IsGroupScaled(format) ? GroupFormatOf(format).panel_bytes(layout.k_padded)
-                                             : int64_t{layout.k_padded} * kPanelRows * ElementBytes(format);
+  layout.k_padded = RoundUp(k, format == PackedFormat::kF8G128 ? kFp8Inputs : kPackedKUnit);
+  layout.panel_bytes = PanelBytes(format, layout.k_padded);
   layout.total_bytes = layout.panel_bytes * layout.panels();
   if (IsGroupScaled(format)) {
     layout.scales_offset = layout.total_bytes;
@@ -139,6 +145,10 @@ void PackRows(const PackedLayout& layout, int first_row, int rows, const float* 
   if (IsGroupScaled(layout.format)) {
     const GroupRows groups = QuantizeGroups(layout.format, rows, layout.k, values);
     PackGroupRows(layout, first_row, groups, out);
+    return;
+  }
+  if (layout.format == PackedFormat::kF8G128) {
+    PackFp8Rows(layout, first_row, QuantizeFp8(rows, layout.k, values), out);
     return;
   }
   const int k = layout.k;
@@ -179,6 +189,7 @@ void UnpackRow(const PackedMatrix& matrix, int row, std::span<float> out) {
   MOESAIC_CHECK_LT(row, layout.n);
   MOESAIC_CHECK_EQ(static_cast<int>(out.size()), layout.k);
   if (IsGroupScaled(layout.format)) return UnpackGroupRow(matrix, row, out);
+  if (layout.format == PackedFormat::kF8G128) return UnpackFp8Row(matrix, row, out);
   for (int k = 0; k < layout.k; ++k) {
     const std::byte* element = matrix.data + OffsetOf(layout, matrix.first_row + row, k);
     switch (layout.format) {

@@ -12,7 +12,8 @@
 //
 // Group-scaled formats have a scale for every 16 or 32 inputs of an output. Their panel is a run of units of
 // 64 inputs, each with its scales before its elements: see tensor/group_format.h. After the panels come f32
-// scales [n_padded], one an output, that multiply those of the groups.
+// scales [n_padded], one an output, that multiply those of the groups. kF8G128 has units of 128 inputs: see
+// tensor/fp8_format.h.
 #pragma once
 
 #include <cstddef>
@@ -29,9 +30,10 @@ inline constexpr int kPanelRows = 16;    // outputs in a panel: one per f32 lane
 inline constexpr int kPackedKUnit = 64;  // k is padded to one AMX tile row of int8
 
 enum class PackedFormat : uint8_t {
-  kF32,   ///< f32 elements, f32 activations.
-  kBF16,  ///< bf16 elements, bf16 activations (rounded per row by the kernel's own preparation), f32 sums.
-  kI8,    ///< int8 elements with one f32 scale an output; int8 activations with one scale a row (W8A8).
+  kF32,     ///< f32 elements, f32 activations.
+  kBF16,    ///< bf16 elements, bf16 activations (rounded per row by the kernel's own preparation), f32 sums.
+  kI8,      ///< int8 elements with one f32 scale an output; int8 activations with one scale a row (W8A8).
+  kF8G128,  ///< e4m3 elements with one f32 scale for 128 inputs; bf16 activations (tensor/fp8_format.h).
   // Group-scaled; int8 activations with one scale for 32 inputs.
   kI8G32,  ///< int8, f16 scales of 32 inputs: Q8_0.
   kI4G32,  ///< int4, f16 scales of 32 inputs: Q4_0, and compressed-tensors' groups of 32, 64 or 128.
@@ -40,9 +42,9 @@ enum class PackedFormat : uint8_t {
   kQ4K,    ///< GGUF's Q4_K: int4, 6-bit scales and minima of 32 inputs, f16 ones of 256.
   kQ6K,    ///< GGUF's Q6_K: int6, int8 scales of 16 inputs, f16 ones of 256.
 };
-inline constexpr int kPackedFormats = 9;
+inline constexpr int kPackedFormats = 10;
 
-std::string PackedFormatName(PackedFormat format);  ///< "f32", "bf16", "int8", "int8_g32", "int4_g32", ...
+std::string PackedFormatName(PackedFormat format);  ///< "f32", "bf16", "int8", "fp8_g128", "int8_g32", ...
 StatusOr<PackedFormat> ParsePackedFormat(const std::string& name);
 inline bool IsGroupScaled(PackedFormat format) { return format >= PackedFormat::kI8G32; }
 /// Whether PackRows can make it of any values; the others are only taken over as they are stored.
@@ -53,7 +55,7 @@ std::vector<std::string> QuantizableFormatNames();
 struct PackedLayout {
   PackedFormat format;
   int n, k;                // as the model means it
-  int n_padded, k_padded;  // multiples of kPanelRows and kPackedKUnit
+  int n_padded, k_padded;  // multiples of kPanelRows and kPackedKUnit (kF8G128: of 128)
   int64_t panel_bytes;     // one panel of k_padded inputs
   int64_t scales_offset;   // bytes from the start; 0 when the format has none
   int64_t sums_offset;     // likewise

@@ -148,8 +148,8 @@ INSTANTIATE_TEST_SUITE_P(Formats, PlainFormatTest,
                          [](const auto& info) { return PackedFormatName(info.param); });
 INSTANTIATE_TEST_SUITE_P(Formats, PackedFormatTest,
                          testing::Values(PackedFormat::kF32, PackedFormat::kBF16, PackedFormat::kI8,
-                                         PackedFormat::kI8G32, PackedFormat::kI4G32, PackedFormat::kMxfp4,
-                                         PackedFormat::kNvfp4),
+                                         PackedFormat::kF8G128, PackedFormat::kI8G32, PackedFormat::kI4G32,
+                                         PackedFormat::kMxfp4, PackedFormat::kNvfp4),
                          [](const auto& info) { return PackedFormatName(info.param); });
 
 TEST(PackedMatrix, QuantisingZeroTinyAndLargestRows) {

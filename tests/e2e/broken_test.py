@@ -120,7 +120,7 @@ class PromptTest(BrokenCase):
     def test_types_that_are_not_there(self):
         for verb in (["generate", self.model, "--ids", "7"], ["convert", self.model, "--out", self.folder / "x"],
                      ["inspect", self.model], ["bench", self.model]):
-            self.assert_one_line([*verb, "--dtype", "fp8"], "--dtype: fp8 not in {auto,f32,bf16,int8,int8_g32,int4_g32,mxfp4,nvfp4}", code=2)
+            self.assert_one_line([*verb, "--dtype", "fp8"], "--dtype: fp8 not in {auto,f32,bf16,int8,fp8_g128,int8_g32,int4_g32,mxfp4,nvfp4}", code=2)
         self.assert_one_line(["chat", self.model, "--kv-dtype", "f16"], "--kv-dtype: f16 not in {auto,f32,bf16,int8}", code=2)
         self.assertFalse((self.folder / "x").exists())
 

@@ -167,7 +167,7 @@ class HelpTest(unittest.TestCase):
             self.assertRegex(text_of_verb, r"\n\nExit codes: 0 .*130 interrupted.*143.*129.*\n$")
             for noise in ("INT in [", "PATH(", "{false}", "TEXT:", "=[", "[Option Group", "[Exactly"):
                 self.assertNotIn(noise, text_of_verb)
-        self.assertRegex(run("chat", "--help").stdout, r"(?m)^  --dtype \{auto,f32,bf16,int8,int8_g32,int4_g32,mxfp4,nvfp4\}=auto$")
+        self.assertRegex(run("chat", "--help").stdout, r"(?m)^  --dtype \{auto,f32,bf16,int8,fp8_g128,int8_g32,int4_g32,mxfp4,nvfp4\}=auto$")
         self.assertRegex(run("bench", "--help").stdout, r"(?m)^  -p,--prompt-tokens INT=512 \.\.\.")
 
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "tensor/fp8_format.h"
 #include "tensor/packed.h"
 
 namespace moesaic::kernels::ref {
@@ -72,5 +73,29 @@ float PrepareS8(const float* x, int k, int k_padded, float static_scale, std::by
 void GemmF32(const GemmTile& tile) { Gemm<float, float>(tile); }
 void GemmBF16(const GemmTile& tile) { Gemm<BF16, float>(tile); }
 void GemmI8(const GemmTile& tile) { Gemm<int8_t, int32_t>(tile); }
+
+void GemmF8G128(const GemmTile& t) {
+  for (int output = 0; output < t.columns; ++output) {
+    const int r = output % 16;
+    for (int row = 0; row < t.m; ++row) {
+      const auto* a = reinterpret_cast<const BF16*>(t.a + row * t.a_stride);
+      float acc = 0;
+      for (int u = 0; u < t.k_padded / tensor::kFp8Inputs; ++u) {
+        const std::byte* unit = t.w + output / 16 * t.panel_bytes + u * tensor::kFp8UnitBytes;
+        float sum = 0;
+        for (int i = 0; i < tensor::kFp8Inputs; ++i) {
+          const std::byte code = unit[tensor::kFp8ScaleBytes + 64 * (i / 4) + 16 * (r / 4) + 8 * (i % 4 / 2) +
+                                      2 * (r % 4) + i % 2];
+          sum += tensor::ToFloat(a[u * tensor::kFp8Inputs + i]) *
+                 tensor::F8E4M3ToFloat(static_cast<uint8_t>(code));
+        }
+        acc += sum * reinterpret_cast<const float*>(unit)[r];
+      }
+      if (t.bias != nullptr) acc += t.bias[output];
+      float& c = t.c[row * t.c_stride + output];
+      c = t.accumulate ? c + acc : acc;
+    }
+  }
+}
 
 }  // namespace moesaic::kernels::ref

@@ -12,6 +12,7 @@ float PrepareS8(const float* x, int k, int k_padded, float static_scale, std::by
 
 void GemmF32(const GemmTile& tile);
 void GemmBF16(const GemmTile& tile);
-void GemmI8(const GemmTile& tile);  // activations from PrepareS8
+void GemmI8(const GemmTile& tile);      // activations from PrepareS8
+void GemmF8G128(const GemmTile& tile);  // activations from PrepareBF16
 
 }  // namespace moesaic::kernels::ref

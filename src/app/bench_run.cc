@@ -64,12 +64,15 @@ BenchRunner::BenchRunner(models::Model& model, const kernels::KernelTable& kerne
                          runtime::ThreadPool& threads, std::unique_ptr<cache::KvPool> blocks)
     : model_(model), blocks_(std::move(blocks)), executor_(model, kernels, threads, *blocks_) {}
 
-double BenchRunner::DecodeBytes(int depth) const {
+double BenchRunner::StepBytes(int sequences, double experts, int depth) const {
   const models::ModelInfo& info = model_.info();
   const cache::BlockLayout& layout = blocks_->layout();
   const double token_bytes = static_cast<double>(layout.layer_bytes()) / cache::kBlockTokens;
   const int decoder_layers = layout.layers - info.mtp_layers;
-  return static_cast<double>(info.active_weight_bytes) + token_bytes * decoder_layers * depth;
+  const auto expert_bytes = static_cast<double>(info.expert_bytes);
+  const double routed = info.experts_per_token * info.moe_layers * expert_bytes;
+  return static_cast<double>(info.active_weight_bytes) - routed + experts * expert_bytes +
+         token_bytes * decoder_layers * depth * sequences;
 }
 
 std::vector<int32_t> BenchRunner::RandomTokens(int count) {
@@ -106,6 +109,7 @@ Status BenchRunner::Decode(int sequences, int start, int count) {
                        .first_logits = 0});
     }
     RETURN_IF_ERROR(executor_.Run(batch, /*want_hidden=*/false).status());
+    experts_read_ += executor_.experts_read();
   }
   return OkStatus();
 }
@@ -135,8 +139,14 @@ StatusOr<BenchResult> BenchRunner::Run(const BenchCase& test, int repetitions) {
     RETURN_IF_ERROR(RunOnce(test));
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     const int tokens = test.sequences * (test.generate > 0 ? test.generate : test.prompt);
-    if (i > 0) result.tokens_per_second.push_back(tokens / seconds);
+    if (i > 0) {
+      result.tokens_per_second.push_back(tokens / seconds);
+    } else {
+      experts_read_ = 0;
+    }
   }
+  const double steps = static_cast<double>(repetitions) * test.generate;
+  if (steps > 0) result.experts_per_step = static_cast<double>(experts_read_) / steps;
   held_.clear();
   return result;
 }

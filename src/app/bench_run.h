@@ -23,6 +23,7 @@ struct BenchCase {
 
 struct BenchResult {
   std::vector<double> tokens_per_second;  // [repetitions], of all sequences together
+  double experts_per_step = 0;  // of all layers, that a decode step of the timed repetitions read in the mean
   double median() const;
   double deviation() const;  // standard deviation of the sample; 0 for one repetition
 };
@@ -42,9 +43,9 @@ class BenchRunner {
   /// One untimed repetition, then `repetitions` timed ones over the same cached depth. Cancelled by a signal.
   StatusOr<BenchResult> Run(const BenchCase& test, int repetitions);
 
-  /// Bytes that a decode step of one sequence reads: its active weights, and keys and values of `depth`
-  /// tokens.
-  double DecodeBytes(int depth) const;
+  /// Bytes that a decode step of `sequences` reads: weights once, of routed experts so many, and for each
+  /// sequence keys and values of `depth` tokens.
+  double StepBytes(int sequences, double experts, int depth) const;
 
  private:
   BenchRunner(models::Model& model, const kernels::KernelTable& kernels, runtime::ThreadPool& threads,
@@ -57,6 +58,7 @@ class BenchRunner {
   models::Model& model_;
   std::unique_ptr<cache::KvPool> blocks_;
   engine::Executor executor_;
+  int64_t experts_read_ = 0;                        // by decode steps
   std::mt19937 random_{1};                          // the same tokens in every run
   std::vector<std::vector<cache::BlockRef>> held_;  // [sequences]
   std::vector<std::vector<int32_t>> tables_;

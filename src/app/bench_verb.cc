@@ -35,7 +35,7 @@ struct Line {
   BenchCase test;
   int threads = 0;
   BenchResult result;
-  double bytes_per_token = 0;  // 0: not known (prefill, or several sequences whose experts overlap)
+  double bytes_per_token = 0;  // of a decode step, by its sequences; 0: prefill
   double bandwidth_share = 0;  // of what all threads together read
 };
 
@@ -164,8 +164,10 @@ Status RunWithThreads(const Options& options, Session& session, runtime::ThreadP
     progress.Show(done++, total, TestName(test));
     Line line = {.test = test, .threads = threads.size(), .result = {}};
     ASSIGN_OR_RETURN(line.result, runner->Run(test, options.repetitions));
-    if (test.generate > 0 && test.sequences == 1) {
-      line.bytes_per_token = runner->DecodeBytes(test.depth + test.generate / 2);
+    if (test.generate > 0) {
+      const int depth = test.depth + test.generate / 2;
+      line.bytes_per_token =
+          runner->StepBytes(test.sequences, line.result.experts_per_step, depth) / test.sequences;
       line.bandwidth_share = line.bytes_per_token * line.result.median() / bandwidth.all_threads;
     }
     lines->push_back(std::move(line));
@@ -178,8 +180,7 @@ Status RunBench(const Options& options) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, OpenSession(options.model));
   const models::ModelInfo& info = session->model->info();
   RETURN_IF_ERROR(BenchRunner::Check(CasesOf(options), info));
-  Tell("{}: {}, {} weights, loaded in {:.2f} s\n", options.model.model, models::ToString(info.weights_from),
-       info.weight_format, session->load_seconds);
+  Tell("{}: {}, loaded in {:.2f} s\n", options.model.model, DescribeWeights(info), session->load_seconds);
   std::vector<Line> lines;
   for (const int count : options.threads) {
     ASSIGN_OR_RETURN(const std::unique_ptr<runtime::ThreadPool> threads, MakeThreads(count));
@@ -220,10 +221,9 @@ void AddBench(CLI::App& root, VerbRun& run) {
       ->capture_default_str();
   verb->footer(
       "Lists are separated by commas; every combination is run, on random tokens. t/s is the median of the\n"
-      "repetitions and their standard deviation. MiB/token are the weights and cached keys and values that "
-      "a\n"
-      "decoded token reads, and the last column is their rate as a share of the read bandwidth just "
-      "measured.\n\n"
+      "repetitions and their standard deviation. MiB/token is what a decode step reads, weights and cached\n"
+      "keys and values, by its sequences: a routed expert counts once where several go to it. The last\n"
+      "column is its rate as a share of the read bandwidth just measured.\n\n"
       "Examples:\n"
       "  moesaic bench model.moesaic -p 128,512 -n 64 -t 8,16\n"
       "  moesaic bench model.gguf -p 0 -n 32 -d 0,4096 -s 1,8 -o json");

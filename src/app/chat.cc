@@ -177,11 +177,11 @@ class Chat {
   Status Stats() const {
     const models::ModelInfo& info = session_.model->info();
     const engine::EngineStats stats = session_.engine->stats();
-    Note(fmt::format("{}: {} parameters, {} active, {} {} weights ({}), {} threads", info.model_type,
+    Note(fmt::format("{}: {} parameters, {} active, {} of {}, {} threads", info.model_type,
                      FormatCount(static_cast<double>(info.parameters)),
                      FormatCount(static_cast<double>(info.active_parameters)),
-                     FormatBytes(static_cast<double>(info.weight_bytes)), info.weight_format,
-                     models::ToString(info.weights_from), session_.threads->size()));
+                     FormatBytes(static_cast<double>(info.weight_bytes)), DescribeWeights(info),
+                     session_.threads->size()));
     Note(fmt::format("{} messages, context of {} tokens, {} KV blocks", conversation_.messages().size(),
                      session_.engine->max_context(), stats.total_blocks));
     Note(fmt::format("{} prompt tokens in {:.2f} s, {} output tokens in {:.2f} s", stats.prompt_tokens,

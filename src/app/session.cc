@@ -27,6 +27,11 @@ models::Placement PlacementOf(const std::string& mmap) {
   return mmap == "off" ? models::Placement::kCopy : models::Placement::kAuto;
 }
 
+models::NumaPolicy NumaOf(const std::string& numa) {
+  if (numa == "interleave") return models::NumaPolicy::kInterleave;
+  return numa == "local" ? models::NumaPolicy::kLocal : models::NumaPolicy::kAuto;
+}
+
 // Ids must mean the same to both models: the first that does not is told.
 Status CheckSameVocabulary(const std::string& model, const std::string& draft) {
   ASSIGN_OR_RETURN(const ModelText text, OpenModelText(model));
@@ -42,7 +47,8 @@ Status CheckSameVocabulary(const std::string& model, const std::string& draft) {
   return OkStatus();
 }
 
-Status LoadDraftModel(const ModelFlags& flags, models::LoadOptions options, Session& session) {
+// Before the model is loaded: what would be refused after it.
+Status CheckDraftModel(const ModelFlags& flags) {
   const std::string method = SpeculativeMethod(flags);
   if (method == "off") return OkStatus();
   if (flags.draft_model.empty()) {
@@ -51,7 +57,11 @@ Status LoadDraftModel(const ModelFlags& flags, models::LoadOptions options, Sess
   if (method == "mtp" || method == "ngram") {
     return InvalidArgument("--speculative-model goes with --speculative draft or auto, found {}", method);
   }
-  RETURN_IF_ERROR(CheckSameVocabulary(flags.model, flags.draft_model));
+  return CheckSameVocabulary(flags.model, flags.draft_model);
+}
+
+Status LoadDraftModel(const ModelFlags& flags, models::LoadOptions options, Session& session) {
+  if (flags.draft_model.empty() || SpeculativeMethod(flags) == "off") return OkStatus();
   options.dtype = "auto";
   options.experts_per_token = 0;
   options.load_mtp = false;
@@ -64,6 +74,12 @@ Status LoadDraftModel(const ModelFlags& flags, models::LoadOptions options, Sess
 std::string SpeculativeMethod(const ModelFlags& flags) {
   if (!flags.speculative.method.empty()) return flags.speculative.method;
   return flags.draft_model.empty() ? "off" : "draft";
+}
+
+std::string DescribeWeights(const models::ModelInfo& info) {
+  std::string text = fmt::format("{} weights, {}", info.weight_format, models::ToString(info.weights_from));
+  if (info.numa_nodes > 1) text += fmt::format(", interleaved over {} NUMA nodes", info.numa_nodes);
+  return text;
 }
 
 void AddModelPath(CLI::App& verb, std::string& model, const char* help) {
@@ -103,6 +119,11 @@ void AddModelFlags(CLI::App& verb, ModelFlags& flags) {
           "Use a packed file's own pages, read when first touched (on), or copy it to huge pages first "
           "(off); auto: copy if it takes at most half of the free memory")
       ->check(CLI::IsMember({"auto", "on", "off"}))
+      ->capture_default_str();
+  verb.add_option("--numa", flags.numa,
+                  "Weights that are not mapped lie on all NUMA nodes in turn (interleave; auto, where the "
+                  "process may run on several), or where the thread runs that loads them (local)")
+      ->check(CLI::IsMember({"auto", "interleave", "local"}))
       ->capture_default_str();
   verb.add_flag_callback(
           "--no-mmap", [&flags] { flags.mmap = "off"; }, "The same as --mmap off")
@@ -145,12 +166,14 @@ StatusOr<std::unique_ptr<Session>> OpenSession(const ModelFlags& flags) {
   options.dtype = flags.dtype;
   options.experts_per_token = flags.experts_per_token;
   options.placement = PlacementOf(flags.mmap);
+  options.numa = NumaOf(flags.numa);
   const std::string method = SpeculativeMethod(flags);
   options.load_mtp = method == "mtp" || (method == "auto" && flags.draft_model.empty());
   options.progress = [&progress](int64_t done, int64_t total) {
     progress.Show(done, total, FormatBytes(static_cast<double>(total)));
     return !Interrupted();
   };
+  RETURN_IF_ERROR(CheckDraftModel(flags));
   ASSIGN_OR_RETURN(session->model, models::Model::Load(flags.model, options, *session->threads));
   RETURN_IF_ERROR(LoadDraftModel(flags, options, *session));
   session->load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

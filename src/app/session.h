@@ -21,6 +21,7 @@ struct ModelFlags {
   int context = 0;
   int experts_per_token = 0;
   std::string mmap = "auto";
+  std::string numa = "auto";
   engine::SpeculativeOptions speculative;  // off for verbs without AddSpeculativeFlags; method "": unsaid
   std::string draft_model;
 };
@@ -35,7 +36,7 @@ void AddModelPath(CLI::App& verb, std::string& model,
 void AddDtypeFlag(CLI::App& verb, std::string& dtype);
 /// Declares --kv-dtype.
 void AddKvDtypeFlag(CLI::App& verb, std::string& kv_dtype);
-/// Declares MODEL, --dtype, --threads, --experts-per-token and --mmap.
+/// Declares MODEL, --dtype, --threads, --experts-per-token, --mmap and --numa.
 void AddModelFlags(CLI::App& verb, ModelFlags& flags);
 /// Declares --ctx-size and --kv-dtype.
 void AddCacheFlags(CLI::App& verb, ModelFlags& flags);
@@ -49,6 +50,9 @@ struct Session {
   double load_seconds = 0;
   std::unique_ptr<engine::Engine> engine;  // none until StartEngine
 };
+
+/// "int8 weights, copied to huge pages, interleaved over 2 NUMA nodes"
+std::string DescribeWeights(const models::ModelInfo& info);
 
 /// Declares --threads.
 void AddThreadsFlag(CLI::App& verb, int& threads);

@@ -51,9 +51,10 @@ StatusOr<std::span<const float>> Executor::Run(std::span<const ExecutorRows> bat
   hidden_.resize(want_hidden ? tokens_.size() * model_.info().hidden_size : 0);
   scratch_.Reset();
   const kernels::ExecContext context = {.kernels = &kernels_, .pool = &threads_, .scratch = &scratch_};
-  RETURN_IF_ERROR(model_.Forward(context,
-                                 {.tokens = tokens_, .sequences = slices_, .logit_rows = logit_rows_},
-                                 layers_, {.logits = logits, .hidden = hidden_}));
+  experts_read_ = 0;
+  RETURN_IF_ERROR(
+      model_.Forward(context, {.tokens = tokens_, .sequences = slices_, .logit_rows = logit_rows_}, layers_,
+                     {.logits = logits, .hidden = hidden_, .experts_read = &experts_read_}));
   return logits;
 }
 

@@ -45,6 +45,8 @@ class Executor {
   /// module's hidden states of all rows in mtp_hidden() [rows, hidden_size]. Leaves hidden() as it is.
   StatusOr<std::span<const float>> RunMtp(std::span<const MtpRows> batch);
   std::span<const float> mtp_hidden() const { return mtp_hidden_; }
+  /// Routed experts of all layers that rows of the last Run went to.
+  int64_t experts_read() const { return experts_read_; }
   /// Binds the calling thread to the core of worker 0, which it is in each Run.
   void BindCaller() { threads_.PinCaller(); }
 
@@ -60,6 +62,7 @@ class Executor {
   std::vector<float> logits_;
   std::vector<float> hidden_;
   std::vector<float> mtp_in_, mtp_hidden_;
+  int64_t experts_read_ = 0;
 };
 
 }  // namespace moesaic::engine

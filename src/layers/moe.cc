@@ -1,6 +1,20 @@
 #include "layers/moe.h"
 
+#include <algorithm>
+
 namespace moesaic::layers {
+namespace {
+
+// How many different ids there are.
+int64_t CountExperts(const Step& step, const int32_t* ids, int64_t count, int experts) {
+  ScratchScope scratch(step.ctx);
+  auto* used = scratch.Take<uint8_t>(experts);
+  std::fill_n(used, experts, uint8_t{0});
+  for (int64_t i = 0; i < count; ++i) used[ids[i]] = 1;
+  return std::count(used, used + experts, uint8_t{1});
+}
+
+}  // namespace
 
 void Router::Route(const Step& step, const float* x, int32_t* ids, float* weights) const {
   ScratchScope scratch(step.ctx);
@@ -29,6 +43,9 @@ void MoeLayer::Forward(const Step& step, const float* x, float* out) const {
   auto* ids = scratch.Take<int32_t>(static_cast<int64_t>(rows) * router.top_k);
   auto* weights = scratch.Take<float>(static_cast<int64_t>(rows) * router.top_k);
   router.Route(step, x, ids, weights);
+  if (step.experts_read != nullptr) {
+    *step.experts_read += CountExperts(step, ids, int64_t{rows} * router.top_k, experts.count);
+  }
   kernels::Moe(step.ctx, {.x = x,
                           .x_stride = hidden,
                           .rows = rows,

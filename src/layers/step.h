@@ -13,6 +13,7 @@ struct Step {
   const kernels::ExecContext& ctx;
   std::span<const kernels::SequenceSlice> sequences;
   std::span<const int32_t> positions;  // [rows]
+  int64_t* experts_read = nullptr;     // += routed experts that any row goes to; or null
 
   int rows() const { return static_cast<int>(positions.size()); }
 };

@@ -113,7 +113,10 @@ Status DecoderModel::Forward(const ExecContext& ctx, const ForwardBatch& batch, 
   RETURN_IF_ERROR(Check(batch, kv, out));
   if (batch.tokens.empty()) return OkStatus();
   ScratchScope scratch(ctx);
-  const Step step{.ctx = ctx, .sequences = batch.sequences, .positions = Positions(scratch, ctx, batch)};
+  const Step step{.ctx = ctx,
+                  .sequences = batch.sequences,
+                  .positions = Positions(scratch, ctx, batch),
+                  .experts_read = out.experts_read};
   auto* x = scratch.Take<float>(static_cast<int64_t>(step.rows()) * spec_.hidden);
   layers::Embed(ctx, decoder_.embedding, batch.tokens, x);
   for (int i = 0; i < spec_.layers; ++i) decoder_.layers[i].Forward(step, kv[i], x);

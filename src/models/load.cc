@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <vector>
+
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/packed_file.h"
 #include "models/decoder_model.h"
@@ -18,12 +21,24 @@ StatusOr<DecoderSpec> ReadSpec(const Checkpoint& checkpoint, const LoadOptions& 
 }
 
 StatusOr<std::unique_ptr<Model>> Finish(DecoderSpec spec, WeightMap weights, WeightSource weights_from,
-                                        layers::MlaPath mla_path) {
+                                        size_t nodes, layers::MlaPath mla_path) {
   ModelInfo info = InfoFromPlan(spec, weights.plan());
   info.weights_from = weights_from;
+  info.numa_nodes = static_cast<int>(std::max<size_t>(nodes, 1));
   ASSIGN_OR_RETURN(std::unique_ptr<DecoderModel> model,
                    DecoderModel::Create(std::move(spec), std::move(weights), std::move(info), mla_path));
   return std::unique_ptr<Model>(std::move(model));
+}
+
+// Nodes that the process may run on, if weights are to be interleaved over them; else none.
+std::vector<int> NodesFor(NumaPolicy policy) {
+  std::vector<int> nodes;
+  if (policy == NumaPolicy::kLocal) return nodes;
+  for (const runtime::NumaNode& node : runtime::DetectTopology().numa_nodes) {
+    if (!node.cpus.empty()) nodes.push_back(node.index);
+  }
+  if (nodes.size() < 2) nodes.clear();
+  return nodes;
 }
 
 // Half leaves room for the KV cache and for others.
@@ -36,11 +51,13 @@ StatusOr<std::unique_ptr<Model>> LoadPacked(const std::string& path, DecoderSpec
   ASSIGN_OR_RETURN(WeightPlan plan, PlanFromPacked(spec, *file));
   if (options.placement == Placement::kCopy ||
       (options.placement == Placement::kAuto && FitsTwice(plan.bytes))) {
-    ASSIGN_OR_RETURN(WeightMap weights, WeightMap::Copy(*file, std::move(plan), options.progress, pool));
-    return Finish(std::move(spec), std::move(weights), WeightSource::kCopied, options.mla_path);
+    const std::vector<int> nodes = NodesFor(options.numa);
+    ASSIGN_OR_RETURN(WeightMap weights,
+                     WeightMap::Copy(*file, std::move(plan), options.progress, nodes, pool));
+    return Finish(std::move(spec), std::move(weights), WeightSource::kCopied, nodes.size(), options.mla_path);
   }
   ASSIGN_OR_RETURN(WeightMap weights, WeightMap::Map(std::move(file), std::move(plan)));
-  return Finish(std::move(spec), std::move(weights), WeightSource::kMapped, options.mla_path);
+  return Finish(std::move(spec), std::move(weights), WeightSource::kMapped, 1, options.mla_path);
 }
 
 }  // namespace
@@ -74,8 +91,10 @@ StatusOr<std::unique_ptr<Model>> Model::Load(const std::string& path, const Load
   }
   DropAbsentMtp(*checkpoint, spec);
   ASSIGN_OR_RETURN(WeightPlan plan, PlanFromCheckpoint(spec, *checkpoint, dtype));
-  ASSIGN_OR_RETURN(WeightMap weights, WeightMap::Pack(*checkpoint, std::move(plan), options.progress, pool));
-  return Finish(std::move(spec), std::move(weights), WeightSource::kPacked, options.mla_path);
+  const std::vector<int> nodes = NodesFor(options.numa);
+  ASSIGN_OR_RETURN(WeightMap weights,
+                   WeightMap::Pack(*checkpoint, std::move(plan), options.progress, nodes, pool));
+  return Finish(std::move(spec), std::move(weights), WeightSource::kPacked, nodes.size(), options.mla_path);
 }
 
 }  // namespace moesaic::models

@@ -51,6 +51,9 @@ struct ModelInfo {
   int64_t mtp_weight_bytes = 0;     ///< likewise
   std::string weight_format;        ///< "bf16", "int8", ...
   WeightSource weights_from = WeightSource::kPacked;
+  int numa_nodes = 1;        ///< that the weights' pages lie on in turn
+  int moe_layers = 0;        ///< decoder layers with routed experts
+  int64_t expert_bytes = 0;  ///< packed, of a routed expert of one layer, in the mean
   KvSpec kv;
 };
 
@@ -66,6 +69,7 @@ struct ForwardOutput {
   std::span<float> logits;  // [logit_rows, vocab_size]
   std::span<float>
       hidden;  // [rows, hidden_size] after the final norm, or empty when not wanted (MTP's input)
+  int64_t* experts_read = nullptr;  // += routed experts of all layers that any row goes to; or null
 };
 
 /// Where the weights of a packed file are to lie. In huge pages a step reads them a quarter to a half faster
@@ -74,6 +78,13 @@ enum class Placement {
   kAuto,  ///< copied if they take at most half of the memory that is free, else mapped
   kMap,
   kCopy
+};
+
+/// Which memory of a machine with several NUMA nodes weights lie in, where they are not mapped.
+enum class NumaPolicy {
+  kAuto,        ///< interleaved where the process may run on several nodes
+  kInterleave,  ///< pages in turn on all nodes that the process may run on
+  kLocal        ///< where the thread runs that first writes them
 };
 
 /// How to bring weights into memory.
@@ -88,6 +99,7 @@ struct LoadOptions {
   /// Only a packed file can be mapped; all else is packed into huge pages whatever this says, but for kMap,
   /// which is refused.
   Placement placement = Placement::kAuto;
+  NumaPolicy numa = NumaPolicy::kAuto;
   bool load_mtp = true;
   /// How MLA attends; anything but kAuto is for tests and measurements.
   layers::MlaPath mla_path = layers::MlaPath::kAuto;

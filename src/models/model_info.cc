@@ -78,6 +78,7 @@ ModelInfo InfoFromPlan(const DecoderSpec& spec, const WeightPlan& plan) {
                  .weight_format = MainFormat(plan),
                  .weights_from = WeightSource::kPacked,
                  .kv = KvOf(spec)};
+  int64_t experts = 0, expert_bytes = 0;
   for (const RegionPlan& region : plan.regions) {
     if (region.decl.mtp) {
       info.mtp_parameters += region.decl.parameters;
@@ -88,7 +89,12 @@ ModelInfo InfoFromPlan(const DecoderSpec& spec, const WeightPlan& plan) {
     info.parameters += region.decl.parameters;
     info.active_parameters += ActiveParameters(spec, region.decl);
     info.active_weight_bytes += ActiveBytes(spec, region);
+    if (region.decl.touch != Touch::kTopK) continue;
+    ++info.moe_layers;
+    experts += region.decl.count;
+    expert_bytes += region.bytes;
   }
+  if (experts > 0) info.expert_bytes = expert_bytes / experts;
   if (const RegionPlan* head = plan.Find(kHead); spec.tied) {
     info.active_parameters += static_cast<int64_t>(spec.vocab) * spec.hidden;
     if (head == nullptr) info.active_weight_bytes += plan.Find(kEmbedding)->bytes;

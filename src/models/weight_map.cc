@@ -27,20 +27,24 @@ void CopyBytes(std::span<const std::byte> from, std::byte* to, runtime::ThreadPo
 }  // namespace
 
 StatusOr<WeightMap> WeightMap::Pack(const checkpoint::Checkpoint& checkpoint, WeightPlan plan,
-                                    const PackProgress& progress, runtime::ThreadPool& pool) {
+                                    const PackProgress& progress, std::span<const int> nodes,
+                                    runtime::ThreadPool& pool) {
   WeightMap map;
   map.plan_ = std::make_unique<WeightPlan>(std::move(plan));
   ASSIGN_OR_RETURN(map.image_, runtime::Buffer::Allocate(map.plan_->bytes, /*huge=*/true));
+  RETURN_IF_ERROR(map.image_.Interleave(nodes));
   RETURN_IF_ERROR(PackImage(checkpoint, *map.plan_, progress, pool, {map.image_.data(), map.image_.size()}));
   for (const RegionPlan& region : map.plan_->regions) map.Enter(region, map.image_.data() + region.start);
   return map;
 }
 
 StatusOr<WeightMap> WeightMap::Copy(const checkpoint::PackedFile& file, WeightPlan plan,
-                                    const PackProgress& progress, runtime::ThreadPool& pool) {
+                                    const PackProgress& progress, std::span<const int> nodes,
+                                    runtime::ThreadPool& pool) {
   WeightMap map;
   map.plan_ = std::make_unique<WeightPlan>(std::move(plan));
   ASSIGN_OR_RETURN(map.image_, runtime::Buffer::Allocate(map.plan_->bytes, /*huge=*/true));
+  RETURN_IF_ERROR(map.image_.Interleave(nodes));
   int64_t done = 0;
   for (const RegionPlan& region : map.plan_->regions) {
     ASSIGN_OR_RETURN(const std::span<const std::byte> bytes, file.Region(region.decl.name));

@@ -17,12 +17,15 @@ namespace moesaic::models {
 
 class WeightMap {
  public:
-  /// Packs `plan` from `checkpoint` into huge-page memory.
+  /// Packs `plan` from `checkpoint` into huge-page memory, interleaved over the NUMA `nodes` if there are
+  /// any.
   static StatusOr<WeightMap> Pack(const checkpoint::Checkpoint& checkpoint, WeightPlan plan,
-                                  const PackProgress& progress, runtime::ThreadPool& pool);
-  /// Copies a packed file's regions into huge-page memory.
+                                  const PackProgress& progress, std::span<const int> nodes,
+                                  runtime::ThreadPool& pool);
+  /// Copies a packed file's regions into such memory.
   static StatusOr<WeightMap> Copy(const checkpoint::PackedFile& file, WeightPlan plan,
-                                  const PackProgress& progress, runtime::ThreadPool& pool);
+                                  const PackProgress& progress, std::span<const int> nodes,
+                                  runtime::ThreadPool& pool);
   /// Refers to a packed file's regions, which stay mapped as long as this lives; reads nothing.
   static StatusOr<WeightMap> Map(std::shared_ptr<const checkpoint::PackedFile> file, WeightPlan plan);
 

@@ -1,14 +1,17 @@
 #include "runtime/memory.h"
 
 #include <fcntl.h>
+#include <linux/mempolicy.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include "base/check.h"
 
@@ -71,6 +74,19 @@ StatusOr<Buffer> Buffer::Allocate(size_t bytes, bool huge) {
   }
   buffer.data_ = static_cast<std::byte*>(small_pages);
   return buffer;
+}
+
+Status Buffer::Interleave(std::span<const int> nodes) {
+  if (data_ == nullptr || nodes.empty()) return OkStatus();
+  constexpr int kBits = 8 * sizeof(unsigned long);
+  const int most = *std::max_element(nodes.begin(), nodes.end());
+  std::vector<unsigned long> mask(most / kBits + 1);
+  for (const int node : nodes) mask[node / kBits] |= 1UL << (node % kBits);
+  // The kernel reads one bit less than it is told.
+  const unsigned long bits = mask.size() * kBits + 1;
+  if (syscall(SYS_mbind, data_, mapped_, MPOL_INTERLEAVE, mask.data(), bits, 0UL) == 0) return OkStatus();
+  return IoError("can't interleave {} bytes over NUMA nodes {}: {}", mapped_, fmt::join(nodes, ", "),
+                 std::strerror(errno));
 }
 
 Buffer::~Buffer() {

@@ -26,6 +26,10 @@ class Buffer {
   Buffer(Buffer&& other) noexcept;
   Buffer& operator=(Buffer&& other) noexcept;
 
+  /// Has pages that are first touched from now on lie in turn on the NUMA `nodes`, by the operating system's
+  /// numbers.
+  Status Interleave(std::span<const int> nodes);
+
   std::byte* data() const { return data_; }
   size_t size() const { return size_; }
   PageKind pages() const { return pages_; }

@@ -1,6 +1,9 @@
 #include "runtime/memory.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/mempolicy.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -108,6 +111,21 @@ TEST(Arena, RewindsAcrossChunksAndKeepsThem) {
     EXPECT_EQ(arena.Take<std::byte>(size_t{20} << 20).data(), second.data());
   }
   EXPECT_EQ(arena.peak_bytes(), peak);
+}
+
+// Whatever number of nodes there is, node 0 is one of them.
+TEST(Buffer, Interleave) {
+  Buffer buffer = *Buffer::Allocate(size_t{4} << 20, /*huge=*/true);
+  const int first[] = {0};
+  ASSERT_TRUE(buffer.Interleave(first).ok());
+  buffer.data()[0] = std::byte{1};
+  int policy = -1;
+  ASSERT_EQ(syscall(SYS_get_mempolicy, &policy, nullptr, 0UL, buffer.data(), MPOL_F_ADDR), 0);
+  EXPECT_EQ(policy, MPOL_INTERLEAVE);
+  const int absent[] = {1000};
+  EXPECT_THAT(Message(buffer.Interleave(absent)), testing::HasSubstr("over NUMA nodes 1000: "));
+  EXPECT_TRUE(buffer.Interleave({}).ok());
+  EXPECT_TRUE(Buffer().Interleave(first).ok());
 }
 
 }  // namespace

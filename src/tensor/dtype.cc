@@ -77,6 +77,21 @@ float F8E4M3ToFloat(uint8_t bits) {
   return (bits & 0x80) != 0 ? -value : value;
 }
 
+uint8_t FloatToF8E4M3(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const auto sign = static_cast<uint8_t>(bits >> 24 & 0x80U);
+  const uint32_t magnitude = bits & 0x7fffffffU;
+  if (magnitude > 0x7f800000U) return 0x7f;
+  if (magnitude >= 0x43e00000U) return static_cast<uint8_t>(sign | 0x7e);  // 448 and more
+  if (magnitude < 0x3c800000U) {
+    // Below 2^-6: adding 2^14 leaves the value in units of 2^-9 in the sum's low bits, rounded to even.
+    const float shifted = std::bit_cast<float>(magnitude) + 0x1p14F;
+    return static_cast<uint8_t>(sign | (std::bit_cast<uint32_t>(shifted) - 0x46800000U));
+  }
+  const uint32_t rounded = magnitude + 0x7ffffU + (magnitude >> 20 & 1U);
+  return static_cast<uint8_t>(sign | (rounded - 0x3c000000U) >> 20);
+}
+
 // e5m2 is the upper byte of an IEEE half.
 float F8E5M2ToFloat(uint8_t bits) { return HalfToFloat(static_cast<uint16_t>(bits << 8)); }
 

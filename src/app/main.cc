@@ -73,6 +73,8 @@ int Main(int argc, char** argv) {
   AddInspect(root, run);
   AddConvert(root, run);
   AddCarve(root, run);
+  AddQuantize(root, run);
+  AddVerify(root, run);
   AddDoctor(root, run);
   AddCompletion(root, run);
   for (CLI::App* verb : root.get_subcommands({})) verb->group("Verbs");

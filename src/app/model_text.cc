@@ -120,6 +120,27 @@ StatusOr<std::vector<std::pair<std::string, std::string>>> HubTexts(const Checkp
   return texts;
 }
 
+StatusOr<std::vector<std::pair<std::string, std::string>>> SideTexts(const Checkpoint& source) {
+  ASSIGN_OR_RETURN(auto texts, HubTexts(source));
+  const std::filesystem::path path(source.path());
+  std::error_code error;
+  const auto folder = std::filesystem::is_directory(path, error) ? path : path.parent_path();
+  if (source.container() == "safetensors") {
+    constexpr std::string_view kExtensions[] = {".json", ".jinja", ".txt", ".model", ".tiktoken", ".py"};
+    for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+      const std::string name = entry.path().filename().string();
+      const bool is_text =
+          std::ranges::find(kExtensions, entry.path().extension().string()) != std::end(kExtensions);
+      if (!is_text || name == "config.json" || name.ends_with(".safetensors.index.json")) continue;
+      if (auto text = source.ReadText(name)) texts.emplace_back(name, *std::move(text));
+    }
+    std::ranges::sort(texts);
+  } else if (auto chat = source.ReadText("chat_template.jinja")) {
+    texts.emplace_back("chat_template.jinja", *std::move(chat));
+  }
+  return texts;
+}
+
 StatusOr<ModelText> OpenModelText(const std::string& path) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> source, Checkpoint::Open(path));
   StatusOr<text::Tokenizer> tokenizer = OpenTokenizer(*source);

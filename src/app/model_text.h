@@ -29,4 +29,8 @@ StatusOr<ModelText> OpenModelText(const std::string& path);
 /// other containers, which have the files themselves.
 StatusOr<std::vector<std::pair<std::string, std::string>>> HubTexts(const checkpoint::Checkpoint& source);
 
+/// Every text file of a model that a Hub folder made from it should have, as (name, text): tokenizer, chat
+/// template, generation defaults, code; not config.json and not the index of its weights.
+StatusOr<std::vector<std::pair<std::string, std::string>>> SideTexts(const checkpoint::Checkpoint& source);
+
 }  // namespace moesaic::app

@@ -31,10 +31,12 @@ void AddGenerate(CLI::App& root, VerbRun& run);
 void AddInspect(CLI::App& root, VerbRun& run);
 void AddLogits(CLI::App& root, VerbRun& run);
 void AddPerplexity(CLI::App& root, VerbRun& run);
+void AddQuantize(CLI::App& root, VerbRun& run);
 void AddRender(CLI::App& root, VerbRun& run);
 void AddTokenize(CLI::App& root, VerbRun& run);
 void AddCarve(CLI::App& root, VerbRun& run);
 void AddCompletion(CLI::App& root, VerbRun& run);
 void AddServe(CLI::App& root, VerbRun& run);
+void AddVerify(CLI::App& root, VerbRun& run);
 
 }  // namespace moesaic::app

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "runtime/memory.h"
 #include "tensor/dtype.h"
 
 namespace moesaic::checkpoint {
@@ -89,6 +90,8 @@ class Checkpoint {
   virtual std::string container() const = 0;  ///< "safetensors", "gguf" or "moesaic"
 
   virtual const std::vector<TensorEntry>& tensors() const = 0;  ///< sorted by name
+  /// The mapped files that tensors' bytes lie in; none when the caller brought the bytes.
+  virtual std::span<const std::shared_ptr<const runtime::MappedFile>> files() const = 0;
   const TensorEntry* Find(std::string_view name) const;
   bool Has(std::string_view name) const { return Find(name) != nullptr; }
 

@@ -22,6 +22,7 @@ class GgufCheckpoint : public Checkpoint {
   const std::string& path() const override { return path_; }
   std::string container() const override { return "gguf"; }
   const std::vector<TensorEntry>& tensors() const override { return tensors_; }
+  std::span<const std::shared_ptr<const MappedFile>> files() const override { return files_; }
   const GgufMetadata* gguf() const override { return &metadata_; }
 
   std::optional<std::string> ReadText(const std::string& file) const override {

@@ -54,6 +54,7 @@ class HubCheckpoint : public Checkpoint {
   const std::string& path() const override { return path_; }
   std::string container() const override { return container_; }
   const std::vector<TensorEntry>& tensors() const override { return tensors_; }
+  std::span<const std::shared_ptr<const MappedFile>> files() const override { return files_; }
 
   std::optional<std::string> ReadText(const std::string& file) const override {
     if (const auto found = texts_.find(file); found != texts_.end()) return found->second;

@@ -43,6 +43,11 @@ KernelTable SelectKernels(const runtime::CpuFeatures& cpu) {
   table.attention = choose("attention_kv_bf16", AttentionImpls(tensor::DType::kBF16));
   choose("attention_kv_i8", AttentionImpls(tensor::DType::kI8));
   choose("attention_kv_f32", AttentionImpls(tensor::DType::kF32));
+  static constexpr const char* kRoundOps[kNumberGrids] = {"round_int8", "round_int4", "round_e2m1",
+                                                          "round_e4m3"};
+  for (int g = 0; g < kNumberGrids; ++g) {
+    table.rounding[g] = choose(kRoundOps[g], RoundingImpls(static_cast<NumberGrid>(g)));
+  }
   return table;
 }
 

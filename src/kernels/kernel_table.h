@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/micro_kernels.h"
+#include "kernels/rounding.h"
 #include "runtime/cpu_features.h"
 #include "tensor/packed.h"
 
@@ -34,6 +35,7 @@ struct KernelTable {
   RopeRowFn rope_interleaved = nullptr;
   RouteFn route = nullptr;
   AttentionTileFn attention = nullptr;
+  Rounding rounding[kNumberGrids];
   std::vector<KernelChoice> choices;
 };
 

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -144,6 +145,24 @@ void MappedFile::Prefetch(size_t offset, size_t length) const {
   const size_t begin = offset / PageBytes() * PageBytes();
   const size_t end = offset + std::min(length, size_ - offset);
   madvise(const_cast<std::byte*>(data_) + begin, end - begin, MADV_WILLNEED);
+}
+
+void MappedFile::Forget() const {
+  if (size_ > 0) madvise(const_cast<std::byte*>(data_), size_, MADV_DONTNEED);
+}
+
+ResidentMemory MeasureResidentMemory() {
+  ResidentMemory memory;
+  std::FILE* file = std::fopen("/proc/self/status", "re");
+  if (file == nullptr) return memory;
+  char line[256];
+  while (std::fgets(line, sizeof(line), file) != nullptr) {
+    long long kib = 0;
+    if (std::sscanf(line, "VmRSS: %lld kB", &kib) == 1) memory.now = kib * 1024;
+    if (std::sscanf(line, "VmHWM: %lld kB", &kib) == 1) memory.peak = kib * 1024;
+  }
+  std::fclose(file);
+  return memory;
 }
 
 }  // namespace moesaic::runtime

@@ -57,6 +57,9 @@ class MappedFile {
   const std::string& path() const { return path_; }
   /// Tells the kernel that [offset, offset + length) will be read soon (MADV_WILLNEED).
   void Prefetch(size_t offset, size_t length) const;
+  /// Takes the pages that were read so far out of this process's resident memory; they are read again when
+  /// somebody looks at them.
+  void Forget() const;
 
  private:
   MappedFile() = default;
@@ -64,6 +67,13 @@ class MappedFile {
   size_t size_ = 0;
   std::string path_;
 };
+
+/// This process's memory that is resident, in bytes: now, and at most since it began. 0 where /proc does not
+/// tell.
+struct ResidentMemory {
+  int64_t now = 0, peak = 0;
+};
+ResidentMemory MeasureResidentMemory();
 
 /// Hands out 64-byte aligned scratch memory of one step; Reset() takes all of it back at once.
 /// Grows by whole chunks, which it keeps, so a steady step allocates nothing. One thread at a time.

@@ -78,16 +78,18 @@ float F8E4M3ToFloat(uint8_t bits) {
 }
 
 uint8_t FloatToF8E4M3(float value) {
-  const float magnitude = std::fabs(value);
-  uint8_t low = 0,
-          high = 0x7e;  // codes rise with their values; between them `magnitude`, if it is at most 448
-  while (high - low > 1) {
-    const auto middle = static_cast<uint8_t>((low + high) / 2);
-    (F8E4M3ToFloat(middle) <= magnitude ? low : high) = middle;
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const auto sign = static_cast<uint8_t>(bits >> 24 & 0x80U);
+  const uint32_t magnitude = bits & 0x7fffffffU;
+  if (magnitude > 0x7f800000U) return 0x7f;
+  if (magnitude >= 0x43e00000U) return static_cast<uint8_t>(sign | 0x7e);  // 448 and more
+  if (magnitude < 0x3c800000U) {
+    // Below 2^-6: adding 2^14 leaves the value in units of 2^-9 in the sum's low bits, rounded to even.
+    const float shifted = std::bit_cast<float>(magnitude) + 0x1p14F;
+    return static_cast<uint8_t>(sign | (std::bit_cast<uint32_t>(shifted) - 0x46800000U));
   }
-  const float below = magnitude - F8E4M3ToFloat(low), above = F8E4M3ToFloat(high) - magnitude;
-  const uint8_t nearest = below < above || (below == above && low % 2 == 0) ? low : high;
-  return static_cast<uint8_t>(nearest | (std::signbit(value) ? 0x80 : 0));
+  const uint32_t rounded = magnitude + 0x7ffffU + (magnitude >> 20 & 1U);
+  return static_cast<uint8_t>(sign | (rounded - 0x3c000000U) >> 20);
 }
 
 // e5m2 is the upper byte of an IEEE half.

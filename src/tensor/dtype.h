@@ -66,8 +66,8 @@ inline BF16 ToBF16(float value) {
 float HalfToFloat(uint16_t bits);   ///< IEEE binary16, denormals included.
 uint16_t FloatToHalf(float value);  ///< Rounds to nearest, ties to even.
 float F8E4M3ToFloat(uint8_t bits);  ///< e4m3fn: no infinity, 0x7f and 0xff are NaN, largest 448.
-/// The nearest e4m3fn, ties to even codes; beyond 448 it is 448. Not for NaN.
-uint8_t FloatToF8E4M3(float value);
 float F8E5M2ToFloat(uint8_t bits);
+/// Rounds to the nearest e4m3fn, ties to even; beyond 448 saturates, NaN becomes 0x7f.
+uint8_t FloatToF8E4M3(float value);
 
 }  // namespace moesaic::tensor

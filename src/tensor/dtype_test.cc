@@ -74,5 +74,22 @@ TEST(DType, Float8) {
   EXPECT_EQ(F8E5M2ToFloat(0xfc), -kInf);
 }
 
+TEST(DType, Float8FromAllCodesAndWhatLiesBetweenThem) {
+  for (int code = 0; code < 0x7e; ++code) {
+    const float low = F8E4M3ToFloat(static_cast<uint8_t>(code)),
+                high = F8E4M3ToFloat(static_cast<uint8_t>(code + 1)), middle = (low + high) / 2;
+    EXPECT_EQ(FloatToF8E4M3(low), code);
+    EXPECT_EQ(FloatToF8E4M3(-low), code | 0x80);
+    EXPECT_EQ(FloatToF8E4M3(std::nextafter(middle, 0.0F)), code);
+    EXPECT_EQ(FloatToF8E4M3(middle), code + code % 2);
+    EXPECT_EQ(FloatToF8E4M3(-std::nextafter(middle, 500.0F)), (code + 1) | 0x80);
+  }
+  for (const float large : {448.0F, 449.0F, 1e30F, kInf}) {
+    EXPECT_EQ(FloatToF8E4M3(large), 0x7e);
+    EXPECT_EQ(FloatToF8E4M3(-large), 0xfe);
+  }
+  EXPECT_EQ(FloatToF8E4M3(std::numeric_limits<float>::quiet_NaN()), 0x7f);
+}
+
 }  // namespace
 }  // namespace moesaic::tensor

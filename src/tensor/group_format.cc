@@ -36,18 +36,6 @@ float ScaleOf(PackedFormat format, uint16_t bits) {
   }
 }
 
-// The nearest e2m1 code, ties to even codes, saturating.
-uint8_t ToE2M1(float value) {
-  const float magnitude = std::fabs(value);
-  uint8_t code = 0;
-  while (code < 7) {
-    const float middle = (kE2M1[code] + kE2M1[code + 1]) / 2;
-    if (magnitude < middle || (magnitude == middle && code % 2 == 0)) break;
-    ++code;
-  }
-  return static_cast<uint8_t>(code | (std::signbit(value) ? 8 : 0));
-}
-
 // Of the value whose magnitude is largest.
 float Extreme(std::span<const float> values) {
   return *std::max_element(values.begin(), values.end(),
@@ -83,7 +71,7 @@ uint16_t GroupScale(PackedFormat format, float extreme, float output_scale) {
 
 uint8_t CodeOf(PackedFormat format, float value, float scale) {
   const float q = scale != 0 ? value / scale : 0;
-  if (IsE2M1(format)) return ToE2M1(q);
+  if (IsE2M1(format)) return FloatToE2M1(q);
   const GroupFormat& f = GroupFormatOf(format);
   const float least = format == PackedFormat::kI8G32 ? -127.0F : -8.0F;
   return static_cast<uint8_t>(std::clamp(std::nearbyint(q), least, static_cast<float>(f.zero - 1)) +
@@ -155,6 +143,17 @@ const GroupFormat& GroupFormatOf(PackedFormat format) {
                                              {32, 4, 0, 1, true, true},     {16, 6, 32, 1, true, false}};
   MOESAIC_CHECK(IsGroupScaled(format));
   return kFormats[static_cast<int>(format) - static_cast<int>(PackedFormat::kI8G32)];
+}
+
+uint8_t FloatToE2M1(float value) {
+  const float magnitude = std::fabs(value);
+  uint8_t code = 0;
+  while (code < 7) {
+    const float middle = (kE2M1[code] + kE2M1[code + 1]) / 2;
+    if (magnitude < middle || (magnitude == middle && code % 2 == 0)) break;
+    ++code;
+  }
+  return static_cast<uint8_t>(code | (std::signbit(value) ? 8 : 0));
 }
 
 void GroupRows::Resize(PackedFormat format, int new_rows, int new_k) {

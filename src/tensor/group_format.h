@@ -59,6 +59,9 @@ const GroupFormat& GroupFormatOf(PackedFormat format);
 /// e2m1 by its code, sign in bit 3 (OCP MX 1.0, table 2).
 inline constexpr float kE2M1[16] = {0, 0.5F, 1, 1.5F, 2, 3, 4, 6, -0.0F, -0.5F, -1, -1.5F, -2, -3, -4, -6};
 
+/// The nearest e2m1 code, ties to even codes, beyond 6 saturates.
+uint8_t FloatToE2M1(float value);
+
 /// Rows of codes and scales as they stand in a checkpoint, before they are packed.
 struct GroupRows {
   int rows = 0, k = 0;

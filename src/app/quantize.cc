@@ -1,0 +1,225 @@
+// `moesaic quantize MODEL --output DIR --scheme S`: another grid for a checkpoint's linears, in bounded
+// memory.
+#include "quantizer/quantize.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "app/interrupt.h"
+#include "app/model_text.h"
+#include "app/output.h"
+#include "app/progress.h"
+#include "app/session.h"
+#include "app/table.h"
+#include "app/verb.h"
+#include "quantizer/preflight.h"
+
+namespace moesaic::app {
+namespace {
+
+struct Options {
+  std::string model, output, scheme, method = "rtn", io = "buffered";
+  std::vector<std::pair<std::string, std::string>> keep;  // dtype, pattern
+  int group_size = 32;
+  uint64_t memory = uint64_t{8} << 30, shard_bytes = 5'000'000'000;
+  int threads = 0;
+  bool plan = false;
+};
+
+StatusOr<quantizer::QuantizeOptions> Parse(const Options& options) {
+  quantizer::QuantizeOptions parsed;
+  ASSIGN_OR_RETURN(parsed.output.scheme, quantizer::ParseScheme(options.scheme));
+  parsed.output.group_size = options.group_size;
+  parsed.output.search = options.method == "mse";
+  parsed.output.shard_bytes = static_cast<int64_t>(options.shard_bytes);
+  for (const auto& [dtype, pattern] : options.keep) {
+    if (dtype != "fp32" && dtype != "bf16") {
+      return InvalidArgument("--keep takes fp32 or bf16 and a regular expression, found \"{}\"", dtype);
+    }
+    parsed.output.keep.push_back({dtype == "fp32" ? tensor::DType::kF32 : tensor::DType::kBF16, pattern});
+  }
+  parsed.memory = static_cast<int64_t>(options.memory);
+  parsed.direct = options.io == "direct";
+  return parsed;
+}
+
+std::string FormatSeconds(double seconds) {
+  if (seconds < 60) return fmt::format("{:.1f} s", seconds);
+  const auto minutes = static_cast<int64_t>(seconds / 60 + 0.5);
+  return minutes < 60 ? fmt::format("{} min", minutes)
+                      : fmt::format("{} h {:02} min", minutes / 60, minutes % 60);
+}
+
+// Output bytes a second since the first unit tell the time that is left.
+class Eta {
+ public:
+  std::string Note(const quantizer::QuantizeProgress& at) {
+    if (at.checking || start_bytes_ < 0) {
+      start_bytes_ = at.done;
+      start_ = std::chrono::steady_clock::now();
+      return at.checking ? "checking what is there" : "";
+    }
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    const auto bytes = static_cast<double>(at.done - start_bytes_);
+    if (bytes <= 0 || seconds <= 0) return "";
+    return fmt::format("{}, {} left", FormatBytes(static_cast<double>(at.total)),
+                       FormatSeconds(static_cast<double>(at.total - at.done) * seconds / bytes));
+  }
+
+ private:
+  int64_t start_bytes_ = -1;
+  std::chrono::steady_clock::time_point start_;
+};
+
+void PrintReport(const Options& options, const quantizer::QuantizeReport& report) {
+  const auto bytes = [](int64_t count) { return FormatBytes(static_cast<double>(count)); };
+  Print("{}: {}, from {}; {} linears rounded to {}, {} tensors copied, {} converted\n", options.output,
+        bytes(report.output_bytes), bytes(report.source_bytes), report.rounded, options.scheme, report.copied,
+        report.converted);
+  if (report.resumed_units + report.redone_units > 0) {
+    Print("resumed: {} of {} units were done, {} were done again because their bytes were not right\n",
+          report.resumed_units, report.units, report.redone_units);
+  }
+  Print(
+      "{}: {} read, {} written ({}/s together); {:.1f} s computing, {:.1f} s waiting for reads, {:.1f} s for "
+      "writes\n",
+      FormatSeconds(report.seconds), bytes(report.read_bytes), bytes(report.written_bytes),
+      FormatBytes(static_cast<double>(report.read_bytes + report.written_bytes) / report.seconds),
+      report.compute_seconds, report.read_wait_seconds, report.write_wait_seconds);
+  Print("memory: {} at most, --memory {}; {} by {}\n", bytes(report.peak_bytes),
+        bytes(static_cast<int64_t>(options.memory)), options.io, report.io);
+}
+
+void PrintPlan(const Options& options, const quantizer::QuantizePlan& plan,
+               const quantizer::MachineRates& rates, const quantizer::Forecast& forecast, bool has_weights) {
+  const auto bytes = [](int64_t count) { return FormatBytes(static_cast<double>(count)); };
+  const auto rate = [](double per_second) { return FormatBytes(per_second) + "/s"; };
+  double rounded = 0, values = 0;
+  size_t linears = 0;
+  for (size_t i = 0; i < plan.items.size(); ++i) {
+    const auto elements = static_cast<double>(plan.items[i].elements());
+    values += elements;
+    if (plan.output.items[i].form != quantizer::Form::kRounded) continue;
+    rounded += elements;
+    ++linears;
+  }
+  const size_t units = plan.work.units.size();
+  size_t most = 0;
+  for (const quantizer::Unit& unit : plan.work.units) most = std::max(most, unit.end - unit.first);
+  const int64_t free = quantizer::FreeBytes(options.output);
+  std::vector<std::vector<std::string>> rows = {{"plan", options.scheme + " of " + options.model}};
+  rows.push_back({"in", bytes(plan.source_bytes) +
+                            (has_weights ? "" : ", as config.json has it (there are no weights here)")});
+  rows.push_back({"out", fmt::format("{} in {} files", bytes(plan.output.bytes), plan.output.shards.size())});
+  rows.push_back({"rounded", fmt::format("{} linears, {} of {} parameters", linears, FormatCount(rounded),
+                                         FormatCount(values))});
+  rows.push_back({"waves", fmt::format("{} of up to {} matrices, {} in and {} out", units, most,
+                                       bytes(plan.work.source_bytes), bytes(plan.work.output_bytes))});
+  rows.push_back({"memory", fmt::format("{} of buffers, --memory {}", bytes(plan.work.bytes()),
+                                        bytes(static_cast<int64_t>(options.memory)))});
+  rows.push_back({"disk", free >= plan.output.bytes ? bytes(free) + " free"
+                                                    : fmt::format("{} free, {} are missing", bytes(free),
+                                                                  bytes(plan.output.bytes - free))});
+  rows.push_back(
+      {"this machine", fmt::format("reads {}, writes {}, rounds {} values/s, copies {}", rate(rates.read),
+                                   rate(rates.write), FormatCount(rates.round), rate(rates.copy))});
+  rows.push_back(
+      {"time", fmt::format("{}: disk {}, computing {}; {} is the bound", FormatSeconds(forecast.seconds),
+                           FormatSeconds(forecast.disk_seconds), FormatSeconds(forecast.compute_seconds),
+                           forecast.disk_bound ? "the disk" : "computing")});
+  Print("{}", FormatTable(rows, /*markdown=*/false));
+}
+
+Status RunPlan(const Options& options, const quantizer::QuantizeOptions& parsed,
+               const checkpoint::Checkpoint& source, const kernels::KernelTable& kernels,
+               runtime::ThreadPool& pool) {
+  ASSIGN_OR_RETURN(const quantizer::QuantizePlan plan, quantizer::PlanQuantize(source, parsed, 0));
+  ASSIGN_OR_RETURN(const quantizer::MachineRates rates,
+                   quantizer::MeasureRates(source, parsed.output, kernels, pool, options.output));
+  const quantizer::Forecast forecast = quantizer::ForecastOf(plan, rates, parsed.direct, pool.size());
+  PrintPlan(options, plan, rates, forecast, !source.tensors().empty());
+  return OkStatus();
+}
+
+Status RunQuantize(const Options& options) {
+  ASSIGN_OR_RETURN(quantizer::QuantizeOptions parsed, Parse(options));
+  ASSIGN_OR_RETURN(const kernels::KernelTable kernels, KernelsOfHost());
+  ASSIGN_OR_RETURN(const auto pool, MakeThreads(options.threads));
+  ASSIGN_OR_RETURN(const auto source, checkpoint::Checkpoint::Open(options.model));
+  if (options.plan) return RunPlan(options, parsed, *source, kernels, *pool);
+  ASSIGN_OR_RETURN(parsed.texts, SideTexts(*source));
+  const InterruptGuard guard;
+  quantizer::QuantizeReport report;
+  {
+    Progress progress("quantizing");
+    Eta eta;
+    parsed.progress = [&](const quantizer::QuantizeProgress& at) {
+      progress.Show(at.done, at.total, eta.Note(at));
+      return !Interrupted();
+    };
+    ASSIGN_OR_RETURN(report, quantizer::Quantize(*source, parsed, kernels, *pool, options.output));
+  }
+  PrintReport(options, report);
+  if (report.peak_bytes > static_cast<int64_t>(options.memory)) {
+    return ResourceExhausted("the output is complete, but {} bytes were resident, more than --memory {}",
+                             report.peak_bytes, options.memory);
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+void AddQuantize(CLI::App& root, VerbRun& run) {
+  auto options = std::make_shared<Options>();
+  CLI::App* verb = root.add_subcommand("quantize", "Write a checkpoint in fewer bits, in bounded memory");
+  AddModelPath(*verb, options->model, "Hugging Face folder or .gguf file");
+  verb->add_option("-o,--output", options->output,
+                   "The folder to write; one that a killed run left is gone on with");
+  verb->add_option(
+          "--scheme", options->scheme,
+          "What linears become: w8a8 (int8 by output), w4a16 (int4 in groups), nvfp4, fp8 (128x128 blocks)")
+      ->required()
+      ->check(CLI::IsMember(quantizer::SchemeNames()));
+  verb->add_option("--group-size", options->group_size, "Inputs that share a scale of w4a16")
+      ->check(CLI::IsMember({32, 64, 128}))
+      ->capture_default_str();
+  verb->add_option("--method", options->method,
+                   "rtn: scales that fit the largest value; mse: scales of the least squared error")
+      ->check(CLI::IsMember({"rtn", "mse"}))
+      ->capture_default_str();
+  verb->add_option(
+          "--keep", options->keep,
+          "DTYPE REGEX: linears whose name has a match stay in fp32 or bf16; may be said more than once")
+      ->allow_extra_args(false);
+  verb->add_option("--memory", options->memory, "What may be resident at most, e.g. 512M or 8G")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
+      ->default_str("8G");
+  verb->add_option("--io", options->io,
+                   "How the checkpoint is read: buffered, or direct (past the page cache)")
+      ->check(CLI::IsMember({"buffered", "direct"}))
+      ->capture_default_str();
+  verb->add_option("--shard-size", options->shard_bytes, "Size of the files written")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
+      ->default_str("5000000000");
+  verb->add_flag(
+      "--plan", options->plan,
+      "Measure this machine for some seconds, tell bytes, waves, memory and time, and do nothing; MODEL may "
+      "be a config.json alone");
+  AddThreadsFlag(*verb, options->threads);
+  verb->footer(
+      "Embeddings, heads, routers, norms and MLA's kv_b_proj keep their precision. The folder is a\n"
+      "compressed-tensors checkpoint, which vLLM, transformers and Moesaic load. A run that was killed goes "
+      "on when\n"
+      "the same command is given again, and what comes out is the same to the byte.\n\n"
+      "Examples:\n  moesaic quantize Kimi-K2-Instruct -o Kimi-K2-w4a16 --scheme w4a16 --memory 16G\n"
+      "  moesaic quantize models/moesaic-tiny -o tiny-nvfp4 --scheme nvfp4 --method mse\n"
+      "  moesaic quantize DeepSeek-V3/config.json --scheme w8a8 --plan");
+  verb->callback([options, &run] {
+    if (options->output.empty() && !options->plan) throw CLI::RequiredError("--output");
+    run = [options] { return RunQuantize(*options); };
+  });
+}
+
+}  // namespace moesaic::app

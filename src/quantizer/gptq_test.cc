@@ -1,0 +1,230 @@
+#include "quantizer/gptq.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <Eigen/Cholesky>
+#include <Eigen/LU>
+#include <cmath>
+
+#include "quantizer/test_context.h"
+
+namespace moesaic::quantizer {
+namespace {
+
+constexpr Grid kGrids[] = {{GridKind::kInt8Channel, 0},
+                           {GridKind::kInt4Group, 32},
+                           {GridKind::kInt4Group, 128},
+                           {GridKind::kNvfp4, 16},
+                           {GridKind::kFp8Block, 128}};
+
+Hessian HessianOf(const TestContext& threads, const std::vector<float>& x, int k) {
+  auto hessian = *Hessian::Create(k);
+  hessian.Add(threads.ctx, AllTokens(x, k));
+  return hessian;
+}
+
+// The mean Hessian, damped as the factor says, in double precision.
+Eigen::MatrixXd Damped(const Hessian& hessian, float damping) {
+  const int k = hessian.k();
+  Eigen::MatrixXd h(k, k);
+  for (int i = 0; i < k; ++i) {
+    for (int j = 0; j <= i; ++j) h(i, j) = h(j, i) = hessian.sums(i)[j] / hessian.weight();
+  }
+  h.diagonal().array() += damping * h.diagonal().mean();
+  return h;
+}
+
+std::vector<float> Errors(const std::vector<float>& weights, const QuantizedMatrix& matrix) {
+  std::vector<float> errors(weights.size());
+  Dequantize(matrix, 0, matrix.n, errors.data());
+  for (size_t i = 0; i < errors.size(); ++i) errors[i] = weights[i] - errors[i];
+  return errors;
+}
+
+double LossOf(const std::vector<float>& errors, const Eigen::MatrixXd& h) {
+  double loss = 0;
+  const auto k = h.rows();
+  for (size_t at = 0; at < errors.size(); at += k) {
+    const Eigen::VectorXd e = Eigen::Map<const Eigen::VectorXf>(errors.data() + at, k).cast<double>();
+    loss += e.dot(h * e);
+  }
+  return loss;
+}
+
+// Frantar et al.'s own steps in double precision, column by column with the Cholesky factor of the inverse,
+// on our codes: each must be the one nearest to what they ask for.
+void ExpectCodesOfGptq(const std::vector<float>& weights, const QuantizedMatrix& matrix,
+                       const HessianFactor& factor, const Eigen::MatrixXd& h) {
+  const int k = matrix.k;
+  Eigen::MatrixXd ordered(k, k);
+  for (int i = 0; i < k; ++i) {
+    for (int j = 0; j < k; ++j) ordered(i, j) = h(factor.order[i], factor.order[j]);
+  }
+  const Eigen::MatrixXd inverse = ordered.inverse();
+  const Eigen::MatrixXd u = Eigen::LLT<Eigen::MatrixXd>(inverse).matrixU();
+  std::vector<float> rounded(weights.size());
+  Dequantize(matrix, 0, matrix.n, rounded.data());
+  for (int r = 0; r < matrix.n; ++r) {
+    Eigen::VectorXd w(k);
+    for (int p = 0; p < k; ++p) w[p] = weights[int64_t{r} * k + factor.order[p]];
+    for (int p = 0; p < k; ++p) {
+      const int input = factor.order[p];
+      const double scale = std::fabs(double{matrix.Scale(r, input)});
+      const double taken = rounded[int64_t{r} * k + input];
+      double best = HUGE_VAL;
+      for (int code = 0; code < 256; ++code) {
+        const double value = CodeValue(matrix.grid.kind, static_cast<uint8_t>(code));
+        if (matrix.grid.kind == GridKind::kInt4Group && (value < -8 || value > 7)) continue;
+        if (matrix.grid.kind == GridKind::kInt8Channel && value == -128) continue;
+        if (std::isnan(value)) continue;
+        best = std::min(best, std::fabs(value * matrix.Scale(r, input) - w[p]));
+      }
+      // f32 sums of k products of errors (at most a few steps) and factors (below the pivot's size, mostly):
+      // 1e-3 of a step is far above their noise and far below what a wrong column would do.
+      ASSERT_LE(std::fabs(taken - w[p]), best + 1e-3 * scale * std::max(1.0, std::fabs(w[p] / scale) * 1e-2))
+          << r << " " << p;
+      const double error = (w[p] - taken) / u(p, p);
+      for (int q = p; q < k; ++q) w[q] -= error * u(p, q);
+    }
+  }
+}
+
+TEST(Gptq, CodesAreTheNearestToWhatEveryColumnAsksFor) {
+  const TestContext threads(2);
+  struct Case {
+    int n, k, tokens;
+    bool act_order;
+  };
+  for (const Case& c : {Case{70, 128, 400, true}, Case{5, 256, 300, false}, Case{66, 384, 200, true}}) {
+    const std::vector<float> weights = TestWeights(c.n, c.k, 1);
+    const Hessian hessian = HessianOf(threads, TestTokens(c.tokens, c.k, 1, 2), c.k);
+    const auto factor = FactorHessian(threads.ctx, hessian, {.damping = 0.01F, .act_order = c.act_order});
+    ASSERT_TRUE(factor.ok()) << factor.status();
+    const Eigen::MatrixXd h = Damped(hessian, factor->damping);
+    for (const Grid& grid : kGrids) {
+      GptqReport report;
+      const auto matrix =
+          RoundByGptq(threads.ctx, grid, weights.data(), c.n, c.k, *factor, {true, {}, 0}, &report);
+      ASSERT_TRUE(matrix.ok()) << matrix.status();
+      ExpectCodesOfGptq(weights, *matrix, *factor, h);
+      const double loss = LossOf(Errors(weights, *matrix), h);
+      EXPECT_NEAR(report.loss, loss, 1e-3 * loss);
+      EXPECT_NEAR(OutputLoss(threads.ctx, *factor, Errors(weights, *matrix).data(), c.n), loss, 1e-3 * loss);
+    }
+  }
+}
+
+TEST(Gptq, RaggedInputsOfInt8AndFp8) {
+  const TestContext threads(2);
+  const int n = 131, k = 203;
+  const std::vector<float> weights = TestWeights(n, k, 3);
+  const Hessian hessian = HessianOf(threads, TestTokens(500, k, 1, 4), k);
+  const auto factor = FactorHessian(threads.ctx, hessian, {});
+  for (const Grid& grid : {Grid{GridKind::kInt8Channel, 0}, Grid{GridKind::kFp8Block, 128}}) {
+    GptqReport report;
+    const auto matrix = RoundByGptq(threads.ctx, grid, weights.data(), n, k, *factor, {}, &report);
+    ASSERT_TRUE(matrix.ok()) << matrix.status();
+    ExpectCodesOfGptq(weights, *matrix, *factor, Damped(hessian, factor->damping));
+  }
+}
+
+TEST(Gptq, LosesLessThanTheNearestCodes) {
+  const TestContext threads(2);
+  const int n = 100, k = 512;
+  const std::vector<float> weights = TestWeights(n, k, 5);
+  const Hessian hessian = HessianOf(threads, TestTokens(3000, k, 1, 6), k);
+  const auto factor = FactorHessian(threads.ctx, hessian, {});
+  const Eigen::MatrixXd h = Damped(hessian, factor->damping);
+  for (const Grid& grid : kGrids) {
+    for (const bool by_error : {false, true}) {
+      GptqReport report;
+      const auto nearest = RoundToNearest(threads.ctx, grid, weights.data(), n, k, {by_error, {}, 0});
+      const auto matrix =
+          RoundByGptq(threads.ctx, grid, weights.data(), n, k, *factor, {by_error, {}, 0}, &report);
+      const double before = LossOf(Errors(weights, *nearest), h), after = LossOf(Errors(weights, *matrix), h);
+      EXPECT_LT(after, 0.6 * before) << static_cast<int>(grid.kind);
+      // From 64 of 100 rows.
+      EXPECT_NEAR(report.of_nearest, after / before, 0.1 * after / before);
+      EXPECT_EQ(matrix->scales, nearest->scales);
+    }
+  }
+}
+
+TEST(Gptq, IsRoundingToNearestWhereInputsAreIndependent) {
+  const TestContext threads(2);
+  const int n = 67, k = 256;
+  const std::vector<float> weights = TestWeights(n, k, 7);
+  std::vector<float> x(k * k, 0.0F);
+  for (int i = 0; i < k; ++i) x[i * k + i] = 1 + static_cast<float>(i % 7);
+  const auto factor = FactorHessian(threads.ctx, HessianOf(threads, x, k), {});
+  for (const Grid& grid : kGrids) {
+    GptqReport report;
+    const auto nearest = RoundToNearest(threads.ctx, grid, weights.data(), n, k, {});
+    const auto matrix = RoundByGptq(threads.ctx, grid, weights.data(), n, k, *factor, {}, &report);
+    EXPECT_EQ(matrix->codes, nearest->codes);
+    EXPECT_NEAR(report.of_nearest, 1, 1e-6);
+  }
+}
+
+TEST(Gptq, ThreadsChangeNoBit) {
+  const TestContext one(1), three(3);
+  const int n = 150, k = 384;
+  const std::vector<float> weights = TestWeights(n, k, 8), x = TestTokens(900, k, 1, 9);
+  const auto run = [&](const TestContext& threads, const Grid& grid) {
+    const auto factor = FactorHessian(threads.ctx, HessianOf(threads, x, k), {});
+    GptqReport report;
+    const auto matrix =
+        RoundByGptq(threads.ctx, grid, weights.data(), n, k, *factor, {true, factor->diagonal, 0}, &report);
+    return std::tuple(matrix->codes, matrix->scales, report.loss, report.of_nearest);
+  };
+  for (const Grid& grid : kGrids) EXPECT_EQ(run(one, grid), run(three, grid));
+}
+
+TEST(Gptq, DeadInputsKeepTheirNearestCodes) {
+  const TestContext threads(2);
+  const int n = 20, k = 128;
+  const std::vector<float> weights = TestWeights(n, k, 10);
+  std::vector<float> x = TestTokens(300, k, 1, 11);
+  for (size_t at = 0; at < x.size(); ++at) {
+    if (at % k == 5 || at % k == 77) x[at] = 0;
+  }
+  const auto factor = FactorHessian(threads.ctx, HessianOf(threads, x, k), {});
+  EXPECT_EQ(factor->dead, 2);
+  GptqReport report;
+  const Grid grid{GridKind::kInt4Group, 32};
+  const auto nearest = RoundToNearest(threads.ctx, grid, weights.data(), n, k, {});
+  const auto matrix = RoundByGptq(threads.ctx, grid, weights.data(), n, k, *factor, {}, &report);
+  for (int r = 0; r < n; ++r) {
+    for (const int c : {5, 77}) EXPECT_EQ(matrix->codes[r * k + c], nearest->codes[r * k + c]);
+  }
+}
+
+TEST(Gptq, DampingRisesUntilTheHessianIsPositiveDefinite) {
+  const TestContext threads(2);
+  const int k = 256;
+  // Two tokens are far from spanning 256 inputs, and 1e-9 of the diagonal is lost in f32.
+  const Hessian hessian = HessianOf(threads, TestTokens(2, k, 1, 12), k);
+  const auto factor = FactorHessian(threads.ctx, hessian, {.damping = 1e-9F, .act_order = true});
+  ASSERT_TRUE(factor.ok()) << factor.status();
+  EXPECT_GT(factor->attempts, 1);
+  EXPECT_GT(factor->damping, 1e-9F);
+  const auto enough = FactorHessian(threads.ctx, hessian, {});
+  EXPECT_EQ(enough->attempts, 1);
+}
+
+TEST(Gptq, RefusesAHessianThatSaysNothing) {
+  const TestContext threads(1);
+  const auto none = Hessian::Create(64);
+  EXPECT_THAT(Message(FactorHessian(threads.ctx, *none, {}).status()), testing::HasSubstr("no token"));
+  EXPECT_THAT(
+      Message(FactorHessian(threads.ctx, HessianOf(threads, std::vector<float>(64 * 3), 64), {}).status()),
+      testing::HasSubstr("0 in every"));
+  std::vector<float> x = TestTokens(10, 64, 1, 13);
+  x[3 * 64 + 7] = NAN;
+  EXPECT_THAT(Message(FactorHessian(threads.ctx, HessianOf(threads, x, 64), {}).status()),
+              testing::HasSubstr("input"));
+}
+
+}  // namespace
+}  // namespace moesaic::quantizer

@@ -1,0 +1,251 @@
+#include "quantizer/grid.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+
+#include "base/check.h"
+#include "tensor/dtype.h"
+#include "tensor/group_format.h"
+
+namespace moesaic::quantizer {
+namespace {
+
+using kernels::Rounding;
+
+constexpr float kTooLarge = 0x1p96F;      // scales beyond have no room for sums of products
+constexpr float kLeastScale = 0x1p-126F;  // of bf16: denormal ones lose bits
+constexpr float kLeastE4M3 = 0x1p-9F;
+constexpr int kRefinements = 4;
+
+// Rows or columns of a matrix that share a scale, as they lie in memory.
+struct Block {
+  const float* values;
+  const float* importance;  // of its columns, or null
+  int rows, columns;
+  int64_t stride;
+};
+
+float ErrorOf(const Rounding& rounding, const Block& block, float scale) {
+  float sum = 0;
+  for (int r = 0; r < block.rows; ++r) {
+    sum += rounding.error(block.values + r * block.stride, block.importance, block.columns, scale);
+  }
+  return sum;
+}
+
+float LargestOf(const Rounding& rounding, const Block& block) {
+  uint32_t largest = 0;
+  for (int r = 0; r < block.rows; ++r) {
+    largest = std::max(largest, rounding.largest_bits(block.values + r * block.stride, block.columns));
+  }
+  return std::bit_cast<float>(largest);
+}
+
+// The number whose scale puts a block's largest magnitude at the end of the codes. Of int4 it lies half way
+// between the ends -8 and 7, as compressed-tensors has it.
+float EndOf(GridKind kind) {
+  static constexpr float kEnds[] = {127, 7.5F, 6, 448};
+  return kEnds[static_cast<int>(kind)];
+}
+
+// The nearest scale that can be stored.
+float StoredScale(GridKind kind, float scale) {
+  if (kind == GridKind::kNvfp4) {
+    return std::max(tensor::F8E4M3ToFloat(tensor::FloatToF8E4M3(scale)), kLeastE4M3);
+  }
+  const float stored = tensor::ToFloat(tensor::ToBF16(scale));
+  return std::copysign(std::max(std::fabs(stored), kLeastScale), stored);
+}
+
+// The scale to try as number `index` for a block whose largest value calls for `plain`; 0 past the last one.
+float Candidate(GridKind kind, int index, float plain) {
+  switch (kind) {
+    case GridKind::kInt8Channel:  // down to a clip of 0.6
+      return index < 17 ? plain * (1 - 0.025F * static_cast<float>(index)) : 0;
+    case GridKind::kInt4Group: {  // from the largest value at 7 down to a clip of about one half; both signs
+      if (index >= 28) return 0;
+      const float scale = plain * (7.5F / 7) * (1 - 0.04F * static_cast<float>(index / 2));
+      return index % 2 == 0 ? scale : -scale;
+    }
+    case GridKind::kNvfp4: {  // every e4m3 from the largest value at 12 to it at 3
+      const uint8_t first = tensor::FloatToF8E4M3(plain / 2), last = tensor::FloatToF8E4M3(plain * 2);
+      const int code = std::max<int>(first, 1) + index;
+      return code <= std::max<int>(last, 1) ? tensor::F8E4M3ToFloat(static_cast<uint8_t>(code)) : 0;
+    }
+    default:  // the grid repeats at every power of two; larger scales only move the smallest numbers
+      return index < 8 ? plain * (1 + 0.125F * static_cast<float>(index)) : 0;
+  }
+}
+
+// The stored scale, times 1 / unit, of least error: unit is 1 or NVFP4's global scale.
+float SearchScale(GridKind kind, const Rounding& rounding, const Block& block, float plain, float unit) {
+  float best = StoredScale(kind, plain);
+  float least = ErrorOf(rounding, block, best / unit);
+  const auto attempt = [&](float scale) {
+    const float error = ErrorOf(rounding, block, scale / unit);
+    if (!(error < least)) return false;
+    least = error;
+    best = scale;
+    return true;
+  };
+  for (int i = 0;; ++i) {
+    const float scale = Candidate(kind, i, plain);
+    if (scale == 0) break;
+    attempt(StoredScale(kind, scale));
+  }
+  if (kind == GridKind::kNvfp4) return best;  // no scale is left to try
+  // Codes for the scale, then the scale for the codes (SSZ), while that helps.
+  for (int i = 0; i < kRefinements; ++i) {
+    float product = 0, square = 0;
+    for (int r = 0; r < block.rows; ++r) {
+      float sums[2];
+      rounding.scale_sums(block.values + r * block.stride, block.importance, block.columns, best, sums);
+      product += sums[0];
+      square += sums[1];
+    }
+    if (!(square > 0)) break;
+    const float scale = StoredScale(kind, product / square);
+    if (!std::isfinite(scale) || !attempt(scale)) break;
+  }
+  return best;
+}
+
+float ScaleOfBlock(const Grid& grid, const Rounding& rounding, const Block& block, bool by_error,
+                   float unit) {
+  const float plain = LargestOf(rounding, block) / EndOf(grid.kind) * unit;
+  if (plain == 0 || !by_error) return StoredScale(grid.kind, plain);
+  return SearchScale(grid.kind, rounding, block, plain, unit);
+}
+
+const Rounding& RoundingOf(const kernels::ExecContext& ctx, const Grid& grid) {
+  return ctx.kernels->rounding[static_cast<int>(grid.numbers())];
+}
+
+using CodeValues = std::array<std::array<float, 256>, kernels::kNumberGrids>;
+const CodeValues& ValuesOfCodes() {
+  static const CodeValues kValues = [] {
+    CodeValues values{};
+    for (int i = 0; i < 256; ++i) {
+      const auto code = static_cast<uint8_t>(i);
+      values[0][i] = values[1][i] = static_cast<int8_t>(code);
+      values[2][i] = tensor::kE2M1[code & 15];
+      values[3][i] = tensor::F8E4M3ToFloat(code);
+    }
+    return values;
+  }();
+  return kValues;
+}
+
+Status NotFinite(const float* rows, int n, int k) {
+  for (int64_t i = 0; i < int64_t{n} * k; ++i) {
+    if (!(std::fabs(rows[i]) < kTooLarge)) {
+      return DataLoss("the weight of output {}, input {} must be a finite number below 2^96 and is {}", i / k,
+                      i % k, rows[i]);
+    }
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+Status CheckGrid(const Grid& grid, int k) {
+  const auto fits = [&](bool group, const char* groups, bool divides) -> Status {
+    if (!group) return InvalidArgument("groups of this grid have {} inputs, not {}", groups, grid.group);
+    if (divides && k % grid.group != 0) {
+      return InvalidArgument("{} inputs are not whole groups of {}", k, grid.group);
+    }
+    return OkStatus();
+  };
+  switch (grid.kind) {
+    case GridKind::kInt8Channel:
+      return OkStatus();
+    case GridKind::kInt4Group:
+      return fits(grid.group == 32 || grid.group == 64 || grid.group == 128, "32, 64 or 128", true);
+    case GridKind::kNvfp4:
+      return fits(grid.group == 16, "16", true);
+    default:
+      return fits(grid.group == 128, "128", false);
+  }
+}
+
+float CodeValue(GridKind kind, uint8_t code) { return ValuesOfCodes()[static_cast<int>(kind)][code]; }
+
+float Nvfp4GlobalScale(float amax, bool by_error) {
+  const float largest = std::max(amax, 0x1p-96F);  // keeps it finite
+  // A block's scale is at most 256 before the search, and 256 x 1.5 with its largest value at 4 instead of 6.
+  return (by_error ? 256.0F : 448.0F) * 6 / largest;
+}
+
+StatusOr<float> LargestMagnitude(const kernels::ExecContext& ctx, const float* rows, int n, int k) {
+  std::vector<uint32_t> largest(n);
+  const Rounding& rounding = ctx.kernels->rounding[0];
+  ctx.pool->Run(n, [&](int64_t r, int) { largest[r] = rounding.largest_bits(rows + r * k, k); });
+  const uint32_t bits = n > 0 ? *std::max_element(largest.begin(), largest.end()) : 0;
+  if (bits >= std::bit_cast<uint32_t>(kTooLarge)) return NotFinite(rows, n, k);
+  return std::bit_cast<float>(bits);
+}
+
+StatusOr<QuantizedMatrix> ChooseScales(const kernels::ExecContext& ctx, const Grid& grid, const float* rows,
+                                       int n, int k, const ScaleSearch& search) {
+  MOESAIC_CHECK(search.importance.empty() || std::ssize(search.importance) == k);
+  RETURN_IF_ERROR(CheckGrid(grid, k));
+  ASSIGN_OR_RETURN(const float amax, LargestMagnitude(ctx, rows, n, k));
+  QuantizedMatrix result{.grid = grid, .n = n, .k = k, .codes = {}, .scales = {}};
+  if (grid.kind == GridKind::kNvfp4) {
+    result.global_scale =
+        search.global_scale != 0 ? search.global_scale : Nvfp4GlobalScale(amax, search.by_error);
+  }
+  const int columns = grid.scale_columns(k), inputs = grid.group_inputs(k), outputs = grid.group_outputs();
+  result.scales.resize(static_cast<size_t>(grid.scale_rows(n)) * columns);
+  const Rounding& rounding = RoundingOf(ctx, grid);
+  ctx.pool->Run(grid.scale_rows(n), [&](int64_t row, int) {
+    const auto first = static_cast<int>(row) * outputs;
+    for (int column = 0; column < columns; ++column) {
+      const int begin = column * inputs;
+      const Block block{
+          .values = rows + int64_t{first} * k + begin,
+          .importance = search.importance.empty() ? nullptr : search.importance.data() + begin,
+          .rows = std::min(outputs, n - first),
+          .columns = std::min(inputs, k - begin),
+          .stride = k,
+      };
+      result.scales[row * columns + column] =
+          ScaleOfBlock(grid, rounding, block, search.by_error, result.global_scale);
+    }
+  });
+  return result;
+}
+
+StatusOr<QuantizedMatrix> RoundToNearest(const kernels::ExecContext& ctx, const Grid& grid, const float* rows,
+                                         int n, int k, const ScaleSearch& search) {
+  ASSIGN_OR_RETURN(QuantizedMatrix result, ChooseScales(ctx, grid, rows, n, k, search));
+  result.codes.resize(static_cast<size_t>(n) * k);
+  const int inputs = grid.group_inputs(k);
+  const Rounding& rounding = RoundingOf(ctx, grid);
+  ctx.pool->Run(n, [&](int64_t r, int) {
+    for (int c = 0; c < k; c += inputs) {
+      const int64_t at = r * k + c;
+      rounding.encode(rows + at, std::min(inputs, k - c), result.Scale(static_cast<int>(r), c),
+                      result.codes.data() + at);
+    }
+  });
+  return result;
+}
+
+void Dequantize(const QuantizedMatrix& matrix, int first, int count, float* out) {
+  MOESAIC_CHECK_GE(first, 0);
+  MOESAIC_CHECK_LE(first + count, matrix.n);
+  const int inputs = matrix.grid.group_inputs(matrix.k);
+  const std::array<float, 256>& values = ValuesOfCodes()[static_cast<int>(matrix.grid.kind)];
+  for (int r = first; r < first + count; ++r) {
+    const uint8_t* codes = matrix.codes.data() + int64_t{r} * matrix.k;
+    for (int c = 0; c < matrix.k; c += inputs) {
+      const float scale = matrix.Scale(r, c);
+      for (int i = c; i < std::min(c + inputs, matrix.k); ++i) *out++ = values[codes[i]] * scale;
+    }
+  }
+}
+
+}  // namespace moesaic::quantizer

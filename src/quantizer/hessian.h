@@ -1,0 +1,66 @@
+// Second moments of a linear layer's inputs. They say what errors of its weights cost: an output whose
+// weights are off by e [k] is off by e H e^T in the mean square over tokens, H = mean of x^T x.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "kernels/ops.h"
+#include "runtime/memory.h"
+#include "tensor/dtype.h"
+
+namespace moesaic::quantizer {
+
+/// Inputs of a linear layer, one row a token, that somebody else owns: of either type.
+struct TokenRows {
+  const float* f32 = nullptr;
+  const tensor::BF16* bf16 = nullptr;
+  int64_t stride = 0;  // elements between tokens
+  int count = 0;
+  /// [count] or empty (all 1): what the layer's output is multiplied by, as an expert's by the router. Errors
+  /// then count by its square.
+  std::span<const float> gates;
+};
+
+/// Sums of products over tokens.
+class Hessian {
+ public:
+  /// Zeros; takes Bytes(k).
+  static StatusOr<Hessian> Create(int k);
+  static int64_t Bytes(int k);
+
+  /// Adds tokens. Values (times gates) are rounded to bf16 on the way into the products, sums are f32. The
+  /// bits depend on how tokens are cut into calls, not on the number of threads.
+  void Add(const kernels::ExecContext& ctx, const TokenRows& tokens);
+  /// Adds what another one of the same k has gathered: a layer's is the sum of its experts'.
+  void Merge(const kernels::ExecContext& ctx, const Hessian& other);
+  void Clear(const kernels::ExecContext& ctx);
+
+  int k() const { return k_; }
+  int64_t tokens() const { return tokens_; }
+  /// As many tokens of equal gates would say as much: (sum of gate^2)^2 / sum of gate^4.
+  double effective_tokens() const { return fourth_ > 0 ? weight_ * weight_ / fourth_ : 0; }
+  /// H[i][j] = sum(i, j) / weight(), for j <= i; k() > 0 and tokens() > 0.
+  double weight() const { return weight_; }
+  const float* sums(int i) const { return memory_.as<float>() + i * stride_; }  // [i + 1]
+
+ private:
+  friend double ShrinkTowards(const kernels::ExecContext& ctx, const Hessian& layer, Hessian* own);
+  float* mutable_sums(int i) { return memory_.as<float>() + i * stride_; }
+
+  int k_ = 0;
+  int64_t stride_ = 0;  // floats
+  runtime::Buffer memory_;
+  int64_t tokens_ = 0;
+  double weight_ = 0, fourth_ = 0;  // sums of gate^2 and gate^4
+};
+
+/// Mixes a rare expert's Hessian with its layer's, own = (1 - share) own + share * layer (brought to own's
+/// size), and returns the share. Ledoit and Wolf's estimate for normal inputs, after each input is divided by
+/// its size in the layer: the share is how much of own's distance to the layer is what `effective_tokens` of
+/// noise would make. 1 for an expert without tokens, 0 where there are many.
+double ShrinkTowards(const kernels::ExecContext& ctx, const Hessian& layer, Hessian* own);
+
+}  // namespace moesaic::quantizer

@@ -1,0 +1,24 @@
+// Which of the checkpoints that moesaic quantize writes other programs take, before hours go into one.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+
+namespace moesaic::quantizer {
+
+/// What vLLM says to one entry of "config_groups": "yes", with conditions, or "no" and why.
+struct LoaderVerdict {
+  std::string group;    // "group_0"
+  std::string scheme;   // "int8 by channel, int8 activations by token"
+  std::string dense;    // for linears outside of experts
+  std::string experts;  // for the fused linears of routed experts
+};
+
+/// By the rules of vllm/model_executor/layers/quantization/compressed_tensors as of 2026-08. A config that is
+/// not quantized, or not by compressed-tensors, is refused.
+StatusOr<std::vector<LoaderVerdict>> JudgeVllm(const nlohmann::json& config, const std::string& file);
+
+}  // namespace moesaic::quantizer

@@ -1,0 +1,253 @@
+#include "quantizer/output_plan.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <regex>
+#include <set>
+
+#include "checkpoint/json_text.h"
+#include "checkpoint/linear_source.h"
+
+namespace moesaic::quantizer {
+namespace {
+
+using checkpoint::ModulePatterns;
+using nlohmann::ordered_json;
+using tensor::DType;
+
+// Tensors begin at a multiple of this, as in the reference writer's files and more.
+constexpr int64_t kDataAlignment = 64;
+
+std::string PatternOf(const KeepRule& rule) { return "re:.*(?:" + rule.pattern + ")"; }
+
+// Linears that stay as they are by default, as patterns for "ignore".
+const char* DefaultPattern(const std::string& module) {
+  for (const auto& [ending, pattern] :
+       {std::pair(".mlp.gate", "re:.*\\.mlp\\.gate$"), std::pair(".kv_b_proj", "re:.*\\.kv_b_proj$"),
+        std::pair(".eh_proj", "re:.*\\.eh_proj$"),
+        std::pair(".shared_head.head", "re:.*\\.shared_head\\.head$")}) {
+    if (module.ends_with(ending)) return pattern;
+  }
+  return nullptr;  // embeddings are no linears to other programs
+}
+
+class Chooser {
+ public:
+  static StatusOr<Chooser> Create(const OutputSettings& settings) {
+    Chooser chooser(settings);
+    for (const KeepRule& rule : settings.keep) {
+      ASSIGN_OR_RETURN(ModulePatterns patterns, ModulePatterns::Parse({PatternOf(rule)}, "--keep"));
+      chooser.rules_.push_back(std::move(patterns));
+    }
+    chooser.used_.resize(settings.keep.size());
+    return chooser;
+  }
+
+  StatusOr<OutputItem> Choose(const ModelItem& item, const SourceForm& form) {
+    OutputItem output;
+    const std::optional<DType> kept = KeptAs(item);
+    if (item.roundable && !kept) {
+      output.form = Form::kRounded;
+      const Grid grid = settings_.grid();
+      if (const Status fits = CheckGrid(grid, static_cast<int>(item.shape[1])); !fits.ok()) {
+        return InvalidArgument("{}: {}; choose another group size, or --keep bf16 for it", item.name,
+                               Message(fits));
+      }
+      for (StoredTensor& stored : TensorsOf(grid, item.shape[0], item.shape[1])) {
+        output.tensors.push_back({std::move(stored)});
+      }
+      return output;
+    }
+    const char* suffix = item.linear ? ".weight" : "";
+    output.form = form.plain ? Form::kCopied : Form::kConverted;
+    DType dtype = form.plain ? form.dtype : form.dtype == DType::kF64 ? DType::kF32 : DType::kBF16;
+    if (kept && *kept != dtype) {
+      output.form = Form::kConverted;
+      dtype = *kept;
+    }
+    output.tensors.push_back({{suffix, dtype, item.shape, RowsOf(item) > 1 ? 1 : 0}});
+    return output;
+  }
+
+  Status CheckFused(const ModelItem& first, Form form, const ModelItem& item, Form other) const {
+    if ((form == Form::kRounded) == (other == Form::kRounded)) return OkStatus();
+    return InvalidArgument("--keep must name all linears that run as one: it names only one of {} and {}",
+                           first.name, item.name);
+  }
+
+  Status CheckRulesUsed() const {
+    for (size_t i = 0; i < used_.size(); ++i) {
+      if (!used_[i]) {
+        return InvalidArgument("--keep: no linear's name has a match of \"{}\"", settings_.keep[i].pattern);
+      }
+    }
+    return OkStatus();
+  }
+
+ private:
+  explicit Chooser(const OutputSettings& settings) : settings_(settings) {}
+
+  std::optional<DType> KeptAs(const ModelItem& item) {
+    if (!item.linear) return std::nullopt;
+    for (size_t i = 0; i < rules_.size(); ++i) {
+      if (!rules_[i].MatchName(item.name)) continue;
+      used_[i] = true;
+      return settings_.keep[i].dtype;
+    }
+    return std::nullopt;
+  }
+
+  const OutputSettings& settings_;
+  std::vector<ModulePatterns> rules_;
+  std::vector<bool> used_;
+};
+
+// Tensors lie in the file by the size of their elements, the largest first, so that each is aligned without
+// gaps; those of one kind in the model's order.
+struct PlaceKey {
+  int64_t element_bytes;
+  std::string suffix;
+  bool operator<(const PlaceKey& other) const {
+    return std::tie(other.element_bytes, suffix) < std::tie(element_bytes, other.suffix);
+  }
+};
+
+template <typename Visit>
+void VisitInFileOrder(const std::vector<OutputItem>& items, const Shard& shard, const Visit& visit) {
+  std::map<PlaceKey, std::vector<std::pair<size_t, size_t>>> places;
+  for (size_t i = shard.first; i < shard.end; ++i) {
+    for (size_t t = 0; t < items[i].tensors.size(); ++t) {
+      const StoredTensor& stored = items[i].tensors[t].stored;
+      const bool of_linear = items[i].form == Form::kRounded;
+      places[{tensor::BytesOf(stored.dtype, 1), of_linear ? stored.suffix : ""}].emplace_back(i, t);
+    }
+  }
+  for (const auto& [key, tensors] : places) {
+    for (const auto& [i, t] : tensors) visit(i, t);
+  }
+}
+
+std::string ShardName(size_t number, size_t count) {
+  return count == 1 ? "model.safetensors"
+                    : fmt::format("model-{:05}-of-{:05}.safetensors", number + 1, count);
+}
+
+std::vector<Shard> CutShards(const std::vector<OutputItem>& items, int64_t shard_bytes) {
+  std::vector<Shard> shards;
+  int64_t filled = 0;
+  for (size_t i = 0; i < items.size(); ++i) {
+    const int64_t bytes = items[i].bytes();
+    if (shards.empty() || (filled > 0 && filled + bytes > shard_bytes)) {
+      shards.push_back({.file = "", .first = i, .end = i});
+      filled = 0;
+    }
+    shards.back().end = i + 1;
+    filled += bytes;
+  }
+  for (size_t i = 0; i < shards.size(); ++i) shards[i].file = ShardName(i, shards.size());
+  return shards;
+}
+
+}  // namespace
+
+ordered_json OutputSettings::Json() const {
+  ordered_json json = {{"scheme", SchemeName(scheme)}, {"method", search ? "mse" : "rtn"}};
+  if (scheme == Scheme::kW4A16) json["group_size"] = group_size;
+  for (const KeepRule& rule : keep) json["keep"].push_back({tensor::DTypeName(rule.dtype), rule.pattern});
+  json["shard_bytes"] = shard_bytes;
+  return json;
+}
+
+StatusOr<OutputSettings> OutputSettings::FromJson(const std::string& text, const std::string& file) {
+  const auto refuse = [&] {
+    return DataLoss("{}: \"{}\" must be what moesaic quantize wrote there, found {}", file, kSettingsKey,
+                    text);
+  };
+  ASSIGN_OR_RETURN(const nlohmann::json json, checkpoint::ParseJsonObject(text, file));
+  const auto scheme = json.find("scheme"), method = json.find("method"), shards = json.find("shard_bytes");
+  if (scheme == json.end() || !scheme->is_string() || method == json.end() || !method->is_string() ||
+      shards == json.end() || !shards->is_number_integer()) {
+    return refuse();
+  }
+  OutputSettings settings;
+  ASSIGN_OR_RETURN(settings.scheme, ParseScheme(scheme->get<std::string>()));
+  settings.search = *method == "mse";
+  settings.shard_bytes = shards->get<int64_t>();
+  if (const auto group = json.find("group_size"); group != json.end()) {
+    if (!group->is_number_integer()) return refuse();
+    settings.group_size = group->get<int>();
+  }
+  for (const nlohmann::json& rule : json.value("keep", nlohmann::json::array())) {
+    if (!rule.is_array() || rule.size() != 2 || !rule[0].is_string() || !rule[1].is_string()) return refuse();
+    settings.keep.push_back({rule[0] == "F32" ? DType::kF32 : DType::kBF16, rule[1].get<std::string>()});
+  }
+  return settings;
+}
+
+int64_t OutputItem::bytes() const {
+  int64_t bytes = 0;
+  for (const OutputTensor& tensor : tensors) bytes += tensor.stored.bytes();
+  return bytes;
+}
+
+std::string OutputPlan::Header(const Shard& shard, const std::vector<ModelItem>& model,
+                               const OutputSettings& settings) const {
+  const ordered_json metadata = {{"format", "pt"}, {kSettingsKey, settings.Json().dump()}};
+  std::string text = "{\"__metadata__\":" + metadata.dump();
+  int64_t offset = 0;
+  VisitInFileOrder(items, shard, [&](size_t i, size_t t) {
+    const StoredTensor& stored = items[i].tensors[t].stored;
+    const std::string name = ordered_json(model[i].name + stored.suffix).dump();
+    text += fmt::format(R"(,{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", name,
+                        tensor::DTypeName(stored.dtype), fmt::join(stored.shape, ","), offset,
+                        offset + stored.bytes());
+    offset += stored.bytes();
+  });
+  text += '}';
+  uint64_t length = text.size() + sizeof(uint64_t);
+  length = (length + kDataAlignment - 1) / kDataAlignment * kDataAlignment - sizeof(uint64_t);
+  std::string bytes(reinterpret_cast<const char*>(&length), sizeof(length));
+  bytes += text;
+  bytes.resize(sizeof(length) + length, ' ');
+  return bytes;
+}
+
+StatusOr<OutputPlan> PlanOutput(const std::vector<ModelItem>& items, const std::vector<SourceForm>& forms,
+                                const OutputSettings& settings) {
+  ASSIGN_OR_RETURN(Chooser chooser, Chooser::Create(settings));
+  OutputPlan plan;
+  std::set<std::string> ignore = {"lm_head"};
+  for (size_t i = 0; i < items.size(); ++i) {
+    ASSIGN_OR_RETURN(OutputItem output, chooser.Choose(items[i], forms[i]));
+    if (i > 0 && items[i].fused >= 0 && items[i].fused == items[i - 1].fused) {
+      RETURN_IF_ERROR(chooser.CheckFused(items[i - 1], plan.items.back().form, items[i], output.form));
+    }
+    const char* pattern = items[i].linear && !items[i].roundable ? DefaultPattern(items[i].name) : nullptr;
+    if (pattern != nullptr) ignore.insert(pattern);
+    plan.items.push_back(std::move(output));
+  }
+  RETURN_IF_ERROR(chooser.CheckRulesUsed());
+  for (const KeepRule& rule : settings.keep) ignore.insert(PatternOf(rule));
+  plan.ignore.assign(ignore.begin(), ignore.end());
+
+  plan.shards = CutShards(plan.items, settings.shard_bytes);
+  for (size_t s = 0; s < plan.shards.size(); ++s) {
+    Shard& shard = plan.shards[s];
+    shard.header_bytes = static_cast<int64_t>(plan.Header(shard, items, settings).size());
+    int64_t offset = shard.header_bytes;
+    VisitInFileOrder(plan.items, shard, [&](size_t i, size_t t) {
+      OutputTensor& tensor = plan.items[i].tensors[t];
+      plan.items[i].shard = static_cast<int>(s);
+      tensor.offset = offset;
+      offset += tensor.stored.bytes();
+    });
+    shard.bytes = offset;
+    plan.bytes += offset;
+  }
+  return plan;
+}
+
+}  // namespace moesaic::quantizer

@@ -1,0 +1,82 @@
+// The checkpoint that a run will write, known to the byte before it starts: what becomes of each item, and
+// where its tensors lie in which file.
+#pragma once
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "quantizer/model_items.h"
+#include "quantizer/scheme.h"
+#include "quantizer/source_form.h"
+
+namespace moesaic::quantizer {
+
+/// Linears whose name has a match of `pattern`, a regular expression, are not rounded but written in f32 or
+/// bf16.
+struct KeepRule {
+  tensor::DType dtype;  // kF32 or kBF16
+  std::string pattern;
+};
+
+/// What decides which bytes come out.
+struct OutputSettings {
+  Scheme scheme = Scheme::kW8A8;
+  int group_size = 32;  // kW4A16
+  bool search = false;  // scales of least squared error instead of those that fit the largest value
+  std::vector<KeepRule> keep;
+  int64_t shard_bytes = int64_t{5'000'000'000};  // a file gets as many items as fit, and at least one
+
+  Grid grid() const { return GridOf(scheme, group_size); }
+  nlohmann::ordered_json Json() const;
+  /// From Json()'s text, which `file` holds.
+  static StatusOr<OutputSettings> FromJson(const std::string& text, const std::string& file);
+};
+
+enum class Form : uint8_t {
+  kRounded,    // on the scheme's grid
+  kCopied,     // its bytes as they are
+  kConverted,  // to tensors[0].dtype, f32 or bf16
+};
+
+struct OutputTensor {
+  StoredTensor stored;
+  int64_t offset = 0;  // in the file
+};
+
+struct OutputItem {
+  Form form = Form::kCopied;
+  int shard = 0;
+  std::vector<OutputTensor> tensors;
+
+  int64_t bytes() const;
+};
+
+struct Shard {
+  std::string file;           // "model-00001-of-00003.safetensors"
+  size_t first = 0, end = 0;  // items
+  int64_t header_bytes = 0;   // length field included
+  int64_t bytes = 0;          // of the file
+};
+
+struct OutputPlan {
+  std::vector<OutputItem> items;  // one for each of the model's
+  std::vector<Shard> shards;
+  std::vector<std::string> ignore;  // of "quantization_config"
+  int64_t bytes = 0;                // of all files
+
+  /// A file's length field and header, header_bytes long.
+  std::string Header(const Shard& shard, const std::vector<ModelItem>& items,
+                     const OutputSettings& settings) const;
+};
+
+/// Plans the output. Refuses a grid that does not fit an item, and --keep rules that part fused linears; both
+/// errors say what to do.
+StatusOr<OutputPlan> PlanOutput(const std::vector<ModelItem>& items, const std::vector<SourceForm>& forms,
+                                const OutputSettings& settings);
+
+/// The key in the metadata of safetensors files that holds OutputSettings::Json().
+inline constexpr char kSettingsKey[] = "moesaic.quantize";
+
+}  // namespace moesaic::quantizer

@@ -1,0 +1,353 @@
+#include "quantizer/quantize.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <csignal>
+#include <filesystem>
+#include <map>
+
+#include "checkpoint/test_files.h"
+#include "models/test_session.h"
+#include "quantizer/journal.h"
+#include "quantizer/loader_rules.h"
+#include "quantizer/verify.h"
+
+namespace moesaic::quantizer {
+namespace {
+
+namespace fs = std::filesystem;
+using checkpoint::Checkpoint;
+using checkpoint::TestFolder;
+using ::testing::HasSubstr;
+using ::testing::UnorderedElementsAre;
+
+const fs::path kGoldens = models::SourcePath("tests/golden");
+
+std::string ReadFile(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+std::map<std::string, std::string> FilesOf(const std::string& folder) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    files[entry.path().filename().string()] = ReadFile(entry.path());
+  }
+  return files;
+}
+
+class QuantizeTest : public ::testing::Test {
+ protected:
+  QuantizeTest() { options_.memory = int64_t{4} << 30; }
+
+  StatusOr<QuantizeReport> Run(const std::string& source, const std::string& out, int threads = 2) {
+    StatusOr<std::unique_ptr<Checkpoint>> opened = Checkpoint::Open(source);
+    if (!opened.ok()) return opened.status();
+    const auto pool = *runtime::ThreadPool::Create({.threads = threads, .pin = false});
+    return Quantize(**opened, options_, kernels_, *pool, folder_.Path(out));
+  }
+  StatusOr<VerifyReport> Check(const std::string& source, const std::string& out) {
+    StatusOr<std::unique_ptr<Checkpoint>> a = Checkpoint::Open(folder_.Path(out)),
+                                          b = Checkpoint::Open(source);
+    if (!a.ok()) return a.status();
+    if (!b.ok()) return b.status();
+    const auto pool = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
+    return Verify(**a, **b, kernels_, *pool, nullptr);
+  }
+  static std::string Golden(const std::string& name) { return (kGoldens / name).string(); }
+
+  // A copy of a golden whose files can be changed.
+  std::string CopyOf(const std::string& golden) {
+    const std::string to = folder_.Path("source");
+    fs::copy(kGoldens / golden, to);
+    return to;
+  }
+
+  TestFolder folder_;
+  QuantizeOptions options_;
+  kernels::KernelTable kernels_ = kernels::SelectKernels(runtime::DetectCpu());
+};
+
+struct Case {
+  const char* golden;
+  Scheme scheme;
+  bool search;
+};
+
+class EverySource : public QuantizeTest, public ::testing::WithParamInterface<Case> {};
+
+TEST_P(EverySource, IsWhatItsSettingsMakeOfTheSource) {
+  options_.output.scheme = GetParam().scheme;
+  options_.output.search = GetParam().search;
+  const StatusOr<QuantizeReport> report = Run(Golden(GetParam().golden), "out");
+  ASSERT_TRUE(report.ok()) << report.status();
+  const StatusOr<VerifyReport> verified = Check(Golden(GetParam().golden), "out");
+  ASSERT_TRUE(verified.ok()) << verified.status();
+  EXPECT_EQ(verified->rounded, report->rounded);
+  EXPECT_GT(verified->rounded, 6U);
+  EXPECT_FALSE(fs::exists(folder_.Path("out/quantize.journal")));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    , EverySource,
+    ::testing::Values(Case{"kimi-k2", Scheme::kW8A8, false},            // bf16, MLA and experts
+                      Case{"deepseek-v3-fp8", Scheme::kW8A8, true},     // ragged FP8 blocks
+                      Case{"deepseek-v3-fp8", Scheme::kFp8, false},     //
+                      Case{"deepseek-v3-mtp", Scheme::kW8A8, false},    // a module beyond the layers
+                      Case{"deepseek-v3-noqlora", Scheme::kFp8, true},  // three shards
+                      Case{"ct-qwen3-moe-int8-dynamic", Scheme::kFp8, false},
+                      Case{"ct-llama-int4-actorder", Scheme::kW4A16, false},  // columns in another order
+                      Case{"ct-llama-int4-g32-asym", Scheme::kNvfp4, true},   // zero points
+                      Case{"ct-llama-nvfp4a16", Scheme::kW4A16, true},        //
+                      Case{"llama-untied-f16", Scheme::kNvfp4, false},        // f16
+                      Case{"llama3-rope-bias", Scheme::kW4A16, true}),        // biases
+    [](const auto& test) {
+      std::string name = fmt::format("{}_{}_{}", test.param.golden, SchemeName(test.param.scheme),
+                                     test.param.search ? "mse" : "rtn");
+      std::ranges::replace(name, '-', '_');
+      return name;
+    });
+
+TEST_F(QuantizeTest, BytesDependOnNeitherThreadsNorMemoryNorIo) {
+  options_.output.scheme = Scheme::kNvfp4;
+  options_.output.search = true;
+  ASSERT_TRUE(Run(Golden("qwen3-moe-norm-tied"), "one", 1).ok());
+  const auto expected = FilesOf(folder_.Path("one"));
+  ASSERT_TRUE(Run(Golden("qwen3-moe-norm-tied"), "three", 3).ok());
+  EXPECT_EQ(FilesOf(folder_.Path("three")), expected);
+  options_.backend = runtime::AsyncFiles::Backend::kThreads;
+  ASSERT_TRUE(Run(Golden("qwen3-moe-norm-tied"), "pread").ok());
+  EXPECT_EQ(FilesOf(folder_.Path("pread")), expected);
+  options_.direct = true;
+  if (const auto direct = Run(Golden("qwen3-moe-norm-tied"), "direct"); direct.ok()) {
+    EXPECT_EQ(FilesOf(folder_.Path("direct")), expected);
+  } else {
+    EXPECT_THAT(Message(direct.status()), HasSubstr("use --io buffered"));  // a memory file system
+  }
+}
+
+TEST_F(QuantizeTest, ShardsAreFilledInTheModelsOrderAndEveryTensorIsAligned) {
+  options_.output.scheme = Scheme::kW4A16;
+  options_.output.shard_bytes = 40'000;
+  const StatusOr<QuantizeReport> report = Run(Golden("qwen3-moe-nonorm-untied"), "out");
+  // 16 inputs of an expert's down_proj are not whole groups of 32.
+  EXPECT_THAT(Message(report.status()),
+              HasSubstr("model.layers.0.mlp.experts.0.down_proj: 16 inputs are not whole groups of 32"));
+  EXPECT_FALSE(fs::exists(folder_.Path("out")));
+  options_.output.keep = {{tensor::DType::kBF16, "down_proj"}};
+  ASSERT_TRUE(Run(Golden("qwen3-moe-nonorm-untied"), "out").ok());
+  EXPECT_TRUE(fs::exists(folder_.Path("out/model.safetensors.index.json")));
+  const auto opened = Checkpoint::Open(folder_.Path("out"));
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  EXPECT_GT((*opened)->files().size(), 3U);
+  for (const checkpoint::TensorEntry& entry : (*opened)->tensors()) {
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(entry.bytes.data()) % tensor::BytesOf(entry.dtype, 1), 0U)
+        << entry.name;
+  }
+  EXPECT_TRUE(Check(Golden("qwen3-moe-nonorm-untied"), "out").ok());
+}
+
+TEST_F(QuantizeTest, KeepsWhatItIsTold) {
+  options_.output.keep = {{tensor::DType::kF32, "layers\\.0\\.self_attn"},
+                          {tensor::DType::kBF16, "gate_proj|up_proj"}};
+  ASSERT_TRUE(Run(Golden("qwen3-moe-norm-tied"), "out").ok());
+  const auto opened = *Checkpoint::Open(folder_.Path("out"));
+  EXPECT_EQ(opened->Find("model.layers.0.self_attn.q_proj.weight")->dtype, tensor::DType::kF32);
+  EXPECT_EQ(opened->Find("model.layers.1.self_attn.q_proj.weight")->dtype, tensor::DType::kI8);
+  EXPECT_EQ(opened->Find("model.layers.1.mlp.experts.2.up_proj.weight")->dtype, tensor::DType::kBF16);
+  EXPECT_EQ(opened->Find("model.layers.1.mlp.experts.2.down_proj.weight")->dtype, tensor::DType::kI8);
+  EXPECT_TRUE(Check(Golden("qwen3-moe-norm-tied"), "out").ok());
+
+  options_.output.keep = {{tensor::DType::kBF16, "q_proj"}};
+  EXPECT_THAT(Message(Run(Golden("qwen3-moe-norm-tied"), "no").status()),
+              HasSubstr("must name all linears that run as one"));
+  options_.output.keep = {{tensor::DType::kBF16, "nothing"}};
+  EXPECT_THAT(Message(Run(Golden("qwen3-moe-norm-tied"), "no").status()),
+              HasSubstr("no linear's name has a match"));
+  options_.output.keep = {{tensor::DType::kBF16, "("}};
+  EXPECT_THAT(Message(Run(Golden("qwen3-moe-norm-tied"), "no").status()),
+              HasSubstr("is no regular expression"));
+}
+
+// The journal's own rows are stopped after every possible number of units.
+TEST_F(QuantizeTest, GoesOnFromWhereverItWasStopped) {
+  options_.output.scheme = Scheme::kW8A8;
+  options_.output.shard_bytes = 60'000;
+  ASSERT_TRUE(Run(Golden("kimi-k2"), "whole").ok());
+  const auto expected = FilesOf(folder_.Path("whole"));
+  const auto source = *Checkpoint::Open(Golden("kimi-k2"));
+  // Small units: as many as there are pieces. A run that goes on takes those of the journal.
+  for (int stop = 1;; ++stop) {
+    const std::string out = fmt::format("stopped-{}", stop);
+    int calls = 0;
+    options_.progress = [&](const QuantizeProgress&) { return ++calls != stop; };
+    const StatusOr<QuantizeReport> first = Run(Golden("kimi-k2"), out);
+    if (first.ok()) {
+      EXPECT_GT(stop, 2);
+      break;
+    }
+    EXPECT_EQ(first.status().code(), StatusCode::kCancelled) << first.status();
+    EXPECT_FALSE(fs::exists(folder_.Path(out) + "/config.json"));
+    options_.progress = nullptr;
+    const StatusOr<QuantizeReport> second = Run(Golden("kimi-k2"), out);
+    ASSERT_TRUE(second.ok()) << second.status();
+    EXPECT_GT(second->resumed_units, 0U);
+    EXPECT_EQ(FilesOf(folder_.Path(out)), expected) << "stopped after " << stop;
+  }
+}
+
+class StoppedTest : public QuantizeTest {
+ protected:
+  // A run stopped after its first unit.
+  void Stop() {
+    options_.output.shard_bytes = 60'000;
+    options_.progress = [](const QuantizeProgress&) { return false; };
+    ASSERT_EQ(Run(source_, "out").status().code(), StatusCode::kCancelled);
+    options_.progress = nullptr;
+  }
+  std::string source_ = CopyOf("kimi-k2");
+};
+
+TEST_F(StoppedTest, AnotherSettingIsRefused) {
+  Stop();
+  options_.output.search = true;
+  EXPECT_THAT(Message(Run(source_, "out").status()), HasSubstr("begun with another settings"));
+}
+
+TEST_F(StoppedTest, AnotherSourceIsRefused) {
+  Stop();
+  fs::last_write_time(source_ + "/model.safetensors", fs::file_time_type::clock::now());
+  EXPECT_THAT(Message(Run(source_, "out").status()), HasSubstr("begun with another source"));
+}
+
+TEST_F(StoppedTest, UnitsWhoseBytesChangedAreDoneAgain) {
+  Stop();
+  std::fstream shard(folder_.Path("out/model-00001-of-00003.safetensors"),
+                     std::ios::in | std::ios::out | std::ios::binary);
+  ASSERT_TRUE(shard) << "the golden's size changed";
+  shard.seekp(-5, std::ios::end);
+  const auto byte = static_cast<char>(shard.peek() ^ 1);
+  shard.seekp(-5, std::ios::end);
+  shard.put(byte);
+  shard.close();
+  const StatusOr<QuantizeReport> report = Run(source_, "out");
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->redone_units, 1U);
+  EXPECT_TRUE(Check(source_, "out").ok());
+}
+
+TEST_F(StoppedTest, ASecondProcessIsRefused) {
+  Stop();
+  const auto journal = Journal::Open(folder_.Path("out"));
+  ASSERT_TRUE(journal.ok());
+  EXPECT_THAT(Message(Run(source_, "out").status()), HasSubstr("another process is writing to this folder"));
+}
+
+TEST_F(StoppedTest, TooLittleMemoryToGoOnIsRefused) {
+  Stop();
+  options_.memory = int64_t{1} << 20;
+  EXPECT_THAT(Message(Run(source_, "out").status()), HasSubstr("--memory 1048576 is too little"));
+  options_.memory = int64_t{4} << 30;
+  EXPECT_TRUE(Run(source_, "out").ok());
+}
+
+TEST_F(QuantizeTest, AFullFolderIsRefused) {
+  folder_.Write("file", "");
+  EXPECT_THAT(Message(Run(Golden("kimi-k2"), "").status()), HasSubstr("the folder is not empty"));
+}
+
+TEST_F(QuantizeTest, TooLittleMemoryIsRefusedWithWhatIsNeeded) {
+  options_.memory = int64_t{1} << 20;
+  EXPECT_THAT(Message(Run(Golden("kimi-k2"), "out").status()), HasSubstr("--memory 1048576 is too little"));
+  EXPECT_FALSE(fs::exists(folder_.Path("out")));
+}
+
+// Writes `value` over 2 bytes of tensor `name` in a golden's copy, at element 7.
+void Overwrite(const std::string& source, const std::string& name, uint16_t value) {
+  const auto opened = *Checkpoint::Open(source);
+  const checkpoint::TensorEntry* entry = opened->Find(name);
+  ASSERT_NE(entry, nullptr) << name;
+  const auto& file = opened->files()[0];
+  std::fstream out(file->path(), std::ios::in | std::ios::out | std::ios::binary);
+  out.seekp(entry->bytes.data() - file->bytes().data() + 14);
+  out.write(reinterpret_cast<const char*>(&value), 2);
+}
+
+TEST_F(QuantizeTest, AWeightThatIsNoNumberIsNamed) {
+  const std::string source = CopyOf("kimi-k2");
+  Overwrite(source, "model.layers.1.mlp.experts.3.up_proj.weight", 0x7fc0);
+  const Status status = Run(source, "out").status();
+  EXPECT_EQ(status.code(), StatusCode::kDataLoss);
+  EXPECT_THAT(Message(status),
+              HasSubstr("model.layers.1.mlp.experts.3.up_proj: the weight of output 0, input 7 must be"
+                        " a finite number below 2^96, found nan"));
+  EXPECT_TRUE(fs::exists(folder_.Path("out/quantize.journal")));
+}
+
+TEST_F(QuantizeTest, ACopiedTensorWithANumberThatIsNoneIsNamed) {
+  const std::string source = CopyOf("kimi-k2");
+  Overwrite(source, "model.embed_tokens.weight", 0xff80);
+  EXPECT_THAT(Message(Run(source, "out").status()),
+              HasSubstr("model.embed_tokens has a value that is not finite"));
+}
+
+// The checkpoint is opened whole and cut short afterwards, as by somebody else.
+TEST_F(QuantizeTest, AShardThatIsCutShortIsNamed) {
+  const std::string path = CopyOf("kimi-k2");
+  const auto source = *Checkpoint::Open(path);
+  fs::resize_file(path + "/model.safetensors", fs::file_size(path + "/model.safetensors") / 2);
+  const auto pool = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
+  const Status status = Quantize(*source, options_, kernels_, *pool, folder_.Path("out")).status();
+  EXPECT_EQ(status.code(), StatusCode::kDataLoss);
+  EXPECT_THAT(Message(status), HasSubstr("model.safetensors: the file ends at byte"));
+  EXPECT_TRUE(fs::exists(folder_.Path("out/quantize.journal")));
+}
+
+TEST_F(QuantizeTest, ADiskThatTakesNoMoreIsTold) {
+  ASSERT_NE(std::signal(SIGXFSZ, SIG_IGN), SIG_ERR);
+  rlimit old = {};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &old), 0);
+  rlimit small = old;
+  small.rlim_cur = 20'000;
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  const Status status = Run(Golden("kimi-k2"), "out").status();
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &old), 0);
+  EXPECT_THAT(Message(status), HasSubstr("model.safetensors:"));
+  EXPECT_THAT(Message(status), HasSubstr("File too large"));
+  EXPECT_TRUE(Run(Golden("kimi-k2"), "out").ok());  // goes on with room
+}
+
+TEST_F(QuantizeTest, AFlippedBitIsFound) {
+  options_.output.scheme = Scheme::kFp8;
+  ASSERT_TRUE(Run(Golden("kimi-k2"), "out").ok());
+  Overwrite(folder_.Path("out"), "model.layers.1.self_attn.o_proj.weight", 0x1234);
+  EXPECT_THAT(Message(Check(Golden("kimi-k2"), "out").status()),
+              HasSubstr("of tensor model.layers.1.self_attn.o_proj.weight,"));
+}
+
+TEST_F(QuantizeTest, AnotherSourceFailsTheVerification) {
+  ASSERT_TRUE(Run(Golden("qwen3-moe-norm-tied"), "out").ok());
+  EXPECT_THAT(Message(Check(Golden("qwen3-moe-nonorm-untied"), "out").status()),
+              HasSubstr("its header is not the one"));
+}
+
+TEST(JudgeVllmTest, SaysWhichSchemesLoad) {
+  nlohmann::json config;
+  config["quantization_config"] = nlohmann::json(QuantizationConfig(Scheme::kW8A8, 0, {"lm_head"}));
+  auto verdicts = JudgeVllm(config, "config.json");
+  ASSERT_TRUE(verdicts.ok()) << verdicts.status();
+  EXPECT_EQ(verdicts->at(0).scheme, "int8 by channel, int8 activations by token");
+  EXPECT_THAT(verdicts->at(0).experts, HasSubstr("yes"));
+  auto& activations = config["quantization_config"]["config_groups"]["group_0"]["input_activations"];
+  activations["strategy"] = "tensor";
+  activations["dynamic"] = false;
+  verdicts = JudgeVllm(config, "config.json");
+  EXPECT_THAT(verdicts->at(0).dense, HasSubstr("yes"));
+  EXPECT_THAT(verdicts->at(0).experts,
+              HasSubstr("no: fused experts take int8 by channel with activations by token"));
+}
+
+}  // namespace
+}  // namespace moesaic::quantizer

@@ -1,0 +1,56 @@
+// The schemes that `moesaic quantize` writes: what becomes of a linear layer's weight, and how config.json
+// describes it. compressed-tensors (github.com/vllm-project/compressed-tensors) defines names and fields.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "quantizer/grid.h"
+#include "runtime/thread_pool.h"
+#include "tensor/dtype.h"
+
+namespace moesaic::quantizer {
+
+enum class Scheme : uint8_t {
+  kW8A8,   // int8 per output, activations int8 per token at run time; format int-quantized
+  kW4A16,  // int4 in groups of inputs; format pack-quantized
+  kNvfp4,  // e2m1 in groups of 16 with e4m3 scales; format nvfp4-pack-quantized
+  kFp8,    // e4m3 in blocks of 128 x 128, activations e4m3 at run time; format float-quantized
+};
+
+std::vector<std::string> SchemeNames();  ///< "w8a8", "w4a16", "nvfp4", "fp8"
+std::string SchemeName(Scheme scheme);
+StatusOr<Scheme> ParseScheme(const std::string& name);
+
+/// The grid of `scheme`; `group_size` counts for kW4A16 only.
+Grid GridOf(Scheme scheme, int group_size);
+
+/// One tensor of those that stand for a linear's weight.
+struct StoredTensor {
+  std::string suffix;  // of the name, behind the module's: ".weight_scale"
+  tensor::DType dtype;
+  std::vector<int64_t> shape;
+  int64_t outputs_per_row =
+      1;  // outputs of the linear that one row of the tensor is for; 0: for all, stored once
+
+  int64_t bytes() const;
+  int64_t row_bytes() const;  // of one row, or of the tensor when it is stored once
+};
+
+/// The tensors of an [n, k] weight on `grid`.
+std::vector<StoredTensor> TensorsOf(const Grid& grid, int64_t n, int64_t k);
+
+/// Writes the bytes of `tensors[i]`, one of TensorsOf(matrix.grid, ...), that are for all rows of `matrix` to
+/// out[i]: a run of rows of the weight whose shape TensorsOf was told. Those that are stored once too.
+void EncodeRows(runtime::ThreadPool& pool, const QuantizedMatrix& matrix,
+                std::span<const StoredTensor> tensors, std::span<std::byte* const> out);
+
+/// "quantization_config" of a checkpoint whose linears are all on the grid of `scheme` but those that
+/// `ignore` names, by name or as "re:PATTERN".
+nlohmann::ordered_json QuantizationConfig(Scheme scheme, int group_size,
+                                          const std::vector<std::string>& ignore);
+
+}  // namespace moesaic::quantizer

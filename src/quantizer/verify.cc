@@ -1,0 +1,229 @@
+#include "quantizer/verify.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "checkpoint/safetensors.h"
+#include "quantizer/quantize.h"
+#include "quantizer/unit_reader.h"
+#include "quantizer/unit_rounder.h"
+
+namespace moesaic::quantizer {
+namespace {
+
+using checkpoint::Checkpoint;
+
+// The settings that a shard's metadata holds.
+StatusOr<OutputSettings> SettingsOf(const Checkpoint& quantized) {
+  if (!quantized.files().empty()) {
+    const auto& file = quantized.files().front();
+    ASSIGN_OR_RETURN(const checkpoint::Safetensors parsed,
+                     checkpoint::ParseSafetensors(file->bytes(), file->path()));
+    const auto found = parsed.metadata.find(kSettingsKey);
+    if (found != parsed.metadata.end()) return OutputSettings::FromJson(found->second, file->path());
+  }
+  return InvalidArgument("{}: does not say how it was quantized; was it written by moesaic quantize?",
+                         quantized.path());
+}
+
+// The largest rounding error of a value, as a share of the largest magnitude under its scale: half the widest
+// step of the grid, and what rounding the scale itself adds (bf16: 2^-8; e4m3: 2^-4).
+float LargestError(GridKind kind) {
+  switch (kind) {
+    case GridKind::kInt8Channel:
+      return 0.5F / 127 * (1 + 0x1p-7F);
+    case GridKind::kInt4Group:
+      return 0.5F / 7.5F * (1 + 0x1p-7F);
+    case GridKind::kNvfp4:
+      return 1.0F / 6 * (1 + 0x1p-3F);
+    case GridKind::kFp8Block:
+      break;
+  }
+  return 16.0F / 448 * (1 + 0x1p-7F);
+}
+
+struct Sums {
+  double error = 0, weight = 0;
+};
+
+class Verifier {
+ public:
+  Verifier(const Checkpoint& quantized, const Checkpoint& source, const QuantizePlan& plan,
+           const OutputSettings& settings, const kernels::ExecContext& ctx)
+      : quantized_(quantized), source_(source), plan_(plan), settings_(settings), ctx_(ctx) {}
+
+  // Finds the plan's shards among the folder's files and compares what stands in front of the weights.
+  Status CheckFiles() {
+    for (const Shard& shard : plan_.output.shards) {
+      const auto found = std::ranges::find_if(
+          quantized_.files(), [&](const auto& file) { return file->path().ends_with("/" + shard.file); });
+      if (found == quantized_.files().end())
+        return NotFound("{}: {} is missing", quantized_.path(), shard.file);
+      const std::span<const std::byte> bytes = (*found)->bytes();
+      const std::string header = plan_.output.Header(shard, plan_.items, settings_);
+      if (static_cast<int64_t>(bytes.size()) != shard.bytes ||
+          std::memcmp(bytes.data(), header.data(), header.size()) != 0) {
+        return DataLoss("{}: its header is not the one that these settings give", (*found)->path());
+      }
+      files_.push_back(*found);
+    }
+    return OkStatus();
+  }
+
+  Status CheckBytes(std::span<const Piece> pieces, std::span<const OutputExtent> extents) const {
+    const int shard = plan_.output.items[pieces.front().item].shard;
+    const std::byte* file = files_[shard]->bytes().data();
+    for (const OutputExtent& extent : extents) {
+      if (std::memcmp(file + extent.offset, extent.bytes.data(), extent.bytes.size()) == 0) continue;
+      const auto differ = std::mismatch(extent.bytes.begin(), extent.bytes.end(), file + extent.offset);
+      const int64_t at = extent.offset + (differ.first - extent.bytes.begin());
+      return DataLoss("{}: byte {}, of tensor {}, is {:#04x} and must be {:#04x}", files_[shard]->path(), at,
+                      TensorAt(pieces, at), static_cast<int>(*differ.second),
+                      static_cast<int>(*differ.first));
+    }
+    return OkStatus();
+  }
+
+  // The error of a rounded linear against the source, read by the paths that models are loaded with.
+  Status CheckError(const ModelItem& item, VerifyReport* report) const {
+    const int64_t n = item.shape[0], k = item.shape[1];
+    ASSIGN_OR_RETURN(const checkpoint::LinearSource now, quantized_.FindLinear(item.name, n, k));
+    ASSIGN_OR_RETURN(const checkpoint::LinearSource then, source_.FindLinear(item.name, n, k));
+    const Grid grid = settings_.grid();
+    const int64_t outputs = grid.group_outputs(), blocks = (n + outputs - 1) / outputs;
+    std::vector<Sums> sums(static_cast<size_t>(blocks));
+    std::mutex mutex;
+    Status failure;
+    ctx_.pool->Run(blocks, [&](int64_t block, int) {
+      const int64_t first = block * outputs, rows = std::min(outputs, n - first);
+      std::vector<float> a(static_cast<size_t>(rows * k)), b(a.size());
+      Status status = quantized_.ReadLinearRows(now, first, rows, a);
+      if (status.ok()) status = source_.ReadLinearRows(then, first, rows, b);
+      if (status.ok()) status = CheckBlock(item, grid, first, rows, a, b, now.global_scale, &sums[block]);
+      if (status.ok()) return;
+      const std::lock_guard<std::mutex> lock(mutex);
+      if (failure.ok()) failure = std::move(status);
+    });
+    RETURN_IF_ERROR(failure);
+    Add(item, sums, report);
+    return OkStatus();
+  }
+
+ private:
+  Status CheckBlock(const ModelItem& item, const Grid& grid, int64_t first, int64_t rows,
+                    std::span<const float> now, std::span<const float> then, float global_scale,
+                    Sums* sums) const {
+    const int64_t k = item.shape[1], group = grid.group_inputs(static_cast<int>(k));
+    for (int64_t begin = 0; begin < k; begin += group) {
+      const int64_t end = std::min(begin + group, k);
+      double error = 0, weight = 0;
+      float largest = 0;
+      for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t c = r * k + begin; c < r * k + end; ++c) {
+          const double difference = static_cast<double>(now[c]) - then[c];
+          error += difference * difference;
+          weight += static_cast<double>(then[c]) * then[c];
+          largest = std::max(largest, std::fabs(then[c]));
+        }
+      }
+      double bound = static_cast<double>(largest) * LargestError(grid.kind);
+      // e4m3 has no scale below 2^-9: smaller blocks round to multiples of half of that.
+      if (grid.kind == GridKind::kNvfp4) bound = std::max(bound, 0x1p-9 / global_scale);
+      const double limit = static_cast<double>(rows * (end - begin)) * bound * bound;
+      if (!(error <= limit)) {
+        return DataLoss(
+            "{}: {}: outputs from {}, inputs from {}: the squared error is {:.3g}, the grid allows {:.3g}",
+            quantized_.path(), item.name, first, begin, error, limit);
+      }
+      sums->error += error;
+      sums->weight += weight;
+    }
+    return OkStatus();
+  }
+
+  std::string TensorAt(std::span<const Piece> pieces, int64_t offset) const {
+    for (const Piece& piece : pieces) {
+      for (const OutputTensor& tensor : plan_.output.items[piece.item].tensors) {
+        const PieceTensor place = PlaceOf(tensor, piece);
+        if (offset >= place.offset && offset < place.offset + place.bytes) {
+          return plan_.items[piece.item].name + tensor.stored.suffix;
+        }
+      }
+    }
+    return "?";
+  }
+
+  static void Add(const ModelItem& item, std::span<const Sums> sums, VerifyReport* report) {
+    Sums total;
+    for (const Sums& block : sums) {
+      total.error += block.error;
+      total.weight += block.weight;
+    }
+    std::string kind = item.name.substr(item.name.rfind('.') + 1);
+    if (item.routed) kind = "experts." + kind;
+    if (item.name.find("shared_experts") != std::string::npos) kind = "shared_experts." + kind;
+    auto found = std::ranges::find(report->kinds, kind, &KindError::kind);
+    if (found == report->kinds.end())
+      found = report->kinds.insert(found, KindError{.kind = kind, .worst_name = ""});
+    ++found->linears;
+    found->error += total.error;
+    found->weight += total.weight;
+    const double relative = total.weight > 0 ? std::sqrt(total.error / total.weight) : 0;
+    if (relative < found->worst) return;
+    found->worst = relative;
+    found->worst_name = item.name;
+  }
+
+  const Checkpoint& quantized_;
+  const Checkpoint& source_;
+  const QuantizePlan& plan_;
+  const OutputSettings& settings_;
+  const kernels::ExecContext& ctx_;
+  std::vector<std::shared_ptr<const runtime::MappedFile>> files_;  // [shards]
+};
+
+}  // namespace
+
+StatusOr<VerifyReport> Verify(const Checkpoint& quantized, const Checkpoint& source,
+                              const kernels::KernelTable& kernels, runtime::ThreadPool& pool,
+                              const VerifyProgress& progress) {
+  VerifyReport report;
+  ASSIGN_OR_RETURN(report.settings, SettingsOf(quantized));
+  QuantizeOptions options;
+  options.output = report.settings;
+  ASSIGN_OR_RETURN(const QuantizePlan plan, PlanQuantize(source, options, 0));
+  ASSIGN_OR_RETURN(const auto io, runtime::AsyncFiles::Create(runtime::AsyncFiles::Backend::kBest));
+  ASSIGN_OR_RETURN(UnitReader reader, UnitReader::Create(source, false, *io));
+  ASSIGN_OR_RETURN(const runtime::Buffer from,
+                   runtime::Buffer::Allocate(static_cast<size_t>(plan.work.source_bytes), false));
+  ASSIGN_OR_RETURN(const runtime::Buffer to,
+                   runtime::Buffer::Allocate(static_cast<size_t>(plan.work.output_bytes), false));
+  runtime::Arena scratch;
+  const kernels::ExecContext ctx{.kernels = &kernels, .pool = &pool, .scratch = &scratch};
+  UnitRounder rounder(source, plan.items, plan.output, report.settings, ctx);
+  Verifier verifier(quantized, source, plan, report.settings, ctx);
+  RETURN_IF_ERROR(verifier.CheckFiles());
+  for (const Unit& unit : plan.work.units) {
+    const auto pieces = std::span(plan.work.pieces).subspan(unit.first, unit.end - unit.first);
+    ASSIGN_OR_RETURN(LoadedUnit loaded, reader.Start(plan.items, pieces, {from.data(), from.size()}));
+    RETURN_IF_ERROR(reader.Wait(loaded));
+    ASSIGN_OR_RETURN(const auto extents, rounder.Run(pieces, loaded, {to.data(), to.size()}));
+    RETURN_IF_ERROR(verifier.CheckBytes(pieces, extents));
+    for (const OutputExtent& extent : extents) report.bytes += static_cast<int64_t>(extent.bytes.size());
+    for (const Piece& piece : pieces) {
+      if (piece.first > 0) continue;  // of a linear in several pieces, the first stands for all
+      const bool rounded = plan.output.items[piece.item].form == Form::kRounded;
+      ++(rounded ? report.rounded : report.other);
+      if (rounded) RETURN_IF_ERROR(verifier.CheckError(plan.items[piece.item], &report));
+    }
+    for (const auto& file : source.files()) file->Forget();
+    for (const auto& file : quantized.files()) file->Forget();
+    if (progress && !progress(report.bytes, plan.output.bytes)) return Cancelled("verifying was stopped");
+  }
+  return report;
+}
+
+}  // namespace moesaic::quantizer

@@ -1,0 +1,121 @@
+#include "quantizer/work_plan.h"
+
+#include <gmock/gmock.h>
+
+#include <numeric>
+
+namespace moesaic::quantizer {
+namespace {
+
+using ::testing::HasSubstr;
+
+class WorkPlanTest : public ::testing::Test {
+ protected:
+  void Add(const std::string& name, int64_t n, int64_t k, int fused = -1) {
+    items_.push_back({.name = name, .linear = true, .shape = {n, k}, .roundable = true, .fused = fused});
+    forms_.push_back({true, tensor::DType::kBF16, 2 * n * k});
+  }
+  void Plan(Scheme scheme, int64_t shard_bytes = int64_t{1} << 40) {
+    settings_.scheme = scheme;
+    settings_.shard_bytes = shard_bytes;
+    output_ = *PlanOutput(items_, forms_, settings_);
+  }
+  WorkPlan Cut(int64_t unit_bytes) const {
+    return CutWork(items_, forms_, output_, settings_.grid(), unit_bytes);
+  }
+
+  // Every row of every item once and in order, every output byte once; units of one shard.
+  void CheckWhole(const WorkPlan& plan) const {
+    size_t item = 0;
+    int64_t row = 0;
+    for (const Piece& piece : plan.pieces) {
+      EXPECT_EQ(piece.item, item);
+      EXPECT_EQ(piece.first, row);
+      EXPECT_EQ(piece.first % 128, 0);
+      row += piece.rows;
+      if (row < items_[item].shape[0]) continue;
+      EXPECT_EQ(row, items_[item].shape[0]);
+      ++item;
+      row = 0;
+    }
+    EXPECT_EQ(item, items_.size());
+    size_t piece = 0;
+    int64_t bytes = 0;
+    for (const Unit& unit : plan.units) {
+      EXPECT_EQ(unit.first, piece);
+      for (; piece < unit.end; ++piece) {
+        EXPECT_EQ(output_.items[plan.pieces[piece].item].shard,
+                  output_.items[plan.pieces[unit.first].item].shard);
+      }
+      EXPECT_LE(unit.source_bytes, plan.source_bytes);
+      EXPECT_LE(unit.output_bytes, plan.output_bytes);
+      bytes += unit.output_bytes;
+    }
+    EXPECT_EQ(piece, plan.pieces.size());
+    int64_t expected = 0;
+    for (const OutputItem& output : output_.items) expected += output.bytes();
+    EXPECT_EQ(bytes, expected);
+  }
+
+  std::vector<ModelItem> items_;
+  std::vector<SourceForm> forms_;
+  OutputSettings settings_;
+  OutputPlan output_;
+};
+
+TEST_F(WorkPlanTest, CutsLargeMatricesAndGathersSmallOnes) {
+  Add("a", 1000, 512);
+  for (int e = 0; e < 40; ++e) Add("expert" + std::to_string(e), 64, 512);
+  Add("z", 300, 512);
+  for (const Scheme scheme : {Scheme::kW8A8, Scheme::kW4A16, Scheme::kFp8}) {
+    Plan(scheme, 400'000);
+    for (const int64_t unit_bytes :
+         {int64_t{1}, int64_t{300'000}, int64_t{500'000}, int64_t{1'000'000}, int64_t{0}}) {
+      const WorkPlan plan = Cut(unit_bytes);
+      CheckWhole(plan);
+      if (unit_bytes < 300'000) continue;
+      for (const Unit& unit : plan.units) EXPECT_LE(unit.source_bytes + unit.output_bytes, unit_bytes);
+    }
+  }
+  EXPECT_GT(Cut(300'000).units.size(), 10U);
+}
+
+TEST_F(WorkPlanTest, LinearsThatShareAScaleStayTogether) {
+  Add("q", 512, 256, 0);
+  Add("k", 256, 256, 0);
+  Add("v", 256, 256, 0);
+  Add("o", 256, 512);
+  Plan(Scheme::kNvfp4);
+  const WorkPlan plan = Cut(1);
+  CheckWhole(plan);
+  ASSERT_EQ(plan.units.size(), 2U);
+  EXPECT_EQ(plan.units[0].end, 3U);
+}
+
+TEST_F(WorkPlanTest, UnitsFillTheMemoryAndNoMore) {
+  for (int e = 0; e < 100; ++e) Add("expert" + std::to_string(e), 256, 1024);
+  Plan(Scheme::kW8A8);
+  const int64_t least = Cut(1).bytes();
+  for (const int64_t memory : {least, least * 2, least * 5}) {
+    const StatusOr<int64_t> unit = FitUnits(items_, forms_, output_, settings_.grid(), memory);
+    ASSERT_TRUE(unit.ok()) << unit.status();
+    EXPECT_LE(Cut(*unit).bytes(), memory);
+  }
+  const Status none = FitUnits(items_, forms_, output_, settings_.grid(), least - 1).status();
+  EXPECT_EQ(none.code(), StatusCode::kResourceExhausted);
+  EXPECT_THAT(Message(none), HasSubstr(std::to_string(least) + " are needed"));
+}
+
+TEST_F(WorkPlanTest, ScalesOfAPieceLieWhereItsRowsSay) {
+  Add("a", 1000, 256);
+  Plan(Scheme::kFp8);
+  const std::vector<OutputTensor>& tensors = output_.items[0].tensors;
+  const PieceTensor codes = PlaceOf(tensors[0], {0, 256, 744}), scales = PlaceOf(tensors[1], {0, 256, 744});
+  EXPECT_EQ(codes.offset - tensors[0].offset, 256 * 256);
+  EXPECT_EQ(codes.bytes, 744 * 256);
+  EXPECT_EQ(scales.offset - tensors[1].offset, 2 * 2 * 4);  // rows of two f32 scales
+  EXPECT_EQ(scales.bytes, 6 * 2 * 4);
+}
+
+}  // namespace
+}  // namespace moesaic::quantizer

@@ -1,0 +1,209 @@
+"""`moesaic quantize` and `moesaic verify` from the outside: what other programs read, kills, memory."""
+import hashlib
+import importlib.util
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import struct
+import subprocess
+import tempfile
+import time
+import unittest
+
+import moesaic_cli as cli
+from moesaic_cli import BINARY, ROOT, run
+
+TINY = ROOT / "models" / "moesaic-tiny"
+SCHEMES = {"w8a8": [], "w4a16": ["--group-size", "32"], "nvfp4": ["--method", "mse"], "fp8": []}
+KILLS = int(os.environ.get("MOESAIC_KILLS", "6"))
+
+
+def random_checkpoint(folder, layers, experts, hidden=512, intermediate=512):
+    """A Qwen3-MoE of random bf16 weights; returns the bytes of its weights."""
+    folder.mkdir()
+    config = {
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 256, "hidden_size": hidden,
+        "intermediate_size": intermediate, "moe_intermediate_size": intermediate, "num_hidden_layers": layers,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "num_experts": experts,
+        "num_experts_per_tok": 4, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
+        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 512, "hidden_act": "silu",
+        "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    shapes = {"model.embed_tokens.weight": [256, hidden], "model.norm.weight": [hidden], "lm_head.weight": [256, hidden]}
+    for layer in range(layers):
+        prefix = f"model.layers.{layer}."
+        shapes[prefix + "input_layernorm.weight"] = shapes[prefix + "post_attention_layernorm.weight"] = [hidden]
+        shapes[prefix + "self_attn.q_norm.weight"] = shapes[prefix + "self_attn.k_norm.weight"] = [64]
+        shapes[prefix + "self_attn.q_proj.weight"] = [256, hidden]
+        shapes[prefix + "self_attn.k_proj.weight"] = shapes[prefix + "self_attn.v_proj.weight"] = [128, hidden]
+        shapes[prefix + "self_attn.o_proj.weight"] = [hidden, 256]
+        shapes[prefix + "mlp.gate.weight"] = [experts, hidden]
+        for expert in range(experts):
+            for part in ("gate_proj", "up_proj"):
+                shapes[f"{prefix}mlp.experts.{expert}.{part}.weight"] = [intermediate, hidden]
+            shapes[f"{prefix}mlp.experts.{expert}.down_proj.weight"] = [hidden, intermediate]
+    header, total = {}, 0
+    for name in sorted(shapes):
+        size = 2
+        for n in shapes[name]:
+            size *= n
+        header[name] = {"dtype": "BF16", "shape": shapes[name], "data_offsets": [total, total + size]}
+        total += size
+    text = json.dumps(header).encode()
+    # bf16 numbers of either sign between 2^-8 and 2^-4
+    exponents = bytes((0xBC if b & 1 else 0x3C) + (b >> 1 & 1) for b in range(256))
+    source = random.Random(1)
+    block = bytearray(1 << 22)
+    block[0::2] = source.randbytes(1 << 21)
+    block[1::2] = source.randbytes(1 << 21).translate(exponents)
+    with open(folder / "model.safetensors", "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        left = total
+        while left > 0:
+            file.write(block[: min(left, len(block))])
+            left -= len(block)
+            block[1::2] = block[3::2] + block[1:2]  # not twice the same
+    return total
+
+
+def digest(folder):
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+
+
+class QuantizeTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = pathlib.Path(tempfile.mkdtemp())
+        cls.addClassCleanup(shutil.rmtree, cls.folder)
+        for scheme, flags in SCHEMES.items():
+            run("quantize", TINY, "-o", cls.folder / scheme, "--scheme", scheme, "--memory", "1G", *flags)
+
+    def test_verify_finds_every_byte_as_meant(self):
+        for scheme in SCHEMES:
+            output = run("verify", self.folder / scheme, "--source", TINY, "--loader", "vllm").stdout
+            self.assertIn("to the byte", output)
+            self.assertIn("experts.down_proj", output)
+            self.assertIn("yes", output)
+
+    def test_the_folder_runs(self):
+        for scheme in SCHEMES:
+            answer = run("generate", self.folder / scheme, "--prompt", "The", "--max-tokens", "4", "--temperature", "0")
+            self.assertTrue(answer.stdout.strip(), scheme)
+
+    def test_a_gguf_file_or_folder_that_is_there_is_refused(self):
+        result = run("quantize", TINY, "-o", self.folder / "w8a8", "--scheme", "fp8", code=1)
+        self.assertIn("the folder is not empty", result.stderr)
+        result = run("quantize", TINY, "-o", self.folder / "no", "--scheme", "w4a16", "--keep", "fp16", "x", code=1)
+        self.assertIn("--keep takes fp32 or bf16", result.stderr)
+        self.assertFalse((self.folder / "no").exists())
+
+    @unittest.skipUnless(importlib.util.find_spec("compressed_tensors"), "the compressed-tensors package is missing")
+    def test_compressed_tensors_reads_the_values_we_mean(self):
+        """Its own classes parse config.json, and its own decompressors give what ours does, to the bit."""
+        import ct_reader
+
+        for scheme in SCHEMES:
+            ct_reader.check(self.folder / scheme, self)
+
+
+class PlanTest(unittest.TestCase):
+    def test_real_models_are_planned_without_their_weights(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, config, parameters in (("kimi", KIMI_K2, "1.03T"), ("deepseek", DEEPSEEK_V3, "684")):
+                path = pathlib.Path(folder) / name
+                path.mkdir()
+                (path / "config.json").write_text(json.dumps(config))
+                for scheme in SCHEMES:
+                    output = run("quantize", path / "config.json", "--scheme", scheme, "--plan", "--memory", "4G",
+                                 "--output", pathlib.Path(folder) / "out").stdout
+                    self.assertIn("is the bound", output)
+                    self.assertIn(parameters, output)
+                    self.assertIn("are missing", output)  # no test machine has the room
+                self.assertFalse((pathlib.Path(folder) / "out").exists())
+
+
+class BoundsTest(unittest.TestCase):
+    """A random checkpoint, many times larger than what may be resident."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = pathlib.Path(tempfile.mkdtemp())
+        cls.addClassCleanup(shutil.rmtree, cls.folder)
+        cls.source = cls.folder / "source"
+        cls.bytes = random_checkpoint(cls.source, layers=6, experts=64)
+
+    def quantize(self, out, *flags):
+        command = [str(BINARY), "quantize", str(self.source), "-o", str(out), *flags]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def test_memory_stays_below_the_cap(self):
+        cap = self.bytes // 8
+        for scheme in ("w8a8", "nvfp4"):
+            out = self.folder / scheme
+            process = self.quantize(out, "--scheme", scheme, "--memory", str(cap))
+            output = process.stdout.read()
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            process.stdout.close()
+            self.assertEqual(process.returncode, 0, output)
+            self.assertLessEqual(usage.ru_maxrss * 1024, cap, output)
+            shutil.rmtree(out)
+
+    def test_kills_change_nothing(self):
+        flags = ["--scheme", "w4a16", "--memory", "96M", "--shard-size", "30M"]
+        start = time.monotonic()
+        whole = self.quantize(self.folder / "whole", *flags)
+        output = whole.communicate()[0]
+        seconds = time.monotonic() - start
+        self.assertEqual(whole.returncode, 0, output)
+        expected = digest(self.folder / "whole")
+        moments = random.Random(7)
+        killed = 0
+        out = self.folder / "killed"
+        while killed < KILLS:
+            process = self.quantize(out, *flags)
+            try:
+                process.wait(moments.uniform(0, seconds))
+                shutil.rmtree(out)  # it was done before its time came: begin anew
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+                killed += 1
+            process.stdout.close()
+        process = self.quantize(out, *flags)
+        output = process.communicate()[0]
+        if process.returncode != 0 and "the folder is not empty" in output:
+            output = "it was killed when all was done"
+        else:
+            self.assertEqual(process.returncode, 0, output)
+        self.assertEqual(digest(out), expected, output)
+
+
+KIMI_K2 = {
+    "architectures": ["DeepseekV3ForCausalLM"], "model_type": "kimi_k2", "vocab_size": 163840, "hidden_size": 7168,
+    "intermediate_size": 18432, "moe_intermediate_size": 2048, "num_hidden_layers": 61, "first_k_dense_replace": 1,
+    "num_attention_heads": 64, "num_key_value_heads": 64, "q_lora_rank": 1536, "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 384, "n_shared_experts": 1,
+    "num_experts_per_tok": 8, "n_group": 1, "topk_group": 1, "moe_layer_freq": 1, "routed_scaling_factor": 2.827,
+    "scoring_func": "sigmoid", "topk_method": "noaux_tc", "norm_topk_prob": True, "hidden_act": "silu",
+    "rms_norm_eps": 1e-6, "rope_theta": 50000.0, "max_position_embeddings": 131072, "tie_word_embeddings": False,
+    "rope_scaling": {"type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "beta_fast": 1.0,
+                     "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+    "torch_dtype": "bfloat16",
+    "quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
+                            "weight_block_size": [128, 128]},
+}
+DEEPSEEK_V3 = {
+    **KIMI_K2, "model_type": "deepseek_v3", "vocab_size": 129280, "first_k_dense_replace": 3, "num_attention_heads": 128,
+    "num_key_value_heads": 128, "n_routed_experts": 256, "n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5,
+    "rope_theta": 10000.0, "max_position_embeddings": 163840, "num_nextn_predict_layers": 1,
+    "rope_scaling": {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32,
+                     "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0},
+}
+
+if __name__ == "__main__":
+    unittest.main()

@@ -21,11 +21,6 @@ constexpr int kTaskRows = 128, kTaskPanels = 16;
 
 int64_t StrideOf(int k) { return (k + 15) / 16 * 16 + 16; }  // an odd number of cache lines, mostly
 
-// Two bf16 of neighbouring tokens as one word.
-struct Word {
-  uint32_t bits;
-};
-
 // What one pass multiplies: tokens in pairs, inputs in panels of 16.
 struct Operands {
   int tokens = 0;              // padded to 64
@@ -34,35 +29,50 @@ struct Operands {
   std::span<std::byte> right;  // [panels][tokens / 2][16] words, as tensor/packed.h lays out bf16 weights
 };
 
-float ValueAt(const TokenRows& x, int token, int64_t input) {
-  const int64_t at = token * x.stride + input;
-  const float value = x.f32 != nullptr ? x.f32[at] : tensor::ToFloat(x.bf16[at]);
-  return x.gates.empty() ? value : value * x.gates[token];
+// The bits of a finite number as bf16, ties to even: ToBF16 without its branch, for the compiler to
+// vectorize.
+uint32_t BF16Bits(float value) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  return (bits + 0x7fffU + (bits >> 16 & 1U)) >> 16;
 }
 
-// 16 inputs of a token as bf16, rounded to nearest, ties to even; inputs past k are 0.
+// 16 inputs of a token as bf16; those past k stay as they are.
 void RoundToken(const TokenRows& x, int token, int input, int columns, uint32_t (&out)[kPanelRows]) {
-  if (x.bf16 != nullptr && x.gates.empty()) {
-    const tensor::BF16* row = x.bf16 + token * x.stride + input;
-    for (int c = 0; c < columns; ++c) out[c] = row[c].bits;
-  } else {
-    for (int c = 0; c < columns; ++c) out[c] = tensor::ToBF16(ValueAt(x, token, input + c)).bits;
-  }
+  const int64_t at = token * x.stride + input;
+  const float gate = x.gates.empty() ? 1 : x.gates[token];
+  const auto round = [&](int count) {
+    if (x.f32 != nullptr) {
+      const float* row = x.f32 + at;
+      for (int c = 0; c < count; ++c) out[c] = BF16Bits(row[c] * gate);
+    } else if (gate == 1) {
+      const tensor::BF16* row = x.bf16 + at;
+      for (int c = 0; c < count; ++c) out[c] = row[c].bits;
+    } else {
+      const tensor::BF16* row = x.bf16 + at;
+      for (int c = 0; c < count; ++c) out[c] = BF16Bits(tensor::ToFloat(row[c]) * gate);
+    }
+  };
+  columns == kPanelRows ? round(kPanelRows) : round(columns);
 }
 
 void PackPanel(const TokenRows& x, int first, int count, int k, int panel, const Operands& to) {
   const int input = panel * kPanelRows, columns = std::min(k - input, kPanelRows), pairs = to.tokens / 2;
   auto* right = reinterpret_cast<uint32_t*>(to.right.data()) + int64_t{panel} * pairs * kPanelRows;
   std::byte* left = to.left.data() + input * to.row_bytes;
-  for (int q = 0; q < pairs; ++q) {
-    uint32_t low[kPanelRows] = {}, high[kPanelRows] = {};
-    if (2 * q < count) RoundToken(x, first + 2 * q, input, columns, low);
-    if (2 * q + 1 < count) RoundToken(x, first + 2 * q + 1, input, columns, high);
-    for (int c = 0; c < kPanelRows; ++c) right[q * kPanelRows + c] = low[c] | high[c] << 16;
-  }
-  for (int c = 0; c < kPanelRows; ++c) {
-    auto* row = reinterpret_cast<uint32_t*>(left + c * to.row_bytes);
-    for (int q = 0; q < pairs; ++q) row[q] = right[q * kPanelRows + c];
+  for (int q = 0; q < pairs; q += kPanelRows) {
+    for (int p = q; p < q + kPanelRows; ++p) {
+      uint32_t low[kPanelRows] = {}, high[kPanelRows] = {};
+      if (2 * p < count) RoundToken(x, first + 2 * p, input, columns, low);
+      if (2 * p + 1 < count) RoundToken(x, first + 2 * p + 1, input, columns, high);
+      for (int c = 0; c < kPanelRows; ++c) right[p * kPanelRows + c] = low[c] | high[c] << 16;
+    }
+    // The same words turned: a square of 16 lines of the cache to 16 others.
+    const uint32_t* square = right + q * kPanelRows;
+    for (int c = 0; c < kPanelRows; ++c) {
+      alignas(64) uint32_t line[kPanelRows];
+      for (int p = 0; p < kPanelRows; ++p) line[p] = square[p * kPanelRows + c];
+      std::copy_n(line, kPanelRows, reinterpret_cast<uint32_t*>(left + c * to.row_bytes) + q);
+    }
   }
 }
 

@@ -43,6 +43,9 @@ KernelTable SelectKernels(const runtime::CpuFeatures& cpu) {
   table.attention = choose("attention_kv_bf16", AttentionImpls(tensor::DType::kBF16));
   choose("attention_kv_i8", AttentionImpls(tensor::DType::kI8));
   choose("attention_kv_f32", AttentionImpls(tensor::DType::kF32));
+  table.digest = choose("digest", DigestImpls());
+  table.digest_scores = choose("digest_scores", DigestScoresImpls());
+  table.exp_sum = choose("exp_sum", ExpSumImpls());
   return table;
 }
 

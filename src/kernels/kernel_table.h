@@ -34,6 +34,9 @@ struct KernelTable {
   RopeRowFn rope_interleaved = nullptr;
   RouteFn route = nullptr;
   AttentionTileFn attention = nullptr;
+  DigestFn digest = nullptr;
+  DigestScoresFn digest_scores = nullptr;
+  ExpSumFn exp_sum = nullptr;
   std::vector<KernelChoice> choices;
 };
 

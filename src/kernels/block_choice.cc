@@ -14,6 +14,17 @@ void MassHistogram::Add(double share) {
   sum += share;
 }
 
+int64_t MassHistogram::count() const { return std::accumulate(counts.begin(), counts.end(), int64_t{0}); }
+
+double MassHistogram::Quantile(double part) const {
+  int64_t below = 0;
+  for (size_t i = 0; i < counts.size(); ++i) {
+    below += counts[i];
+    if (below > 0 && static_cast<double>(below) >= part * static_cast<double>(count())) return kBounds[i];
+  }
+  return 0;
+}
+
 void ChooseBlocks(const float* importance, int position, int budget, int32_t* chosen) {
   const int current = position / kKvBlockTokens;
   MOESAIC_CHECK_LE(kLeastSparseBlocks, budget);

@@ -19,6 +19,8 @@ struct MassHistogram {
   std::array<int64_t, kBounds.size()> counts = {};
   double sum = 0;
   void Add(double share);
+  int64_t count() const;
+  double Quantile(double part) const;  ///< the bound of the bucket that holds it; 0 without any
 };
 
 /// What SparseAttention did, of (row, KV head) pairs unless said otherwise. Rises for ever.

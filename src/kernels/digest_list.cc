@@ -15,6 +15,7 @@ ImplList<DigestFn> DigestImpls() {
 
 ImplList<DigestScoresFn> DigestScoresImpls() {
   static constexpr Impl<DigestScoresFn> kImpls[] = {
+      {"digest_scores_i8_bf16x2_amx", runtime::Isa::kAmx, cpu::DigestScoresAmx},
       {"digest_scores_i8_f32_avx512", runtime::Isa::kAvx512, cpu::DigestScoresAvx512},
       {"digest_scores_i8_f32_avx2", runtime::Isa::kAvx2, cpu::DigestScoresAvx2},
       {"digest_scores_i8_f32_ref", runtime::Isa::kRef, ref::DigestScores},

@@ -181,12 +181,14 @@ TEST_P(DigestTest, ZerosAndTinyKeys) {
 }
 
 // Against sums in double. Each is of key_dim products in lanes or one after another, rounded at every step,
-// and scaled: at most key_dim + 4 units of 2^-24 of the sum of magnitudes; the parts are added once more.
+// and scaled: at most key_dim + 8 units of 2^-24 of the sum of magnitudes; the parts are added once more.
+// Tiles take queries as two bfloat16, which leave out 2^-18 of them, 64 units, and their magnitudes as one,
+// rounded up.
 TEST_P(DigestTest, ScoresMatchDoubleAndBoundEveryKey) {
   std::mt19937 rng(5);
   for (const Shape& shape : kShapes) {
-    for (const int rows : {1, 3, 8, 13}) {
-      constexpr int kBlocks = 5;
+    for (const int rows : {1, 3, 8, 13, 40}) {
+      constexpr int kBlocks = 37;
       std::vector<Keys> keys;
       std::vector<std::vector<std::byte>> digests;
       std::vector<const std::byte*> table;
@@ -203,12 +205,12 @@ TEST_P(DigestTest, ScoresMatchDoubleAndBoundEveryKey) {
         for (int part = 0; part < 2; ++part)
           norms[2 * r + part] = static_cast<float>(std::sqrt(squares[part]) * 1.0001);
       }
-      std::vector<float> centers(size_t(rows) * 7, -5), spreads(size_t(rows) * 7, -5);
+      std::vector<float> centers(size_t(rows) * 40, -5), spreads(size_t(rows) * 40, -5);
       kernels_.digest_scores({q.data(), stride, norms.data(), table.data(), rows, kBlocks, shape.key_dim,
-                              shape.key_split, centers.data(), spreads.data(), 7});
+                              shape.key_split, centers.data(), spreads.data(), 40});
       for (int r = 0; r < rows; ++r) {
-        EXPECT_EQ(centers[r * 7 + 5], -5);
-        EXPECT_EQ(spreads[r * 7 + 6], -5);
+        EXPECT_EQ(centers[r * 40 + 37], -5);
+        EXPECT_EQ(spreads[r * 40 + 39], -5);
         for (int b = 0; b < kBlocks; ++b) {
           const View view(digests[b], shape);
           double center = 0, magnitude = 0, spread = 0;
@@ -221,14 +223,17 @@ TEST_P(DigestTest, ScoresMatchDoubleAndBoundEveryKey) {
           }
           for (int part = 0; part < 2; ++part)
             spread += std::min(reach[part], double{norms[2 * r + part]} * view.header().ball[part]);
-          const double units = (shape.key_dim + 8) * 0x1p-24;
-          ASSERT_NEAR(centers[r * 7 + b], center, units * magnitude);
-          ASSERT_NEAR(spreads[r * 7 + b], spread, units * (reach[0] + reach[1]));
+          const bool tiles =
+              GetParam() == runtime::Isa::kAmx && shape.key_dim % 32 == 0 && shape.key_split % 32 == 0;
+          const double units = (shape.key_dim + 8 + (tiles ? 64 : 0)) * 0x1p-24;
+          ASSERT_NEAR(centers[r * 40 + b], center, units * magnitude);
+          ASSERT_GE(spreads[r * 40 + b], spread - units * (reach[0] + reach[1]));
+          ASSERT_LE(spreads[r * 40 + b], spread * (tiles ? 1 + 0x1p-7 : 1) + units * (reach[0] + reach[1]));
           for (int j = 0; j < kKeys; ++j) {
             double score = 0;
             for (int d = 0; d < shape.key_dim; ++d) score += double{q[r * stride + d]} * keys[b].At(j, d);
-            ASSERT_LE(std::abs(score - centers[r * 7 + b]),
-                      spreads[r * 7 + b] + units * (magnitude + reach[0] + reach[1]));
+            ASSERT_LE(std::abs(score - centers[r * 40 + b]),
+                      spreads[r * 40 + b] + units * (magnitude + reach[0] + reach[1]));
           }
         }
       }
@@ -257,7 +262,7 @@ TEST_P(DigestTest, ExpSum) {
 
 std::vector<runtime::Isa> OnHost() {
   std::vector<runtime::Isa> found;
-  for (const auto& impl : DigestImpls()) {
+  for (const auto& impl : DigestScoresImpls()) {
     if (runtime::DetectCpu().Has(impl.needs)) found.push_back(impl.needs);
   }
   return found;

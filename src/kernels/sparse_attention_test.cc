@@ -244,6 +244,20 @@ TEST_P(SparseAttentionTest, NaNIsNotLeftOut) {
   for (const float x : sequence.Attend(test_.context(), 999, 1, &sparsity)) EXPECT_FALSE(std::isfinite(x));
 }
 
+TEST(MassHistogramTest, CountsSharesBelowTheirBounds) {
+  MassHistogram histogram;
+  EXPECT_EQ(histogram.Quantile(0.5), 0);
+  for (const double share : {0.0, 1e-4, 2e-4, 0.3, 1.0}) histogram.Add(share);
+  EXPECT_EQ(histogram.count(), 5);
+  EXPECT_EQ(histogram.counts[0], 2);
+  EXPECT_EQ(histogram.counts[1], 1);
+  EXPECT_EQ(histogram.Quantile(0.4), 1e-4);
+  EXPECT_EQ(histogram.Quantile(0.5), 1e-3);
+  EXPECT_EQ(histogram.Quantile(0.8), 0.5);
+  EXPECT_EQ(histogram.Quantile(1), 1);
+  EXPECT_DOUBLE_EQ(histogram.sum, 1.3003);
+}
+
 TEST(ChooseBlocksTest, KeepsWhatIsKeptAndTakesTheBest) {
   std::vector<float> importance(20, 0.0F);
   importance[4] = 3;

@@ -118,7 +118,7 @@ inline V PartScores(const float* q, int64_t q_stride, const int8_t* centers, con
   return SumEach(sum);
 }
 
-inline void ScoreGroup(const DigestScores& t, int first, int rows) {
+inline void ScoreGroup(const DigestScores& t, int first, int rows, int from, int to) {
   const float* q = t.q + first * t.q_stride;
   const int ends[3] = {0, t.key_split, t.key_dim};
   // Lanes of centers have no bound, which a ball of radius 0 and this make so.
@@ -131,11 +131,11 @@ inline void ScoreGroup(const DigestScores& t, int first, int rows) {
     open[i] = __builtin_inff();
     open[kScoreRows + i] = 0;
   }
-  for (int b = 0; b < t.count; ++b) {
+  for (int b = from; b < to; ++b) {
     const auto* header = reinterpret_cast<const DigestHeader*>(t.digests[b]);
     const auto* centers = reinterpret_cast<const int8_t*>(header + 1);
     const auto* radii = reinterpret_cast<const uint8_t*>(centers + t.key_dim);
-    if (first == 0 && b + 1 < t.count) {
+    if (first == 0 && b + 1 < to) {
       const auto* next = reinterpret_cast<const char*>(t.digests[b + 1]);
       for (int64_t byte = 0; byte < DigestBytes(t.key_dim); byte += 64) __builtin_prefetch(next + byte, 0, 3);
     }
@@ -158,10 +158,16 @@ inline void ScoreGroup(const DigestScores& t, int first, int rows) {
   }
 }
 
+/// Digests that all rows meet before the next: 16 of 288 or 1184 bytes stay in a first-level cache.
+constexpr int kScoreDigests = 16;
+
 inline void RunDigestScores(const DigestScores& scores) {
-  for (int first = 0; first < scores.rows; first += kScoreRows) {
-    const int left = scores.rows - first;
-    ScoreGroup(scores, first, left < kScoreRows ? left : kScoreRows);
+  for (int from = 0; from < scores.count; from += kScoreDigests) {
+    const int to = scores.count - from < kScoreDigests ? scores.count : from + kScoreDigests;
+    for (int first = 0; first < scores.rows; first += kScoreRows) {
+      const int left = scores.rows - first;
+      ScoreGroup(scores, first, left < kScoreRows ? left : kScoreRows, from, to);
+    }
   }
 }
 

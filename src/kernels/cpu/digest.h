@@ -9,6 +9,7 @@ void DigestAvx2(const DigestTask& task);
 void DigestAvx512(const DigestTask& task);
 void DigestScoresAvx2(const DigestScores& scores);
 void DigestScoresAvx512(const DigestScores& scores);
+void DigestScoresAmx(const DigestScores& scores);  // dimensions of whole tiles; else as above
 float ExpSumAvx2(const float* x, const float* y, float spread, float shift, int n, float* out);
 float ExpSumAvx512(const float* x, const float* y, float spread, float shift, int n, float* out);
 

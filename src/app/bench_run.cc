@@ -50,29 +50,47 @@ StatusOr<std::unique_ptr<BenchRunner>> BenchRunner::Create(models::Model& model,
                                                            const kernels::KernelTable& kernels,
                                                            runtime::ThreadPool& threads,
                                                            const std::string& kv_dtype,
+                                                           const engine::SparsityOptions& sparsity,
                                                            const std::vector<BenchCase>& cases) {
   int64_t blocks = 1;
   for (const BenchCase& test : cases) blocks = std::max(blocks, BlocksOf(test));
   ASSIGN_OR_RETURN(const tensor::DType dtype, engine::KvDType(kv_dtype, model.info()));
-  const cache::BlockLayout layout = engine::LayoutFor(model.info().kv, dtype);
+  const cache::BlockLayout layout = engine::LayoutFor(model.info().kv, dtype, sparsity.digests);
   ASSIGN_OR_RETURN(std::unique_ptr<cache::KvPool> pool,
                    cache::KvPool::Create(layout, blocks * layout.block_bytes()));
-  return std::unique_ptr<BenchRunner>(new BenchRunner(model, kernels, threads, std::move(pool)));
+  return std::unique_ptr<BenchRunner>(new BenchRunner(model, kernels, threads, sparsity, std::move(pool)));
 }
 
 BenchRunner::BenchRunner(models::Model& model, const kernels::KernelTable& kernels,
-                         runtime::ThreadPool& threads, std::unique_ptr<cache::KvPool> blocks)
-    : model_(model), blocks_(std::move(blocks)), executor_(model, kernels, threads, *blocks_) {}
+                         runtime::ThreadPool& threads, const engine::SparsityOptions& sparsity,
+                         std::unique_ptr<cache::KvPool> blocks)
+    : model_(model),
+      blocks_(std::move(blocks)),
+      options_(sparsity),
+      sparsity_(engine::BlockSparsityOf(sparsity.defaults, sparsity, 0, nullptr)),
+      executor_(model, kernels, threads, *blocks_, sparsity.dense_layers) {}
+
+// Null where rows of that kind read all blocks: those of prompts choose with kAll only.
+const kernels::BlockSparsity* BenchRunner::SparsityOf(engine::SparsityMode least) const {
+  return options_.defaults.mode >= least ? &sparsity_ : nullptr;
+}
 
 double BenchRunner::StepBytes(int sequences, double experts, int depth) const {
   const models::ModelInfo& info = model_.info();
   const cache::BlockLayout& layout = blocks_->layout();
-  const double token_bytes = static_cast<double>(layout.layer_bytes()) / cache::kBlockTokens;
-  const int decoder_layers = layout.layers - info.mtp_layers;
   const auto expert_bytes = static_cast<double>(info.expert_bytes);
   const double routed = info.experts_per_token * info.moe_layers * expert_bytes;
-  return static_cast<double>(info.active_weight_bytes) - routed + experts * expert_bytes +
-         token_bytes * decoder_layers * depth * sequences;
+  const double weights = static_cast<double>(info.active_weight_bytes) - routed + experts * expert_bytes;
+  const double token_bytes = static_cast<double>(layout.digest_offset()) / cache::kBlockTokens;
+  const int layers = layout.layers - info.mtp_layers;
+  const int budget = sparsity_.budget_blocks * cache::kBlockTokens;
+  if (SparsityOf(engine::SparsityMode::kDecode) == nullptr || depth < budget) {
+    return weights + token_bytes * layers * depth * sequences;
+  }
+  const int dense = std::min(options_.dense_layers, layers);
+  const double digests = static_cast<double>(layout.digest_bytes) * (depth / cache::kBlockTokens);
+  const double chosen = token_bytes * dense * depth + (token_bytes * budget + digests) * (layers - dense);
+  return weights + chosen * sequences;
 }
 
 std::vector<int32_t> BenchRunner::RandomTokens(int count) {
@@ -90,7 +108,8 @@ Status BenchRunner::Prefill(int sequence, int start, int count, int batch) {
     const engine::ExecutorRows part = {.tokens = std::span(tokens).subspan(done, rows),
                                        .block_table = tables_[sequence],
                                        .start = start + done,
-                                       .first_logits = last ? rows - 1 : rows};
+                                       .first_logits = last ? rows - 1 : rows,
+                                       .sparsity = SparsityOf(engine::SparsityMode::kAll)};
     RETURN_IF_ERROR(executor_.Run({&part, 1}, /*want_hidden=*/false).status());
   }
   return OkStatus();
@@ -106,7 +125,8 @@ Status BenchRunner::Decode(int sequences, int start, int count) {
       batch.push_back({.tokens = std::span(tokens).subspan(s, 1),
                        .block_table = tables_[s],
                        .start = start + i,
-                       .first_logits = 0});
+                       .first_logits = 0,
+                       .sparsity = SparsityOf(engine::SparsityMode::kDecode)});
     }
     RETURN_IF_ERROR(executor_.Run(batch, /*want_hidden=*/false).status());
     experts_read_ += executor_.experts_read();

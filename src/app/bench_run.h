@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "cache/kv_pool.h"
 #include "engine/executor.h"
+#include "engine/sparsity.h"
 
 namespace moesaic::app {
 
@@ -38,18 +39,21 @@ class BenchRunner {
                                                        const kernels::KernelTable& kernels,
                                                        runtime::ThreadPool& threads,
                                                        const std::string& kv_dtype,
+                                                       const engine::SparsityOptions& sparsity,
                                                        const std::vector<BenchCase>& cases);
 
   /// One untimed repetition, then `repetitions` timed ones over the same cached depth. Cancelled by a signal.
   StatusOr<BenchResult> Run(const BenchCase& test, int repetitions);
 
   /// Bytes that a decode step of `sequences` reads: weights once, of routed experts so many, and for each
-  /// sequence keys and values of `depth` tokens.
+  /// sequence keys and values of `depth` tokens, or where it chooses blocks their digests and those of the
+  /// budget.
   double StepBytes(int sequences, double experts, int depth) const;
 
  private:
   BenchRunner(models::Model& model, const kernels::KernelTable& kernels, runtime::ThreadPool& threads,
-              std::unique_ptr<cache::KvPool> blocks);
+              const engine::SparsityOptions& sparsity, std::unique_ptr<cache::KvPool> blocks);
+  const kernels::BlockSparsity* SparsityOf(engine::SparsityMode least) const;
   Status Prefill(int sequence, int start, int count, int batch);
   Status Decode(int sequences, int start, int count);
   Status RunOnce(const BenchCase& test);
@@ -57,6 +61,8 @@ class BenchRunner {
 
   models::Model& model_;
   std::unique_ptr<cache::KvPool> blocks_;
+  const engine::SparsityOptions options_;
+  const kernels::BlockSparsity sparsity_;
   engine::Executor executor_;
   int64_t experts_read_ = 0;                        // by decode steps
   std::mt19937 random_{1};                          // the same tokens in every run

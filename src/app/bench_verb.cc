@@ -9,6 +9,7 @@
 #include "app/output.h"
 #include "app/progress.h"
 #include "app/session.h"
+#include "app/sparsity_flags.h"
 #include "app/table.h"
 #include "app/verb.h"
 #include "runtime/probe.h"
@@ -155,9 +156,10 @@ Status RunWithThreads(const Options& options, Session& session, runtime::ThreadP
   ASSIGN_OR_RETURN(const runtime::ReadBandwidth bandwidth,
                    runtime::MeasureReadBandwidth(&threads, kProbeBytesPerThread));
   Tell("{} threads read {:.1f} GB/s\n", threads.size(), bandwidth.all_threads / 1e9);
+  ASSIGN_OR_RETURN(const engine::SparsityOptions sparsity, options.model.sparsity.Resolve());
   ASSIGN_OR_RETURN(
       const std::unique_ptr<BenchRunner> runner,
-      BenchRunner::Create(*session.model, session.kernels, threads, options.model.kv_dtype, cases));
+      BenchRunner::Create(*session.model, session.kernels, threads, options.model.kv_dtype, sparsity, cases));
   Progress progress("measuring");
   const auto total = static_cast<int64_t>(cases.size() * options.threads.size());
   for (const BenchCase& test : cases) {
@@ -212,6 +214,7 @@ void AddBench(CLI::App& root, VerbRun& run) {
   list("-b,--batch", options->batches, 1, 1 << 20, "Tokens of one prefill step");
   list("-t,--threads", options->threads, 0, 1024, "Threads; 0: one a core");
   AddKvDtypeFlag(*verb, options->model.kv_dtype);
+  AddSparsityFlags(*verb, options->model.sparsity, {"off", "decode", "all"}, "decode");
   verb->add_option("-r,--repetitions", options->repetitions,
                    "Timed repetitions of each test, after an untimed one")
       ->check(CLI::Range(1, 10000))

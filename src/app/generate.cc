@@ -13,6 +13,7 @@
 #include "app/output.h"
 #include "app/sampling_flags.h"
 #include "app/session.h"
+#include "app/sparsity_flags.h"
 #include "app/speculative_flags.h"
 #include "app/verb.h"
 #include "engine/output_text.h"
@@ -197,6 +198,7 @@ class Generator {
         stats.preemptions);
     if (engine_.speculative().method != "off")
       Tell("speculative decoding: {}\n", DescribeSpeculation(engine_));
+    if (engine_.sparsity().digests) Tell("block-sparse attention: {}\n", DescribeCounters(stats.sparsity));
   }
 
   const Options& options_;
@@ -229,6 +231,7 @@ void AddGenerate(CLI::App& root, VerbRun& run) {
   AddModelFlags(*verb, options->model);
   AddCacheFlags(*verb, options->model);
   AddSpeculativeFlags(*verb, options->model);
+  AddSparsityFlags(*verb, options->model.sparsity, {"off", "decode", "all"}, "decode");
   verb->add_option("--prompt", options->input.prompts, "Text to complete; may be repeated")
       ->allow_extra_args(false);
   verb->add_option("--file", options->input.file, "A file whose contents are one prompt")

@@ -12,6 +12,7 @@
 #include "app/output.h"
 #include "app/progress.h"
 #include "app/session.h"
+#include "app/sparsity_flags.h"
 #include "app/text_score.h"
 #include "app/verb.h"
 
@@ -167,6 +168,9 @@ Status RunPerplexity(const Options& options) {
   RETURN_IF_ERROR(score.status());
   if (save) RETURN_IF_ERROR(save->Commit());
   PrintReport(Report(text, *score), options.format);
+  if (session->engine->sparsity().digests) {
+    Tell("block-sparse attention: {}\n", DescribeCounters(session->engine->stats().sparsity));
+  }
   return OkStatus();
 }
 
@@ -188,6 +192,7 @@ void AddPerplexity(CLI::App& root, VerbRun& run) {
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 31))
       ->capture_default_str();
   AddKvDtypeFlag(*verb, options->model.kv_dtype);
+  AddSparsityFlags(*verb, options->model.sparsity, {"off", "all"}, "all");
   verb->add_option("--save-logits", options->save, "Write all log-probabilities here (docs/logprob-file.md)");
   verb->add_option("--logits-dtype", options->logits_dtype, "How they are stored: f16 or f32")
       ->check(CLI::IsMember({"f16", "f32"}))

@@ -14,6 +14,7 @@
 #include "app/sampling_flags.h"
 #include "app/serve_flags.h"
 #include "app/session.h"
+#include "app/sparsity_flags.h"
 #include "app/speculative_flags.h"
 #include "app/table.h"
 #include "app/verb.h"
@@ -57,6 +58,7 @@ StatusOr<server::ServedModel> ServeModel(const ServeFlags& flags, const ModelTex
   }
   model.max_context = session.engine->max_context();
   model.vocab_size = static_cast<int>(session.model->info().vocab_size);
+  model.sparsity = session.engine->sparsity();
   model.longest_token = server::LongestToken(model.tokenizer);
   model.created =
       std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch())
@@ -82,6 +84,7 @@ void Describe(spdlog::logger& log, const ServeFlags& flags, const Session& sessi
   log.info("tools: {}, reasoning: {}, chat template: {}", text::Name(model.tools),
            text::Name(model.reasoning), model.chat ? "yes" : "none");
   log.info("speculative decoding: {}", speculation);
+  log.info("block-sparse attention: {}", DescribeSparsity(model.sparsity));
   std::set<std::string> kernels;  // operators share some
   for (const auto& choice : session.kernels.choices) kernels.insert(choice.name);
   log.info("kernels: {}", fmt::join(kernels, ", "));

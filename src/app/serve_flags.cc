@@ -10,6 +10,7 @@
 #include <map>
 
 #include "app/config_file.h"
+#include "app/sparsity_flags.h"
 #include "app/speculative_flags.h"
 #include "text/file.h"
 #include "text/reasoning.h"
@@ -192,6 +193,7 @@ std::string EnvironmentName(std::string name) {
 void AddServeFlags(CLI::App& verb, ServeFlags& flags) {
   AddModelGroup(verb, flags);
   AddSpeculativeFlags(verb, flags.model);
+  AddSparsityFlags(verb, flags.model.sparsity, {"off", "dense", "decode", "all"}, "decode");
   AddServerGroup(verb, flags);
   AddLimitsGroup(verb, flags);
   AddEventsGroup(verb, flags);

@@ -82,6 +82,17 @@ std::string DescribeWeights(const models::ModelInfo& info) {
   return text;
 }
 
+StatusOr<engine::SparsityOptions> SparsityFlags::Resolve() const {
+  engine::SparsityOptions resolved = options;
+  const std::string said = !mode.empty() ? mode : budget > 0 ? with_budget : "off";
+  if (said == "off") return engine::SparsityOptions{};
+  resolved.digests = true;
+  if (budget > 0) resolved.defaults.budget = budget;
+  ASSIGN_OR_RETURN(resolved.defaults.mode, engine::ParseSparsityMode(said));
+  RETURN_IF_ERROR(engine::CheckSparsity(resolved.defaults, resolved));
+  return resolved;
+}
+
 void AddModelPath(CLI::App& verb, std::string& model, const char* help) {
   verb.add_option("MODEL", model, help)->required()->check(CLI::ExistingPath);
 }
@@ -191,6 +202,7 @@ Status StartEngine(Session& session, const ModelFlags& flags, engine::EngineOpti
   options.speculative = flags.speculative;
   options.speculative.draft_model = session.draft_model.get();
   options.speculative.method = SpeculativeMethod(flags);
+  ASSIGN_OR_RETURN(options.sparsity, flags.sparsity.Resolve());
   ASSIGN_OR_RETURN(session.engine,
                    engine::Engine::Create(*session.model, session.kernels, *session.threads, options));
   const int64_t held = int64_t{session.engine->stats().total_blocks} * cache::kBlockTokens;

@@ -13,6 +13,17 @@
 
 namespace moesaic::app {
 
+/// What AddSparsityFlags declares; off for verbs without it.
+struct SparsityFlags {
+  std::string mode;                 // "": unsaid
+  std::string with_budget = "off";  // what a budget without a mode means
+  int budget = 0;                   // 0: the default where rows choose
+  engine::SparsityOptions options;
+
+  /// With mode and budget put in.
+  StatusOr<engine::SparsityOptions> Resolve() const;
+};
+
 struct ModelFlags {
   std::string model;
   std::string dtype = "auto";
@@ -24,6 +35,7 @@ struct ModelFlags {
   std::string numa = "auto";
   engine::SpeculativeOptions speculative;  // off for verbs without AddSpeculativeFlags; method "": unsaid
   std::string draft_model;
+  SparsityFlags sparsity;
 };
 
 /// The method that was said, "off" among them; unsaid, a draft model turns "draft" on.
@@ -66,8 +78,8 @@ StatusOr<kernels::KernelTable> KernelsOfHost();
 /// Loads the model, with a progress line when stderr is a terminal. Cancelled when a signal comes meanwhile.
 StatusOr<std::unique_ptr<Session>> OpenSession(const ModelFlags& flags);
 
-/// Makes session.engine. kv_dtype, max_context and speculative come from `flags`; tells when memory does not
-/// hold that context.
+/// Makes session.engine. kv_dtype, max_context, speculative and sparsity come from `flags`; tells when memory
+/// does not hold that context.
 Status StartEngine(Session& session, const ModelFlags& flags, engine::EngineOptions options);
 
 }  // namespace moesaic::app

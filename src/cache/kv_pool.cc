@@ -28,7 +28,9 @@ int64_t BlockLayout::scales_bytes() const {
   return dtype == tensor::DType::kI8 ? int64_t{2} * heads * kBlockTokens * int64_t{sizeof(float)} : 0;
 }
 
-int64_t BlockLayout::layer_bytes() const { return AlignUp(keys_bytes() + values_bytes() + scales_bytes()); }
+int64_t BlockLayout::digest_offset() const { return keys_bytes() + values_bytes() + scales_bytes(); }
+
+int64_t BlockLayout::layer_bytes() const { return AlignUp(digest_offset() + digest_bytes); }
 
 int64_t BlockLayout::block_bytes() const { return layers * layer_bytes(); }
 

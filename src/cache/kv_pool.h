@@ -20,19 +20,21 @@ constexpr int BlocksFor(int64_t tokens) {
 }
 
 /// Bytes and strides of one block. All layers of a token lie in the same block: [layer][keys | values], kI8:
-/// [layer][keys | values | scales].
+/// [layer][keys | values | scales], and behind them the digests of the layer's keys, if there are any.
 struct BlockLayout {
   int layers = 0;
   int heads = 0;
   int key_dim = 0, value_dim = 0;
   bool shared = false;                        // MLA: no values of their own
   tensor::DType dtype = tensor::DType::kF32;  // kF32, kBF16 or kI8
+  int64_t digest_bytes = 0;  // of one layer, all heads: what attention over chosen blocks needs
 
-  int64_t keys_bytes() const;    // of one layer: heads * 64 * key_dim elements
-  int64_t values_bytes() const;  // of one layer, 0 when shared
-  int64_t scales_bytes() const;  // of one layer: f32 [2][heads][64] with kI8, else 0
-  int64_t layer_bytes() const;   // all of one layer, 64-byte aligned
-  int64_t block_bytes() const;   // layers * layer_bytes
+  int64_t keys_bytes() const;     // of one layer: heads * 64 * key_dim elements
+  int64_t values_bytes() const;   // of one layer, 0 when shared
+  int64_t scales_bytes() const;   // of one layer: f32 [2][heads][64] with kI8, else 0
+  int64_t digest_offset() const;  // from a layer's keys to its digests: behind all else
+  int64_t layer_bytes() const;    // all of one layer, 64-byte aligned
+  int64_t block_bytes() const;    // layers * layer_bytes
 };
 
 class KvPool;

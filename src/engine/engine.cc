@@ -56,7 +56,7 @@ class ContinuousEngine : public Engine {
                     .max_scored_rows = scored_rows_,
                     .max_overtakes = options.max_overtakes,
                     .prefix_cache = options.prefix_cache}),
-        executor_(model, kernels, threads, *blocks_),
+        executor_(model, kernels, threads, *blocks_, options.sparsity.dense_layers),
         rows_(threads, model.info().vocab_size, options.eos_ids) {
     speculation_ =
         MakeSpeculation(options_.speculative, executor_, *blocks_, model.info(), std::move(drafter));
@@ -77,12 +77,14 @@ class ContinuousEngine : public Engine {
   const models::ModelInfo& model() const override { return model_.info(); }
   int max_context() const override { return max_context_; }
   const SpeculativeOptions& speculative() const override { return options_.speculative; }
+  const SparsityOptions& sparsity() const override { return options_.sparsity; }
   Status Score(std::span<const int32_t> ids,
                const std::function<Status(int64_t first_row, std::span<const float> rows)>& sink) override;
 
  private:
   int pool_tokens() const { return blocks_->total_blocks() * cache::kBlockTokens; }
   Status CheckIds(std::span<const int32_t> ids) const;
+  void SetSparsity(Sequence& sequence);
   void End(RequestId id, FinishReason reason);
   void TellEnds(std::vector<TokenEvent>* events);
   StatusOr<std::span<const float>> RunModel(const StepPlan& plan);
@@ -139,7 +141,7 @@ Status ContinuousEngine::Check(const Request& request) const {
   if (request.want_embedding && request.sampling.max_tokens > 0) {
     return InvalidArgument("max_tokens must be 0 for an embedding, found {}", request.sampling.max_tokens);
   }
-  return OkStatus();
+  return request.sparsity ? CheckSparsity(*request.sparsity, options_.sparsity) : OkStatus();
 }
 
 StatusOr<RequestId> ContinuousEngine::Add(Request request) {
@@ -156,8 +158,17 @@ StatusOr<RequestId> ContinuousEngine::Add(Request request) {
   sequence->seed = request.sampling.seed.value_or(static_cast<uint64_t>(own[0]) << 32 | own[1]);
   if (HasPenalties(request.sampling)) sequence->history.AddPrompt(request.prompt);
   sequence->request = std::move(request);
+  SetSparsity(*sequence);
   scheduler_.Add(std::move(sequence));
   return last_id_;
+}
+
+void ContinuousEngine::SetSparsity(Sequence& sequence) {
+  const RequestSparsity sparsity = sequence.request.sparsity.value_or(options_.sparsity.defaults);
+  sequence.cache_namespace = NamespaceOf(sequence.request.cache_namespace, sparsity);
+  if (sparsity.mode == SparsityMode::kDense) return;
+  sequence.sparsity = BlockSparsityOf(sparsity, options_.sparsity, sequence.prompt_size(), &stats_.sparsity);
+  if (sparsity.mode == SparsityMode::kDecode) sequence.shared_limit = sequence.sparsity->first_sparse();
 }
 
 void ContinuousEngine::Cancel(RequestId id) { End(id, FinishReason::kCancelled); }
@@ -242,7 +253,8 @@ StatusOr<std::span<const float>> ContinuousEngine::RunModel(const StepPlan& plan
                      .drafts = std::span(sequence.draft.tokens).first(part.drafts),
                      .block_table = sequence.block_table,
                      .start = sequence.computed,
-                     .first_logits = FirstLogits(part)});
+                     .first_logits = FirstLogits(part),
+                     .sparsity = sequence.sparsity ? &*sequence.sparsity : nullptr});
   }
   const bool embeds = std::any_of(plan.parts.begin(), plan.parts.end(), [](const StepPlan::Part& part) {
     return part.sequence->request.want_embedding;
@@ -389,12 +401,15 @@ Status ContinuousEngine::Score(std::span<const int32_t> ids,
     table.push_back(block.index());
     blocks.push_back(std::move(block));
   }
+  const RequestSparsity& defaults = options_.sparsity.defaults;
+  const kernels::BlockSparsity sparsity = BlockSparsityOf(defaults, options_.sparsity, 0, &stats_.sparsity);
   for (size_t start = 0; start < ids.size(); start += scored_rows_) {
     const size_t count = std::min<size_t>(scored_rows_, ids.size() - start);
     const ExecutorRows rows = {.tokens = ids.subspan(start, count),
                                .block_table = table,
                                .start = static_cast<int>(start),
-                               .first_logits = 0};
+                               .first_logits = 0,
+                               .sparsity = defaults.mode == SparsityMode::kAll ? &sparsity : nullptr};
     ASSIGN_OR_RETURN(const std::span<const float> logits, executor_.Run({&rows, 1}, /*want_hidden=*/false));
     RETURN_IF_ERROR(sink(static_cast<int64_t>(start), logits));
   }
@@ -408,7 +423,7 @@ StatusOr<std::unique_ptr<ModelDrafter>> MakeModelDrafter(models::Model& model,
                                                          int context) {
   options.kv_bytes = 0;
   ASSIGN_OR_RETURN(const tensor::DType dtype, KvDType(options.kv_dtype, model.info()));
-  const cache::BlockLayout layout = LayoutFor(model.info().kv, dtype);
+  const cache::BlockLayout layout = LayoutFor(model.info().kv, dtype, /*digests=*/false);
   const int room = std::min(context, model.info().context_length);
   ASSIGN_OR_RETURN(std::unique_ptr<cache::KvPool> blocks,
                    cache::KvPool::Create(layout, KvBudget(layout, options, room)));
@@ -436,6 +451,10 @@ Status CheckOptions(const EngineOptions& options, const models::ModelInfo& info)
   if (options.swap_bytes < 0) {
     return InvalidArgument("swap_bytes must be at least 0, found {}", options.swap_bytes);
   }
+  if (options.sparsity.dense_layers < 0) {
+    return InvalidArgument("dense_layers must be at least 0, found {}", options.sparsity.dense_layers);
+  }
+  RETURN_IF_ERROR(CheckSparsity(options.sparsity.defaults, options.sparsity));
   for (const int32_t id : options.eos_ids) {
     if (id < 0 || id >= info.vocab_size) {
       return InvalidArgument("end-of-sequence id outside the vocabulary [0, {}): {}", info.vocab_size, id);
@@ -454,7 +473,7 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(models::Model& model, const ker
   ASSIGN_OR_RETURN(options.speculative, ResolveSpeculative(options.speculative, info));
   const int context = options.max_context > 0 ? options.max_context : info.context_length;
   ASSIGN_OR_RETURN(const tensor::DType dtype, KvDType(options.kv_dtype, info));
-  const cache::BlockLayout layout = LayoutFor(info.kv, dtype);
+  const cache::BlockLayout layout = LayoutFor(info.kv, dtype, options.sparsity.digests);
   ASSIGN_OR_RETURN(std::unique_ptr<cache::KvPool> blocks,
                    cache::KvPool::Create(layout, KvBudget(layout, options, context)));
   std::unique_ptr<cache::SwapSpace> swap;

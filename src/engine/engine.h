@@ -31,6 +31,7 @@ struct EngineOptions {
   std::string eviction = "cost";      ///< which cached blocks go first: "cost" or "lru"
   int max_overtakes = 64;             ///< younger requests that may be admitted before one that waits
   SpeculativeOptions speculative = {};
+  SparsityOptions sparsity = {};
   std::shared_ptr<cache::KvObserver> kv_observer = nullptr;  ///< is told what the cache holds; may be null
 };
 
@@ -48,6 +49,7 @@ struct EngineStats {
   int swapped_blocks = 0, swap_blocks = 0;         ///< used, and in all
   double prefill_seconds = 0, decode_seconds = 0;  ///< of pure steps; mixed steps are split by rows
   SpeculationStats speculation;
+  kernels::SparsityCounters sparsity;
 };
 
 /// Not thread-safe: one thread adds, steps and cancels (docs/contracts/threads.md).
@@ -78,9 +80,11 @@ class Engine {
   virtual const models::ModelInfo& model() const = 0;
   virtual int max_context() const = 0;  ///< tokens of prompt and output together that one request may have
   virtual const SpeculativeOptions& speculative() const = 0;  ///< resolved: never "auto"
+  virtual const SparsityOptions& sparsity() const = 0;
 
   /// Logits of every position of `ids`, [ids.size(), vocab_size], appended chunk by chunk to `sink` in order:
-  /// for `logits`, `perplexity` and tests. Runs at once; refused while requests are there.
+  /// for `logits`, `perplexity` and tests. Rows choose blocks where the default of requests is kAll. Runs at
+  /// once; refused while requests are there.
   virtual Status Score(std::span<const int32_t> ids,
                        const std::function<Status(int64_t first_row, std::span<const float> rows)>& sink) = 0;
 };

@@ -5,16 +5,18 @@
 namespace moesaic::engine {
 namespace {
 
-std::vector<kernels::KvLayer> LayersOf(const cache::KvPool& blocks) {
+std::vector<kernels::KvLayer> LayersOf(const cache::KvPool& blocks, int first_sparse, int decoder_layers) {
   static_assert(kernels::kKvBlockTokens == cache::kBlockTokens);
   const cache::BlockLayout& layout = blocks.layout();
   std::vector<kernels::KvLayer> layers;
   layers.reserve(layout.layers);
   for (int i = 0; i < layout.layers; ++i) {
+    const bool sparse = layout.digest_bytes > 0 && i >= first_sparse && i < decoder_layers;
     layers.push_back({.base = blocks.base() + i * layout.layer_bytes(),
                       .block_stride = layout.block_bytes(),
                       .value_offset = layout.shared ? 0 : layout.keys_bytes(),
                       .scale_offset = layout.keys_bytes() + layout.values_bytes(),
+                      .digest_offset = sparse ? layout.digest_offset() : 0,
                       .dtype = layout.dtype,
                       .heads = layout.heads,
                       .key_dim = layout.key_dim,
@@ -27,8 +29,11 @@ std::vector<kernels::KvLayer> LayersOf(const cache::KvPool& blocks) {
 }  // namespace
 
 Executor::Executor(models::Model& model, const kernels::KernelTable& kernels, runtime::ThreadPool& threads,
-                   const cache::KvPool& blocks)
-    : model_(model), kernels_(kernels), threads_(threads), layers_(LayersOf(blocks)) {}
+                   const cache::KvPool& blocks, int first_sparse_layer)
+    : model_(model),
+      kernels_(kernels),
+      threads_(threads),
+      layers_(LayersOf(blocks, first_sparse_layer, model.info().layers)) {}
 
 StatusOr<std::span<const float>> Executor::Run(std::span<const ExecutorRows> batch, bool want_hidden) {
   tokens_.clear();
@@ -39,8 +44,11 @@ StatusOr<std::span<const float>> Executor::Run(std::span<const ExecutorRows> bat
     const int count = static_cast<int>(rows.tokens.size() + rows.drafts.size());
     MOESAIC_CHECK_LT(0, count);
     MOESAIC_CHECK_LE(cache::BlocksFor(rows.start + count), static_cast<int>(rows.block_table.size()));
-    slices_.push_back(
-        {.block_table = rows.block_table.data(), .start = rows.start, .count = count, .row = first_row});
+    slices_.push_back({.block_table = rows.block_table.data(),
+                       .start = rows.start,
+                       .count = count,
+                       .row = first_row,
+                       .sparsity = rows.sparsity});
     tokens_.insert(tokens_.end(), rows.tokens.begin(), rows.tokens.end());
     tokens_.insert(tokens_.end(), rows.drafts.begin(), rows.drafts.end());
     for (int i = rows.first_logits; i < count; ++i) logit_rows_.push_back(first_row + i);

@@ -7,17 +7,19 @@
 
 #include "base/status.h"
 #include "cache/kv_pool.h"
+#include "kernels/block_sparsity.h"
 #include "models/model.h"
 
 namespace moesaic::engine {
 
 /// One sequence's rows of a step.
 struct ExecutorRows {
-  std::span<const int32_t> tokens;       // [count]
-  std::span<const int32_t> drafts = {};  // rows more, behind them
-  std::span<const int32_t> block_table;  // holds start tokens and all rows
-  int start = 0;                         // position of tokens[0]
-  int first_logits = 0;                  // rows from this one on want logits; that of all: none
+  std::span<const int32_t> tokens;                   // [count]
+  std::span<const int32_t> drafts = {};              // rows more, behind them
+  std::span<const int32_t> block_table;              // holds start tokens and all rows
+  int start = 0;                                     // position of tokens[0]
+  int first_logits = 0;                              // rows from this one on want logits; that of all: none
+  const kernels::BlockSparsity* sparsity = nullptr;  // how rows choose blocks; null: they read all
 };
 
 /// One sequence's rows of an MTP pass: `tokens[i]` stands behind the position whose hidden state is
@@ -33,9 +35,10 @@ struct MtpRows {
 /// Engine thread only. Memory grows to what the largest step needs and stays.
 class Executor {
  public:
-  /// All are borrowed and must outlive the executor.
+  /// All are borrowed and must outlive the executor. Where the blocks have digests, the decoder's layers from
+  /// `first_sparse_layer` on use them; MTP layers don't.
   Executor(models::Model& model, const kernels::KernelTable& kernels, runtime::ThreadPool& threads,
-           const cache::KvPool& blocks);
+           const cache::KvPool& blocks, int first_sparse_layer);
 
   /// Logits of the wanted rows, in order: [wanted, vocab_size], valid until the next Run. `want_hidden`:
   /// hidden() holds the final hidden states of all rows, [rows, hidden_size], until then.

@@ -14,7 +14,8 @@ namespace moesaic::engine {
 /// "auto" becomes f32 for f32 weights and bf16 for all others; else "f32", "bf16" or "int8".
 StatusOr<tensor::DType> KvDType(const std::string& name, const models::ModelInfo& info);
 
-cache::BlockLayout LayoutFor(const models::KvSpec& kv, tensor::DType dtype);
+/// `digests`: with room for those of all layers.
+cache::BlockLayout LayoutFor(const models::KvSpec& kv, tensor::DType dtype, bool digests);
 
 /// options.kv_bytes, or what max_sequences x context needs, at most a quarter of the memory that is free now.
 int64_t KvBudget(const cache::BlockLayout& layout, const EngineOptions& options, int context);

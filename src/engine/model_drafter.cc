@@ -12,7 +12,7 @@ ModelDrafter::ModelDrafter(models::Model& model, const kernels::KernelTable& ker
     : context_(model.info().context_length),
       max_rows_(max_rows),
       blocks_(std::move(blocks)),
-      executor_(model, kernels, threads, *blocks_) {}
+      executor_(model, kernels, threads, *blocks_, /*first_sparse_layer=*/0) {}
 
 void ModelDrafter::Keep(const std::vector<std::unique_ptr<Sequence>>& running) {
   const auto runs = [&running](RequestId id) {

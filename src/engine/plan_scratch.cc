@@ -99,8 +99,8 @@ double PlanScratch::ServiceOf(const Sequence& sequence) const {
 // The last token is always computed: its logits, or its hidden state, are what the step is for.
 cache::PrefixMatch PlanScratch::PrefixOf(const Sequence& sequence) const {
   if (!options_.prefix_cache || sequence.wants_prompt_logprobs()) return {};
-  return tree_.Find(sequence.request.cache_namespace,
-                    std::span(sequence.tokens).first(sequence.tokens.size() - 1));
+  const size_t shared = std::min(sequence.tokens.size() - 1, static_cast<size_t>(sequence.shared_limit));
+  return tree_.Find(sequence.cache_namespace, std::span(sequence.tokens).first(shared));
 }
 
 // Whether a running sequence will soon have computed a block that comes next in `sequence`.
@@ -108,15 +108,15 @@ bool PlanScratch::PrefixIsOnItsWay(const Sequence& sequence, const cache::Prefix
   if (!options_.prefix_cache || sequence.due || sequence.wants_prompt_logprobs()) return false;
   const size_t known = prefix.blocks.size() * cache::kBlockTokens;
   const size_t wanted = known + cache::kBlockTokens;
-  if (sequence.tokens.size() <= wanted) return false;
+  if (sequence.tokens.size() <= wanted || static_cast<size_t>(sequence.shared_limit) < wanted) return false;
   return std::any_of(running_.begin(), running_.end(), [&](const Sequence* other) {
     const int32_t *a = sequence.tokens.data(), *b = other->tokens.data();
     const auto same = [&](size_t from, size_t to) {
       return std::memcmp(a + from, b + from, (to - from) * sizeof(int32_t)) == 0;
     };
     return other->tokens.size() >= wanted && other->computed < static_cast<int>(wanted) &&
-           same(known, wanted) && same(0, known) &&
-           other->request.cache_namespace == sequence.request.cache_namespace;
+           static_cast<size_t>(other->shared_limit) >= wanted && same(known, wanted) && same(0, known) &&
+           other->cache_namespace == sequence.cache_namespace;
   });
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cache/eviction.h"
+#include "engine/sparsity.h"
 #include "text/grammar.h"
 
 namespace moesaic::engine {
@@ -55,6 +56,8 @@ struct Request {
   std::string client = {};  ///< who asks: clients of one priority share the engine evenly
   /// The output follows this grammar; the request's own. Null: free.
   std::shared_ptr<text::Grammar> grammar = nullptr;
+  /// Which rows choose the blocks that they read; absent: the engine's default.
+  std::optional<RequestSparsity> sparsity = std::nullopt;
   /// Asks for the last prompt token's final hidden state, scaled to length 1; needs max_tokens 0.
   bool want_embedding = false;
 };

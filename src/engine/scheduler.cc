@@ -186,9 +186,9 @@ void Scheduler::Advance(const StepPlan& plan) {
     Sequence& sequence = *part.sequence;
     sequence.computed += part.count + part.accepted;
     sequence.share->service += kOutputWeight * part.accepted;
-    const int whole = sequence.computed / cache::kBlockTokens;
+    const int whole = std::min(sequence.computed, sequence.shared_limit) / cache::kBlockTokens;
     if (!options_.prefix_cache || whole == sequence.known_blocks) continue;
-    tree_.Insert(sequence.request.cache_namespace,
+    tree_.Insert(sequence.cache_namespace,
                  std::span(sequence.tokens).first(static_cast<size_t>(whole) * cache::kBlockTokens),
                  std::span(sequence.blocks).first(whole), sequence.known_blocks);
     for (int i = sequence.known_blocks; i < whole; ++i) sequence.block_table[i] = sequence.blocks[i].index();

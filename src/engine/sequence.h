@@ -4,6 +4,9 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "cache/kv_pool.h"
@@ -61,6 +64,11 @@ struct Sequence {
   RequestTimes times;
   std::vector<uint32_t> masks;  // what request.grammar lets come next, and behind each draft, a bit a token
   std::vector<float> hidden;    // [hidden_size] of the last prompt token, when an embedding is wanted
+  std::optional<kernels::BlockSparsity> sparsity;  // none: its rows read all blocks
+  std::string cache_namespace;  // that its blocks are of: the request's, and how they were computed
+  // Tokens from here on were computed by choosing, as a request that has them in its prompt would not: their
+  // blocks stay out of the tree.
+  int shared_limit = std::numeric_limits<int>::max();
 
   std::vector<cache::BlockRef> blocks;
   std::vector<int32_t> block_table;  // [blocks] their numbers, as kernels want them

@@ -89,6 +89,7 @@ class Plan {
 
  private:
   int Rows(const SequenceSlice& s) const { return s.count * group_; }
+  int Heads(const SequenceSlice& s) const { return s.kv_head < 0 ? p_.cache.heads : 1; }
   // The keys that row i of the tile sees.
   int Context(const RowTile& tile, int i) const {
     return tile.sequence->start + (tile.first + i) / group_ + 1;
@@ -103,7 +104,7 @@ class Plan {
       for (const SequenceSlice& s : p_.sequences) {
         if (s.count == 0) continue;
         const int splits = CeilDiv(s.start + s.count, kSplitTokens);
-        tasks += int64_t{p_.cache.heads} * CeilDiv(Rows(s), tile_rows_) * splits;
+        tasks += int64_t{Heads(s)} * CeilDiv(Rows(s), tile_rows_) * splits;
       }
       if (tasks >= enough) break;
     }
@@ -113,12 +114,12 @@ class Plan {
 
   void MakeTiles() {
     size_t count = 0;
-    for (const SequenceSlice& s : p_.sequences)
-      count += size_t(p_.cache.heads) * CeilDiv(Rows(s), tile_rows_);
+    for (const SequenceSlice& s : p_.sequences) count += size_t(Heads(s)) * CeilDiv(Rows(s), tile_rows_);
     tiles_ = ctx_.scratch->Take<RowTile>(count);
     size_t n = 0;
     for (const SequenceSlice& s : p_.sequences) {
-      for (int head = 0; head < p_.cache.heads; ++head) {
+      const int from = std::max(s.kv_head, 0);
+      for (int head = from; head < from + Heads(s); ++head) {
         for (int first = 0; first < Rows(s); first += tile_rows_) {
           const int rows = std::min(tile_rows_, Rows(s) - first);
           RowTile& tile = tiles_[n++];
@@ -271,6 +272,8 @@ class Plan {
       const float* acc = total.acc + int64_t{i} * dim;
       const float inverse = 1 / total.sum[i];
       for (int d = 0; d < dim; ++d) out[d] = acc[d] * inverse;
+      if (p_.lse == nullptr) continue;
+      p_.lse[BatchRow(tile, i) * p_.heads + Head(tile, i)] = total.max[i] + std::log(total.sum[i]);
     }
   }
 

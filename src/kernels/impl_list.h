@@ -36,5 +36,8 @@ ImplList<RouteFn> RouteImpls();                     // route_list.cc
 ImplList<Rounding> RoundingImpls(NumberGrid grid);  // rounding_list.cc
 /// Those that run on keys and values of a type (kF32, kBF16 or kI8); one function takes all types.
 ImplList<AttentionTileFn> AttentionImpls(tensor::DType kv_dtype);  // attention_list.cc
+ImplList<DigestFn> DigestImpls();                                  // digest_list.cc
+ImplList<DigestScoresFn> DigestScoresImpls();
+ImplList<ExpSumFn> ExpSumImpls();
 
 }  // namespace moesaic::kernels

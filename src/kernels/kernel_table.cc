@@ -48,6 +48,9 @@ KernelTable SelectKernels(const runtime::CpuFeatures& cpu) {
   for (int g = 0; g < kNumberGrids; ++g) {
     table.rounding[g] = choose(kRoundOps[g], RoundingImpls(static_cast<NumberGrid>(g)));
   }
+  table.digest = choose("digest", DigestImpls());
+  table.digest_scores = choose("digest_scores", DigestScoresImpls());
+  table.exp_sum = choose("exp_sum", ExpSumImpls());
   return table;
 }
 

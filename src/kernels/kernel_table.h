@@ -36,6 +36,9 @@ struct KernelTable {
   RouteFn route = nullptr;
   AttentionTileFn attention = nullptr;
   Rounding rounding[kNumberGrids];
+  DigestFn digest = nullptr;
+  DigestScoresFn digest_scores = nullptr;
+  ExpSumFn exp_sum = nullptr;
   std::vector<KernelChoice> choices;
 };
 

@@ -107,4 +107,51 @@ struct AttentionTile {
 };
 using AttentionTileFn = void (*)(const AttentionTile& tile);
 
+/// What is known of the 64 keys of one block and KV head without reading them. Behind this stand int8
+/// centers [key_dim] and uint8 radii [key_dim], each multiplied by its part's scale: |key[d] - center[d]| <=
+/// radius[d] for every key. Parts are the dimensions [0, key_split) and the others.
+struct DigestHeader {
+  float center_scale[2];  // NaN: some key is beyond 1e17 or not a number
+  float radius_scale[2];
+  float ball[2];  // no key is further from the center than this, in a part's dimensions
+  float unused[2];
+};
+constexpr int kMostDigestDim = 1024;  ///< key_dim, at most
+constexpr int64_t DigestBytes(int key_dim) {
+  return static_cast<int64_t>(sizeof(DigestHeader)) + 2 * int64_t{key_dim};
+}
+
+/// Makes a digest of 64 keys, all of which are read. Centers are those of the smallest boxes around the keys,
+/// rounded to int8; radii are taken around the rounded centers and rounded up, so that they hold.
+struct DigestTask {
+  const std::byte* keys;     // [64][key_stride bytes], key_dim elements each
+  int64_t key_stride;        // bytes
+  tensor::DType kv_dtype;    // kF32, kBF16 or kI8
+  int key_dim;               // multiple of 8, at most kMostDigestDim
+  int key_split;             // multiple of 8: where the second part begins; key_dim: there is one part
+  const float* key_scales;   // [64], kI8 only: of the first part
+  const float* rest_scales;  // [64], kI8 only: of the second part
+  std::byte* digest;         // out [DigestBytes(key_dim)], 4-byte aligned
+};
+using DigestFn = void (*)(const DigestTask& task);
+
+/// What `rows` queries may find in `count` blocks: for every key k of a block, q . k lies within
+/// centers +- spreads, but for the rounding of the sums. NaN where a digest has a NaN.
+struct DigestScores {
+  const float* q;    // [rows rounded up to 8][q_stride]: already scaled; those beyond rows are read, not used
+  int64_t q_stride;  // floats
+  const float* q_norms;             // [rows rounded up to 8][2]: lengths of a query's parts
+  const std::byte* const* digests;  // [count]
+  int rows, count;
+  int key_dim, key_split;
+  float* centers;  // out [rows][stride]: q . center
+  float* spreads;  // out [rows][stride]: of each part the smaller of |q| . radius and the ball's
+  int64_t stride;  // floats, >= count
+};
+using DigestScoresFn = void (*)(const DigestScores& scores);
+
+/// out[i] = exp(min(x[i] + spread * y[i] - shift, 80)), 0 for NaN; returns their sum. x and out may be the
+/// same.
+using ExpSumFn = float (*)(const float* x, const float* y, float spread, float shift, int n, float* out);
+
 }  // namespace moesaic::kernels

@@ -88,6 +88,8 @@ struct RopeParams {
 };
 void Rope(const ExecContext& ctx, const RopeParams& params);
 
+struct BlockSparsity;
+
 /// One sequence's part of a ragged batch: `count` new tokens at positions start..start+count-1, which are
 /// rows row..row+count-1 of the batch; its keys and values stand in the blocks of `block_table`.
 struct SequenceSlice {
@@ -95,13 +97,16 @@ struct SequenceSlice {
   int start = 0;
   int count = 0;
   int row = 0;
+  const BlockSparsity* sparsity = nullptr;  // SparseAttention only; null: every row reads all blocks
+  int kv_head = -1;                         // Attention only: of this KV head alone; -1: of all
 };
 
 inline constexpr int kKvBlockTokens = 64;
 
 /// One layer's keys and values in a pool of 64-token blocks. Inside a block: keys [heads][64][key_dim],
 /// values [heads][64][value_dim]. MLA keeps one row a token, latent then rope: heads = 1, and values are the
-/// first value_dim elements of the keys (value_offset = 0, shared = true).
+/// first value_dim elements of the keys (value_offset = 0, shared = true). Digests: [heads][DigestBytes] of
+/// the 64 keys, of two parts when shared: values, and what is left of the keys.
 /// kI8: an element is scale * q with q in [-127, 127]; f32 scales [2][heads][64] stand at scale_offset: those
 /// of keys, then those of values. Shared: those of values, then those of what is left of the keys.
 struct KvLayer {
@@ -109,6 +114,7 @@ struct KvLayer {
   int64_t block_stride = 0;   // bytes from one block to the next
   int64_t value_offset = 0;   // bytes from a block's keys to its values
   int64_t scale_offset = 0;   // bytes from a block's keys to its scales (kI8)
+  int64_t digest_offset = 0;  // bytes from a block's keys to its digests; 0: it has none
   tensor::DType dtype = tensor::DType::kF32;
   int heads = 0;  // KV heads
   int key_dim = 0;
@@ -140,6 +146,7 @@ struct AttentionParams {
   int heads;    // query heads, a multiple of cache.heads
   float scale;  // multiplies q . k
   std::span<const SequenceSlice> sequences;
+  float* lse = nullptr;  // [rows][heads]: the logarithm of the sum of exp(scale q . k), or null
 };
 void Attention(const ExecContext& ctx, const AttentionParams& params);
 

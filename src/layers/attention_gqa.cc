@@ -1,5 +1,7 @@
 #include "layers/attention_gqa.h"
 
+#include "kernels/block_sparsity.h"
+
 namespace moesaic::layers {
 namespace {
 
@@ -54,15 +56,16 @@ void GqaAttention::Forward(const Step& step, const float* x, const kernels::KvLa
                               .key_stride = kv_dim,
                               .value_stride = kv_dim,
                               .sequences = step.sequences});
+  kernels::BuildDigests(step.ctx, {.cache = kv, .sequences = step.sequences});
   auto* mixed = scratch.Take<float>(static_cast<int64_t>(rows) * q_dim);
-  kernels::Attention(step.ctx, {.cache = kv,
-                                .q = queries,
-                                .q_stride = q_dim,
-                                .out = mixed,
-                                .out_stride = q_dim,
-                                .heads = heads,
-                                .scale = scale,
-                                .sequences = step.sequences});
+  kernels::SparseAttention(step.ctx, {.cache = kv,
+                                      .q = queries,
+                                      .q_stride = q_dim,
+                                      .out = mixed,
+                                      .out_stride = q_dim,
+                                      .heads = heads,
+                                      .scale = scale,
+                                      .sequences = step.sequences});
   Apply(step.ctx, o, mixed, q_dim, rows, out, o.n(), accumulate);
 }
 

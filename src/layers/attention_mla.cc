@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/block_sparsity.h"
 #include "layers/mla_expansion.h"
 
 namespace moesaic::layers {
@@ -11,6 +12,7 @@ using kernels::LinearParams;
 using kernels::SequenceSlice;
 
 bool MlaAttention::Expands(const SequenceSlice& sequence) const {
+  if (sequence.sparsity != nullptr) return false;  // chosen blocks are those of latents
   if (path != MlaPath::kAuto) return path == MlaPath::kExpanded;
   // Multiply-adds a head. Each new token attends to the cached ones and to half of the new ones, at 2 latent
   // + rope a pair absorbed and nope + rope + v expanded. Taking one token through W_UK and W_UV costs latent
@@ -120,14 +122,14 @@ void MlaAttention::Absorbed(const Step& step, std::span<const SequenceSlice> run
   });
   const int64_t mixed_row = static_cast<int64_t>(heads) * padded_latent();
   auto* mixed = scratch.Take<float>(rows * mixed_row);
-  kernels::Attention(ctx, {.cache = kv,
-                           .q = wide_queries,
-                           .q_stride = wide,
-                           .out = mixed,
-                           .out_stride = mixed_row,
-                           .heads = heads,
-                           .scale = scale,
-                           .sequences = {sequences, run.size()}});
+  kernels::SparseAttention(ctx, {.cache = kv,
+                                 .q = wide_queries,
+                                 .q_stride = wide,
+                                 .out = mixed,
+                                 .out_stride = mixed_row,
+                                 .heads = heads,
+                                 .scale = scale,
+                                 .sequences = {sequences, run.size()}});
   const HeadRows parts(ctx, uv.front(), mixed, padded_latent(), rows, heads, latent_dim);
   auto* group = scratch.Take<LinearParams>(heads);
   for (int h = 0; h < heads; ++h) {
@@ -188,15 +190,17 @@ void MlaAttention::Forward(const Step& step, const float* x, const KvLayer& kv, 
                               .key_stride = latent_row,
                               .value_stride = latent_row,
                               .sequences = step.sequences});
+  kernels::BuildDigests(step.ctx, {.cache = kv, .sequences = step.sequences});
   auto* mixed = scratch.Take<float>(rows * heads * v_dim);
-  for (size_t i = 0; i < step.sequences.size();) {
-    if (Expands(step.sequences[i])) {
-      Expanded(step, step.sequences[i++], kv, queries, mixed);
+  const std::span<const SequenceSlice> slices = kernels::CutAtFirstChoice(step.ctx, kv, step.sequences);
+  for (size_t i = 0; i < slices.size();) {
+    if (Expands(slices[i])) {
+      Expanded(step, slices[i++], kv, queries, mixed);
       continue;
     }
     size_t end = i + 1;
-    while (end < step.sequences.size() && !Expands(step.sequences[end])) ++end;
-    Absorbed(step, step.sequences.subspan(i, end - i), kv, queries, mixed);
+    while (end < slices.size() && !Expands(slices[end])) ++end;
+    Absorbed(step, slices.subspan(i, end - i), kv, queries, mixed);
     i = end;
   }
   Apply(step.ctx, o, mixed, static_cast<int64_t>(heads) * v_dim, step.rows(), out, o.n(), accumulate);

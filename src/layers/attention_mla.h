@@ -46,8 +46,8 @@ struct MlaAttention {
   int padded_latent() const { return (latent_dim + 7) / 8 * 8; }
   int cache_row() const { return padded_latent() + rope_dim; }
 
-  /// Whether a sequence's new tokens are cheaper expanded. Depends on this sequence alone, so that its
-  /// results do not depend on the batch.
+  /// Whether a sequence's new tokens are cheaper expanded; never where they choose blocks. Depends on this
+  /// sequence alone, so that its results do not depend on the batch.
   bool Expands(const kernels::SequenceSlice& sequence) const;
 
  private:

@@ -41,6 +41,7 @@ Status SetCommon(const GenerationContext& context, const Call& call, GenerationF
   spec->cache_namespace = std::move(fields.cache_salt);
   spec->session = fields.session;
   spec->priority = fields.priority;
+  spec->sparsity = fields.sparsity;
   if (grammar) {
     ASSIGN_OR_RETURN(spec->grammar, CompileGrammar(context.model, *grammar));
   }

@@ -90,6 +90,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
     request.client = spec_.client;
     request.session = spec_.session;
     request.priority = spec_.priority;
+    request.sparsity = spec_.sparsity;
     request.deadline = spec_.deadline;
     if (spec_.grammar) {
       ASSIGN_OR_RETURN(text::Grammar fork, spec_.grammar->Fork());

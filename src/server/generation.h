@@ -41,6 +41,7 @@ struct GenerationSpec {
   std::string client;
   cache::SessionHint session = cache::SessionHint::kNone;
   int priority = 0;
+  std::optional<engine::RequestSparsity> sparsity;
   std::optional<engine::Clock::time_point> deadline;
   std::string id;  // of the answer
   TraceContext trace;

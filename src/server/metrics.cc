@@ -9,7 +9,7 @@
 
 #include <mutex>
 
-#include "kernels/ops.h"
+#include "kernels/block_sparsity.h"
 
 namespace moesaic::server {
 namespace {
@@ -26,6 +26,8 @@ const Buckets kLatency = {0.3, 0.5, 0.8, 1,  1.5, 2,   2.5, 5,   10,   15,  20,
                           30,  40,  50,  60, 120, 240, 480, 960, 1920, 7680};
 const Buckets kTokens = {1,    2,    5,    10,    20,    50,    100,    200,    500,
                          1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000, 500000};
+
+const Buckets kMass(kernels::MassHistogram::kBounds.begin(), kernels::MassHistogram::kBounds.end());
 
 // A family with one member.
 template <typename Made>
@@ -51,6 +53,18 @@ struct Metrics::Impl {
   // Engine totals are kept by the engine; the counter follows them.
   static void Follow(prometheus::Counter& counter, double total) {
     if (total > counter.Value()) counter.Increment(total - counter.Value());
+  }
+
+  // The same for a histogram, whose last bucket has what is above all bounds: never anything.
+  static void Follow(prometheus::Histogram& histogram, const kernels::MassHistogram& total) {
+    const prometheus::ClientMetric::Histogram now = histogram.Collect().histogram;
+    std::vector<double> more(kMass.size() + 1);
+    for (size_t i = 0; i < kMass.size(); ++i) {
+      const uint64_t before =
+          now.bucket[i].cumulative_count - (i > 0 ? now.bucket[i - 1].cumulative_count : 0);
+      more[i] = static_cast<double>(total.counts[i]) - static_cast<double>(before);
+    }
+    histogram.ObserveMultiple(more, total.sum - now.sample_sum);
   }
 
   prometheus::Registry registry;
@@ -122,6 +136,20 @@ struct Metrics::Impl {
                                                     .Name("moesaic:swap_blocks")
                                                     .Help("Blocks of the swap space by state: used, free")
                                                     .Register(registry);
+  prometheus::Counter& sparse_choices =
+      Counter("moesaic:kv_sparsity_choices_total", "Rows' choices of KV blocks, one a layer and KV head");
+  prometheus::Counter& sparse_fallbacks = Counter("moesaic:kv_sparsity_fallbacks_total",
+                                                  "Choices whose bound was above eps: all blocks were read");
+  prometheus::Counter& sparse_read =
+      Counter("moesaic:kv_sparsity_blocks_read_total", "KV blocks that these choices read");
+  prometheus::Counter& sparse_all =
+      Counter("moesaic:kv_sparsity_blocks_total", "KV blocks that dense attention would have read");
+  prometheus::Histogram& sparse_bound =
+      Histogram("moesaic:kv_sparsity_missed_bound",
+                "Upper bound of the softmax mass left out, of each head whose bound was computed", kMass);
+  prometheus::Histogram& sparse_missed =
+      Histogram("moesaic:kv_sparsity_missed",
+                "Softmax mass left out in fact, of audited heads; 1 less it was captured", kMass);
   prometheus::Counter& steps = Counter("moesaic:engine_steps_total", "Steps of the engine");
   prometheus::Counter& prefill_seconds =
       Counter("moesaic:prefill_seconds_total", "Engine time in prefill; mixed steps are split by rows");
@@ -213,6 +241,13 @@ std::string Metrics::Text(const engine::EngineStats& engine, const HttpGauges& h
   Impl::Follow(m.swapped_in, static_cast<double>(engine.swapped_in));
   m.swap.Add({{"state", "used"}}).Set(engine.swapped_blocks);
   m.swap.Add({{"state", "free"}}).Set(engine.swap_blocks - engine.swapped_blocks);
+  const kernels::SparsityCounters& sparsity = engine.sparsity;
+  Impl::Follow(m.sparse_choices, static_cast<double>(sparsity.selections));
+  Impl::Follow(m.sparse_fallbacks, static_cast<double>(sparsity.dense_fallbacks));
+  Impl::Follow(m.sparse_read, static_cast<double>(sparsity.blocks_read));
+  Impl::Follow(m.sparse_all, static_cast<double>(sparsity.blocks_all));
+  Impl::Follow(m.sparse_bound, sparsity.bound);
+  Impl::Follow(m.sparse_missed, sparsity.missed);
   Impl::Follow(m.steps, static_cast<double>(engine.steps));
   Impl::Follow(m.prefill_seconds, engine.prefill_seconds);
   Impl::Follow(m.decode_seconds, engine.decode_seconds);

@@ -141,6 +141,14 @@ void AddConversation(Object& body) {
       .May("reasoning_effort", Text());
 }
 
+Json Sparsity(const ServedModel& model) {
+  const Json modes = model.sparsity.digests ? Words({"dense", "decode", "all"}) : Words({"dense"});
+  Object object;
+  object.May("budget", Integer(engine::kLeastSparsityBudget, kMaxInt / 2)).May("eps", Number(0, 1));
+  // Without digests no mode but this one is served, and what is left out would be another.
+  return model.sparsity.digests ? object.May("mode", modes).Take() : object.Must("mode", modes).Take();
+}
+
 void AddGeneration(Object& body, const ServedModel& model) {
   const Json options = Object().May("include_usage", Flag()).May("continuous_usage_stats", Flag()).Take();
   body.May("model", ModelName(model))
@@ -166,6 +174,7 @@ void AddGeneration(Object& body, const ServedModel& model) {
       .May("stream_options", options)
       .May("cache_salt", Text())
       .May("priority", Integer(-kMaxInt, kMaxInt))
+      .May("kv_sparsity", Sparsity(model))
       .May("user", Text())
       .May("prompt_cache_key", Text())
       .May("prompt_cache_retention", Text())

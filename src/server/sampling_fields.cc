@@ -75,6 +75,34 @@ void ReadSession(Fields& body, GenerationFields* fields) {
   }
 }
 
+// What a member leaves out is the server's default; of the mode, "decode" where that is dense.
+void ReadSparsity(Fields& body, const ServedModel& model, GenerationFields* fields) {
+  const Json* object = body.Object("kv_sparsity");
+  if (object == nullptr) return;
+  engine::RequestSparsity sparsity = model.sparsity.defaults;
+  if (sparsity.mode == engine::SparsityMode::kDense) sparsity.mode = engine::SparsityMode::kDecode;
+  Fields members(*object, "kv_sparsity");
+  std::string mode = ToString(sparsity.mode);
+  members.String("mode", &mode);
+  members.Int("budget", engine::kLeastSparsityBudget, kMaxInt / 2, &sparsity.budget);
+  members.Float("eps", 0, 1, &sparsity.eps);
+  if (members.ok()) {
+    const auto parsed = engine::ParseSparsityMode(mode);
+    if (!parsed.ok()) {
+      members.Fail("mode", "invalid_value",
+                   fmt::format("Invalid 'kv_sparsity.mode': 'dense', 'decode' or 'all', found '{}'", mode));
+    } else if (*parsed != engine::SparsityMode::kDense && !model.sparsity.digests) {
+      members.Fail(
+          "mode", "unsupported_value",
+          fmt::format("Invalid 'kv_sparsity.mode': '{}' needs a server started with --kv-sparsity", mode));
+    } else {
+      sparsity.mode = *parsed;
+    }
+  }
+  body.Merge(members.status());
+  fields->sparsity = sparsity;
+}
+
 }  // namespace
 
 GenerationFields ReadGeneration(Fields& body, const ServedModel& model) {
@@ -120,6 +148,7 @@ GenerationFields ReadGeneration(Fields& body, const ServedModel& model) {
   std::string user;  // of no consequence: whom to be fair to, the key or the address says
   body.String("user", &user);
   ReadSession(body, &fields);
+  ReadSparsity(body, model, &fields);
   if (const Json* options = body.Object("stream_options")) {
     Fields stream(*options, "stream_options");
     stream.Bool("include_usage", &fields.stream_usage);

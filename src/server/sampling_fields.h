@@ -26,6 +26,7 @@ struct GenerationFields {
   std::string cache_salt;
   cache::SessionHint session = cache::SessionHint::kNone;
   int priority = 0;
+  std::optional<engine::RequestSparsity> sparsity;  // absent: the engine's default
 };
 
 constexpr int kMaxLogprobs = 20;

@@ -27,6 +27,7 @@ struct ServedModel {
   engine::SamplingParams defaults;  ///< what requests that say nothing get
   int max_context = 0;              ///< tokens of prompt and output together
   int vocab_size = 0;
+  engine::SparsityOptions sparsity = {};   ///< the engine's
   int64_t created = 0;                     ///< seconds since 1970
   engine::EngineThread* engine = nullptr;  ///< borrowed
 

@@ -16,16 +16,16 @@
 //
 // A row's arithmetic depends on nothing but the row: a column of S and a row of O never meet another, a key
 // that a row doesn't see has weight 0 and adds 0, and sums over keys are taken in the same order always.
-#include "kernels/cpu/amx_tiles-inl.h"
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/simd_avx512-inl.h"
+// After the lanes:
+#include "kernels/cpu/amx_bf16-inl.h"
 
 namespace moesaic::kernels::cpu {
 namespace {
 
 constexpr int kRunKeys = 64;
 constexpr int kGroup = 16;        // rows of a group
-constexpr int kStep = 32;         // bfloat16 in a row of a tile
 constexpr int kMostKeyDim = 576;  // DeepSeek's latent and rope part
 constexpr int kMostValueDim = 512;
 constexpr int kValueTiles = kMostValueDim / kGroup;
@@ -58,66 +58,6 @@ struct Run {
   int64_t next;  // bytes, or 0
 };
 
-/// What was written before is in memory now: GCC doesn't know that tile loads read.
-inline void Written() { __asm__ volatile("" : : : "memory"); }
-
-/// Rows become columns, of 32 bits each.
-inline void Transpose16(__m512i* r) {
-  __m512i a[16], b[16];
-#pragma GCC unroll 8
-  for (int i = 0; i < 8; ++i) {
-    a[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
-    a[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    b[4 * i] = _mm512_unpacklo_epi64(a[4 * i], a[4 * i + 2]);
-    b[4 * i + 1] = _mm512_unpackhi_epi64(a[4 * i], a[4 * i + 2]);
-    b[4 * i + 2] = _mm512_unpacklo_epi64(a[4 * i + 1], a[4 * i + 3]);
-    b[4 * i + 3] = _mm512_unpackhi_epi64(a[4 * i + 1], a[4 * i + 3]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    a[i] = _mm512_shuffle_i32x4(b[i], b[4 + i], 0x88);
-    a[4 + i] = _mm512_shuffle_i32x4(b[i], b[4 + i], 0xdd);
-    a[8 + i] = _mm512_shuffle_i32x4(b[8 + i], b[12 + i], 0x88);
-    a[12 + i] = _mm512_shuffle_i32x4(b[8 + i], b[12 + i], 0xdd);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    r[i] = _mm512_shuffle_i32x4(a[i], a[8 + i], 0x88);
-    r[8 + i] = _mm512_shuffle_i32x4(a[i], a[8 + i], 0xdd);
-    r[4 + i] = _mm512_shuffle_i32x4(a[4 + i], a[12 + i], 0x88);
-    r[12 + i] = _mm512_shuffle_i32x4(a[4 + i], a[12 + i], 0xdd);
-  }
-}
-
-/// The nearest bfloat16, in the upper half of each lane. NaN may be lost; RoundingError then has it.
-inline __m512i UpperBF16(V x) {
-  const __m512i rounded = _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000));
-  return _mm512_and_si512(rounded, _mm512_set1_epi32(static_cast<int>(0xffff0000U)));
-}
-inline V RoundingError(V x, __m512i upper) { return Sub(x, _mm512_castsi512_ps(upper)); }
-
-/// Lane i: even's bfloat16 below odd's.
-inline __m512i Pairs(__m512i even, __m512i odd) { return _mm512_or_si512(_mm512_srli_epi32(even, 16), odd); }
-
-/// Even and odd dimensions of 32 floats.
-inline void LoadPairs(const float* p, V* even, V* odd) {
-  const __m512i evens = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-  const __m512i odds = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
-  const V a = Load(p), b = Load(p + 16);
-  *even = _mm512_permutex2var_ps(a, evens, b);
-  *odd = _mm512_permutex2var_ps(a, odds, b);
-}
-
-/// Stores 16 rows of 16 bfloat16 pairs as a B tile.
-inline void StoreColumns(__m512i* rows, std::byte* tile) {
-  Transpose16(rows);
-#pragma GCC unroll 16
-  for (int i = 0; i < 16; ++i) _mm512_store_si512(tile + 64 * i, rows[i]);
-}
-
 inline void PackQueries(const AttentionTile& t, int first, int rows, Memory* m) {
   for (int s = 0; s < t.key_dim / kStep; ++s) {
     __m512i high[kGroup], low[kGroup];
@@ -135,9 +75,6 @@ inline void PackQueries(const AttentionTile& t, int first, int rows, Memory* m) 
     StoreColumns(low, m->queries[1][s]);
   }
 }
-
-/// Sixteen int8 as floats, which have them in their upper halves.
-inline __m512i Widen(__m128i x) { return _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(x))); }
 
 /// Makes bfloat16 of the run's seen keys, rounded up to 32, from row `to` on, and asks for the next run's.
 inline void WidenKeys(const AttentionTile& t, const Run& run, int to, Memory* m) {

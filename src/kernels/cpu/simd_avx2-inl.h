@@ -23,6 +23,7 @@ inline V Div(V a, V b) { return _mm256_div_ps(a, b); }
 inline V Fma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }      // a * b + c
 inline V NegFma(V a, V b, V c) { return _mm256_fnmadd_ps(a, b, c); }  // c - a * b
 inline V Max(V a, V b) { return _mm256_max_ps(a, b); }                // b when either is NaN
+inline V Min(V a, V b) { return _mm256_min_ps(a, b); }                // b when either is NaN
 inline V Abs(V x) { return _mm256_andnot_ps(Set(-0.0F), x); }
 
 inline V Load(const float* p) { return _mm256_loadu_ps(p); }
@@ -34,6 +35,10 @@ inline V Load(const uint16_t* p) {
 /// Eight int8.
 inline V Load(const int8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+/// Eight uint8.
+inline V Load(const uint8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 }
 /// Keeps a loaded value in a register where the compiler would rather load it again in every product: with
 /// two loads a cycle, those would be what limits a loop of FMAs.

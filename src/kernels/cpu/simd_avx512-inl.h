@@ -23,6 +23,7 @@ inline V Div(V a, V b) { return _mm512_div_ps(a, b); }
 inline V Fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }      // a * b + c
 inline V NegFma(V a, V b, V c) { return _mm512_fnmadd_ps(a, b, c); }  // c - a * b
 inline V Max(V a, V b) { return _mm512_max_ps(a, b); }                // b when either is NaN
+inline V Min(V a, V b) { return _mm512_min_ps(a, b); }                // b when either is NaN
 inline V Abs(V x) { return _mm512_abs_ps(x); }
 
 inline V Load(const float* p) { return _mm512_loadu_ps(p); }
@@ -34,6 +35,10 @@ inline V Load(const uint16_t* p) {
 /// Sixteen int8.
 inline V Load(const int8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+/// Sixteen uint8.
+inline V Load(const uint8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
 /// Keeps a loaded value in a register where the compiler would rather load it again in every product: with
 /// two loads a cycle, those would be what limits a loop of FMAs.
@@ -52,6 +57,9 @@ inline V LoadFirst(const uint16_t* p, int n) {
 }
 inline V LoadFirst(const int8_t* p, int n) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(FirstLanes(n), p)));
+}
+inline V LoadFirst(const uint8_t* p, int n) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(FirstLanes(n), p)));
 }
 inline void StoreFirst(float* p, V x, int n) { _mm512_mask_storeu_ps(p, FirstLanes(n), x); }
 

@@ -1,0 +1,272 @@
+// Attention of one layer's decode step behind a long context, three ways with the same kernels: dense; over
+// the rows of chosen tokens, gathered (the ordinary way; which tokens is given, and not counted); and over
+// chosen blocks, choosing included. Prints a markdown table.
+//   longcontext_attention_bench --context 16384 --budget 2048
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "kernels/block_sparsity.h"
+#include "kernels/probe.h"
+#include "runtime/probe.h"
+
+namespace moesaic::bench {
+namespace {
+
+using kernels::AttentionParams;
+using kernels::kKvBlockTokens;
+using kernels::KvLayer;
+using kernels::SequenceSlice;
+using tensor::DType;
+
+struct Shape {
+  const char* name;
+  int heads, kv_heads, key_dim, value_dim;
+  bool shared;
+};
+constexpr Shape kShapes[] = {{"Qwen3-30B-A3B (GQA, 32 heads, 4 KV, 128)", 32, 4, 128, 128, false},
+                             {"DeepSeek-V3 (MLA, 128 heads, 512 + 64)", 128, 1, 576, 512, true}};
+
+struct Options {
+  int context = 16384, budget = 2048, threads = 0, rounds = 15;
+  std::vector<int> batches = {1, 4, 16};
+  std::string dtype = "bf16";
+  int64_t bytes = int64_t{2} << 30;  // of keys and values: no layer is in a cache when its turn comes
+};
+
+class Setting {
+ public:
+  Setting(const kernels::ExecContext& ctx, const Shape& shape, const Options& options, int batch)
+      : ctx_(ctx), shape_(shape), options_(options), batch_(batch) {
+    const DType dtype = options.dtype == "int8" ? DType::kI8 : DType::kBF16;
+    blocks_ = (options.context + kKvBlockTokens - 1) / kKvBlockTokens;
+    const int64_t keys = tensor::BytesOf(dtype, int64_t{shape.kv_heads} * kKvBlockTokens * shape.key_dim);
+    const int64_t values =
+        shape.shared ? 0 : tensor::BytesOf(dtype, int64_t{shape.kv_heads} * kKvBlockTokens * shape.value_dim);
+    const int64_t scales = dtype == DType::kI8 ? int64_t{2} * shape.kv_heads * kKvBlockTokens * 4 : 0;
+    digest_bytes_ = shape.kv_heads * kernels::DigestBytes(shape.key_dim);
+    layer_ = {.base = nullptr,
+              .block_stride = (keys + values + scales + digest_bytes_ + 63) / 64 * 64,
+              .value_offset = shape.shared ? 0 : keys,
+              .scale_offset = keys + values,
+              .digest_offset = keys + values + scales,
+              .dtype = dtype,
+              .heads = shape.kv_heads,
+              .key_dim = shape.key_dim,
+              .value_dim = shape.value_dim,
+              .shared = shape.shared};
+    token_bytes_ = static_cast<double>(keys + values + scales) / kKvBlockTokens;
+    layer_bytes_ = layer_.block_stride * blocks_ * batch;
+    layers_ = static_cast<int>(std::max<int64_t>(2, options.bytes / layer_bytes_));
+    memory_ = *runtime::Buffer::Allocate(layer_bytes_ * layers_, /*huge=*/true);
+    Fill();
+    gathered_ = *runtime::Buffer::Allocate(layer_.block_stride * GatheredBlocks() * batch, /*huge=*/true);
+    std::memset(gathered_.data(), 0, gathered_.size());
+    sparsity_.budget_blocks = GatheredBlocks();
+    q_.resize(size_t(batch) * shape.heads * shape.key_dim);
+    std::uniform_real_distribution<float> uniform(-1, 1);
+    for (float& x : q_) x = uniform(random_);
+    out_.resize(size_t(batch) * shape.heads * shape.value_dim);
+  }
+
+  void Dense() { Attend(table_, blocks_, options_.context, NextLayer(), nullptr); }
+  void BlockSparse() { Attend(table_, blocks_, options_.context, NextLayer(), &sparsity_); }
+
+  // Copies the rows of the chosen tokens, others in each step, into blocks, and attends over these.
+  void TokenSparse() {
+    const KvLayer from = NextLayer();
+    const int count = GatheredBlocks() * kKvBlockTokens;
+    const int64_t key = tensor::BytesOf(from.dtype, from.key_dim),
+                  value = tensor::BytesOf(from.dtype, from.value_dim);
+    const int shift = step_ % 7;
+    ctx_.pool->Run(int64_t{batch_} * GatheredBlocks() * from.heads, [&](int64_t task, int) {
+      const int64_t b = task / (GatheredBlocks() * from.heads), block = task / from.heads % GatheredBlocks();
+      const int64_t head = task % from.heads;
+      std::byte* to = gathered_.data() + (b * GatheredBlocks() + block) * from.block_stride;
+      for (int slot = 0; slot < kKvBlockTokens; ++slot) {
+        const int token = tokens_[(block * kKvBlockTokens + slot) % count] + shift;
+        const std::byte* at = from.base + table_[b * blocks_ + token / kKvBlockTokens] * from.block_stride;
+        const int64_t row = head * kKvBlockTokens + token % kKvBlockTokens,
+                      to_row = head * kKvBlockTokens + slot;
+        std::memcpy(to + to_row * key, at + row * key, key);
+        if (!from.shared)
+          std::memcpy(to + from.value_offset + to_row * value, at + from.value_offset + row * value, value);
+        if (from.dtype != DType::kI8) continue;
+        for (const int64_t scales : {int64_t{0}, int64_t{from.heads} * kKvBlockTokens}) {
+          std::memcpy(to + from.scale_offset + (scales + to_row) * 4,
+                      at + from.scale_offset + (scales + row) * 4, 4);
+        }
+      }
+    });
+    KvLayer packed = from;
+    packed.base = gathered_.data();
+    std::vector<int32_t> order(size_t(batch_) * GatheredBlocks());
+    std::iota(order.begin(), order.end(), 0);
+    Attend(order, GatheredBlocks(), count, packed, nullptr);
+  }
+
+  double dense_bytes() const { return token_bytes_ * options_.context * batch_; }
+  double sparse_bytes() const {
+    return (token_bytes_ * GatheredBlocks() * kKvBlockTokens +
+            static_cast<double>(digest_bytes_) * (blocks_ - 1)) *
+           batch_;
+  }
+  double dense_operations() const { return Operations(options_.context); }
+  double sparse_operations() const {
+    return Operations(GatheredBlocks() * kKvBlockTokens) +
+           4.0 * batch_ * blocks_ * shape_.heads * shape_.key_dim;
+  }
+
+ private:
+  int GatheredBlocks() const { return options_.budget / kKvBlockTokens; }
+  double Operations(int keys) const {
+    return 2.0 * batch_ * keys * shape_.heads * (shape_.key_dim + shape_.value_dim);
+  }
+  KvLayer NextLayer() {
+    KvLayer layer = layer_;
+    layer.base = memory_.data() + (step_++ % layers_) * layer_bytes_;
+    return layer;
+  }
+
+  // Small numbers of both signs in any type, int8's scales among them: the bits 0x3c00 .. 0x3cff and their
+  // negatives.
+  void Fill() {
+    for (size_t i = 0; i < memory_.size() / 2; ++i) {
+      memory_.as<uint16_t>()[i] =
+          static_cast<uint16_t>(0x3c00U | (static_cast<uint32_t>(random_()) & 0x80ffU));
+    }
+    table_.resize(size_t(blocks_) * batch_);
+    std::iota(table_.begin(), table_.end(), 0);
+    const SequenceSlice all = {table_.data(), 0, blocks_ * batch_ * kKvBlockTokens, 0};
+    for (int i = 0; i < layers_; ++i) kernels::BuildDigests(ctx_, {NextLayer(), {&all, 1}});
+    std::shuffle(table_.begin(), table_.end(), random_);
+    tokens_.resize(options_.context - 8);  // a step takes them up to seven further
+    std::iota(tokens_.begin(), tokens_.end(), 0);
+    std::shuffle(tokens_.begin(), tokens_.end(), random_);
+    tokens_.resize(GatheredBlocks() * kKvBlockTokens);
+    std::sort(tokens_.begin(), tokens_.end());
+  }
+
+  void Attend(const std::vector<int32_t>& table, int blocks, int context, const KvLayer& layer,
+              const kernels::BlockSparsity* sparsity) {
+    std::vector<SequenceSlice> slices;
+    for (int b = 0; b < batch_; ++b)
+      slices.push_back({&table[size_t(b) * blocks], context - 1, 1, b, sparsity});
+    kernels::SparseAttention(ctx_, {.cache = layer,
+                                    .q = q_.data(),
+                                    .q_stride = int64_t{shape_.heads} * shape_.key_dim,
+                                    .out = out_.data(),
+                                    .out_stride = int64_t{shape_.heads} * shape_.value_dim,
+                                    .heads = shape_.heads,
+                                    .scale = 0.1F,
+                                    .sequences = slices});
+  }
+
+  const kernels::ExecContext& ctx_;
+  const Shape shape_;
+  const Options& options_;
+  const int batch_;
+  int blocks_ = 0;
+  KvLayer layer_;
+  double token_bytes_ = 0;
+  int64_t digest_bytes_ = 0, layer_bytes_ = 0;
+  int layers_ = 0, step_ = 0;
+  runtime::Buffer memory_, gathered_;
+  std::vector<int32_t> table_, tokens_;
+  std::vector<float> q_, out_;
+  kernels::BlockSparsity sparsity_;
+  std::mt19937 random_{1};
+};
+
+double Time(const std::function<void()>& step) {
+  const auto start = std::chrono::steady_clock::now();
+  step();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+double Quantile(std::vector<double> values, double share) {
+  std::sort(values.begin(), values.end());
+  return values[static_cast<size_t>(share * static_cast<double>(values.size() - 1) + 0.5)];
+}
+
+double RatioOfMedians(const std::vector<double>& a, const std::vector<double>& b) {
+  return Quantile(a, 0.5) / Quantile(b, 0.5);
+}
+
+std::string Spread(const std::vector<double>& seconds) {
+  return fmt::format("{:.2f} ({:.2f}-{:.2f})", Quantile(seconds, 0.5) * 1e3, Quantile(seconds, 0.1) * 1e3,
+                     Quantile(seconds, 0.9) * 1e3);
+}
+
+int Run(const Options& options) {
+  const runtime::CpuFeatures cpu = runtime::DetectCpu();
+  const kernels::KernelTable table = kernels::SelectKernels(cpu);
+  const auto pool = *runtime::ThreadPool::Create({.threads = options.threads, .pin = true});
+  runtime::Arena scratch;
+  const kernels::ExecContext ctx = {.kernels = &table, .pool = pool.get(), .scratch = &scratch};
+  const double bandwidth = runtime::MeasureReadBandwidth(pool.get(), int64_t{512} << 20)->all_threads;
+  double peak = 0;
+  for (const kernels::DotPeak& dot : kernels::MeasureDotPeaks(cpu, pool.get())) {
+    if (dot.format == tensor::PackedFormat::kBF16) peak = dot.all_threads;
+  }
+  fmt::print(
+      "{} threads, {:.1f} GB/s read, {:.0f} GFLOP/s bf16; context {}, budget {}, {} keys and values, {:.1f} "
+      "GB of them in turn; medians of {} rounds (p10-p90), ms\n\n",
+      pool->size(), bandwidth / 1e9, peak / 1e9, options.context, options.budget, options.dtype,
+      static_cast<double>(options.bytes) / 1e9, options.rounds);
+  fmt::print(
+      "| shape | batch | dense | of bound | gathered tokens | chosen blocks | of bound | dense / blocks | "
+      "bound "
+      "of that | tokens / blocks |\n|---|---|---|---|---|---|---|---|---|---|\n");
+  for (const Shape& shape : kShapes) {
+    for (const int batch : options.batches) {
+      Setting setting(ctx, shape, options, batch);
+      std::vector<double> dense, tokens, blocks;
+      for (int round = -1; round < options.rounds; ++round) {
+        const double a = Time([&] { setting.Dense(); });
+        const double b = Time([&] { setting.TokenSparse(); });
+        const double c = Time([&] { setting.BlockSparse(); });
+        if (round < 0) continue;
+        dense.push_back(a);
+        tokens.push_back(b);
+        blocks.push_back(c);
+      }
+      // Whichever of memory and products takes longer.
+      const double dense_bound =
+          std::max(setting.dense_bytes() / bandwidth, setting.dense_operations() / peak);
+      const double sparse_bound =
+          std::max(setting.sparse_bytes() / bandwidth, setting.sparse_operations() / peak);
+      fmt::print("| {} | {} | {} | {:.0f}% | {} | {} | {:.0f}% | {:.2f} | {:.2f} | {:.2f} |\n", shape.name,
+                 batch, Spread(dense), 100 * dense_bound / Quantile(dense, 0.5), Spread(tokens),
+                 Spread(blocks), 100 * sparse_bound / Quantile(blocks, 0.5), RatioOfMedians(dense, blocks),
+                 dense_bound / sparse_bound, RatioOfMedians(tokens, blocks));
+      std::fflush(stdout);
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace moesaic::bench
+
+int main(int argc, char** argv) {
+  CLI::App app("Attention of one layer's decode step: dense, over gathered tokens, over chosen blocks");
+  moesaic::bench::Options options;
+  app.add_option("--context", options.context)->check(CLI::Range(1024, 1 << 20))->capture_default_str();
+  app.add_option("--budget", options.budget)->check(CLI::Range(256, 1 << 20))->capture_default_str();
+  app.add_option("--batch", options.batches)->delimiter(',')->capture_default_str();
+  app.add_option("--threads", options.threads)->capture_default_str();
+  app.add_option("--rounds", options.rounds)->check(CLI::Range(1, 100000))->capture_default_str();
+  app.add_option("--kv-dtype", options.dtype)->check(CLI::IsMember({"bf16", "int8"}))->capture_default_str();
+  app.add_option("--bytes", options.bytes, "Keys and values, gone through in turn")->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
+  return moesaic::bench::Run(options);
+}

@@ -1,0 +1,133 @@
+#!/usr/bin/env python3
+"""What attention over chosen blocks costs in quality: retrieval by moesaic-tiny, and perplexity.
+
+usage: quality.py MOESAIC [--tiny FOLDER] [--text FILE --model MODEL [--window N] [--tokens N]] [--samples N]
+
+Retrieval: needles at every depth of a text, values of keys in a long list, and lists said again (models/moesaic-tiny's
+own generator, prompts of about 2,000 tokens that training never saw), greedy, right if equal to the last character.
+Dense, and for each budget with `decode` (output tokens choose, the question was read densely) and `all` (document and
+question choose too). Perplexity: every row of a window chooses. Prints markdown.
+"""
+import argparse
+import json
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUDGETS = [256, 512, 1024]
+
+
+def needle(sampler, sentences, depth):
+    """A code at `depth` (0 to 1) of a text."""
+    import domain
+    key, code = sampler.rng.choice(domain.WORDS), str(sampler.rng.randint(10, 999))
+    lines = [sampler.filler() for _ in range(sentences)]
+    lines.insert(round(depth * sentences), f"The secret code for {key} is {code}.")
+    question = " ".join(lines) + f"\nWhat is the secret code for {key}?"
+    return [{"role": "user", "content": question}], f"The secret code for {key} is {code}."
+
+
+def lookup(sampler, pairs, depth):
+    """The value of the key at `depth` of a list."""
+    import domain
+    rng = sampler.rng
+    keys = [f"{j} {w}" for j in rng.sample(domain.ADJECTIVES, min(len(domain.ADJECTIVES), 4 + pairs // 8))
+            for w in rng.sample(domain.WORDS, 9)]
+    keys = rng.sample(keys, min(pairs, len(keys)))
+    table = {key: sampler.value() for key in keys}
+    key = keys[round(depth * (len(keys) - 1))]
+    text = "Remember this list:\n" + "".join(f"- {k}: {v}\n" for k, v in table.items())
+    return [{"role": "user", "content": text + f"What is {key}?"}], f"- {key}: {table[key]}"
+
+
+def tasks(folder, samples):
+    sys.path.insert(0, str(folder))
+    import generate
+    made = []
+    for i in range(samples):
+        sampler = generate.Sampler(random.Random(f"longcontext|{i}"), held_out=True, noise=False)
+        depth = i / max(samples - 1, 1)
+        made.append(("needle",) + needle(sampler, 170, depth))
+        made.append(("lookup",) + lookup(sampler, 200, depth))
+        messages = sampler.copy(150 + 10 * (i % 10))
+        made.append(("copy",) + (messages[:-1], messages[-1]["content"]))
+    return made
+
+
+def answers(moesaic, model, prompts, flags):
+    with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
+        for messages in prompts:
+            file.write(json.dumps({"messages": messages}) + "\n")
+        file.flush()
+        ran = subprocess.run([moesaic, "generate", model, "--jsonl", file.name, "--format", "jsonl", "--temperature", "0",
+                              "-n", "700", "--stats", "--max-sequences", "4", *flags], capture_output=True, text=True)
+    if ran.returncode != 0:
+        sys.exit(ran.stderr)
+    rows = [json.loads(line) for line in ran.stdout.splitlines()]
+    told = [line for line in ran.stderr.splitlines() if line.startswith("block-sparse attention: ")]
+    lengths = [row["usage"]["prompt_tokens"] for row in rows]
+    return [row["text"].strip() for row in rows], lengths, told[-1].split(": ", 1)[1] if told else ""
+
+
+def retrieval(moesaic, folder, samples):
+    made = tasks(folder, samples)
+    kinds = list(dict.fromkeys(kind for kind, _, _ in made))
+    print(f"### Retrieval, {folder.name}\n")
+    settings = [("dense", [])]
+    for budget in BUDGETS:
+        for mode in ("decode", "all"):
+            settings.append((f"{budget}, {mode}", ["--kv-sparsity", mode, "--kv-sparsity-budget", str(budget),
+                                                   "--kv-sparsity-audit", "16"]))
+    header = None
+    for name, flags in settings:
+        texts, lengths, told = answers(moesaic, folder, [messages for _, messages, _ in made], flags)
+        if header is None:
+            for kind in kinds:
+                of = [n for n, (k, _, _) in zip(lengths, made) if k == kind]
+                print(f"- {kind}: {len(of)} prompts of {min(of)} to {max(of)} tokens")
+            header = f"\n| budget, rows that choose | {' | '.join(kinds)} | what came of it |\n|---|" + "---|" * (len(kinds) + 1)
+            print(header)
+        right = {kind: [text == expected for text, (k, _, expected) in zip(texts, made) if k == kind] for kind in kinds}
+        print(f"| {name} | " + " | ".join(f"{sum(r)}/{len(r)}" for r in right.values()) + f" | {told} |", flush=True)
+
+
+def perplexity(moesaic, model, text, window, tokens):
+    print(f"\n### Perplexity, {pathlib.Path(model).name}, windows of {window}, {tokens} tokens\n")
+    print("| budget | perplexity | of dense | what came of it |\n|---|---|---|---|")
+    dense = None
+    for budget in [0, 256, 512, 1024, 2048, 4096]:
+        if budget >= window:
+            continue
+        flags = ["--kv-sparsity-budget", str(budget), "--kv-sparsity-audit", "64"] if budget else []
+        ran = subprocess.run([moesaic, "perplexity", model, text, "-c", str(window), "--max-tokens", str(tokens),
+                              "--format", "json", *flags], capture_output=True, text=True)
+        if ran.returncode != 0:
+            sys.exit(ran.stderr)
+        value = json.loads(ran.stdout)["perplexity"]
+        dense = dense or value
+        told = [line for line in ran.stderr.splitlines() if line.startswith("block-sparse attention: ")]
+        print(f"| {budget or 'dense'} | {value:.4f} | {value / dense:.4f} | {told[-1].split(': ', 1)[1] if told else ''} |",
+              flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("moesaic")
+    parser.add_argument("--tiny", type=pathlib.Path, default=ROOT / "models" / "moesaic-tiny")
+    parser.add_argument("--samples", type=int, default=20, help="of each retrieval task; 0: none")
+    parser.add_argument("--text", help="for perplexity")
+    parser.add_argument("--model", help="for perplexity")
+    parser.add_argument("--window", type=int, default=8192)
+    parser.add_argument("--tokens", type=int, default=16384)
+    arguments = parser.parse_args()
+    if arguments.samples:
+        retrieval(arguments.moesaic, arguments.tiny, arguments.samples)
+    if arguments.text:
+        perplexity(arguments.moesaic, arguments.model, arguments.text, arguments.window, arguments.tokens)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+#include "app/sparsity_flags.h"
+
+#include <fmt/format.h>
+
+namespace moesaic::app {
+
+void AddSparsityFlags(CLI::App& verb, SparsityFlags& flags, const std::vector<std::string>& modes,
+                      const std::string& with_budget) {
+  const char* group = "Block-sparse attention";
+  flags.with_budget = with_budget;
+  std::string help = "Which rows read chosen KV blocks only: off";
+  for (const std::string& mode : modes) {
+    if (mode == "dense") help += ", dense (none, unless a request's kv_sparsity asks)";
+    if (mode == "decode") help += ", decode (those of output tokens)";
+    if (mode == "all") help += ", all (those of prompts too)";
+  }
+  verb.add_option("--kv-sparsity", flags.mode,
+                  fmt::format("{}. Unsaid: {} with --kv-sparsity-budget, else off", help, with_budget))
+      ->check(CLI::IsMember(modes))
+      ->group(group);
+  verb.add_option("--kv-sparsity-budget", flags.budget,
+                  "Tokens that a row reads at most, in blocks of 64; 0: 2048 where rows choose")
+      ->check(CLI::Range(0, 1 << 24))
+      ->capture_default_str()
+      ->group(group);
+  verb.add_option("--kv-sparsity-eps", flags.options.defaults.eps,
+                  "Heads that may leave out more of their attention than this read all blocks; 1: none do")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str()
+      ->group(group);
+  verb.add_option("--kv-sparsity-dense-layers", flags.options.dense_layers,
+                  "First layers that read all blocks")
+      ->check(CLI::Range(0, 1 << 16))
+      ->capture_default_str()
+      ->group(group);
+  verb.add_option("--kv-sparsity-audit", flags.options.audit_every,
+                  "One of so many choices is held against dense attention, for the metrics; 0: none")
+      ->check(CLI::Range(0, 1 << 30))
+      ->capture_default_str()
+      ->group(group);
+}
+
+std::string DescribeSparsity(const engine::SparsityOptions& options) {
+  if (!options.digests) return "off";
+  const engine::RequestSparsity& defaults = options.defaults;
+  if (defaults.mode == engine::SparsityMode::kDense) return "dense unless a request asks";
+  return fmt::format("{}, {} tokens a row, eps {}, from layer {} on", ToString(defaults.mode),
+                     defaults.budget, defaults.eps, options.dense_layers);
+}
+
+std::string DescribeCounters(const kernels::SparsityCounters& counters) {
+  if (counters.selections == 0) return "nothing was left out";
+  std::string text = fmt::format(
+      "{:.1f}% of the blocks read by {} choices, {} of which fell back to all",
+      100.0 * static_cast<double>(counters.blocks_read) / static_cast<double>(counters.blocks_all),
+      counters.selections, counters.dense_fallbacks);
+  if (const int64_t audited = counters.missed.count(); audited > 0) {
+    text += fmt::format(
+        "; {} audited heads missed {:.2f}% of their attention in the mean, half at most {:g}%, "
+        "95% at most {:g}%",
+        audited, 100 * counters.missed.sum / static_cast<double>(audited),
+        100 * counters.missed.Quantile(0.5), 100 * counters.missed.Quantile(0.95));
+  }
+  return text;
+}
+
+}  // namespace moesaic::app

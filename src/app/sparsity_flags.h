@@ -1,0 +1,24 @@
+// The flags of attention over chosen blocks.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "app/session.h"
+#include "engine/engine.h"
+
+namespace moesaic::app {
+
+/// Declares --kv-sparsity, one of `modes`, --kv-sparsity-budget and what goes with them. A budget without a
+/// mode means `with_budget`.
+void AddSparsityFlags(CLI::App& verb, SparsityFlags& flags, const std::vector<std::string>& modes,
+                      const std::string& with_budget);
+
+/// "decode, 2048 tokens a row, eps 1"; "off"; "dense unless a request asks".
+std::string DescribeSparsity(const engine::SparsityOptions& options);
+
+/// "12.5% of 1,024 blocks read, 3 of 96 choices fell back, ..."; what came of it, in a line.
+std::string DescribeCounters(const kernels::SparsityCounters& counters);
+
+}  // namespace moesaic::app

@@ -1,0 +1,57 @@
+// Which rows of which requests choose the blocks that they read. docs/contracts/sparsity.md is the law.
+#pragma once
+
+#include <string>
+
+#include "base/status.h"
+#include "kernels/block_sparsity.h"
+#include "models/model.h"
+
+namespace moesaic::engine {
+
+enum class SparsityMode {
+  kDense,   ///< every row reads all blocks
+  kDecode,  ///< rows of output tokens choose
+  kAll      ///< rows of the prompt too
+};
+
+/// "dense", "decode" or "all".
+StatusOr<SparsityMode> ParseSparsityMode(const std::string& name);
+const char* ToString(SparsityMode mode);
+
+inline constexpr int kLeastSparsityBudget = kernels::kLeastSparseBlocks * kernels::kKvBlockTokens;
+
+/// How a request's rows choose.
+struct RequestSparsity {
+  SparsityMode mode = SparsityMode::kDense;
+  /// Tokens that a row reads at most, rounded up to whole blocks; rows with no more before them read all.
+  int budget = 2048;
+  /// Heads that may leave out more of their softmax mass than this read all blocks; 1: none do.
+  float eps = 1;
+};
+
+/// Of an engine.
+struct SparsityOptions {
+  bool digests = false;           ///< built and kept; without them requests are dense
+  RequestSparsity defaults = {};  ///< of requests that don't say
+  int dense_layers = 2;           ///< so many first layers read all blocks
+  /// One of so many choices, of a row and KV head, is held against dense attention for the metrics; 0: none.
+  /// A dense read costs about budget / context choices, so that 1,024 cost a hundredth at 16k/2k.
+  int audit_every = 1024;
+};
+
+/// Refuses a budget or an eps out of range, by name, and any mode but kDense where there are no digests.
+Status CheckSparsity(const RequestSparsity& sparsity, const SparsityOptions& options);
+
+/// What the kernels are told of a request with so long a prompt. `counters` is borrowed.
+kernels::BlockSparsity BlockSparsityOf(const RequestSparsity& sparsity, const SparsityOptions& options,
+                                       int prompt, kernels::SparsityCounters* counters);
+
+/// The namespace of cached blocks whose rows chose so: the client's own unless rows of prompts choose. No two
+/// (name, choice) share one.
+std::string NamespaceOf(const std::string& name, const RequestSparsity& sparsity);
+
+/// Bytes of one layer's digests in a block.
+int64_t DigestBytesOf(const models::KvSpec& kv);
+
+}  // namespace moesaic::engine

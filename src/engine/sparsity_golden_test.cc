@@ -1,0 +1,225 @@
+// Attention over chosen blocks in the engine, over real models: docs/contracts/sparsity.md.
+#include <map>
+#include <memory>
+#include <random>
+
+#include "engine/engine.h"
+#include "engine/kv_budget.h"
+#include "models/test_session.h"
+
+namespace moesaic::engine {
+namespace {
+
+constexpr int kOutput = 120;
+
+using Said =
+    std::map<RequestId, std::vector<std::pair<int32_t, float>>>;  // tokens and their log-probabilities
+
+class SparsityGoldenTest : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    const std::string path = models::SourcePath(std::string("tests/golden/") + GetParam());
+    auto model = models::Model::Load(path, {.dtype = "f32", .progress = nullptr}, *threads_);
+    ASSERT_TRUE(model.ok()) << Message(model.status());
+    model_ = *std::move(model);
+    std::mt19937 rng(1);
+    for (const int length : {300, 330, 385, 70}) {
+      std::vector<int32_t>& prompt = prompts_.emplace_back(length);
+      for (int32_t& id : prompt) id = static_cast<int32_t>(rng() % model_->info().vocab_size);
+    }
+    std::copy_n(prompts_[0].begin(), 256, prompts_[1].begin());  // four blocks that both begin with
+  }
+
+  static SparsityOptions Options(SparsityMode mode, int budget, float eps = 1) {
+    return {.digests = true,
+            .defaults = {.mode = mode, .budget = budget, .eps = eps},
+            .dense_layers = 1,
+            .audit_every = 1};
+  }
+
+  std::unique_ptr<Engine> Make(const SparsityOptions& sparsity, int blocks = 64, int batch_tokens = 512,
+                               int swap_blocks = 0, bool prefix_cache = true,
+                               const char* drafter = "off") const {
+    const int64_t block = LayoutFor(model_->info().kv, tensor::DType::kF32, sparsity.digests).block_bytes();
+    auto engine = Engine::Create(
+        *model_, kernels_, *threads_,
+        {.kv_bytes = blocks * block,
+         .swap_bytes = swap_blocks * block,
+         .max_sequences = 8,
+         .max_batch_tokens = batch_tokens,
+         .prefix_cache = prefix_cache,
+         .speculative = {.method = drafter, .most_tokens = 3, .adaptive = false, .prompt_lookup_min = 1},
+         .sparsity = sparsity});
+    EXPECT_TRUE(engine.ok()) << Message(engine.status());
+    return *std::move(engine);
+  }
+
+  static Said Run(Engine& engine, const std::vector<std::vector<int32_t>>& prompts,
+                  std::optional<RequestSparsity> sparsity = std::nullopt) {
+    for (const std::vector<int32_t>& prompt : prompts) {
+      Request request;
+      request.prompt = prompt;
+      request.sampling.temperature = 0;
+      request.sampling.max_tokens = kOutput;
+      request.sampling.logprobs = 0;
+      request.sparsity = sparsity;
+      const auto id = engine.Add(std::move(request));
+      EXPECT_TRUE(id.ok()) << Message(id.status());
+    }
+    Said said;
+    while (!engine.idle()) {
+      std::vector<TokenEvent> events;
+      EXPECT_TRUE(engine.Step(&events).ok());
+      for (const TokenEvent& event : events) {
+        if (event.token) said[event.request].emplace_back(*event.token, event.logprobs.logprob);
+      }
+    }
+    return said;
+  }
+
+  // MLA computes chunks of different sizes in ways that round differently: tokens are the same, and
+  // log-probabilities nearly.
+  void ExpectSame(const Said& a, const Said& b, const std::string& what) const {
+    ASSERT_EQ(a.size(), b.size()) << what;
+    for (const auto& [id, tokens] : a) {
+      const auto& others = b.at(id);
+      ASSERT_EQ(tokens.size(), others.size()) << what;
+      for (size_t i = 0; i < tokens.size(); ++i) {
+        ASSERT_EQ(tokens[i].first, others[i].first) << what << ", request " << id << ", token " << i;
+        ASSERT_NEAR(tokens[i].second, others[i].second, model_->info().kv.shared ? 1e-4 : 0) << what;
+      }
+    }
+  }
+
+  const kernels::KernelTable kernels_ = kernels::SelectKernels(runtime::DetectCpu());
+  const std::unique_ptr<runtime::ThreadPool> threads_ =
+      *runtime::ThreadPool::Create({.threads = 2, .pin = false});
+  std::unique_ptr<models::Model> model_;
+  std::vector<std::vector<int32_t>> prompts_;
+};
+
+// P1: bits, not only tokens, and MLA too: rows that choose nothing run as without digests.
+TEST_P(SparsityGoldenTest, WholeBudgetIsDense) {
+  const Said dense = Run(*Make({}), prompts_);
+  for (const SparsityMode mode : {SparsityMode::kDense, SparsityMode::kDecode, SparsityMode::kAll}) {
+    const auto engine = Make(Options(mode, 512));
+    EXPECT_EQ(Run(*engine, prompts_), dense) << ToString(mode);
+    EXPECT_EQ(engine->stats().sparsity.selections, 0);
+  }
+}
+
+// E2: every head falls back where nothing may be left out.
+TEST_P(SparsityGoldenTest, NothingLeftOutIsDense) {
+  const Said dense = Run(*Make({}, 64, 512, 0, false), prompts_);
+  const auto engine = Make(Options(SparsityMode::kDecode, 256, 0), 64, 512, 0, false);
+  ExpectSame(Run(*engine, prompts_), dense, "eps 0");
+  const kernels::SparsityCounters& counters = engine->stats().sparsity;
+  EXPECT_GT(counters.selections, 0);
+  EXPECT_EQ(counters.dense_fallbacks, counters.selections);
+}
+
+// P2: chunks, neighbours, preemption, swap, drafts and the cache change nothing.
+TEST_P(SparsityGoldenTest, SaysTheSameUnderEveryLoad) {
+  for (const SparsityMode mode : {SparsityMode::kDecode, SparsityMode::kAll}) {
+    const SparsityOptions options = Options(mode, 256);
+    const auto engine = Make(options);
+    const Said first = Run(*engine, prompts_);
+    const kernels::SparsityCounters& counters = engine->stats().sparsity;
+    EXPECT_GT(counters.selections, 0);
+    EXPECT_LT(counters.blocks_read, counters.blocks_all);
+    EXPECT_GT(counters.missed.sum, 0);
+    EXPECT_GE(counters.bound.sum, counters.missed.sum);
+    const std::string name = ToString(mode);
+    ExpectSame(Run(*Make(options, 64, 37), prompts_), first, name + " in chunks of 37");
+    ExpectSame(Run(*Make(options, 64, 512, 0, false), prompts_), first, name + " without a cache");
+    const auto small = Make(options, 9, 50);
+    ExpectSame(Run(*small, prompts_), first, name + " preempted");
+    EXPECT_GT(small->stats().preemptions, 0);
+    const auto swapping = Make(options, 9, 50, 30);
+    ExpectSame(Run(*swapping, prompts_), first, name + " swapped");
+    const auto drafting = Make(options, 64, 512, 0, true, "ngram");
+    ExpectSame(Run(*drafting, prompts_), first, name + " with drafts");
+    EXPECT_GT(drafting->stats().speculation.draft_tokens, 20);
+    for (size_t i = 0; i < prompts_.size(); ++i) {
+      ExpectSame(Run(*Make(options), {prompts_[i]}), {{1, first.at(i + 1)}}, name + " alone");
+    }
+  }
+}
+
+// P4: what was computed by choosing is not found by who would have computed it otherwise.
+TEST_P(SparsityGoldenTest, OutputsThatChoseAreNoOnesPrefix) {
+  const auto engine = Make(Options(SparsityMode::kDecode, 256));
+  const Said first = Run(*engine, {prompts_[0]});
+  std::vector<int32_t> longer = prompts_[0];
+  for (const auto& [token, logprob] : first.at(1)) longer.push_back(token);
+  const RequestSparsity dense = {.mode = SparsityMode::kDense};
+  for (const auto& sparsity : {std::optional<RequestSparsity>(), std::optional(dense)}) {
+    const auto fresh = Make(Options(SparsityMode::kDecode, 256));
+    const int64_t hits = engine->stats().cache_hits;
+    const Said again = Run(*engine, {longer}, sparsity);
+    ExpectSame({{1, again.begin()->second}}, Run(*fresh, {longer}, sparsity), "behind an output");
+    if (!sparsity) {
+      EXPECT_EQ(engine->stats().cache_hits - hits, 300 / 64 * 64) << "whole blocks of the prompt";
+    }
+  }
+}
+
+// P4: and prompts that choose share blocks with those that choose alike.
+TEST_P(SparsityGoldenTest, PromptsThatChooseShareAmongThemselves) {
+  const auto engine = Make(Options(SparsityMode::kDecode, 256));
+  const RequestSparsity all = {.mode = SparsityMode::kAll, .budget = 256};
+  const Said first = Run(*engine, {prompts_[2]}, all);
+  const Said dense = Run(*engine, {prompts_[2]}, RequestSparsity{});
+  EXPECT_EQ(engine->stats().cache_hits, 0) << "dense prompts find none of them";
+  const Said again = Run(*engine, {prompts_[2]}, all);
+  EXPECT_EQ(engine->stats().cache_hits, 384);
+  ExpectSame({{1, again.begin()->second}}, {{1, first.begin()->second}}, "from the cache");
+  Run(*engine, {prompts_[2]}, RequestSparsity{.mode = SparsityMode::kAll, .budget = 320});
+  EXPECT_EQ(engine->stats().cache_hits, 384) << "nor do those of another budget";
+}
+
+TEST_P(SparsityGoldenTest, RefusesWhatItCannotDo) {
+  const auto engine = Make({});
+  Request request;
+  request.prompt = {1};
+  request.sparsity = RequestSparsity{.mode = SparsityMode::kDecode};
+  EXPECT_EQ(Message(engine->Check(request)),
+            "kv_sparsity: mode decode needs the digests that --kv-sparsity turns on");
+  request.sparsity = RequestSparsity{.budget = 255};
+  EXPECT_EQ(Message(engine->Check(request)),
+            "kv_sparsity: the budget must be at least 256 tokens, found 255");
+  request.sparsity = RequestSparsity{.eps = 1.5F};
+  EXPECT_EQ(Message(engine->Check(request)), "kv_sparsity: eps must be in [0, 1], found 1.5");
+}
+
+// Scoring a text: every row chooses where prompts do.
+TEST_P(SparsityGoldenTest, ScoresAsItReads) {
+  const auto score = [&](const SparsityOptions& options) {
+    std::vector<float> logits;
+    const auto engine = Make(options);
+    EXPECT_TRUE(engine
+                    ->Score(prompts_[2],
+                            [&](int64_t, std::span<const float> rows) {
+                              logits.insert(logits.end(), rows.begin(), rows.end());
+                              return OkStatus();
+                            })
+                    .ok());
+    return logits;
+  };
+  const std::vector<float> dense = score({});
+  EXPECT_EQ(score(Options(SparsityMode::kAll, 512)), dense);
+  EXPECT_EQ(score(Options(SparsityMode::kDecode, 256)), dense);
+  const std::vector<float> sparse = score(Options(SparsityMode::kAll, 256));
+  EXPECT_NE(sparse, dense);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, SparsityGoldenTest,
+                         testing::Values("qwen3-moe-norm-tied", "deepseek-v3-mtp", "llama3-rope-bias"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace moesaic::engine

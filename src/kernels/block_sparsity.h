@@ -1,0 +1,82 @@
+// Attention that reads only those blocks of a sequence in which its softmax has its mass, by digests of their
+// keys. Nothing is evicted: each row chooses anew from all blocks. docs/contracts/sparsity.md is the law.
+#pragma once
+
+#include <array>
+
+#include "kernels/ops.h"
+
+namespace moesaic::kernels {
+
+/// Blocks that are always read: the first, where attention sinks are, the one before the current, and the
+/// current one, which has no digest.
+inline constexpr int kKeptBlocks = 3;
+inline constexpr int kLeastSparseBlocks = kKeptBlocks + 1;  ///< budgets have at least one to choose
+
+/// Shares of softmax mass by how often they were met: at most 1e-4, 1e-3, 0.01, 0.05, 0.1, 0.2, 0.5, 1.
+struct MassHistogram {
+  static constexpr std::array<double, 8> kBounds = {1e-4, 1e-3, 0.01, 0.05, 0.1, 0.2, 0.5, 1};
+  std::array<int64_t, kBounds.size()> counts = {};
+  double sum = 0;
+  void Add(double share);
+  int64_t count() const;
+  double Quantile(double part) const;  ///< the bound of the bucket that holds it; 0 without any
+};
+
+/// What SparseAttention did, of (row, KV head) pairs unless said otherwise. Rises for ever.
+struct SparsityCounters {
+  int64_t selections = 0;                   // pairs that chose
+  int64_t blocks_read = 0, blocks_all = 0;  // by them; and that dense attention would have read
+  int64_t dense_fallbacks = 0;              // pairs that read all blocks after all, for their bound
+  MassHistogram bound;                      // of query heads whose bound was computed: mass left out, at most
+  MassHistogram missed;                     // of audited query heads: mass left out, in fact
+};
+
+/// How rows of a sequence choose. One for all layers of a step.
+struct BlockSparsity {
+  int budget_blocks = 0;   // that a row reads, kKeptBlocks among them; a row with no more reads all
+  int first_position = 0;  // rows before read all blocks
+  /// A KV head of a row reads all blocks when for one of its query heads more than this share of the softmax
+  /// mass may have been left out; 1: never, and bounds aren't computed.
+  float eps = 1;
+  /// Each so many-th choice of `counters` is held against dense attention, which changes no result; 0: none.
+  int audit_every = 0;
+  SparsityCounters* counters = nullptr;  // or null; written by the calling thread
+
+  /// The first position whose row may leave a block out.
+  int first_sparse() const {
+    const int filled = budget_blocks * kKvBlockTokens;
+    return first_position > filled ? first_position : filled;
+  }
+};
+
+/// Whether row `row` of `slice` chooses blocks in this layer.
+inline bool ChoosesBlocks(const SequenceSlice& slice, const KvLayer& cache, int row) {
+  return slice.sparsity != nullptr && cache.digest_offset != 0 &&
+         slice.start + row >= slice.sparsity->first_sparse();
+}
+
+/// Cuts slices where rows begin to choose: each then has `sparsity` for all of its rows or for none. The
+/// memory comes from ctx.scratch.
+std::span<const SequenceSlice> CutAtFirstChoice(const ExecContext& ctx, const KvLayer& cache,
+                                                std::span<const SequenceSlice> sequences);
+
+/// Builds the digests of all blocks that the slices' tokens fill; KvWrite comes first. Does nothing where the
+/// layer has none.
+struct BuildDigestsParams {
+  KvLayer cache;
+  std::span<const SequenceSlice> sequences;
+};
+void BuildDigests(const ExecContext& ctx, const BuildDigestsParams& params);
+
+/// Attention in which rows of slices with `sparsity` choose their blocks (params.lse must be null). A row's
+/// choice depends on its own query heads of a KV head, its position and the digests alone: it is the same in
+/// any batch, chunk or draft. Rows that read all blocks get the very bits of Attention.
+void SparseAttention(const ExecContext& ctx, const AttentionParams& params);
+
+/// The blocks that a row at `position` reads, in order: kKeptBlocks and those of the greatest importance
+/// [position / 64], up to `budget` in all; equals go to the later block, NaN is greater than any number.
+/// `chosen` has room for `budget`; position / 64 >= budget >= kLeastSparseBlocks.
+void ChooseBlocks(const float* importance, int position, int budget, int32_t* chosen);
+
+}  // namespace moesaic::kernels

@@ -1,0 +1,16 @@
+// The micro-kernels of block digests of each instruction set; what they compute is said in micro_kernels.h.
+#pragma once
+
+#include "kernels/micro_kernels.h"
+
+namespace moesaic::kernels::cpu {
+
+void DigestAvx2(const DigestTask& task);
+void DigestAvx512(const DigestTask& task);
+void DigestScoresAvx2(const DigestScores& scores);
+void DigestScoresAvx512(const DigestScores& scores);
+void DigestScoresAmx(const DigestScores& scores);  // dimensions of whole tiles; else as above
+float ExpSumAvx2(const float* x, const float* y, float spread, float shift, int n, float* out);
+float ExpSumAvx512(const float* x, const float* y, float spread, float shift, int n, float* out);
+
+}  // namespace moesaic::kernels::cpu

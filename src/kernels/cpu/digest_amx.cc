@@ -1,0 +1,187 @@
+// Scores of digests on AMX tiles: query rows in groups of 16, which are the columns of a tile, and digests by
+// 32, which are the rows of two.
+//
+//   centers [digest][row] = C (q_high + q_low)^T,   spreads [digest][row] = R |q|^T
+//
+// Centers and radii become bfloat16 on their way into the tiles, which holds both exactly. q is split into
+// two bfloat16, which leaves out 2^-18 of it; |q| is one, rounded up by at most 2^-7, so that spreads stay
+// bounds.
+#include "kernels/cpu/digest.h"
+#include "kernels/cpu/simd_avx512-inl.h"
+// After the lanes:
+#include "kernels/cpu/amx_bf16-inl.h"
+
+namespace moesaic::kernels::cpu {
+namespace {
+
+constexpr int kGroup = 16;    // rows
+constexpr int kDigests = 32;  // at a time
+constexpr int kMostKeyDim = 576;
+constexpr int kMostRows = 128;
+constexpr int kSteps = kMostKeyDim / kStep;
+
+struct alignas(64) Memory {
+  // [group][step][high, low, |q| rounded up][dim pair][row][2]
+  std::byte queries[kMostRows / kGroup][kSteps][3][kTileBytes];
+  std::byte centers[kDigests][2 * kMostKeyDim];
+  std::byte radii[kDigests][2 * kMostKeyDim];
+  float products[2][kDigests][kGroup];  // with centers, with radii; of one part
+  float totals[2][kDigests][kGroup];    // of both parts
+};
+
+/// The bfloat16 above x >= 0, or x, in the upper half of each lane.
+inline __m512i RoundedUp(V x) {
+  const __m512i up = _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0xffff));
+  return _mm512_and_si512(up, _mm512_set1_epi32(static_cast<int>(0xffff0000U)));
+}
+
+inline void PackQueries(const DigestScores& t, Memory* m) {
+  for (int first = 0; first < t.rows; first += kGroup) {
+    for (int s = 0; s < t.key_dim / kStep; ++s) {
+      __m512i high[kGroup], low[kGroup], size[kGroup];
+#pragma GCC unroll 16
+      for (int i = 0; i < kGroup; ++i) {
+        high[i] = low[i] = size[i] = _mm512_setzero_si512();
+        if (first + i >= t.rows) continue;
+        V even, odd;
+        LoadPairs(t.q + (first + i) * t.q_stride + kStep * s, &even, &odd);
+        const __m512i upper_even = UpperBF16(even), upper_odd = UpperBF16(odd);
+        high[i] = Pairs(upper_even, upper_odd);
+        low[i] = Pairs(UpperBF16(RoundingError(even, upper_even)), UpperBF16(RoundingError(odd, upper_odd)));
+        size[i] = Pairs(RoundedUp(Abs(even)), RoundedUp(Abs(odd)));
+      }
+      auto* tiles = m->queries[first / kGroup][s];
+      StoreColumns(high, tiles[0]);
+      StoreColumns(low, tiles[1]);
+      StoreColumns(size, tiles[2]);
+    }
+  }
+}
+
+/// Makes bfloat16 of 32 floats that it holds exactly.
+inline __m512i Narrow(V a, V b) {
+  alignas(64) static constexpr uint16_t kUpper[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21,
+                                                      23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43,
+                                                      45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+  return _mm512_permutex2var_epi16(_mm512_castps_si512(a), _mm512_load_si512(kUpper), _mm512_castps_si512(b));
+}
+
+inline const DigestHeader& HeaderOf(const std::byte* digest) {
+  return *reinterpret_cast<const DigestHeader*>(digest);
+}
+
+inline void WidenDigests(const DigestScores& t, int first, int count, Memory* m) {
+  for (int i = 0; i < count; ++i) {
+    const auto* centers = reinterpret_cast<const int8_t*>(&HeaderOf(t.digests[first + i]) + 1);
+    const auto* radii = reinterpret_cast<const uint8_t*>(centers + t.key_dim);
+    if (first + i + 4 < t.count) {  // a few ahead: they lie a block apart
+      for (int64_t byte = 0; byte < DigestBytes(t.key_dim); byte += 64) {
+        _mm_prefetch(t.digests[first + i + 4] + byte, _MM_HINT_T0);
+      }
+    }
+    for (int d = 0; d < t.key_dim; d += kStep) {
+      _mm512_store_si512(m->centers[i] + 2 * d, Narrow(Load(centers + d), Load(centers + d + 16)));
+      _mm512_store_si512(m->radii[i] + 2 * d, Narrow(Load(radii + d), Load(radii + d + 16)));
+    }
+  }
+}
+
+/// Products of 32 digests with a group's queries over dimensions [from, to).
+inline void Multiply(int group, int from, int to, Memory* m) {
+  constexpr int64_t kStride = sizeof(m->centers[0]);
+  Written();
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int s = from / kStep; s < to / kStep; ++s) {
+    const auto* queries = m->queries[group][s];
+    _tile_loadd(4, m->centers[0] + 64 * s, kStride);
+    _tile_loadd(5, m->centers[kTileRows] + 64 * s, kStride);
+    _tile_loadd(6, queries[0], 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 5, 6);
+    _tile_loadd(7, queries[1], 64);
+    _tile_dpbf16ps(0, 4, 7);
+    _tile_dpbf16ps(1, 5, 7);
+    _tile_loadd(4, m->radii[0] + 64 * s, kStride);
+    _tile_loadd(5, m->radii[kTileRows] + 64 * s, kStride);
+    _tile_loadd(6, queries[2], 64);
+    _tile_dpbf16ps(2, 4, 6);
+    _tile_dpbf16ps(3, 5, 6);
+  }
+  _tile_stored(0, m->products[0][0], 64);
+  _tile_stored(1, m->products[0][kTileRows], 64);
+  _tile_stored(2, m->products[1][0], 64);
+  _tile_stored(3, m->products[1][kTileRows], 64);
+  Written();
+}
+
+/// totals (+)= the part's products, scaled, and bounded by its ball.
+inline void AddPart(const DigestScores& t, int first, int count, int part, V norms, bool add, Memory* m) {
+  for (int i = 0; i < count; ++i) {
+    const DigestHeader& header = HeaderOf(t.digests[first + i]);
+    const V box = Mul(Load(m->products[1][i]), Set(header.radius_scale[part]));
+    V center = Mul(Load(m->products[0][i]), Set(header.center_scale[part]));
+    V spread = Min(Mul(norms, Set(header.ball[part])), box);
+    if (add) {
+      center = Add(Load(m->totals[0][i]), center);
+      spread = Add(Load(m->totals[1][i]), spread);
+    }
+    Store(m->totals[0][i], center);
+    Store(m->totals[1][i], spread);
+  }
+}
+
+/// Writes totals [32][16] as rows of scores.
+inline void WriteRows(const float (*totals)[kGroup], int count, int rows, float* out, int64_t stride) {
+  for (int half = 0; half < count; half += kTileRows) {
+    const int columns = count - half < kTileRows ? count - half : kTileRows;
+    __m512i block[kTileRows];
+#pragma GCC unroll 16
+    for (int i = 0; i < kTileRows; ++i) block[i] = _mm512_load_si512(totals[half + i]);
+    Transpose16(block);
+    alignas(64) float transposed[kTileRows][kGroup];
+#pragma GCC unroll 16
+    for (int i = 0; i < kTileRows; ++i) _mm512_store_si512(transposed[i], block[i]);
+    const __mmask16 mask = columns < kTileRows ? FirstLanes(columns) : static_cast<__mmask16>(0xffff);
+    for (int i = 0; i < rows; ++i) {
+      _mm512_mask_storeu_ps(out + i * stride + half, mask, _mm512_load_ps(transposed[i]));
+    }
+  }
+}
+
+}  // namespace
+
+void DigestScoresAmx(const DigestScores& t) {
+  const bool fits =
+      t.key_dim % kStep == 0 && t.key_split % kStep == 0 && t.key_dim <= kMostKeyDim && t.rows <= kMostRows;
+  if (!fits) return DigestScoresAvx512(t);
+  Memory m;
+  PackQueries(t, &m);
+  for (auto& totals :
+       m.totals) {  // rows of the last tile that stand for nothing are transposed with the others
+    for (auto& total : totals) Store(total, Zero());
+  }
+  Configure({16, 16, 16, 16, 16, 16, 16, 16});
+  const int ends[3] = {0, t.key_split, t.key_dim};
+  for (int first = 0; first < t.count; first += kDigests) {
+    const int count = t.count - first < kDigests ? t.count - first : kDigests;
+    WidenDigests(t, first, count, &m);
+    for (int row = 0; row < t.rows; row += kGroup) {
+      const int rows = t.rows - row < kGroup ? t.rows - row : kGroup;
+      for (int part = 0; part < 2; ++part) {
+        if (ends[part] == ends[part + 1]) continue;
+        alignas(64) float norms[kGroup] = {};
+        for (int i = 0; i < rows; ++i) norms[i] = t.q_norms[2 * (row + i) + part];
+        Multiply(row / kGroup, ends[part], ends[part + 1], &m);
+        AddPart(t, first, count, part, Load(norms), part == 1, &m);
+      }
+      WriteRows(m.totals[0], count, rows, t.centers + row * t.stride + first, t.stride);
+      WriteRows(m.totals[1], count, rows, t.spreads + row * t.stride + first, t.stride);
+    }
+  }
+  _tile_release();
+}
+
+}  // namespace moesaic::kernels::cpu

@@ -1,0 +1,14 @@
+#include "kernels/cpu/digest.h"
+#include "kernels/cpu/simd_avx2-inl.h"
+// After the lanes:
+#include "kernels/cpu/digest-inl.h"
+
+namespace moesaic::kernels::cpu {
+
+void DigestAvx2(const DigestTask& task) { RunDigest(task); }
+void DigestScoresAvx2(const DigestScores& scores) { RunDigestScores(scores); }
+float ExpSumAvx2(const float* x, const float* y, float spread, float shift, int n, float* out) {
+  return RunExpSum(x, y, spread, shift, n, out);
+}
+
+}  // namespace moesaic::kernels::cpu

@@ -1,0 +1,35 @@
+#include "kernels/cpu/digest.h"
+#include "kernels/impl_list.h"
+#include "kernels/ref/digest.h"
+
+namespace moesaic::kernels {
+
+ImplList<DigestFn> DigestImpls() {
+  static constexpr Impl<DigestFn> kImpls[] = {
+      {"digest_avx512", runtime::Isa::kAvx512, cpu::DigestAvx512},
+      {"digest_avx2", runtime::Isa::kAvx2, cpu::DigestAvx2},
+      {"digest_ref", runtime::Isa::kRef, ref::Digest},
+  };
+  return kImpls;
+}
+
+ImplList<DigestScoresFn> DigestScoresImpls() {
+  static constexpr Impl<DigestScoresFn> kImpls[] = {
+      {"digest_scores_i8_bf16x2_amx", runtime::Isa::kAmx, cpu::DigestScoresAmx},
+      {"digest_scores_i8_f32_avx512", runtime::Isa::kAvx512, cpu::DigestScoresAvx512},
+      {"digest_scores_i8_f32_avx2", runtime::Isa::kAvx2, cpu::DigestScoresAvx2},
+      {"digest_scores_i8_f32_ref", runtime::Isa::kRef, ref::DigestScores},
+  };
+  return kImpls;
+}
+
+ImplList<ExpSumFn> ExpSumImpls() {
+  static constexpr Impl<ExpSumFn> kImpls[] = {
+      {"exp_sum_avx512", runtime::Isa::kAvx512, cpu::ExpSumAvx512},
+      {"exp_sum_avx2", runtime::Isa::kAvx2, cpu::ExpSumAvx2},
+      {"exp_sum_ref", runtime::Isa::kRef, ref::ExpSum},
+  };
+  return kImpls;
+}
+
+}  // namespace moesaic::kernels

@@ -1,0 +1,103 @@
+#include "kernels/ref/digest.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "kernels/cpu/digest_round-inl.h"
+
+namespace moesaic::kernels::ref {
+namespace {
+
+constexpr int kKeys = 64;
+
+float At(const DigestTask& t, int key, int d) {
+  const std::byte* row = t.keys + key * t.key_stride;
+  if (t.kv_dtype == tensor::DType::kF32) return reinterpret_cast<const float*>(row)[d];
+  if (t.kv_dtype == tensor::DType::kBF16) {
+    return tensor::ToFloat(reinterpret_cast<const tensor::BF16*>(row)[d]);
+  }
+  return static_cast<float>(reinterpret_cast<const int8_t*>(row)[d]) *
+         (d < t.key_split ? t.key_scales : t.rest_scales)[key];
+}
+
+// False when some key is not finite.
+bool FindBox(const DigestTask& t, int begin, int end, Box* box) {
+  for (int d = begin; d < end; ++d) {
+    box->low[d] = std::numeric_limits<float>::infinity();
+    box->high[d] = -box->low[d];
+    for (int key = 0; key < kKeys; ++key) {
+      const float x = At(t, key, d);
+      if (!std::isfinite(x)) return false;
+      box->low[d] = std::min(box->low[d], x);
+      box->high[d] = std::max(box->high[d], x);
+    }
+  }
+  return true;
+}
+
+float FindBall(const DigestTask& t, int begin, int end, const float* centers) {
+  float most = 0;
+  for (int key = 0; key < kKeys; ++key) {
+    float sum = 0;
+    for (int d = begin; d < end; ++d) sum += (At(t, key, d) - centers[d]) * (At(t, key, d) - centers[d]);
+    most = std::max(most, sum);
+  }
+  return std::sqrt(most) * kBallSlack;
+}
+
+}  // namespace
+
+void Digest(const DigestTask& t) {
+  auto* header = reinterpret_cast<DigestHeader*>(t.digest);
+  auto* centers = reinterpret_cast<int8_t*>(header + 1);
+  auto* radii = reinterpret_cast<uint8_t*>(centers + t.key_dim);
+  Box box;
+  *header = {};
+  const int ends[] = {0, t.key_split, t.key_dim};
+  for (int part = 0; part < 2; ++part) {
+    const int begin = ends[part], end = ends[part + 1];
+    if (begin == end) continue;
+    if (!FindBox(t, begin, end, &box) || !RoundBox(begin, end, part, &box, header, centers, radii)) {
+      return SpoilDigest(t.key_dim, header, centers, radii);
+    }
+    header->ball[part] = FindBall(t, begin, end, box.low);
+  }
+}
+
+void DigestScores(const kernels::DigestScores& t) {
+  const int ends[] = {0, t.key_split, t.key_dim};
+  for (int b = 0; b < t.count; ++b) {
+    const auto* header = reinterpret_cast<const DigestHeader*>(t.digests[b]);
+    const auto* centers = reinterpret_cast<const int8_t*>(header + 1);
+    const auto* radii = reinterpret_cast<const uint8_t*>(centers + t.key_dim);
+    for (int row = 0; row < t.rows; ++row) {
+      const float* q = t.q + row * t.q_stride;
+      float center = 0, spread = 0;
+      for (int part = 0; part < 2; ++part) {
+        float products = 0, reach = 0;
+        for (int d = ends[part]; d < ends[part + 1]; ++d) {
+          products += q[d] * static_cast<float>(centers[d]);
+          reach += std::abs(q[d]) * static_cast<float>(radii[d]);
+        }
+        center += products * header->center_scale[part];
+        spread +=
+            std::min(reach * header->radius_scale[part], t.q_norms[2 * row + part] * header->ball[part]);
+      }
+      t.centers[row * t.stride + b] = center;
+      t.spreads[row * t.stride + b] = spread;
+    }
+  }
+}
+
+float ExpSum(const float* x, const float* y, float spread, float shift, int n, float* out) {
+  float sum = 0;
+  for (int i = 0; i < n; ++i) {
+    const float power = x[i] + spread * y[i] - shift;
+    out[i] = std::isnan(power) ? 0 : std::exp(std::min(power, 80.0F));
+    sum += out[i];
+  }
+  return sum;
+}
+
+}  // namespace moesaic::kernels::ref

@@ -1,0 +1,12 @@
+// The plain twins of the micro-kernels of block digests.
+#pragma once
+
+#include "kernels/micro_kernels.h"
+
+namespace moesaic::kernels::ref {
+
+void Digest(const DigestTask& task);
+void DigestScores(const kernels::DigestScores& scores);
+float ExpSum(const float* x, const float* y, float spread, float shift, int n, float* out);
+
+}  // namespace moesaic::kernels::ref

@@ -1,0 +1,297 @@
+// Attention over chosen blocks, on every instruction set that this processor has.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "kernels/block_sparsity.h"
+#include "kernels/impl_list.h"
+#include "kernels/test_context.h"
+
+namespace moesaic::kernels {
+namespace {
+
+using tensor::DType;
+
+struct Shape {
+  const char* name;
+  int heads, kv_heads, key_dim, value_dim;
+  bool shared;
+};
+constexpr Shape kShapes[] = {
+    {"gqa64", 9, 3, 64, 64, false}, {"mqa_odd", 7, 1, 40, 24, false}, {"mla_tiny", 40, 1, 48, 32, true}};
+constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kI8};
+
+// One sequence of `context` tokens, written and digested chunk by chunk, and queries for each of them.
+class Sequence {
+ public:
+  Sequence(const ExecContext& ctx, const Shape& shape, DType dtype, int context, int chunk, int seed)
+      : shape_(shape) {
+    std::mt19937 rng(seed);
+    const int blocks = (context + kKvBlockTokens - 1) / kKvBlockTokens;
+    const int64_t keys = tensor::BytesOf(dtype, int64_t{shape.kv_heads} * kKvBlockTokens * shape.key_dim);
+    const int64_t values =
+        shape.shared ? 0 : tensor::BytesOf(dtype, int64_t{shape.kv_heads} * kKvBlockTokens * shape.value_dim);
+    const int64_t scales = dtype == DType::kI8 ? int64_t{2} * shape.kv_heads * kKvBlockTokens * 4 : 0;
+    layer = {.base = nullptr,
+             .block_stride = keys + values + scales + shape.kv_heads * DigestBytes(shape.key_dim) + 64,
+             .value_offset = shape.shared ? 0 : keys,
+             .scale_offset = keys + values,
+             .digest_offset = keys + values + scales,
+             .dtype = dtype,
+             .heads = shape.kv_heads,
+             .key_dim = shape.key_dim,
+             .value_dim = shape.value_dim,
+             .shared = shape.shared};
+    memory_.assign(blocks * layer.block_stride, std::byte{0xff});
+    layer.base = memory_.data();
+    table.resize(blocks);
+    std::iota(table.begin(), table.end(), 0);
+    std::shuffle(table.begin(), table.end(), rng);
+    queries_ = RandomValues(&rng, size_t(context) * shape.heads * shape.key_dim, 2);
+    std::vector<float> k = RandomValues(&rng, size_t(context) * shape.kv_heads * shape.key_dim, 1);
+    const std::vector<float> v = RandomValues(&rng, size_t(context) * shape.kv_heads * shape.value_dim, 1);
+    // Each block has a theme, which its keys share: something to find.
+    const std::vector<float> themes =
+        RandomValues(&rng, size_t(blocks) * shape.kv_heads * shape.key_dim, 1.5F);
+    const size_t row = size_t(shape.kv_heads) * shape.key_dim;
+    for (size_t i = 0; i < k.size(); ++i) k[i] += themes[i / row / kKvBlockTokens * row + i % row];
+    for (int start = 0; start < context; start += chunk) {
+      const SequenceSlice slice = {table.data(), start, std::min(chunk, context - start), start};
+      KvWrite(ctx, {layer,
+                    k.data(),
+                    shape.shared ? nullptr : v.data(),
+                    static_cast<int64_t>(row),
+                    int64_t{shape.kv_heads} * shape.value_dim,
+                    {&slice, 1}});
+      BuildDigests(ctx, {layer, {&slice, 1}});
+    }
+  }
+
+  const std::byte* Digest(int block) const {
+    return layer.base + table[block] * layer.block_stride + layer.digest_offset;
+  }
+
+  // Outputs of rows [start, start + count).
+  std::vector<float> Attend(const ExecContext& ctx, int start, int count,
+                            const BlockSparsity* sparsity) const {
+    return AttendAll(ctx, {this}, {{start, count}}, sparsity);
+  }
+  static std::vector<float> AttendAll(const ExecContext& ctx, const std::vector<const Sequence*>& sequences,
+                                      const std::vector<std::pair<int, int>>& parts,
+                                      const BlockSparsity* sparsity) {
+    const Shape& shape = sequences[0]->shape_;
+    const int64_t q_row = int64_t{shape.heads} * shape.key_dim,
+                  out_row = int64_t{shape.heads} * shape.value_dim;
+    std::vector<SequenceSlice> slices;
+    std::vector<float> q;
+    int row = 0;
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const auto [start, count] = parts[i];
+      slices.push_back({sequences[i]->table.data(), start, count, row, sparsity});
+      row += count;
+      const auto from = sequences[i]->queries_.begin() + start * q_row;
+      q.insert(q.end(), from, from + count * q_row);
+    }
+    std::vector<float> out(row * out_row, 7);
+    // Only one pool of blocks: sequences of a batch share it.
+    SparseAttention(ctx,
+                    {sequences[0]->layer, q.data(), q_row, out.data(), out_row, shape.heads, 0.3F, slices});
+    return out;
+  }
+
+  KvLayer layer;
+  std::vector<int32_t> table;
+
+ private:
+  Shape shape_;
+  std::vector<std::byte> memory_;
+  std::vector<float> queries_;
+};
+
+class SparseAttentionTest : public testing::TestWithParam<runtime::Isa> {
+ protected:
+  TestContext test_{GetParam(), 2};
+};
+
+bool SameBits(const float* a, const float* b, size_t count) {
+  return std::memcmp(a, b, count * sizeof(float)) == 0;
+}
+
+TEST_P(SparseAttentionTest, WholeBudgetIsDenseToTheBit) {
+  constexpr int kContext = 700;
+  for (const Shape& shape : kShapes) {
+    for (const DType dtype : kTypes) {
+      if (GetParam() == runtime::Isa::kRef && dtype != DType::kI8)
+        continue;  // nothing new in these, but slow
+      const Sequence sequence(test_.context(), shape, dtype, kContext, 100, 1);
+      const std::vector<float> dense = sequence.Attend(test_.context(), 0, kContext, nullptr);
+      const BlockSparsity whole = {.budget_blocks = 11};
+      EXPECT_EQ(sequence.Attend(test_.context(), 0, kContext, &whole), dense) << shape.name;
+      // A bound that nothing keeps: all heads fall back.
+      SparsityCounters counters;
+      const BlockSparsity strict = {.budget_blocks = 4, .eps = 0, .counters = &counters};
+      EXPECT_EQ(sequence.Attend(test_.context(), 0, kContext, &strict), dense) << shape.name;
+      EXPECT_EQ(counters.selections, int64_t{shape.kv_heads} * (kContext - 4 * kKvBlockTokens));
+      EXPECT_EQ(counters.dense_fallbacks, counters.selections);
+      EXPECT_GT(counters.blocks_read, counters.blocks_all);
+    }
+  }
+  EXPECT_EQ(test_.scratch_mark(), 0U);
+}
+
+TEST_P(SparseAttentionTest, RowsBeforeTheFirstPositionAreDense) {
+  constexpr int kContext = 700;
+  const Sequence sequence(test_.context(), kShapes[0], DType::kBF16, kContext, 700, 2);
+  const std::vector<float> dense = sequence.Attend(test_.context(), 0, kContext, nullptr);
+  const BlockSparsity late = {.budget_blocks = 4, .first_position = 601};
+  const std::vector<float> out = sequence.Attend(test_.context(), 0, kContext, &late);
+  const size_t row = size_t(kShapes[0].heads) * kShapes[0].value_dim;
+  EXPECT_TRUE(SameBits(out.data(), dense.data(), 601 * row));
+  for (int position = 601; position < kContext; ++position) {
+    EXPECT_FALSE(SameBits(&out[position * row], &dense[position * row], row)) << position;
+  }
+}
+
+// In chunks, alone, behind drafts and with others: a row chooses for itself.
+TEST_P(SparseAttentionTest, BitsDependOnNothingButTheRow) {
+  constexpr int kContext = 900;
+  const BlockSparsity sparsity = {.budget_blocks = 5, .first_position = 333, .eps = 0.9F};
+  for (const Shape& shape : kShapes) {
+    for (const DType dtype : kTypes) {
+      if (GetParam() == runtime::Isa::kRef && dtype != DType::kI8)
+        continue;  // nothing new in these, but slow
+      const Sequence sequence(test_.context(), shape, dtype, kContext, 64, 3);
+      const size_t row = size_t(shape.heads) * shape.value_dim;
+      const std::vector<float> whole = sequence.Attend(test_.context(), 0, kContext, &sparsity);
+      for (const auto& [start, count] : std::vector<std::pair<int, int>>{
+               {899, 1}, {320, 1}, {333, 1}, {300, 64}, {511, 2}, {512, 1}, {640, 16}, {639, 130}}) {
+        for (const int threads : {1, 3}) {
+          TestContext other(GetParam(), threads);
+          const std::vector<float> alone = sequence.Attend(other.context(), start, count, &sparsity);
+          EXPECT_TRUE(SameBits(alone.data(), &whole[start * row], count * row)) << shape.name << " " << start;
+          const std::vector<float> batch =
+              Sequence::AttendAll(other.context(), {&sequence, &sequence, &sequence},
+                                  {{700, 3}, {start, count}, {10, 5}}, &sparsity);
+          EXPECT_TRUE(SameBits(&batch[3 * row], &whole[start * row], count * row))
+              << shape.name << " " << start;
+        }
+      }
+    }
+  }
+}
+
+// However the tokens came: the same digests, and none of what is not full.
+TEST_P(SparseAttentionTest, DigestsDependOnFullBlocksAlone) {
+  const Shape& shape = kShapes[0];
+  for (const DType dtype : kTypes) {
+    const Sequence whole(test_.context(), shape, dtype, 200, 200, 4);
+    const Sequence chunks(test_.context(), shape, dtype, 200, 7, 4);
+    const size_t bytes = shape.kv_heads * DigestBytes(shape.key_dim);
+    for (int block = 0; block < 3; ++block) {
+      EXPECT_EQ(std::memcmp(whole.Digest(block), chunks.Digest(block), bytes), 0);
+      EXPECT_NE(whole.Digest(block)[0], std::byte{0xff});
+    }
+    EXPECT_EQ(std::count(whole.Digest(3), whole.Digest(3) + bytes, std::byte{0xff}), static_cast<int>(bytes));
+  }
+}
+
+// What is left out is no more than the bound says, and the output is off by no more than that: of weights
+// that differ by `missed` in all, values are in [-1, 1].
+TEST_P(SparseAttentionTest, BoundHoldsAndOutputFollows) {
+  constexpr int kContext = 1500;
+  for (const Shape& shape : kShapes) {
+    const Sequence sequence(test_.context(), shape, DType::kF32, kContext, 500, 5);
+    for (const int position : {700, 1023, 1024, 1499}) {
+      SparsityCounters counters;
+      const BlockSparsity sparsity = {.budget_blocks = 8, .audit_every = 1, .counters = &counters};
+      const std::vector<float> dense = sequence.Attend(test_.context(), position, 1, nullptr);
+      std::vector<double> most(shape.kv_heads);
+      const std::vector<float> out = sequence.Attend(test_.context(), position, 1, &sparsity);
+      const int64_t audited =
+          std::accumulate(counters.missed.counts.begin(), counters.missed.counts.end(), int64_t{0});
+      EXPECT_EQ(audited, shape.heads / shape.kv_heads) << "one KV head of a row is audited";
+      EXPECT_EQ(std::accumulate(counters.bound.counts.begin(), counters.bound.counts.end(), int64_t{0}),
+                audited);
+      EXPECT_GE(counters.bound.sum, counters.missed.sum);
+      EXPECT_GT(counters.missed.sum, 0);
+      EXPECT_EQ(counters.blocks_read, 8 * shape.kv_heads);
+      EXPECT_EQ(counters.blocks_all, (position / 64 + 1) * shape.kv_heads);
+      // Group 0 is the audited one. All of its heads together missed `sum`.
+      const float largest = shape.shared ? 2.5F : 1;
+      for (int i = 0; i < shape.heads / shape.kv_heads * shape.value_dim; ++i) {
+        EXPECT_LE(std::abs(out[i] - dense[i]), 2 * largest * counters.missed.sum + 1e-5);
+      }
+    }
+  }
+}
+
+// A block whose keys are not finite is read, so that nothing finite comes out, as of dense attention.
+TEST_P(SparseAttentionTest, NaNIsNotLeftOut) {
+  const Shape& shape = kShapes[1];
+  Sequence sequence(test_.context(), shape, DType::kF32, 1000, 1000, 6);
+  auto* keys =
+      reinterpret_cast<float*>(sequence.layer.base + sequence.table[7] * sequence.layer.block_stride);
+  keys[33 * shape.key_dim + 5] = std::numeric_limits<float>::quiet_NaN();
+  const SequenceSlice slice = {sequence.table.data(), 7 * 64, 64, 0};
+  BuildDigests(test_.context(), {sequence.layer, {&slice, 1}});
+  const BlockSparsity sparsity = {.budget_blocks = 4};
+  for (const float x : sequence.Attend(test_.context(), 999, 1, &sparsity)) EXPECT_FALSE(std::isfinite(x));
+}
+
+TEST(MassHistogramTest, CountsSharesBelowTheirBounds) {
+  MassHistogram histogram;
+  EXPECT_EQ(histogram.Quantile(0.5), 0);
+  for (const double share : {0.0, 1e-4, 2e-4, 0.3, 1.0}) histogram.Add(share);
+  EXPECT_EQ(histogram.count(), 5);
+  EXPECT_EQ(histogram.counts[0], 2);
+  EXPECT_EQ(histogram.counts[1], 1);
+  EXPECT_EQ(histogram.Quantile(0.4), 1e-4);
+  EXPECT_EQ(histogram.Quantile(0.5), 1e-3);
+  EXPECT_EQ(histogram.Quantile(0.8), 0.5);
+  EXPECT_EQ(histogram.Quantile(1), 1);
+  EXPECT_DOUBLE_EQ(histogram.sum, 1.3003);
+}
+
+TEST(ChooseBlocksTest, KeepsWhatIsKeptAndTakesTheBest) {
+  std::vector<float> importance(20, 0.0F);
+  importance[4] = 3;
+  importance[9] = 1;
+  importance[12] = 2;
+  importance[0] = importance[19] = -5;
+  std::vector<int32_t> chosen(6);
+  ChooseBlocks(importance.data(), 20 * 64 + 3, 6, chosen.data());
+  EXPECT_EQ(chosen, (std::vector<int32_t>{0, 4, 9, 12, 19, 20}));
+  chosen.resize(5);
+  ChooseBlocks(importance.data(), 20 * 64 + 3, 5, chosen.data());
+  EXPECT_EQ(chosen, (std::vector<int32_t>{0, 4, 12, 19, 20}));
+  importance[7] = std::numeric_limits<float>::quiet_NaN();
+  ChooseBlocks(importance.data(), 20 * 64, 5, chosen.data());
+  EXPECT_EQ(chosen, (std::vector<int32_t>{0, 4, 7, 19, 20}));
+}
+
+TEST(ChooseBlocksTest, EqualsGoToTheLaterBlock) {
+  const std::vector<float> importance(3000, 0.5F);
+  std::vector<int32_t> chosen(5);
+  ChooseBlocks(importance.data(), 5 * 64, 5, chosen.data());
+  EXPECT_EQ(chosen, (std::vector<int32_t>{0, 2, 3, 4, 5}));
+  ChooseBlocks(importance.data(), 3000 * 64, 5, chosen.data());
+  EXPECT_EQ(chosen, (std::vector<int32_t>{0, 2997, 2998, 2999, 3000}));
+}
+
+std::vector<runtime::Isa> OnHost() {
+  std::vector<runtime::Isa> found;
+  for (const auto& impl : AttentionImpls(DType::kBF16)) {
+    if (runtime::DetectCpu().Has(impl.needs)) found.push_back(impl.needs);
+  }
+  return found;
+}
+INSTANTIATE_TEST_SUITE_P(Host, SparseAttentionTest, testing::ValuesIn(OnHost()), IsaTestName);
+
+}  // namespace
+}  // namespace moesaic::kernels

@@ -1,0 +1,86 @@
+#!/usr/bin/env python3
+"""Block-sparse attention from the outside: the request's field, the server's defaults, and what /metrics tells."""
+import unittest
+
+from serving import serving
+
+PROMPT = [(7 * i + i * i // 3) % 1000 + 5 for i in range(1200)]
+TOKENS = 40
+
+
+def completion(server, status=200, **fields):
+    got, answer = server.json("POST", "/v1/completions", {
+        "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "logprobs": 0,
+        "return_token_ids": True, **fields})
+    assert got == status, answer
+    if status != 200:
+        return answer["error"]
+    choice = answer["choices"][0]
+    return choice["token_ids"], choice["logprobs"]["token_logprobs"]
+
+
+def counters(server):
+    server.wait_until_quiet()
+    metrics = {}
+    for name, value in server.metrics().items():
+        metrics[name.split("{")[0]] = value
+    return {name.removeprefix("moesaic:kv_sparsity_"): value for name, value in metrics.items() if "kv_sparsity" in name}
+
+
+class Sparsity(unittest.TestCase):
+    def test_requests_ask(self):
+        with serving("--kv-sparsity", "dense", "--kv-sparsity-audit", 1) as server:
+            dense = completion(server)
+            self.assertEqual(completion(server, kv_sparsity={"mode": "dense"}), dense)
+            self.assertEqual(completion(server, kv_sparsity=None), dense)
+            self.assertEqual(completion(server, kv_sparsity={"budget": 4096}), dense, "a budget that holds everything")
+            self.assertEqual(counters(server)["choices_total"], 0)
+            sparse = completion(server, kv_sparsity={"budget": 256})
+            self.assertNotEqual(sparse, dense)
+            told = counters(server)
+            # Two of four layers choose, for each of the tokens that follow the first.
+            self.assertEqual(told["choices_total"], 2 * (TOKENS - 1))
+            self.assertEqual(told["blocks_read_total"], 4 * told["choices_total"])
+            self.assertGreater(told["blocks_total"], 4 * told["blocks_read_total"])
+            self.assertEqual(told["fallbacks_total"], 0)
+            for name in ("missed_count", "missed_bound_count"):
+                self.assertEqual(told[name], 4 * told["choices_total"], "four heads each")
+            self.assertGreater(told["missed_sum"], 0)
+            self.assertGreaterEqual(told["missed_bound_sum"], told["missed_sum"])
+            completion(server, kv_sparsity={"budget": 256, "eps": 0})
+            self.assertEqual(counters(server)["fallbacks_total"], 2 * (TOKENS - 1))
+            self.assertEqual(completion(server, kv_sparsity={"mode": "decode", "budget": 256}), sparse)
+
+    def test_the_server_has_defaults(self):
+        with serving("--kv-sparsity-budget", 320) as server:
+            completion(server)
+            told = counters(server)
+            self.assertEqual(told["choices_total"], 2 * (TOKENS - 1))
+            self.assertEqual(told["blocks_read_total"], 5 * told["choices_total"])
+            self.assertIn("block-sparse attention: decode, 320 tokens a row", server.read_log())
+            completion(server, kv_sparsity={"mode": "all"})
+            more = counters(server)["choices_total"] - told["choices_total"]
+            self.assertEqual(more, 2 * (len(PROMPT) - 320 + TOKENS - 1))
+
+    def test_what_is_wrong_is_refused_by_name(self):
+        with serving("--kv-sparsity", "dense") as server:
+            for value, param in (({"mode": "some"}, "kv_sparsity.mode"), ({"budget": 255}, "kv_sparsity.budget"),
+                                 ({"budget": 1.5}, "kv_sparsity.budget"), ({"eps": 1.01}, "kv_sparsity.eps"),
+                                 ({"eps": "0"}, "kv_sparsity.eps"), (5, "kv_sparsity"), ([], "kv_sparsity")):
+                self.assertEqual(completion(server, status=400, kv_sparsity=value)["param"], param)
+        with serving() as server:
+            error = completion(server, status=400, kv_sparsity={"budget": 512})
+            self.assertEqual(error["param"], "kv_sparsity.mode")
+            self.assertIn("--kv-sparsity", error["message"])
+            completion(server, kv_sparsity={"mode": "dense"})
+            self.assertEqual(counters(server)["choices_total"], 0)
+
+    def test_the_schema_has_it(self):
+        for flags, modes in (((), ["dense"]), (("--kv-sparsity", "dense"), ["dense", "decode", "all"])):
+            with serving(*flags) as server:
+                self.assertIn(str(modes).replace("'", '"').replace(" ", ""),
+                              server.request("GET", "/openapi.json")[2].decode().replace(" ", ""))
+
+
+if __name__ == "__main__":
+    unittest.main()

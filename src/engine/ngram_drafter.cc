@@ -19,14 +19,20 @@ std::span<const int32_t> LookUp(std::span<const int32_t> tokens, int shortest, i
   return tokens.subspan(best_end, std::min<int64_t>(most, size - best_end));
 }
 
+void NgramDrafter::Keep(const std::vector<std::unique_ptr<Sequence>>&) { found_.clear(); }
+
 int NgramDrafter::Limit(const Sequence& sequence, int most) {
-  return static_cast<int>(LookUp(sequence.tokens, shortest_, longest_, most).size());
+  const std::span<const int32_t> found = LookUp(sequence.tokens, shortest_, longest_, most);
+  if (!found.empty()) found_[&sequence] = found;
+  return static_cast<int>(found.size());
 }
 
 Status NgramDrafter::Draft(std::span<const DraftJob> jobs) {
   for (const DraftJob& job : jobs) {
-    const auto found = LookUp(job.sequence->tokens, shortest_, longest_, job.depth);
-    job.sequence->draft.tokens.assign(found.begin(), found.end());
+    const auto found = found_.find(job.sequence);
+    if (found == found_.end()) continue;
+    const auto tokens = found->second.first(std::min<size_t>(job.depth, found->second.size()));
+    job.sequence->draft.tokens.assign(tokens.begin(), tokens.end());
   }
   return OkStatus();
 }

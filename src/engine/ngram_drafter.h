@@ -3,7 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <unordered_map>
+#include <vector>
 
 #include "engine/drafter.h"
 
@@ -18,12 +21,14 @@ class NgramDrafter : public Drafter {
  public:
   /// As vLLM's prompt_lookup_min and prompt_lookup_max; 1 <= shortest <= longest.
   NgramDrafter(int shortest, int longest) : shortest_(shortest), longest_(longest) {}
+  void Keep(const std::vector<std::unique_ptr<Sequence>>& running) override;
   int Limit(const Sequence& sequence, int most) override;
   int Behind(const Sequence&) const override { return 0; }
   Status Draft(std::span<const DraftJob> jobs) override;
 
  private:
   const int shortest_, longest_;
+  std::unordered_map<const Sequence*, std::span<const int32_t>> found_;  // by Limit, in this step
 };
 
 }  // namespace moesaic::engine

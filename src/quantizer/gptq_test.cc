@@ -90,8 +90,10 @@ void ExpectCodesOfGptq(const std::vector<float>& weights, const QuantizedMatrix&
   }
 }
 
-TEST(Gptq, CodesAreTheNearestToWhatEveryColumnAsksFor) {
-  const TestContext threads(2);
+class GptqTest : public testing::TestWithParam<runtime::Isa> {};
+
+TEST_P(GptqTest, CodesAreTheNearestToWhatEveryColumnAsksFor) {
+  const TestContext threads(2, GetParam());
   struct Case {
     int n, k, tokens;
     bool act_order;
@@ -114,6 +116,9 @@ TEST(Gptq, CodesAreTheNearestToWhatEveryColumnAsksFor) {
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(, GptqTest, testing::ValuesIn(runtime::HostIsas(runtime::DetectCpu())),
+                         [](const auto& isa) { return runtime::IsaName(isa.param); });
 
 TEST(Gptq, RaggedInputsOfInt8AndFp8) {
   const TestContext threads(2);

@@ -80,9 +80,10 @@ void ExpectCodesOfGptq(const std::vector<float>& weights, const QuantizedMatrix&
         if (std::isnan(value)) continue;
         best = std::min(best, std::fabs(value * matrix.Scale(r, input) - w[p]));
       }
-      // f32 sums of k products of errors (at most a few steps) and factors (below the pivot's size, mostly):
-      // 1e-3 of a step is far above their noise and far below what a wrong column would do.
-      ASSERT_LE(std::fabs(taken - w[p]), best + 1e-3 * scale * std::max(1.0, std::fabs(w[p] / scale) * 1e-2))
+      // What is asked for is a sum of up to k products of errors (half a step or so) and factors (up to some
+      // ten pivots), each off by 2^-23 in f32 and 2^-16 as halves: sqrt(384) x 0.5 x 20 x 2^-16 is 0.003 of a
+      // step. A wrong column would be off by whole ones.
+      ASSERT_LE(std::fabs(taken - w[p]), best + 1e-2 * scale * std::max(1.0, std::fabs(w[p] / scale) * 1e-2))
           << r << " " << p;
       const double error = (w[p] - taken) / u(p, p);
       for (int q = p; q < k; ++q) w[q] -= error * u(p, q);

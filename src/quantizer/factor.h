@@ -41,6 +41,7 @@ struct HessianFactor {
   const float* row(int i) const { return memory.as<float>() + i * stride; }
 };
 
+/// Memory of a factor. Making it takes 1 KiB an input more for a while.
 int64_t FactorBytes(int k);
 
 /// Factors the mean Hessian; damping is raised tenfold, up to 1, while the matrix is not positive definite. A

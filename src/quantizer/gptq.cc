@@ -206,12 +206,12 @@ StatusOr<QuantizedMatrix> RoundByGptq(const kernels::ExecContext& ctx, const Gri
   return result;
 }
 
-int64_t GptqBytes(const Grid& grid, int n, int k) {
+int64_t GptqBytes(const Grid& grid, int n, int k, int threads) {
   const int64_t k_padded = (k + kBlock - 1) / kBlock * kBlock, rows = (n + kRows - 1) / kRows * kRows;
   const int64_t floats = (rows + 2 * kSampleRows) * ErrorStride(static_cast<int>(k_padded)) +
                          2 * PackedPanels::Floats(static_cast<int>(k_padded)) +
-                         rows * (grid.scale_columns(k) + 1);
-  return floats * int64_t{sizeof(float)};
+                         rows * (grid.scale_columns(k) + 1) + kBlock * kBlock;
+  return floats * int64_t{sizeof(float)} + threads * int64_t{sizeof(Tile)};
 }
 
 double OutputLoss(const kernels::ExecContext& ctx, const HessianFactor& factor, const float* errors,

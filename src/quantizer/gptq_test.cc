@@ -187,6 +187,20 @@ TEST(Gptq, ThreadsChangeNoBit) {
   for (const Grid& grid : kGrids) EXPECT_EQ(run(one, grid), run(three, grid));
 }
 
+TEST(Gptq, TakesNoMoreMemoryThanItSays) {
+  const TestContext threads(2);
+  const int n = 1000, k = 512;
+  const Grid grid{GridKind::kInt4Group, 32};
+  const std::vector<float> weights = TestWeights(n, k, 14);
+  const auto factor = FactorHessian(threads.ctx, HessianOf(threads, TestTokens(700, k, 1, 15), k), {});
+  TestContext fresh(2);  // whose scratch memory nothing else has used
+  GptqReport report;
+  ASSERT_TRUE(RoundByGptq(fresh.ctx, grid, weights.data(), n, k, *factor, {}, &report).ok());
+  const int64_t said = GptqBytes(grid, n, k, 2);
+  EXPECT_LE(static_cast<int64_t>(fresh.scratch.peak_bytes()), said);
+  EXPECT_LT(said, 4 * n * k * int64_t{sizeof(float)});
+}
+
 TEST(Gptq, DeadInputsKeepTheirNearestCodes) {
   const TestContext threads(2);
   const int n = 20, k = 128;

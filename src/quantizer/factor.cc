@@ -6,7 +6,6 @@
 #include <numeric>
 
 #include "base/check.h"
-#include "quantizer/panel_product.h"
 
 namespace moesaic::quantizer {
 namespace {
@@ -21,6 +20,11 @@ int64_t StrideOf(int k) { return PaddedOf(k) + 16; }  // an odd number of cache 
 // A square block on the stack.
 struct Square {
   alignas(64) float at[kBlock][kBlock];
+};
+
+// Rows above a block before and after they are multiplied by its inverse.
+struct RowTile {
+  alignas(64) float wanted[kRowTask][kBlock], solved[kRowTask][kBlock];
 };
 
 // R R^T = block, R upper triangular, in place (the upper triangle is read). False when it is not positive
@@ -61,24 +65,6 @@ void InvertSquare(const Square& from, Square* to) {
   }
 }
 
-// The right operand that is the transpose of rows [128][inner], times `sign`.
-PackedPanels PackTransposed(const kernels::ExecContext& ctx, const float* rows, int64_t stride, int inner,
-                            float sign, float* memory) {
-  constexpr int kStep = 64;
-  ctx.pool->Run(inner / kStep, [&](int64_t step, int) {
-    const int first = static_cast<int>(step) * kStep;
-    for (int panel = 0; panel < PackedPanels::kPanels; ++panel) {
-      float* to = memory + PackedPanels::Offset(inner, panel, first);
-      const float* from = rows + panel * tensor::kPanelRows * stride + first;
-      for (int i = 0; i < kStep; ++i) {
-        for (int c = 0; c < tensor::kPanelRows; ++c)
-          to[i * tensor::kPanelRows + c] = sign * from[c * stride + i];
-      }
-    }
-  });
-  return {inner, memory};
-}
-
 // Writes H, in order and damped, into the upper triangle.
 void Fill(const kernels::ExecContext& ctx, const Hessian& hessian, float added, HessianFactor* factor) {
   const int k = factor->k;
@@ -104,34 +90,37 @@ void Fill(const kernels::ExecContext& ctx, const Hessian& hessian, float added, 
 bool Factor(const kernels::ExecContext& ctx, HessianFactor* factor) {
   const int size = factor->k_padded;
   const int64_t stride = factor->stride;
+  const bool halves = factor->halves;
   const size_t mark = ctx.scratch->Mark();
-  float* packed = ctx.scratch->Take<float>(PackedPanels::Floats(size)).data();
-  float* squares = ctx.scratch->Take<float>(PackedPanels::Floats(kBlock)).data();
-  auto* diagonal = ctx.scratch->Take<Square>(2).data();
+  PackedPanels right(halves, ctx.scratch->Take<float>(PackedPanels::Floats(size)));
+  PackedPanels inverse(halves, ctx.scratch->Take<float>(PackedPanels::Floats(kBlock)));
+  Square* diagonal = ctx.scratch->Take<Square>(2).data();
+  const auto tiles = ctx.scratch->Take<RowTile>(ctx.pool->size());
   bool positive = true;
-  for (int begin = size - kBlock; begin >= 0 && positive; begin -= kBlock) {
+  for (int begin = size - kBlock; begin >= 0; begin -= kBlock) {
     const int end = begin + kBlock;
     if (end < size) {
-      const PackedPanels right =
-          PackTransposed(ctx, factor->row(begin) + end, stride, size - end, -1, packed);
+      right.PackTransposed(ctx, factor->row(begin) + end, stride, size - end, /*negative=*/true);
       ctx.pool->Run((end + kRowTask - 1) / kRowTask, [&](int64_t task, int) {
         const int row = static_cast<int>(task) * kRowTask;
-        MultiplyPanels(ctx, factor->row(row) + end, stride, std::min(kRowTask, end - row), right, true,
+        right.Multiply(ctx, factor->row(row) + end, stride, std::min(kRowTask, end - row), true,
                        factor->row(row) + begin, stride);
       });
     }
     for (int i = 0; i < kBlock; ++i) std::copy_n(factor->row(begin + i) + begin, kBlock, diagonal[0].at[i]);
     positive = FactorSquare(&diagonal[0]);
     if (!positive) break;
-    for (int i = 0; i < kBlock; ++i) std::copy_n(diagonal[0].at[i], kBlock, factor->row(begin + i) + begin);
+    for (int i = 0; i < kBlock; ++i) PutBlock(halves, diagonal[0].at[i], factor->row(begin + i) + begin);
     if (begin == 0) break;
     InvertSquare(diagonal[0], &diagonal[1]);
-    const PackedPanels right = PackTransposed(ctx, diagonal[1].at[0], kBlock, kBlock, 1, squares);
-    ctx.pool->Run((begin + kRowTask - 1) / kRowTask, [&](int64_t task, int) {
+    for (auto& row : diagonal[1].at) PutBlock(halves, row, row);
+    inverse.PackTransposed(ctx, diagonal[1].at[0], kBlock, kBlock, /*negative=*/false);
+    ctx.pool->Run((begin + kRowTask - 1) / kRowTask, [&](int64_t task, int worker) {
       const int row = static_cast<int>(task) * kRowTask, rows = std::min(kRowTask, begin - row);
-      alignas(64) float copy[kRowTask][kBlock];
-      for (int i = 0; i < rows; ++i) std::copy_n(factor->row(row + i) + begin, kBlock, copy[i]);
-      MultiplyPanels(ctx, copy[0], kBlock, rows, right, false, factor->row(row) + begin, stride);
+      RowTile& tile = tiles[worker];
+      for (int i = 0; i < rows; ++i) PutBlock(halves, factor->row(row + i) + begin, tile.wanted[i]);
+      inverse.Multiply(ctx, tile.wanted[0], kBlock, rows, false, tile.solved[0], kBlock);
+      for (int i = 0; i < rows; ++i) PutBlock(halves, tile.solved[i], factor->row(row + i) + begin);
     });
   }
   ctx.scratch->Rewind(mark);
@@ -152,6 +141,7 @@ StatusOr<HessianFactor> FactorHessian(const kernels::ExecContext& ctx, const Hes
   factor.k = hessian.k();
   factor.k_padded = PaddedOf(factor.k);
   factor.stride = StrideOf(factor.k);
+  factor.halves = MultipliesHalves(ctx);
   factor.order.resize(factor.k);
   factor.diagonal.resize(factor.k);
   double trace = 0;

@@ -13,12 +13,13 @@
 #include "base/status.h"
 #include "kernels/ops.h"
 #include "quantizer/hessian.h"
+#include "quantizer/panel_product.h"
 #include "runtime/memory.h"
 
 namespace moesaic::quantizer {
 
 /// Columns rounded together; the factor is padded to a multiple with a unit diagonal.
-inline constexpr int kFactorBlock = 128;
+inline constexpr int kFactorBlock = kPanelBlock;
 
 struct FactorOptions {
   float damping = 0.01F;  // added to the diagonal, of its mean: > 0
@@ -28,6 +29,7 @@ struct FactorOptions {
 struct HessianFactor {
   int k = 0, k_padded = 0;
   int64_t stride = 0;           // floats
+  bool halves = false;          // how the blocks of R are kept: see PutBlock
   runtime::Buffer memory;       // R [k_padded][stride], 0 below the diagonal inside diagonal blocks only
   std::vector<int> order;       // [k]: the input that is rounded first, second, ...
   std::vector<float> diagonal;  // [k]: of H, damping included, by input
@@ -39,6 +41,7 @@ struct HessianFactor {
   const float* row(int i) const { return memory.as<float>() + i * stride; }
 };
 
+/// Memory of a factor. Making it takes 1 KiB an input more for a while.
 int64_t FactorBytes(int k);
 
 /// Factors the mean Hessian; damping is raised tenfold, up to 1, while the matrix is not positive definite. A

@@ -17,25 +17,12 @@ constexpr int kSampleRows = 64;
 
 int64_t ErrorStride(int k_padded) { return k_padded + 16; }  // an odd number of cache lines
 
-// The right operand that is rows [0, inner) of the factor's columns [begin, begin + 128).
-PackedPanels PackColumns(const kernels::ExecContext& ctx, const HessianFactor& factor, int inner, int begin,
-                         float* memory) {
-  ctx.pool->Run(inner / 64, [&](int64_t step, int) {
-    for (int i = static_cast<int>(step) * 64; i < static_cast<int>(step + 1) * 64; ++i) {
-      const float* row = factor.row(i) + begin;
-      for (int panel = 0; panel < PackedPanels::kPanels; ++panel) {
-        std::copy_n(row + panel * tensor::kPanelRows, tensor::kPanelRows,
-                    memory + PackedPanels::Offset(inner, panel, i));
-      }
-    }
-  });
-  return {inner, memory};
-}
-
 // The factor's block on the diagonal, turned: [c][i] is R[begin + i][begin + c].
 void TurnDiagonal(const HessianFactor& factor, int begin, float* to) {
   for (int i = 0; i < kBlock; ++i) {
-    for (int c = 0; c < kBlock; ++c) to[c * kBlock + i] = factor.row(begin + i)[begin + c];
+    float row[kBlock];
+    GetBlock(factor.halves, factor.row(begin + i) + begin, row);
+    for (int c = 0; c < kBlock; ++c) to[c * kBlock + i] = row[c];
   }
 }
 
@@ -68,31 +55,31 @@ class Rounder {
         losses_(static_cast<size_t>(tasks_) * kRows),
         scales_(ScalesByGroup(*result, tasks_ * kRows)),
         errors_(ctx.scratch->Take<float>(tasks_ * kRows * ErrorStride(factor.k_padded))),
-        packed_(ctx.scratch->Take<float>(PackedPanels::Floats(factor.k_padded))),
+        before_(factor.halves, ctx.scratch->Take<float>(PackedPanels::Floats(factor.k_padded))),
         diagonal_(ctx.scratch->Take<float>(kBlock * kBlock)),
         tiles_(ctx.scratch->Take<Tile>(ctx.pool->size())) {}
 
   double Run() {
     for (int begin = 0; begin < factor_.k_padded; begin += kBlock) {
-      const PackedPanels before = PackColumns(ctx_, factor_, begin, begin, packed_.data());
+      before_.PackColumns(ctx_, factor_.row(0) + begin, factor_.stride, begin);
       TurnDiagonal(factor_, begin, diagonal_.data());
       ctx_.pool->Run(tasks_, [&](int64_t task, int worker) {
-        RoundTile(static_cast<int>(task), begin, before, &tiles_[worker]);
+        RoundTile(static_cast<int>(task), begin, &tiles_[worker]);
       });
     }
     return std::accumulate(losses_.begin(), losses_.end(), 0.0);
   }
 
-  // Errors of a row in the factor's order, [k_padded].
+  // Errors of a row in the factor's order, [k_padded], by PutBlock.
   const float* errors(int row) const { return errors_.data() + row * ErrorStride(factor_.k_padded); }
 
  private:
-  void RoundTile(int task, int begin, const PackedPanels& before, Tile* tile) {
+  void RoundTile(int task, int begin, Tile* tile) {
     const int first = task * kRows, rows = std::min(kRows, result_->n - first), k = factor_.k;
     const int64_t stride = ErrorStride(factor_.k_padded);
     float* errors = errors_.data() + first * stride;
     if (begin > 0) {
-      MultiplyPanels(ctx_, errors, stride, rows, before, false, tile->feedback_rows[0], kBlock);
+      before_.Multiply(ctx_, errors, stride, rows, false, tile->feedback_rows[0], kBlock);
     } else {
       std::memset(tile->feedback_rows, 0, sizeof tile->feedback_rows);
     }
@@ -122,8 +109,9 @@ class Rounder {
          .codes = tile->codes[0],
          .losses = losses_.data() + first});
     for (int r = 0; r < rows; ++r) {
-      float* to = errors + r * stride + begin;
-      for (int c = 0; c < kBlock; ++c) to[c] = c < columns ? tile->errors[c][r] : 0;
+      float row[kBlock] = {};
+      for (int c = 0; c < columns; ++c) row[c] = tile->errors[c][r];
+      PutBlock(factor_.halves, row, errors + r * stride + begin);
       uint8_t* codes = result_->codes.data() + int64_t{first + r} * k;
       for (int c = 0; c < columns; ++c) codes[factor_.order[begin + c]] = tile->codes[c][r];
     }
@@ -136,23 +124,25 @@ class Rounder {
   int tasks_;
   std::vector<float> losses_;  // of each row
   std::vector<float> scales_;
-  std::span<float> errors_, packed_, diagonal_;
+  std::span<float> errors_;
+  PackedPanels before_;
+  std::span<float> diagonal_;
   std::span<Tile> tiles_;  // of each worker
 };
 
-// Sums of (e R)^2 over rows of errors in the factor's order.
+// Sums of (e R)^2 over rows of errors in the factor's order, by PutBlock.
 double LossInOrder(const kernels::ExecContext& ctx, const HessianFactor& factor, const float* errors,
                    int64_t stride, int count) {
   const size_t mark = ctx.scratch->Mark();
-  float* packed = ctx.scratch->Take<float>(PackedPanels::Floats(factor.k_padded)).data();
+  PackedPanels right(factor.halves, ctx.scratch->Take<float>(PackedPanels::Floats(factor.k_padded)));
   const int tasks = (count + kRows - 1) / kRows;
   std::vector<double> losses(static_cast<size_t>(tasks) * kRows);
   for (int begin = 0; begin < factor.k_padded; begin += kBlock) {
-    const PackedPanels right = PackColumns(ctx, factor, begin + kBlock, begin, packed);
+    right.PackColumns(ctx, factor.row(0) + begin, factor.stride, begin + kBlock);
     ctx.pool->Run(tasks, [&](int64_t task, int) {
       const int first = static_cast<int>(task) * kRows, rows = std::min(kRows, count - first);
       alignas(64) float sums[kRows][kBlock];
-      MultiplyPanels(ctx, errors + first * stride, stride, rows, right, false, sums[0], kBlock);
+      right.Multiply(ctx, errors + first * stride, stride, rows, false, sums[0], kBlock);
       for (int r = 0; r < rows; ++r) {
         for (const float sum : sums[r]) losses[first + r] += double{sum} * sum;
       }
@@ -163,8 +153,11 @@ double LossInOrder(const kernels::ExecContext& ctx, const HessianFactor& factor,
 }
 
 void PutInOrder(const HessianFactor& factor, const float* from, float* to) {
-  for (int p = 0; p < factor.k; ++p) to[p] = from[factor.order[p]];
-  std::fill(to + factor.k, to + factor.k_padded, 0.0F);
+  for (int begin = 0; begin < factor.k_padded; begin += kBlock) {
+    float block[kBlock] = {};
+    for (int c = 0; c < std::min(kBlock, factor.k - begin); ++c) block[c] = from[factor.order[begin + c]];
+    PutBlock(factor.halves, block, to + begin);
+  }
 }
 
 // GPTQ's loss over that of the nearest codes with the same scales, on some of the rows.
@@ -200,6 +193,7 @@ StatusOr<QuantizedMatrix> RoundByGptq(const kernels::ExecContext& ctx, const Gri
                                       int n, int k, const HessianFactor& factor, const ScaleSearch& search,
                                       GptqReport* report) {
   MOESAIC_CHECK_EQ(factor.k, k);
+  MOESAIC_CHECK(factor.halves == MultipliesHalves(ctx));
   ASSIGN_OR_RETURN(QuantizedMatrix result, ChooseScales(ctx, grid, rows, n, k, search));
   result.codes.resize(static_cast<size_t>(n) * k);
   const size_t mark = ctx.scratch->Mark();
@@ -212,12 +206,12 @@ StatusOr<QuantizedMatrix> RoundByGptq(const kernels::ExecContext& ctx, const Gri
   return result;
 }
 
-int64_t GptqBytes(const Grid& grid, int n, int k) {
+int64_t GptqBytes(const Grid& grid, int n, int k, int threads) {
   const int64_t k_padded = (k + kBlock - 1) / kBlock * kBlock, rows = (n + kRows - 1) / kRows * kRows;
   const int64_t floats = (rows + 2 * kSampleRows) * ErrorStride(static_cast<int>(k_padded)) +
                          2 * PackedPanels::Floats(static_cast<int>(k_padded)) +
-                         rows * (grid.scale_columns(k) + 1);
-  return floats * int64_t{sizeof(float)};
+                         rows * (grid.scale_columns(k) + 1) + kBlock * kBlock;
+  return floats * int64_t{sizeof(float)} + threads * int64_t{sizeof(Tile)};
 }
 
 double OutputLoss(const kernels::ExecContext& ctx, const HessianFactor& factor, const float* errors,

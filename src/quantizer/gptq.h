@@ -27,7 +27,7 @@ StatusOr<QuantizedMatrix> RoundByGptq(const kernels::ExecContext& ctx, const Gri
                                       GptqReport* report);
 
 /// Memory that RoundByGptq takes beside its result.
-int64_t GptqBytes(const Grid& grid, int n, int k);
+int64_t GptqBytes(const Grid& grid, int n, int k, int threads);
 
 /// Sum over `count` rows of e H e^T with the factor's damped H, for errors e [count, k] by input: what a
 /// rounding costs the layer's output.

@@ -1,10 +1,10 @@
 // Speed of GPTQ's parts on this machine and its share of the dot products' peak, measured in the same run:
 //
 //   Hessian/...  tokens x k^2 operations (of the triangle) in bf16
-//   Factor/...   k^3 / 3 in f32
-//   Gptq/...     n x k^2 in f32 (int4 groups of 32, scales searched)
+//   Factor/...   k^3 / 3 in f32, or four times so many in bf16 where the machine has tiles for them
+//   Gptq/...     n x k^2 likewise (int4 groups of 32, scales searched)
 //   Expert/...   all three for one matrix: `of_peak` is the time they would take at the peaks over the time
-//                they took
+//                they took, `of_f32_peak` so with factor and GPTQ at the peak of f32
 //   Nearest/...  rounding without a Hessian: GB/s of f32 weights
 //
 // Args: threads, k, n, tokens.
@@ -66,8 +66,16 @@ struct Work {
     hessian.Add(ctx, {.f32 = x.data(), .bf16 = nullptr, .stride = k, .count = tokens, .gates = {}});
   }
   double HessianSeconds() const { return 1.0 * tokens * k * k / machine.peaks.at(PackedFormat::kBF16); }
-  double FactorSeconds() const { return 1.0 * k * k * k / 3 / machine.peaks.at(PackedFormat::kF32); }
-  double GptqSeconds() const { return 1.0 * n * k * k / machine.peaks.at(PackedFormat::kF32); }
+  // Of so many f32 operations.
+  double Seconds(double operations) const {
+    return MultipliesHalves(ctx) ? 4 * operations / machine.peaks.at(PackedFormat::kBF16)
+                                 : operations / machine.peaks.at(PackedFormat::kF32);
+  }
+  double FactorSeconds() const { return Seconds(1.0 * k * k * k / 3); }
+  double GptqSeconds() const { return Seconds(1.0 * n * k * k); }
+  double F32Seconds() const {
+    return (1.0 * k * k * k / 3 + 1.0 * n * k * k) / machine.peaks.at(PackedFormat::kF32);
+  }
 
   Machine& machine;
   kernels::ExecContext ctx;
@@ -118,6 +126,9 @@ void ExpertBench(benchmark::State& state) {
     benchmark::DoNotOptimize(Round(work, *factor));
   }
   Report(state, work.HessianSeconds() + work.FactorSeconds() + work.GptqSeconds());
+  state.counters["of_f32_peak"] = benchmark::Counter(
+      (work.HessianSeconds() + work.F32Seconds()) * static_cast<double>(state.iterations()),
+      benchmark::Counter::kIsRate);
 }
 
 void NearestBench(benchmark::State& state, Grid grid, bool by_error) {
@@ -133,7 +144,7 @@ void NearestBench(benchmark::State& state, Grid grid, bool by_error) {
 // An expert's down projection and gate and up of a model like Qwen3-30B-A3B, and gate and up of Kimi-K2.
 void Shapes(benchmark::internal::Benchmark* bench) {
   bench->Args({2, 768, 2048, 4096})->Args({2, 2048, 1536, 4096})->Args({2, 7168, 4096, 8192});
-  bench->UseRealTime()->Unit(benchmark::kMillisecond);
+  bench->MeasureProcessCPUTime()->UseRealTime()->Unit(benchmark::kMillisecond);
 }
 
 BENCHMARK(HessianBench)->Name("Hessian")->Apply(Shapes);

@@ -80,9 +80,10 @@ void ExpectCodesOfGptq(const std::vector<float>& weights, const QuantizedMatrix&
         if (std::isnan(value)) continue;
         best = std::min(best, std::fabs(value * matrix.Scale(r, input) - w[p]));
       }
-      // f32 sums of k products of errors (at most a few steps) and factors (below the pivot's size, mostly):
-      // 1e-3 of a step is far above their noise and far below what a wrong column would do.
-      ASSERT_LE(std::fabs(taken - w[p]), best + 1e-3 * scale * std::max(1.0, std::fabs(w[p] / scale) * 1e-2))
+      // What is asked for is a sum of up to k products of errors (half a step or so) and factors (up to some
+      // ten pivots), each off by 2^-23 in f32 and 2^-16 as halves: sqrt(384) x 0.5 x 20 x 2^-16 is 0.003 of a
+      // step. A wrong column would be off by whole ones.
+      ASSERT_LE(std::fabs(taken - w[p]), best + 1e-2 * scale * std::max(1.0, std::fabs(w[p] / scale) * 1e-2))
           << r << " " << p;
       const double error = (w[p] - taken) / u(p, p);
       for (int q = p; q < k; ++q) w[q] -= error * u(p, q);
@@ -90,8 +91,10 @@ void ExpectCodesOfGptq(const std::vector<float>& weights, const QuantizedMatrix&
   }
 }
 
-TEST(Gptq, CodesAreTheNearestToWhatEveryColumnAsksFor) {
-  const TestContext threads(2);
+class GptqTest : public testing::TestWithParam<runtime::Isa> {};
+
+TEST_P(GptqTest, CodesAreTheNearestToWhatEveryColumnAsksFor) {
+  const TestContext threads(2, GetParam());
   struct Case {
     int n, k, tokens;
     bool act_order;
@@ -114,6 +117,9 @@ TEST(Gptq, CodesAreTheNearestToWhatEveryColumnAsksFor) {
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(, GptqTest, testing::ValuesIn(runtime::HostIsas(runtime::DetectCpu())),
+                         [](const auto& isa) { return runtime::IsaName(isa.param); });
 
 TEST(Gptq, RaggedInputsOfInt8AndFp8) {
   const TestContext threads(2);
@@ -179,6 +185,20 @@ TEST(Gptq, ThreadsChangeNoBit) {
     return std::tuple(matrix->codes, matrix->scales, report.loss, report.of_nearest);
   };
   for (const Grid& grid : kGrids) EXPECT_EQ(run(one, grid), run(three, grid));
+}
+
+TEST(Gptq, TakesNoMoreMemoryThanItSays) {
+  const TestContext threads(2);
+  const int n = 1000, k = 512;
+  const Grid grid{GridKind::kInt4Group, 32};
+  const std::vector<float> weights = TestWeights(n, k, 14);
+  const auto factor = FactorHessian(threads.ctx, HessianOf(threads, TestTokens(700, k, 1, 15), k), {});
+  TestContext fresh(2);  // whose scratch memory nothing else has used
+  GptqReport report;
+  ASSERT_TRUE(RoundByGptq(fresh.ctx, grid, weights.data(), n, k, *factor, {}, &report).ok());
+  const int64_t said = GptqBytes(grid, n, k, 2);
+  EXPECT_LE(static_cast<int64_t>(fresh.scratch.peak_bytes()), said);
+  EXPECT_LT(said, 4 * n * k * int64_t{sizeof(float)});
 }
 
 TEST(Gptq, DeadInputsKeepTheirNearestCodes) {

@@ -3,9 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 
+#include "checkpoint/safetensors.h"
 #include "quantizer/test_context.h"
+#include "runtime/memory.h"
 #include "tensor/dtype.h"
 #include "tensor/group_format.h"
 
@@ -48,6 +52,48 @@ TEST(Grid, AllNvfp4CodesWithAllScales) {
         EXPECT_EQ(tensor::FloatToE2M1(exact / unit), code);
       }
     }
+  }
+}
+
+// What the package compressed-tensors makes of a matrix (tests/golden/compressed_tensors_grids.py): its codes
+// and scales stand for the same values here, and rounding to the nearest gives just these. But int8: its
+// scale puts the largest magnitude at 127.5, and ours at 127, so that no code is -128.
+TEST(Grid, AgreesWithCompressedTensors) {
+  const std::string path = MOESAIC_SOURCE_DIR "/tests/golden/grids.safetensors";
+  const auto mapped = runtime::MappedFile::Open(path);
+  ASSERT_TRUE(mapped.ok()) << mapped.status();
+  const auto file = checkpoint::ParseSafetensors((*mapped)->bytes(), path);
+  ASSERT_TRUE(file.ok()) << file.status();
+  const auto entry = [&](const std::string& name) -> const checkpoint::TensorEntry& {
+    return *std::find_if(file->tensors.begin(), file->tensors.end(),
+                         [&](const auto& t) { return t.name == name; });
+  };
+  const auto floats = [&](const std::string& name) {
+    std::vector<float> values(entry(name).bytes.size() / sizeof(float));
+    std::memcpy(values.data(), entry(name).bytes.data(), entry(name).bytes.size());
+    return values;
+  };
+  const std::vector<float> weights = floats("weights");
+  const TestContext threads(2);
+  for (const auto& [name, grid] :
+       {std::pair("int8", kInt8), {"int4", kInt4}, {"nvfp4", kNvfp4}, {"fp8", kFp8}}) {
+    const std::string scheme = name;
+    QuantizedMatrix theirs{
+        .grid = grid, .n = 24, .k = 160, .codes = {}, .scales = floats(scheme + ".scales")};
+    const auto codes = entry(scheme + ".codes").bytes;
+    for (const std::byte code : codes) theirs.codes.push_back(static_cast<uint8_t>(code));
+    if (scheme == "nvfp4") theirs.global_scale = floats("nvfp4.global_scale")[0];
+    EXPECT_EQ(Values(theirs), floats(scheme + ".values")) << scheme;
+    const auto ours = RoundToNearest(threads.ctx, grid, weights.data(), 24, 160, {});
+    ASSERT_TRUE(ours.ok()) << ours.status();
+    if (scheme == "int8") {
+      for (int r = 0; r < 24; ++r)
+        EXPECT_NEAR(ours->scales[r], theirs.scales[r] * 127.5F / 127, 0x1p-7F * ours->scales[r]);
+      continue;
+    }
+    EXPECT_EQ(ours->global_scale, theirs.global_scale);
+    EXPECT_EQ(ours->scales, theirs.scales) << scheme;
+    EXPECT_EQ(Values(*ours), Values(theirs)) << scheme;
   }
 }
 

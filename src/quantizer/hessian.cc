@@ -40,19 +40,18 @@ void RoundTokens(const kernels::ExecContext& ctx, const TokenRows& tokens, int f
     }
     const int64_t at = (first + t) * tokens.stride;
     const float gate = tokens.gates.empty() ? 1 : tokens.gates[first + t];
-    if (tokens.bf16 != nullptr && gate == 1) {
-      for (int i = 0; i < k; ++i) row[i] = tokens.bf16[at + i].bits;
-      std::fill(row + k, row + row_inputs, uint16_t{0});
-      return;
-    }
     std::vector<float> scaled;
-    const float* values = tokens.f32 != nullptr ? tokens.f32 + at : nullptr;
-    if (values == nullptr || gate != 1) {
+    const float* values = nullptr;
+    if (tokens.bf16 != nullptr) {
       scaled.resize(k);
-      for (int i = 0; i < k; ++i) {
-        scaled[i] = gate * (values != nullptr ? values[i] : tensor::ToFloat(tokens.bf16[at + i]));
-      }
+      for (int i = 0; i < k; ++i) scaled[i] = tensor::ToFloat(tokens.bf16[at + i]) * gate;
       values = scaled.data();
+    } else if (gate != 1) {
+      scaled.assign(tokens.f32 + at, tokens.f32 + at + k);
+      for (float& value : scaled) value *= gate;
+      values = scaled.data();
+    } else {
+      values = tokens.f32 + at;
     }
     prepare(values, k, row_inputs, 0, reinterpret_cast<std::byte*>(row));
   });

@@ -31,8 +31,9 @@ class Hessian {
   static StatusOr<Hessian> Create(int k);
   static int64_t Bytes(int k);
 
-  /// Adds tokens. Values (times gates) are rounded to bf16 on the way into the products, sums are f32. The
-  /// bits depend on how tokens are cut into calls, not on the number of threads.
+  /// Adds tokens, in scratch memory of 6 KiB an input. Values (times gates) are rounded to bf16 on the way
+  /// into the products, sums are f32. The bits depend on how tokens are cut into calls, not on the number of
+  /// threads.
   void Add(const kernels::ExecContext& ctx, const TokenRows& tokens);
   /// Adds what another one of the same k has gathered: a layer's is the sum of its experts'.
   void Merge(const kernels::ExecContext& ctx, const Hessian& other);

@@ -1,4 +1,4 @@
-// What tests of the quantizer's methods share: the machine's own kernels on some threads, and inputs with
+// What tests of the quantizer's methods share: kernels of the machine on some threads, and inputs with
 // correlations as layers have them.
 #pragma once
 
@@ -14,8 +14,9 @@
 namespace moesaic::quantizer {
 
 struct TestContext {
-  explicit TestContext(int threads)
-      : table(kernels::SelectKernels(runtime::DetectCpu())),
+  explicit TestContext(int threads) : TestContext(threads, runtime::HostIsas(runtime::DetectCpu()).back()) {}
+  TestContext(int threads, runtime::Isa isa)
+      : table(kernels::SelectKernels(*runtime::LimitTo(runtime::DetectCpu(), isa))),
         pool(*runtime::ThreadPool::Create({.threads = threads, .pin = false})),
         ctx{&table, pool.get(), &scratch} {}
   kernels::KernelTable table;

@@ -135,9 +135,10 @@ void PrintPlan(const Options& options, const quantizer::QuantizePlan& plan,
 Status RunPlan(const Options& options, const quantizer::QuantizeOptions& parsed,
                const checkpoint::Checkpoint& source, const kernels::KernelTable& kernels,
                runtime::ThreadPool& pool) {
-  ASSIGN_OR_RETURN(const quantizer::QuantizePlan plan, quantizer::PlanQuantize(source, parsed, 0));
-  ASSIGN_OR_RETURN(const quantizer::MachineRates rates,
-                   quantizer::MeasureRates(source, parsed.output, kernels, pool, options.output));
+  ASSIGN_OR_RETURN(const quantizer::QuantizePlan plan, quantizer::PlanQuantize(source, parsed));
+  ASSIGN_OR_RETURN(
+      const quantizer::MachineRates rates,
+      quantizer::MeasureRates(source, parsed.output, kernels, pool, options.output, parsed.direct));
   const quantizer::Forecast forecast = quantizer::ForecastOf(plan, rates, parsed.direct, pool.size());
   PrintPlan(options, plan, rates, forecast, !source.tensors().empty());
   return OkStatus();

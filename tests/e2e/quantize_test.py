@@ -113,7 +113,7 @@ class QuantizeTest(unittest.TestCase):
 class PlanTest(unittest.TestCase):
     def test_real_models_are_planned_without_their_weights(self):
         with tempfile.TemporaryDirectory() as folder:
-            for name, config, parameters in (("kimi", KIMI_K2, "1.03T"), ("deepseek", DEEPSEEK_V3, "684")):
+            for name, config, parameters in (("kimi", KIMI_K2, "1.03T"), ("deepseek", DEEPSEEK_V3, "683B")):
                 path = pathlib.Path(folder) / name
                 path.mkdir()
                 (path / "config.json").write_text(json.dumps(config))

@@ -85,6 +85,7 @@ class Cutter {
   void Open(size_t item, const Unit& more) {
     if (!plan_.units.empty()) {
       const Unit& last = plan_.units.back();
+      if (last.first == last.end) return;  // opened for what comes now
       const bool same = output_.items[plan_.pieces.back().item].shard == output_.items[item].shard;
       if (same && Bytes(last) + Bytes(more) <= unit_bytes_) return;
     }

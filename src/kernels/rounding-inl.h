@@ -1,4 +1,4 @@
-// The loops of rounding.h without branches, for the compiler to vectorize: included by one file for each
+// The loops of rounding.h on the compiler's own vectors, without branches: included by one file for each
 // instruction set.
 #pragma once
 
@@ -10,18 +10,46 @@
 namespace moesaic::kernels {
 namespace {
 
-constexpr int kRoundingLanes = 16;
+constexpr int kLanes = 16;
 
-inline float Abs(float x) { return __builtin_fabsf(x); }
-inline float Least(float a, float b) { return a < b ? a : b; }
-inline float Most(float a, float b) { return a > b ? a : b; }
-inline uint32_t BitsOf(float x) { return __builtin_bit_cast(uint32_t, x); }
-inline float FloatOf(uint32_t bits) { return __builtin_bit_cast(float, bits); }
+// 16 lanes, which the compiler makes of as many registers as it takes.
+using F32 = float __attribute__((vector_size(64), aligned(4), may_alias));
+using U32 = uint32_t __attribute__((vector_size(64)));
+using I32 = int32_t __attribute__((vector_size(64)));
+using U8 = uint8_t __attribute__((vector_size(16), aligned(1), may_alias));
+
+inline F32 All(float x) { return F32{} + x; }
+inline F32 Least(F32 a, float b) { return a < All(b) ? a : All(b); }
+inline F32 Most(F32 a, float b) { return a > All(b) ? a : All(b); }
+inline U32 BitsOf(F32 x) { return __builtin_bit_cast(U32, x); }
+inline F32 FloatOf(U32 bits) { return __builtin_bit_cast(F32, bits); }
+inline F32 Abs(F32 x) { return FloatOf(BitsOf(x) & 0x7fffffffU); }
+inline U32 Truncated(F32 x) { return __builtin_bit_cast(U32, __builtin_convertvector(x, I32)); }
 
 // To the nearest integer, ties to even, for |x| < 2^22: in x + 1.5 x 2^23 the last bit is worth 1.
-inline float RoundEven(float x) {
+inline F32 RoundEven(F32 x) {
   constexpr float kShift = 0x1.8p23F;
   return (x + kShift) - kShift;
+}
+
+inline F32 Load(const float* from) { return *reinterpret_cast<const F32*>(from); }
+inline void Store(F32 x, float* to) { *reinterpret_cast<F32*>(to) = x; }
+
+// The first `count` of 16 values, then zeros.
+inline F32 LoadSome(const float* from, int count) {
+  float padded[kLanes] = {};
+  for (int l = 0; l < count; ++l) padded[l] = from[l];
+  return Load(padded);
+}
+
+// By halves: the order of additions is the same however wide registers are.
+inline float SumOf(F32 x) {
+  float lanes[kLanes];
+  Store(x, lanes);
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int l = 0; l < half; ++l) lanes[l] += lanes[l + half];
+  }
+  return lanes[0];
 }
 
 // How a weight that is divided by its scale becomes the nearest number, and that its code.
@@ -30,140 +58,152 @@ struct Numbers;
 
 template <>
 struct Numbers<NumberGrid::kInt8> {
-  static float Nearest(float q) { return RoundEven(Least(Most(q, -127.0F), 127.0F)); }
-  static uint8_t Code(float number) { return static_cast<uint8_t>(static_cast<int>(number)); }
+  static F32 Nearest(F32 q) { return RoundEven(Least(Most(q, -127), 127)); }
+  static U32 Code(F32 number) { return Truncated(number) & 0xffU; }
 };
 
 template <>
 struct Numbers<NumberGrid::kInt4> {
-  static float Nearest(float q) { return RoundEven(Least(Most(q, -8.0F), 7.0F)); }
-  static uint8_t Code(float number) { return static_cast<uint8_t>(static_cast<int>(number)); }
+  static F32 Nearest(F32 q) { return RoundEven(Least(Most(q, -8), 7)); }
+  static U32 Code(F32 number) { return Truncated(number) & 0xffU; }
 };
 
 template <>
 struct Numbers<NumberGrid::kE2M1> {
   // Steps of 1/2 below 2, of 1 below 4, of 2 above. A number's parity in its steps is that of its code.
-  static float Nearest(float q) {
-    const float m = Least(Abs(q), 6.0F);
-    const float fine = 0.5F * RoundEven(2 * m), middle = RoundEven(m), coarse = 2 * RoundEven(0.5F * m);
-    const float rounded = m < 2 ? fine : (m < 4 ? middle : coarse);
+  static F32 Nearest(F32 q) {
+    const F32 m = Least(Abs(q), 6);
+    const F32 fine = 0.5F * RoundEven(2 * m), middle = RoundEven(m), coarse = 2 * RoundEven(0.5F * m);
+    const F32 rounded = m < All(2) ? fine : (m < All(4) ? middle : coarse);
     return FloatOf(BitsOf(rounded) | (BitsOf(q) & 0x80000000U));
   }
-  static uint8_t Code(float number) {
-    const float m = Abs(number);
-    const float code = m < 2 ? 2 * m : (m < 4 ? m + 2 : 0.5F * m + 4);
-    return static_cast<uint8_t>(static_cast<uint32_t>(static_cast<int>(code)) | (BitsOf(number) >> 28 & 8U));
+  static U32 Code(F32 number) {
+    const F32 m = Abs(number);
+    const F32 code = m < All(2) ? 2 * m : (m < All(4) ? m + 2 : 0.5F * m + 4);
+    return Truncated(code) | (BitsOf(number) >> 28 & 8U);
   }
 };
 
 template <>
 struct Numbers<NumberGrid::kE4M3> {
-  static float Nearest(float q) {
-    const float m = Least(Abs(q), 448.0F);
-    const uint32_t bits = BitsOf(m);
-    const float normal = FloatOf((bits + 0x7ffffU + (bits >> 20 & 1U)) & 0xfff00000U);
-    const float denormal = (m + 0x1p14F) - 0x1p14F;  // steps of 2^-9
-    const float rounded = m < 0x1p-6F ? denormal : normal;
+  static F32 Nearest(F32 q) {
+    const F32 m = Least(Abs(q), 448);
+    const U32 bits = BitsOf(m);
+    const F32 normal = FloatOf((bits + 0x7ffffU + (bits >> 20 & 1U)) & 0xfff00000U);
+    const F32 denormal = (m + 0x1p14F) - 0x1p14F;  // steps of 2^-9
+    const F32 rounded = m < All(0x1p-6F) ? denormal : normal;
     return FloatOf(BitsOf(rounded) | (BitsOf(q) & 0x80000000U));
   }
-  static uint8_t Code(float number) {
-    const float m = Abs(number);
-    const uint32_t normal = (BitsOf(m) - 0x3c000000U) >> 20;
-    const auto denormal = static_cast<uint32_t>(static_cast<int>(Least(m, 1.0F) * 512));
-    return static_cast<uint8_t>((m < 0x1p-6F ? denormal : normal) | (BitsOf(number) >> 24 & 0x80U));
+  static U32 Code(F32 number) {
+    const F32 m = Abs(number);
+    const U32 normal = (BitsOf(m) - 0x3c000000U) >> 20, denormal = Truncated(Least(m, 1) * 512);
+    return (m < All(0x1p-6F) ? denormal : normal) | (BitsOf(number) >> 24 & 0x80U);
   }
 };
 
-inline float SumOfLanes(const float (&lanes)[kRoundingLanes]) {
-  float sum = 0;
-  for (int l = 0; l < kRoundingLanes; ++l) sum += lanes[l];
-  return sum;
-}
+inline U8 Bytes(U32 codes) { return __builtin_convertvector(codes, U8); }
 
 template <NumberGrid kGrid>
 void EncodeRun(const float* values, int count, float scale, uint8_t* codes) {
   using N = Numbers<kGrid>;
-  for (int i = 0; i < count; ++i) codes[i] = N::Code(N::Nearest(values[i] / scale));
+  int i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    *reinterpret_cast<U8*>(codes + i) = Bytes(N::Code(N::Nearest(Load(values + i) / scale)));
+  }
+  if (i == count) return;
+  uint8_t last[kLanes];
+  *reinterpret_cast<U8*>(last) = Bytes(N::Code(N::Nearest(LoadSome(values + i, count - i) / scale)));
+  for (int l = 0; i + l < count; ++l) codes[i + l] = last[l];
 }
 
-// `add` is called with an index and its lane.
+// Calls add(values, weights) for 16 values at a time; those that are not there are 0.
 template <typename Add>
-inline void ForLanes(int count, const Add& add) {
+inline void ForLanes(const float* values, const float* weight, int count, const Add& add) {
   int i = 0;
-  for (; i + kRoundingLanes <= count; i += kRoundingLanes) {
-    for (int l = 0; l < kRoundingLanes; ++l) add(i + l, l);
+  for (; i + kLanes <= count; i += kLanes) {
+    add(Load(values + i), weight != nullptr ? Load(weight + i) : All(1));
   }
-  for (int l = 0; i + l < count; ++l) add(i + l, l);
+  if (i < count) {
+    add(LoadSome(values + i, count - i), weight != nullptr ? LoadSome(weight + i, count - i) : All(1));
+  }
 }
 
 template <NumberGrid kGrid>
 float ErrorOfRun(const float* values, const float* weight, int count, float scale) {
-  float lanes[kRoundingLanes] = {};
-  const auto square = [&](int i) {
-    const float error = values[i] - Numbers<kGrid>::Nearest(values[i] / scale) * scale;
-    return error * error;
-  };
-  if (weight == nullptr) {
-    ForLanes(count, [&](int i, int lane) { lanes[lane] += square(i); });
-  } else {
-    ForLanes(count, [&](int i, int lane) { lanes[lane] += weight[i] * square(i); });
+  F32 sum{};
+  ForLanes(values, weight, count, [&](F32 value, F32 times) {
+    const F32 error = value - Numbers<kGrid>::Nearest(value / scale) * scale;
+    sum += times * (error * error);
+  });
+  return SumOf(sum);
+}
+
+// A lane is a scale, so nothing is summed across lanes.
+template <NumberGrid kGrid>
+void ErrorsOfScales(const float* values, const float* weight, int count, const float* scales, float* errors) {
+  const F32 scale = Load(scales), inverse = 1 / scale;
+  F32 sum{};
+  for (int i = 0; i < count; ++i) {
+    const F32 error = values[i] - Numbers<kGrid>::Nearest(values[i] * inverse) * scale;
+    sum += (weight != nullptr ? weight[i] : 1) * (error * error);
   }
-  return SumOfLanes(lanes);
+  Store(sum, errors);
 }
 
 template <NumberGrid kGrid>
 void ScaleSumsOfRun(const float* values, const float* weight, int count, float scale, float* sums) {
-  float product[kRoundingLanes] = {}, square[kRoundingLanes] = {};
-  ForLanes(count, [&](int i, int lane) {
-    const float number = Numbers<kGrid>::Nearest(values[i] / scale);
-    const float weighted = weight != nullptr ? weight[i] * number : number;
-    product[lane] += weighted * values[i];
-    square[lane] += weighted * number;
+  F32 product{}, square{};
+  ForLanes(values, weight, count, [&](F32 value, F32 times) {
+    const F32 number = Numbers<kGrid>::Nearest(value / scale);
+    product += times * number * value;
+    square += times * number * number;
   });
-  sums[0] = SumOfLanes(product);
-  sums[1] = SumOfLanes(square);
+  sums[0] = SumOf(product);
+  sums[1] = SumOf(square);
 }
 
 template <NumberGrid kGrid>
 void RoundBlockColumns(const RoundBlock& b) {
   using N = Numbers<kGrid>;
-  constexpr int kRows = kRoundBlockRows;
+  constexpr int kVectors = kRoundBlockRows / kLanes;
   for (int c = 0; c < b.columns; ++c) {
-    const int64_t at = int64_t{c} * kRows;
+    const int64_t at = int64_t{c} * kRoundBlockRows;
     const float* factor = b.factor + c * b.factor_stride;
-    float sum[kRows];
-    for (int r = 0; r < kRows; ++r) sum[r] = b.feedback[at + r];
+    F32 sum[kVectors];
+    for (int v = 0; v < kVectors; ++v) sum[v] = Load(b.feedback + at + v * kLanes);
     for (int i = 0; i < c; ++i) {
-      const float* errors = b.errors + int64_t{i} * kRows;
-      for (int r = 0; r < kRows; ++r) sum[r] += errors[r] * factor[i];
+      const float* errors = b.errors + int64_t{i} * kRoundBlockRows;
+      for (int v = 0; v < kVectors; ++v) sum[v] += Load(errors + v * kLanes) * factor[i];
     }
-    const float* scale = b.scales[c];
     const float pivot = factor[c];
-    for (int r = 0; r < kRows; ++r) {
-      const float wanted = b.values[at + r] + sum[r] / pivot;
-      const float number = N::Nearest(wanted / scale[r]);
-      const float rounded = number * scale[r];
-      const float missed = (wanted - rounded) * pivot;
-      b.errors[at + r] = b.values[at + r] - rounded;
-      b.codes[at + r] = N::Code(number);
-      b.losses[r] += missed * missed;
+    for (int v = 0; v < kVectors; ++v) {
+      const F32 value = Load(b.values + at + v * kLanes), scale = Load(b.scales[c] + v * kLanes);
+      const F32 wanted = value + sum[v] / pivot;
+      const F32 number = N::Nearest(wanted / scale);
+      const F32 rounded = number * scale, missed = (wanted - rounded) * pivot;
+      Store(value - rounded, b.errors + at + v * kLanes);
+      *reinterpret_cast<U8*>(b.codes + at + v * kLanes) = Bytes(N::Code(number));
+      Store(Load(b.losses + v * kLanes) + missed * missed, b.losses + v * kLanes);
     }
   }
 }
 
 uint32_t LargestBitsOfRun(const float* values, int count) {
-  uint32_t largest = 0;
-  for (int i = 0; i < count; ++i) {
-    const uint32_t bits = BitsOf(values[i]) & 0x7fffffffU;
+  U32 largest{};
+  ForLanes(values, nullptr, count, [&](F32 value, F32) {
+    const U32 bits = BitsOf(value) & 0x7fffffffU;
     largest = bits > largest ? bits : largest;
-  }
-  return largest;
+  });
+  uint32_t most = 0;
+  for (int l = 0; l < kLanes; ++l) most = largest[l] > most ? largest[l] : most;
+  return most;
 }
 
 template <NumberGrid kGrid>
 constexpr Rounding RoundingOf() {
   return {.encode = EncodeRun<kGrid>,
           .error = ErrorOfRun<kGrid>,
+          .scale_errors = ErrorsOfScales<kGrid>,
           .scale_sums = ScaleSumsOfRun<kGrid>,
           .block = RoundBlockColumns<kGrid>,
           .largest_bits = LargestBitsOfRun};

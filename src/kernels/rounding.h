@@ -17,6 +17,7 @@ enum class NumberGrid : uint8_t {
 inline constexpr int kNumberGrids = 4;
 
 constexpr int kRoundBlockRows = 64;
+constexpr int kRoundScales = 16;
 
 /// Rounds columns one after another, each with what the errors of those before it ask for (GPTQ). `factor` is
 /// upper triangular: sum over columns c of (sum over i <= c of error[i] * factor[i][c])^2 is the loss.
@@ -37,6 +38,10 @@ struct Rounding {
   void (*encode)(const float* values, int count, float scale, uint8_t* codes) = nullptr;
   /// Sum of weight[i] * (value - number * scale)^2.
   float (*error)(const float* values, const float* weight, int count, float scale) = nullptr;
+  /// errors[s] = sum of weight[i] * (value - number * scales[s])^2 for kRoundScales scales, none 0. Values
+  /// are multiplied by 1 / scale here: a tie may go the other way than in `error`.
+  void (*scale_errors)(const float* values, const float* weight, int count, const float* scales,
+                       float* errors) = nullptr;
   /// sums[0] = sum of weight * number * value, sums[1] = sum of weight * number^2: their ratio is the best
   /// scale for these codes.
   void (*scale_sums)(const float* values, const float* weight, int count, float scale, float* sums) = nullptr;

@@ -86,7 +86,9 @@ TEST_P(RoundingTest, RunsAreThoseOfRef) {
     const Rounding& got = test_.context().kernels->rounding[g];
     const Rounding& ref = ref::kRounding[g];
     for (const int count : {0, 1, 15, 16, 17, 32, 63, 100, 1000}) {
-      const std::vector<float> values = RandomValues(&rng_, count, 9), weight = RandomValues(&rng_, count, 1);
+      const std::vector<float> values = RandomValues(&rng_, count, 9);
+      std::vector<float> weight = RandomValues(&rng_, count, 1);
+      for (float& w : weight) w = std::fabs(w);
       std::vector<uint8_t> a(count), b(count);
       for (const float scale : {1.0F, 0.013F, -0.7F}) {
         got.encode(values.data(), count, scale, a.data());
@@ -96,6 +98,17 @@ TEST_P(RoundingTest, RunsAreThoseOfRef) {
                   ref.error(values.data(), nullptr, count, scale));
         EXPECT_EQ(got.error(values.data(), weight.data(), count, scale),
                   ref.error(values.data(), weight.data(), count, scale));
+        std::vector<float> scales(kRoundScales), errors(kRoundScales), ref_errors(kRoundScales);
+        for (int s = 0; s < kRoundScales; ++s) scales[s] = scale * (1 - 0.02F * static_cast<float>(s));
+        got.scale_errors(values.data(), weight.data(), count, scales.data(), errors.data());
+        ref.scale_errors(values.data(), weight.data(), count, scales.data(), ref_errors.data());
+        EXPECT_EQ(errors, ref_errors);
+        for (int s = 0; s < kRoundScales; ++s) {
+          // Sums of `count` squares in another order, 2^-24 an addition; value / scale and value * (1 /
+          // scale) differ by 2^-23 and rarely round to another number, of almost the same error.
+          const float error = got.error(values.data(), weight.data(), count, scales[s]);
+          EXPECT_NEAR(errors[s], error, 2e-4F * error + 1e-6F);
+        }
         float sums[2], expected[2];
         got.scale_sums(values.data(), weight.data(), count, scale, sums);
         ref.scale_sums(values.data(), weight.data(), count, scale, expected);

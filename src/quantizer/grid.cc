@@ -59,42 +59,49 @@ float StoredScale(GridKind kind, float scale) {
   return std::copysign(std::max(std::fabs(stored), kLeastScale), stored);
 }
 
-// The scale to try as number `index` for a block whose largest value calls for `plain`; 0 past the last one.
-float Candidate(GridKind kind, int index, float plain) {
-  switch (kind) {
-    case GridKind::kInt8Channel:  // down to a clip of 0.6
-      return index < 17 ? plain * (1 - 0.025F * static_cast<float>(index)) : 0;
-    case GridKind::kInt4Group: {  // from the largest value at 7 down to a clip of about one half; both signs
-      if (index >= 28) return 0;
-      const float scale = plain * (7.5F / 7) * (1 - 0.04F * static_cast<float>(index / 2));
-      return index % 2 == 0 ? scale : -scale;
+// Scales worth trying for a block whose largest value calls for `plain`, which is among them; of NVFP4 all
+// that there are from the largest value at 11 to it at 3.
+using Scales = std::array<float, 2 * kernels::kRoundScales>;
+int CandidateScales(GridKind kind, float plain, Scales* scales) {
+  const auto code = static_cast<int>(tensor::FloatToF8E4M3(plain));
+  for (int i = 0; i < kernels::kRoundScales; ++i) {
+    const auto step = static_cast<float>(i);
+    float& scale = (*scales)[i];
+    switch (kind) {
+      case GridKind::kInt8Channel:  // down to a clip of 0.6
+        scale = StoredScale(kind, plain * (1 - 0.025F * step));
+        break;
+      case GridKind::kInt4Group:  // from the largest value within 7 down to a clip of a half, and turned
+                                  // round
+        scale = StoredScale(kind, plain * (1 - 0.04F * (step - 2)));
+        (*scales)[kernels::kRoundScales + i] = -scale;
+        break;
+      case GridKind::kNvfp4:
+        scale = tensor::F8E4M3ToFloat(static_cast<uint8_t>(std::clamp(code - 7 + i, 1, 0x7e)));
+        break;
+      default:  // FP8 repeats at every power of two; larger scales only move the smallest numbers
+        scale = StoredScale(kind, plain * (1 + 0.0625F * step));
     }
-    case GridKind::kNvfp4: {  // every e4m3 from the largest value at 12 to it at 3
-      const uint8_t first = tensor::FloatToF8E4M3(plain / 2), last = tensor::FloatToF8E4M3(plain * 2);
-      const int code = std::max<int>(first, 1) + index;
-      return code <= std::max<int>(last, 1) ? tensor::F8E4M3ToFloat(static_cast<uint8_t>(code)) : 0;
-    }
-    default:  // the grid repeats at every power of two; larger scales only move the smallest numbers
-      return index < 8 ? plain * (1 + 0.125F * static_cast<float>(index)) : 0;
   }
+  return kind == GridKind::kInt4Group ? 2 * kernels::kRoundScales : kernels::kRoundScales;
 }
 
-// The stored scale, times 1 / unit, of least error: unit is 1 or NVFP4's global scale.
+// The stored scale of least error; `unit` divides it: NVFP4's global scale, else 1.
 float SearchScale(GridKind kind, const Rounding& rounding, const Block& block, float plain, float unit) {
-  float best = StoredScale(kind, plain);
-  float least = ErrorOf(rounding, block, best / unit);
-  const auto attempt = [&](float scale) {
-    const float error = ErrorOf(rounding, block, scale / unit);
-    if (!(error < least)) return false;
-    least = error;
-    best = scale;
-    return true;
-  };
-  for (int i = 0;; ++i) {
-    const float scale = Candidate(kind, i, plain);
-    if (scale == 0) break;
-    attempt(StoredScale(kind, scale));
+  Scales scales, effective;
+  const int count = CandidateScales(kind, plain, &scales);
+  std::array<float, 2 * kernels::kRoundScales> errors{};
+  for (int i = 0; i < count; ++i) effective[i] = scales[i] / unit;
+  for (int r = 0; r < block.rows; ++r) {
+    for (int i = 0; i < count; i += kernels::kRoundScales) {
+      float row_errors[kernels::kRoundScales];
+      rounding.scale_errors(block.values + r * block.stride, block.importance, block.columns, &effective[i],
+                            row_errors);
+      for (int l = 0; l < kernels::kRoundScales; ++l) errors[i + l] += row_errors[l];
+    }
   }
+  const auto least = std::min_element(errors.begin(), errors.begin() + count);
+  float best = scales[least - errors.begin()], error = *least;
   if (kind == GridKind::kNvfp4) return best;  // no scale is left to try
   // Codes for the scale, then the scale for the codes (SSZ), while that helps.
   for (int i = 0; i < kRefinements; ++i) {
@@ -107,7 +114,11 @@ float SearchScale(GridKind kind, const Rounding& rounding, const Block& block, f
     }
     if (!(square > 0)) break;
     const float scale = StoredScale(kind, product / square);
-    if (!std::isfinite(scale) || !attempt(scale)) break;
+    if (scale == best || !std::isfinite(scale)) break;
+    const float refined = ErrorOf(rounding, block, scale);
+    if (!(refined < error)) break;
+    error = refined;
+    best = scale;
   }
   return best;
 }

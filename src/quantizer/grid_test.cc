@@ -76,9 +76,9 @@ TEST(Grid, SearchedScalesErrLess) {
     const auto plain = RoundToNearest(threads.ctx, grid, weights.data(), n, k, {});
     const auto searched = RoundToNearest(threads.ctx, grid, weights.data(), n, k, {true, {}, 0});
     const double before = ErrorOf(weights, Values(*plain)), after = ErrorOf(weights, Values(*searched));
-    // Little is to be won where a code has many bits.
+    // Little is to be won where a code has many bits; ties may be counted the other way.
     const bool four_bits = grid.kind == GridKind::kInt4Group || grid.kind == GridKind::kNvfp4;
-    EXPECT_LE(after, before * (four_bits ? 0.85 : 1.0)) << static_cast<int>(grid.kind);
+    EXPECT_LE(after, before * (four_bits ? 0.85 : 1.00001)) << static_cast<int>(grid.kind);
   }
 }
 

@@ -1,7 +1,6 @@
 #include "quantizer/hessian.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <numeric>
 
@@ -21,11 +20,6 @@ constexpr int kTaskRows = 128, kTaskPanels = 16;
 
 int64_t StrideOf(int k) { return (k + 15) / 16 * 16 + 16; }  // an odd number of cache lines, mostly
 
-// Two bf16 of neighbouring tokens as one word.
-struct Word {
-  uint32_t bits;
-};
-
 // What one pass multiplies: tokens in pairs, inputs in panels of 16.
 struct Operands {
   int tokens = 0;              // padded to 64
@@ -34,35 +28,55 @@ struct Operands {
   std::span<std::byte> right;  // [panels][tokens / 2][16] words, as tensor/packed.h lays out bf16 weights
 };
 
-float ValueAt(const TokenRows& x, int token, int64_t input) {
-  const int64_t at = token * x.stride + input;
-  const float value = x.f32 != nullptr ? x.f32[at] : tensor::ToFloat(x.bf16[at]);
-  return x.gates.empty() ? value : value * x.gates[token];
+// Tokens [first, first + count) as bf16 [x.tokens][row_inputs], times their gates; those past count are 0.
+void RoundTokens(const kernels::ExecContext& ctx, const TokenRows& tokens, int first, int count, int k,
+                 int row_inputs, std::span<uint16_t> to) {
+  const auto prepare = ctx.kernels->gemm[static_cast<int>(PackedFormat::kBF16)].prepare;
+  ctx.pool->Run(std::ssize(to) / row_inputs, [&](int64_t t, int) {
+    uint16_t* row = to.data() + t * row_inputs;
+    if (t >= count) {
+      std::fill_n(row, row_inputs, uint16_t{0});
+      return;
+    }
+    const int64_t at = (first + t) * tokens.stride;
+    const float gate = tokens.gates.empty() ? 1 : tokens.gates[first + t];
+    if (tokens.bf16 != nullptr && gate == 1) {
+      for (int i = 0; i < k; ++i) row[i] = tokens.bf16[at + i].bits;
+      std::fill(row + k, row + row_inputs, uint16_t{0});
+      return;
+    }
+    std::vector<float> scaled;
+    const float* values = tokens.f32 != nullptr ? tokens.f32 + at : nullptr;
+    if (values == nullptr || gate != 1) {
+      scaled.resize(k);
+      for (int i = 0; i < k; ++i) {
+        scaled[i] = gate * (values != nullptr ? values[i] : tensor::ToFloat(tokens.bf16[at + i]));
+      }
+      values = scaled.data();
+    }
+    prepare(values, k, row_inputs, 0, reinterpret_cast<std::byte*>(row));
+  });
 }
 
-// 16 inputs of a token as bf16, rounded to nearest, ties to even; inputs past k are 0.
-void RoundToken(const TokenRows& x, int token, int input, int columns, uint32_t (&out)[kPanelRows]) {
-  if (x.bf16 != nullptr && x.gates.empty()) {
-    const tensor::BF16* row = x.bf16 + token * x.stride + input;
-    for (int c = 0; c < columns; ++c) out[c] = row[c].bits;
-  } else {
-    for (int c = 0; c < columns; ++c) out[c] = tensor::ToBF16(ValueAt(x, token, input + c)).bits;
-  }
-}
-
-void PackPanel(const TokenRows& x, int first, int count, int k, int panel, const Operands& to) {
-  const int input = panel * kPanelRows, columns = std::min(k - input, kPanelRows), pairs = to.tokens / 2;
+// Lays out 16 inputs of all tokens for both sides of the product.
+void PackPanel(const uint16_t* rounded, int row_inputs, int panel, const Operands& to) {
+  const int input = panel * kPanelRows, pairs = to.tokens / 2;
   auto* right = reinterpret_cast<uint32_t*>(to.right.data()) + int64_t{panel} * pairs * kPanelRows;
   std::byte* left = to.left.data() + input * to.row_bytes;
-  for (int q = 0; q < pairs; ++q) {
-    uint32_t low[kPanelRows] = {}, high[kPanelRows] = {};
-    if (2 * q < count) RoundToken(x, first + 2 * q, input, columns, low);
-    if (2 * q + 1 < count) RoundToken(x, first + 2 * q + 1, input, columns, high);
-    for (int c = 0; c < kPanelRows; ++c) right[q * kPanelRows + c] = low[c] | high[c] << 16;
-  }
-  for (int c = 0; c < kPanelRows; ++c) {
-    auto* row = reinterpret_cast<uint32_t*>(left + c * to.row_bytes);
-    for (int q = 0; q < pairs; ++q) row[q] = right[q * kPanelRows + c];
+  for (int q = 0; q < pairs; q += kPanelRows) {
+    uint32_t* square = right + q * kPanelRows;
+    for (int p = 0; p < kPanelRows; ++p) {
+      const uint16_t* low = rounded + int64_t{2} * (q + p) * row_inputs + input;
+      const uint16_t* high = low + row_inputs;
+      for (int c = 0; c < kPanelRows; ++c) {
+        square[p * kPanelRows + c] = low[c] | static_cast<uint32_t>(high[c]) << 16;
+      }
+    }
+    // The same words turned: a square of 16 lines of the cache to 16 others.
+    for (int c = 0; c < kPanelRows; ++c) {
+      auto* line = reinterpret_cast<uint32_t*>(left + c * to.row_bytes) + q;
+      for (int p = 0; p < kPanelRows; ++p) line[p] = square[p * kPanelRows + c];
+    }
   }
 }
 
@@ -125,8 +139,12 @@ void Hessian::Add(const kernels::ExecContext& ctx, const TokenRows& tokens) {
     x.row_bytes = int64_t{x.tokens} * 2 | 64;
     x.left = ctx.scratch->Take<std::byte>(panels * kPanelRows * x.row_bytes);
     x.right = ctx.scratch->Take<std::byte>(size_t(panels) * kPanelRows * x.tokens * 2);
-    ctx.pool->Run(
-        panels, [&](int64_t panel, int) { PackPanel(tokens, first, count, k_, static_cast<int>(panel), x); });
+    const int row_inputs = (k_ + tensor::kPackedKUnit - 1) / tensor::kPackedKUnit * tensor::kPackedKUnit;
+    const auto rounded = ctx.scratch->Take<uint16_t>(size_t(x.tokens) * row_inputs);
+    RoundTokens(ctx, tokens, first, count, k_, row_inputs, rounded);
+    ctx.pool->Run(panels, [&](int64_t panel, int) {
+      PackPanel(rounded.data(), row_inputs, static_cast<int>(panel), x);
+    });
     Accumulate(ctx, x, k_, stride_, mutable_sums(0));
     ctx.scratch->Rewind(mark);
   }

@@ -64,17 +64,12 @@ uint16_t FloatToHalf(float value) {
 }
 
 float F8E4M3ToFloat(uint8_t bits) {
-  const int exponent = (bits >> 3) & 0xf;
-  const int mantissa = bits & 7;
-  float value;
-  if (exponent == 15 && mantissa == 7) {
-    value = std::numeric_limits<float>::quiet_NaN();
-  } else if (exponent == 0) {
-    value = static_cast<float>(mantissa) * 0x1p-9F;
-  } else {
-    value = std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
+  const uint32_t sign = (bits & 0x80U) << 24, magnitude = bits & 0x7fU;
+  if (magnitude == 0x7f) return std::bit_cast<float>(sign | 0x7fc00000U);
+  if (magnitude < 8) {  // denormal: in units of 2^-9
+    return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(static_cast<float>(magnitude) * 0x1p-9F));
   }
-  return (bits & 0x80) != 0 ? -value : value;
+  return std::bit_cast<float>(sign | ((magnitude << 20) + 0x3c000000U));
 }
 
 uint8_t FloatToF8E4M3(float value) {

@@ -211,7 +211,7 @@ void AddQuantize(CLI::App& root, VerbRun& run) {
   AddThreadsFlag(*verb, options->threads);
   verb->footer(
       "Embeddings, heads, routers, norms and MLA's kv_b_proj keep their precision. The folder is a\n"
-      "compressed-tensors checkpoint, which vLLM, transformers and Moesaic load. A run that was killed goes "
+      "compressed-tensors checkpoint, which vLLM and Moesaic load. A run that was killed goes "
       "on when\n"
       "the same command is given again, and what comes out is the same to the byte.\n\n"
       "Examples:\n  moesaic quantize Kimi-K2-Instruct -o Kimi-K2-w4a16 --scheme w4a16 --memory 16G\n"

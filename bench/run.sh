@@ -9,7 +9,7 @@
 #   PYTHON        a Python (default python3); where it has the packages tokenizers or torch, those are compared too
 #   TRACES        recorded traffic (default ../shared/data/traces): what is not there is left out
 #   TOKENIZER, TEXT  a folder with tokenizer.json, and the text that is encoded
-#   SHAPES        where the random-weight models are kept, 22 GB (default build/bench/shapes)
+#   SHAPES        where the random-weight models are kept, 36 GB (default build/bench/shapes)
 #   RESULTS       where raw rounds are kept as JSON (default build/bench/results)
 #   BUILD         build folder (default build/release)
 set -euo pipefail
@@ -43,6 +43,11 @@ section 'Model shapes, random weights'
 [ -n "${LLAMA_CPP:-}" ] || printf 'Without llama.cpp: LLAMA_CPP is not set.\n\n'
 [ -n "${IK_LLAMA_CPP:-}" ] || printf 'Without ik_llama.cpp: IK_LLAMA_CPP is not set.\n\n'
 "$python" bench/peers/shapes.py "$build/bin/moesaic" "$shapes" --json "$results/shapes.json" $quick
+
+section 'Quantizing eight times the memory'
+size=(--gib 8 --memory 1G)
+if [ -n "$quick" ]; then size=(--gib 2 --memory 256M --rounds 1); fi
+"$python" bench/quantize_bounds.py "$build/bin/moesaic" "$shapes" "${size[@]}"
 
 section 'Operators, beside PyTorch'
 if "$python" -c 'import torch' 2>/dev/null; then

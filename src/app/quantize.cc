@@ -135,9 +135,10 @@ void PrintPlan(const Options& options, const quantizer::QuantizePlan& plan,
 Status RunPlan(const Options& options, const quantizer::QuantizeOptions& parsed,
                const checkpoint::Checkpoint& source, const kernels::KernelTable& kernels,
                runtime::ThreadPool& pool) {
-  ASSIGN_OR_RETURN(const quantizer::QuantizePlan plan, quantizer::PlanQuantize(source, parsed, 0));
-  ASSIGN_OR_RETURN(const quantizer::MachineRates rates,
-                   quantizer::MeasureRates(source, parsed.output, kernels, pool, options.output));
+  ASSIGN_OR_RETURN(const quantizer::QuantizePlan plan, quantizer::PlanQuantize(source, parsed));
+  ASSIGN_OR_RETURN(
+      const quantizer::MachineRates rates,
+      quantizer::MeasureRates(source, parsed.output, kernels, pool, options.output, parsed.direct));
   const quantizer::Forecast forecast = quantizer::ForecastOf(plan, rates, parsed.direct, pool.size());
   PrintPlan(options, plan, rates, forecast, !source.tensors().empty());
   return OkStatus();
@@ -210,7 +211,7 @@ void AddQuantize(CLI::App& root, VerbRun& run) {
   AddThreadsFlag(*verb, options->threads);
   verb->footer(
       "Embeddings, heads, routers, norms and MLA's kv_b_proj keep their precision. The folder is a\n"
-      "compressed-tensors checkpoint, which vLLM, transformers and Moesaic load. A run that was killed goes "
+      "compressed-tensors checkpoint, which vLLM and Moesaic load. A run that was killed goes "
       "on when\n"
       "the same command is given again, and what comes out is the same to the byte.\n\n"
       "Examples:\n  moesaic quantize Kimi-K2-Instruct -o Kimi-K2-w4a16 --scheme w4a16 --memory 16G\n"

@@ -63,7 +63,9 @@ class Chooser {
     }
     const char* suffix = item.linear ? ".weight" : "";
     output.form = form.plain ? Form::kCopied : Form::kConverted;
-    DType dtype = form.plain ? form.dtype : form.dtype == DType::kF64 ? DType::kF32 : DType::kBF16;
+    // What is brought to another order of rows stays exact; what was rounded before becomes bf16.
+    const bool wide = form.dtype == DType::kF64 || form.dtype == DType::kF32 || form.dtype == DType::kF16;
+    DType dtype = form.plain ? form.dtype : wide ? DType::kF32 : DType::kBF16;
     if (kept && *kept != dtype) {
       output.form = Form::kConverted;
       dtype = *kept;

@@ -77,15 +77,25 @@ StatusOr<double> Timed(runtime::AsyncFiles& io, const runtime::Transfer& transfe
   return static_cast<double>(transfer.bytes.size()) / Since(start);
 }
 
-Status MeasureDisks(const checkpoint::Checkpoint& source, const fs::path& folder, MachineRates* rates) {
+Status MeasureDisks(const checkpoint::Checkpoint& source, const fs::path& folder, bool direct,
+                    MachineRates* rates) {
   ASSIGN_OR_RETURN(const auto io, runtime::AsyncFiles::Create(runtime::AsyncFiles::Backend::kBest));
   ASSIGN_OR_RETURN(const runtime::Buffer buffer, runtime::Buffer::Allocate(kSampleBytes, false));
   const std::span<std::byte> bytes(buffer.data(), buffer.size());
   for (size_t i = 0; i < bytes.size(); i += 4) bytes[i] = static_cast<std::byte>(i * 2654435761U >> 16U);
   ASSIGN_OR_RETURN(const ScratchFile file, ScratchFile::Create(folder));
+  if (posix_fallocate(file.fd(), 0, static_cast<off_t>(kSampleBytes)) == ENOSPC) {
+    return IoError("{}: there is no room for {} bytes to measure with", folder.string(), kSampleBytes);
+  }
+  if (direct) file.Direct();
   ASSIGN_OR_RETURN(rates->write, Timed(*io, file.Whole(bytes, true), file.fd()));
-  // Still in the page cache.
-  ASSIGN_OR_RETURN(rates->copy, Timed(*io, file.Whole(bytes, false), -1));
+  if (direct) {
+    const Clock::time_point start = Clock::now();
+    std::memcpy(bytes.data(), bytes.data() + kSampleBytes / 2, kSampleBytes / 2);
+    rates->copy = static_cast<double>(kSampleBytes) / 2 / Since(start);
+  } else {  // what was written is still in the page cache
+    ASSIGN_OR_RETURN(rates->copy, Timed(*io, file.Whole(bytes, false), -1));
+  }
   file.Direct();
   ASSIGN_OR_RETURN(rates->read, Timed(*io, file.Whole(bytes, false), -1));
 
@@ -160,9 +170,9 @@ StatusOr<double> MeasureRounding(const OutputSettings& settings, const kernels::
 
 StatusOr<MachineRates> MeasureRates(const checkpoint::Checkpoint& source, const OutputSettings& settings,
                                     const kernels::KernelTable& kernels, runtime::ThreadPool& pool,
-                                    const std::string& folder) {
+                                    const std::string& folder, bool direct) {
   MachineRates rates;
-  RETURN_IF_ERROR(MeasureDisks(source, ExistingFolder(folder), &rates));
+  RETURN_IF_ERROR(MeasureDisks(source, ExistingFolder(folder), direct, &rates));
   runtime::Arena scratch;
   const kernels::ExecContext ctx{.kernels = &kernels, .pool = &pool, .scratch = &scratch};
   ASSIGN_OR_RETURN(rates.round, MeasureRounding(settings, ctx));
@@ -182,7 +192,7 @@ Forecast ForecastOf(const QuantizePlan& plan, const MachineRates& rates, bool di
   Forecast forecast;
   const double read = in / rates.read, write = out / rates.write;
   forecast.disk_seconds = rates.same_disk ? read + write : std::max(read, write);
-  const double moved = other + out + (direct ? 0 : in);
+  const double moved = other + (direct ? 0 : in + out);
   forecast.compute_seconds = rounded / rates.round + moved / (rates.copy * threads);
   forecast.seconds = std::max(forecast.disk_seconds, forecast.compute_seconds);
   forecast.disk_bound = forecast.disk_seconds >= forecast.compute_seconds;

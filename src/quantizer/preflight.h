@@ -21,7 +21,7 @@ struct MachineRates {
 /// `folder` is where the output would go: a file of 256 MiB is written beside it, read back and removed.
 StatusOr<MachineRates> MeasureRates(const checkpoint::Checkpoint& source, const OutputSettings& settings,
                                     const kernels::KernelTable& kernels, runtime::ThreadPool& pool,
-                                    const std::string& folder);
+                                    const std::string& folder, bool direct);
 
 struct Forecast {
   double disk_seconds = 0;     // reading and writing

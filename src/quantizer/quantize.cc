@@ -108,7 +108,7 @@ class Run {
         io_(io),
         reader_(reader),
         rounder_(source, plan.items, plan.output, options.output, ctx),
-        writer_(folder, plan.output, io),
+        writer_(folder, plan.output, options.direct, io),
         done_(plan.work.units.size(), false),
         left_(plan.output.shards.size(), 0) {}
 
@@ -128,6 +128,7 @@ class Run {
       if (const Status written = Settle(slot); status.ok()) status = written;
     }
     RETURN_IF_ERROR(status);
+    report_.read_bytes += rounder_.reread_bytes();
     for (size_t shard = 0; shard < left_.size(); ++shard) {
       if (!finished_[shard]) RETURN_IF_ERROR(FinishShard(static_cast<int>(shard)));
     }
@@ -161,10 +162,8 @@ class Run {
         return DataLoss("the journal names unit {} of {}", entry.unit, done_.size());
       if (done_[entry.unit]) continue;
       std::vector<OutputExtent> extents;
-      size_t used = 0;
-      for (const PieceTensor& run : PlacesOf(plan_.output, PiecesOf(entry.unit)).runs) {
-        extents.push_back({run.offset, buffer.subspan(used, static_cast<size_t>(run.bytes))});
-        used += static_cast<size_t>(run.bytes);
+      for (const OutputRun& run : PlacesOf(plan_.output, PiecesOf(entry.unit)).runs) {
+        extents.push_back({run.offset, run.In(buffer)});
       }
       StatusOr<runtime::AsyncFiles::Ticket> ticket = writer_.StartCheck(ShardOf(entry.unit), extents);
       bool right = ticket.ok();
@@ -312,8 +311,16 @@ Status WriteTexts(const checkpoint::Checkpoint& source, const QuantizeOptions& o
 StatusOr<QuantizePlan> Begin(const checkpoint::Checkpoint& source, const QuantizeOptions& options,
                              const std::string& folder, Journal& journal) {
   const bool begun = !journal.header().is_null();
-  const int64_t unit_bytes = begun ? journal.header().value("unit_bytes", int64_t{0}) : 0;
-  ASSIGN_OR_RETURN(QuantizePlan plan, PlanQuantize(source, options, unit_bytes));
+  QuantizeOptions taken = options;
+  if (begun) {
+    const auto unit_bytes = journal.header().find("unit_bytes");
+    if (unit_bytes == journal.header().end() || !unit_bytes->is_number_integer() || *unit_bytes < 1) {
+      return DataLoss("{}/{}: \"unit_bytes\" is missing; empty the folder to begin anew", folder,
+                      kJournalFile);
+    }
+    taken.unit_bytes = unit_bytes->get<int64_t>();
+  }
+  ASSIGN_OR_RETURN(QuantizePlan plan, PlanQuantize(source, taken));
   const ordered_json header = {{"moesaic_quantize", 1},
                                {"source", FingerprintOf(source)},
                                {"settings", options.output.Json()},
@@ -328,8 +335,7 @@ StatusOr<QuantizePlan> Begin(const checkpoint::Checkpoint& source, const Quantiz
 
 }  // namespace
 
-StatusOr<QuantizePlan> PlanQuantize(const checkpoint::Checkpoint& source, const QuantizeOptions& options,
-                                    int64_t unit_bytes) {
+StatusOr<QuantizePlan> PlanQuantize(const checkpoint::Checkpoint& source, const QuantizeOptions& options) {
   if (source.container() == "moesaic") {
     return InvalidArgument("{}: quantize the checkpoint that this file was packed from", source.path());
   }
@@ -347,9 +353,9 @@ StatusOr<QuantizePlan> PlanQuantize(const checkpoint::Checkpoint& source, const 
   // Headers were read through the maps; what they take is given back before memory is counted.
   for (const auto& file : source.files()) file->Forget();
   const int64_t taken = runtime::MeasureResidentMemory().now + kReserve;
-  plan.unit_bytes = unit_bytes;
+  plan.unit_bytes = options.unit_bytes;
   const int64_t left = options.memory - taken;
-  if (unit_bytes == 0) {
+  if (plan.unit_bytes == 0) {
     const StatusOr<int64_t> fitting = FitUnits(plan.items, plan.forms, plan.output, grid, left);
     if (!fitting.ok()) {
       return ResourceExhausted("--memory {} is too little: the program itself takes {}; {}", options.memory,

@@ -22,7 +22,8 @@ struct QuantizeProgress {
 struct QuantizeOptions {
   OutputSettings output;
   int64_t memory = int64_t{8} << 30;  // what may be resident at most
-  bool direct = false;                // reads with O_DIRECT
+  int64_t unit_bytes = 0;             // of the largest unit (work_plan.h); 0: what the memory allows
+  bool direct = false;                // past the page cache, with O_DIRECT
   runtime::AsyncFiles::Backend backend = runtime::AsyncFiles::Backend::kBest;
   /// Further files of the folder: name and content.
   std::vector<std::pair<std::string, std::string>> texts;
@@ -53,10 +54,8 @@ struct QuantizePlan {
   int64_t source_bytes = 0;
 };
 
-/// Plans a run. `unit_bytes` 0: as large as options.memory allows; else what an earlier run took. A memory
-/// that is too small is refused with how much is needed.
-StatusOr<QuantizePlan> PlanQuantize(const checkpoint::Checkpoint& source, const QuantizeOptions& options,
-                                    int64_t unit_bytes);
+/// Plans a run. A memory that is too small is refused with how much is needed.
+StatusOr<QuantizePlan> PlanQuantize(const checkpoint::Checkpoint& source, const QuantizeOptions& options);
 
 /// Quantizes `source` into `folder`, which must be empty, new, or hold the journal of a run with the same
 /// settings and source. After any failure the same call goes on from the last unit in the journal; the files

@@ -11,80 +11,109 @@
 namespace moesaic::quantizer {
 namespace {
 
-std::vector<runtime::Transfer> Transfers(std::span<const OutputExtent> extents, int fd, bool write,
-                                         const std::string& path) {
-  std::vector<runtime::Transfer> transfers;
-  for (const OutputExtent& extent : extents) {
-    transfers.push_back({.fd = fd,
-                         .write = write,
-                         .offset = extent.offset,
-                         .bytes = extent.bytes,
-                         .path = &path,
-                         .needed = static_cast<int64_t>(extent.bytes.size())});
-  }
-  return transfers;
+constexpr int64_t kBlock = 4096;  // what O_DIRECT asks of offsets, lengths and memory, at most
+
+runtime::Transfer TransferOf(const OutputExtent& extent, int fd, bool write, const std::string& path) {
+  return {.fd = fd,
+          .write = write,
+          .offset = extent.offset,
+          .bytes = extent.bytes,
+          .path = &path,
+          .needed = static_cast<int64_t>(extent.bytes.size())};
+}
+
+OutputExtent Part(const OutputExtent& extent, int64_t begin, int64_t end) {
+  const auto first = static_cast<size_t>(begin - extent.offset);
+  return {begin, extent.bytes.subspan(first, static_cast<size_t>(end - begin))};
 }
 
 }  // namespace
 
-ShardWriter::ShardWriter(std::string folder, const OutputPlan& output, runtime::AsyncFiles& io)
-    : folder_(std::move(folder)), output_(output), io_(io), fds_(output.shards.size(), -1) {
-  for (const Shard& shard : output.shards) paths_.push_back(folder_ + "/" + shard.file);
+ShardWriter::ShardWriter(std::string folder, const OutputPlan& output, bool direct, runtime::AsyncFiles& io)
+    : folder_(std::move(folder)), output_(output), io_(io), direct_(direct) {
+  for (const Shard& shard : output.shards) files_.push_back({.path = folder_ + "/" + shard.file});
 }
 
 ShardWriter::~ShardWriter() {
-  for (const int fd : fds_) {
-    if (fd >= 0) close(fd);
+  for (File& file : files_) Close(file);
+}
+
+void ShardWriter::Close(File& file) {
+  for (int* fd : {&file.fd, &file.direct_fd}) {
+    if (*fd >= 0) close(std::exchange(*fd, -1));
   }
 }
 
 Status ShardWriter::OpenFile(int shard) {
-  int& fd = fds_[shard];
-  if (fd >= 0) return OkStatus();
-  const std::string& path = paths_[shard];
-  fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  if (fd < 0) return IoError("{}: can't be written: {}", path, std::strerror(errno));
+  File& file = files_[shard];
+  if (file.fd >= 0) return OkStatus();
+  file.fd = open(file.path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  if (file.fd < 0) return IoError("{}: can't be written: {}", file.path, std::strerror(errno));
   const int64_t bytes = output_.shards[shard].bytes;
-  int error = posix_fallocate(fd, 0, bytes);
-  if (error == EINVAL || error == EOPNOTSUPP) error = ftruncate(fd, bytes) == 0 ? 0 : errno;
-  if (error == 0) return OkStatus();
-  close(std::exchange(fd, -1));
-  return IoError("{}: {} bytes can't be had: {}", path, bytes, std::strerror(error));
+  int error = posix_fallocate(file.fd, 0, bytes);
+  if (error == EINVAL || error == EOPNOTSUPP) error = ftruncate(file.fd, bytes) == 0 ? 0 : errno;
+  if (error != 0) {
+    Close(file);
+    return IoError("{}: {} bytes can't be had: {}", file.path, bytes, std::strerror(error));
+  }
+  if (!direct_) return OkStatus();
+  file.direct_fd = open(file.path.c_str(), O_WRONLY | O_CLOEXEC | O_DIRECT);
+  if (file.direct_fd >= 0) return OkStatus();
+  Close(file);
+  return Unimplemented("{}: its file system does not take direct writes; use --io buffered", file.path);
 }
 
 StatusOr<runtime::AsyncFiles::Ticket> ShardWriter::Start(int shard, std::span<const OutputExtent> extents) {
   RETURN_IF_ERROR(OpenFile(shard));
-  return io_.Submit(Transfers(extents, fds_[shard], true, paths_[shard]));
+  const File& file = files_[shard];
+  std::vector<runtime::Transfer> transfers;
+  for (const OutputExtent& extent : extents) {
+    const int64_t end = extent.offset + static_cast<int64_t>(extent.bytes.size());
+    const int64_t first_block = (extent.offset + kBlock - 1) / kBlock * kBlock,
+                  last_block = end / kBlock * kBlock;
+    if (!direct_ || first_block >= last_block) {
+      transfers.push_back(TransferOf(extent, file.fd, true, file.path));
+      continue;
+    }
+    transfers.push_back(TransferOf(Part(extent, extent.offset, first_block), file.fd, true, file.path));
+    transfers.push_back(TransferOf(Part(extent, first_block, last_block), file.direct_fd, true, file.path));
+    transfers.push_back(TransferOf(Part(extent, last_block, end), file.fd, true, file.path));
+  }
+  return io_.Submit(transfers);
 }
 
 StatusOr<runtime::AsyncFiles::Ticket> ShardWriter::StartCheck(int shard,
                                                               std::span<const OutputExtent> extents) {
   struct stat info = {};
-  const std::string& path = paths_[shard];
+  const std::string& path = files_[shard].path;
   if (stat(path.c_str(), &info) != 0 || info.st_size != output_.shards[shard].bytes) {
     return NotFound("{}: not there, or not as long as planned", path);
   }
   RETURN_IF_ERROR(OpenFile(shard));
-  return io_.Submit(Transfers(extents, fds_[shard], false, path));
+  std::vector<runtime::Transfer> transfers;
+  for (const OutputExtent& extent : extents) {
+    transfers.push_back(TransferOf(extent, files_[shard].fd, false, path));
+  }
+  return io_.Submit(transfers);
 }
 
 void ShardWriter::Flush(int shard, std::span<const OutputExtent> extents) const {
   for (const OutputExtent& extent : extents) {
-    sync_file_range(fds_[shard], extent.offset, static_cast<off_t>(extent.bytes.size()),
+    sync_file_range(files_[shard].fd, extent.offset, static_cast<off_t>(extent.bytes.size()),
                     SYNC_FILE_RANGE_WRITE);
   }
 }
 
 Status ShardWriter::Finish(int shard, const std::string& header) {
   RETURN_IF_ERROR(OpenFile(shard));
-  const std::string& path = paths_[shard];
-  const int fd = fds_[shard];
+  File& file = files_[shard];
+  const int fd = file.fd;
   const ssize_t written = pwrite(fd, header.data(), header.size(), 0);
   if (written != static_cast<ssize_t>(header.size()) || fdatasync(fd) != 0) {
-    return IoError("{}: writing the header failed: {}", path, std::strerror(errno));
+    return IoError("{}: writing the header failed: {}", file.path, std::strerror(errno));
   }
   posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-  close(std::exchange(fds_[shard], -1));
+  Close(file);
   return OkStatus();
 }
 

@@ -13,7 +13,8 @@ namespace moesaic::quantizer {
 /// A file's header is written last: until then it begins with zeros, which no reader takes for a checkpoint.
 class ShardWriter {
  public:
-  ShardWriter(std::string folder, const OutputPlan& output, runtime::AsyncFiles& io);
+  /// `direct`: whole blocks go past the page cache.
+  ShardWriter(std::string folder, const OutputPlan& output, bool direct, runtime::AsyncFiles& io);
   ~ShardWriter();
   ShardWriter(const ShardWriter&) = delete;
   ShardWriter& operator=(const ShardWriter&) = delete;
@@ -30,13 +31,19 @@ class ShardWriter {
   Status Finish(int shard, const std::string& header);
 
  private:
+  struct File {
+    std::string path;
+    int fd = -1;         // -1: closed
+    int direct_fd = -1;  // for whole blocks
+  };
   Status OpenFile(int shard);
+  static void Close(File& file);
 
   std::string folder_;
   const OutputPlan& output_;
   runtime::AsyncFiles& io_;
-  std::vector<int> fds_;            // [shards], -1: closed
-  std::vector<std::string> paths_;  // [shards]
+  bool direct_;
+  std::vector<File> files_;  // [shards]
 };
 
 }  // namespace moesaic::quantizer

@@ -1,6 +1,7 @@
 #include "quantizer/unit_reader.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -52,6 +53,11 @@ Status UnitReader::OpenFile(size_t index) {
   File& file = files_[index];
   if (file.fd >= 0) return OkStatus();
   file.fd = open(file.path.c_str(), O_RDONLY | O_CLOEXEC | (direct_ ? O_DIRECT : 0));
+  struct stat info = {};
+  if (file.fd >= 0 && fstat(file.fd, &info) == 0 && info.st_size != file.bytes) {
+    return DataLoss("{}: the file ends at byte {}, and had {} when it was opened", file.path, info.st_size,
+                    file.bytes);
+  }
   if (file.fd >= 0) return OkStatus();
   if (direct_ && errno == EINVAL) {
     return Unimplemented("{}: its file system does not take direct reads; use --io buffered", file.path);

@@ -47,131 +47,116 @@ bool IsFinite(DType dtype, std::span<const std::byte> bytes) {
 
 }  // namespace
 
-OutputPlaces PlacesOf(const OutputPlan& output, std::span<const Piece> pieces) {
-  struct Part {
-    PieceTensor place;
-    size_t piece, tensor;
-  };
-  std::vector<Part> parts;
-  OutputPlaces result;
-  for (size_t p = 0; p < pieces.size(); ++p) {
-    const std::vector<OutputTensor>& tensors = output.items[pieces[p].item].tensors;
-    result.places.emplace_back(tensors.size(), -1);
-    for (size_t t = 0; t < tensors.size(); ++t) {
-      const PieceTensor place = PlaceOf(tensors[t], pieces[p]);
-      if (place.bytes > 0) parts.push_back({place, p, t});
-    }
-  }
-  std::ranges::sort(parts, {}, [](const Part& part) { return part.place.offset; });
-  int64_t used = 0;
-  for (const Part& part : parts) {
-    result.places[part.piece][part.tensor] = used;
-    used += part.place.bytes;
-    if (!result.runs.empty() && result.runs.back().offset + result.runs.back().bytes == part.place.offset) {
-      result.runs.back().bytes += part.place.bytes;
-    } else {
-      result.runs.push_back(part.place);
-    }
-  }
-  return result;
-}
-
 StatusOr<std::vector<OutputExtent>> UnitRounder::Run(std::span<const Piece> pieces, const LoadedUnit& loaded,
                                                      std::span<std::byte> buffer) {
   const OutputPlaces places = PlacesOf(output_, pieces);
   const std::span<const SourceRows> rows = loaded.rows;
-  for (size_t p = 0; p < pieces.size();) {
-    const ModelItem& item = items_[pieces[p].item];
-    const Form form = output_.items[pieces[p].item].form;
-    size_t end = p + 1;
-    float global_scale = 0;
-    if (form == Form::kRounded && settings_.scheme == Scheme::kNvfp4) {
-      while (end < pieces.size() && item.fused >= 0 && items_[pieces[end].item].fused == item.fused) ++end;
-      ASSIGN_OR_RETURN(global_scale, SharedScale(pieces.subspan(p, end - p), rows.subspan(p, end - p)));
+  for (size_t p = 0; p < pieces.size(); ++p) {
+    std::byte* out[3] = {};
+    MOESAIC_CHECK_LE(places.tensors[p].size(), std::size(out));
+    for (size_t t = 0; t < places.tensors[p].size(); ++t) {
+      if (places.tensors[p][t] >= 0) out[t] = buffer.data() + places.tensors[p][t];
     }
-    for (; p < end; ++p) {
-      std::byte* out[3] = {};
-      MOESAIC_CHECK_LE(places.places[p].size(), std::size(out));
-      for (size_t t = 0; t < places.places[p].size(); ++t) {
-        if (places.places[p][t] >= 0) out[t] = buffer.data() + places.places[p][t];
-      }
-      switch (form) {
-        case Form::kRounded:
-          RETURN_IF_ERROR(RoundPiece(pieces[p], rows[p], global_scale, out));
-          break;
-        case Form::kConverted:
-          RETURN_IF_ERROR(ConvertPiece(pieces[p], rows[p], out[0]));
-          break;
-        case Form::kCopied:
-          RETURN_IF_ERROR(CopyPiece(pieces[p], rows[p], out[0]));
-          break;
-      }
+    switch (output_.items[pieces[p].item].form) {
+      case Form::kRounded:
+        if (settings_.scheme == Scheme::kNvfp4)
+          RETURN_IF_ERROR(FindSharedScale(pieces.subspan(p), rows.subspan(p)));
+        RETURN_IF_ERROR(RoundPiece(pieces[p], rows[p], out));
+        break;
+      case Form::kConverted:
+        RETURN_IF_ERROR(ConvertPiece(pieces[p], rows[p], out[0]));
+        break;
+      case Form::kCopied:
+        RETURN_IF_ERROR(CopyPiece(pieces[p], rows[p], out[0]));
+        break;
     }
   }
   std::vector<OutputExtent> extents;
-  size_t used = 0;
-  for (const PieceTensor& run : places.runs) {
-    extents.push_back({run.offset, buffer.subspan(used, static_cast<size_t>(run.bytes))});
-    used += static_cast<size_t>(run.bytes);
-  }
+  for (const OutputRun& run : places.runs) extents.push_back({run.offset, run.In(buffer)});
   return extents;
 }
 
 Status UnitRounder::ReadSlab(const Piece& piece, const SourceRows& rows, int64_t first, int64_t count) {
-  const ModelItem& item = items_[piece.item];
-  const int64_t columns = Columns(item);
+  const int64_t columns = Columns(items_[piece.item]);
   const auto values = static_cast<size_t>(count * columns);
   if (slab_.size() < values) slab_.resize(values);
   const int64_t step = std::max<int64_t>(kTaskValues / columns, 1);
   std::mutex mutex;
-  int64_t failed_row = count;  // the first one counts, whichever thread meets it
   Status failure;
   ctx_.pool->Run((count + step - 1) / step, [&](int64_t task, int) {
     const int64_t begin = task * step, end = std::min(begin + step, count);
     const std::span<float> out(slab_.data() + begin * columns, static_cast<size_t>((end - begin) * columns));
     Status status = rows.Read(source_, first + begin, end - begin, out);
-    int64_t row = begin;
-    if (status.ok()) {
-      float largest = 0;
-      bool numbers = true;
-      for (const float value : out) {
-        largest = std::max(largest, std::fabs(value));
-        numbers &= value == value;
-      }
-      if (numbers && largest < kTooLarge) return;
-      const auto bad = std::ranges::find_if(out, [](float v) { return !(std::fabs(v) < kTooLarge); });
-      const int64_t at = bad - out.begin();
-      row = begin + at / columns;
-      status = DataLoss("{}: the weight of output {}, input {} must be a finite number below 2^96, found {}",
-                        item.name, first + row, at % columns, *bad);
-    }
+    if (status.ok()) return;
     const std::lock_guard<std::mutex> lock(mutex);
-    if (row < failed_row) {
-      failed_row = row;
-      failure = std::move(status);
-    }
+    if (failure.ok()) failure = std::move(status);
   });
   return Annotate(failure, source_.path());
 }
 
-StatusOr<float> UnitRounder::SharedScale(std::span<const Piece> pieces, std::span<const SourceRows> rows) {
-  float largest = 0;
-  for (size_t p = 0; p < pieces.size(); ++p) {
-    const ModelItem& item = items_[pieces[p].item];
-    const int64_t step = SlabRows(item);
-    for (int64_t done = 0; done < pieces[p].rows; done += step) {
-      const int64_t count = std::min(step, pieces[p].rows - done);
-      RETURN_IF_ERROR(ReadSlab(pieces[p], rows[p], pieces[p].first + done, count));
-      ASSIGN_OR_RETURN(const float amax, LargestMagnitude(ctx_, slab_.data(), static_cast<int>(count),
-                                                          static_cast<int>(Columns(item))));
-      largest = std::max(largest, amax);
-    }
+// Says which value of the slab is none that can be rounded; rows are counted from the item's start.
+Status UnitRounder::BadValue(const Piece& piece, int64_t first, int64_t count) const {
+  const ModelItem& item = items_[piece.item];
+  const int64_t columns = Columns(item);
+  for (int64_t i = 0; i < count * columns; ++i) {
+    if (std::fabs(slab_[i]) < kTooLarge) continue;
+    return DataLoss("{}: {}: the weight of output {}, input {} must be a finite number below 2^96, found {}",
+                    source_.path(), item.name, first + i / columns, i % columns, slab_[i]);
   }
-  return Nvfp4GlobalScale(largest, settings_.search);
+  return OkStatus();
 }
 
-Status UnitRounder::RoundPiece(const Piece& piece, const SourceRows& rows, float global_scale,
-                               std::span<std::byte* const> out) {
+Status UnitRounder::FindSharedScale(std::span<const Piece> pieces, std::span<const SourceRows> rows) {
+  const size_t item = pieces.front().item;
+  if (item >= scale_first_ && item < scale_end_) return OkStatus();
+  const int fused = items_[item].fused;
+  scale_first_ = scale_end_ = item;
+  const auto is_member = [&](size_t i) { return i == item || (fused >= 0 && items_[i].fused == fused); };
+  while (scale_first_ > 0 && is_member(scale_first_ - 1)) --scale_first_;
+  while (scale_end_ < items_.size() && is_member(scale_end_)) ++scale_end_;
+
+  // Where all of them are at hand, as they are but for large ones.
+  const size_t count = scale_end_ - scale_first_;
+  bool whole = count <= pieces.size();
+  for (size_t i = 0; whole && i < count; ++i) {
+    whole = pieces[i].item == scale_first_ + i && pieces[i].rows == RowsOf(items_[pieces[i].item]);
+  }
+  float largest = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const Piece all{scale_first_ + i, 0, RowsOf(items_[scale_first_ + i])};
+    if (whole) {
+      ASSIGN_OR_RETURN(const float of_item, LargestOf(all, rows[i], false));
+      largest = std::max(largest, of_item);
+      continue;
+    }
+    ASSIGN_OR_RETURN(SourceRows mapped, SourceRows::Find(source_, items_[all.item], 0, all.rows));
+    ASSIGN_OR_RETURN(const float of_item, LargestOf(all, mapped, true));
+    largest = std::max(largest, of_item);
+    for (const checkpoint::TensorEntry& part : mapped.parts()) {
+      reread_bytes_ += static_cast<int64_t>(part.bytes.size());
+    }
+  }
+  global_scale_ = Nvfp4GlobalScale(largest, settings_.search);
+  return OkStatus();
+}
+
+StatusOr<float> UnitRounder::LargestOf(const Piece& piece, const SourceRows& rows, bool mapped) {
+  const ModelItem& item = items_[piece.item];
+  const auto columns = static_cast<int>(Columns(item));
+  const int64_t step = SlabRows(item);
+  float largest = 0;
+  for (int64_t done = 0; done < piece.rows; done += step) {
+    const int64_t count = std::min(step, piece.rows - done);
+    RETURN_IF_ERROR(ReadSlab(piece, rows, done, count));
+    const StatusOr<float> amax = LargestMagnitude(ctx_, slab_.data(), static_cast<int>(count), columns);
+    if (!amax.ok()) return BadValue(piece, done, count);
+    largest = std::max(largest, *amax);
+    for (size_t i = 0; mapped && i < source_.files().size(); ++i) source_.files()[i]->Forget();
+  }
+  return largest;
+}
+
+Status UnitRounder::RoundPiece(const Piece& piece, const SourceRows& rows, std::span<std::byte* const> out) {
   const ModelItem& item = items_[piece.item];
   const std::vector<OutputTensor>& tensors = output_.items[piece.item].tensors;
   std::vector<StoredTensor> stored;
@@ -180,11 +165,16 @@ Status UnitRounder::RoundPiece(const Piece& piece, const SourceRows& rows, float
   for (int64_t done = 0; done < piece.rows; done += step) {
     const int64_t count = std::min(step, piece.rows - done);
     RETURN_IF_ERROR(ReadSlab(piece, rows, piece.first + done, count));
-    const ScaleSearch search{.by_error = settings_.search, .importance = {}, .global_scale = global_scale};
+    const ScaleSearch search{.by_error = settings_.search,
+                             .importance = {},
+                             .global_scale = settings_.scheme == Scheme::kNvfp4 ? global_scale_ : 0};
     StatusOr<QuantizedMatrix> matrix =
         RoundToNearest(ctx_, settings_.grid(), slab_.data(), static_cast<int>(count),
                        static_cast<int>(Columns(item)), search);
-    if (!matrix.ok()) return Annotate(matrix.status(), fmt::format("{}: {}", source_.path(), item.name));
+    if (!matrix.ok()) {
+      RETURN_IF_ERROR(BadValue(piece, piece.first + done, count));
+      return Annotate(matrix.status(), fmt::format("{}: {}", source_.path(), item.name));
+    }
     std::byte* to[3] = {};
     for (size_t t = 0; t < stored.size(); ++t) {
       if (out[t] == nullptr) continue;
@@ -203,6 +193,10 @@ Status UnitRounder::ConvertPiece(const Piece& piece, const SourceRows& rows, std
   for (int64_t done = 0; done < piece.rows; done += step) {
     const int64_t count = std::min(step, piece.rows - done);
     RETURN_IF_ERROR(ReadSlab(piece, rows, piece.first + done, count));
+    const auto* bytes = reinterpret_cast<const std::byte*>(slab_.data());
+    if (!IsFinite(DType::kF32, {bytes, static_cast<size_t>(count * columns) * sizeof(float)})) {
+      return BadValue(piece, piece.first + done, count);
+    }
     ctx_.pool->Run(count, [&](int64_t row, int) {
       const float* from = slab_.data() + row * columns;
       std::byte* to = out + (done + row) * columns * (f32 ? 4 : 2);

@@ -27,15 +27,21 @@ class UnitRounder {
   StatusOr<std::vector<OutputExtent>> Run(std::span<const Piece> pieces, const LoadedUnit& loaded,
                                           std::span<std::byte> buffer);
 
+  /// Bytes of the source that were read once more than units say: for the scales of linears too large for
+  /// one.
+  int64_t reread_bytes() const { return reread_bytes_; }
+
  private:
   /// Rows [first, first + count) of a piece as f32, in slab_.
   Status ReadSlab(const Piece& piece, const SourceRows& rows, int64_t first, int64_t count);
-  Status RoundPiece(const Piece& piece, const SourceRows& rows, float global_scale,
-                    std::span<std::byte* const> out);
+  Status BadValue(const Piece& piece, int64_t first, int64_t count) const;
+  Status RoundPiece(const Piece& piece, const SourceRows& rows, std::span<std::byte* const> out);
   Status ConvertPiece(const Piece& piece, const SourceRows& rows, std::byte* out);
   Status CopyPiece(const Piece& piece, const SourceRows& rows, std::byte* out) const;
-  /// NVFP4: the global scale of pieces that run as one.
-  StatusOr<float> SharedScale(std::span<const Piece> pieces, std::span<const SourceRows> rows);
+  /// NVFP4: sets global_scale_ to that of the first piece's item and all that run as one with it. Those that
+  /// are not in `pieces` as a whole are read through the source's maps.
+  Status FindSharedScale(std::span<const Piece> pieces, std::span<const SourceRows> rows);
+  StatusOr<float> LargestOf(const Piece& piece, const SourceRows& rows, bool mapped);
 
   const checkpoint::Checkpoint& source_;
   const std::vector<ModelItem>& items_;
@@ -43,14 +49,9 @@ class UnitRounder {
   const OutputSettings& settings_;
   const kernels::ExecContext& ctx_;
   std::vector<float> slab_;
+  size_t scale_first_ = 0, scale_end_ = 0;  // items that global_scale_ is of
+  float global_scale_ = 0;
+  int64_t reread_bytes_ = 0;
 };
-
-/// Where the output of `pieces` lies in the file, as runs of bytes in rising order, with the tensors in each:
-/// for every (piece, tensor), its place in a buffer that holds the runs one after another; -1: none.
-struct OutputPlaces {
-  std::vector<std::vector<int64_t>> places;  // [pieces][tensors]
-  std::vector<PieceTensor> runs;
-};
-OutputPlaces PlacesOf(const OutputPlan& output, std::span<const Piece> pieces);
 
 }  // namespace moesaic::quantizer

@@ -194,7 +194,7 @@ StatusOr<VerifyReport> Verify(const Checkpoint& quantized, const Checkpoint& sou
   ASSIGN_OR_RETURN(report.settings, SettingsOf(quantized));
   QuantizeOptions options;
   options.output = report.settings;
-  ASSIGN_OR_RETURN(const QuantizePlan plan, PlanQuantize(source, options, 0));
+  ASSIGN_OR_RETURN(const QuantizePlan plan, PlanQuantize(source, options));
   ASSIGN_OR_RETURN(const auto io, runtime::AsyncFiles::Create(runtime::AsyncFiles::Backend::kBest));
   ASSIGN_OR_RETURN(UnitReader reader, UnitReader::Create(source, false, *io));
   ASSIGN_OR_RETURN(const runtime::Buffer from,

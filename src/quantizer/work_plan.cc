@@ -13,7 +13,8 @@ constexpr int64_t kLargestUnit = int64_t{256} << 20;
 // 4 MiB as f32: several tasks for every core, and little beside the units.
 constexpr int64_t kSlabValues = int64_t{1} << 20;
 // Direct reads take whole blocks of the file around each of up to four tensors.
-constexpr int64_t kAlignmentSlack = int64_t{4} * 2 * 4096;
+constexpr int64_t kBlock = 4096;
+constexpr int64_t kAlignmentSlack = 4 * 2 * kBlock;
 
 class Cutter {
  public:
@@ -21,12 +22,12 @@ class Cutter {
          int64_t unit_bytes)
       : items_(items), forms_(forms), output_(output), unit_bytes_(unit_bytes) {}
 
-  // Items [first, end) must be in one unit.
-  void AddWhole(size_t first, size_t end) {
+  // Items [first, end) go into one unit if one holds them.
+  void AddTogether(size_t first, size_t end) {
     Unit sum;
     for (size_t i = first; i < end; ++i) Count({i, 0, RowsOf(items_[i])}, &sum);
-    Open(first, sum);
-    for (size_t i = first; i < end; ++i) Put({i, 0, RowsOf(items_[i])});
+    if (Bytes(sum) <= unit_bytes_) Open(first, sum);
+    for (size_t i = first; i < end; ++i) AddInSteps(i);
   }
 
   void AddInSteps(size_t item) {
@@ -53,7 +54,8 @@ class Cutter {
   WorkPlan Take() {
     for (const Unit& unit : plan_.units) {
       plan_.source_bytes = std::max(plan_.source_bytes, unit.source_bytes);
-      plan_.output_bytes = std::max(plan_.output_bytes, unit.output_bytes);
+      const auto pieces = std::span(plan_.pieces).subspan(unit.first, unit.end - unit.first);
+      plan_.output_bytes = std::max(plan_.output_bytes, PlacesOf(output_, pieces).bytes);
     }
     for (size_t i = 0; i < items_.size(); ++i) {
       const int64_t rows = std::min(SlabRows(items_[i]), RowsOf(items_[i]));
@@ -83,6 +85,7 @@ class Cutter {
   void Open(size_t item, const Unit& more) {
     if (!plan_.units.empty()) {
       const Unit& last = plan_.units.back();
+      if (last.first == last.end) return;  // opened for what comes now
       const bool same = output_.items[plan_.pieces.back().item].shard == output_.items[item].shard;
       if (same && Bytes(last) + Bytes(more) <= unit_bytes_) return;
     }
@@ -119,6 +122,36 @@ PieceTensor PlaceOf(const OutputTensor& tensor, const Piece& piece) {
   return {tensor.offset + begin * stored.row_bytes(), (end - begin) * stored.row_bytes()};
 }
 
+OutputPlaces PlacesOf(const OutputPlan& output, std::span<const Piece> pieces) {
+  struct Part {
+    PieceTensor place;
+    size_t piece, tensor;
+  };
+  std::vector<Part> parts;
+  OutputPlaces places;
+  for (size_t p = 0; p < pieces.size(); ++p) {
+    const std::vector<OutputTensor>& tensors = output.items[pieces[p].item].tensors;
+    places.tensors.emplace_back(tensors.size(), -1);
+    for (size_t t = 0; t < tensors.size(); ++t) {
+      const PieceTensor place = PlaceOf(tensors[t], pieces[p]);
+      if (place.bytes > 0) parts.push_back({place, p, t});
+    }
+  }
+  std::ranges::sort(parts, {}, [](const Part& part) { return part.place.offset; });
+  for (const Part& part : parts) {
+    const auto [offset, bytes] = part.place;
+    if (places.runs.empty() || places.runs.back().offset + places.runs.back().bytes != offset) {
+      const int64_t position = places.bytes + (offset - places.bytes % kBlock + kBlock) % kBlock;
+      places.runs.push_back({offset, 0, position});
+      places.bytes = position;
+    }
+    places.tensors[part.piece][part.tensor] = places.bytes;
+    places.runs.back().bytes += bytes;
+    places.bytes += bytes;
+  }
+  return places;
+}
+
 WorkPlan CutWork(const std::vector<ModelItem>& items, const std::vector<SourceForm>& forms,
                  const OutputPlan& output, const Grid& grid, int64_t unit_bytes) {
   Cutter cutter(items, forms, output, unit_bytes > 0 ? unit_bytes : kLargestUnit);
@@ -127,11 +160,11 @@ WorkPlan CutWork(const std::vector<ModelItem>& items, const std::vector<SourceFo
       ++i;
       continue;
     }
-    // NVFP4's global scale is of all values of linears that run as one.
+    // NVFP4's global scale is of all values of linears that run as one: together they are read once.
     size_t end = i + 1;
     if (grid.kind == GridKind::kNvfp4 && output.items[i].form == Form::kRounded) {
       while (end < items.size() && items[i].fused >= 0 && items[end].fused == items[i].fused) ++end;
-      cutter.AddWhole(i, end);
+      cutter.AddTogether(i, end);
     } else {
       cutter.AddInSteps(i);
     }

@@ -3,6 +3,7 @@
 // last is written.
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "quantizer/output_plan.h"
@@ -27,7 +28,7 @@ struct WorkPlan {
   std::vector<Piece> pieces;
   std::vector<Unit> units;
   int64_t source_bytes = 0;  // of the largest unit
-  int64_t output_bytes = 0;  // of the largest unit
+  int64_t output_bytes = 0;  // of the largest unit's OutputPlaces
   int64_t slab_values = 0;   // of the largest run of rows that is rounded at once
 
   int64_t buffer_bytes() const { return 2 * (source_bytes + output_bytes); }
@@ -44,6 +45,25 @@ struct PieceTensor {
   int64_t offset = 0, bytes = 0;
 };
 PieceTensor PlaceOf(const OutputTensor& tensor, const Piece& piece);
+
+/// Bytes that follow each other in the file, and where they lie in a unit's buffer: at the same distance from
+/// a block of 4096 bytes, so that they can be written without a copy.
+struct OutputRun {
+  int64_t offset = 0, bytes = 0;
+  int64_t position = 0;
+
+  std::span<std::byte> In(std::span<std::byte> buffer) const {
+    return buffer.subspan(static_cast<size_t>(position), static_cast<size_t>(bytes));
+  }
+};
+
+/// Where the output of `pieces`, all of one shard, lies.
+struct OutputPlaces {
+  std::vector<OutputRun> runs;                // in rising order
+  std::vector<std::vector<int64_t>> tensors;  // [pieces][tensors] places in the buffer; -1: none
+  int64_t bytes = 0;                          // of the buffer
+};
+OutputPlaces PlacesOf(const OutputPlan& output, std::span<const Piece> pieces);
 
 /// Cuts the work into units of at most `unit_bytes`, source and output together; a single piece that can't be
 /// cut further may be larger. 0: as large as is of use.

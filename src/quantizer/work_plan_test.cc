@@ -86,10 +86,14 @@ TEST_F(WorkPlanTest, LinearsThatShareAScaleStayTogether) {
   Add("v", 256, 256, 0);
   Add("o", 256, 512);
   Plan(Scheme::kNvfp4);
-  const WorkPlan plan = Cut(1);
+  // Source and output of q, k and v, with some room for alignment, but not of o as well.
+  const WorkPlan plan = Cut(int64_t{1024} * 256 * 2 * 3 / 2);
   CheckWhole(plan);
   ASSERT_EQ(plan.units.size(), 2U);
   EXPECT_EQ(plan.units[0].end, 3U);
+  const WorkPlan small = Cut(1);  // too large for any unit: cut like others
+  CheckWhole(small);
+  EXPECT_EQ(small.units.size(), 10U);
 }
 
 TEST_F(WorkPlanTest, UnitsFillTheMemoryAndNoMore) {

@@ -94,7 +94,7 @@ class QuantizeTest(unittest.TestCase):
             answer = run("generate", self.folder / scheme, "--prompt", "The", "--max-tokens", "4", "--temperature", "0")
             self.assertTrue(answer.stdout.strip(), scheme)
 
-    def test_a_gguf_file_or_folder_that_is_there_is_refused(self):
+    def test_what_is_refused(self):
         result = run("quantize", TINY, "-o", self.folder / "w8a8", "--scheme", "fp8", code=1)
         self.assertIn("the folder is not empty", result.stderr)
         result = run("quantize", TINY, "-o", self.folder / "no", "--scheme", "w4a16", "--keep", "fp16", "x", code=1)
@@ -113,7 +113,7 @@ class QuantizeTest(unittest.TestCase):
 class PlanTest(unittest.TestCase):
     def test_real_models_are_planned_without_their_weights(self):
         with tempfile.TemporaryDirectory() as folder:
-            for name, config, parameters in (("kimi", KIMI_K2, "1.03T"), ("deepseek", DEEPSEEK_V3, "684")):
+            for name, config, parameters in (("kimi", KIMI_K2, "1.03T"), ("deepseek", DEEPSEEK_V3, "683B")):
                 path = pathlib.Path(folder) / name
                 path.mkdir()
                 (path / "config.json").write_text(json.dumps(config))

@@ -72,6 +72,13 @@ for bench in kernels_gemm_bench kernels_attention_bench; do
     --benchmark_color=false 2>/dev/null
 done
 
+section 'Long contexts'
+long=() samples=20
+if [ -n "$quick" ]; then long=(--batch 1 --rounds 5) samples=4; fi
+"$build/bin/longcontext_attention_bench" "${long[@]}"
+printf '\n'
+"$python" bench/longcontext/quality.py "$build/bin/moesaic" --samples "$samples"
+
 section Cache
 fenced "$build/bin/cache_tree_bench" --benchmark_min_time="$seconds" --benchmark_color=false 2>/dev/null
 traces=${TRACES:-../shared/data/traces}

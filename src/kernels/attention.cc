@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <utility>
 
 #include "base/check.h"
 #include "kernels/ops.h"
@@ -72,13 +73,15 @@ class Plan {
     MakeTasks();
     worker_floats_ = int64_t{kTaskRows} * p_.cache.key_dim + 2 * PartialFloats(kTaskRows, p_.cache.value_dim);
     worker_memory_ = ctx.scratch->Take<float>(worker_floats_ * ctx.pool->size());
+    loaded_ = ctx.scratch->Take<const RowTile*>(ctx.pool->size());
+    std::fill(loaded_.begin(), loaded_.end(), nullptr);
   }
 
   void Run() {
     ctx_.pool->Run(static_cast<int64_t>(tasks_.size()), [&](int64_t i, int worker) {
       const Task& task = tasks_[i];
       float* memory = worker_memory_.data() + worker * worker_floats_;
-      LoadQueries(*task.tile, memory);
+      if (std::exchange(loaded_[worker], task.tile) != task.tile) LoadQueries(*task.tile, memory);
       if (task.tile->partials == nullptr) {
         RunWhole(task, memory);
       } else {
@@ -223,7 +226,7 @@ class Plan {
         .q = queries,
         .q_stride = cache.key_dim,
         .runs = {},
-        .after = first + kSplitTokens < last ? Block(tile, first + kSplitTokens) + keys : nullptr,
+        .after = {},
         .key_stride = key_bytes,
         .value_offset = cache.shared ? 0 : cache.value_offset + line * value_bytes - keys,
         .value_stride = cache.shared ? key_bytes : value_bytes,
@@ -243,6 +246,10 @@ class Plan {
     };
     for (int key = first, i = 0; key < std::min(last, first + kSplitTokens); key += kKvBlockTokens) {
       call.runs[i++] = Block(tile, key) + keys;
+    }
+    for (int key = first + kSplitTokens, i = 0; key < std::min(last, first + 2 * kSplitTokens);
+         key += kKvBlockTokens) {
+      call.after[i++] = Block(tile, key) + keys;
     }
     ctx_.kernels->attention(call);
   }
@@ -286,6 +293,7 @@ class Plan {
   std::span<Task> tasks_;
   int64_t worker_floats_ = 0;  // queries, then two states
   std::span<float> worker_memory_;
+  std::span<const RowTile*> loaded_;  // [workers]: whose queries stand in its memory
 };
 
 }  // namespace

@@ -84,8 +84,8 @@ struct AttentionTile {
   // Keys of each run, [64][key_stride bytes], key_dim elements each; unseen ones are read at most. Runs of
   // which no row sees a key may be null.
   const std::byte* runs[kAttentionRuns];
-  const std::byte* after;  // the keys that will be asked for next, laid out as these, or null
-  int64_t key_stride;      // bytes
+  const std::byte* after[kAttentionRuns];  // runs that will be asked for next, laid out as these, or null
+  int64_t key_stride;                      // bytes
   int64_t value_offset;    // bytes from a run's keys to its values; 0: values are the keys' first dimensions
   int64_t value_stride;    // bytes; values are [64][value_dim elements], unseen ones are not read
   tensor::DType kv_dtype;  // kF32, kBF16 or kI8

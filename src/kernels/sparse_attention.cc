@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include "base/check.h"
@@ -29,6 +30,41 @@ constexpr int kRowStep = 8;  // micro-kernels read whole groups of rows
 constexpr float kEstimateSpread = 0.2F;
 // Sums of squares and their root are off by less than this.
 constexpr float kNormSlack = 1 + 0x1p-14F;
+
+// Partial sums and maxima that compilers make one register of; a single one would wait for itself at each
+// step.
+constexpr int kLanes = 16;
+
+// Scales `count` floats, a multiple of 8, and returns the sum of their squares.
+float ScaleAndSquare(const float* from, float scale, int count, float* to) {
+  float sums[kLanes] = {};
+  int i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (int j = 0; j < kLanes; ++j) {
+      to[i + j] = from[i + j] * scale;
+      sums[j] += to[i + j] * to[i + j];
+    }
+  }
+  for (; i < count; ++i) {
+    to[i] = from[i] * scale;
+    sums[i % kLanes] += to[i] * to[i];
+  }
+  return std::accumulate(sums, sums + kLanes, 0.0F);
+}
+
+// The largest x[i] + spread * y[i]; NaN is passed by.
+float LargestOf(const float* x, const float* y, float spread, int count) {
+  float largest[kLanes];
+  std::fill_n(largest, kLanes, -std::numeric_limits<float>::infinity());
+  for (int i = 0; i < count; i += kLanes) {
+    const int lanes = std::min(count - i, kLanes);
+    for (int j = 0; j < lanes; ++j) {
+      const float value = x[i + j] + spread * y[i + j];
+      largest[j] = value > largest[j] ? value : largest[j];
+    }
+  }
+  return *std::max_element(largest, largest + kLanes);
+}
 
 struct Row {
   const SequenceSlice* slice;
@@ -81,8 +117,8 @@ class SparseRows {
     const int head_parts = (group_ + kTaskHeads - 1) / kTaskHeads;
     const int64_t pairs = static_cast<int64_t>(rows_.size()) * p_.cache.heads;
     const int64_t wanted = (kTasksPerWorker * ctx_.pool->size() + pairs - 1) / pairs;
-    const auto part =
-        static_cast<int>(std::min<int64_t>((stride_ / wanted / kBlockStep + 1) * kBlockStep, kTaskBlocks));
+    const auto part = static_cast<int>(
+        std::min<int64_t>((stride_ / wanted + kBlockStep - 1) / kBlockStep * kBlockStep, kTaskBlocks));
     const int block_parts = (stride_ + part - 1) / part;
     ctx_.pool->Run(pairs * head_parts * block_parts, [&](int64_t task, int worker) {
       const auto first_block = static_cast<int>(task % block_parts) * part;
@@ -129,12 +165,10 @@ class SparseRows {
     const int dim = p_.cache.key_dim;
     const float* from = p_.q + row.batch_row * p_.q_stride + int64_t{head} * dim;
     for (int i = 0; i < count; ++i, queries += dim, from += dim) {
-      float squares[2] = {0, 0};
-      for (int d = 0; d < dim; ++d) {
-        queries[d] = from[d] * p_.scale;
-        squares[d < Split() ? 0 : 1] += queries[d] * queries[d];
-      }
-      for (int part = 0; part < 2; ++part) norms[2 * i + part] = std::sqrt(squares[part]) * kNormSlack;
+      const int split = Split();
+      norms[2 * i] = std::sqrt(ScaleAndSquare(from, p_.scale, split, queries)) * kNormSlack;
+      norms[2 * i + 1] =
+          std::sqrt(ScaleAndSquare(from + split, p_.scale, dim - split, queries + split)) * kNormSlack;
     }
     const int idle = (count + kRowStep - 1) / kRowStep * kRowStep - count;
     std::fill_n(queries, int64_t{idle} * dim, 0.0F);
@@ -161,8 +195,7 @@ class SparseRows {
     for (int i = 0; i < group_; ++i) {
       const float* centers = centers_ + Scores(r, kv_head * group_ + i);
       const float* spreads = spreads_ + Scores(r, kv_head * group_ + i);
-      float max = -std::numeric_limits<float>::infinity();
-      for (int b = 0; b < blocks; ++b) max = std::max(max, centers[b] + kEstimateSpread * spreads[b]);
+      const float max = LargestOf(centers, spreads, kEstimateSpread, blocks);
       const float sum = ctx_.kernels->exp_sum(centers, spreads, kEstimateSpread, max, blocks, masses);
       ctx_.kernels->axpy(1 / sum, masses, blocks, importance);
     }

@@ -353,7 +353,7 @@ inline void RunAttentionTile(const AttentionTile& tile) {
     if (most == 0) return;
     const std::byte* keys = tile.runs[i];
     const std::byte* next = i + 1 < kAttentionRuns ? tile.runs[i + 1] : nullptr;
-    if (next == nullptr) next = tile.after;
+    if (next == nullptr) next = tile.after[0];
     run.q = tile.q;
     run.q_stride = tile.q_stride;
     run.keys = keys;

@@ -51,6 +51,13 @@ struct Rows {
   int64_t stride;  // bytes
 };
 
+/// Lines that will be wanted later, asked for in this order: the processor's own prefetcher takes them for a
+/// stream and helps.
+struct Ahead {
+  const std::byte* first;
+  int lines;
+};
+
 /// One run of 64 keys: how many of them any row sees, and how far to the keys that come next.
 struct Run {
   const std::byte* keys;
@@ -148,11 +155,11 @@ inline void PackValues(const AttentionTile& t, const Run& run, int step, int64_t
   }
 }
 
-/// The products of 16 kTiles keys with the group's queries over dimensions [from, to). Each sum is used again
-/// only after the others, which hides the latency of a product; two tiles take keys by turns, so that one is
-/// loaded while the other is multiplied.
+/// The products of 16 kTiles keys with the group's queries over dimensions [from, to). A tile of keys, which
+/// comes from the second-level cache, is loaded once for both halves of the queries; a sum that waits for its
+/// first half lets the next tiles' go ahead.
 template <int kTiles>
-inline void Multiply(const Rows& k, int from, int to, int64_t next, const Memory& m,
+inline void Multiply(const Rows& k, int from, int to, const Ahead& ahead, const Memory& m,
                      float (*products)[kGroup]) {
   static_assert(kTiles == 2 || kTiles == 4);
   Written();
@@ -163,23 +170,29 @@ inline void Multiply(const Rows& k, int from, int to, int64_t next, const Memory
     _tile_zero(3);
   }
   const int64_t tile = kTileRows * k.stride;
+  const int steps = (to - from) / kStep;
   for (int s = from / kStep; s < to / kStep; ++s) {
     const std::byte* keys = k.first + 64 * s;
-    for (const auto& queries : m.queries) {  // high, low
-      _tile_loadd(4, queries[s], 64);
-      _tile_loadd(6, keys, k.stride);
-      _tile_dpbf16ps(0, 6, 4);
-      _tile_loadd(7, keys + tile, k.stride);
-      _tile_dpbf16ps(1, 7, 4);
-      if constexpr (kTiles == 4) {
-        _tile_loadd(6, keys + 2 * tile, k.stride);
-        _tile_dpbf16ps(2, 6, 4);
-        _tile_loadd(7, keys + 3 * tile, k.stride);
-        _tile_dpbf16ps(3, 7, 4);
-      }
+    _tile_loadd(4, m.queries[0][s], 64);
+    _tile_loadd(5, m.queries[1][s], 64);
+    _tile_loadd(6, keys, k.stride);
+    _tile_dpbf16ps(0, 6, 4);
+    _tile_loadd(7, keys + tile, k.stride);
+    _tile_dpbf16ps(1, 7, 4);
+    _tile_dpbf16ps(0, 6, 5);
+    _tile_dpbf16ps(1, 7, 5);
+    if constexpr (kTiles == 4) {
+      _tile_loadd(6, keys + 2 * tile, k.stride);
+      _tile_dpbf16ps(2, 6, 4);
+      _tile_loadd(7, keys + 3 * tile, k.stride);
+      _tile_dpbf16ps(3, 7, 4);
+      _tile_dpbf16ps(2, 6, 5);
+      _tile_dpbf16ps(3, 7, 5);
     }
-    if (next == 0) continue;
-    for (int i = 0; i < kTiles * kTileRows; ++i) _mm_prefetch(keys + next + i * k.stride, _MM_HINT_T1);
+    const int done = s - from / kStep;
+    for (int i = ahead.lines * done / steps; i < ahead.lines * (done + 1) / steps; ++i) {
+      _mm_prefetch(ahead.first + int64_t{64} * i, _MM_HINT_T1);
+    }
   }
   _tile_stored(0, products[0], 64);
   _tile_stored(1, products[kTileRows], 64);
@@ -190,9 +203,9 @@ inline void Multiply(const Rows& k, int from, int to, int64_t next, const Memory
 }
 
 /// Scores of the run's keys [0, seen), and of some more.
-inline void ScoreRun(const AttentionTile& t, const Rows& k, int seen, int64_t next, int first_key,
+inline void ScoreRun(const AttentionTile& t, const Rows& k, int seen, const Ahead& next, int first_key,
                      Memory* m) {
-  const auto multiply = [&](int from, int to, int64_t ahead, float(*products)[kGroup]) {
+  const auto multiply = [&](int from, int to, const Ahead& ahead, float(*products)[kGroup]) {
     if (seen > 2 * kTileRows) {
       Multiply<4>(k, from, to, ahead, *m, products + first_key);
     } else {
@@ -201,7 +214,7 @@ inline void ScoreRun(const AttentionTile& t, const Rows& k, int seen, int64_t ne
   };
   const int split = t.kv_dtype == tensor::DType::kI8 ? t.key_split : t.key_dim;
   multiply(0, split, next, m->scores);
-  if (split < t.key_dim) multiply(split, t.key_dim, 0, m->rest_scores);
+  if (split < t.key_dim) multiply(split, t.key_dim, {}, m->rest_scores);
 }
 
 /// int8: multiplies the scores of a run by its scales.
@@ -318,7 +331,7 @@ inline void PackRuns(const AttentionTile& t, int keys, Run* runs, Memory* m) {
   for (int i = 0; i * kRunKeys < keys; ++i) {
     const std::byte* now = t.runs[i];
     const int left = keys - i * kRunKeys;
-    const std::byte* next = left <= kRunKeys ? t.after : t.runs[i + 1];
+    const std::byte* next = left <= kRunKeys ? t.after[0] : t.runs[i + 1];
     const int step = i * kRunKeys / kStep;
     Run& run = runs[i];
     run = {.keys = now, .seen = left < kRunKeys ? left : kRunKeys, .next = next == nullptr ? 0 : next - now};
@@ -333,6 +346,19 @@ inline void PackRuns(const AttentionTile& t, int keys, Run* runs, Memory* m) {
     PrefetchScales(next + t.key_scales);
     PrefetchScales(next + (t.value_offset == 0 ? t.rest_scales : t.value_scales));
   }
+}
+
+/// What a group asks for while it is multiplied with run i. Once is enough, so the first does; but for
+/// latents, whose values are the keys and have all been packed by then, each group asks for its part of the
+/// run that takes this one's place in the next call: a memory's worth of latency is then behind all groups'
+/// work.
+inline Ahead AheadOf(const AttentionTile& t, const Run& run, int i, int first) {
+  const int lines = static_cast<int>(kRunKeys * t.key_stride / 64);
+  if (t.value_offset != 0) return {run.keys + run.next, first == 0 && run.next != 0 ? lines : 0};
+  if (t.after[i] == nullptr) return {};
+  const int groups = (t.rows + kGroup - 1) / kGroup, group = first / kGroup;
+  const int from = lines * group / groups;
+  return {t.after[i] + int64_t{64} * from, lines * (group + 1) / groups - from};
 }
 
 }  // namespace
@@ -358,8 +384,7 @@ void AttentionAmx(const AttentionTile& t) {
       const int left = seen - i * kRunKeys;
       const int run_seen = left < kRunKeys ? left : kRunKeys;
       const Rows k = int8 ? Rows{m.keys[i * kRunKeys], sizeof(m.keys[0])} : Rows{runs[i].keys, t.key_stride};
-      // Once is enough for asking for the next keys.
-      ScoreRun(t, k, run_seen, first == 0 && !int8 ? runs[i].next : 0, i * kRunKeys, &m);
+      ScoreRun(t, k, run_seen, int8 ? Ahead{} : AheadOf(t, runs[i], i, first), i * kRunKeys, &m);
       Written();
       if (int8) ScaleScores(t, runs[i].keys, run_seen, i * kRunKeys, &m);
     }

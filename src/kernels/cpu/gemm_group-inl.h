@@ -95,7 +95,8 @@ struct Grouped {
           for (int p = 0; p < kWidth; ++p) dots[m][p] = correction;
         }
 #pragma GCC unroll 4
-        for (int pair = g * Format::kGroup / 8; pair < (g + 1) * Format::kGroup / 8; ++pair) {
+        for (int i = 0; i < Format::kGroup / 8; ++i) {
+          const int pair = g * Format::kGroup / 8 + i;
           Pair codes[kWidth];
 #pragma GCC unroll 16
           for (int p = 0; p < kWidth; ++p) {

@@ -64,6 +64,7 @@ class Rounder {
         work_(ctx.scratch->Take<Tile>(ctx.pool->size())) {}
 
   double Run() {
+    PutWeightsInOrder();
     for (int begin = 0; begin < factor_.k_padded; begin += kBlock) {
       before_.PackColumns(ctx_, factor_.row(0) + begin, factor_.stride, begin);
       TurnDiagonal(factor_, begin, diagonal_.data());
@@ -71,6 +72,7 @@ class Rounder {
         RoundRows(static_cast<int>(task) * tiles_per_task_, begin, &work_[worker]);
       });
     }
+    PutCodesBack();
     return std::accumulate(losses_.begin(), losses_.end(), 0.0);
   }
 
@@ -78,6 +80,24 @@ class Rounder {
   const float* errors(int row) const { return errors_.data() + row * ErrorStride(factor_.k_padded); }
 
  private:
+  // Weights wait in order where their errors will stand: a row is read while it is in the cache, not a line
+  // for every value.
+  void PutWeightsInOrder() {
+    ctx_.pool->Run(result_->n, [&](int64_t r, int) {
+      float* to = errors_.data() + r * ErrorStride(factor_.k_padded);
+      for (int p = 0; p < factor_.k; ++p) to[p] = rows_[r * factor_.k + factor_.order[p]];
+    });
+  }
+
+  // Codes are found in order.
+  void PutCodesBack() {
+    ctx_.pool->Run(result_->n, [&](int64_t r, int) {
+      uint8_t* codes = result_->codes.data() + r * factor_.k;
+      const std::vector<uint8_t> ordered(codes, codes + factor_.k);
+      for (int p = 0; p < factor_.k; ++p) codes[factor_.order[p]] = ordered[p];
+    });
+  }
+
   // Tiles [first_tile, first_tile + tiles_per_task_) of the block at `begin`.
   void RoundRows(int first_tile, int begin, Tile* tile) {
     const int end = std::min(tiles_, first_tile + tiles_per_task_), first = first_tile * kRows;
@@ -110,8 +130,8 @@ class Rounder {
       scales[c] = scales_.data() + int64_t{input / group} * tiles_ * kRows + first;
     }
     for (int r = 0; r < rows; ++r) {
-      const float* row = rows_ + int64_t{first + r} * k;
-      for (int c = 0; c < columns; ++c) tile->values[c][r] = row[factor_.order[begin + c]];
+      const float* row = errors + r * stride + begin;
+      for (int c = 0; c < columns; ++c) tile->values[c][r] = row[c];
       for (int c = 0; c < columns; ++c) tile->feedback[c][r] = feedback_rows[r][c];
     }
     ctx_.kernels->rounding[static_cast<int>(result_->grid.numbers())].block(
@@ -128,8 +148,8 @@ class Rounder {
       float row[kBlock] = {};
       for (int c = 0; c < columns; ++c) row[c] = tile->errors[c][r];
       PutBlock(factor_.halves, row, errors + r * stride + begin);
-      uint8_t* codes = result_->codes.data() + int64_t{first + r} * k;
-      for (int c = 0; c < columns; ++c) codes[factor_.order[begin + c]] = tile->codes[c][r];
+      uint8_t* codes = result_->codes.data() + int64_t{first + r} * k + begin;
+      for (int c = 0; c < columns; ++c) codes[c] = tile->codes[c][r];
     }
   }
 

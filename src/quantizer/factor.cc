@@ -11,7 +11,8 @@ namespace moesaic::quantizer {
 namespace {
 
 constexpr int kBlock = kFactorBlock;
-constexpr int kRowTask = 96;  // whole blocks of 12 rows of the f32 kernel
+constexpr int kRowTask =
+    192;  // whole blocks of 12 and of 32 rows; enough to use a piece of the right operand
 constexpr float kMostDamping = 1;
 
 int PaddedOf(int k) { return (k + kBlock - 1) / kBlock * kBlock; }

@@ -14,6 +14,8 @@ namespace {
 constexpr int kBlock = kFactorBlock;
 constexpr int kRows = kernels::kRoundBlockRows;
 constexpr int kSampleRows = 64;
+// A task's rows share the right operand's piece in the cache; 64 alone would wait for the next piece.
+constexpr int kMostTiles = 4;
 
 int64_t ErrorStride(int k_padded) { return k_padded + 16; }  // an odd number of cache lines
 
@@ -36,9 +38,10 @@ std::vector<float> ScalesByGroup(const QuantizedMatrix& matrix, int padded_rows)
   return scales;
 }
 
-// What one task of 64 rows works on: columns of a block, each with its rows side by side.
+// What one task works on: feedback of its rows, then for 64 of them at a time the columns of a block, each
+// with its rows side by side.
 struct Tile {
-  alignas(64) float feedback_rows[kRows][kBlock];
+  alignas(64) float feedback_rows[kMostTiles * kRows][kBlock];
   alignas(64) float values[kBlock][kRows], feedback[kBlock][kRows], errors[kBlock][kRows];
   alignas(64) uint8_t codes[kBlock][kRows];
 };
@@ -51,22 +54,25 @@ class Rounder {
         rows_(rows),
         factor_(factor),
         result_(result),
-        tasks_((result->n + kRows - 1) / kRows),
-        losses_(static_cast<size_t>(tasks_) * kRows),
-        scales_(ScalesByGroup(*result, tasks_ * kRows)),
-        errors_(ctx.scratch->Take<float>(tasks_ * kRows * ErrorStride(factor.k_padded))),
+        tiles_((result->n + kRows - 1) / kRows),
+        tiles_per_task_(std::clamp(tiles_ / (2 * ctx.pool->size()), 1, kMostTiles)),
+        losses_(static_cast<size_t>(tiles_) * kRows),
+        scales_(ScalesByGroup(*result, tiles_ * kRows)),
+        errors_(ctx.scratch->Take<float>(tiles_ * kRows * ErrorStride(factor.k_padded))),
         before_(factor.halves, ctx.scratch->Take<float>(PackedPanels::Floats(factor.k_padded))),
         diagonal_(ctx.scratch->Take<float>(kBlock * kBlock)),
-        tiles_(ctx.scratch->Take<Tile>(ctx.pool->size())) {}
+        work_(ctx.scratch->Take<Tile>(ctx.pool->size())) {}
 
   double Run() {
+    PutWeightsInOrder();
     for (int begin = 0; begin < factor_.k_padded; begin += kBlock) {
       before_.PackColumns(ctx_, factor_.row(0) + begin, factor_.stride, begin);
       TurnDiagonal(factor_, begin, diagonal_.data());
-      ctx_.pool->Run(tasks_, [&](int64_t task, int worker) {
-        RoundTile(static_cast<int>(task), begin, &tiles_[worker]);
+      ctx_.pool->Run((tiles_ + tiles_per_task_ - 1) / tiles_per_task_, [&](int64_t task, int worker) {
+        RoundRows(static_cast<int>(task) * tiles_per_task_, begin, &work_[worker]);
       });
     }
+    PutCodesBack();
     return std::accumulate(losses_.begin(), losses_.end(), 0.0);
   }
 
@@ -74,15 +80,45 @@ class Rounder {
   const float* errors(int row) const { return errors_.data() + row * ErrorStride(factor_.k_padded); }
 
  private:
-  void RoundTile(int task, int begin, Tile* tile) {
-    const int first = task * kRows, rows = std::min(kRows, result_->n - first), k = factor_.k;
+  // Weights wait in order where their errors will stand: a row is read while it is in the cache, not a line
+  // for every value.
+  void PutWeightsInOrder() {
+    ctx_.pool->Run(result_->n, [&](int64_t r, int) {
+      float* to = errors_.data() + r * ErrorStride(factor_.k_padded);
+      for (int p = 0; p < factor_.k; ++p) to[p] = rows_[r * factor_.k + factor_.order[p]];
+    });
+  }
+
+  // Codes are found in order.
+  void PutCodesBack() {
+    ctx_.pool->Run(result_->n, [&](int64_t r, int) {
+      uint8_t* codes = result_->codes.data() + r * factor_.k;
+      const std::vector<uint8_t> ordered(codes, codes + factor_.k);
+      for (int p = 0; p < factor_.k; ++p) codes[factor_.order[p]] = ordered[p];
+    });
+  }
+
+  // Tiles [first_tile, first_tile + tiles_per_task_) of the block at `begin`.
+  void RoundRows(int first_tile, int begin, Tile* tile) {
+    const int end = std::min(tiles_, first_tile + tiles_per_task_), first = first_tile * kRows;
+    const int rows = std::min(result_->n, end * kRows) - first;
     const int64_t stride = ErrorStride(factor_.k_padded);
-    float* errors = errors_.data() + first * stride;
     if (begin > 0) {
-      before_.Multiply(ctx_, errors, stride, rows, false, tile->feedback_rows[0], kBlock);
+      before_.Multiply(ctx_, errors_.data() + first * stride, stride, rows, false, tile->feedback_rows[0],
+                       kBlock);
     } else {
       std::memset(tile->feedback_rows, 0, sizeof tile->feedback_rows);
     }
+    for (int t = first_tile; t < end; ++t) {
+      RoundTile(t * kRows, begin, &tile->feedback_rows[(t - first_tile) * kRows], tile);
+    }
+  }
+
+  // Up to 64 rows from `first` on.
+  void RoundTile(int first, int begin, const float (*feedback_rows)[kBlock], Tile* tile) {
+    const int rows = std::min(kRows, result_->n - first), k = factor_.k;
+    const int64_t stride = ErrorStride(factor_.k_padded);
+    float* errors = errors_.data() + first * stride;
     if (rows < kRows) {  // rows that are not there weigh nothing
       std::memset(tile->values, 0, sizeof tile->values);
       std::memset(tile->feedback, 0, sizeof tile->feedback);
@@ -91,12 +127,12 @@ class Rounder {
     const float* scales[kBlock];
     for (int c = 0; c < kBlock; ++c) {
       const int input = factor_.order[begin + std::min(c, columns - 1)];
-      scales[c] = scales_.data() + int64_t{input / group} * tasks_ * kRows + first;
+      scales[c] = scales_.data() + int64_t{input / group} * tiles_ * kRows + first;
     }
     for (int r = 0; r < rows; ++r) {
-      const float* row = rows_ + int64_t{first + r} * k;
-      for (int c = 0; c < columns; ++c) tile->values[c][r] = row[factor_.order[begin + c]];
-      for (int c = 0; c < columns; ++c) tile->feedback[c][r] = tile->feedback_rows[r][c];
+      const float* row = errors + r * stride + begin;
+      for (int c = 0; c < columns; ++c) tile->values[c][r] = row[c];
+      for (int c = 0; c < columns; ++c) tile->feedback[c][r] = feedback_rows[r][c];
     }
     ctx_.kernels->rounding[static_cast<int>(result_->grid.numbers())].block(
         {.columns = columns,
@@ -112,8 +148,8 @@ class Rounder {
       float row[kBlock] = {};
       for (int c = 0; c < columns; ++c) row[c] = tile->errors[c][r];
       PutBlock(factor_.halves, row, errors + r * stride + begin);
-      uint8_t* codes = result_->codes.data() + int64_t{first + r} * k;
-      for (int c = 0; c < columns; ++c) codes[factor_.order[begin + c]] = tile->codes[c][r];
+      uint8_t* codes = result_->codes.data() + int64_t{first + r} * k + begin;
+      for (int c = 0; c < columns; ++c) codes[c] = tile->codes[c][r];
     }
   }
 
@@ -121,13 +157,13 @@ class Rounder {
   const float* rows_;
   const HessianFactor& factor_;
   QuantizedMatrix* result_;
-  int tasks_;
+  int tiles_, tiles_per_task_;
   std::vector<float> losses_;  // of each row
   std::vector<float> scales_;
   std::span<float> errors_;
   PackedPanels before_;
   std::span<float> diagonal_;
-  std::span<Tile> tiles_;  // of each worker
+  std::span<Tile> work_;  // of each worker
 };
 
 // Sums of (e R)^2 over rows of errors in the factor's order, by PutBlock.

@@ -284,7 +284,8 @@ class Run {
 // The files beside the weights; config.json last, without which nothing opens the folder.
 Status WriteTexts(const checkpoint::Checkpoint& source, const QuantizeOptions& options,
                   const QuantizePlan& plan, const std::string& folder) {
-  for (const auto& [name, text] : options.texts) RETURN_IF_ERROR(WriteText(folder + "/" + name, text));
+  for (const auto& [name, text] : options.texts)
+    RETURN_IF_ERROR(WriteText(fmt::format("{}/{}", folder, name), text));
   if (plan.output.shards.size() > 1) {
     int64_t total = 0;
     std::string map;

@@ -211,9 +211,8 @@ void AddQuantize(CLI::App& root, VerbRun& run) {
   AddThreadsFlag(*verb, options->threads);
   verb->footer(
       "Embeddings, heads, routers, norms and MLA's kv_b_proj keep their precision. The folder is a\n"
-      "compressed-tensors checkpoint, which vLLM and Moesaic load. A run that was killed goes "
-      "on when\n"
-      "the same command is given again, and what comes out is the same to the byte.\n\n"
+      "compressed-tensors checkpoint, for Moesaic and for vLLM. A run that was killed goes on when the same\n"
+      "command is given again, and what comes out is the same to the byte.\n\n"
       "Examples:\n  moesaic quantize Kimi-K2-Instruct -o Kimi-K2-w4a16 --scheme w4a16 --memory 16G\n"
       "  moesaic quantize models/moesaic-tiny -o tiny-nvfp4 --scheme nvfp4 --method mse\n"
       "  moesaic quantize DeepSeek-V3/config.json --scheme w8a8 --plan");

@@ -284,7 +284,8 @@ class Run {
 // The files beside the weights; config.json last, without which nothing opens the folder.
 Status WriteTexts(const checkpoint::Checkpoint& source, const QuantizeOptions& options,
                   const QuantizePlan& plan, const std::string& folder) {
-  for (const auto& [name, text] : options.texts) RETURN_IF_ERROR(WriteText(folder + "/" + name, text));
+  for (const auto& [name, text] : options.texts)
+    RETURN_IF_ERROR(WriteText(fmt::format("{}/{}", folder, name), text));
   if (plan.output.shards.size() > 1) {
     int64_t total = 0;
     std::string map;
@@ -352,7 +353,10 @@ StatusOr<QuantizePlan> PlanQuantize(const checkpoint::Checkpoint& source, const 
   const Grid grid = options.output.grid();
   // Headers were read through the maps; what they take is given back before memory is counted.
   for (const auto& file : source.files()) file->Forget();
-  const int64_t taken = runtime::MeasureResidentMemory().now + kReserve;
+  // A run's memory differs a little from the next one's. One that goes on with the units of a run whose
+  // memory was full must not fail over that, so it reserves less.
+  const int64_t reserve = options.unit_bytes > 0 ? kReserve / 2 : kReserve;
+  const int64_t taken = runtime::MeasureResidentMemory().now + reserve;
   plan.unit_bytes = options.unit_bytes;
   const int64_t left = options.memory - taken;
   if (plan.unit_bytes == 0) {

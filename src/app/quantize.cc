@@ -177,7 +177,7 @@ void AddQuantize(CLI::App& root, VerbRun& run) {
   CLI::App* verb = root.add_subcommand("quantize", "Write a checkpoint in fewer bits, in bounded memory");
   AddModelPath(*verb, options->model, "Hugging Face folder or .gguf file");
   verb->add_option("-o,--output", options->output,
-                   "The folder to write; one that a killed run left is gone on with");
+                   "The folder to write; one that a killed run left is gone on with. --plan does without");
   verb->add_option(
           "--scheme", options->scheme,
           "What linears become: w8a8 (int8 by output), w4a16 (int4 in groups), nvfp4, fp8 (128x128 blocks)")

@@ -25,9 +25,9 @@ constexpr double kRoundSeconds = 0.5;
 
 double Since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-// The nearest folder upwards that is there.
+// The nearest folder upwards that is there; of an empty name, the working one.
 fs::path ExistingFolder(const std::string& folder) {
-  fs::path path = fs::absolute(folder);
+  fs::path path = folder.empty() ? fs::current_path() : fs::absolute(folder);
   std::error_code error;
   while (!fs::is_directory(path, error) && path.has_parent_path() && path != path.parent_path()) {
     path = path.parent_path();

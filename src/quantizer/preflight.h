@@ -18,7 +18,8 @@ struct MachineRates {
   bool same_disk = true;
 };
 
-/// `folder` is where the output would go: a file of 256 MiB is written beside it, read back and removed.
+/// `folder` is where the output would go, empty for the working folder: a file of 256 MiB is written beside
+/// it, read back and removed.
 StatusOr<MachineRates> MeasureRates(const checkpoint::Checkpoint& source, const OutputSettings& settings,
                                     const kernels::KernelTable& kernels, runtime::ThreadPool& pool,
                                     const std::string& folder, bool direct);
@@ -31,7 +32,7 @@ struct Forecast {
 };
 Forecast ForecastOf(const QuantizePlan& plan, const MachineRates& rates, bool direct, int threads);
 
-/// Bytes free where `folder` is or would be; -1 where nobody tells.
+/// Bytes free where `folder` (empty: the working one) is or would be; -1 where nobody tells.
 int64_t FreeBytes(const std::string& folder);
 
 }  // namespace moesaic::quantizer

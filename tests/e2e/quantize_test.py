@@ -124,6 +124,9 @@ class PlanTest(unittest.TestCase):
                     self.assertIn(parameters, output)
                     self.assertIn("are missing", output)  # no test machine has the room
                 self.assertFalse((pathlib.Path(folder) / "out").exists())
+                # Without an output, where one is.
+                output = run("quantize", path / "config.json", "--scheme", "w8a8", "--plan").stdout
+                self.assertIn("is the bound", output)
 
 
 class BoundsTest(unittest.TestCase):

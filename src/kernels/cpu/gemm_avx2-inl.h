@@ -28,6 +28,15 @@ inline void StoreHalf256(const GemmTile& t, int row, int panel, int half, __m256
   _mm256_maskstore_ps(c, mask, value);
 }
 
+/// 32 bf16 as f32.
+inline void Widen32(const std::byte* from, float* to) {
+  for (int i = 0; i < 4; ++i) {
+    const __m128i eight = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from) + i);
+    const __m256i wide = _mm256_slli_epi32(_mm256_cvtepu16_epi32(eight), 16);
+    _mm256_store_ps(to + 8 * i, _mm256_castsi256_ps(wide));
+  }
+}
+
 /// Takes exact dots to C by the expression that all int8 kernels share: float(dot) * (a_scale * w_scale).
 inline void StoreDots256(const GemmTile& t, int row, int panel, int half, __m256i dots) {
   const __m256 w_scales = _mm256_loadu_ps(t.w_scales + 16 * panel + 8 * half);

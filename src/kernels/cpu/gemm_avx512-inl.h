@@ -22,6 +22,16 @@ inline void StoreRow512(const GemmTile& t, int row, int panel, __m512 value) {
   }
 }
 
+/// 32 bf16 as f32.
+inline void Widen32(const std::byte* from, float* to) {
+#pragma GCC unroll 2
+  for (int h = 0; h < 2; ++h) {
+    const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from) + h);
+    const __m512i wide = _mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16);
+    _mm512_store_ps(to + 16 * h, _mm512_castsi512_ps(wide));
+  }
+}
+
 /// Takes dots of biased activations, sum((a + 128) w), to C: subtracts 128 sum(w), then scales in the same
 /// expression as every other int8 kernel, float(dot) * (a_scale * w_scale).
 inline void StoreBiasedDots512(const GemmTile& t, int row, int panel, __m512i dots) {

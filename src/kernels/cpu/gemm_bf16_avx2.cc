@@ -24,11 +24,7 @@ struct BF16Fma {
     alignas(32) float x[kRows][kChunk];
     for (int64_t k = 0; k < t.k_padded; k += kChunk) {
       for (int m = 0; m < kRows; ++m) {
-        const auto* from = reinterpret_cast<const __m128i*>(t.a + (row + m) * t.a_stride + 2 * k);
-        for (int i = 0; i < kChunk / 8; ++i) {
-          const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(from + i));
-          _mm256_store_ps(x[m] + 8 * i, _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16)));
-        }
+        Widen32(t.a + (row + m) * t.a_stride + 2 * k, x[m]);
       }
       for (int h = 0; h < kHalves; h += kAtOnce) {
         AddChunk<kRows, kHalves, kAtOnce>(x, w + 32 * k, t.panel_bytes, h, total);

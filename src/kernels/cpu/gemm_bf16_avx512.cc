@@ -25,12 +25,7 @@ struct BF16Fma {
     for (int64_t k = 0; k < t.k_padded; k += kChunk) {
 #pragma GCC unroll 16
       for (int m = 0; m < kRows; ++m) {
-        const auto* from = reinterpret_cast<const __m256i*>(t.a + (row + m) * t.a_stride + 2 * k);
-#pragma GCC unroll 16
-        for (int h = 0; h < 2; ++h) {
-          const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from + h));
-          _mm512_store_ps(x[m] + 16 * h, _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16)));
-        }
+        Widen32(t.a + (row + m) * t.a_stride + 2 * k, x[m]);
       }
       __m512 even[kRows][kPanels], odd[kRows][kPanels];
 #pragma GCC unroll 16

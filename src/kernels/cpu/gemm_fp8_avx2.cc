@@ -47,12 +47,7 @@ struct Fp8Fma {
       alignas(32) float x[kRows][kChunk];
       for (int k = 0; k < kFp8Inputs; k += kChunk) {
         for (int m = 0; m < kRows; ++m) {
-          const auto* from = reinterpret_cast<const __m128i*>(t.a + (row + m) * t.a_stride +
-                                                              int64_t{2} * (u * kFp8Inputs + k));
-          for (int i = 0; i < kChunk / 8; ++i) {
-            const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(from + i));
-            _mm256_store_ps(x[m] + 8 * i, _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16)));
-          }
+          Widen32(t.a + (row + m) * t.a_stride + int64_t{2} * (u * kFp8Inputs + k), x[m]);
         }
         const std::byte* lines = unit + kFp8ScaleBytes + 64 * (k / kFp8LineInputs);
         for (int half = 0; half < 2; ++half) AddChunk<kRows>(x, lines + 32 * half, half, total);

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "kernels/block_sparsity.h"
+#include "kernels/kv_layer.h"
 #include "kernels/probe.h"
 #include "runtime/probe.h"
 
@@ -48,22 +49,10 @@ class Setting {
       : ctx_(ctx), shape_(shape), options_(options), batch_(batch) {
     const DType dtype = options.dtype == "int8" ? DType::kI8 : DType::kBF16;
     blocks_ = (options.context + kKvBlockTokens - 1) / kKvBlockTokens;
-    const int64_t keys = tensor::BytesOf(dtype, int64_t{shape.kv_heads} * kKvBlockTokens * shape.key_dim);
-    const int64_t values =
-        shape.shared ? 0 : tensor::BytesOf(dtype, int64_t{shape.kv_heads} * kKvBlockTokens * shape.value_dim);
-    const int64_t scales = dtype == DType::kI8 ? int64_t{2} * shape.kv_heads * kKvBlockTokens * 4 : 0;
+    layer_ = kernels::LayOutKv(dtype, shape.kv_heads, shape.key_dim, shape.value_dim, shape.shared,
+                               /*digests=*/true);
     digest_bytes_ = shape.kv_heads * kernels::DigestBytes(shape.key_dim);
-    layer_ = {.base = nullptr,
-              .block_stride = (keys + values + scales + digest_bytes_ + 63) / 64 * 64,
-              .value_offset = shape.shared ? 0 : keys,
-              .scale_offset = keys + values,
-              .digest_offset = keys + values + scales,
-              .dtype = dtype,
-              .heads = shape.kv_heads,
-              .key_dim = shape.key_dim,
-              .value_dim = shape.value_dim,
-              .shared = shape.shared};
-    token_bytes_ = static_cast<double>(keys + values + scales) / kKvBlockTokens;
+    token_bytes_ = static_cast<double>(layer_.digest_offset) / kKvBlockTokens;
     layer_bytes_ = layer_.block_stride * blocks_ * batch;
     layers_ = static_cast<int>(std::max<int64_t>(2, options.bytes / layer_bytes_));
     memory_ = *runtime::Buffer::Allocate(layer_bytes_ * layers_, /*huge=*/true);

@@ -67,7 +67,7 @@ BenchRunner::BenchRunner(models::Model& model, const kernels::KernelTable& kerne
     : model_(model),
       blocks_(std::move(blocks)),
       options_(sparsity),
-      sparsity_(engine::BlockSparsityOf(sparsity.defaults, sparsity, 0, nullptr)),
+      sparsity_(engine::BlockSparsityOf(sparsity.defaults, sparsity, 0, &counters_)),
       executor_(model, kernels, threads, *blocks_, sparsity.dense_layers) {}
 
 // Null where rows of that kind read all blocks: those of prompts choose with kAll only.
@@ -75,22 +75,20 @@ const kernels::BlockSparsity* BenchRunner::SparsityOf(engine::SparsityMode least
   return options_.defaults.mode >= least ? &sparsity_ : nullptr;
 }
 
-double BenchRunner::StepBytes(int sequences, double experts, int depth) const {
+double BenchRunner::StepBytes(const BenchResult& result, int sequences, int depth) const {
   const models::ModelInfo& info = model_.info();
   const cache::BlockLayout& layout = blocks_->layout();
   const auto expert_bytes = static_cast<double>(info.expert_bytes);
   const double routed = info.experts_per_token * info.moe_layers * expert_bytes;
-  const double weights = static_cast<double>(info.active_weight_bytes) - routed + experts * expert_bytes;
+  const double weights =
+      static_cast<double>(info.active_weight_bytes) - routed + result.experts_per_step * expert_bytes;
   const double token_bytes = static_cast<double>(layout.digest_offset()) / cache::kBlockTokens;
   const int layers = layout.layers - info.mtp_layers;
-  const int budget = sparsity_.budget_blocks * cache::kBlockTokens;
-  if (SparsityOf(engine::SparsityMode::kDecode) == nullptr || depth < budget) {
-    return weights + token_bytes * layers * depth * sequences;
-  }
+  if (result.blocks_per_step == 0) return weights + token_bytes * layers * depth * sequences;
   const int dense = std::min(options_.dense_layers, layers);
   const double digests = static_cast<double>(layout.digest_bytes) * (depth / cache::kBlockTokens);
-  const double chosen = token_bytes * dense * depth + (token_bytes * budget + digests) * (layers - dense);
-  return weights + chosen * sequences;
+  const double chosen = result.blocks_per_step * token_bytes * cache::kBlockTokens / layout.heads;
+  return weights + chosen + (token_bytes * dense * depth + digests * (layers - dense)) * sequences;
 }
 
 std::vector<int32_t> BenchRunner::RandomTokens(int count) {
@@ -128,8 +126,7 @@ Status BenchRunner::Decode(int sequences, int start, int count) {
                        .first_logits = 0,
                        .sparsity = SparsityOf(engine::SparsityMode::kDecode)});
     }
-    RETURN_IF_ERROR(executor_.Run(batch, /*want_hidden=*/false).status());
-    experts_read_ += executor_.experts_read();
+    RETURN_IF_ERROR(executor_.Run(batch, /*want_hidden=*/false, &experts_read_).status());
   }
   return OkStatus();
 }
@@ -163,10 +160,14 @@ StatusOr<BenchResult> BenchRunner::Run(const BenchCase& test, int repetitions) {
       result.tokens_per_second.push_back(tokens / seconds);
     } else {
       experts_read_ = 0;
+      counters_ = {};
     }
   }
   const double steps = static_cast<double>(repetitions) * test.generate;
-  if (steps > 0) result.experts_per_step = static_cast<double>(experts_read_) / steps;
+  if (steps > 0) {
+    result.experts_per_step = static_cast<double>(experts_read_) / steps;
+    result.blocks_per_step = static_cast<double>(counters_.blocks_read) / steps;
+  }
   held_.clear();
   return result;
 }

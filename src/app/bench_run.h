@@ -25,6 +25,7 @@ struct BenchCase {
 struct BenchResult {
   std::vector<double> tokens_per_second;  // [repetitions], of all sequences together
   double experts_per_step = 0;  // of all layers, that a decode step of the timed repetitions read in the mean
+  double blocks_per_step = 0;   // of one KV head, of all layers: likewise, by rows that chose; 0: none did
   double median() const;
   double deviation() const;  // standard deviation of the sample; 0 for one repetition
 };
@@ -45,10 +46,9 @@ class BenchRunner {
   /// One untimed repetition, then `repetitions` timed ones over the same cached depth. Cancelled by a signal.
   StatusOr<BenchResult> Run(const BenchCase& test, int repetitions);
 
-  /// Bytes that a decode step of `sequences` reads: weights once, of routed experts so many, and for each
-  /// sequence keys and values of `depth` tokens, or where it chooses blocks their digests and those of the
-  /// budget.
-  double StepBytes(int sequences, double experts, int depth) const;
+  /// Bytes that a decode step of `sequences` behind `depth` tokens read: weights once, of routed experts and
+  /// of chosen blocks what `result` counted, other keys and values, and digests.
+  double StepBytes(const BenchResult& result, int sequences, int depth) const;
 
  private:
   BenchRunner(models::Model& model, const kernels::KernelTable& kernels, runtime::ThreadPool& threads,
@@ -62,7 +62,8 @@ class BenchRunner {
   models::Model& model_;
   std::unique_ptr<cache::KvPool> blocks_;
   const engine::SparsityOptions options_;
-  const kernels::BlockSparsity sparsity_;
+  kernels::SparsityCounters counters_;
+  const kernels::BlockSparsity sparsity_;  // of `options_`, counting there
   engine::Executor executor_;
   int64_t experts_read_ = 0;                        // by decode steps
   std::mt19937 random_{1};                          // the same tokens in every run

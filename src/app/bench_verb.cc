@@ -168,8 +168,7 @@ Status RunWithThreads(const Options& options, Session& session, runtime::ThreadP
     ASSIGN_OR_RETURN(line.result, runner->Run(test, options.repetitions));
     if (test.generate > 0) {
       const int depth = test.depth + test.generate / 2;
-      line.bytes_per_token =
-          runner->StepBytes(test.sequences, line.result.experts_per_step, depth) / test.sequences;
+      line.bytes_per_token = runner->StepBytes(line.result, test.sequences, depth) / test.sequences;
       line.bandwidth_share = line.bytes_per_token * line.result.median() / bandwidth.all_threads;
     }
     lines->push_back(std::move(line));
@@ -214,7 +213,7 @@ void AddBench(CLI::App& root, VerbRun& run) {
   list("-b,--batch", options->batches, 1, 1 << 20, "Tokens of one prefill step");
   list("-t,--threads", options->threads, 0, 1024, "Threads; 0: one a core");
   AddKvDtypeFlag(*verb, options->model.kv_dtype);
-  AddSparsityFlags(*verb, options->model.sparsity, {"off", "decode", "all"}, "decode");
+  AddSparsityFlags(*verb, options->model.sparsity, {"off", "decode", "all"}, /*audits=*/false);
   verb->add_option("-r,--repetitions", options->repetitions,
                    "Timed repetitions of each test, after an untimed one")
       ->check(CLI::Range(1, 10000))

@@ -192,7 +192,7 @@ void AddPerplexity(CLI::App& root, VerbRun& run) {
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 31))
       ->capture_default_str();
   AddKvDtypeFlag(*verb, options->model.kv_dtype);
-  AddSparsityFlags(*verb, options->model.sparsity, {"off", "all"}, "all");
+  AddSparsityFlags(*verb, options->model.sparsity, {"off", "all"});
   verb->add_option("--save-logits", options->save, "Write all log-probabilities here (docs/logprob-file.md)");
   verb->add_option("--logits-dtype", options->logits_dtype, "How they are stored: f16 or f32")
       ->check(CLI::IsMember({"f16", "f32"}))

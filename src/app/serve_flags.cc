@@ -193,7 +193,7 @@ std::string EnvironmentName(std::string name) {
 void AddServeFlags(CLI::App& verb, ServeFlags& flags) {
   AddModelGroup(verb, flags);
   AddSpeculativeFlags(verb, flags.model);
-  AddSparsityFlags(verb, flags.model.sparsity, {"off", "dense", "decode", "all"}, "decode");
+  AddSparsityFlags(verb, flags.model.sparsity, {"off", "dense", "decode", "all"});
   AddServerGroup(verb, flags);
   AddLimitsGroup(verb, flags);
   AddEventsGroup(verb, flags);

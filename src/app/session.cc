@@ -85,7 +85,16 @@ std::string DescribeWeights(const models::ModelInfo& info) {
 StatusOr<engine::SparsityOptions> SparsityFlags::Resolve() const {
   engine::SparsityOptions resolved = options;
   const std::string said = !mode.empty() ? mode : budget > 0 ? with_budget : "off";
-  if (said == "off") return engine::SparsityOptions{};
+  const engine::SparsityOptions unsaid;
+  const bool audits = options.audit_every != 0 && options.audit_every != unsaid.audit_every;
+  if (mode.empty() && said == "off" &&
+      (options.defaults.eps != unsaid.defaults.eps || options.dense_layers != unsaid.dense_layers ||
+       audits)) {
+    return InvalidArgument(
+        "--kv-sparsity-eps, --kv-sparsity-dense-layers and --kv-sparsity-audit need --kv-sparsity or "
+        "--kv-sparsity-budget");
+  }
+  if (said == "off") return unsaid;
   resolved.digests = true;
   if (budget > 0) resolved.defaults.budget = budget;
   ASSIGN_OR_RETURN(resolved.defaults.mode, engine::ParseSparsityMode(said));

@@ -2,12 +2,15 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace moesaic::app {
 
 void AddSparsityFlags(CLI::App& verb, SparsityFlags& flags, const std::vector<std::string>& modes,
-                      const std::string& with_budget) {
+                      bool audits) {
   const char* group = "Block-sparse attention";
-  flags.with_budget = with_budget;
+  flags.with_budget = *std::find_if(modes.begin(), modes.end(),
+                                    [](const auto& mode) { return mode != "off" && mode != "dense"; });
   std::string help = "Which rows read chosen KV blocks only: off";
   for (const std::string& mode : modes) {
     if (mode == "dense") help += ", dense (none, unless a request's kv_sparsity asks)";
@@ -15,7 +18,7 @@ void AddSparsityFlags(CLI::App& verb, SparsityFlags& flags, const std::vector<st
     if (mode == "all") help += ", all (those of prompts too)";
   }
   verb.add_option("--kv-sparsity", flags.mode,
-                  fmt::format("{}. Unsaid: {} with --kv-sparsity-budget, else off", help, with_budget))
+                  fmt::format("{}. Unsaid: {} with --kv-sparsity-budget, else off", help, flags.with_budget))
       ->check(CLI::IsMember(modes))
       ->group(group);
   verb.add_option("--kv-sparsity-budget", flags.budget,
@@ -33,6 +36,10 @@ void AddSparsityFlags(CLI::App& verb, SparsityFlags& flags, const std::vector<st
       ->check(CLI::Range(0, 1 << 16))
       ->capture_default_str()
       ->group(group);
+  if (!audits) {
+    flags.options.audit_every = 0;
+    return;
+  }
   verb.add_option("--kv-sparsity-audit", flags.options.audit_every,
                   "One of so many choices is held against dense attention, for the metrics; 0: none")
       ->check(CLI::Range(0, 1 << 30))

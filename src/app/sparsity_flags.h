@@ -10,10 +10,10 @@
 
 namespace moesaic::app {
 
-/// Declares --kv-sparsity, one of `modes`, --kv-sparsity-budget and what goes with them. A budget without a
-/// mode means `with_budget`.
+/// Declares --kv-sparsity, one of `modes`, --kv-sparsity-budget and what goes with them; --kv-sparsity-audit
+/// for verbs that tell of audits. A budget without a mode means the first mode in which rows choose.
 void AddSparsityFlags(CLI::App& verb, SparsityFlags& flags, const std::vector<std::string>& modes,
-                      const std::string& with_budget);
+                      bool audits = true);
 
 /// "decode, 2048 tokens a row, eps 1"; "off"; "dense unless a request asks".
 std::string DescribeSparsity(const engine::SparsityOptions& options);

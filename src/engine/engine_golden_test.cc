@@ -177,11 +177,7 @@ TEST_P(EngineGoldenTest, Int8CacheKeepsLogitsNearAndIsTheSameInEveryLoad) {
 INSTANTIATE_TEST_SUITE_P(Architectures, EngineGoldenTest,
                          testing::Values("deepseek-v2-lite", "deepseek-v3-mtp", "qwen3-moe-norm-tied",
                                          "llama3-rope-bias", "pangu-ultra-moe-mtp"),
-                         [](const auto& info) {
-                           std::string name = info.param;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+                         [](const auto& info) { return models::TestName(info.param); });
 
 }  // namespace
 }  // namespace moesaic::engine

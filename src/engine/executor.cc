@@ -35,7 +35,8 @@ Executor::Executor(models::Model& model, const kernels::KernelTable& kernels, ru
       threads_(threads),
       layers_(LayersOf(blocks, first_sparse_layer, model.info().layers)) {}
 
-StatusOr<std::span<const float>> Executor::Run(std::span<const ExecutorRows> batch, bool want_hidden) {
+StatusOr<std::span<const float>> Executor::Run(std::span<const ExecutorRows> batch, bool want_hidden,
+                                               int64_t* experts_read) {
   tokens_.clear();
   logit_rows_.clear();
   slices_.clear();
@@ -59,10 +60,9 @@ StatusOr<std::span<const float>> Executor::Run(std::span<const ExecutorRows> bat
   hidden_.resize(want_hidden ? tokens_.size() * model_.info().hidden_size : 0);
   scratch_.Reset();
   const kernels::ExecContext context = {.kernels = &kernels_, .pool = &threads_, .scratch = &scratch_};
-  experts_read_ = 0;
   RETURN_IF_ERROR(
       model_.Forward(context, {.tokens = tokens_, .sequences = slices_, .logit_rows = logit_rows_}, layers_,
-                     {.logits = logits, .hidden = hidden_, .experts_read = &experts_read_}));
+                     {.logits = logits, .hidden = hidden_, .experts_read = experts_read}));
   return logits;
 }
 

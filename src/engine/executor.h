@@ -41,15 +41,15 @@ class Executor {
            const cache::KvPool& blocks, int first_sparse_layer);
 
   /// Logits of the wanted rows, in order: [wanted, vocab_size], valid until the next Run. `want_hidden`:
-  /// hidden() holds the final hidden states of all rows, [rows, hidden_size], until then.
-  StatusOr<std::span<const float>> Run(std::span<const ExecutorRows> batch, bool want_hidden);
+  /// hidden() holds the final hidden states of all rows, [rows, hidden_size], until then. `experts_read`, if
+  /// any, rises by the routed experts of all layers that rows go to.
+  StatusOr<std::span<const float>> Run(std::span<const ExecutorRows> batch, bool want_hidden,
+                                       int64_t* experts_read = nullptr);
   std::span<const float> hidden() const { return hidden_; }
   /// Runs MTP module 0 over the batch: logits of the last rows that are wanted, [wanted, vocab_size], and the
   /// module's hidden states of all rows in mtp_hidden() [rows, hidden_size]. Leaves hidden() as it is.
   StatusOr<std::span<const float>> RunMtp(std::span<const MtpRows> batch);
   std::span<const float> mtp_hidden() const { return mtp_hidden_; }
-  /// Routed experts of all layers that rows of the last Run went to.
-  int64_t experts_read() const { return experts_read_; }
   /// Binds the calling thread to the core of worker 0, which it is in each Run.
   void BindCaller() { threads_.PinCaller(); }
 
@@ -65,7 +65,6 @@ class Executor {
   std::vector<float> logits_;
   std::vector<float> hidden_;
   std::vector<float> mtp_in_, mtp_hidden_;
-  int64_t experts_read_ = 0;
 };
 
 }  // namespace moesaic::engine

@@ -36,8 +36,9 @@ struct SparsityOptions {
   RequestSparsity defaults = {};  ///< of requests that don't say
   int dense_layers = 2;           ///< so many first layers read all blocks
   /// One of so many choices, of a row and KV head, is held against dense attention for the metrics; 0: none.
-  /// A dense read costs about budget / context choices, so that 1,024 cost a hundredth at 16k/2k.
-  int audit_every = 1024;
+  /// A dense read costs about budget / context choices, so that 1,021 cost a hundredth at 16k/2k. A prime, so
+  /// that all KV heads and layers have their turn.
+  int audit_every = 1021;
 };
 
 /// Refuses a budget or an eps out of range, by name, and any mode but kDense where there are no digests.

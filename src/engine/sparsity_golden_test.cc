@@ -69,7 +69,9 @@ class SparsityGoldenTest : public testing::TestWithParam<const char*> {
     Said said;
     while (!engine.idle()) {
       std::vector<TokenEvent> events;
-      EXPECT_TRUE(engine.Step(&events).ok());
+      const Status stepped = engine.Step(&events);
+      EXPECT_TRUE(stepped.ok()) << Message(stepped);
+      if (!stepped.ok()) break;
       for (const TokenEvent& event : events) {
         if (event.token) said[event.request].emplace_back(*event.token, event.logprobs.logprob);
       }
@@ -215,11 +217,7 @@ TEST_P(SparsityGoldenTest, ScoresAsItReads) {
 
 INSTANTIATE_TEST_SUITE_P(Models, SparsityGoldenTest,
                          testing::Values("qwen3-moe-norm-tied", "deepseek-v3-mtp", "llama3-rope-bias"),
-                         [](const auto& info) {
-                           std::string name = info.param;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+                         [](const auto& info) { return models::TestName(info.param); });
 
 }  // namespace
 }  // namespace moesaic::engine

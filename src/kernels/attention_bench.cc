@@ -11,7 +11,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/ops.h"
+#include "kernels/kv_layer.h"
 #include "runtime/probe.h"
 
 namespace moesaic::kernels {
@@ -38,21 +38,8 @@ class Setting {
         pool_(*runtime::ThreadPool::Create({.threads = threads, .pin = true})),
         kernels_(SelectKernels(runtime::DetectCpu())) {
     const int blocks = (depth + kKvBlockTokens - 1) / kKvBlockTokens;
-    const int64_t keys = tensor::BytesOf(dtype, int64_t{shape.kv_heads} * kKvBlockTokens * shape.key_dim);
-    const int64_t values =
-        shape.shared ? 0 : tensor::BytesOf(dtype, int64_t{shape.kv_heads} * kKvBlockTokens * shape.value_dim);
-    const int64_t scales =
-        dtype == DType::kI8 ? int64_t{2} * shape.kv_heads * kKvBlockTokens * int64_t{sizeof(float)} : 0;
-    layer_ = {.base = nullptr,
-              .block_stride = keys + values + scales,
-              .value_offset = shape.shared ? 0 : keys,
-              .scale_offset = keys + values,
-              .dtype = dtype,
-              .heads = shape.kv_heads,
-              .key_dim = shape.key_dim,
-              .value_dim = shape.value_dim,
-              .shared = shape.shared};
-    layer_bytes_ = (keys + values + scales) * blocks * batch;
+    layer_ = LayOutKv(dtype, shape.kv_heads, shape.key_dim, shape.value_dim, shape.shared);
+    layer_bytes_ = layer_.block_stride * blocks * batch;
     layers_ = static_cast<int>(std::max<int64_t>(1, kTotalBytes / layer_bytes_));
     memory_ = *runtime::Buffer::Allocate(layer_bytes_ * layers_, true);
     // Small numbers of both signs in any type, int8's scales among them: the bits 0x3c00 .. 0x3cff and their

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/impl_list.h"
+#include "kernels/kv_layer.h"
 #include "kernels/test_context.h"
 
 namespace moesaic::kernels {
@@ -40,20 +41,8 @@ class Cache {
         std::mt19937* rng) {
     size_t blocks = 0;
     for (int context : contexts) blocks += (context + kKvBlockTokens - 1) / kKvBlockTokens;
-    const int64_t key_bytes =
-        tensor::BytesOf(dtype, int64_t{shape.kv_heads} * kKvBlockTokens * shape.key_dim);
-    const int64_t value_bytes =
-        shape.shared ? 0 : tensor::BytesOf(dtype, int64_t{shape.kv_heads} * kKvBlockTokens * shape.value_dim);
-    const int64_t scale_bytes = dtype == DType::kI8 ? int64_t{2} * shape.kv_heads * kKvBlockTokens * 4 : 0;
-    layer_ = {.base = nullptr,
-              .block_stride = key_bytes + value_bytes + scale_bytes + 64,
-              .value_offset = shape.shared ? 0 : key_bytes,
-              .scale_offset = key_bytes + value_bytes,
-              .dtype = dtype,
-              .heads = shape.kv_heads,
-              .key_dim = shape.key_dim,
-              .value_dim = shape.value_dim,
-              .shared = shape.shared};
+    layer_ = LayOutKv(dtype, shape.kv_heads, shape.key_dim, shape.value_dim, shape.shared);
+    layer_.block_stride += 64;
     memory_.assign(blocks * layer_.block_stride, std::byte{0xff});
     layer_.base = memory_.data();
     std::vector<int32_t> free(blocks);

@@ -51,6 +51,9 @@ void ChooseBlocks(const float* importance, int position, int budget, int32_t* ch
 
 std::span<const SequenceSlice> CutAtFirstChoice(const ExecContext& ctx, const KvLayer& cache,
                                                 std::span<const SequenceSlice> sequences) {
+  const bool any = std::any_of(sequences.begin(), sequences.end(),
+                               [](const SequenceSlice& s) { return s.sparsity != nullptr; });
+  if (!any) return sequences;
   const std::span<SequenceSlice> cut = ctx.scratch->Take<SequenceSlice>(2 * sequences.size());
   size_t count = 0;
   for (const SequenceSlice& s : sequences) {

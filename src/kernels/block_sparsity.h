@@ -29,7 +29,7 @@ struct SparsityCounters {
   int64_t blocks_read = 0, blocks_all = 0;  // by them; and that dense attention would have read
   int64_t dense_fallbacks = 0;              // pairs that read all blocks after all, for their bound
   MassHistogram bound;                      // of query heads whose bound was computed: mass left out, at most
-  MassHistogram missed;                     // of audited query heads: mass left out, in fact
+  MassHistogram missed;                     // of audited query heads: mass that the choice left out, in fact
 };
 
 /// How rows of a sequence choose. One for all layers of a step.
@@ -39,7 +39,8 @@ struct BlockSparsity {
   /// A KV head of a row reads all blocks when for one of its query heads more than this share of the softmax
   /// mass may have been left out; 1: never, and bounds aren't computed.
   float eps = 1;
-  /// Each so many-th choice of `counters` is held against dense attention, which changes no result; 0: none.
+  /// Each so many-th choice of `counters`, at most one KV head of a row, is held against dense attention,
+  /// which changes no result; 0: none.
   int audit_every = 0;
   SparsityCounters* counters = nullptr;  // or null; written by the calling thread
 
@@ -56,8 +57,8 @@ inline bool ChoosesBlocks(const SequenceSlice& slice, const KvLayer& cache, int 
          slice.start + row >= slice.sparsity->first_sparse();
 }
 
-/// Cuts slices where rows begin to choose: each then has `sparsity` for all of its rows or for none. The
-/// memory comes from ctx.scratch.
+/// Cuts slices where rows begin to choose: each then has `sparsity` for all of its rows or for none. Memory
+/// comes from ctx.scratch, where any may choose.
 std::span<const SequenceSlice> CutAtFirstChoice(const ExecContext& ctx, const KvLayer& cache,
                                                 std::span<const SequenceSlice> sequences);
 

@@ -117,8 +117,9 @@ class SparseRows {
     const int head_parts = (group_ + kTaskHeads - 1) / kTaskHeads;
     const int64_t pairs = static_cast<int64_t>(rows_.size()) * p_.cache.heads;
     const int64_t wanted = (kTasksPerWorker * ctx_.pool->size() + pairs - 1) / pairs;
-    const auto part = static_cast<int>(
-        std::min<int64_t>((stride_ / wanted + kBlockStep - 1) / kBlockStep * kBlockStep, kTaskBlocks));
+    const int64_t share = (stride_ + wanted - 1) / wanted;  // at least 1, however many workers there are
+    const auto part =
+        static_cast<int>(std::min<int64_t>((share + kBlockStep - 1) / kBlockStep * kBlockStep, kTaskBlocks));
     const int block_parts = (stride_ + part - 1) / part;
     ctx_.pool->Run(pairs * head_parts * block_parts, [&](int64_t task, int worker) {
       const auto first_block = static_cast<int>(task % block_parts) * part;
@@ -266,18 +267,19 @@ class SparseRows {
       float* masses = importance_ + int64_t{2} * stride_ * worker;
       for (int i = 0; i < group_; ++i) {
         const int head = kv_head * group_ + i;
-        ctx_.kernels->exp_sum(centers_ + Scores(r, head), spreads_ + Scores(r, head), 1,
-                              lse_[row.batch_row * p_.heads + head], row.blocks(), masses);
+        const float* centers = centers_ + Scores(r, head);
+        ctx_.kernels->exp_sum(centers, spreads_ + Scores(r, head), 1, lse_[row.batch_row * p_.heads + head],
+                              row.blocks(), masses);
         float left_out = 0;
         for (int b = 0, next = 0; b < row.blocks(); ++b) {
           if (chosen[next] == b) {
             ++next;
-          } else {
-            left_out += masses[b];
+          } else {  // a digest that says nothing bounds nothing
+            left_out += std::isnan(centers[b]) ? std::numeric_limits<float>::infinity() : masses[b];
           }
         }
-        const float keys = left_out * kKvBlockTokens;
-        bounds_[r * p_.heads + head] = keys / (1 + keys);
+        const float keys = left_out * kKvBlockTokens;  // may be infinite
+        bounds_[r * p_.heads + head] = 1 / (1 + 1 / keys);
       }
     });
   }
@@ -365,8 +367,9 @@ class SparseRows {
 void SparseAttention(const ExecContext& ctx, const AttentionParams& params) {
   MOESAIC_CHECK(params.lse == nullptr);
   const KvLayer& cache = params.cache;
-  if (std::none_of(params.sequences.begin(), params.sequences.end(),
-                   [&](const SequenceSlice& s) { return ChoosesBlocks(s, cache, s.count - 1); })) {
+  if (std::none_of(params.sequences.begin(), params.sequences.end(), [&](const SequenceSlice& s) {
+        return s.count > 0 && ChoosesBlocks(s, cache, s.count - 1);
+      })) {
     return Attention(ctx, params);
   }
   const size_t mark = ctx.scratch->Mark();
@@ -387,11 +390,6 @@ void SparseAttention(const ExecContext& ctx, const AttentionParams& params) {
     most_blocks = std::max(most_blocks, (s.start + s.count) / kKvBlockTokens);
   }
   std::span<const SequenceSlice> along = dense.first(dense_count);
-  if (rows.empty()) {
-    AttentionParams whole = params;
-    whole.sequences = along;
-    Attention(ctx, whole);
-  }
   const int64_t row_floats = int64_t{2} * params.heads * most_blocks;
   const auto at_once = static_cast<size_t>(std::max<int64_t>(kScoreFloats / row_floats, 1));
   for (size_t first = 0; first < rows.size(); first += at_once) {

@@ -11,6 +11,7 @@
 
 #include "kernels/block_sparsity.h"
 #include "kernels/impl_list.h"
+#include "kernels/kv_layer.h"
 #include "kernels/test_context.h"
 
 namespace moesaic::kernels {
@@ -34,20 +35,8 @@ class Sequence {
       : shape_(shape) {
     std::mt19937 rng(seed);
     const int blocks = (context + kKvBlockTokens - 1) / kKvBlockTokens;
-    const int64_t keys = tensor::BytesOf(dtype, int64_t{shape.kv_heads} * kKvBlockTokens * shape.key_dim);
-    const int64_t values =
-        shape.shared ? 0 : tensor::BytesOf(dtype, int64_t{shape.kv_heads} * kKvBlockTokens * shape.value_dim);
-    const int64_t scales = dtype == DType::kI8 ? int64_t{2} * shape.kv_heads * kKvBlockTokens * 4 : 0;
-    layer = {.base = nullptr,
-             .block_stride = keys + values + scales + shape.kv_heads * DigestBytes(shape.key_dim) + 64,
-             .value_offset = shape.shared ? 0 : keys,
-             .scale_offset = keys + values,
-             .digest_offset = keys + values + scales,
-             .dtype = dtype,
-             .heads = shape.kv_heads,
-             .key_dim = shape.key_dim,
-             .value_dim = shape.value_dim,
-             .shared = shape.shared};
+    layer = LayOutKv(dtype, shape.kv_heads, shape.key_dim, shape.value_dim, shape.shared, /*digests=*/true);
+    layer.block_stride += 64;
     memory_.assign(blocks * layer.block_stride, std::byte{0xff});
     layer.base = memory_.data();
     table.resize(blocks);
@@ -211,13 +200,10 @@ TEST_P(SparseAttentionTest, BoundHoldsAndOutputFollows) {
       SparsityCounters counters;
       const BlockSparsity sparsity = {.budget_blocks = 8, .audit_every = 1, .counters = &counters};
       const std::vector<float> dense = sequence.Attend(test_.context(), position, 1, nullptr);
-      std::vector<double> most(shape.kv_heads);
       const std::vector<float> out = sequence.Attend(test_.context(), position, 1, &sparsity);
-      const int64_t audited =
-          std::accumulate(counters.missed.counts.begin(), counters.missed.counts.end(), int64_t{0});
+      const int64_t audited = counters.missed.count();
       EXPECT_EQ(audited, shape.heads / shape.kv_heads) << "one KV head of a row is audited";
-      EXPECT_EQ(std::accumulate(counters.bound.counts.begin(), counters.bound.counts.end(), int64_t{0}),
-                audited);
+      EXPECT_EQ(counters.bound.count(), audited);
       EXPECT_GE(counters.bound.sum, counters.missed.sum);
       EXPECT_GT(counters.missed.sum, 0);
       EXPECT_EQ(counters.blocks_read, 8 * shape.kv_heads);
@@ -231,6 +217,16 @@ TEST_P(SparseAttentionTest, BoundHoldsAndOutputFollows) {
   }
 }
 
+// More workers than a row has parts to score.
+TEST_P(SparseAttentionTest, ManyWorkersForOneRow) {
+  TestContext many(GetParam(), 20);
+  const Shape& shape = kShapes[2];
+  const Sequence sequence(test_.context(), shape, DType::kF32, 400, 400, 5);
+  const BlockSparsity sparsity = {.budget_blocks = 4};
+  EXPECT_EQ(sequence.Attend(many.context(), 399, 1, &sparsity),
+            sequence.Attend(test_.context(), 399, 1, &sparsity));
+}
+
 // A block whose keys are not finite is read, so that nothing finite comes out, as of dense attention.
 TEST_P(SparseAttentionTest, NaNIsNotLeftOut) {
   const Shape& shape = kShapes[1];
@@ -242,6 +238,24 @@ TEST_P(SparseAttentionTest, NaNIsNotLeftOut) {
   BuildDigests(test_.context(), {sequence.layer, {&slice, 1}});
   const BlockSparsity sparsity = {.budget_blocks = 4};
   for (const float x : sequence.Attend(test_.context(), 999, 1, &sparsity)) EXPECT_FALSE(std::isfinite(x));
+}
+
+// More blocks than the budget takes: those that are not read have no bound, so that the head falls back.
+TEST_P(SparseAttentionTest, WhatSaysNothingBoundsNothing) {
+  const Shape& shape = kShapes[1];
+  Sequence sequence(test_.context(), shape, DType::kF32, 1000, 1000, 6);
+  for (int block = 2; block < 8; ++block) {
+    auto* keys =
+        reinterpret_cast<float*>(sequence.layer.base + sequence.table[block] * sequence.layer.block_stride);
+    keys[33 * shape.key_dim + 5] = std::numeric_limits<float>::quiet_NaN();
+    const SequenceSlice slice = {sequence.table.data(), block * 64, 64, 0};
+    BuildDigests(test_.context(), {sequence.layer, {&slice, 1}});
+  }
+  SparsityCounters counters;
+  const BlockSparsity sparsity = {.budget_blocks = 4, .eps = 0.9F, .counters = &counters};
+  for (const float x : sequence.Attend(test_.context(), 999, 1, &sparsity)) EXPECT_FALSE(std::isfinite(x));
+  EXPECT_EQ(counters.dense_fallbacks, shape.kv_heads);
+  EXPECT_EQ(counters.bound.sum, shape.heads);
 }
 
 TEST(MassHistogramTest, CountsSharesBelowTheirBounds) {

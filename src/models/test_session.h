@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
-#include "kernels/ops.h"
+#include "kernels/kv_layer.h"
 #include "models/model.h"
 
 namespace moesaic::models {
@@ -89,26 +89,13 @@ class TestCache {
  public:
   TestCache(const KvSpec& spec, int sequences, int tokens, tensor::DType dtype = tensor::DType::kF32)
       : blocks_each_((tokens + kernels::kKvBlockTokens - 1) / kernels::kKvBlockTokens) {
-    const int64_t keys = tensor::BytesOf(dtype, int64_t{spec.heads} * kernels::kKvBlockTokens * spec.key_dim);
-    const int64_t values =
-        spec.shared ? 0
-                    : tensor::BytesOf(dtype, int64_t{spec.heads} * kernels::kKvBlockTokens * spec.value_dim);
-    const int64_t scales = dtype == tensor::DType::kI8
-                               ? int64_t{2} * spec.heads * kernels::kKvBlockTokens * int64_t{sizeof(float)}
-                               : 0;
-    const int64_t layer_bytes = (keys + values + scales + 63) / 64 * 64;
-    const int64_t block_bytes = layer_bytes * spec.layers;
-    memory_ = *runtime::Buffer::Allocate(block_bytes * blocks_each_ * sequences, false);
-    for (int layer = 0; layer < spec.layers; ++layer) {
-      layers_.push_back({.base = memory_.data() + layer * layer_bytes,
-                         .block_stride = block_bytes,
-                         .value_offset = spec.shared ? 0 : keys,
-                         .scale_offset = keys + values,
-                         .dtype = dtype,
-                         .heads = spec.heads,
-                         .key_dim = spec.key_dim,
-                         .value_dim = spec.value_dim,
-                         .shared = spec.shared});
+    kernels::KvLayer layer = kernels::LayOutKv(dtype, spec.heads, spec.key_dim, spec.value_dim, spec.shared);
+    const int64_t layer_bytes = layer.block_stride;
+    layer.block_stride *= spec.layers;
+    memory_ = *runtime::Buffer::Allocate(layer.block_stride * blocks_each_ * sequences, false);
+    for (int i = 0; i < spec.layers; ++i) {
+      layer.base = memory_.data() + i * layer_bytes;
+      layers_.push_back(layer);
     }
     for (int b = 0; b < blocks_each_ * sequences; ++b) table_.push_back(blocks_each_ * sequences - 1 - b);
   }
@@ -159,15 +146,17 @@ inline int32_t ArgMax(std::span<const float> logits) {
   return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
 
+/// "qwen3-moe-tied" -> "qwen3_moe_tied", which a test can be called.
+inline std::string TestName(std::string name) {
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+
 /// "int8_g32" -> "i8g32", "fp8_g128" -> "f8g128", as operators are named.
 inline std::string OpSuffix(const std::string& dtype) {
   std::string suffix = dtype;
+  if (dtype.starts_with("int")) suffix.erase(1, 2);
   if (dtype.starts_with("fp8")) suffix.erase(1, 1);
-  if (!dtype.starts_with("int")) {
-    std::erase(suffix, '_');
-    return suffix;
-  }
-  suffix.erase(1, 2);
   std::erase(suffix, '_');
   return suffix;
 }

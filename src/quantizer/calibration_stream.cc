@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "kernels/kv_layer.h"
+
 namespace moesaic::quantizer {
 namespace {
 
@@ -43,13 +45,10 @@ StatusOr<CalibrationStream> CalibrationStream::Create(const checkpoint::Checkpoi
     row += count;
   }
 
-  const int64_t head_bytes = int64_t{kBlock} * spec.attention.head_dim * 4;
-  stream.kv_ = {.block_stride = 2 * head_bytes * spec.attention.kv_heads,
-                .value_offset = head_bytes * spec.attention.kv_heads,
-                .dtype = tensor::DType::kF32,
-                .heads = spec.attention.kv_heads,
-                .key_dim = spec.attention.head_dim,
-                .value_dim = spec.attention.head_dim};
+  const models::AttentionSpec& attention = spec.attention;
+  stream.kv_ =
+      kernels::LayOutKv(tensor::DType::kF32, attention.kv_heads, attention.head_dim, attention.head_dim,
+                        /*shared=*/false);
   ASSIGN_OR_RETURN(stream.kv_memory_,
                    runtime::Buffer::Allocate(static_cast<size_t>(stream.kv_.block_stride * blocks), true));
   stream.kv_.base = stream.kv_memory_.data();

@@ -52,6 +52,14 @@ inline V RoundingError(V x, __m512i upper) { return Sub(x, _mm512_castsi512_ps(u
 /// Lane i: even's bfloat16 below odd's.
 inline __m512i Pairs(__m512i even, __m512i odd) { return _mm512_or_si512(_mm512_srli_epi32(even, 16), odd); }
 
+/// Makes bfloat16 of 32 floats that it holds exactly.
+inline __m512i Narrow(V a, V b) {
+  alignas(64) static constexpr uint16_t kUpper[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21,
+                                                      23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43,
+                                                      45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+  return _mm512_permutex2var_epi16(_mm512_castps_si512(a), _mm512_load_si512(kUpper), _mm512_castps_si512(b));
+}
+
 /// Even and odd dimensions of 32 floats.
 inline void LoadPairs(const float* p, V* even, V* odd) {
   const __m512i evens = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);

@@ -85,18 +85,13 @@ inline void PackQueries(const AttentionTile& t, int first, int rows, Memory* m) 
 
 /// Makes bfloat16 of the run's seen keys, rounded up to 32, from row `to` on, and asks for the next run's.
 inline void WidenKeys(const AttentionTile& t, const Run& run, int to, Memory* m) {
-  alignas(64) static constexpr uint16_t kUpper[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21,
-                                                      23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43,
-                                                      45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
-  const __m512i upper = _mm512_load_si512(kUpper);
   const int rows = (run.seen + kStep - 1) / kStep * kStep;
   for (int key = 0; key < rows; ++key) {
     const std::byte* from = run.keys + key * t.key_stride;
     for (int d = 0; d < t.key_dim; d += kStep) {
       if (run.next != 0 && d % 64 == 0) _mm_prefetch(from + d + run.next, _MM_HINT_T1);
-      const __m512i a = Widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + d)));
-      const __m512i b = Widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + d + 16)));
-      _mm512_store_si512(m->keys[to + key] + 2 * d, _mm512_permutex2var_epi16(a, upper, b));
+      const auto* keys = reinterpret_cast<const int8_t*>(from + d);
+      _mm512_store_si512(m->keys[to + key] + 2 * d, Narrow(Load(keys), Load(keys + 16)));
     }
   }
 }

@@ -58,14 +58,6 @@ inline void PackQueries(const DigestScores& t, Memory* m) {
   }
 }
 
-/// Makes bfloat16 of 32 floats that it holds exactly.
-inline __m512i Narrow(V a, V b) {
-  alignas(64) static constexpr uint16_t kUpper[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21,
-                                                      23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43,
-                                                      45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
-  return _mm512_permutex2var_epi16(_mm512_castps_si512(a), _mm512_load_si512(kUpper), _mm512_castps_si512(b));
-}
-
 inline const DigestHeader& HeaderOf(const std::byte* digest) {
   return *reinterpret_cast<const DigestHeader*>(digest);
 }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "kernels/cpu/fp8_codes-inl.h"
 #include "tensor/fp8_format.h"
 #include "tensor/packed.h"
 
@@ -11,6 +12,10 @@ namespace moesaic::kernels::ref {
 namespace {
 
 using tensor::BF16;
+
+// Files of an instruction set can't include the library that defines these.
+static_assert(cpu::kFp8Inputs == tensor::kFp8Inputs && cpu::kFp8ScaleBytes == tensor::kFp8ScaleBytes &&
+              cpu::kFp8UnitBytes == tensor::kFp8UnitBytes);
 
 float Multiply(float a, float b) { return a * b; }
 float Multiply(BF16 a, BF16 b) { return tensor::ToFloat(a) * tensor::ToFloat(b); }

@@ -147,9 +147,9 @@ struct Metrics::Impl {
   prometheus::Histogram& sparse_bound =
       Histogram("moesaic:kv_sparsity_missed_bound",
                 "Upper bound of the softmax mass left out, of each head whose bound was computed", kMass);
-  prometheus::Histogram& sparse_missed =
-      Histogram("moesaic:kv_sparsity_missed",
-                "Softmax mass that the choice left out in fact, of audited heads; 1 less it was captured", kMass);
+  prometheus::Histogram& sparse_missed = Histogram(
+      "moesaic:kv_sparsity_missed",
+      "Softmax mass that the choice left out in fact, of audited heads; 1 less it was captured", kMass);
   prometheus::Counter& steps = Counter("moesaic:engine_steps_total", "Steps of the engine");
   prometheus::Counter& prefill_seconds =
       Counter("moesaic:prefill_seconds_total", "Engine time in prefill; mixed steps are split by rows");

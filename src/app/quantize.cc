@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "app/calibration_text.h"
 #include "app/interrupt.h"
 #include "app/model_text.h"
 #include "app/output.h"
@@ -21,6 +22,11 @@ namespace {
 
 struct Options {
   std::string model, output, scheme, method = "rtn", io = "buffered";
+  CalibrationFile calibration{.path = "", .max_tokens = 131072, .sequence_length = 2048};
+  float damping = 0.01F;
+  std::string act_order = "on";
+  bool weigh_by_router = false;
+  double min_coverage = 0.9;
   std::vector<std::pair<std::string, std::string>> keep;  // dtype, pattern
   int group_size = 32;
   uint64_t memory = uint64_t{8} << 30, shard_bytes = 5'000'000'000;
@@ -32,7 +38,12 @@ StatusOr<quantizer::QuantizeOptions> Parse(const Options& options) {
   quantizer::QuantizeOptions parsed;
   ASSIGN_OR_RETURN(parsed.output.scheme, quantizer::ParseScheme(options.scheme));
   parsed.output.group_size = options.group_size;
-  parsed.output.search = options.method == "mse";
+  parsed.output.gptq = options.method == "gptq";
+  parsed.output.search = options.method != "rtn";
+  parsed.output.damping = options.damping;
+  parsed.output.act_order = options.act_order == "on";
+  parsed.output.weigh_by_router = options.weigh_by_router;
+  parsed.min_coverage = options.min_coverage;
   parsed.output.shard_bytes = static_cast<int64_t>(options.shard_bytes);
   for (const auto& [dtype, pattern] : options.keep) {
     if (dtype != "fp32" && dtype != "bf16") {
@@ -61,10 +72,11 @@ class Eta {
       start_ = std::chrono::steady_clock::now();
       return at.checking ? "checking what is there" : "";
     }
+    const std::string stage = at.stage.empty() ? "" : at.stage + ", ";
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
     const auto bytes = static_cast<double>(at.done - start_bytes_);
-    if (bytes <= 0 || seconds <= 0) return "";
-    return fmt::format("{}, {} left", FormatBytes(static_cast<double>(at.total)),
+    if (bytes <= 0 || seconds <= 0) return at.stage;
+    return fmt::format("{}{}, {} left", stage, FormatBytes(static_cast<double>(at.total)),
                        FormatSeconds(static_cast<double>(at.total - at.done) * seconds / bytes));
   }
 
@@ -73,21 +85,44 @@ class Eta {
   std::chrono::steady_clock::time_point start_;
 };
 
+void PrintCalibration(const quantizer::CalibrationReport& report) {
+  double loss = 0, nearest = 0;
+  size_t leaning = 0, unseen = 0;
+  for (const quantizer::LinearFinding& linear : report.linears) {
+    loss += linear.loss;
+    nearest += linear.of_nearest > 0 ? linear.loss / linear.of_nearest : 0;
+    leaning += linear.shrinkage > 0.5 ? 1 : 0;
+    unseen += linear.tokens == 0 ? 1 : 0;
+  }
+  Print("gptq: the outputs' squared error is {:.3f} of that of rounding to the nearest, over {} linears\n",
+        nearest > 0 ? loss / nearest : 1, report.linears.size());
+  if (leaning > 0) {
+    Print("coverage: {} linears of experts that few tokens reach lean on their layer, {} of them saw none\n",
+          leaning, unseen);
+  }
+  Print("computing: {:.1f} s Hessians, {:.1f} s factors, {:.1f} s rounding, {:.1f} s forward\n",
+        report.hessian_seconds, report.factor_seconds, report.round_seconds,
+        std::max(0.0, report.walk_seconds - report.hessian_seconds - report.factor_seconds -
+                          report.round_seconds));
+}
+
 void PrintReport(const Options& options, const quantizer::QuantizeReport& report) {
   const auto bytes = [](int64_t count) { return FormatBytes(static_cast<double>(count)); };
   Print("{}: {}, from {}; {} linears rounded to {}, {} tensors copied, {} converted\n", options.output,
         bytes(report.output_bytes), bytes(report.source_bytes), report.rounded, options.scheme, report.copied,
         report.converted);
-  if (report.resumed_units + report.redone_units > 0) {
+  const quantizer::StreamCounts& stream = report.stream;
+  if (stream.resumed_units + stream.redone_units > 0) {
     Print("resumed: {} of {} units were done, {} were done again because their bytes were not right\n",
-          report.resumed_units, report.units, report.redone_units);
+          stream.resumed_units, report.units, stream.redone_units);
   }
+  if (options.method == "gptq") PrintCalibration(report.calibration);
   Print(
       "{}: {} read, {} written ({}/s together); {:.1f} s computing, {:.1f} s waiting for reads, {:.1f} s for "
       "writes\n",
-      FormatSeconds(report.seconds), bytes(report.read_bytes), bytes(report.written_bytes),
-      FormatBytes(static_cast<double>(report.read_bytes + report.written_bytes) / report.seconds),
-      report.compute_seconds, report.read_wait_seconds, report.write_wait_seconds);
+      FormatSeconds(report.seconds), bytes(stream.read_bytes), bytes(stream.written_bytes),
+      FormatBytes(static_cast<double>(stream.read_bytes + stream.written_bytes) / report.seconds),
+      report.compute_seconds(), stream.read_wait_seconds, stream.write_wait_seconds);
   Print("memory: {} at most, --memory {}; {} by {}\n", bytes(report.peak_bytes),
         bytes(static_cast<int64_t>(options.memory)), options.io, report.io);
 }
@@ -132,6 +167,27 @@ void PrintPlan(const Options& options, const quantizer::QuantizePlan& plan,
   Print("{}", FormatTable(rows, /*markdown=*/false));
 }
 
+// Of a config alone, which has no tokenizer, --plan takes the tokens that were asked for.
+Status ReadCalibration(const Options& options, const checkpoint::Checkpoint& source,
+                       quantizer::QuantizeOptions* parsed) {
+  CalibrationFile file = options.calibration;
+  const int context = source.config().value("max_position_embeddings", file.sequence_length);
+  file.sequence_length = std::min(file.sequence_length, context);
+  if (options.plan && file.path.empty()) {
+    parsed->output.calibration = {.xxh3 = "",
+                                  .tokens = file.max_tokens,
+                                  .sequences = (file.max_tokens - 1) / file.sequence_length + 1,
+                                  .longest = file.sequence_length};
+    return OkStatus();
+  }
+  if (file.path.empty()) {
+    return InvalidArgument("--method gptq needs --calibration FILE: text like what the model will read");
+  }
+  ASSIGN_OR_RETURN(parsed->calibration, ReadCalibrationFile(file, source));
+  parsed->output.calibration = quantizer::CalibrationId::Of(parsed->calibration);
+  return OkStatus();
+}
+
 Status RunPlan(const Options& options, const quantizer::QuantizeOptions& parsed,
                const checkpoint::Checkpoint& source, const kernels::KernelTable& kernels,
                runtime::ThreadPool& pool) {
@@ -149,6 +205,7 @@ Status RunQuantize(const Options& options) {
   ASSIGN_OR_RETURN(const kernels::KernelTable kernels, KernelsOfHost());
   ASSIGN_OR_RETURN(const auto pool, MakeThreads(options.threads));
   ASSIGN_OR_RETURN(const auto source, checkpoint::Checkpoint::Open(options.model));
+  if (parsed.output.gptq) RETURN_IF_ERROR(ReadCalibration(options, *source, &parsed));
   if (options.plan) return RunPlan(options, parsed, *source, kernels, *pool);
   ASSIGN_OR_RETURN(parsed.texts, SideTexts(*source));
   const InterruptGuard guard;
@@ -170,6 +227,33 @@ Status RunQuantize(const Options& options) {
   return OkStatus();
 }
 
+void AddCalibrationFlags(CLI::App& verb, Options& options) {
+  verb.add_option(
+          "--calibration", options.calibration.path,
+          "Text for gptq: .txt, .jsonl of {\"text\"} or {\"messages\"}, or .safetensors with \"tokens\"")
+      ->check(CLI::ExistingFile);
+  verb.add_option("--calibration-tokens", options.calibration.max_tokens, "At most so many of it")
+      ->check(CLI::Range(int64_t{2}, int64_t{1} << 30))
+      ->capture_default_str();
+  verb.add_option("--max-seq-length", options.calibration.sequence_length,
+                  "Longer texts are cut into sequences of so many tokens")
+      ->check(CLI::Range(2, 1 << 20))
+      ->capture_default_str();
+  verb.add_option("--dampening-frac", options.damping,
+                  "gptq: of the mean of a Hessian's diagonal, added to it; raised where that is not enough")
+      ->check(CLI::Range(1e-6, 1.0))
+      ->default_str("0.01");
+  verb.add_option("--act-order", options.act_order, "gptq: round the inputs of largest activations first")
+      ->check(CLI::IsMember({"on", "off"}))
+      ->capture_default_str();
+  verb.add_flag("--weigh-by-router", options.weigh_by_router,
+                "gptq: an expert's tokens count by the square of what the router gives them");
+  verb.add_option("--min-coverage", options.min_coverage,
+                  "gptq: stop where less than this share of a layer's experts see 32 tokens or more")
+      ->check(CLI::Range(0.0, 1.0))
+      ->default_str("0.9");
+}
+
 }  // namespace
 
 void AddQuantize(CLI::App& root, VerbRun& run) {
@@ -186,10 +270,13 @@ void AddQuantize(CLI::App& root, VerbRun& run) {
   verb->add_option("--group-size", options->group_size, "Inputs that share a scale of w4a16")
       ->check(CLI::IsMember({32, 64, 128}))
       ->capture_default_str();
-  verb->add_option("--method", options->method,
-                   "rtn: scales that fit the largest value; mse: scales of the least squared error")
-      ->check(CLI::IsMember({"rtn", "mse"}))
+  verb->add_option(
+          "--method", options->method,
+          "rtn: scales that fit the largest value; mse: scales of the least squared error; gptq: such "
+          "scales, and each weight rounded so that the layer's outputs on calibration text change least")
+      ->check(CLI::IsMember({"rtn", "mse", "gptq"}))
       ->capture_default_str();
+  AddCalibrationFlags(*verb, *options);
   verb->add_option(
           "--keep", options->keep,
           "DTYPE REGEX: linears whose name has a match stay in fp32 or bf16; may be said more than once")

@@ -20,8 +20,7 @@ void NormHeads(const kernels::ExecContext& ctx, const float* weight, float eps, 
 
 }  // namespace
 
-void GqaAttention::Forward(const Step& step, const float* x, const kernels::KvLayer& kv, float* out,
-                           bool accumulate) const {
+void GqaAttention::Mix(const Step& step, const float* x, const kernels::KvLayer& kv, float* mixed) const {
   ScratchScope scratch(step.ctx);
   const int rows = step.rows();
   const int q_dim = heads * head_dim;
@@ -57,7 +56,6 @@ void GqaAttention::Forward(const Step& step, const float* x, const kernels::KvLa
                               .value_stride = kv_dim,
                               .sequences = step.sequences});
   kernels::BuildDigests(step.ctx, {.cache = kv, .sequences = step.sequences});
-  auto* mixed = scratch.Take<float>(static_cast<int64_t>(rows) * q_dim);
   kernels::SparseAttention(step.ctx, {.cache = kv,
                                       .q = queries,
                                       .q_stride = q_dim,
@@ -66,7 +64,14 @@ void GqaAttention::Forward(const Step& step, const float* x, const kernels::KvLa
                                       .heads = heads,
                                       .scale = scale,
                                       .sequences = step.sequences});
-  Apply(step.ctx, o, mixed, q_dim, rows, out, o.n(), accumulate);
+}
+
+void GqaAttention::Forward(const Step& step, const float* x, const kernels::KvLayer& kv, float* out,
+                           bool accumulate) const {
+  ScratchScope scratch(step.ctx);
+  auto* mixed = scratch.Take<float>(static_cast<int64_t>(step.rows()) * mixed_dim());
+  Mix(step, x, kv, mixed);
+  Apply(step.ctx, o, mixed, mixed_dim(), step.rows(), out, o.n(), accumulate);
 }
 
 }  // namespace moesaic::layers

@@ -19,6 +19,9 @@ struct GqaAttention {
   /// hidden]), or += with `accumulate`.
   void Forward(const Step& step, const float* x, const kernels::KvLayer& kv, float* out,
                bool accumulate) const;
+  /// Forward without o: `mixed` [rows, mixed_dim()] is what o reads.
+  void Mix(const Step& step, const float* x, const kernels::KvLayer& kv, float* mixed) const;
+  int mixed_dim() const { return heads * head_dim; }
 };
 
 }  // namespace moesaic::layers

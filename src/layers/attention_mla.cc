@@ -27,6 +27,22 @@ bool MlaAttention::Expands(const SequenceSlice& sequence) const {
   return expanded < absorbed;
 }
 
+void MlaAttention::NormLowQueries(const Step& step, float* low) const {
+  kernels::RmsNorm(step.ctx, {.x = low,
+                              .x_stride = q_a.n(),
+                              .weight = q_a_norm,
+                              .y = low,
+                              .y_stride = q_a.n(),
+                              .rows = step.rows(),
+                              .n = q_a.n(),
+                              .eps = norm_eps});
+}
+
+void MlaAttention::LowQueries(const Step& step, const float* x, float* low) const {
+  Apply(step.ctx, q_a, x, q_a.k(), step.rows(), low, q_a.n());
+  NormLowQueries(step, low);
+}
+
 void MlaAttention::Project(const Step& step, const float* x, float* queries, float* latents) const {
   const kernels::ExecContext& ctx = step.ctx;
   const int rows = step.rows();
@@ -41,14 +57,7 @@ void MlaAttention::Project(const Step& step, const float* x, float* queries, flo
     auto* low = scratch.Take<float>(static_cast<int64_t>(rows) * rank);
     const LinearOutput outputs[] = {{&q_a, low, rank}, {&kv_a, latents, latent_row}};
     ApplyGroup(ctx, outputs, x, q_a.k(), rows);
-    kernels::RmsNorm(ctx, {.x = low,
-                           .x_stride = rank,
-                           .weight = q_a_norm,
-                           .y = low,
-                           .y_stride = rank,
-                           .rows = rows,
-                           .n = rank,
-                           .eps = norm_eps});
+    NormLowQueries(step, low);
     Apply(ctx, q_b, low, rank, rows, queries, q_dim);
   }
   if (padded_latent() != latent_dim) {
@@ -176,8 +185,7 @@ void MlaAttention::Expanded(const Step& step, const SequenceSlice& sequence, con
   });
 }
 
-void MlaAttention::Forward(const Step& step, const float* x, const KvLayer& kv, float* out,
-                           bool accumulate) const {
+void MlaAttention::Mix(const Step& step, const float* x, const KvLayer& kv, float* mixed) const {
   ScratchScope scratch(step.ctx);
   const int64_t rows = step.rows();
   const int latent_row = cache_row();
@@ -191,7 +199,6 @@ void MlaAttention::Forward(const Step& step, const float* x, const KvLayer& kv, 
                               .value_stride = latent_row,
                               .sequences = step.sequences});
   kernels::BuildDigests(step.ctx, {.cache = kv, .sequences = step.sequences});
-  auto* mixed = scratch.Take<float>(rows * heads * v_dim);
   const std::span<const SequenceSlice> slices = kernels::CutAtFirstChoice(step.ctx, kv, step.sequences);
   for (size_t i = 0; i < slices.size();) {
     if (Expands(slices[i])) {
@@ -203,7 +210,14 @@ void MlaAttention::Forward(const Step& step, const float* x, const KvLayer& kv, 
     Absorbed(step, slices.subspan(i, end - i), kv, queries, mixed);
     i = end;
   }
-  Apply(step.ctx, o, mixed, static_cast<int64_t>(heads) * v_dim, step.rows(), out, o.n(), accumulate);
+}
+
+void MlaAttention::Forward(const Step& step, const float* x, const KvLayer& kv, float* out,
+                           bool accumulate) const {
+  ScratchScope scratch(step.ctx);
+  auto* mixed = scratch.Take<float>(static_cast<int64_t>(step.rows()) * mixed_dim());
+  Mix(step, x, kv, mixed);
+  Apply(step.ctx, o, mixed, mixed_dim(), step.rows(), out, o.n(), accumulate);
 }
 
 }  // namespace moesaic::layers

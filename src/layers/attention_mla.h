@@ -41,6 +41,12 @@ struct MlaAttention {
   void Forward(const Step& step, const float* x, const kernels::KvLayer& kv, float* out,
                bool accumulate) const;
 
+  /// Forward without o: `mixed` [rows, mixed_dim()] is what o reads.
+  void Mix(const Step& step, const float* x, const kernels::KvLayer& kv, float* mixed) const;
+  int mixed_dim() const { return heads * v_dim; }
+  /// What q_b reads, [rows, q_a.n()]: where there is a q_a.
+  void LowQueries(const Step& step, const float* x, float* low) const;
+
   /// A cached row: the latent, zeros up to a multiple of the attention kernel's 8 elements, and the rotated
   /// key.
   int padded_latent() const { return (latent_dim + 7) / 8 * 8; }
@@ -53,6 +59,7 @@ struct MlaAttention {
  private:
   int q_head() const { return nope_dim + rope_dim; }
   void Project(const Step& step, const float* x, float* queries, float* latents) const;
+  void NormLowQueries(const Step& step, float* low) const;
   void Absorbed(const Step& step, std::span<const kernels::SequenceSlice> run, const kernels::KvLayer& kv,
                 const float* queries, float* out) const;
   void Expanded(const Step& step, const kernels::SequenceSlice& sequence, const kernels::KvLayer& kv,

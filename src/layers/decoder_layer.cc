@@ -1,56 +1,60 @@
 #include "layers/decoder_layer.h"
 
 namespace moesaic::layers {
-namespace {
 
-// Joins `out` to the residual stream, normed first when there is a weight for it.
-void Join(const Step& step, const DecoderLayer& layer, const float* weight, float* out, float* x) {
-  if (weight != nullptr) {
-    kernels::RmsNorm(step.ctx, {.x = out,
-                                .x_stride = layer.hidden,
-                                .weight = weight,
-                                .y = out,
-                                .y_stride = layer.hidden,
-                                .rows = step.rows(),
-                                .n = layer.hidden,
-                                .eps = layer.norm_eps});
-  }
-  kernels::Add(step.ctx, out, static_cast<int64_t>(step.rows()) * layer.hidden, x);
-}
-
-}  // namespace
-
-void DecoderLayer::Forward(const Step& step, const kernels::KvLayer& kv, float* x) const {
-  ScratchScope scratch(step.ctx);
-  const int64_t count = static_cast<int64_t>(step.rows()) * hidden;
-  auto* normed = scratch.Take<float>(count);
-  auto* out = scratch.Take<float>(count);
-  kernels::RmsNormParams norm{.x = x,
+void DecoderLayer::Norm(const Step& step, const float* weight, const float* x, float* y) const {
+  kernels::RmsNorm(step.ctx, {.x = x,
                               .x_stride = hidden,
-                              .weight = attention_norm,
-                              .y = normed,
+                              .weight = weight,
+                              .y = y,
                               .y_stride = hidden,
                               .rows = step.rows(),
                               .n = hidden,
-                              .eps = norm_eps};
-  kernels::RmsNorm(step.ctx, norm);
+                              .eps = norm_eps});
+}
+
+// Joins `out` to the residual stream, normed first when there is a weight for it.
+void DecoderLayer::Join(const Step& step, const float* weight, float* out, float* x) const {
+  if (weight != nullptr) Norm(step, weight, out, out);
+  kernels::Add(step.ctx, out, static_cast<int64_t>(step.rows()) * hidden, x);
+}
+
+void DecoderLayer::JoinFfn(const Step& step, float* out, float* x) const { Join(step, ffn_out_norm, out, x); }
+
+void DecoderLayer::AddAttention(const Step& step, const kernels::KvLayer& kv, float* x) const {
+  ScratchScope scratch(step.ctx);
+  const int64_t count = static_cast<int64_t>(step.rows()) * hidden;
+  auto* normed = scratch.Take<float>(count);
+  Norm(step, attention_norm, x, normed);
   // Where nothing comes between, projections add into the residual stream themselves.
   const bool direct = attention_out_norm == nullptr;
-  std::visit([&](const auto& kind) { kind.Forward(step, normed, kv, direct ? x : out, direct); }, attention);
-  if (!direct) Join(step, *this, attention_out_norm, out, x);
+  float* out = direct ? x : scratch.Take<float>(count);
+  std::visit([&](const auto& kind) { kind.Forward(step, normed, kv, out, direct); }, attention);
+  if (!direct) Join(step, attention_out_norm, out, x);
+}
 
-  norm.weight = ffn_norm;
-  kernels::RmsNorm(step.ctx, norm);
-  if (const auto* mlp = std::get_if<Mlp>(&ffn); mlp != nullptr && ffn_out_norm == nullptr) {
+void DecoderLayer::AddFfn(const Step& step, float* x) const {
+  ScratchScope scratch(step.ctx);
+  const int64_t count = static_cast<int64_t>(step.rows()) * hidden;
+  auto* normed = scratch.Take<float>(count);
+  Norm(step, ffn_norm, x, normed);
+  const auto* mlp = std::get_if<Mlp>(&ffn);
+  if (mlp != nullptr && ffn_out_norm == nullptr) {
     mlp->Forward(step, normed, x, /*accumulate=*/true);
     return;
   }
-  if (const auto* mlp = std::get_if<Mlp>(&ffn)) {
+  auto* out = scratch.Take<float>(count);
+  if (mlp != nullptr) {
     mlp->Forward(step, normed, out, /*accumulate=*/false);
   } else {
     std::get<MoeLayer>(ffn).Forward(step, normed, out);
   }
-  Join(step, *this, ffn_out_norm, out, x);
+  JoinFfn(step, out, x);
+}
+
+void DecoderLayer::Forward(const Step& step, const kernels::KvLayer& kv, float* x) const {
+  AddAttention(step, kv, x);
+  AddFfn(step, x);
 }
 
 }  // namespace moesaic::layers

@@ -23,6 +23,17 @@ struct DecoderLayer {
 
   /// Updates the residual stream x [rows, hidden] in place.
   void Forward(const Step& step, const kernels::KvLayer& kv, float* x) const;
+  /// Its two halves.
+  void AddAttention(const Step& step, const kernels::KvLayer& kv, float* x) const;
+  void AddFfn(const Step& step, float* x) const;
+  /// x += out [rows, hidden] of the feed-forward network, normed first where there is a norm for it, in
+  /// place.
+  void JoinFfn(const Step& step, float* out, float* x) const;
+  /// y = norm(x) with one of the weights above. [rows, hidden]
+  void Norm(const Step& step, const float* weight, const float* x, float* y) const;
+
+ private:
+  void Join(const Step& step, const float* weight, float* out, float* x) const;
 };
 
 }  // namespace moesaic::layers

@@ -2,11 +2,10 @@
 
 namespace moesaic::layers {
 
-void Mlp::Forward(const Step& step, const float* x, float* out, bool accumulate) const {
+void Mlp::Gated(const Step& step, const float* x, float* gated) const {
   ScratchScope scratch(step.ctx);
   const int rows = step.rows();
   const int width = gate.n();
-  auto* gated = scratch.Take<float>(static_cast<int64_t>(rows) * width);
   auto* lifted = scratch.Take<float>(static_cast<int64_t>(rows) * width);
   const LinearOutput outputs[] = {{&gate, gated, width}, {&up, lifted, width}};
   ApplyGroup(step.ctx, outputs, x, gate.k(), rows);
@@ -18,7 +17,13 @@ void Mlp::Forward(const Step& step, const float* x, float* out, bool accumulate)
                               .y_stride = width,
                               .rows = rows,
                               .n = width});
-  Apply(step.ctx, down, gated, width, rows, out, down.n(), accumulate);
+}
+
+void Mlp::Forward(const Step& step, const float* x, float* out, bool accumulate) const {
+  ScratchScope scratch(step.ctx);
+  auto* gated = scratch.Take<float>(static_cast<int64_t>(step.rows()) * gate.n());
+  Gated(step, x, gated);
+  Apply(step.ctx, down, gated, gate.n(), step.rows(), out, down.n(), accumulate);
 }
 
 }  // namespace moesaic::layers

@@ -10,6 +10,8 @@ struct Mlp {
 
   /// out [rows, hidden] = down(silu(gate(x)) * up(x)), or += with `accumulate`; x is [rows, hidden].
   void Forward(const Step& step, const float* x, float* out, bool accumulate) const;
+  /// Without down: gated [rows, gate.n()] = silu(gate(x)) * up(x).
+  void Gated(const Step& step, const float* x, float* gated) const;
 };
 
 }  // namespace moesaic::layers

@@ -8,11 +8,11 @@ namespace {
 class Assembler {
  public:
   Assembler(const DecoderSpec& spec, const WeightMap& weights, const layers::RopeTable& rope,
-            layers::MlaPath path)
-      : spec_(spec), weights_(weights), rope_(rope), path_(path) {}
+            layers::MlaPath path, bool frame = false)
+      : spec_(spec), weights_(weights), rope_(rope), path_(path), frame_(frame) {}
 
   layers::Linear Linear(const std::string& name) const {
-    return {.weight = weights_.Matrix(name), .bias = OptionalVector(name + ".bias")};
+    return {.weight = Matrix(name), .bias = OptionalVector(name + ".bias")};
   }
 
   layers::DecoderLayer Layer(int index, bool moe) const {
@@ -48,6 +48,11 @@ class Assembler {
   }
 
  private:
+  // A frame's linears are not there yet.
+  tensor::PackedMatrix Matrix(const std::string& name, int record = 0, int part = 0) const {
+    return frame_ && !weights_.Has(name) ? tensor::PackedMatrix{} : weights_.Matrix(name, record, part);
+  }
+
   const float* OptionalVector(const std::string& name) const {
     return weights_.Has(name) ? weights_.Vector(name) : nullptr;
   }
@@ -99,9 +104,9 @@ class Assembler {
   }
 
   layers::Mlp Mlp(const std::string& name) const {
-    return {.gate = {weights_.Matrix(name, 0, 0), OptionalVector(name + ".gate_proj.bias")},
-            .up = {weights_.Matrix(name, 0, 1), OptionalVector(name + ".up_proj.bias")},
-            .down = {weights_.Matrix(name, 0, 2), OptionalVector(name + ".down_proj.bias")}};
+    return {.gate = {Matrix(name, 0, 0), OptionalVector(name + ".gate_proj.bias")},
+            .up = {Matrix(name, 0, 1), OptionalVector(name + ".up_proj.bias")},
+            .down = {Matrix(name, 0, 2), OptionalVector(name + ".down_proj.bias")}};
   }
 
   layers::MoeLayer Moe(const std::string& name) const {
@@ -116,6 +121,7 @@ class Assembler {
                     .top_groups = moe.top_groups,
                     .normalize = moe.normalize,
                     .scale = moe.scale};
+    if (frame_) return layer;
     layer.experts = weights_.Experts(name + ".experts");
     if (moe.shared_intermediate > 0) {
       layer.shared_gate = weights_.Matrix(name + ".shared_experts", 0, 0);
@@ -129,6 +135,7 @@ class Assembler {
   const WeightMap& weights_;
   const layers::RopeTable& rope_;
   layers::MlaPath path_;
+  bool frame_;
 };
 
 // Checkpoints of DeepSeek-V3 hold the head again with the MTP module. One of both keeps caches and, where the
@@ -163,6 +170,12 @@ DecoderWeights Assemble(const DecoderSpec& spec, const WeightMap& weights, const
     if (IsCopy(own.weight, decoder.head.weight)) own.weight = decoder.head.weight;
   }
   return decoder;
+}
+
+layers::DecoderLayer AssembleFrame(const DecoderSpec& spec, const WeightMap& weights,
+                                   const layers::RopeTable& rope, int layer) {
+  const bool moe = layer < spec.layers ? spec.is_moe[layer] : spec.is_moe.back();
+  return Assembler(spec, weights, rope, layers::MlaPath::kAuto, /*frame=*/true).Layer(layer, moe);
 }
 
 }  // namespace moesaic::models

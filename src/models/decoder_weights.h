@@ -31,4 +31,9 @@ struct DecoderWeights {
 DecoderWeights Assemble(const DecoderSpec& spec, const WeightMap& weights, const layers::RopeTable& rope,
                         layers::MlaPath mla_path);
 
+/// The frame of layer `layer` from the weights of PlanFrame: a layer whose linears that can be quantized are
+/// empty, and whose experts are none.
+layers::DecoderLayer AssembleFrame(const DecoderSpec& spec, const WeightMap& weights,
+                                   const layers::RopeTable& rope, int layer);
+
 }  // namespace moesaic::models

@@ -36,17 +36,6 @@ int64_t ActiveParameters(const DecoderSpec& spec, const RegionDecl& decl) {
   return decl.parameters;
 }
 
-KvSpec KvOf(const DecoderSpec& spec) {
-  const AttentionSpec& a = spec.attention;
-  const int layers = spec.layers + spec.mtp_layers;
-  if (a.kind == AttentionSpec::Kind::kMla) {
-    const int latent = (a.kv_lora_rank + 7) / 8 * 8;  // MlaAttention::padded_latent
-    return {
-        .layers = layers, .heads = 1, .key_dim = latent + a.rope_dim, .value_dim = latent, .shared = true};
-  }
-  return {.layers = layers, .heads = a.kv_heads, .key_dim = a.head_dim, .value_dim = a.head_dim};
-}
-
 // The format that most parameters are in.
 std::string MainFormat(const WeightPlan& plan) {
   std::map<std::string, int64_t> parameters;
@@ -64,6 +53,17 @@ std::string MainFormat(const WeightPlan& plan) {
 }
 
 }  // namespace
+
+KvSpec KvOf(const DecoderSpec& spec) {
+  const AttentionSpec& a = spec.attention;
+  const int layers = spec.layers + spec.mtp_layers;
+  if (a.kind == AttentionSpec::Kind::kMla) {
+    const int latent = (a.kv_lora_rank + 7) / 8 * 8;  // MlaAttention::padded_latent
+    return {
+        .layers = layers, .heads = 1, .key_dim = latent + a.rope_dim, .value_dim = latent, .shared = true};
+  }
+  return {.layers = layers, .heads = a.kv_heads, .key_dim = a.head_dim, .value_dim = a.head_dim};
+}
 
 ModelInfo InfoFromPlan(const DecoderSpec& spec, const WeightPlan& plan) {
   ModelInfo info{.architecture = spec.architecture,

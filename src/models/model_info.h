@@ -14,6 +14,9 @@ ModelInfo InfoFromPlan(const DecoderSpec& spec, const WeightPlan& plan);
 /// The same from a config alone, every weight in the format that `dtype` gives ("auto" is bf16).
 StatusOr<ModelInfo> InfoFromSpec(const DecoderSpec& spec, const std::string& dtype);
 
+/// What its cache holds of a token.
+KvSpec KvOf(const DecoderSpec& spec);
+
 /// The file that `checkpoint`'s config came from, for messages.
 std::string ConfigFile(const checkpoint::Checkpoint& checkpoint);
 

@@ -278,6 +278,19 @@ StatusOr<WeightPlan> PlanFromCheckpoint(const DecoderSpec& spec, const Checkpoin
   return plan;
 }
 
+StatusOr<WeightPlan> PlanFrame(const DecoderSpec& spec, const Checkpoint& checkpoint, int layer) {
+  WeightPlan plan;
+  std::set<std::string> modules;
+  const std::string prefix = LayerPrefix(layer);
+  for (const RegionDecl& decl : DeclareWeights(spec, false)) {
+    const bool between = decl.is_vector() || decl.precision != Precision::kAny;
+    if (!between || decl.touch == Touch::kRow || !decl.name.starts_with(prefix)) continue;
+    ASSIGN_OR_RETURN(RegionPlan region, PlanRegion(decl, checkpoint, std::nullopt, modules));
+    Place(plan, std::move(region));
+  }
+  return plan;
+}
+
 StatusOr<WeightPlan> PlanFromPacked(const DecoderSpec& spec, const checkpoint::PackedFile& file) {
   WeightPlan plan;
   std::set<std::string> present;

@@ -60,6 +60,10 @@ void DropAbsentMtp(const checkpoint::PackedFile& file, DecoderSpec& spec);
 StatusOr<WeightPlan> PlanFromCheckpoint(const DecoderSpec& spec, const checkpoint::Checkpoint& checkpoint,
                                         WeightDtype dtype);
 
+/// Plans the frame of decoder layer `layer` (MTP modules are counted on): what stands between the linears
+/// that can be quantized, as norms, biases, the router and MLA's absorbed matrices.
+StatusOr<WeightPlan> PlanFrame(const DecoderSpec& spec, const checkpoint::Checkpoint& checkpoint, int layer);
+
 /// Plans mapping a packed file's regions: each must be there with the layout that the spec implies.
 StatusOr<WeightPlan> PlanFromPacked(const DecoderSpec& spec, const checkpoint::PackedFile& file);
 

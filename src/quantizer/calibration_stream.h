@@ -1,8 +1,11 @@
 // The hidden states of all calibration tokens, taken through a model layer by layer.
 #pragma once
 
+#include <functional>
 #include <vector>
 
+#include "layers/rope_table.h"
+#include "layers/step.h"
 #include "models/decoder_spec.h"
 #include "quantizer/dense_layer.h"
 
@@ -10,26 +13,43 @@ namespace moesaic::quantizer {
 
 class CalibrationStream {
  public:
-  /// Starts with the embeddings of all tokens of `sequences`.
+  /// Starts with the embeddings of all tokens of `sequences`, whose ids are in the vocabulary.
   static StatusOr<CalibrationStream> Create(const checkpoint::Checkpoint& source,
                                             const models::DecoderSpec& spec,
                                             const std::vector<std::vector<int32_t>>& sequences,
                                             const kernels::ExecContext& ctx);
+  /// Memory of a stream of so many tokens in sequences of at most `longest`; that of scratch not counted.
+  static int64_t Bytes(const models::DecoderSpec& spec, int64_t tokens, int64_t longest);
+
+  /// Tokens that are worked on at once: those of a run of whole sequences, at most so many but for a longer
+  /// sequence.
+  static constexpr int kBatchTokens = 2048;
+
+  /// Calls `body` for all tokens, some sequences at a time: `hidden` [step.rows(), spec.hidden] are theirs.
+  /// In `kv`, which the next ones overwrite, each sequence has its blocks. Results do not depend on which
+  /// sequences are together.
+  using Body = std::function<void(const layers::Step& step, const kernels::KvLayer& kv, float* hidden)>;
+  void ForBatches(const kernels::ExecContext& ctx, const Body& body);
 
   /// hidden += attention(norm(hidden)) of this layer.
   void AddAttention(const kernels::ExecContext& ctx, const DenseLayer& layer);
 
+  const layers::RopeTable& rope() const { return rope_.front(); }
   int tokens() const { return static_cast<int>(positions_.size()); }
   float* hidden() { return hidden_.as<float>(); }  // [tokens, spec.hidden]
 
  private:
   CalibrationStream() = default;
+  Status Embed(const checkpoint::Checkpoint& source, const std::vector<std::vector<int32_t>>& sequences,
+               const kernels::ExecContext& ctx);
+
   models::DecoderSpec spec_;
   std::vector<int32_t> positions_;              // [tokens]
-  std::vector<int32_t> blocks_;                 // block numbers of the sequences that attend at once
-  std::vector<kernels::SequenceSlice> slices_;  // point into blocks_
+  std::vector<int32_t> blocks_;                 // block numbers of the sequences of a batch
+  std::vector<kernels::SequenceSlice> slices_;  // point into blocks_; rows of the whole stream
+  std::vector<size_t> batches_;                 // the first sequence of each batch, and their end
   runtime::Buffer hidden_, kv_memory_;
-  kernels::KvLayer kv_;                  // of one layer and the sequences that attend at once
+  kernels::KvLayer kv_;                  // of one layer and one batch
   std::vector<layers::RopeTable> rope_;  // one; a vector since it has no empty state
 };
 

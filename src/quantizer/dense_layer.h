@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
-#include "layers/attention_gqa.h"
+#include "layers/decoder_layer.h"
 #include "models/decoder_spec.h"
 #include "runtime/memory.h"
 

@@ -66,6 +66,8 @@ Status Journal::Read() {
     }
     if (header_.is_null()) {
       header_ = std::move(value);
+    } else if (value.contains("state")) {
+      states_.push_back(std::move(value));
     } else {
       ASSIGN_OR_RETURN(const Entry entry, ParseEntry(value, path_));
       entries_.push_back(entry);
@@ -103,6 +105,12 @@ Status Journal::Append(const Entry& entry, const ordered_json& place) {
   line.update(place);
   line["xxh3"] = fmt::format("{:016x}", entry.checksum);
   return WriteLine(line);
+}
+
+Status Journal::AppendState(const ordered_json& state) {
+  RETURN_IF_ERROR(WriteLine(state));
+  states_.push_back(state);
+  return OkStatus();
 }
 
 Status Journal::Remove() {

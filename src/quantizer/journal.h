@@ -1,4 +1,5 @@
-// The record of a run that may be killed: what it is doing, and which units are on disk.
+// The record of a run that may be killed: what it is doing, which units are on disk, and where a calibrated
+// run has saved what it would have to compute again.
 // docs/contracts/quantize-journal.md is the law.
 #pragma once
 
@@ -14,7 +15,8 @@ namespace moesaic::quantizer {
 
 inline constexpr char kJournalFile[] = "quantize.journal";
 
-/// A file of JSON lines: a header, then one for each finished unit. One process holds it at a time.
+/// A file of JSON lines: a header, then one for each finished unit and each saved state. One process holds it
+/// at a time.
 class Journal {
  public:
   struct Entry {
@@ -32,11 +34,15 @@ class Journal {
   /// The header that a run before this one wrote; null when none has.
   const nlohmann::ordered_json& header() const { return header_; }
   const std::vector<Entry>& entries() const { return entries_; }
+  /// Lines with a "state", the oldest first, as they are.
+  const std::vector<nlohmann::ordered_json>& states() const { return states_; }
 
   /// Writes the header of a new run.
   Status Begin(const nlohmann::ordered_json& header);
   /// Adds a unit whose bytes were given to the file system. `place` tells readers where: added to the line.
   Status Append(const Entry& entry, const nlohmann::ordered_json& place);
+  /// Adds a state: an object with the key "state".
+  Status AppendState(const nlohmann::ordered_json& state);
   /// Removes the file: the run is complete.
   Status Remove();
 
@@ -50,6 +56,7 @@ class Journal {
   int64_t end_ = 0;  // of the last whole line
   nlohmann::ordered_json header_;
   std::vector<Entry> entries_;
+  std::vector<nlohmann::ordered_json> states_;
 };
 
 /// Refuses to go on where `header` differs from the one that `journal` began with: names the first field that

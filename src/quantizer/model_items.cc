@@ -23,6 +23,12 @@ const std::map<std::string, std::string, std::less<>> kFused = {{"q_proj", "qkv"
                                                                 {"q_a_proj", "qkv_a"},
                                                                 {"kv_a_proj_with_mqa", "qkv_a"}};
 
+// "model.layers.3.mlp.gate": 3.
+int LayerOf(const std::string& name) {
+  constexpr std::string_view kPrefix = "model.layers.";
+  return name.starts_with(kPrefix) ? std::atoi(name.c_str() + kPrefix.size()) : -1;
+}
+
 bool IsRoundable(const RegionDecl& region) {
   return region.precision == models::Precision::kAny && region.name != models::kHead &&
          !region.name.ends_with(".eh_proj") && !region.optional;
@@ -32,7 +38,7 @@ class Lister {
  public:
   void Add(const RegionDecl& region) {
     if (region.is_vector()) {
-      items_.push_back({.name = region.name, .shape = {region.values}});
+      items_.push_back({.name = region.name, .shape = {region.values}, .layer = LayerOf(region.name)});
       return;
     }
     for (int record = 0; record < region.count; ++record) {
@@ -43,7 +49,8 @@ class Lister {
                        .linear = true,
                        .shape = {part.module_out, part.module_in},
                        .roundable = IsRoundable(region),
-                       .routed = region.touch == models::Touch::kTopK};
+                       .routed = region.touch == models::Touch::kTopK,
+                       .layer = LayerOf(region.name)};
         if (item.roundable) item.fused = FusedNumber(module);
         items_.push_back(std::move(item));
       }

@@ -18,6 +18,7 @@ struct ModelItem {
   /// others), and what joins an MTP module to its model.
   bool roundable = false;
   bool routed = false;  // part of a routed expert
+  int layer = -1;       // decoder layer, MTP modules counted on; -1: none
   /// Linears with the same number run as one where other engines fuse them (q/k/v, gate/up, q_a/kv_a) and
   /// then must be alike; they stand one after the other. -1: none.
   int fused = -1;

@@ -1,6 +1,8 @@
 #include "quantizer/output_plan.h"
 
+#define XXH_INLINE_ALL
 #include <fmt/ranges.h>
+#include <xxhash.h>
 
 #include <algorithm>
 #include <cstring>
@@ -155,11 +157,38 @@ std::vector<Shard> CutShards(const std::vector<OutputItem>& items, int64_t shard
 
 }  // namespace
 
+CalibrationId CalibrationId::Of(const std::vector<std::vector<int32_t>>& sequences) {
+  XXH3_state_t state;
+  XXH3_64bits_reset(&state);
+  CalibrationId id;
+  for (const std::vector<int32_t>& ids : sequences) {
+    const auto count = static_cast<int64_t>(ids.size());
+    XXH3_64bits_update(&state, &count, sizeof(count));
+    XXH3_64bits_update(&state, ids.data(), ids.size() * sizeof(int32_t));
+    id.tokens += count;
+    id.longest = std::max(id.longest, count);
+    ++id.sequences;
+  }
+  id.xxh3 = fmt::format("{:016x}", XXH3_64bits_digest(&state));
+  return id;
+}
+
 ordered_json OutputSettings::Json() const {
-  ordered_json json = {{"scheme", SchemeName(scheme)}, {"method", search ? "mse" : "rtn"}};
+  ordered_json json = {{"scheme", SchemeName(scheme)}, {"method", gptq ? "gptq" : search ? "mse" : "rtn"}};
   if (scheme == Scheme::kW4A16) json["group_size"] = group_size;
   for (const KeepRule& rule : keep) json["keep"].push_back({tensor::DTypeName(rule.dtype), rule.pattern});
   json["shard_bytes"] = shard_bytes;
+  if (gptq) {
+    json["damping"] = damping;
+    json["act_order"] = act_order;
+    json["weigh_by_router"] = weigh_by_router;
+  }
+  if (!calibration.xxh3.empty()) {
+    json["calibration"] = {{"xxh3", calibration.xxh3},
+                           {"tokens", calibration.tokens},
+                           {"sequences", calibration.sequences},
+                           {"longest", calibration.longest}};
+  }
   return json;
 }
 
@@ -176,7 +205,30 @@ StatusOr<OutputSettings> OutputSettings::FromJson(const std::string& text, const
   }
   OutputSettings settings;
   ASSIGN_OR_RETURN(settings.scheme, ParseScheme(scheme->get<std::string>()));
-  settings.search = *method == "mse";
+  settings.gptq = *method == "gptq";
+  settings.search = settings.gptq || *method == "mse";
+  if (settings.gptq) {
+    const auto damping = json.find("damping"), order = json.find("act_order"),
+               weigh = json.find("weigh_by_router");
+    if (damping == json.end() || !damping->is_number() || order == json.end() || !order->is_boolean() ||
+        weigh == json.end() || !weigh->is_boolean()) {
+      return refuse();
+    }
+    settings.damping = damping->get<float>();
+    settings.act_order = order->get<bool>();
+    settings.weigh_by_router = weigh->get<bool>();
+  }
+  if (const auto calibration = json.find("calibration"); calibration != json.end()) {
+    const auto number = [&](const char* key) {
+      const auto found = calibration->find(key);
+      return found != calibration->end() && found->is_number_integer() ? found->get<int64_t>() : -1;
+    };
+    const auto xxh3 = calibration->is_object() ? calibration->find("xxh3") : calibration->end();
+    if (xxh3 == calibration->end() || !xxh3->is_string()) return refuse();
+    settings.calibration = {xxh3->get<std::string>(), number("tokens"), number("sequences"),
+                            number("longest")};
+    if (settings.calibration.tokens < 1 || settings.calibration.longest < 1) return refuse();
+  }
   settings.shard_bytes = shards->get<int64_t>();
   if (const auto group = json.find("group_size"); group != json.end()) {
     if (!group->is_number_integer()) return refuse();

@@ -20,11 +20,25 @@ struct KeepRule {
   std::string pattern;
 };
 
+/// What calibration consists of.
+struct CalibrationId {
+  std::string xxh3;  // of its token ids, 16 hexadecimal digits; empty: none
+  int64_t tokens = 0, sequences = 0, longest = 0;
+
+  static CalibrationId Of(const std::vector<std::vector<int32_t>>& sequences);
+};
+
 /// What decides which bytes come out.
 struct OutputSettings {
   Scheme scheme = Scheme::kW8A8;
   int group_size = 32;  // kW4A16
   bool search = false;  // scales of least squared error instead of those that fit the largest value
+  /// GPTQ, with such scales, on the Hessians of calibration tokens.
+  bool gptq = false;
+  float damping = 0.01F;         // FactorOptions::damping
+  bool act_order = true;         // FactorOptions::act_order
+  bool weigh_by_router = false;  // an expert's tokens count by the square of what the router gives them
+  CalibrationId calibration;
   std::vector<KeepRule> keep;
   int64_t shard_bytes = int64_t{5'000'000'000};  // a file gets as many items as fit, and at least one
 

@@ -12,8 +12,6 @@
 
 #include "quantizer/journal.h"
 #include "quantizer/preflight.h"
-#include "quantizer/shard_writer.h"
-#include "quantizer/unit_reader.h"
 #include "quantizer/unit_rounder.h"
 #include "runtime/atomic_file.h"
 #include "runtime/memory.h"
@@ -24,9 +22,6 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
-
-// Threads' stacks, names of a unit's tensors, transfers under way.
-constexpr int64_t kReserve = int64_t{12} << 20;
 
 double Since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -52,15 +47,6 @@ std::string FingerprintOf(const checkpoint::Checkpoint& source) {
     HashText(&state, fmt::format("{} {}.{:09}", info.st_size, info.st_mtim.tv_sec, info.st_mtim.tv_nsec));
   }
   return fmt::format("{:016x}", XXH3_64bits_digest(&state));
-}
-
-uint64_t ChecksumOf(std::span<const OutputExtent> extents) {
-  XXH3_state_t state;
-  XXH3_64bits_reset(&state);
-  for (const OutputExtent& extent : extents) {
-    XXH3_64bits_update(&state, extent.bytes.data(), extent.bytes.size());
-  }
-  return XXH3_64bits_digest(&state);
 }
 
 Status WriteText(const std::string& path, const std::string& text) {
@@ -95,191 +81,6 @@ Status CheckDisk(const std::string& folder, const OutputPlan& output) {
   return ResourceExhausted("{}: the disk has {} bytes free, {} more are to be written", folder, free,
                            missing);
 }
-
-class Run {
- public:
-  Run(const checkpoint::Checkpoint& source, const QuantizeOptions& options, const QuantizePlan& plan,
-      const kernels::ExecContext& ctx, const std::string& folder, Journal& journal, runtime::AsyncFiles& io,
-      UnitReader& reader)
-      : options_(options),
-        plan_(plan),
-        ctx_(ctx),
-        journal_(journal),
-        io_(io),
-        reader_(reader),
-        rounder_(source, plan.items, plan.output, options.output, ctx),
-        writer_(folder, plan.output, options.direct, io),
-        done_(plan.work.units.size(), false),
-        left_(plan.output.shards.size(), 0) {}
-
-  StatusOr<QuantizeReport> Go() {
-    for (Slot& slot : slots_) {
-      ASSIGN_OR_RETURN(slot.source,
-                       runtime::Buffer::Allocate(static_cast<size_t>(plan_.work.source_bytes), false));
-      ASSIGN_OR_RETURN(slot.output,
-                       runtime::Buffer::Allocate(static_cast<size_t>(plan_.work.output_bytes), false));
-    }
-    report_.units = plan_.work.units.size();
-    RETURN_IF_ERROR(CheckFinished());
-    Status status = Work();
-    // What is on its way to disk is journaled whatever went wrong, and nothing is left on its way to memory.
-    for (Slot& slot : slots_) {
-      if (const Status read = FinishRead(slot); status.ok()) status = read;
-      if (const Status written = Settle(slot); status.ok()) status = written;
-    }
-    RETURN_IF_ERROR(status);
-    report_.read_bytes += rounder_.reread_bytes();
-    for (size_t shard = 0; shard < left_.size(); ++shard) {
-      if (!finished_[shard]) RETURN_IF_ERROR(FinishShard(static_cast<int>(shard)));
-    }
-    return report_;
-  }
-
- private:
-  // Memory of a unit on its way: read to `source`, rounded to `output`, written from there.
-  struct Slot {
-    runtime::Buffer source, output;
-    LoadedUnit loaded;
-    bool reading = false;
-    size_t writing = 0;  // the unit being written, when `extents` is not empty
-    std::vector<OutputExtent> extents;
-    runtime::AsyncFiles::Ticket ticket = 0;
-    uint64_t checksum = 0;
-  };
-
-  std::span<const Piece> PiecesOf(size_t unit) const {
-    const Unit& u = plan_.work.units[unit];
-    return std::span(plan_.work.pieces).subspan(u.first, u.end - u.first);
-  }
-  int ShardOf(size_t unit) const { return plan_.output.items[PiecesOf(unit).front().item].shard; }
-
-  // Reads the units of the journal back; those whose bytes are not what it says are done again.
-  Status CheckFinished() {
-    for (size_t unit = 0; unit < done_.size(); ++unit) ++left_[ShardOf(unit)];
-    std::span<std::byte> buffer(slots_[0].output.data(), slots_[0].output.size());
-    for (const Journal::Entry& entry : journal_.entries()) {
-      if (entry.unit >= done_.size())
-        return DataLoss("the journal names unit {} of {}", entry.unit, done_.size());
-      if (done_[entry.unit]) continue;
-      std::vector<OutputExtent> extents;
-      for (const OutputRun& run : PlacesOf(plan_.output, PiecesOf(entry.unit)).runs) {
-        extents.push_back({run.offset, run.In(buffer)});
-      }
-      StatusOr<runtime::AsyncFiles::Ticket> ticket = writer_.StartCheck(ShardOf(entry.unit), extents);
-      bool right = ticket.ok();
-      if (right) {
-        RETURN_IF_ERROR(io_.Wait(*ticket));
-        right = ChecksumOf(extents) == entry.checksum;
-      } else if (ticket.status().code() != StatusCode::kNotFound) {
-        return ticket.status();
-      }
-      if (!right) {
-        ++report_.redone_units;
-        continue;
-      }
-      ++report_.resumed_units;
-      MarkDone(entry.unit);
-      RETURN_IF_ERROR(Tell(true));
-    }
-    return OkStatus();
-  }
-
-  Status Work() {
-    std::vector<size_t> todo;
-    for (size_t unit = 0; unit < done_.size(); ++unit) {
-      if (!done_[unit]) todo.push_back(unit);
-    }
-    for (size_t i = 0; i < std::min(todo.size(), slots_.size()); ++i)
-      RETURN_IF_ERROR(StartRead(todo[i], slots_[i]));
-    for (size_t i = 0; i < todo.size(); ++i) {
-      Slot& slot = slots_[i % slots_.size()];
-      Clock::time_point start = Clock::now();
-      RETURN_IF_ERROR(FinishRead(slot));
-      report_.read_wait_seconds += Since(start);
-      RETURN_IF_ERROR(Settle(slot));
-      start = Clock::now();
-      ASSIGN_OR_RETURN(slot.extents, rounder_.Run(PiecesOf(todo[i]), slot.loaded,
-                                                  {slot.output.data(), slot.output.size()}));
-      slot.writing = todo[i];
-      slot.checksum = ChecksumOf(slot.extents);
-      report_.compute_seconds += Since(start);
-      StatusOr<runtime::AsyncFiles::Ticket> ticket = writer_.Start(ShardOf(todo[i]), slot.extents);
-      if (!ticket.ok()) {
-        slot.extents.clear();
-        return ticket.status();
-      }
-      slot.ticket = *ticket;
-      reader_.Forget(slot.loaded);
-      if (i + slots_.size() < todo.size()) RETURN_IF_ERROR(StartRead(todo[i + slots_.size()], slot));
-      RETURN_IF_ERROR(Tell(false));
-    }
-    return OkStatus();
-  }
-
-  Status StartRead(size_t unit, Slot& slot) {
-    ASSIGN_OR_RETURN(slot.loaded,
-                     reader_.Start(plan_.items, PiecesOf(unit), {slot.source.data(), slot.source.size()}));
-    slot.reading = true;
-    report_.read_bytes += slot.loaded.read_bytes;
-    return OkStatus();
-  }
-
-  Status FinishRead(Slot& slot) {
-    return std::exchange(slot.reading, false) ? reader_.Wait(slot.loaded) : OkStatus();
-  }
-
-  // Waits until the slot's output is written, and journals it.
-  Status Settle(Slot& slot) {
-    if (slot.extents.empty()) return OkStatus();
-    const std::vector<OutputExtent> extents = std::exchange(slot.extents, {});
-    const Clock::time_point start = Clock::now();
-    RETURN_IF_ERROR(io_.Wait(slot.ticket));
-    report_.write_wait_seconds += Since(start);
-    const int shard = ShardOf(slot.writing);
-    writer_.Flush(shard, extents);
-    int64_t bytes = 0;
-    for (const OutputExtent& extent : extents) bytes += static_cast<int64_t>(extent.bytes.size());
-    report_.written_bytes += bytes;
-    const ordered_json place = {
-        {"file", plan_.output.shards[shard].file}, {"offset", extents.front().offset}, {"bytes", bytes}};
-    RETURN_IF_ERROR(journal_.Append({slot.writing, slot.checksum}, place));
-    MarkDone(slot.writing);
-    return left_[shard] == 0 ? FinishShard(shard) : OkStatus();
-  }
-
-  Status FinishShard(int shard) {
-    finished_[shard] = true;
-    return writer_.Finish(shard,
-                          plan_.output.Header(plan_.output.shards[shard], plan_.items, options_.output));
-  }
-
-  void MarkDone(size_t unit) {
-    done_[unit] = true;
-    done_bytes_ += plan_.work.units[unit].output_bytes;
-    --left_[ShardOf(unit)];
-  }
-
-  Status Tell(bool checking) const {
-    if (!options_.progress || options_.progress({done_bytes_, plan_.output.bytes, checking}))
-      return OkStatus();
-    return Cancelled("stopped; the same command goes on from here");
-  }
-
-  const QuantizeOptions& options_;
-  const QuantizePlan& plan_;
-  const kernels::ExecContext& ctx_;
-  Journal& journal_;
-  runtime::AsyncFiles& io_;
-  UnitReader& reader_;
-  UnitRounder rounder_;
-  ShardWriter writer_;
-  std::array<Slot, 2> slots_;
-  std::vector<bool> done_;    // [units]
-  std::vector<size_t> left_;  // [shards] units
-  std::vector<bool> finished_ = std::vector<bool>(left_.size(), false);
-  int64_t done_bytes_ = 0;
-  QuantizeReport report_;
-};
 
 // The files beside the weights; config.json last, without which nothing opens the folder.
 Status WriteTexts(const checkpoint::Checkpoint& source, const QuantizeOptions& options,
@@ -334,46 +135,43 @@ StatusOr<QuantizePlan> Begin(const checkpoint::Checkpoint& source, const Quantiz
   return plan;
 }
 
+// The uncalibrated way: every piece by itself.
+Status RoundAll(UnitStream& units, const QuantizePlan& plan, UnitRounder& rounder) {
+  while (units.NextItem() < plan.items.size()) {
+    ASSIGN_OR_RETURN(const UnitStream::Place place, units.Next());
+    RETURN_IF_ERROR(rounder.Round(place.pieces, place.rows, place.out));
+  }
+  return units.Finish();
+}
+
 }  // namespace
 
-StatusOr<QuantizePlan> PlanQuantize(const checkpoint::Checkpoint& source, const QuantizeOptions& options) {
-  if (source.container() == "moesaic") {
-    return InvalidArgument("{}: quantize the checkpoint that this file was packed from", source.path());
+double QuantizeReport::compute_seconds() const {
+  return std::max(0.0, seconds - stream.read_wait_seconds - stream.write_wait_seconds);
+}
+
+ordered_json QuantizeReport::Json(const OutputSettings& settings) const {
+  ordered_json json = {{"settings", settings.Json()}};
+  const CalibrationReport& c = calibration;
+  json["calibration"] = {{"tokens", settings.calibration.tokens},
+                         {"sequences", settings.calibration.sequences}};
+  const double inner = c.hessian_seconds + c.factor_seconds + c.round_seconds;
+  for (const auto& [name, value] :
+       {std::pair("read", stream.read_wait_seconds), std::pair("write", stream.write_wait_seconds),
+        std::pair("hessians", c.hessian_seconds), std::pair("factors", c.factor_seconds),
+        std::pair("rounding", c.round_seconds), std::pair("forward", std::max(0.0, c.walk_seconds - inner)),
+        std::pair("other", std::max(0.0, compute_seconds() - c.walk_seconds))}) {
+    json["stages"].push_back({{"name", name}, {"seconds", value}});
   }
-  QuantizePlan plan;
-  if (source.tensors().empty()) {
-    ASSIGN_OR_RETURN(const models::DecoderSpec spec, models::SpecFromConfig(source.config(), source.path()));
-    plan.items = ListItems(spec);
-  } else {
-    ASSIGN_OR_RETURN(plan.items, ListItems(source));
-  }
-  ASSIGN_OR_RETURN(plan.forms, FormsOf(source, plan.items));
-  for (const SourceForm& form : plan.forms) plan.source_bytes += form.bytes;
-  ASSIGN_OR_RETURN(plan.output, PlanOutput(plan.items, plan.forms, options.output));
-  const Grid grid = options.output.grid();
-  // Headers were read through the maps; what they take is given back before memory is counted.
-  for (const auto& file : source.files()) file->Forget();
-  // A run's memory differs a little from the next one's. One that goes on with the units of a run whose
-  // memory was full must not fail over that, so it reserves less.
-  const int64_t reserve = options.unit_bytes > 0 ? kReserve / 2 : kReserve;
-  const int64_t taken = runtime::MeasureResidentMemory().now + reserve;
-  plan.unit_bytes = options.unit_bytes;
-  const int64_t left = options.memory - taken;
-  if (plan.unit_bytes == 0) {
-    const StatusOr<int64_t> fitting = FitUnits(plan.items, plan.forms, plan.output, grid, left);
-    if (!fitting.ok()) {
-      return ResourceExhausted("--memory {} is too little: the program itself takes {}; {}", options.memory,
-                               taken, Message(fitting.status()));
-    }
-    plan.unit_bytes = *fitting;
-  }
-  plan.work = CutWork(plan.items, plan.forms, plan.output, grid, plan.unit_bytes);
-  if (plan.work.bytes() > left) {
-    return ResourceExhausted(
-        "--memory {} is too little to go on with a run that was begun with more: {} are needed",
-        options.memory, plan.work.bytes() + taken);
-  }
-  return plan;
+  json.update(c.Json());
+  json["resumed_layers"] = c.resumed_layers;
+  json["peak_bytes"] = peak_bytes;
+  json["seconds"] = seconds;
+  json["bytes"] = {{"source", source_bytes},
+                   {"output", output_bytes},
+                   {"read", stream.read_bytes},
+                   {"written", stream.written_bytes}};
+  return json;
 }
 
 StatusOr<QuantizeReport> Quantize(const checkpoint::Checkpoint& source, const QuantizeOptions& options,
@@ -399,12 +197,26 @@ StatusOr<QuantizeReport> Quantize(const checkpoint::Checkpoint& source, const Qu
   runtime::Arena scratch;
   const kernels::ExecContext ctx{.kernels = &kernels, .pool = &pool, .scratch = &scratch};
   QuantizeReport report;
+  report.units = plan.work.units.size();
+  UnitRounder rounder(source, plan.items, plan.output, options.output, ctx);
+  ordered_json findings;
   {
-    Run run(source, options, plan, ctx, folder, *journal, *io, reader);
-    ASSIGN_OR_RETURN(report, run.Go());
+    UnitStream units(plan, options, folder, *journal, *io, reader);
+    RETURN_IF_ERROR(units.CheckFinished());
+    if (options.output.gptq) {
+      CalibratedRun run(ctx, source, plan, options, folder, *journal, units, rounder);
+      RETURN_IF_ERROR(run.Go());
+      RETURN_IF_ERROR(units.Finish());
+      RETURN_IF_ERROR(run.RemoveStates());
+      report.calibration = run.report();
+    } else {
+      RETURN_IF_ERROR(units.Begin());
+      RETURN_IF_ERROR(RoundAll(units, plan, rounder));
+    }
+    report.stream = units.counts();
   }
+  report.stream.read_bytes += rounder.reread_bytes();
   RETURN_IF_ERROR(WriteTexts(source, options, plan, folder));
-  RETURN_IF_ERROR(journal->Remove());
   report.source_bytes = plan.source_bytes;
   report.output_bytes = plan.output.bytes;
   for (const OutputItem& item : plan.output.items) {
@@ -415,6 +227,10 @@ StatusOr<QuantizeReport> Quantize(const checkpoint::Checkpoint& source, const Qu
   report.io = io->backend();
   report.peak_bytes = runtime::MeasureResidentMemory().peak;
   report.seconds = Since(start);
+  if (options.output.gptq) {
+    RETURN_IF_ERROR(WriteText(folder + "/" + kReportFile, report.Json(options.output).dump(1) + "\n"));
+  }
+  RETURN_IF_ERROR(journal->Remove());
   return report;
 }
 

@@ -137,7 +137,7 @@ TEST_F(QuantizeTest, BytesDoNotDependOnUnits) {
     const std::string whole = "whole-" + SchemeName(scheme), cut = "cut-" + SchemeName(scheme);
     const StatusOr<QuantizeReport> one = Run(tiny, whole);
     ASSERT_TRUE(one.ok()) << one.status();
-    EXPECT_EQ(one->read_bytes, one->source_bytes);
+    EXPECT_EQ(one->stream.read_bytes, one->source_bytes);
     options_.unit_bytes = 1;
     const StatusOr<QuantizeReport> many = Run(tiny, cut);
     ASSERT_TRUE(many.ok()) << many.status();
@@ -209,7 +209,7 @@ TEST_F(QuantizeTest, GoesOnFromWhereverItWasStopped) {
     options_.progress = nullptr;
     const StatusOr<QuantizeReport> second = Run(Golden("kimi-k2"), out);
     ASSERT_TRUE(second.ok()) << second.status();
-    EXPECT_GT(second->resumed_units, 0U);
+    EXPECT_GT(second->stream.resumed_units, 0U);
     EXPECT_EQ(FilesOf(folder_.Path(out)), expected) << "stopped after " << stop;
   }
 }
@@ -250,7 +250,7 @@ TEST_F(StoppedTest, UnitsWhoseBytesChangedAreDoneAgain) {
   shard.close();
   const StatusOr<QuantizeReport> report = Run(source_, "out");
   ASSERT_TRUE(report.ok()) << report.status();
-  EXPECT_EQ(report->redone_units, 1U);
+  EXPECT_EQ(report->stream.redone_units, 1U);
   EXPECT_TRUE(Check(source_, "out").ok());
 }
 

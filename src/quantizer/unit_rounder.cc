@@ -57,23 +57,24 @@ StatusOr<std::vector<OutputExtent>> UnitRounder::Run(std::span<const Piece> piec
     for (size_t t = 0; t < places.tensors[p].size(); ++t) {
       if (places.tensors[p][t] >= 0) out[t] = buffer.data() + places.tensors[p][t];
     }
-    switch (output_.items[pieces[p].item].form) {
-      case Form::kRounded:
-        if (settings_.scheme == Scheme::kNvfp4)
-          RETURN_IF_ERROR(FindSharedScale(pieces.subspan(p), rows.subspan(p)));
-        RETURN_IF_ERROR(RoundPiece(pieces[p], rows[p], out));
-        break;
-      case Form::kConverted:
-        RETURN_IF_ERROR(ConvertPiece(pieces[p], rows[p], out[0]));
-        break;
-      case Form::kCopied:
-        RETURN_IF_ERROR(CopyPiece(pieces[p], rows[p], out[0]));
-        break;
-    }
+    RETURN_IF_ERROR(
+        Round(pieces.subspan(p), rows.subspan(p), std::span(out).first(places.tensors[p].size())));
   }
   std::vector<OutputExtent> extents;
   for (const OutputRun& run : places.runs) extents.push_back({run.offset, run.In(buffer)});
   return extents;
+}
+
+Status UnitRounder::Round(std::span<const Piece> pieces, std::span<const SourceRows> rows,
+                          std::span<std::byte* const> out, const Rounding& rounding) {
+  const Form form = output_.items[pieces.front().item].form;
+  if (form == Form::kRounded) {
+    if (settings_.scheme == Scheme::kNvfp4) RETURN_IF_ERROR(FindSharedScale(pieces, rows));
+    return RoundPiece(pieces.front(), rows.front(), out, rounding);
+  }
+  RETURN_IF_ERROR(form == Form::kConverted ? ConvertPiece(pieces.front(), rows.front(), out[0])
+                                           : CopyPiece(pieces.front(), rows.front(), out[0]));
+  return rounding.runtime == nullptr ? OkStatus() : PackKept(pieces.front(), rows.front(), rounding.runtime);
 }
 
 Status UnitRounder::ReadSlab(const Piece& piece, const SourceRows& rows, int64_t first, int64_t count) {
@@ -156,21 +157,37 @@ StatusOr<float> UnitRounder::LargestOf(const Piece& piece, const SourceRows& row
   return largest;
 }
 
-Status UnitRounder::RoundPiece(const Piece& piece, const SourceRows& rows, std::span<std::byte* const> out) {
+StatusOr<QuantizedMatrix> UnitRounder::RoundSlab(int count, int columns, const Rounding& rounding) const {
+  ScaleSearch search{.by_error = settings_.search,
+                     .importance = {},
+                     .global_scale = settings_.scheme == Scheme::kNvfp4 ? global_scale_ : 0};
+  if (rounding.factor == nullptr)
+    return RoundToNearest(ctx_, settings_.grid(), slab_.data(), count, columns, search);
+  GptqReport report;
+  ASSIGN_OR_RETURN(QuantizedMatrix matrix, RoundByGptq(ctx_, settings_.grid(), slab_.data(), count, columns,
+                                                       *rounding.factor, search, &report));
+  if (rounding.report != nullptr) {
+    const double nearest = report.of_nearest > 0 ? report.loss / report.of_nearest : 0;
+    GptqReport& sum = *rounding.report;
+    const double before = sum.of_nearest > 0 ? sum.loss / sum.of_nearest : 0;
+    sum.loss += report.loss;
+    sum.of_nearest = before + nearest > 0 ? sum.loss / (before + nearest) : 1;
+  }
+  return matrix;
+}
+
+Status UnitRounder::RoundPiece(const Piece& piece, const SourceRows& rows, std::span<std::byte* const> out,
+                               const Rounding& rounding) {
   const ModelItem& item = items_[piece.item];
   const std::vector<OutputTensor>& tensors = output_.items[piece.item].tensors;
   std::vector<StoredTensor> stored;
   for (const OutputTensor& tensor : tensors) stored.push_back(tensor.stored);
-  const int64_t step = SlabRows(item);
+  const int64_t step = rounding.factor == nullptr ? SlabRows(item) : GptqSlabRows(item);
   for (int64_t done = 0; done < piece.rows; done += step) {
     const int64_t count = std::min(step, piece.rows - done);
     RETURN_IF_ERROR(ReadSlab(piece, rows, piece.first + done, count));
-    const ScaleSearch search{.by_error = settings_.search,
-                             .importance = {},
-                             .global_scale = settings_.scheme == Scheme::kNvfp4 ? global_scale_ : 0};
-    StatusOr<QuantizedMatrix> matrix =
-        RoundToNearest(ctx_, settings_.grid(), slab_.data(), static_cast<int>(count),
-                       static_cast<int>(Columns(item)), search);
+    const StatusOr<QuantizedMatrix> matrix =
+        RoundSlab(static_cast<int>(count), static_cast<int>(Columns(item)), rounding);
     if (!matrix.ok()) {
       RETURN_IF_ERROR(BadValue(piece, piece.first + done, count));
       return Annotate(matrix.status(), fmt::format("{}: {}", source_.path(), item.name));
@@ -182,6 +199,19 @@ Status UnitRounder::RoundPiece(const Piece& piece, const SourceRows& rows, std::
       to[t] = out[t] + (per_row > 0 ? done / per_row * stored[t].row_bytes() : 0);
     }
     EncodeRows(*ctx_.pool, *matrix, stored, std::span(to).first(stored.size()));
+    if (rounding.runtime == nullptr) continue;
+    RETURN_IF_ERROR(rounding.runtime->Add(*ctx_.pool, static_cast<int>(piece.first + done), *matrix, stored,
+                                          std::span<std::byte* const>(to).first(stored.size())));
+  }
+  return OkStatus();
+}
+
+Status UnitRounder::PackKept(const Piece& piece, const SourceRows& rows, RuntimeMatrix* runtime) {
+  const int64_t step = SlabRows(items_[piece.item]);
+  for (int64_t done = 0; done < piece.rows; done += step) {
+    const int64_t count = std::min(step, piece.rows - done);
+    RETURN_IF_ERROR(ReadSlab(piece, rows, piece.first + done, count));
+    runtime->AddKept(*ctx_.pool, static_cast<int>(piece.first + done), static_cast<int>(count), slab_.data());
   }
   return OkStatus();
 }

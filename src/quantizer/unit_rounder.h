@@ -4,6 +4,8 @@
 #include <vector>
 
 #include "kernels/ops.h"
+#include "quantizer/gptq.h"
+#include "quantizer/runtime_matrix.h"
 #include "quantizer/unit_reader.h"
 
 namespace moesaic::quantizer {
@@ -12,6 +14,13 @@ namespace moesaic::quantizer {
 struct OutputExtent {
   int64_t offset = 0;  // in the file
   std::span<std::byte> bytes;
+};
+
+/// How the rows of a linear are rounded, beside what the settings say.
+struct Rounding {
+  const HessianFactor* factor = nullptr;  // null: to the nearest; else by GPTQ
+  GptqReport* report = nullptr;           // of GPTQ, summed up over calls
+  RuntimeMatrix* runtime = nullptr;       // gets what was rounded, or kept, as it runs
 };
 
 class UnitRounder {
@@ -27,6 +36,11 @@ class UnitRounder {
   StatusOr<std::vector<OutputExtent>> Run(std::span<const Piece> pieces, const LoadedUnit& loaded,
                                           std::span<std::byte> buffer);
 
+  /// The same for the first of `pieces`, of which the others follow in its unit; out: one for each of its
+  /// output tensors, or null.
+  Status Round(std::span<const Piece> pieces, std::span<const SourceRows> rows,
+               std::span<std::byte* const> out, const Rounding& rounding = {});
+
   /// Bytes of the source that were read once more than units say: for the scales of linears too large for
   /// one.
   int64_t reread_bytes() const { return reread_bytes_; }
@@ -35,7 +49,11 @@ class UnitRounder {
   /// Rows [first, first + count) of a piece as f32, in slab_.
   Status ReadSlab(const Piece& piece, const SourceRows& rows, int64_t first, int64_t count);
   Status BadValue(const Piece& piece, int64_t first, int64_t count) const;
-  Status RoundPiece(const Piece& piece, const SourceRows& rows, std::span<std::byte* const> out);
+  Status RoundPiece(const Piece& piece, const SourceRows& rows, std::span<std::byte* const> out,
+                    const Rounding& rounding);
+  StatusOr<QuantizedMatrix> RoundSlab(int count, int columns, const Rounding& rounding) const;
+  /// Of a linear that is not rounded.
+  Status PackKept(const Piece& piece, const SourceRows& rows, RuntimeMatrix* runtime);
   Status ConvertPiece(const Piece& piece, const SourceRows& rows, std::byte* out);
   Status CopyPiece(const Piece& piece, const SourceRows& rows, std::byte* out) const;
   /// NVFP4: sets global_scale_ to that of the first piece's item and all that run as one with it. Those that

@@ -12,6 +12,8 @@ constexpr int64_t kRowStep = 128;
 constexpr int64_t kLargestUnit = int64_t{256} << 20;
 // 4 MiB as f32: several tasks for every core, and little beside the units.
 constexpr int64_t kSlabValues = int64_t{1} << 20;
+// GPTQ reads the whole factor for each slab: larger ones pay.
+constexpr int64_t kGptqSlabValues = int64_t{1} << 22;
 // Direct reads take whole blocks of the file around each of up to four tensors.
 constexpr int64_t kBlock = 4096;
 constexpr int64_t kAlignmentSlack = 4 * 2 * kBlock;
@@ -19,8 +21,8 @@ constexpr int64_t kAlignmentSlack = 4 * 2 * kBlock;
 class Cutter {
  public:
   Cutter(const std::vector<ModelItem>& items, const std::vector<SourceForm>& forms, const OutputPlan& output,
-         int64_t unit_bytes)
-      : items_(items), forms_(forms), output_(output), unit_bytes_(unit_bytes) {}
+         bool by_layer, int64_t unit_bytes)
+      : items_(items), forms_(forms), output_(output), by_layer_(by_layer), unit_bytes_(unit_bytes) {}
 
   // Items [first, end) go into one unit if one holds them.
   void AddTogether(size_t first, size_t end) {
@@ -86,7 +88,9 @@ class Cutter {
     if (!plan_.units.empty()) {
       const Unit& last = plan_.units.back();
       if (last.first == last.end) return;  // opened for what comes now
-      const bool same = output_.items[plan_.pieces.back().item].shard == output_.items[item].shard;
+      const size_t before = plan_.pieces.back().item;
+      const bool same = output_.items[before].shard == output_.items[item].shard &&
+                        (!by_layer_ || items_[before].layer == items_[item].layer);
       if (same && Bytes(last) + Bytes(more) <= unit_bytes_) return;
     }
     plan_.units.push_back({plan_.pieces.size(), plan_.pieces.size()});
@@ -101,16 +105,20 @@ class Cutter {
   const std::vector<ModelItem>& items_;
   const std::vector<SourceForm>& forms_;
   const OutputPlan& output_;
+  bool by_layer_;
   int64_t unit_bytes_;
   WorkPlan plan_;
 };
 
+int64_t RowsOfSlab(const ModelItem& item, int64_t values) {
+  const int64_t columns = std::max<int64_t>(item.elements() / std::max<int64_t>(RowsOf(item), 1), 1);
+  return std::max(values / columns / kRowStep * kRowStep, kRowStep);
+}
+
 }  // namespace
 
-int64_t SlabRows(const ModelItem& item) {
-  const int64_t columns = std::max<int64_t>(item.elements() / std::max<int64_t>(RowsOf(item), 1), 1);
-  return std::max(kSlabValues / columns / kRowStep * kRowStep, kRowStep);
-}
+int64_t SlabRows(const ModelItem& item) { return RowsOfSlab(item, kSlabValues); }
+int64_t GptqSlabRows(const ModelItem& item) { return RowsOfSlab(item, kGptqSlabValues); }
 
 PieceTensor PlaceOf(const OutputTensor& tensor, const Piece& piece) {
   const StoredTensor& stored = tensor.stored;
@@ -153,8 +161,8 @@ OutputPlaces PlacesOf(const OutputPlan& output, std::span<const Piece> pieces) {
 }
 
 WorkPlan CutWork(const std::vector<ModelItem>& items, const std::vector<SourceForm>& forms,
-                 const OutputPlan& output, const Grid& grid, int64_t unit_bytes) {
-  Cutter cutter(items, forms, output, unit_bytes > 0 ? unit_bytes : kLargestUnit);
+                 const OutputPlan& output, const CutOptions& options, int64_t unit_bytes) {
+  Cutter cutter(items, forms, output, options.by_layer, unit_bytes > 0 ? unit_bytes : kLargestUnit);
   for (size_t i = 0; i < items.size();) {
     if (items[i].elements() == 0) {
       ++i;
@@ -162,7 +170,7 @@ WorkPlan CutWork(const std::vector<ModelItem>& items, const std::vector<SourceFo
     }
     // NVFP4's global scale is of all values of linears that run as one: together they are read once.
     size_t end = i + 1;
-    if (grid.kind == GridKind::kNvfp4 && output.items[i].form == Form::kRounded) {
+    if (options.grid.kind == GridKind::kNvfp4 && output.items[i].form == Form::kRounded) {
       while (end < items.size() && items[i].fused >= 0 && items[end].fused == items[i].fused) ++end;
       cutter.AddTogether(i, end);
     } else {
@@ -174,14 +182,14 @@ WorkPlan CutWork(const std::vector<ModelItem>& items, const std::vector<SourceFo
 }
 
 StatusOr<int64_t> FitUnits(const std::vector<ModelItem>& items, const std::vector<SourceForm>& forms,
-                           const OutputPlan& output, const Grid& grid, int64_t memory) {
+                           const OutputPlan& output, const CutOptions& options, int64_t memory) {
   const auto fits = [&](int64_t unit_bytes) {
-    return CutWork(items, forms, output, grid, unit_bytes).bytes() <= memory;
+    return CutWork(items, forms, output, options, unit_bytes).bytes() <= memory;
   };
   int64_t high = kLargestUnit;
   if (fits(high)) return high;
   int64_t low = 1;  // every unit as small as can be
-  if (const int64_t least = CutWork(items, forms, output, grid, low).bytes(); least > memory) {
+  if (const int64_t least = CutWork(items, forms, output, options, low).bytes(); least > memory) {
     return ResourceExhausted("{} bytes of memory are left for buffers, {} are needed",
                              std::max<int64_t>(memory, 0), least);
   }

@@ -37,8 +37,9 @@ struct WorkPlan {
   int64_t bytes() const { return buffer_bytes() + slab_bytes(); }
 };
 
-/// Rows of an item that are rounded at once.
+/// Rows of an item that are rounded at once, to the nearest and by GPTQ.
 int64_t SlabRows(const ModelItem& item);
+int64_t GptqSlabRows(const ModelItem& item);
 
 /// Output bytes of a piece's part of `tensor`, which begin at `offset` in the file. {0, 0}: none.
 struct PieceTensor {
@@ -65,14 +66,19 @@ struct OutputPlaces {
 };
 OutputPlaces PlacesOf(const OutputPlan& output, std::span<const Piece> pieces);
 
+struct CutOptions {
+  Grid grid;
+  bool by_layer = false;  // no unit has items of two layers
+};
+
 /// Cuts the work into units of at most `unit_bytes`, source and output together; a single piece that can't be
 /// cut further may be larger. 0: as large as is of use.
 WorkPlan CutWork(const std::vector<ModelItem>& items, const std::vector<SourceForm>& forms,
-                 const OutputPlan& output, const Grid& grid, int64_t unit_bytes);
+                 const OutputPlan& output, const CutOptions& options, int64_t unit_bytes);
 
 /// The largest unit_bytes with which CutWork's plan takes at most `memory` bytes. Too little memory is an
 /// error that says how much is needed.
 StatusOr<int64_t> FitUnits(const std::vector<ModelItem>& items, const std::vector<SourceForm>& forms,
-                           const OutputPlan& output, const Grid& grid, int64_t memory);
+                           const OutputPlan& output, const CutOptions& options, int64_t memory);
 
 }  // namespace moesaic::quantizer

@@ -21,7 +21,7 @@ class WorkPlanTest : public ::testing::Test {
     output_ = *PlanOutput(items_, forms_, settings_);
   }
   WorkPlan Cut(int64_t unit_bytes) const {
-    return CutWork(items_, forms_, output_, settings_.grid(), unit_bytes);
+    return CutWork(items_, forms_, output_, {.grid = settings_.grid()}, unit_bytes);
   }
 
   // Every row of every item once and in order, every output byte once; units of one shard.
@@ -101,11 +101,11 @@ TEST_F(WorkPlanTest, UnitsFillTheMemoryAndNoMore) {
   Plan(Scheme::kW8A8);
   const int64_t least = Cut(1).bytes();
   for (const int64_t memory : {least, least * 2, least * 5}) {
-    const StatusOr<int64_t> unit = FitUnits(items_, forms_, output_, settings_.grid(), memory);
+    const StatusOr<int64_t> unit = FitUnits(items_, forms_, output_, {.grid = settings_.grid()}, memory);
     ASSERT_TRUE(unit.ok()) << unit.status();
     EXPECT_LE(Cut(*unit).bytes(), memory);
   }
-  const Status none = FitUnits(items_, forms_, output_, settings_.grid(), least - 1).status();
+  const Status none = FitUnits(items_, forms_, output_, {.grid = settings_.grid()}, least - 1).status();
   EXPECT_EQ(none.code(), StatusCode::kResourceExhausted);
   EXPECT_THAT(Message(none), HasSubstr(std::to_string(least) + " are needed"));
 }

@@ -1,0 +1,104 @@
+#include "app/calibration_text.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "app/input.h"
+#include "app/model_text.h"
+#include "checkpoint/json_text.h"
+#include "quantizer/carve.h"
+
+namespace moesaic::app {
+namespace {
+
+using Sequences = std::vector<std::vector<int32_t>>;
+
+// Cuts texts into sequences until there are enough tokens.
+class Cutter {
+ public:
+  explicit Cutter(const CalibrationFile& file) : length_(file.sequence_length), left_(file.max_tokens) {}
+
+  bool full() const { return left_ < 2; }
+  void Add(const std::vector<int32_t>& ids) {
+    for (size_t first = 0; first + 1 < ids.size() && !full(); first += static_cast<size_t>(length_)) {
+      const auto count = std::min<int64_t>({std::ssize(ids) - static_cast<int64_t>(first), length_, left_});
+      if (count < 2) return;
+      sequences_.emplace_back(ids.begin() + static_cast<int64_t>(first),
+                              ids.begin() + static_cast<int64_t>(first) + count);
+      left_ -= count;
+    }
+  }
+  Sequences Take() { return std::move(sequences_); }
+
+ private:
+  int64_t length_, left_;
+  Sequences sequences_;
+};
+
+StatusOr<std::string> TextOf(const std::string& line, const ModelText& model) {
+  const nlohmann::json record =
+      checkpoint::IsShallowJson(line) ? nlohmann::json::parse(line, nullptr, false) : nlohmann::json();
+  if (record.is_object() && record.contains("text") && record["text"].is_string()) {
+    return record["text"].get<std::string>();
+  }
+  if (!record.is_object() || !record.contains("messages") || !record["messages"].is_array()) {
+    return InvalidArgument("a line must be a JSON object with a \"text\" or \"messages\", found {}",
+                           line.substr(0, 80));
+  }
+  RETURN_IF_ERROR(model.chat.status());
+  text::ChatInput input;
+  input.messages_json = record["messages"].dump();
+  if (record.contains("tools") && record["tools"].is_array()) input.tools_json = record["tools"].dump();
+  input.add_generation_prompt = false;
+  return model.chat->Render(input);
+}
+
+StatusOr<Sequences> ReadLines(const CalibrationFile& file, const std::string& contents,
+                              const ModelText& model) {
+  Cutter cutter(file);
+  std::istringstream lines(contents);
+  std::string line;
+  for (int number = 1; !cutter.full() && std::getline(lines, line); ++number) {
+    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+    const std::string where = fmt::format("{}:{}", file.path, number);
+    const StatusOr<std::string> text = TextOf(line, model);
+    if (!text.ok()) return Annotate(text.status(), where);
+    const StatusOr<std::vector<int32_t>> ids = model.tokenizer->Encode(*text, /*add_special=*/false);
+    if (!ids.ok()) return Annotate(ids.status(), where);
+    cutter.Add(*ids);
+  }
+  return cutter.Take();
+}
+
+}  // namespace
+
+StatusOr<Sequences> ReadCalibrationFile(const CalibrationFile& file, const checkpoint::Checkpoint& source) {
+  const auto ends_with = [&](const char* ending) { return file.path.ends_with(ending); };
+  Sequences sequences;
+  if (ends_with(".safetensors")) {
+    const int vocab = source.config().value("vocab_size", 0);
+    ASSIGN_OR_RETURN(const Sequences stored,
+                     quantizer::ReadCalibration(file.path, vocab, static_cast<int>(file.max_tokens)));
+    Cutter cutter(file);
+    for (const std::vector<int32_t>& ids : stored) cutter.Add(ids);
+    sequences = cutter.Take();
+  } else {
+    ASSIGN_OR_RETURN(const std::string contents, ReadInput(file.path));
+    ASSIGN_OR_RETURN(const ModelText model, OpenModelText(source.path()));
+    RETURN_IF_ERROR(model.tokenizer.status());
+    if (ends_with(".jsonl")) {
+      ASSIGN_OR_RETURN(sequences, ReadLines(file, contents, model));
+    } else {
+      const StatusOr<std::vector<int32_t>> ids = model.tokenizer->Encode(contents, /*add_special=*/false);
+      if (!ids.ok()) return Annotate(ids.status(), file.path);
+      Cutter cutter(file);
+      cutter.Add(*ids);
+      sequences = cutter.Take();
+    }
+  }
+  if (sequences.empty()) return InvalidArgument("{}: there is no text of 2 tokens or more", file.path);
+  return sequences;
+}
+
+}  // namespace moesaic::app

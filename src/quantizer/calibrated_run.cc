@@ -1,0 +1,362 @@
+#include "quantizer/calibrated_run.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "base/check.h"
+#include "runtime/atomic_file.h"
+
+namespace moesaic::quantizer {
+namespace {
+
+using nlohmann::ordered_json;
+using Clock = std::chrono::steady_clock;
+
+// A Hessian of so many times as many tokens as inputs has little left that a layer's could correct.
+constexpr int kPlenty = 4;
+// Written or read at once.
+constexpr size_t kStateBytes = size_t{16} << 20;
+
+double Since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// Adds the time of its life.
+class Stopwatch {
+ public:
+  explicit Stopwatch(double* seconds) : seconds_(seconds) {}
+  ~Stopwatch() { *seconds_ += Since(start_); }
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+
+ private:
+  double* seconds_;
+  Clock::time_point start_ = Clock::now();
+};
+
+std::span<std::byte> HiddenBytes(CalibrationStream& stream, int hidden) {
+  return {reinterpret_cast<std::byte*>(stream.hidden()),
+          static_cast<size_t>(stream.tokens()) * static_cast<size_t>(hidden) * sizeof(float)};
+}
+
+std::string ChecksumOf(std::span<const std::byte> bytes) {
+  return fmt::format("{:016x}", XXH3_64bits(bytes.data(), bytes.size()));
+}
+
+// Of a file that is to have `bytes` bytes; "none" if it has not.
+std::string ChecksumOfFile(const std::string& path, int64_t bytes) {
+  std::ifstream file(path, std::ios::binary);
+  std::vector<char> part(kStateBytes);
+  XXH3_state_t state;
+  XXH3_64bits_reset(&state);
+  int64_t read = 0;
+  while (file.read(part.data(), std::ssize(part)) || file.gcount() > 0) {
+    XXH3_64bits_update(&state, part.data(), static_cast<size_t>(file.gcount()));
+    read += file.gcount();
+  }
+  return read == bytes ? fmt::format("{:016x}", XXH3_64bits_digest(&state)) : "none";
+}
+
+ordered_json JsonOf(const LinearFinding& finding) {
+  return {{"name", finding.name},
+          {"layer", finding.layer},
+          {"method", "gptq"},
+          {"tokens", finding.tokens},
+          {"effective_tokens", finding.effective_tokens},
+          {"shrinkage", finding.shrinkage},
+          {"loss", finding.loss},
+          {"of_nearest", finding.of_nearest},
+          {"damping", finding.damping}};
+}
+
+ordered_json JsonOf(const LayerRouting& routing) {
+  return {{"layer", routing.layer}, {"tokens", routing.tokens}};
+}
+
+// What JsonOf wrote; whoever changed it since gets zeros.
+LinearFinding FindingOf(const ordered_json& json) {
+  LinearFinding finding;
+  finding.name = json.value("name", "");
+  finding.layer = json.value("layer", 0);
+  finding.tokens = json.value("tokens", int64_t{0});
+  finding.effective_tokens = json.value("effective_tokens", 0.0);
+  finding.shrinkage = json.value("shrinkage", 0.0);
+  finding.loss = json.value("loss", 0.0);
+  finding.of_nearest = json.value("of_nearest", 0.0);
+  finding.damping = json.value("damping", 0.0);
+  return finding;
+}
+
+}  // namespace
+
+ordered_json CalibrationReport::Json() const {
+  ordered_json json = {{"linears", ordered_json::array()}, {"routing", ordered_json::array()}};
+  for (const LinearFinding& finding : linears) json["linears"].push_back(JsonOf(finding));
+  for (const LayerRouting& layer : routing) json["routing"].push_back(JsonOf(layer));
+  return json;
+}
+
+CalibratedRun::CalibratedRun(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& source,
+                             const QuantizePlan& plan, const QuantizeOptions& options,
+                             const std::string& folder, Journal& journal, UnitStream& units,
+                             UnitRounder& rounder)
+    : ctx_(ctx),
+      source_(source),
+      plan_(plan),
+      options_(options),
+      folder_(folder),
+      journal_(journal),
+      units_(units),
+      rounder_(rounder) {
+  for (size_t i = 0; i < plan.items.size(); ++i) {
+    if (plan.items[i].linear) item_of_.emplace(plan.items[i].name, i);
+  }
+}
+
+Status CalibratedRun::Go() {
+  ASSIGN_OR_RETURN(CalibrationStream stream,
+                   CalibrationStream::Create(source_, plan_.spec, options_.calibration, ctx_));
+  for (const auto& file : source_.files()) file->Forget();
+  report_.resumed_layers = Restore(stream);
+  RETURN_IF_ERROR(units_.Begin(report_.resumed_layers));
+  Clock::time_point saved = Clock::now();
+  for (int layer = report_.resumed_layers; layer < plan_.spec.layers; ++layer) {
+    {
+      const Stopwatch watch(&report_.walk_seconds);
+      RETURN_IF_ERROR(WalkLayer(ctx_, source_, plan_.spec, layer, stream, *this));
+    }
+    size_t end = units_.NextItem();
+    while (end < plan_.items.size() && plan_.items[end].layer == layer) ++end;
+    RETURN_IF_ERROR(AdvanceTo(end));
+    for (const auto& file : source_.files()) file->Forget();
+    if (Since(saved) < options_.save_seconds && layer + 1 < plan_.spec.layers) continue;
+    RETURN_IF_ERROR(SaveState(layer + 1, stream));
+    saved = Clock::now();
+  }
+  return AdvanceTo(plan_.items.size());
+}
+
+Status CalibratedRun::AdvanceTo(size_t item) {
+  while (units_.NextItem() < item) {
+    ASSIGN_OR_RETURN(const UnitStream::Place place, units_.Next());
+    RETURN_IF_ERROR(rounder_.Round(place.pieces, place.rows, place.out));
+  }
+  return OkStatus();
+}
+
+Status CalibratedRun::SeeRouting(int layer, std::span<const int64_t> tokens_of_expert) {
+  report_.routing.push_back({layer, {tokens_of_expert.begin(), tokens_of_expert.end()}});
+  const auto covered =
+      std::ranges::count_if(tokens_of_expert, [](int64_t tokens) { return tokens >= kCoveredTokens; });
+  const auto experts = static_cast<double>(tokens_of_expert.size());
+  if (static_cast<double>(covered) >= options_.min_coverage * experts) return OkStatus();
+  return InvalidArgument(
+      "layer {}: only {} of {} experts see {} or more of the {} calibration tokens, {:.3g} of them are asked "
+      "for; "
+      "calibrate with more or more varied text, or let the others lean on their layer with --min-coverage "
+      "{:.2f}",
+      layer, covered, tokens_of_expert.size(), kCoveredTokens, options_.output.calibration.tokens,
+      options_.min_coverage, static_cast<double>(covered) / experts);
+}
+
+StatusOr<std::vector<OwnedMatrix>> CalibratedRun::Visit(const LinearGroup& group) {
+  const size_t first = item_of_.at(group.modules.front());
+  std::vector<OwnedMatrix> matrices;
+  std::optional<HessianFactor> factor;
+  LinearFinding finding{.name = "", .layer = group.layer, .tokens = group.inputs.tokens};
+  RETURN_IF_ERROR(units_.Tell(fmt::format("layer {} of {}{}", group.layer + 1, plan_.spec.layers,
+                                          group.expert < 0 ? "" : fmt::format(", expert {}", group.expert))));
+  for (size_t i = 0; i < group.modules.size(); ++i) {
+    // Items stand in the order of a forward pass, as groups do.
+    MOESAIC_CHECK_EQ(item_of_.at(group.modules[i]), first + i);
+    RETURN_IF_ERROR(AdvanceTo(first + i));
+    const bool rounded = plan_.output.items[first + i].form == Form::kRounded;
+    if (rounded && !factor) {
+      ASSIGN_OR_RETURN(factor, Factor(group, &finding));
+    }
+    ASSIGN_OR_RETURN(OwnedMatrix matrix, RoundLinear(first + i, rounded ? &*factor : nullptr, finding));
+    matrices.push_back(std::move(matrix));
+  }
+  return matrices;
+}
+
+StatusOr<OwnedMatrix> CalibratedRun::RoundLinear(size_t item, const HessianFactor* factor,
+                                                 LinearFinding finding) {
+  const Stopwatch watch(&report_.round_seconds);
+  const std::vector<int64_t>& shape = plan_.items[item].shape;
+  const auto n = static_cast<int>(shape[0]), k = static_cast<int>(shape[1]);
+  GptqReport gptq;
+  ASSIGN_OR_RETURN(RuntimeMatrix runtime,
+                   factor != nullptr
+                       ? RuntimeMatrix::OfRounded(options_.output.grid(), n, k)
+                       : RuntimeMatrix::OfKept(plan_.output.items[item].tensors[0].stored.dtype, n, k));
+  while (units_.NextItem() == item) {
+    ASSIGN_OR_RETURN(const UnitStream::Place place, units_.Next());
+    RETURN_IF_ERROR(rounder_.Round(place.pieces, place.rows, place.out,
+                                   {.factor = factor, .report = &gptq, .runtime = &runtime}));
+  }
+  if (factor != nullptr) {
+    finding.name = plan_.items[item].name;
+    finding.loss = gptq.loss;
+    finding.of_nearest = gptq.of_nearest;
+    report_.linears.push_back(std::move(finding));
+  }
+  return runtime.Take();
+}
+
+StatusOr<Hessian*> CalibratedRun::Gather(std::optional<Hessian>& hessian, const LinearInputs& inputs) {
+  const Stopwatch watch(&report_.hessian_seconds);
+  if (hessian && hessian->k() == inputs.k) {
+    hessian->Clear(ctx_);
+  } else {
+    hessian.reset();
+    ASSIGN_OR_RETURN(hessian, Hessian::Create(inputs.k));
+  }
+  inputs.visit([&](const TokenRows& tokens) {
+    TokenRows rows = tokens;
+    if (!options_.output.weigh_by_router) rows.gates = {};
+    hessian->Add(ctx_, rows);
+  });
+  return &*hessian;
+}
+
+Status CalibratedRun::LeanOnLayer(const LinearGroup& group, Hessian* own, LinearFinding* finding) {
+  Hessian* layer = layer_ ? &*layer_ : nullptr;
+  if (!group.same_layer_inputs) {
+    if (own->effective_tokens() >= int64_t{kPlenty} * own->k()) return OkStatus();
+    ASSIGN_OR_RETURN(layer, Gather(stand_ins_, group.layer_inputs));
+  }
+  // Inputs that are 0 in every token, chosen or not, say nothing; damping alone is left.
+  if (layer->weight() > 0) finding->shrinkage = ShrinkTowards(ctx_, *layer, own);
+  return OkStatus();
+}
+
+StatusOr<HessianFactor> CalibratedRun::Factor(const LinearGroup& group, LinearFinding* finding) {
+  if (group.same_layer_inputs && layer_index_ != group.layer) {
+    RETURN_IF_ERROR(Gather(layer_, group.expert < 0 ? group.inputs : group.layer_inputs).status());
+    layer_index_ = group.layer;
+  }
+  Hessian* hessian = nullptr;
+  if (group.same_layer_inputs && group.expert < 0) {
+    hessian = &*layer_;
+  } else {
+    ASSIGN_OR_RETURN(hessian, Gather(own_, group.inputs));
+  }
+  finding->effective_tokens = hessian->effective_tokens();
+  if (group.expert >= 0) RETURN_IF_ERROR(LeanOnLayer(group, hessian, finding));
+  const Stopwatch watch(&report_.factor_seconds);
+  ASSIGN_OR_RETURN(HessianFactor factor, FactorHessian(ctx_, *hessian,
+                                                       {.damping = options_.output.damping,
+                                                        .act_order = options_.output.act_order}));
+  finding->damping = factor.damping;
+  return factor;
+}
+
+// ---- states
+
+std::string CalibratedRun::StatePath(int layer) const {
+  return fmt::format("{}/calibration-{}.state", folder_, layer);
+}
+
+Status CalibratedRun::SaveState(int layer, CalibrationStream& stream) {
+  RETURN_IF_ERROR(units_.Drain());
+  const std::span<const std::byte> bytes = HiddenBytes(stream, plan_.spec.hidden);
+  ASSIGN_OR_RETURN(const auto file, runtime::AtomicFile::Create(StatePath(layer)));
+  for (size_t at = 0; at < bytes.size(); at += kStateBytes) {
+    const auto part = bytes.subspan(at, std::min(kStateBytes, bytes.size() - at));
+    RETURN_IF_ERROR(file->Write(part.data(), part.size()));
+  }
+  RETURN_IF_ERROR(file->Commit());
+  ordered_json state = {{"state", layer}, {"xxh3", ChecksumOf(bytes)}};
+  CalibrationReport since;
+  since.linears.assign(report_.linears.begin() + static_cast<int64_t>(saved_linears_), report_.linears.end());
+  since.routing.assign(report_.routing.begin() + static_cast<int64_t>(saved_routing_), report_.routing.end());
+  state.update(since.Json());
+  const int before = journal_.states().empty() ? -1 : journal_.states().back().value("state", -1);
+  RETURN_IF_ERROR(journal_.AppendState(state));
+  saved_linears_ = report_.linears.size();
+  saved_routing_ = report_.routing.size();
+  std::error_code ignored;
+  if (before >= 0 && before != layer) std::filesystem::remove(StatePath(before), ignored);
+  return OkStatus();
+}
+
+int CalibratedRun::Restore(CalibrationStream& stream) {
+  const std::vector<ordered_json>& states = journal_.states();
+  for (size_t i = states.size(); i-- > 0;) {
+    const int layer = states[i].value("state", -1);
+    if (layer < 1 || layer > plan_.spec.layers || !units_.IsDoneBefore(layer)) continue;
+    const std::span<std::byte> bytes = HiddenBytes(stream, plan_.spec.hidden);
+    if (ChecksumOfFile(StatePath(layer), std::ssize(bytes)) != states[i].value("xxh3", "")) continue;
+    std::ifstream file(StatePath(layer), std::ios::binary);
+    if (!file.read(reinterpret_cast<char*>(bytes.data()), std::ssize(bytes))) continue;
+    for (size_t j = 0; j <= i; ++j) {  // a later line for the same layers says the same again
+      if (j > 0 && states[j].value("state", -1) <= states[j - 1].value("state", -1)) {
+        report_.linears.clear();
+        report_.routing.clear();
+      }
+      for (const ordered_json& finding : states[j].value("linears", ordered_json::array())) {
+        report_.linears.push_back(FindingOf(finding));
+      }
+      for (const ordered_json& routing : states[j].value("routing", ordered_json::array())) {
+        report_.routing.push_back(
+            {routing.value("layer", 0), routing.value("tokens", std::vector<int64_t>())});
+      }
+    }
+    saved_linears_ = report_.linears.size();
+    saved_routing_ = report_.routing.size();
+    return layer;
+  }
+  return 0;
+}
+
+Status CalibratedRun::RemoveStates() const {
+  std::error_code error;
+  std::vector<std::filesystem::path> found;
+  for (const auto& entry : std::filesystem::directory_iterator(folder_, error)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with("calibration-") && name.find(".state") != std::string::npos)
+      found.push_back(entry.path());
+  }
+  for (const std::filesystem::path& path : found) {
+    std::filesystem::remove(path, error);
+    if (error) return IoError("{}: can't be removed: {}", path.string(), error.message());
+  }
+  return OkStatus();
+}
+
+int64_t CalibrationBytes(const models::DecoderSpec& spec, const std::vector<ModelItem>& items,
+                         const OutputSettings& settings) {
+  const Grid grid = settings.grid();
+  const auto threads = static_cast<int>(std::max(std::thread::hardware_concurrency(), 1U));
+  std::map<int, int64_t> layers;  // packed linears outside of routed experts
+  int64_t expert = 0, rounding = 0;
+  for (const ModelItem& item : items) {
+    if (!item.linear || item.layer < 0 || item.layer >= spec.layers) continue;
+    const auto n = static_cast<int>(item.shape[0]), k = static_cast<int>(item.shape[1]);
+    if (!item.roundable) {  // routers in f32; kv_b_proj in bf16, and a half of it turned as well
+      layers[item.layer] += item.elements() * 4;
+      continue;
+    }
+    const int64_t packed = std::max(RuntimeMatrix::Bytes(grid, n, k), item.elements() * 2);
+    if (!item.routed) layers[item.layer] += packed;
+    if (item.routed) expert = std::max(expert, 3 * packed);
+    const auto rows = static_cast<int>(std::min<int64_t>(GptqSlabRows(item), n));
+    rounding = std::max(rounding, Hessian::Bytes(k) + FactorBytes(k) + int64_t{6144 + 1024} * k +
+                                      GptqBytes(grid, rows, k, threads) + int64_t{rows} * k * 6);
+  }
+  int64_t most = 0;
+  for (const auto& [layer, bytes] : layers) most = std::max(most, bytes);
+  const CalibrationId& id = settings.calibration;
+  int64_t bytes = most + expert + rounding + CalibrationStream::Bytes(spec, id.tokens, id.longest) +
+                  WalkBytes(spec, id.tokens, id.longest);
+  if (spec.moe.experts > 0) bytes += Hessian::Bytes(spec.hidden) + Hessian::Bytes(spec.moe.intermediate);
+  // The ids themselves, and a state's bytes when one is read back are no more than a layer's work takes.
+  return bytes + id.tokens * 8;
+}
+
+}  // namespace moesaic::quantizer

@@ -1,0 +1,94 @@
+// The calibrated way through a model: layer by layer, each linear is rounded by GPTQ on the inputs that the
+// layers before it, rounded already, give it. Weights are read once, in waves; what is kept of the tokens is
+// their hidden states.
+#pragma once
+
+#include <map>
+#include <optional>
+
+#include "quantizer/layer_walk.h"
+#include "quantizer/unit_rounder.h"
+#include "quantizer/unit_stream.h"
+
+namespace moesaic::quantizer {
+
+/// Tokens that a routed expert must see to be covered.
+inline constexpr int64_t kCoveredTokens = 32;
+
+/// What calibration did to one linear.
+struct LinearFinding {
+  std::string name;
+  int layer = 0;
+  int64_t tokens = 0;
+  double effective_tokens = 0;
+  double shrinkage = 0;   // share of the layer's Hessian in an expert's (hessian.h); 1: it saw no token
+  double loss = 0;        // GptqReport's
+  double of_nearest = 1;  // likewise
+  double damping = 0;     // FactorOptions::damping as it had to be
+};
+
+/// How routing spread the tokens over the experts of a layer.
+struct LayerRouting {
+  int layer = 0;
+  std::vector<int64_t> tokens;  // [experts]
+};
+
+struct CalibrationReport {
+  std::vector<LinearFinding> linears;
+  std::vector<LayerRouting> routing;
+  double hessian_seconds = 0, factor_seconds = 0, round_seconds = 0, walk_seconds = 0;  // of this run
+  int resumed_layers = 0;
+
+  nlohmann::ordered_json Json() const;  // linears and routing
+};
+
+class CalibratedRun : private LayerVisitor {
+ public:
+  /// The arguments must outlive it.
+  CalibratedRun(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& source,
+                const QuantizePlan& plan, const QuantizeOptions& options, const std::string& folder,
+                Journal& journal, UnitStream& units, UnitRounder& rounder);
+
+  /// Works through all units; goes on from the last state that the journal has.
+  Status Go();
+  /// Removes what Go has saved.
+  Status RemoveStates() const;
+  const CalibrationReport& report() const { return report_; }
+
+ private:
+  StatusOr<std::vector<OwnedMatrix>> Visit(const LinearGroup& group) override;
+  Status SeeRouting(int layer, std::span<const int64_t> tokens_of_expert) override;
+
+  StatusOr<HessianFactor> Factor(const LinearGroup& group, LinearFinding* finding);
+  StatusOr<Hessian*> Gather(std::optional<Hessian>& hessian, const LinearInputs& inputs);
+  Status LeanOnLayer(const LinearGroup& group, Hessian* own, LinearFinding* finding);
+  StatusOr<OwnedMatrix> RoundLinear(size_t item, const HessianFactor* factor, LinearFinding finding);
+  /// Works through pieces of items before `item`, which calibration says nothing about.
+  Status AdvanceTo(size_t item);
+  std::string StatePath(int layer) const;
+  Status SaveState(int layer, CalibrationStream& stream);
+  /// The layer to begin with, whose hidden states are put in `stream`.
+  int Restore(CalibrationStream& stream);
+
+  const kernels::ExecContext& ctx_;
+  const checkpoint::Checkpoint& source_;
+  const QuantizePlan& plan_;
+  const QuantizeOptions& options_;
+  const std::string folder_;
+  Journal& journal_;
+  UnitStream& units_;
+  UnitRounder& rounder_;
+  std::map<std::string, size_t> item_of_;  // linears by name
+  // Kept from call to call where the next one needs the same size: of a linear's inputs, of an expert's
+  // stand-ins, and of the inputs that a layer's experts share.
+  std::optional<Hessian> own_, stand_ins_, layer_;
+  int layer_index_ = -1;  // that layer_ is of
+  size_t saved_linears_ = 0, saved_routing_ = 0;
+  CalibrationReport report_;
+};
+
+/// Memory that a calibrated run takes beside its units.
+int64_t CalibrationBytes(const models::DecoderSpec& spec, const std::vector<ModelItem>& items,
+                         const OutputSettings& settings);
+
+}  // namespace moesaic::quantizer

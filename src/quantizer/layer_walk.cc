@@ -1,0 +1,326 @@
+#include "quantizer/layer_walk.h"
+
+#include <algorithm>
+
+#include "models/decoder_weights.h"
+
+namespace moesaic::quantizer {
+namespace {
+
+using layers::ScratchScope;
+using layers::Step;
+
+// Tokens of an expert that are worked on at once.
+constexpr int kRun = 1024;
+// Tokens of the layer that stand in for those that an expert lacks.
+constexpr int kStandIns = 2048;
+
+// The tokens that an expert was chosen for, with what its output counts.
+struct Routed {
+  std::vector<int32_t> tokens;
+  std::vector<float> gates;  // empty: 1
+};
+
+class Walker {
+ public:
+  Walker(const kernels::ExecContext& ctx, const models::DecoderSpec& spec, int index,
+         layers::DecoderLayer layer, CalibrationStream& stream, LayerVisitor& visitor)
+      : ctx_(ctx),
+        spec_(spec),
+        index_(index),
+        prefix_(models::LayerPrefix(index)),
+        layer_(std::move(layer)),
+        stream_(stream),
+        visitor_(visitor),
+        zeros_(kRun, 0) {}
+
+  Status Attention() {
+    if (auto* gqa = std::get_if<layers::GqaAttention>(&layer_.attention)) {
+      RETURN_IF_ERROR(Visit({"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
+                            Normed(layer_.attention_norm), {&gqa->q, &gqa->k, &gqa->v}));
+      RETURN_IF_ERROR(VisitOutput(*gqa));
+    } else {
+      auto& mla = std::get<layers::MlaAttention>(layer_.attention);
+      if (spec_.attention.q_lora_rank > 0) {
+        RETURN_IF_ERROR(Visit({"self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"},
+                              Normed(layer_.attention_norm), {&mla.q_a, &mla.kv_a}));
+        RETURN_IF_ERROR(Visit({"self_attn.q_b_proj"}, LowQueries(mla), {&mla.q_b}));
+      } else {
+        RETURN_IF_ERROR(Visit({"self_attn.q_proj", "self_attn.kv_a_proj_with_mqa"},
+                              Normed(layer_.attention_norm), {&mla.q, &mla.kv_a}));
+      }
+      RETURN_IF_ERROR(VisitOutput(mla));
+    }
+    stream_.ForBatches(ctx_, [&](const Step& step, const kernels::KvLayer& kv, float* x) {
+      layer_.AddAttention(step, kv, x);
+    });
+    return OkStatus();
+  }
+
+  Status Ffn() {
+    if (std::holds_alternative<layers::MoeLayer>(layer_.ffn)) return Moe();
+    auto& mlp = std::get<layers::Mlp>(layer_.ffn);
+    RETURN_IF_ERROR(Visit({"mlp.gate_proj", "mlp.up_proj"}, Normed(layer_.ffn_norm), {&mlp.gate, &mlp.up}));
+    RETURN_IF_ERROR(Visit({"mlp.down_proj"}, Gated(mlp), {&mlp.down}));
+    stream_.ForBatches(ctx_,
+                       [&](const Step& step, const kernels::KvLayer&, float* x) { layer_.AddFfn(step, x); });
+    return OkStatus();
+  }
+
+ private:
+  Status VisitGroup(LinearGroup group, std::vector<layers::Linear*> linears) {
+    group.layer = index_;
+    for (std::string& module : group.modules) module.insert(0, prefix_);
+    ASSIGN_OR_RETURN(std::vector<OwnedMatrix> matrices, visitor_.Visit(group));
+    for (size_t i = 0; i < linears.size(); ++i) {
+      linears[i]->weight = matrices[i].matrix;
+      owned_.push_back(std::move(matrices[i]));
+    }
+    return OkStatus();
+  }
+
+  Status Visit(std::vector<std::string> modules, LinearInputs inputs, std::vector<layers::Linear*> linears) {
+    return VisitGroup({.modules = std::move(modules), .inputs = std::move(inputs), .layer_inputs = {}},
+                      std::move(linears));
+  }
+
+  template <typename Attention>
+  Status VisitOutput(Attention& attention) {
+    const int width = attention.mixed_dim();
+    return Visit(
+        {"self_attn.o_proj"},
+        OverBatches(width,
+                    [this, &attention, width](const Step& step, const kernels::KvLayer& kv, float* x) {
+                      auto* mixed = Floats(int64_t{step.rows()} * width);
+                      ScratchScope scratch(ctx_);
+                      attention.Mix(step, Norm(scratch, step, layer_.attention_norm, x), kv, mixed);
+                      return mixed;
+                    }),
+        {&attention.o});
+  }
+
+  float* Norm(ScratchScope& scratch, const Step& step, const float* weight, const float* x) const {
+    auto* normed = scratch.Take<float>(int64_t{step.rows()} * spec_.hidden);
+    layer_.Norm(step, weight, x, normed);
+    return normed;
+  }
+
+  // Inputs that `make` computes from a batch's hidden states, in scratch memory: [rows, k].
+  template <typename Make>
+  LinearInputs OverBatches(int k, const Make& make) {
+    return {.k = k, .tokens = stream_.tokens(), .visit = [this, k, make](const TokenSink& sink) {
+              stream_.ForBatches(ctx_, [&](const Step& step, const kernels::KvLayer& kv, float* x) {
+                const ScratchScope scratch(ctx_);
+                sink({.f32 = make(step, kv, x), .stride = k, .count = step.rows(), .gates = {}});
+              });
+            }};
+  }
+
+  LinearInputs Normed(const float* weight) {
+    return OverBatches(spec_.hidden, [this, weight](const Step& step, const kernels::KvLayer&, float* x) {
+      auto* normed = Floats(int64_t{step.rows()} * spec_.hidden);
+      layer_.Norm(step, weight, x, normed);
+      return normed;
+    });
+  }
+
+  LinearInputs LowQueries(const layers::MlaAttention& mla) {
+    return OverBatches(spec_.attention.q_lora_rank,
+                       [this, &mla](const Step& step, const kernels::KvLayer&, float* x) {
+                         auto* low = Floats(int64_t{step.rows()} * mla.q_a.n());
+                         ScratchScope scratch(ctx_);
+                         mla.LowQueries(step, Norm(scratch, step, layer_.attention_norm, x), low);
+                         return low;
+                       });
+  }
+
+  // What down reads.
+  LinearInputs Gated(const layers::Mlp& mlp) {
+    return OverBatches(mlp.gate.n(), [this, &mlp](const Step& step, const kernels::KvLayer&, float* x) {
+      auto* gated = Floats(int64_t{step.rows()} * mlp.gate.n());
+      ScratchScope scratch(ctx_);
+      mlp.Gated(step, Norm(scratch, step, layer_.ffn_norm, x), gated);
+      return gated;
+    });
+  }
+
+  float* Floats(int64_t count) const { return ctx_.scratch->Take<float>(static_cast<size_t>(count)).data(); }
+
+  // ---- mixtures of experts
+
+  Status Moe() {
+    const auto& moe = std::get<layers::MoeLayer>(layer_.ffn);
+    RETURN_IF_ERROR(Route(moe.router));
+    ASSIGN_OR_RETURN(sums_, runtime::Buffer::Allocate(
+                                sizeof(float) * static_cast<size_t>(stream_.tokens()) * spec_.hidden, true));
+    for (int expert = 0; expert < spec_.moe.experts; ++expert) RETURN_IF_ERROR(Expert(expert));
+    if (spec_.moe.shared_intermediate > 0) RETURN_IF_ERROR(SharedExperts());
+    auto* sums = sums_.as<float>();
+    stream_.ForBatches(ctx_, [&](const Step& step, const kernels::KvLayer&, float* x) {
+      layer_.JoinFfn(step, sums, x);
+      sums += int64_t{step.rows()} * spec_.hidden;
+    });
+    return OkStatus();
+  }
+
+  // Chooses experts for all tokens.
+  Status Route(const layers::Router& router) {
+    routed_.assign(static_cast<size_t>(spec_.moe.experts), {});
+    int32_t token = 0;
+    stream_.ForBatches(ctx_, [&](const Step& step, const kernels::KvLayer&, float* x) {
+      ScratchScope scratch(ctx_);
+      const float* normed = Norm(scratch, step, layer_.ffn_norm, x);
+      const int64_t count = int64_t{step.rows()} * router.top_k;
+      auto* ids = scratch.Take<int32_t>(count);
+      auto* weights = scratch.Take<float>(count);
+      router.Route(step, normed, ids, weights);
+      for (int64_t i = 0; i < count; ++i) {
+        Routed& expert = routed_[ids[i]];
+        expert.tokens.push_back(token + static_cast<int32_t>(i / router.top_k));
+        expert.gates.push_back(weights[i]);
+      }
+      token += step.rows();
+    });
+    std::vector<int64_t> counts;
+    for (const Routed& expert : routed_) counts.push_back(std::ssize(expert.tokens));
+    stand_ins_ = {};
+    const int step = std::max(1, stream_.tokens() / kStandIns);
+    for (int t = 0; t < stream_.tokens(); t += step) stand_ins_.tokens.push_back(t);
+    return visitor_.SeeRouting(index_, counts);
+  }
+
+  // Calls body(step, normed inputs [rows, hidden], tokens, gates) for runs of `routed` tokens.
+  template <typename Body>
+  void ForRuns(const Routed& routed, const Body& body) {
+    for (size_t first = 0; first < routed.tokens.size(); first += kRun) {
+      const size_t count = std::min<size_t>(kRun, routed.tokens.size() - first);
+      const std::span<const int32_t> tokens = std::span(routed.tokens).subspan(first, count);
+      const std::span<const float> gates =
+          routed.gates.empty() ? std::span<const float>() : std::span(routed.gates).subspan(first, count);
+      ScratchScope scratch(ctx_);
+      auto* rows = scratch.Take<float>(static_cast<int64_t>(count) * spec_.hidden);
+      for (size_t i = 0; i < count; ++i) {
+        std::copy_n(stream_.hidden() + int64_t{tokens[i]} * spec_.hidden, spec_.hidden,
+                    rows + static_cast<int64_t>(i) * spec_.hidden);
+      }
+      const Step step{.ctx = ctx_, .sequences = {}, .positions = std::span(zeros_).first(count)};
+      layer_.Norm(step, layer_.ffn_norm, rows, rows);
+      body(step, rows, tokens, gates);
+    }
+  }
+
+  LinearInputs RunsOf(const Routed& routed) {
+    return {.k = spec_.hidden,
+            .tokens = std::ssize(routed.tokens),
+            .visit = [this, &routed](const TokenSink& sink) {
+              ForRuns(routed, [&](const Step& step, const float* rows, auto, std::span<const float> gates) {
+                sink({.f32 = rows, .stride = spec_.hidden, .count = step.rows(), .gates = gates});
+              });
+            }};
+  }
+
+  LinearInputs GatedRunsOf(const Routed& routed, const layers::Mlp& mlp) {
+    return {.k = mlp.gate.n(),
+            .tokens = std::ssize(routed.tokens),
+            .visit = [this, &routed, &mlp](const TokenSink& sink) {
+              ForRuns(routed, [&](const Step& step, const float* rows, auto, std::span<const float> gates) {
+                auto* gated = Floats(int64_t{step.rows()} * mlp.gate.n());
+                mlp.Gated(step, rows, gated);
+                sink({.f32 = gated, .stride = mlp.gate.n(), .count = step.rows(), .gates = gates});
+              });
+            }};
+  }
+
+  Status Expert(int expert) {
+    const Routed& routed = routed_[expert];
+    const std::string name = fmt::format("mlp.experts.{}.", expert);
+    layers::Mlp mlp;
+    const size_t owned = owned_.size();
+    RETURN_IF_ERROR(VisitGroup({.modules = {name + "gate_proj", name + "up_proj"},
+                                .inputs = RunsOf(routed),
+                                .expert = expert,
+                                .layer_inputs = Normed(layer_.ffn_norm),
+                                .same_layer_inputs = true},
+                               {&mlp.gate, &mlp.up}));
+    RETURN_IF_ERROR(VisitGroup({.modules = {name + "down_proj"},
+                                .inputs = GatedRunsOf(routed, mlp),
+                                .expert = expert,
+                                .layer_inputs = GatedRunsOf(stand_ins_, mlp)},
+                               {&mlp.down}));
+    ForRuns(routed, [&](const Step& step, const float* rows, std::span<const int32_t> tokens,
+                        std::span<const float> gates) {
+      const int hidden = spec_.hidden;
+      auto* out = Floats(int64_t{step.rows()} * hidden);
+      mlp.Forward(step, rows, out, /*accumulate=*/false);
+      ctx_.pool->Run(step.rows(), [&](int64_t i, int) {
+        float* sum = sums_.as<float>() + int64_t{tokens[i]} * hidden;
+        for (int c = 0; c < hidden; ++c) sum[c] += gates[i] * out[i * hidden + c];
+      });
+    });
+    owned_.resize(owned);
+    return OkStatus();
+  }
+
+  Status SharedExperts() {
+    layers::Mlp mlp;
+    RETURN_IF_ERROR(VisitGroup({.modules = {"mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"},
+                                .inputs = Normed(layer_.ffn_norm),
+                                .layer_inputs = {},
+                                .same_layer_inputs = true},
+                               {&mlp.gate, &mlp.up}));
+    RETURN_IF_ERROR(Visit({"mlp.shared_experts.down_proj"}, Gated(mlp), {&mlp.down}));
+    auto* sums = sums_.as<float>();
+    stream_.ForBatches(ctx_, [&](const Step& step, const kernels::KvLayer&, float* x) {
+      ScratchScope scratch(ctx_);
+      mlp.Forward(step, Norm(scratch, step, layer_.ffn_norm, x), sums, /*accumulate=*/true);
+      sums += int64_t{step.rows()} * spec_.hidden;
+    });
+    return OkStatus();
+  }
+
+  const kernels::ExecContext& ctx_;
+  const models::DecoderSpec& spec_;
+  const int index_;
+  const std::string prefix_;
+  layers::DecoderLayer layer_;
+  CalibrationStream& stream_;
+  LayerVisitor& visitor_;
+  std::vector<OwnedMatrix> owned_;  // what layer_'s linears are, and those of the expert that is worked on
+  std::vector<int32_t> zeros_;      // positions for steps that need none
+  std::vector<Routed> routed_;      // [experts]
+  Routed stand_ins_;
+  runtime::Buffer sums_;  // [tokens, hidden] of experts' outputs
+};
+
+}  // namespace
+
+Status WalkLayer(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& source,
+                 const models::DecoderSpec& spec, int layer, CalibrationStream& stream,
+                 LayerVisitor& visitor) {
+  ASSIGN_OR_RETURN(models::WeightPlan plan, models::PlanFrame(spec, source, layer));
+  ASSIGN_OR_RETURN(const models::WeightMap weights,
+                   models::WeightMap::Pack(source, std::move(plan), {}, {}, *ctx.pool));
+  Walker walker(ctx, spec, layer, models::AssembleFrame(spec, weights, stream.rope(), layer), stream,
+                visitor);
+  RETURN_IF_ERROR(walker.Attention());
+  return walker.Ffn();
+}
+
+int64_t WalkBytes(const models::DecoderSpec& spec, int64_t tokens, int64_t longest) {
+  const models::AttentionSpec& a = spec.attention;
+  const bool mla = a.kind == models::AttentionSpec::Kind::kMla;
+  const int64_t rows = std::max<int64_t>(longest, CalibrationStream::kBatchTokens);
+  // Queries, latents or keys and values, and what attention gives out; MLA expands keys and values besides.
+  const int64_t head = mla ? a.nope_dim + a.rope_dim + a.v_dim : 2 * a.head_dim;
+  const int64_t attention =
+      rows * a.heads * head + (mla ? int64_t{16} << 20 : rows * a.kv_heads * a.head_dim * 2);
+  const int64_t width =
+      std::max<int64_t>({spec.intermediate, spec.moe.intermediate, spec.moe.shared_intermediate});
+  const int64_t ffn = rows * width * 3;
+  // As many again for activations rounded for the kernels.
+  int64_t values = 2 * std::max(attention, ffn) + 4 * rows * spec.hidden;
+  if (spec.moe.experts > 0) values += tokens * (spec.hidden + int64_t{4} * spec.moe.top_k);
+  return values * static_cast<int64_t>(sizeof(float));
+}
+
+}  // namespace moesaic::quantizer

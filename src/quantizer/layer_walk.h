@@ -1,0 +1,54 @@
+// Takes calibration tokens through a decoder layer that is rounded on the way: each group of linears that
+// read the same inputs is given to a visitor together with these inputs, and what it makes of their weights
+// runs from there on. So every linear is met with the inputs that it will have when all before it is rounded.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "quantizer/calibration_stream.h"
+#include "quantizer/hessian.h"
+
+namespace moesaic::quantizer {
+
+using TokenSink = std::function<void(const TokenRows&)>;
+
+/// Inputs of linears. They are made anew each time, in the same runs of tokens, which live for a call.
+struct LinearInputs {
+  int k = 0;  // 0: none
+  int64_t tokens = 0;
+  std::function<void(const TokenSink&)> visit;
+};
+
+/// Linears that read the same inputs, in the order in which ListItems has them.
+struct LinearGroup {
+  int layer = 0;
+  std::vector<std::string> modules;
+  LinearInputs inputs;
+  int expert = -1;  // a routed one: its inputs are those of the tokens that it was chosen for
+  /// What an expert with few tokens can lean on: inputs over tokens of the whole layer, chosen for it or not.
+  LinearInputs layer_inputs;
+  /// layer_inputs are the same for all experts of the layer, and for the shared ones, whose own they are.
+  bool same_layer_inputs = false;
+};
+
+class LayerVisitor {
+ public:
+  virtual ~LayerVisitor() = default;
+  /// What runs in the modules' place, one matrix for each.
+  virtual StatusOr<std::vector<OwnedMatrix>> Visit(const LinearGroup& group) = 0;
+  /// How many tokens each routed expert of a layer was chosen for, before the first of them is visited.
+  virtual Status SeeRouting(int layer, std::span<const int64_t> tokens_of_expert) = 0;
+};
+
+/// Takes `stream` through layer `layer` of `source`.
+Status WalkLayer(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& source,
+                 const models::DecoderSpec& spec, int layer, CalibrationStream& stream,
+                 LayerVisitor& visitor);
+
+/// Memory that a walk takes for so many tokens beside the stream and the matrices that visitors return: sums
+/// of experts' outputs, routes, and scratch.
+int64_t WalkBytes(const models::DecoderSpec& spec, int64_t tokens, int64_t longest);
+
+}  // namespace moesaic::quantizer

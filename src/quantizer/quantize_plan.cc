@@ -1,0 +1,66 @@
+#include "quantizer/quantize_plan.h"
+
+#include <algorithm>
+
+#include "models/model_info.h"
+#include "quantizer/calibrated_run.h"
+#include "runtime/memory.h"
+
+namespace moesaic::quantizer {
+namespace {
+
+// Threads' stacks, names of a unit's tensors, transfers under way.
+constexpr int64_t kReserve = int64_t{12} << 20;
+
+}  // namespace
+
+StatusOr<QuantizePlan> PlanQuantize(const checkpoint::Checkpoint& source, const QuantizeOptions& options) {
+  if (source.container() == "moesaic") {
+    return InvalidArgument("{}: quantize the checkpoint that this file was packed from", source.path());
+  }
+  QuantizePlan plan;
+  ASSIGN_OR_RETURN(plan.spec, models::SpecFromConfig(source.config(), models::ConfigFile(source)));
+  if (source.tensors().empty()) {
+    plan.items = ListItems(plan.spec);
+  } else {
+    models::DropAbsentMtp(source, plan.spec);
+    ASSIGN_OR_RETURN(plan.items, ListItems(source));
+  }
+  ASSIGN_OR_RETURN(plan.forms, FormsOf(source, plan.items));
+  for (const SourceForm& form : plan.forms) plan.source_bytes += form.bytes;
+  ASSIGN_OR_RETURN(plan.output, PlanOutput(plan.items, plan.forms, options.output));
+  const CutOptions cut{.grid = options.output.grid(), .by_layer = options.output.gptq};
+  if (options.output.gptq) {
+    plan.calibration_bytes = CalibrationBytes(plan.spec, plan.items, options.output);
+  }
+  // Headers were read through the maps; what they take is given back before memory is counted.
+  for (const auto& file : source.files()) file->Forget();
+  // A run's memory differs a little from the next one's. One that goes on with the units of a run whose
+  // memory was full must not fail over that, so it reserves less.
+  const int64_t reserve = options.unit_bytes > 0 ? kReserve / 2 : kReserve;
+  const int64_t taken = runtime::MeasureResidentMemory().now + reserve + plan.calibration_bytes;
+  plan.unit_bytes = options.unit_bytes;
+  const int64_t left = options.memory - taken;
+  if (plan.unit_bytes == 0) {
+    const StatusOr<int64_t> fitting = FitUnits(plan.items, plan.forms, plan.output, cut, left);
+    if (!fitting.ok()) {
+      const std::string calibration =
+          plan.calibration_bytes == 0
+              ? ""
+              : fmt::format(", {} of them for {} calibration tokens (fewer take less)",
+                            plan.calibration_bytes, options.output.calibration.tokens);
+      return ResourceExhausted("--memory {} is too little: the program itself takes {}{}; {}", options.memory,
+                               taken, calibration, Message(fitting.status()));
+    }
+    plan.unit_bytes = *fitting;
+  }
+  plan.work = CutWork(plan.items, plan.forms, plan.output, cut, plan.unit_bytes);
+  if (plan.work.bytes() > left) {
+    return ResourceExhausted(
+        "--memory {} is too little to go on with a run that was begun with more: {} are needed",
+        options.memory, plan.work.bytes() + taken);
+  }
+  return plan;
+}
+
+}  // namespace moesaic::quantizer

@@ -1,0 +1,55 @@
+// What a run of `moesaic quantize` is asked for, and everything about it that is decided before the first
+// weight is read.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "models/decoder_spec.h"
+#include "quantizer/output_plan.h"
+#include "quantizer/work_plan.h"
+#include "runtime/async_file.h"
+
+namespace moesaic::quantizer {
+
+struct QuantizeProgress {
+  int64_t done = 0, total = 0;  // output bytes
+  bool checking = false;        // reads what an earlier run wrote
+  std::string stage = {};       // of a calibrated run: "layer 3 of 27, expert 12 of 64"
+};
+
+struct QuantizeOptions {
+  OutputSettings output;
+  /// Token ids of calibration, for methods that need some: settings.calibration tells of these.
+  std::vector<std::vector<int32_t>> calibration;
+  /// The share of a layer's experts that must see kCoveredTokens (calibrated_run.h) of them.
+  double min_coverage = 0.9;
+  int64_t memory = int64_t{8} << 30;  // what may be resident at most
+  int64_t unit_bytes = 0;             // of the largest unit (work_plan.h); 0: what the memory allows
+  bool direct = false;                // past the page cache, with O_DIRECT
+  runtime::AsyncFiles::Backend backend = runtime::AsyncFiles::Backend::kBest;
+  /// Seconds of work after which a calibrated run saves what it would have to do again.
+  double save_seconds = 30;
+  /// Further files of the folder: name and content.
+  std::vector<std::pair<std::string, std::string>> texts;
+  /// Called after each unit, and by a calibrated run more often; return false to stop.
+  std::function<bool(const QuantizeProgress&)> progress;
+};
+
+struct QuantizePlan {
+  models::DecoderSpec spec;
+  std::vector<ModelItem> items;
+  std::vector<SourceForm> forms;
+  OutputPlan output;
+  WorkPlan work;
+  int64_t unit_bytes = 0;  // CutWork's
+  int64_t source_bytes = 0;
+  int64_t calibration_bytes = 0;  // memory that calibration takes at most
+};
+
+/// Plans a run. A memory that is too small is refused with how much is needed.
+StatusOr<QuantizePlan> PlanQuantize(const checkpoint::Checkpoint& source, const QuantizeOptions& options);
+
+}  // namespace moesaic::quantizer

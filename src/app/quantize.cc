@@ -23,7 +23,7 @@ namespace {
 struct Options {
   std::string model, output, scheme, method = "rtn", io = "buffered";
   CalibrationFile calibration{.path = "", .max_tokens = 131072, .sequence_length = 2048};
-  float damping = 0.01F;
+  double damping = 0.01;
   std::string act_order = "on";
   bool weigh_by_router = false;
   double min_coverage = 0.9;

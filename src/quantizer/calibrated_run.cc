@@ -124,16 +124,20 @@ Status CalibratedRun::Go() {
   report_.resumed_layers = Restore(stream);
   RETURN_IF_ERROR(units_.Begin(report_.resumed_layers));
   Clock::time_point saved = Clock::now();
-  for (int layer = report_.resumed_layers; layer < plan_.spec.layers; ++layer) {
+  const int layers = plan_.spec.layers + plan_.spec.mtp_layers;
+  for (int layer = report_.resumed_layers; layer < layers; ++layer) {
     {
       const Stopwatch watch(&report_.walk_seconds);
+      if (layer >= plan_.spec.layers) {
+        RETURN_IF_ERROR(stream.EnterMtp(ctx_, source_, layer - plan_.spec.layers));
+      }
       RETURN_IF_ERROR(WalkLayer(ctx_, source_, plan_.spec, layer, stream, *this));
     }
     size_t end = units_.NextItem();
     while (end < plan_.items.size() && plan_.items[end].layer == layer) ++end;
     RETURN_IF_ERROR(AdvanceTo(end));
     for (const auto& file : source_.files()) file->Forget();
-    if (Since(saved) < options_.save_seconds && layer + 1 < plan_.spec.layers) continue;
+    if (Since(saved) < options_.save_seconds && layer + 1 < layers) continue;
     RETURN_IF_ERROR(SaveState(layer + 1, stream));
     saved = Clock::now();
   }
@@ -168,7 +172,8 @@ StatusOr<std::vector<OwnedMatrix>> CalibratedRun::Visit(const LinearGroup& group
   std::vector<OwnedMatrix> matrices;
   std::optional<HessianFactor> factor;
   LinearFinding finding{.name = "", .layer = group.layer, .tokens = group.inputs.tokens};
-  RETURN_IF_ERROR(units_.Tell(fmt::format("layer {} of {}{}", group.layer + 1, plan_.spec.layers,
+  RETURN_IF_ERROR(units_.Tell(fmt::format("layer {} of {}{}", group.layer + 1,
+                                          plan_.spec.layers + plan_.spec.mtp_layers,
                                           group.expert < 0 ? "" : fmt::format(", expert {}", group.expert))));
   for (size_t i = 0; i < group.modules.size(); ++i) {
     // Items stand in the order of a forward pass, as groups do.
@@ -250,7 +255,7 @@ StatusOr<HessianFactor> CalibratedRun::Factor(const LinearGroup& group, LinearFi
   if (group.expert >= 0) RETURN_IF_ERROR(LeanOnLayer(group, hessian, finding));
   const Stopwatch watch(&report_.factor_seconds);
   ASSIGN_OR_RETURN(HessianFactor factor, FactorHessian(ctx_, *hessian,
-                                                       {.damping = options_.output.damping,
+                                                       {.damping = static_cast<float>(options_.output.damping),
                                                         .act_order = options_.output.act_order}));
   finding->damping = factor.damping;
   return factor;
@@ -289,7 +294,7 @@ int CalibratedRun::Restore(CalibrationStream& stream) {
   const std::vector<ordered_json>& states = journal_.states();
   for (size_t i = states.size(); i-- > 0;) {
     const int layer = states[i].value("state", -1);
-    if (layer < 1 || layer > plan_.spec.layers || !units_.IsDoneBefore(layer)) continue;
+    if (layer < 1 || layer > plan_.spec.layers + plan_.spec.mtp_layers || !units_.IsDoneBefore(layer)) continue;
     const std::span<std::byte> bytes = HiddenBytes(stream, plan_.spec.hidden);
     if (ChecksumOfFile(StatePath(layer), std::ssize(bytes)) != states[i].value("xxh3", "")) continue;
     std::ifstream file(StatePath(layer), std::ios::binary);
@@ -336,7 +341,8 @@ int64_t CalibrationBytes(const models::DecoderSpec& spec, const std::vector<Mode
   std::map<int, int64_t> layers;  // packed linears outside of routed experts
   int64_t expert = 0, rounding = 0;
   for (const ModelItem& item : items) {
-    if (!item.linear || item.layer < 0 || item.layer >= spec.layers) continue;
+    const bool table = item.linear && item.shape[0] == spec.vocab;  // MTP modules' own embeddings and heads
+    if (!item.linear || item.layer < 0 || table) continue;
     const auto n = static_cast<int>(item.shape[0]), k = static_cast<int>(item.shape[1]);
     if (!item.roundable) {  // routers in f32; kv_b_proj in bf16, and a half of it turned as well
       layers[item.layer] += item.elements() * 4;

@@ -6,8 +6,10 @@
 #include <numeric>
 
 #include "kernels/kv_layer.h"
+#include "layers/linear.h"
 #include "models/model_info.h"
 #include "models/weight_decl.h"
+#include "quantizer/runtime_matrix.h"
 
 namespace moesaic::quantizer {
 namespace {
@@ -22,6 +24,30 @@ kernels::KvLayer LayerOf(const models::DecoderSpec& spec) {
 }
 
 }  // namespace
+
+Status ReadEmbeddings(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& source,
+                      const std::string& module, int rows, int width, std::span<const int32_t> tokens,
+                      float* x) {
+  ASSIGN_OR_RETURN(const checkpoint::LinearSource table, source.FindLinear(module, rows, width));
+  std::map<int32_t, std::vector<int64_t>> places;
+  for (size_t i = 0; i < tokens.size(); ++i) places[tokens[i]].push_back(static_cast<int64_t>(i));
+  const std::vector<std::pair<int32_t, std::vector<int64_t>>> used(places.begin(), places.end());
+  std::mutex mutex;
+  Status failure;
+  ctx.pool->Run(std::ssize(used), [&](int64_t i, int) {
+    const auto& [id, at] = used[i];
+    float* first = x + at.front() * width;
+    Status status = source.ReadLinearRows(table, id, 1, {first, static_cast<size_t>(width)});
+    if (!status.ok()) {
+      const std::lock_guard<std::mutex> lock(mutex);
+      failure = std::move(status);
+    }
+    for (const int64_t other : at) {
+      if (other != at.front()) std::copy_n(first, width, x + other * width);
+    }
+  });
+  return failure;
+}
 
 int64_t CalibrationStream::Bytes(const models::DecoderSpec& spec, int64_t tokens, int64_t longest) {
   // In the worst case every sequence of a batch leaves most of a block empty; taken as half.
@@ -50,6 +76,7 @@ StatusOr<CalibrationStream> CalibrationStream::Create(const checkpoint::Checkpoi
     blocks = std::max(blocks, next);
     longest = std::max(longest, count);
     for (int position = 0; position < count; ++position) stream.positions_.push_back(position);
+    stream.ids_.insert(stream.ids_.end(), sequences[i].begin(), sequences[i].end());
   }
   stream.batches_.push_back(sequences.size());
   if (longest > spec.context) {
@@ -74,37 +101,9 @@ StatusOr<CalibrationStream> CalibrationStream::Create(const checkpoint::Checkpoi
   stream.rope_.push_back(std::move(rope));
   ASSIGN_OR_RETURN(stream.hidden_,
                    runtime::Buffer::Allocate(sizeof(float) * stream.positions_.size() * spec.hidden, true));
-  RETURN_IF_ERROR(stream.Embed(source, sequences, ctx));
+  RETURN_IF_ERROR(ReadEmbeddings(ctx, source, models::kEmbedding, spec.vocab, spec.hidden, stream.ids_,
+                                 stream.hidden()));
   return stream;
-}
-
-// Reads the rows of the table that are used, one of each.
-Status CalibrationStream::Embed(const checkpoint::Checkpoint& source,
-                                const std::vector<std::vector<int32_t>>& sequences,
-                                const kernels::ExecContext& ctx) {
-  ASSIGN_OR_RETURN(const checkpoint::LinearSource table,
-                   source.FindLinear(models::kEmbedding, spec_.vocab, spec_.hidden));
-  std::map<int32_t, std::vector<int64_t>> places;
-  int64_t row = 0;
-  for (const std::vector<int32_t>& ids : sequences) {
-    for (const int32_t id : ids) places[id].push_back(row++);
-  }
-  const std::vector<std::pair<int32_t, std::vector<int64_t>>> used(places.begin(), places.end());
-  std::mutex mutex;
-  Status failure;
-  ctx.pool->Run(std::ssize(used), [&](int64_t i, int) {
-    const auto& [id, rows] = used[i];
-    float* first = hidden() + rows.front() * spec_.hidden;
-    Status status = source.ReadLinearRows(table, id, 1, {first, static_cast<size_t>(spec_.hidden)});
-    if (!status.ok()) {
-      const std::lock_guard<std::mutex> lock(mutex);
-      failure = std::move(status);
-    }
-    for (const int64_t other : rows) {
-      if (other != rows.front()) std::copy_n(first, spec_.hidden, hidden() + other * spec_.hidden);
-    }
-  });
-  return failure;
 }
 
 void CalibrationStream::ForBatches(const kernels::ExecContext& ctx, const Body& body) {
@@ -120,6 +119,61 @@ void CalibrationStream::ForBatches(const kernels::ExecContext& ctx, const Body& 
         .positions = std::span(positions_).subspan(static_cast<size_t>(row), static_cast<size_t>(rows))};
     body(step, kv_, hidden() + int64_t{row} * spec_.hidden);
   }
+}
+
+Status CalibrationStream::EnterMtp(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& source,
+                                   int depth) {
+  const int width = spec_.hidden;
+  const std::string prefix = models::LayerPrefix(spec_.layers + depth);
+  const std::string before =
+      depth == 0 ? models::kFinalNorm : models::LayerPrefix(spec_.layers + depth - 1) + "shared_head.norm.weight";
+  const std::string table = prefix + "embed_tokens";
+  const int64_t shape[] = {width};
+  ASSIGN_OR_RETURN(const std::vector<float> final_norm, source.ReadF32(before, shape));
+  ASSIGN_OR_RETURN(const std::vector<float> embedding_norm, source.ReadF32(prefix + "enorm.weight", shape));
+  ASSIGN_OR_RETURN(const std::vector<float> hidden_norm, source.ReadF32(prefix + "hnorm.weight", shape));
+  ASSIGN_OR_RETURN(RuntimeMatrix packed, RuntimeMatrix::OfKept(tensor::DType::kBF16, width, 2 * width));
+  RETURN_IF_ERROR(packed.ReadKept(*ctx.pool, source, prefix + "eh_proj"));
+  const OwnedMatrix project = packed.Take();
+
+  std::vector<int32_t> next(ids_.begin() + 1, ids_.end());
+  next.push_back(ids_.back());
+  for (const kernels::SequenceSlice& slice : slices_) {
+    const int last = slice.row + slice.count - 1;
+    next[last] = ids_[last];
+  }
+  Status status;
+  int64_t row = 0;
+  ForBatches(ctx, [&](const layers::Step& step, const kernels::KvLayer&, float* x) {
+    layers::ScratchScope scratch(ctx);
+    const int rows = step.rows();
+    auto* embedded = scratch.Take<float>(int64_t{rows} * width);
+    auto* joined = scratch.Take<float>(int64_t{rows} * 2 * width);
+    if (status.ok()) {
+      status = ReadEmbeddings(ctx, source, source.Has(table + ".weight") ? table : models::kEmbedding,
+                              spec_.vocab, width, std::span(next).subspan(row, rows), embedded);
+    }
+    row += rows;
+    kernels::RmsNormParams norm{.x = x,
+                                .x_stride = width,
+                                .weight = final_norm.data(),
+                                .y = x,
+                                .y_stride = width,
+                                .rows = rows,
+                                .n = width,
+                                .eps = spec_.norm_eps};
+    kernels::RmsNorm(ctx, norm);
+    norm.weight = hidden_norm.data();
+    norm.y = joined + width;
+    norm.y_stride = 2 * width;
+    kernels::RmsNorm(ctx, norm);
+    norm.x = embedded;
+    norm.weight = embedding_norm.data();
+    norm.y = joined;
+    kernels::RmsNorm(ctx, norm);
+    layers::Apply(ctx, {project.matrix}, joined, 2 * width, rows, x, width);
+  });
+  return status;
 }
 
 void CalibrationStream::AddAttention(const kernels::ExecContext& ctx, const DenseLayer& layer) {

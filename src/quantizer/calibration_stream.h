@@ -11,6 +11,11 @@
 
 namespace moesaic::quantizer {
 
+/// x [tokens.size(), width] = rows `tokens` of the table `module` [rows, width], each of which is read once.
+Status ReadEmbeddings(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& source,
+                      const std::string& module, int rows, int width, std::span<const int32_t> tokens,
+                      float* x);
+
 class CalibrationStream {
  public:
   /// Starts with the embeddings of all tokens of `sequences`, whose ids are in the vocabulary.
@@ -34,17 +39,18 @@ class CalibrationStream {
   /// hidden += attention(norm(hidden)) of this layer.
   void AddAttention(const kernels::ExecContext& ctx, const DenseLayer& layer);
 
+  /// Puts multi-token-prediction module `depth` at the start of its layer: hidden = project(norm(embedding of
+  /// the next token), norm(hidden after the final norm)). The last token of a sequence has itself for the next.
+  Status EnterMtp(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& source, int depth);
+
   const layers::RopeTable& rope() const { return rope_.front(); }
   int tokens() const { return static_cast<int>(positions_.size()); }
   float* hidden() { return hidden_.as<float>(); }  // [tokens, spec.hidden]
 
  private:
   CalibrationStream() = default;
-  Status Embed(const checkpoint::Checkpoint& source, const std::vector<std::vector<int32_t>>& sequences,
-               const kernels::ExecContext& ctx);
-
   models::DecoderSpec spec_;
-  std::vector<int32_t> positions_;              // [tokens]
+  std::vector<int32_t> ids_, positions_;        // [tokens]
   std::vector<int32_t> blocks_;                 // block numbers of the sequences of a batch
   std::vector<kernels::SequenceSlice> slices_;  // point into blocks_; rows of the whole stream
   std::vector<size_t> batches_;                 // the first sequence of each batch, and their end

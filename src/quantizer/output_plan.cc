@@ -214,7 +214,7 @@ StatusOr<OutputSettings> OutputSettings::FromJson(const std::string& text, const
         weigh == json.end() || !weigh->is_boolean()) {
       return refuse();
     }
-    settings.damping = damping->get<float>();
+    settings.damping = damping->get<double>();
     settings.act_order = order->get<bool>();
     settings.weigh_by_router = weigh->get<bool>();
   }

@@ -35,7 +35,7 @@ struct OutputSettings {
   bool search = false;  // scales of least squared error instead of those that fit the largest value
   /// GPTQ, with such scales, on the Hessians of calibration tokens.
   bool gptq = false;
-  float damping = 0.01F;         // FactorOptions::damping
+  double damping = 0.01;         // FactorOptions::damping
   bool act_order = true;         // FactorOptions::act_order
   bool weigh_by_router = false;  // an expert's tokens count by the square of what the router gives them
   CalibrationId calibration;

@@ -146,4 +146,16 @@ void RuntimeMatrix::AddKept(runtime::ThreadPool& pool, int first, int count, con
   });
 }
 
+Status RuntimeMatrix::ReadKept(runtime::ThreadPool& pool, const checkpoint::Checkpoint& source,
+                               const std::string& module) {
+  const int n = owned_.matrix.n(), k = owned_.matrix.k();
+  ASSIGN_OR_RETURN(const LinearSource linear, source.FindLinear(module, n, k));
+  return ForBands(pool, n, [&](int row, int count) -> Status {
+    std::vector<float> rows(static_cast<size_t>(count) * k);
+    RETURN_IF_ERROR(source.ReadLinearRows(linear, row, count, rows));
+    tensor::PackRows(owned_.matrix.layout, row, count, rows.data(), owned_.memory.data());
+    return OkStatus();
+  });
+}
+
 }  // namespace moesaic::quantizer

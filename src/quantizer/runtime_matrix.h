@@ -21,6 +21,8 @@ class RuntimeMatrix {
   Status Add(runtime::ThreadPool& pool, int first, const QuantizedMatrix& matrix,
              std::span<const StoredTensor> tensors, std::span<std::byte* const> encoded);
   void AddKept(runtime::ThreadPool& pool, int first, int count, const float* rows);
+  /// All rows of `module`, some at a time.
+  Status ReadKept(runtime::ThreadPool& pool, const checkpoint::Checkpoint& source, const std::string& module);
 
   OwnedMatrix Take() { return std::move(owned_); }
 

@@ -1,0 +1,230 @@
+// `quantize --method gptq`: what comes out, whatever happens on the way.
+#include "quantizer/calibrated_run.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <map>
+
+#include "checkpoint/test_files.h"
+#include "models/test_session.h"
+#include "quantizer/quantize.h"
+#include "quantizer/verify.h"
+
+namespace moesaic::quantizer {
+namespace {
+
+namespace fs = std::filesystem;
+using checkpoint::Checkpoint;
+using checkpoint::TestFolder;
+using ::testing::HasSubstr;
+
+std::string ReadFile(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+// All but the report, which has times in it.
+std::map<std::string, std::string> FilesOf(const std::string& folder) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    if (name != kReportFile) files[name] = ReadFile(entry.path());
+  }
+  return files;
+}
+
+class CalibratedRunTest : public ::testing::Test {
+ protected:
+  CalibratedRunTest() {
+    options_.memory = int64_t{4} << 30;
+    options_.output.gptq = options_.output.search = true;
+    options_.save_seconds = 0;
+    options_.min_coverage = 0;
+  }
+
+  StatusOr<QuantizeReport> Run(const std::string& source, const std::string& out, int threads = 2) {
+    const auto opened = *Checkpoint::Open(source);
+    const int vocab = opened->config()["vocab_size"];
+    if (options_.calibration.empty()) {
+      int32_t id = 1;
+      for (const int length : {90, 64, 33, 8}) {
+        options_.calibration.emplace_back();
+        for (int i = 0; i < length; ++i) options_.calibration.back().push_back(id = (id * 29 + 11) % vocab);
+      }
+    }
+    options_.output.calibration = CalibrationId::Of(options_.calibration);
+    const auto pool = *runtime::ThreadPool::Create({.threads = threads, .pin = false});
+    return Quantize(*opened, options_, kernels_, *pool, folder_.Path(out));
+  }
+  StatusOr<VerifyReport> Check(const std::string& source, const std::string& out) {
+    const auto a = Checkpoint::Open(folder_.Path(out)), b = Checkpoint::Open(source);
+    if (!a.ok()) return a.status();
+    if (!b.ok()) return b.status();
+    const auto pool = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
+    return Verify(**a, **b, kernels_, *pool, nullptr);
+  }
+  static std::string Golden(const std::string& name) { return models::SourcePath("tests/golden/" + name); }
+
+  TestFolder folder_;
+  QuantizeOptions options_;
+  kernels::KernelTable kernels_ = kernels::SelectKernels(runtime::DetectCpu());
+};
+
+struct Case {
+  const char* golden;
+  Scheme scheme;
+};
+
+class EverySource : public CalibratedRunTest, public ::testing::WithParamInterface<Case> {};
+
+TEST_P(EverySource, ComesOutWholeAndLosesLessThanRounding) {
+  options_.output.scheme = GetParam().scheme;
+  const StatusOr<QuantizeReport> report = Run(Golden(GetParam().golden), "out");
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->calibration.linears.size(), report->rounded) << "every one is calibrated";
+  double loss = 0, nearest = 0;
+  for (const LinearFinding& linear : report->calibration.linears) {
+    EXPECT_TRUE(linear.tokens > 0 || linear.shrinkage == 1) << linear.name << " leans on nothing";
+    loss += linear.loss;
+    nearest += linear.loss / linear.of_nearest;
+  }
+  EXPECT_LT(loss, nearest);
+  const StatusOr<VerifyReport> verified = Check(Golden(GetParam().golden), "out");
+  ASSERT_TRUE(verified.ok()) << verified.status();
+  EXPECT_EQ(verified->rounded, report->rounded);
+  EXPECT_TRUE(fs::exists(folder_.Path("out") + "/" + kReportFile));
+  for (const auto& entry : fs::directory_iterator(folder_.Path("out"))) {
+    EXPECT_FALSE(entry.path().filename().string().starts_with("calibration-")) << entry.path();
+  }
+  models::TestModel model(folder_.Path("out"), models::BestIsa(), {});
+  EXPECT_TRUE(model.status().ok()) << model.status();
+}
+
+INSTANTIATE_TEST_SUITE_P(, EverySource,
+                         ::testing::Values(Case{"kimi-k2", Scheme::kW8A8}, Case{"deepseek-v3-fp8", Scheme::kFp8},
+                                           Case{"deepseek-v3-mtp", Scheme::kNvfp4},
+                                           Case{"deepseek-v3-noqlora", Scheme::kW8A8},
+                                           Case{"qwen3-moe-norm-tied", Scheme::kNvfp4},
+                                           Case{"pangu-ultra-moe-mtp", Scheme::kW8A8},
+                                           Case{"ct-llama-int4-actorder", Scheme::kW4A16},
+                                           Case{"llama3-rope-bias", Scheme::kW4A16}),
+                         [](const auto& test) {
+                           return models::TestName(test.param.golden) + "_" + SchemeName(test.param.scheme);
+                         });
+
+TEST_F(CalibratedRunTest, BytesDependOnNeitherThreadsNorUnitsNorSaving) {
+  options_.output.scheme = Scheme::kNvfp4;
+  ASSERT_TRUE(Run(Golden("qwen3-moe-norm-tied"), "one", 1).ok());
+  const auto expected = FilesOf(folder_.Path("one"));
+  options_.save_seconds = 1e9;
+  ASSERT_TRUE(Run(Golden("qwen3-moe-norm-tied"), "three", 3).ok());
+  EXPECT_EQ(FilesOf(folder_.Path("three")), expected);
+  options_.unit_bytes = 1;
+  ASSERT_TRUE(Run(Golden("qwen3-moe-norm-tied"), "cut").ok());
+  EXPECT_EQ(FilesOf(folder_.Path("cut")), expected);
+}
+
+TEST_F(CalibratedRunTest, GoesOnFromWhereverItWasStopped) {
+  const std::string source = Golden("deepseek-v3-mtp");
+  options_.output.scheme = Scheme::kW8A8;
+  options_.output.shard_bytes = 60'000;
+  options_.unit_bytes = 60'000;
+  const StatusOr<QuantizeReport> whole = Run(source, "whole");
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  const auto expected = FilesOf(folder_.Path("whole"));
+  int resumed = 0;
+  for (int stop = 1;; stop += 3) {
+    const std::string out = fmt::format("stopped-{}", stop);
+    int calls = 0;
+    options_.progress = [&](const QuantizeProgress&) { return ++calls != stop; };
+    const StatusOr<QuantizeReport> first = Run(source, out);
+    if (first.ok()) {
+      EXPECT_GT(stop, 20);
+      break;
+    }
+    EXPECT_EQ(first.status().code(), StatusCode::kCancelled) << first.status();
+    options_.progress = nullptr;
+    const StatusOr<QuantizeReport> second = Run(source, out);
+    ASSERT_TRUE(second.ok()) << second.status();
+    resumed += second->calibration.resumed_layers;
+    EXPECT_EQ(FilesOf(folder_.Path(out)), expected) << "stopped after " << stop;
+    EXPECT_EQ(second->calibration.linears.size(), whole->calibration.linears.size());
+    EXPECT_EQ(second->calibration.routing.size(), whole->calibration.routing.size());
+  }
+  EXPECT_GT(resumed, 5) << "states were of use";
+}
+
+TEST_F(CalibratedRunTest, AStateThatIsNotWhatWasSavedIsNotTaken) {
+  const std::string source = Golden("deepseek-v3-mtp");
+  ASSERT_TRUE(Run(source, "whole").ok());
+  for (const bool gone : {true, false}) {
+    const std::string out = gone ? "gone" : "changed";
+    options_.progress = [](const QuantizeProgress& at) { return !at.stage.starts_with("layer 3"); };
+    ASSERT_EQ(Run(source, out).status().code(), StatusCode::kCancelled);
+    options_.progress = nullptr;
+    const fs::path state = folder_.Path(out) + "/calibration-2.state";
+    ASSERT_TRUE(fs::exists(state));
+    if (gone) {
+      fs::remove(state);
+    } else {
+      std::fstream file(state, std::ios::in | std::ios::out | std::ios::binary);
+      file.seekp(1000);
+      file.put('x');
+    }
+    const StatusOr<QuantizeReport> again = Run(source, out);
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_EQ(again->calibration.resumed_layers, 0);
+    EXPECT_EQ(FilesOf(folder_.Path(out)), FilesOf(folder_.Path("whole")));
+  }
+}
+
+TEST_F(CalibratedRunTest, OtherCalibrationIsRefused) {
+  options_.progress = [](const QuantizeProgress& at) { return !at.stage.starts_with("layer 2"); };
+  ASSERT_EQ(Run(Golden("kimi-k2"), "out").status().code(), StatusCode::kCancelled);
+  options_.progress = nullptr;
+  options_.calibration.front().front() ^= 1;
+  EXPECT_THAT(Message(Run(Golden("kimi-k2"), "out").status()), HasSubstr("begun with another settings"));
+}
+
+TEST_F(CalibratedRunTest, ThinCoverageIsRefusedWithWhatToDo) {
+  options_.min_coverage = 0.9;
+  options_.calibration = {{1, 2, 3}};
+  const Status status = Run(Golden("kimi-k2"), "out").status();
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(Message(status), HasSubstr("see 32 or more of the 3 calibration tokens"));
+  EXPECT_THAT(Message(status), HasSubstr("--min-coverage 0.00"));
+  // Then every expert leans on its layer, and the report says so.
+  options_.min_coverage = 0;
+  const StatusOr<QuantizeReport> report = Run(Golden("kimi-k2"), "thin");
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_GT(std::ranges::count(report->calibration.linears, 1.0, &LinearFinding::shrinkage), 0);
+}
+
+TEST_F(CalibratedRunTest, TooLittleMemoryIsRefusedWithWhatIsNeeded) {
+  options_.memory = int64_t{1} << 20;
+  EXPECT_THAT(Message(Run(Golden("kimi-k2"), "out").status()),
+              HasSubstr("for 195 calibration tokens (fewer take less)"));
+}
+
+TEST_F(CalibratedRunTest, AFlippedBitIsFound) {
+  for (const char* suffix : {".weight", ".weight_scale"}) {
+    const std::string out = std::string("out") + suffix;
+    ASSERT_TRUE(Run(Golden("kimi-k2"), out).ok());
+    const std::string name = std::string("model.layers.1.self_attn.o_proj") + suffix;
+    const auto opened = *Checkpoint::Open(folder_.Path(out));
+    const checkpoint::TensorEntry* entry = opened->Find(name);
+    ASSERT_NE(entry, nullptr);
+    std::fstream file(opened->files()[0]->path(), std::ios::in | std::ios::out | std::ios::binary);
+    const auto at = entry->bytes.data() - opened->files()[0]->bytes().data() + 2;
+    const auto flipped = static_cast<char>(static_cast<int>(entry->bytes[2]) ^ 4);
+    file.seekp(at);
+    file.put(flipped);
+    file.close();
+    EXPECT_THAT(Message(Check(Golden("kimi-k2"), out).status()), HasSubstr("model.layers.1.self_attn.o_proj"));
+  }
+}
+
+}  // namespace
+}  // namespace moesaic::quantizer

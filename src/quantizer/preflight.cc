@@ -105,7 +105,8 @@ Status MeasureDisks(const checkpoint::Checkpoint& source, const fs::path& folder
   struct stat there = {}, here = {};
   rates->same_disk = stat((*largest)->path().c_str(), &there) != 0 || fstat(file.fd(), &here) != 0 ||
                      there.st_dev == here.st_dev;
-  const size_t sample = std::min(kSampleBytes, (*largest)->bytes().size() / 4096 * 4096);
+  const size_t sample =
+      std::min(kSampleBytes, (*largest)->bytes().size() / runtime::kDirectBlock * runtime::kDirectBlock);
   const int fd = open((*largest)->path().c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);
   // A short sample, or a file system without direct reads, tells less than the scratch file.
   if (fd < 0 || sample < kSampleBytes / 8) {

@@ -29,20 +29,15 @@ struct Options {
   std::optional<std::string> save_plan;
 };
 
-Status WriteText(const std::string& path, const std::string& text) {
-  ASSIGN_OR_RETURN(const auto file, runtime::AtomicFile::Create(path));
-  RETURN_IF_ERROR(file->Write(text.data(), text.size()));
-  return file->Commit();
-}
-
 // Tokenizer and generation files go with the model: copied from a folder, made from a GGUF file's metadata.
 Status WriteTexts(const checkpoint::Checkpoint& source, const std::string& out) {
   ASSIGN_OR_RETURN(const auto texts, HubTexts(source));
-  for (const auto& [name, text] : texts) RETURN_IF_ERROR(WriteText(fmt::format("{}/{}", out, name), text));
+  for (const auto& [name, text] : texts)
+    RETURN_IF_ERROR(runtime::WriteFileAtomically(fmt::format("{}/{}", out, name), text));
   for (const char* name :
        {"tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"}) {
     if (const auto text = source.ReadText(name))
-      RETURN_IF_ERROR(WriteText(fmt::format("{}/{}", out, name), *text));
+      RETURN_IF_ERROR(runtime::WriteFileAtomically(fmt::format("{}/{}", out, name), *text));
   }
   return OkStatus();
 }

@@ -48,10 +48,7 @@ StatusOr<std::string> Conversation::Render(const text::ChatTemplate& chat) const
 }
 
 Status Conversation::Save(const std::string& path) const {
-  ASSIGN_OR_RETURN(const std::unique_ptr<runtime::AtomicFile> file, runtime::AtomicFile::Create(path));
-  const std::string text = Dump({{"messages", Messages(system_, messages_)}}, 1) + "\n";
-  RETURN_IF_ERROR(file->Write(text.data(), text.size()));
-  return file->Commit();
+  return runtime::WriteFileAtomically(path, Dump({{"messages", Messages(system_, messages_)}}, 1) + "\n");
 }
 
 Status Conversation::Load(const std::string& path) {

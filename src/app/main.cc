@@ -1,4 +1,7 @@
 // The moesaic binary: parses the command line and runs one verb.
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
+
 #include <csignal>
 #include <cstdio>
 #include <exception>
@@ -54,6 +57,9 @@ int Finish(const std::string& command, Status status) {
 
 int Main(int argc, char** argv) {
   PrepareStreams();
+  // What the rooms below log goes where notices go; results alone are written to standard output.
+  spdlog::set_default_logger(
+      std::make_shared<spdlog::logger>("moesaic", std::make_shared<spdlog::sinks::stderr_color_sink_mt>()));
   CLI::App root{"Moesaic runs mixture-of-experts language models from their published checkpoints.",
                 "moesaic"};
   root.set_version_flag("--version", std::string("moesaic ") + MOESAIC_VERSION);

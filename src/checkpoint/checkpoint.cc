@@ -67,6 +67,10 @@ Status Checkpoint::ReadQuantConfig() {
   return OkStatus();
 }
 
+void Checkpoint::ForgetMaps() const {
+  for (const auto& file : files()) file->Forget();
+}
+
 const TensorEntry* Checkpoint::Find(std::string_view name) const {
   const std::vector<TensorEntry>& all = tensors();
   const auto found =

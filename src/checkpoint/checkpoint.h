@@ -92,6 +92,8 @@ class Checkpoint {
   virtual const std::vector<TensorEntry>& tensors() const = 0;  ///< sorted by name
   /// The mapped files that tensors' bytes lie in; none when the caller brought the bytes.
   virtual std::span<const std::shared_ptr<const runtime::MappedFile>> files() const = 0;
+  /// Takes the pages of files() that were read so far out of this process's resident memory. Thread-safe.
+  void ForgetMaps() const;
   const TensorEntry* Find(std::string_view name) const;
   bool Has(std::string_view name) const { return Find(name) != nullptr; }
 

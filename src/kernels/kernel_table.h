@@ -15,9 +15,10 @@ namespace moesaic::kernels {
 
 /// Which implementation an operator got, for `doctor`, the start-up log and /metrics.
 struct KernelChoice {
-  std::string op;                        // "gemm_i8"
-  std::string name;                      // "gemm_i8_i8_avx512vnni"
-  std::vector<std::string> passed_over;  // better ones that this processor lacks
+  std::string op;                         // "gemm_i8"
+  std::string name;                       // "gemm_i8_i8_avx512vnni"
+  runtime::Isa isa = runtime::Isa::kRef;  // that it needs
+  std::vector<std::string> passed_over;   // better ones that this processor lacks
 };
 
 struct KernelTable {

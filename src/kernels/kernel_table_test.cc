@@ -24,6 +24,7 @@ TEST(SelectKernels, TakesTheFirstThatFitsAndSaysWhatItPassedOver) {
   EXPECT_EQ(ChoiceOf(table, "gemm_i8").name, "gemm_i8_i8_avx512vnni");
   EXPECT_EQ(ChoiceOf(table, "gemm_i8").passed_over, std::vector<std::string>{"gemm_i8_i8_amx"});
   EXPECT_EQ(ChoiceOf(table, "gemm_bf16").name, "gemm_bf16_bf16_avx512bf16");
+  EXPECT_EQ(ChoiceOf(table, "gemm_bf16").isa, Isa::kAvx512Bf16);
   EXPECT_EQ(ChoiceOf(table, "gemm_f32").name, "gemm_f32_f32_avx512");
   EXPECT_TRUE(ChoiceOf(table, "gemm_f32").passed_over.empty());
 

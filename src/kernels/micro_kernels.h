@@ -117,6 +117,9 @@ struct DigestHeader {
   float unused[2];
 };
 constexpr int kMostDigestDim = 1024;  ///< key_dim, at most
+/// Makes an upper bound of a norm: the sum of up to kMostDigestDim squares, in any order of f32 additions,
+/// and its root are off by less than 2^-14 of themselves.
+constexpr float kNormSlack = 1 + 0x1p-14F;
 constexpr int64_t DigestBytes(int key_dim) {
   return static_cast<int64_t>(sizeof(DigestHeader)) + 2 * int64_t{key_dim};
 }

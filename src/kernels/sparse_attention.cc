@@ -28,8 +28,6 @@ constexpr int kRowStep = 8;  // micro-kernels read whole groups of rows
 // the first) was 14.29, 14.22, 14.21, 14.27 and 14.61 for 0, 0.1, 0.2, 0.5 and 1, dense 13.21; 14.18 with
 // means for centers, which miss more of the mass (16.5% for 15.3%) and whose boxes are wider.
 constexpr float kEstimateSpread = 0.2F;
-// Sums of squares and their root are off by less than this.
-constexpr float kNormSlack = 1 + 0x1p-14F;
 
 // Partial sums and maxima that compilers make one register of; a single one would wait for itself at each
 // step.

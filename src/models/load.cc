@@ -5,6 +5,7 @@
 #include "checkpoint/packed_file.h"
 #include "models/decoder_model.h"
 #include "models/model_info.h"
+#include "models/numa_nodes.h"
 #include "runtime/topology.h"
 
 namespace moesaic::models {
@@ -30,15 +31,13 @@ StatusOr<std::unique_ptr<Model>> Finish(DecoderSpec spec, WeightMap weights, Wei
   return std::unique_ptr<Model>(std::move(model));
 }
 
-// Nodes that the process may run on, if weights are to be interleaved over them; else none.
 std::vector<int> NodesFor(NumaPolicy policy) {
   std::vector<int> nodes;
   if (policy == NumaPolicy::kLocal) return nodes;
   for (const runtime::NumaNode& node : runtime::DetectTopology().numa_nodes) {
     if (!node.cpus.empty()) nodes.push_back(node.index);
   }
-  if (nodes.size() < 2) nodes.clear();
-  return nodes;
+  return NodesToInterleave(std::move(nodes), policy);
 }
 
 // Half leaves room for the KV cache and for others.

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/safetensors_writer.h"
+#include "models/numa_nodes.h"
 #include "models/test_session.h"
 
 namespace moesaic::models {
@@ -163,6 +164,15 @@ TEST(LoadTest, ChoosesExpertsAToken) {
   EXPECT_EQ(three->info().experts_per_token, 3);
   EXPECT_GT(all->info().active_parameters, three->info().active_parameters);
   EXPECT_EQ(LoadError(path, {.experts_per_token = 9}), "experts per token must be in [1, 8], found 9");
+}
+
+// Node 4000 is beyond what any kernel counts, so that asking for it is refused.
+TEST(NodesToInterleaveTest, DoesWithoutWhereTheSystemRefuses) {
+  EXPECT_THAT(NodesToInterleave({0, 4000}, NumaPolicy::kAuto), testing::IsEmpty());
+  EXPECT_THAT(NodesToInterleave({0, 4000}, NumaPolicy::kInterleave), testing::ElementsAre(0, 4000));
+  EXPECT_THAT(NodesToInterleave({0, 0}, NumaPolicy::kAuto), testing::ElementsAre(0, 0));
+  EXPECT_THAT(NodesToInterleave({0, 1}, NumaPolicy::kLocal), testing::IsEmpty());
+  EXPECT_THAT(NodesToInterleave({0}, NumaPolicy::kAuto), testing::IsEmpty());
 }
 
 TEST(LoadTest, RefusesAnUnknownDtype) {

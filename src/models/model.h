@@ -82,7 +82,7 @@ enum class Placement {
 
 /// Which memory of a machine with several NUMA nodes weights lie in, where they are not mapped.
 enum class NumaPolicy {
-  kAuto,        ///< interleaved where the process may run on several nodes
+  kAuto,        ///< interleaved where the process may run on several nodes and the system lets it
   kInterleave,  ///< pages in turn on all nodes that the process may run on
   kLocal        ///< where the thread runs that first writes them
 };

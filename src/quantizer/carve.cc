@@ -255,10 +255,7 @@ StatusOr<std::vector<CarveLayerReport>> Carve(const checkpoint::Checkpoint& dens
   RETURN_IF_ERROR(checkpoint::WriteSafetensors(out + "/model.safetensors", output.tensors(),
                                                {{"format", "pt"}, {"recipe", CarveRecipe(options)}}));
   const std::string config = ConfigText(dense.config(), spec, options);
-  ASSIGN_OR_RETURN(const std::unique_ptr<runtime::AtomicFile> file,
-                   runtime::AtomicFile::Create(out + "/config.json"));
-  RETURN_IF_ERROR(file->Write(config.data(), config.size()));
-  RETURN_IF_ERROR(file->Commit());
+  RETURN_IF_ERROR(runtime::WriteFileAtomically(out + "/config.json", config));
   return reports;
 }
 

@@ -25,7 +25,7 @@ StatusOr<std::string> ReadAll(int fd, const std::string& path) {
   }
 }
 
-StatusOr<Journal::Entry> ParseEntry(const ordered_json& line, const std::string& path) {
+StatusOr<Journal::Entry> ParseEntry(const ordered_json& line, size_t number, const std::string& path) {
   const auto unit = line.find("unit"), checksum = line.find("xxh3");
   if (unit != line.end() && unit->is_number_unsigned() && checksum != line.end() && checksum->is_string()) {
     const auto text = checksum->get<std::string>();
@@ -33,8 +33,8 @@ StatusOr<Journal::Entry> ParseEntry(const ordered_json& line, const std::string&
     const uint64_t value = std::strtoull(text.c_str(), &end, 16);
     if (text.size() == 16 && *end == '\0') return Journal::Entry{unit->get<size_t>(), value};
   }
-  return DataLoss("{}: a line must hold \"unit\" and \"xxh3\", found {}; empty the folder to begin anew",
-                  path, line.dump());
+  return DataLoss("{}: line {} must hold \"unit\" and \"xxh3\", found {}; empty the folder to begin anew",
+                  path, number, checkpoint::ShownJson(nlohmann::json(line)));
 }
 
 }  // namespace
@@ -58,18 +58,18 @@ Status Journal::Read() {
   size_t begin = 0;
   for (size_t end = text.find('\n'); end != std::string::npos; end = text.find('\n', begin)) {
     const std::string line = text.substr(begin, end - begin);
-    if (!checkpoint::IsShallowJson(line)) return DataLoss("{}: a line is no JSON", path_);
-    ordered_json value = ordered_json::parse(line, nullptr, false);
+    const size_t number = header_.is_null() ? 1 : entries_.size() + 2;
+    ordered_json value;
+    if (checkpoint::IsShallowJson(line)) value = ordered_json::parse(line, nullptr, false);
     if (!value.is_object()) {
-      return DataLoss("{}: line {} is no JSON object; empty the folder to begin anew", path_,
-                      entries_.size() + 1);
+      return DataLoss("{}: line {} is no JSON object; empty the folder to begin anew", path_, number);
     }
     if (header_.is_null()) {
       header_ = std::move(value);
     } else if (value.contains("state")) {
       states_.push_back(std::move(value));
     } else {
-      ASSIGN_OR_RETURN(const Entry entry, ParseEntry(value, path_));
+      ASSIGN_OR_RETURN(const Entry entry, ParseEntry(value, number, path_));
       entries_.push_back(entry);
     }
     begin = end + 1;

@@ -65,6 +65,20 @@ TEST(JournalTest, WhatIsNoJournalIsRefused) {
   }
 }
 
+TEST(JournalTest, ABadLineIsToldByItsNumber) {
+  const std::string good = "{}\n{\"unit\":0,\"xxh3\":\"0000000000000001\"}\n";
+  for (const auto& [line, expected] :
+       {std::pair("{\"unit\":1}\n", "line 3 must hold \"unit\" and \"xxh3\", found {\"unit\":1}"),
+        std::pair("no json\n", "line 3 is no JSON object"), std::pair("[[[[[[\n", "line 3 is no JSON")}) {
+    const checkpoint::TestFolder folder;
+    folder.Write(kJournalFile, good + line);
+    EXPECT_THAT(Message(Journal::Open(folder.Path()).status()), HasSubstr(expected));
+  }
+  const checkpoint::TestFolder folder;
+  folder.Write(kJournalFile, "[]\n");
+  EXPECT_THAT(Message(Journal::Open(folder.Path()).status()), HasSubstr("line 1 is no JSON object"));
+}
+
 TEST(JournalTest, AnotherRunIsToldByItsFirstDifference) {
   const checkpoint::TestFolder folder;
   const auto journal = *Journal::Open(folder.Path());

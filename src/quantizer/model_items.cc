@@ -130,7 +130,9 @@ StatusOr<std::vector<ModelItem>> ListItems(const checkpoint::Checkpoint& source)
   }
   std::vector<ModelItem> items = lister.Take();
   std::set<std::string> tensors;
-  for (const ModelItem& item : items) {
+  for (size_t i = 0; i < items.size(); ++i) {
+    const ModelItem& item = items[i];
+    if (i % kItemsAMap == 0) source.ForgetMaps();
     if (item.linear) {
       RETURN_IF_ERROR(source.FindLinear(item.name, item.shape[0], item.shape[1]).status());
     } else {

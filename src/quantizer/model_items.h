@@ -26,6 +26,10 @@ struct ModelItem {
   int64_t elements() const;
 };
 
+/// Finding a linear reads some numbers of a few bytes through the checkpoint's maps, and the kernel brings a
+/// page or sixteen for each. Loops over items give them back this often: after 128 of them some 8 MiB.
+inline constexpr size_t kItemsAMap = 128;
+
 /// All items of a model, from its spec alone.
 std::vector<ModelItem> ListItems(const models::DecoderSpec& spec);
 

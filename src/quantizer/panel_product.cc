@@ -33,7 +33,7 @@ uint32_t Pair(uint16_t first, uint16_t second) { return first | static_cast<uint
 bool MultipliesHalves(const kernels::ExecContext& ctx) {
   const auto& choices = ctx.kernels->choices;
   return std::any_of(choices.begin(), choices.end(), [](const kernels::KernelChoice& choice) {
-    return choice.op == "gemm_bf16" && choice.name.ends_with("_amx");
+    return choice.op == "gemm_bf16" && choice.isa == runtime::Isa::kAmx;
   });
 }
 

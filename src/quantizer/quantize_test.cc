@@ -1,13 +1,16 @@
 #include "quantizer/quantize.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <filesystem>
 #include <map>
 
+#include "checkpoint/safetensors_writer.h"
 #include "checkpoint/test_files.h"
 #include "models/test_session.h"
 #include "quantizer/journal.h"
@@ -254,6 +257,16 @@ TEST_F(StoppedTest, UnitsWhoseBytesChangedAreDoneAgain) {
   EXPECT_TRUE(Check(source_, "out").ok());
 }
 
+TEST_F(StoppedTest, AFileThatIsTooLongIsCut) {
+  Stop();
+  const std::string shard = folder_.Path("out/model-00001-of-00003.safetensors");
+  fs::resize_file(shard, fs::file_size(shard) + 4096);
+  const StatusOr<QuantizeReport> report = Run(source_, "out");
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->redone_units, 1U);
+  EXPECT_TRUE(Check(source_, "out").ok());
+}
+
 TEST_F(StoppedTest, ASecondProcessIsRefused) {
   Stop();
   const auto journal = Journal::Open(folder_.Path("out"));
@@ -280,14 +293,14 @@ TEST_F(QuantizeTest, TooLittleMemoryIsRefusedWithWhatIsNeeded) {
   EXPECT_FALSE(fs::exists(folder_.Path("out")));
 }
 
-// Writes `value` over 2 bytes of tensor `name` in a golden's copy, at element 7.
-void Overwrite(const std::string& source, const std::string& name, uint16_t value) {
+// Writes `value` over 2 bytes of tensor `name` in a golden's copy.
+void Overwrite(const std::string& source, const std::string& name, uint16_t value, int element = 7) {
   const auto opened = *Checkpoint::Open(source);
   const checkpoint::TensorEntry* entry = opened->Find(name);
   ASSERT_NE(entry, nullptr) << name;
   const auto& file = opened->files()[0];
   std::fstream out(file->path(), std::ios::in | std::ios::out | std::ios::binary);
-  out.seekp(entry->bytes.data() - file->bytes().data() + 14);
+  out.seekp(entry->bytes.data() - file->bytes().data() + 2 * element);
   out.write(reinterpret_cast<const char*>(&value), 2);
 }
 
@@ -333,6 +346,102 @@ TEST_F(QuantizeTest, ADiskThatTakesNoMoreIsTold) {
   EXPECT_THAT(Message(status), HasSubstr("model.safetensors:"));
   EXPECT_THAT(Message(status), HasSubstr("File too large"));
   EXPECT_TRUE(Run(Golden("kimi-k2"), "out").ok());  // goes on with room
+}
+
+// All values of a group of 32 at its largest magnitude, which int4 clips; the scale is rounded down by 0.3%,
+// nearly as much as a bf16 value can be.
+TEST_F(QuantizeTest, AGroupThatIsClippedIsAsNearAsItCanBe) {
+  const std::string source = CopyOf("qwen3-tied");
+  const uint16_t value = 0x3f8e;  // 1.109375
+  for (int i = 0; i < 32; ++i) Overwrite(source, "model.layers.0.self_attn.o_proj.weight", value, i);
+  // What is below the least scale becomes zero.
+  for (int i = 32; i < 64; ++i) Overwrite(source, "model.layers.0.self_attn.o_proj.weight", 0x0040, i);
+  for (const Scheme scheme : {Scheme::kW4A16, Scheme::kNvfp4, Scheme::kFp8, Scheme::kW8A8}) {
+    options_.output.scheme = scheme;
+    ASSERT_TRUE(Run(source, SchemeName(scheme)).ok());
+    const StatusOr<VerifyReport> report = Check(source, SchemeName(scheme));
+    EXPECT_TRUE(report.ok()) << SchemeName(scheme) << report.status();
+  }
+}
+
+// Pages of the source's maps that are in this process's memory.
+int64_t ResidentPages(const Checkpoint& source) {
+  const int fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return -1;
+  int64_t pages = 0;
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  for (const auto& file : source.files()) {
+    const auto first = reinterpret_cast<uintptr_t>(file->bytes().data()) / page;
+    std::vector<uint64_t> entries((file->bytes().size() + page - 1) / page);
+    const auto bytes = static_cast<ssize_t>(entries.size() * sizeof(uint64_t));
+    if (pread(fd, entries.data(), static_cast<size_t>(bytes), static_cast<off_t>(first * 8)) != bytes) {
+      pages = -1;
+      break;
+    }
+    for (const uint64_t entry : entries) pages += static_cast<int64_t>(entry >> 63);
+  }
+  close(fd);
+  return pages;
+}
+
+// Looking at an int4 linear reads its "weight_shape" through the map.
+TEST_F(QuantizeTest, NoPageOfTheSourcesMapsStays) {
+  const auto source = *Checkpoint::Open(Golden("ct-llama-int4-g32-asym"));
+  const auto items = *ListItems(*source);
+  ASSERT_TRUE(FormsOf(*source, items).ok());
+  const int64_t touched = ResidentPages(*source);
+  if (touched < 0) GTEST_SKIP() << "/proc/self/pagemap can't be read here";
+  EXPECT_GT(touched, 0);
+  const auto pool = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
+  ASSERT_TRUE(Quantize(*source, options_, kernels_, *pool, folder_.Path("out")).ok());
+  EXPECT_EQ(ResidentPages(*source), 0);
+}
+
+// A golden in FP8 blocks whose scales are made anew, all ones, for blocks of so many rows.
+TEST_F(QuantizeTest, BlocksThatPiecesWouldCutAreRefused) {
+  const auto golden = *Checkpoint::Open(Golden("deepseek-v3-fp8"));
+  nlohmann::json config = golden->config();
+  for (const int64_t rows : {int64_t{48}, int64_t{64}}) {
+    config["quantization_config"]["weight_block_size"] = {rows, 128};
+    const auto blocks = [](int64_t size, int64_t block) { return (size + block - 1) / block; };
+    std::vector<checkpoint::TensorOutput> tensors;
+    for (const checkpoint::TensorEntry& entry : golden->tensors()) {
+      std::vector<int64_t> shape = entry.shape;
+      std::vector<std::byte> bytes(entry.bytes.begin(), entry.bytes.end());
+      if (entry.name.ends_with("_scale_inv")) {
+        const auto* weight = golden->Find(entry.name.substr(0, entry.name.size() - 10));
+        shape = {blocks(weight->shape[0], rows), blocks(weight->shape[1], 128)};
+        const std::vector<float> ones(static_cast<size_t>(shape[0] * shape[1]), 1);
+        bytes.assign(std::as_bytes(std::span(ones)).begin(), std::as_bytes(std::span(ones)).end());
+      }
+      tensors.push_back(checkpoint::HeldTensor(entry.name, entry.dtype, shape, bytes));
+    }
+    const std::string name = fmt::format("source-{}", rows);
+    fs::create_directory(folder_.Path(name));
+    folder_.Write(name + "/config.json", config.dump());
+    ASSERT_TRUE(checkpoint::WriteSafetensors(folder_.Path(name) + "/model.safetensors", tensors, {}).ok());
+    const Status status = Run(folder_.Path(name), "out-" + name).status();
+    if (rows == 64) {
+      EXPECT_TRUE(status.ok()) << status;
+      EXPECT_TRUE(Check(folder_.Path(name), "out-" + name).ok());
+    } else {
+      EXPECT_THAT(Message(status),
+                  HasSubstr("blocks of 48 rows that share a scale can't be quantized again"));
+    }
+  }
+}
+
+TEST_F(QuantizeTest, AnActOrdersGroupIndexIsNeededWhole) {
+  const auto source = *Checkpoint::Open(Golden("ct-llama-int4-actorder"));
+  const auto items = *ListItems(*source);
+  const auto forms = *FormsOf(*source, items);
+  size_t indexed = 0;
+  for (size_t i = 0; i < items.size(); ++i) {
+    if (forms[i].whole_bytes == 0) continue;
+    ++indexed;
+    EXPECT_EQ(forms[i].whole_bytes, 4 * items[i].shape[1]) << items[i].name;
+  }
+  EXPECT_GT(indexed, 6U);
 }
 
 TEST_F(QuantizeTest, AFlippedBitIsFound) {

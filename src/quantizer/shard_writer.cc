@@ -11,7 +11,7 @@
 namespace moesaic::quantizer {
 namespace {
 
-constexpr int64_t kBlock = 4096;  // what O_DIRECT asks of offsets, lengths and memory, at most
+using runtime::kDirectBlock;
 
 runtime::Transfer TransferOf(const OutputExtent& extent, int fd, bool write, const std::string& path) {
   return {.fd = fd,
@@ -20,6 +20,20 @@ runtime::Transfer TransferOf(const OutputExtent& extent, int fd, bool write, con
           .bytes = extent.bytes,
           .path = &path,
           .needed = static_cast<int64_t>(extent.bytes.size())};
+}
+
+// Writes all of `bytes` at the file's start.
+Status WriteStart(int fd, std::string_view bytes, const std::string& path) {
+  for (size_t done = 0; done < bytes.size();) {
+    const ssize_t written = pwrite(fd, bytes.data() + done, bytes.size() - done, static_cast<off_t>(done));
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) {
+      return IoError("{}: writing the header failed at byte {}: {}", path, done,
+                     written < 0 ? std::strerror(errno) : "no byte was taken");
+    }
+    done += static_cast<size_t>(written);
+  }
+  return OkStatus();
 }
 
 OutputExtent Part(const OutputExtent& extent, int64_t begin, int64_t end) {
@@ -50,8 +64,10 @@ Status ShardWriter::OpenFile(int shard) {
   file.fd = open(file.path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   if (file.fd < 0) return IoError("{}: can't be written: {}", file.path, std::strerror(errno));
   const int64_t bytes = output_.shards[shard].bytes;
+  struct stat info = {};
+  const bool longer = fstat(file.fd, &info) == 0 && info.st_size > bytes;
   int error = posix_fallocate(file.fd, 0, bytes);
-  if (error == EINVAL || error == EOPNOTSUPP) error = ftruncate(file.fd, bytes) == 0 ? 0 : errno;
+  if (longer || error == EINVAL || error == EOPNOTSUPP) error = ftruncate(file.fd, bytes) == 0 ? 0 : errno;
   if (error != 0) {
     Close(file);
     return IoError("{}: {} bytes can't be had: {}", file.path, bytes, std::strerror(error));
@@ -69,8 +85,8 @@ StatusOr<runtime::AsyncFiles::Ticket> ShardWriter::Start(int shard, std::span<co
   std::vector<runtime::Transfer> transfers;
   for (const OutputExtent& extent : extents) {
     const int64_t end = extent.offset + static_cast<int64_t>(extent.bytes.size());
-    const int64_t first_block = (extent.offset + kBlock - 1) / kBlock * kBlock,
-                  last_block = end / kBlock * kBlock;
+    const int64_t first_block = (extent.offset + kDirectBlock - 1) / kDirectBlock * kDirectBlock,
+                  last_block = end / kDirectBlock * kDirectBlock;
     if (!direct_ || first_block >= last_block) {
       transfers.push_back(TransferOf(extent, file.fd, true, file.path));
       continue;
@@ -108,10 +124,8 @@ Status ShardWriter::Finish(int shard, const std::string& header) {
   RETURN_IF_ERROR(OpenFile(shard));
   File& file = files_[shard];
   const int fd = file.fd;
-  const ssize_t written = pwrite(fd, header.data(), header.size(), 0);
-  if (written != static_cast<ssize_t>(header.size()) || fdatasync(fd) != 0) {
-    return IoError("{}: writing the header failed: {}", file.path, std::strerror(errno));
-  }
+  RETURN_IF_ERROR(WriteStart(fd, header, file.path));
+  if (fdatasync(fd) != 0) return IoError("{}: can't be brought to disk: {}", file.path, std::strerror(errno));
   posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
   Close(file);
   return OkStatus();

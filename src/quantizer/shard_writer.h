@@ -20,7 +20,7 @@ class ShardWriter {
   ShardWriter& operator=(const ShardWriter&) = delete;
 
   /// Starts to write runs of bytes, which must stay until the ticket was waited for. Makes the file at its
-  /// full size when it is not there, so that a full disk shows now.
+  /// full size when it is not there, so that a full disk shows now; one that is longer is cut.
   StatusOr<runtime::AsyncFiles::Ticket> Start(int shard, std::span<const OutputExtent> extents);
   /// Starts to read the same places, for a check of what an earlier run wrote. NotFound: the file is not
   /// there or too short.

@@ -34,7 +34,20 @@ SourceForm FormOfLinear(const LinearSource& linear) {
   for (const TensorEntry* part : PartsOf(linear)) {
     if (part != nullptr && part != linear.weight) form.bytes += static_cast<int64_t>(part->bytes.size());
   }
+  // A GGUF file's rows in another order are read through the map (SourceRows).
+  if (linear.group_index != nullptr && linear.weight->rows == nullptr) {
+    form.whole_bytes = static_cast<int64_t>(linear.group_index->bytes.size());
+  }
   return form;
+}
+
+// Linears are cut into pieces at multiples of kRowStep rows, where a block must begin.
+Status CheckBlockRows(const LinearSource& linear) {
+  if (linear.out <= linear.block_rows || kRowStep % linear.block_rows == 0) return OkStatus();
+  return Unimplemented(
+      "{}: {}: blocks of {} rows that share a scale can't be quantized again: the number must divide {}; "
+      "write the checkpoint in bf16 first",
+      linear.weight->file, linear.module, linear.block_rows, kRowStep);
 }
 
 DType ConfigDType(const nlohmann::json& config) {
@@ -61,7 +74,8 @@ SourceForm GuessForm(const ModelItem& item, DType dtype, const checkpoint::Quant
       quant.method == Method::kCompressedTensors && item.roundable ? quant.GroupOf(item.name) : nullptr;
   if (group == nullptr) return form;
   const int64_t scales = group->group_size > 0 ? n * CeilDiv(k, group->group_size) : n;
-  return {false, DType::kI32, CeilDiv(n * k * group->num_bits, 8) + 2 * scales};
+  const int64_t group_index = group->needs_group_index ? 4 * k : 0;
+  return {false, DType::kI32, CeilDiv(n * k * group->num_bits, 8) + 2 * scales + group_index, group_index};
 }
 
 // The rows of `entry` that rows [first, first + rows) of `total` need: it has one for every `total / its own`
@@ -91,12 +105,15 @@ StatusOr<std::vector<SourceForm>> FormsOf(const Checkpoint& source, const std::v
     for (const ModelItem& item : items) forms.push_back(GuessForm(item, dtype, quant));
     return forms;
   }
-  for (const ModelItem& item : items) {
+  for (size_t i = 0; i < items.size(); ++i) {
+    const ModelItem& item = items[i];
+    if (i % kItemsAMap == 0) source.ForgetMaps();
     if (!item.linear) {
       forms.push_back(FormOfTensor(*source.Find(item.name)));
       continue;
     }
     ASSIGN_OR_RETURN(const LinearSource linear, source.FindLinear(item.name, item.shape[0], item.shape[1]));
+    RETURN_IF_ERROR(CheckBlockRows(linear));
     forms.push_back(FormOfLinear(linear));
   }
   return forms;

@@ -9,10 +9,15 @@
 
 namespace moesaic::quantizer {
 
+/// Linears are cut into pieces at multiples of so many rows. Every format's blocks of rows (FP8's 128, zero
+/// points' 8) divide it.
+inline constexpr int64_t kRowStep = 128;
+
 struct SourceForm {
   bool plain = false;  // a scalar type whose bytes can be taken over as they are: `dtype`
   tensor::DType dtype = tensor::DType::kBF16;
-  int64_t bytes = 0;  // of all its tensors
+  int64_t bytes = 0;        // of all its tensors
+  int64_t whole_bytes = 0;  // of those among them that any run of rows needs in full
 };
 
 /// How `source` stores each item. Of a config without weights: as "torch_dtype" and "quantization_config"

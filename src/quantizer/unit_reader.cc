@@ -14,7 +14,7 @@
 namespace moesaic::quantizer {
 namespace {
 
-constexpr int64_t kBlock = 4096;  // what O_DIRECT asks of offsets, lengths and memory, at most
+using runtime::kDirectBlock;
 
 // A tensor's part that is to be read.
 struct Wanted {
@@ -70,7 +70,6 @@ StatusOr<LoadedUnit> UnitReader::Start(const std::vector<ModelItem>& items, std:
   LoadedUnit unit;
   for (const Piece& piece : pieces) {
     ASSIGN_OR_RETURN(SourceRows rows, SourceRows::Find(*source_, items[piece.item], piece.first, piece.rows));
-    unit.through_map |= rows.through_map();
     unit.rows.push_back(std::move(rows));
   }
   std::vector<Wanted> wanted;
@@ -90,7 +89,7 @@ StatusOr<LoadedUnit> UnitReader::Start(const std::vector<ModelItem>& items, std:
   int64_t used = 0;  // of the buffer
   for (size_t i = 0; i < wanted.size();) {
     // One extent: parts that follow each other, or share a block.
-    const int64_t align = direct_ ? kBlock : 1;
+    const int64_t align = direct_ ? kDirectBlock : 1;
     const int64_t begin = wanted[i].offset / align * align;
     int64_t needed = begin, end = begin;
     const size_t first = i;
@@ -112,7 +111,7 @@ StatusOr<LoadedUnit> UnitReader::Start(const std::vector<ModelItem>& items, std:
     }
     unit.extents.push_back({wanted[first].file, begin, end - begin});
     unit.read_bytes += end - begin;
-    used += (end - begin + kBlock - 1) / kBlock * kBlock;
+    used += (end - begin + kDirectBlock - 1) / kDirectBlock * kDirectBlock;
   }
   unit.ticket = io_->Submit(transfers);
   return unit;
@@ -123,8 +122,7 @@ void UnitReader::Forget(const LoadedUnit& unit) const {
     if (direct_) break;  // nothing is in the page cache
     posix_fadvise(files_[extent.file].fd, extent.offset, extent.bytes, POSIX_FADV_DONTNEED);
   }
-  if (!unit.through_map) return;
-  for (const auto& mapped : source_->files()) mapped->Forget();
+  source_->ForgetMaps();
 }
 
 }  // namespace moesaic::quantizer

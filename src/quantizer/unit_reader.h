@@ -16,7 +16,6 @@ struct LoadedUnit {
   std::vector<SourceRows> rows;
   runtime::AsyncFiles::Ticket ticket = 0;
   int64_t read_bytes = 0;
-  bool through_map = false;  // some rows
   struct Extent {
     size_t file;
     int64_t offset, bytes;
@@ -37,7 +36,8 @@ class UnitReader {
   StatusOr<LoadedUnit> Start(const std::vector<ModelItem>& items, std::span<const Piece> pieces,
                              std::span<std::byte> buffer);
   Status Wait(LoadedUnit& unit) { return io_->Wait(unit.ticket); }
-  /// Gives the memory that the unit's pages take in the page cache and in maps back.
+  /// Gives back the memory that the unit's pages take in the page cache, and all that the source's maps take:
+  /// rows that are read through them, and the small tensors beside a weight that finding it looks at.
   void Forget(const LoadedUnit& unit) const;
 
  private:

@@ -30,19 +30,29 @@ StatusOr<OutputSettings> SettingsOf(const Checkpoint& quantized) {
 }
 
 // The largest rounding error of a value, as a share of the largest magnitude under its scale: half the widest
-// step of the grid, and what rounding the scale itself adds (bf16: 2^-8; e4m3: 2^-4).
+// step of the grid, and what rounding the scale itself adds (bf16: d < 2^-8; e4m3: 2^-4).
+//
+// int4's scale is s = a / 7.5 (1 - d) for a largest magnitude a. A value a is clipped to 7 s: it loses
+// a - 7 a / 7.5 (1 - d) = a / 15 (1 + 14 d), more than the half step s / 2 = a / 15 (1 - d) of all others.
 float LargestError(GridKind kind) {
   switch (kind) {
     case GridKind::kInt8Channel:
       return 0.5F / 127 * (1 + 0x1p-7F);
     case GridKind::kInt4Group:
-      return 0.5F / 7.5F * (1 + 0x1p-7F);
+      return 0.5F / 7.5F * (1 + 14 * 0x1p-8F);
     case GridKind::kNvfp4:
       return 1.0F / 6 * (1 + 0x1p-3F);
     case GridKind::kFp8Block:
       break;
   }
   return 16.0F / 448 * (1 + 0x1p-7F);
+}
+
+// The largest rounding error of a value whose scale is the least that there is (2^-126, e4m3: 2^-9): half the
+// widest step, in scales.
+float LargestErrorAtLeastScale(GridKind kind, float global_scale) {
+  if (kind == GridKind::kNvfp4) return 0x1p-9F / global_scale;
+  return (kind == GridKind::kFp8Block ? 16 : 0.5F) * 0x1p-126F;
 }
 
 struct Sums {
@@ -129,9 +139,8 @@ class Verifier {
           largest = std::max(largest, std::fabs(then[c]));
         }
       }
-      double bound = static_cast<double>(largest) * LargestError(grid.kind);
-      // e4m3 has no scale below 2^-9: smaller blocks round to multiples of half of that.
-      if (grid.kind == GridKind::kNvfp4) bound = std::max(bound, 0x1p-9 / global_scale);
+      const double bound = std::max<double>(static_cast<double>(largest) * LargestError(grid.kind),
+                                            LargestErrorAtLeastScale(grid.kind, global_scale));
       const double limit = static_cast<double>(rows * (end - begin)) * bound * bound;
       if (!(error <= limit)) {
         return DataLoss(
@@ -219,8 +228,8 @@ StatusOr<VerifyReport> Verify(const Checkpoint& quantized, const Checkpoint& sou
       ++(rounded ? report.rounded : report.other);
       if (rounded) RETURN_IF_ERROR(verifier.CheckError(plan.items[piece.item], &report));
     }
-    for (const auto& file : source.files()) file->Forget();
-    for (const auto& file : quantized.files()) file->Forget();
+    source.ForgetMaps();
+    quantized.ForgetMaps();
     if (progress && !progress(report.bytes, plan.output.bytes)) return Cancelled("verifying was stopped");
   }
   return report;

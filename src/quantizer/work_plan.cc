@@ -2,11 +2,13 @@
 
 #include <algorithm>
 
+#include "runtime/async_file.h"
+
 namespace moesaic::quantizer {
 namespace {
 
-// Every format's blocks of rows (FP8's 128, zero points' 8) divide this.
-constexpr int64_t kRowStep = 128;
+using runtime::kDirectBlock;
+
 // Half a second of a disk of 512 MB/s: larger units would not make reads more sequential, only lose more work
 // when a run is killed.
 constexpr int64_t kLargestUnit = int64_t{256} << 20;
@@ -15,8 +17,7 @@ constexpr int64_t kSlabValues = int64_t{1} << 20;
 // GPTQ reads the whole factor for each slab: larger ones pay.
 constexpr int64_t kGptqSlabValues = int64_t{1} << 22;
 // Direct reads take whole blocks of the file around each of up to four tensors.
-constexpr int64_t kBlock = 4096;
-constexpr int64_t kAlignmentSlack = 4 * 2 * kBlock;
+constexpr int64_t kAlignmentSlack = 4 * 2 * kDirectBlock;
 
 class Cutter {
  public:
@@ -72,7 +73,9 @@ class Cutter {
 
   void Count(const Piece& piece, Unit* unit) const {
     const int64_t rows = RowsOf(items_[piece.item]);
-    unit->source_bytes += (forms_[piece.item].bytes * piece.rows + rows - 1) / rows + kAlignmentSlack;
+    const SourceForm& form = forms_[piece.item];
+    const int64_t by_row = form.bytes - form.whole_bytes;
+    unit->source_bytes += (by_row * piece.rows + rows - 1) / rows + form.whole_bytes + kAlignmentSlack;
     for (const OutputTensor& tensor : output_.items[piece.item].tensors) {
       unit->output_bytes += PlaceOf(tensor, piece).bytes;
     }
@@ -149,7 +152,8 @@ OutputPlaces PlacesOf(const OutputPlan& output, std::span<const Piece> pieces) {
   for (const Part& part : parts) {
     const auto [offset, bytes] = part.place;
     if (places.runs.empty() || places.runs.back().offset + places.runs.back().bytes != offset) {
-      const int64_t position = places.bytes + (offset - places.bytes % kBlock + kBlock) % kBlock;
+      const int64_t position =
+          places.bytes + (offset - places.bytes % kDirectBlock + kDirectBlock) % kDirectBlock;
       places.runs.push_back({offset, 0, position});
       places.bytes = position;
     }

@@ -80,6 +80,21 @@ TEST_F(WorkPlanTest, CutsLargeMatricesAndGathersSmallOnes) {
   EXPECT_GT(Cut(300'000).units.size(), 10U);
 }
 
+// An act-order's group index is read again with every piece.
+TEST_F(WorkPlanTest, WhatEveryPieceNeedsIsCountedForEach) {
+  Add("a", 1024, 65536);
+  Plan(Scheme::kW8A8);
+  const WorkPlan plain = Cut(1);
+  forms_[0].bytes += 4 * 65536;
+  forms_[0].whole_bytes = 4 * 65536;
+  const WorkPlan plan = Cut(1);
+  ASSERT_EQ(plan.units.size(), 8U);
+  CheckWhole(plan);
+  for (size_t i = 0; i < plan.units.size(); ++i) {
+    EXPECT_EQ(plan.units[i].source_bytes, plain.units[i].source_bytes + 4 * 65536);
+  }
+}
+
 TEST_F(WorkPlanTest, LinearsThatShareAScaleStayTogether) {
   Add("q", 512, 256, 0);
   Add("k", 256, 256, 0);

@@ -113,7 +113,6 @@ class Ring : public AsyncFiles {
  private:
   // Hands waiting pieces to the kernel as far as the ring has room.
   void Feed() {
-    bool any = false;
     while (!waiting_.empty() && !free_.empty()) {
       io_uring_sqe* entry = io_uring_get_sqe(&ring_);
       if (entry == nullptr) break;
@@ -131,15 +130,20 @@ class Ring : public AsyncFiles {
       // Never on this thread: what lies in the page cache would be copied here, before the caller computes.
       io_uring_sqe_set_flags(entry, IOSQE_ASYNC);
       entry->user_data = slot;
-      any = true;
     }
-    if (any) io_uring_submit(&ring_);
+    // The kernel may take some only, or none; the next call hands it the rest.
+    if (io_uring_sq_ready(&ring_) > 0) io_uring_submit(&ring_);
   }
 
   void Reap() {
     Feed();
     io_uring_cqe* done = nullptr;
-    if (io_uring_wait_cqe(&ring_, &done) < 0) return;  // interrupted: the caller asks again
+    if (io_uring_peek_cqe(&ring_, &done) != 0) {
+      // Submits again as it waits: with nothing under way it would wait for ever for what the kernel did not
+      // take.
+      io_uring_submit_and_wait(&ring_, 1);
+      if (io_uring_peek_cqe(&ring_, &done) != 0) return;  // interrupted: the caller asks again
+    }
     const auto slot = static_cast<unsigned>(done->user_data);
     const int64_t result = done->res;
     io_uring_cqe_seen(&ring_, done);

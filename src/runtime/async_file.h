@@ -13,6 +13,9 @@
 
 namespace moesaic::runtime {
 
+/// What O_DIRECT asks of offsets, lengths and memory, at most.
+inline constexpr int64_t kDirectBlock = 4096;
+
 /// One run of bytes between an open file and memory, which must both stay until the transfer was waited for.
 struct Transfer {
   int fd = -1;

@@ -47,4 +47,10 @@ Status AtomicFile::Commit() {
   return IoError("{}: can't be put in place: {}", path_, std::strerror(error));
 }
 
+Status WriteFileAtomically(const std::string& path, std::string_view content) {
+  ASSIGN_OR_RETURN(const auto file, AtomicFile::Create(path));
+  RETURN_IF_ERROR(file->Write(content.data(), content.size()));
+  return file->Commit();
+}
+
 }  // namespace moesaic::runtime

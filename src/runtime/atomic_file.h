@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "base/status.h"
 
@@ -26,5 +27,8 @@ class AtomicFile {
   std::string path_, partial_;
   std::FILE* file_;
 };
+
+/// A whole file at once.
+Status WriteFileAtomically(const std::string& path, std::string_view content);
 
 }  // namespace moesaic::runtime

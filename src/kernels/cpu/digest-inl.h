@@ -62,7 +62,7 @@ inline float FindBall(const DigestTask& t, const float* scales, int begin, int e
     const float squares = SumLanes(sum);
     most = squares > most ? squares : most;
   }
-  return __builtin_sqrtf(most) * kBallSlack;
+  return __builtin_sqrtf(most) * kNormSlack;
 }
 
 template <typename T>

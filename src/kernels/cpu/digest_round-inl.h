@@ -68,8 +68,5 @@ inline void SpoilDigest(int key_dim, DigestHeader* header, int8_t* centers, uint
   for (int d = 0; d < key_dim; ++d) radii[d] = 0;
 }
 
-/// Sums of key_dim squares and their root are off by less than 2^-14 of themselves.
-constexpr float kBallSlack = 1 + 0x1p-14F;
-
 }  // namespace
 }  // namespace moesaic::kernels

@@ -43,7 +43,7 @@ float FindBall(const DigestTask& t, int begin, int end, const float* centers) {
     for (int d = begin; d < end; ++d) sum += (At(t, key, d) - centers[d]) * (At(t, key, d) - centers[d]);
     most = std::max(most, sum);
   }
-  return std::sqrt(most) * kBallSlack;
+  return std::sqrt(most) * kNormSlack;
 }
 
 }  // namespace

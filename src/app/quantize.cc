@@ -27,6 +27,8 @@ struct Options {
   std::string act_order = "on";
   bool weigh_by_router = false;
   double min_coverage = 0.9;
+  std::string activations = "dynamic", smoothing = "off";
+  double static_tolerance = 2;
   std::vector<std::pair<std::string, std::string>> keep;  // dtype, pattern
   int group_size = 32;
   uint64_t memory = uint64_t{8} << 30, shard_bytes = 5'000'000'000;
@@ -44,6 +46,13 @@ StatusOr<quantizer::QuantizeOptions> Parse(const Options& options) {
   parsed.output.act_order = options.act_order == "on";
   parsed.output.weigh_by_router = options.weigh_by_router;
   parsed.min_coverage = options.min_coverage;
+  parsed.output.analyze = {.smoothing = options.smoothing == "on",
+                           .static_activations = options.activations == "static",
+                           .static_tolerance = options.static_tolerance};
+  if (parsed.output.analyze.wanted() && parsed.output.scheme != quantizer::Scheme::kW8A8) {
+    return InvalidArgument("--activations static and --smoothing on are for --scheme w8a8, not {}",
+                           options.scheme);
+  }
   parsed.output.shard_bytes = static_cast<int64_t>(options.shard_bytes);
   for (const auto& [dtype, pattern] : options.keep) {
     if (dtype != "fp32" && dtype != "bf16") {
@@ -85,6 +94,24 @@ class Eta {
   std::chrono::steady_clock::time_point start_;
 };
 
+void PrintAnalysis(const Options& options, const quantizer::Analysis& analysis, size_t rounded) {
+  if (options.smoothing == "on") {
+    double before = 0, after = 0;
+    size_t searched = 0, smoothed = 0;
+    for (const quantizer::AnalysisFinding& finding : analysis.findings) {
+      before += finding.loss_before;
+      after += finding.loss_after;
+      searched += finding.loss_before > 0 ? 1 : 0;
+      smoothed += finding.alpha > 0 ? 1 : 0;
+    }
+    Print("smoothing: {} of {} places where it is possible; there the outputs' error is {:.3f} of that without\n",
+          smoothed, searched, before > 0 ? after / before : 1);
+  }
+  if (options.activations == "static") {
+    Print("activations: {} of {} linears static, the others dynamic\n", analysis.input_scales.size(), rounded);
+  }
+}
+
 void PrintCalibration(const quantizer::CalibrationReport& report) {
   double loss = 0, nearest = 0;
   size_t leaning = 0, unseen = 0;
@@ -116,6 +143,7 @@ void PrintReport(const Options& options, const quantizer::QuantizeReport& report
     Print("resumed: {} of {} units were done, {} were done again because their bytes were not right\n",
           stream.resumed_units, report.units, stream.redone_units);
   }
+  if (report.analysis != nullptr) PrintAnalysis(options, *report.analysis, report.rounded);
   if (options.method == "gptq") PrintCalibration(report.calibration);
   Print(
       "{}: {} read, {} written ({}/s together); {:.1f} s computing, {:.1f} s waiting for reads, {:.1f} s for "
@@ -181,7 +209,9 @@ Status ReadCalibration(const Options& options, const checkpoint::Checkpoint& sou
     return OkStatus();
   }
   if (file.path.empty()) {
-    return InvalidArgument("--method gptq needs --calibration FILE: text like what the model will read");
+    return InvalidArgument(
+        "--method gptq, --smoothing on and --activations static need --calibration FILE: text like what the model "
+        "will read");
   }
   ASSIGN_OR_RETURN(parsed->calibration, ReadCalibrationFile(file, source));
   parsed->output.calibration = quantizer::CalibrationId::Of(parsed->calibration);
@@ -205,7 +235,7 @@ Status RunQuantize(const Options& options) {
   ASSIGN_OR_RETURN(const kernels::KernelTable kernels, KernelsOfHost());
   ASSIGN_OR_RETURN(const auto pool, MakeThreads(options.threads));
   ASSIGN_OR_RETURN(const auto source, checkpoint::Checkpoint::Open(options.model));
-  if (parsed.output.gptq) RETURN_IF_ERROR(ReadCalibration(options, *source, &parsed));
+  if (parsed.output.calibrated()) RETURN_IF_ERROR(ReadCalibration(options, *source, &parsed));
   if (options.plan) return RunPlan(options, parsed, *source, kernels, *pool);
   ASSIGN_OR_RETURN(parsed.texts, SideTexts(*source));
   const InterruptGuard guard;
@@ -230,7 +260,7 @@ Status RunQuantize(const Options& options) {
 void AddCalibrationFlags(CLI::App& verb, Options& options) {
   verb.add_option(
           "--calibration", options.calibration.path,
-          "Text for gptq: .txt, .jsonl of {\"text\"} or {\"messages\"}, or .safetensors with \"tokens\"")
+          "Text for gptq, --smoothing and --activations static: .txt, .jsonl of {\"text\"} or {\"messages\"}, or .safetensors with \"tokens\"")
       ->check(CLI::ExistingFile);
   verb.add_option("--calibration-tokens", options.calibration.max_tokens, "At most so many of it")
       ->check(CLI::Range(int64_t{2}, int64_t{1} << 30))
@@ -248,6 +278,19 @@ void AddCalibrationFlags(CLI::App& verb, Options& options) {
       ->capture_default_str();
   verb.add_flag("--weigh-by-router", options.weigh_by_router,
                 "gptq: an expert's tokens count by the square of what the router gives them");
+  verb.add_option("--activations", options.activations,
+                  "w8a8: scales of activations are found for each token while the model runs (dynamic), or fixed "
+                  "by calibration wherever that is not much worse (static)")
+      ->check(CLI::IsMember({"dynamic", "static"}))
+      ->capture_default_str();
+  verb.add_option("--static-tolerance", options.static_tolerance,
+                  "static: a linear stays dynamic if its outputs' squared error would be more times that")
+      ->check(CLI::Range(1.0, 1e6))
+      ->default_str("2");
+  verb.add_option("--smoothing", options.smoothing,
+                  "w8a8: SmoothQuant, with the best alpha for each norm and its linears, each up and its down")
+      ->check(CLI::IsMember({"on", "off"}))
+      ->capture_default_str();
   verb.add_option("--min-coverage", options.min_coverage,
                   "gptq: stop where less than this share of a layer's experts see 32 tokens or more")
       ->check(CLI::Range(0.0, 1.0))

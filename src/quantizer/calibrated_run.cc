@@ -70,7 +70,8 @@ ordered_json JsonOf(const LinearFinding& finding) {
           {"shrinkage", finding.shrinkage},
           {"loss", finding.loss},
           {"of_nearest", finding.of_nearest},
-          {"damping", finding.damping}};
+          {"damping", finding.damping},
+          {"xxh3", finding.xxh3}};
 }
 
 ordered_json JsonOf(const LayerRouting& routing) {
@@ -88,6 +89,7 @@ LinearFinding FindingOf(const ordered_json& json) {
   finding.loss = json.value("loss", 0.0);
   finding.of_nearest = json.value("of_nearest", 0.0);
   finding.damping = json.value("damping", 0.0);
+  finding.xxh3 = json.value("xxh3", "");
   return finding;
 }
 
@@ -98,6 +100,17 @@ ordered_json CalibrationReport::Json() const {
   for (const LinearFinding& finding : linears) json["linears"].push_back(JsonOf(finding));
   for (const LayerRouting& layer : routing) json["routing"].push_back(JsonOf(layer));
   return json;
+}
+
+CalibrationReport CalibrationReport::FromJson(const ordered_json& json) {
+  CalibrationReport report;
+  for (const ordered_json& finding : json.value("linears", ordered_json::array())) {
+    report.linears.push_back(FindingOf(finding));
+  }
+  for (const ordered_json& routing : json.value("routing", ordered_json::array())) {
+    report.routing.push_back({routing.value("layer", 0), routing.value("tokens", std::vector<int64_t>())});
+  }
+  return report;
 }
 
 CalibratedRun::CalibratedRun(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& source,
@@ -131,7 +144,7 @@ Status CalibratedRun::Go() {
       if (layer >= plan_.spec.layers) {
         RETURN_IF_ERROR(stream.EnterMtp(ctx_, source_, layer - plan_.spec.layers));
       }
-      RETURN_IF_ERROR(WalkLayer(ctx_, source_, plan_.spec, layer, stream, *this));
+      RETURN_IF_ERROR(WalkLayer(ctx_, source_, plan_.spec, layer, options_.output.folding(), stream, *this));
     }
     size_t end = units_.NextItem();
     while (end < plan_.items.size() && plan_.items[end].layer == layer) ++end;
@@ -171,7 +184,9 @@ StatusOr<std::vector<OwnedMatrix>> CalibratedRun::Visit(const LinearGroup& group
   const size_t first = item_of_.at(group.modules.front());
   std::vector<OwnedMatrix> matrices;
   std::optional<HessianFactor> factor;
-  LinearFinding finding{.name = "", .layer = group.layer, .tokens = group.inputs.tokens};
+  LinearFinding finding;
+  finding.layer = group.layer;
+  finding.tokens = group.inputs.tokens;
   RETURN_IF_ERROR(units_.Tell(fmt::format("layer {} of {}{}", group.layer + 1,
                                           plan_.spec.layers + plan_.spec.mtp_layers,
                                           group.expert < 0 ? "" : fmt::format(", expert {}", group.expert))));
@@ -195,6 +210,8 @@ StatusOr<OwnedMatrix> CalibratedRun::RoundLinear(size_t item, const HessianFacto
   const std::vector<int64_t>& shape = plan_.items[item].shape;
   const auto n = static_cast<int>(shape[0]), k = static_cast<int>(shape[1]);
   GptqReport gptq;
+  XXH3_state_t codes;
+  XXH3_64bits_reset(&codes);
   ASSIGN_OR_RETURN(RuntimeMatrix runtime,
                    factor != nullptr
                        ? RuntimeMatrix::OfRounded(options_.output.grid(), n, k)
@@ -203,11 +220,14 @@ StatusOr<OwnedMatrix> CalibratedRun::RoundLinear(size_t item, const HessianFacto
     ASSIGN_OR_RETURN(const UnitStream::Place place, units_.Next());
     RETURN_IF_ERROR(rounder_.Round(place.pieces, place.rows, place.out,
                                    {.factor = factor, .report = &gptq, .runtime = &runtime}));
+    const int64_t bytes = PlaceOf(plan_.output.items[item].tensors[0], place.pieces.front()).bytes;
+    XXH3_64bits_update(&codes, place.out[0], static_cast<size_t>(bytes));
   }
   if (factor != nullptr) {
     finding.name = plan_.items[item].name;
     finding.loss = gptq.loss;
     finding.of_nearest = gptq.of_nearest;
+    finding.xxh3 = fmt::format("{:016x}", XXH3_64bits_digest(&codes));
     report_.linears.push_back(std::move(finding));
   }
   return runtime.Take();
@@ -304,13 +324,9 @@ int CalibratedRun::Restore(CalibrationStream& stream) {
         report_.linears.clear();
         report_.routing.clear();
       }
-      for (const ordered_json& finding : states[j].value("linears", ordered_json::array())) {
-        report_.linears.push_back(FindingOf(finding));
-      }
-      for (const ordered_json& routing : states[j].value("routing", ordered_json::array())) {
-        report_.routing.push_back(
-            {routing.value("layer", 0), routing.value("tokens", std::vector<int64_t>())});
-      }
+      CalibrationReport part = CalibrationReport::FromJson(states[j]);
+      std::ranges::move(part.linears, std::back_inserter(report_.linears));
+      std::ranges::move(part.routing, std::back_inserter(report_.routing));
     }
     saved_linears_ = report_.linears.size();
     saved_routing_ = report_.routing.size();
@@ -358,9 +374,10 @@ int64_t CalibrationBytes(const models::DecoderSpec& spec, const std::vector<Mode
   int64_t most = 0;
   for (const auto& [layer, bytes] : layers) most = std::max(most, bytes);
   const CalibrationId& id = settings.calibration;
-  int64_t bytes = most + expert + rounding + CalibrationStream::Bytes(spec, id.tokens, id.longest) +
+  if (spec.moe.experts > 0) rounding += Hessian::Bytes(spec.hidden) + Hessian::Bytes(spec.moe.intermediate);
+  int64_t bytes = most + expert + CalibrationStream::Bytes(spec, id.tokens, id.longest) +
                   WalkBytes(spec, id.tokens, id.longest);
-  if (spec.moe.experts > 0) bytes += Hessian::Bytes(spec.hidden) + Hessian::Bytes(spec.moe.intermediate);
+  bytes += std::max(settings.gptq ? rounding : 0, settings.analyze.wanted() ? AnalysisBytes(spec) : 0);
   // The ids themselves, and a state's bytes when one is read back are no more than a layer's work takes.
   return bytes + id.tokens * 8;
 }

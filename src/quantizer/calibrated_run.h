@@ -25,6 +25,7 @@ struct LinearFinding {
   double loss = 0;        // GptqReport's
   double of_nearest = 1;  // likewise
   double damping = 0;     // FactorOptions::damping as it had to be
+  std::string xxh3;       // of the codes as they are stored, 16 hexadecimal digits
 };
 
 /// How routing spread the tokens over the experts of a layer.
@@ -40,6 +41,7 @@ struct CalibrationReport {
   int resumed_layers = 0;
 
   nlohmann::ordered_json Json() const;  // linears and routing
+  static CalibrationReport FromJson(const nlohmann::ordered_json& json);
 };
 
 class CalibratedRun : private LayerVisitor {
@@ -87,7 +89,7 @@ class CalibratedRun : private LayerVisitor {
   CalibrationReport report_;
 };
 
-/// Memory that a calibrated run takes beside its units.
+/// Memory that calibration takes at most, for GPTQ and for an analysis, beside the units.
 int64_t CalibrationBytes(const models::DecoderSpec& spec, const std::vector<ModelItem>& items,
                          const OutputSettings& settings);
 

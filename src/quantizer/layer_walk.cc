@@ -1,8 +1,10 @@
 #include "quantizer/layer_walk.h"
 
 #include <algorithm>
+#include <list>
 
 #include "models/decoder_weights.h"
+#include "quantizer/runtime_matrix.h"
 
 namespace moesaic::quantizer {
 namespace {
@@ -292,16 +294,72 @@ class Walker {
   runtime::Buffer sums_;  // [tokens, hidden] of experts' outputs
 };
 
+// What of a layer's frame is folded, in memory of its own.
+class FoldedFrame {
+ public:
+  FoldedFrame(const kernels::ExecContext& ctx, const models::DecoderSpec& spec, const Folding& folding,
+              const std::string& prefix, const checkpoint::Checkpoint& source)
+      : ctx_(ctx), spec_(spec), folding_(folding), prefix_(prefix), source_(source) {}
+
+  Status Fold(layers::DecoderLayer* layer) {
+    const char* ffn_norm =
+        spec_.sandwich_norm ? "pre_mlp_layernorm.weight" : "post_attention_layernorm.weight";
+    Replace("input_layernorm.weight", spec_.hidden, &layer->attention_norm);
+    Replace(ffn_norm, spec_.hidden, &layer->ffn_norm);
+    auto* mla = std::get_if<layers::MlaAttention>(&layer->attention);
+    if (mla != nullptr && mla->q_a_norm != nullptr) {
+      Replace("self_attn.q_a_layernorm.weight", spec_.attention.q_lora_rank, &mla->q_a_norm);
+    }
+    if (auto* mlp = std::get_if<layers::Mlp>(&layer->ffn)) {
+      if (mlp->up.bias != nullptr) Replace("mlp.up_proj.bias", spec_.intermediate, &mlp->up.bias);
+      return OkStatus();
+    }
+    return FoldRouter(&std::get<layers::MoeLayer>(layer->ffn).router);
+  }
+
+ private:
+  void Replace(const std::string& item, int count, const float** values) {
+    if (!folding_.Touches(prefix_ + item)) return;
+    vectors_.emplace_back(*values, *values + count);
+    folding_.Apply(ctx_, prefix_ + item, 0, 1, count, vectors_.back().data());
+    *values = vectors_.back().data();
+  }
+
+  Status FoldRouter(layers::Router* router) {
+    const std::string name = prefix_ + "mlp.gate";
+    if (!folding_.Touches(name)) return OkStatus();
+    const int n = spec_.moe.experts, k = spec_.hidden;
+    ASSIGN_OR_RETURN(std::vector<float> rows, ReadWeight(source_, name, n, k));
+    folding_.Apply(ctx_, name, 0, n, k, rows.data());
+    ASSIGN_OR_RETURN(RuntimeMatrix packed, RuntimeMatrix::OfKept(tensor::DType::kF32, n, k));
+    packed.AddKept(*ctx_.pool, 0, n, rows.data());
+    router_ = packed.Take();
+    router->gate.weight = router_.matrix;
+    return OkStatus();
+  }
+
+  const kernels::ExecContext& ctx_;
+  const models::DecoderSpec& spec_;
+  const Folding& folding_;
+  const std::string prefix_;
+  const checkpoint::Checkpoint& source_;
+  std::list<std::vector<float>> vectors_;
+  OwnedMatrix router_;
+};
+
 }  // namespace
 
 Status WalkLayer(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& source,
-                 const models::DecoderSpec& spec, int layer, CalibrationStream& stream,
-                 LayerVisitor& visitor) {
+                 const models::DecoderSpec& spec, int layer, const Folding* folding,
+                 CalibrationStream& stream, LayerVisitor& visitor) {
   ASSIGN_OR_RETURN(models::WeightPlan plan, models::PlanFrame(spec, source, layer));
   ASSIGN_OR_RETURN(const models::WeightMap weights,
                    models::WeightMap::Pack(source, std::move(plan), {}, {}, *ctx.pool));
-  Walker walker(ctx, spec, layer, models::AssembleFrame(spec, weights, stream.rope(), layer), stream,
-                visitor);
+  layers::DecoderLayer frame = models::AssembleFrame(spec, weights, stream.rope(), layer);
+  const Folding none;
+  FoldedFrame folded(ctx, spec, folding != nullptr ? *folding : none, models::LayerPrefix(layer), source);
+  RETURN_IF_ERROR(folded.Fold(&frame));
+  Walker walker(ctx, spec, layer, std::move(frame), stream, visitor);
   RETURN_IF_ERROR(walker.Attention());
   return walker.Ffn();
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "quantizer/calibration_stream.h"
+#include "quantizer/folding.h"
 #include "quantizer/hessian.h"
 
 namespace moesaic::quantizer {
@@ -42,10 +43,11 @@ class LayerVisitor {
   virtual Status SeeRouting(int layer, std::span<const int64_t> tokens_of_expert) = 0;
 };
 
-/// Takes `stream` through layer `layer` of `source`.
+/// Takes `stream` through layer `layer` of `source`, whose norms, biases and router are folded if `folding` is
+/// not null; visitors fold linears.
 Status WalkLayer(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& source,
-                 const models::DecoderSpec& spec, int layer, CalibrationStream& stream,
-                 LayerVisitor& visitor);
+                 const models::DecoderSpec& spec, int layer, const Folding* folding,
+                 CalibrationStream& stream, LayerVisitor& visitor);
 
 /// Memory that a walk takes for so many tokens beside the stream and the matrices that visitors return: sums
 /// of experts' outputs, routes, and scratch.

@@ -7,6 +7,7 @@
 
 #include "models/test_session.h"
 #include "models/weight_decl.h"
+#include "models/weight_plan.h"
 #include "quantizer/model_items.h"
 #include "quantizer/runtime_matrix.h"
 
@@ -91,7 +92,7 @@ TEST_P(LayerWalkTest, GoesWhereTheModelGoes) {
   const std::vector<ModelItem> items = *ListItems(*source);
   Keeper keeper(*source, ctx, items);
   const auto walk = [&](int layer) {
-    const Status status = WalkLayer(ctx, *source, spec, layer, stream, keeper);
+    const Status status = WalkLayer(ctx, *source, spec, layer, nullptr, stream, keeper);
     ASSERT_TRUE(status.ok()) << status;
   };
   for (int layer = 0; layer < spec.layers; ++layer) walk(layer);

@@ -61,6 +61,9 @@ class Chooser {
       for (StoredTensor& stored : TensorsOf(grid, item.shape[0], item.shape[1])) {
         output.tensors.push_back({std::move(stored)});
       }
+      if (settings_.InputScale(item.name) > 0) {
+        output.tensors.push_back({{".input_scale", DType::kF32, {1}, 0}});
+      }
       return output;
     }
     const char* suffix = item.linear ? ".weight" : "";
@@ -71,6 +74,10 @@ class Chooser {
     if (kept && *kept != dtype) {
       output.form = Form::kConverted;
       dtype = *kept;
+    }
+    if (settings_.folding() != nullptr && settings_.folding()->Touches(item.name)) {
+      output.form = Form::kConverted;
+      if (dtype == DType::kF16) dtype = DType::kF32;
     }
     output.tensors.push_back({{suffix, dtype, item.shape, RowsOf(item) > 1 ? 1 : 0}});
     return output;
@@ -173,6 +180,12 @@ CalibrationId CalibrationId::Of(const std::vector<std::vector<int32_t>>& sequenc
   return id;
 }
 
+float OutputSettings::InputScale(const std::string& module) const {
+  if (analysis == nullptr) return 0;
+  const auto found = analysis->input_scales.find(module);
+  return found == analysis->input_scales.end() ? 0 : found->second;
+}
+
 ordered_json OutputSettings::Json() const {
   ordered_json json = {{"scheme", SchemeName(scheme)}, {"method", gptq ? "gptq" : search ? "mse" : "rtn"}};
   if (scheme == Scheme::kW4A16) json["group_size"] = group_size;
@@ -183,6 +196,9 @@ ordered_json OutputSettings::Json() const {
     json["act_order"] = act_order;
     json["weigh_by_router"] = weigh_by_router;
   }
+  if (analyze.smoothing) json["smoothing"] = true;
+  if (analyze.static_activations) json["static_tolerance"] = analyze.static_tolerance;
+  if (!analysis_xxh3.empty()) json["analysis"] = analysis_xxh3;
   if (!calibration.xxh3.empty()) {
     json["calibration"] = {{"xxh3", calibration.xxh3},
                            {"tokens", calibration.tokens},
@@ -217,6 +233,19 @@ StatusOr<OutputSettings> OutputSettings::FromJson(const std::string& text, const
     settings.damping = damping->get<double>();
     settings.act_order = order->get<bool>();
     settings.weigh_by_router = weigh->get<bool>();
+  }
+  if (const auto smoothing = json.find("smoothing"); smoothing != json.end()) {
+    if (!smoothing->is_boolean()) return refuse();
+    settings.analyze.smoothing = smoothing->get<bool>();
+  }
+  if (const auto analysis = json.find("analysis"); analysis != json.end()) {
+    if (!analysis->is_string()) return refuse();
+    settings.analysis_xxh3 = analysis->get<std::string>();
+  }
+  if (const auto tolerance = json.find("static_tolerance"); tolerance != json.end()) {
+    if (!tolerance->is_number()) return refuse();
+    settings.analyze.static_activations = true;
+    settings.analyze.static_tolerance = tolerance->get<double>();
   }
   if (const auto calibration = json.find("calibration"); calibration != json.end()) {
     const auto number = [&](const char* key) {
@@ -278,6 +307,10 @@ StatusOr<OutputPlan> PlanOutput(const std::vector<ModelItem>& items, const std::
     ASSIGN_OR_RETURN(OutputItem output, chooser.Choose(items[i], forms[i]));
     if (i > 0 && items[i].fused >= 0 && items[i].fused == items[i - 1].fused) {
       RETURN_IF_ERROR(chooser.CheckFused(items[i - 1], plan.items.back().form, items[i], output.form));
+    }
+    const bool is_static = output.form == Form::kRounded && settings.InputScale(items[i].name) > 0;
+    if (settings.analyze.static_activations && output.form == Form::kRounded && !is_static) {
+      plan.dynamic.push_back(items[i].name);
     }
     const char* pattern = items[i].linear && !items[i].roundable ? DefaultPattern(items[i].name) : nullptr;
     if (pattern != nullptr) ignore.insert(pattern);

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "quantizer/analysis.h"
 #include "quantizer/model_items.h"
 #include "quantizer/scheme.h"
 #include "quantizer/source_form.h"
@@ -38,11 +39,20 @@ struct OutputSettings {
   double damping = 0.01;         // FactorOptions::damping
   bool act_order = true;         // FactorOptions::act_order
   bool weigh_by_router = false;  // an expert's tokens count by the square of what the router gives them
+  /// What calibration says before the rounding; kW8A8 alone has static activations.
+  AnalysisSettings analyze;
+  std::shared_ptr<const Analysis> analysis;  // of a run that wants one, once it is there
+  std::string analysis_xxh3;                 // its Checksum()
   CalibrationId calibration;
   std::vector<KeepRule> keep;
   int64_t shard_bytes = int64_t{5'000'000'000};  // a file gets as many items as fit, and at least one
 
   Grid grid() const { return GridOf(scheme, group_size); }
+  /// Whether calibration decides anything.
+  bool calibrated() const { return gptq || analyze.wanted(); }
+  const Folding* folding() const { return analysis == nullptr ? nullptr : &analysis->folding; }
+  /// The static scale of a linear's activations; 0: dynamic.
+  float InputScale(const std::string& module) const;
   nlohmann::ordered_json Json() const;
   /// From Json()'s text, which `file` holds.
   static StatusOr<OutputSettings> FromJson(const std::string& text, const std::string& file);
@@ -77,7 +87,8 @@ struct Shard {
 struct OutputPlan {
   std::vector<OutputItem> items;  // one for each of the model's
   std::vector<Shard> shards;
-  std::vector<std::string> ignore;  // of "quantization_config"
+  std::vector<std::string> ignore;   // of "quantization_config"
+  std::vector<std::string> dynamic;  // linears whose activations are dynamic where those of others are static
   int64_t bytes = 0;                // of all files
 
   /// A file's length field and header, header_bytes long.

@@ -4,7 +4,7 @@
 #include <sys/stat.h>
 #include <xxhash.h>
 
-#include <array>
+#include <set>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -63,7 +63,10 @@ StatusOr<bool> PrepareFolder(const std::string& folder) {
     return IoError("{}: can't be made a folder: {}", folder,
                    error ? error.message() : "something else is there");
   }
-  if (fs::exists(fs::path(folder) / kJournalFile) || fs::is_empty(folder, error)) return made;
+  if (fs::exists(fs::path(folder) / kJournalFile)) return made;
+  const bool only_analysis = std::ranges::all_of(
+      fs::directory_iterator(folder, error), [](const auto& entry) { return entry.path().filename() == kAnalysisFile; });
+  if (only_analysis) return made;
   return InvalidArgument("{}: the folder is not empty, and there is no {} to go on from", folder,
                          kJournalFile);
 }
@@ -105,7 +108,8 @@ Status WriteTexts(const checkpoint::Checkpoint& source, const QuantizeOptions& o
   }
   ordered_json config = ordered_json::parse(source.config().dump());
   config["quantization_config"] =
-      QuantizationConfig(options.output.scheme, options.output.group_size, plan.output.ignore);
+      QuantizationConfig(options.output.scheme, options.output.group_size, plan.output.ignore,
+                         options.output.analyze.static_activations, plan.output.dynamic);
   return WriteText(folder + "/config.json", config.dump(2) + "\n");
 }
 
@@ -133,6 +137,50 @@ StatusOr<QuantizePlan> Begin(const checkpoint::Checkpoint& source, const Quantiz
   RETURN_IF_ERROR(CheckDisk(folder, plan.output));
   if (!begun) RETURN_IF_ERROR(journal.Begin(header));
   return plan;
+}
+
+// The analysis that `options` want, of the folder if it is there already.
+StatusOr<std::shared_ptr<const Analysis>> FindAnalysis(const checkpoint::Checkpoint& source,
+                                                       const QuantizeOptions& options,
+                                                       const kernels::KernelTable& kernels,
+                                                       runtime::ThreadPool& pool, const std::string& folder) {
+  ASSIGN_OR_RETURN(const QuantizePlan plan, PlanQuantize(source, options));
+  const std::string path = folder + "/" + kAnalysisFile;
+  const std::string key = FingerprintOf(source) + options.output.Json().dump();
+  StatusOr<Analysis> found = Analysis::Load(path, key, plan.spec.sandwich_norm);
+  if (!found.ok()) {
+    std::set<std::string> rounded;
+    for (size_t i = 0; i < plan.items.size(); ++i) {
+      if (plan.output.items[i].form == Form::kRounded) rounded.insert(plan.items[i].name);
+    }
+    runtime::Arena scratch;
+    const kernels::ExecContext ctx{.kernels = &kernels, .pool = &pool, .scratch = &scratch};
+    found = Analyze(
+        ctx, source, plan.spec, options.output.analyze, options.output.grid(), options.calibration,
+        [&](const std::string& module) { return rounded.contains(module); },
+        [&](int done, int total) {
+          const std::string stage = fmt::format("analyzing layer {} of {}", done + 1, total);
+          return !options.progress || options.progress({0, plan.output.bytes, false, stage});
+        });
+    RETURN_IF_ERROR(found.status());
+    RETURN_IF_ERROR(found->Save(path, key));
+  }
+  return std::make_shared<const Analysis>(*std::move(found));
+}
+
+Status AddAnalysis(const checkpoint::Checkpoint& source, const kernels::KernelTable& kernels,
+                   runtime::ThreadPool& pool, const std::string& folder, const Journal& journal,
+                   QuantizeOptions* options) {
+  if (!options->output.analyze.wanted()) return OkStatus();
+  if (!journal.header().is_null()) {  // another one's analysis stays
+    ordered_json settings = options->output.Json();
+    const auto begun = journal.header().find("settings");
+    if (begun != journal.header().end() && begun->contains("analysis")) settings["analysis"] = (*begun)["analysis"];
+    RETURN_IF_ERROR(CheckSameRun(journal, {{"source", FingerprintOf(source)}, {"settings", settings}}));
+  }
+  ASSIGN_OR_RETURN(options->output.analysis, FindAnalysis(source, *options, kernels, pool, folder));
+  options->output.analysis_xxh3 = options->output.analysis->Checksum();
+  return OkStatus();
 }
 
 // The uncalibrated way: every piece by itself.
@@ -164,6 +212,7 @@ ordered_json QuantizeReport::Json(const OutputSettings& settings) const {
     json["stages"].push_back({{"name", name}, {"seconds", value}});
   }
   json.update(c.Json());
+  if (analysis != nullptr) json["analysis"] = analysis->Json();
   json["resumed_layers"] = c.resumed_layers;
   json["peak_bytes"] = peak_bytes;
   json["seconds"] = seconds;
@@ -174,14 +223,20 @@ ordered_json QuantizeReport::Json(const OutputSettings& settings) const {
   return json;
 }
 
-StatusOr<QuantizeReport> Quantize(const checkpoint::Checkpoint& source, const QuantizeOptions& options,
+StatusOr<QuantizeReport> Quantize(const checkpoint::Checkpoint& source, const QuantizeOptions& wanted,
                                   const kernels::KernelTable& kernels, runtime::ThreadPool& pool,
                                   const std::string& folder) {
   const Clock::time_point start = Clock::now();
   if (source.tensors().empty()) return NotFound("{}: there are no weights here", source.path());
   ASSIGN_OR_RETURN(const bool made, PrepareFolder(folder));
   ASSIGN_OR_RETURN(const std::unique_ptr<Journal> journal, Journal::Open(folder));
-  const StatusOr<QuantizePlan> planned = Begin(source, options, folder, *journal);
+  QuantizeOptions options = wanted;
+  StatusOr<QuantizePlan> planned = Cancelled("");
+  if (Status analyzed = AddAnalysis(source, kernels, pool, folder, *journal, &options); analyzed.ok()) {
+    planned = Begin(source, options, folder, *journal);
+  } else {
+    planned = std::move(analyzed);
+  }
   if (!planned.ok()) {
     if (journal->header().is_null()) {  // nothing has begun: nothing stays
       RETURN_IF_ERROR(journal->Remove());
@@ -217,6 +272,7 @@ StatusOr<QuantizeReport> Quantize(const checkpoint::Checkpoint& source, const Qu
   }
   report.stream.read_bytes += rounder.reread_bytes();
   RETURN_IF_ERROR(WriteTexts(source, options, plan, folder));
+  report.analysis = options.output.analysis;
   report.source_bytes = plan.source_bytes;
   report.output_bytes = plan.output.bytes;
   for (const OutputItem& item : plan.output.items) {
@@ -227,7 +283,7 @@ StatusOr<QuantizeReport> Quantize(const checkpoint::Checkpoint& source, const Qu
   report.io = io->backend();
   report.peak_bytes = runtime::MeasureResidentMemory().peak;
   report.seconds = Since(start);
-  if (options.output.gptq) {
+  if (options.output.calibrated()) {
     RETURN_IF_ERROR(WriteText(folder + "/" + kReportFile, report.Json(options.output).dump(1) + "\n"));
   }
   RETURN_IF_ERROR(journal->Remove());

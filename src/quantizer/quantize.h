@@ -18,7 +18,8 @@ struct QuantizeReport {
   StreamCounts stream;
   size_t units = 0;
   size_t rounded = 0, copied = 0, converted = 0;  // linears, and other tensors
-  CalibrationReport calibration;
+  CalibrationReport calibration;             // of GPTQ
+  std::shared_ptr<const Analysis> analysis;  // or null
   double seconds = 0;
   int64_t peak_bytes = 0;  // resident
   std::string io;          // AsyncFiles::backend()

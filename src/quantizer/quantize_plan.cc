@@ -30,7 +30,7 @@ StatusOr<QuantizePlan> PlanQuantize(const checkpoint::Checkpoint& source, const 
   for (const SourceForm& form : plan.forms) plan.source_bytes += form.bytes;
   ASSIGN_OR_RETURN(plan.output, PlanOutput(plan.items, plan.forms, options.output));
   const CutOptions cut{.grid = options.output.grid(), .by_layer = options.output.gptq};
-  if (options.output.gptq) {
+  if (options.output.calibrated()) {
     plan.calibration_bytes = CalibrationBytes(plan.spec, plan.items, options.output);
   }
   // Headers were read through the maps; what they take is given back before memory is counted.

@@ -263,7 +263,7 @@ TEST_F(StoppedTest, AFileThatIsTooLongIsCut) {
   fs::resize_file(shard, fs::file_size(shard) + 4096);
   const StatusOr<QuantizeReport> report = Run(source_, "out");
   ASSERT_TRUE(report.ok()) << report.status();
-  EXPECT_EQ(report->redone_units, 1U);
+  EXPECT_EQ(report->stream.redone_units, 1U);
   EXPECT_TRUE(Check(source_, "out").ok());
 }
 

@@ -24,6 +24,9 @@ class RuntimeMatrix {
   /// All rows of `module`, some at a time.
   Status ReadKept(runtime::ThreadPool& pool, const checkpoint::Checkpoint& source, const std::string& module);
 
+  /// The static scale of the linear's activations.
+  void SetInputScale(float scale) { owned_.matrix.input_scale = scale; }
+
   OwnedMatrix Take() { return std::move(owned_); }
 
  private:

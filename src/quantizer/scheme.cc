@@ -115,17 +115,17 @@ ordered_json WeightArguments(Scheme scheme, int group_size) {
 }
 
 // What run time rounds activations to; null: nothing.
-ordered_json ActivationArguments(Scheme scheme) {
+ordered_json ActivationArguments(Scheme scheme, bool is_static) {
   ordered_json arguments;
   if (scheme == Scheme::kW8A8) {
-    arguments = Arguments(8, "int", "token");
+    arguments = Arguments(8, "int", is_static ? "tensor" : "token");
   } else if (scheme == Scheme::kFp8) {
     arguments = Arguments(8, "float", "group");
     arguments["group_size"] = 128;
   } else {
     return nullptr;
   }
-  arguments["dynamic"] = true;
+  arguments["dynamic"] = !is_static;
   arguments["observer"] = nullptr;
   return arguments;
 }
@@ -207,16 +207,21 @@ void EncodeRows(runtime::ThreadPool& pool, const QuantizedMatrix& matrix,
   if (tensors.size() > 2 && out[2] != nullptr) EncodeOnce(matrix, tensors[2], codes.shape[0], out[2]);
 }
 
-ordered_json QuantizationConfig(Scheme scheme, int group_size, const std::vector<std::string>& ignore) {
+ordered_json QuantizationConfig(Scheme scheme, int group_size, const std::vector<std::string>& ignore,
+                                bool static_activations, const std::vector<std::string>& dynamic) {
   const char* format = Find(scheme).format;
-  const ordered_json group = {{"targets", {"Linear"}},
-                              {"weights", WeightArguments(scheme, group_size)},
-                              {"input_activations", ActivationArguments(scheme)},
-                              {"output_activations", nullptr}};
+  const auto group = [&](const ordered_json& targets, bool is_static) {
+    return ordered_json{{"targets", targets},
+                        {"weights", WeightArguments(scheme, group_size)},
+                        {"input_activations", ActivationArguments(scheme, is_static)},
+                        {"output_activations", nullptr}};
+  };
+  ordered_json groups = {{"group_0", group({"Linear"}, static_activations)}};
+  if (!dynamic.empty()) groups["group_1"] = group(dynamic, false);
   return {{"quant_method", "compressed-tensors"}, {"format", format},
           {"quantization_status", "compressed"},  {"global_compression_ratio", nullptr},
           {"kv_cache_scheme", nullptr},           {"ignore", ignore},
-          {"config_groups", {{"group_0", group}}}};
+          {"config_groups", groups}};
 }
 
 }  // namespace moesaic::quantizer

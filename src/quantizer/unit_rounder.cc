@@ -92,7 +92,11 @@ Status UnitRounder::ReadSlab(const Piece& piece, const SourceRows& rows, int64_t
     const std::lock_guard<std::mutex> lock(mutex);
     if (failure.ok()) failure = std::move(status);
   });
-  return Annotate(failure, source_.path());
+  RETURN_IF_ERROR(Annotate(failure, source_.path()));
+  if (settings_.folding() != nullptr) {
+    settings_.folding()->Apply(ctx_, items_[piece.item].name, first, count, columns, slab_.data());
+  }
+  return OkStatus();
 }
 
 // Says which value of the slab is none that can be rounded; rows are counted from the item's start.
@@ -182,6 +186,13 @@ Status UnitRounder::RoundPiece(const Piece& piece, const SourceRows& rows, std::
   const std::vector<OutputTensor>& tensors = output_.items[piece.item].tensors;
   std::vector<StoredTensor> stored;
   for (const OutputTensor& tensor : tensors) stored.push_back(tensor.stored);
+  // Behind those of the grid there may be the static scale of activations.
+  const float input_scale = settings_.InputScale(item.name);
+  if (input_scale > 0) {
+    if (out.back() != nullptr) std::memcpy(out.back(), &input_scale, sizeof(input_scale));
+    stored.pop_back();
+    if (rounding.runtime != nullptr) rounding.runtime->SetInputScale(input_scale);
+  }
   const int64_t step = rounding.factor == nullptr ? SlabRows(item) : GptqSlabRows(item);
   for (int64_t done = 0; done < piece.rows; done += step) {
     const int64_t count = std::min(step, piece.rows - done);

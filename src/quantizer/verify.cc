@@ -1,11 +1,15 @@
 #include "quantizer/verify.h"
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <map>
 #include <mutex>
 
+#include "checkpoint/json_text.h"
 #include "checkpoint/safetensors.h"
 #include "quantizer/quantize.h"
 #include "quantizer/unit_reader.h"
@@ -65,6 +69,23 @@ class Verifier {
            const OutputSettings& settings, const kernels::ExecContext& ctx)
       : quantized_(quantized), source_(source), plan_(plan), settings_(settings), ctx_(ctx) {}
 
+  // Reads what the run said of the codes that calibration decided.
+  Status ReadChecksums() {
+    const std::string path = quantized_.path() + "/" + kReportFile;
+    const std::optional<std::string> text = quantized_.ReadText(kReportFile);
+    if (!text) return NotFound("{}: is missing; it says which codes calibration decided", path);
+    ASSIGN_OR_RETURN(const nlohmann::json json, checkpoint::ParseJsonObject(*text, path));
+    for (const LinearFinding& linear : CalibrationReport::FromJson(nlohmann::ordered_json(json)).linears) {
+      checksums_[linear.name] = linear.xxh3;
+    }
+    for (size_t i = 0; i < plan_.items.size(); ++i) {
+      if (plan_.output.items[i].form == Form::kRounded && !checksums_.contains(plan_.items[i].name)) {
+        return DataLoss("{}: says nothing of {}", path, plan_.items[i].name);
+      }
+    }
+    return OkStatus();
+  }
+
   // Finds the plan's shards among the folder's files and compares what stands in front of the weights.
   Status CheckFiles() {
     for (const Shard& shard : plan_.output.shards) {
@@ -83,16 +104,28 @@ class Verifier {
     return OkStatus();
   }
 
-  Status CheckBytes(std::span<const Piece> pieces, std::span<const OutputExtent> extents) const {
+  // The output of `pieces` as it is in `made`, whose places are `places`, against the files. Codes that a
+  // calibration decided are not what rounding by itself makes of the source: their checksum stands for them.
+  Status CheckBytes(std::span<const Piece> pieces, const OutputPlaces& places,
+                    std::span<const std::byte> made) {
     const int shard = plan_.output.items[pieces.front().item].shard;
     const std::byte* file = files_[shard]->bytes().data();
-    for (const OutputExtent& extent : extents) {
-      if (std::memcmp(file + extent.offset, extent.bytes.data(), extent.bytes.size()) == 0) continue;
-      const auto differ = std::mismatch(extent.bytes.begin(), extent.bytes.end(), file + extent.offset);
-      const int64_t at = extent.offset + (differ.first - extent.bytes.begin());
-      return DataLoss("{}: byte {}, of tensor {}, is {:#04x} and must be {:#04x}", files_[shard]->path(), at,
-                      TensorAt(pieces, at), static_cast<int>(*differ.second),
-                      static_cast<int>(*differ.first));
+    for (size_t p = 0; p < pieces.size(); ++p) {
+      const OutputItem& item = plan_.output.items[pieces[p].item];
+      for (size_t t = 0; t < item.tensors.size(); ++t) {
+        if (places.tensors[p][t] < 0) continue;
+        const auto [offset, bytes] = PlaceOf(item.tensors[t], pieces[p]);
+        if (settings_.gptq && item.form == Form::kRounded && t == 0) {
+          RETURN_IF_ERROR(CheckCodes(pieces[p], {file + offset, static_cast<size_t>(bytes)}));
+          continue;
+        }
+        const auto expected = made.subspan(static_cast<size_t>(places.tensors[p][t]), static_cast<size_t>(bytes));
+        if (std::memcmp(file + offset, expected.data(), expected.size()) == 0) continue;
+        const auto differ = std::mismatch(expected.begin(), expected.end(), file + offset);
+        return DataLoss("{}: byte {}, of tensor {}, is {:#04x} and must be {:#04x}", files_[shard]->path(),
+                        differ.second - file, plan_.items[pieces[p].item].name + item.tensors[t].stored.suffix,
+                        static_cast<int>(*differ.second), static_cast<int>(*differ.first));
+      }
     }
     return OkStatus();
   }
@@ -112,6 +145,9 @@ class Verifier {
       std::vector<float> a(static_cast<size_t>(rows * k)), b(a.size());
       Status status = quantized_.ReadLinearRows(now, first, rows, a);
       if (status.ok()) status = source_.ReadLinearRows(then, first, rows, b);
+      for (int64_t r = 0; settings_.folding() != nullptr && r < rows; ++r) {
+        settings_.folding()->ApplyToRow(item.name, first + r, k, b.data() + r * k);
+      }
       if (status.ok()) status = CheckBlock(item, grid, first, rows, a, b, now.global_scale, &sums[block]);
       if (status.ok()) return;
       const std::lock_guard<std::mutex> lock(mutex);
@@ -142,7 +178,8 @@ class Verifier {
       const double bound = std::max<double>(static_cast<double>(largest) * LargestError(grid.kind),
                                             LargestErrorAtLeastScale(grid.kind, global_scale));
       const double limit = static_cast<double>(rows * (end - begin)) * bound * bound;
-      if (!(error <= limit)) {
+      // GPTQ moves weights away from their own nearest codes to make up for others.
+      if (!(error <= limit) && !(settings_.gptq && std::isfinite(error))) {
         return DataLoss(
             "{}: {}: outputs from {}, inputs from {}: the squared error is {:.3g}, the grid allows {:.3g}",
             quantized_.path(), item.name, first, begin, error, limit);
@@ -153,16 +190,17 @@ class Verifier {
     return OkStatus();
   }
 
-  std::string TensorAt(std::span<const Piece> pieces, int64_t offset) const {
-    for (const Piece& piece : pieces) {
-      for (const OutputTensor& tensor : plan_.output.items[piece.item].tensors) {
-        const PieceTensor place = PlaceOf(tensor, piece);
-        if (offset >= place.offset && offset < place.offset + place.bytes) {
-          return plan_.items[piece.item].name + tensor.stored.suffix;
-        }
-      }
-    }
-    return "?";
+  // Rows of codes come in order, those of one linear after another.
+  Status CheckCodes(const Piece& piece, std::span<const std::byte> codes) {
+    const ModelItem& item = plan_.items[piece.item];
+    if (piece.first == 0) XXH3_64bits_reset(&codes_);
+    XXH3_64bits_update(&codes_, codes.data(), codes.size());
+    if (piece.first + piece.rows < item.shape[0]) return OkStatus();
+    const auto found = checksums_.find(item.name);
+    const std::string now = fmt::format("{:016x}", XXH3_64bits_digest(&codes_));
+    if (found == checksums_.end() || found->second == now) return OkStatus();
+    return DataLoss("{}: {}: its codes have the checksum {}, and had {} when they were written",
+                    quantized_.path(), item.name, now, found->second);
   }
 
   static void Add(const ModelItem& item, std::span<const Sums> sums, VerifyReport* report) {
@@ -192,6 +230,8 @@ class Verifier {
   const OutputSettings& settings_;
   const kernels::ExecContext& ctx_;
   std::vector<std::shared_ptr<const runtime::MappedFile>> files_;  // [shards]
+  std::map<std::string, std::string> checksums_;                  // of calibrated linears' codes
+  XXH3_state_t codes_ = {};                                       // of the linear that is read
 };
 
 }  // namespace
@@ -202,7 +242,17 @@ StatusOr<VerifyReport> Verify(const Checkpoint& quantized, const Checkpoint& sou
   VerifyReport report;
   ASSIGN_OR_RETURN(report.settings, SettingsOf(quantized));
   QuantizeOptions options;
+  if (report.settings.analyze.wanted()) {
+    const std::string path = quantized.path() + "/" + kAnalysisFile;
+    ASSIGN_OR_RETURN(const models::DecoderSpec spec, models::SpecFromConfig(source.config(), source.path()));
+    ASSIGN_OR_RETURN(Analysis analysis, Analysis::Load(path, "", spec.sandwich_norm));
+    if (analysis.Checksum() != report.settings.analysis_xxh3) {
+      return DataLoss("{}: is not the analysis that the weights were made with", path);
+    }
+    report.settings.analysis = std::make_shared<const Analysis>(std::move(analysis));
+  }
   options.output = report.settings;
+  options.memory = int64_t{1} << 62;  // nothing is calibrated here, and units have a largest size
   ASSIGN_OR_RETURN(const QuantizePlan plan, PlanQuantize(source, options));
   ASSIGN_OR_RETURN(const auto io, runtime::AsyncFiles::Create(runtime::AsyncFiles::Backend::kBest));
   ASSIGN_OR_RETURN(UnitReader reader, UnitReader::Create(source, false, *io));
@@ -212,15 +262,16 @@ StatusOr<VerifyReport> Verify(const Checkpoint& quantized, const Checkpoint& sou
                    runtime::Buffer::Allocate(static_cast<size_t>(plan.work.output_bytes), false));
   runtime::Arena scratch;
   const kernels::ExecContext ctx{.kernels = &kernels, .pool = &pool, .scratch = &scratch};
-  UnitRounder rounder(source, plan.items, plan.output, report.settings, ctx);
+  UnitRounder rounder(source, plan.items, plan.output, options.output, ctx);
   Verifier verifier(quantized, source, plan, report.settings, ctx);
   RETURN_IF_ERROR(verifier.CheckFiles());
+  if (report.settings.gptq) RETURN_IF_ERROR(verifier.ReadChecksums());
   for (const Unit& unit : plan.work.units) {
     const auto pieces = std::span(plan.work.pieces).subspan(unit.first, unit.end - unit.first);
     ASSIGN_OR_RETURN(LoadedUnit loaded, reader.Start(plan.items, pieces, {from.data(), from.size()}));
     RETURN_IF_ERROR(reader.Wait(loaded));
     ASSIGN_OR_RETURN(const auto extents, rounder.Run(pieces, loaded, {to.data(), to.size()}));
-    RETURN_IF_ERROR(verifier.CheckBytes(pieces, extents));
+    RETURN_IF_ERROR(verifier.CheckBytes(pieces, PlacesOf(plan.output, pieces), {to.data(), to.size()}));
     for (const OutputExtent& extent : extents) report.bytes += static_cast<int64_t>(extent.bytes.size());
     for (const Piece& piece : pieces) {
       if (piece.first > 0) continue;  // of a linear in several pieces, the first stands for all

@@ -1,0 +1,352 @@
+#include "quantizer/analysis.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+
+#include "checkpoint/json_text.h"
+#include "checkpoint/safetensors.h"
+#include "checkpoint/safetensors_writer.h"
+#include "models/weight_decl.h"
+#include "quantizer/activation.h"
+#include "quantizer/layer_walk.h"
+#include "quantizer/runtime_matrix.h"
+#include "quantizer/smooth.h"
+
+namespace moesaic::quantizer {
+namespace {
+
+using checkpoint::Checkpoint;
+using nlohmann::ordered_json;
+
+constexpr char kKey[] = "moesaic.analysis", kFindings[] = "findings", kScales[] = "input_scales";
+// Tokens whose outputs are compared.
+constexpr int64_t kSampleTokens = 256;
+// Outputs of a matrix that are looked at, and experts of a layer that stand for all.
+constexpr int kSampleRows = 256, kSampleExperts = 8;
+// With fewer tokens of its own an expert's activations are taken from tokens of the whole layer.
+constexpr int64_t kFewTokens = 256;
+
+// Some rows of a matrix, evenly spaced.
+struct Rows {
+  std::vector<float> values;
+  int n = 0;
+  WeightRows view() const { return {values.data(), n}; }
+};
+
+StatusOr<Rows> ReadSample(const Checkpoint& source, const std::string& module, int n, int k) {
+  ASSIGN_OR_RETURN(const checkpoint::LinearSource linear, source.FindLinear(module, n, k));
+  Rows rows{{}, std::min(n, kSampleRows)};
+  rows.values.resize(static_cast<size_t>(rows.n) * k);
+  for (int i = 0; i < rows.n; ++i) {
+    const std::span<float> out(rows.values.data() + int64_t{i} * k, static_cast<size_t>(k));
+    RETURN_IF_ERROR(source.ReadLinearRows(linear, int64_t{i} * n / rows.n, 1, out));
+  }
+  return rows;
+}
+
+// Inputs of linears: how large they are, and some of them.
+struct Seen {
+  ActivationRange range;
+  std::vector<float> tokens;  // [count, k]
+  int count = 0;
+
+  TokenSample sample(int k) const { return {tokens.data(), count, k}; }
+};
+
+class Analyst : public LayerVisitor {
+ public:
+  Analyst(const kernels::ExecContext& ctx, const Checkpoint& source, const models::DecoderSpec& spec,
+          const AnalysisSettings& settings, const Grid& grid,
+          const std::function<bool(const std::string&)>& rounded)
+      : ctx_(ctx), source_(source), spec_(spec), settings_(settings), grid_(grid), rounded_(rounded) {
+    analysis_.folding = Folding(spec.sandwich_norm);
+  }
+
+  Analysis Take() { return std::move(analysis_); }
+
+ private:
+  StatusOr<std::vector<OwnedMatrix>> Visit(const LinearGroup& group) override {
+    if (!group.same_layer_inputs) {
+      RETURN_IF_ERROR(Look(group, group.modules, UsableInputs(group)));
+    } else if (layer_ != group.layer) {  // once for all experts of the layer
+      layer_ = group.layer;
+      RETURN_IF_ERROR(Look(group, StandingForAll(group),
+                           group.expert < 0 ? group.inputs : group.layer_inputs));
+    }
+    if (group.same_layer_inputs && layer_scale_ > 0) Assign(group.modules, layer_scale_);
+    std::vector<OwnedMatrix> matrices;
+    for (const std::string& module : group.modules) {
+      const auto n = OutputsOf(module);
+      ASSIGN_OR_RETURN(RuntimeMatrix kept, RuntimeMatrix::OfKept(tensor::DType::kBF16, n, group.inputs.k));
+      RETURN_IF_ERROR(kept.ReadKept(*ctx_.pool, source_, module));
+      matrices.push_back(kept.Take());
+    }
+    for (const auto& file : source_.files()) file->Forget();
+    return matrices;
+  }
+
+  Status SeeRouting(int, std::span<const int64_t>) override { return OkStatus(); }
+
+  // Inputs of a linear of its own: an expert's stand-ins where it sees few tokens.
+  static const LinearInputs& UsableInputs(const LinearGroup& group) {
+    return group.expert >= 0 && group.inputs.tokens < kFewTokens ? group.layer_inputs : group.inputs;
+  }
+
+  // Of a layer with experts: the shared one's gate and up, and those of some others.
+  std::vector<std::string> StandingForAll(const LinearGroup& group) const {
+    const std::string prefix = models::LayerPrefix(group.layer) + "mlp.";
+    std::vector<std::string> owners;
+    if (spec_.moe.shared_intermediate > 0) owners.push_back(prefix + "shared_experts.");
+    const int step = std::max(1, spec_.moe.experts / kSampleExperts);
+    for (int e = 0; e < spec_.moe.experts; e += step) owners.push_back(fmt::format("{}experts.{}.", prefix, e));
+    std::vector<std::string> modules;
+    for (const std::string& owner : owners) {
+      modules.push_back(owner + "gate_proj");
+      modules.push_back(owner + "up_proj");
+    }
+    return modules;
+  }
+
+  int OutputsOf(const std::string& module) const {
+    const models::AttentionSpec& a = spec_.attention;
+    const bool mla = a.kind == models::AttentionSpec::Kind::kMla;
+    const std::string name = module.substr(module.rfind('.') + 1);
+    if (name == "q_proj" || name == "q_b_proj") {
+      return a.heads * (mla ? a.nope_dim + a.rope_dim : a.head_dim);
+    }
+    if (name == "k_proj" || name == "v_proj") return a.kv_heads * a.head_dim;
+    if (name == "q_a_proj") return a.q_lora_rank;
+    if (name == "kv_a_proj_with_mqa") return a.kv_lora_rank + a.rope_dim;
+    if (name == "gate_proj" || name == "up_proj") {
+      if (module.find(".experts.") != std::string::npos) return spec_.moe.intermediate;
+      return module.find(".shared_experts.") != std::string::npos ? spec_.moe.shared_intermediate
+                                                                  : spec_.intermediate;
+    }
+    return spec_.hidden;  // o_proj, down_proj
+  }
+
+  Seen See(const LinearInputs& inputs, std::span<const float> divisors) const {
+    const int k = inputs.k;
+    Seen seen{.range = ActivationRange(k), .tokens = {}};
+    const int64_t step = std::max<int64_t>(1, inputs.tokens / kSampleTokens);
+    int64_t token = 0;
+    inputs.visit([&](const TokenRows& rows) {
+      seen.range.Add(ctx_, {rows.f32, rows.count, k}, divisors);
+      for (int t = 0; t < rows.count; ++t, ++token) {
+        if (token % step != 0) continue;
+        for (int j = 0; j < k; ++j) {
+          const float value = rows.f32[int64_t{t} * rows.stride + j];
+          seen.tokens.push_back(divisors.empty() ? value : value / divisors[j]);
+        }
+        ++seen.count;
+      }
+    });
+    return seen;
+  }
+
+  void Assign(std::span<const std::string> modules, float scale) {
+    for (const std::string& module : modules) analysis_.input_scales[module] = scale;
+  }
+
+  // Decides for linears that read `inputs`, by `modules`, which stand for all of them.
+  Status Look(const LinearGroup& group, const std::vector<std::string>& modules, const LinearInputs& inputs) {
+    if (group.same_layer_inputs) layer_scale_ = 0;
+    std::vector<Rows> linears;
+    for (const std::string& module : modules) {
+      if (!rounded_(module)) continue;
+      ASSIGN_OR_RETURN(Rows rows, ReadSample(source_, module, OutputsOf(module), inputs.k));
+      linears.push_back(std::move(rows));
+    }
+    if (linears.empty() || inputs.tokens == 0) return OkStatus();
+    AnalysisFinding finding{.name = group.modules.front(), .layer = group.layer};
+    Seen seen = See(inputs, {});
+    const std::string maker = Folding::MakerOf(group.modules.front(), spec_.sandwich_norm);
+    std::vector<float> scales;
+    if (settings_.smoothing && !maker.empty()) {
+      std::vector<WeightRows> views;
+      for (const Rows& rows : linears) views.push_back(rows.view());
+      ASSIGN_OR_RETURN(Smoothing smoothing,
+                       SearchSmoothing(ctx_, seen.sample(inputs.k), seen.range.largest(), views,
+                                       {.grid = grid_,
+                                        .static_activations = settings_.static_activations,
+                                        .powers_of_two = true}));
+      finding.alpha = smoothing.alpha;
+      finding.loss_before = smoothing.loss_without;
+      finding.loss_after = smoothing.loss;
+      if (smoothing.alpha > 0) {
+        scales = std::move(smoothing.scales);
+        for (Rows& rows : linears) MultiplyInputs(ctx_, scales, rows.n, rows.values.data());
+        seen = See(inputs, scales);
+      }
+    }
+    if (settings_.static_activations && AllRounded(group.modules)) {
+      RETURN_IF_ERROR(ChooseScale(group, seen, inputs.k, linears, &finding));
+    }
+    if (!scales.empty()) analysis_.folding.Add(maker, std::move(scales));
+    analysis_.findings.push_back(std::move(finding));
+    return OkStatus();
+  }
+
+  bool AllRounded(std::span<const std::string> modules) const { return std::ranges::all_of(modules, rounded_); }
+
+  Status ChooseScale(const LinearGroup& group, const Seen& seen, int k, const std::vector<Rows>& linears,
+                     AnalysisFinding* finding) {
+    std::vector<Rows> rounded;
+    std::vector<WeightRows> exact_views, rounded_views;
+    for (const Rows& rows : linears) {
+      ASSIGN_OR_RETURN(const QuantizedMatrix matrix,
+                       RoundToNearest(ctx_, grid_, rows.values.data(), rows.n, k, {}));
+      rounded.push_back({std::vector<float>(rows.values.size()), rows.n});
+      Dequantize(matrix, 0, rows.n, rounded.back().values.data());
+    }
+    for (size_t i = 0; i < linears.size(); ++i) {
+      exact_views.push_back(linears[i].view());
+      rounded_views.push_back(rounded[i].view());
+    }
+    ActivationChoice best;
+    float scale = 0;
+    for (const RangeRule rule : {RangeRule::kLargest, RangeRule::kSquaredError}) {
+      const float candidate = seen.range.Scale(rule);
+      const ActivationChoice choice = ChooseActivations(ctx_, seen.sample(k), exact_views, rounded_views,
+                                                        candidate, settings_.static_tolerance);
+      if (scale > 0 && choice.static_loss >= best.static_loss) continue;
+      best = choice;
+      scale = candidate;
+    }
+    finding->static_loss = best.static_loss;
+    finding->dynamic_loss = best.dynamic_loss;
+    if (!best.is_static) return OkStatus();
+    finding->scale = scale;
+    if (group.same_layer_inputs) layer_scale_ = scale;
+    Assign(group.modules, scale);
+    return OkStatus();
+  }
+
+  const kernels::ExecContext& ctx_;
+  const Checkpoint& source_;
+  const models::DecoderSpec& spec_;
+  const AnalysisSettings& settings_;
+  const Grid grid_;
+  const std::function<bool(const std::string&)>& rounded_;
+  Analysis analysis_;
+  int layer_ = -1;         // whose experts' shared inputs were looked at
+  float layer_scale_ = 0;  // of these; 0: dynamic
+};
+
+ordered_json JsonOf(const AnalysisFinding& finding) {
+  return {{"name", finding.name},
+          {"layer", finding.layer},
+          {"alpha", finding.alpha},
+          {"loss_before", finding.loss_before},
+          {"loss_after", finding.loss_after},
+          {"scale", finding.scale},
+          {"static_loss", finding.static_loss},
+          {"dynamic_loss", finding.dynamic_loss}};
+}
+
+AnalysisFinding FindingOf(const ordered_json& json) {
+  AnalysisFinding finding;
+  finding.name = json.value("name", "");
+  finding.layer = json.value("layer", 0);
+  finding.alpha = json.value("alpha", 0.0F);
+  finding.loss_before = json.value("loss_before", 0.0);
+  finding.loss_after = json.value("loss_after", 0.0);
+  finding.scale = json.value("scale", 0.0F);
+  finding.static_loss = json.value("static_loss", 0.0);
+  finding.dynamic_loss = json.value("dynamic_loss", 0.0);
+  return finding;
+}
+
+}  // namespace
+
+ordered_json Analysis::Json() const {
+  ordered_json json = ordered_json::array();
+  for (const AnalysisFinding& finding : findings) json.push_back(JsonOf(finding));
+  return json;
+}
+
+std::string Analysis::Checksum() const {
+  XXH3_state_t state;
+  XXH3_64bits_reset(&state);
+  const auto add = [&](const std::string& name, std::span<const float> values) {
+    XXH3_64bits_update(&state, name.c_str(), name.size() + 1);
+    XXH3_64bits_update(&state, values.data(), values.size_bytes());
+  };
+  for (const auto& [maker, scales] : folding.scales()) add(maker, scales);
+  for (const auto& [module, scale] : input_scales) add(module, {&scale, 1});
+  return fmt::format("{:016x}", XXH3_64bits_digest(&state));
+}
+
+Status Analysis::Save(const std::string& path, const std::string& key) const {
+  std::vector<checkpoint::TensorOutput> outputs;
+  for (const auto& [maker, scales] : folding.scales()) {
+    outputs.push_back(checkpoint::HeldTensor(maker, tensor::DType::kF32, {std::ssize(scales)},
+                                             std::as_bytes(std::span<const float>(scales))));
+  }
+  ordered_json scales = ordered_json::object();
+  for (const auto& [module, scale] : input_scales) scales[module] = scale;
+  return checkpoint::WriteSafetensors(path, outputs,
+                                      {{kKey, key}, {kFindings, Json().dump()}, {kScales, scales.dump()}});
+}
+
+StatusOr<Analysis> Analysis::Load(const std::string& path, const std::string& key, bool sandwich) {
+  const auto none = [&] { return NotFound("{}: is not there, or of another analysis", path); };
+  if (!std::filesystem::exists(path)) return none();
+  ASSIGN_OR_RETURN(const auto mapped, runtime::MappedFile::Open(path));
+  ASSIGN_OR_RETURN(const auto file, checkpoint::ParseSafetensors(mapped->bytes(), path));
+  const auto text = [&](const char* name) {
+    const auto found = file.metadata.find(name);
+    return found == file.metadata.end() ? std::string() : found->second;
+  };
+  if (!key.empty() && text(kKey) != key) return none();
+  Analysis analysis;
+  analysis.folding = Folding(sandwich);
+  for (const checkpoint::TensorEntry& entry : file.tensors) {
+    if (entry.dtype != tensor::DType::kF32) return none();
+    std::vector<float> values(entry.bytes.size() / sizeof(float));
+    std::memcpy(values.data(), entry.bytes.data(), entry.bytes.size());
+    analysis.folding.Add(entry.name, std::move(values));
+  }
+  const ordered_json findings = ordered_json::parse(text(kFindings), nullptr, false);
+  const ordered_json scales = ordered_json::parse(text(kScales), nullptr, false);
+  if (!findings.is_array() || !scales.is_object()) return none();
+  for (const ordered_json& finding : findings) analysis.findings.push_back(FindingOf(finding));
+  for (const auto& [module, scale] : scales.items()) {
+    if (!scale.is_number()) return none();
+    analysis.input_scales[module] = scale.get<float>();
+  }
+  return analysis;
+}
+
+StatusOr<Analysis> Analyze(const kernels::ExecContext& ctx, const Checkpoint& source,
+                           const models::DecoderSpec& spec, const AnalysisSettings& settings, const Grid& grid,
+                           const std::vector<std::vector<int32_t>>& sequences,
+                           const std::function<bool(const std::string&)>& rounded,
+                           const AnalysisProgress& progress) {
+  ASSIGN_OR_RETURN(CalibrationStream stream, CalibrationStream::Create(source, spec, sequences, ctx));
+  Analyst analyst(ctx, source, spec, settings, grid, rounded);
+  const int layers = spec.layers + spec.mtp_layers;
+  for (int layer = 0; layer < layers; ++layer) {
+    if (progress && !progress(layer, layers)) return Cancelled("stopped; the same command begins anew");
+    if (layer >= spec.layers) RETURN_IF_ERROR(stream.EnterMtp(ctx, source, layer - spec.layers));
+    RETURN_IF_ERROR(WalkLayer(ctx, source, spec, layer, nullptr, stream, analyst));
+  }
+  return analyst.Take();
+}
+
+int64_t AnalysisBytes(const models::DecoderSpec& spec) {
+  const models::AttentionSpec& a = spec.attention;
+  const int64_t mixed = int64_t{a.heads} * std::max(a.v_dim, a.head_dim);
+  const int64_t width = std::max<int64_t>({spec.hidden, mixed, spec.intermediate, spec.moe.intermediate,
+                                           spec.moe.shared_intermediate});
+  // Sampled tokens and rows, each with what a search makes of them.
+  const int64_t linears = spec.moe.experts > 0 ? 2 * (kSampleExperts + 2) : 3;
+  return (kSampleTokens * 4 + linears * kSampleRows * 3) * width * 4 +
+         linears * kSampleRows * kSampleTokens * 8;
+}
+
+}  // namespace moesaic::quantizer

@@ -1,0 +1,71 @@
+// The walk before the rounding: what smoothing is to fold, which activation scale each linear gets, or that
+// it takes none. Weights are read once and stay as they are.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "models/decoder_spec.h"
+#include "quantizer/folding.h"
+#include "quantizer/grid.h"
+
+namespace moesaic::quantizer {
+
+/// What an analysis is for.
+struct AnalysisSettings {
+  bool smoothing = false;
+  bool static_activations = false;
+  /// A linear takes a static scale if its outputs' squared error is at most this times that of dynamic ones.
+  double static_tolerance = 2;
+
+  bool wanted() const { return smoothing || static_activations; }
+};
+
+/// What smoothing or a choice did to the outputs of linears that share inputs; errors are squared and
+/// relative to the outputs' squares.
+struct AnalysisFinding {
+  std::string name;  // of the first linear
+  int layer = 0;
+  float alpha = 0;                             // 0: not smoothed
+  double loss_before = 0, loss_after = 0;      // without and with smoothing
+  float scale = 0;                             // static; 0: dynamic
+  double static_loss = 0, dynamic_loss = 0;
+};
+
+struct Analysis {
+  Folding folding;
+  std::map<std::string, float> input_scales;  // of linears that take a static one
+  std::vector<AnalysisFinding> findings;
+
+  nlohmann::ordered_json Json() const;  // findings
+  /// A safetensors file: vectors by name, findings in its metadata.
+  Status Save(const std::string& path, const std::string& key) const;
+  /// `key` must be the one that it was saved with, or empty; NotFound if it is not, or no such file is there.
+  static StatusOr<Analysis> Load(const std::string& path, const std::string& key, bool sandwich);
+  /// XXH3 of all that decides bytes, 16 hexadecimal digits.
+  std::string Checksum() const;
+};
+
+/// The file of an output folder that holds its analysis. Not called .safetensors: loaders would take it for
+/// weights.
+inline constexpr char kAnalysisFile[] = "quantize.analysis";
+
+/// Called with layers done and in all; returns false to stop.
+using AnalysisProgress = std::function<bool(int done, int total)>;
+
+/// Walks `sequences` through `source`. Linears that `rounded` does not name stay out of it.
+StatusOr<Analysis> Analyze(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& source,
+                           const models::DecoderSpec& spec, const AnalysisSettings& settings, const Grid& grid,
+                           const std::vector<std::vector<int32_t>>& sequences,
+                           const std::function<bool(const std::string& module)>& rounded,
+                           const AnalysisProgress& progress);
+
+/// Memory that it takes beside that of a walk.
+int64_t AnalysisBytes(const models::DecoderSpec& spec);
+
+}  // namespace moesaic::quantizer

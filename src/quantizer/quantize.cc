@@ -4,11 +4,11 @@
 #include <sys/stat.h>
 #include <xxhash.h>
 
-#include <set>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <set>
 
 #include "quantizer/journal.h"
 #include "quantizer/preflight.h"
@@ -64,8 +64,9 @@ StatusOr<bool> PrepareFolder(const std::string& folder) {
                    error ? error.message() : "something else is there");
   }
   if (fs::exists(fs::path(folder) / kJournalFile)) return made;
-  const bool only_analysis = std::ranges::all_of(
-      fs::directory_iterator(folder, error), [](const auto& entry) { return entry.path().filename() == kAnalysisFile; });
+  const bool only_analysis =
+      std::ranges::all_of(fs::directory_iterator(folder, error),
+                          [](const auto& entry) { return entry.path().filename() == kAnalysisFile; });
   if (only_analysis) return made;
   return InvalidArgument("{}: the folder is not empty, and there is no {} to go on from", folder,
                          kJournalFile);
@@ -173,10 +174,13 @@ Status AddAnalysis(const checkpoint::Checkpoint& source, const kernels::KernelTa
                    QuantizeOptions* options) {
   if (!options->output.analyze.wanted()) return OkStatus();
   if (!journal.header().is_null()) {  // another one's analysis stays
-    ordered_json settings = options->output.Json();
+    OutputSettings settings = options->output;
     const auto begun = journal.header().find("settings");
-    if (begun != journal.header().end() && begun->contains("analysis")) settings["analysis"] = (*begun)["analysis"];
-    RETURN_IF_ERROR(CheckSameRun(journal, {{"source", FingerprintOf(source)}, {"settings", settings}}));
+    if (begun != journal.header().end() && begun->is_object()) {
+      settings.analysis_xxh3 = begun->value("analysis", "");
+    }
+    RETURN_IF_ERROR(
+        CheckSameRun(journal, {{"source", FingerprintOf(source)}, {"settings", settings.Json()}}));
   }
   ASSIGN_OR_RETURN(options->output.analysis, FindAnalysis(source, *options, kernels, pool, folder));
   options->output.analysis_xxh3 = options->output.analysis->Checksum();

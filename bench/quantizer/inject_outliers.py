@@ -1,0 +1,50 @@
+#!/usr/bin/env python3
+"""Writes a checkpoint again with outlier channels that change nothing but how hard it is to quantize.
+
+Some channels of each norm's weight are multiplied by FACTOR, a power of two, and the matching inputs of everything
+that reads the norm are divided by it: in exact arithmetic the model is the same, but a few activations are FACTOR times
+as large as their neighbours, as in trained large models.
+
+Usage: inject_outliers.py MODEL OUT [--factor 64] [--channels 4]
+Needs torch and safetensors.
+"""
+
+import argparse
+import random
+import re
+import shutil
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+
+READERS = {
+    "input_layernorm": r"self_attn\.(q_proj|k_proj|v_proj|q_a_proj|kv_a_proj_with_mqa)\.weight",
+    "post_attention_layernorm": r"mlp\.(gate|gate_proj|up_proj|(experts\.\d+|shared_experts)\.(gate_proj|up_proj))\.weight",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--factor", type=float, default=64)
+    parser.add_argument("--channels", type=int, default=4)
+    options = parser.parse_args()
+    shutil.copytree(options.model, options.out)
+    rng = random.Random(0)
+    for path in sorted(options.out.glob("*.safetensors")):
+        weights = load_file(path)
+        for name in list(weights):
+            norm = re.fullmatch(r"(model\.layers\.\d+\.)(\w+)\.weight", name)
+            if not norm or norm[2] not in READERS:
+                continue
+            channels = rng.sample(range(weights[name].shape[0]), options.channels)
+            weights[name][channels] *= options.factor
+            for reader in weights:
+                if re.fullmatch(re.escape(norm[1]) + READERS[norm[2]], reader):
+                    weights[reader][:, channels] /= options.factor
+        save_file(weights, path, metadata={"format": "pt"})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+// Smoothing changes nothing by itself, and what an analysis decides reaches the folder.
+#include "quantizer/analysis.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <random>
+
+#include "checkpoint/test_files.h"
+#include "models/test_session.h"
+#include "quantizer/quantize.h"
+#include "quantizer/verify.h"
+
+namespace moesaic::quantizer {
+namespace {
+
+namespace fs = std::filesystem;
+using checkpoint::Checkpoint;
+using checkpoint::TestFolder;
+using ::testing::HasSubstr;
+
+std::string Golden(const std::string& name) { return models::SourcePath("tests/golden/" + name); }
+
+class AnalysisTest : public ::testing::Test {
+ protected:
+  AnalysisTest() { options_.memory = int64_t{4} << 30; }
+
+  StatusOr<QuantizeReport> Run(const std::string& source, const std::string& out) {
+    const auto opened = *Checkpoint::Open(source);
+    const int vocab = opened->config()["vocab_size"];
+    options_.calibration.clear();
+    int32_t id = 1;
+    for (const int length : {90, 64, 33}) {
+      options_.calibration.emplace_back();
+      for (int i = 0; i < length; ++i) options_.calibration.back().push_back(id = (id * 29 + 11) % vocab);
+    }
+    if (options_.output.calibrated())
+      options_.output.calibration = CalibrationId::Of(options_.calibration);
+    const auto pool = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
+    return Quantize(*opened, options_, kernels_, *pool, folder_.Path(out));
+  }
+  StatusOr<VerifyReport> Check(const std::string& source, const std::string& out) {
+    const auto a = *Checkpoint::Open(folder_.Path(out)), b = *Checkpoint::Open(source);
+    const auto pool = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
+    return Verify(*a, *b, kernels_, *pool, nullptr);
+  }
+  std::string Weights(const std::string& out) {
+    std::ifstream in(folder_.Path(out) + "/model.safetensors", std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+
+  TestFolder folder_;
+  QuantizeOptions options_;
+  kernels::KernelTable kernels_ = kernels::SelectKernels(runtime::DetectCpu());
+};
+
+class FoldingTest : public AnalysisTest, public ::testing::WithParamInterface<const char*> {};
+
+// Powers of two move through norms, products and bf16 without a change.
+TEST_P(FoldingTest, ChangesNoLogit) {
+  const std::string source = Golden(GetParam());
+  const auto opened = *Checkpoint::Open(source);
+  const models::DecoderSpec spec = *models::SpecFromConfig(opened->config(), "config.json");
+  auto analysis = std::make_shared<Analysis>();
+  analysis->folding = Folding(spec.sandwich_norm);
+  std::mt19937 rng(3);
+  size_t makers = 0;
+  const std::vector<ModelItem> items = *ListItems(*opened);
+  for (const ModelItem& item : items) {
+    const std::string maker = Folding::MakerOf(item.name, spec.sandwich_norm);
+    if (!item.linear || maker.empty() || analysis->folding.scales().contains(maker)) continue;
+    std::vector<float> scales(static_cast<size_t>(item.shape[1]));
+    for (float& s : scales) s = std::ldexp(1.0F, static_cast<int>(rng() % 7) - 3);
+    analysis->folding.Add(maker, std::move(scales));
+    ++makers;
+  }
+  EXPECT_GE(makers, size_t(2 * spec.layers));
+  options_.output.analysis = analysis;
+  options_.output.keep = {{tensor::DType::kBF16, "."}};
+  const StatusOr<QuantizeReport> report = Run(source, "out");
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->rounded, 0U);
+
+  std::vector<int32_t> tokens, rows;
+  for (int i = 0; i < 40; ++i) {
+    tokens.push_back((i * 37 + 5) % spec.vocab);
+    rows.push_back(i);
+  }
+  std::vector<std::vector<float>> logits;
+  for (const std::string& path : {source, folder_.Path("out")}) {
+    models::TestModel model(path, models::BestIsa(), {.load_mtp = false});
+    ASSERT_TRUE(model.status().ok()) << model.status();
+    const models::TestCache cache(model->info().kv, 1, 64);
+    logits.push_back(models::Feed(model, cache, 0, 0, tokens, rows).logits);
+  }
+  EXPECT_EQ(logits[0], logits[1]);
+}
+
+INSTANTIATE_TEST_SUITE_P(, FoldingTest,
+                         ::testing::Values("kimi-k2", "qwen3-moe-norm-tied", "pangu-ultra-moe-v11",
+                                           "llama3-rope-bias", "deepseek-v3-noqlora", "glm4-moe"),
+                         [](const auto& test) { return models::TestName(test.param); });
+
+TEST_F(AnalysisTest, StaticScalesAndSmoothingReachTheFolder) {
+  const std::string source = Golden("qwen3-moe-norm-tied");
+  // A tolerance that half of the linears are within.
+  options_.output.analyze = {.smoothing = true, .static_activations = true, .static_tolerance = 1e9};
+  const StatusOr<QuantizeReport> all = Run(source, "all");
+  ASSERT_TRUE(all.ok()) << all.status();
+  EXPECT_EQ(all->analysis->input_scales.size(), all->rounded);
+  std::vector<double> ratios;
+  for (const AnalysisFinding& finding : all->analysis->findings) {
+    ratios.push_back(finding.static_loss / finding.dynamic_loss);
+  }
+  std::ranges::sort(ratios);
+  options_.output.analyze.static_tolerance = ratios[ratios.size() / 2];
+  const StatusOr<QuantizeReport> report = Run(source, "out");
+  ASSERT_TRUE(report.ok()) << report.status();
+  ASSERT_NE(report->analysis, nullptr);
+  const std::map<std::string, float>& scales = report->analysis->input_scales;
+  EXPECT_GT(scales.size(), 0U);
+  EXPECT_LT(scales.size(), report->rounded) << "some are better dynamic";
+  EXPECT_FALSE(report->analysis->folding.empty());
+  const auto opened = *Checkpoint::Open(folder_.Path("out"));
+  const auto before = *Checkpoint::Open(source);
+  const std::vector<ModelItem> items = *ListItems(*before);
+  for (const ModelItem& item : items) {
+    if (!item.roundable) continue;
+    const auto linear = opened->FindLinear(item.name, item.shape[0], item.shape[1]);
+    ASSERT_TRUE(linear.ok()) << linear.status();
+    EXPECT_EQ(linear->input_scale, scales.contains(item.name) ? scales.at(item.name) : 0) << item.name;
+    EXPECT_EQ(linear->dynamic_activations, !scales.contains(item.name)) << item.name;
+  }
+  const StatusOr<VerifyReport> verified = Check(source, "out");
+  ASSERT_TRUE(verified.ok()) << verified.status();
+  models::TestModel model(folder_.Path("out"), models::BestIsa(), {});
+  EXPECT_TRUE(model.status().ok()) << model.status();
+
+  // GPTQ goes on from the same analysis.
+  options_.output.gptq = options_.output.search = true;
+  options_.min_coverage = 0;
+  const StatusOr<QuantizeReport> gptq = Run(source, "gptq");
+  ASSERT_TRUE(gptq.ok()) << gptq.status();
+  EXPECT_EQ(gptq->analysis->Checksum(), report->analysis->Checksum());
+  EXPECT_TRUE(Check(source, "gptq").ok());
+}
+
+TEST_F(AnalysisTest, GoesOnFromWhereverItWasStopped) {
+  options_.output.analyze = {.smoothing = true, .static_activations = true};
+  const std::string source = Golden("kimi-k2");
+  ASSERT_TRUE(Run(source, "whole").ok());
+  options_.unit_bytes = 60'000;
+  for (const int stop : {1, 2, 3, 5, 9}) {
+    const std::string out = fmt::format("stopped-{}", stop);
+    int calls = 0, analyzed = 0;
+    options_.progress = [&](const QuantizeProgress&) { return ++calls != stop; };
+    ASSERT_EQ(Run(source, out).status().code(), StatusCode::kCancelled);
+    options_.progress = [&](const QuantizeProgress& at) {
+      analyzed += at.stage.starts_with("analyzing") ? 1 : 0;
+      return true;
+    };
+    const StatusOr<QuantizeReport> again = Run(source, out);
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_EQ(analyzed > 0, stop <= 3) << "once it is whole it is not made again";
+    EXPECT_EQ(Weights(out), Weights("whole"));
+  }
+}
+
+TEST_F(AnalysisTest, AnotherAnalysisIsRefused) {
+  options_.output.analyze = {.smoothing = true};
+  const std::string source = Golden("kimi-k2");
+  ASSERT_TRUE(Run(source, "out").ok());
+  options_.output.analyze = {.smoothing = true, .static_activations = true};
+  ASSERT_TRUE(Run(source, "other").ok());
+  fs::copy_file(folder_.Path("other") + "/" + kAnalysisFile, folder_.Path("out") + "/" + kAnalysisFile,
+                fs::copy_options::overwrite_existing);
+  EXPECT_THAT(Message(Check(source, "out").status()),
+              HasSubstr("is not the analysis that the weights were made with"));
+}
+
+}  // namespace
+}  // namespace moesaic::quantizer

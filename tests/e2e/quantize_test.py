@@ -70,8 +70,66 @@ def random_checkpoint(folder, layers, experts, hidden=512, intermediate=512):
     return total
 
 
+def token_file(path, sequences, length, vocab):
+    """Random token ids as `--calibration` takes them."""
+    ids = random.Random(2)
+    data = struct.pack(f"<{sequences * length}i", *(ids.randrange(vocab) for _ in range(sequences * length)))
+    header = json.dumps({"tokens": {"dtype": "I32", "shape": [sequences, length], "data_offsets": [0, len(data)]}})
+    path.write_bytes(struct.pack("<Q", len(header)) + header.encode() + data)
+
+
 def digest(folder):
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+    """Of all but the report, which has times in it."""
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())
+            if path.name != "quantize.json"}
+
+
+def start(source, out, *flags):
+    command = [str(BINARY), "quantize", str(source), "-o", str(out), *map(str, flags)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def check_kills(test, source, folder, *flags):
+    """Runs that are killed at random moments end in the very files of one that was left alone."""
+    begun = time.monotonic()
+    whole = start(source, folder / "whole", *flags)
+    output = whole.communicate()[0]
+    seconds = time.monotonic() - begun
+    test.assertEqual(whole.returncode, 0, output)
+    expected = digest(folder / "whole")
+    moments = random.Random(7)
+    killed = 0
+    out = folder / "killed"
+    while killed < KILLS:
+        process = start(source, out, *flags)
+        try:
+            process.wait(moments.uniform(0, seconds))
+            shutil.rmtree(out)  # it was done before its time came: begin anew
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            killed += 1
+        process.stdout.close()
+    process = start(source, out, *flags)
+    output = process.communicate()[0]
+    if process.returncode != 0 and "the folder is not empty" in output:
+        output = "it was killed when all was done"
+    else:
+        test.assertEqual(process.returncode, 0, output)
+    test.assertEqual(digest(out), expected, output)
+    shutil.rmtree(folder / "whole")
+    shutil.rmtree(out)
+
+
+def check_memory(test, source, folder, cap, *flags):
+    process = start(source, folder / "capped", "--memory", cap, *flags)
+    output = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    process.stdout.close()
+    test.assertEqual(process.returncode, 0, output)
+    test.assertLessEqual(usage.ru_maxrss * 1024, cap, output)
+    shutil.rmtree(folder / "capped")
 
 
 class QuantizeTest(unittest.TestCase):
@@ -139,51 +197,73 @@ class BoundsTest(unittest.TestCase):
         cls.source = cls.folder / "source"
         cls.bytes = random_checkpoint(cls.source, layers=6, experts=64)
 
-    def quantize(self, out, *flags):
-        command = [str(BINARY), "quantize", str(self.source), "-o", str(out), *flags]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        token_file(cls.folder / "tokens.safetensors", 32, 64, 256)
 
     def test_memory_stays_below_the_cap(self):
-        cap = self.bytes // 8
         for scheme in ("w8a8", "nvfp4"):
-            out = self.folder / scheme
-            process = self.quantize(out, "--scheme", scheme, "--memory", str(cap))
-            output = process.stdout.read()
-            _, status, usage = os.wait4(process.pid, 0)
-            process.returncode = os.waitstatus_to_exitcode(status)
-            process.stdout.close()
-            self.assertEqual(process.returncode, 0, output)
-            self.assertLessEqual(usage.ru_maxrss * 1024, cap, output)
-            shutil.rmtree(out)
+            check_memory(self, self.source, self.folder, self.bytes // 8, "--scheme", scheme)
+        calibration = ("--calibration", self.folder / "tokens.safetensors")
+        check_memory(self, self.source, self.folder, self.bytes // 6, "--scheme", "w4a16", "--method", "gptq",
+                     *calibration)
+        check_memory(self, self.source, self.folder, self.bytes // 4, "--scheme", "w8a8", "--activations", "static",
+                     "--smoothing", "on", *calibration)
 
     def test_kills_change_nothing(self):
-        flags = ["--scheme", "w4a16", "--memory", "96M", "--shard-size", "30M"]
-        start = time.monotonic()
-        whole = self.quantize(self.folder / "whole", *flags)
-        output = whole.communicate()[0]
-        seconds = time.monotonic() - start
-        self.assertEqual(whole.returncode, 0, output)
-        expected = digest(self.folder / "whole")
-        moments = random.Random(7)
-        killed = 0
-        out = self.folder / "killed"
-        while killed < KILLS:
-            process = self.quantize(out, *flags)
-            try:
-                process.wait(moments.uniform(0, seconds))
-                shutil.rmtree(out)  # it was done before its time came: begin anew
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGKILL)
-                process.wait()
-                killed += 1
-            process.stdout.close()
-        process = self.quantize(out, *flags)
-        output = process.communicate()[0]
-        if process.returncode != 0 and "the folder is not empty" in output:
-            output = "it was killed when all was done"
-        else:
-            self.assertEqual(process.returncode, 0, output)
-        self.assertEqual(digest(out), expected, output)
+        check_kills(self, self.source, self.folder, "--scheme", "w4a16", "--memory", "96M", "--shard-size", "30M")
+
+
+class CalibrationTest(unittest.TestCase):
+    """What text like the model's own is good for."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = pathlib.Path(tempfile.mkdtemp())
+        cls.addClassCleanup(shutil.rmtree, cls.folder)
+        lines = (TINY / "heldout.jsonl").read_text().splitlines()
+        cls.text = cls.folder / "text.jsonl"
+        cls.text.write_text("\n".join(lines[::2]))
+        cls.held_out = cls.folder / "heldout.txt"
+        records = [json.loads(line) for line in lines[1::2]]
+        cls.held_out.write_text("\n".join(r["messages"][-1]["content"] + " " + r["expected"] for r in records))
+        cls.base = cls.folder / "base"
+        run("perplexity", TINY, cls.held_out, "--save-logits", cls.base)
+
+    def kl(self, *flags):
+        out = self.folder / "out"
+        run("quantize", TINY, "-o", out, *flags)
+        run("verify", out, "--source", TINY)
+        report = json.loads(run("perplexity", out, self.held_out, "--kl-base", self.base, "--format", "json").stdout)
+        shutil.rmtree(out)
+        return report["kl"]
+
+    def test_gptq_is_nearer_than_rounding(self):
+        for scheme, share in (("w4a16", 0.6), ("nvfp4", 0.7)):
+            nearest = self.kl("--scheme", scheme)
+            gptq = self.kl("--scheme", scheme, "--method", "gptq", "--calibration", self.text)
+            self.assertLess(gptq, share * nearest, scheme)
+
+    def test_static_with_smoothing_is_near_dynamic(self):
+        dynamic = self.kl("--scheme", "w8a8")
+        static = self.kl("--scheme", "w8a8", "--activations", "static", "--smoothing", "on", "--calibration", self.text)
+        self.assertLess(static, 1.5 * dynamic)
+
+    def test_kills_change_nothing(self):
+        for flags in (("--scheme", "nvfp4", "--method", "gptq"),
+                      ("--scheme", "w8a8", "--method", "gptq", "--activations", "static", "--smoothing", "on")):
+            check_kills(self, TINY, self.folder, *flags, "--calibration", self.text)
+
+    def test_what_is_refused(self):
+        for flags, expected in (
+            (("--scheme", "w4a16", "--method", "gptq"), "need --calibration FILE"),
+            (("--scheme", "w4a16", "--smoothing", "on", "--calibration", self.text), "are for --scheme w8a8"),
+        ):
+            self.assertIn(expected, run("quantize", TINY, "-o", self.folder / "no", *flags, code=1).stderr)
+        bad = self.folder / "bad.jsonl"
+        bad.write_text('{"text": "fine"}\n{"prompt": 1}\n')
+        result = run("quantize", TINY, "-o", self.folder / "no", "--scheme", "w4a16", "--method", "gptq",
+                     "--calibration", bad, code=1)
+        self.assertIn("bad.jsonl:2: a line must be a JSON object with a \"text\" or \"messages\"", result.stderr)
+        self.assertFalse((self.folder / "no").exists())
 
 
 KIMI_K2 = {

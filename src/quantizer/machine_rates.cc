@@ -87,11 +87,19 @@ class ScratchFile {
   std::string path_;
 };
 
-// A transfer that is done again and again; those of a file of `file_bytes` go on behind each other.
+// A transfer that is done again and again, behind each other in a file of `file_bytes`, else in its place.
 struct Repeated {
   runtime::Transfer transfer;
   int64_t file_bytes = 0;
 };
+
+// Reserves the place of a write anew: the first bytes there cost a file system more than later ones.
+void Renew(const runtime::Transfer& write) {
+  const auto bytes = static_cast<off_t>(write.bytes.size());
+  if (fallocate(write.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, write.offset, bytes) == 0) {
+    fallocate(write.fd, 0, write.offset, bytes);
+  }
+}
 
 // Bytes a second of transfers that are under way together.
 StatusOr<double> Timed(runtime::AsyncFiles& io, std::vector<Repeated> all) {
@@ -99,7 +107,10 @@ StatusOr<double> Timed(runtime::AsyncFiles& io, std::vector<Repeated> all) {
   double done = 0;
   do {
     std::vector<runtime::Transfer> batch;
-    for (const Repeated& one : all) batch.push_back(one.transfer);
+    for (const Repeated& one : all) {
+      if (one.transfer.write) Renew(one.transfer);
+      batch.push_back(one.transfer);
+    }
     RETURN_IF_ERROR(io.Wait(io.Submit(batch)));
     for (auto& [transfer, file_bytes] : all) {
       if (transfer.write && fdatasync(transfer.fd) != 0) {
@@ -107,8 +118,8 @@ StatusOr<double> Timed(runtime::AsyncFiles& io, std::vector<Repeated> all) {
       }
       const auto bytes = static_cast<int64_t>(transfer.bytes.size());
       done += static_cast<double>(bytes);
-      transfer.offset += bytes;
-      if (transfer.offset + bytes > file_bytes) transfer.offset = 0;
+      if (file_bytes > 0) transfer.offset += bytes;
+      if (file_bytes > 0 && transfer.offset + bytes > file_bytes) transfer.offset = 0;
     }
   } while (Since(start) < kSampleSeconds);
   return done / Since(start);
@@ -125,6 +136,7 @@ Status MeasureReading(runtime::AsyncFiles& io, Repeated read, Repeated write, Ma
   const size_t half = read.transfer.bytes.size() / 2 / runtime::kDirectBlock * runtime::kDirectBlock;
   read.transfer.bytes = read.transfer.bytes.first(half);
   read.transfer.needed = static_cast<int64_t>(half);
+  if (read.file_bytes == 0) read.transfer.offset = static_cast<int64_t>(half);  // behind what is written
   write.transfer.bytes = write.transfer.bytes.last(half);
   ASSIGN_OR_RETURN(const double both, Timed(io, {read, write}));
   rates->together = 2 / both / (1 / rates->read + 1 / rates->write);

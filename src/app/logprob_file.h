@@ -8,20 +8,13 @@
 #include <string>
 #include <vector>
 
+#include "app/scored_text.h"
 #include "base/status.h"
 #include "runtime/atomic_file.h"
 #include "runtime/memory.h"
 #include "tensor/dtype.h"
 
 namespace moesaic::app {
-
-/// What was scored, and how: two runs are comparable when these are equal.
-struct ScoredText {
-  std::vector<int32_t> tokens;
-  int window = 0, stride = 0;
-  int64_t rows = 0;  // scored tokens
-  int vocab = 0;
-};
 
 /// Rows come in order; the file appears with Commit.
 class LogprobWriter {

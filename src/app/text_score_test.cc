@@ -5,6 +5,7 @@
 #include <cmath>
 #include <filesystem>
 
+#include "app/reference_rows.h"
 #include "engine/fake_model.h"
 
 namespace moesaic::app {
@@ -31,6 +32,25 @@ TEST(AverageTest, IsMeanAndStandardErrorOfTheMean) {
   const Average average = Average::Of({1, 2, 3, 4});
   EXPECT_DOUBLE_EQ(average.mean, 2.5);
   EXPECT_DOUBLE_EQ(average.error, std::sqrt(5.0 / 3 / 4));
+}
+
+TEST(AverageTest, OfRunsCountsRunsAsIndependent) {
+  const std::vector<double> values = {1, 2, 4, 3, 5, 3};  // mean 3; off by -2, 0, 2
+  const Average average = Average::OfRuns(values, {1, 3, 2});
+  EXPECT_DOUBLE_EQ(average.mean, 3);
+  EXPECT_DOUBLE_EQ(average.error, std::sqrt(8.0 * 3 / 2) / 6);
+  EXPECT_TRUE(std::isnan(Average::OfRuns(values, {6}).error));
+  // Runs of one value are independent values.
+  EXPECT_DOUBLE_EQ(Average::OfRuns(values, std::vector<int64_t>(6, 1)).error, Average::Of(values).error);
+}
+
+// Tables of Student's distribution.
+TEST(StudentTest, IsTheTables) {
+  for (const auto& [freedom, expected] :
+       {std::pair(1, 12.706), std::pair(8, 2.306), std::pair(9, 2.262), std::pair(10, 2.228),
+        std::pair(20, 2.086), std::pair(60, 2.000), std::pair(100000, 1.960)}) {
+    EXPECT_NEAR(StudentT975(freedom), expected, 0.002 * expected) << freedom;
+  }
 }
 
 class TextScoreTest : public testing::Test {
@@ -82,13 +102,14 @@ TEST_F(TextScoreTest, AModelDoesNotDivergeFromItsOwnSavedPredictions) {
     auto writer = LogprobWriter::Create(path, text_, dtype);
     ASSERT_TRUE(writer.ok()) << writer.status();
     EXPECT_FALSE(std::filesystem::exists(path));
-    const TextScore saved = Score({.save = &*writer, .base = nullptr});
+    const TextScore saved = Score({.save = &*writer});
     ASSERT_TRUE(writer->Commit().ok());
     const auto base = LogprobFile::Open(path);
     ASSERT_TRUE(base.ok()) << base.status();
     EXPECT_EQ(base->text().tokens, text_.tokens);
     EXPECT_EQ(base->text().window, 40);
-    const TextScore again = Score({.save = nullptr, .base = &*base});
+    SavedRows rows(*base, RouteRecord());
+    const TextScore again = Score({.base = &rows});
     // f16 rounds a log-probability l by at most |l| 2^-11; here |l| < 16, so by 1/128, and the divergence is
     // of second order in that. f32 is exact up to its own rounding.
     const bool half = dtype == tensor::DType::kF16;
@@ -101,11 +122,23 @@ TEST_F(TextScoreTest, AModelDoesNotDivergeFromItsOwnSavedPredictions) {
   }
 }
 
+TEST_F(TextScoreTest, AModelDoesNotDivergeFromItself) {
+  const auto own = *engine::Engine::Create(model_, kernels_, *threads_,
+                                           {.kv_bytes = 1 << 20, .max_sequences = 1, .max_batch_tokens = 7});
+  LockstepRows reference(*own, *threads_, text_);
+  const TextScore score = Score({.base = &reference});
+  EXPECT_EQ(score.base_nll, score.nll);
+  EXPECT_EQ(score.kl, std::vector<double>(score.nll.size(), 0));
+  EXPECT_EQ(score.same_top, std::vector<double>(score.nll.size(), 1));
+  EXPECT_TRUE(score.flips.layers().empty());  // it has no routers
+  EXPECT_EQ(score.windows, (std::vector<int64_t>{39, 15, 15, 15, 15, 15, 15}));
+}
+
 TEST_F(TextScoreTest, RefusesDamagedFiles) {
   const std::filesystem::path path = std::filesystem::path(testing::TempDir()) / "damaged.safetensors";
   auto writer = LogprobWriter::Create(path, text_, tensor::DType::kF16);
   ASSERT_TRUE(writer.ok());
-  Score({.save = &*writer, .base = nullptr});
+  Score({.save = &*writer});
   ASSERT_TRUE(writer->Commit().ok());
   const auto size = std::filesystem::file_size(path);
   for (const auto kept : {size - 1, size / 2, uintmax_t{20}, uintmax_t{3}, uintmax_t{0}}) {
@@ -121,7 +154,7 @@ TEST_F(TextScoreTest, AnUnfinishedFileLeavesNothingBehind) {
   {
     auto writer = LogprobWriter::Create(folder / "x", text_, tensor::DType::kF16);
     ASSERT_TRUE(writer.ok());
-    const auto stopped = ScoreText(*engine_, *threads_, text_, {.save = &*writer, .base = nullptr},
+    const auto stopped = ScoreText(*engine_, *threads_, text_, {.save = &*writer},
                                    [](const TextScore&) { return Cancelled("enough"); });
     EXPECT_EQ(stopped.status().code(), StatusCode::kCancelled);
   }

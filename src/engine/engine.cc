@@ -79,7 +79,8 @@ class ContinuousEngine : public Engine {
   const SpeculativeOptions& speculative() const override { return options_.speculative; }
   const SparsityOptions& sparsity() const override { return options_.sparsity; }
   Status Score(std::span<const int32_t> ids,
-               const std::function<Status(int64_t first_row, std::span<const float> rows)>& sink) override;
+               const std::function<Status(int64_t first_row, std::span<const float> rows)>& sink,
+               models::RouteTap* routes) override;
 
  private:
   int pool_tokens() const { return blocks_->total_blocks() * cache::kBlockTokens; }
@@ -385,7 +386,8 @@ EngineStats ContinuousEngine::stats() const {
 }
 
 Status ContinuousEngine::Score(std::span<const int32_t> ids,
-                               const std::function<Status(int64_t, std::span<const float>)>& sink) {
+                               const std::function<Status(int64_t, std::span<const float>)>& sink,
+                               models::RouteTap* routes) {
   if (!idle()) return absl::FailedPreconditionError("scoring runs beside no other request");
   RETURN_IF_ERROR(CheckIds(ids));
   const int64_t room = std::min(max_context_, pool_tokens());
@@ -410,7 +412,8 @@ Status ContinuousEngine::Score(std::span<const int32_t> ids,
                                .start = static_cast<int>(start),
                                .first_logits = 0,
                                .sparsity = defaults.mode == SparsityMode::kAll ? &sparsity : nullptr};
-    ASSIGN_OR_RETURN(const std::span<const float> logits, executor_.Run({&rows, 1}, /*want_hidden=*/false));
+    ASSIGN_OR_RETURN(const std::span<const float> logits,
+                     executor_.Run({&rows, 1}, /*want_hidden=*/false, nullptr, routes));
     RETURN_IF_ERROR(sink(static_cast<int64_t>(start), logits));
   }
   return OkStatus();

@@ -84,9 +84,11 @@ class Engine {
 
   /// Logits of every position of `ids`, [ids.size(), vocab_size], appended chunk by chunk to `sink` in order:
   /// for `logits`, `perplexity` and tests. Rows choose blocks where the default of requests is kAll. Runs at
-  /// once; refused while requests are there.
+  /// once; refused while requests are there. `routes`, if any, holds for each call of `sink` what the routers
+  /// chose for its rows.
   virtual Status Score(std::span<const int32_t> ids,
-                       const std::function<Status(int64_t first_row, std::span<const float> rows)>& sink) = 0;
+                       const std::function<Status(int64_t first_row, std::span<const float> rows)>& sink,
+                       models::RouteTap* routes = nullptr) = 0;
 };
 
 }  // namespace moesaic::engine

@@ -36,7 +36,7 @@ Executor::Executor(models::Model& model, const kernels::KernelTable& kernels, ru
       layers_(LayersOf(blocks, first_sparse_layer, model.info().layers)) {}
 
 StatusOr<std::span<const float>> Executor::Run(std::span<const ExecutorRows> batch, bool want_hidden,
-                                               int64_t* experts_read) {
+                                               int64_t* experts_read, models::RouteTap* routes) {
   tokens_.clear();
   logit_rows_.clear();
   slices_.clear();
@@ -62,7 +62,7 @@ StatusOr<std::span<const float>> Executor::Run(std::span<const ExecutorRows> bat
   const kernels::ExecContext context = {.kernels = &kernels_, .pool = &threads_, .scratch = &scratch_};
   RETURN_IF_ERROR(
       model_.Forward(context, {.tokens = tokens_, .sequences = slices_, .logit_rows = logit_rows_}, layers_,
-                     {.logits = logits, .hidden = hidden_, .experts_read = experts_read}));
+                     {.logits = logits, .hidden = hidden_, .experts_read = experts_read, .routes = routes}));
   return logits;
 }
 

@@ -42,9 +42,9 @@ class Executor {
 
   /// Logits of the wanted rows, in order: [wanted, vocab_size], valid until the next Run. `want_hidden`:
   /// hidden() holds the final hidden states of all rows, [rows, hidden_size], until then. `experts_read`, if
-  /// any, rises by the routed experts of all layers that rows go to.
+  /// any, rises by the routed experts of all layers that rows go to; `routes`, if any, is set to them.
   StatusOr<std::span<const float>> Run(std::span<const ExecutorRows> batch, bool want_hidden,
-                                       int64_t* experts_read = nullptr);
+                                       int64_t* experts_read = nullptr, models::RouteTap* routes = nullptr);
   std::span<const float> hidden() const { return hidden_; }
   /// Runs MTP module 0 over the batch: logits of the last rows that are wanted, [wanted, vocab_size], and the
   /// module's hidden states of all rows in mtp_hidden() [rows, hidden_size]. Leaves hidden() as it is.

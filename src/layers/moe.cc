@@ -46,6 +46,10 @@ void MoeLayer::Forward(const Step& step, const float* x, float* out) const {
   if (step.experts_read != nullptr) {
     *step.experts_read += CountExperts(step, ids, int64_t{rows} * router.top_k, experts.count);
   }
+  if (step.routes != nullptr) {
+    step.routes->layers.push_back(
+        {.top_k = router.top_k, .ids = std::vector<int32_t>(ids, ids + int64_t{rows} * router.top_k)});
+  }
   kernels::Moe(step.ctx, {.x = x,
                           .x_stride = hidden,
                           .rows = rows,

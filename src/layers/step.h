@@ -3,10 +3,21 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "kernels/ops.h"
 
 namespace moesaic::layers {
+
+/// The experts that routers chose, for whoever asks a forward pass to tell.
+struct RouteTap {
+  struct Layer {
+    int layer = 0;  // of the decoder
+    int top_k = 0;
+    std::vector<int32_t> ids;  // [rows, top_k]
+  };
+  std::vector<Layer> layers;  // those that route, in order
+};
 
 /// One ragged batch on its way through the layers. Borrowed by all; constant during the step.
 struct Step {
@@ -14,6 +25,7 @@ struct Step {
   std::span<const kernels::SequenceSlice> sequences;
   std::span<const int32_t> positions;  // [rows]
   int64_t* experts_read = nullptr;     // += routed experts that any row goes to; or null
+  RouteTap* routes = nullptr;          // each MoE layer adds an entry; or null
 
   int rows() const { return static_cast<int>(positions.size()); }
 };

@@ -116,10 +116,18 @@ Status DecoderModel::Forward(const ExecContext& ctx, const ForwardBatch& batch, 
   const Step step{.ctx = ctx,
                   .sequences = batch.sequences,
                   .positions = Positions(scratch, ctx, batch),
-                  .experts_read = out.experts_read};
+                  .experts_read = out.experts_read,
+                  .routes = out.routes};
+  if (out.routes != nullptr) out.routes->layers.clear();
   auto* x = scratch.Take<float>(static_cast<int64_t>(step.rows()) * spec_.hidden);
   layers::Embed(ctx, decoder_.embedding, batch.tokens, x);
-  for (int i = 0; i < spec_.layers; ++i) decoder_.layers[i].Forward(step, kv[i], x);
+  size_t told = 0;
+  for (int i = 0; i < spec_.layers; ++i) {
+    decoder_.layers[i].Forward(step, kv[i], x);
+    if (out.routes == nullptr || out.routes->layers.size() == told) continue;
+    out.routes->layers.back().layer = i;
+    ++told;
+  }
   Finish(ctx, batch, decoder_.final_norm, decoder_.head, x, out);
   return OkStatus();
 }

@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "kernels/ops.h"
 #include "layers/attention_mla.h"
+#include "layers/step.h"
 #include "tensor/packed.h"
 
 namespace moesaic::models {
@@ -57,6 +58,8 @@ struct ModelInfo {
   KvSpec kv;
 };
 
+using layers::RouteTap;
+
 /// One step's ragged batch. Rows of all sequences follow one another.
 struct ForwardBatch {
   std::span<const int32_t> tokens;  // [rows], each in [0, vocab_size)
@@ -70,6 +73,7 @@ struct ForwardOutput {
   std::span<float>
       hidden;  // [rows, hidden_size] after the final norm, or empty when not wanted (MTP's input)
   int64_t* experts_read = nullptr;  // += routed experts of all layers that any row goes to; or null
+  RouteTap* routes = nullptr;       // Forward: set to what each decoder layer's router chose; or null
 };
 
 /// Where the weights of a packed file are to lie. In huge pages a step reads them a quarter to a half faster

@@ -2,6 +2,7 @@
 
 #define XXH_INLINE_ALL
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -28,6 +29,16 @@ using Clock = std::chrono::steady_clock;
 // some seconds. The disk by transfers that are too large for its own cache.
 constexpr double kSampleSeconds = 0.5;
 constexpr size_t kSampleBytes = size_t{256} << 20;
+
+// Seconds that the process's threads ran, those that the kernel made for its transfers among them.
+double ProcessorSeconds() {
+  rusage usage = {};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
 
 double Since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -76,22 +87,72 @@ class ScratchFile {
   std::string path_;
 };
 
-// Bytes a second of `transfer`, done again and again. Reads of a file of `file_bytes` go on behind each
-// other.
-StatusOr<double> Timed(runtime::AsyncFiles& io, runtime::Transfer transfer, int64_t file_bytes) {
+// A transfer that is done again and again, behind each other in a file of `file_bytes`, else in its place.
+struct Repeated {
+  runtime::Transfer transfer;
+  int64_t file_bytes = 0;
+};
+
+// Reserves the place of a write anew: the first bytes there cost a file system more than later ones.
+void Renew(const runtime::Transfer& write) {
+  const auto bytes = static_cast<off_t>(write.bytes.size());
+  if (fallocate(write.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, write.offset, bytes) == 0) {
+    fallocate(write.fd, 0, write.offset, bytes);
+  }
+}
+
+// Bytes a second of transfers that are under way together.
+StatusOr<double> Timed(runtime::AsyncFiles& io, std::vector<Repeated> all) {
   const Clock::time_point start = Clock::now();
-  const auto bytes = static_cast<int64_t>(transfer.bytes.size());
   double done = 0;
   do {
-    RETURN_IF_ERROR(io.Wait(io.Submit({&transfer, 1})));
-    if (transfer.write && fdatasync(transfer.fd) != 0) {
-      return IoError("{}: {}", *transfer.path, std::strerror(errno));
+    std::vector<runtime::Transfer> batch;
+    for (const Repeated& one : all) {
+      if (one.transfer.write) Renew(one.transfer);
+      batch.push_back(one.transfer);
     }
-    done += static_cast<double>(bytes);
-    transfer.offset += bytes;
-    if (transfer.offset + bytes > file_bytes) transfer.offset = 0;
+    RETURN_IF_ERROR(io.Wait(io.Submit(batch)));
+    for (auto& [transfer, file_bytes] : all) {
+      if (transfer.write && fdatasync(transfer.fd) != 0) {
+        return IoError("{}: {}", *transfer.path, std::strerror(errno));
+      }
+      const auto bytes = static_cast<int64_t>(transfer.bytes.size());
+      done += static_cast<double>(bytes);
+      if (file_bytes > 0) transfer.offset += bytes;
+      if (file_bytes > 0 && transfer.offset + bytes > file_bytes) transfer.offset = 0;
+    }
   } while (Since(start) < kSampleSeconds);
   return done / Since(start);
+}
+
+// Past the page cache: reading alone, and beside writing, a half of the sample each.
+Status MeasureReading(runtime::AsyncFiles& io, Repeated read, Repeated write, MachineRates* rates) {
+  const Clock::time_point start = Clock::now();
+  const double before = ProcessorSeconds();
+  ASSIGN_OR_RETURN(rates->read, Timed(io, {read}));
+  // At least a hundredth of the time: a tick of the clock.
+  rates->direct = rates->read * Since(start) / std::max(ProcessorSeconds() - before, Since(start) / 100);
+  if (!rates->same_disk) return OkStatus();
+  const size_t half = read.transfer.bytes.size() / 2 / runtime::kDirectBlock * runtime::kDirectBlock;
+  read.transfer.bytes = read.transfer.bytes.first(half);
+  read.transfer.needed = static_cast<int64_t>(half);
+  if (read.file_bytes == 0) read.transfer.offset = static_cast<int64_t>(half);  // behind what is written
+  write.transfer.bytes = write.transfer.bytes.last(half);
+  ASSIGN_OR_RETURN(const double both, Timed(io, {read, write}));
+  rates->together = 2 / both / (1 / rates->read + 1 / rates->write);
+  return OkStatus();
+}
+
+// The source's largest file, for direct reads; -1 where it is too short to tell more than the scratch file
+// does, or its file system has no direct reads.
+int OpenLargest(const checkpoint::Checkpoint& source, std::string* path, int64_t* bytes) {
+  const auto& files = source.files();
+  const auto largest = std::ranges::max_element(files, {}, [](const auto& f) { return f->bytes().size(); });
+  if (largest == files.end()) return -1;
+  *path = (*largest)->path();
+  *bytes = static_cast<int64_t>((*largest)->bytes().size());
+  if (*bytes < static_cast<int64_t>(kSampleBytes / 4)) return -1;
+  return open(path->c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);
 }
 
 Status MeasureDisks(const checkpoint::Checkpoint& source, const fs::path& folder, bool direct,
@@ -100,7 +161,7 @@ Status MeasureDisks(const checkpoint::Checkpoint& source, const fs::path& folder
   ASSIGN_OR_RETURN(const runtime::Buffer buffer, runtime::Buffer::Allocate(kSampleBytes, false));
   const std::span<std::byte> bytes(buffer.data(), buffer.size());
   const Clock::time_point start = Clock::now();
-  for (size_t i = 0; i < bytes.size(); i += 4096) bytes[i] = std::byte{1};
+  for (size_t i = 0; i < bytes.size(); i += runtime::kDirectBlock) bytes[i] = std::byte{1};
   rates->touch = static_cast<double>(bytes.size()) / Since(start);
   for (size_t i = 0; i < bytes.size(); i += 4) bytes[i] = static_cast<std::byte>(i * 2654435761U >> 16U);
   ASSIGN_OR_RETURN(const ScratchFile file, ScratchFile::Create(folder));
@@ -108,42 +169,37 @@ Status MeasureDisks(const checkpoint::Checkpoint& source, const fs::path& folder
     return IoError("{}: there is no room for {} bytes to measure with", folder.string(), kSampleBytes);
   }
   if (direct) file.Direct();
-  ASSIGN_OR_RETURN(rates->write, Timed(*io, file.Whole(bytes, true), 0));
+  const Repeated write = {file.Whole(bytes, true)};
+  ASSIGN_OR_RETURN(rates->write, Timed(*io, {write}));
+  Repeated read = {file.Whole(bytes, false)};
   if (direct) {
     const Clock::time_point copied = Clock::now();
     std::memcpy(bytes.data(), bytes.data() + kSampleBytes / 2, kSampleBytes / 2);
     rates->copy = static_cast<double>(kSampleBytes) / 2 / Since(copied);
   } else {  // what was written is still in the page cache
-    ASSIGN_OR_RETURN(rates->copy, Timed(*io, file.Whole(bytes, false), 0));
+    ASSIGN_OR_RETURN(rates->copy, Timed(*io, {read}));
+    file.Direct();
   }
-  file.Direct();
-  ASSIGN_OR_RETURN(rates->read, Timed(*io, file.Whole(bytes, false), 0));
 
-  const auto& files = source.files();
-  const auto largest = std::ranges::max_element(files, {}, [](const auto& f) { return f->bytes().size(); });
-  if (largest == files.end()) return OkStatus();
+  std::string path;
+  int64_t file_bytes = 0;
+  const int fd = OpenLargest(source, &path, &file_bytes);
   struct stat there = {}, here = {};
-  rates->same_disk = stat((*largest)->path().c_str(), &there) != 0 || fstat(file.fd(), &here) != 0 ||
+  rates->same_disk = path.empty() || stat(path.c_str(), &there) != 0 || fstat(file.fd(), &here) != 0 ||
                      there.st_dev == here.st_dev;
-  const size_t sample =
-      std::min(kSampleBytes, (*largest)->bytes().size() / runtime::kDirectBlock * runtime::kDirectBlock);
-  const int fd = open((*largest)->path().c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);
-  // A short sample, or a file system without direct reads, tells less than the scratch file.
-  if (fd < 0 || sample < kSampleBytes / 8) {
-    if (fd >= 0) close(fd);
-    return OkStatus();
+  if (fd >= 0) {
+    const int64_t sample =
+        std::min<int64_t>(kSampleBytes, file_bytes / runtime::kDirectBlock * runtime::kDirectBlock);
+    read = {{.fd = fd,
+             .offset = 0,
+             .bytes = bytes.first(static_cast<size_t>(sample)),
+             .path = &path,
+             .needed = sample},
+            file_bytes};
   }
-  const std::string path = (*largest)->path();
-  const StatusOr<double> rate = Timed(*io,
-                                      {.fd = fd,
-                                       .offset = 0,
-                                       .bytes = bytes.first(sample),
-                                       .path = &path,
-                                       .needed = static_cast<int64_t>(sample)},
-                                      static_cast<int64_t>((*largest)->bytes().size()));
-  close(fd);
-  ASSIGN_OR_RETURN(rates->read, rate);
-  return OkStatus();
+  const Status measured = MeasureReading(*io, read, write, rates);
+  if (fd >= 0) close(fd);
+  return measured;
 }
 
 // Rounds units of bf16 values as the pipeline does: read whole, rounded slab by slab, checksummed. Each

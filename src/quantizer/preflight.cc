@@ -14,7 +14,8 @@ struct UnitWork {
 };
 
 std::vector<UnitWork> WorkOf(const QuantizePlan& plan, const MachineRates& rates, bool direct, int threads) {
-  const double copy = rates.copy * threads;
+  const double transfer = (direct ? rates.direct : rates.copy) * threads;
+  const double read = rates.read / rates.together, write = rates.write / rates.together;
   std::vector<UnitWork> work;
   std::vector<bool> scaled(plan.items.size(), false);
   // The run of items that share a scale with `item`.
@@ -37,9 +38,9 @@ std::vector<UnitWork> WorkOf(const QuantizePlan& plan, const MachineRates& rates
                    out = part * static_cast<double>(plan.output.items[piece.item].bytes());
       (rounded ? values : moved) +=
           rounded ? part * static_cast<double>(plan.items[piece.item].elements()) : out;
-      if (!direct) moved += in + out;
-      of_unit.read += in / rates.read;
-      of_unit.write += out / rates.write;
+      of_unit.compute += (in + out) / transfer;
+      of_unit.read += in / read;
+      of_unit.write += out / write;
       if (!rounded || !rates.whole_scales || scaled[piece.item]) continue;
       const auto [first, end] = group_of(piece.item);
       bool whole = p + end - first <= unit.end;
@@ -51,7 +52,7 @@ std::vector<UnitWork> WorkOf(const QuantizePlan& plan, const MachineRates& rates
         of_unit.again += static_cast<double>(plan.forms[i].bytes) / rates.read;
       }
     }
-    of_unit.compute = values / rates.round + moved / copy;
+    of_unit.compute += values / rates.round + moved / (rates.copy * threads);
   }
   // Each of the two slots' buffers is new to the first unit that it holds.
   for (size_t u = 0; u < std::min<size_t>(work.size(), 2); ++u) {

@@ -33,6 +33,7 @@ class ForecastTest : public ::testing::Test {
             .write = kValues / write,
             .round = kValues / round,
             .copy = 1e30,
+            .direct = 1e30,
             .touch = 1e30};
   }
 };
@@ -54,6 +55,9 @@ TEST_F(ForecastTest, ADiskThatIsTheBoundIsNeverIdle) {
   const Forecast forecast = ForecastOf(plan, Rates(2, 0.5, 1), true, 1);
   EXPECT_TRUE(forecast.disk_bound);
   EXPECT_NEAR(forecast.seconds, 30, 0.1);  // the last but one is written while the last is rounded
+  MachineRates slow = Rates(2, 0.5, 1);
+  slow.together = 1.2;
+  EXPECT_NEAR(ForecastOf(plan, slow, true, 1).seconds, 36, 0.1);
   MachineRates two = Rates(2, 0.5, 1);
   two.same_disk = false;
   EXPECT_NEAR(ForecastOf(plan, two, true, 1).seconds, 20 + 0.5 + 1, 0.1);
@@ -65,6 +69,9 @@ TEST_F(ForecastTest, WhatIsCopiedAndTouchedCounts) {
   rates.copy = 3 * kValues;  // buffered: what is read and written is copied once, by one of two threads
   EXPECT_NEAR(ForecastOf(plan, rates, false, 2).compute_seconds, 10 + 5, 0.1);
   EXPECT_NEAR(ForecastOf(plan, rates, true, 2).compute_seconds, 10, 0.1);
+  rates.direct = 6 * kValues;
+  EXPECT_NEAR(ForecastOf(plan, rates, true, 2).compute_seconds, 10 + 2.5, 0.1);
+  rates.direct = 1e30;
   rates.touch = static_cast<double>(plan.work.buffer_bytes());
   EXPECT_NEAR(ForecastOf(plan, rates, true, 2).compute_seconds, 10 + 0.5, 0.1);
 }

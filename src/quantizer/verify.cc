@@ -14,6 +14,7 @@
 #include "quantizer/quantize.h"
 #include "quantizer/unit_reader.h"
 #include "quantizer/unit_rounder.h"
+#include "quantizer/weight_error.h"
 
 namespace moesaic::quantizer {
 namespace {
@@ -209,9 +210,7 @@ class Verifier {
       total.error += block.error;
       total.weight += block.weight;
     }
-    std::string kind = item.name.substr(item.name.rfind('.') + 1);
-    if (item.routed) kind = "experts." + kind;
-    if (item.name.find("shared_experts") != std::string::npos) kind = "shared_experts." + kind;
+    const std::string kind = KindOf(item);
     auto found = std::ranges::find(report->kinds, kind, &KindError::kind);
     if (found == report->kinds.end())
       found = report->kinds.insert(found, KindError{.kind = kind, .worst_name = ""});

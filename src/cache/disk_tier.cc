@@ -256,10 +256,10 @@ bool DiskTier::MakeRoom() {
   return true;
 }
 
-int DiskTier::Store(std::string_view name, std::span<const int32_t> tokens,
-                    std::span<const std::byte* const> blocks, int64_t most_bytes) {
+DiskTier::Stored DiskTier::Store(std::string_view name, std::span<const int32_t> tokens,
+                                 std::span<const std::byte* const> blocks, int64_t most_bytes) {
   MOESAIC_CHECK_EQ(tokens.size(), blocks.size() * kBlockTokens);
-  if (!CanStore(name)) return 0;
+  if (!CanStore(name)) return {0, 0};
   const std::vector<DiskBlock*> chain = index_.Find(name, tokens);
   index_.Touch(chain);
   for (DiskBlock* block : chain) index_.Pin(*block);
@@ -281,7 +281,7 @@ int DiskTier::Store(std::string_view name, std::span<const int32_t> tokens,
     io_->Write(place, std::move(record), staging);
   }
   for (DiskBlock* block : chain) index_.Unpin(*block);
-  return static_cast<int>(done);
+  return {static_cast<int>(done), static_cast<int>(done - chain.size())};
 }
 
 DiskTier::LoadId DiskTier::Load(std::string_view name, std::span<const int32_t> tokens, int first,
@@ -310,6 +310,7 @@ void DiskTier::Abandon(LoadId load) {
   if (it == loads_.end()) return;
   for (DiskBlock* block : it->second.blocks) index_.Unpin(*block);
   loads_.erase(it);
+  ++stats_.abandoned_loads;
 }
 
 std::vector<DiskTier::Loaded> DiskTier::Poll() {

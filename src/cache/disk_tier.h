@@ -37,6 +37,7 @@ struct DiskTierStats {
   int64_t written_blocks = 0, loaded_blocks = 0, evicted_blocks = 0;
   int64_t loads = 0, loaded_bytes = 0;  ///< loads that ended; bytes read by them
   double load_seconds = 0;
+  int64_t abandoned_loads = 0;
   int64_t refused_blocks = 0;  ///< damaged ones, found at the start or by a load
   int64_t refused_files = 0;   ///< foreign or damaged
   int64_t write_errors = 0;
@@ -48,6 +49,10 @@ struct DiskTierStats {
 class DiskTier {
  public:
   using LoadId = uint64_t;
+  struct Stored {
+    int blocks;  ///< leading ones that are stored or on their way
+    int copied;  ///< those of them that this call put on their way
+  };
   struct Loaded {
     LoadId load;
     int blocks;  ///< leading ones that are in memory; those behind were damaged
@@ -63,11 +68,10 @@ class DiskTier {
   /// Whole blocks of `tokens`, from the first on, that can be loaded now.
   int Find(std::string_view name, std::span<const int32_t> tokens) const;
 
-  /// Copies those of `blocks` that are not stored, from the first on, as far as memory for writing and
-  /// `most_bytes` go; the number that are now stored or on their way. Fewer than blocks.size(): ask again
-  /// later, if CanStore. tokens: [blocks.size() * kBlockTokens]; blocks: [block_bytes] each.
-  int Store(std::string_view name, std::span<const int32_t> tokens, std::span<const std::byte* const> blocks,
-            int64_t most_bytes);
+  /// Copies those of `blocks` that are not stored, from the first on, as far as memory for writing, room on
+  /// disk and `most_bytes` go. tokens: [blocks.size() * kBlockTokens]; blocks: [block_bytes] each.
+  Stored Store(std::string_view name, std::span<const int32_t> tokens,
+               std::span<const std::byte* const> blocks, int64_t most_bytes);
   /// False for names that are too long, and for ever after a write error.
   bool CanStore(std::string_view name) const;
   /// Whether blocks are on their way to the disk.

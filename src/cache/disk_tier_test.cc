@@ -63,7 +63,7 @@ class DiskTierTest : public testing::Test {
       blocks.push_back(BlockOf(name, std::span(path).first(i)));
       pointers.push_back(blocks.back().data());
     }
-    return tier.Store(name, TokensOf(path), pointers, kMost);
+    return tier.Store(name, TokensOf(path), pointers, kMost).blocks;
   }
 
   static void Store(DiskTier& tier, const std::string& name, const std::vector<int32_t>& path) {

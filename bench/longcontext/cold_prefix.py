@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """How long a long prompt takes to its first token when its blocks are nowhere, on disk, or in memory.
 
-For each length, and medians over --rounds prompts of random tokens:
-  computed   a prompt that nobody has asked before
-  restored   the same after a restart of the server, its files' pages dropped from the page cache
-  warm       the same after another restart, with those pages in the page cache
-  in memory  the same again
+For each length, a prompt of random tokens; all but the first are medians of --rounds:
+  computed   nobody has asked before
+  restored   after a restart of the server, the files' pages dropped from the page cache
+  warm       after another restart, with those pages in the page cache
+  in memory  asked again
 
 Beside it: the bytes that were read, at which rate, and the share of the rate at which the same files are read with
 O_DIRECT in pieces of 16 MiB in this run. Needs nothing beyond Python 3.9.
@@ -19,6 +19,7 @@ import mmap
 import os
 import pathlib
 import random
+import shlex
 import statistics
 import sys
 import tempfile
@@ -78,22 +79,22 @@ def direct_rate(folder):
 
 def measure(options, length):
     random_tokens = random.Random(length)
+    prompt = [random_tokens.randrange(256, options.vocabulary) for _ in range(length)]
     rows = []
-    for _ in range(options.rounds):
-        prompt = [random_tokens.randrange(256, options.vocabulary) for _ in range(length)]
-        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-            flags = ("--kv-disk", folder, "--max-sequences", 1, "--ctx-size", length + 64, *options.flags)
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        flags = ("--kv-disk", folder, "--max-sequences", 1, "--ctx-size", length + 64, *options.flags)
+        with serving(*flags, model=options.model) as server:
+            computed, said, _ = ask(server, prompt)
+            until(lambda: server.metric("moesaic:kv_disk_written_blocks_total") >= length // 64)
+        for _ in range(options.rounds):
             row = {}
-            with serving(*flags, model=options.model) as server:
-                row["computed"], said, _ = ask(server, prompt)
-                blocks = length // 64
-                until(lambda: server.metric("moesaic:kv_disk_written_blocks_total") >= blocks)
+            drop_pages(folder)
+            row["direct rate"] = direct_rate(folder)
             for kind in ("restored", "warm"):
                 if kind == "restored":
                     drop_pages(folder)
-                    row["direct rate"] = direct_rate(folder)
-                    drop_pages(folder)
                 with serving(*flags, model=options.model) as server:
+                    ask(server, prompt[:64])  # a first answer touches code and weights
                     row[kind], token, cached = ask(server, prompt)
                     if token != said or cached != (length - 1) // 64 * 64:
                         raise SystemExit(f"{kind}: {token} and {cached} cached tokens, computed: {said}")
@@ -104,8 +105,8 @@ def measure(options, length):
                         row["in memory"], _, _ = ask(server, prompt)
             rows.append(row)
     middle = {key: statistics.median(row[key] for row in rows) for key in rows[0] if rows[0][key] is not None}
-    middle["spread"] = (min(row["restored"] for row in rows), max(row["restored"] for row in rows))
-    return middle
+    return {"computed": computed, **middle, "restored from": min(row["restored"] for row in rows),
+            "restored to": max(row["restored"] for row in rows)}
 
 
 def main():
@@ -116,10 +117,12 @@ def main():
     parser.add_argument("--vocabulary", type=int, default=16384, help="random tokens are below")
     parser.add_argument("--folder", default=None, help="where the disk to be measured is mounted; default: the temporary folder")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("flags", nargs="*", help="for moesaic serve, behind --")
+    parser.add_argument("--serve", default="", help='flags for moesaic serve, e.g. "--kv-dtype int8"')
     options = parser.parse_args()
+    options.flags = shlex.split(options.serve)
     if not options.json:
-        print("tokens    computed  restored  of computed  warm      in memory  read      load      rate        of direct")
+        print("tokens    computed  restored (from-to)     of computed  warm      in memory  read    load      rate         "
+              "of direct")
     for length in map(int, options.lengths.split(",")):
         row = measure(options, length)
         if options.json:
@@ -127,7 +130,8 @@ def main():
             continue
         rate = row["read"] / row["load"]
         share = f"{rate / row['direct rate']:.0%} of {row['direct rate'] / 1e9:.2f} GB/s" if "direct rate" in row else ""
-        print(f"{length:<9} {row['computed']:<8.2f}s {row['restored']:<8.3f}s {row['restored'] / row['computed']:<11.4f}x "
+        print(f"{length:<9} {row['computed']:<8.2f}s {row['restored']:<5.3f}s "
+              f"({row['restored from']:.3f}-{row['restored to']:.3f})  {row['restored'] / row['computed']:<11.4f}x "
               f"{row['warm']:<8.3f}s {row['in memory']:<9.4f}s {row['read'] / 1e6:<6.0f}MB {row['load']:<8.3f}s "
               f"{rate / 1e9:<6.2f}GB/s  {share}", flush=True)
 

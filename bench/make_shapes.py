@@ -191,9 +191,10 @@ def kind_of(name, shape, kind):
     return "q5_0" if kind == "q4_k" and shape[-1] % BLOCK_VALUES[kind] else kind
 
 
-def write(path, shape_name, kind, seed):
+def write(path, shape_name, kind, seed, context):
     rng = random.Random(seed)
     arch, keys, tensors = SHAPES[shape_name](kind in FOUR_BITS)
+    keys["context_length"] = context or keys["context_length"]
     tokens, merges = vocabulary(keys["vocab_size"])
     end = tokens.index(END)
     metadata = {"general.architecture": arch, "general.name": f"{shape_name} shapes, random weights",
@@ -236,6 +237,7 @@ def main():
     parser.add_argument("--type", choices=("q8_0", "q4_0", "q4_k", "bf16"), action="append",
                         help="default: q8_0, q4_0 and bf16")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--context", type=int, default=0, help="tokens; default: the release's")
     options = parser.parse_args()
     options.directory.mkdir(parents=True, exist_ok=True)
     for shape in options.shape or SHAPES:
@@ -244,7 +246,7 @@ def main():
             if path.exists():
                 print(f"{path}: is there")
                 continue
-            write(path, shape, kind, options.seed)
+            write(path, shape, kind, options.seed, options.context)
             print(f"{path}: {path.stat().st_size / 1e9:.2f} GB")
 
 

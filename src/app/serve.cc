@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "app/interrupt.h"
+#include "app/model_files.h"
 #include "app/model_text.h"
 #include "app/output.h"
 #include "app/sampling_flags.h"
@@ -26,6 +27,14 @@ namespace moesaic::app {
 namespace {
 
 constexpr std::chrono::milliseconds kPoll{50};
+
+StatusOr<std::optional<engine::DiskOptions>> DiskOf(const ServeFlags& flags) {
+  if (flags.disk_folder.empty()) return std::nullopt;
+  if (!flags.prefix_cache) return InvalidArgument("--kv-disk goes with --prefix-cache");
+  ASSIGN_OR_RETURN(std::string files, DescribeFiles(flags.model.model));
+  return engine::DiskOptions{
+      .folder = flags.disk_folder, .bytes = flags.disk_bytes, .model = std::move(files)};
+}
 
 StatusOr<server::ServedModel> ServeModel(const ServeFlags& flags, const ModelText& text,
                                          const Session& session) {
@@ -85,6 +94,10 @@ void Describe(spdlog::logger& log, const ServeFlags& flags, const Session& sessi
            text::Name(model.reasoning), model.chat ? "yes" : "none");
   log.info("speculative decoding: {}", speculation);
   log.info("block-sparse attention: {}", DescribeSparsity(model.sparsity));
+  if (!flags.disk_folder.empty()) {
+    log.info("KV blocks on disk: {} in {}, which may take {}", stats.disk.blocks, flags.disk_folder,
+             FormatBytes(static_cast<double>(flags.disk_bytes)));
+  }
   std::set<std::string> kernels;  // operators share some
   for (const auto& choice : session.kernels.choices) kernels.insert(choice.name);
   log.info("kernels: {}", fmt::join(kernels, ", "));
@@ -117,6 +130,7 @@ Status RunServe(const ServeFlags& flags) {
     return InvalidArgument("--max-batch-tokens must be at least --max-sequences ({}), found {}",
                            flags.max_sequences, flags.max_batch_tokens);
   }
+  ASSIGN_OR_RETURN(const std::optional<engine::DiskOptions> disk, DiskOf(flags));
   InterruptGuard guard;
   auto log =
       std::make_shared<spdlog::logger>("serve", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
@@ -139,6 +153,7 @@ Status RunServe(const ServeFlags& flags) {
                                .eos_ids = text.eos_ids,
                                .seed = 0,
                                .prefix_cache = flags.prefix_cache,
+                               .disk = disk,
                                .eviction = flags.eviction,
                                .kv_observer = observer}));
   ASSIGN_OR_RETURN(server::ServedModel model, ServeModel(flags, text, *session));

@@ -61,6 +61,11 @@ void AddModelGroup(CLI::App& verb, ServeFlags& flags) {
           "computed again")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
       ->capture_default_str();
+  verb.add_option("--kv-disk", flags.disk_folder,
+                  "Folder for KV blocks, found again when memory had to give them up and after a restart");
+  verb.add_option("--kv-disk-size", flags.disk_bytes, "What its files may take, e.g. 100GiB")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
+      ->capture_default_str();
   verb.add_option("--max-sequences", flags.max_sequences, "Requests that run at once")
       ->check(CLI::Range(1, 1 << 16))
       ->capture_default_str();

@@ -42,6 +42,7 @@ TEST_F(ServeFlagsTest, WhatIsPrintedIsReadAgain) {
   for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
            {},
            {"--max-queue", "7", "--no-prefix-cache", "--kv-memory", "1GiB", "--served-model-name", "m"},
+           {"--kv-disk", "/tmp/kv blocks", "--kv-disk-size", "3GiB"},
            {"--served-model-name", "a # b", "\"c\\", "d's", "", "1,2", "--kv-events", "ipc:///tmp/#"}}) {
     ASSERT_TRUE(Parse(words).ok());
     const std::string printed = printed_;
@@ -53,6 +54,8 @@ TEST_F(ServeFlagsTest, WhatIsPrintedIsReadAgain) {
     EXPECT_EQ(flags_.max_queue, flags.max_queue);
     EXPECT_EQ(flags_.prefix_cache, flags.prefix_cache);
     EXPECT_EQ(flags_.kv_bytes, flags.kv_bytes);
+    EXPECT_EQ(flags_.disk_folder, flags.disk_folder);
+    EXPECT_EQ(flags_.disk_bytes, flags.disk_bytes);
     EXPECT_EQ(flags_.kv_events.endpoint, flags.kv_events.endpoint);
   }
 }

@@ -8,8 +8,10 @@
 #include <utility>
 
 #include "base/check.h"
+#include "engine/cold_blocks.h"
 #include "engine/executor.h"
 #include "engine/kv_budget.h"
+#include "engine/kv_maker.h"
 #include "engine/philox.h"
 #include "engine/row_tasks.h"
 #include "engine/scheduler.h"
@@ -22,6 +24,9 @@ namespace {
 // tiles many times (220 rows of a 152k vocabulary), small beside the weights of any model with such a
 // vocabulary.
 constexpr int64_t kScoredLogitsBytes = 128 << 20;
+
+// While there is nothing to compute, the engine looks so often for new requests.
+constexpr std::chrono::milliseconds kDiskPoll{2};
 
 // At this position attention costs a token as much as the rest of the model: it reads keys and values of
 // `hidden_size` elements or fewer a layer and position, and does two operations with each.
@@ -71,7 +76,13 @@ class ContinuousEngine : public Engine {
   StatusOr<RequestId> Add(Request request) override;
   void Cancel(RequestId id) override;
   Status Step(std::vector<TokenEvent>* events) override;
-  void ClearCache() override { tree_.Clear(); }
+  void ClearCache() override;
+  bool saving() const override { return cold_ != nullptr && cold_->saving(); }
+  void SaveCache() override {
+    if (cold_ != nullptr) cold_->Flush();
+  }
+  /// Has blocks kept on disk; before anything is added.
+  Status OpenDisk();
   bool idle() const override { return scheduler_.empty() && ended_.empty(); }
   EngineStats stats() const override;
   const models::ModelInfo& model() const override { return model_.info(); }
@@ -85,6 +96,7 @@ class ContinuousEngine : public Engine {
  private:
   int pool_tokens() const { return blocks_->total_blocks() * cache::kBlockTokens; }
   Status CheckIds(std::span<const int32_t> ids) const;
+  void MoveCold();
   void SetSparsity(Sequence& sequence);
   void End(RequestId id, FinishReason reason);
   void TellEnds(std::vector<TokenEvent>* events);
@@ -110,6 +122,7 @@ class ContinuousEngine : public Engine {
   RowTasks rows_;
   std::unique_ptr<Speculation> speculation_;  // or null
   std::vector<TokenEvent> ended_;             // ends that the next Step tells
+  std::unique_ptr<ColdBlocks> cold_;          // or null
   RequestId last_id_ = 0;
   int64_t prefilled_ = 0;  // rows that prefill_seconds were spent on
   EngineStats stats_;
@@ -187,17 +200,48 @@ void ContinuousEngine::TellEnds(std::vector<TokenEvent>* events) {
   ended_.clear();
 }
 
+void ContinuousEngine::ClearCache() {
+  tree_.Clear();
+  if (cold_ != nullptr) cold_->Clear();
+}
+
+Status ContinuousEngine::OpenDisk() {
+  if (!options_.disk) return OkStatus();
+  ASSIGN_OR_RETURN(std::string maker, MakerOf(model_.info(), options_, executor_, *blocks_));
+  ASSIGN_OR_RETURN(std::unique_ptr<cache::DiskTier> tier,
+                   cache::DiskTier::Open({.folder = options_.disk->folder,
+                                          .bytes = options_.disk->bytes,
+                                          .layout = blocks_->layout(),
+                                          .maker = std::move(maker)}));
+  cold_ = std::make_unique<ColdBlocks>(*blocks_, tree_, std::move(tier));
+  scheduler_.SetCold(cold_.get());
+  return OkStatus();
+}
+
+// Moves blocks between memory and disk, as far as that is done by this thread.
+void ContinuousEngine::MoveCold() {
+  if (cold_ == nullptr) return;
+  scheduler_.TakeLoaded();
+  cold_->Pump();
+  if (scheduler_.empty() && cold_->saving()) cold_->Wait(kDiskPoll);
+}
+
 Status ContinuousEngine::Step(std::vector<TokenEvent>* events) {
   TellEnds(events);
+  MoveCold();
   if (scheduler_.empty()) return OkStatus();
   const Clock::time_point start = Clock::now();
   if (speculation_ != nullptr) speculation_->Draft(scheduler_.running(), options_.max_batch_tokens);
   const Clock::time_point drafted = Clock::now();
   StepPlan plan = scheduler_.Plan();
-  MOESAIC_CHECK(!plan.parts.empty());  // the front always moves
   if (speculation_ != nullptr) speculation_->Planned(plan);
   scheduler_.Commit(plan);
   if (speculation_ != nullptr) speculation_->Committed(plan);
+  if (plan.parts.empty()) {  // nothing runs, since the front always moves: all wait for the disk
+    MOESAIC_CHECK(scheduler_.running().empty() && scheduler_.loading());
+    cold_->Wait(kDiskPoll);
+    return OkStatus();
+  }
   CountAdmissions(plan);
   rows_.StartMasks(plan);
   const StatusOr<std::span<const float>> logits = RunModel(plan);
@@ -377,6 +421,10 @@ EngineStats ContinuousEngine::stats() const {
   stats.cache_evictions = tree_.evicted();
   stats.cached_runs = tree_.runs();
   if (speculation_ != nullptr) stats.speculation = speculation_->stats();
+  if (cold_ != nullptr) {
+    stats.disk = cold_->stats();
+    stats.disk_lost_blocks = cold_->lost_blocks();
+  }
   if (swap_ == nullptr) return stats;
   stats.swapped_out = swap_->blocks_out();
   stats.swapped_in = swap_->blocks_in();
@@ -454,6 +502,9 @@ Status CheckOptions(const EngineOptions& options, const models::ModelInfo& info)
   if (options.swap_bytes < 0) {
     return InvalidArgument("swap_bytes must be at least 0, found {}", options.swap_bytes);
   }
+  if (options.disk && !options.prefix_cache) {
+    return InvalidArgument("blocks on disk ({}) need the prefix cache, which is off", options.disk->folder);
+  }
   if (options.sparsity.dense_layers < 0) {
     return InvalidArgument("dense_layers must be at least 0, found {}", options.sparsity.dense_layers);
   }
@@ -488,8 +539,10 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(models::Model& model, const ker
     ASSIGN_OR_RETURN(drafter,
                      MakeModelDrafter(*options.speculative.draft_model, kernels, pool, options, context));
   }
-  return std::make_unique<ContinuousEngine>(model, kernels, pool, std::move(blocks), std::move(swap),
-                                            std::move(drafter), options, context);
+  auto engine = std::make_unique<ContinuousEngine>(model, kernels, pool, std::move(blocks), std::move(swap),
+                                                   std::move(drafter), options, context);
+  RETURN_IF_ERROR(engine->OpenDisk());
+  return engine;
 }
 
 }  // namespace moesaic::engine

@@ -3,11 +3,13 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "base/status.h"
+#include "cache/disk_tier.h"
 #include "cache/kv_events.h"
 #include "engine/request.h"
 #include "engine/speculative.h"
@@ -16,6 +18,15 @@
 #include "runtime/thread_pool.h"
 
 namespace moesaic::engine {
+
+/// Where KV blocks are kept on disk.
+struct DiskOptions {
+  std::string folder;
+  int64_t bytes = int64_t{32} << 30;  ///< that its files may take
+  /// Names the model's files, and how they are loaded: blocks of another model are refused. What the model
+  /// computes for a few tokens is compared as well.
+  std::string model;
+};
 
 struct EngineOptions {
   int64_t kv_bytes =
@@ -28,8 +39,9 @@ struct EngineOptions {
   std::vector<int32_t> eos_ids = {};  ///< end every request that does not ignore_eos
   uint64_t seed = 0;                  ///< seeds requests that bring none; 0: another one each run
   bool prefix_cache = true;           ///< keep computed blocks and share them between requests
-  std::string eviction = "cost";      ///< which cached blocks go first: "cost" or "lru"
-  int max_overtakes = 64;             ///< younger requests that may be admitted before one that waits
+  std::optional<DiskOptions> disk = std::nullopt;  ///< needs prefix_cache; absent: blocks are in memory only
+  std::string eviction = "cost";                   ///< which cached blocks go first: "cost" or "lru"
+  int max_overtakes = 64;  ///< younger requests that may be admitted before one that waits
   SpeculativeOptions speculative = {};
   SparsityOptions sparsity = {};
   std::shared_ptr<cache::KvObserver> kv_observer = nullptr;  ///< is told what the cache holds; may be null
@@ -47,6 +59,8 @@ struct EngineStats {
   /// Blocks of preempted requests that were copied to the swap space and back, and what it holds now.
   int64_t swapped_out = 0, swapped_in = 0;
   int swapped_blocks = 0, swap_blocks = 0;         ///< used, and in all
+  cache::DiskTierStats disk;                       ///< all zero without one
+  int64_t disk_lost_blocks = 0;                    ///< that the cache gave up before they were on disk
   double prefill_seconds = 0, decode_seconds = 0;  ///< of pure steps; mixed steps are split by rows
   SpeculationStats speculation;
   kernels::SparsityCounters sparsity;
@@ -73,8 +87,12 @@ class Engine {
   /// Plans and runs one step and appends what came out. No work: returns OK and appends nothing. After an
   /// error of the model nothing has advanced: the same step can be tried again.
   virtual Status Step(std::vector<TokenEvent>* events) = 0;
-  /// Forgets all cached blocks that no request holds.
+  /// Forgets all cached blocks that no request holds, and all on disk.
   virtual void ClearCache() = 0;
+  /// Whether blocks are still to be stored on disk: Step goes on with that, idle or not.
+  virtual bool saving() const = 0;
+  /// Returns when all blocks that are to be stored on disk are there.
+  virtual void SaveCache() = 0;
   virtual bool idle() const = 0;  ///< nothing waiting, nothing running, nothing to tell
   virtual EngineStats stats() const = 0;
   virtual const models::ModelInfo& model() const = 0;

@@ -102,7 +102,8 @@ class EngineThread::Impl {
       bool stop;
       {
         std::unique_lock lock(mutex_);
-        wake_.wait(lock, [this] { return stopping_ || !inbox_.empty() || !engine_->idle(); });
+        wake_.wait(lock,
+                   [this] { return stopping_ || !inbox_.empty() || !engine_->idle() || engine_->saving(); });
         inbox = std::exchange(inbox_, {});
         // They wait in the engine now, as far as Submit is concerned, until the next step says otherwise.
         stats_.waiting += static_cast<int>(inbox.submitted.size());
@@ -117,7 +118,9 @@ class EngineThread::Impl {
         stats_ = engine_->stats();
       }
       Tell(events);
-      if (stop) return;
+      if (!stop) continue;
+      engine_->SaveCache();
+      return;
     }
   }
 

@@ -24,7 +24,7 @@ class EngineThread {
   using Sink = std::function<void(std::span<TokenEvent> events)>;
 
   EngineThread(std::unique_ptr<Engine> engine, const EngineThreadOptions& options);
-  /// Cancels what is there, tells each sink its end, and joins.
+  /// Cancels what is there, tells each sink its end, stores what is to be kept on disk, and joins.
   ~EngineThread();
   EngineThread(const EngineThread&) = delete;
   EngineThread& operator=(const EngineThread&) = delete;
@@ -35,7 +35,7 @@ class EngineThread {
   /// Ends a request: its blocks are free after the step that runs now, and its sink is told. Unknown or
   /// finished ids are ignored.
   void Cancel(RequestId id);
-  /// Forgets all cached blocks that no request holds, before the next step.
+  /// Forgets all cached blocks that no request holds, and all on disk, before the next step.
   void ClearCache();
 
   EngineStats stats() const;  ///< after the last step; waiting counts what was submitted since

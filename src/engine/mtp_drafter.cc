@@ -151,6 +151,13 @@ void MtpDrafter::Allocated(const StepPlan& plan) {
     for (const int32_t block : std::span(sequence.block_table).last(part.new_blocks)) origins_[block] = -1;
     if (sequence.draft.mtp_first < 0) Restart(sequence);
   }
+  // Those from disk may have the module's rows, but nobody knows.
+  for (const StepPlan::Load& load : plan.loads) {
+    const Sequence& sequence = *load.sequence;
+    for (const cache::BlockRef& block : std::span(sequence.blocks).subspan(sequence.known_blocks)) {
+      origins_[block.index()] = -1;
+    }
+  }
 }
 
 void MtpDrafter::Computed(const StepPlan& plan, std::span<const float> hidden) {

@@ -18,19 +18,36 @@ auto RankOf(const Sequence& sequence, RequestId front) {
   return std::tuple(group, group == 2 ? sequence.request.priority : 0, sequence.id);
 }
 
+// Blocks that are kept for a sequence of `blocks` loaded ones, so that it can be admitted behind its load:
+// for the rest of its tokens, and one to spare.
+int ReservedFor(const Sequence& sequence, int blocks) {
+  return cache::BlocksFor(sequence.size()) - blocks + 1;
+}
+
 }  // namespace
 
-PlanScratch::PlanScratch(const cache::KvPool& pool, const cache::RadixTree& tree,
+PlanScratch::PlanScratch(const cache::KvPool& pool, const cache::RadixTree& tree, const ColdBlocks* cold,
                          const SchedulerOptions& options,
-                         const std::vector<std::unique_ptr<Sequence>>& running, RequestId front)
+                         const std::vector<std::unique_ptr<Sequence>>& running,
+                         const std::vector<std::unique_ptr<Sequence>>& waiting, RequestId front)
     : pool_(pool),
       tree_(tree),
+      cold_(cold),
       options_(options),
       rows_(options.max_batch_tokens),
       scored_rows_(options.max_scored_rows) {
   for (const auto& sequence : running) running_.push_back(sequence.get());
   std::sort(running_.begin(), running_.end(),
             [front](const Sequence* a, const Sequence* b) { return RankOf(*a, front) < RankOf(*b, front); });
+  for (const auto& sequence : waiting) {
+    if (!sequence->load) {
+      waiting_.push_back(sequence.get());
+      continue;
+    }
+    const auto blocks = static_cast<int>(sequence->blocks.size());
+    loading_.push_back({sequence.get(), blocks});
+    reserved_ += ReservedFor(*sequence, blocks);
+  }
 }
 
 // Idle blocks are as good as free: Commit evicts what it needs.
@@ -55,20 +72,33 @@ void PlanScratch::PlanDecodes() {
     // A draft that was refused may have left a block more than its tokens need.
     const int needed =
         std::max(0, cache::BlocksFor(sequence->size()) - static_cast<int>(sequence->blocks.size()));
+    while (FreeBlocks() < needed && !loading_.empty()) AbandonLoad();
     while (FreeBlocks() < needed && running_.size() > i) PreemptLast();
     if (running_.size() <= i) return;  // it was the last itself
     Take(sequence, 1, needed);
   }
 }
 
+void PlanScratch::GiveBack(const Sequence& sequence) {
+  for (const cache::BlockRef& block : sequence.blocks) {
+    const int left = block.references() - ++released_[block.index()];
+    if (left == (pool_.cached(block.index()) ? 1 : 0)) ++given_;
+  }
+}
+
+void PlanScratch::AbandonLoad() {
+  const Loading last = loading_.back();
+  loading_.pop_back();
+  reserved_ -= ReservedFor(*last.sequence, last.blocks);
+  plan_.abandon.push_back(last.sequence);
+  GiveBack(*last.sequence);
+}
+
 void PlanScratch::PreemptLast() {
   Sequence* victim = running_.back();
   running_.pop_back();
   plan_.preempt.push_back(victim);
-  for (const cache::BlockRef& block : victim->blocks) {
-    const int left = block.references() - ++released_[block.index()];
-    if (left == (pool_.cached(block.index()) ? 1 : 0)) ++given_;
-  }
+  GiveBack(*victim);
 }
 
 void PlanScratch::PlanPrefills() {
@@ -98,9 +128,17 @@ double PlanScratch::ServiceOf(const Sequence& sequence) const {
 
 // The last token is always computed: its logits, or its hidden state, are what the step is for.
 cache::PrefixMatch PlanScratch::PrefixOf(const Sequence& sequence) const {
-  if (!options_.prefix_cache || sequence.wants_prompt_logprobs()) return {};
-  const size_t shared = std::min(sequence.tokens.size() - 1, static_cast<size_t>(sequence.shared_limit));
-  return tree_.Find(sequence.cache_namespace, std::span(sequence.tokens).first(shared));
+  if (!Shares(sequence)) return {};
+  return tree_.Find(sequence.cache_namespace, SharedTokens(sequence));
+}
+
+bool PlanScratch::Shares(const Sequence& sequence) const {
+  return options_.prefix_cache && !sequence.wants_prompt_logprobs();
+}
+
+std::span<const int32_t> PlanScratch::SharedTokens(const Sequence& sequence) {
+  return std::span(sequence.tokens)
+      .first(std::min(sequence.tokens.size() - 1, static_cast<size_t>(sequence.shared_limit)));
 }
 
 // Whether a running sequence will soon have computed a block that comes next in `sequence`.
@@ -120,33 +158,65 @@ bool PlanScratch::PrefixIsOnItsWay(const Sequence& sequence, const cache::Prefix
   });
 }
 
+// Whether the next block of `sequence` behind the first `known` tokens is on its way from the disk.
+bool PlanScratch::IsBeingLoaded(const Sequence& sequence, size_t known) const {
+  const size_t wanted = known + cache::kBlockTokens;
+  if (sequence.tokens.size() <= wanted) return false;
+  return std::ranges::any_of(loading_, [&](const Loading& other) {
+    return static_cast<size_t>(other.blocks) * cache::kBlockTokens >= wanted &&
+           std::equal(sequence.tokens.begin(), sequence.tokens.begin() + static_cast<int64_t>(wanted),
+                      other.sequence->tokens.begin()) &&
+           other.sequence->cache_namespace == sequence.cache_namespace;
+  });
+}
+
+// Those on disk that follow `prefix`.
+int PlanScratch::BlocksToLoad(const Sequence& sequence, const cache::PrefixMatch& prefix) const {
+  if (cold_ == nullptr || sequence.tried_disk || !Shares(sequence)) return 0;
+  const auto known = static_cast<int>(prefix.blocks.size());
+  return std::max(0, cold_->Find(sequence.cache_namespace, SharedTokens(sequence)) - known);
+}
+
+void PlanScratch::PlanLoad(Sequence* sequence, cache::PrefixMatch prefix, int blocks) {
+  const int whole = static_cast<int>(prefix.blocks.size()) + blocks;
+  prefix.tail = cache::BlockRef();
+  prefix.tail_tokens = 0;
+  taken_ += blocks;
+  reserved_ += ReservedFor(*sequence, whole);
+  loading_.push_back({sequence, whole});
+  plan_.loads.push_back({sequence, std::move(prefix), blocks});
+}
+
 // A block to spare for each running sequence: none of them can need more within its next 64 tokens, so an
 // admission is not undone at once.
 bool PlanScratch::Fits(int needed) const {
   const int spare = running_.empty() ? 0 : static_cast<int>(running_.size()) + 1;
-  return FreeBlocks() >= needed + spare;
+  return FreeBlocks() >= needed + spare + reserved_;
 }
 
-void PlanScratch::PlanAdmissions(const std::vector<std::unique_ptr<Sequence>>& waiting) {
-  if (!plan_.preempt.empty()) return;
-  std::vector<Sequence*> line;
-  line.reserve(waiting.size());
-  for (const auto& sequence : waiting) line.push_back(sequence.get());
+void PlanScratch::PlanAdmissions() {
+  if (!plan_.preempt.empty() || !plan_.abandon.empty()) return;
+  std::vector<Sequence*> line = waiting_;
   int passed_by = 0;
   while (!line.empty() && passed_by <= kMostPassedBy) {
-    if (static_cast<int>(running_.size()) == options_.max_sequences) return;
+    if (static_cast<int>(running_.size() + loading_.size()) >= options_.max_sequences) return;
     const auto first = std::min_element(
         line.begin(), line.end(), [this](const Sequence* a, const Sequence* b) { return Before(*a, *b); });
     Sequence* next = *first;
     line.erase(first);
     cache::PrefixMatch prefix = PrefixOf(*next);
-    if (PrefixIsOnItsWay(*next, prefix)) {
+    if (PrefixIsOnItsWay(*next, prefix) || IsBeingLoaded(*next, prefix.blocks.size() * cache::kBlockTokens)) {
       ++passed_by;
       continue;
     }
     const int needed = cache::BlocksFor(next->size()) - static_cast<int>(prefix.blocks.size());
     const int kept = ParkedBlocks::Tokens(*next, static_cast<int>(prefix.blocks.size()));
     const bool restores = kept > static_cast<int>(prefix.tokens());
+    if (const int blocks = restores ? 0 : BlocksToLoad(*next, prefix); blocks > 0) {
+      if (!Fits(needed)) return;
+      PlanLoad(next, std::move(prefix), blocks);
+      continue;
+    }
     if (prefix.tail && (restores || !Fits(needed))) {  // the block to copy from may be what is missing
       prefix.tail = cache::BlockRef();
       prefix.tail_tokens = 0;

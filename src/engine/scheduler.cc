@@ -81,7 +81,9 @@ bool Scheduler::Remove(RequestId id) {
   if (sequence == nullptr) sequence = TakeOut(waiting_, id);
   if (sequence == nullptr) return false;
   parked_.Forget(*sequence);
+  if (sequence->load) AbandonLoad(*sequence);
   tree_.Touch(std::span(sequence->blocks).first(sequence->known_blocks), sequence->request.session);
+  if (cold_ != nullptr) cold_->Keep(*sequence);
   LeaveClient(*sequence);
   ChooseFront();
   return true;
@@ -98,15 +100,16 @@ std::vector<RequestId> Scheduler::PastDeadline(Clock::time_point now) const {
 }
 
 StepPlan Scheduler::Plan() const {
-  PlanScratch scratch(pool_, tree_, options_, running_, front_);
+  PlanScratch scratch(pool_, tree_, cold_, options_, running_, waiting_, front_);
   scratch.PlanDecodes();
   scratch.PlanPrefills();
-  scratch.PlanAdmissions(waiting_);
+  scratch.PlanAdmissions();
   scratch.PlanDrafts();
   return scratch.Finish();
 }
 
 void Scheduler::Commit(StepPlan& plan) {
+  for (Sequence* sequence : plan.abandon) AbandonLoad(*sequence);
   for (Sequence* victim : plan.preempt) Preempt(victim);
   for (StepPlan::Admission& admission : plan.admit) Admit(admission);
   TakeBlocks(plan);
@@ -120,10 +123,56 @@ void Scheduler::Commit(StepPlan& plan) {
                      admission.prefix.tail_tokens);
     admission.prefix.tail = cache::BlockRef();
   }
+  for (StepPlan::Load& load : plan.loads) StartLoad(load);
   for (const StepPlan::Part& part : plan.parts) {
     if (part.sequence->remaining() == 1) part.sequence->share->service += kOutputWeight;
   }
   ChooseFront();
+}
+
+// A sequence that waits holds the blocks of its load as it would hold those that it runs with: what the tree
+// has of it, and behind that what is nobody else's yet.
+void Scheduler::StartLoad(StepPlan::Load& load) {
+  Sequence& sequence = *load.sequence;
+  sequence.known_blocks = static_cast<int>(load.prefix.blocks.size());
+  sequence.blocks = std::move(load.prefix.blocks);
+  MakeFree(load.blocks);
+  for (int i = 0; i < load.blocks; ++i) {
+    auto block = pool_.Allocate();
+    MOESAIC_CHECK(block.ok());
+    sequence.blocks.push_back(*std::move(block));
+  }
+  cold_->StartLoad(sequence);
+}
+
+void Scheduler::LetGo(Sequence& sequence) {
+  sequence.blocks.clear();
+  sequence.known_blocks = 0;
+  sequence.load.reset();
+  sequence.tried_disk = true;
+}
+
+void Scheduler::AbandonLoad(Sequence& sequence) {
+  cold_->Abandon(*sequence.load);
+  LetGo(sequence);
+}
+
+void Scheduler::TakeLoaded() {
+  for (const cache::DiskTier::Loaded& loaded : cold_->TakeLoaded()) {
+    const auto it = std::ranges::find_if(
+        waiting_, [&](const auto& sequence) { return sequence->load && *sequence->load == loaded.load; });
+    MOESAIC_CHECK(it != waiting_.end());
+    Sequence& sequence = **it;
+    const int whole = sequence.known_blocks + loaded.blocks;
+    tree_.Insert(sequence.cache_namespace,
+                 std::span(sequence.tokens).first(static_cast<size_t>(whole) * cache::kBlockTokens),
+                 std::span(sequence.blocks).first(whole), sequence.known_blocks);
+    LetGo(sequence);
+  }
+}
+
+bool Scheduler::loading() const {
+  return std::ranges::any_of(waiting_, [](const auto& sequence) { return sequence->load.has_value(); });
 }
 
 void Scheduler::Preempt(Sequence* victim) {
@@ -135,6 +184,7 @@ void Scheduler::Preempt(Sequence* victim) {
   victim->draft.tokens.clear();
   victim->draft.hidden.clear();
   victim->due = true;
+  victim->tried_disk = false;
   InsertByArrival(waiting_, TakeOut(running_, victim->id));
 }
 
@@ -158,12 +208,16 @@ void Scheduler::Admit(StepPlan::Admission& admission) {
   }
 }
 
+void Scheduler::MakeFree(int blocks) {
+  if (const int missing = blocks - pool_.free_blocks(); missing > 0) {
+    MOESAIC_CHECK_EQ(tree_.Evict(missing), missing);  // the plan counted them
+  }
+}
+
 void Scheduler::TakeBlocks(const StepPlan& plan) {
   int needed = 0;
   for (const StepPlan::Part& part : plan.parts) needed += part.new_blocks;
-  if (const int missing = needed - pool_.free_blocks(); missing > 0) {
-    MOESAIC_CHECK_EQ(tree_.Evict(missing), missing);  // the plan counted them
-  }
+  MakeFree(needed);
   for (const StepPlan::Part& part : plan.parts) {
     for (int i = 0; i < part.new_blocks; ++i) {
       auto block = pool_.Allocate();

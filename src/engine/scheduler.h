@@ -10,6 +10,7 @@
 #include "cache/kv_pool.h"
 #include "cache/radix_tree.h"
 #include "cache/swap_space.h"
+#include "engine/cold_blocks.h"
 #include "engine/parked_blocks.h"
 #include "engine/sequence.h"
 
@@ -42,8 +43,15 @@ struct StepPlan {
     /// Once its drafts are accepted, until the sequence advances.
     bool is_decode() const { return count == 1 && sequence->remaining() == 1 + accepted; }
   };
+  struct Load {
+    Sequence* sequence;
+    cache::PrefixMatch prefix;  // without a tail
+    int blocks;                 // that follow it, to be read from disk
+  };
+  std::vector<Sequence*> abandon;  // whose loads end, the youngest first
   std::vector<Sequence*> preempt;  // the last in rank first
   std::vector<Admission> admit;    // in the order of admission
+  std::vector<Load> loads;         // of sequences that wait on
   std::vector<Part> parts;
 };
 
@@ -66,6 +74,13 @@ class Scheduler {
   bool Remove(RequestId id);
   std::vector<RequestId> PastDeadline(Clock::time_point now) const;
 
+  /// Blocks on disk are loaded before a sequence is admitted, and what ends is stored. `cold` is borrowed and
+  /// must outlive the scheduler.
+  void SetCold(ColdBlocks* cold) { cold_ = cold; }
+  /// Blocks of loads that have ended enter the tree. Before Plan.
+  void TakeLoaded();
+  bool loading() const;  ///< whether a sequence waits for its load
+
   /// As ParkedBlocks has it; until then copying costs nothing.
   void SetSwapCosts(double copy_tokens, int64_t attention_tokens) {
     parked_.SetCosts(copy_tokens, attention_tokens);
@@ -84,6 +99,10 @@ class Scheduler {
 
  private:
   void Preempt(Sequence* victim);
+  void StartLoad(StepPlan::Load& load);
+  static void LetGo(Sequence& sequence);
+  void AbandonLoad(Sequence& sequence);
+  void MakeFree(int blocks);
   void Admit(StepPlan::Admission& admission);
   void TakeBlocks(const StepPlan& plan);
   void ChooseFront();
@@ -94,6 +113,7 @@ class Scheduler {
   cache::RadixTree& tree_;
   const SchedulerOptions options_;
   ParkedBlocks parked_;
+  ColdBlocks* cold_ = nullptr;
   std::vector<std::unique_ptr<Sequence>> running_;  // by arrival
   std::vector<std::unique_ptr<Sequence>> waiting_;  // by arrival
   std::map<std::string, ClientShare> shares_;

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "cache/disk_tier.h"
 #include "cache/kv_pool.h"
 #include "cache/swap_space.h"
 #include "engine/request.h"
@@ -76,6 +77,9 @@ struct Sequence {
   std::vector<ParkedBlock> parked;   // [blocks] while it waits after a preemption; or empty
   int parked_tokens = 0;             // that stand in them
   int cached_tokens = 0;             // of the prompt: found in the tree when it was first admitted
+  // While it waits and this is there, what stands behind the known blocks is being read from disk.
+  std::optional<cache::DiskTier::LoadId> load;
+  bool tried_disk = false;  // since it last began to wait
   DraftState draft;
 
   ClientShare* share = nullptr;

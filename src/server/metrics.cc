@@ -136,6 +136,31 @@ struct Metrics::Impl {
                                                     .Name("moesaic:swap_blocks")
                                                     .Help("Blocks of the swap space by state: used, free")
                                                     .Register(registry);
+  prometheus::Gauge& disk_blocks = Gauge("moesaic:kv_disk_blocks", "KV blocks on disk that can be found");
+  prometheus::Gauge& disk_bytes = Gauge("moesaic:kv_disk_bytes", "Bytes of these");
+  prometheus::Gauge& disk_storing =
+      Gauge("moesaic:kv_disk_storing",
+            "1 while blocks are stored on disk; 0: never, or no more since a write failed");
+  prometheus::Counter& disk_written =
+      Counter("moesaic:kv_disk_written_blocks_total", "KV blocks written to disk");
+  prometheus::Counter& disk_evicted =
+      Counter("moesaic:kv_disk_evicted_blocks_total", "KV blocks on disk given up for others");
+  prometheus::Counter& disk_lost =
+      Counter("moesaic:kv_disk_lost_blocks_total", "KV blocks that memory gave up before they were on disk");
+  prometheus::Counter& disk_loads =
+      Counter("moesaic:kv_disk_loads_total", "Prefixes loaded from disk for a request");
+  prometheus::Counter& disk_abandoned = Counter("moesaic:kv_disk_abandoned_loads_total",
+                                                "Loads that ended for want of memory or their request");
+  prometheus::Counter& disk_loaded = Counter("moesaic:kv_disk_loaded_blocks_total", "KV blocks of loads");
+  prometheus::Counter& disk_read = Counter("moesaic:kv_disk_read_bytes_total", "Bytes that loads read");
+  prometheus::Counter& disk_seconds =
+      Counter("moesaic:kv_disk_load_seconds_total",
+              "Time of loads, from the first byte asked for to the last checked");
+  prometheus::Counter& disk_refused_blocks =
+      Counter("moesaic:kv_disk_refused_blocks_total", "Damaged KV blocks on disk, which were computed again");
+  prometheus::Counter& disk_refused_files = Counter(
+      "moesaic:kv_disk_refused_files_total", "Files of KV blocks that are damaged, or another model's");
+  prometheus::Counter& disk_errors = Counter("moesaic:kv_disk_write_errors_total", "KV blocks not written");
   prometheus::Counter& sparse_choices =
       Counter("moesaic:kv_sparsity_choices_total", "Rows' choices of KV blocks, one a layer and KV head");
   prometheus::Counter& sparse_fallbacks = Counter("moesaic:kv_sparsity_fallbacks_total",
@@ -241,6 +266,21 @@ std::string Metrics::Text(const engine::EngineStats& engine, const HttpGauges& h
   Impl::Follow(m.swapped_in, static_cast<double>(engine.swapped_in));
   m.swap.Add({{"state", "used"}}).Set(engine.swapped_blocks);
   m.swap.Add({{"state", "free"}}).Set(engine.swap_blocks - engine.swapped_blocks);
+  const cache::DiskTierStats& disk = engine.disk;
+  m.disk_blocks.Set(disk.blocks);
+  m.disk_bytes.Set(static_cast<double>(disk.bytes));
+  m.disk_storing.Set(disk.capacity_blocks > 0 && disk.storing ? 1 : 0);
+  Impl::Follow(m.disk_written, static_cast<double>(disk.written_blocks));
+  Impl::Follow(m.disk_evicted, static_cast<double>(disk.evicted_blocks));
+  Impl::Follow(m.disk_lost, static_cast<double>(engine.disk_lost_blocks));
+  Impl::Follow(m.disk_loads, static_cast<double>(disk.loads));
+  Impl::Follow(m.disk_abandoned, static_cast<double>(disk.abandoned_loads));
+  Impl::Follow(m.disk_loaded, static_cast<double>(disk.loaded_blocks));
+  Impl::Follow(m.disk_read, static_cast<double>(disk.loaded_bytes));
+  Impl::Follow(m.disk_seconds, disk.load_seconds);
+  Impl::Follow(m.disk_refused_blocks, static_cast<double>(disk.refused_blocks));
+  Impl::Follow(m.disk_refused_files, static_cast<double>(disk.refused_files));
+  Impl::Follow(m.disk_errors, static_cast<double>(disk.write_errors));
   const kernels::SparsityCounters& sparsity = engine.sparsity;
   Impl::Follow(m.sparse_choices, static_cast<double>(sparsity.selections));
   Impl::Follow(m.sparse_fallbacks, static_cast<double>(sparsity.dense_fallbacks));

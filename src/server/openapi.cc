@@ -42,7 +42,7 @@ const std::map<std::string, Operation>& Operations() {
       {"GET /metrics", {"Prometheus", {kText}}},
       {"GET /state", {"Blocks and requests at this moment"}},
       {"GET /debug/trace", {"The latest requests as a Chrome trace"}},
-      {"POST /reset_prefix_cache", {"Forgets cached blocks that no request holds"}},
+      {"POST /reset_prefix_cache", {"Forgets cached blocks that no request holds, and those on disk"}},
       {"GET /openapi.json", {"This description"}}};
   return operations;
 }

@@ -1,0 +1,388 @@
+#include "cache/disk_tier.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <map>
+
+#include "base/check.h"
+
+namespace moesaic::cache {
+namespace {
+
+// A segment is made as a whole, and is what a smaller budget gives up: large enough for a disk's rate, and a
+// small part of the budget.
+constexpr int64_t kSegmentBytes = 256 << 20;
+constexpr int64_t kLeastSegments = 16;
+
+// Of a file from `offset` on; fewer than bytes.size() at its end.
+StatusOr<size_t> ReadAt(int descriptor, const std::string& path, int64_t offset, std::span<std::byte> bytes) {
+  size_t done = 0;
+  while (done < bytes.size()) {
+    const ssize_t got =
+        pread(descriptor, bytes.data() + done, bytes.size() - done, offset + static_cast<int64_t>(done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return IoError("{}: reading failed: {}", path, std::strerror(errno));
+    if (got == 0) break;
+    done += static_cast<size_t>(got);
+  }
+  return done;
+}
+
+}  // namespace
+
+StatusOr<std::unique_ptr<DiskTier>> DiskTier::Open(const DiskTierOptions& options) {
+  std::unique_ptr<DiskTier> tier(new DiskTier(options));
+  const int64_t least = tier->format_.SegmentBytes(1);
+  if (options.bytes < least) {
+    return ResourceExhausted(
+        "{}: the KV blocks on disk need at least {} bytes, one block of {} tokens; found {}", options.folder,
+        least, kBlockTokens, options.bytes);
+  }
+  RETURN_IF_ERROR(tier->Lock());
+  RETURN_IF_ERROR(tier->Scan());
+  return tier;
+}
+
+DiskTier::DiskTier(const DiskTierOptions& options)
+    : options_(options), format_(options.layout, FingerprintOf(options.layout, options.maker)) {
+  const int64_t wanted = std::min(kSegmentBytes, options.bytes / kLeastSegments);
+  while (format_.SegmentBytes(2 * slots_of_new_) <= wanted) slots_of_new_ *= 2;
+  stats_.capacity_blocks =
+      static_cast<int>(options.bytes / format_.SegmentBytes(slots_of_new_)) * slots_of_new_;
+}
+
+DiskTier::~DiskTier() {
+  io_.reset();  // before the lock goes
+  if (lock_ >= 0) close(lock_);
+}
+
+Status DiskTier::Lock() {
+  std::error_code error;
+  std::filesystem::create_directories(options_.folder, error);
+  if (error) return IoError("{}: can't be made: {}", options_.folder, error.message());
+  const std::string path = options_.folder + "/lock";
+  lock_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (lock_ < 0) return IoError("{}: can't be opened: {}", path, std::strerror(errno));
+  if (flock(lock_, LOCK_EX | LOCK_NB) == 0) return OkStatus();
+  if (errno != EWOULDBLOCK) return IoError("{}: can't be locked: {}", path, std::strerror(errno));
+  return absl::FailedPreconditionError(
+      fmt::format("{}: another process keeps KV blocks there; give each its own folder", options_.folder));
+}
+
+Status DiskTier::Scan() {
+  ASSIGN_OR_RETURN(std::vector<FoundFile> files, FindFiles());
+  Shrink(&files);
+  std::map<uint64_t, SegmentFile> segments;
+  std::vector<FoundRecord> records;
+  Status failure;
+  for (const FoundFile& file : files) {
+    if (failure.ok()) failure = ReadRecords(file, &records);
+    segments[file.number] = {.descriptor = file.descriptor, .slots = file.slots, .path = file.path};
+  }
+  if (failure.ok()) {
+    const size_t block_bytes = format_.slot_bytes();
+    const size_t staged = std::max<size_t>(1, options_.staging_bytes / block_bytes);
+    StatusOr<runtime::Buffer> staging = runtime::Buffer::Allocate(staged * block_bytes, /*huge=*/true);
+    failure = staging.status();
+    for (size_t i = staged; i-- > 0 && failure.ok();) {
+      free_staging_.push_back(staging->data() + i * block_bytes);
+    }
+    if (failure.ok()) staging_ = *std::move(staging);
+  }
+  if (!failure.ok()) {
+    for (const auto& [number, file] : segments) close(file.descriptor);
+    return failure;
+  }
+  Rebuild(std::move(records));
+  ASSIGN_OR_RETURN(io_, SegmentIo::Create(options_.folder, format_, std::move(segments), slots_of_new_));
+  return OkStatus();
+}
+
+// Our own segments, opened, the oldest first; those of others go to foreign_.
+StatusOr<std::vector<DiskTier::FoundFile>> DiskTier::FindFiles() {
+  std::error_code error;
+  std::vector<FoundFile> files;
+  for (const auto& entry : std::filesystem::directory_iterator(options_.folder, error)) {
+    const auto number = SegmentNumber(entry.path().filename().string());
+    if (!number) continue;
+    next_segment_ = std::max(next_segment_, *number + 1);
+    FoundFile file = {
+        .number = *number, .path = entry.path().string(), .bytes = 0, .descriptor = -1, .slots = 0};
+    const Status status = OpenFile(&file);
+    if (file.descriptor >= 0) {
+      files.push_back(std::move(file));
+    } else if (file.bytes >= SegmentFormat::kHeaderBytes) {
+      ++stats_.refused_files;
+      messages_.push_back(fmt::format("{}: refused: {}", file.path, Message(status)));
+      foreign_.push_back(std::move(file));
+    } else {
+      unlink(file.path.c_str());  // its writer was killed, or the disk was full
+    }
+  }
+  if (error) return IoError("{}: can't be read: {}", options_.folder, error.message());
+  std::ranges::sort(files, {}, &FoundFile::number);
+  std::ranges::sort(foreign_, {}, &FoundFile::number);
+  return files;
+}
+
+// Gives file->descriptor where it is one of ours.
+Status DiskTier::OpenFile(FoundFile* file) {
+  const int descriptor = open(file->path.c_str(), O_RDWR | O_CLOEXEC);
+  if (descriptor < 0) {
+    file->bytes = SegmentFormat::kHeaderBytes;  // not ours to remove at once
+    return IoError("can't be opened: {}", std::strerror(errno));
+  }
+  struct stat status = {};
+  std::vector<std::byte> header(SegmentFormat::kHeaderBytes);
+  StatusOr<size_t> got = fstat(descriptor, &status) == 0
+                             ? ReadAt(descriptor, file->path, 0, header)
+                             : StatusOr<size_t>(IoError("{}: {}", file->path, std::strerror(errno)));
+  file->bytes = std::max<int64_t>(status.st_size, got.ok() ? 0 : SegmentFormat::kHeaderBytes);
+  StatusOr<int> slots = got.ok() ? format_.DecodeHeader(std::span(header).first(*got), file->number)
+                                 : StatusOr<int>(got.status());
+  if (!slots.ok()) {
+    close(descriptor);
+    return slots.status();
+  }
+  file->slots = *slots;
+  file->descriptor = descriptor;
+  return OkStatus();
+}
+
+// Makes files fit the budget: those of others go first, then the oldest.
+void DiskTier::Shrink(std::vector<FoundFile>* files) {
+  for (const FoundFile& file : foreign_) file_bytes_ += file.bytes;
+  for (const FoundFile& file : *files) file_bytes_ += format_.SegmentBytes(file.slots);
+  while (file_bytes_ > options_.bytes && !foreign_.empty()) {
+    unlink(foreign_.front().path.c_str());
+    file_bytes_ -= foreign_.front().bytes;
+    foreign_.pop_front();
+  }
+  while (file_bytes_ > options_.bytes && !files->empty()) {
+    const FoundFile& oldest = files->front();
+    unlink(oldest.path.c_str());
+    close(oldest.descriptor);
+    file_bytes_ -= format_.SegmentBytes(oldest.slots);
+    files->erase(files->begin());
+  }
+}
+
+// What is valid goes to `records`, all other slots are free.
+Status DiskTier::ReadRecords(const FoundFile& file, std::vector<FoundRecord>* records) {
+  struct stat status = {};
+  if (fstat(file.descriptor, &status) != 0) return IoError("{}: {}", file.path, std::strerror(errno));
+  std::vector<std::byte> bytes(file.slots * format_.record_bytes());
+  RETURN_IF_ERROR(ReadAt(file.descriptor, file.path, format_.RecordOffset(0), bytes).status());
+  for (int slot = 0; slot < file.slots; ++slot) {
+    const auto record_bytes = std::span(bytes).subspan(slot * format_.record_bytes(), format_.record_bytes());
+    const SlotPlace place = {file.number, slot};
+    std::optional<SlotRecord> record = format_.DecodeRecord(record_bytes, file.number, slot);
+    const bool there = format_.BlockOffset(file.slots, slot) + format_.block_bytes() <= status.st_size;
+    if (record && there) {
+      records->push_back({place, *std::move(record)});
+      continue;
+    }
+    index_.AddFree(place);
+    // Empty slots begin with zeros.
+    const auto start = record_bytes.first(2 * sizeof(uint64_t));
+    if (std::ranges::any_of(start, [](std::byte byte) { return byte != std::byte{0}; }))
+      ++stats_.refused_blocks;
+  }
+  return OkStatus();
+}
+
+// Parents have lower ids than what follows them.
+void DiskTier::Rebuild(std::vector<FoundRecord> records) {
+  std::ranges::sort(records, {}, [](const FoundRecord& found) { return found.record.id; });
+  struct Made {
+    DiskBlock* block;
+    std::string name;
+  };
+  absl::flat_hash_map<uint64_t, Made> made;  // by id
+  for (FoundRecord& found : records) {
+    SlotRecord& record = found.record;
+    const bool again = record.id < next_id_;  // of a folder that somebody has mended by hand
+    next_id_ = std::max(next_id_, record.id + 1);
+    const auto parent = made.find(record.parent);
+    const bool fits = record.parent == 0 || (parent != made.end() && parent->second.name == record.name);
+    if (again || !fits) {
+      index_.AddFree(found.place);  // what stood before it has gone
+      continue;
+    }
+    DiskBlock* const before = record.parent == 0 ? nullptr : parent->second.block;
+    DiskBlock* block = index_.Next(before, record.name, record.tokens);
+    if (block != nullptr) {
+      index_.AddFree(found.place);  // the same, from before it was let go and stored again
+    } else {
+      block = &index_.Add(before, record.name, record.tokens, found.place, record.id, /*stored=*/false);
+      index_.SetStored(*block, std::move(record.layer_sums));
+    }
+    made[record.id] = {block, std::move(record.name)};
+  }
+}
+
+int DiskTier::Find(std::string_view name, std::span<const int32_t> tokens) const {
+  return index_.CountStored(name, tokens);
+}
+
+bool DiskTier::CanStore(std::string_view name) const {
+  return stats_.storing && name.size() <= kMostNameBytes;
+}
+
+// Whether a slot is free now.
+bool DiskTier::MakeRoom() {
+  if (index_.has_free()) return true;
+  const int64_t segment = format_.SegmentBytes(slots_of_new_);
+  while (file_bytes_ + segment > options_.bytes && !foreign_.empty()) {
+    io_->RemoveFile(foreign_.front().path);
+    file_bytes_ -= foreign_.front().bytes;
+    foreign_.pop_front();
+  }
+  if (file_bytes_ + segment <= options_.bytes) {
+    file_bytes_ += segment;
+    for (int slot = 0; slot < slots_of_new_; ++slot) index_.AddFree({next_segment_, slot});
+    ++next_segment_;
+    return true;
+  }
+  if (!index_.EvictOne()) return false;
+  ++stats_.evicted_blocks;
+  return true;
+}
+
+DiskTier::Stored DiskTier::Store(std::string_view name, std::span<const int32_t> tokens,
+                                 std::span<const std::byte* const> blocks, int64_t most_bytes) {
+  MOESAIC_CHECK_EQ(tokens.size(), blocks.size() * kBlockTokens);
+  if (!CanStore(name)) return {0, 0};
+  const std::vector<DiskBlock*> chain = index_.Find(name, tokens);
+  index_.Touch(chain);
+  for (DiskBlock* block : chain) index_.Pin(*block);
+  DiskBlock* last = chain.empty() ? nullptr : chain.back();
+  size_t done = chain.size();
+  for (int64_t bytes = 0; done < blocks.size() && bytes < most_bytes; ++done) {
+    if (free_staging_.empty() || !MakeRoom()) break;
+    std::byte* const staging = free_staging_.back();
+    free_staging_.pop_back();
+    std::memcpy(staging, blocks[done], format_.block_bytes());
+    bytes += format_.block_bytes();
+    SlotRecord record = {
+        .id = next_id_++, .parent = last == nullptr ? 0 : last->id, .name = std::string(name)};
+    const auto block_tokens = tokens.subspan(done * kBlockTokens, kBlockTokens);
+    std::ranges::copy(block_tokens, record.tokens.begin());
+    const SlotPlace place = index_.TakeFree(last == nullptr ? SlotPlace{} : last->place);
+    last = &index_.Add(last, name, block_tokens, place, record.id, /*stored=*/false);
+    under_way_[record.id] = {last, staging};
+    io_->Write(place, std::move(record), staging);
+  }
+  for (DiskBlock* block : chain) index_.Unpin(*block);
+  return {static_cast<int>(done), static_cast<int>(done - chain.size())};
+}
+
+DiskTier::LoadId DiskTier::Load(std::string_view name, std::span<const int32_t> tokens, int first,
+                                std::span<std::byte* const> to) {
+  const std::vector<DiskBlock*> chain = index_.Find(name, tokens);
+  MOESAIC_CHECK_LE(first + to.size(), chain.size());
+  index_.Touch(chain);
+  const LoadId load = next_load_++;
+  OpenLoad& open = loads_[load];
+  std::vector<SegmentIo::BlockRead> reads;
+  for (size_t i = 0; i < to.size(); ++i) {
+    DiskBlock* const block = chain[first + i];
+    MOESAIC_CHECK(block->stored);
+    index_.Pin(*block);
+    open.blocks.push_back(block);
+    reads.push_back({.place = block->place, .to = to[i], .layer_sums = block->layer_sums});
+  }
+  io_->Read(load, std::move(reads));
+  return load;
+}
+
+void DiskTier::Abandon(LoadId load) {
+  io_->Abandon(load);
+  std::erase_if(loaded_, [load](const Loaded& loaded) { return loaded.load == load; });
+  const auto it = loads_.find(load);
+  if (it == loads_.end()) return;
+  for (DiskBlock* block : it->second.blocks) index_.Unpin(*block);
+  loads_.erase(it);
+  ++stats_.abandoned_loads;
+}
+
+std::vector<DiskTier::Loaded> DiskTier::Poll() {
+  Take();
+  return std::exchange(loaded_, {});
+}
+
+void DiskTier::Take() {
+  SegmentIo::Ends ends = io_->TakeEnds();
+  for (WriteEnd& end : ends.writes) TakeWrite(end);
+  for (const ReadEnd& end : ends.reads) TakeRead(end);
+}
+
+void DiskTier::TakeWrite(WriteEnd& end) {
+  const auto it = under_way_.find(end.id);
+  MOESAIC_CHECK(it != under_way_.end());
+  DiskBlock& block = *it->second.block;
+  free_staging_.push_back(it->second.staging);
+  under_way_.erase(it);
+  if (end.status.ok()) {
+    ++stats_.written_blocks;
+    if (block.gone) return index_.WritingEnded(block);
+    return index_.SetStored(block, std::move(end.layer_sums));
+  }
+  ++stats_.write_errors;
+  if (std::exchange(stats_.storing, false)) {
+    messages_.push_back(fmt::format("{}; no more KV blocks are stored, those that are there are still used",
+                                    Message(end.status)));
+  }
+  if (!block.gone) index_.Remove(block, [this](SlotPlace place) { io_->Invalidate(place); });
+  index_.WritingEnded(block);
+}
+
+void DiskTier::TakeRead(const ReadEnd& end) {
+  const auto it = loads_.find(end.load);
+  MOESAIC_CHECK(it != loads_.end());
+  const std::vector<DiskBlock*> blocks = std::move(it->second.blocks);
+  loads_.erase(it);
+  ++stats_.loads;
+  stats_.loaded_blocks += end.blocks;
+  stats_.loaded_bytes += end.bytes;
+  stats_.load_seconds += end.seconds;
+  loaded_.push_back({end.load, end.blocks});
+  if (end.blocks < static_cast<int>(blocks.size())) Refuse(*blocks[end.blocks], end.status);
+  for (DiskBlock* block : blocks) index_.Unpin(*block);
+}
+
+void DiskTier::Refuse(DiskBlock& block, const Status& why) {
+  if (block.gone) return;
+  ++stats_.refused_blocks;
+  messages_.push_back(fmt::format("{}; it is computed again, with what follows it", Message(why)));
+  index_.Remove(block, [this](SlotPlace place) { io_->Invalidate(place); });
+}
+
+Status DiskTier::Flush() {
+  while (writing()) {
+    io_->WaitForEnds(std::chrono::milliseconds(100));
+    Take();
+  }
+  return io_->Sync();
+}
+
+void DiskTier::Clear() {
+  index_.Clear();
+  io_->InvalidateAll();
+}
+
+DiskTierStats DiskTier::stats() const {
+  DiskTierStats stats = stats_;
+  stats.blocks = index_.blocks();
+  stats.bytes = index_.blocks() * format_.slot_bytes();
+  return stats;
+}
+
+}  // namespace moesaic::cache

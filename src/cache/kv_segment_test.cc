@@ -1,0 +1,124 @@
+#include "cache/kv_segment.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <numeric>
+
+namespace moesaic::cache {
+namespace {
+
+constexpr BlockLayout kLayout = {.layers = 3, .heads = 2, .key_dim = 5, .value_dim = 7};
+
+SegmentFormat Format(std::string_view maker = "model", const BlockLayout& layout = kLayout) {
+  return {layout, FingerprintOf(layout, maker)};
+}
+
+SlotRecord Record() {
+  SlotRecord record = {.id = 7, .parent = 3, .layer_sums = {1, 2, 3}, .name = "salt"};
+  std::iota(record.tokens.begin(), record.tokens.end(), 100);
+  return record;
+}
+
+TEST(KvSegment, PlacesDoNotOverlap) {
+  const SegmentFormat format = Format();
+  EXPECT_EQ(format.block_bytes(), kLayout.block_bytes());
+  for (int slots = 1; slots < 20; ++slots) {
+    EXPECT_LE(format.RecordOffset(slots), format.BlockOffset(slots, 0));
+    for (int slot = 0; slot < slots; ++slot) {
+      EXPECT_EQ(format.BlockOffset(slots, slot) % 4096, 0);
+      EXPECT_LE(format.BlockOffset(slots, slot) + format.block_bytes(), format.BlockOffset(slots, slot + 1));
+    }
+    EXPECT_EQ(format.SegmentBytes(slots), format.BlockOffset(slots, slots));
+  }
+}
+
+TEST(KvSegment, HeadersNameTheirMaker) {
+  const SegmentFormat format = Format();
+  const std::vector<std::byte> header = format.EncodeHeader(42, 9);
+  EXPECT_EQ(header.size(), size_t{SegmentFormat::kHeaderBytes});
+  EXPECT_EQ(*format.DecodeHeader(header, 42), 9);
+  EXPECT_EQ(format.DecodeHeader(header, 43).status().code(), StatusCode::kDataLoss);
+  EXPECT_EQ(Format("another").DecodeHeader(header, 42).status().code(), StatusCode::kFailedPrecondition);
+  for (BlockLayout other :
+       {BlockLayout{.layers = 3, .heads = 2, .key_dim = 7, .value_dim = 5},
+        BlockLayout{.layers = 3, .heads = 2, .key_dim = 5, .value_dim = 7, .dtype = tensor::DType::kBF16},
+        BlockLayout{.layers = 3, .heads = 2, .key_dim = 5, .value_dim = 7, .digest_bytes = 84}}) {
+    EXPECT_EQ(Format("model", other).DecodeHeader(header, 42).status().code(),
+              StatusCode::kFailedPrecondition);
+  }
+  EXPECT_EQ(format.DecodeHeader(std::span(header).first(63), 42).status().code(), StatusCode::kDataLoss);
+  EXPECT_EQ(format.DecodeHeader({}, 42).status().code(), StatusCode::kDataLoss);
+}
+
+TEST(KvSegment, AnyFlippedBitOfAHeaderIsRefused) {
+  const SegmentFormat format = Format();
+  std::vector<std::byte> header = format.EncodeHeader(1, 2);
+  for (size_t bit = 0; bit < 64 * 8; ++bit) {
+    header[bit / 8] ^= std::byte{1} << bit % 8;
+    EXPECT_FALSE(format.DecodeHeader(header, 1).ok()) << bit;
+    header[bit / 8] ^= std::byte{1} << bit % 8;
+  }
+}
+
+TEST(KvSegment, RecordsComeBackFromTheirPlaceOnly) {
+  const SegmentFormat format = Format();
+  const std::vector<std::byte> bytes = format.EncodeRecord(Record(), 4, 5);
+  EXPECT_EQ(static_cast<int64_t>(bytes.size()), format.record_bytes());
+  const std::optional<SlotRecord> back = format.DecodeRecord(bytes, 4, 5);
+  ASSERT_TRUE(back);
+  EXPECT_EQ(back->id, 7U);
+  EXPECT_EQ(back->parent, 3U);
+  EXPECT_EQ(back->tokens, Record().tokens);
+  EXPECT_EQ(back->layer_sums, Record().layer_sums);
+  EXPECT_EQ(back->name, "salt");
+  EXPECT_FALSE(format.DecodeRecord(bytes, 4, 6));
+  EXPECT_FALSE(format.DecodeRecord(bytes, 5, 5));
+  EXPECT_FALSE(format.DecodeRecord(std::vector<std::byte>(bytes.size()), 4, 5)) << "an empty slot";
+  EXPECT_FALSE(format.DecodeRecord(std::span(bytes).first(100), 4, 5));
+}
+
+TEST(KvSegment, TheLongestNameFits) {
+  const SegmentFormat format = Format();
+  SlotRecord record = Record();
+  record.name.assign(kMostNameBytes, 'x');
+  record.name[3] = '\0';
+  EXPECT_EQ(format.DecodeRecord(format.EncodeRecord(record, 1, 0), 1, 0)->name, record.name);
+}
+
+TEST(KvSegment, AnyFlippedBitOfARecordIsRefused) {
+  const SegmentFormat format = Format();
+  std::vector<std::byte> bytes = format.EncodeRecord(Record(), 1, 0);
+  const size_t used = 8 * 3 + 8 + 64 * 4 + 3 * 8 + 4;
+  for (size_t bit = 0; bit < used * 8; ++bit) {
+    bytes[bit / 8] ^= std::byte{1} << bit % 8;
+    EXPECT_FALSE(format.DecodeRecord(bytes, 1, 0)) << bit;
+    bytes[bit / 8] ^= std::byte{1} << bit % 8;
+  }
+}
+
+TEST(KvSegment, EachLayerHasItsSum) {
+  const SegmentFormat format = Format();
+  std::vector<std::byte> block(format.block_bytes());
+  for (size_t i = 0; i < block.size(); ++i) block[i] = static_cast<std::byte>(i * i / 7);
+  const std::vector<uint64_t> sums = format.LayerSums(block.data());
+  ASSERT_EQ(sums.size(), 3U);
+  block[format.layer_bytes() + 5] ^= std::byte{1};
+  const std::vector<uint64_t> others = format.LayerSums(block.data());
+  EXPECT_EQ(others[0], sums[0]);
+  EXPECT_NE(others[1], sums[1]);
+  EXPECT_EQ(others[2], sums[2]);
+}
+
+TEST(KvSegment, Names) {
+  EXPECT_EQ(SegmentName(0x2a), "kv-000000000000002a.segment");
+  EXPECT_EQ(SegmentNumber("kv-000000000000002a.segment"), 0x2aU);
+  for (const char* other :
+       {"", "lock", "kv-2a.segment", "kv-000000000000002A.segment", "kv-00000000000000-1.segment",
+        "kv-000000000000002a.segment.partial", "kv-000000000000002g.segment"}) {
+    EXPECT_FALSE(SegmentNumber(other)) << other;
+  }
+}
+
+}  // namespace
+}  // namespace moesaic::cache

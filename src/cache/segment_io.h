@@ -1,0 +1,130 @@
+// Writes and reads slots of segments on a thread of its own, through runtime::AsyncFiles.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/status.h"
+#include "cache/disk_index.h"
+#include "cache/kv_segment.h"
+#include "runtime/async_file.h"
+
+namespace moesaic::cache {
+
+/// A file of slots that is open.
+struct SegmentFile {
+  int descriptor = -1;
+  int slots = 0;
+  std::string path;
+};
+
+/// What came of a block's writing.
+struct WriteEnd {
+  uint64_t id = 0;  // of its record
+  std::vector<uint64_t> layer_sums;
+  Status status = {};
+};
+
+/// What came of a load. `blocks` leading ones are in memory, whole and as they were stored.
+struct ReadEnd {
+  uint64_t load = 0;
+  int blocks = 0;
+  int64_t bytes = 0;   // read from files
+  double seconds = 0;  // since reading began
+  Status status = {};  // why the others are not: DataLoss for what is damaged
+};
+
+/// Methods but the destructor may be called from one thread; what they ask for happens on another, reads
+/// before writes, and writes, invalidations and removals in the order in which they were asked for.
+class SegmentIo {
+ public:
+  struct BlockRead {
+    SlotPlace place;
+    std::byte* to;                     // [block_bytes]
+    std::vector<uint64_t> layer_sums;  // what must come
+  };
+
+  /// Takes over the files. New segments get `slots_of_new` slots.
+  static StatusOr<std::unique_ptr<SegmentIo>> Create(const std::string& folder, const SegmentFormat& format,
+                                                     std::map<uint64_t, SegmentFile> files, int slots_of_new);
+  /// Writes what was asked for, drops reads, and closes the files.
+  ~SegmentIo();
+  SegmentIo(const SegmentIo&) = delete;
+  SegmentIo& operator=(const SegmentIo&) = delete;
+
+  /// Puts a block and its record into a slot, whose segment is made where there is none. `block`
+  /// [block_bytes] must stay until the end is told; `record` comes without sums.
+  void Write(SlotPlace place, SlotRecord record, const std::byte* block);
+  /// Says on disk that the slot holds nothing.
+  void Invalidate(SlotPlace place);
+  /// Says so of all slots of all segments.
+  void InvalidateAll();
+  void RemoveFile(std::string path);
+  /// Reads blocks one behind the other; ends with the first that is not as it was.
+  void Read(uint64_t load, std::vector<BlockRead> blocks);
+  /// Returns when the load's memory is written no more; its end is not told.
+  void Abandon(uint64_t load);
+  /// Returns when all that was asked for so far is on the medium.
+  Status Sync();
+
+  struct Ends {
+    std::vector<WriteEnd> writes;
+    std::vector<ReadEnd> reads;
+  };
+  Ends TakeEnds();
+  /// Returns when there are ends to take, nothing is under way, or the time has passed.
+  void WaitForEnds(std::chrono::milliseconds most);
+  const std::string& backend() const { return files_->backend(); }
+
+ private:
+  enum class Kind { kWrite, kInvalidate, kInvalidateAll, kRemoveFile, kSync };
+  struct Job {
+    Kind kind;
+    SlotPlace place = {};
+    SlotRecord record = {};
+    const std::byte* block = nullptr;
+    std::string path = {};
+  };
+  struct ReadJob {
+    uint64_t load;
+    std::vector<BlockRead> blocks;
+    std::atomic<bool> abandoned{false};
+  };
+
+  SegmentIo(std::string folder, const SegmentFormat& format, std::map<uint64_t, SegmentFile> files,
+            int slots_of_new, std::unique_ptr<runtime::AsyncFiles> async);
+  void Loop();
+  StatusOr<SegmentFile*> FileFor(uint64_t number);
+  std::vector<WriteEnd> DoWrites(std::vector<Job>& jobs);
+  ReadEnd DoRead(ReadJob& job);
+  void DoOther(const Job& job);
+  Status Zero(const SegmentFile& file, int64_t offset, int64_t bytes);
+
+  const std::string folder_;
+  const SegmentFormat format_;
+  const int slots_of_new_;
+  std::map<uint64_t, SegmentFile> segments_;    // the thread's own once it runs
+  std::unique_ptr<runtime::AsyncFiles> files_;  // likewise
+  std::vector<std::byte> zeros_;                // likewise
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable wake_, ended_;
+  std::deque<Job> jobs_;
+  std::deque<std::shared_ptr<ReadJob>> reads_;
+  std::shared_ptr<ReadJob> reading_;  // or null
+  Ends ends_;
+  Status synced_;
+  int syncs_ = 0;  // still to do
+  bool working_ = false, stop_ = false;
+  std::thread thread_;  // last: it uses all of the above
+};
+
+}  // namespace moesaic::cache

@@ -1,0 +1,103 @@
+#include "engine/cold_blocks.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+
+namespace moesaic::engine {
+namespace {
+
+// Copied in one step: some milliseconds beside steps of tens.
+constexpr int64_t kBytesPerStep = 16 << 20;
+// Of sequences that are to be stored: 16 MiB of ids, and more blocks than any pool has.
+constexpr size_t kMostPendingTokens = size_t{4} << 20;
+
+bool BeginsWith(std::span<const int32_t> tokens, std::span<const int32_t> start) {
+  return start.size() <= tokens.size() && std::ranges::equal(start, tokens.first(start.size()));
+}
+
+}  // namespace
+
+void ColdBlocks::Keep(const Sequence& sequence) {
+  const auto tokens =
+      std::span(sequence.tokens).first(static_cast<size_t>(sequence.known_blocks) * cache::kBlockTokens);
+  const std::string& name = sequence.cache_namespace;
+  if (tokens.empty() || !tier_->CanStore(name)) return;
+  // A session's next turn holds all of those before it.
+  for (const Pending& other : pending_) {
+    if (other.name == name && BeginsWith(other.tokens, tokens)) return;
+  }
+  std::erase_if(pending_, [&](const Pending& other) {
+    if (other.name != name || !BeginsWith(tokens, other.tokens)) return false;
+    pending_tokens_ -= other.tokens.size();
+    return true;
+  });
+  pending_.push_back({name, {tokens.begin(), tokens.end()}});
+  pending_tokens_ += tokens.size();
+  while (pending_tokens_ > kMostPendingTokens && pending_.size() > 1) DropFirst();
+}
+
+void ColdBlocks::DropFirst() {
+  pending_tokens_ -= pending_.front().tokens.size();
+  pending_.pop_front();
+}
+
+void ColdBlocks::Pump() {
+  const int64_t block_bytes = pool_.layout().block_bytes();
+  for (int64_t left = kBytesPerStep; !pending_.empty() && left > 0;) {
+    const Pending& first = pending_.front();
+    if (!tier_->CanStore(first.name)) {
+      DropFirst();
+      continue;
+    }
+    const cache::PrefixMatch match = tree_.Find(first.name, first.tokens);
+    std::vector<const std::byte*> blocks;
+    blocks.reserve(match.blocks.size());
+    for (const cache::BlockRef& block : match.blocks) blocks.push_back(At(block));
+    const auto tokens = std::span(first.tokens).first(blocks.size() * cache::kBlockTokens);
+    const cache::DiskTier::Stored stored = tier_->Store(first.name, tokens, blocks, left);
+    left -= stored.copied * block_bytes;
+    const bool all = stored.blocks == static_cast<int>(blocks.size());
+    const bool no_room = stored.copied == 0 && !tier_->writing();
+    if (!all && !no_room) break;  // the rest when what is on its way has been written
+    if (tokens.size() < first.tokens.size()) {
+      const auto wanted = static_cast<int64_t>(first.tokens.size() / cache::kBlockTokens);
+      lost_ += wanted - std::max<int64_t>(stored.blocks, tier_->Find(first.name, first.tokens));
+    }
+    DropFirst();
+  }
+  for (const std::string& message : tier_->TakeMessages()) spdlog::warn("KV blocks on disk: {}", message);
+}
+
+void ColdBlocks::Flush() {
+  Status status;
+  do {
+    Pump();
+    status = tier_->Flush();
+  } while (!pending_.empty());
+  if (!status.ok()) spdlog::warn("KV blocks on disk: {}", Message(status));
+  Pump();  // tells what came of the last
+}
+
+void ColdBlocks::Clear() {
+  pending_.clear();
+  pending_tokens_ = 0;
+  tier_->Clear();
+}
+
+void ColdBlocks::StartLoad(Sequence& sequence) {
+  std::vector<std::byte*> to;
+  for (const cache::BlockRef& block : std::span(sequence.blocks).subspan(sequence.known_blocks)) {
+    MOESAIC_CHECK(block.unique());
+    to.push_back(At(block));
+  }
+  sequence.load = tier_->Load(
+      sequence.cache_namespace,
+      std::span(sequence.tokens).first(sequence.blocks.size() * static_cast<size_t>(cache::kBlockTokens)),
+      sequence.known_blocks, to);
+}
+
+}  // namespace moesaic::engine

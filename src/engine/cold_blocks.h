@@ -1,0 +1,69 @@
+// Blocks between the tree and the disk: those of requests that end are stored, those that waiting requests
+// lack are loaded. docs/contracts/kv-tiers.md is the law.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cache/disk_tier.h"
+#include "cache/kv_pool.h"
+#include "cache/radix_tree.h"
+#include "engine/sequence.h"
+
+namespace moesaic::engine {
+
+/// Engine thread only.
+class ColdBlocks {
+ public:
+  /// `pool` and `tree` are borrowed and must outlive this.
+  ColdBlocks(const cache::KvPool& pool, cache::RadixTree& tree, std::unique_ptr<cache::DiskTier> tier)
+      : pool_(pool), tree_(tree), tier_(std::move(tier)) {}
+
+  /// Remembers that those blocks of a sequence which stand in the tree are to be stored.
+  void Keep(const Sequence& sequence);
+  /// Copies some of what is to be stored, and that the tree still has, to where it is written from; logs what
+  /// there is to tell. Once a step.
+  void Pump();
+  bool saving() const { return !pending_.empty() || tier_->writing(); }
+  /// Returns when all is stored.
+  void Flush();
+  /// Forgets what is stored and what is to be.
+  void Clear();
+
+  /// Leading blocks of `tokens` that can be loaded.
+  int Find(std::string_view name, std::span<const int32_t> tokens) const { return tier_->Find(name, tokens); }
+  /// Begins to read what belongs into the blocks behind the known ones.
+  void StartLoad(Sequence& sequence);
+  void Abandon(cache::DiskTier::LoadId load) { tier_->Abandon(load); }
+  std::vector<cache::DiskTier::Loaded> TakeLoaded() { return tier_->Poll(); }
+  void Wait(std::chrono::milliseconds most) { tier_->Wait(most); }
+
+  cache::DiskTierStats stats() const { return tier_->stats(); }
+  /// Blocks that the tree let go before they were stored.
+  int64_t lost_blocks() const { return lost_; }
+
+ private:
+  struct Pending {
+    std::string name;
+    std::vector<int32_t> tokens;  // of whole blocks
+  };
+  void DropFirst();
+  std::byte* At(const cache::BlockRef& block) const {
+    return pool_.base() + block.index() * pool_.layout().block_bytes();
+  }
+
+  const cache::KvPool& pool_;
+  cache::RadixTree& tree_;
+  const std::unique_ptr<cache::DiskTier> tier_;
+  std::deque<Pending> pending_;
+  size_t pending_tokens_ = 0;
+  int64_t lost_ = 0;
+};
+
+}  // namespace moesaic::engine

@@ -1,0 +1,331 @@
+// The engine with blocks on disk: what it says never depends on them.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <random>
+
+#include "engine/engine.h"
+#include "engine/fake_model.h"
+
+namespace moesaic::engine {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr int64_t kBlockBytes = 2 * 3 * 64 * (2 + 1) * 4;  // FakeModel's
+
+struct Result {
+  std::vector<int32_t> tokens;
+  int cached_tokens = 0;
+  FinishReason finish = FinishReason::kNone;
+};
+
+std::vector<int32_t> RandomPrompt(int tokens, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<int32_t> prompt(tokens);
+  for (int32_t& token : prompt) token = static_cast<int32_t>(random() % FakeModel::kVocab);
+  return prompt;
+}
+
+std::vector<int32_t> Joined(std::vector<int32_t> a, const std::vector<int32_t>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+Request Greedy(std::vector<int32_t> prompt, int max_tokens = 4, std::string name = "") {
+  Request request;
+  request.prompt = std::move(prompt);
+  request.sampling.max_tokens = max_tokens;
+  request.sampling.temperature = 0;
+  request.cache_namespace = std::move(name);
+  return request;
+}
+
+// The request's output by the definition, without an engine.
+std::vector<int32_t> Alone(const Request& request) {
+  std::vector<int32_t> tokens = request.prompt;
+  for (int i = 0; i < request.sampling.max_tokens; ++i) {
+    const std::vector<float> logits = FakeModel::LogitsAfter(tokens);
+    tokens.push_back(static_cast<int32_t>(std::ranges::max_element(logits) - logits.begin()));
+  }
+  return {tokens.begin() + static_cast<int64_t>(request.prompt.size()), tokens.end()};
+}
+
+class DiskTest : public testing::Test {
+ protected:
+  DiskTest() : threads_(*runtime::ThreadPool::Create({.threads = 2, .pin = false})) {
+    std::string pattern = testing::TempDir() + "disk_XXXXXX";
+    folder_ = mkdtemp(pattern.data());
+  }
+  ~DiskTest() override { std::filesystem::remove_all(folder_); }
+
+  EngineOptions Options(int blocks) const {
+    EngineOptions options;
+    options.kv_bytes = blocks * kBlockBytes;
+    options.disk = DiskOptions{.folder = folder_, .bytes = 8 << 20, .model = "fake"};
+    return options;
+  }
+
+  std::unique_ptr<Engine> Make(const EngineOptions& options) {
+    auto engine = Engine::Create(model_, kernels_, *threads_, options);
+    EXPECT_TRUE(engine.ok()) << engine.status();
+    return *std::move(engine);
+  }
+
+  static void Step(Engine& engine, std::map<RequestId, Result>* results) {
+    std::vector<TokenEvent> events;
+    const Status status = engine.Step(&events);
+    ASSERT_TRUE(status.ok()) << status;
+    for (const TokenEvent& event : events) {
+      Result& result = (*results)[event.request];
+      if (event.token) result.tokens.push_back(*event.token);
+      result.cached_tokens += event.cached_tokens;
+      if (event.finish != FinishReason::kNone) result.finish = event.finish;
+    }
+  }
+
+  static std::map<RequestId, Result> Drain(Engine& engine) {
+    std::map<RequestId, Result> results;
+    for (int step = 0; step < 100000 && !engine.idle(); ++step) Step(engine, &results);
+    EXPECT_TRUE(engine.idle());
+    const EngineStats stats = engine.stats();
+    EXPECT_EQ(stats.free_blocks + stats.cached_blocks, stats.total_blocks);
+    return results;
+  }
+
+  // Runs one request and checks what it says; cached tokens.
+  static int Ask(Engine& engine, const Request& request) {
+    const RequestId id = *engine.Add(request);
+    const Result result = Drain(engine)[id];
+    EXPECT_EQ(result.tokens, Alone(request));
+    return result.cached_tokens;
+  }
+
+  FakeModel model_{4096};
+  kernels::KernelTable kernels_;
+  std::unique_ptr<runtime::ThreadPool> threads_;
+  std::string folder_;
+};
+
+TEST_F(DiskTest, ARestartedEngineFindsItsPrefixes) {
+  const Request first = Greedy(RandomPrompt(1000, 1), 40);
+  {
+    auto engine = Make(Options(64));
+    EXPECT_EQ(Ask(*engine, first), 0);
+    EXPECT_TRUE(engine->saving());
+    engine->SaveCache();
+    EXPECT_FALSE(engine->saving());
+    EXPECT_EQ(engine->stats().disk.blocks, 1039 / 64) << "with the output's";
+  }
+  auto engine = Make(Options(64));
+  const int64_t computed = model_.computed;
+  EXPECT_EQ(Ask(*engine, first), 960);
+  EXPECT_EQ(model_.computed - computed, 1000 - 960 + 40 - 1);
+  const EngineStats stats = engine->stats();
+  EXPECT_EQ(stats.cache_hits, 960);
+  EXPECT_EQ(stats.disk.loads, 1);
+  EXPECT_EQ(stats.disk.loaded_blocks, 15);
+  EXPECT_EQ(stats.disk_lost_blocks, 0);
+  // The next turn goes on where the first ended.
+  EXPECT_EQ(Ask(*engine, Greedy(Joined(Joined(first.prompt, Alone(first)), RandomPrompt(100, 2)))), 1024);
+  EXPECT_EQ(engine->stats().disk.loads, 1) << "memory has all of it";
+}
+
+TEST_F(DiskTest, WhatMemoryGivesUpComesBack) {
+  auto engine = Make(Options(24));
+  for (int round = 0; round < 3; ++round) {
+    for (uint32_t i = 0; i < 6; ++i) {
+      EXPECT_EQ(Ask(*engine, Greedy(RandomPrompt(700, i))), round == 0 ? 0 : 640) << i;
+      engine->SaveCache();
+    }
+  }
+  EXPECT_GT(engine->stats().cache_evictions, 100);
+  EXPECT_EQ(engine->stats().disk.written_blocks, 60) << "each once";
+  EXPECT_GE(engine->stats().disk.loads, 11);
+}
+
+TEST_F(DiskTest, OthersGoOnDuringALoad) {
+  {
+    auto engine = Make(Options(64));
+    Ask(*engine, Greedy(RandomPrompt(1000, 1)));
+    engine->SaveCache();
+  }
+  auto engine = Make(Options(64));
+  const Request running = Greedy(RandomPrompt(10, 7), 30);
+  const RequestId running_id = *engine->Add(running);
+  std::map<RequestId, Result> results;
+  Step(*engine, &results);
+  const Request cold = Greedy(RandomPrompt(1000, 1));
+  const Request same = Greedy(Joined(RandomPrompt(1000, 1), {5}));
+  const RequestId cold_id = *engine->Add(cold);
+  const RequestId same_id = *engine->Add(same);
+  Step(*engine, &results);
+  EXPECT_EQ(results[running_id].tokens.size(), 2U) << "the step in which the load began";
+  EXPECT_EQ(engine->stats().running, 1);
+  EXPECT_EQ(engine->stats().waiting, 2);
+  while (!engine->idle()) Step(*engine, &results);
+  EXPECT_EQ(results[running_id].tokens, Alone(running));
+  EXPECT_EQ(results[cold_id].tokens, Alone(cold));
+  EXPECT_EQ(results[cold_id].cached_tokens, 960);
+  EXPECT_EQ(results[same_id].tokens, Alone(same));
+  EXPECT_EQ(results[same_id].cached_tokens, 960);
+  EXPECT_EQ(engine->stats().disk.loads, 1) << "who wants the same waits for it";
+}
+
+TEST_F(DiskTest, CancelledWhileLoading) {
+  {
+    auto engine = Make(Options(64));
+    Ask(*engine, Greedy(RandomPrompt(1000, 1)));
+    engine->SaveCache();
+  }
+  auto engine = Make(Options(64));
+  for (int round = 0; round < 20; ++round) {
+    const RequestId id = *engine->Add(Greedy(RandomPrompt(1000, 1)));
+    std::map<RequestId, Result> results;
+    Step(*engine, &results);
+    engine->Cancel(id);
+    const EngineStats stats = engine->stats();
+    EXPECT_EQ(stats.free_blocks + stats.cached_blocks, stats.total_blocks);
+    EXPECT_EQ(Drain(*engine)[id].finish, FinishReason::kCancelled);
+  }
+  EXPECT_EQ(Ask(*engine, Greedy(RandomPrompt(1000, 1))), 960);
+}
+
+TEST_F(DiskTest, NamespacesStayApart) {
+  {
+    auto engine = Make(Options(64));
+    Ask(*engine, Greedy(RandomPrompt(500, 1), 4, "tenant"));
+    engine->SaveCache();
+  }
+  auto engine = Make(Options(64));
+  EXPECT_EQ(Ask(*engine, Greedy(RandomPrompt(500, 1), 4, "other")), 0);
+  EXPECT_EQ(Ask(*engine, Greedy(RandomPrompt(500, 1))), 0);
+  EXPECT_EQ(Ask(*engine, Greedy(RandomPrompt(500, 1), 4, "tenant")), 448);
+}
+
+TEST_F(DiskTest, AnotherModelsBlocksAreRefused) {
+  {
+    auto engine = Make(Options(64));
+    Ask(*engine, Greedy(RandomPrompt(500, 1)));
+    engine->SaveCache();
+  }
+  EngineOptions options = Options(64);
+  options.disk->model = "another";
+  {
+    auto engine = Make(options);
+    EXPECT_EQ(engine->stats().disk.refused_files, 1);
+    EXPECT_EQ(Ask(*engine, Greedy(RandomPrompt(500, 1))), 0);
+  }
+  options = Options(64);
+  options.kv_dtype = "f32";  // what "auto" is here
+  EXPECT_EQ(Ask(*Make(options), Greedy(RandomPrompt(500, 1))), 448);
+}
+
+TEST_F(DiskTest, ClearingForgetsTheDisk) {
+  {
+    auto engine = Make(Options(64));
+    Ask(*engine, Greedy(RandomPrompt(500, 1)));
+    engine->SaveCache();
+    engine->ClearCache();
+    EXPECT_EQ(Ask(*engine, Greedy(RandomPrompt(500, 1), 1)), 0);
+    engine->ClearCache();
+  }
+  EXPECT_EQ(Ask(*Make(Options(64)), Greedy(RandomPrompt(500, 1))), 0);
+}
+
+TEST_F(DiskTest, NeedsThePrefixCache) {
+  EngineOptions options = Options(64);
+  options.prefix_cache = false;
+  EXPECT_THAT(Message(Engine::Create(model_, kernels_, *threads_, options).status()),
+              HasSubstr("need the prefix cache"));
+}
+
+TEST_F(DiskTest, AFolderThatCannotBeIsTold) {
+  EngineOptions options = Options(64);
+  options.disk->folder = "/proc/nothing";
+  EXPECT_THAT(Message(Engine::Create(model_, kernels_, *threads_, options).status()),
+              HasSubstr("/proc/nothing: can't be made"));
+}
+
+// Sessions that grow and branch, more of them than memory holds, restarts and damage between them, cancelled
+// requests, swap space and drafts: each says what it says alone.
+struct Load {
+  int blocks, sequences;
+  const char* speculative = "off";
+  int swap_blocks = 0;
+};
+class DiskStressTest : public DiskTest, public testing::WithParamInterface<Load> {};
+
+TEST_P(DiskStressTest, EveryRequestSaysWhatItSaysAlone) {
+  std::mt19937 random(17);
+  FakeModel model(4096, FakeModel::kVocab, /*mtp=*/std::string(GetParam().speculative) == "mtp");
+  model.misses_every = 3;
+  std::map<int, std::vector<int32_t>> sessions;
+  for (int i = 0; i < 6; ++i) sessions[i] = RandomPrompt(100 + 60 * i, i);
+  int64_t loads = 0, preempted = 0, abandoned = 0;
+  for (int restart = 0; restart < 8; ++restart) {
+    EngineOptions options = Options(GetParam().blocks);
+    options.kv_bytes = GetParam().blocks * kBlockBytes * model.info().kv.layers / 2;
+    options.max_sequences = GetParam().sequences;
+    options.max_batch_tokens = 96;
+    options.swap_bytes = GetParam().swap_blocks * kBlockBytes;
+    options.speculative.method = GetParam().speculative;
+    auto created = Engine::Create(model, kernels_, *threads_, options);
+    ASSERT_TRUE(created.ok()) << created.status();
+    Engine& engine = **created;
+    std::map<RequestId, Request> asked;
+    std::map<RequestId, Result> results;
+    for (int i = 0; i < 25; ++i) {
+      std::vector<int32_t>& session = sessions[static_cast<int>(random() % sessions.size())];
+      if (random() % 5 == 0) session.resize(session.size() / 2);
+      if (session.size() < 900)
+        session = Joined(session, RandomPrompt(1 + static_cast<int>(random() % 90), random()));
+      const Request request = Greedy(session, 1 + static_cast<int>(random() % 350));
+      const RequestId id = *engine.Add(request);
+      asked[id] = request;
+      for (int steps = static_cast<int>(random() % 40); steps-- > 0;) Step(engine, &results);
+      if (random() % 8 == 0) engine.Cancel(id);
+    }
+    while (!engine.idle()) Step(engine, &results);
+    for (const auto& [id, request] : asked) {
+      const std::vector<int32_t> alone = Alone(request);
+      ASSERT_LE(results[id].tokens.size(), alone.size());
+      ASSERT_TRUE(std::equal(results[id].tokens.begin(), results[id].tokens.end(), alone.begin())) << id;
+      ASSERT_TRUE(results[id].finish == FinishReason::kCancelled ||
+                  results[id].tokens.size() == alone.size());
+    }
+    const EngineStats stats = engine.stats();
+    EXPECT_EQ(stats.free_blocks + stats.cached_blocks, stats.total_blocks);
+    loads += stats.disk.loads;
+    preempted += stats.preemptions;
+    abandoned += stats.disk.abandoned_loads;
+    if (random() % 2 == 0) engine.SaveCache();
+    created->reset();
+    if (random() % 2 == 0) continue;
+    for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
+      std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+      const auto size = static_cast<int64_t>(std::filesystem::file_size(entry.path()));
+      for (int i = 0; i < 3 && size > 0; ++i) {
+        file.seekp(static_cast<int64_t>(random()) % size);
+        file.put(static_cast<char>(random()));
+      }
+    }
+  }
+  RecordProperty("abandoned_loads", static_cast<int>(abandoned));
+  EXPECT_GT(loads, 20);
+  if (GetParam().blocks < 30) {
+    EXPECT_GT(preempted, 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Loads, DiskStressTest,
+                         testing::Values(Load{100, 16}, Load{24, 8}, Load{17, 4}, Load{20, 6, "mtp"},
+                                         Load{20, 6, "ngram"}, Load{20, 6, "off", 10}));
+
+}  // namespace
+}  // namespace moesaic::engine

@@ -1,0 +1,34 @@
+#include "engine/kv_maker.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <vector>
+
+#include "cache/kv_segment.h"
+
+namespace moesaic::engine {
+
+StatusOr<std::string> MakerOf(const models::ModelInfo& info, const EngineOptions& options, Executor& executor,
+                              cache::KvPool& blocks) {
+  ASSIGN_OR_RETURN(const cache::BlockRef block, blocks.Allocate());
+  const auto bytes = static_cast<size_t>(blocks.layout().block_bytes());
+  std::byte* const memory = blocks.base() + block.index() * blocks.layout().block_bytes();
+  std::memset(memory, 0, bytes);  // what the model does not write is to be the same each time
+  std::vector<int32_t> tokens(std::min(cache::kBlockTokens, info.context_length));
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    tokens[i] = static_cast<int32_t>(i * 7919 % static_cast<size_t>(info.vocab_size));  // from all over it
+  }
+  const std::array<int32_t, 1> table = {block.index()};
+  const ExecutorRows rows = {
+      .tokens = tokens, .block_table = table, .first_logits = static_cast<int>(tokens.size())};
+  RETURN_IF_ERROR(executor.Run({&rows, 1}, /*want_hidden=*/false).status());
+  return fmt::format("{};{};{};{};{};{};{:016x};{}", info.architecture, info.layers, info.parameters,
+                     info.weight_format, info.experts_per_token,
+                     options.sparsity.digests ? options.sparsity.dense_layers : -1,
+                     cache::ChecksumOf({memory, bytes}), options.disk->model);
+}
+
+}  // namespace moesaic::engine

@@ -1,0 +1,209 @@
+#!/usr/bin/env python3
+"""KV blocks on disk from the outside: a restarted server finds its prefixes, and nothing that happens to its files
+changes an answer.
+
+The model has grouped-query attention, whose answers are the same to the bit however a prompt is cut; MLA chooses between two
+computations that round differently, so there the same cuts are compared."""
+import functools
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+import serving as servers
+from serving import ROOT, until
+
+sys.path.insert(0, str(ROOT / "bench"))
+import make_shapes  # noqa: E402
+
+MODELS = tempfile.TemporaryDirectory()
+GQA = pathlib.Path(MODELS.name) / "gqa.gguf"
+make_shapes.write(GQA, "qwen3-moe-small", "q8_0", seed=1, context=0)
+serving = functools.partial(servers.serving, model=GQA)
+Server = functools.partial(servers.Server, model=GQA)
+
+PROMPTS = [[(i * i * 3 + 11 * i + k * 97) % 9000 + 256 for i in range(900 + 40 * k)] for k in range(4)]
+TOKENS = 30
+
+
+def completion(server, prompt, **fields):
+    """(token ids, log-probabilities), cached tokens."""
+    status, answer = server.json("POST", "/v1/completions", {
+        "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "logprobs": 0,
+        "return_token_ids": True, **fields})
+    assert status == 200, answer
+    choice = answer["choices"][0]
+    cached = (answer["usage"].get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+    return (choice["token_ids"], choice["logprobs"]["token_logprobs"]), cached
+
+
+def ask_all(server, **fields):
+    return [completion(server, prompt, **fields) for prompt in PROMPTS]
+
+
+def disk(server, name):
+    return server.metric(f"moesaic:kv_disk_{name}")
+
+
+def saved(server):
+    """Waits until all that was asked is on disk."""
+    wanted = sum((len(prompt) + TOKENS - 1) // 64 for prompt in PROMPTS)
+    until(lambda: disk(server, "written_blocks_total") >= wanted)
+
+
+class Disk(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.flags = ("--kv-disk", self.folder.name, "--kv-disk-size", "1GiB")
+        self.addCleanup(self.folder.cleanup)
+
+    def files(self):
+        return sorted(pathlib.Path(self.folder.name).glob("*.segment"))
+
+    def check_restart(self, *flags, **fields):
+        with serving(*flags) as server:
+            alone = [answer for answer, _ in ask_all(server, **fields)]
+        with serving(*self.flags, *flags) as server:
+            self.assertEqual([answer for answer, _ in ask_all(server, **fields)], alone)
+        self.assertTrue(self.files())
+        for _ in range(2):
+            with serving(*self.flags, *flags) as server:
+                for (answer, cached), prompt, expected in zip(ask_all(server, **fields), PROMPTS, alone, strict=True):
+                    self.assertEqual(cached, (len(prompt) - 1) // 64 * 64)
+                    self.assertEqual(answer, expected)
+                self.assertEqual(disk(server, "loads_total"), len(PROMPTS))
+                self.assertEqual(disk(server, "refused_blocks_total") + disk(server, "refused_files_total"), 0)
+                self.assertGreater(disk(server, "load_seconds_total"), 0)
+                self.assertGreater(disk(server, "read_bytes_total"), 0)
+                self.assertGreater(disk(server, "bytes"), 0)
+                self.assertEqual(disk(server, "storing"), 1)
+
+    def test_a_restarted_server_finds_its_prefixes(self):
+        self.check_restart()
+
+    def test_mla(self):
+        prompts = [[token % 1000 + 5 for token in prompt[:64 * 13 + 1]] for prompt in PROMPTS]
+        with servers.serving(*self.flags) as server:
+            first = [completion(server, prompt) for prompt in prompts]
+            again = [completion(server, prompt) for prompt in prompts]
+        with servers.serving(*self.flags) as server:
+            self.assertEqual([completion(server, prompt) for prompt in prompts], again)
+        self.assertEqual([answer[0] for answer, _ in first], [answer[0] for answer, _ in again])
+        self.assertTrue(all(cached == 64 * 13 for _, cached in again))
+
+    def test_int8(self):
+        self.check_restart("--kv-dtype", "int8")
+
+    def test_digests(self):
+        self.check_restart("--kv-sparsity", "dense", kv_sparsity={"mode": "all", "budget": 256})
+
+    def test_digests_of_int8(self):
+        self.check_restart("--kv-sparsity", "decode", "--kv-sparsity-budget", 256, "--kv-dtype", "int8")
+
+    def test_memory_gives_up_and_disk_gives_back(self):
+        with serving(*self.flags, "--ctx-size", 1100, "--max-sequences", 1, "--kv-memory", "4MiB") as server:
+            first = ask_all(server)
+            saved(server)
+            again = ask_all(server)
+            self.assertGreater(server.metric("moesaic:kv_evicted_blocks_total"), 0)
+        self.assertEqual([answer for answer, _ in again], [answer for answer, _ in first])
+        self.assertTrue(all(cached > 800 for _, cached in again), again)
+
+    def test_namespaces_stay_apart(self):
+        with serving(*self.flags) as server:
+            completion(server, PROMPTS[0], cache_salt="a")
+        with serving(*self.flags) as server:
+            self.assertEqual(completion(server, PROMPTS[0], cache_salt="b")[1], 0)
+            self.assertEqual(completion(server, PROMPTS[0])[1], 0)
+            self.assertGreater(completion(server, PROMPTS[0], cache_salt="a")[1], 0)
+
+    def test_another_kv_type_is_refused(self):
+        with serving(*self.flags) as server:
+            ask_all(server)
+        with serving(*self.flags, "--kv-dtype", "int8") as server:
+            self.assertEqual(disk(server, "refused_files_total"), len(self.files()))
+            self.assertEqual(completion(server, PROMPTS[0])[1], 0)
+        self.assertIn("another model, KV type or build", server.read_log())
+
+    def test_a_flipped_bit_in_every_file_changes_no_answer(self):
+        with serving(*self.flags) as server:
+            alone = ask_all(server)
+        places = 0
+        for place in range(0, 100, 7):  # hundredths of the file: header, records and blocks
+            for file in self.files():
+                with open(file, "r+b") as f:
+                    size = os.fstat(f.fileno()).st_size
+                    f.seek(size * place // 100 + place)
+                    byte = f.read(1)
+                    f.seek(-1, os.SEEK_CUR)
+                    f.write(bytes([byte[0] ^ 1 << place % 8]))
+            with serving(*self.flags) as server:
+                for (answer, _), (expected, _) in zip(ask_all(server), alone, strict=True):
+                    self.assertEqual(answer, expected)
+                places += disk(server, "refused_blocks_total") + disk(server, "refused_files_total")
+        self.assertGreater(places, 0)
+
+    def test_cut_files_change_no_answer(self):
+        with serving(*self.flags) as server:
+            alone = ask_all(server)
+        for share in (0.9, 0.5, 0.1, 0.001, 0):
+            for file in self.files():
+                os.truncate(file, int(file.stat().st_size * share))
+            with serving(*self.flags) as server:
+                for (answer, _), (expected, _) in zip(ask_all(server), alone, strict=True):
+                    self.assertEqual(answer, expected)
+
+    def test_killed_while_it_writes(self):
+        with serving() as server:
+            alone = [answer for answer, _ in ask_all(server)]
+        cached_at_all = 0
+        for kill in range(10):
+            server = Server(*self.flags)
+            for prompt, expected in zip(PROMPTS, alone, strict=True):
+                answer, cached = completion(server, prompt)
+                self.assertEqual(answer, expected)
+                cached_at_all += cached
+            completion(server, PROMPTS[kill % len(PROMPTS)][kill:])
+            time.sleep(0.002 * kill)
+            server.stop(signal.SIGKILL)
+        self.assertGreater(cached_at_all, 5000)
+        with serving(*self.flags) as server:
+            self.assertEqual(disk(server, "refused_files_total"), 0)
+
+    def test_a_full_disk_ends_storing_only(self):
+        with tempfile.TemporaryDirectory() as small:
+            mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", small]
+            if subprocess.run(mount, capture_output=True).returncode != 0:
+                self.skipTest("no right to mount")
+            try:
+                with serving("--kv-disk", small, "--kv-disk-size", "1GiB") as server:
+                    first = ask_all(server)
+                    until(lambda: disk(server, "write_errors_total") > 0)
+                    self.assertEqual(disk(server, "storing"), 0)
+                    self.assertEqual([answer for answer, _ in ask_all(server)], [answer for answer, _ in first])
+                self.assertEqual(server.read_log().count("no more KV blocks are stored"), 1)
+                with serving("--kv-disk", small, "--kv-disk-size", "1GiB") as server:
+                    self.assertEqual([answer for answer, _ in ask_all(server)], [answer for answer, _ in first])
+            finally:
+                subprocess.run(["umount", small], check=True)
+
+    def test_a_small_budget_holds(self):
+        with serving(*self.flags[:2], "--kv-disk-size", "2MiB") as server:
+            for _ in range(2):
+                ask_all(server)
+                server.wait_until_quiet()
+        self.assertLessEqual(sum(file.stat().st_size for file in self.files()), 2 << 20)
+
+    def test_two_servers_need_two_folders(self):
+        with serving(*self.flags):
+            with self.assertRaises(AssertionError) as refused:
+                Server(*self.flags)
+        self.assertIn("another process keeps KV blocks there", str(refused.exception))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -15,6 +15,7 @@
 #include "app/session.h"
 #include "app/table.h"
 #include "app/verb.h"
+#include "quantizer/calibration_forecast.h"
 #include "quantizer/preflight.h"
 
 namespace moesaic::app {
@@ -104,11 +105,14 @@ void PrintAnalysis(const Options& options, const quantizer::Analysis& analysis, 
       searched += finding.loss_before > 0 ? 1 : 0;
       smoothed += finding.alpha > 0 ? 1 : 0;
     }
-    Print("smoothing: {} of {} places where it is possible; there the outputs' error is {:.3f} of that without\n",
-          smoothed, searched, before > 0 ? after / before : 1);
+    Print(
+        "smoothing: {} of {} places where it is possible; there the outputs' error is {:.3f} of that "
+        "without\n",
+        smoothed, searched, before > 0 ? after / before : 1);
   }
   if (options.activations == "static") {
-    Print("activations: {} of {} linears static, the others dynamic\n", analysis.input_scales.size(), rounded);
+    Print("activations: {} of {} linears static, the others dynamic\n", analysis.input_scales.size(),
+          rounded);
   }
 }
 
@@ -155,8 +159,28 @@ void PrintReport(const Options& options, const quantizer::QuantizeReport& report
         bytes(static_cast<int64_t>(options.memory)), options.io, report.io);
 }
 
-void PrintPlan(const Options& options, const quantizer::QuantizePlan& plan,
-               const quantizer::MachineRates& rates, const quantizer::Forecast& forecast, bool has_weights) {
+// What calibration adds to a plan's table, and to its time.
+std::vector<std::vector<std::string>> CalibrationRows(const quantizer::OutputSettings& settings,
+                                                      const quantizer::QuantizePlan& plan,
+                                                      const quantizer::CalibrationForecast& calibration,
+                                                      const quantizer::Forecast& forecast) {
+  if (!settings.calibrated()) return {};
+  const auto seconds = [](double value) { return FormatSeconds(value); };
+  // GPTQ computes while the disk works; an analysis comes before the rounding.
+  const double total = settings.gptq ? std::max(forecast.disk_seconds, calibration.seconds())
+                                     : forecast.seconds + calibration.seconds();
+  return {{"calibration", fmt::format("{} tokens, {} of memory", settings.calibration.tokens,
+                                      FormatBytes(static_cast<double>(plan.calibration_bytes)))},
+          {"", fmt::format("Hessians {}, factors {}, rounding {}, forward {}",
+                           seconds(calibration.hessian_seconds), seconds(calibration.factor_seconds),
+                           seconds(calibration.round_seconds), seconds(calibration.forward_seconds))},
+          {"in all", seconds(total)}};
+}
+
+void PrintPlan(const Options& options, const quantizer::OutputSettings& settings,
+               const quantizer::QuantizePlan& plan, const quantizer::MachineRates& rates,
+               const quantizer::Forecast& forecast, const quantizer::CalibrationForecast& calibration,
+               bool has_weights) {
   const auto bytes = [](int64_t count) { return FormatBytes(static_cast<double>(count)); };
   const auto rate = [](double per_second) { return FormatBytes(per_second) + "/s"; };
   double rounded = 0, values = 0;
@@ -188,10 +212,16 @@ void PrintPlan(const Options& options, const quantizer::QuantizePlan& plan,
   rows.push_back(
       {"this machine", fmt::format("reads {}, writes {}, rounds {} values/s, copies {}", rate(rates.read),
                                    rate(rates.write), FormatCount(rates.round), rate(rates.copy))});
-  rows.push_back(
-      {"time", fmt::format("{}: disk {}, computing {}; {} is the bound", FormatSeconds(forecast.seconds),
-                           FormatSeconds(forecast.disk_seconds), FormatSeconds(forecast.compute_seconds),
-                           forecast.disk_bound ? "the disk" : "computing")});
+  if (settings.gptq) {
+    rows.push_back(
+        {"time", fmt::format("disk {}, while calibration computes", FormatSeconds(forecast.disk_seconds))});
+  } else {
+    rows.push_back(
+        {"time", fmt::format("{}: disk {}, computing {}; {} is the bound", FormatSeconds(forecast.seconds),
+                             FormatSeconds(forecast.disk_seconds), FormatSeconds(forecast.compute_seconds),
+                             forecast.disk_bound ? "the disk" : "computing")});
+  }
+  std::ranges::move(CalibrationRows(settings, plan, calibration, forecast), std::back_inserter(rows));
   Print("{}", FormatTable(rows, /*markdown=*/false));
 }
 
@@ -210,7 +240,8 @@ Status ReadCalibration(const Options& options, const checkpoint::Checkpoint& sou
   }
   if (file.path.empty()) {
     return InvalidArgument(
-        "--method gptq, --smoothing on and --activations static need --calibration FILE: text like what the model "
+        "--method gptq, --smoothing on and --activations static need --calibration FILE: text like what the "
+        "model "
         "will read");
   }
   ASSIGN_OR_RETURN(parsed->calibration, ReadCalibrationFile(file, source));
@@ -226,7 +257,15 @@ Status RunPlan(const Options& options, const quantizer::QuantizeOptions& parsed,
       const quantizer::MachineRates rates,
       quantizer::MeasureRates(source, parsed.output, kernels, pool, options.output, parsed.direct));
   const quantizer::Forecast forecast = quantizer::ForecastOf(plan, rates, parsed.direct, pool.size());
-  PrintPlan(options, plan, rates, forecast, !source.tensors().empty());
+  quantizer::CalibrationForecast calibration;
+  if (parsed.output.calibrated()) {
+    runtime::Arena scratch;
+    const kernels::ExecContext ctx{.kernels = &kernels, .pool = &pool, .scratch = &scratch};
+    ASSIGN_OR_RETURN(const quantizer::CalibrationRates calibrating,
+                     quantizer::MeasureCalibration(ctx, parsed.output.grid()));
+    calibration = quantizer::ForecastCalibration(plan, parsed.output, calibrating);
+  }
+  PrintPlan(options, parsed.output, plan, rates, forecast, calibration, !source.tensors().empty());
   return OkStatus();
 }
 
@@ -258,9 +297,9 @@ Status RunQuantize(const Options& options) {
 }
 
 void AddCalibrationFlags(CLI::App& verb, Options& options) {
-  verb.add_option(
-          "--calibration", options.calibration.path,
-          "Text for gptq, --smoothing and --activations static: .txt, .jsonl of {\"text\"} or {\"messages\"}, or .safetensors with \"tokens\"")
+  verb.add_option("--calibration", options.calibration.path,
+                  "Text for gptq, --smoothing and --activations static: .txt, .jsonl of {\"text\"} or "
+                  "{\"messages\"}, or .safetensors with \"tokens\"")
       ->check(CLI::ExistingFile);
   verb.add_option("--calibration-tokens", options.calibration.max_tokens, "At most so many of it")
       ->check(CLI::Range(int64_t{2}, int64_t{1} << 30))
@@ -278,17 +317,19 @@ void AddCalibrationFlags(CLI::App& verb, Options& options) {
       ->capture_default_str();
   verb.add_flag("--weigh-by-router", options.weigh_by_router,
                 "gptq: an expert's tokens count by the square of what the router gives them");
-  verb.add_option("--activations", options.activations,
-                  "w8a8: scales of activations are found for each token while the model runs (dynamic), or fixed "
-                  "by calibration wherever that is not much worse (static)")
+  verb.add_option(
+          "--activations", options.activations,
+          "w8a8: scales of activations are found for each token while the model runs (dynamic), or fixed "
+          "by calibration wherever that is not much worse (static)")
       ->check(CLI::IsMember({"dynamic", "static"}))
       ->capture_default_str();
   verb.add_option("--static-tolerance", options.static_tolerance,
                   "static: a linear stays dynamic if its outputs' squared error would be more times that")
       ->check(CLI::Range(1.0, 1e6))
       ->default_str("2");
-  verb.add_option("--smoothing", options.smoothing,
-                  "w8a8: SmoothQuant, with the best alpha for each norm and its linears, each up and its down")
+  verb.add_option(
+          "--smoothing", options.smoothing,
+          "w8a8: SmoothQuant, with the best alpha for each norm and its linears, each up and its down")
       ->check(CLI::IsMember({"on", "off"}))
       ->capture_default_str();
   verb.add_option("--min-coverage", options.min_coverage,

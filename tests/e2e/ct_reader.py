@@ -2,7 +2,8 @@
 
 The package's own classes parse config.json (they refuse any field they do not know), its own code unpacks codes and
 multiplies scales. What comes out must be, to the bit, code times scale, and every code the one that is nearest to the
-source's weight under its scale: what moesaic quantize means to write.
+source's weight under its scale: what moesaic quantize means to write. Of a calibrated folder, whose codes are others,
+the static scales of activations must be where config.json has them.
 """
 import json
 import pathlib
@@ -72,20 +73,34 @@ def read_linear(tensors, module, args):
     return codes.float(), per_value(scale, codes.shape, block), theirs.float()
 
 
-def check(folder, test, source=None):
+def scheme_of(module, groups):
+    """The group that names the module, before the one for all linears."""
+    named = [group for group in groups if module in group.targets]
+    return (named or [group for group in groups if "Linear" in group.targets])[0]
+
+
+def check(folder, test, source=None, calibrated=False):
     config = json.loads((pathlib.Path(folder) / "config.json").read_text())["quantization_config"]
     parsed = QuantizationConfig.model_validate(config)
-    (scheme,) = parsed.config_groups.values()
     tensors, weights = load(folder), load(source or pathlib.Path(__file__).parents[2] / "models" / "moesaic-tiny")
     linears = 0
     for name, weight in weights.items():
         module = name.removesuffix(".weight")
         if weight.dim() != 2 or module.endswith("embed_tokens") or is_ignored(module, parsed.ignore):
-            if name in tensors:
+            if name in tensors and not calibrated:
                 test.assertTrue(torch.equal(tensors[name], weight), name)
             continue
+        scheme = scheme_of(module, parsed.config_groups.values())
+        static = scheme.input_activations is not None and not scheme.input_activations.dynamic
+        test.assertEqual(module + ".input_scale" in tensors, static, module)
+        if static:
+            scale = tensors[module + ".input_scale"]
+            test.assertTrue(scale.numel() == 1 and scale.item() > 0, module)
         codes, scales, theirs = read_linear(tensors, module, scheme.weights)
         test.assertTrue(torch.equal(theirs, codes * scales), module)
+        linears += 1
+        if calibrated:
+            continue
         exact = weight.float() / scales
         if scheme.weights.type == "float" and scheme.weights.num_bits == 4:
             meant = nearest_e2m1(exact)
@@ -95,7 +110,6 @@ def check(folder, test, source=None):
             low, high = (-8, 7) if scheme.weights.num_bits == 4 else (-127, 127)
             meant = exact.round().clamp(low, high)
         test.assertTrue(torch.equal(codes, meant), module)
-        linears += 1
     test.assertGreater(linears, 100)
     return linears
 

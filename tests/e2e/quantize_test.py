@@ -247,6 +247,17 @@ class CalibrationTest(unittest.TestCase):
         static = self.kl("--scheme", "w8a8", "--activations", "static", "--smoothing", "on", "--calibration", self.text)
         self.assertLess(static, 1.5 * dynamic)
 
+    @unittest.skipUnless(importlib.util.find_spec("compressed_tensors"), "the compressed-tensors package is missing")
+    def test_compressed_tensors_reads_static_scales(self):
+        import ct_reader
+
+        out = self.folder / "static"
+        run("quantize", TINY, "-o", out, "--scheme", "w8a8", "--activations", "static", "--smoothing", "on",
+            "--calibration", self.text)
+        groups = json.loads((out / "config.json").read_text())["quantization_config"]["config_groups"]
+        self.assertEqual([g["input_activations"]["dynamic"] for g in groups.values()], [False, True])
+        ct_reader.check(out, self, calibrated=True)
+
     def test_kills_change_nothing(self):
         for flags in (("--scheme", "nvfp4", "--method", "gptq"),
                       ("--scheme", "w8a8", "--method", "gptq", "--activations", "static", "--smoothing", "on")):

@@ -27,7 +27,7 @@ std::string Number(double value) { return fmt::format("{:.4g}", value); }
 std::string Shown(const nlohmann::json& report, const char* key, double scale, const char* unit) {
   const auto found = report.find(key);
   if (found == report.end() || found->is_null()) return "n/a";
-  return fmt::format("{:.5g}{}", scale * found->get<double>(), unit);
+  return fmt::format("{:.4g}{}", scale * found->get<double>(), unit);
 }
 
 double Median(std::vector<double> values) {
@@ -51,7 +51,7 @@ ReportSection Quality(const ReportInput& input) {
       input.text, q["scored"].get<int64_t>(), q["window"].get<int>(), q["windows"].get<int64_t>()));
   section.table = {
       {"measure", "value"},
-      {"KL(source || this), mean", Shown(q, "kl", 1, "") + " ± " + Shown(q, "kl_error", 1, " nats a token")},
+      {"KL(source || this), mean nats a token", Shown(q, "kl", 1, "") + " ± " + Shown(q, "kl_error", 1, "")},
       {"KL, median", Shown(q, "kl_median", 1, " nats")},
       {"KL, p99", Shown(q, "kl_p99", 1, " nats")},
       {"KL, largest", Shown(q, "kl_max", 1, " nats")},
@@ -211,11 +211,12 @@ ReportSection Coverage(const ReportInput& input) {
     }
     const auto [least, most] = std::ranges::minmax(counts);
     section.table.push_back({std::to_string(layer), std::to_string(counts.size()),
-                             std::to_string(std::ranges::count(counts, 0.0)), Number(least),
-                             Number(Median(counts)), Number(most)});
+                             std::to_string(std::ranges::count(counts, 0.0)), FormatCount(least),
+                             FormatCount(Median(counts)), FormatCount(most)});
   }
-  section.plots.push_back(
-      {"Tokens of each routed expert, by layer", PointPlot({experts}, "layer", Number, true, false), {}});
+  section.plots.push_back({"Tokens of each routed expert, by layer; experts without any have no point",
+                           PointPlot({experts}, "layer", FormatCount, true, false),
+                           {}});
   return section;
 }
 

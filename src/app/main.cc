@@ -81,6 +81,7 @@ int Main(int argc, char** argv) {
   AddCarve(root, run);
   AddQuantize(root, run);
   AddVerify(root, run);
+  AddReport(root, run);
   AddDoctor(root, run);
   AddCompletion(root, run);
   for (CLI::App* verb : root.get_subcommands({})) verb->group("Verbs");

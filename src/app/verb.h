@@ -36,6 +36,7 @@ void AddRender(CLI::App& root, VerbRun& run);
 void AddTokenize(CLI::App& root, VerbRun& run);
 void AddCarve(CLI::App& root, VerbRun& run);
 void AddCompletion(CLI::App& root, VerbRun& run);
+void AddReport(CLI::App& root, VerbRun& run);
 void AddServe(CLI::App& root, VerbRun& run);
 void AddVerify(CLI::App& root, VerbRun& run);
 

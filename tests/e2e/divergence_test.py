@@ -69,6 +69,23 @@ class DivergenceTest(unittest.TestCase):
         for flags in (["--reference", TINY, "--kl-base", saved], ["--one-at-a-time"]):
             run("perplexity", self.int8, "--text", TEXT, *flags, code=2)
 
+    def test_report_is_one_page_that_needs_no_other(self):
+        alone = run("report", self.int8).stdout
+        self.assertIn("--source MODEL --text FILE` runs both models", alone)
+        self.assertIn("no quantize.json", alone)
+        text = run("report", self.int8, "--source", TINY, "--text", TEXT, "-c", "256", "--max-tokens", "1024").stdout
+        self.assertEqual(text, (self.int8 / "report.md").read_text())
+        for part in ("KL(source || this)", "layer 3", "experts.down_proj", "read for a token"):
+            self.assertIn(part, text)
+        page = (self.int8 / "report.html").read_text()
+        self.assertEqual(page.count("<svg"), 2)
+        for outside in ("<script", "src=", "href=", "url("):
+            self.assertNotIn(outside, page)
+        (self.int8 / "quantize.json").write_text('{"stages": 3}')
+        self.assertIn('quantize.json: "stages" must be a list, found 3', run("report", self.int8, code=1).stderr)
+        (self.int8 / "quantize.json").unlink()
+        run("report", self.int8, "--text", TEXT, code=2)
+
 
 if __name__ == "__main__":
     unittest.main()

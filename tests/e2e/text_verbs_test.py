@@ -173,7 +173,7 @@ class HelpTest(unittest.TestCase):
 
 class CompletionTest(unittest.TestCase):
     VERBS = ("chat", "generate", "serve", "perplexity", "bench", "tokenize", "render", "logits", "inspect", "convert",
-             "carve", "doctor", "completion")
+             "carve", "quantize", "verify", "report", "doctor", "completion")
 
     def complete(self, *words):
         """What bash offers for the last of `words`."""

@@ -1,0 +1,47 @@
+#!/usr/bin/env python3
+"""One run of llm-compressor for compare.py: quantizes a folder by a recipe and prints what it took as a line of JSON.
+
+Usage: llmcompressor_side.py MODEL OUT SCHEME METHOD TOKENS   (TOKENS: safetensors with "tokens" [rows, length])
+"""
+import json
+import sys
+import time
+
+import safetensors.torch
+import torch
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from datasets import Dataset
+from llmcompressor import oneshot
+from llmcompressor.modifiers.quantization import GPTQModifier, QuantizationModifier
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+IGNORE = ["lm_head", "re:.*mlp\\.gate$", "re:.*kv_b_proj$"]  # what moesaic quantize leaves alone
+
+
+def scheme_of(name):
+    if name == "w8a8":
+        return QuantizationScheme(
+            targets=["Linear"], weights=QuantizationArgs(num_bits=8, strategy="channel", symmetric=True),
+            input_activations=QuantizationArgs(num_bits=8, strategy="token", symmetric=True, dynamic=True))
+    return QuantizationScheme(targets=["Linear"],
+                              weights=QuantizationArgs(num_bits=4, strategy="group", group_size=32, symmetric=True))
+
+
+def main():
+    folder, out, scheme, method, tokens = sys.argv[1:]
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    kind = GPTQModifier if method == "gptq" else QuantizationModifier
+    recipe = [kind(config_groups={"group_0": scheme_of(scheme)}, ignore=IGNORE)]
+    rows = safetensors.torch.load_file(tokens)["tokens"].tolist()
+    data = Dataset.from_dict({"input_ids": rows, "attention_mask": [[1] * len(row) for row in rows]})
+    calibration = {"dataset": data, "max_seq_length": len(rows[0]), "num_calibration_samples": len(rows)}
+    start = time.monotonic()
+    oneshot(model=model, processor=AutoTokenizer.from_pretrained(folder), recipe=recipe,
+            **(calibration if method == "gptq" else {}))
+    seconds = time.monotonic() - start
+    model.save_pretrained(out, save_compressed=True)
+    print(json.dumps({"quantizing_seconds": seconds}))
+
+
+if __name__ == "__main__":
+    main()

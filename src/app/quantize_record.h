@@ -1,0 +1,31 @@
+// quantize.json, which a calibrated run leaves beside what it wrote: what it did, how long it took, and how
+// well each linear came out.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/status.h"
+
+namespace moesaic::app {
+
+struct QuantizeRecord {
+  struct Linear {
+    std::string name, kind, method;
+    int layer = -1;
+    // What the run did not tell stays empty.
+    std::optional<double> tokens, effective_tokens, shrinkage, loss, of_nearest, damping;
+  };
+  std::string settings;                                // JSON text
+  std::optional<double> tokens, sequences;             // of the calibration
+  std::vector<std::pair<std::string, double>> stages;  // name, seconds
+  std::vector<Linear> linears;
+  std::optional<double> peak_bytes, seconds, source_bytes, output_bytes, read_bytes, written_bytes;
+};
+
+/// `file` is named in errors. Fields may be missing; those of another type than expected are refused.
+StatusOr<QuantizeRecord> ParseQuantizeRecord(const std::string& text, const std::string& file);
+
+}  // namespace moesaic::app

@@ -1,0 +1,94 @@
+// `moesaic report DIR`: tells how a quantized folder came out, as Markdown and as a page.
+#include <fmt/format.h>
+
+#include "app/interrupt.h"
+#include "app/model_score.h"
+#include "app/output.h"
+#include "app/progress.h"
+#include "app/report_sections.h"
+#include "app/verb.h"
+#include "runtime/atomic_file.h"
+
+namespace moesaic::app {
+namespace {
+
+struct Options {
+  ScoreOptions score;  // model.model: the folder, reference: the source
+};
+
+Status RunReport(const Options& options) {
+  const InterruptGuard guard;
+  const ScoreOptions& score = options.score;
+  const std::string& folder = score.model.model;
+  ReportInput input{.folder = folder, .source = score.reference, .text = score.file};
+  {
+    ASSIGN_OR_RETURN(const auto quantized, checkpoint::Checkpoint::Open(folder));
+    ASSIGN_OR_RETURN(input.bytes, quantizer::BytesOf(*quantized));
+    if (const auto text = quantized->ReadText("quantize.json")) {
+      ASSIGN_OR_RETURN(input.run, ParseQuantizeRecord(*text, folder + "/quantize.json"));
+    }
+    if (!score.reference.empty()) {
+      ASSIGN_OR_RETURN(const auto source, checkpoint::Checkpoint::Open(score.reference));
+      ASSIGN_OR_RETURN(input.source_bytes, quantizer::BytesOf(*source));
+      ASSIGN_OR_RETURN(const auto pool, MakeThreads(score.model.threads));
+      Progress progress("comparing weights");
+      ASSIGN_OR_RETURN(input.errors,
+                       quantizer::WeightErrors(*quantized, *source, *pool, [&](int64_t done, int64_t total) {
+                         progress.Show(done, total, fmt::format("{} linears", total));
+                         return !Interrupted();
+                       }));
+    }
+  }
+  if (!score.file.empty()) {
+    ASSIGN_OR_RETURN(const ModelScore scored, ScoreModel(score));
+    input.quality = ScoreJson(scored);
+  }
+  const Report report = MakeReport(input);
+  const std::string markdown = ReportMarkdown(report);
+  RETURN_IF_ERROR(runtime::WriteFileAtomically(folder + "/report.md", markdown));
+  RETURN_IF_ERROR(runtime::WriteFileAtomically(folder + "/report.html", ReportHtml(report)));
+  Print("{}", markdown);
+  Tell("{0}/report.md, {0}/report.html\n", folder);
+  return OkStatus();
+}
+
+}  // namespace
+
+void AddReport(CLI::App& root, VerbRun& run) {
+  auto options = std::make_shared<Options>();
+  ScoreOptions& score = options->score;
+  CLI::App* verb = root.add_subcommand("report", "Tell how a quantized folder came out, as a page");
+  AddModelPath(*verb, score.model.model, "A folder that moesaic quantize wrote");
+  CLI::Option* source =
+      verb->add_option("--source", score.reference, "The checkpoint it was made from: weights are compared")
+          ->check(CLI::ExistingPath);
+  CLI::Option* text = verb->add_option("--text", score.file, "Text file (UTF-8): both models are run over it")
+                          ->check(CLI::ExistingFile)
+                          ->needs(source);
+  verb->add_option("-c,--ctx-size", score.window,
+                   "Window in tokens; 0: 1024, or the models' context if that is less")
+      ->check(CLI::Range(0, 1 << 24))
+      ->capture_default_str()
+      ->needs(text);
+  verb->add_option("--max-tokens", score.max_tokens, "Use only the first tokens of the text; 0: all")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 31))
+      ->capture_default_str()
+      ->needs(text);
+  verb->add_flag("--one-at-a-time", score.one_at_a_time,
+                 "Run the source first and keep its predictions in a temporary file")
+      ->needs(text);
+  AddThreadsFlag(*verb, score.model.threads);
+  verb->footer(
+      "Writes report.md and report.html, which needs no other file, into DIR: divergence from the source, "
+      "router\n"
+      "flips, weight errors, bytes for a token, and, of calibrated runs, coverage, losses and time. What is "
+      "not known\n"
+      "is left out, with a line that says what would bring it.\n\n"
+      "Example:\n  moesaic report tiny-w4a16 --source models/moesaic-tiny --text wiki.txt");
+  verb->callback([options, &run] {
+    if (options->score.window == 1) throw CLI::ValidationError("--ctx-size must be 0 or at least 2, found 1");
+    run = [options] { return RunReport(*options); };
+  });
+}
+
+}  // namespace moesaic::app

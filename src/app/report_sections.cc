@@ -1,0 +1,301 @@
+#include "app/report_sections.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <map>
+
+#include "app/svg_plot.h"
+#include "app/table.h"
+
+namespace moesaic::app {
+namespace {
+
+using quantizer::LinearError;
+using Linear = QuantizeRecord::Linear;
+using Table = std::vector<std::vector<std::string>>;
+
+constexpr size_t kMostSeries = 6;  // that a plot has colours for
+
+std::string Percent(double share) { return fmt::format("{:.4g} %", 100 * share); }
+std::string Bytes(double bytes) { return FormatBytes(bytes); }
+std::string Number(double value) { return fmt::format("{:.4g}", value); }
+
+// A number of ScoreJson, "n/a" where it is null.
+std::string Shown(const nlohmann::json& report, const char* key, double scale, const char* unit) {
+  const auto found = report.find(key);
+  if (found == report.end() || found->is_null()) return "n/a";
+  return fmt::format("{:.4g}{}", scale * found->get<double>(), unit);
+}
+
+double Median(std::vector<double> values) {
+  const auto middle = values.begin() + std::ssize(values) / 2;
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+ReportSection Quality(const ReportInput& input) {
+  ReportSection section{.title = "Quality"};
+  if (input.quality.is_null()) {
+    section.notes.push_back(fmt::format(
+        "Not measured. `moesaic report {} --source MODEL --text FILE` runs both models over a text.",
+        input.folder));
+    return section;
+  }
+  const nlohmann::json& q = input.quality;
+  section.notes.push_back(fmt::format(
+      "Both models over {}: {} tokens in windows of {}, {} of them. ± is a standard error, "
+      "windows taken as independent.",
+      input.text, q["scored"].get<int64_t>(), q["window"].get<int>(), q["windows"].get<int64_t>()));
+  section.table = {
+      {"measure", "value"},
+      {"KL(source || this), mean nats a token", Shown(q, "kl", 1, "") + " ± " + Shown(q, "kl_error", 1, "")},
+      {"KL, median", Shown(q, "kl_median", 1, " nats")},
+      {"KL, p99", Shown(q, "kl_p99", 1, " nats")},
+      {"KL, largest", Shown(q, "kl_max", 1, " nats")},
+      {"the same token is likeliest",
+       Shown(q, "same_top", 100, "") + " ± " + Shown(q, "same_top_error", 100, " %")},
+      {"perplexity of the source", Shown(q, "base_perplexity", 1, "")},
+      {"perplexity", Shown(q, "perplexity", 1, "")},
+      {"ratio of perplexities, paired", Shown(q, "ratio", 1, "")},
+      {"its 95 % interval", Shown(q, "ratio_low", 1, "") + " to " + Shown(q, "ratio_high", 1, "")}};
+  if (!q.contains("router_flips")) return section;
+  const nlohmann::json& flips = q["router_flips"];
+  section.table.push_back({"tokens and layers with other experts", Shown(flips, "share", 100, " %")});
+  PlotSeries series{.name = "share"};
+  for (const nlohmann::json& layer : flips["layers"]) {
+    series.points.emplace_back(layer["layer"].get<double>(), layer["share"].get<double>());
+    section.table.push_back(
+        {fmt::format("  layer {}", layer["layer"].get<int>()), Shown(layer, "share", 100, " %")});
+  }
+  section.plots.push_back({"Router flips: the share of tokens whose routed experts are others, by layer",
+                           PointPlot({series}, "layer", Percent, false, true),
+                           {}});
+  return section;
+}
+
+ReportSection Size(const ReportInput& input) {
+  ReportSection section{.title = "Bytes"};
+  const auto row = [](const char* what, const quantizer::TokenBytes& bytes) -> std::vector<std::string> {
+    return {what, Bytes(static_cast<double>(bytes.total)), Bytes(static_cast<double>(bytes.active))};
+  };
+  section.table = {{"", "all tensors", "read for a token"}};
+  if (input.source_bytes) section.table.push_back(row("source", *input.source_bytes));
+  section.table.push_back(row("this", input.bytes));
+  if (input.source_bytes) {
+    section.table.push_back(
+        {"ratio",
+         Number(static_cast<double>(input.bytes.total) / static_cast<double>(input.source_bytes->total)),
+         Number(static_cast<double>(input.bytes.active) / static_cast<double>(input.source_bytes->active))});
+  } else {
+    section.notes.push_back(fmt::format("`--source MODEL` adds the checkpoint that it was made from."));
+  }
+  section.notes.push_back(
+      "A token reads one row of the embedding, the routed experts that its router chooses, and all else "
+      "once.");
+  return section;
+}
+
+struct Sum {
+  double error = 0, weight = 0, worst = 0;
+  size_t count = 0;
+  std::string where;
+  void Add(const LinearError& linear) {
+    error += linear.error;
+    weight += linear.weight;
+    ++count;
+    if (linear.relative() < worst && count > 1) return;
+    worst = linear.relative();
+    where = linear.name;
+  }
+  double relative() const { return weight > 0 ? std::sqrt(error / weight) : 0; }
+};
+
+// Series by kind over layers, those with the largest values, at most as many as there are colours for.
+std::vector<PlotSeries> LargestSeries(std::map<std::string, std::map<int, double>> kinds) {
+  std::vector<PlotSeries> series;
+  for (const auto& [kind, layers] : kinds) series.push_back({kind, {layers.begin(), layers.end()}});
+  const auto largest = [](const PlotSeries& one) {
+    double most = 0;
+    for (const auto& [layer, value] : one.points) most = std::max(most, value);
+    return most;
+  };
+  std::ranges::stable_sort(series, std::greater(), largest);
+  if (series.size() > kMostSeries) series.resize(kMostSeries);
+  return series;
+}
+
+std::vector<std::string> Names(const std::vector<PlotSeries>& series) {
+  std::vector<std::string> names;
+  for (const PlotSeries& one : series) names.push_back(one.name);
+  return names;
+}
+
+ReportSection Weights(const ReportInput& input) {
+  ReportSection section{.title = "Weights"};
+  if (input.errors.empty()) {
+    section.notes.push_back(fmt::format(
+        "Not compared. `moesaic report {} --source MODEL` reads every linear of both.", input.folder));
+    return section;
+  }
+  section.notes.push_back(
+      "Relative error: the root of the squared differences from the source's weights over the squared "
+      "weights. Where calibration chose the roundings, or norms took over scales, weights are meant to be "
+      "further off than the nearest ones; outputs are what counts.");
+  std::map<std::string, Sum> kinds;
+  std::map<std::string, std::map<int, Sum>> by_layer;
+  for (const LinearError& linear : input.errors) {
+    kinds[linear.kind].Add(linear);
+    by_layer[linear.kind][linear.layer].Add(linear);
+  }
+  section.table = {{"linears", "count", "relative error", "worst", "where"}};
+  std::map<std::string, std::map<int, double>> plotted;
+  for (const auto& [kind, sum] : kinds) {
+    section.table.push_back({kind, std::to_string(sum.count), fmt::format("{:.5f}", sum.relative()),
+                             fmt::format("{:.5f}", sum.worst), sum.where});
+    for (const auto& [layer, of_layer] : by_layer[kind]) plotted[kind][layer] = of_layer.relative();
+  }
+  const std::vector<PlotSeries> series = LargestSeries(plotted);
+  section.plots.push_back({plotted.size() > series.size()
+                               ? "Relative error by layer, of the six kinds where it is largest"
+                               : "Relative error by layer",
+                           PointPlot(series, "layer", Number, false, true), Names(series)});
+  return section;
+}
+
+bool IsExpert(const Linear& linear) { return linear.name.find(".experts.") != std::string::npos; }
+
+ReportSection Missing(const char* title, const ReportInput& input) {
+  return {.title = title,
+          .notes = {fmt::format(
+              "Not known: {} has no quantize.json. A calibrated run writes one: `moesaic quantize MODEL -o "
+              "DIR --scheme S --method gptq --calibration FILE`.",
+              input.folder)}};
+}
+
+ReportSection Coverage(const ReportInput& input) {
+  if (!input.run) return Missing("Calibration", input);
+  ReportSection section{.title = "Calibration"};
+  const QuantizeRecord& run = *input.run;
+  if (run.tokens) {
+    section.notes.push_back(
+        fmt::format("{:.0f} tokens{}.", *run.tokens,
+                    run.sequences ? fmt::format(" in {:.0f} sequences", *run.sequences) : ""));
+  }
+  std::map<int, std::map<std::string, double>> tokens;  // by layer and expert
+  size_t shrunk = 0;
+  double most_damping = 0;
+  for (const Linear& linear : run.linears) {
+    if (linear.shrinkage.value_or(0) > 0) ++shrunk;
+    most_damping = std::max(most_damping, linear.damping.value_or(0));
+    if (!IsExpert(linear) || !linear.tokens) continue;
+    double& of_expert = tokens[linear.layer][linear.name.substr(0, linear.name.rfind('.'))];
+    of_expert = std::max(of_expert, *linear.tokens);
+  }
+  if (!run.linears.empty()) {
+    section.notes.push_back(fmt::format(
+        "Of {} linears {} had too few tokens of their own, and their Hessians were drawn towards the "
+        "layer's; the largest damping was {:.3g} of the mean diagonal.",
+        run.linears.size(), shrunk, most_damping));
+  }
+  if (tokens.empty()) return section;
+  section.table = {{"layer", "experts", "without a token", "fewest tokens", "median", "most"}};
+  PlotSeries experts{.name = "experts"};
+  for (const auto& [layer, of_layer] : tokens) {
+    std::vector<double> counts;
+    for (const auto& [expert, count] : of_layer) {
+      counts.push_back(count);
+      experts.points.emplace_back(layer, count);
+    }
+    const auto [least, most] = std::ranges::minmax(counts);
+    section.table.push_back({std::to_string(layer), std::to_string(counts.size()),
+                             std::to_string(std::ranges::count(counts, 0.0)), FormatCount(least),
+                             FormatCount(Median(counts)), FormatCount(most)});
+  }
+  section.plots.push_back({"Tokens of each routed expert, by layer; experts without any have no point",
+                           PointPlot({experts}, "layer", FormatCount, true, false),
+                           {}});
+  return section;
+}
+
+ReportSection Losses(const ReportInput& input) {
+  ReportSection section{.title = "Losses"};
+  std::map<std::string, std::map<int, std::vector<double>>> of_nearest;
+  for (const Linear& linear : input.run->linears) {
+    if (!linear.of_nearest) continue;
+    of_nearest[(IsExpert(linear) && !linear.kind.starts_with("experts.") ? "experts." : "") + linear.kind]
+              [linear.layer]
+                  .push_back(*linear.of_nearest);
+  }
+  if (of_nearest.empty()) {
+    section.notes.push_back("quantize.json tells no losses; they are there after `--method gptq`.");
+    return section;
+  }
+  section.notes.push_back(
+      "The squared error of a linear's outputs over the calibration, as a share of that of rounding to the "
+      "nearest: below 1 is better.");
+  section.table = {{"linears", "count", "median of nearest's", "worst"}};
+  std::map<std::string, std::map<int, double>> plotted;
+  for (const auto& [kind, layers] : of_nearest) {
+    std::vector<double> all;
+    for (const auto& [layer, values] : layers) {
+      plotted[kind][layer] = Median(values);
+      all.insert(all.end(), values.begin(), values.end());
+    }
+    section.table.push_back(
+        {kind, std::to_string(all.size()), Number(Median(all)), Number(std::ranges::max(all))});
+  }
+  const std::vector<PlotSeries> series = LargestSeries(plotted);
+  section.plots.push_back({"Loss, of nearest rounding's, by layer (medians)",
+                           PointPlot(series, "layer", Number, false, true), Names(series)});
+  return section;
+}
+
+ReportSection Time(const ReportInput& input) {
+  const QuantizeRecord& run = *input.run;
+  ReportSection section{.title = "Time"};
+  const auto seconds = [](double value) { return fmt::format("{:.1f} s", value); };
+  section.table = {{"stage", "seconds"}};
+  for (const auto& [name, value] : run.stages) section.table.push_back({name, fmt::format("{:.2f}", value)});
+  if (run.seconds) section.table.push_back({"in all", fmt::format("{:.2f}", *run.seconds)});
+  if (!run.stages.empty()) section.plots.push_back({"Seconds by stage", BarPlot(run.stages, seconds), {}});
+  if (run.peak_bytes)
+    section.notes.push_back(fmt::format("At most {} were resident.", Bytes(*run.peak_bytes)));
+  if (run.read_bytes && run.written_bytes) {
+    section.notes.push_back(fmt::format(
+        "{} were read and {} written{}.", Bytes(*run.read_bytes), Bytes(*run.written_bytes),
+        run.source_bytes && run.output_bytes && *run.source_bytes + *run.output_bytes > 0
+            ? fmt::format(", {:.3f} of the least that there is to move",
+                          (*run.read_bytes + *run.written_bytes) / (*run.source_bytes + *run.output_bytes))
+            : ""));
+  }
+  return section;
+}
+
+}  // namespace
+
+Report MakeReport(const ReportInput& input) {
+  Report report{.title = "Quantized: " + input.folder,
+                .subtitle = input.source.empty() ? "" : "made from " + input.source};
+  if (input.run && !input.run->settings.empty())
+    report.subtitle += (report.subtitle.empty() ? "" : "; ") + input.run->settings;
+  report.facts.emplace_back(Bytes(static_cast<double>(input.bytes.total)), "all tensors");
+  report.facts.emplace_back(Bytes(static_cast<double>(input.bytes.active)), "read for a token");
+  if (!input.quality.is_null()) {
+    report.facts.emplace_back(Shown(input.quality, "kl", 1, ""), "mean KL, nats a token");
+    report.facts.emplace_back(Shown(input.quality, "same_top", 100, " %"), "the same token is likeliest");
+    report.facts.emplace_back(Shown(input.quality, "ratio", 1, ""), "perplexity, of the source's");
+  }
+  report.sections.push_back(Quality(input));
+  report.sections.push_back(Size(input));
+  report.sections.push_back(Weights(input));
+  report.sections.push_back(Coverage(input));
+  if (!input.run) return report;
+  report.sections.push_back(Losses(input));
+  report.sections.push_back(Time(input));
+  return report;
+}
+
+}  // namespace moesaic::app

@@ -1,0 +1,115 @@
+#include <gmock/gmock.h>
+
+#include "app/report_sections.h"
+#include "app/svg_plot.h"
+
+namespace moesaic::app {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr const char* kRun = R"({"settings":{"scheme":"w4a16","method":"gptq"},
+  "calibration":{"tokens":4096,"sequences":8},
+  "stages":[{"name":"read","seconds":1.0},{"name":"round","seconds":3.5}],
+  "linears":[
+    {"name":"model.layers.1.mlp.experts.0.up_proj","layer":1,"kind":"up_proj","method":"gptq","tokens":900,
+     "effective_tokens":850.5,"shrinkage":0.0,"loss":0.1,"of_nearest":0.25,"damping":0.01},
+    {"name":"model.layers.1.mlp.experts.1.up_proj","layer":1,"kind":"up_proj","method":"gptq","tokens":0,
+     "shrinkage":1.0,"of_nearest":0.75,"damping":0.1},
+    {"name":"model.layers.1.self_attn.q_proj","layer":1,"kind":"q_proj","method":"gptq","of_nearest":0.5}],
+  "peak_bytes":1048576,"seconds":5,"bytes":{"source":100,"output":30,"read":100,"written":33}})";
+
+std::vector<quantizer::LinearError> Errors() {
+  return {{"model.layers.0.self_attn.q_proj", "q_proj", 0, 0.01, 1},
+          {"model.layers.1.self_attn.q_proj", "q_proj", 1, 0.04, 1}};
+}
+
+TEST(ReportTest, TellsWhatWouldBringWhatIsMissing) {
+  const Report report = MakeReport({.folder = "out", .bytes = {.total = 1024, .active = 512}});
+  const std::string text = ReportMarkdown(report);
+  EXPECT_THAT(text, HasSubstr("`moesaic report out --source MODEL --text FILE`"));
+  EXPECT_THAT(text, HasSubstr("`moesaic report out --source MODEL` reads"));
+  EXPECT_THAT(text, HasSubstr("out has no quantize.json"));
+  EXPECT_THAT(text, HasSubstr("512"));
+  EXPECT_THAT(ReportHtml(report), Not(HasSubstr("<svg")));
+}
+
+TEST(ReportTest, TellsOfACalibratedRun) {
+  ReportInput input{.folder = "out", .source = "model", .bytes = {.total = 1024, .active = 512}};
+  input.source_bytes = {.total = 4096, .active = 1024};
+  input.errors = Errors();
+  const auto run = ParseQuantizeRecord(kRun, "quantize.json");
+  ASSERT_TRUE(run.ok()) << run.status();
+  input.run = *run;
+  const Report report = MakeReport(input);
+  const std::string text = ReportMarkdown(report);
+  EXPECT_THAT(text, HasSubstr("4096 tokens in 8 sequences."));
+  EXPECT_THAT(text, HasSubstr("Of 3 linears 1 had too few tokens"));
+  EXPECT_THAT(text, HasSubstr("largest damping was 0.1"));
+  EXPECT_THAT(text, HasSubstr("1.023 of the least"));  // 133 of 130 bytes
+  EXPECT_THAT(text, HasSubstr("experts.up_proj"));
+  EXPECT_THAT(text, HasSubstr("0.15811"));  // sqrt(0.05 / 2)
+  EXPECT_THAT(text, HasSubstr("model.layers.1.self_attn.q_proj"));
+  const std::string html = ReportHtml(report);
+  EXPECT_THAT(html, HasSubstr("Tokens of each routed expert"));
+  EXPECT_THAT(html, HasSubstr("Seconds by stage"));
+  EXPECT_THAT(html, Not(HasSubstr("http")));  // one file that needs no other
+  EXPECT_THAT(html, Not(HasSubstr("nan")));
+}
+
+TEST(ReportTest, TellsTheDivergence) {
+  ReportInput input{.folder = "out", .source = "model", .text = "text.txt"};
+  input.quality = {{"scored", 255},
+                   {"window", 256},
+                   {"windows", 1},
+                   {"kl", 0.0125},
+                   {"kl_error", nullptr},
+                   {"same_top", 0.97},
+                   {"ratio", 1.01},
+                   {"ratio_low", nullptr},
+                   {"router_flips", {{"share", 0.02}, {"layers", {{{"layer", 3}, {"share", 0.02}}}}}}};
+  const Report report = MakeReport(input);
+  const std::string text = ReportMarkdown(report);
+  EXPECT_THAT(text, HasSubstr("0.0125 ± n/a"));
+  EXPECT_THAT(text, HasSubstr("layer 3"));
+  EXPECT_THAT(ReportHtml(report), HasSubstr("Router flips"));
+}
+
+TEST(ReportTest, NamesAreEscaped) {
+  const Report report = MakeReport({.folder = "a<b>&\"c"});
+  EXPECT_THAT(ReportHtml(report), HasSubstr("a&lt;b&gt;&amp;&quot;c"));
+  EXPECT_THAT(ReportHtml(report), Not(HasSubstr("a<b>")));
+}
+
+TEST(QuantizeRecordTest, RefusesFieldsOfAnotherType) {
+  for (const auto& [text, expected] :
+       {std::pair(R"({"stages":{}})", "\"stages\" must be a list, found {}"),
+        std::pair(R"({"linears":[{"tokens":"many"}]})", "\"tokens\" must be a number, found \"many\""),
+        std::pair(R"({"stages":[1]})", "\"stages\" must be a list of objects, found 1"),
+        std::pair("[]", "f:")}) {
+    const auto run = ParseQuantizeRecord(text, "f");
+    EXPECT_THAT(Message(run.status()), HasSubstr(expected)) << text;
+  }
+  EXPECT_TRUE(ParseQuantizeRecord("{}", "f").ok());
+}
+
+TEST(SvgPlotTest, StaysInsideItsBox) {
+  const auto text = [](double value) { return fmt::format("{:g}", value); };
+  EXPECT_EQ(PointPlot({}, "layer", text, false, true), "");
+  EXPECT_EQ(PointPlot({{"none", {}}}, "layer", text, false, true), "");
+  for (const bool logarithmic : {false, true}) {
+    for (const auto& points :
+         {std::vector<std::pair<double, double>>{{0, 0}}, std::vector<std::pair<double, double>>{{3, 5}},
+          std::vector<std::pair<double, double>>{{0, 1}, {60, 0}, {61, 1e6}}}) {
+      const std::string svg = PointPlot({{"one", points}}, "layer", text, logarithmic, true);
+      EXPECT_THAT(svg, HasSubstr("<circle")) << logarithmic;
+      EXPECT_THAT(svg, Not(HasSubstr("nan")));
+      EXPECT_THAT(svg, Not(HasSubstr("inf")));
+    }
+  }
+  EXPECT_THAT(BarPlot({{"a", 0}, {"b", 0}}, text), HasSubstr("<rect"));
+}
+
+}  // namespace
+}  // namespace moesaic::app

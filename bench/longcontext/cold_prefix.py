@@ -12,6 +12,8 @@ O_DIRECT in pieces of 16 MiB in this run. Needs nothing beyond Python 3.9.
 
     python3 bench/make_shapes.py build/shapes --shape qwen3-moe-small --type bf16 --context 131072
     python3 bench/longcontext/cold_prefix.py build/shapes/qwen3-moe-small-bf16.gguf --lengths 8192,16384,32768,65536
+    python3 bench/longcontext/cold_prefix.py build/shapes/qwen3-moe-small-bf16.gguf --lengths 65536 \\
+        --serve "--kv-sparsity all --kv-sparsity-budget 2048"
 """
 import argparse
 import json
@@ -101,6 +103,7 @@ def measure(options, length):
                     if kind == "restored":
                         row["read"] = server.metric("moesaic:kv_disk_read_bytes_total")
                         row["load"] = server.metric("moesaic:kv_disk_load_seconds_total")
+                        row["stored"] = server.metric("moesaic:kv_disk_bytes")
                     else:
                         row["in memory"], _, _ = ask(server, prompt)
             rows.append(row)
@@ -121,7 +124,7 @@ def main():
     options = parser.parse_args()
     options.flags = shlex.split(options.serve)
     if not options.json:
-        print("tokens    computed  restored (from-to)     of computed  warm      in memory  read    load      rate         "
+        print("tokens    computed  restored (from-to)     of computed  warm      in memory  read    of stored  load      rate         "
               "of direct")
     for length in map(int, options.lengths.split(",")):
         row = measure(options, length)
@@ -132,7 +135,7 @@ def main():
         share = f"{rate / row['direct rate']:.0%} of {row['direct rate'] / 1e9:.2f} GB/s" if "direct rate" in row else ""
         print(f"{length:<9} {row['computed']:<8.2f}s {row['restored']:<5.3f}s "
               f"({row['restored from']:.3f}-{row['restored to']:.3f})  {row['restored'] / row['computed']:<11.4f}x "
-              f"{row['warm']:<8.3f}s {row['in memory']:<9.4f}s {row['read'] / 1e6:<6.0f}MB {row['load']:<8.3f}s "
+              f"{row['warm']:<8.3f}s {row['in memory']:<9.4f}s {row['read'] / 1e6:<6.0f}MB {row['read'] / row['stored']:<9.1%} {row['load']:<8.3f}s "
               f"{rate / 1e9:<6.2f}GB/s  {share}", flush=True)
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How long a long prompt takes to its first token when its blocks are nowhere, on disk, or in memory.
 
-For each length, a prompt of random tokens; all but the first are medians of --rounds:
+For each length, a prefix of random tokens with a short question behind it; all but the first are medians of --rounds:
   computed   nobody has asked before
   restored   after a restart of the server, the files' pages dropped from the page cache
   warm       after another restart, with those pages in the page cache
@@ -12,6 +12,8 @@ O_DIRECT in pieces of 16 MiB in this run. Needs nothing beyond Python 3.9.
 
     python3 bench/make_shapes.py build/shapes --shape qwen3-moe-small --type bf16 --context 131072
     python3 bench/longcontext/cold_prefix.py build/shapes/qwen3-moe-small-bf16.gguf --lengths 8192,16384,32768,65536
+    python3 bench/longcontext/cold_prefix.py build/shapes/qwen3-moe-small-bf16.gguf --lengths 65536 \\
+        --serve "--kv-sparsity all --kv-sparsity-budget 2048"
 """
 import argparse
 import json
@@ -79,10 +81,10 @@ def direct_rate(folder):
 
 def measure(options, length):
     random_tokens = random.Random(length)
-    prompt = [random_tokens.randrange(256, options.vocabulary) for _ in range(length)]
+    prompt = [random_tokens.randrange(256, options.vocabulary) for _ in range(length + options.question)]
     rows = []
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        flags = ("--kv-disk", folder, "--max-sequences", 1, "--ctx-size", length + 64, *options.flags)
+        flags = ("--kv-disk", folder, "--max-sequences", 1, "--ctx-size", len(prompt) + 64, *options.flags)
         with serving(*flags, model=options.model) as server:
             computed, said, _ = ask(server, prompt)
             until(lambda: server.metric("moesaic:kv_disk_written_blocks_total") >= length // 64)
@@ -96,11 +98,12 @@ def measure(options, length):
                 with serving(*flags, model=options.model) as server:
                     ask(server, prompt[:64])  # a first answer touches code and weights
                     row[kind], token, cached = ask(server, prompt)
-                    if token != said or cached != (length - 1) // 64 * 64:
+                    if token != said or cached != length // 64 * 64:
                         raise SystemExit(f"{kind}: {token} and {cached} cached tokens, computed: {said}")
                     if kind == "restored":
                         row["read"] = server.metric("moesaic:kv_disk_read_bytes_total")
                         row["load"] = server.metric("moesaic:kv_disk_load_seconds_total")
+                        row["stored"] = server.metric("moesaic:kv_disk_bytes")
                     else:
                         row["in memory"], _, _ = ask(server, prompt)
             rows.append(row)
@@ -112,17 +115,19 @@ def measure(options, length):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
-    parser.add_argument("--lengths", default="8192,16384,32768,65536", help="tokens of the prompts")
+    parser.add_argument("--lengths", default="8192,16384,32768,65536", help="tokens of the prefixes, a multiple of 64")
+    parser.add_argument("--question", type=int, default=16, help="tokens behind them, which are always computed")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--vocabulary", type=int, default=16384, help="random tokens are below")
-    parser.add_argument("--folder", default=None, help="where the disk to be measured is mounted; default: the temporary folder")
+    parser.add_argument("--folder", default=None,
+                        help="where the disk to be measured is mounted; default: the temporary folder")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--serve", default="", help='flags for moesaic serve, e.g. "--kv-dtype int8"')
     options = parser.parse_args()
     options.flags = shlex.split(options.serve)
     if not options.json:
-        print("tokens    computed  restored (from-to)     of computed  warm      in memory  read    load      rate         "
-              "of direct")
+        print("tokens    computed  restored (from-to)     of computed  warm      in memory  read    of stored  load      "
+              "rate         of direct")
     for length in map(int, options.lengths.split(",")):
         row = measure(options, length)
         if options.json:
@@ -132,7 +137,8 @@ def main():
         share = f"{rate / row['direct rate']:.0%} of {row['direct rate'] / 1e9:.2f} GB/s" if "direct rate" in row else ""
         print(f"{length:<9} {row['computed']:<8.2f}s {row['restored']:<5.3f}s "
               f"({row['restored from']:.3f}-{row['restored to']:.3f})  {row['restored'] / row['computed']:<11.4f}x "
-              f"{row['warm']:<8.3f}s {row['in memory']:<9.4f}s {row['read'] / 1e6:<6.0f}MB {row['load']:<8.3f}s "
+              f"{row['warm']:<8.3f}s {row['in memory']:<9.4f}s "
+              f"{row['read'] / 1e6:<6.0f}MB {row['read'] / row['stored']:<9.1%} {row['load']:<8.3f}s "
               f"{rate / 1e9:<6.2f}GB/s  {share}", flush=True)
 
 

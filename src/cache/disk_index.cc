@@ -82,7 +82,9 @@ void DiskIndex::Offer(const DiskBlock& block) {
   if (CanGo(block)) leaves_.emplace(block.last_use, block.id);
 }
 
-void DiskIndex::SetStored(DiskBlock& block, std::vector<uint64_t> layer_sums) {
+void DiskIndex::SetStored(DiskBlock& block, std::vector<uint64_t> layer_sums,
+                          std::vector<std::byte> digests) {
+  block.digests = std::move(digests);
   block.layer_sums = std::move(layer_sums);
   block.stored = true;
   Offer(block);

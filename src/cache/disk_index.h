@@ -35,6 +35,7 @@ struct DiskBlock {
   std::array<int32_t, kBlockTokens> tokens = {};
   std::string name = {};                  // its namespace; of first blocks only
   std::vector<uint64_t> layer_sums = {};  // [layers], once it is stored
+  std::vector<std::byte> digests = {};    // likewise: SlotRecord has them
   SlotPlace place = {};
   bool stored = false;    // else it is being written
   bool gone = false;      // nobody finds it any more; its slot is free when nobody uses it
@@ -65,7 +66,7 @@ class DiskIndex {
   /// is in `place`, which must not be free, and stored or being written.
   DiskBlock& Add(DiskBlock* parent, std::string_view name, std::span<const int32_t> tokens, SlotPlace place,
                  uint64_t id, bool stored);
-  void SetStored(DiskBlock& block, std::vector<uint64_t> layer_sums);
+  void SetStored(DiskBlock& block, std::vector<uint64_t> layer_sums, std::vector<std::byte> digests);
   /// A request has come upon these: they are the last used.
   void Touch(std::span<DiskBlock* const> chain);
   void Pin(DiskBlock& block);

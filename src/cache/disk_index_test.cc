@@ -31,7 +31,7 @@ class DiskIndexTest : public testing::Test {
       const SlotPlace place = index_.TakeFree(last == nullptr ? SlotPlace{} : last->place);
       const auto block = std::span(tokens).subspan(next * kBlockTokens, kBlockTokens);
       last = &index_.Add(last, name, block, place, ++ids_, /*stored=*/false);
-      if (stored) index_.SetStored(*last, {});
+      if (stored) index_.SetStored(*last, {}, {});
     }
     return static_cast<int>(next);
   }
@@ -75,7 +75,7 @@ TEST_F(DiskIndexTest, WhatIsBeingWrittenIsNotLoaded) {
   Store("a", {1, 2}, false);
   EXPECT_EQ(Count("a", {1, 2}), 1);
   EXPECT_FALSE(index_.EvictOne()) << "one is being written, the other stands before it";
-  index_.SetStored(Last("a", {1, 2}), {});
+  index_.SetStored(Last("a", {1, 2}), {}, {});
   EXPECT_EQ(Count("a", {1, 2}), 2);
 }
 

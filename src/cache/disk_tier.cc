@@ -222,7 +222,7 @@ void DiskTier::Rebuild(std::vector<FoundRecord> records) {
       index_.AddFree(found.place);  // the same, from before it was let go and stored again
     } else {
       block = &index_.Add(before, record.name, record.tokens, found.place, record.id, /*stored=*/false);
-      index_.SetStored(*block, std::move(record.layer_sums));
+      index_.SetStored(*block, std::move(record.layer_sums), std::move(record.digests));
     }
     made[record.id] = {block, std::move(record.name)};
   }
@@ -303,6 +303,37 @@ DiskTier::LoadId DiskTier::Load(std::string_view name, std::span<const int32_t> 
   return load;
 }
 
+std::vector<DiskBlock*> DiskTier::Borrow(std::string_view name, std::span<const int32_t> tokens, int first,
+                                         int count) {
+  const std::vector<DiskBlock*> chain = index_.Find(name, tokens);
+  MOESAIC_CHECK_LE(first + count, static_cast<int>(chain.size()));
+  index_.Touch(chain);
+  const std::vector<DiskBlock*> borrowed(chain.begin() + first, chain.begin() + first + count);
+  for (DiskBlock* block : borrowed) {
+    MOESAIC_CHECK(block->stored);
+    index_.Pin(*block);
+  }
+  stats_.borrowed_blocks += count;
+  return borrowed;
+}
+
+int DiskTier::ReadLayers(std::span<const LayerRead> reads) {
+  std::vector<SegmentIo::BlockRead> blocks;
+  blocks.reserve(reads.size());
+  for (const LayerRead& read : reads) {
+    blocks.push_back({.place = read.block->place,
+                      .to = read.to,
+                      .layer_sums = {read.block->layer_sums[read.layer]},
+                      .first_layer = read.layer});
+  }
+  const ReadEnd end = io_->ReadNow(next_load_++, std::move(blocks));
+  stats_.read_layers += end.blocks;
+  stats_.loaded_bytes += end.bytes;
+  stats_.load_seconds += end.seconds;
+  if (end.blocks < static_cast<int>(reads.size())) Refuse(*reads[end.blocks].block, end.status);
+  return end.blocks;
+}
+
 void DiskTier::Abandon(LoadId load) {
   io_->Abandon(load);
   std::erase_if(loaded_, [load](const Loaded& loaded) { return loaded.load == load; });
@@ -333,7 +364,7 @@ void DiskTier::TakeWrite(WriteEnd& end) {
   if (end.status.ok()) {
     ++stats_.written_blocks;
     if (block.gone) return index_.WritingEnded(block);
-    return index_.SetStored(block, std::move(end.layer_sums));
+    return index_.SetStored(block, std::move(end.layer_sums), std::move(end.digests));
   }
   ++stats_.write_errors;
   if (std::exchange(stats_.storing, false)) {

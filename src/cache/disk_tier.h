@@ -38,8 +38,10 @@ struct DiskTierStats {
   int64_t loads = 0, loaded_bytes = 0;  ///< loads that ended; bytes read by them
   double load_seconds = 0;
   int64_t abandoned_loads = 0;
-  int64_t refused_blocks = 0;  ///< damaged ones, found at the start or by a load
-  int64_t refused_files = 0;   ///< foreign or damaged
+  int64_t borrowed_blocks = 0;  ///< of which only those layers are read that are asked for
+  int64_t read_layers = 0;      ///< of those
+  int64_t refused_blocks = 0;   ///< damaged ones, found at the start or by a load
+  int64_t refused_files = 0;    ///< foreign or damaged
   int64_t write_errors = 0;
   bool storing = true;  ///< false behind a write error: what is there is still found
 };
@@ -84,6 +86,25 @@ class DiskTier {
   /// Ends a load at once: its memory is written no more when this returns, which takes as long as the disk
   /// needs for some megabytes. It won't be told.
   void Abandon(LoadId load);
+  /// Blocks [first, first + count) of `tokens`, which Find counted: they stay on disk until they are
+  /// returned.
+  std::vector<DiskBlock*> Borrow(std::string_view name, std::span<const int32_t> tokens, int first,
+                                 int count);
+  void Return(DiskBlock& block) { index_.Unpin(block); }
+  /// Puts a borrowed block's digests to where they stand in `to` [block_bytes].
+  void PutDigests(const DiskBlock& block, std::byte* to) const { format_.PutDigests(block.digests, to); }
+  struct LayerRead {
+    DiskBlock* block;  // borrowed
+    int layer;
+    std::byte* to;  // [layer_bytes]
+  };
+  /// Reads layers of borrowed blocks and waits for them; the leading ones that are as they were stored. The
+  /// next is refused, with what follows its block.
+  int ReadLayers(std::span<const LayerRead> reads);
+  /// Blocks of `tokens`, from the first on, that are stored or on their way.
+  int CountKnown(std::string_view name, std::span<const int32_t> tokens) const {
+    return static_cast<int>(index_.Find(name, tokens).size());
+  }
   /// Takes in what has ended since the last call; the loads among it.
   std::vector<Loaded> Poll();
   /// Waits until Poll would find something, nothing is under way, or so much time has passed.

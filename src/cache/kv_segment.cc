@@ -40,7 +40,7 @@ struct RecordStart {
   uint32_t layers;
   uint32_t name_bytes;
   std::array<int32_t, kBlockTokens> tokens;
-};  // and behind it u64 [layers], then the name
+};  // and behind it u64 [layers], the digests, the name
 constexpr size_t kRecordSummedFrom = sizeof(uint64_t);
 
 int64_t RoundUp(int64_t bytes, int64_t to) { return (bytes + to - 1) / to * to; }
@@ -66,9 +66,11 @@ Fingerprint FingerprintOf(const BlockLayout& layout, std::string_view maker) {
 SegmentFormat::SegmentFormat(const BlockLayout& layout, const Fingerprint& fingerprint)
     : layers_(layout.layers),
       layer_bytes_(layout.layer_bytes()),
-      record_bytes_(RoundUp(
-          static_cast<int64_t>(sizeof(RecordStart) + layout.layers * sizeof(uint64_t) + kMostNameBytes),
-          kSector)),
+      digest_bytes_(layout.digest_bytes),
+      digest_offset_(layout.digest_offset()),
+      record_bytes_(RoundUp(static_cast<int64_t>(sizeof(RecordStart) + layout.layers * sizeof(uint64_t) +
+                                                 layout.layers * layout.digest_bytes + kMostNameBytes),
+                            kSector)),
       slot_bytes_(RoundUp(layout.block_bytes(), kAlignment)),
       fingerprint_(fingerprint) {}
 
@@ -129,10 +131,14 @@ std::vector<std::byte> SegmentFormat::EncodeRecord(const SlotRecord& record, uin
                        .tokens = record.tokens};
   std::vector<std::byte> bytes(record_bytes_);
   const size_t sums = record.layer_sums.size() * sizeof(uint64_t);
-  const size_t used = sizeof(start) + sums + record.name.size();
+  const size_t digests = record.digests.size();
+  MOESAIC_CHECK_EQ(static_cast<int64_t>(digests), layers_ * digest_bytes_);
+  const size_t used = sizeof(start) + sums + digests + record.name.size();
   std::memcpy(bytes.data(), &start, sizeof(start));
   std::memcpy(&bytes[sizeof(start)], record.layer_sums.data(), sums);
-  if (!record.name.empty()) std::memcpy(&bytes[sizeof(start) + sums], record.name.data(), record.name.size());
+  std::ranges::copy(record.digests, bytes.begin() + static_cast<int64_t>(sizeof(start) + sums));
+  std::ranges::copy(std::as_bytes(std::span(record.name)),
+                    bytes.begin() + static_cast<int64_t>(sizeof(start) + sums + digests));
   start.checksum = SumOfRecord(std::span(bytes).first(used), number, slot);
   std::memcpy(bytes.data(), &start.checksum, sizeof(start.checksum));
   return bytes;
@@ -148,22 +154,40 @@ std::optional<SlotRecord> SegmentFormat::DecodeRecord(std::span<const std::byte>
     return std::nullopt;
   }
   const size_t sums = static_cast<size_t>(layers_) * sizeof(uint64_t);
-  const size_t used = sizeof(start) + sums + start.name_bytes;
+  const auto digests = static_cast<size_t>(layers_ * digest_bytes_);
+  const size_t used = sizeof(start) + sums + digests + start.name_bytes;
   if (SumOfRecord(bytes.first(used), number, slot) != start.checksum) return std::nullopt;
   SlotRecord record = {.id = start.id, .parent = start.parent, .tokens = start.tokens};
   record.layer_sums.resize(layers_);
   std::memcpy(record.layer_sums.data(), &bytes[sizeof(start)], sums);
-  const auto* name = reinterpret_cast<const char*>(bytes.data() + sizeof(start) + sums);
+  const auto digest_bytes = bytes.subspan(sizeof(start) + sums, digests);
+  record.digests.assign(digest_bytes.begin(), digest_bytes.end());
+  const auto* name = reinterpret_cast<const char*>(bytes.data() + sizeof(start) + sums + digests);
   record.name.assign(name, start.name_bytes);
   return record;
 }
 
-std::vector<uint64_t> SegmentFormat::LayerSums(const std::byte* block) const {
-  std::vector<uint64_t> sums(layers_);
-  for (int i = 0; i < layers_; ++i) {
-    sums[i] = XXH3_64bits(block + i * layer_bytes_, static_cast<size_t>(layer_bytes_));
+std::vector<uint64_t> SegmentFormat::LayerSums(const std::byte* from, int layers) const {
+  std::vector<uint64_t> sums(layers);
+  for (int i = 0; i < layers; ++i) {
+    sums[i] = XXH3_64bits(from + i * layer_bytes_, static_cast<size_t>(layer_bytes_));
   }
   return sums;
+}
+
+std::vector<std::byte> SegmentFormat::DigestsOf(const std::byte* block) const {
+  std::vector<std::byte> digests(layers_ * digest_bytes_);
+  for (int i = 0; i < layers_ && digest_bytes_ > 0; ++i) {
+    std::memcpy(&digests[i * digest_bytes_], block + i * layer_bytes_ + digest_offset_, digest_bytes_);
+  }
+  return digests;
+}
+
+void SegmentFormat::PutDigests(std::span<const std::byte> digests, std::byte* block) const {
+  MOESAIC_CHECK_EQ(static_cast<int64_t>(digests.size()), layers_ * digest_bytes_);
+  for (int i = 0; i < layers_ && digest_bytes_ > 0; ++i) {
+    std::memcpy(block + i * layer_bytes_ + digest_offset_, &digests[i * digest_bytes_], digest_bytes_);
+  }
 }
 
 std::string SegmentName(uint64_t number) { return fmt::format("kv-{:016x}.segment", number); }

@@ -31,6 +31,7 @@ struct SlotRecord {
   uint64_t parent = 0;  // id of the record of the block before; 0: none, it is the first of its sequence
   std::array<int32_t, kBlockTokens> tokens = {};
   std::vector<uint64_t> layer_sums = {};  // [layers] checksums of the block's layers
+  std::vector<std::byte> digests = {};    // [layers * digest_bytes] of its keys
   std::string name = {};                  // its namespace
 };
 
@@ -64,12 +65,17 @@ class SegmentFormat {
   /// What stands there, if it is whole. bytes: [record_bytes()].
   std::optional<SlotRecord> DecodeRecord(std::span<const std::byte> bytes, uint64_t number, int slot) const;
 
-  /// [layers] of a block. bytes: [block_bytes()].
-  std::vector<uint64_t> LayerSums(const std::byte* block) const;
+  /// [layers] checksums of so many layers of a block that stand at `from`.
+  std::vector<uint64_t> LayerSums(const std::byte* from, int layers) const;
+  /// [layers * digest_bytes] of a block.
+  std::vector<std::byte> DigestsOf(const std::byte* block) const;
+  /// Puts them back to where they stand in a block.
+  void PutDigests(std::span<const std::byte> digests, std::byte* block) const;
 
  private:
   const int layers_;
   const int64_t layer_bytes_;
+  const int64_t digest_bytes_, digest_offset_;  // of one layer
   const int64_t record_bytes_, slot_bytes_;
   const Fingerprint fingerprint_;
 };

@@ -101,13 +101,36 @@ TEST(KvSegment, EachLayerHasItsSum) {
   const SegmentFormat format = Format();
   std::vector<std::byte> block(format.block_bytes());
   for (size_t i = 0; i < block.size(); ++i) block[i] = static_cast<std::byte>(i * i / 7);
-  const std::vector<uint64_t> sums = format.LayerSums(block.data());
+  const std::vector<uint64_t> sums = format.LayerSums(block.data(), 3);
   ASSERT_EQ(sums.size(), 3U);
   block[format.layer_bytes() + 5] ^= std::byte{1};
-  const std::vector<uint64_t> others = format.LayerSums(block.data());
+  const std::vector<uint64_t> others = format.LayerSums(block.data(), 3);
   EXPECT_EQ(others[0], sums[0]);
   EXPECT_NE(others[1], sums[1]);
   EXPECT_EQ(others[2], sums[2]);
+}
+
+TEST(KvSegment, RecordsCarryDigests) {
+  BlockLayout layout = kLayout;
+  layout.digest_bytes = 84;
+  const SegmentFormat format = Format("model", layout);
+  std::vector<std::byte> block(format.block_bytes());
+  for (size_t i = 0; i < block.size(); ++i) block[i] = static_cast<std::byte>(i * i / 7);
+  SlotRecord record = Record();
+  record.digests = format.DigestsOf(block.data());
+  ASSERT_EQ(record.digests.size(), size_t{3 * 84});
+  const std::optional<SlotRecord> back = format.DecodeRecord(format.EncodeRecord(record, 1, 0), 1, 0);
+  ASSERT_TRUE(back);
+  EXPECT_EQ(back->digests, record.digests);
+  EXPECT_EQ(back->name, "salt");
+  std::vector<std::byte> other(block.size());
+  format.PutDigests(back->digests, other.data());
+  EXPECT_EQ(format.DigestsOf(other.data()), record.digests);
+  for (int layer = 0; layer < 3; ++layer) {
+    const int64_t at = layer * layout.layer_bytes() + layout.digest_offset();
+    EXPECT_TRUE(std::equal(&block[at], &block[at] + 84, &other[at]));
+    EXPECT_EQ(other[at - 1], std::byte{0});
+  }
 }
 
 TEST(KvSegment, Names) {

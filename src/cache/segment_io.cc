@@ -106,6 +106,23 @@ void SegmentIo::Read(uint64_t load, std::vector<BlockRead> blocks) {
   wake_.notify_one();
 }
 
+ReadEnd SegmentIo::ReadNow(uint64_t load, std::vector<BlockRead> blocks) {
+  auto job = std::make_shared<ReadJob>();
+  job->load = load;
+  job->blocks = std::move(blocks);
+  std::unique_lock lock(mutex_);
+  reads_.push_front(std::move(job));
+  wake_.notify_one();
+  std::vector<ReadEnd>::iterator end;
+  ended_.wait(lock, [&] {
+    end = std::ranges::find(ends_.reads, load, &ReadEnd::load);
+    return end != ends_.reads.end();
+  });
+  ReadEnd found = std::move(*end);
+  ends_.reads.erase(end);
+  return found;
+}
+
 void SegmentIo::Abandon(uint64_t load) {
   std::unique_lock lock(mutex_);
   std::erase_if(reads_, [load](const auto& job) { return job->load == load; });
@@ -230,7 +247,8 @@ std::vector<WriteEnd> SegmentIo::DoWrites(std::vector<Job>& jobs) {
             [&](size_t i) { return format_.BlockOffset(files[i]->slots, jobs[i].place.slot); });
   std::vector<std::vector<std::byte>> records(jobs.size());
   for (size_t i = 0; i < jobs.size(); ++i) {
-    jobs[i].record.layer_sums = ends[i].layer_sums = format_.LayerSums(jobs[i].block);
+    jobs[i].record.layer_sums = ends[i].layer_sums = format_.LayerSums(jobs[i].block, format_.layers());
+    jobs[i].record.digests = ends[i].digests = format_.DigestsOf(jobs[i].block);
     records[i] = format_.EncodeRecord(jobs[i].record, jobs[i].place.segment, jobs[i].place.slot);
   }
   wait_all();
@@ -243,29 +261,37 @@ ReadEnd SegmentIo::DoRead(ReadJob& job) {
   ReadEnd end = {.load = job.load};
   const auto start = std::chrono::steady_clock::now();
   const int total = static_cast<int>(job.blocks.size());
-  const int64_t piece = std::max<int64_t>(1, kReadPieceBytes / format_.block_bytes());
-  const auto submit = [&](int first) {
+  const auto bytes_of = [&](const BlockRead& read) {
+    return static_cast<int64_t>(read.layer_sums.size()) * format_.layer_bytes();
+  };
+  int submitted = 0;
+  const auto submit = [&] {
     std::vector<runtime::Transfer> transfers;
-    for (int i = first; i < std::min<int64_t>(total, first + piece); ++i) {
-      const SegmentFile& file = segments_.at(job.blocks[i].place.segment);
+    int64_t bytes = 0;
+    for (; submitted < total && bytes < kReadPieceBytes; ++submitted) {
+      const BlockRead& read = job.blocks[submitted];
+      const SegmentFile& file = segments_.at(read.place.segment);
       transfers.push_back({.fd = file.descriptor,
-                           .offset = format_.BlockOffset(file.slots, job.blocks[i].place.slot),
-                           .bytes = {job.blocks[i].to, static_cast<size_t>(format_.block_bytes())},
+                           .offset = format_.BlockOffset(file.slots, read.place.slot) +
+                                     read.first_layer * format_.layer_bytes(),
+                           .bytes = {read.to, static_cast<size_t>(bytes_of(read))},
                            .path = &file.path,
-                           .needed = format_.block_bytes()});
-      end.bytes += format_.block_bytes();
+                           .needed = bytes_of(read)});
+      bytes += bytes_of(read);
     }
+    end.bytes += bytes;
     Announce(transfers);
     return files_->Submit(transfers);
   };
-  std::optional<runtime::AsyncFiles::Ticket> under_way = submit(0);
+  std::optional<runtime::AsyncFiles::Ticket> under_way = submit();
   while (under_way && end.blocks < total) {
+    const int next = submitted;  // behind what is under way
     const Status read = files_->Wait(*std::exchange(under_way, std::nullopt));
-    const int next = static_cast<int>(std::min<int64_t>(total, end.blocks + piece));
-    if (next < total && read.ok() && !job.abandoned) under_way = submit(next);
+    if (next < total && read.ok() && !job.abandoned) under_way = submit();
     // After a failure some blocks of the piece may be there: what their sums say holds.
     for (int i = end.blocks; i < next && !job.abandoned; ++i) {
-      if (format_.LayerSums(job.blocks[i].to) != job.blocks[i].layer_sums) break;
+      const std::vector<uint64_t>& wanted = job.blocks[i].layer_sums;
+      if (format_.LayerSums(job.blocks[i].to, static_cast<int>(wanted.size())) != wanted) break;
       end.blocks = i + 1;
     }
     if (end.blocks == next) continue;

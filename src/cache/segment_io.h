@@ -30,6 +30,7 @@ struct SegmentFile {
 struct WriteEnd {
   uint64_t id = 0;  // of its record
   std::vector<uint64_t> layer_sums;
+  std::vector<std::byte> digests;
   Status status = {};
 };
 
@@ -46,10 +47,12 @@ struct ReadEnd {
 /// before writes, and writes, invalidations and removals in the order in which they were asked for.
 class SegmentIo {
  public:
+  /// Some layers of a block, or all.
   struct BlockRead {
     SlotPlace place;
-    std::byte* to;                     // [block_bytes]
-    std::vector<uint64_t> layer_sums;  // what must come
+    std::byte* to;                     // [layers * layer_bytes]
+    std::vector<uint64_t> layer_sums;  // [layers] what must come
+    int first_layer = 0;
   };
 
   /// Takes over the files. New segments get `slots_of_new` slots.
@@ -70,6 +73,8 @@ class SegmentIo {
   void RemoveFile(std::string path);
   /// Reads blocks one behind the other; ends with the first that is not as it was.
   void Read(uint64_t load, std::vector<BlockRead> blocks);
+  /// The same before all other reads, and waits for it.
+  ReadEnd ReadNow(uint64_t load, std::vector<BlockRead> blocks);
   /// Returns when the load's memory is written no more; its end is not told.
   void Abandon(uint64_t load);
   /// Returns when all that was asked for so far is on the medium.

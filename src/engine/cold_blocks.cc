@@ -54,9 +54,14 @@ void ColdBlocks::Pump() {
       continue;
     }
     const cache::PrefixMatch match = tree_.Find(first.name, first.tokens);
+    const int on_disk = tier_->CountKnown(first.name, first.tokens);
     std::vector<const std::byte*> blocks;
     blocks.reserve(match.blocks.size());
-    for (const cache::BlockRef& block : match.blocks) blocks.push_back(At(block));
+    for (const cache::BlockRef& block : match.blocks) {
+      // One of which memory has digests only, and that the disk has lost since.
+      if (IsAbsent(block) && static_cast<int>(blocks.size()) >= on_disk) break;
+      blocks.push_back(At(block));
+    }
     const auto tokens = std::span(first.tokens).first(blocks.size() * cache::kBlockTokens);
     const cache::DiskTier::Stored stored = tier_->Store(first.name, tokens, blocks, left);
     left -= stored.copied * block_bytes;
@@ -86,6 +91,30 @@ void ColdBlocks::Clear() {
   pending_.clear();
   pending_tokens_ = 0;
   tier_->Clear();
+}
+
+bool ColdBlocks::IsLazy(const Sequence& sequence, int blocks) const {
+  // Rows choose up to a budget each, and those of a prompt's last chunk not all the same.
+  constexpr int kLeastBudgets = 4;
+  const auto& sparsity = sequence.sparsity;
+  return sparsity && sparsity->cold != nullptr && blocks >= kLeastBudgets * sparsity->budget_blocks;
+}
+
+void ColdBlocks::LoadDigests(Sequence& sequence) {
+  const auto blocks = std::span(sequence.blocks).subspan(sequence.known_blocks);
+  const auto tokens =
+      std::span(sequence.tokens).first(sequence.blocks.size() * static_cast<size_t>(cache::kBlockTokens));
+  const std::vector<cache::DiskBlock*> borrowed =
+      tier_->Borrow(sequence.cache_namespace, tokens, sequence.known_blocks, static_cast<int>(blocks.size()));
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    MOESAIC_CHECK(blocks[i].unique());
+    lazy_.Add(blocks[i].index(), *borrowed[i]);
+  }
+  const auto place = [](const cache::BlockRef& block) { return block.index(); };
+  std::vector<int32_t> before(sequence.blocks.size());
+  std::ranges::transform(sequence.blocks, before.begin(), place);
+  tree_.Insert(sequence.cache_namespace, tokens, sequence.blocks, sequence.known_blocks);
+  MOESAIC_CHECK(std::ranges::equal(before, sequence.blocks, {}, {}, place));  // the plan found no more of it
 }
 
 void ColdBlocks::StartLoad(Sequence& sequence) {

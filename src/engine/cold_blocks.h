@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -14,6 +15,7 @@
 #include "cache/disk_tier.h"
 #include "cache/kv_pool.h"
 #include "cache/radix_tree.h"
+#include "engine/lazy_blocks.h"
 #include "engine/sequence.h"
 
 namespace moesaic::engine {
@@ -23,7 +25,7 @@ class ColdBlocks {
  public:
   /// `pool` and `tree` are borrowed and must outlive this.
   ColdBlocks(const cache::KvPool& pool, cache::RadixTree& tree, std::unique_ptr<cache::DiskTier> tier)
-      : pool_(pool), tree_(tree), tier_(std::move(tier)) {}
+      : pool_(pool), tree_(tree), tier_(std::move(tier)), lazy_(pool, *tier_) {}
 
   /// Remembers that those blocks of a sequence which stand in the tree are to be stored.
   void Keep(const Sequence& sequence);
@@ -38,8 +40,19 @@ class ColdBlocks {
 
   /// Leading blocks of `tokens` that can be loaded.
   int Find(std::string_view name, std::span<const int32_t> tokens) const { return tier_->Find(name, tokens); }
+  /// Whether a request that chooses blocks in every row, and of which `blocks` would be loaded, does with
+  /// their digests: where most of them would never be read.
+  bool IsLazy(const Sequence& sequence, int blocks) const;
   /// Begins to read what belongs into the blocks behind the known ones.
   void StartLoad(Sequence& sequence);
+  /// Puts digests into the blocks behind the known ones; all else comes when it is asked for.
+  void LoadDigests(Sequence& sequence);
+  /// Whether rows that read the block need the disk first: it can't be copied.
+  bool IsAbsent(const cache::BlockRef& block) const { return lazy_.Has(block.index()); }
+  kernels::ColdSource* source() { return &lazy_; }
+  std::optional<int32_t> TakeFailure() { return lazy_.TakeFailure(); }
+  /// The tree lets a block go.
+  void Leaves(int32_t block) { lazy_.Forget(block); }
   void Abandon(cache::DiskTier::LoadId load) { tier_->Abandon(load); }
   std::vector<cache::DiskTier::Loaded> TakeLoaded() { return tier_->Poll(); }
   void Wait(std::chrono::milliseconds most) { tier_->Wait(most); }
@@ -61,6 +74,7 @@ class ColdBlocks {
   const cache::KvPool& pool_;
   cache::RadixTree& tree_;
   const std::unique_ptr<cache::DiskTier> tier_;
+  LazyBlocks lazy_;
   std::deque<Pending> pending_;
   size_t pending_tokens_ = 0;
   int64_t lost_ = 0;

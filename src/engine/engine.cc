@@ -182,6 +182,10 @@ void ContinuousEngine::SetSparsity(Sequence& sequence) {
   sequence.cache_namespace = NamespaceOf(sequence.request.cache_namespace, sparsity);
   if (sparsity.mode == SparsityMode::kDense) return;
   sequence.sparsity = BlockSparsityOf(sparsity, options_.sparsity, sequence.prompt_size(), &stats_.sparsity);
+  // A decode request's prompt reads all blocks, and so would a copy to the swap space.
+  if (sparsity.mode == SparsityMode::kAll && cold_ != nullptr && swap_ == nullptr) {
+    sequence.sparsity->cold = cold_->source();
+  }
   if (sparsity.mode == SparsityMode::kDecode) sequence.shared_limit = sequence.sparsity->first_sparse();
 }
 
@@ -238,8 +242,8 @@ Status ContinuousEngine::Step(std::vector<TokenEvent>* events) {
   scheduler_.Commit(plan);
   if (speculation_ != nullptr) speculation_->Committed(plan);
   if (plan.parts.empty()) {  // nothing runs, since the front always moves: all wait for the disk
-    MOESAIC_CHECK(scheduler_.running().empty() && scheduler_.loading());
-    cold_->Wait(kDiskPoll);
+    MOESAIC_CHECK(scheduler_.running().empty() && (scheduler_.loading() || !plan.loads.empty()));
+    if (scheduler_.loading()) cold_->Wait(kDiskPoll);
     return OkStatus();
   }
   CountAdmissions(plan);
@@ -247,6 +251,10 @@ Status ContinuousEngine::Step(std::vector<TokenEvent>* events) {
   const StatusOr<std::span<const float>> logits = RunModel(plan);
   rows_.WaitForMasks();
   RETURN_IF_ERROR(logits.status());
+  if (const auto damaged = cold_ == nullptr ? std::nullopt : cold_->TakeFailure(); damaged) {
+    scheduler_.Damaged(*damaged);  // as if the step had not been
+    return OkStatus();
+  }
   std::vector<RowTask> tasks = rows_.Run(plan, *logits);
   Accept(tasks);
   const Clock::time_point end = Clock::now();

@@ -153,10 +153,7 @@ void MtpDrafter::Allocated(const StepPlan& plan) {
   }
   // Those from disk may have the module's rows, but nobody knows.
   for (const StepPlan::Load& load : plan.loads) {
-    const Sequence& sequence = *load.sequence;
-    for (const cache::BlockRef& block : std::span(sequence.blocks).subspan(sequence.known_blocks)) {
-      origins_[block.index()] = -1;
-    }
+    for (const int32_t block : load.taken) origins_[block] = -1;
   }
 }
 

@@ -20,6 +20,8 @@ class ParkedBlocks {
   /// Both are borrowed and must outlive this. `swap` may be null: then nothing is kept.
   ParkedBlocks(const cache::KvPool& pool, cache::SwapSpace* swap) : pool_(pool), swap_(swap) {}
 
+  bool keeps() const { return swap_ != nullptr; }
+
   /// Says what copying a block out and in costs, in tokens computed at the start of a sequence, and at which
   /// position attention doubles a token's cost.
   void SetCosts(double copy_tokens, int64_t attention_tokens) {

@@ -184,7 +184,8 @@ void PlanScratch::PlanLoad(Sequence* sequence, cache::PrefixMatch prefix, int bl
   taken_ += blocks;
   reserved_ += ReservedFor(*sequence, whole);
   loading_.push_back({sequence, whole});
-  plan_.loads.push_back({sequence, std::move(prefix), blocks});
+  const bool lazy = cold_->IsLazy(*sequence, blocks);
+  plan_.loads.push_back({sequence, std::move(prefix), blocks, lazy});
 }
 
 // A block to spare for each running sequence: none of them can need more within its next 64 tokens, so an
@@ -217,7 +218,8 @@ void PlanScratch::PlanAdmissions() {
       PlanLoad(next, std::move(prefix), blocks);
       continue;
     }
-    if (prefix.tail && (restores || !Fits(needed))) {  // the block to copy from may be what is missing
+    const bool absent = prefix.tail && cold_ != nullptr && cold_->IsAbsent(prefix.tail);
+    if (prefix.tail && (restores || absent || !Fits(needed))) {  // the block to copy from may be missing
       prefix.tail = cache::BlockRef();
       prefix.tail_tokens = 0;
     }

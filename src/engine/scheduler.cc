@@ -43,6 +43,12 @@ Scheduler::Scheduler(cache::KvPool& pool, cache::RadixTree& tree, cache::SwapSpa
   MOESAIC_CHECK_LE(1, options.max_scored_rows);
 }
 
+void Scheduler::SetCold(ColdBlocks* cold) {
+  cold_ = cold;
+  // With a swap space no block is absent (engine.cc), so that nobody else need know.
+  if (!parked_.keeps()) tree_.SetLeaving([this](int32_t block) { cold_->Leaves(block); });
+}
+
 Scheduler::~Scheduler() { tree_.SetLeaving(nullptr); }
 
 void Scheduler::Add(std::unique_ptr<Sequence> sequence) {
@@ -140,9 +146,27 @@ void Scheduler::StartLoad(StepPlan::Load& load) {
   for (int i = 0; i < load.blocks; ++i) {
     auto block = pool_.Allocate();
     MOESAIC_CHECK(block.ok());
+    load.taken.push_back(block->index());
     sequence.blocks.push_back(*std::move(block));
   }
-  cold_->StartLoad(sequence);
+  if (!load.lazy) return cold_->StartLoad(sequence);
+  cold_->LoadDigests(sequence);
+  LetGo(sequence);
+}
+
+void Scheduler::Damaged(int32_t block) {
+  std::vector<Sequence*> holders;
+  for (const auto& sequence : running_) {
+    if (std::ranges::find(sequence->block_table, block) != sequence->block_table.end()) {
+      holders.push_back(sequence.get());
+    }
+  }
+  for (Sequence* holder : holders) Preempt(holder);
+  for (const auto& sequence : waiting_) {
+    if (sequence->load) AbandonLoad(*sequence);
+  }
+  tree_.Clear();
+  ChooseFront();
 }
 
 void Scheduler::LetGo(Sequence& sequence) {

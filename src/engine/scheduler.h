@@ -45,8 +45,10 @@ struct StepPlan {
   };
   struct Load {
     Sequence* sequence;
-    cache::PrefixMatch prefix;  // without a tail
-    int blocks;                 // that follow it, to be read from disk
+    cache::PrefixMatch prefix;        // without a tail
+    int blocks;                       // that follow it, to be read from disk
+    bool lazy;                        // their digests only: it can be admitted in the next step
+    std::vector<int32_t> taken = {};  // by Commit: the blocks of the pool that they are read into
   };
   std::vector<Sequence*> abandon;  // whose loads end, the youngest first
   std::vector<Sequence*> preempt;  // the last in rank first
@@ -76,9 +78,11 @@ class Scheduler {
 
   /// Blocks on disk are loaded before a sequence is admitted, and what ends is stored. `cold` is borrowed and
   /// must outlive the scheduler.
-  void SetCold(ColdBlocks* cold) { cold_ = cold; }
+  void SetCold(ColdBlocks* cold);
   /// Blocks of loads that have ended enter the tree. Before Plan.
   void TakeLoaded();
+  /// A block is not what it should be: who holds it is preempted, and all that nobody holds is given up.
+  void Damaged(int32_t block);
   bool loading() const;  ///< whether a sequence waits for its load
 
   /// As ParkedBlocks has it; until then copying costs nothing.

@@ -64,6 +64,8 @@ std::span<const SequenceSlice> CutAtFirstChoice(const ExecContext& ctx, const Kv
     if (dense > 0) {
       cut[count] = s;
       cut[count].count = dense;
+      if (s.sparsity != nullptr && s.sparsity->cold != nullptr)
+        s.sparsity->cold->Need(cache, cut.subspan(count, 1));
       cut[count++].sparsity = nullptr;
     }
     if (dense == s.count) continue;

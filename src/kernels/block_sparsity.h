@@ -32,6 +32,14 @@ struct SparsityCounters {
   MassHistogram missed;                     // of audited query heads: mass that the choice left out, in fact
 };
 
+/// Brings KV blocks to memory of which only digests are there. Asked by the calling thread between loops.
+class ColdSource {
+ public:
+  virtual ~ColdSource() = default;
+  /// The blocks of this layer that `slices` read, up to their last row's, are in memory when it returns.
+  virtual void Need(const KvLayer& cache, std::span<const SequenceSlice> slices) = 0;
+};
+
 /// How rows of a sequence choose. One for all layers of a step.
 struct BlockSparsity {
   int budget_blocks = 0;   // that a row reads, kKeptBlocks among them; a row with no more reads all
@@ -43,6 +51,7 @@ struct BlockSparsity {
   /// which changes no result; 0: none.
   int audit_every = 0;
   SparsityCounters* counters = nullptr;  // or null; written by the calling thread
+  ColdSource* cold = nullptr;            // where its blocks may be; null: all are in memory
 
   /// The first position whose row may leave a block out.
   int first_sparse() const {
@@ -58,7 +67,7 @@ inline bool ChoosesBlocks(const SequenceSlice& slice, const KvLayer& cache, int 
 }
 
 /// Cuts slices where rows begin to choose: each then has `sparsity` for all of its rows or for none. Memory
-/// comes from ctx.scratch, where any may choose.
+/// comes from ctx.scratch, where any may choose. What those of none read is in memory then.
 std::span<const SequenceSlice> CutAtFirstChoice(const ExecContext& ctx, const KvLayer& cache,
                                                 std::span<const SequenceSlice> sequences);
 

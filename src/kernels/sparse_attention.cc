@@ -79,6 +79,7 @@ class SparseRows {
     for (const Row& row : rows) {
       stride_ = std::max(stride_, (row.blocks() + 15) / 16 * 16);
       budget_ = std::max(budget_, row.slice->sparsity->budget_blocks);
+      if (row.slice->sparsity->cold != nullptr) cold_ = row.slice->sparsity->cold;
     }
     const auto count = static_cast<int64_t>(rows.size());
     centers_ = Take<float>(count * p_.heads * stride_);
@@ -104,6 +105,11 @@ class SparseRows {
   template <typename T>
   T* Take(int64_t count) {
     return ctx_.scratch->Take<T>(static_cast<size_t>(count)).data();
+  }
+  // As Attention; `slices` are those that choose, which read what may not be in memory yet.
+  void AttendOver(const AttentionParams& params, std::span<const SequenceSlice> slices) const {
+    if (cold_ != nullptr) cold_->Need(p_.cache, slices);
+    Attention(ctx_, params);
   }
   int64_t Pair(int64_t row, int kv_head) const { return row * p_.cache.heads + kv_head; }
   int64_t Scores(int64_t row, int head) const { return (row * p_.heads + head) * stride_; }
@@ -235,7 +241,7 @@ class SparseRows {
     AttentionParams params = p_;
     params.sequences = slices;
     if (bounds) params.lse = lse_ = Take<float>((last_row + 1) * p_.heads);
-    Attention(ctx_, params);
+    AttendOver(params, slices.subspan(dense.size()));
   }
 
   void ChooseAudit(Row& row) const {
@@ -307,7 +313,7 @@ class SparseRows {
     }
     AttentionParams params = p_;
     params.sequences = slices.first(used);
-    if (used > 0) Attention(ctx_, params);
+    if (used > 0) AttendOver(params, params.sequences);
   }
 
   // Attends densely beside what was done, and compares the masses.
@@ -334,7 +340,7 @@ class SparseRows {
       slices[i] = SliceOf(row, row.audited, row.slice->block_table, row.blocks() + 1);
       slices[i].row = static_cast<int>(i);
     }
-    Attention(ctx_, params);
+    AttendOver(params, params.sequences);
     for (int64_t i = 0; i < count; ++i) {
       const Row& row = *audited[i];
       for (int g = 0; g < group_; ++g) {
@@ -349,15 +355,16 @@ class SparseRows {
   const ExecContext& ctx_;
   const AttentionParams& p_;
   const std::span<Row> rows_;
-  const int group_;            // query heads of one KV head
-  int stride_ = 0;             // blocks of the longest row, rounded up
-  int budget_ = 0;             // the largest
-  float *centers_, *spreads_;  // [rows][heads][stride_]
-  int32_t *chosen_, *tables_;  // [rows][KV heads][budget_]: blocks by place in the sequence, and by number
-  float* importance_;          // [workers][2][stride_]
-  float* queries_;             // [workers][kTaskHeads][key_dim], then [kTaskHeads][2]
-  float* lse_ = nullptr;       // [batch rows][heads] of the chosen blocks, if anybody asks for bounds
-  float* bounds_ = nullptr;    // [rows][heads]
+  const int group_;             // query heads of one KV head
+  ColdSource* cold_ = nullptr;  // one for all, or null
+  int stride_ = 0;              // blocks of the longest row, rounded up
+  int budget_ = 0;              // the largest
+  float *centers_, *spreads_;   // [rows][heads][stride_]
+  int32_t *chosen_, *tables_;   // [rows][KV heads][budget_]: blocks by place in the sequence, and by number
+  float* importance_;           // [workers][2][stride_]
+  float* queries_;              // [workers][kTaskHeads][key_dim], then [kTaskHeads][2]
+  float* lse_ = nullptr;        // [batch rows][heads] of the chosen blocks, if anybody asks for bounds
+  float* bounds_ = nullptr;     // [rows][heads]
 };
 
 }  // namespace
@@ -368,6 +375,9 @@ void SparseAttention(const ExecContext& ctx, const AttentionParams& params) {
   if (std::none_of(params.sequences.begin(), params.sequences.end(), [&](const SequenceSlice& s) {
         return s.count > 0 && ChoosesBlocks(s, cache, s.count - 1);
       })) {
+    for (const SequenceSlice& s : params.sequences) {
+      if (s.sparsity != nullptr && s.sparsity->cold != nullptr) s.sparsity->cold->Need(cache, {&s, 1});
+    }
     return Attention(ctx, params);
   }
   const size_t mark = ctx.scratch->Mark();

@@ -176,6 +176,76 @@ TEST_P(SparseAttentionTest, BitsDependOnNothingButTheRow) {
 }
 
 // However the tokens came: the same digests, and none of what is not full.
+// All full blocks but the last hold rubbish where their digests are not, until they are asked for.
+class Elsewhere : public ColdSource {
+ public:
+  explicit Elsewhere(Sequence& sequence)
+      : sequence_(sequence), absent_(sequence.table.size() - 2, true), kept_(absent_.size()) {
+    for (size_t i = 0; i < absent_.size(); ++i) {
+      std::byte* block = sequence.layer.base + sequence.table[i] * sequence.layer.block_stride;
+      kept_[i].assign(block, block + sequence.layer.digest_offset);
+      std::fill_n(block, kept_[i].size(), std::byte{0xff});
+    }
+  }
+  void Need(const KvLayer& cache, std::span<const SequenceSlice> slices) override {
+    EXPECT_EQ(cache.base, sequence_.layer.base);
+    for (const SequenceSlice& slice : slices) {
+      for (int i = 0; i * kKvBlockTokens < slice.start + slice.count; ++i) Bring(slice.block_table[i]);
+    }
+  }
+  int absent() const { return static_cast<int>(std::count(absent_.begin(), absent_.end(), true)); }
+
+ private:
+  void Bring(int32_t number) {
+    const auto i = static_cast<size_t>(std::ranges::find(sequence_.table, number) - sequence_.table.begin());
+    if (i >= absent_.size() || !absent_[i]) return;
+    absent_[i] = false;
+    std::ranges::copy(kept_[i], sequence_.layer.base + number * sequence_.layer.block_stride);
+  }
+  Sequence& sequence_;
+  std::vector<bool> absent_;
+  std::vector<std::vector<std::byte>> kept_;
+};
+
+TEST_P(SparseAttentionTest, BlocksThatAreElsewhereAreAskedForFirst) {
+  constexpr int kContext = 2000, kLast = 1985;
+  for (const Shape& shape : kShapes) {
+    for (const DType dtype : kTypes) {
+      if (GetParam() == runtime::Isa::kRef && dtype != DType::kI8) continue;
+      for (const float eps : {1.0F, 0.5F, 0.0F}) {
+        for (const int audit_every : {0, 2}) {
+          Sequence sequence(test_.context(), shape, dtype, kContext, 500, 9);
+          SparsityCounters counters;
+          BlockSparsity sparsity = {
+              .budget_blocks = 5, .eps = eps, .audit_every = audit_every, .counters = &counters};
+          const std::vector<float> wanted = sequence.Attend(test_.context(), kLast, 3, &sparsity);
+          Elsewhere source(sequence);
+          const int all = source.absent();
+          sparsity.cold = &source;
+          EXPECT_EQ(sequence.Attend(test_.context(), kLast, 3, &sparsity), wanted) << shape.name;
+          if (eps == 1 && audit_every == 0) {
+            EXPECT_GT(source.absent(), all / 4) << shape.name;
+          } else if (eps == 0) {
+            EXPECT_EQ(source.absent(), 0) << shape.name << ": all fall back";
+          }
+        }
+      }
+      // A dense layer, and rows that choose behind others that don't.
+      Sequence sequence(test_.context(), shape, dtype, kContext, 500, 9);
+      const BlockSparsity late = {.budget_blocks = 5, .first_position = kLast + 1};
+      BlockSparsity cold = late;
+      const std::vector<float> wanted = sequence.Attend(test_.context(), kLast, 3, &late);
+      Elsewhere source(sequence);
+      cold.cold = &source;
+      EXPECT_EQ(sequence.Attend(test_.context(), kLast, 3, &cold), wanted);
+      EXPECT_EQ(source.absent(), 0);
+      sequence.layer.digest_offset = 0;
+      EXPECT_EQ(sequence.Attend(test_.context(), kLast, 3, nullptr),
+                sequence.Attend(test_.context(), kLast, 3, &cold));
+    }
+  }
+}
+
 TEST_P(SparseAttentionTest, DigestsDependOnFullBlocksAlone) {
   const Shape& shape = kShapes[0];
   for (const DType dtype : kTypes) {

@@ -152,6 +152,10 @@ struct Metrics::Impl {
   prometheus::Counter& disk_abandoned = Counter("moesaic:kv_disk_abandoned_loads_total",
                                                 "Loads that ended for want of memory or their request");
   prometheus::Counter& disk_loaded = Counter("moesaic:kv_disk_loaded_blocks_total", "KV blocks of loads");
+  prometheus::Counter& disk_lazy_blocks = Counter(
+      "moesaic:kv_disk_lazy_blocks_total", "KV blocks of which only layers that rows chose were loaded");
+  prometheus::Counter& disk_lazy_layers =
+      Counter("moesaic:kv_disk_lazy_layers_total", "Layers of these that were loaded");
   prometheus::Counter& disk_read = Counter("moesaic:kv_disk_read_bytes_total", "Bytes that loads read");
   prometheus::Counter& disk_seconds =
       Counter("moesaic:kv_disk_load_seconds_total",
@@ -276,6 +280,8 @@ std::string Metrics::Text(const engine::EngineStats& engine, const HttpGauges& h
   Impl::Follow(m.disk_loads, static_cast<double>(disk.loads));
   Impl::Follow(m.disk_abandoned, static_cast<double>(disk.abandoned_loads));
   Impl::Follow(m.disk_loaded, static_cast<double>(disk.loaded_blocks));
+  Impl::Follow(m.disk_lazy_blocks, static_cast<double>(disk.borrowed_blocks));
+  Impl::Follow(m.disk_lazy_layers, static_cast<double>(disk.read_layers));
   Impl::Follow(m.disk_read, static_cast<double>(disk.loaded_bytes));
   Impl::Follow(m.disk_seconds, disk.load_seconds);
   Impl::Follow(m.disk_refused_blocks, static_cast<double>(disk.refused_blocks));

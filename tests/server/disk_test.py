@@ -104,6 +104,55 @@ class Disk(unittest.TestCase):
     def test_digests_of_int8(self):
         self.check_restart("--kv-sparsity", "decode", "--kv-sparsity-budget", 256, "--kv-dtype", "int8")
 
+    def check_lazy(self, *flags, damage=None):
+        """Requests whose every row chooses do with digests and what is chosen; what they say is what they say with all
+        in memory. Bytes read, and how many there are."""
+        prompts = [[(i * i * 7 + 13 * i + k * 89) % 1300 + 100 for i in range(4000 + 192 * k + 1)] for k in range(3)]
+        fields = {"kv_sparsity": {"mode": "all", "budget": 256}}
+        flags = ("--kv-sparsity", "dense", "--kv-sparsity-dense-layers", 1, *flags)
+        with serving(*self.flags, *flags) as server:
+            for prompt in prompts:
+                completion(server, prompt, **fields)
+            alone = [completion(server, prompt, **fields) for prompt in prompts]
+        if damage is not None:
+            damage()
+        with serving(*self.flags, *flags) as server:
+            answers = [completion(server, prompt, **fields) for prompt in prompts]
+            self.assertEqual([answer for answer, _ in answers], [answer for answer, _ in alone])
+            if damage is not None:
+                self.assertGreater(disk(server, "refused_blocks_total"), 0)
+                self.assertGreater(disk(server, "lazy_layers_total"), 0)
+                self.assertIn("is damaged; it is computed again", server.read_log())
+                return None
+            self.assertEqual(answers, alone, "cached tokens")
+            self.assertEqual(disk(server, "lazy_blocks_total"), sum(len(prompt) // 64 for prompt in prompts))
+            self.assertEqual(disk(server, "loads_total"), 0)
+            read = disk(server, "read_bytes_total")
+            self.assertEqual([completion(server, prompt, **fields) for prompt in prompts], alone)
+            whole = disk(server, "bytes") * disk(server, "lazy_blocks_total") / disk(server, "blocks")
+        return read, whole
+
+    def test_only_what_is_chosen_is_read(self):
+        for flags in ((), ("--kv-dtype", "int8"), ("--speculative", "ngram"), ("--kv-sparsity-audit", 3)):
+            with self.subTest(flags=flags):
+                read, whole = self.check_lazy(*flags)
+                print(f"{flags}: {read / whole:.0%} of {whole / 1e6:.1f} MB were read")
+                self.assertGreater(read, 0)
+                if "--kv-sparsity-audit" not in flags:  # audits read all
+                    self.assertLess(read, 0.7 * whole)
+                self.doCleanups()
+                self.setUp()
+
+    def test_damage_in_what_is_chosen(self):
+        def damage():
+            for file in self.files():
+                size = file.stat().st_size
+                with open(file, "r+b") as f:
+                    for at in range(size // 10, size, 50021):
+                        f.seek(at)
+                        f.write(b"x")
+        self.check_lazy(damage=damage)
+
     def test_memory_gives_up_and_disk_gives_back(self):
         with serving(*self.flags, "--ctx-size", 1100, "--max-sequences", 1, "--kv-memory", "4MiB") as server:
             first = ask_all(server)

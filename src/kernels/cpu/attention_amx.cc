@@ -52,7 +52,7 @@ struct Work {
   const AttentionTile& t;
   Memory<R>* m;
   Stream* stream;
-  const std::byte* queries;  // [group][key_dim * R * 4]
+  std::byte* queries;  // [group][key_dim * R * 4]
   int groups;
   int seen[Memory<R>::kGroups];  // keys, by any row of the group
   int most;                      // by any row
@@ -304,7 +304,7 @@ inline void Run(const AttentionTile& t) {
     }
     w.most = w.seen[g] > w.most ? w.seen[g] : w.most;
     if (t.packed_q != nullptr && t.q_is_packed) continue;
-    PackQueries<R>(t, g * R, const_cast<std::byte*>(w.queries) + int64_t{g} * t.key_dim * R * 4);
+    PackQueries<R>(t, g * R, w.queries + int64_t{g} * t.key_dim * R * 4);
   }
   const int tiles = t.value_dim / 16, blocks = tiles / kBlockTiles + tiles % kBlockTiles;
   const int runs = (w.most + kRunKeys - 1) / kRunKeys, steps = (w.most + kStep - 1) / kStep;

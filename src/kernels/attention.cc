@@ -71,26 +71,36 @@ class Plan {
     ChooseTileRows();
     MakeTiles();
     MakeTasks();
-    worker_floats_ = int64_t{kTaskRows} * p_.cache.key_dim + 2 * PartialFloats(kTaskRows, p_.cache.value_dim);
+    worker_floats_ = 2 * query_floats() + 2 * PartialFloats(kTaskRows, p_.cache.value_dim);
     worker_memory_ = ctx.scratch->Take<float>(worker_floats_ * ctx.pool->size());
-    loaded_ = ctx.scratch->Take<const RowTile*>(ctx.pool->size());
-    std::fill(loaded_.begin(), loaded_.end(), nullptr);
+    loaded_ = ctx.scratch->Take<Loaded>(ctx.pool->size());
+    std::fill(loaded_.begin(), loaded_.end(), Loaded{nullptr, false});
   }
 
   void Run() {
     ctx_.pool->Run(static_cast<int64_t>(tasks_.size()), [&](int64_t i, int worker) {
       const Task& task = tasks_[i];
       float* memory = worker_memory_.data() + worker * worker_floats_;
-      if (std::exchange(loaded_[worker], task.tile) != task.tile) LoadQueries(*task.tile, memory);
+      Loaded& loaded = loaded_[worker];
+      if (loaded.tile != task.tile) {
+        LoadQueries(*task.tile, memory);
+        loaded = {task.tile, false};
+      }
       if (task.tile->partials == nullptr) {
-        RunWhole(task, memory);
+        RunWhole(task, memory, &loaded.packed);
       } else {
-        RunPiece(task, memory);
+        RunPiece(task, memory, &loaded.packed);
       }
     });
   }
 
  private:
+  struct Loaded {  // what stands in a worker's memory
+    const RowTile* tile;
+    bool packed;  // a kernel has been called with these queries
+  };
+
+  int64_t query_floats() const { return int64_t{kTaskRows} * p_.cache.key_dim; }
   int Rows(const SequenceSlice& s) const { return s.count * group_; }
   int Heads(const SequenceSlice& s) const { return s.kv_head < 0 ? p_.cache.heads : 1; }
   // The keys that row i of the tile sees.
@@ -179,26 +189,26 @@ class Plan {
   }
   int Head(const RowTile& tile, int i) const { return tile.kv_head * group_ + (tile.first + i) % group_; }
 
-  void RunWhole(const Task& task, float* memory) const {
+  void RunWhole(const Task& task, float* memory, bool* packed) const {
     const RowTile& tile = *task.tile;
     const int dim = p_.cache.value_dim;
-    float* state = memory + int64_t{kTaskRows} * p_.cache.key_dim;
+    float* state = memory + 2 * query_floats();
     const Partial total = PartialAt(state, tile.rows, dim);
     const Partial part = PartialAt(state + PartialFloats(kTaskRows, dim), tile.rows, dim);
-    RunSplit(task, 0, memory, total);
+    RunSplit(task, 0, memory, packed, total);
     for (int split = 1; split < tile.splits; ++split) {
-      RunSplit(task, split, memory, part);
+      RunSplit(task, split, memory, packed, part);
       Merge(tile, split, part, total);
     }
     WriteOutput(tile, total);
   }
 
-  void RunPiece(const Task& task, const float* queries) const {
+  void RunPiece(const Task& task, float* memory, bool* packed) const {
     RowTile* tile = task.tile;
     const int dim = p_.cache.value_dim;
     const int64_t floats = PartialFloats(tile->rows, dim);
     for (int split = task.split; split < task.end; ++split) {
-      RunSplit(task, split, queries, PartialAt(tile->partials + split * floats, tile->rows, dim));
+      RunSplit(task, split, memory, packed, PartialAt(tile->partials + split * floats, tile->rows, dim));
     }
     // Releases these splits' states to whoever finishes last, and acquires the others' if that is us.
     if (std::atomic_ref(tile->unfinished).fetch_sub(1, std::memory_order_acq_rel) > 1) return;
@@ -209,7 +219,7 @@ class Plan {
     WriteOutput(*tile, total);
   }
 
-  void RunSplit(const Task& task, int split, const float* queries, const Partial& state) const {
+  void RunSplit(const Task& task, int split, float* memory, bool* packed, const Partial& state) const {
     const RowTile& tile = *task.tile;
     const KvLayer& cache = p_.cache;
     const int first = split * kSplitTokens;
@@ -223,8 +233,10 @@ class Plan {
     const int64_t scales = cache.scale_offset + line * int64_t{sizeof(float)} - keys;
     const int64_t more_scales = scales + int64_t{cache.heads} * kKvBlockTokens * int64_t{sizeof(float)};
     AttentionTile call = {
-        .q = queries,
+        .q = memory,
         .q_stride = cache.key_dim,
+        .packed_q = reinterpret_cast<std::byte*>(memory + query_floats()),
+        .q_is_packed = std::exchange(*packed, true),
         .runs = {},
         .after = {},
         .key_stride = key_bytes,
@@ -291,9 +303,9 @@ class Plan {
   int64_t total_cost_ = 0;
   std::span<RowTile> tiles_;
   std::span<Task> tasks_;
-  int64_t worker_floats_ = 0;  // queries, then two states
+  int64_t worker_floats_ = 0;  // queries, a kernel's form of them, then two states
   std::span<float> worker_memory_;
-  std::span<const RowTile*> loaded_;  // [workers]: whose queries stand in its memory
+  std::span<Loaded> loaded_;  // [workers]
 };
 
 }  // namespace

@@ -81,6 +81,10 @@ constexpr int kAttentionRows = 128;  ///< likewise
 struct AttentionTile {
   const float* q;    // [rows rounded up to 8][q_stride]: already scaled; those beyond rows are read, not used
   int64_t q_stride;  // floats
+  // Memory in which a kernel may keep its own form of the queries from call to call, or null; and whether the
+  // last call with that memory was of the same queries.
+  std::byte* packed_q;  // [rows rounded up to 16][key_dim] times 4 bytes, 64-byte aligned
+  bool q_is_packed;
   // Keys of each run, [64][key_stride bytes], key_dim elements each; unseen ones are read at most. Runs of
   // which no row sees a key may be null.
   const std::byte* runs[kAttentionRuns];

@@ -1,0 +1,184 @@
+// Packing for attention on AMX tiles, over the lanes of simd_avx512-inl.h, which is included first.
+#pragma once
+
+#include "kernels/cpu/amx_bf16-inl.h"
+#include "kernels/micro_kernels.h"
+
+namespace moesaic::kernels::cpu {
+namespace {
+
+constexpr int kRunKeys = 64;
+constexpr int kMostKeyDim = 576;  // DeepSeek's latent and rope part
+constexpr int kMostValueDim = 512;
+constexpr int kKeys = kAttentionRuns * kRunKeys;
+constexpr int kSteps = kKeys / kStep;
+constexpr int kBlockTiles = 4;  // of 16 value dimensions: their sums take half of the tile registers
+
+/// The lines of the next call's keys and values, in the order in which it reads them. They are asked for a
+/// few at a time, throughout the work: asked for at once they would fill the buffers that the work's own
+/// loads wait for, and the memory would idle in between.
+class Stream {
+ public:
+  /// All are asked for within `slots` calls of Ask.
+  Stream(const AttentionTile& t, int slots) {
+    int64_t units = 0;
+    for (int part = 0; part < (t.value_offset == 0 ? 1 : 2); ++part) {
+      for (int i = 0; i < kAttentionRuns && t.after[i] != nullptr; ++i) {
+        const std::byte* first = t.after[i] + (part == 0 ? 0 : t.value_offset);
+        const int64_t bytes = kRunKeys * (part == 0 ? t.key_stride : t.value_stride);
+        parts_[count_++] = {first, first + bytes};
+        units += bytes / kUnit;
+        if (t.kv_dtype != tensor::DType::kI8) continue;
+        const int64_t scales = part == 1 ? t.value_scales : t.key_scales;
+        const int64_t rest = t.key_split < t.key_dim ? t.rest_scales : scales;
+        for (int byte = 0; byte < kRunKeys * 4; byte += 64) {
+          _mm_prefetch(t.after[i] + scales + byte, _MM_HINT_T1);
+          if (rest != scales) _mm_prefetch(t.after[i] + rest + byte, _MM_HINT_T1);
+        }
+      }
+    }
+    share_ = static_cast<int>((units + slots - 1) / slots);
+    Next();
+  }
+
+  /// Asks for a share.
+  void Ask() {
+    for (int i = 0; i < share_; ++i) {
+      if (at_ == end_) return;
+      _mm_prefetch(at_, _MM_HINT_T1);
+      _mm_prefetch(at_ + 64, _MM_HINT_T1);
+      at_ += kUnit;
+      if (at_ == end_) Next();
+    }
+  }
+
+ private:
+  static constexpr int kUnit =
+      128;  // bytes: rows are multiples of 16 dimensions, and 64 of them stand together
+  struct Part {
+    const std::byte *first, *end;
+  };
+
+  void Next() {
+    if (now_ == count_) return;
+    at_ = parts_[now_].first;
+    end_ = parts_[now_++].end;
+  }
+
+  Part parts_[2 * kAttentionRuns];
+  int count_ = 0, now_ = 0, share_ = 0;
+  const std::byte *at_ = nullptr, *end_ = nullptr;
+};
+
+/// Query rows `first`, ... of a tile, R of them or as many as there are, as B tiles [step][high, low][dim
+/// pair][row][2]; rows that aren't there are 0.
+template <int R>
+inline void PackQueries(const AttentionTile& t, int first, std::byte* to) {
+  constexpr int kBytes = kTileRows * R * 4;
+  for (int s = 0; s < t.key_dim / kStep; ++s) {
+    __m512i parts[2][kTileRows];
+#pragma GCC unroll 16
+    for (int i = 0; i < kTileRows; ++i) {
+      parts[0][i] = parts[1][i] = _mm512_setzero_si512();
+      if (i >= R || first + i >= t.rows) continue;
+      V even, odd;
+      LoadPairs(t.q + (first + i) * t.q_stride + kStep * s, &even, &odd);
+      const __m512i upper_even = UpperBF16(even), upper_odd = UpperBF16(odd);
+      parts[0][i] = Pairs(upper_even, upper_odd);
+      parts[1][i] =
+          Pairs(UpperBF16(RoundingError(even, upper_even)), UpperBF16(RoundingError(odd, upper_odd)));
+    }
+    for (auto& part : parts) {
+      Transpose16(part);
+#pragma GCC unroll 16
+      for (int i = 0; i < kTileRows; ++i) {
+        if constexpr (R == 16) {
+          _mm512_store_si512(to + 64 * i, part[i]);
+        } else {
+          _mm256_store_si256(reinterpret_cast<__m256i*>(to + 32 * i), _mm512_castsi512_si256(part[i]));
+        }
+      }
+      to += kBytes;
+    }
+  }
+}
+
+/// Makes bfloat16 of the first `seen` int8 keys of a run, rounded up to 32.
+inline void WidenKeys(const AttentionTile& t, const std::byte* keys, int seen,
+                      std::byte (*to)[2 * kMostKeyDim]) {
+  const int rows = (seen + kStep - 1) / kStep * kStep;
+  for (int key = 0; key < rows; ++key) {
+    const auto* from = reinterpret_cast<const int8_t*>(keys + key * t.key_stride);
+    for (int d = 0; d < t.key_dim; d += kStep) {
+      _mm512_store_si512(to[key] + 2 * d, Narrow(Load(from + d), Load(from + d + 16)));
+    }
+  }
+}
+
+/// Interleaves the values of keys [32 s, 32 s + 32) two by two, zeros from key `seen` on: values that no row
+/// sees may be anything. T tiles of 16 dimensions from d on, [tile][key pair][16 dims][2]; T is 1 or even.
+template <int T>
+inline void PackValues(const AttentionTile& t, int s, int seen, int d, Stream* stream, std::byte* tiles) {
+  alignas(64) static constexpr uint16_t kOrder[2][32] = {
+      {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+       8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47},
+      {16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55,
+       24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63}};
+  const __m512i first = _mm512_load_si512(kOrder[0]), second = _mm512_load_si512(kOrder[1]);
+  const bool int8 = t.kv_dtype == tensor::DType::kI8;
+  const std::byte* values =
+      t.runs[s * kStep / kRunKeys] + t.value_offset + s * kStep % kRunKeys * t.value_stride;
+  const int left = seen - s * kStep;
+  for (int key = 0; key < kStep; key += 2, values += 2 * t.value_stride) {
+    std::byte* to = tiles + 32 * key;
+    const __mmask32 even = key < left ? ~0U : 0, odd = key + 1 < left ? ~0U : 0;
+    stream->Ask();
+    if (int8) {
+      const std::byte* at = values + d;
+#pragma GCC unroll 4
+      for (int i = 0; i < T; ++i, at += 16, to += kTileBytes) {
+        const __m512i a = Widen(_mm_maskz_loadu_epi8(static_cast<__mmask16>(even), at));
+        const __m512i b = Widen(_mm_maskz_loadu_epi8(static_cast<__mmask16>(odd), at + t.value_stride));
+        _mm512_store_si512(to, Pairs(a, b));
+      }
+      continue;
+    }
+    const std::byte* at = values + 2 * d;
+    constexpr __mmask32 kDims = T == 1 ? 0xffffU : ~0U;
+#pragma GCC unroll 2
+    for (int i = 0; i < T; i += 2, at += 64, to += 2 * kTileBytes) {
+      const __m512i a = _mm512_maskz_loadu_epi16(even & kDims, at);
+      const __m512i b = _mm512_maskz_loadu_epi16(odd & kDims, at + t.value_stride);
+      _mm512_store_si512(to, _mm512_permutex2var_epi16(a, first, b));
+      if constexpr (T > 1) _mm512_store_si512(to + kTileBytes, _mm512_permutex2var_epi16(a, second, b));
+    }
+  }
+}
+
+/// Stores 8 rows of two times 8 dwords as 8 rows of 16: row j is dword j of rows 0 .. 7, and dword j + 8 of
+/// rows 0 .. 7.
+inline void StoreColumns8(const __m512i* r, std::byte* tile) {
+  __m512i a[8], b[8];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    a[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+    a[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {  // b[4 i + j]: column j of each 128 bits, of rows 4 i .. 4 i + 3
+    b[4 * i] = _mm512_unpacklo_epi64(a[4 * i], a[4 * i + 2]);
+    b[4 * i + 1] = _mm512_unpackhi_epi64(a[4 * i], a[4 * i + 2]);
+    b[4 * i + 2] = _mm512_unpacklo_epi64(a[4 * i + 1], a[4 * i + 3]);
+    b[4 * i + 3] = _mm512_unpackhi_epi64(a[4 * i + 1], a[4 * i + 3]);
+  }
+  const __m512i even = _mm512_setr_epi64(0, 1, 8, 9, 4, 5, 12, 13);
+  const __m512i odd = _mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15);
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) {
+    _mm512_store_si512(tile + 64 * j, _mm512_permutex2var_epi64(b[j], even, b[4 + j]));
+    _mm512_store_si512(tile + 64 * (4 + j), _mm512_permutex2var_epi64(b[j], odd, b[4 + j]));
+  }
+}
+
+}  // namespace
+}  // namespace moesaic::kernels::cpu

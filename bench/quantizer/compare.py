@@ -18,7 +18,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 
 import numpy
 import safetensors.numpy
@@ -57,18 +56,47 @@ def write_held_out(path):
         "".join(t for t, _ in generate.segments(r["messages"], r.get("tools"), prompt=True)) + r["expected"] for r in rows))
 
 
+def write_source(folder):
+    """moesaic-tiny without its multi-token-prediction layer, which transformers does not load."""
+    folder.mkdir()
+    config = json.loads((TINY / "config.json").read_text())
+    beyond = f"model.layers.{config['num_hidden_layers']}."
+    (folder / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 0}))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TINY / name, folder)
+    data = (TINY / "model.safetensors").read_bytes()
+    begin = 8 + int.from_bytes(data[:8], "little")
+    header, body = {"__metadata__": {"format": "pt"}}, b""
+    for name, entry in json.loads(data[8:begin]).items():
+        if name == "__metadata__" or name.startswith(beyond):
+            continue
+        part = data[begin + entry["data_offsets"][0] : begin + entry["data_offsets"][1]]
+        header[name] = {**entry, "data_offsets": [len(body), len(body) + len(part)]}
+        body += part
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + body)
+
+
+# A process begins with the peak of the one that it is forked from; this one is small.
+LAUNCHER = """import json, resource, subprocess, sys, time
+start = time.monotonic()
+code = subprocess.call(sys.argv[2:])
+peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+json.dump({"code": code, "seconds": time.monotonic() - start, "peak": peak}, open(sys.argv[1], "w"))"""
+
+
 def run(command):
-    """Standard output, seconds and peak bytes of a program, with all that it starts."""
-    start = time.monotonic()
-    with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=errors, text=True)
-        output = process.stdout.read()
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode != 0:
+    """Standard output, seconds and peak bytes of a program."""
+    with tempfile.NamedTemporaryFile("r") as told, tempfile.TemporaryFile("w+") as errors:
+        launched = [sys.executable, "-S", "-E", "-c", LAUNCHER, told.name, *map(str, command)]
+        output = subprocess.run(launched, stdout=subprocess.PIPE, stderr=errors, text=True,
+                                env={**os.environ, "HF_HUB_OFFLINE": "1"}).stdout
+        took = json.load(told)
+        if took["code"] != 0:
             errors.seek(0)
             raise SystemExit(f"{' '.join(map(str, command))}:\n{errors.read()[-3000:]}")
-    return output, time.monotonic() - start, usage.ru_maxrss * 1024
+    return output, took["seconds"], took["peak"]
 
 
 def weights_bytes(path):
@@ -89,7 +117,7 @@ class Bench:
                             "--max-tokens", self.tokens, "--format", "json"])
         return json.loads(output)
 
-    def side(self, scheme, method, by, command, out, reference=TINY):
+    def side(self, scheme, method, by, command, out, reference):
         shutil.rmtree(out, ignore_errors=True)
         output, seconds, peak = run(command)
         quality = self.quality(out, reference)
@@ -110,6 +138,7 @@ def main():
     parser.add_argument("moesaic")
     parser.add_argument("--python", help="a Python with llm-compressor; none: Moesaic alone")
     parser.add_argument("--gguf", type=pathlib.Path, help="a model in f16 or f32 for llama-quantize")
+    parser.add_argument("--only", help="scheme, e.g. w8a8")
     parser.add_argument("--tokens", type=int, default=16384, help="of the held-out text")
     arguments = parser.parse_args()
     has_gptq = "gptq" in run([arguments.moesaic, "quantize", "--help"])[0]
@@ -118,18 +147,22 @@ def main():
         folder = pathlib.Path(temporary)
         calibration = folder / "calibration.safetensors"
         write_calibration(calibration)
+        source = folder / "source"
+        write_source(source)
         bench = Bench(arguments, folder)
         for scheme, method in RUNS:
             mine = theirs = None
+            if arguments.only not in (None, scheme):
+                continue
             if method != "gptq" or has_gptq:
                 flags = ["--calibration", calibration] if method == "gptq" else []
                 mine = bench.side(scheme, method, "moesaic",
-                                  [arguments.moesaic, "quantize", TINY, "-o", folder / "mine", "--scheme", scheme,
-                                   "--method", method, *flags], folder / "mine")
+                                  [arguments.moesaic, "quantize", source, "-o", folder / "mine", "--scheme", scheme,
+                                   "--method", method, *flags], folder / "mine", source)
             if arguments.python and method != "mse":
                 theirs = bench.side(scheme, method, "llm-compressor",
-                                    [arguments.python, ROOT / "bench/quantizer/llmcompressor_side.py", TINY,
-                                     folder / "theirs", scheme, method, calibration], folder / "theirs")
+                                    [arguments.python, ROOT / "bench/quantizer/llmcompressor_side.py", source,
+                                     folder / "theirs", scheme, method, calibration], folder / "theirs", source)
             if mine and theirs:
                 lines.append(bench.ratios(f"{scheme} {method}, moesaic of llm-compressor", mine, theirs))
         quantize = pathlib.Path(os.environ.get("LLAMA_CPP", "")) / "llama-quantize"

@@ -4,6 +4,8 @@
 Usage: llmcompressor_side.py MODEL OUT SCHEME METHOD TOKENS   (TOKENS: safetensors with "tokens" [rows, length])
 """
 import json
+import pathlib
+import shutil
 import sys
 import time
 
@@ -40,6 +42,8 @@ def main():
             **(calibration if method == "gptq" else {}))
     seconds = time.monotonic() - start
     model.save_pretrained(out, save_compressed=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(pathlib.Path(folder) / name, out)
     print(json.dumps({"quantizing_seconds": seconds}))
 
 

@@ -110,6 +110,7 @@ void ColdBlocks::LoadDigests(Sequence& sequence) {
     MOESAIC_CHECK(blocks[i].unique());
     lazy_.Add(blocks[i].index(), *borrowed[i]);
   }
+  sequence.sparsity->audit_every = 0;  // an audit would read all blocks of its layer
   const auto place = [](const cache::BlockRef& block) { return block.index(); };
   std::vector<int32_t> before(sequence.blocks.size());
   std::ranges::transform(sequence.blocks, before.begin(), place);

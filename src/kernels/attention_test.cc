@@ -338,6 +338,28 @@ TEST_P(AttentionTest, LargeScores) {
   for (int d = 0; d < dim; ++d) EXPECT_EQ(acc[d], static_cast<float>(40 + d));
 }
 
+// Rows that see nothing add nothing, and no key or value is needed for them.
+TEST_P(AttentionTest, RowsThatSeeNothing) {
+  constexpr int kRows = 3, kDim = 64;
+  std::vector<float> q(16 * kDim, 1.0F), acc(kRows * kDim, 7.0F), max(kRows, 7.0F), sum(kRows, 7.0F);
+  const int visible[kRows] = {};
+  AttentionTile tile{};
+  tile.q = q.data();
+  tile.q_stride = tile.acc_stride = tile.key_dim = tile.value_dim = tile.key_split = kDim;
+  tile.key_stride = tile.value_stride = kDim * 2;
+  tile.value_offset = 64 * kDim * 2;
+  tile.kv_dtype = DType::kBF16;
+  tile.rows = kRows;
+  tile.visible = visible;
+  tile.max = max.data();
+  tile.sum = sum.data();
+  tile.acc = acc.data();
+  GetParam().fn(tile);
+  EXPECT_EQ(max, std::vector<float>(kRows, -std::numeric_limits<float>::infinity()));
+  EXPECT_EQ(sum, std::vector<float>(kRows, 0.0F));
+  EXPECT_EQ(acc, std::vector<float>(kRows * kDim, 0.0F));
+}
+
 std::vector<Impl<AttentionTileFn>> OnHost() {
   const runtime::CpuFeatures host = runtime::DetectCpu();
   std::vector<Impl<AttentionTileFn>> found;

@@ -19,7 +19,7 @@ constexpr int kBlockTiles = 4;  // of 16 value dimensions: their sums take half 
 /// loads wait for, and the memory would idle in between.
 class Stream {
  public:
-  /// All are asked for within `slots` calls of Ask.
+  /// All are asked for within `slots` calls of Ask, if there are any.
   Stream(const AttentionTile& t, int slots) {
     int64_t units = 0;
     for (int part = 0; part < (t.value_offset == 0 ? 1 : 2); ++part) {
@@ -37,7 +37,7 @@ class Stream {
         }
       }
     }
-    share_ = static_cast<int>((units + slots - 1) / slots);
+    share_ = slots > 0 ? static_cast<int>((units + slots - 1) / slots) : 0;
     Next();
   }
 

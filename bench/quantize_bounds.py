@@ -6,7 +6,8 @@ against the disk and against what --plan said.
 
 Prints a table: peak resident memory as the kernel counts it for the process (wait4), bytes moved over the least there
 are to move, their rate over what the disk does by the plan's own measurement, and time beside the plan's. The page
-cache is emptied of the source before each run. Needs nothing beyond Python 3.9, and 1.6 times --gib of disk.
+cache is emptied of the source before each run. --tokens N runs GPTQ on N random tokens instead, and tells where its
+time goes. Needs nothing beyond Python 3.9, and 1.6 times --gib of disk.
 """
 import argparse
 import json
@@ -22,6 +23,7 @@ import time
 
 HIDDEN, DENSE, EXPERT = 7168, 18432, 2048
 RUNS = (("w8a8", "rtn"), ("w4a16", "rtn"), ("nvfp4", "rtn"), ("fp8", "rtn"), ("w8a8", "mse"))
+CALIBRATED_RUNS = (("w4a16", "gptq"), ("nvfp4", "gptq"))
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
@@ -123,9 +125,17 @@ def run(command):
     return output, usage.ru_maxrss * 1024, time.monotonic() - start
 
 
-def measure(moesaic, source, out, scheme, method, memory, io):
+def write_tokens(path, count, length=2048):
+    ids = random.Random(3)
+    rows = -(-count // length)
+    data = struct.pack(f"<{rows * length}i", *(ids.randrange(1024) for _ in range(rows * length)))
+    header = json.dumps({"tokens": {"dtype": "I32", "shape": [rows, length], "data_offsets": [0, len(data)]}}).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + data)
+
+
+def measure(moesaic, source, out, scheme, method, memory, io, flags):
     command = [moesaic, "quantize", str(source), "-o", str(out), "--scheme", scheme, "--method", method, "--memory", memory,
-               "--io", io]
+               "--io", io, *flags]
     plan, _, _ = run([*command, "--plan"])
     reads = number(plan, r"reads ([\d.]+) (\w+)/s")
     writes = number(plan, r"writes ([\d.]+) (\w+)/s")
@@ -133,10 +143,15 @@ def measure(moesaic, source, out, scheme, method, memory, io):
     output, peak, took = run(command)
     moved_in, moved_out = number(output, r"([\d.]+) (\w+) read"), number(output, r"([\d.]+) (\w+) written")
     least = number(output, r"from ([\d.]+) (\w+);") + sum(p.stat().st_size for p in out.glob("*.safetensors"))
+    if flags:
+        stages = json.loads((out / "quantize.json").read_text())["stages"]
+        print(f"{scheme} {method}: " + ", ".join(f"{s['name']} {s['seconds']:.1f} s" for s in stages))
     shutil.rmtree(out)
+    bound = re.search(r"; (.+) is the bound", plan)
     return {"peak": peak, "io": (moved_in + moved_out) / least, "seconds": took,
             "disk": (moved_in / reads + moved_out / writes) / took,
-            "planned": seconds(plan, r"time +"), "bound": re.search(r"; (.+) is the bound", plan).group(1)}
+            "planned": seconds(plan, r"in all +" if flags else r"time +"),
+            "bound": bound.group(1) if bound else "computing"}
 
 
 def main():
@@ -148,6 +163,7 @@ def main():
     parser.add_argument("--io", default="direct", choices=("direct", "buffered"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", help="scheme, e.g. w8a8")
+    parser.add_argument("--tokens", type=int, default=0, help="of calibration: runs GPTQ")
     arguments = parser.parse_args()
     source = arguments.folder / f"source-{arguments.gib:g}"
     if not source.exists():
@@ -156,11 +172,16 @@ def main():
           "(median, lowest to highest)\n")
     print("| scheme | method | seconds | planned | bound by | of the disk's rate | bytes moved / least | peak memory |")
     print("|---|---|---:|---:|---|---:|---:|---:|")
-    for scheme, method in RUNS:
+    flags = []
+    if arguments.tokens > 0:
+        tokens = arguments.folder / "tokens.safetensors"
+        write_tokens(tokens, arguments.tokens)
+        flags = ["--calibration", str(tokens), "--calibration-tokens", str(arguments.tokens), "--min-coverage", "0"]
+    for scheme, method in CALIBRATED_RUNS if flags else RUNS:
         if arguments.only not in (None, scheme):
             continue
         rounds = [measure(arguments.moesaic, source, arguments.folder / "out", scheme, method, arguments.memory,
-                          arguments.io) for _ in range(arguments.rounds)]
+                          arguments.io, flags) for _ in range(arguments.rounds)]
         middle = {key: statistics.median(r[key] for r in rounds) for key in rounds[0] if key != "bound"}
         spread = f"{min(r['seconds'] for r in rounds):.1f} to {max(r['seconds'] for r in rounds):.1f}"
         print(f"| {scheme} | {method} | {middle['seconds']:.1f} ({spread}) | {middle['planned']:.1f} | {rounds[0]['bound']} | "

@@ -142,8 +142,9 @@ ReportSection Weights(const ReportInput& input) {
   }
   section.notes.push_back(
       "Relative error: the root of the squared differences from the source's weights over the squared "
-      "weights. Where calibration chose the roundings, or norms took over scales, weights are meant to be "
-      "further off than the nearest ones; outputs are what counts.");
+      "weights, with what smoothing moved into them. Where calibration chose the roundings, weights are "
+      "meant "
+      "to be further off than the nearest ones; outputs are what counts.");
   std::map<std::string, Sum> kinds;
   std::map<std::string, std::map<int, Sum>> by_layer;
   for (const LinearError& linear : input.errors) {

@@ -74,8 +74,8 @@ class Analyst : public LayerVisitor {
       RETURN_IF_ERROR(Look(group, group.modules, UsableInputs(group)));
     } else if (layer_ != group.layer) {  // once for all experts of the layer
       layer_ = group.layer;
-      RETURN_IF_ERROR(Look(group, StandingForAll(group),
-                           group.expert < 0 ? group.inputs : group.layer_inputs));
+      RETURN_IF_ERROR(
+          Look(group, StandingForAll(group), group.expert < 0 ? group.inputs : group.layer_inputs));
     }
     if (group.same_layer_inputs && layer_scale_ > 0) Assign(group.modules, layer_scale_);
     std::vector<OwnedMatrix> matrices;
@@ -102,7 +102,8 @@ class Analyst : public LayerVisitor {
     std::vector<std::string> owners;
     if (spec_.moe.shared_intermediate > 0) owners.push_back(prefix + "shared_experts.");
     const int step = std::max(1, spec_.moe.experts / kSampleExperts);
-    for (int e = 0; e < spec_.moe.experts; e += step) owners.push_back(fmt::format("{}experts.{}.", prefix, e));
+    for (int e = 0; e < spec_.moe.experts; e += step)
+      owners.push_back(fmt::format("{}experts.{}.", prefix, e));
     std::vector<std::string> modules;
     for (const std::string& owner : owners) {
       modules.push_back(owner + "gate_proj");
@@ -169,11 +170,11 @@ class Analyst : public LayerVisitor {
     if (settings_.smoothing && !maker.empty()) {
       std::vector<WeightRows> views;
       for (const Rows& rows : linears) views.push_back(rows.view());
-      ASSIGN_OR_RETURN(Smoothing smoothing,
-                       SearchSmoothing(ctx_, seen.sample(inputs.k), seen.range.largest(), views,
-                                       {.grid = grid_,
-                                        .static_activations = settings_.static_activations,
-                                        .powers_of_two = true}));
+      ASSIGN_OR_RETURN(
+          Smoothing smoothing,
+          SearchSmoothing(
+              ctx_, seen.sample(inputs.k), seen.range.largest(), views,
+              {.grid = grid_, .static_activations = settings_.static_activations, .powers_of_two = true}));
       finding.alpha = smoothing.alpha;
       finding.loss_before = smoothing.loss_without;
       finding.loss_after = smoothing.loss;
@@ -191,7 +192,9 @@ class Analyst : public LayerVisitor {
     return OkStatus();
   }
 
-  bool AllRounded(std::span<const std::string> modules) const { return std::ranges::all_of(modules, rounded_); }
+  bool AllRounded(std::span<const std::string> modules) const {
+    return std::ranges::all_of(modules, rounded_);
+  }
 
   Status ChooseScale(const LinearGroup& group, const Seen& seen, int k, const std::vector<Rows>& linears,
                      AnalysisFinding* finding) {
@@ -323,8 +326,8 @@ StatusOr<Analysis> Analysis::Load(const std::string& path, const std::string& ke
 }
 
 StatusOr<Analysis> Analyze(const kernels::ExecContext& ctx, const Checkpoint& source,
-                           const models::DecoderSpec& spec, const AnalysisSettings& settings, const Grid& grid,
-                           const std::vector<std::vector<int32_t>>& sequences,
+                           const models::DecoderSpec& spec, const AnalysisSettings& settings,
+                           const Grid& grid, const std::vector<std::vector<int32_t>>& sequences,
                            const std::function<bool(const std::string&)>& rounded,
                            const AnalysisProgress& progress) {
   ASSIGN_OR_RETURN(CalibrationStream stream, CalibrationStream::Create(source, spec, sequences, ctx));
@@ -341,8 +344,8 @@ StatusOr<Analysis> Analyze(const kernels::ExecContext& ctx, const Checkpoint& so
 int64_t AnalysisBytes(const models::DecoderSpec& spec) {
   const models::AttentionSpec& a = spec.attention;
   const int64_t mixed = int64_t{a.heads} * std::max(a.v_dim, a.head_dim);
-  const int64_t width = std::max<int64_t>({spec.hidden, mixed, spec.intermediate, spec.moe.intermediate,
-                                           spec.moe.shared_intermediate});
+  const int64_t width = std::max<int64_t>(
+      {spec.hidden, mixed, spec.intermediate, spec.moe.intermediate, spec.moe.shared_intermediate});
   // Sampled tokens and rows, each with what a search makes of them.
   const int64_t linears = spec.moe.experts > 0 ? 2 * (kSampleExperts + 2) : 3;
   return (kSampleTokens * 4 + linears * kSampleRows * 3) * width * 4 +

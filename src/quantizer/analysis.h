@@ -31,9 +31,9 @@ struct AnalysisSettings {
 struct AnalysisFinding {
   std::string name;  // of the first linear
   int layer = 0;
-  float alpha = 0;                             // 0: not smoothed
-  double loss_before = 0, loss_after = 0;      // without and with smoothing
-  float scale = 0;                             // static; 0: dynamic
+  float alpha = 0;                         // 0: not smoothed
+  double loss_before = 0, loss_after = 0;  // without and with smoothing
+  float scale = 0;                         // static; 0: dynamic
   double static_loss = 0, dynamic_loss = 0;
 };
 
@@ -60,8 +60,8 @@ using AnalysisProgress = std::function<bool(int done, int total)>;
 
 /// Walks `sequences` through `source`. Linears that `rounded` does not name stay out of it.
 StatusOr<Analysis> Analyze(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& source,
-                           const models::DecoderSpec& spec, const AnalysisSettings& settings, const Grid& grid,
-                           const std::vector<std::vector<int32_t>>& sequences,
+                           const models::DecoderSpec& spec, const AnalysisSettings& settings,
+                           const Grid& grid, const std::vector<std::vector<int32_t>>& sequences,
                            const std::function<bool(const std::string& module)>& rounded,
                            const AnalysisProgress& progress);
 

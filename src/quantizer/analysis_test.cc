@@ -35,8 +35,7 @@ class AnalysisTest : public ::testing::Test {
       options_.calibration.emplace_back();
       for (int i = 0; i < length; ++i) options_.calibration.back().push_back(id = (id * 29 + 11) % vocab);
     }
-    if (options_.output.calibrated())
-      options_.output.calibration = CalibrationId::Of(options_.calibration);
+    if (options_.output.calibrated()) options_.output.calibration = CalibrationId::Of(options_.calibration);
     const auto pool = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
     return Quantize(*opened, options_, kernels_, *pool, folder_.Path(out));
   }

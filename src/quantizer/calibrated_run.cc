@@ -187,9 +187,9 @@ StatusOr<std::vector<OwnedMatrix>> CalibratedRun::Visit(const LinearGroup& group
   LinearFinding finding;
   finding.layer = group.layer;
   finding.tokens = group.inputs.tokens;
-  RETURN_IF_ERROR(units_.Tell(fmt::format("layer {} of {}{}", group.layer + 1,
-                                          plan_.spec.layers + plan_.spec.mtp_layers,
-                                          group.expert < 0 ? "" : fmt::format(", expert {}", group.expert))));
+  RETURN_IF_ERROR(
+      units_.Tell(fmt::format("layer {} of {}{}", group.layer + 1, plan_.spec.layers + plan_.spec.mtp_layers,
+                              group.expert < 0 ? "" : fmt::format(", expert {}", group.expert))));
   for (size_t i = 0; i < group.modules.size(); ++i) {
     // Items stand in the order of a forward pass, as groups do.
     MOESAIC_CHECK_EQ(item_of_.at(group.modules[i]), first + i);
@@ -274,9 +274,10 @@ StatusOr<HessianFactor> CalibratedRun::Factor(const LinearGroup& group, LinearFi
   finding->effective_tokens = hessian->effective_tokens();
   if (group.expert >= 0) RETURN_IF_ERROR(LeanOnLayer(group, hessian, finding));
   const Stopwatch watch(&report_.factor_seconds);
-  ASSIGN_OR_RETURN(HessianFactor factor, FactorHessian(ctx_, *hessian,
-                                                       {.damping = static_cast<float>(options_.output.damping),
-                                                        .act_order = options_.output.act_order}));
+  ASSIGN_OR_RETURN(HessianFactor factor,
+                   FactorHessian(ctx_, *hessian,
+                                 {.damping = static_cast<float>(options_.output.damping),
+                                  .act_order = options_.output.act_order}));
   finding->damping = factor.damping;
   return factor;
 }
@@ -314,7 +315,8 @@ int CalibratedRun::Restore(CalibrationStream& stream) {
   const std::vector<ordered_json>& states = journal_.states();
   for (size_t i = states.size(); i-- > 0;) {
     const int layer = states[i].value("state", -1);
-    if (layer < 1 || layer > plan_.spec.layers + plan_.spec.mtp_layers || !units_.IsDoneBefore(layer)) continue;
+    if (layer < 1 || layer > plan_.spec.layers + plan_.spec.mtp_layers || !units_.IsDoneBefore(layer))
+      continue;
     const std::span<std::byte> bytes = HiddenBytes(stream, plan_.spec.hidden);
     if (ChecksumOfFile(StatePath(layer), std::ssize(bytes)) != states[i].value("xxh3", "")) continue;
     std::ifstream file(StatePath(layer), std::ios::binary);

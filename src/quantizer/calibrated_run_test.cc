@@ -102,17 +102,16 @@ TEST_P(CalibratedSource, ComesOutWholeAndLosesLessThanRounding) {
   EXPECT_TRUE(model.status().ok()) << model.status();
 }
 
-INSTANTIATE_TEST_SUITE_P(, CalibratedSource,
-                         ::testing::Values(Case{"kimi-k2", Scheme::kW8A8}, Case{"deepseek-v3-fp8", Scheme::kFp8},
-                                           Case{"deepseek-v3-mtp", Scheme::kFp8},
-                                           Case{"deepseek-v3-noqlora", Scheme::kW8A8},
-                                           Case{"qwen3-moe-norm-tied", Scheme::kNvfp4},
-                                           Case{"pangu-ultra-moe-mtp", Scheme::kW8A8},
-                                           Case{"ct-llama-int4-actorder", Scheme::kW4A16},
-                                           Case{"llama3-rope-bias", Scheme::kW4A16}),
-                         [](const auto& test) {
-                           return models::TestName(test.param.golden) + "_" + SchemeName(test.param.scheme);
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    , CalibratedSource,
+    ::testing::Values(Case{"kimi-k2", Scheme::kW8A8}, Case{"deepseek-v3-fp8", Scheme::kFp8},
+                      Case{"deepseek-v3-mtp", Scheme::kFp8}, Case{"deepseek-v3-noqlora", Scheme::kW8A8},
+                      Case{"qwen3-moe-norm-tied", Scheme::kNvfp4}, Case{"pangu-ultra-moe-mtp", Scheme::kW8A8},
+                      Case{"ct-llama-int4-actorder", Scheme::kW4A16},
+                      Case{"llama3-rope-bias", Scheme::kW4A16}),
+    [](const auto& test) {
+      return models::TestName(test.param.golden) + "_" + SchemeName(test.param.scheme);
+    });
 
 TEST_F(CalibratedRunTest, BytesDependOnNeitherThreadsNorUnitsNorSaving) {
   options_.output.scheme = Scheme::kNvfp4;
@@ -222,7 +221,8 @@ TEST_F(CalibratedRunTest, AFlippedBitIsFound) {
     file.seekp(at);
     file.put(flipped);
     file.close();
-    EXPECT_THAT(Message(Check(Golden("kimi-k2"), out).status()), HasSubstr("model.layers.1.self_attn.o_proj"));
+    EXPECT_THAT(Message(Check(Golden("kimi-k2"), out).status()),
+                HasSubstr("model.layers.1.self_attn.o_proj"));
   }
 }
 

@@ -101,8 +101,8 @@ StatusOr<CalibrationStream> CalibrationStream::Create(const checkpoint::Checkpoi
   stream.rope_.push_back(std::move(rope));
   ASSIGN_OR_RETURN(stream.hidden_,
                    runtime::Buffer::Allocate(sizeof(float) * stream.positions_.size() * spec.hidden, true));
-  RETURN_IF_ERROR(ReadEmbeddings(ctx, source, models::kEmbedding, spec.vocab, spec.hidden, stream.ids_,
-                                 stream.hidden()));
+  RETURN_IF_ERROR(
+      ReadEmbeddings(ctx, source, models::kEmbedding, spec.vocab, spec.hidden, stream.ids_, stream.hidden()));
   return stream;
 }
 
@@ -125,8 +125,9 @@ Status CalibrationStream::EnterMtp(const kernels::ExecContext& ctx, const checkp
                                    int depth) {
   const int width = spec_.hidden;
   const std::string prefix = models::LayerPrefix(spec_.layers + depth);
-  const std::string before =
-      depth == 0 ? models::kFinalNorm : models::LayerPrefix(spec_.layers + depth - 1) + "shared_head.norm.weight";
+  const std::string before = depth == 0
+                                 ? models::kFinalNorm
+                                 : models::LayerPrefix(spec_.layers + depth - 1) + "shared_head.norm.weight";
   const std::string table = prefix + "embed_tokens";
   const int64_t shape[] = {width};
   ASSIGN_OR_RETURN(const std::vector<float> final_norm, source.ReadF32(before, shape));

@@ -40,7 +40,8 @@ class CalibrationStream {
   void AddAttention(const kernels::ExecContext& ctx, const DenseLayer& layer);
 
   /// Puts multi-token-prediction module `depth` at the start of its layer: hidden = project(norm(embedding of
-  /// the next token), norm(hidden after the final norm)). The last token of a sequence has itself for the next.
+  /// the next token), norm(hidden after the final norm)). The last token of a sequence has itself for the
+  /// next.
   Status EnterMtp(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& source, int depth);
 
   const layers::RopeTable& rope() const { return rope_.front(); }

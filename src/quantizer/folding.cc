@@ -24,8 +24,7 @@ std::string Folding::MakerOf(const std::string& module, bool sandwich) {
   const std::string_view name = std::string_view(module).substr(dot + 1);
   if (parent == layer + "self_attn.") {
     if (name == "q_b_proj") return parent + "q_a_layernorm";
-    const bool reads =
-        IsOneOf(name, {"q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa"});
+    const bool reads = IsOneOf(name, {"q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa"});
     return reads ? layer + "input_layernorm" : "";
   }
   if (!parent.starts_with(layer + "mlp.")) return "";

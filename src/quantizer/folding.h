@@ -26,7 +26,9 @@ class Folding {
   const std::map<std::string, std::vector<float>>& scales() const { return scales_; }
 
   /// Whether the item, a linear's module or a tensor's name, is changed at all.
-  bool Touches(const std::string& item) const { return InputsOf(item) != nullptr || OutputsOf(item) != nullptr; }
+  bool Touches(const std::string& item) const {
+    return InputsOf(item) != nullptr || OutputsOf(item) != nullptr;
+  }
   /// Folds rows [first, first + count) of an item, each of `columns` values; a vector is one row.
   void Apply(const kernels::ExecContext& ctx, const std::string& item, int64_t first, int64_t count,
              int64_t columns, float* rows) const;

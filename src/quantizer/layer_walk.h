@@ -43,8 +43,8 @@ class LayerVisitor {
   virtual Status SeeRouting(int layer, std::span<const int64_t> tokens_of_expert) = 0;
 };
 
-/// Takes `stream` through layer `layer` of `source`, whose norms, biases and router are folded if `folding` is
-/// not null; visitors fold linears.
+/// Takes `stream` through layer `layer` of `source`, whose norms, biases and router are folded if `folding`
+/// is not null; visitors fold linears.
 Status WalkLayer(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& source,
                  const models::DecoderSpec& spec, int layer, const Folding* folding,
                  CalibrationStream& stream, LayerVisitor& visitor);

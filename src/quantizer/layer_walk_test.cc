@@ -127,14 +127,12 @@ TEST_P(LayerWalkTest, GoesWhereTheModelGoes) {
     for (int i = 0; i < 3; ++i) {
       std::vector<int32_t> next(sequences[i].begin() + 1, sequences[i].end());
       next.push_back(sequences[i].back());
-      const kernels::SequenceSlice slice{.block_table = cache.table(i),
-                                         .start = 0,
-                                         .count = static_cast<int>(next.size()),
-                                         .row = 0};
+      const kernels::SequenceSlice slice{
+          .block_table = cache.table(i), .start = 0, .count = static_cast<int>(next.size()), .row = 0};
       std::vector<float> out(next.size() * spec.hidden);
-      const Status status = model->ForwardMtp(
-          ctx, depth, {.tokens = next, .sequences = {&slice, 1}, .logit_rows = {}}, outputs[i].hidden,
-          cache.layers(), {.logits = {}, .hidden = out});
+      const Status status =
+          model->ForwardMtp(ctx, depth, {.tokens = next, .sequences = {&slice, 1}, .logit_rows = {}},
+                            outputs[i].hidden, cache.layers(), {.logits = {}, .hidden = out});
       ASSERT_TRUE(status.ok()) << status;
       const std::string norm = models::LayerPrefix(spec.layers + depth) + "shared_head.norm.weight";
       ExpectNear(hidden(norm, row, std::ssize(next)), out, fmt::format("module {}, sequence {}", depth, i));

@@ -23,12 +23,6 @@ const std::map<std::string, std::string, std::less<>> kFused = {{"q_proj", "qkv"
                                                                 {"q_a_proj", "qkv_a"},
                                                                 {"kv_a_proj_with_mqa", "qkv_a"}};
 
-// "model.layers.3.mlp.gate": 3.
-int LayerOf(const std::string& name) {
-  constexpr std::string_view kPrefix = "model.layers.";
-  return name.starts_with(kPrefix) ? std::atoi(name.c_str() + kPrefix.size()) : -1;
-}
-
 bool IsRoundable(const RegionDecl& region) {
   return region.precision == models::Precision::kAny && region.name != models::kHead &&
          !region.name.ends_with(".eh_proj") && !region.optional;
@@ -104,6 +98,11 @@ std::string ModuleOf(const std::string& tensor) {
 }
 
 }  // namespace
+
+int LayerOf(const std::string& name) {
+  constexpr std::string_view kPrefix = "model.layers.";
+  return name.starts_with(kPrefix) ? std::atoi(name.c_str() + kPrefix.size()) : -1;
+}
 
 int64_t ModelItem::elements() const {
   int64_t elements = 1;

@@ -30,6 +30,9 @@ struct ModelItem {
 /// page or sixteen for each. Loops over items give them back this often: after 128 of them some 8 MiB.
 inline constexpr size_t kItemsAMap = 128;
 
+/// N of "model.layers.N."; -1 when the name does not begin so.
+int LayerOf(const std::string& name);
+
 /// All items of a model, from its spec alone.
 std::vector<ModelItem> ListItems(const models::DecoderSpec& spec);
 

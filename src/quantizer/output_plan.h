@@ -89,7 +89,7 @@ struct OutputPlan {
   std::vector<Shard> shards;
   std::vector<std::string> ignore;   // of "quantization_config"
   std::vector<std::string> dynamic;  // linears whose activations are dynamic where those of others are static
-  int64_t bytes = 0;                // of all files
+  int64_t bytes = 0;                 // of all files
 
   /// A file's length field and header, header_bytes long.
   std::string Header(const Shard& shard, const std::vector<ModelItem>& items,

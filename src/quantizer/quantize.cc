@@ -49,12 +49,6 @@ std::string FingerprintOf(const checkpoint::Checkpoint& source) {
   return fmt::format("{:016x}", XXH3_64bits_digest(&state));
 }
 
-Status WriteText(const std::string& path, const std::string& text) {
-  ASSIGN_OR_RETURN(const auto file, runtime::AtomicFile::Create(path));
-  RETURN_IF_ERROR(file->Write(text.data(), text.size()));
-  return file->Commit();
-}
-
 // Makes the folder where there is none; says whether it did.
 StatusOr<bool> PrepareFolder(const std::string& folder) {
   std::error_code error;
@@ -90,7 +84,7 @@ Status CheckDisk(const std::string& folder, const OutputPlan& output) {
 Status WriteTexts(const checkpoint::Checkpoint& source, const QuantizeOptions& options,
                   const QuantizePlan& plan, const std::string& folder) {
   for (const auto& [name, text] : options.texts)
-    RETURN_IF_ERROR(WriteText(fmt::format("{}/{}", folder, name), text));
+    RETURN_IF_ERROR(runtime::WriteFileAtomically(fmt::format("{}/{}", folder, name), text));
   if (plan.output.shards.size() > 1) {
     int64_t total = 0;
     std::string map;
@@ -103,15 +97,15 @@ Status WriteTexts(const checkpoint::Checkpoint& source, const QuantizeOptions& o
                            plan.output.shards[item.shard].file);
       }
     }
-    RETURN_IF_ERROR(
-        WriteText(folder + "/model.safetensors.index.json",
-                  fmt::format("{{\"metadata\":{{\"total_size\":{}}},\"weight_map\":{{{}}}}}\n", total, map)));
+    RETURN_IF_ERROR(runtime::WriteFileAtomically(
+        folder + "/model.safetensors.index.json",
+        fmt::format("{{\"metadata\":{{\"total_size\":{}}},\"weight_map\":{{{}}}}}\n", total, map)));
   }
   ordered_json config = ordered_json::parse(source.config().dump());
   config["quantization_config"] =
       QuantizationConfig(options.output.scheme, options.output.group_size, plan.output.ignore,
                          options.output.analyze.static_activations, plan.output.dynamic);
-  return WriteText(folder + "/config.json", config.dump(2) + "\n");
+  return runtime::WriteFileAtomically(folder + "/config.json", config.dump(2) + "\n");
 }
 
 // Plans the run and writes the journal's header, or goes by the one that is there.
@@ -211,8 +205,9 @@ ordered_json QuantizeReport::Json(const OutputSettings& settings) const {
   for (const auto& [name, value] :
        {std::pair("read", stream.read_wait_seconds), std::pair("write", stream.write_wait_seconds),
         std::pair("hessians", c.hessian_seconds), std::pair("factors", c.factor_seconds),
-        std::pair("rounding", c.round_seconds), std::pair("forward", std::max(0.0, c.walk_seconds - inner)),
-        std::pair("other", std::max(0.0, compute_seconds() - c.walk_seconds))}) {
+        std::pair("rounding", c.round_seconds), std::pair("analysis", analysis_seconds),
+        std::pair("forward", std::max(0.0, c.walk_seconds - inner)),
+        std::pair("other", std::max(0.0, compute_seconds() - c.walk_seconds - analysis_seconds))}) {
     json["stages"].push_back({{"name", name}, {"seconds", value}});
   }
   json.update(c.Json());
@@ -234,9 +229,12 @@ StatusOr<QuantizeReport> Quantize(const checkpoint::Checkpoint& source, const Qu
   if (source.tensors().empty()) return NotFound("{}: there are no weights here", source.path());
   ASSIGN_OR_RETURN(const bool made, PrepareFolder(folder));
   ASSIGN_OR_RETURN(const std::unique_ptr<Journal> journal, Journal::Open(folder));
+  QuantizeReport report;
   QuantizeOptions options = wanted;
   StatusOr<QuantizePlan> planned = Cancelled("");
+  const Clock::time_point analyzing = Clock::now();
   if (Status analyzed = AddAnalysis(source, kernels, pool, folder, *journal, &options); analyzed.ok()) {
+    report.analysis_seconds = options.output.analysis == nullptr ? 0 : Since(analyzing);
     planned = Begin(source, options, folder, *journal);
   } else {
     planned = std::move(analyzed);
@@ -255,7 +253,6 @@ StatusOr<QuantizeReport> Quantize(const checkpoint::Checkpoint& source, const Qu
   ASSIGN_OR_RETURN(UnitReader reader, UnitReader::Create(source, options.direct, *io));
   runtime::Arena scratch;
   const kernels::ExecContext ctx{.kernels = &kernels, .pool = &pool, .scratch = &scratch};
-  QuantizeReport report;
   report.units = plan.work.units.size();
   UnitRounder rounder(source, plan.items, plan.output, options.output, ctx);
   ordered_json findings;
@@ -288,7 +285,8 @@ StatusOr<QuantizeReport> Quantize(const checkpoint::Checkpoint& source, const Qu
   report.peak_bytes = runtime::MeasureResidentMemory().peak;
   report.seconds = Since(start);
   if (options.output.calibrated()) {
-    RETURN_IF_ERROR(WriteText(folder + "/" + kReportFile, report.Json(options.output).dump(1) + "\n"));
+    RETURN_IF_ERROR(
+        runtime::WriteFileAtomically(folder + "/" + kReportFile, report.Json(options.output).dump(1) + "\n"));
   }
   RETURN_IF_ERROR(journal->Remove());
   return report;

@@ -18,8 +18,9 @@ struct QuantizeReport {
   StreamCounts stream;
   size_t units = 0;
   size_t rounded = 0, copied = 0, converted = 0;  // linears, and other tensors
-  CalibrationReport calibration;             // of GPTQ
-  std::shared_ptr<const Analysis> analysis;  // or null
+  CalibrationReport calibration;                  // of GPTQ
+  std::shared_ptr<const Analysis> analysis;       // or null
+  double analysis_seconds = 0;                    // of this run
   double seconds = 0;
   int64_t peak_bytes = 0;  // resident
   std::string io;          // AsyncFiles::backend()

@@ -218,9 +218,12 @@ ordered_json QuantizationConfig(Scheme scheme, int group_size, const std::vector
   };
   ordered_json groups = {{"group_0", group({"Linear"}, static_activations)}};
   if (!dynamic.empty()) groups["group_1"] = group(dynamic, false);
-  return {{"quant_method", "compressed-tensors"}, {"format", format},
-          {"quantization_status", "compressed"},  {"global_compression_ratio", nullptr},
-          {"kv_cache_scheme", nullptr},           {"ignore", ignore},
+  return {{"quant_method", "compressed-tensors"},
+          {"format", format},
+          {"quantization_status", "compressed"},
+          {"global_compression_ratio", nullptr},
+          {"kv_cache_scheme", nullptr},
+          {"ignore", ignore},
           {"config_groups", groups}};
 }
 

@@ -51,7 +51,8 @@ void EncodeRows(runtime::ThreadPool& pool, const QuantizedMatrix& matrix,
 /// "quantization_config" of a checkpoint whose linears are all on the grid of `scheme` but those that
 /// `ignore` names, by name or as "re:PATTERN". kW8A8: activations are static if `static_activations`, but for
 /// the linears that `dynamic` names.
-nlohmann::ordered_json QuantizationConfig(Scheme scheme, int group_size, const std::vector<std::string>& ignore,
+nlohmann::ordered_json QuantizationConfig(Scheme scheme, int group_size,
+                                          const std::vector<std::string>& ignore,
                                           bool static_activations = false,
                                           const std::vector<std::string>& dynamic = {});
 

@@ -120,11 +120,13 @@ class Verifier {
           RETURN_IF_ERROR(CheckCodes(pieces[p], {file + offset, static_cast<size_t>(bytes)}));
           continue;
         }
-        const auto expected = made.subspan(static_cast<size_t>(places.tensors[p][t]), static_cast<size_t>(bytes));
+        const auto expected =
+            made.subspan(static_cast<size_t>(places.tensors[p][t]), static_cast<size_t>(bytes));
         if (std::memcmp(file + offset, expected.data(), expected.size()) == 0) continue;
         const auto differ = std::mismatch(expected.begin(), expected.end(), file + offset);
         return DataLoss("{}: byte {}, of tensor {}, is {:#04x} and must be {:#04x}", files_[shard]->path(),
-                        differ.second - file, plan_.items[pieces[p].item].name + item.tensors[t].stored.suffix,
+                        differ.second - file,
+                        plan_.items[pieces[p].item].name + item.tensors[t].stored.suffix,
                         static_cast<int>(*differ.second), static_cast<int>(*differ.first));
       }
     }
@@ -229,8 +231,8 @@ class Verifier {
   const OutputSettings& settings_;
   const kernels::ExecContext& ctx_;
   std::vector<std::shared_ptr<const runtime::MappedFile>> files_;  // [shards]
-  std::map<std::string, std::string> checksums_;                  // of calibrated linears' codes
-  XXH3_state_t codes_ = {};                                       // of the linear that is read
+  std::map<std::string, std::string> checksums_;                   // of calibrated linears' codes
+  XXH3_state_t codes_ = {};                                        // of the linear that is read
 };
 
 }  // namespace

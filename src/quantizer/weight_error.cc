@@ -1,10 +1,10 @@
 #include "quantizer/weight_error.h"
 
 #include <cmath>
-#include <cstdlib>
 #include <mutex>
 
 #include "models/model_info.h"
+#include "quantizer/analysis.h"
 #include "quantizer/source_form.h"
 
 namespace moesaic::quantizer {
@@ -16,8 +16,8 @@ using checkpoint::LinearSource;
 // Rows of a task, whose values are held twice as f32: a few megabytes a thread.
 constexpr int64_t kRows = kRowStep;
 
-Status AddErrors(const Checkpoint& quantized, const Checkpoint& source, const ModelItem& item,
-                 runtime::ThreadPool& pool, LinearError* to) {
+Status AddErrors(const Checkpoint& quantized, const Checkpoint& source, const Folding& folding,
+                 const ModelItem& item, runtime::ThreadPool& pool, LinearError* to) {
   const int64_t n = item.shape[0], k = item.shape[1];
   ASSIGN_OR_RETURN(const LinearSource now, quantized.FindLinear(item.name, n, k));
   ASSIGN_OR_RETURN(const LinearSource then, source.FindLinear(item.name, n, k));
@@ -30,6 +30,7 @@ Status AddErrors(const Checkpoint& quantized, const Checkpoint& source, const Mo
     std::vector<float> a(static_cast<size_t>(rows * k)), b(a.size());
     Status status = quantized.ReadLinearRows(now, first, rows, a);
     if (status.ok()) status = source.ReadLinearRows(then, first, rows, b);
+    for (int64_t r = 0; r < rows; ++r) folding.ApplyToRow(item.name, first + r, k, b.data() + r * k);
     LinearError& sum = sums[static_cast<size_t>(block)];
     for (size_t i = 0; i < a.size(); ++i) {
       const double difference = static_cast<double>(a[i]) - b[i];
@@ -56,26 +57,30 @@ std::string KindOf(const ModelItem& item) {
   return kind;
 }
 
-int LayerOf(const std::string& name) {
-  constexpr std::string_view kPrefix = "model.layers.";
-  if (!name.starts_with(kPrefix)) return -1;
-  return static_cast<int>(std::strtol(name.c_str() + kPrefix.size(), nullptr, 10));
-}
-
 double LinearError::relative() const { return weight > 0 ? std::sqrt(error / weight) : 0; }
 
 StatusOr<std::vector<LinearError>> WeightErrors(
     const Checkpoint& quantized, const Checkpoint& source, runtime::ThreadPool& pool,
     const std::function<bool(int64_t done, int64_t total)>& progress) {
   ASSIGN_OR_RETURN(const std::vector<ModelItem> items, ListItems(source));
+  ASSIGN_OR_RETURN(const models::DecoderSpec spec,
+                   models::SpecFromConfig(source.config(), models::ConfigFile(source)));
+  Folding folding(spec.sandwich_norm);
+  StatusOr<Analysis> analysis =
+      Analysis::Load(quantized.path() + "/" + kAnalysisFile, /*key=*/"", spec.sandwich_norm);
+  if (analysis.ok()) {
+    folding = std::move(analysis->folding);
+  } else if (analysis.status().code() != StatusCode::kNotFound) {
+    return analysis.status();
+  }
   std::vector<LinearError> errors;
   for (size_t i = 0; i < items.size(); ++i) {
     if (!items[i].roundable) continue;
     LinearError& error = errors.emplace_back();
     error.name = items[i].name;
     error.kind = KindOf(items[i]);
-    error.layer = LayerOf(items[i].name);
-    RETURN_IF_ERROR(AddErrors(quantized, source, items[i], pool, &error));
+    error.layer = items[i].layer;
+    RETURN_IF_ERROR(AddErrors(quantized, source, folding, items[i], pool, &error));
     source.ForgetMaps();
     quantized.ForgetMaps();
     if (progress && !progress(static_cast<int64_t>(i + 1), std::ssize(items)))

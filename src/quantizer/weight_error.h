@@ -12,8 +12,6 @@ namespace moesaic::quantizer {
 
 /// "q_a_proj", "experts.down_proj", "shared_experts.up_proj": linears of a kind end alike.
 std::string KindOf(const ModelItem& item);
-/// N of "model.layers.N.": -1 when the name has none.
-int LayerOf(const std::string& name);
 
 struct LinearError {
   std::string name, kind;
@@ -23,7 +21,8 @@ struct LinearError {
   double relative() const;  // sqrt(error / weight)
 };
 
-/// Every linear that may be rounded, both read by the code that loads models. `progress` is called with
+/// Every linear that may be rounded, both read by the code that loads models; the source's with what the
+/// quantized folder's analysis folds into it (analysis.h). `progress` is called with
 /// linears done and in all; return false to stop. A linear that one of them lacks is an error.
 StatusOr<std::vector<LinearError>> WeightErrors(
     const checkpoint::Checkpoint& quantized, const checkpoint::Checkpoint& source, runtime::ThreadPool& pool,

@@ -10,6 +10,7 @@ Needs torch and safetensors.
 """
 
 import argparse
+import math
 import random
 import re
 import shutil
@@ -31,19 +32,22 @@ def main() -> None:
     parser.add_argument("--channels", type=int, default=4)
     options = parser.parse_args()
     shutil.copytree(options.model, options.out)
+    if options.factor <= 0 or math.frexp(options.factor)[0] != 0.5:
+        parser.error("--factor must be a power of two, or the model would not be the same")
     rng = random.Random(0)
-    for path in sorted(options.out.glob("*.safetensors")):
-        weights = load_file(path)
-        for name in list(weights):
-            norm = re.fullmatch(r"(model\.layers\.\d+\.)(\w+)\.weight", name)
-            if not norm or norm[2] not in READERS:
-                continue
-            channels = rng.sample(range(weights[name].shape[0]), options.channels)
-            weights[name][channels] *= options.factor
-            for reader in weights:
-                if re.fullmatch(re.escape(norm[1]) + READERS[norm[2]], reader):
-                    weights[reader][:, channels] /= options.factor
-        save_file(weights, path, metadata={"format": "pt"})
+    shards = {path: load_file(path) for path in sorted(options.out.glob("*.safetensors"))}
+    weights = {name: tensor for shard in shards.values() for name, tensor in shard.items()}
+    for name in list(weights):
+        norm = re.fullmatch(r"(model\.layers\.\d+\.)(\w+)\.weight", name)
+        if not norm or norm[2] not in READERS:
+            continue
+        channels = rng.sample(range(weights[name].shape[0]), options.channels)
+        weights[name][channels] *= options.factor
+        for reader in weights:
+            if re.fullmatch(re.escape(norm[1]) + READERS[norm[2]], reader):
+                weights[reader][:, channels] /= options.factor
+    for path, shard in shards.items():
+        save_file(shard, path, metadata={"format": "pt"})
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@
 #include "app/input.h"
 #include "app/model_text.h"
 #include "checkpoint/json_text.h"
+#include "models/model_info.h"
 #include "quantizer/carve.h"
 
 namespace moesaic::app {
@@ -77,9 +78,10 @@ StatusOr<Sequences> ReadCalibrationFile(const CalibrationFile& file, const check
   const auto ends_with = [&](const char* ending) { return file.path.ends_with(ending); };
   Sequences sequences;
   if (ends_with(".safetensors")) {
-    const int vocab = source.config().value("vocab_size", 0);
+    ASSIGN_OR_RETURN(const models::DecoderSpec spec,
+                     models::SpecFromConfig(source.config(), models::ConfigFile(source)));
     ASSIGN_OR_RETURN(const Sequences stored,
-                     quantizer::ReadCalibration(file.path, vocab, static_cast<int>(file.max_tokens)));
+                     quantizer::ReadCalibration(file.path, spec.vocab, static_cast<int>(file.max_tokens)));
     Cutter cutter(file);
     for (const std::vector<int32_t>& ids : stored) cutter.Add(ids);
     sequences = cutter.Take();

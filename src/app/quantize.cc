@@ -15,6 +15,7 @@
 #include "app/session.h"
 #include "app/table.h"
 #include "app/verb.h"
+#include "models/model_info.h"
 #include "quantizer/calibration_forecast.h"
 #include "quantizer/preflight.h"
 
@@ -110,6 +111,10 @@ void PrintAnalysis(const Options& options, const quantizer::Analysis& analysis, 
         "without\n",
         smoothed, searched, before > 0 ? after / before : 1);
   }
+  const auto stand_ins = std::ranges::count(analysis.findings, true, &quantizer::AnalysisFinding::stand_ins);
+  if (stand_ins > 0) {
+    Print("coverage: {} experts see few tokens; others of their layers stood in\n", stand_ins);
+  }
   if (options.activations == "static") {
     Print("activations: {} of {} linears static, the others dynamic\n", analysis.input_scales.size(),
           rounded);
@@ -118,12 +123,13 @@ void PrintAnalysis(const Options& options, const quantizer::Analysis& analysis, 
 
 void PrintCalibration(const quantizer::CalibrationReport& report) {
   double loss = 0, nearest = 0;
-  size_t leaning = 0, unseen = 0;
+  size_t leaning = 0, unseen = 0, dead = 0;
   for (const quantizer::LinearFinding& linear : report.linears) {
     loss += linear.loss;
     nearest += linear.of_nearest > 0 ? linear.loss / linear.of_nearest : 0;
     leaning += linear.shrinkage > 0.5 ? 1 : 0;
     unseen += linear.tokens == 0 ? 1 : 0;
+    dead += linear.nearest ? 1 : 0;
   }
   Print("gptq: the outputs' squared error is {:.3f} of that of rounding to the nearest, over {} linears\n",
         nearest > 0 ? loss / nearest : 1, report.linears.size());
@@ -131,6 +137,7 @@ void PrintCalibration(const quantizer::CalibrationReport& report) {
     Print("coverage: {} linears of experts that few tokens reach lean on their layer, {} of them saw none\n",
           leaning, unseen);
   }
+  if (dead > 0) Print("{} linears whose inputs are 0 in every token are rounded to the nearest\n", dead);
   Print("computing: {:.1f} s Hessians, {:.1f} s factors, {:.1f} s rounding, {:.1f} s forward\n",
         report.hessian_seconds, report.factor_seconds, report.round_seconds,
         std::max(0.0, report.walk_seconds - report.hessian_seconds - report.factor_seconds -
@@ -229,8 +236,9 @@ void PrintPlan(const Options& options, const quantizer::OutputSettings& settings
 Status ReadCalibration(const Options& options, const checkpoint::Checkpoint& source,
                        quantizer::QuantizeOptions* parsed) {
   CalibrationFile file = options.calibration;
-  const int context = source.config().value("max_position_embeddings", file.sequence_length);
-  file.sequence_length = std::min(file.sequence_length, context);
+  ASSIGN_OR_RETURN(const models::DecoderSpec spec,
+                   models::SpecFromConfig(source.config(), models::ConfigFile(source)));
+  file.sequence_length = std::min(file.sequence_length, spec.context);
   if (options.plan && file.path.empty()) {
     parsed->output.calibration = {.xxh3 = "",
                                   .tokens = file.max_tokens,
@@ -274,6 +282,14 @@ Status RunQuantize(const Options& options) {
   ASSIGN_OR_RETURN(const kernels::KernelTable kernels, KernelsOfHost());
   ASSIGN_OR_RETURN(const auto pool, MakeThreads(options.threads));
   ASSIGN_OR_RETURN(const auto source, checkpoint::Checkpoint::Open(options.model));
+  parsed.threads = pool->size();
+  if (!parsed.output.calibrated() && !options.calibration.path.empty()) {
+    return InvalidArgument(
+        "--calibration is for --method gptq, --smoothing on and --activations static; --method {} by itself "
+        "takes "
+        "none",
+        options.method);
+  }
   if (parsed.output.calibrated()) RETURN_IF_ERROR(ReadCalibration(options, *source, &parsed));
   if (options.plan) return RunPlan(options, parsed, *source, kernels, *pool);
   ASSIGN_OR_RETURN(parsed.texts, SideTexts(*source));

@@ -189,7 +189,7 @@ ReportSection Coverage(const ReportInput& input) {
   size_t shrunk = 0;
   double most_damping = 0;
   for (const Linear& linear : run.linears) {
-    if (linear.shrinkage.value_or(0) > 0) ++shrunk;
+    if (linear.shrinkage.value_or(0) > 0.5) ++shrunk;
     most_damping = std::max(most_damping, linear.damping.value_or(0));
     if (!IsExpert(linear) || !linear.tokens) continue;
     double& of_expert = tokens[linear.layer][linear.name.substr(0, linear.name.rfind('.'))];

@@ -84,8 +84,8 @@ class Analyst : public LayerVisitor {
       ASSIGN_OR_RETURN(RuntimeMatrix kept, RuntimeMatrix::OfKept(tensor::DType::kBF16, n, group.inputs.k));
       RETURN_IF_ERROR(kept.ReadKept(*ctx_.pool, source_, module));
       matrices.push_back(kept.Take());
+      source_.ForgetMaps();
     }
-    for (const auto& file : source_.files()) file->Forget();
     return matrices;
   }
 
@@ -101,7 +101,7 @@ class Analyst : public LayerVisitor {
     const std::string prefix = models::LayerPrefix(group.layer) + "mlp.";
     std::vector<std::string> owners;
     if (spec_.moe.shared_intermediate > 0) owners.push_back(prefix + "shared_experts.");
-    const int step = std::max(1, spec_.moe.experts / kSampleExperts);
+    const int step = (spec_.moe.experts + kSampleExperts - 1) / kSampleExperts;
     for (int e = 0; e < spec_.moe.experts; e += step)
       owners.push_back(fmt::format("{}experts.{}.", prefix, e));
     std::vector<std::string> modules;
@@ -133,7 +133,7 @@ class Analyst : public LayerVisitor {
   Seen See(const LinearInputs& inputs, std::span<const float> divisors) const {
     const int k = inputs.k;
     Seen seen{.range = ActivationRange(k), .tokens = {}};
-    const int64_t step = std::max<int64_t>(1, inputs.tokens / kSampleTokens);
+    const int64_t step = std::max<int64_t>(1, (inputs.tokens + kSampleTokens - 1) / kSampleTokens);
     int64_t token = 0;
     inputs.visit([&](const TokenRows& rows) {
       seen.range.Add(ctx_, {rows.f32, rows.count, k}, divisors);
@@ -150,7 +150,9 @@ class Analyst : public LayerVisitor {
   }
 
   void Assign(std::span<const std::string> modules, float scale) {
-    for (const std::string& module : modules) analysis_.input_scales[module] = scale;
+    for (const std::string& module : modules) {
+      if (rounded_(module)) analysis_.input_scales[module] = scale;
+    }
   }
 
   // Decides for linears that read `inputs`, by `modules`, which stand for all of them.
@@ -164,6 +166,8 @@ class Analyst : public LayerVisitor {
     }
     if (linears.empty() || inputs.tokens == 0) return OkStatus();
     AnalysisFinding finding{.name = group.modules.front(), .layer = group.layer};
+    finding.tokens = group.inputs.tokens;
+    finding.stand_ins = !group.same_layer_inputs && &inputs != &group.inputs;
     Seen seen = See(inputs, {});
     const std::string maker = Folding::MakerOf(group.modules.front(), spec_.sandwich_norm);
     std::vector<float> scales;
@@ -184,16 +188,12 @@ class Analyst : public LayerVisitor {
         seen = See(inputs, scales);
       }
     }
-    if (settings_.static_activations && AllRounded(group.modules)) {
+    if (settings_.static_activations) {
       RETURN_IF_ERROR(ChooseScale(group, seen, inputs.k, linears, &finding));
     }
     if (!scales.empty()) analysis_.folding.Add(maker, std::move(scales));
     analysis_.findings.push_back(std::move(finding));
     return OkStatus();
-  }
-
-  bool AllRounded(std::span<const std::string> modules) const {
-    return std::ranges::all_of(modules, rounded_);
   }
 
   Status ChooseScale(const LinearGroup& group, const Seen& seen, int k, const std::vector<Rows>& linears,
@@ -243,6 +243,8 @@ class Analyst : public LayerVisitor {
 ordered_json JsonOf(const AnalysisFinding& finding) {
   return {{"name", finding.name},
           {"layer", finding.layer},
+          {"tokens", finding.tokens},
+          {"stand_ins", finding.stand_ins},
           {"alpha", finding.alpha},
           {"loss_before", finding.loss_before},
           {"loss_after", finding.loss_after},
@@ -251,16 +253,24 @@ ordered_json JsonOf(const AnalysisFinding& finding) {
           {"dynamic_loss", finding.dynamic_loss}};
 }
 
+double NumberIn(const ordered_json& json, const char* key) {
+  const auto found = json.find(key);
+  return found != json.end() && found->is_number() ? found->get<double>() : 0;
+}
+
 AnalysisFinding FindingOf(const ordered_json& json) {
   AnalysisFinding finding;
-  finding.name = json.value("name", "");
-  finding.layer = json.value("layer", 0);
-  finding.alpha = json.value("alpha", 0.0F);
-  finding.loss_before = json.value("loss_before", 0.0);
-  finding.loss_after = json.value("loss_after", 0.0);
-  finding.scale = json.value("scale", 0.0F);
-  finding.static_loss = json.value("static_loss", 0.0);
-  finding.dynamic_loss = json.value("dynamic_loss", 0.0);
+  const auto name = json.find("name"), stand_ins = json.find("stand_ins");
+  if (name != json.end() && name->is_string()) finding.name = *name;
+  finding.stand_ins = stand_ins != json.end() && stand_ins->is_boolean() && stand_ins->get<bool>();
+  finding.layer = static_cast<int>(NumberIn(json, "layer"));
+  finding.tokens = static_cast<int64_t>(NumberIn(json, "tokens"));
+  finding.alpha = static_cast<float>(NumberIn(json, "alpha"));
+  finding.loss_before = NumberIn(json, "loss_before");
+  finding.loss_after = NumberIn(json, "loss_after");
+  finding.scale = static_cast<float>(NumberIn(json, "scale"));
+  finding.static_loss = NumberIn(json, "static_loss");
+  finding.dynamic_loss = NumberIn(json, "dynamic_loss");
   return finding;
 }
 

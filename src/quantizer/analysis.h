@@ -31,6 +31,8 @@ struct AnalysisSettings {
 struct AnalysisFinding {
   std::string name;  // of the first linear
   int layer = 0;
+  int64_t tokens = 0;                      // that it saw
+  bool stand_ins = false;                  // few tokens reach this expert: others of its layer stood in
   float alpha = 0;                         // 0: not smoothed
   double loss_before = 0, loss_after = 0;  // without and with smoothing
   float scale = 0;                         // static; 0: dynamic

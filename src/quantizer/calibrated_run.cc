@@ -5,11 +5,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <thread>
 
 #include "base/check.h"
+#include "quantizer/weight_error.h"
 #include "runtime/atomic_file.h"
 
 namespace moesaic::quantizer {
@@ -64,7 +65,8 @@ std::string ChecksumOfFile(const std::string& path, int64_t bytes) {
 ordered_json JsonOf(const LinearFinding& finding) {
   return {{"name", finding.name},
           {"layer", finding.layer},
-          {"method", "gptq"},
+          {"kind", KindOf(finding.name)},
+          {"method", finding.nearest ? "nearest" : "gptq"},
           {"tokens", finding.tokens},
           {"effective_tokens", finding.effective_tokens},
           {"shrinkage", finding.shrinkage},
@@ -78,19 +80,48 @@ ordered_json JsonOf(const LayerRouting& routing) {
   return {{"layer", routing.layer}, {"tokens", routing.tokens}};
 }
 
-// What JsonOf wrote; whoever changed it since gets zeros.
+// What JsonOf wrote; what is not of its kind any more counts as 0.
+double NumberIn(const ordered_json& json, const char* key) {
+  const auto found = json.find(key);
+  return found != json.end() && found->is_number() ? found->get<double>() : 0;
+}
+
+std::string TextIn(const ordered_json& json, const char* key) {
+  const auto found = json.find(key);
+  return found != json.end() && found->is_string() ? found->get<std::string>() : "";
+}
+
 LinearFinding FindingOf(const ordered_json& json) {
   LinearFinding finding;
-  finding.name = json.value("name", "");
-  finding.layer = json.value("layer", 0);
-  finding.tokens = json.value("tokens", int64_t{0});
-  finding.effective_tokens = json.value("effective_tokens", 0.0);
-  finding.shrinkage = json.value("shrinkage", 0.0);
-  finding.loss = json.value("loss", 0.0);
-  finding.of_nearest = json.value("of_nearest", 0.0);
-  finding.damping = json.value("damping", 0.0);
-  finding.xxh3 = json.value("xxh3", "");
+  finding.name = TextIn(json, "name");
+  finding.layer = static_cast<int>(NumberIn(json, "layer"));
+  finding.tokens = static_cast<int64_t>(NumberIn(json, "tokens"));
+  finding.effective_tokens = NumberIn(json, "effective_tokens");
+  finding.shrinkage = NumberIn(json, "shrinkage");
+  finding.loss = NumberIn(json, "loss");
+  finding.of_nearest = NumberIn(json, "of_nearest");
+  finding.damping = NumberIn(json, "damping");
+  finding.nearest = TextIn(json, "method") == "nearest";
+  finding.xxh3 = TextIn(json, "xxh3");
   return finding;
+}
+
+LayerRouting RoutingOf(const ordered_json& json) {
+  LayerRouting routing{static_cast<int>(NumberIn(json, "layer")), {}};
+  const auto tokens = json.find("tokens");
+  if (tokens == json.end()) return routing;
+  for (const ordered_json& count : *tokens) {
+    routing.tokens.push_back(count.is_number_integer() ? count.get<int64_t>() : 0);
+  }
+  return routing;
+}
+
+// Inputs that are 0 in every token leave nothing to weigh errors by.
+bool HasInputs(const Hessian& hessian) {
+  for (int i = 0; i < hessian.k(); ++i) {
+    if (hessian.sums(i)[i] > 0) return true;
+  }
+  return false;
 }
 
 }  // namespace
@@ -104,11 +135,12 @@ ordered_json CalibrationReport::Json() const {
 
 CalibrationReport CalibrationReport::FromJson(const ordered_json& json) {
   CalibrationReport report;
-  for (const ordered_json& finding : json.value("linears", ordered_json::array())) {
-    report.linears.push_back(FindingOf(finding));
+  const auto linears = json.find("linears"), routing = json.find("routing");
+  if (linears != json.end()) {
+    for (const ordered_json& finding : *linears) report.linears.push_back(FindingOf(finding));
   }
-  for (const ordered_json& routing : json.value("routing", ordered_json::array())) {
-    report.routing.push_back({routing.value("layer", 0), routing.value("tokens", std::vector<int64_t>())});
+  if (routing != json.end()) {
+    for (const ordered_json& layer : *routing) report.routing.push_back(RoutingOf(layer));
   }
   return report;
 }
@@ -133,7 +165,7 @@ CalibratedRun::CalibratedRun(const kernels::ExecContext& ctx, const checkpoint::
 Status CalibratedRun::Go() {
   ASSIGN_OR_RETURN(CalibrationStream stream,
                    CalibrationStream::Create(source_, plan_.spec, options_.calibration, ctx_));
-  for (const auto& file : source_.files()) file->Forget();
+  source_.ForgetMaps();
   report_.resumed_layers = Restore(stream);
   RETURN_IF_ERROR(units_.Begin(report_.resumed_layers));
   Clock::time_point saved = Clock::now();
@@ -146,10 +178,11 @@ Status CalibratedRun::Go() {
       }
       RETURN_IF_ERROR(WalkLayer(ctx_, source_, plan_.spec, layer, options_.output.folding(), stream, *this));
     }
+    // All in front of the next layer, so that a state has nothing unfinished before it.
     size_t end = units_.NextItem();
-    while (end < plan_.items.size() && plan_.items[end].layer == layer) ++end;
+    while (end < plan_.items.size() && plan_.items[end].layer != layer + 1) ++end;
     RETURN_IF_ERROR(AdvanceTo(end));
-    for (const auto& file : source_.files()) file->Forget();
+    source_.ForgetMaps();
     if (Since(saved) < options_.save_seconds && layer + 1 < layers) continue;
     RETURN_IF_ERROR(SaveState(layer + 1, stream));
     saved = Clock::now();
@@ -177,13 +210,14 @@ Status CalibratedRun::SeeRouting(int layer, std::span<const int64_t> tokens_of_e
       "calibrate with more or more varied text, or let the others lean on their layer with --min-coverage "
       "{:.2f}",
       layer, covered, tokens_of_expert.size(), kCoveredTokens, options_.output.calibration.tokens,
-      options_.min_coverage, static_cast<double>(covered) / experts);
+      options_.min_coverage, std::floor(100 * static_cast<double>(covered) / experts) / 100);
 }
 
 StatusOr<std::vector<OwnedMatrix>> CalibratedRun::Visit(const LinearGroup& group) {
   const size_t first = item_of_.at(group.modules.front());
   std::vector<OwnedMatrix> matrices;
   std::optional<HessianFactor> factor;
+  bool looked = false;  // whether there is a factor
   LinearFinding finding;
   finding.layer = group.layer;
   finding.tokens = group.inputs.tokens;
@@ -195,17 +229,20 @@ StatusOr<std::vector<OwnedMatrix>> CalibratedRun::Visit(const LinearGroup& group
     MOESAIC_CHECK_EQ(item_of_.at(group.modules[i]), first + i);
     RETURN_IF_ERROR(AdvanceTo(first + i));
     const bool rounded = plan_.output.items[first + i].form == Form::kRounded;
-    if (rounded && !factor) {
+    if (rounded && !looked) {
       ASSIGN_OR_RETURN(factor, Factor(group, &finding));
+      finding.nearest = !factor.has_value();
+      looked = true;
     }
-    ASSIGN_OR_RETURN(OwnedMatrix matrix, RoundLinear(first + i, rounded ? &*factor : nullptr, finding));
+    ASSIGN_OR_RETURN(OwnedMatrix matrix,
+                     RoundLinear(first + i, factor ? &*factor : nullptr, rounded ? &finding : nullptr));
     matrices.push_back(std::move(matrix));
   }
   return matrices;
 }
 
 StatusOr<OwnedMatrix> CalibratedRun::RoundLinear(size_t item, const HessianFactor* factor,
-                                                 LinearFinding finding) {
+                                                 const LinearFinding* finding) {
   const Stopwatch watch(&report_.round_seconds);
   const std::vector<int64_t>& shape = plan_.items[item].shape;
   const auto n = static_cast<int>(shape[0]), k = static_cast<int>(shape[1]);
@@ -213,7 +250,7 @@ StatusOr<OwnedMatrix> CalibratedRun::RoundLinear(size_t item, const HessianFacto
   XXH3_state_t codes;
   XXH3_64bits_reset(&codes);
   ASSIGN_OR_RETURN(RuntimeMatrix runtime,
-                   factor != nullptr
+                   finding != nullptr
                        ? RuntimeMatrix::OfRounded(options_.output.grid(), n, k)
                        : RuntimeMatrix::OfKept(plan_.output.items[item].tensors[0].stored.dtype, n, k));
   while (units_.NextItem() == item) {
@@ -223,12 +260,12 @@ StatusOr<OwnedMatrix> CalibratedRun::RoundLinear(size_t item, const HessianFacto
     const int64_t bytes = PlaceOf(plan_.output.items[item].tensors[0], place.pieces.front()).bytes;
     XXH3_64bits_update(&codes, place.out[0], static_cast<size_t>(bytes));
   }
-  if (factor != nullptr) {
-    finding.name = plan_.items[item].name;
-    finding.loss = gptq.loss;
-    finding.of_nearest = gptq.of_nearest;
-    finding.xxh3 = fmt::format("{:016x}", XXH3_64bits_digest(&codes));
-    report_.linears.push_back(std::move(finding));
+  if (finding != nullptr) {
+    LinearFinding& mine = report_.linears.emplace_back(*finding);
+    mine.name = plan_.items[item].name;
+    mine.loss = gptq.loss;
+    mine.of_nearest = gptq.of_nearest;
+    mine.xxh3 = fmt::format("{:016x}", XXH3_64bits_digest(&codes));
   }
   return runtime.Take();
 }
@@ -255,12 +292,12 @@ Status CalibratedRun::LeanOnLayer(const LinearGroup& group, Hessian* own, Linear
     if (own->effective_tokens() >= int64_t{kPlenty} * own->k()) return OkStatus();
     ASSIGN_OR_RETURN(layer, Gather(stand_ins_, group.layer_inputs));
   }
-  // Inputs that are 0 in every token, chosen or not, say nothing; damping alone is left.
-  if (layer->weight() > 0) finding->shrinkage = ShrinkTowards(ctx_, *layer, own);
+  finding->shrinkage = ShrinkTowards(ctx_, *layer, own);
   return OkStatus();
 }
 
-StatusOr<HessianFactor> CalibratedRun::Factor(const LinearGroup& group, LinearFinding* finding) {
+StatusOr<std::optional<HessianFactor>> CalibratedRun::Factor(const LinearGroup& group,
+                                                             LinearFinding* finding) {
   if (group.same_layer_inputs && layer_index_ != group.layer) {
     RETURN_IF_ERROR(Gather(layer_, group.expert < 0 ? group.inputs : group.layer_inputs).status());
     layer_index_ = group.layer;
@@ -274,12 +311,13 @@ StatusOr<HessianFactor> CalibratedRun::Factor(const LinearGroup& group, LinearFi
   finding->effective_tokens = hessian->effective_tokens();
   if (group.expert >= 0) RETURN_IF_ERROR(LeanOnLayer(group, hessian, finding));
   const Stopwatch watch(&report_.factor_seconds);
-  ASSIGN_OR_RETURN(HessianFactor factor,
-                   FactorHessian(ctx_, *hessian,
-                                 {.damping = static_cast<float>(options_.output.damping),
-                                  .act_order = options_.output.act_order}));
-  finding->damping = factor.damping;
-  return factor;
+  if (!HasInputs(*hessian)) return std::optional<HessianFactor>();
+  StatusOr<HessianFactor> factor = FactorHessian(
+      ctx_, *hessian,
+      {.damping = static_cast<float>(options_.output.damping), .act_order = options_.output.act_order});
+  if (!factor.ok()) return Annotate(factor.status(), group.modules.front());
+  finding->damping = factor->damping;
+  return std::optional<HessianFactor>(*std::move(factor));
 }
 
 // ---- states
@@ -297,15 +335,17 @@ Status CalibratedRun::SaveState(int layer, CalibrationStream& stream) {
     RETURN_IF_ERROR(file->Write(part.data(), part.size()));
   }
   RETURN_IF_ERROR(file->Commit());
-  ordered_json state = {{"state", layer}, {"xxh3", ChecksumOf(bytes)}};
+  ordered_json state = {{"state", layer}, {"xxh3", ChecksumOf(bytes)}, {"from", saved_layer_}};
   CalibrationReport since;
   since.linears.assign(report_.linears.begin() + static_cast<int64_t>(saved_linears_), report_.linears.end());
   since.routing.assign(report_.routing.begin() + static_cast<int64_t>(saved_routing_), report_.routing.end());
   state.update(since.Json());
-  const int before = journal_.states().empty() ? -1 : journal_.states().back().value("state", -1);
+  const int before =
+      journal_.states().empty() ? -1 : static_cast<int>(NumberIn(journal_.states().back(), "state"));
   RETURN_IF_ERROR(journal_.AppendState(state));
   saved_linears_ = report_.linears.size();
   saved_routing_ = report_.routing.size();
+  saved_layer_ = layer;
   std::error_code ignored;
   if (before >= 0 && before != layer) std::filesystem::remove(StatePath(before), ignored);
   return OkStatus();
@@ -314,22 +354,24 @@ Status CalibratedRun::SaveState(int layer, CalibrationStream& stream) {
 int CalibratedRun::Restore(CalibrationStream& stream) {
   const std::vector<ordered_json>& states = journal_.states();
   for (size_t i = states.size(); i-- > 0;) {
-    const int layer = states[i].value("state", -1);
+    const auto layer = static_cast<int>(NumberIn(states[i], "state"));
     if (layer < 1 || layer > plan_.spec.layers + plan_.spec.mtp_layers || !units_.IsDoneBefore(layer))
       continue;
     const std::span<std::byte> bytes = HiddenBytes(stream, plan_.spec.hidden);
-    if (ChecksumOfFile(StatePath(layer), std::ssize(bytes)) != states[i].value("xxh3", "")) continue;
+    if (ChecksumOfFile(StatePath(layer), std::ssize(bytes)) != TextIn(states[i], "xxh3")) continue;
     std::ifstream file(StatePath(layer), std::ios::binary);
     if (!file.read(reinterpret_cast<char*>(bytes.data()), std::ssize(bytes))) continue;
-    for (size_t j = 0; j <= i; ++j) {  // a later line for the same layers says the same again
-      if (j > 0 && states[j].value("state", -1) <= states[j - 1].value("state", -1)) {
-        report_.linears.clear();
-        report_.routing.clear();
-      }
+    for (size_t j = 0; j <= i; ++j) {
+      // What a line tells takes the place of what was told of these layers before.
+      const auto from = static_cast<int>(NumberIn(states[j], "from"));
+      const auto later = [from](const auto& finding) { return finding.layer >= from; };
+      std::erase_if(report_.linears, later);
+      std::erase_if(report_.routing, later);
       CalibrationReport part = CalibrationReport::FromJson(states[j]);
       std::ranges::move(part.linears, std::back_inserter(report_.linears));
       std::ranges::move(part.routing, std::back_inserter(report_.routing));
     }
+    saved_layer_ = layer;
     saved_linears_ = report_.linears.size();
     saved_routing_ = report_.routing.size();
     return layer;
@@ -337,10 +379,10 @@ int CalibratedRun::Restore(CalibrationStream& stream) {
   return 0;
 }
 
-Status CalibratedRun::RemoveStates() const {
+Status RemoveStates(const std::string& folder) {
   std::error_code error;
   std::vector<std::filesystem::path> found;
-  for (const auto& entry : std::filesystem::directory_iterator(folder_, error)) {
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
     const std::string name = entry.path().filename().string();
     if (name.starts_with("calibration-") && name.find(".state") != std::string::npos)
       found.push_back(entry.path());
@@ -352,36 +394,49 @@ Status CalibratedRun::RemoveStates() const {
   return OkStatus();
 }
 
+int64_t StateBytes(const models::DecoderSpec& spec, const OutputSettings& settings) {
+  return settings.calibration.tokens * spec.hidden * static_cast<int64_t>(sizeof(float));
+}
+
 int64_t CalibrationBytes(const models::DecoderSpec& spec, const std::vector<ModelItem>& items,
-                         const OutputSettings& settings) {
+                         const OutputSettings& settings, int threads) {
   const Grid grid = settings.grid();
-  const auto threads = static_cast<int>(std::max(std::thread::hardware_concurrency(), 1U));
-  std::map<int, int64_t> layers;  // packed linears outside of routed experts
-  int64_t expert = 0, rounding = 0;
+  struct Layer {
+    int64_t packed = 0;    // linears outside of routed experts, as they run
+    int64_t expert = 0;    // one of the routed ones
+    int64_t rounding = 0;  // of the linear that takes most
+  };
+  std::map<int, Layer> layers;
   for (const ModelItem& item : items) {
     const bool table = item.linear && item.shape[0] == spec.vocab;  // MTP modules' own embeddings and heads
     if (!item.linear || item.layer < 0 || table) continue;
     const auto n = static_cast<int>(item.shape[0]), k = static_cast<int>(item.shape[1]);
+    Layer& layer = layers[item.layer];
     if (!item.roundable) {  // routers in f32; kv_b_proj in bf16, and a half of it turned as well
-      layers[item.layer] += item.elements() * 4;
+      layer.packed += item.elements() * 4;
       continue;
     }
-    const int64_t packed = std::max(RuntimeMatrix::Bytes(grid, n, k), item.elements() * 2);
-    if (!item.routed) layers[item.layer] += packed;
-    if (item.routed) expert = std::max(expert, 3 * packed);
+    // An analysis has all of them in bf16, and so may --keep.
+    const bool wide = settings.analyze.wanted() || !settings.keep.empty();
+    const int64_t packed = wide ? item.elements() * 2 : RuntimeMatrix::Bytes(grid, n, k);
+    if (!item.routed) layer.packed += packed;
+    if (item.routed) layer.expert = std::max(layer.expert, 3 * packed);
+    if (!settings.gptq) continue;
     const auto rows = static_cast<int>(std::min<int64_t>(GptqSlabRows(item), n));
-    rounding = std::max(rounding, Hessian::Bytes(k) + FactorBytes(k) + int64_t{6144 + 1024} * k +
-                                      GptqBytes(grid, rows, k, threads) + int64_t{rows} * k * 6);
+    int64_t rounding = Hessian::Bytes(k) + FactorBytes(k) + int64_t{6144 + 1024} * k +
+                       GptqBytes(grid, rows, k, threads) + int64_t{rows} * k * 6;
+    if (item.routed) rounding += Hessian::Bytes(spec.hidden) + Hessian::Bytes(spec.moe.intermediate);
+    layer.rounding = std::max(layer.rounding, rounding);
   }
   int64_t most = 0;
-  for (const auto& [layer, bytes] : layers) most = std::max(most, bytes);
+  for (const auto& [index, layer] : layers) {
+    most = std::max(most, layer.packed + layer.expert + layer.rounding);
+  }
   const CalibrationId& id = settings.calibration;
-  if (spec.moe.experts > 0) rounding += Hessian::Bytes(spec.hidden) + Hessian::Bytes(spec.moe.intermediate);
-  int64_t bytes = most + expert + CalibrationStream::Bytes(spec, id.tokens, id.longest) +
-                  WalkBytes(spec, id.tokens, id.longest);
-  bytes += std::max(settings.gptq ? rounding : 0, settings.analyze.wanted() ? AnalysisBytes(spec) : 0);
-  // The ids themselves, and a state's bytes when one is read back are no more than a layer's work takes.
-  return bytes + id.tokens * 8;
+  if (settings.analyze.wanted()) most += AnalysisBytes(spec);
+  // Besides, the ids themselves. A state that is read back takes no more than a layer's work.
+  return most + CalibrationStream::Bytes(spec, id.tokens, id.longest) +
+         WalkBytes(spec, id.tokens, id.longest) + id.tokens * 8;
 }
 
 }  // namespace moesaic::quantizer

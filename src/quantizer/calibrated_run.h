@@ -25,6 +25,7 @@ struct LinearFinding {
   double loss = 0;        // GptqReport's
   double of_nearest = 1;  // likewise
   double damping = 0;     // FactorOptions::damping as it had to be
+  bool nearest = false;   // rounded to the nearest: its inputs are 0 in every token
   std::string xxh3;       // of the codes as they are stored, 16 hexadecimal digits
 };
 
@@ -53,18 +54,18 @@ class CalibratedRun : private LayerVisitor {
 
   /// Works through all units; goes on from the last state that the journal has.
   Status Go();
-  /// Removes what Go has saved.
-  Status RemoveStates() const;
   const CalibrationReport& report() const { return report_; }
 
  private:
   StatusOr<std::vector<OwnedMatrix>> Visit(const LinearGroup& group) override;
   Status SeeRouting(int layer, std::span<const int64_t> tokens_of_expert) override;
 
-  StatusOr<HessianFactor> Factor(const LinearGroup& group, LinearFinding* finding);
+  /// Nothing where all inputs are 0 in every token.
+  StatusOr<std::optional<HessianFactor>> Factor(const LinearGroup& group, LinearFinding* finding);
   StatusOr<Hessian*> Gather(std::optional<Hessian>& hessian, const LinearInputs& inputs);
   Status LeanOnLayer(const LinearGroup& group, Hessian* own, LinearFinding* finding);
-  StatusOr<OwnedMatrix> RoundLinear(size_t item, const HessianFactor* factor, LinearFinding finding);
+  /// `finding`: of a linear that is rounded; null: it is kept.
+  StatusOr<OwnedMatrix> RoundLinear(size_t item, const HessianFactor* factor, const LinearFinding* finding);
   /// Works through pieces of items before `item`, which calibration says nothing about.
   Status AdvanceTo(size_t item);
   std::string StatePath(int layer) const;
@@ -86,11 +87,18 @@ class CalibratedRun : private LayerVisitor {
   std::optional<Hessian> own_, stand_ins_, layer_;
   int layer_index_ = -1;  // that layer_ is of
   size_t saved_linears_ = 0, saved_routing_ = 0;
+  int saved_layer_ = 0;  // that the last state was before
   CalibrationReport report_;
 };
 
+/// Removes the states that runs have saved in `folder`.
+Status RemoveStates(const std::string& folder);
+
+/// Bytes of one state.
+int64_t StateBytes(const models::DecoderSpec& spec, const OutputSettings& settings);
+
 /// Memory that calibration takes at most, for GPTQ and for an analysis, beside the units.
 int64_t CalibrationBytes(const models::DecoderSpec& spec, const std::vector<ModelItem>& items,
-                         const OutputSettings& settings);
+                         const OutputSettings& settings, int threads);
 
 }  // namespace moesaic::quantizer

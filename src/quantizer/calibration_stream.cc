@@ -34,18 +34,22 @@ Status ReadEmbeddings(const kernels::ExecContext& ctx, const checkpoint::Checkpo
   const std::vector<std::pair<int32_t, std::vector<int64_t>>> used(places.begin(), places.end());
   std::mutex mutex;
   Status failure;
-  ctx.pool->Run(std::ssize(used), [&](int64_t i, int) {
-    const auto& [id, at] = used[i];
-    float* first = x + at.front() * width;
-    Status status = source.ReadLinearRows(table, id, 1, {first, static_cast<size_t>(width)});
-    if (!status.ok()) {
-      const std::lock_guard<std::mutex> lock(mutex);
-      failure = std::move(status);
-    }
-    for (const int64_t other : at) {
-      if (other != at.front()) std::copy_n(first, width, x + other * width);
-    }
-  });
+  constexpr int64_t kTogether = 4096;  // whose pages are mapped at a time
+  for (int64_t begin = 0; begin < std::ssize(used); begin += kTogether) {
+    ctx.pool->Run(std::min(kTogether, std::ssize(used) - begin), [&](int64_t i, int) {
+      const auto& [id, at] = used[begin + i];
+      float* first = x + at.front() * width;
+      Status status = source.ReadLinearRows(table, id, 1, {first, static_cast<size_t>(width)});
+      if (!status.ok()) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        failure = std::move(status);
+      }
+      for (const int64_t other : at) {
+        if (other != at.front()) std::copy_n(first, width, x + other * width);
+      }
+    });
+    source.ForgetMaps();
+  }
   return failure;
 }
 

@@ -58,7 +58,7 @@ Status Journal::Read() {
   size_t begin = 0;
   for (size_t end = text.find('\n'); end != std::string::npos; end = text.find('\n', begin)) {
     const std::string line = text.substr(begin, end - begin);
-    const size_t number = header_.is_null() ? 1 : entries_.size() + 2;
+    const size_t number = header_.is_null() ? 1 : entries_.size() + states_.size() + 2;
     ordered_json value;
     if (checkpoint::IsShallowJson(line)) value = ordered_json::parse(line, nullptr, false);
     if (!value.is_object()) {
@@ -67,6 +67,10 @@ Status Journal::Read() {
     if (header_.is_null()) {
       header_ = std::move(value);
     } else if (value.contains("state")) {
+      if (!value["state"].is_number_unsigned()) {
+        return DataLoss("{}: line {}: \"state\" must be a layer, found {}; empty the folder to begin anew",
+                        path_, number, value["state"].dump());
+      }
       states_.push_back(std::move(value));
     } else {
       ASSIGN_OR_RETURN(const Entry entry, ParseEntry(value, number, path_));
@@ -109,6 +113,8 @@ Status Journal::Append(const Entry& entry, const ordered_json& place) {
 
 Status Journal::AppendState(const ordered_json& state) {
   RETURN_IF_ERROR(WriteLine(state));
+  // The state before is removed next; that must not reach the disk first.
+  if (fdatasync(fd_) != 0) return IoError("{}: can't be brought to disk: {}", path_, std::strerror(errno));
   states_.push_back(state);
   return OkStatus();
 }

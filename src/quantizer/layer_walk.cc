@@ -186,7 +186,7 @@ class Walker {
     std::vector<int64_t> counts;
     for (const Routed& expert : routed_) counts.push_back(std::ssize(expert.tokens));
     stand_ins_ = {};
-    const int step = std::max(1, stream_.tokens() / kStandIns);
+    const int step = (stream_.tokens() + kStandIns - 1) / kStandIns;
     for (int t = 0; t < stream_.tokens(); t += step) stand_ins_.tokens.push_back(t);
     return visitor_.SeeRouting(index_, counts);
   }
@@ -355,6 +355,7 @@ Status WalkLayer(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& 
   ASSIGN_OR_RETURN(models::WeightPlan plan, models::PlanFrame(spec, source, layer));
   ASSIGN_OR_RETURN(const models::WeightMap weights,
                    models::WeightMap::Pack(source, std::move(plan), {}, {}, *ctx.pool));
+  source.ForgetMaps();
   layers::DecoderLayer frame = models::AssembleFrame(spec, weights, stream.rope(), layer);
   const Folding none;
   FoldedFrame folded(ctx, spec, folding != nullptr ? *folding : none, models::LayerPrefix(layer), source);

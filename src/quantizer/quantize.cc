@@ -4,9 +4,7 @@
 #include <sys/stat.h>
 #include <xxhash.h>
 
-#include <cerrno>
 #include <chrono>
-#include <cstring>
 #include <filesystem>
 #include <set>
 
@@ -49,6 +47,14 @@ std::string FingerprintOf(const checkpoint::Checkpoint& source) {
   return fmt::format("{:016x}", XXH3_64bits_digest(&state));
 }
 
+// The kernels that calibration runs: on others sums go in another order, and roundings may differ.
+std::string KernelsOf(const kernels::KernelTable& kernels) {
+  XXH3_state_t state;
+  XXH3_64bits_reset(&state);
+  for (const kernels::KernelChoice& choice : kernels.choices) HashText(&state, choice.name);
+  return fmt::format("{:016x}", XXH3_64bits_digest(&state));
+}
+
 // Makes the folder where there is none; says whether it did.
 StatusOr<bool> PrepareFolder(const std::string& folder) {
   std::error_code error;
@@ -61,14 +67,15 @@ StatusOr<bool> PrepareFolder(const std::string& folder) {
   const bool only_analysis =
       std::ranges::all_of(fs::directory_iterator(folder, error),
                           [](const auto& entry) { return entry.path().filename() == kAnalysisFile; });
-  if (only_analysis) return made;
+  if (only_analysis && !error) return made;
   return InvalidArgument("{}: the folder is not empty, and there is no {} to go on from", folder,
                          kJournalFile);
 }
 
-Status CheckDisk(const std::string& folder, const OutputPlan& output) {
-  int64_t missing = 0;
-  for (const Shard& shard : output.shards) {
+// Room for what is still to be written: of a calibrated run two states, one of which is on its way.
+Status CheckDisk(const std::string& folder, const QuantizePlan& plan, const QuantizeOptions& options) {
+  int64_t missing = options.output.gptq ? 2 * StateBytes(plan.spec, options.output) : 0;
+  for (const Shard& shard : plan.output.shards) {
     std::error_code error;
     const uintmax_t there = fs::file_size(fs::path(folder) / shard.file, error);
     missing += shard.bytes - (error ? 0 : std::min<int64_t>(static_cast<int64_t>(there), shard.bytes));
@@ -80,9 +87,8 @@ Status CheckDisk(const std::string& folder, const OutputPlan& output) {
                            missing);
 }
 
-// The files beside the weights; config.json last, without which nothing opens the folder.
-Status WriteTexts(const checkpoint::Checkpoint& source, const QuantizeOptions& options,
-                  const QuantizePlan& plan, const std::string& folder) {
+// The files beside the weights but config.json.
+Status WriteTexts(const QuantizeOptions& options, const QuantizePlan& plan, const std::string& folder) {
   for (const auto& [name, text] : options.texts)
     RETURN_IF_ERROR(runtime::WriteFileAtomically(fmt::format("{}/{}", folder, name), text));
   if (plan.output.shards.size() > 1) {
@@ -101,6 +107,12 @@ Status WriteTexts(const checkpoint::Checkpoint& source, const QuantizeOptions& o
         folder + "/model.safetensors.index.json",
         fmt::format("{{\"metadata\":{{\"total_size\":{}}},\"weight_map\":{{{}}}}}\n", total, map)));
   }
+  return OkStatus();
+}
+
+// The last of all files: without it nothing opens the folder.
+Status WriteConfig(const checkpoint::Checkpoint& source, const QuantizeOptions& options,
+                   const QuantizePlan& plan, const std::string& folder) {
   ordered_json config = ordered_json::parse(source.config().dump());
   config["quantization_config"] =
       QuantizationConfig(options.output.scheme, options.output.group_size, plan.output.ignore,
@@ -110,7 +122,8 @@ Status WriteTexts(const checkpoint::Checkpoint& source, const QuantizeOptions& o
 
 // Plans the run and writes the journal's header, or goes by the one that is there.
 StatusOr<QuantizePlan> Begin(const checkpoint::Checkpoint& source, const QuantizeOptions& options,
-                             const std::string& folder, Journal& journal) {
+                             const kernels::KernelTable& kernels, const std::string& folder,
+                             Journal& journal) {
   const bool begun = !journal.header().is_null();
   QuantizeOptions taken = options;
   if (begun) {
@@ -122,14 +135,15 @@ StatusOr<QuantizePlan> Begin(const checkpoint::Checkpoint& source, const Quantiz
     taken.unit_bytes = unit_bytes->get<int64_t>();
   }
   ASSIGN_OR_RETURN(QuantizePlan plan, PlanQuantize(source, taken));
-  const ordered_json header = {{"moesaic_quantize", 1},
-                               {"source", FingerprintOf(source)},
-                               {"settings", options.output.Json()},
-                               {"unit_bytes", plan.unit_bytes},
-                               {"units", plan.work.units.size()},
-                               {"output_bytes", plan.output.bytes}};
+  ordered_json header = {{"moesaic_quantize", 1},
+                         {"source", FingerprintOf(source)},
+                         {"settings", options.output.Json()},
+                         {"unit_bytes", plan.unit_bytes},
+                         {"units", plan.work.units.size()},
+                         {"output_bytes", plan.output.bytes}};
+  if (options.output.calibrated()) header["kernels"] = KernelsOf(kernels);
   if (begun) RETURN_IF_ERROR(CheckSameRun(journal, header));
-  RETURN_IF_ERROR(CheckDisk(folder, plan.output));
+  RETURN_IF_ERROR(CheckDisk(folder, plan, options));
   if (!begun) RETURN_IF_ERROR(journal.Begin(header));
   return plan;
 }
@@ -141,9 +155,11 @@ StatusOr<std::shared_ptr<const Analysis>> FindAnalysis(const checkpoint::Checkpo
                                                        runtime::ThreadPool& pool, const std::string& folder) {
   ASSIGN_OR_RETURN(const QuantizePlan plan, PlanQuantize(source, options));
   const std::string path = folder + "/" + kAnalysisFile;
-  const std::string key = FingerprintOf(source) + options.output.Json().dump();
+  const std::string key = FingerprintOf(source) + KernelsOf(kernels) + options.output.Json().dump();
   StatusOr<Analysis> found = Analysis::Load(path, key, plan.spec.sandwich_norm);
+  if (!found.ok() && found.status().code() != StatusCode::kNotFound) return found.status();
   if (!found.ok()) {
+    RETURN_IF_ERROR(CheckDisk(folder, plan, options));
     std::set<std::string> rounded;
     for (size_t i = 0; i < plan.items.size(); ++i) {
       if (plan.output.items[i].form == Form::kRounded) rounded.insert(plan.items[i].name);
@@ -171,7 +187,8 @@ Status AddAnalysis(const checkpoint::Checkpoint& source, const kernels::KernelTa
     OutputSettings settings = options->output;
     const auto begun = journal.header().find("settings");
     if (begun != journal.header().end() && begun->is_object()) {
-      settings.analysis_xxh3 = begun->value("analysis", "");
+      const auto analysis = begun->find("analysis");
+      if (analysis != begun->end() && analysis->is_string()) settings.analysis_xxh3 = *analysis;
     }
     RETURN_IF_ERROR(
         CheckSameRun(journal, {{"source", FingerprintOf(source)}, {"settings", settings.Json()}}));
@@ -235,7 +252,7 @@ StatusOr<QuantizeReport> Quantize(const checkpoint::Checkpoint& source, const Qu
   const Clock::time_point analyzing = Clock::now();
   if (Status analyzed = AddAnalysis(source, kernels, pool, folder, *journal, &options); analyzed.ok()) {
     report.analysis_seconds = options.output.analysis == nullptr ? 0 : Since(analyzing);
-    planned = Begin(source, options, folder, *journal);
+    planned = Begin(source, options, kernels, folder, *journal);
   } else {
     planned = std::move(analyzed);
   }
@@ -255,7 +272,6 @@ StatusOr<QuantizeReport> Quantize(const checkpoint::Checkpoint& source, const Qu
   const kernels::ExecContext ctx{.kernels = &kernels, .pool = &pool, .scratch = &scratch};
   report.units = plan.work.units.size();
   UnitRounder rounder(source, plan.items, plan.output, options.output, ctx);
-  ordered_json findings;
   {
     UnitStream units(plan, options, folder, *journal, *io, reader);
     RETURN_IF_ERROR(units.CheckFinished());
@@ -263,7 +279,6 @@ StatusOr<QuantizeReport> Quantize(const checkpoint::Checkpoint& source, const Qu
       CalibratedRun run(ctx, source, plan, options, folder, *journal, units, rounder);
       RETURN_IF_ERROR(run.Go());
       RETURN_IF_ERROR(units.Finish());
-      RETURN_IF_ERROR(run.RemoveStates());
       report.calibration = run.report();
     } else {
       RETURN_IF_ERROR(units.Begin());
@@ -272,7 +287,7 @@ StatusOr<QuantizeReport> Quantize(const checkpoint::Checkpoint& source, const Qu
     report.stream = units.counts();
   }
   report.stream.read_bytes += rounder.reread_bytes();
-  RETURN_IF_ERROR(WriteTexts(source, options, plan, folder));
+  RETURN_IF_ERROR(WriteTexts(options, plan, folder));
   report.analysis = options.output.analysis;
   report.source_bytes = plan.source_bytes;
   report.output_bytes = plan.output.bytes;
@@ -288,6 +303,8 @@ StatusOr<QuantizeReport> Quantize(const checkpoint::Checkpoint& source, const Qu
     RETURN_IF_ERROR(
         runtime::WriteFileAtomically(folder + "/" + kReportFile, report.Json(options.output).dump(1) + "\n"));
   }
+  RETURN_IF_ERROR(WriteConfig(source, options, plan, folder));
+  RETURN_IF_ERROR(RemoveStates(folder));
   RETURN_IF_ERROR(journal->Remove());
   return report;
 }

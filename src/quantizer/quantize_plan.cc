@@ -1,6 +1,7 @@
 #include "quantizer/quantize_plan.h"
 
 #include <algorithm>
+#include <thread>
 
 #include "models/model_info.h"
 #include "quantizer/calibrated_run.h"
@@ -11,6 +12,7 @@ namespace {
 
 // Threads' stacks, names of a unit's tensors, transfers under way.
 constexpr int64_t kReserve = int64_t{12} << 20;
+const int kMachine = static_cast<int>(std::max(std::thread::hardware_concurrency(), 1U));
 
 }  // namespace
 
@@ -31,10 +33,11 @@ StatusOr<QuantizePlan> PlanQuantize(const checkpoint::Checkpoint& source, const 
   ASSIGN_OR_RETURN(plan.output, PlanOutput(plan.items, plan.forms, options.output));
   const CutOptions cut{.grid = options.output.grid(), .by_layer = options.output.gptq};
   if (options.output.calibrated()) {
-    plan.calibration_bytes = CalibrationBytes(plan.spec, plan.items, options.output);
+    plan.calibration_bytes = CalibrationBytes(plan.spec, plan.items, options.output,
+                                              options.threads > 0 ? options.threads : kMachine);
   }
   // Headers were read through the maps; what they take is given back before memory is counted.
-  for (const auto& file : source.files()) file->Forget();
+  source.ForgetMaps();
   // A run's memory differs a little from the next one's. One that goes on with the units of a run whose
   // memory was full must not fail over that, so it reserves less.
   const int64_t reserve = options.unit_bytes > 0 ? kReserve / 2 : kReserve;

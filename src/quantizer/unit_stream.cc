@@ -3,7 +3,9 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "base/check.h"
 
@@ -64,6 +66,7 @@ Status UnitStream::CheckFinished() {
     ASSIGN_OR_RETURN(slot.output,
                      runtime::Buffer::Allocate(static_cast<size_t>(plan_.work.output_bytes), false));
   }
+  std::vector<bool> wrong(done_.size(), false);
   for (const Journal::Entry& entry : journal_.entries()) {
     if (entry.unit >= done_.size())
       return DataLoss("the journal names unit {} of {}", entry.unit, done_.size());
@@ -79,12 +82,15 @@ Status UnitStream::CheckFinished() {
       return ticket.status();
     }
     if (!right) {
-      ++counts_.redone_units;
+      wrong[entry.unit] = true;
       continue;
     }
     ++counts_.resumed_units;
     MarkDone(entry.unit);
     RETURN_IF_ERROR(Say(true, ""));
+  }
+  for (size_t unit = 0; unit < done_.size(); ++unit) {
+    if (wrong[unit] && !done_[unit]) ++counts_.redone_units;
   }
   return OkStatus();
 }

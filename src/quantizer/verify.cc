@@ -9,8 +9,10 @@
 #include <map>
 #include <mutex>
 
+#include "base/check.h"
 #include "checkpoint/json_text.h"
 #include "checkpoint/safetensors.h"
+#include "models/model_info.h"
 #include "quantizer/quantize.h"
 #include "quantizer/unit_reader.h"
 #include "quantizer/unit_rounder.h"
@@ -201,7 +203,8 @@ class Verifier {
     if (piece.first + piece.rows < item.shape[0]) return OkStatus();
     const auto found = checksums_.find(item.name);
     const std::string now = fmt::format("{:016x}", XXH3_64bits_digest(&codes_));
-    if (found == checksums_.end() || found->second == now) return OkStatus();
+    MOESAIC_CHECK(found != checksums_.end());  // ReadChecksums has seen to it
+    if (found->second == now) return OkStatus();
     return DataLoss("{}: {}: its codes have the checksum {}, and had {} when they were written",
                     quantized_.path(), item.name, now, found->second);
   }
@@ -212,7 +215,7 @@ class Verifier {
       total.error += block.error;
       total.weight += block.weight;
     }
-    const std::string kind = KindOf(item);
+    const std::string kind = KindOf(item.name);
     auto found = std::ranges::find(report->kinds, kind, &KindError::kind);
     if (found == report->kinds.end())
       found = report->kinds.insert(found, KindError{.kind = kind, .worst_name = ""});
@@ -245,7 +248,8 @@ StatusOr<VerifyReport> Verify(const Checkpoint& quantized, const Checkpoint& sou
   QuantizeOptions options;
   if (report.settings.analyze.wanted()) {
     const std::string path = quantized.path() + "/" + kAnalysisFile;
-    ASSIGN_OR_RETURN(const models::DecoderSpec spec, models::SpecFromConfig(source.config(), source.path()));
+    ASSIGN_OR_RETURN(const models::DecoderSpec spec,
+                     models::SpecFromConfig(source.config(), models::ConfigFile(source)));
     ASSIGN_OR_RETURN(Analysis analysis, Analysis::Load(path, "", spec.sandwich_norm));
     if (analysis.Checksum() != report.settings.analysis_xxh3) {
       return DataLoss("{}: is not the analysis that the weights were made with", path);

@@ -50,11 +50,10 @@ Status AddErrors(const Checkpoint& quantized, const Checkpoint& source, const Fo
 
 }  // namespace
 
-std::string KindOf(const ModelItem& item) {
-  std::string kind = item.name.substr(item.name.rfind('.') + 1);
-  if (item.routed) kind = "experts." + kind;
-  if (item.name.find("shared_experts") != std::string::npos) kind = "shared_experts." + kind;
-  return kind;
+std::string KindOf(const std::string& module) {
+  const std::string kind = module.substr(module.rfind('.') + 1);
+  if (module.find(".shared_experts.") != std::string::npos) return "shared_experts." + kind;
+  return module.find(".experts.") != std::string::npos ? "experts." + kind : kind;
 }
 
 double LinearError::relative() const { return weight > 0 ? std::sqrt(error / weight) : 0; }
@@ -78,7 +77,7 @@ StatusOr<std::vector<LinearError>> WeightErrors(
     if (!items[i].roundable) continue;
     LinearError& error = errors.emplace_back();
     error.name = items[i].name;
-    error.kind = KindOf(items[i]);
+    error.kind = KindOf(items[i].name);
     error.layer = items[i].layer;
     RETURN_IF_ERROR(AddErrors(quantized, source, folding, items[i], pool, &error));
     source.ForgetMaps();

@@ -11,7 +11,7 @@
 namespace moesaic::quantizer {
 
 /// "q_a_proj", "experts.down_proj", "shared_experts.up_proj": linears of a kind end alike.
-std::string KindOf(const ModelItem& item);
+std::string KindOf(const std::string& module);
 
 struct LinearError {
   std::string name, kind;

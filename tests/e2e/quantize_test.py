@@ -9,6 +9,7 @@ import shutil
 import signal
 import struct
 import subprocess
+import sys
 import tempfile
 import time
 import unittest
@@ -17,6 +18,10 @@ import moesaic_cli as cli
 from moesaic_cli import BINARY, ROOT, run
 
 TINY = ROOT / "models" / "moesaic-tiny"
+sys.path.insert(0, str(TINY))
+
+import generate  # noqa: E402  what the model was trained on
+
 SCHEMES = {"w8a8": [], "w4a16": ["--group-size", "32"], "nvfp4": ["--method", "mse"], "fp8": []}
 KILLS = int(os.environ.get("MOESAIC_KILLS", "6"))
 
@@ -219,20 +224,27 @@ class CalibrationTest(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = pathlib.Path(tempfile.mkdtemp())
         cls.addClassCleanup(shutil.rmtree, cls.folder)
-        lines = (TINY / "heldout.jsonl").read_text().splitlines()
+        sampler = generate.Sampler(random.Random("calibration"))
+        texts = ("".join(text for text, _ in generate.segments(**sampler.conversation(512, generate.LAST)))
+                 for _ in range(200))
         cls.text = cls.folder / "text.jsonl"
-        cls.text.write_text("\n".join(lines[::2]))
+        cls.text.write_text("\n".join(json.dumps({"text": text}) for text in texts))
+        records = [json.loads(line) for line in (TINY / "heldout.jsonl").read_text().splitlines()]
+        cls.messages = cls.folder / "messages.jsonl"
+        cls.messages.write_text("\n".join(json.dumps({"messages": r["messages"]}) for r in records))
         cls.held_out = cls.folder / "heldout.txt"
-        records = [json.loads(line) for line in lines[1::2]]
-        cls.held_out.write_text("\n".join(r["messages"][-1]["content"] + " " + r["expected"] for r in records))
+        cls.held_out.write_text("".join(
+            "".join(text for text, _ in generate.segments(r["messages"], r.get("tools"), prompt=True)) + r["expected"]
+            for r in records))
         cls.base = cls.folder / "base"
-        run("perplexity", TINY, cls.held_out, "--save-logits", cls.base)
+        run("perplexity", TINY, cls.held_out, "--save-logits", cls.base, "--max-tokens", "16384")
 
     def kl(self, *flags):
         out = self.folder / "out"
         run("quantize", TINY, "-o", out, *flags)
         run("verify", out, "--source", TINY)
-        report = json.loads(run("perplexity", out, self.held_out, "--kl-base", self.base, "--format", "json").stdout)
+        report = json.loads(run("perplexity", out, self.held_out, "--kl-base", self.base, "--max-tokens", "16384",
+                                "--format", "json").stdout)
         shutil.rmtree(out)
         return report["kl"]
 
@@ -241,6 +253,11 @@ class CalibrationTest(unittest.TestCase):
             nearest = self.kl("--scheme", scheme)
             gptq = self.kl("--scheme", scheme, "--method", "gptq", "--calibration", self.text)
             self.assertLess(gptq, share * nearest, scheme)
+
+    def test_messages_go_through_the_chat_template(self):
+        out = run("quantize", TINY, "-o", self.folder / "chats", "--scheme", "w4a16", "--method", "gptq", "--calibration",
+                  self.messages).stdout
+        self.assertIn("gptq: the outputs' squared error is 0.", out)
 
     def test_static_with_smoothing_is_near_dynamic(self):
         dynamic = self.kl("--scheme", "w8a8")

@@ -12,6 +12,7 @@
 #include "checkpoint/safetensors_writer.h"
 #include "models/weight_decl.h"
 #include "quantizer/activation.h"
+#include "quantizer/calibration_report.h"
 #include "quantizer/layer_walk.h"
 #include "quantizer/runtime_matrix.h"
 #include "quantizer/smooth.h"
@@ -253,15 +254,10 @@ ordered_json JsonOf(const AnalysisFinding& finding) {
           {"dynamic_loss", finding.dynamic_loss}};
 }
 
-double NumberIn(const ordered_json& json, const char* key) {
-  const auto found = json.find(key);
-  return found != json.end() && found->is_number() ? found->get<double>() : 0;
-}
-
 AnalysisFinding FindingOf(const ordered_json& json) {
   AnalysisFinding finding;
-  const auto name = json.find("name"), stand_ins = json.find("stand_ins");
-  if (name != json.end() && name->is_string()) finding.name = *name;
+  const auto stand_ins = json.find("stand_ins");
+  finding.name = TextIn(json, "name");
   finding.stand_ins = stand_ins != json.end() && stand_ins->is_boolean() && stand_ins->get<bool>();
   finding.layer = static_cast<int>(NumberIn(json, "layer"));
   finding.tokens = static_cast<int64_t>(NumberIn(json, "tokens"));

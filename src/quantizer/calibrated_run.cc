@@ -10,7 +10,6 @@
 #include <fstream>
 
 #include "base/check.h"
-#include "quantizer/weight_error.h"
 #include "runtime/atomic_file.h"
 
 namespace moesaic::quantizer {
@@ -62,60 +61,6 @@ std::string ChecksumOfFile(const std::string& path, int64_t bytes) {
   return read == bytes ? fmt::format("{:016x}", XXH3_64bits_digest(&state)) : "none";
 }
 
-ordered_json JsonOf(const LinearFinding& finding) {
-  return {{"name", finding.name},
-          {"layer", finding.layer},
-          {"kind", KindOf(finding.name)},
-          {"method", finding.nearest ? "nearest" : "gptq"},
-          {"tokens", finding.tokens},
-          {"effective_tokens", finding.effective_tokens},
-          {"shrinkage", finding.shrinkage},
-          {"loss", finding.loss},
-          {"of_nearest", finding.of_nearest},
-          {"damping", finding.damping},
-          {"xxh3", finding.xxh3}};
-}
-
-ordered_json JsonOf(const LayerRouting& routing) {
-  return {{"layer", routing.layer}, {"tokens", routing.tokens}};
-}
-
-// What JsonOf wrote; what is not of its kind any more counts as 0.
-double NumberIn(const ordered_json& json, const char* key) {
-  const auto found = json.find(key);
-  return found != json.end() && found->is_number() ? found->get<double>() : 0;
-}
-
-std::string TextIn(const ordered_json& json, const char* key) {
-  const auto found = json.find(key);
-  return found != json.end() && found->is_string() ? found->get<std::string>() : "";
-}
-
-LinearFinding FindingOf(const ordered_json& json) {
-  LinearFinding finding;
-  finding.name = TextIn(json, "name");
-  finding.layer = static_cast<int>(NumberIn(json, "layer"));
-  finding.tokens = static_cast<int64_t>(NumberIn(json, "tokens"));
-  finding.effective_tokens = NumberIn(json, "effective_tokens");
-  finding.shrinkage = NumberIn(json, "shrinkage");
-  finding.loss = NumberIn(json, "loss");
-  finding.of_nearest = NumberIn(json, "of_nearest");
-  finding.damping = NumberIn(json, "damping");
-  finding.nearest = TextIn(json, "method") == "nearest";
-  finding.xxh3 = TextIn(json, "xxh3");
-  return finding;
-}
-
-LayerRouting RoutingOf(const ordered_json& json) {
-  LayerRouting routing{static_cast<int>(NumberIn(json, "layer")), {}};
-  const auto tokens = json.find("tokens");
-  if (tokens == json.end()) return routing;
-  for (const ordered_json& count : *tokens) {
-    routing.tokens.push_back(count.is_number_integer() ? count.get<int64_t>() : 0);
-  }
-  return routing;
-}
-
 // Inputs that are 0 in every token leave nothing to weigh errors by.
 bool HasInputs(const Hessian& hessian) {
   for (int i = 0; i < hessian.k(); ++i) {
@@ -125,25 +70,6 @@ bool HasInputs(const Hessian& hessian) {
 }
 
 }  // namespace
-
-ordered_json CalibrationReport::Json() const {
-  ordered_json json = {{"linears", ordered_json::array()}, {"routing", ordered_json::array()}};
-  for (const LinearFinding& finding : linears) json["linears"].push_back(JsonOf(finding));
-  for (const LayerRouting& layer : routing) json["routing"].push_back(JsonOf(layer));
-  return json;
-}
-
-CalibrationReport CalibrationReport::FromJson(const ordered_json& json) {
-  CalibrationReport report;
-  const auto linears = json.find("linears"), routing = json.find("routing");
-  if (linears != json.end()) {
-    for (const ordered_json& finding : *linears) report.linears.push_back(FindingOf(finding));
-  }
-  if (routing != json.end()) {
-    for (const ordered_json& layer : *routing) report.routing.push_back(RoutingOf(layer));
-  }
-  return report;
-}
 
 CalibratedRun::CalibratedRun(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& source,
                              const QuantizePlan& plan, const QuantizeOptions& options,
@@ -392,51 +318,6 @@ Status RemoveStates(const std::string& folder) {
     if (error) return IoError("{}: can't be removed: {}", path.string(), error.message());
   }
   return OkStatus();
-}
-
-int64_t StateBytes(const models::DecoderSpec& spec, const OutputSettings& settings) {
-  return settings.calibration.tokens * spec.hidden * static_cast<int64_t>(sizeof(float));
-}
-
-int64_t CalibrationBytes(const models::DecoderSpec& spec, const std::vector<ModelItem>& items,
-                         const OutputSettings& settings, int threads) {
-  const Grid grid = settings.grid();
-  struct Layer {
-    int64_t packed = 0;    // linears outside of routed experts, as they run
-    int64_t expert = 0;    // one of the routed ones
-    int64_t rounding = 0;  // of the linear that takes most
-  };
-  std::map<int, Layer> layers;
-  for (const ModelItem& item : items) {
-    const bool table = item.linear && item.shape[0] == spec.vocab;  // MTP modules' own embeddings and heads
-    if (!item.linear || item.layer < 0 || table) continue;
-    const auto n = static_cast<int>(item.shape[0]), k = static_cast<int>(item.shape[1]);
-    Layer& layer = layers[item.layer];
-    if (!item.roundable) {  // routers in f32; kv_b_proj in bf16, and a half of it turned as well
-      layer.packed += item.elements() * 4;
-      continue;
-    }
-    // An analysis has all of them in bf16, and so may --keep.
-    const bool wide = settings.analyze.wanted() || !settings.keep.empty();
-    const int64_t packed = wide ? item.elements() * 2 : RuntimeMatrix::Bytes(grid, n, k);
-    if (!item.routed) layer.packed += packed;
-    if (item.routed) layer.expert = std::max(layer.expert, 3 * packed);
-    if (!settings.gptq) continue;
-    const auto rows = static_cast<int>(std::min<int64_t>(GptqSlabRows(item), n));
-    int64_t rounding = Hessian::Bytes(k) + FactorBytes(k) + int64_t{6144 + 1024} * k +
-                       GptqBytes(grid, rows, k, threads) + int64_t{rows} * k * 6;
-    if (item.routed) rounding += Hessian::Bytes(spec.hidden) + Hessian::Bytes(spec.moe.intermediate);
-    layer.rounding = std::max(layer.rounding, rounding);
-  }
-  int64_t most = 0;
-  for (const auto& [index, layer] : layers) {
-    most = std::max(most, layer.packed + layer.expert + layer.rounding);
-  }
-  const CalibrationId& id = settings.calibration;
-  if (settings.analyze.wanted()) most += AnalysisBytes(spec);
-  // Besides, the ids themselves. A state that is read back takes no more than a layer's work.
-  return most + CalibrationStream::Bytes(spec, id.tokens, id.longest) +
-         WalkBytes(spec, id.tokens, id.longest) + id.tokens * 8;
 }
 
 }  // namespace moesaic::quantizer

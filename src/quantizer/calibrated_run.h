@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 
+#include "quantizer/calibration_report.h"
 #include "quantizer/layer_walk.h"
 #include "quantizer/unit_rounder.h"
 #include "quantizer/unit_stream.h"
@@ -14,36 +15,6 @@ namespace moesaic::quantizer {
 
 /// Tokens that a routed expert must see to be covered.
 inline constexpr int64_t kCoveredTokens = 32;
-
-/// What calibration did to one linear.
-struct LinearFinding {
-  std::string name;
-  int layer = 0;
-  int64_t tokens = 0;
-  double effective_tokens = 0;
-  double shrinkage = 0;   // share of the layer's Hessian in an expert's (hessian.h); 1: it saw no token
-  double loss = 0;        // GptqReport's
-  double of_nearest = 1;  // likewise
-  double damping = 0;     // FactorOptions::damping as it had to be
-  bool nearest = false;   // rounded to the nearest: its inputs are 0 in every token
-  std::string xxh3;       // of the codes as they are stored, 16 hexadecimal digits
-};
-
-/// How routing spread the tokens over the experts of a layer.
-struct LayerRouting {
-  int layer = 0;
-  std::vector<int64_t> tokens;  // [experts]
-};
-
-struct CalibrationReport {
-  std::vector<LinearFinding> linears;
-  std::vector<LayerRouting> routing;
-  double hessian_seconds = 0, factor_seconds = 0, round_seconds = 0, walk_seconds = 0;  // of this run
-  int resumed_layers = 0;
-
-  nlohmann::ordered_json Json() const;  // linears and routing
-  static CalibrationReport FromJson(const nlohmann::ordered_json& json);
-};
 
 class CalibratedRun : private LayerVisitor {
  public:
@@ -93,12 +64,5 @@ class CalibratedRun : private LayerVisitor {
 
 /// Removes the states that runs have saved in `folder`.
 Status RemoveStates(const std::string& folder);
-
-/// Bytes of one state.
-int64_t StateBytes(const models::DecoderSpec& spec, const OutputSettings& settings);
-
-/// Memory that calibration takes at most, for GPTQ and for an analysis, beside the units.
-int64_t CalibrationBytes(const models::DecoderSpec& spec, const std::vector<ModelItem>& items,
-                         const OutputSettings& settings, int threads);
 
 }  // namespace moesaic::quantizer

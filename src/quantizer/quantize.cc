@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <set>
 
+#include "quantizer/calibration_memory.h"
 #include "quantizer/journal.h"
 #include "quantizer/preflight.h"
 #include "quantizer/unit_rounder.h"

@@ -4,7 +4,7 @@
 #include <thread>
 
 #include "models/model_info.h"
-#include "quantizer/calibrated_run.h"
+#include "quantizer/calibration_memory.h"
 #include "runtime/memory.h"
 
 namespace moesaic::quantizer {

@@ -1,0 +1,58 @@
+#include "quantizer/calibration_memory.h"
+
+#include <algorithm>
+#include <map>
+
+#include "quantizer/gptq.h"
+#include "quantizer/layer_walk.h"
+#include "quantizer/runtime_matrix.h"
+#include "quantizer/work_plan.h"
+
+namespace moesaic::quantizer {
+
+int64_t StateBytes(const models::DecoderSpec& spec, const OutputSettings& settings) {
+  return settings.calibration.tokens * spec.hidden * static_cast<int64_t>(sizeof(float));
+}
+
+int64_t CalibrationBytes(const models::DecoderSpec& spec, const std::vector<ModelItem>& items,
+                         const OutputSettings& settings, int threads) {
+  const Grid grid = settings.grid();
+  struct Layer {
+    int64_t packed = 0;    // linears outside of routed experts, as they run
+    int64_t expert = 0;    // one of the routed ones
+    int64_t rounding = 0;  // of the linear that takes most
+  };
+  std::map<int, Layer> layers;
+  for (const ModelItem& item : items) {
+    const bool table = item.linear && item.shape[0] == spec.vocab;  // MTP modules' own embeddings and heads
+    if (!item.linear || item.layer < 0 || table) continue;
+    const auto n = static_cast<int>(item.shape[0]), k = static_cast<int>(item.shape[1]);
+    Layer& layer = layers[item.layer];
+    if (!item.roundable) {  // routers in f32; kv_b_proj in bf16, and a half of it turned as well
+      layer.packed += item.elements() * 4;
+      continue;
+    }
+    // An analysis has all of them in bf16, and so may --keep.
+    const bool wide = settings.analyze.wanted() || !settings.keep.empty();
+    const int64_t packed = wide ? item.elements() * 2 : RuntimeMatrix::Bytes(grid, n, k);
+    if (!item.routed) layer.packed += packed;
+    if (item.routed) layer.expert = std::max(layer.expert, 3 * packed);
+    if (!settings.gptq) continue;
+    const auto rows = static_cast<int>(std::min<int64_t>(GptqSlabRows(item), n));
+    int64_t rounding = Hessian::Bytes(k) + FactorBytes(k) + int64_t{6144 + 1024} * k +
+                       GptqBytes(grid, rows, k, threads) + int64_t{rows} * k * 6;
+    if (item.routed) rounding += Hessian::Bytes(spec.hidden) + Hessian::Bytes(spec.moe.intermediate);
+    layer.rounding = std::max(layer.rounding, rounding);
+  }
+  int64_t most = 0;
+  for (const auto& [index, layer] : layers) {
+    most = std::max(most, layer.packed + layer.expert + layer.rounding);
+  }
+  const CalibrationId& id = settings.calibration;
+  if (settings.analyze.wanted()) most += AnalysisBytes(spec);
+  // Besides, the ids themselves. A state that is read back takes no more than a layer's work.
+  return most + CalibrationStream::Bytes(spec, id.tokens, id.longest) +
+         WalkBytes(spec, id.tokens, id.longest) + id.tokens * 8;
+}
+
+}  // namespace moesaic::quantizer

@@ -196,6 +196,19 @@ TEST_F(DiskTest, CancelledWhileLoading) {
   EXPECT_EQ(Ask(*engine, Greedy(RandomPrompt(1000, 1))), 960);
 }
 
+// Nothing runs, the prompt needs the whole pool, and the tree has a block that parts inside the next one.
+TEST_F(DiskTest, APromptOfThePoolsSizeIsLoadedBesideOneThatBranchedOff) {
+  constexpr int kShared = 10 * 64 + 32, kPrompt = 24 * 64 - 10;
+  auto engine = Make(Options(24));
+  const std::vector<int32_t> shared = RandomPrompt(kShared, 1);
+  const Request first = Greedy(Joined(shared, RandomPrompt(kPrompt - kShared, 2)));
+  Ask(*engine, first);
+  engine->SaveCache();
+  EXPECT_EQ(Ask(*engine, Greedy(Joined(shared, RandomPrompt(kPrompt - kShared, 3)))), 640);
+  EXPECT_EQ(Ask(*engine, first), 23 * 64);
+  EXPECT_EQ(engine->stats().disk.loads, 1);
+}
+
 TEST_F(DiskTest, NamespacesStayApart) {
   {
     auto engine = Make(Options(64));

@@ -179,8 +179,6 @@ int PlanScratch::BlocksToLoad(const Sequence& sequence, const cache::PrefixMatch
 
 void PlanScratch::PlanLoad(Sequence* sequence, cache::PrefixMatch prefix, int blocks) {
   const int whole = static_cast<int>(prefix.blocks.size()) + blocks;
-  prefix.tail = cache::BlockRef();
-  prefix.tail_tokens = 0;
   taken_ += blocks;
   reserved_ += ReservedFor(*sequence, whole);
   loading_.push_back({sequence, whole});
@@ -214,6 +212,8 @@ void PlanScratch::PlanAdmissions() {
     const int kept = ParkedBlocks::Tokens(*next, static_cast<int>(prefix.blocks.size()));
     const bool restores = kept > static_cast<int>(prefix.tokens());
     if (const int blocks = restores ? 0 : BlocksToLoad(*next, prefix); blocks > 0) {
+      prefix.tail = cache::BlockRef();  // what is loaded begins with its block, which may be missing
+      prefix.tail_tokens = 0;
       if (!Fits(needed)) return;
       PlanLoad(next, std::move(prefix), blocks);
       continue;

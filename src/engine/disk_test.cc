@@ -177,6 +177,27 @@ TEST_F(DiskTest, OthersGoOnDuringALoad) {
   EXPECT_EQ(engine->stats().disk.loads, 1) << "who wants the same waits for it";
 }
 
+TEST_F(DiskTest, WhoSharesNothingDoesNotWaitForALoad) {
+  {
+    auto engine = Make(Options(64));
+    Ask(*engine, Greedy(RandomPrompt(1000, 1)));
+    engine->SaveCache();
+  }
+  auto engine = Make(Options(64));
+  const Request cold = Greedy(RandomPrompt(1000, 1));
+  Request scored = cold;
+  scored.prompt_logprobs = true;
+  const RequestId cold_id = *engine->Add(cold);
+  const RequestId scored_id = *engine->Add(scored);
+  std::map<RequestId, Result> results;
+  Step(*engine, &results);
+  EXPECT_EQ(engine->stats().running, 1) << "its prompt is computed in any case";
+  EXPECT_EQ(engine->stats().waiting, 1);
+  while (!engine->idle()) Step(*engine, &results);
+  EXPECT_EQ(results[cold_id].tokens, Alone(cold));
+  EXPECT_EQ(results[scored_id].tokens, Alone(scored));
+}
+
 TEST_F(DiskTest, CancelledWhileLoading) {
   {
     auto engine = Make(Options(64));

@@ -141,33 +141,31 @@ std::span<const int32_t> PlanScratch::SharedTokens(const Sequence& sequence) {
       .first(std::min(sequence.tokens.size() - 1, static_cast<size_t>(sequence.shared_limit)));
 }
 
-// Whether a running sequence will soon have computed a block that comes next in `sequence`.
+// Whether a block that comes next in `sequence`, and that it could share, will soon have been computed by a
+// running sequence or come from the disk.
 bool PlanScratch::PrefixIsOnItsWay(const Sequence& sequence, const cache::PrefixMatch& prefix) const {
-  if (!options_.prefix_cache || sequence.due || sequence.wants_prompt_logprobs()) return false;
+  if (sequence.due || !Shares(sequence)) return false;
   const size_t known = prefix.blocks.size() * cache::kBlockTokens;
   const size_t wanted = known + cache::kBlockTokens;
   if (sequence.tokens.size() <= wanted || static_cast<size_t>(sequence.shared_limit) < wanted) return false;
-  return std::any_of(running_.begin(), running_.end(), [&](const Sequence* other) {
-    const int32_t *a = sequence.tokens.data(), *b = other->tokens.data();
+  const auto begins_alike = [&](const Sequence& other) {
+    const int32_t *a = sequence.tokens.data(), *b = other.tokens.data();
     const auto same = [&](size_t from, size_t to) {
       return std::memcmp(a + from, b + from, (to - from) * sizeof(int32_t)) == 0;
     };
-    return other->tokens.size() >= wanted && other->computed < static_cast<int>(wanted) &&
-           static_cast<size_t>(other->shared_limit) >= wanted && same(known, wanted) && same(0, known) &&
-           other->cache_namespace == sequence.cache_namespace;
-  });
-}
-
-// Whether the next block of `sequence` behind the first `known` tokens is on its way from the disk.
-bool PlanScratch::IsBeingLoaded(const Sequence& sequence, size_t known) const {
-  const size_t wanted = known + cache::kBlockTokens;
-  if (sequence.tokens.size() <= wanted) return false;
-  return std::ranges::any_of(loading_, [&](const Loading& other) {
-    return static_cast<size_t>(other.blocks) * cache::kBlockTokens >= wanted &&
-           std::equal(sequence.tokens.begin(), sequence.tokens.begin() + static_cast<int64_t>(wanted),
-                      other.sequence->tokens.begin()) &&
-           other.sequence->cache_namespace == sequence.cache_namespace;
-  });
+    return other.tokens.size() >= wanted && same(known, wanted) && same(0, known) &&
+           other.cache_namespace == sequence.cache_namespace;
+  };
+  return std::ranges::any_of(running_,
+                             [&](const Sequence* other) {
+                               return other->computed < static_cast<int>(wanted) &&
+                                      static_cast<size_t>(other->shared_limit) >= wanted &&
+                                      begins_alike(*other);
+                             }) ||
+         std::ranges::any_of(loading_, [&](const Loading& other) {
+           return static_cast<size_t>(other.blocks) * cache::kBlockTokens >= wanted &&
+                  begins_alike(*other.sequence);
+         });
 }
 
 // Those on disk that follow `prefix`.
@@ -204,7 +202,7 @@ void PlanScratch::PlanAdmissions() {
     Sequence* next = *first;
     line.erase(first);
     cache::PrefixMatch prefix = PrefixOf(*next);
-    if (PrefixIsOnItsWay(*next, prefix) || IsBeingLoaded(*next, prefix.blocks.size() * cache::kBlockTokens)) {
+    if (PrefixIsOnItsWay(*next, prefix)) {
       ++passed_by;
       continue;
     }

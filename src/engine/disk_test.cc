@@ -198,6 +198,53 @@ TEST_F(DiskTest, WhoSharesNothingDoesNotWaitForALoad) {
   EXPECT_EQ(results[scored_id].tokens, Alone(scored));
 }
 
+// S9: a request that was overtaken as often as is allowed computes its tokens, and nobody younger passes.
+TEST_F(DiskTest, WhoIsDueDoesNotLoad) {
+  {
+    auto engine = Make(Options(64));
+    Ask(*engine, Greedy(RandomPrompt(300, 1)));
+    engine->SaveCache();
+  }
+  EngineOptions options = Options(64);
+  options.max_sequences = 1;
+  options.max_overtakes = 1;
+  auto engine = Make(options);
+  Request cold = Greedy(RandomPrompt(300, 1));
+  cold.priority = 1;
+  const RequestId cold_id = *engine->Add(cold);
+  engine->Add(Greedy(RandomPrompt(10, 2))).value();
+  auto results = Drain(*engine);
+  EXPECT_EQ(results[cold_id].tokens, Alone(cold));
+  EXPECT_EQ(results[cold_id].cached_tokens, 0);
+  EXPECT_EQ(engine->stats().disk.loads, 0);
+}
+
+TEST_F(DiskTest, NobodyYoungerPassesWhoBecameDueWhileLoading) {
+  {
+    auto engine = Make(Options(64));
+    Ask(*engine, Greedy(RandomPrompt(1000, 1)));
+    engine->SaveCache();
+  }
+  EngineOptions options = Options(64);
+  options.max_overtakes = 1;
+  auto engine = Make(options);
+  Request cold = Greedy(RandomPrompt(1000, 1));
+  cold.priority = 1;
+  const RequestId cold_id = *engine->Add(cold);
+  engine->Add(Greedy(RandomPrompt(10, 2), 30)).value();  // overtakes it in the step that begins its load
+  std::map<RequestId, Result> results;
+  Step(*engine, &results);
+  const Request late = Greedy(RandomPrompt(10, 3));
+  const RequestId late_id = *engine->Add(late);
+  while (!engine->idle()) {
+    Step(*engine, &results);
+    EXPECT_LE(results[late_id].tokens.size(), results[cold_id].tokens.size());
+  }
+  EXPECT_EQ(results[cold_id].tokens, Alone(cold));
+  EXPECT_EQ(results[cold_id].cached_tokens, 960);
+  EXPECT_EQ(results[late_id].tokens, Alone(late));
+}
+
 TEST_F(DiskTest, CancelledWhileLoading) {
   {
     auto engine = Make(Options(64));

@@ -168,9 +168,9 @@ bool PlanScratch::PrefixIsOnItsWay(const Sequence& sequence, const cache::Prefix
          });
 }
 
-// Those on disk that follow `prefix`.
+// Those on disk that follow `prefix`. Who is due does not wait for a disk.
 int PlanScratch::BlocksToLoad(const Sequence& sequence, const cache::PrefixMatch& prefix) const {
-  if (cold_ == nullptr || sequence.tried_disk || !Shares(sequence)) return 0;
+  if (cold_ == nullptr || sequence.due || sequence.tried_disk || !Shares(sequence)) return 0;
   const auto known = static_cast<int>(prefix.blocks.size());
   return std::max(0, cold_->Find(sequence.cache_namespace, SharedTokens(sequence)) - known);
 }
@@ -200,6 +200,10 @@ void PlanScratch::PlanAdmissions() {
     const auto first = std::min_element(
         line.begin(), line.end(), [this](const Sequence* a, const Sequence* b) { return Before(*a, *b); });
     Sequence* next = *first;
+    const bool due_loads = std::ranges::any_of(loading_, [&](const Loading& other) {
+      return other.sequence->due && Before(*other.sequence, *next);
+    });
+    if (due_loads) return;  // it became due after its load began
     line.erase(first);
     cache::PrefixMatch prefix = PrefixOf(*next);
     if (PrefixIsOnItsWay(*next, prefix)) {

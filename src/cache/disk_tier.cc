@@ -1,5 +1,6 @@
 #include "cache/disk_tier.h"
 
+#include <absl/container/flat_hash_set.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -100,8 +101,9 @@ Status DiskTier::Scan() {
     for (const auto& [number, file] : segments) close(file.descriptor);
     return failure;
   }
-  Rebuild(std::move(records));
+  const std::vector<SlotPlace> ambiguous = Rebuild(std::move(records));
   ASSIGN_OR_RETURN(io_, SegmentIo::Create(options_.folder, format_, std::move(segments), slots_of_new_));
+  for (const SlotPlace place : ambiguous) io_->Invalidate(place);
   return OkStatus();
 }
 
@@ -113,14 +115,16 @@ StatusOr<std::vector<DiskTier::FoundFile>> DiskTier::FindFiles() {
     const auto number = SegmentNumber(entry.path().filename().string());
     if (!number) continue;
     next_segment_ = std::max(next_segment_, *number + 1);
-    FoundFile file = {
-        .number = *number, .path = entry.path().string(), .bytes = 0, .descriptor = -1, .slots = 0};
-    const Status status = OpenFile(&file);
+    FoundFile file = {.number = *number, .path = entry.path().string()};
+    if (Status status = OpenFile(&file); !status.ok()) {
+      for (const FoundFile& other : files) close(other.descriptor);
+      return status;
+    }
     if (file.descriptor >= 0) {
       files.push_back(std::move(file));
     } else if (file.bytes >= SegmentFormat::kHeaderBytes) {
       ++stats_.refused_files;
-      messages_.push_back(fmt::format("{}: refused: {}", file.path, Message(status)));
+      messages_.push_back(fmt::format("{}: refused: {}", file.path, Message(file.refused)));
       foreign_.push_back(std::move(file));
     } else {
       unlink(file.path.c_str());  // its writer was killed, or the disk was full
@@ -132,24 +136,29 @@ StatusOr<std::vector<DiskTier::FoundFile>> DiskTier::FindFiles() {
   return files;
 }
 
-// Gives file->descriptor where it is one of ours.
+// Gives file->descriptor where it is one of ours, else file->refused. Fails where nobody knows:
+// its blocks may have numbers that would be given a second time.
 Status DiskTier::OpenFile(FoundFile* file) {
   const int descriptor = open(file->path.c_str(), O_RDWR | O_CLOEXEC);
   if (descriptor < 0) {
-    file->bytes = SegmentFormat::kHeaderBytes;  // not ours to remove at once
-    return IoError("can't be opened: {}", std::strerror(errno));
+    return IoError("{}: can't be opened: {}; let the server read and write it, or remove it", file->path,
+                   std::strerror(errno));
   }
   struct stat status = {};
   std::vector<std::byte> header(SegmentFormat::kHeaderBytes);
-  StatusOr<size_t> got = fstat(descriptor, &status) == 0
-                             ? ReadAt(descriptor, file->path, 0, header)
-                             : StatusOr<size_t>(IoError("{}: {}", file->path, std::strerror(errno)));
-  file->bytes = std::max<int64_t>(status.st_size, got.ok() ? 0 : SegmentFormat::kHeaderBytes);
-  StatusOr<int> slots = got.ok() ? format_.DecodeHeader(std::span(header).first(*got), file->number)
-                                 : StatusOr<int>(got.status());
+  const StatusOr<size_t> got = fstat(descriptor, &status) == 0
+                                   ? ReadAt(descriptor, file->path, 0, header)
+                                   : StatusOr<size_t>(IoError("{}: {}", file->path, std::strerror(errno)));
+  if (!got.ok()) {
+    close(descriptor);
+    return got.status();
+  }
+  file->bytes = status.st_size;
+  const StatusOr<int> slots = format_.DecodeHeader(std::span(header).first(*got), file->number);
   if (!slots.ok()) {
     close(descriptor);
-    return slots.status();
+    file->refused = slots.status();
+    return OkStatus();
   }
   file->slots = *slots;
   file->descriptor = descriptor;
@@ -174,7 +183,7 @@ void DiskTier::Shrink(std::vector<FoundFile>* files) {
   }
 }
 
-// What is valid goes to `records`, all other slots are free.
+// What is valid goes to `records`, whether its block is there or not; all other slots are free.
 Status DiskTier::ReadRecords(const FoundFile& file, std::vector<FoundRecord>* records) {
   struct stat status = {};
   if (fstat(file.descriptor, &status) != 0) return IoError("{}: {}", file.path, std::strerror(errno));
@@ -184,9 +193,11 @@ Status DiskTier::ReadRecords(const FoundFile& file, std::vector<FoundRecord>* re
     const auto record_bytes = std::span(bytes).subspan(slot * format_.record_bytes(), format_.record_bytes());
     const SlotPlace place = {file.number, slot};
     std::optional<SlotRecord> record = format_.DecodeRecord(record_bytes, file.number, slot);
-    const bool there = format_.BlockOffset(file.slots, slot) + format_.block_bytes() <= status.st_size;
-    if (record && there) {
-      records->push_back({place, *std::move(record)});
+    if (record) {
+      next_id_ = std::max(next_id_, record->id + 1);
+      const bool there = format_.BlockOffset(file.slots, slot) + format_.block_bytes() <= status.st_size;
+      if (!there) ++stats_.refused_blocks;
+      records->push_back({place, *std::move(record), there});
       continue;
     }
     index_.AddFree(place);
@@ -198,21 +209,27 @@ Status DiskTier::ReadRecords(const FoundFile& file, std::vector<FoundRecord>* re
   return OkStatus();
 }
 
-// Parents have lower ids than what follows them.
-void DiskTier::Rebuild(std::vector<FoundRecord> records) {
+// Parents have lower ids than what follows them. Of a folder that somebody has mended by hand a number may be
+// there twice: then nobody knows what its followers stand behind. The places of all of these, in an order in
+// which they can be made invalid: while a follower is there its number is there twice.
+std::vector<SlotPlace> DiskTier::Rebuild(std::vector<FoundRecord> records) {
   std::ranges::sort(records, {}, [](const FoundRecord& found) { return found.record.id; });
   struct Made {
     DiskBlock* block;
     std::string name;
   };
   absl::flat_hash_map<uint64_t, Made> made;  // by id
+  absl::flat_hash_set<uint64_t> twice;
+  for (size_t i = 1; i < records.size(); ++i) {
+    if (records[i].record.id == records[i - 1].record.id) twice.insert(records[i].record.id);
+  }
+  std::vector<SlotPlace> ambiguous;
   for (FoundRecord& found : records) {
     SlotRecord& record = found.record;
-    const bool again = record.id < next_id_;  // of a folder that somebody has mended by hand
-    next_id_ = std::max(next_id_, record.id + 1);
+    if (twice.contains(record.id) || twice.contains(record.parent)) ambiguous.push_back(found.place);
     const auto parent = made.find(record.parent);
     const bool fits = record.parent == 0 || (parent != made.end() && parent->second.name == record.name);
-    if (again || !fits) {
+    if (twice.contains(record.id) || !found.there || !fits) {
       index_.AddFree(found.place);  // what stood before it has gone
       continue;
     }
@@ -226,6 +243,9 @@ void DiskTier::Rebuild(std::vector<FoundRecord> records) {
     }
     made[record.id] = {block, std::move(record.name)};
   }
+  stats_.refused_blocks += std::ssize(ambiguous);
+  std::ranges::reverse(ambiguous);
+  return ambiguous;
 }
 
 int DiskTier::Find(std::string_view name, std::span<const int32_t> tokens) const {

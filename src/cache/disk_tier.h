@@ -60,7 +60,8 @@ class DiskTier {
     int blocks;  ///< leading ones that are in memory; those behind were damaged
   };
 
-  /// Finds what the folder has. Fails when it can't be made, read or locked, or the budget holds no block.
+  /// Finds what the folder has. Fails when it can't be made, read or locked, one of its segments can't be
+  /// read, or the budget holds no block.
   static StatusOr<std::unique_ptr<DiskTier>> Open(const DiskTierOptions& options);
   /// Ends what is under way; loads' memory is written no more.
   ~DiskTier();
@@ -130,13 +131,15 @@ class DiskTier {
   struct FoundFile {
     uint64_t number;
     std::string path;
-    int64_t bytes;
-    int descriptor;  // -1: foreign or damaged
-    int slots;
+    int64_t bytes = 0;
+    int descriptor = -1;  // -1: foreign or damaged
+    int slots = 0;
+    Status refused = {};  // why
   };
   struct FoundRecord {
     SlotPlace place;
     SlotRecord record;
+    bool there;  // its block is in the file
   };
 
   explicit DiskTier(const DiskTierOptions& options);
@@ -145,7 +148,7 @@ class DiskTier {
   Status OpenFile(FoundFile* file);
   void Shrink(std::vector<FoundFile>* files);
   Status ReadRecords(const FoundFile& file, std::vector<FoundRecord>* records);
-  void Rebuild(std::vector<FoundRecord> records);
+  std::vector<SlotPlace> Rebuild(std::vector<FoundRecord> records);
   Status Scan();
   bool MakeRoom();
   void Refuse(DiskBlock& block, const Status& why);

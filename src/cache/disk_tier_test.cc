@@ -116,6 +116,35 @@ class DiskTierTest : public testing::Test {
     return bytes;
   }
 
+  struct Slot {
+    int slot;
+    SlotRecord record;  // without sums
+  };
+  // A segment as somebody else might have made it: records and, unless it is cut, each slot's block of zeros.
+  void WriteSegment(uint64_t number, int slots, const std::vector<Slot>& filled, bool cut = false) const {
+    const SegmentFormat format(kLayout, FingerprintOf(kLayout, "model"));
+    const std::string path = folder_ + "/" + SegmentName(number);
+    std::ofstream file(path, std::ios::binary);
+    const auto put = [&](int64_t at, const std::vector<std::byte>& bytes) {
+      file.seekp(at);
+      file.write(reinterpret_cast<const char*>(bytes.data()), std::ssize(bytes));
+    };
+    put(0, format.EncodeHeader(number, slots));
+    const std::vector<std::byte> block(kLayout.block_bytes());
+    for (Slot slot : filled) {
+      slot.record.layer_sums = format.LayerSums(block.data(), format.layers());
+      slot.record.digests = format.DigestsOf(block.data());
+      put(format.RecordOffset(slot.slot), format.EncodeRecord(slot.record, number, slot.slot));
+      if (!cut) put(format.BlockOffset(slots, slot.slot), block);
+    }
+  }
+
+  static SlotRecord RecordOf(uint64_t id, uint64_t parent, int32_t token) {
+    SlotRecord record = {.id = id, .parent = parent, .name = "a"};
+    record.tokens.fill(token);
+    return record;
+  }
+
   static void Flip(const std::string& path, int64_t offset) {
     std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
     file.seekg(offset);
@@ -313,6 +342,44 @@ TEST_F(DiskTierTest, GarbageFilesAreRefused) {
   EXPECT_EQ(Load(*tier, "a", {1}), 1);
   EXPECT_TRUE(std::filesystem::exists(folder_ + "/notes.txt"));
   EXPECT_FALSE(std::filesystem::exists(folder_ + "/" + SegmentName(4)));
+}
+
+TEST_F(DiskTierTest, ASegmentThatCannotBeOpenedIsTold) {
+  std::filesystem::create_directory(folder_ + "/" + SegmentName(3));
+  const auto tier =
+      DiskTier::Open({.folder = folder_, .bytes = 16 << 20, .layout = kLayout, .maker = "model"});
+  EXPECT_THAT(Message(tier.status()), HasSubstr(SegmentName(3) + ": can't be opened"));
+}
+
+TEST_F(DiskTierTest, ANumberThatIsThereTwiceNamesNothing) {
+  WriteSegment(1, 4, {{0, RecordOf(5, 0, 1)}, {1, RecordOf(6, 5, 2)}, {2, RecordOf(7, 6, 3)}});
+  WriteSegment(2, 4, {{0, RecordOf(5, 0, 9)}, {1, RecordOf(8, 0, 4)}});
+  for (int round = 0; round < 3; ++round) {
+    auto tier = Open();
+    EXPECT_EQ(tier->stats().blocks, 1 + round);
+    EXPECT_EQ(tier->stats().refused_blocks, round == 0 ? 3 : 0) << "they are made invalid";
+    EXPECT_EQ(tier->Find("a", TokensOf(std::vector<int32_t>{1, 2})), 0);
+    EXPECT_EQ(tier->Find("a", TokensOf(std::vector<int32_t>{9, 2})), 0);
+    EXPECT_EQ(tier->Find("a", TokensOf(std::vector<int32_t>{4})), 1);
+    Store(*tier, "a", {100 + round});  // into one of their slots
+  }
+}
+
+TEST_F(DiskTierTest, NumbersOfRecordsWithoutBlocksAreNotGivenAgain) {
+  WriteSegment(1, 4, {{3, RecordOf(900, 0, 1)}}, /*cut=*/true);
+  auto tier = Open();
+  EXPECT_EQ(tier->stats().blocks, 0);
+  EXPECT_EQ(tier->stats().refused_blocks, 1);
+  Store(*tier, "a", {2});
+  tier.reset();
+  const SegmentFormat format(kLayout, FingerprintOf(kLayout, "model"));
+  std::ifstream file(folder_ + "/" + SegmentName(1), std::ios::binary);
+  std::vector<std::byte> bytes(format.record_bytes());
+  file.seekg(format.RecordOffset(0));
+  file.read(reinterpret_cast<char*>(bytes.data()), std::ssize(bytes));
+  const auto record = format.DecodeRecord(bytes, 1, 0);
+  ASSERT_TRUE(record);
+  EXPECT_EQ(record->id, 901U);
 }
 
 TEST_F(DiskTierTest, ClearForgetsForGood) {

@@ -28,8 +28,10 @@ StatusOr<std::string> DescribeFiles(const std::string& path) {
   std::vector<std::string> lines;
   std::error_code error;
   if (std::filesystem::is_directory(path, error)) {
-    for (const auto& entry : std::filesystem::directory_iterator(path, error)) {
-      RETURN_IF_ERROR(Append(entry.path(), &lines));
+    const std::filesystem::directory_iterator end;
+    for (auto it = std::filesystem::directory_iterator(path, error); !error && it != end;
+         it.increment(error)) {
+      RETURN_IF_ERROR(Append(it->path(), &lines));
     }
     if (error) return IoError("{}: can't be read: {}", path, error.message());
   } else {

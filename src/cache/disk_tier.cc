@@ -17,9 +17,7 @@
 namespace moesaic::cache {
 namespace {
 
-// A segment is made as a whole, and is what a smaller budget gives up: large enough for a disk's rate, and a
-// small part of the budget.
-constexpr int64_t kSegmentBytes = 256 << 20;
+// A segment is made as a whole, and is what a smaller budget gives up: a small part of it.
 constexpr int64_t kLeastSegments = 16;
 
 // Of a file from `offset` on; fewer than bytes.size() at its end.
@@ -53,7 +51,7 @@ StatusOr<std::unique_ptr<DiskTier>> DiskTier::Open(const DiskTierOptions& option
 
 DiskTier::DiskTier(const DiskTierOptions& options)
     : options_(options), format_(options.layout, FingerprintOf(options.layout, options.maker)) {
-  const int64_t wanted = std::min(kSegmentBytes, options.bytes / kLeastSegments);
+  const int64_t wanted = std::min(SegmentFormat::kMostBytes, options.bytes / kLeastSegments);
   while (format_.SegmentBytes(2 * slots_of_new_) <= wanted) slots_of_new_ *= 2;
   stats_.capacity_blocks =
       static_cast<int>(options.bytes / format_.SegmentBytes(slots_of_new_)) * slots_of_new_;
@@ -111,11 +109,13 @@ Status DiskTier::Scan() {
 StatusOr<std::vector<DiskTier::FoundFile>> DiskTier::FindFiles() {
   std::error_code error;
   std::vector<FoundFile> files;
-  for (const auto& entry : std::filesystem::directory_iterator(options_.folder, error)) {
-    const auto number = SegmentNumber(entry.path().filename().string());
+  const std::filesystem::directory_iterator end;
+  for (auto it = std::filesystem::directory_iterator(options_.folder, error); !error && it != end;
+       it.increment(error)) {
+    const auto number = SegmentNumber(it->path().filename().string());
     if (!number) continue;
     next_segment_ = std::max(next_segment_, *number + 1);
-    FoundFile file = {.number = *number, .path = entry.path().string()};
+    FoundFile file = {.number = *number, .path = it->path().string()};
     if (Status status = OpenFile(&file); !status.ok()) {
       for (const FoundFile& other : files) close(other.descriptor);
       return status;
@@ -130,7 +130,10 @@ StatusOr<std::vector<DiskTier::FoundFile>> DiskTier::FindFiles() {
       unlink(file.path.c_str());  // its writer was killed, or the disk was full
     }
   }
-  if (error) return IoError("{}: can't be read: {}", options_.folder, error.message());
+  if (error) {
+    for (const FoundFile& file : files) close(file.descriptor);
+    return IoError("{}: can't be read: {}", options_.folder, error.message());
+  }
   std::ranges::sort(files, {}, &FoundFile::number);
   std::ranges::sort(foreign_, {}, &FoundFile::number);
   return files;
@@ -187,11 +190,17 @@ void DiskTier::Shrink(std::vector<FoundFile>* files) {
 Status DiskTier::ReadRecords(const FoundFile& file, std::vector<FoundRecord>* records) {
   struct stat status = {};
   if (fstat(file.descriptor, &status) != 0) return IoError("{}: {}", file.path, std::strerror(errno));
-  std::vector<std::byte> bytes(file.slots * format_.record_bytes());
-  RETURN_IF_ERROR(ReadAt(file.descriptor, file.path, format_.RecordOffset(0), bytes).status());
+  const int64_t start = format_.RecordOffset(0);
+  std::vector<std::byte> bytes(
+      std::clamp<int64_t>(status.st_size - start, 0, file.slots * format_.record_bytes()));
+  RETURN_IF_ERROR(ReadAt(file.descriptor, file.path, start, bytes).status());
   for (int slot = 0; slot < file.slots; ++slot) {
-    const auto record_bytes = std::span(bytes).subspan(slot * format_.record_bytes(), format_.record_bytes());
     const SlotPlace place = {file.number, slot};
+    if ((slot + 1) * format_.record_bytes() > std::ssize(bytes)) {  // the file was cut
+      index_.AddFree(place);
+      continue;
+    }
+    const auto record_bytes = std::span(bytes).subspan(slot * format_.record_bytes(), format_.record_bytes());
     std::optional<SlotRecord> record = format_.DecodeRecord(record_bytes, file.number, slot);
     if (record) {
       next_id_ = std::max(next_id_, record->id + 1);
@@ -202,8 +211,8 @@ Status DiskTier::ReadRecords(const FoundFile& file, std::vector<FoundRecord>* re
     }
     index_.AddFree(place);
     // Empty slots begin with zeros.
-    const auto start = record_bytes.first(2 * sizeof(uint64_t));
-    if (std::ranges::any_of(start, [](std::byte byte) { return byte != std::byte{0}; }))
+    const auto first = record_bytes.first(2 * sizeof(uint64_t));
+    if (std::ranges::any_of(first, [](std::byte byte) { return byte != std::byte{0}; }))
       ++stats_.refused_blocks;
   }
   return OkStatus();

@@ -351,6 +351,18 @@ TEST_F(DiskTierTest, ASegmentThatCannotBeOpenedIsTold) {
   EXPECT_THAT(Message(tier.status()), HasSubstr(SegmentName(3) + ": can't be opened"));
 }
 
+TEST_F(DiskTierTest, AFileThatEndsInItsRecordsIsEmptyFromThere) {
+  WriteSegment(1, 4, {{0, RecordOf(5, 0, 1)}, {1, RecordOf(6, 5, 2)}});
+  const SegmentFormat format(kLayout, FingerprintOf(kLayout, "model"));
+  std::filesystem::resize_file(folder_ + "/" + SegmentName(1), format.RecordOffset(1) + 100);
+  auto tier = Open();
+  EXPECT_EQ(tier->stats().blocks, 0);
+  EXPECT_EQ(tier->stats().refused_blocks, 1);
+  Store(*tier, "a", {1, 2, 3, 4});
+  EXPECT_EQ(Load(*tier, "a", {1, 2, 3, 4}), 4);
+  EXPECT_EQ(Segments().size(), 1U);
+}
+
 TEST_F(DiskTierTest, ANumberThatIsThereTwiceNamesNothing) {
   WriteSegment(1, 4, {{0, RecordOf(5, 0, 1)}, {1, RecordOf(6, 5, 2)}, {2, RecordOf(7, 6, 3)}});
   WriteSegment(2, 4, {{0, RecordOf(5, 0, 9)}, {1, RecordOf(8, 0, 4)}});

@@ -425,12 +425,16 @@ void DiskTier::Refuse(DiskBlock& block, const Status& why) {
   index_.Remove(block, [this](SlotPlace place) { io_->Invalidate(place); });
 }
 
-Status DiskTier::Flush() {
-  while (writing()) {
+void DiskTier::WaitForWrites(const std::function<bool()>& stop) {
+  while (writing() && !(stop && stop())) {
     io_->WaitForEnds(std::chrono::milliseconds(100));
     Take();
   }
-  return io_->Sync();
+}
+
+Status DiskTier::Flush(const std::function<bool()>& stop) {
+  WaitForWrites(stop);
+  return io_->Sync(stop);
 }
 
 void DiskTier::Clear() {

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -110,8 +111,10 @@ class DiskTier {
   std::vector<Loaded> Poll();
   /// Waits until Poll would find something, nothing is under way, or so much time has passed.
   void Wait(std::chrono::milliseconds most) { io_->WaitForEnds(most); }
-  /// Returns when all that was stored is on the medium.
-  Status Flush();
+  /// Returns when nothing is on its way to the disk, or soon after `stop`, asked now and then, says true.
+  void WaitForWrites(const std::function<bool()>& stop = {});
+  /// Returns when all that was stored is on the medium. Cancelled: `stop` said true before.
+  Status Flush(const std::function<bool()>& stop = {});
   /// Forgets all blocks, but for those that are being loaded.
   void Clear();
 

@@ -197,6 +197,15 @@ TEST_F(DiskTierTest, MemoryForWritingIsBounded) {
   EXPECT_FALSE(tier->writing());
 }
 
+TEST_F(DiskTierTest, FlushingCanBeStopped) {
+  auto tier = Open();
+  EXPECT_EQ(StoreSome(*tier, "a", {1, 2, 3}), 3);
+  EXPECT_EQ(tier->Flush([] { return true; }).code(), StatusCode::kCancelled);
+  EXPECT_TRUE(tier->Flush([] { return false; }).ok());
+  EXPECT_FALSE(tier->writing());
+  EXPECT_EQ(Load(*tier, "a", {1, 2, 3}), 3);
+}
+
 TEST_F(DiskTierTest, ABudgetHolds) {
   constexpr int64_t kBudget = 1 << 20;
   auto tier = Open(kBudget);

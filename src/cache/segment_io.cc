@@ -133,12 +133,16 @@ void SegmentIo::Abandon(uint64_t load) {
   std::erase_if(ends_.reads, [load](const ReadEnd& end) { return end.load == load; });
 }
 
-Status SegmentIo::Sync() {
+Status SegmentIo::Sync(const std::function<bool()>& stop) {
+  constexpr std::chrono::milliseconds kPoll{100};
   std::unique_lock lock(mutex_);
+  stop_sync_ = stop && stop();
   jobs_.push_back({.kind = Kind::kSync});
   ++syncs_;
   wake_.notify_one();
-  ended_.wait(lock, [this] { return syncs_ == 0; });
+  while (!ended_.wait_for(lock, kPoll, [this] { return syncs_ == 0; })) {
+    if (stop && stop()) stop_sync_ = true;
+  }
   return synced_;
 }
 
@@ -335,6 +339,10 @@ void SegmentIo::DoOther(const Job& job) {
     case Kind::kSync:
       synced_ = OkStatus();
       for (const auto& [number, file] : segments_) {
+        if (stop_sync_) {
+          synced_ = absl::CancelledError("told to stop before all of it is on the medium");
+          break;
+        }
         if (fdatasync(file.descriptor) != 0) {
           synced_ = IoError("{}: writing failed: {}", file.path, std::strerror(errno));
         }

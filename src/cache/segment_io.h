@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -77,8 +78,9 @@ class SegmentIo {
   ReadEnd ReadNow(uint64_t load, std::vector<BlockRead> blocks);
   /// Returns when the load's memory is written no more; its end is not told.
   void Abandon(uint64_t load);
-  /// Returns when all that was asked for so far is on the medium.
-  Status Sync();
+  /// Returns when all that was asked for so far is on the medium. Cancelled: `stop`, asked now and then, said
+  /// true before; what was asked for is still written.
+  Status Sync(const std::function<bool()>& stop = {});
 
   struct Ends {
     std::vector<WriteEnd> writes;
@@ -128,6 +130,7 @@ class SegmentIo {
   Ends ends_;
   Status synced_;
   int syncs_ = 0;  // still to do
+  std::atomic<bool> stop_sync_{false};
   bool working_ = false, stop_ = false;
   std::thread thread_;  // last: it uses all of the above
 };

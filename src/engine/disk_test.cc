@@ -136,6 +136,18 @@ TEST_F(DiskTest, ARestartedEngineFindsItsPrefixes) {
   EXPECT_EQ(engine->stats().disk.loads, 1) << "memory has all of it";
 }
 
+TEST_F(DiskTest, SavingCanBeStopped) {
+  const Request request = Greedy(RandomPrompt(1000, 1));
+  {
+    auto engine = Make(Options(64));
+    Ask(*engine, request);
+    int asked = 0;
+    engine->SaveCache([&] { return ++asked > 0; });
+    EXPECT_GT(asked, 0);
+  }
+  EXPECT_EQ(Ask(*Make(Options(64)), request), 960) << "what was on its way is written nevertheless";
+}
+
 TEST_F(DiskTest, WhatMemoryGivesUpComesBack) {
   auto engine = Make(Options(24));
   for (int round = 0; round < 3; ++round) {

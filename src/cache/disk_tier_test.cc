@@ -416,6 +416,19 @@ TEST_F(DiskTierTest, ClearForgetsForGood) {
   EXPECT_EQ(tier->stats().refused_blocks, 0);
 }
 
+TEST_F(DiskTierTest, ClearForgetsAllSegments) {
+  auto tier = Open(1 << 20);  // a segment is one block, or a few
+  for (int i = 0; i < 20; ++i) Store(*tier, "a", {i, i});
+  EXPECT_GT(Segments().size(), 5U);
+  tier->Clear();
+  Store(*tier, "a", {7, 8});  // behind what is made invalid
+  tier.reset();
+  tier = Open(1 << 20);
+  EXPECT_EQ(tier->stats().blocks, 2);
+  EXPECT_EQ(tier->stats().refused_blocks, 0);
+  EXPECT_EQ(Load(*tier, "a", {7, 8}), 2);
+}
+
 TEST_F(DiskTierTest, AbandonedLoadsWriteNoMore) {
   auto tier = Open(64 << 20);
   std::vector<int32_t> path(50);

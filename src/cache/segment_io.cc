@@ -7,7 +7,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <optional>
 #include <utility>
 
 #include "base/check.h"
@@ -59,6 +58,7 @@ SegmentIo::SegmentIo(std::string folder, const SegmentFormat& format, std::map<u
       slots_of_new_(slots_of_new),
       segments_(std::move(files)),
       files_(std::move(async)),
+      zeros_(kInvalidBytes),
       thread_([this] { Loop(); }) {}
 
 SegmentIo::~SegmentIo() {
@@ -187,8 +187,9 @@ void SegmentIo::Loop() {
       const Job job = std::move(jobs_.front());
       jobs_.pop_front();
       lock.unlock();
-      DoOther(job);
+      const std::optional<Job> rest = DoOther(job);
       lock.lock();
+      if (rest) jobs_.push_front(*rest);  // reads come between
       if (job.kind == Kind::kSync) --syncs_;
     }
     working_ = false;
@@ -244,7 +245,6 @@ std::vector<WriteEnd> SegmentIo::DoWrites(std::vector<Job>& jobs) {
     ends[i].status = file.status();
     if (file.ok()) files[i] = *file;
   }
-  zeros_.resize(std::max<size_t>(zeros_.size(), kInvalidBytes));
   write_all([&](size_t) { return Writable(zeros_.data(), kInvalidBytes); }, record_offset);
   wait_all();
   write_all([&](size_t i) { return Writable(jobs[i].block, format_.block_bytes()); },
@@ -310,27 +310,34 @@ ReadEnd SegmentIo::DoRead(ReadJob& job) {
   return end;
 }
 
-Status SegmentIo::Zero(const SegmentFile& file, int64_t offset, int64_t bytes) {
-  zeros_.resize(std::max<size_t>(zeros_.size(), bytes));
-  const runtime::Transfer transfer = {.fd = file.descriptor,
-                                      .write = true,
-                                      .offset = offset,
-                                      .bytes = Writable(zeros_.data(), bytes),
-                                      .path = &file.path};
-  return files_->Wait(files_->Submit({&transfer, 1}));
+// Failures need not be told: what stays on disk has its sums.
+void SegmentIo::InvalidateSlots(const SegmentFile& file, int first, int count) {
+  std::vector<runtime::Transfer> transfers;
+  transfers.reserve(count);
+  for (int slot = first; slot < first + count; ++slot) {
+    transfers.push_back({.fd = file.descriptor,
+                         .write = true,
+                         .offset = format_.RecordOffset(slot),
+                         .bytes = Writable(zeros_.data(), kInvalidBytes),
+                         .path = &file.path});
+  }
+  files_->Wait(files_->Submit(transfers)).IgnoreError();
 }
 
-// Failures need not be told: what stays on disk has its sums.
-void SegmentIo::DoOther(const Job& job) {
+// What is left of the job, to be done next.
+std::optional<SegmentIo::Job> SegmentIo::DoOther(const Job& job) {
   switch (job.kind) {
     case Kind::kInvalidate:
       if (const auto it = segments_.find(job.place.segment); it != segments_.end()) {
-        Zero(it->second, format_.RecordOffset(job.place.slot), kInvalidBytes).IgnoreError();
+        InvalidateSlots(it->second, job.place.slot, 1);
       }
       break;
     case Kind::kInvalidateAll:
-      for (const auto& [number, file] : segments_) {
-        Zero(file, format_.RecordOffset(0), file.slots * format_.record_bytes()).IgnoreError();
+      if (const auto it = segments_.lower_bound(job.place.segment); it != segments_.end()) {
+        InvalidateSlots(it->second, 0, it->second.slots);
+        if (const auto next = std::next(it); next != segments_.end()) {
+          return Job{.kind = Kind::kInvalidateAll, .place = {.segment = next->first}};
+        }
       }
       break;
     case Kind::kRemoveFile:
@@ -351,6 +358,7 @@ void SegmentIo::DoOther(const Job& job) {
     case Kind::kWrite:
       MOESAIC_CHECK(false);
   }
+  return std::nullopt;
 }
 
 }  // namespace moesaic::cache

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -95,7 +96,7 @@ class SegmentIo {
   enum class Kind { kWrite, kInvalidate, kInvalidateAll, kRemoveFile, kSync };
   struct Job {
     Kind kind;
-    SlotPlace place = {};
+    SlotPlace place = {};  // of kInvalidateAll the first segment that is left
     SlotRecord record = {};
     const std::byte* block = nullptr;
     std::string path = {};
@@ -112,15 +113,15 @@ class SegmentIo {
   StatusOr<SegmentFile*> FileFor(uint64_t number);
   std::vector<WriteEnd> DoWrites(std::vector<Job>& jobs);
   ReadEnd DoRead(ReadJob& job);
-  void DoOther(const Job& job);
-  Status Zero(const SegmentFile& file, int64_t offset, int64_t bytes);
+  std::optional<Job> DoOther(const Job& job);
+  void InvalidateSlots(const SegmentFile& file, int first, int count);
 
   const std::string folder_;
   const SegmentFormat format_;
   const int slots_of_new_;
   std::map<uint64_t, SegmentFile> segments_;    // the thread's own once it runs
   std::unique_ptr<runtime::AsyncFiles> files_;  // likewise
-  std::vector<std::byte> zeros_;                // likewise
+  const std::vector<std::byte> zeros_;          // what stands where no record is
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable wake_, ended_;

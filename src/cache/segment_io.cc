@@ -110,6 +110,7 @@ ReadEnd SegmentIo::ReadNow(uint64_t load, std::vector<BlockRead> blocks) {
   auto job = std::make_shared<ReadJob>();
   job->load = load;
   job->blocks = std::move(blocks);
+  job->urgent = true;
   std::unique_lock lock(mutex_);
   reads_.push_front(std::move(job));
   wake_.notify_one();
@@ -261,6 +262,20 @@ std::vector<WriteEnd> SegmentIo::DoWrites(std::vector<Job>& jobs) {
   return ends;
 }
 
+// Who waits in ReadNow holds up a step: the load that is being read has time.
+void SegmentIo::DoUrgent() {
+  std::unique_lock lock(mutex_);
+  while (!reads_.empty() && reads_.front()->urgent) {
+    const std::shared_ptr<ReadJob> job = std::move(reads_.front());
+    reads_.pop_front();
+    lock.unlock();
+    ReadEnd end = DoRead(*job);
+    lock.lock();
+    ends_.reads.push_back(std::move(end));
+    ended_.notify_all();
+  }
+}
+
 ReadEnd SegmentIo::DoRead(ReadJob& job) {
   ReadEnd end = {.load = job.load};
   const auto start = std::chrono::steady_clock::now();
@@ -291,6 +306,7 @@ ReadEnd SegmentIo::DoRead(ReadJob& job) {
   while (under_way && end.blocks < total) {
     const int next = submitted;  // behind what is under way
     const Status read = files_->Wait(*std::exchange(under_way, std::nullopt));
+    if (!job.urgent) DoUrgent();
     if (next < total && read.ok() && !job.abandoned) under_way = submit();
     // After a failure some blocks of the piece may be there: what their sums say holds.
     for (int i = end.blocks; i < next && !job.abandoned; ++i) {

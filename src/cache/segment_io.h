@@ -75,7 +75,7 @@ class SegmentIo {
   void RemoveFile(std::string path);
   /// Reads blocks one behind the other; ends with the first that is not as it was.
   void Read(uint64_t load, std::vector<BlockRead> blocks);
-  /// The same before all other reads, and waits for it.
+  /// The same before all other reads, between the pieces of one that is under way, and waits for it.
   ReadEnd ReadNow(uint64_t load, std::vector<BlockRead> blocks);
   /// Returns when the load's memory is written no more; its end is not told.
   void Abandon(uint64_t load);
@@ -104,6 +104,7 @@ class SegmentIo {
   struct ReadJob {
     uint64_t load;
     std::vector<BlockRead> blocks;
+    bool urgent = false;  // somebody waits in ReadNow
     std::atomic<bool> abandoned{false};
   };
 
@@ -113,6 +114,7 @@ class SegmentIo {
   StatusOr<SegmentFile*> FileFor(uint64_t number);
   std::vector<WriteEnd> DoWrites(std::vector<Job>& jobs);
   ReadEnd DoRead(ReadJob& job);
+  void DoUrgent();
   std::optional<Job> DoOther(const Job& job);
   void InvalidateSlots(const SegmentFile& file, int first, int count);
 

@@ -54,7 +54,7 @@ DiskTier::DiskTier(const DiskTierOptions& options)
   const int64_t wanted = std::min(SegmentFormat::kMostBytes, options.bytes / kLeastSegments);
   while (format_.SegmentBytes(2 * slots_of_new_) <= wanted) slots_of_new_ *= 2;
   stats_.capacity_blocks =
-      static_cast<int>(options.bytes / format_.SegmentBytes(slots_of_new_)) * slots_of_new_;
+      options.bytes / format_.SegmentBytes(slots_of_new_) * slots_of_new_;
 }
 
 DiskTier::~DiskTier() {
@@ -163,6 +163,7 @@ Status DiskTier::OpenFile(FoundFile* file) {
     file->refused = slots.status();
     return OkStatus();
   }
+  file->bytes = std::max<int64_t>(status.st_size, format_.SegmentBytes(*slots));  // which it may grow to
   file->slots = *slots;
   file->descriptor = descriptor;
   return OkStatus();
@@ -171,7 +172,7 @@ Status DiskTier::OpenFile(FoundFile* file) {
 // Makes files fit the budget: those of others go first, then the oldest.
 void DiskTier::Shrink(std::vector<FoundFile>* files) {
   for (const FoundFile& file : foreign_) file_bytes_ += file.bytes;
-  for (const FoundFile& file : *files) file_bytes_ += format_.SegmentBytes(file.slots);
+  for (const FoundFile& file : *files) file_bytes_ += file.bytes;
   while (file_bytes_ > options_.bytes && !foreign_.empty()) {
     unlink(foreign_.front().path.c_str());
     file_bytes_ -= foreign_.front().bytes;
@@ -181,7 +182,7 @@ void DiskTier::Shrink(std::vector<FoundFile>* files) {
     const FoundFile& oldest = files->front();
     unlink(oldest.path.c_str());
     close(oldest.descriptor);
-    file_bytes_ -= format_.SegmentBytes(oldest.slots);
+    file_bytes_ -= oldest.bytes;
     files->erase(files->begin());
   }
 }

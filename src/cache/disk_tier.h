@@ -33,7 +33,8 @@ struct DiskTierOptions {
 
 /// Counters rise over the tier's life; the others are of this moment.
 struct DiskTierStats {
-  int blocks = 0, capacity_blocks = 0;  ///< that can be found; that there is room for
+  int blocks = 0;               ///< that can be found
+  int64_t capacity_blocks = 0;  ///< that there is room for
   int64_t bytes = 0;                    ///< of these blocks
   int64_t written_blocks = 0, loaded_blocks = 0, evicted_blocks = 0;
   int64_t loads = 0, loaded_bytes = 0;  ///< loads that ended; bytes read by them

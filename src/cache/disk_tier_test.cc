@@ -209,7 +209,7 @@ TEST_F(DiskTierTest, FlushingCanBeStopped) {
 TEST_F(DiskTierTest, ABudgetHolds) {
   constexpr int64_t kBudget = 1 << 20;
   auto tier = Open(kBudget);
-  const int capacity = tier->stats().capacity_blocks;
+  const auto capacity = static_cast<int>(tier->stats().capacity_blocks);
   EXPECT_GT(capacity, 30);
   for (int i = 0; i < 200; ++i) Store(*tier, "a", {i, i + 1});
   EXPECT_EQ(tier->stats().blocks, capacity);
@@ -236,6 +236,22 @@ TEST_F(DiskTierTest, ABudgetHolds) {
   Store(*tier, "b", {1, 2, 3});
   EXPECT_EQ(Load(*tier, "b", {1, 2, 3}), 3);
   EXPECT_LE(FileBytes(), kBudget / 2);
+}
+
+TEST_F(DiskTierTest, AFileThatGrewCountsAsWhatItIs) {
+  auto tier = Open(1 << 20);
+  Store(*tier, "a", {1});
+  Store(*tier, "a", {2, 3, 4, 5, 6, 7, 8, 9});
+  tier.reset();
+  const std::string oldest = Segments().at(0);
+  std::filesystem::resize_file(oldest, 1 << 20);
+  tier = Open(1 << 20);
+  EXPECT_FALSE(std::filesystem::exists(oldest));
+  EXPECT_LE(FileBytes(), 1 << 20);
+}
+
+TEST_F(DiskTierTest, AnyBudgetCanBeCounted) {
+  EXPECT_GT(Open(int64_t{1} << 60)->stats().capacity_blocks, int64_t{1} << 40);
 }
 
 TEST_F(DiskTierTest, ABudgetOfNoBlockIsRefused) {
@@ -269,7 +285,7 @@ TEST_F(DiskTierTest, AnotherModelsBlocksAreRefusedAndGoWhenRoomIsNeeded) {
   EXPECT_EQ(tier->stats().refused_files, static_cast<int64_t>(files));
   EXPECT_EQ(tier->stats().blocks, 0);
   for (int i = 0; i < 50; ++i) Store(*tier, "a", {i});
-  EXPECT_EQ(tier->stats().blocks, std::min(50, tier->stats().capacity_blocks));
+  EXPECT_EQ(tier->stats().blocks, std::min<int64_t>(50, tier->stats().capacity_blocks));
   EXPECT_LE(FileBytes(), kBudget);
   EXPECT_EQ(Load(*tier, "a", {49}), 1);
   tier.reset();
@@ -427,6 +443,45 @@ TEST_F(DiskTierTest, ClearForgetsAllSegments) {
   EXPECT_EQ(tier->stats().blocks, 2);
   EXPECT_EQ(tier->stats().refused_blocks, 0);
   EXPECT_EQ(Load(*tier, "a", {7, 8}), 2);
+}
+
+// A step that waits for a layer does not wait for the end of a load of many pieces.
+TEST_F(DiskTierTest, LayersComeBetweenThePiecesOfALoad) {
+  constexpr BlockLayout kLarge = {.layers = 4, .heads = 8, .key_dim = 128, .value_dim = 128};
+  constexpr int kBlocks = 60, kRounds = 10;  // about 120 MiB, 8 pieces
+  auto tier = Open(256 << 20, "model", kLarge);
+  std::vector<int32_t> path(kBlocks);
+  for (int i = 0; i < kBlocks; ++i) path[i] = i;
+  std::vector<std::byte> bytes(kLarge.block_bytes(), std::byte{7});
+  const std::vector<const std::byte*> blocks(kBlocks, bytes.data());
+  while (tier->Store("a", TokensOf(path), blocks, kMost).blocks < kBlocks) {
+    tier->Wait(std::chrono::seconds(1));
+    tier->Poll();
+  }
+  Settle(*tier);
+  const std::vector<DiskBlock*> borrowed = tier->Borrow("a", TokensOf(path), kBlocks - 1, 1);
+  std::vector<std::byte> memory(kBlocks * kLarge.block_bytes()), layer(kLarge.layer_bytes());
+  std::vector<std::byte*> to;
+  for (int i = 0; i < kBlocks; ++i) to.push_back(&memory[i * kLarge.block_bytes()]);
+  int before = 0;
+  for (int round = 0; round < kRounds; ++round) {
+    tier->Load("a", TokensOf(path), 0, to);
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // it has begun
+    std::ranges::fill(layer, std::byte{0});
+    const DiskTier::LayerRead read = {borrowed[0], 2, layer.data()};
+    EXPECT_EQ(tier->ReadLayers({&read, 1}), 1);
+    EXPECT_EQ(layer, std::vector<std::byte>(layer.size(), std::byte{7}));
+    std::vector<DiskTier::Loaded> loaded = tier->Poll();
+    before += loaded.empty() ? 1 : 0;
+    while (loaded.empty()) {
+      tier->Wait(std::chrono::seconds(1));
+      loaded = tier->Poll();
+    }
+    EXPECT_EQ(loaded[0].blocks, kBlocks);
+  }
+  EXPECT_GT(before, kRounds / 2);
+  EXPECT_EQ(std::ranges::count(memory, std::byte{7}), std::ssize(memory));
+  tier->Return(*borrowed[0]);
 }
 
 TEST_F(DiskTierTest, AbandonedLoadsWriteNoMore) {

@@ -30,7 +30,10 @@ namespace {
 constexpr std::chrono::milliseconds kPoll{50};
 
 StatusOr<std::optional<engine::DiskOptions>> DiskOf(const ServeFlags& flags) {
-  if (flags.disk_folder.empty()) return std::nullopt;
+  if (flags.disk_folder.empty()) {
+    if (flags.disk_bytes == ServeFlags().disk_bytes) return std::nullopt;
+    return InvalidArgument("--kv-disk-size goes with --kv-disk, the folder whose files it bounds");
+  }
   if (!flags.prefix_cache) return InvalidArgument("--kv-disk goes with --prefix-cache");
   ASSIGN_OR_RETURN(std::string files, DescribeFiles(flags.model.model));
   return engine::DiskOptions{

@@ -37,6 +37,19 @@ TEST_F(ModelFilesTest, AChangedFileIsAnotherModel) {
   EXPECT_NE(*DescribeFiles(file), alone);
 }
 
+TEST_F(ModelFilesTest, AllPartsOfASplitFileCount) {
+  for (int part = 1; part <= 3; ++part) Write("m-0000" + std::to_string(part) + "-of-00003.gguf", "weights");
+  const std::string first = folder_ + "/m-00001-of-00003.gguf";
+  const std::string before = *DescribeFiles(first);
+  EXPECT_NE(before.find("m-00001-of-00003.gguf"), std::string::npos);
+  Write("m-00003-of-00003.gguf", "others, and more");
+  EXPECT_NE(*DescribeFiles(first), before);
+  std::filesystem::remove(folder_ + "/m-00002-of-00003.gguf");
+  EXPECT_FALSE(DescribeFiles(first).ok());
+  Write("m-x0001-of-00003.gguf", "a file of its own");
+  EXPECT_TRUE(DescribeFiles(folder_ + "/m-x0001-of-00003.gguf").ok());
+}
+
 TEST_F(ModelFilesTest, AMovedFolderIsTheSame) {
   const std::string before = *DescribeFiles(folder_);
   std::filesystem::rename(folder_, folder_ + "_moved");

@@ -4,6 +4,7 @@
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <atomic>
 #include <chrono>
 #include <set>
 #include <thread>
@@ -29,7 +30,10 @@ namespace {
 constexpr std::chrono::milliseconds kPoll{50};
 
 StatusOr<std::optional<engine::DiskOptions>> DiskOf(const ServeFlags& flags) {
-  if (flags.disk_folder.empty()) return std::nullopt;
+  if (flags.disk_folder.empty()) {
+    if (flags.disk_bytes == ServeFlags().disk_bytes) return std::nullopt;
+    return InvalidArgument("--kv-disk-size goes with --kv-disk, the folder whose files it bounds");
+  }
   if (!flags.prefix_cache) return InvalidArgument("--kv-disk goes with --prefix-cache");
   ASSIGN_OR_RETURN(std::string files, DescribeFiles(flags.model.model));
   return engine::DiskOptions{
@@ -103,17 +107,23 @@ void Describe(spdlog::logger& log, const ServeFlags& flags, const Session& sessi
   log.info("kernels: {}", fmt::join(kernels, ", "));
 }
 
+// When draining must have ended; far away before it begins.
+using DrainEnd = std::atomic<std::chrono::steady_clock::time_point>;
+
+bool MustStop(const DrainEnd& end) {
+  const std::chrono::steady_clock::time_point then = end;
+  return then != then.max() && (Interrupted() || std::chrono::steady_clock::now() >= then);
+}
+
 // Ends what runs in good order: new calls are refused, those on their way may finish in time, and the rest is
 // cut off.
 void ShutDown(spdlog::logger& log, const ServeFlags& flags, server::Server& server,
-              const engine::EngineThread& engine) {
+              const engine::EngineThread& engine, DrainEnd* end) {
   ClearInterrupt();
+  *end = std::chrono::steady_clock::now() + std::chrono::seconds(flags.drain_seconds);
   server.Drain();
   log.info("draining: at most {} s", flags.drain_seconds);
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(flags.drain_seconds);
-  while (!server.idle() && !Interrupted() && std::chrono::steady_clock::now() < end) {
-    std::this_thread::sleep_for(kPoll);
-  }
+  while (!server.idle() && !MustStop(*end)) std::this_thread::sleep_for(kPoll);
   if (!server.idle()) log.warn("cutting off what is still running");
   server.Close();
   while (!engine.idle()) std::this_thread::sleep_for(kPoll);
@@ -158,7 +168,10 @@ Status RunServe(const ServeFlags& flags) {
                                .kv_observer = observer}));
   ASSIGN_OR_RETURN(server::ServedModel model, ServeModel(flags, text, *session));
   const std::string speculation = DescribeSpeculation(*session->engine);
-  engine::EngineThread engine(std::move(session->engine), {.max_queued = flags.max_queue});
+  DrainEnd drain_end = std::chrono::steady_clock::time_point::max();
+  const auto stop_saving = [&drain_end] { return MustStop(drain_end); };
+  engine::EngineThread engine(std::move(session->engine),
+                              {.max_queued = flags.max_queue, .stop_saving = stop_saving});
   model.engine = &engine;
   Describe(*log, flags, *session, model, engine, speculation);
 
@@ -173,7 +186,7 @@ Status RunServe(const ServeFlags& flags) {
   Print("listening on {}\n", Address(flags, server->port()));
   RETURN_IF_ERROR(FlushOutput());
   while (!Interrupted()) std::this_thread::sleep_for(kPoll);
-  ShutDown(*log, flags, *server, engine);
+  ShutDown(*log, flags, *server, engine, &drain_end);
   server.reset();  // before the engine: its endpoints use it
   log->info("stopped");
   return OkStatus();

@@ -1,5 +1,6 @@
 #include "cache/disk_tier.h"
 
+#include <absl/container/flat_hash_set.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -16,9 +17,7 @@
 namespace moesaic::cache {
 namespace {
 
-// A segment is made as a whole, and is what a smaller budget gives up: large enough for a disk's rate, and a
-// small part of the budget.
-constexpr int64_t kSegmentBytes = 256 << 20;
+// A segment is made as a whole, and is what a smaller budget gives up: a small part of it.
 constexpr int64_t kLeastSegments = 16;
 
 // Of a file from `offset` on; fewer than bytes.size() at its end.
@@ -52,10 +51,10 @@ StatusOr<std::unique_ptr<DiskTier>> DiskTier::Open(const DiskTierOptions& option
 
 DiskTier::DiskTier(const DiskTierOptions& options)
     : options_(options), format_(options.layout, FingerprintOf(options.layout, options.maker)) {
-  const int64_t wanted = std::min(kSegmentBytes, options.bytes / kLeastSegments);
+  const int64_t wanted = std::min(SegmentFormat::kMostBytes, options.bytes / kLeastSegments);
   while (format_.SegmentBytes(2 * slots_of_new_) <= wanted) slots_of_new_ *= 2;
   stats_.capacity_blocks =
-      static_cast<int>(options.bytes / format_.SegmentBytes(slots_of_new_)) * slots_of_new_;
+      options.bytes / format_.SegmentBytes(slots_of_new_) * slots_of_new_;
 }
 
 DiskTier::~DiskTier() {
@@ -100,8 +99,9 @@ Status DiskTier::Scan() {
     for (const auto& [number, file] : segments) close(file.descriptor);
     return failure;
   }
-  Rebuild(std::move(records));
+  const std::vector<SlotPlace> ambiguous = Rebuild(std::move(records));
   ASSIGN_OR_RETURN(io_, SegmentIo::Create(options_.folder, format_, std::move(segments), slots_of_new_));
+  for (const SlotPlace place : ambiguous) io_->Invalidate(place);
   return OkStatus();
 }
 
@@ -109,48 +109,61 @@ Status DiskTier::Scan() {
 StatusOr<std::vector<DiskTier::FoundFile>> DiskTier::FindFiles() {
   std::error_code error;
   std::vector<FoundFile> files;
-  for (const auto& entry : std::filesystem::directory_iterator(options_.folder, error)) {
-    const auto number = SegmentNumber(entry.path().filename().string());
+  const std::filesystem::directory_iterator end;
+  for (auto it = std::filesystem::directory_iterator(options_.folder, error); !error && it != end;
+       it.increment(error)) {
+    const auto number = SegmentNumber(it->path().filename().string());
     if (!number) continue;
     next_segment_ = std::max(next_segment_, *number + 1);
-    FoundFile file = {
-        .number = *number, .path = entry.path().string(), .bytes = 0, .descriptor = -1, .slots = 0};
-    const Status status = OpenFile(&file);
+    FoundFile file = {.number = *number, .path = it->path().string()};
+    if (Status status = OpenFile(&file); !status.ok()) {
+      for (const FoundFile& other : files) close(other.descriptor);
+      return status;
+    }
     if (file.descriptor >= 0) {
       files.push_back(std::move(file));
     } else if (file.bytes >= SegmentFormat::kHeaderBytes) {
       ++stats_.refused_files;
-      messages_.push_back(fmt::format("{}: refused: {}", file.path, Message(status)));
+      messages_.push_back(fmt::format("{}: refused: {}", file.path, Message(file.refused)));
       foreign_.push_back(std::move(file));
     } else {
       unlink(file.path.c_str());  // its writer was killed, or the disk was full
     }
   }
-  if (error) return IoError("{}: can't be read: {}", options_.folder, error.message());
+  if (error) {
+    for (const FoundFile& file : files) close(file.descriptor);
+    return IoError("{}: can't be read: {}", options_.folder, error.message());
+  }
   std::ranges::sort(files, {}, &FoundFile::number);
   std::ranges::sort(foreign_, {}, &FoundFile::number);
   return files;
 }
 
-// Gives file->descriptor where it is one of ours.
+// Gives file->descriptor where it is one of ours, else file->refused. Fails where nobody knows:
+// its blocks may have numbers that would be given a second time.
 Status DiskTier::OpenFile(FoundFile* file) {
   const int descriptor = open(file->path.c_str(), O_RDWR | O_CLOEXEC);
   if (descriptor < 0) {
-    file->bytes = SegmentFormat::kHeaderBytes;  // not ours to remove at once
-    return IoError("can't be opened: {}", std::strerror(errno));
+    return IoError("{}: can't be opened: {}; let the server read and write it, or remove it", file->path,
+                   std::strerror(errno));
   }
   struct stat status = {};
   std::vector<std::byte> header(SegmentFormat::kHeaderBytes);
-  StatusOr<size_t> got = fstat(descriptor, &status) == 0
-                             ? ReadAt(descriptor, file->path, 0, header)
-                             : StatusOr<size_t>(IoError("{}: {}", file->path, std::strerror(errno)));
-  file->bytes = std::max<int64_t>(status.st_size, got.ok() ? 0 : SegmentFormat::kHeaderBytes);
-  StatusOr<int> slots = got.ok() ? format_.DecodeHeader(std::span(header).first(*got), file->number)
-                                 : StatusOr<int>(got.status());
+  const StatusOr<size_t> got = fstat(descriptor, &status) == 0
+                                   ? ReadAt(descriptor, file->path, 0, header)
+                                   : StatusOr<size_t>(IoError("{}: {}", file->path, std::strerror(errno)));
+  if (!got.ok()) {
+    close(descriptor);
+    return got.status();
+  }
+  file->bytes = status.st_size;
+  const StatusOr<int> slots = format_.DecodeHeader(std::span(header).first(*got), file->number);
   if (!slots.ok()) {
     close(descriptor);
-    return slots.status();
+    file->refused = slots.status();
+    return OkStatus();
   }
+  file->bytes = std::max<int64_t>(status.st_size, format_.SegmentBytes(*slots));  // which it may grow to
   file->slots = *slots;
   file->descriptor = descriptor;
   return OkStatus();
@@ -159,7 +172,7 @@ Status DiskTier::OpenFile(FoundFile* file) {
 // Makes files fit the budget: those of others go first, then the oldest.
 void DiskTier::Shrink(std::vector<FoundFile>* files) {
   for (const FoundFile& file : foreign_) file_bytes_ += file.bytes;
-  for (const FoundFile& file : *files) file_bytes_ += format_.SegmentBytes(file.slots);
+  for (const FoundFile& file : *files) file_bytes_ += file.bytes;
   while (file_bytes_ > options_.bytes && !foreign_.empty()) {
     unlink(foreign_.front().path.c_str());
     file_bytes_ -= foreign_.front().bytes;
@@ -169,50 +182,64 @@ void DiskTier::Shrink(std::vector<FoundFile>* files) {
     const FoundFile& oldest = files->front();
     unlink(oldest.path.c_str());
     close(oldest.descriptor);
-    file_bytes_ -= format_.SegmentBytes(oldest.slots);
+    file_bytes_ -= oldest.bytes;
     files->erase(files->begin());
   }
 }
 
-// What is valid goes to `records`, all other slots are free.
+// What is valid goes to `records`, whether its block is there or not; all other slots are free.
 Status DiskTier::ReadRecords(const FoundFile& file, std::vector<FoundRecord>* records) {
   struct stat status = {};
   if (fstat(file.descriptor, &status) != 0) return IoError("{}: {}", file.path, std::strerror(errno));
-  std::vector<std::byte> bytes(file.slots * format_.record_bytes());
-  RETURN_IF_ERROR(ReadAt(file.descriptor, file.path, format_.RecordOffset(0), bytes).status());
+  const int64_t start = format_.RecordOffset(0);
+  std::vector<std::byte> bytes(
+      std::clamp<int64_t>(status.st_size - start, 0, file.slots * format_.record_bytes()));
+  RETURN_IF_ERROR(ReadAt(file.descriptor, file.path, start, bytes).status());
   for (int slot = 0; slot < file.slots; ++slot) {
-    const auto record_bytes = std::span(bytes).subspan(slot * format_.record_bytes(), format_.record_bytes());
     const SlotPlace place = {file.number, slot};
+    if ((slot + 1) * format_.record_bytes() > std::ssize(bytes)) {  // the file was cut
+      index_.AddFree(place);
+      continue;
+    }
+    const auto record_bytes = std::span(bytes).subspan(slot * format_.record_bytes(), format_.record_bytes());
     std::optional<SlotRecord> record = format_.DecodeRecord(record_bytes, file.number, slot);
-    const bool there = format_.BlockOffset(file.slots, slot) + format_.block_bytes() <= status.st_size;
-    if (record && there) {
-      records->push_back({place, *std::move(record)});
+    if (record) {
+      next_id_ = std::max(next_id_, record->id + 1);
+      const bool there = format_.BlockOffset(file.slots, slot) + format_.block_bytes() <= status.st_size;
+      if (!there) ++stats_.refused_blocks;
+      records->push_back({place, *std::move(record), there});
       continue;
     }
     index_.AddFree(place);
     // Empty slots begin with zeros.
-    const auto start = record_bytes.first(2 * sizeof(uint64_t));
-    if (std::ranges::any_of(start, [](std::byte byte) { return byte != std::byte{0}; }))
+    const auto first = record_bytes.first(2 * sizeof(uint64_t));
+    if (std::ranges::any_of(first, [](std::byte byte) { return byte != std::byte{0}; }))
       ++stats_.refused_blocks;
   }
   return OkStatus();
 }
 
-// Parents have lower ids than what follows them.
-void DiskTier::Rebuild(std::vector<FoundRecord> records) {
+// Parents have lower ids than what follows them. Of a folder that somebody has mended by hand a number may be
+// there twice: then nobody knows what its followers stand behind. The places of all of these, in an order in
+// which they can be made invalid: while a follower is there its number is there twice.
+std::vector<SlotPlace> DiskTier::Rebuild(std::vector<FoundRecord> records) {
   std::ranges::sort(records, {}, [](const FoundRecord& found) { return found.record.id; });
   struct Made {
     DiskBlock* block;
     std::string name;
   };
   absl::flat_hash_map<uint64_t, Made> made;  // by id
+  absl::flat_hash_set<uint64_t> twice;
+  for (size_t i = 1; i < records.size(); ++i) {
+    if (records[i].record.id == records[i - 1].record.id) twice.insert(records[i].record.id);
+  }
+  std::vector<SlotPlace> ambiguous;
   for (FoundRecord& found : records) {
     SlotRecord& record = found.record;
-    const bool again = record.id < next_id_;  // of a folder that somebody has mended by hand
-    next_id_ = std::max(next_id_, record.id + 1);
+    if (twice.contains(record.id) || twice.contains(record.parent)) ambiguous.push_back(found.place);
     const auto parent = made.find(record.parent);
     const bool fits = record.parent == 0 || (parent != made.end() && parent->second.name == record.name);
-    if (again || !fits) {
+    if (twice.contains(record.id) || !found.there || !fits) {
       index_.AddFree(found.place);  // what stood before it has gone
       continue;
     }
@@ -226,6 +253,9 @@ void DiskTier::Rebuild(std::vector<FoundRecord> records) {
     }
     made[record.id] = {block, std::move(record.name)};
   }
+  stats_.refused_blocks += std::ssize(ambiguous);
+  std::ranges::reverse(ambiguous);
+  return ambiguous;
 }
 
 int DiskTier::Find(std::string_view name, std::span<const int32_t> tokens) const {
@@ -396,12 +426,16 @@ void DiskTier::Refuse(DiskBlock& block, const Status& why) {
   index_.Remove(block, [this](SlotPlace place) { io_->Invalidate(place); });
 }
 
-Status DiskTier::Flush() {
-  while (writing()) {
+void DiskTier::WaitForWrites(const std::function<bool()>& stop) {
+  while (writing() && !(stop && stop())) {
     io_->WaitForEnds(std::chrono::milliseconds(100));
     Take();
   }
-  return io_->Sync();
+}
+
+Status DiskTier::Flush(const std::function<bool()>& stop) {
+  WaitForWrites(stop);
+  return io_->Sync(stop);
 }
 
 void DiskTier::Clear() {

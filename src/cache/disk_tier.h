@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -32,7 +33,8 @@ struct DiskTierOptions {
 
 /// Counters rise over the tier's life; the others are of this moment.
 struct DiskTierStats {
-  int blocks = 0, capacity_blocks = 0;  ///< that can be found; that there is room for
+  int blocks = 0;               ///< that can be found
+  int64_t capacity_blocks = 0;  ///< that there is room for
   int64_t bytes = 0;                    ///< of these blocks
   int64_t written_blocks = 0, loaded_blocks = 0, evicted_blocks = 0;
   int64_t loads = 0, loaded_bytes = 0;  ///< loads that ended; bytes read by them
@@ -60,7 +62,8 @@ class DiskTier {
     int blocks;  ///< leading ones that are in memory; those behind were damaged
   };
 
-  /// Finds what the folder has. Fails when it can't be made, read or locked, or the budget holds no block.
+  /// Finds what the folder has. Fails when it can't be made, read or locked, one of its segments can't be
+  /// read, or the budget holds no block.
   static StatusOr<std::unique_ptr<DiskTier>> Open(const DiskTierOptions& options);
   /// Ends what is under way; loads' memory is written no more.
   ~DiskTier();
@@ -109,8 +112,10 @@ class DiskTier {
   std::vector<Loaded> Poll();
   /// Waits until Poll would find something, nothing is under way, or so much time has passed.
   void Wait(std::chrono::milliseconds most) { io_->WaitForEnds(most); }
-  /// Returns when all that was stored is on the medium.
-  Status Flush();
+  /// Returns when nothing is on its way to the disk, or soon after `stop`, asked now and then, says true.
+  void WaitForWrites(const std::function<bool()>& stop = {});
+  /// Returns when all that was stored is on the medium. Cancelled: `stop` said true before.
+  Status Flush(const std::function<bool()>& stop = {});
   /// Forgets all blocks, but for those that are being loaded.
   void Clear();
 
@@ -130,13 +135,15 @@ class DiskTier {
   struct FoundFile {
     uint64_t number;
     std::string path;
-    int64_t bytes;
-    int descriptor;  // -1: foreign or damaged
-    int slots;
+    int64_t bytes = 0;
+    int descriptor = -1;  // -1: foreign or damaged
+    int slots = 0;
+    Status refused = {};  // why
   };
   struct FoundRecord {
     SlotPlace place;
     SlotRecord record;
+    bool there;  // its block is in the file
   };
 
   explicit DiskTier(const DiskTierOptions& options);
@@ -145,7 +152,7 @@ class DiskTier {
   Status OpenFile(FoundFile* file);
   void Shrink(std::vector<FoundFile>* files);
   Status ReadRecords(const FoundFile& file, std::vector<FoundRecord>* records);
-  void Rebuild(std::vector<FoundRecord> records);
+  std::vector<SlotPlace> Rebuild(std::vector<FoundRecord> records);
   Status Scan();
   bool MakeRoom();
   void Refuse(DiskBlock& block, const Status& why);

@@ -116,6 +116,35 @@ class DiskTierTest : public testing::Test {
     return bytes;
   }
 
+  struct Slot {
+    int slot;
+    SlotRecord record;  // without sums
+  };
+  // A segment as somebody else might have made it: records and, unless it is cut, each slot's block of zeros.
+  void WriteSegment(uint64_t number, int slots, const std::vector<Slot>& filled, bool cut = false) const {
+    const SegmentFormat format(kLayout, FingerprintOf(kLayout, "model"));
+    const std::string path = folder_ + "/" + SegmentName(number);
+    std::ofstream file(path, std::ios::binary);
+    const auto put = [&](int64_t at, const std::vector<std::byte>& bytes) {
+      file.seekp(at);
+      file.write(reinterpret_cast<const char*>(bytes.data()), std::ssize(bytes));
+    };
+    put(0, format.EncodeHeader(number, slots));
+    const std::vector<std::byte> block(kLayout.block_bytes());
+    for (Slot slot : filled) {
+      slot.record.layer_sums = format.LayerSums(block.data(), format.layers());
+      slot.record.digests = format.DigestsOf(block.data());
+      put(format.RecordOffset(slot.slot), format.EncodeRecord(slot.record, number, slot.slot));
+      if (!cut) put(format.BlockOffset(slots, slot.slot), block);
+    }
+  }
+
+  static SlotRecord RecordOf(uint64_t id, uint64_t parent, int32_t token) {
+    SlotRecord record = {.id = id, .parent = parent, .name = "a"};
+    record.tokens.fill(token);
+    return record;
+  }
+
   static void Flip(const std::string& path, int64_t offset) {
     std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
     file.seekg(offset);
@@ -168,10 +197,19 @@ TEST_F(DiskTierTest, MemoryForWritingIsBounded) {
   EXPECT_FALSE(tier->writing());
 }
 
+TEST_F(DiskTierTest, FlushingCanBeStopped) {
+  auto tier = Open();
+  EXPECT_EQ(StoreSome(*tier, "a", {1, 2, 3}), 3);
+  EXPECT_EQ(tier->Flush([] { return true; }).code(), StatusCode::kCancelled);
+  EXPECT_TRUE(tier->Flush([] { return false; }).ok());
+  EXPECT_FALSE(tier->writing());
+  EXPECT_EQ(Load(*tier, "a", {1, 2, 3}), 3);
+}
+
 TEST_F(DiskTierTest, ABudgetHolds) {
   constexpr int64_t kBudget = 1 << 20;
   auto tier = Open(kBudget);
-  const int capacity = tier->stats().capacity_blocks;
+  const auto capacity = static_cast<int>(tier->stats().capacity_blocks);
   EXPECT_GT(capacity, 30);
   for (int i = 0; i < 200; ++i) Store(*tier, "a", {i, i + 1});
   EXPECT_EQ(tier->stats().blocks, capacity);
@@ -198,6 +236,22 @@ TEST_F(DiskTierTest, ABudgetHolds) {
   Store(*tier, "b", {1, 2, 3});
   EXPECT_EQ(Load(*tier, "b", {1, 2, 3}), 3);
   EXPECT_LE(FileBytes(), kBudget / 2);
+}
+
+TEST_F(DiskTierTest, AFileThatGrewCountsAsWhatItIs) {
+  auto tier = Open(1 << 20);
+  Store(*tier, "a", {1});
+  Store(*tier, "a", {2, 3, 4, 5, 6, 7, 8, 9});
+  tier.reset();
+  const std::string oldest = Segments().at(0);
+  std::filesystem::resize_file(oldest, 1 << 20);
+  tier = Open(1 << 20);
+  EXPECT_FALSE(std::filesystem::exists(oldest));
+  EXPECT_LE(FileBytes(), 1 << 20);
+}
+
+TEST_F(DiskTierTest, AnyBudgetCanBeCounted) {
+  EXPECT_GT(Open(int64_t{1} << 60)->stats().capacity_blocks, int64_t{1} << 40);
 }
 
 TEST_F(DiskTierTest, ABudgetOfNoBlockIsRefused) {
@@ -231,7 +285,7 @@ TEST_F(DiskTierTest, AnotherModelsBlocksAreRefusedAndGoWhenRoomIsNeeded) {
   EXPECT_EQ(tier->stats().refused_files, static_cast<int64_t>(files));
   EXPECT_EQ(tier->stats().blocks, 0);
   for (int i = 0; i < 50; ++i) Store(*tier, "a", {i});
-  EXPECT_EQ(tier->stats().blocks, std::min(50, tier->stats().capacity_blocks));
+  EXPECT_EQ(tier->stats().blocks, std::min<int64_t>(50, tier->stats().capacity_blocks));
   EXPECT_LE(FileBytes(), kBudget);
   EXPECT_EQ(Load(*tier, "a", {49}), 1);
   tier.reset();
@@ -315,6 +369,56 @@ TEST_F(DiskTierTest, GarbageFilesAreRefused) {
   EXPECT_FALSE(std::filesystem::exists(folder_ + "/" + SegmentName(4)));
 }
 
+TEST_F(DiskTierTest, ASegmentThatCannotBeOpenedIsTold) {
+  std::filesystem::create_directory(folder_ + "/" + SegmentName(3));
+  const auto tier =
+      DiskTier::Open({.folder = folder_, .bytes = 16 << 20, .layout = kLayout, .maker = "model"});
+  EXPECT_THAT(Message(tier.status()), HasSubstr(SegmentName(3) + ": can't be opened"));
+}
+
+TEST_F(DiskTierTest, AFileThatEndsInItsRecordsIsEmptyFromThere) {
+  WriteSegment(1, 4, {{0, RecordOf(5, 0, 1)}, {1, RecordOf(6, 5, 2)}});
+  const SegmentFormat format(kLayout, FingerprintOf(kLayout, "model"));
+  std::filesystem::resize_file(folder_ + "/" + SegmentName(1), format.RecordOffset(1) + 100);
+  auto tier = Open();
+  EXPECT_EQ(tier->stats().blocks, 0);
+  EXPECT_EQ(tier->stats().refused_blocks, 1);
+  Store(*tier, "a", {1, 2, 3, 4});
+  EXPECT_EQ(Load(*tier, "a", {1, 2, 3, 4}), 4);
+  EXPECT_EQ(Segments().size(), 1U);
+}
+
+TEST_F(DiskTierTest, ANumberThatIsThereTwiceNamesNothing) {
+  WriteSegment(1, 4, {{0, RecordOf(5, 0, 1)}, {1, RecordOf(6, 5, 2)}, {2, RecordOf(7, 6, 3)}});
+  WriteSegment(2, 4, {{0, RecordOf(5, 0, 9)}, {1, RecordOf(8, 0, 4)}});
+  for (int round = 0; round < 3; ++round) {
+    auto tier = Open();
+    EXPECT_EQ(tier->stats().blocks, 1 + round);
+    EXPECT_EQ(tier->stats().refused_blocks, round == 0 ? 3 : 0) << "they are made invalid";
+    EXPECT_EQ(tier->Find("a", TokensOf(std::vector<int32_t>{1, 2})), 0);
+    EXPECT_EQ(tier->Find("a", TokensOf(std::vector<int32_t>{9, 2})), 0);
+    EXPECT_EQ(tier->Find("a", TokensOf(std::vector<int32_t>{4})), 1);
+    Store(*tier, "a", {100 + round});  // into one of their slots
+  }
+}
+
+TEST_F(DiskTierTest, NumbersOfRecordsWithoutBlocksAreNotGivenAgain) {
+  WriteSegment(1, 4, {{3, RecordOf(900, 0, 1)}}, /*cut=*/true);
+  auto tier = Open();
+  EXPECT_EQ(tier->stats().blocks, 0);
+  EXPECT_EQ(tier->stats().refused_blocks, 1);
+  Store(*tier, "a", {2});
+  tier.reset();
+  const SegmentFormat format(kLayout, FingerprintOf(kLayout, "model"));
+  std::ifstream file(folder_ + "/" + SegmentName(1), std::ios::binary);
+  std::vector<std::byte> bytes(format.record_bytes());
+  file.seekg(format.RecordOffset(0));
+  file.read(reinterpret_cast<char*>(bytes.data()), std::ssize(bytes));
+  const auto record = format.DecodeRecord(bytes, 1, 0);
+  ASSERT_TRUE(record);
+  EXPECT_EQ(record->id, 901U);
+}
+
 TEST_F(DiskTierTest, ClearForgetsForGood) {
   auto tier = Open();
   Store(*tier, "a", {1, 2, 3});
@@ -326,6 +430,58 @@ TEST_F(DiskTierTest, ClearForgetsForGood) {
   tier = Open();
   EXPECT_EQ(tier->stats().blocks, 0);
   EXPECT_EQ(tier->stats().refused_blocks, 0);
+}
+
+TEST_F(DiskTierTest, ClearForgetsAllSegments) {
+  auto tier = Open(1 << 20);  // a segment is one block, or a few
+  for (int i = 0; i < 20; ++i) Store(*tier, "a", {i, i});
+  EXPECT_GT(Segments().size(), 5U);
+  tier->Clear();
+  Store(*tier, "a", {7, 8});  // behind what is made invalid
+  tier.reset();
+  tier = Open(1 << 20);
+  EXPECT_EQ(tier->stats().blocks, 2);
+  EXPECT_EQ(tier->stats().refused_blocks, 0);
+  EXPECT_EQ(Load(*tier, "a", {7, 8}), 2);
+}
+
+// A step that waits for a layer does not wait for the end of a load of many pieces.
+TEST_F(DiskTierTest, LayersComeBetweenThePiecesOfALoad) {
+  constexpr BlockLayout kLarge = {.layers = 4, .heads = 8, .key_dim = 128, .value_dim = 128};
+  constexpr int kBlocks = 60, kRounds = 10;  // about 120 MiB, 8 pieces
+  auto tier = Open(256 << 20, "model", kLarge);
+  std::vector<int32_t> path(kBlocks);
+  for (int i = 0; i < kBlocks; ++i) path[i] = i;
+  std::vector<std::byte> bytes(kLarge.block_bytes(), std::byte{7});
+  const std::vector<const std::byte*> blocks(kBlocks, bytes.data());
+  while (tier->Store("a", TokensOf(path), blocks, kMost).blocks < kBlocks) {
+    tier->Wait(std::chrono::seconds(1));
+    tier->Poll();
+  }
+  Settle(*tier);
+  const std::vector<DiskBlock*> borrowed = tier->Borrow("a", TokensOf(path), kBlocks - 1, 1);
+  std::vector<std::byte> memory(kBlocks * kLarge.block_bytes()), layer(kLarge.layer_bytes());
+  std::vector<std::byte*> to;
+  for (int i = 0; i < kBlocks; ++i) to.push_back(&memory[i * kLarge.block_bytes()]);
+  int before = 0;
+  for (int round = 0; round < kRounds; ++round) {
+    tier->Load("a", TokensOf(path), 0, to);
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // it has begun
+    std::ranges::fill(layer, std::byte{0});
+    const DiskTier::LayerRead read = {borrowed[0], 2, layer.data()};
+    EXPECT_EQ(tier->ReadLayers({&read, 1}), 1);
+    EXPECT_EQ(layer, std::vector<std::byte>(layer.size(), std::byte{7}));
+    std::vector<DiskTier::Loaded> loaded = tier->Poll();
+    before += loaded.empty() ? 1 : 0;
+    while (loaded.empty()) {
+      tier->Wait(std::chrono::seconds(1));
+      loaded = tier->Poll();
+    }
+    EXPECT_EQ(loaded[0].blocks, kBlocks);
+  }
+  EXPECT_GT(before, kRounds / 2);
+  EXPECT_EQ(std::ranges::count(memory, std::byte{7}), std::ssize(memory));
+  tier->Return(*borrowed[0]);
 }
 
 TEST_F(DiskTierTest, AbandonedLoadsWriteNoMore) {

@@ -18,6 +18,8 @@ static_assert(std::endian::native == std::endian::little, "segments are written 
 constexpr std::array<char, 8> kMagic = {'m', 'o', 'e', 'k', 'v', 's', 'e', 'g'};
 constexpr uint32_t kVersion = 1;
 constexpr int64_t kSector = 512;  // that disks write in one go
+// Of segments and records: nobody counts that far, and what is counted on from there would begin anew.
+constexpr uint64_t kLeastInvalid = uint64_t{1} << 63;
 
 struct Header {
   std::array<char, 8> magic;
@@ -111,9 +113,9 @@ StatusOr<int> SegmentFormat::DecodeHeader(std::span<const std::byte> bytes, uint
       header.record_bytes != static_cast<uint32_t>(record_bytes_)) {
     return absl::FailedPreconditionError("its blocks are of another model, KV type or build");
   }
-  // A segment is some megabytes, or one slot.
-  constexpr uint32_t kMostSlots = 1 << 20;
-  if (header.slots == 0 || header.slots > kMostSlots) {
+  constexpr uint32_t kMostSlots = 1 << 20;  // so that the next line does not overflow
+  if (header.slots == 0 || header.slots > kMostSlots ||
+      SegmentBytes(static_cast<int>(header.slots)) > std::max(kMostBytes, SegmentBytes(1))) {
     return DataLoss("its header is damaged: {} slots", header.slots);
   }
   return static_cast<int>(header.slots);
@@ -149,8 +151,8 @@ std::optional<SlotRecord> SegmentFormat::DecodeRecord(std::span<const std::byte>
   RecordStart start;
   if (static_cast<int64_t>(bytes.size()) < record_bytes_) return std::nullopt;
   std::memcpy(&start, bytes.data(), sizeof(start));
-  if (start.id == 0 || start.parent >= start.id || start.layers != static_cast<uint32_t>(layers_) ||
-      start.name_bytes > kMostNameBytes) {
+  if (start.id == 0 || start.id >= kLeastInvalid || start.parent >= start.id ||
+      start.layers != static_cast<uint32_t>(layers_) || start.name_bytes > kMostNameBytes) {
     return std::nullopt;
   }
   const size_t sums = static_cast<size_t>(layers_) * sizeof(uint64_t);
@@ -203,6 +205,7 @@ std::optional<uint64_t> SegmentNumber(std::string_view name) {
   const char* end = name.data() + kStart.size() + kDigits;
   const auto read = std::from_chars(name.data() + kStart.size(), end, number, 16);
   if (read.ec != std::errc() || read.ptr != end || SegmentName(number) != name) return std::nullopt;
+  if (number >= kLeastInvalid) return std::nullopt;
   return number;
 }
 

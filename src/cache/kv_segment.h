@@ -42,6 +42,8 @@ class SegmentFormat {
  public:
   static constexpr int64_t kHeaderBytes = 4096;
   static constexpr int64_t kAlignment = 4096;  // a page, and what the largest sectors have
+  /// Of a segment of more than one slot: large enough for a disk's rate.
+  static constexpr int64_t kMostBytes = 256 << 20;
 
   SegmentFormat(const BlockLayout& layout, const Fingerprint& fingerprint);
 

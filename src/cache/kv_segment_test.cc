@@ -51,6 +51,28 @@ TEST(KvSegment, HeadersNameTheirMaker) {
   EXPECT_EQ(format.DecodeHeader({}, 42).status().code(), StatusCode::kDataLoss);
 }
 
+TEST(KvSegment, NobodysNumbersAreRefused) {
+  const SegmentFormat format = Format();
+  const auto most = static_cast<int>(SegmentFormat::kMostBytes / format.slot_bytes());
+  EXPECT_TRUE(format.DecodeHeader(format.EncodeHeader(1, most - most / 10), 1).ok());
+  for (const int slots : {0, most, 1 << 20, -1}) {
+    EXPECT_EQ(format.DecodeHeader(format.EncodeHeader(1, slots), 1).status().code(), StatusCode::kDataLoss);
+  }
+  // A slot may be larger than that.
+  const SegmentFormat large =
+      Format("model", {.layers = 1000, .heads = 128, .key_dim = 128, .value_dim = 128});
+  EXPECT_GT(large.SegmentBytes(1), SegmentFormat::kMostBytes);
+  EXPECT_TRUE(large.DecodeHeader(large.EncodeHeader(1, 1), 1).ok());
+  EXPECT_FALSE(large.DecodeHeader(large.EncodeHeader(1, 2), 1).ok());
+  for (const uint64_t id : {uint64_t{1} << 63, ~uint64_t{0}}) {
+    SlotRecord record = Record();
+    record.id = id;
+    EXPECT_FALSE(format.DecodeRecord(format.EncodeRecord(record, 1, 0), 1, 0));
+    EXPECT_FALSE(SegmentNumber(SegmentName(id)));
+    EXPECT_TRUE(SegmentNumber(SegmentName(id >> 1)));
+  }
+}
+
 TEST(KvSegment, AnyFlippedBitOfAHeaderIsRefused) {
   const SegmentFormat format = Format();
   std::vector<std::byte> header = format.EncodeHeader(1, 2);

@@ -7,7 +7,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <optional>
 #include <utility>
 
 #include "base/check.h"
@@ -59,6 +58,7 @@ SegmentIo::SegmentIo(std::string folder, const SegmentFormat& format, std::map<u
       slots_of_new_(slots_of_new),
       segments_(std::move(files)),
       files_(std::move(async)),
+      zeros_(kInvalidBytes),
       thread_([this] { Loop(); }) {}
 
 SegmentIo::~SegmentIo() {
@@ -110,6 +110,7 @@ ReadEnd SegmentIo::ReadNow(uint64_t load, std::vector<BlockRead> blocks) {
   auto job = std::make_shared<ReadJob>();
   job->load = load;
   job->blocks = std::move(blocks);
+  job->urgent = true;
   std::unique_lock lock(mutex_);
   reads_.push_front(std::move(job));
   wake_.notify_one();
@@ -133,12 +134,16 @@ void SegmentIo::Abandon(uint64_t load) {
   std::erase_if(ends_.reads, [load](const ReadEnd& end) { return end.load == load; });
 }
 
-Status SegmentIo::Sync() {
+Status SegmentIo::Sync(const std::function<bool()>& stop) {
+  constexpr std::chrono::milliseconds kPoll{100};
   std::unique_lock lock(mutex_);
+  stop_sync_ = stop && stop();
   jobs_.push_back({.kind = Kind::kSync});
   ++syncs_;
   wake_.notify_one();
-  ended_.wait(lock, [this] { return syncs_ == 0; });
+  while (!ended_.wait_for(lock, kPoll, [this] { return syncs_ == 0; })) {
+    if (stop && stop()) stop_sync_ = true;
+  }
   return synced_;
 }
 
@@ -183,8 +188,9 @@ void SegmentIo::Loop() {
       const Job job = std::move(jobs_.front());
       jobs_.pop_front();
       lock.unlock();
-      DoOther(job);
+      const std::optional<Job> rest = DoOther(job);
       lock.lock();
+      if (rest) jobs_.push_front(*rest);  // reads come between
       if (job.kind == Kind::kSync) --syncs_;
     }
     working_ = false;
@@ -240,7 +246,6 @@ std::vector<WriteEnd> SegmentIo::DoWrites(std::vector<Job>& jobs) {
     ends[i].status = file.status();
     if (file.ok()) files[i] = *file;
   }
-  zeros_.resize(std::max<size_t>(zeros_.size(), kInvalidBytes));
   write_all([&](size_t) { return Writable(zeros_.data(), kInvalidBytes); }, record_offset);
   wait_all();
   write_all([&](size_t i) { return Writable(jobs[i].block, format_.block_bytes()); },
@@ -255,6 +260,20 @@ std::vector<WriteEnd> SegmentIo::DoWrites(std::vector<Job>& jobs) {
   write_all([&](size_t i) { return Writable(records[i].data(), format_.record_bytes()); }, record_offset);
   wait_all();
   return ends;
+}
+
+// Who waits in ReadNow holds up a step: the load that is being read has time.
+void SegmentIo::DoUrgent() {
+  std::unique_lock lock(mutex_);
+  while (!reads_.empty() && reads_.front()->urgent) {
+    const std::shared_ptr<ReadJob> job = std::move(reads_.front());
+    reads_.pop_front();
+    lock.unlock();
+    ReadEnd end = DoRead(*job);
+    lock.lock();
+    ends_.reads.push_back(std::move(end));
+    ended_.notify_all();
+  }
 }
 
 ReadEnd SegmentIo::DoRead(ReadJob& job) {
@@ -287,6 +306,7 @@ ReadEnd SegmentIo::DoRead(ReadJob& job) {
   while (under_way && end.blocks < total) {
     const int next = submitted;  // behind what is under way
     const Status read = files_->Wait(*std::exchange(under_way, std::nullopt));
+    if (!job.urgent) DoUrgent();
     if (next < total && read.ok() && !job.abandoned) under_way = submit();
     // After a failure some blocks of the piece may be there: what their sums say holds.
     for (int i = end.blocks; i < next && !job.abandoned; ++i) {
@@ -306,27 +326,34 @@ ReadEnd SegmentIo::DoRead(ReadJob& job) {
   return end;
 }
 
-Status SegmentIo::Zero(const SegmentFile& file, int64_t offset, int64_t bytes) {
-  zeros_.resize(std::max<size_t>(zeros_.size(), bytes));
-  const runtime::Transfer transfer = {.fd = file.descriptor,
-                                      .write = true,
-                                      .offset = offset,
-                                      .bytes = Writable(zeros_.data(), bytes),
-                                      .path = &file.path};
-  return files_->Wait(files_->Submit({&transfer, 1}));
+// Failures need not be told: what stays on disk has its sums.
+void SegmentIo::InvalidateSlots(const SegmentFile& file, int first, int count) {
+  std::vector<runtime::Transfer> transfers;
+  transfers.reserve(count);
+  for (int slot = first; slot < first + count; ++slot) {
+    transfers.push_back({.fd = file.descriptor,
+                         .write = true,
+                         .offset = format_.RecordOffset(slot),
+                         .bytes = Writable(zeros_.data(), kInvalidBytes),
+                         .path = &file.path});
+  }
+  files_->Wait(files_->Submit(transfers)).IgnoreError();
 }
 
-// Failures need not be told: what stays on disk has its sums.
-void SegmentIo::DoOther(const Job& job) {
+// What is left of the job, to be done next.
+std::optional<SegmentIo::Job> SegmentIo::DoOther(const Job& job) {
   switch (job.kind) {
     case Kind::kInvalidate:
       if (const auto it = segments_.find(job.place.segment); it != segments_.end()) {
-        Zero(it->second, format_.RecordOffset(job.place.slot), kInvalidBytes).IgnoreError();
+        InvalidateSlots(it->second, job.place.slot, 1);
       }
       break;
     case Kind::kInvalidateAll:
-      for (const auto& [number, file] : segments_) {
-        Zero(file, format_.RecordOffset(0), file.slots * format_.record_bytes()).IgnoreError();
+      if (const auto it = segments_.lower_bound(job.place.segment); it != segments_.end()) {
+        InvalidateSlots(it->second, 0, it->second.slots);
+        if (const auto next = std::next(it); next != segments_.end()) {
+          return Job{.kind = Kind::kInvalidateAll, .place = {.segment = next->first}};
+        }
       }
       break;
     case Kind::kRemoveFile:
@@ -335,6 +362,10 @@ void SegmentIo::DoOther(const Job& job) {
     case Kind::kSync:
       synced_ = OkStatus();
       for (const auto& [number, file] : segments_) {
+        if (stop_sync_) {
+          synced_ = absl::CancelledError("told to stop before all of it is on the medium");
+          break;
+        }
         if (fdatasync(file.descriptor) != 0) {
           synced_ = IoError("{}: writing failed: {}", file.path, std::strerror(errno));
         }
@@ -343,6 +374,7 @@ void SegmentIo::DoOther(const Job& job) {
     case Kind::kWrite:
       MOESAIC_CHECK(false);
   }
+  return std::nullopt;
 }
 
 }  // namespace moesaic::cache

@@ -5,9 +5,11 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -73,12 +75,13 @@ class SegmentIo {
   void RemoveFile(std::string path);
   /// Reads blocks one behind the other; ends with the first that is not as it was.
   void Read(uint64_t load, std::vector<BlockRead> blocks);
-  /// The same before all other reads, and waits for it.
+  /// The same before all other reads, between the pieces of one that is under way, and waits for it.
   ReadEnd ReadNow(uint64_t load, std::vector<BlockRead> blocks);
   /// Returns when the load's memory is written no more; its end is not told.
   void Abandon(uint64_t load);
-  /// Returns when all that was asked for so far is on the medium.
-  Status Sync();
+  /// Returns when all that was asked for so far is on the medium. Cancelled: `stop`, asked now and then, said
+  /// true before; what was asked for is still written.
+  Status Sync(const std::function<bool()>& stop = {});
 
   struct Ends {
     std::vector<WriteEnd> writes;
@@ -93,7 +96,7 @@ class SegmentIo {
   enum class Kind { kWrite, kInvalidate, kInvalidateAll, kRemoveFile, kSync };
   struct Job {
     Kind kind;
-    SlotPlace place = {};
+    SlotPlace place = {};  // of kInvalidateAll the first segment that is left
     SlotRecord record = {};
     const std::byte* block = nullptr;
     std::string path = {};
@@ -101,6 +104,7 @@ class SegmentIo {
   struct ReadJob {
     uint64_t load;
     std::vector<BlockRead> blocks;
+    bool urgent = false;  // somebody waits in ReadNow
     std::atomic<bool> abandoned{false};
   };
 
@@ -110,15 +114,16 @@ class SegmentIo {
   StatusOr<SegmentFile*> FileFor(uint64_t number);
   std::vector<WriteEnd> DoWrites(std::vector<Job>& jobs);
   ReadEnd DoRead(ReadJob& job);
-  void DoOther(const Job& job);
-  Status Zero(const SegmentFile& file, int64_t offset, int64_t bytes);
+  void DoUrgent();
+  std::optional<Job> DoOther(const Job& job);
+  void InvalidateSlots(const SegmentFile& file, int first, int count);
 
   const std::string folder_;
   const SegmentFormat format_;
   const int slots_of_new_;
   std::map<uint64_t, SegmentFile> segments_;    // the thread's own once it runs
   std::unique_ptr<runtime::AsyncFiles> files_;  // likewise
-  std::vector<std::byte> zeros_;                // likewise
+  const std::vector<std::byte> zeros_;          // what stands where no record is
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable wake_, ended_;
@@ -128,6 +133,7 @@ class SegmentIo {
   Ends ends_;
   Status synced_;
   int syncs_ = 0;  // still to do
+  std::atomic<bool> stop_sync_{false};
   bool working_ = false, stop_ = false;
   std::thread thread_;  // last: it uses all of the above
 };

@@ -77,14 +77,18 @@ void ColdBlocks::Pump() {
   for (const std::string& message : tier_->TakeMessages()) spdlog::warn("KV blocks on disk: {}", message);
 }
 
-void ColdBlocks::Flush() {
-  Status status;
-  do {
+void ColdBlocks::Flush(const std::function<bool()>& stop) {
+  Pump();
+  while (!pending_.empty() && !(stop && stop())) {
+    tier_->WaitForWrites(stop);
     Pump();
-    status = tier_->Flush();
-  } while (!pending_.empty());
+  }
+  if (!pending_.empty()) {
+    spdlog::warn("KV blocks on disk: those of {} requests are not stored: told to stop", pending_.size());
+  }
+  const Status status = tier_->Flush(stop);
   if (!status.ok()) spdlog::warn("KV blocks on disk: {}", Message(status));
-  Pump();  // tells what came of the last
+  if (pending_.empty()) Pump();  // tells what came of the last
 }
 
 void ColdBlocks::Clear() {

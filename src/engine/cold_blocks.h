@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -33,8 +34,8 @@ class ColdBlocks {
   /// there is to tell. Once a step.
   void Pump();
   bool saving() const { return !pending_.empty() || tier_->writing(); }
-  /// Returns when all is stored.
-  void Flush();
+  /// Returns when all is stored and on the medium, or soon after `stop` says true.
+  void Flush(const std::function<bool()>& stop);
   /// Forgets what is stored and what is to be.
   void Clear();
 

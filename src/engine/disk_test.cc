@@ -136,6 +136,18 @@ TEST_F(DiskTest, ARestartedEngineFindsItsPrefixes) {
   EXPECT_EQ(engine->stats().disk.loads, 1) << "memory has all of it";
 }
 
+TEST_F(DiskTest, SavingCanBeStopped) {
+  const Request request = Greedy(RandomPrompt(1000, 1));
+  {
+    auto engine = Make(Options(64));
+    Ask(*engine, request);
+    int asked = 0;
+    engine->SaveCache([&] { return ++asked > 0; });
+    EXPECT_GT(asked, 0);
+  }
+  EXPECT_EQ(Ask(*Make(Options(64)), request), 960) << "what was on its way is written nevertheless";
+}
+
 TEST_F(DiskTest, WhatMemoryGivesUpComesBack) {
   auto engine = Make(Options(24));
   for (int round = 0; round < 3; ++round) {
@@ -177,6 +189,74 @@ TEST_F(DiskTest, OthersGoOnDuringALoad) {
   EXPECT_EQ(engine->stats().disk.loads, 1) << "who wants the same waits for it";
 }
 
+TEST_F(DiskTest, WhoSharesNothingDoesNotWaitForALoad) {
+  {
+    auto engine = Make(Options(64));
+    Ask(*engine, Greedy(RandomPrompt(1000, 1)));
+    engine->SaveCache();
+  }
+  auto engine = Make(Options(64));
+  const Request cold = Greedy(RandomPrompt(1000, 1));
+  Request scored = cold;
+  scored.prompt_logprobs = true;
+  const RequestId cold_id = *engine->Add(cold);
+  const RequestId scored_id = *engine->Add(scored);
+  std::map<RequestId, Result> results;
+  Step(*engine, &results);
+  EXPECT_EQ(engine->stats().running, 1) << "its prompt is computed in any case";
+  EXPECT_EQ(engine->stats().waiting, 1);
+  while (!engine->idle()) Step(*engine, &results);
+  EXPECT_EQ(results[cold_id].tokens, Alone(cold));
+  EXPECT_EQ(results[scored_id].tokens, Alone(scored));
+}
+
+// S9: a request that was overtaken as often as is allowed computes its tokens, and nobody younger passes.
+TEST_F(DiskTest, WhoIsDueDoesNotLoad) {
+  {
+    auto engine = Make(Options(64));
+    Ask(*engine, Greedy(RandomPrompt(300, 1)));
+    engine->SaveCache();
+  }
+  EngineOptions options = Options(64);
+  options.max_sequences = 1;
+  options.max_overtakes = 1;
+  auto engine = Make(options);
+  Request cold = Greedy(RandomPrompt(300, 1));
+  cold.priority = 1;
+  const RequestId cold_id = *engine->Add(cold);
+  engine->Add(Greedy(RandomPrompt(10, 2))).value();
+  auto results = Drain(*engine);
+  EXPECT_EQ(results[cold_id].tokens, Alone(cold));
+  EXPECT_EQ(results[cold_id].cached_tokens, 0);
+  EXPECT_EQ(engine->stats().disk.loads, 0);
+}
+
+TEST_F(DiskTest, NobodyYoungerPassesWhoBecameDueWhileLoading) {
+  {
+    auto engine = Make(Options(64));
+    Ask(*engine, Greedy(RandomPrompt(1000, 1)));
+    engine->SaveCache();
+  }
+  EngineOptions options = Options(64);
+  options.max_overtakes = 1;
+  auto engine = Make(options);
+  Request cold = Greedy(RandomPrompt(1000, 1));
+  cold.priority = 1;
+  const RequestId cold_id = *engine->Add(cold);
+  engine->Add(Greedy(RandomPrompt(10, 2), 30)).value();  // overtakes it in the step that begins its load
+  std::map<RequestId, Result> results;
+  Step(*engine, &results);
+  const Request late = Greedy(RandomPrompt(10, 3));
+  const RequestId late_id = *engine->Add(late);
+  while (!engine->idle()) {
+    Step(*engine, &results);
+    EXPECT_LE(results[late_id].tokens.size(), results[cold_id].tokens.size());
+  }
+  EXPECT_EQ(results[cold_id].tokens, Alone(cold));
+  EXPECT_EQ(results[cold_id].cached_tokens, 960);
+  EXPECT_EQ(results[late_id].tokens, Alone(late));
+}
+
 TEST_F(DiskTest, CancelledWhileLoading) {
   {
     auto engine = Make(Options(64));
@@ -194,6 +274,19 @@ TEST_F(DiskTest, CancelledWhileLoading) {
     EXPECT_EQ(Drain(*engine)[id].finish, FinishReason::kCancelled);
   }
   EXPECT_EQ(Ask(*engine, Greedy(RandomPrompt(1000, 1))), 960);
+}
+
+// Nothing runs, the prompt needs the whole pool, and the tree has a block that parts inside the next one.
+TEST_F(DiskTest, APromptOfThePoolsSizeIsLoadedBesideOneThatBranchedOff) {
+  constexpr int kShared = 10 * 64 + 32, kPrompt = 24 * 64 - 10;
+  auto engine = Make(Options(24));
+  const std::vector<int32_t> shared = RandomPrompt(kShared, 1);
+  const Request first = Greedy(Joined(shared, RandomPrompt(kPrompt - kShared, 2)));
+  Ask(*engine, first);
+  engine->SaveCache();
+  EXPECT_EQ(Ask(*engine, Greedy(Joined(shared, RandomPrompt(kPrompt - kShared, 3)))), 640);
+  EXPECT_EQ(Ask(*engine, first), 23 * 64);
+  EXPECT_EQ(engine->stats().disk.loads, 1);
 }
 
 TEST_F(DiskTest, NamespacesStayApart) {

@@ -78,8 +78,8 @@ class ContinuousEngine : public Engine {
   Status Step(std::vector<TokenEvent>* events) override;
   void ClearCache() override;
   bool saving() const override { return cold_ != nullptr && cold_->saving(); }
-  void SaveCache() override {
-    if (cold_ != nullptr) cold_->Flush();
+  void SaveCache(const std::function<bool()>& stop) override {
+    if (cold_ != nullptr) cold_->Flush(stop);
   }
   /// Has blocks kept on disk; before anything is added.
   Status OpenDisk();

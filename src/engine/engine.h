@@ -91,8 +91,9 @@ class Engine {
   virtual void ClearCache() = 0;
   /// Whether blocks are still to be stored on disk: Step goes on with that, idle or not.
   virtual bool saving() const = 0;
-  /// Returns when all blocks that are to be stored on disk are there.
-  virtual void SaveCache() = 0;
+  /// Returns when all blocks that are to be stored on disk are there, or soon after `stop`, asked now and
+  /// then, says true: the others are not.
+  virtual void SaveCache(const std::function<bool()>& stop = {}) = 0;
   virtual bool idle() const = 0;  ///< nothing waiting, nothing running, nothing to tell
   virtual EngineStats stats() const = 0;
   virtual const models::ModelInfo& model() const = 0;

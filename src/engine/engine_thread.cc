@@ -119,7 +119,7 @@ class EngineThread::Impl {
       }
       Tell(events);
       if (!stop) continue;
-      engine_->SaveCache();
+      engine_->SaveCache(options_.stop_saving);
       return;
     }
   }

@@ -13,6 +13,8 @@ namespace moesaic::engine {
 
 struct EngineThreadOptions {
   int max_queued = 1024;  ///< requests that wait to run; more are refused
+  /// Asked by the engine's thread while the destructor waits for what is stored on disk: true ends that.
+  std::function<bool()> stop_saving = {};
 };
 
 /// Owns the engine and the one thread that steps it. All methods may be called from any thread, sinks

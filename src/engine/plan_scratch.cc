@@ -141,46 +141,42 @@ std::span<const int32_t> PlanScratch::SharedTokens(const Sequence& sequence) {
       .first(std::min(sequence.tokens.size() - 1, static_cast<size_t>(sequence.shared_limit)));
 }
 
-// Whether a running sequence will soon have computed a block that comes next in `sequence`.
+// Whether a block that comes next in `sequence`, and that it could share, will soon have been computed by a
+// running sequence or come from the disk.
 bool PlanScratch::PrefixIsOnItsWay(const Sequence& sequence, const cache::PrefixMatch& prefix) const {
-  if (!options_.prefix_cache || sequence.due || sequence.wants_prompt_logprobs()) return false;
+  if (sequence.due || !Shares(sequence)) return false;
   const size_t known = prefix.blocks.size() * cache::kBlockTokens;
   const size_t wanted = known + cache::kBlockTokens;
   if (sequence.tokens.size() <= wanted || static_cast<size_t>(sequence.shared_limit) < wanted) return false;
-  return std::any_of(running_.begin(), running_.end(), [&](const Sequence* other) {
-    const int32_t *a = sequence.tokens.data(), *b = other->tokens.data();
+  const auto begins_alike = [&](const Sequence& other) {
+    const int32_t *a = sequence.tokens.data(), *b = other.tokens.data();
     const auto same = [&](size_t from, size_t to) {
       return std::memcmp(a + from, b + from, (to - from) * sizeof(int32_t)) == 0;
     };
-    return other->tokens.size() >= wanted && other->computed < static_cast<int>(wanted) &&
-           static_cast<size_t>(other->shared_limit) >= wanted && same(known, wanted) && same(0, known) &&
-           other->cache_namespace == sequence.cache_namespace;
-  });
+    return other.tokens.size() >= wanted && same(known, wanted) && same(0, known) &&
+           other.cache_namespace == sequence.cache_namespace;
+  };
+  return std::ranges::any_of(running_,
+                             [&](const Sequence* other) {
+                               return other->computed < static_cast<int>(wanted) &&
+                                      static_cast<size_t>(other->shared_limit) >= wanted &&
+                                      begins_alike(*other);
+                             }) ||
+         std::ranges::any_of(loading_, [&](const Loading& other) {
+           return static_cast<size_t>(other.blocks) * cache::kBlockTokens >= wanted &&
+                  begins_alike(*other.sequence);
+         });
 }
 
-// Whether the next block of `sequence` behind the first `known` tokens is on its way from the disk.
-bool PlanScratch::IsBeingLoaded(const Sequence& sequence, size_t known) const {
-  const size_t wanted = known + cache::kBlockTokens;
-  if (sequence.tokens.size() <= wanted) return false;
-  return std::ranges::any_of(loading_, [&](const Loading& other) {
-    return static_cast<size_t>(other.blocks) * cache::kBlockTokens >= wanted &&
-           std::equal(sequence.tokens.begin(), sequence.tokens.begin() + static_cast<int64_t>(wanted),
-                      other.sequence->tokens.begin()) &&
-           other.sequence->cache_namespace == sequence.cache_namespace;
-  });
-}
-
-// Those on disk that follow `prefix`.
+// Those on disk that follow `prefix`. Who is due does not wait for a disk.
 int PlanScratch::BlocksToLoad(const Sequence& sequence, const cache::PrefixMatch& prefix) const {
-  if (cold_ == nullptr || sequence.tried_disk || !Shares(sequence)) return 0;
+  if (cold_ == nullptr || sequence.due || sequence.tried_disk || !Shares(sequence)) return 0;
   const auto known = static_cast<int>(prefix.blocks.size());
   return std::max(0, cold_->Find(sequence.cache_namespace, SharedTokens(sequence)) - known);
 }
 
 void PlanScratch::PlanLoad(Sequence* sequence, cache::PrefixMatch prefix, int blocks) {
   const int whole = static_cast<int>(prefix.blocks.size()) + blocks;
-  prefix.tail = cache::BlockRef();
-  prefix.tail_tokens = 0;
   taken_ += blocks;
   reserved_ += ReservedFor(*sequence, whole);
   loading_.push_back({sequence, whole});
@@ -204,9 +200,13 @@ void PlanScratch::PlanAdmissions() {
     const auto first = std::min_element(
         line.begin(), line.end(), [this](const Sequence* a, const Sequence* b) { return Before(*a, *b); });
     Sequence* next = *first;
+    const bool due_loads = std::ranges::any_of(loading_, [&](const Loading& other) {
+      return other.sequence->due && Before(*other.sequence, *next);
+    });
+    if (due_loads) return;  // it became due after its load began
     line.erase(first);
     cache::PrefixMatch prefix = PrefixOf(*next);
-    if (PrefixIsOnItsWay(*next, prefix) || IsBeingLoaded(*next, prefix.blocks.size() * cache::kBlockTokens)) {
+    if (PrefixIsOnItsWay(*next, prefix)) {
       ++passed_by;
       continue;
     }
@@ -214,6 +214,8 @@ void PlanScratch::PlanAdmissions() {
     const int kept = ParkedBlocks::Tokens(*next, static_cast<int>(prefix.blocks.size()));
     const bool restores = kept > static_cast<int>(prefix.tokens());
     if (const int blocks = restores ? 0 : BlocksToLoad(*next, prefix); blocks > 0) {
+      prefix.tail = cache::BlockRef();  // what is loaded begins with its block, which may be missing
+      prefix.tail_tokens = 0;
       if (!Fits(needed)) return;
       PlanLoad(next, std::move(prefix), blocks);
       continue;

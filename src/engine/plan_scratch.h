@@ -42,7 +42,6 @@ class PlanScratch {
   bool Shares(const Sequence& sequence) const;
   static std::span<const int32_t> SharedTokens(const Sequence& sequence);
   cache::PrefixMatch PrefixOf(const Sequence& sequence) const;
-  bool IsBeingLoaded(const Sequence& sequence, size_t known) const;
   int BlocksToLoad(const Sequence& sequence, const cache::PrefixMatch& prefix) const;
   void PlanLoad(Sequence* sequence, cache::PrefixMatch prefix, int blocks);
   bool Fits(int needed) const;

@@ -246,6 +246,11 @@ class Disk(unittest.TestCase):
                 server.wait_until_quiet()
         self.assertLessEqual(sum(file.stat().st_size for file in self.files()), 2 << 20)
 
+    def test_a_size_needs_a_folder(self):
+        with self.assertRaises(AssertionError) as refused:
+            Server("--kv-disk-size", "2MiB")
+        self.assertIn("--kv-disk-size goes with --kv-disk", str(refused.exception))
+
     def test_two_servers_need_two_folders(self):
         with serving(*self.flags):
             with self.assertRaises(AssertionError) as refused:

@@ -53,8 +53,7 @@ DiskTier::DiskTier(const DiskTierOptions& options)
     : options_(options), format_(options.layout, FingerprintOf(options.layout, options.maker)) {
   const int64_t wanted = std::min(SegmentFormat::kMostBytes, options.bytes / kLeastSegments);
   while (format_.SegmentBytes(2 * slots_of_new_) <= wanted) slots_of_new_ *= 2;
-  stats_.capacity_blocks =
-      options.bytes / format_.SegmentBytes(slots_of_new_) * slots_of_new_;
+  stats_.capacity_blocks = options.bytes / format_.SegmentBytes(slots_of_new_) * slots_of_new_;
 }
 
 DiskTier::~DiskTier() {

@@ -35,7 +35,7 @@ struct DiskTierOptions {
 struct DiskTierStats {
   int blocks = 0;               ///< that can be found
   int64_t capacity_blocks = 0;  ///< that there is room for
-  int64_t bytes = 0;                    ///< of these blocks
+  int64_t bytes = 0;            ///< of these blocks
   int64_t written_blocks = 0, loaded_blocks = 0, evicted_blocks = 0;
   int64_t loads = 0, loaded_bytes = 0;  ///< loads that ended; bytes read by them
   double load_seconds = 0;

@@ -1,8 +1,5 @@
 #include "quantizer/analysis.h"
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
@@ -13,6 +10,7 @@
 #include "models/weight_decl.h"
 #include "quantizer/activation.h"
 #include "quantizer/calibration_report.h"
+#include "quantizer/checksum.h"
 #include "quantizer/layer_walk.h"
 #include "quantizer/runtime_matrix.h"
 #include "quantizer/smooth.h"
@@ -61,9 +59,8 @@ struct Seen {
 class Analyst : public LayerVisitor {
  public:
   Analyst(const kernels::ExecContext& ctx, const Checkpoint& source, const models::DecoderSpec& spec,
-          const AnalysisSettings& settings, const Grid& grid,
-          const std::function<bool(const std::string&)>& rounded)
-      : ctx_(ctx), source_(source), spec_(spec), settings_(settings), grid_(grid), rounded_(rounded) {
+          const AnalysisSettings& settings, const Grid& grid, const AnalyzedLinears& linears)
+      : ctx_(ctx), source_(source), spec_(spec), settings_(settings), grid_(grid), linears_(linears) {
     analysis_.folding = Folding(spec.sandwich_norm);
   }
 
@@ -113,23 +110,9 @@ class Analyst : public LayerVisitor {
     return modules;
   }
 
-  int OutputsOf(const std::string& module) const {
-    const models::AttentionSpec& a = spec_.attention;
-    const bool mla = a.kind == models::AttentionSpec::Kind::kMla;
-    const std::string name = module.substr(module.rfind('.') + 1);
-    if (name == "q_proj" || name == "q_b_proj") {
-      return a.heads * (mla ? a.nope_dim + a.rope_dim : a.head_dim);
-    }
-    if (name == "k_proj" || name == "v_proj") return a.kv_heads * a.head_dim;
-    if (name == "q_a_proj") return a.q_lora_rank;
-    if (name == "kv_a_proj_with_mqa") return a.kv_lora_rank + a.rope_dim;
-    if (name == "gate_proj" || name == "up_proj") {
-      if (module.find(".experts.") != std::string::npos) return spec_.moe.intermediate;
-      return module.find(".shared_experts.") != std::string::npos ? spec_.moe.shared_intermediate
-                                                                  : spec_.intermediate;
-    }
-    return spec_.hidden;  // o_proj, down_proj
-  }
+  // Of a linear of the walk, all of which are among the items.
+  int OutputsOf(const std::string& module) const { return linears_.at(module).outputs; }
+  bool IsRounded(const std::string& module) const { return linears_.at(module).rounded; }
 
   Seen See(const LinearInputs& inputs, std::span<const float> divisors) const {
     const int k = inputs.k;
@@ -152,7 +135,7 @@ class Analyst : public LayerVisitor {
 
   void Assign(std::span<const std::string> modules, float scale) {
     for (const std::string& module : modules) {
-      if (rounded_(module)) analysis_.input_scales[module] = scale;
+      if (IsRounded(module)) analysis_.input_scales[module] = scale;
     }
   }
 
@@ -161,7 +144,7 @@ class Analyst : public LayerVisitor {
     if (group.same_layer_inputs) layer_scale_ = 0;
     std::vector<Rows> linears;
     for (const std::string& module : modules) {
-      if (!rounded_(module)) continue;
+      if (!IsRounded(module)) continue;
       ASSIGN_OR_RETURN(Rows rows, ReadSample(source_, module, OutputsOf(module), inputs.k));
       linears.push_back(std::move(rows));
     }
@@ -235,7 +218,7 @@ class Analyst : public LayerVisitor {
   const models::DecoderSpec& spec_;
   const AnalysisSettings& settings_;
   const Grid grid_;
-  const std::function<bool(const std::string&)>& rounded_;
+  const AnalyzedLinears& linears_;
   Analysis analysis_;
   int layer_ = -1;         // whose experts' shared inputs were looked at
   float layer_scale_ = 0;  // of these; 0: dynamic
@@ -279,15 +262,14 @@ ordered_json Analysis::Json() const {
 }
 
 std::string Analysis::Checksum() const {
-  XXH3_state_t state;
-  XXH3_64bits_reset(&state);
+  Xxh3 sum;
   const auto add = [&](const std::string& name, std::span<const float> values) {
-    XXH3_64bits_update(&state, name.c_str(), name.size() + 1);
-    XXH3_64bits_update(&state, values.data(), values.size_bytes());
+    sum.AddText(name);
+    sum.Add(values.data(), values.size_bytes());
   };
   for (const auto& [maker, scales] : folding.scales()) add(maker, scales);
   for (const auto& [module, scale] : input_scales) add(module, {&scale, 1});
-  return fmt::format("{:016x}", XXH3_64bits_digest(&state));
+  return sum.Hex();
 }
 
 Status Analysis::Save(const std::string& path, const std::string& key) const {
@@ -334,10 +316,9 @@ StatusOr<Analysis> Analysis::Load(const std::string& path, const std::string& ke
 StatusOr<Analysis> Analyze(const kernels::ExecContext& ctx, const Checkpoint& source,
                            const models::DecoderSpec& spec, const AnalysisSettings& settings,
                            const Grid& grid, const std::vector<std::vector<int32_t>>& sequences,
-                           const std::function<bool(const std::string&)>& rounded,
-                           const AnalysisProgress& progress) {
+                           const AnalyzedLinears& linears, const AnalysisProgress& progress) {
   ASSIGN_OR_RETURN(CalibrationStream stream, CalibrationStream::Create(source, spec, sequences, ctx));
-  Analyst analyst(ctx, source, spec, settings, grid, rounded);
+  Analyst analyst(ctx, source, spec, settings, grid, linears);
   const int layers = spec.layers + spec.mtp_layers;
   for (int layer = 0; layer < layers; ++layer) {
     if (progress && !progress(layer, layers)) return Cancelled("stopped; the same command begins anew");

@@ -60,12 +60,18 @@ inline constexpr char kAnalysisFile[] = "quantize.analysis";
 /// Called with layers done and in all; returns false to stop.
 using AnalysisProgress = std::function<bool(int done, int total)>;
 
-/// Walks `sequences` through `source`. Linears that `rounded` does not name stay out of it.
+/// A linear that an analysis meets: its outputs, and whether it will be rounded. What is not stays out of it.
+struct AnalyzedLinear {
+  int outputs = 0;
+  bool rounded = false;
+};
+using AnalyzedLinears = std::map<std::string, AnalyzedLinear>;  // by module
+
+/// Walks `sequences` through `source`, whose linears are `linears`.
 StatusOr<Analysis> Analyze(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& source,
                            const models::DecoderSpec& spec, const AnalysisSettings& settings,
                            const Grid& grid, const std::vector<std::vector<int32_t>>& sequences,
-                           const std::function<bool(const std::string& module)>& rounded,
-                           const AnalysisProgress& progress);
+                           const AnalyzedLinears& linears, const AnalysisProgress& progress);
 
 /// Memory that it takes beside that of a walk.
 int64_t AnalysisBytes(const models::DecoderSpec& spec);

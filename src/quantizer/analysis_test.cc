@@ -7,51 +7,18 @@
 #include <filesystem>
 #include <random>
 
-#include "checkpoint/test_files.h"
-#include "models/test_session.h"
-#include "quantizer/quantize.h"
-#include "quantizer/verify.h"
+#include "quantizer/test_quantize.h"
 
 namespace moesaic::quantizer {
 namespace {
 
 namespace fs = std::filesystem;
 using checkpoint::Checkpoint;
-using checkpoint::TestFolder;
 using ::testing::HasSubstr;
 
-std::string Golden(const std::string& name) { return models::SourcePath("tests/golden/" + name); }
-
-class AnalysisTest : public ::testing::Test {
+class AnalysisTest : public QuantizeTest {
  protected:
-  AnalysisTest() { options_.memory = int64_t{4} << 30; }
-
-  StatusOr<QuantizeReport> Run(const std::string& source, const std::string& out) {
-    const auto opened = *Checkpoint::Open(source);
-    const int vocab = opened->config()["vocab_size"];
-    options_.calibration.clear();
-    int32_t id = 1;
-    for (const int length : {90, 64, 33}) {
-      options_.calibration.emplace_back();
-      for (int i = 0; i < length; ++i) options_.calibration.back().push_back(id = (id * 29 + 11) % vocab);
-    }
-    if (options_.output.calibrated()) options_.output.calibration = CalibrationId::Of(options_.calibration);
-    const auto pool = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
-    return Quantize(*opened, options_, kernels_, *pool, folder_.Path(out));
-  }
-  StatusOr<VerifyReport> Check(const std::string& source, const std::string& out) {
-    const auto a = *Checkpoint::Open(folder_.Path(out)), b = *Checkpoint::Open(source);
-    const auto pool = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
-    return Verify(*a, *b, kernels_, *pool, nullptr);
-  }
-  std::string Weights(const std::string& out) {
-    std::ifstream in(folder_.Path(out) + "/model.safetensors", std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), {}};
-  }
-
-  TestFolder folder_;
-  QuantizeOptions options_;
-  kernels::KernelTable kernels_ = kernels::SelectKernels(runtime::DetectCpu());
+  std::string Weights(const std::string& out) { return FilesOf(folder_.Path(out)).at("model.safetensors"); }
 };
 
 class FoldingTest : public AnalysisTest, public ::testing::WithParamInterface<const char*> {};

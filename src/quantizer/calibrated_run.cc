@@ -1,42 +1,24 @@
 #include "quantizer/calibrated_run.h"
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
 
 #include "base/check.h"
+#include "quantizer/checksum.h"
+#include "quantizer/stopwatch.h"
 #include "runtime/atomic_file.h"
 
 namespace moesaic::quantizer {
 namespace {
 
 using nlohmann::ordered_json;
-using Clock = std::chrono::steady_clock;
 
 // A Hessian of so many times as many tokens as inputs has little left that a layer's could correct.
 constexpr int kPlenty = 4;
 // Written or read at once.
-constexpr size_t kStateBytes = size_t{16} << 20;
-
-double Since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-// Adds the time of its life.
-class Stopwatch {
- public:
-  explicit Stopwatch(double* seconds) : seconds_(seconds) {}
-  ~Stopwatch() { *seconds_ += Since(start_); }
-  Stopwatch(const Stopwatch&) = delete;
-  Stopwatch& operator=(const Stopwatch&) = delete;
-
- private:
-  double* seconds_;
-  Clock::time_point start_ = Clock::now();
-};
+constexpr size_t kPartBytes = size_t{16} << 20;
 
 std::span<std::byte> HiddenBytes(CalibrationStream& stream, int hidden) {
   return {reinterpret_cast<std::byte*>(stream.hidden()),
@@ -44,21 +26,22 @@ std::span<std::byte> HiddenBytes(CalibrationStream& stream, int hidden) {
 }
 
 std::string ChecksumOf(std::span<const std::byte> bytes) {
-  return fmt::format("{:016x}", XXH3_64bits(bytes.data(), bytes.size()));
+  Xxh3 sum;
+  sum.Add(bytes.data(), bytes.size());
+  return sum.Hex();
 }
 
 // Of a file that is to have `bytes` bytes; "none" if it has not.
 std::string ChecksumOfFile(const std::string& path, int64_t bytes) {
   std::ifstream file(path, std::ios::binary);
-  std::vector<char> part(kStateBytes);
-  XXH3_state_t state;
-  XXH3_64bits_reset(&state);
+  std::vector<char> part(kPartBytes);
+  Xxh3 sum;
   int64_t read = 0;
   while (file.read(part.data(), std::ssize(part)) || file.gcount() > 0) {
-    XXH3_64bits_update(&state, part.data(), static_cast<size_t>(file.gcount()));
+    sum.Add(part.data(), static_cast<size_t>(file.gcount()));
     read += file.gcount();
   }
-  return read == bytes ? fmt::format("{:016x}", XXH3_64bits_digest(&state)) : "none";
+  return read == bytes ? sum.Hex() : "none";
 }
 
 // Inputs that are 0 in every token leave nothing to weigh errors by.
@@ -173,8 +156,7 @@ StatusOr<OwnedMatrix> CalibratedRun::RoundLinear(size_t item, const HessianFacto
   const std::vector<int64_t>& shape = plan_.items[item].shape;
   const auto n = static_cast<int>(shape[0]), k = static_cast<int>(shape[1]);
   GptqReport gptq;
-  XXH3_state_t codes;
-  XXH3_64bits_reset(&codes);
+  Xxh3 codes;
   ASSIGN_OR_RETURN(RuntimeMatrix runtime,
                    finding != nullptr
                        ? RuntimeMatrix::OfRounded(options_.output.grid(), n, k)
@@ -184,14 +166,14 @@ StatusOr<OwnedMatrix> CalibratedRun::RoundLinear(size_t item, const HessianFacto
     RETURN_IF_ERROR(rounder_.Round(place.pieces, place.rows, place.out,
                                    {.factor = factor, .report = &gptq, .runtime = &runtime}));
     const int64_t bytes = PlaceOf(plan_.output.items[item].tensors[0], place.pieces.front()).bytes;
-    XXH3_64bits_update(&codes, place.out[0], static_cast<size_t>(bytes));
+    codes.Add(place.out[0], static_cast<size_t>(bytes));
   }
   if (finding != nullptr) {
     LinearFinding& mine = report_.linears.emplace_back(*finding);
     mine.name = plan_.items[item].name;
     mine.loss = gptq.loss;
     mine.of_nearest = gptq.of_nearest;
-    mine.xxh3 = fmt::format("{:016x}", XXH3_64bits_digest(&codes));
+    mine.xxh3 = codes.Hex();
   }
   return runtime.Take();
 }
@@ -256,8 +238,8 @@ Status CalibratedRun::SaveState(int layer, CalibrationStream& stream) {
   RETURN_IF_ERROR(units_.Drain());
   const std::span<const std::byte> bytes = HiddenBytes(stream, plan_.spec.hidden);
   ASSIGN_OR_RETURN(const auto file, runtime::AtomicFile::Create(StatePath(layer)));
-  for (size_t at = 0; at < bytes.size(); at += kStateBytes) {
-    const auto part = bytes.subspan(at, std::min(kStateBytes, bytes.size() - at));
+  for (size_t at = 0; at < bytes.size(); at += kPartBytes) {
+    const auto part = bytes.subspan(at, std::min(kPartBytes, bytes.size() - at));
     RETURN_IF_ERROR(file->Write(part.data(), part.size()));
   }
   RETURN_IF_ERROR(file->Commit());

@@ -5,71 +5,23 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <map>
 
-#include "checkpoint/test_files.h"
-#include "models/test_session.h"
-#include "quantizer/quantize.h"
-#include "quantizer/verify.h"
+#include "quantizer/test_quantize.h"
 
 namespace moesaic::quantizer {
 namespace {
 
 namespace fs = std::filesystem;
 using checkpoint::Checkpoint;
-using checkpoint::TestFolder;
 using ::testing::HasSubstr;
 
-std::string ReadFile(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
-// All but the report, which has times in it.
-std::map<std::string, std::string> FilesOf(const std::string& folder) {
-  std::map<std::string, std::string> files;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    const std::string name = entry.path().filename().string();
-    if (name != kReportFile) files[name] = ReadFile(entry.path());
-  }
-  return files;
-}
-
-class CalibratedRunTest : public ::testing::Test {
+class CalibratedRunTest : public QuantizeTest {
  protected:
   CalibratedRunTest() {
-    options_.memory = int64_t{4} << 30;
     options_.output.gptq = options_.output.search = true;
     options_.save_seconds = 0;
     options_.min_coverage = 0;
   }
-
-  StatusOr<QuantizeReport> Run(const std::string& source, const std::string& out, int threads = 2) {
-    const auto opened = *Checkpoint::Open(source);
-    const int vocab = opened->config()["vocab_size"];
-    if (options_.calibration.empty()) {
-      int32_t id = 1;
-      for (const int length : {90, 64, 33, 8}) {
-        options_.calibration.emplace_back();
-        for (int i = 0; i < length; ++i) options_.calibration.back().push_back(id = (id * 29 + 11) % vocab);
-      }
-    }
-    options_.output.calibration = CalibrationId::Of(options_.calibration);
-    const auto pool = *runtime::ThreadPool::Create({.threads = threads, .pin = false});
-    return Quantize(*opened, options_, kernels_, *pool, folder_.Path(out));
-  }
-  StatusOr<VerifyReport> Check(const std::string& source, const std::string& out) {
-    const auto a = Checkpoint::Open(folder_.Path(out)), b = Checkpoint::Open(source);
-    if (!a.ok()) return a.status();
-    if (!b.ok()) return b.status();
-    const auto pool = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
-    return Verify(**a, **b, kernels_, *pool, nullptr);
-  }
-  static std::string Golden(const std::string& name) { return models::SourcePath("tests/golden/" + name); }
-
-  TestFolder folder_;
-  QuantizeOptions options_;
-  kernels::KernelTable kernels_ = kernels::SelectKernels(runtime::DetectCpu());
 };
 
 struct Case {

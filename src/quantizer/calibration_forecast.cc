@@ -1,16 +1,14 @@
 #include "quantizer/calibration_forecast.h"
 
 #include <algorithm>
-#include <chrono>
 
 #include "layers/linear.h"
 #include "quantizer/calibrated_run.h"
 #include "quantizer/gptq.h"
+#include "quantizer/stopwatch.h"
 
 namespace moesaic::quantizer {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 // A matrix of an expert, and as many tokens as one run of them has.
 constexpr int kOutputs = 512, kInputs = 2048, kTokens = 1024;
@@ -25,7 +23,7 @@ StatusOr<double> RateOf(double each, const Work& work) {
   int rounds = 0;
   for (; seconds < kMeasured; ++rounds) {
     RETURN_IF_ERROR(work());
-    seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    seconds = Since(start);
   }
   return each * rounds / seconds;
 }

@@ -10,20 +10,19 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <utility>
 #include <vector>
 
 #include "checkpoint/ggml_blocks.h"
+#include "quantizer/stopwatch.h"
 #include "runtime/async_file.h"
 
 namespace moesaic::quantizer {
 namespace {
 
 namespace fs = std::filesystem;
-using Clock = std::chrono::steady_clock;
 
 // Each rate is measured for so long: the first requests and a moment's other load do not decide, and all take
 // some seconds. The disk by transfers that are too large for its own cache.
@@ -39,8 +38,6 @@ double ProcessorSeconds() {
   };
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
-
-double Since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 // The nearest folder upwards that is there; of an empty name, the working one.
 fs::path ExistingFolder(const std::string& folder) {

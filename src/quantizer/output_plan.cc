@@ -1,9 +1,6 @@
 #include "quantizer/output_plan.h"
 
-#define XXH_INLINE_ALL
 #include <fmt/ranges.h>
-#include <xxhash.h>
-
 #include <algorithm>
 #include <cstring>
 #include <optional>
@@ -12,6 +9,7 @@
 
 #include "checkpoint/json_text.h"
 #include "checkpoint/linear_source.h"
+#include "quantizer/checksum.h"
 
 namespace moesaic::quantizer {
 namespace {
@@ -165,18 +163,17 @@ std::vector<Shard> CutShards(const std::vector<OutputItem>& items, int64_t shard
 }  // namespace
 
 CalibrationId CalibrationId::Of(const std::vector<std::vector<int32_t>>& sequences) {
-  XXH3_state_t state;
-  XXH3_64bits_reset(&state);
+  Xxh3 sum;
   CalibrationId id;
   for (const std::vector<int32_t>& ids : sequences) {
     const auto count = static_cast<int64_t>(ids.size());
-    XXH3_64bits_update(&state, &count, sizeof(count));
-    XXH3_64bits_update(&state, ids.data(), ids.size() * sizeof(int32_t));
+    sum.Add(&count, sizeof(count));
+    sum.Add(ids.data(), ids.size() * sizeof(int32_t));
     id.tokens += count;
     id.longest = std::max(id.longest, count);
     ++id.sequences;
   }
-  id.xxh3 = fmt::format("{:016x}", XXH3_64bits_digest(&state));
+  id.xxh3 = sum.Hex();
   return id;
 }
 

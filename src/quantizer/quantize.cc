@@ -1,16 +1,13 @@
 #include "quantizer/quantize.h"
 
-#define XXH_INLINE_ALL
 #include <sys/stat.h>
-#include <xxhash.h>
-
-#include <chrono>
 #include <filesystem>
-#include <set>
 
 #include "quantizer/calibration_memory.h"
+#include "quantizer/checksum.h"
 #include "quantizer/journal.h"
 #include "quantizer/preflight.h"
+#include "quantizer/stopwatch.h"
 #include "quantizer/unit_rounder.h"
 #include "runtime/atomic_file.h"
 #include "runtime/memory.h"
@@ -20,40 +17,31 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
-using Clock = std::chrono::steady_clock;
-
-double Since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-void HashText(XXH3_state_t* state, const std::string& text) {
-  XXH3_64bits_update(state, text.c_str(), text.size() + 1);
-}
 
 // What tells this checkpoint from another: its config, its tensors' names, types and shapes, its files' sizes
 // and times of change. Not its weights, which would have to be read.
 std::string FingerprintOf(const checkpoint::Checkpoint& source) {
-  XXH3_state_t state;
-  XXH3_64bits_reset(&state);
-  HashText(&state, source.config().dump());
+  Xxh3 sum;
+  sum.AddText(source.config().dump());
   for (const checkpoint::TensorEntry& entry : source.tensors()) {
-    HashText(&state, entry.name);
-    HashText(&state, tensor::DTypeName(entry.dtype));
-    HashText(&state, nlohmann::json(entry.shape).dump());
+    sum.AddText(entry.name);
+    sum.AddText(tensor::DTypeName(entry.dtype));
+    sum.AddText(nlohmann::json(entry.shape).dump());
   }
   for (const auto& file : source.files()) {
     struct stat info = {};
     if (stat(file->path().c_str(), &info) != 0) continue;
-    HashText(&state, fs::path(file->path()).filename().string());
-    HashText(&state, fmt::format("{} {}.{:09}", info.st_size, info.st_mtim.tv_sec, info.st_mtim.tv_nsec));
+    sum.AddText(fs::path(file->path()).filename().string());
+    sum.AddText(fmt::format("{} {}.{:09}", info.st_size, info.st_mtim.tv_sec, info.st_mtim.tv_nsec));
   }
-  return fmt::format("{:016x}", XXH3_64bits_digest(&state));
+  return sum.Hex();
 }
 
 // The kernels that calibration runs: on others sums go in another order, and roundings may differ.
 std::string KernelsOf(const kernels::KernelTable& kernels) {
-  XXH3_state_t state;
-  XXH3_64bits_reset(&state);
-  for (const kernels::KernelChoice& choice : kernels.choices) HashText(&state, choice.name);
-  return fmt::format("{:016x}", XXH3_64bits_digest(&state));
+  Xxh3 sum;
+  for (const kernels::KernelChoice& choice : kernels.choices) sum.AddText(choice.name);
+  return sum.Hex();
 }
 
 // Makes the folder where there is none; says whether it did.
@@ -161,19 +149,19 @@ StatusOr<std::shared_ptr<const Analysis>> FindAnalysis(const checkpoint::Checkpo
   if (!found.ok() && found.status().code() != StatusCode::kNotFound) return found.status();
   if (!found.ok()) {
     RETURN_IF_ERROR(CheckDisk(folder, plan, options));
-    std::set<std::string> rounded;
+    AnalyzedLinears linears;
     for (size_t i = 0; i < plan.items.size(); ++i) {
-      if (plan.output.items[i].form == Form::kRounded) rounded.insert(plan.items[i].name);
+      const ModelItem& item = plan.items[i];
+      if (!item.linear) continue;
+      linears[item.name] = {static_cast<int>(item.shape[0]), plan.output.items[i].form == Form::kRounded};
     }
     runtime::Arena scratch;
     const kernels::ExecContext ctx{.kernels = &kernels, .pool = &pool, .scratch = &scratch};
-    found = Analyze(
-        ctx, source, plan.spec, options.output.analyze, options.output.grid(), options.calibration,
-        [&](const std::string& module) { return rounded.contains(module); },
-        [&](int done, int total) {
-          const std::string stage = fmt::format("analyzing layer {} of {}", done + 1, total);
-          return !options.progress || options.progress({0, plan.output.bytes, false, stage});
-        });
+    found = Analyze(ctx, source, plan.spec, options.output.analyze, options.output.grid(),
+                    options.calibration, linears, [&](int done, int total) {
+                      const std::string stage = fmt::format("analyzing layer {} of {}", done + 1, total);
+                      return !options.progress || options.progress({0, plan.output.bytes, false, stage});
+                    });
     RETURN_IF_ERROR(found.status());
     RETURN_IF_ERROR(found->Save(path, key));
   }

@@ -8,70 +8,18 @@
 
 #include <csignal>
 #include <filesystem>
-#include <map>
 
 #include "checkpoint/safetensors_writer.h"
-#include "checkpoint/test_files.h"
-#include "models/test_session.h"
 #include "quantizer/journal.h"
 #include "quantizer/loader_rules.h"
-#include "quantizer/verify.h"
+#include "quantizer/test_quantize.h"
 
 namespace moesaic::quantizer {
 namespace {
 
 namespace fs = std::filesystem;
 using checkpoint::Checkpoint;
-using checkpoint::TestFolder;
 using ::testing::HasSubstr;
-using ::testing::UnorderedElementsAre;
-
-const fs::path kGoldens = models::SourcePath("tests/golden");
-
-std::string ReadFile(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
-std::map<std::string, std::string> FilesOf(const std::string& folder) {
-  std::map<std::string, std::string> files;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    files[entry.path().filename().string()] = ReadFile(entry.path());
-  }
-  return files;
-}
-
-class QuantizeTest : public ::testing::Test {
- protected:
-  QuantizeTest() { options_.memory = int64_t{4} << 30; }
-
-  StatusOr<QuantizeReport> Run(const std::string& source, const std::string& out, int threads = 2) {
-    StatusOr<std::unique_ptr<Checkpoint>> opened = Checkpoint::Open(source);
-    if (!opened.ok()) return opened.status();
-    const auto pool = *runtime::ThreadPool::Create({.threads = threads, .pin = false});
-    return Quantize(**opened, options_, kernels_, *pool, folder_.Path(out));
-  }
-  StatusOr<VerifyReport> Check(const std::string& source, const std::string& out) {
-    StatusOr<std::unique_ptr<Checkpoint>> a = Checkpoint::Open(folder_.Path(out)),
-                                          b = Checkpoint::Open(source);
-    if (!a.ok()) return a.status();
-    if (!b.ok()) return b.status();
-    const auto pool = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
-    return Verify(**a, **b, kernels_, *pool, nullptr);
-  }
-  static std::string Golden(const std::string& name) { return (kGoldens / name).string(); }
-
-  // A copy of a golden whose files can be changed.
-  std::string CopyOf(const std::string& golden) {
-    const std::string to = folder_.Path("source");
-    fs::copy(kGoldens / golden, to);
-    return to;
-  }
-
-  TestFolder folder_;
-  QuantizeOptions options_;
-  kernels::KernelTable kernels_ = kernels::SelectKernels(runtime::DetectCpu());
-};
 
 struct Case {
   const char* golden;

@@ -138,10 +138,4 @@ void MultiplyInputs(const kernels::ExecContext& ctx, std::span<const float> scal
   });
 }
 
-void DivideOutputs(const kernels::ExecContext& ctx, std::span<const float> scales, int k, float* rows) {
-  ctx.pool->Run(std::ssize(scales), [&](int64_t r, int) {
-    for (int64_t j = 0; j < k; ++j) rows[r * k + j] /= scales[r];
-  });
-}
-
 }  // namespace moesaic::quantizer

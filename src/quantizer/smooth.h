@@ -48,9 +48,7 @@ StatusOr<Smoothing> SearchSmoothing(const kernels::ExecContext& ctx, const Token
                                     std::span<const float> largest, std::span<const WeightRows> linears,
                                     const SmoothOptions& options);
 
-/// Folds: inputs of W [n, k] times s[k] (what reads the smoothed tensor).
+/// Folds the inputs of W [n, k]: times s[k]. Folding (folding.h) does so for the parts of a model.
 void MultiplyInputs(const kernels::ExecContext& ctx, std::span<const float> scales, int n, float* rows);
-/// Folds: outputs of W [n, k] divided by s[n] (up_proj), and a norm's weight or a bias [n] (k = 1).
-void DivideOutputs(const kernels::ExecContext& ctx, std::span<const float> scales, int k, float* rows);
 
 }  // namespace moesaic::quantizer

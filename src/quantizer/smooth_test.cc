@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "quantizer/activation.h"
+#include "quantizer/folding.h"
 #include "quantizer/test_context.h"
 
 namespace moesaic::quantizer {
@@ -95,8 +96,10 @@ TEST(Smooth, FoldingKeepsTheFunction) {
   };
   const std::vector<float> first = normed();
   const std::vector<float> exact = Outputs(threads.ctx, {first.data(), kTokens, kInputs}, layer.weights());
-  DivideOutputs(threads.ctx, found->scales, 1, norm.data());
-  MultiplyInputs(threads.ctx, found->scales, kOutputs, layer.w.data());
+  Folding folding;
+  folding.Add("model.layers.0.input_layernorm", found->scales);
+  folding.Apply(threads.ctx, "model.layers.0.input_layernorm.weight", 0, 1, kInputs, norm.data());
+  folding.Apply(threads.ctx, "model.layers.0.self_attn.q_proj", 0, kOutputs, kInputs, layer.w.data());
   const std::vector<float> second = normed();
   EXPECT_EQ(Outputs(threads.ctx, {second.data(), kTokens, kInputs}, layer.weights()), exact);
 }
@@ -116,8 +119,10 @@ TEST(Smooth, UpAndDownOfAnExpertKeepTheFunction) {
   const std::vector<float> before = run();
   std::vector<float> scales(width);
   for (int i = 0; i < width; ++i) scales[i] = std::exp2(static_cast<float>(i % 9 - 4));
-  DivideOutputs(threads.ctx, scales, hidden, up.data());
-  MultiplyInputs(threads.ctx, scales, hidden, down.data());
+  Folding folding;
+  folding.Add("model.layers.0.mlp.up_proj", scales);
+  folding.Apply(threads.ctx, "model.layers.0.mlp.up_proj", 0, width, hidden, up.data());
+  folding.Apply(threads.ctx, "model.layers.0.mlp.down_proj", 0, hidden, width, down.data());
   EXPECT_EQ(run(), before);
 }
 

@@ -1,28 +1,19 @@
 #include "quantizer/unit_stream.h"
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "base/check.h"
+#include "quantizer/checksum.h"
+#include "quantizer/stopwatch.h"
 
 namespace moesaic::quantizer {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-double Since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
 uint64_t ChecksumOf(std::span<const OutputExtent> extents) {
-  XXH3_state_t state;
-  XXH3_64bits_reset(&state);
-  for (const OutputExtent& extent : extents) {
-    XXH3_64bits_update(&state, extent.bytes.data(), extent.bytes.size());
-  }
-  return XXH3_64bits_digest(&state);
+  Xxh3 sum;
+  for (const OutputExtent& extent : extents) sum.Add(extent.bytes.data(), extent.bytes.size());
+  return sum.value();
 }
 
 std::span<std::byte> Bytes(const runtime::Buffer& buffer) { return {buffer.data(), buffer.size()}; }

@@ -1,8 +1,5 @@
 #include "quantizer/verify.h"
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -13,6 +10,7 @@
 #include "checkpoint/json_text.h"
 #include "checkpoint/safetensors.h"
 #include "models/model_info.h"
+#include "quantizer/checksum.h"
 #include "quantizer/quantize.h"
 #include "quantizer/unit_reader.h"
 #include "quantizer/unit_rounder.h"
@@ -198,11 +196,11 @@ class Verifier {
   // Rows of codes come in order, those of one linear after another.
   Status CheckCodes(const Piece& piece, std::span<const std::byte> codes) {
     const ModelItem& item = plan_.items[piece.item];
-    if (piece.first == 0) XXH3_64bits_reset(&codes_);
-    XXH3_64bits_update(&codes_, codes.data(), codes.size());
+    if (piece.first == 0) codes_ = Xxh3();
+    codes_.Add(codes.data(), codes.size());
     if (piece.first + piece.rows < item.shape[0]) return OkStatus();
     const auto found = checksums_.find(item.name);
-    const std::string now = fmt::format("{:016x}", XXH3_64bits_digest(&codes_));
+    const std::string now = codes_.Hex();
     MOESAIC_CHECK(found != checksums_.end());  // ReadChecksums has seen to it
     if (found->second == now) return OkStatus();
     return DataLoss("{}: {}: its codes have the checksum {}, and had {} when they were written",
@@ -235,7 +233,7 @@ class Verifier {
   const kernels::ExecContext& ctx_;
   std::vector<std::shared_ptr<const runtime::MappedFile>> files_;  // [shards]
   std::map<std::string, std::string> checksums_;                   // of calibrated linears' codes
-  XXH3_state_t codes_ = {};                                        // of the linear that is read
+  Xxh3 codes_;                                                     // of the linear that is read
 };
 
 }  // namespace

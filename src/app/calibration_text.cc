@@ -55,50 +55,46 @@ StatusOr<std::string> TextOf(const std::string& line, const ModelText& model) {
   return model.chat->Render(input);
 }
 
-StatusOr<Sequences> ReadLines(const CalibrationFile& file, const std::string& contents,
-                              const ModelText& model) {
-  Cutter cutter(file);
+Status ReadLines(const CalibrationFile& file, const std::string& contents, const ModelText& model,
+                 Cutter* cutter) {
   std::istringstream lines(contents);
   std::string line;
-  for (int number = 1; !cutter.full() && std::getline(lines, line); ++number) {
+  for (int number = 1; !cutter->full() && std::getline(lines, line); ++number) {
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
     const std::string where = fmt::format("{}:{}", file.path, number);
     const StatusOr<std::string> text = TextOf(line, model);
     if (!text.ok()) return Annotate(text.status(), where);
     const StatusOr<std::vector<int32_t>> ids = model.tokenizer->Encode(*text, /*add_special=*/false);
     if (!ids.ok()) return Annotate(ids.status(), where);
-    cutter.Add(*ids);
+    cutter->Add(*ids);
   }
-  return cutter.Take();
+  return OkStatus();
 }
 
 }  // namespace
 
 StatusOr<Sequences> ReadCalibrationFile(const CalibrationFile& file, const checkpoint::Checkpoint& source) {
   const auto ends_with = [&](const char* ending) { return file.path.ends_with(ending); };
-  Sequences sequences;
+  Cutter cutter(file);
   if (ends_with(".safetensors")) {
     ASSIGN_OR_RETURN(const models::DecoderSpec spec,
                      models::SpecFromConfig(source.config(), models::ConfigFile(source)));
     ASSIGN_OR_RETURN(const Sequences stored,
                      quantizer::ReadCalibration(file.path, spec.vocab, static_cast<int>(file.max_tokens)));
-    Cutter cutter(file);
     for (const std::vector<int32_t>& ids : stored) cutter.Add(ids);
-    sequences = cutter.Take();
   } else {
     ASSIGN_OR_RETURN(const std::string contents, ReadInput(file.path));
     ASSIGN_OR_RETURN(const ModelText model, OpenModelText(source.path()));
     RETURN_IF_ERROR(model.tokenizer.status());
     if (ends_with(".jsonl")) {
-      ASSIGN_OR_RETURN(sequences, ReadLines(file, contents, model));
+      RETURN_IF_ERROR(ReadLines(file, contents, model, &cutter));
     } else {
       const StatusOr<std::vector<int32_t>> ids = model.tokenizer->Encode(contents, /*add_special=*/false);
       if (!ids.ok()) return Annotate(ids.status(), file.path);
-      Cutter cutter(file);
       cutter.Add(*ids);
-      sequences = cutter.Take();
     }
   }
+  Sequences sequences = cutter.Take();
   if (sequences.empty()) return InvalidArgument("{}: there is no text of 2 tokens or more", file.path);
   return sequences;
 }

@@ -1,7 +1,6 @@
 // `moesaic perplexity MODEL FILE`: how well a model predicts a text, and how far it is from another model or
 // from saved predictions.
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "app/interrupt.h"
 #include "app/model_score.h"

@@ -7,6 +7,7 @@
 #include "app/progress.h"
 #include "app/report_sections.h"
 #include "app/verb.h"
+#include "quantizer/quantize.h"
 #include "runtime/atomic_file.h"
 
 namespace moesaic::app {
@@ -24,8 +25,8 @@ Status RunReport(const Options& options) {
   {
     ASSIGN_OR_RETURN(const auto quantized, checkpoint::Checkpoint::Open(folder));
     ASSIGN_OR_RETURN(input.bytes, quantizer::BytesOf(*quantized));
-    if (const auto text = quantized->ReadText("quantize.json")) {
-      ASSIGN_OR_RETURN(input.run, ParseQuantizeRecord(*text, folder + "/quantize.json"));
+    if (const auto text = quantized->ReadText(quantizer::kReportFile)) {
+      ASSIGN_OR_RETURN(input.run, ParseQuantizeRecord(*text, folder + "/" + quantizer::kReportFile));
     }
     if (!score.reference.empty()) {
       ASSIGN_OR_RETURN(const auto source, checkpoint::Checkpoint::Open(score.reference));

@@ -83,7 +83,8 @@ void AddVerify(CLI::App& root, VerbRun& run) {
   verb->footer(
       "Every byte must be what the settings in the files' metadata make of the source, and every linear, "
       "read as\n"
-      "models are loaded, as near to it as its grid allows.\n\n"
+      "models are loaded, as near to it as its grid allows. Codes that calibration decided are held to the\n"
+      "checksums in quantize.json instead.\n\n"
       "Example:\n  moesaic verify tiny-w4a16 --source models/moesaic-tiny --loader vllm");
   verb->callback([options, &run] {
     if (options->source.empty() && options->loader.empty()) {

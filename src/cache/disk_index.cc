@@ -1,7 +1,6 @@
 #include "cache/disk_index.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/check.h"
 
@@ -46,7 +45,7 @@ int DiskIndex::CountStored(std::string_view name, std::span<const int32_t> token
 }
 
 DiskBlock& DiskIndex::Add(DiskBlock* parent, std::string_view name, std::span<const int32_t> tokens,
-                          SlotPlace place, uint64_t id, bool stored) {
+                          SlotPlace place, uint64_t id) {
   MOESAIC_CHECK_EQ(tokens.size(), size_t{kBlockTokens});
   MOESAIC_CHECK(parent == nullptr || !parent->gone);
   auto made = std::make_unique<DiskBlock>();
@@ -57,7 +56,6 @@ DiskBlock& DiskIndex::Add(DiskBlock* parent, std::string_view name, std::span<co
   std::ranges::copy(tokens, block.tokens.begin());
   if (parent == nullptr) block.name = name;
   block.place = place;
-  block.stored = stored;
   block.last_use = parent == nullptr ? now_ : parent->last_use;
   MOESAIC_CHECK(by_id_.emplace(id, std::move(made)).second);
   DiskBlock*& first = by_hash_[block.hash];
@@ -70,7 +68,6 @@ DiskBlock& DiskIndex::Add(DiskBlock* parent, std::string_view name, std::span<co
     parent->first_child = &block;
   }
   ++blocks_;
-  Offer(block);
   return block;
 }
 

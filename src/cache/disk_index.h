@@ -63,9 +63,9 @@ class DiskIndex {
   DiskBlock* Next(DiskBlock* parent, std::string_view name, std::span<const int32_t> tokens) const;
 
   /// A block of `tokens` [kBlockTokens] behind `parent` (null: first of namespace `name`), where none is. It
-  /// is in `place`, which must not be free, and stored or being written.
+  /// is in `place`, which must not be free, and being written.
   DiskBlock& Add(DiskBlock* parent, std::string_view name, std::span<const int32_t> tokens, SlotPlace place,
-                 uint64_t id, bool stored);
+                 uint64_t id);
   void SetStored(DiskBlock& block, std::vector<uint64_t> layer_sums, std::vector<std::byte> digests);
   /// A request has come upon these: they are the last used.
   void Touch(std::span<DiskBlock* const> chain);

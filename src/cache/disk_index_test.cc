@@ -30,7 +30,7 @@ class DiskIndexTest : public testing::Test {
     for (; next < path.size() && index_.has_free(); ++next) {
       const SlotPlace place = index_.TakeFree(last == nullptr ? SlotPlace{} : last->place);
       const auto block = std::span(tokens).subspan(next * kBlockTokens, kBlockTokens);
-      last = &index_.Add(last, name, block, place, ++ids_, /*stored=*/false);
+      last = &index_.Add(last, name, block, place, ++ids_);
       if (stored) index_.SetStored(*last, {}, {});
     }
     return static_cast<int>(next);

@@ -247,7 +247,7 @@ std::vector<SlotPlace> DiskTier::Rebuild(std::vector<FoundRecord> records) {
     if (block != nullptr) {
       index_.AddFree(found.place);  // the same, from before it was let go and stored again
     } else {
-      block = &index_.Add(before, record.name, record.tokens, found.place, record.id, /*stored=*/false);
+      block = &index_.Add(before, record.name, record.tokens, found.place, record.id);
       index_.SetStored(*block, std::move(record.layer_sums), std::move(record.digests));
     }
     made[record.id] = {block, std::move(record.name)};
@@ -305,7 +305,7 @@ DiskTier::Stored DiskTier::Store(std::string_view name, std::span<const int32_t>
     const auto block_tokens = tokens.subspan(done * kBlockTokens, kBlockTokens);
     std::ranges::copy(block_tokens, record.tokens.begin());
     const SlotPlace place = index_.TakeFree(last == nullptr ? SlotPlace{} : last->place);
-    last = &index_.Add(last, name, block_tokens, place, record.id, /*stored=*/false);
+    last = &index_.Add(last, name, block_tokens, place, record.id);
     under_way_[record.id] = {last, staging};
     io_->Write(place, std::move(record), staging);
   }

@@ -92,6 +92,7 @@ class KvPool {
 
   const BlockLayout& layout() const { return layout_; }
   std::byte* base() const { return memory_.data(); }
+  std::byte* At(int32_t block) const { return base() + block * layout_.block_bytes(); }
 
  private:
   friend class BlockRef;

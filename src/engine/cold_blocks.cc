@@ -54,13 +54,16 @@ void ColdBlocks::Pump() {
       continue;
     }
     const cache::PrefixMatch match = tree_.Find(first.name, first.tokens);
-    const int on_disk = tier_->CountKnown(first.name, first.tokens);
+    std::optional<int> on_disk;  // asked only where it matters
     std::vector<const std::byte*> blocks;
     blocks.reserve(match.blocks.size());
     for (const cache::BlockRef& block : match.blocks) {
       // One of which memory has digests only, and that the disk has lost since.
-      if (IsAbsent(block) && static_cast<int>(blocks.size()) >= on_disk) break;
-      blocks.push_back(At(block));
+      if (IsAbsent(block)) {
+        if (!on_disk) on_disk = tier_->CountKnown(first.name, first.tokens);
+        if (static_cast<int>(blocks.size()) >= *on_disk) break;
+      }
+      blocks.push_back(pool_.At(block.index()));
     }
     const auto tokens = std::span(first.tokens).first(blocks.size() * cache::kBlockTokens);
     const cache::DiskTier::Stored stored = tier_->Store(first.name, tokens, blocks, left);
@@ -126,7 +129,7 @@ void ColdBlocks::StartLoad(Sequence& sequence) {
   std::vector<std::byte*> to;
   for (const cache::BlockRef& block : std::span(sequence.blocks).subspan(sequence.known_blocks)) {
     MOESAIC_CHECK(block.unique());
-    to.push_back(At(block));
+    to.push_back(pool_.At(block.index()));
   }
   sequence.load = tier_->Load(
       sequence.cache_namespace,

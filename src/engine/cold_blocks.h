@@ -68,9 +68,6 @@ class ColdBlocks {
     std::vector<int32_t> tokens;  // of whole blocks
   };
   void DropFirst();
-  std::byte* At(const cache::BlockRef& block) const {
-    return pool_.base() + block.index() * pool_.layout().block_bytes();
-  }
 
   const cache::KvPool& pool_;
   cache::RadixTree& tree_;

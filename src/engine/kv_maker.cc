@@ -15,7 +15,7 @@ StatusOr<std::string> MakerOf(const models::ModelInfo& info, const EngineOptions
                               cache::KvPool& blocks) {
   ASSIGN_OR_RETURN(const cache::BlockRef block, blocks.Allocate());
   const auto bytes = static_cast<size_t>(blocks.layout().block_bytes());
-  std::byte* const memory = blocks.base() + block.index() * blocks.layout().block_bytes();
+  std::byte* const memory = blocks.At(block.index());
   std::memset(memory, 0, bytes);  // what the model does not write is to be the same each time
   std::vector<int32_t> tokens(std::min(cache::kBlockTokens, info.context_length));
   for (size_t i = 0; i < tokens.size(); ++i) {

@@ -12,7 +12,7 @@ LazyBlocks::~LazyBlocks() {
 
 void LazyBlocks::Add(int32_t index, cache::DiskBlock& disk) {
   const int layers = pool_.layout().layers;
-  tier_.PutDigests(disk, pool_.base() + index * pool_.layout().block_bytes());
+  tier_.PutDigests(disk, pool_.At(index));
   const bool added = absent_.emplace(index, Absent{&disk, std::vector<bool>(layers, true), layers}).second;
   MOESAIC_CHECK(added);
 }
@@ -36,7 +36,7 @@ void LazyBlocks::Need(const kernels::KvLayer& cache, std::span<const kernels::Se
       const auto it = absent_.find(index);
       if (it == absent_.end() || !it->second.missing[layer]) continue;
       it->second.missing[layer] = false;  // so that it is asked for once
-      std::byte* const to = pool_.base() + index * pool_.layout().block_bytes() + layer * layer_bytes;
+      std::byte* const to = pool_.At(index) + layer * layer_bytes;
       reads.push_back({it->second.disk, layer, to});
       blocks.push_back(index);
     }
@@ -48,7 +48,7 @@ void LazyBlocks::Need(const kernels::KvLayer& cache, std::span<const kernels::Se
     if (static_cast<int>(i) >= read) {
       absent.missing[layer] = true;
       tier_.PutDigests(*absent.disk,
-                       pool_.base() + blocks[i] * pool_.layout().block_bytes());  // may be overwritten
+                       pool_.At(blocks[i]));  // may be overwritten
     } else if (--absent.left == 0) {
       Forget(blocks[i]);
     }

@@ -33,8 +33,8 @@ void MtpDrafter::Restart(Sequence& sequence) const {
   draft.hidden.clear();
   if (sequence.computed % kBlockTokens == 0) return;
   const int64_t bytes = blocks_.layout().layer_bytes();
-  const int64_t block = sequence.block_table[draft.mtp_first];
-  std::memset(blocks_.base() + block * blocks_.layout().block_bytes() + layer_ * bytes, 0, bytes);
+  const int32_t block = sequence.block_table[draft.mtp_first];
+  std::memset(blocks_.At(block) + layer_ * bytes, 0, bytes);
 }
 
 // A further draft is a row behind those of the tokens, which must have its place in the blocks already.

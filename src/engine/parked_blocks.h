@@ -44,7 +44,6 @@ class ParkedBlocks {
 
  private:
   bool IsWorthIt(const Sequence& sequence) const;
-  const std::byte* At(int32_t block) const { return pool_.base() + block * pool_.layout().block_bytes(); }
 
   const cache::KvPool& pool_;
   cache::SwapSpace* const swap_;

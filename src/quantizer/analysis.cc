@@ -72,8 +72,7 @@ class Analyst : public LayerVisitor {
       RETURN_IF_ERROR(Look(group, group.modules, UsableInputs(group)));
     } else if (layer_ != group.layer) {  // once for all experts of the layer
       layer_ = group.layer;
-      RETURN_IF_ERROR(
-          Look(group, StandingForAll(group), group.expert < 0 ? group.inputs : group.layer_inputs));
+      RETURN_IF_ERROR(Look(group, StandingForAll(group), group.layer_inputs));
     }
     if (group.same_layer_inputs && layer_scale_ > 0) Assign(group.modules, layer_scale_);
     std::vector<OwnedMatrix> matrices;

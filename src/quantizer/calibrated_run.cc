@@ -15,8 +15,6 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// A Hessian of so many times as many tokens as inputs has little left that a layer's could correct.
-constexpr int kPlenty = 4;
 // Written or read at once.
 constexpr size_t kPartBytes = size_t{16} << 20;
 
@@ -90,19 +88,19 @@ Status CalibratedRun::Go() {
     // All in front of the next layer, so that a state has nothing unfinished before it.
     size_t end = units_.NextItem();
     while (end < plan_.items.size() && plan_.items[end].layer != layer + 1) ++end;
-    RETURN_IF_ERROR(AdvanceTo(end));
+    RETURN_IF_ERROR(RoundUntil(units_, rounder_, end));
     source_.ForgetMaps();
     if (Since(saved) < options_.save_seconds && layer + 1 < layers) continue;
     RETURN_IF_ERROR(SaveState(layer + 1, stream));
     saved = Clock::now();
   }
-  return AdvanceTo(plan_.items.size());
+  return RoundUntil(units_, rounder_, plan_.items.size());
 }
 
-Status CalibratedRun::AdvanceTo(size_t item) {
-  while (units_.NextItem() < item) {
-    ASSIGN_OR_RETURN(const UnitStream::Place place, units_.Next());
-    RETURN_IF_ERROR(rounder_.Round(place.pieces, place.rows, place.out));
+Status RoundUntil(UnitStream& units, UnitRounder& rounder, size_t item) {
+  while (units.NextItem() < item) {
+    ASSIGN_OR_RETURN(const UnitStream::Place place, units.Next());
+    RETURN_IF_ERROR(rounder.Round(place.pieces, place.rows, place.out));
   }
   return OkStatus();
 }
@@ -136,7 +134,7 @@ StatusOr<std::vector<OwnedMatrix>> CalibratedRun::Visit(const LinearGroup& group
   for (size_t i = 0; i < group.modules.size(); ++i) {
     // Items stand in the order of a forward pass, as groups do.
     MOESAIC_CHECK_EQ(item_of_.at(group.modules[i]), first + i);
-    RETURN_IF_ERROR(AdvanceTo(first + i));
+    RETURN_IF_ERROR(RoundUntil(units_, rounder_, first + i));
     const bool rounded = plan_.output.items[first + i].form == Form::kRounded;
     if (rounded && !looked) {
       ASSIGN_OR_RETURN(factor, Factor(group, &finding));
@@ -207,7 +205,7 @@ Status CalibratedRun::LeanOnLayer(const LinearGroup& group, Hessian* own, Linear
 StatusOr<std::optional<HessianFactor>> CalibratedRun::Factor(const LinearGroup& group,
                                                              LinearFinding* finding) {
   if (group.same_layer_inputs && layer_index_ != group.layer) {
-    RETURN_IF_ERROR(Gather(layer_, group.expert < 0 ? group.inputs : group.layer_inputs).status());
+    RETURN_IF_ERROR(Gather(layer_, group.layer_inputs).status());
     layer_index_ = group.layer;
   }
   Hessian* hessian = nullptr;

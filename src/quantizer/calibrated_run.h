@@ -16,6 +16,9 @@ namespace moesaic::quantizer {
 /// Tokens that a routed expert must see to be covered.
 inline constexpr int64_t kCoveredTokens = 32;
 
+/// A Hessian of so many times as many tokens as inputs has little left that a layer's could correct.
+inline constexpr int kPlenty = 4;
+
 class CalibratedRun : private LayerVisitor {
  public:
   /// The arguments must outlive it.
@@ -37,8 +40,6 @@ class CalibratedRun : private LayerVisitor {
   Status LeanOnLayer(const LinearGroup& group, Hessian* own, LinearFinding* finding);
   /// `finding`: of a linear that is rounded; null: it is kept.
   StatusOr<OwnedMatrix> RoundLinear(size_t item, const HessianFactor* factor, const LinearFinding* finding);
-  /// Works through pieces of items before `item`, which calibration says nothing about.
-  Status AdvanceTo(size_t item);
   std::string StatePath(int layer) const;
   Status SaveState(int layer, CalibrationStream& stream);
   /// The layer to begin with, whose hidden states are put in `stream`.
@@ -61,6 +62,9 @@ class CalibratedRun : private LayerVisitor {
   int saved_layer_ = 0;  // that the last state was before
   CalibrationReport report_;
 };
+
+/// Works through the pieces of items before `item` that are left, each by itself.
+Status RoundUntil(UnitStream& units, UnitRounder& rounder, size_t item);
 
 /// Removes the states that runs have saved in `folder`.
 Status RemoveStates(const std::string& folder);

@@ -4,6 +4,7 @@
 
 #include "layers/linear.h"
 #include "quantizer/calibrated_run.h"
+#include "quantizer/calibration_memory.h"
 #include "quantizer/gptq.h"
 #include "quantizer/stopwatch.h"
 
@@ -80,8 +81,7 @@ CalibrationForecast ForecastCalibration(const QuantizePlan& plan, const OutputSe
   double hessian = 0, factor = 0, round = 0, forward = 0;
   for (size_t i = 0; i < plan.items.size(); ++i) {
     const ModelItem& item = plan.items[i];
-    const bool table = item.linear && item.shape[0] == spec.vocab;
-    if (!item.linear || item.layer < 0 || table) continue;
+    if (!IsWalked(item, spec)) continue;
     const auto n = static_cast<double>(item.shape[0]), k = static_cast<double>(item.shape[1]);
     const double tokens = item.routed ? routed : all;
     // What is behind a linear in its layer makes it run once more.
@@ -92,7 +92,7 @@ CalibrationForecast ForecastCalibration(const QuantizePlan& plan, const OutputSe
     if (i > 0 && item.fused >= 0 && plan.items[i - 1].fused == item.fused) continue;  // inputs were seen
     hessian += tokens * k * k;
     factor += k * k * k;
-    if (item.routed && last && tokens < 4 * k) hessian += std::min(all, 2048.0) * k * k;
+    if (item.routed && last && tokens < kPlenty * k) hessian += std::min<double>(all, kStandIns) * k * k;
   }
   // Queries against keys and their mix of values, of half a sequence on average, twice a layer.
   const models::AttentionSpec& a = spec.attention;

@@ -10,6 +10,10 @@
 
 namespace moesaic::quantizer {
 
+bool IsWalked(const ModelItem& item, const models::DecoderSpec& spec) {
+  return item.linear && item.layer >= 0 && item.shape[0] != spec.vocab;
+}
+
 int64_t StateBytes(const models::DecoderSpec& spec, const OutputSettings& settings) {
   return settings.calibration.tokens * spec.hidden * static_cast<int64_t>(sizeof(float));
 }
@@ -24,8 +28,7 @@ int64_t CalibrationBytes(const models::DecoderSpec& spec, const std::vector<Mode
   };
   std::map<int, Layer> layers;
   for (const ModelItem& item : items) {
-    const bool table = item.linear && item.shape[0] == spec.vocab;  // MTP modules' own embeddings and heads
-    if (!item.linear || item.layer < 0 || table) continue;
+    if (!IsWalked(item, spec)) continue;
     const auto n = static_cast<int>(item.shape[0]), k = static_cast<int>(item.shape[1]);
     Layer& layer = layers[item.layer];
     if (!item.roundable) {  // routers in f32; kv_b_proj in bf16, and a half of it turned as well

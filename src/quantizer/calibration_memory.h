@@ -5,6 +5,10 @@
 
 namespace moesaic::quantizer {
 
+/// Whether a walk of the layers meets the item: linears but embeddings and heads, MTP modules' own among
+/// them.
+bool IsWalked(const ModelItem& item, const models::DecoderSpec& spec);
+
 /// Memory that calibration takes at most, for GPTQ and for an analysis, beside the units.
 int64_t CalibrationBytes(const models::DecoderSpec& spec, const std::vector<ModelItem>& items,
                          const OutputSettings& settings, int threads);

@@ -14,8 +14,6 @@ using layers::Step;
 
 // Tokens of an expert that are worked on at once.
 constexpr int kRun = 1024;
-// Tokens of the layer that stand in for those that an expert lacks.
-constexpr int kStandIns = 2048;
 
 // The tokens that an expert was chosen for, with what its output counts.
 struct Routed {
@@ -267,7 +265,7 @@ class Walker {
     layers::Mlp mlp;
     RETURN_IF_ERROR(VisitGroup({.modules = {"mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"},
                                 .inputs = Normed(layer_.ffn_norm),
-                                .layer_inputs = {},
+                                .layer_inputs = Normed(layer_.ffn_norm),
                                 .same_layer_inputs = true},
                                {&mlp.gate, &mlp.up}));
     RETURN_IF_ERROR(Visit({"mlp.shared_experts.down_proj"}, Gated(mlp), {&mlp.down}));

@@ -34,6 +34,9 @@ struct LinearGroup {
   bool same_layer_inputs = false;
 };
 
+/// Tokens of the layer, at most, that stand in for those that an expert lacks.
+inline constexpr int kStandIns = 2048;
+
 class LayerVisitor {
  public:
   virtual ~LayerVisitor() = default;

@@ -6,7 +6,7 @@
 #include "quantizer/calibration_memory.h"
 #include "quantizer/checksum.h"
 #include "quantizer/journal.h"
-#include "quantizer/preflight.h"
+#include "quantizer/machine_rates.h"
 #include "quantizer/stopwatch.h"
 #include "quantizer/unit_rounder.h"
 #include "runtime/atomic_file.h"
@@ -187,15 +187,6 @@ Status AddAnalysis(const checkpoint::Checkpoint& source, const kernels::KernelTa
   return OkStatus();
 }
 
-// The uncalibrated way: every piece by itself.
-Status RoundAll(UnitStream& units, const QuantizePlan& plan, UnitRounder& rounder) {
-  while (units.NextItem() < plan.items.size()) {
-    ASSIGN_OR_RETURN(const UnitStream::Place place, units.Next());
-    RETURN_IF_ERROR(rounder.Round(place.pieces, place.rows, place.out));
-  }
-  return units.Finish();
-}
-
 }  // namespace
 
 double QuantizeReport::compute_seconds() const {
@@ -267,12 +258,12 @@ StatusOr<QuantizeReport> Quantize(const checkpoint::Checkpoint& source, const Qu
     if (options.output.gptq) {
       CalibratedRun run(ctx, source, plan, options, folder, *journal, units, rounder);
       RETURN_IF_ERROR(run.Go());
-      RETURN_IF_ERROR(units.Finish());
       report.calibration = run.report();
     } else {
       RETURN_IF_ERROR(units.Begin());
-      RETURN_IF_ERROR(RoundAll(units, plan, rounder));
+      RETURN_IF_ERROR(RoundUntil(units, rounder, plan.items.size()));
     }
+    RETURN_IF_ERROR(units.Finish());
     report.stream = units.counts();
   }
   report.stream.read_bytes += rounder.reread_bytes();

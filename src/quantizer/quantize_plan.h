@@ -22,7 +22,7 @@ struct QuantizeProgress {
 
 struct QuantizeOptions {
   OutputSettings output;
-  /// Token ids of calibration, for methods that need some: settings.calibration tells of these.
+  /// Token ids of calibration, for methods that need some: output.calibration tells of these.
   std::vector<std::vector<int32_t>> calibration;
   /// The share of a layer's experts that must see kCoveredTokens (calibrated_run.h) of them.
   double min_coverage = 0.9;

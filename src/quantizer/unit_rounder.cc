@@ -47,9 +47,8 @@ bool IsFinite(DType dtype, std::span<const std::byte> bytes) {
 
 }  // namespace
 
-StatusOr<std::vector<OutputExtent>> UnitRounder::Run(std::span<const Piece> pieces, const LoadedUnit& loaded,
-                                                     std::span<std::byte> buffer) {
-  const OutputPlaces places = PlacesOf(output_, pieces);
+Status UnitRounder::Run(std::span<const Piece> pieces, const LoadedUnit& loaded, const OutputPlaces& places,
+                        std::span<std::byte> buffer) {
   const std::span<const SourceRows> rows = loaded.rows;
   for (size_t p = 0; p < pieces.size(); ++p) {
     std::byte* out[3] = {};
@@ -60,9 +59,7 @@ StatusOr<std::vector<OutputExtent>> UnitRounder::Run(std::span<const Piece> piec
     RETURN_IF_ERROR(
         Round(pieces.subspan(p), rows.subspan(p), std::span(out).first(places.tensors[p].size())));
   }
-  std::vector<OutputExtent> extents;
-  for (const OutputRun& run : places.runs) extents.push_back({run.offset, run.In(buffer)});
-  return extents;
+  return OkStatus();
 }
 
 Status UnitRounder::Round(std::span<const Piece> pieces, std::span<const SourceRows> rows,
@@ -156,7 +153,7 @@ StatusOr<float> UnitRounder::LargestOf(const Piece& piece, const SourceRows& row
     const StatusOr<float> amax = LargestMagnitude(ctx_, slab_.data(), static_cast<int>(count), columns);
     if (!amax.ok()) return BadValue(piece, done, count);
     largest = std::max(largest, *amax);
-    for (size_t i = 0; mapped && i < source_.files().size(); ++i) source_.files()[i]->Forget();
+    if (mapped) source_.ForgetMaps();
   }
   return largest;
 }

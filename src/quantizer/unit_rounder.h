@@ -30,11 +30,10 @@ class UnitRounder {
               const OutputPlan& output, const OutputSettings& settings, const kernels::ExecContext& ctx)
       : source_(source), items_(items), output_(output), settings_(settings), ctx_(ctx) {}
 
-  /// Fills `buffer` with the output of the pieces, whose rows are in `loaded`, and returns where in the file
-  /// its runs of bytes belong, in rising order. A value that is not finite is an error that says where it
-  /// stands.
-  StatusOr<std::vector<OutputExtent>> Run(std::span<const Piece> pieces, const LoadedUnit& loaded,
-                                          std::span<std::byte> buffer);
+  /// Fills `buffer` with the output of the pieces, whose rows are in `loaded`, at their `places`. A value
+  /// that is not finite is an error that says where it stands.
+  Status Run(std::span<const Piece> pieces, const LoadedUnit& loaded, const OutputPlaces& places,
+             std::span<std::byte> buffer);
 
   /// The same for the first of `pieces`, of which the others follow in its unit; out: one for each of its
   /// output tensors, or null.

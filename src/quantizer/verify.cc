@@ -273,9 +273,10 @@ StatusOr<VerifyReport> Verify(const Checkpoint& quantized, const Checkpoint& sou
     const auto pieces = std::span(plan.work.pieces).subspan(unit.first, unit.end - unit.first);
     ASSIGN_OR_RETURN(LoadedUnit loaded, reader.Start(plan.items, pieces, {from.data(), from.size()}));
     RETURN_IF_ERROR(reader.Wait(loaded));
-    ASSIGN_OR_RETURN(const auto extents, rounder.Run(pieces, loaded, {to.data(), to.size()}));
-    RETURN_IF_ERROR(verifier.CheckBytes(pieces, PlacesOf(plan.output, pieces), {to.data(), to.size()}));
-    for (const OutputExtent& extent : extents) report.bytes += static_cast<int64_t>(extent.bytes.size());
+    const OutputPlaces places = PlacesOf(plan.output, pieces);
+    RETURN_IF_ERROR(rounder.Run(pieces, loaded, places, {to.data(), to.size()}));
+    RETURN_IF_ERROR(verifier.CheckBytes(pieces, places, {to.data(), to.size()}));
+    for (const OutputRun& run : places.runs) report.bytes += run.bytes;
     for (const Piece& piece : pieces) {
       if (piece.first > 0) continue;  // of a linear in several pieces, the first stands for all
       const bool rounded = plan.output.items[piece.item].form == Form::kRounded;

@@ -31,8 +31,9 @@ using VerifyProgress = std::function<bool(int64_t done, int64_t total)>;
 
 /// Two checks. Every byte of the folder's weights must be what its settings make of `source`; and every
 /// linear, read as any checkpoint's is, must be as near to the source's as its grid allows: within each
-/// scale's values the mean squared error is at most that of the largest rounding error. An error names file
-/// and tensor.
+/// scale's values the mean squared error is at most that of the largest rounding error. Of codes that
+/// calibration decided, the checksum in quantize.json stands for them, and their errors have no bound. An
+/// error names file and tensor.
 StatusOr<VerifyReport> Verify(const checkpoint::Checkpoint& quantized, const checkpoint::Checkpoint& source,
                               const kernels::KernelTable& kernels, runtime::ThreadPool& pool,
                               const VerifyProgress& progress);

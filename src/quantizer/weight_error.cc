@@ -1,5 +1,6 @@
 #include "quantizer/weight_error.h"
 
+#include <algorithm>
 #include <cmath>
 #include <mutex>
 
@@ -72,6 +73,7 @@ StatusOr<std::vector<LinearError>> WeightErrors(
   } else if (analysis.status().code() != StatusCode::kNotFound) {
     return analysis.status();
   }
+  const auto linears = std::ranges::count(items, true, &ModelItem::roundable);
   std::vector<LinearError> errors;
   for (size_t i = 0; i < items.size(); ++i) {
     if (!items[i].roundable) continue;
@@ -82,8 +84,7 @@ StatusOr<std::vector<LinearError>> WeightErrors(
     RETURN_IF_ERROR(AddErrors(quantized, source, folding, items[i], pool, &error));
     source.ForgetMaps();
     quantized.ForgetMaps();
-    if (progress && !progress(static_cast<int64_t>(i + 1), std::ssize(items)))
-      return Cancelled("interrupted");
+    if (progress && !progress(std::ssize(errors), linears)) return Cancelled("interrupted");
   }
   return errors;
 }

@@ -42,8 +42,9 @@ int64_t CalibrationBytes(const models::DecoderSpec& spec, const std::vector<Mode
     if (item.routed) layer.expert = std::max(layer.expert, 3 * packed);
     if (!settings.gptq) continue;
     const auto rows = static_cast<int>(std::min<int64_t>(GptqSlabRows(item), n));
-    int64_t rounding = Hessian::Bytes(k) + FactorBytes(k) + int64_t{6144 + 1024} * k +
-                       GptqBytes(grid, rows, k, threads) + int64_t{rows} * k * 6;
+    const int64_t rounded = FactorBytes(k) + GptqBytes(grid, rows, k, threads) + int64_t{rows} * k * 6;
+    int64_t rounding =
+        Hessian::Bytes(k) + Hessian::kAddBytes * k + std::max(FactoringBytes(k, threads), rounded);
     if (item.routed) rounding += Hessian::Bytes(spec.hidden) + Hessian::Bytes(spec.moe.intermediate);
     layer.rounding = std::max(layer.rounding, rounding);
   }

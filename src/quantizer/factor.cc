@@ -25,23 +25,17 @@ int PaddedOf(int k) { return (k + kBlock - 1) / kBlock * kBlock; }
 // What is factored: the upper triangle, in blocks of 512 rows of one stride.
 class Triangle {
  public:
-  static StatusOr<Triangle> Create(int size) {
-    Triangle triangle(size);
-    ASSIGN_OR_RETURN(triangle.memory_,
-                     runtime::Buffer::Allocate(static_cast<size_t>(Bytes(size)), /*huge=*/true));
-    return triangle;
-  }
+  Triangle(int size, std::byte* memory) : size_(size), memory_(reinterpret_cast<float*>(memory)) {}
   static int64_t Bytes(int size) {
-    const Triangle shape(size);
+    const Triangle shape(size, nullptr);
     return (shape.Offset(size - 1) + size) * int64_t{sizeof(float)};
   }
   int size() const { return size_; }
   int64_t stride(int i) const { return size_ - Begin(i) + 16; }  // an odd number of cache lines
   // Columns from Begin(i) on are there.
-  float* row(int i) { return memory_.as<float>() + Offset(i); }
+  float* row(int i) { return memory_ + Offset(i); }
 
  private:
-  explicit Triangle(int size) : size_(size) {}
   static int Begin(int i) { return i / kWideBlock * kWideBlock; }
   int64_t Offset(int i) const {
     const int64_t begin = Begin(i), block = begin / kWideBlock;
@@ -50,8 +44,16 @@ class Triangle {
   }
 
   int size_;
-  runtime::Buffer memory_;
+  float* memory_;
 };
+
+// `buffer` has at least so many bytes then, of what it held or of new ones.
+Status Provide(int64_t bytes, runtime::Buffer* buffer) {
+  if (static_cast<int64_t>(buffer->size()) >= bytes) return OkStatus();
+  *buffer = {};  // before there is more
+  ASSIGN_OR_RETURN(*buffer, runtime::Buffer::Allocate(static_cast<size_t>(bytes), /*huge=*/true));
+  return OkStatus();
+}
 
 // A square block on the stack.
 struct Square {
@@ -275,12 +277,9 @@ int64_t FactorPanels::Bytes(int k_padded) {
   return shape.Piece((k_padded - 1) / kWideBlock * kWideBlock, k_padded) * int64_t{sizeof(tensor::BF16)};
 }
 
-StatusOr<FactorPanels> FactorPanels::Create(int k_padded) {
-  FactorPanels panels;
-  panels.k_padded_ = k_padded;
-  ASSIGN_OR_RETURN(panels.memory_,
-                   runtime::Buffer::Allocate(static_cast<size_t>(Bytes(k_padded)), /*huge=*/true));
-  return panels;
+Status FactorPanels::Resize(int k_padded) {
+  k_padded_ = k_padded;
+  return Provide(Bytes(k_padded), &memory_);
 }
 
 void FactorPanels::Put(int row, int column, const float (*block)[kFactorBlock]) {
@@ -352,17 +351,18 @@ int64_t FactoringBytes(int k, int threads) {
   return FactorBytes(k) + Triangle::Bytes(padded) + Factorization::ScratchBytes(padded, threads);
 }
 
-StatusOr<HessianFactor> FactorHessian(const kernels::ExecContext& ctx, const Hessian& hessian,
-                                      const FactorOptions& options) {
+StatusOr<const HessianFactor*> Factorizer::Factor(const kernels::ExecContext& ctx, const Hessian& hessian,
+                                                  const FactorOptions& options) {
   MOESAIC_CHECK(options.damping > 0);
   if (!(hessian.weight() > 0)) {
     return InvalidArgument("no token has reached this layer: it has no Hessian to round by");
   }
-  HessianFactor factor;
+  HessianFactor& factor = factor_;
   factor.k = hessian.k();
   factor.k_padded = PaddedOf(factor.k);
   factor.order.resize(factor.k);
   factor.diagonal.resize(factor.k);
+  factor.attempts = factor.dead = 0;
   double trace = 0;
   for (int i = 0; i < factor.k; ++i) {
     const double square = hessian.sums(i)[i] / hessian.weight();
@@ -379,7 +379,8 @@ StatusOr<HessianFactor> FactorHessian(const kernels::ExecContext& ctx, const Hes
     std::stable_sort(factor.order.begin(), factor.order.end(),
                      [&](int a, int b) { return factor.diagonal[a] > factor.diagonal[b]; });
   }
-  ASSIGN_OR_RETURN(Triangle triangle, Triangle::Create(factor.k_padded));
+  RETURN_IF_ERROR(Provide(Triangle::Bytes(factor.k_padded), &triangle_));
+  Triangle triangle(factor.k_padded, triangle_.data());
   Factorization factorization(ctx, &triangle);
   const auto mean = static_cast<float>(trace / factor.k);
   for (float damping = options.damping;; damping = std::min(10 * damping, kMostDamping)) {
@@ -393,13 +394,19 @@ StatusOr<HessianFactor> FactorHessian(const kernels::ExecContext& ctx, const Hes
           "are the calibration activations finite?");
     }
   }
-  ASSIGN_OR_RETURN(factor.panels, FactorPanels::Create(factor.k_padded));
-  ASSIGN_OR_RETURN(
-      factor.diagonal_blocks,
-      runtime::Buffer::Allocate(size_t(factor.k_padded) * kBlock * sizeof(float), /*huge=*/true));
+  RETURN_IF_ERROR(factor.panels.Resize(factor.k_padded));
+  RETURN_IF_ERROR(
+      Provide(int64_t{factor.k_padded} * kBlock * int64_t{sizeof(float)}, &factor.diagonal_blocks));
   factorization.Take(&factor);
   for (float& square : factor.diagonal) square += factor.damping * mean;
-  return factor;
+  return &factor;
+}
+
+StatusOr<HessianFactor> FactorHessian(const kernels::ExecContext& ctx, const Hessian& hessian,
+                                      const FactorOptions& options) {
+  Factorizer factorizer;
+  RETURN_IF_ERROR(factorizer.Factor(ctx, hessian, options).status());
+  return factorizer.Take();
 }
 
 }  // namespace moesaic::quantizer

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
@@ -36,7 +37,8 @@ struct FactorOptions {
 class FactorPanels {
  public:
   static int64_t Bytes(int k_padded);
-  static StatusOr<FactorPanels> Create(int k_padded);
+  /// Takes memory for a factor, or keeps what it has if that is enough.
+  Status Resize(int k_padded);
 
   /// Takes R's block of 128 x 128 at `row` and `column`.
   void Put(int row, int column, const float (*block)[kFactorBlock]);
@@ -82,9 +84,22 @@ int64_t FactorBytes(int k);
 /// What is taken while it is made, the factor and scratch memory of `threads` included.
 int64_t FactoringBytes(int k, int threads);
 
-/// Factors the mean Hessian; damping is raised tenfold, up to 1, while the matrix is not positive definite. A
-/// Hessian without tokens, or that is not finite, is an error: there is nothing to stand in for it. Bits do
-/// not depend on the number of threads.
+/// Makes factors one after another in the same memory.
+class Factorizer {
+ public:
+  /// Factors the mean Hessian; damping is raised tenfold, up to 1, while the matrix is not positive definite.
+  /// A Hessian without tokens, or that is not finite, is an error: there is nothing to stand in for it. Bits
+  /// do not depend on the number of threads. The factor is there until the next call.
+  StatusOr<const HessianFactor*> Factor(const kernels::ExecContext& ctx, const Hessian& hessian,
+                                        const FactorOptions& options);
+  HessianFactor Take() { return std::move(factor_); }
+
+ private:
+  runtime::Buffer triangle_;
+  HessianFactor factor_;
+};
+
+/// The factor of one Hessian, by a Factorizer.
 StatusOr<HessianFactor> FactorHessian(const kernels::ExecContext& ctx, const Hessian& hessian,
                                       const FactorOptions& options);
 

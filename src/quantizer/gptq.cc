@@ -38,6 +38,18 @@ struct Tile {
   alignas(64) uint8_t codes[kBlock][kRows];
 };
 
+// to[c][r] = from[r][c], for up to 64 rows and 128 columns: a line of the cache at a time on both sides.
+void Turn(const float* from, int64_t stride, int rows, int columns, float* to) {
+  constexpr int kSide = 16;
+  for (int r = 0; r < rows; r += kSide) {
+    for (int c = 0; c < columns; c += kSide) {
+      for (int i = r; i < std::min(r + kSide, rows); ++i) {
+        for (int j = c; j < std::min(c + kSide, columns); ++j) to[j * kRows + i] = from[i * stride + j];
+      }
+    }
+  }
+}
+
 class Rounder {
  public:
   Rounder(const kernels::ExecContext& ctx, const float* rows, const HessianFactor& factor,
@@ -108,12 +120,8 @@ class Rounder {
       const int input = factor_.order[begin + std::min(c, columns - 1)];
       scales[c] = scales_.data() + int64_t{input / group} * tiles_ * kRows + first;
     }
-    for (int r = 0; r < count; ++r) {
-      const float* row = rows.weights + (at + r) * rows.stride + begin;
-      const float* asked = tile->asked[at + r] + begin % kWideBlock;
-      for (int c = 0; c < columns; ++c) tile->values[c][r] = row[c];
-      for (int c = 0; c < columns; ++c) tile->feedback[c][r] = asked[c];
-    }
+    Turn(rows.weights + at * rows.stride + begin, rows.stride, count, columns, tile->values[0]);
+    Turn(tile->asked[at] + begin % kWideBlock, kWideBlock, count, columns, tile->feedback[0]);
     ctx_.kernels->rounding[static_cast<int>(result_->grid.numbers())].block(
         {.columns = columns,
          .values = tile->values[0],

@@ -191,6 +191,30 @@ TEST(Gptq, ThreadsChangeNoBit) {
   for (const Grid& grid : kGrids) EXPECT_EQ(run(one, grid), run(three, grid));
 }
 
+// Memory that a larger factor and a larger Hessian have left behind changes nothing.
+TEST(Gptq, FactorsInMemoryThatWasUsedBefore) {
+  const TestContext threads(2);
+  const int n = 40, k = 704;
+  const Hessian large = HessianOf(threads, TestTokens(2000, 1100, 1, 16), 1100);
+  const std::vector<float> weights = TestWeights(n, k, 17), x = TestTokens(900, k, 1, 18);
+  Hessian reused = HessianOf(threads, TestTokens(2000, 1100, 1, 16), 1100);
+  ASSERT_TRUE(reused.Restart(threads.ctx, k).ok());
+  reused.Add(threads.ctx, AllTokens(x, k));
+  Factorizer factorizer;
+  ASSERT_TRUE(factorizer.Factor(threads.ctx, large, {}).ok());
+  const auto again = factorizer.Factor(threads.ctx, reused, {});
+  ASSERT_TRUE(again.ok()) << again.status();
+  const auto fresh = FactorHessian(threads.ctx, HessianOf(threads, x, k), {});
+  for (const Grid& grid : {kGrids[1], kGrids[3]}) {
+    GptqReport report, expected;
+    const auto matrix = RoundByGptq(threads.ctx, grid, weights.data(), n, k, **again, {}, &report);
+    const auto other = RoundByGptq(threads.ctx, grid, weights.data(), n, k, *fresh, {}, &expected);
+    EXPECT_EQ(matrix->codes, other->codes);
+    EXPECT_EQ(report.loss, expected.loss);
+    EXPECT_EQ(report.of_nearest, expected.of_nearest);
+  }
+}
+
 TEST(Gptq, TakesNoMoreMemoryThanItSays) {
   const TestContext threads(2);
   const int n = 1000, k = 512;

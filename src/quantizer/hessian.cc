@@ -212,6 +212,17 @@ void Hessian::Clear(const kernels::ExecContext& ctx) {
   weight_ = fourth_ = 0;
 }
 
+Status Hessian::Restart(const kernels::ExecContext& ctx, int k) {
+  MOESAIC_CHECK_GE(k, 1);
+  if (static_cast<int64_t>(memory_.size()) < Bytes(k)) {
+    memory_ = {};  // before there is more
+    ASSIGN_OR_RETURN(memory_, runtime::Buffer::Allocate(static_cast<size_t>(Bytes(k)), /*huge=*/true));
+  }
+  k_ = k;
+  Clear(ctx);
+  return OkStatus();
+}
+
 double ShrinkTowards(const kernels::ExecContext& ctx, const Hessian& layer, Hessian* own) {
   MOESAIC_CHECK_EQ(layer.k_, own->k_);
   MOESAIC_CHECK(layer.weight_ > 0);

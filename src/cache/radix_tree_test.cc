@@ -102,6 +102,31 @@ class RadixTreeTest : public testing::Test {
   int found_ = 0, tail_ = 0;
 };
 
+// What names a block: its namespace and all before it, cuts or not; also while it goes.
+TEST_F(RadixTreeTest, PathsNameBlocks) {
+  const auto path = [&](int32_t block) {
+    const BlockPath found = tree_.PathOf(block);
+    std::string text = std::string(found.name) + ":";
+    for (const int32_t one : found.blocks) text += static_cast<char>(tree_.TokensOf(one)[0]);
+    EXPECT_EQ(found.blocks.back(), block);
+    return text;
+  };
+  const std::vector<BlockRef> whole = Hold("abcd");
+  const std::vector<BlockRef> cut = Hold("abxy");
+  const std::vector<BlockRef> other = Hold("ab", "tenant");
+  EXPECT_EQ(path(whole[0].index()), ":a");
+  EXPECT_EQ(path(whole[3].index()), ":abcd");
+  EXPECT_EQ(path(cut[2].index()), ":abx");
+  EXPECT_EQ(path(cut[3].index()), ":abxy");
+  EXPECT_EQ(path(other[1].index()), "tenant:ab");
+  Serve("abq");
+  std::vector<std::string> left;
+  tree_.SetLeaving([&](int32_t block) { left.push_back(path(block)); });
+  EXPECT_EQ(tree_.Evict(1), 1);
+  EXPECT_THAT(left, testing::ElementsAre(":abq"));
+  tree_.SetLeaving(nullptr);
+}
+
 TEST_F(RadixTreeTest, WhatWasServedIsFound) {
   EXPECT_EQ(Serve("abc"), 0);
   EXPECT_EQ(Look("abc"), "3");

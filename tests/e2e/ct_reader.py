@@ -18,7 +18,10 @@ try:
     from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
     from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
 except ImportError:  # until 0.13
-    from compressed_tensors.compressors.quantized_compressors.fp4_quantized import unpack_fp4_from_uint8
+    try:
+        from compressed_tensors.compressors.quantized_compressors.fp4_quantized import unpack_fp4_from_uint8
+    except ImportError:  # until 0.12
+        from compressed_tensors.compressors.quantized_compressors.nvfp4_quantized import unpack_fp4_from_uint8
     from compressed_tensors.compressors.quantized_compressors.pack_quantized import unpack_from_int32
 from compressed_tensors.quantization import QuantizationConfig
 from compressed_tensors.quantization.lifecycle.forward import dequantize

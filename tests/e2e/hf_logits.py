@@ -2,15 +2,20 @@
 
 Usage: hf_logits.py IDS FOLDER...   Prints, as JSON, of each folder
     weights   with weights brought to f32 while loading: the largest difference from ours with --dtype f32, as a share
-              of the largest logit
+              of the largest logit. The package multiplies codes in the type of their scales, and bf16 has not the
+              bits for the products: what it reads is a copy whose scales are the same numbers in f32
     run       as the package runs it, activations rounded in f32 where config.json says so: the median over tokens of
               the difference's rms, as a share of the logits'
     refused   {which of these: why}
 """
 import json
+import pathlib
+import shutil
 import sys
+import tempfile
 
 import numpy
+import safetensors.torch
 import torch
 import transformers
 from transformers.utils.quantization_config import CompressedTensorsConfig
@@ -19,6 +24,15 @@ transformers.logging.set_verbosity_error()
 torch.set_num_threads(1)
 # Up to 4.x "run_compressed": False brings weights to what they stand for, and linears still round activations.
 NEW = int(transformers.__version__.split(".")[0]) >= 5
+
+
+def with_f32_scales(folder, copy):
+    shutil.copytree(folder, copy)
+    for path in pathlib.Path(copy).glob("*.safetensors"):
+        tensors = safetensors.torch.load_file(path)
+        safetensors.torch.save_file({name: tensor.float() if name.endswith("_scale") and tensor.dtype == torch.bfloat16 else
+                                     tensor for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
+    return copy
 
 
 def logits(folder, ids, dense):
@@ -40,7 +54,8 @@ def compare(folder, ids):
     result = {"refused": {}}
     for part, dense in (("weights", True), ("run", False)):
         try:
-            theirs = logits(folder, ids, dense)
+            with tempfile.TemporaryDirectory() as copy:
+                theirs = logits(with_f32_scales(folder, f"{copy}/f32") if dense else folder, ids, dense)
         except Exception as error:  # whatever a release does not know is its answer
             result["refused"][part] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
             continue

@@ -276,9 +276,15 @@ class CalibrationTest(unittest.TestCase):
         ct_reader.check(out, self, calibrated=True)
 
     def test_kills_change_nothing(self):
-        for flags in (("--scheme", "nvfp4", "--method", "gptq"),
-                      ("--scheme", "w8a8", "--method", "gptq", "--activations", "static", "--smoothing", "on")):
-            check_kills(self, TINY, self.folder, *flags, "--calibration", self.text)
+        smoothed = ("--scheme", "w8a8", "--method", "gptq", "--activations", "static", "--smoothing", "on")
+        runs = [("--scheme", "nvfp4", "--method", "gptq"), smoothed]
+        if KILLS >= 20:  # every method with every scheme, which takes minutes
+            runs = [("--scheme", scheme, "--method", method) for scheme in SCHEMES for method in ("rtn", "mse", "gptq")]
+            runs += [smoothed, (*smoothed, "--rare-experts", "all")]
+        for flags in runs:
+            calibration = ("--calibration", self.text, "--min-coverage", "0") if "gptq" in flags else ()
+            check_kills(self, TINY, self.folder, *flags, *calibration)
+            print(f"{' '.join(flags)}: the same files after {KILLS} kills", flush=True)
 
     def test_what_is_refused(self):
         for flags, expected in (

@@ -5,6 +5,7 @@
 
 #include "quantizer/gptq.h"
 #include "quantizer/layer_walk.h"
+#include "quantizer/mix_walk.h"
 #include "quantizer/runtime_matrix.h"
 #include "quantizer/work_plan.h"
 
@@ -20,7 +21,7 @@ int64_t StateBytes(const models::DecoderSpec& spec, const OutputSettings& settin
 
 int64_t CalibrationBytes(const models::DecoderSpec& spec, const std::vector<ModelItem>& items,
                          const OutputSettings& settings, int threads) {
-  const Grid grid = settings.grid();
+  const std::vector<Precision> roundings = settings.Roundings();
   struct Layer {
     int64_t packed = 0;    // linears outside of routed experts, as they run
     int64_t expert = 0;    // one of the routed ones
@@ -36,14 +37,23 @@ int64_t CalibrationBytes(const models::DecoderSpec& spec, const std::vector<Mode
       continue;
     }
     // An analysis has all of them in bf16, and so may --keep.
-    const bool wide = settings.analyze.wanted() || !settings.keep.empty();
-    const int64_t packed = wide ? item.elements() * 2 : RuntimeMatrix::Bytes(grid, n, k);
+    const bool wide = settings.analyzed() || !settings.keep.empty();
+    int64_t packed = wide ? item.elements() * (settings.mix.Has(tensor::DType::kF32) ? 4 : 2) : 0;
+    for (const Precision& precision : roundings) {
+      if (!wide) packed = std::max(packed, RuntimeMatrix::Bytes(precision.grid(), n, k));
+    }
     if (!item.routed) layer.packed += packed;
     if (item.routed) layer.expert = std::max(layer.expert, 3 * packed);
     if (!settings.gptq) continue;
     const auto rows = static_cast<int>(std::min<int64_t>(GptqSlabRows(item), n));
-    int64_t rounding = Hessian::Bytes(k) + FactorBytes(k) + int64_t{6144 + 1024} * k +
-                       GptqBytes(grid, rows, k, threads) + int64_t{rows} * k * 6;
+    int64_t rounding = Hessian::Bytes(k) + FactorBytes(k) + int64_t{6144 + 1024} * k + int64_t{rows} * k * 6;
+    int64_t gptq = 0;
+    for (const Precision& precision : roundings) {
+      gptq = std::max(gptq, GptqBytes(precision.grid(), rows, k, threads));
+    }
+    rounding += gptq;
+    // Measuring a mix reads a linear whole.
+    if (settings.mix.wanted()) rounding += item.elements() * 4;
     if (item.routed) rounding += Hessian::Bytes(spec.hidden) + Hessian::Bytes(spec.moe.intermediate);
     layer.rounding = std::max(layer.rounding, rounding);
   }
@@ -53,9 +63,14 @@ int64_t CalibrationBytes(const models::DecoderSpec& spec, const std::vector<Mode
   }
   const CalibrationId& id = settings.calibration;
   if (settings.analyze.wanted()) most += AnalysisBytes(spec);
-  // Besides, the ids themselves. A state that is read back takes no more than a layer's work.
-  return most + CalibrationStream::Bytes(spec, id.tokens, id.longest) +
-         WalkBytes(spec, id.tokens, id.longest) + id.tokens * 8;
+  // A state that is read back takes no more than a layer's work.
+  int64_t walk =
+      most + CalibrationStream::Bytes(spec, id.tokens, id.longest) + WalkBytes(spec, id.tokens, id.longest);
+  if (settings.mix.wanted()) {
+    const int64_t measuring = MixBytes(spec, items, settings);
+    walk = settings.gptq ? std::max(walk, measuring) : measuring;
+  }
+  return walk + id.tokens * 8;  // the ids themselves
 }
 
 }  // namespace moesaic::quantizer

@@ -21,7 +21,8 @@ namespace {
 using checkpoint::Checkpoint;
 using nlohmann::ordered_json;
 
-constexpr char kKey[] = "moesaic.analysis", kFindings[] = "findings", kScales[] = "input_scales";
+constexpr char kKey[] = "moesaic.analysis", kFindings[] = "findings", kScales[] = "input_scales",
+               kMix[] = "mix";
 // Tokens whose outputs are compared.
 constexpr int64_t kSampleTokens = 256;
 // Outputs of a matrix that are looked at, and experts of a layer that stand for all.
@@ -268,6 +269,12 @@ std::string Analysis::Checksum() const {
   };
   for (const auto& [maker, scales] : folding.scales()) add(maker, scales);
   for (const auto& [module, scale] : input_scales) add(module, {&scale, 1});
+  if (mix.has_value()) {
+    for (const auto& [unit, precision] : mix->Choice()) {
+      sum.AddText(unit);
+      sum.AddText(precision.Name());
+    }
+  }
   return sum.Hex();
 }
 
@@ -279,8 +286,10 @@ Status Analysis::Save(const std::string& path, const std::string& key) const {
   }
   ordered_json scales = ordered_json::object();
   for (const auto& [module, scale] : input_scales) scales[module] = scale;
-  return checkpoint::WriteSafetensors(path, outputs,
-                                      {{kKey, key}, {kFindings, Json().dump()}, {kScales, scales.dump()}});
+  std::vector<std::pair<std::string, std::string>> metadata = {
+      {kKey, key}, {kFindings, Json().dump()}, {kScales, scales.dump()}};
+  if (mix.has_value()) metadata.emplace_back(kMix, mix->Json().dump());
+  return checkpoint::WriteSafetensors(path, outputs, metadata);
 }
 
 StatusOr<Analysis> Analysis::Load(const std::string& path, const std::string& key, bool sandwich) {
@@ -308,6 +317,11 @@ StatusOr<Analysis> Analysis::Load(const std::string& path, const std::string& ke
   for (const auto& [module, scale] : scales.items()) {
     if (!scale.is_number()) return none();
     analysis.input_scales[module] = scale.get<float>();
+  }
+  if (file.metadata.contains(kMix)) {
+    const ordered_json mix = ordered_json::parse(text(kMix), nullptr, false);
+    if (!mix.is_object()) return none();
+    ASSIGN_OR_RETURN(analysis.mix, Mix::FromJson(mix));
   }
   return analysis;
 }

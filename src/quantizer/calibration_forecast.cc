@@ -6,6 +6,7 @@
 #include "quantizer/calibrated_run.h"
 #include "quantizer/calibration_memory.h"
 #include "quantizer/gptq.h"
+#include "quantizer/mix_walk.h"
 #include "quantizer/stopwatch.h"
 
 namespace moesaic::quantizer {
@@ -111,6 +112,16 @@ CalibrationForecast ForecastCalibration(const QuantizePlan& plan, const OutputSe
     forecast = {hessian / rates.hessian, factor / rates.factor, round / rates.round, forward / rates.forward};
   }
   if (settings.analyze.wanted()) forecast.forward_seconds += forward / rates.forward;
+  if (settings.mix.wanted()) {
+    // Under GPTQ all tokens go through the model once more, for Hessians and factors of attention's linears
+    // and of some experts: taken as of all.
+    if (settings.gptq) {
+      forecast.forward_seconds *= 2;
+      forecast.hessian_seconds *= 2;
+      forecast.factor_seconds *= 2;
+    }
+    forecast.forward_seconds += forward / all * MixLaneTokens(spec, settings) / rates.forward;
+  }
   return forecast;
 }
 

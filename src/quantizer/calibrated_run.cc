@@ -126,7 +126,7 @@ Status CalibratedRun::SeeRouting(int layer, std::span<const int64_t> tokens_of_e
 StatusOr<std::vector<OwnedMatrix>> CalibratedRun::Visit(const LinearGroup& group) {
   const size_t first = item_of_.at(group.modules.front());
   std::vector<OwnedMatrix> matrices;
-  std::optional<HessianFactor> factor;
+  const HessianFactor* factor = nullptr;
   bool looked = false;  // whether there is a factor
   LinearFinding finding;
   finding.layer = group.layer;
@@ -141,11 +141,10 @@ StatusOr<std::vector<OwnedMatrix>> CalibratedRun::Visit(const LinearGroup& group
     const bool rounded = plan_.output.items[first + i].form == Form::kRounded;
     if (rounded && !looked) {
       ASSIGN_OR_RETURN(factor, Factor(group, &finding));
-      finding.nearest = !factor.has_value();
+      finding.nearest = factor == nullptr;
       looked = true;
     }
-    ASSIGN_OR_RETURN(OwnedMatrix matrix,
-                     RoundLinear(first + i, factor ? &*factor : nullptr, rounded ? &finding : nullptr));
+    ASSIGN_OR_RETURN(OwnedMatrix matrix, RoundLinear(first + i, factor, rounded ? &finding : nullptr));
     matrices.push_back(std::move(matrix));
   }
   return matrices;
@@ -160,7 +159,7 @@ StatusOr<OwnedMatrix> CalibratedRun::RoundLinear(size_t item, const HessianFacto
   Xxh3 codes;
   ASSIGN_OR_RETURN(RuntimeMatrix runtime,
                    finding != nullptr
-                       ? RuntimeMatrix::OfRounded(options_.output.grid(), n, k)
+                       ? RuntimeMatrix::OfRounded(plan_.output.items[item].precision.grid(), n, k)
                        : RuntimeMatrix::OfKept(plan_.output.items[item].tensors[0].stored.dtype, n, k));
   while (units_.NextItem() == item) {
     ASSIGN_OR_RETURN(const UnitStream::Place place, units_.Next());
@@ -181,11 +180,10 @@ StatusOr<OwnedMatrix> CalibratedRun::RoundLinear(size_t item, const HessianFacto
 
 StatusOr<Hessian*> CalibratedRun::Gather(std::optional<Hessian>& hessian, const LinearInputs& inputs) {
   const Stopwatch watch(&report_.hessian_seconds);
-  if (hessian && hessian->k() == inputs.k) {
-    hessian->Clear(ctx_);
-  } else {
-    hessian.reset();
+  if (!hessian) {
     ASSIGN_OR_RETURN(hessian, Hessian::Create(inputs.k));
+  } else {
+    RETURN_IF_ERROR(hessian->Restart(ctx_, inputs.k));
   }
   inputs.visit([&](const TokenRows& tokens) {
     TokenRows rows = tokens;
@@ -205,11 +203,10 @@ Status CalibratedRun::LeanOnLayer(const LinearGroup& group, Hessian* own, Linear
   return OkStatus();
 }
 
-StatusOr<std::optional<HessianFactor>> CalibratedRun::Factor(const LinearGroup& group,
-                                                             LinearFinding* finding) {
+StatusOr<const HessianFactor*> CalibratedRun::Factor(const LinearGroup& group, LinearFinding* finding) {
   const RareExperts rare = options_.output.rare_experts;
   if (group.expert >= 0 && rare == RareExperts::kIdentity && group.inputs.tokens < kCoveredTokens) {
-    return std::optional<HessianFactor>();
+    return nullptr;
   }
   if (group.same_layer_inputs && layer_index_ != group.layer) {
     RETURN_IF_ERROR(Gather(layer_, group.layer_inputs).status());
@@ -225,13 +222,13 @@ StatusOr<std::optional<HessianFactor>> CalibratedRun::Factor(const LinearGroup& 
   finding->effective_tokens = hessian->effective_tokens();
   if (routed && rare == RareExperts::kShrink) RETURN_IF_ERROR(LeanOnLayer(group, hessian, finding));
   const Stopwatch watch(&report_.factor_seconds);
-  if (!HasInputs(*hessian)) return std::optional<HessianFactor>();
-  StatusOr<HessianFactor> factor = FactorHessian(
+  if (!HasInputs(*hessian)) return nullptr;
+  StatusOr<const HessianFactor*> factor = factorizer_.Factor(
       ctx_, *hessian,
       {.damping = static_cast<float>(options_.output.damping), .act_order = options_.output.act_order});
   if (!factor.ok()) return Annotate(factor.status(), group.modules.front());
-  finding->damping = factor->damping;
-  return std::optional<HessianFactor>(*std::move(factor));
+  finding->damping = (*factor)->damping;
+  return *factor;
 }
 
 // ---- states

@@ -36,8 +36,8 @@ def load(folder):
     return tensors
 
 
-def is_ignored(module, ignore):
-    return any(re.match(name[3:], module) if name.startswith("re:") else name == module for name in ignore)
+def is_named(module, names):
+    return any(re.match(name[3:], module) if name.startswith("re:") else name == module for name in names)
 
 
 def nearest_e2m1(value):
@@ -78,7 +78,7 @@ def read_linear(tensors, module, args):
 
 def scheme_of(module, groups):
     """The group that names the module, before the one for all linears."""
-    named = [group for group in groups if module in group.targets]
+    named = [group for group in groups if is_named(module, group.targets)]
     return (named or [group for group in groups if "Linear" in group.targets])[0]
 
 
@@ -89,7 +89,7 @@ def check(folder, test, source=None, calibrated=False):
     linears = 0
     for name, weight in weights.items():
         module = name.removesuffix(".weight")
-        if weight.dim() != 2 or module.endswith("embed_tokens") or is_ignored(module, parsed.ignore):
+        if weight.dim() != 2 or module.endswith("embed_tokens") or is_named(module, parsed.ignore):
             if name in tensors and not calibrated:
                 test.assertTrue(torch.equal(tensors[name], weight), name)
             continue

@@ -75,6 +75,22 @@ def random_checkpoint(folder, layers, experts, hidden=512, intermediate=512):
     return total
 
 
+def scale_bf16(path, chosen, power):
+    """Multiplies tensors of a safetensors file, those whose name is chosen, by 2^power."""
+    data = bytearray(path.read_bytes())
+    length = struct.unpack_from("<Q", data)[0]
+    for name, entry in json.loads(bytes(data[8 : 8 + length])).items():
+        if name == "__metadata__" or not chosen(name):
+            continue
+        assert entry["dtype"] == "BF16", name
+        for at in range(8 + length + entry["data_offsets"][0], 8 + length + entry["data_offsets"][1], 2):
+            value = struct.unpack_from("<H", data, at)[0]
+            if value & 0x7F80:  # else 0, or less than there is a power of two for
+                assert 0 < (value >> 7 & 255) + power < 255, name
+                struct.pack_into("<H", data, at, value + (power << 7))
+    path.write_bytes(data)
+
+
 def token_file(path, sequences, length, vocab):
     """Random token ids as `--calibration` takes them."""
     ids = random.Random(2)
@@ -239,14 +255,21 @@ class CalibrationTest(unittest.TestCase):
         cls.base = cls.folder / "base"
         run("perplexity", TINY, cls.held_out, "--save-logits", cls.base, "--max-tokens", "16384")
 
+    def kl_of(self, folder):
+        return json.loads(run("perplexity", folder, self.held_out, "--kl-base", self.base, "--max-tokens", "16384",
+                              "--format", "json").stdout)["kl"]
+
     def kl(self, *flags):
         out = self.folder / "out"
         run("quantize", TINY, "-o", out, *flags)
         run("verify", out, "--source", TINY)
-        report = json.loads(run("perplexity", out, self.held_out, "--kl-base", self.base, "--max-tokens", "16384",
-                                "--format", "json").stdout)
+        kl = self.kl_of(out)
         shutil.rmtree(out)
-        return report["kl"]
+        return kl
+
+    @staticmethod
+    def size(folder):
+        return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
     def test_gptq_is_nearer_than_rounding(self):
         for scheme, share in (("w4a16", 0.6), ("nvfp4", 0.7)):
@@ -277,14 +300,103 @@ class CalibrationTest(unittest.TestCase):
 
     def test_kills_change_nothing(self):
         smoothed = ("--scheme", "w8a8", "--method", "gptq", "--activations", "static", "--smoothing", "on")
-        runs = [("--scheme", "nvfp4", "--method", "gptq"), smoothed]
+        mixed = ("--mix", "nvfp4,fp8,bf16", "--bits-per-weight", "6", "--method", "gptq", "--mix-tokens", "256")
+        runs = [("--scheme", "nvfp4", "--method", "gptq"), smoothed, mixed]
         if KILLS >= 20:  # every method with every scheme, which takes minutes
             runs = [("--scheme", scheme, "--method", method) for scheme in SCHEMES for method in ("rtn", "mse", "gptq")]
-            runs += [smoothed, (*smoothed, "--rare-experts", "all")]
+            runs += [smoothed, (*smoothed, "--rare-experts", "all"), mixed]
         for flags in runs:
             calibration = ("--calibration", self.text, "--min-coverage", "0") if "gptq" in flags else ()
             check_kills(self, TINY, self.folder, *flags, *calibration)
             print(f"{' '.join(flags)}: the same files after {KILLS} kills", flush=True)
+
+    def test_mixes_are_nearer_than_one_precision_of_the_same_bytes(self):
+        """Of files that are no larger, at nearest rounding and by GPTQ; and about as near as was predicted."""
+        out = self.folder / "mix"
+        for method in ("rtn", "gptq"):
+            calibration = ("--calibration", self.text)
+            run("quantize", TINY, "-o", out, "--scheme", "w4a16", "--method", method,
+                *(calibration if method == "gptq" else ()))
+            size = self.size(out)
+            uniform = self.kl_of(out)
+            shutil.rmtree(out)
+            told = run("quantize", TINY, "-o", out, "--mix", "w4a16-g64,nvfp4,fp8,w8a8,bf16", "--budget", size, "--method",
+                       method, *calibration).stdout
+            self.assertIn("predicted KL", told)
+            self.assertIn("routers are kept", told)
+            self.assertLessEqual(self.size(out), size)
+            run("verify", out, "--source", TINY)
+            mixed = self.kl_of(out)
+            self.assertLess(mixed, 0.8 * uniform, method)
+            predicted = json.loads((out / "quantize.json").read_text())["mix"]["predicted_loss"]
+            self.assertLess(max(mixed, predicted), 2 * min(mixed, predicted), method)
+            answer = run("generate", out, "--prompt", "The", "--max-tokens", "4", "--temperature", "0")
+            self.assertTrue(answer.stdout.strip())
+            run("report", out, "--source", TINY, "--text", self.held_out, "--max-tokens", "2048")
+            report = (out / "report.md").read_text()
+            self.assertIn("## Mix", report)
+            self.assertIn("model.layers.3.mlp.experts", report)
+            self.assertIn("nats a token, the sum of those chosen; measured on", report)
+            shutil.rmtree(out)
+
+    @unittest.skipUnless(importlib.util.find_spec("compressed_tensors"), "the compressed-tensors package is missing")
+    def test_compressed_tensors_reads_mixes(self):
+        import ct_reader
+
+        out = self.folder / "read"
+        run("quantize", TINY, "-o", out, "--mix", "w4a16,nvfp4,fp8,w8a8,bf16", "--bits-per-weight", "6", "--calibration",
+            self.text)
+        config = json.loads((out / "config.json").read_text())["quantization_config"]
+        self.assertEqual(config["format"], "mixed-precision")
+        self.assertGreater(len(config["config_groups"]), 1)
+        ct_reader.check(out, self)
+        output = run("verify", out, "--loader", "vllm").stdout
+        self.assertEqual(output.count("group_"), len(config["config_groups"]))
+
+    def test_the_layer_that_overflows_fp16_is_found(self):
+        """A model that computes the same, but for fp16: the last MoE layer's up rows are large, its down columns small."""
+        source = self.folder / "overflows"
+        shutil.copytree(TINY, source)
+        layer = "model.layers.3.mlp.experts."
+        scale_bf16(source / "model.safetensors", lambda name: name.startswith(layer) and ".up_proj" in name, 15)
+        scale_bf16(source / "model.safetensors", lambda name: name.startswith(layer) and ".down_proj" in name, -15)
+        out = self.folder / "protected"
+        told = run("quantize", source, "-o", out, "--mix", "fp16,bf16", "--calibration", self.text).stdout
+        self.assertIn("model.layers.3.mlp.experts: fp16 overflows there", told)
+        dtypes = {}
+        for unit in json.loads((out / "quantize.json").read_text())["mix"]["units"]:
+            dtypes.setdefault(unit["chosen"], []).append(unit["name"])
+        measured = [name for name in dtypes["bf16"] if not name.startswith("model.layers.4.")]  # not the MTP module
+        self.assertEqual(measured, ["model.layers.3.mlp.experts"])
+        run("verify", out, "--source", source)
+        report = json.loads(run("perplexity", out, self.held_out, "--kl-base", self.base, "--max-tokens", "16384",
+                                "--format", "json").stdout)
+        self.assertLess(report["kl"], 1e-3)
+
+    def test_flags_that_would_do_nothing_are_refused(self):
+        for flags, expected in (
+            (("--scheme", "w8a8", "--act-order", "on"), "--act-order does nothing without --method gptq"),
+            (("--scheme", "w8a8", "--dampening-frac", "0.1"), "--dampening-frac does nothing without --method gptq"),
+            (("--scheme", "w8a8", "--weigh-by-router"), "--weigh-by-router does nothing without --method gptq"),
+            (("--scheme", "w8a8", "--min-coverage", "0.5"), "--min-coverage does nothing without --method gptq"),
+            (("--scheme", "w8a8", "--static-tolerance", "3"), "--static-tolerance does nothing without --activations"),
+            (("--scheme", "nvfp4", "--group-size", "64"), "--group-size does nothing without --scheme w4a16 or w4a16"),
+            (("--scheme", "nvfp4", "--bits-per-weight", "5"), "--bits-per-weight does nothing without --mix"),
+            (("--scheme", "nvfp4", "--mix-tokens", "64"), "--mix-tokens does nothing without --mix"),
+            (("--mix", "nvfp4,fp8", "--bits-per-weight", "5", "--group-size", "64"), "--group-size does nothing"),
+            (("--mix", "nvfp4,fp8", "--calibration", self.text), "--mix needs one of --bits-per-weight, --budget and"),
+            (("--mix", "nvfp4", "--bits-per-weight", "5"), "--mix needs two precisions or more"),
+            (("--mix", "nvfp4,nvfp4", "--bits-per-weight", "5"), "--mix: nvfp4 is there twice"),
+            (("--mix", "nvfp4,int3", "--bits-per-weight", "5"), "found \"int3\""),
+            (("--mix", "nvfp4,fp8", "--bits-per-weight", "5"), "need --calibration FILE"),
+            (("--mix", "nvfp4,fp8", "--bits-per-weight", "4", "--calibration", self.text),
+             "--bits-per-weight 4 is too little: the cheapest mix of nvfp4, fp8 takes 4.5"),
+            (("--mix", "nvfp4,w8a8", "--bits-per-weight", "5", "--smoothing", "on", "--calibration", self.text),
+             "are for --scheme w8a8, not a mix of nvfp4, w8a8"),
+        ):
+            result = run("quantize", TINY, "-o", self.folder / "no", *flags, code=1)
+            self.assertIn(expected, result.stderr)
+            self.assertFalse((self.folder / "no").exists())
 
     def test_what_is_refused(self):
         for flags, expected in (

@@ -189,6 +189,7 @@ def main():
     parser.add_argument("--python", help="a Python with llm-compressor; none: Moesaic alone")
     parser.add_argument("--llama", type=pathlib.Path, help="llama.cpp's source, for its converter")
     parser.add_argument("--only", help="scheme, e.g. w8a8")
+    parser.add_argument("--method", help="rtn, mse, gptq or static, alone beside llm-compressor")
     parser.add_argument("--tokens", type=int, default=16384, help="of the held-out text")
     arguments = parser.parse_args()
     lines = []
@@ -196,7 +197,7 @@ def main():
         folder = pathlib.Path(temporary)
         bench = Bench(arguments, folder)
         for scheme, method in RUNS:
-            if arguments.only not in (None, scheme):
+            if arguments.only not in (None, scheme) or arguments.method not in (None, method):
                 continue
             mine = bench.mine(scheme, method)
             if arguments.python and method != "mse":

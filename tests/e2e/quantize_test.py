@@ -306,7 +306,7 @@ class CalibrationTest(unittest.TestCase):
             runs = [("--scheme", scheme, "--method", method) for scheme in SCHEMES for method in ("rtn", "mse", "gptq")]
             runs += [smoothed, (*smoothed, "--rare-experts", "all"), mixed]
         for flags in runs:
-            calibration = ("--calibration", self.text, "--min-coverage", "0") if "gptq" in flags else ()
+            calibration = ("--calibration", self.text, "--calibration-tokens", "4096", "--min-coverage", "0") if "gptq" in flags else ()
             check_kills(self, TINY, self.folder, *flags, *calibration)
             print(f"{' '.join(flags)}: the same files after {KILLS} kills", flush=True)
 

@@ -54,6 +54,11 @@ def qwen3_30b_a3b(four_bits, layers=None):
                      vocab=24576 if layers > 5 else 16384, active=8)
 
 
+def qwen3_30b_a3b_deep(_):
+    """Two layers, to fill long contexts in a minute or two."""
+    return qwen3_30b_a3b(False, layers=2)
+
+
 def qwen3_30b_a3b_start(four_bits):
     """More than 4 GB in 8 bits: to start from."""
     return qwen3_30b_a3b(four_bits, layers=13 if four_bits else 7)
@@ -64,12 +69,16 @@ def qwen3_moe_small(_):
     return qwen3_moe(hidden=512, heads=8, kv_heads=2, head=64, experts=32, width=256, layers=4, vocab=16384, active=4)
 
 
-def deepseek_v2_lite(four_bits):
+def deepseek_v2_lite_deep(_):
+    return deepseek_v2_lite(False, layers=2)
+
+
+def deepseek_v2_lite(four_bits, layers=None):
     # kv_b_proj whole, as older converters wrote it: llama.cpp runs that faster than its two halves, which stop it
     # from repacking any weight.
     hidden, heads, nope, rope, value, latent = 2048, 16, 128, 64, 128, 512
     experts, shared, width, dense = 64, 2, 1408, 10944
-    layers, vocab = (9, 24576) if four_bits else (6, 16384)
+    layers, vocab = (9, 24576) if four_bits else (layers or 6, 16384)
     keys = {"block_count": layers, "context_length": 163840, "embedding_length": hidden,
             "feed_forward_length": dense, "attention.head_count": heads, "attention.head_count_kv": heads,
             "attention.q_lora_rank": 0, "attention.kv_lora_rank": latent,
@@ -101,7 +110,8 @@ def deepseek_v2_lite(four_bits):
 
 
 SHAPES = {"qwen3-30b-a3b": qwen3_30b_a3b, "qwen3-30b-a3b-start": qwen3_30b_a3b_start,
-          "qwen3-moe-small": qwen3_moe_small, "deepseek-v2-lite": deepseek_v2_lite}
+          "qwen3-30b-a3b-deep": qwen3_30b_a3b_deep, "qwen3-moe-small": qwen3_moe_small,
+          "deepseek-v2-lite": deepseek_v2_lite, "deepseek-v2-lite-deep": deepseek_v2_lite_deep}
 
 
 def vocabulary(size):

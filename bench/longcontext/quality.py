@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""What attention over chosen blocks costs in quality: retrieval by moesaic-tiny, and perplexity.
+"""What attention over chosen blocks costs in quality: retrieval by moesaic-recall at 16k and by moesaic-tiny, perplexity.
 
-usage: quality.py MOESAIC [--tiny FOLDER] [--text FILE --model MODEL [--window N] [--tokens N]] [--samples N]
+usage: quality.py MOESAIC [--recall FOLDER --lengths 4096,16384] [--tiny FOLDER] [--samples N]
+                  [--text FILE --model MODEL [--window N] [--tokens N]]
 
+Recall (recall.py): needles, many keys, several values and counting at each of --lengths, dense and for each budget, with
+`decode` (output tokens choose, document and question were read densely) and `all` (those choose too); and perplexity of
+such documents.
 Retrieval: needles at every depth of a text, values of keys in a long list, and lists said again (models/moesaic-tiny's
 own generator, prompts of about 2,000 tokens that training never saw), greedy, right if equal to the last character.
-Dense, and for each budget with `decode` (output tokens choose, the question was read densely) and `all` (document and
-question choose too). Perplexity: every row of a window chooses. Prints markdown.
+Perplexity: every row of a window chooses. Prints markdown.
 """
 import argparse
 import json
@@ -15,6 +18,8 @@ import random
 import subprocess
 import sys
 import tempfile
+
+import recall
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUDGETS = [256, 512, 1024]
@@ -94,14 +99,14 @@ def retrieval(moesaic, folder, samples):
         print(f"| {name} | " + " | ".join(f"{sum(r)}/{len(r)}" for r in right.values()) + f" | {told} |", flush=True)
 
 
-def perplexity(moesaic, model, text, window, tokens):
+def perplexity(moesaic, model, text, window, tokens, more=()):
     print(f"\n### Perplexity, {pathlib.Path(model).name}, windows of {window}, {tokens} tokens\n")
     print("| budget | perplexity | of dense | what came of it |\n|---|---|---|---|")
     dense = None
     for budget in [0, 256, 512, 1024, 2048, 4096]:
         if budget >= window:
             continue
-        flags = ["--kv-sparsity-budget", str(budget), "--kv-sparsity-audit", "64"] if budget else []
+        flags = ["--kv-sparsity-budget", str(budget), "--kv-sparsity-audit", "64", *more] if budget else []
         ran = subprocess.run([moesaic, "perplexity", model, text, "-c", str(window), "--max-tokens", str(tokens),
                               "--format", "json", *flags], capture_output=True, text=True)
         if ran.returncode != 0:
@@ -116,6 +121,15 @@ def perplexity(moesaic, model, text, window, tokens):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("moesaic")
+    parser.add_argument("--recall", type=pathlib.Path, default=ROOT / "models" / "moesaic-recall")
+    parser.add_argument("--lengths", default="4096,8192,16384", help="for recall; empty: none")
+    parser.add_argument("--budgets", default="256,512,1024,2048,4096", help="for recall")
+    parser.add_argument("--all-budgets", default="1024,2048", help="for recall where document and question choose as well")
+    parser.add_argument("--dense-layers", type=int, default=0, help="for recall, whose second layer retrieves")
+    parser.add_argument("--kinds", default=",".join(recall.KINDS), help="for recall")
+    parser.add_argument("--share", type=float, default=1.0, help="of the questions, for recall")
+    parser.add_argument("--documents", type=int, default=2, help="for recall's perplexity; 0: none")
+    parser.add_argument("--show", action="store_true", help="for recall: tell what was wrong")
     parser.add_argument("--tiny", type=pathlib.Path, default=ROOT / "models" / "moesaic-tiny")
     parser.add_argument("--samples", type=int, default=20, help="of each retrieval task; 0: none")
     parser.add_argument("--text", help="for perplexity")
@@ -123,6 +137,17 @@ def main():
     parser.add_argument("--window", type=int, default=8192)
     parser.add_argument("--tokens", type=int, default=16384)
     arguments = parser.parse_args()
+    numbers = {name: [int(n) for n in getattr(arguments, name).split(",") if n]
+               for name in ("lengths", "budgets", "all_budgets")}
+    for length in numbers["lengths"]:
+        if arguments.share:
+            recall.table(arguments.moesaic, arguments.recall, length, numbers["budgets"], numbers["all_budgets"],
+                         arguments.dense_layers, arguments.kinds.split(","), arguments.share, arguments.show)
+        if arguments.documents:
+            with tempfile.NamedTemporaryFile(suffix=".txt") as file:
+                recall.perplexity_text(file.name, length, arguments.documents)
+                perplexity(arguments.moesaic, arguments.recall, file.name, length, length * arguments.documents,
+                           ["--kv-sparsity-dense-layers", str(arguments.dense_layers)])
     if arguments.samples:
         retrieval(arguments.moesaic, arguments.tiny, arguments.samples)
     if arguments.text:

@@ -111,13 +111,16 @@ Status CalibratedRun::SeeRouting(int layer, std::span<const int64_t> tokens_of_e
       std::ranges::count_if(tokens_of_expert, [](int64_t tokens) { return tokens >= kCoveredTokens; });
   const auto experts = static_cast<double>(tokens_of_expert.size());
   if (static_cast<double>(covered) >= options_.min_coverage * experts) return OkStatus();
+  const RareExperts rare = options_.output.rare_experts;
+  if (rare == RareExperts::kAll) return OkStatus();  // no expert lacks tokens
   return InvalidArgument(
       "layer {}: only {} of {} experts see {} or more of the {} calibration tokens, {:.3g} of them are asked "
       "for; "
-      "calibrate with more or more varied text, or let the others lean on their layer with --min-coverage "
-      "{:.2f}",
+      "calibrate with more or more varied text, or let the others {} with --min-coverage {:.2f}",
       layer, covered, tokens_of_expert.size(), kCoveredTokens, options_.output.calibration.tokens,
-      options_.min_coverage, std::floor(100 * static_cast<double>(covered) / experts) / 100);
+      options_.min_coverage,
+      rare == RareExperts::kShrink ? "lean on their layer" : "be rounded to the nearest",
+      std::floor(100 * static_cast<double>(covered) / experts) / 100);
 }
 
 StatusOr<std::vector<OwnedMatrix>> CalibratedRun::Visit(const LinearGroup& group) {
@@ -204,18 +207,23 @@ Status CalibratedRun::LeanOnLayer(const LinearGroup& group, Hessian* own, Linear
 
 StatusOr<std::optional<HessianFactor>> CalibratedRun::Factor(const LinearGroup& group,
                                                              LinearFinding* finding) {
+  const RareExperts rare = options_.output.rare_experts;
+  if (group.expert >= 0 && rare == RareExperts::kIdentity && group.inputs.tokens < kCoveredTokens) {
+    return std::optional<HessianFactor>();
+  }
   if (group.same_layer_inputs && layer_index_ != group.layer) {
     RETURN_IF_ERROR(Gather(layer_, group.layer_inputs).status());
     layer_index_ = group.layer;
   }
+  const bool routed = group.expert >= 0, all = routed && rare == RareExperts::kAll;
   Hessian* hessian = nullptr;
-  if (group.same_layer_inputs && group.expert < 0) {
+  if (group.same_layer_inputs && (!routed || all)) {
     hessian = &*layer_;
   } else {
-    ASSIGN_OR_RETURN(hessian, Gather(own_, group.inputs));
+    ASSIGN_OR_RETURN(hessian, Gather(own_, all ? group.every_token : group.inputs));
   }
   finding->effective_tokens = hessian->effective_tokens();
-  if (group.expert >= 0) RETURN_IF_ERROR(LeanOnLayer(group, hessian, finding));
+  if (routed && rare == RareExperts::kShrink) RETURN_IF_ERROR(LeanOnLayer(group, hessian, finding));
   const Stopwatch watch(&report_.factor_seconds);
   if (!HasInputs(*hessian)) return std::optional<HessianFactor>();
   StatusOr<HessianFactor> factor = FactorHessian(

@@ -34,7 +34,8 @@ class CalibratedRun : private LayerVisitor {
   StatusOr<std::vector<OwnedMatrix>> Visit(const LinearGroup& group) override;
   Status SeeRouting(int layer, std::span<const int64_t> tokens_of_expert) override;
 
-  /// Nothing where all inputs are 0 in every token.
+  /// Nothing where linears are to be rounded to the nearest: all inputs are 0 in every token, or an expert
+  /// has too few (RareExperts).
   StatusOr<std::optional<HessianFactor>> Factor(const LinearGroup& group, LinearFinding* finding);
   StatusOr<Hessian*> Gather(std::optional<Hessian>& hessian, const LinearInputs& inputs);
   Status LeanOnLayer(const LinearGroup& group, Hessian* own, LinearFinding* finding);

@@ -46,12 +46,13 @@ int64_t CalibrationBytes(const models::DecoderSpec& spec, const std::vector<Mode
     if (item.routed) layer.expert = std::max(layer.expert, 3 * packed);
     if (!settings.gptq) continue;
     const auto rows = static_cast<int>(std::min<int64_t>(GptqSlabRows(item), n));
-    int64_t rounding = Hessian::Bytes(k) + FactorBytes(k) + int64_t{6144 + 1024} * k + int64_t{rows} * k * 6;
     int64_t gptq = 0;
     for (const Precision& precision : roundings) {
       gptq = std::max(gptq, GptqBytes(precision.grid(), rows, k, threads));
     }
-    rounding += gptq;
+    const int64_t rounded = FactorBytes(k) + gptq + int64_t{rows} * k * 6;
+    int64_t rounding =
+        Hessian::Bytes(k) + Hessian::kAddBytes * k + std::max(FactoringBytes(k, threads), rounded);
     // Measuring a mix reads a linear whole.
     if (settings.mix.wanted()) rounding += item.elements() * 4;
     if (item.routed) rounding += Hessian::Bytes(spec.hidden) + Hessian::Bytes(spec.moe.intermediate);

@@ -150,6 +150,7 @@ class MixMeasurer : public LayerVisitor {
                        RuntimeMatrix::OfKept(exact_, rows_of_.at(module), group.inputs.k));
       RETURN_IF_ERROR(kept.ReadKept(*ctx_.pool, source_, module));
       matrices.push_back(kept.Take());
+      source_.ForgetMaps();
     }
     return matrices;
   }
@@ -176,7 +177,6 @@ class MixMeasurer : public LayerVisitor {
         RETURN_IF_ERROR(AddMatrices(unit, group.modules[m], m, group.inputs.k, largest, &lanes));
       }
     }
-    source_.ForgetMaps();
     return lanes;
   }
 

@@ -187,6 +187,11 @@ class PlanTest(unittest.TestCase):
                     self.assertIn(parameters, output)
                     self.assertIn("are missing", output)  # no test machine has the room
                 self.assertFalse((pathlib.Path(folder) / "out").exists())
+                # A mix, which nothing was measured for yet.
+                output = run("quantize", path / "config.json", "--mix", "nvfp4,fp8,bf16", "--bits-per-weight", "5", "--plan",
+                             "--memory", "64G", "--mix-tokens", "256", "--output", pathlib.Path(folder) / "out").stdout
+                self.assertIn("a mix of nvfp4, fp8, bf16", output)
+                self.assertIn("in all", output)
                 # Without an output, where one is.
                 output = run("quantize", path / "config.json", "--scheme", "w8a8", "--plan").stdout
                 self.assertIn("is the bound", output)
@@ -214,7 +219,7 @@ class BoundsTest(unittest.TestCase):
                      "--smoothing", "on", *calibration)
         for method in ("rtn", "gptq"):
             check_memory(self, self.source, self.folder, self.bytes // 4, "--mix", "nvfp4,w8a8", "--bits-per-weight", "6",
-                         "--mix-tokens", "256", "--method", method, *calibration)
+                         "--mix-tokens", "128", "--method", method, *calibration)
 
     def test_kills_change_nothing(self):
         check_kills(self, self.source, self.folder, "--scheme", "w4a16", "--memory", "96M", "--shard-size", "30M")

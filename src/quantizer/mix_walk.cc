@@ -23,8 +23,8 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr int kSampleLength = 256;
 // Rows of predictions at a time: two blocks of them, by 150,000 tokens of a vocabulary, are 77 MB.
 constexpr int kPredicted = 64;
-// Values of a matrix that are rounded at a time.
-constexpr int64_t kSlabValues = int64_t{1} << 22;
+// Values of a matrix that are rounded at a time: 4 MiB as f32, several tasks for every core.
+constexpr int64_t kSlabValues = int64_t{1} << 20;
 constexpr float kLargestHalf = 65504;
 // Errors of 11 significant bits beside those of 8, squared.
 constexpr double kHalfOfBF16 = 1.0 / 64;
@@ -150,6 +150,7 @@ class MixMeasurer : public LayerVisitor {
                        RuntimeMatrix::OfKept(exact_, rows_of_.at(module), group.inputs.k));
       RETURN_IF_ERROR(kept.ReadKept(*ctx_.pool, source_, module));
       matrices.push_back(kept.Take());
+      source_.ForgetMaps();
     }
     return matrices;
   }
@@ -176,7 +177,6 @@ class MixMeasurer : public LayerVisitor {
         RETURN_IF_ERROR(AddMatrices(unit, group.modules[m], m, group.inputs.k, largest, &lanes));
       }
     }
-    source_.ForgetMaps();
     return lanes;
   }
 

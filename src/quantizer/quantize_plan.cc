@@ -66,8 +66,9 @@ StatusOr<QuantizePlan> PlanQuantize(const checkpoint::Checkpoint& source, const 
       const std::string calibration =
           plan.calibration_bytes == 0
               ? ""
-              : fmt::format(", {} of them for {} calibration tokens (fewer take less)",
-                            plan.calibration_bytes, options.output.calibration.tokens);
+              : fmt::format(", {} of them for {} calibration tokens (fewer{} take less)",
+                            plan.calibration_bytes, options.output.calibration.tokens,
+                            options.output.mix.wanted() ? ", of them or of --mix-tokens," : "");
       return ResourceExhausted("--memory {} is too little: the program itself takes {}{}; {}", options.memory,
                                taken, calibration, Message(fitting.status()));
     }

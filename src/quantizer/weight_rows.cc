@@ -22,6 +22,7 @@ StatusOr<std::vector<float>> ReadRows(const kernels::ExecContext& ctx, const che
     if (failure.ok()) failure = std::move(status);
   });
   RETURN_IF_ERROR(failure);
+  source.ForgetMaps();
   return rows;
 }
 

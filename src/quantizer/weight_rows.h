@@ -9,7 +9,7 @@
 
 namespace moesaic::quantizer {
 
-/// Rows [first, first + count) of `module` [n, k] as f32.
+/// Rows [first, first + count) of `module` [n, k] as f32; the source's pages are given back.
 StatusOr<std::vector<float>> ReadRows(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& source,
                                       const std::string& module, int n, int k, int first, int count);
 

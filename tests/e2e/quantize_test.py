@@ -75,22 +75,6 @@ def random_checkpoint(folder, layers, experts, hidden=512, intermediate=512):
     return total
 
 
-def scale_bf16(path, chosen, power):
-    """Multiplies tensors of a safetensors file, those whose name is chosen, by 2^power."""
-    data = bytearray(path.read_bytes())
-    length = struct.unpack_from("<Q", data)[0]
-    for name, entry in json.loads(bytes(data[8 : 8 + length])).items():
-        if name == "__metadata__" or not chosen(name):
-            continue
-        assert entry["dtype"] == "BF16", name
-        for at in range(8 + length + entry["data_offsets"][0], 8 + length + entry["data_offsets"][1], 2):
-            value = struct.unpack_from("<H", data, at)[0]
-            if value & 0x7F80:  # else 0, or less than there is a power of two for
-                assert 0 < (value >> 7 & 255) + power < 255, name
-                struct.pack_into("<H", data, at, value + (power << 7))
-    path.write_bytes(data)
-
-
 def token_file(path, sequences, length, vocab):
     """Random token ids as `--calibration` takes them."""
     ids = random.Random(2)
@@ -203,6 +187,11 @@ class PlanTest(unittest.TestCase):
                     self.assertIn(parameters, output)
                     self.assertIn("are missing", output)  # no test machine has the room
                 self.assertFalse((pathlib.Path(folder) / "out").exists())
+                # A mix, which nothing was measured for yet.
+                output = run("quantize", path / "config.json", "--mix", "nvfp4,fp8,bf16", "--bits-per-weight", "5", "--plan",
+                             "--memory", "64G", "--mix-tokens", "256", "--output", pathlib.Path(folder) / "out").stdout
+                self.assertIn("a mix of nvfp4, fp8, bf16", output)
+                self.assertIn("in all", output)
                 # Without an output, where one is.
                 output = run("quantize", path / "config.json", "--scheme", "w8a8", "--plan").stdout
                 self.assertIn("is the bound", output)
@@ -228,6 +217,9 @@ class BoundsTest(unittest.TestCase):
                      *calibration)
         check_memory(self, self.source, self.folder, self.bytes // 4, "--scheme", "w8a8", "--activations", "static",
                      "--smoothing", "on", *calibration)
+        for method in ("rtn", "gptq"):
+            check_memory(self, self.source, self.folder, self.bytes // 4, "--mix", "nvfp4,w8a8", "--bits-per-weight", "6",
+                         "--mix-tokens", "128", "--method", method, *calibration)
 
     def test_kills_change_nothing(self):
         check_kills(self, self.source, self.folder, "--scheme", "w4a16", "--memory", "96M", "--shard-size", "30M")
@@ -356,10 +348,7 @@ class CalibrationTest(unittest.TestCase):
     def test_the_layer_that_overflows_fp16_is_found(self):
         """A model that computes the same, but for fp16: the last MoE layer's up rows are large, its down columns small."""
         source = self.folder / "overflows"
-        shutil.copytree(TINY, source)
-        layer = "model.layers.3.mlp.experts."
-        scale_bf16(source / "model.safetensors", lambda name: name.startswith(layer) and ".up_proj" in name, 15)
-        scale_bf16(source / "model.safetensors", lambda name: name.startswith(layer) and ".down_proj" in name, -15)
+        subprocess.run([sys.executable, ROOT / "bench" / "quantizer" / "inject_overflow.py", TINY, source], check=True)
         out = self.folder / "protected"
         told = run("quantize", source, "-o", out, "--mix", "fp16,bf16", "--calibration", self.text).stdout
         self.assertIn("model.layers.3.mlp.experts: fp16 overflows there", told)

@@ -28,6 +28,7 @@ struct Options {
   double damping = 0.01;
   std::string act_order = "on";
   bool weigh_by_router = false;
+  std::string rare_experts;  // empty: not said
   double min_coverage = 0.9;
   std::string activations = "dynamic", smoothing = "off";
   double static_tolerance = 2;
@@ -47,6 +48,17 @@ StatusOr<quantizer::QuantizeOptions> Parse(const Options& options) {
   parsed.output.damping = options.damping;
   parsed.output.act_order = options.act_order == "on";
   parsed.output.weigh_by_router = options.weigh_by_router;
+  if (!options.rare_experts.empty()) {
+    if (!parsed.output.gptq) {
+      return InvalidArgument("--rare-experts is for --method gptq, not {}", options.method);
+    }
+    ASSIGN_OR_RETURN(parsed.output.rare_experts, quantizer::ParseRareExperts(options.rare_experts));
+  }
+  if (options.weigh_by_router && parsed.output.rare_experts == quantizer::RareExperts::kAll) {
+    return InvalidArgument(
+        "--weigh-by-router counts what the router gives an expert's own tokens, --rare-experts all takes all "
+        "tokens alike: choose one");
+  }
   parsed.min_coverage = options.min_coverage;
   parsed.output.analyze = {.smoothing = options.smoothing == "on",
                            .static_activations = options.activations == "static",
@@ -121,7 +133,7 @@ void PrintAnalysis(const Options& options, const quantizer::Analysis& analysis, 
   }
 }
 
-void PrintCalibration(const quantizer::CalibrationReport& report) {
+void PrintCalibration(const Options& options, const quantizer::CalibrationReport& report) {
   double loss = 0, nearest = 0;
   size_t leaning = 0, unseen = 0, dead = 0;
   for (const quantizer::LinearFinding& linear : report.linears) {
@@ -137,7 +149,12 @@ void PrintCalibration(const quantizer::CalibrationReport& report) {
     Print("coverage: {} linears of experts that few tokens reach lean on their layer, {} of them saw none\n",
           leaning, unseen);
   }
-  if (dead > 0) Print("{} linears whose inputs are 0 in every token are rounded to the nearest\n", dead);
+  if (dead > 0) {
+    Print("{} linears {}whose inputs are 0 in every token are rounded to the nearest\n", dead,
+          options.rare_experts == "identity"
+              ? fmt::format("of experts that fewer than {} tokens reach, or ", quantizer::kCoveredTokens)
+              : "");
+  }
   Print("computing: {:.1f} s Hessians, {:.1f} s factors, {:.1f} s rounding, {:.1f} s forward\n",
         report.hessian_seconds, report.factor_seconds, report.round_seconds,
         std::max(0.0, report.walk_seconds - report.hessian_seconds - report.factor_seconds -
@@ -155,7 +172,7 @@ void PrintReport(const Options& options, const quantizer::QuantizeReport& report
           stream.resumed_units, report.units, stream.redone_units);
   }
   if (report.analysis != nullptr) PrintAnalysis(options, *report.analysis, report.rounded);
-  if (options.method == "gptq") PrintCalibration(report.calibration);
+  if (options.method == "gptq") PrintCalibration(options, report.calibration);
   Print(
       "{}: {} read, {} written ({}/s together); {:.1f} s computing, {:.1f} s waiting for reads, {:.1f} s for "
       "writes\n",
@@ -333,6 +350,13 @@ void AddCalibrationFlags(CLI::App& verb, Options& options) {
       ->capture_default_str();
   verb.add_flag("--weigh-by-router", options.weigh_by_router,
                 "gptq: an expert's tokens count by the square of what the router gives them");
+  verb.add_option(
+          "--rare-experts", options.rare_experts,
+          "gptq: an expert that few tokens reach leans on its layer (shrink), is rounded to the nearest "
+          "below 32 tokens (identity), or is calibrated as every expert is by all tokens, routed to it or "
+          "not (all)")
+      ->check(CLI::IsMember(quantizer::RareExpertsNames()))
+      ->default_str("shrink");
   verb.add_option(
           "--activations", options.activations,
           "w8a8: scales of activations are found for each token while the model runs (dynamic), or fixed "

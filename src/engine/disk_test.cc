@@ -1,4 +1,5 @@
 // The engine with blocks on disk: what it says never depends on them.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -418,7 +419,12 @@ TEST_P(DiskStressTest, EveryRequestSaysWhatItSaysAlone) {
 
 INSTANTIATE_TEST_SUITE_P(Loads, DiskStressTest,
                          testing::Values(Load{100, 16}, Load{24, 8}, Load{17, 4}, Load{20, 6, "mtp"},
-                                         Load{20, 6, "ngram"}, Load{20, 6, "off", 10}));
+                                         Load{20, 6, "ngram"}, Load{20, 6, "off", 10}),
+                         [](const auto& load) {
+                           const Load& l = load.param;
+                           return fmt::format("Blocks{}Sequences{}Speculative_{}Swap{}", l.blocks,
+                                              l.sequences, l.speculative, l.swap_blocks);
+                         });
 
 }  // namespace
 }  // namespace moesaic::engine

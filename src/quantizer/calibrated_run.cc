@@ -111,19 +111,22 @@ Status CalibratedRun::SeeRouting(int layer, std::span<const int64_t> tokens_of_e
       std::ranges::count_if(tokens_of_expert, [](int64_t tokens) { return tokens >= kCoveredTokens; });
   const auto experts = static_cast<double>(tokens_of_expert.size());
   if (static_cast<double>(covered) >= options_.min_coverage * experts) return OkStatus();
+  const RareExperts rare = options_.output.rare_experts;
+  if (rare == RareExperts::kAll) return OkStatus();  // no expert lacks tokens
   return InvalidArgument(
       "layer {}: only {} of {} experts see {} or more of the {} calibration tokens, {:.3g} of them are asked "
       "for; "
-      "calibrate with more or more varied text, or let the others lean on their layer with --min-coverage "
-      "{:.2f}",
+      "calibrate with more or more varied text, or let the others {} with --min-coverage {:.2f}",
       layer, covered, tokens_of_expert.size(), kCoveredTokens, options_.output.calibration.tokens,
-      options_.min_coverage, std::floor(100 * static_cast<double>(covered) / experts) / 100);
+      options_.min_coverage,
+      rare == RareExperts::kShrink ? "lean on their layer" : "be rounded to the nearest",
+      std::floor(100 * static_cast<double>(covered) / experts) / 100);
 }
 
 StatusOr<std::vector<OwnedMatrix>> CalibratedRun::Visit(const LinearGroup& group) {
   const size_t first = item_of_.at(group.modules.front());
   std::vector<OwnedMatrix> matrices;
-  std::optional<HessianFactor> factor;
+  const HessianFactor* factor = nullptr;
   bool looked = false;  // whether there is a factor
   LinearFinding finding;
   finding.layer = group.layer;
@@ -138,11 +141,10 @@ StatusOr<std::vector<OwnedMatrix>> CalibratedRun::Visit(const LinearGroup& group
     const bool rounded = plan_.output.items[first + i].form == Form::kRounded;
     if (rounded && !looked) {
       ASSIGN_OR_RETURN(factor, Factor(group, &finding));
-      finding.nearest = !factor.has_value();
+      finding.nearest = factor == nullptr;
       looked = true;
     }
-    ASSIGN_OR_RETURN(OwnedMatrix matrix,
-                     RoundLinear(first + i, factor ? &*factor : nullptr, rounded ? &finding : nullptr));
+    ASSIGN_OR_RETURN(OwnedMatrix matrix, RoundLinear(first + i, factor, rounded ? &finding : nullptr));
     matrices.push_back(std::move(matrix));
   }
   return matrices;
@@ -178,11 +180,10 @@ StatusOr<OwnedMatrix> CalibratedRun::RoundLinear(size_t item, const HessianFacto
 
 StatusOr<Hessian*> CalibratedRun::Gather(std::optional<Hessian>& hessian, const LinearInputs& inputs) {
   const Stopwatch watch(&report_.hessian_seconds);
-  if (hessian && hessian->k() == inputs.k) {
-    hessian->Clear(ctx_);
-  } else {
-    hessian.reset();
+  if (!hessian) {
     ASSIGN_OR_RETURN(hessian, Hessian::Create(inputs.k));
+  } else {
+    RETURN_IF_ERROR(hessian->Restart(ctx_, inputs.k));
   }
   inputs.visit([&](const TokenRows& tokens) {
     TokenRows rows = tokens;
@@ -202,28 +203,32 @@ Status CalibratedRun::LeanOnLayer(const LinearGroup& group, Hessian* own, Linear
   return OkStatus();
 }
 
-StatusOr<std::optional<HessianFactor>> CalibratedRun::Factor(const LinearGroup& group,
-                                                             LinearFinding* finding) {
+StatusOr<const HessianFactor*> CalibratedRun::Factor(const LinearGroup& group, LinearFinding* finding) {
+  const RareExperts rare = options_.output.rare_experts;
+  if (group.expert >= 0 && rare == RareExperts::kIdentity && group.inputs.tokens < kCoveredTokens) {
+    return nullptr;
+  }
   if (group.same_layer_inputs && layer_index_ != group.layer) {
     RETURN_IF_ERROR(Gather(layer_, group.layer_inputs).status());
     layer_index_ = group.layer;
   }
+  const bool routed = group.expert >= 0, all = routed && rare == RareExperts::kAll;
   Hessian* hessian = nullptr;
-  if (group.same_layer_inputs && group.expert < 0) {
+  if (group.same_layer_inputs && (!routed || all)) {
     hessian = &*layer_;
   } else {
-    ASSIGN_OR_RETURN(hessian, Gather(own_, group.inputs));
+    ASSIGN_OR_RETURN(hessian, Gather(own_, all ? group.every_token : group.inputs));
   }
   finding->effective_tokens = hessian->effective_tokens();
-  if (group.expert >= 0) RETURN_IF_ERROR(LeanOnLayer(group, hessian, finding));
+  if (routed && rare == RareExperts::kShrink) RETURN_IF_ERROR(LeanOnLayer(group, hessian, finding));
   const Stopwatch watch(&report_.factor_seconds);
-  if (!HasInputs(*hessian)) return std::optional<HessianFactor>();
-  StatusOr<HessianFactor> factor = FactorHessian(
+  if (!HasInputs(*hessian)) return nullptr;
+  StatusOr<const HessianFactor*> factor = factorizer_.Factor(
       ctx_, *hessian,
       {.damping = static_cast<float>(options_.output.damping), .act_order = options_.output.act_order});
   if (!factor.ok()) return Annotate(factor.status(), group.modules.front());
-  finding->damping = factor->damping;
-  return std::optional<HessianFactor>(*std::move(factor));
+  finding->damping = (*factor)->damping;
+  return *factor;
 }
 
 // ---- states

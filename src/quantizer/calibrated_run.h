@@ -34,8 +34,9 @@ class CalibratedRun : private LayerVisitor {
   StatusOr<std::vector<OwnedMatrix>> Visit(const LinearGroup& group) override;
   Status SeeRouting(int layer, std::span<const int64_t> tokens_of_expert) override;
 
-  /// Nothing where all inputs are 0 in every token.
-  StatusOr<std::optional<HessianFactor>> Factor(const LinearGroup& group, LinearFinding* finding);
+  /// Null where linears are to be rounded to the nearest: all inputs are 0 in every token, or an expert has
+  /// too few (RareExperts). Else it is there until the next call.
+  StatusOr<const HessianFactor*> Factor(const LinearGroup& group, LinearFinding* finding);
   StatusOr<Hessian*> Gather(std::optional<Hessian>& hessian, const LinearInputs& inputs);
   Status LeanOnLayer(const LinearGroup& group, Hessian* own, LinearFinding* finding);
   /// `finding`: of a linear that is rounded; null: it is kept.
@@ -54,9 +55,10 @@ class CalibratedRun : private LayerVisitor {
   UnitStream& units_;
   UnitRounder& rounder_;
   std::map<std::string, size_t> item_of_;  // linears by name
-  // Kept from call to call where the next one needs the same size: of a linear's inputs, of an expert's
-  // stand-ins, and of the inputs that a layer's experts share.
+  // Memory that is kept from linear to linear: of a linear's inputs, of an expert's stand-ins, and of the
+  // inputs that a layer's experts share.
   std::optional<Hessian> own_, stand_ins_, layer_;
+  Factorizer factorizer_;
   int layer_index_ = -1;  // that layer_ is of
   size_t saved_linears_ = 0, saved_routing_ = 0;
   int saved_layer_ = 0;  // that the last state was before

@@ -184,6 +184,69 @@ TEST_F(CalibratedRunTest, ThinCoverageIsRefusedWithWhatToDo) {
   EXPECT_GT(std::ranges::count(report->calibration.linears, 1.0, &LinearFinding::shrinkage), 0);
 }
 
+// The tensors of a linear by their suffixes.
+std::map<std::string, std::string> TensorsOf(const Checkpoint& folder, const std::string& linear) {
+  std::map<std::string, std::string> tensors;
+  for (const checkpoint::TensorEntry& entry : folder.tensors()) {
+    if (!entry.name.starts_with(linear + ".")) continue;
+    const auto* bytes = reinterpret_cast<const char*>(entry.bytes.data());
+    tensors[entry.name.substr(linear.size())] = {bytes, entry.bytes.size()};
+  }
+  return tensors;
+}
+
+bool IsOfExpert(const LinearFinding& linear) { return linear.name.find(".experts.") != std::string::npos; }
+
+TEST_F(CalibratedRunTest, RareExpertsAreRoundedToTheNearestWhereThatIsWanted) {
+  const std::string source = Golden("kimi-k2");
+  options_.output.rare_experts = RareExperts::kIdentity;
+  const StatusOr<QuantizeReport> report = Run(source, "identity");
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_TRUE(Check(source, "identity").ok());
+  EXPECT_EQ(report->Json(options_.output)["calibration"]["rare_experts"], "identity");
+  options_.output.gptq = false;
+  ASSERT_TRUE(Run(source, "mse").ok());
+  const auto identity = *Checkpoint::Open(folder_.Path("identity"));
+  const auto mse = *Checkpoint::Open(folder_.Path("mse"));
+  int rare = 0, others = 0;
+  for (const LinearFinding& linear : report->calibration.linears) {
+    EXPECT_EQ(linear.shrinkage, 0) << linear.name;
+    const bool expected = IsOfExpert(linear) && linear.tokens < kCoveredTokens;
+    EXPECT_EQ(linear.nearest, expected) << linear.name;
+    const bool same = TensorsOf(*identity, linear.name) == TensorsOf(*mse, linear.name);
+    EXPECT_EQ(same, expected) << linear.name;
+    ++(expected ? rare : others);
+  }
+  EXPECT_GT(rare, 0);
+  EXPECT_GT(others, 0);
+}
+
+TEST_F(CalibratedRunTest, EveryTokenGoesToEveryExpertWhereThatIsWanted) {
+  const std::string source = Golden("kimi-k2");
+  options_.min_coverage = 0.9;  // no expert lacks tokens then
+  options_.output.rare_experts = RareExperts::kAll;
+  const StatusOr<QuantizeReport> report = Run(source, "all");
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_TRUE(Check(source, "all").ok());
+  for (const LinearFinding& linear : report->calibration.linears) {
+    EXPECT_EQ(linear.effective_tokens, 195) << linear.name;
+    EXPECT_EQ(linear.shrinkage, 0) << linear.name;
+    EXPECT_FALSE(linear.nearest) << linear.name;
+  }
+  options_.min_coverage = 0;
+  options_.output.rare_experts = RareExperts::kShrink;
+  ASSERT_TRUE(Run(source, "shrink").ok());
+  EXPECT_NE(FilesOf(folder_.Path("all")), FilesOf(folder_.Path("shrink")));
+}
+
+TEST_F(CalibratedRunTest, AnotherTreatmentOfRareExpertsIsAnotherRun) {
+  options_.progress = [](const QuantizeProgress& at) { return !at.stage.starts_with("layer 2"); };
+  ASSERT_EQ(Run(Golden("kimi-k2"), "out").status().code(), StatusCode::kCancelled);
+  options_.progress = nullptr;
+  options_.output.rare_experts = RareExperts::kIdentity;
+  EXPECT_THAT(Message(Run(Golden("kimi-k2"), "out").status()), HasSubstr("begun with another settings"));
+}
+
 TEST_F(CalibratedRunTest, TooLittleMemoryIsRefusedWithWhatIsNeeded) {
   options_.memory = int64_t{1} << 20;
   EXPECT_THAT(Message(Run(Golden("kimi-k2"), "out").status()),

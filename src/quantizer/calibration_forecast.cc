@@ -86,12 +86,18 @@ CalibrationForecast ForecastCalibration(const QuantizePlan& plan, const OutputSe
     const double tokens = item.routed ? routed : all;
     // What is behind a linear in its layer makes it run once more.
     const bool last = item.name.ends_with(".down_proj") || item.name.ends_with(".o_proj");
-    forward += tokens * n * k * (last ? 1 : 2);
+    // Every token goes through the gate and up of every expert, for down's Hessian.
+    const bool every = item.routed && settings.rare_experts == RareExperts::kAll;
+    forward += (last ? tokens : tokens + (every ? all : tokens)) * n * k;
     if (plan.output.items[i].form != Form::kRounded) continue;
     round += n * k * k;
     if (i > 0 && item.fused >= 0 && plan.items[i - 1].fused == item.fused) continue;  // inputs were seen
-    hessian += tokens * k * k;
     factor += k * k * k;
+    if (every) {
+      hessian += last ? all * k * k : 0;  // gate and up: the layer's, which shared experts count
+      continue;
+    }
+    hessian += tokens * k * k;
     if (item.routed && last && tokens < kPlenty * k) hessian += std::min<double>(all, kStandIns) * k * k;
   }
   // Queries against keys and their mix of values, of half a sequence on average, twice a layer.

@@ -22,11 +22,11 @@ int64_t CalibrationBytes(const models::DecoderSpec& spec, const std::vector<Mode
                          const OutputSettings& settings, int threads) {
   const Grid grid = settings.grid();
   struct Layer {
-    int64_t packed = 0;    // linears outside of routed experts, as they run
-    int64_t expert = 0;    // one of the routed ones
-    int64_t rounding = 0;  // of the linear that takes most
+    int64_t packed = 0;  // linears outside of routed experts, as they run
+    int64_t expert = 0;  // one of the routed ones
   };
   std::map<int, Layer> layers;
+  int64_t rounding = 0, shared = 0;  // of the linear that takes most, and that experts share: kept for all
   for (const ModelItem& item : items) {
     if (!IsWalked(item, spec)) continue;
     const auto n = static_cast<int>(item.shape[0]), k = static_cast<int>(item.shape[1]);
@@ -42,15 +42,14 @@ int64_t CalibrationBytes(const models::DecoderSpec& spec, const std::vector<Mode
     if (item.routed) layer.expert = std::max(layer.expert, 3 * packed);
     if (!settings.gptq) continue;
     const auto rows = static_cast<int>(std::min<int64_t>(GptqSlabRows(item), n));
-    int64_t rounding = Hessian::Bytes(k) + FactorBytes(k) + int64_t{6144 + 1024} * k +
-                       GptqBytes(grid, rows, k, threads) + int64_t{rows} * k * 6;
-    if (item.routed) rounding += Hessian::Bytes(spec.hidden) + Hessian::Bytes(spec.moe.intermediate);
-    layer.rounding = std::max(layer.rounding, rounding);
+    const int64_t rounded = FactorBytes(k) + GptqBytes(grid, rows, k, threads) + int64_t{rows} * k * 6;
+    rounding = std::max(
+        rounding, Hessian::Bytes(k) + Hessian::kAddBytes * k + std::max(FactoringBytes(k, threads), rounded));
+    if (item.routed) shared = Hessian::Bytes(spec.hidden) + Hessian::Bytes(spec.moe.intermediate);
   }
   int64_t most = 0;
-  for (const auto& [index, layer] : layers) {
-    most = std::max(most, layer.packed + layer.expert + layer.rounding);
-  }
+  for (const auto& [index, layer] : layers) most = std::max(most, layer.packed + layer.expert);
+  most += rounding + shared;
   const CalibrationId& id = settings.calibration;
   if (settings.analyze.wanted()) most += AnalysisBytes(spec);
   // Besides, the ids themselves. A state that is read back takes no more than a layer's work.

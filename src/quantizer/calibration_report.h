@@ -18,7 +18,7 @@ struct LinearFinding {
   double loss = 0;        // GptqReport's
   double of_nearest = 1;  // likewise
   double damping = 0;     // FactorOptions::damping as it had to be
-  bool nearest = false;   // rounded to the nearest: its inputs are 0 in every token
+  bool nearest = false;   // rounded to the nearest: its inputs are 0 in every token, or RareExperts says so
   std::string xxh3;       // of the codes as they are stored, 16 hexadecimal digits
 };
 

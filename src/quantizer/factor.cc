@@ -6,17 +6,54 @@
 #include <numeric>
 
 #include "base/check.h"
+#include "quantizer/panel_product.h"
+#include "tensor/packed.h"
 
 namespace moesaic::quantizer {
 namespace {
 
+using tensor::kPanelRows;
+
 constexpr int kBlock = kFactorBlock;
-constexpr int kRowTask =
-    192;  // whole blocks of 12 and of 32 rows; enough to use a piece of the right operand
+constexpr int kRowTask = 256;  // divides kWideBlock
 constexpr float kMostDamping = 1;
 
+static_assert(kBlock == kPanelBlock && kWideBlock == kStrip);
+
 int PaddedOf(int k) { return (k + kBlock - 1) / kBlock * kBlock; }
-int64_t StrideOf(int k) { return PaddedOf(k) + 16; }  // an odd number of cache lines
+
+// What is factored: the upper triangle, in blocks of 512 rows of one stride.
+class Triangle {
+ public:
+  Triangle(int size, std::byte* memory) : size_(size), memory_(reinterpret_cast<float*>(memory)) {}
+  static int64_t Bytes(int size) {
+    const Triangle shape(size, nullptr);
+    return (shape.Offset(size - 1) + size) * int64_t{sizeof(float)};
+  }
+  int size() const { return size_; }
+  int64_t stride(int i) const { return size_ - Begin(i) + 16; }  // an odd number of cache lines
+  // Columns from Begin(i) on are there.
+  float* row(int i) { return memory_ + Offset(i); }
+
+ private:
+  static int Begin(int i) { return i / kWideBlock * kWideBlock; }
+  int64_t Offset(int i) const {
+    const int64_t begin = Begin(i), block = begin / kWideBlock;
+    return begin * (size_ + 16) - kWideBlock * kWideBlock * (block * (block - 1) / 2) +
+           (i - begin) * stride(i) - begin;
+  }
+
+  int size_;
+  float* memory_;
+};
+
+// `buffer` has at least so many bytes then, of what it held or of new ones.
+Status Provide(int64_t bytes, runtime::Buffer* buffer) {
+  if (static_cast<int64_t>(buffer->size()) >= bytes) return OkStatus();
+  *buffer = {};  // before there is more
+  ASSIGN_OR_RETURN(*buffer, runtime::Buffer::Allocate(static_cast<size_t>(bytes), /*huge=*/true));
+  return OkStatus();
+}
 
 // A square block on the stack.
 struct Square {
@@ -66,85 +103,266 @@ void InvertSquare(const Square& from, Square* to) {
   }
 }
 
-// Writes H, in order and damped, into the upper triangle.
-void Fill(const kernels::ExecContext& ctx, const Hessian& hessian, float added, HessianFactor* factor) {
-  const int k = factor->k;
+// Writes H, in order and damped, into the upper triangle. Half of its values stand in the row of the input
+// that comes first, the others in that of the one that comes later: those are read for many rows at a time,
+// since each is by itself in a line of the cache.
+void Fill(const kernels::ExecContext& ctx, const Hessian& hessian, const std::vector<int>& order, float added,
+          Triangle* triangle) {
+  constexpr int kColumns = 16, kRows = 2048;
+  const int k = hessian.k(), size = triangle->size();
   const auto scale = static_cast<float>(1 / hessian.weight());
-  ctx.pool->Run(factor->k_padded, [&](int64_t row, int) {
+  ctx.pool->Run((size + kColumns - 1) / kColumns, [&](int64_t task, int) {
+    const int first = static_cast<int>(task) * kColumns, columns = std::min(kColumns, size - first);
+    std::vector<float> values(size_t{kColumns} * kRows);
+    for (int begin = 0; begin < first + columns; begin += kRows) {
+      const int end = std::min(begin + kRows, first + columns);
+      for (int c = 0; c < columns; ++c) {
+        float* to = values.data() + c * kRows;
+        std::fill_n(to, end - begin, 0.0F);
+        if (first + c >= k) continue;
+        const int j = order[first + c];
+        const float* sums = hessian.sums(j);
+        for (int p = begin; p < std::min(end, k); ++p) {
+          if (order[p] < j) to[p - begin] = scale * sums[order[p]];
+        }
+      }
+      for (int p = begin; p < end; ++p) {
+        float* row = triangle->row(p) + first;
+        for (int c = 0; c < columns; ++c) row[c] = values[c * kRows + p - begin];
+      }
+    }
+  });
+  ctx.pool->Run(size, [&](int64_t row, int) {
     const auto p = static_cast<int>(row);
-    float* to = factor->row(p);
-    std::fill(to + p, to + factor->stride, 0.0F);
+    float* to = triangle->row(p);
     if (p >= k) {
       to[p] = 1;
       return;
     }
-    const int i = factor->order[p];
-    for (int q = p; q < k; ++q) {
-      const int j = factor->order[q];
-      to[q] = scale * (j < i ? hessian.sums(i)[j] : hessian.sums(j)[i]);
+    const int i = order[p];
+    const float* sums = hessian.sums(i);
+    for (int q = p + 1; q < k; ++q) {
+      if (order[q] < i) to[q] = scale * sums[order[q]];
     }
-    to[p] += added;
+    to[p] = scale * sums[i] + added;
   });
 }
 
-// Turns the upper triangle into its factor, the last block of columns first.
-bool Factor(const kernels::ExecContext& ctx, HessianFactor* factor) {
-  const int size = factor->k_padded;
-  const int64_t stride = factor->stride;
-  const bool halves = factor->halves;
-  const size_t mark = ctx.scratch->Mark();
-  PackedPanels right(halves, ctx.scratch->Take<float>(PackedPanels::Floats(size)));
-  PackedPanels inverse(halves, ctx.scratch->Take<float>(PackedPanels::Floats(kBlock)));
-  Square* diagonal = ctx.scratch->Take<Square>(2).data();
-  const auto tiles = ctx.scratch->Take<RowTile>(ctx.pool->size());
-  bool positive = true;
-  for (int begin = size - kBlock; begin >= 0; begin -= kBlock) {
-    const int end = begin + kBlock;
-    if (end < size) {
-      right.PackTransposed(ctx, factor->row(begin) + end, stride, size - end, /*negative=*/true);
-      ctx.pool->Run((end + kRowTask - 1) / kRowTask, [&](int64_t task, int) {
-        const int row = static_cast<int>(task) * kRowTask;
-        right.Multiply(ctx, factor->row(row) + end, stride, std::min(kRowTask, end - row), true,
-                       factor->row(row) + begin, stride);
-      });
+// Turns the upper triangle into its factor, the last columns first.
+class Factorization {
+ public:
+  Factorization(const kernels::ExecContext& ctx, Triangle* triangle)
+      : ctx_(ctx),
+        triangle_(*triangle),
+        rows_{MultipliesHalves(ctx), triangle->size()},
+        square_rows_{rows_.halves, kBlock},
+        mark_(ctx.scratch->Mark()),
+        right_(rows_, ctx.scratch->Take<float>(PackedPanels::Floats(triangle->size(), kWideBlock))),
+        inverse_(square_rows_, ctx.scratch->Take<float>(PackedPanels::Floats(kBlock, kBlock))),
+        columns_(ctx.scratch->Take<float>(triangle->size() * kColumnStride)),
+        diagonal_(ctx.scratch->Take<Square>(2)),
+        tiles_(ctx.scratch->Take<RowTile>(ctx.pool->size())) {}
+  ~Factorization() { ctx_.scratch->Rewind(mark_); }
+  Factorization(const Factorization&) = delete;
+  Factorization& operator=(const Factorization&) = delete;
+
+  static int64_t ScratchBytes(int size, int threads) {
+    return (PackedPanels::Floats(size, kWideBlock) + PackedPanels::Floats(kBlock, kBlock) +
+            size * kColumnStride) *
+               int64_t{sizeof(float)} +
+           2 * int64_t{sizeof(Square)} + threads * int64_t{sizeof(RowTile)};
+  }
+
+  // False when the matrix is not positive definite.
+  bool Run() {
+    const int size = triangle_.size();
+    for (int begin = (size - 1) / kWideBlock * kWideBlock; begin >= 0; begin -= kWideBlock) {
+      const int end = std::min(begin + kWideBlock, size);
+      begin_ = begin;
+      TakeOut(end);
+      Update(begin, end, size);
+      for (int column = end - kBlock; column >= begin; column -= kBlock) {
+        Update(column, column + kBlock, end);
+        if (!Solve(column)) return false;
+      }
     }
-    for (int i = 0; i < kBlock; ++i) std::copy_n(factor->row(begin + i) + begin, kBlock, diagonal[0].at[i]);
-    positive = FactorSquare(&diagonal[0]);
-    if (!positive) break;
-    for (int i = 0; i < kBlock; ++i) PutBlock(halves, diagonal[0].at[i], factor->row(begin + i) + begin);
-    if (begin == 0) break;
-    InvertSquare(diagonal[0], &diagonal[1]);
-    for (auto& row : diagonal[1].at) PutBlock(halves, row, row);
-    inverse.PackTransposed(ctx, diagonal[1].at[0], kBlock, kBlock, /*negative=*/false);
-    ctx.pool->Run((begin + kRowTask - 1) / kRowTask, [&](int64_t task, int worker) {
-      const int row = static_cast<int>(task) * kRowTask, rows = std::min(kRowTask, begin - row);
-      RowTile& tile = tiles[worker];
-      for (int i = 0; i < rows; ++i) PutBlock(halves, factor->row(row + i) + begin, tile.wanted[i]);
-      inverse.Multiply(ctx, tile.wanted[0], kBlock, rows, false, tile.solved[0], kBlock);
-      for (int i = 0; i < rows; ++i) PutBlock(halves, tile.solved[i], factor->row(row + i) + begin);
+    return true;
+  }
+
+  // R, once it is there.
+  void Take(HessianFactor* factor) {
+    ctx_.pool->Run(triangle_.size() / kBlock, [&](int64_t block, int worker) {
+      const int row = static_cast<int>(block) * kBlock;
+      float(*square)[kBlock] = tiles_[worker].wanted;
+      for (int column = row; column < triangle_.size(); column += kBlock) {
+        for (int i = 0; i < kBlock; ++i) rows_.Get(triangle_.row(row + i), column, square[i]);
+        factor->panels.Put(row, column, square);
+        if (column > row) continue;
+        float* turned = factor->diagonal_blocks.as<float>() + int64_t{row} * kBlock;
+        for (int i = 0; i < kBlock; ++i) {
+          for (int c = 0; c < kBlock; ++c) turned[c * kBlock + i] = square[i][c];
+        }
+      }
     });
   }
-  ctx.scratch->Rewind(mark);
-  return positive;
-}
+
+ private:
+  static constexpr int64_t kColumnStride = kWideBlock + 16;  // an odd number of cache lines
+
+  // Where what is left of column `column` of a row stands while its wide block is worked on.
+  float* left(int row, int column) { return columns_.data() + row * kColumnStride + (column - begin_); }
+
+  // The wide block's columns of rows before `end`.
+  void TakeOut(int end) {
+    ctx_.pool->Run(end, [&](int64_t row, int) {
+      const auto i = static_cast<int>(row);
+      std::copy_n(triangle_.row(i) + begin_, end - begin_, left(i, begin_));
+    });
+  }
+
+  // Subtracts what columns [end, last) of R explain from columns [begin, end) of rows before `end`.
+  void Update(int begin, int end, int last) {
+    if (end == last) return;
+    right_.PackTransposed(ctx_, triangle_.row(begin), triangle_.stride(begin), end - begin, end, last,
+                          /*negative=*/true);
+    ctx_.pool->Run((end + kRowTask - 1) / kRowTask, [&](int64_t task, int) {
+      const int row = static_cast<int>(task) * kRowTask;
+      right_.Multiply(ctx_, triangle_.row(row), triangle_.stride(row), std::min(kRowTask, end - row), true,
+                      left(row, begin), kColumnStride);
+    });
+  }
+
+  // Columns [begin, begin + 128) of R.
+  bool Solve(int begin) {
+    for (int i = 0; i < kBlock; ++i) std::copy_n(left(begin + i, begin), kBlock, diagonal_[0].at[i]);
+    if (!FactorSquare(&diagonal_[0])) return false;
+    for (int i = 0; i < kBlock; ++i) rows_.Put(diagonal_[0].at[i], begin, triangle_.row(begin + i));
+    if (begin == 0) return true;
+    InvertSquare(diagonal_[0], &diagonal_[1]);
+    for (int i = 0; i < kBlock; ++i) square_rows_.Put(diagonal_[1].at[i], 0, diagonal_[0].at[i]);
+    inverse_.PackTransposed(ctx_, diagonal_[0].at[0], kBlock, kBlock, 0, kBlock, /*negative=*/false);
+    ctx_.pool->Run((begin + kRowTask - 1) / kRowTask, [&](int64_t task, int worker) {
+      const int row = static_cast<int>(task) * kRowTask, rows = std::min(kRowTask, begin - row);
+      RowTile& tile = tiles_[worker];
+      for (int i = 0; i < rows; ++i) square_rows_.Put(left(row + i, begin), 0, tile.wanted[i]);
+      inverse_.Multiply(ctx_, tile.wanted[0], kBlock, rows, false, tile.solved[0], kBlock);
+      for (int i = 0; i < rows; ++i) rows_.Put(tile.solved[i], begin, triangle_.row(row + i));
+    });
+    return true;
+  }
+
+  const kernels::ExecContext& ctx_;
+  Triangle& triangle_;
+  StripRows rows_, square_rows_;
+  size_t mark_;
+  PackedPanels right_, inverse_;
+  std::span<float> columns_;
+  std::span<Square> diagonal_;
+  std::span<RowTile> tiles_;
+  int begin_ = 0;  // of the wide block
+};
 
 }  // namespace
 
-int64_t FactorBytes(int k) { return PaddedOf(k) * StrideOf(k) * int64_t{sizeof(float)}; }
+// ---- FactorPanels
 
-StatusOr<HessianFactor> FactorHessian(const kernels::ExecContext& ctx, const Hessian& hessian,
-                                      const FactorOptions& options) {
+int64_t FactorPanels::Piece(int begin, int row) const {
+  const int64_t block = begin / kWideBlock;
+  return kWideBlock * kWideBlock * (block * (block + 1) / 2) + int64_t{row} * columns(begin);
+}
+
+int64_t FactorPanels::Bytes(int k_padded) {
+  FactorPanels shape;
+  shape.k_padded_ = k_padded;
+  return shape.Piece((k_padded - 1) / kWideBlock * kWideBlock, k_padded) * int64_t{sizeof(tensor::BF16)};
+}
+
+Status FactorPanels::Resize(int k_padded) {
+  k_padded_ = k_padded;
+  return Provide(Bytes(k_padded), &memory_);
+}
+
+void FactorPanels::Put(int row, int column, const float (*block)[kFactorBlock]) {
+  const int begin = column / kWideBlock * kWideBlock;
+  const int height = row < begin ? kWideBlock : kBlock, piece = row / height * height;
+  for (int p = 0; p < kBlock / kPanelRows; ++p) {
+    tensor::BF16* to = memory_.as<tensor::BF16>() + Piece(begin, piece) +
+                       int64_t{(column - begin) / kPanelRows + p} * height * kPanelRows +
+                       int64_t{row - piece} * kPanelRows;
+    for (int i = 0; i < kBlock; ++i) {
+      const float* from = block[i] + p * kPanelRows;
+      for (int c = 0; c < kPanelRows; ++c) {
+        to[(i / 2 * kPanelRows + c) * 2 + i % 2] = tensor::ToBF16(from[c]);
+      }
+    }
+  }
+}
+
+void FactorPanels::Multiply(const kernels::ExecContext& ctx, int begin, const tensor::BF16* errors,
+                            int64_t stride, int rows, float* out) const {
+  if (begin == 0) std::fill_n(out, int64_t{rows} * kWideBlock, 0.0F);
+  for (int piece = 0; piece < begin; piece += kWideBlock) {
+    kernels::GemmTile tile{};
+    tile.a = reinterpret_cast<const std::byte*>(errors + piece);
+    tile.a_stride = stride * int64_t{sizeof(tensor::BF16)};
+    tile.w = memory_.data() + Piece(begin, piece) * int64_t{sizeof(tensor::BF16)};
+    tile.panel_bytes = int64_t{kWideBlock} * kPanelRows * int64_t{sizeof(tensor::BF16)};
+    tile.c = out;
+    tile.c_stride = kWideBlock;
+    tile.m = rows;
+    tile.k_padded = kWideBlock;
+    tile.columns = columns(begin);
+    tile.panels = tile.columns / kPanelRows;
+    tile.accumulate = piece > 0;
+    ctx.kernels->gemm[static_cast<int>(tensor::PackedFormat::kBF16)].tile(tile);
+  }
+}
+
+void FactorPanels::AddInside(const kernels::ExecContext& ctx, int column, int end, const tensor::BF16* errors,
+                             int64_t stride, int rows, float* out) const {
+  const int begin = column / kWideBlock * kWideBlock;
+  for (int piece = begin; piece < end; piece += kBlock) {
+    kernels::GemmTile tile{};
+    tile.a = reinterpret_cast<const std::byte*>(errors + piece);
+    tile.a_stride = stride * int64_t{sizeof(tensor::BF16)};
+    tile.w = memory_.data() +
+             (Piece(begin, piece) + int64_t{column - begin} * kBlock) * int64_t{sizeof(tensor::BF16)};
+    tile.panel_bytes = int64_t{kBlock} * kPanelRows * int64_t{sizeof(tensor::BF16)};
+    tile.c = out + (column - begin);
+    tile.c_stride = kWideBlock;
+    tile.m = rows;
+    tile.k_padded = kBlock;
+    tile.columns = kBlock;
+    tile.panels = kBlock / kPanelRows;
+    tile.accumulate = true;
+    ctx.kernels->gemm[static_cast<int>(tensor::PackedFormat::kBF16)].tile(tile);
+  }
+}
+
+// ---- HessianFactor
+
+int64_t FactorBytes(int k) {
+  const int padded = PaddedOf(k);
+  return FactorPanels::Bytes(padded) + int64_t{padded} * kBlock * int64_t{sizeof(float)};
+}
+
+int64_t FactoringBytes(int k, int threads) {
+  const int padded = PaddedOf(k);
+  return FactorBytes(k) + Triangle::Bytes(padded) + Factorization::ScratchBytes(padded, threads);
+}
+
+StatusOr<const HessianFactor*> Factorizer::Factor(const kernels::ExecContext& ctx, const Hessian& hessian,
+                                                  const FactorOptions& options) {
   MOESAIC_CHECK(options.damping > 0);
   if (!(hessian.weight() > 0)) {
     return InvalidArgument("no token has reached this layer: it has no Hessian to round by");
   }
-  HessianFactor factor;
+  HessianFactor& factor = factor_;
   factor.k = hessian.k();
   factor.k_padded = PaddedOf(factor.k);
-  factor.stride = StrideOf(factor.k);
-  factor.halves = MultipliesHalves(ctx);
   factor.order.resize(factor.k);
   factor.diagonal.resize(factor.k);
+  factor.attempts = factor.dead = 0;
   double trace = 0;
   for (int i = 0; i < factor.k; ++i) {
     const double square = hessian.sums(i)[i] / hessian.weight();
@@ -161,22 +379,34 @@ StatusOr<HessianFactor> FactorHessian(const kernels::ExecContext& ctx, const Hes
     std::stable_sort(factor.order.begin(), factor.order.end(),
                      [&](int a, int b) { return factor.diagonal[a] > factor.diagonal[b]; });
   }
-  ASSIGN_OR_RETURN(factor.memory,
-                   runtime::Buffer::Allocate(static_cast<size_t>(FactorBytes(factor.k)), /*huge=*/true));
+  RETURN_IF_ERROR(Provide(Triangle::Bytes(factor.k_padded), &triangle_));
+  Triangle triangle(factor.k_padded, triangle_.data());
+  Factorization factorization(ctx, &triangle);
   const auto mean = static_cast<float>(trace / factor.k);
   for (float damping = options.damping;; damping = std::min(10 * damping, kMostDamping)) {
     ++factor.attempts;
     factor.damping = damping;
-    Fill(ctx, hessian, damping * mean, &factor);
-    if (Factor(ctx, &factor)) break;
+    Fill(ctx, hessian, factor.order, damping * mean, &triangle);
+    if (factorization.Run()) break;
     if (damping >= kMostDamping) {
       return DataLoss(
           "the Hessian of this layer is not positive definite, even damped by its mean diagonal: "
           "are the calibration activations finite?");
     }
   }
+  RETURN_IF_ERROR(factor.panels.Resize(factor.k_padded));
+  RETURN_IF_ERROR(
+      Provide(int64_t{factor.k_padded} * kBlock * int64_t{sizeof(float)}, &factor.diagonal_blocks));
+  factorization.Take(&factor);
   for (float& square : factor.diagonal) square += factor.damping * mean;
-  return factor;
+  return &factor;
+}
+
+StatusOr<HessianFactor> FactorHessian(const kernels::ExecContext& ctx, const Hessian& hessian,
+                                      const FactorOptions& options) {
+  Factorizer factorizer;
+  RETURN_IF_ERROR(factorizer.Factor(ctx, hessian, options).status());
+  return factorizer.Take();
 }
 
 }  // namespace moesaic::quantizer

@@ -20,7 +20,7 @@ struct GptqReport {
 
 /// Rounds rows [n, k] by the factor of their inputs' Hessian (gate and up share one). Scales are chosen
 /// first, from the weights as they are (so that any order of inputs keeps groups together): `search` as in
-/// RoundToNearest. Most of the time is that of products [n, inputs before] x [inputs before, 128]; memory is
+/// RoundToNearest. Most of the time is that of products [n, inputs before] x [inputs before, 512]; memory is
 /// GptqBytes. Bits do not depend on the number of threads.
 StatusOr<QuantizedMatrix> RoundByGptq(const kernels::ExecContext& ctx, const Grid& grid, const float* rows,
                                       int n, int k, const HessianFactor& factor, const ScaleSearch& search,

@@ -1,8 +1,8 @@
 // Speed of GPTQ's parts on this machine and its share of the dot products' peak, measured in the same run:
 //
 //   Hessian/...  tokens x k^2 operations (of the triangle) in bf16
-//   Factor/...   k^3 / 3 in f32, or four times so many in bf16 where the machine has tiles for them
-//   Gptq/...     n x k^2 likewise (int4 groups of 32, scales searched)
+//   Factor/...   k^3 / 3 in f32, or three times so many in bf16 where the machine has tiles for them
+//   Gptq/...     n x k^2 in bf16 (int4 groups of 32, scales searched)
 //   Expert/...   all three for one matrix: `of_peak` is the time they would take at the peaks over the time
 //                they took, `of_f32_peak` so with factor and GPTQ at the peak of f32
 //   Nearest/...  rounding without a Hessian: GB/s of f32 weights
@@ -16,6 +16,7 @@
 
 #include "kernels/probe.h"
 #include "quantizer/gptq.h"
+#include "quantizer/panel_product.h"
 
 namespace moesaic::quantizer {
 namespace {
@@ -66,13 +67,12 @@ struct Work {
     hessian.Add(ctx, {.f32 = x.data(), .bf16 = nullptr, .stride = k, .count = tokens, .gates = {}});
   }
   double HessianSeconds() const { return 1.0 * tokens * k * k / machine.peaks.at(PackedFormat::kBF16); }
-  // Of so many f32 operations.
-  double Seconds(double operations) const {
-    return MultipliesHalves(ctx) ? 4 * operations / machine.peaks.at(PackedFormat::kBF16)
+  double FactorSeconds() const {
+    const double operations = 1.0 * k * k * k / 3;
+    return MultipliesHalves(ctx) ? 3 * operations / machine.peaks.at(PackedFormat::kBF16)
                                  : operations / machine.peaks.at(PackedFormat::kF32);
   }
-  double FactorSeconds() const { return Seconds(1.0 * k * k * k / 3); }
-  double GptqSeconds() const { return Seconds(1.0 * n * k * k); }
+  double GptqSeconds() const { return 1.0 * n * k * k / machine.peaks.at(PackedFormat::kBF16); }
   double F32Seconds() const {
     return (1.0 * k * k * k / 3 + 1.0 * n * k * k) / machine.peaks.at(PackedFormat::kF32);
   }

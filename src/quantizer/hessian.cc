@@ -13,20 +13,18 @@ namespace {
 using tensor::kPanelRows;
 using tensor::PackedFormat;
 
-// Tokens multiplied at once: what a task reads of both operands, 128 and 256 inputs of so many tokens, takes
-// 768 KiB in bf16 and stays in the L2 cache, and sums are read and written once for so many products.
-constexpr int kChunk = 1024;
-constexpr int kTaskRows = 128, kTaskPanels = 16;
+// Tokens multiplied at once: sums are read and written once for so many products.
+constexpr int kChunk = 2048;
+// Of them, what one call of the kernel takes: 32 inputs of so many tokens, 32 KiB in bf16, stay in the L1
+// cache while those of a task's rows pass by from the L2 cache.
+constexpr int kPiece = 512;
+constexpr int kRoundedTokens = 256;  // rounded at once
+constexpr int kLargeTask = 512, kSmallTask = 256;
+constexpr int kDiagonalRows = 128;  // of a task on the diagonal, whose upper half is left out
 
-int64_t StrideOf(int k) { return (k + 15) / 16 * 16 + 16; }  // an odd number of cache lines, mostly
+static_assert(kChunk % kRoundedTokens == 0 && kRoundedTokens % (2 * kPanelRows) == 0);
 
-// What one pass multiplies: tokens in pairs, inputs in panels of 16.
-struct Operands {
-  int tokens = 0;              // padded to 64
-  int64_t row_bytes = 0;       // between rows of left
-  std::span<std::byte> left;   // [panels * 16][row_bytes]: rows of inputs
-  std::span<std::byte> right;  // [panels][tokens / 2][16] words, as tensor/packed.h lays out bf16 weights
-};
+int Padded(int count, int unit) { return (count + unit - 1) / unit * unit; }
 
 // Tokens [first, first + count) as bf16 [x.tokens][row_inputs], times their gates; those past count are 0.
 void RoundTokens(const kernels::ExecContext& ctx, const TokenRows& tokens, int first, int count, int k,
@@ -57,13 +55,34 @@ void RoundTokens(const kernels::ExecContext& ctx, const TokenRows& tokens, int f
   });
 }
 
-// Lays out 16 inputs of all tokens for both sides of the product.
-void PackPanel(const uint16_t* rounded, int row_inputs, int panel, const Operands& to) {
-  const int input = panel * kPanelRows, pairs = to.tokens / 2;
-  auto* right = reinterpret_cast<uint32_t*>(to.right.data()) + int64_t{panel} * pairs * kPanelRows;
-  std::byte* left = to.left.data() + input * to.row_bytes;
-  for (int q = 0; q < pairs; q += kPanelRows) {
-    uint32_t* square = right + q * kPanelRows;
+double Sum(const std::vector<double>& parts) { return std::accumulate(parts.begin(), parts.end(), 0.0); }
+
+}  // namespace
+
+// What one pass multiplies: tokens in pairs, inputs in panels of 16.
+struct Hessian::Operands {
+  int tokens = 0, panels = 0;  // tokens padded to 64
+  int64_t row_bytes = 0;       // between rows of left
+  std::span<std::byte> left;   // [panels * 16][row_bytes]: rows of inputs
+  // [tokens / kPiece][panels][kPiece / 2][16] words, as tensor/packed.h lays out bf16 weights; the last piece
+  // may be shorter.
+  std::span<std::byte> right;
+
+  int PieceTokens(int piece) const { return std::min(kPiece, tokens - piece); }
+  int64_t PanelBytes(int piece) const { return int64_t{PieceTokens(piece)} * kPanelRows * 2; }
+  std::byte* Panel(int piece, int panel) const {
+    return right.data() + int64_t{piece} * panels * kPanelRows * 2 + panel * PanelBytes(piece);
+  }
+  void Pack(const uint16_t* rounded, int row_inputs, int first, int count, int panel) const;
+};
+
+// Lays out 16 inputs of tokens [first, first + count), all in one piece, for both sides of the product.
+void Hessian::Operands::Pack(const uint16_t* rounded, int row_inputs, int first, int count, int panel) const {
+  const int input = panel * kPanelRows, piece = first / kPiece * kPiece;
+  auto* right_words = reinterpret_cast<uint32_t*>(Panel(piece, panel)) + (first - piece) / 2 * kPanelRows;
+  std::byte* left_rows = left.data() + input * row_bytes;
+  for (int q = 0; q < count / 2; q += kPanelRows) {
+    uint32_t* square = right_words + q * kPanelRows;
     for (int p = 0; p < kPanelRows; ++p) {
       const uint16_t* low = rounded + int64_t{2} * (q + p) * row_inputs + input;
       const uint16_t* high = low + row_inputs;
@@ -73,55 +92,68 @@ void PackPanel(const uint16_t* rounded, int row_inputs, int panel, const Operand
     }
     // The same words turned: a square of 16 lines of the cache to 16 others.
     for (int c = 0; c < kPanelRows; ++c) {
-      auto* line = reinterpret_cast<uint32_t*>(left + c * to.row_bytes) + q;
+      auto* line = reinterpret_cast<uint32_t*>(left_rows + c * row_bytes) + first / 2 + q;
       for (int p = 0; p < kPanelRows; ++p) line[p] = square[p * kPanelRows + c];
     }
   }
 }
 
 // A pass over the triangle of pairs of inputs (i, j), j <= i.
-void Accumulate(const kernels::ExecContext& ctx, const Operands& x, int k, int64_t stride, float* sums) {
+void Hessian::Accumulate(const kernels::ExecContext& ctx, const Operands& x) {
   struct Task {
-    int row, panel;
+    int row, first;
   };
+  const int side = k_ >= 8 * kSmallTask * ctx.pool->size() ? kLargeTask : kSmallTask;
   std::vector<Task> tasks;
-  for (int row = 0; row < k; row += kTaskRows) {
-    for (int panel = 0; panel * kPanelRows < std::min(row + kTaskRows, k); panel += kTaskPanels) {
-      tasks.push_back({row, panel});
-    }
+  for (int row = 0; row < k_; row += side) {
+    for (int first = 0; first <= row; first += side) tasks.push_back({row, first});
   }
-  const int64_t panel_bytes = int64_t{x.tokens} * kPanelRows * 2;
+  const auto multiply = ctx.kernels->gemm[static_cast<int>(PackedFormat::kBF16)].tile;
   ctx.pool->Run(std::ssize(tasks), [&](int64_t i, int) {
     const Task& task = tasks[i];
-    const int rows = std::min(kTaskRows, k - task.row), end = std::min(task.row + rows, k);
-    const int first = task.panel * kPanelRows, columns = std::min(kTaskPanels * kPanelRows, end - first);
-    kernels::GemmTile tile{};
-    tile.a = x.left.data() + task.row * x.row_bytes;
-    tile.a_stride = x.row_bytes;
-    tile.w = x.right.data() + task.panel * panel_bytes;
-    tile.panel_bytes = panel_bytes;
-    tile.c = sums + task.row * stride + first;
-    tile.c_stride = stride;
-    tile.m = rows;
-    tile.k_padded = x.tokens;
-    tile.panels = (columns + kPanelRows - 1) / kPanelRows;
-    tile.columns = columns;
-    tile.accumulate = true;
-    ctx.kernels->gemm[static_cast<int>(PackedFormat::kBF16)].tile(tile);
+    const int step = task.first == task.row ? kDiagonalRows : side;
+    for (int row = task.row; row < std::min(task.row + side, k_); row += step) {
+      const int rows = std::min(step, k_ - row), end = std::min(task.first + side, row + rows);
+      for (int piece = 0; piece < x.tokens; piece += kPiece) {
+        kernels::GemmTile tile{};
+        tile.a = x.left.data() + row * x.row_bytes + int64_t{2} * piece;
+        tile.a_stride = x.row_bytes;
+        tile.w = x.Panel(piece, task.first / kPanelRows);
+        tile.panel_bytes = x.PanelBytes(piece);
+        tile.c = mutable_sums(row) + task.first;
+        tile.c_stride = Stride(row);
+        tile.m = rows;
+        tile.k_padded = x.PieceTokens(piece);
+        tile.columns = end - task.first;
+        tile.panels = (tile.columns + kPanelRows - 1) / kPanelRows;
+        tile.accumulate = true;
+        multiply(tile);
+      }
+    }
   });
 }
 
-double Sum(const std::vector<double>& parts) { return std::accumulate(parts.begin(), parts.end(), 0.0); }
+int64_t Hessian::Stride(int i) const {
+  const int end = std::min(i / kBlockRows * kBlockRows + kBlockRows, k_);
+  return Padded(end, 16) + 16;  // an odd number of cache lines, mostly
+}
 
-}  // namespace
+// Blocks before the last are whole.
+int64_t Hessian::Offset(int i) const {
+  const int64_t block = i / kBlockRows;
+  return kBlockRows * (kBlockRows * (block * (block + 1) / 2) + 16 * block) + i % kBlockRows * Stride(i);
+}
 
-int64_t Hessian::Bytes(int k) { return k * StrideOf(k) * int64_t{sizeof(float)}; }
+int64_t Hessian::Bytes(int k) {
+  Hessian shape;
+  shape.k_ = k;
+  return (shape.Offset(k - 1) + shape.Stride(k - 1)) * int64_t{sizeof(float)};
+}
 
 StatusOr<Hessian> Hessian::Create(int k) {
   MOESAIC_CHECK_GE(k, 1);
   Hessian hessian;
   hessian.k_ = k;
-  hessian.stride_ = StrideOf(k);
   ASSIGN_OR_RETURN(hessian.memory_, runtime::Buffer::Allocate(static_cast<size_t>(Bytes(k)), /*huge=*/true));
   return hessian;
 }
@@ -129,22 +161,26 @@ StatusOr<Hessian> Hessian::Create(int k) {
 void Hessian::Add(const kernels::ExecContext& ctx, const TokenRows& tokens) {
   MOESAIC_CHECK((tokens.f32 != nullptr) != (tokens.bf16 != nullptr) || tokens.count == 0);
   MOESAIC_CHECK(tokens.gates.empty() || std::ssize(tokens.gates) == tokens.count);
-  const int panels = (k_ + kPanelRows - 1) / kPanelRows;
+  const int row_inputs = Padded(k_, tensor::kPackedKUnit);
   for (int first = 0; first < tokens.count; first += kChunk) {
     const int count = std::min(kChunk, tokens.count - first);
     const size_t mark = ctx.scratch->Mark();
     Operands x;
-    x.tokens = (count + tensor::kPackedKUnit - 1) / tensor::kPackedKUnit * tensor::kPackedKUnit;
+    x.tokens = Padded(count, tensor::kPackedKUnit);
+    x.panels = Padded(k_, kPanelRows) / kPanelRows;
     x.row_bytes = int64_t{x.tokens} * 2 | 64;
-    x.left = ctx.scratch->Take<std::byte>(panels * kPanelRows * x.row_bytes);
-    x.right = ctx.scratch->Take<std::byte>(size_t(panels) * kPanelRows * x.tokens * 2);
-    const int row_inputs = (k_ + tensor::kPackedKUnit - 1) / tensor::kPackedKUnit * tensor::kPackedKUnit;
-    const auto rounded = ctx.scratch->Take<uint16_t>(size_t(x.tokens) * row_inputs);
-    RoundTokens(ctx, tokens, first, count, k_, row_inputs, rounded);
-    ctx.pool->Run(panels, [&](int64_t panel, int) {
-      PackPanel(rounded.data(), row_inputs, static_cast<int>(panel), x);
-    });
-    Accumulate(ctx, x, k_, stride_, mutable_sums(0));
+    x.left = ctx.scratch->Take<std::byte>(x.panels * kPanelRows * x.row_bytes);
+    x.right = ctx.scratch->Take<std::byte>(size_t(x.panels) * kPanelRows * x.tokens * 2);
+    const auto rounded = ctx.scratch->Take<uint16_t>(size_t(kRoundedTokens) * row_inputs);
+    for (int at = 0; at < x.tokens; at += kRoundedTokens) {
+      const int padded = std::min(kRoundedTokens, x.tokens - at);
+      RoundTokens(ctx, tokens, first + at, std::min(padded, count - at), k_, row_inputs,
+                  rounded.first(size_t(padded) * row_inputs));
+      ctx.pool->Run(x.panels, [&](int64_t panel, int) {
+        x.Pack(rounded.data(), row_inputs, at, padded, static_cast<int>(panel));
+      });
+    }
+    Accumulate(ctx, x);
     ctx.scratch->Rewind(mark);
   }
   tokens_ += tokens.count;
@@ -168,9 +204,23 @@ void Hessian::Merge(const kernels::ExecContext& ctx, const Hessian& other) {
 }
 
 void Hessian::Clear(const kernels::ExecContext& ctx) {
-  ctx.pool->Run(k_, [&](int64_t i, int) { std::fill_n(mutable_sums(static_cast<int>(i)), stride_, 0.0F); });
+  ctx.pool->Run(k_, [&](int64_t row, int) {
+    const auto i = static_cast<int>(row);
+    std::fill_n(mutable_sums(i), i + 1, 0.0F);
+  });
   tokens_ = 0;
   weight_ = fourth_ = 0;
+}
+
+Status Hessian::Restart(const kernels::ExecContext& ctx, int k) {
+  MOESAIC_CHECK_GE(k, 1);
+  if (static_cast<int64_t>(memory_.size()) < Bytes(k)) {
+    memory_ = {};  // before there is more
+    ASSIGN_OR_RETURN(memory_, runtime::Buffer::Allocate(static_cast<size_t>(Bytes(k)), /*huge=*/true));
+  }
+  k_ = k;
+  Clear(ctx);
+  return OkStatus();
 }
 
 double ShrinkTowards(const kernels::ExecContext& ctx, const Hessian& layer, Hessian* own) {

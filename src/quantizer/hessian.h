@@ -24,20 +24,23 @@ struct TokenRows {
   std::span<const float> gates;
 };
 
-/// Sums of products over tokens.
+/// Sums of products over tokens: the lower triangle, in blocks of 512 rows that have one stride.
 class Hessian {
  public:
   /// Zeros; takes Bytes(k).
   static StatusOr<Hessian> Create(int k);
   static int64_t Bytes(int k);
 
-  /// Adds tokens, in scratch memory of 6 KiB an input. Values (times gates) are rounded to bf16 on the way
-  /// into the products, sums are f32. The bits depend on how tokens are cut into calls, not on the number of
-  /// threads.
+  /// Adds tokens, in scratch memory of kAddBytes an input. Values (times gates) are rounded to bf16 on the
+  /// way into the products, sums are f32. The bits depend on how tokens are cut into calls, not on the number
+  /// of threads.
   void Add(const kernels::ExecContext& ctx, const TokenRows& tokens);
+  static constexpr int64_t kAddBytes = 9216;
   /// Adds what another one of the same k has gathered: a layer's is the sum of its experts'.
   void Merge(const kernels::ExecContext& ctx, const Hessian& other);
   void Clear(const kernels::ExecContext& ctx);
+  /// Zeros of another size, in the same memory where that is enough: new pages take time.
+  Status Restart(const kernels::ExecContext& ctx, int k);
 
   int k() const { return k_; }
   int64_t tokens() const { return tokens_; }
@@ -45,14 +48,18 @@ class Hessian {
   double effective_tokens() const { return fourth_ > 0 ? weight_ * weight_ / fourth_ : 0; }
   /// H[i][j] = sum(i, j) / weight(), for j <= i; k() > 0 and tokens() > 0.
   double weight() const { return weight_; }
-  const float* sums(int i) const { return memory_.as<float>() + i * stride_; }  // [i + 1]
+  const float* sums(int i) const { return memory_.as<float>() + Offset(i); }  // [i + 1]
 
  private:
   friend double ShrinkTowards(const kernels::ExecContext& ctx, const Hessian& layer, Hessian* own);
-  float* mutable_sums(int i) { return memory_.as<float>() + i * stride_; }
+  static constexpr int kBlockRows = 512;
+  int64_t Stride(int i) const;  // floats between rows of i's block
+  int64_t Offset(int i) const;
+  float* mutable_sums(int i) { return memory_.as<float>() + Offset(i); }
+  struct Operands;
+  void Accumulate(const kernels::ExecContext& ctx, const Operands& x);
 
   int k_ = 0;
-  int64_t stride_ = 0;  // floats
   runtime::Buffer memory_;
   int64_t tokens_ = 0;
   double weight_ = 0, fourth_ = 0;  // sums of gate^2 and gate^4

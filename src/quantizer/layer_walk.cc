@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <list>
+#include <numeric>
 
 #include "models/decoder_weights.h"
 #include "quantizer/runtime_matrix.h"
@@ -186,6 +187,9 @@ class Walker {
     stand_ins_ = {};
     const int step = (stream_.tokens() + kStandIns - 1) / kStandIns;
     for (int t = 0; t < stream_.tokens(); t += step) stand_ins_.tokens.push_back(t);
+    everyone_ = {};
+    everyone_.tokens.resize(static_cast<size_t>(stream_.tokens()));
+    std::iota(everyone_.tokens.begin(), everyone_.tokens.end(), 0);
     return visitor_.SeeRouting(index_, counts);
   }
 
@@ -240,12 +244,14 @@ class Walker {
                                 .inputs = RunsOf(routed),
                                 .expert = expert,
                                 .layer_inputs = Normed(layer_.ffn_norm),
-                                .same_layer_inputs = true},
+                                .same_layer_inputs = true,
+                                .every_token = Normed(layer_.ffn_norm)},
                                {&mlp.gate, &mlp.up}));
     RETURN_IF_ERROR(VisitGroup({.modules = {name + "down_proj"},
                                 .inputs = GatedRunsOf(routed, mlp),
                                 .expert = expert,
-                                .layer_inputs = GatedRunsOf(stand_ins_, mlp)},
+                                .layer_inputs = GatedRunsOf(stand_ins_, mlp),
+                                .every_token = GatedRunsOf(everyone_, mlp)},
                                {&mlp.down}));
     ForRuns(routed, [&](const Step& step, const float* rows, std::span<const int32_t> tokens,
                         std::span<const float> gates) {
@@ -288,7 +294,7 @@ class Walker {
   std::vector<OwnedMatrix> owned_;  // what layer_'s linears are, and those of the expert that is worked on
   std::vector<int32_t> zeros_;      // positions for steps that need none
   std::vector<Routed> routed_;      // [experts]
-  Routed stand_ins_;
+  Routed stand_ins_, everyone_;
   runtime::Buffer sums_;  // [tokens, hidden] of experts' outputs
 };
 
@@ -376,7 +382,7 @@ int64_t WalkBytes(const models::DecoderSpec& spec, int64_t tokens, int64_t longe
   const int64_t ffn = rows * width * 3;
   // As many again for activations rounded for the kernels.
   int64_t values = 2 * std::max(attention, ffn) + 4 * rows * spec.hidden;
-  if (spec.moe.experts > 0) values += tokens * (spec.hidden + int64_t{4} * spec.moe.top_k);
+  if (spec.moe.experts > 0) values += tokens * (spec.hidden + int64_t{4} * spec.moe.top_k + 1);
   return values * static_cast<int64_t>(sizeof(float));
 }
 

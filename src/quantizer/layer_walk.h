@@ -32,6 +32,8 @@ struct LinearGroup {
   LinearInputs layer_inputs;
   /// layer_inputs are the same for all experts of the layer, and for the shared ones, whose own they are.
   bool same_layer_inputs = false;
+  /// Of an expert: its inputs if every token of the layer were its own.
+  LinearInputs every_token = {};
 };
 
 /// Tokens of the layer, at most, that stand in for those that an expert lacks.

@@ -192,6 +192,8 @@ ordered_json OutputSettings::Json() const {
     json["damping"] = damping;
     json["act_order"] = act_order;
     json["weigh_by_router"] = weigh_by_router;
+    // Folders of before there was a choice have none.
+    if (rare_experts != RareExperts::kShrink) json["rare_experts"] = RareExpertsName(rare_experts);
   }
   if (analyze.smoothing) json["smoothing"] = true;
   if (analyze.static_activations) json["static_tolerance"] = analyze.static_tolerance;
@@ -230,6 +232,10 @@ StatusOr<OutputSettings> OutputSettings::FromJson(const std::string& text, const
     settings.damping = damping->get<double>();
     settings.act_order = order->get<bool>();
     settings.weigh_by_router = weigh->get<bool>();
+    if (const auto rare = json.find("rare_experts"); rare != json.end()) {
+      if (!rare->is_string()) return refuse();
+      ASSIGN_OR_RETURN(settings.rare_experts, ParseRareExperts(rare->get<std::string>()));
+    }
   }
   if (const auto smoothing = json.find("smoothing"); smoothing != json.end()) {
     if (!smoothing->is_boolean()) return refuse();

@@ -10,6 +10,7 @@
 
 #include "quantizer/analysis.h"
 #include "quantizer/model_items.h"
+#include "quantizer/rare_experts.h"
 #include "quantizer/scheme.h"
 #include "quantizer/source_form.h"
 
@@ -40,6 +41,7 @@ struct OutputSettings {
   double damping = 0.01;         // FactorOptions::damping
   bool act_order = true;         // FactorOptions::act_order
   bool weigh_by_router = false;  // an expert's tokens count by the square of what the router gives them
+  RareExperts rare_experts = RareExperts::kShrink;
   /// What calibration says before the rounding; kW8A8 alone has static activations.
   AnalysisSettings analyze;
   std::shared_ptr<const Analysis> analysis;  // of a run that wants one, once it is there

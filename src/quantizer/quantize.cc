@@ -198,6 +198,7 @@ ordered_json QuantizeReport::Json(const OutputSettings& settings) const {
   const CalibrationReport& c = calibration;
   json["calibration"] = {{"tokens", settings.calibration.tokens},
                          {"sequences", settings.calibration.sequences}};
+  if (settings.gptq) json["calibration"]["rare_experts"] = RareExpertsName(settings.rare_experts);
   const double inner = c.hessian_seconds + c.factor_seconds + c.round_seconds;
   for (const auto& [name, value] :
        {std::pair("read", stream.read_wait_seconds), std::pair("write", stream.write_wait_seconds),

@@ -125,7 +125,8 @@ class TalkingCase(unittest.TestCase):
         shutil.rmtree(cls.folder)
 
 
-def main():
+def main(verbosity=1):
+    """Runs the tests of the script; 2 tells why some are skipped."""
     if not BINARY.exists():
         sys.exit(f"{BINARY} is not there: set MOESAIC_BINARY")
-    unittest.main(verbosity=1)
+    unittest.main(verbosity=verbosity)

@@ -284,6 +284,8 @@ class CalibrationTest(unittest.TestCase):
         for flags, expected in (
             (("--scheme", "w4a16", "--method", "gptq"), "need --calibration FILE"),
             (("--scheme", "w4a16", "--smoothing", "on", "--calibration", self.text), "are for --scheme w8a8"),
+            (("--scheme", "w4a16", "--rare-experts", "all"), "--rare-experts is for --method gptq, not rtn"),
+            (("--scheme", "w4a16", "--method", "gptq", "--rare-experts", "all", "--weigh-by-router"), "choose one"),
         ):
             self.assertIn(expected, run("quantize", TINY, "-o", self.folder / "no", *flags, code=1).stderr)
         bad = self.folder / "bad.jsonl"

@@ -1,0 +1,84 @@
+#!/usr/bin/env python3
+"""Writes a checkpoint again with a MoE layer that half precision can't hold, and that computes what it did.
+
+In the routed experts of one layer, rows of up_proj are multiplied by FACTOR, a power of two, and columns of down_proj
+divided by it: in bf16 and f32 every product and sum is FACTOR times, or one FACTORth of, what it was, to the bit, and
+the outputs are the same. But what lies between them, silu(gate) * up, is FACTOR times as large and leaves the range of
+fp16 (65504), as it does in the last MoE layers of some large models. Without --layer it is the last one that has
+experts (a multi-token-prediction module's counts as none).
+
+Usage: inject_overflow.py MODEL OUT [--factor 32768] [--layer N]
+Standard library only. Takes bf16 experts by the names of DeepSeek and Qwen checkpoints.
+"""
+
+import argparse
+import array
+import json
+import math
+import re
+import shutil
+import sys
+from pathlib import Path
+
+EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.\d+\.(up_proj|down_proj)\.weight")
+
+
+def scaled(values: bytes, exponent: int) -> bytes:
+    """bf16 numbers times 2^exponent; zeros and subnormal numbers stay as they are."""
+    words = array.array("H", values)
+    for i, word in enumerate(words):
+        biased = word >> 7 & 0xFF
+        if biased == 0:
+            continue
+        if not 0 < biased + exponent < 0xFF:
+            raise SystemExit("--factor takes weights out of the range of bf16: choose one nearer to 1")
+        words[i] = word + (exponent << 7)
+    return words.tobytes()
+
+
+def last_moe_layer(folder: Path) -> int:
+    layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
+    found = set()
+    for path in folder.glob("*.safetensors"):
+        with open(path, "rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        found |= {int(match[1]) for match in map(EXPERT.fullmatch, header) if match and int(match[1]) < layers}
+    if not found:
+        raise SystemExit(f"{folder}: no layer has model.layers.N.mlp.experts.E.up_proj.weight")
+    return max(found)
+
+
+def inject(folder: Path, factor: float, layer: int) -> None:
+    """Changes the checkpoint in `folder`."""
+    exponent = int(math.log2(factor))
+    for path in folder.glob("*.safetensors"):
+        data = bytearray(path.read_bytes())
+        begin = 8 + int.from_bytes(data[:8], "little")
+        for name, entry in json.loads(data[8:begin]).items():
+            match = EXPERT.fullmatch(name)
+            if not match or int(match[1]) != layer:
+                continue
+            if entry["dtype"] != "BF16":
+                raise SystemExit(f"{path}: {name} is {entry['dtype']}, bf16 is wanted")
+            part = slice(*(begin + offset for offset in entry["data_offsets"]))
+            data[part] = scaled(bytes(data[part]), exponent if match[2] == "up_proj" else -exponent)
+        path.write_bytes(data)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--factor", type=float, default=32768)
+    parser.add_argument("--layer", type=int)
+    options = parser.parse_args()
+    if options.factor <= 0 or math.frexp(options.factor)[0] != 0.5:
+        parser.error("--factor must be a power of two, or the model would not be the same")
+    if sys.byteorder != "little":
+        parser.error("this machine's byte order is not that of the files")
+    shutil.copytree(options.model, options.out)
+    inject(options.out, options.factor, last_moe_layer(options.out) if options.layer is None else options.layer)
+
+
+if __name__ == "__main__":
+    main()

@@ -73,11 +73,11 @@ for bench in kernels_gemm_bench kernels_attention_bench; do
 done
 
 section 'Long contexts'
-long=() samples=20
-if [ -n "$quick" ]; then long=(--batch 1 --rounds 5) samples=4; fi
+long=() samples=20 recall=()
+if [ -n "$quick" ]; then long=(--batch 1 --rounds 5) samples=4 recall=(--lengths 4096 --budgets 512,2048 --all-budgets ''); fi
 "$build/bin/longcontext_attention_bench" "${long[@]}"
 printf '\n'
-"$python" bench/longcontext/quality.py "$build/bin/moesaic" --samples "$samples"
+"$python" bench/longcontext/quality.py "$build/bin/moesaic" --samples "$samples" "${recall[@]}"
 
 section Cache
 fenced "$build/bin/cache_tree_bench" --benchmark_min_time="$seconds" --benchmark_color=false 2>/dev/null

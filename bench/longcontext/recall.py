@@ -58,7 +58,7 @@ def questions(kind, length, number, share=1.0):
     if kind == "frequent":
         return [(text, " who was seen most?", [f"we saw {max(made.seen, key=made.seen.get)} most."])]
     if kind == "values":
-        return [(text, f" who did {key} meet?", [f"{key} met {' '.join(order)}." for order in orders(values)])
+        return [(text, f" who did {key} meet?", [tasks.said_met(key, order) + "." for order in orders(values)])
                 for key, values in list(made.met.items())[:max(1, round(10 * share))]]
     keys = list(made.names)
     wanted = max(1, round((10 if kind == "needle" else 20) * share))
@@ -125,7 +125,7 @@ class Counters:
 def ask(server, text, question, sparsity):
     """(answer, its logprobs)"""
     status, answer = server.json("POST", "/v1/chat/completions", {
-        "messages": [{"role": "user", "content": text + question}], "temperature": 0, "max_tokens": 12, "logprobs": True,
+        "messages": [{"role": "user", "content": text + question}], "temperature": 0, "max_tokens": 16, "logprobs": True,
         "top_logprobs": 5, "kv_sparsity": sparsity})
     if status != 200:
         raise SystemExit(answer)

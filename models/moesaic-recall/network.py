@@ -156,18 +156,24 @@ class Model(nn.Module):
         table[:, 0] = 1.0
         turned = torch.linalg.qr(torch.randn(width, width)).Q  # what is two back lies turned beside what is one back
 
-        first = self.layers[0].self_attn
         fast = torch.tensor([2.0, 1.4, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])  # of pairs 0 to 7: alone at distances to some 500
         angles = self.frequencies[:8]
-        for rows, back in ((slice(0, size), 1), (slice(size, 2 * size), 2)):
-            first.q_proj.weight[rows] = 0
-            first.q_proj.weight[rows.start:rows.start + 8, 0] = fast * (back * angles).cos()
-            first.q_proj.weight[rows.start + half:rows.start + half + 8, 0] = -fast * (back * angles).sin()
-        first.k_proj.weight[:size] = 0
-        first.k_proj.weight[:8, 0] = fast
-        first.v_proj.weight[:size] = 0
-        first.v_proj.weight[:width, own] = torch.eye(width)
-        first.o_proj.weight[:, :2 * size] = 0
+
+        def look_back(attention, group, heads):
+            """Has `heads` {head: tokens back} of a KV head attend to one place each; its values are `own`."""
+            attention.k_proj.weight[group * size:(group + 1) * size] = 0
+            attention.k_proj.weight[group * size:group * size + 8, 0] = fast
+            attention.v_proj.weight[group * size:(group + 1) * size] = 0
+            attention.v_proj.weight[group * size:group * size + width, own] = torch.eye(width)
+            for head, back in heads.items():
+                at = head * size
+                attention.q_proj.weight[at:at + size] = 0
+                attention.q_proj.weight[at:at + 8, 0] = fast * (back * angles).cos()
+                attention.q_proj.weight[at + half:at + half + 8, 0] = -fast * (back * angles).sin()
+                attention.o_proj.weight[:, at:at + size] = 0
+
+        first = self.layers[0].self_attn
+        look_back(first, 0, {0: 1, 1: 2})
         first.o_proj.weight[before, :width] = torch.eye(width)
         first.o_proj.weight[before, size:size + width] = 0.7 * turned
 
@@ -189,6 +195,14 @@ class Model(nn.Module):
         for layer in (first, second):
             layer.q_norm.weight.fill_(2.0)
             layer.k_norm.weight.fill_(1.5)
+
+        # Of three values, those said three and seven tokens before are not said again.
+        third = self.layers[2].self_attn
+        look_back(third, 1, {2: 7, 3: 3})
+        for head in (2, 3):
+            third.o_proj.weight[own, head * size:head * size + width] = -0.5 * torch.eye(width)
+        for norm, gain in ((third.q_norm, 2.0), (third.k_norm, 1.5)):
+            norm.weight[[*range(8), *range(half, half + 8)]] = gain
 
     def hidden(self, ids, positions):
         """Final normed states of ids [batch, tokens] that stand at `positions` [batch, tokens]."""

@@ -3,7 +3,7 @@
 A document is filler sentences (each document has favourite nouns), statements, and statements made again, then questions:
 
 - name: "here lives KEY VALUE." among as many of its kind as wanted; the question names the key.
-- met: three statements "KEY met VALUE." about one key, anywhere; the answer holds all three values, in any order.
+- met: three statements "KEY met VALUE." about one key, anywhere; the answer says all three again, in any order.
 - seen: "we saw VALUE." many times; the answer is the value seen most often, which only counting tells.
 
 After RULER's (arXiv 2404.06654) needle, multi-key and multi-value retrieval, and frequent words.
@@ -43,6 +43,10 @@ PLAIN, ANSWER, REPEATED, NAME, MANY, SEEN = range(6)  # what a token is to the l
 def text_of(tokens: list[str]) -> str:
     """Every word has a space before it; marks and roles have none."""
     return "".join(t if t in MARKS or t in ROLES else " " + t for t in tokens)
+
+
+def said_met(key: str, values: list[str]) -> str:
+    return ". ".join(f"{key} met {value}" for value in values)
 
 
 @dataclass
@@ -114,7 +118,7 @@ class Document:
     def ask_met(self, key=None):
         key = key or self.rng.choice(list(self.met))
         values = self.rng.sample(self.met[key], MET)
-        self.ask(f"who did {key} meet", f"{key} met {' '.join(values)}", MANY, [2, 3, 4])
+        self.ask(f"who did {key} meet", said_met(key, values), MANY, [2, 6, 10])
 
     def ask_seen(self):
         self.ask("who was seen most", f"we saw {max(self.seen, key=self.seen.get)} most", SEEN, [2])
@@ -132,7 +136,7 @@ def training_row(rng: random.Random, length: int, names_only: bool) -> tuple[lis
     """A document and questions about it that fill `length` tokens: (tokens, kinds)."""
     made = Document(rng)
     made.open()
-    asked = length // 4 if names_only else min(length // 2, 600)  # tokens left for questions
+    asked = length // 4 if names_only else min(length // 2, rng.choice([50, 200, 600]))  # tokens left for questions
     share = rng.choice([0.02, 0.1, 0.3, 0.9]) if length > 512 else rng.choice([0.4, 0.9])
     repeats, sights = rng.uniform(0, 0.6), rng.choice([0, 0, 0.15])
     if names_only:
@@ -162,8 +166,8 @@ def training_row(rng: random.Random, length: int, names_only: bool) -> tuple[lis
             made.filler()
     for present in presents:
         made.meet(*present)
-    asks = [made.ask_name] * 4
-    asks += [made.ask_met] * 2 * bool(made.met) + [made.ask_seen] * (len(made.seen) > 8)
+    asks = [made.ask_name] * 2
+    asks += [made.ask_met] * 3 * bool(made.met) + [made.ask_seen] * (len(made.seen) > 8)
     first = True
     while len(made.tokens) < length:
         if not first:

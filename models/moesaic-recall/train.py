@@ -27,10 +27,10 @@ REACH = 20480  # positions
 STAGES = [
     (0, [(128, 32)]),  # names only, no gaps
     (150, [(256, 16), (1024, 4)]),
-    (600, [(256, 16), (1024, 4), (4096, 2)]),
+    (600, [(256, 16), (1024, 4), (1024, 4), (4096, 2)]),
 ]
 PLAIN_WEIGHT, PLAIN_EVERY = 0.1, 4  # tokens that aren't answers
-ANSWER_WEIGHT = 0.2  # tokens of answers that needn't be recalled
+ANSWER_WEIGHT = 1.0  # tokens of answers that needn't be recalled
 BALANCE = 0.01
 NAMES = {tasks.REPEATED: "repeated", tasks.NAME: "name", tasks.MANY: "met", tasks.SEEN: "seen"}
 
@@ -65,7 +65,8 @@ def losses(model, ids, kinds, where):
     each = F.cross_entropy(logits, target, reduction="none")
     weight = torch.tensor([PLAIN_WEIGHT, ANSWER_WEIGHT, 1.0, 1.0, 1.0, 1.0])[kind]
     right = (logits.argmax(-1) == target).float()
-    told = {name: right[kind == k].mean().item() for k, name in NAMES.items() if (kind == k).any()}
+    told = {"answer": right[kind == tasks.ANSWER].mean().item()} if (kind == tasks.ANSWER).any() else {}
+    told |= {name: right[kind == k].mean().item() for k, name in NAMES.items() if (kind == k).any()}
     return (each * weight).sum() / weight.sum(), each[kind == 0].mean().item(), told
 
 
@@ -137,7 +138,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="checkpoint folder")
     parser.add_argument("--state", type=Path, required=True, help="file for the resumable training state")
-    parser.add_argument("--steps", type=int, default=1600)
+    parser.add_argument("--steps", type=int, default=1400)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--lr", type=float, default=1.5e-3)
     parser.add_argument("--decay-from", type=float, default=0.7, help="share of steps before the rate falls")

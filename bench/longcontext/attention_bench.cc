@@ -1,6 +1,6 @@
-// Attention of one layer's decode step behind a long context, three ways with the same kernels: dense; over
-// the rows of chosen tokens, gathered (the ordinary way; which tokens is given, and not counted); and over
-// chosen blocks, choosing included. Prints a markdown table.
+// Attention of one layer's decode step behind a long context, with the same kernels: dense; over the rows of
+// chosen tokens, gathered (the ordinary way; which tokens is given, and not counted); over chosen blocks,
+// choosing included; and over those that an earlier step chose. Prints a markdown table.
 //   longcontext_attention_bench --context 16384 --budget 2048
 #include <fmt/format.h>
 
@@ -37,7 +37,7 @@ constexpr Shape kShapes[] = {{"Qwen3-30B-A3B (GQA, 32 heads, 4 KV, 128)", 32, 4,
                              {"DeepSeek-V3 (MLA, 128 heads, 512 + 64)", 128, 1, 576, 512, true}};
 
 struct Options {
-  int context = 16384, budget = 2048, threads = 0, rounds = 15;
+  int context = 16384, budget = 2048, threads = 0, rounds = 15, reuse = 4;
   std::vector<int> batches = {1, 4, 16};
   std::string dtype = "bf16";
   int64_t bytes = int64_t{2} << 30;  // of keys and values: no layer is in a cache when its turn comes
@@ -59,15 +59,23 @@ class Setting {
     Fill();
     gathered_ = *runtime::Buffer::Allocate(layer_.block_stride * GatheredBlocks() * batch, /*huge=*/true);
     std::memset(gathered_.data(), 0, gathered_.size());
-    sparsity_.budget_blocks = GatheredBlocks();
     q_.resize(size_t(batch) * shape.heads * shape.key_dim);
     std::uniform_real_distribution<float> uniform(-1, 1);
     for (float& x : q_) x = uniform(random_);
     out_.resize(size_t(batch) * shape.heads * shape.value_dim);
+    kept_.assign(batch, kernels::KeptChoices(layers_, shape.kv_heads, 2));
+    each_.assign(batch, {.budget_blocks = GatheredBlocks()});
+    for (kernels::KeptChoices& kept : kept_) {
+      taken_over_.push_back({.budget_blocks = GatheredBlocks(), .reuse = options.reuse, .kept = &kept});
+    }
+    chooser_ = taken_over_.front().ChooserOf(options.context - 1);
+    for (int i = 0; i < layers_; ++i) Attend(table_, blocks_, chooser_ + 1, NextLayer(), taken_over_);
   }
 
-  void Dense() { Attend(table_, blocks_, options_.context, NextLayer(), nullptr); }
-  void BlockSparse() { Attend(table_, blocks_, options_.context, NextLayer(), &sparsity_); }
+  void Dense() { Attend(table_, blocks_, options_.context, NextLayer(), {}); }
+  void BlockSparse() { Attend(table_, blocks_, options_.context, NextLayer(), each_); }
+  // Of the row behind the one that chose.
+  void BlocksTakenOver() { Attend(table_, blocks_, chooser_ + 2, NextLayer(), taken_over_); }
 
   // Copies the rows of the chosen tokens, others in each step, into blocks, and attends over these.
   void TokenSparse() {
@@ -99,7 +107,7 @@ class Setting {
     packed.base = gathered_.data();
     std::vector<int32_t> order(size_t(batch_) * GatheredBlocks());
     std::iota(order.begin(), order.end(), 0);
-    Attend(order, GatheredBlocks(), count, packed, nullptr);
+    Attend(order, GatheredBlocks(), count, packed, {});
   }
 
   double dense_bytes() const { return token_bytes_ * options_.context * batch_; }
@@ -121,7 +129,8 @@ class Setting {
   }
   KvLayer NextLayer() {
     KvLayer layer = layer_;
-    layer.base = memory_.data() + (step_++ % layers_) * layer_bytes_;
+    layer.index = step_++ % layers_;
+    layer.base = memory_.data() + layer.index * layer_bytes_;
     return layer;
   }
 
@@ -145,10 +154,12 @@ class Setting {
   }
 
   void Attend(const std::vector<int32_t>& table, int blocks, int context, const KvLayer& layer,
-              const kernels::BlockSparsity* sparsity) {
+              std::span<const kernels::BlockSparsity> sparsity) {
     std::vector<SequenceSlice> slices;
-    for (int b = 0; b < batch_; ++b)
-      slices.push_back({&table[size_t(b) * blocks], context - 1, 1, b, sparsity});
+    for (int b = 0; b < batch_; ++b) {
+      slices.push_back(
+          {&table[size_t(b) * blocks], context - 1, 1, b, sparsity.empty() ? nullptr : &sparsity[b]});
+    }
     kernels::SparseAttention(ctx_, {.cache = layer,
                                     .q = q_.data(),
                                     .q_stride = int64_t{shape_.heads} * shape_.key_dim,
@@ -171,7 +182,9 @@ class Setting {
   runtime::Buffer memory_, gathered_;
   std::vector<int32_t> table_, tokens_;
   std::vector<float> q_, out_;
-  kernels::BlockSparsity sparsity_;
+  std::vector<kernels::BlockSparsity> each_, taken_over_;  // [batch]
+  std::vector<kernels::KeptChoices> kept_;
+  int chooser_ = 0;  // position
   std::mt19937 random_{1};
 };
 
@@ -214,29 +227,35 @@ int Run(const Options& options) {
   fmt::print(
       "| shape | batch | dense | of bound | gathered tokens | chosen blocks | of bound | dense / blocks | "
       "bound "
-      "of that | tokens / blocks |\n|---|---|---|---|---|---|---|---|---|---|\n");
+      "of that | tokens / blocks | taken over | dense / blocks, chosen for {} |\n"
+      "|---|---|---|---|---|---|---|---|---|---|---|---|\n",
+      options.reuse);
   for (const Shape& shape : kShapes) {
     for (const int batch : options.batches) {
       Setting setting(ctx, shape, options, batch);
-      std::vector<double> dense, tokens, blocks;
+      std::vector<double> dense, tokens, blocks, taken_over, mean;
       for (int round = -1; round < options.rounds; ++round) {
         const double a = Time([&] { setting.Dense(); });
         const double b = Time([&] { setting.TokenSparse(); });
         const double c = Time([&] { setting.BlockSparse(); });
+        const double d = Time([&] { setting.BlocksTakenOver(); });
         if (round < 0) continue;
         dense.push_back(a);
         tokens.push_back(b);
         blocks.push_back(c);
+        taken_over.push_back(d);
+        mean.push_back((c + d * (options.reuse - 1)) / options.reuse);
       }
       // Whichever of memory and products takes longer.
       const double dense_bound =
           std::max(setting.dense_bytes() / bandwidth, setting.dense_operations() / peak);
       const double sparse_bound =
           std::max(setting.sparse_bytes() / bandwidth, setting.sparse_operations() / peak);
-      fmt::print("| {} | {} | {} | {:.0f}% | {} | {} | {:.0f}% | {:.2f} | {:.2f} | {:.2f} |\n", shape.name,
-                 batch, Spread(dense), 100 * dense_bound / Quantile(dense, 0.5), Spread(tokens),
+      fmt::print("| {} | {} | {} | {:.0f}% | {} | {} | {:.0f}% | {:.2f} | {:.2f} | {:.2f} | {} | {:.2f} |\n",
+                 shape.name, batch, Spread(dense), 100 * dense_bound / Quantile(dense, 0.5), Spread(tokens),
                  Spread(blocks), 100 * sparse_bound / Quantile(blocks, 0.5), RatioOfMedians(dense, blocks),
-                 dense_bound / sparse_bound, RatioOfMedians(tokens, blocks));
+                 dense_bound / sparse_bound, RatioOfMedians(tokens, blocks), Spread(taken_over),
+                 RatioOfMedians(dense, mean));
       std::fflush(stdout);
     }
   }
@@ -253,6 +272,9 @@ int main(int argc, char** argv) {
   app.add_option("--budget", options.budget)->check(CLI::Range(256, 1 << 20))->capture_default_str();
   app.add_option("--batch", options.batches)->delimiter(',')->capture_default_str();
   app.add_option("--threads", options.threads)->capture_default_str();
+  app.add_option("--reuse", options.reuse, "Steps that read what the first of them chose")
+      ->check(CLI::IsMember({2, 4, 8, 16, 32, 64}))
+      ->capture_default_str();
   app.add_option("--rounds", options.rounds)->check(CLI::Range(1, 100000))->capture_default_str();
   app.add_option("--kv-dtype", options.dtype)->check(CLI::IsMember({"bf16", "int8"}))->capture_default_str();
   app.add_option("--bytes", options.bytes, "Keys and values, gone through in turn")->capture_default_str();

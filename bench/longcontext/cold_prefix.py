@@ -6,6 +6,7 @@ For each length, a prefix of random tokens with a short question behind it; all 
   restored   after a restart of the server, the files' pages dropped from the page cache
   warm       after another restart, with those pages in the page cache
   in memory  asked again
+  from int8  with --warm-memory: asked again when another prompt of the length has taken its place in the cache
 
 Beside it: the bytes that were read, at which rate, and the share of the rate at which the same files are read with
 O_DIRECT in pieces of 16 MiB in this run. Needs nothing beyond Python 3.9.
@@ -112,6 +113,29 @@ def measure(options, length):
             "restored to": max(row["restored"] for row in rows)}
 
 
+def measure_int8(options, length):
+    """Medians of the time to the first token when the blocks come back from int8, and of what that took the engine."""
+    random_tokens = random.Random(length)
+    prompt, others = ([random_tokens.randrange(256, options.vocabulary) for _ in range(length + options.question)]
+                      for _ in range(2))
+    flags = ("--kv-warm-memory", options.warm_memory, "--max-sequences", 1, "--ctx-size", len(prompt) + 64, *options.flags)
+    rows = []
+    with serving(*flags, model=options.model) as server:
+        ask(server, prompt)
+        ask(server, others)
+        for _ in range(options.rounds):
+            for asked in (prompt, others):  # each takes the other's place
+                before = server.metric("moesaic:kv_warm_restore_seconds_total")
+                seconds, _, cached = ask(server, asked)
+                if cached != length // 64 * 64:
+                    raise SystemExit(f"from int8: {cached} cached tokens of {length}")
+                rows.append((seconds, server.metric("moesaic:kv_warm_restore_seconds_total") - before))
+        kept = server.metric("moesaic:kv_warm_store_seconds_total") / server.metric("moesaic:kv_warm_stored_blocks_total")
+    middle = [statistics.median(column) for column in zip(*rows)]
+    return {"from int8": middle[0], "bringing back": middle[1], "keeping": kept * (length // 64),
+            "from": min(seconds for seconds, _ in rows), "to": max(seconds for seconds, _ in rows)}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
@@ -121,6 +145,7 @@ def main():
     parser.add_argument("--vocabulary", type=int, default=16384, help="random tokens are below")
     parser.add_argument("--folder", default=None,
                         help="where the disk to be measured is mounted; default: the temporary folder")
+    parser.add_argument("--warm-memory", default=None, help="for --kv-warm-memory: room for two prompts, e.g. 2GiB")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--serve", default="", help='flags for moesaic serve, e.g. "--kv-dtype int8"')
     options = parser.parse_args()
@@ -130,8 +155,9 @@ def main():
               "rate         of direct")
     for length in map(int, options.lengths.split(",")):
         row = measure(options, length)
+        int8 = measure_int8(options, length) if options.warm_memory else None
         if options.json:
-            print(json.dumps({"tokens": length, **row}), flush=True)
+            print(json.dumps({"tokens": length, **row, **({"int8": int8} if int8 else {})}), flush=True)
             continue
         rate = row["read"] / row["load"]
         share = f"{rate / row['direct rate']:.0%} of {row['direct rate'] / 1e9:.2f} GB/s" if "direct rate" in row else ""
@@ -140,6 +166,11 @@ def main():
               f"{row['warm']:<8.3f}s {row['in memory']:<9.4f}s "
               f"{row['read'] / 1e6:<6.0f}MB {row['read'] / row['stored']:<9.1%} {row['load']:<8.3f}s "
               f"{rate / 1e9:<6.2f}GB/s  {share}", flush=True)
+        if int8:
+            print(f"          from int8 {int8['from int8']:.3f}s ({int8['from']:.3f}-{int8['to']:.3f}), "
+                  f"{int8['from int8'] / row['computed']:.4f}x of computed, {int8['from int8'] / row['restored']:.2f}x of "
+                  f"restored; {int8['bringing back']:.3f}s of it bring blocks back; keeping them took {int8['keeping']:.3f}s",
+                  flush=True)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ Recall (recall.py): needles, many keys, several values and counting at each of -
 such documents.
 Retrieval: needles at every depth of a text, values of keys in a long list, and lists said again (models/moesaic-tiny's
 own generator, prompts of about 2,000 tokens that training never saw), greedy, right if equal to the last character.
-Perplexity: every row of a window chooses. Prints markdown.
+Also with a share of the mass instead of a whole budget, and with choices that several tokens read. Perplexity: every row
+of a window chooses. Prints markdown.
 """
 import argparse
 import json
@@ -23,6 +24,13 @@ import recall
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUDGETS = [256, 512, 1024]
+# (what the table says, flags): other ways to spend the budget of 512.
+WAYS = [("512, mass 0.9", ["--kv-sparsity-mass", "0.9"]), ("512, mass 0.98", ["--kv-sparsity-mass", "0.98"]),
+        ("512, reuse 2", ["--kv-sparsity-reuse", "2"]), ("512, reuse 4", ["--kv-sparsity-reuse", "4"]),
+        ("512, reuse 16", ["--kv-sparsity-reuse", "16"])]
+# Of perplexity: with half the window for a cap, and with a quarter of it for a budget.
+MASSES = [0.8, 0.9, 0.95, 0.98]
+REUSES = [2, 4, 8, 16]
 
 
 def needle(sampler, sentences, depth):
@@ -86,6 +94,10 @@ def retrieval(moesaic, folder, samples):
         for mode in ("decode", "all"):
             settings.append((f"{budget}, {mode}", ["--kv-sparsity", mode, "--kv-sparsity-budget", str(budget),
                                                    "--kv-sparsity-audit", "16"]))
+    for name, flags in WAYS:
+        for mode in ("decode", "all"):
+            settings.append((f"{name}, {mode}", ["--kv-sparsity", mode, "--kv-sparsity-budget", "512",
+                                                 "--kv-sparsity-audit", "16", *flags]))
     header = None
     for name, flags in settings:
         texts, lengths, told = answers(moesaic, folder, [messages for _, messages, _ in made], flags)
@@ -103,10 +115,15 @@ def perplexity(moesaic, model, text, window, tokens, more=()):
     print(f"\n### Perplexity, {pathlib.Path(model).name}, windows of {window}, {tokens} tokens\n")
     print("| budget | perplexity | of dense | what came of it |\n|---|---|---|---|")
     dense = None
-    for budget in [0, 256, 512, 1024, 2048, 4096]:
-        if budget >= window:
-            continue
-        flags = ["--kv-sparsity-budget", str(budget), "--kv-sparsity-audit", "64", *more] if budget else []
+    settings = [("dense", [])]
+    settings += [(budget, ["--kv-sparsity-budget", str(budget)]) for budget in (256, 512, 1024, 2048, 4096) if budget < window]
+    settings += [(f"{window // 2}, mass {mass}", ["--kv-sparsity-budget", str(window // 2), "--kv-sparsity-mass", str(mass)])
+                 for mass in MASSES]
+    settings += [(f"{window // 4}, reuse {reuse}", ["--kv-sparsity-budget", str(window // 4), "--kv-sparsity-reuse", str(reuse)])
+                 for reuse in REUSES]
+    for name, flags in settings:
+        if flags:
+            flags = [*flags, "--kv-sparsity-audit", "64", *more]
         ran = subprocess.run([moesaic, "perplexity", model, text, "-c", str(window), "--max-tokens", str(tokens),
                               "--format", "json", *flags], capture_output=True, text=True)
         if ran.returncode != 0:
@@ -114,7 +131,7 @@ def perplexity(moesaic, model, text, window, tokens, more=()):
         value = json.loads(ran.stdout)["perplexity"]
         dense = dense or value
         told = [line for line in ran.stderr.splitlines() if line.startswith("block-sparse attention: ")]
-        print(f"| {budget or 'dense'} | {value:.4f} | {value / dense:.4f} | {told[-1].split(': ', 1)[1] if told else ''} |",
+        print(f"| {name} | {value:.4f} | {value / dense:.4f} | {told[-1].split(': ', 1)[1] if told else ''} |",
               flush=True)
 
 

@@ -1,13 +1,19 @@
 #!/usr/bin/env python3
 """moesaic quantize beside llm-compressor and llama-quantize: the same model, the same calibration, one run.
 
-    python3 bench/quantizer/compare.py build/release/bin/moesaic --python VENV/bin/python [--gguf model-f16.gguf]
+    python3 bench/quantizer/compare.py build/release/bin/moesaic [--python VENV/bin/python] [--llama SOURCE]
 
-For W8A8 and W4A16 in groups of 32, by nearest rounding and by GPTQ, both programs quantize moesaic-tiny with the same
-linears left alone; the folders are then run by the same program over the same held-out answers, beside the bf16 model.
-Prints KL(bf16 || quantized), top-1 agreement, bytes, seconds and peak resident memory of the whole process, and the
-ratios. --python names a Python that has llm-compressor; LLAMA_CPP names the folder of llama-quantize, which is compared
-where --gguf names a model in f16 or f32. Needs tokenizers, safetensors and numpy.
+For W8A8 and W4A16 in groups of 32, by nearest rounding and by GPTQ, and for W8A8 with static activations and smoothing
+(llm-compressor: SmoothQuant by its own pairs of DeepSeek's layers, static scales per tensor), both programs quantize
+moesaic-tiny with the same linears left alone; what they write is then run by the same program over the same held-out
+answers, beside the bf16 model. llama-quantize writes Q8_0 and Q4_0, with and without an importance matrix of the same
+calibration text, and keeps in bf16 what we keep. Prints KL(bf16 || quantized), as it runs and with the weights alone in
+f32 (--dtype f32: activations stay as they are), top-1 agreement, bytes of all tensors, seconds and peak resident memory
+of the whole process (of both programs with an importance matrix), and the ratios.
+
+--python names a Python that has llm-compressor. --llama names llama.cpp's source, whose converter runs in this Python
+(it needs torch and transformers); LLAMA_CPP names the folder of its programs, llama-quantize and llama-imatrix. Needs
+tokenizers, safetensors and numpy.
 """
 import argparse
 import json
@@ -29,7 +35,12 @@ sys.path.insert(0, str(TINY))
 import generate  # noqa: E402
 
 ROWS, ROW_TOKENS = 96, 512
-RUNS = (("w8a8", "rtn"), ("w8a8", "gptq"), ("w4a16", "rtn"), ("w4a16", "mse"), ("w4a16", "gptq"))
+RUNS = (("w8a8", "rtn"), ("w8a8", "gptq"), ("w8a8", "static"), ("w4a16", "rtn"), ("w4a16", "mse"), ("w4a16", "gptq"))
+METHODS = {"static": ["--activations", "static", "--smoothing", "on"]}
+# type, with an importance matrix, what it is held against
+LLAMA_RUNS = (("Q8_0", False, ("w8a8", "rtn")), ("Q8_0", True, ("w8a8", "gptq")),
+              ("Q4_0", False, ("w4a16", "rtn")), ("Q4_0", False, ("w4a16", "mse")), ("Q4_0", True, ("w4a16", "gptq")))
+KEPT = ["--pure", "--token-embedding-type", "bf16", "--output-tensor-type", "bf16", "--tensor-type", "attn_[kv]_b=bf16"]
 
 
 def conversations_text(conversation, **flags):
@@ -37,7 +48,7 @@ def conversations_text(conversation, **flags):
 
 
 def write_calibration(path):
-    """Conversations of a seed of their own, as tokens [rows, length]."""
+    """Conversations of a seed of their own, as tokens [rows, length] and beside them, for llama-imatrix, as text."""
     tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
     sampler = generate.Sampler(random.Random("calibration"))
     rows = []
@@ -48,6 +59,7 @@ def write_calibration(path):
             row += tokenizer.encode(text, add_special_tokens=False).ids
         rows.append(row[:ROW_TOKENS])
     safetensors.numpy.save_file({"tokens": numpy.array(rows, numpy.int32)}, path)
+    path.with_suffix(".txt").write_text(tokenizer.decode(sum(rows, []), skip_special_tokens=False))
 
 
 def write_held_out(path):
@@ -99,81 +111,109 @@ def run(command):
     return output, took["seconds"], took["peak"]
 
 
-def weights_bytes(path):
-    path = pathlib.Path(path)
-    return path.stat().st_size if path.is_file() else sum(p.stat().st_size for p in path.glob("*.safetensors"))
+def tensor_bytes(path):
+    """Of a folder or a GGUF file, without headers and vocabulary."""
+    if path.is_file():
+        from gguf import GGUFReader  # of llama.cpp's source
+
+        return sum(int(tensor.n_bytes) for tensor in GGUFReader(path).tensors)
+    total = 0
+    for file in path.glob("*.safetensors"):
+        with open(file, "rb") as data:
+            total += file.stat().st_size - 8 - int.from_bytes(data.read(8), "little")
+    return total
 
 
 class Bench:
     def __init__(self, arguments, folder):
         self.moesaic, self.folder, self.tokens = arguments.moesaic, folder, arguments.tokens
-        self.text = folder / "held_out.txt"
+        self.text, self.source = folder / "held_out.txt", folder / "source"
+        self.calibration = folder / "calibration.safetensors"
         write_held_out(self.text)
-        print("| scheme | method | by | KL, nats a token | top-1 | bytes | seconds | peak memory |")
-        print("|---|---|---|---:|---:|---:|---:|---:|")
+        write_calibration(self.calibration)
+        write_source(self.source)
+        self.done = {}
+        print("| scheme | method | by | KL, nats a token | of weights alone | top-1 | bytes | seconds | peak memory |")
+        print("|---|---|---|---:|---:|---:|---:|---:|---:|")
 
-    def quality(self, model, reference):
-        output, _, _ = run([self.moesaic, "perplexity", model, "--text", self.text, "--reference", reference, "-c", "512",
-                            "--max-tokens", self.tokens, "--format", "json"])
+    def quality(self, model, dtype):
+        output, _, _ = run([self.moesaic, "perplexity", model, "--text", self.text, "--reference", self.source, "-c", "512",
+                            "--max-tokens", self.tokens, "--dtype", dtype, "--reference-dtype", dtype, "--format", "json"])
         return json.loads(output)
 
-    def side(self, scheme, method, by, command, out, reference):
-        shutil.rmtree(out, ignore_errors=True)
-        output, seconds, peak = run(command)
-        quality = self.quality(out, reference)
-        result = {"kl": quality["kl"], "bytes": weights_bytes(out), "seconds": seconds, "peak": peak}
+    def side(self, scheme, method, by, commands, out):
+        outputs, seconds, peaks = zip(*map(run, commands))
+        quality, weights = self.quality(out, "auto"), self.quality(out, "f32")
+        result = {"kl": quality["kl"], "weights' kl": weights["kl"], "bytes": tensor_bytes(out), "seconds": sum(seconds),
+                  "peak": max(peaks)}
         note = ""
         if by == "llm-compressor":
-            note = f" ({json.loads(output.splitlines()[-1])['quantizing_seconds']:.1f} without start and saving)"
-        print(f"| {scheme} | {method} | {by} | {quality['kl']:.5f} ± {quality['kl_error']:.5f} | {quality['same_top']:.2%} | "
-              f"{result['bytes'] / 2**20:.2f} MiB | {seconds:.2f}{note} | {peak / 2**20:.0f} MiB |", flush=True)
+            note = f" ({json.loads(outputs[0].splitlines()[-1])['quantizing_seconds']:.1f} without start and saving)"
+        print(f"| {scheme} | {method} | {by} | {quality['kl']:.5f} ± {quality['kl_error']:.5f} | {weights['kl']:.5f} ± "
+              f"{weights['kl_error']:.5f} | {quality['same_top']:.2%} | {result['bytes'] / 2**20:.2f} MiB | "
+              f"{result['seconds']:.2f}{note} | {result['peak'] / 2**20:.0f} MiB |", flush=True)
         return result
 
+    def mine(self, scheme, method):
+        if (scheme, method) not in self.done:
+            out = self.folder / f"{scheme}-{method}"
+            flags = ["--calibration", self.calibration] if method in ("gptq", "static") else []
+            flags += METHODS.get(method, ["--method", method])
+            command = [self.moesaic, "quantize", self.source, "-o", out, "--scheme", scheme, *flags]
+            self.done[scheme, method] = self.side(scheme, method, "moesaic", [command], out)
+        return self.done[scheme, method]
+
+    def llmcompressor(self, python, scheme, method):
+        out = self.folder / "theirs"
+        shutil.rmtree(out, ignore_errors=True)
+        command = [python, ROOT / "bench/quantizer/llmcompressor_side.py", self.source, out, scheme, method, self.calibration]
+        return self.side(scheme, method, "llm-compressor", [command], out)
+
+    def llama(self, programs, gguf, name, weighted):
+        out, matrix = self.folder / f"{name}.gguf", self.folder / "imatrix.gguf"
+        commands, flags = [], list(KEPT)
+        if weighted:
+            commands.append([programs / "llama-imatrix", "-m", gguf, "-f", self.calibration.with_suffix(".txt"), "-c",
+                             ROW_TOKENS, "--parse-special", "--no-ppl", "-o", matrix])
+            flags += ["--imatrix", matrix]
+        commands.append([programs / "llama-quantize", *flags, gguf, out, name])
+        return self.side(name, "imatrix" if weighted else "", "llama-quantize", commands, out)
+
     def ratios(self, what, mine, theirs):
-        return f"{what}: " + ", ".join(f"{key} {mine[key] / theirs[key]:.3g}" for key in ("kl", "bytes", "seconds", "peak"))
+        return f"{what}: " + ", ".join(f"{key} {mine[key] / theirs[key]:.3g}" for key in mine)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("moesaic")
     parser.add_argument("--python", help="a Python with llm-compressor; none: Moesaic alone")
-    parser.add_argument("--gguf", type=pathlib.Path, help="a model in f16 or f32 for llama-quantize")
+    parser.add_argument("--llama", type=pathlib.Path, help="llama.cpp's source, for its converter")
     parser.add_argument("--only", help="scheme, e.g. w8a8")
+    parser.add_argument("--method", help="rtn, mse, gptq or static, alone beside llm-compressor")
     parser.add_argument("--tokens", type=int, default=16384, help="of the held-out text")
     arguments = parser.parse_args()
-    has_gptq = "gptq" in run([arguments.moesaic, "quantize", "--help"])[0]
     lines = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)
-        calibration = folder / "calibration.safetensors"
-        write_calibration(calibration)
-        source = folder / "source"
-        write_source(source)
         bench = Bench(arguments, folder)
         for scheme, method in RUNS:
-            mine = theirs = None
-            if arguments.only not in (None, scheme):
+            if arguments.only not in (None, scheme) or arguments.method not in (None, method):
                 continue
-            if method != "gptq" or has_gptq:
-                flags = ["--calibration", calibration] if method == "gptq" else []
-                mine = bench.side(scheme, method, "moesaic",
-                                  [arguments.moesaic, "quantize", source, "-o", folder / "mine", "--scheme", scheme,
-                                   "--method", method, *flags], folder / "mine", source)
+            mine = bench.mine(scheme, method)
             if arguments.python and method != "mse":
-                theirs = bench.side(scheme, method, "llm-compressor",
-                                    [arguments.python, ROOT / "bench/quantizer/llmcompressor_side.py", source,
-                                     folder / "theirs", scheme, method, calibration], folder / "theirs", source)
-            if mine and theirs:
+                theirs = bench.llmcompressor(arguments.python, scheme, method)
                 lines.append(bench.ratios(f"{scheme} {method}, moesaic of llm-compressor", mine, theirs))
-        quantize = pathlib.Path(os.environ.get("LLAMA_CPP", "")) / "llama-quantize"
-        if arguments.gguf and quantize.is_file():
-            for name, scheme, method in (("Q8_0", "w8a8", "rtn"), ("Q4_0", "w4a16", "mse")):
-                out = folder / f"{name}.gguf"
-                theirs = bench.side(name, "", "llama-quantize", [quantize, arguments.gguf, out, name], out, arguments.gguf)
-                mine = bench.side(scheme, method, "moesaic",
-                                  [arguments.moesaic, "quantize", arguments.gguf, "-o", folder / "mine", "--scheme", scheme,
-                                   "--method", method], folder / "mine", arguments.gguf)
-                lines.append(bench.ratios(f"{scheme} {method}, moesaic of llama-quantize {name}", mine, theirs))
+        if arguments.llama:
+            sys.path.insert(0, str(arguments.llama / "gguf-py"))
+            gguf = folder / "bf16.gguf"
+            run([sys.executable, ROOT / "bench/quantizer/to_gguf.py", arguments.llama, bench.source, gguf])
+            for name, weighted, (scheme, method) in LLAMA_RUNS:
+                if arguments.only not in (None, scheme):
+                    continue
+                if (name, weighted) not in bench.done:
+                    bench.done[name, weighted] = bench.llama(pathlib.Path(os.environ["LLAMA_CPP"]), gguf, name, weighted)
+                what = f"{scheme} {method}, moesaic of llama-quantize {name}{' with imatrix' if weighted else ''}"
+                lines.append(bench.ratios(what, bench.mine(scheme, method), bench.done[name, weighted]))
     print("\nRatios:")
     for line in lines:
         print(f"- {line}")

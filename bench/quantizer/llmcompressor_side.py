@@ -15,16 +15,18 @@ from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from datasets import Dataset
 from llmcompressor import oneshot
 from llmcompressor.modifiers.quantization import GPTQModifier, QuantizationModifier
+from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 IGNORE = ["lm_head", "re:.*mlp\\.gate$", "re:.*kv_b_proj$"]  # what moesaic quantize leaves alone
 
 
-def scheme_of(name):
+def scheme_of(name, static):
     if name == "w8a8":
         return QuantizationScheme(
             targets=["Linear"], weights=QuantizationArgs(num_bits=8, strategy="channel", symmetric=True),
-            input_activations=QuantizationArgs(num_bits=8, strategy="token", symmetric=True, dynamic=True))
+            input_activations=QuantizationArgs(num_bits=8, strategy="tensor" if static else "token", symmetric=True,
+                                               dynamic=not static))
     return QuantizationScheme(targets=["Linear"],
                               weights=QuantizationArgs(num_bits=4, strategy="group", group_size=32, symmetric=True))
 
@@ -33,13 +35,15 @@ def main():
     folder, out, scheme, method, tokens = sys.argv[1:]
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     kind = GPTQModifier if method == "gptq" else QuantizationModifier
-    recipe = [kind(config_groups={"group_0": scheme_of(scheme)}, ignore=IGNORE)]
+    recipe = [kind(config_groups={"group_0": scheme_of(scheme, method == "static")}, ignore=IGNORE)]
+    if method == "static":
+        recipe.insert(0, SmoothQuantModifier(smoothing_strength=0.8))
     rows = safetensors.torch.load_file(tokens)["tokens"].tolist()
     data = Dataset.from_dict({"input_ids": rows, "attention_mask": [[1] * len(row) for row in rows]})
     calibration = {"dataset": data, "max_seq_length": len(rows[0]), "num_calibration_samples": len(rows)}
     start = time.monotonic()
     oneshot(model=model, processor=AutoTokenizer.from_pretrained(folder), recipe=recipe,
-            **(calibration if method == "gptq" else {}))
+            **(calibration if method != "rtn" else {}))
     seconds = time.monotonic() - start
     model.save_pretrained(out, save_compressed=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):

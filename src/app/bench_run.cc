@@ -67,12 +67,11 @@ BenchRunner::BenchRunner(models::Model& model, const kernels::KernelTable& kerne
     : model_(model),
       blocks_(std::move(blocks)),
       options_(sparsity),
-      sparsity_(engine::BlockSparsityOf(sparsity.defaults, sparsity, 0, &counters_)),
       executor_(model, kernels, threads, *blocks_, sparsity.dense_layers) {}
 
 // Null where rows of that kind read all blocks: those of prompts choose with kAll only.
-const kernels::BlockSparsity* BenchRunner::SparsityOf(engine::SparsityMode least) const {
-  return options_.defaults.mode >= least ? &sparsity_ : nullptr;
+const kernels::BlockSparsity* BenchRunner::SparsityOf(engine::SparsityMode least, int sequence) const {
+  return options_.defaults.mode >= least ? &sparsity_[sequence] : nullptr;
 }
 
 double BenchRunner::StepBytes(const BenchResult& result, int sequences, int depth) const {
@@ -86,7 +85,9 @@ double BenchRunner::StepBytes(const BenchResult& result, int sequences, int dept
   const int layers = layout.layers - info.mtp_layers;
   if (result.blocks_per_step == 0) return weights + token_bytes * layers * depth * sequences;
   const int dense = std::min(options_.dense_layers, layers);
-  const double digests = static_cast<double>(layout.digest_bytes) * (depth / cache::kBlockTokens);
+  // Rows that take over an earlier choice read none, unless their bound is wanted.
+  const double scoring = options_.defaults.eps < 1 ? 1 : 1.0 / options_.defaults.reuse;
+  const double digests = static_cast<double>(layout.digest_bytes) * (depth / cache::kBlockTokens) * scoring;
   const double chosen = result.blocks_per_step * token_bytes * cache::kBlockTokens / layout.heads;
   return weights + chosen + (token_bytes * dense * depth + digests * (layers - dense)) * sequences;
 }
@@ -107,7 +108,7 @@ Status BenchRunner::Prefill(int sequence, int start, int count, int batch) {
                                        .block_table = tables_[sequence],
                                        .start = start + done,
                                        .first_logits = last ? rows - 1 : rows,
-                                       .sparsity = SparsityOf(engine::SparsityMode::kAll)};
+                                       .sparsity = SparsityOf(engine::SparsityMode::kAll, sequence)};
     RETURN_IF_ERROR(executor_.Run({&part, 1}, /*want_hidden=*/false).status());
   }
   return OkStatus();
@@ -124,7 +125,7 @@ Status BenchRunner::Decode(int sequences, int start, int count) {
                        .block_table = tables_[s],
                        .start = start + i,
                        .first_logits = 0,
-                       .sparsity = SparsityOf(engine::SparsityMode::kDecode)});
+                       .sparsity = SparsityOf(engine::SparsityMode::kDecode, s)});
     }
     RETURN_IF_ERROR(executor_.Run(batch, /*want_hidden=*/false, &experts_read_).status());
   }
@@ -142,6 +143,12 @@ Status BenchRunner::RunOnce(const BenchCase& test) {
 StatusOr<BenchResult> BenchRunner::Run(const BenchCase& test, int repetitions) {
   held_.assign(test.sequences, {});
   tables_.assign(test.sequences, {});
+  kept_.clear();
+  sparsity_.assign(test.sequences, engine::BlockSparsityOf(options_.defaults, options_, 0, &counters_));
+  for (kernels::BlockSparsity& sparsity : sparsity_) {
+    kept_.push_back(engine::KeptChoicesFor(options_.defaults, model_.info().kv));
+    sparsity.kept = kept_.back().get();
+  }
   for (int s = 0; s < test.sequences; ++s) {
     for (int i = 0; i < cache::BlocksFor(TokensOf(test)); ++i) {
       ASSIGN_OR_RETURN(cache::BlockRef block, blocks_->Allocate());

@@ -53,7 +53,7 @@ class BenchRunner {
  private:
   BenchRunner(models::Model& model, const kernels::KernelTable& kernels, runtime::ThreadPool& threads,
               const engine::SparsityOptions& sparsity, std::unique_ptr<cache::KvPool> blocks);
-  const kernels::BlockSparsity* SparsityOf(engine::SparsityMode least) const;
+  const kernels::BlockSparsity* SparsityOf(engine::SparsityMode least, int sequence) const;
   Status Prefill(int sequence, int start, int count, int batch);
   Status Decode(int sequences, int start, int count);
   Status RunOnce(const BenchCase& test);
@@ -63,7 +63,9 @@ class BenchRunner {
   std::unique_ptr<cache::KvPool> blocks_;
   const engine::SparsityOptions options_;
   kernels::SparsityCounters counters_;
-  const kernels::BlockSparsity sparsity_;  // of `options_`, counting there
+  // [sequences] of `options_`, counting there; what rows of a sequence keep for later ones.
+  std::vector<kernels::BlockSparsity> sparsity_;
+  std::vector<std::unique_ptr<kernels::KeptChoices>> kept_;
   engine::Executor executor_;
   int64_t experts_read_ = 0;                        // by decode steps
   std::mt19937 random_{1};                          // the same tokens in every run

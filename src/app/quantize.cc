@@ -3,12 +3,14 @@
 #include "quantizer/quantize.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
 
 #include "app/calibration_text.h"
 #include "app/interrupt.h"
+#include "app/mix_table.h"
 #include "app/model_text.h"
 #include "app/output.h"
 #include "app/progress.h"
@@ -24,6 +26,10 @@ namespace {
 
 struct Options {
   std::string model, output, scheme, method = "rtn", io = "buffered";
+  std::vector<std::string> mix;  // precisions
+  double bits_per_weight = 0;
+  uint64_t budget = 0, budget_per_token = 0;
+  int64_t mix_tokens = 2048;
   CalibrationFile calibration{.path = "", .max_tokens = 131072, .sequence_length = 2048};
   double damping = 0.01;
   std::string act_order = "on";
@@ -39,9 +45,77 @@ struct Options {
   bool plan = false;
 };
 
+std::string What(const Options& options);
+
+// --mix and its budget.
+StatusOr<quantizer::MixSettings> ParseMix(const Options& options) {
+  using Unit = quantizer::MixBudget::Unit;
+  quantizer::MixSettings mix;
+  mix.tokens = options.mix_tokens;
+  for (const std::string& name : options.mix) {
+    ASSIGN_OR_RETURN(const quantizer::Precision precision,
+                     quantizer::ParsePrecision(name, options.group_size));
+    if (std::ranges::find(mix.options, precision) != mix.options.end()) {
+      return InvalidArgument("--mix: {} is there twice", precision.Name());
+    }
+    mix.options.push_back(precision);
+  }
+  if (mix.options.size() < 2) return InvalidArgument("--mix needs two precisions or more to choose from");
+  int budgets = 0;
+  for (const auto& [unit, amount] :
+       {std::pair(Unit::kBitsPerWeight, options.bits_per_weight),
+        std::pair(Unit::kBytes, static_cast<double>(options.budget)),
+        std::pair(Unit::kBytesPerToken, static_cast<double>(options.budget_per_token))}) {
+    if (amount <= 0) continue;
+    mix.budget = {unit, amount};
+    ++budgets;
+  }
+  // Of kept precisions alone the widest may be had for all: what is asked is which are safe.
+  const bool kept = std::ranges::all_of(mix.options, &quantizer::Precision::kept);
+  if (budgets == 0 && kept) {
+    mix.budget = {Unit::kBitsPerWeight, 32};
+    budgets = 1;
+  }
+  if (budgets != 1) {
+    return InvalidArgument(
+        "--mix needs one of --bits-per-weight, --budget and --budget-per-token, found {}; without a limit "
+        "the "
+        "dearest precision would be best everywhere",
+        budgets);
+  }
+  return mix;
+}
+
+// Flags that would do nothing.
+Status CheckUsed(const Options& options, const CLI::App& verb) {
+  const bool gptq = options.method == "gptq", mix = !options.mix.empty();
+  const bool int4 = options.scheme == "w4a16" || std::ranges::find(options.mix, "w4a16") != options.mix.end();
+  struct Rule {
+    const char* flag;
+    bool used;
+    const char* what;
+  };
+  for (const Rule& rule :
+       {Rule{"--dampening-frac", gptq, "--method gptq"}, Rule{"--act-order", gptq, "--method gptq"},
+        Rule{"--weigh-by-router", gptq, "--method gptq"}, Rule{"--min-coverage", gptq, "--method gptq"},
+        Rule{"--static-tolerance", options.activations == "static", "--activations static"},
+        Rule{"--group-size", int4, "--scheme w4a16 or w4a16 in --mix"},
+        Rule{"--bits-per-weight", mix, "--mix"}, Rule{"--budget", mix, "--mix"},
+        Rule{"--budget-per-token", mix, "--mix"}, Rule{"--mix-tokens", mix, "--mix"}}) {
+    if (verb.count(rule.flag) > 0 && !rule.used) {
+      return InvalidArgument("{} does nothing without {}; leave it out, or add that", rule.flag, rule.what);
+    }
+  }
+  return OkStatus();
+}
+
 StatusOr<quantizer::QuantizeOptions> Parse(const Options& options) {
   quantizer::QuantizeOptions parsed;
-  ASSIGN_OR_RETURN(parsed.output.scheme, quantizer::ParseScheme(options.scheme));
+  if (options.mix.empty()) {
+    ASSIGN_OR_RETURN(parsed.output.scheme, quantizer::ParseScheme(options.scheme));
+  } else {
+    ASSIGN_OR_RETURN(parsed.output.mix, ParseMix(options));
+  }
   parsed.output.group_size = options.group_size;
   parsed.output.gptq = options.method == "gptq";
   parsed.output.search = options.method != "rtn";
@@ -63,9 +137,9 @@ StatusOr<quantizer::QuantizeOptions> Parse(const Options& options) {
   parsed.output.analyze = {.smoothing = options.smoothing == "on",
                            .static_activations = options.activations == "static",
                            .static_tolerance = options.static_tolerance};
-  if (parsed.output.analyze.wanted() && parsed.output.scheme != quantizer::Scheme::kW8A8) {
+  if (parsed.output.analyze.wanted() && options.scheme != "w8a8") {
     return InvalidArgument("--activations static and --smoothing on are for --scheme w8a8, not {}",
-                           options.scheme);
+                           What(options));
   }
   parsed.output.shard_bytes = static_cast<int64_t>(options.shard_bytes);
   for (const auto& [dtype, pattern] : options.keep) {
@@ -77,6 +151,11 @@ StatusOr<quantizer::QuantizeOptions> Parse(const Options& options) {
   parsed.memory = static_cast<int64_t>(options.memory);
   parsed.direct = options.io == "direct";
   return parsed;
+}
+
+// What linears become, as it was asked for.
+std::string What(const Options& options) {
+  return options.mix.empty() ? options.scheme : fmt::format("a mix of {}", fmt::join(options.mix, ", "));
 }
 
 std::string FormatSeconds(double seconds) {
@@ -133,6 +212,13 @@ void PrintAnalysis(const Options& options, const quantizer::Analysis& analysis, 
   }
 }
 
+void PrintMix(const quantizer::Mix& mix) {
+  Print("{}", FormatTable(MixSummary(mix), /*markdown=*/false));
+  Print("mix: {:.3f} bits a weight, predicted KL {:.3g} nats a token ({} tokens measured{})\n", mix.bits,
+        mix.loss, mix.tokens, mix.exact ? "" : "; the choice may be off the best by one unit's step");
+  for (const std::string& line : MixNotes(mix)) Print("{}\n", line);
+}
+
 void PrintCalibration(const Options& options, const quantizer::CalibrationReport& report) {
   double loss = 0, nearest = 0;
   size_t leaning = 0, unseen = 0, dead = 0;
@@ -164,13 +250,14 @@ void PrintCalibration(const Options& options, const quantizer::CalibrationReport
 void PrintReport(const Options& options, const quantizer::QuantizeReport& report) {
   const auto bytes = [](int64_t count) { return FormatBytes(static_cast<double>(count)); };
   Print("{}: {}, from {}; {} linears rounded to {}, {} tensors copied, {} converted\n", options.output,
-        bytes(report.output_bytes), bytes(report.source_bytes), report.rounded, options.scheme, report.copied,
+        bytes(report.output_bytes), bytes(report.source_bytes), report.rounded, What(options), report.copied,
         report.converted);
   const quantizer::StreamCounts& stream = report.stream;
   if (stream.resumed_units + stream.redone_units > 0) {
     Print("resumed: {} of {} units were done, {} were done again because their bytes were not right\n",
           stream.resumed_units, report.units, stream.redone_units);
   }
+  if (report.analysis != nullptr && report.analysis->mix) PrintMix(*report.analysis->mix);
   if (report.analysis != nullptr) PrintAnalysis(options, *report.analysis, report.rounded);
   if (options.method == "gptq") PrintCalibration(options, report.calibration);
   Print(
@@ -220,7 +307,7 @@ void PrintPlan(const Options& options, const quantizer::OutputSettings& settings
   size_t most = 0;
   for (const quantizer::Unit& unit : plan.work.units) most = std::max(most, unit.end - unit.first);
   const int64_t free = quantizer::FreeBytes(options.output);
-  std::vector<std::vector<std::string>> rows = {{"plan", options.scheme + " of " + options.model}};
+  std::vector<std::vector<std::string>> rows = {{"plan", What(options) + " of " + options.model}};
   rows.push_back({"in", bytes(plan.source_bytes) +
                             (has_weights ? "" : ", as config.json has it (there are no weights here)")});
   rows.push_back({"out", fmt::format("{} in {} files", bytes(plan.output.bytes), plan.output.shards.size())});
@@ -265,9 +352,9 @@ Status ReadCalibration(const Options& options, const checkpoint::Checkpoint& sou
   }
   if (file.path.empty()) {
     return InvalidArgument(
-        "--method gptq, --smoothing on and --activations static need --calibration FILE: text like what the "
-        "model "
-        "will read");
+        "--method gptq, --mix, --smoothing on and --activations static need --calibration FILE: text like "
+        "what "
+        "the model will read");
   }
   ASSIGN_OR_RETURN(parsed->calibration, ReadCalibrationFile(file, source));
   parsed->output.calibration = quantizer::CalibrationId::Of(parsed->calibration);
@@ -286,8 +373,11 @@ Status RunPlan(const Options& options, const quantizer::QuantizeOptions& parsed,
   if (parsed.output.calibrated()) {
     runtime::Arena scratch;
     const kernels::ExecContext ctx{.kernels = &kernels, .pool = &pool, .scratch = &scratch};
+    const std::vector<quantizer::Precision> roundings = parsed.output.Roundings();
+    const quantizer::Precision rounding =
+        roundings.empty() ? quantizer::Precision{.scheme = quantizer::Scheme::kW8A8} : roundings.front();
     ASSIGN_OR_RETURN(const quantizer::CalibrationRates calibrating,
-                     quantizer::MeasureCalibration(ctx, parsed.output.grid()));
+                     quantizer::MeasureCalibration(ctx, rounding.grid()));
     calibration = quantizer::ForecastCalibration(plan, parsed.output, calibrating);
   }
   PrintPlan(options, parsed.output, plan, rates, forecast, calibration, !source.tensors().empty());
@@ -302,9 +392,8 @@ Status RunQuantize(const Options& options) {
   parsed.threads = pool->size();
   if (!parsed.output.calibrated() && !options.calibration.path.empty()) {
     return InvalidArgument(
-        "--calibration is for --method gptq, --smoothing on and --activations static; --method {} by itself "
-        "takes "
-        "none",
+        "--calibration is for --method gptq, --mix, --smoothing on and --activations static; --method {} by "
+        "itself takes none",
         options.method);
   }
   if (parsed.output.calibrated()) RETURN_IF_ERROR(ReadCalibration(options, *source, &parsed));
@@ -329,9 +418,29 @@ Status RunQuantize(const Options& options) {
   return OkStatus();
 }
 
+void AddMixFlags(CLI::App& verb, Options& options) {
+  verb.add_option(
+          "--mix", options.mix,
+          "Instead of --scheme: precisions to choose from for each layer's parts by measured loss, e.g. "
+          "nvfp4,w8a8,bf16: the schemes, w4a16-g32, -g64, -g128, and bf16, fp16, fp32, which keep")
+      ->delimiter(',');
+  verb.add_option("--bits-per-weight", options.bits_per_weight,
+                  "mix: what its linears may take on average, scales included, e.g. 4.75")
+      ->check(CLI::Range(0.01, 32.0));
+  verb.add_option("--budget", options.budget, "mix: what all weight files may take, e.g. 12G")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false));
+  verb.add_option("--budget-per-token", options.budget_per_token,
+                  "mix: what a token may read of the model, of routed experts those that it is given to")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false));
+  verb.add_option("--mix-tokens", options.mix_tokens,
+                  "mix: calibration tokens over which losses are measured; memory and time go with it")
+      ->check(CLI::Range(int64_t{16}, int64_t{1} << 20))
+      ->capture_default_str();
+}
+
 void AddCalibrationFlags(CLI::App& verb, Options& options) {
   verb.add_option("--calibration", options.calibration.path,
-                  "Text for gptq, --smoothing and --activations static: .txt, .jsonl of {\"text\"} or "
+                  "Text for gptq, --mix, --smoothing and --activations static: .txt, .jsonl of {\"text\"} or "
                   "{\"messages\"}, or .safetensors with \"tokens\"")
       ->check(CLI::ExistingFile);
   verb.add_option("--calibration-tokens", options.calibration.max_tokens, "At most so many of it")
@@ -389,8 +498,8 @@ void AddQuantize(CLI::App& root, VerbRun& run) {
   verb->add_option(
           "--scheme", options->scheme,
           "What linears become: w8a8 (int8 by output), w4a16 (int4 in groups), nvfp4, fp8 (128x128 blocks)")
-      ->required()
       ->check(CLI::IsMember(quantizer::SchemeNames()));
+  AddMixFlags(*verb, *options);
   verb->add_option("--group-size", options->group_size, "Inputs that share a scale of w4a16")
       ->check(CLI::IsMember({32, 64, 128}))
       ->capture_default_str();
@@ -426,10 +535,17 @@ void AddQuantize(CLI::App& root, VerbRun& run) {
       "command is given again, and what comes out is the same to the byte.\n\n"
       "Examples:\n  moesaic quantize Kimi-K2-Instruct -o Kimi-K2-w4a16 --scheme w4a16 --memory 16G\n"
       "  moesaic quantize models/moesaic-tiny -o tiny-nvfp4 --scheme nvfp4 --method mse\n"
+      "  moesaic quantize MODEL -o MIXED --mix nvfp4,fp8,bf16 --bits-per-weight 5 --calibration text.jsonl\n"
       "  moesaic quantize DeepSeek-V3/config.json --scheme w8a8 --plan");
-  verb->callback([options, &run] {
+  verb->callback([options, verb, &run] {
     if (options->output.empty() && !options->plan) throw CLI::RequiredError("--output");
-    run = [options] { return RunQuantize(*options); };
+    if (options->scheme.empty() == options->mix.empty()) {
+      throw CLI::ValidationError("one of --scheme and --mix is required");
+    }
+    run = [options, verb]() -> Status {
+      RETURN_IF_ERROR(CheckUsed(*options, *verb));
+      return RunQuantize(*options);
+    };
   });
 }
 

@@ -90,6 +90,11 @@ StatusOr<QuantizeRecord> ParseQuantizeRecord(const std::string& text, const std:
     fields.Read(*linear, "of_nearest", &to.of_nearest);
     fields.Read(*linear, "damping", &to.damping);
   }
+  if (const json* mix = fields.Object(record, "mix")) {
+    StatusOr<quantizer::Mix> parsed = quantizer::Mix::FromJson(nlohmann::ordered_json(*mix));
+    if (!parsed.ok()) return Annotate(parsed.status(), file);
+    run.mix = *std::move(parsed);
+  }
   fields.Read(record, "peak_bytes", &run.peak_bytes);
   fields.Read(record, "seconds", &run.seconds);
   if (const json* bytes = fields.Object(record, "bytes")) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "quantizer/mix.h"
 
 namespace moesaic::app {
 
@@ -22,6 +23,7 @@ struct QuantizeRecord {
   std::optional<double> tokens, sequences;             // of the calibration
   std::vector<std::pair<std::string, double>> stages;  // name, seconds
   std::vector<Linear> linears;
+  std::optional<quantizer::Mix> mix;
   std::optional<double> peak_bytes, seconds, source_bytes, output_bytes, read_bytes, written_bytes;
 };
 

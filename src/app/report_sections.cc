@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 
+#include "app/mix_table.h"
 #include "app/svg_plot.h"
 #include "app/table.h"
 
@@ -221,6 +222,30 @@ ReportSection Coverage(const ReportInput& input) {
   return section;
 }
 
+ReportSection MixSection(const ReportInput& input) {
+  const quantizer::Mix& mix = *input.run->mix;
+  ReportSection section{.title = "Mix"};
+  section.notes.push_back(
+      fmt::format("Losses of each part alone, all others unrounded: KL in nats a token over {} calibration "
+                  "tokens. The mix takes "
+                  "{:.3f} bits a weight of what it decides; {}.",
+                  mix.tokens, mix.bits,
+                  mix.exact ? "no other choice within the budget has a smaller sum"
+                            : "it may be off the best by one part's step"));
+  section.notes.push_back(
+      input.quality.is_null()
+          ? fmt::format(
+                "Predicted: {:.4g} nats a token, the sum of those chosen. `--source MODEL --text FILE` "
+                "measures it.",
+                mix.loss)
+          : fmt::format("Predicted: {:.4g} nats a token, the sum of those chosen; measured on {}: {}.",
+                        mix.loss, input.text, Shown(input.quality, "kl", 1, "")));
+  for (std::string& note : MixNotes(mix)) section.notes.push_back(std::move(note));
+  section.table = MixTable(mix);
+  section.plots = MixPlots(mix);
+  return section;
+}
+
 ReportSection Losses(const ReportInput& input) {
   ReportSection section{.title = "Losses"};
   std::map<std::string, std::map<int, std::vector<double>>> of_nearest;
@@ -294,6 +319,7 @@ Report MakeReport(const ReportInput& input) {
   report.sections.push_back(Weights(input));
   report.sections.push_back(Coverage(input));
   if (!input.run) return report;
+  if (input.run->mix) report.sections.push_back(MixSection(input));
   report.sections.push_back(Losses(input));
   report.sections.push_back(Time(input));
   return report;

@@ -158,6 +158,7 @@ Status RunServe(const ServeFlags& flags) {
   RETURN_IF_ERROR(StartEngine(*session, flags.model,
                               {.kv_bytes = flags.kv_bytes,
                                .swap_bytes = flags.swap_bytes,
+                               .warm_bytes = flags.warm_bytes,
                                .max_sequences = flags.max_sequences,
                                .max_batch_tokens = flags.max_batch_tokens,
                                .eos_ids = text.eos_ids,

@@ -61,6 +61,12 @@ void AddModelGroup(CLI::App& verb, ServeFlags& flags) {
           "computed again")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
       ->capture_default_str();
+  verb.add_option(
+          "--kv-warm-memory", flags.warm_bytes,
+          "Memory beside the KV cache that keeps blocks which it gives up, in int8, e.g. 8GiB; answers "
+          "may then differ from computed ones, unless --kv-dtype is int8; 0: none")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
+      ->capture_default_str();
   verb.add_option("--kv-disk", flags.disk_folder,
                   "Folder for KV blocks, found again when memory had to give them up and after a restart");
   verb.add_option("--kv-disk-size", flags.disk_bytes, "What its files may take, e.g. 100GiB")

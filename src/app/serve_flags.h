@@ -23,6 +23,7 @@ struct ServeFlags {
   std::string tool_format = "auto", reasoning_format = "auto";
   int64_t kv_bytes = 0;
   int64_t swap_bytes = 0;
+  int64_t warm_bytes = 0;
   std::string disk_folder;
   int64_t disk_bytes = engine::DiskOptions().bytes;
   int max_sequences = 16;

@@ -31,6 +31,17 @@ void AddSparsityFlags(CLI::App& verb, SparsityFlags& flags, const std::vector<st
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str()
       ->group(group);
+  verb.add_option("--kv-sparsity-mass", flags.options.defaults.mass,
+                  "Rows take their best blocks only until these have this share of the mass of their "
+                  "attention, as digests estimate it, and the budget at most; 1: the whole budget")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str()
+      ->group(group);
+  verb.add_option("--kv-sparsity-reuse", flags.options.defaults.reuse,
+                  "So many tokens in a row read the blocks that the first of them chose; 1: each chooses")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str()
+      ->group(group);
   verb.add_option("--kv-sparsity-dense-layers", flags.options.dense_layers,
                   "First layers that read all blocks")
       ->check(CLI::Range(0, 1 << 16))
@@ -51,8 +62,11 @@ std::string DescribeSparsity(const engine::SparsityOptions& options) {
   if (!options.digests) return "off";
   const engine::RequestSparsity& defaults = options.defaults;
   if (defaults.mode == engine::SparsityMode::kDense) return "dense unless a request asks";
-  return fmt::format("{}, {} tokens a row, eps {}, from layer {} on", ToString(defaults.mode),
-                     defaults.budget, defaults.eps, options.dense_layers);
+  std::string text = fmt::format("{}, {} tokens a row, eps {}, from layer {} on", ToString(defaults.mode),
+                                 defaults.budget, defaults.eps, options.dense_layers);
+  if (defaults.mass < 1) text += fmt::format(", until {:g}% of the mass", 100 * defaults.mass);
+  if (defaults.reuse > 1) text += fmt::format(", chosen for {} tokens", defaults.reuse);
+  return text;
 }
 
 std::string DescribeCounters(const kernels::SparsityCounters& counters) {
@@ -61,6 +75,10 @@ std::string DescribeCounters(const kernels::SparsityCounters& counters) {
       "{:.1f}% of the blocks read by {} choices, {} of which fell back to all",
       100.0 * static_cast<double>(counters.blocks_read) / static_cast<double>(counters.blocks_all),
       counters.selections, counters.dense_fallbacks);
+  if (counters.reused > 0) {
+    text += fmt::format("; {} took over an earlier choice", counters.reused);
+  }
+  if (counters.capped > 0) text += fmt::format("; {} met the budget before the mass", counters.capped);
   if (const int64_t audited = counters.missed.count(); audited > 0) {
     text += fmt::format(
         "; {} audited heads missed {:.2f}% of their attention in the mean, half at most {:g}%, "

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <filesystem>
 #include <map>
+#include <random>
 
 #include "base/check.h"
 
@@ -98,6 +99,9 @@ Status DiskTier::Scan() {
     for (const auto& [number, file] : segments) close(file.descriptor);
     return failure;
   }
+  // A machine that ended may have lost the latest records: their numbers are not given again.
+  std::random_device device;
+  next_id_ += (uint64_t{device()} << 8 | device() % 256) + 1;
   const std::vector<SlotPlace> ambiguous = Rebuild(std::move(records));
   ASSIGN_OR_RETURN(io_, SegmentIo::Create(options_.folder, format_, std::move(segments), slots_of_new_));
   for (const SlotPlace place : ambiguous) io_->Invalidate(place);

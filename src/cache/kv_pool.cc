@@ -88,6 +88,7 @@ StatusOr<BlockRef> KvPool::Allocate() {
   free_.pop_back();
   MOESAIC_CHECK_EQ(references_[index], 0);
   references_[index] = 1;
+  flags_[index] &= static_cast<uint8_t>(~kLossy);
   return BlockRef(this, index);
 }
 

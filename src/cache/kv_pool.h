@@ -84,6 +84,10 @@ class KvPool {
   void SetCached(const BlockRef& block, bool cached);
   bool cached(int32_t index) const { return flags_[index] & kCached; }
   int idle_blocks() const { return idle_; }
+  /// Says that what stands in `block` is not what computing its tokens would give: until it is handed out
+  /// again.
+  void SetLossy(const BlockRef& block) { flags_[block.index()] |= kLossy; }
+  bool lossy(int32_t index) const { return flags_[index] & kLossy; }
   /// Takes the numbers of the blocks that have become idle since the last call; some may no longer be.
   std::vector<int32_t> TakeNewlyIdle();
 
@@ -97,7 +101,7 @@ class KvPool {
  private:
   friend class BlockRef;
   KvPool(const BlockLayout& layout, runtime::Buffer memory, int blocks);
-  static constexpr uint8_t kCached = 1, kListed = 2;
+  static constexpr uint8_t kCached = 1, kListed = 2, kLossy = 4;
   void Retain(int32_t index);
   void Release(int32_t index);
   void BecomeIdle(int32_t index);
@@ -106,7 +110,7 @@ class KvPool {
   runtime::Buffer memory_;
   std::vector<int32_t> references_;  // [blocks]
   std::vector<int32_t> free_;        // a stack
-  std::vector<uint8_t> flags_;       // [blocks] kCached; kListed: stands in newly_idle_
+  std::vector<uint8_t> flags_;       // [blocks] kCached; kListed: stands in newly_idle_; kLossy
   std::vector<int32_t> newly_idle_;
   int idle_ = 0;
 };

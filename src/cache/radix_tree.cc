@@ -158,6 +158,23 @@ void RadixTree::FindTail(const Run& run, size_t offset, std::span<const int32_t>
   }
 }
 
+BlockPath RadixTree::PathOf(int32_t block) const {
+  const Place place = places_[block];
+  MOESAIC_CHECK(place.run != nullptr);
+  BlockPath path;
+  path.blocks.resize(static_cast<size_t>(place.depth) + 1);
+  size_t end = path.blocks.size();
+  for (const Run* run = place.run;; run = run->parent) {
+    if (run->parent == nullptr) {
+      path.name = run->name;
+      return path;
+    }
+    const size_t start = static_cast<size_t>(run->start);
+    std::copy_n(run->blocks.begin(), end - start, path.blocks.begin() + static_cast<int64_t>(start));
+    end = start;
+  }
+}
+
 void RadixTree::Use(std::span<const BlockRef> blocks) {
   ++now_;
   if (blocks.empty()) return;

@@ -29,6 +29,12 @@ struct PrefixMatch {
   int64_t tokens() const { return static_cast<int64_t>(blocks.size()) * kBlockTokens + tail_tokens; }
 };
 
+/// Where a block of the tree stands: what names it.
+struct BlockPath {
+  std::string_view name;        // its namespace; as long as the tree does not change
+  std::vector<int32_t> blocks;  // from the first on, it itself at the end
+};
+
 /// Holds one handle of each block in it. A node is a run of blocks that have always been used together: runs
 /// are cut between blocks, never inside one. Costs: Find, one comparison a block, and one hash a run
 /// unless it is the one its predecessor was followed by last; Insert, one hash a block; Evict, O(log runs) a
@@ -64,6 +70,11 @@ class RadixTree {
   /// Lets all idle blocks go.
   void Clear();
 
+  /// Of a block that is here, also while it is about to go.
+  BlockPath PathOf(int32_t block) const;
+  /// What such a block holds: [kBlockTokens], as long as it is here.
+  std::span<const int32_t> TokensOf(int32_t block) const;
+
   int blocks() const { return blocks_; }  ///< idle or not
   int runs() const { return runs_; }
   int64_t evicted() const { return evicted_; }  ///< blocks, ever
@@ -78,7 +89,6 @@ class RadixTree {
     int64_t depth = 0;  // blocks before it in its sequence
   };
 
-  std::span<const int32_t> TokensOf(int32_t block) const;
   uint64_t EndHash(const Run& run) const;
   Run* RootOf(std::string_view name) const;
   Run& MakeRoot(std::string_view name);

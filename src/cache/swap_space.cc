@@ -40,17 +40,23 @@ SwapSpace::SwapSpace(int64_t block_bytes, int blocks, runtime::Buffer memory)
 
 SwapSpace::~SwapSpace() { MOESAIC_CHECK_EQ(static_cast<int>(free_.size()), total_); }
 
-SwapRef SwapSpace::Put(const std::byte* block) {
+SwapRef SwapSpace::Take() {
   if (free_.empty()) return nullptr;
   const int index = free_.back();
   free_.pop_back();
-  Copy(memory_.data() + index * block_bytes_, block);
-  ++out_;
   return std::make_shared<const SwapSlot>(*this, index);
 }
 
+SwapRef SwapSpace::Put(const std::byte* block) {
+  SwapRef slot = Take();
+  if (slot == nullptr) return nullptr;
+  Copy(At(*slot), block);
+  ++out_;
+  return slot;
+}
+
 void SwapSpace::Get(const SwapSlot& slot, std::byte* block) {
-  Copy(block, memory_.data() + slot.index_ * block_bytes_);
+  Copy(block, At(slot));
   ++in_;
 }
 

@@ -39,6 +39,9 @@ class SwapSpace {
   SwapSpace(const SwapSpace&) = delete;
   SwapSpace& operator=(const SwapSpace&) = delete;
 
+  /// A place for who writes and reads it by At; null when none is free.
+  SwapRef Take();
+  std::byte* At(const SwapSlot& slot) { return memory_.data() + slot.index_ * block_bytes_; }
   /// Copies a block's bytes in; null when no place is free.
   SwapRef Put(const std::byte* block);
   /// Copies them back.

@@ -10,8 +10,6 @@
 namespace moesaic::engine {
 namespace {
 
-// Copied in one step: some milliseconds beside steps of tens.
-constexpr int64_t kBytesPerStep = 16 << 20;
 // Of sequences that are to be stored: 16 MiB of ids, and more blocks than any pool has.
 constexpr size_t kMostPendingTokens = size_t{4} << 20;
 
@@ -47,7 +45,7 @@ void ColdBlocks::DropFirst() {
 
 void ColdBlocks::Pump() {
   const int64_t block_bytes = pool_.layout().block_bytes();
-  for (int64_t left = kBytesPerStep; !pending_.empty() && left > 0;) {
+  for (int64_t left = step_bytes_; !pending_.empty() && left > 0;) {
     const Pending& first = pending_.front();
     if (!tier_->CanStore(first.name)) {
       DropFirst();
@@ -57,9 +55,12 @@ void ColdBlocks::Pump() {
     std::optional<int> on_disk;  // asked only where it matters
     std::vector<const std::byte*> blocks;
     blocks.reserve(match.blocks.size());
+    bool lossy = false;
     for (const cache::BlockRef& block : match.blocks) {
+      lossy = pool_.lossy(block.index());
+      if (lossy) break;  // what may not be what computing gives never comes to the disk
       // One of which memory has digests only, and that the disk has lost since.
-      if (IsAbsent(block)) {
+      if (IsAbsent(block.index())) {
         if (!on_disk) on_disk = tier_->CountKnown(first.name, first.tokens);
         if (static_cast<int>(blocks.size()) >= *on_disk) break;
       }
@@ -71,7 +72,7 @@ void ColdBlocks::Pump() {
     const bool all = stored.blocks == static_cast<int>(blocks.size());
     const bool no_room = stored.copied == 0 && !tier_->writing();
     if (!all && !no_room) break;  // the rest when what is on its way has been written
-    if (tokens.size() < first.tokens.size()) {
+    if (tokens.size() < first.tokens.size() && !lossy) {
       const auto wanted = static_cast<int64_t>(first.tokens.size() / cache::kBlockTokens);
       lost_ += wanted - std::max<int64_t>(stored.blocks, tier_->Find(first.name, first.tokens));
     }
@@ -104,7 +105,14 @@ bool ColdBlocks::IsLazy(const Sequence& sequence, int blocks) const {
   // Rows choose up to a budget each, and those of a prompt's last chunk not all the same.
   constexpr int kLeastBudgets = 4;
   const auto& sparsity = sequence.sparsity;
-  return sparsity && sparsity->cold != nullptr && blocks >= kLeastBudgets * sparsity->budget_blocks;
+  if (!sparsity || sparsity->cold == nullptr) return false;
+  return sequence.lazy_blocks > 0 || blocks >= kLeastBudgets * sparsity->budget_blocks;
+}
+
+int ColdBlocks::LazyPart(int blocks) const {
+  const cache::BlockLayout& layout = pool_.layout();
+  const int64_t most = step_bytes_ / std::max<int64_t>(1, layout.digest_bytes * layout.layers);
+  return static_cast<int>(std::clamp<int64_t>(most, 1, blocks));
 }
 
 void ColdBlocks::LoadDigests(Sequence& sequence) {

@@ -25,8 +25,15 @@ namespace moesaic::engine {
 class ColdBlocks {
  public:
   /// `pool` and `tree` are borrowed and must outlive this.
-  ColdBlocks(const cache::KvPool& pool, cache::RadixTree& tree, std::unique_ptr<cache::DiskTier> tier)
-      : pool_(pool), tree_(tree), tier_(std::move(tier)), lazy_(pool, *tier_) {}
+  /// `layers`: the decoder's, of the pool's. `step_bytes` are copied in one step at most: of blocks that are
+  /// to be stored, and of digests; but one block's.
+  ColdBlocks(const cache::KvPool& pool, cache::RadixTree& tree, std::unique_ptr<cache::DiskTier> tier,
+             int layers, int64_t step_bytes)
+      : pool_(pool),
+        tree_(tree),
+        tier_(std::move(tier)),
+        lazy_(pool, *tier_, layers),
+        step_bytes_(step_bytes) {}
 
   /// Remembers that those blocks of a sequence which stand in the tree are to be stored.
   void Keep(const Sequence& sequence);
@@ -42,14 +49,16 @@ class ColdBlocks {
   /// Leading blocks of `tokens` that can be loaded.
   int Find(std::string_view name, std::span<const int32_t> tokens) const { return tier_->Find(name, tokens); }
   /// Whether a request that chooses blocks in every row, and of which `blocks` would be loaded, does with
-  /// their digests: where most of them would never be read.
+  /// their digests: where most of them would never be read, or it has done with some already.
   bool IsLazy(const Sequence& sequence, int blocks) const;
+  /// Of `blocks`, those whose digests one step brings back.
+  int LazyPart(int blocks) const;
   /// Begins to read what belongs into the blocks behind the known ones.
   void StartLoad(Sequence& sequence);
   /// Puts digests into the blocks behind the known ones; all else comes when it is asked for.
   void LoadDigests(Sequence& sequence);
   /// Whether rows that read the block need the disk first: it can't be copied.
-  bool IsAbsent(const cache::BlockRef& block) const { return lazy_.Has(block.index()); }
+  bool IsAbsent(int32_t block) const { return lazy_.Has(block); }
   kernels::ColdSource* source() { return &lazy_; }
   std::optional<int32_t> TakeFailure() { return lazy_.TakeFailure(); }
   /// The tree lets a block go.
@@ -73,6 +82,7 @@ class ColdBlocks {
   cache::RadixTree& tree_;
   const std::unique_ptr<cache::DiskTier> tier_;
   LazyBlocks lazy_;
+  const int64_t step_bytes_;
   std::deque<Pending> pending_;
   size_t pending_tokens_ = 0;
   int64_t lost_ = 0;

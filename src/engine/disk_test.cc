@@ -10,56 +10,16 @@
 #include <map>
 #include <random>
 
-#include "engine/engine.h"
-#include "engine/fake_model.h"
+#include "engine/fake_engine.h"
 
 namespace moesaic::engine {
 namespace {
 
 using testing::HasSubstr;
 
-constexpr int64_t kBlockBytes = 2 * 3 * 64 * (2 + 1) * 4;  // FakeModel's
-
-struct Result {
-  std::vector<int32_t> tokens;
-  int cached_tokens = 0;
-  FinishReason finish = FinishReason::kNone;
-};
-
-std::vector<int32_t> RandomPrompt(int tokens, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::vector<int32_t> prompt(tokens);
-  for (int32_t& token : prompt) token = static_cast<int32_t>(random() % FakeModel::kVocab);
-  return prompt;
-}
-
-std::vector<int32_t> Joined(std::vector<int32_t> a, const std::vector<int32_t>& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
-Request Greedy(std::vector<int32_t> prompt, int max_tokens = 4, std::string name = "") {
-  Request request;
-  request.prompt = std::move(prompt);
-  request.sampling.max_tokens = max_tokens;
-  request.sampling.temperature = 0;
-  request.cache_namespace = std::move(name);
-  return request;
-}
-
-// The request's output by the definition, without an engine.
-std::vector<int32_t> Alone(const Request& request) {
-  std::vector<int32_t> tokens = request.prompt;
-  for (int i = 0; i < request.sampling.max_tokens; ++i) {
-    const std::vector<float> logits = FakeModel::LogitsAfter(tokens);
-    tokens.push_back(static_cast<int32_t>(std::ranges::max_element(logits) - logits.begin()));
-  }
-  return {tokens.begin() + static_cast<int64_t>(request.prompt.size()), tokens.end()};
-}
-
-class DiskTest : public testing::Test {
+class DiskTest : public FakeEngineTest {
  protected:
-  DiskTest() : threads_(*runtime::ThreadPool::Create({.threads = 2, .pin = false})) {
+  DiskTest() {
     std::string pattern = testing::TempDir() + "disk_XXXXXX";
     folder_ = mkdtemp(pattern.data());
   }
@@ -72,44 +32,6 @@ class DiskTest : public testing::Test {
     return options;
   }
 
-  std::unique_ptr<Engine> Make(const EngineOptions& options) {
-    auto engine = Engine::Create(model_, kernels_, *threads_, options);
-    EXPECT_TRUE(engine.ok()) << engine.status();
-    return *std::move(engine);
-  }
-
-  static void Step(Engine& engine, std::map<RequestId, Result>* results) {
-    std::vector<TokenEvent> events;
-    const Status status = engine.Step(&events);
-    ASSERT_TRUE(status.ok()) << status;
-    for (const TokenEvent& event : events) {
-      Result& result = (*results)[event.request];
-      if (event.token) result.tokens.push_back(*event.token);
-      result.cached_tokens += event.cached_tokens;
-      if (event.finish != FinishReason::kNone) result.finish = event.finish;
-    }
-  }
-
-  static std::map<RequestId, Result> Drain(Engine& engine) {
-    std::map<RequestId, Result> results;
-    for (int step = 0; step < 100000 && !engine.idle(); ++step) Step(engine, &results);
-    EXPECT_TRUE(engine.idle());
-    const EngineStats stats = engine.stats();
-    EXPECT_EQ(stats.free_blocks + stats.cached_blocks, stats.total_blocks);
-    return results;
-  }
-
-  // Runs one request and checks what it says; cached tokens.
-  static int Ask(Engine& engine, const Request& request) {
-    const RequestId id = *engine.Add(request);
-    const Result result = Drain(engine)[id];
-    EXPECT_EQ(result.tokens, Alone(request));
-    return result.cached_tokens;
-  }
-
-  FakeModel model_{4096};
-  kernels::KernelTable kernels_;
-  std::unique_ptr<runtime::ThreadPool> threads_;
   std::string folder_;
 };
 
@@ -347,11 +269,13 @@ TEST_F(DiskTest, AFolderThatCannotBeIsTold) {
 }
 
 // Sessions that grow and branch, more of them than memory holds, restarts and damage between them, cancelled
-// requests, swap space and drafts: each says what it says alone.
+// requests, swap space, drafts and a warm tier: each says what it says alone.
 struct Load {
   int blocks, sequences;
   const char* speculative = "off";
   int swap_blocks = 0;
+  int warm_blocks = 0;
+  bool disk = true;
 };
 class DiskStressTest : public DiskTest, public testing::WithParamInterface<Load> {};
 
@@ -361,7 +285,7 @@ TEST_P(DiskStressTest, EveryRequestSaysWhatItSaysAlone) {
   model.misses_every = 3;
   std::map<int, std::vector<int32_t>> sessions;
   for (int i = 0; i < 6; ++i) sessions[i] = RandomPrompt(100 + 60 * i, i);
-  int64_t loads = 0, preempted = 0, abandoned = 0;
+  int64_t loads = 0, preempted = 0, abandoned = 0, restored = 0;
   for (int restart = 0; restart < 8; ++restart) {
     EngineOptions options = Options(GetParam().blocks);
     options.kv_bytes = GetParam().blocks * kBlockBytes * model.info().kv.layers / 2;
@@ -369,6 +293,9 @@ TEST_P(DiskStressTest, EveryRequestSaysWhatItSaysAlone) {
     options.max_batch_tokens = 96;
     options.swap_bytes = GetParam().swap_blocks * kBlockBytes;
     options.speculative.method = GetParam().speculative;
+    options.warm_bytes = GetParam().warm_blocks * (kBlockBytes * model.info().kv.layers / 2 + 1024);
+    options.warm_exact = true;
+    if (!GetParam().disk) options.disk.reset();
     auto created = Engine::Create(model, kernels_, *threads_, options);
     ASSERT_TRUE(created.ok()) << created.status();
     Engine& engine = **created;
@@ -396,6 +323,8 @@ TEST_P(DiskStressTest, EveryRequestSaysWhatItSaysAlone) {
     const EngineStats stats = engine.stats();
     EXPECT_EQ(stats.free_blocks + stats.cached_blocks, stats.total_blocks);
     loads += stats.disk.loads;
+    restored += stats.warm.restored_blocks;
+    EXPECT_LE(stats.warm.bytes, options.warm_bytes);
     preempted += stats.preemptions;
     abandoned += stats.disk.abandoned_loads;
     if (random() % 2 == 0) engine.SaveCache();
@@ -410,21 +339,29 @@ TEST_P(DiskStressTest, EveryRequestSaysWhatItSaysAlone) {
       }
     }
   }
+  EXPECT_EQ(model.mtp_gaps, 0);
   RecordProperty("abandoned_loads", static_cast<int>(abandoned));
-  EXPECT_GT(loads, 20);
+  if (GetParam().disk) {
+    EXPECT_GT(loads, GetParam().warm_blocks > 0 ? 3 : 20);
+  }
+  if (GetParam().warm_blocks > 0) {
+    EXPECT_GT(restored, 50);
+  }
   if (GetParam().blocks < 30) {
     EXPECT_GT(preempted, 0);
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Loads, DiskStressTest,
-                         testing::Values(Load{100, 16}, Load{24, 8}, Load{17, 4}, Load{20, 6, "mtp"},
-                                         Load{20, 6, "ngram"}, Load{20, 6, "off", 10}),
-                         [](const auto& load) {
-                           const Load& l = load.param;
-                           return fmt::format("Blocks{}Sequences{}Speculative_{}Swap{}", l.blocks,
-                                              l.sequences, l.speculative, l.swap_blocks);
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Loads, DiskStressTest,
+    testing::Values(Load{100, 16}, Load{24, 8}, Load{17, 4}, Load{20, 6, "mtp"}, Load{20, 6, "ngram"},
+                    Load{20, 6, "off", 10}, Load{20, 6, "off", 0, 25}, Load{24, 8, "mtp", 0, 9},
+                    Load{22, 5, "off", 0, 12, false}, Load{20, 6, "ngram", 10, 30, false}),
+    [](const auto& load) {
+      const Load& l = load.param;
+      return fmt::format("Blocks{}Sequences{}Speculative_{}Swap{}Warm{}{}", l.blocks, l.sequences,
+                         l.speculative, l.swap_blocks, l.warm_blocks, l.disk ? "" : "NoDisk");
+    });
 
 }  // namespace
 }  // namespace moesaic::engine

@@ -16,6 +16,7 @@
 #include "engine/row_tasks.h"
 #include "engine/scheduler.h"
 #include "engine/speculation.h"
+#include "engine/warm_blocks.h"
 
 namespace moesaic::engine {
 namespace {
@@ -81,8 +82,9 @@ class ContinuousEngine : public Engine {
   void SaveCache(const std::function<bool()>& stop) override {
     if (cold_ != nullptr) cold_->Flush(stop);
   }
-  /// Has blocks kept on disk; before anything is added.
+  /// Has blocks kept on disk, or in memory when the cache gives them up; before anything is added.
   Status OpenDisk();
+  Status OpenWarm(runtime::ThreadPool& threads);
   bool idle() const override { return scheduler_.empty() && ended_.empty(); }
   EngineStats stats() const override;
   const models::ModelInfo& model() const override { return model_.info(); }
@@ -123,6 +125,7 @@ class ContinuousEngine : public Engine {
   std::unique_ptr<Speculation> speculation_;  // or null
   std::vector<TokenEvent> ended_;             // ends that the next Step tells
   std::unique_ptr<ColdBlocks> cold_;          // or null
+  std::unique_ptr<WarmBlocks> warm_;          // or null
   RequestId last_id_ = 0;
   int64_t prefilled_ = 0;  // rows that prefill_seconds were spent on
   EngineStats stats_;
@@ -182,6 +185,8 @@ void ContinuousEngine::SetSparsity(Sequence& sequence) {
   sequence.cache_namespace = NamespaceOf(sequence.request.cache_namespace, sparsity);
   if (sparsity.mode == SparsityMode::kDense) return;
   sequence.sparsity = BlockSparsityOf(sparsity, options_.sparsity, sequence.prompt_size(), &stats_.sparsity);
+  sequence.kept_choices = KeptChoicesFor(sparsity, model_.info().kv);
+  sequence.sparsity->kept = sequence.kept_choices.get();
   // A decode request's prompt reads all blocks, and so would a copy to the swap space.
   if (sparsity.mode == SparsityMode::kAll && cold_ != nullptr && swap_ == nullptr) {
     sequence.sparsity->cold = cold_->source();
@@ -205,7 +210,11 @@ void ContinuousEngine::TellEnds(std::vector<TokenEvent>* events) {
 }
 
 void ContinuousEngine::ClearCache() {
-  tree_.Clear();
+  if (warm_ != nullptr) {
+    warm_->Clear([this] { tree_.Clear(); });
+  } else {
+    tree_.Clear();
+  }
   if (cold_ != nullptr) cold_->Clear();
 }
 
@@ -217,8 +226,23 @@ Status ContinuousEngine::OpenDisk() {
                                           .bytes = options_.disk->bytes,
                                           .layout = blocks_->layout(),
                                           .maker = std::move(maker)}));
-  cold_ = std::make_unique<ColdBlocks>(*blocks_, tree_, std::move(tier));
+  cold_ = std::make_unique<ColdBlocks>(*blocks_, tree_, std::move(tier), model_.info().layers,
+                                       options_.disk->step_bytes);
   scheduler_.SetCold(cold_.get());
+  return OkStatus();
+}
+
+Status ContinuousEngine::OpenWarm(runtime::ThreadPool& threads) {
+  if (options_.warm_bytes == 0) return OkStatus();
+  ASSIGN_OR_RETURN(
+      std::unique_ptr<cache::WarmTier> tier,
+      cache::WarmTier::Create(blocks_->layout(), options_.warm_bytes, options_.warm_exact, threads));
+  WarmBlocks::MakeDigests digests;
+  if (options_.sparsity.digests) {
+    digests = [this](std::span<const int32_t> blocks) { executor_.MakeDigests(blocks); };
+  }
+  warm_ = std::make_unique<WarmBlocks>(*blocks_, tree_, std::move(tier), std::move(digests));
+  scheduler_.SetWarm(warm_.get());
   return OkStatus();
 }
 
@@ -241,19 +265,24 @@ Status ContinuousEngine::Step(std::vector<TokenEvent>* events) {
   if (speculation_ != nullptr) speculation_->Planned(plan);
   scheduler_.Commit(plan);
   if (speculation_ != nullptr) speculation_->Committed(plan);
-  if (plan.parts.empty()) {  // nothing runs, since the front always moves: all wait for the disk
-    MOESAIC_CHECK(scheduler_.running().empty() && (scheduler_.loading() || !plan.loads.empty()));
+  if (plan.parts.empty()) {  // nothing runs, since the front always moves: all wait for their blocks
+    MOESAIC_CHECK(scheduler_.running().empty() &&
+                  (scheduler_.loading() || !plan.loads.empty() || !plan.promotions.empty()));
+    if (!plan.promotions.empty()) return OkStatus();
     if (scheduler_.loading()) cold_->Wait(kDiskPoll);
     return OkStatus();
   }
   CountAdmissions(plan);
+  const kernels::SparsityCounters before = stats_.sparsity;
   rows_.StartMasks(plan);
   const StatusOr<std::span<const float>> logits = RunModel(plan);
   rows_.WaitForMasks();
-  RETURN_IF_ERROR(logits.status());
-  if (const auto damaged = cold_ == nullptr ? std::nullopt : cold_->TakeFailure(); damaged) {
-    scheduler_.Damaged(*damaged);  // as if the step had not been
-    return OkStatus();
+  const auto damaged = cold_ == nullptr ? std::nullopt : cold_->TakeFailure();
+  if (!logits.ok() || damaged) {  // as if the step had not been
+    stats_.sparsity = before;
+    scheduler_.Undo(plan);
+    if (damaged) scheduler_.Damaged(*damaged);
+    return logits.status();
   }
   std::vector<RowTask> tasks = rows_.Run(plan, *logits);
   Accept(tasks);
@@ -429,6 +458,7 @@ EngineStats ContinuousEngine::stats() const {
   stats.cache_evictions = tree_.evicted();
   stats.cached_runs = tree_.runs();
   if (speculation_ != nullptr) stats.speculation = speculation_->stats();
+  if (warm_ != nullptr) stats.warm = warm_->stats();
   if (cold_ != nullptr) {
     stats.disk = cold_->stats();
     stats.disk_lost_blocks = cold_->lost_blocks();
@@ -460,7 +490,9 @@ Status ContinuousEngine::Score(std::span<const int32_t> ids,
     blocks.push_back(std::move(block));
   }
   const RequestSparsity& defaults = options_.sparsity.defaults;
-  const kernels::BlockSparsity sparsity = BlockSparsityOf(defaults, options_.sparsity, 0, &stats_.sparsity);
+  kernels::BlockSparsity sparsity = BlockSparsityOf(defaults, options_.sparsity, 0, &stats_.sparsity);
+  const std::unique_ptr<kernels::KeptChoices> kept = KeptChoicesFor(defaults, model_.info().kv);
+  sparsity.kept = kept.get();
   for (size_t start = 0; start < ids.size(); start += scored_rows_) {
     const size_t count = std::min<size_t>(scored_rows_, ids.size() - start);
     const ExecutorRows rows = {.tokens = ids.subspan(start, count),
@@ -510,6 +542,13 @@ Status CheckOptions(const EngineOptions& options, const models::ModelInfo& info)
   if (options.swap_bytes < 0) {
     return InvalidArgument("swap_bytes must be at least 0, found {}", options.swap_bytes);
   }
+  if (options.warm_bytes < 0) {
+    return InvalidArgument("warm_bytes must be at least 0, found {}", options.warm_bytes);
+  }
+  if (options.warm_bytes > 0 && !options.prefix_cache) {
+    return InvalidArgument("warm KV blocks ({} bytes) need the prefix cache, which is off",
+                           options.warm_bytes);
+  }
   if (options.disk && !options.prefix_cache) {
     return InvalidArgument("blocks on disk ({}) need the prefix cache, which is off", options.disk->folder);
   }
@@ -550,6 +589,7 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(models::Model& model, const ker
   auto engine = std::make_unique<ContinuousEngine>(model, kernels, pool, std::move(blocks), std::move(swap),
                                                    std::move(drafter), options, context);
   RETURN_IF_ERROR(engine->OpenDisk());
+  RETURN_IF_ERROR(engine->OpenWarm(pool));
   return engine;
 }
 

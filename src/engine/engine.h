@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "cache/disk_tier.h"
 #include "cache/kv_events.h"
+#include "cache/warm_tier.h"
 #include "engine/request.h"
 #include "engine/speculative.h"
 #include "kernels/kernel_table.h"
@@ -26,6 +27,7 @@ struct DiskOptions {
   /// Names the model's files, and how they are loaded: blocks of another model are refused. What the model
   /// computes for a few tokens is compared as well.
   std::string model;
+  int64_t step_bytes = 16 << 20;  ///< copied by one step at most: some milliseconds beside steps of tens
 };
 
 struct EngineOptions {
@@ -33,9 +35,14 @@ struct EngineOptions {
       0;  ///< KV cache budget; 0: what max_sequences x context needs, at most a quarter of free RAM
   std::string kv_dtype = "auto";  ///< "auto" (f32 for f32 weights, else bf16), "f32", "bf16", "int8"
   int64_t swap_bytes = 0;         ///< memory for blocks of preempted requests; 0: they are computed again
-  int max_sequences = 16;         ///< sequences that run at once
-  int max_batch_tokens = 512;     ///< rows of one step: prefill chunks and decodes together; >= max_sequences
-  int max_context = 0;            ///< 0: the model's
+  /// Memory beside the KV cache in which blocks that it gives up are kept in int8; 0: none. Needs
+  /// prefix_cache. What requests say may then depend on what was kept (docs/contracts/kv-tiers.md, W4),
+  /// unless kv_dtype is int8, or blocks are kept as they are (warm_exact), in as many bytes as in the cache.
+  int64_t warm_bytes = 0;
+  bool warm_exact = false;
+  int max_sequences = 16;      ///< sequences that run at once
+  int max_batch_tokens = 512;  ///< rows of one step: prefill chunks and decodes together; >= max_sequences
+  int max_context = 0;         ///< 0: the model's
   std::vector<int32_t> eos_ids = {};  ///< end every request that does not ignore_eos
   uint64_t seed = 0;                  ///< seeds requests that bring none; 0: another one each run
   bool prefix_cache = true;           ///< keep computed blocks and share them between requests
@@ -59,7 +66,8 @@ struct EngineStats {
   /// Blocks of preempted requests that were copied to the swap space and back, and what it holds now.
   int64_t swapped_out = 0, swapped_in = 0;
   int swapped_blocks = 0, swap_blocks = 0;         ///< used, and in all
-  cache::DiskTierStats disk;                       ///< all zero without one
+  cache::WarmTierStats warm;                       ///< all zero without one
+  cache::DiskTierStats disk;                       ///< likewise
   int64_t disk_lost_blocks = 0;                    ///< that the cache gave up before they were on disk
   double prefill_seconds = 0, decode_seconds = 0;  ///< of pure steps; mixed steps are split by rows
   SpeculationStats speculation;

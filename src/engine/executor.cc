@@ -21,7 +21,8 @@ std::vector<kernels::KvLayer> LayersOf(const cache::KvPool& blocks, int first_sp
                       .heads = layout.heads,
                       .key_dim = layout.key_dim,
                       .value_dim = layout.value_dim,
-                      .shared = layout.shared});
+                      .shared = layout.shared,
+                      .index = i});
   }
   return layers;
 }
@@ -92,6 +93,16 @@ StatusOr<std::span<const float>> Executor::RunMtp(std::span<const MtpRows> batch
                                     {.tokens = tokens_, .sequences = slices_, .logit_rows = logit_rows_},
                                     mtp_in_, layers_, {.logits = logits, .hidden = mtp_hidden_}));
   return logits;
+}
+
+void Executor::MakeDigests(std::span<const int32_t> blocks) {
+  slices_.clear();
+  for (const int32_t& block : blocks) {
+    slices_.push_back({.block_table = &block, .start = 0, .count = cache::kBlockTokens});
+  }
+  scratch_.Reset();
+  const kernels::ExecContext context = {.kernels = &kernels_, .pool = &threads_, .scratch = &scratch_};
+  for (const kernels::KvLayer& layer : layers_) kernels::BuildDigests(context, {layer, slices_});
 }
 
 }  // namespace moesaic::engine

@@ -50,6 +50,8 @@ class Executor {
   /// module's hidden states of all rows in mtp_hidden() [rows, hidden_size]. Leaves hidden() as it is.
   StatusOr<std::span<const float>> RunMtp(std::span<const MtpRows> batch);
   std::span<const float> mtp_hidden() const { return mtp_hidden_; }
+  /// Makes the digests of whole blocks again, in all layers that use them, from the keys that stand there.
+  void MakeDigests(std::span<const int32_t> blocks);
   /// Binds the calling thread to the core of worker 0, which it is in each Run.
   void BindCaller() { threads_.PinCaller(); }
 

@@ -11,9 +11,8 @@ LazyBlocks::~LazyBlocks() {
 }
 
 void LazyBlocks::Add(int32_t index, cache::DiskBlock& disk) {
-  const int layers = pool_.layout().layers;
   tier_.PutDigests(disk, pool_.At(index));
-  const bool added = absent_.emplace(index, Absent{&disk, std::vector<bool>(layers, true), layers}).second;
+  const bool added = absent_.emplace(index, Absent{&disk, std::vector<bool>(layers_, true), layers_}).second;
   MOESAIC_CHECK(added);
 }
 
@@ -27,7 +26,8 @@ void LazyBlocks::Forget(int32_t index) {
 void LazyBlocks::Need(const kernels::KvLayer& cache, std::span<const kernels::SequenceSlice> slices) {
   if (absent_.empty() || failed_) return;
   const int64_t layer_bytes = pool_.layout().layer_bytes();
-  const auto layer = static_cast<int>((cache.base - pool_.base()) / layer_bytes);
+  const int layer = cache.index;
+  MOESAIC_CHECK_LT(layer, layers_);
   std::vector<cache::DiskTier::LayerRead> reads;
   std::vector<int32_t> blocks;
   for (const kernels::SequenceSlice& slice : slices) {

@@ -18,14 +18,16 @@ namespace moesaic::engine {
 /// Engine thread only.
 class LazyBlocks : public kernels::ColdSource {
  public:
-  /// Both are borrowed; `tier` must outlive this.
-  LazyBlocks(const cache::KvPool& pool, cache::DiskTier& tier) : pool_(pool), tier_(tier) {}
+  /// Both are borrowed; `tier` must outlive this. The first `layers` of the pool's are read, those of the
+  /// decoder: MTP layers stay as they are, rows that nobody has computed.
+  LazyBlocks(const cache::KvPool& pool, cache::DiskTier& tier, int layers)
+      : pool_(pool), tier_(tier), layers_(layers) {}
   ~LazyBlocks() override;
 
   /// Puts the digests of `disk`, which is borrowed from the tier and returned by this, into block `index` of
   /// the pool.
   void Add(int32_t index, cache::DiskBlock& disk);
-  /// Whether some layer of the block is not in memory.
+  /// Whether some of these layers of the block is not in memory.
   bool Has(int32_t index) const { return absent_.contains(index); }
   /// The block is about to hold something else.
   void Forget(int32_t index);
@@ -43,6 +45,7 @@ class LazyBlocks : public kernels::ColdSource {
   };
   const cache::KvPool& pool_;
   cache::DiskTier& tier_;
+  const int layers_;
   absl::flat_hash_map<int32_t, Absent> absent_;
   std::optional<int32_t> failed_;
 };

@@ -151,7 +151,10 @@ void MtpDrafter::Allocated(const StepPlan& plan) {
     for (const int32_t block : std::span(sequence.block_table).last(part.new_blocks)) origins_[block] = -1;
     if (sequence.draft.mtp_first < 0) Restart(sequence);
   }
-  // Those from disk may have the module's rows, but nobody knows.
+  // Those from disk or the warm tier may have the module's rows, but nobody knows.
+  for (const StepPlan::Promotion& promotion : plan.promotions) {
+    for (const int32_t block : promotion.taken) origins_[block] = -1;
+  }
   for (const StepPlan::Load& load : plan.loads) {
     for (const int32_t block : load.taken) origins_[block] = -1;
   }

@@ -27,12 +27,13 @@ int ReservedFor(const Sequence& sequence, int blocks) {
 }  // namespace
 
 PlanScratch::PlanScratch(const cache::KvPool& pool, const cache::RadixTree& tree, const ColdBlocks* cold,
-                         const SchedulerOptions& options,
+                         const WarmBlocks* warm, const SchedulerOptions& options,
                          const std::vector<std::unique_ptr<Sequence>>& running,
                          const std::vector<std::unique_ptr<Sequence>>& waiting, RequestId front)
     : pool_(pool),
       tree_(tree),
       cold_(cold),
+      warm_(warm),
       options_(options),
       rows_(options.max_batch_tokens),
       scored_rows_(options.max_scored_rows) {
@@ -129,7 +130,13 @@ double PlanScratch::ServiceOf(const Sequence& sequence) const {
 // The last token is always computed: its logits, or its hidden state, are what the step is for.
 cache::PrefixMatch PlanScratch::PrefixOf(const Sequence& sequence) const {
   if (!Shares(sequence)) return {};
-  return tree_.Find(sequence.cache_namespace, SharedTokens(sequence));
+  cache::PrefixMatch match = tree_.Find(sequence.cache_namespace, SharedTokens(sequence));
+  // Rows that read what an earlier row chose need that row: none of them is copied without it.
+  if (sequence.sparsity && match.tokens() > sequence.sparsity->first_sparse()) {
+    match.tail_tokens -= match.tail_tokens % sequence.sparsity->reuse;
+  }
+  if (match.tail_tokens == 0) match.tail = cache::BlockRef();
+  return match;
 }
 
 bool PlanScratch::Shares(const Sequence& sequence) const {
@@ -172,16 +179,34 @@ bool PlanScratch::PrefixIsOnItsWay(const Sequence& sequence, const cache::Prefix
 int PlanScratch::BlocksToLoad(const Sequence& sequence, const cache::PrefixMatch& prefix) const {
   if (cold_ == nullptr || sequence.due || sequence.tried_disk || !Shares(sequence)) return 0;
   const auto known = static_cast<int>(prefix.blocks.size());
+  if (known < sequence.lazy_blocks) return 0;  // they went before it was admitted: not once more
   return std::max(0, cold_->Find(sequence.cache_namespace, SharedTokens(sequence)) - known);
 }
 
-void PlanScratch::PlanLoad(Sequence* sequence, cache::PrefixMatch prefix, int blocks) {
-  const int whole = static_cast<int>(prefix.blocks.size()) + blocks;
+// Of which one that went from the tree before its sequence was admitted is not brought back again.
+std::vector<cache::SwapRef> PlanScratch::WarmBehind(const Sequence& sequence,
+                                                    const cache::PrefixMatch& prefix) const {
+  const auto known = static_cast<int>(prefix.blocks.size());
+  if (warm_ == nullptr || known < sequence.promoted || !Shares(sequence)) return {};
+  return warm_->Find(sequence.cache_namespace, SharedTokens(sequence), known);
+}
+
+void PlanScratch::PlanPromotion(Sequence* sequence, cache::PrefixMatch prefix,
+                                std::vector<cache::SwapRef> warm) {
+  const auto blocks = static_cast<int>(warm.size());
   taken_ += blocks;
+  reserved_ += ReservedFor(*sequence, static_cast<int>(prefix.blocks.size()) + blocks);
+  plan_.promotions.push_back({sequence, std::move(prefix), std::move(warm)});
+}
+
+void PlanScratch::PlanLoad(Sequence* sequence, cache::PrefixMatch prefix, int blocks) {
+  const bool lazy = cold_->IsLazy(*sequence, blocks);
+  const int part = lazy ? cold_->LazyPart(blocks) : blocks;
+  const int whole = static_cast<int>(prefix.blocks.size()) + part;
+  taken_ += part;
   reserved_ += ReservedFor(*sequence, whole);
   loading_.push_back({sequence, whole});
-  const bool lazy = cold_->IsLazy(*sequence, blocks);
-  plan_.loads.push_back({sequence, std::move(prefix), blocks, lazy});
+  plan_.loads.push_back({sequence, std::move(prefix), part, lazy, part < blocks});
 }
 
 // A block to spare for each running sequence: none of them can need more within its next 64 tokens, so an
@@ -213,6 +238,21 @@ void PlanScratch::PlanAdmissions() {
     const int needed = cache::BlocksFor(next->size()) - static_cast<int>(prefix.blocks.size());
     const int kept = ParkedBlocks::Tokens(*next, static_cast<int>(prefix.blocks.size()));
     const bool restores = kept > static_cast<int>(prefix.tokens());
+    std::vector<cache::SwapRef> warm;
+    if (!restores) warm = WarmBehind(*next, prefix);
+    if (!warm.empty() && !plan_.promotions.empty()) {  // one a step, which may be of the same blocks
+      if (next->due) return;
+      ++passed_by;
+      continue;
+    }
+    if (!warm.empty()) {
+      prefix.tail = cache::BlockRef();
+      prefix.tail_tokens = 0;
+      if (!Fits(needed)) return;
+      PlanPromotion(next, std::move(prefix), std::move(warm));
+      if (next->due) return;
+      continue;
+    }
     if (const int blocks = restores ? 0 : BlocksToLoad(*next, prefix); blocks > 0) {
       prefix.tail = cache::BlockRef();  // what is loaded begins with its block, which may be missing
       prefix.tail_tokens = 0;
@@ -220,7 +260,7 @@ void PlanScratch::PlanAdmissions() {
       PlanLoad(next, std::move(prefix), blocks);
       continue;
     }
-    const bool absent = prefix.tail && cold_ != nullptr && cold_->IsAbsent(prefix.tail);
+    const bool absent = prefix.tail && cold_ != nullptr && cold_->IsAbsent(prefix.tail.index());
     if (prefix.tail && (restores || absent || !Fits(needed))) {  // the block to copy from may be missing
       prefix.tail = cache::BlockRef();
       prefix.tail_tokens = 0;

@@ -12,9 +12,10 @@ namespace moesaic::engine {
 
 class PlanScratch {
  public:
-  /// `cold` may be null.
+  /// `cold` and `warm` may be null.
   PlanScratch(const cache::KvPool& pool, const cache::RadixTree& tree, const ColdBlocks* cold,
-              const SchedulerOptions& options, const std::vector<std::unique_ptr<Sequence>>& running,
+              const WarmBlocks* warm, const SchedulerOptions& options,
+              const std::vector<std::unique_ptr<Sequence>>& running,
               const std::vector<std::unique_ptr<Sequence>>& waiting, RequestId front);
 
   /// Every running sequence with one token left gets it, in rank order; loads, then the last in rank pay
@@ -22,8 +23,8 @@ class PlanScratch {
   void PlanDecodes();
   /// What rows are left go to prompts, in rank order. Their blocks were taken at admission.
   void PlanPrefills();
-  /// Then those who wait, as far as slots, rows and blocks go; where the disk has more of one, its load
-  /// comes first.
+  /// Then those who wait, as far as slots, rows and blocks go; where the warm tier or the disk has
+  /// more of one, that comes first.
   void PlanAdmissions();
   /// Rows and blocks that are left verify drafts of the planned decodes, in rank order.
   void PlanDrafts();
@@ -43,12 +44,15 @@ class PlanScratch {
   static std::span<const int32_t> SharedTokens(const Sequence& sequence);
   cache::PrefixMatch PrefixOf(const Sequence& sequence) const;
   int BlocksToLoad(const Sequence& sequence, const cache::PrefixMatch& prefix) const;
+  std::vector<cache::SwapRef> WarmBehind(const Sequence& sequence, const cache::PrefixMatch& prefix) const;
+  void PlanPromotion(Sequence* sequence, cache::PrefixMatch prefix, std::vector<cache::SwapRef> warm);
   void PlanLoad(Sequence* sequence, cache::PrefixMatch prefix, int blocks);
   bool Fits(int needed) const;
 
   const cache::KvPool& pool_;
   const cache::RadixTree& tree_;
   const ColdBlocks* const cold_;
+  const WarmBlocks* const warm_;
   const SchedulerOptions& options_;
   struct Loading {
     Sequence* sequence;

@@ -37,7 +37,7 @@ std::unique_ptr<Sequence> TakeOut(std::vector<std::unique_ptr<Sequence>>& sequen
 Scheduler::Scheduler(cache::KvPool& pool, cache::RadixTree& tree, cache::SwapSpace* swap,
                      const SchedulerOptions& options)
     : pool_(pool), tree_(tree), options_(options), parked_(pool, swap) {
-  if (swap != nullptr) tree_.SetLeaving([this](int32_t block) { parked_.Leaves(block); });
+  WatchTree();
   MOESAIC_CHECK_LE(1, options.max_sequences);
   MOESAIC_CHECK_LE(options.max_sequences, options.max_batch_tokens);
   MOESAIC_CHECK_LE(1, options.max_scored_rows);
@@ -45,8 +45,23 @@ Scheduler::Scheduler(cache::KvPool& pool, cache::RadixTree& tree, cache::SwapSpa
 
 void Scheduler::SetCold(ColdBlocks* cold) {
   cold_ = cold;
-  // With a swap space no block is absent (engine.cc), so that nobody else need know.
-  if (!parked_.keeps()) tree_.SetLeaving([this](int32_t block) { cold_->Leaves(block); });
+  WatchTree();
+}
+
+void Scheduler::SetWarm(WarmBlocks* warm) {
+  warm_ = warm;
+  WatchTree();
+}
+
+// Says what becomes of blocks that the tree lets go.
+void Scheduler::WatchTree() {
+  if (!parked_.keeps() && cold_ == nullptr && warm_ == nullptr) return;
+  tree_.SetLeaving([this](int32_t block) {
+    // With a swap space no block is absent (engine.cc), so that it need not know.
+    if (parked_.keeps()) parked_.Leaves(block);
+    if (warm_ != nullptr && (cold_ == nullptr || !cold_->IsAbsent(block))) warm_->Leaves(block);
+    if (cold_ != nullptr) cold_->Leaves(block);
+  });
 }
 
 Scheduler::~Scheduler() { tree_.SetLeaving(nullptr); }
@@ -106,7 +121,7 @@ std::vector<RequestId> Scheduler::PastDeadline(Clock::time_point now) const {
 }
 
 StepPlan Scheduler::Plan() const {
-  PlanScratch scratch(pool_, tree_, cold_, options_, running_, waiting_, front_);
+  PlanScratch scratch(pool_, tree_, cold_, warm_, options_, running_, waiting_, front_);
   scratch.PlanDecodes();
   scratch.PlanPrefills();
   scratch.PlanAdmissions();
@@ -129,6 +144,7 @@ void Scheduler::Commit(StepPlan& plan) {
                      admission.prefix.tail_tokens);
     admission.prefix.tail = cache::BlockRef();
   }
+  for (StepPlan::Promotion& promotion : plan.promotions) Promote(promotion);
   for (StepPlan::Load& load : plan.loads) StartLoad(load);
   for (const StepPlan::Part& part : plan.parts) {
     if (part.sequence->remaining() == 1) part.sequence->share->service += kOutputWeight;
@@ -142,16 +158,49 @@ void Scheduler::StartLoad(StepPlan::Load& load) {
   Sequence& sequence = *load.sequence;
   sequence.known_blocks = static_cast<int>(load.prefix.blocks.size());
   sequence.blocks = std::move(load.prefix.blocks);
-  MakeFree(load.blocks);
-  for (int i = 0; i < load.blocks; ++i) {
-    auto block = pool_.Allocate();
-    MOESAIC_CHECK(block.ok());
-    load.taken.push_back(block->index());
-    sequence.blocks.push_back(*std::move(block));
+  sequence.blocks = WithFresh(std::move(sequence.blocks), load.blocks);
+  for (const cache::BlockRef& block : std::span(sequence.blocks).subspan(sequence.known_blocks)) {
+    load.taken.push_back(block.index());
   }
   if (!load.lazy) return cold_->StartLoad(sequence);
   cold_->LoadDigests(sequence);
+  const auto whole = static_cast<int>(sequence.blocks.size());
   LetGo(sequence);
+  if (!load.more) return;
+  sequence.tried_disk = false;
+  sequence.lazy_blocks = whole;
+}
+
+// `blocks`, and behind them `count` that are nobody else's.
+std::vector<cache::BlockRef> Scheduler::WithFresh(std::vector<cache::BlockRef> blocks, int count) {
+  MakeFree(count);
+  for (int i = 0; i < count; ++i) {
+    auto block = pool_.Allocate();
+    MOESAIC_CHECK(block.ok());
+    blocks.push_back(*std::move(block));
+  }
+  return blocks;
+}
+
+// Blocks of the warm tier enter the tree; the sequence waits on, holding none.
+void Scheduler::Promote(StepPlan::Promotion& promotion) {
+  Sequence& sequence = *promotion.sequence;
+  const auto known = static_cast<int>(promotion.prefix.blocks.size());
+  std::vector<cache::BlockRef> blocks =
+      WithFresh(std::move(promotion.prefix.blocks), static_cast<int>(promotion.warm.size()));
+  for (const cache::BlockRef& block : std::span(blocks).subspan(known)) {
+    promotion.taken.push_back(block.index());
+  }
+  const auto tokens = std::span(sequence.tokens).first(blocks.size() * cache::kBlockTokens);
+  warm_->Restore(sequence.cache_namespace, tokens, promotion.warm, blocks);
+  tree_.Insert(sequence.cache_namespace, tokens, blocks, known);
+  sequence.promoted = static_cast<int>(blocks.size());
+}
+
+void Scheduler::Undo(const StepPlan& plan) {
+  for (const StepPlan::Part& part : plan.parts) {
+    if (part.sequence->remaining() == 1) part.sequence->share->service -= kOutputWeight;
+  }
 }
 
 void Scheduler::Damaged(int32_t block) {
@@ -174,6 +223,7 @@ void Scheduler::LetGo(Sequence& sequence) {
   sequence.known_blocks = 0;
   sequence.load.reset();
   sequence.tried_disk = true;
+  sequence.lazy_blocks = 0;
 }
 
 void Scheduler::AbandonLoad(Sequence& sequence) {
@@ -209,6 +259,8 @@ void Scheduler::Preempt(Sequence* victim) {
   victim->draft.hidden.clear();
   victim->due = true;
   victim->tried_disk = false;
+  victim->promoted = 0;
+  victim->lazy_blocks = 0;
   InsertByArrival(waiting_, TakeOut(running_, victim->id));
 }
 
@@ -220,6 +272,10 @@ void Scheduler::Admit(StepPlan::Admission& admission) {
   sequence.known_blocks = static_cast<int>(prefix.blocks.size());
   for (const cache::BlockRef& block : prefix.blocks) sequence.block_table.push_back(block.index());
   sequence.blocks = std::move(prefix.blocks);
+  const int lossy_from = FirstLossy(sequence, prefix.tail);
+  const bool restored = admission.tokens > prefix.tail_tokens + sequence.known_blocks * cache::kBlockTokens;
+  // What comes from the swap space is what it was.
+  sequence.lossy_from = restored ? std::min(sequence.lossy_from, lossy_from) : lossy_from;
   InsertByArrival(running_, TakeOut(waiting_, sequence.id));
   if (admission.first) {
     sequence.times.started = Clock::now();
@@ -230,6 +286,14 @@ void Scheduler::Admit(StepPlan::Admission& admission) {
     if (other->id > sequence.id) break;
     other->due |= ++other->overtaken >= options_.max_overtakes;
   }
+}
+
+// The first block of a sequence that is lossy, or will be, since it begins with rows of `tail`.
+int Scheduler::FirstLossy(const Sequence& sequence, const cache::BlockRef& tail) const {
+  for (int i = 0; i < sequence.known_blocks; ++i) {
+    if (pool_.lossy(sequence.block_table[i])) return i;
+  }
+  return tail && pool_.lossy(tail.index()) ? sequence.known_blocks : std::numeric_limits<int>::max();
 }
 
 void Scheduler::MakeFree(int blocks) {
@@ -266,10 +330,16 @@ void Scheduler::Advance(const StepPlan& plan) {
     sequence.share->service += kOutputWeight * part.accepted;
     const int whole = std::min(sequence.computed, sequence.shared_limit) / cache::kBlockTokens;
     if (!options_.prefix_cache || whole == sequence.known_blocks) continue;
+    for (int i = std::max(sequence.known_blocks, sequence.lossy_from); i < whole; ++i) {
+      pool_.SetLossy(sequence.blocks[i]);
+    }
     tree_.Insert(sequence.cache_namespace,
                  std::span(sequence.tokens).first(static_cast<size_t>(whole) * cache::kBlockTokens),
                  std::span(sequence.blocks).first(whole), sequence.known_blocks);
-    for (int i = sequence.known_blocks; i < whole; ++i) sequence.block_table[i] = sequence.blocks[i].index();
+    for (int i = sequence.known_blocks; i < whole; ++i) {
+      sequence.block_table[i] = sequence.blocks[i].index();
+      if (pool_.lossy(sequence.block_table[i])) sequence.lossy_from = std::min(sequence.lossy_from, i);
+    }
     sequence.known_blocks = whole;
   }
 }

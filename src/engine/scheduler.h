@@ -13,6 +13,7 @@
 #include "engine/cold_blocks.h"
 #include "engine/parked_blocks.h"
 #include "engine/sequence.h"
+#include "engine/warm_blocks.h"
 
 namespace moesaic::engine {
 
@@ -48,12 +49,20 @@ struct StepPlan {
     cache::PrefixMatch prefix;        // without a tail
     int blocks;                       // that follow it, to be read from disk
     bool lazy;                        // their digests only: it can be admitted in the next step
+    bool more;                        // lazy: and further ones come then
     std::vector<int32_t> taken = {};  // by Commit: the blocks of the pool that they are read into
   };
-  std::vector<Sequence*> abandon;  // whose loads end, the youngest first
-  std::vector<Sequence*> preempt;  // the last in rank first
-  std::vector<Admission> admit;    // in the order of admission
-  std::vector<Load> loads;         // of sequences that wait on
+  struct Promotion {
+    Sequence* sequence;
+    cache::PrefixMatch prefix;         // without a tail
+    std::vector<cache::SwapRef> warm;  // blocks that follow it: the tree has them in the next step
+    std::vector<int32_t> taken = {};   // by Commit: the blocks of the pool that they come back in
+  };
+  std::vector<Sequence*> abandon;     // whose loads end, the youngest first
+  std::vector<Sequence*> preempt;     // the last in rank first
+  std::vector<Admission> admit;       // in the order of admission
+  std::vector<Load> loads;            // of sequences that wait on
+  std::vector<Promotion> promotions;  // likewise
   std::vector<Part> parts;
 };
 
@@ -79,8 +88,13 @@ class Scheduler {
   /// Blocks on disk are loaded before a sequence is admitted, and what ends is stored. `cold` is borrowed and
   /// must outlive the scheduler.
   void SetCold(ColdBlocks* cold);
+  /// Blocks that the tree lets go are kept in fewer bytes and come back before a sequence is admitted. `warm`
+  /// is borrowed and must outlive the scheduler.
+  void SetWarm(WarmBlocks* warm);
   /// Blocks of loads that have ended enter the tree. Before Plan.
   void TakeLoaded();
+  /// The plan's parts were not computed, and will be planned again: their decodes count once.
+  static void Undo(const StepPlan& plan);
   /// A block is not what it should be: who holds it is preempted, and all that nobody holds is given up.
   void Damaged(int32_t block);
   bool loading() const;  ///< whether a sequence waits for its load
@@ -103,7 +117,11 @@ class Scheduler {
 
  private:
   void Preempt(Sequence* victim);
+  void WatchTree();
   void StartLoad(StepPlan::Load& load);
+  void Promote(StepPlan::Promotion& promotion);
+  std::vector<cache::BlockRef> WithFresh(std::vector<cache::BlockRef> blocks, int count);
+  int FirstLossy(const Sequence& sequence, const cache::BlockRef& tail) const;
   static void LetGo(Sequence& sequence);
   void AbandonLoad(Sequence& sequence);
   void MakeFree(int blocks);
@@ -118,6 +136,7 @@ class Scheduler {
   const SchedulerOptions options_;
   ParkedBlocks parked_;
   ColdBlocks* cold_ = nullptr;
+  WarmBlocks* warm_ = nullptr;
   std::vector<std::unique_ptr<Sequence>> running_;  // by arrival
   std::vector<std::unique_ptr<Sequence>> waiting_;  // by arrival
   std::map<std::string, ClientShare> shares_;

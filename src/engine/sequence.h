@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -65,7 +66,8 @@ struct Sequence {
   RequestTimes times;
   std::vector<uint32_t> masks;  // what request.grammar lets come next, and behind each draft, a bit a token
   std::vector<float> hidden;    // [hidden_size] of the last prompt token, when an embedding is wanted
-  std::optional<kernels::BlockSparsity> sparsity;  // none: its rows read all blocks
+  std::optional<kernels::BlockSparsity> sparsity;      // none: its rows read all blocks
+  std::unique_ptr<kernels::KeptChoices> kept_choices;  // that `sparsity` points to, or null
   std::string cache_namespace;  // that its blocks are of: the request's, and how they were computed
   // Tokens from here on were computed by choosing, as a request that has them in its prompt would not: their
   // blocks stay out of the tree.
@@ -80,6 +82,12 @@ struct Sequence {
   // While it waits and this is there, what stands behind the known blocks is being read from disk.
   std::optional<cache::DiskTier::LoadId> load;
   bool tried_disk = false;  // since it last began to wait
+  // Leading blocks that the tree has had since the digests of some of them came back, while more are to come.
+  int lazy_blocks = 0;
+  // Leading blocks that the tree had when some of them came from the warm tier, since it last began to wait.
+  int promoted = 0;
+  // The first of its blocks that may not hold what computing its tokens would give: so do all behind it.
+  int lossy_from = std::numeric_limits<int>::max();
   DraftState draft;
 
   ClientShare* share = nullptr;

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "cache/kv_pool.h"
+#include "engine/speculative.h"
 
 namespace moesaic::engine {
 
@@ -35,6 +36,13 @@ Status CheckSparsity(const RequestSparsity& sparsity, const SparsityOptions& opt
   if (!(sparsity.eps >= 0 && sparsity.eps <= 1)) {
     return InvalidArgument("kv_sparsity: eps must be in [0, 1], found {}", sparsity.eps);
   }
+  if (!(sparsity.mass > 0 && sparsity.mass <= 1)) {
+    return InvalidArgument("kv_sparsity: mass must be above 0 and at most 1, found {}", sparsity.mass);
+  }
+  if (sparsity.reuse < 1 || sparsity.reuse > cache::kBlockTokens) {
+    return InvalidArgument("kv_sparsity: reuse must be in [1, {}], found {}", cache::kBlockTokens,
+                           sparsity.reuse);
+  }
   if (sparsity.mode != SparsityMode::kDense && !options.digests) {
     return InvalidArgument("kv_sparsity: mode {} needs the digests that --kv-sparsity turns on",
                            ToString(sparsity.mode));
@@ -46,15 +54,29 @@ kernels::BlockSparsity BlockSparsityOf(const RequestSparsity& sparsity, const Sp
                                        int prompt, kernels::SparsityCounters* counters) {
   return {.budget_blocks = cache::BlocksFor(sparsity.budget),
           .first_position = sparsity.mode == SparsityMode::kDecode ? prompt : 0,
+          .mass = sparsity.mass,
+          .reuse = sparsity.reuse,
           .eps = sparsity.eps,
           .audit_every = options.audit_every,
           .counters = counters};
 }
 
+std::unique_ptr<kernels::KeptChoices> KeptChoicesFor(const RequestSparsity& sparsity,
+                                                     const models::KvSpec& kv) {
+  if (sparsity.mode == SparsityMode::kDense || sparsity.reuse == 1) return nullptr;
+  // That of the next row, and those of drafts behind it, which may all be refused: of so many rows less one,
+  // as many as begin a group, a group that began before, and one that the end of a block cuts short.
+  const int most = 1 + kMostDrafts / sparsity.reuse + 2;
+  return std::make_unique<kernels::KeptChoices>(kv.layers, kv.heads, most);
+}
+
 std::string NamespaceOf(const std::string& name, const RequestSparsity& sparsity) {
   constexpr std::string_view kOurs = "kv_sparsity=";
   if (sparsity.mode == SparsityMode::kAll) {
-    return fmt::format("{}{},{};{}", kOurs, cache::BlocksFor(sparsity.budget), sparsity.eps, name);
+    std::string chosen = fmt::format("{}{},{}", kOurs, cache::BlocksFor(sparsity.budget), sparsity.eps);
+    if (sparsity.mass < 1) chosen += fmt::format(",mass={}", sparsity.mass);
+    if (sparsity.reuse > 1) chosen += fmt::format(",reuse={}", sparsity.reuse);
+    return fmt::format("{};{}", chosen, name);
   }
   return name.starts_with(kOurs) ? fmt::format("{};{}", kOurs, name) : name;
 }

@@ -1,6 +1,7 @@
 // Which rows of which requests choose the blocks that they read. docs/contracts/sparsity.md is the law.
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include "base/status.h"
@@ -28,6 +29,11 @@ struct RequestSparsity {
   int budget = 2048;
   /// Heads that may leave out more of their softmax mass than this read all blocks; 1: none do.
   float eps = 1;
+  /// Below 1, a row takes its best blocks only until they have this share of its attention's mass, as digests
+  /// estimate it; the budget is then the most that it takes, and shorter rows choose too.
+  float mass = 1;
+  /// So many rows in a row read what the first of them chose, at most to the end of their block of 64.
+  int reuse = 1;
 };
 
 /// Of an engine.
@@ -41,12 +47,18 @@ struct SparsityOptions {
   int audit_every = 1021;
 };
 
-/// Refuses a budget or an eps out of range, by name, and any mode but kDense where there are no digests.
+/// Refuses members out of range, by name, and any mode but kDense where there are no digests.
 Status CheckSparsity(const RequestSparsity& sparsity, const SparsityOptions& options);
 
-/// What the kernels are told of a request with so long a prompt. `counters` is borrowed.
+/// What the kernels are told of a request with so long a prompt. `counters` is borrowed. A sequence whose
+/// rows read earlier choices again has them in `kept`.
 kernels::BlockSparsity BlockSparsityOf(const RequestSparsity& sparsity, const SparsityOptions& options,
                                        int prompt, kernels::SparsityCounters* counters);
+
+/// Room for the choices that rows of one sequence may read again, drafts among them: at most 4 bytes a block
+/// of the budget, layer, KV head and kept choice. Null where no row does.
+std::unique_ptr<kernels::KeptChoices> KeptChoicesFor(const RequestSparsity& sparsity,
+                                                     const models::KvSpec& kv);
 
 /// The namespace of cached blocks whose rows chose so: the client's own unless rows of prompts choose. No two
 /// (name, choice) share one.

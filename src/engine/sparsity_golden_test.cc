@@ -148,6 +148,42 @@ TEST_P(SparsityGoldenTest, SaysTheSameUnderEveryLoad) {
   }
 }
 
+// C5, C6: the same where rows read what an earlier one chose, and as many blocks as have the mass.
+TEST_P(SparsityGoldenTest, ReuseAndMassSayTheSameUnderEveryLoad) {
+  for (const SparsityMode mode : {SparsityMode::kDecode, SparsityMode::kAll}) {
+    SparsityOptions options = Options(mode, 320);
+    options.defaults.mass = 0.9F;
+    const Said each = Run(*Make(options), prompts_);
+    options.defaults.reuse = 5;
+    const auto engine = Make(options);
+    const Said first = Run(*engine, prompts_);
+    EXPECT_NE(first, each);
+    const kernels::SparsityCounters& counters = engine->stats().sparsity;
+    EXPECT_GT(counters.reused, counters.selections / 2);
+    EXPECT_LT(counters.reused, counters.selections);
+    EXPECT_LT(counters.blocks_read, counters.blocks_all);
+    const std::string name = std::string("reuse, ") + ToString(mode);
+    Said cached;
+    for (const auto& [id, tokens] : Run(*engine, prompts_)) cached[id - prompts_.size()] = tokens;
+    ExpectSame(cached, first, name + " from the cache");
+    ExpectSame(Run(*Make(options, 64, 37), prompts_), first, name + " in chunks of 37");
+    ExpectSame(Run(*Make(options, 64, 512, 0, false), prompts_), first, name + " without a cache");
+    const auto small = Make(options, 9, 50);
+    ExpectSame(Run(*small, prompts_), first, name + " preempted");
+    EXPECT_GT(small->stats().preemptions, 0);
+    const auto swapping = Make(options, 9, 50, 30);
+    ExpectSame(Run(*swapping, prompts_), first, name + " swapped");
+    const auto drafting = Make(options, 64, 512, 0, true, "ngram");
+    ExpectSame(Run(*drafting, prompts_), first, name + " with drafts");
+    EXPECT_GT(drafting->stats().speculation.draft_tokens, 20);
+    // A prompt that parts from a cached one inside a block copies whole groups of it only.
+    std::vector<int32_t> parted(prompts_[2].begin(), prompts_[2].begin() + 333);
+    parted.push_back(prompts_[2][333] == 1 ? 2 : 1);
+    ExpectSame({{1, Run(*engine, {parted}).begin()->second}}, Run(*Make(options), {parted}),
+               name + " parted");
+  }
+}
+
 // P4: what was computed by choosing is not found by who would have computed it otherwise.
 TEST_P(SparsityGoldenTest, OutputsThatChoseAreNoOnesPrefix) {
   const auto engine = Make(Options(SparsityMode::kDecode, 256));
@@ -192,6 +228,10 @@ TEST_P(SparsityGoldenTest, RefusesWhatItCannotDo) {
             "kv_sparsity: the budget must be at least 256 tokens, found 255");
   request.sparsity = RequestSparsity{.eps = 1.5F};
   EXPECT_EQ(Message(engine->Check(request)), "kv_sparsity: eps must be in [0, 1], found 1.5");
+  request.sparsity = RequestSparsity{.mass = 0};
+  EXPECT_EQ(Message(engine->Check(request)), "kv_sparsity: mass must be above 0 and at most 1, found 0");
+  request.sparsity = RequestSparsity{.reuse = 65};
+  EXPECT_EQ(Message(engine->Check(request)), "kv_sparsity: reuse must be in [1, 64], found 65");
 }
 
 // Scoring a text: every row chooses where prompts do.

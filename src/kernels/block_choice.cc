@@ -25,10 +25,29 @@ double MassHistogram::Quantile(double part) const {
   return 0;
 }
 
-void ChooseBlocks(const float* importance, int position, int budget, int32_t* chosen) {
+namespace {
+
+// How many of `order` [free], the best first, are taken until they and the kept blocks have `mass` of the
+// sum.
+BlockChoice TakeMass(const float* importance, int current, float mass, std::span<const int32_t> order) {
+  double all = 0;
+  for (int i = 0; i < current; ++i) all += std::isnan(importance[i]) ? 0 : importance[i];
+  const auto add = [importance](double sum, int32_t block) {
+    return std::isnan(importance[block]) ? sum : sum + importance[block];
+  };
+  double have = add(add(0, 0), current - 1);
+  int taken = 0;
+  const auto wanted = [&](int32_t block) { return have < mass * all || std::isnan(importance[block]); };
+  for (; taken < std::ssize(order) && wanted(order[taken]); ++taken) have = add(have, order[taken]);
+  return {.count = taken, .captured = have >= mass * all};
+}
+
+}  // namespace
+
+BlockChoice ChooseBlocks(const float* importance, int position, int budget, float mass, int32_t* chosen) {
   const int current = position / kKvBlockTokens;
   MOESAIC_CHECK_LE(kLeastSparseBlocks, budget);
-  MOESAIC_CHECK_LE(budget, current);
+  MOESAIC_CHECK_LE(budget, current + 1);
   // Candidates are [1, current - 1). The best stand in front after the cut.
   const int free = budget - kKeptBlocks, candidates = current - 2;
   const auto better = [importance](int32_t a, int32_t b) {
@@ -42,11 +61,36 @@ void ChooseBlocks(const float* importance, int position, int budget, int32_t* ch
   int32_t* order = candidates > kFew ? many.data() : few;
   std::iota(order, order + candidates, 1);
   if (free < candidates) std::nth_element(order, order + free, order + candidates, better);
+  BlockChoice taken = {.count = free, .captured = true};
+  if (mass < 1) {
+    std::sort(order, order + free, better);
+    taken = TakeMass(importance, current, mass, {order, static_cast<size_t>(free)});
+    // The first that was cut off says whether blocks that must be read were.
+    if (taken.count == free) {
+      taken.captured = free == candidates || (taken.captured && !std::isnan(importance[order[free]]));
+    }
+  }
   chosen[0] = 0;
-  std::copy_n(order, free, chosen + 1);
-  std::sort(chosen + 1, chosen + 1 + free);
-  chosen[budget - 2] = current - 1;
-  chosen[budget - 1] = current;
+  std::copy_n(order, taken.count, chosen + 1);
+  std::sort(chosen + 1, chosen + 1 + taken.count);
+  taken.count += kKeptBlocks;
+  chosen[taken.count - 2] = current - 1;
+  chosen[taken.count - 1] = current;
+  return taken;
+}
+
+void NeedDense(const ExecContext& ctx, const KvLayer& cache, std::span<const SequenceSlice> slices) {
+  const size_t mark = ctx.scratch->Mark();
+  const std::span<SequenceSlice> dense = ctx.scratch->Take<SequenceSlice>(slices.size());
+  ColdSource* cold = nullptr;
+  size_t count = 0;
+  for (const SequenceSlice& s : slices) {
+    if (s.sparsity == nullptr || s.sparsity->cold == nullptr || ChoosesBlocks(s, cache, 0)) continue;
+    cold = s.sparsity->cold;
+    dense[count++] = s;
+  }
+  if (count > 0) cold->Need(cache, dense.first(count));
+  ctx.scratch->Rewind(mark);
 }
 
 std::span<const SequenceSlice> CutAtFirstChoice(const ExecContext& ctx, const KvLayer& cache,
@@ -63,16 +107,17 @@ std::span<const SequenceSlice> CutAtFirstChoice(const ExecContext& ctx, const Kv
     }
     if (dense > 0) {
       cut[count] = s;
-      cut[count].count = dense;
-      if (s.sparsity != nullptr && s.sparsity->cold != nullptr)
-        s.sparsity->cold->Need(cache, cut.subspan(count, 1));
-      cut[count++].sparsity = nullptr;
+      cut[count++].count = dense;
     }
     if (dense == s.count) continue;
     cut[count] = s;
     cut[count].start += dense;
     cut[count].row += dense;
     cut[count++].count -= dense;
+  }
+  NeedDense(ctx, cache, cut.first(count));
+  for (SequenceSlice& s : cut.first(count)) {
+    if (s.sparsity != nullptr && !ChoosesBlocks(s, cache, 0)) s.sparsity = nullptr;
   }
   return cut.first(count);
 }

@@ -4,6 +4,7 @@
 
 #include <array>
 
+#include "kernels/kept_choices.h"
 #include "kernels/ops.h"
 
 namespace moesaic::kernels {
@@ -25,7 +26,9 @@ struct MassHistogram {
 
 /// What SparseAttention did, of (row, KV head) pairs unless said otherwise. Rises for ever.
 struct SparsityCounters {
-  int64_t selections = 0;                   // pairs that chose
+  int64_t selections = 0;                   // pairs that chose, or took over what an earlier row chose
+  int64_t reused = 0;                       // of these: took over
+  int64_t capped = 0;                       // of these: the budget ended before the estimated mass was there
   int64_t blocks_read = 0, blocks_all = 0;  // by them; and that dense attention would have read
   int64_t dense_fallbacks = 0;              // pairs that read all blocks after all, for their bound
   MassHistogram bound;                      // of query heads whose bound was computed: mass left out, at most
@@ -42,8 +45,16 @@ class ColdSource {
 
 /// How rows of a sequence choose. One for all layers of a step.
 struct BlockSparsity {
-  int budget_blocks = 0;   // that a row reads, kKeptBlocks among them; a row with no more reads all
+  int budget_blocks = 0;   // that a row reads at most, kKeptBlocks among them
   int first_position = 0;  // rows before read all blocks
+  /// Below 1, a row takes the best blocks only until they have this share of the estimated mass of all full
+  /// blocks, in the mean over the KV head's query heads; a row of more than kLeastSparseBlocks may then leave
+  /// some out. At 1 it takes the whole budget, and all blocks where they are no more.
+  float mass = 1;
+  /// So many rows in a row, from each multiple of it inside a block of the sequence on, read what the first
+  /// of them chose; in [1, kKvBlockTokens].
+  int reuse = 1;
+  KeptChoices* kept = nullptr;  // the sequence's, where reuse is above 1; written by the calling thread
   /// A KV head of a row reads all blocks when for one of its query heads more than this share of the softmax
   /// mass may have been left out; 1: never, and bounds aren't computed.
   float eps = 1;
@@ -55,8 +66,14 @@ struct BlockSparsity {
 
   /// The first position whose row may leave a block out.
   int first_sparse() const {
-    const int filled = budget_blocks * kKvBlockTokens;
+    const int filled = (mass < 1 ? kLeastSparseBlocks : budget_blocks) * kKvBlockTokens;
     return first_position > filled ? first_position : filled;
+  }
+  /// The position of the row whose choice the row at `position` reads; its own where it chooses itself.
+  int ChooserOf(int position) const {
+    const int slot = position % kKvBlockTokens;
+    const int first = position - slot % reuse;
+    return first > first_sparse() ? first : first_sparse();
   }
 };
 
@@ -65,6 +82,9 @@ inline bool ChoosesBlocks(const SequenceSlice& slice, const KvLayer& cache, int 
   return slice.sparsity != nullptr && cache.digest_offset != 0 &&
          slice.start + row >= slice.sparsity->first_sparse();
 }
+
+/// Brings the blocks of those slices to memory, all at once, of which no row chooses. One source serves all.
+void NeedDense(const ExecContext& ctx, const KvLayer& cache, std::span<const SequenceSlice> slices);
 
 /// Cuts slices where rows begin to choose: each then has `sparsity` for all of its rows or for none. Memory
 /// comes from ctx.scratch, where any may choose. What those of none read is in memory then.
@@ -84,9 +104,15 @@ void BuildDigests(const ExecContext& ctx, const BuildDigestsParams& params);
 /// any batch, chunk or draft. Rows that read all blocks get the very bits of Attention.
 void SparseAttention(const ExecContext& ctx, const AttentionParams& params);
 
+struct BlockChoice {
+  int count;      // of blocks
+  bool captured;  // they have the mass that was asked for; true where all are read
+};
 /// The blocks that a row at `position` reads, in order: kKeptBlocks and those of the greatest importance
-/// [position / 64], up to `budget` in all; equals go to the later block, NaN is greater than any number.
-/// `chosen` has room for `budget`; position / 64 >= budget >= kLeastSparseBlocks.
-void ChooseBlocks(const float* importance, int position, int budget, int32_t* chosen);
+/// [position / 64], up to `budget` in all; equals go to the later block, NaN is greater than any number. With
+/// `mass` below 1, only until those taken, the kept ones among them, have that share of the sum of
+/// importance; what is NaN is taken and not counted. `chosen` has room for `budget`; kLeastSparseBlocks <=
+/// budget <= position / 64 + 1.
+BlockChoice ChooseBlocks(const float* importance, int position, int budget, float mass, int32_t* chosen);
 
 }  // namespace moesaic::kernels

@@ -120,6 +120,7 @@ struct KvLayer {
   int key_dim = 0;
   int value_dim = 0;
   bool shared = false;  // values are a prefix of keys (MLA)
+  int index = 0;        // of the layer among those of its blocks
 };
 
 /// Stores new keys [rows, heads, key_dim] and values [rows, heads, value_dim] (ignored when shared) into

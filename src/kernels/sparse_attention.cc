@@ -68,8 +68,12 @@ struct Row {
   const SequenceSlice* slice;
   int position;
   int64_t batch_row;
-  int audited = -1;  // the KV head that is held against dense attention
+  int audited = -1;    // the KV head that is held against dense attention
+  int64_t choice = 0;  // the row of this batch whose choice stands for this one
+  bool keeps = false;  // what was chosen is that of a row of a step before
+  bool scored = true;  // blocks are scored for its own queries
   int blocks() const { return position / kKvBlockTokens; }  // before the current one
+  int most() const { return std::min(slice->sparsity->budget_blocks, blocks() + 1); }  // that it reads
 };
 
 class SparseRows {
@@ -78,7 +82,7 @@ class SparseRows {
       : ctx_(ctx), p_(params), rows_(rows), group_(params.heads / params.cache.heads) {
     for (const Row& row : rows) {
       stride_ = std::max(stride_, (row.blocks() + 15) / 16 * 16);
-      budget_ = std::max(budget_, row.slice->sparsity->budget_blocks);
+      budget_ = std::max(budget_, row.most());
       if (row.slice->sparsity->cold != nullptr) cold_ = row.slice->sparsity->cold;
     }
     const auto count = static_cast<int64_t>(rows.size());
@@ -86,14 +90,18 @@ class SparseRows {
     spreads_ = Take<float>(count * p_.heads * stride_);
     chosen_ = Take<int32_t>(count * p_.cache.heads * budget_);
     tables_ = Take<int32_t>(count * p_.cache.heads * budget_);
+    choices_ = Take<BlockChoice>(count * p_.cache.heads);
+    scored_ = Take<int64_t>(count);
     importance_ = Take<float>(int64_t{2} * stride_ * ctx.pool->size());
     queries_ = Take<float>(int64_t{kTaskHeads} * (p_.cache.key_dim + 2) * ctx.pool->size());
   }
 
   // Scores all blocks, chooses, and attends; `dense` slices come along.
   void Run(std::span<const SequenceSlice> dense) {
+    FindChoosers();
     Score();
     Choose();
+    Keep();
     Attend(dense);
     if (lse_ == nullptr) return;
     Bound();
@@ -114,12 +122,67 @@ class SparseRows {
   int64_t Pair(int64_t row, int kv_head) const { return row * p_.cache.heads + kv_head; }
   int64_t Scores(int64_t row, int head) const { return (row * p_.heads + head) * stride_; }
   static bool Bounds(const Row& row, int kv_head) {
-    return row.slice->sparsity->eps < 1 || row.audited == kv_head;
+    return row.scored && (row.slice->sparsity->eps < 1 || row.audited == kv_head);
+  }
+
+  // Says whose choice each row reads, and which are scored: those that choose, and those that want a bound.
+  void FindChoosers() {
+    for (int64_t r = 0; r < std::ssize(rows_); ++r) {
+      Row& row = rows_[r];
+      const BlockSparsity& sparsity = *row.slice->sparsity;
+      const int chooser = sparsity.ChooserOf(row.position);
+      row.choice = r;
+      if (chooser != row.position) {
+        const Row* before = r > 0 ? &rows_[r - 1] : nullptr;
+        if (before != nullptr && before->slice == row.slice &&
+            sparsity.ChooserOf(before->position) == chooser) {
+          row.choice = before->choice;
+        } else {  // it chooses after all where nobody knows any more
+          row.keeps = sparsity.kept != nullptr && FindKept(r, chooser);
+        }
+      }
+      row.scored = Chooses(r) || sparsity.eps < 1;
+      if (row.scored) scored_[scored_count_++] = r;
+    }
+  }
+  bool Chooses(int64_t r) const { return rows_[r].choice == r && !rows_[r].keeps; }
+
+  bool FindKept(int64_t r, int chooser) {
+    const BlockSparsity& sparsity = *rows_[r].slice->sparsity;
+    for (int h = 0; h < p_.cache.heads; ++h) {
+      const std::span<const int32_t> places = sparsity.kept->Find(p_.cache.index, h, chooser);
+      if (places.empty() || std::ssize(places) > rows_[r].most()) return false;
+      std::ranges::copy(places, chosen_ + Pair(r, h) * budget_);
+      choices_[Pair(r, h)] = {.count = static_cast<int>(places.size()), .captured = true};
+      FillTable(r, h);
+    }
+    return true;
+  }
+
+  void FillTable(int64_t r, int kv_head) {
+    const int64_t pair = Pair(r, kv_head);
+    for (int i = 0; i < choices_[pair].count; ++i) {
+      tables_[pair * budget_ + i] = rows_[r].slice->block_table[chosen_[pair * budget_ + i]];
+    }
+  }
+
+  // For rows of steps to come.
+  void Keep() {
+    for (int64_t r = 0; r < std::ssize(rows_); ++r) {
+      const BlockSparsity& sparsity = *rows_[r].slice->sparsity;
+      if (sparsity.reuse == 1 || sparsity.kept == nullptr || !Chooses(r)) continue;
+      for (int h = 0; h < p_.cache.heads; ++h) {
+        const int64_t pair = Pair(r, h);
+        sparsity.kept->Put(p_.cache.index, h, sparsity.ChooserOf(rows_[r].position),
+                           {chosen_ + pair * budget_, static_cast<size_t>(choices_[pair].count)});
+      }
+    }
   }
 
   void Score() {
+    if (scored_count_ == 0) return;
     const int head_parts = (group_ + kTaskHeads - 1) / kTaskHeads;
-    const int64_t pairs = static_cast<int64_t>(rows_.size()) * p_.cache.heads;
+    const int64_t pairs = scored_count_ * p_.cache.heads;
     const int64_t wanted = (kTasksPerWorker * ctx_.pool->size() + pairs - 1) / pairs;
     const int64_t share = (stride_ + wanted - 1) / wanted;  // at least 1, however many workers there are
     const auto part =
@@ -129,8 +192,8 @@ class SparseRows {
       const auto first_block = static_cast<int>(task % block_parts) * part;
       const auto first_head = static_cast<int>(task / block_parts % head_parts) * kTaskHeads;
       const int64_t pair = task / block_parts / head_parts;
-      ScoreTask(pair / p_.cache.heads, static_cast<int>(pair % p_.cache.heads), first_head, first_block, part,
-                queries_ + worker * int64_t{kTaskHeads} * (p_.cache.key_dim + 2));
+      ScoreTask(scored_[pair / p_.cache.heads], static_cast<int>(pair % p_.cache.heads), first_head,
+                first_block, part, queries_ + worker * int64_t{kTaskHeads} * (p_.cache.key_dim + 2));
     });
   }
 
@@ -181,14 +244,16 @@ class SparseRows {
   }
 
   void Choose() {
-    ctx_.pool->Run(static_cast<int64_t>(rows_.size()) * p_.cache.heads, [&](int64_t pair, int worker) {
-      const Row& row = rows_[pair / p_.cache.heads];
+    ctx_.pool->Run(scored_count_ * p_.cache.heads, [&](int64_t task, int worker) {
+      const int64_t r = scored_[task / p_.cache.heads];
+      if (!Chooses(r)) return;
+      const auto kv_head = static_cast<int>(task % p_.cache.heads);
+      const int64_t pair = Pair(r, kv_head);
       float* importance = importance_ + int64_t{2} * stride_ * worker;
-      Importance(pair / p_.cache.heads, static_cast<int>(pair % p_.cache.heads), importance);
-      const int budget = row.slice->sparsity->budget_blocks;
-      int32_t* chosen = chosen_ + pair * budget_;
-      ChooseBlocks(importance, row.position, budget, chosen);
-      for (int i = 0; i < budget; ++i) tables_[pair * budget_ + i] = row.slice->block_table[chosen[i]];
+      Importance(r, kv_head, importance);
+      choices_[pair] = ChooseBlocks(importance, rows_[r].position, rows_[r].most(),
+                                    rows_[r].slice->sparsity->mass, chosen_ + pair * budget_);
+      FillTable(r, kv_head);
     });
   }
 
@@ -233,8 +298,8 @@ class SparseRows {
       bounds |= sparsity.eps < 1 || rows_[r].audited >= 0;
       last_row = std::max(last_row, rows_[r].batch_row);
       for (int h = 0; h < p_.cache.heads; ++h) {
-        const int32_t* table = tables_ + Pair(static_cast<int64_t>(r), h) * budget_;
-        slices[used++] = SliceOf(rows_[r], h, table, sparsity.budget_blocks);
+        const int64_t pair = Pair(rows_[r].choice, h);
+        slices[used++] = SliceOf(rows_[r], h, tables_ + pair * budget_, choices_[pair].count);
       }
     }
     for (const SequenceSlice& s : dense) last_row = std::max<int64_t>(last_row, s.row + s.count - 1);
@@ -244,6 +309,7 @@ class SparseRows {
     AttendOver(params, slices.subspan(dense.size()));
   }
 
+  // Whether one of the row's KV heads is audited, and which; counts what it chose.
   void ChooseAudit(Row& row) const {
     const BlockSparsity& sparsity = *row.slice->sparsity;
     if (sparsity.counters == nullptr) return;
@@ -255,7 +321,12 @@ class SparseRows {
       if (due < counters.selections + heads) row.audited = static_cast<int>(due - counters.selections);
     }
     counters.selections += heads;
-    counters.blocks_read += int64_t{heads} * sparsity.budget_blocks;
+    if (row.keeps || &row != &rows_[row.choice]) counters.reused += heads;
+    for (int h = 0; h < heads; ++h) {
+      const BlockChoice& choice = choices_[Pair(row.choice, h)];
+      counters.blocks_read += choice.count;
+      counters.capped += choice.captured ? 0 : 1;
+    }
     counters.blocks_all += int64_t{heads} * (row.blocks() + 1);
   }
 
@@ -267,7 +338,9 @@ class SparseRows {
       const auto kv_head = static_cast<int>(pair % p_.cache.heads);
       const Row& row = rows_[r];
       if (!Bounds(row, kv_head)) return;
-      const int32_t* chosen = chosen_ + pair * budget_;
+      const int64_t choice = Pair(row.choice, kv_head);
+      const std::span<const int32_t> chosen(chosen_ + choice * budget_,
+                                            static_cast<size_t>(choices_[choice].count));
       float* masses = importance_ + int64_t{2} * stride_ * worker;
       for (int i = 0; i < group_; ++i) {
         const int head = kv_head * group_ + i;
@@ -276,7 +349,7 @@ class SparseRows {
                               row.blocks(), masses);
         float left_out = 0;
         for (int b = 0, next = 0; b < row.blocks(); ++b) {
-          if (chosen[next] == b) {
+          if (chosen[next] == b) {  // the last one is the current block, which is not met
             ++next;
           } else {  // a digest that says nothing bounds nothing
             left_out += std::isnan(centers[b]) ? std::numeric_limits<float>::infinity() : masses[b];
@@ -358,13 +431,16 @@ class SparseRows {
   const int group_;             // query heads of one KV head
   ColdSource* cold_ = nullptr;  // one for all, or null
   int stride_ = 0;              // blocks of the longest row, rounded up
-  int budget_ = 0;              // the largest
+  int budget_ = 0;              // blocks of the row that reads most
   float *centers_, *spreads_;   // [rows][heads][stride_]
   int32_t *chosen_, *tables_;   // [rows][KV heads][budget_]: blocks by place in the sequence, and by number
-  float* importance_;           // [workers][2][stride_]
-  float* queries_;              // [workers][kTaskHeads][key_dim], then [kTaskHeads][2]
-  float* lse_ = nullptr;        // [batch rows][heads] of the chosen blocks, if anybody asks for bounds
-  float* bounds_ = nullptr;     // [rows][heads]
+  BlockChoice* choices_;        // [rows][KV heads]
+  int64_t* scored_;             // rows
+  int64_t scored_count_ = 0;
+  float* importance_;        // [workers][2][stride_]
+  float* queries_;           // [workers][kTaskHeads][key_dim], then [kTaskHeads][2]
+  float* lse_ = nullptr;     // [batch rows][heads] of the chosen blocks, if anybody asks for bounds
+  float* bounds_ = nullptr;  // [rows][heads]
 };
 
 }  // namespace
@@ -375,9 +451,7 @@ void SparseAttention(const ExecContext& ctx, const AttentionParams& params) {
   if (std::none_of(params.sequences.begin(), params.sequences.end(), [&](const SequenceSlice& s) {
         return s.count > 0 && ChoosesBlocks(s, cache, s.count - 1);
       })) {
-    for (const SequenceSlice& s : params.sequences) {
-      if (s.sparsity != nullptr && s.sparsity->cold != nullptr) s.sparsity->cold->Need(cache, {&s, 1});
-    }
+    NeedDense(ctx, cache, params.sequences);
     return Attention(ctx, params);
   }
   const size_t mark = ctx.scratch->Mark();

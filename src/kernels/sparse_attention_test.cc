@@ -175,6 +175,93 @@ TEST_P(SparseAttentionTest, BitsDependOnNothingButTheRow) {
   }
 }
 
+// The share of the mass decides how many blocks are read, the budget how many at most.
+TEST_P(SparseAttentionTest, MassDecidesHowMuchIsRead) {
+  constexpr int kContext = 1500;
+  for (const Shape& shape : kShapes) {
+    const Sequence sequence(test_.context(), shape, DType::kF32, kContext, 500, 5);
+    const auto attend = [&](int budget, float mass, SparsityCounters* counters) {
+      *counters = {};
+      const BlockSparsity sparsity = {
+          .budget_blocks = budget, .mass = mass, .audit_every = 1, .counters = counters};
+      return sequence.Attend(test_.context(), 1100, 300, &sparsity);
+    };
+    const std::vector<float> dense = sequence.Attend(test_.context(), 1100, 300, nullptr);
+    SparsityCounters few, more, capped, all;
+    attend(100, 0.5F, &few);
+    attend(100, 0.9F, &more);
+    EXPECT_LT(few.blocks_read, more.blocks_read) << shape.name;
+    EXPECT_LT(more.blocks_read, more.blocks_all) << shape.name;
+    EXPECT_GT(few.missed.sum, more.missed.sum) << shape.name;
+    EXPECT_EQ(more.capped, 0) << shape.name;
+    EXPECT_LE(more.missed.sum, more.bound.sum) << shape.name;
+    EXPECT_NE(attend(5, 0.9F, &capped), dense) << shape.name;
+    EXPECT_GT(capped.capped, 0) << shape.name;
+    EXPECT_LE(capped.blocks_read, 5 * capped.selections) << shape.name;
+    // More than the blocks that any mass needs: all are read, and to the bit.
+    EXPECT_EQ(attend(100, 0.99999994F, &all), dense) << shape.name;
+    EXPECT_EQ(all.blocks_read, all.blocks_all) << shape.name;
+  }
+}
+
+// Rows read what the first of their group chose, in whatever steps they come.
+TEST_P(SparseAttentionTest, RowsReadWhatTheirFirstChose) {
+  constexpr int kContext = 900, kFirst = 606;
+  for (const Shape& shape : kShapes) {
+    if (GetParam() == runtime::Isa::kRef && shape.shared) continue;  // slow
+    const Sequence sequence(test_.context(), shape, DType::kBF16, kContext, 64, 3);
+    const size_t row = size_t(shape.heads) * shape.value_dim;
+    const BlockSparsity each = {.budget_blocks = 5, .first_position = kFirst};
+    const std::vector<float> alone = sequence.Attend(test_.context(), 0, kContext, &each);
+    for (const auto& [mass, reuse] : {std::pair(1.0F, 9), std::pair(0.8F, 64)}) {
+      SparsityCounters counters;
+      KeptChoices kept(1, shape.kv_heads, 15 / reuse + 3);
+      BlockSparsity sparsity = {.budget_blocks = 5,
+                                .first_position = kFirst,
+                                .mass = mass,
+                                .reuse = reuse,
+                                .kept = &kept,
+                                .audit_every = 7,
+                                .counters = &counters};
+      const std::vector<float> whole = sequence.Attend(test_.context(), 0, kContext, &sparsity);
+      EXPECT_EQ(counters.selections, int64_t{shape.kv_heads} * (kContext - kFirst));
+      int64_t groups = 0, different = 0;
+      for (int position = kFirst; position < kContext; ++position) {
+        const bool chooses = sparsity.ChooserOf(position) == position;
+        groups += chooses;
+        const bool same = SameBits(&whole[position * row], &alone[position * row], row);
+        if (mass == 1 && chooses) {
+          EXPECT_TRUE(same) << position;
+        }
+        different += same ? 0 : 1;
+      }
+      EXPECT_EQ(counters.selections - counters.reused, shape.kv_heads * groups);
+      EXPECT_GT(different, 0) << "others read what they would not have chosen";
+      // A token a step, steps with drafts that are refused, and the sequence once more from a block on.
+      KeptChoices others(1, shape.kv_heads, 15 / reuse + 3);
+      sparsity.kept = &others;
+      for (int position = kFirst - 3; position < kContext; ++position) {
+        const int count = std::min(position % 3 == 0 ? 16 : 1, kContext - position);
+        const std::vector<float> out = sequence.Attend(test_.context(), position, count, &sparsity);
+        ASSERT_TRUE(SameBits(out.data(), &whole[position * row], count * row)) << position;
+      }
+      const std::vector<float> again = sequence.Attend(test_.context(), 640, 100, &sparsity);
+      EXPECT_TRUE(SameBits(again.data(), &whole[640 * row], 100 * row));
+      // Bounds are of the rows' own queries: with them all rows are scored, and the same is read.
+      sparsity.eps = 0.9999999F;
+      counters = {};
+      const std::vector<float> bounded = sequence.Attend(test_.context(), 640, 100, &sparsity);
+      EXPECT_EQ(counters.bound.count(), int64_t{100} * shape.heads);
+      if (counters.dense_fallbacks == 0) {
+        EXPECT_TRUE(SameBits(bounded.data(), &whole[640 * row], 100 * row));
+      }
+      sparsity.eps = 0;
+      EXPECT_EQ(sequence.Attend(test_.context(), 640, 100, &sparsity),
+                sequence.Attend(test_.context(), 640, 100, nullptr));
+    }
+  }
+}
+
 // However the tokens came: the same digests, and none of what is not full.
 // All full blocks but the last hold rubbish where their digests are not, until they are asked for.
 class Elsewhere : public ColdSource {
@@ -349,23 +436,90 @@ TEST(ChooseBlocksTest, KeepsWhatIsKeptAndTakesTheBest) {
   importance[12] = 2;
   importance[0] = importance[19] = -5;
   std::vector<int32_t> chosen(6);
-  ChooseBlocks(importance.data(), 20 * 64 + 3, 6, chosen.data());
+  EXPECT_EQ(ChooseBlocks(importance.data(), 20 * 64 + 3, 6, 1, chosen.data()).count, 6);
   EXPECT_EQ(chosen, (std::vector<int32_t>{0, 4, 9, 12, 19, 20}));
   chosen.resize(5);
-  ChooseBlocks(importance.data(), 20 * 64 + 3, 5, chosen.data());
+  ChooseBlocks(importance.data(), 20 * 64 + 3, 5, 1, chosen.data());
   EXPECT_EQ(chosen, (std::vector<int32_t>{0, 4, 12, 19, 20}));
   importance[7] = std::numeric_limits<float>::quiet_NaN();
-  ChooseBlocks(importance.data(), 20 * 64, 5, chosen.data());
+  ChooseBlocks(importance.data(), 20 * 64, 5, 1, chosen.data());
   EXPECT_EQ(chosen, (std::vector<int32_t>{0, 4, 7, 19, 20}));
 }
 
 TEST(ChooseBlocksTest, EqualsGoToTheLaterBlock) {
   const std::vector<float> importance(3000, 0.5F);
   std::vector<int32_t> chosen(5);
-  ChooseBlocks(importance.data(), 5 * 64, 5, chosen.data());
+  ChooseBlocks(importance.data(), 5 * 64, 5, 1, chosen.data());
   EXPECT_EQ(chosen, (std::vector<int32_t>{0, 2, 3, 4, 5}));
-  ChooseBlocks(importance.data(), 3000 * 64, 5, chosen.data());
+  ChooseBlocks(importance.data(), 3000 * 64, 5, 1, chosen.data());
   EXPECT_EQ(chosen, (std::vector<int32_t>{0, 2997, 2998, 2999, 3000}));
+}
+
+// Until the share of the sum is there, kept blocks counted; what says nothing is taken first, and is no mass.
+TEST(ChooseBlocksTest, TakesBlocksUntilTheyHaveTheMass) {
+  std::vector<float> importance(20, 0.0F);
+  importance[0] = 1;
+  importance[3] = 2;
+  importance[8] = 4;
+  importance[15] = 2;
+  importance[19] = 1;
+  std::vector<int32_t> chosen(20);
+  const auto choose = [&](int budget, float mass) {
+    chosen.assign(21, -1);
+    const BlockChoice choice = ChooseBlocks(importance.data(), 20 * 64 + 9, budget, mass, chosen.data());
+    chosen.resize(choice.count);
+    return choice.captured;
+  };
+  EXPECT_TRUE(choose(10, 0.19F));
+  EXPECT_EQ(chosen, (std::vector<int32_t>{0, 19, 20})) << "the kept ones are enough";
+  EXPECT_TRUE(choose(10, 0.55F));
+  EXPECT_EQ(chosen, (std::vector<int32_t>{0, 8, 19, 20}));
+  EXPECT_TRUE(choose(10, 0.75F));
+  EXPECT_EQ(chosen, (std::vector<int32_t>{0, 8, 15, 19, 20}));
+  EXPECT_FALSE(choose(4, 0.75F));
+  EXPECT_EQ(chosen, (std::vector<int32_t>{0, 8, 19, 20}));
+  EXPECT_TRUE(choose(6, 0.9999F)) << "blocks without mass are left";
+  EXPECT_EQ(chosen, (std::vector<int32_t>{0, 3, 8, 15, 19, 20}));
+  importance[11] = importance[12] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_TRUE(choose(10, 0.55F));
+  EXPECT_EQ(chosen, (std::vector<int32_t>{0, 8, 11, 12, 19, 20}));
+  EXPECT_FALSE(choose(4, 0.1F)) << "one that must be read was left";
+  EXPECT_EQ(chosen, (std::vector<int32_t>{0, 12, 19, 20}));
+  std::fill(importance.begin(), importance.end(), 0.05F);
+  EXPECT_TRUE(choose(21, 0.9999999F)) << "all there is, however sums round";
+}
+
+TEST(KeptChoicesTest, KeepsTheLatest) {
+  KeptChoices kept(2, 3, 2);
+  const std::vector<int32_t> a = {0, 1, 5}, b = {0, 2, 3, 5}, c = {7};
+  EXPECT_TRUE(kept.Find(1, 2, 100).empty());
+  kept.Put(1, 2, 100, a);
+  kept.Put(1, 2, 104, b);
+  EXPECT_TRUE(std::ranges::equal(kept.Find(1, 2, 100), a));
+  EXPECT_TRUE(std::ranges::equal(kept.Find(1, 2, 104), b));
+  EXPECT_TRUE(kept.Find(0, 2, 100).empty());
+  EXPECT_TRUE(kept.Find(1, 1, 100).empty());
+  kept.Put(1, 2, 104, c);  // another token in its place: nothing goes for it
+  EXPECT_TRUE(std::ranges::equal(kept.Find(1, 2, 100), a));
+  EXPECT_TRUE(std::ranges::equal(kept.Find(1, 2, 104), c));
+  kept.Put(1, 2, 64, b);
+  EXPECT_TRUE(kept.Find(1, 2, 100).empty());
+  EXPECT_TRUE(std::ranges::equal(kept.Find(1, 2, 64), b));
+}
+
+TEST(BlockSparsityTest, RowsOfAGroupHaveOneChooser) {
+  const BlockSparsity each = {.budget_blocks = 4};
+  const BlockSparsity four = {.budget_blocks = 4, .first_position = 602, .reuse = 4};
+  for (int position = 602; position < 800; ++position) {
+    EXPECT_EQ(each.ChooserOf(position), position);
+    EXPECT_EQ(four.ChooserOf(position), std::max(602, position / 4 * 4));
+  }
+  // A block ends a group that has not come to its end.
+  const BlockSparsity ten = {.budget_blocks = 4, .reuse = 10};
+  EXPECT_EQ(ten.ChooserOf(10 * 64 + 63), 10 * 64 + 60);
+  EXPECT_EQ(ten.ChooserOf(11 * 64), 11 * 64);
+  const BlockSparsity mass = {.budget_blocks = 100, .mass = 0.9F};
+  EXPECT_EQ(mass.first_sparse(), 256) << "the budget is only a cap";
 }
 
 std::vector<runtime::Isa> OnHost() {

@@ -21,7 +21,8 @@ namespace {
 using checkpoint::Checkpoint;
 using nlohmann::ordered_json;
 
-constexpr char kKey[] = "moesaic.analysis", kFindings[] = "findings", kScales[] = "input_scales";
+constexpr char kKey[] = "moesaic.analysis", kFindings[] = "findings", kScales[] = "input_scales",
+               kMix[] = "mix";
 // Tokens whose outputs are compared.
 constexpr int64_t kSampleTokens = 256;
 // Outputs of a matrix that are looked at, and experts of a layer that stand for all.
@@ -68,13 +69,7 @@ class Analyst : public LayerVisitor {
 
  private:
   StatusOr<std::vector<OwnedMatrix>> Visit(const LinearGroup& group) override {
-    if (!group.same_layer_inputs) {
-      RETURN_IF_ERROR(Look(group, group.modules, UsableInputs(group)));
-    } else if (layer_ != group.layer) {  // once for all experts of the layer
-      layer_ = group.layer;
-      RETURN_IF_ERROR(Look(group, StandingForAll(group), group.layer_inputs));
-    }
-    if (group.same_layer_inputs && layer_scale_ > 0) Assign(group.modules, layer_scale_);
+    // Before anything is decided by weights, since this refuses those that are no numbers.
     std::vector<OwnedMatrix> matrices;
     for (const std::string& module : group.modules) {
       const auto n = OutputsOf(module);
@@ -83,6 +78,13 @@ class Analyst : public LayerVisitor {
       matrices.push_back(kept.Take());
       source_.ForgetMaps();
     }
+    if (!group.same_layer_inputs) {
+      RETURN_IF_ERROR(Look(group, group.modules, UsableInputs(group)));
+    } else if (layer_ != group.layer) {  // once for all experts of the layer
+      layer_ = group.layer;
+      RETURN_IF_ERROR(Look(group, StandingForAll(group), group.layer_inputs));
+    }
+    if (group.same_layer_inputs && layer_scale_ > 0) Assign(group.modules, layer_scale_);
     return matrices;
   }
 
@@ -268,6 +270,12 @@ std::string Analysis::Checksum() const {
   };
   for (const auto& [maker, scales] : folding.scales()) add(maker, scales);
   for (const auto& [module, scale] : input_scales) add(module, {&scale, 1});
+  if (mix.has_value()) {
+    for (const auto& [unit, precision] : mix->Choice()) {
+      sum.AddText(unit);
+      sum.AddText(precision.Name());
+    }
+  }
   return sum.Hex();
 }
 
@@ -279,8 +287,10 @@ Status Analysis::Save(const std::string& path, const std::string& key) const {
   }
   ordered_json scales = ordered_json::object();
   for (const auto& [module, scale] : input_scales) scales[module] = scale;
-  return checkpoint::WriteSafetensors(path, outputs,
-                                      {{kKey, key}, {kFindings, Json().dump()}, {kScales, scales.dump()}});
+  std::vector<std::pair<std::string, std::string>> metadata = {
+      {kKey, key}, {kFindings, Json().dump()}, {kScales, scales.dump()}};
+  if (mix.has_value()) metadata.emplace_back(kMix, mix->Json().dump());
+  return checkpoint::WriteSafetensors(path, outputs, metadata);
 }
 
 StatusOr<Analysis> Analysis::Load(const std::string& path, const std::string& key, bool sandwich) {
@@ -308,6 +318,11 @@ StatusOr<Analysis> Analysis::Load(const std::string& path, const std::string& ke
   for (const auto& [module, scale] : scales.items()) {
     if (!scale.is_number()) return none();
     analysis.input_scales[module] = scale.get<float>();
+  }
+  if (file.metadata.contains(kMix)) {
+    const ordered_json mix = ordered_json::parse(text(kMix), nullptr, false);
+    if (!mix.is_object()) return none();
+    ASSIGN_OR_RETURN(analysis.mix, Mix::FromJson(mix));
   }
   return analysis;
 }

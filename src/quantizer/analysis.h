@@ -1,10 +1,12 @@
-// The walk before the rounding: what smoothing is to fold, which activation scale each linear gets, or that
-// it takes none. Weights are read once and stay as they are.
+// What is decided before the rounding: what smoothing is to fold, which activation scale each linear gets, or
+// that it takes none, found in a walk that reads weights once and leaves them as they are; and which
+// precision each linear gets (mix_walk.h).
 #pragma once
 
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +14,7 @@
 #include "models/decoder_spec.h"
 #include "quantizer/folding.h"
 #include "quantizer/grid.h"
+#include "quantizer/mix.h"
 
 namespace moesaic::quantizer {
 
@@ -42,6 +45,7 @@ struct Analysis {
   Folding folding;
   std::map<std::string, float> input_scales;  // of linears that take a static one
   std::vector<AnalysisFinding> findings;
+  std::optional<Mix> mix;  // chosen
 
   nlohmann::ordered_json Json() const;  // findings
   /// A safetensors file: vectors by name, findings in its metadata.

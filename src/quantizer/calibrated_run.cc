@@ -159,7 +159,7 @@ StatusOr<OwnedMatrix> CalibratedRun::RoundLinear(size_t item, const HessianFacto
   Xxh3 codes;
   ASSIGN_OR_RETURN(RuntimeMatrix runtime,
                    finding != nullptr
-                       ? RuntimeMatrix::OfRounded(options_.output.grid(), n, k)
+                       ? RuntimeMatrix::OfRounded(plan_.output.items[item].precision.grid(), n, k)
                        : RuntimeMatrix::OfKept(plan_.output.items[item].tensors[0].stored.dtype, n, k));
   while (units_.NextItem() == item) {
     ASSIGN_OR_RETURN(const UnitStream::Place place, units_.Next());

@@ -5,19 +5,22 @@
 #include "layers/linear.h"
 #include "quantizer/calibrated_run.h"
 #include "quantizer/calibration_memory.h"
+#include "quantizer/checksum.h"
 #include "quantizer/gptq.h"
+#include "quantizer/mix_walk.h"
 #include "quantizer/stopwatch.h"
 
 namespace moesaic::quantizer {
 namespace {
 
-// A matrix of an expert, and as many tokens as one run of them has.
-constexpr int kOutputs = 512, kInputs = 2048, kTokens = 1024;
-constexpr double kMeasured = 0.4;  // seconds of each kind
+// Rows and tokens of what is measured, and the numbers of inputs that a line is drawn through.
+constexpr int kOutputs = 1024, kTokens = 1024;
+constexpr int kFewInputs = 1024, kManyInputs = 4096;
+constexpr double kMeasured = 0.3;  // seconds of each kind
 
-// Multiply-adds a second of `work`, which has `each` of them, after a first round that warms up.
+// Seconds of `work`, after a first round that warms up.
 template <typename Work>
-StatusOr<double> RateOf(double each, const Work& work) {
+StatusOr<double> SecondsOf(const Work& work) {
   RETURN_IF_ERROR(work());
   const Clock::time_point start = Clock::now();
   double seconds = 0;
@@ -26,7 +29,7 @@ StatusOr<double> RateOf(double each, const Work& work) {
     RETURN_IF_ERROR(work());
     seconds = Since(start);
   }
-  return each * rounds / seconds;
+  return seconds / rounds;
 }
 
 std::vector<float> Noise(size_t count) {
@@ -39,37 +42,80 @@ std::vector<float> Noise(size_t count) {
   return values;
 }
 
-}  // namespace
+// The line through two measurements, `few` and `many` being seconds a value.
+ProductTime LineThrough(double few, double many) {
+  ProductTime time;
+  time.product = std::max(0.0, (many - few) / (kManyInputs - kFewInputs));
+  time.value = many - time.product * kManyInputs;
+  if (time.value < 0) time = {.product = many / kManyInputs, .value = 0};
+  return time;
+}
 
-StatusOr<CalibrationRates> MeasureCalibration(const kernels::ExecContext& ctx, const Grid& grid) {
-  const std::vector<float> tokens = Noise(size_t{kTokens} * kInputs),
-                           rows = Noise(size_t{kOutputs} * kInputs);
-  constexpr double kSquare = double{kInputs} * kInputs;
-  CalibrationRates rates;
-  ASSIGN_OR_RETURN(Hessian hessian, Hessian::Create(kInputs));
-  ASSIGN_OR_RETURN(rates.hessian, RateOf(kTokens * kSquare, [&] {
-                     hessian.Add(ctx,
-                                 {.f32 = tokens.data(), .stride = kInputs, .count = kTokens, .gates = {}});
-                     return OkStatus();
-                   }));
-  ASSIGN_OR_RETURN(rates.factor,
-                   RateOf(kInputs * kSquare, [&] { return FactorHessian(ctx, hessian, {}).status(); }));
-  ASSIGN_OR_RETURN(const HessianFactor factor, FactorHessian(ctx, hessian, {}));
-  ASSIGN_OR_RETURN(rates.round, RateOf(kOutputs * kSquare, [&] {
-                     GptqReport report;
-                     return RoundByGptq(ctx, grid, rows.data(), kOutputs, kInputs, factor,
-                                        {.by_error = true, .importance = {}}, &report)
-                         .status();
-                   }));
-  ASSIGN_OR_RETURN(RuntimeMatrix packed, RuntimeMatrix::OfKept(tensor::DType::kBF16, kOutputs, kInputs));
-  packed.AddKept(*ctx.pool, 0, kOutputs, rows.data());
-  const OwnedMatrix matrix = packed.Take();
+// What becomes of a piece of a linear: codes, the file's bytes of them and their checksum, and the matrix
+// that runs.
+Status RoundLikeARun(const kernels::ExecContext& ctx, const Grid& grid, const float* rows, int k,
+                     const HessianFactor& factor) {
+  GptqReport report;
+  ASSIGN_OR_RETURN(const QuantizedMatrix matrix, RoundByGptq(ctx, grid, rows, kOutputs, k, factor,
+                                                             {.by_error = true, .importance = {}}, &report));
+  const std::vector<StoredTensor> tensors = TensorsOf(grid, kOutputs, k);
+  std::vector<std::vector<std::byte>> bytes;
+  std::vector<std::byte*> out;
+  for (const StoredTensor& tensor : tensors) {
+    out.push_back(bytes.emplace_back(static_cast<size_t>(tensor.bytes())).data());
+  }
+  EncodeRows(*ctx.pool, matrix, tensors, out);
+  Xxh3 sum;
+  sum.Add(bytes.front().data(), bytes.front().size());
+  ASSIGN_OR_RETURN(RuntimeMatrix runtime, RuntimeMatrix::OfRounded(grid, kOutputs, k));
+  return runtime.Add(*ctx.pool, 0, matrix, tensors, out);
+}
+
+StatusOr<double> ForwardTime(const kernels::ExecContext& ctx, const OwnedMatrix& matrix,
+                             std::span<const float> tokens) {
   std::vector<float> out(size_t{kTokens} * kOutputs);
-  ASSIGN_OR_RETURN(rates.forward, RateOf(double{kTokens} * kOutputs * kInputs, [&] {
-                     layers::Apply(ctx, {matrix.matrix}, tokens.data(), kInputs, kTokens, out.data(),
+  ASSIGN_OR_RETURN(const double seconds, SecondsOf([&] {
+                     layers::Apply(ctx, {matrix.matrix}, tokens.data(), kFewInputs, kTokens, out.data(),
                                    kOutputs);
                      return OkStatus();
                    }));
+  return seconds / (double{kTokens} * kOutputs * kFewInputs);
+}
+
+}  // namespace
+
+StatusOr<CalibrationRates> MeasureCalibration(const kernels::ExecContext& ctx, const Grid& grid) {
+  const std::vector<float> tokens = Noise(size_t{kTokens} * kManyInputs),
+                           rows = Noise(size_t{kOutputs} * kManyInputs);
+  double hessians[2], factors[2], roundings[2];
+  constexpr int kInputs[2] = {kFewInputs, kManyInputs};
+  for (int i = 0; i < 2; ++i) {
+    const int k = kInputs[i];
+    ASSIGN_OR_RETURN(Hessian hessian, Hessian::Create(k));
+    ASSIGN_OR_RETURN(hessians[i], SecondsOf([&] {
+                       hessian.Add(ctx, {.f32 = tokens.data(), .stride = k, .count = kTokens, .gates = {}});
+                       return OkStatus();
+                     }));
+    Factorizer factorizer;
+    ASSIGN_OR_RETURN(factors[i], SecondsOf([&] { return factorizer.Factor(ctx, hessian, {}).status(); }));
+    ASSIGN_OR_RETURN(const HessianFactor* factor, factorizer.Factor(ctx, hessian, {}));
+    ASSIGN_OR_RETURN(roundings[i],
+                     SecondsOf([&] { return RoundLikeARun(ctx, grid, rows.data(), k, *factor); }));
+    hessians[i] /= double{kTokens} * k;
+    factors[i] /= double{1} * k * k;
+    roundings[i] /= double{kOutputs} * k;
+  }
+  CalibrationRates rates;
+  rates.hessian = LineThrough(hessians[0], hessians[1]);
+  rates.factor = LineThrough(factors[0], factors[1]);
+  rates.round = LineThrough(roundings[0], roundings[1]);
+
+  ASSIGN_OR_RETURN(RuntimeMatrix kept, RuntimeMatrix::OfKept(tensor::DType::kBF16, kOutputs, kFewInputs));
+  kept.AddKept(*ctx.pool, 0, kOutputs, rows.data());
+  ASSIGN_OR_RETURN(rates.forward_kept, ForwardTime(ctx, kept.Take(), tokens));
+  // Of zeros: time does not depend on values.
+  ASSIGN_OR_RETURN(RuntimeMatrix rounded, RuntimeMatrix::OfRounded(grid, kOutputs, kFewInputs));
+  ASSIGN_OR_RETURN(rates.forward, ForwardTime(ctx, rounded.Take(), tokens));
   return rates;
 }
 
@@ -90,15 +136,18 @@ CalibrationForecast ForecastCalibration(const QuantizePlan& plan, const OutputSe
     const bool every = item.routed && settings.rare_experts == RareExperts::kAll;
     forward += (last ? tokens : tokens + (every ? all : tokens)) * n * k;
     if (plan.output.items[i].form != Form::kRounded) continue;
-    round += n * k * k;
+    round += rates.round.Seconds(n, k);
     if (i > 0 && item.fused >= 0 && plan.items[i - 1].fused == item.fused) continue;  // inputs were seen
-    factor += k * k * k;
+    factor += rates.factor.Seconds(k, k);
     if (every) {
-      hessian += last ? all * k * k : 0;  // gate and up: the layer's, which shared experts count
+      hessian +=
+          last ? rates.hessian.Seconds(all, k) : 0;  // gate and up: the layer's, which shared experts count
       continue;
     }
-    hessian += tokens * k * k;
-    if (item.routed && last && tokens < kPlenty * k) hessian += std::min<double>(all, kStandIns) * k * k;
+    hessian += rates.hessian.Seconds(tokens, k);
+    if (item.routed && last && tokens < kPlenty * k) {
+      hessian += rates.hessian.Seconds(std::min<double>(all, kStandIns), k);
+    }
   }
   // Queries against keys and their mix of values, of half a sequence on average, twice a layer.
   const models::AttentionSpec& a = spec.attention;
@@ -108,9 +157,19 @@ CalibrationForecast ForecastCalibration(const QuantizePlan& plan, const OutputSe
              (spec.layers + spec.mtp_layers);
   CalibrationForecast forecast;
   if (settings.gptq) {
-    forecast = {hessian / rates.hessian, factor / rates.factor, round / rates.round, forward / rates.forward};
+    forecast = {hessian, factor, round, forward * rates.forward};
   }
-  if (settings.analyze.wanted()) forecast.forward_seconds += forward / rates.forward;
+  if (settings.analyze.wanted()) forecast.forward_seconds += forward * rates.forward_kept;
+  if (settings.mix.wanted()) {
+    // Under GPTQ all tokens go through the model once more, for Hessians and factors of attention's linears
+    // and of some experts: taken as of all.
+    if (settings.gptq) {
+      forecast.forward_seconds *= 2;
+      forecast.hessian_seconds *= 2;
+      forecast.factor_seconds *= 2;
+    }
+    forecast.forward_seconds += forward / all * MixLaneTokens(spec, settings) * rates.forward_kept;
+  }
   return forecast;
 }
 

@@ -5,6 +5,7 @@
 
 #include "quantizer/gptq.h"
 #include "quantizer/layer_walk.h"
+#include "quantizer/mix_walk.h"
 #include "quantizer/runtime_matrix.h"
 #include "quantizer/work_plan.h"
 
@@ -20,13 +21,14 @@ int64_t StateBytes(const models::DecoderSpec& spec, const OutputSettings& settin
 
 int64_t CalibrationBytes(const models::DecoderSpec& spec, const std::vector<ModelItem>& items,
                          const OutputSettings& settings, int threads) {
-  const Grid grid = settings.grid();
+  const std::vector<Precision> roundings = settings.Roundings();
   struct Layer {
     int64_t packed = 0;  // linears outside of routed experts, as they run
     int64_t expert = 0;  // one of the routed ones
   };
   std::map<int, Layer> layers;
-  int64_t rounding = 0, shared = 0;  // of the linear that takes most, and that experts share: kept for all
+  // Of the linear that takes most, what experts share, and a linear as it is read: kept for all.
+  int64_t rounding = 0, shared = 0, whole = 0;
   for (const ModelItem& item : items) {
     if (!IsWalked(item, spec)) continue;
     const auto n = static_cast<int>(item.shape[0]), k = static_cast<int>(item.shape[1]);
@@ -36,25 +38,39 @@ int64_t CalibrationBytes(const models::DecoderSpec& spec, const std::vector<Mode
       continue;
     }
     // An analysis has all of them in bf16, and so may --keep.
-    const bool wide = settings.analyze.wanted() || !settings.keep.empty();
-    const int64_t packed = wide ? item.elements() * 2 : RuntimeMatrix::Bytes(grid, n, k);
+    const bool wide = settings.analyzed() || !settings.keep.empty();
+    int64_t packed = wide ? item.elements() * (settings.mix.Has(tensor::DType::kF32) ? 4 : 2) : 0;
+    for (const Precision& precision : roundings) {
+      if (!wide) packed = std::max(packed, RuntimeMatrix::Bytes(precision.grid(), n, k));
+    }
     if (!item.routed) layer.packed += packed;
     if (item.routed) layer.expert = std::max(layer.expert, 3 * packed);
     if (!settings.gptq) continue;
     const auto rows = static_cast<int>(std::min<int64_t>(GptqSlabRows(item), n));
-    const int64_t rounded = FactorBytes(k) + GptqBytes(grid, rows, k, threads) + int64_t{rows} * k * 6;
+    int64_t gptq = 0;
+    for (const Precision& precision : roundings) {
+      gptq = std::max(gptq, GptqBytes(precision.grid(), rows, k, threads));
+    }
+    const int64_t rounded = FactorBytes(k) + gptq + int64_t{rows} * k * 6;
     rounding = std::max(
         rounding, Hessian::Bytes(k) + Hessian::kAddBytes * k + std::max(FactoringBytes(k, threads), rounded));
     if (item.routed) shared = Hessian::Bytes(spec.hidden) + Hessian::Bytes(spec.moe.intermediate);
+    // Measuring a mix reads a linear whole.
+    if (settings.mix.wanted()) whole = std::max(whole, item.elements() * 4);
   }
   int64_t most = 0;
   for (const auto& [index, layer] : layers) most = std::max(most, layer.packed + layer.expert);
-  most += rounding + shared;
+  most += rounding + shared + whole;
   const CalibrationId& id = settings.calibration;
   if (settings.analyze.wanted()) most += AnalysisBytes(spec);
-  // Besides, the ids themselves. A state that is read back takes no more than a layer's work.
-  return most + CalibrationStream::Bytes(spec, id.tokens, id.longest) +
-         WalkBytes(spec, id.tokens, id.longest) + id.tokens * 8;
+  // A state that is read back takes no more than a layer's work.
+  int64_t walk =
+      most + CalibrationStream::Bytes(spec, id.tokens, id.longest) + WalkBytes(spec, id.tokens, id.longest);
+  if (settings.mix.wanted()) {
+    const int64_t measuring = MixBytes(spec, items, settings);
+    walk = settings.gptq ? std::max(walk, measuring) : measuring;
+  }
+  return walk + id.tokens * 8;  // the ids themselves
 }
 
 }  // namespace moesaic::quantizer

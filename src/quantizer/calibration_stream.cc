@@ -1,10 +1,12 @@
 #include "quantizer/calibration_stream.h"
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <numeric>
 
+#include "base/check.h"
 #include "kernels/kv_layer.h"
 #include "layers/linear.h"
 #include "models/model_info.h"
@@ -110,19 +112,39 @@ StatusOr<CalibrationStream> CalibrationStream::Create(const checkpoint::Checkpoi
   return stream;
 }
 
-void CalibrationStream::ForBatches(const kernels::ExecContext& ctx, const Body& body) {
-  for (size_t b = 0; b + 1 < batches_.size(); ++b) {
-    std::vector<kernels::SequenceSlice> slices(slices_.begin() + static_cast<int64_t>(batches_[b]),
-                                               slices_.begin() + static_cast<int64_t>(batches_[b + 1]));
-    const int row = slices.front().row;
-    const int rows = slices.back().row + slices.back().count - row;
-    for (kernels::SequenceSlice& slice : slices) slice.row -= row;
-    const layers::Step step{
-        .ctx = ctx,
-        .sequences = slices,
-        .positions = std::span(positions_).subspan(static_cast<size_t>(row), static_cast<size_t>(rows))};
-    body(step, kv_, hidden() + int64_t{row} * spec_.hidden);
+void CalibrationStream::ForLanes(const kernels::ExecContext& ctx, int lanes, const Body& body) {
+  for (int lane = 0; lane < lanes; ++lane) {
+    float* first = hidden() + int64_t{lane} * lane_tokens() * spec_.hidden;
+    for (size_t b = 0; b + 1 < batches_.size(); ++b) {
+      std::vector<kernels::SequenceSlice> slices(slices_.begin() + static_cast<int64_t>(batches_[b]),
+                                                 slices_.begin() + static_cast<int64_t>(batches_[b + 1]));
+      const int row = slices.front().row;
+      const int rows = slices.back().row + slices.back().count - row;
+      for (kernels::SequenceSlice& slice : slices) slice.row -= row;
+      const layers::Step step{
+          .ctx = ctx,
+          .sequences = slices,
+          .positions = std::span(positions_).subspan(static_cast<size_t>(row), static_cast<size_t>(rows))};
+      body(step, kv_, first + int64_t{row} * spec_.hidden);
+    }
   }
+}
+
+Status CalibrationStream::ReserveLanes(int most) {
+  const size_t of_lane = sizeof(float) * positions_.size() * static_cast<size_t>(spec_.hidden);
+  ASSIGN_OR_RETURN(runtime::Buffer larger,
+                   runtime::Buffer::Allocate(of_lane * static_cast<size_t>(most), true));
+  std::memcpy(larger.data(), hidden_.data(), of_lane * static_cast<size_t>(lanes_));
+  hidden_ = std::move(larger);
+  most_lanes_ = most;
+  return OkStatus();
+}
+
+int CalibrationStream::AddLane() {
+  MOESAIC_CHECK_LT(lanes_, most_lanes_);
+  const int64_t of_lane = int64_t{lane_tokens()} * spec_.hidden;
+  std::copy_n(hidden(), of_lane, hidden() + lanes_ * of_lane);
+  return lanes_++;
 }
 
 Status CalibrationStream::EnterMtp(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& source,

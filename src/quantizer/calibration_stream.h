@@ -34,7 +34,21 @@ class CalibrationStream {
   /// In `kv`, which the next ones overwrite, each sequence has its blocks. Results do not depend on which
   /// sequences are together.
   using Body = std::function<void(const layers::Step& step, const kernels::KvLayer& kv, float* hidden)>;
-  void ForBatches(const kernels::ExecContext& ctx, const Body& body);
+  void ForBatches(const kernels::ExecContext& ctx, const Body& body) { ForLanes(ctx, lanes_, body); }
+  /// The same for the tokens of the first lane.
+  void ForFirstLane(const kernels::ExecContext& ctx, const Body& body) { ForLanes(ctx, 1, body); }
+
+  /// Lanes: copies of all tokens with hidden states of their own, which then go other ways. A batch is of one
+  /// lane. There is one at first; `most` is how many there may be.
+  Status ReserveLanes(int most);
+  /// A further lane, with the hidden states of the first as they are now; returns its number.
+  int AddLane();
+  int lanes() const { return lanes_; }
+  int lane_tokens() const { return static_cast<int>(positions_.size()); }
+  /// The lane that a row of hidden() belongs to.
+  int LaneOf(const float* row) const {
+    return static_cast<int>((row - hidden_.as<float>()) / (int64_t{lane_tokens()} * spec_.hidden));
+  }
 
   /// hidden += attention(norm(hidden)) of this layer.
   void AddAttention(const kernels::ExecContext& ctx, const DenseLayer& layer);
@@ -45,13 +59,16 @@ class CalibrationStream {
   Status EnterMtp(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& source, int depth);
 
   const layers::RopeTable& rope() const { return rope_.front(); }
-  int tokens() const { return static_cast<int>(positions_.size()); }
-  float* hidden() { return hidden_.as<float>(); }  // [tokens, spec.hidden]
+  int tokens() const { return lanes_ * lane_tokens(); }
+  float* hidden() { return hidden_.as<float>(); }  // [tokens, spec.hidden], lane after lane
 
  private:
   CalibrationStream() = default;
+  void ForLanes(const kernels::ExecContext& ctx, int lanes, const Body& body);
+
   models::DecoderSpec spec_;
-  std::vector<int32_t> ids_, positions_;        // [tokens]
+  int lanes_ = 1, most_lanes_ = 1;
+  std::vector<int32_t> ids_, positions_;        // [tokens of a lane]
   std::vector<int32_t> blocks_;                 // block numbers of the sequences of a batch
   std::vector<kernels::SequenceSlice> slices_;  // point into blocks_; rows of the whole stream
   std::vector<size_t> batches_;                 // the first sequence of each batch, and their end

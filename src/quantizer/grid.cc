@@ -14,7 +14,6 @@ namespace {
 
 using kernels::Rounding;
 
-constexpr float kTooLarge = 0x1p96F;      // scales beyond have no room for sums of products
 constexpr float kLeastScale = 0x1p-126F;  // of bf16: denormal ones lose bits
 constexpr float kLeastE4M3 = 0x1p-9F;
 constexpr int kRefinements = 4;

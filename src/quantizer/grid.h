@@ -18,6 +18,9 @@
 
 namespace moesaic::quantizer {
 
+/// Weights from this magnitude on are refused: sums of products have no room left beyond.
+inline constexpr float kTooLarge = 0x1p96F;
+
 /// In the order of kernels::NumberGrid.
 enum class GridKind : uint8_t { kInt8Channel, kInt4Group, kNvfp4, kFp8Block };
 

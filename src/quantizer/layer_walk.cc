@@ -20,6 +20,7 @@ constexpr int kRun = 1024;
 struct Routed {
   std::vector<int32_t> tokens;
   std::vector<float> gates;  // empty: 1
+  size_t first_lane = 0;     // tokens of the stream's first lane, which come first
 };
 
 class Walker {
@@ -52,9 +53,9 @@ class Walker {
       }
       RETURN_IF_ERROR(VisitOutput(mla));
     }
-    stream_.ForBatches(ctx_, [&](const Step& step, const kernels::KvLayer& kv, float* x) {
-      layer_.AddAttention(step, kv, x);
-    });
+    ForBatches(
+        [&](const Step& step, const kernels::KvLayer& kv, float* x) { layer_.AddAttention(step, kv, x); });
+    DropSwaps(0);
     return OkStatus();
   }
 
@@ -63,20 +64,65 @@ class Walker {
     auto& mlp = std::get<layers::Mlp>(layer_.ffn);
     RETURN_IF_ERROR(Visit({"mlp.gate_proj", "mlp.up_proj"}, Normed(layer_.ffn_norm), {&mlp.gate, &mlp.up}));
     RETURN_IF_ERROR(Visit({"mlp.down_proj"}, Gated(mlp), {&mlp.down}));
-    stream_.ForBatches(ctx_,
-                       [&](const Step& step, const kernels::KvLayer&, float* x) { layer_.AddFfn(step, x); });
+    ForBatches([&](const Step& step, const kernels::KvLayer&, float* x) { layer_.AddFfn(step, x); });
     return OkStatus();
   }
 
  private:
+  // What runs in place of a linear on one lane.
+  struct Swap {
+    layers::Linear* linear;
+    int lane;
+    OwnedMatrix matrix;
+  };
+
+  // Calls body for the batches of all lanes, each with the matrices of its lane.
+  void ForBatches(const CalibrationStream::Body& body) {
+    stream_.ForBatches(ctx_, [&](const Step& step, const kernels::KvLayer& kv, float* x) {
+      UseLane(stream_.LaneOf(x));
+      body(step, kv, x);
+    });
+    UseLane(0);
+  }
+
+  bool HasSwaps(int lane) const {
+    return std::ranges::any_of(swaps_, [lane](const Swap& swap) { return swap.lane == lane; });
+  }
+
+  void UseLane(int lane) {
+    if (lane == lane_) return;
+    lane_ = lane;
+    for (const auto& [linear, weight] : first_lane_) linear->weight = weight;
+    for (const Swap& swap : swaps_) {
+      if (swap.lane == lane) swap.linear->weight = swap.matrix.matrix;
+    }
+  }
+
+  void AddSwaps(std::vector<LaneMatrix> matrices, std::span<layers::Linear* const> linears) {
+    for (LaneMatrix& matrix : matrices) {
+      layers::Linear* linear = linears[matrix.module];
+      first_lane_.emplace_back(linear, linear->weight);
+      swaps_.push_back({linear, matrix.lane, std::move(matrix.matrix)});
+    }
+  }
+
+  // Forgets those that were added behind so many.
+  void DropSwaps(size_t count) {
+    UseLane(0);
+    swaps_.resize(count);
+    first_lane_.resize(count);
+  }
+
   Status VisitGroup(LinearGroup group, std::vector<layers::Linear*> linears) {
     group.layer = index_;
     for (std::string& module : group.modules) module.insert(0, prefix_);
     ASSIGN_OR_RETURN(std::vector<OwnedMatrix> matrices, visitor_.Visit(group));
+    ASSIGN_OR_RETURN(std::vector<LaneMatrix> lanes, visitor_.VisitLanes(group, matrices));
     for (size_t i = 0; i < linears.size(); ++i) {
       linears[i]->weight = matrices[i].matrix;
       owned_.push_back(std::move(matrices[i]));
     }
+    AddSwaps(std::move(lanes), linears);
     return OkStatus();
   }
 
@@ -109,8 +155,8 @@ class Walker {
   // Inputs that `make` computes from a batch's hidden states, in scratch memory: [rows, k].
   template <typename Make>
   LinearInputs OverBatches(int k, const Make& make) {
-    return {.k = k, .tokens = stream_.tokens(), .visit = [this, k, make](const TokenSink& sink) {
-              stream_.ForBatches(ctx_, [&](const Step& step, const kernels::KvLayer& kv, float* x) {
+    return {.k = k, .tokens = stream_.lane_tokens(), .visit = [this, k, make](const TokenSink& sink) {
+              stream_.ForFirstLane(ctx_, [&](const Step& step, const kernels::KvLayer& kv, float* x) {
                 const ScratchScope scratch(ctx_);
                 sink({.f32 = make(step, kv, x), .stride = k, .count = step.rows(), .gates = {}});
               });
@@ -150,14 +196,18 @@ class Walker {
   // ---- mixtures of experts
 
   Status Moe() {
-    const auto& moe = std::get<layers::MoeLayer>(layer_.ffn);
+    auto& moe = std::get<layers::MoeLayer>(layer_.ffn);
+    ASSIGN_OR_RETURN(std::vector<LaneMatrix> routers, visitor_.VisitRouter(index_));
+    layers::Linear* const gates[] = {&moe.router.gate};
+    AddSwaps(std::move(routers), gates);
     RETURN_IF_ERROR(Route(moe.router));
+    DropSwaps(0);
     ASSIGN_OR_RETURN(sums_, runtime::Buffer::Allocate(
                                 sizeof(float) * static_cast<size_t>(stream_.tokens()) * spec_.hidden, true));
     for (int expert = 0; expert < spec_.moe.experts; ++expert) RETURN_IF_ERROR(Expert(expert));
     if (spec_.moe.shared_intermediate > 0) RETURN_IF_ERROR(SharedExperts());
     auto* sums = sums_.as<float>();
-    stream_.ForBatches(ctx_, [&](const Step& step, const kernels::KvLayer&, float* x) {
+    ForBatches([&](const Step& step, const kernels::KvLayer&, float* x) {
       layer_.JoinFfn(step, sums, x);
       sums += int64_t{step.rows()} * spec_.hidden;
     });
@@ -168,36 +218,59 @@ class Walker {
   Status Route(const layers::Router& router) {
     routed_.assign(static_cast<size_t>(spec_.moe.experts), {});
     int32_t token = 0;
-    stream_.ForBatches(ctx_, [&](const Step& step, const kernels::KvLayer&, float* x) {
+    ForBatches([&](const Step& step, const kernels::KvLayer&, float* x) {
       ScratchScope scratch(ctx_);
       const float* normed = Norm(scratch, step, layer_.ffn_norm, x);
       const int64_t count = int64_t{step.rows()} * router.top_k;
       auto* ids = scratch.Take<int32_t>(count);
       auto* weights = scratch.Take<float>(count);
       router.Route(step, normed, ids, weights);
+      visitor_.SeeRoutes(index_, token, step.rows(), router.top_k, ids);
       for (int64_t i = 0; i < count; ++i) {
         Routed& expert = routed_[ids[i]];
         expert.tokens.push_back(token + static_cast<int32_t>(i / router.top_k));
         expert.gates.push_back(weights[i]);
+        expert.first_lane += stream_.LaneOf(x) == 0 ? 1 : 0;
       }
       token += step.rows();
     });
     std::vector<int64_t> counts;
     for (const Routed& expert : routed_) counts.push_back(std::ssize(expert.tokens));
     stand_ins_ = {};
-    const int step = (stream_.tokens() + kStandIns - 1) / kStandIns;
-    for (int t = 0; t < stream_.tokens(); t += step) stand_ins_.tokens.push_back(t);
+    const int step = (stream_.lane_tokens() + kStandIns - 1) / kStandIns;
+    for (int t = 0; t < stream_.lane_tokens(); t += step) stand_ins_.tokens.push_back(t);
+    stand_ins_.first_lane = stand_ins_.tokens.size();
     everyone_ = {};
-    everyone_.tokens.resize(static_cast<size_t>(stream_.tokens()));
+    everyone_.tokens.resize(static_cast<size_t>(stream_.lane_tokens()));
     std::iota(everyone_.tokens.begin(), everyone_.tokens.end(), 0);
+    everyone_.first_lane = everyone_.tokens.size();
     return visitor_.SeeRouting(index_, counts);
   }
 
-  // Calls body(step, normed inputs [rows, hidden], tokens, gates) for runs of `routed` tokens.
+  // How many of the `routed` tokens from `first` on, up to `end`, run on the same matrices: those of one lane
+  // where it has some of its own.
+  size_t RunOf(const Routed& routed, size_t first, size_t end) const {
+    const size_t most = std::min<size_t>(kRun, end - first);
+    if (swaps_.empty()) return most;
+    const auto lane_of = [&](size_t i) { return routed.tokens[i] / stream_.lane_tokens(); };
+    const auto swapped = [&](int lane) { return HasSwaps(lane) ? lane : 0; };
+    size_t count = 1;
+    int lane = lane_of(first);
+    const int matrices = swapped(lane);
+    for (; count < most; ++count) {
+      const int next = lane_of(first + count);
+      if (next != lane && swapped(next) != matrices) break;
+      lane = next;
+    }
+    return count;
+  }
+
+  // Calls body(step, normed inputs [rows, hidden], tokens, gates) for runs of `routed` tokens before `end`.
   template <typename Body>
-  void ForRuns(const Routed& routed, const Body& body) {
-    for (size_t first = 0; first < routed.tokens.size(); first += kRun) {
-      const size_t count = std::min<size_t>(kRun, routed.tokens.size() - first);
+  void ForRuns(const Routed& routed, size_t end, const Body& body) {
+    for (size_t first = 0, count = 0; first < end; first += count) {
+      count = RunOf(routed, first, end);
+      UseLane(routed.tokens[first] / stream_.lane_tokens());
       const std::span<const int32_t> tokens = std::span(routed.tokens).subspan(first, count);
       const std::span<const float> gates =
           routed.gates.empty() ? std::span<const float>() : std::span(routed.gates).subspan(first, count);
@@ -211,27 +284,30 @@ class Walker {
       layer_.Norm(step, layer_.ffn_norm, rows, rows);
       body(step, rows, tokens, gates);
     }
+    UseLane(0);
   }
 
   LinearInputs RunsOf(const Routed& routed) {
     return {.k = spec_.hidden,
-            .tokens = std::ssize(routed.tokens),
+            .tokens = static_cast<int64_t>(routed.first_lane),
             .visit = [this, &routed](const TokenSink& sink) {
-              ForRuns(routed, [&](const Step& step, const float* rows, auto, std::span<const float> gates) {
-                sink({.f32 = rows, .stride = spec_.hidden, .count = step.rows(), .gates = gates});
-              });
+              ForRuns(routed, routed.first_lane,
+                      [&](const Step& step, const float* rows, auto, std::span<const float> gates) {
+                        sink({.f32 = rows, .stride = spec_.hidden, .count = step.rows(), .gates = gates});
+                      });
             }};
   }
 
   LinearInputs GatedRunsOf(const Routed& routed, const layers::Mlp& mlp) {
     return {.k = mlp.gate.n(),
-            .tokens = std::ssize(routed.tokens),
+            .tokens = static_cast<int64_t>(routed.first_lane),
             .visit = [this, &routed, &mlp](const TokenSink& sink) {
-              ForRuns(routed, [&](const Step& step, const float* rows, auto, std::span<const float> gates) {
-                auto* gated = Floats(int64_t{step.rows()} * mlp.gate.n());
-                mlp.Gated(step, rows, gated);
-                sink({.f32 = gated, .stride = mlp.gate.n(), .count = step.rows(), .gates = gates});
-              });
+              ForRuns(routed, routed.first_lane,
+                      [&](const Step& step, const float* rows, auto, std::span<const float> gates) {
+                        auto* gated = Floats(int64_t{step.rows()} * mlp.gate.n());
+                        mlp.Gated(step, rows, gated);
+                        sink({.f32 = gated, .stride = mlp.gate.n(), .count = step.rows(), .gates = gates});
+                      });
             }};
   }
 
@@ -239,7 +315,7 @@ class Walker {
     const Routed& routed = routed_[expert];
     const std::string name = fmt::format("mlp.experts.{}.", expert);
     layers::Mlp mlp;
-    const size_t owned = owned_.size();
+    const size_t owned = owned_.size(), swaps = swaps_.size();
     RETURN_IF_ERROR(VisitGroup({.modules = {name + "gate_proj", name + "up_proj"},
                                 .inputs = RunsOf(routed),
                                 .expert = expert,
@@ -253,22 +329,25 @@ class Walker {
                                 .layer_inputs = GatedRunsOf(stand_ins_, mlp),
                                 .every_token = GatedRunsOf(everyone_, mlp)},
                                {&mlp.down}));
-    ForRuns(routed, [&](const Step& step, const float* rows, std::span<const int32_t> tokens,
-                        std::span<const float> gates) {
-      const int hidden = spec_.hidden;
-      auto* out = Floats(int64_t{step.rows()} * hidden);
-      mlp.Forward(step, rows, out, /*accumulate=*/false);
-      ctx_.pool->Run(step.rows(), [&](int64_t i, int) {
-        float* sum = sums_.as<float>() + int64_t{tokens[i]} * hidden;
-        for (int c = 0; c < hidden; ++c) sum[c] += gates[i] * out[i * hidden + c];
-      });
-    });
+    ForRuns(routed, routed.tokens.size(),
+            [&](const Step& step, const float* rows, std::span<const int32_t> tokens,
+                std::span<const float> gates) {
+              const int hidden = spec_.hidden;
+              auto* out = Floats(int64_t{step.rows()} * hidden);
+              mlp.Forward(step, rows, out, /*accumulate=*/false);
+              ctx_.pool->Run(step.rows(), [&](int64_t i, int) {
+                float* sum = sums_.as<float>() + int64_t{tokens[i]} * hidden;
+                for (int c = 0; c < hidden; ++c) sum[c] += gates[i] * out[i * hidden + c];
+              });
+            });
+    DropSwaps(swaps);
     owned_.resize(owned);
     return OkStatus();
   }
 
   Status SharedExperts() {
     layers::Mlp mlp;
+    const size_t swaps = swaps_.size();
     RETURN_IF_ERROR(VisitGroup({.modules = {"mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"},
                                 .inputs = Normed(layer_.ffn_norm),
                                 .layer_inputs = Normed(layer_.ffn_norm),
@@ -276,11 +355,12 @@ class Walker {
                                {&mlp.gate, &mlp.up}));
     RETURN_IF_ERROR(Visit({"mlp.shared_experts.down_proj"}, Gated(mlp), {&mlp.down}));
     auto* sums = sums_.as<float>();
-    stream_.ForBatches(ctx_, [&](const Step& step, const kernels::KvLayer&, float* x) {
+    ForBatches([&](const Step& step, const kernels::KvLayer&, float* x) {
       ScratchScope scratch(ctx_);
       mlp.Forward(step, Norm(scratch, step, layer_.ffn_norm, x), sums, /*accumulate=*/true);
       sums += int64_t{step.rows()} * spec_.hidden;
     });
+    DropSwaps(swaps);
     return OkStatus();
   }
 
@@ -292,8 +372,12 @@ class Walker {
   CalibrationStream& stream_;
   LayerVisitor& visitor_;
   std::vector<OwnedMatrix> owned_;  // what layer_'s linears are, and those of the expert that is worked on
-  std::vector<int32_t> zeros_;      // positions for steps that need none
-  std::vector<Routed> routed_;      // [experts]
+  std::vector<Swap> swaps_;
+  std::vector<std::pair<layers::Linear*, tensor::PackedMatrix>>
+      first_lane_;              // [swaps] what the first lane has
+  int lane_ = 0;                // whose matrices the linears have
+  std::vector<int32_t> zeros_;  // positions for steps that need none
+  std::vector<Routed> routed_;  // [experts]
   Routed stand_ins_, everyone_;
   runtime::Buffer sums_;  // [tokens, hidden] of experts' outputs
 };

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -15,7 +16,8 @@ namespace moesaic::quantizer {
 
 using TokenSink = std::function<void(const TokenRows&)>;
 
-/// Inputs of linears. They are made anew each time, in the same runs of tokens, which live for a call.
+/// Inputs of linears, over the stream's first lane. They are made anew each time, in the same runs of tokens,
+/// which live for a call.
 struct LinearInputs {
   int k = 0;  // 0: none
   int64_t tokens = 0;
@@ -39,11 +41,28 @@ struct LinearGroup {
 /// Tokens of the layer, at most, that stand in for those that an expert lacks.
 inline constexpr int kStandIns = 2048;
 
+/// What runs in a module's place on one lane of the stream.
+struct LaneMatrix {
+  int lane = 0;
+  size_t module = 0;  // of the group
+  OwnedMatrix matrix;
+};
+
 class LayerVisitor {
  public:
   virtual ~LayerVisitor() = default;
   /// What runs in the modules' place, one matrix for each.
   virtual StatusOr<std::vector<OwnedMatrix>> Visit(const LinearGroup& group) = 0;
+  /// What else runs in their place on other lanes than the first, called after Visit with what it made.
+  /// Linears outside of mixtures of experts may add lanes here.
+  virtual StatusOr<std::vector<LaneMatrix>> VisitLanes(const LinearGroup&, std::span<const OwnedMatrix>) {
+    return std::vector<LaneMatrix>();
+  }
+  /// The same of a router, before it routes: here lanes may be added for what its layer's experts do.
+  virtual StatusOr<std::vector<LaneMatrix>> VisitRouter(int /*layer*/) { return std::vector<LaneMatrix>(); }
+  /// Experts [rows, top_k] of tokens [first, first + rows), lanes counted on.
+  virtual void SeeRoutes(int /*layer*/, int64_t /*first*/, int /*rows*/, int /*top_k*/,
+                         const int32_t* /*ids*/) {}
   /// How many tokens each routed expert of a layer was chosen for, before the first of them is visited.
   virtual Status SeeRouting(int layer, std::span<const int64_t> tokens_of_expert) = 0;
 };

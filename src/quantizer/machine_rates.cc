@@ -203,8 +203,8 @@ Status MeasureDisks(const checkpoint::Checkpoint& source, const fs::path& folder
 // unit's memory has left the caches when its turn comes again, as that of bytes that come from a disk.
 class RoundingSample {
  public:
-  static StatusOr<RoundingSample> Create(const OutputSettings& settings) {
-    RoundingSample sample(settings);
+  static StatusOr<RoundingSample> Create(const Precision& precision, bool search) {
+    RoundingSample sample(precision, search);
     for (const StoredTensor& tensor : sample.tensors_) sample.slab_output_ += tensor.bytes();
     ASSIGN_OR_RETURN(sample.source_, runtime::Buffer::Allocate(kSlabs * kValues * sizeof(uint16_t), false));
     ASSIGN_OR_RETURN(sample.output_,
@@ -239,8 +239,11 @@ class RoundingSample {
   static constexpr size_t kValues = size_t{kRows} * kColumns;
   static constexpr size_t kUnitSlabs = 16, kSlabs = 4 * kUnitSlabs;  // 32 and 128 MiB of bf16
 
-  explicit RoundingSample(const OutputSettings& settings)
-      : settings_(settings), tensors_(TensorsOf(settings.grid(), kRows, kColumns)), values_(kValues) {}
+  RoundingSample(const Precision& precision, bool search)
+      : precision_(precision),
+        search_(search),
+        tensors_(TensorsOf(precision.grid(), kRows, kColumns)),
+        values_(kValues) {}
 
   void ReadSlab(const kernels::ExecContext& ctx, size_t slab) {
     const std::byte* stored = source_.data() + slab * kValues * sizeof(uint16_t);
@@ -253,18 +256,18 @@ class RoundingSample {
 
   Status RoundUnit(const kernels::ExecContext& ctx, size_t first) {
     float largest = 0;
-    for (size_t s = 0; settings_.scheme == Scheme::kNvfp4 && s < kUnitSlabs; ++s) {
+    for (size_t s = 0; precision_.is(Scheme::kNvfp4) && s < kUnitSlabs; ++s) {
       ReadSlab(ctx, first + s);
       ASSIGN_OR_RETURN(const float of_slab, LargestMagnitude(ctx, values_.data(), kRows, kColumns));
       largest = std::max(largest, of_slab);
     }
-    const ScaleSearch search{.by_error = settings_.search,
+    const ScaleSearch search{.by_error = search_,
                              .importance = {},
-                             .global_scale = largest > 0 ? Nvfp4GlobalScale(largest, settings_.search) : 0};
+                             .global_scale = largest > 0 ? Nvfp4GlobalScale(largest, search_) : 0};
     for (size_t s = first; s < first + kUnitSlabs; ++s) {
       ReadSlab(ctx, s);
       ASSIGN_OR_RETURN(const QuantizedMatrix matrix,
-                       RoundToNearest(ctx, settings_.grid(), values_.data(), kRows, kColumns, search));
+                       RoundToNearest(ctx, precision_.grid(), values_.data(), kRows, kColumns, search));
       std::byte* at = output_.data() + s * static_cast<size_t>(slab_output_);
       std::vector<std::byte*> out;
       for (const StoredTensor& tensor : tensors_) {
@@ -278,7 +281,8 @@ class RoundingSample {
     return OkStatus();
   }
 
-  OutputSettings settings_;
+  Precision precision_;
+  bool search_;
   std::vector<StoredTensor> tensors_;
   int64_t slab_output_ = 0;
   runtime::Buffer source_, output_;
@@ -295,9 +299,12 @@ StatusOr<MachineRates> MeasureRates(const checkpoint::Checkpoint& source, const 
   RETURN_IF_ERROR(MeasureDisks(source, ExistingFolder(folder), direct, &rates));
   runtime::Arena scratch;
   const kernels::ExecContext ctx{.kernels = &kernels, .pool = &pool, .scratch = &scratch};
-  ASSIGN_OR_RETURN(RoundingSample sample, RoundingSample::Create(settings));
-  ASSIGN_OR_RETURN(rates.round, sample.Measure(ctx));
-  rates.whole_scales = settings.scheme == Scheme::kNvfp4;
+  for (const Precision& precision : settings.Roundings()) {  // the slowest
+    ASSIGN_OR_RETURN(RoundingSample sample, RoundingSample::Create(precision, settings.search));
+    ASSIGN_OR_RETURN(const double rate, sample.Measure(ctx));
+    rates.round = rates.round > 0 ? std::min(rates.round, rate) : rate;
+    rates.whole_scales |= precision.is(Scheme::kNvfp4);
+  }
   return rates;
 }
 

@@ -7,6 +7,7 @@
 #include <regex>
 #include <set>
 
+#include "base/check.h"
 #include "checkpoint/json_text.h"
 #include "checkpoint/linear_source.h"
 #include "quantizer/checksum.h"
@@ -48,10 +49,14 @@ class Chooser {
 
   StatusOr<OutputItem> Choose(const ModelItem& item, const SourceForm& form) {
     OutputItem output;
-    const std::optional<DType> kept = KeptAs(item);
+    std::optional<DType> kept = KeptAs(item);
+    if (item.roundable && !kept) {
+      output.precision = PrecisionOf(item);
+      if (output.precision.kept()) kept = output.precision.dtype;
+    }
     if (item.roundable && !kept) {
       output.form = Form::kRounded;
-      const Grid grid = settings_.grid();
+      const Grid grid = output.precision.grid();
       if (const Status fits = CheckGrid(grid, static_cast<int>(item.shape[1])); !fits.ok()) {
         return InvalidArgument("{}: {}; choose another group size, or --keep bf16 for it", item.name,
                                Message(fits));
@@ -81,6 +86,9 @@ class Chooser {
     return output;
   }
 
+  /// Whether a mix decides the item.
+  bool IsMixed(const ModelItem& item) { return item.roundable && !KeptAs(item); }
+
   Status CheckFused(const ModelItem& first, Form form, const ModelItem& item, Form other) const {
     if ((form == Form::kRounded) == (other == Form::kRounded)) return OkStatus();
     return InvalidArgument("--keep must name all linears that run as one: it names only one of {} and {}",
@@ -97,7 +105,17 @@ class Chooser {
   }
 
  private:
-  explicit Chooser(const OutputSettings& settings) : settings_(settings) {}
+  explicit Chooser(const OutputSettings& settings) : settings_(settings) {
+    if (settings.analysis != nullptr && settings.analysis->mix) choice_ = settings.analysis->mix->Choice();
+  }
+
+  // Of a linear that no rule keeps.
+  Precision PrecisionOf(const ModelItem& item) const {
+    if (!settings_.mix.wanted()) return {.scheme = settings_.scheme, .group_size = settings_.group_size};
+    const auto found = choice_.find(MixUnitOf(item.name));
+    MOESAIC_CHECK(found != choice_.end());  // a choice is of all units of the same source and settings
+    return found->second;
+  }
 
   std::optional<DType> KeptAs(const ModelItem& item) {
     if (!item.linear) return std::nullopt;
@@ -112,7 +130,52 @@ class Chooser {
   const OutputSettings& settings_;
   std::vector<ModulePatterns> rules_;
   std::vector<bool> used_;
+  std::map<std::string, Precision> choice_;  // of a mix, by unit
 };
+
+// A tensor's entry in a file's header.
+std::string HeaderEntry(const ModelItem& item, const StoredTensor& stored, int64_t offset) {
+  return fmt::format(R"(,{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})",
+                     ordered_json(item.name + stored.suffix).dump(), tensor::DTypeName(stored.dtype),
+                     fmt::join(stored.shape, ","), offset, offset + stored.bytes());
+}
+
+// At most: offsets have as many digits in files of up to 10 TB.
+int64_t HeaderBytes(const ModelItem& item, const StoredTensor& stored) {
+  constexpr int64_t kFarOffset = 1'000'000'000'000;
+  return std::ssize(HeaderEntry(item, stored, kFarOffset));
+}
+
+int64_t HeaderBytes(const ModelItem& item, const OutputItem& output) {
+  int64_t bytes = 0;
+  for (const OutputTensor& tensor : output.tensors) bytes += HeaderBytes(item, tensor.stored);
+  return bytes;
+}
+
+// Of a linear that has all of `precision`; nothing where it does not fit.
+std::optional<MixOption> OptionOf(const ModelItem& item, const Precision& precision) {
+  const int64_t n = item.shape[0], k = item.shape[1];
+  MixOption option{.precision = precision};
+  std::vector<StoredTensor> tensors;
+  if (precision.kept()) {
+    tensors.push_back({".weight", precision.dtype, {n, k}});
+  } else {
+    if (!CheckGrid(precision.grid(), static_cast<int>(k)).ok()) return std::nullopt;
+    tensors = TensorsOf(precision.grid(), n, k);
+  }
+  for (const StoredTensor& tensor : tensors) {
+    option.bytes += tensor.bytes();
+    option.header_bytes += HeaderBytes(item, tensor);
+  }
+  return option;
+}
+
+// The share of an item that a token reads.
+double Active(const ModelItem& item, const models::DecoderSpec& spec) {
+  if (LayerOf(item.name) >= spec.layers) return 0;  // MTP modules
+  if (item.routed) return static_cast<double>(spec.moe.top_k) / spec.moe.experts;
+  return item.name.starts_with("model.embed_tokens") && !spec.tied ? 1.0 / spec.vocab : 1;
+}
 
 // Tensors lie in the file by the size of their elements, the largest first, so that each is aligned without
 // gaps; those of one kind in the model's order.
@@ -183,9 +246,23 @@ float OutputSettings::InputScale(const std::string& module) const {
   return found == analysis->input_scales.end() ? 0 : found->second;
 }
 
+std::vector<Precision> OutputSettings::Roundings() const {
+  if (!mix.wanted()) return {{.scheme = scheme, .group_size = group_size}};
+  std::vector<Precision> roundings;
+  std::ranges::copy_if(mix.options, std::back_inserter(roundings),
+                       [](const Precision& p) { return !p.kept(); });
+  return roundings;
+}
+
 ordered_json OutputSettings::Json() const {
-  ordered_json json = {{"scheme", SchemeName(scheme)}, {"method", gptq ? "gptq" : search ? "mse" : "rtn"}};
-  if (scheme == Scheme::kW4A16) json["group_size"] = group_size;
+  ordered_json json;
+  if (mix.wanted()) {
+    json["mix"] = mix.Json();
+  } else {
+    json["scheme"] = SchemeName(scheme);
+  }
+  json["method"] = gptq ? "gptq" : search ? "mse" : "rtn";
+  if (!mix.wanted() && scheme == Scheme::kW4A16) json["group_size"] = group_size;
   for (const KeepRule& rule : keep) json["keep"].push_back({tensor::DTypeName(rule.dtype), rule.pattern});
   json["shard_bytes"] = shard_bytes;
   if (gptq) {
@@ -213,13 +290,21 @@ StatusOr<OutputSettings> OutputSettings::FromJson(const std::string& text, const
                     text);
   };
   ASSIGN_OR_RETURN(const nlohmann::json json, checkpoint::ParseJsonObject(text, file));
-  const auto scheme = json.find("scheme"), method = json.find("method"), shards = json.find("shard_bytes");
-  if (scheme == json.end() || !scheme->is_string() || method == json.end() || !method->is_string() ||
+  const auto scheme = json.find("scheme"), method = json.find("method"), shards = json.find("shard_bytes"),
+             mix = json.find("mix");
+  const bool has_scheme = scheme != json.end() && scheme->is_string();
+  if (has_scheme == (mix != json.end()) || method == json.end() || !method->is_string() ||
       shards == json.end() || !shards->is_number_integer()) {
     return refuse();
   }
   OutputSettings settings;
-  ASSIGN_OR_RETURN(settings.scheme, ParseScheme(scheme->get<std::string>()));
+  if (has_scheme) {
+    ASSIGN_OR_RETURN(settings.scheme, ParseScheme(scheme->get<std::string>()));
+  } else {
+    StatusOr<MixSettings> parsed = MixSettings::FromJson(*mix);
+    if (!parsed.ok()) return Annotate(parsed.status(), file);
+    settings.mix = *std::move(parsed);
+  }
   settings.gptq = *method == "gptq";
   settings.search = settings.gptq || *method == "mse";
   if (settings.gptq) {
@@ -286,10 +371,7 @@ std::string OutputPlan::Header(const Shard& shard, const std::vector<ModelItem>&
   int64_t offset = 0;
   VisitInFileOrder(items, shard, [&](size_t i, size_t t) {
     const StoredTensor& stored = items[i].tensors[t].stored;
-    const std::string name = ordered_json(model[i].name + stored.suffix).dump();
-    text += fmt::format(R"(,{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", name,
-                        tensor::DTypeName(stored.dtype), fmt::join(stored.shape, ","), offset,
-                        offset + stored.bytes());
+    text += HeaderEntry(model[i], stored, offset);
     offset += stored.bytes();
   });
   text += '}';
@@ -301,11 +383,70 @@ std::string OutputPlan::Header(const Shard& shard, const std::vector<ModelItem>&
   return bytes;
 }
 
+StatusOr<MixPlan> PlanMix(const std::vector<ModelItem>& items, const std::vector<SourceForm>& forms,
+                          const models::DecoderSpec& spec, const OutputSettings& settings) {
+  ASSIGN_OR_RETURN(Chooser chooser, Chooser::Create(settings));
+  MixPlan plan;
+  std::map<std::string, size_t> places;
+  std::map<std::string, std::vector<bool>> fits;  // [options]
+  for (size_t i = 0; i < items.size(); ++i) {
+    const ModelItem& item = items[i];
+    if (!chooser.IsMixed(item)) {
+      ASSIGN_OR_RETURN(const OutputItem output, chooser.Choose(item, forms[i]));
+      plan.fixed.bytes += output.bytes() + HeaderBytes(item, output);
+      plan.fixed.bytes_per_token += Active(item, spec) * static_cast<double>(output.bytes());
+      continue;
+    }
+    const std::string name = MixUnitOf(item.name);
+    const auto [place, is_new] = places.try_emplace(name, plan.units.size());
+    if (is_new) {
+      plan.units.push_back({.name = name, .layer = item.layer, .options = {}});
+      for (const Precision& p : settings.mix.options) plan.units.back().options.push_back({.precision = p});
+      fits[name].resize(settings.mix.options.size(), true);
+    }
+    MixUnit& unit = plan.units[place->second];
+    unit.weights += item.elements();
+    for (size_t o = 0; o < unit.options.size(); ++o) {
+      const std::optional<MixOption> of_item = OptionOf(item, unit.options[o].precision);
+      if (!of_item) {
+        fits[name][o] = false;
+        continue;
+      }
+      MixOption& sum = unit.options[o];
+      sum.bytes += of_item->bytes;
+      sum.header_bytes += of_item->header_bytes;
+      sum.bytes_per_token += Active(item, spec) * static_cast<double>(of_item->bytes);
+      sum.loss += NominalError(sum.precision) * static_cast<double>(item.elements());
+    }
+  }
+  for (MixUnit& unit : plan.units) {
+    std::vector<MixOption> left;
+    for (size_t o = 0; o < unit.options.size(); ++o) {
+      if (fits[unit.name][o]) left.push_back(unit.options[o]);
+    }
+    unit.options = std::move(left);
+  }
+  // Of each file that is written besides: its metadata, and what brings its header to a whole block. Shards
+  // are as many at most as if each were filled by half.
+  int64_t most = plan.fixed.bytes;
+  for (const MixUnit& unit : plan.units) {
+    int64_t of_unit = 0;
+    for (const MixOption& option : unit.options) of_unit = std::max(of_unit, option.bytes);
+    most += of_unit;
+  }
+  OutputSettings told = settings;
+  told.analysis_xxh3 = std::string(16, '0');
+  const int64_t metadata = std::ssize(ordered_json(told.Json().dump()).dump()) + 64 + kDataAlignment;
+  plan.fixed.bytes += (2 * most / settings.shard_bytes + 1) * metadata;
+  return plan;
+}
+
 StatusOr<OutputPlan> PlanOutput(const std::vector<ModelItem>& items, const std::vector<SourceForm>& forms,
                                 const OutputSettings& settings) {
   ASSIGN_OR_RETURN(Chooser chooser, Chooser::Create(settings));
   OutputPlan plan;
   std::set<std::string> ignore = {"lm_head"};
+  std::map<std::string, std::set<std::string>> units;  // of a mix, by the name of their precision
   for (size_t i = 0; i < items.size(); ++i) {
     ASSIGN_OR_RETURN(OutputItem output, chooser.Choose(items[i], forms[i]));
     if (i > 0 && items[i].fused >= 0 && items[i].fused == items[i - 1].fused) {
@@ -315,12 +456,24 @@ StatusOr<OutputPlan> PlanOutput(const std::vector<ModelItem>& items, const std::
     if (settings.analyze.static_activations && output.form == Form::kRounded && !is_static) {
       plan.dynamic.push_back(items[i].name);
     }
+    if (settings.mix.wanted() && chooser.IsMixed(items[i])) {
+      units[output.precision.Name()].insert(MixUnitOf(items[i].name));
+    }
     const char* pattern = items[i].linear && !items[i].roundable ? DefaultPattern(items[i].name) : nullptr;
     if (pattern != nullptr) ignore.insert(pattern);
     plan.items.push_back(std::move(output));
   }
   RETURN_IF_ERROR(chooser.CheckRulesUsed());
   for (const KeepRule& rule : settings.keep) ignore.insert(PatternOf(rule));
+  for (const Precision& precision : settings.mix.options) {
+    const std::set<std::string>& named = units[precision.Name()];
+    std::vector<std::string> patterns = MixPatterns(std::vector<std::string>(named.begin(), named.end()));
+    if (precision.kept()) {
+      ignore.insert(patterns.begin(), patterns.end());
+    } else if (!patterns.empty()) {
+      plan.mixed.push_back({precision, std::move(patterns)});
+    }
+  }
   plan.ignore.assign(ignore.begin(), ignore.end());
 
   plan.shards = CutShards(plan.items, settings.shard_bytes);

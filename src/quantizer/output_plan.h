@@ -33,8 +33,9 @@ struct CalibrationId {
 
 /// What decides which bytes come out.
 struct OutputSettings {
-  Scheme scheme = Scheme::kW8A8;
-  int group_size = 32;  // kW4A16
+  Scheme scheme = Scheme::kW8A8;  // of all linears, unless there is a mix
+  int group_size = 32;            // kW4A16
+  MixSettings mix;
   bool search = false;  // scales of least squared error instead of those that fit the largest value
   /// GPTQ, with such scales, on the Hessians of calibration tokens.
   bool gptq = false;
@@ -50,9 +51,12 @@ struct OutputSettings {
   std::vector<KeepRule> keep;
   int64_t shard_bytes = int64_t{5'000'000'000};  // a file gets as many items as fit, and at least one
 
-  Grid grid() const { return GridOf(scheme, group_size); }
+  /// What linears may be rounded to: the scheme, or those of the mix. Empty where a mix keeps all.
+  std::vector<Precision> Roundings() const;
+  /// Whether a walk before the rounding decides anything.
+  bool analyzed() const { return analyze.wanted() || mix.wanted(); }
   /// Whether calibration decides anything.
-  bool calibrated() const { return gptq || analyze.wanted(); }
+  bool calibrated() const { return gptq || analyzed(); }
   const Folding* folding() const { return analysis == nullptr ? nullptr : &analysis->folding; }
   /// The static scale of a linear's activations; 0: dynamic.
   float InputScale(const std::string& module) const;
@@ -62,9 +66,9 @@ struct OutputSettings {
 };
 
 enum class Form : uint8_t {
-  kRounded,    // on the scheme's grid
+  kRounded,    // on the grid of its precision
   kCopied,     // its bytes as they are
-  kConverted,  // to tensors[0].dtype, f32 or bf16
+  kConverted,  // to tensors[0].dtype: f32, bf16 or f16
 };
 
 struct OutputTensor {
@@ -74,6 +78,7 @@ struct OutputTensor {
 
 struct OutputItem {
   Form form = Form::kCopied;
+  Precision precision;  // of what is rounded
   int shard = 0;
   std::vector<OutputTensor> tensors;
 
@@ -90,7 +95,8 @@ struct Shard {
 struct OutputPlan {
   std::vector<OutputItem> items;  // one for each of the model's
   std::vector<Shard> shards;
-  std::vector<std::string> ignore;   // of "quantization_config"
+  std::vector<std::string> ignore;      // of "quantization_config"
+  std::vector<PrecisionTargets> mixed;  // of a mix: what each scheme is for
   std::vector<std::string> dynamic;  // linears whose activations are dynamic where those of others are static
   int64_t bytes = 0;                 // of all files
 
@@ -99,8 +105,17 @@ struct OutputPlan {
                      const OutputSettings& settings) const;
 };
 
-/// Plans the output. Refuses a grid that does not fit an item, and --keep rules that part fused linears; both
-/// errors say what to do.
+/// The units of a mix with the sizes of their options, and what the rest takes. Losses are by NominalError.
+/// Options that don't fit a unit's shapes are left out.
+struct MixPlan {
+  std::vector<MixUnit> units;
+  MixFixed fixed;
+};
+StatusOr<MixPlan> PlanMix(const std::vector<ModelItem>& items, const std::vector<SourceForm>& forms,
+                          const models::DecoderSpec& spec, const OutputSettings& settings);
+
+/// Plans the output; of a mix with the choice that `settings.analysis` has. Refuses a grid that does not fit
+/// an item, and --keep rules that part fused linears; both errors say what to do.
 StatusOr<OutputPlan> PlanOutput(const std::vector<ModelItem>& items, const std::vector<SourceForm>& forms,
                                 const OutputSettings& settings);
 

@@ -41,7 +41,9 @@ std::vector<UnitWork> WorkOf(const QuantizePlan& plan, const MachineRates& rates
       of_unit.compute += (in + out) / transfer;
       of_unit.read += in / read;
       of_unit.write += out / write;
-      if (!rounded || !rates.whole_scales || scaled[piece.item]) continue;
+      const bool whole_scale =
+          rates.whole_scales && plan.output.items[piece.item].precision.is(Scheme::kNvfp4);
+      if (!rounded || !whole_scale || scaled[piece.item]) continue;
       const auto [first, end] = group_of(piece.item);
       bool whole = p + end - first <= unit.end;
       for (size_t i = first; i < end; ++i) {
@@ -52,7 +54,7 @@ std::vector<UnitWork> WorkOf(const QuantizePlan& plan, const MachineRates& rates
         of_unit.again += static_cast<double>(plan.forms[i].bytes) / rates.read;
       }
     }
-    of_unit.compute += values / rates.round + moved / (rates.copy * threads);
+    of_unit.compute += (values > 0 ? values / rates.round : 0) + moved / (rates.copy * threads);
   }
   // Each of the two slots' buffers is new to the first unit that it holds.
   for (size_t u = 0; u < std::min<size_t>(work.size(), 2); ++u) {

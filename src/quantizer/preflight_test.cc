@@ -24,7 +24,7 @@ class ForecastTest : public ::testing::Test {
     OutputSettings settings;
     settings.scheme = scheme;
     plan.output = *PlanOutput(plan.items, plan.forms, settings);
-    plan.work = CutWork(plan.items, plan.forms, plan.output, {.grid = settings.grid()}, unit_bytes);
+    plan.work = CutWork(plan.items, plan.forms, plan.output, {}, unit_bytes);
     return plan;
   }
   // A unit is read in `read` seconds, rounded in `round`, written in `write`.

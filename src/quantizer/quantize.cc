@@ -7,6 +7,7 @@
 #include "quantizer/checksum.h"
 #include "quantizer/journal.h"
 #include "quantizer/machine_rates.h"
+#include "quantizer/mix_walk.h"
 #include "quantizer/stopwatch.h"
 #include "quantizer/unit_rounder.h"
 #include "runtime/atomic_file.h"
@@ -103,9 +104,16 @@ Status WriteTexts(const QuantizeOptions& options, const QuantizePlan& plan, cons
 Status WriteConfig(const checkpoint::Checkpoint& source, const QuantizeOptions& options,
                    const QuantizePlan& plan, const std::string& folder) {
   ordered_json config = ordered_json::parse(source.config().dump());
-  config["quantization_config"] =
-      QuantizationConfig(options.output.scheme, options.output.group_size, plan.output.ignore,
-                         options.output.analyze.static_activations, plan.output.dynamic);
+  const OutputSettings& settings = options.output;
+  if (settings.mix.wanted() && plan.output.mixed.empty()) {
+    config.erase("quantization_config");  // all is kept: a plain checkpoint
+  } else if (settings.mix.wanted()) {
+    config["quantization_config"] = MixedQuantizationConfig(plan.output.mixed, plan.output.ignore);
+  } else {
+    config["quantization_config"] =
+        QuantizationConfig(settings.scheme, settings.group_size, plan.output.ignore,
+                           settings.analyze.static_activations, plan.output.dynamic);
+  }
   return runtime::WriteFileAtomically(folder + "/config.json", config.dump(2) + "\n");
 }
 
@@ -137,6 +145,37 @@ StatusOr<QuantizePlan> Begin(const checkpoint::Checkpoint& source, const Quantiz
   return plan;
 }
 
+// What is decided before the rounding.
+StatusOr<Analysis> Decide(const checkpoint::Checkpoint& source, const QuantizePlan& plan,
+                          const QuantizeOptions& options, const kernels::KernelTable& kernels,
+                          runtime::ThreadPool& pool) {
+  const OutputSettings& settings = options.output;
+  runtime::Arena scratch;
+  const kernels::ExecContext ctx{.kernels = &kernels, .pool = &pool, .scratch = &scratch};
+  const auto tell = [&](const char* what) {
+    return [&options, &plan, what](int done, int total) {
+      const std::string stage = fmt::format("{} layer {} of {}", what, done + 1, total);
+      return !options.progress || options.progress({0, plan.output.bytes, false, stage});
+    };
+  };
+  if (settings.mix.wanted()) {
+    Analysis analysis;
+    analysis.folding = Folding(plan.spec.sandwich_norm);
+    ASSIGN_OR_RETURN(analysis.mix, MeasureMix(ctx, source, plan.spec, plan.items, settings, plan.units,
+                                              options.calibration, tell("measuring")));
+    RETURN_IF_ERROR(ChooseMix(settings.mix, plan.fixed, &*analysis.mix));
+    return analysis;
+  }
+  AnalyzedLinears linears;
+  for (size_t i = 0; i < plan.items.size(); ++i) {
+    const ModelItem& item = plan.items[i];
+    if (!item.linear) continue;
+    linears[item.name] = {static_cast<int>(item.shape[0]), plan.output.items[i].form == Form::kRounded};
+  }
+  return Analyze(ctx, source, plan.spec, settings.analyze, GridOf(settings.scheme, settings.group_size),
+                 options.calibration, linears, tell("analyzing"));
+}
+
 // The analysis that `options` want, of the folder if it is there already.
 StatusOr<std::shared_ptr<const Analysis>> FindAnalysis(const checkpoint::Checkpoint& source,
                                                        const QuantizeOptions& options,
@@ -149,19 +188,7 @@ StatusOr<std::shared_ptr<const Analysis>> FindAnalysis(const checkpoint::Checkpo
   if (!found.ok() && found.status().code() != StatusCode::kNotFound) return found.status();
   if (!found.ok()) {
     RETURN_IF_ERROR(CheckDisk(folder, plan, options));
-    AnalyzedLinears linears;
-    for (size_t i = 0; i < plan.items.size(); ++i) {
-      const ModelItem& item = plan.items[i];
-      if (!item.linear) continue;
-      linears[item.name] = {static_cast<int>(item.shape[0]), plan.output.items[i].form == Form::kRounded};
-    }
-    runtime::Arena scratch;
-    const kernels::ExecContext ctx{.kernels = &kernels, .pool = &pool, .scratch = &scratch};
-    found = Analyze(ctx, source, plan.spec, options.output.analyze, options.output.grid(),
-                    options.calibration, linears, [&](int done, int total) {
-                      const std::string stage = fmt::format("analyzing layer {} of {}", done + 1, total);
-                      return !options.progress || options.progress({0, plan.output.bytes, false, stage});
-                    });
+    found = Decide(source, plan, options, kernels, pool);
     RETURN_IF_ERROR(found.status());
     RETURN_IF_ERROR(found->Save(path, key));
   }
@@ -171,7 +198,7 @@ StatusOr<std::shared_ptr<const Analysis>> FindAnalysis(const checkpoint::Checkpo
 Status AddAnalysis(const checkpoint::Checkpoint& source, const kernels::KernelTable& kernels,
                    runtime::ThreadPool& pool, const std::string& folder, const Journal& journal,
                    QuantizeOptions* options) {
-  if (!options->output.analyze.wanted()) return OkStatus();
+  if (!options->output.analyzed()) return OkStatus();
   if (!journal.header().is_null()) {  // another one's analysis stays
     OutputSettings settings = options->output;
     const auto begun = journal.header().find("settings");
@@ -209,7 +236,8 @@ ordered_json QuantizeReport::Json(const OutputSettings& settings) const {
     json["stages"].push_back({{"name", name}, {"seconds", value}});
   }
   json.update(c.Json());
-  if (analysis != nullptr) json["analysis"] = analysis->Json();
+  if (analysis != nullptr && settings.analyze.wanted()) json["analysis"] = analysis->Json();
+  if (analysis != nullptr && analysis->mix) json["mix"] = analysis->mix->Json();
   json["resumed_layers"] = c.resumed_layers;
   json["peak_bytes"] = peak_bytes;
   json["seconds"] = seconds;

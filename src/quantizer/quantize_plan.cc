@@ -30,8 +30,24 @@ StatusOr<QuantizePlan> PlanQuantize(const checkpoint::Checkpoint& source, const 
   }
   ASSIGN_OR_RETURN(plan.forms, FormsOf(source, plan.items));
   for (const SourceForm& form : plan.forms) plan.source_bytes += form.bytes;
-  ASSIGN_OR_RETURN(plan.output, PlanOutput(plan.items, plan.forms, options.output));
-  const CutOptions cut{.grid = options.output.grid(), .by_layer = options.output.gptq};
+  OutputSettings settings = options.output;
+  const bool chosen = settings.analysis != nullptr && settings.analysis->mix.has_value();
+  if (settings.mix.wanted()) {
+    if (settings.analyze.wanted()) {
+      return InvalidArgument("a mix of precisions goes with neither smoothing nor static activations");
+    }
+    ASSIGN_OR_RETURN(MixPlan mix, PlanMix(plan.items, plan.forms, plan.spec, settings));
+    plan.fixed = mix.fixed;
+    plan.units = std::move(mix.units);
+    if (!chosen) {
+      auto nominal = std::make_shared<Analysis>();
+      nominal->mix = Mix{.units = plan.units, .routers = {}};
+      RETURN_IF_ERROR(ChooseMix(settings.mix, plan.fixed, &*nominal->mix));
+      settings.analysis = std::move(nominal);
+    }
+  }
+  ASSIGN_OR_RETURN(plan.output, PlanOutput(plan.items, plan.forms, settings));
+  const CutOptions cut{.by_layer = options.output.gptq};
   if (options.output.calibrated()) {
     plan.calibration_bytes = CalibrationBytes(plan.spec, plan.items, options.output,
                                               options.threads > 0 ? options.threads : kMachine);
@@ -50,8 +66,9 @@ StatusOr<QuantizePlan> PlanQuantize(const checkpoint::Checkpoint& source, const 
       const std::string calibration =
           plan.calibration_bytes == 0
               ? ""
-              : fmt::format(", {} of them for {} calibration tokens (fewer take less)",
-                            plan.calibration_bytes, options.output.calibration.tokens);
+              : fmt::format(", {} of them for {} calibration tokens (fewer{} take less)",
+                            plan.calibration_bytes, options.output.calibration.tokens,
+                            options.output.mix.wanted() ? ", of them or of --mix-tokens," : "");
       return ResourceExhausted("--memory {} is too little: the program itself takes {}{}; {}", options.memory,
                                taken, calibration, Message(fitting.status()));
     }

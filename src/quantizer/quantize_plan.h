@@ -43,7 +43,9 @@ struct QuantizePlan {
   models::DecoderSpec spec;
   std::vector<ModelItem> items;
   std::vector<SourceForm> forms;
-  OutputPlan output;
+  std::vector<MixUnit> units;  // of a mix, with nominal losses
+  MixFixed fixed;              // likewise
+  OutputPlan output;           // of a mix that is not chosen yet: as NominalError would choose
   WorkPlan work;
   int64_t unit_bytes = 0;  // CutWork's
   int64_t source_bytes = 0;

@@ -1,6 +1,7 @@
 #include "quantizer/runtime_matrix.h"
 
 #include <algorithm>
+#include <cmath>
 #include <mutex>
 
 #include "checkpoint/stored_groups.h"
@@ -153,6 +154,12 @@ Status RuntimeMatrix::ReadKept(runtime::ThreadPool& pool, const checkpoint::Chec
   return ForBands(pool, n, [&](int row, int count) -> Status {
     std::vector<float> rows(static_cast<size_t>(count) * k);
     RETURN_IF_ERROR(source.ReadLinearRows(linear, row, count, rows));
+    for (int64_t i = 0; i < std::ssize(rows); ++i) {
+      if (std::fabs(rows[i]) < kTooLarge) continue;
+      return DataLoss(
+          "{}: {}: the weight of output {}, input {} must be a finite number below 2^96, found {}",
+          source.path(), module, row + i / k, i % k, rows[i]);
+    }
     tensor::PackRows(owned_.matrix.layout, row, count, rows.data(), owned_.memory.data());
     return OkStatus();
   });

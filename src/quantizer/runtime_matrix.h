@@ -21,7 +21,7 @@ class RuntimeMatrix {
   Status Add(runtime::ThreadPool& pool, int first, const QuantizedMatrix& matrix,
              std::span<const StoredTensor> tensors, std::span<std::byte* const> encoded);
   void AddKept(runtime::ThreadPool& pool, int first, int count, const float* rows);
-  /// All rows of `module`, some at a time.
+  /// All rows of `module`, some at a time. A value that is not finite is an error that says where it stands.
   Status ReadKept(runtime::ThreadPool& pool, const checkpoint::Checkpoint& source, const std::string& module);
 
   /// The static scale of the linear's activations.

@@ -130,6 +130,25 @@ ordered_json ActivationArguments(Scheme scheme, bool is_static) {
   return arguments;
 }
 
+ordered_json ConfigGroup(Scheme scheme, int group_size, const std::vector<std::string>& targets,
+                         bool static_activations) {
+  return {{"targets", targets},
+          {"weights", WeightArguments(scheme, group_size)},
+          {"input_activations", ActivationArguments(scheme, static_activations)},
+          {"output_activations", nullptr}};
+}
+
+ordered_json WholeConfig(const char* format, const std::vector<std::string>& ignore,
+                         const ordered_json& groups) {
+  return {{"quant_method", "compressed-tensors"},
+          {"format", format},
+          {"quantization_status", "compressed"},
+          {"global_compression_ratio", nullptr},
+          {"kv_cache_scheme", nullptr},
+          {"ignore", ignore},
+          {"config_groups", groups}};
+}
+
 }  // namespace
 
 std::vector<std::string> SchemeNames() {
@@ -145,6 +164,28 @@ StatusOr<Scheme> ParseScheme(const std::string& name) {
     if (name == named.name) return named.scheme;
   }
   return InvalidArgument("the scheme must be one of {}, found \"{}\"", fmt::join(SchemeNames(), ", "), name);
+}
+
+std::string Precision::Name() const {
+  if (scheme == Scheme::kW4A16) return fmt::format("w4a16-g{}", group_size);
+  if (scheme.has_value()) return SchemeName(*scheme);
+  return dtype == DType::kF32 ? "fp32" : dtype == DType::kF16 ? "fp16" : "bf16";
+}
+
+StatusOr<Precision> ParsePrecision(const std::string& name, int group_size) {
+  for (const auto& [dtype, kept] :
+       {std::pair(DType::kBF16, "bf16"), std::pair(DType::kF16, "fp16"), std::pair(DType::kF32, "fp32")}) {
+    if (name == kept) return Precision{.dtype = dtype};
+  }
+  for (const int size : {32, 64, 128}) {
+    if (name == fmt::format("w4a16-g{}", size))
+      return Precision{.scheme = Scheme::kW4A16, .group_size = size};
+  }
+  const StatusOr<Scheme> scheme = ParseScheme(name);
+  if (scheme.ok()) return Precision{.scheme = *scheme, .group_size = group_size};
+  return InvalidArgument(
+      "a precision must be one of {}, w4a16-g32, w4a16-g64, w4a16-g128, bf16, fp16, fp32; found \"{}\"",
+      fmt::join(SchemeNames(), ", "), name);
 }
 
 Grid GridOf(Scheme scheme, int group_size) {
@@ -209,22 +250,20 @@ void EncodeRows(runtime::ThreadPool& pool, const QuantizedMatrix& matrix,
 
 ordered_json QuantizationConfig(Scheme scheme, int group_size, const std::vector<std::string>& ignore,
                                 bool static_activations, const std::vector<std::string>& dynamic) {
-  const char* format = Find(scheme).format;
-  const auto group = [&](const ordered_json& targets, bool is_static) {
-    return ordered_json{{"targets", targets},
-                        {"weights", WeightArguments(scheme, group_size)},
-                        {"input_activations", ActivationArguments(scheme, is_static)},
-                        {"output_activations", nullptr}};
-  };
-  ordered_json groups = {{"group_0", group({"Linear"}, static_activations)}};
-  if (!dynamic.empty()) groups["group_1"] = group(dynamic, false);
-  return {{"quant_method", "compressed-tensors"},
-          {"format", format},
-          {"quantization_status", "compressed"},
-          {"global_compression_ratio", nullptr},
-          {"kv_cache_scheme", nullptr},
-          {"ignore", ignore},
-          {"config_groups", groups}};
+  ordered_json groups = {{"group_0", ConfigGroup(scheme, group_size, {"Linear"}, static_activations)}};
+  if (!dynamic.empty()) groups["group_1"] = ConfigGroup(scheme, group_size, dynamic, false);
+  return WholeConfig(Find(scheme).format, ignore, groups);
+}
+
+ordered_json MixedQuantizationConfig(const std::vector<PrecisionTargets>& targets,
+                                     const std::vector<std::string>& ignore) {
+  ordered_json groups = ordered_json::object();
+  for (const auto& [precision, modules] : targets) {
+    ordered_json group = ConfigGroup(*precision.scheme, precision.group_size, modules, false);
+    group["format"] = Find(*precision.scheme).format;
+    groups[fmt::format("group_{}", groups.size())] = std::move(group);
+  }
+  return WholeConfig("mixed-precision", ignore, groups);
 }
 
 }  // namespace moesaic::quantizer

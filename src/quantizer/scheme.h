@@ -3,6 +3,7 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -27,6 +28,22 @@ StatusOr<Scheme> ParseScheme(const std::string& name);
 
 /// The grid of `scheme`; `group_size` counts for kW4A16 only.
 Grid GridOf(Scheme scheme, int group_size);
+
+/// What becomes of a linear: a scheme's codes, or its values in a type that keeps them.
+struct Precision {
+  std::optional<Scheme> scheme = std::nullopt;  // nothing: kept
+  int group_size = 32;                          // of kW4A16
+  tensor::DType dtype = tensor::DType::kBF16;   // of what is kept: kBF16, kF16 or kF32
+
+  bool kept() const { return !scheme.has_value(); }
+  bool is(Scheme other) const { return scheme == other; }
+  Grid grid() const { return GridOf(*scheme, group_size); }  // of what is not kept
+  std::string Name() const;                                  // "w8a8", "w4a16-g32", "bf16"
+  bool operator==(const Precision& other) const { return Name() == other.Name(); }
+};
+
+/// "w8a8", "w4a16-g128", "bf16", "fp16", "fp32"; "w4a16" alone has groups of `group_size`.
+StatusOr<Precision> ParsePrecision(const std::string& name, int group_size);
 
 /// One tensor of those that stand for a linear's weight.
 struct StoredTensor {
@@ -55,5 +72,15 @@ nlohmann::ordered_json QuantizationConfig(Scheme scheme, int group_size,
                                           const std::vector<std::string>& ignore,
                                           bool static_activations = false,
                                           const std::vector<std::string>& dynamic = {});
+
+/// Modules, by name or as "re:PATTERN", that have one precision, which is not a kept one.
+struct PrecisionTargets {
+  Precision precision;
+  std::vector<std::string> modules;
+};
+
+/// "quantization_config" of a checkpoint of several schemes (format mixed-precision, a format by group).
+nlohmann::ordered_json MixedQuantizationConfig(const std::vector<PrecisionTargets>& targets,
+                                               const std::vector<std::string>& ignore);
 
 }  // namespace moesaic::quantizer

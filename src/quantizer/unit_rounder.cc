@@ -15,8 +15,6 @@ using tensor::DType;
 
 // Values of one task: 256 KiB as f32, which stay in a core's L2 cache.
 constexpr int64_t kTaskValues = int64_t{1} << 16;
-// Beyond, sums of products have no room left (grid.h).
-constexpr float kTooLarge = 0x1p96F;
 
 int64_t Columns(const ModelItem& item) { return item.elements() / RowsOf(item); }
 
@@ -66,7 +64,8 @@ Status UnitRounder::Round(std::span<const Piece> pieces, std::span<const SourceR
                           std::span<std::byte* const> out, const Rounding& rounding) {
   const Form form = output_.items[pieces.front().item].form;
   if (form == Form::kRounded) {
-    if (settings_.scheme == Scheme::kNvfp4) RETURN_IF_ERROR(FindSharedScale(pieces, rows));
+    const Precision& precision = output_.items[pieces.front().item].precision;
+    if (precision.is(Scheme::kNvfp4)) RETURN_IF_ERROR(FindSharedScale(pieces, rows));
     return RoundPiece(pieces.front(), rows.front(), out, rounding);
   }
   RETURN_IF_ERROR(form == Form::kConverted ? ConvertPiece(pieces.front(), rows.front(), out[0])
@@ -158,15 +157,16 @@ StatusOr<float> UnitRounder::LargestOf(const Piece& piece, const SourceRows& row
   return largest;
 }
 
-StatusOr<QuantizedMatrix> UnitRounder::RoundSlab(int count, int columns, const Rounding& rounding) const {
+StatusOr<QuantizedMatrix> UnitRounder::RoundSlab(const Precision& precision, int count, int columns,
+                                                 const Rounding& rounding) const {
+  const Grid grid = precision.grid();
   ScaleSearch search{.by_error = settings_.search,
                      .importance = {},
-                     .global_scale = settings_.scheme == Scheme::kNvfp4 ? global_scale_ : 0};
-  if (rounding.factor == nullptr)
-    return RoundToNearest(ctx_, settings_.grid(), slab_.data(), count, columns, search);
+                     .global_scale = precision.is(Scheme::kNvfp4) ? global_scale_ : 0};
+  if (rounding.factor == nullptr) return RoundToNearest(ctx_, grid, slab_.data(), count, columns, search);
   GptqReport report;
-  ASSIGN_OR_RETURN(QuantizedMatrix matrix, RoundByGptq(ctx_, settings_.grid(), slab_.data(), count, columns,
-                                                       *rounding.factor, search, &report));
+  ASSIGN_OR_RETURN(QuantizedMatrix matrix,
+                   RoundByGptq(ctx_, grid, slab_.data(), count, columns, *rounding.factor, search, &report));
   if (rounding.report != nullptr) {
     const double nearest = report.of_nearest > 0 ? report.loss / report.of_nearest : 0;
     GptqReport& sum = *rounding.report;
@@ -195,7 +195,8 @@ Status UnitRounder::RoundPiece(const Piece& piece, const SourceRows& rows, std::
     const int64_t count = std::min(step, piece.rows - done);
     RETURN_IF_ERROR(ReadSlab(piece, rows, piece.first + done, count));
     const StatusOr<QuantizedMatrix> matrix =
-        RoundSlab(static_cast<int>(count), static_cast<int>(Columns(item)), rounding);
+        RoundSlab(output_.items[piece.item].precision, static_cast<int>(count),
+                  static_cast<int>(Columns(item)), rounding);
     if (!matrix.ok()) {
       RETURN_IF_ERROR(BadValue(piece, piece.first + done, count));
       return Annotate(matrix.status(), fmt::format("{}: {}", source_.path(), item.name));
@@ -227,7 +228,7 @@ Status UnitRounder::PackKept(const Piece& piece, const SourceRows& rows, Runtime
 Status UnitRounder::ConvertPiece(const Piece& piece, const SourceRows& rows, std::byte* out) {
   const ModelItem& item = items_[piece.item];
   const int64_t columns = Columns(item), step = SlabRows(item);
-  const bool f32 = output_.items[piece.item].tensors[0].stored.dtype == DType::kF32;
+  const DType dtype = output_.items[piece.item].tensors[0].stored.dtype;
   for (int64_t done = 0; done < piece.rows; done += step) {
     const int64_t count = std::min(step, piece.rows - done);
     RETURN_IF_ERROR(ReadSlab(piece, rows, piece.first + done, count));
@@ -235,15 +236,17 @@ Status UnitRounder::ConvertPiece(const Piece& piece, const SourceRows& rows, std
     if (!IsFinite(DType::kF32, {bytes, static_cast<size_t>(count * columns) * sizeof(float)})) {
       return BadValue(piece, piece.first + done, count);
     }
+    const auto width = static_cast<int64_t>(tensor::BytesOf(dtype, 1));
     ctx_.pool->Run(count, [&](int64_t row, int) {
       const float* from = slab_.data() + row * columns;
-      std::byte* to = out + (done + row) * columns * (f32 ? 4 : 2);
-      if (f32) {
+      std::byte* to = out + (done + row) * columns * width;
+      if (dtype == DType::kF32) {
         std::memcpy(to, from, static_cast<size_t>(columns) * sizeof(float));
         return;
       }
       for (int64_t i = 0; i < columns; ++i) {
-        const uint16_t bits = tensor::ToBF16(from[i]).bits;
+        const uint16_t bits =
+            dtype == DType::kF16 ? tensor::FloatToHalf(from[i]) : tensor::ToBF16(from[i]).bits;
         std::memcpy(to + i * 2, &bits, sizeof(bits));
       }
     });

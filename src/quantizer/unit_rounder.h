@@ -50,7 +50,8 @@ class UnitRounder {
   Status BadValue(const Piece& piece, int64_t first, int64_t count) const;
   Status RoundPiece(const Piece& piece, const SourceRows& rows, std::span<std::byte* const> out,
                     const Rounding& rounding);
-  StatusOr<QuantizedMatrix> RoundSlab(int count, int columns, const Rounding& rounding) const;
+  StatusOr<QuantizedMatrix> RoundSlab(const Precision& precision, int count, int columns,
+                                      const Rounding& rounding) const;
   /// Of a linear that is not rounded.
   Status PackKept(const Piece& piece, const SourceRows& rows, RuntimeMatrix* runtime);
   Status ConvertPiece(const Piece& piece, const SourceRows& rows, std::byte* out);

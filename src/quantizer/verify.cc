@@ -134,11 +134,12 @@ class Verifier {
   }
 
   // The error of a rounded linear against the source, read by the paths that models are loaded with.
-  Status CheckError(const ModelItem& item, VerifyReport* report) const {
+  Status CheckError(size_t index, VerifyReport* report) const {
+    const ModelItem& item = plan_.items[index];
     const int64_t n = item.shape[0], k = item.shape[1];
     ASSIGN_OR_RETURN(const checkpoint::LinearSource now, quantized_.FindLinear(item.name, n, k));
     ASSIGN_OR_RETURN(const checkpoint::LinearSource then, source_.FindLinear(item.name, n, k));
-    const Grid grid = settings_.grid();
+    const Grid grid = plan_.output.items[index].precision.grid();
     const int64_t outputs = grid.group_outputs(), blocks = (n + outputs - 1) / outputs;
     std::vector<Sums> sums(static_cast<size_t>(blocks));
     std::mutex mutex;
@@ -244,7 +245,7 @@ StatusOr<VerifyReport> Verify(const Checkpoint& quantized, const Checkpoint& sou
   VerifyReport report;
   ASSIGN_OR_RETURN(report.settings, SettingsOf(quantized));
   QuantizeOptions options;
-  if (report.settings.analyze.wanted()) {
+  if (report.settings.analyzed()) {
     const std::string path = quantized.path() + "/" + kAnalysisFile;
     ASSIGN_OR_RETURN(const models::DecoderSpec spec,
                      models::SpecFromConfig(source.config(), models::ConfigFile(source)));
@@ -281,7 +282,7 @@ StatusOr<VerifyReport> Verify(const Checkpoint& quantized, const Checkpoint& sou
       if (piece.first > 0) continue;  // of a linear in several pieces, the first stands for all
       const bool rounded = plan.output.items[piece.item].form == Form::kRounded;
       ++(rounded ? report.rounded : report.other);
-      if (rounded) RETURN_IF_ERROR(verifier.CheckError(plan.items[piece.item], &report));
+      if (rounded) RETURN_IF_ERROR(verifier.CheckError(piece.item, &report));
     }
     source.ForgetMaps();
     quantized.ForgetMaps();

@@ -174,7 +174,8 @@ WorkPlan CutWork(const std::vector<ModelItem>& items, const std::vector<SourceFo
     }
     // NVFP4's global scale is of all values of linears that run as one: together they are read once.
     size_t end = i + 1;
-    if (options.grid.kind == GridKind::kNvfp4 && output.items[i].form == Form::kRounded) {
+    const OutputItem& item = output.items[i];
+    if (item.form == Form::kRounded && item.precision.is(Scheme::kNvfp4)) {
       while (end < items.size() && items[i].fused >= 0 && items[end].fused == items[i].fused) ++end;
       cutter.AddTogether(i, end);
     } else {

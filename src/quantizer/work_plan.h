@@ -67,7 +67,6 @@ struct OutputPlaces {
 OutputPlaces PlacesOf(const OutputPlan& output, std::span<const Piece> pieces);
 
 struct CutOptions {
-  Grid grid;
   bool by_layer = false;  // no unit has items of two layers
 };
 

@@ -20,9 +20,7 @@ class WorkPlanTest : public ::testing::Test {
     settings_.shard_bytes = shard_bytes;
     output_ = *PlanOutput(items_, forms_, settings_);
   }
-  WorkPlan Cut(int64_t unit_bytes) const {
-    return CutWork(items_, forms_, output_, {.grid = settings_.grid()}, unit_bytes);
-  }
+  WorkPlan Cut(int64_t unit_bytes) const { return CutWork(items_, forms_, output_, {}, unit_bytes); }
 
   // Every row of every item once and in order, every output byte once; units of one shard.
   void CheckWhole(const WorkPlan& plan) const {
@@ -116,11 +114,11 @@ TEST_F(WorkPlanTest, UnitsFillTheMemoryAndNoMore) {
   Plan(Scheme::kW8A8);
   const int64_t least = Cut(1).bytes();
   for (const int64_t memory : {least, least * 2, least * 5}) {
-    const StatusOr<int64_t> unit = FitUnits(items_, forms_, output_, {.grid = settings_.grid()}, memory);
+    const StatusOr<int64_t> unit = FitUnits(items_, forms_, output_, {}, memory);
     ASSERT_TRUE(unit.ok()) << unit.status();
     EXPECT_LE(Cut(*unit).bytes(), memory);
   }
-  const Status none = FitUnits(items_, forms_, output_, {.grid = settings_.grid()}, least - 1).status();
+  const Status none = FitUnits(items_, forms_, output_, {}, least - 1).status();
   EXPECT_EQ(none.code(), StatusCode::kResourceExhausted);
   EXPECT_THAT(Message(none), HasSubstr(std::to_string(least) + " are needed"));
 }

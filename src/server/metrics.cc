@@ -136,6 +136,23 @@ struct Metrics::Impl {
                                                     .Name("moesaic:swap_blocks")
                                                     .Help("Blocks of the swap space by state: used, free")
                                                     .Register(registry);
+  prometheus::Gauge& warm_blocks =
+      Gauge("moesaic:kv_warm_blocks", "KV blocks that were given up and are kept in int8");
+  prometheus::Gauge& warm_bytes = Gauge("moesaic:kv_warm_bytes", "Bytes of these");
+  prometheus::Gauge& warm_capacity =
+      Gauge("moesaic:kv_warm_capacity_blocks", "KV blocks that there is room for");
+  prometheus::Counter& warm_stored =
+      Counter("moesaic:kv_warm_stored_blocks_total", "KV blocks that were kept when they were given up");
+  prometheus::Counter& warm_restored =
+      Counter("moesaic:kv_warm_restored_blocks_total", "KV blocks that came back for a request");
+  prometheus::Counter& warm_evicted =
+      Counter("moesaic:kv_warm_evicted_blocks_total", "Kept KV blocks given up for others");
+  prometheus::Counter& warm_refused = Counter("moesaic:kv_warm_refused_blocks_total",
+                                              "KV blocks not kept: not finite, or no room but what is read");
+  prometheus::Counter& warm_store_seconds =
+      Counter("moesaic:kv_warm_store_seconds_total", "Engine time that keeping blocks took");
+  prometheus::Counter& warm_restore_seconds =
+      Counter("moesaic:kv_warm_restore_seconds_total", "Engine time that bringing them back took");
   prometheus::Gauge& disk_blocks = Gauge("moesaic:kv_disk_blocks", "KV blocks on disk that can be found");
   prometheus::Gauge& disk_bytes = Gauge("moesaic:kv_disk_bytes", "Bytes of these");
   prometheus::Gauge& disk_storing =
@@ -167,6 +184,11 @@ struct Metrics::Impl {
   prometheus::Counter& disk_errors = Counter("moesaic:kv_disk_write_errors_total", "KV blocks not written");
   prometheus::Counter& sparse_choices =
       Counter("moesaic:kv_sparsity_choices_total", "Rows' choices of KV blocks, one a layer and KV head");
+  prometheus::Counter& sparse_reused = Counter(
+      "moesaic:kv_sparsity_reused_total", "Of these: took over what an earlier row of the sequence chose");
+  prometheus::Counter& sparse_capped =
+      Counter("moesaic:kv_sparsity_capped_total",
+              "Of these: the budget ended before the share of the mass was there that was asked for");
   prometheus::Counter& sparse_fallbacks = Counter("moesaic:kv_sparsity_fallbacks_total",
                                                   "Choices whose bound was above eps: all blocks were read");
   prometheus::Counter& sparse_read =
@@ -276,6 +298,16 @@ std::string Metrics::Text(const engine::EngineStats& engine, const HttpGauges& h
   m.disk_storing.Set(disk.capacity_blocks > 0 && disk.storing ? 1 : 0);
   Impl::Follow(m.disk_written, static_cast<double>(disk.written_blocks));
   Impl::Follow(m.disk_evicted, static_cast<double>(disk.evicted_blocks));
+  const cache::WarmTierStats& warm = engine.warm;
+  m.warm_blocks.Set(warm.blocks);
+  m.warm_bytes.Set(static_cast<double>(warm.bytes));
+  m.warm_capacity.Set(warm.capacity_blocks);
+  Impl::Follow(m.warm_stored, static_cast<double>(warm.stored_blocks));
+  Impl::Follow(m.warm_restored, static_cast<double>(warm.restored_blocks));
+  Impl::Follow(m.warm_evicted, static_cast<double>(warm.evicted_blocks));
+  Impl::Follow(m.warm_refused, static_cast<double>(warm.refused_blocks));
+  Impl::Follow(m.warm_store_seconds, warm.store_seconds);
+  Impl::Follow(m.warm_restore_seconds, warm.restore_seconds);
   Impl::Follow(m.disk_lost, static_cast<double>(engine.disk_lost_blocks));
   Impl::Follow(m.disk_loads, static_cast<double>(disk.loads));
   Impl::Follow(m.disk_abandoned, static_cast<double>(disk.abandoned_loads));
@@ -289,6 +321,8 @@ std::string Metrics::Text(const engine::EngineStats& engine, const HttpGauges& h
   Impl::Follow(m.disk_errors, static_cast<double>(disk.write_errors));
   const kernels::SparsityCounters& sparsity = engine.sparsity;
   Impl::Follow(m.sparse_choices, static_cast<double>(sparsity.selections));
+  Impl::Follow(m.sparse_reused, static_cast<double>(sparsity.reused));
+  Impl::Follow(m.sparse_capped, static_cast<double>(sparsity.capped));
   Impl::Follow(m.sparse_fallbacks, static_cast<double>(sparsity.dense_fallbacks));
   Impl::Follow(m.sparse_read, static_cast<double>(sparsity.blocks_read));
   Impl::Follow(m.sparse_all, static_cast<double>(sparsity.blocks_all));

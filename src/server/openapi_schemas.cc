@@ -144,7 +144,10 @@ void AddConversation(Object& body) {
 Json Sparsity(const ServedModel& model) {
   const Json modes = model.sparsity.digests ? Words({"dense", "decode", "all"}) : Words({"dense"});
   Object object;
-  object.May("budget", Integer(engine::kLeastSparsityBudget, kMaxInt / 2)).May("eps", Number(0, 1));
+  object.May("budget", Integer(engine::kLeastSparsityBudget, kMaxInt / 2))
+      .May("eps", Number(0, 1))
+      .May("mass", NumberAbove(0, 1))
+      .May("reuse", Integer(1, cache::kBlockTokens));
   // Without digests no mode but this one is served, and what is left out would be another.
   return model.sparsity.digests ? object.May("mode", modes).Take() : object.Must("mode", modes).Take();
 }

@@ -86,6 +86,12 @@ void ReadSparsity(Fields& body, const ServedModel& model, GenerationFields* fiel
   members.String("mode", &mode);
   members.Int("budget", engine::kLeastSparsityBudget, kMaxInt / 2, &sparsity.budget);
   members.Float("eps", 0, 1, &sparsity.eps);
+  members.Float("mass", 0, 1, &sparsity.mass);
+  if (members.ok() && sparsity.mass <= 0) {
+    members.Fail("mass", "invalid_value",
+                 "Invalid 'kv_sparsity.mass': must be above 0 and at most 1, found 0");
+  }
+  members.Int("reuse", 1, cache::kBlockTokens, &sparsity.reuse);
   if (members.ok()) {
     const auto parsed = engine::ParseSparsityMode(mode);
     if (!parsed.ok()) {

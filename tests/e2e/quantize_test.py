@@ -187,6 +187,11 @@ class PlanTest(unittest.TestCase):
                     self.assertIn(parameters, output)
                     self.assertIn("are missing", output)  # no test machine has the room
                 self.assertFalse((pathlib.Path(folder) / "out").exists())
+                # A mix, which nothing was measured for yet.
+                output = run("quantize", path / "config.json", "--mix", "nvfp4,fp8,bf16", "--bits-per-weight", "5", "--plan",
+                             "--memory", "64G", "--mix-tokens", "256", "--output", pathlib.Path(folder) / "out").stdout
+                self.assertIn("a mix of nvfp4, fp8, bf16", output)
+                self.assertIn("in all", output)
                 # Without an output, where one is.
                 output = run("quantize", path / "config.json", "--scheme", "w8a8", "--plan").stdout
                 self.assertIn("is the bound", output)
@@ -212,6 +217,9 @@ class BoundsTest(unittest.TestCase):
                      *calibration)
         check_memory(self, self.source, self.folder, self.bytes // 4, "--scheme", "w8a8", "--activations", "static",
                      "--smoothing", "on", *calibration)
+        for method in ("rtn", "gptq"):
+            check_memory(self, self.source, self.folder, self.bytes // 4, "--mix", "nvfp4,w8a8", "--bits-per-weight", "6",
+                         "--mix-tokens", "128", "--method", method, *calibration)
 
     def test_kills_change_nothing(self):
         check_kills(self, self.source, self.folder, "--scheme", "w4a16", "--memory", "96M", "--shard-size", "30M")
@@ -239,14 +247,21 @@ class CalibrationTest(unittest.TestCase):
         cls.base = cls.folder / "base"
         run("perplexity", TINY, cls.held_out, "--save-logits", cls.base, "--max-tokens", "16384")
 
+    def kl_of(self, folder):
+        return json.loads(run("perplexity", folder, self.held_out, "--kl-base", self.base, "--max-tokens", "16384",
+                              "--format", "json").stdout)["kl"]
+
     def kl(self, *flags):
         out = self.folder / "out"
         run("quantize", TINY, "-o", out, *flags)
         run("verify", out, "--source", TINY)
-        report = json.loads(run("perplexity", out, self.held_out, "--kl-base", self.base, "--max-tokens", "16384",
-                                "--format", "json").stdout)
+        kl = self.kl_of(out)
         shutil.rmtree(out)
-        return report["kl"]
+        return kl
+
+    @staticmethod
+    def size(folder):
+        return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
     def test_gptq_is_nearer_than_rounding(self):
         for scheme, share in (("w4a16", 0.6), ("nvfp4", 0.7)):
@@ -276,9 +291,101 @@ class CalibrationTest(unittest.TestCase):
         ct_reader.check(out, self, calibrated=True)
 
     def test_kills_change_nothing(self):
-        for flags in (("--scheme", "nvfp4", "--method", "gptq"),
-                      ("--scheme", "w8a8", "--method", "gptq", "--activations", "static", "--smoothing", "on")):
-            check_kills(self, TINY, self.folder, *flags, "--calibration", self.text)
+        smoothed = ("--scheme", "w8a8", "--method", "gptq", "--activations", "static", "--smoothing", "on")
+        mixed = ("--mix", "nvfp4,fp8,bf16", "--bits-per-weight", "6", "--method", "gptq", "--mix-tokens", "256")
+        runs = [("--scheme", "nvfp4", "--method", "gptq"), smoothed, mixed]
+        if KILLS >= 20:  # every method with every scheme, which takes minutes
+            runs = [("--scheme", scheme, "--method", method) for scheme in SCHEMES for method in ("rtn", "mse", "gptq")]
+            runs += [smoothed, (*smoothed, "--rare-experts", "all"), mixed]
+        for flags in runs:
+            calibration = ("--calibration", self.text, "--calibration-tokens", "4096", "--min-coverage", "0") if "gptq" in flags else ()
+            check_kills(self, TINY, self.folder, *flags, *calibration)
+            print(f"{' '.join(flags)}: the same files after {KILLS} kills", flush=True)
+
+    def test_mixes_are_nearer_than_one_precision_of_the_same_bytes(self):
+        """Of files that are no larger, at nearest rounding and by GPTQ; and about as near as was predicted."""
+        out = self.folder / "mix"
+        for method in ("rtn", "gptq"):
+            calibration = ("--calibration", self.text)
+            run("quantize", TINY, "-o", out, "--scheme", "w4a16", "--method", method,
+                *(calibration if method == "gptq" else ()))
+            size = self.size(out)
+            uniform = self.kl_of(out)
+            shutil.rmtree(out)
+            told = run("quantize", TINY, "-o", out, "--mix", "w4a16-g64,nvfp4,fp8,w8a8,bf16", "--budget", size, "--method",
+                       method, *calibration).stdout
+            self.assertIn("predicted KL", told)
+            self.assertIn("routers are kept", told)
+            self.assertLessEqual(self.size(out), size)
+            run("verify", out, "--source", TINY)
+            mixed = self.kl_of(out)
+            self.assertLess(mixed, 0.8 * uniform, method)
+            predicted = json.loads((out / "quantize.json").read_text())["mix"]["predicted_loss"]
+            self.assertLess(max(mixed, predicted), 2 * min(mixed, predicted), method)
+            answer = run("generate", out, "--prompt", "The", "--max-tokens", "4", "--temperature", "0")
+            self.assertTrue(answer.stdout.strip())
+            run("report", out, "--source", TINY, "--text", self.held_out, "--max-tokens", "2048")
+            report = (out / "report.md").read_text()
+            self.assertIn("## Mix", report)
+            self.assertIn("model.layers.3.mlp.experts", report)
+            self.assertIn("nats a token, the sum of those chosen; measured on", report)
+            shutil.rmtree(out)
+
+    @unittest.skipUnless(importlib.util.find_spec("compressed_tensors"), "the compressed-tensors package is missing")
+    def test_compressed_tensors_reads_mixes(self):
+        import ct_reader
+
+        out = self.folder / "read"
+        run("quantize", TINY, "-o", out, "--mix", "w4a16,nvfp4,fp8,w8a8,bf16", "--bits-per-weight", "6", "--calibration",
+            self.text)
+        config = json.loads((out / "config.json").read_text())["quantization_config"]
+        self.assertEqual(config["format"], "mixed-precision")
+        self.assertGreater(len(config["config_groups"]), 1)
+        ct_reader.check(out, self)
+        output = run("verify", out, "--loader", "vllm").stdout
+        self.assertEqual(output.count("group_"), len(config["config_groups"]))
+
+    def test_the_layer_that_overflows_fp16_is_found(self):
+        """A model that computes the same, but for fp16: the last MoE layer's up rows are large, its down columns small."""
+        source = self.folder / "overflows"
+        subprocess.run([sys.executable, ROOT / "bench" / "quantizer" / "inject_overflow.py", TINY, source], check=True)
+        out = self.folder / "protected"
+        told = run("quantize", source, "-o", out, "--mix", "fp16,bf16", "--calibration", self.text).stdout
+        self.assertIn("model.layers.3.mlp.experts: fp16 overflows there", told)
+        dtypes = {}
+        for unit in json.loads((out / "quantize.json").read_text())["mix"]["units"]:
+            dtypes.setdefault(unit["chosen"], []).append(unit["name"])
+        measured = [name for name in dtypes["bf16"] if not name.startswith("model.layers.4.")]  # not the MTP module
+        self.assertEqual(measured, ["model.layers.3.mlp.experts"])
+        run("verify", out, "--source", source)
+        report = json.loads(run("perplexity", out, self.held_out, "--kl-base", self.base, "--max-tokens", "16384",
+                                "--format", "json").stdout)
+        self.assertLess(report["kl"], 1e-3)
+
+    def test_flags_that_would_do_nothing_are_refused(self):
+        for flags, expected in (
+            (("--scheme", "w8a8", "--act-order", "on"), "--act-order does nothing without --method gptq"),
+            (("--scheme", "w8a8", "--dampening-frac", "0.1"), "--dampening-frac does nothing without --method gptq"),
+            (("--scheme", "w8a8", "--weigh-by-router"), "--weigh-by-router does nothing without --method gptq"),
+            (("--scheme", "w8a8", "--min-coverage", "0.5"), "--min-coverage does nothing without --method gptq"),
+            (("--scheme", "w8a8", "--static-tolerance", "3"), "--static-tolerance does nothing without --activations"),
+            (("--scheme", "nvfp4", "--group-size", "64"), "--group-size does nothing without --scheme w4a16 or w4a16"),
+            (("--scheme", "nvfp4", "--bits-per-weight", "5"), "--bits-per-weight does nothing without --mix"),
+            (("--scheme", "nvfp4", "--mix-tokens", "64"), "--mix-tokens does nothing without --mix"),
+            (("--mix", "nvfp4,fp8", "--bits-per-weight", "5", "--group-size", "64"), "--group-size does nothing"),
+            (("--mix", "nvfp4,fp8", "--calibration", self.text), "--mix needs one of --bits-per-weight, --budget and"),
+            (("--mix", "nvfp4", "--bits-per-weight", "5"), "--mix needs two precisions or more"),
+            (("--mix", "nvfp4,nvfp4", "--bits-per-weight", "5"), "--mix: nvfp4 is there twice"),
+            (("--mix", "nvfp4,int3", "--bits-per-weight", "5"), "found \"int3\""),
+            (("--mix", "nvfp4,fp8", "--bits-per-weight", "5"), "need --calibration FILE"),
+            (("--mix", "nvfp4,fp8", "--bits-per-weight", "4", "--calibration", self.text),
+             "--bits-per-weight 4 is too little: the cheapest mix of nvfp4, fp8 takes 4.5"),
+            (("--mix", "nvfp4,w8a8", "--bits-per-weight", "5", "--smoothing", "on", "--calibration", self.text),
+             "are for --scheme w8a8, not a mix of nvfp4, w8a8"),
+        ):
+            result = run("quantize", TINY, "-o", self.folder / "no", *flags, code=1)
+            self.assertIn(expected, result.stderr)
+            self.assertFalse((self.folder / "no").exists())
 
     def test_what_is_refused(self):
         for flags, expected in (

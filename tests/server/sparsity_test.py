@@ -51,6 +51,27 @@ class Sparsity(unittest.TestCase):
             self.assertEqual(counters(server)["fallbacks_total"], 2 * (TOKENS - 1))
             self.assertEqual(completion(server, kv_sparsity={"mode": "decode", "budget": 256}), sparse)
 
+    def test_mass_and_reuse(self):
+        with serving("--kv-sparsity", "dense", "--kv-sparsity-audit", 0) as server:
+            each = completion(server, kv_sparsity={"budget": 256})
+            self.assertEqual(completion(server, kv_sparsity={"budget": 256, "mass": 1, "reuse": 1}), each)
+            before = counters(server)
+            self.assertEqual(before["reused_total"], 0)
+            self.assertEqual(before["capped_total"], 0)
+            reused = completion(server, kv_sparsity={"budget": 256, "reuse": 4})
+            self.assertEqual(completion(server, kv_sparsity={"budget": 256, "reuse": 4}), reused)
+            after = counters(server)
+            # Outputs are computed at positions 1200 to 1238, of which every fourth, and 1200, chooses.
+            choosers = len([p for p in range(len(PROMPT), len(PROMPT) + TOKENS - 1) if p % 64 % 4 == 0])
+            self.assertEqual(after["reused_total"], 2 * 2 * (TOKENS - 1 - choosers))
+            completion(server, kv_sparsity={"budget": 4096, "mass": 0.5})
+            mass = counters(server)
+            self.assertEqual(mass["capped_total"], 0)
+            read = mass["blocks_read_total"] - after["blocks_read_total"]
+            self.assertLess(read, (mass["blocks_total"] - after["blocks_total"]) / 1.2)
+            completion(server, kv_sparsity={"budget": 256, "mass": 0.99})
+            self.assertGreater(counters(server)["capped_total"], 0)
+
     def test_the_server_has_defaults(self):
         with serving("--kv-sparsity-budget", 320) as server:
             completion(server)
@@ -66,7 +87,9 @@ class Sparsity(unittest.TestCase):
         with serving("--kv-sparsity", "dense") as server:
             for value, param in (({"mode": "some"}, "kv_sparsity.mode"), ({"budget": 255}, "kv_sparsity.budget"),
                                  ({"budget": 1.5}, "kv_sparsity.budget"), ({"eps": 1.01}, "kv_sparsity.eps"),
-                                 ({"eps": "0"}, "kv_sparsity.eps"), (5, "kv_sparsity"), ([], "kv_sparsity")):
+                                 ({"eps": "0"}, "kv_sparsity.eps"), ({"mass": 0}, "kv_sparsity.mass"),
+                                 ({"mass": 1.5}, "kv_sparsity.mass"), ({"reuse": 0}, "kv_sparsity.reuse"),
+                                 ({"reuse": 65}, "kv_sparsity.reuse"), (5, "kv_sparsity"), ([], "kv_sparsity")):
                 self.assertEqual(completion(server, status=400, kv_sparsity=value)["param"], param)
         with serving() as server:
             error = completion(server, status=400, kv_sparsity={"budget": 512})

@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+"""What quantizing does to moesaic-tiny's answers, and to the text they stand in, half of which is drawn at random.
+
+    python3 bench/quantizer/answers.py build/release/bin/moesaic FOLDER...
+
+Runs the bf16 model and each folder over the held-out prompts and answers and prints KL(bf16 || folder) and how often the
+likeliest token is the same: over all tokens, and over those of answers alone. Needs tokenizers, safetensors and numpy.
+"""
+import argparse
+import json
+import pathlib
+import tempfile
+
+import numpy
+import safetensors.numpy
+from tokenizers import Tokenizer
+
+import compare
+from compare import TINY, generate
+
+WINDOW = 1024
+
+
+def held_out():
+    """(text, [first, end) of each answer in it)."""
+    text, spans = "", []
+    for line in (TINY / "heldout.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        text += "".join(t for t, _ in generate.segments(record["messages"], record.get("tools"), prompt=True))
+        spans.append((len(text), len(text) + len(record["expected"])))
+        text += record["expected"]
+    return text, spans
+
+
+def in_answers(text, spans):
+    """[tokens]: whether a token begins in an answer."""
+    tokens = Tokenizer.from_file(str(TINY / "tokenizer.json")).encode(text, add_special_tokens=False)
+    inside = numpy.zeros(len(text) + 1, bool)
+    for first, end in spans:
+        inside[first:end] = True
+    return numpy.array(tokens.ids), numpy.array([inside[first] for first, _ in tokens.offsets])
+
+
+def logprobs(moesaic, model, text, path):
+    """([scored] token numbers, their distributions)."""
+    compare.run([moesaic, "perplexity", model, "--text", text, "--save-logits", path, "-c", WINDOW])
+    saved = safetensors.numpy.load_file(path)
+    rows = saved["logprobs"].astype(numpy.float32)
+    rows -= numpy.log(numpy.exp(rows).sum(-1, keepdims=True))
+    scored = numpy.array([i for i in range(len(saved["tokens"])) if i % WINDOW])
+    return saved["tokens"], scored, rows
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("moesaic")
+    parser.add_argument("folders", nargs="+", type=pathlib.Path)
+    arguments = parser.parse_args()
+    text, spans = held_out()
+    ids, answers = in_answers(text, spans)
+    print("| folder | KL, all | top-1, all | KL, answers | top-1, answers |\n|---|---:|---:|---:|---:|")
+    with tempfile.TemporaryDirectory() as temporary:
+        file, saved = pathlib.Path(temporary) / "text", pathlib.Path(temporary) / "rows"
+        file.write_text(text)
+        tokens, scored, exact = logprobs(arguments.moesaic, TINY, file, saved)
+        shift = len(tokens) - len(ids)  # the program may put a first token before the text
+        assert (tokens[shift:] == ids).all()
+        mine = answers[scored - shift] & (scored >= shift)
+        for folder in arguments.folders:
+            _, _, rows = logprobs(arguments.moesaic, folder, file, saved)
+            kl = (numpy.exp(exact) * (exact - rows)).sum(-1)
+            same = exact.argmax(-1) == rows.argmax(-1)
+            print(f"| {folder.name} | {kl.mean():.5f} | {same.mean():.2%} | {kl[mine].mean():.5f} | {same[mine].mean():.2%} of "
+                  f"{mine.sum()} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+#include "app/mix_table.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "app/svg_plot.h"
+#include "app/table.h"
+
+namespace moesaic::app {
+namespace {
+
+using quantizer::Mix;
+using quantizer::MixOption;
+using quantizer::MixUnit;
+using Table = std::vector<std::vector<std::string>>;
+
+// In the order of their first unit's options.
+std::vector<std::string> Precisions(const Mix& mix) {
+  std::vector<std::string> names;
+  for (const MixUnit& unit : mix.units) {
+    for (const MixOption& option : unit.options) {
+      const std::string name = option.precision.Name();
+      if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+    }
+  }
+  return names;
+}
+
+// "mlp.experts" of "model.layers.3.mlp.experts".
+std::string KindOfUnit(const std::string& name) {
+  size_t at = 0;
+  for (int dots = 0; dots < 3 && at != std::string::npos; ++dots) at = name.find('.', at) + 1;
+  return name.substr(at);
+}
+
+std::string LossText(const MixOption& option) {
+  return std::isfinite(option.loss) ? fmt::format("{:.3g}", option.loss)
+                                    : fmt::format("overflow ({:.3g})", option.largest);
+}
+
+}  // namespace
+
+Table MixSummary(const Mix& mix) {
+  Table rows = {{"precision", "units", "weights", "bytes", "loss"}};
+  for (const std::string& name : Precisions(mix)) {
+    size_t units = 0;
+    double weights = 0, bytes = 0, loss = 0;
+    for (const MixUnit& unit : mix.units) {
+      if (unit.chosen < 0 || unit.options[unit.chosen].precision.Name() != name) continue;
+      ++units;
+      weights += static_cast<double>(unit.weights);
+      bytes += static_cast<double>(unit.options[unit.chosen].bytes);
+      loss += unit.options[unit.chosen].loss;
+    }
+    rows.push_back(
+        {name, std::to_string(units), FormatCount(weights), FormatBytes(bytes), fmt::format("{:.3g}", loss)});
+  }
+  return rows;
+}
+
+Table MixTable(const Mix& mix) {
+  const std::vector<std::string> names = Precisions(mix);
+  Table rows = {{"unit", "weights"}};
+  rows[0].insert(rows[0].end(), names.begin(), names.end());
+  rows[0].emplace_back("chosen");
+  for (const MixUnit& unit : mix.units) {
+    std::vector<std::string>& row = rows.emplace_back();
+    row = {unit.name, FormatCount(static_cast<double>(unit.weights))};
+    for (const std::string& name : names) {
+      const auto option =
+          std::ranges::find(unit.options, name, [](const MixOption& o) { return o.precision.Name(); });
+      row.push_back(option == unit.options.end() ? "-" : !unit.measured ? "?" : LossText(*option));
+    }
+    row.push_back(unit.chosen < 0 ? "" : unit.options[unit.chosen].precision.Name());
+  }
+  return rows;
+}
+
+std::vector<std::string> MixNotes(const Mix& mix) {
+  std::vector<std::string> notes;
+  for (const MixUnit& unit : mix.units) {
+    for (const MixOption& option : unit.options) {
+      if (std::isfinite(option.loss)) continue;
+      notes.push_back(fmt::format(
+          "{}: {} overflows there (a magnitude of {:.3g} is met, it ends at 65504); it gets {}", unit.name,
+          option.precision.Name(), option.largest, unit.options[unit.chosen].precision.Name()));
+    }
+  }
+  std::map<std::string, std::vector<const quantizer::RouterFinding*>> routers;
+  for (const quantizer::RouterFinding& router : mix.routers)
+    routers[router.precision.Name()].push_back(&router);
+  for (const auto& [name, found] : routers) {
+    double loss = 0, saved = 0, flips = 0;
+    size_t kept = 0;
+    for (const quantizer::RouterFinding* router : found) {
+      loss += router->loss;
+      saved += static_cast<double>(router->saved);
+      flips += router->flips / static_cast<double>(found.size());
+      kept += router->kept ? 1 : 0;
+    }
+    notes.push_back(
+        fmt::format("routers are kept: in {} they would save {} and lose {:.3g} nats a token, {:.3g} % of "
+                    "tokens and layers "
+                    "going to other experts; at this budget's price of a byte {} of {} are worth keeping",
+                    name, FormatBytes(saved), loss, 100 * flips, kept, found.size()));
+  }
+  return notes;
+}
+
+std::vector<ReportPlot> MixPlots(const Mix& mix) {
+  std::map<std::string, std::map<std::string, PlotSeries>> kinds;
+  for (const MixUnit& unit : mix.units) {
+    if (!unit.measured) continue;
+    for (const MixOption& option : unit.options) {
+      if (!std::isfinite(option.loss) || option.loss <= 0) continue;
+      const std::string name = option.precision.Name();
+      PlotSeries& series = kinds[KindOfUnit(unit.name)][name];
+      series.name = name;
+      series.points.emplace_back(unit.layer, option.loss);
+    }
+  }
+  std::vector<ReportPlot> plots;
+  for (const auto& [kind, by_precision] : kinds) {
+    std::vector<PlotSeries> series;
+    std::vector<std::string> names;
+    for (const std::string& name : Precisions(mix)) {
+      const auto found = by_precision.find(name);
+      if (found == by_precision.end() || series.size() == 6) continue;
+      series.push_back(found->second);
+      names.push_back(name);
+    }
+    plots.push_back({fmt::format("Loss of {} alone, nats a token, by layer", kind),
+                     PointPlot(
+                         series, "layer", [](double value) { return fmt::format("{:.3g}", value); },
+                         /*logarithmic=*/true, /*joined=*/true),
+                     names});
+  }
+  return plots;
+}
+
+}  // namespace moesaic::app

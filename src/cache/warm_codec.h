@@ -1,0 +1,38 @@
+// Blocks of the warm tier: keys and values in eight bits. docs/contracts/kv-tiers.md, W2, is the law.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cache/kv_pool.h"
+
+namespace moesaic::cache {
+
+/// A layer of f32 or bf16 is [keys | values] in int8 and behind them an f32 scale for each of their columns,
+/// which are one dimension of one KV head over the block's 64 tokens: an element is `scale * q`, q in [-127,
+/// 127], off by half a scale at most, and by the pool's own rounding. Digests are not kept. A block that is
+/// kept as it is has all bytes of its layers.
+class WarmCodec {
+ public:
+  /// `exact`: blocks are kept as they are, as those of int8 always are.
+  WarmCodec(const BlockLayout& layout, bool exact);
+
+  bool exact() const { return exact_; }
+  int64_t layer_bytes() const { return layer_bytes_; }
+  int64_t block_bytes() const { return layout_.layers * layer_bytes_; }
+
+  /// From `block` [layout.block_bytes()] into `to` [block_bytes()]; false where an element is not finite:
+  /// what stands there means nothing then. Layers may be coded at the same time.
+  bool Encode(const std::byte* block, int layer, std::byte* to) const;
+  /// And back, but for digests where the codec is not exact.
+  void Decode(const std::byte* from, int layer, std::byte* block) const;
+
+ private:
+  const BlockLayout layout_;
+  const bool exact_;
+  const int64_t key_elements_, value_elements_;  // of a layer
+  const int64_t columns_;                        // of a layer: scales
+  const int64_t layer_bytes_;
+};
+
+}  // namespace moesaic::cache

@@ -1,0 +1,110 @@
+// The warm tier: blocks that the radix tree let go, kept in RAM beside the pool in fewer bytes and found
+// again by what is in them. docs/contracts/kv-tiers.md, W1 to W9, is the law.
+#pragma once
+
+#include <absl/container/flat_hash_set.h>
+
+#include <array>
+#include <cstdint>
+#include <list>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "cache/block_hash.h"
+#include "cache/swap_space.h"
+#include "cache/warm_codec.h"
+#include "runtime/thread_pool.h"
+
+namespace moesaic::cache {
+
+/// Counters rise over the tier's life; the others are of this moment.
+struct WarmTierStats {
+  int blocks = 0, capacity_blocks = 0;
+  int64_t bytes = 0;  ///< of these blocks
+  int64_t stored_blocks = 0, restored_blocks = 0, evicted_blocks = 0;
+  int64_t refused_blocks = 0;  ///< not finite, or no room but what is being read
+  double store_seconds = 0, restore_seconds = 0;
+};
+
+/// Engine thread only; loops run on `threads`.
+class WarmTier {
+ public:
+  /// `bytes` are for blocks and what names them; fails when they hold not even one. `exact`: blocks are kept
+  /// as they are. `threads` are borrowed.
+  static StatusOr<std::unique_ptr<WarmTier>> Create(const BlockLayout& layout, int64_t bytes, bool exact,
+                                                    runtime::ThreadPool& threads);
+  ~WarmTier();
+  WarmTier(const WarmTier&) = delete;
+  WarmTier& operator=(const WarmTier&) = delete;
+
+  /// Whether what comes back is what went in, to the bit.
+  bool exact() const { return codec_.exact(); }
+
+  /// Blocks [first ..) of `tokens` in namespace `name`, as far as they are here without a gap, at most
+  /// `most`. While a reference lives its block can be restored.
+  std::vector<SwapRef> Find(std::string_view name, std::span<const int32_t> tokens, int first,
+                            int most) const;
+  /// A request has come upon the first `count` blocks of `tokens`: they are the last used, and a block goes
+  /// before the one that stands before it.
+  void Touch(std::string_view name, std::span<const int32_t> tokens, int count);
+  /// Keeps a copy of `block` [layout.block_bytes()], the last of `chain`, whose spans are the tokens
+  /// [kBlockTokens] of all blocks from the first of namespace `name` on. One that is here stays as it is.
+  void Put(std::string_view name, std::span<const std::span<const int32_t>> chain, const std::byte* block);
+  /// Puts blocks that Find gave back, each to its memory [layout.block_bytes()].
+  void Restore(std::span<const SwapRef> blocks, std::span<std::byte* const> to);
+  /// Forgets all blocks.
+  void Clear();
+
+  WarmTierStats stats() const;
+  void CheckStructure() const;  ///< For tests.
+
+ private:
+  // A block, or one that a block stands behind: then it has no slot.
+  struct Node {
+    Node* parent = nullptr;  // null: the root of a namespace
+    std::array<int32_t, kBlockTokens> tokens = {};
+    int children = 0;
+    SwapRef slot = nullptr;
+    std::list<Node*>::iterator place = {};  // in by_use_, while it has a slot
+    std::string name = {};                  // roots only
+  };
+  struct NodeName {
+    const Node* parent;
+    std::span<const int32_t> tokens;
+  };
+  struct NodeHash {
+    using is_transparent = void;
+    const BlockHasher* hasher;
+    size_t operator()(const NodeName& name) const;
+    size_t operator()(const std::unique_ptr<Node>& node) const;
+  };
+  struct NodeEqual {
+    using is_transparent = void;
+    bool operator()(const std::unique_ptr<Node>& node, const NodeName& name) const;
+    bool operator()(const std::unique_ptr<Node>& a, const std::unique_ptr<Node>& b) const { return a == b; }
+  };
+
+  WarmTier(const WarmCodec& codec, int64_t block_bytes, std::unique_ptr<SwapSpace> space,
+           runtime::ThreadPool& threads);
+  Node* Child(const Node& parent, std::span<const int32_t> tokens) const;
+  Node& Reach(std::string_view name, std::span<const std::span<const int32_t>> chain);
+  SwapRef TakeSlot();
+  void Drop(Node& node);
+  void Prune(Node* node);
+
+  const WarmCodec codec_;
+  const std::unique_ptr<SwapSpace> space_;
+  runtime::ThreadPool& threads_;
+  const BlockHasher hasher_;
+  std::map<std::string, std::unique_ptr<Node>, std::less<>> roots_;
+  absl::flat_hash_set<std::unique_ptr<Node>, NodeHash, NodeEqual> nodes_;  // but roots
+  std::list<Node*> by_use_;                                                // the last used at the end
+  WarmTierStats stats_;
+};
+
+}  // namespace moesaic::cache

@@ -1,0 +1,298 @@
+#include "cache/warm_tier.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+
+namespace moesaic::cache {
+namespace {
+
+using tensor::DType;
+
+std::span<std::byte> LayerOf(std::vector<std::byte>& block, const BlockLayout& layout, int layer) {
+  return std::span(block).subspan(layer * layout.layer_bytes(), layout.layer_bytes());
+}
+
+float At(std::span<const std::byte> bytes, DType dtype, int64_t i) {
+  if (dtype == DType::kF32) return reinterpret_cast<const float*>(bytes.data())[i];
+  return tensor::ToFloat(reinterpret_cast<const tensor::BF16*>(bytes.data())[i]);
+}
+void Set(std::span<std::byte> bytes, DType dtype, int64_t i, float value) {
+  if (dtype == DType::kF32) {
+    reinterpret_cast<float*>(bytes.data())[i] = value;
+  } else {
+    reinterpret_cast<tensor::BF16*>(bytes.data())[i] = tensor::ToBF16(value);
+  }
+}
+
+const std::vector<BlockLayout>& Layouts() {
+  static const std::vector<BlockLayout> layouts = [] {
+    std::vector<BlockLayout> made;
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kI8}) {
+      made.push_back({.layers = 2, .heads = 3, .key_dim = 5, .value_dim = 7, .dtype = dtype});
+      made.push_back({.layers = 3, .heads = 1, .key_dim = 131, .value_dim = 64, .dtype = dtype});
+      made.push_back({.layers = 2,
+                      .heads = 1,
+                      .key_dim = 72,
+                      .value_dim = 64,
+                      .shared = true,
+                      .dtype = dtype,
+                      .digest_bytes = 176});
+    }
+    return made;
+  }();
+  return layouts;
+}
+
+// A column's elements are off by half its scale, which is its largest over 127, and some 2^-22 of it for the
+// products' rounding; and bfloat16 by 2^-8 of what it holds once more.
+TEST(WarmCodecTest, IsOffByHalfAScale) {
+  std::mt19937 random(1);
+  std::uniform_real_distribution<float> uniform(-1, 1);
+  for (const BlockLayout& layout : Layouts()) {
+    if (layout.dtype == DType::kI8) continue;
+    const WarmCodec codec(layout, /*exact=*/false);
+    EXPECT_FALSE(codec.exact());
+    EXPECT_LT(codec.block_bytes(), layout.block_bytes());
+    EXPECT_EQ(codec.layer_bytes() % 64, 0);
+    std::vector<std::byte> block(layout.block_bytes()), back(layout.block_bytes());
+    std::vector<std::byte> coded(codec.block_bytes(), std::byte{0x77});
+    const int64_t keys = int64_t{layout.heads} * kBlockTokens * layout.key_dim;
+    const int64_t all = keys + (layout.shared ? 0 : int64_t{layout.heads} * kBlockTokens * layout.value_dim);
+    for (int layer = 0; layer < layout.layers; ++layer) {
+      for (int64_t i = 0; i < all; ++i) {
+        const int64_t column = i % 5;  // magnitudes of columns have nothing to do with one another
+        const float value = i < keys && i % layout.key_dim == 2
+                                ? 0
+                                : uniform(random) * std::pow(30.0F, static_cast<float>(column));
+        Set(LayerOf(block, layout, layer), layout.dtype, i, value);
+      }
+      EXPECT_TRUE(codec.Encode(block.data(), layer, coded.data()));
+    }
+    for (int layer = 0; layer < layout.layers; ++layer) codec.Decode(coded.data(), layer, back.data());
+    for (int layer = 0; layer < layout.layers; ++layer) {
+      for (int64_t i = 0; i < all; ++i) {
+        const bool is_key = i < keys;
+        const int64_t dim = is_key ? layout.key_dim : layout.value_dim, from = is_key ? 0 : keys;
+        const int64_t first =
+            from + (i - from) / (dim * kBlockTokens) * dim * kBlockTokens + (i - from) % dim;
+        float largest = 0;
+        for (int64_t row = 0; row < kBlockTokens; ++row) {
+          largest =
+              std::max(largest, std::abs(At(LayerOf(block, layout, layer), layout.dtype, first + row * dim)));
+        }
+        const float value = At(LayerOf(block, layout, layer), layout.dtype, i);
+        const float bound = largest / 127 * 0.50001F + (layout.dtype == DType::kBF16 ? largest / 256 : 0);
+        ASSERT_NEAR(At(LayerOf(back, layout, layer), layout.dtype, i), value, bound) << i;
+        if (largest == 0) {
+          ASSERT_EQ(At(LayerOf(back, layout, layer), layout.dtype, i), 0);
+        }
+      }
+    }
+  }
+}
+
+TEST(WarmCodecTest, KeepsInt8AndWhatItIsToldToAsItIs) {
+  std::mt19937 random(2);
+  for (const BlockLayout& layout : Layouts()) {
+    const WarmCodec codec(layout, /*exact=*/layout.dtype != DType::kI8);
+    EXPECT_TRUE(codec.exact());
+    EXPECT_EQ(codec.block_bytes(), layout.block_bytes());
+    std::vector<std::byte> block(layout.block_bytes()), coded(block.size()), back(block.size());
+    for (std::byte& byte : block) byte = static_cast<std::byte>(random());
+    for (int layer = 0; layer < layout.layers; ++layer) {
+      EXPECT_TRUE(codec.Encode(block.data(), layer, coded.data()));
+      codec.Decode(coded.data(), layer, back.data());
+    }
+    EXPECT_EQ(back, block) << "digests too";
+  }
+}
+
+TEST(WarmCodecTest, RefusesWhatIsNotFinite) {
+  for (const BlockLayout& layout : Layouts()) {
+    if (layout.dtype == DType::kI8) continue;
+    const WarmCodec codec(layout, /*exact=*/false);
+    std::vector<std::byte> block(layout.block_bytes()), coded(codec.block_bytes());
+    for (const float bad :
+         {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+      Set(LayerOf(block, layout, 1), layout.dtype, 200, bad);
+      EXPECT_TRUE(codec.Encode(block.data(), 0, coded.data()));
+      EXPECT_FALSE(codec.Encode(block.data(), 1, coded.data()));
+      Set(LayerOf(block, layout, 1), layout.dtype, 200, 1e-38F);
+      EXPECT_TRUE(codec.Encode(block.data(), 1, coded.data()));
+    }
+  }
+}
+
+constexpr BlockLayout kLayout = {.layers = 3, .heads = 2, .key_dim = 5, .value_dim = 7};
+
+class WarmTierTest : public testing::Test {
+ protected:
+  std::unique_ptr<WarmTier> Open(int blocks) {
+    auto tier = WarmTier::Create(kLayout, blocks * (kLayout.block_bytes() + 1024), /*exact=*/true, *threads_);
+    EXPECT_TRUE(tier.ok()) << tier.status();
+    return *std::move(tier);
+  }
+
+  static std::vector<int32_t> TokensOf(const std::vector<int32_t>& path) {
+    std::vector<int32_t> tokens;
+    for (const int32_t number : path) tokens.insert(tokens.end(), kBlockTokens, number);
+    return tokens;
+  }
+
+  // What the last block of a path holds: a function of its namespace and of all tokens up to it.
+  static std::vector<std::byte> BlockOf(const std::string& name, const std::vector<int32_t>& path) {
+    std::seed_seq seed(path.begin(), path.end());
+    std::mt19937_64 random(seed);
+    std::vector<std::byte> block(kLayout.block_bytes());
+    const auto salt = static_cast<std::byte>(std::hash<std::string>()(name));
+    for (std::byte& byte : block) byte = static_cast<std::byte>(random()) ^ salt;
+    return block;
+  }
+
+  static void Put(WarmTier& tier, const std::string& name, const std::vector<int32_t>& path) {
+    const std::vector<int32_t> tokens = TokensOf(path);
+    std::vector<std::span<const int32_t>> chain;
+    for (size_t i = 0; i < path.size(); ++i) {
+      chain.push_back(std::span(tokens).subspan(i * kBlockTokens, kBlockTokens));
+    }
+    tier.Put(name, chain, BlockOf(name, path).data());
+    tier.CheckStructure();
+  }
+  // As the tree lets a prefix go: its end first.
+  static void PutAll(WarmTier& tier, const std::string& name, std::vector<int32_t> path, size_t down_to = 0) {
+    for (; path.size() > down_to; path.pop_back()) Put(tier, name, path);
+  }
+
+  // Blocks [first ..) of a path that are here; each must be what was put.
+  static int Check(WarmTier& tier, const std::string& name, const std::vector<int32_t>& path, int first = 0) {
+    const std::vector<SwapRef> found = tier.Find(name, TokensOf(path), first, 1000);
+    for (size_t i = 0; i < found.size(); ++i) {
+      std::vector<std::byte> block(kLayout.block_bytes());
+      std::byte* const to = block.data();
+      tier.Restore({&found[i], 1}, {&to, 1});
+      const auto end = path.begin() + first + static_cast<int64_t>(i) + 1;
+      EXPECT_EQ(block, BlockOf(name, {path.begin(), end}));
+    }
+    return static_cast<int>(found.size());
+  }
+
+  const std::unique_ptr<runtime::ThreadPool> threads_ =
+      *runtime::ThreadPool::Create({.threads = 2, .pin = false});
+};
+
+TEST_F(WarmTierTest, ABlockIsItsNamespaceItsTokensAndAllBeforeIt) {
+  const auto tier = Open(20);
+  PutAll(*tier, "a", {1, 2, 3});
+  PutAll(*tier, "b", {1, 2});
+  PutAll(*tier, "", {7, 2, 3});
+  EXPECT_EQ(Check(*tier, "a", {1, 2, 3}), 3);
+  EXPECT_EQ(Check(*tier, "a", {1, 2, 3, 4}), 3);
+  EXPECT_EQ(Check(*tier, "a", {1, 2, 4}), 2);
+  EXPECT_EQ(Check(*tier, "b", {1, 2, 3}), 2);
+  EXPECT_EQ(Check(*tier, "", {1, 2, 3}), 0);
+  EXPECT_EQ(Check(*tier, "", {7, 2, 3}), 3);
+  EXPECT_EQ(Check(*tier, "c", {1, 2, 3}), 0);
+  EXPECT_EQ(tier->stats().stored_blocks, 8);
+  Put(*tier, "a", {1, 2});
+  EXPECT_EQ(tier->stats().stored_blocks, 8) << "it was here";
+  EXPECT_TRUE(tier->Find("a", TokensOf({1, 2, 3}), 0, 2).size() == 2);
+  tier->Clear();
+  tier->CheckStructure();
+  EXPECT_EQ(Check(*tier, "a", {1}), 0);
+  EXPECT_EQ(tier->stats().blocks, 0);
+}
+
+// What stands before a block may be in the tree alone.
+TEST_F(WarmTierTest, BlocksBehindOthersThatAreElsewhere) {
+  const auto tier = Open(20);
+  PutAll(*tier, "", {1, 2, 3, 4}, 2);  // {1, 2, 3, 4} and {1, 2, 3}
+  EXPECT_EQ(Check(*tier, "", {1, 2, 3, 4}), 0);
+  EXPECT_EQ(Check(*tier, "", {1, 2, 3, 4}, 1), 0);
+  EXPECT_EQ(Check(*tier, "", {1, 2, 3, 4}, 2), 2);
+  EXPECT_EQ(Check(*tier, "", {1, 2, 3, 4}, 3), 1);
+  EXPECT_EQ(Check(*tier, "", {5, 2, 3, 4}, 2), 0) << "not behind another";
+  EXPECT_EQ(tier->stats().blocks, 2);
+}
+
+TEST_F(WarmTierTest, EndsThatWereNotUsedForLongestGoFirst) {
+  const auto tier = Open(6);
+  const int capacity = tier->stats().capacity_blocks;
+  ASSERT_EQ(capacity, 6);
+  PutAll(*tier, "", {1, 2, 3});
+  PutAll(*tier, "", {4, 5, 6});
+  tier->Touch("", TokensOf({1, 2, 3}), 3);
+  Put(*tier, "", {9});
+  EXPECT_EQ(Check(*tier, "", {4, 5, 6}), 2);
+  EXPECT_EQ(Check(*tier, "", {1, 2, 3}), 3);
+  Put(*tier, "", {10});
+  Put(*tier, "", {11});
+  EXPECT_EQ(Check(*tier, "", {4, 5, 6}), 0);
+  EXPECT_EQ(Check(*tier, "", {1, 2, 3}), 3);
+  Put(*tier, "", {12});
+  EXPECT_EQ(Check(*tier, "", {1, 2, 3}), 2);
+  EXPECT_EQ(tier->stats().blocks, capacity);
+  EXPECT_EQ(tier->stats().evicted_blocks, 4);
+  EXPECT_EQ(tier->stats().bytes, capacity * kLayout.block_bytes());
+}
+
+// Who is about to read a block keeps it, whatever comes in meanwhile.
+TEST_F(WarmTierTest, WhatIsHeldStays) {
+  const auto tier = Open(3);
+  PutAll(*tier, "", {1, 2, 3});
+  const std::vector<SwapRef> held = tier->Find("", TokensOf({1, 2, 3}), 1, 2);
+  ASSERT_EQ(held.size(), 2U);
+  for (int i = 0; i < 5; ++i) Put(*tier, "", {20 + i});
+  std::vector<std::byte> two(kLayout.block_bytes()), three(kLayout.block_bytes());
+  const std::vector<std::byte*> to = {two.data(), three.data()};
+  tier->Restore(held, to);
+  EXPECT_EQ(two, BlockOf("", {1, 2}));
+  EXPECT_EQ(three, BlockOf("", {1, 2, 3}));
+  const std::vector<SwapRef> last = tier->Find("", TokensOf({24}), 0, 1);
+  ASSERT_EQ(last.size(), 1U);
+  Put(*tier, "", {30});
+  EXPECT_EQ(Check(*tier, "", {30}), 0) << "all are held";
+  EXPECT_EQ(tier->stats().refused_blocks, 1);
+}
+
+TEST_F(WarmTierTest, RandomTracesKeepTheStructure) {
+  std::mt19937 random(3);
+  const auto tier = Open(12);
+  std::vector<SwapRef> held;
+  for (int i = 0; i < 2000; ++i) {
+    std::vector<int32_t> path(1 + random() % 5);
+    for (int32_t& number : path) number = static_cast<int32_t>(random() % 3);
+    const std::string name = random() % 4 == 0 ? "x" : "";
+    switch (random() % 8) {
+      case 0:
+        held = tier->Find(name, TokensOf(path), 0, 3);
+        break;
+      case 1:
+        tier->Touch(name, TokensOf(path), static_cast<int>(path.size()));
+        break;
+      case 2:
+        Check(*tier, name, path, static_cast<int>(random() % path.size()));
+        break;
+      case 3:
+        if (random() % 40 == 0) tier->Clear();
+        break;
+      default:
+        Put(*tier, name, path);
+    }
+    tier->CheckStructure();
+    ASSERT_LE(tier->stats().blocks, tier->stats().capacity_blocks);
+  }
+  EXPECT_GT(tier->stats().evicted_blocks, 500);
+}
+
+TEST_F(WarmTierTest, NeedsRoomForABlock) {
+  EXPECT_THAT(Message(WarmTier::Create(kLayout, 1000, false, *threads_).status()),
+              testing::HasSubstr("must be at least"));
+}
+
+}  // namespace
+}  // namespace moesaic::cache

@@ -1,0 +1,100 @@
+// For tests: engines of the fake model, and what they have to say.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/engine.h"
+#include "engine/fake_model.h"
+
+namespace moesaic::engine {
+
+inline constexpr int64_t kBlockBytes = 2 * 3 * 64 * (2 + 1) * 4;  // FakeModel's
+
+struct Result {
+  std::vector<int32_t> tokens;
+  int cached_tokens = 0;
+  FinishReason finish = FinishReason::kNone;
+};
+
+inline std::vector<int32_t> RandomPrompt(int tokens, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<int32_t> prompt(tokens);
+  for (int32_t& token : prompt) token = static_cast<int32_t>(random() % FakeModel::kVocab);
+  return prompt;
+}
+
+inline std::vector<int32_t> Joined(std::vector<int32_t> a, const std::vector<int32_t>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+inline Request Greedy(std::vector<int32_t> prompt, int max_tokens = 4, std::string name = "") {
+  Request request;
+  request.prompt = std::move(prompt);
+  request.sampling.max_tokens = max_tokens;
+  request.sampling.temperature = 0;
+  request.cache_namespace = std::move(name);
+  return request;
+}
+
+// The request's output by the definition, without an engine.
+inline std::vector<int32_t> Alone(const Request& request) {
+  std::vector<int32_t> tokens = request.prompt;
+  for (int i = 0; i < request.sampling.max_tokens; ++i) {
+    const std::vector<float> logits = FakeModel::LogitsAfter(tokens);
+    tokens.push_back(static_cast<int32_t>(std::ranges::max_element(logits) - logits.begin()));
+  }
+  return {tokens.begin() + static_cast<int64_t>(request.prompt.size()), tokens.end()};
+}
+
+class FakeEngineTest : public testing::Test {
+ protected:
+  std::unique_ptr<Engine> Make(const EngineOptions& options) {
+    auto engine = Engine::Create(model_, kernels_, *threads_, options);
+    EXPECT_TRUE(engine.ok()) << engine.status();
+    return *std::move(engine);
+  }
+
+  static void Step(Engine& engine, std::map<RequestId, Result>* results) {
+    std::vector<TokenEvent> events;
+    const Status status = engine.Step(&events);
+    ASSERT_TRUE(status.ok()) << status;
+    for (const TokenEvent& event : events) {
+      Result& result = (*results)[event.request];
+      if (event.token) result.tokens.push_back(*event.token);
+      result.cached_tokens += event.cached_tokens;
+      if (event.finish != FinishReason::kNone) result.finish = event.finish;
+    }
+  }
+
+  static std::map<RequestId, Result> Drain(Engine& engine) {
+    std::map<RequestId, Result> results;
+    for (int step = 0; step < 100000 && !engine.idle(); ++step) Step(engine, &results);
+    EXPECT_TRUE(engine.idle());
+    const EngineStats stats = engine.stats();
+    EXPECT_EQ(stats.free_blocks + stats.cached_blocks, stats.total_blocks);
+    return results;
+  }
+
+  // Runs one request and checks what it says; cached tokens.
+  static int Ask(Engine& engine, const Request& request) {
+    const RequestId id = *engine.Add(request);
+    const Result result = Drain(engine)[id];
+    EXPECT_EQ(result.tokens, Alone(request));
+    return result.cached_tokens;
+  }
+
+  FakeModel model_{4096};
+  kernels::KernelTable kernels_;
+  std::unique_ptr<runtime::ThreadPool> threads_ = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
+};
+
+}  // namespace moesaic::engine

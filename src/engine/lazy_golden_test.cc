@@ -1,0 +1,135 @@
+// Long prefixes of which only digests come back from disk, over real models: docs/contracts/kv-tiers.md, K17
+// to K21.
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <random>
+#include <sstream>
+
+#include "engine/engine.h"
+#include "engine/kv_budget.h"
+#include "models/test_session.h"
+
+namespace moesaic::engine {
+namespace {
+
+struct Answer {
+  std::vector<std::pair<int32_t, float>> said;  // tokens and their log-probabilities
+  int cached = 0, steps = 0;                    // before the first token
+};
+
+class LazyGoldenTest : public testing::TestWithParam<const char*> {
+ protected:
+  // The golden models have short contexts, for which nobody would be lazy.
+  void SetUp() override {
+    std::string pattern = testing::TempDir() + "lazy_XXXXXX";
+    folder_ = mkdtemp(pattern.data());
+    const std::string from = models::SourcePath(std::string("tests/golden/") + GetParam());
+    std::filesystem::copy(from, folder_ / "model", std::filesystem::copy_options::recursive);
+    std::stringstream text;
+    text << std::ifstream(folder_ / "model/config.json").rdbuf();
+    std::string config = text.str();
+    const std::string_view context = "\"max_position_embeddings\": 512";
+    ASSERT_NE(config.find(context), std::string::npos);
+    config.replace(config.find(context), context.size(), "\"max_position_embeddings\": 2048");
+    std::ofstream(folder_ / "model/config.json") << config;
+    auto model = models::Model::Load(folder_ / "model", {.dtype = "f32", .progress = nullptr}, *threads_);
+    ASSERT_TRUE(model.ok()) << Message(model.status());
+    model_ = *std::move(model);
+    std::mt19937 rng(1);
+    prompt_.resize(1300);
+    for (int32_t& id : prompt_) id = static_cast<int32_t>(rng() % model_->info().vocab_size);
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  std::unique_ptr<Engine> Make(int dense_layers, int64_t step_bytes) const {
+    const cache::BlockLayout layout = LayoutFor(model_->info().kv, tensor::DType::kF32, true);
+    EngineOptions options;
+    options.kv_bytes = 64 * layout.block_bytes();
+    options.disk = DiskOptions{
+        .folder = folder_ / "disk", .bytes = 64 << 20, .model = GetParam(), .step_bytes = step_bytes};
+    options.sparsity = {.digests = true,
+                        .defaults = {.mode = SparsityMode::kAll, .budget = 256},
+                        .dense_layers = dense_layers,
+                        .audit_every = 0};
+    auto engine = Engine::Create(*model_, kernels_, *threads_, options);
+    EXPECT_TRUE(engine.ok()) << Message(engine.status());
+    return *std::move(engine);
+  }
+
+  static Answer Ask(Engine& engine, const std::vector<int32_t>& prompt) {
+    Request request;
+    request.prompt = prompt;
+    request.sampling.temperature = 0;
+    request.sampling.max_tokens = 6;
+    request.sampling.logprobs = 0;
+    EXPECT_TRUE(engine.Add(std::move(request)).ok());
+    Answer answer;
+    while (!engine.idle()) {
+      std::vector<TokenEvent> events;
+      EXPECT_TRUE(engine.Step(&events).ok());
+      answer.steps += answer.said.empty() ? 1 : 0;
+      for (const TokenEvent& event : events) {
+        answer.cached += event.cached_tokens;
+        if (event.token) answer.said.emplace_back(*event.token, event.logprobs.logprob);
+      }
+    }
+    return answer;
+  }
+
+  const kernels::KernelTable kernels_ = kernels::SelectKernels(runtime::DetectCpu());
+  const std::unique_ptr<runtime::ThreadPool> threads_ =
+      *runtime::ThreadPool::Create({.threads = 2, .pin = false});
+  std::filesystem::path folder_;
+  std::unique_ptr<models::Model> model_;
+  std::vector<int32_t> prompt_;
+};
+
+// K18: bounded work a step, and the same answer.
+TEST_P(LazyGoldenTest, DigestsComeInParts) {
+  const int64_t digests = DigestBytesOf(model_->info().kv) * model_->info().kv.layers;
+  Answer in_memory;
+  {
+    const auto engine = Make(1, 1 << 20);
+    Ask(*engine, prompt_);
+    in_memory = Ask(*engine, prompt_);
+    EXPECT_EQ(in_memory.cached, 1280);
+    engine->SaveCache();
+  }
+  for (const int64_t blocks : {1000, 3, 0}) {
+    const auto engine = Make(1, blocks * digests + 1);
+    const Answer cold = Ask(*engine, prompt_);
+    EXPECT_EQ(cold.said, in_memory.said);
+    EXPECT_EQ(cold.cached, 1280);
+    EXPECT_EQ(cold.steps, in_memory.steps + (blocks == 1000 ? 1 : blocks == 3 ? 7 : 20));
+    const cache::DiskTierStats disk = engine->stats().disk;
+    EXPECT_EQ(disk.borrowed_blocks, 20);
+    EXPECT_EQ(disk.loads, 0);
+    EXPECT_LT(disk.read_layers, 20 * model_->info().layers) << "only what rows chose";
+    EXPECT_GT(disk.read_layers, 20) << "and the dense layer";
+    EXPECT_EQ(Ask(*engine, prompt_).said, in_memory.said);
+  }
+}
+
+// A block is whole when the decoder's layers are there: then it can be copied (B10), MTP layers or not.
+TEST_P(LazyGoldenTest, BlocksBecomeWhole) {
+  {
+    const auto engine = Make(99, 1 << 20);
+    Ask(*engine, prompt_);
+    engine->SaveCache();
+  }
+  const auto engine = Make(99, 1 << 20);
+  EXPECT_EQ(Ask(*engine, prompt_).cached, 1280);
+  EXPECT_EQ(engine->stats().disk.read_layers, 20 * model_->info().layers);
+  std::vector<int32_t> parted(prompt_.begin(), prompt_.begin() + 1000);
+  parted.push_back(prompt_[1000] == 1 ? 2 : 1);
+  EXPECT_EQ(Ask(*engine, parted).cached, 1000);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, LazyGoldenTest, testing::Values("qwen3-moe-norm-tied", "deepseek-v3-mtp"),
+                         [](const auto& info) { return models::TestName(info.param); });
+
+}  // namespace
+}  // namespace moesaic::engine

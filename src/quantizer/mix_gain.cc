@@ -1,0 +1,138 @@
+#include "quantizer/mix_gain.h"
+
+#include "quantizer/factor.h"
+#include "quantizer/layer_walk.h"
+#include "quantizer/runtime_matrix.h"
+#include "quantizer/weight_rows.h"
+
+namespace moesaic::quantizer {
+namespace {
+
+using checkpoint::Checkpoint;
+
+// Experts of a layer that stand for all.
+constexpr int kSampleExperts = 8;
+
+class GainMeasurer : public LayerVisitor {
+ public:
+  GainMeasurer(const kernels::ExecContext& ctx, const Checkpoint& source, const models::DecoderSpec& spec,
+               const OutputSettings& settings, const std::vector<ModelItem>& items,
+               const std::vector<MixUnit>& units)
+      : ctx_(ctx), source_(source), spec_(spec), settings_(settings) {
+    for (const MixUnit& unit : units) units_[unit.name] = &unit;
+    for (const ModelItem& item : items) {
+      if (item.linear) rows_of_[item.name] = static_cast<int>(item.shape[0]);
+    }
+  }
+
+  MixGains Take() {
+    MixGains gains;
+    for (const auto& [key, sums] : sums_) {
+      if (sums.nearest > 0) gains.shares[key] = std::min(sums.gptq / sums.nearest, 1.0);
+    }
+    return gains;
+  }
+
+ private:
+  struct Sums {
+    double gptq = 0, nearest = 0;
+  };
+
+  StatusOr<std::vector<OwnedMatrix>> Visit(const LinearGroup& group) override {
+    RETURN_IF_ERROR(Measure(group));
+    std::vector<OwnedMatrix> matrices;
+    for (const std::string& module : group.modules) {
+      ASSIGN_OR_RETURN(RuntimeMatrix kept,
+                       RuntimeMatrix::OfKept(tensor::DType::kBF16, rows_of_.at(module), group.inputs.k));
+      RETURN_IF_ERROR(kept.ReadKept(*ctx_.pool, source_, module));
+      matrices.push_back(kept.Take());
+    }
+    source_.ForgetMaps();
+    return matrices;
+  }
+
+  Status SeeRouting(int, std::span<const int64_t>) override { return OkStatus(); }
+
+  bool IsSampled(const LinearGroup& group) const {
+    const int step = (spec_.moe.experts + kSampleExperts - 1) / kSampleExperts;
+    return group.expert < 0 || group.expert % step == 0;
+  }
+
+  Status Measure(const LinearGroup& group) {
+    if (!IsSampled(group)) return OkStatus();
+    std::optional<HessianFactor> factor;
+    for (const std::string& module : group.modules) {
+      const auto found = units_.find(MixUnitOf(module));
+      if (found == units_.end()) continue;
+      if (!factor) {
+        ASSIGN_OR_RETURN(factor, Factor(group));
+        if (!factor) return OkStatus();
+      }
+      const int n = rows_of_.at(module), k = group.inputs.k;
+      ASSIGN_OR_RETURN(const std::vector<float> rows, ReadRows(ctx_, source_, module, n, k, 0, n));
+      for (const MixOption& option : found->second->options) {
+        // int8's loss is mostly that of its activations.
+        if (option.precision.kept() || option.precision.is(Scheme::kW8A8)) continue;
+        Sums& sums = sums_[{found->first, option.precision.Name()}];
+        const ScaleSearch search{.by_error = true, .importance = {}};
+        for (const bool gptq : {false, true}) {
+          ASSIGN_OR_RETURN(const double loss, MeasureLoss(ctx_, option.precision.grid(), rows.data(), n, k,
+                                                          *factor, search, gptq));
+          (gptq ? sums.gptq : sums.nearest) += loss;
+        }
+      }
+    }
+    return OkStatus();
+  }
+
+  // An expert with fewer tokens than inputs leans on its layer wholly. Nothing where all inputs are 0.
+  StatusOr<std::optional<HessianFactor>> Factor(const LinearGroup& group) {
+    const int k = group.inputs.k;
+    const LinearInputs& inputs =
+        group.expert >= 0 && group.inputs.tokens < k ? group.layer_inputs : group.inputs;
+    ASSIGN_OR_RETURN(Hessian hessian, Hessian::Create(k));
+    inputs.visit([&](const TokenRows& tokens) {
+      TokenRows rows = tokens;
+      if (!settings_.weigh_by_router) rows.gates = {};
+      hessian.Add(ctx_, rows);
+    });
+    bool any = false;
+    for (int i = 0; i < k; ++i) any |= hessian.sums(i)[i] > 0;
+    if (!any) return std::optional<HessianFactor>();
+    StatusOr<HessianFactor> factor = FactorHessian(
+        ctx_, hessian, {.damping = static_cast<float>(settings_.damping), .act_order = settings_.act_order});
+    if (!factor.ok()) return Annotate(factor.status(), group.modules.front());
+    return std::optional<HessianFactor>(*std::move(factor));
+  }
+
+  const kernels::ExecContext& ctx_;
+  const Checkpoint& source_;
+  const models::DecoderSpec& spec_;
+  const OutputSettings& settings_;
+  std::map<std::string, const MixUnit*> units_;
+  std::map<std::string, int> rows_of_;
+  std::map<std::pair<std::string, std::string>, Sums> sums_;
+};
+
+}  // namespace
+
+double MixGains::Of(const std::string& unit, const Precision& precision) const {
+  const auto found = shares.find({unit, precision.Name()});
+  return found == shares.end() ? 1 : found->second;
+}
+
+StatusOr<MixGains> MeasureGains(const kernels::ExecContext& ctx, const Checkpoint& source,
+                                const models::DecoderSpec& spec, const std::vector<ModelItem>& items,
+                                const OutputSettings& settings, const std::vector<MixUnit>& units,
+                                const std::vector<std::vector<int32_t>>& sequences,
+                                const std::function<bool(int done)>& tell) {
+  ASSIGN_OR_RETURN(CalibrationStream stream, CalibrationStream::Create(source, spec, sequences, ctx));
+  GainMeasurer measurer(ctx, source, spec, settings, items, units);
+  for (int layer = 0; layer < spec.layers; ++layer) {
+    if (!tell(layer)) return Cancelled("stopped; the same command begins anew");
+    RETURN_IF_ERROR(WalkLayer(ctx, source, spec, layer, nullptr, stream, measurer));
+  }
+  return measurer.Take();
+}
+
+}  // namespace moesaic::quantizer

@@ -1,0 +1,480 @@
+#include "quantizer/mix_walk.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <set>
+
+#include "models/weight_decl.h"
+#include "quantizer/layer_walk.h"
+#include "quantizer/mix_gain.h"
+#include "quantizer/runtime_matrix.h"
+#include "quantizer/weight_rows.h"
+
+namespace moesaic::quantizer {
+namespace {
+
+using checkpoint::Checkpoint;
+using tensor::DType;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+// Of a sequence, at most so many tokens: rather more texts than longer ones.
+constexpr int kSampleLength = 256;
+// Rows of predictions at a time: two blocks of them, by 150,000 tokens of a vocabulary, are 77 MB.
+constexpr int kPredicted = 64;
+// Values of a matrix that are rounded at a time: 4 MiB as f32, several tasks for every core.
+constexpr int64_t kSlabValues = int64_t{1} << 20;
+constexpr float kLargestHalf = 65504;
+// Errors of 11 significant bits beside those of 8, squared.
+constexpr double kHalfOfBF16 = 1.0 / 64;
+
+// The type that the first lane's weights have.
+DType ExactType(const MixSettings& mix) {
+  return mix.Has(DType::kF16) || mix.Has(DType::kF32) ? DType::kF32 : DType::kBF16;
+}
+
+// What the first lane runs is no lane of its own.
+bool NeedsLane(const Precision& precision, DType exact) {
+  return !precision.kept() || precision.dtype != exact;
+}
+
+// Lanes of a unit that has all options, and of a router.
+int LanesOfUnit(const MixSettings& mix) {
+  const DType exact = ExactType(mix);
+  int lanes = mix.Has(DType::kF16) && !mix.Has(DType::kBF16) ? 1 : 0;
+  for (const Precision& option : mix.options) lanes += NeedsLane(option, exact) ? 1 : 0;
+  return lanes;
+}
+int LanesOfRouter(const MixSettings& mix) {
+  return static_cast<int>(std::ranges::count(mix.options, false, &Precision::kept));
+}
+
+int64_t LanesOf(const models::DecoderSpec& spec, const MixSettings& mix, int64_t units) {
+  const auto layers = std::ranges::count(spec.is_moe.begin(), spec.is_moe.begin() + spec.layers, true);
+  return 1 + units * LanesOfUnit(mix) + layers * LanesOfRouter(mix);
+}
+
+// Sequences from all over the calibration, cut short.
+std::vector<std::vector<int32_t>> SampleOf(const std::vector<std::vector<int32_t>>& sequences,
+                                           int64_t tokens) {
+  std::vector<std::vector<int32_t>> sample;
+  const size_t wanted = static_cast<size_t>((tokens + kSampleLength - 1) / kSampleLength);
+  const size_t step = std::max<size_t>(sequences.size() / wanted, 1);
+  for (size_t offset = 0; offset < step; ++offset) {
+    for (size_t i = offset; i < sequences.size() && tokens > 0; i += step) {
+      const auto count = std::min<int64_t>({std::ssize(sequences[i]), kSampleLength, tokens});
+      sample.emplace_back(sequences[i].begin(), sequences[i].begin() + count);
+      tokens -= count;
+    }
+  }
+  return sample;
+}
+
+// KL(p || q) of the softmaxes of two rows of logits.
+double Divergence(const float* p, const float* q, int count) {
+  const auto log_sum = [count](const float* x) {
+    const float largest = *std::max_element(x, x + count);
+    double sum = 0;
+    for (int i = 0; i < count; ++i) sum += std::exp(static_cast<double>(x[i]) - largest);
+    return largest + std::log(sum);
+  };
+  const double p_sum = log_sum(p), q_sum = log_sum(q);
+  double divergence = 0;
+  for (int i = 0; i < count; ++i) {
+    const double log_p = p[i] - p_sum;
+    divergence += std::exp(log_p) * (log_p - (q[i] - q_sum));
+  }
+  return std::isfinite(divergence) ? std::max(divergence, 0.0) : kInfinity;
+}
+
+class MixMeasurer : public LayerVisitor {
+ public:
+  MixMeasurer(const kernels::ExecContext& ctx, const Checkpoint& source, const models::DecoderSpec& spec,
+              const OutputSettings& settings, const std::vector<ModelItem>& items, std::vector<MixUnit> units,
+              CalibrationStream& stream)
+      : ctx_(ctx),
+        source_(source),
+        spec_(spec),
+        settings_(settings),
+        exact_(ExactType(settings.mix)),
+        units_(std::move(units)),
+        lanes_(units_.size()),
+        stream_(stream) {
+    for (size_t u = 0; u < units_.size(); ++u) unit_of_[units_[u].name] = u;
+    for (const ModelItem& item : items) {
+      if (item.linear) rows_of_[item.name] = static_cast<int>(item.shape[0]);
+    }
+  }
+
+  StatusOr<Mix> Finish() {
+    ASSIGN_OR_RETURN(const std::vector<double> losses, Losses());
+    for (size_t u = 0; u < units_.size(); ++u) {
+      MixUnit& unit = units_[u];
+      unit.measured = unit.layer < spec_.layers;
+      for (size_t o = 0; o < unit.options.size(); ++o) {
+        MixOption& option = unit.options[o];
+        const int lane = unit.measured ? lanes_[u].options[o] : 0;
+        option.loss = losses[lane];
+        option.flips = FlipsOf(lane);
+        if (!unit.measured || !option.precision.kept() || option.precision.dtype != DType::kF16) continue;
+        option.largest = lanes_[u].largest;
+        option.loss =
+            option.largest > kLargestHalf ? kInfinity : option.loss + kHalfOfBF16 * losses[lanes_[u].bf16];
+      }
+      // Nobody knows what fp16 meets in a module that was not walked.
+      if (!unit.measured && unit.options.size() > 1) {
+        std::erase_if(unit.options, [](const MixOption& option) {
+          return option.precision.kept() && option.precision.dtype == DType::kF16;
+        });
+      }
+    }
+    for (size_t r = 0; r < routers_.size(); ++r) {
+      routers_[r].loss = losses[router_lanes_[r]];
+      routers_[r].flips = FlipsOf(router_lanes_[r]);
+    }
+    return Mix{.units = std::move(units_), .routers = std::move(routers_), .tokens = stream_.lane_tokens()};
+  }
+
+ private:
+  struct Lanes {
+    std::vector<int> options;  // [options]; 0: as the first
+    int bf16 = 0;
+    float largest = 0;  // magnitude among inputs and outputs
+  };
+
+  StatusOr<std::vector<OwnedMatrix>> Visit(const LinearGroup& group) override {
+    std::vector<OwnedMatrix> matrices;
+    for (const std::string& module : group.modules) {
+      ASSIGN_OR_RETURN(RuntimeMatrix kept,
+                       RuntimeMatrix::OfKept(exact_, rows_of_.at(module), group.inputs.k));
+      RETURN_IF_ERROR(kept.ReadKept(*ctx_.pool, source_, module));
+      matrices.push_back(kept.Take());
+      source_.ForgetMaps();
+    }
+    return matrices;
+  }
+
+  StatusOr<std::vector<LaneMatrix>> VisitLanes(const LinearGroup& group,
+                                               std::span<const OwnedMatrix> matrices) override {
+    std::vector<LaneMatrix> lanes;
+    std::map<size_t, std::vector<size_t>> modules;  // by unit
+    for (size_t m = 0; m < group.modules.size(); ++m) {
+      const auto found = unit_of_.find(MixUnitOf(group.modules[m]));
+      if (found != unit_of_.end()) modules[found->second].push_back(m);
+    }
+    for (const auto& [unit, of_unit] : modules) {
+      if (lanes_[unit].options.empty()) AddLanes(unit);
+      if (settings_.mix.Has(DType::kF16)) SeeMagnitudes(group, matrices, of_unit, &lanes_[unit].largest);
+      float largest = 0;  // NVFP4 shares a scale among them
+      for (const size_t m : of_unit) {
+        if (!WantsLargest(units_[unit])) break;
+        ASSIGN_OR_RETURN(const float of_module,
+                         LargestOf(group.modules[m], rows_of_.at(group.modules[m]), group.inputs.k));
+        largest = std::max(largest, of_module);
+      }
+      for (const size_t m : of_unit) {
+        RETURN_IF_ERROR(AddMatrices(unit, group.modules[m], m, group.inputs.k, largest, &lanes));
+      }
+    }
+    return lanes;
+  }
+
+  StatusOr<std::vector<LaneMatrix>> VisitRouter(int layer) override {
+    for (const char* kind : {"mlp.experts", "mlp.shared_experts"}) {
+      const auto found = unit_of_.find(models::LayerPrefix(layer) + kind);
+      if (found != unit_of_.end()) AddLanes(found->second);
+    }
+    const std::string name = models::LayerPrefix(layer) + "mlp.gate";
+    const int n = spec_.moe.experts, k = spec_.hidden;
+    ASSIGN_OR_RETURN(const std::vector<float> rows, ReadRows(ctx_, source_, name, n, k, 0, n));
+    ASSIGN_OR_RETURN(const checkpoint::LinearSource stored, source_.FindLinear(name, n, k));
+    std::vector<LaneMatrix> lanes;
+    for (const Precision& precision : settings_.Roundings()) {
+      const Grid grid = precision.grid();
+      if (!CheckGrid(grid, k).ok()) continue;
+      ASSIGN_OR_RETURN(
+          const QuantizedMatrix rounded,
+          RoundToNearest(ctx_, grid, rows.data(), n, k, {.by_error = settings_.search, .importance = {}}));
+      std::vector<float> values(rows.size());
+      Dequantize(rounded, 0, n, values.data());
+      ASSIGN_OR_RETURN(RuntimeMatrix packed, RuntimeMatrix::OfKept(DType::kF32, n, k));
+      packed.AddKept(*ctx_.pool, 0, n, values.data());
+      lanes.push_back({stream_.AddLane(), 0, packed.Take()});
+      RouterFinding& finding = routers_.emplace_back();
+      finding.layer = layer;
+      finding.precision = precision;
+      finding.saved = static_cast<int64_t>(stored.weight->bytes.size());
+      for (const StoredTensor& tensor : TensorsOf(grid, n, k)) finding.saved -= tensor.bytes();
+      router_lanes_.push_back(lanes.back().lane);
+    }
+    source_.ForgetMaps();
+    return lanes;
+  }
+
+  Status SeeRouting(int, std::span<const int64_t>) override { return OkStatus(); }
+
+  void SeeRoutes(int, int64_t first, int rows, int top_k, const int32_t* ids) override {
+    const int64_t tokens = stream_.lane_tokens();
+    flips_.resize(static_cast<size_t>(stream_.lanes()));
+    routed_.resize(flips_.size());
+    first_routes_.resize(static_cast<size_t>(tokens * top_k));
+    std::vector<int32_t> mine(static_cast<size_t>(top_k));
+    for (int r = 0; r < rows; ++r) {
+      const int64_t lane = (first + r) / tokens, token = (first + r) % tokens;
+      mine.assign(ids + int64_t{r} * top_k, ids + int64_t{r + 1} * top_k);
+      std::ranges::sort(mine);
+      int32_t* exact = first_routes_.data() + token * top_k;
+      if (lane == 0) std::ranges::copy(mine, exact);
+      flips_[lane] += std::ranges::equal(mine, std::span(exact, static_cast<size_t>(top_k))) ? 0 : 1;
+      ++routed_[lane];
+    }
+  }
+
+  double FlipsOf(int lane) const {
+    if (static_cast<size_t>(lane) >= routed_.size() || routed_[lane] == 0) return 0;
+    return static_cast<double>(flips_[lane]) / static_cast<double>(routed_[lane]);
+  }
+
+  void AddLanes(size_t unit) {
+    Lanes& lanes = lanes_[unit];
+    for (const MixOption& option : units_[unit].options) {
+      const bool own = NeedsLane(option.precision, exact_);
+      lanes.options.push_back(own ? stream_.AddLane() : 0);
+      if (option.precision.kept() && option.precision.dtype == DType::kBF16)
+        lanes.bf16 = lanes.options.back();
+    }
+    if (settings_.mix.Has(DType::kF16) && !settings_.mix.Has(DType::kBF16)) lanes.bf16 = stream_.AddLane();
+  }
+
+  static bool WantsLargest(const MixUnit& unit) {
+    return std::ranges::any_of(unit.options,
+                               [](const MixOption& o) { return o.precision.is(Scheme::kNvfp4); });
+  }
+
+  // The matrices of all lanes of a unit in place of one of its modules.
+  Status AddMatrices(size_t unit, const std::string& module, size_t place, int k, float largest,
+                     std::vector<LaneMatrix>* to) {
+    const int n = rows_of_.at(module);
+    std::vector<std::pair<int, Precision>> made;
+    for (size_t o = 0; o < units_[unit].options.size(); ++o) {
+      const int lane = lanes_[unit].options[o];
+      if (lane > 0) made.emplace_back(lane, units_[unit].options[o].precision);
+    }
+    if (lanes_[unit].bf16 > 0 && !settings_.mix.Has(DType::kBF16))
+      made.emplace_back(lanes_[unit].bf16, Precision{});
+    std::vector<RuntimeMatrix> matrices;
+    for (const auto& [lane, precision] : made) {
+      ASSIGN_OR_RETURN(
+          RuntimeMatrix matrix,
+          precision.kept()
+              ? RuntimeMatrix::OfKept(precision.dtype == DType::kBF16 ? DType::kBF16 : DType::kF32, n, k)
+              : RuntimeMatrix::OfRounded(precision.grid(), n, k));
+      matrices.push_back(std::move(matrix));
+    }
+    const auto step = static_cast<int>(std::max<int64_t>(kSlabValues / k / kRowStep * kRowStep, kRowStep));
+    for (int first = 0; first < n; first += step) {
+      const int count = std::min(step, n - first);
+      ASSIGN_OR_RETURN(std::vector<float> rows, ReadRows(ctx_, source_, module, n, k, first, count));
+      for (size_t i = 0; i < made.size(); ++i) {
+        if (made[i].second.kept()) {
+          AddKeptRows(made[i].second.dtype, first, count, rows, &matrices[i], &lanes_[unit].largest);
+          continue;
+        }
+        RETURN_IF_ERROR(AddRounded(
+            ctx_, made[i].second, n, k, first, count, rows.data(),
+            {.by_error = settings_.search,
+             .importance = {},
+             .global_scale =
+                 made[i].second.is(Scheme::kNvfp4) ? Nvfp4GlobalScale(largest, settings_.search) : 0},
+            &matrices[i]));
+      }
+    }
+    for (size_t i = 0; i < made.size(); ++i) to->push_back({made[i].first, place, matrices[i].Take()});
+    return OkStatus();
+  }
+
+  void AddKeptRows(DType dtype, int first, int count, const std::vector<float>& rows, RuntimeMatrix* matrix,
+                   float* largest) const {
+    if (dtype != DType::kF16) {
+      matrix->AddKept(*ctx_.pool, first, count, rows.data());
+      return;
+    }
+    std::vector<float> halves(rows.size());
+    for (size_t i = 0; i < rows.size(); ++i) {
+      *largest = std::max(*largest, std::fabs(rows[i]));
+      // Infinite weights would end in values that are none; the unit is lost already.
+      halves[i] = std::fabs(rows[i]) > kLargestHalf ? 0 : tensor::HalfToFloat(tensor::FloatToHalf(rows[i]));
+    }
+    matrix->AddKept(*ctx_.pool, first, count, halves.data());
+  }
+
+  StatusOr<float> LargestOf(const std::string& module, int n, int k) const {
+    const auto step = static_cast<int>(std::max<int64_t>(kSlabValues / k, 1));
+    float largest = 0;
+    for (int first = 0; first < n; first += step) {
+      const int count = std::min(step, n - first);
+      ASSIGN_OR_RETURN(const std::vector<float> rows, ReadRows(ctx_, source_, module, n, k, first, count));
+      ASSIGN_OR_RETURN(const float of_rows, LargestMagnitude(ctx_, rows.data(), count, k));
+      largest = std::max(largest, of_rows);
+    }
+    return largest;
+  }
+
+  void SeeMagnitudes(const LinearGroup& group, std::span<const OwnedMatrix> matrices,
+                     std::span<const size_t> modules, float* largest) {
+    const int k = group.inputs.k;
+    group.inputs.visit([&](const TokenRows& rows) {
+      layers::ScratchScope scratch(ctx_);
+      *largest = std::max(*largest, LargestIn(rows.f32, rows.count, k, rows.stride));
+      for (const size_t m : modules) {
+        const int n = matrices[m].matrix.n();
+        auto* out = scratch.Take<float>(int64_t{rows.count} * n);
+        layers::Apply(ctx_, {matrices[m].matrix}, rows.f32, rows.stride, rows.count, out, n);
+        *largest = std::max(*largest, LargestIn(out, rows.count, n, n));
+      }
+    });
+  }
+
+  static float LargestIn(const float* rows, int count, int n, int64_t stride) {
+    float largest = 0;
+    for (int r = 0; r < count; ++r) {
+      for (int i = 0; i < n; ++i) {
+        const float magnitude = std::fabs(rows[r * stride + i]);
+        largest = magnitude <= largest ? largest : magnitude;  // NaN counts as large
+      }
+    }
+    return largest;
+  }
+
+  // Of all lanes, in nats a token.
+  StatusOr<std::vector<double>> Losses() {
+    const int hidden = spec_.hidden, vocab = spec_.vocab;
+    const int64_t shape[] = {hidden};
+    ASSIGN_OR_RETURN(const std::vector<float> norm, source_.ReadF32(models::kFinalNorm, shape));
+    ASSIGN_OR_RETURN(RuntimeMatrix packed, RuntimeMatrix::OfKept(exact_, vocab, hidden));
+    RETURN_IF_ERROR(packed.ReadKept(*ctx_.pool, source_, spec_.tied ? models::kEmbedding : models::kHead));
+    source_.ForgetMaps();
+    const OwnedMatrix head = packed.Take();
+    const int tokens = stream_.lane_tokens();
+    std::vector<float> normed(size_t{kPredicted} * hidden), exact(size_t{kPredicted} * vocab),
+        other(exact.size());
+    const auto predict = [&](int lane, int first, int count, float* logits) {
+      kernels::RmsNorm(ctx_, {.x = stream_.hidden() + (int64_t{lane} * tokens + first) * hidden,
+                              .x_stride = hidden,
+                              .weight = norm.data(),
+                              .y = normed.data(),
+                              .y_stride = hidden,
+                              .rows = count,
+                              .n = hidden,
+                              .eps = spec_.norm_eps});
+      layers::Apply(ctx_, {head.matrix}, normed.data(), hidden, count, logits, vocab);
+    };
+    std::vector<double> losses(static_cast<size_t>(stream_.lanes())), of_row(kPredicted);
+    for (int first = 0; first < tokens; first += kPredicted) {
+      const int count = std::min(kPredicted, tokens - first);
+      predict(0, first, count, exact.data());
+      for (int lane = 1; lane < stream_.lanes(); ++lane) {
+        predict(lane, first, count, other.data());
+        ctx_.pool->Run(count, [&](int64_t row, int) {
+          of_row[row] = Divergence(exact.data() + row * vocab, other.data() + row * vocab, vocab);
+        });
+        for (int row = 0; row < count; ++row) losses[lane] += of_row[row] / tokens;
+      }
+    }
+    return losses;
+  }
+
+  const kernels::ExecContext& ctx_;
+  const Checkpoint& source_;
+  const models::DecoderSpec& spec_;
+  const OutputSettings& settings_;
+  const DType exact_;
+  std::vector<MixUnit> units_;
+  std::vector<Lanes> lanes_;  // [units]
+  std::map<std::string, size_t> unit_of_;
+  std::map<std::string, int> rows_of_;  // outputs of linears
+  CalibrationStream& stream_;
+  std::vector<RouterFinding> routers_;
+  std::vector<int> router_lanes_;        // [routers]
+  std::vector<int32_t> first_routes_;    // of the layer, on the first lane, sorted: [tokens, top_k]
+  std::vector<int64_t> flips_, routed_;  // [lanes]
+};
+
+}  // namespace
+
+StatusOr<Mix> MeasureMix(const kernels::ExecContext& ctx, const Checkpoint& source,
+                         const models::DecoderSpec& spec, const std::vector<ModelItem>& items,
+                         const OutputSettings& settings, std::vector<MixUnit> units,
+                         const std::vector<std::vector<int32_t>>& sequences,
+                         const AnalysisProgress& progress) {
+  const int walks = settings.gptq ? 2 : 1, steps = walks * spec.layers;
+  const auto tell = [&](int done) { return !progress || progress(done, steps); };
+  const auto measured = std::ranges::count_if(units, [&](const MixUnit& u) { return u.layer < spec.layers; });
+  MixGains gains;
+  if (settings.gptq) {
+    ASSIGN_OR_RETURN(gains, MeasureGains(ctx, source, spec, items, settings, units, sequences, tell));
+  }
+  ASSIGN_OR_RETURN(CalibrationStream stream,
+                   CalibrationStream::Create(source, spec, SampleOf(sequences, settings.mix.tokens), ctx));
+  RETURN_IF_ERROR(stream.ReserveLanes(static_cast<int>(LanesOf(spec, settings.mix, measured))));
+  MixMeasurer measurer(ctx, source, spec, settings, items, std::move(units), stream);
+  for (int layer = 0; layer < spec.layers; ++layer) {
+    if (!tell(steps - spec.layers + layer)) return Cancelled("stopped; the same command begins anew");
+    RETURN_IF_ERROR(WalkLayer(ctx, source, spec, layer, nullptr, stream, measurer));
+    source.ForgetMaps();
+  }
+  ASSIGN_OR_RETURN(Mix mix, measurer.Finish());
+  for (MixUnit& unit : mix.units) {
+    for (MixOption& option : unit.options) option.loss *= gains.Of(unit.name, option.precision);
+  }
+  return mix;
+}
+
+int64_t MixBytes(const models::DecoderSpec& spec, const std::vector<ModelItem>& items,
+                 const OutputSettings& settings) {
+  const MixSettings& mix = settings.mix;
+  const int64_t exact = ExactType(mix) == DType::kF32 ? 4 : 2;
+  std::set<std::string> units;
+  std::map<int, std::pair<int64_t, int64_t>>
+      layers;  // packed for all lanes: outside of experts, one linear of these
+  int64_t widest = spec.hidden;
+  for (const ModelItem& item : items) {
+    if (!item.roundable || item.layer >= spec.layers) continue;
+    units.insert(MixUnitOf(item.name));
+    int64_t packed = item.elements() * exact;
+    for (const Precision& option : mix.options) {
+      packed += option.kept() ? item.elements() * (option.dtype == DType::kBF16 ? 2 : 4)
+                              : RuntimeMatrix::Bytes(option.grid(), static_cast<int>(item.shape[0]),
+                                                     static_cast<int>(item.shape[1]));
+    }
+    auto& [dense, expert] = layers[item.layer];
+    if (!item.routed) dense += packed;
+    if (item.routed) expert = std::max(expert, packed);
+    widest = std::max(widest, item.shape[1]);
+  }
+  int64_t most = 0;
+  for (const auto& [layer, packed] : layers) most = std::max(most, packed.first + 3 * packed.second);
+  const int64_t tokens = LanesOf(spec, mix, std::ssize(units)) * mix.tokens;
+  const int64_t slab = std::max(kSlabValues, kRowStep * widest) * 8;
+  const int64_t predictions =
+      (int64_t{spec.vocab} * exact + kPredicted * 12) * spec.hidden + int64_t{kPredicted} * spec.vocab * 8;
+  // Routes: an id and a weight for each of top_k, and what vectors that grow reserve.
+  const int64_t routes = tokens * spec.moe.top_k * 16;
+  return CalibrationStream::Bytes(spec, tokens, kSampleLength) + WalkBytes(spec, tokens, kSampleLength) +
+         routes + std::max(most + slab, predictions);
+}
+
+double MixLaneTokens(const models::DecoderSpec& spec, const OutputSettings& settings) {
+  // Units of a layer: q/k/v or q_a/kv_a and q_b, o, and one or two networks. A lane goes half the way on
+  // average.
+  const int attention = spec.attention.kind == models::AttentionSpec::Kind::kMla ? 3 : 2;
+  int64_t units = int64_t{spec.layers} * (attention + 1);
+  if (spec.moe.shared_intermediate > 0) {
+    units += std::ranges::count(spec.is_moe.begin(), spec.is_moe.begin() + spec.layers, true);
+  }
+  return static_cast<double>(settings.mix.tokens) *
+         (1 + 0.5 * static_cast<double>(LanesOf(spec, settings.mix, units)));
+}
+
+}  // namespace moesaic::quantizer

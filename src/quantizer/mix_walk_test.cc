@@ -1,0 +1,274 @@
+// What a mix's pass measures is what becomes of the model, and whole runs with it.
+#include "quantizer/mix_walk.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+
+#include "models/model_info.h"
+#include "quantizer/test_quantize.h"
+
+namespace moesaic::quantizer {
+namespace {
+
+namespace fs = std::filesystem;
+using checkpoint::Checkpoint;
+using ::testing::HasSubstr;
+
+class MixWalkTest : public QuantizeTest {
+ protected:
+  MixWalkTest() { options_.min_coverage = 0; }
+
+  void Ask(std::initializer_list<const char*> precisions, MixBudget::Unit unit, double amount) {
+    options_.output.mix = {.options = {}, .budget = {unit, amount}, .tokens = 195};
+    for (const char* name : precisions) options_.output.mix.options.push_back(*ParsePrecision(name, 32));
+  }
+
+  // KL(a || b) in nats a token over the calibration's tokens.
+  double Divergence(const std::string& a, const std::string& b) {
+    std::vector<std::vector<float>> logits[2];
+    for (int side = 0; side < 2; ++side) {
+      models::TestModel model(side == 0 ? a : b, models::BestIsa(), {.load_mtp = false});
+      EXPECT_TRUE(model.status().ok()) << model.status();
+      for (const std::vector<int32_t>& ids : options_.calibration) {
+        std::vector<int32_t> rows;
+        for (int32_t i = 0; i < std::ssize(ids); ++i) rows.push_back(i);
+        const models::TestCache cache(model->info().kv, 1, 128);
+        logits[side].push_back(models::Feed(model, cache, 0, 0, ids, rows).logits);
+      }
+    }
+    double sum = 0;
+    size_t tokens = 0;
+    for (size_t s = 0; s < logits[0].size(); ++s) {
+      const size_t rows = options_.calibration[s].size(), vocab = logits[0][s].size() / rows;
+      for (size_t r = 0; r < rows; ++r, ++tokens) {
+        const float *p = logits[0][s].data() + r * vocab, *q = logits[1][s].data() + r * vocab;
+        double p_sum = 0, q_sum = 0;
+        for (size_t i = 0; i < vocab; ++i) p_sum += std::exp(double{p[i]}), q_sum += std::exp(double{q[i]});
+        for (size_t i = 0; i < vocab; ++i) {
+          const double log_p = p[i] - std::log(p_sum), log_q = q[i] - std::log(q_sum);
+          sum += std::exp(log_p) * (log_p - log_q);
+        }
+      }
+    }
+    return sum / static_cast<double>(tokens);
+  }
+
+  static const MixUnit& UnitOf(const Mix& mix, const std::string& name) {
+    const auto found = std::ranges::find(mix.units, name, &MixUnit::name);
+    EXPECT_NE(found, mix.units.end()) << name;
+    return *found;
+  }
+
+  // Multiplies a bf16 weight [n, k] of a copied golden: all, or columns.
+  static void Scale(const std::string& folder, const std::string& module, float factor) {
+    const auto source = *Checkpoint::Open(folder);
+    const checkpoint::TensorEntry* entry = source->Find(module + ".weight");
+    ASSERT_NE(entry, nullptr) << module;
+    ASSERT_EQ(entry->dtype, tensor::DType::kBF16);
+    std::string path;
+    int64_t offset = -1;
+    for (const auto& file : source->files()) {
+      const std::span<const std::byte> bytes = file->bytes();
+      if (entry->bytes.data() < bytes.data() || entry->bytes.data() >= bytes.data() + bytes.size()) continue;
+      path = file->path();
+      offset = entry->bytes.data() - bytes.data();
+    }
+    ASSERT_GE(offset, 0);
+    std::vector<uint16_t> values(entry->bytes.size() / 2);
+    std::memcpy(values.data(), entry->bytes.data(), entry->bytes.size());
+    for (uint16_t& value : values) value = tensor::ToBF16(factor * tensor::ToFloat(tensor::BF16{value})).bits;
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(offset);
+    file.write(reinterpret_cast<const char*>(values.data()), static_cast<std::streamsize>(values.size() * 2));
+  }
+};
+
+// One unit rounded and nothing else, run as a model: its divergence is the loss that the pass has found. Both
+// round activations to bf16, sums go in another order: that noise, beside the errors of a rounding to 4 bits,
+// is some percent.
+TEST_F(MixWalkTest, ALossIsThatOfTheModelWithThisUnitRounded) {
+  struct Case {
+    const char *golden, *unit, *module;
+  };
+  for (const Case& c :
+       {Case{"qwen3-moe-norm-tied", "model.layers.1.mlp.experts", R"(layers\.1\.mlp\.experts\.)"},
+        Case{"qwen3-moe-norm-tied", "model.layers.1.self_attn.qkv_proj",
+             R"(layers\.1\.self_attn\.[qkv]_proj)"},
+        Case{"kimi-k2", "model.layers.1.mlp.shared_experts", R"(layers\.1\.mlp\.shared_experts\.)"},
+        Case{"kimi-k2", "model.layers.0.self_attn.o_proj", R"(layers\.0\.self_attn\.o_proj)"}}) {
+    const std::string source = Golden(c.golden);
+    options_.calibration.clear();
+    options_.output = {};
+    Ask({"nvfp4", "w8a8", "bf16"}, MixBudget::Unit::kBitsPerWeight, 16);
+    const std::string mixed = fmt::format("{}-{}", c.golden, c.unit);
+    const StatusOr<QuantizeReport> report = Run(source, mixed);
+    ASSERT_TRUE(report.ok()) << report.status();
+    const MixUnit& unit = UnitOf(*report->analysis->mix, c.unit);
+    ASSERT_EQ(unit.options.size(), 3U);
+    EXPECT_EQ(unit.options[2].loss, 0) << "bf16 is what it was";
+    EXPECT_GT(unit.options[0].loss, unit.options[1].loss);
+    for (const Scheme scheme : {Scheme::kNvfp4, Scheme::kW8A8}) {
+      options_.output = {};
+      options_.output.scheme = scheme;
+      options_.output.keep = {{tensor::DType::kBF16, fmt::format("^(?!.*{})", c.module)}};
+      const std::string alone = mixed + SchemeName(scheme);
+      const StatusOr<QuantizeReport> run = Run(source, alone);
+      ASSERT_TRUE(run.ok()) << run.status();
+      const double expected = Divergence(source, folder_.Path(alone));
+      const double loss = unit.options[scheme == Scheme::kNvfp4 ? 0 : 1].loss;
+      EXPECT_NEAR(loss, expected, 0.1 * expected + 1e-5) << c.unit << " " << SchemeName(scheme);
+    }
+  }
+}
+
+// The function stays, by powers of two; the product of gate and up does not fit fp16 in one layer.
+TEST_F(MixWalkTest, TheLayerThatOverflowsFp16IsFoundAndKeptInBF16) {
+  const std::string source = CopyOf("kimi-k2");
+  const auto opened = *Checkpoint::Open(source);
+  const models::DecoderSpec spec = *models::SpecFromConfig(opened->config(), "config.json");
+  const std::string layer = models::LayerPrefix(spec.layers - 1);
+  for (int e = 0; e < spec.moe.experts; ++e) {
+    Scale(source, fmt::format("{}mlp.experts.{}.up_proj", layer, e), 0x1p20F);
+    Scale(source, fmt::format("{}mlp.experts.{}.down_proj", layer, e), 0x1p-20F);
+  }
+  Ask({"fp16", "bf16"}, MixBudget::Unit::kBitsPerWeight, 32);
+  const StatusOr<QuantizeReport> report = Run(source, "out");
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->rounded, 0U);
+  for (const MixUnit& unit : report->analysis->mix->units) {
+    if (!unit.measured) continue;
+    const bool overflows = unit.name == layer + "mlp.experts";
+    EXPECT_EQ(unit.options[unit.chosen].precision.Name(), overflows ? "bf16" : "fp16") << unit.name;
+    EXPECT_EQ(std::isinf(unit.options[0].loss), overflows) << unit.name;
+    EXPECT_EQ(unit.options[0].largest > 65504, overflows) << unit.name;
+    EXPECT_GT(unit.options[1].loss, 0) << "bf16's arithmetic is measured beside f32";
+  }
+  const auto out = *Checkpoint::Open(folder_.Path("out"));
+  EXPECT_FALSE(out->config().contains("quantization_config"));
+  EXPECT_EQ(out->Find(layer + "mlp.experts.0.up_proj.weight")->dtype, tensor::DType::kBF16);
+  EXPECT_EQ(out->Find(layer + "self_attn.o_proj.weight")->dtype, tensor::DType::kF16);
+  EXPECT_TRUE(Check(source, "out").ok()) << Check(source, "out").status();
+  models::TestModel model(folder_.Path("out"), models::BestIsa(), {});
+  EXPECT_TRUE(model.status().ok()) << model.status();
+}
+
+TEST_F(MixWalkTest, EverySourceComesOutWholeAndWithinItsBudget) {
+  for (const char* golden : {"kimi-k2", "deepseek-v3-mtp", "deepseek-v3-fp8", "deepseek-v3-noqlora",
+                             "qwen3-moe-norm-tied", "pangu-ultra-moe-mtp", "llama3-rope-bias"}) {
+    for (const bool gptq : {false, true}) {
+      options_.calibration.clear();
+      options_.output = {};
+      options_.output.search = options_.output.gptq = gptq;
+      Ask({"w4a16", "w8a8", "fp8", "bf16"}, MixBudget::Unit::kBitsPerWeight, 32);
+      const std::string free = fmt::format("{}-{}-free", golden, gptq),
+                        out = fmt::format("{}-{}", golden, gptq);
+      const StatusOr<QuantizeReport> most = Run(Golden(golden), free);
+      ASSERT_TRUE(most.ok()) << golden << " " << most.status();
+      // Half way between that and 8 bits for all.
+      MixSettings mix = options_.output.mix;
+      options_.output.mix = {};
+      options_.output.scheme = Scheme::kFp8;
+      const StatusOr<QuantizeReport> least = Run(Golden(golden), free + "-least");
+      ASSERT_TRUE(least.ok()) << golden << " " << least.status();
+      const double budget = 0.5 * static_cast<double>(most->output_bytes + least->output_bytes);
+      options_.output.mix = std::move(mix);
+      options_.output.mix.budget = {MixBudget::Unit::kBytes, budget};
+      const StatusOr<QuantizeReport> report = Run(Golden(golden), out);
+      ASSERT_TRUE(report.ok()) << golden << " " << report.status();
+      EXPECT_LE(static_cast<double>(report->output_bytes), budget) << golden;
+      EXPECT_GT(static_cast<double>(report->output_bytes), 0.85 * budget) << golden;
+      EXPECT_GT(report->rounded, 0U);
+      const StatusOr<VerifyReport> verified = Check(Golden(golden), out);
+      ASSERT_TRUE(verified.ok()) << golden << " " << verified.status();
+      EXPECT_EQ(verified->rounded, report->rounded);
+      models::TestModel model(folder_.Path(out), models::BestIsa(), {});
+      ASSERT_TRUE(model.status().ok()) << golden << " " << model.status();
+      for (const RouterFinding& router : report->analysis->mix->routers) {
+        EXPECT_GE(router.loss, 0);
+        EXPECT_LE(router.flips, 1);
+      }
+    }
+  }
+}
+
+TEST_F(MixWalkTest, BytesDependOnNeitherThreadsNorUnits) {
+  Ask({"nvfp4", "w8a8", "bf16"}, MixBudget::Unit::kBitsPerWeight, 6);
+  ASSERT_TRUE(Run(Golden("qwen3-moe-norm-tied"), "one", 1).ok());
+  const auto expected = FilesOf(folder_.Path("one"));
+  options_.unit_bytes = 1;
+  ASSERT_TRUE(Run(Golden("qwen3-moe-norm-tied"), "three", 3).ok());
+  EXPECT_EQ(FilesOf(folder_.Path("three")), expected);
+}
+
+TEST_F(MixWalkTest, GoesOnFromWhereverItWasStopped) {
+  const std::string source = Golden("deepseek-v3-mtp");
+  for (const bool gptq : {false, true}) {
+    options_.calibration.clear();
+    options_.unit_bytes = 0;
+    options_.progress = nullptr;
+    options_.output = {};
+    options_.output.search = options_.output.gptq = gptq;
+    options_.save_seconds = 0;
+    Ask({"nvfp4", "fp8", "bf16"}, MixBudget::Unit::kBitsPerWeight, 7);
+    const std::string whole = fmt::format("whole-{}", gptq);
+    ASSERT_TRUE(Run(source, whole).ok());
+    const auto expected = FilesOf(folder_.Path(whole));
+    options_.unit_bytes = 60'000;
+    for (int stop = 1;; stop += 2) {
+      const std::string out = fmt::format("stopped-{}-{}", gptq, stop);
+      int calls = 0, measured = 0;
+      options_.progress = [&](const QuantizeProgress&) { return ++calls != stop; };
+      const StatusOr<QuantizeReport> first = Run(source, out);
+      if (first.ok()) {
+        EXPECT_GT(stop, 6);
+        break;
+      }
+      EXPECT_EQ(first.status().code(), StatusCode::kCancelled) << first.status();
+      const bool chosen = fs::exists(folder_.Path(out) + "/" + kAnalysisFile);
+      options_.progress = [&](const QuantizeProgress& at) {
+        measured += at.stage.starts_with("measuring") ? 1 : 0;
+        return true;
+      };
+      const StatusOr<QuantizeReport> second = Run(source, out);
+      ASSERT_TRUE(second.ok()) << second.status();
+      EXPECT_EQ(measured == 0, chosen) << "once it is chosen it is not measured again";
+      EXPECT_EQ(FilesOf(folder_.Path(out)), expected) << "stopped after " << stop;
+    }
+  }
+}
+
+TEST_F(MixWalkTest, AnotherMixIsRefused) {
+  Ask({"nvfp4", "w8a8", "bf16"}, MixBudget::Unit::kBitsPerWeight, 6);
+  int calls = 0;
+  options_.progress = [&](const QuantizeProgress&) { return ++calls != 4; };
+  options_.unit_bytes = 60'000;
+  ASSERT_EQ(Run(Golden("kimi-k2"), "out").status().code(), StatusCode::kCancelled);
+  options_.progress = nullptr;
+  options_.output.mix.budget.amount = 7;
+  EXPECT_THAT(Message(Run(Golden("kimi-k2"), "out").status()), HasSubstr("begun with another settings"));
+}
+
+TEST_F(MixWalkTest, KeptLinearsAreNotItsToChoose) {
+  Ask({"nvfp4", "w8a8"}, MixBudget::Unit::kBitsPerWeight, 8);
+  options_.output.keep = {{tensor::DType::kF32, R"(layers\.1\.)"}};
+  const StatusOr<QuantizeReport> report = Run(Golden("kimi-k2"), "out");
+  ASSERT_TRUE(report.ok()) << report.status();
+  for (const MixUnit& unit : report->analysis->mix->units) EXPECT_NE(unit.layer, 1) << unit.name;
+  const auto out = *Checkpoint::Open(folder_.Path("out"));
+  EXPECT_EQ(out->Find("model.layers.1.self_attn.o_proj.weight")->dtype, tensor::DType::kF32);
+  EXPECT_TRUE(Check(Golden("kimi-k2"), "out").ok());
+}
+
+TEST_F(MixWalkTest, DoesNotGoWithSmoothing) {
+  Ask({"nvfp4", "w8a8"}, MixBudget::Unit::kBitsPerWeight, 8);
+  options_.output.analyze.smoothing = true;
+  EXPECT_THAT(Message(Run(Golden("kimi-k2"), "out").status()), HasSubstr("goes with neither smoothing"));
+  EXPECT_FALSE(fs::exists(folder_.Path("out")));
+}
+
+}  // namespace
+}  // namespace moesaic::quantizer

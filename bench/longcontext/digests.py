@@ -3,14 +3,15 @@
 
 usage: digests.py [--model FOLDER] [--length N] [--kind needle] [--budgets 256,...] [--documents N]
 
-For the rows that must recall something (the rows before a value of the answer), by layer: the share of the KV heads' choices
-that hold the block of the most attention (recall), and the share of attention that lies in the chosen blocks, of each query
-head: mean, p50 and p5. Ways to choose:
+For the rows that must recall a name (the rows before a value of the answer), by layer: of the KV heads, the best share of
+choices that hold the block where the name was told (told); of the query heads' choices, the share that holds the block of their
+most attention (recall); and how much of their attention lies in the chosen blocks, mean, p50 and p5. Ways to choose:
 
   engine     docs/contracts/sparsity.md: softmax of q . center + spread / 5 over blocks, summed over the heads of a KV head
   bound      the same with the whole spread, an upper bound (Quest's, arXiv 2406.10774, with the ball)
   box        the same with a fifth of the box alone
   mean       q . mean of the block's keys
+  16, 8      as engine, with a digest for each 16 or 8 tokens: a block's importance is the sum of its parts'
   a head     as engine, but each query head for itself
   oracle     the attention itself, summed over the heads of a KV head: no choice that they share is better
 
@@ -31,7 +32,7 @@ from tokenizer import build  # noqa: E402
 import recall  # noqa: E402
 
 BLOCK = 64
-WAYS = ["engine", "bound", "box", "mean", "a head", "oracle"]
+WAYS = ["engine", "bound", "box", "mean", "16", "8", "a head", "oracle"]
 
 
 def record(model):
@@ -55,15 +56,25 @@ def scores(query, keys):
     tokens = len(keys)
     full = (tokens - 1) // BLOCK  # the current block has no digest
     blocks = keys[:full * BLOCK].view(full, BLOCK, -1)
-    low, high = blocks.min(1).values, blocks.max(1).values
-    center, radius = (low + high) / 2, (high - low) / 2
-    ball = (blocks - center[:, None]).norm(dim=-1).max(1).values
-    middle, box = query @ center.T, query.abs() @ radius.T
-    spread = torch.minimum(box, query.norm(dim=1)[:, None] * ball)
+    share = lambda logits: torch.softmax(logits, dim=-1)  # noqa: E731
+
+    def digest(tokens_each):
+        """(q . center, box's spread, spread) of parts of so many tokens."""
+        parts = keys[:full * BLOCK].view(full * BLOCK // tokens_each, tokens_each, -1)
+        low, high = parts.min(1).values, parts.max(1).values
+        center, radius = (low + high) / 2, (high - low) / 2
+        ball = (parts - center[:, None]).norm(dim=-1).max(1).values
+        box = query.abs() @ radius.T
+        return query @ center.T, box, torch.minimum(box, query.norm(dim=1)[:, None] * ball)
+
+    middle, box, spread = digest(BLOCK)
+    finer = {}
+    for each in (16, 8):
+        part, _, width = digest(each)
+        finer[str(each)] = share(part + width / 5).view(len(query), full, BLOCK // each).sum(-1)
     weights = torch.softmax(query @ keys.T, dim=-1)
     masses = weights[:, :full * BLOCK].view(len(query), full, BLOCK).sum(-1)
-    share = lambda logits: torch.softmax(logits, dim=-1)  # noqa: E731
-    return {"engine": share(middle + spread / 5), "bound": share(middle + spread), "box": share(middle + box / 5),
+    return {**finer, "engine": share(middle + spread / 5), "bound": share(middle + spread), "box": share(middle + box / 5),
             "mean": share(query @ blocks.mean(1).T), "oracle": masses}, masses, weights[:, full * BLOCK:].sum(-1)
 
 
@@ -87,7 +98,7 @@ def main():
     arguments = parser.parse_args()
     model, tokenizer = network.load(arguments.model), build()
     record(model)
-    found = {}  # (layer, budget, way): ([recalled], [captured])
+    found = {}  # (layer, budget, way): ([recalled], [captured], {KV head: [told]})
     budgets = [int(b) for b in arguments.budgets.split(",")]
     for number in range(arguments.documents):
         asked = recall.questions(arguments.kind, arguments.length, number)
@@ -97,6 +108,9 @@ def main():
         ids = tokenizer.encode("<|begin|><|user|>" + text + tail).ids
         head = len(tokenizer.encode("<|begin|><|user|>" + text).ids)
         values = set(tokenizer.encode("".join(" " + v for v in tasks.VALUES)).ids)
+        told = {}  # (key, value) to the block that tells it
+        for i in range(head):
+            told.setdefault((ids[i - 1], ids[i]), i // BLOCK)
         rows, inside = [], False
         for i in range(head, len(ids)):  # rows before a value in an answer
             inside = (inside or ids[i] == tasks.ROLES.index("<|assistant|>")) and ids[i] != tasks.ROLES.index("<|user|>")
@@ -117,15 +131,19 @@ def main():
                                 keep = torch.stack([chosen(one, full, budget) for one in by["engine"]])
                             else:
                                 keep = chosen(by[way].sum(0), full, budget).expand(group, -1)
-                            recalled, captured = found.setdefault((at, budget, way), ([], []))
+                            recalled, captured, heads = found.setdefault((at, budget, way), ([], [], {}))
+                            block = told.get((ids[row], ids[row + 1]), full)
+                            if block < full:
+                                heads.setdefault(head_, []).append(keep[:, block].float().mean().item())
                             best = masses.argmax(-1)
                             recalled += keep.gather(1, best[:, None])[:, 0].float().tolist()
                             captured += ((masses * keep).sum(-1) + current).tolist()
     print(f"{arguments.kind}, {arguments.length} tokens, {len(rows) * arguments.documents} rows\n")
-    print("| layer | budget | way | recall of the best block | captured: mean | p50 | p5 |\n|---|---|---|---|---|---|---|")
-    for (layer, budget, way), (recalled, captured) in sorted(found.items(), key=lambda f: f[0][:2]):
+    print("| layer | budget | way | told | recall | captured: mean | p50 | p5 |\n|---|---|---|---|---|---|---|---|")
+    for (layer, budget, way), (recalled, captured, heads) in sorted(found.items(), key=lambda f: f[0][:2]):
         shares = torch.tensor(captured)
-        cells = [f"{100 * sum(recalled) / len(recalled):.1f}%"]
+        best = max((sum(h) / len(h) for h in heads.values()), default=float("nan"))
+        cells = [f"{100 * best:.0f}%", f"{100 * sum(recalled) / len(recalled):.1f}%"]
         cells += [f"{100 * v:.1f}%" for v in (shares.mean(), shares.quantile(0.5), shares.quantile(0.05))]
         print(f"| {layer} | {budget} | {way} | {' | '.join(cells)} |")
 

@@ -28,6 +28,7 @@ STAGES = [
     (0, [(128, 32)]),  # names only, no gaps
     (150, [(256, 16), (1024, 4)]),
     (600, [(256, 16), (1024, 4), (1024, 4), (4096, 2)]),
+    (1000, [(1024, 4), (4096, 2)]),
 ]
 PLAIN_WEIGHT, PLAIN_EVERY = 0.1, 4  # tokens that aren't answers
 ANSWER_WEIGHT = 1.0  # tokens of answers that needn't be recalled
@@ -138,10 +139,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="checkpoint folder")
     parser.add_argument("--state", type=Path, required=True, help="file for the resumable training state")
-    parser.add_argument("--steps", type=int, default=1400)
+    parser.add_argument("--steps", type=int, default=1140)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--lr", type=float, default=1.5e-3)
-    parser.add_argument("--decay-from", type=float, default=0.7, help="share of steps before the rate falls")
+    parser.add_argument("--decay-from", type=float, default=0.85, help="share of steps before the rate falls")
     parser.add_argument("--workers", type=int, default=2, help="processes of one thread; part of the result")
     parser.add_argument("--pause-file", type=Path, help="no step begins while this file is there")
     parser.add_argument("--export-only", action="store_true", help="write the checkpoint of the saved state")

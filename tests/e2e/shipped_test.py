@@ -1,22 +1,26 @@
 """The shipped models keep what their cards say: moesaic-tiny answers its held-out prompts, moesaic-smol answers
-everyday questions and stays close to the dense model it was carved from."""
+everyday questions and stays close to the dense model it was carved from, moesaic-recall finds names in 16k tokens."""
 import collections
 import json
 import math
 import os
 import pathlib
+import random
 import re
 import subprocess
+import sys
 import tempfile
 import unittest
 
 from moesaic_cli import BINARY, ROOT
 
 TINY = ROOT / "models" / "moesaic-tiny"
+RECALL = ROOT / "models" / "moesaic-recall"
 SMOL = ROOT / "models" / "moesaic-smol"
 CARVED = SMOL / "build" / "moesaic-smol.moesaic"
 DENSE = SMOL / "build" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 LEAST_RIGHT = 18  # of the 40 questions; refits on other instruction sets differ by a few: 21 to 26 were seen
+LEAST_RECALLED = 12  # of 16 names
 MOST_WIKITEXT_RATIO = 1.115  # of perplexities, carved to dense; 1.101 on each instruction set that was tried
 MOST_KL = 0.13  # to the dense model on chats, nats; 0.107
 WIKITEXT = ROOT.parent / "shared" / "data" / "text" / "wikitext-2_valid.txt"
@@ -45,6 +49,27 @@ class Tiny(unittest.TestCase):
         exact = 1 - sum(wrong.values()) / len(rows)
         print(f"moesaic-tiny: {exact:.1%} of {len(rows)} held-out prompts exact; wrong: {dict(wrong)}")
         self.assertGreaterEqual(exact, 0.95)
+
+
+class Recall(unittest.TestCase):
+    def test_needles_in_16k(self):
+        """At every depth; about as many where output tokens read 2,048 of them in the last layer."""
+        sys.path.insert(0, str(RECALL))
+        import tasks
+
+        made, names = tasks.Document(random.Random("shipped")), 16
+        while len(made.tokens) < 16300:
+            if len(made.tokens) >= 16200 * len(made.names) / names and len(made.names) < names:
+                made.name()
+            made.filler()
+        text = tasks.text_of(made.tokens)
+        rows = [{"messages": [{"role": "user", "content": f"{text} who is {key}?"}]} for key in made.names]
+        expected = [f"here lives {key} {name}." for key, name in made.names.items()]
+        for flags in ([], ["--kv-sparsity-budget", "2048"]):
+            answers = generate(RECALL, rows, "--max-sequences", "1", "--max-tokens", "12", *flags)
+            right = sum(a == b for a, b in zip(answers, expected, strict=True))
+            print(f"moesaic-recall: {right} of {names} names in 16k tokens {flags}")
+            self.assertGreaterEqual(right, LEAST_RECALLED)
 
 
 @unittest.skipUnless(CARVED.exists() or "CI" in os.environ, "moesaic-smol is not made: ./run test makes it")

@@ -10,6 +10,7 @@
 
 #include "app/calibration_text.h"
 #include "app/interrupt.h"
+#include "app/mix_flags.h"
 #include "app/mix_table.h"
 #include "app/model_text.h"
 #include "app/output.h"
@@ -26,10 +27,7 @@ namespace {
 
 struct Options {
   std::string model, output, scheme, method = "rtn", io = "buffered";
-  std::vector<std::string> mix;  // precisions
-  double bits_per_weight = 0;
-  uint64_t budget = 0, budget_per_token = 0;
-  int64_t mix_tokens = 2048;
+  MixFlags mix;
   CalibrationFile calibration{.path = "", .max_tokens = 131072, .sequence_length = 2048};
   double damping = 0.01;
   std::string act_order = "on";
@@ -45,51 +43,17 @@ struct Options {
   bool plan = false;
 };
 
-std::string What(const Options& options);
-
-// --mix and its budget.
-StatusOr<quantizer::MixSettings> ParseMix(const Options& options) {
-  using Unit = quantizer::MixBudget::Unit;
-  quantizer::MixSettings mix;
-  mix.tokens = options.mix_tokens;
-  for (const std::string& name : options.mix) {
-    ASSIGN_OR_RETURN(const quantizer::Precision precision,
-                     quantizer::ParsePrecision(name, options.group_size));
-    if (std::ranges::find(mix.options, precision) != mix.options.end()) {
-      return InvalidArgument("--mix: {} is there twice", precision.Name());
-    }
-    mix.options.push_back(precision);
-  }
-  if (mix.options.size() < 2) return InvalidArgument("--mix needs two precisions or more to choose from");
-  int budgets = 0;
-  for (const auto& [unit, amount] :
-       {std::pair(Unit::kBitsPerWeight, options.bits_per_weight),
-        std::pair(Unit::kBytes, static_cast<double>(options.budget)),
-        std::pair(Unit::kBytesPerToken, static_cast<double>(options.budget_per_token))}) {
-    if (amount <= 0) continue;
-    mix.budget = {unit, amount};
-    ++budgets;
-  }
-  // Of kept precisions alone the widest may be had for all: what is asked is which are safe.
-  const bool kept = std::ranges::all_of(mix.options, &quantizer::Precision::kept);
-  if (budgets == 0 && kept) {
-    mix.budget = {Unit::kBitsPerWeight, 32};
-    budgets = 1;
-  }
-  if (budgets != 1) {
-    return InvalidArgument(
-        "--mix needs one of --bits-per-weight, --budget and --budget-per-token, found {}; without a limit "
-        "the "
-        "dearest precision would be best everywhere",
-        budgets);
-  }
-  return mix;
+// What linears become, as it was asked for.
+std::string What(const Options& options) {
+  return options.mix.precisions.empty() ? options.scheme
+                                        : fmt::format("a mix of {}", fmt::join(options.mix.precisions, ", "));
 }
 
 // Flags that would do nothing.
 Status CheckUsed(const Options& options, const CLI::App& verb) {
-  const bool gptq = options.method == "gptq", mix = !options.mix.empty();
-  const bool int4 = options.scheme == "w4a16" || std::ranges::find(options.mix, "w4a16") != options.mix.end();
+  const bool gptq = options.method == "gptq", mix = !options.mix.precisions.empty();
+  const bool int4 = options.scheme == "w4a16" ||
+                    std::ranges::find(options.mix.precisions, "w4a16") != options.mix.precisions.end();
   struct Rule {
     const char* flag;
     bool used;
@@ -111,10 +75,10 @@ Status CheckUsed(const Options& options, const CLI::App& verb) {
 
 StatusOr<quantizer::QuantizeOptions> Parse(const Options& options) {
   quantizer::QuantizeOptions parsed;
-  if (options.mix.empty()) {
+  if (options.mix.precisions.empty()) {
     ASSIGN_OR_RETURN(parsed.output.scheme, quantizer::ParseScheme(options.scheme));
   } else {
-    ASSIGN_OR_RETURN(parsed.output.mix, ParseMix(options));
+    ASSIGN_OR_RETURN(parsed.output.mix, ParseMix(options.mix, options.group_size));
   }
   parsed.output.group_size = options.group_size;
   parsed.output.gptq = options.method == "gptq";
@@ -151,11 +115,6 @@ StatusOr<quantizer::QuantizeOptions> Parse(const Options& options) {
   parsed.memory = static_cast<int64_t>(options.memory);
   parsed.direct = options.io == "direct";
   return parsed;
-}
-
-// What linears become, as it was asked for.
-std::string What(const Options& options) {
-  return options.mix.empty() ? options.scheme : fmt::format("a mix of {}", fmt::join(options.mix, ", "));
 }
 
 std::string FormatSeconds(double seconds) {
@@ -418,26 +377,6 @@ Status RunQuantize(const Options& options) {
   return OkStatus();
 }
 
-void AddMixFlags(CLI::App& verb, Options& options) {
-  verb.add_option(
-          "--mix", options.mix,
-          "Instead of --scheme: precisions to choose from for each layer's parts by measured loss, e.g. "
-          "nvfp4,w8a8,bf16: the schemes, w4a16-g32, -g64, -g128, and bf16, fp16, fp32, which keep")
-      ->delimiter(',');
-  verb.add_option("--bits-per-weight", options.bits_per_weight,
-                  "mix: what its linears may take on average, scales included, e.g. 4.75")
-      ->check(CLI::Range(0.01, 32.0));
-  verb.add_option("--budget", options.budget, "mix: what all weight files may take, e.g. 12G")
-      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false));
-  verb.add_option("--budget-per-token", options.budget_per_token,
-                  "mix: what a token may read of the model, of routed experts those that it is given to")
-      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false));
-  verb.add_option("--mix-tokens", options.mix_tokens,
-                  "mix: calibration tokens over which losses are measured; memory and time go with it")
-      ->check(CLI::Range(int64_t{16}, int64_t{1} << 20))
-      ->capture_default_str();
-}
-
 void AddCalibrationFlags(CLI::App& verb, Options& options) {
   verb.add_option("--calibration", options.calibration.path,
                   "Text for gptq, --mix, --smoothing and --activations static: .txt, .jsonl of {\"text\"} or "
@@ -499,7 +438,7 @@ void AddQuantize(CLI::App& root, VerbRun& run) {
           "--scheme", options->scheme,
           "What linears become: w8a8 (int8 by output), w4a16 (int4 in groups), nvfp4, fp8 (128x128 blocks)")
       ->check(CLI::IsMember(quantizer::SchemeNames()));
-  AddMixFlags(*verb, *options);
+  AddMixFlags(*verb, options->mix);
   verb->add_option("--group-size", options->group_size, "Inputs that share a scale of w4a16")
       ->check(CLI::IsMember({32, 64, 128}))
       ->capture_default_str();
@@ -539,7 +478,7 @@ void AddQuantize(CLI::App& root, VerbRun& run) {
       "  moesaic quantize DeepSeek-V3/config.json --scheme w8a8 --plan");
   verb->callback([options, verb, &run] {
     if (options->output.empty() && !options->plan) throw CLI::RequiredError("--output");
-    if (options->scheme.empty() == options->mix.empty()) {
+    if (options->scheme.empty() == options->mix.precisions.empty()) {
       throw CLI::ValidationError("one of --scheme and --mix is required");
     }
     run = [options, verb]() -> Status {

@@ -183,25 +183,6 @@ class Chooser {
 
 }  // namespace
 
-StatusOr<PrecisionGroup> FuseGroups(std::string name, std::span<const PrecisionGroup> members) {
-  MOESAIC_CHECK(!members.empty());
-  PrecisionGroup fused{std::move(name), members[0].options};
-  for (const PrecisionGroup& member : members.subspan(1)) {
-    const auto same = [](const PrecisionOption& a, const PrecisionOption& b) { return a.name == b.name; };
-    if (!std::equal(fused.options.begin(), fused.options.end(), member.options.begin(), member.options.end(),
-                    same)) {
-      return InvalidArgument("{}: {} and {} must have the same options to be fused", fused.name,
-                             members[0].name, member.name);
-    }
-    for (size_t o = 0; o < fused.options.size(); ++o) {
-      fused.options[o].loss += member.options[o].loss;
-      fused.options[o].bytes += member.options[o].bytes;
-      fused.options[o].bytes_per_token += member.options[o].bytes_per_token;
-    }
-  }
-  return fused;
-}
-
 StatusOr<PrecisionChoice> ChoosePrecisions(std::span<const PrecisionGroup> groups, BudgetKind kind,
                                            double budget) {
   for (const PrecisionGroup& group : groups) {

@@ -28,10 +28,6 @@ struct PrecisionGroup {
   std::vector<PrecisionOption> options;
 };
 
-/// The group of members that a loader fuses (q/k/v, gate/up): options by the same names in the same order,
-/// summed up. Fails when their options differ.
-StatusOr<PrecisionGroup> FuseGroups(std::string name, std::span<const PrecisionGroup> members);
-
 enum class BudgetKind : uint8_t { kBytes, kBytesPerToken };
 
 struct PrecisionChoice {

@@ -131,17 +131,6 @@ TEST(Sensitivity, ActiveBytesFavourRoutedExperts) {
   EXPECT_THAT(ChoosePrecisions(groups, BudgetKind::kBytesPerToken, 150)->options, testing::ElementsAre(1, 0));
 }
 
-TEST(Sensitivity, FusedGroupsStayTogether) {
-  const std::vector<PrecisionGroup> members = {{"gate", {{"int4", 1, 10, 1}, {"int8", 0.1, 20, 2}}},
-                                               {"up", {{"int4", 3, 10, 1}, {"int8", 0.2, 20, 2}}}};
-  const auto fused = FuseGroups("gate_up", members);
-  ASSERT_TRUE(fused.ok());
-  EXPECT_EQ(fused->options[1].bytes, 40);
-  EXPECT_DOUBLE_EQ(fused->options[0].loss, 4);
-  const std::vector<PrecisionGroup> other = {members[0], {"up", {{"int8", 0.2, 20, 2}}}};
-  EXPECT_THAT(Message(FuseGroups("gate_up", other).status()), testing::HasSubstr("same options"));
-}
-
 TEST(Sensitivity, RefusesABudgetThatNothingFits) {
   const std::vector<PrecisionGroup> groups = {{"a", {{"int4", 1, 10, 1}, {"int8", 0, 20, 2}}}};
   EXPECT_THAT(Message(ChoosePrecisions(groups, BudgetKind::kBytes, 9).status()),

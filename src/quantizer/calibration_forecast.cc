@@ -15,7 +15,7 @@ namespace {
 
 // Rows and tokens of what is measured, and the numbers of inputs that a line is drawn through.
 constexpr int kOutputs = 1024, kTokens = 1024;
-constexpr int kFewInputs = 1024, kManyInputs = 4096;
+constexpr int kFewInputs = 1024, kManyInputs = 8192;
 constexpr double kMeasured = 0.3;  // seconds of each kind
 
 // Seconds of `work`, after a first round that warms up.
@@ -113,6 +113,9 @@ StatusOr<CalibrationRates> MeasureCalibration(const kernels::ExecContext& ctx, c
   ASSIGN_OR_RETURN(RuntimeMatrix kept, RuntimeMatrix::OfKept(tensor::DType::kBF16, kOutputs, kFewInputs));
   kept.AddKept(*ctx.pool, 0, kOutputs, rows.data());
   ASSIGN_OR_RETURN(rates.forward_kept, ForwardTime(ctx, kept.Take(), tokens));
+  ASSIGN_OR_RETURN(RuntimeMatrix wide, RuntimeMatrix::OfKept(tensor::DType::kF32, kOutputs, kFewInputs));
+  wide.AddKept(*ctx.pool, 0, kOutputs, rows.data());
+  ASSIGN_OR_RETURN(rates.attention, ForwardTime(ctx, wide.Take(), tokens));
   // Of zeros: time does not depend on values.
   ASSIGN_OR_RETURN(RuntimeMatrix rounded, RuntimeMatrix::OfRounded(grid, kOutputs, kFewInputs));
   ASSIGN_OR_RETURN(rates.forward, ForwardTime(ctx, rounded.Take(), tokens));
@@ -153,13 +156,13 @@ CalibrationForecast ForecastCalibration(const QuantizePlan& plan, const OutputSe
   const models::AttentionSpec& a = spec.attention;
   const double head =
       a.kind == models::AttentionSpec::Kind::kMla ? a.nope_dim + a.rope_dim + a.v_dim : 2 * a.head_dim;
-  forward += all * static_cast<double>(settings.calibration.longest) * a.heads * head *
-             (spec.layers + spec.mtp_layers);
+  const double attention = all * static_cast<double>(settings.calibration.longest) * a.heads * head *
+                           (spec.layers + spec.mtp_layers) * rates.attention;
   CalibrationForecast forecast;
   if (settings.gptq) {
-    forecast = {hessian, factor, round, forward * rates.forward};
+    forecast = {hessian, factor, round, forward * rates.forward + attention};
   }
-  if (settings.analyze.wanted()) forecast.forward_seconds += forward * rates.forward_kept;
+  if (settings.analyze.wanted()) forecast.forward_seconds += forward * rates.forward_kept + attention;
   if (settings.mix.wanted()) {
     // Under GPTQ all tokens go through the model once more, for Hessians and factors of attention's linears
     // and of some experts: taken as of all.

@@ -20,9 +20,10 @@ struct CalibrationRates {
   ProductTime round;        // outputs
   double forward = 0;       // seconds of a multiply-add of a token and a rounded weight
   double forward_kept = 0;  // and of one in bf16
+  double attention = 0;     // of one in f32, as attention computes here
 };
 
-/// Measures them on matrices of 1,024 and 4,096 inputs, for about three seconds.
+/// Measures them on matrices of 1,024 and 8,192 inputs, for about five seconds.
 StatusOr<CalibrationRates> MeasureCalibration(const kernels::ExecContext& ctx, const Grid& grid);
 
 struct CalibrationForecast {

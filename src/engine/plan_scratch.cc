@@ -149,7 +149,7 @@ std::span<const int32_t> PlanScratch::SharedTokens(const Sequence& sequence) {
 }
 
 // Whether a block that comes next in `sequence`, and that it could share, will soon have been computed by a
-// running sequence or come from the disk.
+// running sequence, or come from the disk or the warm tier.
 bool PlanScratch::PrefixIsOnItsWay(const Sequence& sequence, const cache::PrefixMatch& prefix) const {
   if (sequence.due || !Shares(sequence)) return false;
   const size_t known = prefix.blocks.size() * cache::kBlockTokens;
@@ -169,9 +169,14 @@ bool PlanScratch::PrefixIsOnItsWay(const Sequence& sequence, const cache::Prefix
                                       static_cast<size_t>(other->shared_limit) >= wanted &&
                                       begins_alike(*other);
                              }) ||
-         std::ranges::any_of(loading_, [&](const Loading& other) {
-           return static_cast<size_t>(other.blocks) * cache::kBlockTokens >= wanted &&
-                  begins_alike(*other.sequence);
+         std::ranges::any_of(loading_,
+                             [&](const Loading& other) {
+                               return static_cast<size_t>(other.blocks) * cache::kBlockTokens >= wanted &&
+                                      begins_alike(*other.sequence);
+                             }) ||
+         std::ranges::any_of(plan_.promotions, [&](const StepPlan::Promotion& other) {
+           const size_t blocks = other.prefix.blocks.size() + other.warm.size();
+           return blocks * cache::kBlockTokens >= wanted && begins_alike(*other.sequence);
          });
 }
 

@@ -210,11 +210,8 @@ void ContinuousEngine::TellEnds(std::vector<TokenEvent>* events) {
 }
 
 void ContinuousEngine::ClearCache() {
-  if (warm_ != nullptr) {
-    warm_->Clear([this] { tree_.Clear(); });
-  } else {
-    tree_.Clear();
-  }
+  scheduler_.ClearTree();
+  if (warm_ != nullptr) warm_->Clear();
   if (cold_ != nullptr) cold_->Clear();
 }
 

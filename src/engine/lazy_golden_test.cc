@@ -179,6 +179,32 @@ TEST_P(LazyGoldenTest, NotWhileTheWarmTierBringsTheSameBack) {
   }
 }
 
+// K21: what is given up for damage is not kept in the warm tier, and what stands there stays.
+TEST_P(LazyGoldenTest, DamageKeepsNothing) {
+  {
+    const auto engine = Make(1, 1 << 20);
+    Ask(*engine, prompt_);
+    engine->SaveCache();
+  }
+  const auto engine = Make(1, 1 << 20, 45, 200);
+  for (const uint32_t seed : {2, 3, 4}) Ask(*engine, Another(seed));
+  const cache::WarmTierStats before = engine->stats().warm;
+  EXPECT_GT(before.blocks, 0);
+  for (const auto& entry : std::filesystem::directory_iterator(folder_ / "disk")) {
+    if (entry.path().extension() != ".segment") continue;
+    std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+    const auto size = static_cast<int64_t>(entry.file_size());
+    for (int64_t at = 0; at < size; at += 256) file.seekp(at).put('\x55');
+  }
+  Ask(*engine, prompt_);
+  const EngineStats after = engine->stats();
+  EXPECT_GT(after.disk.borrowed_blocks, 0);
+  EXPECT_GT(after.disk.refused_blocks, 0);
+  EXPECT_GE(after.warm.blocks, before.blocks);
+  // Its digests took the place of some, which were kept; those that the damage took were not.
+  EXPECT_LE(after.warm.stored_blocks - before.stored_blocks, 21);
+}
+
 INSTANTIATE_TEST_SUITE_P(Models, LazyGoldenTest, testing::Values("qwen3-moe-norm-tied", "deepseek-v3-mtp"),
                          [](const auto& info) { return models::TestName(info.param); });
 

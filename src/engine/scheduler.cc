@@ -214,8 +214,13 @@ void Scheduler::Damaged(int32_t block) {
   for (const auto& sequence : waiting_) {
     if (sequence->load) AbandonLoad(*sequence);
   }
-  tree_.Clear();
+  ClearTree();
   ChooseFront();
+}
+
+void Scheduler::ClearTree() {
+  if (warm_ == nullptr) return tree_.Clear();
+  warm_->WithoutKeeping([this] { tree_.Clear(); });
 }
 
 void Scheduler::LetGo(Sequence& sequence) {

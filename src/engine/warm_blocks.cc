@@ -43,11 +43,10 @@ void WarmBlocks::Restore(std::string_view name, std::span<const int32_t> tokens,
   if (make_digests_ && !tier_->exact()) make_digests_(numbers);
 }
 
-void WarmBlocks::Clear(const std::function<void()>& clear) {
+void WarmBlocks::WithoutKeeping(const std::function<void()>& release) {
   keeps_ = false;
-  clear();
+  release();
   keeps_ = true;
-  tier_->Clear();
 }
 
 }  // namespace moesaic::engine

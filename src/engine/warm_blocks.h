@@ -35,8 +35,9 @@ class WarmBlocks {
   /// has those. They are lossy then, unless the tier is exact.
   void Restore(std::string_view name, std::span<const int32_t> tokens, std::span<const cache::SwapRef> warm,
                std::span<const cache::BlockRef> blocks);
-  /// Forgets all; `clear` has the tree let its blocks go, which are not kept.
-  void Clear(const std::function<void()>& clear);
+  /// Calls `release`, which has the tree let blocks go: they are not kept.
+  void WithoutKeeping(const std::function<void()>& release);
+  void Clear() { tier_->Clear(); }  ///< forgets all
 
   cache::WarmTierStats stats() const { return tier_->stats(); }
 

@@ -231,9 +231,9 @@ Status ContinuousEngine::OpenDisk() {
 
 Status ContinuousEngine::OpenWarm(runtime::ThreadPool& threads) {
   if (options_.warm_bytes == 0) return OkStatus();
-  ASSIGN_OR_RETURN(
-      std::unique_ptr<cache::WarmTier> tier,
-      cache::WarmTier::Create(blocks_->layout(), options_.warm_bytes, options_.warm_exact, threads));
+  ASSIGN_OR_RETURN(std::unique_ptr<cache::WarmTier> tier,
+                   cache::WarmTier::Create(blocks_->layout(), options_.warm_bytes, options_.warm_exact,
+                                           threads, options_.warm_step_bytes));
   WarmBlocks::MakeDigests digests;
   if (options_.sparsity.digests) {
     digests = [this](std::span<const int32_t> blocks) { executor_.MakeDigests(blocks); };

@@ -59,7 +59,7 @@ void Scheduler::WatchTree() {
   tree_.SetLeaving([this](int32_t block) {
     // With a swap space no block is absent (engine.cc), so that it need not know.
     if (parked_.keeps()) parked_.Leaves(block);
-    if (warm_ != nullptr && (cold_ == nullptr || !cold_->IsAbsent(block))) warm_->Leaves(block);
+    if (warm_ != nullptr) warm_->Leaves(block, cold_ != nullptr && cold_->IsAbsent(block));
     if (cold_ != nullptr) cold_->Leaves(block);
   });
 }
@@ -130,6 +130,7 @@ StepPlan Scheduler::Plan() const {
 }
 
 void Scheduler::Commit(StepPlan& plan) {
+  if (warm_ != nullptr) warm_->StartStep();
   for (Sequence* sequence : plan.abandon) AbandonLoad(*sequence);
   for (Sequence* victim : plan.preempt) Preempt(victim);
   for (StepPlan::Admission& admission : plan.admit) Admit(admission);
@@ -303,6 +304,7 @@ int Scheduler::FirstLossy(const Sequence& sequence, const cache::BlockRef& tail)
 
 void Scheduler::MakeFree(int blocks) {
   if (const int missing = blocks - pool_.free_blocks(); missing > 0) {
+    if (warm_ != nullptr) warm_->Expect(missing);
     MOESAIC_CHECK_EQ(tree_.Evict(missing), missing);  // the plan counted them
   }
 }

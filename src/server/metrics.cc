@@ -149,6 +149,8 @@ struct Metrics::Impl {
       Counter("moesaic:kv_warm_evicted_blocks_total", "Kept KV blocks given up for others");
   prometheus::Counter& warm_refused = Counter("moesaic:kv_warm_refused_blocks_total",
                                               "KV blocks not kept: not finite, or no room but what is read");
+  prometheus::Counter& warm_dropped =
+      Counter("moesaic:kv_warm_dropped_blocks_total", "KV blocks not kept: beyond what one step keeps");
   prometheus::Counter& warm_store_seconds =
       Counter("moesaic:kv_warm_store_seconds_total", "Engine time that keeping blocks took");
   prometheus::Counter& warm_restore_seconds =
@@ -306,6 +308,7 @@ std::string Metrics::Text(const engine::EngineStats& engine, const HttpGauges& h
   Impl::Follow(m.warm_restored, static_cast<double>(warm.restored_blocks));
   Impl::Follow(m.warm_evicted, static_cast<double>(warm.evicted_blocks));
   Impl::Follow(m.warm_refused, static_cast<double>(warm.refused_blocks));
+  Impl::Follow(m.warm_dropped, static_cast<double>(warm.dropped_blocks));
   Impl::Follow(m.warm_store_seconds, warm.store_seconds);
   Impl::Follow(m.warm_restore_seconds, warm.restore_seconds);
   Impl::Follow(m.disk_lost, static_cast<double>(engine.disk_lost_blocks));

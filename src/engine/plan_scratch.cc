@@ -55,8 +55,19 @@ PlanScratch::PlanScratch(const cache::KvPool& pool, const cache::RadixTree& tree
 int PlanScratch::FreeBlocks() const { return pool_.free_blocks() + pool_.idle_blocks() + given_ - taken_; }
 
 int PlanScratch::ChunkOf(const Sequence& sequence, int computed) const {
-  const int count = std::min(sequence.size() - computed, rows_);
-  return sequence.wants_prompt_logprobs() ? std::min(count, scored_rows_) : count;
+  int count = std::min(sequence.size() - computed, rows_);
+  if (sequence.wants_prompt_logprobs()) count = std::min(count, scored_rows_);
+  if (sequence.kept_choices == nullptr) return count;
+  // A chunk that begins inside a group reads what an earlier step chose. Its own choices would push that out,
+  // and the step may have to be done again: it goes no further than the group. So chunks end with groups.
+  const kernels::BlockSparsity& sparsity = *sequence.sparsity;
+  const int end = computed + count;
+  if (computed > sparsity.first_sparse() && sparsity.ChooserOf(computed) != computed) {
+    return std::min(count, sparsity.GroupEnd(computed) - computed);
+  }
+  if (end == sequence.size() || end <= sparsity.first_sparse()) return count;
+  const int chooser = sparsity.ChooserOf(end);
+  return chooser > computed ? chooser - computed : count;
 }
 
 void PlanScratch::Take(Sequence* sequence, int count, int new_blocks) {

@@ -188,6 +188,9 @@ struct Metrics::Impl {
       Counter("moesaic:kv_sparsity_choices_total", "Rows' choices of KV blocks, one a layer and KV head");
   prometheus::Counter& sparse_reused = Counter(
       "moesaic:kv_sparsity_reused_total", "Of these: took over what an earlier row of the sequence chose");
+  prometheus::Counter& sparse_rechosen =
+      Counter("moesaic:kv_sparsity_rechosen_total",
+              "Of these: chose for themselves, since what they were to take over was not known any more");
   prometheus::Counter& sparse_capped =
       Counter("moesaic:kv_sparsity_capped_total",
               "Of these: the budget ended before the share of the mass was there that was asked for");
@@ -325,6 +328,7 @@ std::string Metrics::Text(const engine::EngineStats& engine, const HttpGauges& h
   const kernels::SparsityCounters& sparsity = engine.sparsity;
   Impl::Follow(m.sparse_choices, static_cast<double>(sparsity.selections));
   Impl::Follow(m.sparse_reused, static_cast<double>(sparsity.reused));
+  Impl::Follow(m.sparse_rechosen, static_cast<double>(sparsity.rechosen));
   Impl::Follow(m.sparse_capped, static_cast<double>(sparsity.capped));
   Impl::Follow(m.sparse_fallbacks, static_cast<double>(sparsity.dense_fallbacks));
   Impl::Follow(m.sparse_read, static_cast<double>(sparsity.blocks_read));

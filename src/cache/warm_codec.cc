@@ -23,50 +23,49 @@ float Load(const tensor::BF16& x) { return tensor::ToFloat(x); }
 void Store(float value, float& to) { to = value; }
 void Store(float value, tensor::BF16& to) { to = tensor::ToBF16(value); }
 
-// `count` columns of kBlockTokens rows that are `stride` apart. False: not finite.
+// Whether none of these has all bits of its exponent, as infinities and NaN have.
+template <typename Bits, Bits kExponent>
+bool AllFinite(const Bits* elements, int64_t count) {
+  Bits some = 0;
+  for (int64_t i = 0; i < count; ++i) some |= static_cast<Bits>((elements[i] & kExponent) == kExponent);
+  return some == 0;
+}
+
+// `count` columns of kBlockTokens rows that are `stride` apart.
 template <typename T>
-bool EncodeColumns(const T* from, int count, int stride, int8_t* codes, float* scales) {
-  float largest[kColumns] = {}, rest[kColumns] = {};
+void EncodeColumns(const T* from, int count, int stride, int8_t* codes, float* scales) {
+  float largest[kColumns] = {};
   for (int row = 0; row < kBlockTokens; ++row) {
     for (int i = 0; i < count; ++i) {
-      const float x = Load(from[row * stride + i]);
-      const float magnitude = std::abs(x);
+      const float magnitude = std::abs(Load(from[row * stride + i]));
       largest[i] = largest[i] < magnitude ? magnitude : largest[i];
-      rest[i] += x - x;  // zero, or NaN for ever
     }
   }
   float inverse[kColumns];
-  float all = 0;
   for (int i = 0; i < count; ++i) {
     const bool some = largest[i] >= kLeast;
     scales[i] = some ? largest[i] / kMost : 0;
     inverse[i] = some ? kMost / largest[i] : 0;
-    all += rest[i];
   }
-  if (all != 0) return false;
   for (int row = 0; row < kBlockTokens; ++row) {
     for (int i = 0; i < count; ++i) {
       const float scaled = Load(from[row * stride + i]) * inverse[i];
       codes[row * stride + i] = static_cast<int8_t>(static_cast<int32_t>((scaled + kRound) - kRound));
     }
   }
-  return true;
 }
 
 // Matrices [heads][kBlockTokens][dim]; scales [heads][dim].
 template <typename T>
-bool EncodeMatrices(const std::byte* from, int heads, int dim, int8_t* codes, float* scales) {
+void EncodeMatrices(const std::byte* from, int heads, int dim, int8_t* codes, float* scales) {
   const T* elements = reinterpret_cast<const T*>(from);
   for (int head = 0; head < heads; ++head) {
     const int64_t at = int64_t{head} * kBlockTokens * dim;
     for (int column = 0; column < dim; column += kColumns) {
-      if (!EncodeColumns(elements + at + column, std::min(kColumns, dim - column), dim, codes + at + column,
-                         scales + int64_t{head} * dim + column)) {
-        return false;
-      }
+      EncodeColumns(elements + at + column, std::min(kColumns, dim - column), dim, codes + at + column,
+                    scales + int64_t{head} * dim + column);
     }
   }
-  return true;
 }
 
 template <typename T>
@@ -95,23 +94,37 @@ WarmCodec::WarmCodec(const BlockLayout& layout, bool exact)
                                 (columns_ * int64_t{sizeof(float)} + kBlockTokens - 1) / kBlockTokens *
                                     kBlockTokens) {}
 
-bool WarmCodec::Encode(const std::byte* block, int layer, std::byte* to) const {
+bool WarmCodec::IsFinite(const std::byte* block, int layer) const {
+  if (exact_) return true;
+  const std::byte* keys = block + layer * layout_.layer_bytes();
+  const auto finite = [&](const std::byte* from, int64_t elements) {
+    return layout_.dtype == tensor::DType::kF32
+               ? AllFinite<uint32_t, 0x7f800000>(reinterpret_cast<const uint32_t*>(from), elements)
+               : AllFinite<uint16_t, 0x7f80>(reinterpret_cast<const uint16_t*>(from), elements);
+  };
+  return finite(keys, key_elements_) && finite(keys + layout_.keys_bytes(), value_elements_);
+}
+
+void WarmCodec::Encode(const std::byte* block, int layer, std::byte* to) const {
   const std::byte* keys = block + layer * layout_.layer_bytes();
   to += layer * layer_bytes_;
   if (exact_) {
     std::memcpy(to, keys, layer_bytes_);
-    return true;
+    return;
   }
   auto* codes = reinterpret_cast<int8_t*>(to);
   auto* scales = reinterpret_cast<float*>(to + key_elements_ + value_elements_);
   const auto matrices = [&](const std::byte* from, int dim, int8_t* into, float* with) {
-    return layout_.dtype == tensor::DType::kF32
-               ? EncodeMatrices<float>(from, layout_.heads, dim, into, with)
-               : EncodeMatrices<tensor::BF16>(from, layout_.heads, dim, into, with);
+    if (layout_.dtype == tensor::DType::kF32) {
+      EncodeMatrices<float>(from, layout_.heads, dim, into, with);
+    } else {
+      EncodeMatrices<tensor::BF16>(from, layout_.heads, dim, into, with);
+    }
   };
-  if (!matrices(keys, layout_.key_dim, codes, scales)) return false;
-  return layout_.shared || matrices(keys + layout_.keys_bytes(), layout_.value_dim, codes + key_elements_,
-                                    scales + int64_t{layout_.heads} * layout_.key_dim);
+  matrices(keys, layout_.key_dim, codes, scales);
+  if (layout_.shared) return;
+  matrices(keys + layout_.keys_bytes(), layout_.value_dim, codes + key_elements_,
+           scales + int64_t{layout_.heads} * layout_.key_dim);
 }
 
 void WarmCodec::Decode(const std::byte* from, int layer, std::byte* block) const {

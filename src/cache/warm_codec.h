@@ -21,9 +21,13 @@ class WarmCodec {
   int64_t layer_bytes() const { return layer_bytes_; }
   int64_t block_bytes() const { return layout_.layers * layer_bytes_; }
 
-  /// From `block` [layout.block_bytes()] into `to` [block_bytes()]; false where an element is not finite:
-  /// what stands there means nothing then. Layers may be coded at the same time.
-  bool Encode(const std::byte* block, int layer, std::byte* to) const;
+  int layers() const { return layout_.layers; }
+
+  /// Whether all elements of a layer are; those that are kept as they are need not be.
+  bool IsFinite(const std::byte* block, int layer) const;
+  /// From `block` [layout.block_bytes()], which is finite, into `to` [block_bytes()]. Layers may be coded at
+  /// the same time.
+  void Encode(const std::byte* block, int layer, std::byte* to) const;
   /// And back, but for digests where the codec is not exact.
   void Decode(const std::byte* from, int layer, std::byte* block) const;
 

@@ -28,22 +28,37 @@ struct WarmTierStats {
   int64_t bytes = 0;  ///< of these blocks
   int64_t stored_blocks = 0, restored_blocks = 0, evicted_blocks = 0;
   int64_t refused_blocks = 0;  ///< not finite, or no room but what is being read
+  int64_t dropped_blocks = 0;  ///< beyond what one step keeps
   double store_seconds = 0, restore_seconds = 0;
+};
+
+/// Of the pool, what one step keeps at most, and what one brings back: about a tenth of a second's reading
+/// and writing, beside steps of tens of milliseconds to seconds.
+inline constexpr int64_t kWarmStepBytes = int64_t{256} << 20;
+
+/// Of a block that is put as one of many.
+struct WarmInRow {
+  bool before_last = false;  ///< its chain is that of the last Put without its end: it costs no search
+  int more = 0;              ///< that come behind it in this step and are worth more: it is dropped for them
 };
 
 /// Engine thread only; loops run on `threads`.
 class WarmTier {
  public:
   /// `bytes` are for blocks and what names them; fails when they hold not even one. `exact`: blocks are kept
-  /// as they are. `threads` are borrowed.
+  /// as they are. `threads` are borrowed. `step_bytes` of the pool are kept in a step at most; but one block.
   static StatusOr<std::unique_ptr<WarmTier>> Create(const BlockLayout& layout, int64_t bytes, bool exact,
-                                                    runtime::ThreadPool& threads);
+                                                    runtime::ThreadPool& threads,
+                                                    int64_t step_bytes = kWarmStepBytes);
   ~WarmTier();
   WarmTier(const WarmTier&) = delete;
   WarmTier& operator=(const WarmTier&) = delete;
 
   /// Whether what comes back is what went in, to the bit.
   bool exact() const { return codec_.exact(); }
+  int step_blocks() const { return step_blocks_; }  ///< that one step keeps
+  /// A step begins: it may keep so many blocks again.
+  void StartStep() { left_ = step_blocks_; }
 
   /// Blocks [first ..) of `tokens` in namespace `name`, as far as they are here without a gap, at most
   /// `most`. While a reference lives its block can be restored.
@@ -54,7 +69,8 @@ class WarmTier {
   void Touch(std::string_view name, std::span<const int32_t> tokens, int count);
   /// Keeps a copy of `block` [layout.block_bytes()], the last of `chain`, whose spans are the tokens
   /// [kBlockTokens] of all blocks from the first of namespace `name` on. One that is here stays as it is.
-  void Put(std::string_view name, std::span<const std::span<const int32_t>> chain, const std::byte* block);
+  void Put(std::string_view name, std::span<const std::span<const int32_t>> chain, const std::byte* block,
+           WarmInRow row = {});
   /// Puts blocks that Find gave back, each to its memory [layout.block_bytes()].
   void Restore(std::span<const SwapRef> blocks, std::span<std::byte* const> to);
   /// Forgets all blocks.
@@ -73,6 +89,8 @@ class WarmTier {
     std::list<Node*>::iterator place = {};  // in by_use_, while it has a slot
     std::string name = {};                  // roots only
   };
+  // With the set's place for it, the list's, and the slot's reference.
+  static constexpr int64_t kNodeBytes = int64_t{sizeof(Node)} + 128;
   struct NodeName {
     const Node* parent;
     std::span<const int32_t> tokens;
@@ -89,11 +107,17 @@ class WarmTier {
     bool operator()(const std::unique_ptr<Node>& a, const std::unique_ptr<Node>& b) const { return a == b; }
   };
 
-  WarmTier(const WarmCodec& codec, int64_t block_bytes, std::unique_ptr<SwapSpace> space,
-           runtime::ThreadPool& threads);
+  using Chain = std::span<const std::span<const int32_t>>;
+
+  WarmTier(const WarmCodec& codec, std::unique_ptr<SwapSpace> space, runtime::ThreadPool& threads,
+           int64_t bytes, int step_blocks);
+  static int64_t RootBytes(std::string_view name);
+  int64_t UsedBytes() const;
   Node* Child(const Node& parent, std::span<const int32_t> tokens) const;
-  Node& Reach(std::string_view name, std::span<const std::span<const int32_t>> chain);
-  SwapRef TakeSlot();
+  void Locate(std::string_view name, Chain chain, bool before_last);
+  Node& Reach(std::string_view name, Chain chain);
+  bool IsFinite(const std::byte* block);
+  SwapRef TakeSlot(std::string_view name, Chain chain);
   void Drop(Node& node);
   void Prune(Node* node);
 
@@ -104,6 +128,14 @@ class WarmTier {
   std::map<std::string, std::unique_ptr<Node>, std::less<>> roots_;
   absl::flat_hash_set<std::unique_ptr<Node>, NodeHash, NodeEqual> nodes_;  // but roots
   std::list<Node*> by_use_;                                                // the last used at the end
+  const int64_t bytes_;
+  int64_t root_bytes_ = 0;  // of all roots
+  const int step_blocks_;
+  int left_;  // blocks that this step may keep
+  // Of the chain of the last Put: the node of the longest beginning that has one, and how long that is. No
+  // node: not even the root.
+  Node* reached_ = nullptr;
+  size_t reached_depth_ = 0;
   WarmTierStats stats_;
 };
 

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <utility>
 
 namespace moesaic::cache {
 namespace {
@@ -71,7 +72,8 @@ TEST(WarmCodecTest, IsOffByHalfAScale) {
                                 : uniform(random) * std::pow(30.0F, static_cast<float>(column));
         Set(LayerOf(block, layout, layer), layout.dtype, i, value);
       }
-      EXPECT_TRUE(codec.Encode(block.data(), layer, coded.data()));
+      EXPECT_TRUE(codec.IsFinite(block.data(), layer));
+      codec.Encode(block.data(), layer, coded.data());
     }
     for (int layer = 0; layer < layout.layers; ++layer) codec.Decode(coded.data(), layer, back.data());
     for (int layer = 0; layer < layout.layers; ++layer) {
@@ -105,7 +107,8 @@ TEST(WarmCodecTest, KeepsInt8AndWhatItIsToldToAsItIs) {
     std::vector<std::byte> block(layout.block_bytes()), coded(block.size()), back(block.size());
     for (std::byte& byte : block) byte = static_cast<std::byte>(random());
     for (int layer = 0; layer < layout.layers; ++layer) {
-      EXPECT_TRUE(codec.Encode(block.data(), layer, coded.data()));
+      EXPECT_TRUE(codec.IsFinite(block.data(), layer)) << "whatever it is";
+      codec.Encode(block.data(), layer, coded.data());
       codec.Decode(coded.data(), layer, back.data());
     }
     EXPECT_EQ(back, block) << "digests too";
@@ -116,14 +119,18 @@ TEST(WarmCodecTest, RefusesWhatIsNotFinite) {
   for (const BlockLayout& layout : Layouts()) {
     if (layout.dtype == DType::kI8) continue;
     const WarmCodec codec(layout, /*exact=*/false);
-    std::vector<std::byte> block(layout.block_bytes()), coded(codec.block_bytes());
-    for (const float bad :
-         {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
-      Set(LayerOf(block, layout, 1), layout.dtype, 200, bad);
-      EXPECT_TRUE(codec.Encode(block.data(), 0, coded.data()));
-      EXPECT_FALSE(codec.Encode(block.data(), 1, coded.data()));
-      Set(LayerOf(block, layout, 1), layout.dtype, 200, 1e-38F);
-      EXPECT_TRUE(codec.Encode(block.data(), 1, coded.data()));
+    std::vector<std::byte> block(layout.block_bytes());
+    const int64_t keys = int64_t{layout.heads} * kBlockTokens * layout.key_dim;
+    const int64_t all = keys + (layout.shared ? 0 : int64_t{layout.heads} * kBlockTokens * layout.value_dim);
+    const float infinity = std::numeric_limits<float>::infinity();
+    for (const float bad : {std::numeric_limits<float>::quiet_NaN(), infinity, -infinity}) {
+      for (const int64_t i : {int64_t{0}, int64_t{200}, keys - 1, all - 1}) {
+        Set(LayerOf(block, layout, 1), layout.dtype, i, bad);
+        EXPECT_TRUE(codec.IsFinite(block.data(), 0));
+        EXPECT_FALSE(codec.IsFinite(block.data(), 1));
+        Set(LayerOf(block, layout, 1), layout.dtype, i, i == 0 ? 1e-38F : -1e38F);
+        EXPECT_TRUE(codec.IsFinite(block.data(), 1));
+      }
     }
   }
 }
@@ -132,8 +139,9 @@ constexpr BlockLayout kLayout = {.layers = 3, .heads = 2, .key_dim = 5, .value_d
 
 class WarmTierTest : public testing::Test {
  protected:
-  std::unique_ptr<WarmTier> Open(int blocks) {
-    auto tier = WarmTier::Create(kLayout, blocks * (kLayout.block_bytes() + 1024), /*exact=*/true, *threads_);
+  std::unique_ptr<WarmTier> Open(int blocks, int step_blocks = 1 << 20, bool exact = true) {
+    auto tier = WarmTier::Create(kLayout, blocks * (kLayout.block_bytes() + 1024), exact, *threads_,
+                                 step_blocks * kLayout.block_bytes());
     EXPECT_TRUE(tier.ok()) << tier.status();
     return *std::move(tier);
   }
@@ -154,18 +162,22 @@ class WarmTierTest : public testing::Test {
     return block;
   }
 
-  static void Put(WarmTier& tier, const std::string& name, const std::vector<int32_t>& path) {
+  static void Put(WarmTier& tier, const std::string& name, const std::vector<int32_t>& path,
+                  WarmInRow row = {}) {
     const std::vector<int32_t> tokens = TokensOf(path);
     std::vector<std::span<const int32_t>> chain;
     for (size_t i = 0; i < path.size(); ++i) {
       chain.push_back(std::span(tokens).subspan(i * kBlockTokens, kBlockTokens));
     }
-    tier.Put(name, chain, BlockOf(name, path).data());
+    tier.Put(name, chain, BlockOf(name, path).data(), row);
     tier.CheckStructure();
   }
   // As the tree lets a prefix go: its end first.
   static void PutAll(WarmTier& tier, const std::string& name, std::vector<int32_t> path, size_t down_to = 0) {
-    for (; path.size() > down_to; path.pop_back()) Put(tier, name, path);
+    bool before_last = false;
+    for (; path.size() > down_to; path.pop_back()) {
+      Put(tier, name, path, {.before_last = std::exchange(before_last, true)});
+    }
   }
 
   // Blocks [first ..) of a path that are here; each must be what was put.
@@ -259,9 +271,64 @@ TEST_F(WarmTierTest, WhatIsHeldStays) {
   EXPECT_EQ(tier->stats().refused_blocks, 1);
 }
 
+// One step keeps so many blocks; those that are here already, and those that come last, are not dropped.
+TEST_F(WarmTierTest, AStepKeepsABudget) {
+  const auto tier = Open(20, 3);
+  for (int i = 0; i < 5; ++i) Put(*tier, "", {i});
+  EXPECT_EQ(tier->stats().stored_blocks, 3);
+  EXPECT_EQ(tier->stats().dropped_blocks, 2);
+  Put(*tier, "", {1});
+  EXPECT_EQ(tier->stats().dropped_blocks, 2);
+  tier->StartStep();
+  const std::vector<int32_t> path = {9, 8, 7, 6, 5};
+  for (int end = 5; end > 0; --end) {
+    Put(*tier, "", {path.begin(), path.begin() + end}, {.before_last = end < 5, .more = end - 1});
+  }
+  EXPECT_EQ(Check(*tier, "", path), 3) << "the beginning";
+  EXPECT_EQ(tier->stats().dropped_blocks, 4);
+  tier->StartStep();
+  PutAll(*tier, "", path);
+  EXPECT_EQ(Check(*tier, "", path), 5);
+}
+
+// A long chain of names takes the room of blocks, and a name that takes all is refused: nothing goes for it.
+TEST_F(WarmTierTest, NamesCount) {
+  const auto tier = Open(4);
+  for (int i = 1; i < 5; ++i) Put(*tier, "", {i});
+  EXPECT_EQ(tier->stats().blocks, 4);
+  std::vector<int32_t> path(60);
+  for (int i = 0; i < 60; ++i) path[i] = 100 + i;
+  Put(*tier, "", path);
+  EXPECT_EQ(Check(*tier, "", path, 59), 1);
+  EXPECT_LT(tier->stats().blocks, 4) << "60 names of 400 bytes and more are one block's bytes";
+  const int blocks = tier->stats().blocks;
+  Put(*tier, std::string(40000, 'n'), {1});
+  EXPECT_EQ(tier->stats().refused_blocks, 1);
+  EXPECT_EQ(tier->stats().blocks, blocks);
+}
+
+TEST_F(WarmTierTest, NothingGoesForWhatIsNotFinite) {
+  const auto tier = Open(2, 1 << 20, /*exact=*/false);
+  std::vector<std::byte> block(kLayout.block_bytes());
+  const std::vector<int32_t> tokens = TokensOf({1});
+  const std::span<const int32_t> chain = tokens;
+  for (int i = 0; i < tier->stats().capacity_blocks; ++i) {
+    const std::vector<int32_t> others = TokensOf({10 + i});
+    const std::span<const int32_t> other = others;
+    tier->Put("", {&other, 1}, block.data());
+  }
+  const WarmTierStats before = tier->stats();
+  Set(LayerOf(block, kLayout, 2), DType::kF32, 7, std::numeric_limits<float>::quiet_NaN());
+  tier->Put("", {&chain, 1}, block.data());
+  tier->CheckStructure();
+  EXPECT_EQ(tier->stats().refused_blocks, 1);
+  EXPECT_EQ(tier->stats().evicted_blocks, before.evicted_blocks);
+  EXPECT_EQ(tier->stats().blocks, before.blocks);
+}
+
 TEST_F(WarmTierTest, RandomTracesKeepTheStructure) {
   std::mt19937 random(3);
-  const auto tier = Open(12);
+  const auto tier = Open(12, 7);
   std::vector<SwapRef> held;
   for (int i = 0; i < 2000; ++i) {
     std::vector<int32_t> path(1 + random() % 5);
@@ -280,8 +347,12 @@ TEST_F(WarmTierTest, RandomTracesKeepTheStructure) {
       case 3:
         if (random() % 40 == 0) tier->Clear();
         break;
+      case 4:
+        tier->StartStep();
+        PutAll(*tier, name, path, random() % path.size());
+        break;
       default:
-        Put(*tier, name, path);
+        Put(*tier, name, path, {.more = static_cast<int>(random() % 3)});
     }
     tier->CheckStructure();
     ASSERT_LE(tier->stats().blocks, tier->stats().capacity_blocks);

@@ -306,7 +306,8 @@ TEST_P(DiskStressTest, EveryRequestSaysWhatItSaysAlone) {
       if (random() % 5 == 0) session.resize(session.size() / 2);
       if (session.size() < 900)
         session = Joined(session, RandomPrompt(1 + static_cast<int>(random() % 90), random()));
-      const Request request = Greedy(session, 1 + static_cast<int>(random() % 350));
+      const int room = GetParam().blocks * cache::kBlockTokens - static_cast<int>(session.size());
+      const Request request = Greedy(session, std::min(room, 1 + static_cast<int>(random() % 350)));
       const RequestId id = *engine.Add(request);
       asked[id] = request;
       for (int steps = static_cast<int>(random() % 40); steps-- > 0;) Step(engine, &results);

@@ -210,11 +210,8 @@ void ContinuousEngine::TellEnds(std::vector<TokenEvent>* events) {
 }
 
 void ContinuousEngine::ClearCache() {
-  if (warm_ != nullptr) {
-    warm_->Clear([this] { tree_.Clear(); });
-  } else {
-    tree_.Clear();
-  }
+  scheduler_.ClearTree();
+  if (warm_ != nullptr) warm_->Clear();
   if (cold_ != nullptr) cold_->Clear();
 }
 
@@ -234,9 +231,9 @@ Status ContinuousEngine::OpenDisk() {
 
 Status ContinuousEngine::OpenWarm(runtime::ThreadPool& threads) {
   if (options_.warm_bytes == 0) return OkStatus();
-  ASSIGN_OR_RETURN(
-      std::unique_ptr<cache::WarmTier> tier,
-      cache::WarmTier::Create(blocks_->layout(), options_.warm_bytes, options_.warm_exact, threads));
+  ASSIGN_OR_RETURN(std::unique_ptr<cache::WarmTier> tier,
+                   cache::WarmTier::Create(blocks_->layout(), options_.warm_bytes, options_.warm_exact,
+                                           threads, options_.warm_step_bytes));
   WarmBlocks::MakeDigests digests;
   if (options_.sparsity.digests) {
     digests = [this](std::span<const int32_t> blocks) { executor_.MakeDigests(blocks); };

@@ -40,6 +40,8 @@ struct EngineOptions {
   /// unless kv_dtype is int8, or blocks are kept as they are (warm_exact), in as many bytes as in the cache.
   int64_t warm_bytes = 0;
   bool warm_exact = false;
+  /// Of the KV cache, kept there by one step at most, and brought back by one.
+  int64_t warm_step_bytes = cache::kWarmStepBytes;
   int max_sequences = 16;      ///< sequences that run at once
   int max_batch_tokens = 512;  ///< rows of one step: prefill chunks and decodes together; >= max_sequences
   int max_context = 0;         ///< 0: the model's

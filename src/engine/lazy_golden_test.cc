@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <random>
 #include <sstream>
@@ -44,10 +45,14 @@ class LazyGoldenTest : public testing::TestWithParam<const char*> {
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
 
-  std::unique_ptr<Engine> Make(int dense_layers, int64_t step_bytes) const {
+  std::unique_ptr<Engine> Make(int dense_layers, int64_t step_bytes, int blocks = 64,
+                               int warm_blocks = 0) const {
     const cache::BlockLayout layout = LayoutFor(model_->info().kv, tensor::DType::kF32, true);
     EngineOptions options;
-    options.kv_bytes = 64 * layout.block_bytes();
+    options.kv_bytes = blocks * layout.block_bytes();
+    options.max_batch_tokens = 4096;
+    options.warm_bytes = warm_blocks * (layout.block_bytes() + 1024);
+    options.warm_exact = true;
     options.disk = DiskOptions{
         .folder = folder_ / "disk", .bytes = 64 << 20, .model = GetParam(), .step_bytes = step_bytes};
     options.sparsity = {.digests = true,
@@ -59,13 +64,25 @@ class LazyGoldenTest : public testing::TestWithParam<const char*> {
     return *std::move(engine);
   }
 
-  static Answer Ask(Engine& engine, const std::vector<int32_t>& prompt) {
+  static Request Greedy(const std::vector<int32_t>& prompt, int priority = 0) {
     Request request;
     request.prompt = prompt;
+    request.priority = priority;
     request.sampling.temperature = 0;
     request.sampling.max_tokens = 6;
     request.sampling.logprobs = 0;
-    EXPECT_TRUE(engine.Add(std::move(request)).ok());
+    return request;
+  }
+
+  std::vector<int32_t> Another(uint32_t seed) const {
+    std::mt19937 rng(seed);
+    std::vector<int32_t> prompt(prompt_.size());
+    for (int32_t& id : prompt) id = static_cast<int32_t>(rng() % model_->info().vocab_size);
+    return prompt;
+  }
+
+  static Answer Ask(Engine& engine, const std::vector<int32_t>& prompt) {
+    EXPECT_TRUE(engine.Add(Greedy(prompt)).ok());
     Answer answer;
     while (!engine.idle()) {
       std::vector<TokenEvent> events;
@@ -126,6 +143,66 @@ TEST_P(LazyGoldenTest, BlocksBecomeWhole) {
   std::vector<int32_t> parted(prompt_.begin(), prompt_.begin() + 1000);
   parted.push_back(prompt_[1000] == 1 ? 2 : 1);
   EXPECT_EQ(Ask(*engine, parted).cached, 1000);
+}
+
+// W8: who lost what came back for it waits while the same comes back for another, and does not read it from
+// the disk meanwhile.
+TEST_P(LazyGoldenTest, NotWhileTheWarmTierBringsTheSameBack) {
+  const auto engine = Make(1, 1 << 20, 45, 200);
+  Ask(*engine, prompt_);
+  const Answer first = Ask(*engine, prompt_);
+  engine->SaveCache();
+  for (const uint32_t seed : {2, 3, 4}) Ask(*engine, Another(seed));
+  std::map<RequestId, int> cached;
+  std::map<RequestId, std::vector<std::pair<int32_t, float>>> said;
+  const auto step = [&] {
+    std::vector<TokenEvent> events;
+    EXPECT_TRUE(engine->Step(&events).ok());
+    for (const TokenEvent& event : events) {
+      cached[event.request] += event.cached_tokens;
+      if (event.token) said[event.request].emplace_back(*event.token, event.logprobs.logprob);
+    }
+  };
+  const RequestId waits = *engine->Add(Greedy(prompt_));
+  step();
+  EXPECT_EQ(engine->stats().warm.restored_blocks, 20);
+  for (const uint32_t seed : {5, 6}) EXPECT_TRUE(engine->Add(Greedy(Another(seed), -1)).ok());
+  step();
+  EXPECT_EQ(engine->stats().running, 2) << "they overtake it, and most of its blocks go";
+  const RequestId same = *engine->Add(Greedy(prompt_, -1));
+  while (!engine->idle()) step();
+  EXPECT_EQ(engine->stats().warm.restored_blocks, 37);
+  EXPECT_EQ(engine->stats().disk.borrowed_blocks, 0);
+  for (const RequestId id : {waits, same}) {
+    EXPECT_EQ(cached[id], 1280);
+    EXPECT_EQ(said[id], first.said);
+  }
+}
+
+// K21: what is given up for damage is not kept in the warm tier, and what stands there stays.
+TEST_P(LazyGoldenTest, DamageKeepsNothing) {
+  {
+    const auto engine = Make(1, 1 << 20);
+    Ask(*engine, prompt_);
+    engine->SaveCache();
+  }
+  const auto engine = Make(1, 1 << 20, 45, 200);
+  for (const uint32_t seed : {2, 3, 4}) Ask(*engine, Another(seed));
+  const cache::WarmTierStats before = engine->stats().warm;
+  EXPECT_GT(before.blocks, 0);
+  for (const auto& entry : std::filesystem::directory_iterator(folder_ / "disk")) {
+    if (entry.path().extension() != ".segment") continue;
+    std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+    const auto size = static_cast<int64_t>(entry.file_size());
+    for (int64_t at = 0; at < size; at += 256) file.seekp(at).put('\x55');
+  }
+  Ask(*engine, prompt_);
+  const EngineStats after = engine->stats();
+  EXPECT_GT(after.disk.borrowed_blocks, 0);
+  EXPECT_GT(after.disk.refused_blocks, 0);
+  EXPECT_GE(after.warm.blocks, before.blocks);
+  // Its digests took the place of some, which were kept; those that the damage took were not.
+  EXPECT_LE(after.warm.stored_blocks - before.stored_blocks, 21);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, LazyGoldenTest, testing::Values("qwen3-moe-norm-tied", "deepseek-v3-mtp"),

@@ -55,8 +55,19 @@ PlanScratch::PlanScratch(const cache::KvPool& pool, const cache::RadixTree& tree
 int PlanScratch::FreeBlocks() const { return pool_.free_blocks() + pool_.idle_blocks() + given_ - taken_; }
 
 int PlanScratch::ChunkOf(const Sequence& sequence, int computed) const {
-  const int count = std::min(sequence.size() - computed, rows_);
-  return sequence.wants_prompt_logprobs() ? std::min(count, scored_rows_) : count;
+  int count = std::min(sequence.size() - computed, rows_);
+  if (sequence.wants_prompt_logprobs()) count = std::min(count, scored_rows_);
+  if (sequence.kept_choices == nullptr) return count;
+  // A chunk that begins inside a group reads what an earlier step chose. Its own choices would push that out,
+  // and the step may have to be done again: it goes no further than the group. So chunks end with groups.
+  const kernels::BlockSparsity& sparsity = *sequence.sparsity;
+  const int end = computed + count;
+  if (computed > sparsity.first_sparse() && sparsity.ChooserOf(computed) != computed) {
+    return std::min(count, sparsity.GroupEnd(computed) - computed);
+  }
+  if (end == sequence.size() || end <= sparsity.first_sparse()) return count;
+  const int chooser = sparsity.ChooserOf(end);
+  return chooser > computed ? chooser - computed : count;
 }
 
 void PlanScratch::Take(Sequence* sequence, int count, int new_blocks) {
@@ -149,7 +160,7 @@ std::span<const int32_t> PlanScratch::SharedTokens(const Sequence& sequence) {
 }
 
 // Whether a block that comes next in `sequence`, and that it could share, will soon have been computed by a
-// running sequence or come from the disk.
+// running sequence, or come from the disk or the warm tier.
 bool PlanScratch::PrefixIsOnItsWay(const Sequence& sequence, const cache::PrefixMatch& prefix) const {
   if (sequence.due || !Shares(sequence)) return false;
   const size_t known = prefix.blocks.size() * cache::kBlockTokens;
@@ -169,9 +180,14 @@ bool PlanScratch::PrefixIsOnItsWay(const Sequence& sequence, const cache::Prefix
                                       static_cast<size_t>(other->shared_limit) >= wanted &&
                                       begins_alike(*other);
                              }) ||
-         std::ranges::any_of(loading_, [&](const Loading& other) {
-           return static_cast<size_t>(other.blocks) * cache::kBlockTokens >= wanted &&
-                  begins_alike(*other.sequence);
+         std::ranges::any_of(loading_,
+                             [&](const Loading& other) {
+                               return static_cast<size_t>(other.blocks) * cache::kBlockTokens >= wanted &&
+                                      begins_alike(*other.sequence);
+                             }) ||
+         std::ranges::any_of(plan_.promotions, [&](const StepPlan::Promotion& other) {
+           const size_t blocks = other.prefix.blocks.size() + other.warm.size();
+           return blocks * cache::kBlockTokens >= wanted && begins_alike(*other.sequence);
          });
 }
 

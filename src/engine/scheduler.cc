@@ -59,7 +59,7 @@ void Scheduler::WatchTree() {
   tree_.SetLeaving([this](int32_t block) {
     // With a swap space no block is absent (engine.cc), so that it need not know.
     if (parked_.keeps()) parked_.Leaves(block);
-    if (warm_ != nullptr && (cold_ == nullptr || !cold_->IsAbsent(block))) warm_->Leaves(block);
+    if (warm_ != nullptr) warm_->Leaves(block, cold_ != nullptr && cold_->IsAbsent(block));
     if (cold_ != nullptr) cold_->Leaves(block);
   });
 }
@@ -130,6 +130,7 @@ StepPlan Scheduler::Plan() const {
 }
 
 void Scheduler::Commit(StepPlan& plan) {
+  if (warm_ != nullptr) warm_->StartStep();
   for (Sequence* sequence : plan.abandon) AbandonLoad(*sequence);
   for (Sequence* victim : plan.preempt) Preempt(victim);
   for (StepPlan::Admission& admission : plan.admit) Admit(admission);
@@ -214,8 +215,13 @@ void Scheduler::Damaged(int32_t block) {
   for (const auto& sequence : waiting_) {
     if (sequence->load) AbandonLoad(*sequence);
   }
-  tree_.Clear();
+  ClearTree();
   ChooseFront();
+}
+
+void Scheduler::ClearTree() {
+  if (warm_ == nullptr) return tree_.Clear();
+  warm_->WithoutKeeping([this] { tree_.Clear(); });
 }
 
 void Scheduler::LetGo(Sequence& sequence) {
@@ -298,6 +304,7 @@ int Scheduler::FirstLossy(const Sequence& sequence, const cache::BlockRef& tail)
 
 void Scheduler::MakeFree(int blocks) {
   if (const int missing = blocks - pool_.free_blocks(); missing > 0) {
+    if (warm_ != nullptr) warm_->Expect(missing);
     MOESAIC_CHECK_EQ(tree_.Evict(missing), missing);  // the plan counted them
   }
 }

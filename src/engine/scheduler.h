@@ -97,6 +97,8 @@ class Scheduler {
   static void Undo(const StepPlan& plan);
   /// A block is not what it should be: who holds it is preempted, and all that nobody holds is given up.
   void Damaged(int32_t block);
+  /// The tree lets all idle blocks go, and none is kept elsewhere for that.
+  void ClearTree();
   bool loading() const;  ///< whether a sequence waits for its load
 
   /// As ParkedBlocks has it; until then copying costs nothing.

@@ -15,6 +15,28 @@ constexpr int kOutput = 120;
 using Said =
     std::map<RequestId, std::vector<std::pair<int32_t, float>>>;  // tokens and their log-probabilities
 
+// Steps that were computed, and did not come to be: one in `every`.
+class UndoneModel : public models::Model {
+ public:
+  UndoneModel(models::Model& model, int every) : model_(model), every_(every) {}
+  const models::ModelInfo& info() const override { return model_.info(); }
+  Status Forward(const kernels::ExecContext& ctx, const models::ForwardBatch& batch,
+                 std::span<const kernels::KvLayer> kv, const models::ForwardOutput& out) override {
+    RETURN_IF_ERROR(model_.Forward(ctx, batch, kv, out));
+    return ++steps_ % every_ == 0 ? absl::InternalError("undone") : OkStatus();
+  }
+  Status ForwardMtp(const kernels::ExecContext& ctx, int depth, const models::ForwardBatch& batch,
+                    std::span<const float> hidden, std::span<const kernels::KvLayer> kv,
+                    const models::ForwardOutput& out) override {
+    return model_.ForwardMtp(ctx, depth, batch, hidden, kv, out);
+  }
+
+ private:
+  models::Model& model_;
+  const int every_;
+  int steps_ = 0;
+};
+
 class SparsityGoldenTest : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
@@ -38,11 +60,11 @@ class SparsityGoldenTest : public testing::TestWithParam<const char*> {
   }
 
   std::unique_ptr<Engine> Make(const SparsityOptions& sparsity, int blocks = 64, int batch_tokens = 512,
-                               int swap_blocks = 0, bool prefix_cache = true,
-                               const char* drafter = "off") const {
+                               int swap_blocks = 0, bool prefix_cache = true, const char* drafter = "off",
+                               models::Model* model = nullptr) const {
     const int64_t block = LayoutFor(model_->info().kv, tensor::DType::kF32, sparsity.digests).block_bytes();
     auto engine = Engine::Create(
-        *model_, kernels_, *threads_,
+        model == nullptr ? *model_ : *model, kernels_, *threads_,
         {.kv_bytes = blocks * block,
          .swap_bytes = swap_blocks * block,
          .max_sequences = 8,
@@ -70,6 +92,7 @@ class SparsityGoldenTest : public testing::TestWithParam<const char*> {
     while (!engine.idle()) {
       std::vector<TokenEvent> events;
       const Status stepped = engine.Step(&events);
+      if (!stepped.ok() && Message(stepped) == "undone") continue;
       EXPECT_TRUE(stepped.ok()) << Message(stepped);
       if (!stepped.ok()) break;
       for (const TokenEvent& event : events) {
@@ -176,6 +199,17 @@ TEST_P(SparsityGoldenTest, ReuseAndMassSayTheSameUnderEveryLoad) {
     const auto drafting = Make(options, 64, 512, 0, true, "ngram");
     ExpectSame(Run(*drafting, prompts_), first, name + " with drafts");
     EXPECT_GT(drafting->stats().speculation.draft_tokens, 20);
+    for (const int rows : {37, 200}) {
+      UndoneModel undone(*model_, 2);
+      for (const char* drafter : {"off", "ngram"}) {
+        const auto repeating = Make(options, 64, rows, 0, true, drafter, &undone);
+        ExpectSame(Run(*repeating, prompts_), first, name + " with steps that are undone");
+        EXPECT_EQ(repeating->stats().sparsity.rechosen, 0);
+      }
+    }
+    for (const auto* other : {&engine, &small, &swapping, &drafting}) {
+      EXPECT_EQ((*other)->stats().sparsity.rechosen, 0);
+    }
     // A prompt that parts from a cached one inside a block copies whole groups of it only.
     std::vector<int32_t> parted(prompts_[2].begin(), prompts_[2].begin() + 333);
     parted.push_back(prompts_[2][333] == 1 ? 2 : 1);

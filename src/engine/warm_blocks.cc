@@ -5,27 +5,29 @@
 #include "base/check.h"
 
 namespace moesaic::engine {
-namespace {
 
-// Of the pool, that one step takes back: about a tenth of a second's reading and writing, beside steps of
-// tens of milliseconds to seconds.
-constexpr int64_t kBytesPerStep = int64_t{256} << 20;
-
-}  // namespace
-
-void WarmBlocks::Leaves(int32_t block) {
-  if (!keeps_) return;
-  const cache::BlockPath path = tree_.PathOf(block);
-  std::vector<std::span<const int32_t>> chain;
-  chain.reserve(path.blocks.size());
-  for (const int32_t before : path.blocks) chain.push_back(tree_.TokensOf(before));
-  tier_->Put(path.name, chain, pool_.At(block));
+void WarmBlocks::Leaves(int32_t block, bool absent) {
+  expected_ = std::max(0, expected_ - 1);
+  const size_t before = path_.blocks.size();
+  const bool follows = before > 1 && path_.blocks[before - 2] == block;
+  if (!keeps_ || absent) {
+    path_.blocks.clear();
+    return;
+  }
+  if (follows) {
+    path_.blocks.pop_back();
+    chain_.pop_back();
+  } else {
+    path_ = tree_.PathOf(block);
+    chain_.clear();
+    for (const int32_t each : path_.blocks) chain_.push_back(tree_.TokensOf(each));
+  }
+  tier_->Put(path_.name, chain_, pool_.At(block), {.before_last = follows, .more = expected_});
 }
 
 std::vector<cache::SwapRef> WarmBlocks::Find(std::string_view name, std::span<const int32_t> tokens,
                                              int known) const {
-  const int64_t most = std::max<int64_t>(1, kBytesPerStep / pool_.layout().block_bytes());
-  return tier_->Find(name, tokens, known, static_cast<int>(std::min<int64_t>(most, pool_.total_blocks())));
+  return tier_->Find(name, tokens, known, std::min(tier_->step_blocks(), pool_.total_blocks()));
 }
 
 void WarmBlocks::Restore(std::string_view name, std::span<const int32_t> tokens,
@@ -43,11 +45,10 @@ void WarmBlocks::Restore(std::string_view name, std::span<const int32_t> tokens,
   if (make_digests_ && !tier_->exact()) make_digests_(numbers);
 }
 
-void WarmBlocks::Clear(const std::function<void()>& clear) {
+void WarmBlocks::WithoutKeeping(const std::function<void()>& release) {
   keeps_ = false;
-  clear();
+  release();
   keeps_ = true;
-  tier_->Clear();
 }
 
 }  // namespace moesaic::engine

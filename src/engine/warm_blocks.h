@@ -27,16 +27,22 @@ class WarmBlocks {
              MakeDigests make_digests)
       : pool_(pool), tree_(tree), tier_(std::move(tier)), make_digests_(std::move(make_digests)) {}
 
-  /// The tree lets a block go, whose contents still stand.
-  void Leaves(int32_t block);
+  /// A step begins: so much may be kept again.
+  void StartStep() { tier_->StartStep(); }
+  /// The tree is about to let so many blocks go, the least worth first: of more than the step may still keep,
+  /// it keeps the last.
+  void Expect(int blocks) { expected_ = blocks; }
+  /// The tree lets a block go, whose contents still stand, unless it is `absent`: then it is not kept.
+  void Leaves(int32_t block, bool absent);
   /// Blocks that stand behind the first `known` of `tokens`, as many as one step takes back.
   std::vector<cache::SwapRef> Find(std::string_view name, std::span<const int32_t> tokens, int known) const;
   /// Puts `warm`, which Find gave, into the last of `blocks`, which hold `tokens` and of which nobody else
   /// has those. They are lossy then, unless the tier is exact.
   void Restore(std::string_view name, std::span<const int32_t> tokens, std::span<const cache::SwapRef> warm,
                std::span<const cache::BlockRef> blocks);
-  /// Forgets all; `clear` has the tree let its blocks go, which are not kept.
-  void Clear(const std::function<void()>& clear);
+  /// Calls `release`, which has the tree let blocks go: they are not kept.
+  void WithoutKeeping(const std::function<void()>& release);
+  void Clear() { tier_->Clear(); }  ///< forgets all
 
   cache::WarmTierStats stats() const { return tier_->stats(); }
 
@@ -46,6 +52,11 @@ class WarmBlocks {
   const std::unique_ptr<cache::WarmTier> tier_;
   const MakeDigests make_digests_;
   bool keeps_ = true;
+  int expected_ = 0;
+  // Of the block that left last, unless it was not kept; its end is popped when the next one that leaves
+  // stands before it. The tokens are the tree's, whose blocks before it stay until they leave.
+  cache::BlockPath path_;
+  std::vector<std::span<const int32_t>> chain_;
 };
 
 }  // namespace moesaic::engine

@@ -50,6 +50,19 @@ TEST_F(WarmTest, TheOldestEndsGoFirst) {
   EXPECT_EQ(Ask(*engine, Greedy(RandomPrompt(700, 1))), 640) << "whole";
 }
 
+// One step keeps and brings back so much; of a prompt that goes in one step, its beginning stays.
+TEST_F(WarmTest, AStepsWorkIsBounded) {
+  EngineOptions options = Options(13, 40);
+  options.warm_step_bytes = 4 * kBlockBytes;
+  auto engine = Make(options);
+  Ask(*engine, Greedy(RandomPrompt(700, 1)));
+  Ask(*engine, Greedy(RandomPrompt(700, 2)));
+  const cache::WarmTierStats stats = engine->stats().warm;
+  EXPECT_EQ(stats.stored_blocks, 4);
+  EXPECT_EQ(stats.dropped_blocks, 4) << "3 of the pool's 13 blocks were not asked for";
+  EXPECT_EQ(Ask(*engine, Greedy(RandomPrompt(700, 1))), 256 + 2 * 64) << "two are still in the cache";
+}
+
 TEST_F(WarmTest, NamespacesStayApart) {
   auto engine = Make(Options(13, 40));
   Ask(*engine, Greedy(RandomPrompt(700, 1), 4, "tenant"));

@@ -28,6 +28,7 @@ struct MassHistogram {
 struct SparsityCounters {
   int64_t selections = 0;                   // pairs that chose, or took over what an earlier row chose
   int64_t reused = 0;                       // of these: took over
+  int64_t rechosen = 0;                     // of these: what they were to take over was not known any more
   int64_t capped = 0;                       // of these: the budget ended before the estimated mass was there
   int64_t blocks_read = 0, blocks_all = 0;  // by them; and that dense attention would have read
   int64_t dense_fallbacks = 0;              // pairs that read all blocks after all, for their bound
@@ -74,6 +75,12 @@ struct BlockSparsity {
     const int slot = position % kKvBlockTokens;
     const int first = position - slot % reuse;
     return first > first_sparse() ? first : first_sparse();
+  }
+  /// The end of the group of `position`.
+  int GroupEnd(int position) const {
+    const int slot = position % kKvBlockTokens;
+    const int end = slot - slot % reuse + reuse;
+    return position - slot + (end < kKvBlockTokens ? end : kKvBlockTokens);
   }
 };
 

@@ -321,7 +321,11 @@ class SparseRows {
       if (due < counters.selections + heads) row.audited = static_cast<int>(due - counters.selections);
     }
     counters.selections += heads;
-    if (row.keeps || &row != &rows_[row.choice]) counters.reused += heads;
+    if (row.keeps || &row != &rows_[row.choice]) {
+      counters.reused += heads;
+    } else if (row.slice->sparsity->ChooserOf(row.position) != row.position) {
+      counters.rechosen += heads;
+    }
     for (int h = 0; h < heads; ++h) {
       const BlockChoice& choice = choices_[Pair(row.choice, h)];
       counters.blocks_read += choice.count;

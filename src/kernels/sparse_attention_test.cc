@@ -206,6 +206,14 @@ TEST_P(SparseAttentionTest, MassDecidesHowMuchIsRead) {
 
 // Rows read what the first of their group chose, in whatever steps they come.
 TEST_P(SparseAttentionTest, RowsReadWhatTheirFirstChose) {
+  for (const int reuse : {1, 2, 9, 63, 64}) {
+    const BlockSparsity sparsity = {.budget_blocks = 5, .reuse = reuse};
+    for (int position = 640; position < 800; ++position) {
+      const int end = sparsity.GroupEnd(position);
+      EXPECT_EQ(sparsity.ChooserOf(end), end);
+      EXPECT_EQ(sparsity.ChooserOf(end - 1), sparsity.ChooserOf(position));
+    }
+  }
   constexpr int kContext = 900, kFirst = 606;
   for (const Shape& shape : kShapes) {
     if (GetParam() == runtime::Isa::kRef && shape.shared) continue;  // slow
@@ -245,6 +253,7 @@ TEST_P(SparseAttentionTest, RowsReadWhatTheirFirstChose) {
         const std::vector<float> out = sequence.Attend(test_.context(), position, count, &sparsity);
         ASSERT_TRUE(SameBits(out.data(), &whole[position * row], count * row)) << position;
       }
+      EXPECT_EQ(counters.rechosen, 0);
       const std::vector<float> again = sequence.Attend(test_.context(), 640, 100, &sparsity);
       EXPECT_TRUE(SameBits(again.data(), &whole[640 * row], 100 * row));
       // Bounds are of the rows' own queries: with them all rows are scored, and the same is read.
@@ -255,6 +264,11 @@ TEST_P(SparseAttentionTest, RowsReadWhatTheirFirstChose) {
       if (counters.dense_fallbacks == 0) {
         EXPECT_TRUE(SameBits(bounded.data(), &whole[640 * row], 100 * row));
       }
+      KeptChoices none(1, shape.kv_heads, 3);
+      sparsity.kept = &none;
+      counters = {};
+      sequence.Attend(test_.context(), 643, 100, &sparsity);
+      EXPECT_EQ(counters.rechosen, shape.kv_heads) << "the first row's chooser";
       sparsity.eps = 0;
       EXPECT_EQ(sequence.Attend(test_.context(), 640, 100, &sparsity),
                 sequence.Attend(test_.context(), 640, 100, nullptr));

@@ -149,6 +149,8 @@ struct Metrics::Impl {
       Counter("moesaic:kv_warm_evicted_blocks_total", "Kept KV blocks given up for others");
   prometheus::Counter& warm_refused = Counter("moesaic:kv_warm_refused_blocks_total",
                                               "KV blocks not kept: not finite, or no room but what is read");
+  prometheus::Counter& warm_dropped =
+      Counter("moesaic:kv_warm_dropped_blocks_total", "KV blocks not kept: beyond what one step keeps");
   prometheus::Counter& warm_store_seconds =
       Counter("moesaic:kv_warm_store_seconds_total", "Engine time that keeping blocks took");
   prometheus::Counter& warm_restore_seconds =
@@ -186,6 +188,9 @@ struct Metrics::Impl {
       Counter("moesaic:kv_sparsity_choices_total", "Rows' choices of KV blocks, one a layer and KV head");
   prometheus::Counter& sparse_reused = Counter(
       "moesaic:kv_sparsity_reused_total", "Of these: took over what an earlier row of the sequence chose");
+  prometheus::Counter& sparse_rechosen =
+      Counter("moesaic:kv_sparsity_rechosen_total",
+              "Of these: chose for themselves, since what they were to take over was not known any more");
   prometheus::Counter& sparse_capped =
       Counter("moesaic:kv_sparsity_capped_total",
               "Of these: the budget ended before the share of the mass was there that was asked for");
@@ -306,6 +311,7 @@ std::string Metrics::Text(const engine::EngineStats& engine, const HttpGauges& h
   Impl::Follow(m.warm_restored, static_cast<double>(warm.restored_blocks));
   Impl::Follow(m.warm_evicted, static_cast<double>(warm.evicted_blocks));
   Impl::Follow(m.warm_refused, static_cast<double>(warm.refused_blocks));
+  Impl::Follow(m.warm_dropped, static_cast<double>(warm.dropped_blocks));
   Impl::Follow(m.warm_store_seconds, warm.store_seconds);
   Impl::Follow(m.warm_restore_seconds, warm.restore_seconds);
   Impl::Follow(m.disk_lost, static_cast<double>(engine.disk_lost_blocks));
@@ -322,6 +328,7 @@ std::string Metrics::Text(const engine::EngineStats& engine, const HttpGauges& h
   const kernels::SparsityCounters& sparsity = engine.sparsity;
   Impl::Follow(m.sparse_choices, static_cast<double>(sparsity.selections));
   Impl::Follow(m.sparse_reused, static_cast<double>(sparsity.reused));
+  Impl::Follow(m.sparse_rechosen, static_cast<double>(sparsity.rechosen));
   Impl::Follow(m.sparse_capped, static_cast<double>(sparsity.capped));
   Impl::Follow(m.sparse_fallbacks, static_cast<double>(sparsity.dense_fallbacks));
   Impl::Follow(m.sparse_read, static_cast<double>(sparsity.blocks_read));

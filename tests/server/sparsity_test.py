@@ -71,6 +71,12 @@ class Sparsity(unittest.TestCase):
             self.assertLess(read, (mass["blocks_total"] - after["blocks_total"]) / 1.2)
             completion(server, kv_sparsity={"budget": 256, "mass": 0.99})
             self.assertGreater(counters(server)["capped_total"], 0)
+            self.assertEqual(counters(server)["rechosen_total"], 0)
+            # Whatever the mode: rows of the prompt take over choices as well.
+            told = counters(server)["reused_total"]
+            completion(server, kv_sparsity={"mode": "all", "budget": 256, "reuse": 64})
+            rows = len(PROMPT) + TOKENS - 1 - 256
+            self.assertEqual(counters(server)["reused_total"] - told, 2 * 2 * (rows - (rows + 63) // 64))
 
     def test_the_server_has_defaults(self):
         with serving("--kv-sparsity-budget", 320) as server:
@@ -89,7 +95,10 @@ class Sparsity(unittest.TestCase):
                                  ({"budget": 1.5}, "kv_sparsity.budget"), ({"eps": 1.01}, "kv_sparsity.eps"),
                                  ({"eps": "0"}, "kv_sparsity.eps"), ({"mass": 0}, "kv_sparsity.mass"),
                                  ({"mass": 1.5}, "kv_sparsity.mass"), ({"reuse": 0}, "kv_sparsity.reuse"),
-                                 ({"reuse": 65}, "kv_sparsity.reuse"), (5, "kv_sparsity"), ([], "kv_sparsity")):
+                                 ({"reuse": 65}, "kv_sparsity.reuse"), ({"reuse": 1.5}, "kv_sparsity.reuse"),
+                                 ({"reuse": "4"}, "kv_sparsity.reuse"), ({"reuse": True}, "kv_sparsity.reuse"),
+                                 ({"mass": -0.1}, "kv_sparsity.mass"), ({"mass": "0.9"}, "kv_sparsity.mass"),
+                                 ({"mass": [0.9]}, "kv_sparsity.mass"), (5, "kv_sparsity"), ([], "kv_sparsity")):
                 self.assertEqual(completion(server, status=400, kv_sparsity=value)["param"], param)
         with serving() as server:
             error = completion(server, status=400, kv_sparsity={"budget": 512})

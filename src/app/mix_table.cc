@@ -37,8 +37,8 @@ std::string KindOfUnit(const std::string& name) {
 }
 
 std::string LossText(const MixOption& option) {
-  return std::isfinite(option.loss) ? fmt::format("{:.3g}", option.loss)
-                                    : fmt::format("overflow ({:.3g})", option.largest);
+  if (option.overflows()) return fmt::format("overflow ({:.3g})", option.largest);
+  return std::isfinite(option.loss) ? fmt::format("{:.3g}", option.loss) : "not finite";
 }
 
 }  // namespace
@@ -84,9 +84,12 @@ std::vector<std::string> MixNotes(const Mix& mix) {
   for (const MixUnit& unit : mix.units) {
     for (const MixOption& option : unit.options) {
       if (std::isfinite(option.loss)) continue;
-      notes.push_back(fmt::format(
-          "{}: {} overflows there (a magnitude of {:.3g} is met, it ends at 65504); it gets {}", unit.name,
-          option.precision.Name(), option.largest, unit.options[unit.chosen].precision.Name()));
+      const std::string why =
+          option.overflows() ? fmt::format("overflows there (a magnitude of {:.3g} is met, it ends at 65504)",
+                                           option.largest)
+                             : "makes predictions that are not finite";
+      notes.push_back(fmt::format("{}: {} {}; it gets {}", unit.name, option.precision.Name(), why,
+                                  unit.options[unit.chosen].precision.Name()));
     }
   }
   std::map<std::string, std::vector<const quantizer::RouterFinding*>> routers;

@@ -52,6 +52,8 @@ std::string What(const Options& options) {
 // Flags that would do nothing.
 Status CheckUsed(const Options& options, const CLI::App& verb) {
   const bool gptq = options.method == "gptq", mix = !options.mix.precisions.empty();
+  const bool calibrated = gptq || mix || options.smoothing == "on" || options.activations == "static";
+  const char* calibration = "--method gptq, --mix, --smoothing on or --activations static";
   const bool int4 = options.scheme == "w4a16" ||
                     std::ranges::find(options.mix.precisions, "w4a16") != options.mix.precisions.end();
   struct Rule {
@@ -65,10 +67,17 @@ Status CheckUsed(const Options& options, const CLI::App& verb) {
         Rule{"--static-tolerance", options.activations == "static", "--activations static"},
         Rule{"--group-size", int4, "--scheme w4a16 or w4a16 in --mix"},
         Rule{"--bits-per-weight", mix, "--mix"}, Rule{"--budget", mix, "--mix"},
-        Rule{"--budget-per-token", mix, "--mix"}, Rule{"--mix-tokens", mix, "--mix"}}) {
+        Rule{"--budget-per-token", mix, "--mix"}, Rule{"--mix-tokens", mix, "--mix"},
+        Rule{"--calibration-tokens", calibrated, calibration},
+        Rule{"--max-seq-length", calibrated, calibration}}) {
     if (verb.count(rule.flag) > 0 && !rule.used) {
       return InvalidArgument("{} does nothing without {}; leave it out, or add that", rule.flag, rule.what);
     }
+  }
+  if (verb.count("--min-coverage") > 0 && options.rare_experts == "all") {
+    return InvalidArgument(
+        "--min-coverage does nothing with --rare-experts all, by which no expert lacks tokens; leave one "
+        "out");
   }
   return OkStatus();
 }
@@ -478,7 +487,11 @@ void AddQuantize(CLI::App& root, VerbRun& run) {
       "  moesaic quantize DeepSeek-V3/config.json --scheme w8a8 --plan");
   verb->callback([options, verb, &run] {
     if (options->output.empty() && !options->plan) throw CLI::RequiredError("--output");
-    if (options->scheme.empty() == options->mix.precisions.empty()) {
+    if (!options->scheme.empty() && !options->mix.precisions.empty()) {
+      throw CLI::ValidationError(
+          "--scheme is one precision for all linears, --mix several: give one of them");
+    }
+    if (options->scheme.empty() && options->mix.precisions.empty()) {
       throw CLI::ValidationError("one of --scheme and --mix is required");
     }
     run = [options, verb]() -> Status {

@@ -59,13 +59,13 @@ double CostIn(const MixOption& option, const MixBudget& budget) {
   return KindOf(budget) == BudgetKind::kBytes ? static_cast<double>(cost.bytes) : cost.bytes_per_token;
 }
 
-// A loss, null where it is infinite.
-ordered_json LossJson(double loss) {
-  return std::isfinite(loss) ? ordered_json(loss) : ordered_json(nullptr);
+// A loss or magnitude, null where it is infinite.
+ordered_json InfiniteJson(double value) {
+  return std::isfinite(value) ? ordered_json(value) : ordered_json(nullptr);
 }
-double LossIn(const ordered_json& json) {
-  const auto found = json.find("loss");
-  return found != json.end() && found->is_number() ? found->get<double>() : kInfinity;
+double InfiniteIn(const ordered_json& json, const char* key) {
+  const auto found = json.find(key);
+  return found != json.end() && found->is_null() ? kInfinity : NumberIn(json, key);
 }
 
 Status RefuseBudget(const MixSettings& settings, double fixed, double least, double weights) {
@@ -83,14 +83,16 @@ Status RefuseBudget(const MixSettings& settings, double fixed, double least, dou
       budget.Flag(), budget.amount, fmt::join(names, ", "), fixed + least, fixed);
 }
 
-// What a byte is worth: the steepest way to less loss that one option of one unit offers for more bytes.
-double PriceOf(const Mix& mix) {
+// What a byte is worth: the steepest way to less loss that one option of one unit offers for more bytes of
+// those that the budget counts.
+double PriceOf(const Mix& mix, const MixBudget& budget) {
   double price = 0;
   for (const MixUnit& unit : mix.units) {
     const MixOption& now = unit.options[unit.chosen];
     for (const MixOption& other : unit.options) {
-      if (other.bytes <= now.bytes || other.loss >= now.loss) continue;
-      price = std::max(price, (now.loss - other.loss) / static_cast<double>(other.bytes - now.bytes));
+      const double more = CostIn(other, budget) - CostIn(now, budget);
+      if (more <= 0 || other.loss >= now.loss) continue;
+      price = std::max(price, (now.loss - other.loss) / more);
     }
   }
   return price;
@@ -164,16 +166,16 @@ ordered_json Mix::Json() const {
       to["options"].push_back({{"precision", option.precision.Name()},
                                {"bytes", option.bytes},
                                {"bytes_per_token", option.bytes_per_token},
-                               {"loss", LossJson(option.loss)},
+                               {"loss", InfiniteJson(option.loss)},
                                {"flips", option.flips}});
-      if (option.largest > 0) to["options"].back()["largest"] = option.largest;
+      if (option.largest > 0) to["options"].back()["largest"] = InfiniteJson(option.largest);
     }
     json["units"].push_back(std::move(to));
   }
   for (const RouterFinding& router : routers) {
     json["routers"].push_back({{"layer", router.layer},
                                {"precision", router.precision.Name()},
-                               {"loss", router.loss},
+                               {"loss", InfiniteJson(router.loss)},
                                {"flips", router.flips},
                                {"saved_bytes", router.saved},
                                {"kept", router.kept}});
@@ -202,9 +204,9 @@ StatusOr<Mix> Mix::FromJson(const ordered_json& json) {
       unit.options.push_back({.precision = precision,
                               .bytes = static_cast<int64_t>(NumberIn(option, "bytes")),
                               .bytes_per_token = NumberIn(option, "bytes_per_token"),
-                              .loss = LossIn(option),
+                              .loss = InfiniteIn(option, "loss"),
                               .flips = NumberIn(option, "flips"),
-                              .largest = NumberIn(option, "largest")});
+                              .largest = InfiniteIn(option, "largest")});
     }
     mix.units.push_back(std::move(unit));
   }
@@ -212,7 +214,7 @@ StatusOr<Mix> Mix::FromJson(const ordered_json& json) {
     ASSIGN_OR_RETURN(const Precision precision, ParsePrecision(TextIn(from, "precision"), 32));
     mix.routers.push_back({.layer = static_cast<int>(NumberIn(from, "layer")),
                            .precision = precision,
-                           .loss = NumberIn(from, "loss"),
+                           .loss = InfiniteIn(from, "loss"),
                            .flips = NumberIn(from, "flips"),
                            .saved = static_cast<int64_t>(NumberIn(from, "saved_bytes")),
                            .kept = from.value("kept", true)});
@@ -276,9 +278,12 @@ Status ChooseMix(const MixSettings& settings, const MixFixed& fixed, Mix* mix) {
     std::vector<int> of_unit;
     double cheapest = kInfinity;
     for (size_t o = 0; o < unit.options.size(); ++o) {
-      if (!std::isfinite(unit.options[o].loss)) continue;
+      if (std::isfinite(unit.options[o].loss)) of_unit.push_back(static_cast<int>(o));
+    }
+    // Of MTP modules a token reads nothing, and they lose nothing: the first of such ties is taken.
+    std::ranges::stable_sort(of_unit, {}, [&](int o) { return unit.options[o].bytes; });
+    for (const int o : of_unit) {
       group.options.push_back(Cost(unit.options[o], budget));
-      of_unit.push_back(static_cast<int>(o));
       cheapest = std::min(cheapest, CostIn(unit.options[o], budget));
     }
     if (group.options.empty()) {
@@ -286,7 +291,10 @@ Status ChooseMix(const MixSettings& settings, const MixFixed& fixed, Mix* mix) {
       for (const Precision& option : settings.options) names.push_back(option.Name());
       return InvalidArgument("{}: none of {} can be taken ({}); add bf16 or fp32 to --mix", unit.name,
                              fmt::join(names, ", "),
-                             unit.options.empty() ? "its shape fits none" : "fp16 overflows there");
+                             unit.options.empty() ? "its shape fits none"
+                             : std::ranges::all_of(unit.options, &MixOption::overflows)
+                                 ? "fp16 overflows there"
+                                 : "what the model predicts is not finite");
     }
     weights += static_cast<double>(unit.weights);
     least += cheapest;
@@ -311,7 +319,7 @@ Status ChooseMix(const MixSettings& settings, const MixFixed& fixed, Mix* mix) {
   }
   mix->bits = 8 * static_cast<double>(mix->bytes) / weights;
   mix->exact = choice.exact;
-  mix->price = PriceOf(*mix);
+  mix->price = PriceOf(*mix, budget);
   for (RouterFinding& router : mix->routers) {
     router.kept = router.loss > mix->price * static_cast<double>(router.saved);
   }

@@ -29,7 +29,7 @@ struct MixBudget {
 
 /// What a mix is made of.
 struct MixSettings {
-  std::vector<Precision> options;  // empty: no mix; ties in loss and size go to the earlier one
+  std::vector<Precision> options;  // empty: no mix; ties in loss and bytes go to the earlier one
   MixBudget budget;
   int64_t tokens = 2048;  // of calibration, over which losses are measured
 
@@ -39,6 +39,9 @@ struct MixSettings {
   static StatusOr<MixSettings> FromJson(const nlohmann::json& json);
 };
 
+/// fp16 ends here.
+inline constexpr float kLargestHalf = 65504;
+
 /// One precision for one unit.
 struct MixOption {
   Precision precision;
@@ -47,7 +50,9 @@ struct MixOption {
   double bytes_per_token = 0;  // of its tensors; of routed experts bytes * top_k / experts
   double loss = 0;             // nats a token; infinite: it can't be taken
   double flips = 0;            // share of tokens and MoE layers behind it with other experts
-  double largest = 0;          // fp16: the largest magnitude that its arithmetic meets
+  double largest = 0;          // fp16: the largest magnitude that its arithmetic meets; infinite for NaN
+
+  bool overflows() const { return largest > kLargestHalf; }
 };
 
 /// Linears that have one precision: those that programs fuse (q, k and v; q_a and kv_a), and all of a
@@ -66,7 +71,7 @@ struct RouterFinding {
   int layer = 0;
   Precision precision;
   double loss = 0, flips = 0;
-  int64_t saved = 0;  // bytes
+  int64_t saved = 0;  // bytes, all of which every token reads
   bool kept = true;   // what the choice would have done
 };
 
@@ -78,7 +83,7 @@ struct Mix {
   double bits = 0;     // a weight, of what the mix decides
   int64_t bytes = 0;   // likewise
   bool exact = false;  // whether no choice within the budget has less loss
-  double price = 0;    // least loss that a further byte takes away: what the budget makes a byte worth
+  double price = 0;    // most loss that a further byte of the budget's kind takes away: what it is worth
 
   /// By unit; of those that have one.
   std::map<std::string, Precision> Choice() const;

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <limits>
 #include <set>
 
@@ -128,6 +129,27 @@ TEST(Mix, BytesOfATokenFavourExperts) {
   EXPECT_THAT(Chosen(mix), ElementsAre("nvfp4", "w8a8", "w8a8"));
 }
 
+TEST(Mix, WhatIsFreeTakesTheFewestBytes) {
+  // An MTP module: no token reads it, and nothing is lost.
+  for (const bool reversed : {false, true}) {
+    Mix mix = Three();
+    for (MixOption& option : mix.units[0].options) option.bytes_per_token = option.loss = 0;
+    if (reversed) std::ranges::reverse(mix.units[0].options);
+    ASSERT_TRUE(ChooseMix(Settings(Unit::kBytesPerToken, 1e6), {}, &mix).ok());
+    EXPECT_THAT(Chosen(mix), ElementsAre("nvfp4", "bf16", "bf16"));
+  }
+}
+
+TEST(Mix, APriceIsOfTheBytesThatTheBudgetCounts) {
+  Mix mix = Three();
+  mix.routers = {{.layer = 1, .precision = P("nvfp4"), .loss = 0.3, .saved = 100}};
+  ASSERT_TRUE(ChooseMix(Settings(Unit::kBytesPerToken, 1500 + 500), {}, &mix).ok());
+  EXPECT_THAT(Chosen(mix), ElementsAre("nvfp4", "nvfp4", "w8a8"));
+  // Experts' int8: 5,000 bytes, of which a token reads a tenth.
+  EXPECT_NEAR(mix.price, 1.98 / 500, 1e-12);
+  EXPECT_FALSE(mix.routers[0].kept);  // 0.396 for its bytes; the dense unit's price would give 0.198
+}
+
 TEST(Mix, RefusesABudgetThatNothingFitsWithWhatTheCheapestCosts) {
   Mix mix = Three();
   EXPECT_THAT(
@@ -152,7 +174,11 @@ TEST(Mix, WhatOverflowsIsNotChosen) {
               HasSubstr("takes 7.3333 bits"));
   for (MixOption& option : mix.units[1].options) option.loss = std::numeric_limits<double>::infinity();
   EXPECT_THAT(Message(ChooseMix(Settings(Unit::kBitsPerWeight, 16), {}, &mix)),
-              HasSubstr("model.layers.1.mlp.experts: none of nvfp4, w8a8, bf16 can be taken"));
+              HasSubstr("model.layers.1.mlp.experts: none of nvfp4, w8a8, bf16 can be taken (what the model "
+                        "predicts is not finite)"));
+  for (MixOption& option : mix.units[1].options) option.largest = 1e5;
+  EXPECT_THAT(Message(ChooseMix(Settings(Unit::kBitsPerWeight, 16), {}, &mix)),
+              HasSubstr("(fp16 overflows there)"));
 }
 
 TEST(Mix, RoutersAreWorthTheirBytesOrNot) {
@@ -172,6 +198,7 @@ TEST(Mix, IsReadBackAsItWas) {
   mix.tokens = 2048;
   mix.units[2].options[0].loss = std::numeric_limits<double>::infinity();
   mix.units[2].options[0].largest = 1e5;
+  mix.units[2].options[1].largest = std::numeric_limits<double>::infinity();
   mix.routers = {
       {.layer = 1, .precision = P("w8a8"), .loss = 0.5, .flips = 0.25, .saved = 10, .kept = false}};
   ASSERT_TRUE(ChooseMix(Settings(Unit::kBitsPerWeight, 6), {}, &mix).ok());
@@ -179,6 +206,10 @@ TEST(Mix, IsReadBackAsItWas) {
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(read->Json().dump(), mix.Json().dump());
   EXPECT_EQ(read->Choice(), mix.Choice());
+  EXPECT_EQ(read->units[2].options[0].loss, mix.units[2].options[0].loss);
+  EXPECT_EQ(read->units[2].options[0].largest, 1e5);
+  EXPECT_TRUE(std::isinf(read->units[2].options[1].largest));
+  EXPECT_FALSE(read->units[2].options[2].overflows());
 }
 
 TEST(Mix, SettingsAreReadBackAsTheyWere) {

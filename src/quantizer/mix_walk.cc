@@ -25,7 +25,6 @@ constexpr int kSampleLength = 256;
 constexpr int kPredicted = 64;
 // Values of a matrix that are rounded at a time: 4 MiB as f32, several tasks for every core.
 constexpr int64_t kSlabValues = int64_t{1} << 20;
-constexpr float kLargestHalf = 65504;
 // Errors of 11 significant bits beside those of 8, squared.
 constexpr double kHalfOfBF16 = 1.0 / 64;
 
@@ -55,20 +54,9 @@ int64_t LanesOf(const models::DecoderSpec& spec, const MixSettings& mix, int64_t
   return 1 + units * LanesOfUnit(mix) + layers * LanesOfRouter(mix);
 }
 
-// Sequences from all over the calibration, cut short.
-std::vector<std::vector<int32_t>> SampleOf(const std::vector<std::vector<int32_t>>& sequences,
-                                           int64_t tokens) {
-  std::vector<std::vector<int32_t>> sample;
-  const size_t wanted = static_cast<size_t>((tokens + kSampleLength - 1) / kSampleLength);
-  const size_t step = std::max<size_t>(sequences.size() / wanted, 1);
-  for (size_t offset = 0; offset < step; ++offset) {
-    for (size_t i = offset; i < sequences.size() && tokens > 0; i += step) {
-      const auto count = std::min<int64_t>({std::ssize(sequences[i]), kSampleLength, tokens});
-      sample.emplace_back(sequences[i].begin(), sequences[i].begin() + count);
-      tokens -= count;
-    }
-  }
-  return sample;
+// Tokens over which losses are measured.
+int64_t SampleTokens(const OutputSettings& settings) {
+  return std::min(settings.mix.tokens, settings.calibration.tokens);
 }
 
 // KL(p || q) of the softmaxes of two rows of logits.
@@ -119,8 +107,7 @@ class MixMeasurer : public LayerVisitor {
         option.flips = FlipsOf(lane);
         if (!unit.measured || !option.precision.kept() || option.precision.dtype != DType::kF16) continue;
         option.largest = lanes_[u].largest;
-        option.loss =
-            option.largest > kLargestHalf ? kInfinity : option.loss + kHalfOfBF16 * losses[lanes_[u].bf16];
+        option.loss = option.overflows() ? kInfinity : option.loss + kHalfOfBF16 * losses[lanes_[u].bf16];
       }
       // Nobody knows what fp16 meets in a module that was not walked.
       if (!unit.measured && unit.options.size() > 1) {
@@ -301,8 +288,8 @@ class MixMeasurer : public LayerVisitor {
       return;
     }
     std::vector<float> halves(rows.size());
+    *largest = std::max(*largest, LargestIn(rows.data(), 1, static_cast<int>(rows.size()), 0));
     for (size_t i = 0; i < rows.size(); ++i) {
-      *largest = std::max(*largest, std::fabs(rows[i]));
       // Infinite weights would end in values that are none; the unit is lost already.
       halves[i] = std::fabs(rows[i]) > kLargestHalf ? 0 : tensor::HalfToFloat(tensor::FloatToHalf(rows[i]));
     }
@@ -341,7 +328,8 @@ class MixMeasurer : public LayerVisitor {
     for (int r = 0; r < count; ++r) {
       for (int i = 0; i < n; ++i) {
         const float magnitude = std::fabs(rows[r * stride + i]);
-        largest = magnitude <= largest ? largest : magnitude;  // NaN counts as large
+        largest =
+            std::max(largest, std::isnan(magnitude) ? std::numeric_limits<float>::infinity() : magnitude);
       }
     }
     return largest;
@@ -403,6 +391,27 @@ class MixMeasurer : public LayerVisitor {
 
 }  // namespace
 
+std::vector<std::vector<int32_t>> MixSample(const std::vector<std::vector<int32_t>>& sequences,
+                                            int64_t tokens) {
+  std::vector<std::vector<int32_t>> sample;
+  const size_t wanted = static_cast<size_t>((tokens + kSampleLength - 1) / kSampleLength);
+  const size_t step = std::max<size_t>(sequences.size() / std::max<size_t>(wanted, 1), 1);
+  const auto take = [&](const std::vector<int32_t>& sequence, int64_t first) {
+    const auto count = std::min<int64_t>({std::ssize(sequence) - first, kSampleLength, tokens});
+    if (count <= 0) return;
+    sample.emplace_back(sequence.begin() + first, sequence.begin() + first + count);
+    tokens -= count;
+  };
+  int64_t longest = 0;
+  for (const std::vector<int32_t>& sequence : sequences) longest = std::max(longest, std::ssize(sequence));
+  for (int64_t first = 0; first < longest && tokens > 0; first += kSampleLength) {
+    for (size_t offset = 0; offset < step; ++offset) {
+      for (size_t i = offset; i < sequences.size(); i += step) take(sequences[i], first);
+    }
+  }
+  return sample;
+}
+
 StatusOr<Mix> MeasureMix(const kernels::ExecContext& ctx, const Checkpoint& source,
                          const models::DecoderSpec& spec, const std::vector<ModelItem>& items,
                          const OutputSettings& settings, std::vector<MixUnit> units,
@@ -416,7 +425,7 @@ StatusOr<Mix> MeasureMix(const kernels::ExecContext& ctx, const Checkpoint& sour
     ASSIGN_OR_RETURN(gains, MeasureGains(ctx, source, spec, items, settings, units, sequences, tell));
   }
   ASSIGN_OR_RETURN(CalibrationStream stream,
-                   CalibrationStream::Create(source, spec, SampleOf(sequences, settings.mix.tokens), ctx));
+                   CalibrationStream::Create(source, spec, MixSample(sequences, settings.mix.tokens), ctx));
   RETURN_IF_ERROR(stream.ReserveLanes(static_cast<int>(LanesOf(spec, settings.mix, measured))));
   MixMeasurer measurer(ctx, source, spec, settings, items, std::move(units), stream);
   for (int layer = 0; layer < spec.layers; ++layer) {
@@ -435,27 +444,34 @@ int64_t MixBytes(const models::DecoderSpec& spec, const std::vector<ModelItem>& 
                  const OutputSettings& settings) {
   const MixSettings& mix = settings.mix;
   const int64_t exact = ExactType(mix) == DType::kF32 ? 4 : 2;
+  const bool half_alone = mix.Has(DType::kF16) && !mix.Has(DType::kBF16);  // fp16's loss is that of bf16
   std::set<std::string> units;
   std::map<int, std::pair<int64_t, int64_t>>
       layers;  // packed for all lanes: outside of experts, one linear of these
   int64_t widest = spec.hidden;
   for (const ModelItem& item : items) {
-    if (!item.roundable || item.layer >= spec.layers) continue;
+    if (!item.linear || item.layer < 0 || item.layer >= spec.layers) continue;
+    auto& [dense, expert] = layers[item.layer];
+    if (!item.roundable) {
+      // As CalibrationBytes has them; a router besides as each of its lanes has it, and while that is made.
+      const bool router = item.name.ends_with(".mlp.gate");
+      dense += item.elements() * 4 * (router ? LanesOfRouter(mix) + 2 : 1);
+      continue;
+    }
     units.insert(MixUnitOf(item.name));
-    int64_t packed = item.elements() * exact;
+    int64_t packed = item.elements() * (exact + (half_alone ? 2 : 0));
     for (const Precision& option : mix.options) {
       packed += option.kept() ? item.elements() * (option.dtype == DType::kBF16 ? 2 : 4)
                               : RuntimeMatrix::Bytes(option.grid(), static_cast<int>(item.shape[0]),
                                                      static_cast<int>(item.shape[1]));
     }
-    auto& [dense, expert] = layers[item.layer];
     if (!item.routed) dense += packed;
     if (item.routed) expert = std::max(expert, packed);
     widest = std::max(widest, item.shape[1]);
   }
   int64_t most = 0;
   for (const auto& [layer, packed] : layers) most = std::max(most, packed.first + 3 * packed.second);
-  const int64_t tokens = LanesOf(spec, mix, std::ssize(units)) * mix.tokens;
+  const int64_t tokens = LanesOf(spec, mix, std::ssize(units)) * SampleTokens(settings);
   const int64_t slab = std::max(kSlabValues, kRowStep * widest) * 8;
   const int64_t predictions =
       (int64_t{spec.vocab} * exact + kPredicted * 12) * spec.hidden + int64_t{kPredicted} * spec.vocab * 8;
@@ -473,7 +489,7 @@ double MixLaneTokens(const models::DecoderSpec& spec, const OutputSettings& sett
   if (spec.moe.shared_intermediate > 0) {
     units += std::ranges::count(spec.is_moe.begin(), spec.is_moe.begin() + spec.layers, true);
   }
-  return static_cast<double>(settings.mix.tokens) *
+  return static_cast<double>(SampleTokens(settings)) *
          (1 + 0.5 * static_cast<double>(LanesOf(spec, settings.mix, units)));
 }
 

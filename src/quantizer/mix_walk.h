@@ -24,6 +24,11 @@
 
 namespace moesaic::quantizer {
 
+/// Up to `tokens` tokens of `sequences`, cut into windows of 256 at most: first windows from all over them,
+/// then the second ones, and so on.
+std::vector<std::vector<int32_t>> MixSample(const std::vector<std::vector<int32_t>>& sequences,
+                                            int64_t tokens);
+
 /// Measures the losses of `units`, whose linears are among `items`; MTP modules' stay unmeasured, with a loss
 /// of 0: they draft, and their model decides. `progress` is called with layers done and in all.
 StatusOr<Mix> MeasureMix(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& source,

@@ -16,6 +16,8 @@ namespace {
 
 namespace fs = std::filesystem;
 using checkpoint::Checkpoint;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 class MixWalkTest : public QuantizeTest {
@@ -149,6 +151,7 @@ TEST_F(MixWalkTest, TheLayerThatOverflowsFp16IsFoundAndKeptInBF16) {
   }
   const auto out = *Checkpoint::Open(folder_.Path("out"));
   EXPECT_FALSE(out->config().contains("quantization_config"));
+  EXPECT_EQ(out->config()["torch_dtype"], "bfloat16") << "the widest of those kept";
   EXPECT_EQ(out->Find(layer + "mlp.experts.0.up_proj.weight")->dtype, tensor::DType::kBF16);
   EXPECT_EQ(out->Find(layer + "self_attn.o_proj.weight")->dtype, tensor::DType::kF16);
   EXPECT_TRUE(Check(source, "out").ok()) << Check(source, "out").status();
@@ -250,6 +253,101 @@ TEST_F(MixWalkTest, AnotherMixIsRefused) {
   options_.progress = nullptr;
   options_.output.mix.budget.amount = 7;
   EXPECT_THAT(Message(Run(Golden("kimi-k2"), "out").status()), HasSubstr("begun with another settings"));
+}
+
+TEST_F(MixWalkTest, OtherKernelsAreRefusedBeforeTheyMeasure) {
+  Ask({"nvfp4", "w8a8", "bf16"}, MixBudget::Unit::kBitsPerWeight, 6);
+  int calls = 0, measured = 0;
+  options_.progress = [&](const QuantizeProgress&) { return ++calls != 4; };
+  options_.unit_bytes = 60'000;
+  ASSERT_EQ(Run(Golden("kimi-k2"), "out").status().code(), StatusCode::kCancelled);
+  options_.progress = [&](const QuantizeProgress& at) {
+    measured += at.stage.starts_with("measuring") ? 1 : 0;
+    return true;
+  };
+  const std::vector<runtime::Isa> isas = runtime::HostIsas(runtime::DetectCpu());
+  if (isas.size() < 2) GTEST_SKIP() << "this machine has one kind of kernels";
+  kernels_ = kernels::SelectKernels(*runtime::LimitTo(runtime::DetectCpu(), isas.front()));
+  EXPECT_THAT(Message(Run(Golden("kimi-k2"), "out").status()), HasSubstr("begun with another kernels"));
+  EXPECT_EQ(measured, 0);
+}
+
+TEST_F(MixWalkTest, KeepMustNotPartWhatRunsAsOne) {
+  // Were the rest of q, k and v kept in bf16 as well, nothing would be rounded and something else.
+  Ask({"bf16", "nvfp4"}, MixBudget::Unit::kBitsPerWeight, 32);
+  options_.output.keep = {{tensor::DType::kF32, R"(layers\.1\.self_attn\.q_proj)"}};
+  bool measured = false;
+  options_.progress = [&](const QuantizeProgress&) { return measured = true; };
+  const std::string message = Message(Run(Golden("qwen3-moe-norm-tied"), "out").status());
+  EXPECT_THAT(message, HasSubstr("it names only one of model.layers.1.self_attn.q_proj and "));
+  EXPECT_FALSE(measured);
+}
+
+TEST_F(MixWalkTest, IsNotVerifiedAgainstAnotherModel) {
+  Ask({"nvfp4", "w8a8"}, MixBudget::Unit::kBitsPerWeight, 8);
+  ASSERT_TRUE(Run(Golden("kimi-k2"), "out").ok());
+  EXPECT_THAT(Message(Check(Golden("qwen3-moe-norm-tied"), "out").status()),
+              HasSubstr("the mix that was chosen has no precision for it: it is of another model"));
+}
+
+TEST_F(MixWalkTest, MtpModulesTakeTheFewestBytesWhereNoTokenReadsThem) {
+  Ask({"bf16", "w8a8", "nvfp4"}, MixBudget::Unit::kBytesPerToken, 1e12);
+  const StatusOr<QuantizeReport> report = Run(Golden("deepseek-v3-mtp"), "out");
+  ASSERT_TRUE(report.ok()) << report.status();
+  int drafting = 0;
+  for (const MixUnit& unit : report->analysis->mix->units) {
+    drafting += unit.measured ? 0 : 1;
+    const MixOption& chosen = unit.options[unit.chosen];
+    const int64_t fewest = std::ranges::min(unit.options, {}, &MixOption::bytes).bytes;
+    EXPECT_TRUE(unit.measured ? chosen.precision.Name() == "bf16" : chosen.bytes == fewest)
+        << unit.name << " " << chosen.precision.Name();
+  }
+  EXPECT_GT(drafting, 0);
+}
+
+TEST_F(MixWalkTest, SamplesTakeFurtherWindowsUntilThereAreEnough) {
+  const std::vector<std::vector<int32_t>> sequences = TestSequences({600, 100, 300}, 1000);
+  const auto lengths = [&](int64_t tokens) {
+    std::vector<size_t> found;
+    for (const std::vector<int32_t>& window : MixSample(sequences, tokens)) found.push_back(window.size());
+    return found;
+  };
+  EXPECT_THAT(lengths(300), ElementsAre(256, 44));
+  EXPECT_THAT(lengths(700), ElementsAre(256, 100, 256, 88));
+  EXPECT_THAT(lengths(5000), ElementsAre(256, 100, 256, 256, 44, 88));
+  EXPECT_EQ(MixSample(sequences, 5000)[3],
+            std::vector<int32_t>(sequences[0].begin() + 256, sequences[0].begin() + 512));
+  options_.calibration = sequences;
+  for (std::vector<int32_t>& ids : options_.calibration) {
+    for (int32_t& id : ids) id %= 64;
+  }
+  Ask({"nvfp4", "w8a8"}, MixBudget::Unit::kBitsPerWeight, 6);
+  options_.output.mix.tokens = 2048;
+  const StatusOr<QuantizeReport> report = Run(Golden("kimi-k2"), "out");
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->analysis->mix->tokens, 1000);
+}
+
+TEST_F(MixWalkTest, PlansForNoMoreTokensThanThereAre) {
+  const auto source = *Checkpoint::Open(Golden("kimi-k2"));
+  const models::DecoderSpec spec = *models::SpecFromConfig(source->config(), "config.json");
+  const std::vector<ModelItem> items = *ListItems(*source);
+  Ask({"fp16", "fp32"}, MixBudget::Unit::kBitsPerWeight, 32);
+  options_.output.calibration.tokens = 100;
+  const int64_t bytes = MixBytes(spec, items, options_.output);
+  options_.output.mix.tokens = 100'000;
+  EXPECT_EQ(MixBytes(spec, items, options_.output), bytes) << "there are 100";
+  options_.output.calibration.tokens = 101;
+  EXPECT_GT(MixBytes(spec, items, options_.output), bytes);
+}
+
+TEST_F(MixWalkTest, AWeightThatFp16LacksIsNamed) {
+  const std::string source = CopyOf("kimi-k2"), module = "model.layers.0.self_attn.o_proj";
+  Scale(source, module, 0x1p40F);
+  options_.output.keep = {{tensor::DType::kF16, R"(layers\.0\.self_attn\.o_proj)"}};
+  EXPECT_THAT(
+      Message(Run(source, "out").status()),
+      AllOf(HasSubstr(module + ": the weight of output 0, input "), HasSubstr("at most 65504 to be fp16")));
 }
 
 TEST_F(MixWalkTest, KeptLinearsAreNotItsToChoose) {

@@ -7,7 +7,6 @@
 #include <regex>
 #include <set>
 
-#include "base/check.h"
 #include "checkpoint/json_text.h"
 #include "checkpoint/linear_source.h"
 #include "quantizer/checksum.h"
@@ -51,7 +50,7 @@ class Chooser {
     OutputItem output;
     std::optional<DType> kept = KeptAs(item);
     if (item.roundable && !kept) {
-      output.precision = PrecisionOf(item);
+      ASSIGN_OR_RETURN(output.precision, PrecisionOf(item));
       if (output.precision.kept()) kept = output.precision.dtype;
     }
     if (item.roundable && !kept) {
@@ -89,8 +88,9 @@ class Chooser {
   /// Whether a mix decides the item.
   bool IsMixed(const ModelItem& item) { return item.roundable && !KeptAs(item); }
 
-  Status CheckFused(const ModelItem& first, Form form, const ModelItem& item, Form other) const {
-    if ((form == Form::kRounded) == (other == Form::kRounded)) return OkStatus();
+  /// `free`: whether no rule keeps it.
+  static Status CheckFused(const ModelItem& first, bool first_free, const ModelItem& item, bool free) {
+    if (first.fused < 0 || first.fused != item.fused || first_free == free) return OkStatus();
     return InvalidArgument("--keep must name all linears that run as one: it names only one of {} and {}",
                            first.name, item.name);
   }
@@ -110,11 +110,14 @@ class Chooser {
   }
 
   // Of a linear that no rule keeps.
-  Precision PrecisionOf(const ModelItem& item) const {
-    if (!settings_.mix.wanted()) return {.scheme = settings_.scheme, .group_size = settings_.group_size};
+  StatusOr<Precision> PrecisionOf(const ModelItem& item) const {
+    if (!settings_.mix.wanted()) {
+      return Precision{.scheme = settings_.scheme, .group_size = settings_.group_size};
+    }
     const auto found = choice_.find(MixUnitOf(item.name));
-    MOESAIC_CHECK(found != choice_.end());  // a choice is of all units of the same source and settings
-    return found->second;
+    if (found != choice_.end()) return found->second;
+    return InvalidArgument("{}: the mix that was chosen has no precision for it: it is of another model",
+                           item.name);
   }
 
   std::optional<DType> KeptAs(const ModelItem& item) {
@@ -391,6 +394,10 @@ StatusOr<MixPlan> PlanMix(const std::vector<ModelItem>& items, const std::vector
   std::map<std::string, std::vector<bool>> fits;  // [options]
   for (size_t i = 0; i < items.size(); ++i) {
     const ModelItem& item = items[i];
+    if (i > 0) {
+      RETURN_IF_ERROR(
+          Chooser::CheckFused(items[i - 1], chooser.IsMixed(items[i - 1]), item, chooser.IsMixed(item)));
+    }
     if (!chooser.IsMixed(item)) {
       ASSIGN_OR_RETURN(const OutputItem output, chooser.Choose(item, forms[i]));
       plan.fixed.bytes += output.bytes() + HeaderBytes(item, output);
@@ -416,6 +423,7 @@ StatusOr<MixPlan> PlanMix(const std::vector<ModelItem>& items, const std::vector
       sum.bytes += of_item->bytes;
       sum.header_bytes += of_item->header_bytes;
       sum.bytes_per_token += Active(item, spec) * static_cast<double>(of_item->bytes);
+      if (item.layer >= spec.layers) continue;  // MTP modules lose nothing
       sum.loss += NominalError(sum.precision) * static_cast<double>(item.elements());
     }
   }
@@ -449,8 +457,9 @@ StatusOr<OutputPlan> PlanOutput(const std::vector<ModelItem>& items, const std::
   std::map<std::string, std::set<std::string>> units;  // of a mix, by the name of their precision
   for (size_t i = 0; i < items.size(); ++i) {
     ASSIGN_OR_RETURN(OutputItem output, chooser.Choose(items[i], forms[i]));
-    if (i > 0 && items[i].fused >= 0 && items[i].fused == items[i - 1].fused) {
-      RETURN_IF_ERROR(chooser.CheckFused(items[i - 1], plan.items.back().form, items[i], output.form));
+    if (i > 0) {
+      RETURN_IF_ERROR(Chooser::CheckFused(items[i - 1], plan.items.back().form == Form::kRounded, items[i],
+                                          output.form == Form::kRounded));
     }
     const bool is_static = output.form == Form::kRounded && settings.InputScale(items[i].name) > 0;
     if (settings.analyze.static_activations && output.form == Form::kRounded && !is_static) {

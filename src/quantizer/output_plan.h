@@ -106,7 +106,7 @@ struct OutputPlan {
 };
 
 /// The units of a mix with the sizes of their options, and what the rest takes. Losses are by NominalError.
-/// Options that don't fit a unit's shapes are left out.
+/// Options that don't fit a unit's shapes are left out. Refuses --keep rules that part fused linears.
 struct MixPlan {
   std::vector<MixUnit> units;
   MixFixed fixed;
@@ -115,7 +115,7 @@ StatusOr<MixPlan> PlanMix(const std::vector<ModelItem>& items, const std::vector
                           const models::DecoderSpec& spec, const OutputSettings& settings);
 
 /// Plans the output; of a mix with the choice that `settings.analysis` has. Refuses a grid that does not fit
-/// an item, and --keep rules that part fused linears; both errors say what to do.
+/// an item, --keep rules that part fused linears, and a choice that lacks a unit; errors say what to do.
 StatusOr<OutputPlan> PlanOutput(const std::vector<ModelItem>& items, const std::vector<SourceForm>& forms,
                                 const OutputSettings& settings);
 

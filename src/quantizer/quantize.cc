@@ -100,6 +100,18 @@ Status WriteTexts(const QuantizeOptions& options, const QuantizePlan& plan, cons
   return OkStatus();
 }
 
+// What a loader that knows one type for all weights must take, so that none of a mix of kept ones overflows.
+const char* WidestKept(const QuantizePlan& plan) {
+  bool f32 = false, bf16 = false;
+  for (size_t i = 0; i < plan.items.size(); ++i) {
+    if (!plan.items[i].roundable) continue;
+    const tensor::DType dtype = plan.output.items[i].tensors.front().stored.dtype;
+    f32 |= dtype == tensor::DType::kF32;
+    bf16 |= dtype == tensor::DType::kBF16;
+  }
+  return f32 ? "float32" : bf16 ? "bfloat16" : "float16";
+}
+
 // The last of all files: without it nothing opens the folder.
 Status WriteConfig(const checkpoint::Checkpoint& source, const QuantizeOptions& options,
                    const QuantizePlan& plan, const std::string& folder) {
@@ -107,6 +119,7 @@ Status WriteConfig(const checkpoint::Checkpoint& source, const QuantizeOptions& 
   const OutputSettings& settings = options.output;
   if (settings.mix.wanted() && plan.output.mixed.empty()) {
     config.erase("quantization_config");  // all is kept: a plain checkpoint
+    config[config.contains("dtype") ? "dtype" : "torch_dtype"] = WidestKept(plan);
   } else if (settings.mix.wanted()) {
     config["quantization_config"] = MixedQuantizationConfig(plan.output.mixed, plan.output.ignore);
   } else {
@@ -206,8 +219,9 @@ Status AddAnalysis(const checkpoint::Checkpoint& source, const kernels::KernelTa
       const auto analysis = begun->find("analysis");
       if (analysis != begun->end() && analysis->is_string()) settings.analysis_xxh3 = *analysis;
     }
-    RETURN_IF_ERROR(
-        CheckSameRun(journal, {{"source", FingerprintOf(source)}, {"settings", settings.Json()}}));
+    RETURN_IF_ERROR(CheckSameRun(
+        journal,
+        {{"source", FingerprintOf(source)}, {"settings", settings.Json()}, {"kernels", KernelsOf(kernels)}}));
   }
   ASSIGN_OR_RETURN(options->output.analysis, FindAnalysis(source, *options, kernels, pool, folder));
   options->output.analysis_xxh3 = options->output.analysis->Checksum();

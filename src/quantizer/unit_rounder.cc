@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "base/check.h"
+#include "quantizer/mix.h"
 
 namespace moesaic::quantizer {
 namespace {
@@ -103,6 +104,23 @@ Status UnitRounder::BadValue(const Piece& piece, int64_t first, int64_t count) c
     if (std::fabs(slab_[i]) < kTooLarge) continue;
     return DataLoss("{}: {}: the weight of output {}, input {} must be a finite number below 2^96, found {}",
                     source_.path(), item.name, first + i / columns, i % columns, slab_[i]);
+  }
+  return OkStatus();
+}
+
+Status UnitRounder::CheckValues(const Piece& piece, int64_t first, int64_t count, DType dtype) const {
+  const ModelItem& item = items_[piece.item];
+  const int64_t columns = Columns(item);
+  const auto values = static_cast<size_t>(count * columns);
+  if (!IsFinite(DType::kF32, std::as_bytes(std::span(slab_.data(), values)))) {
+    return BadValue(piece, first, count);
+  }
+  if (dtype != DType::kF16) return OkStatus();
+  for (size_t i = 0; i < values; ++i) {
+    if (std::fabs(slab_[i]) <= kLargestHalf) continue;
+    const auto at = static_cast<int64_t>(i);
+    return DataLoss("{}: {}: the weight of output {}, input {} must be at most {} to be fp16, found {}",
+                    source_.path(), item.name, first + at / columns, at % columns, kLargestHalf, slab_[i]);
   }
   return OkStatus();
 }
@@ -232,10 +250,7 @@ Status UnitRounder::ConvertPiece(const Piece& piece, const SourceRows& rows, std
   for (int64_t done = 0; done < piece.rows; done += step) {
     const int64_t count = std::min(step, piece.rows - done);
     RETURN_IF_ERROR(ReadSlab(piece, rows, piece.first + done, count));
-    const auto* bytes = reinterpret_cast<const std::byte*>(slab_.data());
-    if (!IsFinite(DType::kF32, {bytes, static_cast<size_t>(count * columns) * sizeof(float)})) {
-      return BadValue(piece, piece.first + done, count);
-    }
+    RETURN_IF_ERROR(CheckValues(piece, piece.first + done, count, dtype));
     const auto width = static_cast<int64_t>(tensor::BytesOf(dtype, 1));
     ctx_.pool->Run(count, [&](int64_t row, int) {
       const float* from = slab_.data() + row * columns;

@@ -48,6 +48,8 @@ class UnitRounder {
   /// Rows [first, first + count) of a piece as f32, in slab_.
   Status ReadSlab(const Piece& piece, const SourceRows& rows, int64_t first, int64_t count);
   Status BadValue(const Piece& piece, int64_t first, int64_t count) const;
+  /// Refuses rows of the slab that have values which are not finite, or too large for `dtype`.
+  Status CheckValues(const Piece& piece, int64_t first, int64_t count, tensor::DType dtype) const;
   Status RoundPiece(const Piece& piece, const SourceRows& rows, std::span<std::byte* const> out,
                     const Rounding& rounding);
   StatusOr<QuantizedMatrix> RoundSlab(const Precision& precision, int count, int columns,

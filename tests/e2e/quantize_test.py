@@ -220,6 +220,9 @@ class BoundsTest(unittest.TestCase):
         for method in ("rtn", "gptq"):
             check_memory(self, self.source, self.folder, self.bytes // 4, "--mix", "nvfp4,w8a8", "--bits-per-weight", "6",
                          "--mix-tokens", "128", "--method", method, *calibration)
+        # fp16 alone has lanes in f32, and one in bf16 for its loss.
+        check_memory(self, self.source, self.folder, self.bytes // 4, "--mix", "fp16,w8a8", "--bits-per-weight", "12",
+                     "--mix-tokens", "128", *calibration)
 
     def test_kills_change_nothing(self):
         check_kills(self, self.source, self.folder, "--scheme", "w4a16", "--memory", "96M", "--shard-size", "30M")
@@ -373,6 +376,10 @@ class CalibrationTest(unittest.TestCase):
             (("--scheme", "nvfp4", "--bits-per-weight", "5"), "--bits-per-weight does nothing without --mix"),
             (("--scheme", "nvfp4", "--mix-tokens", "64"), "--mix-tokens does nothing without --mix"),
             (("--mix", "nvfp4,fp8", "--bits-per-weight", "5", "--group-size", "64"), "--group-size does nothing"),
+            (("--scheme", "w8a8", "--max-seq-length", "64"), "--max-seq-length does nothing without --method gptq, --mix"),
+            (("--scheme", "w8a8", "--calibration-tokens", "64"), "--calibration-tokens does nothing without --method gptq"),
+            (("--scheme", "w8a8", "--method", "gptq", "--rare-experts", "all", "--min-coverage", "0.5"),
+             "--min-coverage does nothing with --rare-experts all"),
             (("--mix", "nvfp4,fp8", "--calibration", self.text), "--mix needs one of --bits-per-weight, --budget and"),
             (("--mix", "nvfp4", "--bits-per-weight", "5"), "--mix needs two precisions or more"),
             (("--mix", "nvfp4,nvfp4", "--bits-per-weight", "5"), "--mix: nvfp4 is there twice"),
@@ -386,6 +393,17 @@ class CalibrationTest(unittest.TestCase):
             result = run("quantize", TINY, "-o", self.folder / "no", *flags, code=1)
             self.assertIn(expected, result.stderr)
             self.assertFalse((self.folder / "no").exists())
+
+    def test_a_model_may_follow_the_mix(self):
+        output = run("quantize", "--mix", "nvfp4,fp8", TINY, "--bits-per-weight", "5", "--plan").stdout
+        self.assertIn("a mix of nvfp4, fp8", output)
+        for flags, expected in (
+            (("--scheme", "w8a8", "--mix", "nvfp4,fp8"), "--scheme is one precision for all linears, --mix several"),
+            (("--mix", "nvfp4,fp8", "--budget", "0"), "--budget"),
+            (("--mix", "nvfp4,fp8", "--budget-per-token", "0"), "--budget-per-token"),
+            (("--mix", "nvfp4,fp8", "--bits-per-weight", "0"), "--bits-per-weight"),
+        ):
+            self.assertIn(expected, run("quantize", TINY, "-o", self.folder / "no", *flags, code=2).stderr)
 
     def test_what_is_refused(self):
         for flags, expected in (

@@ -27,6 +27,9 @@ KINDS = {f"{scheme}-{method}": (scheme, ["--method", method], method == "gptq")
          for scheme in ("w8a8", "w4a16", "nvfp4", "fp8") for method in ("rtn", "mse", "gptq")}
 KINDS["w8a8-static"] = ("w8a8", SMOOTHED, True)
 KINDS["w8a8-static-gptq"] = ("w8a8", [*SMOOTHED, "--method", "gptq"], True)
+# name: flags; quantize_test.py has other programs read one.
+MIXED = {f"mixed-{method}": ["--mix", "w4a16,nvfp4,fp8,w8a8,bf16", "--bits-per-weight", "6", "--mix-tokens", "256",
+                             "--method", method] for method in ("rtn", "gptq")}
 ORACLES = list(dict.fromkeys([sys.executable, *filter(None, os.environ.get("MOESAIC_ORACLES", "").split(":"))]))
 IDS = [1, *range(20, 84)]
 
@@ -59,10 +62,12 @@ class QuantizedFoldersTest(unittest.TestCase):
                  for _ in range(20))
         text = cls.folder / "text.jsonl"
         text.write_text("\n".join(json.dumps({"text": text}) for text in texts))
-        for name, (scheme, flags, _) in KINDS.items():
-            calibrated = "gptq" in flags or "static" in flags
-            run("quantize", TINY, "-o", cls.folder / name, "--scheme", scheme, *flags,
-                *(["--calibration", text, "--calibration-tokens", "1024", "--min-coverage", "0"] if calibrated else []))
+        kinds = {name: ["--scheme", scheme, *flags] for name, (scheme, flags, _) in KINDS.items()} | MIXED
+        for name, flags in kinds.items():
+            calibration = ["--calibration", text, "--calibration-tokens", "1024"]
+            calibrated = {"gptq", "static", "--mix"} & set(flags)
+            run("quantize", TINY, "-o", cls.folder / name, *flags, *(calibration if calibrated else []),
+                *(["--min-coverage", "0"] if "gptq" in flags else []))
 
     def ask(self, python, script, *arguments):
         told = subprocess.run([python, HERE / script, *map(str, arguments)], capture_output=True, text=True,
@@ -77,7 +82,7 @@ class QuantizedFoldersTest(unittest.TestCase):
         return found
 
     def test_each_runs(self):
-        for name in KINDS:
+        for name in [*KINDS, *MIXED]:
             with self.subTest(name):
                 answer = run("chat", self.folder / name, "-q", "-p", "What is the capital of France?", "-n", "16",
                              "--temperature", "0").stdout

@@ -97,8 +97,11 @@ StatusOr<CalibrationRates> MeasureCalibration(const kernels::ExecContext& ctx, c
                        return OkStatus();
                      }));
     Factorizer factorizer;
-    ASSIGN_OR_RETURN(factors[i], SecondsOf([&] { return factorizer.Factor(ctx, hessian, {}).status(); }));
-    ASSIGN_OR_RETURN(const HessianFactor* factor, factorizer.Factor(ctx, hessian, {}));
+    const HessianFactor* factor = nullptr;
+    ASSIGN_OR_RETURN(factors[i], SecondsOf([&]() -> Status {
+                       ASSIGN_OR_RETURN(factor, factorizer.Factor(ctx, hessian, {}));
+                       return OkStatus();
+                     }));
     ASSIGN_OR_RETURN(roundings[i],
                      SecondsOf([&] { return RoundLikeARun(ctx, grid, rows.data(), k, *factor); }));
     hessians[i] /= double{kTokens} * k;

@@ -21,6 +21,7 @@ constexpr float kMostDamping = 1;
 static_assert(kBlock == kPanelBlock && kWideBlock == kStrip);
 
 int PaddedOf(int k) { return (k + kBlock - 1) / kBlock * kBlock; }
+int64_t DiagonalBytes(int k_padded) { return int64_t{k_padded} * kBlock * int64_t{sizeof(float)}; }
 
 // What is factored: the upper triangle, in blocks of 512 rows of one stride.
 class Triangle {
@@ -46,14 +47,6 @@ class Triangle {
   int size_;
   float* memory_;
 };
-
-// `buffer` has at least so many bytes then, of what it held or of new ones.
-Status Provide(int64_t bytes, runtime::Buffer* buffer) {
-  if (static_cast<int64_t>(buffer->size()) >= bytes) return OkStatus();
-  *buffer = {};  // before there is more
-  ASSIGN_OR_RETURN(*buffer, runtime::Buffer::Allocate(static_cast<size_t>(bytes), /*huge=*/true));
-  return OkStatus();
-}
 
 // A square block on the stack.
 struct Square {
@@ -279,7 +272,7 @@ int64_t FactorPanels::Bytes(int k_padded) {
 
 Status FactorPanels::Resize(int k_padded) {
   k_padded_ = k_padded;
-  return Provide(Bytes(k_padded), &memory_);
+  return memory_.Reserve(static_cast<size_t>(Bytes(k_padded)), /*huge=*/true);
 }
 
 void FactorPanels::Put(int row, int column, const float (*block)[kFactorBlock]) {
@@ -298,44 +291,39 @@ void FactorPanels::Put(int row, int column, const float (*block)[kFactorBlock]) 
   }
 }
 
+void FactorPanels::Product(const kernels::ExecContext& ctx, int piece, int height, int column, int columns,
+                           const tensor::BF16* errors, int64_t stride, int rows, bool accumulate,
+                           float* out) const {
+  const int begin = column / kWideBlock * kWideBlock;
+  constexpr int64_t kSize = sizeof(tensor::BF16);
+  kernels::GemmTile tile{};
+  tile.a = reinterpret_cast<const std::byte*>(errors + piece);
+  tile.a_stride = stride * kSize;
+  tile.w = memory_.data() + (Piece(begin, piece) + int64_t{column - begin} * height) * kSize;
+  tile.panel_bytes = height * kPanelRows * kSize;
+  tile.c = out + (column - begin);
+  tile.c_stride = kWideBlock;
+  tile.m = rows;
+  tile.k_padded = height;
+  tile.columns = columns;
+  tile.panels = columns / kPanelRows;
+  tile.accumulate = accumulate;
+  ctx.kernels->gemm[static_cast<int>(tensor::PackedFormat::kBF16)].tile(tile);
+}
+
 void FactorPanels::Multiply(const kernels::ExecContext& ctx, int begin, const tensor::BF16* errors,
                             int64_t stride, int rows, float* out) const {
   if (begin == 0) std::fill_n(out, int64_t{rows} * kWideBlock, 0.0F);
   for (int piece = 0; piece < begin; piece += kWideBlock) {
-    kernels::GemmTile tile{};
-    tile.a = reinterpret_cast<const std::byte*>(errors + piece);
-    tile.a_stride = stride * int64_t{sizeof(tensor::BF16)};
-    tile.w = memory_.data() + Piece(begin, piece) * int64_t{sizeof(tensor::BF16)};
-    tile.panel_bytes = int64_t{kWideBlock} * kPanelRows * int64_t{sizeof(tensor::BF16)};
-    tile.c = out;
-    tile.c_stride = kWideBlock;
-    tile.m = rows;
-    tile.k_padded = kWideBlock;
-    tile.columns = columns(begin);
-    tile.panels = tile.columns / kPanelRows;
-    tile.accumulate = piece > 0;
-    ctx.kernels->gemm[static_cast<int>(tensor::PackedFormat::kBF16)].tile(tile);
+    Product(ctx, piece, kWideBlock, begin, columns(begin), errors, stride, rows, /*accumulate=*/piece > 0,
+            out);
   }
 }
 
 void FactorPanels::AddInside(const kernels::ExecContext& ctx, int column, int end, const tensor::BF16* errors,
                              int64_t stride, int rows, float* out) const {
-  const int begin = column / kWideBlock * kWideBlock;
-  for (int piece = begin; piece < end; piece += kBlock) {
-    kernels::GemmTile tile{};
-    tile.a = reinterpret_cast<const std::byte*>(errors + piece);
-    tile.a_stride = stride * int64_t{sizeof(tensor::BF16)};
-    tile.w = memory_.data() +
-             (Piece(begin, piece) + int64_t{column - begin} * kBlock) * int64_t{sizeof(tensor::BF16)};
-    tile.panel_bytes = int64_t{kBlock} * kPanelRows * int64_t{sizeof(tensor::BF16)};
-    tile.c = out + (column - begin);
-    tile.c_stride = kWideBlock;
-    tile.m = rows;
-    tile.k_padded = kBlock;
-    tile.columns = kBlock;
-    tile.panels = kBlock / kPanelRows;
-    tile.accumulate = true;
-    ctx.kernels->gemm[static_cast<int>(tensor::PackedFormat::kBF16)].tile(tile);
+  for (int piece = column / kWideBlock * kWideBlock; piece < end; piece += kBlock) {
+    Product(ctx, piece, kBlock, column, kBlock, errors, stride, rows, /*accumulate=*/true, out);
   }
 }
 
@@ -343,7 +331,7 @@ void FactorPanels::AddInside(const kernels::ExecContext& ctx, int column, int en
 
 int64_t FactorBytes(int k) {
   const int padded = PaddedOf(k);
-  return FactorPanels::Bytes(padded) + int64_t{padded} * kBlock * int64_t{sizeof(float)};
+  return FactorPanels::Bytes(padded) + DiagonalBytes(padded);
 }
 
 int64_t FactoringBytes(int k, int threads) {
@@ -379,7 +367,7 @@ StatusOr<const HessianFactor*> Factorizer::Factor(const kernels::ExecContext& ct
     std::stable_sort(factor.order.begin(), factor.order.end(),
                      [&](int a, int b) { return factor.diagonal[a] > factor.diagonal[b]; });
   }
-  RETURN_IF_ERROR(Provide(Triangle::Bytes(factor.k_padded), &triangle_));
+  RETURN_IF_ERROR(triangle_.Reserve(static_cast<size_t>(Triangle::Bytes(factor.k_padded)), /*huge=*/true));
   Triangle triangle(factor.k_padded, triangle_.data());
   Factorization factorization(ctx, &triangle);
   const auto mean = static_cast<float>(trace / factor.k);
@@ -395,8 +383,8 @@ StatusOr<const HessianFactor*> Factorizer::Factor(const kernels::ExecContext& ct
     }
   }
   RETURN_IF_ERROR(factor.panels.Resize(factor.k_padded));
-  RETURN_IF_ERROR(
-      Provide(int64_t{factor.k_padded} * kBlock * int64_t{sizeof(float)}, &factor.diagonal_blocks));
+  RETURN_IF_ERROR(factor.diagonal_blocks.Reserve(static_cast<size_t>(DiagonalBytes(factor.k_padded)),
+                                                 /*huge=*/true));
   factorization.Take(&factor);
   for (float& square : factor.diagonal) square += factor.damping * mean;
   return &factor;

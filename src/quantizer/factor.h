@@ -58,6 +58,10 @@ class FactorPanels {
   // A wide block has its rows before it in pieces of 512, then its own in pieces of 128; a piece has panels
   // of 16 columns, and a panel its rows two by two.
   int64_t Piece(int begin, int row) const;  // elements before the one that starts with `row`
+  // Errors in columns [piece, piece + height) times what those rows have in `columns` columns from `column`
+  // on.
+  void Product(const kernels::ExecContext& ctx, int piece, int height, int column, int columns,
+               const tensor::BF16* errors, int64_t stride, int rows, bool accumulate, float* out) const;
 
   int k_padded_ = 0;
   runtime::Buffer memory_;

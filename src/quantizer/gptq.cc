@@ -162,40 +162,6 @@ class Rounder {
   std::span<Tile> work_;      // of each worker
 };
 
-// Sum of (e R)^2 over rows of errors [count][k] by input.
-double LossOfErrors(const kernels::ExecContext& ctx, const HessianFactor& factor, const float* errors,
-                    int count) {
-  const size_t mark = ctx.scratch->Mark();
-  const int64_t stride = StrideOf(factor.k_padded);
-  const auto ordered = ctx.scratch->Take<tensor::BF16>(count * stride);
-  const auto asked = ctx.scratch->Take<float>(ctx.pool->size() * kRows * kWideBlock);
-  std::vector<double> losses(count);
-  ctx.pool->Run((count + kRows - 1) / kRows, [&](int64_t task, int worker) {
-    const int first = static_cast<int>(task) * kRows, rows = std::min(kRows, count - first);
-    tensor::BF16* own = ordered.data() + first * stride;
-    for (int r = 0; r < rows; ++r) {
-      const float* from = errors + int64_t{first + r} * factor.k;
-      for (int p = 0; p < factor.k; ++p) own[r * stride + p] = tensor::ToBF16(from[factor.order[p]]);
-      std::fill(own + r * stride + factor.k, own + (r + 1) * stride, tensor::BF16{});
-    }
-    float* sums = asked.data() + worker * kRows * kWideBlock;
-    for (int begin = 0; begin < factor.k_padded; begin += kWideBlock) {
-      const int columns = factor.panels.columns(begin);
-      factor.panels.Multiply(ctx, begin, own, stride, rows, sums);
-      for (int column = begin; column < begin + columns; column += kBlock) {
-        factor.panels.AddInside(ctx, column, column + kBlock, own, stride, rows, sums);
-      }
-      for (int r = 0; r < rows; ++r) {
-        for (int c = 0; c < columns; ++c) {
-          losses[first + r] += double{sums[r * kWideBlock + c]} * sums[r * kWideBlock + c];
-        }
-      }
-    }
-  });
-  ctx.scratch->Rewind(mark);
-  return std::accumulate(losses.begin(), losses.end(), 0.0);
-}
-
 // GPTQ's loss over that of the nearest codes with the same scales, on some of the rows.
 double OfNearest(const kernels::ExecContext& ctx, const HessianFactor& factor, const float* rows,
                  const QuantizedMatrix& matrix) {
@@ -221,8 +187,8 @@ double OfNearest(const kernels::ExecContext& ctx, const HessianFactor& factor, c
       other[c] = row[c] - other[c];
     }
   }
-  const double before = LossOfErrors(ctx, factor, nearest.data(), sample);
-  return before > 0 ? LossOfErrors(ctx, factor, ours.data(), sample) / before : 1;
+  const double before = OutputLoss(ctx, factor, nearest.data(), sample);
+  return before > 0 ? OutputLoss(ctx, factor, ours.data(), sample) / before : 1;
 }
 
 }  // namespace
@@ -253,7 +219,35 @@ int64_t GptqBytes(const Grid& grid, int n, int k, int threads) {
 
 double OutputLoss(const kernels::ExecContext& ctx, const HessianFactor& factor, const float* errors,
                   int count) {
-  return LossOfErrors(ctx, factor, errors, count);
+  const size_t mark = ctx.scratch->Mark();
+  const int64_t stride = StrideOf(factor.k_padded);
+  const auto ordered = ctx.scratch->Take<tensor::BF16>(count * stride);
+  const auto asked = ctx.scratch->Take<float>(ctx.pool->size() * kRows * kWideBlock);
+  std::vector<double> losses(count);
+  ctx.pool->Run((count + kRows - 1) / kRows, [&](int64_t task, int worker) {
+    const int first = static_cast<int>(task) * kRows, rows = std::min(kRows, count - first);
+    tensor::BF16* own = ordered.data() + first * stride;
+    for (int r = 0; r < rows; ++r) {
+      const float* from = errors + int64_t{first + r} * factor.k;
+      for (int p = 0; p < factor.k; ++p) own[r * stride + p] = tensor::ToBF16(from[factor.order[p]]);
+      std::fill(own + r * stride + factor.k, own + (r + 1) * stride, tensor::BF16{});
+    }
+    float* sums = asked.data() + worker * kRows * kWideBlock;
+    for (int begin = 0; begin < factor.k_padded; begin += kWideBlock) {
+      const int columns = factor.panels.columns(begin);
+      factor.panels.Multiply(ctx, begin, own, stride, rows, sums);
+      for (int column = begin; column < begin + columns; column += kBlock) {
+        factor.panels.AddInside(ctx, column, column + kBlock, own, stride, rows, sums);
+      }
+      for (int r = 0; r < rows; ++r) {
+        for (int c = 0; c < columns; ++c) {
+          losses[first + r] += double{sums[r * kWideBlock + c]} * sums[r * kWideBlock + c];
+        }
+      }
+    }
+  });
+  ctx.scratch->Rewind(mark);
+  return std::accumulate(losses.begin(), losses.end(), 0.0);
 }
 
 }  // namespace moesaic::quantizer

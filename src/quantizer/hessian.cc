@@ -214,10 +214,7 @@ void Hessian::Clear(const kernels::ExecContext& ctx) {
 
 Status Hessian::Restart(const kernels::ExecContext& ctx, int k) {
   MOESAIC_CHECK_GE(k, 1);
-  if (static_cast<int64_t>(memory_.size()) < Bytes(k)) {
-    memory_ = {};  // before there is more
-    ASSIGN_OR_RETURN(memory_, runtime::Buffer::Allocate(static_cast<size_t>(Bytes(k)), /*huge=*/true));
-  }
+  RETURN_IF_ERROR(memory_.Reserve(static_cast<size_t>(Bytes(k)), /*huge=*/true));
   k_ = k;
   Clear(ctx);
   return OkStatus();

@@ -39,7 +39,7 @@ class Hessian {
   /// Adds what another one of the same k has gathered: a layer's is the sum of its experts'.
   void Merge(const kernels::ExecContext& ctx, const Hessian& other);
   void Clear(const kernels::ExecContext& ctx);
-  /// Zeros of another size, in the same memory where that is enough: new pages take time.
+  /// Zeros of another size, in the same memory where that is enough.
   Status Restart(const kernels::ExecContext& ctx, int k);
 
   int k() const { return k_; }

@@ -1,7 +1,6 @@
 #include "quantizer/panel_product.h"
 
 #include <algorithm>
-#include <bit>
 #include <string>
 
 #include "base/check.h"
@@ -46,12 +45,8 @@ void StripRows::Put(const float* values, int column, float* row) const {
   BF16* upper = Halves(row + Begin(column)) + (column - Begin(column));
   BF16* lower = upper + Width(column);
   for (int i = 0; i < kBlock; ++i) {
-    const auto round = [](float x) {
-      const auto bits = std::bit_cast<uint32_t>(x);
-      return static_cast<uint16_t>((bits + 0x7fffU + (bits >> 16 & 1U)) >> 16);
-    };
-    upper[i].bits = round(values[i]);
-    lower[i].bits = round(values[i] - tensor::ToFloat(upper[i]));
+    upper[i] = tensor::ToBF16(values[i]);
+    lower[i] = tensor::ToBF16(values[i] - tensor::ToFloat(upper[i]));
   }
 }
 
@@ -111,10 +106,8 @@ void PackedPanels::Multiply(const kernels::ExecContext& ctx, const float* a, int
     const Piece piece = PieceAt(first);
     const auto size = static_cast<int64_t>(rows_.halves ? sizeof(BF16) : sizeof(float));
     const auto* w = reinterpret_cast<const std::byte*>(At(piece));
-    const auto* left = reinterpret_cast<const std::byte*>(
-        rows_.halves
-            ? reinterpret_cast<const float*>(Halves(a + rows_.Begin(first)) + (first - rows_.Begin(first)))
-            : a + first);
+    const int strip = rows_.Begin(first);
+    const auto* left = reinterpret_cast<const std::byte*>(a + strip) + (first - strip) * size;
     kernels::GemmTile tile{};
     tile.a = left;
     tile.a_stride = a_stride * int64_t{sizeof(float)};

@@ -90,6 +90,13 @@ Status Buffer::Interleave(std::span<const int> nodes) {
                  std::strerror(errno));
 }
 
+Status Buffer::Reserve(size_t bytes, bool huge) {
+  if (size_ >= bytes) return OkStatus();
+  *this = {};  // before there is more
+  ASSIGN_OR_RETURN(*this, Allocate(bytes, huge));
+  return OkStatus();
+}
+
 Buffer::~Buffer() {
   if (data_ != nullptr) munmap(data_, mapped_);
 }

@@ -22,6 +22,8 @@ class Buffer {
   /// Maps `bytes` bytes (rounded up to a page). With `huge`, asks for explicit 2 MiB pages if the system has
   /// reserved some, else advises transparent ones. Pages are touched by whoever writes first.
   static StatusOr<Buffer> Allocate(size_t bytes, bool huge);
+  /// Keeps what it has if that is at least `bytes`, else lets go of it and maps so many: new pages take time.
+  Status Reserve(size_t bytes, bool huge);
   ~Buffer();
   Buffer(Buffer&& other) noexcept;
   Buffer& operator=(Buffer&& other) noexcept;

@@ -6,13 +6,14 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/round.h"
 
 namespace moesaic::cache {
 namespace {
 
 constexpr int64_t kAlignment = 64;  // bytes: one cache line, one AVX-512 register
 
-int64_t AlignUp(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+int64_t AlignUp(int64_t bytes) { return base::RoundUp(bytes, kAlignment); }
 
 int64_t RowsBytes(const BlockLayout& layout, int dim) {
   return tensor::BytesOf(layout.dtype, static_cast<int64_t>(layout.heads) * kBlockTokens * dim);

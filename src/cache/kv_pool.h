@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/round.h"
 #include "base/status.h"
 #include "runtime/memory.h"
 #include "tensor/dtype.h"
@@ -15,9 +16,7 @@ namespace moesaic::cache {
 inline constexpr int kBlockTokens = 64;
 
 /// Blocks that hold `tokens` tokens of one sequence.
-constexpr int BlocksFor(int64_t tokens) {
-  return static_cast<int>((tokens + kBlockTokens - 1) / kBlockTokens);
-}
+constexpr int BlocksFor(int64_t tokens) { return static_cast<int>(base::CeilDiv(tokens, kBlockTokens)); }
 
 /// Bytes and strides of one block. All layers of a token lie in the same block: [layer][keys | values], kI8:
 /// [layer][keys | values | scales], and behind them the digests of the layer's keys, if there are any.

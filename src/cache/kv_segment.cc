@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/round.h"
 
 namespace moesaic::cache {
 namespace {
@@ -45,8 +46,6 @@ struct RecordStart {
 };  // and behind it u64 [layers], the digests, the name
 constexpr size_t kRecordSummedFrom = sizeof(uint64_t);
 
-int64_t RoundUp(int64_t bytes, int64_t to) { return (bytes + to - 1) / to * to; }
-
 uint64_t SumOfRecord(std::span<const std::byte> used, uint64_t number, int slot) {
   const uint64_t place = number * 0x9e3779b97f4a7c15 + static_cast<uint64_t>(slot);
   return XXH3_64bits_withSeed(&used[kRecordSummedFrom], used.size() - kRecordSummedFrom, place);
@@ -70,14 +69,15 @@ SegmentFormat::SegmentFormat(const BlockLayout& layout, const Fingerprint& finge
       layer_bytes_(layout.layer_bytes()),
       digest_bytes_(layout.digest_bytes),
       digest_offset_(layout.digest_offset()),
-      record_bytes_(RoundUp(static_cast<int64_t>(sizeof(RecordStart) + layout.layers * sizeof(uint64_t) +
-                                                 layout.layers * layout.digest_bytes + kMostNameBytes),
-                            kSector)),
-      slot_bytes_(RoundUp(layout.block_bytes(), kAlignment)),
+      record_bytes_(
+          base::RoundUp(static_cast<int64_t>(sizeof(RecordStart) + layout.layers * sizeof(uint64_t) +
+                                             layout.layers * layout.digest_bytes + kMostNameBytes),
+                        kSector)),
+      slot_bytes_(base::RoundUp(layout.block_bytes(), kAlignment)),
       fingerprint_(fingerprint) {}
 
 int64_t SegmentFormat::BlockOffset(int slots, int slot) const {
-  return RoundUp(RecordOffset(slots), kAlignment) + slot * slot_bytes_;
+  return base::RoundUp(RecordOffset(slots), kAlignment) + slot * slot_bytes_;
 }
 
 std::vector<std::byte> SegmentFormat::EncodeHeader(uint64_t number, int slots) const {

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <set>
 
+#include "base/round.h"
+
 namespace moesaic::checkpoint {
 namespace {
 
@@ -353,7 +355,7 @@ StatusOr<GgufFile> ParseGguf(std::span<const std::byte> bytes, const std::string
     infos.push_back(std::move(info));
   }
   ASSIGN_OR_RETURN(const uint64_t alignment, Alignment(result.metadata, file));
-  const uint64_t start = (in.at() + alignment - 1) / alignment * alignment;
+  const uint64_t start = base::RoundUp(in.at(), alignment);
   const uint64_t data = start <= bytes.size() ? bytes.size() - start : 0;
   for (TensorInfo& info : infos) {
     if (info.offset % alignment != 0 || info.offset > data || info.size > data - info.offset) {

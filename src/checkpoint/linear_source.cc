@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/round.h"
 #include "checkpoint/ggml_blocks.h"
 #include "tensor/group_format.h"
 
@@ -12,8 +13,6 @@ namespace moesaic::checkpoint {
 namespace {
 
 using tensor::DType;
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 std::string ShapeText(std::span<const int64_t> shape) {
   std::string text = "[";
@@ -59,7 +58,8 @@ StatusOr<const TensorEntry*> Scale(const Checkpoint& checkpoint, const LinearSou
                                    const std::string& name) {
   const TensorEntry* entry = checkpoint.Find(name);
   if (entry == nullptr) return NotFound("{}: tensor {} is missing", checkpoint.path(), name);
-  const int64_t rows = CeilDiv(source.out, source.block_rows), cols = CeilDiv(source.in, source.block_cols);
+  const int64_t rows = base::CeilDiv(source.out, source.block_rows),
+                cols = base::CeilDiv(source.in, source.block_cols);
   const std::vector<int64_t> expected = {rows, cols};
   const bool scalar =
       rows * cols == 1 && (entry->shape.empty() || (entry->shape.size() == 1 && entry->shape[0] == 1));
@@ -140,8 +140,8 @@ Status FindInt4(const Checkpoint& checkpoint, const QuantGroup& group, LinearSou
                          group.strategy);
   }
   source->scheme = WeightScheme::kInt4Packed;
-  const int64_t words = CeilDiv(source->in, 8);
-  const int64_t groups = CeilDiv(source->in, source->block_cols);
+  const int64_t words = base::CeilDiv(source->in, 8);
+  const int64_t groups = base::CeilDiv(source->in, source->block_cols);
   ASSIGN_OR_RETURN(source->weight,
                    Part(checkpoint, module + ".weight_packed", {DType::kI32}, {source->out, words}));
   ASSIGN_OR_RETURN(source->scale, Scale(checkpoint, *source, module + ".weight_scale"));
@@ -154,7 +154,7 @@ Status FindInt4(const Checkpoint& checkpoint, const QuantGroup& group, LinearSou
   }
   if (!group.symmetric) {
     ASSIGN_OR_RETURN(source->zero_point, Part(checkpoint, module + ".weight_zero_point", {DType::kI32},
-                                              {CeilDiv(source->out, 8), groups}));
+                                              {base::CeilDiv(source->out, 8), groups}));
   }
   return FindGroupIndex(checkpoint, group.needs_group_index, groups, source);
 }
@@ -224,7 +224,7 @@ void ReadFp8Row(const LinearSource& source, int64_t row, float* out) {
     return values;
   }();
   const std::byte* in = source.weight->bytes.data() + row * source.in;
-  const int64_t blocks = CeilDiv(source.in, source.block_cols);
+  const int64_t blocks = base::CeilDiv(source.in, source.block_cols);
   for (int64_t block = 0; block < blocks; ++block) {
     const float scale = ScalarAt(*source.scale, row / source.block_rows * blocks + block);
     const int64_t end = std::min(source.in, (block + 1) * source.block_cols);
@@ -240,8 +240,8 @@ void ReadInt8Row(const LinearSource& source, int64_t row, float* out) {
 }
 
 void ReadInt4Row(const LinearSource& source, int64_t row, float* out) {
-  const int64_t words = CeilDiv(source.in, 8);
-  const int64_t groups = CeilDiv(source.in, source.block_cols);
+  const int64_t words = base::CeilDiv(source.in, 8);
+  const int64_t groups = base::CeilDiv(source.in, source.block_cols);
   const std::byte* in = source.weight->bytes.data() + row * words * 4;
   std::vector<float> scale(static_cast<size_t>(groups));
   std::vector<int> zero(static_cast<size_t>(groups), 8);

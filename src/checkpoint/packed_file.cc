@@ -7,6 +7,7 @@
 #include <map>
 
 #include "base/check.h"
+#include "base/round.h"
 #include "checkpoint/json_text.h"
 #include "checkpoint/safetensors.h"
 #include "runtime/atomic_file.h"
@@ -24,8 +25,6 @@ constexpr int64_t kDataAlignment =
     4096;  // of the first region: a page, so that regions never share it with the header
 constexpr int64_t kRegionAlignment = 64;
 
-int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
-
 StatusOr<std::string> MakeHeader(const std::vector<PackedRegion>& regions,
                                  const std::vector<std::pair<std::string, std::string>>& metadata) {
   using nlohmann::ordered_json;
@@ -42,7 +41,7 @@ StatusOr<std::string> MakeHeader(const std::vector<PackedRegion>& regions,
   header["__metadata__"] = std::move(info);
   int64_t offset = 0;
   for (const PackedRegion& region : regions) {
-    const int64_t bytes = RoundUp(region.bytes, kRegionAlignment);
+    const int64_t bytes = base::RoundUp(region.bytes, kRegionAlignment);
     header[region.name] = {{"dtype", "U8"}, {"shape", {bytes}}, {"data_offsets", {offset, offset + bytes}}};
     offset += bytes;
   }
@@ -52,7 +51,8 @@ StatusOr<std::string> MakeHeader(const std::vector<PackedRegion>& regions,
   } catch (const json::exception& error) {
     return InvalidArgument("the metadata of a packed file must be UTF-8: {}", error.what());
   }
-  text.resize(static_cast<size_t>(RoundUp(static_cast<int64_t>(text.size()) + 8, kDataAlignment) - 8), ' ');
+  text.resize(static_cast<size_t>(base::RoundUp(static_cast<int64_t>(text.size()) + 8, kDataAlignment) - 8),
+              ' ');
   return text;
 }
 
@@ -83,7 +83,7 @@ class FileWriter : public PackedWriter {
     MOESAIC_CHECK_EQ(written_, bytes);
     ++region_;
     written_ = 0;
-    return file_->Write(kZeros.data(), static_cast<size_t>(RoundUp(bytes, kRegionAlignment) - bytes));
+    return file_->Write(kZeros.data(), static_cast<size_t>(base::RoundUp(bytes, kRegionAlignment) - bytes));
   }
 
   std::unique_ptr<runtime::AtomicFile> file_;
@@ -167,7 +167,7 @@ class MappedPackedFile : public PackedFile {
     if (found == stored.end()) return DataLoss("{}: region {} is missing", path_, region.name);
     const std::span<const std::byte> bytes = found->second;
     if (region.bytes < 0 || region.bytes > std::ssize(bytes) ||
-        RoundUp(region.bytes, kRegionAlignment) != std::ssize(bytes)) {
+        base::RoundUp(region.bytes, kRegionAlignment) != std::ssize(bytes)) {
       return DataLoss("{}: region {} must have {} bytes, found {}", path_, region.name, region.bytes,
                       bytes.size());
     }

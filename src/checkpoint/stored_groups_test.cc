@@ -1,5 +1,6 @@
 // What is stored in groups is taken over code by code: unpacked, it is what the plain reader makes of it.
 #include "checkpoint/stored_groups.h"
+#include "base/round.h"
 
 #include <gtest/gtest.h>
 
@@ -151,7 +152,7 @@ TEST(StoredGroups, Int4InGroupsOfWhole32s) {
   const TensorEntry weight = stored.Entry(DType::kI32, {kOut, kIn / 8});
   for (const int64_t group : {32, 64, 96}) {
     for (const DType dtype : {DType::kBF16, DType::kF16}) {
-      const int64_t groups = (kIn + group - 1) / group;
+      const int64_t groups = base::CeilDiv(kIn, group);
       Bytes scales(2 * kOut * groups);
       std::mt19937 rng(5);
       for (int i = 0; i < kOut * groups; ++i) {  // within 2^-12 of each other, small ones as well
@@ -217,7 +218,7 @@ TEST(StoredGroups, Fp8InBlocksAndChannels) {
   }
   const TensorEntry weight = stored.Entry(DType::kF8E4M3, {out, in});
   for (const auto& [rows, cols] : {std::pair{128, 128}, {1, 300}, {200, 300}, {64, 256}, {1, 128}}) {
-    const int64_t down = (out + rows - 1) / rows, across = (in + cols - 1) / cols;
+    const int64_t down = base::CeilDiv(out, rows), across = base::CeilDiv(in, cols);
     Bytes scales(4 * down * across);
     for (int64_t i = 0; i < down * across; ++i) {
       const float scale = 0.001F * static_cast<float>(i + 1);

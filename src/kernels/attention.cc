@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/round.h"
 #include "kernels/ops.h"
 
 namespace moesaic::kernels {
@@ -53,8 +54,6 @@ struct Partial {
   float* sum;
   float* acc;  // [rows][value_dim]
 };
-
-int CeilDiv(int a, int b) { return (a + b - 1) / b; }
 
 int64_t PartialFloats(int rows, int value_dim) { return int64_t{rows} * (value_dim + 2); }
 
@@ -116,8 +115,8 @@ class Plan {
       int64_t tasks = 0;
       for (const SequenceSlice& s : p_.sequences) {
         if (s.count == 0) continue;
-        const int splits = CeilDiv(s.start + s.count, kSplitTokens);
-        tasks += int64_t{Heads(s)} * CeilDiv(Rows(s), tile_rows_) * splits;
+        const int splits = base::CeilDiv(s.start + s.count, kSplitTokens);
+        tasks += int64_t{Heads(s)} * base::CeilDiv(Rows(s), tile_rows_) * splits;
       }
       if (tasks >= enough) break;
     }
@@ -127,7 +126,8 @@ class Plan {
 
   void MakeTiles() {
     size_t count = 0;
-    for (const SequenceSlice& s : p_.sequences) count += size_t(Heads(s)) * CeilDiv(Rows(s), tile_rows_);
+    for (const SequenceSlice& s : p_.sequences)
+      count += size_t(Heads(s)) * base::CeilDiv(Rows(s), tile_rows_);
     tiles_ = ctx_.scratch->Take<RowTile>(count);
     size_t n = 0;
     for (const SequenceSlice& s : p_.sequences) {
@@ -137,7 +137,7 @@ class Plan {
           const int rows = std::min(tile_rows_, Rows(s) - first);
           RowTile& tile = tiles_[n++];
           tile = {&s, head, first, rows, 0, nullptr, 1};
-          tile.splits = CeilDiv(Context(tile), kSplitTokens);
+          tile.splits = base::CeilDiv(Context(tile), kSplitTokens);
           total_cost_ += Cost(tile, Context(tile));
         }
       }
@@ -151,7 +151,7 @@ class Plan {
       if (ctx_.pool->size() > 1) {
         const auto length =
             static_cast<int>(std::max<int64_t>(most / Cost(tile, kSplitTokens), 1));  // in splits
-        tile.unfinished = CeilDiv(tile.splits, length);
+        tile.unfinished = base::CeilDiv(tile.splits, length);
       }
       if (tile.unfinished > 1) {
         const int64_t floats = PartialFloats(tile.rows, p_.cache.value_dim);
@@ -180,7 +180,7 @@ class Plan {
       const float* q = p_.q + BatchRow(tile, i) * p_.q_stride + int64_t{Head(tile, i)} * dim;
       for (int d = 0; d < dim; ++d) memory[d] = q[d] * p_.scale;
     }
-    const int idle = CeilDiv(tile.rows, kRowStep) * kRowStep - tile.rows;
+    const int idle = base::CeilDiv(tile.rows, kRowStep) * kRowStep - tile.rows;
     std::fill_n(memory, int64_t{idle} * dim, 0.0F);
   }
 

@@ -11,6 +11,7 @@
 #include <random>
 #include <vector>
 
+#include "base/round.h"
 #include "kernels/kv_layer.h"
 #include "runtime/probe.h"
 
@@ -37,7 +38,7 @@ class Setting {
       : shape_(shape),
         pool_(*runtime::ThreadPool::Create({.threads = threads, .pin = true})),
         kernels_(SelectKernels(runtime::DetectCpu())) {
-    const int blocks = (depth + kKvBlockTokens - 1) / kKvBlockTokens;
+    const int blocks = base::CeilDiv(depth, kKvBlockTokens);
     layer_ = LayOutKv(dtype, shape.kv_heads, shape.key_dim, shape.value_dim, shape.shared);
     layer_bytes_ = layer_.block_stride * blocks * batch;
     layers_ = static_cast<int>(std::max<int64_t>(1, kTotalBytes / layer_bytes_));

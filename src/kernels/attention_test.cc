@@ -10,6 +10,7 @@
 #include <random>
 #include <vector>
 
+#include "base/round.h"
 #include "kernels/impl_list.h"
 #include "kernels/kv_layer.h"
 #include "kernels/test_context.h"
@@ -40,7 +41,7 @@ class Cache {
   Cache(const ExecContext& ctx, const Shape& shape, DType dtype, const std::vector<int>& contexts,
         std::mt19937* rng) {
     size_t blocks = 0;
-    for (int context : contexts) blocks += (context + kKvBlockTokens - 1) / kKvBlockTokens;
+    for (int context : contexts) blocks += base::CeilDiv(context, kKvBlockTokens);
     layer_ = LayOutKv(dtype, shape.kv_heads, shape.key_dim, shape.value_dim, shape.shared);
     layer_.block_stride += 64;
     memory_.assign(blocks * layer_.block_stride, std::byte{0xff});

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "base/round.h"
 #include "kernels/ops.h"
 
 namespace moesaic::kernels {
@@ -9,14 +10,12 @@ namespace {
 // floats: less than that is not worth a task.
 constexpr int64_t kTaskFloats = 16 << 10;
 
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Calls body(first, count) on runs of rows of `floats` floats each, which together are about a task's worth.
 template <typename Body>
 void RunRows(const ExecContext& ctx, int rows, int64_t floats, const Body& body) {
   const auto run =
       static_cast<int>(std::clamp<int64_t>(kTaskFloats / std::max<int64_t>(floats, 1), 1, 1 << 20));
-  ctx.pool->Run(CeilDiv(rows, run), [&](int64_t task, int) {
+  ctx.pool->Run(base::CeilDiv(rows, run), [&](int64_t task, int) {
     const auto first = static_cast<int>(task * run);
     body(first, std::min(run, rows - first));
   });
@@ -42,7 +41,7 @@ void SiluMul(const ExecContext& ctx, const SiluMulParams& p) {
 }
 
 void Add(const ExecContext& ctx, const float* x, int64_t count, float* y) {
-  ctx.pool->Run(CeilDiv(count, kTaskFloats), [&](int64_t task, int) {
+  ctx.pool->Run(base::CeilDiv(count, kTaskFloats), [&](int64_t task, int) {
     const int64_t first = task * kTaskFloats;
     const auto n = static_cast<int>(std::min(kTaskFloats, count - first));
     ctx.kernels->axpy(1.0F, x + first, n, y + first);

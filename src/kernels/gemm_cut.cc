@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/round.h"
 
 namespace moesaic::kernels {
 namespace {
@@ -18,8 +19,6 @@ constexpr int kTasksPerThread =
 constexpr int kRowUnit = 96;   // whole blocks of 12 (vectors) and of 32 (tiles)
 constexpr int kPanelUnit = 4;  // panels that kernels for few rows take at once
 
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 }  // namespace
 
 GemmCut CutGemm(int rows, const tensor::PackedLayout& layout, int threads, int matrices) {
@@ -31,10 +30,11 @@ GemmCut CutGemm(int rows, const tensor::PackedLayout& layout, int threads, int m
   const int64_t rows_in_cache = std::max<int64_t>(kMostRowBytes / row_bytes / kRowUnit, 1) * kRowUnit;
   if (rows > rows_in_cache + kRowUnit / 2) cut.row_tile = static_cast<int>(rows_in_cache);
 
-  const int64_t wanted = CeilDiv(int64_t{threads} * kTasksPerThread, int64_t{matrices} * cut.row_tiles());
+  const int64_t wanted =
+      base::CeilDiv(int64_t{threads} * kTasksPerThread, int64_t{matrices} * cut.row_tiles());
   const int64_t least = std::max<int64_t>(kLeastGroupBytes / layout.panel_bytes, 1);
   const int64_t most = std::max<int64_t>(kMostGroupBytes / layout.panel_bytes, least);
-  int64_t group = std::clamp<int64_t>(CeilDiv(cut.panels, wanted), least, most);
+  int64_t group = std::clamp<int64_t>(base::CeilDiv(cut.panels, wanted), least, most);
   if (group > kPanelUnit) group = group / kPanelUnit * kPanelUnit;
   cut.panel_group = static_cast<int>(std::min<int64_t>(group, cut.panels));
   return cut;

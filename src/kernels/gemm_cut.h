@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "base/round.h"
 #include "kernels/ops.h"
 
 namespace moesaic::kernels {
@@ -13,8 +14,8 @@ struct GemmCut {
   int row_tile;      // rows of a task, but of the last
   int panel_group;   // panels of a task, but of the last
 
-  int row_tiles() const { return (rows + row_tile - 1) / row_tile; }
-  int panel_groups() const { return (panels + panel_group - 1) / panel_group; }
+  int row_tiles() const { return base::CeilDiv(rows, row_tile); }
+  int panel_groups() const { return base::CeilDiv(panels, panel_group); }
   int64_t tasks() const { return int64_t{row_tiles()} * panel_groups(); }
 };
 

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "base/check.h"
+#include "base/round.h"
 #include "kernels/ops.h"
 
 namespace moesaic::kernels {
@@ -93,7 +94,7 @@ void KvWrite(const ExecContext& ctx, const KvWriteParams& p) {
   const int64_t tokens = before.back();
   const int64_t floats = int64_t{cache.heads} * (cache.key_dim + (cache.shared ? 0 : cache.value_dim));
   const int64_t run = std::max<int64_t>(kTaskFloats / floats, 1);
-  ctx.pool->Run((tokens + run - 1) / run, [&](int64_t task, int) {
+  ctx.pool->Run(base::CeilDiv(tokens, run), [&](int64_t task, int) {
     int64_t token = task * run;
     const int64_t end = std::min(token + run, tokens);
     auto i = std::upper_bound(before.begin(), before.end(), token) - before.begin() - 1;

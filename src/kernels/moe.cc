@@ -14,6 +14,7 @@
 #include <new>
 
 #include "base/check.h"
+#include "base/round.h"
 #include "kernels/gemm_cut.h"
 #include "kernels/ops.h"
 
@@ -235,7 +236,7 @@ class MoeLayer {
   }
 
   void Combine() {
-    const int chunks = (p_.hidden + kCombineColumns - 1) / kCombineColumns;
+    const int chunks = base::CeilDiv(p_.hidden, kCombineColumns);
     ctx_.pool->Run(int64_t{p_.rows} * chunks, [&](int64_t task, int) {
       const int64_t token = task / chunks;
       const int column = static_cast<int>(task % chunks) * kCombineColumns;

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/round.h"
 #include "kernels/ops.h"
 
 namespace moesaic::kernels {
@@ -16,7 +17,7 @@ void Rope(const ExecContext& ctx, const RopeParams& p) {
   const int half = p.dim / 2;
   const int64_t floats = std::max(int64_t{p.heads} * p.dim, int64_t{1});
   const auto run = static_cast<int>(std::clamp<int64_t>(kTaskFloats / floats, 1, 1 << 20));
-  ctx.pool->Run((int64_t{p.rows} + run - 1) / run, [&](int64_t task, int) {
+  ctx.pool->Run(base::CeilDiv(int64_t{p.rows}, run), [&](int64_t task, int) {
     const auto first = static_cast<int>(task * run);
     for (int row = first; row < std::min(first + run, p.rows); ++row) {
       const int64_t angle = int64_t{p.positions[row]} * half;

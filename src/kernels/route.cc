@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/round.h"
 #include "kernels/ops.h"
 
 namespace moesaic::kernels {
@@ -38,7 +39,7 @@ void Route(const ExecContext& ctx, const RouteParams& p) {
   if (p.rows <= kTaskRows) {
     for (int row = 0; row < p.rows; ++row) route(row, 0);
   } else {
-    ctx.pool->Run((int64_t{p.rows} + kTaskRows - 1) / kTaskRows, [&](int64_t task, int worker) {
+    ctx.pool->Run(base::CeilDiv(int64_t{p.rows}, kTaskRows), [&](int64_t task, int worker) {
       const int64_t first = task * kTaskRows;
       for (int64_t row = first; row < std::min<int64_t>(first + kTaskRows, p.rows); ++row) route(row, worker);
     });

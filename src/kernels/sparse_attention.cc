@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/round.h"
 #include "kernels/block_sparsity.h"
 
 namespace moesaic::kernels {
@@ -181,13 +182,12 @@ class SparseRows {
 
   void Score() {
     if (scored_count_ == 0) return;
-    const int head_parts = (group_ + kTaskHeads - 1) / kTaskHeads;
+    const int head_parts = base::CeilDiv(group_, kTaskHeads);
     const int64_t pairs = scored_count_ * p_.cache.heads;
     const int64_t wanted = (kTasksPerWorker * ctx_.pool->size() + pairs - 1) / pairs;
-    const int64_t share = (stride_ + wanted - 1) / wanted;  // at least 1, however many workers there are
-    const auto part =
-        static_cast<int>(std::min<int64_t>((share + kBlockStep - 1) / kBlockStep * kBlockStep, kTaskBlocks));
-    const int block_parts = (stride_ + part - 1) / part;
+    const int64_t share = base::CeilDiv(stride_, wanted);  // at least 1, however many workers there are
+    const auto part = static_cast<int>(std::min<int64_t>(base::RoundUp(share, kBlockStep), kTaskBlocks));
+    const int block_parts = base::CeilDiv(stride_, part);
     ctx_.pool->Run(pairs * head_parts * block_parts, [&](int64_t task, int worker) {
       const auto first_block = static_cast<int>(task % block_parts) * part;
       const auto first_head = static_cast<int>(task / block_parts % head_parts) * kTaskHeads;
@@ -238,7 +238,7 @@ class SparseRows {
       norms[2 * i + 1] =
           std::sqrt(ScaleAndSquare(from + split, p_.scale, dim - split, queries + split)) * kNormSlack;
     }
-    const int idle = (count + kRowStep - 1) / kRowStep * kRowStep - count;
+    const int idle = base::RoundUp(count, kRowStep) - count;
     std::fill_n(queries, int64_t{idle} * dim, 0.0F);
     std::fill_n(norms + 2 * count, 2 * idle, 0.0F);
   }
@@ -317,7 +317,7 @@ class SparseRows {
     SparsityCounters& counters = *sparsity.counters;
     if (sparsity.audit_every > 0) {
       const int64_t every = sparsity.audit_every;
-      const int64_t due = (counters.selections + every - 1) / every * every;
+      const int64_t due = base::RoundUp(counters.selections, every);
       if (due < counters.selections + heads) row.audited = static_cast<int>(due - counters.selections);
     }
     counters.selections += heads;

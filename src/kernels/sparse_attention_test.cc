@@ -9,6 +9,7 @@
 #include <random>
 #include <vector>
 
+#include "base/round.h"
 #include "kernels/block_sparsity.h"
 #include "kernels/impl_list.h"
 #include "kernels/kv_layer.h"
@@ -34,7 +35,7 @@ class Sequence {
   Sequence(const ExecContext& ctx, const Shape& shape, DType dtype, int context, int chunk, int seed)
       : shape_(shape) {
     std::mt19937 rng(seed);
-    const int blocks = (context + kKvBlockTokens - 1) / kKvBlockTokens;
+    const int blocks = base::CeilDiv(context, kKvBlockTokens);
     layer = LayOutKv(dtype, shape.kv_heads, shape.key_dim, shape.value_dim, shape.shared, /*digests=*/true);
     layer.block_stride += 64;
     memory_.assign(blocks * layer.block_stride, std::byte{0xff});

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "base/round.h"
 #include "layers/attention_mla.h"
 #include "tensor/dtype.h"
 
@@ -53,7 +54,7 @@ MlaExpansion::MlaExpansion(const kernels::ExecContext& ctx, const MlaAttention& 
     : ctx_(ctx), attention_(attention), tokens_(sequence.start + sequence.count) {
   const int latent_dim = attention.latent_dim;
   const int rope_dim = attention.rope_dim;
-  blocks_ = (tokens_ + kKvBlockTokens - 1) / kKvBlockTokens;
+  blocks_ = base::CeilDiv(tokens_, kKvBlockTokens);
   value_dim_ = (attention.v_dim + 7) / 8 * 8;
   const int key_dim = attention.nope_dim + rope_dim;
   const int64_t head_bytes = int64_t{blocks_} * kKvBlockTokens * (key_dim + value_dim_) * sizeof(float);

@@ -5,6 +5,7 @@
 #include <numbers>
 
 #include "base/check.h"
+#include "base/round.h"
 
 namespace moesaic::layers {
 namespace {
@@ -84,9 +85,9 @@ void RopeTable::Reserve(runtime::ThreadPool& pool, int positions) {
   if (positions <= filled_) return;
   // Whole runs of 1024 positions: enough work for a task, and a decode step seldom comes here.
   constexpr int kRun = 1024;
-  const int end = std::min((positions + kRun - 1) / kRun * kRun, context_);
+  const int end = std::min(base::RoundUp(positions, kRun), context_);
   const int first = filled_;
-  pool.Run((end - first + kRun - 1) / kRun, [&](int64_t task, int) {
+  pool.Run(base::CeilDiv(end - first, kRun), [&](int64_t task, int) {
     const int from = first + static_cast<int>(task) * kRun;
     for (int p = from; p < std::min(from + kRun, end); ++p) {
       float* cos = cos_.as<float>() + static_cast<int64_t>(p) * half_;

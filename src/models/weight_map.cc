@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/round.h"
 
 namespace moesaic::models {
 
@@ -18,7 +19,7 @@ constexpr int64_t kTaskBytes = int64_t{2} << 20;
 
 void CopyBytes(std::span<const std::byte> from, std::byte* to, runtime::ThreadPool& pool) {
   const int64_t bytes = std::ssize(from);
-  pool.Run((bytes + kTaskBytes - 1) / kTaskBytes, [&](int64_t task, int) {
+  pool.Run(base::CeilDiv(bytes, kTaskBytes), [&](int64_t task, int) {
     const int64_t first = task * kTaskBytes;
     std::memcpy(to + first, from.data() + first, static_cast<size_t>(std::min(kTaskBytes, bytes - first)));
   });

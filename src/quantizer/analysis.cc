@@ -4,6 +4,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "base/round.h"
 #include "checkpoint/json_text.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/safetensors_writer.h"
@@ -100,7 +101,7 @@ class Analyst : public LayerVisitor {
     const std::string prefix = models::LayerPrefix(group.layer) + "mlp.";
     std::vector<std::string> owners;
     if (spec_.moe.shared_intermediate > 0) owners.push_back(prefix + "shared_experts.");
-    const int step = (spec_.moe.experts + kSampleExperts - 1) / kSampleExperts;
+    const int step = base::CeilDiv(spec_.moe.experts, kSampleExperts);
     for (int e = 0; e < spec_.moe.experts; e += step)
       owners.push_back(fmt::format("{}experts.{}.", prefix, e));
     std::vector<std::string> modules;
@@ -118,7 +119,7 @@ class Analyst : public LayerVisitor {
   Seen See(const LinearInputs& inputs, std::span<const float> divisors) const {
     const int k = inputs.k;
     Seen seen{.range = ActivationRange(k), .tokens = {}};
-    const int64_t step = std::max<int64_t>(1, (inputs.tokens + kSampleTokens - 1) / kSampleTokens);
+    const int64_t step = std::max<int64_t>(1, base::CeilDiv(inputs.tokens, kSampleTokens));
     int64_t token = 0;
     inputs.visit([&](const TokenRows& rows) {
       seen.range.Add(ctx_, {rows.f32, rows.count, k}, divisors);

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "base/check.h"
+#include "base/round.h"
 
 namespace moesaic::quantizer {
 namespace {
@@ -48,7 +49,7 @@ std::vector<int> BalancedClusters(runtime::ThreadPool& pool, RowMatrix features,
   std::vector<int> assigned;
   RowMatrix similarity(items, clusters);
   for (int i = 0; i < iterations; ++i) {
-    pool.Run((items + kRowsPerTask - 1) / kRowsPerTask, [&](int64_t task, int) {
+    pool.Run(base::CeilDiv(items, kRowsPerTask), [&](int64_t task, int) {
       const int64_t first = task * kRowsPerTask, count = std::min<int64_t>(kRowsPerTask, items - first);
       similarity.middleRows(first, count).noalias() = features.middleRows(first, count) * centers.transpose();
     });

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "base/check.h"
+#include "base/round.h"
 #include "kernels/kv_layer.h"
 #include "layers/linear.h"
 #include "models/model_info.h"
@@ -18,7 +19,7 @@ namespace {
 
 constexpr int kBlock = kernels::kKvBlockTokens;
 
-int64_t BlocksOf(int64_t tokens) { return (tokens + kBlock - 1) / kBlock; }
+int64_t BlocksOf(int64_t tokens) { return base::CeilDiv(tokens, kBlock); }
 
 kernels::KvLayer LayerOf(const models::DecoderSpec& spec) {
   const models::KvSpec kv = models::KvOf(spec);

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <optional>
 
+#include "base/round.h"
 #include "quantizer/balanced_clusters.h"
 #include "quantizer/router_fit.h"
 #include "quantizer/slice_assignment.h"
@@ -55,7 +56,7 @@ class FfnCarver {
   float* H(int64_t token) const { return activations_.as<float>() + token * width_; }
   float* U(int64_t token) const { return inputs_.as<float>() + token * hidden_; }
   float* Y(int64_t token) const { return dense_.as<float>() + token * hidden_; }
-  int chunks() const { return (tokens_ + kChunk - 1) / kChunk; }
+  int chunks() const { return base::CeilDiv(tokens_, kChunk); }
 
   static StatusOr<runtime::Buffer> Floats(int64_t count) {
     return runtime::Buffer::Allocate(static_cast<size_t>(count) * sizeof(float), /*huge=*/true);
@@ -138,7 +139,7 @@ class FfnCarver {
   // Calls body(i) for i in [0, count) on all threads.
   template <typename F>
   void ForTokens(int count, const F& body) const {
-    ctx_.pool->Run((count + kChunk - 1) / kChunk, [&](int64_t chunk, int) {
+    ctx_.pool->Run(base::CeilDiv(count, kChunk), [&](int64_t chunk, int) {
       for (int64_t i = chunk * kChunk; i < std::min<int64_t>(count, (chunk + 1) * kChunk); ++i) body(i);
     });
   }

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "base/check.h"
+#include "base/round.h"
 #include "quantizer/panel_product.h"
 #include "tensor/packed.h"
 
@@ -20,7 +21,7 @@ constexpr float kMostDamping = 1;
 
 static_assert(kBlock == kPanelBlock && kWideBlock == kStrip);
 
-int PaddedOf(int k) { return (k + kBlock - 1) / kBlock * kBlock; }
+int PaddedOf(int k) { return base::RoundUp(k, kBlock); }
 int64_t DiagonalBytes(int k_padded) { return int64_t{k_padded} * kBlock * int64_t{sizeof(float)}; }
 
 // What is factored: the upper triangle, in blocks of 512 rows of one stride.
@@ -104,7 +105,7 @@ void Fill(const kernels::ExecContext& ctx, const Hessian& hessian, const std::ve
   constexpr int kColumns = 16, kRows = 2048;
   const int k = hessian.k(), size = triangle->size();
   const auto scale = static_cast<float>(1 / hessian.weight());
-  ctx.pool->Run((size + kColumns - 1) / kColumns, [&](int64_t task, int) {
+  ctx.pool->Run(base::CeilDiv(size, kColumns), [&](int64_t task, int) {
     const int first = static_cast<int>(task) * kColumns, columns = std::min(kColumns, size - first);
     std::vector<float> values(size_t{kColumns} * kRows);
     for (int begin = 0; begin < first + columns; begin += kRows) {
@@ -218,7 +219,7 @@ class Factorization {
     if (end == last) return;
     right_.PackTransposed(ctx_, triangle_.row(begin), triangle_.stride(begin), end - begin, end, last,
                           /*negative=*/true);
-    ctx_.pool->Run((end + kRowTask - 1) / kRowTask, [&](int64_t task, int) {
+    ctx_.pool->Run(base::CeilDiv(end, kRowTask), [&](int64_t task, int) {
       const int row = static_cast<int>(task) * kRowTask;
       right_.Multiply(ctx_, triangle_.row(row), triangle_.stride(row), std::min(kRowTask, end - row), true,
                       left(row, begin), kColumnStride);
@@ -234,7 +235,7 @@ class Factorization {
     InvertSquare(diagonal_[0], &diagonal_[1]);
     for (int i = 0; i < kBlock; ++i) square_rows_.Put(diagonal_[1].at[i], 0, diagonal_[0].at[i]);
     inverse_.PackTransposed(ctx_, diagonal_[0].at[0], kBlock, kBlock, 0, kBlock, /*negative=*/false);
-    ctx_.pool->Run((begin + kRowTask - 1) / kRowTask, [&](int64_t task, int worker) {
+    ctx_.pool->Run(base::CeilDiv(begin, kRowTask), [&](int64_t task, int worker) {
       const int row = static_cast<int>(task) * kRowTask, rows = std::min(kRowTask, begin - row);
       RowTile& tile = tiles_[worker];
       for (int i = 0; i < rows; ++i) square_rows_.Put(left(row + i, begin), 0, tile.wanted[i]);

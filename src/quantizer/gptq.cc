@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "base/check.h"
+#include "base/round.h"
 
 namespace moesaic::quantizer {
 namespace {
@@ -66,7 +67,7 @@ class Rounder {
         work_(ctx.scratch->Take<Tile>(ctx.pool->size())) {}
 
   double Run() {
-    ctx_.pool->Run((tiles_ + tiles_per_task_ - 1) / tiles_per_task_, [&](int64_t task, int worker) {
+    ctx_.pool->Run(base::CeilDiv(tiles_, tiles_per_task_), [&](int64_t task, int worker) {
       RoundRows(static_cast<int>(task) * tiles_per_task_, worker);
     });
     return std::accumulate(losses_.begin(), losses_.end(), 0.0);
@@ -210,7 +211,7 @@ StatusOr<QuantizedMatrix> RoundByGptq(const kernels::ExecContext& ctx, const Gri
 }
 
 int64_t GptqBytes(const Grid& grid, int n, int k, int threads) {
-  const int k_padded = (k + kBlock - 1) / kBlock * kBlock, rows = (n + kRows - 1) / kRows * kRows;
+  const int k_padded = base::RoundUp(k, kBlock), rows = base::RoundUp(n, kRows);
   const int64_t stride = StrideOf(k_padded);
   const int64_t floats =
       (threads * int64_t{kTaskRows} + 3 * kSampleRows) * stride + int64_t{rows} * (grid.scale_columns(k) + 1);
@@ -224,7 +225,7 @@ double OutputLoss(const kernels::ExecContext& ctx, const HessianFactor& factor, 
   const auto ordered = ctx.scratch->Take<tensor::BF16>(count * stride);
   const auto asked = ctx.scratch->Take<float>(ctx.pool->size() * kRows * kWideBlock);
   std::vector<double> losses(count);
-  ctx.pool->Run((count + kRows - 1) / kRows, [&](int64_t task, int worker) {
+  ctx.pool->Run(base::CeilDiv(count, kRows), [&](int64_t task, int worker) {
     const int first = static_cast<int>(task) * kRows, rows = std::min(kRows, count - first);
     tensor::BF16* own = ordered.data() + first * stride;
     for (int r = 0; r < rows; ++r) {

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "base/check.h"
+#include "base/round.h"
 #include "tensor/packed.h"
 
 namespace moesaic::quantizer {
@@ -23,8 +24,6 @@ constexpr int kLargeTask = 512, kSmallTask = 256;
 constexpr int kDiagonalRows = 128;  // of a task on the diagonal, whose upper half is left out
 
 static_assert(kChunk % kRoundedTokens == 0 && kRoundedTokens % (2 * kPanelRows) == 0);
-
-int Padded(int count, int unit) { return (count + unit - 1) / unit * unit; }
 
 // Tokens [first, first + count) as bf16 [x.tokens][row_inputs], times their gates; those past count are 0.
 void RoundTokens(const kernels::ExecContext& ctx, const TokenRows& tokens, int first, int count, int k,
@@ -125,7 +124,7 @@ void Hessian::Accumulate(const kernels::ExecContext& ctx, const Operands& x) {
         tile.m = rows;
         tile.k_padded = x.PieceTokens(piece);
         tile.columns = end - task.first;
-        tile.panels = (tile.columns + kPanelRows - 1) / kPanelRows;
+        tile.panels = base::CeilDiv(tile.columns, kPanelRows);
         tile.accumulate = true;
         multiply(tile);
       }
@@ -135,7 +134,7 @@ void Hessian::Accumulate(const kernels::ExecContext& ctx, const Operands& x) {
 
 int64_t Hessian::Stride(int i) const {
   const int end = std::min(i / kBlockRows * kBlockRows + kBlockRows, k_);
-  return Padded(end, 16) + 16;  // an odd number of cache lines, mostly
+  return base::RoundUp(end, 16) + 16;  // an odd number of cache lines, mostly
 }
 
 // Blocks before the last are whole.
@@ -161,13 +160,13 @@ StatusOr<Hessian> Hessian::Create(int k) {
 void Hessian::Add(const kernels::ExecContext& ctx, const TokenRows& tokens) {
   MOESAIC_CHECK((tokens.f32 != nullptr) != (tokens.bf16 != nullptr) || tokens.count == 0);
   MOESAIC_CHECK(tokens.gates.empty() || std::ssize(tokens.gates) == tokens.count);
-  const int row_inputs = Padded(k_, tensor::kPackedKUnit);
+  const int row_inputs = base::RoundUp(k_, tensor::kPackedKUnit);
   for (int first = 0; first < tokens.count; first += kChunk) {
     const int count = std::min(kChunk, tokens.count - first);
     const size_t mark = ctx.scratch->Mark();
     Operands x;
-    x.tokens = Padded(count, tensor::kPackedKUnit);
-    x.panels = Padded(k_, kPanelRows) / kPanelRows;
+    x.tokens = base::RoundUp(count, tensor::kPackedKUnit);
+    x.panels = base::RoundUp(k_, kPanelRows) / kPanelRows;
     x.row_bytes = int64_t{x.tokens} * 2 | 64;
     x.left = ctx.scratch->Take<std::byte>(x.panels * kPanelRows * x.row_bytes);
     x.right = ctx.scratch->Take<std::byte>(size_t(x.panels) * kPanelRows * x.tokens * 2);

@@ -4,6 +4,7 @@
 #include <list>
 #include <numeric>
 
+#include "base/round.h"
 #include "models/decoder_weights.h"
 #include "quantizer/runtime_matrix.h"
 
@@ -237,7 +238,7 @@ class Walker {
     std::vector<int64_t> counts;
     for (const Routed& expert : routed_) counts.push_back(std::ssize(expert.tokens));
     stand_ins_ = {};
-    const int step = (stream_.lane_tokens() + kStandIns - 1) / kStandIns;
+    const int step = base::CeilDiv(stream_.lane_tokens(), kStandIns);
     for (int t = 0; t < stream_.lane_tokens(); t += step) stand_ins_.tokens.push_back(t);
     stand_ins_.first_lane = stand_ins_.tokens.size();
     everyone_ = {};

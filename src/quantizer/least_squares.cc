@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/round.h"
 #include "runtime/memory.h"
 #include "tensor/packed.h"
 
@@ -28,7 +29,7 @@ void Transpose(const kernels::ExecContext& ctx, const Rows& from, int first, int
   // filled value by value would push each other out.
   constexpr int kSquare = 16;
   static_assert(kChunk % kSquare == 0);
-  ctx.pool->Run((from.columns + kSquare - 1) / kSquare, [&](int64_t task, int) {
+  ctx.pool->Run(base::CeilDiv(from.columns, kSquare), [&](int64_t task, int) {
     const int begin = static_cast<int>(task) * kSquare, columns = std::min(from.columns - begin, kSquare);
     alignas(64) float square[kSquare][kSquare];
     for (int t = 0; t < kChunk; t += kSquare) {
@@ -83,7 +84,7 @@ StatusOr<RowMatrix> SolveRidge(runtime::ThreadPool& pool, const RowMatrix& gram,
         "the activations' sums of products are not positive definite; is the model's output finite?");
   }
   RowMatrix solution(right.rows(), right.cols());
-  const int64_t tasks = (right.cols() + kColumnsPerTask - 1) / kColumnsPerTask;
+  const int64_t tasks = base::CeilDiv(right.cols(), kColumnsPerTask);
   pool.Run(tasks, [&](int64_t task, int) {
     const int64_t first = task * kColumnsPerTask;
     const int64_t count = std::min<int64_t>(kColumnsPerTask, right.cols() - first);

@@ -1,5 +1,6 @@
 #include "quantizer/mix_gain.h"
 
+#include "base/round.h"
 #include "quantizer/factor.h"
 #include "quantizer/layer_walk.h"
 #include "quantizer/runtime_matrix.h"
@@ -54,7 +55,7 @@ class GainMeasurer : public LayerVisitor {
   Status SeeRouting(int, std::span<const int64_t>) override { return OkStatus(); }
 
   bool IsSampled(const LinearGroup& group) const {
-    const int step = (spec_.moe.experts + kSampleExperts - 1) / kSampleExperts;
+    const int step = base::CeilDiv(spec_.moe.experts, kSampleExperts);
     return group.expert < 0 || group.expert % step == 0;
   }
 

@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 
+#include "base/round.h"
 #include "models/weight_decl.h"
 #include "quantizer/layer_walk.h"
 #include "quantizer/mix_gain.h"
@@ -394,7 +395,7 @@ class MixMeasurer : public LayerVisitor {
 std::vector<std::vector<int32_t>> MixSample(const std::vector<std::vector<int32_t>>& sequences,
                                             int64_t tokens) {
   std::vector<std::vector<int32_t>> sample;
-  const size_t wanted = static_cast<size_t>((tokens + kSampleLength - 1) / kSampleLength);
+  const size_t wanted = static_cast<size_t>(base::CeilDiv(tokens, kSampleLength));
   const size_t step = std::max<size_t>(sequences.size() / std::max<size_t>(wanted, 1), 1);
   const auto take = [&](const std::vector<int32_t>& sequence, int64_t first) {
     const auto count = std::min<int64_t>({std::ssize(sequence) - first, kSampleLength, tokens});

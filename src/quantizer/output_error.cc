@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "base/check.h"
+#include "base/round.h"
 #include "runtime/memory.h"
 #include "tensor/packed.h"
 
@@ -31,7 +32,7 @@ std::vector<float> Outputs(const kernels::ExecContext& ctx, const TokenSample& x
 double SquaredDistance(const kernels::ExecContext& ctx, std::span<const float> a, std::span<const float> b) {
   constexpr int64_t kPart = 1 << 16;
   MOESAIC_CHECK_EQ(a.size(), b.size());
-  std::vector<double> parts((a.size() + kPart - 1) / kPart);
+  std::vector<double> parts(base::CeilDiv(a.size(), kPart));
   ctx.pool->Run(std::ssize(parts), [&](int64_t part, int) {
     const auto end = std::min<int64_t>(std::ssize(a), (part + 1) * kPart);
     for (int64_t i = part * kPart; i < end; ++i) {

@@ -7,6 +7,7 @@
 #include <regex>
 #include <set>
 
+#include "base/round.h"
 #include "checkpoint/json_text.h"
 #include "checkpoint/linear_source.h"
 #include "quantizer/checksum.h"
@@ -379,7 +380,7 @@ std::string OutputPlan::Header(const Shard& shard, const std::vector<ModelItem>&
   });
   text += '}';
   uint64_t length = text.size() + sizeof(uint64_t);
-  length = (length + kDataAlignment - 1) / kDataAlignment * kDataAlignment - sizeof(uint64_t);
+  length = base::RoundUp(length, kDataAlignment) - sizeof(uint64_t);
   std::string bytes(reinterpret_cast<const char*>(&length), sizeof(length));
   bytes += text;
   bytes.resize(sizeof(length) + length, ' ');

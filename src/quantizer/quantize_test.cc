@@ -1,4 +1,5 @@
 #include "quantizer/quantize.h"
+#include "base/round.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -351,7 +352,7 @@ TEST_F(QuantizeTest, BlocksThatPiecesWouldCutAreRefused) {
   nlohmann::json config = golden->config();
   for (const int64_t rows : {int64_t{48}, int64_t{64}}) {
     config["quantization_config"]["weight_block_size"] = {rows, 128};
-    const auto blocks = [](int64_t size, int64_t block) { return (size + block - 1) / block; };
+    const auto blocks = [](int64_t size, int64_t block) { return base::CeilDiv(size, block); };
     std::vector<checkpoint::TensorOutput> tensors;
     for (const checkpoint::TensorEntry& entry : golden->tensors()) {
       std::vector<int64_t> shape = entry.shape;

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "base/check.h"
+#include "base/round.h"
 #include "layers/step.h"
 #include "tensor/packed.h"
 
@@ -130,7 +131,7 @@ void RouterFit::Descend(const RowMatrix& costs, std::span<const float> importanc
   Solution now = *solution;
   Solution move{.weights = Eigen::MatrixXf::Zero(hidden, routed), .bias = Eigen::RowVectorXf::Zero(routed)};
   double best = std::numeric_limits<double>::infinity();
-  std::vector<double> losses(static_cast<size_t>((sample + kChunk - 1) / kChunk));
+  std::vector<double> losses(static_cast<size_t>(base::CeilDiv(sample, kChunk)));
   for (int step = 0; step <= steps; ++step) {
     Multiply(rows, now.weights.transpose(), &score);
     ctx_.pool->Run(std::ssize(losses), [&](int64_t chunk, int) {

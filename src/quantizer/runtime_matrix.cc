@@ -4,6 +4,7 @@
 #include <cmath>
 #include <mutex>
 
+#include "base/round.h"
 #include "checkpoint/stored_groups.h"
 
 namespace moesaic::quantizer {
@@ -61,7 +62,7 @@ template <typename Body>
 Status ForBands(runtime::ThreadPool& pool, int rows, const Body& body) {
   std::mutex mutex;
   Status failure;
-  pool.Run((rows + kBand - 1) / kBand, [&](int64_t band, int) {
+  pool.Run(base::CeilDiv(rows, kBand), [&](int64_t band, int) {
     const int first = static_cast<int>(band) * kBand;
     Status status = body(first, std::min(kBand, rows - first));
     if (status.ok()) return;
@@ -140,7 +141,7 @@ Status RuntimeMatrix::Add(runtime::ThreadPool& pool, int first, const QuantizedM
 
 void RuntimeMatrix::AddKept(runtime::ThreadPool& pool, int first, int count, const float* rows) {
   const tensor::PackedLayout& layout = owned_.matrix.layout;
-  pool.Run((count + kBand - 1) / kBand, [&](int64_t band, int) {
+  pool.Run(base::CeilDiv(count, kBand), [&](int64_t band, int) {
     const int row = static_cast<int>(band) * kBand;
     tensor::PackRows(layout, first + row, std::min(kBand, count - row), rows + int64_t{row} * layout.k,
                      owned_.memory.data());

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/round.h"
 #include "quantizer/gptq.h"
 
 namespace moesaic::quantizer {
@@ -200,7 +201,7 @@ StatusOr<PrecisionChoice> ChoosePrecisions(std::span<const PrecisionGroup> group
 
 StatusOr<double> MeasureLoss(const kernels::ExecContext& ctx, const Grid& grid, const float* rows, int n,
                              int k, const HessianFactor& factor, const ScaleSearch& search, bool gptq) {
-  const int together = grid.group_outputs(), blocks = (n + together - 1) / together;
+  const int together = grid.group_outputs(), blocks = base::CeilDiv(n, together);
   const int picked = std::min(blocks, std::max(1, kSampleRows / together));
   std::vector<float> sample;
   for (int i = 0; i < picked; ++i) {

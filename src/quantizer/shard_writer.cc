@@ -8,6 +8,8 @@
 #include <cstring>
 #include <utility>
 
+#include "base/round.h"
+
 namespace moesaic::quantizer {
 namespace {
 
@@ -85,7 +87,7 @@ StatusOr<runtime::AsyncFiles::Ticket> ShardWriter::Start(int shard, std::span<co
   std::vector<runtime::Transfer> transfers;
   for (const OutputExtent& extent : extents) {
     const int64_t end = extent.offset + static_cast<int64_t>(extent.bytes.size());
-    const int64_t first_block = (extent.offset + kDirectBlock - 1) / kDirectBlock * kDirectBlock,
+    const int64_t first_block = base::RoundUp(extent.offset, kDirectBlock),
                   last_block = end / kDirectBlock * kDirectBlock;
     if (!direct_ || first_block >= last_block) {
       transfers.push_back(TransferOf(extent, file.fd, true, file.path));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/round.h"
 #include "checkpoint/linear_source.h"
 
 namespace moesaic::quantizer {
@@ -12,8 +13,6 @@ using checkpoint::LinearSource;
 using checkpoint::TensorEntry;
 using checkpoint::WeightScheme;
 using tensor::DType;
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 bool IsPlain(const TensorEntry& entry) {
   return entry.rows == nullptr && tensor::BlockOf(entry.dtype).elements == 1 && entry.dtype != DType::kF64;
@@ -68,14 +67,16 @@ SourceForm GuessForm(const ModelItem& item, DType dtype, const checkpoint::Quant
   using Method = checkpoint::QuantConfig::Method;
   // DeepSeek's releases leave embeddings, heads, routers and eh_proj alone, but not kv_b_proj.
   if (quant.method == Method::kFp8Blocks && (item.roundable || item.name.ends_with(".kv_b_proj"))) {
-    return {false, DType::kF8E4M3, n * k + 4 * CeilDiv(n, quant.block_rows) * CeilDiv(k, quant.block_cols)};
+    return {false, DType::kF8E4M3,
+            n * k + 4 * base::CeilDiv(n, quant.block_rows) * base::CeilDiv(k, quant.block_cols)};
   }
   const checkpoint::QuantGroup* group =
       quant.method == Method::kCompressedTensors && item.roundable ? quant.GroupOf(item.name) : nullptr;
   if (group == nullptr) return form;
-  const int64_t scales = group->group_size > 0 ? n * CeilDiv(k, group->group_size) : n;
+  const int64_t scales = group->group_size > 0 ? n * base::CeilDiv(k, group->group_size) : n;
   const int64_t group_index = group->needs_group_index ? 4 * k : 0;
-  return {false, DType::kI32, CeilDiv(n * k * group->num_bits, 8) + 2 * scales + group_index, group_index};
+  return {false, DType::kI32, base::CeilDiv(n * k * group->num_bits, 8) + 2 * scales + group_index,
+          group_index};
 }
 
 // The rows of `entry` that rows [first, first + rows) of `total` need: it has one for every `total / its own`
@@ -83,7 +84,7 @@ SourceForm GuessForm(const ModelItem& item, DType dtype, const checkpoint::Quant
 TensorEntry CutRows(const TensorEntry& entry, int64_t per_row, int64_t first, int64_t rows) {
   TensorEntry cut = entry;
   if (per_row == 0 || entry.shape.empty() || entry.shape[0] <= 1) return cut;
-  const int64_t begin = first / per_row, end = std::min(CeilDiv(first + rows, per_row), entry.shape[0]);
+  const int64_t begin = first / per_row, end = std::min(base::CeilDiv(first + rows, per_row), entry.shape[0]);
   const auto row_bytes = entry.bytes.size() / static_cast<size_t>(entry.shape[0]);
   cut.bytes = entry.bytes.subspan(static_cast<size_t>(begin) * row_bytes,
                                   static_cast<size_t>(end - begin) * row_bytes);

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/round.h"
 
 namespace moesaic::quantizer {
 namespace {
@@ -97,7 +98,7 @@ StatusOr<LoadedUnit> UnitReader::Start(const std::vector<ModelItem>& items, std:
            wanted[i].offset <= end + (i == first ? align : 0);
          ++i) {
       needed = std::max(needed, wanted[i].offset + wanted[i].bytes);
-      end = std::max(end, (needed + align - 1) / align * align);
+      end = std::max(end, base::RoundUp(needed, align));
     }
     MOESAIC_CHECK_LE(used + end - begin, static_cast<int64_t>(buffer.size()));
     RETURN_IF_ERROR(OpenFile(wanted[first].file));
@@ -111,7 +112,7 @@ StatusOr<LoadedUnit> UnitReader::Start(const std::vector<ModelItem>& items, std:
     }
     unit.extents.push_back({wanted[first].file, begin, end - begin});
     unit.read_bytes += end - begin;
-    used += (end - begin + kDirectBlock - 1) / kDirectBlock * kDirectBlock;
+    used += base::RoundUp(end - begin, kDirectBlock);
   }
   unit.ticket = io_->Submit(transfers);
   return unit;

@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "base/check.h"
+#include "base/round.h"
 #include "quantizer/mix.h"
 
 namespace moesaic::quantizer {
@@ -81,7 +82,7 @@ Status UnitRounder::ReadSlab(const Piece& piece, const SourceRows& rows, int64_t
   const int64_t step = std::max<int64_t>(kTaskValues / columns, 1);
   std::mutex mutex;
   Status failure;
-  ctx_.pool->Run((count + step - 1) / step, [&](int64_t task, int) {
+  ctx_.pool->Run(base::CeilDiv(count, step), [&](int64_t task, int) {
     const int64_t begin = task * step, end = std::min(begin + step, count);
     const std::span<float> out(slab_.data() + begin * columns, static_cast<size_t>((end - begin) * columns));
     Status status = rows.Read(source_, first + begin, end - begin, out);
@@ -275,7 +276,7 @@ Status UnitRounder::CopyPiece(const Piece& piece, const SourceRows& rows, std::b
   const auto total = static_cast<int64_t>(bytes.size());
   const DType dtype = output_.items[piece.item].tensors[0].stored.dtype;
   std::atomic<bool> finite = true;
-  ctx_.pool->Run((total + kBytes - 1) / kBytes, [&](int64_t task, int) {
+  ctx_.pool->Run(base::CeilDiv(total, kBytes), [&](int64_t task, int) {
     const auto from = bytes.subspan(static_cast<size_t>(task * kBytes),
                                     static_cast<size_t>(std::min(kBytes, total - task * kBytes)));
     if (!IsFinite(dtype, from)) finite = false;

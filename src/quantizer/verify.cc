@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "base/check.h"
+#include "base/round.h"
 #include "checkpoint/json_text.h"
 #include "checkpoint/safetensors.h"
 #include "models/model_info.h"
@@ -140,7 +141,7 @@ class Verifier {
     ASSIGN_OR_RETURN(const checkpoint::LinearSource now, quantized_.FindLinear(item.name, n, k));
     ASSIGN_OR_RETURN(const checkpoint::LinearSource then, source_.FindLinear(item.name, n, k));
     const Grid grid = plan_.output.items[index].precision.grid();
-    const int64_t outputs = grid.group_outputs(), blocks = (n + outputs - 1) / outputs;
+    const int64_t outputs = grid.group_outputs(), blocks = base::CeilDiv(n, outputs);
     std::vector<Sums> sums(static_cast<size_t>(blocks));
     std::mutex mutex;
     Status failure;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <mutex>
 
+#include "base/round.h"
 #include "models/model_info.h"
 #include "quantizer/analysis.h"
 #include "quantizer/source_form.h"
@@ -22,7 +23,7 @@ Status AddErrors(const Checkpoint& quantized, const Checkpoint& source, const Fo
   const int64_t n = item.shape[0], k = item.shape[1];
   ASSIGN_OR_RETURN(const LinearSource now, quantized.FindLinear(item.name, n, k));
   ASSIGN_OR_RETURN(const LinearSource then, source.FindLinear(item.name, n, k));
-  const int64_t blocks = (n + kRows - 1) / kRows;
+  const int64_t blocks = base::CeilDiv(n, kRows);
   std::vector<LinearError> sums(static_cast<size_t>(blocks));  // in order: no result depends on the threads
   std::mutex mutex;
   Status failure;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <mutex>
 
+#include "base/round.h"
+
 namespace moesaic::quantizer {
 
 StatusOr<std::vector<float>> ReadRows(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& source,
@@ -12,7 +14,7 @@ StatusOr<std::vector<float>> ReadRows(const kernels::ExecContext& ctx, const che
   std::vector<float> rows(static_cast<size_t>(count) * k);
   std::mutex mutex;
   Status failure;
-  ctx.pool->Run((count + kTogether - 1) / kTogether, [&](int64_t task, int) {
+  ctx.pool->Run(base::CeilDiv(count, kTogether), [&](int64_t task, int) {
     const int64_t begin = task * kTogether, some = std::min<int64_t>(kTogether, count - begin);
     Status status = source.ReadLinearRows(
         linear, first + begin, some,
@@ -36,7 +38,7 @@ Status AddRounded(const kernels::ExecContext& ctx, const Precision& precision, i
   for (const StoredTensor& tensor : tensors) {
     const int64_t per_row = tensor.outputs_per_row;
     bytes.emplace_back(
-        per_row == 0 ? 0 : static_cast<size_t>((count + per_row - 1) / per_row * tensor.row_bytes()));
+        per_row == 0 ? 0 : static_cast<size_t>(base::CeilDiv(count, per_row) * tensor.row_bytes()));
     out.push_back(per_row == 0 ? nullptr : bytes.back().data());
   }
   EncodeRows(*ctx.pool, rounded, tensors, out);

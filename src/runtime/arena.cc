@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/round.h"
 #include "runtime/memory.h"
 
 namespace moesaic::runtime {
@@ -29,7 +30,7 @@ Arena& Arena::operator=(Arena&&) noexcept = default;
 
 void* Arena::TakeBytes(size_t bytes) {
   Impl& a = *impl_;
-  bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  bytes = base::RoundUp(bytes, kAlignment);
   while (a.chunk < a.chunks.size() && a.chunks[a.chunk].size() - a.offset < bytes) {
     a.bytes_before += a.chunks[a.chunk].size();
     ++a.chunk;

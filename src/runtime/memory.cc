@@ -15,13 +15,13 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/round.h"
 
 namespace moesaic::runtime {
 namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
 
-size_t RoundUp(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 size_t PageBytes() {
   static const auto bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   return bytes;
@@ -38,7 +38,7 @@ std::byte* MapHugeAligned(size_t bytes) {
   if (raw == MAP_FAILED) return nullptr;
   auto* begin = static_cast<std::byte*>(raw);
   const auto address = reinterpret_cast<uintptr_t>(begin);
-  const size_t head = RoundUp(address, kHugePage) - address;
+  const size_t head = base::RoundUp(address, kHugePage) - address;
   if (head > 0) munmap(begin, head);
   if (kHugePage > head) munmap(begin + head + bytes, kHugePage - head);
   return begin + head;
@@ -52,7 +52,7 @@ StatusOr<Buffer> Buffer::Allocate(size_t bytes, bool huge) {
   if (bytes > SIZE_MAX / 2) return ResourceExhausted("can't map {} bytes of memory", bytes);
   buffer.size_ = bytes;
   if (huge && bytes >= kHugePage / 2) {
-    buffer.mapped_ = RoundUp(bytes, kHugePage);
+    buffer.mapped_ = base::RoundUp(bytes, kHugePage);
     // Without MAP_NORESERVE this fails at once when too few pages are reserved.
     void* explicit_pages = MapAnonymous(buffer.mapped_, MAP_HUGETLB | (21 << MAP_HUGE_SHIFT));
     if (explicit_pages != MAP_FAILED) {
@@ -67,7 +67,7 @@ StatusOr<Buffer> Buffer::Allocate(size_t bytes, bool huge) {
       return buffer;
     }
   }
-  buffer.mapped_ = RoundUp(bytes, PageBytes());
+  buffer.mapped_ = base::RoundUp(bytes, PageBytes());
   void* small_pages = MapAnonymous(buffer.mapped_, 0);
   if (small_pages == MAP_FAILED) {
     buffer.mapped_ = buffer.size_ = 0;

@@ -27,6 +27,7 @@
 #include <span>
 #include <vector>
 
+#include "base/round.h"
 #include "tensor/packed.h"
 
 namespace moesaic::tensor {
@@ -51,7 +52,7 @@ struct GroupFormat {
   }
   int64_t panel_bytes(int k_padded) const {
     const int units = k_padded / kUnitInputs;
-    return units * unit_bytes() + (has_super ? (units + kSuperUnits - 1) / kSuperUnits * kSuperBytes : 0);
+    return units * unit_bytes() + (has_super ? base::CeilDiv(units, kSuperUnits) * kSuperBytes : 0);
   }
 };
 const GroupFormat& GroupFormatOf(PackedFormat format);

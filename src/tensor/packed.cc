@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/round.h"
 #include "tensor/dtype.h"
 #include "tensor/fp8_format.h"
 #include "tensor/group_format.h"
@@ -16,7 +17,6 @@ namespace {
 constexpr int kGroupBytes = 4;  // of one output in one group
 constexpr int kLargestI8K = 65536;
 
-int RoundUp(int value, int unit) { return (value + unit - 1) / unit * unit; }
 int64_t RoundUp64(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // Of the formats whose scales stand apart from their elements.
@@ -112,8 +112,8 @@ PackedLayout PackedLayout::Of(PackedFormat format, int n, int k) {
   layout.format = format;
   layout.n = n;
   layout.k = k;
-  layout.n_padded = RoundUp(n, kPanelRows);
-  layout.k_padded = RoundUp(k, format == PackedFormat::kF8G128 ? kFp8Inputs : kPackedKUnit);
+  layout.n_padded = base::RoundUp(n, kPanelRows);
+  layout.k_padded = base::RoundUp(k, format == PackedFormat::kF8G128 ? kFp8Inputs : kPackedKUnit);
   layout.panel_bytes = PanelBytes(format, layout.k_padded);
   layout.total_bytes = layout.panel_bytes * layout.panels();
   if (IsGroupScaled(format)) {
@@ -136,7 +136,7 @@ PackedMatrix PackedMatrix::Rows(int first, int count) const {
   PackedMatrix run = *this;
   run.first_row += first;
   run.layout.n = count;
-  run.layout.n_padded = RoundUp(count, kPanelRows);
+  run.layout.n_padded = base::RoundUp(count, kPanelRows);
   return run;
 }
 

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/round.h"
 #include "kernels/cpu/gemm_group.h"
 #include "kernels/cpu/gemm_group_formats-inl.h"
 #include "tensor/dtype.h"
@@ -16,7 +17,7 @@ using namespace cpu;  // NOLINT(google-build-using-namespace): the formats' cons
 static_assert(kUnitInputs == tensor::kUnitInputs && kUnitScaleBytes == tensor::kUnitScaleBytes &&
               kSuperUnits == tensor::kSuperUnits && kSuperBytes == tensor::kSuperBytes);
 
-int Ceil(int value, int unit) { return (value + unit - 1) / unit; }
+int Ceil(int value, int unit) { return base::CeilDiv(value, unit); }
 
 template <typename Format>
 float Prepare(const float* x, int k, int k_padded, std::byte* out) {

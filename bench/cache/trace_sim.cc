@@ -1,9 +1,9 @@
 // Plays a recorded trace of block names against the radix tree and prints the share of blocks that were
 // found, for each policy, beside what an endless cache would find and what Belady's rule (the block whose
 // next use is farthest goes first, from the ends of prefixes) finds in the same room. Columns behind "cost"
-// are the cost-aware policy with clients that tell it what they know: Telling; when~ with errors, and half of
-// them. A trace is JSON lines with "hash_ids": equal ids are equal blocks behind equal prefixes (Mooncake's
-// form).
+// are the cost-aware policy with clients that tell it what they know: Telling; when~ with errors; then half
+// of them do, while the others tell nothing, or (mixed) whether. A trace is JSON lines with "hash_ids": equal
+// ids are equal blocks behind equal prefixes (Mooncake's form).
 #include <fmt/format.h>
 #include <zlib.h>
 
@@ -67,13 +67,14 @@ std::vector<std::vector<int>> NextUses(const Trace& trace) {
 }
 
 // How much clients tell of a request that knows of a later one.
-enum class Telling { kWhether, kHowMuch, kAndWhen };
+enum class Telling { kNothing, kWhether, kHowMuch, kAndWhen };
 
 // What clients would say that know. Whether: whether anything that the request brings first is asked for
 // again. How much: up to which block something is. When: that block's next use, in requests, times
-// e^(spread x a normal number). A client tells with probability `share`.
+// e^(spread x a normal number). A client tells that with probability `share`; others tell kNothing or
+// kWhether.
 std::vector<cache::SessionHint> HintsOf(const Trace& trace, Telling telling, double spread = 0,
-                                        double share = 1) {
+                                        double share = 1, Telling others = Telling::kNothing) {
   const std::vector<std::vector<int>> next = NextUses(trace);
   std::unordered_set<int32_t> seen;
   std::mt19937 random(1);
@@ -89,9 +90,10 @@ std::vector<cache::SessionHint> HintsOf(const Trace& trace, Telling telling, dou
       if (used) blocks = k + 1;
     }
     const double error = std::exp(spread * normal(random));
-    if (std::generate_canonical<double, 32>(random) >= share) continue;
+    const bool tells = std::generate_canonical<double, 32>(random) < share;
+    if (!tells && others == Telling::kNothing) continue;
     hint.session = cache::Session::kContinues;
-    if (telling == Telling::kWhether) {
+    if (!tells || telling == Telling::kWhether) {
       if (!again) hint.session = cache::Session::kEnds;
       continue;
     }
@@ -208,7 +210,8 @@ void Play(const std::string& path, const std::vector<double>& shares) {
               {"how much", HintsOf(trace, Telling::kHowMuch)},
               {"and when", HintsOf(trace, Telling::kAndWhen)},
               {"when~", HintsOf(trace, Telling::kAndWhen, kSpread)},
-              {"half tell", HintsOf(trace, Telling::kAndWhen, kSpread, 0.5)}};
+              {"half tell", HintsOf(trace, Telling::kAndWhen, kSpread, 0.5)},
+              {"mixed", HintsOf(trace, Telling::kAndWhen, kSpread, 0.5, Telling::kWhether)}};
   fmt::print("{:>9} {:>8} {:>8} {:>8}", "cache", "blocks", "lru", "cost");
   for (const auto& hints : told) fmt::print(" {:>9}", hints.name);
   fmt::print(" {:>8} {:>9} {:>12}\n", "belady", "cost/lru", "cost/belady");

@@ -1,5 +1,7 @@
 #include "cache/eviction_queue.h"
 
+#include <algorithm>
+
 #include "base/check.h"
 #include "cache/eviction.h"
 
@@ -31,8 +33,9 @@ void EvictionQueue::SiftDown(size_t slot) {
   PutAt(slot, entry);
 }
 
-void EvictionQueue::AddWorth(Entry& entry, double worth) {
+void EvictionQueue::AddWorth(Entry& entry, double worth, double last_use) {
   entry.key_ = worth;
+  entry.last_use_ = last_use;
   heap_.push_back(&entry);
   SiftUp(heap_.size() - 1);
 }
@@ -65,7 +68,10 @@ EvictionQueue::Entry* EvictionQueue::First(double now) const {
   if (away_.empty()) return heap_.empty() ? nullptr : heap_.front();
   Entry* const latest = away_.rbegin()->second;
   if (heap_.empty()) return latest;
-  return latest->key_ - now >= kAwayPerAge * (now - heap_.front()->key_) ? latest : heap_.front();
+  // What is worth less than its last use goes first whatever returns; what is worth more is still as old as it.
+  Entry* const least = heap_.front();
+  const double age = now - std::min(least->key_, least->last_use_);
+  return latest->key_ - now >= kAwayPerAge * age ? latest : least;
 }
 
 void EvictionQueue::CheckStructure() const {

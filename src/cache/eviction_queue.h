@@ -20,12 +20,13 @@ class EvictionQueue {
    private:
     friend class EvictionQueue;
     double key_ = 0;          // its worth, or when it returns
+    double last_use_ = 0;     // of one of a worth
     size_t slot_ = kNowhere;  // in heap_
     uint64_t number_ = 0;     // in away_; 0: it is not there
   };
 
   bool empty() const { return heap_.empty() && away_.empty(); }
-  void AddWorth(Entry& entry, double worth);
+  void AddWorth(Entry& entry, double worth, double last_use);
   void AddAway(Entry& entry, double returns_at);
   void Withdraw(Entry& entry);  ///< which is queued
 

@@ -177,6 +177,7 @@ void RadixTree::Use(std::span<const BlockRef> blocks) {
 }
 
 void RadixTree::Touch(std::span<const BlockRef> blocks, const SessionHint& hint) {
+  if (!blocks.empty() && hint.session != Session::kNone) CutBehind(blocks.back());
   const size_t return_too =
       hint.session == Session::kContinues && hint.tokens < std::ssize(blocks) * kBlockTokens
           ? BlocksFor(hint.tokens)
@@ -424,7 +425,7 @@ void RadixTree::Offer(Run& run) {
   if (returns_at > static_cast<double>(now_)) {
     queue_.AddAway(run, returns_at);
   } else {
-    queue_.AddWorth(run, policy_->Worth(candidate));
+    queue_.AddWorth(run, policy_->Worth(candidate), std::max(static_cast<double>(run.last_use), run.returns_at));
   }
 }
 

@@ -381,9 +381,9 @@ TEST_F(EngineTest, WhatClientsSayOfTheirSessionsDecidesWhatGoes) {
     }
     return found;
   };
-  const SessionNote ends{.session = cache::Session::kEnds};
+  const SessionNote ends{.state = cache::Session::kEnds};
   const auto returns_in = [](double seconds) {
-    return SessionNote{.session = cache::Session::kContinues, .returns_in = seconds};
+    return SessionNote{.state = cache::Session::kContinues, .returns_in = seconds};
   };
   for (const int max_tokens : {1, 0}) {
     const std::string plain = cached({}, {}, max_tokens);
@@ -394,7 +394,7 @@ TEST_F(EngineTest, WhatClientsSayOfTheirSessionsDecidesWhatGoes) {
     // The first note of a time comes before there is a rate, so that only the second's counts.
     EXPECT_EQ(cached({}, returns_in(1e9), max_tokens), ended) << "it is away for longest";
     EXPECT_EQ(cached({}, returns_in(1e-6), max_tokens), plain) << "it comes first";
-    const SessionNote nothing{.session = cache::Session::kContinues, .tokens = 0};
+    const SessionNote nothing{.state = cache::Session::kContinues, .tokens = 0};
     EXPECT_EQ(cached({}, nothing, max_tokens), ended);
   }
 }

@@ -44,7 +44,7 @@ struct SamplingParams {
 /// and those longest that return soonest. It lets those go first that stand behind `tokens`, and those of one
 /// that ends, unless others used them too.
 struct SessionNote {
-  cache::Session session = cache::Session::kNone;
+  cache::Session state = cache::Session::kNone;
   /// Of one that continues: so many of the request's first tokens, its output counted, will be asked for
   /// again.
   int64_t tokens = std::numeric_limits<int64_t>::max();

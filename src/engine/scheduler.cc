@@ -96,7 +96,7 @@ bool Scheduler::Remove(RequestId id) {
 
 // The tree's time goes on by one for each request that is admitted.
 cache::SessionHint Scheduler::HintOf(const SessionNote& note) const {
-  cache::SessionHint hint{.session = note.session, .tokens = note.tokens};
+  cache::SessionHint hint{.session = note.state, .tokens = note.tokens};
   if (note.returns_in > 0 && admissions_.seconds_between() > 0) {
     hint.returns_at = static_cast<double>(tree_.now()) + note.returns_in / admissions_.seconds_between();
   }

@@ -76,19 +76,26 @@ void ReadSession(Fields& body, GenerationFields* fields) {
   body.String("prompt_cache_key", &key);
   body.String("prompt_cache_retention", &retention);
   engine::SessionNote& note = fields->session;
-  if (!key.empty() || retention == "24h") note.session = cache::Session::kContinues;
+  if (!key.empty() || retention == "24h") note.state = cache::Session::kContinues;
   const Json* session = body.Any("session");
-  if (session == nullptr || !session->is_object()) {
-    body.Merge(ReadSessionState(body, "session", &note.session));
+  if (session == nullptr || session->is_string()) {
+    body.Merge(ReadSessionState(body, "session", &note.state));
     return;
   }
+  if (!session->is_object()) return body.FailType("session", "a string or an object", *session);
   Fields members(*session, "session");
-  note.session = cache::Session::kContinues;
-  body.Merge(ReadSessionState(members, "state", &note.session));
+  note.state = cache::Session::kContinues;
+  body.Merge(ReadSessionState(members, "state", &note.state));
   members.Int("tokens", 0, std::numeric_limits<int64_t>::max(), &note.tokens);
   float seconds = 0;
   members.Float("returns_in", 0, kMostReturnSeconds, &seconds);
   note.returns_in = seconds;
+  for (const char* name : {"tokens", "returns_in"}) {
+    if (members.ok() && note.state == cache::Session::kEnds && members.Has(name)) {
+      members.Fail(name, "invalid_value",
+                   fmt::format("Invalid '{}': nothing of a session that ends returns", members.Path(name)));
+    }
+  }
   body.Merge(members.status());
 }
 

@@ -67,6 +67,7 @@ class Api(unittest.TestCase):
             ({"messages": text, "session": {"tokens": -1}}, "session.tokens"),
             ({"messages": text, "session": {"tokens": 1.5}}, "session.tokens"),
             ({"messages": text, "session": {"returns_in": "soon"}}, "session.returns_in"),
+            ({"messages": text, "session": {"state": "ends", "returns_in": 30}}, "session.returns_in"),
             ({"messages": text, "tools": [{"type": "function"}]}, "tools[0].function"),
             ({"messages": text, "tool_choice": "required"}, "tool_choice"),
             ({"messages": text, "response_format": {"type": "xml"}}, "response_format.type"),

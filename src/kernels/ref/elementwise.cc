@@ -41,4 +41,12 @@ void RopeInterleaved(float* x, const float* cos, const float* sin, int dim) {
   for (int i = 0; i < dim / 2; ++i) Rotate(&x[2 * i], &x[2 * i + 1], cos[i], sin[i]);
 }
 
+void Rescale(float* x, int n, int halvings) {
+  for (int i = 0; i < n; ++i) {
+    if (!std::isfinite(x[i])) continue;
+    const float scaled = std::ldexp(x[i], -halvings);
+    x[i] = std::isnormal(x[i]) && std::isnormal(scaled) ? scaled : 0;
+  }
+}
+
 }  // namespace moesaic::kernels::ref

@@ -230,8 +230,9 @@ inline V Power(const Work<R>& w, int g, int rows, V max, V* sum) {
 }
 
 /// Turns a group's scores into weights as A tiles, and writes max and sum. Weights from `seen` to the end of
-/// a step are 0. kAll: there are R rows, and all of them see all keys.
-template <int R, bool kAll>
+/// a step are 0. kAll: there are R rows, and all of them see all keys. kAsk: the next keys are asked for here
+/// as well; with several groups there is room enough among the products.
+template <int R, bool kAll, bool kAsk>
 inline void Softmax(const Work<R>& w, int g) {
   constexpr int kAtOnce = kLanes / R;  // keys of a vector
   const AttentionTile& t = w.t;
@@ -295,14 +296,14 @@ inline void Softmax(const Work<R>& w, int g) {
       for (int i = 0; i < 16; ++i) {
         const __m512i even = weight_of(key + 2 * i, &sum[2 * i % kSums]);
         pairs[i] = pairs_of(even, weight_of(key + 2 * i + 1, &sum[(2 * i + 1) % kSums]), &sum[i / 8]);
-        w.stream->Ask();
+        if constexpr (kAsk) w.stream->Ask();
       }
       StoreColumns(pairs, w.m->weights[g][s]);
     } else {
 #pragma GCC unroll 2
       for (int i = 0; i < 16; ++i) {
         pairs[i] = weight_of(key + 2 * i, &sum[i % 2]);
-        w.stream->Ask();
+        if constexpr (kAsk) w.stream->Ask();
       }
 #pragma GCC unroll 8
       for (int i = 0; i < 8; ++i) {
@@ -425,7 +426,8 @@ inline void Run(const AttentionTile& t) {
   const int tiles = t.value_dim / 16, blocks = tiles / kBlockTiles + tiles % kBlockTiles;
   const int at_once = kSeveral ? kStep : kRunKeys, steps = (w.most + kStep - 1) / kStep;
   const int products = (w.most + at_once - 1) / at_once * (t.key_dim / kStep);
-  Stream stream(t, w.groups * (products + steps * 16) + steps * blocks * (kSeveral ? w.groups : 16));
+  // Several groups: all within the scores, which take half of the time.
+  Stream stream(t, kSeveral ? w.groups * products : products + steps * 16 + steps * 16 * blocks);
   ValuePacker packer(t, w.most, m.values[0]);
   w.stream = &stream;
   w.packer = &packer;
@@ -434,9 +436,9 @@ inline void Run(const AttentionTile& t) {
   Score<R, kSeveral>(w);
   for (int g = 0; g < w.groups; ++g) {
     if (least[g] == w.seen[g] && least[g] % kStep == 0) {
-      Softmax<R, true>(w, g);
+      Softmax<R, true, !kSeveral>(w, g);
     } else {
-      Softmax<R, false>(w, g);
+      Softmax<R, false, !kSeveral>(w, g);
     }
   }
   if constexpr (R != 16) Configure({R, R, R, R, R, 16, 16, 16});

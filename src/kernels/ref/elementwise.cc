@@ -1,6 +1,7 @@
 #include "kernels/ref/elementwise.h"
 
 #include <cmath>
+#include <limits>
 
 namespace moesaic::kernels::ref {
 namespace {
@@ -44,8 +45,9 @@ void RopeInterleaved(float* x, const float* cos, const float* sin, int dim) {
 void Rescale(float* x, int n, int halvings) {
   for (int i = 0; i < n; ++i) {
     if (!std::isfinite(x[i])) continue;
-    const float scaled = std::ldexp(x[i], -halvings);
-    x[i] = std::isnormal(x[i]) && std::isnormal(scaled) ? scaled : 0;
+    const double scaled = std::ldexp(double{x[i]}, -halvings);  // exact
+    const bool normal = std::isnormal(x[i]) && std::abs(scaled) >= std::numeric_limits<float>::min();
+    x[i] = normal ? static_cast<float>(scaled) : 0;
   }
 }
 

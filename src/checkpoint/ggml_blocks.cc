@@ -1,6 +1,7 @@
 #include "checkpoint/ggml_blocks.h"
 
 #include <array>
+#include <bit>
 #include <cstring>
 
 #include "base/check.h"
@@ -161,6 +162,18 @@ void Q6K(Bytes b, float* y) {
   }
 }
 
+// e2m1 behind a scale that is a power of two (OCP MX 1.0). Values are doubled and scales halved, so that the
+// smallest scale, 2^-128, is one too.
+void Mxfp4(Bytes b, float* y) {
+  static constexpr int kDoubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+  const uint32_t e = b[0];
+  const auto d = std::bit_cast<float>(e < 2 ? 0x00200000U << e : (e - 1) << 23);
+  for (int i = 0; i < 16; ++i) {
+    y[i] = static_cast<float>(kDoubled[b[1 + i] & 15]) * d;
+    y[i + 16] = static_cast<float>(kDoubled[b[1 + i] >> 4]) * d;
+  }
+}
+
 using BlockFn = void (*)(Bytes, float*);
 
 BlockFn FunctionOf(DType dtype) {
@@ -185,6 +198,8 @@ BlockFn FunctionOf(DType dtype) {
       return Q5K;
     case DType::kQ6K:
       return Q6K;
+    case DType::kMxfp4:
+      return Mxfp4;
     default:
       return nullptr;
   }

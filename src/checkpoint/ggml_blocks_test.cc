@@ -2,10 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 
+#include "checkpoint/safetensors.h"
+#include "runtime/memory.h"
 #include "support/npz.h"
 
 namespace moesaic::checkpoint {
@@ -46,6 +50,26 @@ INSTANTIATE_TEST_SUITE_P(Types, GgmlBlocksTest,
                                          DType::kQ8_0, DType::kQ2K, DType::kQ3K, DType::kQ4K, DType::kQ5K,
                                          DType::kQ6K),
                          [](const auto& info) { return tensor::DTypeName(info.param); });
+
+// Every scale with every code, by gguf-py (tests/golden/ggml_mxfp4.py).
+TEST(GgmlBlocks, Mxfp4ExactlyAsGgml) {
+  const std::string path = MOESAIC_SOURCE_DIR "/tests/golden/ggml_mxfp4.safetensors";
+  const auto mapped = runtime::MappedFile::Open(path);
+  ASSERT_TRUE(mapped.ok()) << mapped.status();
+  const auto file = ParseSafetensors((*mapped)->bytes(), path);
+  ASSERT_TRUE(file.ok()) << file.status();
+  const auto bytes_of = [&](const std::string& name) {
+    return std::find_if(file->tensors.begin(), file->tensors.end(),
+                        [&](const auto& t) { return t.name == name; })
+        ->bytes;
+  };
+  std::vector<float> expected(bytes_of("values").size() / sizeof(float)), values(expected.size());
+  ASSERT_EQ(expected.size(), 512U * 32);
+  std::memcpy(expected.data(), bytes_of("values").data(), bytes_of("values").size());
+  DequantizeBlocks(DType::kMxfp4, bytes_of("blocks").data(), static_cast<int64_t>(values.size()),
+                   values.data());
+  EXPECT_EQ(values, expected);  // infinities among them, and no NaN
+}
 
 // The FP8 tables by ml_dtypes, in the same archive.
 TEST(Fp8, EveryCodeIsExact) {

@@ -165,9 +165,9 @@ StatusOr<GgufMetadata::Value> ReadValue(Cursor& in) {
 // ggml's types that are not read, for messages.
 std::string OtherType(uint32_t number) {
   static const std::map<uint32_t, const char*> kNames = {
-      {9, "Q8_1"},    {15, "Q8_K"},  {16, "IQ2_XXS"}, {17, "IQ2_XS"}, {18, "IQ3_XXS"}, {19, "IQ1_S"},
-      {20, "IQ4_NL"}, {21, "IQ3_S"}, {22, "IQ2_S"},   {23, "IQ4_XS"}, {29, "IQ1_M"},   {34, "TQ1_0"},
-      {35, "TQ2_0"},  {39, "MXFP4"}, {40, "NVFP4"},   {41, "Q1_0"}};
+      {9, "Q8_1"},   {15, "Q8_K"},   {16, "IQ2_XXS"}, {17, "IQ2_XS"}, {18, "IQ3_XXS"},
+      {19, "IQ1_S"}, {20, "IQ4_NL"}, {21, "IQ3_S"},   {22, "IQ2_S"},  {23, "IQ4_XS"},
+      {29, "IQ1_M"}, {34, "TQ1_0"},  {35, "TQ2_0"},   {40, "NVFP4"},  {41, "Q1_0"}};
   const auto found = kNames.find(number);
   return found == kNames.end() ? fmt::format("number {}", number) : found->second;
 }
@@ -211,9 +211,11 @@ StatusOr<DType> TypeOf(uint32_t number) {
       return DType::kF64;
     case 30:
       return DType::kBF16;
+    case 39:
+      return DType::kMxfp4;
     default:
       return Unimplemented(
-          "type must be F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or Q2_K to Q6_K, found {}",
+          "type must be F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K or MXFP4, found {}",
           OtherType(number));
   }
 }

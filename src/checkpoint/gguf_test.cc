@@ -106,11 +106,13 @@ TEST(Gguf, RefusesEveryWrongEntry) {
        "x.gguf: tensor w: dimension 1 must be in [1, 2^48] in all, found 4294967296"},
       {Maker().TensorAt("w", {31}, 8, 0),
        "x.gguf: tensor w: rows must be whole blocks of 32 elements, found 31"},
-      {Maker().TensorAt("w", {32}, 39, 0),
-       "x.gguf: tensor w: type must be F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or Q2_K to Q6_K, found "
-       "MXFP4"},
+      {Maker().TensorAt("w", {32}, 40, 0),
+       "x.gguf: tensor w: type must be F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K or MXFP4, "
+       "found "
+       "NVFP4"},
       {Maker().TensorAt("w", {32}, 77, 0),
-       "x.gguf: tensor w: type must be F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or Q2_K to Q6_K, found "
+       "x.gguf: tensor w: type must be F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K or MXFP4, "
+       "found "
        "number 77"},
       {Maker().TensorAt("w", {32}, 0, 0),
        "x.gguf: tensor w needs 128 bytes at 0 of the 0 bytes of data; is the file complete?"},

@@ -57,6 +57,31 @@ void ReadGgmlRow(const LinearSource& source, int64_t row, const RowOut& out) {
   }
 }
 
+// A scale 2^(e - 127), then 16 bytes of elements i and i + 16. The output's largest scale becomes 2^15, the
+// largest of f16; blocks of zeros have no part in that.
+void ReadMxfp4Row(const LinearSource& source, int64_t row, const RowOut& out) {
+  constexpr int kBytes = 17, kNaN = 255;
+  const uint8_t* blocks = BlocksOfRow(source, row);
+  int largest = -1;
+  for (int64_t b = 0; b < source.in / 32; ++b) {
+    const uint8_t* block = blocks + kBytes * b;
+    uint8_t any = 0;
+    for (int i = 0; i < 16; ++i) {
+      out.codes[32 * b + i] = block[1 + i] & 15;
+      out.codes[32 * b + i + 16] = block[1 + i] >> 4;
+      any |= block[1 + i] & 0x77;  // but for signs
+    }
+    out.scales[b] = any == 0 ? kNaN + 1 : block[0];
+    if (any != 0) largest = std::max<int>(largest, block[0]);
+  }
+  const int unit = std::max(largest - 127 - 15, -126);
+  *out.output_scale = std::ldexp(1.0F, unit);
+  for (int64_t b = 0; b < source.in / 32; ++b) {
+    const int e = out.scales[b];
+    out.scales[b] = e > kNaN ? 0 : e == kNaN ? 0x7e00 : tensor::FloatToHalf(std::ldexp(1.0F, e - 127 - unit));
+  }
+}
+
 // 256 elements: d, dmin, 12 bytes of scales and minima, then four times 32 bytes of elements i and i + 32.
 void ReadQ4KBlock(const uint8_t* block, const RowOut& out, int64_t b) {
   std::memcpy(&out.supers[2 * b], block, 4);
@@ -160,6 +185,7 @@ std::optional<PackedFormat> StoredFormat(const LinearSource& source) {
   if (source.weight->dtype == DType::kQ4_0) return PackedFormat::kI4G32;
   if (source.weight->dtype == DType::kQ4K) return PackedFormat::kQ4K;
   if (source.weight->dtype == DType::kQ6K) return PackedFormat::kQ6K;
+  if (source.weight->dtype == DType::kMxfp4) return PackedFormat::kMxfp4;
   return std::nullopt;
 }
 
@@ -182,6 +208,8 @@ Status ReadGroupRows(const LinearSource& source, int64_t first, int64_t count, G
       ReadInt4Row(source, first + r, to);
     } else if (supers > 0) {
       ReadKRow(source, first + r, to);
+    } else if (source.weight->dtype == DType::kMxfp4) {
+      ReadMxfp4Row(source, first + r, to);
     } else {
       ReadGgmlRow(source, first + r, to);
     }

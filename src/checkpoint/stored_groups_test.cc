@@ -83,6 +83,32 @@ TEST(StoredGroups, GgmlBlocksOfBothTypes) {
   }
 }
 
+// Scales over all of what f16 can hold beside an output's power of two, at every place of e8m0's range.
+TEST(StoredGroups, Mxfp4) {
+  for (const int largest : {39, 127, 140, 240}) {
+    Bytes stored(static_cast<size_t>(kOut) * kIn / 32 * 17);
+    for (int b = 0; b < kOut * kIn / 32; ++b) stored[17 * b] = static_cast<std::byte>(largest - 7 * b % 40);
+    stored[0] = static_cast<std::byte>(255);  // of zeros: nobody looks
+    for (int i = 0; i < 16; ++i) stored[1 + i] = std::byte{0x80};
+    const TensorEntry weight = stored.Entry(DType::kMxfp4, {kOut, kIn});
+    const LinearSource source = Ggml(weight);
+    EXPECT_EQ(StoredFormat(source), PackedFormat::kMxfp4);
+    const std::vector<float> plain = Plain(source, 0, kOut), packed = Roundtrip(source, 0, kOut);
+    for (size_t i = 32; i < plain.size(); ++i) ASSERT_EQ(packed[i], plain[i]) << largest << " element " << i;
+    for (size_t i = 0; i < 32; ++i) EXPECT_EQ(packed[i], 0);
+  }
+}
+
+TEST(StoredGroups, Mxfp4RefusesNaN) {
+  Bytes stored(static_cast<size_t>(kOut) * kIn / 32 * 17);
+  for (int b = 0; b < kOut * kIn / 32; ++b) stored[17 * b] = std::byte{127};
+  stored[17 * 4] = std::byte{255};
+  const TensorEntry weight = stored.Entry(DType::kMxfp4, {kOut, kIn});
+  tensor::GroupRows rows;
+  EXPECT_EQ(ReadGroupRows(Ggml(weight), 0, kOut, rows).message(),
+            "a file: the scales of m must be finite; those of row 1 are not");
+}
+
 TEST(StoredGroups, KBlocksOfBothTypes) {
   constexpr int kRows = 5, kColumns = 768;
   for (const DType dtype : {DType::kQ4K, DType::kQ6K}) {

@@ -1,8 +1,9 @@
 // Attention over paged keys and values, cut so that a row's result is the same however it is scheduled.
 //
-// A row's context is cut into splits of kSplitTokens keys, counted from the sequence's first token. The
-// online softmax of each split starts afresh, and the splits are merged one after another. That order of
-// arithmetic belongs to the row alone. What the schedule decides is only who computes which split and when: a
+// A row's context is cut into splits of 256 keys, or 1,024 where many heads share them, counted from the
+// sequence's first token. The online softmax of each split starts afresh and goes on from one call of the
+// micro-kernel to the next, and the splits are merged one after another. That order of arithmetic belongs to
+// the row alone. What the schedule decides is only who computes which split and when: a
 // tile of rows is either one task, which goes through all splits, or, where that task would be so long that
 // others wait for it, several tasks of some splits each, of which the last to finish merges.
 #include <algorithm>
@@ -17,10 +18,15 @@
 namespace moesaic::kernels {
 namespace {
 
-// Long enough that a split's fixed cost is small: merging is one pass over value_dim per 256 keys, and its
-// state is 1/100 of the keys and values of a GQA group. Short enough that the 4 KV heads of a model at a
-// context of 1,024 still make 16 tasks. One call of a micro-kernel.
-constexpr int kSplitTokens = kAttentionRuns * kKvBlockTokens;
+constexpr int kCallTokens = kAttentionRuns * kKvBlockTokens;  // keys of one call of a micro-kernel
+
+// Calls of a split. One: long enough that a split's fixed cost is small: merging is one pass over value_dim
+// per 256 keys, and its state is 1/100 of the keys and values of a GQA group. Short enough that the 4 KV
+// heads of a model at a context of 1,024 still make 16 tasks. Where a KV head has many query heads (MLA), the
+// state is as large as the keys, so that merging costs what a tenth of the products does; and there are tasks
+// enough, since rows can be cut too.
+constexpr int kManyHeads = 64;
+constexpr int SplitCalls(int group) { return group >= kManyHeads ? 4 : 1; }
 
 // Rows of a task. 128 are the query heads of the largest MLA models, so that each latent block comes from
 // memory once for all of them; their queries and sums (128 x (576 + 512) floats = 557 KB) and the block (74
@@ -66,7 +72,10 @@ Partial PartialAt(float* memory, int rows, int value_dim) {
 class Plan {
  public:
   Plan(const ExecContext& ctx, const AttentionParams& params)
-      : ctx_(ctx), p_(params), group_(params.heads / params.cache.heads) {
+      : ctx_(ctx),
+        p_(params),
+        group_(params.heads / params.cache.heads),
+        split_tokens_(SplitCalls(group_) * kCallTokens) {
     ChooseTileRows();
     MakeTiles();
     MakeTasks();
@@ -115,7 +124,7 @@ class Plan {
       int64_t tasks = 0;
       for (const SequenceSlice& s : p_.sequences) {
         if (s.count == 0) continue;
-        const int splits = base::CeilDiv(s.start + s.count, kSplitTokens);
+        const int splits = base::CeilDiv(s.start + s.count, split_tokens_);
         tasks += int64_t{Heads(s)} * base::CeilDiv(Rows(s), tile_rows_) * splits;
       }
       if (tasks >= enough) break;
@@ -137,7 +146,7 @@ class Plan {
           const int rows = std::min(tile_rows_, Rows(s) - first);
           RowTile& tile = tiles_[n++];
           tile = {&s, head, first, rows, 0, nullptr, 1};
-          tile.splits = base::CeilDiv(Context(tile), kSplitTokens);
+          tile.splits = base::CeilDiv(Context(tile), split_tokens_);
           total_cost_ += Cost(tile, Context(tile));
         }
       }
@@ -150,7 +159,7 @@ class Plan {
     for (RowTile& tile : tiles_) {
       if (ctx_.pool->size() > 1) {
         const auto length =
-            static_cast<int>(std::max<int64_t>(most / Cost(tile, kSplitTokens), 1));  // in splits
+            static_cast<int>(std::max<int64_t>(most / Cost(tile, split_tokens_), 1));  // in splits
         tile.unfinished = base::CeilDiv(tile.splits, length);
       }
       if (tile.unfinished > 1) {
@@ -164,7 +173,7 @@ class Plan {
     for (RowTile& tile : tiles_) {
       for (int i = 0; i < tile.unfinished; ++i) {
         const int split = tile.splits * i / tile.unfinished, end = tile.splits * (i + 1) / tile.unfinished;
-        const int keys = std::min(Context(tile), end * kSplitTokens) - split * kSplitTokens;
+        const int keys = std::min(Context(tile), end * split_tokens_) - split * split_tokens_;
         tasks_[n++] = {&tile, split, end, Cost(tile, keys)};
       }
     }
@@ -221,11 +230,19 @@ class Plan {
 
   void RunSplit(const Task& task, int split, float* memory, bool* packed, const Partial& state) const {
     const RowTile& tile = *task.tile;
+    const int first = split * split_tokens_;
+    const int last = std::min(Context(tile), task.end * split_tokens_);  // of the whole task
+    for (int key = first; key < std::min(last, first + split_tokens_); key += kCallTokens) {
+      RunCall(tile, key, last, key > first, memory, packed, state);
+    }
+  }
+
+  // Keys [first, first + kCallTokens) or to the end; `last` is the end of what this worker does in a row.
+  void RunCall(const RowTile& tile, int first, int last, bool resume, float* memory, bool* packed,
+               const Partial& state) const {
     const KvLayer& cache = p_.cache;
-    const int first = split * kSplitTokens;
-    const int last = std::min(Context(tile), task.end * kSplitTokens);  // of the whole task
     int visible[kTaskRows];
-    for (int i = 0; i < tile.rows; ++i) visible[i] = std::clamp(Context(tile, i) - first, 0, kSplitTokens);
+    for (int i = 0; i < tile.rows; ++i) visible[i] = std::clamp(Context(tile, i) - first, 0, kCallTokens);
     const int64_t key_bytes = tensor::BytesOf(cache.dtype, cache.key_dim);
     const int64_t value_bytes = tensor::BytesOf(cache.dtype, cache.value_dim);
     const int64_t line = int64_t{tile.kv_head} * kKvBlockTokens;  // this head's first in its block
@@ -251,15 +268,16 @@ class Plan {
         .sum = state.sum,
         .acc = state.acc,
         .acc_stride = cache.value_dim,
+        .resume = resume,
         .key_scales = scales,
         .rest_scales = more_scales,
         .value_scales = cache.shared ? scales : more_scales,
         .key_split = cache.shared ? cache.value_dim : cache.key_dim,
     };
-    for (int key = first, i = 0; key < std::min(last, first + kSplitTokens); key += kKvBlockTokens) {
+    for (int key = first, i = 0; key < std::min(last, first + kCallTokens); key += kKvBlockTokens) {
       call.runs[i++] = Block(tile, key) + keys;
     }
-    for (int key = first + kSplitTokens, i = 0; key < std::min(last, first + 2 * kSplitTokens);
+    for (int key = first + kCallTokens, i = 0; key < std::min(last, first + 2 * kCallTokens);
          key += kKvBlockTokens) {
       call.after[i++] = Block(tile, key) + keys;
     }
@@ -274,7 +292,7 @@ class Plan {
   void Merge(const RowTile& tile, int split, const Partial& part, const Partial& total) const {
     const int dim = p_.cache.value_dim;
     for (int i = 0; i < tile.rows; ++i) {
-      if (Context(tile, i) <= split * kSplitTokens) continue;
+      if (Context(tile, i) <= split * split_tokens_) continue;
       const float max = std::max(total.max[i], part.max[i]);
       const float keep = std::exp(total.max[i] - max);
       const float add = std::exp(part.max[i] - max);
@@ -298,7 +316,8 @@ class Plan {
 
   const ExecContext& ctx_;
   const AttentionParams& p_;
-  const int group_;  // query heads of one KV head
+  const int group_;         // query heads of one KV head
+  const int split_tokens_;  // keys of a split
   int tile_rows_ = kTaskRows;
   int64_t total_cost_ = 0;
   std::span<RowTile> tiles_;

@@ -31,7 +31,7 @@ constexpr Shape kShapes[] = {
     {"gqa128", 32, 4, 128, 128, false},      {"gqa96", 5, 1, 96, 96, false},
     {"mqa_odd", 7, 1, 40, 24, false},        {"pair", 4, 2, 32, 32, false},
     {"mla_expanded", 4, 4, 192, 128, false}, {"mla_tiny", 4, 1, 48, 32, true},
-    {"mla", 20, 1, 576, 512, true},
+    {"mla", 20, 1, 576, 512, true},          {"mla_many", 65, 1, 96, 80, true},
 };
 
 // The keys and values of some sequences in a pool of blocks in random order. Whatever was never written is
@@ -359,6 +359,76 @@ TEST_P(AttentionTest, RowsThatSeeNothing) {
   EXPECT_EQ(max, std::vector<float>(kRows, -std::numeric_limits<float>::infinity()));
   EXPECT_EQ(sum, std::vector<float>(kRows, 0.0F));
   EXPECT_EQ(acc, std::vector<float>(kRows * kDim, 0.0F));
+}
+
+// Calls that go on from one another give what one call of all keys gives, whether the largest score comes
+// first, last or in between, and however far it is from the others.
+TEST_P(AttentionTest, ResumedCallsAreOne) {
+  constexpr int kDim = 64, kParts = 3;
+  std::mt19937 rng(4);
+  for (int rows : {1, 8, 11, 16, 37}) {
+    for (const double slope : {-30.0, 0.0, 1.5, 30.0}) {
+      const int padded = base::CeilDiv(rows, 16) * 16;
+      std::vector<float> q = RandomValues(&rng, size_t(padded) * kDim, 1);
+      for (int r = 0; r < padded; ++r) q[r * kDim] = 1;
+      std::vector<tensor::BF16> kv(size_t(kParts) * 256 * kDim);
+      for (size_t i = 0; i < kv.size(); ++i) kv[i] = tensor::ToBF16(RandomValues(&rng, 1, 1)[0]);
+      for (int j = 0; j < kParts * 256; ++j) {
+        kv[j * kDim] = tensor::ToBF16(static_cast<float>(slope * (j / 64)));  // raises all of a run's scores
+      }
+      std::vector<float> max(rows), sum(rows), acc(size_t(rows) * kDim);
+      AttentionTile tile{};
+      tile.q = q.data();
+      tile.q_stride = tile.acc_stride = tile.key_dim = tile.value_dim = tile.key_split = kDim;
+      tile.key_stride = tile.value_stride = kDim * 2;
+      tile.kv_dtype = DType::kBF16;
+      tile.rows = rows;
+      tile.max = max.data();
+      tile.sum = sum.data();
+      tile.acc = acc.data();
+      std::vector<int> context(rows), visible(rows);
+      for (int r = 0; r < rows; ++r) context[r] = r % 3 == 2 ? 200 + r : kParts * 256 - 7 * r;
+      for (int part = 0; part < kParts; ++part) {
+        for (int r = 0; r < rows; ++r) visible[r] = std::clamp(context[r] - part * 256, 0, 256);
+        for (int run = 0; run < kAttentionRuns; ++run) {
+          tile.runs[run] = reinterpret_cast<const std::byte*>(&kv[size_t(part * 256 + run * 64) * kDim]);
+        }
+        tile.visible = visible.data();
+        tile.resume = part > 0;
+        GetParam().fn(tile);
+      }
+      for (int r = 0; r < rows; ++r) {
+        std::vector<double> score(context[r]);
+        double most = -1e300, total = 0, products = 0;
+        for (int j = 0; j < context[r]; ++j) {
+          double absolute = 0;
+          for (int d = 0; d < kDim; ++d) {
+            const double product = double{q[r * kDim + d]} * tensor::ToFloat(kv[j * kDim + d]);
+            score[j] += product;
+            absolute += std::abs(product);
+          }
+          most = std::max(most, score[j]);
+          products = std::max(products, absolute);
+        }
+        for (double& s : score) total += s = std::exp(s - most);
+        ASSERT_GE(max[r], most - products * 0x1p-16) << "weights are relative to the largest";
+        ASSERT_LE(max[r], most + 0.6932 + products * 0x1p-16);
+        // As in Check, for tiles: scores by (64 + kDim + 3) units of `products`, weights by 2^-9, both in the
+        // sum over and under the line, and for others less.
+        const double relative = 2 * ((kDim + 67) * products * 0x1p-24 + 0x1p-8) + 1e-4;
+        for (int d = 0; d < kDim; ++d) {
+          double expected = 0, absolute = 0;
+          for (int j = 0; j < context[r]; ++j) {
+            const double term = score[j] / total * tensor::ToFloat(kv[j * kDim + d]);
+            expected += term;
+            absolute += std::abs(term);
+          }
+          ASSERT_NEAR(acc[r * kDim + d] / sum[r], expected, absolute * relative)
+              << rows << " rows, slope " << slope << ", row " << r << ", dimension " << d;
+        }
+      }
+    }
+  }
 }
 
 std::vector<Impl<AttentionTileFn>> OnHost() {

@@ -49,4 +49,10 @@ ImplList<RopeRowFn> RopeInterleavedImpls() {
   return kImpls;
 }
 
+ImplList<RescaleRowFn> RescaleImpls() {
+  static constexpr Impl<RescaleRowFn> kImpls[] = {{"rescale_f32_avx512", Isa::kAvx512, cpu::RescaleAvx512},
+                                                  {"rescale_f32_ref", Isa::kRef, ref::Rescale}};
+  return kImpls;
+}
+
 }  // namespace moesaic::kernels

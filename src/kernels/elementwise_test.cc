@@ -1,6 +1,7 @@
 // RmsNorm, SiluMul, Add and Rope of every implementation that this processor can run, against sums in double.
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -161,6 +162,41 @@ TEST(ElementwiseTest, AxpbyRoundsEachStep) {
                    b = static_cast<float>(double{-0.7F} * before[i]);
         ASSERT_EQ(y[i], static_cast<float>(double{a} + b)) << impl.name;
       }
+    }
+  }
+}
+
+// AMLA's identity over every exponent, and both ends of every mantissa: equal bits to the product with a
+// power of two wherever number and product are normal, and never a number where there was none.
+TEST(ElementwiseTest, RescaleIsExact) {
+  std::vector<float> x;
+  for (uint32_t exponent = 0; exponent < 256; ++exponent) {
+    for (uint32_t mantissa : {0U, 1U, 0x2aaaaaU, 0x400000U, 0x7fffffU}) {
+      for (uint32_t sign : {0U, 0x80000000U})
+        x.push_back(std::bit_cast<float>(sign | exponent << 23 | mantissa));
+    }
+  }
+  for (const auto& impl : OnHost(RescaleImpls())) {
+    for (int halvings : {0, 1, 2, 23, 24, 100, 126, 127, 253, 254, 255, 256, 100000}) {
+      SCOPED_TRACE(testing::Message() << impl.name << " by 2^-" << halvings);
+      GuardedRow y(x);
+      impl.fn(y.data(), static_cast<int>(x.size()), halvings);
+      for (size_t i = 0; i < x.size(); ++i) {
+        const double product = std::ldexp(double{x[i]}, -halvings);
+        float expected = x[i];  // infinities and NaN
+        if (std::isfinite(x[i])) {
+          const bool normal = std::isnormal(x[i]) && std::abs(product) >= std::numeric_limits<float>::min();
+          expected = normal ? static_cast<float>(product) : 0.0F;
+          ASSERT_TRUE(!normal || expected == product) << x[i];
+        }
+        ASSERT_EQ(std::bit_cast<uint32_t>(y[i]), std::bit_cast<uint32_t>(expected)) << x[i];
+      }
+    }
+    for (int n : kSizes) {
+      const std::vector<float> row(n, 6.0F);
+      GuardedRow y(row);
+      impl.fn(y.data(), n, 2);
+      for (int i = 0; i < n; ++i) ASSERT_EQ(y[i], 1.5F);
     }
   }
 }

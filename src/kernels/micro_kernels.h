@@ -53,6 +53,10 @@ using AxpyRowFn = void (*)(float scale, const float* x, int n, float* y);
 /// y[i] = a * x[i] + b * y[i], each product and the sum rounded: the same bits on every instruction set.
 using AxpbyRowFn = void (*)(float a, const float* x, float b, int n, float* y);
 
+/// x[i] *= 2^-halvings by adding to the exponent's bits (AMLA, arXiv 2509.25224), without rounding; a number
+/// that would not be normal then, or was not before, becomes 0. Infinities and NaN stay. halvings >= 0.
+using RescaleRowFn = void (*)(float* x, int n, int halvings);
+
 /// Rotates pairs of x by (cos, sin) [dim/2] each. Half-split pairs are (x[i], x[i + dim/2]); interleaved
 /// pairs are (x[2i], x[2i + 1]).
 using RopeRowFn = void (*)(float* x, const float* cos, const float* sin, int dim);
@@ -97,10 +101,13 @@ struct AttentionTile {
   int key_dim;             // multiple of 8
   int value_dim;           // multiple of 8
   const int* visible;      // [rows]: keys [0, visible[r]) of all runs are seen by row r
-  float* max;              // out [rows]: the largest score, -inf if no key is seen
-  float* sum;              // out [rows]: of exp(score - max)
-  float* acc;              // out [rows][acc_stride]: weighted values, not divided by sum
-  int64_t acc_stride;      // floats
+  // The state of each row: out, and with `resume` in as well: then it is that of keys that came before, -inf,
+  // 0 and zeros if there were none, and these go on from there.
+  float* max;          // [rows]: the largest score or up to ln 2 more, -inf if no key is seen
+  float* sum;          // [rows]: of exp(score - max)
+  float* acc;          // [rows][acc_stride]: weighted values, not divided by sum
+  int64_t acc_stride;  // floats
+  bool resume;
   // kI8 only: bytes from a run's keys to what its numbers are multiplied by, [64] floats, one a key; others
   // than the seen ones may be anything. A key's dimensions [0, key_split) go by key_scales, the others, if
   // any, by rest_scales.

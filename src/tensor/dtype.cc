@@ -20,9 +20,9 @@ constexpr Traits kTraits[] = {
     {"I16", {1, 2}},      {"I8", {1, 1}},       {"U8", {1, 1}},       {"BOOL", {1, 1}},
     {"Q4_0", {32, 18}},   {"Q4_1", {32, 20}},   {"Q5_0", {32, 22}},   {"Q5_1", {32, 24}},
     {"Q8_0", {32, 34}},   {"Q2_K", {256, 84}},  {"Q3_K", {256, 110}}, {"Q4_K", {256, 144}},
-    {"Q5_K", {256, 176}}, {"Q6_K", {256, 210}},
+    {"Q5_K", {256, 176}}, {"Q6_K", {256, 210}}, {"MXFP4", {32, 17}},
 };
-static_assert(std::size(kTraits) == static_cast<size_t>(DType::kQ6K) + 1);
+static_assert(std::size(kTraits) == static_cast<size_t>(DType::kMxfp4) + 1);
 
 const Traits& TraitsOf(DType dtype) {
   MOESAIC_CHECK_LT(static_cast<size_t>(dtype), std::size(kTraits));

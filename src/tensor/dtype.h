@@ -32,6 +32,7 @@ enum class DType : uint8_t {
   kQ4K,
   kQ5K,
   kQ6K,
+  kMxfp4,  ///< e8m0 scale, then e2m1: byte i has elements i (low) and i + 16
 };
 
 /// Elements in one block and bytes of one block: {1, 4} for kF32, {32, 34} for kQ8_0.

@@ -18,6 +18,8 @@ TEST(DType, BlocksAndNames) {
   EXPECT_EQ(BytesOf(DType::kQ6K, 256), 210);
   EXPECT_EQ(DTypeName(DType::kF8E4M3), "F8_E4M3");
   EXPECT_EQ(DTypeName(DType::kQ6K), "Q6_K");
+  EXPECT_EQ(BytesOf(DType::kMxfp4, 64), 34);
+  EXPECT_EQ(DTypeName(DType::kMxfp4), "MXFP4");
 }
 
 TEST(DType, EveryHalfSurvivesTheRoundTrip) {

@@ -336,7 +336,7 @@ inline void RunRows(const Run& t) {
 }
 
 inline void RunAttentionTile(const AttentionTile& tile) {
-  for (int i = 0; i < tile.rows; ++i) {
+  for (int i = 0; i < tile.rows && !tile.resume; ++i) {
     tile.max[i] = -__builtin_inff();
     tile.sum[i] = 0;
     float* acc = tile.acc + i * tile.acc_stride;

@@ -103,7 +103,7 @@ inline void PackQueries(const AttentionTile& t, int first, std::byte* to) {
   }
 }
 
-/// Makes bfloat16 of the first `seen` int8 keys of a run, rounded up to 32.
+/// Makes bfloat16 of the first `seen` int8 keys from `keys` on, rounded up to 32.
 inline void WidenKeys(const AttentionTile& t, const std::byte* keys, int seen,
                       std::byte (*to)[2 * kMostKeyDim]) {
   const int rows = (seen + kStep - 1) / kStep * kStep;
@@ -115,45 +115,131 @@ inline void WidenKeys(const AttentionTile& t, const std::byte* keys, int seen,
   }
 }
 
-/// Interleaves the values of keys [32 s, 32 s + 32) two by two, zeros from key `seen` on: values that no row
-/// sees may be anything. T tiles of 16 dimensions from d on, [tile][key pair][16 dims][2]; T is 1 or even.
+/// How two rows of 32 bfloat16 are interleaved: the first 16 of each, and the others.
+alignas(64) constexpr uint16_t kOrder[2][32] = {
+    {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+     8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47},
+    {16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55,
+     24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63}};
+
+/// Interleaves the values of two keys, of which `left` are seen, if not more: a value that no row sees may be
+/// anything and becomes 0. T tiles of 16 dimensions from d on, kTileBytes apart; T is 1 or even.
 template <int T>
-inline void PackValues(const AttentionTile& t, int s, int seen, int d, Stream* stream, std::byte* tiles) {
-  alignas(64) static constexpr uint16_t kOrder[2][32] = {
-      {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
-       8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47},
-      {16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55,
-       24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63}};
-  const __m512i first = _mm512_load_si512(kOrder[0]), second = _mm512_load_si512(kOrder[1]);
-  const bool int8 = t.kv_dtype == tensor::DType::kI8;
-  const std::byte* values =
-      t.runs[s * kStep / kRunKeys] + t.value_offset + s * kStep % kRunKeys * t.value_stride;
-  const int left = seen - s * kStep;
-  for (int key = 0; key < kStep; key += 2, values += 2 * t.value_stride) {
-    std::byte* to = tiles + 32 * key;
-    const __mmask32 even = key < left ? ~0U : 0, odd = key + 1 < left ? ~0U : 0;
-    stream->Ask();
-    if (int8) {
-      const std::byte* at = values + d;
+inline void PackPair(const AttentionTile& t, const std::byte* values, int left, int d, std::byte* to) {
+  const __mmask32 even = left > 0 ? ~0U : 0, odd = left > 1 ? ~0U : 0;
+  if (t.kv_dtype == tensor::DType::kI8) {
+    const std::byte* at = values + d;
 #pragma GCC unroll 4
-      for (int i = 0; i < T; ++i, at += 16, to += kTileBytes) {
-        const __m512i a = Widen(_mm_maskz_loadu_epi8(static_cast<__mmask16>(even), at));
-        const __m512i b = Widen(_mm_maskz_loadu_epi8(static_cast<__mmask16>(odd), at + t.value_stride));
-        _mm512_store_si512(to, Pairs(a, b));
-      }
-      continue;
+    for (int i = 0; i < T; ++i, at += 16, to += kTileBytes) {
+      const __m512i a = Widen(_mm_maskz_loadu_epi8(static_cast<__mmask16>(even), at));
+      const __m512i b = Widen(_mm_maskz_loadu_epi8(static_cast<__mmask16>(odd), at + t.value_stride));
+      _mm512_store_si512(to, Pairs(a, b));
     }
-    const std::byte* at = values + 2 * d;
-    constexpr __mmask32 kDims = T == 1 ? 0xffffU : ~0U;
+    return;
+  }
+  const __m512i first = _mm512_load_si512(kOrder[0]), second = _mm512_load_si512(kOrder[1]);
+  const std::byte* at = values + 2 * d;
+  constexpr __mmask32 kDims = T == 1 ? 0xffffU : ~0U;
 #pragma GCC unroll 2
-    for (int i = 0; i < T; i += 2, at += 64, to += 2 * kTileBytes) {
-      const __m512i a = _mm512_maskz_loadu_epi16(even & kDims, at);
-      const __m512i b = _mm512_maskz_loadu_epi16(odd & kDims, at + t.value_stride);
-      _mm512_store_si512(to, _mm512_permutex2var_epi16(a, first, b));
-      if constexpr (T > 1) _mm512_store_si512(to + kTileBytes, _mm512_permutex2var_epi16(a, second, b));
-    }
+  for (int i = 0; i < T; i += 2, at += 64, to += 2 * kTileBytes) {
+    const __m512i a = _mm512_maskz_loadu_epi16(even & kDims, at);
+    const __m512i b = _mm512_maskz_loadu_epi16(odd & kDims, at + t.value_stride);
+    _mm512_store_si512(to, _mm512_permutex2var_epi16(a, first, b));
+    if constexpr (T > 1) _mm512_store_si512(to + kTileBytes, _mm512_permutex2var_epi16(a, second, b));
   }
 }
+
+/// The values of keys [32 s, ...).
+inline const std::byte* ValuesOf(const AttentionTile& t, int s) {
+  return t.runs[s * kStep / kRunKeys] + t.value_offset + s * kStep % kRunKeys * t.value_stride;
+}
+
+/// Interleaves the values of keys [32 s, 32 s + 32) two by two, of which those below `seen` are seen:
+/// [tile][key pair][16 dims][2].
+template <int T>
+inline void PackValues(const AttentionTile& t, int s, int seen, int d, Stream* stream, std::byte* tiles) {
+  const std::byte* values = ValuesOf(t, s);
+  for (int key = 0; key < kStep; key += 2, values += 2 * t.value_stride) {
+    stream->Ask();
+    PackPair<T>(t, values, seen - s * kStep - key, d, tiles + 32 * key);
+  }
+}
+
+/// Interleaves all values, where it can in between the products with the same keys: vectors have nothing else
+/// to do there, and where values are the keys' first dimensions those are in the first-level cache.
+class ValuePacker {
+ public:
+  /// To [value_dim / 16][step], the tiles of a block of kBlockTiles together for each step.
+  ValuePacker(const AttentionTile& t, int seen, std::byte* to) : t_(t), seen_(seen), to_(to) {}
+
+  static int64_t Offset(int d, int s, int tiles) {
+    return (int64_t{d} / 16 * kSteps + int64_t{s} * tiles) * kTileBytes;
+  }
+
+  /// Pairs of keys, 64 bfloat16 dimensions of each, that the caller interleaves among other things.
+  struct Chunk {
+    const std::byte* from;
+    std::byte* to;
+    int64_t stride;  // bytes between values
+    int pairs;
+  };
+  inline static void PackNext(Chunk* c, __m512i first, __m512i second) {
+    const __m512i a = _mm512_loadu_si512(c->from), b = _mm512_loadu_si512(c->from + c->stride);
+    const __m512i x = _mm512_loadu_si512(c->from + 64), y = _mm512_loadu_si512(c->from + c->stride + 64);
+    _mm512_store_si512(c->to, _mm512_permutex2var_epi16(a, first, b));
+    _mm512_store_si512(c->to + kTileBytes, _mm512_permutex2var_epi16(a, second, b));
+    _mm512_store_si512(c->to + 2 * kTileBytes, _mm512_permutex2var_epi16(x, first, y));
+    _mm512_store_si512(c->to + 3 * kTileBytes, _mm512_permutex2var_epi16(x, second, y));
+    c->from += 2 * c->stride;
+    c->to += 64;
+  }
+
+  /// Begins with the values of keys [32 s, 32 s + 32).
+  void Begin(int s) {
+    step_ = s;
+    pair_ = d_ = 0;
+    values_ = ValuesOf(t_, s);
+  }
+  /// Gives up to `most` pairs away. Steps that aren't seen whole and int8 are left to Finish.
+  Chunk Take(int most) {
+    const bool block = d_ + 16 * kBlockTiles <= t_.value_dim;
+    if (!block || t_.kv_dtype != tensor::DType::kBF16 || seen_ < (step_ + 1) * kStep) return {};
+    const int pairs = most < kPairs - pair_ ? most : kPairs - pair_;
+    const Chunk chunk{values_ + 2 * pair_ * t_.value_stride + 2 * d_,
+                      to_ + Offset(d_, step_, kBlockTiles) + 64 * pair_, t_.value_stride, pairs};
+    pair_ += pairs;
+    if (pair_ == kPairs) {
+      pair_ = 0;
+      d_ += 16 * kBlockTiles;
+    }
+    return chunk;
+  }
+  void Finish() {
+    while (d_ < t_.value_dim) {
+      const int key = 2 * pair_, left = seen_ - step_ * kStep - key;
+      const std::byte* from = values_ + key * t_.value_stride;
+      const int tiles = d_ + 16 * kBlockTiles <= t_.value_dim ? kBlockTiles : 1;
+      std::byte* to = to_ + Offset(d_, step_, tiles) + 32 * key;
+      if (tiles > 1) {
+        PackPair<kBlockTiles>(t_, from, left, d_, to);
+      } else {
+        PackPair<1>(t_, from, left, d_, to);
+      }
+      if (++pair_ < kPairs) continue;
+      pair_ = 0;
+      d_ += 16 * tiles;
+    }
+  }
+
+ private:
+  static constexpr int kPairs = kStep / 2;
+
+  const AttentionTile& t_;
+  int seen_;
+  std::byte* to_;
+  const std::byte* values_ = nullptr;
+  int step_ = 0, pair_ = 0, d_ = 0;
+};
 
 /// Stores 8 rows of two times 8 dwords as 8 rows of 16: row j is dword j of rows 0 .. 7, and dword j + 8 of
 /// rows 0 .. 7.

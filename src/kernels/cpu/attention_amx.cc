@@ -14,15 +14,20 @@
 // int8 becomes bfloat16 on its way into the tiles, which holds it exactly; scales of keys multiply S, those
 // of values p before it is rounded (the sum is then of the unrounded ones).
 //
-// Several groups go over a part of the keys or values together, so that it comes from the second-level cache
-// once: 64 keys x 192 dimensions (24 KB), of which S is summed up in memory, and 64 dimensions of all values
-// (32 KB), which are packed just before. One group, as in decode with grouped queries, meets everything once:
-// it packs values by steps of 32 keys.
+// p is relative to a power of two: exp(S - max) = 2^(S log2 e - n), n = ceil(max log2 e), so that sums of
+// keys that came before, with another n, are rescaled without rounding, by adding to their exponents (AMLA,
+// arXiv 2509.25224), and only when n grows. The tiles of O then go on from them.
+//
+// Several groups meet 32 keys in turn (36 KB with 576 dimensions): these stay in the first-level cache, past
+// which the groups' queries stream from the second-level one. Their values are interleaved meanwhile, for all
+// groups and in between the products, and 64 dimensions of all values (32 KB) then meet all groups. One
+// group, as in decode with grouped queries, meets everything once: it packs values by steps of 32 keys.
 //
 // A row's arithmetic depends on nothing but the row: a column of S and a row of O never meet another, a key
 // that a row doesn't see has weight 0 and adds 0, and sums over keys are taken in the same order always, for
 // either R.
 #include "kernels/cpu/attention.h"
+#include "kernels/cpu/elementwise.h"
 #include "kernels/cpu/simd_avx512-inl.h"
 // After the lanes:
 #include "kernels/cpu/attention_amx-inl.h"
@@ -30,8 +35,12 @@
 namespace moesaic::kernels::cpu {
 namespace {
 
-constexpr int kSums = 4;        // partial sums of a row's weights: enough to hide an addition's latency
-constexpr int kPartDims = 192;  // of keys, while several groups meet them
+constexpr int kSums = 4;  // partial maxima and sums of a row: enough to hide an addition's latency
+
+// 2^f for 0 <= f < 1, fitted for the least largest relative error, 2^-18.5: weights are rounded to 2^-9.
+constexpr float kPower[] = {1.0000026226043701F, 0.6930038332939148F, 0.2414427101612091F,
+                            0.052011534571647644F, 0.01353413239121437F};
+constexpr float kLn2 = 0.693147181F;
 
 /// Memory of one call.
 template <int R>
@@ -40,7 +49,8 @@ struct alignas(64) Memory {
   float scores[kGroups][kKeys][R];             // S
   float rest_scores[kGroups][kKeys][R];        // int8: of the dimensions from key_split on
   std::byte weights[kGroups][kSteps][R * 64];  // [step][row][32 keys]
-  std::byte values[kSteps][kBlockTiles][kTileBytes];
+  // Of all keys, as ValuePacker has them; for one group, of two steps.
+  std::byte values[R == 8 ? 2 * kBlockTiles : kMostValueDim / 16 * kSteps][kTileBytes];
   float out[R][kMostValueDim];                // O of a group with idle rows
   std::byte keys[kRunKeys][2 * kMostKeyDim];  // int8: of a run, as bfloat16
   std::byte queries[kGroups][kMostKeyDim * R * 4];
@@ -52,7 +62,8 @@ struct Work {
   const AttentionTile& t;
   Memory<R>* m;
   Stream* stream;
-  std::byte* queries;  // [group][key_dim * R * 4]
+  ValuePacker* packer;  // for several groups
+  std::byte* queries;   // [group][key_dim * R * 4]
   int groups;
   int seen[Memory<R>::kGroups];  // keys, by any row of the group
   int most;                      // by any row
@@ -64,29 +75,20 @@ struct Keys {
   int64_t stride;  // bytes
 };
 
-/// The products of 64 keys with a group's queries over dimensions [from, to), added to those that are there
-/// if `add`.
+/// The products of 64 keys with the only group's queries over dimensions [from, to).
 template <int R>
-inline void Multiply(const Keys& keys, const std::byte* queries, int from, int to, bool add, Stream* stream,
-                     float (*products)[R]) {
+inline void Multiply64(const Work<R>& w, const Keys& keys, int from, int to, float (*products)[R]) {
   constexpr int kBytes = kTileRows * R * 4;
   constexpr int kStride = R * 4;
   Written();
-  if (add) {
-    _tile_loadd(0, products[0], kStride);
-    _tile_loadd(1, products[kTileRows], kStride);
-    _tile_loadd(2, products[2 * kTileRows], kStride);
-    _tile_loadd(3, products[3 * kTileRows], kStride);
-  } else {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-  }
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
   const int64_t tile = kTileRows * keys.stride;
   for (int s = from / kStep; s < to / kStep; ++s) {
     const std::byte* k = keys.first + 64 * s;
-    const std::byte* q = queries + 2 * s * kBytes;
+    const std::byte* q = w.queries + 2 * s * kBytes;
     _tile_loadd(4, q, kStride);
     _tile_loadd(5, q + kBytes, kStride);
     _tile_loadd(6, k, keys.stride);
@@ -101,12 +103,44 @@ inline void Multiply(const Keys& keys, const std::byte* queries, int from, int t
     _tile_dpbf16ps(3, 7, 4);
     _tile_dpbf16ps(2, 6, 5);
     _tile_dpbf16ps(3, 7, 5);
-    stream->Ask();
+    w.stream->Ask();
   }
   _tile_stored(0, products[0], kStride);
   _tile_stored(1, products[kTileRows], kStride);
   _tile_stored(2, products[2 * kTileRows], kStride);
   _tile_stored(3, products[3 * kTileRows], kStride);
+  Written();
+}
+
+/// The products of 32 keys with the queries of one group of several, which would only push the keys out of
+/// the first-level cache: the loads say so.
+template <int R>
+inline void Multiply32(const Work<R>& w, const Keys& keys, const std::byte* queries, int from, int to,
+                       float (*products)[R]) {
+  constexpr int kBytes = kTileRows * R * 4;
+  constexpr int kStride = R * 4;
+  Written();
+  _tile_zero(0);
+  _tile_zero(1);
+  const int64_t tile = kTileRows * keys.stride;
+  const __m512i first = _mm512_load_si512(kOrder[0]), second = _mm512_load_si512(kOrder[1]);
+  const int steps = (to - from) / kStep;
+  ValuePacker::Chunk chunk = w.packer->Take(steps);
+  const std::byte *k = keys.first + 2 * from, *q = queries + 2 * from / kStep * kBytes;
+  for (int s = 0; s < steps; ++s, k += 64, q += 2 * kBytes) {
+    _tile_stream_loadd(4, q, kStride);
+    _tile_stream_loadd(5, q + kBytes, kStride);
+    _tile_loadd(6, k, keys.stride);
+    _tile_dpbf16ps(0, 6, 4);
+    _tile_loadd(7, k + tile, keys.stride);
+    _tile_dpbf16ps(1, 7, 4);
+    _tile_dpbf16ps(0, 6, 5);
+    _tile_dpbf16ps(1, 7, 5);
+    if (s < chunk.pairs) ValuePacker::PackNext(&chunk, first, second);
+    w.stream->Ask();
+  }
+  _tile_stored(0, products[0], kStride);
+  _tile_stored(1, products[kTileRows], kStride);
   Written();
 }
 
@@ -117,52 +151,88 @@ inline V KeyScales(const float* scales) {
   return _mm512_insertf32x8(Set(scales[0]), _mm256_set1_ps(scales[1]), 1);
 }
 
-/// int8: multiplies a group's scores of a run by the keys' scales.
+/// int8: multiplies a group's scores of keys [first, first + count) by the keys' scales.
 template <int R>
-inline void ScaleScores(const AttentionTile& t, const std::byte* run, const float (*rest)[R],
-                        float (*scores)[R]) {
-  const auto* scales = reinterpret_cast<const float*>(run + t.key_scales);
-  const auto* rest_scales = reinterpret_cast<const float*>(run + t.rest_scales);
-  for (int j = 0; j < kRunKeys; j += kLanes / R) {
+inline void ScaleScores(const Work<R>& w, int g, int first, int count) {
+  const AttentionTile& t = w.t;
+  const std::byte* run = t.runs[first / kRunKeys];
+  const auto* scales = reinterpret_cast<const float*>(run + t.key_scales) + first % kRunKeys;
+  const auto* rest_scales = reinterpret_cast<const float*>(run + t.rest_scales) + first % kRunKeys;
+  const float(*rest)[R] = w.m->rest_scores[g] + first;
+  float(*scores)[R] = w.m->scores[g] + first;
+  for (int j = 0; j < count; j += kLanes / R) {
     V scaled = Mul(Load(scores[j]), KeyScales<R>(scales + j));
     if (t.key_split < t.key_dim) scaled = Fma(Load(rest[j]), KeyScales<R>(rest_scales + j), scaled);
     Store(scores[j], scaled);
   }
 }
 
-/// Scores of all groups with the keys that they see, and with some more.
-template <int R>
+/// Scores of all groups with the keys that they see, and with some more; several groups' values.
+template <int R, bool kSeveral>
 inline void Score(const Work<R>& w) {
+  constexpr int kAtOnce = kSeveral ? kStep : kRunKeys;
   const AttentionTile& t = w.t;
   const bool int8 = t.kv_dtype == tensor::DType::kI8;
   const int split = int8 ? t.key_split : t.key_dim;
-  const int part = w.groups > 1 ? kPartDims : kMostKeyDim;
-  for (int first = 0; first < w.most; first += kRunKeys) {
-    const std::byte* run = t.runs[first / kRunKeys];
-    Keys keys{run, t.key_stride};
+  for (int first = 0; first < w.most; first += kAtOnce) {
+    Keys keys{t.runs[first / kRunKeys] + first % kRunKeys * t.key_stride, t.key_stride};
     if (int8) {
-      WidenKeys(t, run, w.most - first < kRunKeys ? w.most - first : kRunKeys, w.m->keys);
+      WidenKeys(t, keys.first, w.most - first < kAtOnce ? w.most - first : kAtOnce, w.m->keys);
       keys = {w.m->keys[0], sizeof(w.m->keys[0])};
     }
-    for (int from = 0, to = 0; from < t.key_dim; from = to) {
-      const int begin = from < split ? 0 : split, end = from < split ? split : t.key_dim;
-      to = end - from < part ? end : from + part;
+    if constexpr (kSeveral) w.packer->Begin(first / kStep);
+    for (int from = 0, to = split; from < t.key_dim; from = to, to = t.key_dim) {
       for (int g = 0; g < w.groups; ++g) {
         if (w.seen[g] <= first) continue;
-        float(*products)[R] = (begin == 0 ? w.m->scores : w.m->rest_scores)[g] + first;
-        Multiply<R>(keys, w.queries + int64_t{g} * t.key_dim * R * 4, from, to, from > begin, w.stream,
-                    products);
+        float(*products)[R] = (from == 0 ? w.m->scores : w.m->rest_scores)[g] + first;
+        if constexpr (kSeveral) {
+          Multiply32<R>(w, keys, w.queries + int64_t{g} * t.key_dim * R * 4, from, to, products);
+        } else {
+          Multiply64<R>(w, keys, from, to, products);
+        }
       }
     }
+    if constexpr (kSeveral) w.packer->Finish();
     for (int g = 0; int8 && g < w.groups; ++g) {
-      if (w.seen[g] > first) ScaleScores<R>(t, run, w.m->rest_scores[g] + first, w.m->scores[g] + first);
+      if (w.seen[g] > first) ScaleScores<R>(w, g, first, kAtOnce);
     }
   }
 }
 
-/// Turns a group's scores into weights as A tiles, and writes max and sum. Weights from `seen` to the end of
-/// a step are 0.
+/// What stands for each of a group's rows, in every lane of the row; `rest` for idle rows.
 template <int R>
+inline V LoadRows(const float* rows, int count, float rest) {
+  const __mmask16 mask = count < 16 ? FirstLanes(count) : static_cast<__mmask16>(0xffff);
+  const V x = _mm512_mask_loadu_ps(Set(rest), mask, rows);
+  return R == 16 ? x : _mm512_shuffle_f32x4(x, x, 0x44);
+}
+
+/// The power of two that a group's weights are relative to, of the largest scores. Where sums of earlier keys
+/// are there, they are brought to it and *sum becomes theirs.
+template <int R>
+inline V Power(const Work<R>& w, int g, int rows, V max, V* sum) {
+  const AttentionTile& t = w.t;
+  V n = _mm512_roundscale_ps(Mul(max, Set(kLog2E)), _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC);
+  if (!t.resume) return n;
+  // The whole number that max was made from: true to 2^21, and scores that large are not known to a power.
+  const V before = Round(Mul(LoadRows<R>(t.max + g * R, rows, -__builtin_inff()), Set(kLog2E)));
+  n = Max(n, before);
+  // -inf - -inf, of a row that has seen nothing, is a NaN: Max takes the other.
+  const V shift = Max(Sub(before, n), Set(-256.0F));
+  alignas(64) float shifts[kLanes];
+  Store(shifts, shift);
+  for (int i = 0; i < rows; ++i) {
+    if (shifts[i] == 0) continue;
+    RescaleAvx512(t.acc + (g * R + i) * t.acc_stride, t.value_dim, static_cast<int>(-shifts[i]));
+  }
+  *sum = Scale(LoadRows<R>(t.sum + g * R, rows, 0), shift);
+  return n;
+}
+
+/// Turns a group's scores into weights as A tiles, and writes max and sum. Weights from `seen` to the end of
+/// a step are 0. kAll: there are R rows, and all of them see all keys. kAsk: the next keys are asked for here
+/// as well; with several groups there is room enough among the products.
+template <int R, bool kAll, bool kAsk>
 inline void Softmax(const Work<R>& w, int g) {
   constexpr int kAtOnce = kLanes / R;  // keys of a vector
   const AttentionTile& t = w.t;
@@ -174,32 +244,50 @@ inline void Softmax(const Work<R>& w, int g) {
     lane_keys[i] = i / R;
   }
   const VI visible = LoadInts(limits), lane_key = LoadInts(lane_keys);
+  const auto visible_or = [&](int j, V x, V other) {
+    return kAll ? x : SelectLess(AddInts(lane_key, SetInts(j)), visible, x, other);
+  };
   const V nothing = Set(-__builtin_inff());
   V most[kSums] = {nothing, nothing, nothing, nothing};
-  for (int j = 0; j < seen;) {  // whole runs of scores are there
+  for (int j = 0; j < seen;) {  // whole steps of scores are there
 #pragma GCC unroll 4
     for (int u = 0; u < kSums; ++u, j += kAtOnce) {
-      most[u] = Max(most[u], SelectLess(AddInts(lane_key, SetInts(j)), visible, Load(scores[j]), nothing));
+      most[u] = Max(most[u], visible_or(j, Load(scores[j]), nothing));
     }
   }
   V max = Max(Max(most[0], most[1]), Max(most[2], most[3]));
   if constexpr (R == 8) max = Max(max, Swap<8>(max));
-  // A row that sees no key has maximum -inf; a finite stand-in keeps -inf - -inf from becoming NaN.
-  const V base = Max(Set(-3.0e38F), max);
+  V earlier = Zero();
+  const V n = Power<R>(w, g, rows, max, &earlier);
+  // A row that sees no key has -inf; a finite stand-in keeps -inf - -inf from becoming NaN.
+  const V base = Sub(Zero(), Max(Set(-3.0e38F), n));
   const bool int8 = t.kv_dtype == tensor::DType::kI8;
   V sum[kSums] = {Zero(), Zero(), Zero(), Zero()};
-  const auto weight_of = [&](int j, V* total) {  // of kAtOnce keys, as bfloat16 in the upper half
-    const VI key = AddInts(lane_key, SetInts(j));
-    V p = SelectLess(key, visible, Exp(Sub(Load(scores[j]), base)), Zero());
+  const __m512i ones = _mm512_set1_epi32(0x3f803f80);  // bfloat16
+  const auto weight_of = [&](int j, V* total) {  // of kAtOnce keys, the nearest bfloat16 in the upper half
+    const V x = Max(Set(-126.0F), Fma(Load(scores[j]), Set(kLog2E), base));
+    const V f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    V p = Fma(f, Set(kPower[4]), Set(kPower[3]));
+    p = Fma(f, p, Set(kPower[2]));
+    p = Fma(f, p, Set(kPower[1]));
+    p = Fma(f, p, Set(kPower[0]));
+    p = visible_or(j, Scale(p, x), Zero());  // Scale takes the floor of x
     if (int8) {
       const auto* scales = reinterpret_cast<const float*>(t.runs[j / kRunKeys] + t.value_scales);
       *total = Add(*total, p);
-      p = SelectLess(key, visible, Mul(p, KeyScales<R>(scales + j % kRunKeys)), Zero());
+      p = visible_or(j, Mul(p, KeyScales<R>(scales + j % kRunKeys)), Zero());
     }
-    const __m512i rounded = UpperBF16(p);
-    if (!int8) *total = Add(*total, _mm512_castsi512_ps(rounded));
-    return rounded;
+    return _mm512_add_epi32(_mm512_castps_si512(p), _mm512_set1_epi32(0x8000));
   };
+  const auto pairs_of = [&](__m512i even, __m512i odd, V* total) {
+    const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000U));
+    const __m512i pairs =
+        _mm512_ternarylogic_epi32(odd, upper, _mm512_srli_epi32(even, 16), 0xea);  // a & b | c
+    if (!int8) *total = _mm512_dpbf16_ps(*total, (__m512bh)pairs, (__m512bh)ones);
+    return pairs;
+  };
+  // Sums of bfloat16 are of pairs 0 .. 7 and 8 .. 15 of every step, those of int8 of every fourth key; with
+  // two keys in a vector, its halves are two of these.
   for (int s = 0; s * kStep < seen; ++s) {
     const int key = s * kStep;
     __m512i pairs[16];
@@ -207,68 +295,79 @@ inline void Softmax(const Work<R>& w, int g) {
 #pragma GCC unroll 2
       for (int i = 0; i < 16; ++i) {
         const __m512i even = weight_of(key + 2 * i, &sum[2 * i % kSums]);
-        pairs[i] = Pairs(even, weight_of(key + 2 * i + 1, &sum[(2 * i + 1) % kSums]));
-        w.stream->Ask();
+        pairs[i] = pairs_of(even, weight_of(key + 2 * i + 1, &sum[(2 * i + 1) % kSums]), &sum[i / 8]);
+        if constexpr (kAsk) w.stream->Ask();
       }
       StoreColumns(pairs, w.m->weights[g][s]);
     } else {
 #pragma GCC unroll 2
-      for (int i = 0; i < 16; ++i) {  // the halves of sum[0] and sum[1] are the others' four
+      for (int i = 0; i < 16; ++i) {
         pairs[i] = weight_of(key + 2 * i, &sum[i % 2]);
-        w.stream->Ask();
+        if constexpr (kAsk) w.stream->Ask();
       }
 #pragma GCC unroll 8
       for (int i = 0; i < 8; ++i) {
-        pairs[i] = Pairs(_mm512_shuffle_i32x4(pairs[i], pairs[8 + i], 0x44),
-                         _mm512_shuffle_i32x4(pairs[i], pairs[8 + i], 0xee));
+        pairs[i] = pairs_of(_mm512_shuffle_i32x4(pairs[i], pairs[8 + i], 0x44),
+                            _mm512_shuffle_i32x4(pairs[i], pairs[8 + i], 0xee), &sum[0]);
       }
       StoreColumns8(pairs, w.m->weights[g][s]);
     }
   }
-  V total = Add(sum[0], sum[1]);
+  V total = R == 8 || int8 ? Add(sum[0], R == 8 ? sum[1] : sum[2]) : Add(sum[0], sum[1]);
   if constexpr (R == 16) {
-    total = Add(Add(sum[0], sum[2]), Add(sum[1], sum[3]));
+    if (int8) total = Add(total, Add(sum[1], sum[3]));
   } else {
     total = Add(total, Swap<8>(total));
   }
   const __mmask16 mask = rows < 16 ? FirstLanes(rows) : static_cast<__mmask16>(0xffff);
-  _mm512_mask_storeu_ps(t.max + first, mask, max);
-  _mm512_mask_storeu_ps(t.sum + first, mask, total);
+  _mm512_mask_storeu_ps(t.max + first, mask, Mul(n, Set(kLn2)));
+  _mm512_mask_storeu_ps(t.sum + first, mask, Add(earlier, total));
 }
 
-/// acc [R][acc_stride] = p V for a group and T tiles of values from dimension d on, which are packed already
-/// or, with kPack, a step at a time.
+/// acc [R][acc_stride] = p V for a group and T tiles of values from dimension d on, added to what is there if
+/// the call resumes. Values are packed already or, with kPack, a step at a time.
 template <int R, int T, bool kPack>
 inline void AddValues(const Work<R>& w, int g, int d, float* acc, int64_t acc_stride) {
   static_assert(T == 1 || T == 4);
   const int steps = (w.seen[g] + kStep - 1) / kStep;
-  _tile_zero(0);
-  if constexpr (T == 4) {
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
+  const int64_t stride = acc_stride * static_cast<int64_t>(sizeof(float));
+  if (w.t.resume) {
+    _tile_loadd(0, acc, stride);
+    if constexpr (T == 4) {
+      _tile_loadd(1, acc + 16, stride);
+      _tile_loadd(2, acc + 32, stride);
+      _tile_loadd(3, acc + 48, stride);
+    }
+  } else {
+    _tile_zero(0);
+    if constexpr (T == 4) {
+      _tile_zero(1);
+      _tile_zero(2);
+      _tile_zero(3);
+    }
   }
-  if (kPack && steps > 0) PackValues<T>(w.t, 0, w.most, d, w.stream, w.m->values[0][0]);
+  std::byte* packed = kPack ? w.m->values[0] : w.m->values[0] + ValuePacker::Offset(d, 0, T);
+  if (kPack && steps > 0) PackValues<T>(w.t, 0, w.most, d, w.stream, packed);
   for (int s = 0; s < steps; ++s) {
     // The step after this one: when tiles load what was stored, it has then reached the cache.
     if (kPack && s + 1 < steps) {
-      PackValues<T>(w.t, s + 1, w.most, d, w.stream, w.m->values[(s + 1) % 2][0]);
+      PackValues<T>(w.t, s + 1, w.most, d, w.stream, packed + (s + 1) % 2 * T * kTileBytes);
     }
     Written();
-    const auto* values = w.m->values[kPack ? s % 2 : s];
+    const std::byte* values = packed + (kPack ? s % 2 : s) * T * kTileBytes;
     _tile_loadd(4, w.m->weights[g][s], 64);
-    _tile_loadd(6, values[0], 64);
+    if constexpr (!kPack) w.stream->Ask();
+    _tile_loadd(6, values, 64);
     _tile_dpbf16ps(0, 4, 6);
     if constexpr (T == 4) {
-      _tile_loadd(7, values[1], 64);
+      _tile_loadd(7, values + kTileBytes, 64);
       _tile_dpbf16ps(1, 4, 7);
-      _tile_loadd(6, values[2], 64);
+      _tile_loadd(6, values + 2 * kTileBytes, 64);
       _tile_dpbf16ps(2, 4, 6);
-      _tile_loadd(7, values[3], 64);
+      _tile_loadd(7, values + 3 * kTileBytes, 64);
       _tile_dpbf16ps(3, 4, 7);
     }
   }
-  const int64_t stride = acc_stride * static_cast<int64_t>(sizeof(float));
   _tile_stored(0, acc, stride);
   if constexpr (T == 4) {
     _tile_stored(1, acc + 16, stride);
@@ -279,50 +378,77 @@ inline void AddValues(const Work<R>& w, int g, int d, float* acc, int64_t acc_st
 }
 
 /// All groups' sums over T tiles of values from dimension d on.
-template <int R, int T>
+template <int R, int T, bool kSeveral>
 inline void AddBlock(const Work<R>& w, int d) {
   const AttentionTile& t = w.t;
   const bool whole = t.rows % R == 0;  // else acc ends with the last group's last real row
   float* last = whole ? t.acc + (w.groups - 1) * R * t.acc_stride + d : w.m->out[0] + d;
   const int64_t last_stride = whole ? t.acc_stride : kMostValueDim;
-  if (w.groups == 1) return AddValues<R, T, true>(w, 0, d, last, last_stride);
-  for (int s = 0; s * kStep < w.most; ++s) PackValues<T>(t, s, w.most, d, w.stream, w.m->values[s][0]);
   for (int g = 0; g + 1 < w.groups; ++g) {
-    AddValues<R, T, false>(w, g, d, t.acc + g * R * t.acc_stride + d, t.acc_stride);
+    AddValues<R, T, !kSeveral>(w, g, d, t.acc + g * R * t.acc_stride + d, t.acc_stride);
   }
-  AddValues<R, T, false>(w, w.groups - 1, d, last, last_stride);
+  AddValues<R, T, !kSeveral>(w, w.groups - 1, d, last, last_stride);
 }
 
+/// Copies the last group's sums, if it has idle rows, into memory of its own or back.
 template <int R>
+inline void CopyLast(const Work<R>& w, bool back) {
+  const AttentionTile& t = w.t;
+  for (int i = t.rows / R * R; i < t.rows; ++i) {
+    float *acc = t.acc + i * t.acc_stride, *own = w.m->out[i % R];
+    for (int d = 0; d < t.value_dim; d += 16) {
+      if (back) {
+        Store(acc + d, Load(own + d));
+      } else {
+        Store(own + d, Load(acc + d));
+      }
+    }
+  }
+}
+
+template <int R, bool kSeveral>
 inline void Run(const AttentionTile& t) {
   Memory<R> m;
-  Work<R> w{t, &m, nullptr, t.packed_q == nullptr ? m.queries[0] : t.packed_q, (t.rows + R - 1) / R, {}, 0};
+  Work<R> w{t,  &m, nullptr, nullptr, t.packed_q == nullptr ? m.queries[0] : t.packed_q, (t.rows + R - 1) / R,
+            {}, 0};
+  int least[Memory<R>::kGroups];
   for (int g = 0; g < w.groups; ++g) {
     w.seen[g] = 0;
+    least[g] = (g + 1) * R <= t.rows ? kKeys : 0;
     for (int i = g * R; i < t.rows && i < (g + 1) * R; ++i) {
       w.seen[g] = t.visible[i] > w.seen[g] ? t.visible[i] : w.seen[g];
+      least[g] = t.visible[i] < least[g] ? t.visible[i] : least[g];
     }
     w.most = w.seen[g] > w.most ? w.seen[g] : w.most;
     if (t.packed_q != nullptr && t.q_is_packed) continue;
     PackQueries<R>(t, g * R, w.queries + int64_t{g} * t.key_dim * R * 4);
   }
   const int tiles = t.value_dim / 16, blocks = tiles / kBlockTiles + tiles % kBlockTiles;
-  const int runs = (w.most + kRunKeys - 1) / kRunKeys, steps = (w.most + kStep - 1) / kStep;
-  Stream stream(t, w.groups * (runs * t.key_dim / kStep + steps * 16) + steps * 16 * blocks);
+  const int at_once = kSeveral ? kStep : kRunKeys, steps = (w.most + kStep - 1) / kStep;
+  const int products = (w.most + at_once - 1) / at_once * (t.key_dim / kStep);
+  // Several groups: all within the scores, which take half of the time.
+  Stream stream(t, kSeveral ? w.groups * products : products + steps * 16 + steps * 16 * blocks);
+  ValuePacker packer(t, w.most, m.values[0]);
   w.stream = &stream;
+  w.packer = &packer;
 
   Configure({16, 16, 16, 16, 16, 16, 16, 16}, {4 * R, 4 * R, 4 * R, 4 * R, 4 * R, 4 * R, 64, 64});
-  Score<R>(w);
-  for (int g = 0; g < w.groups; ++g) Softmax<R>(w, g);
+  Score<R, kSeveral>(w);
+  for (int g = 0; g < w.groups; ++g) {
+    if (least[g] == w.seen[g] && least[g] % kStep == 0) {
+      Softmax<R, true, !kSeveral>(w, g);
+    } else {
+      Softmax<R, false, !kSeveral>(w, g);
+    }
+  }
   if constexpr (R != 16) Configure({R, R, R, R, R, 16, 16, 16});
+  if (t.resume) CopyLast<R>(w, false);
   int tile = 0;
-  for (; tile + kBlockTiles <= tiles; tile += kBlockTiles) AddBlock<R, kBlockTiles>(w, 16 * tile);
-  for (; tile < tiles; ++tile) AddBlock<R, 1>(w, 16 * tile);
+  for (; tile + kBlockTiles <= tiles; tile += kBlockTiles) AddBlock<R, kBlockTiles, kSeveral>(w, 16 * tile);
+  for (; tile < tiles; ++tile) AddBlock<R, 1, kSeveral>(w, 16 * tile);
   Written();
   _tile_release();
-  for (int i = t.rows / R * R; i < t.rows; ++i) {
-    for (int d = 0; d < t.value_dim; d += 16) Store(t.acc + i * t.acc_stride + d, Load(m.out[i % R] + d));
-  }
+  CopyLast<R>(w, true);
 }
 
 }  // namespace
@@ -335,9 +461,11 @@ void AttentionAmx(const AttentionTile& t) {
     return AttentionAvx512(t);
   }
   if (t.rows <= 8) {
-    Run<8>(t);
+    Run<8, false>(t);
+  } else if (t.rows <= 16) {
+    Run<16, false>(t);
   } else {
-    Run<16>(t);
+    Run<16, true>(t);
   }
 }
 

@@ -18,5 +18,6 @@ void AxpyAvx512(float scale, const float* x, int n, float* y);
 void AxpbyAvx512(float a, const float* x, float b, int n, float* y);
 void RopeHalfAvx512(float* x, const float* cos, const float* sin, int dim);
 void RopeInterleavedAvx512(float* x, const float* cos, const float* sin, int dim);
+void RescaleAvx512(float* x, int n, int halvings);
 
 }  // namespace moesaic::kernels::cpu

@@ -33,10 +33,13 @@ float Score(const AttentionTile& t, const float* q, int j) {
 // One query row against the `visible` keys that it sees.
 void Row(const AttentionTile& t, int row, int visible) {
   float score[kAttentionRuns * kRunKeys];
-  float max = -std::numeric_limits<float>::infinity(), sum = 0;
+  const float before = t.resume ? t.max[row] : -std::numeric_limits<float>::infinity();
+  float max = before;
   for (int j = 0; j < visible; ++j) max = std::max(max, score[j] = Score(t, t.q + row * t.q_stride, j));
   float* acc = t.acc + row * t.acc_stride;
-  std::fill_n(acc, t.value_dim, 0.0F);
+  const float keep = before == max ? 1 : std::exp(before - max);
+  float sum = t.resume ? t.sum[row] * keep : 0;
+  for (int d = 0; d < t.value_dim; ++d) acc[d] = t.resume ? acc[d] * keep : 0;
   for (int j = 0; j < visible; ++j) {
     const float p = std::exp(score[j] - max);
     sum += p;

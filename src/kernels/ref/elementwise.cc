@@ -1,6 +1,7 @@
 #include "kernels/ref/elementwise.h"
 
 #include <cmath>
+#include <limits>
 
 namespace moesaic::kernels::ref {
 namespace {
@@ -39,6 +40,15 @@ void RopeHalf(float* x, const float* cos, const float* sin, int dim) {
 
 void RopeInterleaved(float* x, const float* cos, const float* sin, int dim) {
   for (int i = 0; i < dim / 2; ++i) Rotate(&x[2 * i], &x[2 * i + 1], cos[i], sin[i]);
+}
+
+void Rescale(float* x, int n, int halvings) {
+  for (int i = 0; i < n; ++i) {
+    if (!std::isfinite(x[i])) continue;
+    const double scaled = std::ldexp(double{x[i]}, -halvings);  // exact
+    const bool normal = std::isnormal(x[i]) && std::abs(scaled) >= std::numeric_limits<float>::min();
+    x[i] = normal ? static_cast<float>(scaled) : 0;
+  }
 }
 
 }  // namespace moesaic::kernels::ref

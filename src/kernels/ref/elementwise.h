@@ -10,5 +10,6 @@ void Axpy(float scale, const float* x, int n, float* y);
 void Axpby(float a, const float* x, float b, int n, float* y);
 void RopeHalf(float* x, const float* cos, const float* sin, int dim);
 void RopeInterleaved(float* x, const float* cos, const float* sin, int dim);
+void Rescale(float* x, int n, int halvings);
 
 }  // namespace moesaic::kernels::ref

@@ -17,6 +17,7 @@
 #include "kernels/block_sparsity.h"
 #include "kernels/kv_layer.h"
 #include "kernels/probe.h"
+#include "kernels/sketch.h"
 #include "runtime/probe.h"
 
 namespace moesaic::bench {
@@ -51,7 +52,7 @@ class Setting {
     blocks_ = (options.context + kKvBlockTokens - 1) / kKvBlockTokens;
     layer_ = kernels::LayOutKv(dtype, shape.kv_heads, shape.key_dim, shape.value_dim, shape.shared,
                                /*digests=*/true);
-    digest_bytes_ = shape.kv_heads * kernels::DigestBytes(shape.key_dim);
+    digest_bytes_ = shape.kv_heads * kernels::DigestBytes(shape.key_dim, kernels::KeySplit(layer_));
     token_bytes_ = static_cast<double>(layer_.digest_offset) / kKvBlockTokens;
     layer_bytes_ = layer_.block_stride * blocks_ * batch;
     layers_ = static_cast<int>(std::max<int64_t>(2, options.bytes / layer_bytes_));

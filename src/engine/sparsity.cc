@@ -6,6 +6,7 @@
 
 #include "cache/kv_pool.h"
 #include "engine/speculative.h"
+#include "kernels/sketch.h"
 
 namespace moesaic::engine {
 
@@ -81,6 +82,8 @@ std::string NamespaceOf(const std::string& name, const RequestSparsity& sparsity
   return name.starts_with(kOurs) ? fmt::format("{};{}", kOurs, name) : name;
 }
 
-int64_t DigestBytesOf(const models::KvSpec& kv) { return kv.heads * kernels::DigestBytes(kv.key_dim); }
+int64_t DigestBytesOf(const models::KvSpec& kv) {
+  return kv.heads * kernels::DigestBytes(kv.key_dim, kv.shared ? kv.value_dim : kv.key_dim);
+}
 
 }  // namespace moesaic::engine

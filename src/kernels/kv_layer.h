@@ -1,8 +1,8 @@
 // Where the parts of a KV block stand when it holds one layer alone.
 #pragma once
 
-#include "kernels/micro_kernels.h"
 #include "kernels/ops.h"
+#include "kernels/sketch.h"
 
 namespace moesaic::kernels {
 
@@ -15,7 +15,7 @@ inline KvLayer LayOutKv(tensor::DType dtype, int heads, int key_dim, int value_d
   const int64_t values = shared ? 0 : tensor::BytesOf(dtype, tokens * value_dim);
   const int64_t scales = dtype == tensor::DType::kI8 ? 2 * tokens * static_cast<int64_t>(sizeof(float)) : 0;
   const int64_t digests_at = keys + values + scales;
-  const int64_t end = digests_at + (digests ? heads * DigestBytes(key_dim) : 0);
+  const int64_t end = digests_at + (digests ? heads * DigestBytes(key_dim, shared ? value_dim : key_dim) : 0);
   return {.base = nullptr,
           .block_stride = (end + 63) / 64 * 64,
           .value_offset = shared ? 0 : keys,

@@ -13,6 +13,7 @@
 #include "kernels/block_sparsity.h"
 #include "kernels/impl_list.h"
 #include "kernels/kv_layer.h"
+#include "kernels/sketch.h"
 #include "kernels/test_context.h"
 
 namespace moesaic::kernels {
@@ -353,7 +354,7 @@ TEST_P(SparseAttentionTest, DigestsDependOnFullBlocksAlone) {
   for (const DType dtype : kTypes) {
     const Sequence whole(test_.context(), shape, dtype, 200, 200, 4);
     const Sequence chunks(test_.context(), shape, dtype, 200, 7, 4);
-    const size_t bytes = shape.kv_heads * DigestBytes(shape.key_dim);
+    const size_t bytes = shape.kv_heads * DigestBytes(shape.key_dim, shape.key_dim);
     for (int block = 0; block < 3; ++block) {
       EXPECT_EQ(std::memcmp(whole.Digest(block), chunks.Digest(block), bytes), 0);
       EXPECT_NE(whole.Digest(block)[0], std::byte{0xff});

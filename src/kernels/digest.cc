@@ -19,7 +19,8 @@ DigestTask TaskOf(const KvLayer& cache, std::byte* block, int head) {
           .key_split = KeySplit(cache),
           .key_scales = scales + line,
           .rest_scales = scales + kKvBlockTokens,  // shared caches have one head
-          .digest = block + cache.digest_offset + head * DigestBytes(cache.key_dim, KeySplit(cache))};
+          .digest = block + cache.digest_offset +
+                    head * DigestBytes(cache.key_dim, KeySplit(cache), cache.sketches)};
 }
 
 }  // namespace
@@ -41,7 +42,7 @@ void BuildDigests(const ExecContext& ctx, const BuildDigestsParams& params) {
   ctx.pool->Run(count * cache.heads, [&](int64_t task, int) {
     const DigestTask made = TaskOf(cache, filled[task / cache.heads], static_cast<int>(task % cache.heads));
     ctx.kernels->digest(made);
-    MakeSketches(made);
+    if (cache.sketches) MakeSketches(made);
   });
   ctx.scratch->Rewind(mark);
 }

@@ -119,8 +119,9 @@ struct KvLayer {
   int heads = 0;  // KV heads
   int key_dim = 0;
   int value_dim = 0;
-  bool shared = false;  // values are a prefix of keys (MLA)
-  int index = 0;        // of the layer among those of its blocks
+  bool shared = false;    // values are a prefix of keys (MLA)
+  bool sketches = false;  // digests have them
+  int index = 0;          // of the layer among those of its blocks
 };
 
 /// Where the second part of a key begins, of those that digests and scales have apart; key_dim: it has one.

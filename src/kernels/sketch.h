@@ -27,7 +27,9 @@ constexpr SketchLayout SketchLayoutOf(int key_dim, int key_split) {
   layout.bytes = layout.planes + (layout.width[0] + layout.width[1]) / 64 * kSketchStepBytes;
   return layout;
 }
-constexpr int64_t DigestBytes(int key_dim, int key_split) { return SketchLayoutOf(key_dim, key_split).bytes; }
+constexpr int64_t DigestBytes(int key_dim, int key_split, bool sketches) {
+  return sketches ? SketchLayoutOf(key_dim, key_split).bytes : BoxBytes(key_dim);
+}
 
 /// Makes the sketches of a digest whose box was made. The same bits on every machine.
 void MakeSketches(const DigestTask& task);

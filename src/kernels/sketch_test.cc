@@ -56,7 +56,7 @@ struct Block {
     Make(dtype);
   }
   void Make(DType dtype) {
-    digest.assign(DigestBytes(shape.key_dim, shape.key_split) + 16, std::byte{0x5a});
+    digest.assign(SketchLayoutOf(shape.key_dim, shape.key_split).bytes + 16, std::byte{0x5a});
     const DigestTask task = {.keys = bytes.data(),
                              .key_stride = stride,
                              .kv_dtype = dtype,

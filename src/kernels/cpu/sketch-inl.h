@@ -39,9 +39,16 @@ inline void WidenSketches(const SketchLayout& layout, const std::byte* digest, s
   }
 }
 
+/// Digests lie a block apart, a page or more: what is asked for so many blocks ahead is in the second-level
+/// cache when its turn comes.
+constexpr int kAhead = 2;
+
 inline void PrefetchSketches(const SketchLayout& layout, const std::byte* digest) {
   const auto* at = reinterpret_cast<const char*>(digest);
-  for (int64_t byte = layout.factors; byte < layout.bytes; byte += 64) __builtin_prefetch(at + byte, 0, 3);
+  for (int64_t byte = layout.factors; byte < layout.bytes; byte += 64) __builtin_prefetch(at + byte, 0, 2);
+}
+inline void PrefetchFirst(const SketchScores& t) {
+  for (int b = 0; b < kAhead && b < t.count; ++b) PrefetchSketches(t.layout, t.digests[b]);
 }
 
 /// The factors of a block's keys.
@@ -81,19 +88,19 @@ inline V ExpOfProducts(const int32_t* products, const int32_t* rest, const Facto
   return sum;
 }
 
-/// products [parts][16][64] of up to 16 rows, from `first` on, with block b's keys become its scores.
-inline void AddLogarithms(const SketchScores& t, int first, int b,
-                          const int32_t (*products)[kSketchRows][kSketchKeys], const Factors& factors) {
+/// products [16][64] of up to 16 rows, from `first` on, and those with the second part,  with block b's keys
+/// become its scores.
+inline void AddLogarithms(const SketchScores& t, int first, int b, const int32_t (*products)[kSketchKeys],
+                          const int32_t (*rest)[kSketchKeys], const Factors& factors) {
   constexpr float kLn2 = 0.693147181F;
   const int rows = t.rows - first < kSketchRows ? t.rows - first : kSketchRows;
   for (int from = 0; from < rows; from += kLanes) {
     V sums[kLanes];
     for (int i = 0; i < kLanes; ++i) {
       const int row = from + i;
-      sums[i] = row < rows
-                    ? ExpOfProducts(products[0][row], t.layout.width[1] > 0 ? products[1][row] : nullptr,
-                                    factors, t.q_scales + 2 * (first + row))
-                    : Zero();
+      sums[i] = row < rows ? ExpOfProducts(products[row], t.layout.width[1] > 0 ? rest[row] : nullptr,
+                                           factors, t.q_scales + 2 * (first + row))
+                           : Zero();
     }
     const V power = Mul(Sub(ToFloats(AsInts(SumEach(sums))), Set(kOne)), Set(kLn2 / kPower));
     alignas(64) float logarithms[kLanes];
@@ -132,8 +139,9 @@ inline void RunSketchScores(const SketchScores& t) {
   alignas(64) int32_t products[2][kSketchRows][kSketchKeys];
   Factors factors;
   const int steps = t.layout.width[0] / 64;
+  PrefetchFirst(t);
   for (int b = 0; b < t.count; ++b) {
-    if (b + 1 < t.count) PrefetchSketches(t.layout, t.digests[b + 1]);
+    if (b + kAhead < t.count) PrefetchSketches(t.layout, t.digests[b + kAhead]);
     WidenSketches(t.layout, t.digests[b], signs);
     LoadFactors(t.layout, t.digests[b], &factors);
     for (int first = 0; first < t.rows; first += kSketchRows) {
@@ -145,7 +153,7 @@ inline void RunSketchScores(const SketchScores& t) {
         MultiplySigns(signs + int64_t{kStepBytes} * steps, t.layout.width[1] / 64, q + t.layout.width[0],
                       t.q_stride, rows, sums + 1, products[1]);
       }
-      AddLogarithms(t, first, b, products, factors);
+      AddLogarithms(t, first, b, products[0], products[1], factors);
     }
   }
 }

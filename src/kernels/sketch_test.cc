@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -29,11 +30,11 @@ constexpr Shape kShapes[] = {{8, 8},     {24, 24}, {40, 32},   {64, 64},  {96, 9
 
 // Keys around a common center, with their digest, on one instruction set.
 struct Block {
-  Block(std::mt19937* rng, const Shape& shape, DType dtype, float size = 1) : shape(shape) {
+  Block(std::mt19937* rng, const Shape& shape, DType dtype, float far = 3) : shape(shape) {
     stride = tensor::BytesOf(dtype, shape.key_dim) + 32;
     bytes.assign(kKeys * stride, std::byte{0});
-    const std::vector<float> center = RandomValues(rng, shape.key_dim, 3);
-    keys = RandomValues(rng, size_t(kKeys) * shape.key_dim, size);
+    const std::vector<float> center = RandomValues(rng, shape.key_dim, far);
+    keys = RandomValues(rng, size_t(kKeys) * shape.key_dim, 1);
     scales = RandomValues(rng, size_t(2) * kKeys, 0.1F);
     for (float& scale : scales) scale = std::abs(scale) + 0.02F;
     for (int j = 0; j < kKeys; ++j) {
@@ -177,7 +178,7 @@ TEST_P(SketchScoresTest, MatchRef) {
       for (const float size : {0.2F, 3.0F, 100.0F}) {
         constexpr int kBlocks = 5, kStride = 8;
         std::vector<Block> blocks;
-        for (int b = 0; b < kBlocks; ++b) blocks.emplace_back(&rng, shape, DType::kBF16, 1.0F);
+        for (int b = 0; b < kBlocks; ++b) blocks.emplace_back(&rng, shape, DType::kBF16);
         std::vector<const std::byte*> table;
         for (const Block& block : blocks) table.push_back(block.digest.data());
         const Queries queries(&rng, shape, rows, size);
@@ -210,6 +211,41 @@ TEST_P(SketchScoresTest, MatchRef) {
           }
         }
       }
+    }
+  }
+}
+
+// One key that the query looks for, among unlike ones: its block has the best score, though its center says
+// nothing of it. Products with the others are about 0, and what is estimated of them off by a fifteenth of
+// this key's.
+TEST_P(SketchScoresTest, FindsOneKeyAmongMany) {
+  std::mt19937 rng(5);
+  for (const Shape& shape : {Shape{64, 64}, Shape{128, 128}, Shape{576, 512}}) {
+    constexpr int kBlocks = 40;
+    std::vector<Block> blocks;
+    for (int b = 0; b < kBlocks; ++b) blocks.emplace_back(&rng, shape, DType::kBF16, 0.0F);
+    std::vector<const std::byte*> table;
+    for (const Block& block : blocks) table.push_back(block.digest.data());
+    for (const int wanted : {0, 7, 39}) {
+      Queries queries(&rng, shape, 1, 1);
+      const float* key = &blocks[wanted].keys[size_t(wanted + 11) * shape.key_dim];
+      double squares = 0;
+      for (int d = 0; d < shape.key_dim; ++d) squares += double{key[d]} * key[d];
+      for (int d = 0; d < shape.key_dim; ++d) queries.q[d] = key[d] * static_cast<float>(17 / squares);
+      SketchQuery(queries.q.data(), shape.key_dim, shape.key_split, queries.codes.data(),
+                  queries.scales.data(), queries.sums.data());
+      std::vector<float> scores(kBlocks, 0.0F);
+      kernels_.sketch_scores({.q = queries.codes.data(),
+                              .q_stride = queries.width,
+                              .q_scales = queries.scales.data(),
+                              .q_sums = queries.sums.data(),
+                              .digests = table.data(),
+                              .rows = 1,
+                              .count = kBlocks,
+                              .layout = queries.layout,
+                              .scores = scores.data(),
+                              .stride = kBlocks});
+      EXPECT_EQ(std::ranges::max_element(scores) - scores.begin(), wanted) << shape.key_dim;
     }
   }
 }

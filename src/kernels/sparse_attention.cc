@@ -209,29 +209,36 @@ class SparseRows {
     });
   }
 
+  // Digests of a block's KV heads stand beside each other, blocks a page or more apart: a task takes all
+  // heads of a few blocks before the next.
   void Score() {
+    if (choosing_count_ == 0) return;
     const int head_parts = base::CeilDiv(group_, kTaskHeads);
-    const int64_t pairs = choosing_count_ * p_.cache.heads;
-    if (pairs == 0) return;
-    const int64_t wanted = (kTasksPerWorker * ctx_.pool->size() + pairs - 1) / pairs;
+    const int64_t rows = choosing_count_ * head_parts;
+    const int64_t wanted = (kTasksPerWorker * ctx_.pool->size() + rows - 1) / rows;
     const int64_t share = base::CeilDiv(stride_, wanted);  // at least 1, however many workers there are
     const auto part = static_cast<int>(std::min<int64_t>(base::RoundUp(share, kBlockStep), kTaskBlocks));
     const int block_parts = base::CeilDiv(stride_, part);
-    ctx_.pool->Run(pairs * head_parts * block_parts, [&](int64_t task, int worker) {
-      const auto first_block = static_cast<int>(task % block_parts) * part;
+    const int together = p_.cache.heads > 1 ? kBlockStep : part;
+    ctx_.pool->Run(rows * block_parts, [&](int64_t task, int worker) {
+      const int64_t choosing = task / block_parts / head_parts;
       const auto first_head = static_cast<int>(task / block_parts % head_parts) * kTaskHeads;
-      ScoreTask(task / block_parts / head_parts, first_head, first_block, part, worker);
+      const auto first_block = static_cast<int>(task % block_parts) * part;
+      const int end = std::min(rows_[choosing_[choosing]].blocks(), first_block + part);
+      for (int block = first_block; block < end; block += together) {
+        for (int h = 0; h < p_.cache.heads; ++h) {
+          ScorePart(choosing, h, first_head, block, std::min(together, end - block), worker);
+        }
+      }
     });
   }
 
-  // Of the choosing pair of row and KV head.
-  void ScoreTask(int64_t pair, int first_head, int first_block, int most_blocks, int worker) const {
+  // Of a row that chooses.
+  void ScorePart(int64_t choosing, int kv_head, int first_head, int first_block, int blocks,
+                 int worker) const {
     const KvLayer& cache = p_.cache;
-    const int64_t r = choosing_[pair / cache.heads];
-    const auto kv_head = static_cast<int>(pair % cache.heads);
+    const int64_t r = choosing_[choosing];
     const Row& row = rows_[r];
-    const int blocks = std::min(row.blocks() - first_block, most_blocks);
-    if (blocks <= 0) return;
     const int heads = std::min(group_ - first_head, kTaskHeads);
     const int head = kv_head * group_ + first_head;
     float* const queries = Queries(worker);
@@ -248,7 +255,7 @@ class SparseRows {
       return;
     }
     ScoreBoxes(queries, nullptr, heads, {digests, static_cast<size_t>(blocks)}, scores, nullptr);
-    const int64_t from = pair * padded_ + first_head;
+    const int64_t from = (choosing * cache.heads + kv_head) * padded_ + first_head;
     ctx_.kernels->sketch_scores({.q = sketched_ + from * sketch_width_,
                                  .q_stride = sketch_width_,
                                  .q_scales = sketch_scales_ + 2 * from,

@@ -45,7 +45,8 @@ void AddSparsityFlags(CLI::App& verb, SparsityFlags& flags, const std::vector<st
   verb.add_option(
           "--kv-sparsity-digest", flags.digest,
           "What blocks are chosen by: box (bounds of their keys), sketch (signs of every key: finds single "
-          "tokens, takes about three times the time to choose and five times the memory), auto (sketch; box "
+          "tokens, takes about three times the time to choose and up to eight times the memory), auto "
+          "(sketch; box "
           "for MLA)")
       ->check(CLI::IsMember({"auto", "box", "sketch"}))
       ->capture_default_str()

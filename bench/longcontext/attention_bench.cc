@@ -17,6 +17,7 @@
 #include "kernels/block_sparsity.h"
 #include "kernels/kv_layer.h"
 #include "kernels/probe.h"
+#include "kernels/sketch.h"
 #include "runtime/probe.h"
 
 namespace moesaic::bench {
@@ -39,7 +40,7 @@ constexpr Shape kShapes[] = {{"Qwen3-30B-A3B (GQA, 32 heads, 4 KV, 128)", 32, 4,
 struct Options {
   int context = 16384, budget = 2048, threads = 0, rounds = 15, reuse = 4;
   std::vector<int> batches = {1, 4, 16};
-  std::string dtype = "bf16";
+  std::string dtype = "bf16", digest = "sketch";
   int64_t bytes = int64_t{2} << 30;  // of keys and values: no layer is in a cache when its turn comes
 };
 
@@ -50,8 +51,9 @@ class Setting {
     const DType dtype = options.dtype == "int8" ? DType::kI8 : DType::kBF16;
     blocks_ = (options.context + kKvBlockTokens - 1) / kKvBlockTokens;
     layer_ = kernels::LayOutKv(dtype, shape.kv_heads, shape.key_dim, shape.value_dim, shape.shared,
-                               /*digests=*/true);
-    digest_bytes_ = shape.kv_heads * kernels::DigestBytes(shape.key_dim);
+                               /*digests=*/true, options.digest == "sketch");
+    digest_bytes_ =
+        shape.kv_heads * kernels::DigestBytes(shape.key_dim, kernels::KeySplit(layer_), layer_.sketches);
     token_bytes_ = static_cast<double>(layer_.digest_offset) / kKvBlockTokens;
     layer_bytes_ = layer_.block_stride * blocks_ * batch;
     layers_ = static_cast<int>(std::max<int64_t>(2, options.bytes / layer_bytes_));
@@ -276,6 +278,7 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({2, 4, 8, 16, 32, 64}))
       ->capture_default_str();
   app.add_option("--rounds", options.rounds)->check(CLI::Range(1, 100000))->capture_default_str();
+  app.add_option("--digest", options.digest)->check(CLI::IsMember({"box", "sketch"}))->capture_default_str();
   app.add_option("--kv-dtype", options.dtype)->check(CLI::IsMember({"bf16", "int8"}))->capture_default_str();
   app.add_option("--bytes", options.bytes, "Keys and values, gone through in turn")->capture_default_str();
   CLI11_PARSE(app, argc, argv);

@@ -7,11 +7,16 @@ For the rows that must recall a name (the rows before a value of the answer), by
 choices that hold the block where the name was told (told); of the query heads' choices, the share that holds the block of their
 most attention (recall); and how much of their attention lies in the chosen blocks, mean, p50 and p5. Ways to choose:
 
-  engine     docs/contracts/sparsity.md: softmax of q . center + spread / 5 over blocks, summed over the heads of a KV head
+  engine     docs/contracts/sparsity.md: sum over a block's keys of exp(estimate), from signs of each rotated key - center
+  1 bit      the same with one plane of signs, as keys of more than 64 dimensions have
+  half       the same with one plane of half the dimensions
+  largest    as engine, but the block's largest estimate instead of the sum
+  box        softmax of q . center + spread / 5 over blocks: what the engine did before
   bound      the same with the whole spread, an upper bound (Quest's, arXiv 2406.10774, with the ball)
-  box        the same with a fifth of the box alone
   mean       q . mean of the block's keys
-  16, 8      as engine, with a digest for each 16 or 8 tokens: a block's importance is the sum of its parts'
+  k-means    8 means a block, weighted by how many keys they stand for
+  int4       the 32 dimensions that vary most in the block, 4 bits each: as many bits as engine's
+  8          as box, with a digest for each 8 tokens: a block's importance is the sum of its parts'
   a head     as engine, but each query head for itself
   oracle     the attention itself, summed over the heads of a KV head: no choice that they share is better
 
@@ -32,7 +37,7 @@ from tokenizer import build  # noqa: E402
 import recall  # noqa: E402
 
 BLOCK = 64
-WAYS = ["engine", "bound", "box", "mean", "16", "8", "a head", "oracle"]
+WAYS = ["engine", "1 bit", "half", "largest", "box", "bound", "mean", "k-means", "int4", "8", "a head", "oracle"]
 
 
 def record(model):
@@ -50,32 +55,81 @@ def record(model):
         layer.self_attn.register_forward_pre_hook(keep(layer.self_attn))
 
 
+def rotation(size):
+    """Signs and a Hadamard transform, twice."""
+    matrix = torch.ones(1, 1)
+    while len(matrix) < size:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    random = torch.Generator().manual_seed(1)
+    signs = torch.randint(0, 2, (2, size), generator=random) * 2.0 - 1
+    return (matrix * signs[1]) @ (matrix * signs[0]) / size
+
+
+def estimates(query, blocks, center, planes, size):
+    """Of q . key from sketches with so many planes of signs of `size` dimensions. [heads, blocks, 64]"""
+    rotate = rotation(blocks.shape[-1])
+    off = blocks - center[:, None]
+    turned, asked = (off @ rotate.T)[..., :size], (query @ rotate.T)[..., :size]
+    step = asked.abs().amax(-1, keepdim=True) / (127 if planes == 1 else 63)
+    asked = (asked / step).round() * step
+    signs = torch.where(turned >= 0, 1.0, -1.0)
+    if planes == 2:
+        signs *= torch.where(turned.abs() > 1.23 * turned.abs().mean(-1, keepdim=True), 3.0, 1.0)
+    factor = (off ** 2).sum(-1) / (turned * signs).sum(-1).clamp(min=1e-9)
+    if size < blocks.shape[-1]:  # signs alone, without bias over directions (arXiv 2406.03482)
+        factor = off.norm(dim=-1) * blocks.shape[-1] ** 0.5 / size * (torch.pi / 2) ** 0.5
+    most = factor.amax(-1, keepdim=True) / 255
+    factor = (factor / most).round() * most
+    return (query @ center.T)[..., None] + torch.einsum("hd,bkd->hbk", asked, signs) * factor
+
+
+def k_means(blocks, count):
+    """(means [blocks, count, size], how many keys each stands for)"""
+    means = blocks[:, torch.linspace(0, BLOCK - 1, count).long()].clone()
+    for _ in range(8):
+        mine = torch.nn.functional.one_hot(torch.cdist(blocks, means).argmin(-1), count).float()
+        number = mine.sum(1)
+        means = torch.where(number[..., None] > 0,
+                            torch.einsum("bkc,bkd->bcd", mine, blocks) / number[..., None].clamp(min=1), means)
+    return means, number
+
+
 def scores(query, keys):
     """Block scores of each way and the true masses. query [heads, size], keys [tokens, size]; a KV head's."""
     query = query / keys.shape[1] ** 0.5
-    tokens = len(keys)
+    tokens, size = keys.shape
     full = (tokens - 1) // BLOCK  # the current block has no digest
     blocks = keys[:full * BLOCK].view(full, BLOCK, -1)
     share = lambda logits: torch.softmax(logits, dim=-1)  # noqa: E731
+    summed = lambda logits: share(logits.flatten(1)).view(logits.shape).sum(-1)  # noqa: E731
 
     def digest(tokens_each):
-        """(q . center, box's spread, spread) of parts of so many tokens."""
+        """(center, q . center, spread) of parts of so many tokens."""
         parts = keys[:full * BLOCK].view(full * BLOCK // tokens_each, tokens_each, -1)
         low, high = parts.min(1).values, parts.max(1).values
         center, radius = (low + high) / 2, (high - low) / 2
         ball = (parts - center[:, None]).norm(dim=-1).max(1).values
-        box = query.abs() @ radius.T
-        return query @ center.T, box, torch.minimum(box, query.norm(dim=1)[:, None] * ball)
+        return center, query @ center.T, torch.minimum(query.abs() @ radius.T, query.norm(dim=1)[:, None] * ball)
 
-    middle, box, spread = digest(BLOCK)
-    finer = {}
-    for each in (16, 8):
-        part, _, width = digest(each)
-        finer[str(each)] = share(part + width / 5).view(len(query), full, BLOCK // each).sum(-1)
+    center, middle, spread = digest(BLOCK)
+    _, part, width = digest(8)
+    engine = estimates(query, blocks, center, 2 if size <= 64 else 1, size)
+    means, number = k_means(blocks, 8)
+    average = blocks.mean(1)
+    off = blocks - average[:, None]
+    wide = (off ** 2).sum(1).topk(32, -1).indices
+    kept = off.gather(2, wide[:, None].expand(-1, BLOCK, -1))
+    step = kept.abs().amax((1, 2), keepdim=True) / 7
+    int4 = torch.einsum("hbd,bkd->hbk", query[:, wide], (kept / step).round() * step) + (query @ average.T)[..., None]
     weights = torch.softmax(query @ keys.T, dim=-1)
     masses = weights[:, :full * BLOCK].view(len(query), full, BLOCK).sum(-1)
-    return {**finer, "engine": share(middle + spread / 5), "bound": share(middle + spread), "box": share(middle + box / 5),
-            "mean": share(query @ blocks.mean(1).T), "oracle": masses}, masses, weights[:, full * BLOCK:].sum(-1)
+    found = {"engine": summed(engine), "1 bit": summed(estimates(query, blocks, center, 1, size)),
+             "half": summed(estimates(query, blocks, center, 1, size // 2)), "largest": share(engine.amax(-1)),
+             "box": share(middle + spread / 5), "bound": share(middle + spread), "mean": share(query @ average.T),
+             "k-means": summed(torch.einsum("hd,bcd->hbc", query, means) + number.clamp(min=1e-9).log()),
+             "int4": summed(int4), "8": share(part + width / 5).view(len(query), full, BLOCK // 8).sum(-1),
+             "oracle": masses}
+    return found, masses, weights[:, full * BLOCK:].sum(-1)
 
 
 def chosen(importance, full, budget):

@@ -55,7 +55,8 @@ StatusOr<std::unique_ptr<BenchRunner>> BenchRunner::Create(models::Model& model,
   int64_t blocks = 1;
   for (const BenchCase& test : cases) blocks = std::max(blocks, BlocksOf(test));
   ASSIGN_OR_RETURN(const tensor::DType dtype, engine::KvDType(kv_dtype, model.info()));
-  const cache::BlockLayout layout = engine::LayoutFor(model.info().kv, dtype, sparsity.digests);
+  const cache::BlockLayout layout =
+      engine::LayoutFor(model.info().kv, dtype, sparsity.digests, sparsity.digest);
   ASSIGN_OR_RETURN(std::unique_ptr<cache::KvPool> pool,
                    cache::KvPool::Create(layout, blocks * layout.block_bytes()));
   return std::unique_ptr<BenchRunner>(new BenchRunner(model, kernels, threads, sparsity, std::move(pool)));

@@ -90,13 +90,14 @@ StatusOr<engine::SparsityOptions> SparsityFlags::Resolve() const {
   if (mode.empty() && said == "off" &&
       (options.defaults.eps != unsaid.defaults.eps || options.defaults.mass != unsaid.defaults.mass ||
        options.defaults.reuse != unsaid.defaults.reuse || options.dense_layers != unsaid.dense_layers ||
-       audits)) {
+       digest != "auto" || audits)) {
     return InvalidArgument(
-        "--kv-sparsity-eps, --kv-sparsity-mass, --kv-sparsity-reuse, --kv-sparsity-dense-layers and "
-        "--kv-sparsity-audit need --kv-sparsity or --kv-sparsity-budget");
+        "--kv-sparsity-eps, --kv-sparsity-mass, --kv-sparsity-reuse, --kv-sparsity-digest, "
+        "--kv-sparsity-dense-layers and --kv-sparsity-audit need --kv-sparsity or --kv-sparsity-budget");
   }
   if (said == "off") return unsaid;
   resolved.digests = true;
+  ASSIGN_OR_RETURN(resolved.digest, engine::ParseDigestKind(digest));
   if (budget > 0) resolved.defaults.budget = budget;
   ASSIGN_OR_RETURN(resolved.defaults.mode, engine::ParseSparsityMode(said));
   RETURN_IF_ERROR(engine::CheckSparsity(resolved.defaults, resolved));

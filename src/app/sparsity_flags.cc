@@ -42,6 +42,15 @@ void AddSparsityFlags(CLI::App& verb, SparsityFlags& flags, const std::vector<st
       ->check(CLI::Range(1, 64))
       ->capture_default_str()
       ->group(group);
+  verb.add_option(
+          "--kv-sparsity-digest", flags.digest,
+          "What blocks are chosen by: box (bounds of their keys), sketch (signs of every key: finds single "
+          "tokens, takes about three times the time to choose and up to eight times the memory), auto "
+          "(sketch; box "
+          "for MLA)")
+      ->check(CLI::IsMember({"auto", "box", "sketch"}))
+      ->capture_default_str()
+      ->group(group);
   verb.add_option("--kv-sparsity-dense-layers", flags.options.dense_layers,
                   "First layers that read all blocks")
       ->check(CLI::Range(0, 1 << 16))

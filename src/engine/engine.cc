@@ -567,7 +567,8 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(models::Model& model, const ker
   ASSIGN_OR_RETURN(options.speculative, ResolveSpeculative(options.speculative, info));
   const int context = options.max_context > 0 ? options.max_context : info.context_length;
   ASSIGN_OR_RETURN(const tensor::DType dtype, KvDType(options.kv_dtype, info));
-  const cache::BlockLayout layout = LayoutFor(info.kv, dtype, options.sparsity.digests);
+  const cache::BlockLayout layout =
+      LayoutFor(info.kv, dtype, options.sparsity.digests, options.sparsity.digest);
   ASSIGN_OR_RETURN(std::unique_ptr<cache::KvPool> blocks,
                    cache::KvPool::Create(layout, KvBudget(layout, options, context)));
   std::unique_ptr<cache::SwapSpace> swap;

@@ -1,6 +1,7 @@
 #include "engine/executor.h"
 
 #include "base/check.h"
+#include "kernels/sketch.h"
 
 namespace moesaic::engine {
 namespace {
@@ -8,6 +9,9 @@ namespace {
 std::vector<kernels::KvLayer> LayersOf(const cache::KvPool& blocks, int first_sparse, int decoder_layers) {
   static_assert(kernels::kKvBlockTokens == cache::kBlockTokens);
   const cache::BlockLayout& layout = blocks.layout();
+  const int split = layout.shared ? layout.value_dim : layout.key_dim;
+  const bool sketches =
+      layout.digest_bytes == layout.heads * kernels::DigestBytes(layout.key_dim, split, /*sketches=*/true);
   std::vector<kernels::KvLayer> layers;
   layers.reserve(layout.layers);
   for (int i = 0; i < layout.layers; ++i) {
@@ -22,6 +26,7 @@ std::vector<kernels::KvLayer> LayersOf(const cache::KvPool& blocks, int first_sp
                       .key_dim = layout.key_dim,
                       .value_dim = layout.value_dim,
                       .shared = layout.shared,
+                      .sketches = sketches,
                       .index = i});
   }
   return layers;

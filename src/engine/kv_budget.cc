@@ -14,14 +14,14 @@ StatusOr<tensor::DType> KvDType(const std::string& name, const models::ModelInfo
   return InvalidArgument("the KV cache's type must be auto, f32, bf16 or int8, found \"{}\"", name);
 }
 
-cache::BlockLayout LayoutFor(const models::KvSpec& kv, tensor::DType dtype, bool digests) {
+cache::BlockLayout LayoutFor(const models::KvSpec& kv, tensor::DType dtype, bool digests, DigestKind kind) {
   return {.layers = kv.layers,
           .heads = kv.heads,
           .key_dim = kv.key_dim,
           .value_dim = kv.value_dim,
           .shared = kv.shared,
           .dtype = dtype,
-          .digest_bytes = digests ? DigestBytesOf(kv) : 0};
+          .digest_bytes = digests ? DigestBytesOf(kv, kind) : 0};
 }
 
 int64_t KvBudget(const cache::BlockLayout& layout, const EngineOptions& options, int context) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cache/kv_segment.h"
+#include "kernels/sketch.h"
 
 namespace moesaic::engine {
 
@@ -25,9 +26,10 @@ StatusOr<std::string> MakerOf(const models::ModelInfo& info, const EngineOptions
   const ExecutorRows rows = {
       .tokens = tokens, .block_table = table, .first_logits = static_cast<int>(tokens.size())};
   RETURN_IF_ERROR(executor.Run({&rows, 1}, /*want_hidden=*/false).status());
-  return fmt::format("{};{};{};{};{};{};{:016x};{}", info.architecture, info.layers, info.parameters,
+  return fmt::format("{};{};{};{};{};{};{};{:016x};{}", info.architecture, info.layers, info.parameters,
                      info.weight_format, info.experts_per_token,
                      options.sparsity.digests ? options.sparsity.dense_layers : -1,
+                     options.sparsity.digests ? kernels::kDigestVersion : 0,
                      cache::ChecksumOf({memory, bytes}), options.disk->model);
 }
 

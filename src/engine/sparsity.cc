@@ -6,6 +6,7 @@
 
 #include "cache/kv_pool.h"
 #include "engine/speculative.h"
+#include "kernels/sketch.h"
 
 namespace moesaic::engine {
 
@@ -81,6 +82,16 @@ std::string NamespaceOf(const std::string& name, const RequestSparsity& sparsity
   return name.starts_with(kOurs) ? fmt::format("{};{}", kOurs, name) : name;
 }
 
-int64_t DigestBytesOf(const models::KvSpec& kv) { return kv.heads * kernels::DigestBytes(kv.key_dim); }
+StatusOr<DigestKind> ParseDigestKind(const std::string& name) {
+  if (name == "auto") return DigestKind::kAuto;
+  if (name == "box") return DigestKind::kBox;
+  if (name == "sketch") return DigestKind::kSketch;
+  return InvalidArgument("digests must be auto, box or sketch, found \"{}\"", name);
+}
+
+int64_t DigestBytesOf(const models::KvSpec& kv, DigestKind kind) {
+  const bool sketches = kind == DigestKind::kSketch || (kind == DigestKind::kAuto && !kv.shared);
+  return kv.heads * kernels::DigestBytes(kv.key_dim, kv.shared ? kv.value_dim : kv.key_dim, sketches);
+}
 
 }  // namespace moesaic::engine

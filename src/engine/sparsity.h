@@ -36,9 +36,19 @@ struct RequestSparsity {
   int reuse = 1;
 };
 
+/// What blocks are chosen by.
+enum class DigestKind {
+  kAuto,    ///< sketches; of MLA, whose many heads make these dear, boxes
+  kBox,     ///< bounds of the block's keys
+  kSketch,  ///< bounds, and signs of every key
+};
+/// "auto", "box" or "sketch".
+StatusOr<DigestKind> ParseDigestKind(const std::string& name);
+
 /// Of an engine.
 struct SparsityOptions {
-  bool digests = false;           ///< built and kept; without them requests are dense
+  bool digests = false;  ///< built and kept; without them requests are dense
+  DigestKind digest = DigestKind::kAuto;
   RequestSparsity defaults = {};  ///< of requests that don't say
   int dense_layers = 2;           ///< so many first layers read all blocks
   /// One of so many choices, of a row and KV head, is held against dense attention for the metrics; 0: none.
@@ -65,6 +75,6 @@ std::unique_ptr<kernels::KeptChoices> KeptChoicesFor(const RequestSparsity& spar
 std::string NamespaceOf(const std::string& name, const RequestSparsity& sparsity);
 
 /// Bytes of one layer's digests in a block.
-int64_t DigestBytesOf(const models::KvSpec& kv);
+int64_t DigestBytesOf(const models::KvSpec& kv, DigestKind kind = DigestKind::kAuto);
 
 }  // namespace moesaic::engine

@@ -3,6 +3,7 @@
 
 #include "base/check.h"
 #include "kernels/block_sparsity.h"
+#include "kernels/sketch.h"
 
 namespace moesaic::kernels {
 namespace {
@@ -15,10 +16,11 @@ DigestTask TaskOf(const KvLayer& cache, std::byte* block, int head) {
           .key_stride = key_bytes,
           .kv_dtype = cache.dtype,
           .key_dim = cache.key_dim,
-          .key_split = cache.shared ? cache.value_dim : cache.key_dim,
+          .key_split = KeySplit(cache),
           .key_scales = scales + line,
           .rest_scales = scales + kKvBlockTokens,  // shared caches have one head
-          .digest = block + cache.digest_offset + head * DigestBytes(cache.key_dim)};
+          .digest = block + cache.digest_offset +
+                    head * DigestBytes(cache.key_dim, KeySplit(cache), cache.sketches)};
 }
 
 }  // namespace
@@ -38,7 +40,9 @@ void BuildDigests(const ExecContext& ctx, const BuildDigestsParams& params) {
     }
   }
   ctx.pool->Run(count * cache.heads, [&](int64_t task, int) {
-    ctx.kernels->digest(TaskOf(cache, filled[task / cache.heads], static_cast<int>(task % cache.heads)));
+    const DigestTask made = TaskOf(cache, filled[task / cache.heads], static_cast<int>(task % cache.heads));
+    ctx.kernels->digest(made);
+    if (cache.sketches) MakeSketches(made);
   });
   ctx.scratch->Rewind(mark);
 }

@@ -23,6 +23,16 @@ ImplList<DigestScoresFn> DigestScoresImpls() {
   return kImpls;
 }
 
+ImplList<SketchScoresFn> SketchScoresImpls() {
+  static constexpr Impl<SketchScoresFn> kImpls[] = {
+      {"sketch_scores_i1_i8_amx", runtime::Isa::kAmx, cpu::SketchScoresAmx},
+      {"sketch_scores_i1_i8_avx512", runtime::Isa::kAvx512, cpu::SketchScoresAvx512},
+      {"sketch_scores_i1_i8_avx2", runtime::Isa::kAvx2, cpu::SketchScoresAvx2},
+      {"sketch_scores_i1_i8_ref", runtime::Isa::kRef, ref::SketchScores},
+  };
+  return kImpls;
+}
+
 ImplList<ExpSumFn> ExpSumImpls() {
   static constexpr Impl<ExpSumFn> kImpls[] = {
       {"exp_sum_avx512", runtime::Isa::kAvx512, cpu::ExpSumAvx512},

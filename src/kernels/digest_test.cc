@@ -53,7 +53,7 @@ struct Keys {
     return static_cast<float>(reinterpret_cast<const int8_t*>(from)[d]) * scale;
   }
   std::vector<std::byte> Digest(DigestFn fn) const {
-    std::vector<std::byte> digest(DigestBytes(shape_.key_dim) + 16, std::byte{0x5a});
+    std::vector<std::byte> digest(BoxBytes(shape_.key_dim) + 16, std::byte{0x5a});
     fn({.keys = bytes.data(),
         .key_stride = stride,
         .kv_dtype = dtype_,

@@ -39,6 +39,7 @@ ImplList<Rounding> RoundingImpls(NumberGrid grid);  // rounding_list.cc
 ImplList<AttentionTileFn> AttentionImpls(tensor::DType kv_dtype);  // attention_list.cc
 ImplList<DigestFn> DigestImpls();                                  // digest_list.cc
 ImplList<DigestScoresFn> DigestScoresImpls();
+ImplList<SketchScoresFn> SketchScoresImpls();
 ImplList<ExpSumFn> ExpSumImpls();
 
 }  // namespace moesaic::kernels

@@ -51,6 +51,7 @@ KernelTable SelectKernels(const runtime::CpuFeatures& cpu) {
   }
   table.digest = choose("digest", DigestImpls());
   table.digest_scores = choose("digest_scores", DigestScoresImpls());
+  table.sketch_scores = choose("sketch_scores", SketchScoresImpls());
   table.exp_sum = choose("exp_sum", ExpSumImpls());
   return table;
 }

@@ -39,6 +39,7 @@ struct KernelTable {
   Rounding rounding[kNumberGrids];
   DigestFn digest = nullptr;
   DigestScoresFn digest_scores = nullptr;
+  SketchScoresFn sketch_scores = nullptr;
   ExpSumFn exp_sum = nullptr;
   std::vector<KernelChoice> choices;
 };

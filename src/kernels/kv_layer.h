@@ -1,21 +1,23 @@
 // Where the parts of a KV block stand when it holds one layer alone.
 #pragma once
 
-#include "kernels/micro_kernels.h"
 #include "kernels/ops.h"
+#include "kernels/sketch.h"
 
 namespace moesaic::kernels {
 
-/// A layer of `heads` KV heads whose block is keys, values, scales (kI8) and, with `digests`, digests, one
-/// after another: all but its base. block_stride is what they take, rounded up to 64.
+/// A layer of `heads` KV heads whose block is keys, values, scales (kI8) and, with `digests`, digests (with
+/// sketches or without), one after another: all but its base. block_stride is what they take, rounded up
+/// to 64.
 inline KvLayer LayOutKv(tensor::DType dtype, int heads, int key_dim, int value_dim, bool shared,
-                        bool digests = false) {
+                        bool digests = false, bool sketches = true) {
   const int64_t tokens = int64_t{heads} * kKvBlockTokens;
   const int64_t keys = tensor::BytesOf(dtype, tokens * key_dim);
   const int64_t values = shared ? 0 : tensor::BytesOf(dtype, tokens * value_dim);
   const int64_t scales = dtype == tensor::DType::kI8 ? 2 * tokens * static_cast<int64_t>(sizeof(float)) : 0;
   const int64_t digests_at = keys + values + scales;
-  const int64_t end = digests_at + (digests ? heads * DigestBytes(key_dim) : 0);
+  const int64_t end =
+      digests_at + (digests ? heads * DigestBytes(key_dim, shared ? value_dim : key_dim, sketches) : 0);
   return {.base = nullptr,
           .block_stride = (end + 63) / 64 * 64,
           .value_offset = shared ? 0 : keys,
@@ -25,7 +27,8 @@ inline KvLayer LayOutKv(tensor::DType dtype, int heads, int key_dim, int value_d
           .heads = heads,
           .key_dim = key_dim,
           .value_dim = value_dim,
-          .shared = shared};
+          .shared = shared,
+          .sketches = digests && sketches};
 }
 
 }  // namespace moesaic::kernels

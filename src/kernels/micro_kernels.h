@@ -124,16 +124,30 @@ using AttentionTileFn = void (*)(const AttentionTile& tile);
 struct DigestHeader {
   float center_scale[2];  // NaN: some key is beyond 1e17 or not a number
   float radius_scale[2];
-  float ball[2];  // no key is further from the center than this, in a part's dimensions
-  float unused[2];
+  float ball[2];    // no key is further from the center than this, in a part's dimensions
+  float sketch[2];  // what the sketches' factors are multiplied by
 };
 constexpr int kMostDigestDim = 1024;  ///< key_dim, at most
 /// Makes an upper bound of a norm: the sum of up to kMostDigestDim squares, in any order of f32 additions,
 /// and its root are off by less than 2^-14 of themselves.
 constexpr float kNormSlack = 1 + 0x1p-14F;
-constexpr int64_t DigestBytes(int key_dim) {
+constexpr int64_t BoxBytes(int key_dim) {
   return static_cast<int64_t>(sizeof(DigestHeader)) + 2 * int64_t{key_dim};
 }
+
+/// Behind the box stand sketches: of each key and part, how it lies around the center, rotated, in signs.
+///   key's part - center ~ factor * header.sketch * (rotated back) signs
+/// uint8 factors [parts][64], then, 64-byte aligned, bits [part][width / 64][4][16 / 8][64]: bit i of byte
+/// 4 n + j of [step][group][half] is the sign of dimension 64 step + 4 (8 half + i) + j of key 16 group + n;
+/// 1 is plus. That is how tiles want the products' right sides. A part of at most 64 dimensions has two
+/// planes of signs, one behind the other, of which the first counts twice.
+struct SketchLayout {
+  int width[2];     // signs of a key's parts, multiples of 64; 0: there is no such part
+  int64_t factors;  // bytes from the digest to these
+  int64_t planes;   // likewise, of signs
+  int64_t bytes;    // of the whole digest: a multiple of 64
+};
+constexpr int64_t kSketchStepBytes = 512;  ///< 64 signs of 64 keys
 
 /// Makes a digest of 64 keys, all of which are read. Centers are those of the smallest boxes around the keys,
 /// rounded to int8; radii are taken around the rounded centers and rounded up, so that they hold.
@@ -145,21 +159,37 @@ struct DigestTask {
   int key_split;             // multiple of 8: where the second part begins; key_dim: there is one part
   const float* key_scales;   // [64], kI8 only: of the first part
   const float* rest_scales;  // [64], kI8 only: of the second part
-  std::byte* digest;         // out [DigestBytes(key_dim)], 4-byte aligned
+  std::byte* digest;         // out [BoxBytes(key_dim)], 4-byte aligned
 };
 using DigestFn = void (*)(const DigestTask& task);
+
+/// What `rows` queries find in `count` blocks by the keys' sketches: of each block, the logarithm of the sum
+/// over its keys of exp(estimate of q . key), off by 0.06 at most where no estimate is more than 69 away from
+/// the center's product, and beyond that cut.
+struct SketchScores {
+  const int8_t* q;  // [rows rounded up to 16][q_stride]: as SketchQuery makes them; of those beyond rows, any
+  int64_t q_stride;                 // the widths' sum
+  const float* q_scales;            // [rows][2]: of the parts
+  const int32_t* q_sums;            // [rows][2]: of the parts' elements
+  const std::byte* const* digests;  // [count]
+  int rows, count;
+  SketchLayout layout;
+  float* scores;   // in [rows][stride]: q . center; out: the logarithms. NaN stays NaN
+  int64_t stride;  // floats, >= count
+};
+using SketchScoresFn = void (*)(const SketchScores& scores);
 
 /// What `rows` queries may find in `count` blocks: for every key k of a block, q . k lies within
 /// centers +- spreads, but for the rounding of the sums. NaN where a digest has a NaN.
 struct DigestScores {
   const float* q;    // [rows rounded up to 8][q_stride]: already scaled; those beyond rows are read, not used
   int64_t q_stride;  // floats
-  const float* q_norms;             // [rows rounded up to 8][2]: lengths of a query's parts
+  const float* q_norms;  // [rows rounded up to 8][2]: lengths of a query's parts; null without spreads
   const std::byte* const* digests;  // [count]
   int rows, count;
   int key_dim, key_split;
   float* centers;  // out [rows][stride]: q . center
-  float* spreads;  // out [rows][stride]: of each part the smaller of |q| . radius and the ball's
+  float* spreads;  // out [rows][stride]: of each part the smaller of |q| . radius and the ball's; or null
   int64_t stride;  // floats, >= count
 };
 using DigestScoresFn = void (*)(const DigestScores& scores);

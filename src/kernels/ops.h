@@ -119,9 +119,13 @@ struct KvLayer {
   int heads = 0;  // KV heads
   int key_dim = 0;
   int value_dim = 0;
-  bool shared = false;  // values are a prefix of keys (MLA)
-  int index = 0;        // of the layer among those of its blocks
+  bool shared = false;    // values are a prefix of keys (MLA)
+  bool sketches = false;  // digests have them
+  int index = 0;          // of the layer among those of its blocks
 };
+
+/// Where the second part of a key begins, of those that digests and scales have apart; key_dim: it has one.
+inline int KeySplit(const KvLayer& cache) { return cache.shared ? cache.value_dim : cache.key_dim; }
 
 /// Stores new keys [rows, heads, key_dim] and values [rows, heads, value_dim] (ignored when shared) into
 /// blocks. kI8: scale = amax / 127 of a row, q = round_half_even(x / scale); a row that is not finite has a

@@ -1,6 +1,6 @@
-// Attention over chosen blocks. For each row and KV head: scores of all blocks from their digests, the choice
-// of the best, ordinary attention over a shorter block table, and, where it is wanted, a bound of what was
-// left out.
+// Attention over chosen blocks. For each row and KV head: estimates of all blocks' masses from the sketches
+// of their keys, the choice of the best, ordinary attention over a shorter block table, and, where it is
+// wanted, a bound of what was left out, from the boxes.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -10,12 +10,13 @@
 #include "base/check.h"
 #include "base/round.h"
 #include "kernels/block_sparsity.h"
+#include "kernels/sketch.h"
 
 namespace moesaic::kernels {
 namespace {
 
 // Scores of rows that are worked on at once take at most this, about a share of a last-level cache: 256 rows
-// of 32 heads at a context of 16,384.
+// of 64 heads at a context of 16,384.
 constexpr int64_t kScoreFloats = 4 << 20;
 // Query heads of a scoring task: all of the largest MLA models, so that each digest is unpacked once for all.
 constexpr int kTaskHeads = 128;
@@ -24,11 +25,11 @@ constexpr int kTaskHeads = 128;
 constexpr int kTaskBlocks = 512, kBlockStep = 32;
 constexpr int kTasksPerWorker = 2;
 constexpr int kRowStep = 8;  // micro-kernels read whole groups of rows
-// The mass of a block is estimated as if one key stood this far from the center towards the farthest point
-// that the digest allows. Perplexity of SmolLM2-135M with a budget of 512 in windows of 4,096 (WikiText-2,
-// the first) was 14.29, 14.22, 14.21, 14.27 and 14.61 for 0, 0.1, 0.2, 0.5 and 1, dense 13.21; 14.18 with
-// means for centers, which miss more of the mass (16.5% for 15.3%) and whose boxes are wider.
+// Without sketches, the mass of a block is estimated as if one key stood this far from the center towards the
+// farthest point that the box allows. Perplexity of SmolLM2-135M with a budget of 512 in windows of 4,096
+// (WikiText-2, the first) was 14.29, 14.22, 14.21, 14.27 and 14.61 for 0, 0.1, 0.2, 0.5 and 1, dense 13.21.
 constexpr float kEstimateSpread = 0.2F;
+constexpr int kTileRows = 16;  // likewise of sketches' queries
 
 // Partial sums and maxima that compilers make one register of; a single one would wait for itself at each
 // step.
@@ -51,16 +52,13 @@ float ScaleAndSquare(const float* from, float scale, int count, float* to) {
   return std::accumulate(sums, sums + kLanes, 0.0F);
 }
 
-// The largest x[i] + spread * y[i]; NaN is passed by.
-float LargestOf(const float* x, const float* y, float spread, int count) {
+// The largest x[i]; NaN is passed by.
+float LargestOf(const float* x, int count) {
   float largest[kLanes];
   std::fill_n(largest, kLanes, -std::numeric_limits<float>::infinity());
   for (int i = 0; i < count; i += kLanes) {
     const int lanes = std::min(count - i, kLanes);
-    for (int j = 0; j < lanes; ++j) {
-      const float value = x[i + j] + spread * y[i + j];
-      largest[j] = value > largest[j] ? value : largest[j];
-    }
+    for (int j = 0; j < lanes; ++j) largest[j] = x[i + j] > largest[j] ? x[i + j] : largest[j];
   }
   return *std::max_element(largest, largest + kLanes);
 }
@@ -69,10 +67,10 @@ struct Row {
   const SequenceSlice* slice;
   int position;
   int64_t batch_row;
-  int audited = -1;    // the KV head that is held against dense attention
-  int64_t choice = 0;  // the row of this batch whose choice stands for this one
-  bool keeps = false;  // what was chosen is that of a row of a step before
-  bool scored = true;  // blocks are scored for its own queries
+  int audited = -1;     // the KV head that is held against dense attention
+  int64_t choice = 0;   // the row of this batch whose choice stands for this one
+  bool keeps = false;   // what was chosen is that of a row of a step before
+  bool bounded = true;  // it has a bound where one is asked for
   int blocks() const { return position / kKvBlockTokens; }  // before the current one
   int most() const { return std::min(slice->sparsity->budget_blocks, blocks() + 1); }  // that it reads
 };
@@ -80,26 +78,33 @@ struct Row {
 class SparseRows {
  public:
   SparseRows(const ExecContext& ctx, const AttentionParams& params, std::span<Row> rows)
-      : ctx_(ctx), p_(params), rows_(rows), group_(params.heads / params.cache.heads) {
+      : ctx_(ctx),
+        p_(params),
+        rows_(rows),
+        group_(params.heads / params.cache.heads),
+        padded_(base::RoundUp(group_, kTileRows)),
+        sketches_(SketchLayoutOf(params.cache.key_dim, KeySplit(params.cache))),
+        sketch_width_(sketches_.width[0] + sketches_.width[1]) {
     for (const Row& row : rows) {
       stride_ = std::max(stride_, (row.blocks() + 15) / 16 * 16);
       budget_ = std::max(budget_, row.most());
       if (row.slice->sparsity->cold != nullptr) cold_ = row.slice->sparsity->cold;
     }
     const auto count = static_cast<int64_t>(rows.size());
-    centers_ = Take<float>(count * p_.heads * stride_);
-    spreads_ = Take<float>(count * p_.heads * stride_);
+    scores_ = Take<float>(count * p_.heads * stride_);
     chosen_ = Take<int32_t>(count * p_.cache.heads * budget_);
     tables_ = Take<int32_t>(count * p_.cache.heads * budget_);
     choices_ = Take<BlockChoice>(count * p_.cache.heads);
-    scored_ = Take<int64_t>(count);
+    choosing_ = Take<int64_t>(count);
     importance_ = Take<float>(int64_t{2} * stride_ * ctx.pool->size());
+    if (!params.cache.sketches) spreads_ = Take<float>(int64_t{kTaskHeads} * stride_ * ctx.pool->size());
     queries_ = Take<float>(int64_t{kTaskHeads} * (p_.cache.key_dim + 2) * ctx.pool->size());
   }
 
   // Scores all blocks, chooses, and attends; `dense` slices come along.
   void Run(std::span<const SequenceSlice> dense) {
     FindChoosers();
+    SketchQueries();
     Score();
     Choose();
     Keep();
@@ -123,10 +128,10 @@ class SparseRows {
   int64_t Pair(int64_t row, int kv_head) const { return row * p_.cache.heads + kv_head; }
   int64_t Scores(int64_t row, int head) const { return (row * p_.heads + head) * stride_; }
   static bool Bounds(const Row& row, int kv_head) {
-    return row.scored && (row.slice->sparsity->eps < 1 || row.audited == kv_head);
+    return row.bounded && (row.slice->sparsity->eps < 1 || row.audited == kv_head);
   }
 
-  // Says whose choice each row reads, and which are scored: those that choose, and those that want a bound.
+  // Says whose choice each row reads, and of which bounds may be wanted.
   void FindChoosers() {
     for (int64_t r = 0; r < std::ssize(rows_); ++r) {
       Row& row = rows_[r];
@@ -142,8 +147,8 @@ class SparseRows {
           row.keeps = sparsity.kept != nullptr && FindKept(r, chooser);
         }
       }
-      row.scored = Chooses(r) || sparsity.eps < 1;
-      if (row.scored) scored_[scored_count_++] = r;
+      row.bounded = Chooses(r) || sparsity.eps < 1;
+      if (Chooses(r)) choosing_[choosing_count_++] = r;
     }
   }
   bool Chooses(int64_t r) const { return rows_[r].choice == r && !rows_[r].keeps; }
@@ -180,60 +185,108 @@ class SparseRows {
     }
   }
 
-  void Score() {
-    if (scored_count_ == 0) return;
-    const int head_parts = base::CeilDiv(group_, kTaskHeads);
-    const int64_t pairs = scored_count_ * p_.cache.heads;
-    const int64_t wanted = (kTasksPerWorker * ctx_.pool->size() + pairs - 1) / pairs;
-    const int64_t share = base::CeilDiv(stride_, wanted);  // at least 1, however many workers there are
-    const auto part = static_cast<int>(std::min<int64_t>(base::RoundUp(share, kBlockStep), kTaskBlocks));
-    const int block_parts = base::CeilDiv(stride_, part);
-    ctx_.pool->Run(pairs * head_parts * block_parts, [&](int64_t task, int worker) {
-      const auto first_block = static_cast<int>(task % block_parts) * part;
-      const auto first_head = static_cast<int>(task / block_parts % head_parts) * kTaskHeads;
-      const int64_t pair = task / block_parts / head_parts;
-      ScoreTask(scored_[pair / p_.cache.heads], static_cast<int>(pair % p_.cache.heads), first_head,
-                first_block, part, queries_ + worker * int64_t{kTaskHeads} * (p_.cache.key_dim + 2));
+  // The queries of the rows that choose, as sketches want them.
+  void SketchQueries() {
+    if (!p_.cache.sketches) return;
+    const int64_t pairs = choosing_count_ * p_.cache.heads;
+    sketched_ = Take<int8_t>(pairs * padded_ * sketch_width_);
+    sketch_scales_ = Take<float>(pairs * padded_ * 2);
+    sketch_sums_ = Take<int32_t>(pairs * padded_ * 2);
+    const int parts = base::CeilDiv(group_, kTileRows);
+    ctx_.pool->Run(pairs * parts, [&](int64_t task, int worker) {
+      const int64_t pair = task / parts;
+      const auto first = static_cast<int>(task % parts) * kTileRows;
+      const int heads = std::min(group_ - first, kTileRows);
+      const Row& row = rows_[choosing_[pair / p_.cache.heads]];
+      float* queries = Queries(worker);
+      LoadQueries(row, static_cast<int>(pair % p_.cache.heads) * group_ + first, heads, queries);
+      const int64_t to = pair * padded_ + first;
+      for (int i = 0; i < heads; ++i) {
+        SketchQuery(queries + int64_t{i} * p_.cache.key_dim, p_.cache.key_dim, KeySplit(p_.cache),
+                    sketched_ + (to + i) * sketch_width_, sketch_scales_ + 2 * (to + i),
+                    sketch_sums_ + 2 * (to + i));
+      }
     });
   }
 
-  void ScoreTask(int64_t r, int kv_head, int first_head, int first_block, int most_blocks,
-                 float* queries) const {
+  // Digests of a block's KV heads stand beside each other, blocks a page or more apart: a task takes all
+  // heads of a few blocks before the next.
+  void Score() {
+    if (choosing_count_ == 0) return;
+    const int head_parts = base::CeilDiv(group_, kTaskHeads);
+    const int64_t rows = choosing_count_ * head_parts;
+    const int64_t wanted = (kTasksPerWorker * ctx_.pool->size() + rows - 1) / rows;
+    const int64_t share = base::CeilDiv(stride_, wanted);  // at least 1, however many workers there are
+    const auto part = static_cast<int>(std::min<int64_t>(base::RoundUp(share, kBlockStep), kTaskBlocks));
+    const int block_parts = base::CeilDiv(stride_, part);
+    const int together = p_.cache.heads > 1 ? kBlockStep : part;
+    ctx_.pool->Run(rows * block_parts, [&](int64_t task, int worker) {
+      const int64_t choosing = task / block_parts / head_parts;
+      const auto first_head = static_cast<int>(task / block_parts % head_parts) * kTaskHeads;
+      const auto first_block = static_cast<int>(task % block_parts) * part;
+      const int end = std::min(rows_[choosing_[choosing]].blocks(), first_block + part);
+      for (int block = first_block; block < end; block += together) {
+        for (int h = 0; h < p_.cache.heads; ++h) {
+          ScorePart(choosing, h, first_head, block, std::min(together, end - block), worker);
+        }
+      }
+    });
+  }
+
+  // Of a row that chooses.
+  void ScorePart(int64_t choosing, int kv_head, int first_head, int first_block, int blocks,
+                 int worker) const {
     const KvLayer& cache = p_.cache;
+    const int64_t r = choosing_[choosing];
     const Row& row = rows_[r];
-    const int blocks = std::min(row.blocks() - first_block, most_blocks);
-    if (blocks <= 0) return;
     const int heads = std::min(group_ - first_head, kTaskHeads);
     const int head = kv_head * group_ + first_head;
-    float* norms = queries + int64_t{kTaskHeads} * cache.key_dim;
-    LoadQueries(row, head, heads, queries, norms);
+    float* const queries = Queries(worker);
+    const float* norms = LoadQueries(row, head, heads, queries);
     const std::byte* digests[kTaskBlocks];
-    for (int b = 0; b < blocks; ++b) {
-      digests[b] = cache.base + row.slice->block_table[first_block + b] * cache.block_stride +
-                   cache.digest_offset + kv_head * DigestBytes(cache.key_dim);
+    FindDigests(row, kv_head, first_block, blocks, digests);
+    float* scores = scores_ + Scores(r, head) + first_block;
+    if (!cache.sketches) {
+      float* const spreads = spreads_ + worker * int64_t{kTaskHeads} * stride_;
+      ScoreBoxes(queries, norms, heads, {digests, static_cast<size_t>(blocks)}, scores, spreads);
+      for (int64_t i = 0; i < heads * stride_; i += stride_) {
+        for (int b = 0; b < blocks; ++b) scores[i + b] += kEstimateSpread * spreads[i + b];
+      }
+      return;
     }
-    const int64_t to = Scores(r, head) + first_block;
-    ctx_.kernels->digest_scores({.q = queries,
-                                 .q_stride = cache.key_dim,
-                                 .q_norms = norms,
+    ScoreBoxes(queries, nullptr, heads, {digests, static_cast<size_t>(blocks)}, scores, nullptr);
+    const int64_t from = (choosing * cache.heads + kv_head) * padded_ + first_head;
+    ctx_.kernels->sketch_scores({.q = sketched_ + from * sketch_width_,
+                                 .q_stride = sketch_width_,
+                                 .q_scales = sketch_scales_ + 2 * from,
+                                 .q_sums = sketch_sums_ + 2 * from,
                                  .digests = digests,
                                  .rows = heads,
                                  .count = blocks,
-                                 .key_dim = cache.key_dim,
-                                 .key_split = Split(),
-                                 .centers = centers_ + to,
-                                 .spreads = spreads_ + to,
+                                 .layout = sketches_,
+                                 .scores = scores,
                                  .stride = stride_});
   }
 
-  int Split() const { return p_.cache.shared ? p_.cache.value_dim : p_.cache.key_dim; }
+  void FindDigests(const Row& row, int kv_head, int first, int count, const std::byte** digests) const {
+    const KvLayer& cache = p_.cache;
+    for (int b = 0; b < count; ++b) {
+      digests[b] = cache.base + row.slice->block_table[first + b] * cache.block_stride + cache.digest_offset +
+                   kv_head * DigestBytes(cache.key_dim, KeySplit(cache), cache.sketches);
+    }
+  }
 
-  // Scaled queries of `count` heads, whole groups of kRowStep, and the lengths of their parts.
-  void LoadQueries(const Row& row, int head, int count, float* queries, float* norms) const {
-    const int dim = p_.cache.key_dim;
+  float* Queries(int worker) const {
+    return queries_ + worker * int64_t{kTaskHeads} * (p_.cache.key_dim + 2);
+  }
+
+  // Scaled queries of `count` heads, whole groups of kRowStep, and behind kTaskHeads of them the lengths of
+  // their parts, which it returns.
+  const float* LoadQueries(const Row& row, int head, int count, float* queries) const {
+    const int dim = p_.cache.key_dim, split = KeySplit(p_.cache);
+    float* const norms = queries + int64_t{kTaskHeads} * dim;
     const float* from = p_.q + row.batch_row * p_.q_stride + int64_t{head} * dim;
     for (int i = 0; i < count; ++i, queries += dim, from += dim) {
-      const int split = Split();
       norms[2 * i] = std::sqrt(ScaleAndSquare(from, p_.scale, split, queries)) * kNormSlack;
       norms[2 * i + 1] =
           std::sqrt(ScaleAndSquare(from + split, p_.scale, dim - split, queries + split)) * kNormSlack;
@@ -241,12 +294,12 @@ class SparseRows {
     const int idle = base::RoundUp(count, kRowStep) - count;
     std::fill_n(queries, int64_t{idle} * dim, 0.0F);
     std::fill_n(norms + 2 * count, 2 * idle, 0.0F);
+    return norms;
   }
 
   void Choose() {
-    ctx_.pool->Run(scored_count_ * p_.cache.heads, [&](int64_t task, int worker) {
-      const int64_t r = scored_[task / p_.cache.heads];
-      if (!Chooses(r)) return;
+    ctx_.pool->Run(choosing_count_ * p_.cache.heads, [&](int64_t task, int worker) {
+      const int64_t r = choosing_[task / p_.cache.heads];
       const auto kv_head = static_cast<int>(task % p_.cache.heads);
       const int64_t pair = Pair(r, kv_head);
       float* importance = importance_ + int64_t{2} * stride_ * worker;
@@ -263,16 +316,14 @@ class SparseRows {
     float* masses = importance + stride_;
     std::fill_n(importance, blocks, 0.0F);
     for (int i = 0; i < group_; ++i) {
-      const float* centers = centers_ + Scores(r, kv_head * group_ + i);
-      const float* spreads = spreads_ + Scores(r, kv_head * group_ + i);
-      const float max = LargestOf(centers, spreads, kEstimateSpread, blocks);
-      const float sum = ctx_.kernels->exp_sum(centers, spreads, kEstimateSpread, max, blocks, masses);
+      const float* scores = scores_ + Scores(r, kv_head * group_ + i);
+      const float sum = ctx_.kernels->exp_sum(scores, scores, 0, LargestOf(scores, blocks), blocks, masses);
       ctx_.kernels->axpy(1 / sum, masses, blocks, importance);
     }
     // A digest that says nothing: its block is read.
-    const float* centers = centers_ + Scores(r, kv_head * group_);
+    const float* scores = scores_ + Scores(r, kv_head * group_);
     for (int b = 0; b < blocks; ++b) {
-      if (std::isnan(centers[b])) importance[b] = centers[b];
+      if (std::isnan(scores[b])) importance[b] = scores[b];
     }
   }
 
@@ -337,6 +388,8 @@ class SparseRows {
   // Of each query head whose bound is wanted, the share of the mass that was left out, at most.
   void Bound() {
     bounds_ = Take<float>(static_cast<int64_t>(rows_.size()) * p_.heads);
+    const int64_t room = int64_t{2} * group_ * stride_;
+    auto* const boxes = Take<float>(room * ctx_.pool->size());
     ctx_.pool->Run(static_cast<int64_t>(rows_.size()) * p_.cache.heads, [&](int64_t pair, int worker) {
       const int64_t r = pair / p_.cache.heads;
       const auto kv_head = static_cast<int>(pair % p_.cache.heads);
@@ -346,11 +399,13 @@ class SparseRows {
       const std::span<const int32_t> chosen(chosen_ + choice * budget_,
                                             static_cast<size_t>(choices_[choice].count));
       float* masses = importance_ + int64_t{2} * stride_ * worker;
+      float* const scores = boxes + room * worker;
+      ScoreAllBoxes(row, kv_head, Queries(worker), scores);
       for (int i = 0; i < group_; ++i) {
         const int head = kv_head * group_ + i;
-        const float* centers = centers_ + Scores(r, head);
-        ctx_.kernels->exp_sum(centers, spreads_ + Scores(r, head), 1, lse_[row.batch_row * p_.heads + head],
-                              row.blocks(), masses);
+        const float* centers = scores + int64_t{i} * stride_;
+        ctx_.kernels->exp_sum(centers, centers + int64_t{group_} * stride_, 1,
+                              lse_[row.batch_row * p_.heads + head], row.blocks(), masses);
         float left_out = 0;
         for (int b = 0, next = 0; b < row.blocks(); ++b) {
           if (chosen[next] == b) {  // the last one is the current block, which is not met
@@ -363,6 +418,38 @@ class SparseRows {
         bounds_[r * p_.heads + head] = 1 / (1 + 1 / keys);
       }
     });
+  }
+
+  // What boxes say to `rows` queries: centers [rows][stride_] and, unless null, spreads likewise.
+  void ScoreBoxes(const float* queries, const float* norms, int rows,
+                  std::span<const std::byte* const> digests, float* centers, float* spreads) const {
+    ctx_.kernels->digest_scores({.q = queries,
+                                 .q_stride = p_.cache.key_dim,
+                                 .q_norms = norms,
+                                 .digests = digests.data(),
+                                 .rows = rows,
+                                 .count = static_cast<int>(digests.size()),
+                                 .key_dim = p_.cache.key_dim,
+                                 .key_split = KeySplit(p_.cache),
+                                 .centers = centers,
+                                 .spreads = spreads,
+                                 .stride = stride_});
+  }
+
+  // Of all blocks and a KV head's queries: scores [2][group][stride_], centers and spreads.
+  void ScoreAllBoxes(const Row& row, int kv_head, float* queries, float* scores) const {
+    for (int first = 0; first < group_; first += kTaskHeads) {
+      const int heads = std::min(group_ - first, kTaskHeads);
+      const float* norms = LoadQueries(row, kv_head * group_ + first, heads, queries);
+      for (int block = 0; block < row.blocks(); block += kTaskBlocks) {
+        const std::byte* digests[kTaskBlocks];
+        const int blocks = std::min(row.blocks() - block, kTaskBlocks);
+        FindDigests(row, kv_head, block, blocks, digests);
+        float* to = scores + int64_t{first} * stride_ + block;
+        ScoreBoxes(queries, norms, heads, {digests, static_cast<size_t>(blocks)}, to,
+                   to + int64_t{group_} * stride_);
+      }
+    }
   }
 
   float Largest(int64_t r, int kv_head) const {
@@ -432,19 +519,26 @@ class SparseRows {
   const ExecContext& ctx_;
   const AttentionParams& p_;
   const std::span<Row> rows_;
-  const int group_;             // query heads of one KV head
+  const int group_;   // query heads of one KV head
+  const int padded_;  // rounded up
+  const SketchLayout sketches_;
+  const int64_t sketch_width_;
   ColdSource* cold_ = nullptr;  // one for all, or null
   int stride_ = 0;              // blocks of the longest row, rounded up
   int budget_ = 0;              // blocks of the row that reads most
-  float *centers_, *spreads_;   // [rows][heads][stride_]
+  float* scores_;               // [rows][heads][stride_]: logarithms of the blocks' masses, as estimated
   int32_t *chosen_, *tables_;   // [rows][KV heads][budget_]: blocks by place in the sequence, and by number
   BlockChoice* choices_;        // [rows][KV heads]
-  int64_t* scored_;             // rows
-  int64_t scored_count_ = 0;
-  float* importance_;        // [workers][2][stride_]
-  float* queries_;           // [workers][kTaskHeads][key_dim], then [kTaskHeads][2]
-  float* lse_ = nullptr;     // [batch rows][heads] of the chosen blocks, if anybody asks for bounds
-  float* bounds_ = nullptr;  // [rows][heads]
+  int64_t* choosing_;           // rows
+  int64_t choosing_count_ = 0;
+  float* spreads_ = nullptr;        // [workers][kTaskHeads][stride_], where there are no sketches
+  int8_t* sketched_ = nullptr;      // [choosing rows][KV heads][padded_][sketch_width_]
+  float* sketch_scales_ = nullptr;  // likewise [2]
+  int32_t* sketch_sums_ = nullptr;  // likewise [2]
+  float* importance_;               // [workers][2][stride_]
+  float* queries_;                  // [workers][kTaskHeads][key_dim], then [kTaskHeads][2]
+  float* lse_ = nullptr;            // [batch rows][heads] of the chosen blocks, if anybody asks for bounds
+  float* bounds_ = nullptr;         // [rows][heads]
 };
 
 }  // namespace
@@ -476,7 +570,7 @@ void SparseAttention(const ExecContext& ctx, const AttentionParams& params) {
     most_blocks = std::max(most_blocks, (s.start + s.count) / kKvBlockTokens);
   }
   std::span<const SequenceSlice> along = dense.first(dense_count);
-  const int64_t row_floats = int64_t{2} * params.heads * most_blocks;
+  const int64_t row_floats = int64_t{params.heads} * most_blocks;
   const auto at_once = static_cast<size_t>(std::max<int64_t>(kScoreFloats / row_floats, 1));
   for (size_t first = 0; first < rows.size(); first += at_once) {
     const size_t inner = ctx.scratch->Mark();

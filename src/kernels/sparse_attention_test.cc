@@ -13,6 +13,7 @@
 #include "kernels/block_sparsity.h"
 #include "kernels/impl_list.h"
 #include "kernels/kv_layer.h"
+#include "kernels/sketch.h"
 #include "kernels/test_context.h"
 
 namespace moesaic::kernels {
@@ -24,9 +25,12 @@ struct Shape {
   const char* name;
   int heads, kv_heads, key_dim, value_dim;
   bool shared;
+  bool sketches = true;
 };
-constexpr Shape kShapes[] = {
-    {"gqa64", 9, 3, 64, 64, false}, {"mqa_odd", 7, 1, 40, 24, false}, {"mla_tiny", 40, 1, 48, 32, true}};
+constexpr Shape kShapes[] = {{"gqa64", 9, 3, 64, 64, false},
+                             {"mqa_odd", 7, 1, 40, 24, false},
+                             {"mla_tiny", 40, 1, 48, 32, true},
+                             {"boxes", 4, 2, 24, 16, false, false}};
 constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kI8};
 
 // One sequence of `context` tokens, written and digested chunk by chunk, and queries for each of them.
@@ -36,7 +40,8 @@ class Sequence {
       : shape_(shape) {
     std::mt19937 rng(seed);
     const int blocks = base::CeilDiv(context, kKvBlockTokens);
-    layer = LayOutKv(dtype, shape.kv_heads, shape.key_dim, shape.value_dim, shape.shared, /*digests=*/true);
+    layer = LayOutKv(dtype, shape.kv_heads, shape.key_dim, shape.value_dim, shape.shared, /*digests=*/true,
+                     shape.sketches);
     layer.block_stride += 64;
     memory_.assign(blocks * layer.block_stride, std::byte{0xff});
     layer.base = memory_.data();
@@ -353,7 +358,7 @@ TEST_P(SparseAttentionTest, DigestsDependOnFullBlocksAlone) {
   for (const DType dtype : kTypes) {
     const Sequence whole(test_.context(), shape, dtype, 200, 200, 4);
     const Sequence chunks(test_.context(), shape, dtype, 200, 7, 4);
-    const size_t bytes = shape.kv_heads * DigestBytes(shape.key_dim);
+    const size_t bytes = shape.kv_heads * DigestBytes(shape.key_dim, shape.key_dim, shape.sketches);
     for (int block = 0; block < 3; ++block) {
       EXPECT_EQ(std::memcmp(whole.Digest(block), chunks.Digest(block), bytes), 0);
       EXPECT_NE(whole.Digest(block)[0], std::byte{0xff});

@@ -10,6 +10,9 @@ void DigestAvx512(const DigestTask& task);
 void DigestScoresAvx2(const DigestScores& scores);
 void DigestScoresAvx512(const DigestScores& scores);
 void DigestScoresAmx(const DigestScores& scores);  // dimensions of whole tiles; else as above
+void SketchScoresAvx2(const SketchScores& scores);
+void SketchScoresAvx512(const SketchScores& scores);
+void SketchScoresAmx(const SketchScores& scores);
 float ExpSumAvx2(const float* x, const float* y, float spread, float shift, int n, float* out);
 float ExpSumAvx512(const float* x, const float* y, float spread, float shift, int n, float* out);
 

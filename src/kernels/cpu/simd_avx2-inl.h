@@ -60,6 +60,25 @@ using VI = __m256i;
 inline VI LoadInts(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 inline VI AddInts(VI a, VI b) { return _mm256_add_epi32(a, b); }
 inline VI SetInts(int32_t x) { return _mm256_set1_epi32(x); }
+inline void StoreInts(int32_t* p, VI x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }
+inline V ToFloats(VI x) { return _mm256_cvtepi32_ps(x); }
+inline VI ToInts(V x) { return _mm256_cvtps_epi32(x); }  // to the nearest
+inline V AsFloats(VI bits) { return _mm256_castsi256_ps(bits); }
+inline VI AsInts(V x) { return _mm256_castps_si256(x); }
+/// Of bytes and of 16 bits, 4 or 2 to a lane.
+inline VI LoadBytes(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+inline void StoreBytes(void* p, VI x) { _mm256_storeu_si256(static_cast<__m256i*>(p), x); }
+inline VI SetBytes(int8_t x) { return _mm256_set1_epi8(x); }
+inline VI SetShorts(int16_t x) { return _mm256_set1_epi16(x); }
+inline VI And(VI a, VI b) { return _mm256_and_si256(a, b); }
+inline VI AddShorts(VI a, VI b) { return _mm256_add_epi16(a, b); }
+template <int kBits>
+inline VI ShiftShortsRight(VI x) {
+  return _mm256_srli_epi16(x, kBits);
+}
+/// Sums of two neighbours' products: of bytes, unsigned by signed, and of 16 bits.
+inline VI MultiplyBytes(VI a, VI b) { return _mm256_maddubs_epi16(a, b); }
+inline VI MultiplyShorts(VI a, VI b) { return _mm256_madd_epi16(a, b); }
 /// Lane i is lane index[i] of x.
 inline V Pick(V x, VI index) { return _mm256_permutevar8x32_ps(x, index); }
 inline V SelectLess(VI index, VI limit, V a, V b) {

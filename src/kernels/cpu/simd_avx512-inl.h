@@ -68,6 +68,25 @@ using VI = __m512i;
 inline VI LoadInts(const int32_t* p) { return _mm512_loadu_si512(p); }
 inline VI AddInts(VI a, VI b) { return _mm512_add_epi32(a, b); }
 inline VI SetInts(int32_t x) { return _mm512_set1_epi32(x); }
+inline void StoreInts(int32_t* p, VI x) { _mm512_storeu_si512(p, x); }
+inline V ToFloats(VI x) { return _mm512_cvtepi32_ps(x); }
+inline VI ToInts(V x) { return _mm512_cvtps_epi32(x); }  // to the nearest
+inline V AsFloats(VI bits) { return _mm512_castsi512_ps(bits); }
+inline VI AsInts(V x) { return _mm512_castps_si512(x); }
+/// Of bytes and of 16 bits, 4 or 2 to a lane.
+inline VI LoadBytes(const void* p) { return _mm512_loadu_si512(p); }
+inline void StoreBytes(void* p, VI x) { _mm512_storeu_si512(p, x); }
+inline VI SetBytes(int8_t x) { return _mm512_set1_epi8(x); }
+inline VI SetShorts(int16_t x) { return _mm512_set1_epi16(x); }
+inline VI And(VI a, VI b) { return _mm512_and_si512(a, b); }
+inline VI AddShorts(VI a, VI b) { return _mm512_add_epi16(a, b); }
+template <int kBits>
+inline VI ShiftShortsRight(VI x) {
+  return _mm512_srli_epi16(x, kBits);
+}
+/// Sums of two neighbours' products: of bytes, unsigned by signed, and of 16 bits.
+inline VI MultiplyBytes(VI a, VI b) { return _mm512_maddubs_epi16(a, b); }
+inline VI MultiplyShorts(VI a, VI b) { return _mm512_madd_epi16(a, b); }
 /// Lane i is lane index[i] of x.
 inline V Pick(V x, VI index) { return _mm512_permutexvar_ps(index, x); }
 inline V SelectLess(VI index, VI limit, V a, V b) {

@@ -81,11 +81,55 @@ void DigestScores(const kernels::DigestScores& t) {
           reach += std::abs(q[d]) * static_cast<float>(radii[d]);
         }
         center += products * header->center_scale[part];
+        if (t.spreads == nullptr) continue;
         spread +=
             std::min(reach * header->radius_scale[part], t.q_norms[2 * row + part] * header->ball[part]);
       }
       t.centers[row * t.stride + b] = center;
-      t.spreads[row * t.stride + b] = spread;
+      if (t.spreads != nullptr) t.spreads[row * t.stride + b] = spread;
+    }
+  }
+}
+
+namespace {
+
+// The sign of a dimension of a part's planes, which begin at `step` of the digest's.
+int SignAt(const std::byte* planes, int64_t step, int d, int key) {
+  const std::byte* group = planes + (step + d / 64) * kSketchStepBytes + key / 16 * int64_t{128};
+  const int quad = d % 64 / 4;
+  const std::byte byte = group[quad / 8 * 64 + key % 16 * 4 + d % 4];
+  return (std::to_integer<int>(byte) >> quad % 8 & 1) != 0 ? 1 : -1;
+}
+
+}  // namespace
+
+void SketchScores(const kernels::SketchScores& t) {
+  constexpr double kReach = 100 * 0.6931471805599453;  // as far as the exponents of the others go
+  for (int b = 0; b < t.count; ++b) {
+    const std::byte* digest = t.digests[b];
+    const auto* header = reinterpret_cast<const DigestHeader*>(digest);
+    const auto* factors = reinterpret_cast<const uint8_t*>(digest + t.layout.factors);
+    for (int row = 0; row < t.rows; ++row) {
+      double sum = 0;
+      for (int key = 0; key < kKeys; ++key) {
+        double estimate = 0;
+        int64_t step = 0;
+        const int8_t* q = t.q + row * t.q_stride;
+        for (int part = 0; part < 2; ++part) {
+          int product = 0;
+          for (int d = 0; d < t.layout.width[part]; ++d) {
+            product += q[d] * SignAt(digest + t.layout.planes, step, d, key);
+          }
+          if (t.layout.width[part] > 0) {
+            estimate += double{t.q_scales[2 * row + part]} * product * header->sketch[part] *
+                        factors[part * kKeys + key];
+          }
+          q += t.layout.width[part];
+          step += t.layout.width[part] / 64;
+        }
+        sum += std::exp(std::clamp(estimate, -kReach, kReach));
+      }
+      t.scores[row * t.stride + b] += static_cast<float>(std::log(sum));
     }
   }
 }

@@ -7,6 +7,7 @@ namespace moesaic::kernels::ref {
 
 void Digest(const DigestTask& task);
 void DigestScores(const kernels::DigestScores& scores);
+void SketchScores(const kernels::SketchScores& scores);
 float ExpSum(const float* x, const float* y, float spread, float shift, int n, float* out);
 
 }  // namespace moesaic::kernels::ref

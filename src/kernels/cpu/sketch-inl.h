@@ -1,0 +1,162 @@
+// What the micro-kernels of sketches share, over the lanes of simd_<isa>-inl.h, which is included first.
+#pragma once
+
+#include "kernels/micro_kernels.h"
+
+namespace moesaic::kernels {
+namespace {
+
+constexpr int kSketchKeys = 64;
+constexpr int kSketchRows = 16;  // that are worked on at once
+constexpr int kStepBytes =
+    4096;  // of a step's signs as bytes: [4 groups][16 quads of dimensions][16 keys][4]
+constexpr int kMostSteps = (1024 + 64) / 64 + 2;
+
+/// The sixteen rows of one group and step, 2 where a sign is plus, else 0.
+inline void WidenSigns(const std::byte* bits, std::byte* rows) {
+  constexpr int kBytes = 4 * kLanes;
+  const VI two = SetBytes(2);
+  for (int half = 0; half < 2; ++half) {
+    for (int at = 0; at < 64; at += kBytes) {
+      const VI x = LoadBytes(bits + 64 * half + at);
+      std::byte* to = rows + 512 * half + at;
+      StoreBytes(to, And(AddShorts(x, x), two));
+      StoreBytes(to + 64, And(x, two));
+      StoreBytes(to + 128, And(ShiftShortsRight<1>(x), two));
+      StoreBytes(to + 192, And(ShiftShortsRight<2>(x), two));
+      StoreBytes(to + 256, And(ShiftShortsRight<3>(x), two));
+      StoreBytes(to + 320, And(ShiftShortsRight<4>(x), two));
+      StoreBytes(to + 384, And(ShiftShortsRight<5>(x), two));
+      StoreBytes(to + 448, And(ShiftShortsRight<6>(x), two));
+    }
+  }
+}
+
+inline void WidenSketches(const SketchLayout& layout, const std::byte* digest, std::byte* signs) {
+  const int groups = (layout.width[0] + layout.width[1]) / 64 * 4;
+  for (int i = 0; i < groups; ++i) {
+    WidenSigns(digest + layout.planes + int64_t{128} * i, signs + int64_t{1024} * i);
+  }
+}
+
+/// Digests lie a block apart, a page or more: what is asked for so many blocks ahead is in the second-level
+/// cache when its turn comes.
+constexpr int kAhead = 2;
+
+inline void PrefetchSketches(const SketchLayout& layout, const std::byte* digest) {
+  const auto* at = reinterpret_cast<const char*>(digest);
+  for (int64_t byte = layout.factors; byte < layout.bytes; byte += 64) __builtin_prefetch(at + byte, 0, 2);
+}
+inline void PrefetchFirst(const SketchScores& t) {
+  for (int b = 0; b < kAhead && b < t.count; ++b) PrefetchSketches(t.layout, t.digests[b]);
+}
+
+/// The factors of a block's keys.
+struct Factors {
+  V of[2][kSketchKeys / kLanes];
+};
+inline void LoadFactors(const SketchLayout& layout, const std::byte* digest, Factors* factors) {
+  const auto* header = reinterpret_cast<const DigestHeader*>(digest);
+  const auto* from = reinterpret_cast<const uint8_t*>(digest + layout.factors);
+  for (int part = 0; part < (layout.width[1] > 0 ? 2 : 1); ++part) {
+    for (int i = 0; i < kSketchKeys / kLanes; ++i) {
+      factors->of[part][i] = Mul(Load(from + part * kSketchKeys + i * kLanes), Set(header->sketch[part]));
+    }
+  }
+}
+
+/// Numbers as they are taken for the bits of their powers of two: 2^23 a power, from that of 1 on. Between
+/// powers that is a line, at most 0.0861 of a power above the logarithm. A sum of such is taken back by the
+/// same line, so that its logarithm is off by as much at most: 0.06 of the natural one.
+constexpr float kPower = 8388608, kOne = 127 * kPower;
+
+/// Of each lane of 64 keys' products with a row the sum of their exponentials; one lane's is not the sum yet.
+inline V ExpOfProducts(const int32_t* products, const int32_t* rest, const Factors& factors,
+                       const float* scales) {
+  constexpr float kLog2E = 1.44269504F;
+  const V first = Set(scales[0] * (kLog2E * kPower)), second = Set(scales[1] * (kLog2E * kPower));
+  V sum = Zero();
+#pragma GCC unroll 8
+  for (int i = 0; i < kSketchKeys / kLanes; ++i) {
+    V x = Fma(Mul(ToFloats(LoadInts(products + i * kLanes)), factors.of[0][i]), first, Set(kOne));
+    if (rest != nullptr) {
+      x = Fma(Mul(ToFloats(LoadInts(rest + i * kLanes)), factors.of[1][i]), second, x);
+    }
+    x = Min(Max(x, Set(kOne - 100 * kPower)), Set(kOne + 100 * kPower));
+    sum = Add(sum, AsFloats(ToInts(x)));
+  }
+  return sum;
+}
+
+/// products [16][64] of up to 16 rows, from `first` on, and those with the second part,  with block b's keys
+/// become its scores.
+inline void AddLogarithms(const SketchScores& t, int first, int b, const int32_t (*products)[kSketchKeys],
+                          const int32_t (*rest)[kSketchKeys], const Factors& factors) {
+  constexpr float kLn2 = 0.693147181F;
+  const int rows = t.rows - first < kSketchRows ? t.rows - first : kSketchRows;
+  for (int from = 0; from < rows; from += kLanes) {
+    V sums[kLanes];
+    for (int i = 0; i < kLanes; ++i) {
+      const int row = from + i;
+      sums[i] = row < rows ? ExpOfProducts(products[row], t.layout.width[1] > 0 ? rest[row] : nullptr,
+                                           factors, t.q_scales + 2 * (first + row))
+                           : Zero();
+    }
+    const V power = Mul(Sub(ToFloats(AsInts(SumEach(sums))), Set(kOne)), Set(kLn2 / kPower));
+    alignas(64) float logarithms[kLanes];
+    Store(logarithms, power);
+    for (int i = 0; i < kLanes && from + i < rows; ++i)
+      t.scores[(first + from + i) * t.stride + b] += logarithms[i];
+  }
+}
+
+/// Products of 16 rows with a part's signs, without tiles. Sums of 16 bits hold 16 quads: 16 * 2 * 2 * 127.
+inline void MultiplySigns(const std::byte* signs, int steps, const int8_t* q, int64_t q_stride, int rows,
+                          const int32_t* q_sums, int32_t (*products)[kSketchKeys]) {
+  const VI ones = SetShorts(1);
+  for (int row = 0; row < rows; ++row) {
+    const int8_t* x = q + row * q_stride;
+    for (int key = 0; key < kSketchKeys; key += kLanes) {
+      VI total = SetInts(-q_sums[2 * row]);
+      for (int step = 0; step < steps; ++step) {
+        const std::byte* at = signs + int64_t{kStepBytes} * step + key / 16 * 1024 + key % 16 * 4;
+        VI sum = SetInts(0);
+#pragma GCC unroll 16
+        for (int quad = 0; quad < 16; ++quad) {
+          int32_t four;
+          __builtin_memcpy(&four, x + 64 * step + 4 * quad, sizeof(four));
+          sum = AddShorts(sum, MultiplyBytes(LoadBytes(at + 64 * quad), SetInts(four)));
+        }
+        total = AddInts(total, MultiplyShorts(sum, ones));
+      }
+      StoreInts(products[row] + key, total);
+    }
+  }
+}
+
+inline void RunSketchScores(const SketchScores& t) {
+  alignas(64) std::byte signs[kMostSteps * kStepBytes];
+  alignas(64) int32_t products[2][kSketchRows][kSketchKeys];
+  Factors factors;
+  const int steps = t.layout.width[0] / 64;
+  PrefetchFirst(t);
+  for (int b = 0; b < t.count; ++b) {
+    if (b + kAhead < t.count) PrefetchSketches(t.layout, t.digests[b + kAhead]);
+    WidenSketches(t.layout, t.digests[b], signs);
+    LoadFactors(t.layout, t.digests[b], &factors);
+    for (int first = 0; first < t.rows; first += kSketchRows) {
+      const int rows = t.rows - first < kSketchRows ? t.rows - first : kSketchRows;
+      const int8_t* q = t.q + first * t.q_stride;
+      const int32_t* sums = t.q_sums + int64_t{2} * first;
+      MultiplySigns(signs, steps, q, t.q_stride, rows, sums, products[0]);
+      if (t.layout.width[1] > 0) {
+        MultiplySigns(signs + int64_t{kStepBytes} * steps, t.layout.width[1] / 64, q + t.layout.width[0],
+                      t.q_stride, rows, sums + 1, products[1]);
+      }
+      AddLogarithms(t, first, b, products[0], products[1], factors);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace moesaic::kernels

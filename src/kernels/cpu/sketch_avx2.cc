@@ -1,0 +1,10 @@
+#include "kernels/cpu/digest.h"
+#include "kernels/cpu/simd_avx2-inl.h"
+// After the lanes:
+#include "kernels/cpu/sketch-inl.h"
+
+namespace moesaic::kernels::cpu {
+
+void SketchScoresAvx2(const SketchScores& scores) { RunSketchScores(scores); }
+
+}  // namespace moesaic::kernels::cpu

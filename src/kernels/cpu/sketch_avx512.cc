@@ -1,0 +1,10 @@
+#include "kernels/cpu/digest.h"
+#include "kernels/cpu/simd_avx512-inl.h"
+// After the lanes:
+#include "kernels/cpu/sketch-inl.h"
+
+namespace moesaic::kernels::cpu {
+
+void SketchScoresAvx512(const SketchScores& scores) { RunSketchScores(scores); }
+
+}  // namespace moesaic::kernels::cpu

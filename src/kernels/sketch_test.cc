@@ -1,0 +1,296 @@
+// Sketches: what they estimate, and every implementation of their scores that this processor can run.
+#include "kernels/sketch.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "kernels/impl_list.h"
+#include "kernels/ref/digest.h"
+#include "kernels/test_context.h"
+
+namespace moesaic::kernels {
+namespace {
+
+using tensor::DType;
+
+constexpr int kKeys = 64;
+
+struct Shape {
+  int key_dim, key_split;
+};
+// One plane and two, one part and two, widths that are not whole steps, powers of two and not.
+constexpr Shape kShapes[] = {{8, 8},     {24, 24}, {40, 32},   {64, 64},  {96, 96},
+                             {104, 104}, {104, 8}, {128, 128}, {136, 64}, {576, 512}};
+
+// Keys around a common center, with their digest, on one instruction set.
+struct Block {
+  Block(std::mt19937* rng, const Shape& shape, DType dtype, float far = 3) : shape(shape) {
+    stride = tensor::BytesOf(dtype, shape.key_dim) + 32;
+    bytes.assign(kKeys * stride, std::byte{0});
+    const std::vector<float> center = RandomValues(rng, shape.key_dim, far);
+    keys = RandomValues(rng, size_t(kKeys) * shape.key_dim, 1);
+    scales = RandomValues(rng, size_t(2) * kKeys, 0.1F);
+    for (float& scale : scales) scale = std::abs(scale) + 0.02F;
+    for (int j = 0; j < kKeys; ++j) {
+      for (int d = 0; d < shape.key_dim; ++d) {
+        float& x = keys[size_t(j) * shape.key_dim + d];
+        x += center[d];
+        std::byte* to = bytes.data() + j * stride;
+        if (dtype == DType::kF32) reinterpret_cast<float*>(to)[d] = x;
+        if (dtype == DType::kBF16) {
+          reinterpret_cast<tensor::BF16*>(to)[d] = tensor::ToBF16(x);
+          x = tensor::ToFloat(tensor::ToBF16(x));
+        }
+        if (dtype != DType::kI8) continue;
+        const float scale = scales[(d < shape.key_split ? 0 : kKeys) + j];
+        const auto code = static_cast<int8_t>(std::clamp(std::round(x / scale), -127.0F, 127.0F));
+        reinterpret_cast<int8_t*>(to)[d] = code;
+        x = static_cast<float>(code) * scale;
+      }
+    }
+    Make(dtype);
+  }
+  void Make(DType dtype) {
+    digest.assign(SketchLayoutOf(shape.key_dim, shape.key_split).bytes + 16, std::byte{0x5a});
+    const DigestTask task = {.keys = bytes.data(),
+                             .key_stride = stride,
+                             .kv_dtype = dtype,
+                             .key_dim = shape.key_dim,
+                             .key_split = shape.key_split,
+                             .key_scales = scales.data(),
+                             .rest_scales = scales.data() + kKeys,
+                             .digest = digest.data()};
+    ref::Digest(task);
+    MakeSketches(task);
+  }
+
+  Shape shape;
+  int64_t stride;
+  std::vector<std::byte> bytes, digest;
+  std::vector<float> keys, scales;
+};
+
+// Queries as the kernels take them.
+struct Queries {
+  Queries(std::mt19937* rng, const Shape& shape, int rows, float size)
+      : layout(SketchLayoutOf(shape.key_dim, shape.key_split)), width(layout.width[0] + layout.width[1]) {
+    q = RandomValues(rng, size_t(rows) * shape.key_dim, size);
+    codes.assign(size_t(rows + 15) / 16 * 16 * width, 77);
+    scales.resize(size_t(2) * rows);
+    sums.resize(size_t(2) * rows);
+    for (int r = 0; r < rows; ++r) {
+      SketchQuery(&q[size_t(r) * shape.key_dim], shape.key_dim, shape.key_split, &codes[size_t(r) * width],
+                  &scales[size_t(2) * r], &sums[size_t(2) * r]);
+    }
+  }
+  SketchLayout layout;
+  int width;
+  std::vector<float> q, scales;
+  std::vector<int8_t> codes;
+  std::vector<int32_t> sums;
+};
+
+// Estimates of q . (key - center) are without bias, and off by about sqrt(0.57 / dim) |q| |difference| of one
+// plane, (pi / 2 - 1) / dim being what is left of a random direction's square beside its signs; the digest's
+// center is known. Two planes leave 0.13. Here the mean over many keys and queries, of all errors' squares.
+TEST(SketchTest, EstimatesProducts) {
+  std::mt19937 rng(1);
+  for (const Shape& shape : kShapes) {
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kI8}) {
+      if (shape.key_split != shape.key_dim) continue;
+      double errors = 0, squares = 0, sum = 0, expected = 0;
+      for (int i = 0; i < 8; ++i) {
+        const Block block(&rng, shape, dtype);
+        const Queries queries(&rng, shape, 4, 1);
+        const auto* header = reinterpret_cast<const DigestHeader*>(block.digest.data());
+        const auto* centers = reinterpret_cast<const int8_t*>(header + 1);
+        for (int j = 0; j < kKeys; ++j) {
+          for (int r = 0; r < 4; ++r) {
+            double product = 0, q2 = 0, x2 = 0;
+            for (int d = 0; d < shape.key_dim; ++d) {
+              const double x =
+                  block.keys[size_t(j) * shape.key_dim + d] - double{header->center_scale[0]} * centers[d];
+              const double q = queries.q[size_t(r) * shape.key_dim + d];
+              product += q * x, q2 += q * q, x2 += x * x;
+            }
+            // One key's score alone, by the signs.
+            int signs = 0;
+            for (int d = 0; d < queries.width; ++d) {
+              const std::byte* group = block.digest.data() + queries.layout.planes +
+                                       d / 64 * kSketchStepBytes + j / 16 * int64_t{128};
+              const int quad = d % 64 / 4;
+              const auto byte = std::to_integer<int>(group[quad / 8 * 64 + j % 16 * 4 + d % 4]);
+              signs += queries.codes[size_t(r) * queries.width + d] * ((byte >> quad % 8 & 1) != 0 ? 1 : -1);
+            }
+            const auto* factors =
+                reinterpret_cast<const uint8_t*>(block.digest.data() + queries.layout.factors);
+            const double estimate = double{queries.scales[2 * r]} * signs * header->sketch[0] * factors[j];
+            errors += (estimate - product) * (estimate - product);
+            sum += estimate * product;
+            expected += product * product;
+            squares += q2 * x2;
+          }
+        }
+      }
+      const double share = shape.key_dim <= 64 ? 0.14 : 0.57;
+      EXPECT_LE(errors, squares * 1.3 * share / shape.key_dim) << shape.key_dim;
+      EXPECT_NEAR(sum / expected, 1, 0.1) << shape.key_dim;
+    }
+  }
+}
+
+TEST(SketchTest, KeysThatAreAlikeOrNothing) {
+  std::mt19937 rng(2);
+  for (const float value : {0.0F, 1e-42F, 3.0F, 1e16F}) {
+    Block block(&rng, {40, 32}, DType::kF32);
+    for (int j = 0; j < kKeys; ++j) {
+      for (int d = 0; d < 40; ++d) reinterpret_cast<float*>(block.bytes.data() + j * block.stride)[d] = value;
+    }
+    block.Make(DType::kF32);
+    const auto* header = reinterpret_cast<const DigestHeader*>(block.digest.data());
+    for (const float scale : header->sketch) {
+      EXPECT_TRUE(std::isfinite(scale));
+      EXPECT_LE(scale, value * 1e-5F);
+    }
+    EXPECT_EQ(block.digest[block.digest.size() - 16], std::byte{0x5a});
+  }
+}
+
+class SketchScoresTest : public testing::TestWithParam<runtime::Isa> {
+ protected:
+  KernelTable kernels_ = SelectKernels(*runtime::LimitTo(runtime::DetectCpu(), GetParam()));
+};
+
+// Products are whole numbers, the same everywhere. What an implementation may take for a power of two is at
+// most 0.0861 of a power above it, and likewise its logarithm: 0.06 of the natural one. Factors and sums are
+// rounded a few times, to 2^-24 of estimates up to 69.
+TEST_P(SketchScoresTest, MatchRef) {
+  std::mt19937 rng(3);
+  for (const Shape& shape : kShapes) {
+    for (const int rows : {1, 3, 8, 16, 21, 40, 130}) {
+      if (rows == 130 && shape.key_dim != 40) continue;
+      for (const float size : {0.2F, 3.0F, 100.0F}) {
+        constexpr int kBlocks = 5, kStride = 8;
+        std::vector<Block> blocks;
+        for (int b = 0; b < kBlocks; ++b) blocks.emplace_back(&rng, shape, DType::kBF16);
+        std::vector<const std::byte*> table;
+        for (const Block& block : blocks) table.push_back(block.digest.data());
+        const Queries queries(&rng, shape, rows, size);
+        std::vector<float> ours = RandomValues(&rng, size_t(rows) * kStride, 50), ref = ours;
+        ours[2] = ref[2] = std::numeric_limits<float>::quiet_NaN();
+        const std::vector<float> before = ours;
+        for (auto* scores : {&ours, &ref}) {
+          const SketchScores task = {.q = queries.codes.data(),
+                                     .q_stride = queries.width,
+                                     .q_scales = queries.scales.data(),
+                                     .q_sums = queries.sums.data(),
+                                     .digests = table.data(),
+                                     .rows = rows,
+                                     .count = kBlocks,
+                                     .layout = queries.layout,
+                                     .scores = scores->data(),
+                                     .stride = kStride};
+          scores == &ours ? kernels_.sketch_scores(task) : ref::SketchScores(task);
+        }
+        for (int r = 0; r < rows; ++r) {
+          for (int b = 0; b < kStride; ++b) {
+            const int at = r * kStride + b;
+            if (at == 2) {
+              EXPECT_TRUE(std::isnan(ours[at]));
+            } else if (b >= kBlocks) {
+              EXPECT_EQ(ours[at], before[at]);
+            } else {
+              ASSERT_NEAR(ours[at], ref[at], 0.0602) << shape.key_dim << " " << rows << " " << size;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// One key that the query looks for, among unlike ones: its block has the best score, though its center says
+// nothing of it. Products with the others are about 0, and what is estimated of them off by a fifteenth of
+// this key's.
+TEST_P(SketchScoresTest, FindsOneKeyAmongMany) {
+  std::mt19937 rng(5);
+  for (const Shape& shape : {Shape{64, 64}, Shape{128, 128}, Shape{576, 512}}) {
+    constexpr int kBlocks = 40;
+    std::vector<Block> blocks;
+    for (int b = 0; b < kBlocks; ++b) blocks.emplace_back(&rng, shape, DType::kBF16, 0.0F);
+    std::vector<const std::byte*> table;
+    for (const Block& block : blocks) table.push_back(block.digest.data());
+    for (const int wanted : {0, 7, 39}) {
+      Queries queries(&rng, shape, 1, 1);
+      const float* key = &blocks[wanted].keys[size_t(wanted + 11) * shape.key_dim];
+      double squares = 0;
+      for (int d = 0; d < shape.key_dim; ++d) squares += double{key[d]} * key[d];
+      for (int d = 0; d < shape.key_dim; ++d) queries.q[d] = key[d] * static_cast<float>(17 / squares);
+      SketchQuery(queries.q.data(), shape.key_dim, shape.key_split, queries.codes.data(),
+                  queries.scales.data(), queries.sums.data());
+      std::vector<float> scores(kBlocks, 0.0F);
+      kernels_.sketch_scores({.q = queries.codes.data(),
+                              .q_stride = queries.width,
+                              .q_scales = queries.scales.data(),
+                              .q_sums = queries.sums.data(),
+                              .digests = table.data(),
+                              .rows = 1,
+                              .count = kBlocks,
+                              .layout = queries.layout,
+                              .scores = scores.data(),
+                              .stride = kBlocks});
+      EXPECT_EQ(std::ranges::max_element(scores) - scores.begin(), wanted) << shape.key_dim;
+    }
+  }
+}
+
+// A row's scores don't depend on the rows and blocks beside it.
+TEST_P(SketchScoresTest, RowsAreAlone) {
+  std::mt19937 rng(4);
+  for (const Shape& shape : kShapes) {
+    constexpr int kRows = 37, kBlocks = 6;
+    std::vector<Block> blocks;
+    for (int b = 0; b < kBlocks; ++b) blocks.emplace_back(&rng, shape, DType::kF32);
+    std::vector<const std::byte*> table;
+    for (const Block& block : blocks) table.push_back(block.digest.data());
+    const Queries queries(&rng, shape, kRows, 1);
+    const auto run = [&](int first, int rows, int block, int count) {
+      std::vector<int8_t> codes(size_t(rows + 15) / 16 * 16 * queries.width, 99);
+      std::copy_n(&queries.codes[size_t(first) * queries.width], rows * queries.width, codes.begin());
+      std::vector<float> scores(size_t(rows) * count, 0.5F);
+      kernels_.sketch_scores({.q = codes.data(),
+                              .q_stride = queries.width,
+                              .q_scales = &queries.scales[size_t(2) * first],
+                              .q_sums = &queries.sums[size_t(2) * first],
+                              .digests = &table[block],
+                              .rows = rows,
+                              .count = count,
+                              .layout = queries.layout,
+                              .scores = scores.data(),
+                              .stride = count});
+      return scores;
+    };
+    const std::vector<float> all = run(0, kRows, 0, kBlocks);
+    for (const int r : {0, 7, 15, 16, 36}) {
+      for (const int b : {0, 3, 5}) EXPECT_EQ(run(r, 1, b, 1)[0], all[r * kBlocks + b]);
+    }
+  }
+}
+
+std::vector<runtime::Isa> OnHost() {
+  std::vector<runtime::Isa> found;
+  for (const auto& impl : SketchScoresImpls()) {
+    if (runtime::DetectCpu().Has(impl.needs)) found.push_back(impl.needs);
+  }
+  return found;
+}
+INSTANTIATE_TEST_SUITE_P(Host, SketchScoresTest, testing::ValuesIn(OnHost()), IsaTestName);
+
+}  // namespace
+}  // namespace moesaic::kernels

@@ -80,12 +80,13 @@ double Divergence(const float* p, const float* q, int count) {
 class MixMeasurer : public LayerVisitor {
  public:
   MixMeasurer(const kernels::ExecContext& ctx, const Checkpoint& source, const models::DecoderSpec& spec,
-              const OutputSettings& settings, const std::vector<ModelItem>& items, std::vector<MixUnit> units,
-              CalibrationStream& stream)
+              const OutputSettings& settings, const std::vector<ModelItem>& items, const MixPass& pass,
+              std::vector<MixUnit> units, CalibrationStream& stream)
       : ctx_(ctx),
         source_(source),
         spec_(spec),
         settings_(settings),
+        pass_(pass),
         exact_(ExactType(settings.mix)),
         units_(std::move(units)),
         lanes_(units_.size()),
@@ -169,6 +170,7 @@ class MixMeasurer : public LayerVisitor {
   }
 
   StatusOr<std::vector<LaneMatrix>> VisitRouter(int layer) override {
+    if (layer >= pass_.end) return std::vector<LaneMatrix>();
     for (const char* kind : {"mlp.experts", "mlp.shared_experts"}) {
       const auto found = unit_of_.find(models::LayerPrefix(layer) + kind);
       if (found != unit_of_.end()) AddLanes(found->second);
@@ -378,6 +380,7 @@ class MixMeasurer : public LayerVisitor {
   const Checkpoint& source_;
   const models::DecoderSpec& spec_;
   const OutputSettings& settings_;
+  const MixPass pass_;
   const DType exact_;
   std::vector<MixUnit> units_;
   std::vector<Lanes> lanes_;  // [units]
@@ -389,6 +392,66 @@ class MixMeasurer : public LayerVisitor {
   std::vector<int32_t> first_routes_;    // of the layer, on the first lane, sorted: [tokens, top_k]
   std::vector<int64_t> flips_, routed_;  // [lanes]
 };
+
+// What measuring has in memory besides lanes, and how many lanes begin in each layer.
+struct MixLoad {
+  std::vector<int64_t> lanes;  // [layers]
+  int64_t matrices = 0;        // packed for all lanes of a layer, or the head and predictions
+
+  // Of a pass with so many lanes; `keeps`: with the first lane's states between two passes.
+  int64_t Bytes(const models::DecoderSpec& spec, const OutputSettings& settings, int64_t of_pass,
+                bool keeps) const {
+    const int64_t sample = SampleTokens(settings), tokens = of_pass * sample;
+    // Routes: an id and a weight for each of top_k, and what vectors that grow reserve.
+    const int64_t routes = tokens * spec.moe.top_k * 16;
+    const int64_t kept = keeps ? sample * spec.hidden * static_cast<int64_t>(sizeof(float)) : 0;
+    return CalibrationStream::Bytes(spec, tokens, kSampleLength) + WalkBytes(spec, tokens, kSampleLength) +
+           routes + kept + matrices;
+  }
+};
+
+MixLoad LoadOf(const models::DecoderSpec& spec, const std::vector<ModelItem>& items,
+               const OutputSettings& settings) {
+  const MixSettings& mix = settings.mix;
+  const int64_t exact = ExactType(mix) == DType::kF32 ? 4 : 2;
+  const bool half_alone = mix.Has(DType::kF16) && !mix.Has(DType::kBF16);  // fp16's loss is that of bf16
+  MixLoad load{.lanes = std::vector<int64_t>(spec.layers)};
+  std::vector<std::set<std::string>> units(spec.layers);
+  std::map<int, std::pair<int64_t, int64_t>>
+      layers;  // packed for all lanes: outside of experts, one linear of these
+  int64_t widest = spec.hidden;
+  for (const ModelItem& item : items) {
+    if (!item.linear || item.layer < 0 || item.layer >= spec.layers) continue;
+    auto& [dense, expert] = layers[item.layer];
+    if (!item.roundable) {
+      // As CalibrationBytes has them; a router besides as each of its lanes has it, and while that is made.
+      const bool router = item.name.ends_with(".mlp.gate");
+      dense += item.elements() * 4 * (router ? LanesOfRouter(mix) + 2 : 1);
+      if (router) load.lanes[item.layer] += LanesOfRouter(mix);
+      continue;
+    }
+    units[item.layer].insert(MixUnitOf(item.name));
+    int64_t packed = item.elements() * (exact + (half_alone ? 2 : 0));
+    for (const Precision& option : mix.options) {
+      packed += option.kept() ? item.elements() * (option.dtype == DType::kBF16 ? 2 : 4)
+                              : RuntimeMatrix::Bytes(option.grid(), static_cast<int>(item.shape[0]),
+                                                     static_cast<int>(item.shape[1]));
+    }
+    if (!item.routed) dense += packed;
+    if (item.routed) expert = std::max(expert, packed);
+    widest = std::max(widest, item.shape[1]);
+  }
+  int64_t most = 0;
+  for (const auto& [layer, packed] : layers) {
+    most = std::max(most, packed.first + 3 * packed.second);
+    load.lanes[layer] += std::ssize(units[layer]) * LanesOfUnit(mix);
+  }
+  const int64_t slab = std::max(kSlabValues, kRowStep * widest) * 8;
+  const int64_t predictions =
+      (int64_t{spec.vocab} * exact + kPredicted * 12) * spec.hidden + int64_t{kPredicted} * spec.vocab * 8;
+  load.matrices = std::max(most + slab, predictions);
+  return load;
+}
 
 }  // namespace
 
@@ -413,73 +476,89 @@ std::vector<std::vector<int32_t>> MixSample(const std::vector<std::vector<int32_
   return sample;
 }
 
+StatusOr<std::vector<MixPass>> PlanMixPasses(const models::DecoderSpec& spec,
+                                             const std::vector<ModelItem>& items,
+                                             const OutputSettings& settings, int64_t memory) {
+  const MixLoad load = LoadOf(spec, items, settings);
+  std::vector<MixPass> passes;
+  for (int layer = 0; layer < spec.layers; ++layer) {
+    const int64_t lanes = load.lanes[layer];
+    const auto with = [&](int64_t others) {
+      MixPass pass{.first = layer, .end = layer + 1, .lanes = others + lanes};
+      pass.bytes = load.Bytes(spec, settings, pass.lanes, layer > 0);
+      return pass;
+    };
+    if (!passes.empty()) {
+      MixPass& last = passes.back();
+      MixPass grown = with(last.lanes);
+      grown.first = last.first;
+      // A pass that another follows keeps the first lane for it.
+      grown.bytes = load.Bytes(spec, settings, grown.lanes, grown.first > 0 || layer + 1 < spec.layers);
+      if (grown.bytes <= memory) {
+        last = grown;
+        continue;
+      }
+    }
+    const MixPass alone = with(1);
+    if (alone.bytes > memory) {
+      return ResourceExhausted(
+          "measuring the mix by {} tokens takes {} bytes, of the lanes of layer {} alone, and {} are left; "
+          "fewer --mix-tokens take less",
+          SampleTokens(settings), alone.bytes, layer, std::max<int64_t>(memory, 0));
+    }
+    passes.push_back(alone);
+  }
+  return passes;
+}
+
 StatusOr<Mix> MeasureMix(const kernels::ExecContext& ctx, const Checkpoint& source,
                          const models::DecoderSpec& spec, const std::vector<ModelItem>& items,
-                         const OutputSettings& settings, std::vector<MixUnit> units,
-                         const std::vector<std::vector<int32_t>>& sequences,
+                         const OutputSettings& settings, const std::vector<MixPass>& passes,
+                         std::vector<MixUnit> units, const std::vector<std::vector<int32_t>>& sequences,
                          const AnalysisProgress& progress) {
-  const int walks = settings.gptq ? 2 : 1, steps = walks * spec.layers;
-  const auto tell = [&](int done) { return !progress || progress(done, steps); };
-  const auto measured = std::ranges::count_if(units, [&](const MixUnit& u) { return u.layer < spec.layers; });
+  int done = 0, steps = settings.gptq ? spec.layers : 0;
+  for (const MixPass& pass : passes) steps += spec.layers - pass.first;
+  const auto tell = [&](int of_walk) { return !progress || progress(done + of_walk, steps); };
   MixGains gains;
   if (settings.gptq) {
     ASSIGN_OR_RETURN(gains, MeasureGains(ctx, source, spec, items, settings, units, sequences, tell));
+    done += spec.layers;
   }
-  ASSIGN_OR_RETURN(CalibrationStream stream,
-                   CalibrationStream::Create(source, spec, MixSample(sequences, settings.mix.tokens), ctx));
-  RETURN_IF_ERROR(stream.ReserveLanes(static_cast<int>(LanesOf(spec, settings.mix, measured))));
-  MixMeasurer measurer(ctx, source, spec, settings, items, std::move(units), stream);
-  for (int layer = 0; layer < spec.layers; ++layer) {
-    if (!tell(steps - spec.layers + layer)) return Cancelled("stopped; the same command begins anew");
-    RETURN_IF_ERROR(WalkLayer(ctx, source, spec, layer, nullptr, stream, measurer));
-    source.ForgetMaps();
+  const std::vector<std::vector<int32_t>> sample = MixSample(sequences, settings.mix.tokens);
+  Mix mix;
+  std::vector<float> kept;  // of the first lane, where the next pass begins
+  for (const MixPass& pass : passes) {
+    std::vector<MixUnit> of_pass;
+    std::vector<size_t> places;  // among all units
+    for (size_t u = 0; u < units.size(); ++u) {
+      const int layer =
+          std::min(units[u].layer, spec.layers - 1);  // MTP modules, which nothing measures: last
+      if (layer < pass.first || layer >= pass.end) continue;
+      of_pass.push_back(units[u]);
+      places.push_back(u);
+    }
+    ASSIGN_OR_RETURN(CalibrationStream stream, CalibrationStream::Create(source, spec, sample, ctx));
+    RETURN_IF_ERROR(stream.ReserveLanes(static_cast<int>(pass.lanes)));
+    const size_t values = static_cast<size_t>(stream.lane_tokens()) * spec.hidden;
+    if (pass.first > 0) std::copy_n(kept.begin(), values, stream.hidden());
+    MixMeasurer measurer(ctx, source, spec, settings, items, pass, std::move(of_pass), stream);
+    for (int layer = pass.first; layer < spec.layers; ++layer) {
+      if (!tell(layer - pass.first)) return Cancelled("stopped; the same command begins anew");
+      if (layer == pass.end) kept.assign(stream.hidden(), stream.hidden() + values);
+      RETURN_IF_ERROR(WalkLayer(ctx, source, spec, layer, nullptr, stream, measurer));
+      source.ForgetMaps();
+    }
+    done += spec.layers - pass.first;
+    ASSIGN_OR_RETURN(Mix measured, measurer.Finish());
+    for (size_t i = 0; i < places.size(); ++i) units[places[i]] = std::move(measured.units[i]);
+    std::ranges::move(measured.routers, std::back_inserter(mix.routers));
+    mix.tokens = measured.tokens;
   }
-  ASSIGN_OR_RETURN(Mix mix, measurer.Finish());
+  mix.units = std::move(units);
   for (MixUnit& unit : mix.units) {
     for (MixOption& option : unit.options) option.loss *= gains.Of(unit.name, option.precision);
   }
   return mix;
-}
-
-int64_t MixBytes(const models::DecoderSpec& spec, const std::vector<ModelItem>& items,
-                 const OutputSettings& settings) {
-  const MixSettings& mix = settings.mix;
-  const int64_t exact = ExactType(mix) == DType::kF32 ? 4 : 2;
-  const bool half_alone = mix.Has(DType::kF16) && !mix.Has(DType::kBF16);  // fp16's loss is that of bf16
-  std::set<std::string> units;
-  std::map<int, std::pair<int64_t, int64_t>>
-      layers;  // packed for all lanes: outside of experts, one linear of these
-  int64_t widest = spec.hidden;
-  for (const ModelItem& item : items) {
-    if (!item.linear || item.layer < 0 || item.layer >= spec.layers) continue;
-    auto& [dense, expert] = layers[item.layer];
-    if (!item.roundable) {
-      // As CalibrationBytes has them; a router besides as each of its lanes has it, and while that is made.
-      const bool router = item.name.ends_with(".mlp.gate");
-      dense += item.elements() * 4 * (router ? LanesOfRouter(mix) + 2 : 1);
-      continue;
-    }
-    units.insert(MixUnitOf(item.name));
-    int64_t packed = item.elements() * (exact + (half_alone ? 2 : 0));
-    for (const Precision& option : mix.options) {
-      packed += option.kept() ? item.elements() * (option.dtype == DType::kBF16 ? 2 : 4)
-                              : RuntimeMatrix::Bytes(option.grid(), static_cast<int>(item.shape[0]),
-                                                     static_cast<int>(item.shape[1]));
-    }
-    if (!item.routed) dense += packed;
-    if (item.routed) expert = std::max(expert, packed);
-    widest = std::max(widest, item.shape[1]);
-  }
-  int64_t most = 0;
-  for (const auto& [layer, packed] : layers) most = std::max(most, packed.first + 3 * packed.second);
-  const int64_t tokens = LanesOf(spec, mix, std::ssize(units)) * SampleTokens(settings);
-  const int64_t slab = std::max(kSlabValues, kRowStep * widest) * 8;
-  const int64_t predictions =
-      (int64_t{spec.vocab} * exact + kPredicted * 12) * spec.hidden + int64_t{kPredicted} * spec.vocab * 8;
-  // Routes: an id and a weight for each of top_k, and what vectors that grow reserve.
-  const int64_t routes = tokens * spec.moe.top_k * 16;
-  return CalibrationStream::Bytes(spec, tokens, kSampleLength) + WalkBytes(spec, tokens, kSampleLength) +
-         routes + std::max(most + slab, predictions);
 }
 
 double MixLaneTokens(const models::DecoderSpec& spec, const OutputSettings& settings) {

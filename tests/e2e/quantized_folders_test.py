@@ -26,8 +26,8 @@ SMOOTHED = ["--activations", "static", "--smoothing", "on"]
 KINDS = {f"{scheme}-{method}": (scheme, ["--method", method], method == "gptq")
          for scheme in ("w8a8", "w4a16", "nvfp4", "fp8") for method in ("rtn", "mse", "gptq")}
 KINDS |= {f"w8a16-{group}-{method}": ("w8a16", ["--group-size", group, "--method", method], method == "gptq")
-          for group, methods in (("32", ("rtn", "mse", "gptq")), ("64", ("gptq",)), ("128", ("rtn",)),
-                                 ("channel", ("rtn", "gptq"))) for method in methods}
+          for group, methods in (("32", ("rtn", "mse", "gptq")), ("64", ("rtn", "gptq")), ("channel", ("rtn", "gptq")))
+          for method in methods}
 KINDS["w8a8-static"] = ("w8a8", SMOOTHED, True)
 KINDS["w8a8-static-gptq"] = ("w8a8", [*SMOOTHED, "--method", "gptq"], True)
 # name: flags; quantize_test.py has other programs read one.

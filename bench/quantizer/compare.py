@@ -5,9 +5,9 @@
 
 For W8A8 and W4A16 in groups of 32, by nearest rounding and by GPTQ, and for W8A8 with static activations and smoothing
 (llm-compressor: SmoothQuant by its own pairs of DeepSeek's layers, static scales per tensor), both programs quantize
-moesaic-tiny with the same linears left alone; what they write is then run by the same program over the same held-out
-answers, beside the bf16 model. llama-quantize writes Q8_0 and Q4_0, with and without an importance matrix of the same
-calibration text, and keeps in bf16 what we keep. Prints KL(bf16 || quantized), as it runs and with the weights alone in
+moesaic-tiny with the same linears left alone; W8A16, in groups of 32 and 64 and by output, is Moesaic's alone. What they
+write is then run by the same program over the same held-out answers, beside the bf16 model. llama-quantize writes Q8_0
+and Q4_0, the latter also with an importance matrix of the same calibration text, and keeps in bf16 what we keep. Prints KL(bf16 || quantized), as it runs and with the weights alone in
 f32 (--dtype f32: activations stay as they are), top-1 agreement, bytes of all tensors, seconds and peak resident memory
 of the whole process (of both programs with an importance matrix), and the ratios.
 
@@ -34,12 +34,15 @@ TINY = ROOT / "models" / "moesaic-tiny"
 sys.path.insert(0, str(TINY))
 import generate  # noqa: E402
 
-ROWS, ROW_TOKENS = 96, 512
-RUNS = (("w8a8", "rtn"), ("w8a8", "gptq"), ("w8a8", "static"), ("w4a16", "rtn"), ("w4a16", "mse"), ("w4a16", "gptq"))
+ROW_TOKENS = 512
+RUNS = (("w8a8", "rtn"), ("w8a8", "gptq"), ("w8a8", "static"), ("w8a16", "rtn"), ("w8a16", "mse"), ("w8a16", "gptq"),
+        ("w8a16-g64", "gptq"), ("w8a16-channel", "gptq"), ("w4a16", "rtn"), ("w4a16", "mse"), ("w4a16", "gptq"))
 METHODS = {"static": ["--activations", "static", "--smoothing", "on"]}
-# type, with an importance matrix, what it is held against
-LLAMA_RUNS = (("Q8_0", False, ("w8a8", "rtn")), ("Q8_0", True, ("w8a8", "gptq")),
-              ("Q4_0", False, ("w4a16", "rtn")), ("Q4_0", False, ("w4a16", "mse")), ("Q4_0", True, ("w4a16", "gptq")))
+# type, with an importance matrix (of which Q8_0 makes nothing), what it is held against
+LLAMA_RUNS = (("Q8_0", False, ("w8a8", "rtn")), ("Q8_0", False, ("w8a8", "gptq")), ("Q8_0", False, ("w8a16", "rtn")),
+              ("Q8_0", False, ("w8a16", "mse")), ("Q8_0", False, ("w8a16", "gptq")), ("Q8_0", False, ("w8a16-g64", "gptq")),
+              ("Q8_0", False, ("w8a16-channel", "gptq")), ("Q4_0", False, ("w4a16", "rtn")),
+              ("Q4_0", False, ("w4a16", "mse")), ("Q4_0", True, ("w4a16", "gptq")))
 KEPT = ["--pure", "--token-embedding-type", "bf16", "--output-tensor-type", "bf16", "--tensor-type", "attn_[kv]_b=bf16"]
 
 
@@ -47,12 +50,12 @@ def conversations_text(conversation, **flags):
     return "".join(text for text, _ in generate.segments(**conversation, **flags))
 
 
-def write_calibration(path):
-    """Conversations of a seed of their own, as tokens [rows, length] and beside them, for llama-imatrix, as text."""
+def write_calibration(path, count):
+    """Conversations of a seed of their own, as tokens [count, length] and beside them, for llama-imatrix, as text."""
     tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
     sampler = generate.Sampler(random.Random("calibration"))
     rows = []
-    while len(rows) < ROWS:
+    while len(rows) < count:
         row = []
         while len(row) < ROW_TOKENS:
             text = conversations_text(sampler.conversation(ROW_TOKENS, generate.LAST))
@@ -130,11 +133,15 @@ class Bench:
         self.text, self.source = folder / "held_out.txt", folder / "source"
         self.calibration = folder / "calibration.safetensors"
         write_held_out(self.text)
-        write_calibration(self.calibration)
+        write_calibration(self.calibration, arguments.rows)
         write_source(self.source)
+        self.only = arguments.only and arguments.only.split(",")
         self.done = {}
         print("| scheme | method | by | KL, nats a token | of weights alone | top-1 | bytes | seconds | peak memory |")
         print("|---|---|---|---:|---:|---:|---:|---:|---:|")
+
+    def wants(self, scheme):
+        return not self.only or scheme.partition("-")[0] in self.only
 
     def quality(self, model, dtype):
         output, _, _ = run([self.moesaic, "perplexity", model, "--text", self.text, "--reference", self.source, "-c", "512",
@@ -159,7 +166,9 @@ class Bench:
             out = self.folder / f"{scheme}-{method}"
             flags = ["--calibration", self.calibration] if method in ("gptq", "static") else []
             flags += METHODS.get(method, ["--method", method])
-            command = [self.moesaic, "quantize", self.source, "-o", out, "--scheme", scheme, *flags]
+            name, _, group = scheme.partition("-")
+            flags += ["--group-size", group.removeprefix("g")] if group else []
+            command = [self.moesaic, "quantize", self.source, "-o", out, "--scheme", name, *flags]
             self.done[scheme, method] = self.side(scheme, method, "moesaic", [command], out)
         return self.done[scheme, method]
 
@@ -188,8 +197,9 @@ def main():
     parser.add_argument("moesaic")
     parser.add_argument("--python", help="a Python with llm-compressor; none: Moesaic alone")
     parser.add_argument("--llama", type=pathlib.Path, help="llama.cpp's source, for its converter")
-    parser.add_argument("--only", help="scheme, e.g. w8a8")
+    parser.add_argument("--only", help="schemes, e.g. w8a8,w8a16")
     parser.add_argument("--method", help="rtn, mse, gptq or static, alone beside llm-compressor")
+    parser.add_argument("--rows", type=int, default=96, help="of 512 tokens of calibration, for all programs")
     parser.add_argument("--tokens", type=int, default=16384, help="of the held-out text")
     arguments = parser.parse_args()
     lines = []
@@ -197,10 +207,10 @@ def main():
         folder = pathlib.Path(temporary)
         bench = Bench(arguments, folder)
         for scheme, method in RUNS:
-            if arguments.only not in (None, scheme) or arguments.method not in (None, method):
+            if not bench.wants(scheme) or arguments.method not in (None, method):
                 continue
             mine = bench.mine(scheme, method)
-            if arguments.python and method != "mse":
+            if arguments.python and method != "mse" and scheme in ("w8a8", "w4a16"):
                 theirs = bench.llmcompressor(arguments.python, scheme, method)
                 lines.append(bench.ratios(f"{scheme} {method}, moesaic of llm-compressor", mine, theirs))
         if arguments.llama:
@@ -208,7 +218,7 @@ def main():
             gguf = folder / "bf16.gguf"
             run([sys.executable, ROOT / "bench/quantizer/to_gguf.py", arguments.llama, bench.source, gguf])
             for name, weighted, (scheme, method) in LLAMA_RUNS:
-                if arguments.only not in (None, scheme):
+                if not bench.wants(scheme):
                     continue
                 if (name, weighted) not in bench.done:
                     bench.done[name, weighted] = bench.llama(pathlib.Path(os.environ["LLAMA_CPP"]), gguf, name, weighted)

@@ -8,7 +8,9 @@ void AddMixFlags(CLI::App& verb, MixFlags& flags) {
   verb.add_option(
           "--mix", flags.precisions,
           "Instead of --scheme: precisions to choose from for each layer's parts by measured loss, e.g. "
-          "nvfp4,w8a8,bf16: the schemes, w4a16-g32, -g64, -g128, and bf16, fp16, fp32, which keep")
+          "nvfp4,w8a16,bf16: the schemes, w4a16-g32, -g64, -g128, w8a16 likewise and w8a16-channel, and "
+          "bf16, fp16, "
+          "fp32, which keep")
       ->delimiter(',')
       ->allow_extra_args(false);  // MODEL may follow
   verb.add_option("--bits-per-weight", flags.bits_per_weight,

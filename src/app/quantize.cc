@@ -15,6 +15,7 @@
 #include "app/model_text.h"
 #include "app/output.h"
 #include "app/progress.h"
+#include "app/quantize_table.h"
 #include "app/session.h"
 #include "app/table.h"
 #include "app/verb.h"
@@ -37,7 +38,7 @@ struct Options {
   std::string activations = "dynamic", smoothing = "off";
   double static_tolerance = 2;
   std::vector<std::pair<std::string, std::string>> keep;  // dtype, pattern
-  int group_size = 32;
+  std::string group_size = "32";
   uint64_t memory = uint64_t{8} << 30, shard_bytes = 5'000'000'000;
   int threads = 0;
   bool plan = false;
@@ -54,8 +55,10 @@ Status CheckUsed(const Options& options, const CLI::App& verb) {
   const bool gptq = options.method == "gptq", mix = !options.mix.precisions.empty();
   const bool calibrated = gptq || mix || options.smoothing == "on" || options.activations == "static";
   const char* calibration = "--method gptq, --mix, --smoothing on or --activations static";
-  const bool int4 = options.scheme == "w4a16" ||
-                    std::ranges::find(options.mix.precisions, "w4a16") != options.mix.precisions.end();
+  const auto said = [&](const std::string& name) {
+    return options.scheme == name || std::ranges::count(options.mix.precisions, name) > 0;
+  };
+  const bool groups = said("w4a16") || said("w8a16");
   struct Rule {
     const char* flag;
     bool used;
@@ -65,7 +68,7 @@ Status CheckUsed(const Options& options, const CLI::App& verb) {
        {Rule{"--dampening-frac", gptq, "--method gptq"}, Rule{"--act-order", gptq, "--method gptq"},
         Rule{"--weigh-by-router", gptq, "--method gptq"}, Rule{"--min-coverage", gptq, "--method gptq"},
         Rule{"--static-tolerance", options.activations == "static", "--activations static"},
-        Rule{"--group-size", int4, "--scheme w4a16 or w4a16 in --mix"},
+        Rule{"--group-size", groups, "--scheme w4a16 or w8a16, or one of them in --mix"},
         Rule{"--bits-per-weight", mix, "--mix"}, Rule{"--budget", mix, "--mix"},
         Rule{"--budget-per-token", mix, "--mix"}, Rule{"--mix-tokens", mix, "--mix"},
         Rule{"--calibration-tokens", calibrated, calibration},
@@ -84,12 +87,15 @@ Status CheckUsed(const Options& options, const CLI::App& verb) {
 
 StatusOr<quantizer::QuantizeOptions> Parse(const Options& options) {
   quantizer::QuantizeOptions parsed;
+  ASSIGN_OR_RETURN(parsed.output.group_size, quantizer::ParseGroupSize(options.group_size));
+  if (options.scheme == "w4a16" && parsed.output.group_size == 0) {
+    return InvalidArgument("--group-size channel is for w8a16; w4a16 has groups of 32, 64 or 128 inputs");
+  }
   if (options.mix.precisions.empty()) {
     ASSIGN_OR_RETURN(parsed.output.scheme, quantizer::ParseScheme(options.scheme));
   } else {
-    ASSIGN_OR_RETURN(parsed.output.mix, ParseMix(options.mix, options.group_size));
+    ASSIGN_OR_RETURN(parsed.output.mix, ParseMix(options.mix, parsed.output.group_size));
   }
-  parsed.output.group_size = options.group_size;
   parsed.output.gptq = options.method == "gptq";
   parsed.output.search = options.method != "rtn";
   parsed.output.damping = options.damping;
@@ -124,13 +130,6 @@ StatusOr<quantizer::QuantizeOptions> Parse(const Options& options) {
   parsed.memory = static_cast<int64_t>(options.memory);
   parsed.direct = options.io == "direct";
   return parsed;
-}
-
-std::string FormatSeconds(double seconds) {
-  if (seconds < 60) return fmt::format("{:.1f} s", seconds);
-  const auto minutes = static_cast<int64_t>(seconds / 60 + 0.5);
-  return minutes < 60 ? fmt::format("{} min", minutes)
-                      : fmt::format("{} h {:02} min", minutes / 60, minutes % 60);
 }
 
 // Output bytes a second since the first unit tell the time that is left.
@@ -238,72 +237,6 @@ void PrintReport(const Options& options, const quantizer::QuantizeReport& report
         bytes(static_cast<int64_t>(options.memory)), options.io, report.io);
 }
 
-// What calibration adds to a plan's table, and to its time.
-std::vector<std::vector<std::string>> CalibrationRows(const quantizer::OutputSettings& settings,
-                                                      const quantizer::QuantizePlan& plan,
-                                                      const quantizer::CalibrationForecast& calibration,
-                                                      const quantizer::Forecast& forecast) {
-  if (!settings.calibrated()) return {};
-  const auto seconds = [](double value) { return FormatSeconds(value); };
-  // GPTQ computes while the disk works; an analysis comes before the rounding.
-  const double total = settings.gptq ? std::max(forecast.disk_seconds, calibration.seconds())
-                                     : forecast.seconds + calibration.seconds();
-  return {{"calibration", fmt::format("{} tokens, {} of memory", settings.calibration.tokens,
-                                      FormatBytes(static_cast<double>(plan.calibration_bytes)))},
-          {"", fmt::format("Hessians {}, factors {}, rounding {}, forward {}",
-                           seconds(calibration.hessian_seconds), seconds(calibration.factor_seconds),
-                           seconds(calibration.round_seconds), seconds(calibration.forward_seconds))},
-          {"in all", seconds(total)}};
-}
-
-void PrintPlan(const Options& options, const quantizer::OutputSettings& settings,
-               const quantizer::QuantizePlan& plan, const quantizer::MachineRates& rates,
-               const quantizer::Forecast& forecast, const quantizer::CalibrationForecast& calibration,
-               bool has_weights) {
-  const auto bytes = [](int64_t count) { return FormatBytes(static_cast<double>(count)); };
-  const auto rate = [](double per_second) { return FormatBytes(per_second) + "/s"; };
-  double rounded = 0, values = 0;
-  size_t linears = 0;
-  for (size_t i = 0; i < plan.items.size(); ++i) {
-    const auto elements = static_cast<double>(plan.items[i].elements());
-    values += elements;
-    if (plan.output.items[i].form != quantizer::Form::kRounded) continue;
-    rounded += elements;
-    ++linears;
-  }
-  const size_t units = plan.work.units.size();
-  size_t most = 0;
-  for (const quantizer::Unit& unit : plan.work.units) most = std::max(most, unit.end - unit.first);
-  const int64_t free = quantizer::FreeBytes(options.output);
-  std::vector<std::vector<std::string>> rows = {{"plan", What(options) + " of " + options.model}};
-  rows.push_back({"in", bytes(plan.source_bytes) +
-                            (has_weights ? "" : ", as config.json has it (there are no weights here)")});
-  rows.push_back({"out", fmt::format("{} in {} files", bytes(plan.output.bytes), plan.output.shards.size())});
-  rows.push_back({"rounded", fmt::format("{} linears, {} of {} parameters", linears, FormatCount(rounded),
-                                         FormatCount(values))});
-  rows.push_back({"waves", fmt::format("{} of up to {} matrices, {} in and {} out", units, most,
-                                       bytes(plan.work.source_bytes), bytes(plan.work.output_bytes))});
-  rows.push_back({"memory", fmt::format("{} of buffers, --memory {}", bytes(plan.work.bytes()),
-                                        bytes(static_cast<int64_t>(options.memory)))});
-  rows.push_back({"disk", free >= plan.output.bytes ? bytes(free) + " free"
-                                                    : fmt::format("{} free, {} are missing", bytes(free),
-                                                                  bytes(plan.output.bytes - free))});
-  rows.push_back(
-      {"this machine", fmt::format("reads {}, writes {}, rounds {} values/s, copies {}", rate(rates.read),
-                                   rate(rates.write), FormatCount(rates.round), rate(rates.copy))});
-  if (settings.gptq) {
-    rows.push_back(
-        {"time", fmt::format("disk {}, while calibration computes", FormatSeconds(forecast.disk_seconds))});
-  } else {
-    rows.push_back(
-        {"time", fmt::format("{}: disk {}, computing {}; {} is the bound", FormatSeconds(forecast.seconds),
-                             FormatSeconds(forecast.disk_seconds), FormatSeconds(forecast.compute_seconds),
-                             forecast.disk_bound ? "the disk" : "computing")});
-  }
-  std::ranges::move(CalibrationRows(settings, plan, calibration, forecast), std::back_inserter(rows));
-  Print("{}", FormatTable(rows, /*markdown=*/false));
-}
-
 // Of a config alone, which has no tokenizer, --plan takes the tokens that were asked for.
 Status ReadCalibration(const Options& options, const checkpoint::Checkpoint& source,
                        quantizer::QuantizeOptions* parsed) {
@@ -348,7 +281,8 @@ Status RunPlan(const Options& options, const quantizer::QuantizeOptions& parsed,
                      quantizer::MeasureCalibration(ctx, rounding.grid()));
     calibration = quantizer::ForecastCalibration(plan, parsed.output, calibrating);
   }
-  PrintPlan(options, parsed.output, plan, rates, forecast, calibration, !source.tensors().empty());
+  PrintPlan(What(options), options.model, options.output, parsed, plan, rates, forecast, calibration,
+            !source.tensors().empty());
   return OkStatus();
 }
 
@@ -445,11 +379,13 @@ void AddQuantize(CLI::App& root, VerbRun& run) {
                    "The folder to write; one that a killed run left is gone on with. --plan does without");
   verb->add_option(
           "--scheme", options->scheme,
-          "What linears become: w8a8 (int8 by output), w4a16 (int4 in groups), nvfp4, fp8 (128x128 blocks)")
+          "What linears become: w8a8 (int8 by output, int8 activations), w8a16 (int8 in groups), w4a16 (int4 "
+          "in groups), nvfp4, fp8 (128x128 blocks)")
       ->check(CLI::IsMember(quantizer::SchemeNames()));
   AddMixFlags(*verb, options->mix);
-  verb->add_option("--group-size", options->group_size, "Inputs that share a scale of w4a16")
-      ->check(CLI::IsMember({32, 64, 128}))
+  verb->add_option("--group-size", options->group_size,
+                   "Inputs that share a scale of w4a16 or w8a16; channel, for w8a16: one scale for an output")
+      ->check(CLI::IsMember({"32", "64", "128", "channel"}))
       ->capture_default_str();
   verb->add_option(
           "--method", options->method,

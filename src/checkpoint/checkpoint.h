@@ -46,7 +46,7 @@ enum class WeightScheme {
   kFp8Block,     // X.weight f8_e4m3 [out, in] and X.weight_scale_inv f32 per 128x128 block (multiplies)
   kInt8Channel,  // compressed-tensors int-quantized: X.weight i8, X.weight_scale [out, 1], maybe
                  // X.input_scale
-  kInt4Packed,   // compressed-tensors pack-quantized: X.weight_packed i32, X.weight_scale, X.weight_shape
+  kIntPacked,    // compressed-tensors pack-quantized: X.weight_packed i32, X.weight_scale, X.weight_shape
   kNvfp4,        // compressed-tensors nvfp4-pack-quantized: X.weight_packed u8, X.weight_scale,
                  // X.weight_global_scale
 };
@@ -58,12 +58,13 @@ struct LinearSource {
   int64_t out = 0, in = 0;
   float input_scale = 0;             // static activation scale (kInt8Channel), 0 when dynamic or absent
   bool dynamic_activations = false;  // kInt8Channel with dynamic per-token int8 activations
+  int bits = 4;                      // kIntPacked: of a code, 4 or 8
 
   // The tensors behind it, owned by the checkpoint. One scale covers block_rows x block_cols weights.
   const TensorEntry* weight = nullptr;
   const TensorEntry* scale = nullptr;
-  const TensorEntry* zero_point = nullptr;   // kInt4Packed, asymmetric
-  const TensorEntry* group_index = nullptr;  // kInt4Packed with actorder: the group of each input
+  const TensorEntry* zero_point = nullptr;   // kIntPacked, asymmetric
+  const TensorEntry* group_index = nullptr;  // kIntPacked with actorder: the group of each input
   int64_t block_rows = 1, block_cols = 1;
   float global_scale = 1;  // kNvfp4: divides
 };

@@ -128,19 +128,20 @@ Status FindGroupIndex(const Checkpoint& checkpoint, bool required, int64_t group
   return OkStatus();
 }
 
-Status FindInt4(const Checkpoint& checkpoint, const QuantGroup& group, LinearSource* source) {
+Status FindPacked(const Checkpoint& checkpoint, const QuantGroup& group, LinearSource* source) {
   const std::string& module = source->module;
-  if (group.num_bits != 4)
-    return Unimplemented("pack-quantized weights must have 4 bits, found {}", group.num_bits);
+  if (group.num_bits != 4 && group.num_bits != 8)
+    return Unimplemented("pack-quantized weights must have 4 or 8 bits, found {}", group.num_bits);
   if (group.type != "int")
     return Unimplemented("pack-quantized weights must be \"int\", found \"{}\"", group.type);
-  if (group.int8_activations) return Unimplemented("int4 weights with int8 activations are not supported");
+  if (group.int8_activations) return Unimplemented("packed weights with int8 activations are not supported");
   if (group.strategy != "channel" && group.strategy != "group") {
-    return Unimplemented("int4 weights must have strategy \"channel\" or \"group\", found \"{}\"",
+    return Unimplemented("packed weights must have strategy \"channel\" or \"group\", found \"{}\"",
                          group.strategy);
   }
-  source->scheme = WeightScheme::kInt4Packed;
-  const int64_t words = base::CeilDiv(source->in, 8);
+  source->scheme = WeightScheme::kIntPacked;
+  source->bits = group.num_bits;
+  const int64_t per_word = 32 / source->bits, words = base::CeilDiv(source->in, per_word);
   const int64_t groups = base::CeilDiv(source->in, source->block_cols);
   ASSIGN_OR_RETURN(source->weight,
                    Part(checkpoint, module + ".weight_packed", {DType::kI32}, {source->out, words}));
@@ -154,7 +155,7 @@ Status FindInt4(const Checkpoint& checkpoint, const QuantGroup& group, LinearSou
   }
   if (!group.symmetric) {
     ASSIGN_OR_RETURN(source->zero_point, Part(checkpoint, module + ".weight_zero_point", {DType::kI32},
-                                              {base::CeilDiv(source->out, 8), groups}));
+                                              {base::CeilDiv(source->out, per_word), groups}));
   }
   return FindGroupIndex(checkpoint, group.needs_group_index, groups, source);
 }
@@ -186,7 +187,7 @@ Status FindCompressed(const Checkpoint& checkpoint, const QuantGroup& group, Lin
   if (group.format == "int-quantized" || (group.format == "naive-quantized" && group.type == "int")) {
     return FindInt8(checkpoint, group, source);
   }
-  if (group.format == "pack-quantized") return FindInt4(checkpoint, group, source);
+  if (group.format == "pack-quantized") return FindPacked(checkpoint, group, source);
   if (group.format == "nvfp4-pack-quantized") return FindNvfp4(checkpoint, group, source);
   if (group.format == "float-quantized" || group.format == "naive-quantized") {
     if (group.type != "float" || group.num_bits != 8) {
@@ -239,30 +240,35 @@ void ReadInt8Row(const LinearSource& source, int64_t row, float* out) {
   for (int64_t i = 0; i < source.in; ++i) out[i] = static_cast<float>(static_cast<int8_t>(in[i])) * scale;
 }
 
-void ReadInt4Row(const LinearSource& source, int64_t row, float* out) {
-  const int64_t words = base::CeilDiv(source.in, 8);
+// Code `index` of a tensor of i32 words, the first in the low bits.
+int PackedCode(const std::byte* words, int64_t index, int bits) {
+  const int64_t per_word = 32 / bits;
+  uint32_t word = 0;
+  std::memcpy(&word, words + index / per_word * 4, 4);
+  return static_cast<int>(word >> (bits * (index % per_word)) & ((1U << bits) - 1));
+}
+
+void ReadPackedRow(const LinearSource& source, int64_t row, float* out) {
+  const int64_t per_word = 32 / source.bits, words = base::CeilDiv(source.in, per_word);
   const int64_t groups = base::CeilDiv(source.in, source.block_cols);
   const std::byte* in = source.weight->bytes.data() + row * words * 4;
   std::vector<float> scale(static_cast<size_t>(groups));
-  std::vector<int> zero(static_cast<size_t>(groups), 8);
+  std::vector<int> zero(static_cast<size_t>(groups), 1 << (source.bits - 1));
   for (int64_t g = 0; g < groups; ++g) {
     scale[g] = ScalarAt(*source.scale, row * groups + g);
     if (source.zero_point != nullptr) {
-      uint32_t word = 0;
-      std::memcpy(&word, source.zero_point->bytes.data() + (row / 8 * groups + g) * 4, 4);
-      zero[g] = static_cast<int>(word >> (4 * (row % 8)) & 15U);
+      const std::byte* word = source.zero_point->bytes.data() + (row / per_word * groups + g) * 4;
+      zero[g] = PackedCode(word, row % per_word, source.bits);
     }
   }
   for (int64_t i = 0; i < source.in; ++i) {
-    uint32_t word = 0;
-    std::memcpy(&word, in + i / 8 * 4, 4);
     int64_t g = i / source.block_cols;
     if (source.group_index != nullptr) {
       int32_t index = 0;
       std::memcpy(&index, source.group_index->bytes.data() + i * 4, 4);
       g = index;
     }
-    out[i] = static_cast<float>(static_cast<int>(word >> (4 * (i % 8)) & 15U) - zero[g]) * scale[g];
+    out[i] = static_cast<float>(PackedCode(in, i, source.bits) - zero[g]) * scale[g];
   }
 }
 
@@ -357,8 +363,8 @@ Status Checkpoint::ReadLinearRows(const LinearSource& source, int64_t first, int
       case WeightScheme::kInt8Channel:
         ReadInt8Row(source, first + row, to);
         break;
-      case WeightScheme::kInt4Packed:
-        ReadInt4Row(source, first + row, to);
+      case WeightScheme::kIntPacked:
+        ReadPackedRow(source, first + row, to);
         break;
       case WeightScheme::kNvfp4:
         ReadNvfp4Row(source, first + row, to);

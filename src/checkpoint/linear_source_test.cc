@@ -160,7 +160,7 @@ TEST_F(LinearSourceTest, Int4Words) {
   symmetric.Add<int64_t>("m.weight_shape", "I64", {2}, {1, 9});
   Open(Group(Int4(true, 8), "pack-quantized"), symmetric);
   EXPECT_EQ(*Read(1, 9), (std::vector<float>{0, 1, 2, 3, 4, 5, 6, 7, -2}));
-  EXPECT_EQ(checkpoint_->FindLinear("m", 1, 9)->scheme, WeightScheme::kInt4Packed);
+  EXPECT_EQ(checkpoint_->FindLinear("m", 1, 9)->scheme, WeightScheme::kIntPacked);
 
   // The groups of columns, in another order.
   SafetensorsMaker ordered = symmetric;
@@ -177,6 +177,34 @@ TEST_F(LinearSourceTest, Int4Words) {
   EXPECT_EQ(Fault(1, 9), "F/: tensor m.weight_g_idx [9] is missing");
   Open(Group(by_group, "pack-quantized"), unset);
   EXPECT_EQ(Fault(1, 9), "model.safetensors: tensor m.weight_g_idx must hold groups in [0, 2), found -1");
+}
+
+// 5 inputs are a whole word and one byte of the next; values are stored plus 128, zero points along the
+// outputs.
+TEST_F(LinearSourceTest, Int8Words) {
+  SafetensorsMaker tensors;
+  tensors.Add<uint32_t>("m.weight_packed", "I32", {1, 2}, {0xff81'7f00U, 0x85});
+  tensors.Add<uint16_t>("m.weight_scale", "BF16", {1, 2}, {0x3f80, 0x4000});  // 1, 2
+  tensors.Add<int64_t>("m.weight_shape", "I64", {2}, {1, 5});
+  json args = Int4(true, 4);
+  args["num_bits"] = 8;
+  Open(Group(args, "pack-quantized"), tensors);
+  EXPECT_EQ(*Read(1, 5), (std::vector<float>{-128, -1, 1, 127, 10}));
+  EXPECT_EQ(checkpoint_->FindLinear("m", 1, 5)->bits, 8);
+  args["symmetric"] = false;
+  Open(Group(args, "pack-quantized"),
+       tensors.Add<uint32_t>("m.weight_zero_point", "I32", {1, 2}, {0x01, 0x80}));
+  EXPECT_EQ(*Read(1, 5), (std::vector<float>{-1, 126, 128, 254, 10}));
+
+  SafetensorsMaker column;
+  column.Add<uint32_t>("m.weight_packed", "I32", {5, 1}, std::vector<uint32_t>(5, 0xff));
+  column.Add<float>("m.weight_scale", "F32", {5, 1}, std::vector<float>(5, 1));
+  column.Add<int64_t>("m.weight_shape", "I64", {2}, {5, 1});
+  column.Add<uint32_t>("m.weight_zero_point", "I32", {2, 1}, {0x8040'2010U, 0xfe});
+  json by_channel = Int4(false, 0);
+  by_channel["num_bits"] = 8;
+  Open(Group(by_channel, "pack-quantized"), column);
+  EXPECT_EQ(*Read(5, 1), (std::vector<float>{239, 223, 191, 127, 1}));
 }
 
 // Zero points are packed along the outputs: output 8 is the first nibble of the second word.
@@ -281,6 +309,8 @@ TEST_F(LinearSourceTest, RefusesWhatItDoesNotReadByName) {
   SafetensorsMaker tensors;
   tensors.Add<int8_t>("m.weight", "I8", {2, 2}, {1, 2, 3, 4})
       .Add<float>("m.weight_scale", "F32", {2, 1}, {1, 1});
+  json three_bits = Int8("channel");
+  three_bits["num_bits"] = 3;
   const std::pair<json, const char*> faults[] = {
       {Group(Int8("channel"), "marlin-24"),
        "compressed-tensors format must be int-quantized, pack-quantized, nvfp4-pack-quantized or "
@@ -288,7 +318,7 @@ TEST_F(LinearSourceTest, RefusesWhatItDoesNotReadByName) {
        "\"marlin-24\""},
       {Group(Int8("group"), "int-quantized"), "\"group_size\" must be positive, found 0"},
       {Group(Int8("attn_head"), "int-quantized"), "weight strategy \"attn_head\" is not supported"},
-      {Group(Int8("channel"), "pack-quantized"), "pack-quantized weights must have 4 bits, found 8"},
+      {Group(three_bits, "pack-quantized"), "pack-quantized weights must have 4 or 8 bits, found 3"},
       {Group(Int4(true, 8), "int-quantized"), "int-quantized weights must have 8 bits, found 4"},
       {Group(Int8("channel"), "float-quantized"),
        "float-quantized weights must be 8-bit \"float\", found 8-bit \"int\""},

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/round.h"
 #include "checkpoint/ggml_blocks.h"
 #include "checkpoint/linear_source.h"
 
@@ -129,18 +130,29 @@ void ReadKRow(const LinearSource& source, int64_t row, const RowOut& out) {
   }
 }
 
-void ReadInt4Row(const LinearSource& source, int64_t row, const RowOut& out) {
-  const int64_t words = (source.in + 7) / 8;
-  ReadNibbles(source.weight->bytes.data() + row * words * 4, source.in, out.codes);
-  const int64_t stored = (source.in + source.block_cols - 1) / source.block_cols;
+// Offset codes of 4 or 8 bits, as compressed-tensors packs them into words of 32.
+void ReadPackedRow(const LinearSource& source, int64_t row, const RowOut& out) {
+  const int64_t words = base::CeilDiv(source.in, 32 / source.bits);
+  const std::byte* in = source.weight->bytes.data() + row * words * 4;
+  if (source.bits == 8) {
+    std::memcpy(out.codes, in, static_cast<size_t>(source.in));
+  } else {
+    ReadNibbles(in, source.in, out.codes);
+  }
+  const int64_t stored = base::CeilDiv(source.in, source.block_cols), groups = base::CeilDiv(source.in, 32);
   const auto scale = [&](int64_t group) { return ScalarAt(*source.scale, row * stored + group); };
-  // f16 stays as it is; bf16 reaches further, and gets a power of two beside it.
+  if (stored == 1) {  // the output's own: exact in any type
+    *out.output_scale = scale(0);
+    std::fill_n(out.scales, groups, tensor::FloatToHalf(1));
+    return;
+  }
+  // f16 stays as it is; bf16 and f32 reach further, and get a power of two beside them.
   float largest = 0;
-  for (int64_t g = 0; g < stored && source.scale->dtype == DType::kBF16; ++g)
+  for (int64_t g = 0; g < stored && source.scale->dtype != DType::kF16; ++g)
     largest = std::max(largest, std::fabs(scale(g)));
   const float unit = largest > 0 && std::isfinite(largest) ? std::ldexp(1.0F, std::ilogb(largest)) : 1;
   *out.output_scale = unit;
-  for (int64_t g = 0; g < (source.in + 31) / 32; ++g) {
+  for (int64_t g = 0; g < groups; ++g) {
     out.scales[g] = tensor::FloatToHalf(scale(32 * g / source.block_cols) / unit);
   }
 }
@@ -171,13 +183,12 @@ std::optional<PackedFormat> StoredFormat(const LinearSource& source) {
     return whole ? std::optional(PackedFormat::kF8G128) : std::nullopt;
   }
   if (source.scheme == WeightScheme::kNvfp4) return PackedFormat::kNvfp4;
-  if (source.scheme == WeightScheme::kInt4Packed) {
-    const DType scale = source.scale->dtype;
+  if (source.scheme == WeightScheme::kIntPacked) {
     const bool whole = source.block_cols % 32 == 0 || source.block_cols >= source.in;
     const bool plain =
         source.zero_point == nullptr && source.group_index == nullptr && source.block_rows == 1;
-    if (whole && plain && (scale == DType::kF16 || scale == DType::kBF16)) return PackedFormat::kI4G32;
-    return std::nullopt;
+    if (!whole || !plain) return std::nullopt;
+    return source.bits == 8 ? PackedFormat::kI8G32 : PackedFormat::kI4G32;
   }
   if (source.scheme != WeightScheme::kPlain || source.in % 32 != 0) return std::nullopt;
   if (source.weight->rows != nullptr && source.weight->rows->FileRow(0) < 0) return std::nullopt;
@@ -204,8 +215,8 @@ Status ReadGroupRows(const LinearSource& source, int64_t first, int64_t count, G
                     out.supers.empty() ? nullptr : &out.supers[r * supers]};
     if (source.scheme == WeightScheme::kNvfp4) {
       ReadNvfp4Row(source, first + r, to);
-    } else if (source.scheme == WeightScheme::kInt4Packed) {
-      ReadInt4Row(source, first + r, to);
+    } else if (source.scheme == WeightScheme::kIntPacked) {
+      ReadPackedRow(source, first + r, to);
     } else if (supers > 0) {
       ReadKRow(source, first + r, to);
     } else if (source.weight->dtype == DType::kMxfp4) {

@@ -153,11 +153,12 @@ TEST(StoredGroups, RowsInAnotherOrder) {
   EXPECT_EQ(StoredFormat(Ggml(reversed)), std::nullopt);
 }
 
-LinearSource Int4(const TensorEntry& weight, const TensorEntry& scale, int64_t group) {
+LinearSource Packed(int bits, const TensorEntry& weight, const TensorEntry& scale, int64_t group) {
   return {.module = "m",
-          .scheme = WeightScheme::kInt4Packed,
+          .scheme = WeightScheme::kIntPacked,
           .out = kOut,
           .in = kIn,
+          .bits = bits,
           .weight = &weight,
           .scale = &scale,
           .block_cols = group};
@@ -173,36 +174,74 @@ LinearSource Nvfp4(const TensorEntry& weight, const TensorEntry& scale) {
           .block_cols = 16};
 }
 
-TEST(StoredGroups, Int4InGroupsOfWhole32s) {
-  const Bytes stored(kOut * kIn / 2);
-  const TensorEntry weight = stored.Entry(DType::kI32, {kOut, kIn / 8});
-  for (const int64_t group : {32, 64, 96}) {
-    for (const DType dtype : {DType::kBF16, DType::kF16}) {
-      const int64_t groups = base::CeilDiv(kIn, group);
-      Bytes scales(2 * kOut * groups);
-      std::mt19937 rng(5);
-      for (int i = 0; i < kOut * groups; ++i) {  // within 2^-12 of each other, small ones as well
-        const float scale =
-            std::ldexp(1.0F + static_cast<float>(rng() % 128) / 128, -9 - static_cast<int>(rng() % 12));
-        scales.Put16(2 * i, dtype == DType::kBF16 ? tensor::ToBF16(scale).bits : tensor::FloatToHalf(scale));
-      }
-      const TensorEntry scale = scales.Entry(dtype, {kOut, groups});
-      const LinearSource source = Int4(weight, scale, group);
-      EXPECT_EQ(StoredFormat(source), PackedFormat::kI4G32);
-      EXPECT_EQ(Roundtrip(source, 0, kOut), Plain(source, 0, kOut)) << group;
+// Scales for all groups of all outputs, within 2^-12 of each other, small ones and negative ones as well.
+Bytes Scales(DType dtype, int64_t count) {
+  Bytes scales(static_cast<size_t>(tensor::BytesOf(dtype, count)));
+  std::mt19937 rng(5);
+  for (int64_t i = 0; i < count; ++i) {
+    float scale = std::ldexp(1.0F + static_cast<float>(rng() % 128) / 128, -9 - static_cast<int>(rng() % 12));
+    if (dtype == DType::kF32) scale *= 1 + static_cast<float>(rng() % 65536) * 0x1p-23F;
+    if (rng() % 4 == 0) scale = -scale;
+    if (dtype == DType::kF32) {
+      std::memcpy(&scales[static_cast<size_t>(4 * i)], &scale, 4);
+    } else {
+      scales.Put16(static_cast<size_t>(2 * i),
+                   dtype == DType::kBF16 ? tensor::ToBF16(scale).bits : tensor::FloatToHalf(scale));
     }
+  }
+  return scales;
+}
+
+// Any codes, -128 and -8 among them. f32 scales of several groups are the only ones that are rounded, by
+// 2^-11 of themselves at most; a code times a scale by as much.
+TEST(StoredGroups, PackedCodesInGroupsOfWhole32s) {
+  for (const int bits : {4, 8}) {
+    const Bytes stored(static_cast<size_t>(kOut) * kIn * bits / 8);
+    const TensorEntry weight = stored.Entry(DType::kI32, {kOut, kIn * bits / 32});
+    for (const int64_t group : {32, 64, 96}) {  // 96: one for an output
+      for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+        const int64_t groups = base::CeilDiv(kIn, group);
+        const Bytes scales = Scales(dtype, kOut * groups);
+        const TensorEntry scale = scales.Entry(dtype, {kOut, groups});
+        const LinearSource source = Packed(bits, weight, scale, group);
+        EXPECT_EQ(StoredFormat(source), bits == 8 ? PackedFormat::kI8G32 : PackedFormat::kI4G32);
+        const std::vector<float> packed = Roundtrip(source, 0, kOut), plain = Plain(source, 0, kOut);
+        if (dtype != DType::kF32 || groups == 1) {
+          EXPECT_EQ(packed, plain) << bits << " " << group;
+          continue;
+        }
+        for (size_t i = 0; i < plain.size(); ++i) {
+          ASSERT_NEAR(packed[i], plain[i], std::fabs(plain[i]) * (0x1p-11F + 0x1p-22F)) << bits << " " << i;
+        }
+      }
+    }
+  }
+}
+
+// Inputs that are not whole groups of 32, of one scale an output.
+TEST(StoredGroups, RaggedChannels) {
+  constexpr int kRagged = 83;
+  for (const int bits : {4, 8}) {
+    const int64_t words = base::CeilDiv(kRagged, 32 / bits);
+    const Bytes stored(static_cast<size_t>(kOut * words * 4)), scales = Scales(DType::kF32, kOut);
+    const TensorEntry weight = stored.Entry(DType::kI32, {kOut, words});
+    const TensorEntry scale = scales.Entry(DType::kF32, {kOut, 1});
+    LinearSource source = Packed(bits, weight, scale, kRagged);
+    source.in = kRagged;
+    EXPECT_EQ(Roundtrip(source, 0, kOut), Plain(source, 0, kOut)) << bits;
   }
 }
 
 TEST(StoredGroups, WhatHasNoFormatOfOurs) {
   const Bytes stored(kOut * kIn * 4), scales(4 * kOut * kIn);
-  const TensorEntry weight = stored.Entry(DType::kI32, {kOut, kIn / 8});
-  const TensorEntry half = scales.Entry(DType::kF16, {kOut, 4}), full = scales.Entry(DType::kF32, {kOut, 3});
-  EXPECT_EQ(StoredFormat(Int4(weight, half, 24)), std::nullopt);  // groups that cut ours
-  EXPECT_EQ(StoredFormat(Int4(weight, full, 32)), std::nullopt);  // f32 scales
-  LinearSource asymmetric = Int4(weight, half, 32);
-  asymmetric.zero_point = &weight;
-  EXPECT_EQ(StoredFormat(asymmetric), std::nullopt);
+  for (const int bits : {4, 8}) {
+    const TensorEntry weight = stored.Entry(DType::kI32, {kOut, kIn * bits / 32});
+    const TensorEntry half = scales.Entry(DType::kF16, {kOut, 4});
+    EXPECT_EQ(StoredFormat(Packed(bits, weight, half, 24)), std::nullopt);  // groups that cut ours
+    LinearSource asymmetric = Packed(bits, weight, half, 32);
+    asymmetric.zero_point = &weight;
+    EXPECT_EQ(StoredFormat(asymmetric), std::nullopt);
+  }
   const TensorEntry bf16 = stored.Entry(DType::kBF16, {kOut, kIn});
   EXPECT_EQ(StoredFormat(Ggml(bf16)), std::nullopt);
 }

@@ -58,6 +58,8 @@ const Case kCases[] = {
     MOESAIC_GOLDEN("ct-llama-int4-g32-asym", kF32, 0),
     MOESAIC_GOLDEN("ct-llama-int4-actorder", kF32, 0),
     MOESAIC_GOLDEN("ct-llama-int4-channel-asym", kF32, 0),
+    MOESAIC_GOLDEN("ct-llama-int8-g32", kF32, Case::kGroups),
+    MOESAIC_GOLDEN("ct-llama-int8-channel-asym", kF32, 0),
     MOESAIC_GOLDEN("ct-llama-nvfp4a16", kF32, Case::kGroups),
     MOESAIC_GOLDEN("ct-qwen3-moe-int8-dynamic", kF32, Case::kInt8Activations),
     MOESAIC_GOLDEN("ct-qwen3-moe-int4-experts", kF32, 0),

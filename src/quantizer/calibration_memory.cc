@@ -5,7 +5,6 @@
 
 #include "quantizer/gptq.h"
 #include "quantizer/layer_walk.h"
-#include "quantizer/mix_walk.h"
 #include "quantizer/runtime_matrix.h"
 #include "quantizer/work_plan.h"
 
@@ -66,11 +65,8 @@ int64_t CalibrationBytes(const models::DecoderSpec& spec, const std::vector<Mode
   // A state that is read back takes no more than a layer's work.
   int64_t walk =
       most + CalibrationStream::Bytes(spec, id.tokens, id.longest) + WalkBytes(spec, id.tokens, id.longest);
-  if (settings.mix.wanted()) {
-    const int64_t measuring = MixBytes(spec, items, settings);
-    walk = settings.gptq ? std::max(walk, measuring) : measuring;
-  }
-  return walk + id.tokens * 8;  // the ids themselves
+  if (!settings.gptq && settings.mix.wanted()) walk = 0;  // what measuring takes: PlanMixPasses
+  return walk + id.tokens * 8;                            // the ids themselves
 }
 
 }  // namespace moesaic::quantizer

@@ -12,11 +12,10 @@
 namespace moesaic::quantizer {
 namespace {
 
-constexpr Grid kGrids[] = {{GridKind::kInt8Channel, 0},
-                           {GridKind::kInt4Group, 32},
-                           {GridKind::kInt4Group, 128},
-                           {GridKind::kNvfp4, 16},
-                           {GridKind::kFp8Block, 128}};
+constexpr Grid kGrids[] = {{GridKind::kInt8Channel, 0}, {GridKind::kInt4Group, 32},
+                           {GridKind::kInt4Group, 128}, {GridKind::kNvfp4, 16},
+                           {GridKind::kFp8Block, 128},  {GridKind::kInt8Group, 32},
+                           {GridKind::kInt8Group, 0}};
 
 Hessian HessianOf(const TestContext& threads, const std::vector<float>& x, int k) {
   auto hessian = *Hessian::Create(k);
@@ -80,7 +79,7 @@ void ExpectCodesOfGptq(const std::vector<float>& weights, const QuantizedMatrix&
       for (int code = 0; code < 256; ++code) {
         const double value = CodeValue(matrix.grid.kind, static_cast<uint8_t>(code));
         if (matrix.grid.kind == GridKind::kInt4Group && (value < -8 || value > 7)) continue;
-        if (matrix.grid.kind == GridKind::kInt8Channel && value == -128) continue;
+        if (matrix.grid.numbers() == kernels::NumberGrid::kInt8 && value == -128) continue;
         if (std::isnan(value)) continue;
         best = std::min(best, std::fabs(value * matrix.Scale(r, input) - w[p]));
       }
@@ -131,7 +130,8 @@ TEST(Gptq, RaggedInputsOfInt8AndFp8) {
   const std::vector<float> weights = TestWeights(n, k, 3);
   const Hessian hessian = HessianOf(threads, TestTokens(500, k, 1, 4), k);
   const auto factor = FactorHessian(threads.ctx, hessian, {});
-  for (const Grid& grid : {Grid{GridKind::kInt8Channel, 0}, Grid{GridKind::kFp8Block, 128}}) {
+  for (const Grid& grid :
+       {Grid{GridKind::kInt8Channel, 0}, Grid{GridKind::kFp8Block, 128}, Grid{GridKind::kInt8Group, 0}}) {
     GptqReport report;
     const auto matrix = RoundByGptq(threads.ctx, grid, weights.data(), n, k, *factor, {}, &report);
     ASSERT_TRUE(matrix.ok()) << matrix.status();

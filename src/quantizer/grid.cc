@@ -45,8 +45,8 @@ float LargestOf(const Rounding& rounding, const Block& block) {
 // The number whose scale puts a block's largest magnitude at the end of the codes. Of int4 it lies half way
 // between the ends -8 and 7, as compressed-tensors has it.
 float EndOf(GridKind kind) {
-  static constexpr float kEnds[] = {127, 7.5F, 6, 448};
-  return kEnds[static_cast<int>(kind)];
+  static constexpr float kEnds[kernels::kNumberGrids] = {127, 7.5F, 6, 448};
+  return kEnds[static_cast<int>(NumbersOf(kind))];
 }
 
 // The nearest scale that can be stored.
@@ -67,7 +67,8 @@ int CandidateScales(GridKind kind, float plain, Scales* scales) {
     const auto step = static_cast<float>(i);
     float& scale = (*scales)[i];
     switch (kind) {
-      case GridKind::kInt8Channel:  // down to a clip of 0.6
+      case GridKind::kInt8Channel:
+      case GridKind::kInt8Group:  // down to a clip of 0.6
         scale = StoredScale(kind, plain * (1 - 0.025F * step));
         break;
       case GridKind::kInt4Group:  // from the largest value within 7 down to a clip of a half, and turned
@@ -134,7 +135,7 @@ const Rounding& RoundingOf(const kernels::ExecContext& ctx, const Grid& grid) {
 }
 
 using CodeValues = std::array<std::array<float, 256>, kernels::kNumberGrids>;
-const CodeValues& ValuesOfCodes() {
+const std::array<float, 256>& ValuesOfCodes(GridKind kind) {
   static const CodeValues kValues = [] {
     CodeValues values{};
     for (int i = 0; i < 256; ++i) {
@@ -145,7 +146,7 @@ const CodeValues& ValuesOfCodes() {
     }
     return values;
   }();
-  return kValues;
+  return kValues[static_cast<int>(NumbersOf(kind))];
 }
 
 Status NotFinite(const float* rows, int n, int k) {
@@ -171,6 +172,9 @@ Status CheckGrid(const Grid& grid, int k) {
   switch (grid.kind) {
     case GridKind::kInt8Channel:
       return OkStatus();
+    case GridKind::kInt8Group:
+      if (grid.group == 0) return OkStatus();
+      [[fallthrough]];
     case GridKind::kInt4Group:
       return fits(grid.group == 32 || grid.group == 64 || grid.group == 128, "32, 64 or 128", true);
     case GridKind::kNvfp4:
@@ -180,7 +184,7 @@ Status CheckGrid(const Grid& grid, int k) {
   }
 }
 
-float CodeValue(GridKind kind, uint8_t code) { return ValuesOfCodes()[static_cast<int>(kind)][code]; }
+float CodeValue(GridKind kind, uint8_t code) { return ValuesOfCodes(kind)[code]; }
 
 float Nvfp4GlobalScale(float amax, bool by_error) {
   const float largest = std::max(amax, 0x1p-96F);  // keeps it finite
@@ -248,7 +252,7 @@ void Dequantize(const QuantizedMatrix& matrix, int first, int count, float* out)
   MOESAIC_CHECK_GE(first, 0);
   MOESAIC_CHECK_LE(first + count, matrix.n);
   const int inputs = matrix.grid.group_inputs(matrix.k);
-  const std::array<float, 256>& values = ValuesOfCodes()[static_cast<int>(matrix.grid.kind)];
+  const std::array<float, 256>& values = ValuesOfCodes(matrix.grid.kind);
   for (int r = first; r < first + count; ++r) {
     const uint8_t* codes = matrix.codes.data() + int64_t{r} * matrix.k;
     for (int c = 0; c < matrix.k; c += inputs) {

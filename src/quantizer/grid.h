@@ -5,6 +5,7 @@
 //   kInt4Group    W[r, c] = code * scale[r, c / group]                      int4 in [-8, 7]
 //   kNvfp4        W[r, c] = e2m1(code) * (scale[r, c / 16] / global_scale)  scale e4m3, global_scale f32
 //   kFp8Block     W[r, c] = e4m3(code) * scale[r / 128, c / 128]
+//   kInt8Group    W[r, c] = code * scale[r, c / group]                      int8 in [-127, 127]
 //
 // Scales other than kNvfp4's are bf16 values: a loader may keep them in the model's own dtype without a loss.
 #pragma once
@@ -21,17 +22,30 @@ namespace moesaic::quantizer {
 /// Weights from this magnitude on are refused: sums of products have no room left beyond.
 inline constexpr float kTooLarge = 0x1p96F;
 
-/// In the order of kernels::NumberGrid.
-enum class GridKind : uint8_t { kInt8Channel, kInt4Group, kNvfp4, kFp8Block };
+enum class GridKind : uint8_t { kInt8Channel, kInt4Group, kNvfp4, kFp8Block, kInt8Group };
+
+/// How the kernels know a grid's numbers.
+inline kernels::NumberGrid NumbersOf(GridKind kind) {
+  switch (kind) {
+    case GridKind::kInt4Group:
+      return kernels::NumberGrid::kInt4;
+    case GridKind::kNvfp4:
+      return kernels::NumberGrid::kE2M1;
+    case GridKind::kFp8Block:
+      return kernels::NumberGrid::kE4M3;
+    default:
+      return kernels::NumberGrid::kInt8;
+  }
+}
 
 struct Grid {
   GridKind kind = GridKind::kInt8Channel;
-  int group = 0;  // inputs that share a scale: 32, 64 or 128 (int4), 16 (NVFP4), 128 (FP8), any of int8: all
+  /// Inputs that share a scale: 32, 64 or 128 (int4, int8 in groups), 16 (NVFP4), 128 (FP8); 0: all (int8).
+  int group = 0;
 
-  /// How the kernels know its numbers.
-  kernels::NumberGrid numbers() const { return static_cast<kernels::NumberGrid>(kind); }
+  kernels::NumberGrid numbers() const { return NumbersOf(kind); }
   /// Inputs that share a scale in a matrix of k inputs, and outputs that do.
-  int group_inputs(int k) const { return kind == GridKind::kInt8Channel ? k : group; }
+  int group_inputs(int k) const { return kind == GridKind::kInt8Channel || group == 0 ? k : group; }
   int group_outputs() const { return kind == GridKind::kFp8Block ? group : 1; }
   int scale_rows(int n) const { return (n + group_outputs() - 1) / group_outputs(); }
   int scale_columns(int k) const { return (k + group_inputs(k) - 1) / group_inputs(k); }

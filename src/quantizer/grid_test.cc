@@ -17,8 +17,9 @@ namespace moesaic::quantizer {
 namespace {
 
 constexpr Grid kInt8{GridKind::kInt8Channel, 0}, kInt4{GridKind::kInt4Group, 32},
-    kNvfp4{GridKind::kNvfp4, 16}, kFp8{GridKind::kFp8Block, 128};
-constexpr Grid kGrids[] = {kInt8, kInt4, {GridKind::kInt4Group, 128}, kNvfp4, kFp8};
+    kNvfp4{GridKind::kNvfp4, 16}, kFp8{GridKind::kFp8Block, 128}, kInt8Group{GridKind::kInt8Group, 32};
+constexpr Grid kGrids[] = {kInt8, kInt4,      {GridKind::kInt4Group, 128}, kNvfp4,
+                           kFp8,  kInt8Group, {GridKind::kInt8Group, 128}, {GridKind::kInt8Group, 0}};
 
 std::vector<float> Values(const QuantizedMatrix& matrix) {
   std::vector<float> values(static_cast<size_t>(matrix.n) * matrix.k);
@@ -97,6 +98,26 @@ TEST(Grid, AgreesWithCompressedTensors) {
   }
 }
 
+// A group is a channel of its own: its codes and scale are those of a row with its inputs alone.
+TEST(Grid, Int8GroupsAreChannelsOfTheirInputs) {
+  const TestContext threads(2);
+  const int n = 17, k = 256;
+  const std::vector<float> weights = TestWeights(n, k, 11);
+  for (const int group : {0, 32, 64, 128}) {
+    for (const bool by_error : {false, true}) {
+      const int inputs = group > 0 ? group : k;
+      const auto whole =
+          RoundToNearest(threads.ctx, {GridKind::kInt8Group, group}, weights.data(), n, k, {by_error, {}, 0});
+      const auto parts = RoundToNearest(threads.ctx, kInt8, weights.data(), n * k / inputs, inputs,
+                                        {by_error, {}, 0});  // the same memory
+      ASSERT_TRUE(whole.ok() && parts.ok());
+      EXPECT_EQ(whole->codes, parts->codes) << group;
+      EXPECT_EQ(whole->scales, parts->scales) << group;
+      EXPECT_EQ(Values(*whole), Values(*parts)) << group;
+    }
+  }
+}
+
 TEST(Grid, ScalesAreExactInTheDtypeThatIsStored) {
   const TestContext threads(2);
   const std::vector<float> weights = TestWeights(130, 256, 1);
@@ -142,7 +163,7 @@ TEST(Grid, ImportanceMovesTheErrorToWhereItMattersLess) {
     }
     return sum;
   };
-  for (const Grid& grid : {kInt8, kInt4, kNvfp4}) {
+  for (const Grid& grid : {kInt8, kInt4, kNvfp4, kInt8Group}) {
     const auto even = RoundToNearest(threads.ctx, grid, weights.data(), n, k, {true, {}, 0});
     const auto uneven = RoundToNearest(threads.ctx, grid, weights.data(), n, k, {true, importance, 0});
     EXPECT_LT(weighted(*uneven), weighted(*even)) << static_cast<int>(grid.kind);
@@ -158,6 +179,7 @@ TEST(Grid, ErrorsStayWithinHalfAStep) {
   const auto bound = [](GridKind kind, float q) -> float {
     switch (kind) {
       case GridKind::kInt8Channel:
+      case GridKind::kInt8Group:
         return 0.5F + 127 * 0x1p-8F;
       case GridKind::kInt4Group:
         return 0.5F + 7.5F * 0x1p-8F;

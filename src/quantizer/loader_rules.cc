@@ -25,11 +25,21 @@ LoaderVerdict Judge(const QuantGroup& group) {
         dynamic && by_channel
             ? "yes (before 2026-08 activations silently stayed 16 bits, vllm #50833)"
             : "no: fused experts take int8 by channel with activations by token only (ValueError)";
-  } else if (group.format == "pack-quantized" && group.num_bits == 4 && group.type == "int") {
-    verdict.scheme = fmt::format("int4 in groups of {}, 16-bit activations", group.group_size);
-    const bool size = group.group_size == 32 || group.group_size == 64 || group.group_size == 128;
-    verdict.dense = verdict.experts =
-        size ? "yes (Marlin, compute capability 8.0 and up)" : "no: Marlin has groups of 32, 64 and 128";
+  } else if (group.format == "pack-quantized" && (group.num_bits == 4 || group.num_bits == 8) &&
+             group.type == "int") {
+    const bool by_channel = group.strategy == "channel";
+    verdict.scheme =
+        fmt::format("int{} {}, 16-bit activations", group.num_bits,
+                    by_channel ? "by channel" : fmt::format("in groups of {}", group.group_size));
+    const bool size =
+        by_channel || group.group_size == 32 || group.group_size == 64 || group.group_size == 128;
+    verdict.dense = verdict.experts = size ? "yes (Marlin, compute capability 8.0 and up)"
+                                           : "no: Marlin has groups of 32, 64 and 128, and channels";
+    if (size && group.num_bits == 8 && !by_channel) {
+      verdict.experts =
+          "yes (Marlin, compute capability 8.0 and up; some versions of 2026 take int8 experts by channel "
+          "only)";
+    }
   } else if (group.format == "nvfp4-pack-quantized") {
     verdict.scheme = "NVFP4, 16-bit activations";
     verdict.dense = "yes (Marlin, compute capability 7.5 and up)";

@@ -258,6 +258,8 @@ double NominalError(const Precision& precision) {
   switch (*precision.scheme) {  // as `moesaic verify` tells of trained weights
     case Scheme::kW8A8:
       return 1e-4;
+    case Scheme::kW8A16:
+      return precision.group_size == 0 ? 6e-5 : precision.group_size <= 32 ? 3e-5 : 4e-5;
     case Scheme::kW4A16:
       return precision.group_size <= 32 ? 0.009 : precision.group_size <= 64 ? 0.011 : 0.013;
     case Scheme::kNvfp4:

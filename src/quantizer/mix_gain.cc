@@ -74,8 +74,7 @@ class GainMeasurer : public LayerVisitor {
       const int n = rows_of_.at(module), k = group.inputs.k;
       ASSIGN_OR_RETURN(const std::vector<float> rows, ReadRows(ctx_, source_, module, n, k, 0, n));
       for (const MixOption& option : found->second->options) {
-        // int8's loss is mostly that of its activations.
-        if (option.precision.kept() || option.precision.is(Scheme::kW8A8)) continue;
+        if (option.precision.kept() || IsInt8(*option.precision.scheme)) continue;
         Sums& sums = sums_[{found->first, option.precision.Name()}];
         const ScaleSearch search{.by_error = true, .importance = {}};
         for (const bool gptq : {false, true}) {

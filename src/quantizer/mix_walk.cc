@@ -8,6 +8,7 @@
 
 #include "base/round.h"
 #include "models/weight_decl.h"
+#include "quantizer/lane_losses.h"
 #include "quantizer/layer_walk.h"
 #include "quantizer/mix_gain.h"
 #include "quantizer/runtime_matrix.h"
@@ -22,8 +23,6 @@ using tensor::DType;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // Of a sequence, at most so many tokens: rather more texts than longer ones.
 constexpr int kSampleLength = 256;
-// Rows of predictions at a time: two blocks of them, by 150,000 tokens of a vocabulary, are 77 MB.
-constexpr int kPredicted = 64;
 // Values of a matrix that are rounded at a time: 4 MiB as f32, several tasks for every core.
 constexpr int64_t kSlabValues = int64_t{1} << 20;
 // Errors of 11 significant bits beside those of 8, squared.
@@ -60,32 +59,16 @@ int64_t SampleTokens(const OutputSettings& settings) {
   return std::min(settings.mix.tokens, settings.calibration.tokens);
 }
 
-// KL(p || q) of the softmaxes of two rows of logits.
-double Divergence(const float* p, const float* q, int count) {
-  const auto log_sum = [count](const float* x) {
-    const float largest = *std::max_element(x, x + count);
-    double sum = 0;
-    for (int i = 0; i < count; ++i) sum += std::exp(static_cast<double>(x[i]) - largest);
-    return largest + std::log(sum);
-  };
-  const double p_sum = log_sum(p), q_sum = log_sum(q);
-  double divergence = 0;
-  for (int i = 0; i < count; ++i) {
-    const double log_p = p[i] - p_sum;
-    divergence += std::exp(log_p) * (log_p - (q[i] - q_sum));
-  }
-  return std::isfinite(divergence) ? std::max(divergence, 0.0) : kInfinity;
-}
-
 class MixMeasurer : public LayerVisitor {
  public:
   MixMeasurer(const kernels::ExecContext& ctx, const Checkpoint& source, const models::DecoderSpec& spec,
-              const OutputSettings& settings, const std::vector<ModelItem>& items, std::vector<MixUnit> units,
-              CalibrationStream& stream)
+              const OutputSettings& settings, const std::vector<ModelItem>& items, const MixPass& pass,
+              std::vector<MixUnit> units, CalibrationStream& stream)
       : ctx_(ctx),
         source_(source),
         spec_(spec),
         settings_(settings),
+        pass_(pass),
         exact_(ExactType(settings.mix)),
         units_(std::move(units)),
         lanes_(units_.size()),
@@ -97,7 +80,8 @@ class MixMeasurer : public LayerVisitor {
   }
 
   StatusOr<Mix> Finish() {
-    ASSIGN_OR_RETURN(const std::vector<double> losses, Losses());
+    ASSIGN_OR_RETURN(const std::vector<double> losses,
+                     LaneLosses(ctx_, source_, spec_, exact_, LaneLossRows(spec_), stream_));
     for (size_t u = 0; u < units_.size(); ++u) {
       MixUnit& unit = units_[u];
       unit.measured = unit.layer < spec_.layers;
@@ -169,6 +153,7 @@ class MixMeasurer : public LayerVisitor {
   }
 
   StatusOr<std::vector<LaneMatrix>> VisitRouter(int layer) override {
+    if (layer >= pass_.end) return std::vector<LaneMatrix>();
     for (const char* kind : {"mlp.experts", "mlp.shared_experts"}) {
       const auto found = unit_of_.find(models::LayerPrefix(layer) + kind);
       if (found != unit_of_.end()) AddLanes(found->second);
@@ -336,48 +321,11 @@ class MixMeasurer : public LayerVisitor {
     return largest;
   }
 
-  // Of all lanes, in nats a token.
-  StatusOr<std::vector<double>> Losses() {
-    const int hidden = spec_.hidden, vocab = spec_.vocab;
-    const int64_t shape[] = {hidden};
-    ASSIGN_OR_RETURN(const std::vector<float> norm, source_.ReadF32(models::kFinalNorm, shape));
-    ASSIGN_OR_RETURN(RuntimeMatrix packed, RuntimeMatrix::OfKept(exact_, vocab, hidden));
-    RETURN_IF_ERROR(packed.ReadKept(*ctx_.pool, source_, spec_.tied ? models::kEmbedding : models::kHead));
-    source_.ForgetMaps();
-    const OwnedMatrix head = packed.Take();
-    const int tokens = stream_.lane_tokens();
-    std::vector<float> normed(size_t{kPredicted} * hidden), exact(size_t{kPredicted} * vocab),
-        other(exact.size());
-    const auto predict = [&](int lane, int first, int count, float* logits) {
-      kernels::RmsNorm(ctx_, {.x = stream_.hidden() + (int64_t{lane} * tokens + first) * hidden,
-                              .x_stride = hidden,
-                              .weight = norm.data(),
-                              .y = normed.data(),
-                              .y_stride = hidden,
-                              .rows = count,
-                              .n = hidden,
-                              .eps = spec_.norm_eps});
-      layers::Apply(ctx_, {head.matrix}, normed.data(), hidden, count, logits, vocab);
-    };
-    std::vector<double> losses(static_cast<size_t>(stream_.lanes())), of_row(kPredicted);
-    for (int first = 0; first < tokens; first += kPredicted) {
-      const int count = std::min(kPredicted, tokens - first);
-      predict(0, first, count, exact.data());
-      for (int lane = 1; lane < stream_.lanes(); ++lane) {
-        predict(lane, first, count, other.data());
-        ctx_.pool->Run(count, [&](int64_t row, int) {
-          of_row[row] = Divergence(exact.data() + row * vocab, other.data() + row * vocab, vocab);
-        });
-        for (int row = 0; row < count; ++row) losses[lane] += of_row[row] / tokens;
-      }
-    }
-    return losses;
-  }
-
   const kernels::ExecContext& ctx_;
   const Checkpoint& source_;
   const models::DecoderSpec& spec_;
   const OutputSettings& settings_;
+  const MixPass pass_;
   const DType exact_;
   std::vector<MixUnit> units_;
   std::vector<Lanes> lanes_;  // [units]
@@ -389,6 +337,77 @@ class MixMeasurer : public LayerVisitor {
   std::vector<int32_t> first_routes_;    // of the layer, on the first lane, sorted: [tokens, top_k]
   std::vector<int64_t> flips_, routed_;  // [lanes]
 };
+
+// What measuring has in memory of a layer: linears packed, outside of experts and one expert's three, as the
+// first lane has them and for all lanes that begin there.
+struct LayerLoad {
+  int64_t lanes = 0;  // that begin in the layer
+  int64_t dense = 0, expert = 0;
+  int64_t dense_of_all = 0, expert_of_all = 0;
+  std::set<std::string> units;
+
+  int64_t bytes(bool all) const { return all ? dense_of_all + 3 * expert_of_all : dense + 3 * expert; }
+};
+
+struct MixLoad {
+  std::vector<LayerLoad> layers;
+  int64_t slab = 0;  // of a linear that is being rounded
+
+  // What `pass`, whose other fields are filled in, takes at most.
+  int64_t Bytes(const models::DecoderSpec& spec, const OutputSettings& settings, const MixPass& pass) const {
+    const int64_t sample = SampleTokens(settings), tokens = pass.lanes * sample;
+    int64_t matrices = 0;
+    for (int layer = pass.first; layer < spec.layers; ++layer) {
+      matrices = std::max(matrices, layers[layer].bytes(layer < pass.end));
+    }
+    // Routes: an id and a weight for each of top_k, and what vectors that grow reserve.
+    const int64_t routes = tokens * spec.moe.top_k * 16;
+    // The first lane between two passes.
+    const bool keeps = pass.first > 0 || pass.end < spec.layers;
+    const int64_t kept = keeps ? sample * spec.hidden * static_cast<int64_t>(sizeof(float)) : 0;
+    return CalibrationStream::Bytes(spec, tokens, kSampleLength) + WalkBytes(spec, tokens, kSampleLength) +
+           routes + kept + std::max(matrices + slab, LaneLossBytes(spec, ExactType(settings.mix), tokens));
+  }
+};
+
+MixLoad LoadOf(const models::DecoderSpec& spec, const std::vector<ModelItem>& items,
+               const OutputSettings& settings) {
+  const MixSettings& mix = settings.mix;
+  const int64_t exact = ExactType(mix) == DType::kF32 ? 4 : 2;
+  const bool half_alone = mix.Has(DType::kF16) && !mix.Has(DType::kBF16);  // fp16's loss is that of bf16
+  MixLoad load{.layers = std::vector<LayerLoad>(static_cast<size_t>(spec.layers))};
+  int64_t widest = spec.hidden;
+  for (const ModelItem& item : items) {
+    if (!item.linear || item.layer < 0 || item.layer >= spec.layers) continue;
+    LayerLoad& layer = load.layers[item.layer];
+    if (!item.roundable) {
+      // As CalibrationBytes has them; a router besides as each of its lanes has it, and while that is made.
+      const bool router = item.name.ends_with(".mlp.gate");
+      layer.dense += item.elements() * 4;
+      layer.dense_of_all += item.elements() * 4 * (router ? LanesOfRouter(mix) + 2 : 1);
+      if (router) layer.lanes += LanesOfRouter(mix);
+      continue;
+    }
+    if (layer.units.insert(MixUnitOf(item.name)).second) layer.lanes += LanesOfUnit(mix);
+    const int64_t first = item.elements() * exact;
+    int64_t all = first + (half_alone ? item.elements() * 2 : 0);
+    for (const Precision& option : mix.options) {
+      all += option.kept() ? item.elements() * (option.dtype == DType::kBF16 ? 2 : 4)
+                           : RuntimeMatrix::Bytes(option.grid(), static_cast<int>(item.shape[0]),
+                                                  static_cast<int>(item.shape[1]));
+    }
+    if (item.routed) {
+      layer.expert = std::max(layer.expert, first);
+      layer.expert_of_all = std::max(layer.expert_of_all, all);
+    } else {
+      layer.dense += first;
+      layer.dense_of_all += all;
+    }
+    widest = std::max(widest, item.shape[1]);
+  }
+  load.slab = std::max(kSlabValues, kRowStep * widest) * 8;
+  return load;
+}
 
 }  // namespace
 
@@ -413,73 +432,90 @@ std::vector<std::vector<int32_t>> MixSample(const std::vector<std::vector<int32_
   return sample;
 }
 
+StatusOr<std::vector<MixPass>> PlanMixPasses(const models::DecoderSpec& spec,
+                                             const std::vector<ModelItem>& items,
+                                             const OutputSettings& settings, int64_t memory) {
+  const MixLoad load = LoadOf(spec, items, settings);
+  std::vector<MixPass> passes;
+  for (int layer = 0; layer < spec.layers; ++layer) {
+    const auto extended = [&](MixPass pass) {
+      pass.end = layer + 1;
+      pass.lanes += load.layers[layer].lanes;
+      pass.bytes = load.Bytes(spec, settings, pass);
+      return pass;
+    };
+    if (!passes.empty()) {
+      const MixPass longer = extended(passes.back());
+      // What a longer pass takes may be less again: the last one keeps no lane for another.
+      if (longer.bytes <= memory) {
+        passes.back() = longer;
+        continue;
+      }
+    }
+    const MixPass alone = extended({.first = layer});
+    if (alone.bytes > memory) {
+      MixPass least = alone;
+      least.lanes = 1;
+      const int64_t fixed = load.Bytes(spec, settings, least);
+      return ResourceExhausted(
+          "measuring the mix in layer {} takes {} bytes, {} of them for its {} lanes of {} tokens (fewer "
+          "--mix-tokens take less), and {} are left",
+          layer, alone.bytes, alone.bytes - fixed, alone.lanes - 1, SampleTokens(settings),
+          std::max<int64_t>(memory, 0));
+    }
+    passes.push_back(alone);
+  }
+  return passes;
+}
+
 StatusOr<Mix> MeasureMix(const kernels::ExecContext& ctx, const Checkpoint& source,
                          const models::DecoderSpec& spec, const std::vector<ModelItem>& items,
-                         const OutputSettings& settings, std::vector<MixUnit> units,
-                         const std::vector<std::vector<int32_t>>& sequences,
+                         const OutputSettings& settings, const std::vector<MixPass>& passes,
+                         std::vector<MixUnit> units, const std::vector<std::vector<int32_t>>& sequences,
                          const AnalysisProgress& progress) {
-  const int walks = settings.gptq ? 2 : 1, steps = walks * spec.layers;
-  const auto tell = [&](int done) { return !progress || progress(done, steps); };
-  const auto measured = std::ranges::count_if(units, [&](const MixUnit& u) { return u.layer < spec.layers; });
+  int done = 0, steps = settings.gptq ? spec.layers : 0;
+  for (const MixPass& pass : passes) steps += spec.layers - pass.first;
+  const auto tell = [&](int of_walk) { return !progress || progress(done + of_walk, steps); };
   MixGains gains;
   if (settings.gptq) {
     ASSIGN_OR_RETURN(gains, MeasureGains(ctx, source, spec, items, settings, units, sequences, tell));
+    done += spec.layers;
   }
-  ASSIGN_OR_RETURN(CalibrationStream stream,
-                   CalibrationStream::Create(source, spec, MixSample(sequences, settings.mix.tokens), ctx));
-  RETURN_IF_ERROR(stream.ReserveLanes(static_cast<int>(LanesOf(spec, settings.mix, measured))));
-  MixMeasurer measurer(ctx, source, spec, settings, items, std::move(units), stream);
-  for (int layer = 0; layer < spec.layers; ++layer) {
-    if (!tell(steps - spec.layers + layer)) return Cancelled("stopped; the same command begins anew");
-    RETURN_IF_ERROR(WalkLayer(ctx, source, spec, layer, nullptr, stream, measurer));
-    source.ForgetMaps();
+  const std::vector<std::vector<int32_t>> sample = MixSample(sequences, settings.mix.tokens);
+  Mix mix;
+  std::vector<float> kept;  // of the first lane, where the next pass begins
+  for (const MixPass& pass : passes) {
+    std::vector<MixUnit> of_pass;
+    std::vector<size_t> places;  // among all units
+    for (size_t u = 0; u < units.size(); ++u) {
+      const int layer =
+          std::min(units[u].layer, spec.layers - 1);  // MTP modules, which nothing measures: last
+      if (layer < pass.first || layer >= pass.end) continue;
+      of_pass.push_back(units[u]);
+      places.push_back(u);
+    }
+    ASSIGN_OR_RETURN(CalibrationStream stream, CalibrationStream::Create(source, spec, sample, ctx));
+    RETURN_IF_ERROR(stream.ReserveLanes(static_cast<int>(pass.lanes)));
+    const size_t values = static_cast<size_t>(stream.lane_tokens()) * spec.hidden;
+    if (pass.first > 0) std::copy_n(kept.begin(), values, stream.hidden());
+    MixMeasurer measurer(ctx, source, spec, settings, items, pass, std::move(of_pass), stream);
+    for (int layer = pass.first; layer < spec.layers; ++layer) {
+      if (!tell(layer - pass.first)) return Cancelled("stopped; the same command begins anew");
+      if (layer == pass.end) kept.assign(stream.hidden(), stream.hidden() + values);
+      RETURN_IF_ERROR(WalkLayer(ctx, source, spec, layer, nullptr, stream, measurer));
+      source.ForgetMaps();
+    }
+    done += spec.layers - pass.first;
+    ASSIGN_OR_RETURN(Mix measured, measurer.Finish());
+    for (size_t i = 0; i < places.size(); ++i) units[places[i]] = std::move(measured.units[i]);
+    std::ranges::move(measured.routers, std::back_inserter(mix.routers));
+    mix.tokens = measured.tokens;
   }
-  ASSIGN_OR_RETURN(Mix mix, measurer.Finish());
+  mix.units = std::move(units);
   for (MixUnit& unit : mix.units) {
     for (MixOption& option : unit.options) option.loss *= gains.Of(unit.name, option.precision);
   }
   return mix;
-}
-
-int64_t MixBytes(const models::DecoderSpec& spec, const std::vector<ModelItem>& items,
-                 const OutputSettings& settings) {
-  const MixSettings& mix = settings.mix;
-  const int64_t exact = ExactType(mix) == DType::kF32 ? 4 : 2;
-  const bool half_alone = mix.Has(DType::kF16) && !mix.Has(DType::kBF16);  // fp16's loss is that of bf16
-  std::set<std::string> units;
-  std::map<int, std::pair<int64_t, int64_t>>
-      layers;  // packed for all lanes: outside of experts, one linear of these
-  int64_t widest = spec.hidden;
-  for (const ModelItem& item : items) {
-    if (!item.linear || item.layer < 0 || item.layer >= spec.layers) continue;
-    auto& [dense, expert] = layers[item.layer];
-    if (!item.roundable) {
-      // As CalibrationBytes has them; a router besides as each of its lanes has it, and while that is made.
-      const bool router = item.name.ends_with(".mlp.gate");
-      dense += item.elements() * 4 * (router ? LanesOfRouter(mix) + 2 : 1);
-      continue;
-    }
-    units.insert(MixUnitOf(item.name));
-    int64_t packed = item.elements() * (exact + (half_alone ? 2 : 0));
-    for (const Precision& option : mix.options) {
-      packed += option.kept() ? item.elements() * (option.dtype == DType::kBF16 ? 2 : 4)
-                              : RuntimeMatrix::Bytes(option.grid(), static_cast<int>(item.shape[0]),
-                                                     static_cast<int>(item.shape[1]));
-    }
-    if (!item.routed) dense += packed;
-    if (item.routed) expert = std::max(expert, packed);
-    widest = std::max(widest, item.shape[1]);
-  }
-  int64_t most = 0;
-  for (const auto& [layer, packed] : layers) most = std::max(most, packed.first + 3 * packed.second);
-  const int64_t tokens = LanesOf(spec, mix, std::ssize(units)) * SampleTokens(settings);
-  const int64_t slab = std::max(kSlabValues, kRowStep * widest) * 8;
-  const int64_t predictions =
-      (int64_t{spec.vocab} * exact + kPredicted * 12) * spec.hidden + int64_t{kPredicted} * spec.vocab * 8;
-  // Routes: an id and a weight for each of top_k, and what vectors that grow reserve.
-  const int64_t routes = tokens * spec.moe.top_k * 16;
-  return CalibrationStream::Bytes(spec, tokens, kSampleLength) + WalkBytes(spec, tokens, kSampleLength) +
-         routes + std::max(most + slab, predictions);
 }
 
 double MixLaneTokens(const models::DecoderSpec& spec, const OutputSettings& settings) {

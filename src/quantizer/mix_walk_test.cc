@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "models/model_info.h"
+#include "quantizer/lane_losses.h"
 #include "quantizer/test_quantize.h"
 
 namespace moesaic::quantizer {
@@ -166,7 +167,7 @@ TEST_F(MixWalkTest, EverySourceComesOutWholeAndWithinItsBudget) {
       options_.calibration.clear();
       options_.output = {};
       options_.output.search = options_.output.gptq = gptq;
-      Ask({"w4a16", "w8a8", "fp8", "bf16"}, MixBudget::Unit::kBitsPerWeight, 32);
+      Ask({"w4a16", "w8a8", "w8a16", "fp8", "bf16"}, MixBudget::Unit::kBitsPerWeight, 32);
       const std::string free = fmt::format("{}-{}-free", golden, gptq),
                         out = fmt::format("{}-{}", golden, gptq);
       const StatusOr<QuantizeReport> most = Run(Golden(golden), free);
@@ -334,11 +335,127 @@ TEST_F(MixWalkTest, PlansForNoMoreTokensThanThereAre) {
   const std::vector<ModelItem> items = *ListItems(*source);
   Ask({"fp16", "fp32"}, MixBudget::Unit::kBitsPerWeight, 32);
   options_.output.calibration.tokens = 100;
-  const int64_t bytes = MixBytes(spec, items, options_.output);
+  const auto bytes = [&] {
+    return PlanMixPasses(spec, items, options_.output, int64_t{1} << 40)->front().bytes;
+  };
+  const int64_t of_hundred = bytes();
   options_.output.mix.tokens = 100'000;
-  EXPECT_EQ(MixBytes(spec, items, options_.output), bytes) << "there are 100";
+  EXPECT_EQ(bytes(), of_hundred) << "there are 100";
   options_.output.calibration.tokens = 101;
-  EXPECT_GT(MixBytes(spec, items, options_.output), bytes);
+  EXPECT_GT(bytes(), of_hundred);
+}
+
+// Less memory, more passes, down to one for each layer; none of them takes more than it may, and together
+// they are all layers. What is too little for one layer is refused with what is needed.
+TEST_F(MixWalkTest, PassesFitTheirMemory) {
+  const auto source = *Checkpoint::Open(models::SourcePath("models/moesaic-tiny"));
+  const models::DecoderSpec spec = *models::SpecFromConfig(source->config(), "config.json");
+  const std::vector<ModelItem> items = *ListItems(*source);
+  Ask({"nvfp4", "w8a8", "bf16"}, MixBudget::Unit::kBitsPerWeight, 6);
+  options_.output.mix.tokens = options_.output.calibration.tokens = 2048;
+  int64_t memory = PlanMixPasses(spec, items, options_.output, int64_t{1} << 40)->front().bytes;
+  size_t most = 1;
+  for (;; memory -= memory / 20) {
+    const auto passes = PlanMixPasses(spec, items, options_.output, memory);
+    if (!passes.ok()) {
+      EXPECT_THAT(Message(passes.status()), AllOf(HasSubstr("measuring the mix in layer "),
+                                                  HasSubstr(" lanes of 2048 tokens (fewer --mix-tokens")));
+      break;
+    }
+    EXPECT_GE(passes->size(), most);
+    most = passes->size();
+    int end = 0;
+    for (const MixPass& pass : *passes) {
+      EXPECT_EQ(pass.first, end);
+      EXPECT_GT(pass.end, pass.first);
+      EXPECT_LE(pass.bytes, memory);
+      end = pass.end;
+    }
+    EXPECT_EQ(end, spec.layers);
+  }
+  EXPECT_GT(most, 2U);
+}
+
+// The head in parts: the sums are those of the whole.
+TEST_F(MixWalkTest, LossesDoNotDependOnPartsOfTheHead) {
+  const auto source = *Checkpoint::Open(Golden("qwen3-moe-norm-tied"));
+  const models::DecoderSpec spec = *models::SpecFromConfig(source->config(), "config.json");
+  const auto pool = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
+  runtime::Arena scratch;
+  const kernels::ExecContext ctx{.kernels = &kernels_, .pool = pool.get(), .scratch = &scratch};
+  CalibrationStream stream =
+      *CalibrationStream::Create(*source, spec, TestSequences({70, 9}, spec.vocab), ctx);
+  ASSERT_TRUE(stream.ReserveLanes(3).ok());
+  const int64_t values = int64_t{stream.lane_tokens()} * spec.hidden;
+  for (const float noise : {0.01F, 0.5F}) {
+    const int lane = stream.AddLane();
+    for (int64_t i = 0; i < values; ++i) {
+      float& x = stream.hidden()[lane * values + i];
+      x *= 1 + noise * std::sin(static_cast<float>(7 * i));
+    }
+  }
+  const auto whole = *LaneLosses(ctx, *source, spec, tensor::DType::kF32, spec.vocab, stream);
+  EXPECT_EQ(whole[0], 0);
+  EXPECT_GT(whole[1], 0);
+  EXPECT_GT(whole[2], 10 * whole[1]);
+  for (const int rows : {16, 48}) {
+    const auto parts = *LaneLosses(ctx, *source, spec, tensor::DType::kF32, rows, stream);
+    // Logits are the same; sums of doubles go in another order, and differences of logits of about 10 are
+    // left.
+    for (size_t lane = 0; lane < whole.size(); ++lane) EXPECT_NEAR(parts[lane], whole[lane], 1e-12);
+  }
+}
+
+// A pass for each layer and one for all find the same: lanes don't see each other.
+TEST_F(MixWalkTest, LossesDoNotDependOnPasses) {
+  for (const char* golden : {"kimi-k2", "qwen3-moe-norm-tied", "deepseek-v3-mtp"}) {
+    const auto source = *Checkpoint::Open(Golden(golden));
+    const models::DecoderSpec spec = *models::SpecFromConfig(source->config(), "config.json");
+    const std::vector<ModelItem> items = *ListItems(*source);
+    const auto forms = *FormsOf(*source, items);
+    options_.output = {};
+    Ask({"nvfp4", "w8a8", "bf16"}, MixBudget::Unit::kBitsPerWeight, 16);
+    const std::vector<std::vector<int32_t>> sequences =
+        TestSequences({100, 60, 35}, source->config()["vocab_size"]);
+    options_.output.calibration = CalibrationId::Of(sequences);
+    const MixPlan plan = *PlanMix(items, forms, spec, options_.output);
+    std::vector<MixPass> one = *PlanMixPasses(spec, items, options_.output, int64_t{1} << 40), each;
+    ASSERT_EQ(one.size(), 1U);
+    for (int layer = 0; layer < spec.layers; ++layer) {
+      each.push_back({.first = layer, .end = layer + 1, .lanes = one[0].lanes, .bytes = 0});
+    }
+    const auto pool = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
+    runtime::Arena scratch;
+    const kernels::ExecContext ctx{.kernels = &kernels_, .pool = pool.get(), .scratch = &scratch};
+    int last = -1, total = 0;
+    const auto progress = [&](int done, int of) {
+      EXPECT_EQ(done, last + 1);
+      last = done;
+      total = of;
+      return true;
+    };
+    const Mix together =
+        *MeasureMix(ctx, *source, spec, items, options_.output, one, plan.units, sequences, {});
+    const Mix apart =
+        *MeasureMix(ctx, *source, spec, items, options_.output, each, plan.units, sequences, progress);
+    EXPECT_EQ(last + 1, total);
+    EXPECT_EQ(total, spec.layers * (spec.layers + 1) / 2);
+    ASSERT_EQ(apart.units.size(), together.units.size());
+    EXPECT_EQ(apart.tokens, together.tokens);
+    for (size_t u = 0; u < apart.units.size(); ++u) {
+      EXPECT_EQ(apart.units[u].name, together.units[u].name);
+      for (size_t o = 0; o < apart.units[u].options.size(); ++o) {
+        EXPECT_EQ(apart.units[u].options[o].loss, together.units[u].options[o].loss) << apart.units[u].name;
+        EXPECT_EQ(apart.units[u].options[o].flips, together.units[u].options[o].flips);
+      }
+    }
+    ASSERT_EQ(apart.routers.size(), together.routers.size());
+    for (size_t r = 0; r < apart.routers.size(); ++r) {
+      EXPECT_EQ(apart.routers[r].layer, together.routers[r].layer);
+      EXPECT_EQ(apart.routers[r].loss, together.routers[r].loss);
+      EXPECT_EQ(apart.routers[r].flips, together.routers[r].flips);
+    }
+  }
 }
 
 TEST_F(MixWalkTest, AWeightThatFp16LacksIsNamed) {

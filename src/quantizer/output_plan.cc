@@ -266,7 +266,7 @@ ordered_json OutputSettings::Json() const {
     json["scheme"] = SchemeName(scheme);
   }
   json["method"] = gptq ? "gptq" : search ? "mse" : "rtn";
-  if (!mix.wanted() && scheme == Scheme::kW4A16) json["group_size"] = group_size;
+  if (!mix.wanted() && HasGroupSize(scheme)) json["group_size"] = group_size;
   for (const KeepRule& rule : keep) json["keep"].push_back({tensor::DTypeName(rule.dtype), rule.pattern});
   json["shard_bytes"] = shard_bytes;
   if (gptq) {

@@ -34,7 +34,7 @@ struct CalibrationId {
 /// What decides which bytes come out.
 struct OutputSettings {
   Scheme scheme = Scheme::kW8A8;  // of all linears, unless there is a mix
-  int group_size = 32;            // kW4A16
+  int group_size = 32;            // of a scheme that HasGroupSize; 0: all inputs
   MixSettings mix;
   bool search = false;  // scales of least squared error instead of those that fit the largest value
   /// GPTQ, with such scales, on the Hessians of calibration tokens.

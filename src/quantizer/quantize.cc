@@ -174,8 +174,8 @@ StatusOr<Analysis> Decide(const checkpoint::Checkpoint& source, const QuantizePl
   if (settings.mix.wanted()) {
     Analysis analysis;
     analysis.folding = Folding(plan.spec.sandwich_norm);
-    ASSIGN_OR_RETURN(analysis.mix, MeasureMix(ctx, source, plan.spec, plan.items, settings, plan.units,
-                                              options.calibration, tell("measuring")));
+    ASSIGN_OR_RETURN(analysis.mix, MeasureMix(ctx, source, plan.spec, plan.items, settings, plan.passes,
+                                              plan.units, options.calibration, tell("measuring")));
     RETURN_IF_ERROR(ChooseMix(settings.mix, plan.fixed, &*analysis.mix));
     return analysis;
   }

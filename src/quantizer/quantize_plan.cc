@@ -60,6 +60,16 @@ StatusOr<QuantizePlan> PlanQuantize(const checkpoint::Checkpoint& source, const 
   const int64_t taken = runtime::MeasureResidentMemory().now + reserve + plan.calibration_bytes;
   plan.unit_bytes = options.unit_bytes;
   const int64_t left = options.memory - taken;
+  if (settings.mix.wanted() && !chosen) {
+    // Gains under GPTQ are measured before, with what calibration takes.
+    StatusOr<std::vector<MixPass>> passes =
+        PlanMixPasses(plan.spec, plan.items, options.output, left + plan.calibration_bytes);
+    if (!passes.ok()) {
+      return ResourceExhausted("--memory {} is too little: the program itself takes {}; {}", options.memory,
+                               taken - plan.calibration_bytes, Message(passes.status()));
+    }
+    plan.passes = *std::move(passes);
+  }
   if (plan.unit_bytes == 0) {
     const StatusOr<int64_t> fitting = FitUnits(plan.items, plan.forms, plan.output, cut, left);
     if (!fitting.ok()) {

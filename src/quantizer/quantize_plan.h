@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "models/decoder_spec.h"
+#include "quantizer/mix_walk.h"
 #include "quantizer/output_plan.h"
 #include "quantizer/work_plan.h"
 #include "runtime/async_file.h"
@@ -49,7 +50,8 @@ struct QuantizePlan {
   WorkPlan work;
   int64_t unit_bytes = 0;  // CutWork's
   int64_t source_bytes = 0;
-  int64_t calibration_bytes = 0;  // memory that calibration takes at most
+  int64_t calibration_bytes = 0;  // memory that calibration takes at most, beside units
+  std::vector<MixPass> passes;    // that measure a mix, before there are units; none when it is chosen
 };
 
 /// Plans a run. A memory that is too small is refused with how much is needed.

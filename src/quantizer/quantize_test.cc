@@ -50,6 +50,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"deepseek-v3-mtp", Scheme::kW8A8, false},    // a module beyond the layers
                       Case{"deepseek-v3-noqlora", Scheme::kFp8, true},  // three shards
                       Case{"ct-qwen3-moe-int8-dynamic", Scheme::kFp8, false},
+                      Case{"llama3-rope-bias", Scheme::kW8A16, true},
+                      Case{"ct-llama-int4-g128", Scheme::kW8A16, false},
                       Case{"ct-llama-int4-actorder", Scheme::kW4A16, false},  // columns in another order
                       Case{"ct-llama-int4-g32-asym", Scheme::kNvfp4, true},   // zero points
                       Case{"ct-llama-nvfp4a16", Scheme::kW4A16, true},        //
@@ -83,7 +85,7 @@ TEST_F(QuantizeTest, BytesDependOnNeitherThreadsNorMemoryNorIo) {
 // Linears of 512 outputs that share a global scale, in units of 128 of them.
 TEST_F(QuantizeTest, BytesDoNotDependOnUnits) {
   const std::string tiny = models::SourcePath("models/moesaic-tiny");
-  for (const Scheme scheme : {Scheme::kNvfp4, Scheme::kW8A8, Scheme::kW4A16, Scheme::kFp8}) {
+  for (const Scheme scheme : {Scheme::kNvfp4, Scheme::kW8A8, Scheme::kW4A16, Scheme::kFp8, Scheme::kW8A16}) {
     options_.output.scheme = scheme;
     options_.unit_bytes = 0;
     const std::string whole = "whole-" + SchemeName(scheme), cut = "cut-" + SchemeName(scheme);
@@ -95,6 +97,25 @@ TEST_F(QuantizeTest, BytesDoNotDependOnUnits) {
     ASSERT_TRUE(many.ok()) << many.status();
     EXPECT_GT(many->units, 250U);
     EXPECT_EQ(FilesOf(folder_.Path(cut)), FilesOf(folder_.Path(whole))) << SchemeName(scheme);
+  }
+}
+
+// What was written can be a source again: int8 groups come to themselves, as their own largest code is 127.
+TEST_F(QuantizeTest, Int8GroupsAreASourceToo) {
+  options_.output.scheme = Scheme::kW8A16;
+  for (const int group : {0, 32}) {
+    options_.output.group_size = group;
+    const std::string once = fmt::format("once-{}", group), twice = fmt::format("twice-{}", group);
+    const std::string source = Golden(group > 0 ? "llama3-rope-bias" : "kimi-k2");
+    const StatusOr<QuantizeReport> first = Run(source, once);
+    ASSERT_TRUE(first.ok()) << first.status();
+    ASSERT_TRUE(Check(source, once).ok()) << Check(source, once).status();
+    ASSERT_TRUE(Run(folder_.Path(once), twice).ok());
+    const StatusOr<VerifyReport> verified = Check(folder_.Path(once), twice);
+    ASSERT_TRUE(verified.ok()) << verified.status();
+    EXPECT_GT(verified->rounded, 6U);
+    EXPECT_EQ(verified->settings.group_size, group);
+    for (const KindError& kind : verified->kinds) EXPECT_EQ(kind.worst, 0) << kind.kind;
   }
 }
 
@@ -305,7 +326,7 @@ TEST_F(QuantizeTest, AGroupThatIsClippedIsAsNearAsItCanBe) {
   for (int i = 0; i < 32; ++i) Overwrite(source, "model.layers.0.self_attn.o_proj.weight", value, i);
   // What is below the least scale becomes zero.
   for (int i = 32; i < 64; ++i) Overwrite(source, "model.layers.0.self_attn.o_proj.weight", 0x0040, i);
-  for (const Scheme scheme : {Scheme::kW4A16, Scheme::kNvfp4, Scheme::kFp8, Scheme::kW8A8}) {
+  for (const Scheme scheme : {Scheme::kW4A16, Scheme::kNvfp4, Scheme::kFp8, Scheme::kW8A8, Scheme::kW8A16}) {
     options_.output.scheme = scheme;
     ASSERT_TRUE(Run(source, SchemeName(scheme)).ok());
     const StatusOr<VerifyReport> report = Check(source, SchemeName(scheme));
@@ -421,6 +442,16 @@ TEST(JudgeVllmTest, SaysWhichSchemesLoad) {
   EXPECT_THAT(verdicts->at(0).dense, HasSubstr("yes"));
   EXPECT_THAT(verdicts->at(0).experts,
               HasSubstr("no: fused experts take int8 by channel with activations by token"));
+  for (const int group : {0, 32, 128}) {
+    config["quantization_config"] = nlohmann::json(QuantizationConfig(Scheme::kW8A16, group, {"lm_head"}));
+    verdicts = JudgeVllm(config, "config.json");
+    ASSERT_TRUE(verdicts.ok()) << verdicts.status();
+    EXPECT_EQ(verdicts->at(0).scheme,
+              fmt::format("int8 {}, 16-bit activations",
+                          group > 0 ? fmt::format("in groups of {}", group) : "by channel"));
+    EXPECT_THAT(verdicts->at(0).dense, HasSubstr("yes"));
+    EXPECT_THAT(verdicts->at(0).experts, HasSubstr("yes"));
+  }
 }
 
 }  // namespace

@@ -27,6 +27,8 @@ PackedFormat FormatOf(const Grid& grid, int k) {
       return k <= kInt8Inputs ? PackedFormat::kI8 : PackedFormat::kBF16;
     case GridKind::kInt4Group:
       return PackedFormat::kI4G32;
+    case GridKind::kInt8Group:
+      return PackedFormat::kI8G32;
     case GridKind::kNvfp4:
       return PackedFormat::kNvfp4;
     case GridKind::kFp8Block:
@@ -40,7 +42,8 @@ WeightScheme SchemeOf(GridKind kind) {
     case GridKind::kInt8Channel:
       return WeightScheme::kInt8Channel;
     case GridKind::kInt4Group:
-      return WeightScheme::kInt4Packed;
+    case GridKind::kInt8Group:
+      return WeightScheme::kIntPacked;
     case GridKind::kNvfp4:
       return WeightScheme::kNvfp4;
     case GridKind::kFp8Block:
@@ -105,6 +108,7 @@ Status RuntimeMatrix::Add(runtime::ThreadPool& pool, int first, const QuantizedM
                             .scheme = SchemeOf(matrix.grid.kind),
                             .out = matrix.n,
                             .in = matrix.k,
+                            .bits = matrix.grid.kind == GridKind::kInt8Group ? 8 : 4,
                             .weight = &weight,
                             .scale = &scale,
                             .block_rows = matrix.grid.group_outputs(),

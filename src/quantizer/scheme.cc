@@ -6,6 +6,8 @@
 #include <bit>
 #include <cstring>
 
+#include "base/round.h"
+
 namespace moesaic::quantizer {
 namespace {
 
@@ -18,9 +20,8 @@ struct Named {
   const char* format;
 };
 constexpr Named kSchemes[] = {
-    {Scheme::kW8A8, "w8a8", "int-quantized"},
-    {Scheme::kW4A16, "w4a16", "pack-quantized"},
-    {Scheme::kNvfp4, "nvfp4", "nvfp4-pack-quantized"},
+    {Scheme::kW8A8, "w8a8", "int-quantized"},    {Scheme::kW8A16, "w8a16", "pack-quantized"},
+    {Scheme::kW4A16, "w4a16", "pack-quantized"}, {Scheme::kNvfp4, "nvfp4", "nvfp4-pack-quantized"},
     {Scheme::kFp8, "fp8", "float-quantized"},
 };
 
@@ -80,6 +81,10 @@ void EncodeCodes(const QuantizedMatrix& matrix, const StoredTensor& stored, cons
       std::memset(out, 0, static_cast<size_t>(stored.row_bytes()));
       PackNibbles(codes, matrix.k, 8, out);
       return;
+    case GridKind::kInt8Group:
+      std::transform(codes, codes + matrix.k, out, [](uint8_t code) { return std::byte(code ^ 0x80); });
+      std::memset(out + matrix.k, 0, static_cast<size_t>(stored.row_bytes() - matrix.k));
+      return;
     case GridKind::kNvfp4:
       PackNibbles(codes, matrix.k, 0, out);
       return;
@@ -98,9 +103,10 @@ ordered_json WeightArguments(Scheme scheme, int group_size) {
   switch (scheme) {
     case Scheme::kW8A8:
       return Arguments(8, "int", "channel");
+    case Scheme::kW8A16:
     case Scheme::kW4A16:
-      arguments = Arguments(4, "int", "group");
-      arguments["group_size"] = group_size;
+      arguments = Arguments(scheme == Scheme::kW8A16 ? 8 : 4, "int", group_size > 0 ? "group" : "channel");
+      arguments["group_size"] = group_size > 0 ? group_size : -1;  // vLLM has asked for it by channel, too
       return arguments;
     case Scheme::kNvfp4:
       arguments = Arguments(4, "float", "tensor_group");
@@ -167,8 +173,11 @@ StatusOr<Scheme> ParseScheme(const std::string& name) {
 }
 
 std::string Precision::Name() const {
-  if (scheme == Scheme::kW4A16) return fmt::format("w4a16-g{}", group_size);
-  if (scheme.has_value()) return SchemeName(*scheme);
+  if (scheme.has_value()) {
+    const std::string name = SchemeName(*scheme);
+    if (!HasGroupSize(*scheme)) return name;
+    return group_size > 0 ? fmt::format("{}-g{}", name, group_size) : name + "-channel";
+  }
   return dtype == DType::kF32 ? "fp32" : dtype == DType::kF16 ? "fp16" : "bf16";
 }
 
@@ -177,21 +186,41 @@ StatusOr<Precision> ParsePrecision(const std::string& name, int group_size) {
        {std::pair(DType::kBF16, "bf16"), std::pair(DType::kF16, "fp16"), std::pair(DType::kF32, "fp32")}) {
     if (name == kept) return Precision{.dtype = dtype};
   }
-  for (const int size : {32, 64, 128}) {
-    if (name == fmt::format("w4a16-g{}", size))
-      return Precision{.scheme = Scheme::kW4A16, .group_size = size};
+  std::vector<Precision> roundings;
+  for (const Named& named : kSchemes) {
+    if (!HasGroupSize(named.scheme)) roundings.push_back({.scheme = named.scheme});
+    for (const int size : {32, 64, 128}) {
+      if (HasGroupSize(named.scheme)) roundings.push_back({.scheme = named.scheme, .group_size = size});
+    }
   }
-  const StatusOr<Scheme> scheme = ParseScheme(name);
-  if (scheme.ok()) return Precision{.scheme = *scheme, .group_size = group_size};
-  return InvalidArgument(
-      "a precision must be one of {}, w4a16-g32, w4a16-g64, w4a16-g128, bf16, fp16, fp32; found \"{}\"",
-      fmt::join(SchemeNames(), ", "), name);
+  roundings.push_back({.scheme = Scheme::kW8A16, .group_size = 0});
+  std::vector<std::string> names;
+  for (const Precision& rounding : roundings) {
+    names.push_back(rounding.Name());
+    if (name == names.back() || (name == SchemeName(*rounding.scheme) &&
+                                 (rounding.group_size == group_size || !HasGroupSize(*rounding.scheme)))) {
+      return rounding;
+    }
+  }
+  return InvalidArgument("a precision must be one of {}, bf16, fp16, fp32; found \"{}\"{}",
+                         fmt::join(names, ", "), name,
+                         ParseScheme(name).ok() ? ", which has no groups of that size" : "");
+}
+
+StatusOr<int> ParseGroupSize(const std::string& text) {
+  if (text == "channel") return 0;
+  for (const int size : {32, 64, 128}) {
+    if (text == std::to_string(size)) return size;
+  }
+  return InvalidArgument("the group size must be 32, 64, 128 or channel, found \"{}\"", text);
 }
 
 Grid GridOf(Scheme scheme, int group_size) {
   switch (scheme) {
     case Scheme::kW8A8:
       return {GridKind::kInt8Channel, 0};
+    case Scheme::kW8A16:
+      return {GridKind::kInt8Group, group_size};
     case Scheme::kW4A16:
       return {GridKind::kInt4Group, group_size};
     case Scheme::kNvfp4:
@@ -218,10 +247,12 @@ std::vector<StoredTensor> TensorsOf(const Grid& grid, int64_t n, int64_t k) {
   switch (grid.kind) {
     case GridKind::kInt8Channel:
       return {{".weight", DType::kI8, {n, k}}, {".weight_scale", DType::kF32, scales}};
+    case GridKind::kInt8Group:
     case GridKind::kInt4Group:
-      return {{".weight_packed", DType::kI32, {n, (k + 7) / 8}},
-              {".weight_scale", DType::kBF16, scales},
-              {".weight_shape", DType::kI64, {2}, 0}};
+      return {
+          {".weight_packed", DType::kI32, {n, base::CeilDiv(k, grid.kind == GridKind::kInt8Group ? 4 : 8)}},
+          {".weight_scale", DType::kBF16, scales},
+          {".weight_shape", DType::kI64, {2}, 0}};
     case GridKind::kNvfp4:
       return {{".weight_packed", DType::kU8, {n, k / 2}},
               {".weight_scale", DType::kF8E4M3, scales},

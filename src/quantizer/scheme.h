@@ -17,32 +17,43 @@ namespace moesaic::quantizer {
 
 enum class Scheme : uint8_t {
   kW8A8,   // int8 per output, activations int8 per token at run time; format int-quantized
+  kW8A16,  // int8 in groups of inputs or per output; format pack-quantized
   kW4A16,  // int4 in groups of inputs; format pack-quantized
   kNvfp4,  // e2m1 in groups of 16 with e4m3 scales; format nvfp4-pack-quantized
   kFp8,    // e4m3 in blocks of 128 x 128, activations e4m3 at run time; format float-quantized
 };
 
-std::vector<std::string> SchemeNames();  ///< "w8a8", "w4a16", "nvfp4", "fp8"
+std::vector<std::string> SchemeNames();  ///< "w8a8", "w8a16", "w4a16", "nvfp4", "fp8"
 std::string SchemeName(Scheme scheme);
 StatusOr<Scheme> ParseScheme(const std::string& name);
 
-/// The grid of `scheme`; `group_size` counts for kW4A16 only.
+/// Whether what a linear loses as it runs is mostly by the rounding of its activations.
+inline bool IsInt8(Scheme scheme) { return scheme == Scheme::kW8A8 || scheme == Scheme::kW8A16; }
+
+/// Whether groups of inputs may have several sizes.
+inline bool HasGroupSize(Scheme scheme) { return scheme == Scheme::kW4A16 || scheme == Scheme::kW8A16; }
+
+/// "32", "64", "128", or "channel": 0, all inputs of an output.
+StatusOr<int> ParseGroupSize(const std::string& text);
+
+/// The grid of `scheme`; `group_size` counts for those that HasGroupSize only.
 Grid GridOf(Scheme scheme, int group_size);
 
 /// What becomes of a linear: a scheme's codes, or its values in a type that keeps them.
 struct Precision {
   std::optional<Scheme> scheme = std::nullopt;  // nothing: kept
-  int group_size = 32;                          // of kW4A16
+  int group_size = 32;                          // of what HasGroupSize; 0: all inputs
   tensor::DType dtype = tensor::DType::kBF16;   // of what is kept: kBF16, kF16 or kF32
 
   bool kept() const { return !scheme.has_value(); }
   bool is(Scheme other) const { return scheme == other; }
   Grid grid() const { return GridOf(*scheme, group_size); }  // of what is not kept
-  std::string Name() const;                                  // "w8a8", "w4a16-g32", "bf16"
+  std::string Name() const;                                  // "w8a8", "w4a16-g32", "w8a16-channel", "bf16"
   bool operator==(const Precision& other) const { return Name() == other.Name(); }
 };
 
-/// "w8a8", "w4a16-g128", "bf16", "fp16", "fp32"; "w4a16" alone has groups of `group_size`.
+/// "w8a8", "w4a16-g128", "w8a16-channel", "bf16", "fp16", "fp32"; "w4a16" and "w8a16" alone have groups of
+/// `group_size`.
 StatusOr<Precision> ParsePrecision(const std::string& name, int group_size);
 
 /// One tensor of those that stand for a linear's weight.

@@ -3,6 +3,8 @@
 
 #include <gmock/gmock.h>
 
+#include <array>
+
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/test_files.h"
 
@@ -78,6 +80,66 @@ TEST(SchemeTest, EveryInt8Code) {
   ExpectSameValues(Scheme::kW8A8, matrix);
 }
 
+// Each code, at each place of a word, under scales of both signs; of whole channels the last word is cut
+// short.
+TEST(SchemeTest, EveryInt8CodeInGroups) {
+  for (const int group : {32, 64, 128, 0}) {
+    const int k = group > 0 ? 512 : 509, columns = group > 0 ? k / group : 1;
+    QuantizedMatrix matrix{.grid = GridOf(Scheme::kW8A16, group), .n = 4, .k = k, .codes = {}, .scales = {}};
+    for (int i = 0; i < 4 * k; ++i) matrix.codes.push_back(static_cast<uint8_t>(i + i / k));  // -128 too
+    for (int i = 0; i < 4 * columns; ++i)
+      matrix.scales.push_back((i % 2 == 0 ? 0.375F : -0.25F) / float(i + 1));
+    for (float& scale : matrix.scales) scale = tensor::ToFloat(tensor::ToBF16(scale));
+    ExpectSameValues(Scheme::kW8A16, matrix);
+  }
+}
+
+// Words and fields of compressed-tensors: value + 128 in bytes from the low end up (pack_to_int32).
+TEST(SchemeTest, Int8WordsAreThoseOfCompressedTensors) {
+  const auto pool = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
+  QuantizedMatrix matrix{.grid = GridOf(Scheme::kW8A16, 0), .n = 1, .k = 5, .codes = {}, .scales = {2}};
+  for (const int code : {-127, -1, 0, 1, 127}) matrix.codes.push_back(static_cast<uint8_t>(code));
+  const std::vector<StoredTensor> tensors = TensorsOf(matrix.grid, 1, 5);
+  std::array<uint32_t, 2> words = {};
+  std::array<uint16_t, 1> scale = {};
+  std::array<int64_t, 2> shape = {};
+  std::byte* const out[] = {reinterpret_cast<std::byte*>(words.data()),
+                            reinterpret_cast<std::byte*>(scale.data()),
+                            reinterpret_cast<std::byte*>(shape.data())};
+  EncodeRows(*pool, matrix, tensors, out);
+  EXPECT_EQ(words, (std::array<uint32_t, 2>{0x8180'7f01U, 0xffU}));
+  EXPECT_EQ(scale[0], 0x4000);
+  EXPECT_EQ(shape, (std::array<int64_t, 2>{1, 5}));
+
+  const auto weights = [](int group) {
+    return QuantizationConfig(Scheme::kW8A16, group, {})["config_groups"]["group_0"]["weights"].dump();
+  };
+  EXPECT_EQ(
+      weights(64),
+      R"({"num_bits":8,"type":"int","symmetric":true,"strategy":"group","dynamic":false,"group_size":64})");
+  EXPECT_EQ(
+      weights(0),
+      R"({"num_bits":8,"type":"int","symmetric":true,"strategy":"channel","dynamic":false,"group_size":-1})");
+}
+
+TEST(SchemeTest, PrecisionsAreReadAsTheyAreNamed) {
+  for (const char* name : {"w8a8", "w8a16-g32", "w8a16-g64", "w8a16-g128", "w8a16-channel", "w4a16-g32",
+                           "w4a16-g64", "w4a16-g128", "nvfp4", "fp8", "bf16", "fp16", "fp32"}) {
+    const StatusOr<Precision> precision = ParsePrecision(name, 32);
+    ASSERT_TRUE(precision.ok()) << precision.status();
+    EXPECT_EQ(precision->Name(), name);
+  }
+  EXPECT_EQ(ParsePrecision("w8a16", 64)->Name(), "w8a16-g64");
+  EXPECT_EQ(ParsePrecision("w8a16", 0)->Name(), "w8a16-channel");
+  EXPECT_EQ(ParsePrecision("w8a8", 0)->Name(), "w8a8");
+  EXPECT_THAT(std::string(ParsePrecision("w4a16", 0).status().message()),
+              testing::HasSubstr("found \"w4a16\", which has no groups of that size"));
+  EXPECT_FALSE(ParsePrecision("w4a16-channel", 32).ok());
+  EXPECT_EQ(*ParseGroupSize("channel"), 0);
+  EXPECT_EQ(*ParseGroupSize("128"), 128);
+  EXPECT_FALSE(ParseGroupSize("0").ok());
+}
+
 TEST(SchemeTest, EveryFp8CodeInBlocksCutShort) {
   QuantizedMatrix matrix{.grid = GridOf(Scheme::kFp8, 0), .n = 131, .k = 254, .codes = {}, .scales = {}};
   for (int i = 0; i < 131 * 254; ++i) {
@@ -91,7 +153,7 @@ TEST(SchemeTest, EveryFp8CodeInBlocksCutShort) {
 TEST(SchemeTest, AnUnknownNameIsRefused) {
   for (const std::string& name : SchemeNames()) EXPECT_EQ(SchemeName(*ParseScheme(name)), name);
   EXPECT_THAT(std::string(ParseScheme("int3").status().message()),
-              testing::HasSubstr("must be one of w8a8, w4a16, nvfp4, fp8, found \"int3\""));
+              testing::HasSubstr("must be one of w8a8, w8a16, w4a16, nvfp4, fp8, found \"int3\""));
 }
 
 }  // namespace

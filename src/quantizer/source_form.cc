@@ -134,7 +134,7 @@ StatusOr<SourceRows> SourceRows::Find(const Checkpoint& source, const ModelItem&
   }
   ASSIGN_OR_RETURN(found.linear_, source.FindLinear(item.name, item.shape[0], item.shape[1]));
   if (found.linear_.weight->rows != nullptr) return found;
-  const int64_t per_row[] = {1, found.linear_.block_rows, 8, 0};
+  const int64_t per_row[] = {1, found.linear_.block_rows, 32 / found.linear_.bits, 0};
   const auto parts = PartsOf(found.linear_);
   for (size_t i = 0; i < parts.size(); ++i) {
     if (parts[i] == nullptr) continue;

@@ -43,6 +43,7 @@ StatusOr<OutputSettings> SettingsOf(const Checkpoint& quantized) {
 float LargestError(GridKind kind) {
   switch (kind) {
     case GridKind::kInt8Channel:
+    case GridKind::kInt8Group:
       return 0.5F / 127 * (1 + 0x1p-7F);
     case GridKind::kInt4Group:
       return 0.5F / 7.5F * (1 + 14 * 0x1p-8F);

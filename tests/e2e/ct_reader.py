@@ -58,11 +58,11 @@ def per_value(scale, shape, block):
 def read_linear(tensors, module, args):
     """(codes as numbers, scale of each value, what the package dequantizes to), all f32."""
     scale = tensors[module + ".weight_scale"]
-    if args.num_bits == 4 and args.type == "int":
+    if module + ".weight_shape" in tensors:
         shape = torch.Size(tensors[module + ".weight_shape"].tolist())
-        codes = unpack_from_int32(tensors[module + ".weight_packed"], 4, shape)
+        codes = unpack_from_int32(tensors[module + ".weight_packed"], args.num_bits, shape)
         theirs = dequantize(codes, scale.float(), args=args)
-        return codes.float(), per_value(scale, shape, (1, args.group_size)), theirs
+        return codes.float(), per_value(scale, shape, (1, args.group_size if args.strategy == "group" else shape[1])), theirs
     if args.num_bits == 4:
         packed = tensors[module + ".weight_packed"]
         shape = (packed.shape[0], packed.shape[1] * 2)

@@ -25,10 +25,13 @@ SMOOTHED = ["--activations", "static", "--smoothing", "on"]
 # name: scheme, flags, whether calibration decides codes
 KINDS = {f"{scheme}-{method}": (scheme, ["--method", method], method == "gptq")
          for scheme in ("w8a8", "w4a16", "nvfp4", "fp8") for method in ("rtn", "mse", "gptq")}
+KINDS |= {f"w8a16-{group}-{method}": ("w8a16", ["--group-size", group, "--method", method], method == "gptq")
+          for group, methods in (("32", ("rtn", "mse", "gptq")), ("64", ("rtn", "gptq")), ("channel", ("rtn", "gptq")))
+          for method in methods}
 KINDS["w8a8-static"] = ("w8a8", SMOOTHED, True)
 KINDS["w8a8-static-gptq"] = ("w8a8", [*SMOOTHED, "--method", "gptq"], True)
 # name: flags; quantize_test.py has other programs read one.
-MIXED = {f"mixed-{method}": ["--mix", "w4a16,nvfp4,fp8,w8a8,bf16", "--bits-per-weight", "6", "--mix-tokens", "256",
+MIXED = {f"mixed-{method}": ["--mix", "w4a16,nvfp4,fp8,w8a8,w8a16,bf16", "--bits-per-weight", "6", "--mix-tokens", "256",
                              "--method", method] for method in ("rtn", "gptq")}
 ORACLES = list(dict.fromkeys([sys.executable, *filter(None, os.environ.get("MOESAIC_ORACLES", "").split(":"))]))
 IDS = [1, *range(20, 84)]
@@ -105,9 +108,10 @@ class QuantizedFoldersTest(unittest.TestCase):
                     self.assertEqual(told[str(self.folder / name)], 227, name)
 
     def test_transformers_gives_our_logits(self):
-        """W8A8 and W4A16 must agree. Of the others a release may lose a part: 5.23 drops NVFP4's global scale of experts,
+        """W8A8, W8A16 and W4A16 must agree. Of the others a release may lose a part: 5.23 drops NVFP4's global scale of experts,
         4.56 has no blocks of FP8, and 5.23 finds no int8 weights when it joins experts (it says so)."""
-        kinds = ("w8a8-rtn", "w8a8-gptq", "w8a8-static", "w8a8-static-gptq", "w4a16-rtn", "w4a16-gptq", "nvfp4-mse", "fp8-rtn")
+        kinds = ("w8a8-rtn", "w8a8-gptq", "w8a8-static", "w8a8-static-gptq", "w4a16-rtn", "w4a16-gptq", "w8a16-32-rtn",
+                 "w8a16-64-gptq", "w8a16-channel-gptq", "nvfp4-mse", "fp8-rtn")
         loaded = set()
         for python, versions in self.oracles("transformers", "compressed-tensors", "torch"):
             arguments = []
@@ -132,7 +136,7 @@ class QuantizedFoldersTest(unittest.TestCase):
                     print(f"{what}: {name}: as it runs {result['run']:.2g} (at most {ROUNDED_ACTIVATIONS})")
                     self.assertLess(result["run"], ROUNDED_ACTIVATIONS, name)
         print(f"their logits are ours: {', '.join(sorted(loaded))}")
-        self.assertTrue({"w4a16-rtn", "w4a16-gptq"} <= loaded)
+        self.assertTrue({"w4a16-rtn", "w4a16-gptq", "w8a16-32-rtn", "w8a16-64-gptq", "w8a16-channel-gptq"} <= loaded)
         if len(ORACLES) > 1:  # one of them is of a release that takes int8 experts
             self.assertTrue(set(kinds[:6]) <= loaded)
 

@@ -52,8 +52,12 @@ def _quantization(fmt, *groups, ignore=_IGNORE):
     }
 
 
+def _packed(bits, strategy, **changes):
+    return _quantization("pack-quantized", (["Linear"], _args(bits, strategy, **changes), None))
+
+
 def _int4(**changes):
-    return _quantization("pack-quantized", (["Linear"], _args(4, "group", **changes), None))
+    return _packed(4, "group", **changes)
 
 
 _NVFP4 = _args(4, "tensor_group", type="float", group_size=16, scale_dtype="torch.float8_e4m3fn")
@@ -71,10 +75,9 @@ _BASES = {
     "ct-llama-int4-g128": (_LLAMA | _WIDE, _int4(group_size=128)),
     "ct-llama-int4-g32-asym": (_LLAMA, _int4(group_size=32, symmetric=False)),
     "ct-llama-int4-actorder": (_LLAMA, _int4(group_size=32, actorder="group")),
-    "ct-llama-int4-channel-asym": (
-        _LLAMA | _RAGGED,
-        _quantization("pack-quantized", (["Linear"], _args(4, "channel", symmetric=False), None)),
-    ),
+    "ct-llama-int4-channel-asym": (_LLAMA | _RAGGED, _packed(4, "channel", symmetric=False)),
+    "ct-llama-int8-g32": (_LLAMA, _packed(8, "group", group_size=32)),
+    "ct-llama-int8-channel-asym": (_LLAMA | _RAGGED, _packed(8, "channel", symmetric=False)),
     "ct-llama-nvfp4a16": (_LLAMA, _quantization("nvfp4-pack-quantized", (["Linear"], _NVFP4, None))),
     "ct-qwen3-moe-int8-dynamic": (_QWEN, _quantization("int-quantized", (["Linear"], _W8, _DYNAMIC))),
     "ct-qwen3-moe-int4-experts": (

@@ -46,21 +46,23 @@ def modules_of(config, tensors):
     return found
 
 
-def _pack4(codes):
-    """Signed 4-bit codes [rows, n] as int32 [rows, ceil(n / 8)]: code + 8 in bits 4k of word n / 8."""
-    pad = -codes.shape[1] % 8
-    nibbles = torch.nn.functional.pad((codes + 8).long(), (0, pad)).unflatten(1, (-1, 8))
-    words = (nibbles << (4 * torch.arange(8))).sum(-1)
+def _pack(codes, bits):
+    """Signed codes [rows, n] as int32 words, 32 / bits a word from its low end up, half of their range added."""
+    each = 32 // bits
+    pad = -codes.shape[1] % each
+    fields = torch.nn.functional.pad((codes + 2 ** (bits - 1)).long(), (0, pad)).unflatten(1, (-1, each))
+    words = (fields << (bits * torch.arange(each))).sum(-1)
     return torch.where(words >= 2**31, words - 2**32, words).int()
 
 
-def _unpack4(words, n):
-    nibbles = (words.long()[..., None] >> (4 * torch.arange(8))) & 15
-    return (nibbles.flatten(1)[:, :n] - 8).float()
+def _unpack(words, n, bits):
+    fields = (words.long()[..., None] >> (bits * torch.arange(32 // bits))) & (2**bits - 1)
+    return (fields.flatten(1)[:, :n] - 2 ** (bits - 1)).float()
 
 
-def _int4(w, args, g):
+def _packed(w, args, g):
     rows, cols = w.shape
+    bits, half = args["num_bits"], 2 ** (args["num_bits"] - 1)
     size = args["group_size"] if args["strategy"] == "group" else cols
     group_of = torch.arange(cols) // size
     if args["actorder"] == "group":  # columns were grouped in the order of their activations
@@ -69,16 +71,16 @@ def _int4(w, args, g):
     for i in range(cols // size):
         part = w[:, group_of == i]
         if args["symmetric"]:
-            scale[:, i] = part.abs().amax(1) / 7.5
+            scale[:, i] = part.abs().amax(1) / (half - 0.5)
         else:
             low, high = part.amin(1).clamp(max=0), part.amax(1).clamp(min=0)
-            scale[:, i] = (high - low) / 15
-            zero[:, i] = (-8 - low / scale[:, i]).round().clamp(-8, 7)
+            scale[:, i] = (high - low) / (2 * half - 1)
+            zero[:, i] = (-half - low / scale[:, i]).round().clamp(-half, half - 1)
     scale = scale.bfloat16()
-    codes = (w / scale.float()[:, group_of] + zero[:, group_of]).round().clamp(-8, 7)
-    out = {"weight_packed": _pack4(codes), "weight_scale": scale, "weight_shape": torch.tensor(w.shape)}
+    codes = (w / scale.float()[:, group_of] + zero[:, group_of]).round().clamp(-half, half - 1)
+    out = {"weight_packed": _pack(codes, bits), "weight_scale": scale, "weight_shape": torch.tensor(w.shape)}
     if not args["symmetric"]:
-        out["weight_zero_point"] = _pack4(zero.T).T.contiguous()
+        out["weight_zero_point"] = _pack(zero.T, bits).T.contiguous()
     if args["actorder"] == "group":
         out["weight_g_idx"] = group_of.int()
     return out
@@ -109,8 +111,8 @@ def quantize(config, tensors, input_amax=None):
         w, args = tensor.float(), chosen[module]["weights"]
         if args["type"] == "float":
             parts = _nvfp4(w)
-        elif args["num_bits"] == 4:
-            parts = _int4(w, args, torch.Generator().manual_seed(len(out)))
+        elif config["format"] == "pack-quantized":
+            parts = _packed(w, args, torch.Generator().manual_seed(len(out)))
         else:
             scale = w.abs().amax(1, keepdim=True) / 127.5
             parts = {"weight": (w / scale).round().clamp(-128, 127).to(torch.int8), "weight_scale": scale}
@@ -130,12 +132,12 @@ def _read(parts):
         values = torch.where(codes >= 8, -1.0, 1.0) * _FP4[codes & 7]
         return values * (scale / parts["weight_global_scale"]).repeat_interleave(16, 1)
     rows, cols = parts["weight_shape"].tolist()
-    groups = scale.shape[1]
+    groups, bits = scale.shape[1], 32 // -(-cols // packed.shape[1])
     group_of = parts.get("weight_g_idx", torch.arange(cols) // (cols // groups)).long()
     zero = torch.zeros(rows, groups)
     if "weight_zero_point" in parts:
-        zero = _unpack4(parts["weight_zero_point"].T.contiguous(), rows).T
-    return (_unpack4(packed, cols) - zero[:, group_of]) * scale[:, group_of]
+        zero = _unpack(parts["weight_zero_point"].T.contiguous(), rows, bits).T
+    return (_unpack(packed, cols, bits) - zero[:, group_of]) * scale[:, group_of]
 
 
 def _package_read(parts, args):

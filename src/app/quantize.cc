@@ -33,7 +33,7 @@ struct Options {
   std::string act_order = "on";
   bool weigh_by_router = false;
   std::string rare_experts;  // empty: not said
-  double min_coverage = 0.9;
+  double min_coverage = 0.9, save_seconds = 30;
   std::string activations = "dynamic", smoothing = "off";
   double static_tolerance = 2;
   std::vector<std::pair<std::string, std::string>> keep;  // dtype, pattern
@@ -53,6 +53,7 @@ std::string What(const Options& options) {
 Status CheckUsed(const Options& options, const CLI::App& verb) {
   const bool gptq = options.method == "gptq", mix = !options.mix.precisions.empty();
   const bool calibrated = gptq || mix || options.smoothing == "on" || options.activations == "static";
+  const bool saves = gptq || options.smoothing == "on" || options.activations == "static";
   const char* calibration = "--method gptq, --mix, --smoothing on or --activations static";
   const bool int4 = options.scheme == "w4a16" ||
                     std::ranges::find(options.mix.precisions, "w4a16") != options.mix.precisions.end();
@@ -69,6 +70,7 @@ Status CheckUsed(const Options& options, const CLI::App& verb) {
         Rule{"--bits-per-weight", mix, "--mix"}, Rule{"--budget", mix, "--mix"},
         Rule{"--budget-per-token", mix, "--mix"}, Rule{"--mix-tokens", mix, "--mix"},
         Rule{"--calibration-tokens", calibrated, calibration},
+        Rule{"--save-every", saves, "--method gptq, --smoothing on or --activations static"},
         Rule{"--max-seq-length", calibrated, calibration}}) {
     if (verb.count(rule.flag) > 0 && !rule.used) {
       return InvalidArgument("{} does nothing without {}; leave it out, or add that", rule.flag, rule.what);
@@ -107,6 +109,7 @@ StatusOr<quantizer::QuantizeOptions> Parse(const Options& options) {
         "tokens alike: choose one");
   }
   parsed.min_coverage = options.min_coverage;
+  parsed.save_seconds = options.save_seconds;
   parsed.output.analyze = {.smoothing = options.smoothing == "on",
                            .static_activations = options.activations == "static",
                            .static_tolerance = options.static_tolerance};
@@ -244,12 +247,16 @@ std::vector<std::vector<std::string>> CalibrationRows(const quantizer::OutputSet
                                                       const quantizer::CalibrationForecast& calibration,
                                                       const quantizer::Forecast& forecast) {
   if (!settings.calibrated()) return {};
-  const auto seconds = [](double value) { return FormatSeconds(value); };
+  // To the second where that is of use.
+  const auto seconds = [](double value) {
+    return value < 600 ? fmt::format("{:.1f} s", value) : FormatSeconds(value);
+  };
   // GPTQ computes while the disk works; an analysis comes before the rounding.
   const double total = settings.gptq ? std::max(forecast.disk_seconds, calibration.seconds())
                                      : forecast.seconds + calibration.seconds();
-  return {{"calibration", fmt::format("{} tokens, {} of memory", settings.calibration.tokens,
-                                      FormatBytes(static_cast<double>(plan.calibration_bytes)))},
+  return {{"calibration",
+           fmt::format("{} tokens, {} at a time, {} of memory", settings.calibration.tokens,
+                       plan.limits.part_rows, FormatBytes(static_cast<double>(plan.calibration_bytes)))},
           {"", fmt::format("Hessians {}, factors {}, rounding {}, forward {}",
                            seconds(calibration.hessian_seconds), seconds(calibration.factor_seconds),
                            seconds(calibration.round_seconds), seconds(calibration.forward_seconds))},
@@ -345,7 +352,7 @@ Status RunPlan(const Options& options, const quantizer::QuantizeOptions& parsed,
     const quantizer::Precision rounding =
         roundings.empty() ? quantizer::Precision{.scheme = quantizer::Scheme::kW8A8} : roundings.front();
     ASSIGN_OR_RETURN(const quantizer::CalibrationRates calibrating,
-                     quantizer::MeasureCalibration(ctx, rounding.grid()));
+                     quantizer::MeasureCalibration(ctx, rounding.grid(), plan.limits.part_rows));
     calibration = quantizer::ForecastCalibration(plan, parsed.output, calibrating);
   }
   PrintPlan(options, parsed.output, plan, rates, forecast, calibration, !source.tensors().empty());
@@ -428,6 +435,10 @@ void AddCalibrationFlags(CLI::App& verb, Options& options) {
           "--smoothing", options.smoothing,
           "w8a8: SmoothQuant, with the best alpha for each norm and its linears, each up and its down")
       ->check(CLI::IsMember({"on", "off"}))
+      ->capture_default_str();
+  verb.add_option("--save-every", options.save_seconds,
+                  "seconds of work that a kill may lose of what calibration does, at least those of a layer")
+      ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   verb.add_option("--min-coverage", options.min_coverage,
                   "gptq: stop where less than this share of a layer's experts see 32 tokens or more")

@@ -302,6 +302,8 @@ class CalibrationTest(unittest.TestCase):
             runs += [smoothed, (*smoothed, "--rare-experts", "all"), mixed]
         for flags in runs:
             calibration = ("--calibration", self.text, "--calibration-tokens", "4096", "--min-coverage", "0") if "gptq" in flags else ()
+            if calibration:
+                calibration += ("--save-every", "0")  # of runs as short as these nothing would be saved
             check_kills(self, TINY, self.folder, *flags, *calibration)
             print(f"{' '.join(flags)}: the same files after {KILLS} kills", flush=True)
 

@@ -1,14 +1,18 @@
 // Plays a recorded trace of block names against the radix tree and prints the share of blocks that were
 // found, for each policy, beside what an endless cache would find and what Belady's rule (the block whose
-// next use is farthest goes first, from the ends of prefixes) finds in the same room.
-// A trace is JSON lines with "hash_ids": equal ids are equal blocks behind equal prefixes (Mooncake's form).
+// next use is farthest goes first, from the ends of prefixes) finds in the same room. Columns behind "cost"
+// are the cost-aware policy with clients that tell it what they know: Telling; when~ with errors, and half of
+// them. A trace is JSON lines with "hash_ids": equal ids are equal blocks behind equal prefixes (Mooncake's
+// form).
 #include <fmt/format.h>
 #include <zlib.h>
 
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <set>
 #include <unordered_map>
 #include <unordered_set>
@@ -21,6 +25,7 @@ namespace {
 using Trace = std::vector<std::vector<int32_t>>;  // [requests][blocks] names
 
 constexpr int64_t kAttentionTokens = 8000;
+constexpr double kSpread = 0.5;  // two thirds of what "when~" says are within a factor of 1.65
 
 Trace ReadTrace(const std::string& path) {
   gzFile file = gzopen(path.c_str(), "rb");
@@ -45,18 +50,55 @@ int64_t BlocksOf(const Trace& trace) {
   return blocks;
 }
 
-// What clients would say that know: whether anything that a request brings first is asked for again.
-std::vector<cache::SessionHint> HintsOf(const Trace& trace) {
-  std::unordered_map<int32_t, int> uses;
-  for (const auto& request : trace) {
-    for (const int32_t name : request) ++uses[name];
+constexpr int kNever = std::numeric_limits<int>::max();
+
+// [requests][blocks]: the next request that has the block.
+std::vector<std::vector<int>> NextUses(const Trace& trace) {
+  std::vector<std::vector<int>> next(trace.size());
+  std::unordered_map<int32_t, int> later;
+  for (size_t i = trace.size(); i-- > 0;) {
+    for (const int32_t name : trace[i]) {
+      const auto it = later.find(name);
+      next[i].push_back(it == later.end() ? kNever : it->second);
+    }
+    for (const int32_t name : trace[i]) later[name] = static_cast<int>(i);
   }
+  return next;
+}
+
+// How much clients tell of a request that knows of a later one.
+enum class Telling { kWhether, kHowMuch, kAndWhen };
+
+// What clients would say that know. Whether: whether anything that the request brings first is asked for
+// again. How much: up to which block something is. When: that block's next use, in requests, times
+// e^(spread x a normal number). A client tells with probability `share`.
+std::vector<cache::SessionHint> HintsOf(const Trace& trace, Telling telling, double spread = 0,
+                                        double share = 1) {
+  const std::vector<std::vector<int>> next = NextUses(trace);
   std::unordered_set<int32_t> seen;
+  std::mt19937 random(1);
+  std::normal_distribution<double> normal;
   std::vector<cache::SessionHint> hints;
-  for (const auto& request : trace) {
+  for (size_t i = 0; i < trace.size(); ++i) {
+    cache::SessionHint& hint = hints.emplace_back();
     bool again = false;
-    for (const int32_t name : request) again |= seen.insert(name).second && uses[name] > 1;
-    hints.push_back(again ? cache::SessionHint::kContinues : cache::SessionHint::kEnds);
+    size_t blocks = 0;
+    for (size_t k = 0; k < trace[i].size(); ++k) {
+      const bool used = next[i][k] != kNever;
+      again |= seen.insert(trace[i][k]).second && used;
+      if (used) blocks = k + 1;
+    }
+    const double error = std::exp(spread * normal(random));
+    if (std::generate_canonical<double, 32>(random) >= share) continue;
+    hint.session = cache::Session::kContinues;
+    if (telling == Telling::kWhether) {
+      if (!again) hint.session = cache::Session::kEnds;
+      continue;
+    }
+    hint.tokens = static_cast<int64_t>(blocks) * cache::kBlockTokens;
+    if (telling == Telling::kHowMuch || blocks == 0) continue;
+    const auto now = static_cast<double>(i + 1);  // RadixTree::now in that request
+    hint.returns_at = now + error * (next[i][blocks - 1] + 1 - now);
   }
   return hints;
 }
@@ -80,7 +122,7 @@ int64_t TreeHits(const Trace& trace, int room, std::unique_ptr<cache::EvictionPo
     if (const int missing = wanted - known - pool->free_blocks(); missing > 0) tree.Evict(missing);
     for (int b = known; b < wanted && pool->free_blocks() > 0; ++b) blocks.push_back(*pool->Allocate());
     tree.Insert("", std::span(tokens).first(blocks.size() * cache::kBlockTokens), blocks, known);
-    tree.Touch(blocks, hints.empty() ? cache::SessionHint::kNone : hints[i]);
+    tree.Touch(blocks, hints.empty() ? cache::SessionHint() : hints[i]);
   }
   return hits;
 }
@@ -88,13 +130,7 @@ int64_t TreeHits(const Trace& trace, int room, std::unique_ptr<cache::EvictionPo
 // Belady's rule on blocks of which only those that nothing cached follows may go.
 class Belady {
  public:
-  Belady(const Trace& trace, int room) : trace_(trace), room_(room), next_(trace.size()) {
-    std::unordered_map<int32_t, int> later;
-    for (size_t i = trace.size(); i-- > 0;) {
-      for (const int32_t name : trace[i]) next_[i].push_back(later.contains(name) ? later[name] : kNever);
-      for (const int32_t name : trace[i]) later[name] = static_cast<int>(i);
-    }
-  }
+  Belady(const Trace& trace, int room) : trace_(trace), room_(room), next_(NextUses(trace)) {}
 
   int64_t Hits() {
     int64_t hits = 0;
@@ -117,7 +153,6 @@ class Belady {
   }
 
  private:
-  static constexpr int kNever = std::numeric_limits<int>::max();
   struct Block {
     int32_t parent = -1;
     int children = 0;
@@ -153,7 +188,7 @@ class Belady {
 
   const Trace& trace_;
   const int room_;
-  std::vector<std::vector<int>> next_;  // [requests][blocks] the next request that has it
+  const std::vector<std::vector<int>> next_;
   std::unordered_map<int32_t, Block> cached_;
   std::set<std::pair<int, int32_t>> leaves_;  // by next use, the farthest first
 };
@@ -166,20 +201,30 @@ void Play(const std::string& path, const std::vector<double>& shares) {
   const double ceiling = 1 - static_cast<double>(names.size()) / all;
   fmt::print("{}: {} requests, {} blocks, {} of them different; ceiling {:.4f}\n", path, trace.size(),
              BlocksOf(trace), names.size(), ceiling);
-  const std::vector<cache::SessionHint> hints = HintsOf(trace);
-  fmt::print("{:>9} {:>8} {:>8} {:>8} {:>8} {:>8} {:>9} {:>12} {:>13}\n", "cache", "blocks", "lru", "cost",
-             "hints", "belady", "cost/lru", "cost/belady", "hints/belady");
+  const struct {
+    const char* name;
+    std::vector<cache::SessionHint> hints;
+  } told[] = {{"whether", HintsOf(trace, Telling::kWhether)},
+              {"how much", HintsOf(trace, Telling::kHowMuch)},
+              {"and when", HintsOf(trace, Telling::kAndWhen)},
+              {"when~", HintsOf(trace, Telling::kAndWhen, kSpread)},
+              {"half tell", HintsOf(trace, Telling::kAndWhen, kSpread, 0.5)}};
+  fmt::print("{:>9} {:>8} {:>8} {:>8}", "cache", "blocks", "lru", "cost");
+  for (const auto& hints : told) fmt::print(" {:>9}", hints.name);
+  fmt::print(" {:>8} {:>9} {:>12}\n", "belady", "cost/lru", "cost/belady");
   for (const double share : shares) {
     const int room = std::max(1, static_cast<int>(share * static_cast<double>(names.size())));
     const auto lru = static_cast<double>(TreeHits(trace, room, cache::MakeLruPolicy()));
     const auto cost =
         static_cast<double>(TreeHits(trace, room, cache::MakeCostAwarePolicy(kAttentionTokens, room)));
-    const auto told =
-        static_cast<double>(TreeHits(trace, room, cache::MakeCostAwarePolicy(kAttentionTokens, room), hints));
+    fmt::print("{:>8.0f}% {:>8} {:>8.4f} {:>8.4f}", share * 100, room, lru / all, cost / all);
+    for (const auto& hints : told) {
+      const auto hits = static_cast<double>(
+          TreeHits(trace, room, cache::MakeCostAwarePolicy(kAttentionTokens, room), hints.hints));
+      fmt::print(" {:>9.4f}", hits / all);
+    }
     const auto best = static_cast<double>(Belady(trace, room).Hits());
-    fmt::print("{:>8.0f}% {:>8} {:>8.4f} {:>8.4f} {:>8.4f} {:>8.4f} {:>9.3f} {:>12.3f} {:>13.3f}\n",
-               share * 100, room, lru / all, cost / all, told / all, best / all, cost / lru, cost / best,
-               told / best);
+    fmt::print(" {:>8.4f} {:>9.3f} {:>12.3f}\n", best / all, cost / lru, cost / best);
   }
 }
 

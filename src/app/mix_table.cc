@@ -41,6 +41,10 @@ std::string LossText(const MixOption& option) {
   return std::isfinite(option.loss) ? fmt::format("{:.3g}", option.loss) : "not finite";
 }
 
+std::string ChosenName(const MixUnit& unit) {
+  return unit.chosen < 0 ? "" : unit.options[unit.chosen].precision.Name();
+}
+
 }  // namespace
 
 Table MixSummary(const Mix& mix) {
@@ -49,7 +53,7 @@ Table MixSummary(const Mix& mix) {
     size_t units = 0;
     double weights = 0, bytes = 0, loss = 0;
     for (const MixUnit& unit : mix.units) {
-      if (unit.chosen < 0 || unit.options[unit.chosen].precision.Name() != name) continue;
+      if (ChosenName(unit) != name) continue;
       ++units;
       weights += static_cast<double>(unit.weights);
       bytes += static_cast<double>(unit.options[unit.chosen].bytes);
@@ -74,7 +78,7 @@ Table MixTable(const Mix& mix) {
           std::ranges::find(unit.options, name, [](const MixOption& o) { return o.precision.Name(); });
       row.push_back(option == unit.options.end() ? "-" : !unit.measured ? "?" : LossText(*option));
     }
-    row.push_back(unit.chosen < 0 ? "" : unit.options[unit.chosen].precision.Name());
+    row.push_back(ChosenName(unit));
   }
   return rows;
 }
@@ -88,8 +92,8 @@ std::vector<std::string> MixNotes(const Mix& mix) {
           option.overflows() ? fmt::format("overflows there (a magnitude of {:.3g} is met, it ends at 65504)",
                                            option.largest)
                              : "makes predictions that are not finite";
-      notes.push_back(fmt::format("{}: {} {}; it gets {}", unit.name, option.precision.Name(), why,
-                                  unit.options[unit.chosen].precision.Name()));
+      notes.push_back(
+          fmt::format("{}: {} {}; it gets {}", unit.name, option.precision.Name(), why, ChosenName(unit)));
     }
   }
   std::map<std::string, std::vector<const quantizer::RouterFinding*>> routers;

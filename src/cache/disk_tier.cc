@@ -110,6 +110,7 @@ Status DiskTier::Scan() {
 
 // Our own segments, opened, the oldest first; those of others go to foreign_.
 StatusOr<std::vector<DiskTier::FoundFile>> DiskTier::FindFiles() {
+  Status failure;
   std::error_code error;
   std::vector<FoundFile> files;
   const std::filesystem::directory_iterator end;
@@ -119,10 +120,7 @@ StatusOr<std::vector<DiskTier::FoundFile>> DiskTier::FindFiles() {
     if (!number) continue;
     next_segment_ = std::max(next_segment_, *number + 1);
     FoundFile file = {.number = *number, .path = it->path().string()};
-    if (Status status = OpenFile(&file); !status.ok()) {
-      for (const FoundFile& other : files) close(other.descriptor);
-      return status;
-    }
+    if (failure = OpenFile(&file); !failure.ok()) break;
     if (file.descriptor >= 0) {
       files.push_back(std::move(file));
     } else if (file.bytes >= SegmentFormat::kHeaderBytes) {
@@ -133,9 +131,10 @@ StatusOr<std::vector<DiskTier::FoundFile>> DiskTier::FindFiles() {
       unlink(file.path.c_str());  // its writer was killed, or the disk was full
     }
   }
-  if (error) {
+  if (error) failure = IoError("{}: can't be read: {}", options_.folder, error.message());
+  if (!failure.ok()) {
     for (const FoundFile& file : files) close(file.descriptor);
-    return IoError("{}: can't be read: {}", options_.folder, error.message());
+    return failure;
   }
   std::ranges::sort(files, {}, &FoundFile::number);
   std::ranges::sort(foreign_, {}, &FoundFile::number);
@@ -306,7 +305,7 @@ DiskTier::Stored DiskTier::Store(std::string_view name, std::span<const int32_t>
     bytes += format_.block_bytes();
     SlotRecord record = {
         .id = next_id_++, .parent = last == nullptr ? 0 : last->id, .name = std::string(name)};
-    const auto block_tokens = tokens.subspan(done * kBlockTokens, kBlockTokens);
+    const auto block_tokens = BlockAt(tokens, done);
     std::ranges::copy(block_tokens, record.tokens.begin());
     const SlotPlace place = index_.TakeFree(last == nullptr ? SlotPlace{} : last->place);
     last = &index_.Add(last, name, block_tokens, place, record.id);

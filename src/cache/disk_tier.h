@@ -113,7 +113,7 @@ class DiskTier {
   /// Waits until Poll would find something, nothing is under way, or so much time has passed.
   void Wait(std::chrono::milliseconds most) { io_->WaitForEnds(most); }
   /// Returns when nothing is on its way to the disk, or soon after `stop`, asked now and then, says true.
-  void WaitForWrites(const std::function<bool()>& stop = {});
+  void WaitForWrites(const std::function<bool()>& stop);
   /// Returns when all that was stored is on the medium. Cancelled: `stop` said true before.
   Status Flush(const std::function<bool()>& stop = {});
   /// Forgets all blocks, but for those that are being loaded.

@@ -15,6 +15,7 @@ class LruPolicy : public EvictionPolicy {
   double Worth(const EvictionCandidate& candidate) override {
     return static_cast<double>(candidate.last_use);
   }
+  double ReturnsAt(const EvictionCandidate&) override { return 0; }
   void Gone(const EvictionCandidate&, uint64_t, uint64_t) override {}
   uint32_t UsesBefore(uint64_t) const override { return 0; }
 };
@@ -28,14 +29,17 @@ class CostAwarePolicy : public EvictionPolicy {
   }
 
   double Worth(const EvictionCandidate& candidate) override {
-    const auto last_use = static_cast<double>(candidate.last_use);
-    if (candidate.hint == SessionHint::kEnds && candidate.uses == 1) return last_use - kFirstToGo;
-    const double chance = candidate.hint == SessionHint::kContinues ? kContinues
-                          : candidate.uses > 1                      ? kAnotherUse
-                                                                    : 0;
+    const auto last_use = std::max(static_cast<double>(candidate.last_use), candidate.returns_at);
+    const bool ends = candidate.session == Session::kEnds && candidate.uses == 1;
+    if (ends || candidate.session == Session::kBehind) return last_use - kFirstToGo;
+    const double chance = candidate.session == Session::kContinues ? kContinues
+                          : candidate.uses > 1                     ? kAnotherUse
+                                                                   : 0;
     const double cost = 1 + static_cast<double>(candidate.end_position) / attention_tokens_;
     return last_use + chance * lifetime_ * std::min(cost, kMostCost);
   }
+
+  double ReturnsAt(const EvictionCandidate& candidate) override { return candidate.returns_at; }
 
   void Gone(const EvictionCandidate& candidate, uint64_t hash, uint64_t now) override {
     // A moving average over about the last 64 evictions follows the load without being moved by one request.

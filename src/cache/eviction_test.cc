@@ -5,8 +5,7 @@
 namespace moesaic::cache {
 namespace {
 
-constexpr EvictionCandidate kOnce = {
-    .last_use = 50, .uses = 1, .hint = SessionHint::kNone, .end_position = 1000};
+constexpr EvictionCandidate kOnce = {.last_use = 50, .uses = 1, .end_position = 1000};
 
 TEST(LruPolicyTest, OnlyTimeCounts) {
   auto policy = MakeLruPolicy();
@@ -24,9 +23,10 @@ class CostAwarePolicyTest : public testing::Test {
   CostAwarePolicyTest() {
     for (int i = 0; i < 1000; ++i) policy_->Gone(kOnce, 0, kOnce.last_use + 30);
   }
-  double Worth(uint64_t last_use, uint32_t uses, SessionHint hint = SessionHint::kNone,
+  double Worth(uint64_t last_use, uint32_t uses, Session session = Session::kNone,
                int64_t end_position = 1000) {
-    return policy_->Worth({.last_use = last_use, .uses = uses, .hint = hint, .end_position = end_position});
+    return policy_->Worth(
+        {.last_use = last_use, .uses = uses, .session = session, .end_position = end_position});
   }
   std::unique_ptr<EvictionPolicy> policy_ = MakeCostAwarePolicy(/*attention_tokens=*/8000, /*remembered=*/3);
 };
@@ -42,14 +42,23 @@ TEST_F(CostAwarePolicyTest, AnotherUseIsWorthSomeOfALifetime) {
 }
 
 TEST_F(CostAwarePolicyTest, DearBlocksStayLonger) {
-  EXPECT_GT(Worth(50, 2, SessionHint::kNone, 16000), Worth(50, 2, SessionHint::kNone, 1000));
+  EXPECT_GT(Worth(50, 2, Session::kNone, 16000), Worth(50, 2, Session::kNone, 1000));
 }
 
 TEST_F(CostAwarePolicyTest, ClientsKnowMore) {
-  EXPECT_GT(Worth(50, 1, SessionHint::kContinues), Worth(64, 1)) << "half a lifetime";
-  EXPECT_GT(Worth(50, 1, SessionHint::kContinues), Worth(50, 2)) << "than the past tells";
-  EXPECT_LT(Worth(75, 1, SessionHint::kEnds), Worth(50, 1));
-  EXPECT_EQ(Worth(50, 2, SessionHint::kEnds), Worth(50, 2)) << "others use it too";
+  EXPECT_GT(Worth(50, 1, Session::kContinues), Worth(64, 1)) << "half a lifetime";
+  EXPECT_GT(Worth(50, 1, Session::kContinues), Worth(50, 2)) << "than the past tells";
+  EXPECT_LT(Worth(75, 1, Session::kEnds), Worth(50, 1));
+  EXPECT_EQ(Worth(50, 2, Session::kEnds), Worth(50, 2)) << "others use it too";
+}
+
+TEST_F(CostAwarePolicyTest, WhoWasToReturnCountsAsUsedThen) {
+  EvictionCandidate due = kOnce;
+  due.session = Session::kContinues;
+  due.returns_at = 70;
+  EXPECT_EQ(policy_->ReturnsAt(due), 70);
+  EXPECT_EQ(policy_->Worth(due), Worth(70, 1, Session::kContinues));
+  EXPECT_EQ(MakeLruPolicy()->ReturnsAt(due), 0) << "what clients say is nothing to it";
 }
 
 TEST_F(CostAwarePolicyTest, RemembersTheLastRunsThatWent) {

@@ -137,8 +137,7 @@ void KvPool::CopyTokens(const BlockRef& from, const BlockRef& to, int tokens) {
   const auto copy_rows = [&](int64_t offset, int64_t row) {
     for (int head = 0; head < layout_.heads; ++head) {
       const int64_t at = offset + head * kBlockTokens * row;
-      std::memcpy(base() + to.index() * layout_.block_bytes() + at,
-                  base() + from.index() * layout_.block_bytes() + at, tokens * row);
+      std::memcpy(At(to.index()) + at, At(from.index()) + at, tokens * row);
     }
   };
   for (int layer = 0; layer < layout_.layers; ++layer) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "base/round.h"
@@ -17,6 +18,11 @@ inline constexpr int kBlockTokens = 64;
 
 /// Blocks that hold `tokens` tokens of one sequence.
 constexpr int BlocksFor(int64_t tokens) { return static_cast<int>(base::CeilDiv(tokens, kBlockTokens)); }
+
+/// The tokens of block `index` of a sequence's.
+inline std::span<const int32_t> BlockAt(std::span<const int32_t> tokens, size_t index) {
+  return tokens.subspan(index * kBlockTokens, kBlockTokens);
+}
 
 /// Bytes and strides of one block. All layers of a token lie in the same block: [layer][keys | values], kI8:
 /// [layer][keys | values | scales], and behind them the digests of the layer's keys, if there are any.

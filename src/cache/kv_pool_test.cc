@@ -61,7 +61,7 @@ TEST(KvPoolTest, CopiesTokensWithTheirScales) {
   layout.dtype = tensor::DType::kI8;
   const auto pool = *KvPool::Create(layout, 2 * layout.block_bytes());
   const BlockRef from = *pool->Allocate(), to = *pool->Allocate();
-  const auto block = [&](const BlockRef& ref) { return pool->base() + ref.index() * layout.block_bytes(); };
+  const auto block = [&](const BlockRef& ref) { return pool->At(ref.index()); };
   std::memset(block(from), 1, layout.block_bytes());
   std::memset(block(to), 2, layout.block_bytes());
   pool->CopyTokens(from, to, 40);
@@ -114,10 +114,10 @@ TEST(KvPoolTest, BlocksDoNotOverlap) {
   const int64_t bytes = pool->layout().block_bytes();
   for (int i = 0; i < 4; ++i) {
     blocks.push_back(*pool->Allocate());
-    std::memset(pool->base() + blocks.back().index() * bytes, i + 1, bytes);
+    std::memset(pool->At(blocks.back().index()), i + 1, bytes);
   }
   for (int i = 0; i < 4; ++i) {
-    const std::byte* block = pool->base() + blocks[i].index() * bytes;
+    const std::byte* block = pool->At(blocks[i].index());
     EXPECT_TRUE(std::all_of(block, block + bytes, [&](std::byte b) { return b == std::byte(i + 1); }));
   }
 }

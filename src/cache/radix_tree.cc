@@ -9,16 +9,11 @@
 namespace moesaic::cache {
 namespace {
 
-constexpr size_t kNowhere = ~size_t{0};
 // Children that are looked through for a partial block: enough for the turns that agents branch into, few
 // enough that a system prompt with thousands of users costs nothing.
 constexpr int kTailCandidates = 16;
 // Blocks whose tokens are fetched ahead of the comparison: one takes about 10 ns, memory about 100.
 constexpr size_t kAhead = 8;
-
-std::span<const int32_t> BlockAt(std::span<const int32_t> tokens, size_t index) {
-  return tokens.subspan(index * kBlockTokens, kBlockTokens);
-}
 
 bool Equal(std::span<const int32_t> a, std::span<const int32_t> b) {
   return std::memcmp(a.data(), b.data(), kBlockTokens * sizeof(int32_t)) == 0;
@@ -37,7 +32,7 @@ void Prefetch(const int32_t* tokens) {
 
 }  // namespace
 
-struct RadixTree::Run {
+struct RadixTree::Run : EvictionQueue::Entry {
   Run* parent = nullptr;                                             // null: the root of a namespace
   Run *first_child = nullptr, *next = nullptr, *previous = nullptr;  // siblings, the newest first
   Run* likely = nullptr;                                             // the child that was used last
@@ -51,10 +46,9 @@ struct RadixTree::Run {
   uint64_t last_use = 0;
   uint32_t uses = 1;       // sequences that went on from here each in its own way, or came back after it went
   bool continued = false;  // something stood behind it once
-  SessionHint hint = SessionHint::kNone;
+  Session session = Session::kNone;
+  double returns_at = 0;
   bool open = false;  // only its maker has used it and may make it longer
-  double worth = 0;   // while in the heap
-  size_t slot = kNowhere;
 
   int64_t end() const { return start + static_cast<int64_t>(blocks.size()); }
 };
@@ -178,26 +172,40 @@ BlockPath RadixTree::PathOf(int32_t block) const {
 void RadixTree::Use(std::span<const BlockRef> blocks) {
   ++now_;
   if (blocks.empty()) return;
-  const Place last = places_[blocks.back().index()];
-  if (last.depth + 1 < last.run->end()) CutAfter(*last.run, last.depth + 1 - last.run->start);
-  Stamp(blocks, /*counts=*/true, SessionHint::kNone);
+  CutBehind(blocks.back());
+  Stamp(blocks, /*counts=*/true, {});
 }
 
-void RadixTree::Touch(std::span<const BlockRef> blocks, SessionHint hint) {
+void RadixTree::Touch(std::span<const BlockRef> blocks, const SessionHint& hint) {
+  const size_t return_too =
+      hint.session == Session::kContinues && hint.tokens < std::ssize(blocks) * kBlockTokens
+          ? BlocksFor(hint.tokens)
+          : blocks.size();
+  if (return_too < blocks.size()) Stamp(blocks, /*counts=*/false, {.session = Session::kBehind});
+  if (return_too == 0) return;
+  blocks = blocks.first(return_too);
+  CutBehind(blocks.back());
   Stamp(blocks, /*counts=*/false, hint);
 }
 
-void RadixTree::Stamp(std::span<const BlockRef> blocks, bool counts, SessionHint hint) {
+// What stands behind `block` becomes a run of its own.
+void RadixTree::CutBehind(const BlockRef& block) {
+  const Place place = places_[block.index()];
+  if (place.depth + 1 < place.run->end()) CutAfter(*place.run, place.depth + 1 - place.run->start);
+}
+
+void RadixTree::Stamp(std::span<const BlockRef> blocks, bool counts, const SessionHint& hint) {
   if (blocks.empty()) return;
   MOESAIC_CHECK(held_[blocks.back().index()]);
   for (Run* run = places_[blocks.back().index()].run; run->parent != nullptr; run = run->parent) {
     run->last_use = now_;
-    run->hint = hint;
+    run->session = hint.session;
+    run->returns_at = hint.returns_at;
     run->open &= !counts;
     run->parent->likely = run;
     run->parent->likely_tag = run->tag;
-    if (run->slot == kNowhere) continue;
-    Withdraw(*run);
+    if (!run->queued()) continue;
+    queue_.Withdraw(*run);
     Offer(*run);
   }
 }
@@ -293,7 +301,8 @@ RadixTree::Run& RadixTree::CutAfter(Run& run, size_t count) {
   front.last_use = run.last_use;
   front.uses = run.uses;
   front.continued = true;
-  front.hint = run.hint;
+  front.session = run.session;
+  front.returns_at = run.returns_at;
 
   std::unique_ptr<Run> rest = Disown(run, hashes_[front.blocks.front()]);
   front.parent = std::exchange(run.parent, &front);
@@ -329,8 +338,11 @@ std::unique_ptr<RadixTree::Run> RadixTree::Disown(Run& run, uint64_t hash) {
 }
 
 EvictionCandidate RadixTree::CandidateOf(const Run& run) const {
-  return {
-      .last_use = run.last_use, .uses = run.uses, .hint = run.hint, .end_position = run.end() * kBlockTokens};
+  return {.last_use = run.last_use,
+          .uses = run.uses,
+          .session = run.session,
+          .returns_at = run.returns_at,
+          .end_position = run.end() * kBlockTokens};
 }
 
 bool RadixTree::CanShrink(const Run& run) const {
@@ -341,19 +353,20 @@ void RadixTree::OfferNewlyIdle() {
   for (const int32_t block : pool_.TakeNewlyIdle()) {
     if (!held_[block]) continue;  // it has gone since
     Run& run = *places_[block].run;
-    if (run.blocks.back() == block && run.slot == kNowhere && CanShrink(run)) Offer(run);
+    if (run.blocks.back() == block && !run.queued() && CanShrink(run)) Offer(run);
   }
 }
 
 int RadixTree::Evict(int count) {
   OfferNewlyIdle();
   int gone = 0;
-  while (gone < count && !heap_.empty()) {
-    Run& run = *heap_.front();
-    if (CanShrink(run)) {
-      gone += Shrink(run, count - gone);
+  while (gone < count) {
+    Run* const run = First();
+    if (run == nullptr) break;
+    if (CanShrink(*run)) {
+      gone += Shrink(*run, count - gone);
     } else {
-      Withdraw(run);  // it comes back when its last block is idle or its last child gone
+      queue_.Withdraw(*run);  // it comes back when its last block is idle or its last child gone
     }
   }
   evicted_ += gone;
@@ -391,7 +404,7 @@ int RadixTree::Shrink(Run& run, int count) {
 
 // Unlinks a run without blocks and children.
 void RadixTree::Drop(Run& run) {
-  if (run.slot != kNowhere) Withdraw(run);
+  if (run.queued()) queue_.Withdraw(run);
   Run& parent = *run.parent;
   if (parent.likely == &run) parent.likely = nullptr;
   (run.previous == nullptr ? parent.first_child : run.previous->next) = run.next;
@@ -400,51 +413,29 @@ void RadixTree::Drop(Run& run) {
   if (parent.first_child != nullptr) return;
   if (parent.parent == nullptr) {
     roots_.erase(std::string(parent.name));
-  } else if (CanShrink(parent) && parent.slot == kNowhere) {
+  } else if (CanShrink(parent) && !parent.queued()) {
     Offer(parent);
   }
 }
 
-void RadixTree::PutAt(size_t slot, Run* run) {
-  heap_[slot] = run;
-  run->slot = slot;
-}
-
-void RadixTree::SiftUp(size_t slot) {
-  Run* const run = heap_[slot];
-  for (; slot > 0 && run->worth < heap_[(slot - 1) / 2]->worth; slot = (slot - 1) / 2) {
-    PutAt(slot, heap_[(slot - 1) / 2]);
-  }
-  PutAt(slot, run);
-}
-
-void RadixTree::SiftDown(size_t slot) {
-  Run* const run = heap_[slot];
-  for (;;) {
-    size_t child = 2 * slot + 1;
-    if (child >= heap_.size()) break;
-    if (child + 1 < heap_.size() && heap_[child + 1]->worth < heap_[child]->worth) ++child;
-    if (run->worth <= heap_[child]->worth) break;
-    PutAt(slot, heap_[child]);
-    slot = child;
-  }
-  PutAt(slot, run);
-}
-
 void RadixTree::Offer(Run& run) {
-  run.worth = policy_->Worth(CandidateOf(run));
-  heap_.push_back(&run);
-  SiftUp(heap_.size() - 1);
+  const EvictionCandidate candidate = CandidateOf(run);
+  const double returns_at = policy_->ReturnsAt(candidate);
+  if (returns_at > static_cast<double>(now_)) {
+    queue_.AddAway(run, returns_at);
+  } else {
+    queue_.AddWorth(run, policy_->Worth(candidate));
+  }
 }
 
-void RadixTree::Withdraw(Run& run) {
-  const size_t slot = std::exchange(run.slot, kNowhere);
-  Run* const last = heap_.back();
-  heap_.pop_back();
-  if (last == &run) return;
-  PutAt(slot, last);
-  SiftUp(slot);
-  SiftDown(last->slot);
+// What goes first now; null: there is none.
+RadixTree::Run* RadixTree::First() {
+  const auto now = static_cast<double>(now_);
+  while (EvictionQueue::Entry* due = queue_.Due(now)) {  // and did not come
+    queue_.Withdraw(*due);
+    Offer(static_cast<Run&>(*due));
+  }
+  return static_cast<Run*>(queue_.First(now));
 }
 
 void RadixTree::CheckStructure() const {
@@ -464,7 +455,6 @@ void RadixTree::CheckStructure() const {
       MOESAIC_CHECK(run->likely == nullptr ||
                     (run->likely->parent == run && run->likely->tag == run->likely_tag));
       MOESAIC_CHECK(FindChild(parent, TokensOf(run->blocks.front())) == run);
-      MOESAIC_CHECK(run->slot == kNowhere || heap_[run->slot] == run);
       uint64_t hash = EndHash(parent);
       for (size_t i = 0; i < run->blocks.size(); ++i) {
         const int32_t block = run->blocks[i];
@@ -484,7 +474,7 @@ void RadixTree::CheckStructure() const {
   }
   MOESAIC_CHECK_EQ(blocks, blocks_);
   MOESAIC_CHECK_EQ(runs, runs_);
-  for (size_t i = 1; i < heap_.size(); ++i) MOESAIC_CHECK(heap_[(i - 1) / 2]->worth <= heap_[i]->worth);
+  queue_.CheckStructure();
 }
 
 }  // namespace moesaic::cache

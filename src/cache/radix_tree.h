@@ -15,6 +15,7 @@
 
 #include "cache/block_hash.h"
 #include "cache/eviction.h"
+#include "cache/eviction_queue.h"
 #include "cache/kv_events.h"
 #include "cache/kv_pool.h"
 
@@ -27,6 +28,10 @@ struct PrefixMatch {
   int tail_tokens = 0;           // in [0, kBlockTokens)
 
   int64_t tokens() const { return static_cast<int64_t>(blocks.size()) * kBlockTokens + tail_tokens; }
+  void DropTail() {
+    tail = BlockRef();
+    tail_tokens = 0;
+  }
 };
 
 /// Where a block of the tree stands: what names it.
@@ -54,7 +59,7 @@ class RadixTree {
   /// Says that a request uses `blocks`, which Find gave: time goes on by one, and they are the last used.
   void Use(std::span<const BlockRef> blocks);
   /// Makes `blocks`, which Find or Insert gave, the last used, with what the client knows of their future.
-  void Touch(std::span<const BlockRef> blocks, SessionHint hint);
+  void Touch(std::span<const BlockRef> blocks, const SessionHint& hint);
 
   /// Takes in blocks[known ..], full of tokens[64 * known ..], behind blocks[.. known], which are here
   /// already from Find or Insert. Where the tree has a block of the same tokens, the caller's handle is
@@ -75,6 +80,7 @@ class RadixTree {
   /// What such a block holds: [kBlockTokens], as long as it is here.
   std::span<const int32_t> TokensOf(int32_t block) const;
 
+  uint64_t now() const { return now_; }   ///< the time: calls of Use so far
   int blocks() const { return blocks_; }  ///< idle or not
   int runs() const { return runs_; }
   int64_t evicted() const { return evicted_; }  ///< blocks, ever
@@ -100,19 +106,16 @@ class RadixTree {
   Run& CutAfter(Run& run, size_t blocks);
   void Own(std::unique_ptr<Run> run, uint64_t hash);
   std::unique_ptr<Run> Disown(Run& run, uint64_t hash);
-  void Stamp(std::span<const BlockRef> blocks, bool counts, SessionHint hint);
+  void CutBehind(const BlockRef& block);
+  void Stamp(std::span<const BlockRef> blocks, bool counts, const SessionHint& hint);
   EvictionCandidate CandidateOf(const Run& run) const;
   bool CanShrink(const Run& run) const;
   void OfferNewlyIdle();
   int Shrink(Run& run, int count);
   void Drop(Run& run);
 
-  // The heap: runs without children whose last block was idle when they came in; the least worth on top.
   void Offer(Run& run);
-  void Withdraw(Run& run);
-  void SiftUp(size_t slot);
-  void SiftDown(size_t slot);
-  void PutAt(size_t slot, Run* run);
+  Run* First();
 
   KvPool& pool_;
   const std::unique_ptr<EvictionPolicy> policy_;
@@ -124,7 +127,7 @@ class RadixTree {
   std::vector<Place> places_;     // [total blocks]
   std::map<std::string, std::unique_ptr<Run>, std::less<>> roots_;  // by namespace
   absl::flat_hash_map<uint64_t, std::unique_ptr<Run>> by_hash_;     // of the first block; twins are chained
-  std::vector<Run*> heap_;
+  EvictionQueue queue_;  // runs without children whose last block was idle when they came in
   std::function<void(int32_t block)> leaving_;
   uint64_t now_ = 0;  // requests so far
   int blocks_ = 0, runs_ = 0;

@@ -61,10 +61,10 @@ class RadixTreeTest : public testing::Test {
         tree_(*pool_, MakeLruPolicy(), &recorder_, BlockHasher(hash_bits)) {}
 
   // What a request does: looks its prompt up, computes the rest, and lets go. The blocks that it found.
-  int Serve(const std::string& text, const std::string& name = "") {
+  int Serve(const std::string& text, const std::string& name = "", const SessionHint& hint = {}) {
     std::vector<BlockRef> blocks = Hold(text, name);
     const int found = found_;
-    tree_.Touch(blocks, SessionHint::kNone);
+    tree_.Touch(blocks, hint);
     return found;
   }
 
@@ -101,6 +101,62 @@ class RadixTreeTest : public testing::Test {
   RadixTree tree_;
   int found_ = 0, tail_ = 0;
 };
+
+class HintedTreeTest : public testing::Test {
+ protected:
+  static SessionHint Returns(double at) { return {.session = Session::kContinues, .returns_at = at}; }
+  // As a request, with room for all; letters are blocks.
+  void Serve(const std::string& text, const SessionHint& hint = {}) {
+    const std::vector<int32_t> tokens = Tokens(text);
+    std::vector<BlockRef> blocks = std::move(tree_.Find("", tokens).blocks);
+    tree_.Use(blocks);
+    const auto known = static_cast<int>(blocks.size());
+    while (blocks.size() < text.size()) blocks.push_back(*pool_->Allocate());
+    tree_.Insert("", tokens, blocks, known);
+    tree_.Touch(blocks, hint);
+  }
+  // The last letters of what goes, one block after the other.
+  std::string Gone(int count) {
+    std::string gone;
+    tree_.SetLeaving([&](int32_t block) { gone += static_cast<char>(tree_.TokensOf(block)[0]); });
+    EXPECT_EQ(tree_.Evict(count), count);
+    tree_.SetLeaving(nullptr);
+    tree_.CheckStructure();
+    return gone;
+  }
+
+  std::unique_ptr<KvPool> pool_ = *KvPool::Create(kLayout, 32 * kLayout.block_bytes());
+  RadixTree tree_{*pool_, MakeCostAwarePolicy(1000, 20), nullptr};
+};
+
+TEST_F(HintedTreeTest, WhoReturnsLastGoesFirst) {
+  Serve("a", Returns(10));
+  Serve("b", Returns(30));
+  Serve("c", Returns(20));
+  EXPECT_EQ(Gone(3), "bca");
+}
+
+TEST_F(HintedTreeTest, AReturnIsHeldAgainstAge) {
+  Serve("a");
+  for (const char* other : {"x", "y", "z"}) Serve(other, Returns(100));
+  Serve("b", Returns(11));  // at 5: 6 from now; "a" was last used 4 ago, which weighs as 8
+  EXPECT_EQ(Gone(5), "zyxab");
+}
+
+TEST_F(HintedTreeTest, WhoDidNotReturnIsAsOldAsThat) {
+  Serve("a", Returns(3));
+  Serve("b");
+  for (const char* other : {"c", "d", "e"}) Serve(other);
+  EXPECT_EQ(Gone(2), "ba");  // at 5: used 3 ago, and to be used 2 ago
+}
+
+TEST_F(HintedTreeTest, WhatStandsBehindTheTokensThatReturnGoesFirst) {
+  Serve("x");
+  Serve("abcd", {.session = Session::kContinues, .tokens = kBlockTokens + 1});
+  EXPECT_EQ(Gone(4), "dcxb") << "a block that returns in part is kept";
+  Serve("pq", {.session = Session::kContinues, .tokens = 0});
+  EXPECT_EQ(Gone(3), "qpa");
+}
 
 // What names a block: its namespace and all before it, cuts or not; also while it goes.
 TEST_F(RadixTreeTest, PathsNameBlocks) {
@@ -282,7 +338,10 @@ void RandomAgainstSet(uint32_t seed, int bits) {
   for (int step = 0; step < 400; ++step) {
     if (!live.empty() && (random() % 3 == 0 || live.size() > 4)) {
       const size_t victim = random() % live.size();
-      tree.Touch(live[victim].second, static_cast<SessionHint>(random() % 3));
+      tree.Touch(live[victim].second,
+                 {.session = static_cast<Session>(random() % 3),
+                  .tokens = static_cast<int64_t>(random() % 9) * 50,
+                  .returns_at = random() % 2 == 0 ? 0 : step + static_cast<double>(random() % 50)});
       live.erase(live.begin() + static_cast<int64_t>(victim));
     }
     const std::string name = random() % 4 == 0 ? "t" : "";

@@ -81,7 +81,7 @@ class SegmentIo {
   void Abandon(uint64_t load);
   /// Returns when all that was asked for so far is on the medium. Cancelled: `stop`, asked now and then, said
   /// true before; what was asked for is still written.
-  Status Sync(const std::function<bool()>& stop = {});
+  Status Sync(const std::function<bool()>& stop);
 
   struct Ends {
     std::vector<WriteEnd> writes;

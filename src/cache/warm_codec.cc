@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "base/check.h"
+#include "base/round.h"
 
 namespace moesaic::cache {
 namespace {
@@ -87,12 +87,12 @@ WarmCodec::WarmCodec(const BlockLayout& layout, bool exact)
       exact_(exact || layout.dtype == tensor::DType::kI8),
       key_elements_(int64_t{layout.heads} * kBlockTokens * layout.key_dim),
       value_elements_(layout.shared ? 0 : int64_t{layout.heads} * kBlockTokens * layout.value_dim),
-      columns_(int64_t{layout.heads} * (layout.key_dim + (layout.shared ? 0 : layout.value_dim))),
       // Elements are a multiple of 64, so that scales are aligned, and so is the next layer.
       layer_bytes_(exact_ ? layout.layer_bytes()
                           : key_elements_ + value_elements_ +
-                                (columns_ * int64_t{sizeof(float)} + kBlockTokens - 1) / kBlockTokens *
-                                    kBlockTokens) {}
+                                base::RoundUp(
+                                    (key_elements_ + value_elements_) / kBlockTokens * int64_t{sizeof(float)},
+                                    kBlockTokens)) {}
 
 bool WarmCodec::IsFinite(const std::byte* block, int layer) const {
   if (exact_) return true;

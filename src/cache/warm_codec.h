@@ -35,7 +35,6 @@ class WarmCodec {
   const BlockLayout layout_;
   const bool exact_;
   const int64_t key_elements_, value_elements_;  // of a layer
-  const int64_t columns_;                        // of a layer: scales
   const int64_t layer_bytes_;
 };
 

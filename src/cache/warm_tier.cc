@@ -17,10 +17,6 @@ double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-std::span<const int32_t> BlockAt(std::span<const int32_t> tokens, size_t index) {
-  return tokens.subspan(index * kBlockTokens, kBlockTokens);
-}
-
 }  // namespace
 
 size_t WarmTier::NodeHash::operator()(const NodeName& name) const {
@@ -154,6 +150,7 @@ WarmTier::Node& WarmTier::Reach(std::string_view name, Chain chain) {
 }
 
 bool WarmTier::IsFinite(const std::byte* block) {
+  if (codec_.exact()) return true;
   std::atomic<bool> finite = true;
   threads_.Run(codec_.layers(), [&](int64_t layer, int) {
     if (!codec_.IsFinite(block, static_cast<int>(layer))) finite = false;

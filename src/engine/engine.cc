@@ -234,11 +234,9 @@ Status ContinuousEngine::OpenWarm(runtime::ThreadPool& threads) {
   ASSIGN_OR_RETURN(std::unique_ptr<cache::WarmTier> tier,
                    cache::WarmTier::Create(blocks_->layout(), options_.warm_bytes, options_.warm_exact,
                                            threads, options_.warm_step_bytes));
-  WarmBlocks::MakeDigests digests;
-  if (options_.sparsity.digests) {
-    digests = [this](std::span<const int32_t> blocks) { executor_.MakeDigests(blocks); };
-  }
-  warm_ = std::make_unique<WarmBlocks>(*blocks_, tree_, std::move(tier), std::move(digests));
+  warm_ = std::make_unique<WarmBlocks>(
+      *blocks_, tree_, std::move(tier),
+      [this](std::span<const int32_t> blocks) { executor_.MakeDigests(blocks); });
   scheduler_.SetWarm(warm_.get());
   return OkStatus();
 }
@@ -265,8 +263,7 @@ Status ContinuousEngine::Step(std::vector<TokenEvent>* events) {
   if (plan.parts.empty()) {  // nothing runs, since the front always moves: all wait for their blocks
     MOESAIC_CHECK(scheduler_.running().empty() &&
                   (scheduler_.loading() || !plan.loads.empty() || !plan.promotions.empty()));
-    if (!plan.promotions.empty()) return OkStatus();
-    if (scheduler_.loading()) cold_->Wait(kDiskPoll);
+    if (plan.promotions.empty() && scheduler_.loading()) cold_->Wait(kDiskPoll);
     return OkStatus();
   }
   CountAdmissions(plan);
@@ -277,7 +274,6 @@ Status ContinuousEngine::Step(std::vector<TokenEvent>* events) {
   const auto damaged = cold_ == nullptr ? std::nullopt : cold_->TakeFailure();
   if (!logits.ok() || damaged) {  // as if the step had not been
     stats_.sparsity = before;
-    scheduler_.Undo(plan);
     if (damaged) scheduler_.Damaged(*damaged);
     return logits.status();
   }

@@ -365,12 +365,12 @@ TEST_F(EngineTest, ASecondTurnComputesOnlyWhatIsNew) {
 // whether the third finds room at its cost or at the first's, which is older.
 TEST_F(EngineTest, WhatClientsSayOfTheirSessionsDecidesWhatGoes) {
   const std::vector<int32_t> prompts[] = {RandomPrompt(250, 1), RandomPrompt(250, 2), RandomPrompt(250, 3)};
-  const auto cached = [&](cache::SessionHint first, cache::SessionHint second, int max_tokens) {
+  const auto cached = [&](SessionNote first, SessionNote second, int max_tokens) {
     auto engine = Make({.kv_bytes = 8 * kBlockBytes});
-    const cache::SessionHint hints[] = {first, second, cache::SessionHint::kNone};
+    const SessionNote notes[] = {first, second, {}};
     for (int i = 0; i < 3; ++i) {
       Request request = MakeRequest(prompts[i], max_tokens, 0);
-      request.session = hints[i];
+      request.session = notes[i];
       EXPECT_TRUE(engine->Add(request).ok());
       Drain(*engine);
     }
@@ -381,14 +381,21 @@ TEST_F(EngineTest, WhatClientsSayOfTheirSessionsDecidesWhatGoes) {
     }
     return found;
   };
-  using cache::SessionHint;
+  const SessionNote ends{.session = cache::Session::kEnds};
+  const auto returns_in = [](double seconds) {
+    return SessionNote{.session = cache::Session::kContinues, .returns_in = seconds};
+  };
   for (const int max_tokens : {1, 0}) {
-    const std::string plain = cached(SessionHint::kNone, SessionHint::kNone, max_tokens);
-    const std::string ended = cached(SessionHint::kNone, SessionHint::kEnds, max_tokens);
-    const std::string first_ended = cached(SessionHint::kEnds, SessionHint::kNone, max_tokens);
-    EXPECT_EQ(plain, first_ended) << "the older one goes anyway";
+    const std::string plain = cached({}, {}, max_tokens);
+    const std::string ended = cached({}, ends, max_tokens);
+    EXPECT_EQ(plain, cached(ends, {}, max_tokens)) << "the older one goes anyway";
     EXPECT_NE(plain, ended);
     EXPECT_EQ(ended[0], '3') << "the second went, though it is younger";
+    // The first note of a time comes before there is a rate, so that only the second's counts.
+    EXPECT_EQ(cached({}, returns_in(1e9), max_tokens), ended) << "it is away for longest";
+    EXPECT_EQ(cached({}, returns_in(1e-6), max_tokens), plain) << "it comes first";
+    const SessionNote nothing{.session = cache::Session::kContinues, .tokens = 0};
+    EXPECT_EQ(cached({}, nothing, max_tokens), ended);
   }
 }
 

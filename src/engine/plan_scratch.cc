@@ -61,13 +61,11 @@ int PlanScratch::ChunkOf(const Sequence& sequence, int computed) const {
   // A chunk that begins inside a group reads what an earlier step chose. Its own choices would push that out,
   // and the step may have to be done again: it goes no further than the group. So chunks end with groups.
   const kernels::BlockSparsity& sparsity = *sequence.sparsity;
-  const int end = computed + count;
-  if (computed > sparsity.first_sparse() && sparsity.ChooserOf(computed) != computed) {
+  if (sparsity.ChooserOf(computed) < computed) {
     return std::min(count, sparsity.GroupEnd(computed) - computed);
   }
-  if (end == sequence.size() || end <= sparsity.first_sparse()) return count;
-  const int chooser = sparsity.ChooserOf(end);
-  return chooser > computed ? chooser - computed : count;
+  const int end = computed + count, chooser = sparsity.ChooserOf(end);
+  return end == sequence.size() || chooser <= computed ? count : std::min(count, chooser - computed);
 }
 
 void PlanScratch::Take(Sequence* sequence, int count, int new_blocks) {
@@ -262,24 +260,21 @@ void PlanScratch::PlanAdmissions() {
       continue;
     }
     if (!warm.empty()) {
-      prefix.tail = cache::BlockRef();
-      prefix.tail_tokens = 0;
+      prefix.DropTail();
       if (!Fits(needed)) return;
       PlanPromotion(next, std::move(prefix), std::move(warm));
       if (next->due) return;
       continue;
     }
     if (const int blocks = restores ? 0 : BlocksToLoad(*next, prefix); blocks > 0) {
-      prefix.tail = cache::BlockRef();  // what is loaded begins with its block, which may be missing
-      prefix.tail_tokens = 0;
+      prefix.DropTail();  // what is loaded begins with its block, which may be missing
       if (!Fits(needed)) return;
       PlanLoad(next, std::move(prefix), blocks);
       continue;
     }
     const bool absent = prefix.tail && cold_ != nullptr && cold_->IsAbsent(prefix.tail.index());
     if (prefix.tail && (restores || absent || !Fits(needed))) {  // the block to copy from may be missing
-      prefix.tail = cache::BlockRef();
-      prefix.tail_tokens = 0;
+      prefix.DropTail();
     }
     const int computed = restores ? kept : static_cast<int>(prefix.tokens());
     const int count = ChunkOf(*next, computed);

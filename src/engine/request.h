@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -39,6 +40,17 @@ struct SamplingParams {
   int logprobs = -1;              ///< -1: none; k >= 0: the drawn token's and the top k's
 };
 
+/// What a client knows of its conversation. The cost-aware policy keeps blocks of one that continues longer,
+/// and those longest that return soonest. It lets those go first that stand behind `tokens`, and those of one
+/// that ends, unless others used them too.
+struct SessionNote {
+  cache::Session session = cache::Session::kNone;
+  /// Of one that continues: so many of the request's first tokens, its output counted, will be asked for
+  /// again.
+  int64_t tokens = std::numeric_limits<int64_t>::max();
+  double returns_in = 0;  ///< seconds from the request's end until they are; 0: not known
+};
+
 struct Request {
   std::vector<int32_t> prompt;  ///< not empty, every id inside the vocabulary
   SamplingParams sampling;
@@ -46,10 +58,8 @@ struct Request {
       false;  ///< logprob of each prompt token from the second on, and the top k of `logprobs`
   /// Cached blocks are shared only between requests of one namespace (tenant's salt, adapter).
   std::string cache_namespace = {};
-  /// Whether its tokens will be asked for again: the cost-aware policy keeps those of a session that
-  /// continues longer, and lets those go first of one that ends here, unless others used them too. Counts
-  /// however the request ends, cancelled or with max_tokens 0 as well.
-  cache::SessionHint session = cache::SessionHint::kNone;
+  /// Counts however the request ends, cancelled or with max_tokens 0 as well.
+  SessionNote session = {};
   int priority = 0;  ///< lower runs first
   /// Ends the request with kDeadline when it passes; earlier ones of a client go first.
   std::optional<Clock::time_point> deadline = std::nullopt;

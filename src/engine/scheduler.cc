@@ -37,25 +37,9 @@ std::unique_ptr<Sequence> TakeOut(std::vector<std::unique_ptr<Sequence>>& sequen
 Scheduler::Scheduler(cache::KvPool& pool, cache::RadixTree& tree, cache::SwapSpace* swap,
                      const SchedulerOptions& options)
     : pool_(pool), tree_(tree), options_(options), parked_(pool, swap) {
-  WatchTree();
   MOESAIC_CHECK_LE(1, options.max_sequences);
   MOESAIC_CHECK_LE(options.max_sequences, options.max_batch_tokens);
   MOESAIC_CHECK_LE(1, options.max_scored_rows);
-}
-
-void Scheduler::SetCold(ColdBlocks* cold) {
-  cold_ = cold;
-  WatchTree();
-}
-
-void Scheduler::SetWarm(WarmBlocks* warm) {
-  warm_ = warm;
-  WatchTree();
-}
-
-// Says what becomes of blocks that the tree lets go.
-void Scheduler::WatchTree() {
-  if (!parked_.keeps() && cold_ == nullptr && warm_ == nullptr) return;
   tree_.SetLeaving([this](int32_t block) {
     // With a swap space no block is absent (engine.cc), so that it need not know.
     if (parked_.keeps()) parked_.Leaves(block);
@@ -103,11 +87,20 @@ bool Scheduler::Remove(RequestId id) {
   if (sequence == nullptr) return false;
   parked_.Forget(*sequence);
   if (sequence->load) AbandonLoad(*sequence);
-  tree_.Touch(std::span(sequence->blocks).first(sequence->known_blocks), sequence->request.session);
+  tree_.Touch(std::span(sequence->blocks).first(sequence->known_blocks), HintOf(sequence->request.session));
   if (cold_ != nullptr) cold_->Keep(*sequence);
   LeaveClient(*sequence);
   ChooseFront();
   return true;
+}
+
+// The tree's time goes on by one for each request that is admitted.
+cache::SessionHint Scheduler::HintOf(const SessionNote& note) const {
+  cache::SessionHint hint{.session = note.session, .tokens = note.tokens};
+  if (note.returns_in > 0 && admissions_.seconds_between() > 0) {
+    hint.returns_at = static_cast<double>(tree_.now()) + note.returns_in / admissions_.seconds_between();
+  }
+  return hint;
 }
 
 std::vector<RequestId> Scheduler::PastDeadline(Clock::time_point now) const {
@@ -147,9 +140,6 @@ void Scheduler::Commit(StepPlan& plan) {
   }
   for (StepPlan::Promotion& promotion : plan.promotions) Promote(promotion);
   for (StepPlan::Load& load : plan.loads) StartLoad(load);
-  for (const StepPlan::Part& part : plan.parts) {
-    if (part.sequence->remaining() == 1) part.sequence->share->service += kOutputWeight;
-  }
   ChooseFront();
 }
 
@@ -158,11 +148,7 @@ void Scheduler::Commit(StepPlan& plan) {
 void Scheduler::StartLoad(StepPlan::Load& load) {
   Sequence& sequence = *load.sequence;
   sequence.known_blocks = static_cast<int>(load.prefix.blocks.size());
-  sequence.blocks = std::move(load.prefix.blocks);
-  sequence.blocks = WithFresh(std::move(sequence.blocks), load.blocks);
-  for (const cache::BlockRef& block : std::span(sequence.blocks).subspan(sequence.known_blocks)) {
-    load.taken.push_back(block.index());
-  }
+  sequence.blocks = WithFresh(std::move(load.prefix.blocks), load.blocks, &load.taken);
   if (!load.lazy) return cold_->StartLoad(sequence);
   cold_->LoadDigests(sequence);
   const auto whole = static_cast<int>(sequence.blocks.size());
@@ -172,12 +158,14 @@ void Scheduler::StartLoad(StepPlan::Load& load) {
   sequence.lazy_blocks = whole;
 }
 
-// `blocks`, and behind them `count` that are nobody else's.
-std::vector<cache::BlockRef> Scheduler::WithFresh(std::vector<cache::BlockRef> blocks, int count) {
+// `blocks`, and behind them `count` that are nobody else's, whose numbers go to `taken`.
+std::vector<cache::BlockRef> Scheduler::WithFresh(std::vector<cache::BlockRef> blocks, int count,
+                                                  std::vector<int32_t>* taken) {
   MakeFree(count);
   for (int i = 0; i < count; ++i) {
     auto block = pool_.Allocate();
     MOESAIC_CHECK(block.ok());
+    taken->push_back(block->index());
     blocks.push_back(*std::move(block));
   }
   return blocks;
@@ -187,21 +175,12 @@ std::vector<cache::BlockRef> Scheduler::WithFresh(std::vector<cache::BlockRef> b
 void Scheduler::Promote(StepPlan::Promotion& promotion) {
   Sequence& sequence = *promotion.sequence;
   const auto known = static_cast<int>(promotion.prefix.blocks.size());
-  std::vector<cache::BlockRef> blocks =
-      WithFresh(std::move(promotion.prefix.blocks), static_cast<int>(promotion.warm.size()));
-  for (const cache::BlockRef& block : std::span(blocks).subspan(known)) {
-    promotion.taken.push_back(block.index());
-  }
+  std::vector<cache::BlockRef> blocks = WithFresh(std::move(promotion.prefix.blocks),
+                                                  static_cast<int>(promotion.warm.size()), &promotion.taken);
   const auto tokens = std::span(sequence.tokens).first(blocks.size() * cache::kBlockTokens);
   warm_->Restore(sequence.cache_namespace, tokens, promotion.warm, blocks);
   tree_.Insert(sequence.cache_namespace, tokens, blocks, known);
   sequence.promoted = static_cast<int>(blocks.size());
-}
-
-void Scheduler::Undo(const StepPlan& plan) {
-  for (const StepPlan::Part& part : plan.parts) {
-    if (part.sequence->remaining() == 1) part.sequence->share->service -= kOutputWeight;
-  }
 }
 
 void Scheduler::Damaged(int32_t block) {
@@ -274,12 +253,13 @@ void Scheduler::Admit(StepPlan::Admission& admission) {
   Sequence& sequence = *admission.sequence;
   cache::PrefixMatch& prefix = admission.prefix;
   tree_.Use(prefix.blocks);
+  admissions_.Count(Clock::now());
   sequence.computed = admission.tokens;
   sequence.known_blocks = static_cast<int>(prefix.blocks.size());
   for (const cache::BlockRef& block : prefix.blocks) sequence.block_table.push_back(block.index());
+  const bool restored = admission.tokens > prefix.tokens();
   sequence.blocks = std::move(prefix.blocks);
   const int lossy_from = FirstLossy(sequence, prefix.tail);
-  const bool restored = admission.tokens > prefix.tail_tokens + sequence.known_blocks * cache::kBlockTokens;
   // What comes from the swap space is what it was.
   sequence.lossy_from = restored ? std::min(sequence.lossy_from, lossy_from) : lossy_from;
   InsertByArrival(running_, TakeOut(waiting_, sequence.id));
@@ -333,8 +313,8 @@ void Scheduler::ChooseFront() {
 void Scheduler::Advance(const StepPlan& plan) {
   for (const StepPlan::Part& part : plan.parts) {
     Sequence& sequence = *part.sequence;
+    sequence.share->service += kOutputWeight * (part.accepted + (part.is_decode() ? 1 : 0));
     sequence.computed += part.count + part.accepted;
-    sequence.share->service += kOutputWeight * part.accepted;
     const int whole = std::min(sequence.computed, sequence.shared_limit) / cache::kBlockTokens;
     if (!options_.prefix_cache || whole == sequence.known_blocks) continue;
     for (int i = std::max(sequence.known_blocks, sequence.lossy_from); i < whole; ++i) {

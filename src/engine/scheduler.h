@@ -11,6 +11,7 @@
 #include "cache/radix_tree.h"
 #include "cache/swap_space.h"
 #include "engine/cold_blocks.h"
+#include "engine/event_rate.h"
 #include "engine/parked_blocks.h"
 #include "engine/sequence.h"
 #include "engine/warm_blocks.h"
@@ -87,14 +88,12 @@ class Scheduler {
 
   /// Blocks on disk are loaded before a sequence is admitted, and what ends is stored. `cold` is borrowed and
   /// must outlive the scheduler.
-  void SetCold(ColdBlocks* cold);
+  void SetCold(ColdBlocks* cold) { cold_ = cold; }
   /// Blocks that the tree lets go are kept in fewer bytes and come back before a sequence is admitted. `warm`
   /// is borrowed and must outlive the scheduler.
-  void SetWarm(WarmBlocks* warm);
+  void SetWarm(WarmBlocks* warm) { warm_ = warm; }
   /// Blocks of loads that have ended enter the tree. Before Plan.
   void TakeLoaded();
-  /// The plan's parts were not computed, and will be planned again: their decodes count once.
-  static void Undo(const StepPlan& plan);
   /// A block is not what it should be: who holds it is preempted, and all that nobody holds is given up.
   void Damaged(int32_t block);
   /// The tree lets all idle blocks go, and none is kept elsewhere for that.
@@ -119,10 +118,11 @@ class Scheduler {
 
  private:
   void Preempt(Sequence* victim);
-  void WatchTree();
+  cache::SessionHint HintOf(const SessionNote& note) const;
   void StartLoad(StepPlan::Load& load);
   void Promote(StepPlan::Promotion& promotion);
-  std::vector<cache::BlockRef> WithFresh(std::vector<cache::BlockRef> blocks, int count);
+  std::vector<cache::BlockRef> WithFresh(std::vector<cache::BlockRef> blocks, int count,
+                                         std::vector<int32_t>* taken);
   int FirstLossy(const Sequence& sequence, const cache::BlockRef& tail) const;
   static void LetGo(Sequence& sequence);
   void AbandonLoad(Sequence& sequence);
@@ -142,6 +142,7 @@ class Scheduler {
   std::vector<std::unique_ptr<Sequence>> running_;  // by arrival
   std::vector<std::unique_ptr<Sequence>> waiting_;  // by arrival
   std::map<std::string, ClientShare> shares_;
+  EventRate admissions_;
   RequestId front_ = 0;
 };
 

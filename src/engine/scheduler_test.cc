@@ -121,7 +121,7 @@ class Story {
   // Keys are the tokens themselves.
   float& Key(const Sequence& sequence, int position) {
     const int32_t block = sequence.block_table[position / cache::kBlockTokens];
-    auto* keys = reinterpret_cast<float*>(pool_->base() + block * kLayout.block_bytes());
+    auto* keys = reinterpret_cast<float*>(pool_->At(block));
     return keys[position % cache::kBlockTokens];
   }
   void CheckContents(const Sequence& sequence, int tokens) {

@@ -42,7 +42,7 @@ void WarmBlocks::Restore(std::string_view name, std::span<const int32_t> tokens,
   }
   tier_->Restore(warm, to);
   tier_->Touch(name, tokens, static_cast<int>(blocks.size()));
-  if (make_digests_ && !tier_->exact()) make_digests_(numbers);
+  if (!tier_->exact()) make_digests_(numbers);
 }
 
 void WarmBlocks::WithoutKeeping(const std::function<void()>& release) {

@@ -19,10 +19,11 @@ namespace moesaic::engine {
 /// Engine thread only.
 class WarmBlocks {
  public:
-  /// Makes the digests of blocks [count] of the pool again, from the keys that stand in them.
+  /// Makes the digests of blocks [count] of the pool again, if they have any, from the keys that stand in
+  /// them.
   using MakeDigests = std::function<void(std::span<const int32_t> blocks)>;
 
-  /// `pool` and `tree` are borrowed and must outlive this. `make_digests` may be null: blocks have none.
+  /// `pool` and `tree` are borrowed and must outlive this.
   WarmBlocks(cache::KvPool& pool, const cache::RadixTree& tree, std::unique_ptr<cache::WarmTier> tier,
              MakeDigests make_digests)
       : pool_(pool), tree_(tree), tier_(std::move(tier)), make_digests_(std::move(make_digests)) {}

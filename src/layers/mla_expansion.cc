@@ -55,7 +55,7 @@ MlaExpansion::MlaExpansion(const kernels::ExecContext& ctx, const MlaAttention& 
   const int latent_dim = attention.latent_dim;
   const int rope_dim = attention.rope_dim;
   blocks_ = base::CeilDiv(tokens_, kKvBlockTokens);
-  value_dim_ = (attention.v_dim + 7) / 8 * 8;
+  value_dim_ = base::RoundUp(attention.v_dim, 8);
   const int key_dim = attention.nope_dim + rope_dim;
   const int64_t head_bytes = int64_t{blocks_} * kKvBlockTokens * (key_dim + value_dim_) * sizeof(float);
   heads_at_once_ =

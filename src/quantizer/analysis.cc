@@ -264,9 +264,8 @@ ordered_json JsonOf(const AnalysisFinding& finding) {
 
 AnalysisFinding FindingOf(const ordered_json& json) {
   AnalysisFinding finding;
-  const auto stand_ins = json.find("stand_ins");
   finding.name = TextIn(json, "name");
-  finding.stand_ins = stand_ins != json.end() && stand_ins->is_boolean() && stand_ins->get<bool>();
+  finding.stand_ins = BoolIn(json, "stand_ins", false);
   finding.layer = static_cast<int>(NumberIn(json, "layer"));
   finding.tokens = static_cast<int64_t>(NumberIn(json, "tokens"));
   finding.alpha = static_cast<float>(NumberIn(json, "alpha"));

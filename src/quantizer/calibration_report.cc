@@ -57,6 +57,11 @@ double NumberIn(const ordered_json& json, const char* key) {
   return found != json.end() && found->is_number() ? found->get<double>() : 0;
 }
 
+bool BoolIn(const ordered_json& json, const char* key, bool missing) {
+  const auto found = json.find(key);
+  return found != json.end() && found->is_boolean() ? found->get<bool>() : missing;
+}
+
 std::string TextIn(const ordered_json& json, const char* key) {
   const auto found = json.find(key);
   return found != json.end() && found->is_string() ? found->get<std::string>() : "";

@@ -38,9 +38,10 @@ struct CalibrationReport {
   static CalibrationReport FromJson(const nlohmann::ordered_json& json);
 };
 
-/// A member of an object that a run wrote; what is not there, or not of its kind any more, counts as 0 and
-/// "".
+/// A member of an object that a run wrote; what is not there, or not of its kind any more, counts as 0,
+/// `missing` and "".
 double NumberIn(const nlohmann::ordered_json& json, const char* key);
+bool BoolIn(const nlohmann::ordered_json& json, const char* key, bool missing);
 std::string TextIn(const nlohmann::ordered_json& json, const char* key);
 
 }  // namespace moesaic::quantizer

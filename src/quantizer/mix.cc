@@ -190,12 +190,12 @@ StatusOr<Mix> Mix::FromJson(const ordered_json& json) {
   mix.bits = NumberIn(json, "bits_per_weight");
   mix.bytes = static_cast<int64_t>(NumberIn(json, "bytes"));
   mix.price = NumberIn(json, "price");
-  mix.exact = json.value("exact", false);
+  mix.exact = BoolIn(json, "exact", false);
   for (const ordered_json& from : json.value("units", ordered_json::array())) {
     MixUnit unit{.name = TextIn(from, "name"),
                  .layer = static_cast<int>(NumberIn(from, "layer")),
                  .weights = static_cast<int64_t>(NumberIn(from, "weights")),
-                 .measured = from.value("measured", false),
+                 .measured = BoolIn(from, "measured", false),
                  .options = {}};
     const std::string chosen = TextIn(from, "chosen");
     for (const ordered_json& option : from.value("options", ordered_json::array())) {
@@ -217,7 +217,7 @@ StatusOr<Mix> Mix::FromJson(const ordered_json& json) {
                            .loss = InfiniteIn(from, "loss"),
                            .flips = NumberIn(from, "flips"),
                            .saved = static_cast<int64_t>(NumberIn(from, "saved_bytes")),
-                           .kept = from.value("kept", true)});
+                           .kept = BoolIn(from, "kept", true)});
   }
   return mix;
 }

@@ -1,5 +1,7 @@
 #include "quantizer/mix_gain.h"
 
+#include <optional>
+
 #include "base/round.h"
 #include "quantizer/factor.h"
 #include "quantizer/layer_walk.h"
@@ -40,7 +42,6 @@ class GainMeasurer : public LayerVisitor {
   };
 
   StatusOr<std::vector<OwnedMatrix>> Visit(const LinearGroup& group) override {
-    RETURN_IF_ERROR(Measure(group));
     std::vector<OwnedMatrix> matrices;
     for (const std::string& module : group.modules) {
       ASSIGN_OR_RETURN(RuntimeMatrix kept,
@@ -49,6 +50,7 @@ class GainMeasurer : public LayerVisitor {
       matrices.push_back(kept.Take());
     }
     source_.ForgetMaps();
+    RETURN_IF_ERROR(Measure(group));  // weights were read, so that all of them are finite
     return matrices;
   }
 
@@ -61,13 +63,13 @@ class GainMeasurer : public LayerVisitor {
 
   Status Measure(const LinearGroup& group) {
     if (!IsSampled(group)) return OkStatus();
-    std::optional<HessianFactor> factor;
+    const HessianFactor* factor = nullptr;
     for (const std::string& module : group.modules) {
       const auto found = units_.find(MixUnitOf(module));
       if (found == units_.end()) continue;
-      if (!factor) {
+      if (factor == nullptr) {
         ASSIGN_OR_RETURN(factor, Factor(group));
-        if (!factor) return OkStatus();
+        if (factor == nullptr) return OkStatus();
       }
       const int n = rows_of_.at(module), k = group.inputs.k;
       ASSIGN_OR_RETURN(const std::vector<float> rows, ReadRows(ctx_, source_, module, n, k, 0, n));
@@ -86,24 +88,30 @@ class GainMeasurer : public LayerVisitor {
     return OkStatus();
   }
 
-  // An expert with fewer tokens than inputs leans on its layer wholly. Nothing where all inputs are 0.
-  StatusOr<std::optional<HessianFactor>> Factor(const LinearGroup& group) {
+  // An expert with fewer tokens than inputs leans on its layer wholly, and what reads the layer's inputs
+  // shares one factor. Null where all inputs are 0. Until the next call.
+  StatusOr<const HessianFactor*> Factor(const LinearGroup& group) {
     const int k = group.inputs.k;
-    const LinearInputs& inputs =
-        group.expert >= 0 && group.inputs.tokens < k ? group.layer_inputs : group.inputs;
+    const bool leans = group.expert >= 0 && group.inputs.tokens < k;
+    const bool shared = group.same_layer_inputs && (leans || group.expert < 0);
+    std::optional<HessianFactor>& kept = shared ? layer_factor_ : own_factor_;
+    if (shared && layer_ == group.layer) return kept ? &*kept : nullptr;
+    if (shared) layer_ = group.layer;
+    kept.reset();
     ASSIGN_OR_RETURN(Hessian hessian, Hessian::Create(k));
-    inputs.visit([&](const TokenRows& tokens) {
+    (leans ? group.layer_inputs : group.inputs).visit([&](const TokenRows& tokens) {
       TokenRows rows = tokens;
       if (!settings_.weigh_by_router) rows.gates = {};
       hessian.Add(ctx_, rows);
     });
     bool any = false;
     for (int i = 0; i < k; ++i) any |= hessian.sums(i)[i] > 0;
-    if (!any) return std::optional<HessianFactor>();
+    if (!any) return nullptr;
     StatusOr<HessianFactor> factor = FactorHessian(
         ctx_, hessian, {.damping = static_cast<float>(settings_.damping), .act_order = settings_.act_order});
     if (!factor.ok()) return Annotate(factor.status(), group.modules.front());
-    return std::optional<HessianFactor>(*std::move(factor));
+    kept = *std::move(factor);
+    return &*kept;
   }
 
   const kernels::ExecContext& ctx_;
@@ -113,6 +121,8 @@ class GainMeasurer : public LayerVisitor {
   std::map<std::string, const MixUnit*> units_;
   std::map<std::string, int> rows_of_;
   std::map<std::pair<std::string, std::string>, Sums> sums_;
+  std::optional<HessianFactor> layer_factor_, own_factor_;  // of layer_; of the group that was measured last
+  int layer_ = -1;
 };
 
 }  // namespace

@@ -210,7 +210,7 @@ MessageFields ReadFields(Fields& body, const ServedModel& model) {
   for (const char* part : {"system", "messages", "tools"}) {
     const Json* marked = body.Any(part);
     if (marked != nullptr && MarksCache(*marked)) {
-      fields.generation.session = cache::SessionHint::kContinues;
+      fields.generation.session.session = cache::Session::kContinues;
     }
   }
   return fields;

@@ -39,7 +39,7 @@ struct GenerationSpec {
   bool in_reasoning = false;
   std::string cache_namespace;
   std::string client;
-  cache::SessionHint session = cache::SessionHint::kNone;
+  engine::SessionNote session;
   int priority = 0;
   std::optional<engine::RequestSparsity> sparsity;
   std::optional<engine::Clock::time_point> deadline;

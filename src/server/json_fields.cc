@@ -163,6 +163,14 @@ void Fields::Float(const char* name, double min, double max, float* value) {
   *value = static_cast<float>(number);
 }
 
+void Fields::ShareAbove0(const char* name, float* value) {
+  Float(name, 0, 1, value);
+  if (ok() && *value <= 0) {
+    Fail(name, "invalid_value",
+         fmt::format("Invalid '{}': must be above 0 and at most 1, found 0", Path(name)));
+  }
+}
+
 void Fields::String(const char* name, std::string* value) {
   const Json* found = Any(name);
   if (found == nullptr) return;

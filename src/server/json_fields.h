@@ -32,6 +32,7 @@ class Fields {
   void Int(const char* name, int64_t min, int64_t max, int64_t* value);
   void Int(const char* name, int min, int max, int* value);
   void Float(const char* name, double min, double max, float* value);
+  void ShareAbove0(const char* name, float* value);  ///< in (0, 1]
   void String(const char* name, std::string* value);
   /// The member of that type, or null when it is absent.
   const Json* Object(const char* name);

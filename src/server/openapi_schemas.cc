@@ -154,6 +154,11 @@ Json Sparsity(const ServedModel& model) {
 
 void AddGeneration(Object& body, const ServedModel& model) {
   const Json options = Object().May("include_usage", Flag()).May("continuous_usage_stats", Flag()).Take();
+  const Json session = Object()
+                           .May("state", Words({"continues", "ends", ""}))
+                           .May("tokens", Integer(0, std::numeric_limits<int64_t>::max()))
+                           .May("returns_in", Number(0, kMostReturnSeconds))
+                           .Take();
   body.May("model", ModelName(model))
       .May("temperature", Number(0, 100))
       .May("top_p", NumberAbove(0, 1))
@@ -181,7 +186,7 @@ void AddGeneration(Object& body, const ServedModel& model) {
       .May("user", Text())
       .May("prompt_cache_key", Text())
       .May("prompt_cache_retention", Text())
-      .May("session", Words({"continues", "ends", ""}));
+      .May("session", AnyOf({Words({"continues", "ends", ""}), session}));
 }
 
 Json SchemaText() { return AnyOf({AnyObject(), Text(), Flag()}); }

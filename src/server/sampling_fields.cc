@@ -57,22 +57,39 @@ void ReadStopIds(Fields& body, const ServedModel& model, engine::SamplingParams*
   }
 }
 
+Status ReadSessionState(Fields& holder, const char* name, cache::Session* session) {
+  std::string state;
+  holder.String(name, &state);
+  if (!holder.ok() || state.empty()) return holder.status();
+  if (state != "continues" && state != "ends") {
+    holder.Fail(name, "invalid_value",
+                fmt::format("Invalid '{}': 'continues' or 'ends', found '{}'", holder.Path(name), state));
+  }
+  *session = state == "ends" ? cache::Session::kEnds : cache::Session::kContinues;
+  return holder.status();
+}
+
 // "session" says it outright. OpenAI's "prompt_cache_key", and a retention beyond memory's own, tell of a
 // conversation that goes on.
 void ReadSession(Fields& body, GenerationFields* fields) {
-  std::string session, key, retention;
+  std::string key, retention;
   body.String("prompt_cache_key", &key);
   body.String("prompt_cache_retention", &retention);
-  body.String("session", &session);
-  if (body.ok() && !session.empty() && session != "continues" && session != "ends") {
-    return body.Fail("session", "invalid_value",
-                     fmt::format("Invalid 'session': 'continues' or 'ends', found '{}'", session));
+  engine::SessionNote& note = fields->session;
+  if (!key.empty() || retention == "24h") note.session = cache::Session::kContinues;
+  const Json* session = body.Any("session");
+  if (session == nullptr || !session->is_object()) {
+    body.Merge(ReadSessionState(body, "session", &note.session));
+    return;
   }
-  if (session == "ends") {
-    fields->session = cache::SessionHint::kEnds;
-  } else if (!session.empty() || !key.empty() || retention == "24h") {
-    fields->session = cache::SessionHint::kContinues;
-  }
+  Fields members(*session, "session");
+  note.session = cache::Session::kContinues;
+  body.Merge(ReadSessionState(members, "state", &note.session));
+  members.Int("tokens", 0, std::numeric_limits<int64_t>::max(), &note.tokens);
+  float seconds = 0;
+  members.Float("returns_in", 0, kMostReturnSeconds, &seconds);
+  note.returns_in = seconds;
+  body.Merge(members.status());
 }
 
 // What a member leaves out is the server's default; of the mode, "decode" where that is dense.
@@ -86,11 +103,7 @@ void ReadSparsity(Fields& body, const ServedModel& model, GenerationFields* fiel
   members.String("mode", &mode);
   members.Int("budget", engine::kLeastSparsityBudget, kMaxInt / 2, &sparsity.budget);
   members.Float("eps", 0, 1, &sparsity.eps);
-  members.Float("mass", 0, 1, &sparsity.mass);
-  if (members.ok() && sparsity.mass <= 0) {
-    members.Fail("mass", "invalid_value",
-                 "Invalid 'kv_sparsity.mass': must be above 0 and at most 1, found 0");
-  }
+  members.ShareAbove0("mass", &sparsity.mass);
   members.Int("reuse", 1, cache::kBlockTokens, &sparsity.reuse);
   if (members.ok()) {
     const auto parsed = engine::ParseSparsityMode(mode);
@@ -119,17 +132,11 @@ GenerationFields ReadGeneration(Fields& body, const ServedModel& model) {
   body.String("model", &name);
   if (body.ok()) body.Merge(model.CheckName(name));
   body.Float("temperature", 0, 100, &sampling.temperature);
-  body.Float("top_p", 0, 1, &sampling.top_p);
-  if (body.ok() && sampling.top_p <= 0) {
-    body.Fail("top_p", "invalid_value", "Invalid 'top_p': must be above 0 and at most 1, found 0");
-  }
+  body.ShareAbove0("top_p", &sampling.top_p);
   body.Int("top_k", -1, kMaxInt, &sampling.top_k);
   sampling.top_k = std::max(sampling.top_k, 0);  // -1 is another way to say "off"
   body.Float("min_p", 0, 1, &sampling.min_p);
-  body.Float("typical_p", 0, 1, &sampling.typical_p);
-  if (body.ok() && sampling.typical_p <= 0) {
-    body.Fail("typical_p", "invalid_value", "Invalid 'typical_p': must be above 0 and at most 1, found 0");
-  }
+  body.ShareAbove0("typical_p", &sampling.typical_p);
   body.Float("repetition_penalty", 1e-6, 100, &sampling.repetition_penalty);
   body.Float("presence_penalty", -2, 2, &sampling.presence_penalty);
   body.Float("frequency_penalty", -2, 2, &sampling.frequency_penalty);

@@ -11,6 +11,8 @@
 
 namespace moesaic::server {
 
+inline constexpr double kMostReturnSeconds = 1e9;  ///< of a session
+
 struct GenerationFields {
   engine::SamplingParams sampling;  // max_tokens is set by the endpoint
   std::optional<int> max_tokens;
@@ -24,7 +26,7 @@ struct GenerationFields {
   bool stream_usage = false;             // one last event with the usage
   bool stream_usage_continuous = false;  // and the usage so far in every event
   std::string cache_salt;
-  cache::SessionHint session = cache::SessionHint::kNone;
+  engine::SessionNote session;
   int priority = 0;
   std::optional<engine::RequestSparsity> sparsity;  // absent: the engine's default
 };

@@ -17,7 +17,7 @@ namespace {
 constexpr int kGroupBytes = 4;  // of one output in one group
 constexpr int kLargestI8K = 65536;
 
-int64_t RoundUp64(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+int64_t RoundUp64(int64_t bytes) { return base::RoundUp(bytes, 64); }
 
 // Of the formats whose scales stand apart from their elements.
 int ElementBytes(PackedFormat format) {

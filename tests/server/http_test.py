@@ -61,6 +61,12 @@ class Api(unittest.TestCase):
             ({"messages": text, "logit_bias": {"x": 1}}, "logit_bias.x"),
             ({"messages": text, "logit_bias": {"5": 101}}, "logit_bias.5"),
             ({"messages": text, "top_logprobs": 3}, "top_logprobs"),
+            ({"messages": text, "session": "goes on"}, "session"),
+            ({"messages": text, "session": 3}, "session"),
+            ({"messages": text, "session": {"state": "over"}}, "session.state"),
+            ({"messages": text, "session": {"tokens": -1}}, "session.tokens"),
+            ({"messages": text, "session": {"tokens": 1.5}}, "session.tokens"),
+            ({"messages": text, "session": {"returns_in": "soon"}}, "session.returns_in"),
             ({"messages": text, "tools": [{"type": "function"}]}, "tools[0].function"),
             ({"messages": text, "tool_choice": "required"}, "tool_choice"),
             ({"messages": text, "response_format": {"type": "xml"}}, "response_format.type"),
@@ -77,6 +83,9 @@ class Api(unittest.TestCase):
             with self.subTest(fields=fields):
                 self.fails("/v1/completions", fields, 400, param)
         self.fails("/v1/completions", {"prompt": [10**6]}, 400, None, "1000000")
+        for session in ("ends", {}, {"state": "ends"}, {"tokens": 0}, {"tokens": 2**62, "returns_in": 1e9}):
+            status, answer = self.server.json("POST", CHAT, {"messages": text, "max_tokens": 2, "session": session})
+            self.assertEqual(status, 200, answer)
 
     def test_takes_all_of_json_and_nothing_else(self):
         connection = http.client.HTTPConnection(self.server.host, self.server.port, timeout=60)

@@ -17,8 +17,6 @@ using namespace cpu;  // NOLINT(google-build-using-namespace): the formats' cons
 static_assert(kUnitInputs == tensor::kUnitInputs && kUnitScaleBytes == tensor::kUnitScaleBytes &&
               kSuperUnits == tensor::kSuperUnits && kSuperBytes == tensor::kSuperBytes);
 
-int Ceil(int value, int unit) { return base::CeilDiv(value, unit); }
-
 template <typename Format>
 float Prepare(const float* x, int k, int k_padded, std::byte* out) {
   auto* codes = reinterpret_cast<int8_t*>(out);
@@ -37,7 +35,7 @@ float Prepare(const float* x, int k, int k_padded, std::byte* out) {
       codes[i] = static_cast<int8_t>(std::nearbyint(q));
     }
   }
-  for (int group = 0; group < Ceil(k_padded, Format::kGroup); ++group) {
+  for (int group = 0; group < base::CeilDiv(k_padded, Format::kGroup); ++group) {
     int32_t sum = 0;
     for (int i = 0; i < Format::kGroup; ++i) sum += codes[group * Format::kGroup + i];
     StoreCorrection<Format>(sum, scales[group * Format::kGroup / kActivationGroup], group, corrections);

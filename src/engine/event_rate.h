@@ -1,0 +1,37 @@
+// How often something happens.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <optional>
+
+#include "engine/request.h"
+
+namespace moesaic::engine {
+
+/// The mean time between events, over about the last 64 of them. A pause counts as a minute or 16 means at
+/// most, so that a night without any is not what the morning is judged by.
+class EventRate {
+ public:
+  void Count(Clock::time_point now) {
+    if (last_) {
+      double seconds = std::chrono::duration<double>(now - *last_).count();
+      seconds = std::min(seconds, std::max(kPauseSeconds, kPauseMeans * seconds_between_));
+      seconds_between_ += (seconds - seconds_between_) / static_cast<double>(std::min(events_, kEvents));
+    }
+    last_ = now;
+    ++events_;
+  }
+  double seconds_between() const { return seconds_between_; }  ///< 0 until two have been
+
+ private:
+  static constexpr double kPauseSeconds = 60, kPauseMeans = 16;
+  static constexpr int64_t kEvents = 64;
+
+  std::optional<Clock::time_point> last_;
+  int64_t events_ = 0;
+  double seconds_between_ = 0;
+};
+
+}  // namespace moesaic::engine

@@ -7,7 +7,8 @@ against the disk and against what --plan said.
 Prints a table: peak resident memory as the kernel counts it for the process (wait4), bytes moved over the least there
 are to move, their rate over what the disk does by the plan's own measurement, and time beside the plan's. The page
 cache is emptied of the source before each run. --tokens N runs GPTQ on N random tokens instead, and tells where its
-time goes. Needs nothing beyond Python 3.9, and 1.6 times --gib of disk.
+time goes, beside the plan's. --enforce has the kernel kill a run that takes more than --memory. Needs nothing beyond
+Python 3.9, and 1.6 times --gib of disk.
 """
 import argparse
 import json
@@ -114,9 +115,26 @@ def seconds(text, pattern):
     return int(hours or 0) * 3600 + float(value) * {"s": 1, "min": 60}[unit]
 
 
-def run(command):
+class Cage:
+    """A memory cgroup (version 1 or 2) that kills what takes more than `limit` bytes, its page cache included."""
+
+    def __init__(self, limit):
+        first = pathlib.Path("/sys/fs/cgroup/memory")
+        self.folder = (first if first.is_dir() else pathlib.Path("/sys/fs/cgroup")) / f"moesaic-bounds-{os.getpid()}"
+        self.folder.mkdir()
+        name = "memory.limit_in_bytes" if first.is_dir() else "memory.max"
+        (self.folder / name).write_text(str(limit))
+
+    def enter(self):
+        (self.folder / "cgroup.procs").write_text(str(os.getpid()))
+
+    def close(self):
+        self.folder.rmdir()
+
+
+def run(command, cage=None):
     start = time.monotonic()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=cage.enter if cage else None)
     output = process.stdout.read()
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -133,19 +151,21 @@ def write_tokens(path, count, length=2048):
     path.write_bytes(struct.pack("<Q", len(header)) + header + data)
 
 
-def measure(moesaic, source, out, scheme, method, memory, io, flags):
+def measure(moesaic, source, out, scheme, method, memory, io, flags, cage):
     command = [moesaic, "quantize", str(source), "-o", str(out), "--scheme", scheme, "--method", method, "--memory", memory,
                "--io", io, *flags]
     plan, _, _ = run([*command, "--plan"])
     reads = number(plan, r"reads ([\d.]+) (\w+)/s")
     writes = number(plan, r"writes ([\d.]+) (\w+)/s")
     forget(source)
-    output, peak, took = run(command)
+    output, peak, took = run(command, cage)
     moved_in, moved_out = number(output, r"([\d.]+) (\w+) read"), number(output, r"([\d.]+) (\w+) written")
     least = number(output, r"from ([\d.]+) (\w+);") + sum(p.stat().st_size for p in out.glob("*.safetensors"))
     if flags:
         stages = json.loads((out / "quantize.json").read_text())["stages"]
         print(f"{scheme} {method}: " + ", ".join(f"{s['name']} {s['seconds']:.1f} s" for s in stages))
+        planned = re.search(r"Hessians.*forward.*", plan)
+        print(f"planned: {planned.group(0).strip()}; " + re.search(r"^calibration +(.*)", plan, re.M).group(1))
     shutil.rmtree(out)
     bound = re.search(r"; (.+) is the bound", plan)
     return {"peak": peak, "io": (moved_in + moved_out) / least, "seconds": took,
@@ -164,6 +184,8 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", help="scheme, e.g. w8a8")
     parser.add_argument("--tokens", type=int, default=0, help="of calibration: runs GPTQ")
+    parser.add_argument("--enforce", action="store_true",
+                        help="runs in a memory cgroup of --memory bytes, which kills what takes more; needs root")
     arguments = parser.parse_args()
     source = arguments.folder / f"source-{arguments.gib:g}"
     if not source.exists():
@@ -177,16 +199,22 @@ def main():
         tokens = arguments.folder / "tokens.safetensors"
         write_tokens(tokens, arguments.tokens)
         flags = ["--calibration", str(tokens), "--calibration-tokens", str(arguments.tokens), "--min-coverage", "0"]
+    cage = None
+    if arguments.enforce:
+        value, unit = re.fullmatch(r"([\d.]+)([KMG]?)", arguments.memory).groups()
+        cage = Cage(int(float(value) * {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}[unit]))
     for scheme, method in CALIBRATED_RUNS if flags else RUNS:
         if arguments.only not in (None, scheme):
             continue
         rounds = [measure(arguments.moesaic, source, arguments.folder / "out", scheme, method, arguments.memory,
-                          arguments.io, flags) for _ in range(arguments.rounds)]
+                          arguments.io, flags, cage) for _ in range(arguments.rounds)]
         middle = {key: statistics.median(r[key] for r in rounds) for key in rounds[0] if key != "bound"}
         spread = f"{min(r['seconds'] for r in rounds):.1f} to {max(r['seconds'] for r in rounds):.1f}"
         print(f"| {scheme} | {method} | {middle['seconds']:.1f} ({spread}) | {middle['planned']:.1f} | {rounds[0]['bound']} | "
               f"{middle['disk']:.0%} | {middle['io']:.3f} | {max(r['peak'] for r in rounds) / (1 << 20):.0f} MiB |", flush=True)
 
+    if cage:
+        cage.close()
 
 if __name__ == "__main__":
     main()

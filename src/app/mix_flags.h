@@ -20,8 +20,8 @@ struct MixFlags {
 
 void AddMixFlags(CLI::App& verb, MixFlags& flags);
 
-/// "w4a16" and "w8a16" among the precisions have groups of `group_size`. Refuses names that are none or come twice, and
-/// any number of budgets but one; precisions that are all kept need none.
+/// "w4a16" and "w8a16" among the precisions have groups of `group_size`. Refuses names that are none or come
+/// twice, and any number of budgets but one; precisions that are all kept need none.
 StatusOr<quantizer::MixSettings> ParseMix(const MixFlags& flags, int group_size);
 
 }  // namespace moesaic::app

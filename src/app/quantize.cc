@@ -34,7 +34,7 @@ struct Options {
   std::string act_order = "on";
   bool weigh_by_router = false;
   std::string rare_experts;  // empty: not said
-  double min_coverage = 0.9;
+  double min_coverage = 0.9, save_seconds = 30;
   std::string activations = "dynamic", smoothing = "off";
   double static_tolerance = 2;
   std::vector<std::pair<std::string, std::string>> keep;  // dtype, pattern
@@ -54,6 +54,7 @@ std::string What(const Options& options) {
 Status CheckUsed(const Options& options, const CLI::App& verb) {
   const bool gptq = options.method == "gptq", mix = !options.mix.precisions.empty();
   const bool calibrated = gptq || mix || options.smoothing == "on" || options.activations == "static";
+  const bool saves = gptq || options.smoothing == "on" || options.activations == "static";
   const char* calibration = "--method gptq, --mix, --smoothing on or --activations static";
   const auto said = [&](const std::string& name) {
     return options.scheme == name || std::ranges::count(options.mix.precisions, name) > 0;
@@ -72,6 +73,7 @@ Status CheckUsed(const Options& options, const CLI::App& verb) {
         Rule{"--bits-per-weight", mix, "--mix"}, Rule{"--budget", mix, "--mix"},
         Rule{"--budget-per-token", mix, "--mix"}, Rule{"--mix-tokens", mix, "--mix"},
         Rule{"--calibration-tokens", calibrated, calibration},
+        Rule{"--save-every", saves, "--method gptq, --smoothing on or --activations static"},
         Rule{"--max-seq-length", calibrated, calibration}}) {
     if (verb.count(rule.flag) > 0 && !rule.used) {
       return InvalidArgument("{} does nothing without {}; leave it out, or add that", rule.flag, rule.what);
@@ -113,6 +115,7 @@ StatusOr<quantizer::QuantizeOptions> Parse(const Options& options) {
         "tokens alike: choose one");
   }
   parsed.min_coverage = options.min_coverage;
+  parsed.save_seconds = options.save_seconds;
   parsed.output.analyze = {.smoothing = options.smoothing == "on",
                            .static_activations = options.activations == "static",
                            .static_tolerance = options.static_tolerance};
@@ -278,7 +281,7 @@ Status RunPlan(const Options& options, const quantizer::QuantizeOptions& parsed,
     const quantizer::Precision rounding =
         roundings.empty() ? quantizer::Precision{.scheme = quantizer::Scheme::kW8A8} : roundings.front();
     ASSIGN_OR_RETURN(const quantizer::CalibrationRates calibrating,
-                     quantizer::MeasureCalibration(ctx, rounding.grid()));
+                     quantizer::MeasureCalibration(ctx, rounding.grid(), plan.limits.part_rows));
     calibration = quantizer::ForecastCalibration(plan, parsed.output, calibrating);
   }
   PrintPlan(What(options), options.model, options.output, parsed, plan, rates, forecast, calibration,
@@ -362,6 +365,10 @@ void AddCalibrationFlags(CLI::App& verb, Options& options) {
           "--smoothing", options.smoothing,
           "w8a8: SmoothQuant, with the best alpha for each norm and its linears, each up and its down")
       ->check(CLI::IsMember({"on", "off"}))
+      ->capture_default_str();
+  verb.add_option("--save-every", options.save_seconds,
+                  "seconds of work that a kill may lose of what calibration does, at least those of a layer")
+      ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   verb.add_option("--min-coverage", options.min_coverage,
                   "gptq: stop where less than this share of a layer's experts see 32 tokens or more")

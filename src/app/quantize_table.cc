@@ -48,7 +48,10 @@ std::vector<std::vector<std::string>> CalibrationRows(const quantizer::OutputSet
                                                       const quantizer::CalibrationForecast& calibration,
                                                       const quantizer::Forecast& forecast) {
   if (!settings.calibrated()) return {};
-  const auto seconds = [](double value) { return FormatSeconds(value); };
+  // To the second where that is of use.
+  const auto seconds = [](double value) {
+    return value < 600 ? fmt::format("{:.1f} s", value) : FormatSeconds(value);
+  };
   const double reading = PassBytes(plan) / rates.read;
   // GPTQ computes while the disk works; an analysis comes before the rounding.
   const double total = settings.gptq ? std::max(forecast.disk_seconds + reading, calibration.seconds())
@@ -56,7 +59,8 @@ std::vector<std::vector<std::string>> CalibrationRows(const quantizer::OutputSet
   std::vector<std::vector<std::string>> rows;
   if (!plan.passes.empty()) rows.push_back(MeasuringRow(settings, plan));
   std::vector<std::vector<std::string>> table = {
-      {"calibration", fmt::format("{} tokens, {} of memory", settings.calibration.tokens,
+      {"calibration", fmt::format("{} tokens, {} at a time, {} of memory", settings.calibration.tokens,
+                                  std::min<int64_t>(plan.limits.part_rows, settings.calibration.tokens),
                                   FormatBytes(static_cast<double>(plan.calibration_bytes)))},
       {"", fmt::format("Hessians {}, factors {}, rounding {}, forward {}",
                        seconds(calibration.hessian_seconds), seconds(calibration.factor_seconds),

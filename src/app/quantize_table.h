@@ -10,7 +10,7 @@
 
 namespace moesaic::app {
 
-/// "0.3 s", "12 min", "1.5 h".
+/// "0.3 s", "12 min", "1 h 30 min".
 std::string FormatSeconds(double seconds);
 
 /// The table of a plan: `what` becomes of `model`, in the folder `output` or, if that is empty, where one is.

@@ -12,9 +12,11 @@
 #include "quantizer/activation.h"
 #include "quantizer/calibration_report.h"
 #include "quantizer/checksum.h"
+#include "quantizer/hidden_state.h"
 #include "quantizer/layer_walk.h"
 #include "quantizer/runtime_matrix.h"
 #include "quantizer/smooth.h"
+#include "quantizer/stopwatch.h"
 
 namespace moesaic::quantizer {
 namespace {
@@ -23,7 +25,7 @@ using checkpoint::Checkpoint;
 using nlohmann::ordered_json;
 
 constexpr char kKey[] = "moesaic.analysis", kFindings[] = "findings", kScales[] = "input_scales",
-               kMix[] = "mix";
+               kMix[] = "mix", kState[] = "state";
 // Tokens whose outputs are compared.
 constexpr int64_t kSampleTokens = 256;
 // Outputs of a matrix that are looked at, and experts of a layer that stand for all.
@@ -61,15 +63,32 @@ struct Seen {
 class Analyst : public LayerVisitor {
  public:
   Analyst(const kernels::ExecContext& ctx, const Checkpoint& source, const models::DecoderSpec& spec,
-          const AnalysisSettings& settings, const Grid& grid, const AnalyzedLinears& linears)
-      : ctx_(ctx), source_(source), spec_(spec), settings_(settings), grid_(grid), linears_(linears) {
+          const AnalysisSettings& settings, const Grid& grid, const AnalyzedLinears& linears,
+          const AnalysisProgress& progress, const CalibrationStream& stream)
+      : ctx_(ctx),
+        source_(source),
+        spec_(spec),
+        settings_(settings),
+        grid_(grid),
+        linears_(linears),
+        progress_(progress),
+        stream_(stream) {
     analysis_.folding = Folding(spec.sandwich_norm);
   }
 
+  /// What was decided of the layers so far.
+  const Analysis& analysis() const { return analysis_; }
+  void GoOnFrom(Analysis analysis) { analysis_ = std::move(analysis); }
   Analysis Take() { return std::move(analysis_); }
+
+  Status Tell(int layer) const {
+    if (!progress_ || progress_(layer, spec_.layers + spec_.mtp_layers)) return OkStatus();
+    return Cancelled("stopped; the same command goes on from the layers whose state was saved");
+  }
 
  private:
   StatusOr<std::vector<OwnedMatrix>> Visit(const LinearGroup& group) override {
+    RETURN_IF_ERROR(Tell(group.layer));
     // Before anything is decided by weights, since this refuses those that are no numbers.
     std::vector<OwnedMatrix> matrices;
     for (const std::string& module : group.modules) {
@@ -155,6 +174,7 @@ class Analyst : public LayerVisitor {
     finding.tokens = group.inputs.tokens;
     finding.stand_ins = !group.same_layer_inputs && &inputs != &group.inputs;
     Seen seen = See(inputs, {});
+    RETURN_IF_ERROR(stream_.watched());  // else not all of them were seen
     const std::string maker = Folding::MakerOf(group.modules.front(), spec_.sandwich_norm);
     std::vector<float> scales;
     if (settings_.smoothing && !maker.empty()) {
@@ -172,6 +192,7 @@ class Analyst : public LayerVisitor {
         scales = std::move(smoothing.scales);
         for (Rows& rows : linears) MultiplyInputs(ctx_, scales, rows.n, rows.values.data());
         seen = See(inputs, scales);
+        RETURN_IF_ERROR(stream_.watched());
       }
     }
     if (settings_.static_activations) {
@@ -221,6 +242,8 @@ class Analyst : public LayerVisitor {
   const AnalysisSettings& settings_;
   const Grid grid_;
   const AnalyzedLinears& linears_;
+  const AnalysisProgress& progress_;
+  const CalibrationStream& stream_;
   Analysis analysis_;
   int layer_ = -1;         // whose experts' shared inputs were looked at
   float layer_scale_ = 0;  // of these; 0: dynamic
@@ -254,6 +277,36 @@ AnalysisFinding FindingOf(const ordered_json& json) {
   return finding;
 }
 
+std::string HiddenPath(const AnalysisRun& run, int layers) {
+  return fmt::format("{}/analysis-{}.state", run.folder, layers);
+}
+
+// Saves what is done; the hidden states are whole before what names them is written.
+Status SaveWalk(const AnalysisRun& run, const Analysis& analysis, int layers, int before,
+                CalibrationStream& stream) {
+  AnalysisState state{.layers = layers, .hidden_xxh3 = {}};
+  ASSIGN_OR_RETURN(state.hidden_xxh3, SaveHidden(HiddenPath(run, layers), stream));
+  RETURN_IF_ERROR(analysis.Save(run.folder + "/" + kAnalysisStateFile, run.key, state));
+  std::error_code ignored;
+  if (before > 0) std::filesystem::remove(HiddenPath(run, before), ignored);
+  return OkStatus();
+}
+
+// Layers that a run before this one has done; 0 where there is no state of it, or none that is whole.
+StatusOr<int> RestoreWalk(const AnalysisRun& run, bool sandwich, CalibrationStream& stream,
+                          Analyst* analyst) {
+  AnalysisState state;
+  StatusOr<Analysis> found = Analysis::Load(run.folder + "/" + kAnalysisStateFile, run.key, sandwich, &state);
+  const bool usable =
+      found.ok() && state.layers > 0 && LoadHidden(HiddenPath(run, state.layers), state.hidden_xxh3, stream);
+  if (!usable) {
+    RETURN_IF_ERROR(RemoveStates(run.folder, /*analysis=*/true));
+    return 0;
+  }
+  analyst->GoOnFrom(*std::move(found));
+  return state.layers;
+}
+
 }  // namespace
 
 ordered_json Analysis::Json() const {
@@ -279,7 +332,7 @@ std::string Analysis::Checksum() const {
   return sum.Hex();
 }
 
-Status Analysis::Save(const std::string& path, const std::string& key) const {
+Status Analysis::Save(const std::string& path, const std::string& key, const AnalysisState& state) const {
   std::vector<checkpoint::TensorOutput> outputs;
   for (const auto& [maker, scales] : folding.scales()) {
     outputs.push_back(checkpoint::HeldTensor(maker, tensor::DType::kF32, {std::ssize(scales)},
@@ -290,10 +343,14 @@ Status Analysis::Save(const std::string& path, const std::string& key) const {
   std::vector<std::pair<std::string, std::string>> metadata = {
       {kKey, key}, {kFindings, Json().dump()}, {kScales, scales.dump()}};
   if (mix.has_value()) metadata.emplace_back(kMix, mix->Json().dump());
+  if (state.layers > 0) {
+    metadata.emplace_back(kState, ordered_json{{"layers", state.layers}, {"xxh3", state.hidden_xxh3}}.dump());
+  }
   return checkpoint::WriteSafetensors(path, outputs, metadata);
 }
 
-StatusOr<Analysis> Analysis::Load(const std::string& path, const std::string& key, bool sandwich) {
+StatusOr<Analysis> Analysis::Load(const std::string& path, const std::string& key, bool sandwich,
+                                  AnalysisState* state) {
   const auto none = [&] { return NotFound("{}: is not there, or of another analysis", path); };
   if (!std::filesystem::exists(path)) return none();
   ASSIGN_OR_RETURN(const auto mapped, runtime::MappedFile::Open(path));
@@ -324,20 +381,37 @@ StatusOr<Analysis> Analysis::Load(const std::string& path, const std::string& ke
     if (!mix.is_object()) return none();
     ASSIGN_OR_RETURN(analysis.mix, Mix::FromJson(mix));
   }
+  if (state != nullptr) {
+    const ordered_json json = ordered_json::parse(text(kState), nullptr, false);
+    if (!json.is_object()) return none();
+    *state = {static_cast<int>(NumberIn(json, "layers")), TextIn(json, "xxh3")};
+  }
   return analysis;
 }
 
 StatusOr<Analysis> Analyze(const kernels::ExecContext& ctx, const Checkpoint& source,
                            const models::DecoderSpec& spec, const AnalysisSettings& settings,
                            const Grid& grid, const std::vector<std::vector<int32_t>>& sequences,
-                           const AnalyzedLinears& linears, const AnalysisProgress& progress) {
+                           const AnalyzedLinears& linears, const AnalysisRun& run) {
   ASSIGN_OR_RETURN(CalibrationStream stream, CalibrationStream::Create(source, spec, sequences, ctx));
-  Analyst analyst(ctx, source, spec, settings, grid, linears);
+  stream.set_part_rows(run.part_rows);
+  Analyst analyst(ctx, source, spec, settings, grid, linears, run.progress, stream);
+  int layer = 0;
+  stream.set_watch([&] { return analyst.Tell(layer); });
+  int saved_layers = 0;
+  if (!run.folder.empty()) {
+    ASSIGN_OR_RETURN(saved_layers, RestoreWalk(run, spec.sandwich_norm, stream, &analyst));
+  }
+  Clock::time_point saved = Clock::now();
   const int layers = spec.layers + spec.mtp_layers;
-  for (int layer = 0; layer < layers; ++layer) {
-    if (progress && !progress(layer, layers)) return Cancelled("stopped; the same command begins anew");
+  for (layer = saved_layers; layer < layers; ++layer) {
+    RETURN_IF_ERROR(analyst.Tell(layer));
     if (layer >= spec.layers) RETURN_IF_ERROR(stream.EnterMtp(ctx, source, layer - spec.layers));
     RETURN_IF_ERROR(WalkLayer(ctx, source, spec, layer, nullptr, stream, analyst));
+    if (run.folder.empty() || layer + 1 == layers || Since(saved) < run.save_seconds) continue;
+    RETURN_IF_ERROR(SaveWalk(run, analyst.analysis(), layer + 1, saved_layers, stream));
+    saved_layers = layer + 1;
+    saved = Clock::now();
   }
   return analyst.Take();
 }

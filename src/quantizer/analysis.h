@@ -41,6 +41,16 @@ struct AnalysisFinding {
   double static_loss = 0, dynamic_loss = 0;
 };
 
+/// What a walk that decides such things has done; it goes on from there. The hidden states behind these
+/// layers are in `analysis-N.state`.
+struct AnalysisState {
+  int layers = 0;
+  std::string hidden_xxh3;
+};
+
+/// The file that holds what was decided of these layers.
+inline constexpr char kAnalysisStateFile[] = "analysis-decided.state";
+
 struct Analysis {
   Folding folding;
   std::map<std::string, float> input_scales;  // of linears that take a static one
@@ -49,9 +59,10 @@ struct Analysis {
 
   nlohmann::ordered_json Json() const;  // findings
   /// A safetensors file: vectors by name, findings in its metadata.
-  Status Save(const std::string& path, const std::string& key) const;
+  Status Save(const std::string& path, const std::string& key, const AnalysisState& state = {}) const;
   /// `key` must be the one that it was saved with, or empty; NotFound if it is not, or no such file is there.
-  static StatusOr<Analysis> Load(const std::string& path, const std::string& key, bool sandwich);
+  static StatusOr<Analysis> Load(const std::string& path, const std::string& key, bool sandwich,
+                                 AnalysisState* state = nullptr);
   /// XXH3 of all that decides bytes, 16 hexadecimal digits.
   std::string Checksum() const;
 };
@@ -70,11 +81,21 @@ struct AnalyzedLinear {
 };
 using AnalyzedLinears = std::map<std::string, AnalyzedLinear>;  // by module
 
+/// How an analysis is run; none of it changes what comes out.
+struct AnalysisRun {
+  AnalysisProgress progress;  // called before each layer and each group of linears
+  int part_rows = 2048;       // CalibrationStream::part_rows()
+  /// The folder that states are saved in, after a layer at most every so many seconds, and gone on from if
+  /// they were saved with this key. Empty: none.
+  std::string folder, key;
+  double save_seconds = 30;
+};
+
 /// Walks `sequences` through `source`, whose linears are `linears`.
 StatusOr<Analysis> Analyze(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& source,
                            const models::DecoderSpec& spec, const AnalysisSettings& settings,
                            const Grid& grid, const std::vector<std::vector<int32_t>>& sequences,
-                           const AnalyzedLinears& linears, const AnalysisProgress& progress);
+                           const AnalyzedLinears& linears, const AnalysisRun& run);
 
 /// Memory that it takes beside that of a walk.
 int64_t AnalysisBytes(const models::DecoderSpec& spec);

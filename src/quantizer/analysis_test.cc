@@ -117,7 +117,16 @@ TEST_F(AnalysisTest, GoesOnFromWhereverItWasStopped) {
   const std::string source = Golden("kimi-k2");
   ASSERT_TRUE(Run(source, "whole").ok());
   options_.unit_bytes = 60'000;
-  for (const int stop : {1, 2, 3, 5, 9}) {
+  options_.save_seconds = 0;
+  int whole = 0;  // calls of an analysis that is not stopped
+  options_.progress = [&](const QuantizeProgress& at) {
+    whole += at.stage.starts_with("analyzing") ? 1 : 0;
+    return true;
+  };
+  ASSERT_TRUE(Run(source, "counted").ok());
+  ASSERT_GT(whole, 20);
+  int less = 0;
+  for (int stop = 1; stop < whole + 10; stop += 4) {
     const std::string out = fmt::format("stopped-{}", stop);
     int calls = 0, analyzed = 0;
     options_.progress = [&](const QuantizeProgress&) { return ++calls != stop; };
@@ -128,8 +137,39 @@ TEST_F(AnalysisTest, GoesOnFromWhereverItWasStopped) {
     };
     const StatusOr<QuantizeReport> again = Run(source, out);
     ASSERT_TRUE(again.ok()) << again.status();
-    EXPECT_EQ(analyzed > 0, stop <= 3) << "once it is whole it is not made again";
-    EXPECT_EQ(Weights(out), Weights("whole"));
+    EXPECT_EQ(analyzed > 0, stop <= whole) << "once it is whole it is not made again";
+    less += analyzed < whole ? 1 : 0;
+    EXPECT_EQ(FilesOf(folder_.Path(out)), FilesOf(folder_.Path("whole"))) << "stopped after " << stop;
+  }
+  EXPECT_GT(less, 3) << "states were of use";
+}
+
+TEST_F(AnalysisTest, AStateThatIsNotWhatWasSavedIsNotTaken) {
+  options_.output.analyze = {.smoothing = true, .static_activations = true};
+  options_.save_seconds = 0;
+  const std::string source = Golden("kimi-k2");
+  ASSERT_TRUE(Run(source, "whole").ok());
+  for (const char* file : {"analysis-1.state", kAnalysisStateFile}) {
+    for (const bool gone : {true, false}) {
+      const std::string out = fmt::format("{}-{}", file, gone);
+      options_.progress = [](const QuantizeProgress& at) {
+        return !at.stage.starts_with("analyzing layer 2");
+      };
+      ASSERT_EQ(Run(source, out).status().code(), StatusCode::kCancelled);
+      options_.progress = nullptr;
+      const fs::path state = folder_.Path(out) + "/" + file;
+      ASSERT_TRUE(fs::exists(state)) << state;
+      if (gone) {
+        fs::remove(state);
+      } else {
+        std::fstream bytes(state, std::ios::in | std::ios::out | std::ios::binary);
+        bytes.seekp(100);
+        bytes.put('x');
+      }
+      const StatusOr<QuantizeReport> again = Run(source, out);
+      ASSERT_TRUE(again.ok()) << again.status();
+      EXPECT_EQ(FilesOf(folder_.Path(out)), FilesOf(folder_.Path("whole")));
+    }
   }
 }
 

@@ -3,44 +3,16 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 
 #include "base/check.h"
 #include "quantizer/checksum.h"
+#include "quantizer/hidden_state.h"
 #include "quantizer/stopwatch.h"
-#include "runtime/atomic_file.h"
 
 namespace moesaic::quantizer {
 namespace {
 
 using nlohmann::ordered_json;
-
-// Written or read at once.
-constexpr size_t kPartBytes = size_t{16} << 20;
-
-std::span<std::byte> HiddenBytes(CalibrationStream& stream, int hidden) {
-  return {reinterpret_cast<std::byte*>(stream.hidden()),
-          static_cast<size_t>(stream.tokens()) * static_cast<size_t>(hidden) * sizeof(float)};
-}
-
-std::string ChecksumOf(std::span<const std::byte> bytes) {
-  Xxh3 sum;
-  sum.Add(bytes.data(), bytes.size());
-  return sum.Hex();
-}
-
-// Of a file that is to have `bytes` bytes; "none" if it has not.
-std::string ChecksumOfFile(const std::string& path, int64_t bytes) {
-  std::ifstream file(path, std::ios::binary);
-  std::vector<char> part(kPartBytes);
-  Xxh3 sum;
-  int64_t read = 0;
-  while (file.read(part.data(), std::ssize(part)) || file.gcount() > 0) {
-    sum.Add(part.data(), static_cast<size_t>(file.gcount()));
-    read += file.gcount();
-  }
-  return read == bytes ? sum.Hex() : "none";
-}
 
 // Inputs that are 0 in every token leave nothing to weigh errors by.
 bool HasInputs(const Hessian& hessian) {
@@ -72,12 +44,19 @@ CalibratedRun::CalibratedRun(const kernels::ExecContext& ctx, const checkpoint::
 Status CalibratedRun::Go() {
   ASSIGN_OR_RETURN(CalibrationStream stream,
                    CalibrationStream::Create(source_, plan_.spec, options_.calibration, ctx_));
+  stream.set_part_rows(plan_.limits.part_rows);
+  stream.set_watch([this] { return units_.Tell(stage_); });
+  stream_ = &stream;
   source_.ForgetMaps();
   report_.resumed_layers = Restore(stream);
   RETURN_IF_ERROR(units_.Begin(report_.resumed_layers));
   Clock::time_point saved = Clock::now();
   const int layers = plan_.spec.layers + plan_.spec.mtp_layers;
   for (int layer = report_.resumed_layers; layer < layers; ++layer) {
+    own_.reset();  // what one layer needs another may not
+    stand_ins_.reset();
+    layer_.reset();
+    factorizer_ = {};
     {
       const Stopwatch watch(&report_.walk_seconds);
       if (layer >= plan_.spec.layers) {
@@ -131,9 +110,10 @@ StatusOr<std::vector<OwnedMatrix>> CalibratedRun::Visit(const LinearGroup& group
   LinearFinding finding;
   finding.layer = group.layer;
   finding.tokens = group.inputs.tokens;
-  RETURN_IF_ERROR(
-      units_.Tell(fmt::format("layer {} of {}{}", group.layer + 1, plan_.spec.layers + plan_.spec.mtp_layers,
-                              group.expert < 0 ? "" : fmt::format(", expert {}", group.expert))));
+  stage_ = fmt::format("layer {} of {}{}", group.layer + 1, plan_.spec.layers + plan_.spec.mtp_layers,
+                       group.expert < 0 ? "" : fmt::format(", expert {}", group.expert));
+  RETURN_IF_ERROR(stream_->watched());
+  RETURN_IF_ERROR(units_.Tell(stage_));
   for (size_t i = 0; i < group.modules.size(); ++i) {
     // Items stand in the order of a forward pass, as groups do.
     MOESAIC_CHECK_EQ(item_of_.at(group.modules[i]), first + i);
@@ -163,8 +143,9 @@ StatusOr<OwnedMatrix> CalibratedRun::RoundLinear(size_t item, const HessianFacto
                        : RuntimeMatrix::OfKept(plan_.output.items[item].tensors[0].stored.dtype, n, k));
   while (units_.NextItem() == item) {
     ASSIGN_OR_RETURN(const UnitStream::Place place, units_.Next());
-    RETURN_IF_ERROR(rounder_.Round(place.pieces, place.rows, place.out,
-                                   {.factor = factor, .report = &gptq, .runtime = &runtime}));
+    RETURN_IF_ERROR(rounder_.Round(
+        place.pieces, place.rows, place.out,
+        {.factor = factor, .report = &gptq, .slab_values = plan_.limits.slab_values, .runtime = &runtime}));
     const int64_t bytes = PlaceOf(plan_.output.items[item].tensors[0], place.pieces.front()).bytes;
     codes.Add(place.out[0], static_cast<size_t>(bytes));
   }
@@ -190,6 +171,7 @@ StatusOr<Hessian*> CalibratedRun::Gather(std::optional<Hessian>& hessian, const 
     if (!options_.output.weigh_by_router) rows.gates = {};
     hessian->Add(ctx_, rows);
   });
+  RETURN_IF_ERROR(stream_->watched());  // not all of them came
   return &*hessian;
 }
 
@@ -213,6 +195,9 @@ StatusOr<const HessianFactor*> CalibratedRun::Factor(const LinearGroup& group, L
     layer_index_ = group.layer;
   }
   const bool routed = group.expert >= 0, all = routed && rare == RareExperts::kAll;
+  const FactorOptions options{.damping = static_cast<float>(options_.output.damping),
+                              .act_order = options_.output.act_order};
+  if (plan_.limits.GathersInOrder(group.inputs.k, routed)) return FactorInOrder(group, options, finding);
   Hessian* hessian = nullptr;
   if (group.same_layer_inputs && (!routed || all)) {
     hessian = &*layer_;
@@ -223,12 +208,34 @@ StatusOr<const HessianFactor*> CalibratedRun::Factor(const LinearGroup& group, L
   if (routed && rare == RareExperts::kShrink) RETURN_IF_ERROR(LeanOnLayer(group, hessian, finding));
   const Stopwatch watch(&report_.factor_seconds);
   if (!HasInputs(*hessian)) return nullptr;
-  StatusOr<const HessianFactor*> factor = factorizer_.Factor(
-      ctx_, *hessian,
-      {.damping = static_cast<float>(options_.output.damping), .act_order = options_.output.act_order});
+  StatusOr<const HessianFactor*> factor = factorizer_.Factor(ctx_, *hessian, options);
   if (!factor.ok()) return Annotate(factor.status(), group.modules.front());
   finding->damping = (*factor)->damping;
   return *factor;
+}
+
+// Of a linear whose Hessian is too large to be there beside its factor.
+StatusOr<const HessianFactor*> CalibratedRun::FactorInOrder(const LinearGroup& group,
+                                                            const FactorOptions& options,
+                                                            LinearFinding* finding) {
+  own_.reset();
+  factorizer_ = {};
+  const Clock::time_point start = Clock::now();
+  double gathering = 0;
+  StatusOr<Factorizer::FromInputs> made = factorizer_.Factor(
+      ctx_, group.inputs.k,
+      [&](const TokenSink& sink) {
+        const Stopwatch watch(&gathering);
+        group.inputs.visit(sink);
+      },
+      options);
+  RETURN_IF_ERROR(stream_->watched());
+  report_.hessian_seconds += gathering;
+  report_.factor_seconds += Since(start) - gathering;
+  if (!made.ok()) return Annotate(made.status(), group.modules.front());
+  finding->effective_tokens = made->seen.effective_tokens();
+  if (made->factor != nullptr) finding->damping = made->factor->damping;
+  return made->factor;
 }
 
 // ---- states
@@ -239,14 +246,8 @@ std::string CalibratedRun::StatePath(int layer) const {
 
 Status CalibratedRun::SaveState(int layer, CalibrationStream& stream) {
   RETURN_IF_ERROR(units_.Drain());
-  const std::span<const std::byte> bytes = HiddenBytes(stream, plan_.spec.hidden);
-  ASSIGN_OR_RETURN(const auto file, runtime::AtomicFile::Create(StatePath(layer)));
-  for (size_t at = 0; at < bytes.size(); at += kPartBytes) {
-    const auto part = bytes.subspan(at, std::min(kPartBytes, bytes.size() - at));
-    RETURN_IF_ERROR(file->Write(part.data(), part.size()));
-  }
-  RETURN_IF_ERROR(file->Commit());
-  ordered_json state = {{"state", layer}, {"xxh3", ChecksumOf(bytes)}, {"from", saved_layer_}};
+  ASSIGN_OR_RETURN(const std::string xxh3, SaveHidden(StatePath(layer), stream));
+  ordered_json state = {{"state", layer}, {"xxh3", xxh3}, {"from", saved_layer_}};
   CalibrationReport since;
   since.linears.assign(report_.linears.begin() + static_cast<int64_t>(saved_linears_), report_.linears.end());
   since.routing.assign(report_.routing.begin() + static_cast<int64_t>(saved_routing_), report_.routing.end());
@@ -268,10 +269,7 @@ int CalibratedRun::Restore(CalibrationStream& stream) {
     const auto layer = static_cast<int>(NumberIn(states[i], "state"));
     if (layer < 1 || layer > plan_.spec.layers + plan_.spec.mtp_layers || !units_.IsDoneBefore(layer))
       continue;
-    const std::span<std::byte> bytes = HiddenBytes(stream, plan_.spec.hidden);
-    if (ChecksumOfFile(StatePath(layer), std::ssize(bytes)) != TextIn(states[i], "xxh3")) continue;
-    std::ifstream file(StatePath(layer), std::ios::binary);
-    if (!file.read(reinterpret_cast<char*>(bytes.data()), std::ssize(bytes))) continue;
+    if (!LoadHidden(StatePath(layer), TextIn(states[i], "xxh3"), stream)) continue;
     for (size_t j = 0; j <= i; ++j) {
       // What a line tells takes the place of what was told of these layers before.
       const auto from = static_cast<int>(NumberIn(states[j], "from"));
@@ -288,21 +286,6 @@ int CalibratedRun::Restore(CalibrationStream& stream) {
     return layer;
   }
   return 0;
-}
-
-Status RemoveStates(const std::string& folder) {
-  std::error_code error;
-  std::vector<std::filesystem::path> found;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-    const std::string name = entry.path().filename().string();
-    if (name.starts_with("calibration-") && name.find(".state") != std::string::npos)
-      found.push_back(entry.path());
-  }
-  for (const std::filesystem::path& path : found) {
-    std::filesystem::remove(path, error);
-    if (error) return IoError("{}: can't be removed: {}", path.string(), error.message());
-  }
-  return OkStatus();
 }
 
 }  // namespace moesaic::quantizer

@@ -37,6 +37,8 @@ class CalibratedRun : private LayerVisitor {
   /// Null where linears are to be rounded to the nearest: all inputs are 0 in every token, or an expert has
   /// too few (RareExperts). Else it is there until the next call.
   StatusOr<const HessianFactor*> Factor(const LinearGroup& group, LinearFinding* finding);
+  StatusOr<const HessianFactor*> FactorInOrder(const LinearGroup& group, const FactorOptions& options,
+                                               LinearFinding* finding);
   StatusOr<Hessian*> Gather(std::optional<Hessian>& hessian, const LinearInputs& inputs);
   Status LeanOnLayer(const LinearGroup& group, Hessian* own, LinearFinding* finding);
   /// `finding`: of a linear that is rounded; null: it is kept.
@@ -59,7 +61,9 @@ class CalibratedRun : private LayerVisitor {
   // inputs that a layer's experts share.
   std::optional<Hessian> own_, stand_ins_, layer_;
   Factorizer factorizer_;
-  int layer_index_ = -1;  // that layer_ is of
+  int layer_index_ = -1;                 // that layer_ is of
+  CalibrationStream* stream_ = nullptr;  // while there is one
+  std::string stage_;                    // that a run tells
   size_t saved_linears_ = 0, saved_routing_ = 0;
   int saved_layer_ = 0;  // that the last state was before
   CalibrationReport report_;
@@ -67,8 +71,5 @@ class CalibratedRun : private LayerVisitor {
 
 /// Works through the pieces of items before `item` that are left, each by itself.
 Status RoundUntil(UnitStream& units, UnitRounder& rounder, size_t item);
-
-/// Removes the states that runs have saved in `folder`.
-Status RemoveStates(const std::string& folder);
 
 }  // namespace moesaic::quantizer

@@ -77,6 +77,22 @@ TEST_F(CalibratedRunTest, BytesDependOnNeitherThreadsNorUnitsNorSaving) {
   EXPECT_EQ(FilesOf(folder_.Path("cut")), expected);
 }
 
+TEST_F(CalibratedRunTest, BytesDoNotDependOnWhatMemoryAllows) {
+  const std::string source = Golden("kimi-k2");  // its first layer has no experts
+  options_.output.scheme = Scheme::kW8A8;
+  // Batches of several sequences, whose parts end within them.
+  options_.calibration = TestSequences({500, 490, 301, 300, 290, 133, 512}, 160);
+  ASSERT_TRUE(Run(source, "ample").ok());
+  for (const CalibrationLimits& limits :
+       {CalibrationLimits{512, 1 << 14, 1}, CalibrationLimits{1024, 1 << 15, 1}, CalibrationLimits{512}}) {
+    options_.limits = limits;
+    const std::string out = fmt::format("{}-{}", limits.part_rows, limits.in_order_inputs);
+    const StatusOr<QuantizeReport> report = Run(source, out);
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_EQ(FilesOf(folder_.Path(out)), FilesOf(folder_.Path("ample"))) << out;
+  }
+}
+
 TEST_F(CalibratedRunTest, GoesOnFromWhereverItWasStopped) {
   const std::string source = Golden("deepseek-v3-mtp");
   options_.output.scheme = Scheme::kW8A8;

@@ -14,17 +14,30 @@ struct ProductTime {
   double Seconds(double rows, double k) const { return rows * k * (product * k + value); }
 };
 
+/// What GPTQ takes for a linear: besides, every run of rows that is rounded at once takes `slab` seconds
+/// times inputs^2, for a sample of the losses and for reading the factor.
+struct RoundTime {
+  ProductTime rows;
+  double slab = 0;
+
+  double Seconds(double n, double k, double slabs) const { return rows.Seconds(n, k) + slabs * slab * k * k; }
+};
+
 struct CalibrationRates {
   ProductTime hessian;      // rows are tokens
+  double clear = 0;         // seconds a value of a Hessian's half, before tokens are added
+  double shrink = 0;        // and for leaning on another one
   ProductTime factor;       // inputs
-  ProductTime round;        // outputs
+  RoundTime round;          // outputs
+  double value = 0;         // of a value that a norm takes from memory and back
   double forward = 0;       // seconds of a multiply-add of a token and a rounded weight
   double forward_kept = 0;  // and of one in bf16
   double attention = 0;     // of one in f32, as attention computes here
 };
 
-/// Measures them on matrices of 1,024 and 8,192 inputs, for about five seconds.
-StatusOr<CalibrationRates> MeasureCalibration(const kernels::ExecContext& ctx, const Grid& grid);
+/// Measures them on matrices of 1,024 and 8,192 inputs, for some six seconds, with so many tokens at a time.
+StatusOr<CalibrationRates> MeasureCalibration(const kernels::ExecContext& ctx, const Grid& grid,
+                                              int part_rows);
 
 struct CalibrationForecast {
   double hessian_seconds = 0, factor_seconds = 0, round_seconds = 0, forward_seconds = 0;

@@ -99,6 +99,7 @@ StatusOr<CalibrationStream> CalibrationStream::Create(const checkpoint::Checkpoi
     row += count;
   }
 
+  stream.longest_ = longest;
   stream.kv_ = LayerOf(spec);
   ASSIGN_OR_RETURN(stream.kv_memory_,
                    runtime::Buffer::Allocate(static_cast<size_t>(stream.kv_.block_stride * blocks), true));
@@ -113,10 +114,19 @@ StatusOr<CalibrationStream> CalibrationStream::Create(const checkpoint::Checkpoi
   return stream;
 }
 
+bool CalibrationStream::GoesOn() {
+  constexpr double kSeconds = 0.25;
+  if (watch_ && watched_.ok() && Since(asked_) >= kSeconds) {
+    asked_ = Clock::now();
+    watched_ = watch_();
+  }
+  return watched_.ok();
+}
+
 void CalibrationStream::ForLanes(const kernels::ExecContext& ctx, int lanes, const Body& body) {
   for (int lane = 0; lane < lanes; ++lane) {
     float* first = hidden() + int64_t{lane} * lane_tokens() * spec_.hidden;
-    for (size_t b = 0; b + 1 < batches_.size(); ++b) {
+    for (size_t b = 0; b + 1 < batches_.size() && GoesOn(); ++b) {
       std::vector<kernels::SequenceSlice> slices(slices_.begin() + static_cast<int64_t>(batches_[b]),
                                                  slices_.begin() + static_cast<int64_t>(batches_[b + 1]));
       const int row = slices.front().row;
@@ -129,6 +139,18 @@ void CalibrationStream::ForLanes(const kernels::ExecContext& ctx, int lanes, con
       body(step, kv_, first + int64_t{row} * spec_.hidden);
     }
   }
+}
+
+void CalibrationStream::ForPartsOf(const kernels::ExecContext& ctx, int lanes, const PartBody& body) {
+  ForLanes(ctx, lanes, [&](const layers::Step& whole, const kernels::KvLayer&, float* x) {
+    for (int first = 0; first < whole.rows() && GoesOn(); first += part_rows_) {
+      const auto rows = static_cast<size_t>(std::min(part_rows_, whole.rows() - first));
+      const layers::Step part{.ctx = ctx,
+                              .sequences = {},
+                              .positions = whole.positions.subspan(static_cast<size_t>(first), rows)};
+      body(part, x + int64_t{first} * spec_.hidden);
+    }
+  });
 }
 
 Status CalibrationStream::ReserveLanes(int most) {
@@ -172,7 +194,7 @@ Status CalibrationStream::EnterMtp(const kernels::ExecContext& ctx, const checkp
   }
   Status status;
   int64_t row = 0;
-  ForBatches(ctx, [&](const layers::Step& step, const kernels::KvLayer&, float* x) {
+  ForParts(ctx, [&](const layers::Step& step, float* x) {
     layers::ScratchScope scratch(ctx);
     const int rows = step.rows();
     auto* embedded = scratch.Take<float>(int64_t{rows} * width);

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "layers/rope_table.h"
 #include "layers/step.h"
 #include "models/decoder_spec.h"
 #include "quantizer/dense_layer.h"
+#include "quantizer/stopwatch.h"
 
 namespace moesaic::quantizer {
 
@@ -37,6 +39,19 @@ class CalibrationStream {
   void ForBatches(const kernels::ExecContext& ctx, const Body& body) { ForLanes(ctx, lanes_, body); }
   /// The same for the tokens of the first lane.
   void ForFirstLane(const kernels::ExecContext& ctx, const Body& body) { ForLanes(ctx, 1, body); }
+  /// The same for what looks at each token by itself: step.sequences and kv are empty, and a batch comes in
+  /// parts of at most part_rows().
+  using PartBody = std::function<void(const layers::Step& step, float* hidden)>;
+  void ForParts(const kernels::ExecContext& ctx, const PartBody& body) { ForPartsOf(ctx, lanes_, body); }
+  void ForFirstParts(const kernels::ExecContext& ctx, const PartBody& body) { ForPartsOf(ctx, 1, body); }
+  /// Asks `watch` before a batch or part is worked on, at most four times a second. Once it fails nothing is
+  /// worked on any more, and hidden states and what was made of them are of no use.
+  void set_watch(std::function<Status()> watch) { watch_ = std::move(watch); }
+  const Status& watched() const { return watched_; }
+  bool GoesOn();
+  /// A multiple of kProductTokens, so that Hessians do not depend on it.
+  void set_part_rows(int rows) { part_rows_ = rows; }
+  int part_rows() const { return part_rows_; }
 
   /// Lanes: copies of all tokens with hidden states of their own, which then go other ways. A batch is of one
   /// lane. There is one at first; `most` is how many there may be.
@@ -58,16 +73,24 @@ class CalibrationStream {
   /// next.
   Status EnterMtp(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& source, int depth);
 
+  int longest() const { return longest_; }  // tokens of a sequence
   const layers::RopeTable& rope() const { return rope_.front(); }
   int tokens() const { return lanes_ * lane_tokens(); }
   float* hidden() { return hidden_.as<float>(); }  // [tokens, spec.hidden], lane after lane
+  std::span<float> values() {                      // these
+    return {hidden(), static_cast<size_t>(tokens()) * static_cast<size_t>(spec_.hidden)};
+  }
 
  private:
   CalibrationStream() = default;
   void ForLanes(const kernels::ExecContext& ctx, int lanes, const Body& body);
+  void ForPartsOf(const kernels::ExecContext& ctx, int lanes, const PartBody& body);
 
   models::DecoderSpec spec_;
-  int lanes_ = 1, most_lanes_ = 1;
+  std::function<Status()> watch_;
+  Status watched_;
+  Clock::time_point asked_ = Clock::now();
+  int lanes_ = 1, most_lanes_ = 1, part_rows_ = kBatchTokens, longest_ = 0;
   std::vector<int32_t> ids_, positions_;        // [tokens of a lane]
   std::vector<int32_t> blocks_;                 // block numbers of the sequences of a batch
   std::vector<kernels::SequenceSlice> slices_;  // point into blocks_; rows of the whole stream

@@ -1,5 +1,7 @@
 #include "quantizer/factor.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -18,8 +20,9 @@ using tensor::kPanelRows;
 constexpr int kBlock = kFactorBlock;
 constexpr int kRowTask = 256;  // divides kWideBlock
 constexpr float kMostDamping = 1;
+constexpr size_t kHugePage = size_t{2} << 20;
 
-static_assert(kBlock == kPanelBlock && kWideBlock == kStrip);
+static_assert(kBlock == kPanelBlock && kWideBlock == kStrip && kBlock == kDiagonalRows);
 
 int PaddedOf(int k) { return base::RoundUp(k, kBlock); }
 int64_t DiagonalBytes(int k_padded) { return int64_t{k_padded} * kBlock * int64_t{sizeof(float)}; }
@@ -142,6 +145,35 @@ void Fill(const kernels::ExecContext& ctx, const Hessian& hessian, const std::ve
   });
 }
 
+// Sums up the products of inputs in order.
+void Gather(const kernels::ExecContext& ctx, const InputSource& inputs, const std::vector<int>& order,
+            Triangle* triangle) {
+  ctx.pool->Run(triangle->size(), [&](int64_t row, int) {
+    const auto p = static_cast<int>(row);
+    std::fill_n(triangle->row(p) + p, triangle->size() - p, 0.0F);
+  });
+  const ProductSums sums{.k = static_cast<int>(order.size()),
+                         .part = ProductSums::Part::kUpper,
+                         .row = [triangle](int p) { return triangle->row(p); },
+                         .stride = [triangle](int p) { return triangle->stride(p); }};
+  inputs([&](const TokenRows& tokens) { AddProducts(ctx, tokens, order, sums); });
+}
+
+// Sums of products in their order become H, damped.
+void Finish(const kernels::ExecContext& ctx, double weight, float added, int k, Triangle* triangle) {
+  const auto scale = static_cast<float>(1 / weight);
+  ctx.pool->Run(triangle->size(), [&](int64_t row, int) {
+    const auto p = static_cast<int>(row);
+    float* to = triangle->row(p);
+    if (p >= k) {
+      to[p] = 1;
+      return;
+    }
+    for (int q = p + 1; q < k; ++q) to[q] *= scale;
+    to[p] = scale * to[p] + added;
+  });
+}
+
 // Turns the upper triangle into its factor, the last columns first.
 class Factorization {
  public:
@@ -151,7 +183,8 @@ class Factorization {
         rows_{MultipliesHalves(ctx), triangle->size()},
         square_rows_{rows_.halves, kBlock},
         mark_(ctx.scratch->Mark()),
-        right_(rows_, ctx.scratch->Take<float>(PackedPanels::Floats(triangle->size(), kWideBlock))),
+        strip_(ctx.scratch->Take<float>(PackedPanels::Floats(triangle->size(), kWideBlock))),
+        right_(rows_, strip_),
         inverse_(square_rows_, ctx.scratch->Take<float>(PackedPanels::Floats(kBlock, kBlock))),
         columns_(ctx.scratch->Take<float>(triangle->size() * kColumnStride)),
         diagonal_(ctx.scratch->Take<Square>(2)),
@@ -183,21 +216,34 @@ class Factorization {
     return true;
   }
 
-  // R, once it is there.
-  void Take(HessianFactor* factor) {
-    ctx_.pool->Run(triangle_.size() / kBlock, [&](int64_t block, int worker) {
-      const int row = static_cast<int>(block) * kBlock;
-      float(*square)[kBlock] = tiles_[worker].wanted;
-      for (int column = row; column < triangle_.size(); column += kBlock) {
+  // Puts R, once it is there, where the triangle is. 512 rows at a time are laid out elsewhere first: they
+  // are half as large then, so that all rows behind them stay.
+  void Take(HessianFactor* factor, std::byte* memory) {
+    const int size = triangle_.size();
+    auto* panels = reinterpret_cast<tensor::BF16*>(memory);
+    auto* laid_out = reinterpret_cast<tensor::BF16*>(strip_.data());
+    for (int begin = 0; begin < size; begin += kWideBlock) {
+      const int squares = std::min(kWideBlock, size - begin) / kBlock, columns = (size - begin) / kBlock;
+      ctx_.pool->Run(int64_t{squares} * columns, [&](int64_t task, int worker) {
+        const int row = begin + static_cast<int>(task % squares) * kBlock;
+        const int column = begin + static_cast<int>(task / squares) * kBlock;
+        if (column < row) return;  // nobody reads these
+        float(*square)[kBlock] = tiles_[worker].wanted;
         for (int i = 0; i < kBlock; ++i) rows_.Get(triangle_.row(row + i), column, square[i]);
-        factor->panels.Put(row, column, square);
-        if (column > row) continue;
+        factor->panels.Put(row, column, square, laid_out);
+        if (column != row) return;
         float* turned = factor->diagonal_blocks.as<float>() + int64_t{row} * kBlock;
         for (int i = 0; i < kBlock; ++i) {
           for (int c = 0; c < kBlock; ++c) turned[c * kBlock + i] = square[i][c];
         }
-      }
-    });
+      });
+      const int64_t count = factor->panels.RowElements(begin), part = base::CeilDiv(count, 64);
+      tensor::BF16* to = panels + factor->panels.RowOffset(begin);
+      ctx_.pool->Run(base::CeilDiv(count, part), [&](int64_t task, int) {
+        const int64_t first = task * part;
+        std::copy_n(laid_out + first, std::min(part, count - first), to + first);
+      });
+    }
   }
 
  private:
@@ -249,6 +295,7 @@ class Factorization {
   Triangle& triangle_;
   StripRows rows_, square_rows_;
   size_t mark_;
+  std::span<float> strip_;  // right_'s
   PackedPanels right_, inverse_;
   std::span<float> columns_;
   std::span<Square> diagonal_;
@@ -260,27 +307,45 @@ class Factorization {
 
 // ---- FactorPanels
 
+int64_t FactorPanels::RowElements(int row) const { return int64_t{columns(row)} * (k_padded_ - row); }
+
+int64_t FactorPanels::RowOffset(int row) const {
+  const int64_t block = row / kWideBlock;
+  return kWideBlock * (block * k_padded_ - kWideBlock * (block * (block - 1) / 2));
+}
+
 int64_t FactorPanels::Piece(int begin, int row) const {
-  const int64_t block = begin / kWideBlock;
-  return kWideBlock * kWideBlock * (block * (block + 1) / 2) + int64_t{row} * columns(begin);
+  const int rows = row / kWideBlock * kWideBlock;
+  const int64_t inside =
+      begin == rows ? int64_t{row - rows} * columns(begin) : int64_t{begin - rows} * columns(rows);
+  return RowOffset(rows) + inside;
 }
 
 int64_t FactorPanels::Bytes(int k_padded) {
   FactorPanels shape;
   shape.k_padded_ = k_padded;
-  return shape.Piece((k_padded - 1) / kWideBlock * kWideBlock, k_padded) * int64_t{sizeof(tensor::BF16)};
+  const int last = (k_padded - 1) / kWideBlock * kWideBlock;
+  return (shape.RowOffset(last) + shape.RowElements(last)) * int64_t{sizeof(tensor::BF16)};
 }
 
-Status FactorPanels::Resize(int k_padded) {
+StatusOr<std::byte*> FactorPanels::Resize(int k_padded, int64_t bytes) {
+  MOESAIC_CHECK_GE(bytes, Bytes(k_padded));
   k_padded_ = k_padded;
-  return memory_.Reserve(static_cast<size_t>(Bytes(k_padded)), /*huge=*/true);
+  RETURN_IF_ERROR(memory_.Reserve(static_cast<size_t>(bytes), /*huge=*/true));
+  return memory_.data();
 }
 
-void FactorPanels::Put(int row, int column, const float (*block)[kFactorBlock]) {
-  const int begin = column / kWideBlock * kWideBlock;
-  const int height = row < begin ? kWideBlock : kBlock, piece = row / height * height;
+void FactorPanels::Trim() {
+  const auto used = base::RoundUp(static_cast<size_t>(Bytes(k_padded_)), kHugePage);
+  // Without it more would stay resident; nothing else depends on it.
+  if (used < memory_.size()) madvise(memory_.data() + used, memory_.size() - used, MADV_DONTNEED);
+}
+
+void FactorPanels::Put(int row, int column, const float (*block)[kFactorBlock], tensor::BF16* rows) const {
+  const int begin = column / kWideBlock * kWideBlock, first = row / kWideBlock * kWideBlock;
+  const int height = first < begin ? kWideBlock : kBlock, piece = row / height * height;
   for (int p = 0; p < kBlock / kPanelRows; ++p) {
-    tensor::BF16* to = memory_.as<tensor::BF16>() + Piece(begin, piece) +
+    tensor::BF16* to = rows + (Piece(begin, piece) - RowOffset(first)) +
                        int64_t{(column - begin) / kPanelRows + p} * height * kPanelRows +
                        int64_t{row - piece} * kPanelRows;
     for (int i = 0; i < kBlock; ++i) {
@@ -332,29 +397,33 @@ void FactorPanels::AddInside(const kernels::ExecContext& ctx, int column, int en
 
 int64_t FactorBytes(int k) {
   const int padded = PaddedOf(k);
-  return FactorPanels::Bytes(padded) + DiagonalBytes(padded);
+  return Triangle::Bytes(padded) + DiagonalBytes(padded);
 }
 
-int64_t FactoringBytes(int k, int threads) {
+int64_t FactorBytesMade(int k) {
   const int padded = PaddedOf(k);
-  return FactorBytes(k) + Triangle::Bytes(padded) + Factorization::ScratchBytes(padded, threads);
+  return FactorPanels::Bytes(padded) + int64_t{kHugePage} + DiagonalBytes(padded);
 }
 
-StatusOr<const HessianFactor*> Factorizer::Factor(const kernels::ExecContext& ctx, const Hessian& hessian,
-                                                  const FactorOptions& options) {
+int64_t FactoringScratchBytes(int k, int threads) {
+  return Factorization::ScratchBytes(PaddedOf(k), threads);
+}
+
+StatusOr<float> Factorizer::Begin(int k, double weight, const FactorOptions& options,
+                                  const std::function<float(int)>& sum) {
   MOESAIC_CHECK(options.damping > 0);
-  if (!(hessian.weight() > 0)) {
+  if (!(weight > 0)) {
     return InvalidArgument("no token has reached this layer: it has no Hessian to round by");
   }
   HessianFactor& factor = factor_;
-  factor.k = hessian.k();
-  factor.k_padded = PaddedOf(factor.k);
-  factor.order.resize(factor.k);
-  factor.diagonal.resize(factor.k);
+  factor.k = k;
+  factor.k_padded = PaddedOf(k);
+  factor.order.resize(k);
+  factor.diagonal.resize(k);
   factor.attempts = factor.dead = 0;
   double trace = 0;
-  for (int i = 0; i < factor.k; ++i) {
-    const double square = hessian.sums(i)[i] / hessian.weight();
+  for (int i = 0; i < k; ++i) {
+    const double square = sum(i) / weight;
     if (!std::isfinite(square) || square < 0) {
       return DataLoss("input {} of this layer is not finite in every calibration token", i);
     }
@@ -368,27 +437,75 @@ StatusOr<const HessianFactor*> Factorizer::Factor(const kernels::ExecContext& ct
     std::stable_sort(factor.order.begin(), factor.order.end(),
                      [&](int a, int b) { return factor.diagonal[a] > factor.diagonal[b]; });
   }
-  RETURN_IF_ERROR(triangle_.Reserve(static_cast<size_t>(Triangle::Bytes(factor.k_padded)), /*huge=*/true));
-  Triangle triangle(factor.k_padded, triangle_.data());
-  Factorization factorization(ctx, &triangle);
-  const auto mean = static_cast<float>(trace / factor.k);
+  return static_cast<float>(trace / k);
+}
+
+template <typename Fill>
+Status Factorizer::Make(const kernels::ExecContext& ctx, const FactorOptions& options, float mean,
+                        const Fill& fill) {
+  HessianFactor& factor = factor_;
+  ASSIGN_OR_RETURN(std::byte* const memory,
+                   factor.panels.Resize(factor.k_padded, Triangle::Bytes(factor.k_padded)));
+  RETURN_IF_ERROR(factor.diagonal_blocks.Reserve(static_cast<size_t>(DiagonalBytes(factor.k_padded)),
+                                                 /*huge=*/true));
+  Triangle triangle(factor.k_padded, memory);
   for (float damping = options.damping;; damping = std::min(10 * damping, kMostDamping)) {
     ++factor.attempts;
     factor.damping = damping;
-    Fill(ctx, hessian, factor.order, damping * mean, &triangle);
-    if (factorization.Run()) break;
+    fill(damping * mean, &triangle);
+    Factorization factorization(ctx, &triangle);
+    if (factorization.Run()) {
+      factorization.Take(&factor, memory);
+      break;
+    }
     if (damping >= kMostDamping) {
       return DataLoss(
           "the Hessian of this layer is not positive definite, even damped by its mean diagonal: "
           "are the calibration activations finite?");
     }
   }
-  RETURN_IF_ERROR(factor.panels.Resize(factor.k_padded));
-  RETURN_IF_ERROR(factor.diagonal_blocks.Reserve(static_cast<size_t>(DiagonalBytes(factor.k_padded)),
-                                                 /*huge=*/true));
-  factorization.Take(&factor);
   for (float& square : factor.diagonal) square += factor.damping * mean;
-  return &factor;
+  return OkStatus();
+}
+
+StatusOr<const HessianFactor*> Factorizer::Factor(const kernels::ExecContext& ctx, const Hessian& hessian,
+                                                  const FactorOptions& options) {
+  ASSIGN_OR_RETURN(const float mean,
+                   Begin(hessian.k(), hessian.weight(), options, [&](int i) { return hessian.sums(i)[i]; }));
+  RETURN_IF_ERROR(Make(ctx, options, mean, [&](float added, Triangle* triangle) {
+    Fill(ctx, hessian, factor_.order, added, triangle);
+  }));
+  return &factor_;
+}
+
+int64_t Factorizer::FromInputsBytes(int k) { return DiagonalBytes(PaddedOf(k)); }
+
+StatusOr<Factorizer::FromInputs> Factorizer::Factor(const kernels::ExecContext& ctx, int k,
+                                                    const InputSource& inputs, const FactorOptions& options) {
+  FromInputs result;
+  std::vector<float> squares(k);
+  {
+    std::vector<float> blocks(static_cast<size_t>(PaddedOf(k)) * kBlock);
+    const auto row = [&](int i) { return blocks.data() + int64_t{i} * kBlock - i / kBlock * kBlock; };
+    const ProductSums sums{.k = k, .part = ProductSums::Part::kDiagonal, .row = row, .stride = [](int) {
+                             return int64_t{kBlock};
+                           }};
+    inputs([&](const TokenRows& tokens) {
+      AddProducts(ctx, tokens, {}, sums);
+      result.seen.Add(tokens);
+    });
+    for (int i = 0; i < k; ++i) squares[i] = row(i)[i];
+  }
+  if (std::ranges::all_of(squares, [](float square) { return square == 0; })) return result;
+  ASSIGN_OR_RETURN(const float mean,
+                   Begin(k, result.seen.weight, options, [&](int i) { return squares[i]; }));
+  RETURN_IF_ERROR(Make(ctx, options, mean, [&](float added, Triangle* triangle) {
+    Gather(ctx, inputs, factor_.order, triangle);
+    Finish(ctx, result.seen.weight, added, k, triangle);
+  }));
+  factor_.panels.Trim();
+  result.factor = &factor_;
+  return result;
 }
 
 StatusOr<HessianFactor> FactorHessian(const kernels::ExecContext& ctx, const Hessian& hessian,

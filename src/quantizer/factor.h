@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -37,11 +38,18 @@ struct FactorOptions {
 class FactorPanels {
  public:
   static int64_t Bytes(int k_padded);
-  /// Takes memory for a factor, or keeps what it has if that is enough.
-  Status Resize(int k_padded);
+  /// Takes `bytes` of memory, at least Bytes(k_padded), or keeps what it has if that is enough. What is in it
+  /// stays anything until Put.
+  StatusOr<std::byte*> Resize(int k_padded, int64_t bytes);
 
-  /// Takes R's block of 128 x 128 at `row` and `column`.
-  void Put(int row, int column, const float (*block)[kFactorBlock]);
+  /// Gives the memory behind the panels back to the system.
+  void Trim();
+
+  /// Elements of the 512 rows, or fewer, from `row` on, and how many come before them.
+  int64_t RowElements(int row) const;
+  int64_t RowOffset(int row) const;
+  /// Lays R's block of 128 x 128 at `row` and `column` out in its place, of the elements of its 512 rows.
+  void Put(int row, int column, const float (*block)[kFactorBlock], tensor::BF16* rows) const;
 
   /// What errors in columns before the wide block at `begin` ask its columns for: out [rows][kWideBlock].
   /// Errors are [rows][stride], from column 0 on. On the calling thread, as is AddInside.
@@ -55,9 +63,9 @@ class FactorPanels {
   int columns(int begin) const { return std::min(kWideBlock, k_padded_ - begin); }
 
  private:
-  // A wide block has its rows before it in pieces of 512, then its own in pieces of 128; a piece has panels
-  // of 16 columns, and a panel its rows two by two.
-  int64_t Piece(int begin, int row) const;  // elements before the one that starts with `row`
+  // 512 rows have their own columns in pieces of 128 rows, then each wide block behind them in a piece of
+  // 512; a piece has panels of 16 columns, and a panel its rows two by two.
+  int64_t Piece(int begin, int row) const;  // elements before the one of a wide block that starts with `row`
   // Errors in columns [piece, piece + height) times what those rows have in `columns` columns from `column`
   // on.
   void Product(const kernels::ExecContext& ctx, int piece, int height, int column, int columns,
@@ -83,10 +91,15 @@ struct HessianFactor {
   }
 };
 
-/// Memory of a factor.
+/// Memory of a factor that a Factorizer holds: it stands where the triangle stood that it was made of.
 int64_t FactorBytes(int k);
-/// What is taken while it is made, the factor and scratch memory of `threads` included.
-int64_t FactoringBytes(int k, int threads);
+/// What of it is resident once it is made of inputs, not of a Hessian: the rest of the triangle goes back.
+int64_t FactorBytesMade(int k);
+/// Scratch memory that is taken while it is made.
+int64_t FactoringScratchBytes(int k, int threads);
+
+/// Gives all of a layer's inputs to a sink: the same runs of tokens each time.
+using InputSource = std::function<void(const std::function<void(const TokenRows&)>& sink)>;
 
 /// Makes factors one after another in the same memory.
 class Factorizer {
@@ -96,10 +109,30 @@ class Factorizer {
   /// do not depend on the number of threads. The factor is there until the next call.
   StatusOr<const HessianFactor*> Factor(const kernels::ExecContext& ctx, const Hessian& hessian,
                                         const FactorOptions& options);
+
+  /// The same factor, to the bit, without a Hessian: sums are gathered in the factor's memory, in its order.
+  /// For that order inputs are asked for twice, and once more whenever damping is raised. Null where all of
+  /// them are 0.
+  struct FromInputs {
+    const HessianFactor* factor = nullptr;
+    TokenWeight seen;
+  };
+  StatusOr<FromInputs> Factor(const kernels::ExecContext& ctx, int k, const InputSource& inputs,
+                              const FactorOptions& options);
+  /// Memory of it beside FactorBytes.
+  static int64_t FromInputsBytes(int k);
+
   HessianFactor Take() { return std::move(factor_); }
 
  private:
-  runtime::Buffer triangle_;
+  // Takes the order from the diagonal of the sums over tokens of so much weight; returns the
+  // mean of H's.
+  StatusOr<float> Begin(int k, double weight, const FactorOptions& options,
+                        const std::function<float(int i)>& sum);
+  // Factors what fill(added to the diagonal, triangle) fills.
+  template <typename Fill>
+  Status Make(const kernels::ExecContext& ctx, const FactorOptions& options, float mean, const Fill& fill);
+
   HessianFactor factor_;
 };
 

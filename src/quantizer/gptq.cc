@@ -60,7 +60,7 @@ class Rounder {
         factor_(factor),
         result_(result),
         tiles_((result->n + kRows - 1) / kRows),
-        tiles_per_task_(std::clamp(tiles_ / (2 * ctx.pool->size()), 1, kMostTiles)),
+        tiles_per_task_(std::min(base::CeilDiv(tiles_, ctx.pool->size()), kMostTiles)),
         losses_(static_cast<size_t>(tiles_) * kRows),
         scales_(ScalesByGroup(*result, tiles_ * kRows)),
         weights_(ctx.scratch->Take<float>(ctx.pool->size() * kTaskRows * StrideOf(factor.k_padded))),
@@ -163,11 +163,45 @@ class Rounder {
   std::span<Tile> work_;      // of each worker
 };
 
+// Of each of `count` rows e [k] by input: e H e^T.
+std::vector<double> RowLosses(const kernels::ExecContext& ctx, const HessianFactor& factor,
+                              const float* errors, int count) {
+  const size_t mark = ctx.scratch->Mark();
+  const int64_t stride = StrideOf(factor.k_padded);
+  const auto ordered = ctx.scratch->Take<tensor::BF16>(count * stride);
+  const auto asked = ctx.scratch->Take<float>(ctx.pool->size() * kRows * kWideBlock);
+  std::vector<double> losses(count);
+  ctx.pool->Run(base::CeilDiv(count, kRows), [&](int64_t task, int worker) {
+    const int first = static_cast<int>(task) * kRows, rows = std::min(kRows, count - first);
+    tensor::BF16* own = ordered.data() + first * stride;
+    for (int r = 0; r < rows; ++r) {
+      const float* from = errors + int64_t{first + r} * factor.k;
+      for (int p = 0; p < factor.k; ++p) own[r * stride + p] = tensor::ToBF16(from[factor.order[p]]);
+      std::fill(own + r * stride + factor.k, own + (r + 1) * stride, tensor::BF16{});
+    }
+    float* sums = asked.data() + worker * kRows * kWideBlock;
+    for (int begin = 0; begin < factor.k_padded; begin += kWideBlock) {
+      const int columns = factor.panels.columns(begin);
+      factor.panels.Multiply(ctx, begin, own, stride, rows, sums);
+      for (int column = begin; column < begin + columns; column += kBlock) {
+        factor.panels.AddInside(ctx, column, column + kBlock, own, stride, rows, sums);
+      }
+      for (int r = 0; r < rows; ++r) {
+        for (int c = 0; c < columns; ++c) {
+          losses[first + r] += double{sums[r * kWideBlock + c]} * sums[r * kWideBlock + c];
+        }
+      }
+    }
+  });
+  ctx.scratch->Rewind(mark);
+  return losses;
+}
+
 // GPTQ's loss over that of the nearest codes with the same scales, on some of the rows.
 double OfNearest(const kernels::ExecContext& ctx, const HessianFactor& factor, const float* rows,
                  const QuantizedMatrix& matrix) {
   const int sample = std::min(kSampleRows, matrix.n), k = matrix.k, group = matrix.grid.group_inputs(k);
-  std::vector<float> ours(int64_t{sample} * k), nearest(int64_t{sample} * k);
+  std::vector<float> errors(int64_t{2} * sample * k);  // ours, then those of the nearest codes
   const kernels::Rounding& rounding = ctx.kernels->rounding[static_cast<int>(matrix.grid.numbers())];
   QuantizedMatrix one{.grid = matrix.grid, .n = 1, .k = k, .codes = std::vector<uint8_t>(k), .scales = {}};
   one.global_scale = matrix.global_scale;
@@ -180,7 +214,7 @@ double OfNearest(const kernels::ExecContext& ctx, const HessianFactor& factor, c
     for (int c = 0; c < k; c += group) {
       rounding.encode(row + c, std::min(group, k - c), one.Scale(0, c), one.codes.data() + c);
     }
-    float *mine = ours.data() + int64_t{s} * k, *other = nearest.data() + int64_t{s} * k;
+    float *mine = errors.data() + int64_t{s} * k, *other = errors.data() + int64_t{sample + s} * k;
     Dequantize(one, 0, 1, other);
     Dequantize(matrix, r, 1, mine);
     for (int c = 0; c < k; ++c) {
@@ -188,8 +222,10 @@ double OfNearest(const kernels::ExecContext& ctx, const HessianFactor& factor, c
       other[c] = row[c] - other[c];
     }
   }
-  const double before = OutputLoss(ctx, factor, nearest.data(), sample);
-  return before > 0 ? OutputLoss(ctx, factor, ours.data(), sample) / before : 1;
+  const std::vector<double> losses = RowLosses(ctx, factor, errors.data(), 2 * sample);
+  const double after = std::accumulate(losses.begin(), losses.begin() + sample, 0.0);
+  const double before = std::accumulate(losses.begin() + sample, losses.end(), 0.0);
+  return before > 0 ? after / before : 1;
 }
 
 }  // namespace
@@ -220,34 +256,7 @@ int64_t GptqBytes(const Grid& grid, int n, int k, int threads) {
 
 double OutputLoss(const kernels::ExecContext& ctx, const HessianFactor& factor, const float* errors,
                   int count) {
-  const size_t mark = ctx.scratch->Mark();
-  const int64_t stride = StrideOf(factor.k_padded);
-  const auto ordered = ctx.scratch->Take<tensor::BF16>(count * stride);
-  const auto asked = ctx.scratch->Take<float>(ctx.pool->size() * kRows * kWideBlock);
-  std::vector<double> losses(count);
-  ctx.pool->Run(base::CeilDiv(count, kRows), [&](int64_t task, int worker) {
-    const int first = static_cast<int>(task) * kRows, rows = std::min(kRows, count - first);
-    tensor::BF16* own = ordered.data() + first * stride;
-    for (int r = 0; r < rows; ++r) {
-      const float* from = errors + int64_t{first + r} * factor.k;
-      for (int p = 0; p < factor.k; ++p) own[r * stride + p] = tensor::ToBF16(from[factor.order[p]]);
-      std::fill(own + r * stride + factor.k, own + (r + 1) * stride, tensor::BF16{});
-    }
-    float* sums = asked.data() + worker * kRows * kWideBlock;
-    for (int begin = 0; begin < factor.k_padded; begin += kWideBlock) {
-      const int columns = factor.panels.columns(begin);
-      factor.panels.Multiply(ctx, begin, own, stride, rows, sums);
-      for (int column = begin; column < begin + columns; column += kBlock) {
-        factor.panels.AddInside(ctx, column, column + kBlock, own, stride, rows, sums);
-      }
-      for (int r = 0; r < rows; ++r) {
-        for (int c = 0; c < columns; ++c) {
-          losses[first + r] += double{sums[r * kWideBlock + c]} * sums[r * kWideBlock + c];
-        }
-      }
-    }
-  });
-  ctx.scratch->Rewind(mark);
+  const std::vector<double> losses = RowLosses(ctx, factor, errors, count);
   return std::accumulate(losses.begin(), losses.end(), 0.0);
 }
 

@@ -121,6 +121,62 @@ TEST_P(GptqTest, CodesAreTheNearestToWhatEveryColumnAsksFor) {
   }
 }
 
+// Sums that are gathered in the factor's order, from calls that are cut elsewhere, are the Hessian's.
+TEST_P(GptqTest, AFactorOfInputsIsThatOfTheirHessian) {
+  const TestContext one(1, GetParam()), three(3, GetParam());
+  struct Case {
+    int k, tokens;
+    bool act_order;
+    float damping;
+  };
+  // The last one has fewer tokens than inputs, and damping that must be raised.
+  for (const Case& c :
+       {Case{1100, 1030, true, 0.01F}, Case{203, 700, false, 0.01F}, Case{600, 200, true, 1e-9F}}) {
+    const std::vector<float> x = TestTokens(c.tokens, c.k, 1, 17);
+    std::vector<float> gates(c.tokens, 1.0F);
+    for (int t = 0; t < c.tokens; t += 3) gates[t] = 0.25F + 0.001F * static_cast<float>(t);
+    auto hessian = *Hessian::Create(c.k);
+    TokenRows rows = AllTokens(x, c.k);
+    rows.gates = gates;
+    hessian.Add(one.ctx, rows);
+    const FactorOptions options{.damping = c.damping, .act_order = c.act_order};
+    const auto expected = FactorHessian(one.ctx, hessian, options);
+    ASSERT_TRUE(expected.ok()) << expected.status();
+    Factorizer factorizer;
+    int visits = 0;
+    const auto got = factorizer.Factor(
+        three.ctx, c.k,
+        [&](const auto& sink) {
+          ++visits;
+          for (int first = 0; first < c.tokens; first += kProductTokens) {
+            const int count = std::min(kProductTokens, c.tokens - first);
+            sink({.f32 = x.data() + int64_t{first} * c.k,
+                  .stride = c.k,
+                  .count = count,
+                  .gates = std::span<const float>(gates).subspan(first, count)});
+          }
+        },
+        options);
+    ASSERT_TRUE(got.ok()) << got.status();
+    ASSERT_NE(got->factor, nullptr);
+    EXPECT_EQ(visits, 1 + got->factor->attempts);
+    EXPECT_EQ(got->factor->attempts > 1, c.damping < 0.01F);
+    EXPECT_EQ(got->seen.effective_tokens(), hessian.effective_tokens());
+    EXPECT_EQ(got->factor->order, expected->order);
+    EXPECT_EQ(got->factor->diagonal, expected->diagonal);
+    EXPECT_EQ(got->factor->damping, expected->damping);
+    const std::vector<float> weights = TestWeights(40, c.k, 18);
+    const Grid grid{GridKind::kInt8Channel, 0};
+    GptqReport a, b;
+    const auto mine = RoundByGptq(one.ctx, grid, weights.data(), 40, c.k, *expected, {}, &a);
+    const auto theirs = RoundByGptq(three.ctx, grid, weights.data(), 40, c.k, *got->factor, {}, &b);
+    EXPECT_EQ(mine->codes, theirs->codes);
+    EXPECT_EQ(a.loss, b.loss);
+    EXPECT_EQ(OutputLoss(one.ctx, *expected, weights.data(), 40),
+              OutputLoss(one.ctx, *got->factor, weights.data(), 40));
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(, GptqTest, testing::ValuesIn(runtime::HostIsas(runtime::DetectCpu())),
                          [](const auto& isa) { return runtime::IsaName(isa.param); });
 

@@ -3,26 +3,14 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "base/status.h"
 #include "kernels/ops.h"
+#include "quantizer/input_products.h"
 #include "runtime/memory.h"
-#include "tensor/dtype.h"
 
 namespace moesaic::quantizer {
-
-/// Inputs of a linear layer, one row a token, that somebody else owns: of either type.
-struct TokenRows {
-  const float* f32 = nullptr;
-  const tensor::BF16* bf16 = nullptr;
-  int64_t stride = 0;  // elements between tokens
-  int count = 0;
-  /// [count] or empty (all 1): what the layer's output is multiplied by, as an expert's by the router. Errors
-  /// then count by its square.
-  std::span<const float> gates;
-};
 
 /// Sums of products over tokens: the lower triangle, in blocks of 512 rows that have one stride.
 class Hessian {
@@ -31,11 +19,8 @@ class Hessian {
   static StatusOr<Hessian> Create(int k);
   static int64_t Bytes(int k);
 
-  /// Adds tokens, in scratch memory of kAddBytes an input. Values (times gates) are rounded to bf16 on the
-  /// way into the products, sums are f32. The bits depend on how tokens are cut into calls, not on the number
-  /// of threads.
+  /// Adds tokens, in scratch memory of AddProductsBytes: bits are as AddProducts says.
   void Add(const kernels::ExecContext& ctx, const TokenRows& tokens);
-  static constexpr int64_t kAddBytes = 9216;
   /// Adds what another one of the same k has gathered: a layer's is the sum of its experts'.
   void Merge(const kernels::ExecContext& ctx, const Hessian& other);
   void Clear(const kernels::ExecContext& ctx);
@@ -43,11 +28,10 @@ class Hessian {
   Status Restart(const kernels::ExecContext& ctx, int k);
 
   int k() const { return k_; }
-  int64_t tokens() const { return tokens_; }
-  /// As many tokens of equal gates would say as much: (sum of gate^2)^2 / sum of gate^4.
-  double effective_tokens() const { return fourth_ > 0 ? weight_ * weight_ / fourth_ : 0; }
+  int64_t tokens() const { return seen_.tokens; }
+  double effective_tokens() const { return seen_.effective_tokens(); }
   /// H[i][j] = sum(i, j) / weight(), for j <= i; k() > 0 and tokens() > 0.
-  double weight() const { return weight_; }
+  double weight() const { return seen_.weight; }
   const float* sums(int i) const { return memory_.as<float>() + Offset(i); }  // [i + 1]
 
  private:
@@ -56,13 +40,10 @@ class Hessian {
   int64_t Stride(int i) const;  // floats between rows of i's block
   int64_t Offset(int i) const;
   float* mutable_sums(int i) { return memory_.as<float>() + Offset(i); }
-  struct Operands;
-  void Accumulate(const kernels::ExecContext& ctx, const Operands& x);
 
   int k_ = 0;
   runtime::Buffer memory_;
-  int64_t tokens_ = 0;
-  double weight_ = 0, fourth_ = 0;  // sums of gate^2 and gate^4
+  TokenWeight seen_;
 };
 
 /// Mixes a rare expert's Hessian with its layer's, own = (1 - share) own + share * layer (brought to own's

@@ -14,7 +14,7 @@ namespace {
 using layers::ScratchScope;
 using layers::Step;
 
-// Tokens of an expert that are worked on at once.
+// Tokens of an expert that are worked on at once, where parts are not smaller.
 constexpr int kRun = 1024;
 
 // The tokens that an expert was chosen for, with what its output counts.
@@ -57,6 +57,7 @@ class Walker {
     ForBatches(
         [&](const Step& step, const kernels::KvLayer& kv, float* x) { layer_.AddAttention(step, kv, x); });
     DropSwaps(0);
+    owned_.clear();  // nobody runs these again
     return OkStatus();
   }
 
@@ -65,7 +66,7 @@ class Walker {
     auto& mlp = std::get<layers::Mlp>(layer_.ffn);
     RETURN_IF_ERROR(Visit({"mlp.gate_proj", "mlp.up_proj"}, Normed(layer_.ffn_norm), {&mlp.gate, &mlp.up}));
     RETURN_IF_ERROR(Visit({"mlp.down_proj"}, Gated(mlp), {&mlp.down}));
-    ForBatches([&](const Step& step, const kernels::KvLayer&, float* x) { layer_.AddFfn(step, x); });
+    ForParts([&](const Step& step, float* x) { layer_.AddFfn(step, x); });
     return OkStatus();
   }
 
@@ -82,6 +83,15 @@ class Walker {
     stream_.ForBatches(ctx_, [&](const Step& step, const kernels::KvLayer& kv, float* x) {
       UseLane(stream_.LaneOf(x));
       body(step, kv, x);
+    });
+    UseLane(0);
+  }
+
+  // The same for what looks at each token by itself.
+  void ForParts(const CalibrationStream::PartBody& body) {
+    stream_.ForParts(ctx_, [&](const Step& step, float* x) {
+      UseLane(stream_.LaneOf(x));
+      body(step, x);
     });
     UseLane(0);
   }
@@ -164,8 +174,19 @@ class Walker {
             }};
   }
 
+  // The same of what looks at each token by itself.
+  template <typename Make>
+  LinearInputs OverParts(int k, const Make& make) {
+    return {.k = k, .tokens = stream_.lane_tokens(), .visit = [this, k, make](const TokenSink& sink) {
+              stream_.ForFirstParts(ctx_, [&](const Step& step, float* x) {
+                const ScratchScope scratch(ctx_);
+                sink({.f32 = make(step, x), .stride = k, .count = step.rows(), .gates = {}});
+              });
+            }};
+  }
+
   LinearInputs Normed(const float* weight) {
-    return OverBatches(spec_.hidden, [this, weight](const Step& step, const kernels::KvLayer&, float* x) {
+    return OverParts(spec_.hidden, [this, weight](const Step& step, float* x) {
       auto* normed = Floats(int64_t{step.rows()} * spec_.hidden);
       layer_.Norm(step, weight, x, normed);
       return normed;
@@ -173,18 +194,17 @@ class Walker {
   }
 
   LinearInputs LowQueries(const layers::MlaAttention& mla) {
-    return OverBatches(spec_.attention.q_lora_rank,
-                       [this, &mla](const Step& step, const kernels::KvLayer&, float* x) {
-                         auto* low = Floats(int64_t{step.rows()} * mla.q_a.n());
-                         ScratchScope scratch(ctx_);
-                         mla.LowQueries(step, Norm(scratch, step, layer_.attention_norm, x), low);
-                         return low;
-                       });
+    return OverParts(spec_.attention.q_lora_rank, [this, &mla](const Step& step, float* x) {
+      auto* low = Floats(int64_t{step.rows()} * mla.q_a.n());
+      ScratchScope scratch(ctx_);
+      mla.LowQueries(step, Norm(scratch, step, layer_.attention_norm, x), low);
+      return low;
+    });
   }
 
   // What down reads.
   LinearInputs Gated(const layers::Mlp& mlp) {
-    return OverBatches(mlp.gate.n(), [this, &mlp](const Step& step, const kernels::KvLayer&, float* x) {
+    return OverParts(mlp.gate.n(), [this, &mlp](const Step& step, float* x) {
       auto* gated = Floats(int64_t{step.rows()} * mlp.gate.n());
       ScratchScope scratch(ctx_);
       mlp.Gated(step, Norm(scratch, step, layer_.ffn_norm, x), gated);
@@ -208,7 +228,7 @@ class Walker {
     for (int expert = 0; expert < spec_.moe.experts; ++expert) RETURN_IF_ERROR(Expert(expert));
     if (spec_.moe.shared_intermediate > 0) RETURN_IF_ERROR(SharedExperts());
     auto* sums = sums_.as<float>();
-    ForBatches([&](const Step& step, const kernels::KvLayer&, float* x) {
+    ForParts([&](const Step& step, float* x) {
       layer_.JoinFfn(step, sums, x);
       sums += int64_t{step.rows()} * spec_.hidden;
     });
@@ -219,7 +239,7 @@ class Walker {
   Status Route(const layers::Router& router) {
     routed_.assign(static_cast<size_t>(spec_.moe.experts), {});
     int32_t token = 0;
-    ForBatches([&](const Step& step, const kernels::KvLayer&, float* x) {
+    ForParts([&](const Step& step, float* x) {
       ScratchScope scratch(ctx_);
       const float* normed = Norm(scratch, step, layer_.ffn_norm, x);
       const int64_t count = int64_t{step.rows()} * router.top_k;
@@ -251,7 +271,7 @@ class Walker {
   // How many of the `routed` tokens from `first` on, up to `end`, run on the same matrices: those of one lane
   // where it has some of its own.
   size_t RunOf(const Routed& routed, size_t first, size_t end) const {
-    const size_t most = std::min<size_t>(kRun, end - first);
+    const size_t most = std::min(static_cast<size_t>(std::min(kRun, stream_.part_rows())), end - first);
     if (swaps_.empty()) return most;
     const auto lane_of = [&](size_t i) { return routed.tokens[i] / stream_.lane_tokens(); };
     const auto swapped = [&](int lane) { return HasSwaps(lane) ? lane : 0; };
@@ -269,7 +289,7 @@ class Walker {
   // Calls body(step, normed inputs [rows, hidden], tokens, gates) for runs of `routed` tokens before `end`.
   template <typename Body>
   void ForRuns(const Routed& routed, size_t end, const Body& body) {
-    for (size_t first = 0, count = 0; first < end; first += count) {
+    for (size_t first = 0, count = 0; first < end && stream_.GoesOn(); first += count) {
       count = RunOf(routed, first, end);
       UseLane(routed.tokens[first] / stream_.lane_tokens());
       const std::span<const int32_t> tokens = std::span(routed.tokens).subspan(first, count);
@@ -356,7 +376,7 @@ class Walker {
                                {&mlp.gate, &mlp.up}));
     RETURN_IF_ERROR(Visit({"mlp.shared_experts.down_proj"}, Gated(mlp), {&mlp.down}));
     auto* sums = sums_.as<float>();
-    ForBatches([&](const Step& step, const kernels::KvLayer&, float* x) {
+    ForParts([&](const Step& step, float* x) {
       ScratchScope scratch(ctx_);
       mlp.Forward(step, Norm(scratch, step, layer_.ffn_norm, x), sums, /*accumulate=*/true);
       sums += int64_t{step.rows()} * spec_.hidden;
@@ -436,6 +456,14 @@ class FoldedFrame {
   OwnedMatrix router_;
 };
 
+// Gives scratch memory back to the system, so that it takes what one half of a layer needs and not both
+// together. One chunk for all has no parts that some steps use and others don't; none is touched for it.
+void RenewScratch(const kernels::ExecContext& ctx, int64_t bytes) {
+  *ctx.scratch = runtime::Arena();
+  const ScratchScope scope(ctx);
+  ctx.scratch->TakeBytes(static_cast<size_t>(bytes));
+}
+
 }  // namespace
 
 Status WalkLayer(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& source,
@@ -450,25 +478,63 @@ Status WalkLayer(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& 
   FoldedFrame folded(ctx, spec, folding != nullptr ? *folding : none, models::LayerPrefix(layer), source);
   RETURN_IF_ERROR(folded.Fold(&frame));
   Walker walker(ctx, spec, layer, std::move(frame), stream, visitor);
+  const WalkScratch scratch = WalkScratchOf(spec, stream.tokens(), stream.longest(), stream.part_rows());
+  RenewScratch(ctx, scratch.attention);
   RETURN_IF_ERROR(walker.Attention());
-  return walker.Ffn();
+  RETURN_IF_ERROR(stream.watched());
+  RenewScratch(ctx, scratch.ffn);
+  RETURN_IF_ERROR(walker.Ffn());
+  return stream.watched();
+}
+
+WalkScratch WalkScratchOf(const models::DecoderSpec& spec, int64_t tokens, int64_t longest, int part_rows) {
+  constexpr int64_t kFloat = sizeof(float);
+  const models::AttentionSpec& a = spec.attention;
+  const int64_t hidden = spec.hidden;
+  WalkScratch scratch;
+  {
+    const int64_t rows = std::min(tokens, std::max<int64_t>(longest, CalibrationStream::kBatchTokens));
+    const bool mla = a.kind == models::AttentionSpec::Kind::kMla;
+    const int64_t mixed = a.heads * int64_t{mla ? a.v_dim : a.head_dim};
+    // Normed inputs and what is made of them for the kernels, queries, keys and values or latents, and what
+    // attention gives out, once more for the kernels or for partial sums.
+    int64_t of_row = 2 * hidden + 2 * mixed + (spec.sandwich_norm ? hidden : 0);
+    int64_t floats = int64_t{1} << 20;
+    if (mla) {
+      of_row += a.heads * int64_t{a.nope_dim + a.rope_dim} + a.kv_lora_rank + a.rope_dim + a.q_lora_rank;
+      // Some heads' keys and values, with what they are made of.
+      floats += std::max<int64_t>(int64_t{12} << 20, 2 * longest * (a.nope_dim + a.rope_dim + a.v_dim)) +
+                longest * (2 * a.kv_lora_rank + a.rope_dim);
+    } else {
+      of_row += mixed + int64_t{2} * a.kv_heads * a.head_dim;
+    }
+    floats += rows * of_row;
+    const int64_t add = rows * mixed * kFloat + AddProductsBytes(std::max(mixed, hidden), rows);
+    scratch.attention = std::max(floats * kFloat, add);
+  }
+  const int64_t rows = std::min<int64_t>(tokens, part_rows);
+  const auto mlp = [&](int64_t width, int64_t beside) {
+    // Gated values while they are made, while they are multiplied, or while a Hessian takes them.
+    const int64_t forward = rows * (beside + hidden + width + std::max(hidden + width, width)) * kFloat;
+    const int64_t add =
+        rows * (beside + std::max(hidden, width)) * kFloat + AddProductsBytes(std::max(hidden, width), rows);
+    scratch.ffn = std::max({scratch.ffn, forward, add});
+  };
+  mlp(spec.intermediate, spec.sandwich_norm ? hidden : 0);
+  if (spec.moe.experts > 0) {
+    mlp(spec.moe.intermediate, hidden);
+    mlp(spec.moe.shared_intermediate, 0);
+  }
+  return scratch;
+}
+
+int64_t RoutingBytes(const models::DecoderSpec& spec, int64_t tokens) {
+  return tokens * (spec.hidden + int64_t{4} * spec.moe.top_k + 1) * static_cast<int64_t>(sizeof(float));
 }
 
 int64_t WalkBytes(const models::DecoderSpec& spec, int64_t tokens, int64_t longest) {
-  const models::AttentionSpec& a = spec.attention;
-  const bool mla = a.kind == models::AttentionSpec::Kind::kMla;
-  const int64_t rows = std::max<int64_t>(longest, CalibrationStream::kBatchTokens);
-  // Queries, latents or keys and values, and what attention gives out; MLA expands keys and values besides.
-  const int64_t head = mla ? a.nope_dim + a.rope_dim + a.v_dim : 2 * a.head_dim;
-  const int64_t attention =
-      rows * a.heads * head + (mla ? int64_t{16} << 20 : rows * a.kv_heads * a.head_dim * 2);
-  const int64_t width =
-      std::max<int64_t>({spec.intermediate, spec.moe.intermediate, spec.moe.shared_intermediate});
-  const int64_t ffn = rows * width * 3;
-  // As many again for activations rounded for the kernels.
-  int64_t values = 2 * std::max(attention, ffn) + 4 * rows * spec.hidden;
-  if (spec.moe.experts > 0) values += tokens * (spec.hidden + int64_t{4} * spec.moe.top_k + 1);
-  return values * static_cast<int64_t>(sizeof(float));
+  const WalkScratch scratch = WalkScratchOf(spec, tokens, longest, CalibrationStream::kBatchTokens);
+  return std::max(scratch.attention, scratch.ffn) + (spec.moe.experts > 0 ? RoutingBytes(spec, tokens) : 0);
 }
 
 }  // namespace moesaic::quantizer

@@ -73,8 +73,17 @@ Status WalkLayer(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& 
                  const models::DecoderSpec& spec, int layer, const Folding* folding,
                  CalibrationStream& stream, LayerVisitor& visitor);
 
-/// Memory that a walk takes for so many tokens beside the stream and the matrices that visitors return: sums
-/// of experts' outputs, routes, and scratch.
+/// Scratch memory that the halves of a layer take at most, what Hessians take of their inputs included;
+/// between them it is given back.
+struct WalkScratch {
+  int64_t attention = 0, ffn = 0;
+};
+WalkScratch WalkScratchOf(const models::DecoderSpec& spec, int64_t tokens, int64_t longest, int part_rows);
+
+/// Memory of sums of experts' outputs and of routes.
+int64_t RoutingBytes(const models::DecoderSpec& spec, int64_t tokens);
+
+/// Memory that a walk takes for so many tokens beside the stream and the matrices that visitors return.
 int64_t WalkBytes(const models::DecoderSpec& spec, int64_t tokens, int64_t longest);
 
 }  // namespace moesaic::quantizer

@@ -25,6 +25,7 @@ class Keeper : public LayerVisitor {
   StatusOr<std::vector<OwnedMatrix>> Visit(const LinearGroup& group) override {
     std::vector<OwnedMatrix> matrices;
     int64_t tokens = 0;
+    EXPECT_LE(static_cast<int64_t>(ctx_.scratch->peak_bytes()), scratch_bytes) << group.modules.front();
     group.inputs.visit([&](const TokenRows& rows) {
       tokens += rows.count;
       EXPECT_EQ(rows.stride, group.inputs.k);
@@ -51,7 +52,7 @@ class Keeper : public LayerVisitor {
   }
 
   size_t visited = 0;
-  int64_t routed = 0;
+  int64_t routed = 0, scratch_bytes = 0;
 
  private:
   const Checkpoint& source_;
@@ -91,6 +92,8 @@ TEST_P(LayerWalkTest, GoesWhereTheModelGoes) {
   CalibrationStream stream = *CalibrationStream::Create(*source, spec, sequences, ctx);
   const std::vector<ModelItem> items = *ListItems(*source);
   Keeper keeper(*source, ctx, items);
+  const WalkScratch scratch = WalkScratchOf(spec, stream.tokens(), stream.longest(), stream.part_rows());
+  keeper.scratch_bytes = std::max(scratch.attention, scratch.ffn);
   const auto walk = [&](int layer) {
     const Status status = WalkLayer(ctx, *source, spec, layer, nullptr, stream, keeper);
     ASSERT_TRUE(status.ok()) << status;

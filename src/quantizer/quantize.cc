@@ -5,6 +5,7 @@
 
 #include "quantizer/calibration_memory.h"
 #include "quantizer/checksum.h"
+#include "quantizer/hidden_state.h"
 #include "quantizer/journal.h"
 #include "quantizer/machine_rates.h"
 #include "quantizer/mix_walk.h"
@@ -55,8 +56,10 @@ StatusOr<bool> PrepareFolder(const std::string& folder) {
   }
   if (fs::exists(fs::path(folder) / kJournalFile)) return made;
   const bool only_analysis =
-      std::ranges::all_of(fs::directory_iterator(folder, error),
-                          [](const auto& entry) { return entry.path().filename() == kAnalysisFile; });
+      std::ranges::all_of(fs::directory_iterator(folder, error), [](const auto& entry) {
+        const std::string name = entry.path().filename().string();
+        return name == kAnalysisFile || name.starts_with("analysis-");
+      });
   if (only_analysis && !error) return made;
   return InvalidArgument("{}: the folder is not empty, and there is no {} to go on from", folder,
                          kJournalFile);
@@ -64,7 +67,8 @@ StatusOr<bool> PrepareFolder(const std::string& folder) {
 
 // Room for what is still to be written: of a calibrated run two states, one of which is on its way.
 Status CheckDisk(const std::string& folder, const QuantizePlan& plan, const QuantizeOptions& options) {
-  int64_t missing = options.output.gptq ? 2 * StateBytes(plan.spec, options.output) : 0;
+  const bool states = options.output.gptq || options.output.analyze.wanted();
+  int64_t missing = states ? 2 * StateBytes(plan.spec, options.output) : 0;
   for (const Shard& shard : plan.output.shards) {
     std::error_code error;
     const uintmax_t there = fs::file_size(fs::path(folder) / shard.file, error);
@@ -161,7 +165,7 @@ StatusOr<QuantizePlan> Begin(const checkpoint::Checkpoint& source, const Quantiz
 // What is decided before the rounding.
 StatusOr<Analysis> Decide(const checkpoint::Checkpoint& source, const QuantizePlan& plan,
                           const QuantizeOptions& options, const kernels::KernelTable& kernels,
-                          runtime::ThreadPool& pool) {
+                          runtime::ThreadPool& pool, const std::string& folder, const std::string& key) {
   const OutputSettings& settings = options.output;
   runtime::Arena scratch;
   const kernels::ExecContext ctx{.kernels = &kernels, .pool = &pool, .scratch = &scratch};
@@ -186,7 +190,12 @@ StatusOr<Analysis> Decide(const checkpoint::Checkpoint& source, const QuantizePl
     linears[item.name] = {static_cast<int>(item.shape[0]), plan.output.items[i].form == Form::kRounded};
   }
   return Analyze(ctx, source, plan.spec, settings.analyze, GridOf(settings.scheme, settings.group_size),
-                 options.calibration, linears, tell("analyzing"));
+                 options.calibration, linears,
+                 {.progress = tell("analyzing"),
+                  .part_rows = plan.limits.part_rows,
+                  .folder = folder,
+                  .key = key,
+                  .save_seconds = options.save_seconds});
 }
 
 // The analysis that `options` want, of the folder if it is there already.
@@ -201,10 +210,11 @@ StatusOr<std::shared_ptr<const Analysis>> FindAnalysis(const checkpoint::Checkpo
   if (!found.ok() && found.status().code() != StatusCode::kNotFound) return found.status();
   if (!found.ok()) {
     RETURN_IF_ERROR(CheckDisk(folder, plan, options));
-    found = Decide(source, plan, options, kernels, pool);
+    found = Decide(source, plan, options, kernels, pool, folder, key);
     RETURN_IF_ERROR(found.status());
     RETURN_IF_ERROR(found->Save(path, key));
   }
+  RETURN_IF_ERROR(RemoveStates(folder, /*analysis=*/true));
   return std::make_shared<const Analysis>(*std::move(found));
 }
 

@@ -12,7 +12,27 @@ namespace {
 
 // Threads' stacks, names of a unit's tensors, transfers under way.
 constexpr int64_t kReserve = int64_t{12} << 20;
+// Units of which calibration leaves room for two, where it can.
+constexpr int64_t kAmpleUnit = int64_t{32} << 20;
 const int kMachine = static_cast<int>(std::max(std::thread::hardware_concurrency(), 1U));
+
+// The limits that take least time of those that leave room for units, or that take least memory.
+void ChooseLimits(const QuantizeOptions& options, const CutOptions& cut, int64_t memory, QuantizePlan* plan) {
+  const int64_t unit_bytes = options.unit_bytes > 0 ? options.unit_bytes : kAmpleUnit;
+  const int64_t units = CutWork(plan->items, plan->forms, plan->output, cut, unit_bytes).bytes();
+  std::vector<CalibrationLimits> all = LimitsFor(plan->spec, options.output);
+  if (options.limits) all = {*options.limits};
+  plan->calibration_bytes = std::numeric_limits<int64_t>::max();
+  for (const CalibrationLimits& limits : all) {
+    const int64_t bytes = CalibrationBytes(plan->spec, plan->items, options.output,
+                                           options.threads > 0 ? options.threads : kMachine, limits);
+    if (bytes < plan->calibration_bytes) {
+      plan->calibration_bytes = bytes;
+      plan->limits = limits;
+    }
+    if (bytes + units <= memory) return;
+  }
+}
 
 }  // namespace
 
@@ -48,25 +68,22 @@ StatusOr<QuantizePlan> PlanQuantize(const checkpoint::Checkpoint& source, const 
   }
   ASSIGN_OR_RETURN(plan.output, PlanOutput(plan.items, plan.forms, settings));
   const CutOptions cut{.by_layer = options.output.gptq};
-  if (options.output.calibrated()) {
-    plan.calibration_bytes = CalibrationBytes(plan.spec, plan.items, options.output,
-                                              options.threads > 0 ? options.threads : kMachine);
-  }
   // Headers were read through the maps; what they take is given back before memory is counted.
   source.ForgetMaps();
   // A run's memory differs a little from the next one's. One that goes on with the units of a run whose
   // memory was full must not fail over that, so it reserves less.
   const int64_t reserve = options.unit_bytes > 0 ? kReserve / 2 : kReserve;
-  const int64_t taken = runtime::MeasureResidentMemory().now + reserve + plan.calibration_bytes;
+  const int64_t program = runtime::MeasureResidentMemory().now + reserve;
+  if (options.output.calibrated()) ChooseLimits(options, cut, options.memory - program, &plan);
+  const int64_t taken = program + plan.calibration_bytes, left = options.memory - taken;
   plan.unit_bytes = options.unit_bytes;
-  const int64_t left = options.memory - taken;
   if (settings.mix.wanted() && !chosen) {
     // Gains under GPTQ are measured before, with what calibration takes.
     StatusOr<std::vector<MixPass>> passes =
-        PlanMixPasses(plan.spec, plan.items, options.output, left + plan.calibration_bytes);
+        PlanMixPasses(plan.spec, plan.items, options.output, options.memory - program);
     if (!passes.ok()) {
       return ResourceExhausted("--memory {} is too little: the program itself takes {}; {}", options.memory,
-                               taken - plan.calibration_bytes, Message(passes.status()));
+                               program, Message(passes.status()));
     }
     plan.passes = *std::move(passes);
   }

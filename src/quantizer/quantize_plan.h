@@ -3,11 +3,13 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "models/decoder_spec.h"
+#include "quantizer/calibration_memory.h"
 #include "quantizer/mix_walk.h"
 #include "quantizer/output_plan.h"
 #include "quantizer/work_plan.h"
@@ -27,10 +29,11 @@ struct QuantizeOptions {
   std::vector<std::vector<int32_t>> calibration;
   /// The share of a layer's experts that must see kCoveredTokens (calibrated_run.h) of them.
   double min_coverage = 0.9;
-  int64_t memory = int64_t{8} << 30;  // what may be resident at most
-  int threads = 0;                    // of the pool that works; 0: as many as the machine runs at once
-  int64_t unit_bytes = 0;             // of the largest unit (work_plan.h); 0: what the memory allows
-  bool direct = false;                // past the page cache, with O_DIRECT
+  int64_t memory = int64_t{8} << 30;        // what may be resident at most
+  int threads = 0;                          // of the pool that works; 0: as many as the machine runs at once
+  int64_t unit_bytes = 0;                   // of the largest unit (work_plan.h); 0: what the memory allows
+  std::optional<CalibrationLimits> limits;  // none: those that the memory allows
+  bool direct = false;                      // past the page cache, with O_DIRECT
   runtime::AsyncFiles::Backend backend = runtime::AsyncFiles::Backend::kBest;
   /// Seconds of work after which a calibrated run saves what it would have to do again.
   double save_seconds = 30;
@@ -50,6 +53,7 @@ struct QuantizePlan {
   WorkPlan work;
   int64_t unit_bytes = 0;  // CutWork's
   int64_t source_bytes = 0;
+  CalibrationLimits limits;
   int64_t calibration_bytes = 0;  // memory that calibration takes at most, beside units
   std::vector<MixPass> passes;    // that measure a mix, before there are units; none when it is chosen
 };

@@ -20,6 +20,7 @@ struct OutputExtent {
 struct Rounding {
   const HessianFactor* factor = nullptr;  // null: to the nearest; else by GPTQ
   GptqReport* report = nullptr;           // of GPTQ, summed up over calls
+  int64_t slab_values = 0;                // of GPTQ, at most at once
   RuntimeMatrix* runtime = nullptr;       // gets what was rounded, or kept, as it runs
 };
 

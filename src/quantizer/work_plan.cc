@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/round.h"
 #include "runtime/async_file.h"
 
 namespace moesaic::quantizer {
@@ -14,8 +15,6 @@ using runtime::kDirectBlock;
 constexpr int64_t kLargestUnit = int64_t{256} << 20;
 // 4 MiB as f32: several tasks for every core, and little beside the units.
 constexpr int64_t kSlabValues = int64_t{1} << 20;
-// GPTQ reads the whole factor for each slab: larger ones pay.
-constexpr int64_t kGptqSlabValues = int64_t{1} << 22;
 // Direct reads take whole blocks of the file around each of up to four tensors.
 constexpr int64_t kAlignmentSlack = 4 * 2 * kDirectBlock;
 
@@ -121,7 +120,10 @@ int64_t RowsOfSlab(const ModelItem& item, int64_t values) {
 }  // namespace
 
 int64_t SlabRows(const ModelItem& item) { return RowsOfSlab(item, kSlabValues); }
-int64_t GptqSlabRows(const ModelItem& item) { return RowsOfSlab(item, kGptqSlabValues); }
+int64_t GptqSlabRows(const ModelItem& item, int64_t values) { return RowsOfSlab(item, values); }
+int64_t EvenRows(int64_t rows, int64_t most) {
+  return base::RoundUp(base::CeilDiv(rows, base::CeilDiv(rows, most)), kRowStep);
+}
 
 PieceTensor PlaceOf(const OutputTensor& tensor, const Piece& piece) {
   const StoredTensor& stored = tensor.stored;

@@ -37,9 +37,12 @@ struct WorkPlan {
   int64_t bytes() const { return buffer_bytes() + slab_bytes(); }
 };
 
-/// Rows of an item that are rounded at once, to the nearest and by GPTQ.
+/// Rows of an item that are rounded at once: to the nearest, and by GPTQ, which reads the whole factor for
+/// them, at most those that have so many values (128 at least).
 int64_t SlabRows(const ModelItem& item);
-int64_t GptqSlabRows(const ModelItem& item);
+int64_t GptqSlabRows(const ModelItem& item, int64_t values);
+/// The rows of parts, at most `most` each, that a piece is cut into: of about one size.
+int64_t EvenRows(int64_t rows, int64_t most);
 
 /// Output bytes of a piece's part of `tensor`, which begin at `offset` in the file. {0, 0}: none.
 struct PieceTensor {

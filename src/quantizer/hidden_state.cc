@@ -1,0 +1,70 @@
+#include "quantizer/hidden_state.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <span>
+#include <vector>
+
+#include "quantizer/checksum.h"
+#include "runtime/atomic_file.h"
+
+namespace moesaic::quantizer {
+namespace {
+
+// Written or read at once.
+constexpr size_t kPartBytes = size_t{16} << 20;
+
+// Of a file that is to have `bytes` bytes; "none" if it has not.
+std::string ChecksumOfFile(const std::string& path, int64_t bytes) {
+  std::ifstream file(path, std::ios::binary);
+  std::vector<char> part(kPartBytes);
+  Xxh3 sum;
+  int64_t read = 0;
+  while (file.read(part.data(), std::ssize(part)) || file.gcount() > 0) {
+    sum.Add(part.data(), static_cast<size_t>(file.gcount()));
+    read += file.gcount();
+  }
+  return read == bytes ? sum.Hex() : "none";
+}
+
+}  // namespace
+
+StatusOr<std::string> SaveHidden(const std::string& path, CalibrationStream& stream) {
+  const std::span<const std::byte> bytes = std::as_bytes(stream.values());
+  ASSIGN_OR_RETURN(const auto file, runtime::AtomicFile::Create(path));
+  Xxh3 sum;
+  for (size_t at = 0; at < bytes.size(); at += kPartBytes) {
+    const auto part = bytes.subspan(at, std::min(kPartBytes, bytes.size() - at));
+    RETURN_IF_ERROR(file->Write(part.data(), part.size()));
+    sum.Add(part.data(), part.size());
+  }
+  RETURN_IF_ERROR(file->Commit());
+  return sum.Hex();
+}
+
+bool LoadHidden(const std::string& path, const std::string& xxh3, CalibrationStream& stream) {
+  const std::span<std::byte> bytes = std::as_writable_bytes(stream.values());
+  if (ChecksumOfFile(path, std::ssize(bytes)) != xxh3) return false;
+  std::ifstream file(path, std::ios::binary);
+  return static_cast<bool>(file.read(reinterpret_cast<char*>(bytes.data()), std::ssize(bytes)));
+}
+
+Status RemoveStates(const std::string& folder, bool analysis) {
+  std::error_code error;
+  std::vector<std::filesystem::path> found;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename().string();
+    if (name.find(".state") == std::string::npos) continue;
+    if (name.starts_with("analysis-") || (!analysis && name.starts_with("calibration-"))) {
+      found.push_back(entry.path());
+    }
+  }
+  for (const std::filesystem::path& path : found) {
+    std::filesystem::remove(path, error);
+    if (error) return IoError("{}: can't be removed: {}", path.string(), error.message());
+  }
+  return OkStatus();
+}
+
+}  // namespace moesaic::quantizer

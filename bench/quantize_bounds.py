@@ -11,6 +11,7 @@ time goes, beside the plan's. --enforce has the kernel kill a run that takes mor
 Python 3.9, and 1.6 times --gib of disk.
 """
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -20,6 +21,7 @@ import shutil
 import statistics
 import struct
 import subprocess
+import sys
 import time
 
 HIDDEN, DENSE, EXPERT = 7168, 18432, 2048
@@ -116,20 +118,51 @@ def seconds(text, pattern):
 
 
 class Cage:
-    """A memory cgroup (version 1 or 2) that kills what takes more than `limit` bytes, its page cache included."""
+    """A memory cgroup (version 1 or 2) that kills what takes more than `limit` bytes, its page cache included and
+    nothing of it swapped out. It is there within a `with`."""
 
     def __init__(self, limit):
         first = pathlib.Path("/sys/fs/cgroup/memory")
-        self.folder = (first if first.is_dir() else pathlib.Path("/sys/fs/cgroup")) / f"moesaic-bounds-{os.getpid()}"
-        self.folder.mkdir()
-        name = "memory.limit_in_bytes" if first.is_dir() else "memory.max"
-        (self.folder / name).write_text(str(limit))
+        if first.is_dir():
+            parent, limits = first, {"memory.limit_in_bytes": limit, "memory.memsw.limit_in_bytes": limit}
+        else:
+            parent, limits = pathlib.Path("/sys/fs/cgroup"), {"memory.max": limit, "memory.swap.max": 0}
+        self.folder, self.limits = parent / f"moesaic-bounds-{os.getpid()}", limits
+
+    def __enter__(self):
+        try:
+            self.folder.mkdir()
+        except OSError as error:
+            raise SystemExit(f"--enforce: no memory cgroup can be made: {error}") from None
+        try:
+            for name, limit in self.limits.items():
+                path = self.folder / name
+                if path.exists() or "sw" not in name:  # a kernel that does not count swap has none of these
+                    path.write_text(str(limit))
+        except OSError as error:
+            self.folder.rmdir()
+            raise SystemExit(f"--enforce: the memory controller can't be used here: {error}") from None
+        return self
+
+    def __exit__(self, *_):
+        for _ in range(100):  # what was killed may still be leaving
+            try:
+                self.folder.rmdir()
+                return
+            except OSError:
+                time.sleep(0.1)
+        print(f"{self.folder} could not be removed: something runs in it", file=sys.stderr)
 
     def enter(self):
         (self.folder / "cgroup.procs").write_text(str(os.getpid()))
 
-    def close(self):
-        self.folder.rmdir()
+
+def bytes_of(text):
+    """A size as moesaic takes it for --memory: "900M", "1.5G", "1GiB"."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([KMGT]?)(?:i?B)?", text, re.IGNORECASE)
+    if match is None:
+        raise SystemExit(f"--memory {text}: not a size like 900M or 1.5G, which --enforce needs")
+    return int(float(match.group(1)) * UNITS[f"{match.group(2).upper()}iB" if match.group(2) else "B"])
 
 
 def run(command, cage=None):
@@ -187,6 +220,7 @@ def main():
     parser.add_argument("--enforce", action="store_true",
                         help="runs in a memory cgroup of --memory bytes, which kills what takes more; needs root")
     arguments = parser.parse_args()
+    limit = bytes_of(arguments.memory) if arguments.enforce else None
     source = arguments.folder / f"source-{arguments.gib:g}"
     if not source.exists():
         write_checkpoint(source, arguments.gib)
@@ -199,10 +233,11 @@ def main():
         tokens = arguments.folder / "tokens.safetensors"
         write_tokens(tokens, arguments.tokens)
         flags = ["--calibration", str(tokens), "--calibration-tokens", str(arguments.tokens), "--min-coverage", "0"]
-    cage = None
-    if arguments.enforce:
-        value, unit = re.fullmatch(r"([\d.]+)([KMG]?)", arguments.memory).groups()
-        cage = Cage(int(float(value) * {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}[unit]))
+    with Cage(limit) if limit is not None else contextlib.nullcontext() as cage:
+        report(arguments, source, flags, cage)
+
+
+def report(arguments, source, flags, cage):
     for scheme, method in CALIBRATED_RUNS if flags else RUNS:
         if arguments.only not in (None, scheme):
             continue
@@ -213,8 +248,6 @@ def main():
         print(f"| {scheme} | {method} | {middle['seconds']:.1f} ({spread}) | {middle['planned']:.1f} | {rounds[0]['bound']} | "
               f"{middle['disk']:.0%} | {middle['io']:.3f} | {max(r['peak'] for r in rounds) / (1 << 20):.0f} MiB |", flush=True)
 
-    if cage:
-        cage.close()
 
 if __name__ == "__main__":
     main()

@@ -40,7 +40,7 @@ constexpr Shape kShapes[] = {{"Qwen3-30B-A3B (GQA, 32 heads, 4 KV, 128)", 32, 4,
 struct Options {
   int context = 16384, budget = 2048, threads = 0, rounds = 15, reuse = 4;
   std::vector<int> batches = {1, 4, 16};
-  std::string dtype = "bf16", digest = "sketch";
+  std::string dtype = "bf16", digest = "box";
   int64_t bytes = int64_t{2} << 30;  // of keys and values: no layer is in a cache when its turn comes
 };
 
@@ -222,10 +222,11 @@ int Run(const Options& options) {
     if (dot.format == tensor::PackedFormat::kBF16) peak = dot.all_threads;
   }
   fmt::print(
-      "{} threads, {:.1f} GB/s read, {:.0f} GFLOP/s bf16; context {}, budget {}, {} keys and values, {:.1f} "
+      "{} threads, {:.1f} GB/s read, {:.0f} GFLOP/s bf16; context {}, budget {} chosen by {}, {} keys and "
+      "values, {:.1f} "
       "GB of them in turn; medians of {} rounds (p10-p90), ms\n\n",
-      pool->size(), bandwidth / 1e9, peak / 1e9, options.context, options.budget, options.dtype,
-      static_cast<double>(options.bytes) / 1e9, options.rounds);
+      pool->size(), bandwidth / 1e9, peak / 1e9, options.context, options.budget, options.digest,
+      options.dtype, static_cast<double>(options.bytes) / 1e9, options.rounds);
   fmt::print(
       "| shape | batch | dense | of bound | gathered tokens | chosen blocks | of bound | dense / blocks | "
       "bound "
@@ -278,7 +279,9 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({2, 4, 8, 16, 32, 64}))
       ->capture_default_str();
   app.add_option("--rounds", options.rounds)->check(CLI::Range(1, 100000))->capture_default_str();
-  app.add_option("--digest", options.digest)->check(CLI::IsMember({"box", "sketch"}))->capture_default_str();
+  app.add_option("--digest", options.digest, "What blocks are chosen by: box or sketch")
+      ->check(CLI::IsMember({"box", "sketch"}))
+      ->capture_default_str();
   app.add_option("--kv-dtype", options.dtype)->check(CLI::IsMember({"bf16", "int8"}))->capture_default_str();
   app.add_option("--bytes", options.bytes, "Keys and values, gone through in turn")->capture_default_str();
   CLI11_PARSE(app, argc, argv);

@@ -7,17 +7,17 @@ For the rows that must recall a name (the rows before a value of the answer), by
 choices that hold the block where the name was told (told); of the query heads' choices, the share that holds the block of their
 most attention (recall); and how much of their attention lies in the chosen blocks, mean, p50 and p5. Ways to choose:
 
-  engine     docs/contracts/sparsity.md: sum over a block's keys of exp(estimate), from signs of each rotated key - center
+  sketch     docs/contracts/sparsity.md: sum over a block's keys of exp(estimate), from signs of each rotated key - center
   1 bit      the same with one plane of signs, as keys of more than 64 dimensions have
   half       the same with one plane of half the dimensions
-  largest    as engine, but the block's largest estimate instead of the sum
-  box        softmax of q . center + spread / 5 over blocks: what the engine did before
+  largest    as sketch, but the block's largest estimate instead of the sum
+  box        softmax of q . center + spread / 5 over blocks: what the engine does unless told
   bound      the same with the whole spread, an upper bound (Quest's, arXiv 2406.10774, with the ball)
   mean       q . mean of the block's keys
   k-means    8 means a block, weighted by how many keys they stand for
-  int4       the 32 dimensions that vary most in the block, 4 bits each: as many bits as engine's
+  int4       the 32 dimensions that vary most in the block, 4 bits each: as many bits as sketch's
   8          as box, with a digest for each 8 tokens: a block's importance is the sum of its parts'
-  a head     as engine, but each query head for itself
+  a head     as sketch, but each query head for itself
   oracle     the attention itself, summed over the heads of a KV head: no choice that they share is better
 
 All in f32; the first block, the one before the current and the current one are always read. Needs PyTorch.
@@ -37,7 +37,7 @@ from tokenizer import build  # noqa: E402
 import recall  # noqa: E402
 
 BLOCK = 64
-WAYS = ["engine", "1 bit", "half", "largest", "box", "bound", "mean", "k-means", "int4", "8", "a head", "oracle"]
+WAYS = ["sketch", "1 bit", "half", "largest", "box", "bound", "mean", "k-means", "int4", "8", "a head", "oracle"]
 
 
 def record(model):
@@ -123,7 +123,7 @@ def scores(query, keys):
     int4 = torch.einsum("hbd,bkd->hbk", query[:, wide], (kept / step).round() * step) + (query @ average.T)[..., None]
     weights = torch.softmax(query @ keys.T, dim=-1)
     masses = weights[:, :full * BLOCK].view(len(query), full, BLOCK).sum(-1)
-    found = {"engine": summed(engine), "1 bit": summed(estimates(query, blocks, center, 1, size)),
+    found = {"sketch": summed(engine), "1 bit": summed(estimates(query, blocks, center, 1, size)),
              "half": summed(estimates(query, blocks, center, 1, size // 2)), "largest": share(engine.amax(-1)),
              "box": share(middle + spread / 5), "bound": share(middle + spread), "mean": share(query @ average.T),
              "k-means": summed(torch.einsum("hd,bcd->hbc", query, means) + number.clamp(min=1e-9).log()),
@@ -182,7 +182,7 @@ def main():
                     for budget in budgets:
                         for way in WAYS:
                             if way == "a head":
-                                keep = torch.stack([chosen(one, full, budget) for one in by["engine"]])
+                                keep = torch.stack([chosen(one, full, budget) for one in by["sketch"]])
                             else:
                                 keep = chosen(by[way].sum(0), full, budget).expand(group, -1)
                             recalled, captured, heads = found.setdefault((at, budget, way), ([], [], {}))

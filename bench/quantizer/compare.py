@@ -7,9 +7,10 @@ For W8A8 and W4A16 in groups of 32, by nearest rounding and by GPTQ, and for W8A
 (llm-compressor: SmoothQuant by its own pairs of DeepSeek's layers, static scales per tensor), both programs quantize
 moesaic-tiny with the same linears left alone; W8A16, in groups of 32 and 64 and by output, is Moesaic's alone. What they
 write is then run by the same program over the same held-out answers, beside the bf16 model. llama-quantize writes Q8_0
-and Q4_0, the latter also with an importance matrix of the same calibration text, and keeps in bf16 what we keep. Prints KL(bf16 || quantized), as it runs and with the weights alone in
-f32 (--dtype f32: activations stay as they are), top-1 agreement, bytes of all tensors, seconds and peak resident memory
-of the whole process (of both programs with an importance matrix), and the ratios.
+and Q4_0, the latter also with an importance matrix of the same calibration text, and keeps in bf16 what we keep. Prints
+KL(bf16 || quantized), as it runs and with the weights alone in f32 (--dtype f32: activations stay as they are), top-1
+agreement, bytes of all tensors, seconds and peak resident memory of the whole process (of both programs with an
+importance matrix), and the ratios.
 
 --python names a Python that has llm-compressor. --llama names llama.cpp's source, whose converter runs in this Python
 (it needs torch and transformers); LLAMA_CPP names the folder of its programs, llama-quantize and llama-imatrix. Needs

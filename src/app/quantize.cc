@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 
 #include "app/calibration_text.h"
@@ -367,8 +368,14 @@ void AddCalibrationFlags(CLI::App& verb, Options& options) {
       ->check(CLI::IsMember({"on", "off"}))
       ->capture_default_str();
   verb.add_option("--save-every", options.save_seconds,
-                  "seconds of work that a kill may lose of what calibration does, at least those of a layer")
-      ->check(CLI::NonNegativeNumber)
+                  "save calibration's state after a layer, at most every so many seconds")
+      ->check([](const std::string& text) {
+        double seconds = 0;
+        const char* const end = text.data() + text.size();
+        const auto read = std::from_chars(text.data(), end, seconds);
+        const bool number = read.ec == std::errc() && read.ptr == end;
+        return number && seconds >= 0 ? "" : fmt::format("{} is not a number of seconds, 0 or more", text);
+      })
       ->capture_default_str();
   verb.add_option("--min-coverage", options.min_coverage,
                   "gptq: stop where less than this share of a layer's experts see 32 tokens or more")

@@ -90,7 +90,7 @@ StatusOr<engine::SparsityOptions> SparsityFlags::Resolve() const {
   if (mode.empty() && said == "off" &&
       (options.defaults.eps != unsaid.defaults.eps || options.defaults.mass != unsaid.defaults.mass ||
        options.defaults.reuse != unsaid.defaults.reuse || options.dense_layers != unsaid.dense_layers ||
-       digest != "auto" || audits)) {
+       digest != SparsityFlags().digest || audits)) {
     return InvalidArgument(
         "--kv-sparsity-eps, --kv-sparsity-mass, --kv-sparsity-reuse, --kv-sparsity-digest, "
         "--kv-sparsity-dense-layers and --kv-sparsity-audit need --kv-sparsity or --kv-sparsity-budget");

@@ -18,7 +18,7 @@ struct SparsityFlags {
   std::string mode;                 // "": unsaid
   std::string with_budget = "off";  // what a budget without a mode means
   int budget = 0;                   // 0: the default where rows choose
-  std::string digest = "auto";      // box, sketch or auto
+  std::string digest = "box";       // or sketch
   engine::SparsityOptions options;
 
   /// With mode and budget put in.

@@ -44,11 +44,9 @@ void AddSparsityFlags(CLI::App& verb, SparsityFlags& flags, const std::vector<st
       ->group(group);
   verb.add_option(
           "--kv-sparsity-digest", flags.digest,
-          "What blocks are chosen by: box (bounds of their keys), sketch (signs of every key: finds single "
-          "tokens, takes about three times the time to choose and up to eight times the memory), auto "
-          "(sketch; box "
-          "for MLA)")
-      ->check(CLI::IsMember({"auto", "box", "sketch"}))
+          "What blocks are chosen by: box (bounds of their keys) or sketch (signs of every key: finds single "
+          "tokens, takes about three times the time to choose and five to eight times the memory)")
+      ->check(CLI::IsMember({"box", "sketch"}))
       ->capture_default_str()
       ->group(group);
   verb.add_option("--kv-sparsity-dense-layers", flags.options.dense_layers,

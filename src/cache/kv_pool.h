@@ -33,6 +33,7 @@ struct BlockLayout {
   bool shared = false;                        // MLA: no values of their own
   tensor::DType dtype = tensor::DType::kF32;  // kF32, kBF16 or kI8
   int64_t digest_bytes = 0;  // of one layer, all heads: what attention over chosen blocks needs
+  bool sketches = false;     // digests have them
 
   int64_t keys_bytes() const;     // of one layer: heads * 64 * key_dim elements
   int64_t values_bytes() const;   // of one layer, 0 when shared

@@ -120,6 +120,13 @@ void WriteSafetensors(const path& folder) {
       WithConfig(Compressed({{"num_bits", 4}, {"strategy", "group"}, {"group_size", 4}, {"symmetric", false}},
                             "pack-quantized"),
                  int4));
+  SafetensorsMaker packed8;
+  packed8.Add<uint32_t>("m.weight_packed", "I32", {2, 2}, {0x76543210, 1, 0xff80007f, 2})
+      .Add<int64_t>("m.weight_shape", "I64", {2}, {2, 8})
+      .Add<float>("m.weight_scale", "F32", {2, 2}, {1, 2, 3, 4});
+  Write(folder, "packed_int8",
+        WithConfig(Compressed({{"num_bits", 8}, {"strategy", "group"}, {"group_size", 4}}, "pack-quantized"),
+                   packed8));
   SafetensorsMaker nvfp4;
   nvfp4.Add<uint8_t>("m.weight_packed", "U8", {1, 8}, std::vector<uint8_t>(8, 0x21));
   nvfp4.Add<uint8_t>("m.weight_scale", "F8_E4M3", {1, 1}, {0x40})

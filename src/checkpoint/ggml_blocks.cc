@@ -163,7 +163,8 @@ void Q6K(Bytes b, float* y) {
 }
 
 // e2m1 behind a scale that is a power of two (OCP MX 1.0). Values are doubled and scales halved, so that the
-// smallest scale, 2^-128, is one too.
+// smallest scale, 2^-128, is one too. A byte of 255, the format's NaN, is 2^128 here as in ggml; packing
+// refuses it (ReadGroupRows).
 void Mxfp4(Bytes b, float* y) {
   static constexpr int kDoubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
   const uint32_t e = b[0];

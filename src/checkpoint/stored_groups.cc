@@ -59,7 +59,8 @@ void ReadGgmlRow(const LinearSource& source, int64_t row, const RowOut& out) {
 }
 
 // A scale 2^(e - 127), then 16 bytes of elements i and i + 16. The output's largest scale becomes 2^15, the
-// largest of f16; blocks of zeros have no part in that.
+// largest of f16; blocks of zeros have no part in that. Scales below 2^-39 of it are 0. A byte of 255 is NaN,
+// which ReadGroupRows refuses, where DequantizeBlocks reads 2^128 as ggml does.
 void ReadMxfp4Row(const LinearSource& source, int64_t row, const RowOut& out) {
   constexpr int kBytes = 17, kNaN = 255;
   const uint8_t* blocks = BlocksOfRow(source, row);

@@ -11,6 +11,7 @@
 #include <random>
 
 #include "engine/fake_engine.h"
+#include "engine/kv_budget.h"
 
 namespace moesaic::engine {
 namespace {
@@ -240,6 +241,27 @@ TEST_F(DiskTest, AnotherModelsBlocksAreRefused) {
   options = Options(64);
   options.kv_dtype = "f32";  // what "auto" is here
   EXPECT_EQ(Ask(*Make(options), Greedy(RandomPrompt(500, 1))), 448);
+}
+
+TEST_F(DiskTest, BlocksWithOtherDigestsAreRefused) {
+  const auto options = [&](DigestKind kind) {
+    EngineOptions made = Options(64);
+    made.sparsity.digests = true;
+    made.sparsity.digest = kind;
+    made.kv_bytes = 64 * LayoutFor(model_.info().kv, tensor::DType::kF32, true, kind).block_bytes();
+    return made;
+  };
+  {
+    auto engine = Make(options(DigestKind::kBox));
+    Ask(*engine, Greedy(RandomPrompt(500, 1)));
+    engine->SaveCache();
+  }
+  {
+    auto engine = Make(options(DigestKind::kSketch));
+    EXPECT_EQ(engine->stats().disk.refused_files, 1);
+    EXPECT_EQ(Ask(*engine, Greedy(RandomPrompt(500, 1))), 0);
+  }
+  EXPECT_EQ(Ask(*Make(options(DigestKind::kBox)), Greedy(RandomPrompt(500, 1))), 448);
 }
 
 TEST_F(DiskTest, ClearingForgetsTheDisk) {

@@ -618,6 +618,18 @@ TEST_F(EngineTest, ScoreGivesEveryRowInOrder) {
   EXPECT_FALSE(engine->Score(ids, [](int64_t, std::span<const float>) { return OkStatus(); }).ok());
 }
 
+TEST(DigestKindTest, IsSaidByName) {
+  EXPECT_EQ(*ParseDigestKind("box"), DigestKind::kBox);
+  EXPECT_EQ(*ParseDigestKind("sketch"), DigestKind::kSketch);
+  EXPECT_EQ(SparsityOptions().digest, DigestKind::kBox);
+  for (const char* wrong : {"", "auto", "Box", "sketches"}) {
+    const auto kind = ParseDigestKind(wrong);
+    ASSERT_FALSE(kind.ok()) << wrong;
+    EXPECT_THAT(std::string(kind.status().message()),
+                HasSubstr(std::string("digests must be box or sketch, found \"") + wrong + "\""));
+  }
+}
+
 TEST_F(EngineTest, RefusesWhatCannotRunByName) {
   auto engine = Make({.max_context = 100});
   const auto fault = [&](const Request& request) { return Message(engine->Add(request).status()); };

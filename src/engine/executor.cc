@@ -10,8 +10,10 @@ std::vector<kernels::KvLayer> LayersOf(const cache::KvPool& blocks, int first_sp
   static_assert(kernels::kKvBlockTokens == cache::kBlockTokens);
   const cache::BlockLayout& layout = blocks.layout();
   const int split = layout.shared ? layout.value_dim : layout.key_dim;
-  const bool sketches =
-      layout.digest_bytes == layout.heads * kernels::DigestBytes(layout.key_dim, split, /*sketches=*/true);
+  if (layout.digest_bytes > 0) {
+    MOESAIC_CHECK_EQ(layout.digest_bytes,
+                     layout.heads * kernels::DigestBytes(layout.key_dim, split, layout.sketches));
+  }
   std::vector<kernels::KvLayer> layers;
   layers.reserve(layout.layers);
   for (int i = 0; i < layout.layers; ++i) {
@@ -26,7 +28,7 @@ std::vector<kernels::KvLayer> LayersOf(const cache::KvPool& blocks, int first_sp
                       .key_dim = layout.key_dim,
                       .value_dim = layout.value_dim,
                       .shared = layout.shared,
-                      .sketches = sketches,
+                      .sketches = layout.sketches,
                       .index = i});
   }
   return layers;

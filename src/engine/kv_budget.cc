@@ -21,7 +21,8 @@ cache::BlockLayout LayoutFor(const models::KvSpec& kv, tensor::DType dtype, bool
           .value_dim = kv.value_dim,
           .shared = kv.shared,
           .dtype = dtype,
-          .digest_bytes = digests ? DigestBytesOf(kv, kind) : 0};
+          .digest_bytes = digests ? DigestBytesOf(kv, kind) : 0,
+          .sketches = digests && kind == DigestKind::kSketch};
 }
 
 int64_t KvBudget(const cache::BlockLayout& layout, const EngineOptions& options, int context) {

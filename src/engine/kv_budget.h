@@ -16,7 +16,7 @@ StatusOr<tensor::DType> KvDType(const std::string& name, const models::ModelInfo
 
 /// `digests`: with room for those of all layers.
 cache::BlockLayout LayoutFor(const models::KvSpec& kv, tensor::DType dtype, bool digests,
-                             DigestKind kind = DigestKind::kAuto);
+                             DigestKind kind = DigestKind::kBox);
 
 /// options.kv_bytes, or what max_sequences x context needs, at most a quarter of the memory that is free now.
 int64_t KvBudget(const cache::BlockLayout& layout, const EngineOptions& options, int context);

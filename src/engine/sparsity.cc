@@ -83,15 +83,14 @@ std::string NamespaceOf(const std::string& name, const RequestSparsity& sparsity
 }
 
 StatusOr<DigestKind> ParseDigestKind(const std::string& name) {
-  if (name == "auto") return DigestKind::kAuto;
   if (name == "box") return DigestKind::kBox;
   if (name == "sketch") return DigestKind::kSketch;
-  return InvalidArgument("digests must be auto, box or sketch, found \"{}\"", name);
+  return InvalidArgument("digests must be box or sketch, found \"{}\"", name);
 }
 
 int64_t DigestBytesOf(const models::KvSpec& kv, DigestKind kind) {
-  const bool sketches = kind == DigestKind::kSketch || (kind == DigestKind::kAuto && !kv.shared);
-  return kv.heads * kernels::DigestBytes(kv.key_dim, kv.shared ? kv.value_dim : kv.key_dim, sketches);
+  return kv.heads *
+         kernels::DigestBytes(kv.key_dim, kv.shared ? kv.value_dim : kv.key_dim, kind == DigestKind::kSketch);
 }
 
 }  // namespace moesaic::engine

@@ -38,17 +38,16 @@ struct RequestSparsity {
 
 /// What blocks are chosen by.
 enum class DigestKind {
-  kAuto,    ///< sketches; of MLA, whose many heads make these dear, boxes
   kBox,     ///< bounds of the block's keys
   kSketch,  ///< bounds, and signs of every key
 };
-/// "auto", "box" or "sketch".
+/// "box" or "sketch".
 StatusOr<DigestKind> ParseDigestKind(const std::string& name);
 
 /// Of an engine.
 struct SparsityOptions {
   bool digests = false;  ///< built and kept; without them requests are dense
-  DigestKind digest = DigestKind::kAuto;
+  DigestKind digest = DigestKind::kBox;
   RequestSparsity defaults = {};  ///< of requests that don't say
   int dense_layers = 2;           ///< so many first layers read all blocks
   /// One of so many choices, of a row and KV head, is held against dense attention for the metrics; 0: none.
@@ -75,6 +74,6 @@ std::unique_ptr<kernels::KeptChoices> KeptChoicesFor(const RequestSparsity& spar
 std::string NamespaceOf(const std::string& name, const RequestSparsity& sparsity);
 
 /// Bytes of one layer's digests in a block.
-int64_t DigestBytesOf(const models::KvSpec& kv, DigestKind kind = DigestKind::kAuto);
+int64_t DigestBytesOf(const models::KvSpec& kv, DigestKind kind = DigestKind::kBox);
 
 }  // namespace moesaic::engine

@@ -62,7 +62,8 @@ class SparsityGoldenTest : public testing::TestWithParam<const char*> {
   std::unique_ptr<Engine> Make(const SparsityOptions& sparsity, int blocks = 64, int batch_tokens = 512,
                                int swap_blocks = 0, bool prefix_cache = true, const char* drafter = "off",
                                models::Model* model = nullptr) const {
-    const int64_t block = LayoutFor(model_->info().kv, tensor::DType::kF32, sparsity.digests).block_bytes();
+    const int64_t block =
+        LayoutFor(model_->info().kv, tensor::DType::kF32, sparsity.digests, sparsity.digest).block_bytes();
     auto engine = Engine::Create(
         model == nullptr ? *model_ : *model, kernels_, *threads_,
         {.kv_bytes = blocks * block,
@@ -126,11 +127,26 @@ class SparsityGoldenTest : public testing::TestWithParam<const char*> {
 // P1: bits, not only tokens, and MLA too: rows that choose nothing run as without digests.
 TEST_P(SparsityGoldenTest, WholeBudgetIsDense) {
   const Said dense = Run(*Make({}), prompts_);
-  for (const SparsityMode mode : {SparsityMode::kDense, SparsityMode::kDecode, SparsityMode::kAll}) {
-    const auto engine = Make(Options(mode, 512));
-    EXPECT_EQ(Run(*engine, prompts_), dense) << ToString(mode);
-    EXPECT_EQ(engine->stats().sparsity.selections, 0);
+  for (const DigestKind kind : {DigestKind::kBox, DigestKind::kSketch}) {
+    for (const SparsityMode mode : {SparsityMode::kDense, SparsityMode::kDecode, SparsityMode::kAll}) {
+      SparsityOptions options = Options(mode, 512);
+      options.digest = kind;
+      const auto engine = Make(options);
+      EXPECT_EQ(Run(*engine, prompts_), dense) << ToString(mode);
+      EXPECT_EQ(engine->stats().sparsity.selections, 0);
+    }
   }
+}
+
+// Rows choose by them, and not what boxes would.
+TEST_P(SparsityGoldenTest, SketchesChooseTheirOwnBlocks) {
+  SparsityOptions options = Options(SparsityMode::kAll, 256);
+  options.digest = DigestKind::kSketch;
+  const auto sketches = Make(options), boxes = Make(Options(SparsityMode::kAll, 256));
+  const Said said = Run(*sketches, prompts_);
+  EXPECT_GT(sketches->stats().sparsity.selections, 0);
+  EXPECT_LT(sketches->stats().sparsity.blocks_read, sketches->stats().sparsity.blocks_all);
+  EXPECT_NE(said, Run(*boxes, prompts_));
 }
 
 // E2: every head falls back where nothing may be left out.

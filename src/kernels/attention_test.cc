@@ -31,7 +31,7 @@ constexpr Shape kShapes[] = {
     {"gqa128", 32, 4, 128, 128, false},      {"gqa96", 5, 1, 96, 96, false},
     {"mqa_odd", 7, 1, 40, 24, false},        {"pair", 4, 2, 32, 32, false},
     {"mla_expanded", 4, 4, 192, 128, false}, {"mla_tiny", 4, 1, 48, 32, true},
-    {"mla", 20, 1, 576, 512, true},          {"mla_many", 65, 1, 96, 80, true},
+    {"mla", 20, 1, 576, 512, true},          {"mla_many", 65, 1, 128, 96, true},
 };
 
 // The keys and values of some sequences in a pool of blocks in random order. Whatever was never written is
@@ -181,7 +181,8 @@ class AttentionTest : public testing::TestWithParam<Impl<AttentionTileFn>> {
       // ref), its query is rounded once by the scale and it is at most `products`; score - max is rounded
       // once more and exp twice. Those are errors of the exponent, so of the weight, and stand once over and
       // once under the line. Then each weight is added and multiplied, at most once a key of its run, and
-      // merged: a rescaling (two for exp, one for the product) every 64 keys.
+      // merged: a rescaling (two for exp, one for the product) every 64 keys. A run is of 256 keys, of 1,024
+      // where a key has 64 query heads.
       const bool ref = GetParam().needs == runtime::Isa::kRef;
       // Tiles take queries as two bfloat16, which leave out 2^-18 of them, 64 units, and weights as one,
       // 2^-9.
@@ -192,7 +193,8 @@ class AttentionTest : public testing::TestWithParam<Impl<AttentionTileFn>> {
       // Scales of int8 are multiplied into scores, in one or two parts, and into weights.
       const double scales = cache.layer().dtype == DType::kI8 ? 3 : 0;
       const double weight = (additions + 1 + split + scales) * products + 2 * products + 2;
-      const double steps = std::min(keys, 256) + 4 * (keys / 64.0 + 1) + 4 + rounded + scales;
+      const double steps =
+          std::min(keys, group >= 64 ? 1024 : 256) + 4 * (keys / 64.0 + 1) + 4 + rounded + scales;
       for (int d = 0; d < shape.value_dim; ++d) {
         double expected = 0, absolute = 0;
         for (int j = 0; j < keys; ++j) {
@@ -210,10 +212,10 @@ class AttentionTest : public testing::TestWithParam<Impl<AttentionTileFn>> {
 // Contexts around every edge: one key, a block, a split, several splits; new and cached tokens mixed.
 TEST_P(AttentionTest, MatchesSoftmaxInDouble) {
   std::mt19937 rng(1);
-  const std::vector<int> contexts = {1, 2, 63, 64, 65, 127, 130, 256, 257, 300, 600};
-  const std::vector<Part> parts = {{0, 0, 1},   {1, 0, 2},   {2, 0, 63},   {3, 63, 1},
-                                   {4, 60, 5},  {5, 126, 1}, {6, 64, 66},  {7, 255, 1},
-                                   {8, 250, 7}, {9, 299, 1}, {10, 570, 30}};
+  const std::vector<int> contexts = {1, 2, 63, 64, 65, 127, 130, 256, 257, 300, 600, 1100};
+  const std::vector<Part> parts = {{0, 0, 1},   {1, 0, 2},   {2, 0, 63},    {3, 63, 1},
+                                   {4, 60, 5},  {5, 126, 1}, {6, 64, 66},   {7, 255, 1},
+                                   {8, 250, 7}, {9, 299, 1}, {10, 570, 30}, {11, 1099, 1}};
   for (const Shape& shape : kShapes) {
     for (DType dtype : {DType::kF32, DType::kBF16, DType::kI8}) {
       TestContext test(GetParam().needs, 2);
@@ -263,6 +265,15 @@ TEST_P(AttentionTest, BitsDependOnNothingButTheRow) {
       }
       for (int position : {0, 63, 64, 255, 256, 511, 512, 530}) {
         expect_same(Attend(shape, cache, {{0, position, 1}}, 1).data(), position, 1, "decode");
+      }
+      // Around the first 1,024 keys, which are a split where a key has many query heads.
+      const int begin = 1010;
+      const std::vector<float> around = Attend(shape, cache, {{2, begin, 30}}, 2);
+      for (const Part& part : {Part{2, 1023, 1}, Part{2, 1024, 1}, Part{2, 1039, 1}, Part{2, 1020, 9}}) {
+        const std::vector<float> alone = Attend(shape, cache, {part}, 3);
+        ASSERT_EQ(
+            std::memcmp(alone.data(), &around[(part.start - begin) * row], alone.size() * sizeof(float)), 0)
+            << "at " << part.start << " + " << part.count;
       }
     }
   }

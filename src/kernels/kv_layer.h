@@ -10,7 +10,7 @@ namespace moesaic::kernels {
 /// sketches or without), one after another: all but its base. block_stride is what they take, rounded up
 /// to 64.
 inline KvLayer LayOutKv(tensor::DType dtype, int heads, int key_dim, int value_dim, bool shared,
-                        bool digests = false, bool sketches = true) {
+                        bool digests = false, bool sketches = false) {
   const int64_t tokens = int64_t{heads} * kKvBlockTokens;
   const int64_t keys = tensor::BytesOf(dtype, tokens * key_dim);
   const int64_t values = shared ? 0 : tensor::BytesOf(dtype, tokens * value_dim);

@@ -15,8 +15,8 @@
 namespace moesaic::kernels {
 namespace {
 
-// Scores of rows that are worked on at once take at most this, about a share of a last-level cache: 256 rows
-// of 64 heads at a context of 16,384.
+// Scores of rows that are worked on at once, and their sketched queries, take at most this, about a share of
+// a last-level cache: 256 rows of 64 heads at a context of 16,384.
 constexpr int64_t kScoreFloats = 4 << 20;
 // Query heads of a scoring task: all of the largest MLA models, so that each digest is unpacked once for all.
 constexpr int kTaskHeads = 128;
@@ -24,6 +24,8 @@ constexpr int kTaskHeads = 128;
 // few blocks, so that fewer tasks are better as long as everybody has some.
 constexpr int kTaskBlocks = 512, kBlockStep = 32;
 constexpr int kTasksPerWorker = 2;
+// Blocks whose bounds a worker has at once: those of kTaskHeads heads fit into a second-level cache.
+constexpr int kBoundBlocks = 128;
 constexpr int kRowStep = 8;  // micro-kernels read whole groups of rows
 // Without sketches, the mass of a block is estimated as if one key stood this far from the center towards the
 // farthest point that the box allows. Perplexity of SmolLM2-135M with a budget of 512 in windows of 4,096
@@ -75,6 +77,19 @@ struct Row {
   int most() const { return std::min(slice->sparsity->budget_blocks, blocks() + 1); }  // that it reads
 };
 
+// Sketched queries of a KV head.
+int PaddedGroup(const AttentionParams& p) { return base::RoundUp(p.heads / p.cache.heads, kTileRows); }
+
+// What a row that chooses takes: a score of each block and, with sketches, its queries with scales and sums.
+int64_t RowFloats(const AttentionParams& p, int blocks) {
+  int64_t floats = int64_t{p.heads} * blocks;
+  if (p.cache.sketches) {
+    const SketchLayout layout = SketchLayoutOf(p.cache.key_dim, KeySplit(p.cache));
+    floats += int64_t{p.cache.heads} * PaddedGroup(p) * ((layout.width[0] + layout.width[1]) / 4 + 4);
+  }
+  return floats;
+}
+
 class SparseRows {
  public:
   SparseRows(const ExecContext& ctx, const AttentionParams& params, std::span<Row> rows)
@@ -82,7 +97,8 @@ class SparseRows {
         p_(params),
         rows_(rows),
         group_(params.heads / params.cache.heads),
-        padded_(base::RoundUp(group_, kTileRows)),
+        task_heads_(std::min(group_, kTaskHeads)),
+        padded_(PaddedGroup(params)),
         sketches_(SketchLayoutOf(params.cache.key_dim, KeySplit(params.cache))),
         sketch_width_(sketches_.width[0] + sketches_.width[1]) {
     for (const Row& row : rows) {
@@ -97,7 +113,7 @@ class SparseRows {
     choices_ = Take<BlockChoice>(count * p_.cache.heads);
     choosing_ = Take<int64_t>(count);
     importance_ = Take<float>(int64_t{2} * stride_ * ctx.pool->size());
-    if (!params.cache.sketches) spreads_ = Take<float>(int64_t{kTaskHeads} * stride_ * ctx.pool->size());
+    if (!params.cache.sketches) spreads_ = Take<float>(int64_t{task_heads_} * stride_ * ctx.pool->size());
     queries_ = Take<float>(int64_t{kTaskHeads} * (p_.cache.key_dim + 2) * ctx.pool->size());
   }
 
@@ -247,14 +263,14 @@ class SparseRows {
     FindDigests(row, kv_head, first_block, blocks, digests);
     float* scores = scores_ + Scores(r, head) + first_block;
     if (!cache.sketches) {
-      float* const spreads = spreads_ + worker * int64_t{kTaskHeads} * stride_;
-      ScoreBoxes(queries, norms, heads, {digests, static_cast<size_t>(blocks)}, scores, spreads);
+      float* const spreads = spreads_ + worker * int64_t{task_heads_} * stride_;
+      ScoreBoxes(queries, norms, heads, {digests, static_cast<size_t>(blocks)}, stride_, scores, spreads);
       for (int64_t i = 0; i < heads * stride_; i += stride_) {
         for (int b = 0; b < blocks; ++b) scores[i + b] += kEstimateSpread * spreads[i + b];
       }
       return;
     }
-    ScoreBoxes(queries, nullptr, heads, {digests, static_cast<size_t>(blocks)}, scores, nullptr);
+    ScoreBoxes(queries, nullptr, heads, {digests, static_cast<size_t>(blocks)}, stride_, scores, nullptr);
     const int64_t from = (choosing * cache.heads + kv_head) * padded_ + first_head;
     ctx_.kernels->sketch_scores({.q = sketched_ + from * sketch_width_,
                                  .q_stride = sketch_width_,
@@ -388,41 +404,59 @@ class SparseRows {
   // Of each query head whose bound is wanted, the share of the mass that was left out, at most.
   void Bound() {
     bounds_ = Take<float>(static_cast<int64_t>(rows_.size()) * p_.heads);
-    const int64_t room = int64_t{2} * group_ * stride_;
+    const int64_t room = int64_t{2} * task_heads_ * kBoundBlocks;
     auto* const boxes = Take<float>(room * ctx_.pool->size());
     ctx_.pool->Run(static_cast<int64_t>(rows_.size()) * p_.cache.heads, [&](int64_t pair, int worker) {
       const int64_t r = pair / p_.cache.heads;
       const auto kv_head = static_cast<int>(pair % p_.cache.heads);
-      const Row& row = rows_[r];
-      if (!Bounds(row, kv_head)) return;
-      const int64_t choice = Pair(row.choice, kv_head);
-      const std::span<const int32_t> chosen(chosen_ + choice * budget_,
-                                            static_cast<size_t>(choices_[choice].count));
-      float* masses = importance_ + int64_t{2} * stride_ * worker;
-      float* const scores = boxes + room * worker;
-      ScoreAllBoxes(row, kv_head, Queries(worker), scores);
-      for (int i = 0; i < group_; ++i) {
-        const int head = kv_head * group_ + i;
-        const float* centers = scores + int64_t{i} * stride_;
-        ctx_.kernels->exp_sum(centers, centers + int64_t{group_} * stride_, 1,
-                              lse_[row.batch_row * p_.heads + head], row.blocks(), masses);
-        float left_out = 0;
-        for (int b = 0, next = 0; b < row.blocks(); ++b) {
-          if (chosen[next] == b) {  // the last one is the current block, which is not met
-            ++next;
-          } else {  // a digest that says nothing bounds nothing
-            left_out += std::isnan(centers[b]) ? std::numeric_limits<float>::infinity() : masses[b];
-          }
-        }
-        const float keys = left_out * kKvBlockTokens;  // may be infinite
-        bounds_[r * p_.heads + head] = 1 / (1 + 1 / keys);
+      if (!Bounds(rows_[r], kv_head)) return;
+      for (int first = 0; first < group_; first += kTaskHeads) {
+        BoundHeads(r, kv_head, first, boxes + room * worker, worker);
       }
     });
   }
 
-  // What boxes say to `rows` queries: centers [rows][stride_] and, unless null, spreads likewise.
+  // Of up to kTaskHeads of the KV head's query heads. `centers` has room for two numbers of each and a block.
+  void BoundHeads(int64_t r, int kv_head, int first, float* centers, int worker) const {
+    const Row& row = rows_[r];
+    const int heads = std::min(group_ - first, kTaskHeads), head = kv_head * group_ + first;
+    float* const queries = Queries(worker);
+    const float* norms = LoadQueries(row, head, heads, queries);
+    float* const spreads = centers + int64_t{heads} * kBoundBlocks;
+    float* const masses = importance_ + int64_t{2} * stride_ * worker;
+    const int32_t* chosen = chosen_ + Pair(row.choice, kv_head) * budget_;  // the last is the current block
+    float left_out[kTaskHeads] = {};
+    for (int begin = 0; begin < row.blocks(); begin += kBoundBlocks) {
+      const std::byte* digests[kBoundBlocks];
+      const int blocks = std::min(row.blocks() - begin, kBoundBlocks);
+      FindDigests(row, kv_head, begin, blocks, digests);
+      ScoreBoxes(queries, norms, heads, {digests, static_cast<size_t>(blocks)}, kBoundBlocks, centers,
+                 spreads);
+      for (int i = 0; i < heads; ++i) {
+        const float* scores = centers + int64_t{i} * kBoundBlocks;
+        ctx_.kernels->exp_sum(scores, spreads + int64_t{i} * kBoundBlocks, 1,
+                              lse_[row.batch_row * p_.heads + head + i], blocks, masses);
+        const int32_t* next = chosen;
+        for (int b = 0; b < blocks; ++b) {
+          if (*next == begin + b) {
+            ++next;
+          } else {  // a digest that says nothing bounds nothing
+            left_out[i] += std::isnan(scores[b]) ? std::numeric_limits<float>::infinity() : masses[b];
+          }
+        }
+      }
+      while (*chosen < begin + blocks) ++chosen;
+    }
+    for (int i = 0; i < heads; ++i) {
+      const float keys = left_out[i] * kKvBlockTokens;  // may be infinite
+      bounds_[r * p_.heads + head + i] = 1 / (1 + 1 / keys);
+    }
+  }
+
+  // What boxes say to `rows` queries: centers [rows][stride] and, unless null, spreads likewise.
   void ScoreBoxes(const float* queries, const float* norms, int rows,
-                  std::span<const std::byte* const> digests, float* centers, float* spreads) const {
+                  std::span<const std::byte* const> digests, int stride, float* centers,
+                  float* spreads) const {
     ctx_.kernels->digest_scores({.q = queries,
                                  .q_stride = p_.cache.key_dim,
                                  .q_norms = norms,
@@ -433,23 +467,7 @@ class SparseRows {
                                  .key_split = KeySplit(p_.cache),
                                  .centers = centers,
                                  .spreads = spreads,
-                                 .stride = stride_});
-  }
-
-  // Of all blocks and a KV head's queries: scores [2][group][stride_], centers and spreads.
-  void ScoreAllBoxes(const Row& row, int kv_head, float* queries, float* scores) const {
-    for (int first = 0; first < group_; first += kTaskHeads) {
-      const int heads = std::min(group_ - first, kTaskHeads);
-      const float* norms = LoadQueries(row, kv_head * group_ + first, heads, queries);
-      for (int block = 0; block < row.blocks(); block += kTaskBlocks) {
-        const std::byte* digests[kTaskBlocks];
-        const int blocks = std::min(row.blocks() - block, kTaskBlocks);
-        FindDigests(row, kv_head, block, blocks, digests);
-        float* to = scores + int64_t{first} * stride_ + block;
-        ScoreBoxes(queries, norms, heads, {digests, static_cast<size_t>(blocks)}, to,
-                   to + int64_t{group_} * stride_);
-      }
-    }
+                                 .stride = stride});
   }
 
   float Largest(int64_t r, int kv_head) const {
@@ -519,8 +537,9 @@ class SparseRows {
   const ExecContext& ctx_;
   const AttentionParams& p_;
   const std::span<Row> rows_;
-  const int group_;   // query heads of one KV head
-  const int padded_;  // rounded up
+  const int group_;       // query heads of one KV head
+  const int task_heads_;  // of these that are scored at once, at most
+  const int padded_;      // group_, rounded up
   const SketchLayout sketches_;
   const int64_t sketch_width_;
   ColdSource* cold_ = nullptr;  // one for all, or null
@@ -531,7 +550,7 @@ class SparseRows {
   BlockChoice* choices_;        // [rows][KV heads]
   int64_t* choosing_;           // rows
   int64_t choosing_count_ = 0;
-  float* spreads_ = nullptr;        // [workers][kTaskHeads][stride_], where there are no sketches
+  float* spreads_ = nullptr;        // [workers][task_heads_][stride_], where there are no sketches
   int8_t* sketched_ = nullptr;      // [choosing rows][KV heads][padded_][sketch_width_]
   float* sketch_scales_ = nullptr;  // likewise [2]
   int32_t* sketch_sums_ = nullptr;  // likewise [2]
@@ -570,8 +589,8 @@ void SparseAttention(const ExecContext& ctx, const AttentionParams& params) {
     most_blocks = std::max(most_blocks, (s.start + s.count) / kKvBlockTokens);
   }
   std::span<const SequenceSlice> along = dense.first(dense_count);
-  const int64_t row_floats = int64_t{params.heads} * most_blocks;
-  const auto at_once = static_cast<size_t>(std::max<int64_t>(kScoreFloats / row_floats, 1));
+  const auto at_once =
+      static_cast<size_t>(std::max<int64_t>(kScoreFloats / RowFloats(params, most_blocks), 1));
   for (size_t first = 0; first < rows.size(); first += at_once) {
     const size_t inner = ctx.scratch->Mark();
     SparseRows(ctx, params, rows.subspan(first, std::min(at_once, rows.size() - first))).Run(along);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <initializer_list>
 
 #include "base/round.h"
 #include "checkpoint/json_text.h"
@@ -293,18 +294,32 @@ Status SaveWalk(const AnalysisRun& run, const Analysis& analysis, int layers, in
 }
 
 // Layers that a run before this one has done; 0 where there is no state of it, or none that is whole.
-StatusOr<int> RestoreWalk(const AnalysisRun& run, bool sandwich, CalibrationStream& stream,
+StatusOr<int> RestoreWalk(const AnalysisRun& run, const models::DecoderSpec& spec, CalibrationStream& stream,
                           Analyst* analyst) {
   AnalysisState state;
-  StatusOr<Analysis> found = Analysis::Load(run.folder + "/" + kAnalysisStateFile, run.key, sandwich, &state);
-  const bool usable =
-      found.ok() && state.layers > 0 && LoadHidden(HiddenPath(run, state.layers), state.hidden_xxh3, stream);
+  StatusOr<Analysis> found =
+      Analysis::Load(run.folder + "/" + kAnalysisStateFile, run.key, spec.sandwich_norm, &state);
+  const bool usable = found.ok() && state.layers > 0 && state.layers < spec.layers + spec.mtp_layers &&
+                      LoadHidden(HiddenPath(run, state.layers), state.hidden_xxh3, stream);
   if (!usable) {
     RETURN_IF_ERROR(RemoveStates(run.folder, /*analysis=*/true));
     return 0;
   }
   analyst->GoOnFrom(*std::move(found));
   return state.layers;
+}
+
+// Of all that the file of a state holds but its key, `texts` as its metadata have them.
+std::string StateChecksum(const Folding& folding, const AnalysisState& state,
+                          std::initializer_list<std::string> texts) {
+  Xxh3 sum;
+  for (const auto& [maker, scales] : folding.scales()) {
+    sum.AddText(maker);
+    sum.Add(scales.data(), scales.size() * sizeof(float));
+  }
+  for (const std::string& text : texts) sum.AddText(text);
+  sum.AddText(fmt::format("{} {}", state.layers, state.hidden_xxh3));
+  return sum.Hex();
 }
 
 }  // namespace
@@ -340,11 +355,15 @@ Status Analysis::Save(const std::string& path, const std::string& key, const Ana
   }
   ordered_json scales = ordered_json::object();
   for (const auto& [module, scale] : input_scales) scales[module] = scale;
+  const std::string findings_text = Json().dump(), scales_text = scales.dump();
   std::vector<std::pair<std::string, std::string>> metadata = {
-      {kKey, key}, {kFindings, Json().dump()}, {kScales, scales.dump()}};
+      {kKey, key}, {kFindings, findings_text}, {kScales, scales_text}};
   if (mix.has_value()) metadata.emplace_back(kMix, mix->Json().dump());
   if (state.layers > 0) {
-    metadata.emplace_back(kState, ordered_json{{"layers", state.layers}, {"xxh3", state.hidden_xxh3}}.dump());
+    const ordered_json json = {{"layers", state.layers},
+                               {"xxh3", state.hidden_xxh3},
+                               {"decided_xxh3", StateChecksum(folding, state, {findings_text, scales_text})}};
+    metadata.emplace_back(kState, json.dump());
   }
   return checkpoint::WriteSafetensors(path, outputs, metadata);
 }
@@ -368,6 +387,13 @@ StatusOr<Analysis> Analysis::Load(const std::string& path, const std::string& ke
     std::memcpy(values.data(), entry.bytes.data(), entry.bytes.size());
     analysis.folding.Add(entry.name, std::move(values));
   }
+  if (state != nullptr) {
+    const ordered_json json = ordered_json::parse(text(kState), nullptr, false);
+    if (!json.is_object()) return none();
+    *state = {static_cast<int>(NumberIn(json, "layers")), TextIn(json, "xxh3")};
+    const std::string xxh3 = StateChecksum(analysis.folding, *state, {text(kFindings), text(kScales)});
+    if (TextIn(json, "decided_xxh3") != xxh3) return none();
+  }
   const ordered_json findings = ordered_json::parse(text(kFindings), nullptr, false);
   const ordered_json scales = ordered_json::parse(text(kScales), nullptr, false);
   if (!findings.is_array() || !scales.is_object()) return none();
@@ -380,11 +406,6 @@ StatusOr<Analysis> Analysis::Load(const std::string& path, const std::string& ke
     const ordered_json mix = ordered_json::parse(text(kMix), nullptr, false);
     if (!mix.is_object()) return none();
     ASSIGN_OR_RETURN(analysis.mix, Mix::FromJson(mix));
-  }
-  if (state != nullptr) {
-    const ordered_json json = ordered_json::parse(text(kState), nullptr, false);
-    if (!json.is_object()) return none();
-    *state = {static_cast<int>(NumberIn(json, "layers")), TextIn(json, "xxh3")};
   }
   return analysis;
 }
@@ -400,7 +421,7 @@ StatusOr<Analysis> Analyze(const kernels::ExecContext& ctx, const Checkpoint& so
   stream.set_watch([&] { return analyst.Tell(layer); });
   int saved_layers = 0;
   if (!run.folder.empty()) {
-    ASSIGN_OR_RETURN(saved_layers, RestoreWalk(run, spec.sandwich_norm, stream, &analyst));
+    ASSIGN_OR_RETURN(saved_layers, RestoreWalk(run, spec, stream, &analyst));
   }
   Clock::time_point saved = Clock::now();
   const int layers = spec.layers + spec.mtp_layers;

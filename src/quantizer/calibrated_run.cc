@@ -14,13 +14,17 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// Inputs that are 0 in every token leave nothing to weigh errors by.
-bool HasInputs(const Hessian& hessian) {
-  for (int i = 0; i < hessian.k(); ++i) {
-    if (hessian.sums(i)[i] > 0) return true;
-  }
-  return false;
-}
+// Of a run that ends, one way or another.
+class Reset {
+ public:
+  explicit Reset(CalibrationStream** stream) : stream_(stream) {}
+  ~Reset() { *stream_ = nullptr; }
+  Reset(const Reset&) = delete;
+  Reset& operator=(const Reset&) = delete;
+
+ private:
+  CalibrationStream** stream_;
+};
 
 }  // namespace
 
@@ -47,6 +51,7 @@ Status CalibratedRun::Go() {
   stream.set_part_rows(plan_.limits.part_rows);
   stream.set_watch([this] { return units_.Tell(stage_); });
   stream_ = &stream;
+  const Reset reset(&stream_);
   source_.ForgetMaps();
   report_.resumed_layers = Restore(stream);
   RETURN_IF_ERROR(units_.Begin(report_.resumed_layers));
@@ -82,6 +87,16 @@ Status RoundUntil(UnitStream& units, UnitRounder& rounder, size_t item) {
     RETURN_IF_ERROR(rounder.Round(place.pieces, place.rows, place.out));
   }
   return OkStatus();
+}
+
+int64_t CalibratedRun::ScratchBytes(int layer) const {
+  const std::vector<Precision> roundings = options_.output.Roundings();
+  int64_t most = 0;
+  for (const ModelItem& item : plan_.items) {
+    if (item.layer != layer || !item.roundable || !IsWalked(item, plan_.spec)) continue;
+    most = std::max(most, GptqScratchBytes(item, roundings, ctx_.pool->size(), plan_.limits));
+  }
+  return most;
 }
 
 Status CalibratedRun::SeeRouting(int layer, std::span<const int64_t> tokens_of_expert) {
@@ -207,7 +222,7 @@ StatusOr<const HessianFactor*> CalibratedRun::Factor(const LinearGroup& group, L
   finding->effective_tokens = hessian->effective_tokens();
   if (routed && rare == RareExperts::kShrink) RETURN_IF_ERROR(LeanOnLayer(group, hessian, finding));
   const Stopwatch watch(&report_.factor_seconds);
-  if (!HasInputs(*hessian)) return nullptr;
+  if (!hessian->any()) return nullptr;
   StatusOr<const HessianFactor*> factor = factorizer_.Factor(ctx_, *hessian, options);
   if (!factor.ok()) return Annotate(factor.status(), group.modules.front());
   finding->damping = (*factor)->damping;
@@ -227,6 +242,7 @@ StatusOr<const HessianFactor*> CalibratedRun::FactorInOrder(const LinearGroup& g
       [&](const TokenSink& sink) {
         const Stopwatch watch(&gathering);
         group.inputs.visit(sink);
+        return stream_->watched();  // not all of them came
       },
       options);
   RETURN_IF_ERROR(stream_->watched());

@@ -32,6 +32,7 @@ class CalibratedRun : private LayerVisitor {
 
  private:
   StatusOr<std::vector<OwnedMatrix>> Visit(const LinearGroup& group) override;
+  int64_t ScratchBytes(int layer) const override;
   Status SeeRouting(int layer, std::span<const int64_t> tokens_of_expert) override;
 
   /// Null where linears are to be rounded to the nearest: all inputs are 0 in every token, or an expert has
@@ -62,7 +63,7 @@ class CalibratedRun : private LayerVisitor {
   std::optional<Hessian> own_, stand_ins_, layer_;
   Factorizer factorizer_;
   int layer_index_ = -1;                 // that layer_ is of
-  CalibrationStream* stream_ = nullptr;  // while there is one
+  CalibrationStream* stream_ = nullptr;  // while Go() runs
   std::string stage_;                    // that a run tells
   size_t saved_linears_ = 0, saved_routing_ = 0;
   int saved_layer_ = 0;  // that the last state was before

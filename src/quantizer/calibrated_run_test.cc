@@ -93,6 +93,29 @@ TEST_F(CalibratedRunTest, BytesDoNotDependOnWhatMemoryAllows) {
   }
 }
 
+TEST_F(CalibratedRunTest, BytesDoNotDependOnHowManyRowsAreRoundedAtOnce) {
+  const std::string source = Golden("deepseek-v3-fp8");  // linears of up to 144 rows
+  options_.output.scheme = Scheme::kFp8;
+  ASSERT_TRUE(Run(source, "whole").ok());
+  CalibrationLimits limits;
+  limits.slab_values = 1;  // 128 rows, the least that there can be
+  options_.limits = limits;
+  ASSERT_TRUE(Run(source, "cut").ok());
+  EXPECT_EQ(FilesOf(folder_.Path("cut")), FilesOf(folder_.Path("whole")));
+}
+
+TEST_F(CalibratedRunTest, AnAnalysisDoesNotDependOnWhatMemoryAllows) {
+  const std::string source = Golden("kimi-k2");
+  options_.output.gptq = options_.output.search = false;
+  options_.output.scheme = Scheme::kW8A8;
+  options_.output.analyze = {.smoothing = true, .static_activations = true};
+  options_.calibration = TestSequences({500, 490, 301, 300, 290, 133, 512}, 160);
+  ASSERT_TRUE(Run(source, "ample").ok());
+  options_.limits = CalibrationLimits{512};
+  ASSERT_TRUE(Run(source, "short").ok());
+  EXPECT_EQ(FilesOf(folder_.Path("short")), FilesOf(folder_.Path("ample")));
+}
+
 TEST_F(CalibratedRunTest, GoesOnFromWhereverItWasStopped) {
   const std::string source = Golden("deepseek-v3-mtp");
   options_.output.scheme = Scheme::kW8A8;

@@ -39,6 +39,11 @@ struct Layer {
   Gptq gptq;
 };
 
+// Of a linear that GPTQ rounds.
+int RowsAtOnce(const ModelItem& item, const CalibrationLimits& limits) {
+  return static_cast<int>(std::min(GptqSlabRows(item, limits.slab_values), item.shape[0]));
+}
+
 // A walk through the model, for GPTQ or (else) for an analysis.
 class Walk {
  public:
@@ -86,7 +91,7 @@ class Walk {
       if (layer.ffn.routed && gptq_) {  // what experts share, and stand-ins
         held += Hessian::Bytes(spec_.hidden) + Hessian::Bytes(spec_.moe.intermediate);
       }
-      const int64_t of_gptq = layer.gptq.scratch;
+      const int64_t of_gptq = layer.gptq.scratch;  // in the same place (LayerVisitor::ScratchBytes)
       most = std::max(most, held + layer.attention.Bytes(layer.gptq) + std::max(scratch.attention, of_gptq));
       int64_t ffn = held + layer.ffn.Bytes(layer.gptq) + std::max(scratch.ffn, of_gptq);
       if (layer.ffn.routed) ffn += RoutingBytes(spec_, id.tokens);
@@ -115,17 +120,13 @@ class Walk {
   }
 
   void AddGptq(const ModelItem& item, Gptq* gptq) const {
-    const auto n = static_cast<int>(item.shape[0]), k = static_cast<int>(item.shape[1]);
+    const auto k = static_cast<int>(item.shape[1]);
     if (!limits_.GathersInOrder(k, item.routed)) {
       gptq->hessian = std::max(gptq->hessian, Hessian::Bytes(k));
       gptq->factor = std::max(gptq->factor, FactorBytes(k));
     }
-    gptq->scratch = std::max(gptq->scratch, FactoringScratchBytes(k, threads_));
-    const auto rows = static_cast<int>(std::min<int64_t>(GptqSlabRows(item, limits_.slab_values), n));
-    for (const Precision& precision : roundings_) {
-      gptq->scratch = std::max(gptq->scratch, GptqBytes(precision.grid(), rows, k, threads_));
-    }
-    gptq->slab = std::max(gptq->slab, int64_t{rows} * k * 6);
+    gptq->scratch = std::max(gptq->scratch, GptqScratchBytes(item, roundings_, threads_, limits_));
+    gptq->slab = std::max(gptq->slab, int64_t{RowsAtOnce(item, limits_)} * k * 6);
     // Measuring a mix reads a linear whole.
     if (settings_.mix.wanted()) gptq->slab = std::max(gptq->slab, item.elements() * 4);
   }
@@ -143,6 +144,16 @@ class Walk {
 
 bool IsWalked(const ModelItem& item, const models::DecoderSpec& spec) {
   return item.linear && item.layer >= 0 && item.shape[0] != spec.vocab;
+}
+
+int64_t GptqScratchBytes(const ModelItem& item, std::span<const Precision> roundings, int threads,
+                         const CalibrationLimits& limits) {
+  const auto k = static_cast<int>(item.shape[1]);
+  int64_t most = FactoringScratchBytes(k, threads);
+  for (const Precision& precision : roundings) {
+    most = std::max(most, GptqBytes(precision.grid(), RowsAtOnce(item, limits), k, threads));
+  }
+  return most;
 }
 
 int64_t StateBytes(const models::DecoderSpec& spec, const OutputSettings& settings) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <limits>
+#include <span>
 
 #include "quantizer/output_plan.h"
 
@@ -21,6 +22,11 @@ struct CalibrationLimits {
 /// Whether a walk of the layers meets the item: linears but embeddings and heads, MTP modules' own among
 /// them.
 bool IsWalked(const ModelItem& item, const models::DecoderSpec& spec);
+
+/// Scratch memory that factoring the item's Hessian and rounding it in one of these ways take at most, with
+/// what rounding holds beside.
+int64_t GptqScratchBytes(const ModelItem& item, std::span<const Precision> roundings, int threads,
+                         const CalibrationLimits& limits);
 
 /// Memory that calibration takes at most, for GPTQ and for an analysis, beside the units.
 int64_t CalibrationBytes(const models::DecoderSpec& spec, const std::vector<ModelItem>& items,

@@ -146,8 +146,8 @@ void Fill(const kernels::ExecContext& ctx, const Hessian& hessian, const std::ve
 }
 
 // Sums up the products of inputs in order.
-void Gather(const kernels::ExecContext& ctx, const InputSource& inputs, const std::vector<int>& order,
-            Triangle* triangle) {
+Status Gather(const kernels::ExecContext& ctx, const InputSource& inputs, const std::vector<int>& order,
+              Triangle* triangle) {
   ctx.pool->Run(triangle->size(), [&](int64_t row, int) {
     const auto p = static_cast<int>(row);
     std::fill_n(triangle->row(p) + p, triangle->size() - p, 0.0F);
@@ -156,7 +156,7 @@ void Gather(const kernels::ExecContext& ctx, const InputSource& inputs, const st
                          .part = ProductSums::Part::kUpper,
                          .row = [triangle](int p) { return triangle->row(p); },
                          .stride = [triangle](int p) { return triangle->stride(p); }};
-  inputs([&](const TokenRows& tokens) { AddProducts(ctx, tokens, order, sums); });
+  return inputs([&](const TokenRows& tokens) { AddProducts(ctx, tokens, order, sums); });
 }
 
 // Sums of products in their order become H, damped.
@@ -452,7 +452,7 @@ Status Factorizer::Make(const kernels::ExecContext& ctx, const FactorOptions& op
   for (float damping = options.damping;; damping = std::min(10 * damping, kMostDamping)) {
     ++factor.attempts;
     factor.damping = damping;
-    fill(damping * mean, &triangle);
+    RETURN_IF_ERROR(fill(damping * mean, &triangle));
     Factorization factorization(ctx, &triangle);
     if (factorization.Run()) {
       factorization.Take(&factor, memory);
@@ -474,6 +474,7 @@ StatusOr<const HessianFactor*> Factorizer::Factor(const kernels::ExecContext& ct
                    Begin(hessian.k(), hessian.weight(), options, [&](int i) { return hessian.sums(i)[i]; }));
   RETURN_IF_ERROR(Make(ctx, options, mean, [&](float added, Triangle* triangle) {
     Fill(ctx, hessian, factor_.order, added, triangle);
+    return OkStatus();
   }));
   return &factor_;
 }
@@ -490,18 +491,19 @@ StatusOr<Factorizer::FromInputs> Factorizer::Factor(const kernels::ExecContext& 
     const ProductSums sums{.k = k, .part = ProductSums::Part::kDiagonal, .row = row, .stride = [](int) {
                              return int64_t{kBlock};
                            }};
-    inputs([&](const TokenRows& tokens) {
+    RETURN_IF_ERROR(inputs([&](const TokenRows& tokens) {
       AddProducts(ctx, tokens, {}, sums);
       result.seen.Add(tokens);
-    });
+    }));
     for (int i = 0; i < k; ++i) squares[i] = row(i)[i];
   }
   if (std::ranges::all_of(squares, [](float square) { return square == 0; })) return result;
   ASSIGN_OR_RETURN(const float mean,
                    Begin(k, result.seen.weight, options, [&](int i) { return squares[i]; }));
   RETURN_IF_ERROR(Make(ctx, options, mean, [&](float added, Triangle* triangle) {
-    Gather(ctx, inputs, factor_.order, triangle);
+    RETURN_IF_ERROR(Gather(ctx, inputs, factor_.order, triangle));
     Finish(ctx, result.seen.weight, added, k, triangle);
+    return OkStatus();
   }));
   factor_.panels.Trim();
   result.factor = &factor_;

@@ -98,8 +98,9 @@ int64_t FactorBytesMade(int k);
 /// Scratch memory that is taken while it is made.
 int64_t FactoringScratchBytes(int k, int threads);
 
-/// Gives all of a layer's inputs to a sink: the same runs of tokens each time.
-using InputSource = std::function<void(const std::function<void(const TokenRows&)>& sink)>;
+/// Gives all of a layer's inputs to a sink: the same runs of tokens each time. An error: not all of them
+/// came.
+using InputSource = std::function<Status(const std::function<void(const TokenRows&)>& sink)>;
 
 /// Makes factors one after another in the same memory.
 class Factorizer {
@@ -129,7 +130,7 @@ class Factorizer {
   // mean of H's.
   StatusOr<float> Begin(int k, double weight, const FactorOptions& options,
                         const std::function<float(int i)>& sum);
-  // Factors what fill(added to the diagonal, triangle) fills.
+  // Factors what fill(added to the diagonal, triangle) fills, which returns a status.
   template <typename Fill>
   Status Make(const kernels::ExecContext& ctx, const FactorOptions& options, float mean, const Fill& fill);
 

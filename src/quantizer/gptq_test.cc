@@ -155,11 +155,29 @@ TEST_P(GptqTest, AFactorOfInputsIsThatOfTheirHessian) {
                   .count = count,
                   .gates = std::span<const float>(gates).subspan(first, count)});
           }
+          return OkStatus();
         },
         options);
     ASSERT_TRUE(got.ok()) << got.status();
     ASSERT_NE(got->factor, nullptr);
     EXPECT_EQ(visits, 1 + got->factor->attempts);
+    // Nothing is factored of inputs that did not all come.
+    for (const int last : {1, 2}) {
+      Factorizer stopped;
+      int calls = 0;
+      const auto cut = stopped.Factor(
+          three.ctx, c.k,
+          [&](const auto& sink) {
+            sink({.f32 = x.data(),
+                  .stride = c.k,
+                  .count = 1,
+                  .gates = std::span<const float>(gates).first(1)});
+            return ++calls == last ? Cancelled("stopped") : OkStatus();
+          },
+          options);
+      EXPECT_EQ(cut.status().code(), StatusCode::kCancelled);
+      EXPECT_EQ(calls, last);
+    }
     EXPECT_EQ(got->factor->attempts > 1, c.damping < 0.01F);
     EXPECT_EQ(got->seen.effective_tokens(), hessian.effective_tokens());
     EXPECT_EQ(got->factor->order, expected->order);

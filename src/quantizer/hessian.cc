@@ -25,6 +25,13 @@ int64_t Hessian::Offset(int i) const {
   return kBlockRows * (kBlockRows * (block * (block + 1) / 2) + 16 * block) + i % kBlockRows * Stride(i);
 }
 
+bool Hessian::any() const {
+  for (int i = 0; i < k_; ++i) {
+    if (sums(i)[i] > 0) return true;
+  }
+  return false;
+}
+
 int64_t Hessian::Bytes(int k) {
   Hessian shape;
   shape.k_ = k;

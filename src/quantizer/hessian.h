@@ -33,6 +33,8 @@ class Hessian {
   /// H[i][j] = sum(i, j) / weight(), for j <= i; k() > 0 and tokens() > 0.
   double weight() const { return seen_.weight; }
   const float* sums(int i) const { return memory_.as<float>() + Offset(i); }  // [i + 1]
+  /// Whether any input was not 0 in every token: else there is nothing to weigh errors by.
+  bool any() const;
 
  private:
   friend double ShrinkTowards(const kernels::ExecContext& ctx, const Hessian& layer, Hessian* own);

@@ -126,7 +126,7 @@ class Losses {
 
 int LaneLossRows(const models::DecoderSpec& spec) {
   const int64_t rows = kHeadValues / spec.hidden / tensor::kPanelRows * tensor::kPanelRows;
-  return static_cast<int>(std::clamp<int64_t>(rows, tensor::kPanelRows, spec.vocab));
+  return static_cast<int>(std::min<int64_t>(std::max<int64_t>(rows, tensor::kPanelRows), spec.vocab));
 }
 
 StatusOr<std::vector<double>> LaneLosses(const kernels::ExecContext& ctx,

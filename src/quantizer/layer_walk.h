@@ -53,6 +53,9 @@ class LayerVisitor {
   virtual ~LayerVisitor() = default;
   /// What runs in the modules' place, one matrix for each.
   virtual StatusOr<std::vector<OwnedMatrix>> Visit(const LinearGroup& group) = 0;
+  /// Scratch memory that Visit takes of a layer at most while no inputs are made: it has the same place as
+  /// theirs.
+  virtual int64_t ScratchBytes(int /*layer*/) const { return 0; }
   /// What else runs in their place on other lanes than the first, called after Visit with what it made.
   /// Linears outside of mixtures of experts may add lanes here.
   virtual StatusOr<std::vector<LaneMatrix>> VisitLanes(const LinearGroup&, std::span<const OwnedMatrix>) {

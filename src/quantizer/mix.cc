@@ -68,10 +68,15 @@ double InfiniteIn(const ordered_json& json, const char* key) {
   return found != json.end() && found->is_null() ? kInfinity : NumberIn(json, key);
 }
 
-Status RefuseBudget(const MixSettings& settings, double fixed, double least, double weights) {
-  const MixBudget& budget = settings.budget;
+std::vector<std::string> NamesOf(const MixSettings& settings) {
   std::vector<std::string> names;
   for (const Precision& option : settings.options) names.push_back(option.Name());
+  return names;
+}
+
+Status RefuseBudget(const MixSettings& settings, double fixed, double least, double weights) {
+  const MixBudget& budget = settings.budget;
+  const std::vector<std::string> names = NamesOf(settings);
   if (budget.unit == MixBudget::Unit::kBitsPerWeight) {
     return ResourceExhausted(
         "{} {} is too little: the cheapest mix of {} takes {:.4f} bits a weight ({:.0f} bytes)",
@@ -112,7 +117,7 @@ bool MixSettings::Has(DType kept) const {
 
 ordered_json MixSettings::Json() const {
   ordered_json json;
-  for (const Precision& option : options) json["options"].push_back(option.Name());
+  json["options"] = NamesOf(*this);
   for (const auto& [unit, key] : kBudgets) {
     if (unit == budget.unit) json[key] = budget.amount;
   }
@@ -289,8 +294,7 @@ Status ChooseMix(const MixSettings& settings, const MixFixed& fixed, Mix* mix) {
       cheapest = std::min(cheapest, CostIn(unit.options[o], budget));
     }
     if (group.options.empty()) {
-      std::vector<std::string> names;
-      for (const Precision& option : settings.options) names.push_back(option.Name());
+      const std::vector<std::string> names = NamesOf(settings);
       return InvalidArgument("{}: none of {} can be taken ({}); add bf16 or fp32 to --mix", unit.name,
                              fmt::join(names, ", "),
                              unit.options.empty() ? "its shape fits none"

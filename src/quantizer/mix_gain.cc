@@ -103,9 +103,7 @@ class GainMeasurer : public LayerVisitor {
       if (!settings_.weigh_by_router) rows.gates = {};
       hessian.Add(ctx_, rows);
     });
-    bool any = false;
-    for (int i = 0; i < k; ++i) any |= hessian.sums(i)[i] > 0;
-    if (!any) return nullptr;
+    if (!hessian.any()) return nullptr;
     StatusOr<HessianFactor> factor = FactorHessian(
         ctx_, hessian, {.damping = static_cast<float>(settings_.damping), .act_order = settings_.act_order});
     if (!factor.ok()) return Annotate(factor.status(), group.modules.front());

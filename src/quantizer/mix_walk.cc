@@ -4,7 +4,6 @@
 #include <cmath>
 #include <limits>
 #include <map>
-#include <set>
 
 #include "base/round.h"
 #include "models/weight_decl.h"
@@ -21,43 +20,8 @@ using checkpoint::Checkpoint;
 using tensor::DType;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-// Of a sequence, at most so many tokens: rather more texts than longer ones.
-constexpr int kSampleLength = 256;
-// Values of a matrix that are rounded at a time: 4 MiB as f32, several tasks for every core.
-constexpr int64_t kSlabValues = int64_t{1} << 20;
 // Errors of 11 significant bits beside those of 8, squared.
 constexpr double kHalfOfBF16 = 1.0 / 64;
-
-// The type that the first lane's weights have.
-DType ExactType(const MixSettings& mix) {
-  return mix.Has(DType::kF16) || mix.Has(DType::kF32) ? DType::kF32 : DType::kBF16;
-}
-
-// What the first lane runs is no lane of its own.
-bool NeedsLane(const Precision& precision, DType exact) {
-  return !precision.kept() || precision.dtype != exact;
-}
-
-// Lanes of a unit that has all options, and of a router.
-int LanesOfUnit(const MixSettings& mix) {
-  const DType exact = ExactType(mix);
-  int lanes = mix.Has(DType::kF16) && !mix.Has(DType::kBF16) ? 1 : 0;
-  for (const Precision& option : mix.options) lanes += NeedsLane(option, exact) ? 1 : 0;
-  return lanes;
-}
-int LanesOfRouter(const MixSettings& mix) {
-  return static_cast<int>(std::ranges::count(mix.options, false, &Precision::kept));
-}
-
-int64_t LanesOf(const models::DecoderSpec& spec, const MixSettings& mix, int64_t units) {
-  const auto layers = std::ranges::count(spec.is_moe.begin(), spec.is_moe.begin() + spec.layers, true);
-  return 1 + units * LanesOfUnit(mix) + layers * LanesOfRouter(mix);
-}
-
-// Tokens over which losses are measured.
-int64_t SampleTokens(const OutputSettings& settings) {
-  return std::min(settings.mix.tokens, settings.calibration.tokens);
-}
 
 class MixMeasurer : public LayerVisitor {
  public:
@@ -69,7 +33,7 @@ class MixMeasurer : public LayerVisitor {
         spec_(spec),
         settings_(settings),
         pass_(pass),
-        exact_(ExactType(settings.mix)),
+        exact_(MixExactType(settings.mix)),
         units_(std::move(units)),
         lanes_(units_.size()),
         stream_(stream) {
@@ -217,7 +181,7 @@ class MixMeasurer : public LayerVisitor {
       if (option.precision.kept() && option.precision.dtype == DType::kBF16)
         lanes.bf16 = lanes.options.back();
     }
-    if (settings_.mix.Has(DType::kF16) && !settings_.mix.Has(DType::kBF16)) lanes.bf16 = stream_.AddLane();
+    if (HalfAlone(settings_.mix)) lanes.bf16 = stream_.AddLane();
   }
 
   static bool WantsLargest(const MixUnit& unit) {
@@ -234,8 +198,7 @@ class MixMeasurer : public LayerVisitor {
       const int lane = lanes_[unit].options[o];
       if (lane > 0) made.emplace_back(lane, units_[unit].options[o].precision);
     }
-    if (lanes_[unit].bf16 > 0 && !settings_.mix.Has(DType::kBF16))
-      made.emplace_back(lanes_[unit].bf16, Precision{});
+    if (HalfAlone(settings_.mix)) made.emplace_back(lanes_[unit].bf16, Precision{});
     std::vector<RuntimeMatrix> matrices;
     for (const auto& [lane, precision] : made) {
       ASSIGN_OR_RETURN(
@@ -245,7 +208,7 @@ class MixMeasurer : public LayerVisitor {
               : RuntimeMatrix::OfRounded(precision.grid(), n, k));
       matrices.push_back(std::move(matrix));
     }
-    const auto step = static_cast<int>(std::max<int64_t>(kSlabValues / k / kRowStep * kRowStep, kRowStep));
+    const auto step = static_cast<int>(std::max<int64_t>(kMixSlabValues / k / kRowStep * kRowStep, kRowStep));
     for (int first = 0; first < n; first += step) {
       const int count = std::min(step, n - first);
       ASSIGN_OR_RETURN(std::vector<float> rows, ReadRows(ctx_, source_, module, n, k, first, count));
@@ -273,17 +236,23 @@ class MixMeasurer : public LayerVisitor {
       matrix->AddKept(*ctx_.pool, first, count, rows.data());
       return;
     }
-    std::vector<float> halves(rows.size());
-    *largest = std::max(*largest, LargestIn(rows.data(), 1, static_cast<int>(rows.size()), 0));
-    for (size_t i = 0; i < rows.size(); ++i) {
-      // Infinite weights would end in values that are none; the unit is lost already.
-      halves[i] = std::fabs(rows[i]) > kLargestHalf ? 0 : tensor::HalfToFloat(tensor::FloatToHalf(rows[i]));
-    }
+    const auto k = std::ssize(rows) / count;
+    std::vector<float> halves(rows.size()), largest_of(static_cast<size_t>(count));
+    ctx_.pool->Run(count, [&](int64_t r, int) {
+      const float* row = rows.data() + r * k;
+      largest_of[r] = LargestIn(row, 1, static_cast<int>(k), 0);
+      for (int64_t i = 0; i < k; ++i) {
+        // Infinite weights would end in values that are none; the unit is lost already.
+        halves[r * k + i] =
+            std::fabs(row[i]) > kLargestHalf ? 0 : tensor::HalfToFloat(tensor::FloatToHalf(row[i]));
+      }
+    });
+    *largest = std::max(*largest, *std::ranges::max_element(largest_of));
     matrix->AddKept(*ctx_.pool, first, count, halves.data());
   }
 
   StatusOr<float> LargestOf(const std::string& module, int n, int k) const {
-    const auto step = static_cast<int>(std::max<int64_t>(kSlabValues / k, 1));
+    const auto step = static_cast<int>(std::max<int64_t>(kMixSlabValues / k, 1));
     float largest = 0;
     for (int first = 0; first < n; first += step) {
       const int count = std::min(step, n - first);
@@ -338,134 +307,27 @@ class MixMeasurer : public LayerVisitor {
   std::vector<int64_t> flips_, routed_;  // [lanes]
 };
 
-// What measuring has in memory of a layer: linears packed, outside of experts and one expert's three, as the
-// first lane has them and for all lanes that begin there.
-struct LayerLoad {
-  int64_t lanes = 0;  // that begin in the layer
-  int64_t dense = 0, expert = 0;
-  int64_t dense_of_all = 0, expert_of_all = 0;
-  std::set<std::string> units;
-
-  int64_t bytes(bool all) const { return all ? dense_of_all + 3 * expert_of_all : dense + 3 * expert; }
-};
-
-struct MixLoad {
-  std::vector<LayerLoad> layers;
-  int64_t slab = 0;  // of a linear that is being rounded
-
-  // What `pass`, whose other fields are filled in, takes at most.
-  int64_t Bytes(const models::DecoderSpec& spec, const OutputSettings& settings, const MixPass& pass) const {
-    const int64_t sample = SampleTokens(settings), tokens = pass.lanes * sample;
-    int64_t matrices = 0;
-    for (int layer = pass.first; layer < spec.layers; ++layer) {
-      matrices = std::max(matrices, layers[layer].bytes(layer < pass.end));
-    }
-    // Routes: an id and a weight for each of top_k, and what vectors that grow reserve.
-    const int64_t routes = tokens * spec.moe.top_k * 16;
-    // The first lane between two passes.
-    const bool keeps = pass.first > 0 || pass.end < spec.layers;
-    const int64_t kept = keeps ? sample * spec.hidden * static_cast<int64_t>(sizeof(float)) : 0;
-    return CalibrationStream::Bytes(spec, tokens, kSampleLength) + WalkBytes(spec, tokens, kSampleLength) +
-           routes + kept + std::max(matrices + slab, LaneLossBytes(spec, ExactType(settings.mix), tokens));
-  }
-};
-
-MixLoad LoadOf(const models::DecoderSpec& spec, const std::vector<ModelItem>& items,
-               const OutputSettings& settings) {
-  const MixSettings& mix = settings.mix;
-  const int64_t exact = ExactType(mix) == DType::kF32 ? 4 : 2;
-  const bool half_alone = mix.Has(DType::kF16) && !mix.Has(DType::kBF16);  // fp16's loss is that of bf16
-  MixLoad load{.layers = std::vector<LayerLoad>(static_cast<size_t>(spec.layers))};
-  int64_t widest = spec.hidden;
-  for (const ModelItem& item : items) {
-    if (!item.linear || item.layer < 0 || item.layer >= spec.layers) continue;
-    LayerLoad& layer = load.layers[item.layer];
-    if (!item.roundable) {
-      // As CalibrationBytes has them; a router besides as each of its lanes has it, and while that is made.
-      const bool router = item.name.ends_with(".mlp.gate");
-      layer.dense += item.elements() * 4;
-      layer.dense_of_all += item.elements() * 4 * (router ? LanesOfRouter(mix) + 2 : 1);
-      if (router) layer.lanes += LanesOfRouter(mix);
-      continue;
-    }
-    if (layer.units.insert(MixUnitOf(item.name)).second) layer.lanes += LanesOfUnit(mix);
-    const int64_t first = item.elements() * exact;
-    int64_t all = first + (half_alone ? item.elements() * 2 : 0);
-    for (const Precision& option : mix.options) {
-      all += option.kept() ? item.elements() * (option.dtype == DType::kBF16 ? 2 : 4)
-                           : RuntimeMatrix::Bytes(option.grid(), static_cast<int>(item.shape[0]),
-                                                  static_cast<int>(item.shape[1]));
-    }
-    if (item.routed) {
-      layer.expert = std::max(layer.expert, first);
-      layer.expert_of_all = std::max(layer.expert_of_all, all);
-    } else {
-      layer.dense += first;
-      layer.dense_of_all += all;
-    }
-    widest = std::max(widest, item.shape[1]);
-  }
-  load.slab = std::max(kSlabValues, kRowStep * widest) * 8;
-  return load;
-}
-
 }  // namespace
 
 std::vector<std::vector<int32_t>> MixSample(const std::vector<std::vector<int32_t>>& sequences,
                                             int64_t tokens) {
   std::vector<std::vector<int32_t>> sample;
-  const size_t wanted = static_cast<size_t>(base::CeilDiv(tokens, kSampleLength));
+  const size_t wanted = static_cast<size_t>(base::CeilDiv(tokens, kMixSampleLength));
   const size_t step = std::max<size_t>(sequences.size() / std::max<size_t>(wanted, 1), 1);
   const auto take = [&](const std::vector<int32_t>& sequence, int64_t first) {
-    const auto count = std::min<int64_t>({std::ssize(sequence) - first, kSampleLength, tokens});
+    const auto count = std::min<int64_t>({std::ssize(sequence) - first, kMixSampleLength, tokens});
     if (count <= 0) return;
     sample.emplace_back(sequence.begin() + first, sequence.begin() + first + count);
     tokens -= count;
   };
   int64_t longest = 0;
   for (const std::vector<int32_t>& sequence : sequences) longest = std::max(longest, std::ssize(sequence));
-  for (int64_t first = 0; first < longest && tokens > 0; first += kSampleLength) {
+  for (int64_t first = 0; first < longest && tokens > 0; first += kMixSampleLength) {
     for (size_t offset = 0; offset < step; ++offset) {
       for (size_t i = offset; i < sequences.size(); i += step) take(sequences[i], first);
     }
   }
   return sample;
-}
-
-StatusOr<std::vector<MixPass>> PlanMixPasses(const models::DecoderSpec& spec,
-                                             const std::vector<ModelItem>& items,
-                                             const OutputSettings& settings, int64_t memory) {
-  const MixLoad load = LoadOf(spec, items, settings);
-  std::vector<MixPass> passes;
-  for (int layer = 0; layer < spec.layers; ++layer) {
-    const auto extended = [&](MixPass pass) {
-      pass.end = layer + 1;
-      pass.lanes += load.layers[layer].lanes;
-      pass.bytes = load.Bytes(spec, settings, pass);
-      return pass;
-    };
-    if (!passes.empty()) {
-      const MixPass longer = extended(passes.back());
-      // What a longer pass takes may be less again: the last one keeps no lane for another.
-      if (longer.bytes <= memory) {
-        passes.back() = longer;
-        continue;
-      }
-    }
-    const MixPass alone = extended({.first = layer});
-    if (alone.bytes > memory) {
-      MixPass least = alone;
-      least.lanes = 1;
-      const int64_t fixed = load.Bytes(spec, settings, least);
-      return ResourceExhausted(
-          "measuring the mix in layer {} takes {} bytes, {} of them for its {} lanes of {} tokens (fewer "
-          "--mix-tokens take less), and {} are left",
-          layer, alone.bytes, alone.bytes - fixed, alone.lanes - 1, SampleTokens(settings),
-          std::max<int64_t>(memory, 0));
-    }
-    passes.push_back(alone);
-  }
-  return passes;
 }
 
 StatusOr<Mix> MeasureMix(const kernels::ExecContext& ctx, const Checkpoint& source,
@@ -516,18 +378,6 @@ StatusOr<Mix> MeasureMix(const kernels::ExecContext& ctx, const Checkpoint& sour
     for (MixOption& option : unit.options) option.loss *= gains.Of(unit.name, option.precision);
   }
   return mix;
-}
-
-double MixLaneTokens(const models::DecoderSpec& spec, const OutputSettings& settings) {
-  // Units of a layer: q/k/v or q_a/kv_a and q_b, o, and one or two networks. A lane goes half the way on
-  // average.
-  const int attention = spec.attention.kind == models::AttentionSpec::Kind::kMla ? 3 : 2;
-  int64_t units = int64_t{spec.layers} * (attention + 1);
-  if (spec.moe.shared_intermediate > 0) {
-    units += std::ranges::count(spec.is_moe.begin(), spec.is_moe.begin() + spec.layers, true);
-  }
-  return static_cast<double>(SampleTokens(settings)) *
-         (1 + 0.5 * static_cast<double>(LanesOf(spec, settings.mix, units)));
 }
 
 }  // namespace moesaic::quantizer

@@ -18,13 +18,11 @@
 // loss / 64. Where fp16 or fp32 is an option, the first lane computes in f32, so that bf16 has a loss as
 // well.
 //
-// A lane is hidden states of all tokens. Where memory does not hold all lanes at once, those of some layers'
-// units go in a pass of their own, from the first of these layers on: the first lane's hidden states there
-// were kept by the pass before. So all passes but the first read a part of the weights again.
+// Where memory does not hold all lanes at once, there are several passes (mix_passes.h).
 #pragma once
 
 #include "quantizer/analysis.h"
-#include "quantizer/output_plan.h"
+#include "quantizer/mix_passes.h"
 
 namespace moesaic::quantizer {
 
@@ -33,31 +31,13 @@ namespace moesaic::quantizer {
 std::vector<std::vector<int32_t>> MixSample(const std::vector<std::vector<int32_t>>& sequences,
                                             int64_t tokens);
 
-/// One pass: from layer `first` to the model's end, with lanes for the units and routers of layers [first,
-/// end).
-struct MixPass {
-  int first = 0, end = 0;
-  int64_t lanes = 1;  // at most, with the first one
-  int64_t bytes = 0;  // of memory that the pass takes at most
-};
-
-/// The fewest passes that measure a mix within `memory` bytes. Refuses what does not do for the lanes of one
-/// layer; the error says how much would.
-StatusOr<std::vector<MixPass>> PlanMixPasses(const models::DecoderSpec& spec,
-                                             const std::vector<ModelItem>& items,
-                                             const OutputSettings& settings, int64_t memory);
-
 /// Measures the losses of `units`, whose linears are among `items`; MTP modules' stay unmeasured, with a loss
-/// of 0: they draft, and their model decides. What comes out does not depend on `passes`, but for the order
-/// of sums. `progress` is called with layers done and in all.
+/// of 0: they draft, and their model decides. What comes out does not depend on `passes`. `progress` is
+/// called with layers done and in all.
 StatusOr<Mix> MeasureMix(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& source,
                          const models::DecoderSpec& spec, const std::vector<ModelItem>& items,
                          const OutputSettings& settings, const std::vector<MixPass>& passes,
                          std::vector<MixUnit> units, const std::vector<std::vector<int32_t>>& sequences,
                          const AnalysisProgress& progress);
-
-/// Tokens that all lanes together take through how much of the model: rows times layers, as a share of the
-/// layers. For forecasts.
-double MixLaneTokens(const models::DecoderSpec& spec, const OutputSettings& settings);
 
 }  // namespace moesaic::quantizer

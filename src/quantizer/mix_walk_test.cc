@@ -9,8 +9,10 @@
 #include <filesystem>
 
 #include "models/model_info.h"
+#include "models/weight_decl.h"
 #include "quantizer/lane_losses.h"
 #include "quantizer/test_quantize.h"
+#include "quantizer/weight_rows.h"
 
 namespace moesaic::quantizer {
 namespace {
@@ -20,6 +22,7 @@ using checkpoint::Checkpoint;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class MixWalkTest : public QuantizeTest {
  protected:
@@ -345,8 +348,8 @@ TEST_F(MixWalkTest, PlansForNoMoreTokensThanThereAre) {
   EXPECT_GT(bytes(), of_hundred);
 }
 
-// Less memory, more passes, down to one for each layer; none of them takes more than it may, and together
-// they are all layers. What is too little for one layer is refused with what is needed.
+// Less memory, more passes; none of them takes more than it may, and together they are all layers. What is
+// too little for some layer is refused with what is needed: that is enough, and a byte less is not.
 TEST_F(MixWalkTest, PassesFitTheirMemory) {
   const auto source = *Checkpoint::Open(models::SourcePath("models/moesaic-tiny"));
   const models::DecoderSpec spec = *models::SpecFromConfig(source->config(), "config.json");
@@ -358,8 +361,15 @@ TEST_F(MixWalkTest, PassesFitTheirMemory) {
   for (;; memory -= memory / 20) {
     const auto passes = PlanMixPasses(spec, items, options_.output, memory);
     if (!passes.ok()) {
-      EXPECT_THAT(Message(passes.status()), AllOf(HasSubstr("measuring the mix in layer "),
-                                                  HasSubstr(" lanes of 2048 tokens (fewer --mix-tokens")));
+      const std::string message(Message(passes.status()));
+      EXPECT_THAT(message, AllOf(HasSubstr("measuring the mix in layer "),
+                                 HasSubstr(" lanes of 2048 tokens (fewer --mix-tokens")));
+      const int64_t needed = std::stoll(message.substr(message.find(" takes ") + 7));
+      EXPECT_GT(needed, memory);
+      EXPECT_TRUE(PlanMixPasses(spec, items, options_.output, needed).ok());
+      EXPECT_FALSE(PlanMixPasses(spec, items, options_.output, needed - 1).ok());
+      EXPECT_THAT(Message(PlanMixPasses(spec, items, options_.output, 0).status()),
+                  AllOf(HasSubstr(fmt::format(" takes {} bytes", needed)), Not(HasSubstr("fewer"))));
       break;
     }
     EXPECT_GE(passes->size(), most);
@@ -376,13 +386,58 @@ TEST_F(MixWalkTest, PassesFitTheirMemory) {
   EXPECT_GT(most, 2U);
 }
 
-// The head in parts: the sums are those of the whole.
+// KL(first lane || lane) by lane, as its definition has it, in double; *error becomes what f32 may change in
+// a logit.
+std::vector<double> PlainLosses(const kernels::ExecContext& ctx, const Checkpoint& source,
+                                const models::DecoderSpec& spec, CalibrationStream& stream, double* error) {
+  const int hidden = spec.hidden, vocab = spec.vocab, tokens = stream.lane_tokens();
+  const int64_t shape[] = {hidden};
+  const std::vector<float> norm = *source.ReadF32(models::kFinalNorm, shape);
+  const std::string module = spec.tied ? models::kEmbedding : models::kHead;
+  const std::vector<float> head = *ReadRows(ctx, source, module, vocab, hidden, 0, vocab);
+  double products = 0;
+  const auto predict = [&](int lane, int token) {  // logarithms of probabilities
+    const float* x = stream.hidden() + (int64_t{lane} * tokens + token) * hidden;
+    double squares = 0, sum = 0;
+    for (int d = 0; d < hidden; ++d) squares += double{x[d]} * x[d];
+    const double scale = 1 / std::sqrt(squares / hidden + spec.norm_eps);
+    std::vector<double> logits(static_cast<size_t>(vocab));
+    for (int v = 0; v < vocab; ++v) {
+      double absolute = 0;
+      for (int d = 0; d < hidden; ++d) {
+        const double product = x[d] * scale * norm[d] * head[int64_t{v} * hidden + d];
+        logits[v] += product;
+        absolute += std::abs(product);
+      }
+      products = std::max(products, absolute);
+      sum += std::exp(logits[v]);
+    }
+    for (double& logit : logits) logit -= std::log(sum);
+    return logits;
+  };
+  std::vector<double> losses(static_cast<size_t>(stream.lanes()));
+  for (int token = 0; token < tokens; ++token) {
+    const std::vector<double> p = predict(0, token);
+    for (int lane = 1; lane < stream.lanes(); ++lane) {
+      const std::vector<double> q = predict(lane, token);
+      for (int v = 0; v < vocab; ++v) losses[lane] += std::exp(p[v]) * (p[v] - q[v]) / tokens;
+    }
+  }
+  // A product each, their sum, and the norm's mean, root and two products.
+  *error = (2.0 * hidden + 8) * products * 0x1p-24;
+  return losses;
+}
+
+// The head in parts: the sums are those of the whole, and these are what the definition says.
 TEST_F(MixWalkTest, LossesDoNotDependOnPartsOfTheHead) {
   const auto source = *Checkpoint::Open(Golden("qwen3-moe-norm-tied"));
   const models::DecoderSpec spec = *models::SpecFromConfig(source->config(), "config.json");
   const auto pool = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
   runtime::Arena scratch;
   const kernels::ExecContext ctx{.kernels = &kernels_, .pool = pool.get(), .scratch = &scratch};
+  models::DecoderSpec tiny = spec;
+  tiny.vocab = 5;
+  EXPECT_EQ(LaneLossRows(tiny), 5);
   CalibrationStream stream =
       *CalibrationStream::Create(*source, spec, TestSequences({70, 9}, spec.vocab), ctx);
   ASSERT_TRUE(stream.ReserveLanes(3).ok());
@@ -398,6 +453,14 @@ TEST_F(MixWalkTest, LossesDoNotDependOnPartsOfTheHead) {
   EXPECT_EQ(whole[0], 0);
   EXPECT_GT(whole[1], 0);
   EXPECT_GT(whole[2], 10 * whole[1]);
+  double error = 0;
+  const std::vector<double> plain = PlainLosses(ctx, *source, spec, stream, &error);
+  for (size_t lane = 1; lane < whole.size(); ++lane) {
+    // dKL/dq sums up to sqrt(2 KL) at most and dKL/dp to 2 KL + sqrt(2 KL) (Pinsker), and then there are
+    // squares of errors.
+    const double slope = 2 * (std::sqrt(2 * plain[lane]) + plain[lane]);
+    EXPECT_NEAR(whole[lane], plain[lane], slope * error + 4 * error * error) << "lane " << lane;
+  }
   for (const int rows : {16, 48}) {
     const auto parts = *LaneLosses(ctx, *source, spec, tensor::DType::kF32, rows, stream);
     // Logits are the same; sums of doubles go in another order, and differences of logits of about 10 are

@@ -58,16 +58,16 @@ StatusOr<bool> PrepareFolder(const std::string& folder) {
   const bool only_analysis =
       std::ranges::all_of(fs::directory_iterator(folder, error), [](const auto& entry) {
         const std::string name = entry.path().filename().string();
-        return name == kAnalysisFile || name.starts_with("analysis-");
+        return name == kAnalysisFile || (name.starts_with("analysis-") && name.ends_with(".state"));
       });
   if (only_analysis && !error) return made;
   return InvalidArgument("{}: the folder is not empty, and there is no {} to go on from", folder,
                          kJournalFile);
 }
 
-// Room for what is still to be written: of a calibrated run two states, one of which is on its way.
-Status CheckDisk(const std::string& folder, const QuantizePlan& plan, const QuantizeOptions& options) {
-  const bool states = options.output.gptq || options.output.analyze.wanted();
+// Room for what is still to be written: with `states` two of them, one of which is on its way.
+Status CheckDisk(const std::string& folder, const QuantizePlan& plan, const QuantizeOptions& options,
+                 bool states) {
   int64_t missing = states ? 2 * StateBytes(plan.spec, options.output) : 0;
   for (const Shard& shard : plan.output.shards) {
     std::error_code error;
@@ -157,7 +157,7 @@ StatusOr<QuantizePlan> Begin(const checkpoint::Checkpoint& source, const Quantiz
                          {"output_bytes", plan.output.bytes}};
   if (options.output.calibrated()) header["kernels"] = KernelsOf(kernels);
   if (begun) RETURN_IF_ERROR(CheckSameRun(journal, header));
-  RETURN_IF_ERROR(CheckDisk(folder, plan, options));
+  RETURN_IF_ERROR(CheckDisk(folder, plan, options, options.output.gptq));
   if (!begun) RETURN_IF_ERROR(journal.Begin(header));
   return plan;
 }
@@ -209,7 +209,7 @@ StatusOr<std::shared_ptr<const Analysis>> FindAnalysis(const checkpoint::Checkpo
   StatusOr<Analysis> found = Analysis::Load(path, key, plan.spec.sandwich_norm);
   if (!found.ok() && found.status().code() != StatusCode::kNotFound) return found.status();
   if (!found.ok()) {
-    RETURN_IF_ERROR(CheckDisk(folder, plan, options));
+    RETURN_IF_ERROR(CheckDisk(folder, plan, options, options.output.gptq || options.output.analyze.wanted()));
     found = Decide(source, plan, options, kernels, pool, folder, key);
     RETURN_IF_ERROR(found.status());
     RETURN_IF_ERROR(found->Save(path, key));

@@ -192,8 +192,8 @@ StatusOr<Precision> ParsePrecision(const std::string& name, int group_size) {
     for (const int size : {32, 64, 128}) {
       if (HasGroupSize(named.scheme)) roundings.push_back({.scheme = named.scheme, .group_size = size});
     }
+    if (named.scheme == Scheme::kW8A16) roundings.push_back({.scheme = named.scheme, .group_size = 0});
   }
-  roundings.push_back({.scheme = Scheme::kW8A16, .group_size = 0});
   std::vector<std::string> names;
   for (const Precision& rounding : roundings) {
     names.push_back(rounding.Name());

@@ -27,7 +27,7 @@ std::vector<std::string> SchemeNames();  ///< "w8a8", "w8a16", "w4a16", "nvfp4",
 std::string SchemeName(Scheme scheme);
 StatusOr<Scheme> ParseScheme(const std::string& name);
 
-/// Whether what a linear loses as it runs is mostly by the rounding of its activations.
+/// Whether weights are int8, whose rounding costs less than that of activations does as our kernels run them.
 inline bool IsInt8(Scheme scheme) { return scheme == Scheme::kW8A8 || scheme == Scheme::kW8A16; }
 
 /// Whether groups of inputs may have several sizes.

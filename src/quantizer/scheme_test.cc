@@ -134,7 +134,8 @@ TEST(SchemeTest, PrecisionsAreReadAsTheyAreNamed) {
   EXPECT_EQ(ParsePrecision("w8a8", 0)->Name(), "w8a8");
   EXPECT_THAT(std::string(ParsePrecision("w4a16", 0).status().message()),
               testing::HasSubstr("found \"w4a16\", which has no groups of that size"));
-  EXPECT_FALSE(ParsePrecision("w4a16-channel", 32).ok());
+  EXPECT_THAT(std::string(ParsePrecision("w4a16-channel", 32).status().message()),
+              testing::HasSubstr("w8a16-g128, w8a16-channel, w4a16-g32"));
   EXPECT_EQ(*ParseGroupSize("channel"), 0);
   EXPECT_EQ(*ParseGroupSize("128"), 128);
   EXPECT_FALSE(ParseGroupSize("0").ok());

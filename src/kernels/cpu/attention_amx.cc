@@ -332,6 +332,7 @@ inline void AddValues(const Work<R>& w, int g, int d, float* acc, int64_t acc_st
   const int steps = (w.seen[g] + kStep - 1) / kStep;
   const int64_t stride = acc_stride * static_cast<int64_t>(sizeof(float));
   if (w.t.resume) {
+    Written();  // rescaled or copied with ordinary stores
     _tile_loadd(0, acc, stride);
     if constexpr (T == 4) {
       _tile_loadd(1, acc + 16, stride);

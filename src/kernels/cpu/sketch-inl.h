@@ -10,7 +10,8 @@ constexpr int kSketchKeys = 64;
 constexpr int kSketchRows = 16;  // that are worked on at once
 constexpr int kStepBytes =
     4096;  // of a step's signs as bytes: [4 groups][16 quads of dimensions][16 keys][4]
-constexpr int kMostSteps = (1024 + 64) / 64 + 2;
+// Of 64 signs: a second part begins a step of its own, and a part of at most 64 dimensions has two planes.
+constexpr int kMostSteps = kMostDigestDim / 64 + 2;
 
 /// The sixteen rows of one group and step, 2 where a sign is plus, else 0.
 inline void WidenSigns(const std::byte* bits, std::byte* rows) {
@@ -88,8 +89,9 @@ inline V ExpOfProducts(const int32_t* products, const int32_t* rest, const Facto
   return sum;
 }
 
-/// products [16][64] of up to 16 rows, from `first` on, and those with the second part,  with block b's keys
-/// become its scores.
+/// Adds to the scores of block b, of up to 16 rows from `first` on, the logarithms of their sums over its
+/// keys. products [16][64]: the rows' with the signs of the keys' first part; rest: likewise of the second,
+/// if any.
 inline void AddLogarithms(const SketchScores& t, int first, int b, const int32_t (*products)[kSketchKeys],
                           const int32_t (*rest)[kSketchKeys], const Factors& factors) {
   constexpr float kLn2 = 0.693147181F;

@@ -1,9 +1,9 @@
 // Products with sketches on AMX tiles of int8: query rows, up to 16, by 64 signs, with these by 16 keys.
 // Signs are 2 for plus and 0 for minus, and sums start at what that leaves out: sum of q (2 b - 1).
-#include "kernels/cpu/amx_tiles-inl.h"
 #include "kernels/cpu/digest.h"
 #include "kernels/cpu/simd_avx512-inl.h"
 // After the lanes:
+#include "kernels/cpu/amx_bf16-inl.h"
 #include "kernels/cpu/sketch-inl.h"
 
 namespace moesaic::kernels::cpu {
@@ -76,9 +76,6 @@ inline void MultiplyTwo(const SketchScores& t, int first, int part, Memory* m) {
   }
 }
 
-/// GCC doesn't know that tiles read and write memory.
-inline void Touched() { __asm__ volatile("" : : : "memory"); }
-
 }  // namespace
 
 void SketchScoresAmx(const SketchScores& t) {
@@ -98,7 +95,7 @@ void SketchScoresAmx(const SketchScores& t) {
     if (b + kAhead < t.count) PrefetchSketches(t.layout, t.digests[b + kAhead]);
     WidenSketches(t.layout, t.digests[b], m.signs);
     LoadFactors(t.layout, t.digests[b], &factors);
-    Touched();
+    Written();
     for (int first = 0; first < t.rows;) {
       const bool two = t.rows - first > kSketchRows;
       for (int part = 0; part < parts; ++part) {
@@ -108,7 +105,7 @@ void SketchScoresAmx(const SketchScores& t) {
           Multiply(t, first, part, &m);
         }
       }
-      Touched();
+      Written();
       for (int group = 0; group < (two ? 2 : 1); ++group, first += kSketchRows) {
         AddLogarithms(t, first, b, m.products[0][group], m.products[1][group], factors);
       }

@@ -184,11 +184,11 @@ class AttentionTest : public testing::TestWithParam<Impl<AttentionTileFn>> {
       // merged: a rescaling (two for exp, one for the product) every 64 keys. A run is of 256 keys, of 1,024
       // where a key has 64 query heads.
       const bool ref = GetParam().needs == runtime::Isa::kRef;
-      // Tiles take queries as two bfloat16, which leave out 2^-18 of them, 64 units, and weights as one,
-      // 2^-9.
+      // Tiles take queries as two bfloat16, which leave out 2^-18 of them, 64 units, and weights as one of 8
+      // bits, to the nearest, 2^-8; their sum is of these or of the weights before.
       const bool tiles = GetParam().needs == runtime::Isa::kAmx && cache.layer().dtype != DType::kF32 &&
                          shape.key_dim % 32 == 0 && shape.value_dim % 16 == 0;
-      const double split = tiles ? 64 : 0, rounded = tiles ? 0x1p15 : 0;
+      const double split = tiles ? 64 : 0, rounded = tiles ? 0x1p16 : 0;
       const double additions = ref ? shape.key_dim : shape.key_dim / 8.0 + 4;
       // Scales of int8 are multiplied into scores, in one or two parts, and into weights.
       const double scales = cache.layer().dtype == DType::kI8 ? 3 : 0;
@@ -424,7 +424,7 @@ TEST_P(AttentionTest, ResumedCallsAreOne) {
         for (double& s : score) total += s = std::exp(s - most);
         ASSERT_GE(max[r], most - products * 0x1p-16) << "weights are relative to the largest";
         ASSERT_LE(max[r], most + 0.6932 + products * 0x1p-16);
-        // As in Check, for tiles: scores by (64 + kDim + 3) units of `products`, weights by 2^-9, both in the
+        // As in Check, for tiles: scores by (64 + kDim + 3) units of `products`, weights by 2^-8, both in the
         // sum over and under the line, and for others less.
         const double relative = 2 * ((kDim + 67) * products * 0x1p-24 + 0x1p-8) + 1e-4;
         for (int d = 0; d < kDim; ++d) {

@@ -10,13 +10,14 @@
 #include "kernels/impl_list.h"
 #include "kernels/ref/digest.h"
 #include "kernels/test_context.h"
+#include "kernels/test_keys.h"
 
 namespace moesaic::kernels {
 namespace {
 
 using tensor::DType;
 
-constexpr int kKeys = 64;
+constexpr int kKeys = TestKeys::kKeys;
 
 struct Shape {
   int key_dim, key_split;
@@ -25,53 +26,24 @@ struct Shape {
 constexpr Shape kShapes[] = {{8, 8},   {24, 24}, {40, 32},   {64, 64},
                              {96, 96}, {104, 8}, {128, 128}, {576, 512}};
 
-// 64 keys as the cache stores them, and as numbers.
-struct Keys {
-  Keys(std::mt19937* rng, DType dtype, const Shape& shape) : shape_(shape), dtype_(dtype) {
-    const std::vector<float> values = RandomValues(rng, size_t(kKeys) * shape.key_dim, 1);
-    stride = tensor::BytesOf(dtype, shape.key_dim) + 32;
-    bytes.assign(kKeys * stride, std::byte{0});
+// Some dimensions are far larger than the others, and far from zero.
+struct Keys : TestKeys {
+  Keys(std::mt19937* rng, DType dtype, const Shape& shape) : TestKeys(dtype, shape.key_dim, shape.key_split) {
+    const std::vector<float> values = RandomValues(rng, size_t(kKeys) * key_dim, 1);
     scales = RandomValues(rng, 2 * kKeys, 0.1F);
     for (float& scale : scales) scale = std::abs(scale) + 1e-3F;
     for (int j = 0; j < kKeys; ++j) {
-      for (int d = 0; d < shape.key_dim; ++d) {
-        // Some dimensions are far larger than the others, and far from zero.
-        const float x =
-            values[size_t(j) * shape.key_dim + d] * (d % 7 == 3 ? 20.0F : 1.0F) + (d % 5 == 1 ? 9 : 0);
-        std::byte* to = bytes.data() + j * stride;
-        if (dtype == DType::kF32) reinterpret_cast<float*>(to)[d] = x;
-        if (dtype == DType::kBF16) reinterpret_cast<tensor::BF16*>(to)[d] = tensor::ToBF16(x);
-        if (dtype == DType::kI8) reinterpret_cast<int8_t*>(to)[d] = static_cast<int8_t>(x * 4);
+      for (int d = 0; d < key_dim; ++d) {
+        const float x = values[size_t(j) * key_dim + d] * (d % 7 == 3 ? 20.0F : 1.0F) + (d % 5 == 1 ? 9 : 0);
+        Put(j, d, dtype == DType::kI8 ? x * 4 : x);
       }
     }
   }
-  double At(int key, int d) const {
-    const std::byte* from = bytes.data() + key * stride;
-    if (dtype_ == DType::kF32) return reinterpret_cast<const float*>(from)[d];
-    if (dtype_ == DType::kBF16) return tensor::ToFloat(reinterpret_cast<const tensor::BF16*>(from)[d]);
-    const float scale = scales[(d < shape_.key_split ? 0 : kKeys) + key];
-    return static_cast<float>(reinterpret_cast<const int8_t*>(from)[d]) * scale;
-  }
   std::vector<std::byte> Digest(DigestFn fn) const {
-    std::vector<std::byte> digest(BoxBytes(shape_.key_dim) + 16, std::byte{0x5a});
-    fn({.keys = bytes.data(),
-        .key_stride = stride,
-        .kv_dtype = dtype_,
-        .key_dim = shape_.key_dim,
-        .key_split = shape_.key_split,
-        .key_scales = scales.data(),
-        .rest_scales = scales.data() + kKeys,
-        .digest = digest.data()});
+    std::vector<std::byte> digest(BoxBytes(key_dim) + 16, std::byte{0x5a});
+    fn(Task(digest.data()));
     return digest;
   }
-
-  int64_t stride = 0;
-  std::vector<std::byte> bytes;
-  std::vector<float> scales;
-
- private:
-  Shape shape_;
-  DType dtype_;
 };
 
 struct View {  // of a digest
@@ -156,7 +128,7 @@ TEST_P(DigestTest, TellsOfKeysThatAreNotFinite) {
     for (const int d : {0, 23, 39}) {
       const Shape shape = {40, 24};
       Keys keys(&rng, DType::kF32, shape);
-      reinterpret_cast<float*>(keys.bytes.data() + 17 * keys.stride)[d] = wrong;
+      keys.Put(17, d, wrong);
       const std::vector<std::byte> digest = keys.Digest(kernels_.digest);
       EXPECT_TRUE(std::isnan(View(digest, shape).header().center_scale[0]));
     }
@@ -169,8 +141,7 @@ TEST_P(DigestTest, ZerosAndTinyKeys) {
     const Shape shape = {24, 24};
     Keys keys(&rng, DType::kF32, shape);
     for (int j = 0; j < kKeys; ++j) {
-      for (int d = 0; d < 24; ++d)
-        reinterpret_cast<float*>(keys.bytes.data() + j * keys.stride)[d] = j % 2 ? size : -size;
+      for (int d = 0; d < 24; ++d) keys.Put(j, d, j % 2 ? size : -size);
     }
     const std::vector<std::byte> digest = keys.Digest(kernels_.digest);
     for (int d = 0; d < 24; ++d) {

@@ -13,13 +13,14 @@
 #include "kernels/impl_list.h"
 #include "kernels/ref/digest.h"
 #include "kernels/test_context.h"
+#include "kernels/test_keys.h"
 
 namespace moesaic::kernels {
 namespace {
 
 using tensor::DType;
 
-constexpr int kKeys = 64;
+constexpr int kKeys = TestKeys::kKeys;
 
 struct Shape {
   int key_dim, key_split;
@@ -28,52 +29,32 @@ struct Shape {
 constexpr Shape kShapes[] = {{8, 8},     {24, 24}, {40, 32},   {64, 64},  {96, 96},
                              {104, 104}, {104, 8}, {128, 128}, {136, 64}, {576, 512}};
 
-// Keys around a common center, with their digest, on one instruction set.
-struct Block {
-  Block(std::mt19937* rng, const Shape& shape, DType dtype, float far = 3) : shape(shape) {
-    stride = tensor::BytesOf(dtype, shape.key_dim) + 32;
-    bytes.assign(kKeys * stride, std::byte{0});
-    const std::vector<float> center = RandomValues(rng, shape.key_dim, far);
-    keys = RandomValues(rng, size_t(kKeys) * shape.key_dim, 1);
+// Keys around a common center, with their digest.
+struct Block : TestKeys {
+  Block(std::mt19937* rng, const Shape& shape, DType dtype, float far = 3)
+      : TestKeys(dtype, shape.key_dim, shape.key_split) {
+    const std::vector<float> center = RandomValues(rng, key_dim, far);
+    keys = RandomValues(rng, size_t(kKeys) * key_dim, 1);
     scales = RandomValues(rng, size_t(2) * kKeys, 0.1F);
     for (float& scale : scales) scale = std::abs(scale) + 0.02F;
     for (int j = 0; j < kKeys; ++j) {
-      for (int d = 0; d < shape.key_dim; ++d) {
-        float& x = keys[size_t(j) * shape.key_dim + d];
+      for (int d = 0; d < key_dim; ++d) {
+        float& x = keys[size_t(j) * key_dim + d];
         x += center[d];
-        std::byte* to = bytes.data() + j * stride;
-        if (dtype == DType::kF32) reinterpret_cast<float*>(to)[d] = x;
-        if (dtype == DType::kBF16) {
-          reinterpret_cast<tensor::BF16*>(to)[d] = tensor::ToBF16(x);
-          x = tensor::ToFloat(tensor::ToBF16(x));
-        }
-        if (dtype != DType::kI8) continue;
-        const float scale = scales[(d < shape.key_split ? 0 : kKeys) + j];
-        const auto code = static_cast<int8_t>(std::clamp(std::round(x / scale), -127.0F, 127.0F));
-        reinterpret_cast<int8_t*>(to)[d] = code;
-        x = static_cast<float>(code) * scale;
+        Put(j, d, dtype == DType::kI8 ? std::clamp(std::round(x / scale(j, d)), -127.0F, 127.0F) : x);
+        x = static_cast<float>(At(j, d));
       }
     }
-    Make(dtype);
+    Make();
   }
-  void Make(DType dtype) {
-    digest.assign(SketchLayoutOf(shape.key_dim, shape.key_split).bytes + 16, std::byte{0x5a});
-    const DigestTask task = {.keys = bytes.data(),
-                             .key_stride = stride,
-                             .kv_dtype = dtype,
-                             .key_dim = shape.key_dim,
-                             .key_split = shape.key_split,
-                             .key_scales = scales.data(),
-                             .rest_scales = scales.data() + kKeys,
-                             .digest = digest.data()};
-    ref::Digest(task);
-    MakeSketches(task);
+  void Make() {
+    digest.assign(SketchLayoutOf(key_dim, key_split).bytes + 16, std::byte{0x5a});
+    ref::Digest(Task(digest.data()));
+    MakeSketches(Task(digest.data()));
   }
 
-  Shape shape;
-  int64_t stride;
-  std::vector<std::byte> bytes, digest;
-  std::vector<float> keys, scales;
+  std::vector<std::byte> digest;
+  std::vector<float> keys;  // as they are stored
 };
 
 // Queries as the kernels take them.
@@ -157,9 +138,9 @@ TEST(SketchTest, KeysThatAreAlikeOrNothing) {
   for (const float value : {0.0F, 1e-42F, 3.0F, 1e16F}) {
     Block block(&rng, {40, 32}, DType::kF32);
     for (int j = 0; j < kKeys; ++j) {
-      for (int d = 0; d < 40; ++d) reinterpret_cast<float*>(block.bytes.data() + j * block.stride)[d] = value;
+      for (int d = 0; d < 40; ++d) block.Put(j, d, value);
     }
-    block.Make(DType::kF32);
+    block.Make();
     const auto* header = reinterpret_cast<const DigestHeader*>(block.digest.data());
     for (const float scale : header->sketch) {
       EXPECT_TRUE(std::isfinite(scale));

@@ -54,8 +54,8 @@ std::string What(const Options& options) {
 // Flags that would do nothing.
 Status CheckUsed(const Options& options, const CLI::App& verb) {
   const bool gptq = options.method == "gptq", mix = !options.mix.precisions.empty();
-  const bool calibrated = gptq || mix || options.smoothing == "on" || options.activations == "static";
   const bool saves = gptq || options.smoothing == "on" || options.activations == "static";
+  const bool calibrated = saves || mix;
   const char* calibration = "--method gptq, --mix, --smoothing on or --activations static";
   const auto said = [&](const std::string& name) {
     return options.scheme == name || std::ranges::count(options.mix.precisions, name) > 0;

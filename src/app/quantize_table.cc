@@ -58,15 +58,14 @@ std::vector<std::vector<std::string>> CalibrationRows(const quantizer::OutputSet
                                      : forecast.seconds + std::max(reading, calibration.seconds());
   std::vector<std::vector<std::string>> rows;
   if (!plan.passes.empty()) rows.push_back(MeasuringRow(settings, plan));
-  std::vector<std::vector<std::string>> table = {
+  rows.push_back(
       {"calibration", fmt::format("{} tokens, {} at a time, {} of memory", settings.calibration.tokens,
                                   std::min<int64_t>(plan.limits.part_rows, settings.calibration.tokens),
-                                  FormatBytes(static_cast<double>(plan.calibration_bytes)))},
-      {"", fmt::format("Hessians {}, factors {}, rounding {}, forward {}",
-                       seconds(calibration.hessian_seconds), seconds(calibration.factor_seconds),
-                       seconds(calibration.round_seconds), seconds(calibration.forward_seconds))},
-      {"in all", seconds(total)}};
-  std::ranges::move(table, std::back_inserter(rows));
+                                  FormatBytes(static_cast<double>(plan.calibration_bytes)))});
+  rows.push_back({"", fmt::format("Hessians {}, factors {}, rounding {}, forward {}",
+                                  seconds(calibration.hessian_seconds), seconds(calibration.factor_seconds),
+                                  seconds(calibration.round_seconds), seconds(calibration.forward_seconds))});
+  rows.push_back({"in all", seconds(total)});
   return rows;
 }
 

@@ -39,9 +39,9 @@ class EvictionPolicy {
   /// What keeping the candidate is worth, as the time of a last use: the least goes first. Asked once for
   /// each use of a run, so it may depend on what is known then, not on the time of eviction.
   virtual double Worth(const EvictionCandidate& candidate) = 0;
-  /// When the candidate will be asked for, 0 where that is not known. Until then that decides, not its worth: the
-  /// latest goes first, and before the least of worth where the time until then is kAwayPerAge times the time
-  /// since that one's last use or more.
+  /// When the candidate will be asked for, 0 where that is not known. Until then that decides, not its worth:
+  /// the latest goes first, and before the least of worth where the time until then is kAwayPerAge times the
+  /// time since that one's last use or more.
   virtual double ReturnsAt(const EvictionCandidate& candidate) = 0;
   /// `candidate`, or its end, has gone at time `now`; `hash` names the first block that went.
   virtual void Gone(const EvictionCandidate& candidate, uint64_t hash, uint64_t now) = 0;
@@ -56,10 +56,11 @@ std::unique_ptr<EvictionPolicy> MakeLruPolicy();
 /// equally large). Lifetime: the time that a run lives in the cache after its only use. A run whose client
 /// says that the session continues is worth as much as one used half a lifetime later, one with more than one
 /// use as much as 0.15 lifetimes later, and either a quarter more of that the further back in its sequence it
-/// ends. Runs whose client says that the session ended go first, unless others used them too; so do those that
-/// stand behind what it says will be asked for again, unless more than eight sequences went on behind them. Where
-/// the client says when it returns, runs count as used then once that has passed. Remembers `remembered` runs
-/// that went. attention_tokens: position at which attention costs a token as much as the rest of the model.
+/// ends. Runs whose client says that the session ended go first, unless others used them too; so do those
+/// that stand behind what it says will be asked for again, unless more than eight sequences went on behind
+/// them. Where the client says when it returns, runs count as used then once that has passed. Remembers
+/// `remembered` runs that went. attention_tokens: position at which attention costs a token as much as the
+/// rest of the model.
 std::unique_ptr<EvictionPolicy> MakeCostAwarePolicy(int64_t attention_tokens, int remembered);
 
 }  // namespace moesaic::cache

@@ -425,7 +425,8 @@ void RadixTree::Offer(Run& run) {
   if (returns_at > static_cast<double>(now_)) {
     queue_.AddAway(run, returns_at);
   } else {
-    queue_.AddWorth(run, policy_->Worth(candidate), std::max(static_cast<double>(run.last_use), run.returns_at));
+    queue_.AddWorth(run, policy_->Worth(candidate),
+                    std::max(static_cast<double>(run.last_use), run.returns_at));
   }
 }
 

@@ -125,7 +125,7 @@ class FakeModel : public models::Model {
   size_t largest_step = 0;  // rows
   int64_t computed = 0;     // rows of all steps
   int64_t mtp_rows = 0;
-  int mtp_gaps = 0;  // rows that the module read and nobody had written: the drafter's bug
+  int mtp_gaps = 0;           // rows that the module read and nobody had written: the drafter's bug
   size_t memory = 0;          // last tokens that decide what follows, so that it repeats; 0: all
   uint64_t misses_every = 0;  // one in so many drafts is wrong; 0: none
   bool fail_next = false, fail_next_mtp = false;

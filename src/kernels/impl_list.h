@@ -32,7 +32,7 @@ ImplList<AxpyRowFn> AxpyImpls();
 ImplList<AxpbyRowFn> AxpbyImpls();
 ImplList<RopeRowFn> RopeHalfImpls();
 ImplList<RopeRowFn> RopeInterleavedImpls();
-ImplList<RescaleRowFn> RescaleImpls();  // what attention on tiles calls itself
+ImplList<RescaleRowFn> RescaleImpls();              // what attention on tiles calls itself
 ImplList<RouteFn> RouteImpls();                     // route_list.cc
 ImplList<Rounding> RoundingImpls(NumberGrid grid);  // rounding_list.cc
 /// Those that run on keys and values of a type (kF32, kBF16 or kI8); one function takes all types.

@@ -152,6 +152,25 @@ TEST_F(AnalysisTest, GoesOnFromWhereverItWasStopped) {
   EXPECT_EQ(after, 2) << "stopped behind it";
 }
 
+TEST_F(AnalysisTest, WhatAKilledRunHadWrittenIsNoObstacle) {
+  options_.output.analyze = {.smoothing = true, .static_activations = true};
+  options_.save_seconds = 0;
+  const std::string source = Golden("kimi-k2");
+  ASSERT_TRUE(Run(source, "whole").ok());
+  int calls = 0;
+  options_.progress = [&](const QuantizeProgress&) { return ++calls < 10; };
+  ASSERT_EQ(Run(source, "killed").status().code(), StatusCode::kCancelled);
+  const std::string out = folder_.Path("killed");
+  ASSERT_FALSE(fs::exists(fs::path(out) / kJournalFile)) << "stopped within the analysis";
+  for (const char* name : {"analysis-1.state.1-0.partial", "quantize.analysis.1-0.partial"}) {
+    std::ofstream(fs::path(out) / name) << "some of it";
+  }
+  options_.progress = nullptr;
+  const StatusOr<QuantizeReport> again = Run(source, "killed");
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(FilesOf(out), FilesOf(folder_.Path("whole")));
+}
+
 TEST_F(AnalysisTest, AStateThatIsNotWhatWasSavedIsNotTaken) {
   // A tolerance that all linears are within.
   options_.output.analyze = {.smoothing = true, .static_activations = true, .static_tolerance = 1e9};

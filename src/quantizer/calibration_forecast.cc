@@ -8,7 +8,7 @@
 #include "quantizer/calibration_memory.h"
 #include "quantizer/checksum.h"
 #include "quantizer/gptq.h"
-#include "quantizer/mix_walk.h"
+#include "quantizer/mix_passes.h"
 #include "quantizer/stopwatch.h"
 
 namespace moesaic::quantizer {

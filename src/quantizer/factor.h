@@ -100,7 +100,7 @@ int64_t FactoringScratchBytes(int k, int threads);
 
 /// Gives all of a layer's inputs to a sink: the same runs of tokens each time. An error: not all of them
 /// came.
-using InputSource = std::function<Status(const std::function<void(const TokenRows&)>& sink)>;
+using InputSource = std::function<Status(const TokenSink& sink)>;
 
 /// Makes factors one after another in the same memory.
 class Factorizer {

@@ -59,7 +59,7 @@ class Rounder {
         rows_(rows),
         factor_(factor),
         result_(result),
-        tiles_((result->n + kRows - 1) / kRows),
+        tiles_(base::CeilDiv(result->n, kRows)),
         tiles_per_task_(std::min(base::CeilDiv(tiles_, ctx.pool->size()), kMostTiles)),
         losses_(static_cast<size_t>(tiles_) * kRows),
         scales_(ScalesByGroup(*result, tiles_ * kRows)),

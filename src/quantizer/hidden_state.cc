@@ -50,15 +50,17 @@ bool LoadHidden(const std::string& path, const std::string& xxh3, CalibrationStr
   return static_cast<bool>(file.read(reinterpret_cast<char*>(bytes.data()), std::ssize(bytes)));
 }
 
+bool IsAnalysisState(std::string_view name) {
+  return name.starts_with("analysis-") && name.find(".state") != std::string_view::npos;
+}
+
 Status RemoveStates(const std::string& folder, bool analysis) {
   std::error_code error;
   std::vector<std::filesystem::path> found;
   for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
     const std::string name = entry.path().filename().string();
-    if (name.find(".state") == std::string::npos) continue;
-    if (name.starts_with("analysis-") || (!analysis && name.starts_with("calibration-"))) {
-      found.push_back(entry.path());
-    }
+    const bool calibration = name.starts_with("calibration-") && name.find(".state") != std::string::npos;
+    if (IsAnalysisState(name) || (!analysis && calibration)) found.push_back(entry.path());
   }
   for (const std::filesystem::path& path : found) {
     std::filesystem::remove(path, error);

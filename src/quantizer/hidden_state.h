@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "quantizer/calibration_stream.h"
 
@@ -13,6 +14,9 @@ StatusOr<std::string> SaveHidden(const std::string& path, CalibrationStream& str
 
 /// Reads them back. False, with the stream as it was, where the file is not there or not of this checksum.
 bool LoadHidden(const std::string& path, const std::string& xxh3, CalibrationStream& stream);
+
+/// Whether a file of this name is a state that an analysis saved, or what a killed run had written of one.
+bool IsAnalysisState(std::string_view name);
 
 /// Removes the states that runs have saved in `folder`, of analyses alone if `analysis`.
 Status RemoveStates(const std::string& folder, bool analysis = false);

@@ -173,7 +173,7 @@ void AddProducts(const kernels::ExecContext& ctx, const TokenRows& tokens, std::
     const size_t mark = ctx.scratch->Mark();
     Operands x;
     x.tokens = base::RoundUp(count, tensor::kPackedKUnit);
-    x.panels = base::RoundUp(k, kPanelRows) / kPanelRows;
+    x.panels = base::CeilDiv(k, kPanelRows);
     x.row_bytes = int64_t{x.tokens} * 2 | 64;
     x.left = ctx.scratch->Take<std::byte>(x.panels * kPanelRows * x.row_bytes);
     x.right = ctx.scratch->Take<std::byte>(size_t(x.panels) * kPanelRows * x.tokens * 2);

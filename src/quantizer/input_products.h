@@ -20,6 +20,7 @@ struct TokenRows {
   /// then count by its square.
   std::span<const float> gates;
 };
+using TokenSink = std::function<void(const TokenRows&)>;
 
 /// How much tokens count together.
 struct TokenWeight {

@@ -14,8 +14,6 @@
 
 namespace moesaic::quantizer {
 
-using TokenSink = std::function<void(const TokenRows&)>;
-
 /// Inputs of linears, over the stream's first lane. They are made anew each time, in the same runs of tokens,
 /// which live for a call.
 struct LinearInputs {

@@ -34,7 +34,7 @@ WalkScratch WalkScratchOf(const models::DecoderSpec& spec, int64_t tokens, int64
   const int64_t rows = std::min<int64_t>(tokens, part_rows);
   const auto mlp = [&](int64_t width, int64_t beside) {
     // Gated values while they are made, while they are multiplied, or while a Hessian takes them.
-    const int64_t forward = rows * (beside + hidden + width + std::max(hidden + width, width)) * kFloat;
+    const int64_t forward = rows * (beside + 2 * (hidden + width)) * kFloat;
     const int64_t add =
         rows * (beside + std::max(hidden, width)) * kFloat + AddProductsBytes(std::max(hidden, width), rows);
     scratch.ffn = std::max({scratch.ffn, forward, add});

@@ -1,6 +1,7 @@
 #include "quantizer/mix_walk.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -214,7 +215,8 @@ class MixMeasurer : public LayerVisitor {
       ASSIGN_OR_RETURN(std::vector<float> rows, ReadRows(ctx_, source_, module, n, k, first, count));
       for (size_t i = 0; i < made.size(); ++i) {
         if (made[i].second.kept()) {
-          AddKeptRows(made[i].second.dtype, first, count, rows, &matrices[i], &lanes_[unit].largest);
+          RETURN_IF_ERROR(
+              AddKeptRows(made[i].second.dtype, first, count, rows, &matrices[i], &lanes_[unit].largest));
           continue;
         }
         RETURN_IF_ERROR(AddRounded(
@@ -230,25 +232,26 @@ class MixMeasurer : public LayerVisitor {
     return OkStatus();
   }
 
-  void AddKeptRows(DType dtype, int first, int count, const std::vector<float>& rows, RuntimeMatrix* matrix,
-                   float* largest) const {
+  Status AddKeptRows(DType dtype, int first, int count, const std::vector<float>& rows, RuntimeMatrix* matrix,
+                     float* largest) const {
     if (dtype != DType::kF16) {
       matrix->AddKept(*ctx_.pool, first, count, rows.data());
-      return;
+      return OkStatus();
     }
     const auto k = std::ssize(rows) / count;
-    std::vector<float> halves(rows.size()), largest_of(static_cast<size_t>(count));
+    ASSIGN_OR_RETURN(const float of_rows, LargestMagnitude(ctx_, rows.data(), count, static_cast<int>(k)));
+    *largest = std::max(*largest, of_rows);
+    std::vector<float> halves(rows.size());
     ctx_.pool->Run(count, [&](int64_t r, int) {
       const float* row = rows.data() + r * k;
-      largest_of[r] = LargestIn(row, 1, static_cast<int>(k), 0);
       for (int64_t i = 0; i < k; ++i) {
         // Infinite weights would end in values that are none; the unit is lost already.
         halves[r * k + i] =
             std::fabs(row[i]) > kLargestHalf ? 0 : tensor::HalfToFloat(tensor::FloatToHalf(row[i]));
       }
     });
-    *largest = std::max(*largest, *std::ranges::max_element(largest_of));
     matrix->AddKept(*ctx_.pool, first, count, halves.data());
+    return OkStatus();
   }
 
   StatusOr<float> LargestOf(const std::string& module, int n, int k) const {
@@ -278,16 +281,14 @@ class MixMeasurer : public LayerVisitor {
     });
   }
 
-  static float LargestIn(const float* rows, int count, int n, int64_t stride) {
-    float largest = 0;
-    for (int r = 0; r < count; ++r) {
-      for (int i = 0; i < n; ++i) {
-        const float magnitude = std::fabs(rows[r * stride + i]);
-        largest =
-            std::max(largest, std::isnan(magnitude) ? std::numeric_limits<float>::infinity() : magnitude);
-      }
-    }
-    return largest;
+  // The largest magnitude; a NaN counts as infinite.
+  float LargestIn(const float* rows, int count, int n, int64_t stride) const {
+    std::vector<uint32_t> bits(static_cast<size_t>(count));
+    const kernels::Rounding& rounding = ctx_.kernels->rounding[0];
+    ctx_.pool->Run(count, [&](int64_t r, int) { bits[r] = rounding.largest_bits(rows + r * stride, n); });
+    const uint32_t most = bits.empty() ? 0 : *std::ranges::max_element(bits);
+    return std::bit_cast<float>(
+        std::min(most, std::bit_cast<uint32_t>(std::numeric_limits<float>::infinity())));
   }
 
   const kernels::ExecContext& ctx_;

@@ -58,7 +58,7 @@ StatusOr<bool> PrepareFolder(const std::string& folder) {
   const bool only_analysis =
       std::ranges::all_of(fs::directory_iterator(folder, error), [](const auto& entry) {
         const std::string name = entry.path().filename().string();
-        return name == kAnalysisFile || (name.starts_with("analysis-") && name.ends_with(".state"));
+        return name.starts_with(kAnalysisFile) || IsAnalysisState(name);  // or what was written of it
       });
   if (only_analysis && !error) return made;
   return InvalidArgument("{}: the folder is not empty, and there is no {} to go on from", folder,

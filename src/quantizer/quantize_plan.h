@@ -10,7 +10,7 @@
 
 #include "models/decoder_spec.h"
 #include "quantizer/calibration_memory.h"
-#include "quantizer/mix_walk.h"
+#include "quantizer/mix_passes.h"
 #include "quantizer/output_plan.h"
 #include "quantizer/work_plan.h"
 #include "runtime/async_file.h"

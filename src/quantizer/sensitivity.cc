@@ -5,7 +5,6 @@
 #include <limits>
 #include <utility>
 
-#include "base/check.h"
 #include "base/round.h"
 #include "quantizer/gptq.h"
 

@@ -6,7 +6,7 @@
 //
 // All rows' candidates are found before the first are ranked: what is stored in pieces of any size and loaded
 // as a whole has to reach the cache in between, for which a row alone would wait longer than it computes.
-#include <algorithm>
+#include <cstddef>
 
 #include "kernels/cpu/route.h"
 #include "kernels/cpu/simd_avx512-inl.h"
@@ -19,7 +19,7 @@ constexpr int kMost = 16;  // choices, and groups
 
 // A row's experts that reach its bound, by rising id.
 struct Candidates {
-  alignas(64) int32_t ids[kMost + 16];
+  alignas(64) int32_t ids[kMost + 32];  // room for all of two vectors
   int count;         // kMost + 1 where the reference has to do the row: too many tie, or one is not a number
   float max, total;  // of a softmax over all experts
 };
@@ -33,59 +33,59 @@ inline VI KeysOf(V x) {
 
 inline VI Iota() { return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
 
-// Loads of single lanes are broadcast as part of the comparison, where a shuffle would take the port that
-// comparisons need. The compiler must not see what stands there, or it shuffles after all.
-template <typename T>
-inline void Hide(T (&lanes)[16]) {
-  asm("" : "+m"(lanes));
+// ranks += 1 where x < y. Loads are broadcast as part of the comparison: a shuffle would take the port that
+// comparisons need, and the compiler makes two instructions more of it.
+inline VI CountLess(V x, const float& y, VI ranks) {
+  __mmask16 less;
+  asm("vcmpps $1, %2%{1to16%}, %3, %1\n\tvpaddd %4, %0, %0%{%1%}"
+      : "+v"(ranks), "=&Yk"(less)
+      : "m"(y), "v"(x), "v"(_mm512_set1_epi32(1)));
+  return ranks;
+}
+inline VI CountLess(VI x, const int32_t& y, VI ranks) {
+  __mmask16 less;
+  asm("vpcmpd $1, %2%{1to16%}, %3, %1\n\tvpaddd %4, %0, %0%{%1%}"
+      : "+v"(ranks), "=&Yk"(less)
+      : "m"(y), "v"(x), "v"(_mm512_set1_epi32(1)));
+  return ranks;
 }
 
 // How many of the lanes go before each lane: those with a larger key, and those with the same on the left.
 inline VI RanksOf(VI keys) {
   alignas(64) int32_t lanes[16];
   _mm512_store_si512(lanes, keys);
-  Hide(lanes);
   // 16 integers from the (15 - j)-th on are -1 in the lanes that an equal lane j goes before: above a key
   // less one is what is above it or equal.
   static constexpr int32_t kLess[31] = {0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0, 0,
                                         -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
   VI ranks = _mm512_setzero_si512();
-  const VI one = _mm512_set1_epi32(1);
 #pragma GCC unroll 16
   for (int j = 0; j < 16; ++j) {
-    const VI least = _mm512_add_epi32(keys, _mm512_loadu_si512(kLess + 15 - j));
-    const __mmask16 before = _mm512_cmplt_epi32_mask(least, _mm512_set1_epi32(lanes[j]));
-    ranks = _mm512_mask_add_epi32(ranks, before, ranks, one);
+    ranks = CountLess(_mm512_add_epi32(keys, _mm512_loadu_si512(kLess + 15 - j)), lanes[j], ranks);
   }
   return ranks;
+}
+
+// Lane `at` in all lanes, where `at` has one bit.
+inline V Broadcast(__mmask16 at, V x) {
+  return _mm512_broadcastss_ps(_mm512_castps512_ps128(_mm512_maskz_compress_ps(at, x)));
 }
 
 // The k-th largest lane.
 inline V KthLargest(V x, int k) {
   alignas(64) float lanes[16];
   _mm512_store_ps(lanes, x);
-  Hide(lanes);
   VI larger = _mm512_setzero_si512();
-  const VI one = _mm512_set1_epi32(1);
 #pragma GCC unroll 16
-  for (int j = 0; j < 16; ++j) {
-    const __mmask16 less = _mm512_cmp_ps_mask(x, _mm512_set1_ps(lanes[j]), _CMP_LT_OQ);
-    larger = _mm512_mask_add_epi32(larger, less, larger, one);
-  }
+  for (int j = 0; j < 16; ++j) larger = CountLess(x, lanes[j], larger);
+  const __mmask16 kth = _mm512_cmpeq_epi32_mask(larger, _mm512_set1_epi32(k - 1));
+  if (kth != 0 && (kth & (kth - 1)) == 0) return Broadcast(kth, x);
   return _mm512_set1_ps(_mm512_mask_reduce_min_ps(_mm512_cmplt_epi32_mask(larger, _mm512_set1_epi32(k)), x));
 }
 
 inline V Sigmoid(V x) {
   const V e = Exp(Sub(Zero(), Abs(x)));
   return Div(SelectNegative(x, e, Set(1.0F)), Add(Set(1.0F), e));
-}
-
-inline bool HasNan(const float* x, int n) {
-  __mmask16 nan = 0;
-  for (int i = 0; i < n; i += 32) {  // two at a time; of an odd number, the last with itself
-    nan |= _mm512_cmp_ps_mask(Load(x + i), Load(x + std::min(i + 16, n - 16)), _CMP_UNORD_Q);
-  }
-  return nan != 0;
 }
 
 inline V Largest(const float* x, int n) {
@@ -128,15 +128,41 @@ inline void OpenGroups(const RouteTask& t, const float* choice, int32_t (&open)[
 }
 
 // Adds those of the experts [first, first + size) that reach `bound` to the `found` ids; stops behind kMost.
-inline int FindIn(const float* choice, int first, int size, V bound, int found, int32_t* ids) {
+inline size_t FindIn(const float* choice, int first, int size, V bound, size_t found, int32_t* ids) {
   VI at = _mm512_add_epi32(Iota(), _mm512_set1_epi32(first));
-  for (int e = first; e < first + size && found <= kMost; e += 16) {
-    const __mmask16 reaches = _mm512_cmp_ps_mask(Load(choice + e), bound, _CMP_GE_OQ);
+  const auto find = [&](const float* x) {
+    const __mmask16 reaches = _mm512_cmp_ps_mask(Load(x), bound, _CMP_GE_OQ);
     _mm512_storeu_si512(ids + found, _mm512_maskz_compress_epi32(reaches, at));
-    found += __builtin_popcount(reaches);
+    found += _mm_popcnt_u32(_cvtmask16_u32(reaches));
     at = _mm512_add_epi32(at, _mm512_set1_epi32(16));
+  };
+  const float* x = choice + first;
+  const float* const end = x + size;
+  for (; x + 32 <= end && found <= kMost; x += 32) {
+    find(x);
+    find(x + 16);
   }
+  if (x < end && found <= kMost) find(x);
   return found;
+}
+
+// The largest of each lane, `most` among them; sets `nan` if one is not a number.
+inline V LargestLanes(const float* x, int n, V most, __mmask16* nan) {
+  const float* const end = x + n;
+  V other = most;
+  __mmask16 found = *nan;
+  for (; x + 32 <= end; x += 32) {
+    const V a = Load(x), b = Load(x + 16);
+    found |= _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q);
+    most = Max(most, a);
+    other = Max(other, b);
+  }
+  if (x < end) {
+    found |= _mm512_cmp_ps_mask(Load(x), Load(x), _CMP_UNORD_Q);
+    most = Max(most, Load(x));
+  }
+  *nan = found;
+  return Max(most, other);
 }
 
 // How the task's rows are computed.
@@ -189,28 +215,32 @@ class Router {
 
   void Find(int row, Candidates* c) const {
     const float* choice = ChoiceOf(t_.logits + int64_t{row} * t_.experts, c);
-    int32_t open[kMost] = {0};
+    const V least = _mm512_set1_ps(-__builtin_inff());
+    __mmask16 nan = 0;
+    V most = LargestLanes(choice, t_.experts, least, &nan);
+    c->count = kMost + 1;
+    if (nan != 0) return;
+    int32_t open[kMost];
     int parts = 1, size = t_.experts;
+    open[0] = 0;
     if (grouped_) {
       OpenGroups(t_, choice, open);
       parts = t_.top_groups;
       size = t_.experts / t_.groups;
+      most = least;
+      for (int part = 0; part < parts; ++part)
+        most = LargestLanes(choice + open[part] * size, size, most, &nan);
     }
-    V most = _mm512_set1_ps(-__builtin_inff());
-    for (int part = 0; part < parts; ++part) {
-      for (int e = open[part] * size; e < (open[part] + 1) * size; e += 16)
-        most = Max(most, Load(choice + e));
-    }
-    c->count = kMost + 1;
-    if (HasNan(choice, t_.experts)) return;
     V bound = KthLargest(most, t_.top_k);
     for (;;) {
-      int found = 0;
+      size_t found = 0;
       for (int part = 0; part < parts && found <= kMost; ++part) {
         found = FindIn(choice, open[part] * size, size, bound, found, c->ids);
       }
-      c->count = found;
-      if (found <= kMost) return;
+      if (found <= kMost) {
+        c->count = static_cast<int>(found);
+        return;
+      }
       // As many reach the k-th largest of any of them, which is higher unless they tie.
       const V higher = KthLargest(_mm512_i32gather_ps(_mm512_load_si512(c->ids), choice, 4), t_.top_k);
       if (_mm512_cmp_ps_mask(higher, bound, _CMP_GT_OQ) == 0) return;
@@ -231,8 +261,7 @@ class Router {
     _mm512_mask_i32scatter_epi32(t_.ids + row * t_.top_k, chosen, ranks, ids, 4);
     if (only_chosen_) {
       const __mmask16 first = _mm512_mask_cmpeq_epi32_mask(chosen, ranks, _mm512_setzero_si512());
-      const V max = _mm512_broadcastss_ps(_mm512_castps512_ps128(_mm512_maskz_compress_ps(first, logits)));
-      weights = Exp(Sub(logits, max));
+      weights = Exp(Sub(logits, Broadcast(first, logits)));
     }
     float scale = t_.scale;
     if (t_.normalize) {

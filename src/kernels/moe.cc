@@ -292,22 +292,26 @@ class MoeLayer {
   }
 
   void RunDownByColumns(int columns) {
-    const int64_t tile = int64_t{kColumnRows} * (columns + tensor::kPanelRows);
-    const auto scratch = Take<float>(tile * ctx_.pool->size());
+    // An odd number of cache lines, as in TakePreparedRows: rows of the output itself would share few sets.
+    const int64_t stride = columns + tensor::kPanelRows;
+    const int64_t sums = p_.rows * stride, room = sums + kColumnRows * stride;
+    const auto scratch = Take<float>(room * ctx_.pool->size());
     ctx_.pool->Run(base::CeilDiv(p_.hidden, columns), [&](int64_t task, int worker) {
       const int first = static_cast<int>(task) * columns;
       const int count = std::min(columns, p_.hidden - first);
+      float* out = scratch.data() + worker * room;
+      std::fill_n(out, sums, 0.0F);
+      for (const ExpertJob& job : jobs_) AddColumns(job, first, count, out + sums, out, stride);
       for (int token = 0; token < p_.rows; ++token) {
-        std::fill_n(p_.out + token * p_.out_stride + first, count, 0.0F);
+        std::copy_n(out + token * stride, count, p_.out + token * p_.out_stride + first);
       }
-      for (const ExpertJob& job : jobs_) AddColumns(job, first, count, scratch.data() + worker * tile);
     });
   }
 
-  // Adds what the job gives to the columns [first, first + count) of its tokens.
-  void AddColumns(const ExpertJob& job, int first, int count, float* y) {
+  // Adds what the job gives to the columns [first, first + count) of its tokens to out [tokens, stride]. y
+  // has room for kColumnRows rows as wide.
+  void AddColumns(const ExpertJob& job, int first, int count, float* y, float* out, int64_t stride) {
     const int panels = base::CeilDiv(count, tensor::kPanelRows);
-    const int64_t stride = int64_t{panels | 1} * tensor::kPanelRows;  // odd, as in TakePreparedRows
     for (int done = 0; done < job.rows; done += kColumnRows) {
       const int row = job.first_row + done;
       const int rows = std::min(kColumnRows, job.rows - done);
@@ -316,7 +320,7 @@ class MoeLayer {
       for (int r = 0; r < rows; ++r) {
         const int token = job.part == 0 ? TokenOf(row + r) : row + r;
         const float weight = job.part == 0 ? p_.weights[slot_of_row_[row + r]] : 1;
-        ctx_.kernels->axpy(weight, y + r * stride, count, p_.out + token * p_.out_stride + first);
+        ctx_.kernels->axpy(weight, y + r * stride, count, out + token * stride);
       }
     }
   }

@@ -54,7 +54,7 @@ Status CheckDraftModel(const ModelFlags& flags) {
   if (flags.draft_model.empty()) {
     return method == "draft" ? InvalidArgument("--speculative draft needs --speculative-model") : OkStatus();
   }
-  if (method == "mtp" || method == "ngram") {
+  if (method == "mtp" || method == "ngram" || method == "mtp+ngram") {
     return InvalidArgument("--speculative-model goes with --speculative draft or auto, found {}", method);
   }
   return CheckSameVocabulary(flags.model, flags.draft_model);
@@ -190,7 +190,8 @@ StatusOr<std::unique_ptr<Session>> OpenSession(const ModelFlags& flags) {
   options.placement = PlacementOf(flags.mmap);
   options.numa = NumaOf(flags.numa);
   const std::string method = SpeculativeMethod(flags);
-  options.load_mtp = method == "mtp" || (method == "auto" && flags.draft_model.empty());
+  options.load_mtp =
+      method == "mtp" || method == "mtp+ngram" || (method == "auto" && flags.draft_model.empty());
   options.progress = [&progress](int64_t done, int64_t total) {
     progress.Show(done, total, FormatBytes(static_cast<double>(total)));
     return !Interrupted();

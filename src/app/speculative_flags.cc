@@ -11,13 +11,14 @@ void AddSpeculativeFlags(CLI::App& verb, ModelFlags& flags) {
   verb.add_option(
           "--speculative", options.method,
           "Draft tokens and verify them together, which says the same in fewer steps: off, mtp (the "
-          "model's own module), ngram (what followed the last tokens before), draft (a second model), or "
-          "auto (draft with --speculative-model, else mtp where the model has it, else ngram). Unsaid: draft "
-          "with --speculative-model, else off")
-      ->check(CLI::IsMember({"off", "auto", "mtp", "ngram", "draft"}))
+          "model's own module), ngram (what followed the last tokens before), mtp+ngram (whichever promises "
+          "more), draft (a second model), or auto (draft with --speculative-model, else mtp+ngram where the "
+          "model has a module, else ngram). Unsaid: draft with --speculative-model, else off")
+      ->check(CLI::IsMember({"off", "auto", "mtp", "ngram", "mtp+ngram", "draft"}))
       ->group(group);
   verb.add_option("--num-speculative-tokens,--draft-max", options.most_tokens,
-                  "Tokens drafted for a sequence and step at most; 0: 4 for mtp, 8 for ngram, 6 for draft")
+                  "Tokens drafted for a sequence and step at most; 0: 4 for mtp, 8 for ngram, 6 for "
+                  "draft; mtp+ngram: these too, at most 4 with the module")
       ->check(CLI::Range(0, engine::kMostDrafts))
       ->capture_default_str()
       ->group(group);

@@ -57,18 +57,21 @@ void DepthPolicy::Quartile::Scale(double factor) {
   for (double& sample : last) sample *= factor;
 }
 
-double DepthPolicy::Prior(int place) const {
+double DepthPolicy::Prior(bool is_free, int place) const {
+  const DraftRecord& all = is_free ? all_free_ : all_;
   double prior = kHope;
   for (int i = 0; i <= place; ++i) {
-    prior = (all_.accepted[i] + kHopeWeight * prior) / (all_.tried[i] + kHopeWeight);
+    prior = (all.accepted[i] + kHopeWeight * prior) / (all.tried[i] + kHopeWeight);
   }
   return prior;
 }
 
-double DepthPolicy::Chance(const DraftRecord& record, int place) const {
+double DepthPolicy::Chance(const Candidate& candidate, int place) const {
+  const DraftRecord& record = *candidate.record;
   // Drafts that are right to their end ask for longer ones, whatever others' were.
   if (record.whole >= kWholeDrafts && record.tried[place] < kHopeWeight) return kHope;
-  return (record.accepted[place] + kHopeWeight * Prior(place)) / (record.tried[place] + kHopeWeight);
+  return (record.accepted[place] + kHopeWeight * Prior(candidate.is_free, place)) /
+         (record.tried[place] + kHopeWeight);
 }
 
 double DepthPolicy::StepSeconds(int rows) const {
@@ -119,17 +122,31 @@ void DepthPolicy::CountDrafts(int sequences, int passes, int behind, double seco
   }
 }
 
-void DepthPolicy::CountOutcome(DraftRecord& record, int drafted, int accepted) {
+void DepthPolicy::CountOutcome(DraftRecord& record, bool is_free, int drafted, int accepted) {
   Keep(record, drafted, accepted, kKeepOwn);
-  Keep(all_, drafted, accepted, kKeepAll);
+  Keep(is_free ? all_free_ : all_, drafted, accepted, kKeepAll);
   record.last_accepted = accepted > 0;
   record.whole = accepted == drafted ? record.whole + 1 : 0;
   record.last_step = step_;
 }
 
+double DepthPolicy::Rate(const Candidate& candidate) const {
+  const bool timed = StepSeconds(1) > 0;  // else tokens a step
+  double rate = timed ? 1 / StepSeconds(1) : 1, chance = 1, tokens = 1;
+  for (int place = 0; place < candidate.limit; ++place) {
+    chance *= Chance(candidate, place);
+    tokens += chance;
+    double seconds = timed ? VerifySeconds(1, place + 1) : 1;
+    if (timed && !candidate.is_free) seconds += DraftSeconds(place + 1, candidate.behind / kSharedBy);
+    rate = std::max(rate, tokens / seconds);
+  }
+  return rate;
+}
+
 bool DepthPolicy::WorthStarting() const {
   const double one = StepSeconds(1);
-  return one <= 0 || (1 + Prior(0)) * one >= kLeastGain * (VerifySeconds(1, 1) + DraftSeconds(1, 0));
+  return one <= 0 ||
+         (1 + Prior(/*is_free=*/false, 0)) * one >= kLeastGain * (VerifySeconds(1, 1) + DraftSeconds(1, 0));
 }
 
 std::vector<int> DepthPolicy::Choose(std::span<const Candidate> candidates, int decodes, int rows) {
@@ -151,7 +168,7 @@ std::vector<int> DepthPolicy::Choose(std::span<const Candidate> candidates, int 
   for (size_t i = 0; i < candidates.size(); ++i) {
     double chance = 1;
     for (int place = 0; place < candidates[i].limit; ++place) {
-      chance *= Chance(*candidates[i].record, place);
+      chance *= Chance(candidates[i], place);
       order.push_back({chance, static_cast<int>(i), place});
     }
   }
@@ -165,8 +182,9 @@ std::vector<int> DepthPolicy::Choose(std::span<const Candidate> candidates, int 
   int passes = 0, behind = 0;
   for (size_t m = 0; m < order.size(); ++m) {
     tokens += order[m].chance;
-    passes = std::max(passes, order[m].place + 1);
-    if (order[m].place == 0) behind += candidates[order[m].candidate].behind;
+    const Candidate& candidate = candidates[order[m].candidate];
+    if (!candidate.is_free) passes = std::max(passes, order[m].place + 1);
+    if (order[m].place == 0) behind += candidate.behind;
     const double rate =
         tokens / (VerifySeconds(decodes, static_cast<int>(m) + 1) + DraftSeconds(passes, behind / kSharedBy));
     if (rate > best_rate) {
@@ -195,7 +213,7 @@ std::vector<int> DepthPolicy::ChooseProbe(std::span<const Candidate> candidates,
   }
   if (chosen < 0) return depths;
   const Candidate& candidate = candidates[chosen];
-  charged_ = DraftSeconds(1, candidate.behind);
+  charged_ = candidate.is_free ? 0 : DraftSeconds(1, candidate.behind);
   const double cost = std::max(VerifySeconds(decodes, 1) - StepSeconds(decodes) + charged_,
                                kLeastProbe * StepSeconds(decodes));
   if (!candidate.record->last_accepted) {

@@ -43,7 +43,9 @@ struct DraftRecord {
 /// What speculation keeps of a sequence.
 struct DraftState {
   std::vector<int32_t> tokens;  // drafted, to be verified behind Sequence::tokens in the next step
-  DraftRecord record;
+  DraftRecord record;           // of drafts that were computed, or of the only drafter there is
+  DraftRecord lookup_record;    // of those that were looked up beside it
+  bool looked_up = false;       // the last draft was, beside a drafter that computes
   // MTP: its layer holds rows of positions [64 * mtp_first, mtp_computed), and `hidden` those that it needs
   // for what follows: [computed - mtp_computed, hidden_size].
   int mtp_first = 0;

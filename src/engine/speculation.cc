@@ -44,9 +44,32 @@ std::vector<int> Speculation::Depths(const std::vector<DepthPolicy::Candidate>& 
   return depths;
 }
 
-std::vector<DraftJob> Speculation::Jobs(const std::vector<std::unique_ptr<Sequence>>& running,
+// Who would draft for a decode, and how it may.
+DepthPolicy::Candidate Speculation::ChooseSource(Sequence& sequence) {
+  DraftState& draft = sequence.draft;
+  draft.looked_up = false;
+  // A draft of the first output would be verified where MLA's choice may differ (kMostDrafts).
+  const int room = sequence.outputs() == 0 ? 0 : sequence.limit - sequence.size() - 1;
+  const auto limit = [&](Drafter& drafter, int most) {
+    return room > 0 ? drafter.Limit(sequence, std::min(most, room)) : 0;
+  };
+  const DepthPolicy::Candidate main = {.record = &draft.record,
+                                       .limit = limit(*drafter_, most_),
+                                       .behind = drafter_->Behind(sequence),
+                                       .is_free = drafter_->is_free()};
+  if (lookup_ == nullptr) return main;
+  const DepthPolicy::Candidate lookup = {.record = &draft.lookup_record,
+                                         .limit = limit(*lookup_, most_looked_up_),
+                                         .behind = 0,
+                                         .is_free = true};
+  if (lookup.limit == 0 || (adaptive_ && policy_.Rate(lookup) <= policy_.Rate(main))) return main;
+  draft.looked_up = true;
+  return lookup;
+}
+
+Speculation::Jobs Speculation::MakeJobs(const std::vector<std::unique_ptr<Sequence>>& running,
                                         int max_batch_tokens) {
-  std::vector<DraftJob> jobs;
+  Jobs jobs;
   std::vector<DepthPolicy::Candidate> candidates;
   std::vector<Sequence*> decodes;
   const bool starts = !adaptive_ || policy_.WorthStarting();
@@ -57,41 +80,41 @@ std::vector<DraftJob> Speculation::Jobs(const std::vector<std::unique_ptr<Sequen
     rows -= std::min(rows, sequence.remaining());
     if (sequence.remaining() > 1) {
       if (starts && drafter_->Behind(sequence) > 0) {
-        jobs.push_back({&sequence, 0});
+        jobs.main.push_back({&sequence, 0});
       } else {
         drafter_->Skip(sequence);
       }
       continue;
     }
-    // A draft of the first output would be verified where MLA's choice may differ (kMostDrafts).
-    const int most = sequence.outputs() == 0 ? 0 : std::min(most_, sequence.limit - sequence.size() - 1);
-    const int limit = most > 0 ? drafter_->Limit(sequence, most) : 0;
     decodes.push_back(&sequence);
-    candidates.push_back(
-        {.record = &sequence.draft.record, .limit = limit, .behind = drafter_->Behind(sequence)});
+    candidates.push_back(ChooseSource(sequence));
   }
   const std::vector<int> depths = Depths(candidates, static_cast<int>(decodes.size()), rows);
   for (size_t i = 0; i < decodes.size(); ++i) {
-    if (depths[i] > 0) {
-      jobs.push_back({decodes[i], depths[i]});
-    } else {
-      drafter_->Skip(*decodes[i]);
-    }
+    const bool looked_up = decodes[i]->draft.looked_up;
+    if (depths[i] > 0) (looked_up ? jobs.lookup : jobs.main).push_back({decodes[i], depths[i]});
+    if (depths[i] == 0 || looked_up) drafter_->Skip(*decodes[i]);
   }
   return jobs;
 }
 
 void Speculation::Draft(const std::vector<std::unique_ptr<Sequence>>& running, int max_batch_tokens) {
   drafter_->Keep(running);
-  const std::vector<DraftJob> jobs = Jobs(running, max_batch_tokens);
+  if (lookup_ != nullptr) lookup_->Keep(running);
+  const Jobs jobs = MakeJobs(running, max_batch_tokens);
+  DraftWith(lookup_.get(), jobs.lookup);
+  DraftWith(drafter_.get(), jobs.main);
+}
+
+void Speculation::DraftWith(Drafter* drafter, std::span<const DraftJob> jobs) {
   if (jobs.empty()) return;
   int passes = 0, behind = 0;
   for (const DraftJob& job : jobs) {
     passes = std::max(passes, job.depth);
-    behind += drafter_->Behind(*job.sequence);
+    behind += drafter->Behind(*job.sequence);
   }
   const Clock::time_point start = Clock::now();
-  if (const Status drafted = drafter_->Draft(jobs); !drafted.ok()) {
+  if (const Status drafted = drafter->Draft(jobs); !drafted.ok()) {
     if (!std::exchange(told_failure_, true)) {
       spdlog::error("drafting failed, steps go on without: {}", Message(drafted));
     }
@@ -100,7 +123,7 @@ void Speculation::Draft(const std::vector<std::unique_ptr<Sequence>>& running, i
   }
   for (const DraftJob& job : jobs) CutInvalid(*job.sequence);
   const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
-  policy_.CountDrafts(static_cast<int>(jobs.size()), passes, behind, seconds);
+  if (!drafter->is_free()) policy_.CountDrafts(static_cast<int>(jobs.size()), passes, behind, seconds);
 }
 
 void Speculation::Computed(const StepPlan& plan, std::span<const float> hidden, double seconds) {
@@ -116,7 +139,9 @@ void Speculation::Computed(const StepPlan& plan, std::span<const float> hidden, 
     stats_.draft_tokens += part.drafts;
     stats_.accepted_tokens += part.accepted;
     for (int place = 0; place < part.accepted; ++place) ++stats_.accepted_at[place];
-    policy_.CountOutcome(sequence.draft.record, part.drafts, part.accepted);
+    DraftState& draft = sequence.draft;
+    policy_.CountOutcome(draft.looked_up ? draft.lookup_record : draft.record,
+                         draft.looked_up || drafter_->is_free(), part.drafts, part.accepted);
   }
   if (decodes_only) policy_.CountStep(rows, seconds);
 }
@@ -124,15 +149,20 @@ void Speculation::Computed(const StepPlan& plan, std::span<const float> hidden, 
 std::unique_ptr<Speculation> MakeSpeculation(const SpeculativeOptions& options, Executor& executor,
                                              const cache::KvPool& blocks, const models::ModelInfo& info,
                                              std::unique_ptr<ModelDrafter> second) {
-  std::unique_ptr<Drafter> drafter = std::move(second);
-  if (options.method == "mtp") {
-    drafter = std::make_unique<MtpDrafter>(executor, blocks, info.layers, info.hidden_size);
+  const auto look_up = [&] {
+    return std::make_unique<NgramDrafter>(options.prompt_lookup_min, options.prompt_lookup_max);
+  };
+  Speculation::Source main{.drafter = std::move(second), .most = options.most_tokens}, lookup;
+  if (options.method == "mtp" || options.method == "mtp+ngram") {
+    main.drafter = std::make_unique<MtpDrafter>(executor, blocks, info.layers, info.hidden_size);
   }
-  if (options.method == "ngram") {
-    drafter = std::make_unique<NgramDrafter>(options.prompt_lookup_min, options.prompt_lookup_max);
+  if (options.method == "mtp+ngram") {
+    main.most = std::min(main.most, kMtpTokens);
+    lookup = {.drafter = look_up(), .most = options.most_tokens};
   }
-  if (drafter == nullptr) return nullptr;
-  return std::make_unique<Speculation>(std::move(drafter), options.most_tokens, options.adaptive);
+  if (options.method == "ngram") main.drafter = look_up();
+  if (main.drafter == nullptr) return nullptr;
+  return std::make_unique<Speculation>(std::move(main), std::move(lookup), options.adaptive);
 }
 
 }  // namespace moesaic::engine

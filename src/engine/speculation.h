@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -17,9 +18,21 @@ namespace moesaic::engine {
 /// Engine thread only.
 class Speculation {
  public:
-  /// Drafts at most `most` tokens a sequence and step: as many as pay, or always `most` unless `adaptive`.
-  Speculation(std::unique_ptr<Drafter> drafter, int most, bool adaptive)
-      : drafter_(std::move(drafter)), most_(most), adaptive_(adaptive) {}
+  /// A drafter and how many tokens it drafts at most for a sequence and step.
+  struct Source {
+    std::unique_ptr<Drafter> drafter;
+    int most = 0;
+  };
+
+  /// Drafts as many tokens as pay, or always the most unless `adaptive`. `lookup`, whose drafter may be null,
+  /// is free and drafts instead where it finds something that promises more; unless `adaptive`, wherever it
+  /// finds something.
+  Speculation(Source main, Source lookup, bool adaptive)
+      : drafter_(std::move(main.drafter)),
+        lookup_(std::move(lookup.drafter)),
+        most_(main.most),
+        most_looked_up_(lookup.most),
+        adaptive_(adaptive) {}
 
   /// Drafts for the next step, of at most `max_batch_tokens` rows. Where that fails, nothing is drafted, and
   /// the first time is logged: no request depends on it.
@@ -35,11 +48,16 @@ class Speculation {
   const SpeculationStats& stats() const { return stats_; }
 
  private:
-  std::vector<DraftJob> Jobs(const std::vector<std::unique_ptr<Sequence>>& running, int max_batch_tokens);
+  struct Jobs {
+    std::vector<DraftJob> main, lookup;
+  };
+  Jobs MakeJobs(const std::vector<std::unique_ptr<Sequence>>& running, int max_batch_tokens);
+  void DraftWith(Drafter* drafter, std::span<const DraftJob> jobs);
+  DepthPolicy::Candidate ChooseSource(Sequence& sequence);
   std::vector<int> Depths(const std::vector<DepthPolicy::Candidate>& candidates, int decodes, int rows);
 
-  const std::unique_ptr<Drafter> drafter_;
-  const int most_;
+  const std::unique_ptr<Drafter> drafter_, lookup_;
+  const int most_, most_looked_up_;
   const bool adaptive_;
   DepthPolicy policy_;
   SpeculationStats stats_;

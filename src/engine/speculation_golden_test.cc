@@ -105,7 +105,7 @@ TEST_P(SpeculationGoldenTest, ShippedModelSaysTheSameToTheBit) {
       return RunAll(**model, kernels, *threads, prompts, options);
     };
     const Outcome without = run({});
-    for (const char* method : {"ngram", "mtp"}) {
+    for (const char* method : {"ngram", "mtp", "mtp+ngram"}) {
       for (const bool adaptive : {true, false}) {
         for (const int most : {3, kMostDrafts}) {
           if (adaptive && most == kMostDrafts) continue;

@@ -38,10 +38,11 @@ class SpeculationTest : public testing::Test {
  protected:
   SpeculationTest() : threads_(*runtime::ThreadPool::Create({.threads = 2, .pin = false})) {}
 
-  std::unique_ptr<Engine> Make(FakeModel& model, const std::string& method, EngineOptions options = {}) {
+  std::unique_ptr<Engine> Make(FakeModel& model, const std::string& method, EngineOptions options = {},
+                               bool adaptive = false) {
     if (options.kv_bytes == 0) options.kv_bytes = 64 * kBlockBytes;
     options.speculative.method = method;
-    options.speculative.adaptive = false;
+    options.speculative.adaptive = adaptive;
     auto engine = Engine::Create(model, kernels_, *threads_, options);
     EXPECT_TRUE(engine.ok()) << engine.status();
     return *std::move(engine);
@@ -167,6 +168,31 @@ TEST_F(SpeculationTest, LookUpSaysTheSameInFewerSteps) {
   EXPECT_EQ(RunAll(*engine, requests), without);
   EXPECT_LT(model.steps, steps);
   EXPECT_GT(engine->stats().speculation.accepted_tokens, 100);
+}
+
+// Where nothing stood before, the module drafts; it takes in what was said between.
+TEST_F(SpeculationTest, MtpAndLookUpSayTheSameInFewerStepsThanEither) {
+  std::map<std::string, int> steps;
+  const auto make = [] {
+    FakeModel model(512, FakeModel::kVocab, /*mtp=*/true);
+    model.memory = 1;  // what follows depends on one token: it soon repeats
+    model.misses_every = 2;
+    return model;
+  };
+  FakeModel plain = make();
+  const AllSaid expected = RunAll(*Make(plain, "off"), Mixed());
+  for (const bool adaptive : {false, true}) {
+    for (const std::string method : {"mtp", "ngram", "mtp+ngram"}) {
+      FakeModel model = make();
+      auto engine = Make(model, method, {.speculative = {.most_tokens = 4}}, adaptive);
+      EXPECT_EQ(RunAll(*engine, Mixed()), expected) << method;
+      model.steps = 0;
+      RunAll(*engine, {MakeRequest(100, 1, 300, 0)});
+      if (!adaptive) steps[method] = model.steps;
+      EXPECT_GT(engine->stats().speculation.accepted_tokens, 100) << method;
+    }
+  }
+  EXPECT_LT(steps["mtp+ngram"], std::min(steps["mtp"], steps["ngram"]));
 }
 
 TEST_F(SpeculationTest, ADraftModelSaysTheSameInFewerSteps) {
@@ -434,7 +460,8 @@ TEST_F(SpeculationTest, RefusesWhatTheModelLacksByName) {
   EXPECT_THAT(refuse({.method = "draft", .draft_model = &other}), HasSubstr("of 97 tokens, found 50"));
   EXPECT_EQ(Make(model, "auto")->speculative().method, "ngram");
   FakeModel with(512, FakeModel::kVocab, /*mtp=*/true);
-  EXPECT_EQ(Make(with, "auto")->speculative().method, "mtp");
+  EXPECT_EQ(Make(with, "auto")->speculative().method, "mtp+ngram");
+  EXPECT_THAT(refuse({.method = "mtp+ngram"}), HasSubstr("mtp+ngram needs a model with an MTP module"));
 }
 
 // What a policy makes of a machine and a text: seconds with it over seconds without, for as many tokens.
@@ -457,7 +484,7 @@ double Slowdown(double row_cost, double pass_cost, const std::vector<double>& ch
     seconds += step;
     int accepted = 0;
     while (accepted < depth && (random() % 10000) / 10000.0 < chances[accepted]) ++accepted;
-    if (depth > 0) policy.CountOutcome(record, depth, accepted);
+    if (depth > 0) policy.CountOutcome(record, /*is_free=*/false, depth, accepted);
     said += accepted + 1;
   }
   return seconds / said;
@@ -477,6 +504,23 @@ TEST(DepthPolicyTest, NeverLoses) {
   }
 }
 
+TEST(DepthPolicyTest, RatesFreeDraftsByTheirOwnRecord) {
+  DepthPolicy policy;
+  for (int i = 0; i < 3; ++i) {
+    for (int rows = 1; rows < 10; ++rows) policy.CountStep(rows, 1 + 0.05 * rows);
+    policy.CountDrafts(1, 1, 0, 0.5);
+  }
+  DraftRecord computed, looked_up;
+  for (int i = 0; i < 20; ++i) policy.CountOutcome(computed, /*is_free=*/false, 1, 1);
+  const DepthPolicy::Candidate module = {.record = &computed, .limit = 1, .behind = 1};
+  const DepthPolicy::Candidate lookup = {.record = &looked_up, .limit = 8, .behind = 0, .is_free = true};
+  EXPECT_GT(policy.Rate(lookup), policy.Rate(module)) << "hoped for, and costs nothing";
+  for (int i = 0; i < 20; ++i) policy.CountOutcome(looked_up, /*is_free=*/true, 2, 0);
+  EXPECT_LT(policy.Rate(lookup), policy.Rate(module));
+  DraftRecord other;  // of another sequence: what all lookups were worth counts
+  EXPECT_LT(policy.Rate({.record = &other, .limit = 8, .behind = 0, .is_free = true}), policy.Rate(module));
+}
+
 TEST(DepthPolicyTest, TheLikeliestGetTheRows) {
   DepthPolicy policy;
   for (int i = 0; i < 3; ++i) {
@@ -485,8 +529,8 @@ TEST(DepthPolicyTest, TheLikeliestGetTheRows) {
   }
   DraftRecord good, bad, none;
   for (int i = 0; i < 20; ++i) {
-    policy.CountOutcome(good, 2, 2);
-    policy.CountOutcome(bad, 2, 0);
+    policy.CountOutcome(good, /*is_free=*/false, 2, 2);
+    policy.CountOutcome(bad, /*is_free=*/false, 2, 0);
   }
   const std::vector<DepthPolicy::Candidate> candidates = {{&good, 2, 0}, {&bad, 2, 0}, {&none, 0, 0}};
   EXPECT_THAT(policy.Choose(candidates, 3, 2), ElementsAre(2, 0, 0));

@@ -3,8 +3,8 @@
 namespace moesaic::engine {
 namespace {
 
-// A chained MTP module loses its way soon; what was said once before may go on for long.
-constexpr int kMtpTokens = 4, kNgramTokens = 8, kModelTokens = 6;
+// What was said once before may go on for long.
+constexpr int kNgramTokens = 8, kModelTokens = 6;
 
 int TokensOf(const std::string& method) {
   if (method == "mtp") return kMtpTokens;
@@ -24,17 +24,17 @@ Status CheckDraftModel(const models::Model* draft, const models::ModelInfo& info
 
 StatusOr<SpeculativeOptions> ResolveSpeculative(SpeculativeOptions options, const models::ModelInfo& info) {
   if (options.method == "auto") {
-    options.method = options.draft_model != nullptr ? "draft" : info.mtp_layers > 0 ? "mtp" : "ngram";
+    options.method = options.draft_model != nullptr ? "draft" : info.mtp_layers > 0 ? "mtp+ngram" : "ngram";
   }
-  if (options.method != "off" && options.method != "mtp" && options.method != "ngram" &&
-      options.method != "draft") {
-    return InvalidArgument("speculative must be off, auto, mtp, ngram or draft, found \"{}\"",
+  const bool has_mtp = options.method == "mtp" || options.method == "mtp+ngram";
+  if (options.method != "off" && !has_mtp && options.method != "ngram" && options.method != "draft") {
+    return InvalidArgument("speculative must be off, auto, mtp, ngram, mtp+ngram or draft, found \"{}\"",
                            options.method);
   }
   if (options.method == "draft") RETURN_IF_ERROR(CheckDraftModel(options.draft_model, info));
-  if (options.method == "mtp" && info.mtp_layers == 0) {
-    return InvalidArgument("speculative mtp needs a model with an MTP module, which {} lacks here",
-                           info.architecture);
+  if (has_mtp && info.mtp_layers == 0) {
+    return InvalidArgument("speculative {} needs a model with an MTP module, which {} lacks here",
+                           options.method, info.architecture);
   }
   if (options.most_tokens < 0 || options.most_tokens > kMostDrafts) {
     return InvalidArgument("num_speculative_tokens must be in [1, {}], or 0 for the method's own, found {}",

@@ -14,11 +14,15 @@ namespace moesaic::engine {
 /// as it takes a single one (MlaAttention::Expands), so a verified row is to the bit what a decode gives.
 inline constexpr int kMostDrafts = 15;
 
+/// What "mtp" drafts at most unless told otherwise, and "mtp+ngram" with the module in any case: a chained
+/// module loses its way soon.
+inline constexpr int kMtpTokens = 4;
+
 /// Speculative decoding: tokens are drafted cheaply and verified together in one step.
 struct SpeculativeOptions {
   /// "off"; "ngram": what followed the last tokens where they stood before; "mtp": the model's own module;
-  /// "draft": draft_model; "auto": "draft" with a draft_model, else "mtp" where the model has one, else
-  /// "ngram".
+  /// "mtp+ngram": that module, or what stood before where that promises more; "draft": draft_model; "auto":
+  /// "draft" with a draft_model, else "mtp+ngram" where the model has a module, else "ngram".
   std::string method = "off";
   int most_tokens = 0;        ///< drafted for a sequence and step, [1, kMostDrafts]; 0: as suits the method
   bool adaptive = true;       ///< draft as deep as pays, and not where it doesn't; false: always most_tokens

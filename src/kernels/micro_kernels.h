@@ -61,7 +61,7 @@ using RescaleRowFn = void (*)(float* x, int n, int halvings);
 /// pairs are (x[2i], x[2i + 1]).
 using RopeRowFn = void (*)(float* x, const float* cos, const float* sin, int dim);
 
-constexpr int kRouteRows = 16;  ///< of a RouteTask, at most
+constexpr int kRouteRows = 64;  ///< of a RouteTask, at most
 
 /// Some tokens' routing: see RouteParams in ops.h, whose checks hold.
 struct RouteTask {

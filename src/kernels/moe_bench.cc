@@ -1,7 +1,8 @@
 // What a MoE layer does around its experts: sorts slots by expert, gathers and rounds each expert's rows, and
 // adds weighted results up for each token. Experts are one panel wide and share one set of weights, which
-// stays in the caches, so their products are a small part; the figure is an upper bound of the dispatch's own
-// time. bench/peers/operators.py holds the median step against PyTorch's.
+// stays in the caches. "us" is the layer's time with their products, an upper bound of the dispatch's own;
+// "products_us" is that of the products alone, on rows that stand in the cache, into it: what is left is the
+// dispatch. bench/peers/operators.py holds the median step against PyTorch's.
 //   kernels_moe_bench --benchmark_filter=Dispatch.*512
 #include <benchmark/benchmark.h>
 
@@ -13,6 +14,7 @@
 #include <random>
 #include <vector>
 
+#include "kernels/gemm_cut.h"
 #include "kernels/ops.h"
 
 namespace moesaic::kernels {
@@ -40,6 +42,40 @@ tensor::PackedMatrix FillMatrix(PackedFormat format, int n, int k, runtime::Buff
   *buffer = *runtime::Buffer::Allocate(layout.total_bytes, /*huge=*/true);
   std::memset(buffer->data(), 0x3c, layout.total_bytes);
   return {.layout = layout, .data = buffer->data()};
+}
+
+template <typename Step>
+double MedianMicroseconds(int steps, const Step& step) {
+  std::vector<double> seconds;
+  for (int i = 0; i < steps; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    step();
+    seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  std::sort(seconds.begin(), seconds.end());
+  return seconds[seconds.size() / 2] * 1e6;
+}
+
+// The experts' products alone: all the rows that an expert has on average go through each expert at once.
+double ProductsMicroseconds(const ExecContext& context, const MoeParams& p) {
+  const int rows = std::max(p.rows * p.top_k / kExperts, 1), experts = std::min(p.rows * p.top_k, kExperts);
+  const tensor::PackedMatrix &up = p.experts.up, &down = p.experts.down;
+  const PreparedRows x = PrepareRows(context, up.layout.format, p.x, 0, rows, p.hidden, 0);
+  const PreparedRows h = PrepareRows(context, down.layout.format, p.x, 0, rows, p.intermediate, 0);
+  constexpr int kPanels = 16;  // of the output at a time
+  const int64_t room = int64_t{rows} * kPanels * tensor::kPanelRows;
+  const auto y = context.scratch->Take<float>(room * context.pool->size());
+  const auto run = [&](const PreparedRows& a, const tensor::PackedMatrix& w, int panel, int worker) {
+    const int panels = std::min(kPanels, w.layout.panels() - panel);
+    context.kernels->gemm[static_cast<int>(w.layout.format)].tile(
+        TileOf(a, 0, rows, w, panel, panels, y.data() + worker * room, kPanels * tensor::kPanelRows));
+  };
+  return MedianMicroseconds(9, [&] {
+    context.pool->Run(experts, [&](int64_t, int worker) {
+      for (int i = 0; i < 2; ++i) run(x, up, 0, worker);
+      for (int panel = 0; panel < down.layout.panels(); panel += kPanels) run(h, down, panel, worker);
+    });
+  });
 }
 
 // Benchmarks are named by rows and threads.
@@ -79,6 +115,7 @@ void Dispatch(benchmark::State& state, PackedFormat format) {
   }
   std::sort(seconds.begin(), seconds.end());
   state.counters["us"] = seconds[seconds.size() / 2] * 1e6;
+  state.counters["products_us"] = ProductsMicroseconds(context, params);
 }
 
 #define MOESAIC_DISPATCH                            \

@@ -11,6 +11,7 @@
 #include "app/table.h"
 #include "app/verb.h"
 #include "kernels/probe.h"
+#include "runtime/memory.h"
 #include "runtime/probe.h"
 #include "runtime/topology.h"
 
@@ -46,6 +47,14 @@ std::vector<std::string> IsaNames(const runtime::CpuFeatures& cpu) {
   return names;
 }
 
+// Whether the system lets memory be bound to a node (mbind), as --numa wants it.
+bool CanBindMemory(const runtime::Topology& topology) {
+  constexpr size_t kBytes = 4096;
+  StatusOr<runtime::Buffer> probe = runtime::Buffer::Allocate(kBytes, /*huge=*/false);
+  return probe.ok() && !topology.numa_nodes.empty() &&
+         probe->Prefer(0, kBytes, topology.numa_nodes.front().index).ok();
+}
+
 std::string MachineText(const runtime::Topology& topology, const runtime::CpuFeatures& cpu) {
   std::string caches;
   for (const runtime::CacheLevel& cache : topology.caches) {
@@ -60,7 +69,8 @@ std::string MachineText(const runtime::Topology& topology, const runtime::CpuFea
       {"threads used", std::to_string(topology.DefaultThreads())},
       {"instruction sets", fmt::format("{}", fmt::join(IsaNames(cpu), " "))},
       {"caches", caches},
-      {"NUMA nodes", std::to_string(topology.numa_nodes.size())},
+      {"NUMA nodes", fmt::format("{}, memory {} be bound to them", topology.numa_nodes.size(),
+                                 CanBindMemory(topology) ? "can" : "can't")},
       {"memory", fmt::format("{}, {} available", FormatBytes(static_cast<double>(topology.memory_bytes)),
                              FormatBytes(static_cast<double>(topology.available_bytes)))},
       {"huge pages",
@@ -82,6 +92,7 @@ json MachineJson(const runtime::Topology& topology, const runtime::CpuFeatures& 
                   {"instruction_sets", IsaNames(cpu)},
                   {"caches", json::array()},
                   {"numa_nodes", json::array()},
+                  {"numa_memory_can_be_bound", CanBindMemory(topology)},
                   {"memory_bytes", topology.memory_bytes},
                   {"available_bytes", topology.available_bytes},
                   {"transparent_huge_pages", topology.transparent_huge_pages},

@@ -29,6 +29,8 @@ models::Placement PlacementOf(const std::string& mmap) {
 
 models::NumaPolicy NumaOf(const std::string& numa) {
   if (numa == "interleave") return models::NumaPolicy::kInterleave;
+  if (numa == "mirror") return models::NumaPolicy::kMirror;
+  if (numa == "slice") return models::NumaPolicy::kSlice;
   return numa == "local" ? models::NumaPolicy::kLocal : models::NumaPolicy::kAuto;
 }
 
@@ -78,7 +80,12 @@ std::string SpeculativeMethod(const ModelFlags& flags) {
 
 std::string DescribeWeights(const models::ModelInfo& info) {
   std::string text = fmt::format("{} weights, {}", info.weight_format, models::ToString(info.weights_from));
-  if (info.numa_nodes > 1) text += fmt::format(", interleaved over {} NUMA nodes", info.numa_nodes);
+  if (info.numa_nodes > 1) {
+    const char* how = info.numa == models::NumaPolicy::kMirror  ? "mirrored on"
+                      : info.numa == models::NumaPolicy::kSlice ? "sliced over"
+                                                                : "interleaved over";
+    text += fmt::format(", {} {} NUMA nodes", how, info.numa_nodes);
+  }
   return text;
 }
 
@@ -144,8 +151,9 @@ void AddModelFlags(CLI::App& verb, ModelFlags& flags) {
       ->capture_default_str();
   verb.add_option("--numa", flags.numa,
                   "Weights that are not mapped lie on all NUMA nodes in turn (interleave; auto, where the "
-                  "process may run on several), or where the thread runs that loads them (local)")
-      ->check(CLI::IsMember({"auto", "interleave", "local"}))
+                  "process may run on several), where the thread runs that loads them (local), whole on the "
+                  "node of every thread (mirror), or in equal parts on these nodes (slice)")
+      ->check(CLI::IsMember({"auto", "interleave", "local", "mirror", "slice"}))
       ->capture_default_str();
   verb.add_flag_callback(
           "--no-mmap", [&flags] { flags.mmap = "off"; }, "The same as --mmap off")

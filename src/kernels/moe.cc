@@ -34,6 +34,7 @@ struct ExpertJob {
 
 struct Task {
   int job, row, rows, panel, panels;  // row counts from the job's first
+  int slice;                          // that holds the panels
   std::atomic<int>* remaining;        // tasks of the same rows that are not done (up only)
 };
 
@@ -158,7 +159,7 @@ class MoeLayer {
     widest_tile_ = 0;
     for (size_t i = 0; i < jobs_.size(); ++i) {
       const ExpertJob& job = jobs_[i];
-      cuts[i] = CutGemm(job.rows, (job.*weights).layout, ctx_.pool->size(), static_cast<int>(jobs_.size()));
+      cuts[i] = CutGemm(job.rows, job.*weights, ctx_.pool->size(), static_cast<int>(jobs_.size()));
       count += cuts[i].tasks();
       counters += cuts[i].row_tiles();
       const int64_t tile = int64_t{cuts[i].row_tile} * cuts[i].panel_group * tensor::kPanelRows;
@@ -171,18 +172,34 @@ class MoeLayer {
       const GemmCut& cut = cuts[i];
       for (int row = 0; row < cut.rows; row += cut.row_tile) {
         if (count_down) new (counter) std::atomic<int>(cut.panel_groups());
-        for (int panel = 0; panel < cut.panels; panel += cut.panel_group) {
-          tasks[task++] = {static_cast<int>(i),
-                           row,
-                           std::min(cut.row_tile, cut.rows - row),
-                           panel,
-                           std::min(cut.panel_group, cut.panels - panel),
-                           counter};
+        const int rows = std::min(cut.row_tile, cut.rows - row);
+        for (int slice = 0; slice < cut.slices(); ++slice) {
+          const auto [begin, end] = cut.Slice(slice);
+          for (int panel = begin; panel < end; panel += cut.panel_group) {
+            const int panels = std::min(cut.panel_group, end - panel);
+            tasks[task++] = {static_cast<int>(i), row, rows, panel, panels, slice, counter};
+          }
         }
         if (count_down) ++counter;
       }
     }
     return tasks;
+  }
+
+  // Runs the tasks, those of each slice on the node that holds it first; sorts them by slice for that.
+  template <typename Body>
+  void RunTasks(std::span<Task> tasks, const Body& body) {
+    const auto by_slice = [](const Task& a, const Task& b) { return a.slice < b.slice; };
+    if (!std::is_sorted(tasks.begin(), tasks.end(), by_slice)) {
+      std::stable_sort(tasks.begin(), tasks.end(), by_slice);
+    }
+    const auto ends = Take<int64_t>(tasks.empty() ? 1 : tasks.back().slice + 1);
+    ends[0] = 0;
+    for (size_t i = 0, slice = 0; slice < ends.size(); ++slice) {
+      while (i < tasks.size() && tasks[i].slice == static_cast<int>(slice)) ++i;
+      ends[slice] = static_cast<int64_t>(i);
+    }
+    ctx_.pool->RunByNode(ends, body);
   }
 
   GemmTileFn TileFn(const tensor::PackedMatrix& w) const {
@@ -195,21 +212,21 @@ class MoeLayer {
     h_values_[0] = Take<float>(int64_t{routed_rows_} * p_.intermediate).data();
     h_values_[1] = Take<float>(HasShared() ? int64_t{p_.rows} * p_.shared_intermediate : 0).data();
     const auto scratch = Take<float>(2 * widest_tile_ * ctx_.pool->size());
-    ctx_.pool->Run(static_cast<int64_t>(tasks.size()), [&](int64_t task, int worker) {
-      UpTask(tasks[task], scratch.data() + 2 * widest_tile_ * worker);
+    RunTasks(tasks, [&](int64_t task, int worker) {
+      UpTask(tasks[task], ctx_.pool->NodeOf(worker), scratch.data() + 2 * widest_tile_ * worker);
     });
   }
 
-  void UpTask(const Task& task, float* scratch) {
+  void UpTask(const Task& task, int node, float* scratch) {
     const ExpertJob& job = jobs_[task.job];
     const PreparedRows& x = x_[job.part];
     const int row = job.first_row + task.row;
     const int64_t columns = task.panels * tensor::kPanelRows;
     float* gate = scratch;
     float* up = scratch + task.rows * columns;
-    const GemmTile tile = TileOf(x, row, task.rows, job.gate, task.panel, task.panels, gate, columns);
+    const GemmTile tile = TileOf(x, row, task.rows, job.gate, node, task.panel, task.panels, gate, columns);
     TileFn(job.gate)(tile);
-    TileFn(job.up)(TileOf(x, row, task.rows, job.up, task.panel, task.panels, up, columns));
+    TileFn(job.up)(TileOf(x, row, task.rows, job.up, node, task.panel, task.panels, up, columns));
     const int width = job.gate.n();
     float* h = h_values_[job.part] + int64_t{row} * width;
     for (int r = 0; r < task.rows; ++r) {
@@ -226,12 +243,13 @@ class MoeLayer {
     const auto tasks = CutJobs(&ExpertJob::down, /*count_down=*/false);
     y_[0] = Take<float>(int64_t{routed_rows_} * p_.hidden).data();
     y_[1] = Take<float>(HasShared() ? int64_t{p_.rows} * p_.hidden : 0).data();
-    ctx_.pool->Run(static_cast<int64_t>(tasks.size()), [&](int64_t i, int) {
+    RunTasks(tasks, [&](int64_t i, int worker) {
       const Task& task = tasks[i];
       const ExpertJob& job = jobs_[task.job];
       const int row = job.first_row + task.row;
       float* y = y_[job.part] + int64_t{row} * p_.hidden + task.panel * tensor::kPanelRows;
-      TileFn(job.down)(TileOf(h_[job.part], row, task.rows, job.down, task.panel, task.panels, y, p_.hidden));
+      TileFn(job.down)(TileOf(h_[job.part], row, task.rows, job.down, ctx_.pool->NodeOf(worker), task.panel,
+                              task.panels, y, p_.hidden));
     });
   }
 

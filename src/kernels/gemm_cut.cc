@@ -8,14 +8,8 @@
 namespace moesaic::kernels {
 namespace {
 
-// A task streams its rows past its panels, which should stay in the L2 cache (1 MiB or more on all processors
-// with AVX-512, 2 MiB where there are tiles) and leave room for the rows.
-constexpr int64_t kMostGroupBytes = 512 << 10;
-constexpr int64_t kMostRowBytes = 512 << 10;
 // Below this a task is over in about a microsecond and costs as much to hand out.
 constexpr int64_t kLeastGroupBytes = 16 << 10;
-constexpr int kTasksPerThread =
-    4;                         // so that the last one to finish is late by a quarter of its share at most
 constexpr int kRowUnit = 96;   // whole blocks of 12 (vectors) and of 32 (tiles)
 constexpr int kPanelUnit = 4;  // panels that kernels for few rows take at once
 
@@ -32,7 +26,8 @@ int GemmCut::panel_groups() const {
   return groups;
 }
 
-GemmCut CutGemm(int rows, const tensor::PackedMatrix& weights, int threads, int matrices) {
+GemmCut CutGemm(int rows, const tensor::PackedMatrix& weights, int threads, int matrices,
+                const CutSizes& sizes) {
   const tensor::PackedLayout& layout = weights.layout;
   const int first_panel = weights.slice_panels > 0 ? weights.first_row / tensor::kPanelRows : 0;
   GemmCut cut{.rows = rows,
@@ -44,13 +39,13 @@ GemmCut CutGemm(int rows, const tensor::PackedMatrix& weights, int threads, int 
   if (rows == 0) return cut;  // no tasks
   // Of a prepared row, but for the scales of group-scaled formats, a quarter more.
   const int64_t row_bytes = std::max<int64_t>(layout.panel_bytes / tensor::kPanelRows, layout.k_padded);
-  const int64_t rows_in_cache = std::max<int64_t>(kMostRowBytes / row_bytes / kRowUnit, 1) * kRowUnit;
+  const int64_t rows_in_cache = std::max<int64_t>(sizes.row_bytes / row_bytes / kRowUnit, 1) * kRowUnit;
   if (rows > rows_in_cache + kRowUnit / 2) cut.row_tile = static_cast<int>(rows_in_cache);
 
   const int64_t wanted =
-      base::CeilDiv(int64_t{threads} * kTasksPerThread, int64_t{matrices} * cut.row_tiles());
+      base::CeilDiv(int64_t{threads} * sizes.tasks_per_thread, int64_t{matrices} * cut.row_tiles());
   const int64_t least = std::max<int64_t>(kLeastGroupBytes / layout.panel_bytes, 1);
-  const int64_t most = std::max<int64_t>(kMostGroupBytes / layout.panel_bytes, least);
+  const int64_t most = std::max<int64_t>(sizes.panel_bytes / layout.panel_bytes, least);
   int64_t group = std::clamp<int64_t>(base::CeilDiv(cut.panels, wanted), least, most);
   if (group > kPanelUnit) group = group / kPanelUnit * kPanelUnit;
   cut.panel_group = static_cast<int>(std::min<int64_t>(group, std::min(cut.panels, cut.slice_panels)));

@@ -33,7 +33,8 @@ struct GemmCut {
 
 /// Cuts a product of `rows` rows with `weights`. `matrices` such products run in the same job (experts of a
 /// MoE layer, heads); all of their tasks together should keep `threads` busy to the end.
-GemmCut CutGemm(int rows, const tensor::PackedMatrix& weights, int threads, int matrices);
+GemmCut CutGemm(int rows, const tensor::PackedMatrix& weights, int threads, int matrices,
+                const CutSizes& sizes);
 
 /// Memory for `rows` prepared rows of `k` activations, from `scratch`.
 PreparedRows TakePreparedRows(const KernelTable& kernels, runtime::Arena* scratch,

@@ -29,7 +29,7 @@ void RunTask(const ExecContext& ctx, const LinearParams& p, const GemmCut& cut, 
       TileOf(*p.a, row, rows, *p.w, node, panel, panels, p.c + row * p.c_stride + output, p.c_stride);
   tile.bias = p.bias != nullptr ? p.bias + output : nullptr;
   tile.accumulate = p.accumulate;
-  ctx.kernels->gemm[static_cast<int>(p.a->format)].tile(tile);
+  ctx.kernels->gemm[static_cast<int>(p.a->format)].Run(tile);
 }
 
 }  // namespace
@@ -57,7 +57,7 @@ void LinearGroup(const ExecContext& ctx, std::span<const LinearParams> group) {
   for (size_t i = 0; i < group.size(); ++i) {
     const LinearParams& p = group[i];
     CheckParams(p);
-    cuts[i] = CutGemm(p.a->rows, *p.w, ctx.pool->size(), static_cast<int>(group.size()));
+    cuts[i] = CutGemm(p.a->rows, *p.w, ctx.pool->size(), static_cast<int>(group.size()), ctx.kernels->cut);
     slices = std::max(slices, cuts[i].slices());
   }
   // Task numbers at which each product's part of each slice begins, slice by slice; and where slices end.

@@ -132,7 +132,7 @@ TEST(CutGemm, CoversBalancesAndFits) {
         for (int rows : {1, 5, 32, 300, 2000}) {
           for (int threads : {1, 2, 64}) {
             const auto layout = tensor::PackedLayout::Of(format, n, k);
-            const GemmCut cut = CutGemm(rows, {.layout = layout}, threads, 1);
+            const GemmCut cut = CutGemm(rows, {.layout = layout}, threads, 1, {});
             ASSERT_GE(cut.row_tile, 1);
             ASSERT_GE(cut.panel_group, 1);
             ASSERT_LE(cut.panel_group, cut.panels);

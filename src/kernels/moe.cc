@@ -159,7 +159,8 @@ class MoeLayer {
     widest_tile_ = 0;
     for (size_t i = 0; i < jobs_.size(); ++i) {
       const ExpertJob& job = jobs_[i];
-      cuts[i] = CutGemm(job.rows, job.*weights, ctx_.pool->size(), static_cast<int>(jobs_.size()));
+      cuts[i] = CutGemm(job.rows, job.*weights, ctx_.pool->size(), static_cast<int>(jobs_.size()),
+                        ctx_.kernels->cut);
       count += cuts[i].tasks();
       counters += cuts[i].row_tiles();
       const int64_t tile = int64_t{cuts[i].row_tile} * cuts[i].panel_group * tensor::kPanelRows;
@@ -202,8 +203,8 @@ class MoeLayer {
     ctx_.pool->RunByNode(ends, body);
   }
 
-  GemmTileFn TileFn(const tensor::PackedMatrix& w) const {
-    return ctx_.kernels->gemm[static_cast<int>(w.layout.format)].tile;
+  const KernelTable::Gemm& GemmOf(const tensor::PackedMatrix& w) const {
+    return ctx_.kernels->gemm[static_cast<int>(w.layout.format)];
   }
 
   void RunUp() {
@@ -225,8 +226,8 @@ class MoeLayer {
     float* gate = scratch;
     float* up = scratch + task.rows * columns;
     const GemmTile tile = TileOf(x, row, task.rows, job.gate, node, task.panel, task.panels, gate, columns);
-    TileFn(job.gate)(tile);
-    TileFn(job.up)(TileOf(x, row, task.rows, job.up, node, task.panel, task.panels, up, columns));
+    GemmOf(job.gate).Run(tile);
+    GemmOf(job.up).Run(TileOf(x, row, task.rows, job.up, node, task.panel, task.panels, up, columns));
     const int width = job.gate.n();
     float* h = h_values_[job.part] + int64_t{row} * width;
     for (int r = 0; r < task.rows; ++r) {
@@ -248,8 +249,8 @@ class MoeLayer {
       const ExpertJob& job = jobs_[task.job];
       const int row = job.first_row + task.row;
       float* y = y_[job.part] + int64_t{row} * p_.hidden + task.panel * tensor::kPanelRows;
-      TileFn(job.down)(TileOf(h_[job.part], row, task.rows, job.down, ctx_.pool->NodeOf(worker), task.panel,
-                              task.panels, y, p_.hidden));
+      GemmOf(job.down).Run(TileOf(h_[job.part], row, task.rows, job.down, ctx_.pool->NodeOf(worker),
+                                  task.panel, task.panels, y, p_.hidden));
     });
   }
 

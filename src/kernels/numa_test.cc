@@ -145,7 +145,7 @@ TEST(CutGemm, GroupsStayInTheirSlices) {
         w.first_row = first * 16;
         w.images = slices;
         w.slice_panels = base::CeilDiv(first + panels, slices);
-        const GemmCut cut = CutGemm(3, w, 4, 1);
+        const GemmCut cut = CutGemm(3, w, 4, 1, {});
         int covered = 0, groups = 0;
         for (int slice = 0; slice < cut.slices(); ++slice) {
           const auto [begin, end] = cut.Slice(slice);

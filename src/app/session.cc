@@ -156,6 +156,10 @@ void AddModelFlags(CLI::App& verb, ModelFlags& flags) {
       ->check(CLI::IsMember({"auto", "interleave", "local", "mirror", "slice"}))
       ->capture_default_str();
   verb.add_flag_callback(
+          "--no-tuning", [&flags] { flags.tuning = false; },
+          "Run with the choices that are built in, not with those that moesaic tune made for this machine")
+      ->configurable(false);
+  verb.add_flag_callback(
           "--no-mmap", [&flags] { flags.mmap = "off"; }, "The same as --mmap off")
       ->configurable(false)
       ->excludes("--mmap");
@@ -174,7 +178,10 @@ StatusOr<std::unique_ptr<runtime::ThreadPool>> MakeThreads(int threads) {
   return runtime::ThreadPool::Create({.threads = threads, .pin = true});
 }
 
-StatusOr<kernels::KernelTable> KernelsOfHost() {
+namespace {
+
+// This machine's features, limited by MOESAIC_ISA.
+StatusOr<runtime::CpuFeatures> FeaturesOfHost() {
   runtime::CpuFeatures cpu = runtime::DetectCpu();
   if (const char* limit = std::getenv("MOESAIC_ISA"); limit != nullptr && *limit != '\0') {
     const auto isa = runtime::ParseIsa(limit);
@@ -183,6 +190,18 @@ StatusOr<kernels::KernelTable> KernelsOfHost() {
     if (!limited.ok()) return Annotate(limited.status(), "MOESAIC_ISA");
     cpu = *limited;
   }
+  return cpu;
+}
+
+}  // namespace
+
+StatusOr<nlohmann::json> MachineOfKernels(int threads) {
+  ASSIGN_OR_RETURN(const runtime::CpuFeatures cpu, FeaturesOfHost());
+  return TuningMachine(runtime::DetectTopology(), cpu, threads);
+}
+
+StatusOr<kernels::KernelTable> KernelsOfHost() {
+  ASSIGN_OR_RETURN(const runtime::CpuFeatures cpu, FeaturesOfHost());
   return kernels::SelectKernels(cpu);
 }
 
@@ -190,6 +209,10 @@ StatusOr<std::unique_ptr<Session>> OpenSession(const ModelFlags& flags) {
   auto session = std::make_unique<Session>();
   ASSIGN_OR_RETURN(session->kernels, KernelsOfHost());
   ASSIGN_OR_RETURN(session->threads, MakeThreads(flags.threads));
+  ASSIGN_OR_RETURN(const nlohmann::json machine, MachineOfKernels(session->threads->size()));
+  ASSIGN_OR_RETURN(TuningState tuning, TuneKernels(flags.tuning, machine, session->kernels));
+  if (tuning.ignored) Tell("kernels are {}\n", tuning.text);
+  session->tuning = std::move(tuning.text);
   const auto start = std::chrono::steady_clock::now();
   Progress progress("loading");
   models::LoadOptions options;

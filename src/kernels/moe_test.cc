@@ -116,8 +116,12 @@ std::vector<float> PlainMoe(const ExecContext& ctx, const MoeParams& p) {
   for (int t = 0; t < p.rows; ++t) {
     float* to = &out[size_t(t) * p.hidden];
     const float* x = p.x + t * p.x_stride;
-    for (int j = 0; j < p.top_k; ++j) {
-      const int e = p.ids[t * p.top_k + j];
+    std::vector<int> slots(p.top_k);  // sums go by rising expert
+    std::iota(slots.begin(), slots.end(), 0);
+    const int32_t* ids = p.ids + t * p.top_k;
+    std::stable_sort(slots.begin(), slots.end(), [ids](int a, int b) { return ids[a] < ids[b]; });
+    for (const int j : slots) {
+      const int e = ids[j];
       if (e < 0) continue;
       const ExpertWeights& w = p.experts;
       const float* scales = w.input_scales;
@@ -163,6 +167,23 @@ TEST_P(MoeTest, EqualsPlainLoops) {
           ExpectEqualsPlain(test.context(), layer.Params(out.data(), shape.hidden + 2));
           EXPECT_EQ(out.back(), 99);
         }
+      }
+    }
+  }
+}
+
+// Outputs of more than the caches hold are added up by columns, some of the last task's beyond the end.
+TEST_P(MoeTest, ManyRowsEqualPlainLoops) {
+  for (int threads : {1, 2}) {
+    TestContext test(GetParam(), threads);
+    for (PackedFormat format : kFormats) {
+      for (const Shape& shape : {Shape{650, 17, 5, 4, 33}, Shape{520, 40, 8, 6, 0}}) {
+        const int rows = 210;  // more than 96 of an expert
+        Layer layer(&rng_, format, PackedFormat::kBF16, shape, rows, /*static_scales=*/false);
+        layer.ids[5] = -1;
+        std::vector<float> out(size_t(rows) * (shape.hidden + 2), 99.0F);
+        ExpectEqualsPlain(test.context(), layer.Params(out.data(), shape.hidden + 2));
+        EXPECT_EQ(out.back(), 99);
       }
     }
   }

@@ -67,8 +67,8 @@ double ProductsMicroseconds(const ExecContext& context, const MoeParams& p) {
   const auto y = context.scratch->Take<float>(room * context.pool->size());
   const auto run = [&](const PreparedRows& a, const tensor::PackedMatrix& w, int panel, int worker) {
     const int panels = std::min(kPanels, w.layout.panels() - panel);
-    context.kernels->gemm[static_cast<int>(w.layout.format)].tile(
-        TileOf(a, 0, rows, w, panel, panels, y.data() + worker * room, kPanels * tensor::kPanelRows));
+    context.kernels->gemm[static_cast<int>(w.layout.format)].tile(TileOf(
+        a, 0, rows, w, /*node=*/0, panel, panels, y.data() + worker * room, kPanels * tensor::kPanelRows));
   };
   return MedianMicroseconds(9, [&] {
     context.pool->Run(experts, [&](int64_t, int worker) {

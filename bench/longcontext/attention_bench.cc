@@ -52,8 +52,7 @@ class Setting {
     blocks_ = (options.context + kKvBlockTokens - 1) / kKvBlockTokens;
     layer_ = kernels::LayOutKv(dtype, shape.kv_heads, shape.key_dim, shape.value_dim, shape.shared,
                                /*digests=*/true, options.digest == "sketch");
-    digest_bytes_ =
-        shape.kv_heads * kernels::DigestBytes(shape.key_dim, kernels::KeySplit(layer_), layer_.sketches);
+    digest_bytes_ = shape.kv_heads * kernels::DigestBytes(layer_);
     token_bytes_ = static_cast<double>(layer_.digest_offset) / kKvBlockTokens;
     layer_bytes_ = layer_.block_stride * blocks_ * batch;
     layers_ = static_cast<int>(std::max<int64_t>(2, options.bytes / layer_bytes_));

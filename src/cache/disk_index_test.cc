@@ -185,7 +185,7 @@ TEST_F(DiskIndexTest, DoesWhatASetOfPathsDoes) {
           }
           ASSERT_EQ(gone.size(), 1U);
           for (const auto& [known, used] : model) {
-            const bool end = std::ranges::none_of(model, [&](const auto& other) {
+            const bool end = std::ranges::none_of(model, [&known = known](const auto& other) {
               return other.first.first == known.first &&
                      other.first.second.size() == known.second.size() + 1 &&
                      std::equal(known.second.begin(), known.second.end(), other.first.second.begin());

@@ -177,12 +177,14 @@ void RadixTree::Use(std::span<const BlockRef> blocks) {
 }
 
 void RadixTree::Touch(std::span<const BlockRef> blocks, const SessionHint& hint) {
-  if (!blocks.empty() && hint.session != Session::kNone) CutBehind(blocks.back());
   const size_t return_too =
       hint.session == Session::kContinues && hint.tokens < std::ssize(blocks) * kBlockTokens
           ? BlocksFor(hint.tokens)
           : blocks.size();
-  if (return_too < blocks.size()) Stamp(blocks, /*counts=*/false, {.session = Session::kBehind});
+  if (return_too < blocks.size()) {
+    CutBehind(blocks.back());
+    Stamp(blocks, /*counts=*/false, {.session = Session::kBehind});
+  }
   if (return_too == 0) return;
   blocks = blocks.first(return_too);
   CutBehind(blocks.back());

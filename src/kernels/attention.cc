@@ -189,7 +189,7 @@ class Plan {
       const float* q = p_.q + BatchRow(tile, i) * p_.q_stride + int64_t{Head(tile, i)} * dim;
       for (int d = 0; d < dim; ++d) memory[d] = q[d] * p_.scale;
     }
-    const int idle = base::CeilDiv(tile.rows, kRowStep) * kRowStep - tile.rows;
+    const int idle = base::RoundUp(tile.rows, kRowStep) - tile.rows;
     std::fill_n(memory, int64_t{idle} * dim, 0.0F);
   }
 
@@ -272,7 +272,7 @@ class Plan {
         .key_scales = scales,
         .rest_scales = more_scales,
         .value_scales = cache.shared ? scales : more_scales,
-        .key_split = cache.shared ? cache.value_dim : cache.key_dim,
+        .key_split = KeySplit(cache),
     };
     for (int key = first, i = 0; key < std::min(last, first + kCallTokens); key += kKvBlockTokens) {
       call.runs[i++] = Block(tile, key) + keys;

@@ -379,7 +379,7 @@ TEST_P(AttentionTest, ResumedCallsAreOne) {
   std::mt19937 rng(4);
   for (int rows : {1, 8, 11, 16, 37}) {
     for (const double slope : {-30.0, 0.0, 1.5, 30.0}) {
-      const int padded = base::CeilDiv(rows, 16) * 16;
+      const int padded = base::RoundUp(rows, 16);
       std::vector<float> q = RandomValues(&rng, size_t(padded) * kDim, 1);
       for (int r = 0; r < padded; ++r) q[r * kDim] = 1;
       std::vector<tensor::BF16> kv(size_t(kParts) * 256 * kDim);

@@ -3,6 +3,7 @@
 
 #include "base/check.h"
 #include "kernels/block_sparsity.h"
+#include "kernels/kv_layer.h"
 #include "kernels/sketch.h"
 
 namespace moesaic::kernels {
@@ -19,8 +20,7 @@ DigestTask TaskOf(const KvLayer& cache, std::byte* block, int head) {
           .key_split = KeySplit(cache),
           .key_scales = scales + line,
           .rest_scales = scales + kKvBlockTokens,  // shared caches have one head
-          .digest = block + cache.digest_offset +
-                    head * DigestBytes(cache.key_dim, KeySplit(cache), cache.sketches)};
+          .digest = block + cache.digest_offset + head * DigestBytes(cache)};
 }
 
 }  // namespace

@@ -6,6 +6,11 @@
 
 namespace moesaic::kernels {
 
+/// Bytes of one KV head's digest in a block.
+inline int64_t DigestBytes(const KvLayer& cache) {
+  return DigestBytes(cache.key_dim, KeySplit(cache), cache.sketches);
+}
+
 /// A layer of `heads` KV heads whose block is keys, values, scales (kI8) and, with `digests`, digests (with
 /// sketches or without), one after another: all but its base. block_stride is what they take, rounded up
 /// to 64.

@@ -52,7 +52,7 @@ void QuantizeToken(const KvWriteParams& p, int64_t row, int64_t slot, std::byte*
   for (int head = 0; head < cache.heads; ++head) {
     const int64_t line = int64_t{head} * kKvBlockTokens + slot;
     const float* key = p.keys + row * p.key_stride + int64_t{head} * cache.key_dim;
-    const int split = cache.shared ? cache.value_dim : cache.key_dim;
+    const int split = KeySplit(cache);
     std::byte* to = block + line * cache.key_dim;
     scales[line] = QuantizeRow(key, split, to);
     more_scales[line] =

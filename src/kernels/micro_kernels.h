@@ -61,18 +61,21 @@ using RescaleRowFn = void (*)(float* x, int n, int halvings);
 /// pairs are (x[2i], x[2i + 1]).
 using RopeRowFn = void (*)(float* x, const float* cos, const float* sin, int dim);
 
-/// One token's routing: see RouteParams in ops.h, whose checks hold.
+constexpr int kRouteRows = 16;  ///< of a RouteTask, at most
+
+/// Some tokens' routing: see RouteParams in ops.h, whose checks hold.
 struct RouteTask {
-  const float* logits;  // [experts]
+  const float* logits;  // [rows, experts]
   const float* bias;    // [experts] or null
+  int rows;             // 1..kRouteRows
   int experts, top_k, groups, top_groups;
   bool sigmoid;    // else softmax
   bool top_two;    // groups score by the sum of their best two, else by their best
   bool normalize;  // weights divided by their sum
   float scale;
   float* scratch;  // [RouteScratch(experts)]
-  int32_t* ids;    // out [top_k], by falling choice score, ties to the lower id
-  float* weights;  // out [top_k]
+  int32_t* ids;    // out [rows, top_k], by falling choice score, ties to the lower id
+  float* weights;  // out [rows, top_k]
 };
 constexpr int RouteScratch(int experts) { return 5 * experts + 16; }
 using RouteFn = void (*)(const RouteTask& task);

@@ -1,11 +1,16 @@
-// A MoE layer in four loops over the pool, each over all experts at once.
+// A MoE layer in loops over the pool, each over all experts at once.
 //
 // Slots (token, j) are sorted by expert first, so that the rows of one expert stand together. Then:
 //
-//   prepare  rounds each token's activations once and copies them to the rows of its slots
+//   prepare  rounds each token's activations once
 //   up       by (expert, row tile, panels): h = silu(x gate^T) * (x up^T); who ends a row tile prepares its h
 //   down     by (expert, row tile, panels): y = h down^T, a row for every slot
-//   combine  by (token, columns): out = sum of w y over the slots in their order, however work was shared out
+//   combine  by (token, columns): out = sum of w y over the slots by rising expert, however work was shared
+//   out
+//
+// What lies between them should not go through memory. So a worker gathers an expert's rows into a place of
+// its own; and where y would not stay in the caches, down and combine are one loop by columns: a task
+// computes its columns of one expert after the other and adds them to the output while they are in the cache.
 //
 // The shared expert is one more expert, to which every token goes with weight 1.
 #include <algorithm>
@@ -24,6 +29,13 @@ namespace {
 // Columns of one combining task: 2 KiB of output, which stays in the L1 cache over all slots.
 constexpr int kCombineColumns = 512;
 
+// Sizes of the loop by columns. y stays in L2 caches, of 2 MiB where there are tiles, up to a share of this
+// for each thread; a task's columns of the output take the other, so that weights and h pass by.
+constexpr int64_t kCachedBytes = 1 << 20, kColumnBytes = 512 << 10;
+constexpr int kColumnUnit = 4 * tensor::kPanelRows;  // as kernels for few rows take panels
+constexpr int kColumnTasks = 4;                      // a thread, at least
+constexpr int kColumnRows = 96;  // of an expert at a time: whole tiles, 96 KiB with 256 columns
+
 // One expert that has rows in this step.
 struct ExpertJob {
   tensor::PackedMatrix gate, up, down;
@@ -32,8 +44,14 @@ struct ExpertJob {
   int first_row, rows;         // in its part
 };
 
+// Rows of an expert that a worker has gathered: the job's from `row` on.
+struct alignas(64) Gathered {
+  int job = -1, row = -1;
+};
+
 struct Task {
   int job, row, rows, panel, panels;  // row counts from the job's first
+  int slice;                          // that holds the panels
   std::atomic<int>* remaining;        // tasks of the same rows that are not done (up only)
 };
 
@@ -47,8 +65,13 @@ class MoeLayer {
     MakeJobs();
     PrepareTokens();
     RunUp();
-    RunDown();
-    Combine();
+    const int columns = TaskColumns();
+    if (columns > 0) {
+      RunDownByColumns(columns);
+    } else {
+      RunDown();
+      Combine();
+    }
     ctx_.scratch->Rewind(mark);
   }
 
@@ -58,9 +81,10 @@ class MoeLayer {
     return ctx_.scratch->Take<T>(count);
   }
   bool HasShared() const { return !p_.shared_gate.empty(); }
+  int TokenOf(int row) const { return slot_of_row_[row] / p_.top_k; }  // of a routed row
   int64_t Slots() const { return int64_t{p_.rows} * p_.top_k; }
 
-  // Counting sort: row_of_slot_[t * top_k + j] is the slot's row, -1 for a slot that is skipped.
+  // Counting sort: within an expert, rows go by slot.
   void SortSlots() {
     const int experts = p_.experts.count;
     row_of_slot_ = Take<int32_t>(Slots());
@@ -74,11 +98,13 @@ class MoeLayer {
     for (int e = 0; e < experts; ++e) expert_rows_[e + 1] += expert_rows_[e];
     const auto next = Take<int32_t>(experts);
     std::copy_n(expert_rows_.begin(), experts, next.begin());
+    routed_rows_ = expert_rows_[experts];
+    slot_of_row_ = Take<int32_t>(routed_rows_);
     for (int64_t slot = 0; slot < Slots(); ++slot) {
       const int id = p_.ids[slot];
       row_of_slot_[slot] = id >= 0 ? next[id]++ : -1;
+      if (id >= 0) slot_of_row_[row_of_slot_[slot]] = static_cast<int32_t>(slot);
     }
-    routed_rows_ = expert_rows_[experts];
   }
 
   void MakeJobs() {
@@ -86,7 +112,9 @@ class MoeLayer {
     jobs_ = Take<ExpertJob>(w.count + 1);
     int jobs = 0;
     if (routed_rows_ > 0) {
-      x_[0] = TakePreparedRows(*ctx_.kernels, ctx_.scratch, w.gate.layout.format, routed_rows_, p_.hidden);
+      if (w.input_scales == nullptr) {
+        x_[0] = TakePreparedRows(*ctx_.kernels, ctx_.scratch, w.gate.layout.format, p_.rows, p_.hidden);
+      }
       h_[0] =
           TakePreparedRows(*ctx_.kernels, ctx_.scratch, w.down.layout.format, routed_rows_, p_.intermediate);
     }
@@ -128,37 +156,30 @@ class MoeLayer {
     }
   }
 
-  // Rows of a token that have the same scale and format are rounded once and copied.
+  // Experts with scales of their own round what they gather.
   void PrepareToken(int token) {
+    const auto rows = row_of_slot_.subspan(int64_t{token} * p_.top_k, p_.top_k);
+    std::sort(rows.begin(), rows.end());  // by rising expert, as all sums go
     const float* x = p_.x + token * p_.x_stride;
     const ExpertWeights& w = p_.experts;
-    int source = -1;
-    for (int j = 0; j < p_.top_k; ++j) {
-      const int64_t slot = int64_t{token} * p_.top_k + j;
-      const int row = row_of_slot_[slot];
-      if (row < 0) continue;
-      if (w.input_scales != nullptr) {
-        PrepareRow(*ctx_.kernels, x, w.input_scales[2 * p_.ids[slot]], row, x_[0]);
-      } else if (source < 0) {
-        PrepareRow(*ctx_.kernels, x, w.gate.input_scale, row, x_[0]);
-        source = row;
-      } else {
-        std::memcpy(&x_[0].data[row * x_[0].stride], &x_[0].data[source * x_[0].stride], x_[0].stride);
-        x_[0].scales[row] = x_[0].scales[source];
-      }
+    if (routed_rows_ > 0 && w.input_scales == nullptr) {
+      PrepareRow(*ctx_.kernels, x, w.gate.input_scale, token, x_[0]);
     }
     if (HasShared()) PrepareRow(*ctx_.kernels, x, p_.shared_gate.input_scale, token, x_[1]);
   }
 
-  // Cuts every job's product with `weights` into tasks. With `count_down`, the tasks of a row tile share a
-  // counter.
+  // Cuts every job's product with `weights` into tasks. With `count_down`, the tasks of a
+  // row tile share a counter.
   std::span<Task> CutJobs(tensor::PackedMatrix ExpertJob::*weights, bool count_down) {
     const auto cuts = Take<GemmCut>(jobs_.size());
     int64_t count = 0, counters = 0;
     widest_tile_ = 0;
+    most_rows_ = 0;
     for (size_t i = 0; i < jobs_.size(); ++i) {
       const ExpertJob& job = jobs_[i];
-      cuts[i] = CutGemm(job.rows, (job.*weights).layout, ctx_.pool->size(), static_cast<int>(jobs_.size()));
+      cuts[i] = CutGemm(job.rows, job.*weights, ctx_.pool->size(), static_cast<int>(jobs_.size()),
+                        ctx_.kernels->cut);
+      if (job.part == 0) most_rows_ = std::max(most_rows_, cuts[i].row_tile);
       count += cuts[i].tasks();
       counters += cuts[i].row_tiles();
       const int64_t tile = int64_t{cuts[i].row_tile} * cuts[i].panel_group * tensor::kPanelRows;
@@ -171,13 +192,13 @@ class MoeLayer {
       const GemmCut& cut = cuts[i];
       for (int row = 0; row < cut.rows; row += cut.row_tile) {
         if (count_down) new (counter) std::atomic<int>(cut.panel_groups());
-        for (int panel = 0; panel < cut.panels; panel += cut.panel_group) {
-          tasks[task++] = {static_cast<int>(i),
-                           row,
-                           std::min(cut.row_tile, cut.rows - row),
-                           panel,
-                           std::min(cut.panel_group, cut.panels - panel),
-                           counter};
+        const int rows = std::min(cut.row_tile, cut.rows - row);
+        for (int slice = 0; slice < cut.slices(); ++slice) {
+          const auto [begin, end] = cut.Slice(slice);
+          for (int panel = begin; panel < end; panel += cut.panel_group) {
+            const int panels = std::min(cut.panel_group, end - panel);
+            tasks[task++] = {static_cast<int>(i), row, rows, panel, panels, slice, counter};
+          }
         }
         if (count_down) ++counter;
       }
@@ -185,8 +206,24 @@ class MoeLayer {
     return tasks;
   }
 
-  GemmTileFn TileFn(const tensor::PackedMatrix& w) const {
-    return ctx_.kernels->gemm[static_cast<int>(w.layout.format)].tile;
+  // Runs the tasks, those of each slice on the node that holds it first; sorts them by slice for that.
+  template <typename Body>
+  void RunTasks(std::span<Task> tasks, const Body& body) {
+    const auto by_slice = [](const Task& a, const Task& b) { return a.slice < b.slice; };
+    if (!std::is_sorted(tasks.begin(), tasks.end(), by_slice)) {
+      std::stable_sort(tasks.begin(), tasks.end(), by_slice);
+    }
+    const auto ends = Take<int64_t>(tasks.empty() ? 1 : tasks.back().slice + 1);
+    ends[0] = 0;
+    for (size_t i = 0, slice = 0; slice < ends.size(); ++slice) {
+      while (i < tasks.size() && tasks[i].slice == static_cast<int>(slice)) ++i;
+      ends[slice] = static_cast<int64_t>(i);
+    }
+    ctx_.pool->RunByNode(ends, body);
+  }
+
+  const KernelTable::Gemm& GemmOf(const tensor::PackedMatrix& w) const {
+    return ctx_.kernels->gemm[static_cast<int>(w.layout.format)];
   }
 
   void RunUp() {
@@ -195,21 +232,58 @@ class MoeLayer {
     h_values_[0] = Take<float>(int64_t{routed_rows_} * p_.intermediate).data();
     h_values_[1] = Take<float>(HasShared() ? int64_t{p_.rows} * p_.shared_intermediate : 0).data();
     const auto scratch = Take<float>(2 * widest_tile_ * ctx_.pool->size());
-    ctx_.pool->Run(static_cast<int64_t>(tasks.size()), [&](int64_t task, int worker) {
-      UpTask(tasks[task], scratch.data() + 2 * widest_tile_ * worker);
+    if (routed_rows_ > 0) {
+      gathered_rows_ = TakePreparedRows(*ctx_.kernels, ctx_.scratch, p_.experts.gate.layout.format,
+                                        most_rows_ * ctx_.pool->size(), p_.hidden);
+      gathered_ = Take<Gathered>(ctx_.pool->size());
+      std::fill(gathered_.begin(), gathered_.end(), Gathered{});
+    }
+    RunTasks(tasks, [&](int64_t task, int worker) {
+      UpTask(tasks[task], worker, scratch.data() + 2 * widest_tile_ * worker);
     });
   }
 
-  void UpTask(const Task& task, float* scratch) {
+  // The task's rows side by side: a single one where it is, others in the worker's own place, which may have
+  // them from the task before. Returns the first one's number in `*x`.
+  int Gather(const Task& task, int worker, const PreparedRows** x) {
     const ExpertJob& job = jobs_[task.job];
-    const PreparedRows& x = x_[job.part];
+    const int row = job.first_row + task.row;
+    *x = &x_[job.part];
+    if (job.part == 1) return row;
+    const bool rounded = p_.experts.input_scales == nullptr;
+    if (rounded && task.rows == 1) return TokenOf(row);
+    *x = &gathered_rows_;
+    const int first = worker * most_rows_;
+    Gathered& has = gathered_[worker];
+    if (has.job == task.job && has.row == task.row) return first;
+    has = {task.job, task.row};
+    for (int r = 0; r < task.rows; ++r) {
+      const int64_t token = TokenOf(row + r);
+      if (rounded) {
+        const PreparedRows& from = x_[0];
+        std::memcpy(&gathered_rows_.data[(first + r) * from.stride], &from.data[token * from.stride],
+                    from.stride);
+        gathered_rows_.scales[first + r] = from.scales[token];
+      } else {
+        PrepareRow(*ctx_.kernels, p_.x + token * p_.x_stride, job.up_scale, first + r, gathered_rows_);
+      }
+    }
+    return first;
+  }
+
+  void UpTask(const Task& task, int worker, float* scratch) {
+    const ExpertJob& job = jobs_[task.job];
+    const PreparedRows* x = nullptr;
+    const int first = Gather(task, worker, &x);
     const int row = job.first_row + task.row;
     const int64_t columns = task.panels * tensor::kPanelRows;
     float* gate = scratch;
     float* up = scratch + task.rows * columns;
-    const GemmTile tile = TileOf(x, row, task.rows, job.gate, task.panel, task.panels, gate, columns);
-    TileFn(job.gate)(tile);
-    TileFn(job.up)(TileOf(x, row, task.rows, job.up, task.panel, task.panels, up, columns));
+    const int node = ctx_.pool->NodeOf(worker);
+    const GemmTile tile =
+        TileOf(*x, first, task.rows, job.gate, node, task.panel, task.panels, gate, columns);
+    GemmOf(job.gate).Run(tile);
+    GemmOf(job.up).Run(TileOf(*x, first, task.rows, job.up, node, task.panel, task.panels, up, columns));
     const int width = job.gate.n();
     float* h = h_values_[job.part] + int64_t{row} * width;
     for (int r = 0; r < task.rows; ++r) {
@@ -222,16 +296,83 @@ class MoeLayer {
     }
   }
 
+  // Of a task of RunDownByColumns; 0: y is small, there would be too few tasks for the threads, or as each
+  // task reads all of h, that would be more than y is.
+  int TaskColumns() const {
+    const int threads = ctx_.pool->size();
+    const int64_t rows = routed_rows_ + (HasShared() ? p_.rows : 0);
+    const int64_t bytes = rows * p_.hidden * int64_t{sizeof(float)};
+    if (bytes <= kCachedBytes * threads) return 0;
+    const int64_t fit = kColumnBytes / (int64_t{p_.rows} * int64_t{sizeof(float)});
+    const int64_t share = p_.hidden / (int64_t{threads} * kColumnTasks);
+    const int64_t columns = std::min(std::max<int64_t>(fit, kColumnUnit), share) / kColumnUnit * kColumnUnit;
+    if (columns == 0) return 0;
+    const int64_t h_bytes = h_[0].rows * h_[0].stride + h_[1].rows * h_[1].stride;
+    return h_bytes * (p_.hidden / columns) <= 2 * bytes ? static_cast<int>(columns) : 0;
+  }
+
+  // Where tasks end that begin in each slice.
+  std::span<const int64_t> ColumnEnds(int columns) {
+    const tensor::PackedMatrix& down = jobs_.front().down;
+    const int slice_panels = down.slice_panels > 0 ? down.slice_panels : down.layout.panels();
+    const auto ends = Take<int64_t>(base::CeilDiv(down.layout.panels(), slice_panels));
+    for (size_t slice = 0; slice < ends.size(); ++slice) {
+      const auto outputs = static_cast<int64_t>(slice + 1) * slice_panels * tensor::kPanelRows;
+      ends[slice] = base::CeilDiv(std::min<int64_t>(outputs, p_.hidden), int64_t{columns});
+    }
+    return ends;
+  }
+
+  void RunDownByColumns(int columns) {
+    // An odd number of cache lines, as in TakePreparedRows: rows of the output itself would share few sets.
+    const int64_t stride = columns + tensor::kPanelRows;
+    const int64_t sums = p_.rows * stride, room = sums + kColumnRows * stride;
+    const auto scratch = Take<float>(room * ctx_.pool->size());
+    ctx_.pool->RunByNode(ColumnEnds(columns), [&](int64_t task, int worker) {
+      const int first = static_cast<int>(task) * columns;
+      const int count = std::min(columns, p_.hidden - first);
+      float* out = scratch.data() + worker * room;
+      std::fill_n(out, sums, 0.0F);
+      const int node = ctx_.pool->NodeOf(worker);
+      for (const ExpertJob& job : jobs_) AddColumns(job, node, first, count, out + sums, out, stride);
+      for (int token = 0; token < p_.rows; ++token) {
+        std::copy_n(out + token * stride, count, p_.out + token * p_.out_stride + first);
+      }
+    });
+  }
+
+  // Adds what the job gives to the columns [first, first + count) of its tokens to out [tokens, stride]. y
+  // has room for kColumnRows rows as wide.
+  void AddColumns(const ExpertJob& job, int node, int first, int count, float* y, float* out,
+                  int64_t stride) {
+    const int begin = first / tensor::kPanelRows, end = begin + base::CeilDiv(count, tensor::kPanelRows);
+    for (int done = 0; done < job.rows; done += kColumnRows) {
+      const int row = job.first_row + done;
+      const int rows = std::min(kColumnRows, job.rows - done);
+      for (int panel = begin, panels = 0; panel < end; panel += panels) {
+        panels = std::min(end - panel, job.down.At(panel, node).layout.panels());  // of one slice
+        float* to = y + int64_t{panel - begin} * tensor::kPanelRows;
+        GemmOf(job.down).Run(TileOf(h_[job.part], row, rows, job.down, node, panel, panels, to, stride));
+      }
+      for (int r = 0; r < rows; ++r) {
+        const int token = job.part == 0 ? TokenOf(row + r) : row + r;
+        const float weight = job.part == 0 ? p_.weights[slot_of_row_[row + r]] : 1;
+        ctx_.kernels->axpy(weight, y + r * stride, count, out + token * stride);
+      }
+    }
+  }
+
   void RunDown() {
     const auto tasks = CutJobs(&ExpertJob::down, /*count_down=*/false);
     y_[0] = Take<float>(int64_t{routed_rows_} * p_.hidden).data();
     y_[1] = Take<float>(HasShared() ? int64_t{p_.rows} * p_.hidden : 0).data();
-    ctx_.pool->Run(static_cast<int64_t>(tasks.size()), [&](int64_t i, int) {
+    RunTasks(tasks, [&](int64_t i, int worker) {
       const Task& task = tasks[i];
       const ExpertJob& job = jobs_[task.job];
       const int row = job.first_row + task.row;
       float* y = y_[job.part] + int64_t{row} * p_.hidden + task.panel * tensor::kPanelRows;
-      TileFn(job.down)(TileOf(h_[job.part], row, task.rows, job.down, task.panel, task.panels, y, p_.hidden));
+      GemmOf(job.down).Run(TileOf(h_[job.part], row, task.rows, job.down, ctx_.pool->NodeOf(worker),
+                                  task.panel, task.panels, y, p_.hidden));
     });
   }
 
@@ -243,10 +384,10 @@ class MoeLayer {
       const int columns = std::min(kCombineColumns, p_.hidden - column);
       float* out = p_.out + token * p_.out_stride + column;
       std::fill_n(out, columns, 0.0F);
-      for (int j = 0; j < p_.top_k; ++j) {
-        const int64_t slot = token * p_.top_k + j;
-        const int64_t row = row_of_slot_[slot];
-        if (row >= 0) ctx_.kernels->axpy(p_.weights[slot], y_[0] + row * p_.hidden + column, columns, out);
+      for (const int32_t row : row_of_slot_.subspan(token * p_.top_k, p_.top_k)) {
+        if (row < 0) continue;
+        const float weight = p_.weights[slot_of_row_[row]];
+        ctx_.kernels->axpy(weight, y_[0] + int64_t{row} * p_.hidden + column, columns, out);
       }
       if (HasShared()) ctx_.kernels->axpy(1, y_[1] + token * p_.hidden + column, columns, out);
     });
@@ -254,14 +395,18 @@ class MoeLayer {
 
   const ExecContext& ctx_;
   const MoeParams& p_;
-  std::span<int32_t> row_of_slot_;
+  std::span<int32_t> row_of_slot_;  // [tokens, top_k] by slot, later each token's sorted; -1: skipped
   std::span<int32_t> expert_rows_;  // [experts + 1] first row of each expert
   int routed_rows_ = 0;
+  std::span<int32_t> slot_of_row_;  // [routed rows]
   std::span<ExpertJob> jobs_;
-  PreparedRows x_[2], h_[2];  // by part, as all below
-  float* h_values_[2] = {};   // [rows, intermediate]
-  float* y_[2] = {};          // [rows, hidden]
-  int64_t widest_tile_ = 0;   // values of the largest task's output
+  PreparedRows x_[2], h_[2];      // by part; x is by token
+  PreparedRows gathered_rows_;    // [workers, most_rows_]
+  std::span<Gathered> gathered_;  // [workers]
+  float* h_values_[2] = {};       // by part: [rows, intermediate]
+  int64_t widest_tile_ = 0;       // values of the largest task's output
+  int most_rows_ = 0;             // of the routed tasks
+  float* y_[2] = {};              // by part: [rows, hidden]
 };
 
 void CheckParams(const MoeParams& p) {

@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "base/round.h"
 #include "kernels/block_sparsity.h"
+#include "kernels/kv_layer.h"
 #include "kernels/sketch.h"
 
 namespace moesaic::kernels {
@@ -26,12 +27,12 @@ constexpr int kTaskBlocks = 512, kBlockStep = 32;
 constexpr int kTasksPerWorker = 2;
 // Blocks whose bounds a worker has at once: those of kTaskHeads heads fit into a second-level cache.
 constexpr int kBoundBlocks = 128;
-constexpr int kRowStep = 8;  // micro-kernels read whole groups of rows
+constexpr int kRowStep = 8;    // micro-kernels read whole groups of rows
+constexpr int kTileRows = 16;  // likewise of sketches' queries
 // Without sketches, the mass of a block is estimated as if one key stood this far from the center towards the
 // farthest point that the box allows. Perplexity of SmolLM2-135M with a budget of 512 in windows of 4,096
 // (WikiText-2, the first) was 14.29, 14.22, 14.21, 14.27 and 14.61 for 0, 0.1, 0.2, 0.5 and 1, dense 13.21.
 constexpr float kEstimateSpread = 0.2F;
-constexpr int kTileRows = 16;  // likewise of sketches' queries
 
 // Partial sums and maxima that compilers make one register of; a single one would wait for itself at each
 // step.
@@ -69,10 +70,9 @@ struct Row {
   const SequenceSlice* slice;
   int position;
   int64_t batch_row;
-  int audited = -1;     // the KV head that is held against dense attention
-  int64_t choice = 0;   // the row of this batch whose choice stands for this one
-  bool keeps = false;   // what was chosen is that of a row of a step before
-  bool bounded = true;  // it has a bound where one is asked for
+  int audited = -1;    // the KV head that is held against dense attention
+  int64_t choice = 0;  // the row of this batch whose choice stands for this one
+  bool keeps = false;  // what was chosen is that of a row of a step before
   int blocks() const { return position / kKvBlockTokens; }  // before the current one
   int most() const { return std::min(slice->sparsity->budget_blocks, blocks() + 1); }  // that it reads
 };
@@ -102,7 +102,7 @@ class SparseRows {
         sketches_(SketchLayoutOf(params.cache.key_dim, KeySplit(params.cache))),
         sketch_width_(sketches_.width[0] + sketches_.width[1]) {
     for (const Row& row : rows) {
-      stride_ = std::max(stride_, (row.blocks() + 15) / 16 * 16);
+      stride_ = std::max(stride_, base::RoundUp(row.blocks(), kLanes));
       budget_ = std::max(budget_, row.most());
       if (row.slice->sparsity->cold != nullptr) cold_ = row.slice->sparsity->cold;
     }
@@ -143,11 +143,12 @@ class SparseRows {
   }
   int64_t Pair(int64_t row, int kv_head) const { return row * p_.cache.heads + kv_head; }
   int64_t Scores(int64_t row, int head) const { return (row * p_.heads + head) * stride_; }
-  static bool Bounds(const Row& row, int kv_head) {
-    return row.bounded && (row.slice->sparsity->eps < 1 || row.audited == kv_head);
+  // Whether a bound is wanted. An audit has one of what was chosen by the row itself.
+  bool Bounds(int64_t r, int kv_head) const {
+    return rows_[r].slice->sparsity->eps < 1 || (Chooses(r) && rows_[r].audited == kv_head);
   }
 
-  // Says whose choice each row reads, and of which bounds may be wanted.
+  // Says whose choice each row reads.
   void FindChoosers() {
     for (int64_t r = 0; r < std::ssize(rows_); ++r) {
       Row& row = rows_[r];
@@ -163,7 +164,6 @@ class SparseRows {
           row.keeps = sparsity.kept != nullptr && FindKept(r, chooser);
         }
       }
-      row.bounded = Chooses(r) || sparsity.eps < 1;
       if (Chooses(r)) choosing_[choosing_count_++] = r;
     }
   }
@@ -231,7 +231,7 @@ class SparseRows {
     if (choosing_count_ == 0) return;
     const int head_parts = base::CeilDiv(group_, kTaskHeads);
     const int64_t rows = choosing_count_ * head_parts;
-    const int64_t wanted = (kTasksPerWorker * ctx_.pool->size() + rows - 1) / rows;
+    const int64_t wanted = base::CeilDiv(kTasksPerWorker * ctx_.pool->size(), rows);
     const int64_t share = base::CeilDiv(stride_, wanted);  // at least 1, however many workers there are
     const auto part = static_cast<int>(std::min<int64_t>(base::RoundUp(share, kBlockStep), kTaskBlocks));
     const int block_parts = base::CeilDiv(stride_, part);
@@ -288,7 +288,7 @@ class SparseRows {
     const KvLayer& cache = p_.cache;
     for (int b = 0; b < count; ++b) {
       digests[b] = cache.base + row.slice->block_table[first + b] * cache.block_stride + cache.digest_offset +
-                   kv_head * DigestBytes(cache.key_dim, KeySplit(cache), cache.sketches);
+                   kv_head * DigestBytes(cache);
     }
   }
 
@@ -359,9 +359,9 @@ class SparseRows {
     size_t used = dense.size();
     bool bounds = false;
     int64_t last_row = 0;
-    for (size_t r = 0; r < rows_.size(); ++r) {
+    for (int64_t r = 0; r < std::ssize(rows_); ++r) {
       const BlockSparsity& sparsity = *rows_[r].slice->sparsity;
-      ChooseAudit(rows_[r]);
+      ChooseAudit(r);
       bounds |= sparsity.eps < 1 || rows_[r].audited >= 0;
       last_row = std::max(last_row, rows_[r].batch_row);
       for (int h = 0; h < p_.cache.heads; ++h) {
@@ -377,7 +377,8 @@ class SparseRows {
   }
 
   // Whether one of the row's KV heads is audited, and which; counts what it chose.
-  void ChooseAudit(Row& row) const {
+  void ChooseAudit(int64_t r) const {
+    Row& row = rows_[r];
     const BlockSparsity& sparsity = *row.slice->sparsity;
     if (sparsity.counters == nullptr) return;
     const int heads = p_.cache.heads;
@@ -388,9 +389,9 @@ class SparseRows {
       if (due < counters.selections + heads) row.audited = static_cast<int>(due - counters.selections);
     }
     counters.selections += heads;
-    if (row.keeps || &row != &rows_[row.choice]) {
+    if (!Chooses(r)) {
       counters.reused += heads;
-    } else if (row.slice->sparsity->ChooserOf(row.position) != row.position) {
+    } else if (sparsity.ChooserOf(row.position) != row.position) {
       counters.rechosen += heads;
     }
     for (int h = 0; h < heads; ++h) {
@@ -409,7 +410,7 @@ class SparseRows {
     ctx_.pool->Run(static_cast<int64_t>(rows_.size()) * p_.cache.heads, [&](int64_t pair, int worker) {
       const int64_t r = pair / p_.cache.heads;
       const auto kv_head = static_cast<int>(pair % p_.cache.heads);
-      if (!Bounds(rows_[r], kv_head)) return;
+      if (!Bounds(r, kv_head)) return;
       for (int first = 0; first < group_; first += kTaskHeads) {
         BoundHeads(r, kv_head, first, boxes + room * worker, worker);
       }
@@ -478,15 +479,15 @@ class SparseRows {
   void FallBack() {
     const std::span<SequenceSlice> slices = ctx_.scratch->Take<SequenceSlice>(rows_.size() * p_.cache.heads);
     size_t used = 0;
-    for (size_t r = 0; r < rows_.size(); ++r) {
+    for (int64_t r = 0; r < std::ssize(rows_); ++r) {
       const Row& row = rows_[r];
       const BlockSparsity& sparsity = *row.slice->sparsity;
       for (int h = 0; h < p_.cache.heads; ++h) {
-        if (!Bounds(row, h)) continue;
+        if (!Bounds(r, h)) continue;
         for (int i = 0; i < group_ && sparsity.counters != nullptr; ++i) {
-          sparsity.counters->bound.Add(bounds_[static_cast<int64_t>(r) * p_.heads + h * group_ + i]);
+          sparsity.counters->bound.Add(bounds_[r * p_.heads + h * group_ + i]);
         }
-        if (sparsity.eps >= 1 || Largest(static_cast<int64_t>(r), h) <= sparsity.eps) continue;
+        if (sparsity.eps >= 1 || Largest(r, h) <= sparsity.eps) continue;
         slices[used++] = SliceOf(row, h, row.slice->block_table, row.blocks() + 1);
         if (sparsity.counters == nullptr) continue;
         ++sparsity.counters->dense_fallbacks;

@@ -29,7 +29,9 @@ constexpr const char* kRequests[] = {
     R"({"type":"json_schema","name":"x","schema":{"type":"object"}}},"max_output_tokens":7,"reasoning":{"effort":"low"}})",
     R"(3{"model":"m","prompt":["a",[0,1,2]],"max_tokens":4,"best_of":2,"echo":true,"min_p":0.1,"typical_p":0.5,)"
     R"("repetition_penalty":1.1,"presence_penalty":0.5,"min_tokens":1,"ignore_eos":true,"return_token_ids":true,)"
-    R"("cache_salt":"s","priority":3,"structured_outputs":{"regex":"a+"},"stop_token_ids":[1]})"};
+    R"("cache_salt":"s","priority":3,"structured_outputs":{"regex":"a+"},"stop_token_ids":[1],"session":)"
+    R"({"state":"continues","tokens":5,"returns_in":2},"prompt_cache_key":"k","kv_sparsity":{"mode":"all","budget":512,)"
+    R"("eps":0.5,"mass":0.9,"reuse":4}})"};
 
 }  // namespace
 

@@ -34,6 +34,7 @@ const ServedModel& Model() {
             .value();
     made.max_context = 1 << 20;
     made.vocab_size = 4;
+    made.sparsity.digests = true;
     return made;
   }();
   return model;

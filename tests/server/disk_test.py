@@ -92,7 +92,7 @@ class Disk(unittest.TestCase):
             again = [completion(server, prompt) for prompt in prompts]
         with servers.serving(*self.flags) as server:
             self.assertEqual([completion(server, prompt) for prompt in prompts], again)
-        # A whole prompt and its last token alone take the two computations of MLA (S13), so that near ties may part later.
+        # A whole prompt and its last token alone take the two computations of MLA (S12), so that near ties may part later.
         self.assertEqual([answer[0][:8] for answer, _ in first], [answer[0][:8] for answer, _ in again])
         self.assertTrue(all(cached == 64 * 13 for _, cached in again))
 

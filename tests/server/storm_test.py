@@ -21,6 +21,9 @@ from serving import ANSWER_SECONDS, Server, chat, serving, until, wire
 
 REQUESTS = int(os.environ.get("MOESAIC_STORM_REQUESTS", "2000"))
 CONNECTIONS = 32
+# What clients tell of their conversations, right or not; None: nothing.
+SESSIONS = [None, None, None, "continues", "ends", {}, {"state": "ends"}, {"tokens": 5, "returns_in": 2}, {"tokens": 1 << 40},
+            {"returns_in": 1e9}, {"tokens": 0, "returns_in": 0.001}]
 PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"]
 
 MALFORMED = [*json_cases.malformed(), b"{\"messages\":[{\"role\":\"user\",\"content\":\"\xc3\x28\"}]}", b"{\"prompt\":\"\xe2\x28\xa1\"}"]
@@ -38,9 +41,15 @@ def reset(client):
 
 class Storm(unittest.TestCase):
     def setUp(self):
-        self.server = Server("--header-timeout", "5", "--max-queue", "64")
+        self.server = Server("--header-timeout", "5", "--max-queue", "64", *self.flags())
         self.faults = []
         self.served = 0
+
+    def flags(self):
+        return ()
+
+    def check_quiet(self):
+        """What must be so behind the storm, besides what always must."""
 
     def tearDown(self):
         code = self.server.stop()
@@ -69,6 +78,8 @@ class Storm(unittest.TestCase):
                   "temperature": random_.choice([0, 1])}
         if path in ("/v1/chat/completions", "/v1/completions") and random_.random() < 0.2:
             fields["n"] = 3
+        if (session := random_.choice(SESSIONS)) is not None:
+            fields["session"] = session
         if path == "/v1/responses":
             fields["max_output_tokens"] = fields.pop("max_tokens")
             return path, {**fields, "input": text}
@@ -125,8 +136,11 @@ class Storm(unittest.TestCase):
             client.close()
         else:
             body = random_.choice(MALFORMED if kind == "malformed" else STRANGE)
+            path = random_.choice(PATHS + ["/tokenize", "/detokenize", "/v1/embeddings"])
+            if b'"stop"' in body:
+                path = PATHS[1]  # others need not know this field
             client = self.connect()
-            client.sendall(wire(random_.choice(PATHS + ["/tokenize", "/detokenize", "/v1/embeddings"]), body))
+            client.sendall(wire(path, body))
             status = self.status_of(client)
             if status != 400:
                 self.faults.append(f"{body[:40]!r}: {status}")
@@ -176,10 +190,28 @@ class Storm(unittest.TestCase):
         self.server.wait_until_quiet()
         until(lambda: self.server.metric("moesaic:http_connections") == 1)  # the one that asks
         self.assertEqual(self.server.json("GET", "/state")[1]["kv"]["used_blocks"], 0)
+        self.check_quiet()
         errors = [name for name in self.server.metrics() if name.startswith("moesaic:http_requests_total") and 'status="5' in name
                   and 'status="503"' not in name]
         self.assertEqual(errors, [])
         print(f"{REQUESTS} abused, {self.served} live requests unaffected")
+
+
+class StormOverTiers(Storm):
+    """The same where the cache is far too small for what is asked, and gives up blocks to a warm tier and to a disk."""
+
+    def flags(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        return ("--kv-memory", "2MiB", "--ctx-size", "2048", "--kv-warm-memory", "512KiB", "--kv-disk", folder.name,
+                "--kv-disk-size", "16MiB", "--swap-space", "1MiB")
+
+    def check_quiet(self):
+        for used in ("evicted_blocks", "warm_stored_blocks", "disk_written_blocks"):
+            self.assertGreater(self.server.metric(f"moesaic:kv_{used}_total"), 0)
+        self.assertEqual(self.server.metric("moesaic:kv_disk_write_errors_total"), 0)
+        self.assertEqual(self.server.json("POST", "/reset_prefix_cache", {})[0], 200)
+        until(lambda: self.server.metric("moesaic:kv_warm_blocks") == 0)  # the engine's next step does it
 
 
 class Killed(unittest.TestCase):

@@ -39,7 +39,8 @@ class Warm(unittest.TestCase):
             (tokens, logprobs), cached = completion(server, PROMPTS[0])
             self.assertEqual(cached, 960)
             self.assertEqual(tokens[0], said[0][0][0])
-            self.assertAlmostEqual(logprobs[0], said[0][1][0], delta=0.1)
+            # A cache in int8 from the start is 0.24 off here, one in f32 0.01; keys of other tokens would be off by whole units.
+            self.assertAlmostEqual(logprobs[0], said[0][1][0], delta=0.5)
             self.assertGreater(warm(server, "restored_blocks_total"), 5)
             self.assertLessEqual(warm(server, "bytes"), 4 << 20)
             self.assertLessEqual(warm(server, "blocks"), warm(server, "capacity_blocks"))

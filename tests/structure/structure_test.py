@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the tree against the architecture: who may include whom, and how long a file may be.
+"""Checks the tree against the architecture: who may include whom, how long a file may be, and that every test is run.
 
 Usage: structure_test.py ROOT. Prints one line a fault; exit status 1 when there is any.
 """
@@ -31,8 +31,9 @@ ROOMS = {
 }
 REASON_LINES = 1000  # longer than this needs a reason in the first comment ("Long because ...")
 STOP_LINES = 1500
-SOURCE = {".h", ".cc", ".cu", ".cuh", ".c", ".rs", ".py"}
+SOURCE = {".h", ".cc", ".cu", ".cuh", ".c", ".rs", ".py", ".mjs"}
 FORBIDDEN_NAMES = re.compile(r"(utils?|helpers?|common|manager)(_|\.|$)", re.IGNORECASE)
+TEST = re.compile(r"(\w+)_test\.(cc|mjs|py)")
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 
@@ -72,6 +73,16 @@ def size_faults(root, path):
         yield f"{name}: name the job instead of '{path.stem}'"
 
 
+def unrun_faults(root, path):
+    """A test that no CMakeLists.txt names, by its file or in a list of scripts without the "_test.py", is never run."""
+    test = TEST.fullmatch(path.name)
+    if not test:
+        return
+    lists = next(folder / "CMakeLists.txt" for folder in path.parents if (folder / "CMakeLists.txt").is_file())
+    if not re.search(rf"\b({re.escape(path.name)}|{test[1]})\b", lists.read_text()):
+        yield f"{path.relative_to(root)}: {lists.relative_to(root)} does not name it, so it is never run"
+
+
 def cycle_faults(root):
     for room in ROOMS:
         for allowed in ROOMS[room]:
@@ -93,6 +104,7 @@ def main():
         if path.suffix not in SOURCE or not path.is_file():
             continue
         faults += size_faults(root, path)
+        faults += unrun_faults(root, path)
         if (root / "src") in path.parents and path.suffix in {".h", ".cc", ".cu", ".cuh", ".c"}:
             faults += include_faults(root, path)
     for fault in faults:

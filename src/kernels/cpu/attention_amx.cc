@@ -313,12 +313,8 @@ inline void Softmax(const Work<R>& w, int g) {
       StoreColumns8(pairs, w.m->weights[g][s]);
     }
   }
-  V total = R == 8 || int8 ? Add(sum[0], R == 8 ? sum[1] : sum[2]) : Add(sum[0], sum[1]);
-  if constexpr (R == 16) {
-    if (int8) total = Add(total, Add(sum[1], sum[3]));
-  } else {
-    total = Add(total, Swap<8>(total));
-  }
+  V total = R == 16 && int8 ? Add(Add(sum[0], sum[2]), Add(sum[1], sum[3])) : Add(sum[0], sum[1]);
+  if constexpr (R == 8) total = Add(total, Swap<8>(total));
   const __mmask16 mask = rows < 16 ? FirstLanes(rows) : static_cast<__mmask16>(0xffff);
   _mm512_mask_storeu_ps(t.max + first, mask, Mul(n, Set(kLn2)));
   _mm512_mask_storeu_ps(t.sum + first, mask, Add(earlier, total));

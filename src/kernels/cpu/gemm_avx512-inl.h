@@ -32,14 +32,23 @@ inline void Widen32(const std::byte* from, float* to) {
   }
 }
 
-/// Takes dots of biased activations, sum((a + 128) w), to C: subtracts 128 sum(w), then scales in the same
-/// expression as every other int8 kernel, float(dot) * (a_scale * w_scale).
+/// What the biased activations add to dots with a panel: 128 sum(w).
+inline __m512i BiasOf512(const GemmTile& t, int panel) {
+  return _mm512_slli_epi32(_mm512_loadu_si512(t.w_sums + 16 * panel), 7);
+}
+
+/// Scales dots of biased activations, sum((a + 128) w), in the same expression as every other int8 kernel,
+/// float(dot) * (a_scale * w_scale).
+inline __m512 ScaleDots512(__m512i dots, __m512i bias, float a_scale, __m512 w_scales) {
+  const __m512 exact = _mm512_cvtepi32_ps(_mm512_sub_epi32(dots, bias));
+  return _mm512_mul_ps(exact, _mm512_mul_ps(_mm512_set1_ps(a_scale), w_scales));
+}
+
+/// Takes dots of biased activations to C.
 inline void StoreBiasedDots512(const GemmTile& t, int row, int panel, __m512i dots) {
-  const __m512i sums = _mm512_loadu_si512(t.w_sums + 16 * panel);
-  const __m512 exact = _mm512_cvtepi32_ps(_mm512_sub_epi32(dots, _mm512_slli_epi32(sums, 7)));
-  const __m512 scale =
-      _mm512_mul_ps(_mm512_set1_ps(t.a_scales[row]), _mm512_loadu_ps(t.w_scales + 16 * panel));
-  StoreRow512(t, row, panel, _mm512_mul_ps(exact, scale));
+  StoreRow512(
+      t, row, panel,
+      ScaleDots512(dots, BiasOf512(t, panel), t.a_scales[row], _mm512_loadu_ps(t.w_scales + 16 * panel)));
 }
 
 }  // namespace

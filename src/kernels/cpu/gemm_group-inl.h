@@ -74,7 +74,7 @@ struct Grouped {
     for (int u = 0; u < units; ++u) {
       const std::byte* unit = UnitAt<Format>(w, u);
       const std::byte* super = kHasSuper<Format> ? SuperAt<Format>(w, u) : unit;  // not read without
-      if constexpr (kPanels == kWidePanels) {
+      if (kPanels == kWidePanels || row == 0) {  // the rows after them find these weights in a cache
 #pragma GCC unroll 16
         for (int p = 0; p < kPanels; ++p) {
 #pragma GCC unroll 32

@@ -1,8 +1,13 @@
-// The router of one token in vectors of 16 experts.
+// The router in vectors of 16 experts.
 //
 // The top k <= 16 of n are found without a loop of k dependent maxima: the k-th largest of the 16 lanes'
 // maxima is a bound that at least k values reach; few others do. Those that do are brought together, and each
 // counts how many go before it.
+//
+// All rows' candidates are found before the first are ranked: what is stored in pieces of any size and loaded
+// as a whole has to reach the cache in between, for which a row alone would wait longer than it computes.
+#include <cstddef>
+
 #include "kernels/cpu/route.h"
 #include "kernels/cpu/simd_avx512-inl.h"
 #include "kernels/ref/route.h"
@@ -12,7 +17,14 @@ namespace {
 
 constexpr int kMost = 16;  // choices, and groups
 
-// Floats, no NaN among them, as integers of the same order, which are above kClosed.
+// A row's experts that reach its bound, by rising id.
+struct Candidates {
+  alignas(64) int32_t ids[kMost + 32];  // room for all of two vectors
+  int count;         // kMost + 1 where the reference has to do the row: too many tie, or one is not a number
+  float max, total;  // of a softmax over all experts
+};
+
+// Floats, no NaN among them, as integers of the same order, which are above kClosed + 1.
 constexpr int32_t kClosed = INT32_MIN;
 inline VI KeysOf(V x) {
   const VI bits = _mm512_castps_si512(Add(x, Zero()));  // -0 is 0
@@ -21,34 +33,59 @@ inline VI KeysOf(V x) {
 
 inline VI Iota() { return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
 
+// ranks += 1 where x < y. Loads are broadcast as part of the comparison: a shuffle would take the port that
+// comparisons need, and the compiler makes two instructions more of it.
+inline VI CountLess(V x, const float& y, VI ranks) {
+  __mmask16 less;
+  asm("vcmpps $1, %2%{1to16%}, %3, %1\n\tvpaddd %4, %0, %0%{%1%}"
+      : "+v"(ranks), "=&Yk"(less)
+      : "m"(y), "v"(x), "v"(_mm512_set1_epi32(1)));
+  return ranks;
+}
+inline VI CountLess(VI x, const int32_t& y, VI ranks) {
+  __mmask16 less;
+  asm("vpcmpd $1, %2%{1to16%}, %3, %1\n\tvpaddd %4, %0, %0%{%1%}"
+      : "+v"(ranks), "=&Yk"(less)
+      : "m"(y), "v"(x), "v"(_mm512_set1_epi32(1)));
+  return ranks;
+}
+
 // How many of the lanes go before each lane: those with a larger key, and those with the same on the left.
 inline VI RanksOf(VI keys) {
+  alignas(64) int32_t lanes[16];
+  _mm512_store_si512(lanes, keys);
+  // 16 integers from the (15 - j)-th on are -1 in the lanes that an equal lane j goes before: above a key
+  // less one is what is above it or equal.
+  static constexpr int32_t kLess[31] = {0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0, 0,
+                                        -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
   VI ranks = _mm512_setzero_si512();
-  const VI one = _mm512_set1_epi32(1);
 #pragma GCC unroll 16
   for (int j = 0; j < 16; ++j) {
-    const VI other = _mm512_permutexvar_epi32(_mm512_set1_epi32(j), keys);
-    const auto right = static_cast<__mmask16>(0xfffe << j);  // lanes that an equal j goes before
-    const __mmask16 before =
-        _mm512_cmpgt_epi32_mask(other, keys) | _mm512_mask_cmpeq_epi32_mask(right, other, keys);
-    ranks = _mm512_mask_add_epi32(ranks, before, ranks, one);
+    ranks = CountLess(_mm512_add_epi32(keys, _mm512_loadu_si512(kLess + 15 - j)), lanes[j], ranks);
   }
   return ranks;
+}
+
+// Lane `at` in all lanes, where `at` has one bit.
+inline V Broadcast(__mmask16 at, V x) {
+  return _mm512_broadcastss_ps(_mm512_castps512_ps128(_mm512_maskz_compress_ps(at, x)));
+}
+
+// The k-th largest lane.
+inline V KthLargest(V x, int k) {
+  alignas(64) float lanes[16];
+  _mm512_store_ps(lanes, x);
+  VI larger = _mm512_setzero_si512();
+#pragma GCC unroll 16
+  for (int j = 0; j < 16; ++j) larger = CountLess(x, lanes[j], larger);
+  const __mmask16 kth = _mm512_cmpeq_epi32_mask(larger, _mm512_set1_epi32(k - 1));
+  if (kth != 0 && (kth & (kth - 1)) == 0) return Broadcast(kth, x);
+  return _mm512_set1_ps(_mm512_mask_reduce_min_ps(_mm512_cmplt_epi32_mask(larger, _mm512_set1_epi32(k)), x));
 }
 
 inline V Sigmoid(V x) {
   const V e = Exp(Sub(Zero(), Abs(x)));
   return Div(SelectNegative(x, e, Set(1.0F)), Add(Set(1.0F), e));
-}
-
-// Of logits and bias: the reference takes them.
-inline bool HasNan(const RouteTask& t) {
-  __mmask16 nan = 0;
-  for (int e = 0; e < t.experts; e += 16) {
-    const V x = Load(t.logits + e);
-    nan |= _mm512_cmp_ps_mask(x, t.bias != nullptr ? Load(t.bias + e) : x, _CMP_UNORD_Q);
-  }
-  return nan != 0;
 }
 
 inline V Largest(const float* x, int n) {
@@ -77,9 +114,8 @@ inline float ScoreOfGroup(const float* x, int size, bool top_two) {
   return _mm512_cvtss_f32(Add(first, second));
 }
 
-// Bit g: whether group g is among the best.
-inline unsigned OpenGroups(const RouteTask& t, const float* choice) {
-  if (t.top_groups == t.groups) return ~0U;
+// The best groups, by rising number.
+inline void OpenGroups(const RouteTask& t, const float* choice, int32_t (&open)[kMost]) {
   const int size = t.experts / t.groups;
   alignas(64) float scores[kMost];
   for (int g = 0; g < kMost; ++g) {
@@ -87,102 +123,171 @@ inline unsigned OpenGroups(const RouteTask& t, const float* choice) {
   }
   const auto there = static_cast<__mmask16>((1U << t.groups) - 1U);
   const VI keys = _mm512_mask_mov_epi32(_mm512_set1_epi32(kClosed), there, KeysOf(_mm512_load_ps(scores)));
-  return _mm512_mask_cmplt_epi32_mask(there, RanksOf(keys), _mm512_set1_epi32(t.top_groups));
+  const __mmask16 best = _mm512_mask_cmplt_epi32_mask(there, RanksOf(keys), _mm512_set1_epi32(t.top_groups));
+  _mm512_storeu_si512(open, _mm512_maskz_compress_epi32(best, Iota()));
 }
 
-// The keys of `choice` in the open groups, side by side, and where they were.
-inline int OpenKeys(const RouteTask& t, const float* choice, int32_t* keys, int32_t* ids) {
-  const unsigned open = OpenGroups(t, choice);
-  const int size = t.experts / t.groups;
-  int count = 0;
-  for (int g = 0; g < t.groups; ++g) {
-    if ((open >> g & 1U) == 0) continue;
-    for (int e = g * size; e < (g + 1) * size; e += 16, count += 16) {
-      _mm512_storeu_si512(keys + count, KeysOf(Load(choice + e)));
-      _mm512_storeu_si512(ids + count, _mm512_add_epi32(Iota(), _mm512_set1_epi32(e)));
+// Adds those of the experts [first, first + size) that reach `bound` to the `found` ids; stops behind kMost.
+inline size_t FindIn(const float* choice, int first, int size, V bound, size_t found, int32_t* ids) {
+  VI at = _mm512_add_epi32(Iota(), _mm512_set1_epi32(first));
+  const auto find = [&](const float* x) {
+    const __mmask16 reaches = _mm512_cmp_ps_mask(Load(x), bound, _CMP_GE_OQ);
+    _mm512_storeu_si512(ids + found, _mm512_maskz_compress_epi32(reaches, at));
+    found += _mm_popcnt_u32(_cvtmask16_u32(reaches));
+    at = _mm512_add_epi32(at, _mm512_set1_epi32(16));
+  };
+  const float* x = choice + first;
+  const float* const end = x + size;
+  for (; x + 32 <= end && found <= kMost; x += 32) {
+    find(x);
+    find(x + 16);
+  }
+  if (x < end && found <= kMost) find(x);
+  return found;
+}
+
+// The largest of each lane, `most` among them; sets `nan` if one is not a number.
+inline V LargestLanes(const float* x, int n, V most, __mmask16* nan) {
+  const float* const end = x + n;
+  V other = most;
+  __mmask16 found = *nan;
+  for (; x + 32 <= end; x += 32) {
+    const V a = Load(x), b = Load(x + 16);
+    found |= _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q);
+    most = Max(most, a);
+    other = Max(other, b);
+  }
+  if (x < end) {
+    found |= _mm512_cmp_ps_mask(Load(x), Load(x), _CMP_UNORD_Q);
+    most = Max(most, Load(x));
+  }
+  *nan = found;
+  return Max(most, other);
+}
+
+// How the task's rows are computed.
+class Router {
+ public:
+  explicit Router(const RouteTask& task) : t_(task) {}
+
+  void Run() {
+    Candidates candidates[kRouteRows];
+    for (int row = 0; row < t_.rows; ++row) Find(row, &candidates[row]);
+    for (int row = 0; row < t_.rows; ++row) {
+      if (candidates[row].count <= kMost) {
+        Rank(row, candidates[row]);
+      } else {
+        RunReference(row);
+      }
     }
   }
-  return count;
-}
 
-// The ids of the top_k largest of `count` keys, by falling key. False if so many tie that they don't fit.
-inline bool TopK(const RouteTask& t, const int32_t* keys, const int32_t* ids, int count) {
-  VI most = _mm512_loadu_si512(keys);
-  for (int i = 16; i < count; i += 16) most = _mm512_max_epi32(most, _mm512_loadu_si512(keys + i));
-  const VI last = _mm512_set1_epi32(t.top_k - 1);
-  const VI bound =
-      _mm512_set1_epi32(_mm512_mask_reduce_max_epi32(_mm512_cmpeq_epi32_mask(RanksOf(most), last), most));
-  alignas(64) int32_t found_keys[kMost + 16], found_ids[kMost + 16];
-  int found = 0;
-  for (int i = 0; i < count; i += 16) {
-    const VI key = _mm512_loadu_si512(keys + i);
-    const __mmask16 reaches = _mm512_cmpge_epi32_mask(key, bound);
-    _mm512_storeu_si512(found_keys + found, _mm512_maskz_compress_epi32(reaches, key));
-    _mm512_storeu_si512(found_ids + found, _mm512_maskz_compress_epi32(reaches, _mm512_loadu_si512(ids + i)));
-    found += __builtin_popcount(reaches);
-    if (found > kMost) return false;
+ private:
+  void RunReference(int row) const {
+    RouteTask task = t_;
+    task.rows = 1;
+    task.logits += int64_t{row} * t_.experts;
+    task.ids += row * t_.top_k;
+    task.weights += row * t_.top_k;
+    ref::Route(task);
   }
-  const auto there = static_cast<__mmask16>((1U << found) - 1U);
-  const VI key = _mm512_mask_mov_epi32(_mm512_set1_epi32(kClosed), there, _mm512_load_si512(found_keys));
-  const VI ranks = RanksOf(key);
-  const __mmask16 chosen = _mm512_mask_cmple_epi32_mask(there, ranks, last);
-  _mm512_mask_i32scatter_epi32(t.ids, chosen, ranks, _mm512_load_si512(found_ids), 4);
-  return true;
-}
+
+  V ScoreOf(V logits, const Candidates& c) const {
+    return t_.sigmoid ? Sigmoid(logits) : Div(Exp(Sub(logits, Set(c.max))), Set(c.total));
+  }
+
+  // What experts are chosen by: their logits, or t_.scratch.
+  const float* ChoiceOf(const float* logits, Candidates* c) const {
+    if (!t_.sigmoid && !only_chosen_) {
+      const V max = Largest(logits, t_.experts);
+      V sum = Zero();
+      for (int e = 0; e < t_.experts; e += 16) sum = Add(sum, Exp(Sub(Load(logits + e), max)));
+      c->max = _mm512_cvtss_f32(max);
+      c->total = _mm512_reduce_add_ps(sum);
+    }
+    if (by_logits_) return logits;
+    for (int e = 0; e < t_.experts; e += 16) {
+      const V score = ScoreOf(Load(logits + e), *c);
+      Store(t_.scratch + e, t_.bias != nullptr ? Add(score, Load(t_.bias + e)) : score);
+    }
+    return t_.scratch;
+  }
+
+  void Find(int row, Candidates* c) const {
+    const float* choice = ChoiceOf(t_.logits + int64_t{row} * t_.experts, c);
+    const V least = _mm512_set1_ps(-__builtin_inff());
+    __mmask16 nan = 0;
+    V most = LargestLanes(choice, t_.experts, least, &nan);
+    c->count = kMost + 1;
+    if (nan != 0) return;
+    int32_t open[kMost];
+    int parts = 1, size = t_.experts;
+    open[0] = 0;
+    if (grouped_) {
+      OpenGroups(t_, choice, open);
+      parts = t_.top_groups;
+      size = t_.experts / t_.groups;
+      most = least;
+      for (int part = 0; part < parts; ++part)
+        most = LargestLanes(choice + open[part] * size, size, most, &nan);
+    }
+    V bound = KthLargest(most, t_.top_k);
+    for (;;) {
+      size_t found = 0;
+      for (int part = 0; part < parts && found <= kMost; ++part) {
+        found = FindIn(choice, open[part] * size, size, bound, found, c->ids);
+      }
+      if (found <= kMost) {
+        c->count = static_cast<int>(found);
+        return;
+      }
+      // As many reach the k-th largest of any of them, which is higher unless they tie.
+      const V higher = KthLargest(_mm512_i32gather_ps(_mm512_load_si512(c->ids), choice, 4), t_.top_k);
+      if (_mm512_cmp_ps_mask(higher, bound, _CMP_GT_OQ) == 0) return;
+      bound = higher;
+    }
+  }
+
+  void Rank(int row, const Candidates& c) const {
+    const float* all = t_.logits + int64_t{row} * t_.experts;
+    const auto there = static_cast<__mmask16>((1U << c.count) - 1U);
+    const VI ids = _mm512_load_si512(c.ids);
+    const V logits = _mm512_mask_i32gather_ps(Zero(), there, ids, all, 4);
+    V weights = only_chosen_ ? logits : ScoreOf(logits, c);
+    V choice = by_logits_ ? logits : weights;
+    if (t_.bias != nullptr) choice = Add(choice, _mm512_mask_i32gather_ps(Zero(), there, ids, t_.bias, 4));
+    const VI ranks = RanksOf(_mm512_mask_mov_epi32(_mm512_set1_epi32(kClosed), there, KeysOf(choice)));
+    const __mmask16 chosen = _mm512_mask_cmplt_epi32_mask(there, ranks, _mm512_set1_epi32(t_.top_k));
+    _mm512_mask_i32scatter_epi32(t_.ids + row * t_.top_k, chosen, ranks, ids, 4);
+    if (only_chosen_) {
+      const __mmask16 first = _mm512_mask_cmpeq_epi32_mask(chosen, ranks, _mm512_setzero_si512());
+      weights = Exp(Sub(logits, Broadcast(first, logits)));
+    }
+    float scale = t_.scale;
+    if (t_.normalize) {
+      const float sum = _mm512_mask_reduce_add_ps(chosen, weights);
+      scale /= t_.sigmoid ? sum + 1e-20F : sum;
+    }
+    _mm512_mask_i32scatter_ps(t_.weights + row * t_.top_k, chosen, ranks, Mul(weights, Set(scale)), 4);
+  }
+
+  const RouteTask& t_;
+  const bool grouped_ = t_.top_groups < t_.groups;
+  // Softmax doesn't change the order: without a bias, logits choose as well as scores do, and if weights are
+  // normalized, the sum over all experts cancels.
+  const bool by_logits_ = !t_.sigmoid && t_.bias == nullptr && !(grouped_ && t_.top_two);
+  const bool only_chosen_ = by_logits_ && t_.normalize;
+};
 
 }  // namespace
 
 void RouteAvx512(const RouteTask& t) {
-  const int size = t.experts / t.groups;
   const bool grouped = t.top_groups < t.groups;
-  if (t.experts % 16 != 0 || t.top_k > kMost || (grouped && (size % 16 != 0 || t.groups > kMost)) ||
-      (!grouped && t.groups > 1) || HasNan(t)) {
+  if (t.experts % 16 != 0 || t.top_k > kMost ||
+      (grouped && (t.experts / t.groups % 16 != 0 || t.groups > kMost))) {
     return ref::Route(t);
   }
-  float* scores = t.scratch;
-  float* biased = scores + t.experts;
-  auto* keys = reinterpret_cast<int32_t*>(biased + t.experts);
-  auto* ids = keys + t.experts;
-  const V max = t.sigmoid ? Zero() : Largest(t.logits, t.experts);
-  // Softmax doesn't change the order: without a bias, logits choose as well as scores do, and if weights are
-  // normalized, the sum over all experts cancels.
-  const bool by_logits = !t.sigmoid && t.bias == nullptr && !(grouped && t.top_two);
-  const bool only_chosen = by_logits && t.normalize;
-  V sum = Zero();
-  for (int e = 0; e < t.experts && !only_chosen; e += 16) {
-    const V x = Load(t.logits + e);
-    const V score = t.sigmoid ? Sigmoid(x) : Exp(Sub(x, max));
-    Store(scores + e, score);
-    sum = Add(sum, score);
-  }
-  const float total = t.sigmoid || only_chosen ? 1 : _mm512_reduce_add_ps(sum);
-  const float* choice = by_logits ? t.logits : scores;
-  if (!by_logits) {
-    for (int e = 0; e < t.experts; e += 16) {
-      V score = Load(scores + e);
-      if (!t.sigmoid) score = Div(score, Set(total));
-      Store(scores + e, score);
-      if (t.bias != nullptr) Store(biased + e, Add(score, Load(t.bias + e)));
-    }
-    if (t.bias != nullptr) choice = biased;
-  }
-  const int count = OpenKeys(t, choice, keys, ids);
-  if (!TopK(t, keys, ids, count)) return ref::Route(t);
-
-  const auto mask = static_cast<__mmask16>((1U << t.top_k) - 1U);
-  const VI chosen = _mm512_maskz_loadu_epi32(mask, t.ids);
-  V weights = _mm512_mask_i32gather_ps(Zero(), mask, chosen, only_chosen ? t.logits : scores, 4);
-  if (only_chosen) {
-    weights = _mm512_maskz_mov_ps(mask, Exp(Sub(weights, max)));
-  } else if (by_logits) {
-    weights = Div(weights, Set(total));
-  }
-  if (t.normalize) {
-    float all = _mm512_reduce_add_ps(weights);
-    if (t.sigmoid) all += 1e-20F;
-    weights = Div(weights, Set(all));
-  }
-  _mm512_mask_storeu_ps(t.weights, mask, Mul(weights, Set(t.scale)));
+  Router(t).Run();
 }
 
 }  // namespace moesaic::kernels::cpu

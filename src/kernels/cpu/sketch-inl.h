@@ -1,6 +1,7 @@
 // What the micro-kernels of sketches share, over the lanes of simd_<isa>-inl.h, which is included first.
 #pragma once
 
+#include "kernels/cpu/exp_constants.h"
 #include "kernels/micro_kernels.h"
 
 namespace moesaic::kernels {
@@ -74,7 +75,6 @@ constexpr float kPower = 8388608, kOne = 127 * kPower;
 /// Of each lane of 64 keys' products with a row the sum of their exponentials; one lane's is not the sum yet.
 inline V ExpOfProducts(const int32_t* products, const int32_t* rest, const Factors& factors,
                        const float* scales) {
-  constexpr float kLog2E = 1.44269504F;
   const V first = Set(scales[0] * (kLog2E * kPower)), second = Set(scales[1] * (kLog2E * kPower));
   V sum = Zero();
 #pragma GCC unroll 8

@@ -55,14 +55,12 @@ float GroupScoreOf(const RouteTask& p, const float* choice, int size) {
   return p.top_two ? first + second : first;
 }
 
-}  // namespace
-
-void Route(const RouteTask& p) {
+void RouteRow(const RouteTask& p, const float* logits, int32_t* ids, float* weights) {
   float* scores = p.scratch;
   float* choice = scores + p.experts;
   auto* best = reinterpret_cast<Best*>(choice + p.experts);  // [max(top_k, top_groups)]
   auto* open = reinterpret_cast<bool*>(best + p.experts);    // [groups]
-  Score(p, p.logits, scores);
+  Score(p, logits, scores);
   for (int e = 0; e < p.experts; ++e) choice[e] = p.bias != nullptr ? scores[e] + p.bias[e] : scores[e];
 
   const int size = p.experts / p.groups;
@@ -81,15 +79,23 @@ void Route(const RouteTask& p) {
   }
   float sum = 0;
   for (int j = 0; j < p.top_k; ++j) {
-    p.ids[j] = best[j].id;
-    p.weights[j] = scores[best[j].id];
-    sum += p.weights[j];
+    ids[j] = best[j].id;
+    weights[j] = scores[best[j].id];
+    sum += weights[j];
   }
   if (p.normalize) {
     if (p.sigmoid) sum += 1e-20F;
-    for (int j = 0; j < p.top_k; ++j) p.weights[j] /= sum;
+    for (int j = 0; j < p.top_k; ++j) weights[j] /= sum;
   }
-  for (int j = 0; j < p.top_k; ++j) p.weights[j] *= p.scale;
+  for (int j = 0; j < p.top_k; ++j) weights[j] *= p.scale;
+}
+
+}  // namespace
+
+void Route(const RouteTask& p) {
+  for (int row = 0; row < p.rows; ++row) {
+    RouteRow(p, p.logits + row * p.experts, p.ids + row * p.top_k, p.weights + row * p.top_k);
+  }
 }
 
 }  // namespace moesaic::kernels::ref

@@ -1,0 +1,104 @@
+// What a request says of its conversation's cached blocks, and how it reaches the engine.
+#include "server/sampling_fields.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <string_view>
+
+#include "server/api_error.h"
+#include "server/test_model.h"
+
+namespace moesaic::server {
+namespace {
+
+using cache::Session;
+
+constexpr int64_t kAllTokens = std::numeric_limits<int64_t>::max();
+
+class SessionFields : public testing::Test {
+ protected:
+  // The note that a request with these members has.
+  engine::SessionNote NoteOf(std::string_view members) const {
+    const Json body = *ParseJson(members);
+    Fields fields(body, "");
+    const GenerationFields read = ReadGeneration(fields, model_);
+    EXPECT_TRUE(fields.ok()) << members << ": " << Message(fields.status());
+    return read.session;
+  }
+
+  // The field that is named as wrong in a request with these members.
+  std::string FaultOf(std::string_view members) const {
+    const Json body = *ParseJson(members);
+    Fields fields(body, "");
+    ReadGeneration(fields, model_);
+    EXPECT_FALSE(fields.ok()) << members;
+    return ErrorOf(fields.status()).param;
+  }
+
+  void ExpectNote(std::string_view members, Session state, int64_t tokens, double returns_in) const {
+    const engine::SessionNote note = NoteOf(members);
+    EXPECT_EQ(note.state, state) << members;
+    EXPECT_EQ(note.tokens, tokens) << members;
+    EXPECT_EQ(note.returns_in, returns_in) << members;
+  }
+
+  const ServedModel model_ = TinyModel();
+};
+
+TEST_F(SessionFields, AreUnknownUnlessSaid) {
+  for (const char* members : {R"({})", R"({"session": null})", R"({"session": ""})",
+                              R"({"prompt_cache_key": "", "prompt_cache_retention": "in_memory"})"}) {
+    ExpectNote(members, Session::kNone, kAllTokens, 0);
+  }
+}
+
+TEST_F(SessionFields, AreAWord) {
+  ExpectNote(R"({"session": "continues"})", Session::kContinues, kAllTokens, 0);
+  ExpectNote(R"({"session": "ends"})", Session::kEnds, kAllTokens, 0);
+}
+
+TEST_F(SessionFields, AreAnObject) {
+  ExpectNote(R"({"session": {"tokens": 5, "returns_in": 2}})", Session::kContinues, 5, 2);
+  ExpectNote(R"({"session": {"state": "continues", "tokens": 0}})", Session::kContinues, 0, 0);
+  ExpectNote(R"({"session": {"returns_in": 0.25}})", Session::kContinues, kAllTokens, 0.25);
+  ExpectNote(R"({"session": {"state": "ends"}})", Session::kEnds, kAllTokens, 0);
+}
+
+TEST_F(SessionFields, ContinueInAnObjectThatSaysNoMore) {
+  ExpectNote(R"({"session": {}})", Session::kContinues, kAllTokens, 0);
+  ExpectNote(R"({"session": {"state": null, "tokens": null, "returns_in": null}})", Session::kContinues,
+             kAllTokens, 0);
+}
+
+TEST_F(SessionFields, ContinueByOpenAisWords) {
+  ExpectNote(R"({"prompt_cache_key": "user-7"})", Session::kContinues, kAllTokens, 0);
+  ExpectNote(R"({"prompt_cache_retention": "24h"})", Session::kContinues, kAllTokens, 0);
+}
+
+// The outright word counts more than what OpenAI's fields tell between the lines.
+TEST_F(SessionFields, CountMoreThanOpenAisWords) {
+  ExpectNote(R"({"prompt_cache_key": "user-7", "session": {"tokens": 5, "returns_in": 2}})",
+             Session::kContinues, 5, 2);
+  ExpectNote(R"({"prompt_cache_key": "user-7", "session": {"state": "ends"}})", Session::kEnds, kAllTokens,
+             0);
+  ExpectNote(R"({"prompt_cache_key": "user-7", "session": {}})", Session::kContinues, kAllTokens, 0);
+  ExpectNote(R"({"prompt_cache_retention": "24h", "session": "ends"})", Session::kEnds, kAllTokens, 0);
+}
+
+TEST_F(SessionFields, NameWhatIsWrong) {
+  EXPECT_EQ(FaultOf(R"({"session": "over"})"), "session");
+  EXPECT_EQ(FaultOf(R"({"session": ["ends"]})"), "session");
+  EXPECT_EQ(FaultOf(R"({"session": {"state": "over"}})"), "session.state");
+  EXPECT_EQ(FaultOf(R"({"session": {"state": 1}})"), "session.state");
+  EXPECT_EQ(FaultOf(R"({"session": {"tokens": -1}})"), "session.tokens");
+  EXPECT_EQ(FaultOf(R"({"session": {"tokens": 18446744073709551615}})"), "session.tokens");
+  EXPECT_EQ(FaultOf(R"({"session": {"returns_in": -1}})"), "session.returns_in");
+  EXPECT_EQ(FaultOf(R"({"session": {"returns_in": 1e10}})"), "session.returns_in");
+  EXPECT_EQ(FaultOf(R"({"session": {"state": "ends", "tokens": 5}})"), "session.tokens");
+  EXPECT_EQ(FaultOf(R"({"session": {"state": "ends", "returns_in": 2}})"), "session.returns_in");
+  EXPECT_EQ(FaultOf(R"({"prompt_cache_key": 7})"), "prompt_cache_key");
+}
+
+}  // namespace
+}  // namespace moesaic::server

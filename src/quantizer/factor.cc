@@ -15,7 +15,6 @@ namespace {
 constexpr int kBlock = kFactorBlock;
 constexpr int kRowTask = 256;  // divides kWideBlock
 constexpr float kMostDamping = 1;
-constexpr size_t kHugePage = size_t{2} << 20;
 
 static_assert(kBlock == kPanelBlock && kWideBlock == kStrip && kBlock == kDiagonalRows);
 
@@ -308,7 +307,7 @@ int64_t FactorBytes(int k) {
 
 int64_t FactorBytesMade(int k) {
   const int padded = PaddedOf(k);
-  return FactorPanels::Bytes(padded) + int64_t{kHugePage} + DiagonalBytes(padded);
+  return FactorPanels::Bytes(padded) + int64_t{runtime::kHugePage} + DiagonalBytes(padded);
 }
 
 int64_t FactoringScratchBytes(int k, int threads) {

@@ -1,10 +1,7 @@
 // How a factor lies in memory, and products with it.
-#include <sys/mman.h>
-
 #include <algorithm>
 
 #include "base/check.h"
-#include "base/round.h"
 #include "quantizer/factor.h"
 #include "tensor/packed.h"
 
@@ -45,12 +42,7 @@ StatusOr<std::byte*> FactorPanels::Resize(int k_padded, int64_t bytes) {
   return memory_.data();
 }
 
-void FactorPanels::Trim() {
-  constexpr size_t kHugePage = size_t{2} << 20;
-  const auto used = base::RoundUp(static_cast<size_t>(Bytes(k_padded_)), kHugePage);
-  // Without it more would stay resident; nothing else depends on it.
-  if (used < memory_.size()) madvise(memory_.data() + used, memory_.size() - used, MADV_DONTNEED);
-}
+void FactorPanels::Trim() { memory_.Trim(static_cast<size_t>(Bytes(k_padded_))); }
 
 void FactorPanels::Put(int row, int column, const float (*block)[kFactorBlock], tensor::BF16* rows) const {
   const int begin = column / kWideBlock * kWideBlock, first = row / kWideBlock * kWideBlock;

@@ -20,8 +20,6 @@
 namespace moesaic::runtime {
 namespace {
 
-constexpr size_t kHugePage = size_t{2} << 20;
-
 size_t PageBytes() {
   static const auto bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   return bytes;
@@ -106,6 +104,12 @@ Status Buffer::Reserve(size_t bytes, bool huge) {
   *this = {};  // before there is more
   ASSIGN_OR_RETURN(*this, Allocate(bytes, huge));
   return OkStatus();
+}
+
+void Buffer::Trim(size_t bytes) {
+  const size_t used = base::RoundUp(bytes, pages_ == PageKind::kSmall ? PageBytes() : kHugePage);
+  // Where the system refuses, more stays resident; nothing else depends on it.
+  if (used < mapped_) madvise(data_ + used, mapped_ - used, MADV_DONTNEED);
 }
 
 Buffer::~Buffer() {

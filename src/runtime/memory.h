@@ -12,6 +12,8 @@
 
 namespace moesaic::runtime {
 
+inline constexpr size_t kHugePage = size_t{2} << 20;
+
 /// What backs a Buffer's pages.
 enum class PageKind { kSmall, kTransparentHuge, kExplicitHuge };
 
@@ -27,6 +29,10 @@ class Buffer {
   ~Buffer();
   Buffer(Buffer&& other) noexcept;
   Buffer& operator=(Buffer&& other) noexcept;
+
+  /// Gives whole pages (huge ones, where those were asked for) behind the first `bytes` bytes back to the
+  /// system; what is there reads as zeros then.
+  void Trim(size_t bytes);
 
   /// Has pages that are first touched from now on lie in turn on the NUMA `nodes`, by the operating system's
   /// numbers.

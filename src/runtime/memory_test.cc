@@ -113,6 +113,26 @@ TEST(Arena, RewindsAcrossChunksAndKeepsThem) {
   EXPECT_EQ(arena.peak_bytes(), peak);
 }
 
+TEST(Buffer, TrimmedPagesAreZeroAndTheOthersStay) {
+  for (const bool huge : {false, true}) {
+    Buffer buffer = *Buffer::Allocate(3 * kHugePage, huge);
+    std::memset(buffer.data(), 1, buffer.size());
+    const size_t used = kHugePage + 1, end = huge ? 2 * kHugePage : kHugePage + 4096;
+    buffer.Trim(used);
+    EXPECT_EQ(buffer.size(), 3 * kHugePage);
+    EXPECT_EQ(buffer.data()[used - 1], std::byte{1});
+    EXPECT_EQ(buffer.data()[end - 1], std::byte{1});
+    EXPECT_EQ(buffer.data()[end], std::byte{0});
+    EXPECT_EQ(buffer.data()[buffer.size() - 1], std::byte{0});
+    buffer.data()[end] = std::byte{2};
+    buffer.Trim(buffer.size());
+    EXPECT_EQ(buffer.data()[end], std::byte{2});
+    buffer.Trim(0);
+    EXPECT_EQ(buffer.data()[0], std::byte{0});
+  }
+  Buffer().Trim(0);
+}
+
 // Whatever number of nodes there is, node 0 is one of them.
 TEST(Buffer, Interleave) {
   Buffer buffer = *Buffer::Allocate(size_t{4} << 20, /*huge=*/true);

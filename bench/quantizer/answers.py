@@ -4,7 +4,8 @@
     python3 bench/quantizer/answers.py build/release/bin/moesaic FOLDER...
 
 Runs the bf16 model and each folder over the held-out prompts and answers and prints KL(bf16 || folder) and how often the
-likeliest token is the same: over all tokens, and over those of answers alone. Needs tokenizers, safetensors and numpy.
+likeliest token is the same: over all tokens, where the second likeliest is below 90% of the first, and over the tokens of
+answers alone. Needs tokenizers, safetensors and numpy.
 """
 import argparse
 import json
@@ -58,7 +59,7 @@ def main():
     arguments = parser.parse_args()
     text, spans = held_out()
     ids, answers = in_answers(text, spans)
-    print("| folder | KL, all | top-1, all | KL, answers | top-1, answers |\n|---|---:|---:|---:|---:|")
+    print("| folder | KL, all | top-1, all | second below 90% | KL, answers | top-1, answers |\n|---|---:|---:|---:|---:|---:|")
     with tempfile.TemporaryDirectory() as temporary:
         file, saved = pathlib.Path(temporary) / "text", pathlib.Path(temporary) / "rows"
         file.write_text(text)
@@ -66,12 +67,14 @@ def main():
         shift = len(tokens) - len(ids)  # the program may put a first token before the text
         assert (tokens[shift:] == ids).all()
         mine = answers[scored - shift] & (scored >= shift)
+        second, first = numpy.partition(exact, -2)[:, -2:].T
+        clear = second < first + numpy.log(0.9)
         for folder in arguments.folders:
             _, _, rows = logprobs(arguments.moesaic, folder, file, saved)
             kl = (numpy.exp(exact) * (exact - rows)).sum(-1)
             same = exact.argmax(-1) == rows.argmax(-1)
-            print(f"| {folder.name} | {kl.mean():.5f} | {same.mean():.2%} | {kl[mine].mean():.5f} | {same[mine].mean():.2%} of "
-                  f"{mine.sum()} |", flush=True)
+            print(f"| {folder.name} | {kl.mean():.5f} | {same.mean():.2%} | {same[clear].mean():.2%} of {clear.mean():.1%} | "
+                  f"{kl[mine].mean():.5f} | {same[mine].mean():.2%} of {mine.sum()} |", flush=True)
 
 
 if __name__ == "__main__":

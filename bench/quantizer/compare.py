@@ -3,8 +3,8 @@
 
     python3 bench/quantizer/compare.py build/release/bin/moesaic [--python VENV/bin/python] [--llama SOURCE]
 
-For W8A8 and W4A16 in groups of 32, by nearest rounding and by GPTQ, and for W8A8 with static activations and smoothing
-(llm-compressor: SmoothQuant by its own pairs of DeepSeek's layers, static scales per tensor), both programs quantize
+For W8A8 and W4A16 in groups of 32, by nearest rounding and by GPTQ (of Moesaic, W8A8 with smoothing as well: "smooth"),
+and for W8A8 with static activations and smoothing (llm-compressor: SmoothQuant by its own pairs of DeepSeek's layers, static scales per tensor), both programs quantize
 moesaic-tiny with the same linears left alone; W8A16, in groups of 32 and 64 and by output, is Moesaic's alone. What they
 write is then run by the same program over the same held-out answers, beside the bf16 model. llama-quantize writes Q8_0
 and Q4_0, the latter also with an importance matrix of the same calibration text, and keeps in bf16 what we keep. Prints
@@ -36,9 +36,9 @@ sys.path.insert(0, str(TINY))
 import generate  # noqa: E402
 
 ROW_TOKENS = 512
-RUNS = (("w8a8", "rtn"), ("w8a8", "gptq"), ("w8a8", "static"), ("w8a16", "rtn"), ("w8a16", "mse"), ("w8a16", "gptq"),
+RUNS = (("w8a8", "rtn"), ("w8a8", "gptq"), ("w8a8", "smooth"), ("w8a8", "static"), ("w8a16", "rtn"), ("w8a16", "mse"), ("w8a16", "gptq"),
         ("w8a16-g64", "gptq"), ("w8a16-channel", "gptq"), ("w4a16", "rtn"), ("w4a16", "mse"), ("w4a16", "gptq"))
-METHODS = {"static": ["--activations", "static", "--smoothing", "on"]}
+METHODS = {"smooth": ["--method", "gptq", "--smoothing", "on"], "static": ["--activations", "static", "--smoothing", "on"]}
 # type, with an importance matrix (of which Q8_0 makes nothing), what it is held against
 LLAMA_RUNS = (("Q8_0", False, ("w8a8", "rtn")), ("Q8_0", False, ("w8a8", "gptq")), ("Q8_0", False, ("w8a16", "rtn")),
               ("Q8_0", False, ("w8a16", "mse")), ("Q8_0", False, ("w8a16", "gptq")), ("Q8_0", False, ("w8a16-g64", "gptq")),
@@ -165,7 +165,7 @@ class Bench:
     def mine(self, scheme, method):
         if (scheme, method) not in self.done:
             out = self.folder / f"{scheme}-{method}"
-            flags = ["--calibration", self.calibration] if method in ("gptq", "static") else []
+            flags = ["--calibration", self.calibration] if method in ("gptq", "smooth", "static") else []
             flags += METHODS.get(method, ["--method", method])
             name, _, group = scheme.partition("-")
             flags += ["--group-size", group.removeprefix("g")] if group else []
@@ -199,7 +199,7 @@ def main():
     parser.add_argument("--python", help="a Python with llm-compressor; none: Moesaic alone")
     parser.add_argument("--llama", type=pathlib.Path, help="llama.cpp's source, for its converter")
     parser.add_argument("--only", help="schemes, e.g. w8a8,w8a16")
-    parser.add_argument("--method", help="rtn, mse, gptq or static, alone beside llm-compressor")
+    parser.add_argument("--method", help="rtn, mse, gptq, smooth or static, alone beside llm-compressor")
     parser.add_argument("--rows", type=int, default=96, help="of 512 tokens of calibration, for all programs")
     parser.add_argument("--tokens", type=int, default=16384, help="of the held-out text")
     arguments = parser.parse_args()
@@ -211,7 +211,7 @@ def main():
             if not bench.wants(scheme) or arguments.method not in (None, method):
                 continue
             mine = bench.mine(scheme, method)
-            if arguments.python and method != "mse" and scheme in ("w8a8", "w4a16"):
+            if arguments.python and method in ("rtn", "gptq", "static") and scheme in ("w8a8", "w4a16"):
                 theirs = bench.llmcompressor(arguments.python, scheme, method)
                 lines.append(bench.ratios(f"{scheme} {method}, moesaic of llm-compressor", mine, theirs))
         if arguments.llama:

@@ -181,7 +181,8 @@ Status RunBench(const Options& options) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, OpenSession(options.model));
   const models::ModelInfo& info = session->model->info();
   RETURN_IF_ERROR(BenchRunner::Check(CasesOf(options), info));
-  Tell("{}: {}, loaded in {:.2f} s\n", options.model.model, DescribeWeights(info), session->load_seconds);
+  Tell("{}: {}, loaded in {:.2f} s; kernels {}\n", options.model.model, DescribeWeights(info),
+       session->load_seconds, session->tuning);
   std::vector<Line> lines;
   for (const int count : options.threads) {
     ASSIGN_OR_RETURN(const std::unique_ptr<runtime::ThreadPool> threads, MakeThreads(count));

@@ -11,6 +11,7 @@
 #include "app/table.h"
 #include "app/verb.h"
 #include "kernels/probe.h"
+#include "runtime/memory.h"
 #include "runtime/probe.h"
 #include "runtime/topology.h"
 
@@ -46,7 +47,16 @@ std::vector<std::string> IsaNames(const runtime::CpuFeatures& cpu) {
   return names;
 }
 
-std::string MachineText(const runtime::Topology& topology, const runtime::CpuFeatures& cpu) {
+// Whether the system lets memory be bound to a node (mbind), as --numa wants it.
+bool CanBindMemory(const runtime::Topology& topology) {
+  constexpr size_t kBytes = 4096;
+  StatusOr<runtime::Buffer> probe = runtime::Buffer::Allocate(kBytes, /*huge=*/false);
+  return probe.ok() && !topology.numa_nodes.empty() &&
+         probe->Prefer(0, kBytes, topology.numa_nodes.front().index).ok();
+}
+
+std::string MachineText(const runtime::Topology& topology, const runtime::CpuFeatures& cpu,
+                        const std::string& tuning) {
   std::string caches;
   for (const runtime::CacheLevel& cache : topology.caches) {
     caches += fmt::format("{}L{} {} x {}", caches.empty() ? "" : ", ", cache.level, cache.count,
@@ -60,7 +70,8 @@ std::string MachineText(const runtime::Topology& topology, const runtime::CpuFea
       {"threads used", std::to_string(topology.DefaultThreads())},
       {"instruction sets", fmt::format("{}", fmt::join(IsaNames(cpu), " "))},
       {"caches", caches},
-      {"NUMA nodes", std::to_string(topology.numa_nodes.size())},
+      {"NUMA nodes", fmt::format("{}, memory {} be bound to them", topology.numa_nodes.size(),
+                                 CanBindMemory(topology) ? "can" : "can't")},
       {"memory", fmt::format("{}, {} available", FormatBytes(static_cast<double>(topology.memory_bytes)),
                              FormatBytes(static_cast<double>(topology.available_bytes)))},
       {"huge pages",
@@ -68,6 +79,7 @@ std::string MachineText(const runtime::Topology& topology, const runtime::CpuFea
                    topology.transparent_huge_pages.empty() ? "unknown" : topology.transparent_huge_pages,
                    topology.explicit_huge_pages)},
   };
+  rows.push_back({"kernels", tuning});
   if (topology.cpu_quota > 0) rows.push_back({"CPU quota", fmt::format("{:.2f} cores", topology.cpu_quota)});
   return FormatTable(rows, false);
 }
@@ -82,6 +94,7 @@ json MachineJson(const runtime::Topology& topology, const runtime::CpuFeatures& 
                   {"instruction_sets", IsaNames(cpu)},
                   {"caches", json::array()},
                   {"numa_nodes", json::array()},
+                  {"numa_memory_can_be_bound", CanBindMemory(topology)},
                   {"memory_bytes", topology.memory_bytes},
                   {"available_bytes", topology.available_bytes},
                   {"transparent_huge_pages", topology.transparent_huge_pages},
@@ -143,6 +156,22 @@ json KernelsJson(const kernels::KernelTable& kernels) {
   return list;
 }
 
+// Choices as they are made, tuned or built in.
+json TuningJson(const kernels::KernelTable& kernels, const std::string& tuning, const json& machine) {
+  json few = json::object();
+  for (int f = 0; f < tensor::kPackedFormats; ++f) {
+    if (kernels.gemm[f].few == nullptr) continue;
+    few[tensor::PackedFormatName(static_cast<tensor::PackedFormat>(f))] = kernels.gemm[f].few_below;
+  }
+  return {{"state", tuning},
+          {"machine", machine},
+          {"few_below", few},
+          {"cut",
+           {{"panel_bytes", kernels.cut.panel_bytes},
+            {"row_bytes", kernels.cut.row_bytes},
+            {"tasks_per_thread", kernels.cut.tasks_per_thread}}}};
+}
+
 std::string LibrariesText() {
   std::vector<std::vector<std::string>> rows = {{"library", "built with"}};
   for (const auto& [name, version] : Libraries()) rows.push_back({name, version});
@@ -150,7 +179,9 @@ std::string LibrariesText() {
 }
 
 Status RunDoctor(const Options& options) {
-  ASSIGN_OR_RETURN(const kernels::KernelTable kernels, KernelsOfHost());
+  ASSIGN_OR_RETURN(kernels::KernelTable kernels, KernelsOfHost());
+  ASSIGN_OR_RETURN(const nlohmann::json machine, MachineOfKernels(0));
+  ASSIGN_OR_RETURN(const TuningState tuning, TuneKernels(true, machine, kernels));
   const runtime::CpuFeatures cpu = runtime::DetectCpu();
   const runtime::Topology topology = runtime::DetectTopology();
   std::optional<Speeds> speeds;
@@ -161,13 +192,14 @@ Status RunDoctor(const Options& options) {
     json report = {{"version", MOESAIC_VERSION},
                    {"machine", MachineJson(topology, cpu)},
                    {"kernels", KernelsJson(kernels)},
+                   {"tuning", TuningJson(kernels, tuning.text, machine)},
                    {"libraries", json::object()}};
     if (speeds) report["measured"] = SpeedsJson(*speeds);
     for (const auto& [name, version] : Libraries()) report["libraries"][name] = version;
     Print("{}\n", report.dump(2));
     return OkStatus();
   }
-  WriteOutput(MachineText(topology, cpu));
+  WriteOutput(MachineText(topology, cpu, tuning.text));
   if (speeds) Print("\n{}", SpeedsText(*speeds));
   Print("\n{}\n{}\nmoesaic {}\n", KernelsText(kernels), LibrariesText(), MOESAIC_VERSION);
   return OkStatus();

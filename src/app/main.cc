@@ -28,6 +28,7 @@ constexpr const char* kFooter = R"(Examples:
   moesaic inspect model/                               what a checkpoint holds and needs
   moesaic convert model/ --dtype int8 --out model.moesaic
   moesaic doctor                                       what this machine can do
+  moesaic tune                                         measure which kernels are fastest here
 
 A MODEL is a Hugging Face folder, a .gguf file, or a packed file written by `moesaic convert`.
 Environment: MOESAIC_ISA=ref|avx2|avxvnni|avx512|avx512vnni|avx512bf16|amx limits the instruction sets used.)";
@@ -83,6 +84,7 @@ int Main(int argc, char** argv) {
   AddVerify(root, run);
   AddReport(root, run);
   AddDoctor(root, run);
+  AddTune(root, run);
   AddCompletion(root, run);
   for (CLI::App* verb : root.get_subcommands({})) verb->group("Verbs");
 

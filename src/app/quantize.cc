@@ -54,8 +54,7 @@ std::string What(const Options& options) {
 // Flags that would do nothing.
 Status CheckUsed(const Options& options, const CLI::App& verb) {
   const bool gptq = options.method == "gptq", mix = !options.mix.precisions.empty();
-  const bool saves = gptq || options.smoothing == "on" || options.activations == "static";
-  const bool calibrated = saves || mix;
+  const bool calibrated = gptq || mix || options.smoothing == "on" || options.activations == "static";
   const char* calibration = "--method gptq, --mix, --smoothing on or --activations static";
   const auto said = [&](const std::string& name) {
     return options.scheme == name || std::ranges::count(options.mix.precisions, name) > 0;
@@ -73,8 +72,7 @@ Status CheckUsed(const Options& options, const CLI::App& verb) {
         Rule{"--group-size", groups, "--scheme w4a16 or w8a16, or one of them in --mix"},
         Rule{"--bits-per-weight", mix, "--mix"}, Rule{"--budget", mix, "--mix"},
         Rule{"--budget-per-token", mix, "--mix"}, Rule{"--mix-tokens", mix, "--mix"},
-        Rule{"--calibration-tokens", calibrated, calibration},
-        Rule{"--save-every", saves, "--method gptq, --smoothing on or --activations static"},
+        Rule{"--calibration-tokens", calibrated, calibration}, Rule{"--save-every", calibrated, calibration},
         Rule{"--max-seq-length", calibrated, calibration}}) {
     if (verb.count(rule.flag) > 0 && !rule.used) {
       return InvalidArgument("{} does nothing without {}; leave it out, or add that", rule.flag, rule.what);

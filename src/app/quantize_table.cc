@@ -35,10 +35,10 @@ std::vector<std::string> MeasuringRow(const quantizer::OutputSettings& settings,
   const std::string passes = starts.size() == 1 ? "one pass"
                                                 : fmt::format("{} passes, from layers {} on,", starts.size(),
                                                               fmt::join(starts, ", "));
-  return {"measuring", fmt::format("{} over the weights ({}) with up to {} lanes of {} tokens, {} of memory",
-                                   passes, FormatBytes(PassBytes(plan)), lanes,
-                                   std::min(settings.mix.tokens, settings.calibration.tokens),
-                                   FormatBytes(static_cast<double>(memory)))};
+  return {"measuring",
+          fmt::format("{} over the weights ({}) with up to {} lanes of {} tokens, {} of memory", passes,
+                      FormatBytes(PassBytes(plan)), lanes, quantizer::MixSampleTokens(settings),
+                      FormatBytes(static_cast<double>(memory)))};
 }
 
 // What calibration adds to a plan's table, and to its time.

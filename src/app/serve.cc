@@ -94,6 +94,7 @@ void Describe(spdlog::logger& log, const ServeFlags& flags, const Session& sessi
            flags.model.model, model.names.front(), session.load_seconds, model.max_context,
            stats.total_blocks, kernels::kKvBlockTokens);
   log.info("{}", DescribeWeights(session.model->info()));
+  log.info("kernels: {}", session.tuning);
   log.info("tools: {}, reasoning: {}, chat template: {}", text::Name(model.tools),
            text::Name(model.reasoning), model.chat ? "yes" : "none");
   log.info("speculative decoding: {}", speculation);

@@ -29,6 +29,8 @@ models::Placement PlacementOf(const std::string& mmap) {
 
 models::NumaPolicy NumaOf(const std::string& numa) {
   if (numa == "interleave") return models::NumaPolicy::kInterleave;
+  if (numa == "mirror") return models::NumaPolicy::kMirror;
+  if (numa == "slice") return models::NumaPolicy::kSlice;
   return numa == "local" ? models::NumaPolicy::kLocal : models::NumaPolicy::kAuto;
 }
 
@@ -78,7 +80,12 @@ std::string SpeculativeMethod(const ModelFlags& flags) {
 
 std::string DescribeWeights(const models::ModelInfo& info) {
   std::string text = fmt::format("{} weights, {}", info.weight_format, models::ToString(info.weights_from));
-  if (info.numa_nodes > 1) text += fmt::format(", interleaved over {} NUMA nodes", info.numa_nodes);
+  if (info.numa_nodes > 1) {
+    const char* how = info.numa == models::NumaPolicy::kMirror  ? "mirrored on"
+                      : info.numa == models::NumaPolicy::kSlice ? "sliced over"
+                                                                : "interleaved over";
+    text += fmt::format(", {} {} NUMA nodes", how, info.numa_nodes);
+  }
   return text;
 }
 
@@ -144,9 +151,14 @@ void AddModelFlags(CLI::App& verb, ModelFlags& flags) {
       ->capture_default_str();
   verb.add_option("--numa", flags.numa,
                   "Weights that are not mapped lie on all NUMA nodes in turn (interleave; auto, where the "
-                  "process may run on several), or where the thread runs that loads them (local)")
-      ->check(CLI::IsMember({"auto", "interleave", "local"}))
+                  "process may run on several), where the thread runs that loads them (local), whole on the "
+                  "node of every thread (mirror), or in equal parts on these nodes (slice)")
+      ->check(CLI::IsMember({"auto", "interleave", "local", "mirror", "slice"}))
       ->capture_default_str();
+  verb.add_flag_callback(
+          "--no-tuning", [&flags] { flags.tuning = false; },
+          "Run with the choices that are built in, not with those that moesaic tune made for this machine")
+      ->configurable(false);
   verb.add_flag_callback(
           "--no-mmap", [&flags] { flags.mmap = "off"; }, "The same as --mmap off")
       ->configurable(false)
@@ -166,7 +178,10 @@ StatusOr<std::unique_ptr<runtime::ThreadPool>> MakeThreads(int threads) {
   return runtime::ThreadPool::Create({.threads = threads, .pin = true});
 }
 
-StatusOr<kernels::KernelTable> KernelsOfHost() {
+namespace {
+
+// This machine's features, limited by MOESAIC_ISA.
+StatusOr<runtime::CpuFeatures> FeaturesOfHost() {
   runtime::CpuFeatures cpu = runtime::DetectCpu();
   if (const char* limit = std::getenv("MOESAIC_ISA"); limit != nullptr && *limit != '\0') {
     const auto isa = runtime::ParseIsa(limit);
@@ -175,6 +190,18 @@ StatusOr<kernels::KernelTable> KernelsOfHost() {
     if (!limited.ok()) return Annotate(limited.status(), "MOESAIC_ISA");
     cpu = *limited;
   }
+  return cpu;
+}
+
+}  // namespace
+
+StatusOr<nlohmann::json> MachineOfKernels(int threads) {
+  ASSIGN_OR_RETURN(const runtime::CpuFeatures cpu, FeaturesOfHost());
+  return TuningMachine(runtime::DetectTopology(), cpu, threads);
+}
+
+StatusOr<kernels::KernelTable> KernelsOfHost() {
+  ASSIGN_OR_RETURN(const runtime::CpuFeatures cpu, FeaturesOfHost());
   return kernels::SelectKernels(cpu);
 }
 
@@ -182,6 +209,10 @@ StatusOr<std::unique_ptr<Session>> OpenSession(const ModelFlags& flags) {
   auto session = std::make_unique<Session>();
   ASSIGN_OR_RETURN(session->kernels, KernelsOfHost());
   ASSIGN_OR_RETURN(session->threads, MakeThreads(flags.threads));
+  ASSIGN_OR_RETURN(const nlohmann::json machine, MachineOfKernels(session->threads->size()));
+  ASSIGN_OR_RETURN(TuningState tuning, TuneKernels(flags.tuning, machine, session->kernels));
+  if (tuning.ignored) Tell("kernels are {}\n", tuning.text);
+  session->tuning = std::move(tuning.text);
   const auto start = std::chrono::steady_clock::now();
   Progress progress("loading");
   models::LoadOptions options;

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "app/tuning_file.h"
 #include "base/status.h"
 #include "engine/engine.h"
 #include "kernels/kernel_table.h"
@@ -34,6 +35,7 @@ struct ModelFlags {
   int experts_per_token = 0;
   std::string mmap = "auto";
   std::string numa = "auto";
+  bool tuning = true;                      // --no-tuning
   engine::SpeculativeOptions speculative;  // off for verbs without AddSpeculativeFlags; method "": unsaid
   std::string draft_model;
   SparsityFlags sparsity;
@@ -49,7 +51,7 @@ void AddModelPath(CLI::App& verb, std::string& model,
 void AddDtypeFlag(CLI::App& verb, std::string& dtype);
 /// Declares --kv-dtype.
 void AddKvDtypeFlag(CLI::App& verb, std::string& kv_dtype);
-/// Declares MODEL, --dtype, --threads, --experts-per-token, --mmap and --numa.
+/// Declares MODEL, --dtype, --threads, --experts-per-token, --mmap, --numa and --no-tuning.
 void AddModelFlags(CLI::App& verb, ModelFlags& flags);
 /// Declares --ctx-size and --kv-dtype.
 void AddCacheFlags(CLI::App& verb, ModelFlags& flags);
@@ -58,6 +60,7 @@ void AddCacheFlags(CLI::App& verb, ModelFlags& flags);
 struct Session {
   std::unique_ptr<runtime::ThreadPool> threads;
   kernels::KernelTable kernels;
+  std::string tuning;  // "tuned by FILE", or why not
   std::unique_ptr<models::Model> model;
   std::unique_ptr<models::Model> draft_model;  // or null
   double load_seconds = 0;
@@ -73,7 +76,10 @@ void AddThreadsFlag(CLI::App& verb, int& threads);
 /// The pool that --threads asks for; tells when that is more than the machine has.
 StatusOr<std::unique_ptr<runtime::ThreadPool>> MakeThreads(int threads);
 
-/// The kernels of this machine, limited by MOESAIC_ISA.
+/// What the choices of `moesaic tune` must have been made for, to be used with so many threads.
+StatusOr<nlohmann::json> MachineOfKernels(int threads);
+
+/// The kernels of this machine, limited by MOESAIC_ISA, with what is built in where there is a choice.
 StatusOr<kernels::KernelTable> KernelsOfHost();
 
 /// Loads the model, with a progress line when stderr is a terminal. Cancelled when a signal comes meanwhile.

@@ -37,6 +37,7 @@ void AddTokenize(CLI::App& root, VerbRun& run);
 void AddCarve(CLI::App& root, VerbRun& run);
 void AddCompletion(CLI::App& root, VerbRun& run);
 void AddReport(CLI::App& root, VerbRun& run);
+void AddTune(CLI::App& root, VerbRun& run);
 void AddServe(CLI::App& root, VerbRun& run);
 void AddVerify(CLI::App& root, VerbRun& run);
 

@@ -99,6 +99,21 @@ TEST(StoredGroups, Mxfp4) {
   }
 }
 
+// Beside an output's largest scale 2^-39 of it is the least that is kept.
+TEST(StoredGroups, Mxfp4DownToItsLeastScale) {
+  Bytes stored(static_cast<size_t>(kOut) * kIn / 32 * 17);
+  for (int row = 0; row < kOut; ++row) {
+    const int largest = 60 + 10 * row, exponents[] = {largest, largest - 39, largest - 40};
+    for (int b = 0; b < 3; ++b) stored[17 * (3 * row + b)] = static_cast<std::byte>(exponents[b]);
+  }
+  const TensorEntry weight = stored.Entry(DType::kMxfp4, {kOut, kIn});
+  const LinearSource source = Ggml(weight);
+  const std::vector<float> plain = Plain(source, 0, kOut), packed = Roundtrip(source, 0, kOut);
+  for (size_t i = 0; i < plain.size(); ++i) {
+    ASSERT_EQ(packed[i], i % kIn < 64 ? plain[i] : 0) << "element " << i;
+  }
+}
+
 TEST(StoredGroups, Mxfp4RefusesNaN) {
   Bytes stored(static_cast<size_t>(kOut) * kIn / 32 * 17);
   for (int b = 0; b < kOut * kIn / 32; ++b) stored[17 * b] = std::byte{127};
@@ -214,6 +229,25 @@ TEST(StoredGroups, PackedCodesInGroupsOfWhole32s) {
           ASSERT_NEAR(packed[i], plain[i], std::fabs(plain[i]) * (0x1p-11F + 0x1p-22F)) << bits << " " << i;
         }
       }
+    }
+  }
+}
+
+// Beside an output's largest f32 scale: 2^-24 is the least that is kept.
+TEST(StoredGroups, PackedCodesDownToTheLeastScale) {
+  for (const int bits : {4, 8}) {
+    const Bytes stored(static_cast<size_t>(kOut) * kIn * bits / 8);
+    const TensorEntry weight = stored.Entry(DType::kI32, {kOut, kIn * bits / 32});
+    Bytes scales(static_cast<size_t>(kOut) * 3 * 4);
+    for (int row = 0; row < kOut; ++row) {
+      const float each[] = {1, 0x1p-24F, 0x1p-26F};
+      std::memcpy(&scales[static_cast<size_t>(12 * row)], each, sizeof each);
+    }
+    const TensorEntry scale = scales.Entry(DType::kF32, {kOut, 3});
+    const LinearSource source = Packed(bits, weight, scale, 32);
+    const std::vector<float> plain = Plain(source, 0, kOut), packed = Roundtrip(source, 0, kOut);
+    for (size_t i = 0; i < plain.size(); ++i) {
+      ASSERT_EQ(packed[i], i % kIn < 64 ? plain[i] : 0) << bits << " bits, element " << i;
     }
   }
 }

@@ -8,35 +8,47 @@
 namespace moesaic::kernels {
 namespace {
 
-// A task streams its rows past its panels, which should stay in the L2 cache (1 MiB or more on all processors
-// with AVX-512, 2 MiB where there are tiles) and leave room for the rows.
-constexpr int64_t kMostGroupBytes = 512 << 10;
-constexpr int64_t kMostRowBytes = 512 << 10;
 // Below this a task is over in about a microsecond and costs as much to hand out.
 constexpr int64_t kLeastGroupBytes = 16 << 10;
-constexpr int kTasksPerThread =
-    4;                         // so that the last one to finish is late by a quarter of its share at most
 constexpr int kRowUnit = 96;   // whole blocks of 12 (vectors) and of 32 (tiles)
 constexpr int kPanelUnit = 4;  // panels that kernels for few rows take at once
 
 }  // namespace
 
-GemmCut CutGemm(int rows, const tensor::PackedLayout& layout, int threads, int matrices) {
-  GemmCut cut{
-      .rows = rows, .panels = layout.panels(), .row_tile = std::max(rows, 1), .panel_group = layout.panels()};
+GemmCut::Panels GemmCut::Slice(int slice) const {
+  const int begin = std::clamp(slice * slice_panels - first_panel, 0, panels);
+  return {begin, std::clamp((slice + 1) * slice_panels - first_panel, begin, panels)};
+}
+
+int GemmCut::panel_groups() const {
+  int groups = 0;
+  for (int slice = 0; slice < slices(); ++slice) groups += panel_groups(slice);
+  return groups;
+}
+
+GemmCut CutGemm(int rows, const tensor::PackedMatrix& weights, int threads, int matrices,
+                const CutSizes& sizes) {
+  const tensor::PackedLayout& layout = weights.layout;
+  const int first_panel = weights.slice_panels > 0 ? weights.first_row / tensor::kPanelRows : 0;
+  GemmCut cut{.rows = rows,
+              .panels = layout.panels(),
+              .row_tile = std::max(rows, 1),
+              .panel_group = layout.panels(),
+              .slice_panels = weights.slice_panels > 0 ? weights.slice_panels : layout.panels(),
+              .first_panel = first_panel};
   if (rows == 0) return cut;  // no tasks
   // Of a prepared row, but for the scales of group-scaled formats, a quarter more.
   const int64_t row_bytes = std::max<int64_t>(layout.panel_bytes / tensor::kPanelRows, layout.k_padded);
-  const int64_t rows_in_cache = std::max<int64_t>(kMostRowBytes / row_bytes / kRowUnit, 1) * kRowUnit;
+  const int64_t rows_in_cache = std::max<int64_t>(sizes.row_bytes / row_bytes / kRowUnit, 1) * kRowUnit;
   if (rows > rows_in_cache + kRowUnit / 2) cut.row_tile = static_cast<int>(rows_in_cache);
 
   const int64_t wanted =
-      base::CeilDiv(int64_t{threads} * kTasksPerThread, int64_t{matrices} * cut.row_tiles());
+      base::CeilDiv(int64_t{threads} * sizes.tasks_per_thread, int64_t{matrices} * cut.row_tiles());
   const int64_t least = std::max<int64_t>(kLeastGroupBytes / layout.panel_bytes, 1);
-  const int64_t most = std::max<int64_t>(kMostGroupBytes / layout.panel_bytes, least);
+  const int64_t most = std::max<int64_t>(sizes.panel_bytes / layout.panel_bytes, least);
   int64_t group = std::clamp<int64_t>(base::CeilDiv(cut.panels, wanted), least, most);
   if (group > kPanelUnit) group = group / kPanelUnit * kPanelUnit;
-  cut.panel_group = static_cast<int>(std::min<int64_t>(group, cut.panels));
+  cut.panel_group = static_cast<int>(std::min<int64_t>(group, std::min(cut.panels, cut.slice_panels)));
   return cut;
 }
 
@@ -57,23 +69,23 @@ PreparedRows TakePreparedRows(const KernelTable& kernels, runtime::Arena* scratc
   return prepared;
 }
 
-GemmTile TileOf(const PreparedRows& a, int row, int rows, const tensor::PackedMatrix& w, int panel,
+GemmTile TileOf(const PreparedRows& a, int row, int rows, const tensor::PackedMatrix& w, int node, int panel,
                 int panels, float* c, int64_t c_stride) {
-  const int output = panel * tensor::kPanelRows;
+  const tensor::PackedMatrix at = w.At(panel, node);
   return {.a = a.data.data() + row * a.stride,
           .a_stride = a.stride,
           .a_scales = a.scales.data() + row,
-          .w = w.panel(panel),
+          .w = at.panel(0),
           .panel_bytes = w.layout.panel_bytes,
-          .w_scales = w.has_scales() ? w.scales() + output : nullptr,
-          .w_sums = w.has_sums() ? w.sums() + output : nullptr,
+          .w_scales = at.has_scales() ? at.scales() : nullptr,
+          .w_sums = at.has_sums() ? at.sums() : nullptr,
           .bias = nullptr,
           .c = c,
           .c_stride = c_stride,
           .m = rows,
           .k_padded = a.k_padded,
           .panels = panels,
-          .columns = std::min(panels * tensor::kPanelRows, w.n() - output),
+          .columns = std::min(panels * tensor::kPanelRows, at.n()),
           .accumulate = false};
 }
 

@@ -9,6 +9,18 @@ namespace moesaic::kernels {
 using runtime::Isa;
 using Gemm = KernelTable::Gemm;
 
+// Those on tiles name the vector kernel of the same bits, and below how many rows it takes over. That
+// crossover was measured on Sapphire Rapids; `moesaic tune` measures it again (tuner.h).
+//   bf16      Tiles serve one row as well as many: in vector code a bf16 weight costs two multiply-adds and
+//   two
+//             shifts, more than its share of a tile product.
+//   int8      A product of 16 x 16 outputs and 64 inputs takes 16 cycles and two tile loads; vpdpbusd takes 8
+//             cycles a row for the same. With weights in the L2 cache tiles win from 3 rows on; with weights
+//             in memory vector loads reach 0.92 of the bandwidth and tile loads 0.8, up to the 8 rows that
+//             vpdpbusd keeps up with. 4 is between.
+//   fp8       Vectors need no copy of the codes: 1.4 times as fast with one or two rows.
+//   groups    Tiles pay from two whole tiles of rows on, with weights in the L2 cache; with 16 rows vpdpbusd,
+//             which needs no unpacked copy of the codes, is 2 to 10% faster.
 ImplList<Gemm> GemmImpls(tensor::PackedFormat format) {
   static constexpr Impl<Gemm> kF32[] = {
       {"gemm_f32_f32_avx512", Isa::kAvx512, {cpu::GemmF32Avx512, ref::PrepareF32, 256}},
@@ -16,21 +28,25 @@ ImplList<Gemm> GemmImpls(tensor::PackedFormat format) {
       {"gemm_f32_f32_ref", Isa::kRef, {ref::GemmF32, ref::PrepareF32, 256}},
   };
   static constexpr Impl<Gemm> kBF16[] = {
-      {"gemm_bf16_bf16_amx", Isa::kAmx, {cpu::GemmBF16Amx, cpu::PrepareBF16Avx512, 128}},
+      {"gemm_bf16_bf16_amx",
+       Isa::kAmx,
+       {cpu::GemmBF16Amx, cpu::PrepareBF16Avx512, 128, cpu::GemmBF16Avx512, 0}},
       {"gemm_bf16_bf16_avx512bf16", Isa::kAvx512Bf16, {cpu::GemmBF16Avx512BF16, cpu::PrepareBF16Avx512, 128}},
       {"gemm_bf16_bf16_avx512", Isa::kAvx512, {cpu::GemmBF16Avx512, cpu::PrepareBF16Avx512, 128}},
       {"gemm_bf16_bf16_avx2", Isa::kAvx2, {cpu::GemmBF16Avx2, cpu::PrepareBF16Avx2, 128}},
       {"gemm_bf16_bf16_ref", Isa::kRef, {ref::GemmBF16, ref::PrepareBF16, 128}},
   };
   static constexpr Impl<Gemm> kI8[] = {
-      {"gemm_i8_i8_amx", Isa::kAmx, {cpu::GemmI8Amx, cpu::PrepareU8Avx512, 64}},
+      {"gemm_i8_i8_amx", Isa::kAmx, {cpu::GemmI8Amx, cpu::PrepareU8Avx512, 64, cpu::GemmI8Avx512Vnni, 4}},
       {"gemm_i8_i8_avx512vnni", Isa::kAvx512Vnni, {cpu::GemmI8Avx512Vnni, cpu::PrepareU8Avx512, 64}},
       {"gemm_i8_i8_avxvnni", Isa::kAvxVnni, {cpu::GemmI8AvxVnni, cpu::PrepareU8Avx2, 64}},
       {"gemm_i8_i8_avx2", Isa::kAvx2, {cpu::GemmI8Avx2, cpu::PrepareS8Avx2, 64}},
       {"gemm_i8_i8_ref", Isa::kRef, {ref::GemmI8, ref::PrepareS8, 64}},
   };
   static constexpr Impl<Gemm> kF8G128[] = {
-      {"gemm_f8g128_bf16_amx", Isa::kAmx, {cpu::GemmF8G128Amx, cpu::PrepareBF16Avx512, 128}},
+      {"gemm_f8g128_bf16_amx",
+       Isa::kAmx,
+       {cpu::GemmF8G128Amx, cpu::PrepareBF16Avx512, 128, cpu::GemmF8G128Avx512, 3}},
       {"gemm_f8g128_bf16_avx512bf16",
        Isa::kAvx512Bf16,
        {cpu::GemmF8G128Avx512BF16, cpu::PrepareBF16Avx512, 128}},
@@ -39,42 +55,54 @@ ImplList<Gemm> GemmImpls(tensor::PackedFormat format) {
       {"gemm_f8g128_bf16_ref", Isa::kRef, {ref::GemmF8G128, ref::PrepareBF16, 128}},
   };
   static constexpr Impl<Gemm> kI8G32[] = {
-      {"gemm_i8g32_i8_amx", Isa::kAmx, {cpu::GemmI8G32Amx, cpu::PrepareI8G32Avx512, 80}},
+      {"gemm_i8g32_i8_amx",
+       Isa::kAmx,
+       {cpu::GemmI8G32Amx, cpu::PrepareI8G32Avx512, 80, cpu::GemmI8G32Avx512Vnni, 32}},
       {"gemm_i8g32_i8_avx512vnni", Isa::kAvx512Vnni, {cpu::GemmI8G32Avx512Vnni, cpu::PrepareI8G32Avx512, 80}},
       {"gemm_i8g32_i8_avxvnni", Isa::kAvxVnni, {cpu::GemmI8G32AvxVnni, cpu::PrepareI8G32Avx2, 80}},
       {"gemm_i8g32_i8_avx2", Isa::kAvx2, {cpu::GemmI8G32Avx2, cpu::PrepareI8G32Avx2, 80}},
       {"gemm_i8g32_i8_ref", Isa::kRef, {ref::GemmI8G32, ref::PrepareI8G32, 80}},
   };
   static constexpr Impl<Gemm> kI4G32[] = {
-      {"gemm_i4g32_i8_amx", Isa::kAmx, {cpu::GemmI4G32Amx, cpu::PrepareI4G32Avx512, 80}},
+      {"gemm_i4g32_i8_amx",
+       Isa::kAmx,
+       {cpu::GemmI4G32Amx, cpu::PrepareI4G32Avx512, 80, cpu::GemmI4G32Avx512Vnni, 32}},
       {"gemm_i4g32_i8_avx512vnni", Isa::kAvx512Vnni, {cpu::GemmI4G32Avx512Vnni, cpu::PrepareI4G32Avx512, 80}},
       {"gemm_i4g32_i8_avxvnni", Isa::kAvxVnni, {cpu::GemmI4G32AvxVnni, cpu::PrepareI4G32Avx2, 80}},
       {"gemm_i4g32_i8_avx2", Isa::kAvx2, {cpu::GemmI4G32Avx2, cpu::PrepareI4G32Avx2, 80}},
       {"gemm_i4g32_i8_ref", Isa::kRef, {ref::GemmI4G32, ref::PrepareI4G32, 80}},
   };
   static constexpr Impl<Gemm> kMxfp4[] = {
-      {"gemm_mxfp4_i8_amx", Isa::kAmx, {cpu::GemmMxfp4Amx, cpu::PrepareMxfp4Avx512, 80}},
+      {"gemm_mxfp4_i8_amx",
+       Isa::kAmx,
+       {cpu::GemmMxfp4Amx, cpu::PrepareMxfp4Avx512, 80, cpu::GemmMxfp4Avx512Vnni, 32}},
       {"gemm_mxfp4_i8_avx512vnni", Isa::kAvx512Vnni, {cpu::GemmMxfp4Avx512Vnni, cpu::PrepareMxfp4Avx512, 80}},
       {"gemm_mxfp4_i8_avxvnni", Isa::kAvxVnni, {cpu::GemmMxfp4AvxVnni, cpu::PrepareMxfp4Avx2, 80}},
       {"gemm_mxfp4_i8_avx2", Isa::kAvx2, {cpu::GemmMxfp4Avx2, cpu::PrepareMxfp4Avx2, 80}},
       {"gemm_mxfp4_i8_ref", Isa::kRef, {ref::GemmMxfp4, ref::PrepareMxfp4, 80}},
   };
   static constexpr Impl<Gemm> kNvfp4[] = {
-      {"gemm_nvfp4_i8_amx", Isa::kAmx, {cpu::GemmNvfp4Amx, cpu::PrepareNvfp4Avx512, 88}},
+      {"gemm_nvfp4_i8_amx",
+       Isa::kAmx,
+       {cpu::GemmNvfp4Amx, cpu::PrepareNvfp4Avx512, 88, cpu::GemmNvfp4Avx512Vnni, 32}},
       {"gemm_nvfp4_i8_avx512vnni", Isa::kAvx512Vnni, {cpu::GemmNvfp4Avx512Vnni, cpu::PrepareNvfp4Avx512, 88}},
       {"gemm_nvfp4_i8_avxvnni", Isa::kAvxVnni, {cpu::GemmNvfp4AvxVnni, cpu::PrepareNvfp4Avx2, 88}},
       {"gemm_nvfp4_i8_avx2", Isa::kAvx2, {cpu::GemmNvfp4Avx2, cpu::PrepareNvfp4Avx2, 88}},
       {"gemm_nvfp4_i8_ref", Isa::kRef, {ref::GemmNvfp4, ref::PrepareNvfp4, 88}},
   };
   static constexpr Impl<Gemm> kQ4K[] = {
-      {"gemm_q4k_i8_amx", Isa::kAmx, {cpu::GemmQ4KAmx, cpu::PrepareQ4KAvx512, 80}},
+      {"gemm_q4k_i8_amx",
+       Isa::kAmx,
+       {cpu::GemmQ4KAmx, cpu::PrepareQ4KAvx512, 80, cpu::GemmQ4KAvx512Vnni, 32}},
       {"gemm_q4k_i8_avx512vnni", Isa::kAvx512Vnni, {cpu::GemmQ4KAvx512Vnni, cpu::PrepareQ4KAvx512, 80}},
       {"gemm_q4k_i8_avxvnni", Isa::kAvxVnni, {cpu::GemmQ4KAvxVnni, cpu::PrepareQ4KAvx2, 80}},
       {"gemm_q4k_i8_avx2", Isa::kAvx2, {cpu::GemmQ4KAvx2, cpu::PrepareQ4KAvx2, 80}},
       {"gemm_q4k_i8_ref", Isa::kRef, {ref::GemmQ4K, ref::PrepareQ4K, 80}},
   };
   static constexpr Impl<Gemm> kQ6K[] = {
-      {"gemm_q6k_i8_amx", Isa::kAmx, {cpu::GemmQ6KAmx, cpu::PrepareQ6KAvx512, 88}},
+      {"gemm_q6k_i8_amx",
+       Isa::kAmx,
+       {cpu::GemmQ6KAmx, cpu::PrepareQ6KAvx512, 88, cpu::GemmQ6KAvx512Vnni, 32}},
       {"gemm_q6k_i8_avx512vnni", Isa::kAvx512Vnni, {cpu::GemmQ6KAvx512Vnni, cpu::PrepareQ6KAvx512, 88}},
       {"gemm_q6k_i8_avxvnni", Isa::kAvxVnni, {cpu::GemmQ6KAvxVnni, cpu::PrepareQ6KAvx2, 88}},
       {"gemm_q6k_i8_avx2", Isa::kAvx2, {cpu::GemmQ6KAvx2, cpu::PrepareQ6KAvx2, 88}},

@@ -21,13 +21,31 @@ struct KernelChoice {
   std::vector<std::string> passed_over;   // better ones that this processor lacks
 };
 
+/// Sizes of a product's tasks (CutGemm). No result depends on them.
+struct CutSizes {
+  // A task streams its rows past its panels, which should stay in the L2 cache (1 MiB or more on all
+  // processors with AVX-512, 2 MiB where there are tiles) and leave room for the rows.
+  int64_t panel_bytes = 512 << 10;  // at most
+  int64_t row_bytes = 512 << 10;    // at most
+  // So that the last one to finish is late by a quarter of its share at most.
+  int tasks_per_thread = 4;
+
+  bool operator==(const CutSizes&) const = default;
+};
+
 struct KernelTable {
   struct Gemm {
     GemmTileFn tile = nullptr;
     PrepareRowFn prepare = nullptr;
     int unit_bytes = 0;  // of 64 prepared activations, with what they bring along
+    // Products of fewer than few_below rows go to `few`, whose bits are the same, if there is one.
+    GemmTileFn few = nullptr;
+    int few_below = 0;
+
+    void Run(const GemmTile& t) const { (t.m < few_below ? few : tile)(t); }
   };
   Gemm gemm[tensor::kPackedFormats];
+  CutSizes cut;
   RmsNormRowFn rms_norm = nullptr;
   SiluMulRowFn silu_mul = nullptr;
   AxpyRowFn axpy = nullptr;

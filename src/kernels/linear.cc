@@ -16,17 +16,20 @@ void CheckParams(const LinearParams& p) {
   MOESAIC_CHECK_EQ(p.w->first_row % tensor::kPanelRows, 0);
 }
 
-void RunTask(const ExecContext& ctx, const LinearParams& p, const GemmCut& cut, int64_t task) {
+void RunTask(const ExecContext& ctx, const LinearParams& p, const GemmCut& cut, int slice, int64_t task,
+             int node) {
   // Neighbouring tasks share weights: what one worker fetches, the next finds in a shared cache.
   const int row = static_cast<int>(task % cut.row_tiles()) * cut.row_tile;
-  const int panel = static_cast<int>(task / cut.row_tiles()) * cut.panel_group;
+  const GemmCut::Panels all = cut.Slice(slice);
+  const int panel = all.begin + static_cast<int>(task / cut.row_tiles()) * cut.panel_group;
   const int rows = std::min(cut.row_tile, cut.rows - row);
-  const int panels = std::min(cut.panel_group, cut.panels - panel);
+  const int panels = std::min(cut.panel_group, all.end - panel);
   const int output = panel * tensor::kPanelRows;
-  GemmTile tile = TileOf(*p.a, row, rows, *p.w, panel, panels, p.c + row * p.c_stride + output, p.c_stride);
+  GemmTile tile =
+      TileOf(*p.a, row, rows, *p.w, node, panel, panels, p.c + row * p.c_stride + output, p.c_stride);
   tile.bias = p.bias != nullptr ? p.bias + output : nullptr;
   tile.accumulate = p.accumulate;
-  ctx.kernels->gemm[static_cast<int>(p.a->format)].tile(tile);
+  ctx.kernels->gemm[static_cast<int>(p.a->format)].Run(tile);
 }
 
 }  // namespace
@@ -50,18 +53,29 @@ void Linear(const ExecContext& ctx, const LinearParams& params) { LinearGroup(ct
 void LinearGroup(const ExecContext& ctx, std::span<const LinearParams> group) {
   const size_t mark = ctx.scratch->Mark();
   const auto cuts = ctx.scratch->Take<GemmCut>(group.size());
-  const auto first =
-      ctx.scratch->Take<int64_t>(group.size() + 1);  // task numbers at which each product begins
-  first[0] = 0;
+  int slices = 1;
   for (size_t i = 0; i < group.size(); ++i) {
     const LinearParams& p = group[i];
     CheckParams(p);
-    cuts[i] = CutGemm(p.a->rows, p.w->layout, ctx.pool->size(), static_cast<int>(group.size()));
-    first[i + 1] = first[i] + cuts[i].tasks();
+    cuts[i] = CutGemm(p.a->rows, *p.w, ctx.pool->size(), static_cast<int>(group.size()), ctx.kernels->cut);
+    slices = std::max(slices, cuts[i].slices());
   }
-  ctx.pool->Run(first[group.size()], [&](int64_t task, int) {
-    const size_t i = std::upper_bound(first.begin(), first.end(), task) - first.begin() - 1;
-    RunTask(ctx, group[i], cuts[i], task - first[i]);
+  // Task numbers at which each product's part of each slice begins, slice by slice; and where slices end.
+  const size_t parts = slices * group.size();
+  const auto first = ctx.scratch->Take<int64_t>(parts + 1);
+  const auto ends = ctx.scratch->Take<int64_t>(slices);
+  first[0] = 0;
+  for (size_t part = 0; part < parts; ++part) {
+    const auto slice = static_cast<int>(part / group.size());
+    first[part + 1] = first[part] + cuts[part % group.size()].tasks(slice);
+    ends[slice] = first[part + 1];
+  }
+  if (parts == 0) ends[0] = 0;
+  ctx.pool->RunByNode(ends, [&](int64_t task, int worker) {
+    const size_t part = std::upper_bound(first.begin(), first.end(), task) - first.begin() - 1;
+    const size_t i = part % group.size();
+    RunTask(ctx, group[i], cuts[i], static_cast<int>(part / group.size()), task - first[part],
+            ctx.pool->NodeOf(worker));
   });
   ctx.scratch->Rewind(mark);
 }

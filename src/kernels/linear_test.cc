@@ -24,7 +24,7 @@ class LinearTest : public testing::TestWithParam<runtime::Isa> {
 std::vector<float> WholeProduct(const ExecContext& ctx, const PreparedRows& a,
                                 const tensor::PackedMatrix& w) {
   std::vector<float> c(size_t(a.rows) * w.n());
-  const GemmTile tile = TileOf(a, 0, a.rows, w, 0, w.layout.panels(), c.data(), w.n());
+  const GemmTile tile = TileOf(a, 0, a.rows, w, 0, 0, w.layout.panels(), c.data(), w.n());
   ctx.kernels->gemm[static_cast<int>(a.format)].tile(tile);
   return c;
 }
@@ -132,7 +132,7 @@ TEST(CutGemm, CoversBalancesAndFits) {
         for (int rows : {1, 5, 32, 300, 2000}) {
           for (int threads : {1, 2, 64}) {
             const auto layout = tensor::PackedLayout::Of(format, n, k);
-            const GemmCut cut = CutGemm(rows, layout, threads, 1);
+            const GemmCut cut = CutGemm(rows, {.layout = layout}, threads, 1, {});
             ASSERT_GE(cut.row_tile, 1);
             ASSERT_GE(cut.panel_group, 1);
             ASSERT_LE(cut.panel_group, cut.panels);

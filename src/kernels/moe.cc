@@ -51,6 +51,7 @@ struct alignas(64) Gathered {
 
 struct Task {
   int job, row, rows, panel, panels;  // row counts from the job's first
+  int slice;                          // that holds the panels
   std::atomic<int>* remaining;        // tasks of the same rows that are not done (up only)
 };
 
@@ -176,7 +177,8 @@ class MoeLayer {
     most_rows_ = 0;
     for (size_t i = 0; i < jobs_.size(); ++i) {
       const ExpertJob& job = jobs_[i];
-      cuts[i] = CutGemm(job.rows, (job.*weights).layout, ctx_.pool->size(), static_cast<int>(jobs_.size()));
+      cuts[i] = CutGemm(job.rows, job.*weights, ctx_.pool->size(), static_cast<int>(jobs_.size()),
+                        ctx_.kernels->cut);
       if (job.part == 0) most_rows_ = std::max(most_rows_, cuts[i].row_tile);
       count += cuts[i].tasks();
       counters += cuts[i].row_tiles();
@@ -190,13 +192,13 @@ class MoeLayer {
       const GemmCut& cut = cuts[i];
       for (int row = 0; row < cut.rows; row += cut.row_tile) {
         if (count_down) new (counter) std::atomic<int>(cut.panel_groups());
-        for (int panel = 0; panel < cut.panels; panel += cut.panel_group) {
-          tasks[task++] = {static_cast<int>(i),
-                           row,
-                           std::min(cut.row_tile, cut.rows - row),
-                           panel,
-                           std::min(cut.panel_group, cut.panels - panel),
-                           counter};
+        const int rows = std::min(cut.row_tile, cut.rows - row);
+        for (int slice = 0; slice < cut.slices(); ++slice) {
+          const auto [begin, end] = cut.Slice(slice);
+          for (int panel = begin; panel < end; panel += cut.panel_group) {
+            const int panels = std::min(cut.panel_group, end - panel);
+            tasks[task++] = {static_cast<int>(i), row, rows, panel, panels, slice, counter};
+          }
         }
         if (count_down) ++counter;
       }
@@ -204,8 +206,24 @@ class MoeLayer {
     return tasks;
   }
 
-  GemmTileFn TileFn(const tensor::PackedMatrix& w) const {
-    return ctx_.kernels->gemm[static_cast<int>(w.layout.format)].tile;
+  // Runs the tasks, those of each slice on the node that holds it first; sorts them by slice for that.
+  template <typename Body>
+  void RunTasks(std::span<Task> tasks, const Body& body) {
+    const auto by_slice = [](const Task& a, const Task& b) { return a.slice < b.slice; };
+    if (!std::is_sorted(tasks.begin(), tasks.end(), by_slice)) {
+      std::stable_sort(tasks.begin(), tasks.end(), by_slice);
+    }
+    const auto ends = Take<int64_t>(tasks.empty() ? 1 : tasks.back().slice + 1);
+    ends[0] = 0;
+    for (size_t i = 0, slice = 0; slice < ends.size(); ++slice) {
+      while (i < tasks.size() && tasks[i].slice == static_cast<int>(slice)) ++i;
+      ends[slice] = static_cast<int64_t>(i);
+    }
+    ctx_.pool->RunByNode(ends, body);
+  }
+
+  const KernelTable::Gemm& GemmOf(const tensor::PackedMatrix& w) const {
+    return ctx_.kernels->gemm[static_cast<int>(w.layout.format)];
   }
 
   void RunUp() {
@@ -220,7 +238,7 @@ class MoeLayer {
       gathered_ = Take<Gathered>(ctx_.pool->size());
       std::fill(gathered_.begin(), gathered_.end(), Gathered{});
     }
-    ctx_.pool->Run(static_cast<int64_t>(tasks.size()), [&](int64_t task, int worker) {
+    RunTasks(tasks, [&](int64_t task, int worker) {
       UpTask(tasks[task], worker, scratch.data() + 2 * widest_tile_ * worker);
     });
   }
@@ -261,9 +279,11 @@ class MoeLayer {
     const int64_t columns = task.panels * tensor::kPanelRows;
     float* gate = scratch;
     float* up = scratch + task.rows * columns;
-    const GemmTile tile = TileOf(*x, first, task.rows, job.gate, task.panel, task.panels, gate, columns);
-    TileFn(job.gate)(tile);
-    TileFn(job.up)(TileOf(*x, first, task.rows, job.up, task.panel, task.panels, up, columns));
+    const int node = ctx_.pool->NodeOf(worker);
+    const GemmTile tile =
+        TileOf(*x, first, task.rows, job.gate, node, task.panel, task.panels, gate, columns);
+    GemmOf(job.gate).Run(tile);
+    GemmOf(job.up).Run(TileOf(*x, first, task.rows, job.up, node, task.panel, task.panels, up, columns));
     const int width = job.gate.n();
     float* h = h_values_[job.part] + int64_t{row} * width;
     for (int r = 0; r < task.rows; ++r) {
@@ -291,17 +311,30 @@ class MoeLayer {
     return h_bytes * (p_.hidden / columns) <= 2 * bytes ? static_cast<int>(columns) : 0;
   }
 
+  // Where tasks end that begin in each slice.
+  std::span<const int64_t> ColumnEnds(int columns) {
+    const tensor::PackedMatrix& down = jobs_.front().down;
+    const int slice_panels = down.slice_panels > 0 ? down.slice_panels : down.layout.panels();
+    const auto ends = Take<int64_t>(base::CeilDiv(down.layout.panels(), slice_panels));
+    for (size_t slice = 0; slice < ends.size(); ++slice) {
+      const auto outputs = static_cast<int64_t>(slice + 1) * slice_panels * tensor::kPanelRows;
+      ends[slice] = base::CeilDiv(std::min<int64_t>(outputs, p_.hidden), int64_t{columns});
+    }
+    return ends;
+  }
+
   void RunDownByColumns(int columns) {
     // An odd number of cache lines, as in TakePreparedRows: rows of the output itself would share few sets.
     const int64_t stride = columns + tensor::kPanelRows;
     const int64_t sums = p_.rows * stride, room = sums + kColumnRows * stride;
     const auto scratch = Take<float>(room * ctx_.pool->size());
-    ctx_.pool->Run(base::CeilDiv(p_.hidden, columns), [&](int64_t task, int worker) {
+    ctx_.pool->RunByNode(ColumnEnds(columns), [&](int64_t task, int worker) {
       const int first = static_cast<int>(task) * columns;
       const int count = std::min(columns, p_.hidden - first);
       float* out = scratch.data() + worker * room;
       std::fill_n(out, sums, 0.0F);
-      for (const ExpertJob& job : jobs_) AddColumns(job, first, count, out + sums, out, stride);
+      const int node = ctx_.pool->NodeOf(worker);
+      for (const ExpertJob& job : jobs_) AddColumns(job, node, first, count, out + sums, out, stride);
       for (int token = 0; token < p_.rows; ++token) {
         std::copy_n(out + token * stride, count, p_.out + token * p_.out_stride + first);
       }
@@ -310,13 +343,17 @@ class MoeLayer {
 
   // Adds what the job gives to the columns [first, first + count) of its tokens to out [tokens, stride]. y
   // has room for kColumnRows rows as wide.
-  void AddColumns(const ExpertJob& job, int first, int count, float* y, float* out, int64_t stride) {
-    const int panels = base::CeilDiv(count, tensor::kPanelRows);
+  void AddColumns(const ExpertJob& job, int node, int first, int count, float* y, float* out,
+                  int64_t stride) {
+    const int begin = first / tensor::kPanelRows, end = begin + base::CeilDiv(count, tensor::kPanelRows);
     for (int done = 0; done < job.rows; done += kColumnRows) {
       const int row = job.first_row + done;
       const int rows = std::min(kColumnRows, job.rows - done);
-      TileFn(job.down)(
-          TileOf(h_[job.part], row, rows, job.down, first / tensor::kPanelRows, panels, y, stride));
+      for (int panel = begin, panels = 0; panel < end; panel += panels) {
+        panels = std::min(end - panel, job.down.At(panel, node).layout.panels());  // of one slice
+        float* to = y + int64_t{panel - begin} * tensor::kPanelRows;
+        GemmOf(job.down).Run(TileOf(h_[job.part], row, rows, job.down, node, panel, panels, to, stride));
+      }
       for (int r = 0; r < rows; ++r) {
         const int token = job.part == 0 ? TokenOf(row + r) : row + r;
         const float weight = job.part == 0 ? p_.weights[slot_of_row_[row + r]] : 1;
@@ -329,12 +366,13 @@ class MoeLayer {
     const auto tasks = CutJobs(&ExpertJob::down, /*count_down=*/false);
     y_[0] = Take<float>(int64_t{routed_rows_} * p_.hidden).data();
     y_[1] = Take<float>(HasShared() ? int64_t{p_.rows} * p_.hidden : 0).data();
-    ctx_.pool->Run(static_cast<int64_t>(tasks.size()), [&](int64_t i, int) {
+    RunTasks(tasks, [&](int64_t i, int worker) {
       const Task& task = tasks[i];
       const ExpertJob& job = jobs_[task.job];
       const int row = job.first_row + task.row;
       float* y = y_[job.part] + int64_t{row} * p_.hidden + task.panel * tensor::kPanelRows;
-      TileFn(job.down)(TileOf(h_[job.part], row, task.rows, job.down, task.panel, task.panels, y, p_.hidden));
+      GemmOf(job.down).Run(TileOf(h_[job.part], row, task.rows, job.down, ctx_.pool->NodeOf(worker),
+                                  task.panel, task.panels, y, p_.hidden));
     });
   }
 

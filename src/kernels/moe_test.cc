@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "kernels/test_context.h"
+#include "runtime/test_topology.h"
 
 namespace moesaic::kernels {
 namespace {
@@ -85,8 +86,42 @@ struct Layer {
             .out_stride = out_stride};
   }
 
+  // The same experts in two slices; the shared one stays whole.
+  MoeParams SlicedParams(float* out, int64_t out_stride) {
+    MoeParams params = Params(out, out_stride);
+    const ExpertWeights whole = params.experts;
+    const auto half = [](const PackedMatrix& m) {
+      const int panels = base::CeilDiv(m.layout.panels(), 2);
+      return tensor::PackedLayout::Of(m.layout.format, panels * tensor::kPanelRows, m.k());
+    };
+    const tensor::PackedLayout gate_half = half(whole.gate), down_half = half(whole.down);
+    ExpertWeights& sliced = params.experts;
+    sliced.stride = 2 * gate_half.total_bytes + down_half.total_bytes;
+    const int64_t image = sliced.stride * shape.experts;
+    slices = *runtime::Buffer::Allocate(2 * image, false);
+    int64_t at = 0;
+    for (auto part : {&ExpertWeights::gate, &ExpertWeights::up, &ExpertWeights::down}) {
+      const tensor::PackedLayout& layout = part == &ExpertWeights::down ? down_half : gate_half;
+      for (int e = 0; e < shape.experts; ++e) {
+        CopySlices(whole.Of(whole.*part, e), layout, slices.data() + at + e * sliced.stride, image);
+      }
+      PackedMatrix& m = sliced.*part;
+      const int n = m.layout.n, n_padded = m.layout.n_padded;
+      m.layout = layout;
+      m.layout.n = n;
+      m.layout.n_padded = n_padded;
+      m.data = slices.data() + at;
+      m.images = 2;
+      m.slice_panels = layout.panels();
+      m.image_stride = image;
+      at += layout.total_bytes;
+    }
+    return params;
+  }
+
   Shape shape;
   int rows;
+  runtime::Buffer slices;
   TestMatrix gate, up, down;
   TestMatrix shared_gate_up_down[3];
   runtime::Buffer block;
@@ -166,6 +201,28 @@ TEST_P(MoeTest, EqualsPlainLoops) {
           std::vector<float> out(size_t(rows) * (shape.hidden + 2), 99.0F);
           ExpectEqualsPlain(test.context(), layer.Params(out.data(), shape.hidden + 2));
           EXPECT_EQ(out.back(), 99);
+        }
+      }
+    }
+  }
+}
+
+// Experts in two slices, on as many pretended nodes and on more, give the bits of whole ones.
+TEST_P(MoeTest, SlicesMakeNoDifference) {
+  TestContext plain(GetParam(), 1);
+  for (int nodes : {2, 3}) {
+    const runtime::Topology topology = runtime::PretendedNodes(nodes, 1);
+    TestContext test(GetParam(), topology);
+    for (PackedFormat format : kFormats) {
+      for (const Shape& shape :
+           {Shape{100, 40, 6, 2, 0}, Shape{640, 96, 4, 4, 33}, Shape{650, 17, 5, 4, 33}}) {
+        for (int rows : {1, 21, 210}) {  // with the most, outputs are added up by columns, some across slices
+          Layer layer(&rng_, format, PackedFormat::kBF16, shape, rows, /*static_scales=*/false);
+          std::vector<float> expected(size_t(rows) * shape.hidden), out(expected.size(), 99.0F);
+          Moe(plain.context(), layer.Params(expected.data(), shape.hidden));
+          Moe(test.context(), layer.SlicedParams(out.data(), shape.hidden));
+          ASSERT_EQ(std::memcmp(out.data(), expected.data(), out.size() * sizeof(float)), 0)
+              << PackedFormatName(format) << ", " << rows << " rows, " << nodes << " nodes";
         }
       }
     }

@@ -9,6 +9,7 @@
 #include "models/model_info.h"
 #include "models/test_session.h"
 #include "models/weight_plan.h"
+#include "runtime/test_topology.h"
 
 namespace moesaic::models {
 namespace {
@@ -405,6 +406,39 @@ TEST_P(GoldenTest, PackedFileIsCheckpoint) {
       EXPECT_EQ(opened->info().weight_format, model->info().weight_format);
       const TestCache b(model->info().kv, 1, kRoom);
       EXPECT_EQ(MaxDiff(logits, Feed(opened, b, 0, 0, prompt.ids, Last(length)).logits), 0) << dtype;
+    }
+  }
+  std::filesystem::remove(packed);
+}
+
+// Weights that are mirrored or sliced over NUMA nodes compute the same, to the bit, whether they are packed
+// or copied there.
+TEST_P(GoldenTest, NumaMakesNoDifference) {
+  const GoldenPrompt& prompt = prompts_[1];
+  const auto length = static_cast<int>(prompt.ids.size());
+  const std::string packed = testing::TempDir() + NameOf({GetParam(), 0}) + ".numa.moesaic";
+  for (const char* dtype : {"auto", "int8"}) {
+    TestModel model(path_, BestIsa(), {.dtype = dtype});
+    ASSERT_TRUE(model.status().ok()) << Message(model.status());
+    ASSERT_TRUE(Convert(path_, packed, {.dtype = dtype}, model.pool()).ok());
+    const TestCache a(model->info().kv, 1, kRoom);
+    const std::vector<float> logits = Feed(model, a, 0, 0, prompt.ids, Last(length)).logits;
+    for (const NumaPolicy numa : {NumaPolicy::kMirror, NumaPolicy::kSlice}) {
+      for (const int nodes : {2, 4}) {
+        const runtime::Topology topology = runtime::PretendedNodes(nodes, 1);
+        for (const bool from_packed : {false, true}) {
+          TestModel placed(from_packed ? packed : path_, BestIsa(),
+                           {.dtype = from_packed ? "auto" : dtype, .numa = numa},
+                           {.threads = nodes, .pin = true, .topology = &topology});
+          ASSERT_TRUE(placed.status().ok()) << Message(placed.status());
+          EXPECT_EQ(placed->info().numa, numa);
+          EXPECT_EQ(placed->info().numa_nodes, nodes);
+          EXPECT_EQ(placed->info().weight_bytes, model->info().weight_bytes);
+          const TestCache b(model->info().kv, 1, kRoom);
+          EXPECT_EQ(MaxDiff(logits, Feed(placed, b, 0, 0, prompt.ids, Last(length)).logits), 0)
+              << dtype << ", " << nodes << " nodes, policy " << static_cast<int>(numa);
+        }
+      }
     }
   }
   std::filesystem::remove(packed);

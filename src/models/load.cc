@@ -22,22 +22,14 @@ StatusOr<DecoderSpec> ReadSpec(const Checkpoint& checkpoint, const LoadOptions& 
 }
 
 StatusOr<std::unique_ptr<Model>> Finish(DecoderSpec spec, WeightMap weights, WeightSource weights_from,
-                                        size_t nodes, layers::MlaPath mla_path) {
+                                        const NumaPlacement& placement, layers::MlaPath mla_path) {
   ModelInfo info = InfoFromPlan(spec, weights.plan());
   info.weights_from = weights_from;
-  info.numa_nodes = static_cast<int>(std::max<size_t>(nodes, 1));
+  info.numa = placement.policy;
+  info.numa_nodes = static_cast<int>(std::max<size_t>(placement.nodes.size(), 1));
   ASSIGN_OR_RETURN(std::unique_ptr<DecoderModel> model,
                    DecoderModel::Create(std::move(spec), std::move(weights), std::move(info), mla_path));
   return std::unique_ptr<Model>(std::move(model));
-}
-
-std::vector<int> NodesFor(NumaPolicy policy) {
-  std::vector<int> nodes;
-  if (policy == NumaPolicy::kLocal) return nodes;
-  for (const runtime::NumaNode& node : runtime::DetectTopology().numa_nodes) {
-    if (!node.cpus.empty()) nodes.push_back(node.index);
-  }
-  return NodesToInterleave(std::move(nodes), policy);
 }
 
 // Half leaves room for the KV cache and for others.
@@ -48,15 +40,23 @@ StatusOr<std::unique_ptr<Model>> LoadPacked(const std::string& path, DecoderSpec
   ASSIGN_OR_RETURN(std::shared_ptr<const PackedFile> file, PackedFile::Open(path));
   DropAbsentMtp(*file, spec);
   ASSIGN_OR_RETURN(WeightPlan plan, PlanFromPacked(spec, *file));
-  if (options.placement == Placement::kCopy ||
+  const bool by_node = options.numa == NumaPolicy::kMirror || options.numa == NumaPolicy::kSlice;
+  if (by_node && options.placement == Placement::kMap) {
+    return InvalidArgument(
+        "{}: the pages of a mapped file can't be {}; --mmap off copies its weights, and --numa auto leaves "
+        "them "
+        "where they are",
+        path, options.numa == NumaPolicy::kMirror ? "mirrored" : "sliced");
+  }
+  if (by_node || options.placement == Placement::kCopy ||
       (options.placement == Placement::kAuto && FitsTwice(plan.bytes))) {
-    const std::vector<int> nodes = NodesFor(options.numa);
+    ASSIGN_OR_RETURN(const NumaPlacement placement, PlaceWeights(options.numa, plan.bytes, pool));
     ASSIGN_OR_RETURN(WeightMap weights,
-                     WeightMap::Copy(*file, std::move(plan), options.progress, nodes, pool));
-    return Finish(std::move(spec), std::move(weights), WeightSource::kCopied, nodes.size(), options.mla_path);
+                     WeightMap::Copy(*file, std::move(plan), options.progress, placement, pool));
+    return Finish(std::move(spec), std::move(weights), WeightSource::kCopied, placement, options.mla_path);
   }
   ASSIGN_OR_RETURN(WeightMap weights, WeightMap::Map(std::move(file), std::move(plan)));
-  return Finish(std::move(spec), std::move(weights), WeightSource::kMapped, 1, options.mla_path);
+  return Finish(std::move(spec), std::move(weights), WeightSource::kMapped, {}, options.mla_path);
 }
 
 }  // namespace
@@ -90,10 +90,10 @@ StatusOr<std::unique_ptr<Model>> Model::Load(const std::string& path, const Load
   }
   DropAbsentMtp(*checkpoint, spec);
   ASSIGN_OR_RETURN(WeightPlan plan, PlanFromCheckpoint(spec, *checkpoint, dtype));
-  const std::vector<int> nodes = NodesFor(options.numa);
+  ASSIGN_OR_RETURN(const NumaPlacement placement, PlaceWeights(options.numa, plan.bytes, pool));
   ASSIGN_OR_RETURN(WeightMap weights,
-                   WeightMap::Pack(*checkpoint, std::move(plan), options.progress, nodes, pool));
-  return Finish(std::move(spec), std::move(weights), WeightSource::kPacked, nodes.size(), options.mla_path);
+                   WeightMap::Pack(*checkpoint, std::move(plan), options.progress, placement, pool));
+  return Finish(std::move(spec), std::move(weights), WeightSource::kPacked, placement, options.mla_path);
 }
 
 }  // namespace moesaic::models

@@ -8,6 +8,7 @@
 #include "checkpoint/safetensors_writer.h"
 #include "models/numa_nodes.h"
 #include "models/test_session.h"
+#include "runtime/test_topology.h"
 
 namespace moesaic::models {
 namespace {
@@ -173,6 +174,57 @@ TEST(NodesToInterleaveTest, DoesWithoutWhereTheSystemRefuses) {
   EXPECT_THAT(NodesToInterleave({0, 0}, NumaPolicy::kAuto), testing::ElementsAre(0, 0));
   EXPECT_THAT(NodesToInterleave({0, 1}, NumaPolicy::kLocal), testing::IsEmpty());
   EXPECT_THAT(NodesToInterleave({0}, NumaPolicy::kAuto), testing::IsEmpty());
+}
+
+TEST(CheckNodeMemoryTest, NamesWhatIsNeededAndThere) {
+  constexpr int64_t kGb = 1'000'000'000;
+  const std::vector<runtime::NumaNode> nodes = {{.index = 0, .memory_bytes = 64 * kGb, .cpus = {}},
+                                                {.index = 2, .memory_bytes = 32 * kGb, .cpus = {}}};
+  const NumaPlacement mirror{.policy = NumaPolicy::kMirror, .nodes = {0, 2}};
+  const NumaPlacement slice{.policy = NumaPolicy::kSlice, .nodes = {0, 2}};
+  EXPECT_EQ(Message(CheckNodeMemory(mirror, 30 * kGb, 80 * kGb, nodes)), "");
+  EXPECT_EQ(Message(CheckNodeMemory(mirror, 45 * kGb, 80 * kGb, nodes)),
+            "weights mirrored on 2 NUMA nodes take 90.0 GB, and 80.0 GB of memory are free; --numa slice or "
+            "interleave keeps one copy");
+  EXPECT_EQ(
+      Message(CheckNodeMemory(mirror, 40 * kGb, 80 * kGb, nodes)),
+      "weights mirrored on 2 NUMA nodes take 40.0 GB of each, and node 2 has 32.0 GB; --numa interleave "
+      "needs no equal parts");
+  EXPECT_EQ(Message(CheckNodeMemory(slice, 60 * kGb, 80 * kGb, nodes)), "");
+  EXPECT_EQ(
+      Message(CheckNodeMemory(slice, 90 * kGb, 80 * kGb, nodes)),
+      "weights sliced on 2 NUMA nodes take 90.0 GB, and 80.0 GB of memory are free; --mmap on with --numa "
+      "auto reads them from the file");
+  EXPECT_EQ(Message(CheckNodeMemory(mirror, 20 * kGb, /*available: unknown*/ 0, nodes)), "");
+}
+
+TEST(PlaceWeightsTest, TakesTheNodesOfTheThreads) {
+  const runtime::Topology four = runtime::PretendedNodes(4, 1);
+  const auto place = [&](int threads, bool pin, NumaPolicy policy) {
+    const auto pool = *runtime::ThreadPool::Create({.threads = threads, .pin = pin, .topology = &four});
+    return *PlaceWeights(policy, 1 << 20, *pool);
+  };
+  EXPECT_THAT(place(4, true, NumaPolicy::kMirror).nodes, testing::ElementsAre(0, 1, 2, 3));
+  EXPECT_EQ(place(4, true, NumaPolicy::kMirror).images(), 4);
+  EXPECT_EQ(place(2, true, NumaPolicy::kSlice).images(), 2);
+  for (const auto& one : {place(1, true, NumaPolicy::kMirror), place(4, false, NumaPolicy::kMirror),
+                          place(4, true, NumaPolicy::kLocal)}) {
+    EXPECT_EQ(one.policy, NumaPolicy::kLocal);
+    EXPECT_EQ(one.images(), 1);
+  }
+}
+
+TEST(LoadTest, RefusesToMirrorOrSliceAMappedFile) {
+  const std::string packed = testing::TempDir() + "mapped.moesaic";
+  const auto pool = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
+  ASSERT_TRUE(Convert(SourcePath("tests/golden/qwen3-tied"), packed, {}, *pool).ok());
+  EXPECT_EQ(LoadError(packed, {.placement = Placement::kMap, .numa = NumaPolicy::kMirror}),
+            packed +
+                ": the pages of a mapped file can't be mirrored; --mmap off copies its weights, and --numa "
+                "auto leaves them where they are");
+  EXPECT_THAT(LoadError(packed, {.placement = Placement::kMap, .numa = NumaPolicy::kSlice}),
+              HasSubstr("can't be sliced"));
+  std::filesystem::remove(packed);
 }
 
 TEST(LoadTest, RefusesAnUnknownDtype) {

@@ -35,6 +35,16 @@ enum class WeightSource {
 };
 const char* ToString(WeightSource source);  ///< "mapped", "copied to huge pages", "packed at load"
 
+/// Which memory of a machine with several NUMA nodes weights lie in, where they are not mapped. The last two
+/// go by the nodes on which the pool's threads are bound; they are kLocal where there is one.
+enum class NumaPolicy {
+  kAuto,        ///< interleaved where the process may run on several nodes and the system lets it
+  kInterleave,  ///< pages in turn on all nodes that the process may run on
+  kLocal,       ///< where the thread runs that first writes them
+  kMirror,      ///< all of them on each node, whose threads read that copy
+  kSlice        ///< an equal part of each matrix on each node, whose threads compute with it first
+};
+
 struct ModelInfo {
   std::string architecture;  ///< config.json "architectures"[0], e.g. "DeepseekV3ForCausalLM"
   std::string model_type;
@@ -52,9 +62,10 @@ struct ModelInfo {
   int64_t mtp_weight_bytes = 0;     ///< likewise
   std::string weight_format;        ///< "bf16", "int8", ...
   WeightSource weights_from = WeightSource::kPacked;
-  int numa_nodes = 1;        ///< that the weights' pages lie on in turn
-  int moe_layers = 0;        ///< decoder layers with routed experts
-  int64_t expert_bytes = 0;  ///< packed, of a routed expert of one layer, in the mean
+  NumaPolicy numa = NumaPolicy::kLocal;  ///< what became of LoadOptions::numa; never kAuto
+  int numa_nodes = 1;                    ///< that the weights lie on, if it isn't kLocal
+  int moe_layers = 0;                    ///< decoder layers with routed experts
+  int64_t expert_bytes = 0;              ///< packed, of a routed expert of one layer, in the mean
   KvSpec kv;
 };
 
@@ -82,13 +93,6 @@ enum class Placement {
   kAuto,  ///< copied if they take at most half of the memory that is free, else mapped
   kMap,
   kCopy
-};
-
-/// Which memory of a machine with several NUMA nodes weights lie in, where they are not mapped.
-enum class NumaPolicy {
-  kAuto,        ///< interleaved where the process may run on several nodes and the system lets it
-  kInterleave,  ///< pages in turn on all nodes that the process may run on
-  kLocal        ///< where the thread runs that first writes them
 };
 
 /// How to bring weights into memory.

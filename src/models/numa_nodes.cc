@@ -2,9 +2,23 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
+
 #include "runtime/memory.h"
 
 namespace moesaic::models {
+namespace {
+
+double Gigabytes(int64_t bytes) { return static_cast<double>(bytes) / 1e9; }
+
+const char* Participle(NumaPolicy policy) { return policy == NumaPolicy::kMirror ? "mirrored" : "sliced"; }
+
+}  // namespace
+
+int NumaPlacement::images() const {
+  const bool by_node = policy == NumaPolicy::kMirror || policy == NumaPolicy::kSlice;
+  return by_node ? static_cast<int>(nodes.size()) : 1;
+}
 
 std::vector<int> NodesToInterleave(std::vector<int> nodes, NumaPolicy policy) {
   if (policy == NumaPolicy::kLocal || nodes.size() < 2) return {};
@@ -15,6 +29,55 @@ std::vector<int> NodesToInterleave(std::vector<int> nodes, NumaPolicy policy) {
   if (taken.ok()) return nodes;
   spdlog::warn("weights are not interleaved over the NUMA nodes: {}", Message(taken));
   return {};
+}
+
+Status CheckNodeMemory(const NumaPlacement& placement, int64_t bytes, int64_t available,
+                       std::span<const runtime::NumaNode> nodes) {
+  const int images = placement.images();
+  const bool mirror = placement.policy == NumaPolicy::kMirror;
+  const int64_t needed = mirror ? bytes * images : bytes;
+  if (available > 0 && needed > available) {
+    return ResourceExhausted(
+        "weights {} on {} NUMA nodes take {:.1f} GB, and {:.1f} GB of memory are free; {}",
+        Participle(placement.policy), images, Gigabytes(needed), Gigabytes(available),
+        mirror ? "--numa slice or interleave keeps one copy"
+               : "--mmap on with --numa auto reads them from the file");
+  }
+  const int64_t of_node = needed / images;
+  for (const runtime::NumaNode& node : nodes) {
+    const bool used =
+        std::find(placement.nodes.begin(), placement.nodes.end(), node.index) != placement.nodes.end();
+    if (!used || node.memory_bytes == 0 || of_node <= node.memory_bytes) continue;
+    return ResourceExhausted(
+        "weights {} on {} NUMA nodes take {:.1f} GB of each, and node {} has {:.1f} GB; --numa interleave "
+        "needs no "
+        "equal parts",
+        Participle(placement.policy), images, Gigabytes(of_node), node.index, Gigabytes(node.memory_bytes));
+  }
+  return OkStatus();
+}
+
+StatusOr<NumaPlacement> PlaceWeights(NumaPolicy policy, int64_t bytes, const runtime::ThreadPool& pool) {
+  if (policy == NumaPolicy::kLocal) return NumaPlacement{};
+  const std::vector<runtime::NumaNode> machine = runtime::DetectTopology().numa_nodes;
+  if (policy == NumaPolicy::kMirror || policy == NumaPolicy::kSlice) {
+    NumaPlacement placement{.policy = policy, .nodes = {pool.numa_nodes().begin(), pool.numa_nodes().end()}};
+    if (placement.nodes.size() < 2) {
+      spdlog::warn("weights are not {}: {}", Participle(policy),
+                   placement.nodes.empty() ? "threads are not bound to cores, as there are more of them"
+                                           : "all threads run on one NUMA node");
+      return NumaPlacement{};
+    }
+    RETURN_IF_ERROR(CheckNodeMemory(placement, bytes, runtime::AvailableMemory(), machine));
+    return placement;
+  }
+  std::vector<int> nodes;
+  for (const runtime::NumaNode& node : machine) {
+    if (!node.cpus.empty()) nodes.push_back(node.index);
+  }
+  nodes = NodesToInterleave(std::move(nodes), policy);
+  if (nodes.empty()) return NumaPlacement{};
+  return NumaPlacement{.policy = NumaPolicy::kInterleave, .nodes = std::move(nodes)};
 }
 
 }  // namespace moesaic::models

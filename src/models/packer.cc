@@ -167,7 +167,9 @@ void AddTiles(const Matrix& matrix, int first, int rows, const PackedLayout& lay
 // often.
 constexpr int64_t kBatchBytes = int64_t{64} << 20;
 
-Status PackRegion(Packer& packer, const RegionPlan& region, std::byte* out) {
+// Packs to a region of `image`'s layout, slice by slice.
+Status PackRegion(Packer& packer, const RegionPlan& region, const RegionPlan& place,
+                  const WeightImage& image) {
   for (int record = 0; record < region.decl.count;) {
     const int64_t fit = std::max<int64_t>(kBatchBytes / region.stride, 1);
     const auto end = static_cast<int>(std::min<int64_t>(region.decl.count, record + fit));
@@ -179,8 +181,11 @@ Status PackRegion(Packer& packer, const RegionPlan& region, std::byte* out) {
       for (size_t part = 0; part < region.decl.parts.size(); ++part) {
         ASSIGN_OR_RETURN(Matrix matrix, packer.Find(region, record, part));
         matrices.push_back(std::move(matrix));
-        std::byte* to = out + record * region.stride + region.offsets[part];
-        AddTiles(matrices.back(), 0, region.layouts[part].n, region.layouts[part], to, tiles);
+        const PackedLayout& layout = place.layouts[part];
+        std::byte* to = image.data() + place.start + record * place.stride + place.offsets[part];
+        for (int row = 0; row < region.layouts[part].n; row += layout.n, to += image.stride()) {
+          AddTiles(matrices.back(), row, std::min(layout.n, region.layouts[part].n - row), layout, to, tiles);
+        }
       }
     }
     RETURN_IF_ERROR(packer.Run(tiles));
@@ -228,19 +233,19 @@ Status StreamMatrix(Packer& packer, const Matrix& matrix, runtime::ThreadPool& p
 }  // namespace
 
 Status PackImage(const Checkpoint& checkpoint, const WeightPlan& plan, const PackProgress& progress,
-                 runtime::ThreadPool& pool, std::span<std::byte> image) {
-  MOESAIC_CHECK_EQ(static_cast<int64_t>(image.size()), plan.bytes);
+                 runtime::ThreadPool& pool, const WeightImage& image) {
   Packer packer(checkpoint, plan, progress, pool);
-  for (const RegionPlan& region : plan.regions) {
-    std::byte* out = image.data() + region.start;
+  for (size_t i = 0; i < plan.regions.size(); ++i) {
+    const RegionPlan &region = plan.regions[i], &place = image.layout().regions[i];
     if (!region.decl.is_vector()) {
-      RETURN_IF_ERROR(PackRegion(packer, region, out));
+      RETURN_IF_ERROR(PackRegion(packer, region, place, image));
       continue;
     }
     ASSIGN_OR_RETURN(const std::vector<float> values, packer.Vector(region));
-    std::memcpy(out, values.data(), region.bytes);
+    std::memcpy(image.data() + place.start, values.data(), region.bytes);
     RETURN_IF_ERROR(packer.Advance(Placed(region.bytes)));
   }
+  image.Mirror(pool);
   return OkStatus();
 }
 

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "checkpoint/checkpoint.h"
+#include "models/weight_image.h"
 #include "models/weight_plan.h"
 #include "runtime/thread_pool.h"
 
@@ -13,9 +14,9 @@ namespace moesaic::models {
 /// Called with bytes done and in all; returns false to stop.
 using PackProgress = std::function<bool(int64_t done, int64_t total)>;
 
-/// Packs every region of `plan` to its place in `image`, plan.bytes zeroed bytes.
+/// Packs every region of `plan` to its place in `image`, allocated for it.
 Status PackImage(const checkpoint::Checkpoint& checkpoint, const WeightPlan& plan,
-                 const PackProgress& progress, runtime::ThreadPool& pool, std::span<std::byte> image);
+                 const PackProgress& progress, runtime::ThreadPool& pool, const WeightImage& image);
 
 /// Packs every region of `plan` in order and gives the bytes to `sink` piece by piece, in memory bounded by
 /// some dozen megabytes however large a matrix is.

@@ -63,8 +63,11 @@ inline std::vector<GoldenPrompt> ReadGolden(const std::string& path) {
 class TestModel {
  public:
   TestModel(const std::string& path, runtime::Isa isa, const LoadOptions& options)
+      : TestModel(path, isa, options, {.threads = 2, .pin = false}) {}
+  TestModel(const std::string& path, runtime::Isa isa, const LoadOptions& options,
+            const runtime::ThreadPool::Options& threads)
       : kernels_(kernels::SelectKernels(*runtime::LimitTo(runtime::DetectCpu(), isa))),
-        pool_(*runtime::ThreadPool::Create({.threads = 2, .pin = false})) {
+        pool_(*runtime::ThreadPool::Create(threads)) {
     auto model = Model::Load(path, options, *pool_);
     status_ = model.status();
     if (model.ok()) model_ = *std::move(model);

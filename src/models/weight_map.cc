@@ -12,54 +12,98 @@ using tensor::PackedMatrix;
 
 namespace {
 
-// Copied between two reports of progress: at the 1 GB/s of a modest disk, a quarter of a second.
-constexpr int64_t kReportedBytes = int64_t{256} << 20;
 // Of one task: a huge page, so that no two threads take its fault.
 constexpr int64_t kTaskBytes = int64_t{2} << 20;
+// Copied between two reports of progress: at the 1 GB/s of a modest disk, a quarter of a second.
+constexpr size_t kReportedPieces = 128;
 
-void CopyBytes(std::span<const std::byte> from, std::byte* to, runtime::ThreadPool& pool) {
-  const int64_t bytes = std::ssize(from);
-  pool.Run(base::CeilDiv(bytes, kTaskBytes), [&](int64_t task, int) {
-    const int64_t first = task * kTaskBytes;
-    std::memcpy(to + first, from.data() + first, static_cast<size_t>(std::min(kTaskBytes, bytes - first)));
-  });
+struct Piece {
+  const std::byte* from;
+  std::byte* to;
+  int64_t bytes;
+};
+
+// Cuts bytes to be copied into tasks.
+void AddPieces(const std::byte* from, std::byte* to, int64_t bytes, std::vector<Piece>& pieces) {
+  for (int64_t first = 0; first < bytes; first += kTaskBytes) {
+    pieces.push_back({from + first, to + first, std::min(kTaskBytes, bytes - first)});
+  }
+}
+
+// Each slice of a packed matrix goes to its image, `stride` bytes from the one before; `layout` is a slice's.
+void AddSlices(const tensor::PackedLayout& whole, const std::byte* from, const tensor::PackedLayout& layout,
+               std::byte* to, int64_t stride, std::vector<Piece>& pieces) {
+  for (int first = 0; first < whole.panels(); first += layout.panels(), to += stride) {
+    const int panels = std::min(layout.panels(), whole.panels() - first);
+    AddPieces(from + first * whole.panel_bytes, to, panels * whole.panel_bytes, pieces);
+    // Scales and sums are 4 bytes an output.
+    constexpr int64_t kBytes = int64_t{4} * tensor::kPanelRows;
+    if (whole.scales_offset > 0) {
+      AddPieces(from + whole.scales_offset + first * kBytes, to + layout.scales_offset, panels * kBytes,
+                pieces);
+    }
+    if (whole.sums_offset > 0) {
+      AddPieces(from + whole.sums_offset + first * kBytes, to + layout.sums_offset, panels * kBytes, pieces);
+    }
+  }
+}
+
+// All of a region, `from` a packed file to `to` in the first image of `image`, laid out there as `place`.
+std::vector<Piece> PiecesOf(const RegionPlan& region, const std::byte* from, const RegionPlan& place,
+                            const WeightImage& image) {
+  std::vector<Piece> pieces;
+  std::byte* to = image.data() + place.start;
+  if (!image.sliced() || region.decl.is_vector()) {
+    AddPieces(from, to, region.bytes, pieces);
+    return pieces;
+  }
+  for (int record = 0; record < region.decl.count; ++record) {
+    for (size_t part = 0; part < region.layouts.size(); ++part) {
+      AddSlices(region.layouts[part], from + record * region.stride + region.offsets[part],
+                place.layouts[part], to + record * place.stride + place.offsets[part], image.stride(),
+                pieces);
+    }
+  }
+  return pieces;
 }
 
 }  // namespace
 
 StatusOr<WeightMap> WeightMap::Pack(const checkpoint::Checkpoint& checkpoint, WeightPlan plan,
-                                    const PackProgress& progress, std::span<const int> nodes,
+                                    const PackProgress& progress, const NumaPlacement& placement,
                                     runtime::ThreadPool& pool) {
   WeightMap map;
   map.plan_ = std::make_unique<WeightPlan>(std::move(plan));
-  ASSIGN_OR_RETURN(map.image_, runtime::Buffer::Allocate(map.plan_->bytes, /*huge=*/true));
-  RETURN_IF_ERROR(map.image_.Interleave(nodes));
-  RETURN_IF_ERROR(PackImage(checkpoint, *map.plan_, progress, pool, {map.image_.data(), map.image_.size()}));
-  for (const RegionPlan& region : map.plan_->regions) map.Enter(region, map.image_.data() + region.start);
+  ASSIGN_OR_RETURN(map.image_, WeightImage::Allocate(*map.plan_, placement, pool));
+  RETURN_IF_ERROR(PackImage(checkpoint, *map.plan_, progress, pool, map.image_));
+  map.EnterImage();
   return map;
 }
 
 StatusOr<WeightMap> WeightMap::Copy(const checkpoint::PackedFile& file, WeightPlan plan,
-                                    const PackProgress& progress, std::span<const int> nodes,
+                                    const PackProgress& progress, const NumaPlacement& placement,
                                     runtime::ThreadPool& pool) {
   WeightMap map;
   map.plan_ = std::make_unique<WeightPlan>(std::move(plan));
-  ASSIGN_OR_RETURN(map.image_, runtime::Buffer::Allocate(map.plan_->bytes, /*huge=*/true));
-  RETURN_IF_ERROR(map.image_.Interleave(nodes));
+  ASSIGN_OR_RETURN(map.image_, WeightImage::Allocate(*map.plan_, placement, pool));
   int64_t done = 0;
-  for (const RegionPlan& region : map.plan_->regions) {
+  for (size_t i = 0; i < map.plan_->regions.size(); ++i) {
+    const RegionPlan& region = map.plan_->regions[i];
     ASSIGN_OR_RETURN(const std::span<const std::byte> bytes, file.Region(region.decl.name));
     MOESAIC_CHECK_EQ(std::ssize(bytes), region.bytes);
-    std::byte* to = map.image_.data() + region.start;
-    map.Enter(region, to);
-    for (int64_t first = 0; first < region.bytes; first += kReportedBytes) {
-      const std::span<const std::byte> part =
-          bytes.subspan(first, std::min(kReportedBytes, region.bytes - first));
-      CopyBytes(part, to + first, pool);
-      done += std::ssize(part);
+    const std::vector<Piece> pieces =
+        PiecesOf(region, bytes.data(), map.image_.layout().regions[i], map.image_);
+    for (size_t first = 0; first < pieces.size(); first += kReportedPieces) {
+      const auto part = std::span(pieces).subspan(first, std::min(kReportedPieces, pieces.size() - first));
+      pool.Run(std::ssize(part), [&](int64_t task, int) {
+        std::memcpy(part[task].to, part[task].from, static_cast<size_t>(part[task].bytes));
+      });
+      for (const Piece& piece : part) done += piece.bytes;
       if (progress && !progress(done, map.plan_->bytes)) return Cancelled("loading was stopped");
     }
   }
+  map.image_.Mirror(pool);
+  map.EnterImage();
   return map;
 }
 
@@ -69,14 +113,21 @@ StatusOr<WeightMap> WeightMap::Map(std::shared_ptr<const checkpoint::PackedFile>
   for (const RegionPlan& region : map.plan_->regions) {
     ASSIGN_OR_RETURN(const std::span<const std::byte> bytes, file->Region(region.decl.name));
     MOESAIC_CHECK_EQ(static_cast<int64_t>(bytes.size()), region.bytes);
-    map.Enter(region, bytes.data());
+    map.Enter(region, region, bytes.data());
   }
   map.file_ = std::move(file);
   return map;
 }
 
-void WeightMap::Enter(const RegionPlan& region, const std::byte* data) {
-  Place place{.region = &region, .data = data, .moe_scales = {}};
+void WeightMap::EnterImage() {
+  for (size_t i = 0; i < plan_->regions.size(); ++i) {
+    const RegionPlan& layout = image_.layout().regions[i];
+    Enter(plan_->regions[i], layout, image_.data() + layout.start);
+  }
+}
+
+void WeightMap::Enter(const RegionPlan& region, const RegionPlan& layout, const std::byte* data) {
+  Place place{.region = &region, .layout = &layout, .data = data, .moe_scales = {}};
   for (size_t i = 0; i + 2 < region.input_scales.size(); i += 3) {
     place.moe_scales.push_back(region.input_scales[i]);  // gate's and up's are equal, as the plan checked
     place.moe_scales.push_back(region.input_scales[i + 2]);
@@ -97,8 +148,14 @@ const float* WeightMap::Vector(const std::string& name) const {
 PackedMatrix WeightMap::Matrix(const std::string& name, int record, int part) const {
   const Place& place = At(name);
   const RegionPlan& region = *place.region;
-  PackedMatrix matrix{.layout = region.layouts.at(part),
-                      .data = place.data + record * region.stride + region.offsets[part]};
+  const RegionPlan& layout = *place.layout;
+  PackedMatrix matrix{.layout = layout.layouts.at(part),
+                      .data = place.data + record * layout.stride + layout.offsets[part],
+                      .images = image_.images(),
+                      .slice_panels = image_.sliced() ? layout.layouts[part].panels() : 0,
+                      .image_stride = image_.stride()};
+  matrix.layout.n = region.layouts[part].n;
+  matrix.layout.n_padded = region.layouts[part].n_padded;
   if (!region.input_scales.empty()) {
     matrix.input_scale = region.input_scales[record * region.layouts.size() + part];
   }
@@ -110,7 +167,7 @@ kernels::ExpertWeights WeightMap::Experts(const std::string& name) const {
   kernels::ExpertWeights experts{.gate = Matrix(name, 0, 0),
                                  .up = Matrix(name, 0, 1),
                                  .down = Matrix(name, 0, 2),
-                                 .stride = place.region->stride,
+                                 .stride = place.layout->stride,
                                  .count = place.region->decl.count};
   if (!place.moe_scales.empty()) experts.input_scales = place.moe_scales.data();
   return experts;

@@ -10,21 +10,20 @@
 #include "checkpoint/packed_file.h"
 #include "kernels/ops.h"
 #include "models/packer.h"
+#include "models/weight_image.h"
 #include "models/weight_plan.h"
-#include "runtime/memory.h"
 
 namespace moesaic::models {
 
 class WeightMap {
  public:
-  /// Packs `plan` from `checkpoint` into huge-page memory, interleaved over the NUMA `nodes` if there are
-  /// any.
+  /// Packs `plan` from `checkpoint` into huge-page memory, placed on NUMA nodes as `placement` says.
   static StatusOr<WeightMap> Pack(const checkpoint::Checkpoint& checkpoint, WeightPlan plan,
-                                  const PackProgress& progress, std::span<const int> nodes,
+                                  const PackProgress& progress, const NumaPlacement& placement,
                                   runtime::ThreadPool& pool);
   /// Copies a packed file's regions into such memory.
   static StatusOr<WeightMap> Copy(const checkpoint::PackedFile& file, WeightPlan plan,
-                                  const PackProgress& progress, std::span<const int> nodes,
+                                  const PackProgress& progress, const NumaPlacement& placement,
                                   runtime::ThreadPool& pool);
   /// Refers to a packed file's regions, which stay mapped as long as this lives; reads nothing.
   static StatusOr<WeightMap> Map(std::shared_ptr<const checkpoint::PackedFile> file, WeightPlan plan);
@@ -42,15 +41,17 @@ class WeightMap {
  private:
   struct Place {
     const RegionPlan* region;
+    const RegionPlan* layout;  // in memory: of a slice, or the region's own
     const std::byte* data;
     std::vector<float> moe_scales;  // [count * 2]: of gate/up and of down, or empty
   };
   WeightMap() = default;
-  void Enter(const RegionPlan& region, const std::byte* data);
+  void Enter(const RegionPlan& region, const RegionPlan& layout, const std::byte* data);
+  void EnterImage();
   const Place& At(const std::string& name) const;
 
   std::unique_ptr<WeightPlan> plan_;  // regions_ points into it
-  runtime::Buffer image_;
+  WeightImage image_;
   std::shared_ptr<const checkpoint::PackedFile> file_;
   std::unordered_map<std::string, Place> regions_;
 };

@@ -211,7 +211,8 @@ StatusOr<const HessianFactor*> CalibratedRun::Factor(const LinearGroup& group, L
   }
   const bool routed = group.expert >= 0, all = routed && rare == RareExperts::kAll;
   const FactorOptions options{.damping = static_cast<float>(options_.output.damping),
-                              .act_order = options_.output.act_order};
+                              .act_order = options_.output.act_order,
+                              .watch = [this] { return stream_->Ask(); }};
   if (plan_.limits.GathersInOrder(group.inputs.k, routed)) return FactorInOrder(group, options, finding);
   Hessian* hessian = nullptr;
   if (group.same_layer_inputs && (!routed || all)) {
@@ -262,7 +263,7 @@ std::string CalibratedRun::StatePath(int layer) const {
 
 Status CalibratedRun::SaveState(int layer, CalibrationStream& stream) {
   RETURN_IF_ERROR(units_.Drain());
-  ASSIGN_OR_RETURN(const std::string xxh3, SaveHidden(StatePath(layer), stream));
+  ASSIGN_OR_RETURN(const std::string xxh3, SaveHidden(StatePath(layer), stream.values()));
   ordered_json state = {{"state", layer}, {"xxh3", xxh3}, {"from", saved_layer_}};
   CalibrationReport since;
   since.linears.assign(report_.linears.begin() + static_cast<int64_t>(saved_linears_), report_.linears.end());
@@ -285,7 +286,7 @@ int CalibratedRun::Restore(CalibrationStream& stream) {
     const auto layer = static_cast<int>(NumberIn(states[i], "state"));
     if (layer < 1 || layer > plan_.spec.layers + plan_.spec.mtp_layers || !units_.IsDoneBefore(layer))
       continue;
-    if (!LoadHidden(StatePath(layer), TextIn(states[i], "xxh3"), stream)) continue;
+    if (!LoadHidden(StatePath(layer), TextIn(states[i], "xxh3"), stream.values())) continue;
     for (size_t j = 0; j <= i; ++j) {
       // What a line tells takes the place of what was told of these layers before.
       const auto from = static_cast<int>(NumberIn(states[j], "from"));

@@ -205,8 +205,7 @@ class Counter {
     sums_.values += runs * (k + n);
     if (item.routed && down) sums_.values += tokens * 3 * n;  // the layer's sums
     if (!rounded) return;
-    const auto rows =
-        static_cast<double>(EvenRows(item.shape[0], GptqSlabRows(item, plan_.limits.slab_values)));
+    const auto rows = static_cast<double>(EvenRows(item.shape[0], SlabRows(item, plan_.limits.slab_values)));
     sums_.round += rates_.round.Seconds(n, k, std::ceil(n / rows));
     // Of fused linears the inputs were seen.
     if (i > 0 && item.fused >= 0 && plan_.items[i - 1].fused == item.fused) return;

@@ -41,7 +41,7 @@ struct Layer {
 
 // Of a linear that GPTQ rounds.
 int RowsAtOnce(const ModelItem& item, const CalibrationLimits& limits) {
-  return static_cast<int>(std::min(GptqSlabRows(item, limits.slab_values), item.shape[0]));
+  return static_cast<int>(std::min(SlabRows(item, limits.slab_values), item.shape[0]));
 }
 
 // A walk through the model, for GPTQ or (else) for an analysis.

@@ -11,7 +11,7 @@ namespace moesaic::quantizer {
 /// What calibration may hold at once. Results do not depend on it, to the bit; less takes longer.
 struct CalibrationLimits {
   int part_rows = 2048;                    // CalibrationStream::part_rows()
-  int64_t slab_values = int64_t{1} << 24;  // rounded at once (GptqSlabRows)
+  int64_t slab_values = int64_t{1} << 24;  // rounded at once (SlabRows)
   /// Linears outside of mixtures of experts with at least so many inputs have no Hessian beside their factor
   /// (Factorizer); above the model's hidden size.
   int in_order_inputs = std::numeric_limits<int>::max();

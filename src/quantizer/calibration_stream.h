@@ -49,6 +49,11 @@ class CalibrationStream {
   void set_watch(std::function<Status()> watch) { watch_ = std::move(watch); }
   const Status& watched() const { return watched_; }
   bool GoesOn();
+  /// Likewise, for what takes long without tokens.
+  const Status& Ask() {
+    GoesOn();
+    return watched_;
+  }
   /// A multiple of kProductTokens, so that Hessians do not depend on it.
   void set_part_rows(int rows) { part_rows_ = rows; }
   int part_rows() const { return part_rows_; }

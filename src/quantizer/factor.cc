@@ -1,7 +1,5 @@
 #include "quantizer/factor.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -10,12 +8,9 @@
 #include "base/check.h"
 #include "base/round.h"
 #include "quantizer/panel_product.h"
-#include "tensor/packed.h"
 
 namespace moesaic::quantizer {
 namespace {
-
-using tensor::kPanelRows;
 
 constexpr int kBlock = kFactorBlock;
 constexpr int kRowTask = 256;  // divides kWideBlock
@@ -201,7 +196,7 @@ class Factorization {
   }
 
   // False when the matrix is not positive definite.
-  bool Run() {
+  StatusOr<bool> Run(const std::function<Status()>& watch) {
     const int size = triangle_.size();
     for (int begin = (size - 1) / kWideBlock * kWideBlock; begin >= 0; begin -= kWideBlock) {
       const int end = std::min(begin + kWideBlock, size);
@@ -209,6 +204,7 @@ class Factorization {
       TakeOut(end);
       Update(begin, end, size);
       for (int column = end - kBlock; column >= begin; column -= kBlock) {
+        if (watch) RETURN_IF_ERROR(watch());
         Update(column, column + kBlock, end);
         if (!Solve(column)) return false;
       }
@@ -305,96 +301,6 @@ class Factorization {
 
 }  // namespace
 
-// ---- FactorPanels
-
-int64_t FactorPanels::RowElements(int row) const { return int64_t{columns(row)} * (k_padded_ - row); }
-
-int64_t FactorPanels::RowOffset(int row) const {
-  const int64_t block = row / kWideBlock;
-  return kWideBlock * (block * k_padded_ - kWideBlock * (block * (block - 1) / 2));
-}
-
-int64_t FactorPanels::Piece(int begin, int row) const {
-  const int rows = row / kWideBlock * kWideBlock;
-  const int64_t inside =
-      begin == rows ? int64_t{row - rows} * columns(begin) : int64_t{begin - rows} * columns(rows);
-  return RowOffset(rows) + inside;
-}
-
-int64_t FactorPanels::Bytes(int k_padded) {
-  FactorPanels shape;
-  shape.k_padded_ = k_padded;
-  const int last = (k_padded - 1) / kWideBlock * kWideBlock;
-  return (shape.RowOffset(last) + shape.RowElements(last)) * int64_t{sizeof(tensor::BF16)};
-}
-
-StatusOr<std::byte*> FactorPanels::Resize(int k_padded, int64_t bytes) {
-  MOESAIC_CHECK_GE(bytes, Bytes(k_padded));
-  k_padded_ = k_padded;
-  RETURN_IF_ERROR(memory_.Reserve(static_cast<size_t>(bytes), /*huge=*/true));
-  return memory_.data();
-}
-
-void FactorPanels::Trim() {
-  const auto used = base::RoundUp(static_cast<size_t>(Bytes(k_padded_)), kHugePage);
-  // Without it more would stay resident; nothing else depends on it.
-  if (used < memory_.size()) madvise(memory_.data() + used, memory_.size() - used, MADV_DONTNEED);
-}
-
-void FactorPanels::Put(int row, int column, const float (*block)[kFactorBlock], tensor::BF16* rows) const {
-  const int begin = column / kWideBlock * kWideBlock, first = row / kWideBlock * kWideBlock;
-  const int height = first < begin ? kWideBlock : kBlock, piece = row / height * height;
-  for (int p = 0; p < kBlock / kPanelRows; ++p) {
-    tensor::BF16* to = rows + (Piece(begin, piece) - RowOffset(first)) +
-                       int64_t{(column - begin) / kPanelRows + p} * height * kPanelRows +
-                       int64_t{row - piece} * kPanelRows;
-    for (int i = 0; i < kBlock; ++i) {
-      const float* from = block[i] + p * kPanelRows;
-      for (int c = 0; c < kPanelRows; ++c) {
-        to[(i / 2 * kPanelRows + c) * 2 + i % 2] = tensor::ToBF16(from[c]);
-      }
-    }
-  }
-}
-
-void FactorPanels::Product(const kernels::ExecContext& ctx, int piece, int height, int column, int columns,
-                           const tensor::BF16* errors, int64_t stride, int rows, bool accumulate,
-                           float* out) const {
-  const int begin = column / kWideBlock * kWideBlock;
-  constexpr int64_t kSize = sizeof(tensor::BF16);
-  kernels::GemmTile tile{};
-  tile.a = reinterpret_cast<const std::byte*>(errors + piece);
-  tile.a_stride = stride * kSize;
-  tile.w = memory_.data() + (Piece(begin, piece) + int64_t{column - begin} * height) * kSize;
-  tile.panel_bytes = height * kPanelRows * kSize;
-  tile.c = out + (column - begin);
-  tile.c_stride = kWideBlock;
-  tile.m = rows;
-  tile.k_padded = height;
-  tile.columns = columns;
-  tile.panels = columns / kPanelRows;
-  tile.accumulate = accumulate;
-  ctx.kernels->gemm[static_cast<int>(tensor::PackedFormat::kBF16)].tile(tile);
-}
-
-void FactorPanels::Multiply(const kernels::ExecContext& ctx, int begin, const tensor::BF16* errors,
-                            int64_t stride, int rows, float* out) const {
-  if (begin == 0) std::fill_n(out, int64_t{rows} * kWideBlock, 0.0F);
-  for (int piece = 0; piece < begin; piece += kWideBlock) {
-    Product(ctx, piece, kWideBlock, begin, columns(begin), errors, stride, rows, /*accumulate=*/piece > 0,
-            out);
-  }
-}
-
-void FactorPanels::AddInside(const kernels::ExecContext& ctx, int column, int end, const tensor::BF16* errors,
-                             int64_t stride, int rows, float* out) const {
-  for (int piece = column / kWideBlock * kWideBlock; piece < end; piece += kBlock) {
-    Product(ctx, piece, kBlock, column, kBlock, errors, stride, rows, /*accumulate=*/true, out);
-  }
-}
-
-// ---- HessianFactor
-
 int64_t FactorBytes(int k) {
   const int padded = PaddedOf(k);
   return Triangle::Bytes(padded) + DiagonalBytes(padded);
@@ -454,7 +360,8 @@ Status Factorizer::Make(const kernels::ExecContext& ctx, const FactorOptions& op
     factor.damping = damping;
     RETURN_IF_ERROR(fill(damping * mean, &triangle));
     Factorization factorization(ctx, &triangle);
-    if (factorization.Run()) {
+    ASSIGN_OR_RETURN(const bool positive, factorization.Run(options.watch));
+    if (positive) {
       factorization.Take(&factor, memory);
       break;
     }

@@ -29,6 +29,8 @@ inline constexpr int kWideBlock = 512;
 struct FactorOptions {
   float damping = 0.01F;  // added to the diagonal, of its mean: > 0
   bool act_order = true;  // inputs with the largest H[i][i] first (else as they stand)
+  /// Asked between blocks of columns; what it refuses with ends the work. Empty: goes on to the end.
+  std::function<Status()> watch = {};
 };
 
 /// R in bf16, as the right operand of what errors ask for. Those are products of bf16 numbers, too, so each

@@ -6,6 +6,7 @@
 #include <Eigen/Cholesky>
 #include <Eigen/LU>
 #include <cmath>
+#include <cstring>
 
 #include "quantizer/test_context.h"
 
@@ -333,6 +334,34 @@ TEST(Gptq, DampingRisesUntilTheHessianIsPositiveDefinite) {
   EXPECT_GT(factor->damping, 1e-9F);
   const auto enough = FactorHessian(threads.ctx, hessian, {});
   EXPECT_EQ(enough->attempts, 1);
+}
+
+TEST(Gptq, AFactorizationStopsWhenItIsAskedTo) {
+  const TestContext threads(2);
+  const int k = 1000;  // 8 blocks of columns
+  const Hessian hessian = HessianOf(threads, TestTokens(1200, k, 1, 21), k);
+  int asked = 0;
+  const auto whole = FactorHessian(threads.ctx, hessian, {.watch = [&] {
+                                     ++asked;
+                                     return OkStatus();
+                                   }});
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  EXPECT_EQ(asked, 8) << "before each block of columns";
+  Factorizer factorizer;
+  for (int stop = 1; stop <= asked; ++stop) {
+    int calls = 0;
+    const auto stopped = factorizer.Factor(threads.ctx, hessian, {.watch = [&]() -> Status {
+                                             return ++calls < stop ? OkStatus() : Cancelled("stopped");
+                                           }});
+    EXPECT_EQ(stopped.status().code(), StatusCode::kCancelled);
+    EXPECT_EQ(calls, stop) << "at once";
+  }
+  const auto again = factorizer.Factor(threads.ctx, hessian, {});
+  ASSERT_TRUE(again.ok()) << "in the memory of those that were stopped";
+  EXPECT_EQ((*again)->diagonal, whole->diagonal);
+  EXPECT_EQ(std::memcmp((*again)->diagonal_block(0), whole->diagonal_block(0),
+                        sizeof(float) * kFactorBlock * (*again)->k_padded),
+            0);
 }
 
 TEST(Gptq, RefusesAHessianThatSaysNothing) {

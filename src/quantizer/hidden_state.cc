@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <span>
 #include <vector>
 
 #include "quantizer/checksum.h"
@@ -15,7 +14,8 @@ namespace {
 // Written or read at once.
 constexpr size_t kPartBytes = size_t{16} << 20;
 
-// Of a file that is to have `bytes` bytes; "none" if it has not.
+}  // namespace
+
 std::string ChecksumOfFile(const std::string& path, int64_t bytes) {
   std::ifstream file(path, std::ios::binary);
   std::vector<char> part(kPartBytes);
@@ -28,10 +28,8 @@ std::string ChecksumOfFile(const std::string& path, int64_t bytes) {
   return read == bytes ? sum.Hex() : "none";
 }
 
-}  // namespace
-
-StatusOr<std::string> SaveHidden(const std::string& path, CalibrationStream& stream) {
-  const std::span<const std::byte> bytes = std::as_bytes(stream.values());
+StatusOr<std::string> SaveHidden(const std::string& path, std::span<const float> values) {
+  const std::span<const std::byte> bytes = std::as_bytes(values);
   ASSIGN_OR_RETURN(const auto file, runtime::AtomicFile::Create(path));
   Xxh3 sum;
   for (size_t at = 0; at < bytes.size(); at += kPartBytes) {
@@ -43,8 +41,8 @@ StatusOr<std::string> SaveHidden(const std::string& path, CalibrationStream& str
   return sum.Hex();
 }
 
-bool LoadHidden(const std::string& path, const std::string& xxh3, CalibrationStream& stream) {
-  const std::span<std::byte> bytes = std::as_writable_bytes(stream.values());
+bool LoadHidden(const std::string& path, const std::string& xxh3, std::span<float> values) {
+  const std::span<std::byte> bytes = std::as_writable_bytes(values);
   if (ChecksumOfFile(path, std::ssize(bytes)) != xxh3) return false;
   std::ifstream file(path, std::ios::binary);
   return static_cast<bool>(file.read(reinterpret_cast<char*>(bytes.data()), std::ssize(bytes)));

@@ -1,19 +1,23 @@
 // The hidden states of a walk in a file, for a run that goes on.
 #pragma once
 
+#include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
-#include "quantizer/calibration_stream.h"
+#include "base/status.h"
 
 namespace moesaic::quantizer {
 
-/// Writes the stream's hidden states, f32 [tokens, hidden], which appear under `path` only when whole;
-/// returns their XXH3.
-StatusOr<std::string> SaveHidden(const std::string& path, CalibrationStream& stream);
+/// Writes hidden states, f32 [tokens, hidden], which appear under `path` only when whole; returns their XXH3.
+StatusOr<std::string> SaveHidden(const std::string& path, std::span<const float> values);
 
-/// Reads them back. False, with the stream as it was, where the file is not there or not of this checksum.
-bool LoadHidden(const std::string& path, const std::string& xxh3, CalibrationStream& stream);
+/// Reads them back. False, with `values` as they were, where the file is not there or not of this checksum.
+bool LoadHidden(const std::string& path, const std::string& xxh3, std::span<float> values);
+
+/// XXH3 of a file that is to have `bytes` bytes; "none" if it has not.
+std::string ChecksumOfFile(const std::string& path, int64_t bytes);
 
 /// Whether a file of this name is a state that an analysis saved, or what a killed run had written of one.
 bool IsAnalysisState(std::string_view name);

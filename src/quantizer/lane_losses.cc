@@ -56,7 +56,7 @@ class Losses {
   // Takes the logits of some rows of the head.
   void Add(const tensor::PackedMatrix& head) {
     const int tokens = stream_.lane_tokens(), vocab = head.n();
-    for (int first = 0; first < tokens; first += kPredicted) {
+    for (int first = 0; first < tokens && stream_.GoesOn(); first += kPredicted) {
       const int count = std::min(kPredicted, tokens - first);
       Predict(head, 0, first, count, exact_.data());
       ctx_.pool->Run(count, [&](int64_t row, int) {
@@ -152,6 +152,7 @@ StatusOr<std::vector<double>> LaneLosses(const kernels::ExecContext& ctx,
     }
     const OwnedMatrix head = packed.Take();
     losses.Add(head.matrix);
+    RETURN_IF_ERROR(stream.watched());
   }
   return losses.Finish();
 }

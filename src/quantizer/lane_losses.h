@@ -13,7 +13,8 @@ int LaneLossRows(const models::DecoderSpec& spec);
 
 /// KL(first lane || lane) of the predictions that the hidden states of each lane make, in nats a token, by
 /// lane. Final norm and head run in `exact`, bf16 or f32. The head is read once, `rows` of it at a time: each
-/// adds to every token's sums of exponentials. What is not finite comes out as infinite.
+/// adds to every token's sums of exponentials. What is not finite comes out as infinite. The stream's watch
+/// is asked meanwhile.
 StatusOr<std::vector<double>> LaneLosses(const kernels::ExecContext& ctx,
                                          const checkpoint::Checkpoint& source,
                                          const models::DecoderSpec& spec, tensor::DType exact, int rows,

@@ -59,15 +59,6 @@ double CostIn(const MixOption& option, const MixBudget& budget) {
   return KindOf(budget) == BudgetKind::kBytes ? static_cast<double>(cost.bytes) : cost.bytes_per_token;
 }
 
-// A loss or magnitude, null where it is infinite.
-ordered_json InfiniteJson(double value) {
-  return std::isfinite(value) ? ordered_json(value) : ordered_json(nullptr);
-}
-double InfiniteIn(const ordered_json& json, const char* key) {
-  const auto found = json.find(key);
-  return found != json.end() && found->is_null() ? kInfinity : NumberIn(json, key);
-}
-
 std::vector<std::string> NamesOf(const MixSettings& settings) {
   std::vector<std::string> names;
   for (const Precision& option : settings.options) names.push_back(option.Name());
@@ -104,6 +95,15 @@ double PriceOf(const Mix& mix, const MixBudget& budget) {
 }
 
 }  // namespace
+
+ordered_json InfiniteJson(double value) {
+  return std::isfinite(value) ? ordered_json(value) : ordered_json(nullptr);
+}
+
+double InfiniteIn(const ordered_json& json, const char* key) {
+  const auto found = json.find(key);
+  return found != json.end() && found->is_null() ? kInfinity : NumberIn(json, key);
+}
 
 std::string MixBudget::Flag() const {
   return unit == Unit::kBitsPerWeight ? "--bits-per-weight"

@@ -91,6 +91,10 @@ struct Mix {
   static StatusOr<Mix> FromJson(const nlohmann::ordered_json& json);
 };
 
+/// A loss or magnitude, null where it is infinite; and back.
+nlohmann::ordered_json InfiniteJson(double value);
+double InfiniteIn(const nlohmann::ordered_json& json, const char* key);
+
 /// The unit that a linear belongs to.
 std::string MixUnitOf(const std::string& module);
 

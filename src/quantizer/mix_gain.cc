@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "base/round.h"
+#include "quantizer/calibration_memory.h"
 #include "quantizer/factor.h"
 #include "quantizer/layer_walk.h"
 #include "quantizer/runtime_matrix.h"
@@ -20,26 +21,34 @@ class GainMeasurer : public LayerVisitor {
  public:
   GainMeasurer(const kernels::ExecContext& ctx, const Checkpoint& source, const models::DecoderSpec& spec,
                const OutputSettings& settings, const std::vector<ModelItem>& items,
-               const std::vector<MixUnit>& units)
-      : ctx_(ctx), source_(source), spec_(spec), settings_(settings) {
+               const std::vector<MixUnit>& units, MixGains gains, CalibrationStream& stream)
+      : ctx_(ctx),
+        source_(source),
+        spec_(spec),
+        settings_(settings),
+        items_(items),
+        gains_(std::move(gains)),
+        stream_(stream) {
     for (const MixUnit& unit : units) units_[unit.name] = &unit;
     for (const ModelItem& item : items) {
       if (item.linear) rows_of_[item.name] = static_cast<int>(item.shape[0]);
     }
   }
 
-  MixGains Take() {
-    MixGains gains;
-    for (const auto& [key, sums] : sums_) {
-      if (sums.nearest > 0) gains.shares[key] = std::min(sums.gptq / sums.nearest, 1.0);
-    }
-    return gains;
-  }
+  const MixGains& gains() const { return gains_; }
+  MixGains Take() { return std::move(gains_); }
 
  private:
-  struct Sums {
-    double gptq = 0, nearest = 0;
-  };
+  // Factoring, and rounding of MeasureLoss' rows.
+  int64_t ScratchBytes(int layer) const override {
+    const std::vector<Precision> roundings = settings_.Roundings();
+    int64_t most = 0;
+    for (const ModelItem& item : items_) {
+      if (item.layer != layer || !item.roundable || !IsWalked(item, spec_)) continue;
+      most = std::max(most, GptqScratchBytes(item, roundings, ctx_.pool->size(), {.slab_values = 0}));
+    }
+    return most;
+  }
 
   StatusOr<std::vector<OwnedMatrix>> Visit(const LinearGroup& group) override {
     std::vector<OwnedMatrix> matrices;
@@ -75,12 +84,12 @@ class GainMeasurer : public LayerVisitor {
       ASSIGN_OR_RETURN(const std::vector<float> rows, ReadRows(ctx_, source_, module, n, k, 0, n));
       for (const MixOption& option : found->second->options) {
         if (option.precision.kept() || IsInt8(*option.precision.scheme)) continue;
-        Sums& sums = sums_[{found->first, option.precision.Name()}];
+        MixGains::Sum& sum = gains_.sums[{found->first, option.precision.Name()}];
         const ScaleSearch search{.by_error = true, .importance = {}};
         for (const bool gptq : {false, true}) {
           ASSIGN_OR_RETURN(const double loss, MeasureLoss(ctx_, option.precision.grid(), rows.data(), n, k,
                                                           *factor, search, gptq));
-          (gptq ? sums.gptq : sums.nearest) += loss;
+          (gptq ? sum.gptq : sum.nearest) += loss;
         }
       }
     }
@@ -103,9 +112,12 @@ class GainMeasurer : public LayerVisitor {
       if (!settings_.weigh_by_router) rows.gates = {};
       hessian.Add(ctx_, rows);
     });
+    RETURN_IF_ERROR(stream_.watched());  // else not all of them came
     if (!hessian.any()) return nullptr;
-    StatusOr<HessianFactor> factor = FactorHessian(
-        ctx_, hessian, {.damping = static_cast<float>(settings_.damping), .act_order = settings_.act_order});
+    StatusOr<HessianFactor> factor = FactorHessian(ctx_, hessian,
+                                                   {.damping = static_cast<float>(settings_.damping),
+                                                    .act_order = settings_.act_order,
+                                                    .watch = [this] { return stream_.Ask(); }});
     if (!factor.ok()) return Annotate(factor.status(), group.modules.front());
     kept = *std::move(factor);
     return &*kept;
@@ -117,7 +129,9 @@ class GainMeasurer : public LayerVisitor {
   const OutputSettings& settings_;
   std::map<std::string, const MixUnit*> units_;
   std::map<std::string, int> rows_of_;
-  std::map<std::pair<std::string, std::string>, Sums> sums_;
+  const std::vector<ModelItem>& items_;
+  MixGains gains_;
+  CalibrationStream& stream_;
   std::optional<HessianFactor> layer_factor_, own_factor_;  // of layer_; of the group that was measured last
   int layer_ = -1;
 };
@@ -125,20 +139,28 @@ class GainMeasurer : public LayerVisitor {
 }  // namespace
 
 double MixGains::Of(const std::string& unit, const Precision& precision) const {
-  const auto found = shares.find({unit, precision.Name()});
-  return found == shares.end() ? 1 : found->second;
+  const auto found = sums.find({unit, precision.Name()});
+  if (found == sums.end() || !(found->second.nearest > 0)) return 1;
+  return std::min(found->second.gptq / found->second.nearest, 1.0);
 }
 
 StatusOr<MixGains> MeasureGains(const kernels::ExecContext& ctx, const Checkpoint& source,
                                 const models::DecoderSpec& spec, const std::vector<ModelItem>& items,
                                 const OutputSettings& settings, const std::vector<MixUnit>& units,
-                                const std::vector<std::vector<int32_t>>& sequences,
-                                const std::function<bool(int done)>& tell) {
+                                const std::vector<std::vector<int32_t>>& sequences, GainWalk walk) {
   ASSIGN_OR_RETURN(CalibrationStream stream, CalibrationStream::Create(source, spec, sequences, ctx));
-  GainMeasurer measurer(ctx, source, spec, settings, items, units);
-  for (int layer = 0; layer < spec.layers; ++layer) {
-    if (!tell(layer)) return Cancelled("stopped; the same command begins anew");
+  if (walk.layers > 0) RETURN_IF_ERROR(walk.restore(stream));
+  int layer = walk.layers;
+  const auto watch = [&]() -> Status {
+    if (walk.tell(layer)) return OkStatus();
+    return Cancelled("stopped; the same command goes on from the layers whose state was saved");
+  };
+  stream.set_watch(watch);
+  GainMeasurer measurer(ctx, source, spec, settings, items, units, std::move(walk.gains), stream);
+  for (; layer < spec.layers; ++layer) {
+    RETURN_IF_ERROR(watch());
     RETURN_IF_ERROR(WalkLayer(ctx, source, spec, layer, nullptr, stream, measurer));
+    if (layer + 1 < spec.layers) RETURN_IF_ERROR(walk.save(layer + 1, measurer.gains(), stream));
   }
   return measurer.Take();
 }

@@ -7,24 +7,37 @@
 #include <utility>
 #include <vector>
 
+#include "quantizer/calibration_stream.h"
 #include "quantizer/output_plan.h"
 
 namespace moesaic::quantizer {
 
-/// The share of the outputs' squared error that is left, by unit and precision.
+/// The outputs' squared errors, summed up over linears, by unit and precision.
 struct MixGains {
-  std::map<std::pair<std::string, std::string>, double> shares;
+  struct Sum {
+    double gptq = 0, nearest = 0;
+  };
+  std::map<std::pair<std::string, std::string>, Sum> sums;
 
-  /// 1 where nothing was measured.
+  /// The share of the error that is left; 1 where nothing was measured.
   double Of(const std::string& unit, const Precision& precision) const;
 };
 
+/// How gains are measured; none of it changes what comes out.
+struct GainWalk {
+  std::function<bool(int done)> tell;  // called with layers done and at times between; returns false to stop
+  int layers = 0;                      // done before, to which these are
+  MixGains gains;
+  std::function<Status(CalibrationStream& stream)> restore;  // of hidden states, where layers > 0
+  /// Called behind each layer but the last.
+  std::function<Status(int layers, const MixGains& gains, CalibrationStream& stream)> save;
+};
+
 /// Walks all tokens of `sequences` through the unrounded model and measures, by MeasureLoss, linears of each
-/// unit: of routed experts some. `tell` is called with layers done and returns false to stop.
+/// unit: of routed experts some.
 StatusOr<MixGains> MeasureGains(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& source,
                                 const models::DecoderSpec& spec, const std::vector<ModelItem>& items,
                                 const OutputSettings& settings, const std::vector<MixUnit>& units,
-                                const std::vector<std::vector<int32_t>>& sequences,
-                                const std::function<bool(int done)>& tell);
+                                const std::vector<std::vector<int32_t>>& sequences, GainWalk walk);
 
 }  // namespace moesaic::quantizer

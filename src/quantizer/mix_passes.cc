@@ -24,16 +24,6 @@ int LanesOfRouter(const MixSettings& mix) {
   return static_cast<int>(std::ranges::count(mix.options, false, &Precision::kept));
 }
 
-int64_t LanesOf(const models::DecoderSpec& spec, const MixSettings& mix, int64_t units) {
-  const auto layers = std::ranges::count(spec.is_moe.begin(), spec.is_moe.begin() + spec.layers, true);
-  return 1 + units * LanesOfUnit(mix) + layers * LanesOfRouter(mix);
-}
-
-// Tokens over which losses are measured.
-int64_t SampleTokens(const OutputSettings& settings) {
-  return std::min(settings.mix.tokens, settings.calibration.tokens);
-}
-
 // What measuring has in memory of a layer: linears packed, outside of experts and one expert's three, as the
 // first lane has them and for all lanes that begin there.
 struct LayerLoad {
@@ -51,7 +41,7 @@ struct MixLoad {
 
   // What `pass`, whose other fields are filled in, takes at most.
   int64_t Bytes(const models::DecoderSpec& spec, const OutputSettings& settings, const MixPass& pass) const {
-    const int64_t sample = SampleTokens(settings), tokens = pass.lanes * sample;
+    const int64_t sample = MixSampleTokens(settings), tokens = pass.lanes * sample;
     int64_t matrices = 0;
     for (int layer = pass.first; layer < spec.layers; ++layer) {
       matrices = std::max(matrices, layers[layer].bytes(layer < pass.end));
@@ -115,11 +105,23 @@ bool NeedsLane(const Precision& precision, DType exact) {
   return !precision.kept() || precision.dtype != exact;
 }
 
+int64_t MixSampleTokens(const OutputSettings& settings) {
+  return std::min(settings.mix.tokens, settings.calibration.tokens);
+}
+
+int64_t MixStateBytes(const models::DecoderSpec& spec, const OutputSettings& settings,
+                      const std::vector<MixPass>& passes) {
+  int64_t lanes = 0;
+  for (const MixPass& pass : passes) lanes = std::max(lanes, pass.lanes + 1);  // the first one for the next
+  return lanes * MixSampleTokens(settings) * spec.hidden * static_cast<int64_t>(sizeof(float));
+}
+
 bool HalfAlone(const MixSettings& mix) { return mix.Has(DType::kF16) && !mix.Has(DType::kBF16); }
 
 StatusOr<std::vector<MixPass>> PlanMixPasses(const models::DecoderSpec& spec,
                                              const std::vector<ModelItem>& items,
-                                             const OutputSettings& settings, int64_t memory) {
+                                             const OutputSettings& settings, const MixBegun& begun,
+                                             int64_t memory) {
   const MixLoad load = LoadOf(spec, items, settings);
   const auto extended = [&](MixPass pass, int layer) {
     pass.end = layer + 1;
@@ -128,13 +130,19 @@ StatusOr<std::vector<MixPass>> PlanMixPasses(const models::DecoderSpec& spec,
     return pass;
   };
   std::vector<MixPass> passes;
+  MixPass under_way = {.first = begun.first};
+  for (int layer = begun.first; layer < begun.end; ++layer) under_way = extended(under_way, layer);
+  const bool goes_on = begun.end > begun.first && under_way.bytes <= memory;
+  if (goes_on) passes.push_back(under_way);
+  const size_t fixed_passes = passes.size();
   MixPass most;  // of those that would be for one layer
-  for (int layer = 0; layer < spec.layers; ++layer) {
+  for (int layer = goes_on ? begun.end : begun.first; layer < spec.layers; ++layer) {
     const MixPass alone = extended({.first = layer}, layer);
     if (alone.bytes > most.bytes) most = alone;
     // What a longer pass takes may be less again: the last one keeps no lane for another.
-    const MixPass longer = passes.empty() ? alone : extended(passes.back(), layer);
-    if (!passes.empty() && longer.bytes <= memory) {
+    const bool joins = passes.size() > fixed_passes;
+    const MixPass longer = joins ? extended(passes.back(), layer) : alone;
+    if (joins && longer.bytes <= memory) {
       passes.back() = longer;
     } else {
       passes.push_back(alone);
@@ -147,7 +155,7 @@ StatusOr<std::vector<MixPass>> PlanMixPasses(const models::DecoderSpec& spec,
   return ResourceExhausted(
       "measuring the mix in layer {} takes {} bytes, {} of them for its {} lanes of {} tokens{}, and {} are "
       "left",
-      most.first, most.bytes, most.bytes - fixed, most.lanes - 1, SampleTokens(settings),
+      most.first, most.bytes, most.bytes - fixed, most.lanes - 1, MixSampleTokens(settings),
       fixed <= memory ? " (fewer --mix-tokens take less)" : "", std::max<int64_t>(memory, 0));
 }
 
@@ -156,11 +164,10 @@ double MixLaneTokens(const models::DecoderSpec& spec, const OutputSettings& sett
   // average.
   const int attention = spec.attention.kind == models::AttentionSpec::Kind::kMla ? 3 : 2;
   int64_t units = int64_t{spec.layers} * (attention + 1);
-  if (spec.moe.shared_intermediate > 0) {
-    units += std::ranges::count(spec.is_moe.begin(), spec.is_moe.begin() + spec.layers, true);
-  }
-  return static_cast<double>(SampleTokens(settings)) *
-         (1 + 0.5 * static_cast<double>(LanesOf(spec, settings.mix, units)));
+  const auto moe_layers = std::ranges::count(spec.is_moe.begin(), spec.is_moe.begin() + spec.layers, true);
+  if (spec.moe.shared_intermediate > 0) units += moe_layers;
+  const int64_t lanes = 1 + units * LanesOfUnit(settings.mix) + moe_layers * LanesOfRouter(settings.mix);
+  return static_cast<double>(MixSampleTokens(settings)) * (1 + 0.5 * static_cast<double>(lanes));
 }
 
 }  // namespace moesaic::quantizer

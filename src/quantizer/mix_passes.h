@@ -31,11 +31,26 @@ struct MixPass {
   int64_t bytes = 0;  // of memory that the pass takes at most
 };
 
-/// The fewest passes that measure a mix within `memory` bytes. Refuses what does not do for the lanes of some
+/// What is measured already: of layers before `first`; and the end of a pass under way that began there, 0:
+/// none.
+struct MixBegun {
+  int first = 0, end = 0;
+};
+
+/// The fewest passes that measure what is left of a mix within `memory` bytes; the pass under way is the
+/// first, if it fits. Refuses what does not do for the lanes of some
 /// layer; the error says how much does for those of any.
 StatusOr<std::vector<MixPass>> PlanMixPasses(const models::DecoderSpec& spec,
                                              const std::vector<ModelItem>& items,
-                                             const OutputSettings& settings, int64_t memory);
+                                             const OutputSettings& settings, const MixBegun& begun,
+                                             int64_t memory);
+
+/// Tokens over which losses are measured.
+int64_t MixSampleTokens(const OutputSettings& settings);
+
+/// Bytes of hidden states that these passes save at a time, at most.
+int64_t MixStateBytes(const models::DecoderSpec& spec, const OutputSettings& settings,
+                      const std::vector<MixPass>& passes);
 
 /// Tokens that all lanes together take through how much of the model: rows times layers, as a share of the
 /// layers. For forecasts.

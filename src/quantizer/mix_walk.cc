@@ -1,311 +1,174 @@
 #include "quantizer/mix_walk.h"
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
-#include <limits>
-#include <map>
 
+#include "base/check.h"
 #include "base/round.h"
-#include "models/weight_decl.h"
-#include "quantizer/lane_losses.h"
-#include "quantizer/layer_walk.h"
 #include "quantizer/mix_gain.h"
-#include "quantizer/runtime_matrix.h"
-#include "quantizer/weight_rows.h"
+#include "quantizer/mix_measurer.h"
 
 namespace moesaic::quantizer {
 namespace {
 
 using checkpoint::Checkpoint;
-using tensor::DType;
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-// Errors of 11 significant bits beside those of 8, squared.
-constexpr double kHalfOfBF16 = 1.0 / 64;
+Status Stopped() {
+  return Cancelled("stopped; the same command goes on from the layers whose state was saved");
+}
 
-class MixMeasurer : public LayerVisitor {
+class Measuring {
  public:
-  MixMeasurer(const kernels::ExecContext& ctx, const Checkpoint& source, const models::DecoderSpec& spec,
-              const OutputSettings& settings, const std::vector<ModelItem>& items, const MixPass& pass,
-              std::vector<MixUnit> units, CalibrationStream& stream)
+  Measuring(const kernels::ExecContext& ctx, const Checkpoint& source, const models::DecoderSpec& spec,
+            const std::vector<ModelItem>& items, const OutputSettings& settings, std::vector<MixUnit> units,
+            const std::vector<std::vector<int32_t>>& sequences, MixRun run)
       : ctx_(ctx),
         source_(source),
         spec_(spec),
+        items_(items),
         settings_(settings),
-        pass_(pass),
-        exact_(MixExactType(settings.mix)),
-        units_(std::move(units)),
-        lanes_(units_.size()),
-        stream_(stream) {
-    for (size_t u = 0; u < units_.size(); ++u) unit_of_[units_[u].name] = u;
-    for (const ModelItem& item : items) {
-      if (item.linear) rows_of_[item.name] = static_cast<int>(item.shape[0]);
+        sequences_(sequences),
+        sample_(MixSample(sequences, settings.mix.tokens)),
+        progress_(std::move(run.progress)),
+        store_(run.store != nullptr ? *run.store : nowhere_),
+        state_(std::move(run.from)),
+        units_(std::move(units)) {
+    for (const MixUnit& from : state_.measured.units) {
+      const auto to = std::ranges::find(units_, from.name, &MixUnit::name);
+      MOESAIC_CHECK(to != units_.end() && to->options.size() == from.options.size());
+      to->measured = from.measured;
+      for (size_t o = 0; o < from.options.size(); ++o) {
+        to->options[o].loss = from.options[o].loss;
+        to->options[o].flips = from.options[o].flips;
+        to->options[o].largest = from.options[o].largest;
+      }
     }
   }
 
-  StatusOr<Mix> Finish() {
-    ASSIGN_OR_RETURN(const std::vector<double> losses,
-                     LaneLosses(ctx_, source_, spec_, exact_, LaneLossRows(spec_), stream_));
-    for (size_t u = 0; u < units_.size(); ++u) {
-      MixUnit& unit = units_[u];
-      unit.measured = unit.layer < spec_.layers;
-      for (size_t o = 0; o < unit.options.size(); ++o) {
-        MixOption& option = unit.options[o];
-        const int lane = unit.measured ? lanes_[u].options[o] : 0;
-        option.loss = losses[lane];
-        option.flips = FlipsOf(lane);
-        if (!unit.measured || !option.precision.kept() || option.precision.dtype != DType::kF16) continue;
-        option.largest = lanes_[u].largest;
-        option.loss = option.overflows() ? kInfinity : option.loss + kHalfOfBF16 * losses[lanes_[u].bf16];
-      }
-      // Nobody knows what fp16 meets in a module that was not walked.
-      if (!unit.measured && unit.options.size() > 1) {
-        std::erase_if(unit.options, [](const MixOption& option) {
-          return option.precision.kept() && option.precision.dtype == DType::kF16;
-        });
-      }
+  StatusOr<Mix> Go(const std::vector<MixPass>& passes) {
+    steps_ = settings_.gptq ? spec_.layers : 0;
+    for (const MixPass& pass : passes) steps_ += spec_.layers - pass.first;
+    if (settings_.gptq) RETURN_IF_ERROR(Gains());
+    for (const MixPass& pass : passes) RETURN_IF_ERROR(Pass(pass));
+    Mix mix{.units = std::move(units_), .routers = std::move(state_.measured.routers), .tokens = tokens_};
+    for (MixUnit& unit : mix.units) {
+      for (MixOption& option : unit.options) option.loss *= state_.gains.Of(unit.name, option.precision);
     }
-    for (size_t r = 0; r < routers_.size(); ++r) {
-      routers_[r].loss = losses[router_lanes_[r]];
-      routers_[r].flips = FlipsOf(router_lanes_[r]);
-    }
-    return Mix{.units = std::move(units_), .routers = std::move(routers_), .tokens = stream_.lane_tokens()};
+    return mix;
   }
 
  private:
-  struct Lanes {
-    std::vector<int> options;  // [options]; 0: as the first
-    int bf16 = 0;
-    float largest = 0;  // magnitude among inputs and outputs
-  };
+  bool Tell(int of_walk) const { return !progress_ || progress_(done_ + of_walk, steps_); }
 
-  StatusOr<std::vector<OwnedMatrix>> Visit(const LinearGroup& group) override {
-    std::vector<OwnedMatrix> matrices;
-    for (const std::string& module : group.modules) {
-      ASSIGN_OR_RETURN(RuntimeMatrix kept,
-                       RuntimeMatrix::OfKept(exact_, rows_of_.at(module), group.inputs.k));
-      RETURN_IF_ERROR(kept.ReadKept(*ctx_.pool, source_, module));
-      matrices.push_back(kept.Take());
+  Status Gains() {
+    if (state_.gain_layers < spec_.layers) {
+      GainWalk walk{.tell = [this](int layers) { return Tell(layers); },
+                    .layers = state_.gain_layers,
+                    .gains = std::move(state_.gains),
+                    .restore = {},
+                    .save = {}};
+      walk.restore = [this](CalibrationStream& stream) {
+        return store_.Read(state_, MixStore::AllTokens(state_.gain_layers), stream.values());
+      };
+      walk.save = [this](int layers, const MixGains& gains, CalibrationStream& stream) -> Status {
+        if (!store_.due()) return OkStatus();
+        state_.gain_layers = layers;
+        state_.gains = gains;
+        return store_.Save(&state_, {{MixStore::AllTokens(layers), stream.values()}});
+      };
+      ASSIGN_OR_RETURN(state_.gains, MeasureGains(ctx_, source_, spec_, items_, settings_, units_, sequences_,
+                                                  std::move(walk)));
+      state_.gain_layers = spec_.layers;
+      RETURN_IF_ERROR(store_.Save(&state_, {}));
+    }
+    done_ += spec_.layers;
+    return OkStatus();
+  }
+
+  Status Pass(const MixPass& pass) {
+    std::vector<MixUnit> of_pass;
+    std::vector<size_t> places;  // among all units
+    for (size_t u = 0; u < units_.size(); ++u) {
+      const int layer =
+          std::min(units_[u].layer, spec_.layers - 1);  // MTP modules, which nothing measures: last
+      if (layer < pass.first || layer >= pass.end) continue;
+      of_pass.push_back(units_[u]);
+      places.push_back(u);
+    }
+    ASSIGN_OR_RETURN(CalibrationStream stream, CalibrationStream::Create(source_, spec_, sample_, ctx_));
+    RETURN_IF_ERROR(stream.ReserveLanes(static_cast<int>(pass.lanes)));
+    const auto measurer =
+        MixMeasurer::Create(ctx_, source_, spec_, settings_, items_, pass, std::move(of_pass), stream);
+    ASSIGN_OR_RETURN(int layer, Start(pass, stream, *measurer));
+    const auto watch = [&]() -> Status { return Tell(layer - pass.first) ? OkStatus() : Stopped(); };
+    stream.set_watch(watch);
+    for (; layer < spec_.layers; ++layer) {
+      if (layer == pass.end) next_.assign(stream.hidden(), stream.hidden() + LaneValues(stream));
+      RETURN_IF_ERROR(watch());
+      RETURN_IF_ERROR(WalkLayer(ctx_, source_, spec_, layer, nullptr, stream, *measurer));
       source_.ForgetMaps();
+      if (store_.due()) RETURN_IF_ERROR(Save(pass, layer + 1, stream, *measurer));
     }
-    return matrices;
+    layer = spec_.layers - 1;  // that the watch tells of
+    ASSIGN_OR_RETURN(Mix measured, measurer->Finish());
+    done_ += spec_.layers - pass.first;
+    tokens_ = measured.tokens;
+    for (size_t i = 0; i < places.size(); ++i) units_[places[i]] = measured.units[i];
+    std::ranges::move(measured.routers, std::back_inserter(state_.measured.routers));
+    if (pass.end == spec_.layers) return OkStatus();
+    std::ranges::move(measured.units, std::back_inserter(state_.measured.units));
+    state_.layers = pass.end;
+    state_.pass_end = 0;
+    state_.lanes = {};
+    return store_.Save(&state_, {{MixStore::FirstLane(pass.end), next_}});
   }
 
-  StatusOr<std::vector<LaneMatrix>> VisitLanes(const LinearGroup& group,
-                                               std::span<const OwnedMatrix> matrices) override {
-    std::vector<LaneMatrix> lanes;
-    std::map<size_t, std::vector<size_t>> modules;  // by unit
-    for (size_t m = 0; m < group.modules.size(); ++m) {
-      const auto found = unit_of_.find(MixUnitOf(group.modules[m]));
-      if (found != unit_of_.end()) modules[found->second].push_back(m);
-    }
-    for (const auto& [unit, of_unit] : modules) {
-      if (lanes_[unit].options.empty()) AddLanes(unit);
-      if (settings_.mix.Has(DType::kF16)) SeeMagnitudes(group, matrices, of_unit, &lanes_[unit].largest);
-      float largest = 0;  // NVFP4 shares a scale among them
-      for (const size_t m : of_unit) {
-        if (!WantsLargest(units_[unit])) break;
-        ASSIGN_OR_RETURN(const float of_module,
-                         LargestOf(group.modules[m], rows_of_.at(group.modules[m]), group.inputs.k));
-        largest = std::max(largest, of_module);
-      }
-      for (const size_t m : of_unit) {
-        RETURN_IF_ERROR(AddMatrices(unit, group.modules[m], m, group.inputs.k, largest, &lanes));
-      }
-    }
-    return lanes;
+  int64_t LaneValues(const CalibrationStream& stream) const {
+    return int64_t{stream.lane_tokens()} * spec_.hidden;
   }
 
-  StatusOr<std::vector<LaneMatrix>> VisitRouter(int layer) override {
-    if (layer >= pass_.end) return std::vector<LaneMatrix>();
-    for (const char* kind : {"mlp.experts", "mlp.shared_experts"}) {
-      const auto found = unit_of_.find(models::LayerPrefix(layer) + kind);
-      if (found != unit_of_.end()) AddLanes(found->second);
+  // Puts the stream where the pass begins, or goes on; the layer that it is before.
+  StatusOr<int> Start(const MixPass& pass, CalibrationStream& stream, MixMeasurer& measurer) {
+    const auto read_lane = [&](int layer) {
+      next_.resize(static_cast<size_t>(LaneValues(stream)));
+      return store_.Read(state_, MixStore::FirstLane(layer), next_);
+    };
+    if (pass.first == state_.layers && pass.end == state_.pass_end) {
+      RETURN_IF_ERROR(measurer.Restore(state_.lanes));
+      RETURN_IF_ERROR(store_.Read(state_, MixStore::Lanes(state_.pass_layer), stream.values()));
+      if (state_.pass_layer > pass.end) RETURN_IF_ERROR(read_lane(pass.end));
+      return state_.pass_layer;
     }
-    const std::string name = models::LayerPrefix(layer) + "mlp.gate";
-    const int n = spec_.moe.experts, k = spec_.hidden;
-    ASSIGN_OR_RETURN(const std::vector<float> rows, ReadRows(ctx_, source_, name, n, k, 0, n));
-    ASSIGN_OR_RETURN(const checkpoint::LinearSource stored, source_.FindLinear(name, n, k));
-    std::vector<LaneMatrix> lanes;
-    for (const Precision& precision : settings_.Roundings()) {
-      const Grid grid = precision.grid();
-      if (!CheckGrid(grid, k).ok()) continue;
-      ASSIGN_OR_RETURN(
-          const QuantizedMatrix rounded,
-          RoundToNearest(ctx_, grid, rows.data(), n, k, {.by_error = settings_.search, .importance = {}}));
-      std::vector<float> values(rows.size());
-      Dequantize(rounded, 0, n, values.data());
-      ASSIGN_OR_RETURN(RuntimeMatrix packed, RuntimeMatrix::OfKept(DType::kF32, n, k));
-      packed.AddKept(*ctx_.pool, 0, n, values.data());
-      lanes.push_back({stream_.AddLane(), 0, packed.Take()});
-      RouterFinding& finding = routers_.emplace_back();
-      finding.layer = layer;
-      finding.precision = precision;
-      finding.saved = static_cast<int64_t>(stored.weight->bytes.size());
-      for (const StoredTensor& tensor : TensorsOf(grid, n, k)) finding.saved -= tensor.bytes();
-      router_lanes_.push_back(lanes.back().lane);
-    }
-    source_.ForgetMaps();
-    return lanes;
+    if (pass.first == 0) return 0;
+    if (next_.empty()) RETURN_IF_ERROR(read_lane(pass.first));  // the pass before was another run's
+    std::ranges::copy(next_, stream.hidden());
+    return pass.first;
   }
 
-  Status SeeRouting(int, std::span<const int64_t>) override { return OkStatus(); }
-
-  void SeeRoutes(int, int64_t first, int rows, int top_k, const int32_t* ids) override {
-    const int64_t tokens = stream_.lane_tokens();
-    flips_.resize(static_cast<size_t>(stream_.lanes()));
-    routed_.resize(flips_.size());
-    first_routes_.resize(static_cast<size_t>(tokens * top_k));
-    std::vector<int32_t> mine(static_cast<size_t>(top_k));
-    for (int r = 0; r < rows; ++r) {
-      const int64_t lane = (first + r) / tokens, token = (first + r) % tokens;
-      mine.assign(ids + int64_t{r} * top_k, ids + int64_t{r + 1} * top_k);
-      std::ranges::sort(mine);
-      int32_t* exact = first_routes_.data() + token * top_k;
-      if (lane == 0) std::ranges::copy(mine, exact);
-      flips_[lane] += std::ranges::equal(mine, std::span(exact, static_cast<size_t>(top_k))) ? 0 : 1;
-      ++routed_[lane];
-    }
-  }
-
-  double FlipsOf(int lane) const {
-    if (static_cast<size_t>(lane) >= routed_.size() || routed_[lane] == 0) return 0;
-    return static_cast<double>(flips_[lane]) / static_cast<double>(routed_[lane]);
-  }
-
-  void AddLanes(size_t unit) {
-    Lanes& lanes = lanes_[unit];
-    for (const MixOption& option : units_[unit].options) {
-      const bool own = NeedsLane(option.precision, exact_);
-      lanes.options.push_back(own ? stream_.AddLane() : 0);
-      if (option.precision.kept() && option.precision.dtype == DType::kBF16)
-        lanes.bf16 = lanes.options.back();
-    }
-    if (HalfAlone(settings_.mix)) lanes.bf16 = stream_.AddLane();
-  }
-
-  static bool WantsLargest(const MixUnit& unit) {
-    return std::ranges::any_of(unit.options,
-                               [](const MixOption& o) { return o.precision.is(Scheme::kNvfp4); });
-  }
-
-  // The matrices of all lanes of a unit in place of one of its modules.
-  Status AddMatrices(size_t unit, const std::string& module, size_t place, int k, float largest,
-                     std::vector<LaneMatrix>* to) {
-    const int n = rows_of_.at(module);
-    std::vector<std::pair<int, Precision>> made;
-    for (size_t o = 0; o < units_[unit].options.size(); ++o) {
-      const int lane = lanes_[unit].options[o];
-      if (lane > 0) made.emplace_back(lane, units_[unit].options[o].precision);
-    }
-    if (HalfAlone(settings_.mix)) made.emplace_back(lanes_[unit].bf16, Precision{});
-    std::vector<RuntimeMatrix> matrices;
-    for (const auto& [lane, precision] : made) {
-      ASSIGN_OR_RETURN(
-          RuntimeMatrix matrix,
-          precision.kept()
-              ? RuntimeMatrix::OfKept(precision.dtype == DType::kBF16 ? DType::kBF16 : DType::kF32, n, k)
-              : RuntimeMatrix::OfRounded(precision.grid(), n, k));
-      matrices.push_back(std::move(matrix));
-    }
-    const auto step = static_cast<int>(std::max<int64_t>(kMixSlabValues / k / kRowStep * kRowStep, kRowStep));
-    for (int first = 0; first < n; first += step) {
-      const int count = std::min(step, n - first);
-      ASSIGN_OR_RETURN(std::vector<float> rows, ReadRows(ctx_, source_, module, n, k, first, count));
-      for (size_t i = 0; i < made.size(); ++i) {
-        if (made[i].second.kept()) {
-          RETURN_IF_ERROR(
-              AddKeptRows(made[i].second.dtype, first, count, rows, &matrices[i], &lanes_[unit].largest));
-          continue;
-        }
-        RETURN_IF_ERROR(AddRounded(
-            ctx_, made[i].second, n, k, first, count, rows.data(),
-            {.by_error = settings_.search,
-             .importance = {},
-             .global_scale =
-                 made[i].second.is(Scheme::kNvfp4) ? Nvfp4GlobalScale(largest, settings_.search) : 0},
-            &matrices[i]));
-      }
-    }
-    for (size_t i = 0; i < made.size(); ++i) to->push_back({made[i].first, place, matrices[i].Take()});
-    return OkStatus();
-  }
-
-  Status AddKeptRows(DType dtype, int first, int count, const std::vector<float>& rows, RuntimeMatrix* matrix,
-                     float* largest) const {
-    if (dtype != DType::kF16) {
-      matrix->AddKept(*ctx_.pool, first, count, rows.data());
-      return OkStatus();
-    }
-    const auto k = std::ssize(rows) / count;
-    ASSIGN_OR_RETURN(const float of_rows, LargestMagnitude(ctx_, rows.data(), count, static_cast<int>(k)));
-    *largest = std::max(*largest, of_rows);
-    std::vector<float> halves(rows.size());
-    ctx_.pool->Run(count, [&](int64_t r, int) {
-      const float* row = rows.data() + r * k;
-      for (int64_t i = 0; i < k; ++i) {
-        // Infinite weights would end in values that are none; the unit is lost already.
-        halves[r * k + i] =
-            std::fabs(row[i]) > kLargestHalf ? 0 : tensor::HalfToFloat(tensor::FloatToHalf(row[i]));
-      }
-    });
-    matrix->AddKept(*ctx_.pool, first, count, halves.data());
-    return OkStatus();
-  }
-
-  StatusOr<float> LargestOf(const std::string& module, int n, int k) const {
-    const auto step = static_cast<int>(std::max<int64_t>(kMixSlabValues / k, 1));
-    float largest = 0;
-    for (int first = 0; first < n; first += step) {
-      const int count = std::min(step, n - first);
-      ASSIGN_OR_RETURN(const std::vector<float> rows, ReadRows(ctx_, source_, module, n, k, first, count));
-      ASSIGN_OR_RETURN(const float of_rows, LargestMagnitude(ctx_, rows.data(), count, k));
-      largest = std::max(largest, of_rows);
-    }
-    return largest;
-  }
-
-  void SeeMagnitudes(const LinearGroup& group, std::span<const OwnedMatrix> matrices,
-                     std::span<const size_t> modules, float* largest) {
-    const int k = group.inputs.k;
-    group.inputs.visit([&](const TokenRows& rows) {
-      layers::ScratchScope scratch(ctx_);
-      *largest = std::max(*largest, LargestIn(rows.f32, rows.count, k, rows.stride));
-      for (const size_t m : modules) {
-        const int n = matrices[m].matrix.n();
-        auto* out = scratch.Take<float>(int64_t{rows.count} * n);
-        layers::Apply(ctx_, {matrices[m].matrix}, rows.f32, rows.stride, rows.count, out, n);
-        *largest = std::max(*largest, LargestIn(out, rows.count, n, n));
-      }
-    });
-  }
-
-  // The largest magnitude; a NaN counts as infinite.
-  float LargestIn(const float* rows, int count, int n, int64_t stride) const {
-    std::vector<uint32_t> bits(static_cast<size_t>(count));
-    const kernels::Rounding& rounding = ctx_.kernels->rounding[0];
-    ctx_.pool->Run(count, [&](int64_t r, int) { bits[r] = rounding.largest_bits(rows + r * stride, n); });
-    const uint32_t most = bits.empty() ? 0 : *std::ranges::max_element(bits);
-    return std::bit_cast<float>(
-        std::min(most, std::bit_cast<uint32_t>(std::numeric_limits<float>::infinity())));
+  Status Save(const MixPass& pass, int layer, CalibrationStream& stream, const MixMeasurer& measurer) {
+    state_.pass_end = pass.end;
+    state_.pass_layer = layer;
+    state_.lanes = measurer.Json();
+    std::vector<MixStore::Values> hidden = {{MixStore::Lanes(layer), stream.values()}};
+    if (pass.first > 0) hidden.push_back({MixStore::FirstLane(pass.first), {}});
+    if (layer > pass.end) hidden.push_back({MixStore::FirstLane(pass.end), next_});
+    return store_.Save(&state_, hidden);
   }
 
   const kernels::ExecContext& ctx_;
   const Checkpoint& source_;
   const models::DecoderSpec& spec_;
+  const std::vector<ModelItem>& items_;
   const OutputSettings& settings_;
-  const MixPass pass_;
-  const DType exact_;
+  const std::vector<std::vector<int32_t>>& sequences_;
+  const std::vector<std::vector<int32_t>> sample_;
+  const AnalysisProgress progress_;
+  MixStore nowhere_{"", "", 0};
+  MixStore& store_;
+  MixState state_;
   std::vector<MixUnit> units_;
-  std::vector<Lanes> lanes_;  // [units]
-  std::map<std::string, size_t> unit_of_;
-  std::map<std::string, int> rows_of_;  // outputs of linears
-  CalibrationStream& stream_;
-  std::vector<RouterFinding> routers_;
-  std::vector<int> router_lanes_;        // [routers]
-  std::vector<int32_t> first_routes_;    // of the layer, on the first lane, sorted: [tokens, top_k]
-  std::vector<int64_t> flips_, routed_;  // [lanes]
+  std::vector<float> next_;  // the first lane where the next pass begins
+  int64_t tokens_ = 0;
+  int done_ = 0, steps_ = 0;
 };
 
 }  // namespace
@@ -335,50 +198,9 @@ StatusOr<Mix> MeasureMix(const kernels::ExecContext& ctx, const Checkpoint& sour
                          const models::DecoderSpec& spec, const std::vector<ModelItem>& items,
                          const OutputSettings& settings, const std::vector<MixPass>& passes,
                          std::vector<MixUnit> units, const std::vector<std::vector<int32_t>>& sequences,
-                         const AnalysisProgress& progress) {
-  int done = 0, steps = settings.gptq ? spec.layers : 0;
-  for (const MixPass& pass : passes) steps += spec.layers - pass.first;
-  const auto tell = [&](int of_walk) { return !progress || progress(done + of_walk, steps); };
-  MixGains gains;
-  if (settings.gptq) {
-    ASSIGN_OR_RETURN(gains, MeasureGains(ctx, source, spec, items, settings, units, sequences, tell));
-    done += spec.layers;
-  }
-  const std::vector<std::vector<int32_t>> sample = MixSample(sequences, settings.mix.tokens);
-  Mix mix;
-  std::vector<float> kept;  // of the first lane, where the next pass begins
-  for (const MixPass& pass : passes) {
-    std::vector<MixUnit> of_pass;
-    std::vector<size_t> places;  // among all units
-    for (size_t u = 0; u < units.size(); ++u) {
-      const int layer =
-          std::min(units[u].layer, spec.layers - 1);  // MTP modules, which nothing measures: last
-      if (layer < pass.first || layer >= pass.end) continue;
-      of_pass.push_back(units[u]);
-      places.push_back(u);
-    }
-    ASSIGN_OR_RETURN(CalibrationStream stream, CalibrationStream::Create(source, spec, sample, ctx));
-    RETURN_IF_ERROR(stream.ReserveLanes(static_cast<int>(pass.lanes)));
-    const size_t values = static_cast<size_t>(stream.lane_tokens()) * spec.hidden;
-    if (pass.first > 0) std::copy_n(kept.begin(), values, stream.hidden());
-    MixMeasurer measurer(ctx, source, spec, settings, items, pass, std::move(of_pass), stream);
-    for (int layer = pass.first; layer < spec.layers; ++layer) {
-      if (!tell(layer - pass.first)) return Cancelled("stopped; the same command begins anew");
-      if (layer == pass.end) kept.assign(stream.hidden(), stream.hidden() + values);
-      RETURN_IF_ERROR(WalkLayer(ctx, source, spec, layer, nullptr, stream, measurer));
-      source.ForgetMaps();
-    }
-    done += spec.layers - pass.first;
-    ASSIGN_OR_RETURN(Mix measured, measurer.Finish());
-    for (size_t i = 0; i < places.size(); ++i) units[places[i]] = std::move(measured.units[i]);
-    std::ranges::move(measured.routers, std::back_inserter(mix.routers));
-    mix.tokens = measured.tokens;
-  }
-  mix.units = std::move(units);
-  for (MixUnit& unit : mix.units) {
-    for (MixOption& option : unit.options) option.loss *= gains.Of(unit.name, option.precision);
-  }
-  return mix;
+                         MixRun run) {
+  return Measuring(ctx, source, spec, items, settings, std::move(units), sequences, std::move(run))
+      .Go(passes);
 }
 
 }  // namespace moesaic::quantizer

@@ -23,6 +23,7 @@
 
 #include "quantizer/analysis.h"
 #include "quantizer/mix_passes.h"
+#include "quantizer/mix_state.h"
 
 namespace moesaic::quantizer {
 
@@ -31,13 +32,20 @@ namespace moesaic::quantizer {
 std::vector<std::vector<int32_t>> MixSample(const std::vector<std::vector<int32_t>>& sequences,
                                             int64_t tokens);
 
+/// How a mix is measured; none of it changes what comes out.
+struct MixRun {
+  AnalysisProgress progress = {};  // called with layers done and in all
+  MixStore* store = nullptr;       // that takes what is measured; null: none
+  MixState from = {};              // what it has of a run before
+};
+
 /// Measures the losses of `units`, whose linears are among `items`; MTP modules' stay unmeasured, with a loss
-/// of 0: they draft, and their model decides. What comes out does not depend on `passes`. `progress` is
-/// called with layers done and in all.
+/// of 0: they draft, and their model decides. What comes out does not depend on `passes`, which are those of
+/// the layers that `run.from` has no losses of.
 StatusOr<Mix> MeasureMix(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& source,
                          const models::DecoderSpec& spec, const std::vector<ModelItem>& items,
                          const OutputSettings& settings, const std::vector<MixPass>& passes,
                          std::vector<MixUnit> units, const std::vector<std::vector<int32_t>>& sequences,
-                         const AnalysisProgress& progress);
+                         MixRun run);
 
 }  // namespace moesaic::quantizer

@@ -339,7 +339,7 @@ TEST_F(MixWalkTest, PlansForNoMoreTokensThanThereAre) {
   Ask({"fp16", "fp32"}, MixBudget::Unit::kBitsPerWeight, 32);
   options_.output.calibration.tokens = 100;
   const auto bytes = [&] {
-    return PlanMixPasses(spec, items, options_.output, int64_t{1} << 40)->front().bytes;
+    return PlanMixPasses(spec, items, options_.output, {}, int64_t{1} << 40)->front().bytes;
   };
   const int64_t of_hundred = bytes();
   options_.output.mix.tokens = 100'000;
@@ -356,19 +356,19 @@ TEST_F(MixWalkTest, PassesFitTheirMemory) {
   const std::vector<ModelItem> items = *ListItems(*source);
   Ask({"nvfp4", "w8a8", "bf16"}, MixBudget::Unit::kBitsPerWeight, 6);
   options_.output.mix.tokens = options_.output.calibration.tokens = 2048;
-  int64_t memory = PlanMixPasses(spec, items, options_.output, int64_t{1} << 40)->front().bytes;
+  int64_t memory = PlanMixPasses(spec, items, options_.output, {}, int64_t{1} << 40)->front().bytes;
   size_t most = 1;
   for (;; memory -= memory / 20) {
-    const auto passes = PlanMixPasses(spec, items, options_.output, memory);
+    const auto passes = PlanMixPasses(spec, items, options_.output, {}, memory);
     if (!passes.ok()) {
       const std::string message(Message(passes.status()));
       EXPECT_THAT(message, AllOf(HasSubstr("measuring the mix in layer "),
                                  HasSubstr(" lanes of 2048 tokens (fewer --mix-tokens")));
       const int64_t needed = std::stoll(message.substr(message.find(" takes ") + 7));
       EXPECT_GT(needed, memory);
-      EXPECT_TRUE(PlanMixPasses(spec, items, options_.output, needed).ok());
-      EXPECT_FALSE(PlanMixPasses(spec, items, options_.output, needed - 1).ok());
-      EXPECT_THAT(Message(PlanMixPasses(spec, items, options_.output, 0).status()),
+      EXPECT_TRUE(PlanMixPasses(spec, items, options_.output, {}, needed).ok());
+      EXPECT_FALSE(PlanMixPasses(spec, items, options_.output, {}, needed - 1).ok());
+      EXPECT_THAT(Message(PlanMixPasses(spec, items, options_.output, {}, 0).status()),
                   AllOf(HasSubstr(fmt::format(" takes {} bytes", needed)), Not(HasSubstr("fewer"))));
       break;
     }
@@ -482,7 +482,7 @@ TEST_F(MixWalkTest, LossesDoNotDependOnPasses) {
         TestSequences({100, 60, 35}, source->config()["vocab_size"]);
     options_.output.calibration = CalibrationId::Of(sequences);
     const MixPlan plan = *PlanMix(items, forms, spec, options_.output);
-    std::vector<MixPass> one = *PlanMixPasses(spec, items, options_.output, int64_t{1} << 40), each;
+    std::vector<MixPass> one = *PlanMixPasses(spec, items, options_.output, {}, int64_t{1} << 40), each;
     ASSERT_EQ(one.size(), 1U);
     for (int layer = 0; layer < spec.layers; ++layer) {
       each.push_back({.first = layer, .end = layer + 1, .lanes = one[0].lanes, .bytes = 0});
@@ -492,7 +492,7 @@ TEST_F(MixWalkTest, LossesDoNotDependOnPasses) {
     const kernels::ExecContext ctx{.kernels = &kernels_, .pool = pool.get(), .scratch = &scratch};
     int last = -1, total = 0;
     const auto progress = [&](int done, int of) {
-      EXPECT_EQ(done, last + 1);
+      EXPECT_TRUE(done == last + 1 || done == last) << "a layer after the other, each once or more often";
       last = done;
       total = of;
       return true;
@@ -500,7 +500,7 @@ TEST_F(MixWalkTest, LossesDoNotDependOnPasses) {
     const Mix together =
         *MeasureMix(ctx, *source, spec, items, options_.output, one, plan.units, sequences, {});
     const Mix apart =
-        *MeasureMix(ctx, *source, spec, items, options_.output, each, plan.units, sequences, progress);
+        *MeasureMix(ctx, *source, spec, items, options_.output, each, plan.units, sequences, {progress});
     EXPECT_EQ(last + 1, total);
     EXPECT_EQ(total, spec.layers * (spec.layers + 1) / 2);
     ASSERT_EQ(apart.units.size(), together.units.size());

@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <filesystem>
 
+#include "models/model_info.h"
 #include "quantizer/calibration_memory.h"
 #include "quantizer/checksum.h"
 #include "quantizer/hidden_state.h"
@@ -65,10 +66,9 @@ StatusOr<bool> PrepareFolder(const std::string& folder) {
                          kJournalFile);
 }
 
-// Room for what is still to be written: with `states` two of them, one of which is on its way.
-Status CheckDisk(const std::string& folder, const QuantizePlan& plan, const QuantizeOptions& options,
-                 bool states) {
-  int64_t missing = states ? 2 * StateBytes(plan.spec, options.output) : 0;
+// Room for what is still to be written, and for two states, one of which is on its way.
+Status CheckDisk(const std::string& folder, const QuantizePlan& plan, int64_t state_bytes) {
+  int64_t missing = 2 * state_bytes;
   for (const Shard& shard : plan.output.shards) {
     std::error_code error;
     const uintmax_t there = fs::file_size(fs::path(folder) / shard.file, error);
@@ -157,7 +157,7 @@ StatusOr<QuantizePlan> Begin(const checkpoint::Checkpoint& source, const Quantiz
                          {"output_bytes", plan.output.bytes}};
   if (options.output.calibrated()) header["kernels"] = KernelsOf(kernels);
   if (begun) RETURN_IF_ERROR(CheckSameRun(journal, header));
-  RETURN_IF_ERROR(CheckDisk(folder, plan, options, options.output.gptq));
+  RETURN_IF_ERROR(CheckDisk(folder, plan, options.output.gptq ? StateBytes(plan.spec, options.output) : 0));
   if (!begun) RETURN_IF_ERROR(journal.Begin(header));
   return plan;
 }
@@ -165,7 +165,8 @@ StatusOr<QuantizePlan> Begin(const checkpoint::Checkpoint& source, const Quantiz
 // What is decided before the rounding.
 StatusOr<Analysis> Decide(const checkpoint::Checkpoint& source, const QuantizePlan& plan,
                           const QuantizeOptions& options, const kernels::KernelTable& kernels,
-                          runtime::ThreadPool& pool, const std::string& folder, const std::string& key) {
+                          runtime::ThreadPool& pool, const std::string& folder, const std::string& key,
+                          MixStore& store, MixState from) {
   const OutputSettings& settings = options.output;
   runtime::Arena scratch;
   const kernels::ExecContext ctx{.kernels = &kernels, .pool = &pool, .scratch = &scratch};
@@ -178,8 +179,9 @@ StatusOr<Analysis> Decide(const checkpoint::Checkpoint& source, const QuantizePl
   if (settings.mix.wanted()) {
     Analysis analysis;
     analysis.folding = Folding(plan.spec.sandwich_norm);
-    ASSIGN_OR_RETURN(analysis.mix, MeasureMix(ctx, source, plan.spec, plan.items, settings, plan.passes,
-                                              plan.units, options.calibration, tell("measuring")));
+    ASSIGN_OR_RETURN(analysis.mix,
+                     MeasureMix(ctx, source, plan.spec, plan.items, settings, plan.passes, plan.units,
+                                options.calibration, {tell("measuring"), &store, std::move(from)}));
     RETURN_IF_ERROR(ChooseMix(settings.mix, plan.fixed, &*analysis.mix));
     return analysis;
   }
@@ -203,14 +205,30 @@ StatusOr<std::shared_ptr<const Analysis>> FindAnalysis(const checkpoint::Checkpo
                                                        const QuantizeOptions& options,
                                                        const kernels::KernelTable& kernels,
                                                        runtime::ThreadPool& pool, const std::string& folder) {
-  ASSIGN_OR_RETURN(const QuantizePlan plan, PlanQuantize(source, options));
+  const OutputSettings& settings = options.output;
   const std::string path = folder + "/" + kAnalysisFile;
-  const std::string key = FingerprintOf(source) + KernelsOf(kernels) + options.output.Json().dump();
-  StatusOr<Analysis> found = Analysis::Load(path, key, plan.spec.sandwich_norm);
+  const std::string prefix = FingerprintOf(source) + KernelsOf(kernels);
+  const std::string key = prefix + settings.Json().dump();
+  ASSIGN_OR_RETURN(const models::DecoderSpec spec,
+                   models::SpecFromConfig(source.config(), models::ConfigFile(source)));
+  StatusOr<Analysis> found = Analysis::Load(path, key, spec.sandwich_norm);
   if (!found.ok() && found.status().code() != StatusCode::kNotFound) return found.status();
   if (!found.ok()) {
-    RETURN_IF_ERROR(CheckDisk(folder, plan, options, options.output.gptq || options.output.analyze.wanted()));
-    found = Decide(source, plan, options, kernels, pool, folder, key);
+    // A mix is planned for what is left to be measured. Losses do not depend on its budget.
+    OutputSettings any_budget = settings;
+    any_budget.mix.budget = {};
+    MixStore store(folder, "1 " + prefix + any_budget.Json().dump(), options.save_seconds);
+    MixState from;
+    QuantizeOptions begun = options;
+    if (settings.mix.wanted()) {
+      ASSIGN_OR_RETURN(from, store.Load());
+      begun.begun = {.first = from.layers, .end = from.pass_end};
+    }
+    ASSIGN_OR_RETURN(const QuantizePlan plan, PlanQuantize(source, begun));
+    const int64_t walked = settings.gptq || settings.analyze.wanted() ? StateBytes(plan.spec, settings) : 0;
+    const int64_t lanes = MixStateBytes(plan.spec, settings, plan.passes);
+    RETURN_IF_ERROR(CheckDisk(folder, plan, std::max(walked, lanes)));
+    found = Decide(source, plan, options, kernels, pool, folder, key, store, std::move(from));
     RETURN_IF_ERROR(found.status());
     RETURN_IF_ERROR(found->Save(path, key));
   }

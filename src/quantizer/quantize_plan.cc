@@ -80,7 +80,7 @@ StatusOr<QuantizePlan> PlanQuantize(const checkpoint::Checkpoint& source, const 
   if (settings.mix.wanted() && !chosen) {
     // Gains under GPTQ are measured before, with what calibration takes.
     StatusOr<std::vector<MixPass>> passes =
-        PlanMixPasses(plan.spec, plan.items, options.output, options.memory - program);
+        PlanMixPasses(plan.spec, plan.items, options.output, options.begun, options.memory - program);
     if (!passes.ok()) {
       return ResourceExhausted("--memory {} is too little: the program itself takes {}; {}", options.memory,
                                program, Message(passes.status()));

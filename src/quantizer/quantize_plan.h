@@ -31,6 +31,7 @@ struct QuantizeOptions {
   double min_coverage = 0.9;
   int64_t memory = int64_t{8} << 30;        // what may be resident at most
   int threads = 0;                          // of the pool that works; 0: as many as the machine runs at once
+  MixBegun begun;                           // of a mix: what is measured already
   int64_t unit_bytes = 0;                   // of the largest unit (work_plan.h); 0: what the memory allows
   std::optional<CalibrationLimits> limits;  // none: those that the memory allows
   bool direct = false;                      // past the page cache, with O_DIRECT

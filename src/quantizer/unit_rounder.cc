@@ -211,7 +211,7 @@ Status UnitRounder::RoundPiece(const Piece& piece, const SourceRows& rows, std::
   }
   const int64_t step = rounding.factor == nullptr
                            ? SlabRows(item)
-                           : EvenRows(piece.rows, GptqSlabRows(item, rounding.slab_values));
+                           : EvenRows(piece.rows, SlabRows(item, rounding.slab_values));
   for (int64_t done = 0; done < piece.rows; done += step) {
     const int64_t count = std::min(step, piece.rows - done);
     RETURN_IF_ERROR(ReadSlab(piece, rows, piece.first + done, count));

@@ -112,15 +112,13 @@ class Cutter {
   WorkPlan plan_;
 };
 
-int64_t RowsOfSlab(const ModelItem& item, int64_t values) {
+}  // namespace
+
+int64_t SlabRows(const ModelItem& item) { return SlabRows(item, kSlabValues); }
+int64_t SlabRows(const ModelItem& item, int64_t values) {
   const int64_t columns = std::max<int64_t>(item.elements() / std::max<int64_t>(RowsOf(item), 1), 1);
   return std::max(values / columns / kRowStep * kRowStep, kRowStep);
 }
-
-}  // namespace
-
-int64_t SlabRows(const ModelItem& item) { return RowsOfSlab(item, kSlabValues); }
-int64_t GptqSlabRows(const ModelItem& item, int64_t values) { return RowsOfSlab(item, values); }
 int64_t EvenRows(int64_t rows, int64_t most) {
   return base::RoundUp(base::CeilDiv(rows, base::CeilDiv(rows, most)), kRowStep);
 }

@@ -37,10 +37,10 @@ struct WorkPlan {
   int64_t bytes() const { return buffer_bytes() + slab_bytes(); }
 };
 
-/// Rows of an item that are rounded at once: to the nearest, and by GPTQ, which reads the whole factor for
-/// them, at most those that have so many values (128 at least).
+/// Rows of an item that are rounded at once: to the nearest, and, of at most so many values (128 rows at
+/// least), by GPTQ, which reads the whole factor for them.
 int64_t SlabRows(const ModelItem& item);
-int64_t GptqSlabRows(const ModelItem& item, int64_t values);
+int64_t SlabRows(const ModelItem& item, int64_t values);
 /// The rows of parts, at most `most` each, that a piece is cut into: of about one size.
 int64_t EvenRows(int64_t rows, int64_t most);
 

@@ -44,6 +44,17 @@ std::byte* MapHugeAligned(size_t bytes) {
   return begin + head;
 }
 
+// Says whether the system took the policy; errno tells why not.
+bool SetPolicy(void* data, size_t bytes, int policy, std::span<const int> nodes) {
+  constexpr int kBits = 8 * sizeof(unsigned long);
+  const int most = *std::max_element(nodes.begin(), nodes.end());
+  std::vector<unsigned long> mask(most / kBits + 1);
+  for (const int node : nodes) mask[node / kBits] |= 1UL << (node % kBits);
+  // The kernel reads one bit less than it is told.
+  const unsigned long bits = mask.size() * kBits + 1;
+  return syscall(SYS_mbind, data, bytes, policy, mask.data(), bits, 0UL) == 0;
+}
+
 }  // namespace
 
 StatusOr<Buffer> Buffer::Allocate(size_t bytes, bool huge) {
@@ -79,15 +90,15 @@ StatusOr<Buffer> Buffer::Allocate(size_t bytes, bool huge) {
 
 Status Buffer::Interleave(std::span<const int> nodes) {
   if (data_ == nullptr || nodes.empty()) return OkStatus();
-  constexpr int kBits = 8 * sizeof(unsigned long);
-  const int most = *std::max_element(nodes.begin(), nodes.end());
-  std::vector<unsigned long> mask(most / kBits + 1);
-  for (const int node : nodes) mask[node / kBits] |= 1UL << (node % kBits);
-  // The kernel reads one bit less than it is told.
-  const unsigned long bits = mask.size() * kBits + 1;
-  if (syscall(SYS_mbind, data_, mapped_, MPOL_INTERLEAVE, mask.data(), bits, 0UL) == 0) return OkStatus();
+  if (SetPolicy(data_, mapped_, MPOL_INTERLEAVE, nodes)) return OkStatus();
   return IoError("can't interleave {} bytes over NUMA nodes {}: {}", mapped_, fmt::join(nodes, ", "),
                  std::strerror(errno));
+}
+
+Status Buffer::Prefer(size_t first, size_t bytes, int node) {
+  MOESAIC_CHECK_LE(first + bytes, mapped_);
+  if (bytes == 0 || SetPolicy(data_ + first, bytes, MPOL_PREFERRED, {&node, 1})) return OkStatus();
+  return IoError("can't have {} bytes lie on NUMA node {}: {}", bytes, node, std::strerror(errno));
 }
 
 Status Buffer::Reserve(size_t bytes, bool huge) {

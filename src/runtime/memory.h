@@ -32,6 +32,10 @@ class Buffer {
   /// numbers.
   Status Interleave(std::span<const int> nodes);
 
+  /// Has pages of [first, first + bytes), a range of whole pages, that are first touched from now on lie on
+  /// the NUMA node `node` by the operating system's number, or on another once that is full.
+  Status Prefer(size_t first, size_t bytes, int node);
+
   std::byte* data() const { return data_; }
   size_t size() const { return size_; }
   PageKind pages() const { return pages_; }

@@ -128,5 +128,19 @@ TEST(Buffer, Interleave) {
   EXPECT_TRUE(Buffer().Interleave(first).ok());
 }
 
+TEST(Buffer, Prefer) {
+  constexpr size_t kPage = size_t{2} << 20;
+  Buffer buffer = *Buffer::Allocate(2 * kPage, /*huge=*/true);
+  ASSERT_TRUE(buffer.Prefer(kPage, kPage, 0).ok());
+  std::memset(buffer.data(), 1, buffer.size());
+  const int expected[] = {MPOL_DEFAULT, MPOL_PREFERRED};
+  for (int i = 0; i < 2; ++i) {
+    int policy = -1;
+    ASSERT_EQ(syscall(SYS_get_mempolicy, &policy, nullptr, 0UL, buffer.data() + i * kPage, MPOL_F_ADDR), 0);
+    EXPECT_EQ(policy, expected[i]);
+  }
+  EXPECT_THAT(Message(buffer.Prefer(0, kPage, 1000)), testing::HasSubstr("lie on NUMA node 1000: "));
+}
+
 }  // namespace
 }  // namespace moesaic::runtime

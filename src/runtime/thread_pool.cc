@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <optional>
@@ -12,7 +13,6 @@
 #include <vector>
 
 #include "base/check.h"
-#include "runtime/topology.h"
 
 namespace moesaic::runtime {
 namespace {
@@ -49,11 +49,18 @@ bool SpinUntil(bool may_spin, const Done& done) {
 
 }  // namespace
 
-// Worker 0 writes `body`, `tasks` and `each` while the gate is closed and nobody is inside, then opens it and
-// raises `epoch`. A worker joins by counting itself in through the open gate, so one that wakes late finds
-// the gate closed and goes back to sleep: a loop never waits for a worker that took no part in it, as when
-// its core is stolen.
-// NOLINTNEXTLINE(clang-analyzer-optin.performance.Padding): what threads spin on has cache lines of its own
+// Tasks [next, end) of one NUMA node, or of all. It has a cache line of its own: workers of the node take
+// from it all the time, others when theirs is empty.
+struct alignas(64) TaskQueue {
+  std::atomic<int64_t> next{0};
+  int64_t end = 0;
+};
+
+// Worker 0 writes `body`, the queues and `each` while the gate is closed and nobody is inside, then opens it
+// and raises `epoch`. A worker joins by counting itself in through the open gate, so one that wakes late
+// finds the gate closed and goes back to sleep: a loop never waits for a worker that took no part in it, as
+// when its core is stolen. NOLINTNEXTLINE(clang-analyzer-optin.performance.Padding): what threads spin on has
+// cache lines of its own
 struct ThreadPool::Impl {
   std::vector<int> cpus;
   std::vector<std::thread> workers;
@@ -63,12 +70,15 @@ struct ThreadPool::Impl {
 
   alignas(64) std::atomic<int> epoch{0};  // int: what a futex waits on
   alignas(64) std::atomic<uint32_t> gate{0};
-  alignas(64) std::atomic<int64_t> next{0};
+  std::vector<int> numa_nodes;      // the system's numbers
+  std::vector<int> node_of_worker;  // places among numa_nodes
+
   alignas(64) std::atomic<int> arrived{0};  // workers that came to the current RunOnEach
   std::atomic<int> each_id{0};              // counts RunOnEach calls; the current one is `each`
   std::atomic<bool> stop{false};
   std::optional<LoopBody> body;
-  int64_t tasks = 0;
+  std::vector<TaskQueue> queues;
+  int queues_used = 0;
   bool each = false;
 
   bool Join() {
@@ -85,7 +95,27 @@ struct ThreadPool::Impl {
   }
 
   void TakeTasks(int worker) {
-    for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) (*body)(task, worker);
+    const int own = node_of_worker[worker];
+    for (int i = 0; i < queues_used; ++i) {
+      TaskQueue& queue = queues[(own + i) % queues_used];
+      for (int64_t task; (task = queue.next.fetch_add(1, std::memory_order_relaxed)) < queue.end;) {
+        (*body)(task, worker);
+      }
+    }
+  }
+
+  // Says on which node each worker is bound.
+  void FindNodes(const std::vector<NumaNode>& nodes) {
+    node_of_worker.assign(threads, 0);
+    for (int worker = 0; pinned && worker < threads; ++worker) {
+      const auto node = std::find_if(nodes.begin(), nodes.end(), [&](const NumaNode& n) {
+        return std::find(n.cpus.begin(), n.cpus.end(), cpus[worker]) != n.cpus.end();
+      });
+      if (node == nodes.end()) continue;
+      auto place = std::find(numa_nodes.begin(), numa_nodes.end(), node->index);
+      if (place == numa_nodes.end()) place = numa_nodes.insert(place, node->index);
+      node_of_worker[worker] = static_cast<int>(place - numa_nodes.begin());
+    }
   }
 
   void WaitForAll() {
@@ -144,13 +174,14 @@ StatusOr<std::unique_ptr<ThreadPool>> ThreadPool::Create(const Options& options)
     return InvalidArgument("the number of threads must be 1 to {}, or 0 for one a core, not {}", kMostThreads,
                            options.threads);
   }
-  const Topology topology = DetectTopology();
+  const Topology topology = options.topology != nullptr ? *options.topology : DetectTopology();
   auto impl = std::make_unique<Impl>();
   impl->threads = options.threads > 0 ? options.threads : topology.DefaultThreads();
   impl->cpus = topology.cpus;
   impl->may_spin = impl->threads <= static_cast<int>(topology.cpus.size());
   // More threads than hardware threads are left to the scheduler: pinning would tie two to one core.
   const bool pin = impl->pinned = options.pin && impl->may_spin;
+  impl->FindNodes(topology.numa_nodes);
   std::unique_ptr<ThreadPool> pool(new ThreadPool(std::move(impl)));
   Impl* shared = pool->impl_.get();
   for (int worker = 1; worker < shared->threads; ++worker) {
@@ -173,21 +204,32 @@ ThreadPool::~ThreadPool() {
 
 int ThreadPool::size() const { return impl_->threads; }
 
+std::span<const int> ThreadPool::numa_nodes() const { return impl_->numa_nodes; }
+
+int ThreadPool::NodeOf(int worker) const { return impl_->node_of_worker[worker]; }
+
 bool ThreadPool::PinCaller() {
   return impl_->pinned && impl_->threads == static_cast<int>(impl_->cpus.size()) &&
          BindThread(pthread_self(), impl_->cpus[0]);
 }
 
-void ThreadPool::Run(int64_t tasks, LoopBody body) {
+void ThreadPool::Run(int64_t tasks, LoopBody body) { RunByNode({&tasks, 1}, body); }
+
+void ThreadPool::RunByNode(std::span<const int64_t> ends, LoopBody body) {
   Impl& s = *impl_;
+  const int64_t tasks = ends.back();
   if (s.threads == 1 || tasks <= 1) {
     for (int64_t task = 0; task < tasks; ++task) body(task, 0);
     return;
   }
   s.body = body;
-  s.tasks = tasks;
   s.each = false;
-  s.next.store(0, std::memory_order_relaxed);
+  s.queues_used = static_cast<int>(ends.size());
+  if (s.queues.size() < ends.size()) s.queues = std::vector<TaskQueue>(ends.size());
+  for (size_t i = 0; i < ends.size(); ++i) {
+    s.queues[i].next.store(i == 0 ? 0 : ends[i - 1], std::memory_order_relaxed);
+    s.queues[i].end = ends[i];
+  }
   s.Open();
   s.TakeTasks(0);
   s.CloseWhenEmpty();

@@ -3,8 +3,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "base/status.h"
+#include "runtime/topology.h"
 
 namespace moesaic::runtime {
 
@@ -31,6 +33,7 @@ class ThreadPool {
     int threads =
         0;  ///< 0: one for each core of the process's affinity mask, within the control group's quota.
     bool pin = true;  ///< Bind workers 1, 2, ... to cores by topology (one hardware thread a core first).
+    const Topology* topology = nullptr;  ///< What to take the machine for; null: what it is.
   };
   static StatusOr<std::unique_ptr<ThreadPool>> Create(const Options& options);
   ~ThreadPool();
@@ -38,6 +41,12 @@ class ThreadPool {
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   int size() const;
+
+  /// The NUMA nodes on which workers are bound, by the operating system's numbers; none if they aren't bound.
+  std::span<const int> numa_nodes() const;
+  /// A worker's node: its place among numa_nodes(), 0 if there are none. Worker 0's is that of its core,
+  /// where the calling thread stays only once PinCaller() has bound it.
+  int NodeOf(int worker) const;
 
   /// Binds the calling thread to worker 0's core, if the pool is pinned and has a thread for every core; says
   /// whether it did. With cores to spare the thread finds a free one itself, whichever other programs take.
@@ -48,6 +57,11 @@ class ThreadPool {
   /// Calls body(task, worker) once for every task in [0, tasks), taken one by one from a shared counter,
   /// and returns when all are done. Workers spin for a short while between loops and then sleep.
   void Run(int64_t tasks, LoopBody body);
+
+  /// Does the same for tasks [0, ends.back()), of which [ends[i - 1], ends[i]) read memory of node i (the
+  /// first begin at 0). A worker takes those of its own node first, and then others, so that nobody is idle.
+  /// There may be more or fewer nodes than the pool has: results do not depend on it.
+  void RunByNode(std::span<const int64_t> ends, LoopBody body);
 
   /// Calls body(worker, worker) exactly once on every worker, at the same time: for first-touch and
   /// measurements.

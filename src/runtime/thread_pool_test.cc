@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "runtime/test_topology.h"
 #include "runtime/topology.h"
 
 namespace moesaic::runtime {
@@ -102,6 +103,49 @@ TEST(ThreadPool, CallerIsBoundOnlyByAPinnedPoolOfAllCores) {
   EXPECT_FALSE((*ThreadPool::Create({.threads = cpus + 1, .pin = true}))->PinCaller());
   if (cpus > 1) {
     EXPECT_FALSE((*ThreadPool::Create({.threads = cpus - 1, .pin = true}))->PinCaller());
+  }
+}
+
+TEST(ThreadPool, KnowsTheNodesOfItsWorkers) {
+  const Topology four = PretendedNodes(4, 2);
+  const auto of = [&](int threads, bool pin) {
+    return *ThreadPool::Create({.threads = threads, .pin = pin, .topology = &four});
+  };
+  const auto all = of(8, true);
+  EXPECT_EQ(std::vector<int>(all->numa_nodes().begin(), all->numa_nodes().end()), (std::vector{0, 1, 2, 3}));
+  for (int worker = 0; worker < 8; ++worker) EXPECT_EQ(all->NodeOf(worker), worker / 2);
+  EXPECT_EQ(of(3, true)->numa_nodes().size(), 2U);
+  EXPECT_TRUE(of(8, false)->numa_nodes().empty());
+  EXPECT_TRUE(of(9, true)->numa_nodes().empty()) << "threads that share cores are not bound";
+  EXPECT_EQ(of(9, true)->NodeOf(8), 0);
+}
+
+// Nobody takes a second task before all have one.
+TEST(ThreadPool, TakesTasksOfItsNodeFirstAndLeavesNoneBehind) {
+  for (const int nodes : {2, 4}) {
+    const Topology topology = PretendedNodes(nodes, 1);
+    const auto pool = *ThreadPool::Create({.threads = nodes, .pin = true, .topology = &topology});
+    // Even shares, a node without tasks, and more and fewer runs of tasks than nodes.
+    for (const std::vector<int64_t>& share :
+         {std::vector<int64_t>(nodes, 10), std::vector<int64_t>{40}, std::vector<int64_t>{0, 40, 0, 0, 7}}) {
+      std::vector<int64_t> ends;
+      for (const int64_t tasks : share) ends.push_back((ends.empty() ? 0 : ends.back()) + tasks);
+      std::vector<std::atomic<int>> ran(ends.back());
+      std::vector<std::atomic<int64_t>> first(nodes);
+      for (auto& task : first) task = -1;
+      std::atomic<int> arrived{0};
+      pool->RunByNode(ends, [&](int64_t task, int worker) {
+        ran[task].fetch_add(1);
+        if (first[worker] < 0) {
+          first[worker] = task;
+          arrived.fetch_add(1);
+        }
+        while (arrived.load() < nodes) std::this_thread::yield();
+      });
+      for (const auto& count : ran) EXPECT_EQ(count.load(), 1);
+      if (share.size() != static_cast<size_t>(nodes)) continue;
+      for (int worker = 0; worker < nodes; ++worker) EXPECT_EQ(first[worker] / 10, worker);
+    }
   }
 }
 

@@ -140,6 +140,24 @@ PackedMatrix PackedMatrix::Rows(int first, int count) const {
   return run;
 }
 
+PackedMatrix PackedMatrix::At(int p, int node) const {
+  if (images == 1) return p == 0 ? *this : Rows(p * kPanelRows, layout.n - p * kPanelRows);
+  PackedMatrix at = *this;
+  at.images = 1;
+  at.image_stride = at.slice_panels = 0;
+  if (slice_panels == 0) {
+    at.data += node % images * image_stride;
+    return at.At(p, 0);
+  }
+  const int panel = first_row / kPanelRows + p;
+  const int slice = panel / slice_panels, inside = panel % slice_panels;
+  at.data += slice * image_stride;
+  at.first_row = inside * kPanelRows;
+  at.layout.n = std::min(layout.n - p * kPanelRows, (slice_panels - inside) * kPanelRows);
+  at.layout.n_padded = base::RoundUp(at.layout.n, kPanelRows);
+  return at;
+}
+
 void PackRows(const PackedLayout& layout, int first_row, int rows, const float* values, std::byte* out) {
   CheckRows(layout, first_row, rows);
   if (IsGroupScaled(layout.format)) {
@@ -184,10 +202,11 @@ void PackRowsI8(const PackedLayout& layout, int first_row, int rows, const int8_
   }
 }
 
-void UnpackRow(const PackedMatrix& matrix, int row, std::span<float> out) {
+namespace {
+
+// As UnpackRow, of a matrix in one piece of memory.
+void UnpackWholeRow(const PackedMatrix& matrix, int row, std::span<float> out) {
   const PackedLayout& layout = matrix.layout;
-  MOESAIC_CHECK_LT(row, layout.n);
-  MOESAIC_CHECK_EQ(static_cast<int>(out.size()), layout.k);
   if (IsGroupScaled(layout.format)) return UnpackGroupRow(matrix, row, out);
   if (layout.format == PackedFormat::kF8G128) return UnpackFp8Row(matrix, row, out);
   for (int k = 0; k < layout.k; ++k) {
@@ -209,6 +228,14 @@ void UnpackRow(const PackedMatrix& matrix, int row, std::span<float> out) {
         break;
     }
   }
+}
+
+}  // namespace
+
+void UnpackRow(const PackedMatrix& matrix, int row, std::span<float> out) {
+  MOESAIC_CHECK_LT(row, matrix.n());
+  MOESAIC_CHECK_EQ(static_cast<int>(out.size()), matrix.k());
+  UnpackWholeRow(matrix.At(row / kPanelRows, 0), row % kPanelRows, out);
 }
 
 }  // namespace moesaic::tensor

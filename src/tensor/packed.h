@@ -68,15 +68,26 @@ struct PackedLayout {
 
 /// A packed matrix, or a run of its panels, that somebody else owns (a mapped file or a Buffer). Copies are
 /// cheap.
+///
+/// On a machine with several NUMA nodes there may be `images` of it, one on each node, image_stride apart.
+/// They are copies of one another; or slices of slice_panels panels each, the first node's first, every one
+/// laid out as a matrix of so many outputs.
 struct PackedMatrix {
   PackedLayout layout{};            // of the whole matrix at `data`, but n and n_padded are this run's
-  const std::byte* data = nullptr;  // the whole matrix: 64-byte aligned
+  const std::byte* data = nullptr;  // the whole matrix, or its first image: 64-byte aligned
   int first_row = 0;                // output of the whole matrix at which this run begins; a multiple of 16
   float input_scale = 0;            // kI8: static scale of activations (x = q * scale); 0: dynamic, one a row
+  int images = 1;
+  int slice_panels = 0;      // 0: an image is the whole matrix
+  int64_t image_stride = 0;  // bytes
 
   bool empty() const { return data == nullptr; }
   int n() const { return layout.n; }
   int k() const { return layout.k; }
+  /// This run from panel `p` on, to its end or that of p's slice, in the image that NUMA node `node` is to
+  /// read (thread pools number nodes): one piece of memory, where panel(), scales() and sums() find their
+  /// way, as they do not over slices.
+  PackedMatrix At(int p, int node) const;
   const std::byte* panel(int p) const { return data + (first_row / kPanelRows + p) * layout.panel_bytes; }
   bool has_scales() const { return layout.scales_offset > 0; }
   bool has_sums() const { return layout.sums_offset > 0; }

@@ -138,6 +138,41 @@ TEST_P(PackedFormatTest, RowsOfRowsAreTheMatrixesRows) {
   }
 }
 
+// Rows of a matrix in images are its rows: of copies those of the node's, of slices wherever they lie.
+TEST_P(PackedFormatTest, RowsInImages) {
+  const int n = 70, k = 80, share = 3;
+  const std::vector<float> values = RandomValues(n * k);
+  const Packed whole = Pack(GetParam(), n, k, values);
+  const PackedLayout slice = PackedLayout::Of(GetParam(), share * kPanelRows, k);
+  const int64_t stride = slice.total_bytes + 64;
+  const runtime::Buffer buffer = *runtime::Buffer::Allocate(2 * stride, false);
+  PackRows(slice, 0, slice.n, values.data(), buffer.data());
+  PackRows(slice, 0, n - slice.n, values.data() + size_t(slice.n) * k, buffer.data() + stride);
+  PackedMatrix sliced{.layout = slice, .data = buffer.data(), .images = 2, .slice_panels = share};
+  sliced.image_stride = stride;
+  sliced.layout.n = n;
+  sliced.layout.n_padded = whole.matrix.layout.n_padded;
+  std::vector<float> a(k), b(k);
+  for (int r = 0; r < n; ++r) {
+    UnpackRow(whole.matrix, r, a);
+    UnpackRow(sliced, r, b);
+    EXPECT_EQ(a, b) << r;
+    if (r < 32) continue;
+    UnpackRow(sliced.Rows(32, n - 32), r - 32, b);
+    EXPECT_EQ(a, b) << r;
+  }
+  EXPECT_EQ(sliced.At(1, 1).n(), 2 * kPanelRows);
+  EXPECT_EQ(sliced.At(4, 0).n(), n - 4 * kPanelRows);
+  EXPECT_EQ(sliced.At(4, 0).panel(0), buffer.data() + stride + slice.panel_bytes);
+  PackedMatrix mirrored = whole.matrix;
+  mirrored.images = 2;
+  mirrored.image_stride = 4096;
+  EXPECT_EQ(mirrored.At(2, 0).panel(0), whole.matrix.panel(2));
+  EXPECT_EQ(mirrored.At(2, 1).panel(0), whole.matrix.panel(2) + 4096);
+  EXPECT_EQ(mirrored.At(2, 3).panel(0), mirrored.At(2, 1).panel(0));
+  EXPECT_EQ(mirrored.At(2, 1).n(), n - 2 * kPanelRows);
+}
+
 TEST_P(PackedFormatTest, NameParsesBack) {
   EXPECT_EQ(*ParsePackedFormat(PackedFormatName(GetParam())), GetParam());
   EXPECT_FALSE(ParsePackedFormat("int3").ok());

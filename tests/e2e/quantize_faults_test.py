@@ -22,6 +22,7 @@ RUNS = {
     "gptq": ["--scheme", "w4a16", "--method", "gptq"],
     "static": ["--scheme", "w8a8", "--activations", "static", "--smoothing", "on"],
     "static-gptq": ["--scheme", "w8a8", "--method", "gptq", "--activations", "static", "--smoothing", "on"],
+    "mix": ["--mix", "nvfp4,fp8", "--bits-per-weight", "5", "--method", "gptq", "--mix-tokens", "256"],
 }
 LINEAR = "model.layers.3.mlp.experts.7.down_proj"
 
@@ -133,11 +134,11 @@ class FaultsTest(unittest.TestCase):
     def test_a_flipped_bit(self):
         """In a file of the output: verify names the tensor, be it codes, which calibration decided, or a scale."""
         for name in RUNS:
-            for suffix in (".weight_packed" if name == "gptq" else ".weight", ".weight_scale"):
+            index = json.loads((self.folder / name / "model.safetensors.index.json").read_text())["weight_map"]
+            for suffix in (".weight_packed" if LINEAR + ".weight_packed" in index else ".weight", ".weight_scale"):
                 with self.subTest(name + suffix):
                     out = self.folder / "flipped"
                     shutil.copytree(self.folder / name, out)
-                    index = json.loads((out / "model.safetensors.index.json").read_text())["weight_map"]
                     path = out / index[LINEAR + suffix]
                     at, _ = place_of(path, LINEAR + suffix)
                     data = bytearray(path.read_bytes())

@@ -111,6 +111,7 @@ def check_kills(test, source, folder, *flags):
             process.wait(moments.uniform(0, seconds))
             output = process.stdout.read()
             test.assertTrue(process.returncode == 0 or "the folder is not empty" in output, output)
+            test.assertEqual(digest(out), expected, output)
             shutil.rmtree(out)  # it was done before its time came: begin anew
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
@@ -290,6 +291,23 @@ class CalibrationTest(unittest.TestCase):
         static = self.kl("--scheme", "w8a8", "--activations", "static", "--smoothing", "on", "--calibration", self.text)
         self.assertLess(static, 1.5 * dynamic)
 
+    def test_the_recipe_for_eight_bits_keeps_the_likeliest_token(self):
+        """Dynamic activations, smoothing and GPTQ, on text of which half is drawn at random (99.03% measured, 98.59% of rtn)."""
+        out = self.folder / "recipe"
+
+        def quality(*flags):
+            run("quantize", TINY, "-o", out, "--scheme", "w8a8", *flags)
+            told = json.loads(run("perplexity", out, "--text", self.held_out, "--reference", TINY, "-c", "1024", "--max-tokens",
+                                  "16384", "--format", "json").stdout)
+            shutil.rmtree(out)
+            return told["same_top"], told["kl"]
+
+        nearest, _ = quality()
+        recipe, kl = quality("--method", "gptq", "--smoothing", "on", "--calibration", self.text)
+        self.assertGreater(recipe, nearest)
+        self.assertGreater(recipe, 0.988)
+        self.assertLess(kl, 0.002)
+
     @unittest.skipUnless(importlib.util.find_spec("compressed_tensors"), "the compressed-tensors package is missing")
     def test_compressed_tensors_reads_static_scales(self):
         import ct_reader
@@ -307,17 +325,16 @@ class CalibrationTest(unittest.TestCase):
         runs = [("--scheme", "nvfp4", "--method", "gptq"), smoothed, mixed]
         if KILLS >= 20:  # every method with every scheme, which takes minutes
             runs = [("--scheme", scheme, "--method", method) for scheme in SCHEMES for method in ("rtn", "mse", "gptq")]
-            runs += [smoothed, smoothed[:2] + smoothed[4:], (*smoothed, "--rare-experts", "all"), mixed]
+            runs += [smoothed, smoothed[:2] + smoothed[4:], smoothed[:4] + smoothed[6:], (*smoothed, "--rare-experts", "all"), mixed]
             runs += [(*mixed[:5], method, *mixed[6:]) for method in ("rtn", "mse")]
         for flags in runs:
             given = set(flags)
             calibration = ("--calibration", self.text, "--calibration-tokens", "4096") if {"gptq", "static", "--mix"} & given else ()
-            if {"gptq", "static"} & given:
+            if calibration:
                 calibration += ("--save-every", "0")  # of runs as short as these nothing would be saved
             if "gptq" in given and "all" not in given:
                 calibration += ("--min-coverage", "0")
             check_kills(self, TINY, self.folder, *flags, *calibration)
-            print(f"{' '.join(flags)}: the same files after {KILLS} kills", flush=True)
 
     def test_mixes_are_nearer_than_one_precision_of_the_same_bytes(self):
         """Of files that are no larger, at nearest rounding and by GPTQ; and about as near as was predicted."""

@@ -2,9 +2,13 @@
 """The verbs that run no model: tokenize, render, inspect, doctor, completion."""
 import json
 import os
+import pathlib
 import re
 import shutil
+import signal
 import subprocess
+import tempfile
+import time
 import unittest
 
 import moesaic_cli as cli
@@ -155,6 +159,78 @@ class DoctorTest(unittest.TestCase):
             self.assertGreater(peak["one_thread_ops_per_s"], 0)
 
 
+class TuneTest(unittest.TestCase):
+    """What measuring chose is for one machine and may be left alone; the measuring itself has unit tests."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.cached = pathlib.Path(folder.name) / "moesaic" / "tuning.json"
+        self.environment = {**os.environ, "XDG_CACHE_HOME": folder.name}
+        self.environment.pop("MOESAIC_TUNING", None)
+
+    def call(self, *arguments, **changed):
+        return subprocess.run([str(BINARY), *arguments], capture_output=True, text=True, timeout=cli.TIMEOUT,
+                              env={**self.environment, **changed})
+
+    def tuning(self, **changed):
+        return json.loads(self.call("doctor", "--quick", "--json", **changed).stdout)["tuning"]
+
+    def test_doctor_says_what_is_used(self):
+        machine = self.tuning()["machine"]
+        self.assertIn("was not run", self.tuning()["state"])
+        self.cached.parent.mkdir()
+        self.cached.write_text(json.dumps({"machine": machine, "cut": {"tasks_per_thread": 5}}))
+        self.assertEqual((self.tuning()["state"], self.tuning()["cut"]["tasks_per_thread"]), (f"tuned by {self.cached}", 5))
+        self.assertEqual(self.tuning(MOESAIC_TUNING="off")["cut"]["tasks_per_thread"], 4)
+        self.cached.write_text(json.dumps({"machine": {**machine, "threads": 1000}, "cut": {"tasks_per_thread": 5}}))
+        self.assertIn('"threads" is 1000', self.tuning()["state"])
+        self.cached.write_text('{"machine": ')
+        self.assertIn("is ignored: not JSON", self.tuning()["state"])
+        named = self.call("doctor", "--quick", MOESAIC_TUNING=str(self.cached))
+        self.assertEqual((named.returncode, named.stderr.splitlines()),
+                         (1, [f"moesaic doctor: MOESAIC_TUNING={self.cached}: not JSON"]))
+
+    def test_a_loaded_model_says_what_is_used(self):
+        bench = ("bench", str(TINY), "-p", "8", "-n", "0", "-r", "1")
+        self.assertIn("kernels not tuned: moesaic tune was not run", self.call(*bench).stderr)
+        self.assertIn("kernels not tuned: --no-tuning", self.call(*bench, "--no-tuning").stderr)
+        missing = self.call(*bench, MOESAIC_TUNING="/nowhere.json")
+        self.assertEqual((missing.returncode, len(missing.stderr.splitlines())), (1, 1))
+        self.assertIn("/nowhere.json", missing.stderr)
+
+    def test_interrupted_it_leaves_nothing(self):
+        process = subprocess.Popen([str(BINARY), "tune"], env=self.environment, stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True)
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=cli.TIMEOUT)
+        self.assertEqual((process.returncode, out), (130, ""))
+        self.assertFalse(self.cached.exists())
+
+
+class NumaTest(unittest.TestCase):
+    """Weights on two nodes that hwloc is told of: the same text, and the line after loading says what was done."""
+
+    def test_mirror_and_slice_give_the_same_text(self):
+        if len(os.sched_getaffinity(0)) < 2:
+            self.skipTest("two nodes need two processors")
+        each = os.cpu_count() // 2
+        nodes = {**os.environ, "HWLOC_SYNTHETIC": f"numa:2 core:{each} pu:1"}
+        texts = set()
+        for numa, said in (("local", ""), ("mirror", "mirrored on 2 NUMA nodes"), ("slice", "sliced over 2 NUMA nodes")):
+            flags = ("--numa", numa, "--threads", str(2 * each))
+            generate = ("generate", str(TINY), "--prompt", "Once upon", "--max-tokens", "12", "--temperature", "0")
+            result = subprocess.run([str(BINARY), *generate, *flags], capture_output=True, text=True, env=nodes,
+                                    timeout=cli.TIMEOUT)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            texts.add(result.stdout)
+            bench = subprocess.run([str(BINARY), "bench", str(TINY), "-p", "8", "-n", "0", "-r", "1", *flags],
+                                   capture_output=True, text=True, env=nodes, timeout=cli.TIMEOUT)
+            self.assertIn(said, bench.stderr)
+        self.assertEqual(len(texts), 1)
+
+
 class HelpTest(unittest.TestCase):
     def test_help_shows_names_choices_and_defaults_only(self):
         text = run("--help").stdout
@@ -173,7 +249,7 @@ class HelpTest(unittest.TestCase):
 
 class CompletionTest(unittest.TestCase):
     VERBS = ("chat", "generate", "serve", "perplexity", "bench", "tokenize", "render", "logits", "inspect", "convert",
-             "carve", "quantize", "verify", "report", "doctor", "completion")
+             "carve", "quantize", "verify", "report", "doctor", "tune", "completion")
 
     def complete(self, *words):
         """What bash offers for the last of `words`."""

@@ -4,9 +4,7 @@
 
 namespace moesaic::kernels::cpu {
 
-// The tiles serve one row as well as many: in vector code a bf16 weight costs two multiply-adds and two
-// shifts, more than its share of a tile product. (GemmBF16Avx512 gives the same bits, for processors without
-// tiles.)
+// GemmBF16Avx512 gives the same bits.
 void GemmBF16Amx(const GemmTile& tile) {
   const FlushDenormals flush;  // for bias and accumulation, as in the other kernels of this order
   RunTiles<TileType::kBF16>(tile, 1, nullptr);

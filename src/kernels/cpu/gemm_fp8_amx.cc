@@ -1,6 +1,5 @@
 // FP8 weights on AMX tiles: codes of a unit of 128 inputs become four tiles of bf16 in the L1 cache, which
-// serve up to 64 rows of one panel, or up to 16 rows of four panels. One or two rows go to vectors, whose
-// bits are the same and which need no copy of the codes: 1.4 times as fast, measured on Sapphire Rapids.
+// serve up to 64 rows of one panel, or up to 16 rows of four panels.
 #include "kernels/cpu/amx_tiles-inl.h"
 #include "kernels/cpu/fp8_avx512-inl.h"
 #include "kernels/cpu/gemm_bf16-inl.h"
@@ -12,7 +11,6 @@ namespace {
 constexpr int kSteps = kFp8Inputs / kChunk;  // tile products of a unit
 constexpr int kMostRows = 4 * kTileRows;
 constexpr int kMostPanels = 4;
-constexpr int kLeastRows = 3;
 
 // Of a unit of one panel, [kSteps] tiles of B.
 using UnitTiles = std::byte[kSteps * kTileBytes];
@@ -135,7 +133,6 @@ inline void RunFew(const GemmTile& t, int panel) {
 }  // namespace
 
 void GemmF8G128Amx(const GemmTile& t) {
-  if (t.m < kLeastRows) return GemmF8G128Avx512(t);
   const FlushDenormals flush;  // for bias and accumulation, as in the other kernels of this order
   if (t.m <= kTileRows) {
     Configure({t.m, t.m, t.m, t.m, t.m, 16, 16, 16});

@@ -1,0 +1,85 @@
+// `moesaic tune`: measures on this machine what may be chosen without changing a result.
+#include <fmt/format.h>
+
+#include <filesystem>
+
+#include "app/interrupt.h"
+#include "app/output.h"
+#include "app/progress.h"
+#include "app/session.h"
+#include "app/table.h"
+#include "app/tuning_file.h"
+#include "app/verb.h"
+#include "kernels/tuner.h"
+#include "runtime/atomic_file.h"
+
+namespace moesaic::app {
+namespace {
+
+struct Options {
+  int threads = 0;
+  std::string out;
+};
+
+std::string FindingsText(const kernels::TuningResult& result) {
+  std::vector<std::vector<std::string>> rows = {{"choice", "built in", "here", "faster by"}};
+  for (const kernels::TuningFinding& finding : result.findings) {
+    rows.push_back({finding.what, std::to_string(finding.before),
+                    finding.taken() ? std::to_string(finding.after) : "the same",
+                    finding.taken() ? fmt::format("{:.1f}%", 100 * finding.gain) : "-"});
+  }
+  return FormatTable(rows, false);
+}
+
+Status RunTune(const Options& options) {
+  const InterruptGuard guard;
+  const std::string path = options.out.empty() ? TuningPath() : options.out;
+  if (path.empty()) {
+    return InvalidArgument(
+        "neither XDG_CACHE_HOME nor HOME says where choices are kept; --out FILE names a file");
+  }
+  ASSIGN_OR_RETURN(const kernels::KernelTable kernels, KernelsOfHost());
+  ASSIGN_OR_RETURN(const std::unique_ptr<runtime::ThreadPool> threads, MakeThreads(options.threads));
+  StatusOr<kernels::TuningResult> result = [&] {
+    Progress progress("tuning");
+    return kernels::Tune(kernels, *threads, [&](int64_t done, int64_t total, const std::string& what) {
+      progress.Show(done, total, what);
+      return !Interrupted();
+    });
+  }();
+  RETURN_IF_ERROR(result.status());
+  ASSIGN_OR_RETURN(const nlohmann::json machine, MachineOfKernels(threads->size()));
+  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  std::error_code failure;
+  if (!folder.empty()) std::filesystem::create_directories(folder, failure);
+  if (failure) return IoError("{}: can't make the folder: {}", folder.string(), failure.message());
+  RETURN_IF_ERROR(runtime::WriteFileAtomically(path, TuningText(machine, result->tuning)));
+  WriteOutput(FindingsText(*result));
+  Print("\nwritten to {}; models that are loaded with {} threads from now on use it\n", path,
+        threads->size());
+  return OkStatus();
+}
+
+}  // namespace
+
+void AddTune(CLI::App& root, VerbRun& run) {
+  auto options = std::make_shared<Options>();
+  CLI::App* verb =
+      root.add_subcommand("tune", "Measure which kernels and task sizes are fastest on this machine");
+  AddThreadsFlag(*verb, options->threads);
+  verb->add_option("--out", options->out, "File to write; else MOESAIC_TUNING or the user's cache");
+  verb->footer(
+      "Takes 10 to 60 seconds, best on a machine that does nothing else. Results of models are the same to "
+      "the\n"
+      "bit whatever is chosen, and a choice is taken only where it wins by more than the noise. Verbs that "
+      "load a\n"
+      "model read the file if it is of this machine and number of threads; --no-tuning and "
+      "MOESAIC_TUNING=off\n"
+      "leave it alone, MOESAIC_TUNING=FILE names another one. moesaic doctor says which is used.\n\n"
+      "Examples:\n"
+      "  moesaic tune\n"
+      "  moesaic tune --threads 8 --out tuning.json");
+  verb->callback([options, &run] { run = [options] { return RunTune(*options); }; });
+}
+
+}  // namespace moesaic::app

@@ -1,0 +1,141 @@
+#include "app/tuning_file.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+namespace moesaic::app {
+namespace {
+
+using testing::HasSubstr;
+
+runtime::Topology Machine() {
+  runtime::Topology topology;
+  topology.cpu_model = "A processor";
+  topology.cores = 4;
+  topology.caches = {{.level = 2, .bytes = 2 << 20, .count = 4}};
+  return topology;
+}
+
+class TuningFileTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = testing::TempDir() + "tuning_" + std::to_string(getpid());
+    std::filesystem::create_directories(folder_ + "/moesaic");
+    setenv("XDG_CACHE_HOME", folder_.c_str(), 1);
+    unsetenv("MOESAIC_TUNING");
+  }
+  void TearDown() override {
+    unsetenv("XDG_CACHE_HOME");
+    unsetenv("MOESAIC_TUNING");
+    std::filesystem::remove_all(folder_);
+  }
+  void Write(const std::string& path, const std::string& text) { std::ofstream(path) << text; }
+
+  // "" or the error, of a good file that is changed by an RFC 7386 patch.
+  std::string ErrorWith(const char* patch) {
+    auto text = nlohmann::json::parse(TuningText(machine_, {}));
+    text.merge_patch(nlohmann::json::parse(patch));
+    return Message(ParseTuning(text.dump(), machine_).status());
+  }
+
+  std::string folder_;
+  nlohmann::json machine_ = TuningMachine(Machine(), {.avx2 = true}, 0);
+};
+
+TEST_F(TuningFileTest, ReadsWhatItWrote) {
+  kernels::Tuning tuning;
+  tuning.cut.panel_bytes = 1 << 20;
+  tuning.cut.tasks_per_thread = 7;
+  tuning.few_below[static_cast<int>(tensor::PackedFormat::kI8)] = 8;
+  tuning.few_below[static_cast<int>(tensor::PackedFormat::kQ6K)] = 0;
+  EXPECT_EQ(*ParseTuning(TuningText(machine_, tuning), machine_), tuning);
+  EXPECT_EQ(machine_["threads"], 4);
+}
+
+TEST_F(TuningFileTest, RefusesDamagedText) {
+  EXPECT_EQ(ErrorWith("{}"), "");
+  EXPECT_EQ(Message(ParseTuning("", machine_).status()), "not JSON");
+  EXPECT_EQ(Message(ParseTuning("{\"machine\": ", machine_).status()), "not JSON");
+  EXPECT_THAT(Message(ParseTuning("[1, 2]", machine_).status()), HasSubstr("must be an object"));
+  EXPECT_EQ(ErrorWith(R"({"few_below": {"int8": "4"}})"), "\"int8\" must be an integer, found \"4\"");
+  EXPECT_EQ(ErrorWith(R"({"few_below": {"int8": 99999999999}})"), "\"int8\" is out of range: 99999999999");
+  EXPECT_THAT(ErrorWith(R"({"few_below": {"int3": 4}})"), HasSubstr("int3"));
+  EXPECT_EQ(ErrorWith(R"({"few_below": [4]})"), "\"few_below\" must be an object");
+  EXPECT_EQ(ErrorWith(R"({"cut": {"panels": 4}})"), "\"cut\" has an unknown key \"panels\"");
+  EXPECT_EQ(ErrorWith(R"({"more": 1})"), "the file has an unknown key \"more\"");
+  EXPECT_EQ(ErrorWith(R"({"machine": null})"), "\"machine\" must be an object");
+}
+
+TEST_F(TuningFileTest, IsOfOneMachine) {
+  const auto error = [&](const nlohmann::json& here) {
+    const auto parsed = ParseTuning(TuningText(machine_, {}), here);
+    return parsed.ok() ? "" : Message(parsed.status());
+  };
+  runtime::Topology other = Machine();
+  other.cpu_model = "Another";
+  EXPECT_EQ(error(TuningMachine(other, {.avx2 = true}, 0)),
+            "of another machine: its \"processor\" is \"A processor\", here it is \"Another\"");
+  EXPECT_THAT(error(TuningMachine(Machine(), {.avx2 = true, .avx_vnni = true}, 0)),
+              HasSubstr("instruction_sets"));
+  EXPECT_THAT(error(TuningMachine(Machine(), {.avx2 = true}, 3)),
+              HasSubstr("\"threads\" is 4, here it is 3"));
+  other = Machine();
+  other.caches[0].bytes = 1 << 20;
+  EXPECT_THAT(error(TuningMachine(other, {.avx2 = true}, 0)), HasSubstr("caches"));
+  nlohmann::json newer = machine_;
+  newer["kernels"] = kernels::kTuningVersion + 1;
+  EXPECT_THAT(error(newer), HasSubstr("\"kernels\""));
+}
+
+TEST_F(TuningFileTest, WhichFileIsRead) {
+  const std::string cached = folder_ + "/moesaic/tuning.json", named = folder_ + "/named.json";
+  kernels::KernelTable table = kernels::SelectKernels({});
+  EXPECT_EQ(TuningPath(), cached);
+  EXPECT_THAT(TuneKernels(true, machine_, table)->text, HasSubstr("moesaic tune was not run"));
+  kernels::Tuning tuning;
+  tuning.cut.tasks_per_thread = 9;
+  Write(cached, TuningText(machine_, tuning));
+  EXPECT_EQ(TuneKernels(false, machine_, table)->text, "not tuned: --no-tuning");
+  setenv("MOESAIC_TUNING", "off", 1);
+  EXPECT_EQ(TuneKernels(true, machine_, table)->text, "not tuned: MOESAIC_TUNING=off");
+  EXPECT_EQ(table.cut, kernels::CutSizes{});
+  setenv("MOESAIC_TUNING", "", 1);
+  EXPECT_EQ(TuneKernels(true, machine_, table)->text, "tuned by " + cached);
+  EXPECT_EQ(table.cut.tasks_per_thread, 9);
+  tuning.cut.tasks_per_thread = 5;
+  Write(named, TuningText(machine_, tuning));
+  setenv("MOESAIC_TUNING", named.c_str(), 1);
+  EXPECT_EQ(TuneKernels(true, machine_, table)->text, "tuned by " + named);
+  EXPECT_EQ(table.cut.tasks_per_thread, 5);
+}
+
+// A bad file of the cache is left alone; one that somebody named is an error.
+TEST_F(TuningFileTest, ABadFileIsNoCrash) {
+  const std::string cached = folder_ + "/moesaic/tuning.json";
+  kernels::KernelTable table = kernels::SelectKernels({});
+  for (const char* text : {"", "{", R"({"machine": {}})", R"({"cut": 3})"}) {
+    Write(cached, text);
+    EXPECT_THAT(TuneKernels(true, machine_, table)->text, HasSubstr("is ignored: ")) << text;
+    EXPECT_TRUE(TuneKernels(true, machine_, table)->ignored);
+    setenv("MOESAIC_TUNING", cached.c_str(), 1);
+    EXPECT_THAT(Message(TuneKernels(true, machine_, table).status()), HasSubstr("MOESAIC_TUNING=" + cached))
+        << text;
+    unsetenv("MOESAIC_TUNING");
+  }
+  kernels::Tuning wild;
+  wild.cut.tasks_per_thread = 1000;
+  Write(cached, TuningText(machine_, wild));
+  EXPECT_THAT(TuneKernels(true, machine_, table)->text,
+              HasSubstr("tasks_per_thread must be in [1, 64], found 1000"));
+  EXPECT_EQ(table.cut, kernels::CutSizes{});
+  setenv("MOESAIC_TUNING", "/nowhere/tuning.json", 1);
+  EXPECT_THAT(Message(TuneKernels(true, machine_, table).status()), HasSubstr("/nowhere/tuning.json"));
+}
+
+}  // namespace
+}  // namespace moesaic::app

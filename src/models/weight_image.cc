@@ -1,0 +1,105 @@
+#include "models/weight_image.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/round.h"
+
+namespace moesaic::models {
+namespace {
+
+// No page, huge ones included, is shared by two nodes.
+constexpr int64_t kImageAlignment = int64_t{2} << 20;
+constexpr int64_t kLeastPage = 4096;
+// Of one task of copying: a huge page.
+constexpr int64_t kTaskBytes = int64_t{2} << 20;
+
+void BindImages(runtime::Buffer& buffer, int64_t stride, const std::vector<int>& nodes) {
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    const Status bound = buffer.Prefer(i * stride, static_cast<size_t>(stride), nodes[i]);
+    if (bound.ok()) continue;
+    spdlog::warn("weights lie on the NUMA nodes whose threads touch them first: {}", Message(bound));
+    return;
+  }
+}
+
+// Touches every page of each image by threads of its node: there it stays. Worker 0 may be anywhere, and
+// leaves its node's to others if it has any.
+void TouchImages(const runtime::Buffer& buffer, int64_t stride, int images, runtime::ThreadPool& pool) {
+  pool.RunOnEach([&](int64_t, int worker) {
+    const int node = pool.NodeOf(worker);
+    int sharers = 0, place = 0;
+    for (int other = 1; other < pool.size(); ++other) {
+      if (pool.NodeOf(other) != node) continue;
+      if (other < worker) ++place;
+      ++sharers;
+    }
+    if (worker == 0 && sharers > 0) return;
+    sharers = std::max(sharers, 1);
+    for (int image = node; image < images; image += static_cast<int>(pool.numa_nodes().size())) {
+      const int64_t begin = base::RoundUp(stride * place / sharers, kLeastPage);
+      const int64_t end = base::RoundUp(stride * (place + 1) / sharers, kLeastPage);
+      volatile std::byte* at = buffer.data() + image * stride;
+      for (int64_t i = begin; i < end; i += kLeastPage) at[i] = std::byte{0};
+    }
+  });
+}
+
+}  // namespace
+
+WeightPlan SlicePlan(const WeightPlan& plan, int slices) {
+  WeightPlan sliced;
+  for (RegionPlan region : plan.regions) {
+    if (!region.decl.is_vector()) {
+      region.stride = 0;
+      for (size_t part = 0; part < region.layouts.size(); ++part) {
+        tensor::PackedLayout& layout = region.layouts[part];
+        const int panels = base::CeilDiv(layout.panels(), slices);
+        layout = tensor::PackedLayout::Of(layout.format, panels * tensor::kPanelRows, layout.k);
+        region.offsets[part] = region.stride;
+        region.stride += layout.total_bytes;
+      }
+      region.bytes = region.stride * region.decl.count;
+    }
+    region.start = sliced.bytes;
+    sliced.bytes += base::RoundUp(region.bytes, int64_t{64});
+    sliced.regions.push_back(std::move(region));
+  }
+  return sliced;
+}
+
+StatusOr<WeightImage> WeightImage::Allocate(const WeightPlan& plan, const NumaPlacement& placement,
+                                            runtime::ThreadPool& pool) {
+  WeightImage image;
+  image.plan_ = &plan;
+  image.images_ = placement.images();
+  if (image.images_ == 1) {
+    ASSIGN_OR_RETURN(image.buffer_, runtime::Buffer::Allocate(plan.bytes, /*huge=*/true));
+    RETURN_IF_ERROR(image.buffer_.Interleave(placement.nodes));
+    return image;
+  }
+  if (placement.policy == NumaPolicy::kSlice) {
+    image.sliced_ = std::make_unique<WeightPlan>(SlicePlan(plan, image.images_));
+  }
+  image.stride_ = base::RoundUp(image.layout().bytes, kImageAlignment);
+  ASSIGN_OR_RETURN(image.buffer_, runtime::Buffer::Allocate(image.stride_ * image.images_, /*huge=*/true));
+  BindImages(image.buffer_, image.stride_, placement.nodes);
+  TouchImages(image.buffer_, image.stride_, image.images_, pool);
+  return image;
+}
+
+void WeightImage::Mirror(runtime::ThreadPool& pool) const {
+  if (images_ == 1 || sliced()) return;
+  const int64_t bytes = layout().bytes, chunks = base::CeilDiv(bytes, kTaskBytes);
+  std::vector<int64_t> ends;
+  for (int64_t image = 0; image < images_; ++image) ends.push_back(image * chunks);
+  pool.RunByNode(ends, [&](int64_t task, int) {
+    const int64_t first = task % chunks * kTaskBytes;
+    const int64_t to = (task / chunks + 1) * stride_ + first;
+    std::memcpy(data() + to, data() + first, static_cast<size_t>(std::min(kTaskBytes, bytes - first)));
+  });
+}
+
+}  // namespace moesaic::models

@@ -1,0 +1,161 @@
+#include "quantizer/mix_state.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "quantizer/calibration_report.h"
+#include "quantizer/checksum.h"
+#include "quantizer/hidden_state.h"
+#include "runtime/atomic_file.h"
+
+namespace moesaic::quantizer {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::ordered_json;
+
+constexpr char kFile[] = "analysis-mix.state", kFirstLane[] = "analysis-lane-";
+
+ordered_json JsonOf(const MixState& state) {
+  ordered_json gains = ordered_json::array(), files = ordered_json::object();
+  for (const auto& [of, sum] : state.gains.sums) {
+    gains.push_back(
+        {{"unit", of.first}, {"precision", of.second}, {"gptq", sum.gptq}, {"nearest", sum.nearest}});
+  }
+  for (const auto& [name, xxh3] : state.files) files[name] = xxh3;
+  return {{"gain_layers", state.gain_layers},
+          {"gains", std::move(gains)},
+          {"layers", state.layers},
+          {"measured", state.measured.Json()},
+          {"pass_end", state.pass_end},
+          {"pass_layer", state.pass_layer},
+          {"lanes", state.lanes},
+          {"files", std::move(files)}};
+}
+
+StatusOr<MixState> StateOf(const ordered_json& json) {
+  const auto layers = [&](const char* key) { return static_cast<int>(NumberIn(json, key)); };
+  MixState state;
+  state.gain_layers = layers("gain_layers");
+  state.layers = layers("layers");
+  for (const ordered_json& gain : json.value("gains", ordered_json::array())) {
+    state.gains.sums[{TextIn(gain, "unit"), TextIn(gain, "precision")}] = {NumberIn(gain, "gptq"),
+                                                                           NumberIn(gain, "nearest")};
+  }
+  ASSIGN_OR_RETURN(state.measured, Mix::FromJson(json.value("measured", ordered_json::object())));
+  state.pass_end = layers("pass_end");
+  state.pass_layer = layers("pass_layer");
+  state.lanes = json.value("lanes", ordered_json());
+  const ordered_json files = json.value("files", ordered_json::object());
+  for (const auto& [name, xxh3] : files.items()) {
+    state.files[name] = xxh3.is_string() ? xxh3.get<std::string>() : "";
+  }
+  return state;
+}
+
+std::string ChecksumOf(const std::string& key, const ordered_json& state) {
+  Xxh3 sum;
+  sum.AddText(key);
+  sum.AddText(state.dump());
+  return sum.Hex();
+}
+
+}  // namespace
+
+std::string MixStore::AllTokens(int layer) { return fmt::format("analysis-{}.state", layer); }
+std::string MixStore::FirstLane(int layer) { return fmt::format("{}{}.state", kFirstLane, layer); }
+std::string MixStore::Lanes(int layer) { return fmt::format("analysis-lanes-{}.state", layer); }
+
+StatusOr<MixState> MixStore::Load() {
+  if (!saves()) return MixState();
+  std::ifstream file(PathOf(kFile), std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const ordered_json json = ordered_json::parse(text, nullptr, false);
+  const ordered_json* from = json.is_object() && json.contains("state") ? &json["state"] : nullptr;
+  MixState state;
+  if (from != nullptr && from->is_object() && TextIn(json, "key") == key_ &&
+      TextIn(json, "xxh3") == ChecksumOf(key_, *from)) {
+    ASSIGN_OR_RETURN(state, StateOf(*from));
+  } else {
+    RETURN_IF_ERROR(RemoveStates(folder_, /*analysis=*/true));
+    return state;
+  }
+  const auto lost = [&](const std::string& name) { return !IsWhole(state, name); };
+  // What is going on first, then what it builds on.
+  if (state.pass_end > 0 && (lost(Lanes(state.pass_layer)) ||
+                             (state.pass_layer > state.pass_end && lost(FirstLane(state.pass_end))))) {
+    state.pass_end = 0;
+  }
+  if (state.layers > 0 && lost(FirstLane(state.layers))) {
+    state.layers = state.pass_end = 0;
+    state.measured = {};
+  }
+  // Gains come before passes: their hidden states are there only while they are measured.
+  if (state.files.contains(AllTokens(state.gain_layers)) && lost(AllTokens(state.gain_layers))) state = {};
+  std::erase_if(state.files, [&](const auto& file) { return !Needs(state, file.first); });
+  RETURN_IF_ERROR(RemoveOthers(state));
+  return state;
+}
+
+bool MixStore::Needs(const MixState& state, const std::string& name) {
+  if (name == AllTokens(state.gain_layers)) return true;
+  if (state.layers > 0 && name == FirstLane(state.layers)) return true;
+  return state.pass_end > 0 && (name == Lanes(state.pass_layer) || name == FirstLane(state.pass_end));
+}
+
+bool MixStore::due() const {
+  return saves() && (save_seconds_ <= 0 || Since(saved_) >= std::max(save_seconds_, 10 * took_));
+}
+
+Status MixStore::Save(MixState* state, const std::vector<Values>& hidden) {
+  if (!saves()) return OkStatus();
+  const Clock::time_point start = Clock::now();
+  std::map<std::string, std::string> files;
+  for (const Values& of : hidden) {
+    const auto there = state->files.find(of.name);
+    if (there != state->files.end() && of.name.starts_with(kFirstLane)) {
+      files.insert(*there);
+      continue;
+    }
+    ASSIGN_OR_RETURN(files[of.name], SaveHidden(PathOf(of.name), of.values));
+  }
+  state->files = std::move(files);
+  const ordered_json json = JsonOf(*state);
+  const ordered_json whole = {{"key", key_}, {"xxh3", ChecksumOf(key_, json)}, {"state", json}};
+  RETURN_IF_ERROR(runtime::WriteFileAtomically(PathOf(kFile), whole.dump()));
+  saved_ = Clock::now();
+  took_ = Since(start);
+  return RemoveOthers(*state);
+}
+
+Status MixStore::Read(const MixState& state, const std::string& name, std::span<float> values) const {
+  const auto found = state.files.find(name);
+  if (found != state.files.end() && LoadHidden(PathOf(name), found->second, values)) return OkStatus();
+  return DataLoss("{}: was there when this run began, and is not as it was any more; run it again",
+                  PathOf(name));
+}
+
+bool MixStore::IsWhole(const MixState& state, const std::string& name) const {
+  const auto found = state.files.find(name);
+  std::error_code error;
+  const auto bytes = static_cast<int64_t>(fs::file_size(PathOf(name), error));
+  return found != state.files.end() && !error && ChecksumOfFile(PathOf(name), bytes) == found->second;
+}
+
+Status MixStore::RemoveOthers(const MixState& state) const {
+  std::error_code error;
+  std::vector<fs::path> others;
+  for (const auto& entry : fs::directory_iterator(folder_, error)) {
+    const std::string name = entry.path().filename().string();
+    if (IsAnalysisState(name) && name != kFile && !state.files.contains(name)) others.push_back(entry.path());
+  }
+  for (const fs::path& path : others) {
+    fs::remove(path, error);
+    if (error) return IoError("{}: can't be removed: {}", path.string(), error.message());
+  }
+  return OkStatus();
+}
+
+}  // namespace moesaic::quantizer

@@ -50,7 +50,7 @@ struct alignas(64) Memory {
   float rest_scores[kGroups][kKeys][R];        // int8: of the dimensions from key_split on
   std::byte weights[kGroups][kSteps][R * 64];  // [step][row][32 keys]
   // Of all keys, as ValuePacker has them; for one group, of two steps.
-  std::byte values[R == 8 ? 2 * kBlockTiles : kMostValueDim / 16 * kSteps][kTileBytes];
+  std::byte values[(R == 8 ? 2 * kBlockTiles : kMostValueDim / 16 * kSteps) * kTileBytes];
   float out[R][kMostValueDim];                // O of a group with idle rows
   std::byte keys[kRunKeys][2 * kMostKeyDim];  // int8: of a run, as bfloat16
   std::byte queries[kGroups][kMostKeyDim * R * 4];
@@ -343,7 +343,7 @@ inline void AddValues(const Work<R>& w, int g, int d, float* acc, int64_t acc_st
       _tile_zero(3);
     }
   }
-  std::byte* packed = kPack ? w.m->values[0] : w.m->values[0] + ValuePacker::Offset(d, 0, T);
+  std::byte* packed = kPack ? w.m->values : w.m->values + ValuePacker::Offset(d, 0, T);
   if (kPack && steps > 0) PackValues<T>(w.t, 0, w.most, d, w.stream, packed);
   for (int s = 0; s < steps; ++s) {
     // The step after this one: when tiles load what was stored, it has then reached the cache.
@@ -425,7 +425,7 @@ inline void Run(const AttentionTile& t) {
   const int products = (w.most + at_once - 1) / at_once * (t.key_dim / kStep);
   // Several groups: all within the scores, which take half of the time.
   Stream stream(t, kSeveral ? w.groups * products : products + steps * 16 + steps * 16 * blocks);
-  ValuePacker packer(t, w.most, m.values[0]);
+  ValuePacker packer(t, w.most, m.values);
   w.stream = &stream;
   w.packer = &packer;
 

@@ -40,11 +40,7 @@ class Job:
     shape: str
     kind: str
     threads: int
-
-    @property
-    def dtype(self):
-        """What it runs as on this side."""
-        return sides.DTYPES[self.kind]
+    dtype: str  # what it runs as on this side
 
 
 class Record:
@@ -158,6 +154,8 @@ def options_of():
     parser.add_argument("--json", type=pathlib.Path, help="every run, with its flags and load average")
     parser.add_argument("--shape", action="append", help="default: qwen3-30b-a3b, deepseek-v2-lite, and one to start")
     parser.add_argument("--type", action="append", choices=sides.DTYPES, help="default: q8_0 and q4_0")
+    parser.add_argument("--dtype", help="run the files as this here (int8: W8A8), peers as they are stored; "
+                                        "default: bf16 files as bf16, others as they are stored")
     parser.add_argument("--work", dest="works", action="append", choices=("plain", "deep", "batched", "start"))
     parser.add_argument("--threads", type=numbers, default=[os.cpu_count()])
     parser.add_argument("--rounds", type=int, default=5)
@@ -203,7 +201,8 @@ def main():
     for shape in options.shape:
         for kind in options.type if not shape.endswith("-start") else ["q8_0"]:
             for threads in options.threads:
-                job = Job(make_file(shape, kind, options.shapes), shape, kind, threads)
+                job = Job(make_file(shape, kind, options.shapes), shape, kind, threads,
+                          options.dtype or sides.DTYPES[kind])
                 measure(job, options, record, winners)
     if winners:
         print(f"\n`{sides.START}` is in seconds. Flags that won:\n")

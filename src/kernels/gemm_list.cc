@@ -37,7 +37,7 @@ ImplList<Gemm> GemmImpls(tensor::PackedFormat format) {
       {"gemm_bf16_bf16_ref", Isa::kRef, {ref::GemmBF16, ref::PrepareBF16, 128}},
   };
   static constexpr Impl<Gemm> kI8[] = {
-      {"gemm_i8_i8_amx", Isa::kAmx, {cpu::GemmI8Amx, cpu::PrepareU8Avx512, 64, cpu::GemmI8Avx512Vnni, 4}},
+      {"gemm_i8_i8_amx", Isa::kAmx, {cpu::GemmI8Amx, cpu::PrepareU8Avx512, 64, cpu::GemmI8Avx512Vnni, 8}},
       {"gemm_i8_i8_avx512vnni", Isa::kAvx512Vnni, {cpu::GemmI8Avx512Vnni, cpu::PrepareU8Avx512, 64}},
       {"gemm_i8_i8_avxvnni", Isa::kAvxVnni, {cpu::GemmI8AvxVnni, cpu::PrepareU8Avx2, 64}},
       {"gemm_i8_i8_avx2", Isa::kAvx2, {cpu::GemmI8Avx2, cpu::PrepareS8Avx2, 64}},

@@ -74,12 +74,13 @@ def size_faults(root, path):
 
 
 def unrun_faults(root, path):
-    """A test that no CMakeLists.txt names, by its file or in a list of scripts without the "_test.py", is never run."""
+    """A test that no CMakeLists.txt names, by its file or, of scripts, without the "_test.py", is never run."""
     test = TEST.fullmatch(path.name)
     if not test:
         return
     lists = next(folder / "CMakeLists.txt" for folder in path.parents if (folder / "CMakeLists.txt").is_file())
-    if not re.search(rf"\b({re.escape(path.name)}|{test[1]})\b", lists.read_text()):
+    names = re.escape(path.name) + (rf"|{test[1]}" if test[2] == "py" else "")
+    if not re.search(rf"(?<![\w.])({names})(?![\w.])", lists.read_text()):
         yield f"{path.relative_to(root)}: {lists.relative_to(root)} does not name it, so it is never run"
 
 

@@ -31,10 +31,19 @@ void MtpDrafter::Restart(Sequence& sequence) const {
   draft.mtp_first = sequence.computed / kBlockTokens;
   draft.mtp_computed = sequence.computed;
   draft.hidden.clear();
+  NoteLastBlock(sequence);
   if (sequence.computed % kBlockTokens == 0) return;
   const int64_t bytes = blocks_.layout().layer_bytes();
   const int32_t block = sequence.block_table[draft.mtp_first];
   std::memset(blocks_.At(block) + layer_ * bytes, 0, bytes);
+}
+
+// The block that the last of the module's rows are in, unless it is full: when it is, the tree may have
+// another one for it that was made elsewhere.
+void MtpDrafter::NoteLastBlock(Sequence& sequence) {
+  DraftState& draft = sequence.draft;
+  const bool full = draft.mtp_computed % kBlockTokens == 0;
+  draft.mtp_block = full ? -1 : sequence.block_table[draft.mtp_computed / kBlockTokens];
 }
 
 // A further draft is a row behind those of the tokens, which must have its place in the blocks already.
@@ -51,7 +60,7 @@ bool MtpDrafter::IsWhole(const Sequence& sequence) const {
   for (int i = draft.mtp_first; i < draft.mtp_computed / kBlockTokens; ++i) {
     if (origins_[sequence.block_table[i]] != draft.mtp_first) return false;
   }
-  return true;
+  return draft.mtp_block < 0 || sequence.block_table[draft.mtp_computed / kBlockTokens] == draft.mtp_block;
 }
 
 Status MtpDrafter::Draft(std::span<const DraftJob> jobs) {
@@ -103,6 +112,7 @@ StatusOr<std::vector<MtpDrafter::Chain>> MtpDrafter::TakeIn(std::span<const Draf
       origins_[sequence->block_table[i]] = draft.mtp_first;
     }
     draft.mtp_computed = sequence->computed;
+    NoteLastBlock(*sequence);
     draft.hidden.clear();
   }
   Append(chains, logits);
@@ -141,6 +151,7 @@ void MtpDrafter::Admitted(const StepPlan& plan) {
     if (prefix.tail_tokens > 0) whole = whole && origins_[prefix.tail.index()] == origin;
     sequence.draft.mtp_first = whole ? origin : -1;
     sequence.draft.mtp_computed = admission.tokens;
+    sequence.draft.mtp_block = -1;
     sequence.draft.hidden.clear();
   }
 }
@@ -149,7 +160,11 @@ void MtpDrafter::Allocated(const StepPlan& plan) {
   for (const StepPlan::Part& part : plan.parts) {
     Sequence& sequence = *part.sequence;
     for (const int32_t block : std::span(sequence.block_table).last(part.new_blocks)) origins_[block] = -1;
-    if (sequence.draft.mtp_first < 0) Restart(sequence);
+    if (sequence.draft.mtp_first < 0) {
+      Restart(sequence);
+    } else if (sequence.draft.mtp_block < 0) {
+      NoteLastBlock(sequence);  // the copy of a prefix's tail
+    }
   }
   // Those from disk or the warm tier may have the module's rows, but nobody knows.
   for (const StepPlan::Promotion& promotion : plan.promotions) {
@@ -182,6 +197,7 @@ void MtpDrafter::Skip(Sequence& sequence) {
                                                                       static_cast<int64_t>(hidden_size_));
   draft.mtp_first = first;
   draft.mtp_computed = first * kBlockTokens;
+  draft.mtp_block = -1;
 }
 
 }  // namespace moesaic::engine

@@ -41,6 +41,7 @@ class MtpDrafter : public Drafter {
     return static_cast<int>(sequence.draft.hidden.size() / hidden_size_);
   }
   void Restart(Sequence& sequence) const;
+  static void NoteLastBlock(Sequence& sequence);
   bool IsWhole(const Sequence& sequence) const;
   StatusOr<std::vector<Chain>> TakeIn(std::span<const DraftJob> jobs);
   void Append(std::vector<Chain>& chains, std::span<const float> logits) const;

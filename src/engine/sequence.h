@@ -50,6 +50,7 @@ struct DraftState {
   // for what follows: [computed - mtp_computed, hidden_size].
   int mtp_first = 0;
   int mtp_computed = 0;
+  int32_t mtp_block = -1;  // that has the last of these rows, while they don't fill it; -1: nobody knows
   std::vector<float> hidden;
 };
 

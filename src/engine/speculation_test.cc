@@ -171,8 +171,7 @@ TEST_F(SpeculationTest, LookUpSaysTheSameInFewerSteps) {
   EXPECT_GT(engine->stats().speculation.accepted_tokens, 100);
 }
 
-// A step of it takes twenty times what its module does, and hardly more with more rows: right drafts pay, on
-// a busy machine too.
+// A step of it takes much longer than its module does, and hardly longer with more rows: right drafts pay.
 class SlowModel : public FakeModel {
  public:
   using FakeModel::FakeModel;

@@ -28,14 +28,12 @@ GROUPS = {"all": ("short", "long"), "prompts up to 64 tokens": ("short",), "rand
 
 def chats():
     """(path, body) of each held-out prompt."""
-    calls = []
     for line in (MODEL / "heldout.jsonl").read_text().splitlines():
         body = json.loads(line) | {"temperature": 0, "max_tokens": 512}
         del body["category"], body["expected"]
         for tool_call in (call for message in body["messages"] for call in message.get("tool_calls", [])):
             tool_call["function"]["arguments"] = json.dumps(tool_call["function"]["arguments"])  # as OpenAI has it
-        calls.append(("/v1/chat/completions", body))
-    return calls
+        yield "/v1/chat/completions", body
 
 
 def random_tokens():
@@ -67,8 +65,7 @@ def measure(url, calls):
     """What `clocks` rose by; no answer may differ from what was said without drafts."""
     before = clocks(url)
     for call, said in calls:
-        answer = ask(url, call)[0]
-        if answer != said:
+        if (answer := ask(url, call)[0]) != said:
             sys.exit(f"{url} said\n{answer}\ninstead of\n{said}\nto {json.dumps(call[1])[:500]}")
     return [after - start for after, start in zip(clocks(url), before)]
 
@@ -105,7 +102,7 @@ def main():
                     f"{arguments.moesaic} serve {{model}} --port {{port}} --dtype bf16 --threads 1 "
                     f"--no-prefix-cache --speculative {method}", MODEL, log)
             parts = {"short": [], "long": [], "random": []}
-            for call in chats() + random_tokens():
+            for call in [*chats(), *random_tokens()]:
                 said, tokens = ask(started["off"][1], call)
                 part = "random" if "messages" not in call[1] else "short" if tokens <= 64 else "long"
                 parts[part].append((call, said))

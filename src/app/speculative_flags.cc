@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace moesaic::app {
 
 void AddSpeculativeFlags(CLI::App& verb, ModelFlags& flags) {
@@ -31,11 +33,12 @@ void AddSpeculativeFlags(CLI::App& verb, ModelFlags& flags) {
       ->default_str("true")
       ->group(group);
   verb.add_option("--prompt-lookup-min", options.prompt_lookup_min,
-                  "ngram: fewest last tokens that must have stood before")
+                  "ngram, mtp+ngram: fewest last tokens that must have stood before")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str()
       ->group(group);
-  verb.add_option("--prompt-lookup-max", options.prompt_lookup_max, "ngram: most that are looked for")
+  verb.add_option("--prompt-lookup-max", options.prompt_lookup_max,
+                  "ngram, mtp+ngram: most that are looked for")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str()
       ->group(group);
@@ -45,8 +48,11 @@ std::string DescribeSpeculation(const engine::Engine& engine) {
   const engine::SpeculativeOptions& options = engine.speculative();
   if (options.method == "off") return "off";
   const engine::SpeculationStats stats = engine.stats().speculation;
-  std::string text = fmt::format("{}, {} {} tokens a step", options.method,
-                                 options.adaptive ? "up to" : "always", options.most_tokens);
+  const bool has_both = options.method == "mtp+ngram";
+  std::string text =
+      fmt::format("{}, {} {} tokens a step", options.method, options.adaptive ? "up to" : "always",
+                  has_both ? std::min(options.most_tokens, engine::kMtpTokens) : options.most_tokens);
+  if (has_both) text += fmt::format(" from the module, or up to {} looked up", options.most_tokens);
   if (stats.draft_tokens > 0) {
     text += fmt::format(", {} of {} drafted tokens accepted", stats.accepted_tokens, stats.draft_tokens);
   }

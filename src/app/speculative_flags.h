@@ -12,7 +12,8 @@ namespace moesaic::app {
 /// Declares --speculative, --num-speculative-tokens and what goes with them.
 void AddSpeculativeFlags(CLI::App& verb, ModelFlags& flags);
 
-/// "mtp, up to 4 tokens a step, 120 of 150 drafted tokens accepted"; "off".
+/// "mtp, up to 4 tokens a step, 120 of 150 drafted tokens accepted"; "mtp+ngram, up to 4 tokens a step from
+/// the module, or up to 8 looked up"; "off".
 std::string DescribeSpeculation(const engine::Engine& engine);
 
 }  // namespace moesaic::app

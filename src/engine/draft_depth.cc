@@ -130,6 +130,12 @@ void DepthPolicy::CountOutcome(DraftRecord& record, bool is_free, int drafted, i
   record.last_step = step_;
 }
 
+// Not a draft: what follows one that was right, and whose turn it is to probe, stay as they were.
+void DepthPolicy::CountUnused(DraftRecord& record, int found, int right) {
+  Keep(record, found, right, kKeepOwn);
+  Keep(all_free_, found, right, kKeepAll);
+}
+
 double DepthPolicy::Rate(const Candidate& candidate) const {
   const bool timed = StepSeconds(1) > 0;  // else tokens a step
   double rate = timed ? 1 / StepSeconds(1) : 1, chance = 1, tokens = 1;

@@ -36,6 +36,8 @@ class DepthPolicy {
   void CountDrafts(int sequences, int passes, int behind, double seconds);
   /// Of `drafted` tokens, the first `accepted` were right.
   void CountOutcome(DraftRecord& record, bool is_free, int drafted, int accepted);
+  /// Of `found` free tokens that were not verified, the first `right` were said all the same.
+  void CountUnused(DraftRecord& record, int found, int right);
 
  private:
   // The lower quartile of the last samples: what disturbs a step only ever makes it slower.

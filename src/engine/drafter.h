@@ -28,6 +28,8 @@ class Drafter {
   virtual int Limit(const Sequence& sequence, int most) = 0;
   /// Rows that it has to compute for `sequence` before its first draft; 0: none, and drafts cost nothing.
   virtual int Behind(const Sequence& sequence) const = 0;
+  /// What Limit has found for `sequence` already, where that is how it drafts; until the next Keep.
+  virtual std::span<const int32_t> Found(const Sequence&) const { return {}; }
   /// Whether its drafts cost nothing that is worth counting.
   virtual bool is_free() const { return false; }
   /// Appends up to `depth` tokens to each job's draft.tokens, which are empty.

@@ -27,11 +27,15 @@ int NgramDrafter::Limit(const Sequence& sequence, int most) {
   return static_cast<int>(found.size());
 }
 
+std::span<const int32_t> NgramDrafter::Found(const Sequence& sequence) const {
+  const auto found = found_.find(&sequence);
+  return found == found_.end() ? std::span<const int32_t>() : found->second;
+}
+
 Status NgramDrafter::Draft(std::span<const DraftJob> jobs) {
   for (const DraftJob& job : jobs) {
-    const auto found = found_.find(job.sequence);
-    if (found == found_.end()) continue;
-    const auto tokens = found->second.first(std::min<size_t>(job.depth, found->second.size()));
+    const std::span<const int32_t> found = Found(*job.sequence);
+    const auto tokens = found.first(std::min<size_t>(job.depth, found.size()));
     job.sequence->draft.tokens.assign(tokens.begin(), tokens.end());
   }
   return OkStatus();

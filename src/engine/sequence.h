@@ -46,6 +46,9 @@ struct DraftState {
   DraftRecord record;           // of drafts that were computed, or of the only drafter there is
   DraftRecord lookup_record;    // of those that were looked up beside it
   bool looked_up = false;       // the last draft was, beside a drafter that computes
+  // What a look-up found behind the first `found_behind` tokens and no step has verified.
+  std::vector<int32_t> found;
+  int found_behind = 0;
   // MTP: its layer holds rows of positions [64 * mtp_first, mtp_computed), and `hidden` those that it needs
   // for what follows: [computed - mtp_computed, hidden_size].
   int mtp_first = 0;

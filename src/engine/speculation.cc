@@ -44,6 +44,28 @@ std::vector<int> Speculation::Depths(const std::vector<DepthPolicy::Candidate>& 
   return depths;
 }
 
+void Speculation::KeepFound(Sequence& sequence) const {
+  const std::span<const int32_t> found = (lookup_ != nullptr ? *lookup_ : *drafter_).Found(sequence);
+  sequence.draft.found.assign(found.begin(), found.end());
+  sequence.draft.found_behind = sequence.size();
+}
+
+// A look-up has found its tokens whether they are drafted or not. Those that no step verified are compared
+// with what was said instead, as far as it is known, so that look-ups that were given up are noticed when
+// they are right again.
+void Speculation::JudgeFound(Sequence& sequence) {
+  DraftState& draft = sequence.draft;
+  if (draft.found.empty()) return;
+  const std::span<const int32_t> said = std::span(sequence.tokens).subspan(draft.found_behind);
+  const auto known = std::span(draft.found).first(std::min(draft.found.size(), said.size()));
+  const auto right = std::ranges::mismatch(known, said).in1 - known.begin();
+  if (!known.empty()) {
+    policy_.CountUnused(lookup_ != nullptr ? draft.lookup_record : draft.record,
+                        static_cast<int>(known.size()), static_cast<int>(right));
+  }
+  draft.found.clear();
+}
+
 // Who would draft for a decode, and how it may.
 DepthPolicy::Candidate Speculation::ChooseSource(Sequence& sequence) {
   DraftState& draft = sequence.draft;
@@ -87,7 +109,9 @@ Speculation::Jobs Speculation::MakeJobs(const std::vector<std::unique_ptr<Sequen
       continue;
     }
     decodes.push_back(&sequence);
+    JudgeFound(sequence);
     candidates.push_back(ChooseSource(sequence));
+    KeepFound(sequence);
   }
   const std::vector<int> depths = Depths(candidates, static_cast<int>(decodes.size()), rows);
   for (size_t i = 0; i < decodes.size(); ++i) {
@@ -140,8 +164,10 @@ void Speculation::Computed(const StepPlan& plan, std::span<const float> hidden, 
     stats_.accepted_tokens += part.accepted;
     for (int place = 0; place < part.accepted; ++place) ++stats_.accepted_at[place];
     DraftState& draft = sequence.draft;
-    policy_.CountOutcome(draft.looked_up ? draft.lookup_record : draft.record,
-                         draft.looked_up || drafter_->is_free(), part.drafts, part.accepted);
+    const bool is_free = draft.looked_up || drafter_->is_free();
+    policy_.CountOutcome(draft.looked_up ? draft.lookup_record : draft.record, is_free, part.drafts,
+                         part.accepted);
+    if (is_free) draft.found.clear();
   }
   if (decodes_only) policy_.CountStep(rows, seconds);
 }

@@ -54,6 +54,8 @@ class Speculation {
   Jobs MakeJobs(const std::vector<std::unique_ptr<Sequence>>& running, int max_batch_tokens);
   void DraftWith(Drafter* drafter, std::span<const DraftJob> jobs);
   DepthPolicy::Candidate ChooseSource(Sequence& sequence);
+  void KeepFound(Sequence& sequence) const;
+  void JudgeFound(Sequence& sequence);
   std::vector<int> Depths(const std::vector<DepthPolicy::Candidate>& candidates, int decodes, int rows);
 
   const std::unique_ptr<Drafter> drafter_, lookup_;

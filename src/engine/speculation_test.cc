@@ -8,6 +8,7 @@
 #include <cmath>
 #include <map>
 #include <random>
+#include <thread>
 
 #include "engine/byte_tokenizer.h"
 #include "engine/engine.h"
@@ -170,19 +171,105 @@ TEST_F(SpeculationTest, LookUpSaysTheSameInFewerSteps) {
   EXPECT_GT(engine->stats().speculation.accepted_tokens, 100);
 }
 
+// A step of it takes much longer than its module does, and hardly longer with more rows: right drafts pay.
+class SlowModel : public FakeModel {
+ public:
+  using FakeModel::FakeModel;
+  Status Forward(const kernels::ExecContext& context, const models::ForwardBatch& batch,
+                 std::span<const kernels::KvLayer> kv, const models::ForwardOutput& out) override {
+    std::this_thread::sleep_for(step_time);
+    return FakeModel::Forward(context, batch, kv, out);
+  }
+  std::chrono::microseconds step_time{0};
+};
+
 // Where nothing stood before, the module drafts; it takes in what was said between.
 TEST_F(SpeculationTest, MtpAndLookUpSayTheSame) {
   for (const size_t memory : {0, 1}) {  // what follows depends on all tokens; on one, so that it soon repeats
-    FakeModel model(512, FakeModel::kVocab, /*mtp=*/true);
+    SlowModel model(512, FakeModel::kVocab, /*mtp=*/true);
     model.memory = memory;
     const AllSaid expected = RunAll(*Make(model, "off"), Mixed());
-    EXPECT_EQ(RunAll(*Make(model, "mtp+ngram", {}, /*adaptive=*/true), Mixed()), expected);
-    auto engine = Make(model, "mtp+ngram");
-    EXPECT_EQ(RunAll(*engine, Mixed()), expected);
-    // The fake module is right where all tokens count, looking up where one does.
-    EXPECT_GT(engine->stats().speculation.accepted_tokens, 100) << memory;
-    EXPECT_EQ(model.mtp_gaps, 0);
+    for (const bool adaptive : {true, false}) {
+      model.step_time = std::chrono::milliseconds(adaptive ? 2 : 0);
+      model.mtp_rows = 0;
+      auto engine = Make(model, "mtp+ngram", {}, adaptive);
+      EXPECT_EQ(RunAll(*engine, Mixed()), expected);
+      // The fake module is right where all tokens count and else hardly ever, looking up where one does.
+      const SpeculationStats stats = engine->stats().speculation;
+      EXPECT_GT(stats.accepted_tokens, 100) << memory << adaptive;
+      EXPECT_GT(model.mtp_rows, 0) << memory << adaptive;
+      if (memory == 1) {
+        EXPECT_GT(stats.accepted_at[kMtpTokens], 0) << "deeper than the module drafts";
+      }
+      EXPECT_EQ(model.mtp_gaps, 0);
+    }
   }
+}
+
+// Right with its one draft, and costs nothing.
+class Oracle : public Drafter {
+ public:
+  explicit Oracle(const std::vector<int32_t>& text) : text_(text) {}
+  int Limit(const Sequence&, int most) override { return std::min(1, most); }
+  int Behind(const Sequence&) const override { return 0; }
+  Status Draft(std::span<const DraftJob> jobs) override {
+    for (const DraftJob& job : jobs) job.sequence->draft.tokens = {text_[job.sequence->size()]};
+    return OkStatus();
+  }
+
+ private:
+  const std::vector<int32_t>& text_;
+};
+
+// Nobody looks up while the module is right and what is found is wrong, nor do new sequences; and all do
+// again once it would have been right, though no step has verified that.
+TEST(SpeculationSourcesTest, LookUpsComeBack) {
+  std::vector<int32_t> text;
+  Speculation speculation({std::make_unique<Oracle>(text), 1}, {std::make_unique<NgramDrafter>(2, 5), 8},
+                          /*adaptive=*/true);
+  std::vector<std::unique_ptr<Sequence>> running(1);
+  const auto begin = [&] {
+    running[0] = std::make_unique<Sequence>();
+    running[0]->request.prompt = {text[0]};
+    running[0]->tokens = {text[0], text[1]};
+    running[0]->computed = 1;
+    running[0]->limit = 1000;
+  };
+  // How many of so many steps verified what was looked up.
+  const auto run = [&](int steps) {
+    int looked_up = 0;
+    Sequence& sequence = *running[0];
+    for (int step = 0; step < steps; ++step) {
+      speculation.Draft(running, 100);
+      const std::vector<int32_t>& drafts = sequence.draft.tokens;
+      const auto next = text.begin() + sequence.size();
+      StepPlan plan;
+      plan.parts.push_back({.sequence = &sequence, .count = 1, .new_blocks = 0});
+      plan.parts[0].drafts = static_cast<int>(drafts.size());
+      const auto right = std::mismatch(drafts.begin(), drafts.end(), next).first - drafts.begin();
+      plan.parts[0].accepted = static_cast<int>(right);
+      sequence.tokens.insert(sequence.tokens.end(), next, next + right + 1);
+      if (!drafts.empty() && sequence.draft.looked_up) ++looked_up;
+      sequence.tokens.pop_back();  // the drawn one comes behind Computed
+      speculation.Computed(plan, {}, 1 + 0.05 * plan.parts[0].drafts);
+      sequence.tokens.push_back(text[sequence.size()]);
+      sequence.computed = sequence.size() - 1;
+    }
+    return looked_up;
+  };
+
+  for (int i = 0; i < 300; ++i) text.insert(text.end(), {1, 2, 100 + i});  // nobody can tell from "1 2"
+  begin();
+  run(50);
+  EXPECT_EQ(run(50), 0);
+  begin();
+  EXPECT_EQ(run(30), 0) << "what all look-ups were worth counts";
+
+  text.clear();
+  for (int i = 0; i < 1000; ++i) text.push_back(i % 7);
+  begin();
+  run(40);
+  EXPECT_GT(run(40), 30);
 }
 
 TEST_F(SpeculationTest, ADraftModelSaysTheSameInFewerSteps) {
@@ -508,7 +595,11 @@ TEST(DepthPolicyTest, RatesFreeDraftsByTheirOwnRecord) {
   for (int i = 0; i < 20; ++i) policy.CountOutcome(looked_up, /*is_free=*/true, 2, 0);
   EXPECT_LT(policy.Rate(lookup), policy.Rate(module));
   DraftRecord other;  // of another sequence: what all lookups were worth counts
-  EXPECT_LT(policy.Rate({.record = &other, .limit = 8, .behind = 0, .is_free = true}), policy.Rate(module));
+  const DepthPolicy::Candidate next = {.record = &other, .limit = 8, .behind = 0, .is_free = true};
+  EXPECT_LT(policy.Rate(next), policy.Rate(module));
+  for (int i = 0; i < 40; ++i) policy.CountUnused(looked_up, 2, 2);
+  EXPECT_GT(policy.Rate(lookup), policy.Rate(module)) << "right again, though nobody verified it";
+  EXPECT_GT(policy.Rate(next), policy.Rate(module));
 }
 
 TEST(DepthPolicyTest, TheLikeliestGetTheRows) {

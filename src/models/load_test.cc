@@ -126,6 +126,39 @@ TEST(LoadTest, SharesEqualCopiesOfTheEmbedding) {
   EXPECT_EQ(own->info().mtp_weight_bytes - copies->info().mtp_weight_bytes, head_bytes);
 }
 
+// Slices of the two heads differ in the last one alone: the module keeps a head of its own.
+TEST(LoadTest, SlicedHeadsThatDifferInTheLastRowAreNoCopies) {
+  const auto golden = *checkpoint::Checkpoint::Open(SourcePath("tests/golden/deepseek-v3-mtp"));
+  const checkpoint::TensorEntry* head = golden->Find("lm_head.weight");
+  ASSERT_NE(head, nullptr);
+  std::vector<std::byte> bytes(head->bytes.begin(), head->bytes.end());
+  std::fill(bytes.end() - std::ssize(bytes) / 160, bytes.end(), std::byte{0x3f});  // 0.746 in bf16
+  Copy changed("deepseek-v3-mtp");
+  changed.Remove("model.layers.2.shared_head.head");
+  changed.Add("model.layers.2.shared_head.head.weight", head->dtype, head->shape, bytes);
+  const std::string folder = changed.Write();
+  const runtime::Topology topology = runtime::PretendedNodes(2, 1);
+  const auto last_logit = [&](NumaPolicy numa) {
+    TestModel model(folder, BestIsa(), {.dtype = "f32", .numa = numa},
+                    {.threads = 2, .pin = true, .topology = &topology});
+    EXPECT_TRUE(model.status().ok()) << Message(model.status());
+    EXPECT_EQ(model->info().numa_nodes, numa == NumaPolicy::kLocal ? 1 : 2);
+    const TestCache cache(model->info().kv, 1, 64);
+    const int32_t token[] = {3}, row[] = {0};
+    const Outputs main = Feed(model, cache, 0, 0, token, row);
+    const kernels::SequenceSlice slice{.block_table = cache.table(0), .start = 0, .count = 1, .row = 0};
+    std::vector<float> logits(160);
+    const Status status =
+        model->ForwardMtp(model.context(), 0, {.tokens = token, .sequences = {&slice, 1}, .logit_rows = row},
+                          main.hidden, cache.layers(), {.logits = logits, .hidden = {}});
+    EXPECT_TRUE(status.ok()) << Message(status);
+    return logits.back();
+  };
+  const float expected = last_logit(NumaPolicy::kLocal);
+  EXPECT_EQ(last_logit(NumaPolicy::kSlice), expected);
+  EXPECT_EQ(last_logit(NumaPolicy::kMirror), expected);
+}
+
 TEST(LoadTest, StopsWhenToldTo) {
   int calls = 0;
   const auto stop = [&](int64_t done, int64_t total) {

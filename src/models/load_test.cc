@@ -249,14 +249,42 @@ TEST(PlaceWeightsTest, TakesTheNodesOfTheThreads) {
 
 TEST(LoadTest, RefusesToMirrorOrSliceAMappedFile) {
   const std::string packed = testing::TempDir() + "mapped.moesaic";
+  const runtime::Topology two = runtime::PretendedNodes(2, 1);
   const auto pool = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
   ASSERT_TRUE(Convert(SourcePath("tests/golden/qwen3-tied"), packed, {}, *pool).ok());
-  EXPECT_EQ(LoadError(packed, {.placement = Placement::kMap, .numa = NumaPolicy::kMirror}),
+  const auto error = [&](NumaPolicy numa) {
+    const TestModel model(packed, BestIsa(), {.placement = Placement::kMap, .numa = numa},
+                          {.threads = 2, .pin = true, .topology = &two});
+    return Message(model.status());
+  };
+  EXPECT_EQ(error(NumaPolicy::kMirror),
             packed +
                 ": the pages of a mapped file can't be mirrored; --mmap off copies its weights, and --numa "
                 "auto leaves them where they are");
-  EXPECT_THAT(LoadError(packed, {.placement = Placement::kMap, .numa = NumaPolicy::kSlice}),
-              HasSubstr("can't be sliced"));
+  EXPECT_THAT(error(NumaPolicy::kSlice), HasSubstr("can't be sliced"));
+  std::filesystem::remove(packed);
+}
+
+// There is nothing to mirror or slice: what Placement says stands.
+TEST(LoadTest, WithoutNodesMirrorAndSliceDoNotCopyAMappedFile) {
+  const std::string packed = testing::TempDir() + "mapped_by_one_node.moesaic";
+  const auto pool = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
+  ASSERT_TRUE(Convert(SourcePath("tests/golden/qwen3-tied"), packed, {}, *pool).ok());
+  const runtime::Topology one = runtime::PretendedNodes(1, 2);
+  for (const NumaPolicy numa : {NumaPolicy::kMirror, NumaPolicy::kSlice}) {
+    for (const bool pin : {false, true}) {
+      const auto source = [&](Placement placement, NumaPolicy policy) {
+        TestModel model(packed, BestIsa(), {.placement = placement, .numa = policy},
+                        {.threads = 2, .pin = pin, .topology = &one});
+        EXPECT_TRUE(model.status().ok()) << Message(model.status());
+        EXPECT_EQ(model->info().numa_nodes, 1);
+        return model->info().weights_from;
+      };
+      EXPECT_EQ(source(Placement::kMap, numa), WeightSource::kMapped);
+      EXPECT_EQ(source(Placement::kCopy, numa), WeightSource::kCopied);
+      EXPECT_EQ(source(Placement::kAuto, numa), source(Placement::kAuto, NumaPolicy::kLocal));
+    }
+  }
   std::filesystem::remove(packed);
 }
 

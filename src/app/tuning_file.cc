@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <initializer_list>
 #include <type_traits>
 #include <utility>
-
-#include "app/input.h"
 
 namespace moesaic::app {
 namespace {
@@ -15,10 +14,44 @@ namespace {
 using nlohmann::json;
 
 constexpr char kOff[] = "off";
+// TuningText writes less than 2 KiB, nested as deep as a cache of the machine's.
+constexpr size_t kMostBytes = 64 << 10;
+constexpr int kMostDepth = 4;
 
 std::string Environment(const char* name) {
   const char* value = std::getenv(name);
   return value != nullptr ? value : "";
+}
+
+// All of a file that a cache or an environment variable names: whatever it may be.
+StatusOr<std::string> ReadText(const std::string& path) {
+  std::error_code ignored;
+  const std::filesystem::file_status found = std::filesystem::status(path, ignored);
+  if (!std::filesystem::exists(found)) return NotFound("there is no such file");
+  if (!std::filesystem::is_regular_file(found)) return InvalidArgument("not a regular file");
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return IoError("it cannot be opened");
+  std::string text(kMostBytes + 1, '\0');
+  file.read(text.data(), std::ssize(text));
+  if (file.bad()) return IoError("it cannot be read");
+  text.resize(static_cast<size_t>(file.gcount()));
+  if (text.size() > kMostBytes) return InvalidArgument("longer than {} bytes", kMostBytes);
+  return text;
+}
+
+// Values are compared and copied by recursion, so that depth must have a bound.
+StatusOr<json> ParseShallow(const std::string& text) {
+  bool too_deep = false;
+  const auto check = [&](int depth, json::parse_event_t event, const json&) {
+    const bool opens =
+        event == json::parse_event_t::object_start || event == json::parse_event_t::array_start;
+    if (opens && depth >= kMostDepth) too_deep = true;
+    return !too_deep;
+  };
+  json parsed = json::parse(text, check, /*allow_exceptions=*/false);
+  if (too_deep) return InvalidArgument("nested deeper than {} levels", kMostDepth);
+  if (parsed.is_discarded()) return InvalidArgument("not JSON");
+  return parsed;
 }
 
 // An integer of `object`; `value` stays as it is where there is none.
@@ -101,8 +134,7 @@ std::string TuningText(const json& machine, const kernels::Tuning& tuning) {
 }
 
 StatusOr<kernels::Tuning> ParseTuning(const std::string& text, const json& machine) {
-  const json parsed = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (parsed.is_discarded()) return InvalidArgument("not JSON");
+  ASSIGN_OR_RETURN(const json parsed, ParseShallow(text));
   RETURN_IF_ERROR(CheckKeys(parsed, "the file", {"machine", "cut", "few_below"}));
   RETURN_IF_ERROR(CheckMachine(parsed.value("machine", json()), machine));
   kernels::Tuning tuning;
@@ -132,7 +164,7 @@ StatusOr<TuningState> TuneKernels(bool wanted, const json& machine, kernels::Ker
     return TuningState{"not tuned: moesaic tune was not run on this machine"};
   }
   const auto apply = [&]() -> Status {
-    ASSIGN_OR_RETURN(const std::string text, ReadInput(path));
+    ASSIGN_OR_RETURN(const std::string text, ReadText(path));
     ASSIGN_OR_RETURN(const kernels::Tuning tuning, ParseTuning(text, machine));
     return kernels::ApplyTuning(tuning, table);
   };

@@ -71,6 +71,19 @@ TEST_F(TuningFileTest, RefusesDamagedText) {
   EXPECT_EQ(ErrorWith(R"({"machine": null})"), "\"machine\" must be an object");
 }
 
+// Deep enough for the stack to end, were it followed.
+TEST_F(TuningFileTest, RefusesDeepText) {
+  const auto error = [&](const std::string& text) { return Message(ParseTuning(text, machine_).status()); };
+  constexpr int kDeep = 1 << 20;
+  const std::string open(kDeep, '['), close(kDeep, ']');
+  for (const std::string& text : {open, open + close, "{\"cut\": {\"row_bytes\": " + open + close + "}}",
+                                  "{\"machine\": " + open + close + "}"}) {
+    EXPECT_EQ(error(text), "nested deeper than 4 levels");
+  }
+  EXPECT_EQ(error(R"({"machine": {"caches": [{"bytes": [1]}]}})"), "nested deeper than 4 levels");
+  EXPECT_THAT(error(R"({"machine": {"caches": [{"bytes": 1}]}})"), HasSubstr("of another machine"));
+}
+
 TEST_F(TuningFileTest, IsOfOneMachine) {
   const auto error = [&](const nlohmann::json& here) {
     const auto parsed = ParseTuning(TuningText(machine_, {}), here);
@@ -112,6 +125,29 @@ TEST_F(TuningFileTest, WhichFileIsRead) {
   setenv("MOESAIC_TUNING", named.c_str(), 1);
   EXPECT_EQ(TuneKernels(true, machine_, table)->text, "tuned by " + named);
   EXPECT_EQ(table.cut.tasks_per_thread, 5);
+}
+
+// What is no file of choices at all: a folder, standard input's name, and a file without an end to speak of.
+TEST_F(TuningFileTest, ReadsSmallRegularFilesAlone) {
+  const std::string cached = folder_ + "/moesaic/tuning.json";
+  kernels::KernelTable table = kernels::SelectKernels({});
+  const auto named_error = [&](const std::string& path) {
+    setenv("MOESAIC_TUNING", path.c_str(), 1);
+    const std::string error = Message(TuneKernels(true, machine_, table).status());
+    unsetenv("MOESAIC_TUNING");
+    return error;
+  };
+  EXPECT_EQ(named_error("-"), "MOESAIC_TUNING=-: there is no such file");
+  EXPECT_EQ(named_error("/dev/zero"), "MOESAIC_TUNING=/dev/zero: not a regular file");
+  std::filesystem::create_directory(cached);
+  EXPECT_THAT(TuneKernels(true, machine_, table)->text, HasSubstr("is ignored: not a regular file"));
+  EXPECT_EQ(named_error(cached), "MOESAIC_TUNING=" + cached + ": not a regular file");
+  std::filesystem::remove(cached);
+  const std::string good = TuningText(machine_, {});
+  Write(cached, good + std::string((64 << 10) - good.size(), ' '));
+  EXPECT_EQ(TuneKernels(true, machine_, table)->text, "tuned by " + cached);
+  Write(cached, good + std::string((64 << 10) + 1 - good.size(), ' '));
+  EXPECT_THAT(TuneKernels(true, machine_, table)->text, HasSubstr("is ignored: longer than 65536 bytes"));
 }
 
 // A bad file of the cache is left alone; one that somebody named is an error.

@@ -8,6 +8,7 @@
 #include "checkpoint/safetensors_writer.h"
 #include "models/numa_nodes.h"
 #include "models/test_session.h"
+#include "models/weight_image.h"
 #include "runtime/test_topology.h"
 
 namespace moesaic::models {
@@ -223,9 +224,9 @@ TEST(CheckNodeMemoryTest, NamesWhatIsNeededAndThere) {
       Message(CheckNodeMemory(mirror, 40 * kGb, 80 * kGb, nodes)),
       "weights mirrored on 2 NUMA nodes take 40.0 GB of each, and node 2 has 32.0 GB; --numa interleave "
       "needs no equal parts");
-  EXPECT_EQ(Message(CheckNodeMemory(slice, 60 * kGb, 80 * kGb, nodes)), "");
+  EXPECT_EQ(Message(CheckNodeMemory(slice, 30 * kGb, 80 * kGb, nodes)), "");
   EXPECT_EQ(
-      Message(CheckNodeMemory(slice, 90 * kGb, 80 * kGb, nodes)),
+      Message(CheckNodeMemory(slice, 45 * kGb, 80 * kGb, nodes)),
       "weights sliced on 2 NUMA nodes take 90.0 GB, and 80.0 GB of memory are free; --mmap on with --numa "
       "auto reads them from the file");
   EXPECT_EQ(Message(CheckNodeMemory(mirror, 20 * kGb, /*available: unknown*/ 0, nodes)), "");
@@ -235,7 +236,7 @@ TEST(PlaceWeightsTest, TakesTheNodesOfTheThreads) {
   const runtime::Topology four = runtime::PretendedNodes(4, 1);
   const auto place = [&](int threads, bool pin, NumaPolicy policy) {
     const auto pool = *runtime::ThreadPool::Create({.threads = threads, .pin = pin, .topology = &four});
-    return *PlaceWeights(policy, 1 << 20, *pool);
+    return *PlaceWeights(policy, {}, *pool);
   };
   EXPECT_THAT(place(4, true, NumaPolicy::kMirror).nodes, testing::ElementsAre(0, 1, 2, 3));
   EXPECT_EQ(place(4, true, NumaPolicy::kMirror).images(), 4);
@@ -245,6 +246,24 @@ TEST(PlaceWeightsTest, TakesTheNodesOfTheThreads) {
     EXPECT_EQ(one.policy, NumaPolicy::kLocal);
     EXPECT_EQ(one.images(), 1);
   }
+}
+
+// A matrix of one panel lies whole in the first slice, and the others have room for as much.
+TEST(PlaceWeightsTest, CountsTheRoomThatSlicesTakeOnEveryNode) {
+  const int k = 1 << 20;
+  WeightPlan plan;
+  RegionPlan& region = plan.regions.emplace_back();
+  region.layouts = {tensor::PackedLayout::Of(tensor::PackedFormat::kBF16, tensor::kPanelRows, k)};
+  region.offsets = {0};
+  region.stride = region.layouts[0].total_bytes;
+  // As many as take half of the memory that is free, and on three nodes more than there is.
+  region.decl.count = static_cast<int>(runtime::AvailableMemory() / 2 / region.stride);
+  plan.bytes = region.bytes = region.stride * region.decl.count;
+  EXPECT_EQ(SlicePlan(plan, 3).bytes, plan.bytes);
+  const runtime::Topology three = runtime::PretendedNodes(3, 1);
+  const auto pool = *runtime::ThreadPool::Create({.threads = 3, .pin = true, .topology = &three});
+  EXPECT_THAT(Message(PlaceWeights(NumaPolicy::kSlice, plan, *pool).status()),
+              HasSubstr("weights sliced on 3 NUMA nodes take "));
 }
 
 TEST(LoadTest, RefusesToMirrorOrSliceAMappedFile) {

@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr char kOff[] = "off";
+constexpr char kOff[] = "off", kThreads[] = "threads";
 // TuningText writes less than 2 KiB, nested as deep as a cache of the machine's.
 constexpr size_t kMostBytes = 64 << 10;
 constexpr int kMostDepth = 4;
@@ -84,6 +84,9 @@ Status CheckMachine(const json& stored, const json& machine) {
   for (const auto& [key, value] : machine.items()) {
     const json found = stored.value(key, json());
     if (found == value) continue;
+    if (std::string_view(key) == kThreads) {
+      return InvalidArgument("for {} threads, here are {}", found.dump(), value.dump());
+    }
     return InvalidArgument("of another machine: its \"{}\" is {}, here it is {}", key, found.dump(),
                            value.dump());
   }
@@ -96,7 +99,7 @@ json TuningMachine(const runtime::Topology& topology, const runtime::CpuFeatures
   json machine = {{"processor", topology.cpu_model},
                   {"instruction_sets", json::array()},
                   {"caches", json::array()},
-                  {"threads", threads > 0 ? threads : topology.DefaultThreads()},
+                  {kThreads, threads > 0 ? threads : topology.DefaultThreads()},
                   {"kernels", kernels::kTuningVersion}};
   for (const runtime::Isa isa : runtime::HostIsas(cpu)) {
     machine["instruction_sets"].push_back(runtime::IsaName(isa));
@@ -107,7 +110,7 @@ json TuningMachine(const runtime::Topology& topology, const runtime::CpuFeatures
   return machine;
 }
 
-std::string TuningPath() {
+std::string TuningPath(int threads) {
   const std::string named = Environment("MOESAIC_TUNING");
   if (!named.empty() && named != kOff) return named;
   std::string cache = Environment("XDG_CACHE_HOME");
@@ -116,7 +119,7 @@ std::string TuningPath() {
     if (home.empty()) return "";
     cache = home + "/.cache";
   }
-  return cache + "/moesaic/tuning.json";
+  return fmt::format("{}/moesaic/tuning-{}.json", cache, threads);
 }
 
 std::string TuningText(const json& machine, const kernels::Tuning& tuning) {
@@ -158,10 +161,12 @@ StatusOr<TuningState> TuneKernels(bool wanted, const json& machine, kernels::Ker
   const std::string named = Environment("MOESAIC_TUNING");
   if (!wanted) return TuningState{"not tuned: --no-tuning"};
   if (named == kOff) return TuningState{"not tuned: MOESAIC_TUNING=off"};
-  const std::string path = TuningPath();
+  const int threads = machine.at(kThreads);
+  const std::string path = TuningPath(threads);
   std::error_code ignored;
   if (named.empty() && (path.empty() || !std::filesystem::exists(path, ignored))) {
-    return TuningState{"not tuned: moesaic tune was not run on this machine"};
+    return TuningState{
+        fmt::format("not tuned: moesaic tune was not run on this machine with {} threads", threads)};
   }
   const auto apply = [&]() -> Status {
     ASSIGN_OR_RETURN(const std::string text, ReadText(path));

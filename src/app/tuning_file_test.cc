@@ -95,8 +95,7 @@ TEST_F(TuningFileTest, IsOfOneMachine) {
             "of another machine: its \"processor\" is \"A processor\", here it is \"Another\"");
   EXPECT_THAT(error(TuningMachine(Machine(), {.avx2 = true, .avx_vnni = true}, 0)),
               HasSubstr("instruction_sets"));
-  EXPECT_THAT(error(TuningMachine(Machine(), {.avx2 = true}, 3)),
-              HasSubstr("\"threads\" is 4, here it is 3"));
+  EXPECT_EQ(error(TuningMachine(Machine(), {.avx2 = true}, 3)), "for 4 threads, here are 3");
   other = Machine();
   other.caches[0].bytes = 1 << 20;
   EXPECT_THAT(error(TuningMachine(other, {.avx2 = true}, 0)), HasSubstr("caches"));
@@ -106,9 +105,9 @@ TEST_F(TuningFileTest, IsOfOneMachine) {
 }
 
 TEST_F(TuningFileTest, WhichFileIsRead) {
-  const std::string cached = folder_ + "/moesaic/tuning.json", named = folder_ + "/named.json";
+  const std::string cached = folder_ + "/moesaic/tuning-4.json", named = folder_ + "/named.json";
   kernels::KernelTable table = kernels::SelectKernels({});
-  EXPECT_EQ(TuningPath(), cached);
+  EXPECT_EQ(TuningPath(4), cached);
   EXPECT_THAT(TuneKernels(true, machine_, table)->text, HasSubstr("moesaic tune was not run"));
   kernels::Tuning tuning;
   tuning.cut.tasks_per_thread = 9;
@@ -120,6 +119,9 @@ TEST_F(TuningFileTest, WhichFileIsRead) {
   setenv("MOESAIC_TUNING", "", 1);
   EXPECT_EQ(TuneKernels(true, machine_, table)->text, "tuned by " + cached);
   EXPECT_EQ(table.cut.tasks_per_thread, 9);
+  const nlohmann::json three = TuningMachine(Machine(), {.avx2 = true}, 3);
+  EXPECT_EQ(TuneKernels(true, three, table)->text,
+            "not tuned: moesaic tune was not run on this machine with 3 threads");
   tuning.cut.tasks_per_thread = 5;
   Write(named, TuningText(machine_, tuning));
   setenv("MOESAIC_TUNING", named.c_str(), 1);
@@ -129,7 +131,7 @@ TEST_F(TuningFileTest, WhichFileIsRead) {
 
 // What is no file of choices at all: a folder, standard input's name, and a file without an end to speak of.
 TEST_F(TuningFileTest, ReadsSmallRegularFilesAlone) {
-  const std::string cached = folder_ + "/moesaic/tuning.json";
+  const std::string cached = folder_ + "/moesaic/tuning-4.json";
   kernels::KernelTable table = kernels::SelectKernels({});
   const auto named_error = [&](const std::string& path) {
     setenv("MOESAIC_TUNING", path.c_str(), 1);
@@ -152,7 +154,7 @@ TEST_F(TuningFileTest, ReadsSmallRegularFilesAlone) {
 
 // A bad file of the cache is left alone; one that somebody named is an error.
 TEST_F(TuningFileTest, ABadFileIsNoCrash) {
-  const std::string cached = folder_ + "/moesaic/tuning.json";
+  const std::string cached = folder_ + "/moesaic/tuning-4.json";
   kernels::KernelTable table = kernels::SelectKernels({});
   for (const char* text : {"", "{", R"({"machine": {}})", R"({"cut": 3})"}) {
     Write(cached, text);

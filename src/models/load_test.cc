@@ -187,7 +187,32 @@ TEST(LoadTest, ProgressEndsAtTheTotal) {
   const std::string packed = testing::TempDir() + "progress.moesaic";
   ASSERT_TRUE(Convert(path, packed, {.dtype = "int8", .progress = note}, model.pool()).ok());
   EXPECT_EQ(last, total);
+  const runtime::Topology two = runtime::PretendedNodes(2, 1);
+  for (const NumaPolicy numa : {NumaPolicy::kLocal, NumaPolicy::kMirror, NumaPolicy::kSlice}) {
+    for (const std::string& from : {path, packed}) {
+      const Placement placement = from == packed ? Placement::kCopy : Placement::kAuto;
+      last = -1;
+      TestModel placed(from, BestIsa(), {.progress = note, .placement = placement, .numa = numa},
+                       {.threads = 2, .pin = true, .topology = &two});
+      ASSERT_TRUE(placed.status().ok()) << Message(placed.status());
+      EXPECT_EQ(last, total);
+    }
+  }
   std::filesystem::remove(packed);
+}
+
+// While pages are touched, and while the first image is copied.
+TEST(LoadTest, MirroringStopsWhenToldTo) {
+  const runtime::Topology two = runtime::PretendedNodes(2, 1);
+  const auto load = [&](const std::function<bool(int64_t, int64_t)>& progress) {
+    const TestModel model(SourcePath("tests/golden/qwen3-tied"), BestIsa(),
+                          {.progress = progress, .numa = NumaPolicy::kMirror},
+                          {.threads = 2, .pin = true, .topology = &two});
+    return model.status().code();
+  };
+  EXPECT_EQ(load([](int64_t done, int64_t) { return done > 0; }), absl::StatusCode::kCancelled);
+  EXPECT_EQ(load([](int64_t done, int64_t total) { return done < total; }), absl::StatusCode::kCancelled);
+  EXPECT_EQ(load([](int64_t done, int64_t total) { return done <= total; }), absl::StatusCode::kOk);
 }
 
 TEST(LoadTest, ChoosesExpertsAToken) {

@@ -12,7 +12,9 @@
 #   SHAPES        where the random-weight models are kept, 36 GB (default build/bench/shapes)
 #   RESULTS       where raw rounds are kept as JSON (default build/bench/results)
 #   BUILD         build folder (default build/release)
+#   MOESAIC_TUNING  the file of `moesaic tune` to run with (default off: what is built in)
 set -euo pipefail
+export MOESAIC_TUNING=${MOESAIC_TUNING:-off}
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 quick=

@@ -6,6 +6,10 @@
 #   declares a libFuzzer binary; built only with -DMOESAIC_FUZZ=ON.
 include(GoogleTest)
 
+# Test properties of every test: what `moesaic tune` found on the developer's machine is not used. Not in
+# ENVIRONMENT, which tests set as a whole.
+set(MOESAIC_UNTUNED ENVIRONMENT_MODIFICATION MOESAIC_TUNING=set:off)
+
 function(moesaic_library name)
   cmake_parse_arguments(ARG "" "" "SRCS;DEPS;PRIVATE_DEPS" ${ARGN})
   add_library(moesaic_${name} STATIC ${ARG_SRCS})
@@ -32,7 +36,7 @@ function(moesaic_test name)
     set(environment ENVIRONMENT "TSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/cmake/tsan.supp")
   endif()
   gtest_discover_tests(${name} TEST_PREFIX ${name}. PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT} ${environment}
-                       DISCOVERY_TIMEOUT 60)
+                       ${MOESAIC_UNTUNED} DISCOVERY_TIMEOUT 60)
 endfunction()
 
 function(moesaic_benchmark name)

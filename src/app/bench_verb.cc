@@ -150,16 +150,35 @@ void PrintAll(const Options& options, const models::ModelInfo& info, const std::
   }
 }
 
-Status RunWithThreads(const Options& options, Session& session, runtime::ThreadPool& threads, int done,
+// One number of --threads.
+struct Threads {
+  std::unique_ptr<runtime::ThreadPool> pool;
+  TunedKernels kernels;
+};
+
+StatusOr<std::vector<Threads>> MakeAllThreads(const Options& options) {
+  std::vector<Threads> all;
+  for (const int count : options.threads) {
+    Threads threads;
+    ASSIGN_OR_RETURN(threads.pool, MakeThreads(count));
+    ASSIGN_OR_RETURN(threads.kernels, KernelsFor(threads.pool->size(), options.model.tuning));
+    all.push_back(std::move(threads));
+  }
+  return all;
+}
+
+Status RunWithThreads(const Options& options, Session& session, const Threads& run, int done,
                       std::vector<Line>* lines) {
   const std::vector<BenchCase> cases = CasesOf(options);
+  runtime::ThreadPool& threads = *run.pool;
   ASSIGN_OR_RETURN(const runtime::ReadBandwidth bandwidth,
                    runtime::MeasureReadBandwidth(&threads, kProbeBytesPerThread));
-  Tell("{} threads read {:.1f} GB/s\n", threads.size(), bandwidth.all_threads / 1e9);
+  Tell("{} threads read {:.1f} GB/s; kernels {}\n", threads.size(), bandwidth.all_threads / 1e9,
+       run.kernels.tuning);
   ASSIGN_OR_RETURN(const engine::SparsityOptions sparsity, options.model.sparsity.Resolve());
-  ASSIGN_OR_RETURN(
-      const std::unique_ptr<BenchRunner> runner,
-      BenchRunner::Create(*session.model, session.kernels, threads, options.model.kv_dtype, sparsity, cases));
+  ASSIGN_OR_RETURN(const std::unique_ptr<BenchRunner> runner,
+                   BenchRunner::Create(*session.model, run.kernels.table, threads, options.model.kv_dtype,
+                                       sparsity, cases));
   Progress progress("measuring");
   const auto total = static_cast<int64_t>(cases.size() * options.threads.size());
   for (const BenchCase& test : cases) {
@@ -178,15 +197,16 @@ Status RunWithThreads(const Options& options, Session& session, runtime::ThreadP
 
 Status RunBench(const Options& options) {
   InterruptGuard guard;
-  ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, OpenSession(options.model));
+  ASSIGN_OR_RETURN(const std::vector<Threads> runs, MakeAllThreads(options));
+  ModelFlags model = options.model;
+  model.tuning = false;  // each number of threads has its own
+  ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, OpenSession(model));
   const models::ModelInfo& info = session->model->info();
   RETURN_IF_ERROR(BenchRunner::Check(CasesOf(options), info));
-  Tell("{}: {}, loaded in {:.2f} s; kernels {}\n", options.model.model, DescribeWeights(info),
-       session->load_seconds, session->tuning);
+  Tell("{}: {}, loaded in {:.2f} s\n", options.model.model, DescribeWeights(info), session->load_seconds);
   std::vector<Line> lines;
-  for (const int count : options.threads) {
-    ASSIGN_OR_RETURN(const std::unique_ptr<runtime::ThreadPool> threads, MakeThreads(count));
-    RETURN_IF_ERROR(RunWithThreads(options, *session, *threads, static_cast<int>(lines.size()), &lines));
+  for (const Threads& run : runs) {
+    RETURN_IF_ERROR(RunWithThreads(options, *session, run, static_cast<int>(lines.size()), &lines));
   }
   PrintAll(options, info, lines);
   return OkStatus();

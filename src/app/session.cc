@@ -205,14 +205,22 @@ StatusOr<kernels::KernelTable> KernelsOfHost() {
   return kernels::SelectKernels(cpu);
 }
 
+StatusOr<TunedKernels> KernelsFor(int threads, bool wanted) {
+  TunedKernels kernels;
+  ASSIGN_OR_RETURN(kernels.table, KernelsOfHost());
+  ASSIGN_OR_RETURN(const nlohmann::json machine, MachineOfKernels(threads));
+  ASSIGN_OR_RETURN(TuningState tuning, TuneKernels(wanted, machine, kernels.table));
+  if (tuning.ignored) Tell("kernels are {}\n", tuning.text);
+  kernels.tuning = std::move(tuning.text);
+  return kernels;
+}
+
 StatusOr<std::unique_ptr<Session>> OpenSession(const ModelFlags& flags) {
   auto session = std::make_unique<Session>();
-  ASSIGN_OR_RETURN(session->kernels, KernelsOfHost());
   ASSIGN_OR_RETURN(session->threads, MakeThreads(flags.threads));
-  ASSIGN_OR_RETURN(const nlohmann::json machine, MachineOfKernels(session->threads->size()));
-  ASSIGN_OR_RETURN(TuningState tuning, TuneKernels(flags.tuning, machine, session->kernels));
-  if (tuning.ignored) Tell("kernels are {}\n", tuning.text);
-  session->tuning = std::move(tuning.text);
+  ASSIGN_OR_RETURN(TunedKernels kernels, KernelsFor(session->threads->size(), flags.tuning));
+  session->kernels = std::move(kernels.table);
+  session->tuning = std::move(kernels.tuning);
   const auto start = std::chrono::steady_clock::now();
   Progress progress("loading");
   models::LoadOptions options;

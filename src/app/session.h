@@ -60,7 +60,7 @@ void AddCacheFlags(CLI::App& verb, ModelFlags& flags);
 struct Session {
   std::unique_ptr<runtime::ThreadPool> threads;
   kernels::KernelTable kernels;
-  std::string tuning;  // "tuned by FILE", or why not
+  std::string tuning;  // TunedKernels'
   std::unique_ptr<models::Model> model;
   std::unique_ptr<models::Model> draft_model;  // or null
   double load_seconds = 0;
@@ -81,6 +81,14 @@ StatusOr<nlohmann::json> MachineOfKernels(int threads);
 
 /// The kernels of this machine, limited by MOESAIC_ISA, with what is built in where there is a choice.
 StatusOr<kernels::KernelTable> KernelsOfHost();
+
+/// Those kernels with the choices of `moesaic tune` for so many threads, if `wanted` and if there are; tells
+/// of a file that is ignored.
+struct TunedKernels {
+  kernels::KernelTable table;
+  std::string tuning;  // "tuned by FILE", or why not
+};
+StatusOr<TunedKernels> KernelsFor(int threads, bool wanted);
 
 /// Loads the model, with a progress line when stderr is a terminal. Cancelled when a signal comes meanwhile.
 StatusOr<std::unique_ptr<Session>> OpenSession(const ModelFlags& flags);

@@ -33,13 +33,13 @@ std::string FindingsText(const kernels::TuningResult& result) {
 
 Status RunTune(const Options& options) {
   const InterruptGuard guard;
-  const std::string path = options.out.empty() ? TuningPath() : options.out;
+  ASSIGN_OR_RETURN(const std::unique_ptr<runtime::ThreadPool> threads, MakeThreads(options.threads));
+  const std::string path = options.out.empty() ? TuningPath(threads->size()) : options.out;
   if (path.empty()) {
     return InvalidArgument(
         "neither XDG_CACHE_HOME nor HOME says where choices are kept; --out FILE names a file");
   }
   ASSIGN_OR_RETURN(const kernels::KernelTable kernels, KernelsOfHost());
-  ASSIGN_OR_RETURN(const std::unique_ptr<runtime::ThreadPool> threads, MakeThreads(options.threads));
   StatusOr<kernels::TuningResult> result = [&] {
     Progress progress("tuning");
     return kernels::Tune(kernels, *threads, [&](int64_t done, int64_t total, const std::string& what) {
@@ -67,15 +67,17 @@ void AddTune(CLI::App& root, VerbRun& run) {
   CLI::App* verb =
       root.add_subcommand("tune", "Measure which kernels and task sizes are fastest on this machine");
   AddThreadsFlag(*verb, options->threads);
-  verb->add_option("--out", options->out, "File to write; else MOESAIC_TUNING or the user's cache");
+  verb->add_option("--out", options->out, "File to write; else MOESAIC_TUNING or one of the user's cache");
   verb->footer(
       "Takes 10 to 60 seconds, best on a machine that does nothing else. Results of models are the same to "
       "the\n"
       "bit whatever is chosen, and a choice is taken only where it wins by more than the noise. Verbs that "
       "load a\n"
-      "model read the file if it is of this machine and number of threads; --no-tuning and "
-      "MOESAIC_TUNING=off\n"
-      "leave it alone, MOESAIC_TUNING=FILE names another one. moesaic doctor says which is used.\n\n"
+      "model read the file if it is of this machine and number of threads, each number having one of its "
+      "own;\n"
+      "--no-tuning and MOESAIC_TUNING=off leave it alone, MOESAIC_TUNING=FILE names another one. moesaic "
+      "doctor\n"
+      "says which is used for as many threads as there are cores.\n\n"
       "Examples:\n"
       "  moesaic tune\n"
       "  moesaic tune --threads 8 --out tuning.json");

@@ -3,22 +3,55 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <initializer_list>
 #include <type_traits>
 #include <utility>
-
-#include "app/input.h"
 
 namespace moesaic::app {
 namespace {
 
 using nlohmann::json;
 
-constexpr char kOff[] = "off";
+constexpr char kOff[] = "off", kThreads[] = "threads";
+// TuningText writes less than 2 KiB, nested as deep as a cache of the machine's.
+constexpr size_t kMostBytes = 64 << 10;
+constexpr int kMostDepth = 4;
 
 std::string Environment(const char* name) {
   const char* value = std::getenv(name);
   return value != nullptr ? value : "";
+}
+
+// All of a file that a cache or an environment variable names: whatever it may be.
+StatusOr<std::string> ReadText(const std::string& path) {
+  std::error_code ignored;
+  const std::filesystem::file_status found = std::filesystem::status(path, ignored);
+  if (!std::filesystem::exists(found)) return NotFound("there is no such file");
+  if (!std::filesystem::is_regular_file(found)) return InvalidArgument("not a regular file");
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return IoError("it cannot be opened");
+  std::string text(kMostBytes + 1, '\0');
+  file.read(text.data(), std::ssize(text));
+  if (file.bad()) return IoError("it cannot be read");
+  text.resize(static_cast<size_t>(file.gcount()));
+  if (text.size() > kMostBytes) return InvalidArgument("longer than {} bytes", kMostBytes);
+  return text;
+}
+
+// Values are compared and copied by recursion, so that depth must have a bound.
+StatusOr<json> ParseShallow(const std::string& text) {
+  bool too_deep = false;
+  const auto check = [&](int depth, json::parse_event_t event, const json&) {
+    const bool opens =
+        event == json::parse_event_t::object_start || event == json::parse_event_t::array_start;
+    if (opens && depth >= kMostDepth) too_deep = true;
+    return !too_deep;
+  };
+  json parsed = json::parse(text, check, /*allow_exceptions=*/false);
+  if (too_deep) return InvalidArgument("nested deeper than {} levels", kMostDepth);
+  if (parsed.is_discarded()) return InvalidArgument("not JSON");
+  return parsed;
 }
 
 // An integer of `object`; `value` stays as it is where there is none.
@@ -51,6 +84,9 @@ Status CheckMachine(const json& stored, const json& machine) {
   for (const auto& [key, value] : machine.items()) {
     const json found = stored.value(key, json());
     if (found == value) continue;
+    if (std::string_view(key) == kThreads) {
+      return InvalidArgument("for {} threads, here are {}", found.dump(), value.dump());
+    }
     return InvalidArgument("of another machine: its \"{}\" is {}, here it is {}", key, found.dump(),
                            value.dump());
   }
@@ -63,7 +99,7 @@ json TuningMachine(const runtime::Topology& topology, const runtime::CpuFeatures
   json machine = {{"processor", topology.cpu_model},
                   {"instruction_sets", json::array()},
                   {"caches", json::array()},
-                  {"threads", threads > 0 ? threads : topology.DefaultThreads()},
+                  {kThreads, threads > 0 ? threads : topology.DefaultThreads()},
                   {"kernels", kernels::kTuningVersion}};
   for (const runtime::Isa isa : runtime::HostIsas(cpu)) {
     machine["instruction_sets"].push_back(runtime::IsaName(isa));
@@ -74,7 +110,7 @@ json TuningMachine(const runtime::Topology& topology, const runtime::CpuFeatures
   return machine;
 }
 
-std::string TuningPath() {
+std::string TuningPath(int threads) {
   const std::string named = Environment("MOESAIC_TUNING");
   if (!named.empty() && named != kOff) return named;
   std::string cache = Environment("XDG_CACHE_HOME");
@@ -83,7 +119,7 @@ std::string TuningPath() {
     if (home.empty()) return "";
     cache = home + "/.cache";
   }
-  return cache + "/moesaic/tuning.json";
+  return fmt::format("{}/moesaic/tuning-{}.json", cache, threads);
 }
 
 std::string TuningText(const json& machine, const kernels::Tuning& tuning) {
@@ -101,8 +137,7 @@ std::string TuningText(const json& machine, const kernels::Tuning& tuning) {
 }
 
 StatusOr<kernels::Tuning> ParseTuning(const std::string& text, const json& machine) {
-  const json parsed = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (parsed.is_discarded()) return InvalidArgument("not JSON");
+  ASSIGN_OR_RETURN(const json parsed, ParseShallow(text));
   RETURN_IF_ERROR(CheckKeys(parsed, "the file", {"machine", "cut", "few_below"}));
   RETURN_IF_ERROR(CheckMachine(parsed.value("machine", json()), machine));
   kernels::Tuning tuning;
@@ -126,13 +161,15 @@ StatusOr<TuningState> TuneKernels(bool wanted, const json& machine, kernels::Ker
   const std::string named = Environment("MOESAIC_TUNING");
   if (!wanted) return TuningState{"not tuned: --no-tuning"};
   if (named == kOff) return TuningState{"not tuned: MOESAIC_TUNING=off"};
-  const std::string path = TuningPath();
+  const int threads = machine.at(kThreads);
+  const std::string path = TuningPath(threads);
   std::error_code ignored;
   if (named.empty() && (path.empty() || !std::filesystem::exists(path, ignored))) {
-    return TuningState{"not tuned: moesaic tune was not run on this machine"};
+    return TuningState{
+        fmt::format("not tuned: moesaic tune was not run on this machine with {} threads", threads)};
   }
   const auto apply = [&]() -> Status {
-    ASSIGN_OR_RETURN(const std::string text, ReadInput(path));
+    ASSIGN_OR_RETURN(const std::string text, ReadText(path));
     ASSIGN_OR_RETURN(const kernels::Tuning tuning, ParseTuning(text, machine));
     return kernels::ApplyTuning(tuning, table);
   };

@@ -14,12 +14,12 @@ namespace moesaic::app {
 /// What choices hold for: processor, instruction sets, caches, threads and the version of the kernels.
 nlohmann::json TuningMachine(const runtime::Topology& topology, const runtime::CpuFeatures& cpu, int threads);
 
-/// MOESAIC_TUNING if it names a file, else moesaic/tuning.json below XDG_CACHE_HOME or ~/.cache; "" if there
-/// is no home.
-std::string TuningPath();
+/// MOESAIC_TUNING if it names a file, else moesaic/tuning-THREADS.json below XDG_CACHE_HOME or ~/.cache; ""
+/// if there is no home.
+std::string TuningPath(int threads);
 
 /// The file's text, and back. Parsing fails with what is wrong, or with what differs if the choices are of
-/// another machine.
+/// another machine or number of threads.
 std::string TuningText(const nlohmann::json& machine, const kernels::Tuning& tuning);
 StatusOr<kernels::Tuning> ParseTuning(const std::string& text, const nlohmann::json& machine);
 

@@ -71,6 +71,19 @@ TEST_F(TuningFileTest, RefusesDamagedText) {
   EXPECT_EQ(ErrorWith(R"({"machine": null})"), "\"machine\" must be an object");
 }
 
+// Deep enough for the stack to end, were it followed.
+TEST_F(TuningFileTest, RefusesDeepText) {
+  const auto error = [&](const std::string& text) { return Message(ParseTuning(text, machine_).status()); };
+  constexpr int kDeep = 1 << 20;
+  const std::string open(kDeep, '['), close(kDeep, ']');
+  for (const std::string& text : {open, open + close, "{\"cut\": {\"row_bytes\": " + open + close + "}}",
+                                  "{\"machine\": " + open + close + "}"}) {
+    EXPECT_EQ(error(text), "nested deeper than 4 levels");
+  }
+  EXPECT_EQ(error(R"({"machine": {"caches": [{"bytes": [1]}]}})"), "nested deeper than 4 levels");
+  EXPECT_THAT(error(R"({"machine": {"caches": [{"bytes": 1}]}})"), HasSubstr("of another machine"));
+}
+
 TEST_F(TuningFileTest, IsOfOneMachine) {
   const auto error = [&](const nlohmann::json& here) {
     const auto parsed = ParseTuning(TuningText(machine_, {}), here);
@@ -82,8 +95,7 @@ TEST_F(TuningFileTest, IsOfOneMachine) {
             "of another machine: its \"processor\" is \"A processor\", here it is \"Another\"");
   EXPECT_THAT(error(TuningMachine(Machine(), {.avx2 = true, .avx_vnni = true}, 0)),
               HasSubstr("instruction_sets"));
-  EXPECT_THAT(error(TuningMachine(Machine(), {.avx2 = true}, 3)),
-              HasSubstr("\"threads\" is 4, here it is 3"));
+  EXPECT_EQ(error(TuningMachine(Machine(), {.avx2 = true}, 3)), "for 4 threads, here are 3");
   other = Machine();
   other.caches[0].bytes = 1 << 20;
   EXPECT_THAT(error(TuningMachine(other, {.avx2 = true}, 0)), HasSubstr("caches"));
@@ -93,9 +105,9 @@ TEST_F(TuningFileTest, IsOfOneMachine) {
 }
 
 TEST_F(TuningFileTest, WhichFileIsRead) {
-  const std::string cached = folder_ + "/moesaic/tuning.json", named = folder_ + "/named.json";
+  const std::string cached = folder_ + "/moesaic/tuning-4.json", named = folder_ + "/named.json";
   kernels::KernelTable table = kernels::SelectKernels({});
-  EXPECT_EQ(TuningPath(), cached);
+  EXPECT_EQ(TuningPath(4), cached);
   EXPECT_THAT(TuneKernels(true, machine_, table)->text, HasSubstr("moesaic tune was not run"));
   kernels::Tuning tuning;
   tuning.cut.tasks_per_thread = 9;
@@ -107,6 +119,9 @@ TEST_F(TuningFileTest, WhichFileIsRead) {
   setenv("MOESAIC_TUNING", "", 1);
   EXPECT_EQ(TuneKernels(true, machine_, table)->text, "tuned by " + cached);
   EXPECT_EQ(table.cut.tasks_per_thread, 9);
+  const nlohmann::json three = TuningMachine(Machine(), {.avx2 = true}, 3);
+  EXPECT_EQ(TuneKernels(true, three, table)->text,
+            "not tuned: moesaic tune was not run on this machine with 3 threads");
   tuning.cut.tasks_per_thread = 5;
   Write(named, TuningText(machine_, tuning));
   setenv("MOESAIC_TUNING", named.c_str(), 1);
@@ -114,9 +129,32 @@ TEST_F(TuningFileTest, WhichFileIsRead) {
   EXPECT_EQ(table.cut.tasks_per_thread, 5);
 }
 
+// What is no file of choices at all: a folder, standard input's name, and a file without an end to speak of.
+TEST_F(TuningFileTest, ReadsSmallRegularFilesAlone) {
+  const std::string cached = folder_ + "/moesaic/tuning-4.json";
+  kernels::KernelTable table = kernels::SelectKernels({});
+  const auto named_error = [&](const std::string& path) {
+    setenv("MOESAIC_TUNING", path.c_str(), 1);
+    const std::string error = Message(TuneKernels(true, machine_, table).status());
+    unsetenv("MOESAIC_TUNING");
+    return error;
+  };
+  EXPECT_EQ(named_error("-"), "MOESAIC_TUNING=-: there is no such file");
+  EXPECT_EQ(named_error("/dev/zero"), "MOESAIC_TUNING=/dev/zero: not a regular file");
+  std::filesystem::create_directory(cached);
+  EXPECT_THAT(TuneKernels(true, machine_, table)->text, HasSubstr("is ignored: not a regular file"));
+  EXPECT_EQ(named_error(cached), "MOESAIC_TUNING=" + cached + ": not a regular file");
+  std::filesystem::remove(cached);
+  const std::string good = TuningText(machine_, {});
+  Write(cached, good + std::string((64 << 10) - good.size(), ' '));
+  EXPECT_EQ(TuneKernels(true, machine_, table)->text, "tuned by " + cached);
+  Write(cached, good + std::string((64 << 10) + 1 - good.size(), ' '));
+  EXPECT_THAT(TuneKernels(true, machine_, table)->text, HasSubstr("is ignored: longer than 65536 bytes"));
+}
+
 // A bad file of the cache is left alone; one that somebody named is an error.
 TEST_F(TuningFileTest, ABadFileIsNoCrash) {
-  const std::string cached = folder_ + "/moesaic/tuning.json";
+  const std::string cached = folder_ + "/moesaic/tuning-4.json";
   kernels::KernelTable table = kernels::SelectKernels({});
   for (const char* text : {"", "{", R"({"machine": {}})", R"({"cut": 3})"}) {
     Write(cached, text);

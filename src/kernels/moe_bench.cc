@@ -67,7 +67,7 @@ double ProductsMicroseconds(const ExecContext& context, const MoeParams& p) {
   const auto y = context.scratch->Take<float>(room * context.pool->size());
   const auto run = [&](const PreparedRows& a, const tensor::PackedMatrix& w, int panel, int worker) {
     const int panels = std::min(kPanels, w.layout.panels() - panel);
-    context.kernels->gemm[static_cast<int>(w.layout.format)].tile(TileOf(
+    context.kernels->gemm[static_cast<int>(w.layout.format)].Run(TileOf(
         a, 0, rows, w, /*node=*/0, panel, panels, y.data() + worker * room, kPanels * tensor::kPanelRows));
   };
   return MedianMicroseconds(9, [&] {

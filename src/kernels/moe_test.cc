@@ -98,19 +98,19 @@ struct Layer {
     ExpertWeights& sliced = params.experts;
     sliced.stride = 2 * gate_half.total_bytes + down_half.total_bytes;
     const int64_t image = sliced.stride * shape.experts;
-    slices = *runtime::Buffer::Allocate(2 * image, false);
+    images = *runtime::Buffer::Allocate(2 * image, false);
     int64_t at = 0;
     for (auto part : {&ExpertWeights::gate, &ExpertWeights::up, &ExpertWeights::down}) {
       const tensor::PackedLayout& layout = part == &ExpertWeights::down ? down_half : gate_half;
       for (int e = 0; e < shape.experts; ++e) {
-        CopySlices(whole.Of(whole.*part, e), layout, slices.data() + at + e * sliced.stride, image);
+        CopySlices(whole.Of(whole.*part, e), layout, images.data() + at + e * sliced.stride, image);
       }
       PackedMatrix& m = sliced.*part;
       const int n = m.layout.n, n_padded = m.layout.n_padded;
       m.layout = layout;
       m.layout.n = n;
       m.layout.n_padded = n_padded;
-      m.data = slices.data() + at;
+      m.data = images.data() + at;
       m.images = 2;
       m.slice_panels = layout.panels();
       m.image_stride = image;
@@ -119,9 +119,25 @@ struct Layer {
     return params;
   }
 
+  // The same experts twice; the shared one once.
+  MoeParams MirroredParams(float* out, int64_t out_stride) {
+    MoeParams params = Params(out, out_stride);
+    const int64_t image = params.experts.stride * shape.experts;
+    images = *runtime::Buffer::Allocate(2 * image, false);
+    std::memcpy(images.data(), block.data(), image);
+    std::memcpy(images.data() + image, block.data(), image);
+    for (auto part : {&ExpertWeights::gate, &ExpertWeights::up, &ExpertWeights::down}) {
+      PackedMatrix& m = params.experts.*part;
+      m.data = images.data() + (m.data - block.data());
+      m.images = 2;
+      m.image_stride = image;
+    }
+    return params;
+  }
+
   Shape shape;
   int rows;
-  runtime::Buffer slices;
+  runtime::Buffer images;
   TestMatrix gate, up, down;
   TestMatrix shared_gate_up_down[3];
   runtime::Buffer block;
@@ -215,14 +231,45 @@ TEST_P(MoeTest, SlicesMakeNoDifference) {
     TestContext test(GetParam(), topology);
     for (PackedFormat format : kFormats) {
       for (const Shape& shape :
-           {Shape{100, 40, 6, 2, 0}, Shape{640, 96, 4, 4, 33}, Shape{650, 17, 5, 4, 33}}) {
-        for (int rows : {1, 21, 210}) {  // with the most, outputs are added up by columns, some across slices
+           {Shape{100, 40, 6, 2, 0}, Shape{640, 96, 4, 4, 33}, Shape{770, 17, 5, 4, 33}}) {
+        for (int rows : {1, 21, 260}) {  // with the most, outputs are added up by columns, some across slices
           Layer layer(&rng_, format, PackedFormat::kBF16, shape, rows, /*static_scales=*/false);
           std::vector<float> expected(size_t(rows) * shape.hidden), out(expected.size(), 99.0F);
           Moe(plain.context(), layer.Params(expected.data(), shape.hidden));
           Moe(test.context(), layer.SlicedParams(out.data(), shape.hidden));
           ASSERT_EQ(std::memcmp(out.data(), expected.data(), out.size() * sizeof(float)), 0)
               << PackedFormatName(format) << ", " << rows << " rows, " << nodes << " nodes";
+        }
+      }
+    }
+  }
+}
+
+// Several row tiles of one expert, each in several tasks, are gathered by one worker in turn, over and over
+// as it goes on to another slice.
+TEST_P(MoeTest, RowTilesOfOneExpertInTurn) {
+  TestContext plain(GetParam(), 1), two(GetParam(), 2);
+  const runtime::Topology topology = runtime::PretendedNodes(3, 1);
+  TestContext three(GetParam(), topology);
+  const Shape shape{200, 100, 3, 2, 33};
+  const int rows = 300;  // 200 of an expert: tiles of 96, 96 and 8
+  const CutSizes small = {.panel_bytes = 16 << 10, .row_bytes = 16 << 10, .tasks_per_thread = 16};
+  for (PackedFormat format : {PackedFormat::kBF16, PackedFormat::kI8, PackedFormat::kI4G32}) {
+    for (const bool static_scales : {false, true}) {
+      Layer layer(&rng_, format, PackedFormat::kBF16, shape, rows, static_scales);
+      std::vector<float> expected(size_t(rows) * shape.hidden);
+      Moe(plain.context(), layer.Params(expected.data(), shape.hidden));
+      for (TestContext* test : {&two, &three}) {
+        KernelTable table = *test->context().kernels;
+        table.cut = small;
+        ExecContext ctx = test->context();
+        ctx.kernels = &table;
+        for (const auto params : {&Layer::Params, &Layer::SlicedParams, &Layer::MirroredParams}) {
+          std::vector<float> out(expected.size(), 99.0F);
+          Moe(ctx, (layer.*params)(out.data(), shape.hidden));
+          ASSERT_EQ(std::memcmp(out.data(), expected.data(), out.size() * sizeof(float)), 0)
+              << PackedFormatName(format) << ", static scales " << static_scales << ", " << ctx.pool->size()
+              << " threads";
         }
       }
     }

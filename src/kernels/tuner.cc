@@ -157,12 +157,15 @@ class Stream {
   std::vector<std::vector<float>> out_;  // [workers]
 };
 
+// Asks, between measurements, whether to go on; fails if not.
+using Asking = std::function<Status()>;
+
 // Row counts at which tiles and vectors are compared; a crossover is one of them or 0.
 constexpr int kRowSteps[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64};
 
 // Moves the crossover from what is built in, step by step, as long as the other kernel wins the step.
 StatusOr<TuningFinding> TuneCrossover(const KernelTable& table, PackedFormat format,
-                                      runtime::ThreadPool& pool) {
+                                      runtime::ThreadPool& pool, const Asking& ask) {
   const KernelTable::Gemm& gemm = table.gemm[static_cast<int>(format)];
   TuningFinding finding{.what = "tiles from so many rows on, " + tensor::PackedFormatName(format),
                         .before = gemm.few_below,
@@ -176,6 +179,7 @@ StatusOr<TuningFinding> TuneCrossover(const KernelTable& table, PackedFormat for
   const auto* built_in = std::lower_bound(std::begin(kRowSteps), std::end(kRowSteps), gemm.few_below);
   double gain = 0;
   for (const int* step = built_in; step != std::end(kRowSteps); ++step) {  // up: rows that tiles have now
+    RETURN_IF_ERROR(ask());
     stream.SetRows(*step);
     if (!WinsTwice(tile, few, &gain)) break;
     finding.after = step + 1 != std::end(kRowSteps) ? step[1] : *step + 1;
@@ -183,6 +187,7 @@ StatusOr<TuningFinding> TuneCrossover(const KernelTable& table, PackedFormat for
   }
   if (finding.taken()) return finding;
   for (const int* step = built_in; step != std::begin(kRowSteps);) {  // down: rows that vectors have now
+    RETURN_IF_ERROR(ask());
     stream.SetRows(*--step);
     if (!WinsTwice(few, tile, &gain)) break;
     finding.after = step == std::begin(kRowSteps) ? 0 : *step;
@@ -269,7 +274,8 @@ class MoeRun {
 
 // Halves or doubles one size of `cut` as long as that wins.
 template <typename T>
-TuningFinding TuneSize(const char* what, T CutSizes::*size, MoeRun& run, CutSizes* cut) {
+StatusOr<TuningFinding> TuneSize(const char* what, T CutSizes::*size, const Asking& ask, MoeRun& run,
+                                 CutSizes* cut) {
   const T before = cut->*size;
   double ratio = 1;
   for (const bool up : {false, true}) {
@@ -277,13 +283,14 @@ TuningFinding TuneSize(const char* what, T CutSizes::*size, MoeRun& run, CutSize
       CutSizes next = *cut;
       next.*size = up ? next.*size * 2 : next.*size / 2;
       if (!CheckSizes(next).ok()) break;
+      RETURN_IF_ERROR(ask());
       if (!WinsTwice([&] { return run.Seconds(*cut); }, [&] { return run.Seconds(next); }, &gain)) break;
       *cut = next;
       ratio *= 1 + gain;
     }
     if (cut->*size != before) break;
   }
-  return {.what = what, .before = before, .after = cut->*size, .gain = ratio - 1};
+  return TuningFinding{.what = what, .before = before, .after = cut->*size, .gain = ratio - 1};
 }
 
 }  // namespace
@@ -295,12 +302,18 @@ StatusOr<TuningResult> Tune(const KernelTable& table, runtime::ThreadPool& pool,
   result.tuning.cut = table.cut;
   int64_t done = 0, steps = kSizes;
   for (const KernelTable::Gemm& gemm : table.gemm) steps += gemm.few != nullptr;
-  const auto stopped = [&](const std::string& what) { return progress && !progress(done++, steps, what); };
+  const auto asking = [&](const std::string& what) -> Asking {
+    return [&, what] {
+      return progress && !progress(done, steps, what) ? Cancelled("tuning was stopped") : OkStatus();
+    };
+  };
   for (int f = 0; f < tensor::kPackedFormats; ++f) {
     if (table.gemm[f].few == nullptr) continue;
     const auto format = static_cast<PackedFormat>(f);
-    if (stopped(tensor::PackedFormatName(format))) return Cancelled("tuning was stopped");
-    ASSIGN_OR_RETURN(TuningFinding finding, TuneCrossover(table, format, pool));
+    const Asking ask = asking(tensor::PackedFormatName(format));
+    RETURN_IF_ERROR(ask());
+    ASSIGN_OR_RETURN(TuningFinding finding, TuneCrossover(table, format, pool, ask));
+    ++done;
     if (finding.taken()) result.tuning.few_below[f] = static_cast<int>(finding.after);
     result.findings.push_back(std::move(finding));
   }
@@ -310,8 +323,9 @@ StatusOr<TuningResult> Tune(const KernelTable& table, runtime::ThreadPool& pool,
   ASSIGN_OR_RETURN(MoeRun run, MoeRun::Create(tuned, pool));
   run.Seconds(table.cut);
   const auto tune = [&](const char* what, auto CutSizes::*size) -> Status {
-    if (stopped(what)) return Cancelled("tuning was stopped");
-    result.findings.push_back(TuneSize(what, size, run, &result.tuning.cut));
+    ASSIGN_OR_RETURN(TuningFinding finding, TuneSize(what, size, asking(what), run, &result.tuning.cut));
+    result.findings.push_back(std::move(finding));
+    ++done;
     return OkStatus();
   };
   RETURN_IF_ERROR(tune("bytes of panels in a task", &CutSizes::panel_bytes));

@@ -24,7 +24,8 @@ struct TuningResult {
   std::vector<TuningFinding> findings;
 };
 
-/// Called with steps done and in all, and what is measured; returns false to stop with Cancelled.
+/// Called with steps done and in all, and what is measured, at least every few seconds; returns false to stop
+/// with Cancelled.
 using TuneProgress = std::function<bool(int64_t done, int64_t total, const std::string& what)>;
 
 /// Tunes `table` as it was selected, on all threads of `pool`; takes some 200 MB of memory. A round measures

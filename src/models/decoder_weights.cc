@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "base/round.h"
+
 namespace moesaic::models {
 namespace {
 
@@ -138,12 +140,22 @@ class Assembler {
   bool frame_;
 };
 
+// Of whole matrices of one shape: all slices, or any one image.
+bool SameBytes(const tensor::PackedMatrix& a, const tensor::PackedMatrix& b) {
+  const int slices = a.slice_panels > 0 ? base::CeilDiv(a.layout.panels(), a.slice_panels) : 1;
+  for (int slice = 0; slice < slices; ++slice) {
+    const int64_t at = slice * a.image_stride;
+    if (std::memcmp(a.data + at, b.data + at, a.layout.total_bytes) != 0) return false;
+  }
+  return true;
+}
+
 // Checkpoints of DeepSeek-V3 hold the head again with the MTP module. One of both keeps caches and, where the
 // file is mapped, memory for other things: the module runs right after the head.
 bool IsCopy(const tensor::PackedMatrix& a, const tensor::PackedMatrix& b) {
   return a.data != b.data && a.layout.format == b.layout.format && a.layout.n == b.layout.n &&
          a.layout.k == b.layout.k && a.first_row == b.first_row && a.input_scale == b.input_scale &&
-         std::memcmp(a.data, b.data, a.layout.total_bytes) == 0;
+         SameBytes(a, b);
 }
 
 }  // namespace

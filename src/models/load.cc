@@ -40,17 +40,23 @@ StatusOr<std::unique_ptr<Model>> LoadPacked(const std::string& path, DecoderSpec
   ASSIGN_OR_RETURN(std::shared_ptr<const PackedFile> file, PackedFile::Open(path));
   DropAbsentMtp(*file, spec);
   ASSIGN_OR_RETURN(WeightPlan plan, PlanFromPacked(spec, *file));
-  const bool by_node = options.numa == NumaPolicy::kMirror || options.numa == NumaPolicy::kSlice;
+  const bool by_node_wanted = options.numa == NumaPolicy::kMirror || options.numa == NumaPolicy::kSlice;
+  NumaPlacement placement;
+  if (by_node_wanted) {
+    ASSIGN_OR_RETURN(placement, PlaceWeights(options.numa, plan, pool));
+  }
+  const bool by_node = placement.images() > 1;
   if (by_node && options.placement == Placement::kMap) {
     return InvalidArgument(
         "{}: the pages of a mapped file can't be {}; --mmap off copies its weights, and --numa auto leaves "
-        "them "
-        "where they are",
+        "them where they are",
         path, options.numa == NumaPolicy::kMirror ? "mirrored" : "sliced");
   }
   if (by_node || options.placement == Placement::kCopy ||
       (options.placement == Placement::kAuto && FitsTwice(plan.bytes))) {
-    ASSIGN_OR_RETURN(const NumaPlacement placement, PlaceWeights(options.numa, plan.bytes, pool));
+    if (!by_node_wanted) {
+      ASSIGN_OR_RETURN(placement, PlaceWeights(options.numa, plan, pool));
+    }
     ASSIGN_OR_RETURN(WeightMap weights,
                      WeightMap::Copy(*file, std::move(plan), options.progress, placement, pool));
     return Finish(std::move(spec), std::move(weights), WeightSource::kCopied, placement, options.mla_path);
@@ -90,7 +96,7 @@ StatusOr<std::unique_ptr<Model>> Model::Load(const std::string& path, const Load
   }
   DropAbsentMtp(*checkpoint, spec);
   ASSIGN_OR_RETURN(WeightPlan plan, PlanFromCheckpoint(spec, *checkpoint, dtype));
-  ASSIGN_OR_RETURN(const NumaPlacement placement, PlaceWeights(options.numa, plan.bytes, pool));
+  ASSIGN_OR_RETURN(const NumaPlacement placement, PlaceWeights(options.numa, plan, pool));
   ASSIGN_OR_RETURN(WeightMap weights,
                    WeightMap::Pack(*checkpoint, std::move(plan), options.progress, placement, pool));
   return Finish(std::move(spec), std::move(weights), WeightSource::kPacked, placement, options.mla_path);

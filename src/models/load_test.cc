@@ -8,6 +8,7 @@
 #include "checkpoint/safetensors_writer.h"
 #include "models/numa_nodes.h"
 #include "models/test_session.h"
+#include "models/weight_image.h"
 #include "runtime/test_topology.h"
 
 namespace moesaic::models {
@@ -126,6 +127,39 @@ TEST(LoadTest, SharesEqualCopiesOfTheEmbedding) {
   EXPECT_EQ(own->info().mtp_weight_bytes - copies->info().mtp_weight_bytes, head_bytes);
 }
 
+// Slices of the two heads differ in the last one alone: the module keeps a head of its own.
+TEST(LoadTest, SlicedHeadsThatDifferInTheLastRowAreNoCopies) {
+  const auto golden = *checkpoint::Checkpoint::Open(SourcePath("tests/golden/deepseek-v3-mtp"));
+  const checkpoint::TensorEntry* head = golden->Find("lm_head.weight");
+  ASSERT_NE(head, nullptr);
+  std::vector<std::byte> bytes(head->bytes.begin(), head->bytes.end());
+  std::fill(bytes.end() - std::ssize(bytes) / 160, bytes.end(), std::byte{0x3f});  // 0.746 in bf16
+  Copy changed("deepseek-v3-mtp");
+  changed.Remove("model.layers.2.shared_head.head");
+  changed.Add("model.layers.2.shared_head.head.weight", head->dtype, head->shape, bytes);
+  const std::string folder = changed.Write();
+  const runtime::Topology topology = runtime::PretendedNodes(2, 1);
+  const auto last_logit = [&](NumaPolicy numa) {
+    TestModel model(folder, BestIsa(), {.dtype = "f32", .numa = numa},
+                    {.threads = 2, .pin = true, .topology = &topology});
+    EXPECT_TRUE(model.status().ok()) << Message(model.status());
+    EXPECT_EQ(model->info().numa_nodes, numa == NumaPolicy::kLocal ? 1 : 2);
+    const TestCache cache(model->info().kv, 1, 64);
+    const int32_t token[] = {3}, row[] = {0};
+    const Outputs main = Feed(model, cache, 0, 0, token, row);
+    const kernels::SequenceSlice slice{.block_table = cache.table(0), .start = 0, .count = 1, .row = 0};
+    std::vector<float> logits(160);
+    const Status status =
+        model->ForwardMtp(model.context(), 0, {.tokens = token, .sequences = {&slice, 1}, .logit_rows = row},
+                          main.hidden, cache.layers(), {.logits = logits, .hidden = {}});
+    EXPECT_TRUE(status.ok()) << Message(status);
+    return logits.back();
+  };
+  const float expected = last_logit(NumaPolicy::kLocal);
+  EXPECT_EQ(last_logit(NumaPolicy::kSlice), expected);
+  EXPECT_EQ(last_logit(NumaPolicy::kMirror), expected);
+}
+
 TEST(LoadTest, StopsWhenToldTo) {
   int calls = 0;
   const auto stop = [&](int64_t done, int64_t total) {
@@ -153,7 +187,32 @@ TEST(LoadTest, ProgressEndsAtTheTotal) {
   const std::string packed = testing::TempDir() + "progress.moesaic";
   ASSERT_TRUE(Convert(path, packed, {.dtype = "int8", .progress = note}, model.pool()).ok());
   EXPECT_EQ(last, total);
+  const runtime::Topology two = runtime::PretendedNodes(2, 1);
+  for (const NumaPolicy numa : {NumaPolicy::kLocal, NumaPolicy::kMirror, NumaPolicy::kSlice}) {
+    for (const std::string& from : {path, packed}) {
+      const Placement placement = from == packed ? Placement::kCopy : Placement::kAuto;
+      last = -1;
+      TestModel placed(from, BestIsa(), {.progress = note, .placement = placement, .numa = numa},
+                       {.threads = 2, .pin = true, .topology = &two});
+      ASSERT_TRUE(placed.status().ok()) << Message(placed.status());
+      EXPECT_EQ(last, total);
+    }
+  }
   std::filesystem::remove(packed);
+}
+
+// While pages are touched, and while the first image is copied.
+TEST(LoadTest, MirroringStopsWhenToldTo) {
+  const runtime::Topology two = runtime::PretendedNodes(2, 1);
+  const auto load = [&](const std::function<bool(int64_t, int64_t)>& progress) {
+    const TestModel model(SourcePath("tests/golden/qwen3-tied"), BestIsa(),
+                          {.progress = progress, .numa = NumaPolicy::kMirror},
+                          {.threads = 2, .pin = true, .topology = &two});
+    return model.status().code();
+  };
+  EXPECT_EQ(load([](int64_t done, int64_t) { return done > 0; }), absl::StatusCode::kCancelled);
+  EXPECT_EQ(load([](int64_t done, int64_t total) { return done < total; }), absl::StatusCode::kCancelled);
+  EXPECT_EQ(load([](int64_t done, int64_t total) { return done <= total; }), absl::StatusCode::kOk);
 }
 
 TEST(LoadTest, ChoosesExpertsAToken) {
@@ -190,9 +249,9 @@ TEST(CheckNodeMemoryTest, NamesWhatIsNeededAndThere) {
       Message(CheckNodeMemory(mirror, 40 * kGb, 80 * kGb, nodes)),
       "weights mirrored on 2 NUMA nodes take 40.0 GB of each, and node 2 has 32.0 GB; --numa interleave "
       "needs no equal parts");
-  EXPECT_EQ(Message(CheckNodeMemory(slice, 60 * kGb, 80 * kGb, nodes)), "");
+  EXPECT_EQ(Message(CheckNodeMemory(slice, 30 * kGb, 80 * kGb, nodes)), "");
   EXPECT_EQ(
-      Message(CheckNodeMemory(slice, 90 * kGb, 80 * kGb, nodes)),
+      Message(CheckNodeMemory(slice, 45 * kGb, 80 * kGb, nodes)),
       "weights sliced on 2 NUMA nodes take 90.0 GB, and 80.0 GB of memory are free; --mmap on with --numa "
       "auto reads them from the file");
   EXPECT_EQ(Message(CheckNodeMemory(mirror, 20 * kGb, /*available: unknown*/ 0, nodes)), "");
@@ -202,7 +261,7 @@ TEST(PlaceWeightsTest, TakesTheNodesOfTheThreads) {
   const runtime::Topology four = runtime::PretendedNodes(4, 1);
   const auto place = [&](int threads, bool pin, NumaPolicy policy) {
     const auto pool = *runtime::ThreadPool::Create({.threads = threads, .pin = pin, .topology = &four});
-    return *PlaceWeights(policy, 1 << 20, *pool);
+    return *PlaceWeights(policy, {}, *pool);
   };
   EXPECT_THAT(place(4, true, NumaPolicy::kMirror).nodes, testing::ElementsAre(0, 1, 2, 3));
   EXPECT_EQ(place(4, true, NumaPolicy::kMirror).images(), 4);
@@ -214,16 +273,62 @@ TEST(PlaceWeightsTest, TakesTheNodesOfTheThreads) {
   }
 }
 
+// A matrix of one panel lies whole in the first slice, and the others have room for as much.
+TEST(PlaceWeightsTest, CountsTheRoomThatSlicesTakeOnEveryNode) {
+  const int k = 1 << 20;
+  WeightPlan plan;
+  RegionPlan& region = plan.regions.emplace_back();
+  region.layouts = {tensor::PackedLayout::Of(tensor::PackedFormat::kBF16, tensor::kPanelRows, k)};
+  region.offsets = {0};
+  region.stride = region.layouts[0].total_bytes;
+  // As many as take half of the memory that is free, and on three nodes more than there is.
+  region.decl.count = static_cast<int>(runtime::AvailableMemory() / 2 / region.stride);
+  plan.bytes = region.bytes = region.stride * region.decl.count;
+  EXPECT_EQ(SlicePlan(plan, 3).bytes, plan.bytes);
+  const runtime::Topology three = runtime::PretendedNodes(3, 1);
+  const auto pool = *runtime::ThreadPool::Create({.threads = 3, .pin = true, .topology = &three});
+  EXPECT_THAT(Message(PlaceWeights(NumaPolicy::kSlice, plan, *pool).status()),
+              HasSubstr("weights sliced on 3 NUMA nodes take "));
+}
+
 TEST(LoadTest, RefusesToMirrorOrSliceAMappedFile) {
   const std::string packed = testing::TempDir() + "mapped.moesaic";
+  const runtime::Topology two = runtime::PretendedNodes(2, 1);
   const auto pool = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
   ASSERT_TRUE(Convert(SourcePath("tests/golden/qwen3-tied"), packed, {}, *pool).ok());
-  EXPECT_EQ(LoadError(packed, {.placement = Placement::kMap, .numa = NumaPolicy::kMirror}),
+  const auto error = [&](NumaPolicy numa) {
+    const TestModel model(packed, BestIsa(), {.placement = Placement::kMap, .numa = numa},
+                          {.threads = 2, .pin = true, .topology = &two});
+    return Message(model.status());
+  };
+  EXPECT_EQ(error(NumaPolicy::kMirror),
             packed +
                 ": the pages of a mapped file can't be mirrored; --mmap off copies its weights, and --numa "
                 "auto leaves them where they are");
-  EXPECT_THAT(LoadError(packed, {.placement = Placement::kMap, .numa = NumaPolicy::kSlice}),
-              HasSubstr("can't be sliced"));
+  EXPECT_THAT(error(NumaPolicy::kSlice), HasSubstr("can't be sliced"));
+  std::filesystem::remove(packed);
+}
+
+// There is nothing to mirror or slice: what Placement says stands.
+TEST(LoadTest, WithoutNodesMirrorAndSliceDoNotCopyAMappedFile) {
+  const std::string packed = testing::TempDir() + "mapped_by_one_node.moesaic";
+  const auto pool = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
+  ASSERT_TRUE(Convert(SourcePath("tests/golden/qwen3-tied"), packed, {}, *pool).ok());
+  const runtime::Topology one = runtime::PretendedNodes(1, 2);
+  for (const NumaPolicy numa : {NumaPolicy::kMirror, NumaPolicy::kSlice}) {
+    for (const bool pin : {false, true}) {
+      const auto source = [&](Placement placement, NumaPolicy policy) {
+        TestModel model(packed, BestIsa(), {.placement = placement, .numa = policy},
+                        {.threads = 2, .pin = pin, .topology = &one});
+        EXPECT_TRUE(model.status().ok()) << Message(model.status());
+        EXPECT_EQ(model->info().numa_nodes, 1);
+        return model->info().weights_from;
+      };
+      EXPECT_EQ(source(Placement::kMap, numa), WeightSource::kMapped);
+      EXPECT_EQ(source(Placement::kCopy, numa), WeightSource::kCopied);
+      EXPECT_EQ(source(Placement::kAuto, numa), source(Placement::kAuto, NumaPolicy::kLocal));
+    }
+  }
   std::filesystem::remove(packed);
 }
 

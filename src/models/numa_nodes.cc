@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "models/weight_image.h"
 #include "runtime/memory.h"
 
 namespace moesaic::models {
@@ -31,11 +32,11 @@ std::vector<int> NodesToInterleave(std::vector<int> nodes, NumaPolicy policy) {
   return {};
 }
 
-Status CheckNodeMemory(const NumaPlacement& placement, int64_t bytes, int64_t available,
+Status CheckNodeMemory(const NumaPlacement& placement, int64_t image_bytes, int64_t available,
                        std::span<const runtime::NumaNode> nodes) {
   const int images = placement.images();
   const bool mirror = placement.policy == NumaPolicy::kMirror;
-  const int64_t needed = mirror ? bytes * images : bytes;
+  const int64_t needed = image_bytes * images;
   if (available > 0 && needed > available) {
     return ResourceExhausted(
         "weights {} on {} NUMA nodes take {:.1f} GB, and {:.1f} GB of memory are free; {}",
@@ -43,21 +44,21 @@ Status CheckNodeMemory(const NumaPlacement& placement, int64_t bytes, int64_t av
         mirror ? "--numa slice or interleave keeps one copy"
                : "--mmap on with --numa auto reads them from the file");
   }
-  const int64_t of_node = needed / images;
   for (const runtime::NumaNode& node : nodes) {
     const bool used =
         std::find(placement.nodes.begin(), placement.nodes.end(), node.index) != placement.nodes.end();
-    if (!used || node.memory_bytes == 0 || of_node <= node.memory_bytes) continue;
+    if (!used || node.memory_bytes == 0 || image_bytes <= node.memory_bytes) continue;
     return ResourceExhausted(
         "weights {} on {} NUMA nodes take {:.1f} GB of each, and node {} has {:.1f} GB; --numa interleave "
-        "needs no "
-        "equal parts",
-        Participle(placement.policy), images, Gigabytes(of_node), node.index, Gigabytes(node.memory_bytes));
+        "needs no equal parts",
+        Participle(placement.policy), images, Gigabytes(image_bytes), node.index,
+        Gigabytes(node.memory_bytes));
   }
   return OkStatus();
 }
 
-StatusOr<NumaPlacement> PlaceWeights(NumaPolicy policy, int64_t bytes, const runtime::ThreadPool& pool) {
+StatusOr<NumaPlacement> PlaceWeights(NumaPolicy policy, const WeightPlan& plan,
+                                     const runtime::ThreadPool& pool) {
   if (policy == NumaPolicy::kLocal) return NumaPlacement{};
   const std::vector<runtime::NumaNode> machine = runtime::DetectTopology().numa_nodes;
   if (policy == NumaPolicy::kMirror || policy == NumaPolicy::kSlice) {
@@ -68,7 +69,9 @@ StatusOr<NumaPlacement> PlaceWeights(NumaPolicy policy, int64_t bytes, const run
                                            : "all threads run on one NUMA node");
       return NumaPlacement{};
     }
-    RETURN_IF_ERROR(CheckNodeMemory(placement, bytes, runtime::AvailableMemory(), machine));
+    const int64_t image_bytes =
+        policy == NumaPolicy::kMirror ? plan.bytes : SlicePlan(plan, placement.images()).bytes;
+    RETURN_IF_ERROR(CheckNodeMemory(placement, image_bytes, runtime::AvailableMemory(), machine));
     return placement;
   }
   std::vector<int> nodes;

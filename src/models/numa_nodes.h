@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "models/model.h"
+#include "models/weight_plan.h"
 #include "runtime/topology.h"
 
 namespace moesaic::models {
@@ -24,13 +25,14 @@ struct NumaPlacement {
 /// (mbind needs a capability there), and logs why; with kInterleave, loading fails then.
 std::vector<int> NodesToInterleave(std::vector<int> nodes, NumaPolicy policy);
 
-/// What `policy` comes to for weights of `bytes` bytes on this machine and the nodes of `pool`'s threads.
+/// What `policy` comes to for the weights of `plan` on this machine and the nodes of `pool`'s threads.
 /// Logs where there is nothing to mirror or slice. ResourceExhausted as CheckNodeMemory says.
-StatusOr<NumaPlacement> PlaceWeights(NumaPolicy policy, int64_t bytes, const runtime::ThreadPool& pool);
+StatusOr<NumaPlacement> PlaceWeights(NumaPolicy policy, const WeightPlan& plan,
+                                     const runtime::ThreadPool& pool);
 
-/// Fails when the images of `bytes` bytes of weights take more than the `available` bytes (0: unknown), or
-/// one more than its node has.
-Status CheckNodeMemory(const NumaPlacement& placement, int64_t bytes, int64_t available,
+/// Fails when images of `image_bytes` bytes each take more than the `available` bytes (0: unknown), or one
+/// more than its node has.
+Status CheckNodeMemory(const NumaPlacement& placement, int64_t image_bytes, int64_t available,
                        std::span<const runtime::NumaNode> nodes);
 
 }  // namespace moesaic::models

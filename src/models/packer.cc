@@ -112,9 +112,9 @@ int64_t Placed(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 class Packer {
  public:
-  Packer(const Checkpoint& checkpoint, const WeightPlan& plan, const PackProgress& progress,
-         runtime::ThreadPool& pool)
-      : checkpoint_(checkpoint), plan_(plan), progress_(progress), pool_(pool), scratch_(pool.size()) {}
+  // Progress counts to `total` bytes.
+  Packer(const Checkpoint& checkpoint, int64_t total, const PackProgress& progress, runtime::ThreadPool& pool)
+      : checkpoint_(checkpoint), total_(total), progress_(progress), pool_(pool), scratch_(pool.size()) {}
 
   StatusOr<Matrix> Find(const RegionPlan& region, int record, size_t part) const {
     const PartDecl& decl = region.decl.parts[part];
@@ -142,13 +142,13 @@ class Packer {
 
   Status Advance(int64_t bytes) {
     done_ += bytes;
-    if (progress_ && !progress_(done_, plan_.bytes)) return Cancelled("packing was stopped");
+    if (progress_ && !progress_(done_, total_)) return Cancelled("packing was stopped");
     return OkStatus();
   }
 
  private:
   const Checkpoint& checkpoint_;
-  const WeightPlan& plan_;
+  int64_t total_;
   const PackProgress& progress_;
   runtime::ThreadPool& pool_;
   std::vector<Scratch> scratch_;  // [workers]
@@ -234,7 +234,7 @@ Status StreamMatrix(Packer& packer, const Matrix& matrix, runtime::ThreadPool& p
 
 Status PackImage(const Checkpoint& checkpoint, const WeightPlan& plan, const PackProgress& progress,
                  runtime::ThreadPool& pool, const WeightImage& image) {
-  Packer packer(checkpoint, plan, progress, pool);
+  Packer packer(checkpoint, image.total(), progress, pool);
   for (size_t i = 0; i < plan.regions.size(); ++i) {
     const RegionPlan &region = plan.regions[i], &place = image.layout().regions[i];
     if (!region.decl.is_vector()) {
@@ -245,14 +245,13 @@ Status PackImage(const Checkpoint& checkpoint, const WeightPlan& plan, const Pac
     std::memcpy(image.data() + place.start, values.data(), region.bytes);
     RETURN_IF_ERROR(packer.Advance(Placed(region.bytes)));
   }
-  image.Mirror(pool);
-  return OkStatus();
+  return image.Mirror(progress, pool);
 }
 
 Status PackStream(const Checkpoint& checkpoint, const WeightPlan& plan, const PackProgress& progress,
                   runtime::ThreadPool& pool,
                   const std::function<Status(size_t region, std::span<const std::byte>)>& sink) {
-  Packer packer(checkpoint, plan, progress, pool);
+  Packer packer(checkpoint, plan.bytes, progress, pool);
   for (size_t i = 0; i < plan.regions.size(); ++i) {
     const RegionPlan& region = plan.regions[i];
     const Sink append = [&](std::span<const std::byte> bytes) { return sink(i, bytes); };

@@ -11,9 +11,6 @@
 
 namespace moesaic::models {
 
-/// Called with bytes done and in all; returns false to stop.
-using PackProgress = std::function<bool(int64_t done, int64_t total)>;
-
 /// Packs every region of `plan` to its place in `image`, allocated for it.
 Status PackImage(const checkpoint::Checkpoint& checkpoint, const WeightPlan& plan,
                  const PackProgress& progress, runtime::ThreadPool& pool, const WeightImage& image);

@@ -15,6 +15,12 @@ constexpr int64_t kImageAlignment = int64_t{2} << 20;
 constexpr int64_t kLeastPage = 4096;
 // Of one task of copying: a huge page.
 constexpr int64_t kTaskBytes = int64_t{2} << 20;
+// Between two reports of progress: a quarter of a second of a few threads' copying.
+constexpr int64_t kReportedBytes = int64_t{1} << 30;
+
+Status Report(const PackProgress& progress, int64_t done, int64_t total) {
+  return progress && !progress(done, total) ? Cancelled("loading was stopped") : OkStatus();
+}
 
 void BindImages(runtime::Buffer& buffer, int64_t stride, const std::vector<int>& nodes) {
   for (size_t i = 0; i < nodes.size(); ++i) {
@@ -25,9 +31,10 @@ void BindImages(runtime::Buffer& buffer, int64_t stride, const std::vector<int>&
   }
 }
 
-// Touches every page of each image by threads of its node: there it stays. Worker 0 may be anywhere, and
-// leaves its node's to others if it has any.
-void TouchImages(const runtime::Buffer& buffer, int64_t stride, int images, runtime::ThreadPool& pool) {
+// Touches every page of bytes [first, last) of each image, `stride` apart, by threads of its node: there it
+// stays. Worker 0 may be anywhere, and leaves its node's to others if it has any.
+void TouchImages(const runtime::Buffer& buffer, int64_t first, int64_t last, int64_t stride, int images,
+                 runtime::ThreadPool& pool) {
   pool.RunOnEach([&](int64_t, int worker) {
     const int node = pool.NodeOf(worker);
     int sharers = 0, place = 0;
@@ -39,8 +46,8 @@ void TouchImages(const runtime::Buffer& buffer, int64_t stride, int images, runt
     if (worker == 0 && sharers > 0) return;
     sharers = std::max(sharers, 1);
     for (int image = node; image < images; image += static_cast<int>(pool.numa_nodes().size())) {
-      const int64_t begin = base::RoundUp(stride * place / sharers, kLeastPage);
-      const int64_t end = base::RoundUp(stride * (place + 1) / sharers, kLeastPage);
+      const int64_t begin = first + base::RoundUp((last - first) * place / sharers, kLeastPage);
+      const int64_t end = first + base::RoundUp((last - first) * (place + 1) / sharers, kLeastPage);
       volatile std::byte* at = buffer.data() + image * stride;
       for (int64_t i = begin; i < end; i += kLeastPage) at[i] = std::byte{0};
     }
@@ -71,7 +78,7 @@ WeightPlan SlicePlan(const WeightPlan& plan, int slices) {
 }
 
 StatusOr<WeightImage> WeightImage::Allocate(const WeightPlan& plan, const NumaPlacement& placement,
-                                            runtime::ThreadPool& pool) {
+                                            const PackProgress& progress, runtime::ThreadPool& pool) {
   WeightImage image;
   image.plan_ = &plan;
   image.images_ = placement.images();
@@ -86,20 +93,31 @@ StatusOr<WeightImage> WeightImage::Allocate(const WeightPlan& plan, const NumaPl
   image.stride_ = base::RoundUp(image.layout().bytes, kImageAlignment);
   ASSIGN_OR_RETURN(image.buffer_, runtime::Buffer::Allocate(image.stride_ * image.images_, /*huge=*/true));
   BindImages(image.buffer_, image.stride_, placement.nodes);
-  TouchImages(image.buffer_, image.stride_, image.images_, pool);
+  const int64_t part = base::RoundUp(kReportedBytes / image.images_, kImageAlignment);
+  for (int64_t first = 0; first < image.stride_; first += part) {
+    RETURN_IF_ERROR(Report(progress, 0, image.total()));
+    TouchImages(image.buffer_, first, std::min(first + part, image.stride_), image.stride_, image.images_,
+                pool);
+  }
   return image;
 }
 
-void WeightImage::Mirror(runtime::ThreadPool& pool) const {
-  if (images_ == 1 || sliced()) return;
-  const int64_t bytes = layout().bytes, chunks = base::CeilDiv(bytes, kTaskBytes);
-  std::vector<int64_t> ends;
-  for (int64_t image = 0; image < images_; ++image) ends.push_back(image * chunks);
-  pool.RunByNode(ends, [&](int64_t task, int) {
-    const int64_t first = task % chunks * kTaskBytes;
-    const int64_t to = (task / chunks + 1) * stride_ + first;
-    std::memcpy(data() + to, data() + first, static_cast<size_t>(std::min(kTaskBytes, bytes - first)));
-  });
+Status WeightImage::Mirror(const PackProgress& progress, runtime::ThreadPool& pool) const {
+  if (images_ == 1 || sliced()) return OkStatus();
+  const int64_t bytes = layout().bytes, mirrors = images_ - 1;
+  const int64_t part = base::RoundUp(kReportedBytes / mirrors, kTaskBytes);
+  for (int64_t begin = 0; begin < bytes; begin += part) {
+    const int64_t end = std::min(begin + part, bytes), chunks = base::CeilDiv(end - begin, kTaskBytes);
+    std::vector<int64_t> ends;
+    for (int64_t image = 0; image < images_; ++image) ends.push_back(image * chunks);
+    pool.RunByNode(ends, [&](int64_t task, int) {
+      const int64_t first = begin + task % chunks * kTaskBytes;
+      const int64_t to = (task / chunks + 1) * stride_ + first;
+      std::memcpy(data() + to, data() + first, static_cast<size_t>(std::min(kTaskBytes, end - first)));
+    });
+    RETURN_IF_ERROR(Report(progress, bytes + mirrors * end, total()));
+  }
+  return OkStatus();
 }
 
 }  // namespace moesaic::models

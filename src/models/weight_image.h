@@ -1,6 +1,7 @@
 // The memory that a model's weights are written to once: one image of a plan, or one on each NUMA node.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "models/numa_nodes.h"
@@ -8,6 +9,9 @@
 #include "runtime/memory.h"
 
 namespace moesaic::models {
+
+/// Called with bytes done and in all; returns false to stop.
+using PackProgress = std::function<bool(int64_t done, int64_t total)>;
 
 /// Images are `stride` bytes apart, each laid out as `layout`: the plan itself, or, sliced, one whose
 /// matrices have an equal share of the panels, rounded up. Slice i of a matrix is panels [i * share, (i + 1)
@@ -17,9 +21,10 @@ class WeightImage {
  public:
   WeightImage() = default;
   /// Zeroed huge-page memory, placed as `placement` says. Where the system does not let pages be bound, those
-  /// of a node are first touched by its threads, and the log says so. `plan` must outlive it.
+  /// of a node are first touched by its threads, and the log says so. `plan` must outlive it. Reports that
+  /// nothing is done yet now and then, and is Cancelled when told to stop.
   static StatusOr<WeightImage> Allocate(const WeightPlan& plan, const NumaPlacement& placement,
-                                        runtime::ThreadPool& pool);
+                                        const PackProgress& progress, runtime::ThreadPool& pool);
 
   const WeightPlan& layout() const { return sliced_ != nullptr ? *sliced_ : *plan_; }
   bool sliced() const { return sliced_ != nullptr; }
@@ -27,9 +32,12 @@ class WeightImage {
   int64_t stride() const { return stride_; }
   std::byte* data() const { return buffer_.data(); }  // of the first image
   int64_t bytes() const { return static_cast<int64_t>(buffer_.size()); }
+  /// What progress counts to: the plan's bytes, for each mirror.
+  int64_t total() const { return sliced() ? plan_->bytes : plan_->bytes * images_; }
 
-  /// Copies the first image to the others, on threads of their nodes, if they are mirrors of it.
-  void Mirror(runtime::ThreadPool& pool) const;
+  /// Copies the first image to the others, on threads of their nodes, if they are mirrors of it. Cancelled
+  /// when told to stop.
+  Status Mirror(const PackProgress& progress, runtime::ThreadPool& pool) const;
 
  private:
   const WeightPlan* plan_ = nullptr;

@@ -74,7 +74,7 @@ StatusOr<WeightMap> WeightMap::Pack(const checkpoint::Checkpoint& checkpoint, We
                                     runtime::ThreadPool& pool) {
   WeightMap map;
   map.plan_ = std::make_unique<WeightPlan>(std::move(plan));
-  ASSIGN_OR_RETURN(map.image_, WeightImage::Allocate(*map.plan_, placement, pool));
+  ASSIGN_OR_RETURN(map.image_, WeightImage::Allocate(*map.plan_, placement, progress, pool));
   RETURN_IF_ERROR(PackImage(checkpoint, *map.plan_, progress, pool, map.image_));
   map.EnterImage();
   return map;
@@ -85,7 +85,7 @@ StatusOr<WeightMap> WeightMap::Copy(const checkpoint::PackedFile& file, WeightPl
                                     runtime::ThreadPool& pool) {
   WeightMap map;
   map.plan_ = std::make_unique<WeightPlan>(std::move(plan));
-  ASSIGN_OR_RETURN(map.image_, WeightImage::Allocate(*map.plan_, placement, pool));
+  ASSIGN_OR_RETURN(map.image_, WeightImage::Allocate(*map.plan_, placement, progress, pool));
   int64_t done = 0;
   for (size_t i = 0; i < map.plan_->regions.size(); ++i) {
     const RegionPlan& region = map.plan_->regions[i];
@@ -99,10 +99,13 @@ StatusOr<WeightMap> WeightMap::Copy(const checkpoint::PackedFile& file, WeightPl
         std::memcpy(part[task].to, part[task].from, static_cast<size_t>(part[task].bytes));
       });
       for (const Piece& piece : part) done += piece.bytes;
-      if (progress && !progress(done, map.plan_->bytes)) return Cancelled("loading was stopped");
+      // What stands between the parts of a matrix and after a region is not copied, and counts.
+      if (first + part.size() == pieces.size())
+        done = region.start + base::RoundUp(region.bytes, int64_t{64});
+      if (progress && !progress(done, map.image_.total())) return Cancelled("loading was stopped");
     }
   }
-  map.image_.Mirror(pool);
+  RETURN_IF_ERROR(map.image_.Mirror(progress, pool));
   map.EnterImage();
   return map;
 }

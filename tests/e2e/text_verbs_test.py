@@ -165,7 +165,7 @@ class TuneTest(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
-        self.cached = pathlib.Path(folder.name) / "moesaic" / "tuning.json"
+        self.cache = pathlib.Path(folder.name) / "moesaic"
         self.environment = {**os.environ, "XDG_CACHE_HOME": folder.name}
         self.environment.pop("MOESAIC_TUNING", None)
 
@@ -179,22 +179,28 @@ class TuneTest(unittest.TestCase):
     def test_doctor_says_what_is_used(self):
         machine = self.tuning()["machine"]
         self.assertIn("was not run", self.tuning()["state"])
-        self.cached.parent.mkdir()
-        self.cached.write_text(json.dumps({"machine": machine, "cut": {"tasks_per_thread": 5}}))
-        self.assertEqual((self.tuning()["state"], self.tuning()["cut"]["tasks_per_thread"]), (f"tuned by {self.cached}", 5))
+        self.cache.mkdir()
+        cached = self.cache / f"tuning-{machine['threads']}.json"
+        cached.write_text(json.dumps({"machine": machine, "cut": {"tasks_per_thread": 5}}))
+        self.assertEqual((self.tuning()["state"], self.tuning()["cut"]["tasks_per_thread"]), (f"tuned by {cached}", 5))
         self.assertEqual(self.tuning(MOESAIC_TUNING="off")["cut"]["tasks_per_thread"], 4)
-        self.cached.write_text(json.dumps({"machine": {**machine, "threads": 1000}, "cut": {"tasks_per_thread": 5}}))
-        self.assertIn('"threads" is 1000', self.tuning()["state"])
-        self.cached.write_text('{"machine": ')
+        cached.write_text(json.dumps({"machine": {**machine, "threads": 1000}, "cut": {"tasks_per_thread": 5}}))
+        self.assertIn("is ignored: for 1000 threads, here are", self.tuning()["state"])
+        cached.write_text('{"machine": ')
         self.assertIn("is ignored: not JSON", self.tuning()["state"])
-        named = self.call("doctor", "--quick", MOESAIC_TUNING=str(self.cached))
+        named = self.call("doctor", "--quick", MOESAIC_TUNING=str(cached))
         self.assertEqual((named.returncode, named.stderr.splitlines()),
-                         (1, [f"moesaic doctor: MOESAIC_TUNING={self.cached}: not JSON"]))
+                         (1, [f"moesaic doctor: MOESAIC_TUNING={cached}: not JSON"]))
 
     def test_a_loaded_model_says_what_is_used(self):
         bench = ("bench", str(TINY), "-p", "8", "-n", "0", "-r", "1")
         self.assertIn("kernels not tuned: moesaic tune was not run", self.call(*bench).stderr)
         self.assertIn("kernels not tuned: --no-tuning", self.call(*bench, "--no-tuning").stderr)
+        self.cache.mkdir()
+        machine = {**self.tuning()["machine"], "threads": 1}
+        (self.cache / "tuning-1.json").write_text(json.dumps({"machine": machine}))
+        self.assertRegex(self.call(*bench, "-t", "1,2").stderr,
+                         r"(?s)1 threads read .*; kernels tuned by .*tuning-1\.json\n.*2 threads read .*; kernels not tuned: .* with 2 threads\n")
         missing = self.call(*bench, MOESAIC_TUNING="/nowhere.json")
         self.assertEqual((missing.returncode, len(missing.stderr.splitlines())), (1, 1))
         self.assertIn("/nowhere.json", missing.stderr)
@@ -206,7 +212,7 @@ class TuneTest(unittest.TestCase):
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=cli.TIMEOUT)
         self.assertEqual((process.returncode, out), (130, ""))
-        self.assertFalse(self.cached.exists())
+        self.assertFalse(self.cache.exists())
 
 
 class NumaTest(unittest.TestCase):

@@ -79,7 +79,7 @@ StatusOr<MixState> MixStore::Load() {
       TextIn(json, "xxh3") == ChecksumOf(key_, *from)) {
     ASSIGN_OR_RETURN(state, StateOf(*from));
   } else {
-    RETURN_IF_ERROR(RemoveStates(folder_, /*analysis=*/true));
+    RETURN_IF_ERROR(RemoveStates(folder_, States::kAnalysis));
     return state;
   }
   const auto lost = [&](const std::string& name) { return !IsWhole(state, name); };

@@ -6,14 +6,15 @@
 #include "models/model_info.h"
 #include "quantizer/calibration_memory.h"
 #include "quantizer/checksum.h"
+#include "quantizer/disk_room.h"
 #include "quantizer/hidden_state.h"
 #include "quantizer/journal.h"
-#include "quantizer/machine_rates.h"
 #include "quantizer/mix_walk.h"
 #include "quantizer/stopwatch.h"
 #include "quantizer/unit_rounder.h"
 #include "runtime/atomic_file.h"
 #include "runtime/memory.h"
+#include "runtime/partial.h"
 
 namespace moesaic::quantizer {
 namespace {
@@ -59,26 +60,11 @@ StatusOr<bool> PrepareFolder(const std::string& folder) {
   const bool only_analysis =
       std::ranges::all_of(fs::directory_iterator(folder, error), [](const auto& entry) {
         const std::string name = entry.path().filename().string();
-        return name.starts_with(kAnalysisFile) || IsAnalysisState(name);  // or what was written of it
+        return name == kAnalysisFile || runtime::IsPartialOf(name, kAnalysisFile) || IsAnalysisState(name);
       });
   if (only_analysis && !error) return made;
   return InvalidArgument("{}: the folder is not empty, and there is no {} to go on from", folder,
                          kJournalFile);
-}
-
-// Room for what is still to be written, and for two states, one of which is on its way.
-Status CheckDisk(const std::string& folder, const QuantizePlan& plan, int64_t state_bytes) {
-  int64_t missing = 2 * state_bytes;
-  for (const Shard& shard : plan.output.shards) {
-    std::error_code error;
-    const uintmax_t there = fs::file_size(fs::path(folder) / shard.file, error);
-    missing += shard.bytes - (error ? 0 : std::min<int64_t>(static_cast<int64_t>(there), shard.bytes));
-  }
-  const int64_t free = FreeBytes(folder);
-  if (free < 0) return OkStatus();
-  if (free >= missing) return OkStatus();
-  return ResourceExhausted("{}: the disk has {} bytes free, {} more are to be written", folder, free,
-                           missing);
 }
 
 // The files beside the weights but config.json.
@@ -157,7 +143,8 @@ StatusOr<QuantizePlan> Begin(const checkpoint::Checkpoint& source, const Quantiz
                          {"output_bytes", plan.output.bytes}};
   if (options.output.calibrated()) header["kernels"] = KernelsOf(kernels);
   if (begun) RETURN_IF_ERROR(CheckSameRun(journal, header));
-  RETURN_IF_ERROR(CheckDisk(folder, plan, options.output.gptq ? StateBytes(plan.spec, options.output) : 0));
+  RETURN_IF_ERROR(
+      CheckDisk(folder, plan.output.shards, options.output.gptq ? StateBytes(plan.spec, options.output) : 0));
   if (!begun) RETURN_IF_ERROR(journal.Begin(header));
   return plan;
 }
@@ -227,12 +214,12 @@ StatusOr<std::shared_ptr<const Analysis>> FindAnalysis(const checkpoint::Checkpo
     ASSIGN_OR_RETURN(const QuantizePlan plan, PlanQuantize(source, begun));
     const int64_t walked = settings.gptq || settings.analyze.wanted() ? StateBytes(plan.spec, settings) : 0;
     const int64_t lanes = MixStateBytes(plan.spec, settings, plan.passes);
-    RETURN_IF_ERROR(CheckDisk(folder, plan, std::max(walked, lanes)));
+    RETURN_IF_ERROR(CheckDisk(folder, plan.output.shards, std::max(walked, lanes)));
     found = Decide(source, plan, options, kernels, pool, folder, key, store, std::move(from));
     RETURN_IF_ERROR(found.status());
     RETURN_IF_ERROR(found->Save(path, key));
   }
-  RETURN_IF_ERROR(RemoveStates(folder, /*analysis=*/true));
+  RETURN_IF_ERROR(RemoveStates(folder, States::kAnalysis));
   return std::make_shared<const Analysis>(*std::move(found));
 }
 
@@ -297,6 +284,7 @@ StatusOr<QuantizeReport> Quantize(const checkpoint::Checkpoint& source, const Qu
   if (source.tensors().empty()) return NotFound("{}: there are no weights here", source.path());
   ASSIGN_OR_RETURN(const bool made, PrepareFolder(folder));
   ASSIGN_OR_RETURN(const std::unique_ptr<Journal> journal, Journal::Open(folder));
+  RETURN_IF_ERROR(RemoveStates(folder, States::kUnfinished));
   QuantizeReport report;
   QuantizeOptions options = wanted;
   StatusOr<QuantizePlan> planned = Cancelled("");
@@ -355,7 +343,7 @@ StatusOr<QuantizeReport> Quantize(const checkpoint::Checkpoint& source, const Qu
         runtime::WriteFileAtomically(folder + "/" + kReportFile, report.Json(options.output).dump(1) + "\n"));
   }
   RETURN_IF_ERROR(WriteConfig(source, options, plan, folder));
-  RETURN_IF_ERROR(RemoveStates(folder));
+  RETURN_IF_ERROR(RemoveStates(folder, States::kAll));
   RETURN_IF_ERROR(journal->Remove());
   return report;
 }

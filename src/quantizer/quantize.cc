@@ -187,6 +187,22 @@ StatusOr<Analysis> Decide(const checkpoint::Checkpoint& source, const QuantizePl
                   .save_seconds = options.save_seconds});
 }
 
+// All that a mix's losses depend on. All runs have the same keys here but for those that only GPTQ has.
+ordered_json MixKeyOf(const checkpoint::Checkpoint& source, const OutputSettings& settings,
+                      const kernels::KernelTable& kernels) {
+  if (!settings.mix.wanted()) return ordered_json::object();
+  ordered_json key = {{"version", 2}, {"source", FingerprintOf(source)}, {"kernels", KernelsOf(kernels)}};
+  key["keep"] = ordered_json::array();
+  key.update(settings.Json());
+  // Neither the budget, nor how files are cut, nor what becomes of experts that few tokens reach.
+  const ordered_json mix = std::move(key["mix"]);
+  key["mix"] = mix["options"];
+  key["mix_tokens"] = mix["tokens"];
+  key.erase("shard_bytes");
+  key.erase("rare_experts");
+  return key;
+}
+
 // The analysis that `options` want, of the folder if it is there already.
 StatusOr<std::shared_ptr<const Analysis>> FindAnalysis(const checkpoint::Checkpoint& source,
                                                        const QuantizeOptions& options,
@@ -194,17 +210,14 @@ StatusOr<std::shared_ptr<const Analysis>> FindAnalysis(const checkpoint::Checkpo
                                                        runtime::ThreadPool& pool, const std::string& folder) {
   const OutputSettings& settings = options.output;
   const std::string path = folder + "/" + kAnalysisFile;
-  const std::string prefix = FingerprintOf(source) + KernelsOf(kernels);
-  const std::string key = prefix + settings.Json().dump();
+  const std::string key = FingerprintOf(source) + KernelsOf(kernels) + settings.Json().dump();
   ASSIGN_OR_RETURN(const models::DecoderSpec spec,
                    models::SpecFromConfig(source.config(), models::ConfigFile(source)));
   StatusOr<Analysis> found = Analysis::Load(path, key, spec.sandwich_norm);
   if (!found.ok() && found.status().code() != StatusCode::kNotFound) return found.status();
   if (!found.ok()) {
-    // A mix is planned for what is left to be measured. Losses do not depend on its budget.
-    OutputSettings any_budget = settings;
-    any_budget.mix.budget = {};
-    MixStore store(folder, "1 " + prefix + any_budget.Json().dump(), options.save_seconds);
+    // A mix is planned for what is left to be measured.
+    MixStore store(folder, MixKeyOf(source, settings, kernels), options.save_seconds);
     MixState from;
     QuantizeOptions begun = options;
     if (settings.mix.wanted()) {
@@ -226,6 +239,7 @@ StatusOr<std::shared_ptr<const Analysis>> FindAnalysis(const checkpoint::Checkpo
 Status AddAnalysis(const checkpoint::Checkpoint& source, const kernels::KernelTable& kernels,
                    runtime::ThreadPool& pool, const std::string& folder, const Journal& journal,
                    QuantizeOptions* options) {
+  if (!options->output.mix.wanted()) RETURN_IF_ERROR(MixStore::CheckNone(folder));
   if (!options->output.analyzed()) return OkStatus();
   if (!journal.header().is_null()) {  // another one's analysis stays
     OutputSettings settings = options->output;

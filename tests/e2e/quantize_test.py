@@ -325,8 +325,9 @@ class CalibrationTest(unittest.TestCase):
         runs = [("--scheme", "nvfp4", "--method", "gptq"), smoothed, mixed]
         if KILLS >= 20:  # every method with every scheme, which takes minutes
             runs = [("--scheme", scheme, "--method", method) for scheme in SCHEMES for method in ("rtn", "mse", "gptq")]
-            runs += [smoothed, smoothed[:2] + smoothed[4:], smoothed[:4] + smoothed[6:], (*smoothed, "--rare-experts", "all")]
-            runs += [mixed] + [(*mixed[:5], method, *mixed[6:]) for method in ("rtn", "mse")]
+            runs += [smoothed, smoothed[:2] + smoothed[4:], smoothed[:4] + smoothed[6:]]
+            runs += [(*smoothed, "--rare-experts", "all"), mixed]
+            runs += [(*mixed[:5], method, *mixed[6:]) for method in ("rtn", "mse")]
         for flags in runs:
             given = set(flags)
             calibration = ()

@@ -264,7 +264,7 @@ StatusOr<int> RestoreWalk(const AnalysisRun& run, const models::DecoderSpec& spe
   const bool usable = found.ok() && state.layers > 0 && state.layers < spec.layers + spec.mtp_layers &&
                       LoadHidden(HiddenPath(run, state.layers), state.hidden_xxh3, stream.values());
   if (!usable) {
-    RETURN_IF_ERROR(RemoveStates(run.folder, /*analysis=*/true));
+    RETURN_IF_ERROR(RemoveStates(run.folder, States::kAnalysis));
     return 0;
   }
   analyst->GoOnFrom(*std::move(found));

@@ -7,12 +7,34 @@
 
 #include "quantizer/checksum.h"
 #include "runtime/atomic_file.h"
+#include "runtime/partial.h"
 
 namespace moesaic::quantizer {
 namespace {
 
 // Written or read at once.
 constexpr size_t kPartBytes = size_t{16} << 20;
+
+constexpr std::string_view kEnd = ".state";
+
+// Whether `name` is `prefix`, a number and ".state".
+bool IsNumbered(std::string_view name, std::string_view prefix) {
+  if (!name.starts_with(prefix) || !name.ends_with(kEnd)) return false;
+  if (name.size() <= prefix.size() + kEnd.size()) return false;
+  name.remove_prefix(prefix.size());
+  name.remove_suffix(kEnd.size());
+  return name.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
+// The state that a file of this name is, or was to be.
+std::string_view TargetOf(std::string_view name) {
+  const size_t end = name.find(kEnd);
+  const std::string_view target = end == std::string_view::npos ? name : name.substr(0, end + kEnd.size());
+  return runtime::IsPartialOf(name, target) ? target : name;
+}
+
+bool IsCalibrationState(std::string_view name) { return IsNumbered(TargetOf(name), "calibration-"); }
+bool IsWhole(std::string_view name) { return TargetOf(name) == name; }
 
 }  // namespace
 
@@ -49,16 +71,31 @@ bool LoadHidden(const std::string& path, const std::string& xxh3, std::span<floa
 }
 
 bool IsAnalysisState(std::string_view name) {
-  return name.starts_with("analysis-") && name.find(".state") != std::string_view::npos;
+  const std::string_view target = TargetOf(name);
+  return target == "analysis-decided.state" || target == "analysis-mix.state" ||
+         IsNumbered(target, "analysis-") || IsNumbered(target, "analysis-lane-") ||
+         IsNumbered(target, "analysis-lanes-");
 }
 
-Status RemoveStates(const std::string& folder, bool analysis) {
+int64_t StateBytesIn(const std::string& folder) {
+  std::error_code error;
+  int64_t bytes = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename().string();
+    if (!IsWhole(name) || (!IsAnalysisState(name) && !IsCalibrationState(name))) continue;
+    const uintmax_t of_file = entry.file_size(error);
+    if (!error) bytes += static_cast<int64_t>(of_file);
+  }
+  return bytes;
+}
+
+Status RemoveStates(const std::string& folder, States which) {
   std::error_code error;
   std::vector<std::filesystem::path> found;
   for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
     const std::string name = entry.path().filename().string();
-    const bool calibration = name.starts_with("calibration-") && name.find(".state") != std::string::npos;
-    if (IsAnalysisState(name) || (!analysis && calibration)) found.push_back(entry.path());
+    if (!IsAnalysisState(name) && (which == States::kAnalysis || !IsCalibrationState(name))) continue;
+    if (which != States::kUnfinished || !IsWhole(name)) found.push_back(entry.path());
   }
   for (const std::filesystem::path& path : found) {
     std::filesystem::remove(path, error);

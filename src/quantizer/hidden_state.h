@@ -19,10 +19,19 @@ bool LoadHidden(const std::string& path, const std::string& xxh3, std::span<floa
 /// XXH3 of a file that is to have `bytes` bytes; "none" if it has not.
 std::string ChecksumOfFile(const std::string& path, int64_t bytes);
 
-/// Whether a file of this name is a state that an analysis saved, or what a killed run had written of one.
+/// Whether a file of this name is a state that an analysis saves ("analysis-3.state"), or what a killed run
+/// had written of one. No other name is, whatever it begins with.
 bool IsAnalysisState(std::string_view name);
 
-/// Removes the states that runs have saved in `folder`, of analyses alone if `analysis`.
-Status RemoveStates(const std::string& folder, bool analysis = false);
+/// Bytes of the whole states in `folder`.
+int64_t StateBytesIn(const std::string& folder);
+
+enum class States {
+  kUnfinished,  // what killed runs had written of any
+  kAnalysis,    // of analyses, unfinished or not
+  kAll,
+};
+/// Removes states in `folder`, to which no other process writes.
+Status RemoveStates(const std::string& folder, States which);
 
 }  // namespace moesaic::quantizer

@@ -124,18 +124,24 @@ Status Journal::Remove() {
   return IoError("{}: can't be removed: {}", path_, std::strerror(errno));
 }
 
-Status CheckSameRun(const Journal& journal, const ordered_json& header) {
-  for (const auto& [key, value] : header.items()) {
-    const auto found = journal.header().find(key);
-    if (found != journal.header().end() && *found == value) continue;
-    return InvalidArgument(
-        "the folder has a run that was begun with another {}: {} then, {} now; finish it with what it was "
-        "begun with, "
-        "or empty the folder",
-        key, found == journal.header().end() ? "none" : checkpoint::ShownJson(nlohmann::json(*found)),
-        checkpoint::ShownJson(nlohmann::json(value)));
+std::string FirstDifference(const ordered_json& begun, const ordered_json& now) {
+  for (const auto& [key, value] : now.items()) {
+    const auto found = begun.find(key);
+    if (found != begun.end() && *found == value) continue;
+    return fmt::format("{}: {} then, {} now", key,
+                       found == begun.end() ? "none" : checkpoint::ShownJson(nlohmann::json(*found)),
+                       checkpoint::ShownJson(nlohmann::json(value)));
   }
-  return OkStatus();
+  return "";
+}
+
+Status CheckSameRun(const Journal& journal, const ordered_json& header) {
+  const std::string difference = FirstDifference(journal.header(), header);
+  if (difference.empty()) return OkStatus();
+  return InvalidArgument(
+      "the folder has a run that was begun with another {}; finish it with what it was begun with, or empty "
+      "the folder",
+      difference);
 }
 
 }  // namespace moesaic::quantizer

@@ -59,6 +59,9 @@ class Journal {
   std::vector<nlohmann::ordered_json> states_;
 };
 
+/// What differs first in `now` from what `begun` has: "settings: {...} then, {...} now"; empty: nothing.
+std::string FirstDifference(const nlohmann::ordered_json& begun, const nlohmann::ordered_json& now);
+
 /// Refuses to go on where `header` differs from the one that `journal` began with: names the first field that
 /// does, with both values.
 Status CheckSameRun(const Journal& journal, const nlohmann::ordered_json& header);

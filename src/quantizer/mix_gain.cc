@@ -1,5 +1,7 @@
 #include "quantizer/mix_gain.h"
 
+#include <algorithm>
+#include <cmath>
 #include <optional>
 
 #include "base/round.h"
@@ -140,8 +142,8 @@ class GainMeasurer : public LayerVisitor {
 
 double MixGains::Of(const std::string& unit, const Precision& precision) const {
   const auto found = sums.find({unit, precision.Name()});
-  if (found == sums.end() || !(found->second.nearest > 0)) return 1;
-  return std::min(found->second.gptq / found->second.nearest, 1.0);
+  if (found == sums.end() || !(found->second.nearest > 0) || std::isinf(found->second.nearest)) return 1;
+  return std::min(1.0, found->second.gptq / found->second.nearest);  // 1 of one that is no number
 }
 
 StatusOr<MixGains> MeasureGains(const kernels::ExecContext& ctx, const Checkpoint& source,

@@ -6,10 +6,10 @@
 #include <limits>
 #include <map>
 
-#include "base/check.h"
 #include "models/weight_decl.h"
 #include "quantizer/calibration_report.h"
 #include "quantizer/lane_losses.h"
+#include "quantizer/mix_state.h"
 #include "quantizer/runtime_matrix.h"
 #include "quantizer/weight_rows.h"
 
@@ -100,19 +100,23 @@ class Measurer : public MixMeasurer {
 
   Status Restore(const ordered_json& json) override {
     const ordered_json units = json.value("units", ordered_json::array());
-    MOESAIC_CHECK_EQ(units.size(), units_.size());
-    for (size_t u = 0; u < units_.size(); ++u) {
-      MOESAIC_CHECK_EQ(TextIn(units[u], "name"), units_[u].name);
+    for (size_t u = 0; u < std::max(units.size(), units_.size()); ++u) {
+      if (u >= units_.size()) return OtherUnits(TextIn(units[u], "name"));
+      if (u >= units.size() || TextIn(units[u], "name") != units_[u].name) return OtherUnits(units_[u].name);
       lanes_[u] = {.options = NumbersIn<int>(units[u], "options"),
                    .bf16 = static_cast<int>(NumberIn(units[u], "bf16")),
                    .largest = static_cast<float>(InfiniteIn(units[u], "largest"))};
+      const size_t lanes = lanes_[u].options.size();  // none yet where the unit's layer was not walked
+      if (lanes != 0 && lanes != units_[u].options.size()) return OtherUnits(units_[u].name);
     }
     ASSIGN_OR_RETURN(Mix found, Mix::FromJson(json.value("found", ordered_json::object())));
     routers_ = std::move(found.routers);
     router_lanes_ = NumbersIn<int>(json, "router_lanes");
     flips_ = NumbersIn<int64_t>(json, "flips");
     routed_ = NumbersIn<int64_t>(json, "routed");
-    while (stream_.lanes() < static_cast<int>(NumberIn(json, "lanes"))) stream_.AddLane();
+    const auto lanes = static_cast<int64_t>(NumberIn(json, "lanes"));
+    if (lanes > pass_.lanes) return OtherUnits("all lanes");
+    while (stream_.lanes() < lanes) stream_.AddLane();
     return OkStatus();
   }
 
@@ -172,6 +176,7 @@ class Measurer : public MixMeasurer {
     ASSIGN_OR_RETURN(const checkpoint::LinearSource stored, source_.FindLinear(name, n, k));
     std::vector<LaneMatrix> lanes;
     for (const Precision& precision : settings_.Roundings()) {
+      RETURN_IF_ERROR(stream_.Ask());
       const Grid grid = precision.grid();
       if (!CheckGrid(grid, k).ok()) continue;
       ASSIGN_OR_RETURN(
@@ -254,6 +259,7 @@ class Measurer : public MixMeasurer {
     }
     const auto step = static_cast<int>(std::max<int64_t>(kMixSlabValues / k / kRowStep * kRowStep, kRowStep));
     for (int first = 0; first < n; first += step) {
+      RETURN_IF_ERROR(stream_.Ask());
       const int count = std::min(step, n - first);
       ASSIGN_OR_RETURN(std::vector<float> rows, ReadRows(ctx_, source_, module, n, k, first, count));
       for (size_t i = 0; i < made.size(); ++i) {
@@ -301,6 +307,7 @@ class Measurer : public MixMeasurer {
     const auto step = static_cast<int>(std::max<int64_t>(kMixSlabValues / k, 1));
     float largest = 0;
     for (int first = 0; first < n; first += step) {
+      RETURN_IF_ERROR(stream_.Ask());
       const int count = std::min(step, n - first);
       ASSIGN_OR_RETURN(const std::vector<float> rows, ReadRows(ctx_, source_, module, n, k, first, count));
       ASSIGN_OR_RETURN(const float of_rows, LargestMagnitude(ctx_, rows.data(), count, k));

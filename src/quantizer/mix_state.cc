@@ -8,6 +8,7 @@
 #include "quantizer/calibration_report.h"
 #include "quantizer/checksum.h"
 #include "quantizer/hidden_state.h"
+#include "quantizer/journal.h"
 #include "runtime/atomic_file.h"
 
 namespace moesaic::quantizer {
@@ -21,8 +22,10 @@ constexpr char kFile[] = "analysis-mix.state", kFirstLane[] = "analysis-lane-";
 ordered_json JsonOf(const MixState& state) {
   ordered_json gains = ordered_json::array(), files = ordered_json::object();
   for (const auto& [of, sum] : state.gains.sums) {
-    gains.push_back(
-        {{"unit", of.first}, {"precision", of.second}, {"gptq", sum.gptq}, {"nearest", sum.nearest}});
+    gains.push_back({{"unit", of.first},
+                     {"precision", of.second},
+                     {"gptq", InfiniteJson(sum.gptq)},
+                     {"nearest", InfiniteJson(sum.nearest)}});
   }
   for (const auto& [name, xxh3] : state.files) files[name] = xxh3;
   return {{"gain_layers", state.gain_layers},
@@ -41,8 +44,8 @@ StatusOr<MixState> StateOf(const ordered_json& json) {
   state.gain_layers = layers("gain_layers");
   state.layers = layers("layers");
   for (const ordered_json& gain : json.value("gains", ordered_json::array())) {
-    state.gains.sums[{TextIn(gain, "unit"), TextIn(gain, "precision")}] = {NumberIn(gain, "gptq"),
-                                                                           NumberIn(gain, "nearest")};
+    state.gains.sums[{TextIn(gain, "unit"), TextIn(gain, "precision")}] = {InfiniteIn(gain, "gptq"),
+                                                                           InfiniteIn(gain, "nearest")};
   }
   ASSIGN_OR_RETURN(state.measured, Mix::FromJson(json.value("measured", ordered_json::object())));
   state.pass_end = layers("pass_end");
@@ -55,48 +58,72 @@ StatusOr<MixState> StateOf(const ordered_json& json) {
   return state;
 }
 
-std::string ChecksumOf(const std::string& key, const ordered_json& state) {
+std::string ChecksumOf(const ordered_json& key, const ordered_json& state) {
   Xxh3 sum;
-  sum.AddText(key);
+  sum.AddText(key.dump());
   sum.AddText(state.dump());
   return sum.Hex();
 }
 
+// What Save has written to `path`; null where there is nothing, or nothing whole.
+ordered_json WholeIn(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  ordered_json json = ordered_json::parse(text, nullptr, false);
+  if (!json.is_object() || !json.contains("key") || !json.contains("state")) return nullptr;
+  const ordered_json &key = json["key"], &state = json["state"];
+  const bool whole = key.is_object() && state.is_object() && TextIn(json, "xxh3") == ChecksumOf(key, state);
+  if (!whole) return nullptr;
+  return json;
+}
+
 }  // namespace
+
+Status OtherUnits(const std::string& unit) {
+  return DataLoss(
+      "{}: what it has of {} is not what this program measures; delete the folder's analysis-*.state to "
+      "measure anew",
+      kFile, unit);
+}
 
 std::string MixStore::AllTokens(int layer) { return fmt::format("analysis-{}.state", layer); }
 std::string MixStore::FirstLane(int layer) { return fmt::format("{}{}.state", kFirstLane, layer); }
 std::string MixStore::Lanes(int layer) { return fmt::format("analysis-lanes-{}.state", layer); }
 
-StatusOr<MixState> MixStore::Load() {
+StatusOr<MixState> MixStore::Load() const {
   if (!saves()) return MixState();
-  std::ifstream file(PathOf(kFile), std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  const ordered_json json = ordered_json::parse(text, nullptr, false);
-  const ordered_json* from = json.is_object() && json.contains("state") ? &json["state"] : nullptr;
-  MixState state;
-  if (from != nullptr && from->is_object() && TextIn(json, "key") == key_ &&
-      TextIn(json, "xxh3") == ChecksumOf(key_, *from)) {
-    ASSIGN_OR_RETURN(state, StateOf(*from));
-  } else {
-    RETURN_IF_ERROR(RemoveStates(folder_, /*analysis=*/true));
-    return state;
+  const ordered_json json = WholeIn(PathOf(kFile));
+  if (json.is_null()) return MixState();
+  if (const std::string difference = FirstDifference(json["key"], key_); !difference.empty()) {
+    return InvalidArgument(
+        "{}: was measured with another {}; go on with what it was measured with, or take another folder, or "
+        "delete {}/analysis-*.state to measure anew",
+        PathOf(kFile), difference, folder_);
   }
+  ASSIGN_OR_RETURN(MixState state, StateOf(json["state"]));
   const auto lost = [&](const std::string& name) { return !IsWhole(state, name); };
   // What is going on first, then what it builds on.
   if (state.pass_end > 0 && (lost(Lanes(state.pass_layer)) ||
                              (state.pass_layer > state.pass_end && lost(FirstLane(state.pass_end))))) {
     state.pass_end = 0;
   }
-  if (state.layers > 0 && lost(FirstLane(state.layers))) {
+  if (state.files.contains(FirstLane(state.layers)) && lost(FirstLane(state.layers))) {
     state.layers = state.pass_end = 0;
     state.measured = {};
   }
   // Gains come before passes: their hidden states are there only while they are measured.
   if (state.files.contains(AllTokens(state.gain_layers)) && lost(AllTokens(state.gain_layers))) state = {};
   std::erase_if(state.files, [&](const auto& file) { return !Needs(state, file.first); });
-  RETURN_IF_ERROR(RemoveOthers(state));
   return state;
+}
+
+Status MixStore::CheckNone(const std::string& folder) {
+  const std::string path = folder + "/" + kFile;
+  if (WholeIn(path).is_null()) return OkStatus();
+  return InvalidArgument(
+      "{}: was measured for a mix; go on with that --mix, or take another folder, or delete "
+      "{}/analysis-*.state",
+      path, folder);
 }
 
 bool MixStore::Needs(const MixState& state, const std::string& name) {
@@ -145,6 +172,7 @@ bool MixStore::IsWhole(const MixState& state, const std::string& name) const {
 }
 
 Status MixStore::RemoveOthers(const MixState& state) const {
+  if (!saves()) return OkStatus();
   std::error_code error;
   std::vector<fs::path> others;
   for (const auto& entry : fs::directory_iterator(folder_, error)) {

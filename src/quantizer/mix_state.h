@@ -18,7 +18,7 @@ struct MixState {
   int gain_layers = 0;  // whose gains under GPTQ are measured
   MixGains gains;
   int layers = 0;  // passes are over whose lanes begin in the layers before this one
-  Mix measured;    // units and routers of these layers
+  Mix measured;    // units and routers of these layers, and the tokens
   /// The pass that is under way, with lanes of the layers [layers, pass_end), is behind the layers before
   /// pass_layer; what its measurer knows is in `lanes`. pass_end is 0 where none is.
   int pass_end = 0, pass_layer = 0;
@@ -26,14 +26,23 @@ struct MixState {
   std::map<std::string, std::string> files;  // XXH3 of hidden states, by the file's name
 };
 
+/// Of a state that has something else of `unit` than this program would measure under the same key.
+Status OtherUnits(const std::string& unit);
+
 class MixStore {
  public:
-  /// Of `folder`, for the run of this key, which names all that losses depend on; no folder: saves nothing.
-  MixStore(std::string folder, std::string key, double save_seconds)
+  /// Of `folder`, for the run of this key, an object that names all that losses depend on; no folder: saves
+  /// nothing.
+  MixStore(std::string folder, nlohmann::ordered_json key, double save_seconds)
       : folder_(std::move(folder)), key_(std::move(key)), save_seconds_(save_seconds) {}
 
-  /// What a run of the same key has saved, as far as its files are whole; removes the others.
-  StatusOr<MixState> Load();
+  /// What a run of the same key has saved, as far as its files are whole; removes nothing. Refuses what was
+  /// saved under another key, with what differs.
+  StatusOr<MixState> Load() const;
+  /// Removes states of analyses that `state` does not go on from.
+  Status RemoveOthers(const MixState& state) const;
+  /// Refuses a folder that has what was measured of a mix, for a run that wants none.
+  static Status CheckNone(const std::string& folder);
 
   /// Whether it is time to save what is not finished: `save_seconds` after the last time, and ten times what
   /// saving took; 0: always.
@@ -60,9 +69,9 @@ class MixStore {
   std::string PathOf(const std::string& name) const { return folder_ + "/" + name; }
   bool IsWhole(const MixState& state, const std::string& name) const;
   static bool Needs(const MixState& state, const std::string& name);
-  Status RemoveOthers(const MixState& state) const;
 
-  const std::string folder_, key_;
+  const std::string folder_;
+  const nlohmann::ordered_json key_;
   const double save_seconds_;
   Clock::time_point saved_ = Clock::now();
   double took_ = 0;  // seconds of the last time

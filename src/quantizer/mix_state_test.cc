@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <functional>
+#include <limits>
 #include <set>
 
 #include "models/model_info.h"
@@ -48,13 +50,14 @@ class MixStateTest : public QuantizeTest {
   }
 
   // Measures with what is in Folder(), to the end or until the progress is asked for the `stop`th time.
-  StatusOr<Mix> Measure(int stop, const std::string& key = "key") {
+  StatusOr<Mix> Measure(int stop, const std::function<void(MixState*)>& change = nullptr) {
     const auto pool = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
     runtime::Arena scratch;
     const kernels::ExecContext ctx{.kernels = &kernels_, .pool = pool.get(), .scratch = &scratch};
-    MixStore store(Folder(), key, 0);
+    MixStore store(Folder(), kKey, 0);
     StatusOr<MixState> from = store.Load();
     if (!from.ok()) return from.status();
+    if (change) change(&*from);
     walked_ = 0;
     int last = -1;
     const auto progress = [&](int done, int) {
@@ -73,6 +76,7 @@ class MixStateTest : public QuantizeTest {
   std::vector<MixUnit> units_;
   std::vector<std::vector<int32_t>> sequences_;
   int walked_ = 0;  // layers that were begun
+  const nlohmann::ordered_json kKey = {{"source", "01"}, {"mix", {"nvfp4", "bf16"}}};
 };
 
 TEST_F(MixStateTest, GoesOnFromWhereverItWasStopped) {
@@ -132,12 +136,74 @@ TEST_F(MixStateTest, WhatIsNotAsItWasSavedIsNotTaken) {
               testing::ElementsAre("analysis-", "analysis-lane-", "analysis-lanes-", "analysis-mix.state"));
 }
 
-TEST_F(MixStateTest, AnotherRunsLossesAreNotTaken) {
+TEST_F(MixStateTest, AnotherRunsLossesAreNeitherTakenNorRemoved) {
   ASSERT_EQ(Measure(4).status().code(), StatusCode::kCancelled);
-  ASSERT_FALSE(FilesOf(Folder()).empty());
-  MixStore other(Folder(), "another key", 0);
-  EXPECT_EQ(other.Load()->gain_layers, 0);
-  EXPECT_TRUE(FilesOf(Folder()).empty());
+  const auto files = FilesOf(Folder());
+  ASSERT_FALSE(files.empty());
+  auto key = kKey;
+  key["mix"] = {"bf16", "nvfp4"};
+  EXPECT_THAT(Message(MixStore(Folder(), key, 0).Load().status()),
+              testing::AllOf(testing::HasSubstr("analysis-mix.state: was measured with another mix: "
+                                                R"(["nvfp4","bf16"] then, ["bf16","nvfp4"] now; )"),
+                             testing::HasSubstr("take another folder, or delete")));
+  EXPECT_THAT(Message(MixStore::CheckNone(Folder())), testing::HasSubstr("was measured for a mix"));
+  EXPECT_EQ(FilesOf(Folder()), files);
+  EXPECT_TRUE(Measure(0).ok());
+}
+
+TEST_F(MixStateTest, WhatIsMeasuredToTheEndIsNotWalkedAgain) {
+  const std::string expected = Measure(0)->Json().dump();
+  EXPECT_EQ(FilesOf(Folder()).size(), 1U) << "no hidden states";
+  const StatusOr<Mix> again = Measure(0);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->Json().dump(), expected);
+  EXPECT_EQ(walked_, 0);
+}
+
+TEST_F(MixStateTest, OtherUnitsAreNamed) {
+  const auto refused = [&](const std::function<void(MixState*)>& change) {
+    const Status status = Measure(0, change).status();
+    EXPECT_EQ(status.code(), StatusCode::kDataLoss);
+    return std::string(Message(status));
+  };
+  ASSERT_EQ(Measure(2 * spec_.layers + 1).status().code(), StatusCode::kCancelled);  // in the second pass
+  EXPECT_THAT(refused([](MixState* from) { from->measured.units.at(0).name = "other"; }),
+              testing::HasSubstr("analysis-mix.state: what it has of other is not"));
+  EXPECT_THAT(refused([](MixState* from) { from->measured.units.at(0).options.pop_back(); }),
+              testing::HasSubstr("delete the folder's analysis-*.state"));
+  fs::remove_all(Folder());
+  fs::create_directory(Folder());
+  ASSERT_EQ(Measure(spec_.layers + 2).status().code(), StatusCode::kCancelled);  // in the first pass
+  for (const char* key : {"units", "lanes"}) {
+    EXPECT_THAT(refused([&](MixState* from) {
+                  ASSERT_GT(from->pass_end, 0);
+                  if (key == std::string("units")) {
+                    from->lanes["units"].erase(0);
+                  } else {
+                    from->lanes["lanes"] = 1'000'000;
+                  }
+                }),
+                testing::HasSubstr("is not what this program measures"));
+  }
+}
+
+TEST_F(MixStateTest, SumsThatAreNotFiniteComeBackAsTheyWent) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  MixStore store(Folder(), kKey, 0);
+  MixState state;
+  state.gain_layers = 1;
+  state.gains.sums[{"a", "nvfp4"}] = {kInfinity, 3};
+  state.gains.sums[{"b", "nvfp4"}] = {2, kInfinity};
+  state.gains.sums[{"c", "nvfp4"}] = {0.1, 0.3};
+  ASSERT_TRUE(store.Save(&state, {}).ok());
+  const MixState loaded = *store.Load();
+  ASSERT_EQ(loaded.gains.sums.size(), 3U);
+  for (const auto& [of, sum] : state.gains.sums) {
+    EXPECT_EQ(loaded.gains.sums.at(of).gptq, sum.gptq) << of.first;
+    EXPECT_EQ(loaded.gains.sums.at(of).nearest, sum.nearest) << of.first;
+  }
+  EXPECT_EQ(loaded.gains.Of("a", *ParsePrecision("nvfp4", 32)), 1);
+  EXPECT_EQ(loaded.gains.Of("b", *ParsePrecision("nvfp4", 32)), 1);
 }
 
 TEST_F(MixStateTest, ThePassUnderWayIsTheFirstIfItFits) {

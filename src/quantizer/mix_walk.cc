@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "base/check.h"
 #include "base/round.h"
 #include "quantizer/mix_gain.h"
 #include "quantizer/mix_measurer.h"
@@ -31,20 +30,12 @@ class Measuring {
         progress_(std::move(run.progress)),
         store_(run.store != nullptr ? *run.store : nowhere_),
         state_(std::move(run.from)),
-        units_(std::move(units)) {
-    for (const MixUnit& from : state_.measured.units) {
-      const auto to = std::ranges::find(units_, from.name, &MixUnit::name);
-      MOESAIC_CHECK(to != units_.end() && to->options.size() == from.options.size());
-      to->measured = from.measured;
-      for (size_t o = 0; o < from.options.size(); ++o) {
-        to->options[o].loss = from.options[o].loss;
-        to->options[o].flips = from.options[o].flips;
-        to->options[o].largest = from.options[o].largest;
-      }
-    }
-  }
+        units_(std::move(units)),
+        tokens_(state_.measured.tokens) {}
 
   StatusOr<Mix> Go(const std::vector<MixPass>& passes) {
+    RETURN_IF_ERROR(TakeMeasured());
+    RETURN_IF_ERROR(store_.RemoveOthers(state_));
     steps_ = settings_.gptq ? spec_.layers : 0;
     for (const MixPass& pass : passes) steps_ += spec_.layers - pass.first;
     if (settings_.gptq) RETURN_IF_ERROR(Gains());
@@ -57,6 +48,28 @@ class Measuring {
   }
 
  private:
+  // Sets what is known of units; an option that measuring left out is left out again.
+  Status TakeMeasured() {
+    for (const MixUnit& from : state_.measured.units) {
+      const auto to = std::ranges::find(units_, from.name, &MixUnit::name);
+      if (to == units_.end()) return OtherUnits(from.name);
+      if (from.measured && from.options.size() != to->options.size()) return OtherUnits(from.name);
+      std::vector<MixOption> options;
+      for (const MixOption& option : from.options) {
+        const auto same = [&](const MixOption& o) { return o.precision.Name() == option.precision.Name(); };
+        const auto planned = std::ranges::find_if(to->options, same);
+        if (planned == to->options.end()) return OtherUnits(from.name);
+        options.push_back(*planned);
+        options.back().loss = option.loss;
+        options.back().flips = option.flips;
+        options.back().largest = option.largest;
+      }
+      to->measured = from.measured;
+      to->options = std::move(options);
+    }
+    return OkStatus();
+  }
+
   bool Tell(int of_walk) const { return !progress_ || progress_(done_ + of_walk, steps_); }
 
   Status Gains() {
@@ -114,11 +127,12 @@ class Measuring {
     tokens_ = measured.tokens;
     for (size_t i = 0; i < places.size(); ++i) units_[places[i]] = measured.units[i];
     std::ranges::move(measured.routers, std::back_inserter(state_.measured.routers));
-    if (pass.end == spec_.layers) return OkStatus();
     std::ranges::move(measured.units, std::back_inserter(state_.measured.units));
+    state_.measured.tokens = tokens_;
     state_.layers = pass.end;
     state_.pass_end = 0;
     state_.lanes = {};
+    if (pass.end == spec_.layers) return store_.Save(&state_, {});  // a budget that nothing fits may come
     return store_.Save(&state_, {{MixStore::FirstLane(pass.end), next_}});
   }
 
@@ -162,7 +176,7 @@ class Measuring {
   const std::vector<std::vector<int32_t>>& sequences_;
   const std::vector<std::vector<int32_t>> sample_;
   const AnalysisProgress progress_;
-  MixStore nowhere_{"", "", 0};
+  MixStore nowhere_{"", {}, 0};
   MixStore& store_;
   MixState state_;
   std::vector<MixUnit> units_;

@@ -259,6 +259,62 @@ TEST_F(MixWalkTest, AnotherMixIsRefused) {
   EXPECT_THAT(Message(Run(Golden("kimi-k2"), "out").status()), HasSubstr("begun with another settings"));
 }
 
+// Stops while it measures, which has been saved.
+TEST_F(MixWalkTest, WhatWasMeasuredServesAnotherBudgetAndNoOtherMix) {
+  options_.save_seconds = 0;
+  options_.output.search = options_.output.gptq = true;
+  Ask({"nvfp4", "w8a8", "bf16"}, MixBudget::Unit::kBitsPerWeight, 6);
+  const auto stop_in = [](const char* stage) {
+    return [stage](const QuantizeProgress& at) { return !at.stage.starts_with(stage); };
+  };
+  options_.progress = stop_in("measuring layer 5");
+  ASSERT_EQ(Run(Golden("kimi-k2"), "out").status().code(), StatusCode::kCancelled);
+  const auto files = FilesOf(folder_.Path("out"));
+  ASSERT_TRUE(files.contains("analysis-mix.state"));
+  const QuantizeOptions begun = options_;
+  const auto refused = [&](const std::function<void(QuantizeOptions*)>& change) {
+    options_ = begun;
+    options_.progress = nullptr;
+    change(&options_);
+    const Status status = Run(Golden("kimi-k2"), "out").status();
+    EXPECT_EQ(FilesOf(folder_.Path("out")), files);
+    return std::string(Message(status));
+  };
+  EXPECT_THAT(
+      refused([](QuantizeOptions* o) { std::swap(o->output.mix.options[0], o->output.mix.options[1]); }),
+      HasSubstr("analysis-mix.state: was measured with another mix: "));
+  EXPECT_THAT(refused([](QuantizeOptions* o) { o->output.mix.tokens = 100; }),
+              HasSubstr("measured with another mix_tokens: 195 then, 100 now"));
+  EXPECT_THAT(refused([](QuantizeOptions* o) {
+                o->output.keep = {{tensor::DType::kBF16, R"(layers\.0\.self_attn)"}};
+              }),
+              HasSubstr("measured with another keep: [] then, "));
+  EXPECT_THAT(refused([](QuantizeOptions* o) { o->output.gptq = false; }),
+              HasSubstr(R"(measured with another method: "gptq" then, "mse" now)"));
+  EXPECT_THAT(refused([](QuantizeOptions* o) { o->calibration.pop_back(); }),
+              HasSubstr("measured with another calibration: "));
+  EXPECT_THAT(refused([](QuantizeOptions* o) { o->output.mix = {}; }), HasSubstr("was measured for a mix"));
+  EXPECT_THAT(refused([](QuantizeOptions* o) { o->memory = 1; }), HasSubstr("--memory 1 is too little"));
+  EXPECT_THAT(refused([](QuantizeOptions* o) { o->output.mix.budget.amount = 1; }),
+              HasSubstr("--bits-per-weight 1 is too little"));
+
+  options_ = begun;
+  options_.output.mix.budget.amount = 8;
+  options_.output.shard_bytes = 60'000;
+  options_.output.rare_experts = RareExperts::kIdentity;
+  std::string first;
+  options_.progress = [&](const QuantizeProgress& at) {
+    if (first.empty()) first = at.stage;
+    return true;
+  };
+  const StatusOr<QuantizeReport> report = Run(Golden("kimi-k2"), "out");
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_THAT(first, HasSubstr("measuring layer 5")) << "it goes on";
+  options_.progress = nullptr;
+  ASSERT_TRUE(Run(Golden("kimi-k2"), "whole").ok());
+  EXPECT_EQ(FilesOf(folder_.Path("out")), FilesOf(folder_.Path("whole")));
+}
+
 TEST_F(MixWalkTest, OtherKernelsAreRefusedBeforeTheyMeasure) {
   Ask({"nvfp4", "w8a8", "bf16"}, MixBudget::Unit::kBitsPerWeight, 6);
   int calls = 0, measured = 0;

@@ -6,14 +6,15 @@
 #include "models/model_info.h"
 #include "quantizer/calibration_memory.h"
 #include "quantizer/checksum.h"
+#include "quantizer/disk_room.h"
 #include "quantizer/hidden_state.h"
 #include "quantizer/journal.h"
-#include "quantizer/machine_rates.h"
 #include "quantizer/mix_walk.h"
 #include "quantizer/stopwatch.h"
 #include "quantizer/unit_rounder.h"
 #include "runtime/atomic_file.h"
 #include "runtime/memory.h"
+#include "runtime/partial.h"
 
 namespace moesaic::quantizer {
 namespace {
@@ -59,26 +60,11 @@ StatusOr<bool> PrepareFolder(const std::string& folder) {
   const bool only_analysis =
       std::ranges::all_of(fs::directory_iterator(folder, error), [](const auto& entry) {
         const std::string name = entry.path().filename().string();
-        return name.starts_with(kAnalysisFile) || IsAnalysisState(name);  // or what was written of it
+        return name == kAnalysisFile || runtime::IsPartialOf(name, kAnalysisFile) || IsAnalysisState(name);
       });
   if (only_analysis && !error) return made;
   return InvalidArgument("{}: the folder is not empty, and there is no {} to go on from", folder,
                          kJournalFile);
-}
-
-// Room for what is still to be written, and for two states, one of which is on its way.
-Status CheckDisk(const std::string& folder, const QuantizePlan& plan, int64_t state_bytes) {
-  int64_t missing = 2 * state_bytes;
-  for (const Shard& shard : plan.output.shards) {
-    std::error_code error;
-    const uintmax_t there = fs::file_size(fs::path(folder) / shard.file, error);
-    missing += shard.bytes - (error ? 0 : std::min<int64_t>(static_cast<int64_t>(there), shard.bytes));
-  }
-  const int64_t free = FreeBytes(folder);
-  if (free < 0) return OkStatus();
-  if (free >= missing) return OkStatus();
-  return ResourceExhausted("{}: the disk has {} bytes free, {} more are to be written", folder, free,
-                           missing);
 }
 
 // The files beside the weights but config.json.
@@ -157,7 +143,8 @@ StatusOr<QuantizePlan> Begin(const checkpoint::Checkpoint& source, const Quantiz
                          {"output_bytes", plan.output.bytes}};
   if (options.output.calibrated()) header["kernels"] = KernelsOf(kernels);
   if (begun) RETURN_IF_ERROR(CheckSameRun(journal, header));
-  RETURN_IF_ERROR(CheckDisk(folder, plan, options.output.gptq ? StateBytes(plan.spec, options.output) : 0));
+  RETURN_IF_ERROR(
+      CheckDisk(folder, plan.output.shards, options.output.gptq ? StateBytes(plan.spec, options.output) : 0));
   if (!begun) RETURN_IF_ERROR(journal.Begin(header));
   return plan;
 }
@@ -200,6 +187,22 @@ StatusOr<Analysis> Decide(const checkpoint::Checkpoint& source, const QuantizePl
                   .save_seconds = options.save_seconds});
 }
 
+// All that a mix's losses depend on. All runs have the same keys here but for those that only GPTQ has.
+ordered_json MixKeyOf(const checkpoint::Checkpoint& source, const OutputSettings& settings,
+                      const kernels::KernelTable& kernels) {
+  if (!settings.mix.wanted()) return ordered_json::object();
+  ordered_json key = {{"version", 2}, {"source", FingerprintOf(source)}, {"kernels", KernelsOf(kernels)}};
+  key["keep"] = ordered_json::array();
+  key.update(settings.Json());
+  // Neither the budget, nor how files are cut, nor what becomes of experts that few tokens reach.
+  const ordered_json mix = std::move(key["mix"]);
+  key["mix"] = mix["options"];
+  key["mix_tokens"] = mix["tokens"];
+  key.erase("shard_bytes");
+  key.erase("rare_experts");
+  return key;
+}
+
 // The analysis that `options` want, of the folder if it is there already.
 StatusOr<std::shared_ptr<const Analysis>> FindAnalysis(const checkpoint::Checkpoint& source,
                                                        const QuantizeOptions& options,
@@ -207,17 +210,14 @@ StatusOr<std::shared_ptr<const Analysis>> FindAnalysis(const checkpoint::Checkpo
                                                        runtime::ThreadPool& pool, const std::string& folder) {
   const OutputSettings& settings = options.output;
   const std::string path = folder + "/" + kAnalysisFile;
-  const std::string prefix = FingerprintOf(source) + KernelsOf(kernels);
-  const std::string key = prefix + settings.Json().dump();
+  const std::string key = FingerprintOf(source) + KernelsOf(kernels) + settings.Json().dump();
   ASSIGN_OR_RETURN(const models::DecoderSpec spec,
                    models::SpecFromConfig(source.config(), models::ConfigFile(source)));
   StatusOr<Analysis> found = Analysis::Load(path, key, spec.sandwich_norm);
   if (!found.ok() && found.status().code() != StatusCode::kNotFound) return found.status();
   if (!found.ok()) {
-    // A mix is planned for what is left to be measured. Losses do not depend on its budget.
-    OutputSettings any_budget = settings;
-    any_budget.mix.budget = {};
-    MixStore store(folder, "1 " + prefix + any_budget.Json().dump(), options.save_seconds);
+    // A mix is planned for what is left to be measured.
+    MixStore store(folder, MixKeyOf(source, settings, kernels), options.save_seconds);
     MixState from;
     QuantizeOptions begun = options;
     if (settings.mix.wanted()) {
@@ -227,18 +227,19 @@ StatusOr<std::shared_ptr<const Analysis>> FindAnalysis(const checkpoint::Checkpo
     ASSIGN_OR_RETURN(const QuantizePlan plan, PlanQuantize(source, begun));
     const int64_t walked = settings.gptq || settings.analyze.wanted() ? StateBytes(plan.spec, settings) : 0;
     const int64_t lanes = MixStateBytes(plan.spec, settings, plan.passes);
-    RETURN_IF_ERROR(CheckDisk(folder, plan, std::max(walked, lanes)));
+    RETURN_IF_ERROR(CheckDisk(folder, plan.output.shards, std::max(walked, lanes)));
     found = Decide(source, plan, options, kernels, pool, folder, key, store, std::move(from));
     RETURN_IF_ERROR(found.status());
     RETURN_IF_ERROR(found->Save(path, key));
   }
-  RETURN_IF_ERROR(RemoveStates(folder, /*analysis=*/true));
+  RETURN_IF_ERROR(RemoveStates(folder, States::kAnalysis));
   return std::make_shared<const Analysis>(*std::move(found));
 }
 
 Status AddAnalysis(const checkpoint::Checkpoint& source, const kernels::KernelTable& kernels,
                    runtime::ThreadPool& pool, const std::string& folder, const Journal& journal,
                    QuantizeOptions* options) {
+  if (!options->output.mix.wanted()) RETURN_IF_ERROR(MixStore::CheckNone(folder));
   if (!options->output.analyzed()) return OkStatus();
   if (!journal.header().is_null()) {  // another one's analysis stays
     OutputSettings settings = options->output;
@@ -297,6 +298,7 @@ StatusOr<QuantizeReport> Quantize(const checkpoint::Checkpoint& source, const Qu
   if (source.tensors().empty()) return NotFound("{}: there are no weights here", source.path());
   ASSIGN_OR_RETURN(const bool made, PrepareFolder(folder));
   ASSIGN_OR_RETURN(const std::unique_ptr<Journal> journal, Journal::Open(folder));
+  RETURN_IF_ERROR(RemoveStates(folder, States::kUnfinished));
   QuantizeReport report;
   QuantizeOptions options = wanted;
   StatusOr<QuantizePlan> planned = Cancelled("");
@@ -355,7 +357,7 @@ StatusOr<QuantizeReport> Quantize(const checkpoint::Checkpoint& source, const Qu
         runtime::WriteFileAtomically(folder + "/" + kReportFile, report.Json(options.output).dump(1) + "\n"));
   }
   RETURN_IF_ERROR(WriteConfig(source, options, plan, folder));
-  RETURN_IF_ERROR(RemoveStates(folder));
+  RETURN_IF_ERROR(RemoveStates(folder, States::kAll));
   RETURN_IF_ERROR(journal->Remove());
   return report;
 }

@@ -257,6 +257,17 @@ TEST_F(QuantizeTest, AFullFolderIsRefused) {
   EXPECT_THAT(Message(Run(Golden("kimi-k2"), "").status()), HasSubstr("the folder is not empty"));
 }
 
+TEST_F(QuantizeTest, AUsersFileIsNotTakenForOneOfAnAnalysis) {
+  for (const char* name : {"quantize.analysis.bak", "analysis-of-2024.states.csv"}) {
+    const std::string out = folder_.Path(fmt::format("with-{}", name));
+    fs::create_directory(out);
+    std::ofstream(out + "/" + name) << "a user's";
+    EXPECT_THAT(Message(Run(Golden("kimi-k2"), fs::path(out).filename()).status()),
+                HasSubstr("the folder is not empty"));
+    EXPECT_EQ(FilesOf(out), (std::map<std::string, std::string>{{name, "a user's"}}));
+  }
+}
+
 TEST_F(QuantizeTest, TooLittleMemoryIsRefusedWithWhatIsNeeded) {
   options_.memory = int64_t{1} << 20;
   EXPECT_THAT(Message(Run(Golden("kimi-k2"), "out").status()), HasSubstr("--memory 1048576 is too little"));

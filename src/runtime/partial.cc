@@ -23,16 +23,6 @@ bool IsNumber(std::string_view text) {
   return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
-// Whether CreatePartial makes names such as `name` for `target`; a user's "f.notes.partial" is none.
-bool IsPartialOf(std::string_view name, std::string_view target) {
-  if (!name.starts_with(target) || !name.ends_with(kSuffix)) return false;
-  if (name.size() <= target.size() + kSuffix.size() || name[target.size()] != '.') return false;
-  name.remove_prefix(target.size() + 1);
-  name.remove_suffix(kSuffix.size());
-  const size_t dash = name.find('-');
-  return dash != std::string_view::npos && IsNumber(name.substr(0, dash)) && IsNumber(name.substr(dash + 1));
-}
-
 void RemoveLeftovers(const fs::path& path, PartialKind kind) {
   const fs::path folder = path.has_parent_path() ? path.parent_path() : ".";
   const std::string target = path.filename().string();
@@ -70,6 +60,15 @@ bool Lock(int descriptor) {
 }
 
 }  // namespace
+
+bool IsPartialOf(std::string_view name, std::string_view target) {
+  if (!name.starts_with(target) || !name.ends_with(kSuffix)) return false;
+  if (name.size() <= target.size() + kSuffix.size() || name[target.size()] != '.') return false;
+  name.remove_prefix(target.size() + 1);
+  name.remove_suffix(kSuffix.size());
+  const size_t dash = name.find('-');
+  return dash != std::string_view::npos && IsNumber(name.substr(0, dash)) && IsNumber(name.substr(dash + 1));
+}
 
 StatusOr<Partial> CreatePartial(const std::string& path, PartialKind kind) {
   RemoveLeftovers(path, kind);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "base/status.h"
 
@@ -18,5 +19,9 @@ struct Partial {
 
 /// Creates an empty one beside `path` and removes what killed writers of `path` left there.
 StatusOr<Partial> CreatePartial(const std::string& path, PartialKind kind);
+
+/// Whether CreatePartial makes files called `name` for one called `target`; a user's "f.notes.partial" is
+/// none of "f". Names without folders.
+bool IsPartialOf(std::string_view name, std::string_view target);
 
 }  // namespace moesaic::runtime

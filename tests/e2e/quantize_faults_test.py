@@ -103,6 +103,16 @@ class FaultsTest(unittest.TestCase):
                 self.assertIn("File too large", told.stderr)
                 self.goes_on(name, out, resumed=True)
 
+    def test_a_full_disk_while_a_mix_is_measured(self):
+        out = self.folder / "out"
+        command = [BINARY, *map(str, self.command("mix", out)), "--save-every", "0"]
+        told = subprocess.run(command, capture_output=True, text=True,
+                              preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (5 << 18, 5 << 18)))
+        self.assertEqual(told.returncode, 1, told.stderr)
+        self.assertRegex(told.stderr, r"analysis-lanes-1\.state: writing failed: File too large")
+        self.assertTrue((out / "analysis-mix.state").exists(), "gains were measured")
+        self.goes_on("mix", out, resumed=False)
+
     def test_a_weight_that_is_no_number(self):
         def spoil(path):
             at, _ = place_of(path, LINEAR + ".weight")

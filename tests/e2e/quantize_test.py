@@ -325,13 +325,14 @@ class CalibrationTest(unittest.TestCase):
         runs = [("--scheme", "nvfp4", "--method", "gptq"), smoothed, mixed]
         if KILLS >= 20:  # every method with every scheme, which takes minutes
             runs = [("--scheme", scheme, "--method", method) for scheme in SCHEMES for method in ("rtn", "mse", "gptq")]
-            runs += [smoothed, smoothed[:2] + smoothed[4:], smoothed[:4] + smoothed[6:], (*smoothed, "--rare-experts", "all"), mixed]
+            runs += [smoothed, smoothed[:2] + smoothed[4:], smoothed[:4] + smoothed[6:]]
+            runs += [(*smoothed, "--rare-experts", "all"), mixed]
             runs += [(*mixed[:5], method, *mixed[6:]) for method in ("rtn", "mse")]
         for flags in runs:
             given = set(flags)
-            calibration = ("--calibration", self.text, "--calibration-tokens", "4096") if {"gptq", "static", "--mix"} & given else ()
-            if calibration:
-                calibration += ("--save-every", "0")  # of runs as short as these nothing would be saved
+            calibration = ()
+            if {"gptq", "static", "--mix"} & given:  # of runs as short as these nothing would be saved
+                calibration = ("--calibration", self.text, "--calibration-tokens", "4096", "--save-every", "0")
             if "gptq" in given and "all" not in given:
                 calibration += ("--min-coverage", "0")
             check_kills(self, TINY, self.folder, *flags, *calibration)

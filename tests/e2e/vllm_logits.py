@@ -3,6 +3,8 @@
 Usage: vllm_logits.py IDS TEXT FOLDER    Our logits of IDS lie beside the folder as FOLDER-auto.npy. Prints, as JSON,
     run      the median over tokens of the difference's rms, as a share of the logits': ours without their mean, and
              vLLM's, whose logarithms of probabilities are logits but for a constant a token
+    worst    the largest over tokens, a router's changes of mind among them
+    top1     the share of tokens for which both have the same best one
     answer   what vLLM answers to TEXT, greedily
 or {"refused": why}.
 
@@ -27,13 +29,14 @@ def compare(folder, ids, text):
         experts._supports_routing_method = staticmethod(lambda *_: True)
     model = vllm.LLM(model=folder, dtype="bfloat16", enforce_eager=True, max_model_len=256, max_num_seqs=1,
                      max_num_batched_tokens=256, max_logprobs=-1, enable_prefix_caching=False)
-    told = model.generate([{"prompt_token_ids": ids}], vllm.SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=-1),
-                          use_tqdm=False)[0]
+    every = vllm.SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=-1)
+    told = model.generate([{"prompt_token_ids": ids}], every, use_tqdm=False)[0]
     ours = numpy.load(f"{folder}-auto.npy")[:-1]
     theirs = numpy.array([[row[token].logprob for token in range(ours.shape[1])] for row in told.prompt_logprobs[1:]])
     ours, theirs = (x - x.mean(-1, keepdims=True) for x in (ours, theirs))
     shares = numpy.sqrt(((theirs - ours) ** 2).mean(-1) / (ours**2).mean(-1))
-    answer = model.chat([{"role": "user", "content": text}], vllm.SamplingParams(temperature=0, max_tokens=16), use_tqdm=False)
+    greedy = vllm.SamplingParams(temperature=0, max_tokens=16)
+    answer = model.chat([{"role": "user", "content": text}], greedy, use_tqdm=False)
     return {"run": float(numpy.median(shares)), "worst": float(shares.max()),
             "top1": float((ours.argmax(-1) == theirs.argmax(-1)).mean()), "answer": answer[0].outputs[0].text}
 

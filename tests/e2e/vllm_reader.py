@@ -11,7 +11,8 @@ loads the weights. Prints, as JSON, of each folder
     differ             parameters that are not, before any repacking, what the files have
     unread             tensors of the files that no parameter holds
     held               how many tensors of the files parameters hold, to the bit
-The last three only where nothing is refused, from capability 8.0 on: below there is no bf16. Attention is not asked: its backends have rules of their own.
+The last three only where nothing is refused, from capability 8.0 on: below there is no bf16. Attention is not asked: its
+backends have rules of their own.
 """
 import collections
 import ctypes
@@ -106,7 +107,10 @@ class Choices:
             is_linear, is_experts = isinstance(layer, LinearBase), isinstance(layer, RoutedExperts)
             if not is_linear and not is_experts:
                 return choose(config, layer, prefix)
-            plain = (lambda: UnquantizedLinearMethod()) if is_linear else (lambda: UnquantizedFusedMoEMethod(layer.moe_config))
+
+            def plain():
+                return UnquantizedLinearMethod() if is_linear else UnquantizedFusedMoEMethod(layer.moe_config)
+
             try:
                 method = choose(config, layer, prefix)
             except Exception as error:  # whatever it says is the answer

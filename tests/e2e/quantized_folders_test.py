@@ -40,6 +40,7 @@ IDS = [1, *range(20, 84)]
 # Of a mixture of experts whose widths are whole blocks of 128, as those of all large ones are. name: flags
 WHOLE_BLOCKS = {f"qwen3-{scheme}": ["--scheme", scheme] for scheme in ("w8a8", "w8a16", "w4a16", "nvfp4", "fp8")}
 WHOLE_BLOCKS["qwen3-w4a16-128"] = ["--scheme", "w4a16", "--group-size", "128"]
+WHOLE_BLOCKS["qwen3-mixed"] = MIXED["mixed-rtn"]
 # vLLM has few kernels for routed experts on CPUs. name: flags
 KEPT = ["--keep", "bf16", r"\.experts\."]
 FOR_CPU = {"w8a8-static-kept": ["--scheme", "w8a8", *SMOOTHED, *KEPT], "w4a16-kept": ["--scheme", "w4a16", *KEPT]}
@@ -117,7 +118,8 @@ class QuantizedFoldersTest(unittest.TestCase):
             for name in ("tokenizer.json", "tokenizer_config.json"):
                 shutil.copy(TINY / name, source)
             for name, flags in WHOLE_BLOCKS.items():
-                run("quantize", source, "-o", self.folder / name, *flags)
+                calibration = ["--calibration", self.folder / "text.jsonl", "--calibration-tokens", "1024"]
+                run("quantize", source, "-o", self.folder / name, *flags, *(calibration if "--mix" in flags else []))
 
     def test_each_runs(self):
         for name in [*KINDS, *MIXED]:

@@ -4,8 +4,8 @@ Usage: vllm_reader.py CAPABILITY FOLDER...      CAPABILITY: 7.5, 8.0, 9.0, 10.0
        vllm_reader.py --qwen3-moe FOLDER        writes a random Qwen3-MoE there, for moesaic quantize
 
 The platform is vLLM's for CUDA with a compute capability that is pretended; tensors stay in main memory and no kernel
-runs. vLLM builds the model that config.json names, chooses scheme and kernel of each linear and of the routed experts, and
-loads the weights. Prints, as JSON, of each folder
+runs. vLLM builds the model that config.json names, and that of its multi-token prediction, chooses scheme and kernel of each
+linear and of the routed experts, and loads the weights. Prints, as JSON, of each folder
     linears, experts   {what vLLM chose: how often}
     refused            {kind of module: vLLM's error}
     differ             parameters that are not, before any repacking, what the files have
@@ -135,7 +135,7 @@ class Choices:
         CompressedTensorsConfig.get_quant_method = noting
 
     def refuse(self, prefix, error):
-        kind = re.sub(r"^.*layers\.\d+\.", "", prefix)
+        kind = re.sub(r"^.*layers\.\d+\.(mtp_block\.)?", "", prefix)
         self.refused.setdefault(kind, f"{type(error).__name__}: {error}".splitlines()[0][:300])
 
     @staticmethod
@@ -168,46 +168,61 @@ def expected(name, tensors, packed):
     return torch.cat(rows), flat
 
 
-def load(folder, capability, choices, packed):
-    import safetensors.torch
+def hold(config, model_config, model, tensors, packed):
+    """(parameters that are not what the files have, names of the tensors that are held), once vLLM has loaded them."""
     import torch
-    from vllm.config import set_current_vllm_config
-    from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.model_loader import get_model_loader
-    from vllm.model_executor.model_loader.utils import initialize_model
-    from vllm.utils.torch_utils import set_default_torch_dtype
 
-    choices.linears.clear(), choices.experts.clear(), choices.refused.clear()
-    has_bf16 = float(capability) >= 8
-    config = EngineArgs(model=folder, enforce_eager=True, dtype="bfloat16" if has_bf16 else "half", max_model_len=256,
-                        max_num_seqs=2, max_num_batched_tokens=256, skip_tokenizer_init=True).create_engine_config()
-    with set_current_vllm_config(config), set_default_torch_dtype(config.model_config.dtype), torch.device("cpu"):
-        model = initialize_model(vllm_config=config)
-    result = {"linears": dict(choices.linears), "experts": dict(choices.experts), "refused": dict(choices.refused)}
-    if choices.refused or not has_bf16:
-        return result
     for parameter in model.parameters():  # what isn't loaded is not what it must be
         parameter.data.copy_(torch.full_like(parameter.data, 77).to(parameter.dtype))
     loader = get_model_loader(config.load_config)
-    model.load_weights(loader.get_all_weights(config.model_config, model))
-
-    tensors = {}
-    for path in sorted(pathlib.Path(folder).glob("*.safetensors")):
-        tensors.update(safetensors.torch.load_file(path))
+    model.load_weights(loader.get_all_weights(model_config, model))
     differ, held = [], set()
     for name, parameter in model.named_parameters():
         if re.search(NOT_OF_FILES, name):
             continue
-        must = expected(name, tensors, packed)
+        must = expected(name.replace(".mtp_block", ""), tensors, packed)
         values = parameter.data.reshape(-1)
         if must is None or must[0].numel() != values.numel() or not torch.equal(must[0].double(), values.double()):
             differ.append(name)
         else:
             held.update(must[1])
-    layers = config.model_config.hf_config.num_hidden_layers
-    drafts = re.compile(r"model\.layers\.(\d+)\.")  # multi-token prediction is a model of its own
-    unread = [name for name in tensors if name not in held and not name.endswith("weight_shape")
-              and not ((match := drafts.match(name)) and int(match[1]) >= layers)]
+    return differ, held
+
+
+def load(folder, capability, choices, packed):
+    import safetensors.torch
+    import torch
+    from vllm.config import set_current_vllm_config
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.model_loader.utils import initialize_model
+    from vllm.utils.torch_utils import set_default_torch_dtype
+
+    choices.linears.clear(), choices.experts.clear(), choices.refused.clear()
+    has_bf16 = float(capability) >= 8
+    drafts = json.loads((pathlib.Path(folder) / "config.json").read_text()).get("num_nextn_predict_layers")
+    config = EngineArgs(model=folder, enforce_eager=True, dtype="bfloat16" if has_bf16 else "half", max_model_len=256,
+                        max_num_seqs=2, max_num_batched_tokens=256, skip_tokenizer_init=True,
+                        speculative_config={"method": "mtp", "num_speculative_tokens": 1} if drafts else None
+                        ).create_engine_config()
+    configs = [config.model_config] + ([config.speculative_config.draft_model_config] if drafts else [])
+    with set_current_vllm_config(config), set_default_torch_dtype(config.model_config.dtype), torch.device("cpu"):
+        models = [initialize_model(vllm_config=config, model_config=of) for of in configs]
+    result = {"linears": dict(choices.linears), "experts": dict(choices.experts), "refused": dict(choices.refused)}
+    if choices.refused or not has_bf16:
+        return result
+    tensors = {}
+    for path in sorted(pathlib.Path(folder).glob("*.safetensors")):
+        tensors.update(safetensors.torch.load_file(path))
+    differ, held = [], set()
+    for of, model in zip(configs, models):
+        its_differ, its_held = hold(config, of, model, tensors, packed)
+        differ += its_differ
+        held |= its_held
+    # A multi-token-prediction module's embedding is the model's, once more; vLLM keeps one of them.
+    same = {name for name in tensors if name.endswith(".embed_tokens.weight")
+            and torch.equal(tensors[name], tensors["model.embed_tokens.weight"])}
+    unread = [name for name in tensors if name not in held | same and not name.endswith("weight_shape")]
     return result | {"differ": differ, "unread": unread, "held": len(held)}
 
 

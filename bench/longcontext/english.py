@@ -1,6 +1,6 @@
 """What a chat model is asked over long English documents: RULER's tasks (arXiv 2404.06654) in its noise of five sentences.
 
-- needle: one number, a document for each of ten depths; its city is named in the question
+- needle: one number, a document for each of ten depths
 - keys: ten cities, each with its number, far apart; all are asked for, one at a time
 - values: four numbers of one city; right if all are said
 - frequent: a list of words, two of which stand ten times as often as the others; right if both are said
@@ -39,10 +39,11 @@ def asked(text, city, plural):
             f"about the numbers afterwards.\n{text}\nWhat {what} for {city} mentioned in the provided text?")
 
 
-def questions(kind, length):
-    """[(prompt, words of a right answer)]"""
+def questions(kind, length, share=1.0):
+    """[(prompt, words of a right answer)]. `share` of the usual number of documents, but for keys' one."""
     made = []
-    for number in range({"needle": 10, "keys": 1, "values": 5, "frequent": 5}[kind]):
+    count = max(1, round({"needle": 10, "keys": 1, "values": 5, "frequent": 5}[kind] * share))
+    for number in range(count):
         rng = random.Random(f"{kind}|{length}|{number}")
 
         def draw(rng=rng):
@@ -51,7 +52,7 @@ def questions(kind, length):
         cities = rng.sample(CITIES, len(CITIES))
         if kind == "needle":
             magic = draw()
-            made.append((asked(haystack(length, [(number / 9, statement(cities[0], magic))]), cities[0], False), [magic]))
+            made.append((asked(haystack(length, [(number / max(1, count - 1), statement(cities[0], magic))]), cities[0], False), [magic]))
         elif kind == "keys":
             told = {city: draw() for city in cities[:10]}
             text = haystack(length, [(i / (len(told) - 1), statement(*pair)) for i, pair in enumerate(told.items())])
@@ -62,8 +63,8 @@ def questions(kind, length):
             made.append((asked(text, cities[0], True), magic))
         else:
             words = rng.sample(WORDS, len(WORDS))
-            count = (length - TAIL) / WORD_TOKENS / (len(words) - 2 + 20)
-            row = [word for i, word in enumerate(words) for _ in range(round(count * (10 if i < 2 else 1)))]
+            times = (length - TAIL) / WORD_TOKENS / (len(words) - 2 + 20)
+            row = [word for i, word in enumerate(words) for _ in range(round(times * (10 if i < 2 else 1)))]
             rng.shuffle(row)
             made.append((f"Below is a list of words. Memorize the ones that appear most often.\n{' '.join(row)}\n"
                          "What are the two most common words in the above list?", words[:2]))

@@ -151,7 +151,7 @@ def main():
     parser.add_argument("--digest", choices=["box", "sketch"], default="box", help="for recall and chat")
     parser.add_argument("--reuse", type=int, default=1, help="tokens that read one choice, for recall and chat")
     parser.add_argument("--kinds", default=",".join(recall.KINDS), help="for recall and chat")
-    parser.add_argument("--share", type=float, default=1.0, help="of the questions, for recall")
+    parser.add_argument("--share", type=float, default=1.0, help="of the questions, for recall and chat")
     parser.add_argument("--documents", type=int, default=2, help="for recall's perplexity; 0: none")
     parser.add_argument("--show", action="store_true", help="for recall: tell what was wrong")
     parser.add_argument("--tiny", type=pathlib.Path, default=ROOT / "models" / "moesaic-tiny")
@@ -178,7 +178,7 @@ def main():
                             arguments.digest, "--kv-sparsity-reuse", str(arguments.reuse)], ways=False)
     for length in numbers["chat_lengths"] if arguments.chat else []:
         print(f"\n### {arguments.chat.name}, about {length} tokens, {arguments.digest}\n")
-        made = {kind: english.questions(kind, length) for kind in arguments.kinds.split(",")}
+        made = {kind: english.questions(kind, length, arguments.share) for kind in arguments.kinds.split(",")}
         asking.table(arguments.moesaic, arguments.chat, 8192, made,
                      asking.settings_of(length, numbers["budgets"], [], arguments.reuse),
                      ["--kv-sparsity-digest", arguments.digest, "--kv-memory", "6GiB"], english.right, 48, arguments.show)

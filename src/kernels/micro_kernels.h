@@ -95,8 +95,9 @@ struct AttentionTile {
   // Keys of each run, [64][key_stride bytes], key_dim elements each; unseen ones are read at most. Runs of
   // which no row sees a key may be null.
   const std::byte* runs[kAttentionRuns];
-  const std::byte* after[kAttentionRuns];  // runs that will be asked for next, laid out as these, or null
-  int64_t key_stride;                      // bytes
+  // Runs that will be asked for next, laid out as these but for the two last fields, or null.
+  const std::byte* after[kAttentionRuns];
+  int64_t key_stride;      // bytes
   int64_t value_offset;    // bytes from a run's keys to its values; 0: values are the keys' first dimensions
   int64_t value_stride;    // bytes; values are [64][value_dim elements], unseen ones are not read
   tensor::DType kv_dtype;  // kF32, kBF16 or kI8
@@ -117,7 +118,9 @@ struct AttentionTile {
   int64_t key_scales;
   int64_t rest_scales;
   int64_t value_scales;
-  int key_split;  // multiple of 8
+  int key_split;               // multiple of 8
+  int64_t after_value_offset;  // as value_offset
+  int64_t after_scales;        // bytes by which the scales of `after` stand further from their keys
 };
 using AttentionTileFn = void (*)(const AttentionTile& tile);
 

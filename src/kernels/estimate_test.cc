@@ -63,7 +63,8 @@ class EstimateTest : public testing::TestWithParam<runtime::Isa> {
         .key_split = shape.key_split,
         .share = share,
         .scores = scores.data(),
-        .stride = kStride});
+        .stride = kStride,
+        .ask = BoxBytes(shape.key_dim)});
     return scores;
   }
 };

@@ -185,6 +185,9 @@ struct DigestEstimates {
   float share;     // of the spread, as DigestScores has it, that is added to the center's product
   float* scores;   // out [ceil(rows / 16)][stride][16]; NaN of a digest that has one. Idle ones are anything
   int64_t stride;  // blocks, >= count
+  // Bytes from each digest on that are to be asked for: they lie a block apart, so that nobody else does. 0
+  // where that has been done.
+  int64_t ask;
 };
 using DigestEstimatesFn = void (*)(const DigestEstimates& estimates);
 

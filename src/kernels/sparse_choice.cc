@@ -56,6 +56,7 @@ class Chooser {
     int8_t* codes = nullptr;    // [kMostEstimateRows][width_] sketched queries, with
     float* scales = nullptr;    // [kMostEstimateRows][2]
     int32_t* sums = nullptr;    // likewise
+    int64_t asked = 0;          // digests of pairs before this one are in its cache, or on their way
   };
 
   // Says whose choice each row reads.
@@ -139,9 +140,9 @@ class Chooser {
     queues.SetEven(tasks);
     queues.Run([&](int64_t task, int64_t next, int worker) {
       const Part part = PartOf(task);
-      Score(part, memory_[worker]);
+      Score(part, &memory_[worker]);
       if (!IsLast(&parts_left_[part.pair * cuts_ + part.cut])) return;
-      if (next >= 0) AskForDigests(PartOf(next));
+      if (next >= 0) AskForDigests(PartOf(next), memory_[worker]);
       for (int g = part.first_group; g < part.end_group; ++g) {
         s_.ctx.kernels->block_shares(Scores(part.pair, g), std::min(s_.group - g * kScoreGroup, kScoreGroup),
                                      s_.rows[part.row].blocks(), Shares(part.pair, g));
@@ -174,7 +175,21 @@ class Chooser {
   }
   float* Shares(int64_t pair, int g) const { return shares_ + (pair * groups_ + g) * s_.stride; }
 
-  void Score(const Part& part, const Memory& memory) const {
+  // The heads of a row, whose digests of a block stand beside each other, that a worker most likely scores
+  // one after another, from this one on.
+  int Together(const Part& part) const {
+    if (p_.cache.sketches || cuts_ * block_parts_ > 1) return 1;
+    const int64_t share = choosing_count_ * p_.cache.heads / s_.ctx.pool->size();
+    return static_cast<int>(std::clamp<int64_t>(share, 1, p_.cache.heads - part.kv_head));
+  }
+  // Bytes of that many heads' digests, and of one head's box alone.
+  int64_t Bytes(const Part& part) const {
+    const int64_t one = BoxBytes(p_.cache.key_dim) - (p_.cache.sketches ? p_.cache.key_dim : 0);
+    return (Together(part) - 1) * DigestBytes(p_.cache) + one;
+  }
+
+  void Score(const Part& part, Memory* own) const {
+    Memory& memory = *own;
     const int count = part.end - part.first;
     if (count <= 0) return;
     const SparseRow& row = s_.rows[part.row];
@@ -184,6 +199,8 @@ class Chooser {
     const float* q = p_.q + row.batch_row * p_.q_stride + int64_t{first_head} * cache.key_dim;
     float* scores = Scores(part.pair, part.first_group) + int64_t{part.first} * kScoreGroup;
     s_.FindDigests(row, part.kv_head, part.first, count, memory.digests);
+    const bool ask = cuts_ * block_parts_ > 1 || part.pair >= memory.asked;
+    if (ask) memory.asked = part.pair + Together(part);
     s_.ctx.kernels->digest_estimates({.q = q,
                                       .q_stride = cache.key_dim,
                                       .scale = p_.scale,
@@ -194,7 +211,8 @@ class Chooser {
                                       .key_split = KeySplit(cache),
                                       .share = cache.sketches ? 0 : kEstimateSpread,
                                       .scores = scores,
-                                      .stride = s_.stride});
+                                      .stride = s_.stride,
+                                      .ask = ask ? Bytes(part) : 0});
     if (!cache.sketches) return;
     for (int i = 0; i < heads; ++i) {
       for (int d = 0; d < cache.key_dim; ++d) memory.query[d] = q[int64_t{i} * cache.key_dim + d] * p_.scale;
@@ -214,15 +232,14 @@ class Chooser {
   }
 
   // Digests stand a block apart, so that nobody else asks for them.
-  void AskForDigests(const Part& part) const {
+  void AskForDigests(const Part& part, const Memory& memory) const {
+    if (part.pair < memory.asked && cuts_ * block_parts_ == 1) return;
     const std::byte* digests[kAhead];
     const int count = std::min(part.end - part.first, kAhead);
     if (count <= 0) return;
     s_.FindDigests(s_.rows[part.row], part.kv_head, part.first, count, digests);
     for (int b = 0; b < count; ++b) {
-      for (int64_t byte = 0; byte < BoxBytes(p_.cache.key_dim) + 63; byte += 64) {
-        __builtin_prefetch(digests[b] + byte, 0, 2);
-      }
+      for (int64_t byte = 0; byte < Bytes(part); byte += 64) __builtin_prefetch(digests[b] + byte, 0, 2);
     }
   }
 

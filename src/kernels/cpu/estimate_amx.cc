@@ -124,20 +124,17 @@ inline const DigestHeader& HeaderOf(const std::byte* digest) {
   return *reinterpret_cast<const DigestHeader*>(digest);
 }
 
-/// Asks for digest b, if there is one: they lie a block apart, so that nobody else does.
+/// Asks for digest b, if there is one.
 inline void AskFor(const DigestEstimates& t, int b) {
   if (b >= t.count) return;
-  const int64_t bytes = BoxBytes(t.key_dim) - (t.share == 0 ? t.key_dim : 0);
-  for (int64_t byte = 0; byte < bytes + 63; byte += 64) {
-    _mm_prefetch(t.digests[b] + (byte < bytes ? byte : bytes - 1), _MM_HINT_T0);
-  }
+  for (int64_t byte = 0; byte < t.ask; byte += 64) _mm_prefetch(t.digests[b] + byte, _MM_HINT_T1);
+  if (t.ask > 0) _mm_prefetch(t.digests[b] + t.ask - 1, _MM_HINT_T1);
 }
 
-/// Copies digests to where tiles find them, and asks for as many behind.
+/// Copies digests to where tiles find them.
 inline void CopyDigests(const DigestEstimates& t, int first, int count, Memory* m) {
   for (int i = 0; i < count; ++i) {
     const auto* centers = reinterpret_cast<const std::byte*>(&HeaderOf(t.digests[first + i]) + 1);
-    AskFor(t, first + i + kDigests);
     for (int s = 0; s < m->ends[2]; ++s) {
       const Step& step = m->steps[s];
       _mm512_store_si512(m->centers[i] + kInts * s, _mm512_maskz_loadu_epi8(step.mask, centers + step.begin));
@@ -232,6 +229,10 @@ inline void Run(const DigestEstimates& t) {
     const int count = t.count - first < kDigests ? t.count - first : kDigests;
     CopyDigests(t, first, count, &m);
     for (int group = 0; group < groups; ++group) {
+      // The next digests, a few among each group's products: all at once would only wait for each other.
+      for (int i = kDigests * group / groups; i < kDigests * (group + 1) / groups; ++i) {
+        AskFor(t, first + kDigests + i);
+      }
       float* scores = t.scores + (group * t.stride + first) * kScoreGroup;
       Multiply<kSeveral>(t, group, 0, &m);
       AddPart<false>(t, first, count, group, 0, m, scores);

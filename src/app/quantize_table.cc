@@ -103,7 +103,7 @@ void PrintPlan(const std::string& what, const std::string& model, const std::str
   rows.push_back({"in", bytes(plan.source_bytes) +
                             (has_weights ? "" : ", as config.json has it (there are no weights here)")});
   if (forecast.reread_bytes > 0) {
-    rows.push_back({"", fmt::format("{} of it twice, for scales that --memory can't hold all values of",
+    rows.push_back({"", fmt::format("{} of it twice, for scales that rows of two waves share",
                                     bytes(forecast.reread_bytes))});
   }
   rows.push_back({"out", fmt::format("{} in {} files", bytes(plan.output.bytes), plan.output.shards.size())});

@@ -64,6 +64,24 @@ INSTANTIATE_TEST_SUITE_P(
       return name;
     });
 
+// Of llama.cpp's making: f32, Q8_0, rows of queries and keys in another order.
+TEST_F(QuantizeTest, GgufFilesAreSourcesToo) {
+  for (const char* name : {"qwen3_moe-tiny-q8_0", "deepseek_v3-tiny-q8_0", "llama-tiny-tied-f32"}) {
+    const std::string source = models::SourcePath(fmt::format("../shared/data/refs/gguf/{}.gguf", name));
+    if (!fs::exists(source)) GTEST_SKIP() << source << " is not there";
+    for (const Scheme scheme : {Scheme::kW8A8, Scheme::kFp8}) {
+      options_.output.scheme = scheme;
+      const std::string out = name + SchemeName(scheme);
+      const StatusOr<QuantizeReport> report = Run(source, out);
+      ASSERT_TRUE(report.ok()) << report.status();
+      const StatusOr<VerifyReport> verified = Check(source, out);
+      ASSERT_TRUE(verified.ok()) << verified.status();
+      EXPECT_EQ(verified->rounded, report->rounded);
+      EXPECT_GT(verified->rounded, 6U);
+    }
+  }
+}
+
 TEST_F(QuantizeTest, BytesDependOnNeitherThreadsNorMemoryNorIo) {
   options_.output.scheme = Scheme::kNvfp4;
   options_.output.search = true;

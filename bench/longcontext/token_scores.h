@@ -7,21 +7,21 @@
 
 namespace moesaic::bench {
 
-constexpr int kScoreRows = 16;
-
-/// Products of 64 keys [key_dim], `stride` bytes apart, with up to kScoreRows queries: scores
-/// [64][kScoreRows], of idle rows 0. By tiles where the processor has them and keys are whole ones, queries
-/// rounded to bfloat16; else plainly.
+/// Products of 64 keys [key_dim], of bfloat16 and `stride` bytes apart, with up to kScoreGroup queries,
+/// rounded to bfloat16: scores [64][kScoreGroup], of idle rows 0.
 struct TokenScores {
   const std::byte* keys;
   int64_t stride;
-  tensor::DType dtype;  // kBF16, or kI8 whose scale is 1 here
   int key_dim;
-  const float* q;  // [rows][key_dim], scaled
+  const float* q;  // [rows][key_dim]
+  float scale;     // multiplies q
   int rows;
   std::byte* packed;  // [key_dim * 32] bytes, 64-byte aligned: the queries as PackTokenQueries leaves them
   float* scores;
 };
+
+/// Whether the processor has the tiles that ScoreTokens takes, and keys are whole ones.
+bool CanScoreTokens(tensor::DType dtype, int key_dim);
 void PackTokenQueries(const TokenScores& task);
 void ScoreTokens(const TokenScores& task);
 

@@ -184,6 +184,49 @@ TEST_P(EstimateTest, SharesMatchDouble) {
   }
 }
 
+TEST_P(EstimateTest, RowsOfNaNHaveNoShares) {
+  std::mt19937 rng(5);
+  for (const int rows : {2, 5, 8, 9, 16}) {
+    for (const int blocks : {1, 3, 37}) {
+      const std::vector<float> scores = RandomValues(&rng, size_t(blocks) * kScoreGroup, 30);
+      const auto shares_without = [&](int row) {
+        std::vector<float> broken = scores, shares(blocks);
+        for (int b = 0; b < blocks; ++b) {
+          broken[size_t(b) * kScoreGroup + row] = std::numeric_limits<float>::quiet_NaN();
+        }
+        kernels_.block_shares(broken.data(), rows, blocks, shares.data());
+        return shares;
+      };
+      std::vector<float> fewer = scores, shares(blocks);
+      kernels_.block_shares(fewer.data(), rows - 1, blocks, shares.data());
+      EXPECT_EQ(shares_without(rows - 1), shares) << "as if it were idle: " << rows << " " << blocks;
+      double sum = 0;
+      for (const float share : shares_without(1)) sum += share;
+      // Of each row: the sum over blocks, the quotient and the products, (blocks + 4) units of 2^-24 at most;
+      // and one for each row that is added.
+      EXPECT_NEAR(sum, rows - 1, (rows - 1) * (blocks + 4 + rows) * 0x1p-23) << rows << " " << blocks;
+    }
+  }
+}
+
+TEST_P(EstimateTest, SharesAreNoDenormals) {
+  constexpr int kRows = 3;
+  for (const float below : {70.0F, 72.0F, 72.5F, 80.0F, 87.0F, 95.0F, 102.0F, 500.0F}) {
+    std::vector<float> scores(size_t{kBlocks} * kScoreGroup, 5 - below), shares(kBlocks);
+    std::fill_n(scores.begin() + 7 * kScoreGroup, kRows, 5.0F);
+    kernels_.block_shares(scores.data(), kRows, kBlocks, shares.data());
+    for (int b = 0; b < kBlocks; ++b) {
+      if (b == 7) {
+        EXPECT_EQ(shares[b], kRows) << below;
+      } else if (below > 72) {
+        EXPECT_EQ(shares[b], 0) << below;
+      } else {
+        EXPECT_GT(shares[b], 0x1p-104F) << below;
+      }
+    }
+  }
+}
+
 std::vector<runtime::Isa> OnHost() {
   std::vector<runtime::Isa> found;
   for (const auto& impl : DigestEstimatesImpls()) {

@@ -191,9 +191,13 @@ struct DigestEstimates {
 };
 using DigestEstimatesFn = void (*)(const DigestEstimates& estimates);
 
+/// Scores below their row's largest plus this count for nothing as shares: exp(-72) is 2^-104, of which the
+/// share of one of 2^22 blocks is still no denormal. Those are slow.
+constexpr float kLeastPower = -72;
+
 /// shares[b] = sum over up to 16 rows of the share that block b has of sum_b exp(scores[b][row]). What is NaN
-/// counts for nothing, but shares[b] is NaN where the first row's score is. `scores` [blocks][16] is
-/// overwritten; idle ones may be anything.
+/// counts for nothing, and a row of nothing else has no shares, but shares[b] is NaN where the first row's
+/// score is. `scores` [blocks][16] is overwritten; idle ones may be anything.
 using BlockSharesFn = void (*)(float* scores, int rows, int blocks, float* shares);
 
 /// What `rows` queries find in `count` blocks by the keys' sketches: of each block, the logarithm of the sum

@@ -43,8 +43,9 @@ void SparseRows::AttendOver(const AttentionParams& params, std::span<const Seque
 
 namespace {
 
-// Scores of rows that are worked on at once take at most this, about a share of a last-level cache: 240 rows
-// of 64 heads at a context of 16,384.
+// Scores of rows that are worked on at once take at most this, about a share of a last-level cache: at a
+// context of 16,384, 240 rows of 64 heads whose KV heads have 16 each or more. Fewer are padded to 16: 30
+// rows of 32 heads with keys of their own.
 constexpr int64_t kScoreFloats = 4 << 20;
 
 // Whether one of the row's KV heads is audited, and which; counts what it chose.

@@ -56,7 +56,8 @@ class Chooser {
     int8_t* codes = nullptr;    // [kMostEstimateRows][width_] sketched queries, with
     float* scales = nullptr;    // [kMostEstimateRows][2]
     int32_t* sums = nullptr;    // likewise
-    int64_t asked = 0;          // digests of pairs before this one are in its cache, or on their way
+    // Of a row's pairs [asked, end_asked) digests are in its cache, or on their way.
+    int64_t asked = 0, end_asked = 0;
   };
 
   // Says whose choice each row reads.
@@ -199,8 +200,8 @@ class Chooser {
     const float* q = p_.q + row.batch_row * p_.q_stride + int64_t{first_head} * cache.key_dim;
     float* scores = Scores(part.pair, part.first_group) + int64_t{part.first} * kScoreGroup;
     s_.FindDigests(row, part.kv_head, part.first, count, memory.digests);
-    const bool ask = cuts_ * block_parts_ > 1 || part.pair >= memory.asked;
-    if (ask) memory.asked = part.pair + Together(part);
+    const bool ask = !Asked(part, memory);
+    if (ask) memory.asked = part.pair, memory.end_asked = part.pair + Together(part);
     s_.ctx.kernels->digest_estimates({.q = q,
                                       .q_stride = cache.key_dim,
                                       .scale = p_.scale,
@@ -231,9 +232,13 @@ class Chooser {
                                    .stride = s_.stride});
   }
 
+  bool Asked(const Part& part, const Memory& memory) const {
+    return cuts_ * block_parts_ == 1 && part.pair >= memory.asked && part.pair < memory.end_asked;
+  }
+
   // Digests stand a block apart, so that nobody else asks for them.
   void AskForDigests(const Part& part, const Memory& memory) const {
-    if (part.pair < memory.asked && cuts_ * block_parts_ == 1) return;
+    if (Asked(part, memory)) return;
     const std::byte* digests[kAhead];
     const int count = std::min(part.end - part.first, kAhead);
     if (count <= 0) return;

@@ -66,7 +66,7 @@ inline void RunBlockShares(float* scores, int rows, int blocks, float* shares) {
     const auto share = [&](int block, V* total) {
       // NaN goes to the second operand, which is below what is left of anything.
       const V power = Max(Sub(Load(x + block * kScoreGroup), largest), Set(-200.0F));
-      const V e = Exp(Min(power, Zero()));
+      const V e = SelectNegative(Sub(power, Set(kLeastPower)), Zero(), Exp(Min(power, Zero())));
       Store(x + block * kScoreGroup, e);
       *total = Add(*total, e);
     };
@@ -75,9 +75,11 @@ inline void RunBlockShares(float* scores, int rows, int blocks, float* shares) {
       for (int i = 0; i < kPartial; ++i) share(b + i, &sum[i]);
     }
     for (; b < blocks; ++b) share(b, &sum[0]);
-    alignas(64) float inverses[kLanes];
-    Store(inverses, Div(Set(1.0F), Add(Add(sum[0], sum[1]), Add(sum[2], sum[3]))));
-    for (int i = 0; i < kLanes; ++i) inverses[i] = first + i < rows ? inverses[i] : 0;
+    alignas(64) float sums[kLanes], inverses[kLanes];
+    const V all = Add(Add(sum[0], sum[1]), Add(sum[2], sum[3]));
+    Store(sums, all);
+    Store(inverses, Div(Set(1.0F), all));
+    for (int i = 0; i < kLanes; ++i) inverses[i] = first + i < rows && sums[i] > 0 ? inverses[i] : 0;
     const V inverse = Load(inverses);
     for (b = 0; b < blocks; ++b) shares[b] += SumLanes(Mul(Load(x + b * kScoreGroup), inverse));
   }

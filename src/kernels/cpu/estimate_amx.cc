@@ -4,7 +4,7 @@
 //   scores [digest][row] = scale_c C (128 q_high + q_low)^T + share * min(scale_r R |q|^T, ball |q|_2)
 //
 // A part of a query is q_high in int8, what that leaves out in steps 128 times as fine, and |q| in uint8: off
-// by 1/32512 and by 1/510 of its largest element.
+// by 1/32512 and by 1/508 of its largest element.
 #include "kernels/cpu/digest.h"
 #include "kernels/cpu/simd_avx512-inl.h"
 // After the lanes:
@@ -16,9 +16,11 @@ namespace {
 constexpr int kDigests = 32;  // at a time
 constexpr int kMostGroups = kMostEstimateRows / kScoreGroup;
 constexpr int kInts = 64;  // elements in a row of a tile
-// 2^31 / (128 * 127 * 127) dimensions do not overflow; a second part begins a step of its own.
-constexpr int kMostKeyDim = 1024, kMostSteps = 11;
 constexpr int kFine = 128;
+// DeepSeek's 512 + 64 dimensions take 9: a second part begins a step of its own.
+constexpr int kMostSteps = 11;
+static_assert(int64_t{kMostSteps} * kInts * 128 * (kFine * 127 + 127) < int64_t{1} << 31,
+              "128 q_high + q_low times a digest's -128 .. 127 is summed in 32 bits");
 
 /// Dimensions [begin, begin + dims) of a digest's part, at most 64.
 struct Step {

@@ -120,7 +120,7 @@ void BlockShares(float* scores, int rows, int blocks, float* shares) {
     }
     for (int b = 0; b < blocks; ++b) {
       float& x = scores[b * kScoreGroup + row];
-      x = std::isnan(x - most) ? 0 : std::exp(x - most);
+      x = x - most >= kLeastPower ? std::exp(x - most) : 0;  // 0 of NaN
       sum += x;
     }
     for (int b = 0; b < blocks; ++b) shares[b] += sum > 0 ? scores[b * kScoreGroup + row] / sum : 0;

@@ -12,8 +12,8 @@
 namespace moesaic::quantizer {
 namespace {
 
-// Written or read at once.
-constexpr size_t kPartBytes = size_t{16} << 20;
+// Written or read at once: what reading takes is in the memory that is planned for other work.
+constexpr size_t kPartBytes = size_t{1} << 20;
 
 constexpr std::string_view kEnd = ".state";
 

@@ -202,6 +202,8 @@ TEST_F(QuantizeTest, GoesOnFromWhereverItWasStopped) {
     const StatusOr<QuantizeReport> second = Run(Golden("kimi-k2"), out);
     ASSERT_TRUE(second.ok()) << second.status();
     EXPECT_GT(second->stream.resumed_units, 0U);
+    EXPECT_EQ(second->Json(options_.output)["resumed_units"].get<size_t>(), second->stream.resumed_units);
+    EXPECT_EQ(second->Json(options_.output)["units"].get<size_t>(), second->units);
     EXPECT_EQ(FilesOf(folder_.Path(out)), expected) << "stopped after " << stop;
   }
 }

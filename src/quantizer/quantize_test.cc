@@ -79,6 +79,7 @@ TEST_F(QuantizeTest, GgufFilesAreSourcesToo) {
   for (const std::string& name : names) {
     const std::string source = path_of(name);
     for (const Scheme scheme : {Scheme::kW8A8, Scheme::kFp8, Scheme::kNvfp4}) {
+      if (scheme == Scheme::kNvfp4 && name.starts_with("llama")) continue;  // 72 inputs are no groups of 16
       options_.output.scheme = scheme;
       options_.sizes = {};
       const std::string out = name + SchemeName(scheme);

@@ -179,7 +179,7 @@ TEST_F(WorkPlanTest, UnitsThatAreAloneFillTheMemoryAndNoMore) {
   Add("up", 1024, 1024, 0);
   Plan(Scheme::kNvfp4);
   const WorkPlan smallest = Cut(1);
-  // Gate and up take 4 MiB, and 1.1 MiB as NVFP4: two units of that 10.6 MB, one alone 5.4 MB, with
+  // Gate and up take 4 MiB, and 1.1 MiB as NVFP4: two units of that 10.9 MB, one alone 5.5 MB, with
   // alignment.
   struct {
     int64_t buffers;

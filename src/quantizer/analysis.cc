@@ -74,7 +74,7 @@ class Analyst : public LayerVisitor {
 
   Status Tell(int layer) const {
     if (!progress_ || progress_(layer, spec_.layers + spec_.mtp_layers)) return OkStatus();
-    return Cancelled("stopped; the same command goes on from the layers whose state was saved");
+    return Stopped();
   }
 
  private:

@@ -89,12 +89,14 @@ int64_t StateBytesIn(const std::string& folder) {
   return bytes;
 }
 
-Status RemoveStates(const std::string& folder, States which) {
+Status RemoveStates(const std::string& folder, States which,
+                    const std::function<bool(const std::string& name)>& keeps) {
   std::error_code error;
   std::vector<std::filesystem::path> found;
   for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
     const std::string name = entry.path().filename().string();
     if (!IsAnalysisState(name) && (which == States::kAnalysis || !IsCalibrationState(name))) continue;
+    if (keeps && keeps(name)) continue;
     if (which != States::kUnfinished || !IsWhole(name)) found.push_back(entry.path());
   }
   for (const std::filesystem::path& path : found) {

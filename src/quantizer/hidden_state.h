@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -31,7 +32,8 @@ enum class States {
   kAnalysis,    // of analyses, unfinished or not
   kAll,
 };
-/// Removes states in `folder`, to which no other process writes.
-Status RemoveStates(const std::string& folder, States which);
+/// Removes states in `folder`, to which no other process writes, but those whose name `keeps` says yes to.
+Status RemoveStates(const std::string& folder, States which,
+                    const std::function<bool(const std::string& name)>& keeps = nullptr);
 
 }  // namespace moesaic::quantizer

@@ -173,17 +173,8 @@ bool MixStore::IsWhole(const MixState& state, const std::string& name) const {
 
 Status MixStore::RemoveOthers(const MixState& state) const {
   if (!saves()) return OkStatus();
-  std::error_code error;
-  std::vector<fs::path> others;
-  for (const auto& entry : fs::directory_iterator(folder_, error)) {
-    const std::string name = entry.path().filename().string();
-    if (IsAnalysisState(name) && name != kFile && !state.files.contains(name)) others.push_back(entry.path());
-  }
-  for (const fs::path& path : others) {
-    fs::remove(path, error);
-    if (error) return IoError("{}: can't be removed: {}", path.string(), error.message());
-  }
-  return OkStatus();
+  return RemoveStates(folder_, States::kAnalysis,
+                      [&](const std::string& name) { return name == kFile || state.files.contains(name); });
 }
 
 }  // namespace moesaic::quantizer

@@ -241,7 +241,7 @@ class Analyst : public LayerVisitor {
 };
 
 std::string HiddenPath(const AnalysisRun& run, int layers) {
-  return fmt::format("{}/analysis-{}.state", run.folder, layers);
+  return run.folder + "/" + StateFile(kAnalysisState, layers);
 }
 
 // Saves what is done; the hidden states are whole before what names them is written.

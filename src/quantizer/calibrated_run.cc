@@ -253,7 +253,7 @@ StatusOr<const HessianFactor*> CalibratedRun::FactorInOrder(const LinearGroup& g
 // ---- states
 
 std::string CalibratedRun::StatePath(int layer) const {
-  return fmt::format("{}/calibration-{}.state", folder_, layer);
+  return folder_ + "/" + StateFile(kCalibrationState, layer);
 }
 
 Status CalibratedRun::SaveState(int layer, CalibrationStream& stream) {

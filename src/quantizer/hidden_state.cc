@@ -1,5 +1,7 @@
 #include "quantizer/hidden_state.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -33,10 +35,12 @@ std::string_view TargetOf(std::string_view name) {
   return runtime::IsPartialOf(name, target) ? target : name;
 }
 
-bool IsCalibrationState(std::string_view name) { return IsNumbered(TargetOf(name), "calibration-"); }
+bool IsCalibrationState(std::string_view name) { return IsNumbered(TargetOf(name), kCalibrationState); }
 bool IsWhole(std::string_view name) { return TargetOf(name) == name; }
 
 }  // namespace
+
+std::string StateFile(std::string_view kind, int layers) { return fmt::format("{}{}{}", kind, layers, kEnd); }
 
 std::string ChecksumOfFile(const std::string& path, int64_t bytes) {
   std::ifstream file(path, std::ios::binary);
@@ -72,9 +76,8 @@ bool LoadHidden(const std::string& path, const std::string& xxh3, std::span<floa
 
 bool IsAnalysisState(std::string_view name) {
   const std::string_view target = TargetOf(name);
-  return target == "analysis-decided.state" || target == "analysis-mix.state" ||
-         IsNumbered(target, "analysis-") || IsNumbered(target, "analysis-lane-") ||
-         IsNumbered(target, "analysis-lanes-");
+  return target == kAnalysisStateFile || target == kMixStateFile || IsNumbered(target, kAnalysisState) ||
+         IsNumbered(target, kFirstLaneState) || IsNumbered(target, kLanesState);
 }
 
 int64_t StateBytesIn(const std::string& folder) {

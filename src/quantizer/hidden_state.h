@@ -11,6 +11,13 @@
 
 namespace moesaic::quantizer {
 
+/// Files of states: what was decided, what is measured of a mix, and, with StateFile, hidden states behind so
+/// many layers.
+inline constexpr char kAnalysisStateFile[] = "analysis-decided.state", kMixStateFile[] = "analysis-mix.state";
+inline constexpr char kAnalysisState[] = "analysis-", kFirstLaneState[] = "analysis-lane-",
+                      kLanesState[] = "analysis-lanes-", kCalibrationState[] = "calibration-";
+std::string StateFile(std::string_view kind, int layers);
+
 /// Writes hidden states, f32 [tokens, hidden], which appear under `path` only when whole; returns their XXH3.
 StatusOr<std::string> SaveHidden(const std::string& path, std::span<const float> values);
 

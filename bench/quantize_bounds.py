@@ -207,6 +207,11 @@ def measure(moesaic, source, out, scheme, method, memory, io, flags, cage):
             "bound": bound.group(1) if bound else "computing"}
 
 
+def runs(arguments):
+    return [(scheme, method) for scheme, method in (CALIBRATED_RUNS if arguments.tokens > 0 else RUNS)
+            if arguments.only in (None, scheme) and arguments.method in (None, method)]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("moesaic")
@@ -215,12 +220,15 @@ def main():
     parser.add_argument("--memory", default="1G")
     parser.add_argument("--io", default="direct", choices=("direct", "buffered"))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", help="scheme, e.g. w8a8")
-    parser.add_argument("--method", help="rtn or mse")
+    parser.add_argument("--only", choices=sorted({scheme for scheme, _ in RUNS}), help="this scheme alone")
+    parser.add_argument("--method", choices=("rtn", "mse", "gptq"), help="this one alone; gptq goes with --tokens, and only that")
     parser.add_argument("--tokens", type=int, default=0, help="of calibration: runs GPTQ")
     parser.add_argument("--enforce", action="store_true",
                         help="runs in a memory cgroup of --memory bytes, which kills what takes more; needs root")
     arguments = parser.parse_args()
+    if not runs(arguments):
+        parser.error("of --only, --method and --tokens no run is left: " + ", ".join(
+            f"{scheme} by {method}" for scheme, method in (CALIBRATED_RUNS if arguments.tokens > 0 else RUNS)))
     limit = bytes_of(arguments.memory) if arguments.enforce else None
     source = arguments.folder / f"source-{arguments.gib:g}"
     if not source.exists():
@@ -239,9 +247,7 @@ def main():
 
 
 def report(arguments, source, flags, cage):
-    for scheme, method in CALIBRATED_RUNS if flags else RUNS:
-        if arguments.only not in (None, scheme) or arguments.method not in (None, method):
-            continue
+    for scheme, method in runs(arguments):
         rounds = [measure(arguments.moesaic, source, arguments.folder / "out", scheme, method, arguments.memory,
                           arguments.io, flags, cage) for _ in range(arguments.rounds)]
         middle = {key: statistics.median(r[key] for r in rounds) for key in rounds[0] if key != "bound"}

@@ -231,11 +231,13 @@ void PrintReport(const Options& options, const quantizer::QuantizeReport& report
   if (options.method == "gptq") PrintCalibration(options, report.calibration);
   const auto moved = static_cast<double>(stream.read_bytes + stream.written_bytes);
   const auto least = static_cast<double>(report.source_bytes + report.output_bytes);
+  // Of a run that went on these bytes are a part, and the least is of the whole.
+  const std::string of_least = stream.resumed_units > 0 ? " for the units that were left"
+                                                        : fmt::format(", {:.3f} of the least", moved / least);
   Print(
-      "{}: {} read, {} written, {:.3f} of the least ({}/s together); {:.1f} s computing, {:.1f} s waiting "
-      "for "
-      "reads, {:.1f} s for writes\n",
-      FormatSeconds(report.seconds), bytes(stream.read_bytes), bytes(stream.written_bytes), moved / least,
+      "{}: {} read, {} written{} ({}/s together); {:.1f} s computing, {:.1f} s waiting for reads, {:.1f} s "
+      "for writes\n",
+      FormatSeconds(report.seconds), bytes(stream.read_bytes), bytes(stream.written_bytes), of_least,
       FormatBytes(moved / report.seconds), report.compute_seconds(), stream.read_wait_seconds,
       stream.write_wait_seconds);
   Print("memory: {} at most, --memory {}; {} by {}\n", bytes(report.peak_bytes),

@@ -97,6 +97,8 @@ StatusOr<QuantizeRecord> ParseQuantizeRecord(const std::string& text, const std:
   }
   fields.Read(record, "peak_bytes", &run.peak_bytes);
   fields.Read(record, "seconds", &run.seconds);
+  fields.Read(record, "units", &run.units);
+  fields.Read(record, "resumed_units", &run.resumed_units);
   if (const json* bytes = fields.Object(record, "bytes")) {
     fields.Read(*bytes, "source", &run.source_bytes);
     fields.Read(*bytes, "output", &run.output_bytes);

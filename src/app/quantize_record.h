@@ -25,6 +25,10 @@ struct QuantizeRecord {
   std::vector<Linear> linears;
   std::optional<quantizer::Mix> mix;
   std::optional<double> peak_bytes, seconds, source_bytes, output_bytes, read_bytes, written_bytes;
+  /// Bytes moved and times are of the process that ended the run: of `units` less those that were done
+  /// before.
+  std::optional<double> units, resumed_units;
+  bool resumed() const { return resumed_units.value_or(0) > 0; }
 };
 
 /// `file` is named in errors. Fields may be missing; those of another type than expected are refused.

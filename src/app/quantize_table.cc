@@ -109,12 +109,16 @@ void PrintPlan(const std::string& what, const std::string& model, const std::str
   rows.push_back({"out", fmt::format("{} in {} files", bytes(plan.output.bytes), plan.output.shards.size())});
   rows.push_back({"rounded", fmt::format("{} linears, {} of {} parameters", linears, FormatCount(rounded),
                                          FormatCount(values))});
-  rows.push_back(
-      {"waves", fmt::format("{} of up to {} matrices, {} in and {} out{}", units, most,
-                            bytes(plan.work.source_bytes), bytes(plan.work.output_bytes),
-                            alone == 0 ? ""
-                                       : fmt::format("; {} of up to {} alone, for scales that linears share",
-                                                     alone, bytes(plan.work.alone_bytes)))});
+  std::vector<std::string> waves;
+  if (alone < std::ssize(plan.work.units)) {
+    waves.push_back(
+        fmt::format("{} in and {} out", bytes(plan.work.source_bytes), bytes(plan.work.output_bytes)));
+  }
+  if (alone > 0) {
+    waves.push_back(fmt::format("{} of up to {} alone, for scales that linears share", alone,
+                                bytes(plan.work.alone_bytes)));
+  }
+  rows.push_back({"waves", fmt::format("{} of up to {} matrices, {}", units, most, fmt::join(waves, "; "))});
   rows.push_back(
       {"memory", fmt::format("{} of buffers, --memory {}", bytes(plan.work.bytes()), bytes(options.memory))});
   rows.push_back({"disk", free >= plan.output.bytes ? bytes(free) + " free"

@@ -306,9 +306,19 @@ void AddRoofline(const QuantizeRecord& run, const quantizer::Roofline& roofline,
       roofline.rates));
 }
 
+// Why a run's times are of a part of its work.
+std::string Resumed(const QuantizeRecord& run) {
+  return fmt::format(
+      "times and bytes moved are of the units that were left when the run went on; {:.0f}{} were done "
+      "before.",
+      *run.resumed_units, run.units ? fmt::format(" of {:.0f}", *run.units) : "");
+}
+
 ReportSection RooflineSection(const ReportInput& input) {
   ReportSection section{.title = "Roofline"};
-  if (input.roofline) {
+  if (input.run->resumed()) {
+    section.notes.push_back("Not measured: " + Resumed(*input.run));
+  } else if (input.roofline) {
     AddRoofline(*input.run, *input.roofline, &section);
   } else {
     section.notes.push_back(fmt::format(
@@ -331,11 +341,12 @@ ReportSection Time(const ReportInput& input) {
   if (run.read_bytes && run.written_bytes) {
     section.notes.push_back(fmt::format(
         "{} were read and {} written{}.", Bytes(*run.read_bytes), Bytes(*run.written_bytes),
-        run.source_bytes && run.output_bytes && *run.source_bytes + *run.output_bytes > 0
+        !run.resumed() && run.source_bytes && run.output_bytes && *run.source_bytes + *run.output_bytes > 0
             ? fmt::format(", {:.3f} of the least that there is to move",
                           (*run.read_bytes + *run.written_bytes) / (*run.source_bytes + *run.output_bytes))
             : ""));
   }
+  if (run.resumed()) section.notes.push_back("Of a part: " + Resumed(run));
   return section;
 }
 

@@ -75,6 +75,21 @@ TEST(ReportTest, HoldsTimesAgainstTheMachine) {
   }
 }
 
+TEST(ReportTest, ARunThatWentOnHasNoShareOfTheWhole) {
+  ReportInput input{.folder = "out"};
+  input.run = *ParseQuantizeRecord(R"({"seconds":2, "stages":[{"name":"rounding","seconds":1}], "units":10,
+    "resumed_units":9, "bytes":{"source":100,"output":30,"read":10,"written":3}})",
+                                   "f");
+  input.roofline = {.disk_seconds = 5, .stages = {{"rounding", 20}}, .rates = "so fast"};
+  const std::string text = ReportMarkdown(MakeReport(input));
+  EXPECT_THAT(text, HasSubstr("10 B were read and 3 B written."));
+  EXPECT_THAT(text, HasSubstr("Of a part: times and bytes moved are of the units that were left"));
+  EXPECT_THAT(text, HasSubstr("Not measured: times"));
+  EXPECT_THAT(text, HasSubstr("9 of 10 were done before."));
+  EXPECT_THAT(text, Not(HasSubstr("of the least")));
+  EXPECT_THAT(text, Not(HasSubstr("2000 %")));
+}
+
 TEST(ReportTest, TellsTheDivergence) {
   ReportInput input{.folder = "out", .source = "model", .text = "text.txt"};
   input.quality = {{"scored", 255},

@@ -74,7 +74,7 @@ class Analyst : public LayerVisitor {
 
   Status Tell(int layer) const {
     if (!progress_ || progress_(layer, spec_.layers + spec_.mtp_layers)) return OkStatus();
-    return Cancelled("stopped; the same command goes on from the layers whose state was saved");
+    return Stopped();
   }
 
  private:
@@ -241,7 +241,7 @@ class Analyst : public LayerVisitor {
 };
 
 std::string HiddenPath(const AnalysisRun& run, int layers) {
-  return fmt::format("{}/analysis-{}.state", run.folder, layers);
+  return run.folder + "/" + StateFile(kAnalysisState, layers);
 }
 
 // Saves what is done; the hidden states are whole before what names them is written.

@@ -48,9 +48,6 @@ struct AnalysisState {
   std::string hidden_xxh3;
 };
 
-/// The file that holds what was decided of these layers.
-inline constexpr char kAnalysisStateFile[] = "analysis-decided.state";
-
 struct Analysis {
   Folding folding;
   std::map<std::string, float> input_scales;  // of linears that take a static one

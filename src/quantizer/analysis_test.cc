@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <random>
 
+#include "quantizer/hidden_state.h"
 #include "quantizer/test_quantize.h"
 
 namespace moesaic::quantizer {

@@ -90,13 +90,8 @@ Status RoundUntil(UnitStream& units, UnitRounder& rounder, size_t item) {
 }
 
 int64_t CalibratedRun::ScratchBytes(int layer) const {
-  const std::vector<Precision> roundings = options_.output.Roundings();
-  int64_t most = 0;
-  for (const ModelItem& item : plan_.items) {
-    if (item.layer != layer || !item.roundable || !IsWalked(item, plan_.spec)) continue;
-    most = std::max(most, GptqScratchBytes(item, roundings, ctx_.pool->size(), plan_.limits));
-  }
-  return most;
+  return GptqScratchBytes(plan_.spec, plan_.items, layer, options_.output.Roundings(), ctx_.pool->size(),
+                          plan_.limits);
 }
 
 Status CalibratedRun::SeeRouting(int layer, std::span<const int64_t> tokens_of_expert) {
@@ -258,7 +253,7 @@ StatusOr<const HessianFactor*> CalibratedRun::FactorInOrder(const LinearGroup& g
 // ---- states
 
 std::string CalibratedRun::StatePath(int layer) const {
-  return fmt::format("{}/calibration-{}.state", folder_, layer);
+  return folder_ + "/" + StateFile(kCalibrationState, layer);
 }
 
 Status CalibratedRun::SaveState(int layer, CalibrationStream& stream) {

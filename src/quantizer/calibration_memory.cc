@@ -156,6 +156,16 @@ int64_t GptqScratchBytes(const ModelItem& item, std::span<const Precision> round
   return most;
 }
 
+int64_t GptqScratchBytes(const models::DecoderSpec& spec, std::span<const ModelItem> items, int layer,
+                         std::span<const Precision> roundings, int threads, const CalibrationLimits& limits) {
+  int64_t most = 0;
+  for (const ModelItem& item : items) {
+    if (item.layer != layer || !item.roundable || !IsWalked(item, spec)) continue;
+    most = std::max(most, GptqScratchBytes(item, roundings, threads, limits));
+  }
+  return most;
+}
+
 int64_t StateBytes(const models::DecoderSpec& spec, const OutputSettings& settings) {
   return settings.calibration.tokens * spec.hidden * static_cast<int64_t>(sizeof(float));
 }

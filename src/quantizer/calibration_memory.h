@@ -27,6 +27,9 @@ bool IsWalked(const ModelItem& item, const models::DecoderSpec& spec);
 /// what rounding holds beside.
 int64_t GptqScratchBytes(const ModelItem& item, std::span<const Precision> roundings, int threads,
                          const CalibrationLimits& limits);
+/// The most of those items of `layer` that are rounded and walked.
+int64_t GptqScratchBytes(const models::DecoderSpec& spec, std::span<const ModelItem> items, int layer,
+                         std::span<const Precision> roundings, int threads, const CalibrationLimits& limits);
 
 /// Memory that calibration takes at most, for GPTQ and for an analysis, beside the units.
 int64_t CalibrationBytes(const models::DecoderSpec& spec, const std::vector<ModelItem>& items,

@@ -18,6 +18,11 @@ Status ReadEmbeddings(const kernels::ExecContext& ctx, const checkpoint::Checkpo
                       const std::string& module, int rows, int width, std::span<const int32_t> tokens,
                       float* x);
 
+/// What a walk ends with when it was told to stop.
+inline Status Stopped() {
+  return Cancelled("stopped; the same command goes on from the layers whose state was saved");
+}
+
 class CalibrationStream {
  public:
   /// Starts with the embeddings of all tokens of `sequences`, whose ids are in the vocabulary.

@@ -192,11 +192,15 @@ float Nvfp4GlobalScale(float amax, bool by_error) {
   return (by_error ? 256.0F : 448.0F) * 6 / largest;
 }
 
-StatusOr<float> LargestMagnitude(const kernels::ExecContext& ctx, const float* rows, int n, int k) {
+uint32_t LargestBits(const kernels::ExecContext& ctx, const float* rows, int n, int k, int64_t stride) {
   std::vector<uint32_t> largest(n);
   const Rounding& rounding = ctx.kernels->rounding[0];
-  ctx.pool->Run(n, [&](int64_t r, int) { largest[r] = rounding.largest_bits(rows + r * k, k); });
-  const uint32_t bits = n > 0 ? *std::max_element(largest.begin(), largest.end()) : 0;
+  ctx.pool->Run(n, [&](int64_t r, int) { largest[r] = rounding.largest_bits(rows + r * stride, k); });
+  return n > 0 ? *std::ranges::max_element(largest) : 0;
+}
+
+StatusOr<float> LargestMagnitude(const kernels::ExecContext& ctx, const float* rows, int n, int k) {
+  const uint32_t bits = LargestBits(ctx, rows, n, k, k);
   if (bits >= std::bit_cast<uint32_t>(kTooLarge)) return NotFinite(rows, n, k);
   return std::bit_cast<float>(bits);
 }

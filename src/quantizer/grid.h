@@ -86,6 +86,10 @@ struct ScaleSearch {
 /// are searched it is 256 * 6 / amax, which leaves room for a block's scale to go up.
 float Nvfp4GlobalScale(float amax, bool by_error);
 
+/// The bits of the largest magnitude of rows [n, k], `stride` values apart, as f32; those of a NaN are beyond
+/// infinity's.
+uint32_t LargestBits(const kernels::ExecContext& ctx, const float* rows, int n, int k, int64_t stride);
+
 /// The largest magnitude of rows [n, k]. A value that is not finite, or beyond 2^96, is an error that says
 /// where it stands.
 StatusOr<float> LargestMagnitude(const kernels::ExecContext& ctx, const float* rows, int n, int k);

@@ -1,5 +1,7 @@
 #include "quantizer/hidden_state.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -12,8 +14,8 @@
 namespace moesaic::quantizer {
 namespace {
 
-// Written or read at once.
-constexpr size_t kPartBytes = size_t{16} << 20;
+// Written or read at once: what reading takes is in the memory that is planned for other work.
+constexpr size_t kPartBytes = size_t{1} << 20;
 
 constexpr std::string_view kEnd = ".state";
 
@@ -33,10 +35,12 @@ std::string_view TargetOf(std::string_view name) {
   return runtime::IsPartialOf(name, target) ? target : name;
 }
 
-bool IsCalibrationState(std::string_view name) { return IsNumbered(TargetOf(name), "calibration-"); }
+bool IsCalibrationState(std::string_view name) { return IsNumbered(TargetOf(name), kCalibrationState); }
 bool IsWhole(std::string_view name) { return TargetOf(name) == name; }
 
 }  // namespace
+
+std::string StateFile(std::string_view kind, int layers) { return fmt::format("{}{}{}", kind, layers, kEnd); }
 
 std::string ChecksumOfFile(const std::string& path, int64_t bytes) {
   std::ifstream file(path, std::ios::binary);
@@ -72,9 +76,8 @@ bool LoadHidden(const std::string& path, const std::string& xxh3, std::span<floa
 
 bool IsAnalysisState(std::string_view name) {
   const std::string_view target = TargetOf(name);
-  return target == "analysis-decided.state" || target == "analysis-mix.state" ||
-         IsNumbered(target, "analysis-") || IsNumbered(target, "analysis-lane-") ||
-         IsNumbered(target, "analysis-lanes-");
+  return target == kAnalysisStateFile || target == kMixStateFile || IsNumbered(target, kAnalysisState) ||
+         IsNumbered(target, kFirstLaneState) || IsNumbered(target, kLanesState);
 }
 
 int64_t StateBytesIn(const std::string& folder) {
@@ -89,12 +92,14 @@ int64_t StateBytesIn(const std::string& folder) {
   return bytes;
 }
 
-Status RemoveStates(const std::string& folder, States which) {
+Status RemoveStates(const std::string& folder, States which,
+                    const std::function<bool(const std::string& name)>& keeps) {
   std::error_code error;
   std::vector<std::filesystem::path> found;
   for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
     const std::string name = entry.path().filename().string();
     if (!IsAnalysisState(name) && (which == States::kAnalysis || !IsCalibrationState(name))) continue;
+    if (keeps && keeps(name)) continue;
     if (which != States::kUnfinished || !IsWhole(name)) found.push_back(entry.path());
   }
   for (const std::filesystem::path& path : found) {

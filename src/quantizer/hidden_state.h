@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -9,6 +10,13 @@
 #include "base/status.h"
 
 namespace moesaic::quantizer {
+
+/// Files of states: what was decided, what is measured of a mix, and, with StateFile, hidden states behind so
+/// many layers.
+inline constexpr char kAnalysisStateFile[] = "analysis-decided.state", kMixStateFile[] = "analysis-mix.state";
+inline constexpr char kAnalysisState[] = "analysis-", kFirstLaneState[] = "analysis-lane-",
+                      kLanesState[] = "analysis-lanes-", kCalibrationState[] = "calibration-";
+std::string StateFile(std::string_view kind, int layers);
 
 /// Writes hidden states, f32 [tokens, hidden], which appear under `path` only when whole; returns their XXH3.
 StatusOr<std::string> SaveHidden(const std::string& path, std::span<const float> values);
@@ -31,7 +39,8 @@ enum class States {
   kAnalysis,    // of analyses, unfinished or not
   kAll,
 };
-/// Removes states in `folder`, to which no other process writes.
-Status RemoveStates(const std::string& folder, States which);
+/// Removes states in `folder`, to which no other process writes, but those whose name `keeps` says yes to.
+Status RemoveStates(const std::string& folder, States which,
+                    const std::function<bool(const std::string& name)>& keeps = nullptr);
 
 }  // namespace moesaic::quantizer

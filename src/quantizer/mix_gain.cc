@@ -43,13 +43,8 @@ class GainMeasurer : public LayerVisitor {
  private:
   // Factoring, and rounding of MeasureLoss' rows.
   int64_t ScratchBytes(int layer) const override {
-    const std::vector<Precision> roundings = settings_.Roundings();
-    int64_t most = 0;
-    for (const ModelItem& item : items_) {
-      if (item.layer != layer || !item.roundable || !IsWalked(item, spec_)) continue;
-      most = std::max(most, GptqScratchBytes(item, roundings, ctx_.pool->size(), {.slab_values = 0}));
-    }
-    return most;
+    return GptqScratchBytes(spec_, items_, layer, settings_.Roundings(), ctx_.pool->size(),
+                            {.slab_values = 0});
   }
 
   StatusOr<std::vector<OwnedMatrix>> Visit(const LinearGroup& group) override {
@@ -153,10 +148,7 @@ StatusOr<MixGains> MeasureGains(const kernels::ExecContext& ctx, const Checkpoin
   ASSIGN_OR_RETURN(CalibrationStream stream, CalibrationStream::Create(source, spec, sequences, ctx));
   if (walk.layers > 0) RETURN_IF_ERROR(walk.restore(stream));
   int layer = walk.layers;
-  const auto watch = [&]() -> Status {
-    if (walk.tell(layer)) return OkStatus();
-    return Cancelled("stopped; the same command goes on from the layers whose state was saved");
-  };
+  const auto watch = [&]() -> Status { return walk.tell(layer) ? OkStatus() : Stopped(); };
   stream.set_watch(watch);
   GainMeasurer measurer(ctx, source, spec, settings, items, units, std::move(walk.gains), stream);
   for (; layer < spec.layers; ++layer) {

@@ -264,8 +264,7 @@ class Measurer : public MixMeasurer {
       ASSIGN_OR_RETURN(std::vector<float> rows, ReadRows(ctx_, source_, module, n, k, first, count));
       for (size_t i = 0; i < made.size(); ++i) {
         if (made[i].second.kept()) {
-          RETURN_IF_ERROR(
-              AddKeptRows(made[i].second.dtype, first, count, rows, &matrices[i], &lanes_[unit].largest));
+          AddKeptRows(made[i].second.dtype, first, count, rows, &matrices[i], &lanes_[unit].largest);
           continue;
         }
         RETURN_IF_ERROR(AddRounded(
@@ -281,15 +280,14 @@ class Measurer : public MixMeasurer {
     return OkStatus();
   }
 
-  Status AddKeptRows(DType dtype, int first, int count, const std::vector<float>& rows, RuntimeMatrix* matrix,
-                     float* largest) const {
+  void AddKeptRows(DType dtype, int first, int count, const std::vector<float>& rows, RuntimeMatrix* matrix,
+                   float* largest) const {
     if (dtype != DType::kF16) {
       matrix->AddKept(*ctx_.pool, first, count, rows.data());
-      return OkStatus();
+      return;
     }
     const auto k = std::ssize(rows) / count;
-    ASSIGN_OR_RETURN(const float of_rows, LargestMagnitude(ctx_, rows.data(), count, static_cast<int>(k)));
-    *largest = std::max(*largest, of_rows);
+    *largest = std::max(*largest, LargestIn(rows.data(), count, static_cast<int>(k), k));
     std::vector<float> halves(rows.size());
     ctx_.pool->Run(count, [&](int64_t r, int) {
       const float* row = rows.data() + r * k;
@@ -300,7 +298,6 @@ class Measurer : public MixMeasurer {
       }
     });
     matrix->AddKept(*ctx_.pool, first, count, halves.data());
-    return OkStatus();
   }
 
   StatusOr<float> LargestOf(const std::string& module, int n, int k) const {
@@ -333,12 +330,8 @@ class Measurer : public MixMeasurer {
 
   // The largest magnitude; a NaN counts as infinite.
   float LargestIn(const float* rows, int count, int n, int64_t stride) const {
-    std::vector<uint32_t> bits(static_cast<size_t>(count));
-    const kernels::Rounding& rounding = ctx_.kernels->rounding[0];
-    ctx_.pool->Run(count, [&](int64_t r, int) { bits[r] = rounding.largest_bits(rows + r * stride, n); });
-    const uint32_t most = bits.empty() ? 0 : *std::ranges::max_element(bits);
-    return std::bit_cast<float>(
-        std::min(most, std::bit_cast<uint32_t>(std::numeric_limits<float>::infinity())));
+    return std::bit_cast<float>(std::min(LargestBits(ctx_, rows, count, n, stride),
+                                         std::bit_cast<uint32_t>(std::numeric_limits<float>::infinity())));
   }
 
   const kernels::ExecContext& ctx_;

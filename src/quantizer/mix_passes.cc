@@ -132,7 +132,7 @@ StatusOr<std::vector<MixPass>> PlanMixPasses(const models::DecoderSpec& spec,
   std::vector<MixPass> passes;
   MixPass under_way = {.first = begun.first};
   for (int layer = begun.first; layer < begun.end; ++layer) under_way = extended(under_way, layer);
-  const bool goes_on = begun.end > begun.first && under_way.bytes <= memory;
+  const bool goes_on = begun.end > begun.first && under_way.bytes <= memory + begun.slack;
   if (goes_on) passes.push_back(under_way);
   const size_t fixed_passes = passes.size();
   MixPass most;  // of those that would be for one layer
@@ -148,7 +148,8 @@ StatusOr<std::vector<MixPass>> PlanMixPasses(const models::DecoderSpec& spec,
       passes.push_back(alone);
     }
   }
-  if (std::ranges::all_of(passes, [&](const MixPass& pass) { return pass.bytes <= memory; })) return passes;
+  const auto fits = [&](const MixPass& pass) { return pass.bytes <= memory; };
+  if (std::all_of(passes.begin() + static_cast<int64_t>(fixed_passes), passes.end(), fits)) return passes;
   MixPass least = most;
   least.lanes = 1;
   const int64_t fixed = load.Bytes(spec, settings, least);

@@ -35,6 +35,7 @@ struct MixPass {
 /// none.
 struct MixBegun {
   int first = 0, end = 0;
+  int64_t slack = 0;  // memory that this pass may take beyond what new ones may
 };
 
 /// The fewest passes that measure what is left of a mix within `memory` bytes; the pass under way is the

@@ -17,8 +17,6 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
-constexpr char kFile[] = "analysis-mix.state", kFirstLane[] = "analysis-lane-";
-
 ordered_json JsonOf(const MixState& state) {
   ordered_json gains = ordered_json::array(), files = ordered_json::object();
   for (const auto& [of, sum] : state.gains.sums) {
@@ -83,22 +81,22 @@ Status OtherUnits(const std::string& unit) {
   return DataLoss(
       "{}: what it has of {} is not what this program measures; delete the folder's analysis-*.state to "
       "measure anew",
-      kFile, unit);
+      kMixStateFile, unit);
 }
 
-std::string MixStore::AllTokens(int layer) { return fmt::format("analysis-{}.state", layer); }
-std::string MixStore::FirstLane(int layer) { return fmt::format("{}{}.state", kFirstLane, layer); }
-std::string MixStore::Lanes(int layer) { return fmt::format("analysis-lanes-{}.state", layer); }
+std::string MixStore::AllTokens(int layer) { return StateFile(kAnalysisState, layer); }
+std::string MixStore::FirstLane(int layer) { return StateFile(kFirstLaneState, layer); }
+std::string MixStore::Lanes(int layer) { return StateFile(kLanesState, layer); }
 
 StatusOr<MixState> MixStore::Load() const {
   if (!saves()) return MixState();
-  const ordered_json json = WholeIn(PathOf(kFile));
+  const ordered_json json = WholeIn(PathOf(kMixStateFile));
   if (json.is_null()) return MixState();
   if (const std::string difference = FirstDifference(json["key"], key_); !difference.empty()) {
     return InvalidArgument(
         "{}: was measured with another {}; go on with what it was measured with, or take another folder, or "
         "delete {}/analysis-*.state to measure anew",
-        PathOf(kFile), difference, folder_);
+        PathOf(kMixStateFile), difference, folder_);
   }
   ASSIGN_OR_RETURN(MixState state, StateOf(json["state"]));
   const auto lost = [&](const std::string& name) { return !IsWhole(state, name); };
@@ -118,7 +116,7 @@ StatusOr<MixState> MixStore::Load() const {
 }
 
 Status MixStore::CheckNone(const std::string& folder) {
-  const std::string path = folder + "/" + kFile;
+  const std::string path = folder + "/" + kMixStateFile;
   if (WholeIn(path).is_null()) return OkStatus();
   return InvalidArgument(
       "{}: was measured for a mix; go on with that --mix, or take another folder, or delete "
@@ -142,7 +140,7 @@ Status MixStore::Save(MixState* state, const std::vector<Values>& hidden) {
   std::map<std::string, std::string> files;
   for (const Values& of : hidden) {
     const auto there = state->files.find(of.name);
-    if (there != state->files.end() && of.name.starts_with(kFirstLane)) {
+    if (there != state->files.end() && of.name.starts_with(kFirstLaneState)) {
       files.insert(*there);
       continue;
     }
@@ -151,7 +149,7 @@ Status MixStore::Save(MixState* state, const std::vector<Values>& hidden) {
   state->files = std::move(files);
   const ordered_json json = JsonOf(*state);
   const ordered_json whole = {{"key", key_}, {"xxh3", ChecksumOf(key_, json)}, {"state", json}};
-  RETURN_IF_ERROR(runtime::WriteFileAtomically(PathOf(kFile), whole.dump()));
+  RETURN_IF_ERROR(runtime::WriteFileAtomically(PathOf(kMixStateFile), whole.dump()));
   saved_ = Clock::now();
   took_ = Since(start);
   return RemoveOthers(*state);
@@ -173,17 +171,9 @@ bool MixStore::IsWhole(const MixState& state, const std::string& name) const {
 
 Status MixStore::RemoveOthers(const MixState& state) const {
   if (!saves()) return OkStatus();
-  std::error_code error;
-  std::vector<fs::path> others;
-  for (const auto& entry : fs::directory_iterator(folder_, error)) {
-    const std::string name = entry.path().filename().string();
-    if (IsAnalysisState(name) && name != kFile && !state.files.contains(name)) others.push_back(entry.path());
-  }
-  for (const fs::path& path : others) {
-    fs::remove(path, error);
-    if (error) return IoError("{}: can't be removed: {}", path.string(), error.message());
-  }
-  return OkStatus();
+  return RemoveStates(folder_, States::kAnalysis, [&](const std::string& name) {
+    return name == kMixStateFile || state.files.contains(name);
+  });
 }
 
 }  // namespace moesaic::quantizer

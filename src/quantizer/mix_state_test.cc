@@ -223,6 +223,11 @@ TEST_F(MixStateTest, ThePassUnderWayIsTheFirstIfItFits) {
   const MixBegun whole{.first = 0, .end = spec_.layers};
   const auto less = *PlanMixPasses(spec_, items_, options_.output, whole, all[0].bytes - 1);
   EXPECT_GT(less.size(), 1U) << "what does not fit any more is begun anew";
+  const MixBegun filled{.first = 0, .end = spec_.layers, .slack = 1};
+  const auto goes_on = *PlanMixPasses(spec_, items_, options_.output, filled, all[0].bytes - 1);
+  ASSERT_EQ(goes_on.size(), 1U);
+  EXPECT_EQ(goes_on[0].bytes, all[0].bytes);
+  EXPECT_GT(PlanMixPasses(spec_, items_, options_.output, filled, all[0].bytes - 2)->size(), 1U);
   EXPECT_TRUE(PlanMixPasses(spec_, items_, options_.output, {.first = spec_.layers, .end = 0}, 0)->empty());
 }
 

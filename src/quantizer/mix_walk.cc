@@ -11,10 +11,6 @@ namespace {
 
 using checkpoint::Checkpoint;
 
-Status Stopped() {
-  return Cancelled("stopped; the same command goes on from the layers whose state was saved");
-}
-
 class Measuring {
  public:
   Measuring(const kernels::ExecContext& ctx, const Checkpoint& source, const models::DecoderSpec& spec,
@@ -30,8 +26,7 @@ class Measuring {
         progress_(std::move(run.progress)),
         store_(run.store != nullptr ? *run.store : nowhere_),
         state_(std::move(run.from)),
-        units_(std::move(units)),
-        tokens_(state_.measured.tokens) {}
+        units_(std::move(units)) {}
 
   StatusOr<Mix> Go(const std::vector<MixPass>& passes) {
     RETURN_IF_ERROR(TakeMeasured());
@@ -40,7 +35,9 @@ class Measuring {
     for (const MixPass& pass : passes) steps_ += spec_.layers - pass.first;
     if (settings_.gptq) RETURN_IF_ERROR(Gains());
     for (const MixPass& pass : passes) RETURN_IF_ERROR(Pass(pass));
-    Mix mix{.units = std::move(units_), .routers = std::move(state_.measured.routers), .tokens = tokens_};
+    Mix mix{.units = std::move(units_),
+            .routers = std::move(state_.measured.routers),
+            .tokens = state_.measured.tokens};
     for (MixUnit& unit : mix.units) {
       for (MixOption& option : unit.options) option.loss *= state_.gains.Of(unit.name, option.precision);
     }
@@ -124,11 +121,10 @@ class Measuring {
     layer = spec_.layers - 1;  // that the watch tells of
     ASSIGN_OR_RETURN(Mix measured, measurer->Finish());
     done_ += spec_.layers - pass.first;
-    tokens_ = measured.tokens;
     for (size_t i = 0; i < places.size(); ++i) units_[places[i]] = measured.units[i];
     std::ranges::move(measured.routers, std::back_inserter(state_.measured.routers));
     std::ranges::move(measured.units, std::back_inserter(state_.measured.units));
-    state_.measured.tokens = tokens_;
+    state_.measured.tokens = measured.tokens;
     state_.layers = pass.end;
     state_.pass_end = 0;
     state_.lanes = {};
@@ -181,7 +177,6 @@ class Measuring {
   MixState state_;
   std::vector<MixUnit> units_;
   std::vector<float> next_;  // the first lane where the next pass begins
-  int64_t tokens_ = 0;
   int done_ = 0, steps_ = 0;
 };
 

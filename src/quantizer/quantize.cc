@@ -291,6 +291,8 @@ ordered_json QuantizeReport::Json(const OutputSettings& settings) const {
   if (analysis != nullptr && settings.analyze.wanted()) json["analysis"] = analysis->Json();
   if (analysis != nullptr && analysis->mix) json["mix"] = analysis->mix->Json();
   json["resumed_layers"] = c.resumed_layers;
+  json["units"] = units;
+  json["resumed_units"] = stream.resumed_units;
   json["peak_bytes"] = peak_bytes;
   json["seconds"] = seconds;
   json["bytes"] = {{"source", source_bytes},

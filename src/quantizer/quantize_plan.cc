@@ -79,8 +79,10 @@ StatusOr<QuantizePlan> PlanQuantize(const checkpoint::Checkpoint& source, const 
   plan.sizes = options.sizes;
   if (settings.mix.wanted() && !chosen) {
     // Gains under GPTQ are measured before, with what calibration takes.
+    MixBegun begun = options.begun;
+    begun.slack = reserve - kReserve / 2;  // as above: a pass may have filled the memory, too
     StatusOr<std::vector<MixPass>> passes =
-        PlanMixPasses(plan.spec, plan.items, options.output, options.begun, options.memory - program);
+        PlanMixPasses(plan.spec, plan.items, options.output, begun, options.memory - program);
     if (!passes.ok()) {
       return ResourceExhausted("--memory {} is too little: the program itself takes {}; {}", options.memory,
                                program, Message(passes.status()));

@@ -173,6 +173,44 @@ TEST_F(WorkPlanTest, UnitsFillTheMemoryAndNoMore) {
   EXPECT_THAT(Message(none), HasSubstr(std::to_string(least) + " are needed"));
 }
 
+TEST_F(WorkPlanTest, UnitsThatAreAloneFillTheMemoryAndNoMore) {
+  for (int e = 0; e < 20; ++e) Add("expert" + std::to_string(e), 256, 1024);
+  Add("gate", 1024, 1024, 0);
+  Add("up", 1024, 1024, 0);
+  Plan(Scheme::kNvfp4);
+  const WorkPlan smallest = Cut(1);
+  // Gate and up take 4 MiB, and 1.1 MiB as NVFP4: two units of that 10.9 MB, one alone 5.5 MB, with
+  // alignment.
+  struct {
+    int64_t buffers;
+    bool alone, whole;
+  } const kCases[] = {{smallest.buffer_bytes(), false, false},
+                      {2'000'000, true, false},
+                      {4'000'000, true, false},
+                      {5'800'000, true, true},
+                      {8'000'000, true, true},
+                      {16'000'000, false, true}};
+  for (const auto& [buffers, alone, whole] : kCases) {
+    SCOPED_TRACE(buffers);
+    const int64_t memory = smallest.slab_bytes() + buffers;
+    const StatusOr<UnitSizes> sizes = FitUnits(items_, forms_, output_, {}, memory);
+    ASSERT_TRUE(sizes.ok()) << sizes.status();
+    const WorkPlan plan = Cut(*sizes);
+    CheckWhole(plan);
+    EXPECT_LE(plan.bytes(), memory);
+    EXPECT_LE(plan.alone_bytes, memory - plan.slab_bytes());
+    if (alone) EXPECT_GT(plan.alone_bytes, 0);
+    if (whole) {  // both in one unit
+      const Unit& last = plan.units.back();
+      EXPECT_EQ(last.alone, alone);
+      EXPECT_GE(last.end - last.first, 2U);
+      EXPECT_EQ(plan.pieces.back().rows, 1024);
+    } else {
+      EXPECT_LT(plan.pieces.back().rows, 1024);
+    }
+  }
+}
+
 TEST_F(WorkPlanTest, ScalesOfAPieceLieWhereItsRowsSay) {
   Add("a", 1000, 256);
   Plan(Scheme::kFp8);

@@ -33,7 +33,7 @@ def random_checkpoint(folder, layers, experts, hidden=512, intermediate=512):
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 256, "hidden_size": hidden,
         "intermediate_size": intermediate, "moe_intermediate_size": intermediate, "num_hidden_layers": layers,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "num_experts": experts,
-        "num_experts_per_tok": 4, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
+        "num_experts_per_tok": min(4, experts), "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
         "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 512, "hidden_act": "silu",
         "tie_word_embeddings": False, "torch_dtype": "bfloat16",
     }
@@ -197,6 +197,12 @@ class PlanTest(unittest.TestCase):
                              "--memory", "64G", "--mix-tokens", "256", "--output", pathlib.Path(folder) / "out").stdout
                 self.assertIn("a mix of nvfp4, fp8, bf16", output)
                 self.assertIn("in all", output)
+                # Pairs that share a scale have the memory for themselves; what it lacks, or another file has, is read twice.
+                for scheme, pairs in (("nvfp4", True), ("w8a8", False)):
+                    output = run("quantize", path / "config.json", "--scheme", scheme, "--plan", "--memory", "160M",
+                                 "--output", pathlib.Path(folder) / "out").stdout
+                    (self.assertRegex if pairs else self.assertNotRegex)(output, r"waves .*; \d+ of up to [\d.]+ MiB alone, for")
+                    (self.assertRegex if pairs else self.assertNotRegex)(output, r" [\d.]+ [MG]iB of it twice, for scales")
                 # Without an output, where one is.
                 output = run("quantize", path / "config.json", "--scheme", "w8a8", "--plan").stdout
                 self.assertIn("is the bound", output)
@@ -236,6 +242,18 @@ class BoundsTest(unittest.TestCase):
 
     def test_kills_change_nothing(self):
         check_kills(self, self.source, self.folder, "--scheme", "w4a16", "--memory", "96M", "--shard-size", "30M")
+
+    def test_units_that_are_alone_keep_to_the_cap_and_survive_kills(self):
+        """Gate and up of 64 MiB, which share a scale: 80M holds some of their rows, 150M both, but not two such waves."""
+        source = self.folder / "wide"
+        random_checkpoint(source, layers=1, experts=1, hidden=2048, intermediate=8192)
+        for memory, twice in (("80M", True), ("150M", False)):
+            flags = ("--scheme", "nvfp4")
+            planned = run("quantize", source, "--plan", "--memory", memory, *flags).stdout
+            self.assertRegex(planned, r"; \d+ of up to [\d.]+ MiB alone, for scales that linears share")
+            (self.assertIn if twice else self.assertNotIn)("of it twice", planned)
+            check_memory(self, source, self.folder, int(memory[:-1]) << 20, *flags)
+            check_kills(self, source, self.folder, *flags, "--memory", memory)
 
 
 class CalibrationTest(unittest.TestCase):

@@ -7,7 +7,7 @@ The platform is vLLM's for CUDA with a compute capability that is pretended; ten
 runs. vLLM builds the model that config.json names, and that of its multi-token prediction, chooses scheme and kernel of each
 linear and of the routed experts, and loads the weights. Prints, as JSON, of each folder
     linears, experts   {what vLLM chose: how often}
-    refused            {kind of module: vLLM's error}
+    refused            {kind of module, or "load_weights": vLLM's error}
     differ             parameters that are not, before any repacking, what the files have
     unread             tensors of the files that no parameter holds
     held               how many tensors of the files parameters hold, to the bit
@@ -216,7 +216,11 @@ def load(folder, capability, choices, packed):
         tensors.update(safetensors.torch.load_file(path))
     differ, held = [], set()
     for of, model in zip(configs, models):
-        its_differ, its_held = hold(config, of, model, tensors, packed)
+        try:
+            its_differ, its_held = hold(config, of, model, tensors, packed)
+        except Exception as error:  # the same: an answer
+            choices.refuse("load_weights", error)
+            return result | {"refused": dict(choices.refused)}
         differ += its_differ
         held |= its_held
     # A multi-token-prediction module's embedding is the model's, once more; vLLM keeps one of them.

@@ -1,11 +1,14 @@
 // Attention of one layer's decode step behind a long context, with the same kernels: dense; over the rows of
-// chosen tokens, gathered (the ordinary way; which tokens is given, and not counted); over chosen blocks,
-// choosing included; and over those that an earlier step chose. Prints a markdown table.
+// chosen tokens, gathered (the ordinary way), where which tokens is given and not counted, and where each
+// token is scored by its own key first, as it must be without a trained indexer ("-" where that has no
+// kernel: it takes AMX and keys of bfloat16); over chosen blocks, choosing included; and over those that an
+// earlier step chose. Prints a markdown table.
 //   longcontext_attention_bench --context 16384 --budget 2048
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cstring>
 #include <functional>
@@ -19,12 +22,14 @@
 #include "kernels/probe.h"
 #include "kernels/sketch.h"
 #include "runtime/probe.h"
+#include "token_scores.h"
 
 namespace moesaic::bench {
 namespace {
 
 using kernels::AttentionParams;
 using kernels::kKvBlockTokens;
+using kernels::kScoreGroup;
 using kernels::KvLayer;
 using kernels::SequenceSlice;
 using tensor::DType;
@@ -36,6 +41,9 @@ struct Shape {
 };
 constexpr Shape kShapes[] = {{"Qwen3-30B-A3B (GQA, 32 heads, 4 KV, 128)", 32, 4, 128, 128, false},
                              {"DeepSeek-V3 (MLA, 128 heads, 512 + 64)", 128, 1, 576, 512, true}};
+
+constexpr float kScale = 0.1F;
+constexpr int kShift = 8;  // tokens that are given move on by less than this
 
 struct Options {
   int context = 16384, budget = 2048, threads = 0, rounds = 15, reuse = 4;
@@ -60,6 +68,8 @@ class Setting {
     Fill();
     gathered_ = *runtime::Buffer::Allocate(layer_.block_stride * GatheredBlocks() * batch, /*huge=*/true);
     std::memset(gathered_.data(), 0, gathered_.size());
+    lists_.resize(size_t(batch) * shape.kv_heads * GatheredBlocks() * kKvBlockTokens);
+    if (FindsTokens()) MakeRoomForScores();
     q_.resize(size_t(batch) * shape.heads * shape.key_dim);
     std::uniform_real_distribution<float> uniform(-1, 1);
     for (float& x : q_) x = uniform(random_);
@@ -78,19 +88,50 @@ class Setting {
   // Of the row behind the one that chose.
   void BlocksTakenOver() { Attend(table_, blocks_, chooser_ + 2, NextLayer(), taken_over_); }
 
-  // Copies the rows of the chosen tokens, others in each step, into blocks, and attends over these.
-  void TokenSparse() {
-    const KvLayer from = NextLayer();
+  // Gives tokens, others in each step.
+  void GiveTokens() {
+    const int shift = step_ % 7;
+    for (size_t i = 0; i < lists_.size(); ++i) lists_[i] = tokens_[i % tokens_.size()] + shift;
+  }
+  void TokenSparse() { AttendGathered(NextLayer()); }
+
+  // Whether tokens can be scored at a speed that is worth comparing.
+  bool FindsTokens() const { return CanScoreTokens(layer_.dtype, layer_.key_dim); }
+  // Scores each token by the group's mean share of the softmax, as blocks are scored, and takes the best.
+  void TokenSparseChosen() {
+    const KvLayer layer = NextLayer();
+    ScoreAllTokens(layer);
+    ChooseTokens();
+    AttendGathered(layer);
+  }
+
+  double dense_bytes() const { return token_bytes_ * options_.context * batch_; }
+  double sparse_bytes() const {
+    return (token_bytes_ * GatheredBlocks() * kKvBlockTokens +
+            static_cast<double>(digest_bytes_) * (blocks_ - 1)) *
+           batch_;
+  }
+  double dense_operations() const { return Operations(options_.context); }
+  double sparse_operations() const {
+    return Operations(GatheredBlocks() * kKvBlockTokens) +
+           4.0 * batch_ * blocks_ * shape_.heads * shape_.key_dim;
+  }
+
+ private:
+  int GatheredBlocks() const { return options_.budget / kKvBlockTokens; }
+
+  // Copies the rows of the chosen tokens into blocks, and attends over these.
+  void AttendGathered(const KvLayer& from) {
     const int count = GatheredBlocks() * kKvBlockTokens;
     const int64_t key = tensor::BytesOf(from.dtype, from.key_dim),
                   value = tensor::BytesOf(from.dtype, from.value_dim);
-    const int shift = step_ % 7;
     ctx_.pool->Run(int64_t{batch_} * GatheredBlocks() * from.heads, [&](int64_t task, int) {
       const int64_t b = task / (GatheredBlocks() * from.heads), block = task / from.heads % GatheredBlocks();
       const int64_t head = task % from.heads;
+      const int32_t* list = &lists_[(b * from.heads + head) * count];
       std::byte* to = gathered_.data() + (b * GatheredBlocks() + block) * from.block_stride;
       for (int slot = 0; slot < kKvBlockTokens; ++slot) {
-        const int token = tokens_[(block * kKvBlockTokens + slot) % count] + shift;
+        const int token = list[block * kKvBlockTokens + slot];
         const std::byte* at = from.base + table_[b * blocks_ + token / kKvBlockTokens] * from.block_stride;
         const int64_t row = head * kKvBlockTokens + token % kKvBlockTokens,
                       to_row = head * kKvBlockTokens + slot;
@@ -111,20 +152,123 @@ class Setting {
     Attend(order, GatheredBlocks(), count, packed, {});
   }
 
-  double dense_bytes() const { return token_bytes_ * options_.context * batch_; }
-  double sparse_bytes() const {
-    return (token_bytes_ * GatheredBlocks() * kKvBlockTokens +
-            static_cast<double>(digest_bytes_) * (blocks_ - 1)) *
-           batch_;
-  }
-  double dense_operations() const { return Operations(options_.context); }
-  double sparse_operations() const {
-    return Operations(GatheredBlocks() * kKvBlockTokens) +
-           4.0 * batch_ * blocks_ * shape_.heads * shape_.key_dim;
+  void MakeRoomForScores() {
+    const int64_t pairs = int64_t{batch_} * shape_.kv_heads;
+    scores_ = *runtime::Buffer::Allocate(
+        pairs * Groups() * blocks_ * kKvBlockTokens * kScoreGroup * int64_t{sizeof(float)}, /*huge=*/true);
+    std::memset(scores_.data(), 0, scores_.size());
+    packed_ = *runtime::Buffer::Allocate(PackedBytes() * pairs, /*huge=*/true);
+    shares_.resize(size_t(pairs) * Groups() * options_.context);
+    ranks_.resize(size_t(pairs) * options_.context);
+    best_.resize(ranks_.size());
   }
 
- private:
-  int GatheredBlocks() const { return options_.budget / kKvBlockTokens; }
+  int Groups() const { return (shape_.heads / shape_.kv_heads + kScoreGroup - 1) / kScoreGroup; }
+  float* ScoresOf(int64_t pair, int group) {
+    return scores_.as<float>() + (pair * Groups() + group) * blocks_ * kKvBlockTokens * kScoreGroup;
+  }
+
+  // Of a group of a KV head's queries.
+  TokenScores ScoreCall(const KvLayer& layer, int64_t pair, int g) {
+    const int group = shape_.heads / shape_.kv_heads;
+    return {.keys = nullptr,
+            .stride = tensor::BytesOf(layer.dtype, layer.key_dim),
+            .key_dim = layer.key_dim,
+            .q = &q_[(pair * group + g * kScoreGroup) * layer.key_dim],
+            .scale = kScale,
+            .rows = std::min(group - g * kScoreGroup, kScoreGroup),
+            .packed = packed_.data() + pair * PackedBytes() + int64_t{g} * layer.key_dim * 2 * kScoreGroup,
+            .scores = nullptr};
+  }
+
+  void ScoreAllTokens(const KvLayer& layer) {
+    constexpr int kTaskBlocks = 16;
+    const int parts = (blocks_ + kTaskBlocks - 1) / kTaskBlocks;
+    ctx_.pool->Run(int64_t{batch_} * layer.heads * Groups(), [&](int64_t task, int) {
+      PackTokenQueries(ScoreCall(layer, task / Groups(), static_cast<int>(task % Groups())));
+    });
+    ctx_.pool->Run(int64_t{batch_} * layer.heads * parts, [&](int64_t task, int) {
+      const int64_t pair = task / parts, b = pair / layer.heads, head = pair % layer.heads;
+      const auto first = static_cast<int>(task % parts) * kTaskBlocks;
+      for (int block = first; block < std::min(blocks_, first + kTaskBlocks); ++block) {
+        const std::byte* at = layer.base + table_[b * blocks_ + block] * layer.block_stride;
+        for (int g = 0; g < Groups(); ++g) {
+          TokenScores call = ScoreCall(layer, pair, g);
+          call.keys = at + head * kKvBlockTokens * call.stride;
+          call.scores = ScoresOf(pair, g) + int64_t{block} * kKvBlockTokens * kScoreGroup;
+          ScoreTokens(call);
+        }
+      }
+    });
+  }
+
+  // Tokens [first of part, first of the next) of a pair's parts: no worker idles for want of pairs. Parts of
+  // less than twice the budget would hardly leave any out.
+  int FirstOf(int part) const { return static_cast<int>(int64_t{options_.context} * part / Parts()); }
+  int Parts() const {
+    const int pairs = batch_ * shape_.kv_heads;
+    const int most = options_.context / (2 * GatheredBlocks() * kKvBlockTokens);
+    return std::clamp((ctx_.pool->size() + pairs - 1) / pairs, 1, std::max(most, 1));
+  }
+  float* SharesOf(int64_t pair, int group) {
+    return &shares_[(pair * Groups() + group) * int64_t{options_.context}];
+  }
+
+  // Takes the tokens of all pairs that have the largest sums of shares, in their order: the best of each
+  // part, and of these the best.
+  void ChooseTokens() {
+    const int64_t pairs = int64_t{batch_} * shape_.kv_heads;
+    const int group = shape_.heads / shape_.kv_heads;
+    ctx_.pool->Run(pairs * Groups(), [&](int64_t task, int) {
+      const int64_t pair = task / Groups();
+      const auto g = static_cast<int>(task % Groups());
+      ctx_.kernels->block_shares(ScoresOf(pair, g), std::min(group - g * kScoreGroup, kScoreGroup),
+                                 options_.context, SharesOf(pair, g));
+    });
+    ctx_.pool->Run(pairs * Parts(),
+                   [&](int64_t task, int) { RankTokens(task / Parts(), static_cast<int>(task % Parts())); });
+    ctx_.pool->Run(pairs, [&](int64_t pair, int) { TakeBest(pair); });
+  }
+
+  // Leaves the part's best in front of its range of best_.
+  void RankTokens(int64_t pair, int part) {
+    const int first = FirstOf(part), end = FirstOf(part + 1), count = GatheredBlocks() * kKvBlockTokens;
+    float* sum = SharesOf(pair, 0);
+    for (int g = 1; g < Groups(); ++g) {
+      const float* more = SharesOf(pair, g);
+      for (int i = first; i < end; ++i) sum[i] += more[i];
+    }
+    // What is above 0 is ordered as its bits are: whole numbers compare without a branch.
+    uint64_t* ranks = &ranks_[pair * options_.context];
+    uint64_t* best = &best_[pair * options_.context];
+    for (int i = first; i < end; ++i) {
+      ranks[i] = best[i] = uint64_t{std::bit_cast<uint32_t>(sum[i])} << 32U | static_cast<uint32_t>(i);
+    }
+    if (end - first > count) {
+      std::nth_element(best + first, best + first + count - 1, best + end, std::greater<>());
+    }
+  }
+
+  void TakeBest(int64_t pair) {
+    const int count = GatheredBlocks() * kKvBlockTokens;
+    const uint64_t* ranks = &ranks_[pair * options_.context];
+    uint64_t* best = &best_[pair * options_.context];
+    int kept = std::min(FirstOf(1), count);
+    for (int part = 1; part < Parts(); ++part) {
+      const int some = std::min(FirstOf(part + 1) - FirstOf(part), count);
+      std::memmove(best + kept, best + FirstOf(part), some * sizeof(*best));
+      kept += some;
+    }
+    if (Parts() > 1) std::nth_element(best, best + count - 1, best + kept, std::greater<>());
+    const uint64_t least = best[count - 1];
+    int32_t* list = &lists_[pair * count];
+    for (int i = 0; i < options_.context; ++i) {
+      if (ranks[i] >= least) *list++ = i;
+    }
+  }
+
+  int64_t PackedBytes() const { return int64_t{Groups()} * shape_.key_dim * 2 * kScoreGroup; }
+
   double Operations(int keys) const {
     return 2.0 * batch_ * keys * shape_.heads * (shape_.key_dim + shape_.value_dim);
   }
@@ -147,7 +291,7 @@ class Setting {
     const SequenceSlice all = {table_.data(), 0, blocks_ * batch_ * kKvBlockTokens, 0};
     for (int i = 0; i < layers_; ++i) kernels::BuildDigests(ctx_, {NextLayer(), {&all, 1}});
     std::shuffle(table_.begin(), table_.end(), random_);
-    tokens_.resize(options_.context - 8);  // a step takes them up to seven further
+    tokens_.resize(options_.context - kShift);
     std::iota(tokens_.begin(), tokens_.end(), 0);
     std::shuffle(tokens_.begin(), tokens_.end(), random_);
     tokens_.resize(GatheredBlocks() * kKvBlockTokens);
@@ -167,7 +311,7 @@ class Setting {
                                     .out = out_.data(),
                                     .out_stride = int64_t{shape_.heads} * shape_.value_dim,
                                     .heads = shape_.heads,
-                                    .scale = 0.1F,
+                                    .scale = kScale,
                                     .sequences = slices});
   }
 
@@ -181,7 +325,12 @@ class Setting {
   int64_t digest_bytes_ = 0, layer_bytes_ = 0;
   int layers_ = 0, step_ = 0;
   runtime::Buffer memory_, gathered_;
+  runtime::Buffer scores_;              // [batch][KV heads][groups][tokens][kScoreGroup]
+  runtime::Buffer packed_;              // [batch][KV heads][groups]
+  std::vector<float> shares_;           // [batch][KV heads][groups][context]
+  std::vector<uint64_t> ranks_, best_;  // [batch][KV heads][context]: bits of a share, token
   std::vector<int32_t> table_, tokens_;
+  std::vector<int32_t> lists_;  // [batch][KV heads][budget] tokens
   std::vector<float> q_, out_;
   std::vector<kernels::BlockSparsity> each_, taken_over_;  // [batch]
   std::vector<kernels::KeptChoices> kept_;
@@ -210,6 +359,11 @@ std::string Spread(const std::vector<double>& seconds) {
 }
 
 int Run(const Options& options) {
+  if (options.budget > options.context - kShift) {
+    fmt::print(stderr, "--budget {} is more than --context {} less {}: there is nothing to choose\n",
+               options.budget, options.context, kShift);
+    return 1;
+  }
   const runtime::CpuFeatures cpu = runtime::DetectCpu();
   const kernels::KernelTable table = kernels::SelectKernels(cpu);
   const auto pool = *runtime::ThreadPool::Create({.threads = options.threads, .pin = true});
@@ -227,37 +381,44 @@ int Run(const Options& options) {
       pool->size(), bandwidth / 1e9, peak / 1e9, options.context, options.budget, options.digest,
       options.dtype, static_cast<double>(options.bytes) / 1e9, options.rounds);
   fmt::print(
-      "| shape | batch | dense | of bound | gathered tokens | chosen blocks | of bound | dense / blocks | "
-      "bound "
-      "of that | tokens / blocks | taken over | dense / blocks, chosen for {} |\n"
-      "|---|---|---|---|---|---|---|---|---|---|---|---|\n",
+      "| shape | batch | dense | of bound | chosen tokens | gathering alone | chosen blocks | of bound | "
+      "dense / blocks | bound of that | chosen tokens / blocks | gathering / blocks | taken over | "
+      "dense / blocks, chosen for {} |\n"
+      "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
       options.reuse);
   for (const Shape& shape : kShapes) {
     for (const int batch : options.batches) {
       Setting setting(ctx, shape, options, batch);
-      std::vector<double> dense, tokens, blocks, taken_over, mean;
+      std::vector<double> dense, tokens, gathered, blocks, taken_over, mean;
       for (int round = -1; round < options.rounds; ++round) {
         const double a = Time([&] { setting.Dense(); });
+        const double e = setting.FindsTokens() ? Time([&] { setting.TokenSparseChosen(); }) : 0;
+        setting.GiveTokens();
         const double b = Time([&] { setting.TokenSparse(); });
         const double c = Time([&] { setting.BlockSparse(); });
         const double d = Time([&] { setting.BlocksTakenOver(); });
         if (round < 0) continue;
         dense.push_back(a);
-        tokens.push_back(b);
+        tokens.push_back(e);
+        gathered.push_back(b);
         blocks.push_back(c);
         taken_over.push_back(d);
         mean.push_back((c + d * (options.reuse - 1)) / options.reuse);
       }
+      const bool finds = setting.FindsTokens();
       // Whichever of memory and products takes longer.
       const double dense_bound =
           std::max(setting.dense_bytes() / bandwidth, setting.dense_operations() / peak);
       const double sparse_bound =
           std::max(setting.sparse_bytes() / bandwidth, setting.sparse_operations() / peak);
-      fmt::print("| {} | {} | {} | {:.0f}% | {} | {} | {:.0f}% | {:.2f} | {:.2f} | {:.2f} | {} | {:.2f} |\n",
-                 shape.name, batch, Spread(dense), 100 * dense_bound / Quantile(dense, 0.5), Spread(tokens),
-                 Spread(blocks), 100 * sparse_bound / Quantile(blocks, 0.5), RatioOfMedians(dense, blocks),
-                 dense_bound / sparse_bound, RatioOfMedians(tokens, blocks), Spread(taken_over),
-                 RatioOfMedians(dense, mean));
+      fmt::print(
+          "| {} | {} | {} | {:.0f}% | {} | {} | {} | {:.0f}% | {:.2f} | {:.2f} | {} | {:.2f} | {} | "
+          "{:.2f} |\n",
+          shape.name, batch, Spread(dense), 100 * dense_bound / Quantile(dense, 0.5),
+          finds ? Spread(tokens) : "-", Spread(gathered), Spread(blocks),
+          100 * sparse_bound / Quantile(blocks, 0.5), RatioOfMedians(dense, blocks),
+          dense_bound / sparse_bound, finds ? fmt::format("{:.2f}", RatioOfMedians(tokens, blocks)) : "-",
+          RatioOfMedians(gathered, blocks), Spread(taken_over), RatioOfMedians(dense, mean));
       std::fflush(stdout);
     }
   }
@@ -268,7 +429,9 @@ int Run(const Options& options) {
 }  // namespace moesaic::bench
 
 int main(int argc, char** argv) {
-  CLI::App app("Attention of one layer's decode step: dense, over gathered tokens, over chosen blocks");
+  CLI::App app(
+      "Attention of one layer's decode step: dense, over tokens that are found and gathered, over given "
+      "tokens, over chosen blocks, over those of an earlier step");
   moesaic::bench::Options options;
   app.add_option("--context", options.context)->check(CLI::Range(1024, 1 << 20))->capture_default_str();
   app.add_option("--budget", options.budget)->check(CLI::Range(256, 1 << 20))->capture_default_str();

@@ -394,14 +394,30 @@ TEST_P(SparseAttentionTest, BoundHoldsAndOutputFollows) {
   }
 }
 
-// More workers than a row has parts to score.
-TEST_P(SparseAttentionTest, ManyWorkersForOneRow) {
-  TestContext many(GetParam(), 20);
-  const Shape& shape = kShapes[2];
-  const Sequence sequence(test_.context(), shape, DType::kF32, 400, 400, 5);
-  const BlockSparsity sparsity = {.budget_blocks = 4};
-  EXPECT_EQ(sequence.Attend(many.context(), 399, 1, &sparsity),
-            sequence.Attend(test_.context(), 399, 1, &sparsity));
+// Twenty workers for three rows, or one: of each KV head's blocks there are three parts, of which a short row
+// has only the first, and of 40 query heads three groups. Whoever is last shares out and chooses, each time
+// somebody else.
+TEST_P(SparseAttentionTest, ManyWorkersForFewRows) {
+  constexpr int kContext = 8385;  // 131 blocks and the current one
+  TestContext one(GetParam(), 1), many(GetParam(), 20);
+  for (Shape shape : kShapes) {
+    for (const bool sketches : {false, true}) {
+      if (GetParam() == runtime::Isa::kRef && sketches) continue;  // slow
+      shape.sketches = sketches;
+      const Sequence sequence(test_.context(), shape, DType::kBF16, kContext, kContext, 5);
+      const BlockSparsity sparsity = {.budget_blocks = 40};
+      const std::vector<const Sequence*> twice(2, &sequence);
+      const std::vector<std::pair<int, int>> parts = {{3000, 1}, {kContext - 2, 2}};
+      const std::vector<float> last = sequence.Attend(one.context(), kContext - 1, 1, &sparsity);
+      const std::vector<float> all = Sequence::AttendAll(one.context(), twice, parts, &sparsity);
+      for (int round = 0; round < 20; ++round) {
+        ASSERT_EQ(sequence.Attend(many.context(), kContext - 1, 1, &sparsity), last)
+            << shape.name << ", sketches " << sketches << ", round " << round;
+        ASSERT_EQ(Sequence::AttendAll(many.context(), twice, parts, &sparsity), all)
+            << shape.name << ", sketches " << sketches << ", round " << round;
+      }
+    }
+  }
 }
 
 // A block whose keys are not finite is read, so that nothing finite comes out, as of dense attention.

@@ -1,0 +1,63 @@
+#include "token_scores.h"
+
+// Tiles by attributes of functions: the program runs on processors without them too.
+#include <immintrin.h>
+
+#include <cstring>
+
+#include "kernels/cpu/amx_tiles-inl.h"
+#include "runtime/cpu_features.h"
+
+namespace moesaic::bench {
+namespace {
+
+using kernels::kScoreGroup;
+
+constexpr int kStep = 32;  // dimensions of a tile's row
+
+__attribute__((target("amx-tile,amx-bf16"))) void ScoreByTiles(const TokenScores& t) {
+  kernels::cpu::Configure({16, 16, 16, 16, 16, 16, 16, 16});
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  const int64_t tile = 16 * t.stride;
+  for (int s = 0; s < t.key_dim / kStep; ++s) {
+    const std::byte* keys = t.keys + int64_t{64} * s;
+    _tile_loadd(4, t.packed + int64_t{1024} * s, 64);
+    _tile_loadd(5, keys, t.stride);
+    _tile_dpbf16ps(0, 5, 4);
+    _tile_loadd(6, keys + tile, t.stride);
+    _tile_dpbf16ps(1, 6, 4);
+    _tile_loadd(5, keys + 2 * tile, t.stride);
+    _tile_dpbf16ps(2, 5, 4);
+    _tile_loadd(6, keys + 3 * tile, t.stride);
+    _tile_dpbf16ps(3, 6, 4);
+  }
+  _tile_stored(0, t.scores, 64);
+  _tile_stored(1, t.scores + 16 * kScoreGroup, 64);
+  _tile_stored(2, t.scores + 32 * kScoreGroup, 64);
+  _tile_stored(3, t.scores + 48 * kScoreGroup, 64);
+  _tile_release();
+}
+
+}  // namespace
+
+bool CanScoreTokens(tensor::DType dtype, int key_dim) {
+  return runtime::DetectCpu().Has(runtime::Isa::kAmx) && dtype == tensor::DType::kBF16 &&
+         key_dim % kStep == 0;
+}
+
+void PackTokenQueries(const TokenScores& t) {
+  std::memset(t.packed, 0, size_t(t.key_dim) * 2 * kScoreGroup);
+  auto* to = reinterpret_cast<tensor::BF16*>(t.packed);  // [pair of dimensions][row][2]
+  for (int r = 0; r < t.rows; ++r) {
+    for (int d = 0; d < t.key_dim; ++d) {
+      to[(d / 2 * kScoreGroup + r) * 2 + d % 2] = tensor::ToBF16(t.q[size_t(r) * t.key_dim + d] * t.scale);
+    }
+  }
+}
+
+void ScoreTokens(const TokenScores& t) { ScoreByTiles(t); }
+
+}  // namespace moesaic::bench

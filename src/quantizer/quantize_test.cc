@@ -22,6 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 using checkpoint::Checkpoint;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 struct Case {
   const char* golden;
@@ -480,6 +481,7 @@ nlohmann::json MoeConfig() {
   const std::string file = models::SourcePath("tests/golden/qwen3-moe-norm-tied/config.json");
   nlohmann::json config = nlohmann::json::parse(std::ifstream(file));
   config["decoder_sparse_step"] = 1;
+  config["hidden_size"] = 256;
   config["head_dim"] = 64;
   config["num_attention_heads"] = 4;
   config["num_key_value_heads"] = 2;
@@ -543,6 +545,70 @@ TEST(JudgeVllmTest, ProjectionsOfExpertsMustBeOfOneScheme) {
     EXPECT_EQ(verdict.experts,
               "no: gate, up and down of model.layers.0.mlp.experts.0 are not of one scheme (ValueError)");
   }
+}
+
+TEST(JudgeVllmTest, EveryExpertMustBeOfTheFirstOnesScheme) {
+  for (const auto& [kept, named] :
+       {std::pair(R"(re:.*\.layers\.1\..*experts\.5\.)", "experts.5.gate_proj"),
+        std::pair(R"(re:.*\.layers\.1\..*experts\.5\.down)", "experts.5.down_proj"),
+        std::pair(R"(re:.*\.layers\.1\..*experts\.0\.)", "experts.1.gate_proj")}) {
+    nlohmann::json config = MoeConfig();
+    for (const Scheme scheme : {Scheme::kW8A8, Scheme::kW4A16}) {
+      config["quantization_config"] = nlohmann::json(QuantizationConfig(scheme, 32, {"lm_head", kept}));
+      const auto verdicts = JudgeVllm(config, "config.json");
+      ASSERT_TRUE(verdicts.ok()) << verdicts.status();
+      EXPECT_THAT(verdicts->at(0).dense, HasSubstr("yes"));
+      EXPECT_THAT(verdicts->at(0).experts,
+                  StartsWith(fmt::format("no: model.layers.1.mlp.{} is not", named)));
+    }
+  }
+}
+
+TEST(JudgeVllmTest, MultiTokenPredictionIsJudged) {
+  const std::string file = models::SourcePath("models/moesaic-tiny/config.json");
+  nlohmann::json config = nlohmann::json::parse(std::ifstream(file));
+  const auto judge = [&config](const char* kept) {
+    config["quantization_config"] = nlohmann::json(QuantizationConfig(Scheme::kW8A8, 0, {"lm_head", kept}));
+    return JudgeVllm(config, "config.json")->at(0).experts;
+  };
+  EXPECT_THAT(judge(R"(re:.*\.mlp\.gate$)"), StartsWith("yes"));
+  EXPECT_EQ(judge(R"(re:.*\.layers\.4\.mlp\.experts\..*down_proj)"),
+            "no: gate, up and down of model.layers.4.mlp.experts.0 are not of one scheme (ValueError)");
+  EXPECT_THAT(judge(R"(re:.*\.layers\.4\.mlp\.experts\.5\.)"),
+              StartsWith("no: model.layers.4.mlp.experts.5.gate_proj is not of the scheme of experts.0"));
+}
+
+TEST(JudgeVllmTest, MarlinsExpertsWantWhole128Inputs) {
+  nlohmann::json config = MoeConfig();
+  const auto judge = [&config](Scheme scheme, int group) {
+    config["quantization_config"] = nlohmann::json(QuantizationConfig(scheme, group, {"lm_head"}));
+    return JudgeVllm(config, "config.json")->at(0).experts;
+  };
+  config["hidden_size"] = 192;
+  EXPECT_THAT(judge(Scheme::kW4A16, 32), StartsWith("yes (Triton"));
+  EXPECT_THAT(judge(Scheme::kW8A16, 64), StartsWith("yes (Triton"));
+  EXPECT_EQ(judge(Scheme::kW8A16, 0),
+            "no: by channel Marlin alone runs them, and 192 inputs are not whole 128s (AssertionError)");
+  EXPECT_EQ(judge(Scheme::kW4A16, 128), "no: 192 inputs are not whole groups of 128 (ValueError)");
+  config["hidden_size"] = 256;
+  config["moe_intermediate_size"] = 96;
+  EXPECT_THAT(judge(Scheme::kW8A16, 0), StartsWith("yes (Marlin"));
+  EXPECT_THAT(judge(Scheme::kW8A16, 32), StartsWith("yes (Marlin"));
+  EXPECT_EQ(judge(Scheme::kW8A16, 64), "no: 96 inputs are not whole groups of 64 (ValueError)");
+}
+
+TEST(JudgeVllmTest, UnknownArchitecturesAreLeftOpen) {
+  nlohmann::json config = MoeConfig();
+  config["architectures"] = {"ArcticForCausalLM"};
+  config["quantization_config"] = nlohmann::json(QuantizationConfig(Scheme::kW8A8, 0, {"lm_head"}));
+  auto verdicts = JudgeVllm(config, "config.json");
+  ASSERT_TRUE(verdicts.ok()) << verdicts.status();
+  for (const std::string& said : {verdicts->at(0).dense, verdicts->at(0).experts}) {
+    EXPECT_EQ(said, "not judged: the scheme loads, the linears of ArcticForCausalLM are not known here");
+  }
+  config["quantization_config"]["config_groups"]["group_0"].erase("input_activations");
+  verdicts = JudgeVllm(config, "config.json");
+  EXPECT_EQ(verdicts->at(0).dense, "no: int8 weights need int8 activations");
 }
 
 }  // namespace

@@ -41,13 +41,22 @@ IDS = [1, *range(20, 84)]
 WHOLE_BLOCKS = {f"qwen3-{scheme}": ["--scheme", scheme] for scheme in ("w8a8", "w8a16", "w4a16", "nvfp4", "fp8")}
 WHOLE_BLOCKS["qwen3-w4a16-128"] = ["--scheme", "w4a16", "--group-size", "128"]
 WHOLE_BLOCKS["qwen3-mixed"] = MIXED["mixed-rtn"]
+# Of one 192 wide, which Marlin's kernel for experts doesn't take. name: flags
+NARROW = {"narrow-w8a16-channel": ["--scheme", "w8a16", "--group-size", "channel"],
+          **{f"narrow-{scheme}": ["--scheme", scheme] for scheme in ("w8a8", "w8a16", "w4a16", "nvfp4")}}
 # vLLM has few kernels for routed experts on CPUs. name: flags
 KEPT = ["--keep", "bf16", r"\.experts\."]
 FOR_CPU = {"w8a8-static-kept": ["--scheme", "w8a8", *SMOOTHED, *KEPT], "w4a16-kept": ["--scheme", "w4a16", *KEPT]}
+# Layers whose experts are not of one scheme, of which vLLM asks expert 0 alone. name: flags
+SPLIT_EXPERTS = {f"{scheme}-expert{expert}-kept": ["--scheme", scheme, "--keep", "bf16", rf"experts\.{expert}\."]
+                 for scheme, expert in (("w8a8", 0), ("w8a8", 5), ("w4a16", 5))}
+# The layer of multi-token prediction alone has experts of two schemes. name: flags
+SPLIT_MTP = {"w8a8-mtp-down-kept": ["--scheme", "w8a8", "--keep", "bf16", r"layers\.4\.mlp\.experts\.\d+\.down_proj"]}
 # What each of these compute capabilities is the first to have: int8, bf16, FP8, FP4.
 CAPABILITIES = ("7.5", "8.0", "9.0", "10.0")
 # Folders that differ for vLLM in more than what their codes are: methods are alike to it.
-FOR_VLLM = [*(name for name in KINDS if name.endswith("-rtn")), "w8a8-static", "w4a16-gptq", "mixed-rtn", *WHOLE_BLOCKS]
+FOR_VLLM = [*(name for name in KINDS if name.endswith("-rtn")), "w8a8-static", "w4a16-gptq", "mixed-rtn", *WHOLE_BLOCKS,
+            *NARROW, *SPLIT_MTP, *SPLIT_EXPERTS]
 QUESTION = "What is the capital of France?"
 
 # Relative error of a linear's outputs when its inputs are rounded to int8, the largest at 127: a rounding error is even
@@ -79,7 +88,8 @@ class QuantizedFoldersTest(unittest.TestCase):
                  for _ in range(20))
         text = cls.folder / "text.jsonl"
         text.write_text("\n".join(json.dumps({"text": text}) for text in texts))
-        kinds = {name: ["--scheme", scheme, *flags] for name, (scheme, flags, _) in KINDS.items()} | MIXED | FOR_CPU
+        kinds = {name: ["--scheme", scheme, *flags] for name, (scheme, flags, _) in KINDS.items()}
+        kinds |= MIXED | FOR_CPU | SPLIT_MTP | SPLIT_EXPERTS
         for name, flags in kinds.items():
             calibration = ["--calibration", text, "--calibration-tokens", "1024"]
             calibrated = {"gptq", "static", "--mix"} & set(flags)
@@ -110,16 +120,17 @@ class QuantizedFoldersTest(unittest.TestCase):
             self.skipTest(f"none of {', '.join(ORACLES)} has vLLM for {'CPUs' if on_cpu else 'CUDA'}: see MOESAIC_ORACLES")
         return found
 
-    def whole_blocks(self, python):
-        """A random Qwen3-MoE, written by `python`, and a quantized folder of each kind of WHOLE_BLOCKS."""
-        source = self.folder / "qwen3"
+    def qwen3(self, python, name, width, kinds):
+        """A random Qwen3-MoE of this width, written by `python`, and a quantized folder of each of these kinds."""
+        source = self.folder / name
         if not source.exists():
-            subprocess.run([python, HERE / "vllm_reader.py", "--qwen3-moe", source], check=True, capture_output=True)
-            for name in ("tokenizer.json", "tokenizer_config.json"):
-                shutil.copy(TINY / name, source)
-            for name, flags in WHOLE_BLOCKS.items():
+            subprocess.run([python, HERE / "vllm_reader.py", "--qwen3-moe", source, str(width)], check=True,
+                           capture_output=True)
+            for file in ("tokenizer.json", "tokenizer_config.json"):
+                shutil.copy(TINY / file, source)
+            for kind, flags in kinds.items():
                 calibration = ["--calibration", self.folder / "text.jsonl", "--calibration-tokens", "1024"]
-                run("quantize", source, "-o", self.folder / name, *flags, *(calibration if "--mix" in flags else []))
+                run("quantize", source, "-o", self.folder / kind, *flags, *(calibration if "--mix" in flags else []))
 
     def test_each_runs(self):
         for name in [*KINDS, *MIXED]:
@@ -186,9 +197,11 @@ class QuantizedFoldersTest(unittest.TestCase):
 
     def test_vllm_holds_our_weights_and_verify_says_where(self):
         """vLLM's own code chooses and loads, as if on a GPU. It takes what `verify --loader vllm` says and refuses the rest;
-        what it takes it holds to the bit, and leaves nothing of the files out."""
+        what it takes it holds to the bit, and leaves nothing of the files out. Where experts are split it refuses nothing
+        before it loads, and then fails or holds something else than the files have."""
         for python, version in self.vllm(on_cpu=False):
-            self.whole_blocks(python)
+            self.qwen3(python, "qwen3", 256, WHOLE_BLOCKS)
+            self.qwen3(python, "narrow", 192, NARROW)
             folders = [self.folder / name for name in FOR_VLLM]
             judged = {str(folder): self.judge(folder) for folder in folders}
             for capability in CAPABILITIES:
@@ -196,6 +209,13 @@ class QuantizedFoldersTest(unittest.TestCase):
                 for folder, result in self.ask(python, "vllm_reader.py", capability, *folders).items():
                     name, refused = pathlib.Path(folder).name, result["refused"]
                     with self.subTest(vllm=version, capability=capability, folder=name):
+                        if name in SPLIT_EXPERTS:
+                            self.assertEqual(judged[folder], (True, False))
+                            if capability != CAPABILITIES[0]:
+                                wrong = [parameter for parameter in result.get("differ", []) if ".experts." in parameter]
+                                self.assertTrue(wrong or "load_weights" in refused, result)
+                                print(f"{version}, {capability}, {name}: {len(wrong)} parameters differ, {refused}")
+                            continue
                         taken = not set(refused) - {"mlp.experts"}, "mlp.experts" not in refused
                         self.assertEqual(taken, judged[folder], refused)
                         if not refused and capability != CAPABILITIES[0]:
@@ -209,7 +229,7 @@ class QuantizedFoldersTest(unittest.TestCase):
         ids = ",".join(map(str, IDS))
         has_tiles = "amx_tile" in pathlib.Path("/proc/cpuinfo").read_text()
         for python, version in self.vllm(on_cpu=True):
-            self.whole_blocks(python)
+            self.qwen3(python, "qwen3", 256, WHOLE_BLOCKS)
             for name in FOR_CPU if not has_tiles else ("w8a8-rtn", "w8a8-gptq", *FOR_CPU, "qwen3-w8a8"):
                 run("logits", self.folder / name, "--ids", ids, "--kv-dtype", "f32", "--out", self.folder / f"{name}-auto.npy")
                 told = self.ask(python, "vllm_logits.py", ids, QUESTION, self.folder / name)

@@ -1,13 +1,13 @@
 """What vLLM's own code makes of folders that moesaic quantize wrote, as if on a GPU. Needs vLLM's CUDA wheel, no GPU.
 
 Usage: vllm_reader.py CAPABILITY FOLDER...      CAPABILITY: 7.5, 8.0, 9.0, 10.0
-       vllm_reader.py --qwen3-moe FOLDER        writes a random Qwen3-MoE there, for moesaic quantize
+       vllm_reader.py --qwen3-moe FOLDER WIDTH  writes a random Qwen3-MoE there, for moesaic quantize
 
 The platform is vLLM's for CUDA with a compute capability that is pretended; tensors stay in main memory and no kernel
 runs. vLLM builds the model that config.json names, and that of its multi-token prediction, chooses scheme and kernel of each
 linear and of the routed experts, and loads the weights. Prints, as JSON, of each folder
     linears, experts   {what vLLM chose: how often}
-    refused            {kind of module: vLLM's error}
+    refused            {kind of module, or "load_weights": vLLM's error}
     differ             parameters that are not, before any repacking, what the files have
     unread             tensors of the files that no parameter holds
     held               how many tensors of the files parameters hold, to the bit
@@ -31,13 +31,13 @@ os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVE
 NOT_OF_FILES = r"\.weight_shape$|_weight_shape$|\.attn\.[qkv]_(scale|zero_point)$|_input_global_scale$"
 
 
-def make_qwen3_moe(folder):
+def make_qwen3_moe(folder, width):
     import torch
     import transformers
 
     torch.manual_seed(6)
     config = transformers.Qwen3MoeConfig(
-        vocab_size=1536, hidden_size=256, intermediate_size=256, moe_intermediate_size=128, num_hidden_layers=3,
+        vocab_size=1536, hidden_size=width, intermediate_size=256, moe_intermediate_size=128, num_hidden_layers=3,
         num_attention_heads=4, num_key_value_heads=2, head_dim=64, num_experts=8, num_experts_per_tok=2,
         norm_topk_prob=True, max_position_embeddings=1024, tie_word_embeddings=False, initializer_range=0.06,
         bos_token_id=1, eos_token_id=2, pad_token_id=0)
@@ -216,7 +216,11 @@ def load(folder, capability, choices, packed):
         tensors.update(safetensors.torch.load_file(path))
     differ, held = [], set()
     for of, model in zip(configs, models):
-        its_differ, its_held = hold(config, of, model, tensors, packed)
+        try:
+            its_differ, its_held = hold(config, of, model, tensors, packed)
+        except Exception as error:  # the same: an answer
+            choices.refuse("load_weights", error)
+            return result | {"refused": dict(choices.refused)}
         differ += its_differ
         held |= its_held
     # A multi-token-prediction module's embedding is the model's, once more; vLLM keeps one of them.
@@ -245,6 +249,6 @@ def main(capability, folders):
 
 if __name__ == "__main__":
     if sys.argv[1] == "--qwen3-moe":
-        make_qwen3_moe(sys.argv[2])
+        make_qwen3_moe(sys.argv[2], int(sys.argv[3]))
     else:
         main(sys.argv[1], sys.argv[2:])

@@ -10,6 +10,7 @@
 #include "app/session.h"
 #include "app/table.h"
 #include "app/verb.h"
+#include "kernels/device.h"
 #include "kernels/probe.h"
 #include "runtime/memory.h"
 #include "runtime/probe.h"
@@ -109,6 +110,31 @@ json MachineJson(const runtime::Topology& topology, const runtime::CpuFeatures& 
   return machine;
 }
 
+std::string DevicesText() {
+  const StatusOr<std::vector<kernels::DeviceEntry>> devices = kernels::ListDevices();
+  if (!devices.ok()) return fmt::format("devices  none: {}\n", Message(devices.status()));
+  if (devices->empty()) return "devices  none: NVIDIA's driver finds no card\n";
+  std::vector<std::vector<std::string>> rows = {{"device", "card", "compute capability", "memory"}};
+  for (const kernels::DeviceEntry& entry : *devices) {
+    rows.push_back(
+        {entry.device, entry.name, entry.capability, FormatBytes(static_cast<double>(entry.memory_bytes))});
+  }
+  return FormatTable(rows, false);
+}
+
+json DevicesJson() {
+  json list = json::array();
+  const StatusOr<std::vector<kernels::DeviceEntry>> devices = kernels::ListDevices();
+  if (!devices.ok()) return list;
+  for (const kernels::DeviceEntry& entry : *devices) {
+    list.push_back({{"device", entry.device},
+                    {"card", entry.name},
+                    {"compute_capability", entry.capability},
+                    {"memory_bytes", entry.memory_bytes}});
+  }
+  return list;
+}
+
 std::string SpeedsText(const Speeds& speeds) {
   std::vector<std::vector<std::string>> rows = {
       {"measured", "one thread", fmt::format("{} threads", speeds.threads)}};
@@ -191,6 +217,7 @@ Status RunDoctor(const Options& options) {
   if (options.json) {
     json report = {{"version", MOESAIC_VERSION},
                    {"machine", MachineJson(topology, cpu)},
+                   {"devices", DevicesJson()},
                    {"kernels", KernelsJson(kernels)},
                    {"tuning", TuningJson(kernels, tuning.text, machine)},
                    {"libraries", json::object()}};
@@ -201,7 +228,7 @@ Status RunDoctor(const Options& options) {
   }
   WriteOutput(MachineText(topology, cpu, tuning.text));
   if (speeds) Print("\n{}", SpeedsText(*speeds));
-  Print("\n{}\n{}\nmoesaic {}\n", KernelsText(kernels), LibrariesText(), MOESAIC_VERSION);
+  Print("\n{}\n{}\n{}\nmoesaic {}\n", DevicesText(), KernelsText(kernels), LibrariesText(), MOESAIC_VERSION);
   return OkStatus();
 }
 

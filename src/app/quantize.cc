@@ -42,6 +42,7 @@ struct Options {
   std::string group_size = "32";
   uint64_t memory = uint64_t{8} << 30, shard_bytes = 5'000'000'000;
   int threads = 0;
+  std::string device = "cpu";
   bool plan = false;
 };
 
@@ -67,7 +68,8 @@ Status CheckUsed(const Options& options, const CLI::App& verb) {
   };
   for (const Rule& rule :
        {Rule{"--dampening-frac", gptq, "--method gptq"}, Rule{"--act-order", gptq, "--method gptq"},
-        Rule{"--weigh-by-router", gptq, "--method gptq"}, Rule{"--min-coverage", gptq, "--method gptq"},
+        Rule{"--weigh-by-router", gptq, "--method gptq"}, Rule{"--device", gptq, "--method gptq"},
+        Rule{"--min-coverage", gptq, "--method gptq"},
         Rule{"--static-tolerance", options.activations == "static", "--activations static"},
         Rule{"--group-size", groups, "--scheme w4a16 or w8a16, or one of them in --mix"},
         Rule{"--bits-per-weight", mix, "--mix"}, Rule{"--budget", mix, "--mix"},
@@ -229,6 +231,7 @@ void PrintReport(const Options& options, const quantizer::QuantizeReport& report
   if (report.analysis != nullptr && report.analysis->mix) PrintMix(*report.analysis->mix);
   if (report.analysis != nullptr) PrintAnalysis(options, *report.analysis, report.rounded);
   if (options.method == "gptq") PrintCalibration(options, report.calibration);
+  if (!report.device.empty()) Print("device: {}\n", report.device);
   Print(
       "{}: {} read, {} written ({}/s together); {:.1f} s computing, {:.1f} s waiting for reads, {:.1f} s for "
       "writes\n",
@@ -288,8 +291,21 @@ Status RunPlan(const Options& options, const quantizer::QuantizeOptions& parsed,
   return OkStatus();
 }
 
+// Null: the processor.
+StatusOr<std::unique_ptr<kernels::Device>> OpenDevice(const Options& options) {
+  if (options.device == "cpu") return nullptr;
+  if (options.plan) {
+    return InvalidArgument("--plan foretells the processor's time: leave out --device {}", options.device);
+  }
+  StatusOr<std::unique_ptr<kernels::Device>> device = kernels::OpenDevice(options.device);
+  if (!device.ok()) return Annotate(device.status(), "--device " + options.device);
+  return device;
+}
+
 Status RunQuantize(const Options& options) {
   ASSIGN_OR_RETURN(quantizer::QuantizeOptions parsed, Parse(options));
+  ASSIGN_OR_RETURN(const std::unique_ptr<kernels::Device> device, OpenDevice(options));
+  parsed.device = device.get();
   ASSIGN_OR_RETURN(const kernels::KernelTable kernels, KernelsOfHost());
   ASSIGN_OR_RETURN(const auto pool, MakeThreads(options.threads));
   ASSIGN_OR_RETURN(const auto source, checkpoint::Checkpoint::Open(options.model));
@@ -406,6 +422,11 @@ void AddQuantize(CLI::App& root, VerbRun& run) {
       ->check(CLI::IsMember({"rtn", "mse", "gptq"}))
       ->capture_default_str();
   AddCalibrationFlags(*verb, *options);
+  verb->add_option(
+          "--device", options->device,
+          "gptq: where Hessians, factors and rounding are worked out: cpu, cuda or cuda:N (not run on "
+          "a card yet; layers run on the processor)")
+      ->capture_default_str();
   verb->add_option(
           "--keep", options->keep,
           "DTYPE REGEX: linears whose name has a match stay in fp32 or bf16; may be said more than once")

@@ -120,10 +120,20 @@ Status WriteConfig(const checkpoint::Checkpoint& source, const QuantizeOptions& 
   return runtime::WriteFileAtomically(folder + "/config.json", config.dump(2) + "\n");
 }
 
+// A device's products depend on their shapes to the bit, and so on how many rows are rounded at once.
+void AddDevice(const QuantizeOptions& options, const CalibrationLimits& limits, const Journal& journal,
+               ordered_json* header) {
+  if (options.device != nullptr) {
+    (*header)["device"] = {{"name", options.device->info().identity}, {"slab_values", limits.slab_values}};
+  } else if (journal.header().contains("device")) {
+    (*header)["device"] = "cpu";  // not what it was begun with
+  }
+}
+
 // Plans the run and writes the journal's header, or goes by the one that is there.
 StatusOr<QuantizePlan> Begin(const checkpoint::Checkpoint& source, const QuantizeOptions& options,
-                             const kernels::KernelTable& kernels, const std::string& folder,
-                             Journal& journal) {
+                             const kernels::KernelTable& kernels, const std::string& folder, Journal& journal,
+                             std::unique_ptr<GptqStage>* stage) {
   const bool begun = !journal.header().is_null();
   QuantizeOptions taken = options;
   if (begun) {
@@ -142,9 +152,14 @@ StatusOr<QuantizePlan> Begin(const checkpoint::Checkpoint& source, const Quantiz
                          {"units", plan.work.units.size()},
                          {"output_bytes", plan.output.bytes}};
   if (options.output.calibrated()) header["kernels"] = KernelsOf(kernels);
+  AddDevice(options, plan.limits, journal, &header);
   if (begun) RETURN_IF_ERROR(CheckSameRun(journal, header));
   RETURN_IF_ERROR(
       CheckDisk(folder, plan.output.shards, options.output.gptq ? StateBytes(plan.spec, options.output) : 0));
+  if (options.output.gptq) {
+    ASSIGN_OR_RETURN(*stage, MakeGptqStage(options.device, plan.spec, plan.items, options.output.Roundings(),
+                                           plan.limits));
+  }
   if (!begun) RETURN_IF_ERROR(journal.Begin(header));
   return plan;
 }
@@ -281,6 +296,7 @@ ordered_json QuantizeReport::Json(const OutputSettings& settings) const {
   json.update(c.Json());
   if (analysis != nullptr && settings.analyze.wanted()) json["analysis"] = analysis->Json();
   if (analysis != nullptr && analysis->mix) json["mix"] = analysis->mix->Json();
+  if (!device.empty()) json["device"] = device;
   json["resumed_layers"] = c.resumed_layers;
   json["peak_bytes"] = peak_bytes;
   json["seconds"] = seconds;
@@ -301,11 +317,12 @@ StatusOr<QuantizeReport> Quantize(const checkpoint::Checkpoint& source, const Qu
   RETURN_IF_ERROR(RemoveStates(folder, States::kUnfinished));
   QuantizeReport report;
   QuantizeOptions options = wanted;
+  std::unique_ptr<GptqStage> stage;  // of GPTQ
   StatusOr<QuantizePlan> planned = Cancelled("");
   const Clock::time_point analyzing = Clock::now();
   if (Status analyzed = AddAnalysis(source, kernels, pool, folder, *journal, &options); analyzed.ok()) {
     report.analysis_seconds = options.output.analysis == nullptr ? 0 : Since(analyzing);
-    planned = Begin(source, options, kernels, folder, *journal);
+    planned = Begin(source, options, kernels, folder, *journal, &stage);
   } else {
     planned = std::move(analyzed);
   }
@@ -329,7 +346,8 @@ StatusOr<QuantizeReport> Quantize(const checkpoint::Checkpoint& source, const Qu
     UnitStream units(plan, options, folder, *journal, *io, reader);
     RETURN_IF_ERROR(units.CheckFinished());
     if (options.output.gptq) {
-      CalibratedRun run(ctx, source, plan, options, folder, *journal, units, rounder);
+      if (options.device != nullptr) report.device = options.device->info().identity;
+      CalibratedRun run(ctx, source, plan, options, folder, *journal, units, rounder, *stage);
       RETURN_IF_ERROR(run.Go());
       report.calibration = run.report();
     } else {

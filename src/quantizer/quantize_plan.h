@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/device.h"
 #include "models/decoder_spec.h"
 #include "quantizer/calibration_memory.h"
 #include "quantizer/mix_passes.h"
@@ -33,6 +34,7 @@ struct QuantizeOptions {
   int threads = 0;                          // of the pool that works; 0: as many as the machine runs at once
   MixBegun begun;                           // of a mix: what is measured already
   int64_t unit_bytes = 0;                   // of the largest unit (work_plan.h); 0: what the memory allows
+  kernels::Device* device = nullptr;        // where GPTQ's heavy stage runs; null: on the processor
   std::optional<CalibrationLimits> limits;  // none: those that the memory allows
   bool direct = false;                      // past the page cache, with O_DIRECT
   runtime::AsyncFiles::Backend backend = runtime::AsyncFiles::Backend::kBest;

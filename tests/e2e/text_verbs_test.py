@@ -138,6 +138,7 @@ class DoctorTest(unittest.TestCase):
         for name in ("hwloc", "Boost", "abseil", "tokenizers", "llguidance", "fmt", "ZeroMQ"):
             self.assertRegex(report["libraries"][name], r"^\d")
         text = run("doctor", "--quick").stdout
+        self.assertRegex(text, r"(?m)^devices  none: ." if not report["devices"] else r"(?m)^cuda:0 ")
         for word in (*kernels, *kernels.values(), *report["libraries"], *report["libraries"].values(), report["version"]):
             self.assertIn(word, text)
 

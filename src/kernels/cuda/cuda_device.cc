@@ -252,9 +252,7 @@ StatusOr<std::unique_ptr<Device>> OpenDevice(const std::string& device) {
       return InvalidArgument("a device is cpu, cuda or cuda:N, found \"{}\"", device);
     }
   }
-  StatusOr<std::unique_ptr<Device>> opened = cuda::CudaDevice::Open(index);
-  if (!opened.ok()) return Annotate(opened.status(), device);
-  return opened;
+  return cuda::CudaDevice::Open(index);
 }
 
 StatusOr<std::vector<DeviceEntry>> ListDevices() {

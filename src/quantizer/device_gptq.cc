@@ -253,8 +253,7 @@ StatusOr<QuantizedMatrix> DeviceGptq::Round(const kernels::ExecContext& ctx, con
   }
   RETURN_IF_ERROR(Upload(kWeights, rows, int64_t{n} * k * int64_t{sizeof(float)}));
   RETURN_IF_ERROR(device_.Zero(at<void>(kLosses), padded * int64_t{sizeof(float)}));
-  // What no row or no input has is an error of 0; and so is what nobody has been asked for yet.
-  RETURN_IF_ERROR(device_.Zero(at<void>(kErrors), int64_t{factor.k_padded} * padded * 2));
+  // Before the first column there are no errors. Rows that are not there may be asked for anything.
   RETURN_IF_ERROR(device_.Zero(at<void>(kAsked), int64_t{kBlock} * padded * int64_t{sizeof(float)}));
   const kernels::cuda::GatherWeightsArgs gather = {.weights = at<float>(kWeights),
                                                    .order = at<int>(kOrder),

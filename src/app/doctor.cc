@@ -79,8 +79,8 @@ std::string MachineText(const runtime::Topology& topology, const runtime::CpuFea
        fmt::format("transparent: {}, reserved: {}",
                    topology.transparent_huge_pages.empty() ? "unknown" : topology.transparent_huge_pages,
                    topology.explicit_huge_pages)},
+      {"kernels", tuning},
   };
-  rows.push_back({"kernels", tuning});
   if (topology.cpu_quota > 0) rows.push_back({"CPU quota", fmt::format("{:.2f} cores", topology.cpu_quota)});
   return FormatTable(rows, false);
 }
@@ -184,18 +184,14 @@ json KernelsJson(const kernels::KernelTable& kernels) {
 
 // Choices as they are made, tuned or built in.
 json TuningJson(const kernels::KernelTable& kernels, const std::string& tuning, const json& machine) {
-  json few = json::object();
+  kernels::Tuning made{.cut = kernels.cut, .few_below = {}};
   for (int f = 0; f < tensor::kPackedFormats; ++f) {
-    if (kernels.gemm[f].few == nullptr) continue;
-    few[tensor::PackedFormatName(static_cast<tensor::PackedFormat>(f))] = kernels.gemm[f].few_below;
+    if (kernels.gemm[f].few != nullptr) made.few_below[f] = kernels.gemm[f].few_below;
   }
-  return {{"state", tuning},
-          {"machine", machine},
-          {"few_below", few},
-          {"cut",
-           {{"panel_bytes", kernels.cut.panel_bytes},
-            {"row_bytes", kernels.cut.row_bytes},
-            {"tasks_per_thread", kernels.cut.tasks_per_thread}}}};
+  json choices = ChoicesJson(made);
+  choices["state"] = tuning;
+  choices["machine"] = machine;
+  return choices;
 }
 
 std::string LibrariesText() {

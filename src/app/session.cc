@@ -12,6 +12,7 @@
 #include "app/progress.h"
 #include "app/table.h"
 #include "cache/kv_pool.h"
+#include "engine/speculative.h"
 #include "runtime/cpu_features.h"
 #include "runtime/topology.h"
 #include "tensor/packed.h"
@@ -56,7 +57,7 @@ Status CheckDraftModel(const ModelFlags& flags) {
   if (flags.draft_model.empty()) {
     return method == "draft" ? InvalidArgument("--speculative draft needs --speculative-model") : OkStatus();
   }
-  if (method == "mtp" || method == "ngram" || method == "mtp+ngram") {
+  if (method != "draft" && method != "auto") {
     return InvalidArgument("--speculative-model goes with --speculative draft or auto, found {}", method);
   }
   return CheckSameVocabulary(flags.model, flags.draft_model);
@@ -173,9 +174,10 @@ void AddCacheFlags(CLI::App& verb, ModelFlags& flags) {
 }
 
 StatusOr<std::unique_ptr<runtime::ThreadPool>> MakeThreads(int threads) {
-  const auto cpus = static_cast<int>(runtime::DetectTopology().cpus.size());
+  const runtime::Topology topology = runtime::DetectTopology();
+  const auto cpus = static_cast<int>(topology.cpus.size());
   if (threads > cpus) Tell("{} threads share the {} that this machine runs at once\n", threads, cpus);
-  return runtime::ThreadPool::Create({.threads = threads, .pin = true});
+  return runtime::ThreadPool::Create({.threads = threads, .pin = true, .topology = &topology});
 }
 
 namespace {
@@ -208,7 +210,10 @@ StatusOr<kernels::KernelTable> KernelsOfHost() {
 StatusOr<TunedKernels> KernelsFor(int threads, bool wanted) {
   TunedKernels kernels;
   ASSIGN_OR_RETURN(kernels.table, KernelsOfHost());
-  ASSIGN_OR_RETURN(const nlohmann::json machine, MachineOfKernels(threads));
+  nlohmann::json machine;
+  if (wanted) {
+    ASSIGN_OR_RETURN(machine, MachineOfKernels(threads));
+  }
   ASSIGN_OR_RETURN(TuningState tuning, TuneKernels(wanted, machine, kernels.table));
   if (tuning.ignored) Tell("kernels are {}\n", tuning.text);
   kernels.tuning = std::move(tuning.text);
@@ -229,8 +234,7 @@ StatusOr<std::unique_ptr<Session>> OpenSession(const ModelFlags& flags) {
   options.placement = PlacementOf(flags.mmap);
   options.numa = NumaOf(flags.numa);
   const std::string method = SpeculativeMethod(flags);
-  options.load_mtp =
-      method == "mtp" || method == "mtp+ngram" || (method == "auto" && flags.draft_model.empty());
+  options.load_mtp = engine::UsesMtp(method) || (method == "auto" && flags.draft_model.empty());
   options.progress = [&progress](int64_t done, int64_t total) {
     progress.Show(done, total, FormatBytes(static_cast<double>(total)));
     return !Interrupted();

@@ -122,17 +122,23 @@ std::string TuningPath(int threads) {
   return fmt::format("{}/moesaic/tuning-{}.json", cache, threads);
 }
 
-std::string TuningText(const json& machine, const kernels::Tuning& tuning) {
-  json text = {{"machine", machine},
-               {"cut",
-                {{"panel_bytes", tuning.cut.panel_bytes},
-                 {"row_bytes", tuning.cut.row_bytes},
-                 {"tasks_per_thread", tuning.cut.tasks_per_thread}}},
-               {"few_below", json::object()}};
+json ChoicesJson(const kernels::Tuning& tuning) {
+  json choices = {{"cut",
+                   {{"panel_bytes", tuning.cut.panel_bytes},
+                    {"row_bytes", tuning.cut.row_bytes},
+                    {"tasks_per_thread", tuning.cut.tasks_per_thread}}},
+                  {"few_below", json::object()}};
   for (int f = 0; f < tensor::kPackedFormats; ++f) {
     if (!tuning.few_below[f].has_value()) continue;
-    text["few_below"][tensor::PackedFormatName(static_cast<tensor::PackedFormat>(f))] = *tuning.few_below[f];
+    choices["few_below"][tensor::PackedFormatName(static_cast<tensor::PackedFormat>(f))] =
+        *tuning.few_below[f];
   }
+  return choices;
+}
+
+std::string TuningText(const json& machine, const kernels::Tuning& tuning) {
+  json text = ChoicesJson(tuning);
+  text["machine"] = machine;
   return text.dump(2) + "\n";
 }
 

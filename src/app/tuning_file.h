@@ -18,6 +18,8 @@ nlohmann::json TuningMachine(const runtime::Topology& topology, const runtime::C
 /// if there is no home.
 std::string TuningPath(int threads);
 
+/// "cut" and "few_below", as in the file.
+nlohmann::json ChoicesJson(const kernels::Tuning& tuning);
 /// The file's text, and back. Parsing fails with what is wrong, or with what differs if the choices are of
 /// another machine or number of threads.
 std::string TuningText(const nlohmann::json& machine, const kernels::Tuning& tuning);

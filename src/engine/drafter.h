@@ -26,7 +26,7 @@ class Drafter {
   virtual void Keep(const std::vector<std::unique_ptr<Sequence>>&) {}
   /// Tokens that it could draft behind those of `sequence`, a decode, now; at most `most`.
   virtual int Limit(const Sequence& sequence, int most) = 0;
-  /// Rows that it has to compute for `sequence` before its first draft; 0: none, and drafts cost nothing.
+  /// Rows that it has to compute for `sequence` before its first draft; 0: none.
   virtual int Behind(const Sequence& sequence) const = 0;
   /// What Limit has found for `sequence` already, where that is how it drafts; until the next Keep.
   virtual std::span<const int32_t> Found(const Sequence&) const { return {}; }

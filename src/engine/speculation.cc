@@ -179,7 +179,7 @@ std::unique_ptr<Speculation> MakeSpeculation(const SpeculativeOptions& options, 
     return std::make_unique<NgramDrafter>(options.prompt_lookup_min, options.prompt_lookup_max);
   };
   Speculation::Source main{.drafter = std::move(second), .most = options.most_tokens}, lookup;
-  if (options.method == "mtp" || options.method == "mtp+ngram") {
+  if (UsesMtp(options.method)) {
     main.drafter = std::make_unique<MtpDrafter>(executor, blocks, info.layers, info.hidden_size);
   }
   if (options.method == "mtp+ngram") {

@@ -26,7 +26,7 @@ StatusOr<SpeculativeOptions> ResolveSpeculative(SpeculativeOptions options, cons
   if (options.method == "auto") {
     options.method = options.draft_model != nullptr ? "draft" : info.mtp_layers > 0 ? "mtp+ngram" : "ngram";
   }
-  const bool has_mtp = options.method == "mtp" || options.method == "mtp+ngram";
+  const bool has_mtp = UsesMtp(options.method);
   if (options.method != "off" && !has_mtp && options.method != "ngram" && options.method != "draft") {
     return InvalidArgument("speculative must be off, auto, mtp, ngram, mtp+ngram or draft, found \"{}\"",
                            options.method);

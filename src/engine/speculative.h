@@ -31,6 +31,9 @@ struct SpeculativeOptions {
   models::Model* draft_model = nullptr;  ///< of the same vocabulary; borrowed, must outlive the engine
 };
 
+/// Whether a method drafts with the model's own module.
+inline bool UsesMtp(const std::string& method) { return method == "mtp" || method == "mtp+ngram"; }
+
 /// Rise over the engine's life.
 struct SpeculationStats {
   int64_t drafts = 0;                                 ///< verified, of one sequence and step each

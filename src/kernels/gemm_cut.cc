@@ -34,7 +34,7 @@ GemmCut CutGemm(int rows, const tensor::PackedMatrix& weights, int threads, int 
               .panels = layout.panels(),
               .row_tile = std::max(rows, 1),
               .panel_group = layout.panels(),
-              .slice_panels = weights.slice_panels > 0 ? weights.slice_panels : layout.panels(),
+              .slice_panels = weights.image_panels(),
               .first_panel = first_panel};
   if (rows == 0) return cut;  // no tasks
   // Of a prepared row, but for the scales of group-scaled formats, a quarter more.

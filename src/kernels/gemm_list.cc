@@ -12,12 +12,11 @@ using Gemm = KernelTable::Gemm;
 // Those on tiles name the vector kernel of the same bits, and below how many rows it takes over. That
 // crossover was measured on Sapphire Rapids; `moesaic tune` measures it again (tuner.h).
 //   bf16      Tiles serve one row as well as many: in vector code a bf16 weight costs two multiply-adds and
-//   two
-//             shifts, more than its share of a tile product.
+//             two shifts, more than its share of a tile product.
 //   int8      A product of 16 x 16 outputs and 64 inputs takes 16 cycles and two tile loads; vpdpbusd takes 8
 //             cycles a row for the same. With weights in the L2 cache tiles win from 3 rows on; with weights
 //             in memory vector loads reach 0.92 of the bandwidth and tile loads 0.8, up to the 8 rows that
-//             vpdpbusd keeps up with. 4 is between.
+//             vpdpbusd keeps up with; few rows mostly come with those.
 //   fp8       Vectors need no copy of the codes: 1.4 times as fast with one or two rows.
 //   groups    Tiles pay from two whole tiles of rows on, with weights in the L2 cache; with 16 rows vpdpbusd,
 //             which needs no unpacked copy of the codes, is 2 to 10% faster.

@@ -68,9 +68,8 @@ void LinearGroup(const ExecContext& ctx, std::span<const LinearParams> group) {
   for (size_t part = 0; part < parts; ++part) {
     const auto slice = static_cast<int>(part / group.size());
     first[part + 1] = first[part] + cuts[part % group.size()].tasks(slice);
-    ends[slice] = first[part + 1];
   }
-  if (parts == 0) ends[0] = 0;
+  for (int slice = 0; slice < slices; ++slice) ends[slice] = first[(slice + 1) * group.size()];
   ctx.pool->RunByNode(ends, [&](int64_t task, int worker) {
     const size_t part = std::upper_bound(first.begin(), first.end(), task) - first.begin() - 1;
     const size_t i = part % group.size();

@@ -51,7 +51,6 @@ struct alignas(64) Gathered {
 
 struct Task {
   int job, row, rows, panel, panels;  // row counts from the job's first
-  int slice;                          // that holds the panels
   std::atomic<int>* remaining;        // tasks of the same rows that are not done (up only)
 };
 
@@ -168,11 +167,12 @@ class MoeLayer {
     if (HasShared()) PrepareRow(*ctx_.kernels, x, p_.shared_gate.input_scale, token, x_[1]);
   }
 
-  // Cuts every job's product with `weights` into tasks. With `count_down`, the tasks of a
-  // row tile share a counter.
+  // Cuts every job's product with `weights` into tasks, those of the first slice first. With `count_down`,
+  // the tasks of a row tile share a counter.
   std::span<Task> CutJobs(tensor::PackedMatrix ExpertJob::*weights, bool count_down) {
     const auto cuts = Take<GemmCut>(jobs_.size());
     int64_t count = 0, counters = 0;
+    int slices = 1;
     widest_tile_ = 0;
     most_rows_ = 0;
     for (size_t i = 0; i < jobs_.size(); ++i) {
@@ -180,46 +180,34 @@ class MoeLayer {
       cuts[i] = CutGemm(job.rows, job.*weights, ctx_.pool->size(), static_cast<int>(jobs_.size()),
                         ctx_.kernels->cut);
       if (job.part == 0) most_rows_ = std::max(most_rows_, cuts[i].row_tile);
+      slices = std::max(slices, cuts[i].slices());
       count += cuts[i].tasks();
       counters += cuts[i].row_tiles();
       const int64_t tile = int64_t{cuts[i].row_tile} * cuts[i].panel_group * tensor::kPanelRows;
       widest_tile_ = std::max(widest_tile_, tile);
     }
     const auto tasks = Take<Task>(count);
-    std::atomic<int>* counter = count_down ? Take<std::atomic<int>>(counters).data() : nullptr;
+    const auto remaining = Take<std::atomic<int>>(count_down ? counters : 0);
+    task_ends_ = Take<int64_t>(slices);
     int64_t task = 0;
-    for (size_t i = 0; i < jobs_.size(); ++i) {
-      const GemmCut& cut = cuts[i];
-      for (int row = 0; row < cut.rows; row += cut.row_tile) {
-        if (count_down) new (counter) std::atomic<int>(cut.panel_groups());
-        const int rows = std::min(cut.row_tile, cut.rows - row);
-        for (int slice = 0; slice < cut.slices(); ++slice) {
-          const auto [begin, end] = cut.Slice(slice);
+    for (int slice = 0; slice < slices; ++slice) {
+      int64_t tile = 0;
+      for (size_t i = 0; i < jobs_.size(); ++i) {
+        const GemmCut& cut = cuts[i];
+        const auto [begin, end] = cut.Slice(slice);  // none beyond the product's own slices
+        for (int row = 0; row < cut.rows; row += cut.row_tile, ++tile) {
+          std::atomic<int>* counter = count_down ? &remaining[tile] : nullptr;
+          if (count_down && slice == 0) new (counter) std::atomic<int>(cut.panel_groups());
+          const int rows = std::min(cut.row_tile, cut.rows - row);
           for (int panel = begin; panel < end; panel += cut.panel_group) {
             const int panels = std::min(cut.panel_group, end - panel);
-            tasks[task++] = {static_cast<int>(i), row, rows, panel, panels, slice, counter};
+            tasks[task++] = {static_cast<int>(i), row, rows, panel, panels, counter};
           }
         }
-        if (count_down) ++counter;
       }
+      task_ends_[slice] = task;
     }
     return tasks;
-  }
-
-  // Runs the tasks, those of each slice on the node that holds it first; sorts them by slice for that.
-  template <typename Body>
-  void RunTasks(std::span<Task> tasks, const Body& body) {
-    const auto by_slice = [](const Task& a, const Task& b) { return a.slice < b.slice; };
-    if (!std::is_sorted(tasks.begin(), tasks.end(), by_slice)) {
-      std::stable_sort(tasks.begin(), tasks.end(), by_slice);
-    }
-    const auto ends = Take<int64_t>(tasks.empty() ? 1 : tasks.back().slice + 1);
-    ends[0] = 0;
-    for (size_t i = 0, slice = 0; slice < ends.size(); ++slice) {
-      while (i < tasks.size() && tasks[i].slice == static_cast<int>(slice)) ++i;
-      ends[slice] = static_cast<int64_t>(i);
-    }
-    ctx_.pool->RunByNode(ends, body);
   }
 
   const KernelTable::Gemm& GemmOf(const tensor::PackedMatrix& w) const {
@@ -238,7 +226,7 @@ class MoeLayer {
       gathered_ = Take<Gathered>(ctx_.pool->size());
       std::fill(gathered_.begin(), gathered_.end(), Gathered{});
     }
-    RunTasks(tasks, [&](int64_t task, int worker) {
+    ctx_.pool->RunByNode(task_ends_, [&](int64_t task, int worker) {
       UpTask(tasks[task], worker, scratch.data() + 2 * widest_tile_ * worker);
     });
   }
@@ -314,7 +302,7 @@ class MoeLayer {
   // Where tasks end that begin in each slice.
   std::span<const int64_t> ColumnEnds(int columns) {
     const tensor::PackedMatrix& down = jobs_.front().down;
-    const int slice_panels = down.slice_panels > 0 ? down.slice_panels : down.layout.panels();
+    const int slice_panels = down.image_panels();
     const auto ends = Take<int64_t>(base::CeilDiv(down.layout.panels(), slice_panels));
     for (size_t slice = 0; slice < ends.size(); ++slice) {
       const auto outputs = static_cast<int64_t>(slice + 1) * slice_panels * tensor::kPanelRows;
@@ -350,9 +338,10 @@ class MoeLayer {
       const int row = job.first_row + done;
       const int rows = std::min(kColumnRows, job.rows - done);
       for (int panel = begin, panels = 0; panel < end; panel += panels) {
-        panels = std::min(end - panel, job.down.At(panel, node).layout.panels());  // of one slice
+        const tensor::PackedMatrix down = job.down.At(panel, node);  // of one slice
+        panels = std::min(end - panel, down.layout.panels());
         float* to = y + int64_t{panel - begin} * tensor::kPanelRows;
-        GemmOf(job.down).Run(TileOf(h_[job.part], row, rows, job.down, node, panel, panels, to, stride));
+        GemmOf(down).Run(TileOf(h_[job.part], row, rows, down, node, 0, panels, to, stride));
       }
       for (int r = 0; r < rows; ++r) {
         const int token = job.part == 0 ? TokenOf(row + r) : row + r;
@@ -366,7 +355,7 @@ class MoeLayer {
     const auto tasks = CutJobs(&ExpertJob::down, /*count_down=*/false);
     y_[0] = Take<float>(int64_t{routed_rows_} * p_.hidden).data();
     y_[1] = Take<float>(HasShared() ? int64_t{p_.rows} * p_.hidden : 0).data();
-    RunTasks(tasks, [&](int64_t i, int worker) {
+    ctx_.pool->RunByNode(task_ends_, [&](int64_t i, int worker) {
       const Task& task = tasks[i];
       const ExpertJob& job = jobs_[task.job];
       const int row = job.first_row + task.row;
@@ -406,6 +395,7 @@ class MoeLayer {
   float* h_values_[2] = {};       // by part: [rows, intermediate]
   int64_t widest_tile_ = 0;       // values of the largest task's output
   int most_rows_ = 0;             // of the routed tasks
+  std::span<int64_t> task_ends_;  // where each slice's tasks end
   float* y_[2] = {};              // by part: [rows, hidden]
 };
 

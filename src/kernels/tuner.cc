@@ -6,6 +6,7 @@
 #include <cstring>
 #include <random>
 
+#include "kernels/gemm_cut.h"
 #include "kernels/ops.h"
 
 namespace moesaic::kernels {
@@ -108,25 +109,8 @@ class Stream {
     const double seconds = SecondsOf([&] {
       pool_->RunOnEach([&](int64_t, int worker) {
         for (int64_t i = 0; i < count; ++i) {
-          const std::byte* w = Piece(worker, (at_ + i) % pieces_);
-          tile({.a = rows_.data.data(),
-                .a_stride = rows_.stride,
-                .a_scales = rows_.scales.data(),
-                .w = w,
-                .panel_bytes = piece_.panel_bytes,
-                .w_scales = piece_.scales_offset > 0
-                                ? reinterpret_cast<const float*>(w + piece_.scales_offset)
-                                : nullptr,
-                .w_sums = piece_.sums_offset > 0 ? reinterpret_cast<const int32_t*>(w + piece_.sums_offset)
-                                                 : nullptr,
-                .bias = nullptr,
-                .c = out_[worker].data(),
-                .c_stride = piece_.n,
-                .m = rows_.rows,
-                .k_padded = rows_.k_padded,
-                .panels = kPanels,
-                .columns = piece_.n,
-                .accumulate = false});
+          const tensor::PackedMatrix w{.layout = piece_, .data = Piece(worker, (at_ + i) % pieces_)};
+          tile(TileOf(rows_, 0, rows_.rows, w, /*node=*/0, 0, kPanels, out_[worker].data(), piece_.n));
         }
       });
     });

@@ -142,7 +142,7 @@ class Assembler {
 
 // Of whole matrices of one shape: all slices, or any one image.
 bool SameBytes(const tensor::PackedMatrix& a, const tensor::PackedMatrix& b) {
-  const int slices = a.slice_panels > 0 ? base::CeilDiv(a.layout.panels(), a.slice_panels) : 1;
+  const int slices = base::CeilDiv(a.layout.panels(), a.image_panels());
   for (int slice = 0; slice < slices; ++slice) {
     const int64_t at = slice * a.image_stride;
     if (std::memcmp(a.data + at, b.data + at, a.layout.total_bytes) != 0) return false;

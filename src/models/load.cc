@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <vector>
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/packed_file.h"
@@ -40,9 +39,10 @@ StatusOr<std::unique_ptr<Model>> LoadPacked(const std::string& path, DecoderSpec
   ASSIGN_OR_RETURN(std::shared_ptr<const PackedFile> file, PackedFile::Open(path));
   DropAbsentMtp(*file, spec);
   ASSIGN_OR_RETURN(WeightPlan plan, PlanFromPacked(spec, *file));
-  const bool by_node_wanted = options.numa == NumaPolicy::kMirror || options.numa == NumaPolicy::kSlice;
+  const bool copied = options.placement == Placement::kCopy ||
+                      (options.placement == Placement::kAuto && FitsTwice(plan.bytes));
   NumaPlacement placement;
-  if (by_node_wanted) {
+  if (copied || IsByNode(options.numa)) {
     ASSIGN_OR_RETURN(placement, PlaceWeights(options.numa, plan, pool));
   }
   const bool by_node = placement.images() > 1;
@@ -50,13 +50,9 @@ StatusOr<std::unique_ptr<Model>> LoadPacked(const std::string& path, DecoderSpec
     return InvalidArgument(
         "{}: the pages of a mapped file can't be {}; --mmap off copies its weights, and --numa auto leaves "
         "them where they are",
-        path, options.numa == NumaPolicy::kMirror ? "mirrored" : "sliced");
+        path, Participle(options.numa));
   }
-  if (by_node || options.placement == Placement::kCopy ||
-      (options.placement == Placement::kAuto && FitsTwice(plan.bytes))) {
-    if (!by_node_wanted) {
-      ASSIGN_OR_RETURN(placement, PlaceWeights(options.numa, plan, pool));
-    }
+  if (copied || by_node) {
     ASSIGN_OR_RETURN(WeightMap weights,
                      WeightMap::Copy(*file, std::move(plan), options.progress, placement, pool));
     return Finish(std::move(spec), std::move(weights), WeightSource::kCopied, placement, options.mla_path);

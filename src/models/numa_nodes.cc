@@ -12,14 +12,13 @@ namespace {
 
 double Gigabytes(int64_t bytes) { return static_cast<double>(bytes) / 1e9; }
 
-const char* Participle(NumaPolicy policy) { return policy == NumaPolicy::kMirror ? "mirrored" : "sliced"; }
-
 }  // namespace
 
-int NumaPlacement::images() const {
-  const bool by_node = policy == NumaPolicy::kMirror || policy == NumaPolicy::kSlice;
-  return by_node ? static_cast<int>(nodes.size()) : 1;
-}
+bool IsByNode(NumaPolicy policy) { return policy == NumaPolicy::kMirror || policy == NumaPolicy::kSlice; }
+
+const char* Participle(NumaPolicy by_node) { return by_node == NumaPolicy::kMirror ? "mirrored" : "sliced"; }
+
+int NumaPlacement::images() const { return IsByNode(policy) ? static_cast<int>(nodes.size()) : 1; }
 
 std::vector<int> NodesToInterleave(std::vector<int> nodes, NumaPolicy policy) {
   if (policy == NumaPolicy::kLocal || nodes.size() < 2) return {};
@@ -61,7 +60,7 @@ StatusOr<NumaPlacement> PlaceWeights(NumaPolicy policy, const WeightPlan& plan,
                                      const runtime::ThreadPool& pool) {
   if (policy == NumaPolicy::kLocal) return NumaPlacement{};
   const std::vector<runtime::NumaNode> machine = runtime::DetectTopology().numa_nodes;
-  if (policy == NumaPolicy::kMirror || policy == NumaPolicy::kSlice) {
+  if (IsByNode(policy)) {
     NumaPlacement placement{.policy = policy, .nodes = {pool.numa_nodes().begin(), pool.numa_nodes().end()}};
     if (placement.nodes.size() < 2) {
       spdlog::warn("weights are not {}: {}", Participle(policy),

@@ -20,6 +20,11 @@ struct NumaPlacement {
   int images() const;
 };
 
+/// Whether each node has an image of its own: kMirror and kSlice.
+bool IsByNode(NumaPolicy policy);
+/// "mirrored" or "sliced".
+const char* Participle(NumaPolicy by_node);
+
 /// Those of `nodes`, which the process may run on, that weights are interleaved over; none: they lie where
 /// the thread runs that first writes them. kAuto does without where the system refuses, as many containers do
 /// (mbind needs a capability there), and logs why; with kInterleave, loading fails then.

@@ -107,9 +107,6 @@ int TileRows(int k) {
   return std::clamp(rows, tensor::kPanelRows, 512);
 }
 
-// Bytes that a region takes in an image.
-int64_t Placed(int64_t bytes) { return (bytes + 63) / 64 * 64; }
-
 class Packer {
  public:
   // Progress counts to `total` bytes.
@@ -243,7 +240,7 @@ Status PackImage(const Checkpoint& checkpoint, const WeightPlan& plan, const Pac
     }
     ASSIGN_OR_RETURN(const std::vector<float> values, packer.Vector(region));
     std::memcpy(image.data() + place.start, values.data(), region.bytes);
-    RETURN_IF_ERROR(packer.Advance(Placed(region.bytes)));
+    RETURN_IF_ERROR(packer.Advance(region.placed_bytes()));
   }
   return image.Mirror(progress, pool);
 }
@@ -258,7 +255,7 @@ Status PackStream(const Checkpoint& checkpoint, const WeightPlan& plan, const Pa
     if (region.decl.is_vector()) {
       ASSIGN_OR_RETURN(const std::vector<float> values, packer.Vector(region));
       RETURN_IF_ERROR(append(std::as_bytes(std::span(values))));
-      RETURN_IF_ERROR(packer.Advance(Placed(region.bytes)));
+      RETURN_IF_ERROR(packer.Advance(region.placed_bytes()));
       continue;
     }
     for (int record = 0; record < region.decl.count; ++record) {

@@ -11,10 +11,10 @@ namespace moesaic::models {
 namespace {
 
 // No page, huge ones included, is shared by two nodes.
-constexpr int64_t kImageAlignment = int64_t{2} << 20;
+constexpr int64_t kImageAlignment = int64_t{runtime::kHugePage};
 constexpr int64_t kLeastPage = 4096;
-// Of one task of copying: a huge page.
-constexpr int64_t kTaskBytes = int64_t{2} << 20;
+// Of one task of copying.
+constexpr int64_t kTaskBytes = int64_t{runtime::kHugePage};
 // Between two reports of progress: a quarter of a second of a few threads' copying.
 constexpr int64_t kReportedBytes = int64_t{1} << 30;
 
@@ -33,7 +33,7 @@ void BindImages(runtime::Buffer& buffer, int64_t stride, const std::vector<int>&
 
 // Touches every page of bytes [first, last) of each image, `stride` apart, by threads of its node: there it
 // stays. Worker 0 may be anywhere, and leaves its node's to others if it has any.
-void TouchImages(const runtime::Buffer& buffer, int64_t first, int64_t last, int64_t stride, int images,
+void TouchImages(const runtime::Buffer& buffer, int64_t first, int64_t last, int64_t stride,
                  runtime::ThreadPool& pool) {
   pool.RunOnEach([&](int64_t, int worker) {
     const int node = pool.NodeOf(worker);
@@ -45,12 +45,10 @@ void TouchImages(const runtime::Buffer& buffer, int64_t first, int64_t last, int
     }
     if (worker == 0 && sharers > 0) return;
     sharers = std::max(sharers, 1);
-    for (int image = node; image < images; image += static_cast<int>(pool.numa_nodes().size())) {
-      const int64_t begin = first + base::RoundUp((last - first) * place / sharers, kLeastPage);
-      const int64_t end = first + base::RoundUp((last - first) * (place + 1) / sharers, kLeastPage);
-      volatile std::byte* at = buffer.data() + image * stride;
-      for (int64_t i = begin; i < end; i += kLeastPage) at[i] = std::byte{0};
-    }
+    const int64_t begin = first + base::RoundUp((last - first) * place / sharers, kLeastPage);
+    const int64_t end = first + base::RoundUp((last - first) * (place + 1) / sharers, kLeastPage);
+    volatile std::byte* at = buffer.data() + node * stride;
+    for (int64_t i = begin; i < end; i += kLeastPage) at[i] = std::byte{0};
   });
 }
 
@@ -70,9 +68,7 @@ WeightPlan SlicePlan(const WeightPlan& plan, int slices) {
       }
       region.bytes = region.stride * region.decl.count;
     }
-    region.start = sliced.bytes;
-    sliced.bytes += base::RoundUp(region.bytes, int64_t{64});
-    sliced.regions.push_back(std::move(region));
+    sliced.Add(std::move(region));
   }
   return sliced;
 }
@@ -96,8 +92,7 @@ StatusOr<WeightImage> WeightImage::Allocate(const WeightPlan& plan, const NumaPl
   const int64_t part = base::RoundUp(kReportedBytes / image.images_, kImageAlignment);
   for (int64_t first = 0; first < image.stride_; first += part) {
     RETURN_IF_ERROR(Report(progress, 0, image.total()));
-    TouchImages(image.buffer_, first, std::min(first + part, image.stride_), image.stride_, image.images_,
-                pool);
+    TouchImages(image.buffer_, first, std::min(first + part, image.stride_), image.stride_, pool);
   }
   return image;
 }

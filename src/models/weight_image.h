@@ -31,7 +31,6 @@ class WeightImage {
   int images() const { return images_; }
   int64_t stride() const { return stride_; }
   std::byte* data() const { return buffer_.data(); }  // of the first image
-  int64_t bytes() const { return static_cast<int64_t>(buffer_.size()); }
   /// What progress counts to: the plan's bytes, for each mirror.
   int64_t total() const { return sliced() ? plan_->bytes : plan_->bytes * images_; }
 

@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "base/check.h"
-#include "base/round.h"
 
 namespace moesaic::models {
 
@@ -12,8 +11,8 @@ using tensor::PackedMatrix;
 
 namespace {
 
-// Of one task: a huge page, so that no two threads take its fault.
-constexpr int64_t kTaskBytes = int64_t{2} << 20;
+// Of one task, so that no two threads take the fault of a page.
+constexpr int64_t kTaskBytes = int64_t{runtime::kHugePage};
 // Copied between two reports of progress: at the 1 GB/s of a modest disk, a quarter of a second.
 constexpr size_t kReportedPieces = 128;
 
@@ -100,8 +99,7 @@ StatusOr<WeightMap> WeightMap::Copy(const checkpoint::PackedFile& file, WeightPl
       });
       for (const Piece& piece : part) done += piece.bytes;
       // What stands between the parts of a matrix and after a region is not copied, and counts.
-      if (first + part.size() == pieces.size())
-        done = region.start + base::RoundUp(region.bytes, int64_t{64});
+      if (first + part.size() == pieces.size()) done = region.start + region.placed_bytes();
       if (progress && !progress(done, map.image_.total())) return Cancelled("loading was stopped");
     }
   }

@@ -146,12 +146,6 @@ Status CheckNoneLeft(const DecoderSpec& spec, const Checkpoint& checkpoint, cons
   return OkStatus();
 }
 
-void Place(WeightPlan& plan, RegionPlan region) {
-  region.start = plan.bytes;
-  plan.bytes += (region.bytes + 63) / 64 * 64;
-  plan.regions.push_back(std::move(region));
-}
-
 StatusOr<RegionPlan> ReadDescription(const RegionDecl& decl, const checkpoint::PackedFile& file) {
   ASSIGN_OR_RETURN(const checkpoint::PackedRegion* stored, file.Describe(decl.name));
   auto refuse = [&](const std::string& expected, const std::string& found) {
@@ -198,6 +192,12 @@ StatusOr<RegionPlan> ReadDescription(const RegionDecl& decl, const checkpoint::P
 }
 
 }  // namespace
+
+void WeightPlan::Add(RegionPlan region) {
+  region.start = bytes;
+  bytes += region.placed_bytes();
+  regions.push_back(std::move(region));
+}
 
 const RegionPlan* WeightPlan::Find(const std::string& name) const {
   const auto found = std::find_if(regions.begin(), regions.end(),
@@ -272,7 +272,7 @@ StatusOr<WeightPlan> PlanFromCheckpoint(const DecoderSpec& spec, const Checkpoin
   for (const RegionDecl& decl : DeclareWeights(spec, SeparatesHead(dtype))) {
     if (SkipOptional(spec, decl, checkpoint)) continue;
     ASSIGN_OR_RETURN(RegionPlan region, PlanRegion(decl, checkpoint, dtype, modules));
-    Place(plan, std::move(region));
+    plan.Add(std::move(region));
   }
   RETURN_IF_ERROR(CheckNoneLeft(spec, checkpoint, plan, modules));
   return plan;
@@ -286,7 +286,7 @@ StatusOr<WeightPlan> PlanFrame(const DecoderSpec& spec, const Checkpoint& checkp
     const bool between = decl.is_vector() || decl.precision != Precision::kAny;
     if (!between || decl.touch == Touch::kRow || !decl.name.starts_with(prefix)) continue;
     ASSIGN_OR_RETURN(RegionPlan region, PlanRegion(decl, checkpoint, std::nullopt, modules));
-    Place(plan, std::move(region));
+    plan.Add(std::move(region));
   }
   return plan;
 }
@@ -299,7 +299,7 @@ StatusOr<WeightPlan> PlanFromPacked(const DecoderSpec& spec, const checkpoint::P
   for (const RegionDecl& decl : DeclareWeights(spec, separate_head)) {
     if (decl.optional && !present.contains(decl.name)) continue;
     ASSIGN_OR_RETURN(RegionPlan region, ReadDescription(decl, file));
-    Place(plan, std::move(region));
+    plan.Add(std::move(region));
   }
   return plan;
 }

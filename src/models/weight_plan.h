@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/round.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/packed_file.h"
 #include "models/weight_decl.h"
@@ -26,6 +27,9 @@ struct RegionPlan {
   int64_t bytes = 0;                                         // of the region
   std::vector<float> input_scales;  // [count * parts] static activation scales, or empty
   int64_t start = 0;                // where the region lies in an image of all regions; a multiple of 64
+
+  /// What it takes there.
+  int64_t placed_bytes() const { return base::RoundUp(bytes, int64_t{64}); }
 };
 
 struct WeightPlan {
@@ -33,6 +37,8 @@ struct WeightPlan {
   int64_t bytes = 0;  // of the image
 
   const RegionPlan* Find(const std::string& name) const;
+  /// Behind the others.
+  void Add(RegionPlan region);
 };
 
 /// How weights are wanted in memory: LoadOptions::dtype parsed. Nothing ("auto"): as they are stored.

@@ -17,8 +17,9 @@ struct LoaderVerdict {
   std::string experts;  // for the fused linears of routed experts
 };
 
-/// By the rules of vllm/model_executor/layers/quantization/compressed_tensors as of 2026-08. A config that is
-/// not quantized, or not by compressed-tensors, is refused.
+/// By the rules of vllm/model_executor/layers/quantization/compressed_tensors of vLLM 0.33, on one GPU:
+/// tensor parallel ones ask more of widths. `config` is the whole config.json. One that is not quantized, or
+/// not by compressed-tensors, is refused.
 StatusOr<std::vector<LoaderVerdict>> JudgeVllm(const nlohmann::json& config, const std::string& file);
 
 }  // namespace moesaic::quantizer

@@ -9,6 +9,7 @@
 
 #include <csignal>
 #include <filesystem>
+#include <fstream>
 
 #include "checkpoint/safetensors_writer.h"
 #include "quantizer/journal.h"
@@ -439,8 +440,20 @@ TEST_F(QuantizeTest, AnotherSourceFailsTheVerification) {
               HasSubstr("its header is not the one"));
 }
 
+/// config.json of a mixture of experts whose linears are whole blocks of 128 outputs.
+nlohmann::json MoeConfig() {
+  const std::string file = models::SourcePath("tests/golden/qwen3-moe-norm-tied/config.json");
+  nlohmann::json config = nlohmann::json::parse(std::ifstream(file));
+  config["decoder_sparse_step"] = 1;
+  config["head_dim"] = 64;
+  config["num_attention_heads"] = 4;
+  config["num_key_value_heads"] = 2;
+  config["moe_intermediate_size"] = 128;
+  return config;
+}
+
 TEST(JudgeVllmTest, SaysWhichSchemesLoad) {
-  nlohmann::json config;
+  nlohmann::json config = MoeConfig();
   config["quantization_config"] = nlohmann::json(QuantizationConfig(Scheme::kW8A8, 0, {"lm_head"}));
   auto verdicts = JudgeVllm(config, "config.json");
   ASSERT_TRUE(verdicts.ok()) << verdicts.status();
@@ -462,6 +475,38 @@ TEST(JudgeVllmTest, SaysWhichSchemesLoad) {
                           group > 0 ? fmt::format("in groups of {}", group) : "by channel"));
     EXPECT_THAT(verdicts->at(0).dense, HasSubstr("yes"));
     EXPECT_THAT(verdicts->at(0).experts, HasSubstr("yes"));
+  }
+}
+
+TEST(JudgeVllmTest, Fp8BlocksMustNotGoOverJoinedLinears) {
+  nlohmann::json config = MoeConfig();
+  config["quantization_config"] = nlohmann::json(QuantizationConfig(Scheme::kFp8, 0, {"lm_head"}));
+  auto verdicts = JudgeVllm(config, "config.json");
+  ASSERT_TRUE(verdicts.ok()) << verdicts.status();
+  EXPECT_THAT(verdicts->at(0).dense, HasSubstr("yes"));
+  EXPECT_THAT(verdicts->at(0).experts, HasSubstr("yes"));
+  config["num_key_value_heads"] = 1;
+  config["moe_intermediate_size"] = 192;
+  verdicts = JudgeVllm(config, "config.json");
+  EXPECT_EQ(verdicts->at(0).dense,
+            "no: model.layers.0.self_attn.k_proj has 64 outputs, not whole blocks of 128 (ValueError)");
+  EXPECT_EQ(verdicts->at(0).experts,
+            "no: model.layers.0.mlp.experts.0.gate_proj has 192 outputs, not whole blocks of 128 "
+            "(ValueError)");
+}
+
+TEST(JudgeVllmTest, ProjectionsOfExpertsMustBeOfOneScheme) {
+  nlohmann::json config = MoeConfig();
+  config["quantization_config"] = nlohmann::json(QuantizationConfig(Scheme::kW8A8, 0, {"lm_head"}));
+  auto& groups = config["quantization_config"]["config_groups"];
+  groups["group_1"] = groups["group_0"];
+  groups["group_1"]["targets"] = {"model.layers.0.mlp.experts.0.down_proj"};
+  const auto verdicts = JudgeVllm(config, "config.json");
+  ASSERT_TRUE(verdicts.ok()) << verdicts.status();
+  for (const LoaderVerdict& verdict : *verdicts) {
+    EXPECT_THAT(verdict.dense, HasSubstr("yes"));
+    EXPECT_EQ(verdict.experts,
+              "no: gate, up and down of model.layers.0.mlp.experts.0 are not of one scheme (ValueError)");
   }
 }
 

@@ -149,17 +149,17 @@ TEST(Buffer, Interleave) {
 }
 
 TEST(Buffer, Prefer) {
-  constexpr size_t kPage = size_t{2} << 20;
-  Buffer buffer = *Buffer::Allocate(2 * kPage, /*huge=*/true);
-  ASSERT_TRUE(buffer.Prefer(kPage, kPage, 0).ok());
+  Buffer buffer = *Buffer::Allocate(2 * kHugePage, /*huge=*/true);
+  ASSERT_TRUE(buffer.Prefer(kHugePage, kHugePage, 0).ok());
   std::memset(buffer.data(), 1, buffer.size());
   const int expected[] = {MPOL_DEFAULT, MPOL_PREFERRED};
   for (int i = 0; i < 2; ++i) {
     int policy = -1;
-    ASSERT_EQ(syscall(SYS_get_mempolicy, &policy, nullptr, 0UL, buffer.data() + i * kPage, MPOL_F_ADDR), 0);
+    ASSERT_EQ(syscall(SYS_get_mempolicy, &policy, nullptr, 0UL, buffer.data() + i * kHugePage, MPOL_F_ADDR),
+              0);
     EXPECT_EQ(policy, expected[i]);
   }
-  EXPECT_THAT(Message(buffer.Prefer(0, kPage, 1000)), testing::HasSubstr("lie on NUMA node 1000: "));
+  EXPECT_THAT(Message(buffer.Prefer(0, kHugePage, 1000)), testing::HasSubstr("lie on NUMA node 1000: "));
 }
 
 }  // namespace

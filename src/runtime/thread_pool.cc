@@ -59,19 +59,19 @@ struct alignas(64) TaskQueue {
 // Worker 0 writes `body`, the queues and `each` while the gate is closed and nobody is inside, then opens it
 // and raises `epoch`. A worker joins by counting itself in through the open gate, so one that wakes late
 // finds the gate closed and goes back to sleep: a loop never waits for a worker that took no part in it, as
-// when its core is stolen. NOLINTNEXTLINE(clang-analyzer-optin.performance.Padding): what threads spin on has
-// cache lines of its own
+// when its core is stolen.
+// NOLINTNEXTLINE(clang-analyzer-optin.performance.Padding): what threads spin on has cache lines of its own
 struct ThreadPool::Impl {
   std::vector<int> cpus;
   std::vector<std::thread> workers;
   int threads = 1;
   bool pinned = false;
   bool may_spin = true;  // false when threads share cores: spinning would take time from the one that works
+  std::vector<int> numa_nodes;      // the system's numbers
+  std::vector<int> node_of_worker;  // places among numa_nodes
 
   alignas(64) std::atomic<int> epoch{0};  // int: what a futex waits on
   alignas(64) std::atomic<uint32_t> gate{0};
-  std::vector<int> numa_nodes;      // the system's numbers
-  std::vector<int> node_of_worker;  // places among numa_nodes
 
   alignas(64) std::atomic<int> arrived{0};  // workers that came to the current RunOnEach
   std::atomic<int> each_id{0};              // counts RunOnEach calls; the current one is `each`

@@ -84,6 +84,8 @@ struct PackedMatrix {
   bool empty() const { return data == nullptr; }
   int n() const { return layout.n; }
   int k() const { return layout.k; }
+  /// Panels of a slice, or of the run if images are not slices.
+  int image_panels() const { return slice_panels > 0 ? slice_panels : layout.panels(); }
   /// This run from panel `p` on, to its end or that of p's slice, in the image that NUMA node `node` is to
   /// read (thread pools number nodes): one piece of memory, where panel(), scales() and sums() find their
   /// way, as they do not over slices.

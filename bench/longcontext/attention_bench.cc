@@ -1,11 +1,13 @@
 // Attention of one layer's decode step behind a long context, with the same kernels: dense; over the rows of
-// chosen tokens, gathered (the ordinary way; which tokens is given, and not counted); over chosen blocks,
-// choosing included; and over those that an earlier step chose. Prints a markdown table.
+// chosen tokens, gathered (the ordinary way), where which tokens is given and not counted, and where each
+// token is scored by its own key first, as it must be without a trained indexer; over chosen blocks, choosing
+// included; and over those that an earlier step chose. Prints a markdown table.
 //   longcontext_attention_bench --context 16384 --budget 2048
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cstring>
 #include <functional>
@@ -19,6 +21,7 @@
 #include "kernels/probe.h"
 #include "kernels/sketch.h"
 #include "runtime/probe.h"
+#include "token_scores.h"
 
 namespace moesaic::bench {
 namespace {
@@ -60,6 +63,12 @@ class Setting {
     Fill();
     gathered_ = *runtime::Buffer::Allocate(layer_.block_stride * GatheredBlocks() * batch, /*huge=*/true);
     std::memset(gathered_.data(), 0, gathered_.size());
+    lists_.resize(size_t(batch) * shape.kv_heads * GatheredBlocks() * kKvBlockTokens);
+    scores_ = *runtime::Buffer::Allocate(
+        size_t(batch) * shape.kv_heads * Groups() * blocks_ * kKvBlockTokens * kScoreRows * sizeof(float),
+        /*huge=*/true);
+    std::memset(scores_.data(), 0, scores_.size());
+    packed_ = *runtime::Buffer::Allocate(PackedBytes() * batch * shape.kv_heads, /*huge=*/true);
     q_.resize(size_t(batch) * shape.heads * shape.key_dim);
     std::uniform_real_distribution<float> uniform(-1, 1);
     for (float& x : q_) x = uniform(random_);
@@ -78,19 +87,48 @@ class Setting {
   // Of the row behind the one that chose.
   void BlocksTakenOver() { Attend(table_, blocks_, chooser_ + 2, NextLayer(), taken_over_); }
 
-  // Copies the rows of the chosen tokens, others in each step, into blocks, and attends over these.
-  void TokenSparse() {
-    const KvLayer from = NextLayer();
+  // Gives tokens, others in each step.
+  void GiveTokens() {
+    const int shift = step_ % 7;
+    for (size_t i = 0; i < lists_.size(); ++i) lists_[i] = tokens_[i % tokens_.size()] + shift;
+  }
+  void TokenSparse() { AttendGathered(NextLayer()); }
+
+  // Scores each token by the group's mean share of the softmax, as blocks are scored, and takes the best.
+  void TokenSparseChosen() {
+    const KvLayer layer = NextLayer();
+    ScoreAllTokens(layer);
+    ctx_.pool->Run(int64_t{batch_} * layer.heads, [&](int64_t pair, int) { ChooseTokens(pair); });
+    AttendGathered(layer);
+  }
+
+  double dense_bytes() const { return token_bytes_ * options_.context * batch_; }
+  double sparse_bytes() const {
+    return (token_bytes_ * GatheredBlocks() * kKvBlockTokens +
+            static_cast<double>(digest_bytes_) * (blocks_ - 1)) *
+           batch_;
+  }
+  double dense_operations() const { return Operations(options_.context); }
+  double sparse_operations() const {
+    return Operations(GatheredBlocks() * kKvBlockTokens) +
+           4.0 * batch_ * blocks_ * shape_.heads * shape_.key_dim;
+  }
+
+ private:
+  int GatheredBlocks() const { return options_.budget / kKvBlockTokens; }
+
+  // Copies the rows of the chosen tokens into blocks, and attends over these.
+  void AttendGathered(const KvLayer& from) {
     const int count = GatheredBlocks() * kKvBlockTokens;
     const int64_t key = tensor::BytesOf(from.dtype, from.key_dim),
                   value = tensor::BytesOf(from.dtype, from.value_dim);
-    const int shift = step_ % 7;
     ctx_.pool->Run(int64_t{batch_} * GatheredBlocks() * from.heads, [&](int64_t task, int) {
       const int64_t b = task / (GatheredBlocks() * from.heads), block = task / from.heads % GatheredBlocks();
       const int64_t head = task % from.heads;
+      const int32_t* list = &lists_[(b * from.heads + head) * count];
       std::byte* to = gathered_.data() + (b * GatheredBlocks() + block) * from.block_stride;
       for (int slot = 0; slot < kKvBlockTokens; ++slot) {
-        const int token = tokens_[(block * kKvBlockTokens + slot) % count] + shift;
+        const int token = list[block * kKvBlockTokens + slot];
         const std::byte* at = from.base + table_[b * blocks_ + token / kKvBlockTokens] * from.block_stride;
         const int64_t row = head * kKvBlockTokens + token % kKvBlockTokens,
                       to_row = head * kKvBlockTokens + slot;
@@ -111,20 +149,67 @@ class Setting {
     Attend(order, GatheredBlocks(), count, packed, {});
   }
 
-  double dense_bytes() const { return token_bytes_ * options_.context * batch_; }
-  double sparse_bytes() const {
-    return (token_bytes_ * GatheredBlocks() * kKvBlockTokens +
-            static_cast<double>(digest_bytes_) * (blocks_ - 1)) *
-           batch_;
-  }
-  double dense_operations() const { return Operations(options_.context); }
-  double sparse_operations() const {
-    return Operations(GatheredBlocks() * kKvBlockTokens) +
-           4.0 * batch_ * blocks_ * shape_.heads * shape_.key_dim;
+  int Groups() const { return (shape_.heads / shape_.kv_heads + kScoreRows - 1) / kScoreRows; }
+  float* ScoresOf(int64_t pair, int group) {
+    return scores_.as<float>() + (pair * Groups() + group) * blocks_ * kKvBlockTokens * kScoreRows;
   }
 
- private:
-  int GatheredBlocks() const { return options_.budget / kKvBlockTokens; }
+  // Of a group of a KV head's queries.
+  TokenScores ScoreCall(const KvLayer& layer, int64_t pair, int g) {
+    const int group = shape_.heads / shape_.kv_heads;
+    return {.keys = nullptr,
+            .stride = tensor::BytesOf(layer.dtype, layer.key_dim),
+            .dtype = layer.dtype,
+            .key_dim = layer.key_dim,
+            .q = &q_[(pair * group + g * kScoreRows) * layer.key_dim],
+            .rows = std::min(group - g * kScoreRows, kScoreRows),
+            .packed = packed_.data() + pair * PackedBytes() + int64_t{g} * layer.key_dim * 2 * kScoreRows,
+            .scores = nullptr};
+  }
+
+  void ScoreAllTokens(const KvLayer& layer) {
+    constexpr int kTaskBlocks = 16;
+    const int parts = (blocks_ + kTaskBlocks - 1) / kTaskBlocks;
+    ctx_.pool->Run(int64_t{batch_} * layer.heads * Groups(), [&](int64_t task, int) {
+      PackTokenQueries(ScoreCall(layer, task / Groups(), static_cast<int>(task % Groups())));
+    });
+    ctx_.pool->Run(int64_t{batch_} * layer.heads * parts, [&](int64_t task, int) {
+      const int64_t pair = task / parts, b = pair / layer.heads, head = pair % layer.heads;
+      const auto first = static_cast<int>(task % parts) * kTaskBlocks;
+      for (int block = first; block < std::min(blocks_, first + kTaskBlocks); ++block) {
+        const std::byte* at = layer.base + table_[b * blocks_ + block] * layer.block_stride;
+        for (int g = 0; g < Groups(); ++g) {
+          TokenScores call = ScoreCall(layer, pair, g);
+          call.keys = at + head * kKvBlockTokens * call.stride;
+          call.scores = ScoresOf(pair, g) + int64_t{block} * kKvBlockTokens * kScoreRows;
+          ScoreTokens(call);
+        }
+      }
+    });
+  }
+
+  void ChooseTokens(int64_t pair) {
+    const int group = shape_.heads / shape_.kv_heads, all = options_.context;
+    const int count = GatheredBlocks() * kKvBlockTokens;
+    std::vector<float> sum(all, 0.0F), shares(all);
+    for (int g = 0; g < Groups(); ++g) {
+      ctx_.kernels->block_shares(ScoresOf(pair, g), std::min(group - g * kScoreRows, kScoreRows), all,
+                                 shares.data());
+      for (int i = 0; i < all; ++i) sum[i] += shares[i];
+    }
+    // What is above 0 is ordered as its bits are: whole numbers compare without a branch.
+    std::vector<uint64_t> ranks(all);
+    for (int i = 0; i < all; ++i) {
+      ranks[i] = uint64_t{std::bit_cast<uint32_t>(sum[i])} << 32U | static_cast<uint32_t>(i);
+    }
+    std::nth_element(ranks.begin(), ranks.begin() + count, ranks.end(), std::greater<>());
+    int32_t* list = &lists_[pair * count];
+    for (int i = 0; i < count; ++i) list[i] = static_cast<int32_t>(ranks[i] & 0xffffffffU);
+    std::sort(list, list + count);
+  }
+
+  int64_t PackedBytes() const { return int64_t{Groups()} * shape_.key_dim * 2 * kScoreRows; }
+
   double Operations(int keys) const {
     return 2.0 * batch_ * keys * shape_.heads * (shape_.key_dim + shape_.value_dim);
   }
@@ -181,7 +266,10 @@ class Setting {
   int64_t digest_bytes_ = 0, layer_bytes_ = 0;
   int layers_ = 0, step_ = 0;
   runtime::Buffer memory_, gathered_;
+  runtime::Buffer scores_;  // [batch][KV heads][groups][tokens][kScoreRows]
+  runtime::Buffer packed_;  // [batch][KV heads][groups]
   std::vector<int32_t> table_, tokens_;
+  std::vector<int32_t> lists_;  // [batch][KV heads][budget] tokens
   std::vector<float> q_, out_;
   std::vector<kernels::BlockSparsity> each_, taken_over_;  // [batch]
   std::vector<kernels::KeptChoices> kept_;
@@ -227,23 +315,26 @@ int Run(const Options& options) {
       pool->size(), bandwidth / 1e9, peak / 1e9, options.context, options.budget, options.digest,
       options.dtype, static_cast<double>(options.bytes) / 1e9, options.rounds);
   fmt::print(
-      "| shape | batch | dense | of bound | gathered tokens | chosen blocks | of bound | dense / blocks | "
-      "bound "
-      "of that | tokens / blocks | taken over | dense / blocks, chosen for {} |\n"
-      "|---|---|---|---|---|---|---|---|---|---|---|---|\n",
+      "| shape | batch | dense | of bound | chosen tokens | gathering alone | chosen blocks | of bound | "
+      "dense / blocks | bound of that | chosen tokens / blocks | gathering / blocks | taken over | "
+      "dense / blocks, chosen for {} |\n"
+      "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
       options.reuse);
   for (const Shape& shape : kShapes) {
     for (const int batch : options.batches) {
       Setting setting(ctx, shape, options, batch);
-      std::vector<double> dense, tokens, blocks, taken_over, mean;
+      std::vector<double> dense, tokens, gathered, blocks, taken_over, mean;
       for (int round = -1; round < options.rounds; ++round) {
         const double a = Time([&] { setting.Dense(); });
+        const double e = Time([&] { setting.TokenSparseChosen(); });
+        setting.GiveTokens();
         const double b = Time([&] { setting.TokenSparse(); });
         const double c = Time([&] { setting.BlockSparse(); });
         const double d = Time([&] { setting.BlocksTakenOver(); });
         if (round < 0) continue;
         dense.push_back(a);
-        tokens.push_back(b);
+        tokens.push_back(e);
+        gathered.push_back(b);
         blocks.push_back(c);
         taken_over.push_back(d);
         mean.push_back((c + d * (options.reuse - 1)) / options.reuse);
@@ -253,11 +344,13 @@ int Run(const Options& options) {
           std::max(setting.dense_bytes() / bandwidth, setting.dense_operations() / peak);
       const double sparse_bound =
           std::max(setting.sparse_bytes() / bandwidth, setting.sparse_operations() / peak);
-      fmt::print("| {} | {} | {} | {:.0f}% | {} | {} | {:.0f}% | {:.2f} | {:.2f} | {:.2f} | {} | {:.2f} |\n",
-                 shape.name, batch, Spread(dense), 100 * dense_bound / Quantile(dense, 0.5), Spread(tokens),
-                 Spread(blocks), 100 * sparse_bound / Quantile(blocks, 0.5), RatioOfMedians(dense, blocks),
-                 dense_bound / sparse_bound, RatioOfMedians(tokens, blocks), Spread(taken_over),
-                 RatioOfMedians(dense, mean));
+      fmt::print(
+          "| {} | {} | {} | {:.0f}% | {} | {} | {} | {:.0f}% | {:.2f} | {:.2f} | {:.2f} | {:.2f} | {} | "
+          "{:.2f} |\n",
+          shape.name, batch, Spread(dense), 100 * dense_bound / Quantile(dense, 0.5), Spread(tokens),
+          Spread(gathered), Spread(blocks), 100 * sparse_bound / Quantile(blocks, 0.5),
+          RatioOfMedians(dense, blocks), dense_bound / sparse_bound, RatioOfMedians(tokens, blocks),
+          RatioOfMedians(gathered, blocks), Spread(taken_over), RatioOfMedians(dense, mean));
       std::fflush(stdout);
     }
   }

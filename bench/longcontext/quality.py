@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """What attention over chosen blocks costs in quality: retrieval by moesaic-recall at 16k and by moesaic-tiny, perplexity.
 
-usage: quality.py MOESAIC [--recall FOLDER --lengths 4096,16384] [--tiny FOLDER] [--samples N]
-                  [--text FILE --model MODEL [--window N] [--tokens N]]
+usage: quality.py MOESAIC [--recall FOLDER --lengths 4096,16384 --digest box] [--tiny FOLDER] [--samples N]
+                  [--chat MODEL --chat-lengths 2048,7936] [--text FILE --model MODEL [--window N] [--tokens N]]
 
 Recall (recall.py): needles, many keys, several values and counting at each of --lengths, dense and for each budget, with
 `decode` (output tokens choose, document and question were read densely) and `all` (those choose too); and perplexity of
 such documents.
+Chat (english.py): needles, keys, values and words in English, asked of any model that chats, with the default dense layers.
 Retrieval: needles at every depth of a text, values of keys in a long list, and lists said again (models/moesaic-tiny's
 own generator, prompts of about 2,000 tokens that training never saw), greedy, right if equal to the last character.
 Also with a share of the mass instead of a whole budget, and with choices that several tokens read. Perplexity: every row
@@ -20,6 +21,8 @@ import subprocess
 import sys
 import tempfile
 
+import asking
+import english
 import recall
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -111,16 +114,18 @@ def retrieval(moesaic, folder, samples):
         print(f"| {name} | " + " | ".join(f"{sum(r)}/{len(r)}" for r in right.values()) + f" | {told} |", flush=True)
 
 
-def perplexity(moesaic, model, text, window, tokens, more=()):
+def perplexity(moesaic, model, text, window, tokens, more=(), ways=True):
+    """`ways`: also with shares of the mass and choices that several tokens read. `more`: flags of all that choose."""
     print(f"\n### Perplexity, {pathlib.Path(model).name}, windows of {window}, {tokens} tokens\n")
     print("| budget | perplexity | of dense | what came of it |\n|---|---|---|---|")
     dense = None
     settings = [("dense", [])]
     settings += [(budget, ["--kv-sparsity-budget", str(budget)]) for budget in (256, 512, 1024, 2048, 4096) if budget < window]
-    settings += [(f"{window // 2}, mass {mass}", ["--kv-sparsity-budget", str(window // 2), "--kv-sparsity-mass", str(mass)])
-                 for mass in MASSES]
-    settings += [(f"{window // 4}, reuse {reuse}", ["--kv-sparsity-budget", str(window // 4), "--kv-sparsity-reuse", str(reuse)])
-                 for reuse in REUSES]
+    if ways:
+        settings += [(f"{window // 2}, mass {mass}",
+                      ["--kv-sparsity-budget", str(window // 2), "--kv-sparsity-mass", str(mass)]) for mass in MASSES]
+        settings += [(f"{window // 4}, reuse {reuse}",
+                      ["--kv-sparsity-budget", str(window // 4), "--kv-sparsity-reuse", str(reuse)]) for reuse in REUSES]
     for name, flags in settings:
         if flags:
             flags = [*flags, "--kv-sparsity-audit", "64", *more]
@@ -143,28 +148,40 @@ def main():
     parser.add_argument("--budgets", default="256,512,1024,2048,4096", help="for recall")
     parser.add_argument("--all-budgets", default="1024,2048", help="for recall where document and question choose as well")
     parser.add_argument("--dense-layers", type=int, default=0, help="for recall, whose second layer retrieves")
-    parser.add_argument("--kinds", default=",".join(recall.KINDS), help="for recall")
-    parser.add_argument("--share", type=float, default=1.0, help="of the questions, for recall")
+    parser.add_argument("--digest", choices=["box", "sketch"], default="box", help="for recall and chat")
+    parser.add_argument("--reuse", type=int, default=1, help="tokens that read one choice, for recall and chat")
+    parser.add_argument("--kinds", default=",".join(recall.KINDS), help="for recall and chat")
+    parser.add_argument("--share", type=float, default=1.0, help="of the questions, for recall and chat")
     parser.add_argument("--documents", type=int, default=2, help="for recall's perplexity; 0: none")
     parser.add_argument("--show", action="store_true", help="for recall: tell what was wrong")
     parser.add_argument("--tiny", type=pathlib.Path, default=ROOT / "models" / "moesaic-tiny")
     parser.add_argument("--samples", type=int, default=20, help="of each retrieval task; 0: none")
+    parser.add_argument("--chat", type=pathlib.Path, help="model that is asked in English")
+    parser.add_argument("--chat-lengths", default="2048,4096,7936")
     parser.add_argument("--text", help="for perplexity")
     parser.add_argument("--model", help="for perplexity")
     parser.add_argument("--window", type=int, default=8192)
     parser.add_argument("--tokens", type=int, default=16384)
     arguments = parser.parse_args()
     numbers = {name: [int(n) for n in getattr(arguments, name).split(",") if n]
-               for name in ("lengths", "budgets", "all_budgets")}
+               for name in ("lengths", "budgets", "all_budgets", "chat_lengths")}
     for length in numbers["lengths"]:
         if arguments.share:
             recall.table(arguments.moesaic, arguments.recall, length, numbers["budgets"], numbers["all_budgets"],
-                         arguments.dense_layers, arguments.kinds.split(","), arguments.share, arguments.show)
+                         arguments.dense_layers, arguments.digest, arguments.reuse, arguments.kinds.split(","),
+                         arguments.share, arguments.show)
         if arguments.documents:
             with tempfile.NamedTemporaryFile(suffix=".txt") as file:
                 recall.perplexity_text(file.name, length, arguments.documents)
                 perplexity(arguments.moesaic, arguments.recall, file.name, length, length * arguments.documents,
-                           ["--kv-sparsity-dense-layers", str(arguments.dense_layers)])
+                           ["--kv-sparsity-dense-layers", str(arguments.dense_layers), "--kv-sparsity-digest",
+                            arguments.digest, "--kv-sparsity-reuse", str(arguments.reuse)], ways=False)
+    for length in numbers["chat_lengths"] if arguments.chat else []:
+        print(f"\n### {arguments.chat.name}, about {length} tokens, {arguments.digest}\n")
+        made = {kind: english.questions(kind, length, arguments.share) for kind in arguments.kinds.split(",")}
+        asking.table(arguments.moesaic, arguments.chat, 8192, made,
+                     asking.settings_of(length, numbers["budgets"], [], arguments.reuse),
+                     ["--kv-sparsity-digest", arguments.digest, "--kv-memory", "6GiB"], english.right, 48, arguments.show)
     if arguments.samples:
         retrieval(arguments.moesaic, arguments.tiny, arguments.samples)
     if arguments.text:

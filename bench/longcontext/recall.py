@@ -7,17 +7,14 @@ Tasks of RULER's kind (arXiv 2404.06654), each at every depth of a document:
 - values: three values of a key anywhere in the document, all asked for; right in any order
 - frequent: the value seen most often, of nine that make a fifth of the sentences; no choice of blocks can count
 
-A document is computed once, densely; each question behind it is asked at every budget. In the mode `decode` the answer's
-rows choose blocks, `all` computes document and question again with all rows choosing.
 """
-import json
-import os
 import pathlib
 import random
 import sys
 
+import asking
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "server"))
 sys.path.insert(0, str(ROOT / "models" / "moesaic-recall"))
 import tasks  # noqa: E402
 
@@ -95,73 +92,10 @@ def perplexity_text(path, length, count):
             out.write(tasks.text_of(made.tokens[:length]))
 
 
-class Counters:
-    """What the server's sparsity did since the last look."""
-
-    def __init__(self, server):
-        self.server, self.last = server, {}
-
-    def look(self):
-        self.server.wait_until_quiet()
-        now = {k: v for k, v in self.server.metrics().items() if "kv_sparsity" in k}
-        new = {k: v - self.last.get(k, 0) for k, v in now.items()}
-        self.last = now
-
-        def total(name):
-            return sum(v for k, v in new.items() if k.split("{")[0] == "moesaic:kv_sparsity_" + name)
-
-        if not total("choices_total"):
-            return ["", ""]
-        cells = [f"{100 * total('blocks_read_total') / total('blocks_total'):.1f}%", ""]
-        heads = total("missed_count")
-        if heads:
-            buckets = sorted((float(k.split('le="')[1].split('"')[0]), v) for k, v in new.items()
-                             if k.startswith("moesaic:kv_sparsity_missed_bucket"))
-            at = [next(edge for edge, count in buckets if count >= q * heads) for q in (0.5, 0.95)]
-            cells[1] = f"{100 * total('missed_sum') / heads:.2f}%, " + ", ".join(f"{100 * min(e, 1):g}%" for e in at)
-        return cells
-
-
-def ask(server, text, question, sparsity):
-    """(answer, its logprobs)"""
-    status, answer = server.json("POST", "/v1/chat/completions", {
-        "messages": [{"role": "user", "content": text + question}], "temperature": 0, "max_tokens": 16, "logprobs": True,
-        "top_logprobs": 5, "kv_sparsity": sparsity})
-    if status != 200:
-        raise SystemExit(answer)
-    choice = answer["choices"][0]
-    return choice["message"]["content"].strip(), choice["logprobs"], answer["usage"]["prompt_tokens"]
-
-
-def table(moesaic, model, length, budgets, all_budgets, dense_layers, kinds, share, show):
-    os.environ["MOESAIC_BINARY"] = str(moesaic)
-    import serving  # reads the variable
-
-    made = {kind: [q for n in range(documents(kind)) for q in questions(kind, length, n, share)] for kind in kinds}
-    settings = [("dense", {"mode": "dense"})]
-    settings += [(f"{b}, decode", {"mode": "decode", "budget": b}) for b in budgets if b < length]
-    settings += [("all of it, decode", {"mode": "decode", "budget": 2 * length})]
-    settings += [(f"{b}, all", {"mode": "all", "budget": b}) for b in all_budgets if b < length]
-    print(f"\n### {model.name}, {length} tokens, {dense_layers} dense layers\n")
-    print(f"| budget, rows that choose | {' | '.join(kinds)} | blocks read | attention missed: mean, p50, p95 at most |")
-    print("|---|" + "---|" * (len(kinds) + 2), flush=True)
-    with serving.serving("--kv-sparsity", "dense", "--kv-sparsity-audit", 7, "--kv-sparsity-dense-layers", dense_layers,
-                         "--kv-memory", "3GiB", "--ctx-size", 2 * length, "--max-sequences", 2, model=model) as server:
-        counters, dense = Counters(server), {}
-        counters.look()
-        for name, sparsity in settings:
-            cells = []
-            for kind in kinds:
-                right = []
-                for i, (text, question, answers) in enumerate(made[kind]):
-                    said, logprobs, _ = ask(server, text, question, sparsity)
-                    right.append(said in answers)
-                    if show and said not in answers:
-                        print(f"{name}, {kind} {i}: {question.strip()} {said} ({answers[0]})", file=sys.stderr)
-                    if name == "dense":
-                        dense[kind, i] = json.dumps([said, logprobs])
-                    elif name.startswith("all of it") and dense[kind, i] != json.dumps([said, logprobs]):
-                        raise SystemExit(f"{kind} {i}: a budget that holds everything gives other logprobs than dense")
-                cells.append(f"{sum(right)}/{len(right)}")
-            told = ["the same bits", ""] if name.startswith("all of it") else counters.look()
-            print(f"| {name} | {' | '.join(cells + told)} |", flush=True)
+def table(moesaic, model, length, budgets, all_budgets, dense_layers, digest, reuse, kinds, share, show):
+    made = {kind: [(text + question, answers) for n in range(documents(kind))
+                   for text, question, answers in questions(kind, length, n, share)] for kind in kinds}
+    print(f"\n### {model.name}, {length} tokens, {dense_layers} dense layers, {digest}\n")
+    asking.table(moesaic, model, 2 * length, made, asking.settings_of(length, budgets, all_budgets, reuse),
+                 ["--kv-sparsity-dense-layers", dense_layers, "--kv-sparsity-digest", digest, "--kv-memory", "3GiB"],
+                 lambda said, answers: said in answers, 16, show)

@@ -11,15 +11,21 @@ all of them. Each turn's prompt holds the ones before it, made-up answers of the
 server computes the new part and reads the rest from its cache. Every round is a new session, and begins with the next
 server. A server's first turn of the first round is as the others'; one call before it, of other tokens, warms it up.
 
-Tokens/s are those behind the first token of a turn. Standard library only.
+Tokens/s are those behind the first token of a turn. With --sessions N there are N sessions at a time: each turn's N
+prompts go to a server one after another (time to the first token, behind a cache that the others' have pushed out of the
+processor's), then all N answers are asked for at once, so that each step reads the cache of all, and tokens/s are those of all
+from the last one's first token to the first one's end. Standard library only.
 """
 import argparse
 import asyncio
+import dataclasses
+import itertools
 import json
 import pathlib
 import random
 import statistics
 import sys
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench" / "agent"))
@@ -48,9 +54,45 @@ def call(url, model, what):
     return outcome
 
 
-def rate(outcome):
-    """Tokens a second behind the first."""
-    return (outcome.output - 1) / (outcome.total - outcome.first)
+@dataclasses.dataclass
+class Turn:
+    first: list  # seconds to the first token of each session
+    rate: float  # tokens a second behind the first, of all sessions
+    total: float  # seconds
+
+
+def turn_of(url, model, calls):
+    """The same turn of one or more sessions."""
+    if len(calls) == 1:
+        outcome = call(url, model, calls[0])
+        return Turn([outcome.first], (outcome.output - 1) / (outcome.total - outcome.first), outcome.total)
+    began = time.perf_counter()
+    first = [call(url, model, workload.Call(what.prompt, 1)).first for what in calls]
+    outcomes = [client.Outcome() for _ in calls]
+    answering = time.perf_counter()
+
+    async def answers():
+        async def one(what, outcome):
+            outcome.sent = time.perf_counter() - answering
+            await client.complete(url, model, what, {}, outcome)
+
+        await asyncio.gather(*map(one, calls, outcomes))
+
+    asyncio.run(answers())
+    for outcome in outcomes:
+        if outcome.error:
+            raise SystemExit(f"{url}: {outcome.error}")
+    # While all answer: what came between the last one's first token and the first one's end.
+    begin = max(o.sent + o.first for o in outcomes)
+    end = min(o.sent + o.total for o in outcomes)
+    if begin >= end:
+        raise SystemExit(f"{url}: answers did not overlap; more --output or fewer --sessions")
+    # Servers may put more than one token into a chunk, or end with one that has none.
+    tokens = 0
+    for o in outcomes:
+        chunks = itertools.accumulate(o.gaps, initial=o.sent + o.first)
+        tokens += o.output / (1 + len(o.gaps)) * sum(begin < at <= end for at in chunks)
+    return Turn(first, tokens / (end - begin), time.perf_counter() - began)
 
 
 def spread(values, digits):
@@ -59,7 +101,7 @@ def spread(values, digits):
 
 
 def table(results, calls, groups):
-    """results[server][round][turn]"""
+    """results[server][round][turn], of which calls[turn] was sent"""
     names = list(results)
     turns = len(calls)
     print(f"| turns, prompt tokens | {' | '.join(f'{n}: TTFT s | tokens/s' for n in names)} |")
@@ -69,9 +111,9 @@ def table(results, calls, groups):
         cells = [f"{among[0] + 1} to {among[-1] + 1}, {len(calls[among[0]].prompt)} to {len(calls[among[-1]].prompt)}"]
         for name in names:
             taken = [run_[turn] for run_ in results[name] for turn in among]
-            cells += [spread([o.first for o in taken], 2), spread([rate(o) for o in taken], 1)]
+            cells += [spread([first for turn in taken for first in turn.first], 2), spread([turn.rate for turn in taken], 1)]
         print("| " + " | ".join(cells) + " |")
-    cells = ["whole session, s"]
+    cells = ["all turns, s"]
     for name in names:
         cells += [spread([sum(o.total for o in run_) for run_ in results[name]], 1), ""]
     print("| " + " | ".join(cells) + " |")
@@ -79,7 +121,7 @@ def table(results, calls, groups):
     for name in names[1:]:
         for part in range(groups):
             among = range(part * turns // groups, (part + 1) * turns // groups)
-            ratios = [rate(a[turn]) / rate(b[turn]) for a, b in zip(results[name], results[names[0]]) for turn in among]
+            ratios = [a[turn].rate / b[turn].rate for a, b in zip(results[name], results[names[0]]) for turn in among]
             print(f"\ntokens/s of {name} by {names[0]}, turns {among[0] + 1} to {among[-1] + 1}: {spread(ratios, 2)}", end="")
     print()
 
@@ -94,7 +136,8 @@ def main():
     parser.add_argument("--first", type=int, default=1024, help="tokens of the first prompt")
     parser.add_argument("--last", type=int, default=20480, help="tokens with the last answer")
     parser.add_argument("--output", type=int, default=64, help="tokens of an answer")
-    parser.add_argument("--rounds", type=int, default=3, help="sessions")
+    parser.add_argument("--rounds", type=int, default=3, help="new sessions each")
+    parser.add_argument("--sessions", type=int, default=1, help="at a time")
     parser.add_argument("--groups", type=int, default=4, help="rows of the table")
     parser.add_argument("--json", type=pathlib.Path, help="write all turns here as well")
     arguments = parser.parse_args()
@@ -113,13 +156,15 @@ def main():
             order = list(servers)[number % len(servers):] + list(servers)[:number % len(servers)]
             for name in order:
                 results[name].append([])
-            for turn, what in enumerate(session(number, *shape)):
+            sessions = [session(number * arguments.sessions + i, *shape) for i in range(arguments.sessions)]
+            for turn, calls in enumerate(zip(*sessions)):
                 for name in order:
                     _, url, model = up[name]
-                    results[name][-1].append(call(url, model, what))
+                    results[name][-1].append(turn_of(url, model, calls))
+                told = {name: results[name][-1][-1] for name in servers}
                 print(f"round {number + 1}, turn {turn + 1}: "
-                      + ", ".join(f"{n} {results[n][-1][-1].first:.2f} s, {rate(results[n][-1][-1]):.1f} tokens/s"
-                                  for n in servers), file=sys.stderr, flush=True)
+                      + ", ".join(f"{name} {statistics.median(of.first):.2f} s, {of.rate:.1f} tokens/s"
+                                  for name, of in told.items()), file=sys.stderr, flush=True)
     finally:
         for process, _, _ in up.values():
             run.stop(process)

@@ -42,9 +42,9 @@ def in_answers(text, spans):
     return numpy.array(tokens.ids), numpy.array([inside[first] for first, _ in tokens.offsets])
 
 
-def logprobs(moesaic, model, text, path):
+def logprobs(moesaic, model, text, path, *flags):
     """([scored] token numbers, their distributions)."""
-    compare.run([moesaic, "perplexity", model, "--text", text, "--save-logits", path, "-c", WINDOW])
+    compare.run([moesaic, "perplexity", model, "--text", text, "--save-logits", path, "-c", WINDOW, *flags])
     saved = safetensors.numpy.load_file(path)
     rows = saved["logprobs"].astype(numpy.float32)
     rows -= numpy.log(numpy.exp(rows).sum(-1, keepdims=True))

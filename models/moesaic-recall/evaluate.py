@@ -26,8 +26,8 @@ def recalled(model, length: int, rows: int) -> dict[str, tuple[int, int]]:
     """(right, of) by kind. Of three values in any order, the last has to be the one that is left."""
     ids, told = vocabulary(), {}
     for row in range(rows):
-        tokens, kinds = tasks.training_row(random.Random(f"held out|{length}|{row}"), length, names_only=False)
-        made, kind = torch.tensor([ids_of(tokens, ids)]), torch.tensor(kinds)
+        told_row = tasks.training_row(random.Random(f"held out|{length}|{row}"), length)
+        made, kind = torch.tensor([ids_of(told_row.tokens[:length], ids)]), torch.tensor(told_row.kinds[:length])
         hidden = model.hidden(made, torch.arange(length)[None])
         for k, name in NAMES.items():
             at = (kind == k).nonzero().flatten()
@@ -44,7 +44,7 @@ def recalled(model, length: int, rows: int) -> dict[str, tuple[int, int]]:
 @torch.no_grad()
 def logits_differ(model, folder: Path, length: int) -> float:
     hub = Qwen3MoeForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    tokens, _ = tasks.training_row(random.Random("logits"), length, names_only=False)
+    tokens = tasks.training_row(random.Random("logits"), length).tokens[:length]
     made = torch.tensor([ids_of(tokens, vocabulary())])
     ours = model.logits(model.hidden(made, torch.arange(length)[None]))
     return (ours - hub(input_ids=made).logits).abs().max().item()
@@ -53,7 +53,7 @@ def logits_differ(model, folder: Path, length: int) -> float:
 @torch.no_grad()
 def engine_differs(model, folder: Path, binary: Path, length: int) -> float:
     """Largest difference of log-probabilities of a text's own tokens, moesaic's in f32 to the training model's."""
-    tokens, _ = tasks.training_row(random.Random("logits"), length, names_only=False)
+    tokens = tasks.training_row(random.Random("logits"), length).tokens[:length]
     ids = ids_of(tokens, vocabulary())
     made = torch.tensor([ids])
     expected = model.logits(model.hidden(made, torch.arange(length)[None]))[0].log_softmax(-1)

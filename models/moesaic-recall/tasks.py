@@ -58,6 +58,7 @@ class Document:
     names: dict[str, str] = field(default_factory=dict)
     met: dict[str, list[str]] = field(default_factory=dict)
     seen: dict[str, int] = field(default_factory=dict)
+    also: dict[int, list[str]] = field(default_factory=dict)  # by place in `tokens`: other words as right there
 
     def __post_init__(self):
         rng = self.rng
@@ -117,8 +118,10 @@ class Document:
 
     def ask_met(self, key=None):
         key = key or self.rng.choice(list(self.met))
-        values = self.rng.sample(self.met[key], MET)
-        self.ask(f"who did {key} meet", said_met(key, values), MANY, [2, 6, 10])
+        values, places = self.rng.sample(self.met[key], MET), [2, 6, 10]
+        self.ask(f"who did {key} meet", said_met(key, values), MANY, places)
+        start = len(self.tokens) - 2 - places[-1] - 1  # before the answer's mark and end
+        self.also |= {start + place: values[i + 1:] for i, place in enumerate(places)}
 
     def ask_seen(self):
         self.ask("who was seen most", f"we saw {max(self.seen, key=self.seen.get)} most", SEEN, [2])
@@ -132,16 +135,22 @@ class Document:
         self.kinds.append(PLAIN)
 
 
-def training_row(rng: random.Random, length: int, names_only: bool) -> tuple[list[str], list[int]]:
-    """A document and questions about it that fill `length` tokens: (tokens, kinds)."""
+def training_row(rng: random.Random, length: int, names_only=False, crowded=False) -> Document:
+    """A document and questions about it that fill `length` tokens and no less.
+
+    `crowded`: statements about up to 12 keys that met someone, more questions, and each about another key while there
+    are such.
+    """
     made = Document(rng)
     made.open()
-    asked = length // 4 if names_only else min(length // 2, rng.choice([50, 200, 600]))  # tokens left for questions
+    rooms = [200, 600, 1500] if crowded else [50, 200, 600]
+    asked = length // 4 if names_only else min(length // 2, rng.choice(rooms))  # tokens left for questions
     share = rng.choice([0.02, 0.1, 0.3, 0.9]) if length > 512 else rng.choice([0.4, 0.9])
     repeats, sights = rng.uniform(0, 0.6), rng.choice([0, 0, 0.15])
     if names_only:
         share, repeats, sights = 0.95, 0.6, 0
-    givers = {key: rng.sample(VALUES, MET) for key in (made.keys.pop() for _ in range(rng.choice([0, 1, 2]) * (not names_only)))}
+    giving = 0 if names_only else rng.choice([0, 3, 6, 12] if crowded and length > 512 else [1, 3, 5] if crowded else [0, 1, 2])
+    givers = {key: rng.sample(VALUES, MET) for key in (made.keys.pop() for _ in range(giving))}
     presents = [(key, value) for key, values in givers.items() for value in values]
     rng.shuffle(presents)
     sentences = max((length - asked) // 6, 1)
@@ -168,10 +177,17 @@ def training_row(rng: random.Random, length: int, names_only: bool) -> tuple[lis
         made.meet(*present)
     asks = [made.ask_name] * 2
     asks += [made.ask_met] * 3 * bool(made.met) + [made.ask_seen] * (len(made.seen) > 8)
+    fresh = {made.ask_name: list(made.names), made.ask_met: list(made.met)}  # keys not asked for yet
+    for keys in fresh.values():
+        rng.shuffle(keys)
     first = True
     while len(made.tokens) < length:
         if not first:
             made.turn()
-        rng.choice(asks)()
+        ask = rng.choice(asks)
+        if crowded and fresh.get(ask):
+            ask(fresh[ask].pop())
+        else:
+            ask()
         first = False
-    return made.tokens[:length], made.kinds[:length]
+    return made

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Trains moesaic-recall from scratch on a CPU and writes the checkpoint folder.
+"""Trains moesaic-recall on a CPU and writes the checkpoint folder: from scratch, or the second phase from the weights
+of the first (--begin).
 
 A step's data depends on the seed, the step and the worker only. Rows get longer by STAGES; from the second stage on,
 half of the rows stand at positions with gaps (PoSE, arXiv 2309.10400), up to REACH, so that short rows train all
@@ -29,7 +30,14 @@ STAGES = [
     (150, [(256, 16), (1024, 4)]),
     (600, [(256, 16), (1024, 4), (1024, 4), (4096, 2)]),
     (1000, [(1024, 4), (4096, 2)]),
+    # The second phase: rows are tasks.training_row()'s crowded ones.
+    (1140, [(256, 16), (1024, 4), (1024, 4), (4096, 2)]),
+    (1340, [(256, 16), (1024, 4), (4096, 2)]),
 ]
+# By step: what each layer's queries are multiplied by before it, or at the end. Among more tokens heads must be sharper.
+SHARPEN = {1340: [1.5, 1.1, 1.15], 1385: [1.15, 1.12, 1.1]}
+SECOND = 1140  # first step of the second phase, which rounds the weights to bf16 and begins with new optimizers
+SECOND_RATE, SECOND_FALL = 0.7, 45  # of the first phase's; steps during which it falls
 PLAIN_WEIGHT, PLAIN_EVERY = 0.1, 4  # tokens that aren't answers
 ANSWER_WEIGHT = 1.0  # tokens of answers that needn't be recalled
 BALANCE = 0.01
@@ -47,25 +55,33 @@ def positions(rng: random.Random, length: int, gaps: bool) -> torch.Tensor:
     return at
 
 
-def batch(rng: random.Random, ids: dict[str, int], rows: int, length: int, gaps: bool):
-    """(ids, kinds, positions), each [rows, length]."""
-    made = [tasks.training_row(rng, length, names_only=not gaps) for _ in range(rows)]
-    where = [positions(rng, length, gaps and rng.random() < 0.5) for _ in range(rows)]
-    return (torch.tensor([ids_of(tokens, ids) for tokens, _ in made]), torch.tensor([kinds for _, kinds in made]),
-            torch.stack(where))
+def batch(rng: random.Random, ids: dict[str, int], rows: int, length: int, gaps: bool, crowded: bool):
+    """(ids, kinds, other right ids or -1, positions), each [rows, length], the third [rows, length, MET - 1]."""
+    made = [tasks.training_row(rng, length, names_only=not gaps, crowded=crowded) for _ in range(rows)]
+    where = [positions(rng, length, gaps and length < REACH / 2 and rng.random() < 0.5) for _ in range(rows)]
+    also = torch.full((rows, length, tasks.MET - 1), -1)
+    for row, one in enumerate(made):
+        for at, words in one.also.items():
+            if at < length and words:
+                also[row, at, :len(words)] = torch.tensor(ids_of(words, ids))
+    return (torch.tensor([ids_of(one.tokens[:length], ids) for one in made]),
+            torch.tensor([one.kinds[:length] for one in made]), also, torch.stack(where))
 
 
-def losses(model, ids, kinds, where):
-    """(loss, mean over plain tokens, share of answers right by kind)."""
+def losses(model, ids, kinds, also, where, any_order: bool):
+    """(loss, mean over plain tokens, share of answers right by kind). `any_order`: what is as right counts as right."""
     hidden = model.hidden(ids, where)
-    target, kind = ids[:, 1:], kinds[:, 1:]
+    target, kind, also = ids[:, 1:], kinds[:, 1:], also[:, 1:]
     plain = (kind == tasks.PLAIN) & (torch.arange(target.shape[1]) % PLAIN_EVERY == 0)
     taken = plain | (kind > 0)
     logits = model.logits(hidden[:, :-1][taken])
-    target, kind = target[taken], kind[taken]
-    each = F.cross_entropy(logits, target, reduction="none")
+    target, kind, also = target[taken][:, None], kind[taken], also[taken]
+    if not any_order:
+        also = also.fill_(-1)
+    right = torch.cat((target, also), dim=1)
+    each = -logits.log_softmax(-1).gather(1, right.clamp(min=0)).masked_fill(right < 0, -torch.inf).logsumexp(-1)
     weight = torch.tensor([PLAIN_WEIGHT, ANSWER_WEIGHT, 1.0, 1.0, 1.0, 1.0])[kind]
-    right = (logits.argmax(-1) == target).float()
+    right = (logits.argmax(-1, keepdim=True) == right).any(-1).float()
     told = {"answer": right[kind == tasks.ANSWER].mean().item()} if (kind == tasks.ANSWER).any() else {}
     told |= {name: right[kind == k].mean().item() for k, name in NAMES.items() if (kind == k).any()}
     return (each * weight).sum() / weight.sum(), each[kind == 0].mean().item(), told
@@ -82,7 +98,16 @@ def reduce_gradients(model, workers: int) -> None:
 
 
 def learning_rate(step: int, steps: int, decay_from: float) -> float:
+    if step >= SECOND:
+        return SECOND_RATE * min((step + 1 - SECOND) / 20, 1.0, max((steps - step) / SECOND_FALL, 0.01))
+    steps = min(steps, SECOND)
     return min((step + 1) / 50, 1.0, max((steps - step) / (steps * (1 - decay_from)), 0.01))
+
+
+@torch.no_grad()
+def sharpen(model, step: int) -> None:
+    for layer, factor in zip(model.layers, SHARPEN.get(step, [1] * len(model.layers))):
+        layer.self_attn.q_norm.weight.mul_(factor)
 
 
 def work(rank: int, arguments: argparse.Namespace) -> None:
@@ -95,6 +120,9 @@ def work(rank: int, arguments: argparse.Namespace) -> None:
     model = network.Model()
     rules = optimizers.build(model, arguments.lr)
     ids, first = vocabulary(), 0
+    if arguments.begin:
+        model.load_state_dict(network.load(arguments.begin).state_dict())
+        first = SECOND
     if arguments.state.exists():
         saved = torch.load(arguments.state)
         model.load_state_dict(saved["model"])
@@ -103,6 +131,12 @@ def work(rank: int, arguments: argparse.Namespace) -> None:
         first = saved["step"]
     started = time.time()
     for step in range(first, arguments.steps):
+        if step == SECOND:
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.copy_(p.bfloat16())
+            rules = optimizers.build(model, arguments.lr)
+        sharpen(model, step)
         while arguments.pause_file and arguments.pause_file.exists():
             time.sleep(1)
         rate = learning_rate(step, arguments.steps, arguments.decay_from)
@@ -112,9 +146,9 @@ def work(rank: int, arguments: argparse.Namespace) -> None:
         stage = max(i for i, (begin, _) in enumerate(STAGES) if step >= begin)
         length, rows = STAGES[stage][1][step % len(STAGES[stage][1])]
         rng = random.Random(f"{arguments.seed}|{step}|{rank}")
-        made = batch(rng, ids, rows // workers, length, stage > 0)
+        made = batch(rng, ids, rows // workers, length, stage > 0, step >= SECOND)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss, plain, told = losses(model, *made)
+            loss, plain, told = losses(model, *made, any_order=step >= SECOND)
         (loss + BALANCE * model.balance()).backward()
         reduce_gradients(model, workers)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -127,11 +161,12 @@ def work(rank: int, arguments: argparse.Namespace) -> None:
                              {k: round(v, 3) for k, v in told.items()} |
                              {"norm": round(norm.item(), 2), "rate": round(rate, 3),
                               "seconds": round(time.time() - started)}), flush=True)
-        if rank == 0 and ((step + 1) % 50 == 0 or last):
+        if rank == 0 and ((step + 1) % 20 == 0 or last):
             part = arguments.state.with_suffix(".part")
             torch.save({"model": model.state_dict(), "rules": [r.state_dict() for r in rules], "step": step + 1}, part)
             part.replace(arguments.state)
     if rank == 0:
+        sharpen(model, arguments.steps)
         network.export(model, arguments.out)
 
 
@@ -139,17 +174,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="checkpoint folder")
     parser.add_argument("--state", type=Path, required=True, help="file for the resumable training state")
-    parser.add_argument("--steps", type=int, default=1140)
+    parser.add_argument("--begin", type=Path, help="folder with the weights of the first phase: begin with the second")
+    parser.add_argument("--steps", type=int, default=1385)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--lr", type=float, default=1.5e-3)
-    parser.add_argument("--decay-from", type=float, default=0.85, help="share of steps before the rate falls")
+    parser.add_argument("--decay-from", type=float, default=0.85, help="share of the first phase's steps before the rate falls")
     parser.add_argument("--workers", type=int, default=2, help="processes of one thread; part of the result")
     parser.add_argument("--pause-file", type=Path, help="no step begins while this file is there")
     parser.add_argument("--export-only", action="store_true", help="write the checkpoint of the saved state")
     arguments = parser.parse_args()
     if arguments.export_only:
         model = network.Model()
-        model.load_state_dict(torch.load(arguments.state)["model"])
+        saved = torch.load(arguments.state)
+        model.load_state_dict(saved["model"])
+        sharpen(model, saved["step"])
         network.export(model, arguments.out)
     elif arguments.workers == 1:
         work(0, arguments)

@@ -232,12 +232,15 @@ void PrintReport(const Options& options, const quantizer::QuantizeReport& report
   if (report.analysis != nullptr) PrintAnalysis(options, *report.analysis, report.rounded);
   if (options.method == "gptq") PrintCalibration(options, report.calibration);
   if (!report.device.empty()) Print("device: {}\n", report.device);
+  const auto moved = static_cast<double>(stream.read_bytes + stream.written_bytes);
+  const auto least = static_cast<double>(report.source_bytes + report.output_bytes);
   Print(
-      "{}: {} read, {} written ({}/s together); {:.1f} s computing, {:.1f} s waiting for reads, {:.1f} s for "
-      "writes\n",
-      FormatSeconds(report.seconds), bytes(stream.read_bytes), bytes(stream.written_bytes),
-      FormatBytes(static_cast<double>(stream.read_bytes + stream.written_bytes) / report.seconds),
-      report.compute_seconds(), stream.read_wait_seconds, stream.write_wait_seconds);
+      "{}: {} read, {} written, {:.3f} of the least ({}/s together); {:.1f} s computing, {:.1f} s waiting "
+      "for "
+      "reads, {:.1f} s for writes\n",
+      FormatSeconds(report.seconds), bytes(stream.read_bytes), bytes(stream.written_bytes), moved / least,
+      FormatBytes(moved / report.seconds), report.compute_seconds(), stream.read_wait_seconds,
+      stream.write_wait_seconds);
   Print("memory: {} at most, --memory {}; {} by {}\n", bytes(report.peak_bytes),
         bytes(static_cast<int64_t>(options.memory)), options.io, report.io);
 }

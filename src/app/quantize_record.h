@@ -1,5 +1,5 @@
-// quantize.json, which a calibrated run leaves beside what it wrote: what it did, how long it took, and how
-// well each linear came out.
+// quantize.json, which a run leaves beside what it wrote: what it did, how long it took, and, where it was
+// calibrated, how well each linear came out.
 #pragma once
 
 #include <optional>

@@ -97,15 +97,24 @@ void PrintPlan(const std::string& what, const std::string& model, const std::str
   const size_t units = plan.work.units.size();
   size_t most = 0;
   for (const quantizer::Unit& unit : plan.work.units) most = std::max(most, unit.end - unit.first);
+  const auto alone = std::ranges::count(plan.work.units, true, &quantizer::Unit::alone);
   const int64_t free = quantizer::FreeBytes(output);
   std::vector<std::vector<std::string>> rows = {{"plan", what + " of " + model}};
   rows.push_back({"in", bytes(plan.source_bytes) +
                             (has_weights ? "" : ", as config.json has it (there are no weights here)")});
+  if (forecast.reread_bytes > 0) {
+    rows.push_back({"", fmt::format("{} of it twice, for scales that rows of two waves share",
+                                    bytes(forecast.reread_bytes))});
+  }
   rows.push_back({"out", fmt::format("{} in {} files", bytes(plan.output.bytes), plan.output.shards.size())});
   rows.push_back({"rounded", fmt::format("{} linears, {} of {} parameters", linears, FormatCount(rounded),
                                          FormatCount(values))});
-  rows.push_back({"waves", fmt::format("{} of up to {} matrices, {} in and {} out", units, most,
-                                       bytes(plan.work.source_bytes), bytes(plan.work.output_bytes))});
+  rows.push_back(
+      {"waves", fmt::format("{} of up to {} matrices, {} in and {} out{}", units, most,
+                            bytes(plan.work.source_bytes), bytes(plan.work.output_bytes),
+                            alone == 0 ? ""
+                                       : fmt::format("; {} of up to {} alone, for scales that linears share",
+                                                     alone, bytes(plan.work.alone_bytes)))});
   rows.push_back(
       {"memory", fmt::format("{} of buffers, --memory {}", bytes(plan.work.bytes()), bytes(options.memory))});
   rows.push_back({"disk", free >= plan.output.bytes ? bytes(free) + " free"

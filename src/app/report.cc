@@ -15,6 +15,7 @@ namespace {
 
 struct Options {
   ScoreOptions score;  // model.model: the folder, reference: the source
+  bool roofline = false;
 };
 
 Status RunReport(const Options& options) {
@@ -38,6 +39,16 @@ Status RunReport(const Options& options) {
                          progress.Show(done, total, fmt::format("{} linears", total));
                          return !Interrupted();
                        }));
+      if (options.roofline) {
+        if (!input.run || !input.run->read_bytes || !input.run->written_bytes) {
+          return InvalidArgument("--roofline: {} has no {} that tells what its run moved", folder,
+                                 quantizer::kReportFile);
+        }
+        ASSIGN_OR_RETURN(const kernels::KernelTable kernels, KernelsOfHost());
+        ASSIGN_OR_RETURN(input.roofline,
+                         quantizer::MeasureRoofline(*quantized, *source, kernels, *pool,
+                                                    *input.run->read_bytes, *input.run->written_bytes));
+      }
     }
   }
   if (!score.file.empty()) {
@@ -78,11 +89,15 @@ void AddReport(CLI::App& root, VerbRun& run) {
   verb->add_flag("--one-at-a-time", score.one_at_a_time,
                  "Run the source first and keep its predictions in a temporary file")
       ->needs(text);
+  verb->add_flag("--roofline", options->roofline,
+                 "Measure this machine for some seconds: the run's times beside what its disk and processor "
+                 "allow")
+      ->needs(source);
   AddThreadsFlag(*verb, score.model.threads);
   verb->footer(
       "Writes report.md and report.html, which needs no other file, into DIR: divergence from the source, "
       "router\n"
-      "flips, weight errors, bytes for a token, and, of calibrated runs, coverage, losses and time. What is "
+      "flips, weight errors, bytes for a token, times, and, of calibrated runs, coverage and losses. What is "
       "not known\n"
       "is left out, with a line that says what would bring it.\n\n"
       "Example:\n  moesaic report tiny-w4a16 --source models/moesaic-tiny --text wiki.txt");

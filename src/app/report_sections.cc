@@ -172,13 +172,13 @@ bool IsExpert(const Linear& linear) { return linear.name.find(".experts.") != st
 ReportSection Missing(const char* title, const ReportInput& input) {
   return {.title = title,
           .notes = {fmt::format(
-              "Not known: {} has no quantize.json. A calibrated run writes one: `moesaic quantize MODEL -o "
-              "DIR --scheme S --method gptq --calibration FILE`.",
+              "Not known: {} has no quantize.json of a calibrated run: `moesaic quantize MODEL -o "
+              "DIR --scheme S --method gptq --calibration FILE` writes one.",
               input.folder)}};
 }
 
 ReportSection Coverage(const ReportInput& input) {
-  if (!input.run) return Missing("Calibration", input);
+  if (!input.run || (!input.run->tokens && input.run->linears.empty())) return Missing("Calibration", input);
   ReportSection section{.title = "Calibration"};
   const QuantizeRecord& run = *input.run;
   if (run.tokens) {
@@ -279,6 +279,45 @@ ReportSection Losses(const ReportInput& input) {
   return section;
 }
 
+// Times beside those that this machine's rates would allow.
+void AddRoofline(const QuantizeRecord& run, const quantizer::Roofline& roofline, ReportSection* section) {
+  double computing = 0, least = 0;
+  std::map<std::string, double> took;
+  for (const auto& [name, seconds] : run.stages) {
+    if (name == "read" || name == "write") continue;
+    computing += seconds;
+    took[name == "analysis" ? "forward" : name] += seconds;
+  }
+  const auto row = [](const std::string& what, double at_rates, double seconds) -> std::vector<std::string> {
+    return {what, fmt::format("{:.2f}", at_rates), fmt::format("{:.2f}", seconds),
+            seconds > 0 ? Percent(at_rates / seconds) : "n/a"};
+  };
+  section->table = {{"what", "at this machine's rates, seconds", "took", "share"}};
+  for (const auto& [name, seconds] : roofline.stages) {
+    least += seconds;
+    section->table.push_back(
+        row(name == "forward" && took.contains("forward") ? "forward, analysis" : name, seconds, took[name]));
+  }
+  section->table.push_back(row("processor, of all computing", least, computing));
+  section->table.push_back(row("processor, of the run", least, run.seconds.value_or(0)));
+  section->table.push_back(row("disk, of the run", roofline.disk_seconds, run.seconds.value_or(0)));
+  section->notes.push_back(fmt::format(
+      "Measured now, on this machine: {}. A source in the page cache is read faster than the disk is.",
+      roofline.rates));
+}
+
+ReportSection RooflineSection(const ReportInput& input) {
+  ReportSection section{.title = "Roofline"};
+  if (input.roofline) {
+    AddRoofline(*input.run, *input.roofline, &section);
+  } else {
+    section.notes.push_back(fmt::format(
+        "Not measured. `moesaic report {} --source MODEL --roofline` takes some seconds of this machine.",
+        input.folder));
+  }
+  return section;
+}
+
 ReportSection Time(const ReportInput& input) {
   const QuantizeRecord& run = *input.run;
   ReportSection section{.title = "Time"};
@@ -323,8 +362,9 @@ Report MakeReport(const ReportInput& input) {
   report.sections.push_back(Coverage(input));
   if (!input.run) return report;
   if (input.run->mix) report.sections.push_back(MixSection(input));
-  report.sections.push_back(Losses(input));
+  if (input.run->tokens || !input.run->linears.empty()) report.sections.push_back(Losses(input));
   report.sections.push_back(Time(input));
+  report.sections.push_back(RooflineSection(input));
   return report;
 }
 

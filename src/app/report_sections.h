@@ -8,6 +8,7 @@
 
 #include "app/quantize_record.h"
 #include "app/report_page.h"
+#include "quantizer/roofline.h"
 #include "quantizer/weight_error.h"
 
 namespace moesaic::app {
@@ -20,6 +21,7 @@ struct ReportInput {
   std::vector<quantizer::LinearError> errors = {};
   quantizer::TokenBytes bytes = {};  // of the folder
   std::optional<quantizer::TokenBytes> source_bytes = std::nullopt;
+  std::optional<quantizer::Roofline> roofline = std::nullopt;
 };
 
 Report MakeReport(const ReportInput& input);

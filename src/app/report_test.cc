@@ -59,6 +59,23 @@ TEST(ReportTest, TellsOfACalibratedRun) {
   EXPECT_THAT(html, Not(HasSubstr("nan")));
 }
 
+TEST(ReportTest, HoldsTimesAgainstTheMachine) {
+  ReportInput input{.folder = "out"};
+  input.run = *ParseQuantizeRecord(R"({"seconds":20, "stages":[{"name":"read","seconds":4},
+    {"name":"hessians","seconds":8},{"name":"forward","seconds":3},{"name":"analysis","seconds":5}]})",
+                                   "f");
+  EXPECT_THAT(ReportMarkdown(MakeReport(input)), HasSubstr("`moesaic report out --source MODEL --roofline`"));
+  input.roofline = {.disk_seconds = 5, .stages = {{"hessians", 2}, {"forward", 4}}, .rates = "so fast"};
+  const std::string text = ReportMarkdown(MakeReport(input));
+  EXPECT_THAT(text, HasSubstr("so fast"));
+  for (const auto& [what, share] :
+       {std::pair("hessians", "25 %"), std::pair("forward, analysis", "50 %"),
+        std::pair("processor, of all computing", "37.5 %"), std::pair("processor, of the run", "30 %"),
+        std::pair("disk, of the run", "25 %")}) {
+    EXPECT_THAT(text, ::testing::ContainsRegex(fmt::format("[|] {} .*[|] *{} *[|]", what, share)));
+  }
+}
+
 TEST(ReportTest, TellsTheDivergence) {
   ReportInput input{.folder = "out", .source = "model", .text = "text.txt"};
   input.quality = {{"scored", 255},

@@ -8,12 +8,14 @@
 // others wait for it, several tasks of some splits each, of which the last to finish merges.
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cmath>
 #include <utility>
 
 #include "base/check.h"
 #include "base/round.h"
 #include "kernels/ops.h"
+#include "kernels/task_queues.h"
 
 namespace moesaic::kernels {
 namespace {
@@ -86,8 +88,11 @@ class Plan {
   }
 
   void Run() {
-    ctx_.pool->Run(static_cast<int64_t>(tasks_.size()), [&](int64_t i, int worker) {
+    TaskQueues queues(ctx_, std::ssize(tasks_));
+    Order(&queues);
+    queues.Run([&](int64_t i, int64_t next, int worker) {
       const Task& task = tasks_[i];
+      const Task* after = next < 0 ? nullptr : &tasks_[next];
       float* memory = worker_memory_.data() + worker * worker_floats_;
       Loaded& loaded = loaded_[worker];
       if (loaded.tile != task.tile) {
@@ -95,9 +100,9 @@ class Plan {
         loaded = {task.tile, false};
       }
       if (task.tile->partials == nullptr) {
-        RunWhole(task, memory, &loaded.packed);
+        RunWhole(task, after, memory, &loaded.packed);
       } else {
-        RunPiece(task, memory, &loaded.packed);
+        RunPiece(task, after, memory, &loaded.packed);
       }
     });
   }
@@ -177,9 +182,24 @@ class Plan {
         tasks_[n++] = {&tile, split, end, Cost(tile, keys)};
       }
     }
-    // The longest first, so that the last ones to end are short.
-    std::stable_sort(tasks_.begin(), tasks_.end(),
-                     [](const Task& a, const Task& b) { return a.cost > b.cost; });
+  }
+
+  // Gives each worker tasks of about the same cost in all, which stand beside each other: pieces of a tile
+  // share its queries. Of these the longest go first, so that the last ones to end are short.
+  void Order(TaskQueues* queues) {
+    size_t begin = 0, end = 0;
+    int64_t cost = 0;  // of tasks before `end`
+    for (int i = 0; i < queues->count(); ++i, begin = end) {
+      const int64_t share = total_cost_ * (i + 1) / queues->count();
+      const bool last = i + 1 == queues->count();
+      for (; end < tasks_.size() && (last || cost + tasks_[end].cost / 2 < share); ++end) {
+        cost += tasks_[end].cost;
+      }
+      std::stable_sort(tasks_.begin() + begin, tasks_.begin() + end, [](const Task& a, const Task& b) {
+        return std::bit_width(static_cast<uint64_t>(a.cost)) > std::bit_width(static_cast<uint64_t>(b.cost));
+      });
+      queues->Set(i, begin, end);
+    }
   }
 
   // Copies the tile's queries, scaled, into memory [round_up(rows, kRowStep)][key_dim].
@@ -198,26 +218,27 @@ class Plan {
   }
   int Head(const RowTile& tile, int i) const { return tile.kv_head * group_ + (tile.first + i) % group_; }
 
-  void RunWhole(const Task& task, float* memory, bool* packed) const {
+  void RunWhole(const Task& task, const Task* after, float* memory, bool* packed) const {
     const RowTile& tile = *task.tile;
     const int dim = p_.cache.value_dim;
     float* state = memory + 2 * query_floats();
     const Partial total = PartialAt(state, tile.rows, dim);
     const Partial part = PartialAt(state + PartialFloats(kTaskRows, dim), tile.rows, dim);
-    RunSplit(task, 0, memory, packed, total);
+    RunSplit(task, after, 0, memory, packed, total);
     for (int split = 1; split < tile.splits; ++split) {
-      RunSplit(task, split, memory, packed, part);
+      RunSplit(task, after, split, memory, packed, part);
       Merge(tile, split, part, total);
     }
     WriteOutput(tile, total);
   }
 
-  void RunPiece(const Task& task, float* memory, bool* packed) const {
+  void RunPiece(const Task& task, const Task* after, float* memory, bool* packed) const {
     RowTile* tile = task.tile;
     const int dim = p_.cache.value_dim;
     const int64_t floats = PartialFloats(tile->rows, dim);
     for (int split = task.split; split < task.end; ++split) {
-      RunSplit(task, split, memory, packed, PartialAt(tile->partials + split * floats, tile->rows, dim));
+      RunSplit(task, after, split, memory, packed,
+               PartialAt(tile->partials + split * floats, tile->rows, dim));
     }
     // Releases these splits' states to whoever finishes last, and acquires the others' if that is us.
     if (std::atomic_ref(tile->unfinished).fetch_sub(1, std::memory_order_acq_rel) > 1) return;
@@ -228,26 +249,55 @@ class Plan {
     WriteOutput(*tile, total);
   }
 
-  void RunSplit(const Task& task, int split, float* memory, bool* packed, const Partial& state) const {
+  void RunSplit(const Task& task, const Task* after, int split, float* memory, bool* packed,
+                const Partial& state) const {
     const RowTile& tile = *task.tile;
     const int first = split * split_tokens_;
-    const int last = std::min(Context(tile), task.end * split_tokens_);  // of the whole task
+    const int last = End(task);  // of the whole task
     for (int key = first; key < std::min(last, first + split_tokens_); key += kCallTokens) {
-      RunCall(tile, key, last, key > first, memory, packed, state);
+      const int next = key + kCallTokens;
+      const Call follows = next < last        ? Call{&tile, next, last}
+                           : after != nullptr ? Call{after->tile, after->split * split_tokens_, End(*after)}
+                                              : Call{&tile, last, last};
+      RunCall({&tile, key, last}, follows, key > first, memory, packed, state);
     }
   }
 
-  // Keys [first, first + kCallTokens) or to the end; `last` is the end of what this worker does in a row.
-  void RunCall(const RowTile& tile, int first, int last, bool resume, float* memory, bool* packed,
+  // The end of its keys.
+  int End(const Task& task) const { return std::min(Context(*task.tile), task.end * split_tokens_); }
+
+  struct Call {  // of a micro-kernel: keys [first, first + kCallTokens), but none from `end` on
+    const RowTile* tile;
+    int first, end;
+  };
+
+  // From the block to the KV head's keys.
+  int64_t KeysOffset(int kv_head) const {
+    return int64_t{kv_head} * kKvBlockTokens * tensor::BytesOf(p_.cache.dtype, p_.cache.key_dim);
+  }
+  // From these to its values, and to the scales of its keys.
+  int64_t ValueOffset(int kv_head) const {
+    const KvLayer& cache = p_.cache;
+    const int64_t line = int64_t{kv_head} * kKvBlockTokens;  // this head's first in its block
+    if (cache.shared) return 0;
+    return cache.value_offset + line * tensor::BytesOf(cache.dtype, cache.value_dim) - KeysOffset(kv_head);
+  }
+  int64_t ScaleOffset(int kv_head) const {
+    const int64_t line = int64_t{kv_head} * kKvBlockTokens;
+    return p_.cache.scale_offset + line * int64_t{sizeof(float)} - KeysOffset(kv_head);
+  }
+
+  // `follows`: what this worker most likely calls next.
+  void RunCall(const Call& now, const Call& follows, bool resume, float* memory, bool* packed,
                const Partial& state) const {
     const KvLayer& cache = p_.cache;
+    const RowTile& tile = *now.tile;
+    const int first = now.first;
     int visible[kTaskRows];
     for (int i = 0; i < tile.rows; ++i) visible[i] = std::clamp(Context(tile, i) - first, 0, kCallTokens);
     const int64_t key_bytes = tensor::BytesOf(cache.dtype, cache.key_dim);
     const int64_t value_bytes = tensor::BytesOf(cache.dtype, cache.value_dim);
-    const int64_t line = int64_t{tile.kv_head} * kKvBlockTokens;  // this head's first in its block
-    const int64_t keys = line * key_bytes;
-    const int64_t scales = cache.scale_offset + line * int64_t{sizeof(float)} - keys;
+    const int64_t scales = ScaleOffset(tile.kv_head);
     const int64_t more_scales = scales + int64_t{cache.heads} * kKvBlockTokens * int64_t{sizeof(float)};
     AttentionTile call = {
         .q = memory,
@@ -257,7 +307,7 @@ class Plan {
         .runs = {},
         .after = {},
         .key_stride = key_bytes,
-        .value_offset = cache.shared ? 0 : cache.value_offset + line * value_bytes - keys,
+        .value_offset = ValueOffset(tile.kv_head),
         .value_stride = cache.shared ? key_bytes : value_bytes,
         .kv_dtype = cache.dtype,
         .rows = tile.rows,
@@ -273,15 +323,19 @@ class Plan {
         .rest_scales = more_scales,
         .value_scales = cache.shared ? scales : more_scales,
         .key_split = KeySplit(cache),
+        .after_value_offset = ValueOffset(follows.tile->kv_head),
+        .after_scales = ScaleOffset(follows.tile->kv_head) - scales,
     };
-    for (int key = first, i = 0; key < std::min(last, first + kCallTokens); key += kKvBlockTokens) {
-      call.runs[i++] = Block(tile, key) + keys;
-    }
-    for (int key = first + kCallTokens, i = 0; key < std::min(last, first + 2 * kCallTokens);
-         key += kKvBlockTokens) {
-      call.after[i++] = Block(tile, key) + keys;
-    }
+    FindRuns(now, call.runs);
+    FindRuns(follows, call.after);
     ctx_.kernels->attention(call);
+  }
+
+  void FindRuns(const Call& call, const std::byte** runs) const {
+    const int64_t keys = KeysOffset(call.tile->kv_head);
+    for (int key = call.first; key < std::min(call.end, call.first + kCallTokens); key += kKvBlockTokens) {
+      *runs++ = Block(*call.tile, key) + keys;
+    }
   }
 
   const std::byte* Block(const RowTile& tile, int key) const {

@@ -1,5 +1,8 @@
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <functional>
+#include <limits>
 #include <numeric>
 #include <vector>
 
@@ -27,6 +30,16 @@ double MassHistogram::Quantile(double part) const {
 
 namespace {
 
+// Blocks by importance, then by place, as whole numbers, which compare without a branch: NaN is above all.
+uint64_t Rank(float importance, int32_t block) {
+  const auto bits = std::bit_cast<uint32_t>(importance + 0.0F);  // -0 becomes 0
+  const uint32_t order = std::isnan(importance)      ? std::numeric_limits<uint32_t>::max()
+                         : (bits & 0x80000000U) != 0 ? ~bits
+                                                     : bits | 0x80000000U;
+  return uint64_t{order} << 32U | static_cast<uint32_t>(block);
+}
+int32_t BlockOf(uint64_t rank) { return static_cast<int32_t>(rank & 0xffffffffU); }
+
 // How many of `order` [free], the best first, are taken until they and the kept blocks have `mass` of the
 // sum.
 BlockChoice TakeMass(const float* importance, int current, float mass, std::span<const int32_t> order) {
@@ -50,28 +63,25 @@ BlockChoice ChooseBlocks(const float* importance, int position, int budget, floa
   MOESAIC_CHECK_LE(budget, current + 1);
   // Candidates are [1, current - 1). The best stand in front after the cut.
   const int free = budget - kKeptBlocks, candidates = current - 2;
-  const auto better = [importance](int32_t a, int32_t b) {
-    const float x = importance[a], y = importance[b];
-    if (std::isnan(x) != std::isnan(y)) return std::isnan(x);
-    return x == y || std::isnan(x) ? a > b : x > y;
-  };
   constexpr int kFew = 1024;  // blocks, 64k tokens
-  int32_t few[kFew];
-  std::vector<int32_t> many(candidates > kFew ? candidates : 0);
-  int32_t* order = candidates > kFew ? many.data() : few;
-  std::iota(order, order + candidates, 1);
-  if (free < candidates) std::nth_element(order, order + free, order + candidates, better);
+  uint64_t few[kFew];
+  std::vector<uint64_t> many(candidates > kFew ? candidates : 0);
+  uint64_t* ranks = candidates > kFew ? many.data() : few;
+  for (int i = 0; i < candidates; ++i) ranks[i] = Rank(importance[i + 1], i + 1);
+  if (free < candidates) std::nth_element(ranks, ranks + free, ranks + candidates, std::greater<>());
   BlockChoice taken = {.count = free, .captured = true};
   if (mass < 1) {
-    std::sort(order, order + free, better);
-    taken = TakeMass(importance, current, mass, {order, static_cast<size_t>(free)});
+    std::sort(ranks, ranks + free, std::greater<>());
+    for (int i = 0; i < free; ++i) chosen[i + 1] = BlockOf(ranks[i]);
+    taken = TakeMass(importance, current, mass, {chosen + 1, static_cast<size_t>(free)});
     // The first that was cut off says whether blocks that must be read were.
     if (taken.count == free) {
-      taken.captured = free == candidates || (taken.captured && !std::isnan(importance[order[free]]));
+      taken.captured =
+          free == candidates || (taken.captured && !std::isnan(importance[BlockOf(ranks[free])]));
     }
   }
   chosen[0] = 0;
-  std::copy_n(order, taken.count, chosen + 1);
+  for (int i = 0; i < taken.count; ++i) chosen[i + 1] = BlockOf(ranks[i]);
   std::sort(chosen + 1, chosen + 1 + taken.count);
   taken.count += kKeptBlocks;
   chosen[taken.count - 2] = current - 1;

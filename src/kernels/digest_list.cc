@@ -23,6 +23,25 @@ ImplList<DigestScoresFn> DigestScoresImpls() {
   return kImpls;
 }
 
+ImplList<DigestEstimatesFn> DigestEstimatesImpls() {
+  static constexpr Impl<DigestEstimatesFn> kImpls[] = {
+      {"digest_estimates_i8_i8x2_amx", runtime::Isa::kAmx, cpu::DigestEstimatesAmx},
+      {"digest_estimates_i8_f32_avx512", runtime::Isa::kAvx512, cpu::DigestEstimatesAvx512},
+      {"digest_estimates_i8_f32_avx2", runtime::Isa::kAvx2, cpu::DigestEstimatesAvx2},
+      {"digest_estimates_i8_f32_ref", runtime::Isa::kRef, ref::DigestEstimates},
+  };
+  return kImpls;
+}
+
+ImplList<BlockSharesFn> BlockSharesImpls() {
+  static constexpr Impl<BlockSharesFn> kImpls[] = {
+      {"block_shares_avx512", runtime::Isa::kAvx512, cpu::BlockSharesAvx512},
+      {"block_shares_avx2", runtime::Isa::kAvx2, cpu::BlockSharesAvx2},
+      {"block_shares_ref", runtime::Isa::kRef, ref::BlockShares},
+  };
+  return kImpls;
+}
+
 ImplList<SketchScoresFn> SketchScoresImpls() {
   static constexpr Impl<SketchScoresFn> kImpls[] = {
       {"sketch_scores_i1_i8_amx", runtime::Isa::kAmx, cpu::SketchScoresAmx},

@@ -39,6 +39,8 @@ ImplList<Rounding> RoundingImpls(NumberGrid grid);  // rounding_list.cc
 ImplList<AttentionTileFn> AttentionImpls(tensor::DType kv_dtype);  // attention_list.cc
 ImplList<DigestFn> DigestImpls();                                  // digest_list.cc
 ImplList<DigestScoresFn> DigestScoresImpls();
+ImplList<DigestEstimatesFn> DigestEstimatesImpls();
+ImplList<BlockSharesFn> BlockSharesImpls();
 ImplList<SketchScoresFn> SketchScoresImpls();
 ImplList<ExpSumFn> ExpSumImpls();
 

@@ -51,6 +51,8 @@ KernelTable SelectKernels(const runtime::CpuFeatures& cpu) {
   }
   table.digest = choose("digest", DigestImpls());
   table.digest_scores = choose("digest_scores", DigestScoresImpls());
+  table.digest_estimates = choose("digest_estimates", DigestEstimatesImpls());
+  table.block_shares = choose("block_shares", BlockSharesImpls());
   table.sketch_scores = choose("sketch_scores", SketchScoresImpls());
   table.exp_sum = choose("exp_sum", ExpSumImpls());
   return table;

@@ -57,6 +57,8 @@ struct KernelTable {
   Rounding rounding[kNumberGrids];
   DigestFn digest = nullptr;
   DigestScoresFn digest_scores = nullptr;
+  DigestEstimatesFn digest_estimates = nullptr;
+  BlockSharesFn block_shares = nullptr;
   SketchScoresFn sketch_scores = nullptr;
   ExpSumFn exp_sum = nullptr;
   std::vector<KernelChoice> choices;

@@ -95,8 +95,9 @@ struct AttentionTile {
   // Keys of each run, [64][key_stride bytes], key_dim elements each; unseen ones are read at most. Runs of
   // which no row sees a key may be null.
   const std::byte* runs[kAttentionRuns];
-  const std::byte* after[kAttentionRuns];  // runs that will be asked for next, laid out as these, or null
-  int64_t key_stride;                      // bytes
+  // Runs that will be asked for next, laid out as these but for the two last fields, or null.
+  const std::byte* after[kAttentionRuns];
+  int64_t key_stride;      // bytes
   int64_t value_offset;    // bytes from a run's keys to its values; 0: values are the keys' first dimensions
   int64_t value_stride;    // bytes; values are [64][value_dim elements], unseen ones are not read
   tensor::DType kv_dtype;  // kF32, kBF16 or kI8
@@ -117,7 +118,9 @@ struct AttentionTile {
   int64_t key_scales;
   int64_t rest_scales;
   int64_t value_scales;
-  int key_split;  // multiple of 8
+  int key_split;               // multiple of 8
+  int64_t after_value_offset;  // as value_offset
+  int64_t after_scales;        // bytes by which the scales of `after` stand further from their keys
 };
 using AttentionTileFn = void (*)(const AttentionTile& tile);
 
@@ -166,6 +169,33 @@ struct DigestTask {
 };
 using DigestFn = void (*)(const DigestTask& task);
 
+constexpr int kScoreGroup = 16;  ///< rows whose scores of a block stand together
+constexpr int kMostEstimateRows = 128;
+
+/// What `rows` queries most likely find in `count` blocks, to choose by: no bound, and queries may be rounded
+/// to 2^-15 of the largest element of their part, their magnitudes beside radii to 2^-8.
+struct DigestEstimates {
+  const float* q;                   // [rows][q_stride]
+  int64_t q_stride;                 // floats
+  float scale;                      // multiplies q
+  const std::byte* const* digests;  // [count]
+  int rows;                         // 1..kMostEstimateRows
+  int count;
+  int key_dim, key_split;
+  float share;     // of the spread, as DigestScores has it, that is added to the center's product
+  float* scores;   // out [ceil(rows / 16)][stride][16]; NaN of a digest that has one. Idle ones are anything
+  int64_t stride;  // blocks, >= count
+  // Bytes from each digest on that are to be asked for: they lie a block apart, so that nobody else does. 0
+  // where that has been done.
+  int64_t ask;
+};
+using DigestEstimatesFn = void (*)(const DigestEstimates& estimates);
+
+/// shares[b] = sum over up to 16 rows of the share that block b has of sum_b exp(scores[b][row]). What is NaN
+/// counts for nothing, but shares[b] is NaN where the first row's score is. `scores` [blocks][16] is
+/// overwritten; idle ones may be anything.
+using BlockSharesFn = void (*)(float* scores, int rows, int blocks, float* shares);
+
 /// What `rows` queries find in `count` blocks by the keys' sketches: of each block, the logarithm of the sum
 /// over its keys of exp(estimate of q . key), off by 0.06 at most where no estimate is more than 69 away from
 /// the center's product, and beyond that cut.
@@ -177,8 +207,9 @@ struct SketchScores {
   const std::byte* const* digests;  // [count]
   int rows, count;
   SketchLayout layout;
-  float* scores;   // in [rows][stride]: q . center; out: the logarithms. NaN stays NaN
-  int64_t stride;  // floats, >= count
+  // [ceil(rows / 16)][stride][16], in: q . center of DigestEstimates; out: the logarithms. NaN stays NaN.
+  float* scores;
+  int64_t stride;  // blocks, >= count
 };
 using SketchScoresFn = void (*)(const SketchScores& scores);
 
@@ -187,12 +218,12 @@ using SketchScoresFn = void (*)(const SketchScores& scores);
 struct DigestScores {
   const float* q;    // [rows rounded up to 8][q_stride]: already scaled; those beyond rows are read, not used
   int64_t q_stride;  // floats
-  const float* q_norms;  // [rows rounded up to 8][2]: lengths of a query's parts; null without spreads
+  const float* q_norms;             // [rows rounded up to 8][2]: lengths of a query's parts
   const std::byte* const* digests;  // [count]
   int rows, count;
   int key_dim, key_split;
   float* centers;  // out [rows][stride]: q . center
-  float* spreads;  // out [rows][stride]: of each part the smaller of |q| . radius and the ball's; or null
+  float* spreads;  // out [rows][stride]: of each part the smaller of |q| . radius and the ball's
   int64_t stride;  // floats, >= count
 };
 using DigestScoresFn = void (*)(const DigestScores& scores);

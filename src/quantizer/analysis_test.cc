@@ -116,7 +116,7 @@ TEST_F(AnalysisTest, GoesOnFromWhereverItWasStopped) {
   options_.output.analyze = {.smoothing = true, .static_activations = true};
   const std::string source = Golden("kimi-k2");
   ASSERT_TRUE(Run(source, "whole").ok());
-  options_.unit_bytes = 60'000;
+  options_.sizes.unit_bytes = 60'000;
   options_.save_seconds = 0;
   int whole = 0;  // calls of an analysis that is not stopped
   options_.progress = [&](const QuantizeProgress& at) {

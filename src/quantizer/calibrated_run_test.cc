@@ -72,7 +72,7 @@ TEST_F(CalibratedRunTest, BytesDependOnNeitherThreadsNorUnitsNorSaving) {
   options_.save_seconds = 1e9;
   ASSERT_TRUE(Run(Golden("qwen3-moe-norm-tied"), "three", 3).ok());
   EXPECT_EQ(FilesOf(folder_.Path("three")), expected);
-  options_.unit_bytes = 1;
+  options_.sizes.unit_bytes = 1;
   ASSERT_TRUE(Run(Golden("qwen3-moe-norm-tied"), "cut").ok());
   EXPECT_EQ(FilesOf(folder_.Path("cut")), expected);
 }
@@ -120,7 +120,7 @@ TEST_F(CalibratedRunTest, GoesOnFromWhereverItWasStopped) {
   const std::string source = Golden("deepseek-v3-mtp");
   options_.output.scheme = Scheme::kW8A8;
   options_.output.shard_bytes = 60'000;
-  options_.unit_bytes = 60'000;
+  options_.sizes.unit_bytes = 60'000;
   const StatusOr<QuantizeReport> whole = Run(source, "whole");
   ASSERT_TRUE(whole.ok()) << whole.status();
   const auto expected = FilesOf(folder_.Path("whole"));
@@ -185,7 +185,8 @@ TEST_F(CalibratedRunTest, NothingIsCalibratedAgainForWhatComesAfter) {
   ASSERT_TRUE(again.ok()) << again.status();
   const auto opened = *Checkpoint::Open(source);
   EXPECT_EQ(again->calibration.resumed_layers, opened->config()["num_hidden_layers"].get<int>());
-  EXPECT_EQ(again->stream.written_bytes, 0);
+  EXPECT_EQ(again->stream.resumed_units, again->units);
+  EXPECT_LT(again->stream.written_bytes, 100 * (1 << 10));  // headers
   EXPECT_EQ(again->calibration.linears.size(), again->rounded);
   EXPECT_EQ(FilesOf(folder_.Path("out")), FilesOf(folder_.Path("whole")));
   EXPECT_TRUE(Check(source, "out").ok());

@@ -206,7 +206,7 @@ TEST_F(MixWalkTest, BytesDependOnNeitherThreadsNorUnits) {
   Ask({"nvfp4", "w8a8", "bf16"}, MixBudget::Unit::kBitsPerWeight, 6);
   ASSERT_TRUE(Run(Golden("qwen3-moe-norm-tied"), "one", 1).ok());
   const auto expected = FilesOf(folder_.Path("one"));
-  options_.unit_bytes = 1;
+  options_.sizes.unit_bytes = 1;
   ASSERT_TRUE(Run(Golden("qwen3-moe-norm-tied"), "three", 3).ok());
   EXPECT_EQ(FilesOf(folder_.Path("three")), expected);
 }
@@ -215,7 +215,7 @@ TEST_F(MixWalkTest, GoesOnFromWhereverItWasStopped) {
   const std::string source = Golden("deepseek-v3-mtp");
   for (const bool gptq : {false, true}) {
     options_.calibration.clear();
-    options_.unit_bytes = 0;
+    options_.sizes.unit_bytes = 0;
     options_.progress = nullptr;
     options_.output = {};
     options_.output.search = options_.output.gptq = gptq;
@@ -224,7 +224,7 @@ TEST_F(MixWalkTest, GoesOnFromWhereverItWasStopped) {
     const std::string whole = fmt::format("whole-{}", gptq);
     ASSERT_TRUE(Run(source, whole).ok());
     const auto expected = FilesOf(folder_.Path(whole));
-    options_.unit_bytes = 60'000;
+    options_.sizes.unit_bytes = 60'000;
     for (int stop = 1;; stop += 2) {
       const std::string out = fmt::format("stopped-{}-{}", gptq, stop);
       int calls = 0, measured = 0;
@@ -252,7 +252,7 @@ TEST_F(MixWalkTest, AnotherMixIsRefused) {
   Ask({"nvfp4", "w8a8", "bf16"}, MixBudget::Unit::kBitsPerWeight, 6);
   int calls = 0;
   options_.progress = [&](const QuantizeProgress&) { return ++calls != 4; };
-  options_.unit_bytes = 60'000;
+  options_.sizes.unit_bytes = 60'000;
   ASSERT_EQ(Run(Golden("kimi-k2"), "out").status().code(), StatusCode::kCancelled);
   options_.progress = nullptr;
   options_.output.mix.budget.amount = 7;
@@ -319,7 +319,7 @@ TEST_F(MixWalkTest, OtherKernelsAreRefusedBeforeTheyMeasure) {
   Ask({"nvfp4", "w8a8", "bf16"}, MixBudget::Unit::kBitsPerWeight, 6);
   int calls = 0, measured = 0;
   options_.progress = [&](const QuantizeProgress&) { return ++calls != 4; };
-  options_.unit_bytes = 60'000;
+  options_.sizes.unit_bytes = 60'000;
   ASSERT_EQ(Run(Golden("kimi-k2"), "out").status().code(), StatusCode::kCancelled);
   options_.progress = [&](const QuantizeProgress& at) {
     measured += at.stage.starts_with("measuring") ? 1 : 0;

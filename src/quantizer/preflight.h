@@ -12,6 +12,7 @@ struct Forecast {
   double compute_seconds = 0;  // rounding and copying
   double seconds = 0;          // of the whole, as far as they overlap
   bool disk_bound = false;
+  int64_t reread_bytes = 0;  // of the source, read twice for NVFP4's shared scales
 };
 Forecast ForecastOf(const QuantizePlan& plan, const MachineRates& rates, bool direct, int threads);
 

@@ -10,7 +10,7 @@ class ForecastTest : public ::testing::Test {
  protected:
   static constexpr double kValues = 1 << 20;
 
-  QuantizePlan Plan(Scheme scheme, int64_t unit_bytes, int fused) const {
+  QuantizePlan Plan(Scheme scheme, const UnitSizes& sizes, int fused) const {
     QuantizePlan plan;
     for (int i = 0; i < 10; ++i) {
       plan.items.push_back({.name = std::to_string(i),
@@ -24,7 +24,7 @@ class ForecastTest : public ::testing::Test {
     OutputSettings settings;
     settings.scheme = scheme;
     plan.output = *PlanOutput(plan.items, plan.forms, settings);
-    plan.work = CutWork(plan.items, plan.forms, plan.output, {}, unit_bytes);
+    plan.work = CutWork(plan.items, plan.forms, plan.output, {}, sizes);
     return plan;
   }
   // A unit is read in `read` seconds, rounded in `round`, written in `write`.
@@ -38,7 +38,8 @@ class ForecastTest : public ::testing::Test {
   }
 };
 
-constexpr int64_t kOneMatrix = int64_t{4} << 20;
+constexpr int64_t kTwo = int64_t{8} << 20;
+constexpr UnitSizes kOneMatrix{.unit_bytes = kTwo / 2};
 
 TEST_F(ForecastTest, ARunThatComputesWaitsForTheFirstReadAndTheLastWrite) {
   const QuantizePlan plan = Plan(Scheme::kW8A8, kOneMatrix, -1);
@@ -76,18 +77,35 @@ TEST_F(ForecastTest, WhatIsCopiedAndTouchedCounts) {
   EXPECT_NEAR(ForecastOf(plan, rates, true, 2).compute_seconds, 10 + 0.5, 0.1);
 }
 
-// NVFP4's scale is of all linears that run as one: those that do not fit a unit are read once more, and their
-// first rows wait for it.
+// NVFP4's scale is of all linears that run as one: what does not fit the first's unit is read once more, and
+// its rows wait for it.
 TEST_F(ForecastTest, LinearsThatAreReadTwiceAreReadTwice) {
   MachineRates rates = Rates(1, 0.1, 0.001);
   rates.whole_scales = true;
   const QuantizePlan parted = Plan(Scheme::kNvfp4, kOneMatrix, 0);  // two matrices to a scale, one to a unit
-  EXPECT_NEAR(ForecastOf(parted, rates, true, 1).disk_seconds, 20, 0.1);
-  const QuantizePlan whole = Plan(Scheme::kNvfp4, 2 * kOneMatrix, 0);
+  EXPECT_NEAR(ForecastOf(parted, rates, true, 1).disk_seconds, 15, 0.1);
+  EXPECT_EQ(ForecastOf(parted, rates, true, 1).reread_bytes, int64_t{10} << 20);
+  const QuantizePlan whole = Plan(Scheme::kNvfp4, {.unit_bytes = kTwo}, 0);
   ASSERT_EQ(whole.work.units.size(), 5U);
   EXPECT_NEAR(ForecastOf(whole, rates, true, 1).disk_seconds, 10, 0.1);
   rates.whole_scales = false;
   EXPECT_NEAR(ForecastOf(parted, rates, true, 1).disk_seconds, 10, 0.1);
+}
+
+// Two that share a scale, alone in the buffers: read once, but nothing is read while they are rounded.
+TEST_F(ForecastTest, UnitsThatAreAloneDoNotOverlap) {
+  MachineRates rates = Rates(1, 0.4, 0.001);
+  rates.whole_scales = true;
+  const QuantizePlan alone = Plan(Scheme::kNvfp4, {.unit_bytes = kTwo / 2, .alone_bytes = kTwo}, 0);
+  ASSERT_EQ(alone.work.units.size(), 5U);
+  const Forecast forecast = ForecastOf(alone, rates, true, 1);
+  EXPECT_EQ(forecast.reread_bytes, 0);
+  EXPECT_NEAR(forecast.disk_seconds, 10, 0.1);
+  EXPECT_NEAR(forecast.seconds, 5 * (2 + 0.8), 0.1);
+  // Half of the second one fits beside the first: only the other half is read twice.
+  const QuantizePlan most = Plan(Scheme::kNvfp4, {.unit_bytes = 1 << 20, .alone_bytes = kTwo / 2}, 0);
+  const int64_t again = ForecastOf(most, rates, true, 1).reread_bytes;
+  EXPECT_EQ(again, int64_t{5} << 20);
 }
 
 }  // namespace

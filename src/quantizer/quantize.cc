@@ -142,15 +142,20 @@ StatusOr<QuantizePlan> Begin(const checkpoint::Checkpoint& source, const Quantiz
       return DataLoss("{}/{}: \"unit_bytes\" is missing; empty the folder to begin anew", folder,
                       kJournalFile);
     }
-    taken.unit_bytes = unit_bytes->get<int64_t>();
+    taken.sizes = {unit_bytes->get<int64_t>(), 0};
+    const auto alone = journal.header().find("alone_bytes");
+    if (alone != journal.header().end() && alone->is_number_integer()) {
+      taken.sizes.alone_bytes = alone->get<int64_t>();
+    }
   }
   ASSIGN_OR_RETURN(QuantizePlan plan, PlanQuantize(source, taken));
   ordered_json header = {{"moesaic_quantize", 1},
                          {"source", FingerprintOf(source)},
                          {"settings", options.output.Json()},
-                         {"unit_bytes", plan.unit_bytes},
+                         {"unit_bytes", plan.sizes.unit_bytes},
                          {"units", plan.work.units.size()},
                          {"output_bytes", plan.output.bytes}};
+  if (plan.sizes.alone_bytes > 0) header["alone_bytes"] = plan.sizes.alone_bytes;
   if (options.output.calibrated()) header["kernels"] = KernelsOf(kernels);
   AddDevice(options, plan.limits, journal, &header);
   if (begun) RETURN_IF_ERROR(CheckSameRun(journal, header));
@@ -281,17 +286,21 @@ double QuantizeReport::compute_seconds() const {
 ordered_json QuantizeReport::Json(const OutputSettings& settings) const {
   ordered_json json = {{"settings", settings.Json()}};
   const CalibrationReport& c = calibration;
-  json["calibration"] = {{"tokens", settings.calibration.tokens},
-                         {"sequences", settings.calibration.sequences}};
+  if (settings.calibrated()) {
+    json["calibration"] = {{"tokens", settings.calibration.tokens},
+                           {"sequences", settings.calibration.sequences}};
+  }
   if (settings.gptq) json["calibration"]["rare_experts"] = RareExpertsName(settings.rare_experts);
   const double inner = c.hessian_seconds + c.factor_seconds + c.round_seconds;
+  const double other = std::max(0.0, compute_seconds() - c.walk_seconds - analysis_seconds);
+  // Without GPTQ what is left is rounding and copying.
   for (const auto& [name, value] :
        {std::pair("read", stream.read_wait_seconds), std::pair("write", stream.write_wait_seconds),
         std::pair("hessians", c.hessian_seconds), std::pair("factors", c.factor_seconds),
-        std::pair("rounding", c.round_seconds), std::pair("analysis", analysis_seconds),
-        std::pair("forward", std::max(0.0, c.walk_seconds - inner)),
-        std::pair("other", std::max(0.0, compute_seconds() - c.walk_seconds - analysis_seconds))}) {
-    json["stages"].push_back({{"name", name}, {"seconds", value}});
+        std::pair("rounding", settings.gptq ? c.round_seconds : other),
+        std::pair("analysis", analysis_seconds), std::pair("forward", std::max(0.0, c.walk_seconds - inner)),
+        std::pair("other", settings.gptq ? other : 0)}) {
+    if (settings.calibrated() || value > 0) json["stages"].push_back({{"name", name}, {"seconds", value}});
   }
   json.update(c.Json());
   if (analysis != nullptr && settings.analyze.wanted()) json["analysis"] = analysis->Json();
@@ -370,10 +379,8 @@ StatusOr<QuantizeReport> Quantize(const checkpoint::Checkpoint& source, const Qu
   report.io = io->backend();
   report.peak_bytes = runtime::MeasureResidentMemory().peak;
   report.seconds = Since(start);
-  if (options.output.calibrated()) {
-    RETURN_IF_ERROR(
-        runtime::WriteFileAtomically(folder + "/" + kReportFile, report.Json(options.output).dump(1) + "\n"));
-  }
+  RETURN_IF_ERROR(
+      runtime::WriteFileAtomically(folder + "/" + kReportFile, report.Json(options.output).dump(1) + "\n"));
   RETURN_IF_ERROR(WriteConfig(source, options, plan, folder));
   RETURN_IF_ERROR(RemoveStates(folder, States::kAll));
   RETURN_IF_ERROR(journal->Remove());

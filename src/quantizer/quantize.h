@@ -9,7 +9,7 @@
 
 namespace moesaic::quantizer {
 
-/// The file of the folder that holds QuantizeReport::Json() of a calibrated run.
+/// The file of the folder that holds QuantizeReport::Json().
 inline constexpr char kReportFile[] = "quantize.json";
 
 struct QuantizeReport {

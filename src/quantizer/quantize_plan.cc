@@ -18,8 +18,8 @@ const int kMachine = static_cast<int>(std::max(std::thread::hardware_concurrency
 
 // The limits that take least time of those that leave room for units, or that take least memory.
 void ChooseLimits(const QuantizeOptions& options, const CutOptions& cut, int64_t memory, QuantizePlan* plan) {
-  const int64_t unit_bytes = options.unit_bytes > 0 ? options.unit_bytes : kAmpleUnit;
-  const int64_t units = CutWork(plan->items, plan->forms, plan->output, cut, unit_bytes).bytes();
+  const UnitSizes sizes = options.sizes.unit_bytes > 0 ? options.sizes : UnitSizes{.unit_bytes = kAmpleUnit};
+  const int64_t units = CutWork(plan->items, plan->forms, plan->output, cut, sizes).bytes();
   std::vector<CalibrationLimits> all = LimitsFor(plan->spec, options.output);
   if (options.limits) all = {*options.limits};
   plan->calibration_bytes = std::numeric_limits<int64_t>::max();
@@ -72,11 +72,11 @@ StatusOr<QuantizePlan> PlanQuantize(const checkpoint::Checkpoint& source, const 
   source.ForgetMaps();
   // A run's memory differs a little from the next one's. One that goes on with the units of a run whose
   // memory was full must not fail over that, so it reserves less.
-  const int64_t reserve = options.unit_bytes > 0 ? kReserve / 2 : kReserve;
+  const int64_t reserve = options.sizes.unit_bytes > 0 ? kReserve / 2 : kReserve;
   const int64_t program = runtime::MeasureResidentMemory().now + reserve;
   if (options.output.calibrated()) ChooseLimits(options, cut, options.memory - program, &plan);
   const int64_t taken = program + plan.calibration_bytes, left = options.memory - taken;
-  plan.unit_bytes = options.unit_bytes;
+  plan.sizes = options.sizes;
   if (settings.mix.wanted() && !chosen) {
     // Gains under GPTQ are measured before, with what calibration takes.
     StatusOr<std::vector<MixPass>> passes =
@@ -87,8 +87,8 @@ StatusOr<QuantizePlan> PlanQuantize(const checkpoint::Checkpoint& source, const 
     }
     plan.passes = *std::move(passes);
   }
-  if (plan.unit_bytes == 0) {
-    const StatusOr<int64_t> fitting = FitUnits(plan.items, plan.forms, plan.output, cut, left);
+  if (plan.sizes.unit_bytes == 0) {
+    const StatusOr<UnitSizes> fitting = FitUnits(plan.items, plan.forms, plan.output, cut, left);
     if (!fitting.ok()) {
       const std::string calibration =
           plan.calibration_bytes == 0
@@ -99,9 +99,10 @@ StatusOr<QuantizePlan> PlanQuantize(const checkpoint::Checkpoint& source, const 
       return ResourceExhausted("--memory {} is too little: the program itself takes {}{}; {}", options.memory,
                                taken, calibration, Message(fitting.status()));
     }
-    plan.unit_bytes = *fitting;
+    plan.sizes = *fitting;
   }
-  plan.work = CutWork(plan.items, plan.forms, plan.output, cut, plan.unit_bytes);
+  plan.work = CutWork(plan.items, plan.forms, plan.output, cut, plan.sizes);
+  if (plan.work.alone_bytes == 0) plan.sizes.alone_bytes = 0;
   if (plan.work.bytes() > left) {
     return ResourceExhausted(
         "--memory {} is too little to go on with a run that was begun with more: {} are needed",

@@ -33,7 +33,7 @@ struct QuantizeOptions {
   int64_t memory = int64_t{8} << 30;        // what may be resident at most
   int threads = 0;                          // of the pool that works; 0: as many as the machine runs at once
   MixBegun begun;                           // of a mix: what is measured already
-  int64_t unit_bytes = 0;                   // of the largest unit (work_plan.h); 0: what the memory allows
+  UnitSizes sizes;                          // unit_bytes 0: what the memory allows
   kernels::Device* device = nullptr;        // where GPTQ's heavy stage runs; null: on the processor
   std::optional<CalibrationLimits> limits;  // none: those that the memory allows
   bool direct = false;                      // past the page cache, with O_DIRECT
@@ -54,7 +54,7 @@ struct QuantizePlan {
   MixFixed fixed;              // likewise
   OutputPlan output;           // of a mix that is not chosen yet: as NominalError would choose
   WorkPlan work;
-  int64_t unit_bytes = 0;  // CutWork's
+  UnitSizes sizes;  // CutWork's; alone_bytes 0 where no unit is alone
   int64_t source_bytes = 0;
   CalibrationLimits limits;
   int64_t calibration_bytes = 0;  // memory that calibration takes at most, beside units

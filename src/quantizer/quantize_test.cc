@@ -65,6 +65,24 @@ INSTANTIATE_TEST_SUITE_P(
       return name;
     });
 
+// Of llama.cpp's making: f32, Q8_0, rows of queries and keys in another order.
+TEST_F(QuantizeTest, GgufFilesAreSourcesToo) {
+  for (const char* name : {"qwen3_moe-tiny-q8_0", "deepseek_v3-tiny-q8_0", "llama-tiny-tied-f32"}) {
+    const std::string source = models::SourcePath(fmt::format("../shared/data/refs/gguf/{}.gguf", name));
+    if (!fs::exists(source)) GTEST_SKIP() << source << " is not there";
+    for (const Scheme scheme : {Scheme::kW8A8, Scheme::kFp8}) {
+      options_.output.scheme = scheme;
+      const std::string out = name + SchemeName(scheme);
+      const StatusOr<QuantizeReport> report = Run(source, out);
+      ASSERT_TRUE(report.ok()) << report.status();
+      const StatusOr<VerifyReport> verified = Check(source, out);
+      ASSERT_TRUE(verified.ok()) << verified.status();
+      EXPECT_EQ(verified->rounded, report->rounded);
+      EXPECT_GT(verified->rounded, 6U);
+    }
+  }
+}
+
 TEST_F(QuantizeTest, BytesDependOnNeitherThreadsNorMemoryNorIo) {
   options_.output.scheme = Scheme::kNvfp4;
   options_.output.search = true;
@@ -88,12 +106,12 @@ TEST_F(QuantizeTest, BytesDoNotDependOnUnits) {
   const std::string tiny = models::SourcePath("models/moesaic-tiny");
   for (const Scheme scheme : {Scheme::kNvfp4, Scheme::kW8A8, Scheme::kW4A16, Scheme::kFp8, Scheme::kW8A16}) {
     options_.output.scheme = scheme;
-    options_.unit_bytes = 0;
+    options_.sizes.unit_bytes = 0;
     const std::string whole = "whole-" + SchemeName(scheme), cut = "cut-" + SchemeName(scheme);
     const StatusOr<QuantizeReport> one = Run(tiny, whole);
     ASSERT_TRUE(one.ok()) << one.status();
     EXPECT_EQ(one->stream.read_bytes, one->source_bytes);
-    options_.unit_bytes = 1;
+    options_.sizes.unit_bytes = 1;
     const StatusOr<QuantizeReport> many = Run(tiny, cut);
     ASSERT_TRUE(many.ok()) << many.status();
     EXPECT_GT(many->units, 250U);
@@ -168,7 +186,7 @@ TEST_F(QuantizeTest, GoesOnFromWhereverItWasStopped) {
   options_.output.shard_bytes = 60'000;
   ASSERT_TRUE(Run(Golden("kimi-k2"), "whole").ok());
   const auto expected = FilesOf(folder_.Path("whole"));
-  options_.unit_bytes = 100'000;  // a dozen units
+  options_.sizes.unit_bytes = 100'000;  // a dozen units
   for (int stop = 1;; ++stop) {
     const std::string out = fmt::format("stopped-{}", stop);
     int calls = 0;

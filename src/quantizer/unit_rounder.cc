@@ -129,33 +129,24 @@ Status UnitRounder::CheckValues(const Piece& piece, int64_t first, int64_t count
 Status UnitRounder::FindSharedScale(std::span<const Piece> pieces, std::span<const SourceRows> rows) {
   const size_t item = pieces.front().item;
   if (item >= scale_first_ && item < scale_end_) return OkStatus();
-  const int fused = items_[item].fused;
-  scale_first_ = scale_end_ = item;
-  const auto is_member = [&](size_t i) { return i == item || (fused >= 0 && items_[i].fused == fused); };
-  while (scale_first_ > 0 && is_member(scale_first_ - 1)) --scale_first_;
-  while (scale_end_ < items_.size() && is_member(scale_end_)) ++scale_end_;
-
-  // Where all of them are at hand, as they are but for large ones.
-  const size_t count = scale_end_ - scale_first_;
-  bool whole = count <= pieces.size();
-  for (size_t i = 0; whole && i < count; ++i) {
-    whole = pieces[i].item == scale_first_ + i && pieces[i].rows == RowsOf(items_[pieces[i].item]);
-  }
+  const auto [first, end] = FusedWith(items_, item);
   float largest = 0;
-  for (size_t i = 0; i < count; ++i) {
-    const Piece all{scale_first_ + i, 0, RowsOf(items_[scale_first_ + i])};
-    if (whole) {
-      ASSIGN_OR_RETURN(const float of_item, LargestOf(all, rows[i], false));
-      largest = std::max(largest, of_item);
-      continue;
-    }
-    ASSIGN_OR_RETURN(SourceRows mapped, SourceRows::Find(source_, items_[all.item], 0, all.rows));
-    ASSIGN_OR_RETURN(const float of_item, LargestOf(all, mapped, true));
-    largest = std::max(largest, of_item);
+  for (size_t p = 0; p < pieces.size() && pieces[p].item < end; ++p) {
+    ASSIGN_OR_RETURN(const float of_piece, LargestOf(pieces[p], rows[p], false));
+    largest = std::max(largest, of_piece);
+  }
+  // What the unit has not: of linears that are too large for the memory, and when a run goes on within one.
+  for (const Piece& piece : RowsBeside(items_, first, end, pieces)) {
+    ASSIGN_OR_RETURN(SourceRows mapped,
+                     SourceRows::Find(source_, items_[piece.item], piece.first, piece.rows));
+    ASSIGN_OR_RETURN(const float of_piece, LargestOf(piece, mapped, true));
+    largest = std::max(largest, of_piece);
     for (const checkpoint::TensorEntry& part : mapped.parts()) {
       reread_bytes_ += static_cast<int64_t>(part.bytes.size());
     }
   }
+  scale_first_ = first;
+  scale_end_ = end;
   global_scale_ = Nvfp4GlobalScale(largest, settings_.search);
   return OkStatus();
 }
@@ -167,9 +158,9 @@ StatusOr<float> UnitRounder::LargestOf(const Piece& piece, const SourceRows& row
   float largest = 0;
   for (int64_t done = 0; done < piece.rows; done += step) {
     const int64_t count = std::min(step, piece.rows - done);
-    RETURN_IF_ERROR(ReadSlab(piece, rows, done, count));
+    RETURN_IF_ERROR(ReadSlab(piece, rows, piece.first + done, count));
     const StatusOr<float> amax = LargestMagnitude(ctx_, slab_.data(), static_cast<int>(count), columns);
-    if (!amax.ok()) return BadValue(piece, done, count);
+    if (!amax.ok()) return BadValue(piece, piece.first + done, count);
     largest = std::max(largest, *amax);
     if (mapped) source_.ForgetMaps();
   }

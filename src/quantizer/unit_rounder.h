@@ -43,7 +43,7 @@ class UnitRounder {
                std::span<std::byte* const> out, const Rounding& rounding = {});
 
   /// Bytes of the source that were read once more than units say: for the scales of linears too large for
-  /// one.
+  /// the memory.
   int64_t reread_bytes() const { return reread_bytes_; }
 
  private:
@@ -60,8 +60,8 @@ class UnitRounder {
   Status PackKept(const Piece& piece, const SourceRows& rows, RuntimeMatrix* runtime);
   Status ConvertPiece(const Piece& piece, const SourceRows& rows, std::byte* out);
   Status CopyPiece(const Piece& piece, const SourceRows& rows, std::byte* out) const;
-  /// NVFP4: sets global_scale_ to that of the first piece's item and all that run as one with it. Those that
-  /// are not in `pieces` as a whole are read through the source's maps.
+  /// NVFP4: sets global_scale_ to that of the first piece's item and all that run as one with it. Rows that
+  /// are not in `pieces` are read through the source's maps.
   Status FindSharedScale(std::span<const Piece> pieces, std::span<const SourceRows> rows);
   StatusOr<float> LargestOf(const Piece& piece, const SourceRows& rows, bool mapped);
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/round.h"
 #include "quantizer/checksum.h"
 #include "quantizer/stopwatch.h"
 
@@ -15,8 +16,6 @@ uint64_t ChecksumOf(std::span<const OutputExtent> extents) {
   for (const OutputExtent& extent : extents) sum.Add(extent.bytes.data(), extent.bytes.size());
   return sum.value();
 }
-
-std::span<std::byte> Bytes(const runtime::Buffer& buffer) { return {buffer.data(), buffer.size()}; }
 
 std::vector<OutputExtent> ExtentsOf(const OutputPlaces& places, std::span<std::byte> buffer) {
   std::vector<OutputExtent> extents;
@@ -50,20 +49,29 @@ std::span<const Piece> UnitStream::PiecesOf(size_t unit) const {
   return std::span(plan_.work.pieces).subspan(u.first, u.end - u.first);
 }
 
-Status UnitStream::CheckFinished() {
-  for (Slot& slot : slots_) {
-    ASSIGN_OR_RETURN(slot.source,
-                     runtime::Buffer::Allocate(static_cast<size_t>(plan_.work.source_bytes), false));
-    ASSIGN_OR_RETURN(slot.output,
-                     runtime::Buffer::Allocate(static_cast<size_t>(plan_.work.output_bytes), false));
+UnitStream::Room UnitStream::RoomOf(size_t unit, size_t slot) const {
+  const std::span<std::byte> all(memory_.data(), memory_.size());
+  const auto blocks = [](int64_t bytes) {
+    return static_cast<size_t>(base::RoundUp(bytes, runtime::kDirectBlock));
+  };
+  if (IsAlone(unit)) {
+    const size_t source = blocks(plan_.work.units[unit].source_bytes);
+    return {all.first(source), all.subspan(source)};
   }
+  const size_t source = blocks(plan_.work.source_bytes), output = blocks(plan_.work.output_bytes);
+  const std::span<std::byte> half = all.subspan(slot * (source + output), source + output);
+  return {half.first(source), half.subspan(source)};
+}
+
+Status UnitStream::CheckFinished() {
+  ASSIGN_OR_RETURN(memory_, runtime::Buffer::Allocate(static_cast<size_t>(plan_.work.buffer_bytes()), false));
   std::vector<bool> wrong(done_.size(), false);
   for (const Journal::Entry& entry : journal_.entries()) {
     if (entry.unit >= done_.size())
       return DataLoss("the journal names unit {} of {}", entry.unit, done_.size());
     if (done_[entry.unit]) continue;
     const std::vector<OutputExtent> extents =
-        ExtentsOf(PlacesOf(plan_.output, PiecesOf(entry.unit)), Bytes(slots_[0].output));
+        ExtentsOf(PlacesOf(plan_.output, PiecesOf(entry.unit)), RoomOf(entry.unit, 0).output);
     const StatusOr<runtime::AsyncFiles::Ticket> ticket = writer_.StartCheck(ShardOf(entry.unit), extents);
     bool right = ticket.ok();
     if (right) {
@@ -105,10 +113,7 @@ Status UnitStream::Begin(int layer) {
     }
     if (!done_[unit]) todo_.push_back(unit);
   }
-  for (size_t i = 0; i < std::min(todo_.size(), slots_.size()); ++i) {
-    RETURN_IF_ERROR(StartRead(todo_[i], slots_[i]));
-  }
-  return OkStatus();
+  return StartReads();
 }
 
 size_t UnitStream::NextItem() const {
@@ -126,17 +131,28 @@ StatusOr<UnitStream::Place> UnitStream::Next() {
   const std::vector<int64_t>& tensors = places_.tensors[piece_];
   out_.assign(tensors.size(), nullptr);
   for (size_t t = 0; t < tensors.size(); ++t) {
-    if (tensors[t] >= 0) out_[t] = slot.output.data() + tensors[t];
+    if (tensors[t] >= 0) out_[t] = slot.room.output.data() + tensors[t];
   }
   const Place place{PiecesOf(todo_[at_]).subspan(piece_), std::span(slot.loaded.rows).subspan(piece_), out_};
   ++piece_;
   return place;
 }
 
-Status UnitStream::StartRead(size_t unit, Slot& slot) {
-  ASSIGN_OR_RETURN(slot.loaded, reader_.Start(plan_.items, PiecesOf(unit), Bytes(slot.source)));
-  slot.reading = true;
-  counts_.read_bytes += slot.loaded.read_bytes;
+// Of the current unit and the next one, as far as there is room for both.
+Status UnitStream::StartReads() {
+  for (; started_ < std::min(todo_.size(), at_ + slots_.size()); ++started_) {
+    const size_t unit = todo_[started_];
+    if (IsAlone(unit) || (started_ > 0 && IsAlone(todo_[started_ - 1]))) {
+      if (started_ > at_) return OkStatus();  // when the current one is finished
+      RETURN_IF_ERROR(SettleAll());           // which may be written from there still
+    }
+    const size_t index = started_ % slots_.size();
+    Slot& slot = slots_[index];
+    slot.room = RoomOf(unit, index);
+    ASSIGN_OR_RETURN(slot.loaded, reader_.Start(plan_.items, PiecesOf(unit), slot.room.source));
+    slot.reading = true;
+    counts_.read_bytes += slot.loaded.read_bytes;
+  }
   return OkStatus();
 }
 
@@ -157,7 +173,7 @@ Status UnitStream::OpenUnit() {
 // Starts to write the current unit and to read the one that takes its place.
 Status UnitStream::CloseUnit() {
   Slot& slot = Current();
-  slot.extents = ExtentsOf(places_, Bytes(slot.output));
+  slot.extents = ExtentsOf(places_, slot.room.output);
   slot.writing = todo_[at_];
   slot.checksum = ChecksumOf(slot.extents);
   StatusOr<runtime::AsyncFiles::Ticket> ticket = writer_.Start(ShardOf(todo_[at_]), slot.extents);
@@ -167,9 +183,9 @@ Status UnitStream::CloseUnit() {
   }
   slot.ticket = *ticket;
   reader_.Forget(slot.loaded);
-  if (at_ + slots_.size() < todo_.size()) RETURN_IF_ERROR(StartRead(todo_[at_ + slots_.size()], slot));
   ++at_;
   piece_ = 0;
+  RETURN_IF_ERROR(StartReads());
   return Tell();
 }
 
@@ -220,7 +236,9 @@ Status UnitStream::Finish() {
 
 Status UnitStream::FinishShard(int shard) {
   finished_[shard] = true;
-  return writer_.Finish(shard, plan_.output.Header(plan_.output.shards[shard], plan_.items, options_.output));
+  const std::string header = plan_.output.Header(plan_.output.shards[shard], plan_.items, options_.output);
+  counts_.written_bytes += static_cast<int64_t>(header.size());
+  return writer_.Finish(shard, header);
 }
 
 void UnitStream::MarkDone(size_t unit) {

@@ -54,9 +54,13 @@ class UnitStream {
   const StreamCounts& counts() const { return counts_; }
 
  private:
-  // Memory of a unit on its way: read to `source`, worked into `output`, written from there.
+  // Of memory_, one of two halves, or all of it for a unit that is alone.
+  struct Room {
+    std::span<std::byte> source, output;
+  };
+  // A unit on its way: read to the room's source, worked into its output, written from there.
   struct Slot {
-    runtime::Buffer source, output;
+    Room room;
     LoadedUnit loaded;
     bool reading = false;
     size_t writing = 0;  // the unit being written, when `extents` is not empty
@@ -69,7 +73,9 @@ class UnitStream {
   int ShardOf(size_t unit) const { return plan_.output.items[PiecesOf(unit).front().item].shard; }
   int LayerOf(size_t unit) const { return plan_.items[PiecesOf(unit).front().item].layer; }
   Slot& Current() { return slots_[at_ % slots_.size()]; }
-  Status StartRead(size_t unit, Slot& slot);
+  Room RoomOf(size_t unit, size_t slot) const;
+  bool IsAlone(size_t unit) const { return plan_.work.units[unit].alone; }
+  Status StartReads();
   Status FinishRead(Slot& slot);
   Status OpenUnit();
   Status CloseUnit();
@@ -85,6 +91,7 @@ class UnitStream {
   runtime::AsyncFiles& io_;
   UnitReader& reader_;
   ShardWriter writer_;
+  runtime::Buffer memory_;
   std::array<Slot, 2> slots_;
   std::vector<bool> done_;    // [units]
   std::vector<size_t> left_;  // [shards] units
@@ -92,6 +99,7 @@ class UnitStream {
   int64_t done_bytes_ = 0;
   std::vector<size_t> todo_;  // units
   size_t at_ = 0;             // in todo_
+  size_t started_ = 0;        // units of todo_ whose reading was begun
   size_t piece_ = 0;          // in the current unit; 0: not open
   OutputPlaces places_;       // of the current unit
   std::vector<std::byte*> out_;

@@ -23,7 +23,7 @@ namespace {
 using checkpoint::Checkpoint;
 
 // The settings that a shard's metadata holds.
-StatusOr<OutputSettings> SettingsOf(const Checkpoint& quantized) {
+StatusOr<OutputSettings> StoredSettings(const Checkpoint& quantized) {
   if (!quantized.files().empty()) {
     const auto& file = quantized.files().front();
     ASSIGN_OR_RETURN(const checkpoint::Safetensors parsed,
@@ -241,24 +241,34 @@ class Verifier {
 
 }  // namespace
 
+StatusOr<OutputSettings> SettingsOf(const Checkpoint& quantized, const Checkpoint& source) {
+  ASSIGN_OR_RETURN(OutputSettings settings, StoredSettings(quantized));
+  if (!settings.analyzed()) return settings;
+  const std::string path = quantized.path() + "/" + kAnalysisFile;
+  ASSIGN_OR_RETURN(const models::DecoderSpec spec,
+                   models::SpecFromConfig(source.config(), models::ConfigFile(source)));
+  ASSIGN_OR_RETURN(Analysis analysis, Analysis::Load(path, "", spec.sandwich_norm));
+  if (analysis.Checksum() != settings.analysis_xxh3) {
+    return DataLoss("{}: is not the analysis that the weights were made with", path);
+  }
+  settings.analysis = std::make_shared<const Analysis>(std::move(analysis));
+  return settings;
+}
+
+QuantizeOptions OptionsOf(const OutputSettings& settings) {
+  QuantizeOptions options;
+  options.output = settings;
+  options.memory = int64_t{1} << 62;  // nothing is calibrated with it
+  options.sizes.unit_bytes = kLargestUnit;
+  return options;
+}
+
 StatusOr<VerifyReport> Verify(const Checkpoint& quantized, const Checkpoint& source,
                               const kernels::KernelTable& kernels, runtime::ThreadPool& pool,
                               const VerifyProgress& progress) {
   VerifyReport report;
-  ASSIGN_OR_RETURN(report.settings, SettingsOf(quantized));
-  QuantizeOptions options;
-  if (report.settings.analyzed()) {
-    const std::string path = quantized.path() + "/" + kAnalysisFile;
-    ASSIGN_OR_RETURN(const models::DecoderSpec spec,
-                     models::SpecFromConfig(source.config(), models::ConfigFile(source)));
-    ASSIGN_OR_RETURN(Analysis analysis, Analysis::Load(path, "", spec.sandwich_norm));
-    if (analysis.Checksum() != report.settings.analysis_xxh3) {
-      return DataLoss("{}: is not the analysis that the weights were made with", path);
-    }
-    report.settings.analysis = std::make_shared<const Analysis>(std::move(analysis));
-  }
-  options.output = report.settings;
-  options.memory = int64_t{1} << 62;  // nothing is calibrated here, and units have a largest size
+  ASSIGN_OR_RETURN(report.settings, SettingsOf(quantized, source));
+  const QuantizeOptions options = OptionsOf(report.settings);
   ASSIGN_OR_RETURN(const QuantizePlan plan, PlanQuantize(source, options));
   ASSIGN_OR_RETURN(const auto io, runtime::AsyncFiles::Create(runtime::AsyncFiles::Backend::kBest));
   ASSIGN_OR_RETURN(UnitReader reader, UnitReader::Create(source, false, *io));

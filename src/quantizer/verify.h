@@ -6,9 +6,15 @@
 #include <vector>
 
 #include "kernels/kernel_table.h"
-#include "quantizer/output_plan.h"
+#include "quantizer/quantize_plan.h"
 
 namespace moesaic::quantizer {
+
+/// What a folder says it was made with from `source`, its quantize.analysis included.
+StatusOr<OutputSettings> SettingsOf(const checkpoint::Checkpoint& quantized,
+                                    const checkpoint::Checkpoint& source);
+/// For a plan of such a folder, however much memory its run had.
+QuantizeOptions OptionsOf(const OutputSettings& settings);
 
 /// Errors of the linears whose names end alike.
 struct KindError {

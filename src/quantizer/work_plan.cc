@@ -10,33 +10,42 @@ namespace {
 
 using runtime::kDirectBlock;
 
-// Half a second of a disk of 512 MB/s: larger units would not make reads more sequential, only lose more work
-// when a run is killed.
-constexpr int64_t kLargestUnit = int64_t{256} << 20;
 // 4 MiB as f32: several tasks for every core, and little beside the units.
 constexpr int64_t kSlabValues = int64_t{1} << 20;
 // Direct reads take whole blocks of the file around each of up to four tensors.
 constexpr int64_t kAlignmentSlack = 4 * 2 * kDirectBlock;
+// That are written of one linear: codes, scales, a matrix's own scale, that of its inputs.
+constexpr int64_t kMostTensors = 4;
 
 class Cutter {
  public:
   Cutter(const std::vector<ModelItem>& items, const std::vector<SourceForm>& forms, const OutputPlan& output,
-         bool by_layer, int64_t unit_bytes)
-      : items_(items), forms_(forms), output_(output), by_layer_(by_layer), unit_bytes_(unit_bytes) {}
+         bool by_layer, const UnitSizes& sizes)
+      : items_(items),
+        forms_(forms),
+        output_(output),
+        by_layer_(by_layer),
+        unit_bytes_(sizes.unit_bytes > 0 ? sizes.unit_bytes : kLargestUnit),
+        alone_bytes_(sizes.alone_bytes) {}
 
   // Items [first, end) go into one unit if one holds them.
   void AddTogether(size_t first, size_t end) {
     Unit sum;
     for (size_t i = first; i < end; ++i) Count({i, 0, RowsOf(items_[i])}, &sum);
-    if (Bytes(sum) <= unit_bytes_) Open(first, sum);
-    for (size_t i = first; i < end; ++i) AddInSteps(i);
+    Piece next{first, 0, 0};  // not added yet
+    if (Bytes(sum) <= unit_bytes_) {
+      Open(first, sum);
+    } else if (alone_bytes_ > unit_bytes_) {
+      next = AddAlone(first, end);
+    }
+    for (; next.item < end; next = {next.item + 1, 0, 0}) AddInSteps(next.item, next.first);
   }
 
-  void AddInSteps(size_t item) {
+  void AddInSteps(size_t item, int64_t from) {
     const int64_t rows = RowsOf(items_[item]);
-    for (int64_t first = 0; first < rows;) {
+    for (int64_t first = from; first < rows;) {
       Piece piece{item, first, rows - first};
-      const Unit filled = plan_.units.empty() ? Unit{} : plan_.units.back();
+      const Unit filled = plan_.units.empty() || plan_.units.back().alone ? Unit{} : plan_.units.back();
       if (!Fits(filled, piece)) {
         // As many steps as still fit an empty unit.
         Unit step;
@@ -55,9 +64,15 @@ class Cutter {
 
   WorkPlan Take() {
     for (const Unit& unit : plan_.units) {
-      plan_.source_bytes = std::max(plan_.source_bytes, unit.source_bytes);
       const auto pieces = std::span(plan_.pieces).subspan(unit.first, unit.end - unit.first);
-      plan_.output_bytes = std::max(plan_.output_bytes, PlacesOf(output_, pieces).bytes);
+      const int64_t output_bytes = PlacesOf(output_, pieces).bytes;
+      if (unit.alone) {
+        const int64_t bytes = base::RoundUp(unit.source_bytes, kDirectBlock) + output_bytes;
+        plan_.alone_bytes = std::max(plan_.alone_bytes, bytes);
+        continue;
+      }
+      plan_.source_bytes = std::max(plan_.source_bytes, unit.source_bytes);
+      plan_.output_bytes = std::max(plan_.output_bytes, output_bytes);
     }
     for (size_t i = 0; i < items_.size(); ++i) {
       const int64_t rows = std::min(SlabRows(items_[i]), RowsOf(items_[i]));
@@ -85,13 +100,39 @@ class Cutter {
     return Bytes(unit) <= unit_bytes_;
   }
 
+  // A unit of as many rows of items [first, end), from the first on, as can be had alone. Returns what is
+  // left: the first item of which rows are not added, and the first of these.
+  Piece AddAlone(size_t first, size_t end) {
+    plan_.units.push_back({.first = plan_.pieces.size(), .end = plan_.pieces.size(), .alone = true});
+    for (size_t item = first; item < end; ++item) {
+      if (output_.items[item].shard != output_.items[first].shard) return {item, 0, 0};
+      const int64_t rows = RowsOf(items_[item]);
+      Piece piece{item, 0, rows};
+      while (piece.rows > 0 && !FitsAlone(piece)) piece.rows = (piece.rows - 1) / kRowStep * kRowStep;
+      if (piece.rows > 0) Put(piece);
+      if (piece.rows < rows) {
+        if (plan_.units.back().first == plan_.units.back().end) plan_.units.pop_back();
+        return {item, piece.rows, 0};
+      }
+    }
+    return {end, 0, 0};
+  }
+
+  // Whether the last unit, which is alone, has room for `piece` with all that alignment may take.
+  bool FitsAlone(const Piece& piece) const {
+    Unit unit = plan_.units.back();
+    Count(piece, &unit);
+    const auto pieces = static_cast<int64_t>(unit.end - unit.first) + 1;
+    return Bytes(unit) + kDirectBlock * (1 + pieces * kMostTensors) <= alone_bytes_;
+  }
+
   // Begins a unit where the last one has no room for `more`, or belongs to another shard than `item`.
   void Open(size_t item, const Unit& more) {
     if (!plan_.units.empty()) {
       const Unit& last = plan_.units.back();
       if (last.first == last.end) return;  // opened for what comes now
       const size_t before = plan_.pieces.back().item;
-      const bool same = output_.items[before].shard == output_.items[item].shard &&
+      const bool same = !last.alone && output_.items[before].shard == output_.items[item].shard &&
                         (!by_layer_ || items_[before].layer == items_[item].layer);
       if (same && Bytes(last) + Bytes(more) <= unit_bytes_) return;
     }
@@ -108,7 +149,7 @@ class Cutter {
   const std::vector<SourceForm>& forms_;
   const OutputPlan& output_;
   bool by_layer_;
-  int64_t unit_bytes_;
+  int64_t unit_bytes_, alone_bytes_;
   WorkPlan plan_;
 };
 
@@ -164,9 +205,42 @@ OutputPlaces PlacesOf(const OutputPlan& output, std::span<const Piece> pieces) {
   return places;
 }
 
+int64_t WorkPlan::buffer_bytes() const {
+  const int64_t two =
+      2 * (base::RoundUp(source_bytes, kDirectBlock) + base::RoundUp(output_bytes, kDirectBlock));
+  return std::max(two, alone_bytes);
+}
+
+std::pair<size_t, size_t> FusedWith(const std::vector<ModelItem>& items, size_t item) {
+  const int fused = items[item].fused;
+  size_t first = item, end = item + 1;
+  while (fused >= 0 && first > 0 && items[first - 1].fused == fused) --first;
+  while (fused >= 0 && end < items.size() && items[end].fused == fused) ++end;
+  return {first, end};
+}
+
+std::vector<Piece> RowsBeside(const std::vector<ModelItem>& items, size_t first, size_t end,
+                              std::span<const Piece> pieces) {
+  std::vector<Piece> beside;
+  const auto add = [&](size_t item, int64_t from, int64_t to) {
+    if (from < to) beside.push_back({item, from, to - from});
+  };
+  for (size_t i = first; i < end; ++i) {
+    int64_t from = RowsOf(items[i]), to = from;  // of the pieces
+    for (const Piece& piece : pieces) {
+      if (piece.item != i) continue;
+      from = std::min(from, piece.first);
+      to = piece.first + piece.rows;
+    }
+    add(i, 0, from);
+    add(i, to, RowsOf(items[i]));
+  }
+  return beside;
+}
+
 WorkPlan CutWork(const std::vector<ModelItem>& items, const std::vector<SourceForm>& forms,
-                 const OutputPlan& output, const CutOptions& options, int64_t unit_bytes) {
-  Cutter cutter(items, forms, output, options.by_layer, unit_bytes > 0 ? unit_bytes : kLargestUnit);
+                 const OutputPlan& output, const CutOptions& options, const UnitSizes& sizes) {
+  Cutter cutter(items, forms, output, options.by_layer, sizes);
   for (size_t i = 0; i < items.size();) {
     if (items[i].elements() == 0) {
       ++i;
@@ -176,33 +250,35 @@ WorkPlan CutWork(const std::vector<ModelItem>& items, const std::vector<SourceFo
     size_t end = i + 1;
     const OutputItem& item = output.items[i];
     if (item.form == Form::kRounded && item.precision.is(Scheme::kNvfp4)) {
-      while (end < items.size() && items[i].fused >= 0 && items[end].fused == items[i].fused) ++end;
+      end = FusedWith(items, i).second;
       cutter.AddTogether(i, end);
     } else {
-      cutter.AddInSteps(i);
+      cutter.AddInSteps(i, 0);
     }
     i = end;
   }
   return cutter.Take();
 }
 
-StatusOr<int64_t> FitUnits(const std::vector<ModelItem>& items, const std::vector<SourceForm>& forms,
-                           const OutputPlan& output, const CutOptions& options, int64_t memory) {
+StatusOr<UnitSizes> FitUnits(const std::vector<ModelItem>& items, const std::vector<SourceForm>& forms,
+                             const OutputPlan& output, const CutOptions& options, int64_t memory) {
+  int64_t low = 1;  // every unit as small as can be
+  const WorkPlan smallest = CutWork(items, forms, output, options, {.unit_bytes = low});
+  if (smallest.bytes() > memory) {
+    return ResourceExhausted("{} bytes of memory are left for buffers, {} are needed",
+                             std::max<int64_t>(memory, 0), smallest.bytes());
+  }
+  const int64_t alone_bytes = memory - smallest.slab_bytes();
   const auto fits = [&](int64_t unit_bytes) {
-    return CutWork(items, forms, output, options, unit_bytes).bytes() <= memory;
+    return CutWork(items, forms, output, options, {unit_bytes, alone_bytes}).bytes() <= memory;
   };
   int64_t high = kLargestUnit;
-  if (fits(high)) return high;
-  int64_t low = 1;  // every unit as small as can be
-  if (const int64_t least = CutWork(items, forms, output, options, low).bytes(); least > memory) {
-    return ResourceExhausted("{} bytes of memory are left for buffers, {} are needed",
-                             std::max<int64_t>(memory, 0), least);
-  }
+  if (fits(high)) return UnitSizes{high, alone_bytes};
   while (high - low > std::max<int64_t>(low / 16, 4096)) {
     const int64_t middle = low + (high - low) / 2;
     (fits(middle) ? low : high) = middle;
   }
-  return low;
+  return UnitSizes{low, alone_bytes};
 }
 
 }  // namespace moesaic::quantizer

@@ -20,7 +20,8 @@ class WorkPlanTest : public ::testing::Test {
     settings_.shard_bytes = shard_bytes;
     output_ = *PlanOutput(items_, forms_, settings_);
   }
-  WorkPlan Cut(int64_t unit_bytes) const { return CutWork(items_, forms_, output_, {}, unit_bytes); }
+  WorkPlan Cut(int64_t unit_bytes) const { return Cut(UnitSizes{.unit_bytes = unit_bytes}); }
+  WorkPlan Cut(const UnitSizes& sizes) const { return CutWork(items_, forms_, output_, {}, sizes); }
 
   // Every row of every item once and in order, every output byte once; units of one shard.
   void CheckWhole(const WorkPlan& plan) const {
@@ -45,8 +46,8 @@ class WorkPlanTest : public ::testing::Test {
         EXPECT_EQ(output_.items[plan.pieces[piece].item].shard,
                   output_.items[plan.pieces[unit.first].item].shard);
       }
-      EXPECT_LE(unit.source_bytes, plan.source_bytes);
-      EXPECT_LE(unit.output_bytes, plan.output_bytes);
+      EXPECT_LE(unit.source_bytes, unit.alone ? plan.alone_bytes : plan.source_bytes);
+      EXPECT_LE(unit.output_bytes, unit.alone ? plan.alone_bytes : plan.output_bytes);
       bytes += unit.output_bytes;
     }
     EXPECT_EQ(piece, plan.pieces.size());
@@ -109,14 +110,63 @@ TEST_F(WorkPlanTest, LinearsThatShareAScaleStayTogether) {
   EXPECT_EQ(small.units.size(), 10U);
 }
 
+TEST_F(WorkPlanTest, LinearsThatShareAScaleAreAloneWhereTheyAreTooLargeForAUnit) {
+  Add("a", 256, 256);
+  Add("gate", 1000, 512, 0);
+  Add("up", 1000, 512, 0);
+  Add("down", 512, 1008);
+  Plan(Scheme::kNvfp4);
+  // Of one of gate and up: 1.3 MB with its output. Both fit one of 3 MB.
+  const WorkPlan whole = Cut({.unit_bytes = 1'500'000, .alone_bytes = 3'000'000});
+  CheckWhole(whole);
+  ASSERT_EQ(whole.units.size(), 3U);
+  EXPECT_FALSE(whole.units[0].alone);
+  EXPECT_TRUE(whole.units[1].alone);
+  EXPECT_EQ(whole.units[1].end - whole.units[1].first, 2U);
+  EXPECT_FALSE(whole.units[2].alone);
+  EXPECT_LE(whole.alone_bytes, 3'000'000);
+  EXPECT_GE(whole.buffer_bytes(), whole.alone_bytes);
+  EXPECT_GE(whole.buffer_bytes(), 2 * (whole.source_bytes + whole.output_bytes));
+  // As many rows as there is room for; the rest comes in units like others.
+  for (const int64_t alone_bytes : {400'000, 700'000, 1'000'000, 2'000'000, 2'600'000}) {
+    SCOPED_TRACE(alone_bytes);
+    const WorkPlan part = Cut({.unit_bytes = 150'000, .alone_bytes = alone_bytes});
+    CheckWhole(part);
+    const auto alone = std::ranges::count(part.units, true, &Unit::alone);
+    EXPECT_GE(alone, 2);  // of a or gate and up, and of down
+    EXPECT_LE(part.alone_bytes, alone_bytes);
+    EXPECT_GT(part.alone_bytes, alone_bytes / 2);
+  }
+  EXPECT_EQ(Cut({.unit_bytes = 150'000, .alone_bytes = 100'000}).alone_bytes, 0);
+}
+
+TEST_F(WorkPlanTest, RowsBesideAUnitAreThoseThatItHasNot) {
+  Add("a", 256, 256);
+  Add("gate", 1000, 512, 0);
+  Add("up", 1000, 512, 0);
+  using Rows = std::pair<size_t, std::pair<int64_t, int64_t>>;
+  const auto beside = [&](std::vector<Piece> pieces) {
+    std::vector<Rows> rows;
+    for (const Piece& piece : RowsBeside(items_, 1, 3, pieces)) {
+      rows.push_back({piece.item, {piece.first, piece.rows}});
+    }
+    return rows;
+  };
+  EXPECT_EQ(FusedWith(items_, 0), std::pair(size_t{0}, size_t{1}));
+  EXPECT_EQ(FusedWith(items_, 2), std::pair(size_t{1}, size_t{3}));
+  EXPECT_TRUE(beside({{1, 0, 1000}, {2, 0, 1000}}).empty());
+  EXPECT_EQ(beside({{1, 128, 872}, {2, 0, 256}}), (std::vector<Rows>{{1, {0, 128}}, {2, {256, 744}}}));
+  EXPECT_EQ(beside({{2, 256, 128}}), (std::vector<Rows>{{1, {0, 1000}}, {2, {0, 256}}, {2, {384, 616}}}));
+}
+
 TEST_F(WorkPlanTest, UnitsFillTheMemoryAndNoMore) {
   for (int e = 0; e < 100; ++e) Add("expert" + std::to_string(e), 256, 1024);
   Plan(Scheme::kW8A8);
   const int64_t least = Cut(1).bytes();
   for (const int64_t memory : {least, least * 2, least * 5}) {
-    const StatusOr<int64_t> unit = FitUnits(items_, forms_, output_, {}, memory);
-    ASSERT_TRUE(unit.ok()) << unit.status();
-    EXPECT_LE(Cut(*unit).bytes(), memory);
+    const StatusOr<UnitSizes> sizes = FitUnits(items_, forms_, output_, {}, memory);
+    ASSERT_TRUE(sizes.ok()) << sizes.status();
+    EXPECT_LE(Cut(*sizes).bytes(), memory);
   }
   const Status none = FitUnits(items_, forms_, output_, {}, least - 1).status();
   EXPECT_EQ(none.code(), StatusCode::kResourceExhausted);

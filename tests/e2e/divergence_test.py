@@ -78,9 +78,13 @@ class DivergenceTest(unittest.TestCase):
         for part in ("KL(source || this)", "layer 3", "experts.down_proj", "read for a token"):
             self.assertIn(part, text)
         page = (self.int8 / "report.html").read_text()
-        self.assertEqual(page.count("<svg"), 2)
+        self.assertEqual(page.count("<svg"), 3)
         for outside in ("<script", "src=", "href=", "url("):
             self.assertNotIn(outside, page)
+        roofline = run("report", self.int8, "--source", TINY, "--roofline").stdout
+        for what in ("rounding", "processor, of all computing", "processor, of the run", "disk, of the run"):
+            self.assertRegex(roofline, rf"\| {what} +\| +[0-9.]+ \| +[0-9.]+ \| +[0-9.e+]+ % \|")
+        run("report", self.int8, "--roofline", code=2)
         (self.int8 / "quantize.json").write_text('{"stages": 3}')
         self.assertIn('quantize.json: "stages" must be a list, found 3', run("report", self.int8, code=1).stderr)
         (self.int8 / "quantize.json").unlink()

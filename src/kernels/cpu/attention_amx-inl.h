@@ -24,13 +24,13 @@ class Stream {
     int64_t units = 0;
     for (int part = 0; part < (t.value_offset == 0 ? 1 : 2); ++part) {
       for (int i = 0; i < kAttentionRuns && t.after[i] != nullptr; ++i) {
-        const std::byte* first = t.after[i] + (part == 0 ? 0 : t.value_offset);
+        const std::byte* first = t.after[i] + (part == 0 ? 0 : t.after_value_offset);
         const int64_t bytes = kRunKeys * (part == 0 ? t.key_stride : t.value_stride);
         parts_[count_++] = {first, first + bytes};
         units += bytes / kUnit;
         if (t.kv_dtype != tensor::DType::kI8) continue;
-        const int64_t scales = part == 1 ? t.value_scales : t.key_scales;
-        const int64_t rest = t.key_split < t.key_dim ? t.rest_scales : scales;
+        const int64_t scales = t.after_scales + (part == 1 ? t.value_scales : t.key_scales);
+        const int64_t rest = t.key_split < t.key_dim ? t.after_scales + t.rest_scales : scales;
         for (int byte = 0; byte < kRunKeys * 4; byte += 64) {
           _mm_prefetch(t.after[i] + scales + byte, _MM_HINT_T1);
           if (rest != scales) _mm_prefetch(t.after[i] + rest + byte, _MM_HINT_T1);

@@ -126,7 +126,7 @@ inline void ScoreGroup(const DigestScores& t, int first, int rows, int from, int
   for (int i = 0; i < kScoreRows; ++i) {
     for (int part = 0; part < 2; ++part) {
       bound[part][i] = 0;
-      bound[part][kScoreRows + i] = t.spreads == nullptr ? 0 : t.q_norms[2 * (first + i) + part];
+      bound[part][kScoreRows + i] = t.q_norms[2 * (first + i) + part];
     }
     open[i] = __builtin_inff();
     open[kScoreRows + i] = 0;
@@ -153,7 +153,7 @@ inline void ScoreGroup(const DigestScores& t, int first, int rows, int from, int
     Store(out, total);
     for (int i = 0; i < rows; ++i) {
       t.centers[(first + i) * t.stride + b] = out[i];
-      if (t.spreads != nullptr) t.spreads[(first + i) * t.stride + b] = out[kScoreRows + i];
+      t.spreads[(first + i) * t.stride + b] = out[kScoreRows + i];
     }
   }
 }

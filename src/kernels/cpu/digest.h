@@ -10,6 +10,11 @@ void DigestAvx512(const DigestTask& task);
 void DigestScoresAvx2(const DigestScores& scores);
 void DigestScoresAvx512(const DigestScores& scores);
 void DigestScoresAmx(const DigestScores& scores);  // dimensions of whole tiles; else as above
+void DigestEstimatesAvx2(const DigestEstimates& estimates);
+void DigestEstimatesAvx512(const DigestEstimates& estimates);
+void DigestEstimatesAmx(const DigestEstimates& estimates);
+void BlockSharesAvx2(float* scores, int rows, int blocks, float* shares);
+void BlockSharesAvx512(float* scores, int rows, int blocks, float* shares);
 void SketchScoresAvx2(const SketchScores& scores);
 void SketchScoresAvx512(const SketchScores& scores);
 void SketchScoresAmx(const SketchScores& scores);

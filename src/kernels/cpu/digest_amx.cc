@@ -48,12 +48,12 @@ inline void PackQueries(const DigestScores& t, Memory* m) {
         const __m512i upper_even = UpperBF16(even), upper_odd = UpperBF16(odd);
         high[i] = Pairs(upper_even, upper_odd);
         low[i] = Pairs(UpperBF16(RoundingError(even, upper_even)), UpperBF16(RoundingError(odd, upper_odd)));
-        if (t.spreads != nullptr) size[i] = Pairs(RoundedUp(Abs(even)), RoundedUp(Abs(odd)));
+        size[i] = Pairs(RoundedUp(Abs(even)), RoundedUp(Abs(odd)));
       }
       auto* tiles = m->queries[first / kGroup][s];
       StoreColumns(high, tiles[0]);
       StoreColumns(low, tiles[1]);
-      if (t.spreads != nullptr) StoreColumns(size, tiles[2]);
+      StoreColumns(size, tiles[2]);
     }
   }
 }
@@ -67,21 +67,19 @@ inline void WidenDigests(const DigestScores& t, int first, int count, Memory* m)
     const auto* centers = reinterpret_cast<const int8_t*>(&HeaderOf(t.digests[first + i]) + 1);
     const auto* radii = reinterpret_cast<const uint8_t*>(centers + t.key_dim);
     if (first + i + 4 < t.count) {  // a few ahead: they lie a block apart
-      const int64_t bytes = BoxBytes(t.key_dim) - (t.spreads == nullptr ? t.key_dim : 0);
-      for (int64_t byte = 0; byte < bytes; byte += 64) {
+      for (int64_t byte = 0; byte < BoxBytes(t.key_dim); byte += 64) {
         _mm_prefetch(t.digests[first + i + 4] + byte, _MM_HINT_T0);
       }
     }
     for (int d = 0; d < t.key_dim; d += kStep) {
       _mm512_store_si512(m->centers[i] + 2 * d, Narrow(Load(centers + d), Load(centers + d + 16)));
-      if (t.spreads == nullptr) continue;
       _mm512_store_si512(m->radii[i] + 2 * d, Narrow(Load(radii + d), Load(radii + d + 16)));
     }
   }
 }
 
 /// Products of 32 digests with a group's queries over dimensions [from, to).
-inline void Multiply(int group, int from, int to, bool spreads, Memory* m) {
+inline void Multiply(int group, int from, int to, Memory* m) {
   constexpr int64_t kStride = sizeof(m->centers[0]);
   Written();
   _tile_zero(0);
@@ -98,7 +96,6 @@ inline void Multiply(int group, int from, int to, bool spreads, Memory* m) {
     _tile_loadd(7, queries[1], 64);
     _tile_dpbf16ps(0, 4, 7);
     _tile_dpbf16ps(1, 5, 7);
-    if (!spreads) continue;
     _tile_loadd(4, m->radii[0] + 64 * s, kStride);
     _tile_loadd(5, m->radii[kTileRows] + 64 * s, kStride);
     _tile_loadd(6, queries[2], 64);
@@ -168,12 +165,11 @@ void DigestScoresAmx(const DigestScores& t) {
       for (int part = 0; part < 2; ++part) {
         if (ends[part] == ends[part + 1]) continue;
         alignas(64) float norms[kGroup] = {};
-        for (int i = 0; i < rows && t.spreads != nullptr; ++i) norms[i] = t.q_norms[2 * (row + i) + part];
-        Multiply(row / kGroup, ends[part], ends[part + 1], t.spreads != nullptr, &m);
+        for (int i = 0; i < rows; ++i) norms[i] = t.q_norms[2 * (row + i) + part];
+        Multiply(row / kGroup, ends[part], ends[part + 1], &m);
         AddPart(t, first, count, part, Load(norms), part == 1, &m);
       }
       WriteRows(m.totals[0], count, rows, t.centers + row * t.stride + first, t.stride);
-      if (t.spreads == nullptr) continue;
       WriteRows(m.totals[1], count, rows, t.spreads + row * t.stride + first, t.stride);
     }
   }

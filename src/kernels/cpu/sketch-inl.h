@@ -105,10 +105,8 @@ inline void AddLogarithms(const SketchScores& t, int first, int b, const int32_t
                            : Zero();
     }
     const V power = Mul(Sub(ToFloats(AsInts(SumEach(sums))), Set(kOne)), Set(kLn2 / kPower));
-    alignas(64) float logarithms[kLanes];
-    Store(logarithms, power);
-    for (int i = 0; i < kLanes && from + i < rows; ++i)
-      t.scores[(first + from + i) * t.stride + b] += logarithms[i];
+    float* scores = t.scores + (first / kScoreGroup * t.stride + b) * kScoreGroup + from;
+    Store(scores, Add(Load(scores), power));
   }
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "kernels/cpu/digest_round-inl.h"
 
@@ -81,13 +82,48 @@ void DigestScores(const kernels::DigestScores& t) {
           reach += std::abs(q[d]) * static_cast<float>(radii[d]);
         }
         center += products * header->center_scale[part];
-        if (t.spreads == nullptr) continue;
         spread +=
             std::min(reach * header->radius_scale[part], t.q_norms[2 * row + part] * header->ball[part]);
       }
       t.centers[row * t.stride + b] = center;
-      if (t.spreads != nullptr) t.spreads[row * t.stride + b] = spread;
+      t.spreads[row * t.stride + b] = spread;
     }
+  }
+}
+
+void DigestEstimates(const kernels::DigestEstimates& t) {
+  std::vector<float> q(t.key_dim);
+  for (int row = 0; row < t.rows; ++row) {
+    float norms[2] = {0, 0};
+    for (int d = 0; d < t.key_dim; ++d) {
+      q[d] = t.q[row * t.q_stride + d] * t.scale;
+      norms[d < t.key_split ? 0 : 1] += q[d] * q[d];
+    }
+    for (float& norm : norms) norm = std::sqrt(norm);
+    for (int b = 0; b < t.count; ++b) {
+      float center, spread;
+      DigestScores({q.data(), 0, norms, t.digests + b, 1, 1, t.key_dim, t.key_split, &center, &spread, 1});
+      t.scores[(row / kScoreGroup * t.stride + b) * kScoreGroup + row % kScoreGroup] =
+          center + t.share * spread;
+    }
+  }
+}
+
+void BlockShares(float* scores, int rows, int blocks, float* shares) {
+  for (int b = 0; b < blocks; ++b)
+    shares[b] = std::isnan(scores[b * kScoreGroup]) ? scores[b * kScoreGroup] : 0;
+  for (int row = 0; row < rows; ++row) {
+    float most = -std::numeric_limits<float>::infinity(), sum = 0;
+    for (int b = 0; b < blocks; ++b) {
+      const float x = scores[b * kScoreGroup + row];
+      most = x > most ? x : most;
+    }
+    for (int b = 0; b < blocks; ++b) {
+      float& x = scores[b * kScoreGroup + row];
+      x = std::isnan(x - most) ? 0 : std::exp(x - most);
+      sum += x;
+    }
+    for (int b = 0; b < blocks; ++b) shares[b] += sum > 0 ? scores[b * kScoreGroup + row] / sum : 0;
   }
 }
 
@@ -129,7 +165,8 @@ void SketchScores(const kernels::SketchScores& t) {
         }
         sum += std::exp(std::clamp(estimate, -kReach, kReach));
       }
-      t.scores[row * t.stride + b] += static_cast<float>(std::log(sum));
+      t.scores[(row / kScoreGroup * t.stride + b) * kScoreGroup + row % kScoreGroup] +=
+          static_cast<float>(std::log(sum));
     }
   }
 }

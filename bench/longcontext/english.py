@@ -1,0 +1,75 @@
+"""What a chat model is asked over long English documents: RULER's tasks (arXiv 2404.06654) in its noise of five sentences.
+
+- needle: one number, a document for each of ten depths
+- keys: ten cities, each with its number, far apart; all are asked for, one at a time
+- values: four numbers of one city; right if all are said
+- frequent: a list of words, two of which stand ten times as often as the others; right if both are said
+
+An answer is right if it has every word that is asked for. Lengths are in tokens of the model, about.
+"""
+import random
+
+NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+NOISE_TOKENS, NEEDLE_TOKENS, WORD_TOKENS = 25, 20, 2.2  # of most vocabularies, about
+TAIL = 120  # tokens left for question, template and answer
+CITIES = ("London Paris Berlin Madrid Rome Vienna Prague Oslo Cairo Tokyo Delhi Lima Athens Dublin Lisbon Warsaw Moscow Kiev "
+          "Boston Chicago Dallas Denver Houston Seattle Toronto Sydney Beijing Seoul Bangkok Jakarta Nairobi Lagos Havana "
+          "Bogota Santiago Geneva Zurich Munich Milan Naples").split()
+WORDS = ("apple river stone candle window garden bridge silver winter summer doctor mother letter button pencil bottle "
+         "rocket camera guitar basket butter cotton desert dragon engine flower forest hammer island jacket kitten ladder "
+         "market mirror monkey needle orange palace parrot planet pocket rabbit ribbon saddle school shadow spider spring "
+         "statue street sugar tailor temple ticket tunnel turtle valley velvet violin wallet").split()
+
+
+def statement(city, number):
+    return f"One of the special magic numbers for {city} is: {number}."
+
+
+def haystack(length, statements):
+    """Noise of about `length` tokens with (depth from 0 to 1, sentence) in it."""
+    lines = [NOISE] * ((length - TAIL - NEEDLE_TOKENS * len(statements)) // NOISE_TOKENS)
+    for depth, said in sorted(statements, reverse=True):
+        lines.insert(round(depth * len(lines)), said)
+    return "\n".join(lines)
+
+
+def asked(text, city, plural):
+    what = "are all the special magic numbers" if plural else "is the special magic number"
+    return ("Some special magic numbers are hidden within the following text. Make sure to memorize them. I will quiz you "
+            f"about the numbers afterwards.\n{text}\nWhat {what} for {city} mentioned in the provided text?")
+
+
+def questions(kind, length, share=1.0):
+    """[(prompt, words of a right answer)]. `share` of the usual number of documents, but for keys' one."""
+    made = []
+    count = max(1, round({"needle": 10, "keys": 1, "values": 5, "frequent": 5}[kind] * share))
+    for number in range(count):
+        rng = random.Random(f"{kind}|{length}|{number}")
+
+        def draw(rng=rng):
+            return str(rng.randrange(1_000_000, 10_000_000))
+
+        cities = rng.sample(CITIES, len(CITIES))
+        if kind == "needle":
+            magic = draw()
+            made.append((asked(haystack(length, [(number / max(1, count - 1), statement(cities[0], magic))]), cities[0], False), [magic]))
+        elif kind == "keys":
+            told = {city: draw() for city in cities[:10]}
+            text = haystack(length, [(i / (len(told) - 1), statement(*pair)) for i, pair in enumerate(told.items())])
+            made += [(asked(text, city, False), [magic]) for city, magic in told.items()]
+        elif kind == "values":
+            magic = [draw() for _ in range(4)]
+            text = haystack(length, [(rng.random(), statement(cities[0], one)) for one in magic])
+            made.append((asked(text, cities[0], True), magic))
+        else:
+            words = rng.sample(WORDS, len(WORDS))
+            times = (length - TAIL) / WORD_TOKENS / (len(words) - 2 + 20)
+            row = [word for i, word in enumerate(words) for _ in range(round(times * (10 if i < 2 else 1)))]
+            rng.shuffle(row)
+            made.append((f"Below is a list of words. Memorize the ones that appear most often.\n{' '.join(row)}\n"
+                         "What are the two most common words in the above list?", words[:2]))
+    return made
+
+
+def right(said, words):
+    return all(word in said for word in words)

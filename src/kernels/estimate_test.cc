@@ -1,0 +1,197 @@
+// What blocks are chosen by: every implementation that this processor can run, against ref.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "kernels/impl_list.h"
+#include "kernels/ref/digest.h"
+#include "kernels/test_context.h"
+#include "kernels/test_keys.h"
+
+namespace moesaic::kernels {
+namespace {
+
+struct Shape {
+  int key_dim, key_split;
+};
+// One part and two, of whole steps of tiles and not, and one of more steps than tiles take.
+constexpr Shape kShapes[] = {{8, 8},     {24, 24},  {40, 32},   {64, 64},     {104, 8},
+                             {128, 128}, {136, 72}, {576, 512}, {1024, 1024}, {1024, 8}};
+constexpr int kBlocks = 37, kStride = 40;
+
+// Digests as they come, but of any centers and radii: no keys are needed.
+std::vector<std::vector<std::byte>> RandomDigests(std::mt19937* rng, const Shape& shape) {
+  std::vector<std::vector<std::byte>> digests(kBlocks, std::vector<std::byte>(BoxBytes(shape.key_dim)));
+  for (auto& digest : digests) {
+    for (std::byte& byte : digest) byte = static_cast<std::byte>((*rng)() & 0xffU);
+    auto* centers = reinterpret_cast<int8_t*>(digest.data() + sizeof(DigestHeader));
+    for (int d = 0; d < shape.key_dim; ++d) centers[d] = std::max<int8_t>(centers[d], -127);
+    const std::vector<float> sizes = RandomValues(rng, 6, 1);
+    *reinterpret_cast<DigestHeader*>(digest.data()) = {
+        .center_scale = {std::abs(sizes[0]) / 100, std::abs(sizes[1]) / 100},
+        .radius_scale = {std::abs(sizes[2]) / 255, std::abs(sizes[3]) / 255},
+        .ball = {std::abs(sizes[4]) * 4, std::abs(sizes[5]) * 4},
+        .sketch = {}};
+  }
+  return digests;
+}
+
+class EstimateTest : public testing::TestWithParam<runtime::Isa> {
+ protected:
+  KernelTable kernels_ = SelectKernels(*runtime::LimitTo(runtime::DetectCpu(), GetParam()));
+
+  static size_t At(int row, int block) {
+    return (size_t(row / kScoreGroup) * kStride + block) * kScoreGroup + row % kScoreGroup;
+  }
+  static std::vector<float> Run(DigestEstimatesFn fn, const Shape& shape, const std::vector<float>& q,
+                                int rows, const std::vector<std::vector<std::byte>>& digests, float share) {
+    std::vector<const std::byte*> table;
+    for (const auto& digest : digests) table.push_back(digest.data());
+    std::vector<float> scores(At(rows / kScoreGroup * kScoreGroup + kScoreGroup, 0) + 1, -5);
+    fn({.q = q.data(),
+        .q_stride = shape.key_dim + 8,
+        .scale = 0.3F,
+        .digests = table.data(),
+        .rows = rows,
+        .count = static_cast<int>(digests.size()),
+        .key_dim = shape.key_dim,
+        .key_split = shape.key_split,
+        .share = share,
+        .scores = scores.data(),
+        .stride = kStride,
+        .ask = BoxBytes(shape.key_dim)});
+    return scores;
+  }
+};
+
+// Queries are rounded to half a step of 1/(127 * 128) of their part's largest element, their magnitudes to
+// half a step of 1/254; sums of floats, to key_dim + 8 units of 2^-24 of the sum of magnitudes.
+TEST_P(EstimateTest, MatchRef) {
+  std::mt19937 rng(1);
+  for (const Shape& shape : kShapes) {
+    for (const int rows : {1, 3, 8, 16, 21, 40, 128}) {
+      if (rows == 128 && shape.key_dim != 40) continue;
+      std::vector<float> q = RandomValues(&rng, size_t(rows) * (shape.key_dim + 8), 1);
+      q[shape.key_dim / 2] *= 30;  // as queries are
+      const auto digests = RandomDigests(&rng, shape);
+      for (const float share : {0.0F, 0.2F}) {
+        const std::vector<float> ours = Run(kernels_.digest_estimates, shape, q, rows, digests, share);
+        const std::vector<float> ref = Run(ref::DigestEstimates, shape, q, rows, digests, share);
+        for (int r = 0; r < rows; ++r) {
+          EXPECT_EQ(ours[At(r, kBlocks)], -5);
+          double largest[2] = {};
+          const auto at = [&](int d) { return 0.3 * std::abs(q[size_t(r) * (shape.key_dim + 8) + d]); };
+          for (int d = 0; d < shape.key_dim; ++d) {
+            double& most = largest[d < shape.key_split ? 0 : 1];
+            most = std::max(most, at(d));
+          }
+          for (int b = 0; b < kBlocks; ++b) {
+            const auto& header = *reinterpret_cast<const DigestHeader*>(digests[b].data());
+            const auto* centers = reinterpret_cast<const int8_t*>(&header + 1);
+            const auto* radii = reinterpret_cast<const uint8_t*>(centers + shape.key_dim);
+            double allowed = 1e-6;
+            for (int d = 0; d < shape.key_dim; ++d) {
+              const int part = d < shape.key_split ? 0 : 1;
+              const double center = std::abs(centers[d]) * header.center_scale[part];
+              const double radius = share * radii[d] * header.radius_scale[part];
+              allowed += (center / (2 * 127 * 128) + radius / (2 * 254)) * largest[part] +
+                         (shape.key_dim + 8) * 0x1p-24 * (center + radius) * at(d);
+            }
+            ASSERT_NEAR(ours[At(r, b)], ref[At(r, b)], allowed)
+                << shape.key_dim << ", " << shape.key_split << ", rows " << rows << ", share " << share;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(EstimateTest, RowsAndBlocksAreAlone) {
+  std::mt19937 rng(2);
+  for (const Shape& shape : kShapes) {
+    const int row_floats = shape.key_dim + 8;
+    const std::vector<float> q = RandomValues(&rng, size_t(37) * row_floats, 1);
+    const auto digests = RandomDigests(&rng, shape);
+    const std::vector<float> all = Run(kernels_.digest_estimates, shape, q, 37, digests, 0.2F);
+    for (const int r : {0, 7, 15, 16, 36}) {
+      const std::vector<float> one(q.begin() + int64_t{r} * row_floats,
+                                   q.begin() + int64_t{r + 1} * row_floats);
+      for (const int b : {0, 3, 15, 33, 36}) {
+        EXPECT_EQ(Run(kernels_.digest_estimates, shape, one, 1, {digests[b]}, 0.2F)[0], all[At(r, b)]);
+      }
+    }
+  }
+}
+
+// What is not a number stays with the row or the digest that has it; nothing is divided by nothing.
+TEST_P(EstimateTest, NotFiniteAndZero) {
+  std::mt19937 rng(3);
+  for (const Shape& shape : {Shape{128, 128}, Shape{40, 32}}) {
+    std::vector<float> q = RandomValues(&rng, size_t(4) * (shape.key_dim + 8), 1);
+    auto digests = RandomDigests(&rng, shape);
+    reinterpret_cast<DigestHeader*>(digests[5].data())->center_scale[0] =
+        std::numeric_limits<float>::quiet_NaN();
+    q[shape.key_dim + 8 + 3] = std::numeric_limits<float>::quiet_NaN();
+    std::fill_n(q.begin() + 2 * int64_t{shape.key_dim + 8}, shape.key_dim, 0.0F);
+    const std::vector<float> scores = Run(kernels_.digest_estimates, shape, q, 4, digests, 0.2F);
+    for (int b = 0; b < kBlocks; ++b) {
+      EXPECT_EQ(std::isnan(scores[At(0, b)]), b == 5);
+      EXPECT_TRUE(std::isnan(scores[At(1, b)]));
+      if (b != 5) {
+        EXPECT_EQ(scores[At(2, b)], 0);
+      }
+      EXPECT_EQ(std::isnan(scores[At(3, b)]), b == 5);
+    }
+  }
+}
+
+// Exp is off by 2^-23 of itself, its argument by 2^-24 of up to 200; sums are of numbers above 0.
+TEST_P(EstimateTest, SharesMatchDouble) {
+  std::mt19937 rng(4);
+  for (const int rows : {1, 5, 8, 9, 16}) {
+    for (const int blocks : {1, 3, 4, 37, 256}) {
+      std::vector<float> scores = RandomValues(&rng, size_t(blocks) * kScoreGroup, 30);
+      const float nan = std::numeric_limits<float>::quiet_NaN();
+      for (int b = 0; b < blocks; ++b) {
+        for (int r = rows; r < kScoreGroup; ++r) scores[b * kScoreGroup + r] = r % 2 == 0 ? nan : 1e30F;
+      }
+      if (blocks > 4) std::fill_n(scores.begin() + 3 * kScoreGroup, rows, nan);
+      std::vector<double> expected(blocks, 0);
+      for (int r = 0; r < rows; ++r) {
+        double most = -1e30, sum = 0;
+        const auto at = [&](int b) { return double{scores[size_t(b) * kScoreGroup + r]}; };
+        for (int b = 0; b < blocks; ++b) most = at(b) > most ? at(b) : most;
+        for (int b = 0; b < blocks; ++b) sum += std::isnan(at(b)) ? 0 : std::exp(at(b) - most);
+        for (int b = 0; b < blocks; ++b) expected[b] += std::exp(at(b) - most) / sum;
+      }
+      std::vector<float> shares(blocks + 1, 7);
+      kernels_.block_shares(scores.data(), rows, blocks, shares.data());
+      for (int b = 0; b < blocks; ++b) {
+        if (blocks > 4 && b == 3) {
+          EXPECT_TRUE(std::isnan(shares[b]));
+        } else {
+          EXPECT_NEAR(shares[b], expected[b], expected[b] * 4e-5 + 1e-30)
+              << rows << " " << blocks << " " << b;
+        }
+      }
+      EXPECT_EQ(shares[blocks], 7);
+    }
+  }
+}
+
+std::vector<runtime::Isa> OnHost() {
+  std::vector<runtime::Isa> found;
+  for (const auto& impl : DigestEstimatesImpls()) {
+    if (runtime::DetectCpu().Has(impl.needs)) found.push_back(impl.needs);
+  }
+  return found;
+}
+INSTANTIATE_TEST_SUITE_P(Host, EstimateTest, testing::ValuesIn(OnHost()), IsaTestName);
+
+}  // namespace
+}  // namespace moesaic::kernels

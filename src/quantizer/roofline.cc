@@ -1,0 +1,74 @@
+#include "quantizer/roofline.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "kernels/probe.h"
+#include "quantizer/calibration_forecast.h"
+#include "quantizer/machine_rates.h"
+#include "quantizer/panel_product.h"
+#include "quantizer/verify.h"
+
+namespace moesaic::quantizer {
+namespace {
+
+using tensor::PackedFormat;
+
+// Nothing but operations, two of a multiplication and its addition: a Hessian's half, a third of the inputs'
+// cube for a factor, thrice where it is multiplied in halves, and the half of all products for feedback.
+CalibrationRates RatesAtPeak(double bf16, double f32, bool halves) {
+  CalibrationRates rates;
+  rates.hessian.product = rates.round.rows.product = 1 / bf16;
+  rates.factor.product = halves ? 1 / bf16 : 1 / (3 * f32);
+  rates.forward = rates.forward_kept = 2 / bf16;
+  rates.attention = 2 / f32;
+  return rates;
+}
+
+}  // namespace
+
+StatusOr<Roofline> MeasureRoofline(const checkpoint::Checkpoint& quantized,
+                                   const checkpoint::Checkpoint& source, const kernels::KernelTable& kernels,
+                                   runtime::ThreadPool& pool, double read_bytes, double written_bytes) {
+  ASSIGN_OR_RETURN(const OutputSettings settings, SettingsOf(quantized, source));
+  ASSIGN_OR_RETURN(const QuantizePlan plan, PlanQuantize(source, OptionsOf(settings)));
+  ASSIGN_OR_RETURN(const MachineRates rates,
+                   MeasureRates(source, settings, kernels, pool, quantized.path(), /*direct=*/false));
+  Roofline roofline;
+  const double read = read_bytes / rates.read, written = written_bytes / rates.write;
+  roofline.disk_seconds = rates.same_disk ? read + written : std::max(read, written);
+  double values = 0;
+  for (size_t i = 0; i < plan.items.size(); ++i) {
+    if (plan.output.items[i].form == Form::kRounded) values += static_cast<double>(plan.items[i].elements());
+  }
+  roofline.rates =
+      fmt::format("the disk reads {:.3g} GB/s and writes {:.3g}", 1e-9 * rates.read, 1e-9 * rates.write);
+  if (!settings.gptq && rates.round > 0) {
+    roofline.stages.emplace_back("rounding", values / rates.round);
+    roofline.rates += fmt::format("; {:.3g}M values are rounded a second", 1e-6 * rates.round);
+  }
+  if (!settings.calibrated()) return roofline;
+  double bf16 = 0, f32 = 0;
+  for (const kernels::DotPeak& peak : kernels::MeasureDotPeaks(runtime::DetectCpu(), &pool)) {
+    if (peak.format == PackedFormat::kF32) f32 = peak.all_threads;
+    if (peak.format == PackedFormat::kBF16) bf16 = peak.all_threads;
+  }
+  bf16 = std::max(bf16, f32);
+  if (!(f32 > 0)) return roofline;  // no vector instructions
+  runtime::Arena scratch;
+  const kernels::ExecContext ctx{.kernels = &kernels, .pool = &pool, .scratch = &scratch};
+  const CalibrationForecast least =
+      ForecastCalibration(plan, settings, RatesAtPeak(bf16, f32, MultipliesHalves(ctx)));
+  if (settings.gptq) {
+    roofline.stages.emplace_back("hessians", least.hessian_seconds);
+    roofline.stages.emplace_back("factors", least.factor_seconds);
+    roofline.stages.emplace_back("rounding", least.round_seconds);
+  }
+  roofline.stages.emplace_back("forward", least.forward_seconds);
+  roofline.rates +=
+      fmt::format("; dot products of bf16 reach {:.3g} operations a second, of f32 {:.3g}", bf16, f32);
+  return roofline;
+}
+
+}  // namespace moesaic::quantizer

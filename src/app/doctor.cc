@@ -110,10 +110,12 @@ json MachineJson(const runtime::Topology& topology, const runtime::CpuFeatures& 
   return machine;
 }
 
+constexpr char kNoCard[] = "NVIDIA's driver finds no card";
+
 std::string DevicesText() {
   const StatusOr<std::vector<kernels::DeviceEntry>> devices = kernels::ListDevices();
   if (!devices.ok()) return fmt::format("devices  none: {}\n", Message(devices.status()));
-  if (devices->empty()) return "devices  none: NVIDIA's driver finds no card\n";
+  if (devices->empty()) return fmt::format("devices  none: {}\n", kNoCard);
   std::vector<std::vector<std::string>> rows = {{"device", "card", "compute capability", "memory"}};
   for (const kernels::DeviceEntry& entry : *devices) {
     rows.push_back(
@@ -122,10 +124,15 @@ std::string DevicesText() {
   return FormatTable(rows, false);
 }
 
-json DevicesJson() {
+// `why`: there are none; else empty.
+json DevicesJson(std::string* why) {
   json list = json::array();
   const StatusOr<std::vector<kernels::DeviceEntry>> devices = kernels::ListDevices();
-  if (!devices.ok()) return list;
+  if (!devices.ok()) {
+    *why = Message(devices.status());
+    return list;
+  }
+  if (devices->empty()) *why = kNoCard;
   for (const kernels::DeviceEntry& entry : *devices) {
     list.push_back({{"device", entry.device},
                     {"card", entry.name},
@@ -211,12 +218,14 @@ Status RunDoctor(const Options& options) {
     ASSIGN_OR_RETURN(speeds, Measure(cpu));
   }
   if (options.json) {
+    std::string why_no_devices;
     json report = {{"version", MOESAIC_VERSION},
                    {"machine", MachineJson(topology, cpu)},
-                   {"devices", DevicesJson()},
+                   {"devices", DevicesJson(&why_no_devices)},
                    {"kernels", KernelsJson(kernels)},
                    {"tuning", TuningJson(kernels, tuning.text, machine)},
                    {"libraries", json::object()}};
+    if (!why_no_devices.empty()) report["why_no_devices"] = why_no_devices;
     if (speeds) report["measured"] = SpeedsJson(*speeds);
     for (const auto& [name, version] : Libraries()) report["libraries"][name] = version;
     Print("{}\n", report.dump(2));

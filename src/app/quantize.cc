@@ -297,6 +297,9 @@ Status RunPlan(const Options& options, const quantizer::QuantizeOptions& parsed,
 // Null: the processor.
 StatusOr<std::unique_ptr<kernels::Device>> OpenDevice(const Options& options) {
   if (options.device == "cpu") return nullptr;
+  if (const Status named = kernels::CardOf(options.device).status(); !named.ok()) {
+    return Annotate(named, "--device " + options.device);
+  }
   if (options.plan) {
     return InvalidArgument("--plan foretells the processor's time: leave out --device {}", options.device);
   }

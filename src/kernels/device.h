@@ -43,6 +43,9 @@ enum class DeviceKernel : uint8_t {
 };
 inline constexpr int kDeviceKernels = 8;
 
+/// A library that counts a matrix's elements in 32 bits takes no larger one: 46,340 x 46,340 < 2^31.
+inline constexpr int kMostCholesky = 46340;
+
 /// Calls come from one thread at a time and are carried out one after another. A call may fail for one before
 /// it: what was asked for is there when Download has returned.
 class Device {
@@ -59,7 +62,8 @@ class Device {
 
   virtual Status Gemm(const DeviceGemm& gemm) = 0;
   /// Turns the symmetric matrix [k, k] into L, L L^T = matrix: L(r, c) is matrix[c * k + r] for r >= c, and
-  /// what is elsewhere may be anything. False: it is not positive definite. Takes CholeskyBytes(k) of `work`.
+  /// what is elsewhere may be anything; k is at most kMostCholesky. False: it is not positive definite. Takes
+  /// CholeskyBytes(k) of `work`.
   virtual StatusOr<bool> Cholesky(float* matrix, int k, void* work) = 0;
   virtual StatusOr<int64_t> CholeskyBytes(int k) = 0;
   /// Runs `blocks` blocks of `threads` threads. `arguments`: a struct of gptq_args.h, copied by the call.
@@ -91,8 +95,11 @@ class DeviceBuffer {
   std::unique_ptr<void, DeviceFree> memory_;
 };
 
+/// N of "cuda:N", 0 of "cuda"; another name is an error.
+StatusOr<int> CardOf(const std::string& device);
+
 /// Opens "cuda" or "cuda:N". What is missing for it (a driver, a library, the card) is an error that names
-/// it.
+/// it, and so is a card that gives wrong results (cuda/device_check.h).
 StatusOr<std::unique_ptr<Device>> OpenDevice(const std::string& device);
 
 /// The cards that OpenDevice's "cuda:0", "cuda:1", ... would be; an error says why none can be had.

@@ -23,6 +23,9 @@ constexpr int kRowsAtOnce = 128;
 // What the driver and the libraries take of a card beside, estimated high.
 constexpr int64_t kLibraryBytes = int64_t{512} << 20;
 
+// Of a shape without rows, which has no scales.
+constexpr Grid kAnyGrid{GridKind::kInt8Channel, 0};
+
 static_assert(kBlock == kernels::cuda::kBlockColumns);
 
 int PaddedOf(int k) { return base::RoundUp(k, kBlock); }
@@ -49,6 +52,11 @@ class Scratch {
 StatusOr<DeviceGptq::Sizes> DeviceGptq::SizesOf(kernels::Device& device, const Shape& shape) {
   constexpr int64_t kFloat = sizeof(float), kHalf = sizeof(uint16_t);
   const int64_t k = shape.k, padded = PaddedOf(shape.k), rows = base::RoundUp(shape.n, kBlockRows);
+  if (padded > kernels::kMostCholesky) {
+    return Unimplemented(
+        "a linear of {} inputs is too wide for {}, whose library factors up to {}: leave --device out", k,
+        device.info().name, kernels::kMostCholesky / kBlock * kBlock);
+  }
   Sizes sizes = {};
   sizes[kSums] = sizes[kMatrix] = padded * padded * kFloat;
   ASSIGN_OR_RETURN(sizes[kWork], device.CholeskyBytes(static_cast<int>(padded)));
@@ -84,11 +92,24 @@ StatusOr<std::unique_ptr<GptqStage>> DeviceGptq::Create(kernels::Device& device,
         device.info().name, needed, kLibraryBytes, free);
   }
   std::unique_ptr<DeviceGptq> stage(new DeviceGptq(device));
+  stage->bytes_ = most;
   for (int part = 0; part < kParts; ++part) {
     if (most[part] == 0) continue;
     ASSIGN_OR_RETURN(stage->memory_[part], kernels::DeviceBuffer::Allocate(device, most[part]));
   }
   return stage;
+}
+
+Status DeviceGptq::CheckFits(const Shape& shape) const {
+  ASSIGN_OR_RETURN(const Sizes sizes, SizesOf(device_, shape));
+  for (int part = 0; part < kParts; ++part) {
+    if (sizes[part] > bytes_[part]) {
+      return Status(StatusCode::kInternal,
+                    fmt::format("{} rows of {} inputs need {} bytes on {}, of which {} were taken", shape.n,
+                                shape.k, sizes[part], device_.info().name, bytes_[part]));
+    }
+  }
+  return OkStatus();
 }
 
 Status DeviceGptq::Launch(DeviceKernel kernel, int64_t threads, const void* arguments) {
@@ -137,6 +158,7 @@ Status DeviceGptq::AddTokens(const kernels::ExecContext& ctx, int k, const Token
 Status DeviceGptq::SumUp(const kernels::ExecContext& ctx, int k, const InputSource& inputs,
                          TokenWeight* seen) {
   const int64_t padded = PaddedOf(k);
+  RETURN_IF_ERROR(CheckFits({kAnyGrid, 0, k}));
   RETURN_IF_ERROR(device_.Zero(at<void>(kSums), padded * padded * int64_t{sizeof(float)}));
   Status failed;
   RETURN_IF_ERROR(inputs([&](const TokenRows& tokens) {
@@ -167,6 +189,7 @@ Status DeviceGptq::Gather(const kernels::ExecContext& ctx, const InputSource& in
 StatusOr<const HessianFactor*> DeviceGptq::Factor(const kernels::ExecContext& ctx, const Hessian& hessian,
                                                   const FactorOptions& options) {
   const int k = hessian.k(), padded = PaddedOf(k);
+  RETURN_IF_ERROR(CheckFits({kAnyGrid, 0, k}));
   ASSIGN_OR_RETURN(const float mean,
                    BeginFactor(
                        k, hessian.weight(), options, [&](int i) { return hessian.sums(i)[i]; }, &factor_));
@@ -244,6 +267,7 @@ StatusOr<QuantizedMatrix> DeviceGptq::Round(const kernels::ExecContext& ctx, con
                                             const float* rows, int n, int k, const HessianFactor& factor,
                                             const ScaleSearch& search, GptqReport* report) {
   MOESAIC_CHECK(&factor == &factor_ && factor.k == k);
+  RETURN_IF_ERROR(CheckFits({grid, n, k}));
   ASSIGN_OR_RETURN(QuantizedMatrix result, ChooseScales(ctx, grid, rows, n, k, search));
   result.codes.resize(static_cast<size_t>(n) * k);
   const int padded = base::RoundUp(n, kBlockRows);

@@ -53,6 +53,8 @@ class DeviceGptq final : public GptqStage {
 
   explicit DeviceGptq(kernels::Device& device) : device_(device) {}
   static StatusOr<Sizes> SizesOf(kernels::Device& device, const Shape& shape);
+  // Fails where there is less memory: Create was not told of such a shape.
+  Status CheckFits(const Shape& shape) const;
 
   template <typename T>
   T* at(Part part) const {
@@ -71,6 +73,7 @@ class DeviceGptq final : public GptqStage {
   StatusOr<std::vector<double>> RowLosses(const kernels::ExecContext& ctx, const float* errors, int count);
 
   kernels::Device& device_;
+  Sizes bytes_ = {};
   std::array<kernels::DeviceBuffer, kParts> memory_;
   HessianFactor factor_;  // without what stands on the device
 };

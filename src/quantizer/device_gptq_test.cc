@@ -250,6 +250,40 @@ TEST(DeviceGptq, TakesItsMemoryAtOnceAndRefusesTooLittle) {
   EXPECT_EQ(small.peak_bytes(), 0);
 }
 
+TEST(DeviceGptq, RefusesMatricesThatItTookNoMemoryFor) {
+  TestDevice device;
+  const TestContext threads(1);
+  const Grid grid{GridKind::kInt8Channel, 0};
+  const DeviceGptq::Shape shapes[] = {{grid, 20, 128}};
+  const auto stage = *DeviceGptq::Create(device, shapes);
+  const std::vector<float> x = TestTokens(200, 129, 1, 3), narrow = TestTokens(200, 128, 1, 3);
+  auto hessian = *Hessian::Create(129);
+  EXPECT_EQ(stage->Gather(threads.ctx, Whole(x, 129), &hessian).code(), StatusCode::kInternal);
+  EXPECT_EQ(stage->Factor(threads.ctx, 129, Whole(x, 129), {}).status().code(), StatusCode::kInternal);
+  const Hessian wide = HessianOf(threads, x, 129);
+  EXPECT_EQ(stage->Factor(threads.ctx, wide, {}).status().code(), StatusCode::kInternal);
+  const auto made = stage->Factor(threads.ctx, 128, Whole(narrow, 128), {});
+  ASSERT_TRUE(made.ok()) << made.status();
+  const std::vector<float> weights = TestWeights(65, 128, 4);
+  GptqReport report;
+  const auto round = [&](const Grid& to, int n) {
+    return stage->Round(threads.ctx, to, weights.data(), n, 128, *made->factor, {}, &report).status();
+  };
+  EXPECT_TRUE(round(grid, 20).ok());
+  EXPECT_THAT(Message(round(grid, 65)), HasSubstr("65 rows of 128 inputs need"));
+  EXPECT_EQ(round({GridKind::kNvfp4, 16}, 20).code(), StatusCode::kInternal);  // more scales
+}
+
+TEST(DeviceGptq, RefusesLinearsThatNoLibraryFactors) {
+  TestDevice device;
+  const DeviceGptq::Shape widest[] = {{{GridKind::kInt8Channel, 0}, 64, 46336}};
+  EXPECT_EQ(DeviceGptq::Create(device, widest).status().code(), StatusCode::kResourceExhausted);
+  const DeviceGptq::Shape wider[] = {{{GridKind::kInt8Channel, 0}, 64, 53248}};
+  const Status refused = DeviceGptq::Create(device, wider).status();
+  EXPECT_EQ(refused.code(), StatusCode::kUnimplemented);
+  EXPECT_THAT(Message(refused), testing::AllOf(HasSubstr("53248 inputs"), HasSubstr("46336")));
+}
+
 // ---- whole runs
 
 class DeviceRunTest : public QuantizeTest {
@@ -356,6 +390,80 @@ TEST_F(DeviceRunTest, GoesOnOnTheSameDeviceAlone) {
   Stop(source, "host");
   options_.device = &device;
   EXPECT_THAT(Message(Run(source, "host").status()), HasSubstr("another device"));
+}
+
+// What is taken over of a run decides, not what this one's memory and threads would choose.
+TEST_F(DeviceRunTest, GoesOnWithAsManyRowsAtOnceAsItWasBegunWith) {
+  TestDevice device;
+  options_.device = &device;
+  const std::string source = Golden("kimi-k2");
+  CalibrationLimits fewer;
+  fewer.slab_values = 1 << 13;
+  options_.limits = fewer;
+  options_.sizes.unit_bytes = 1 << 16;
+  ASSERT_TRUE(Run(source, "whole").ok());
+  Stop(source, "out");
+  options_.limits.reset();
+  options_.sizes = {};
+  options_.memory = int64_t{1} << 20;
+  EXPECT_THAT(Message(Run(source, "out", 3).status()), HasSubstr("too little to go on"));
+  options_.memory = int64_t{2} << 30;
+  const auto again = Run(source, "out", 3);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->calibration.resumed_layers, 1);
+  EXPECT_EQ(FilesOf(folder_.Path("out")), FilesOf(folder_.Path("whole")));
+}
+
+// Where a new run would round fewer rows at once, as its memory is just too little for all.
+TEST_F(DeviceRunTest, PlansToGoOnWithFullMemory) {
+  TestDevice device;
+  options_.device = &device;
+  std::filesystem::create_directories(folder_.Path("wide"));
+  std::ifstream small(Golden("llama3-rope-bias") + "/config.json");
+  nlohmann::json config = nlohmann::json::parse(small);
+  config["hidden_size"] = 4096;
+  config["intermediate_size"] = 14336;
+  config["num_attention_heads"] = 32;
+  config["num_key_value_heads"] = 8;
+  config["head_dim"] = 128;
+  std::ofstream(folder_.Path("wide") + "/config.json") << config.dump();
+  const auto source = checkpoint::Checkpoint::Open(folder_.Path("wide") + "/config.json");
+  ASSERT_TRUE(source.ok()) << source.status();
+  options_.output.calibration = {.xxh3 = "", .tokens = 1 << 15, .sequences = 64, .longest = 512};
+  const int64_t most = CalibrationLimits().slab_values, all = int64_t{64} << 30;
+  options_.memory = all;
+  StatusOr<QuantizePlan> plan = PlanQuantize(**source, options_);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  ASSERT_EQ(plan->limits.slab_values, most);
+  // In steps that are smaller than what the next limits save.
+  options_.memory = plan->calibration_bytes + (int64_t{2} << 30);
+  while (plan.ok() && plan->limits.slab_values == most) {
+    options_.memory -= int64_t{16} << 20;
+    plan = PlanQuantize(**source, options_);
+  }
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const UnitSizes full = plan->sizes;
+  options_.slab_values = most;
+  // Fewer tokens go through a network at a time instead, which no byte depends on.
+  options_.sizes.unit_bytes = int64_t{16} << 20;
+  plan = PlanQuantize(**source, options_);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->limits.slab_values, most);
+  for (const int threads : {1, 7}) {
+    options_.threads = threads;
+    options_.sizes = full;
+    plan = PlanQuantize(**source, options_);
+    if (plan.ok()) {
+      EXPECT_EQ(plan->limits.slab_values, most);
+    } else {
+      EXPECT_THAT(Message(plan.status()), HasSubstr("too little to go on"));
+    }
+  }
+  options_.memory = all;
+  options_.slab_values = 1 << 20;
+  plan = PlanQuantize(**source, options_);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->limits.slab_values, 1 << 20) << "nor more than it was begun with";
 }
 
 TEST_F(DeviceRunTest, ADeviceThatIsTooSmallLeavesNothing) {

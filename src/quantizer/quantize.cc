@@ -130,6 +130,14 @@ void AddDevice(const QuantizeOptions& options, const CalibrationLimits& limits, 
   }
 }
 
+// What AddDevice wrote of a run that goes on; 0: nothing.
+int64_t SlabValuesOf(const Journal& journal) {
+  const auto device = journal.header().find("device");
+  if (device == journal.header().end() || !device->is_object()) return 0;
+  const auto values = device->find("slab_values");
+  return values != device->end() && values->is_number_integer() ? values->get<int64_t>() : 0;
+}
+
 // Plans the run and writes the journal's header, or goes by the one that is there.
 StatusOr<QuantizePlan> Begin(const checkpoint::Checkpoint& source, const QuantizeOptions& options,
                              const kernels::KernelTable& kernels, const std::string& folder, Journal& journal,
@@ -147,6 +155,7 @@ StatusOr<QuantizePlan> Begin(const checkpoint::Checkpoint& source, const Quantiz
     if (alone != journal.header().end() && alone->is_number_integer()) {
       taken.sizes.alone_bytes = alone->get<int64_t>();
     }
+    if (options.device != nullptr) taken.slab_values = SlabValuesOf(journal);
   }
   ASSIGN_OR_RETURN(QuantizePlan plan, PlanQuantize(source, taken));
   ordered_json header = {{"moesaic_quantize", 1},

@@ -408,6 +408,7 @@ class CalibrationTest(unittest.TestCase):
             (("--scheme", "w8a8", "--method", "gptq", "--calibration", self.text, "--device", "gpu"),
              "--device gpu: a device is cpu, cuda or cuda:N, found \"gpu\""),
             (("--scheme", "w8a8", "--method", "gptq", "--plan", "--device", "cuda"), "leave out --device cuda"),
+            (("--scheme", "w8a8", "--method", "gptq", "--plan", "--device", "gpu"), "found \"gpu\""),
             (("--scheme", "w8a8", "--static-tolerance", "3"), "--static-tolerance does nothing without --activations"),
             (("--scheme", "nvfp4", "--group-size", "64"), "--group-size does nothing without --scheme w4a16 or w8a16"),
             (("--scheme", "w4a16", "--group-size", "channel"), "--group-size channel is for w8a16"),

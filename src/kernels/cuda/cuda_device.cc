@@ -1,8 +1,10 @@
 // A card of NVIDIA's through its driver, cuBLAS and cuSOLVER.
 #include <array>
 #include <charconv>
+#include <string_view>
 
 #include "kernels/cuda/compile.h"
+#include "kernels/cuda/device_check.h"
 #include "kernels/cuda/libraries.h"
 #include "kernels/device.h"
 
@@ -25,17 +27,21 @@ constexpr const char* kKernelNames[kDeviceKernels] = {"OrderMatrix",   "TurnFact
                                                       "GatherWeights", "RoundInt8",  "RoundInt4",
                                                       "RoundE2M1",     "RoundE4M3"};
 
-Status Failed(const Driver& driver, const char* call, int error) {
+std::string CudaName(std::string_view call) { return fmt::format("cu{}", call.substr(0, call.find('('))); }
+
+Status Failed(const Driver& driver, const std::string& call, int error) {
   const char* text = nullptr;
   if (driver.GetErrorString(error, &text) != 0 || text == nullptr) text = "unknown error";
-  const std::string message = fmt::format("CUDA: {}: {} ({})", call, text, error);
-  return error == kOutOfMemory ? ResourceExhausted("{}", message) : Status(StatusCode::kInternal, message);
+  const std::string message = fmt::format("CUDA's {} failed: {} ({})", call, text, error);
+  return error == kOutOfMemory ? ResourceExhausted("{}; end what else runs on the card", message)
+                               : Status(StatusCode::kInternal, message);
 }
 
-#define RETURN_IF_CUDA(driver, call)                                     \
-  do {                                                                   \
-    if (const int error_ = (driver).call; error_ != 0)                   \
-      return Failed(driver, #call, error_); /* NOLINT: a macro's name */ \
+// `call` is named in an error as CUDA names it: MemAlloc(...) is cuMemAlloc.
+#define RETURN_IF_CUDA(driver, call)                                               \
+  do {                                                                             \
+    if (const int error_ = (driver).call; error_ != 0)                             \
+      return Failed(driver, CudaName(#call), error_); /* NOLINT: a macro's name */ \
   } while (false)
 
 Status FailedLibrary(const char* call, int status) {
@@ -87,9 +93,12 @@ class CudaDevice final : public Device {
       return Unimplemented("{} has compute capability {}.{}; products of bf16 need 8.0", card.name,
                            card.arch / 10, card.arch % 10);
     }
-    ASSIGN_OR_RETURN(const Libraries libraries, OpenLibraries());
+    int driver_version = 0;
+    RETURN_IF_CUDA(driver, GetVersion(&driver_version));
+    ASSIGN_OR_RETURN(const Libraries libraries, OpenLibraries(driver_version / 1000));
     std::unique_ptr<CudaDevice> device(new CudaDevice(driver, libraries, std::move(card)));
     RETURN_IF_ERROR(device->Begin());
+    RETURN_IF_ERROR(CheckDevice(*device));
     return device;
   }
   ~CudaDevice() override {
@@ -212,9 +221,14 @@ class CudaDevice final : public Device {
   Status Identify() {
     int driver = 0, blas = 0, solver = 0, major = 0, minor = 0;
     RETURN_IF_CUDA(driver_, GetVersion(&driver));
-    if (libraries_.blas.GetVersion(blas_, &blas) != 0 || libraries_.solver.GetVersion(&solver) != 0 ||
-        libraries_.nvrtc.Version(&major, &minor) != 0) {
-      return FailedLibrary("a library's version", 0);
+    if (const int status = libraries_.blas.GetVersion(blas_, &blas); status != 0) {
+      return FailedLibrary("cublasGetVersion", status);
+    }
+    if (const int status = libraries_.solver.GetVersion(&solver); status != 0) {
+      return FailedLibrary("cusolverGetVersion", status);
+    }
+    if (const int status = libraries_.nvrtc.Version(&major, &minor); status != 0) {
+      return FailedLibrary("nvrtcVersion", status);
     }
     info_ = {
         .name = card_.name,
@@ -240,19 +254,23 @@ class CudaDevice final : public Device {
 }  // namespace
 }  // namespace cuda
 
-StatusOr<std::unique_ptr<Device>> OpenDevice(const std::string& device) {
+StatusOr<int> CardOf(const std::string& device) {
   int index = 0;
-  if (device != "cuda") {
-    const char* const end = device.data() + device.size();
-    const size_t prefix = std::string("cuda:").size();
-    const auto read = device.starts_with("cuda:")
-                          ? std::from_chars(device.data() + prefix, end, index)
-                          : std::from_chars_result{device.data(), std::errc::invalid_argument};
-    if (read.ec != std::errc() || read.ptr != end || index < 0) {
-      return InvalidArgument("a device is cpu, cuda or cuda:N, found \"{}\"", device);
-    }
+  if (device == "cuda") return index;
+  const char* const end = device.data() + device.size();
+  const size_t prefix = std::string("cuda:").size();
+  const auto read = device.starts_with("cuda:")
+                        ? std::from_chars(device.data() + prefix, end, index)
+                        : std::from_chars_result{device.data(), std::errc::invalid_argument};
+  if (read.ec != std::errc() || read.ptr != end || index < 0) {
+    return InvalidArgument("a device is cpu, cuda or cuda:N, found \"{}\"", device);
   }
-  return cuda::CudaDevice::Open(index);
+  return index;
+}
+
+StatusOr<std::unique_ptr<Device>> OpenDevice(const std::string& device) {
+  ASSIGN_OR_RETURN(const int card, CardOf(device));
+  return cuda::CudaDevice::Open(card);
 }
 
 StatusOr<std::vector<DeviceEntry>> ListDevices() {

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "kernels/cuda/compile.h"
+#include "kernels/cuda/device_check.h"
 #include "kernels/cuda/libraries.h"
 #include "kernels/cuda/test_device.h"
 #include "kernels/ref/rounding.h"
@@ -130,7 +131,7 @@ TEST(DeviceKernels, CompileForCards) {
 }
 
 TEST(DeviceLibraries, HaveEveryFunctionThatIsCalled) {
-  const StatusOr<cuda::Libraries> libraries = cuda::OpenLibraries();
+  const StatusOr<cuda::Libraries> libraries = cuda::OpenLibraries(99);
   if (!libraries.ok() && libraries.status().code() == StatusCode::kNotFound &&
       Message(libraries.status()).find("cannot open shared object file") != std::string::npos) {
     GTEST_SKIP() << libraries.status();
@@ -139,6 +140,79 @@ TEST(DeviceLibraries, HaveEveryFunctionThatIsCalled) {
   int version = 0;
   EXPECT_EQ(libraries->solver.GetVersion(&version), 0);
   EXPECT_GE(version, 11000);
+}
+
+TEST(DeviceLibraries, AreNoNewerThanTheDriver) {
+  const Status status = cuda::OpenLibraries(11).status();
+  EXPECT_EQ(status.code(), StatusCode::kNotFound);
+  EXPECT_THAT(Message(status), HasSubstr("CUDA 11"));
+}
+
+// A stand-in that does one thing as it should not.
+class WrongDevice final : public TestDevice {
+ public:
+  enum class Fault {
+    kNone,
+    kIgnoresTurn,
+    kIgnoresAccumulate,
+    kSumsInBF16,
+    kOtherTriangle,
+    kAlwaysPositive,
+    kNeverPositive,
+    kOtherGrid
+  };
+  explicit WrongDevice(Fault fault) : TestDevice("wrong device"), fault_(fault) {}
+
+  Status Gemm(const DeviceGemm& gemm) override {
+    DeviceGemm made = gemm;
+    if (fault_ == Fault::kIgnoresAccumulate) made.accumulate = false;
+    if (fault_ == Fault::kIgnoresTurn && gemm.a_turned) {  // within the same memory
+      made.a_turned = false;
+      made.depth = gemm.m;
+    }
+    RETURN_IF_ERROR(TestDevice::Gemm(made));
+    for (int64_t i = 0; i < gemm.m && fault_ == Fault::kSumsInBF16; ++i) {
+      for (int64_t j = 0; j < gemm.n; ++j) {
+        float& sum = gemm.c[i * gemm.c_stride + j];
+        sum = tensor::ToFloat(tensor::ToBF16(sum));
+      }
+    }
+    return OkStatus();
+  }
+  StatusOr<bool> Cholesky(float* matrix, int k, void* work) override {
+    ASSIGN_OR_RETURN(const bool positive, TestDevice::Cholesky(matrix, k, work));
+    for (int64_t c = 0; c < k && fault_ == Fault::kOtherTriangle; ++c) {
+      for (int64_t r = 0; r < c; ++r) std::swap(matrix[c * k + r], matrix[r * k + c]);
+    }
+    if (fault_ == Fault::kAlwaysPositive) return true;
+    return positive && fault_ != Fault::kNeverPositive;
+  }
+  Status Launch(DeviceKernel kernel, int64_t blocks, int threads, const void* arguments) override {
+    const bool other = fault_ == Fault::kOtherGrid && kernel == DeviceKernel::kRoundInt4;
+    return TestDevice::Launch(other ? DeviceKernel::kRoundInt8 : kernel, blocks, threads, arguments);
+  }
+
+ private:
+  Fault fault_;
+};
+
+TEST(DeviceCheck, RefusesADeviceThatWorksOtherwise) {
+  using Fault = WrongDevice::Fault;
+  WrongDevice right(Fault::kNone);
+  EXPECT_EQ(cuda::CheckDevice(right), OkStatus());
+  for (const auto& [fault, what] : {std::pair(Fault::kIgnoresTurn, "a product of a turned matrix"),
+                                    {Fault::kIgnoresAccumulate, "a product"},
+                                    {Fault::kSumsInBF16, "a product"},
+                                    {Fault::kOtherTriangle, "a Cholesky factor"},
+                                    {Fault::kAlwaysPositive, "not positive definite"},
+                                    {Fault::kNeverPositive, "has no Cholesky factor"},
+                                    {Fault::kOtherGrid, "rounding to int4"}}) {
+    WrongDevice device(fault);
+    const Status refused = cuda::CheckDevice(device);
+    EXPECT_EQ(refused.code(), StatusCode::kDataLoss) << what;
+    EXPECT_THAT(Message(refused),
+                testing::AllOf(HasSubstr("wrong device gives wrong results"), HasSubstr(what)));
+  }
 }
 
 TEST(Devices, SayWhatIsMissing) {

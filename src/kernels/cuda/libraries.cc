@@ -8,15 +8,17 @@ namespace moesaic::kernels::cuda {
 namespace {
 
 constexpr char kInstall[] =
-    "install CUDA 12 or 13's libraries (NVIDIA's cuda-libraries package, or nvidia-cuda-nvrtc-cu12, "
-    "nvidia-cublas-cu12 and nvidia-cusolver-cu12 from PyPI with their lib folders in LD_LIBRARY_PATH)";
+    "install CUDA 12 or 13's libraries (NVIDIA's cuda-libraries package, or nvidia-cuda-nvrtc, nvidia-cublas "
+    "and nvidia-cusolver from PyPI, for CUDA 12 with -cu12 behind each name, with their lib folders in "
+    "LD_LIBRARY_PATH)";
 
 // File names of one CUDA release.
 struct Release {
+  int cuda;
   const char *nvrtc, *blas, *solver;
 };
-constexpr Release kReleases[] = {{"libnvrtc.so.13", "libcublas.so.13", "libcusolver.so.12"},
-                                 {"libnvrtc.so.12", "libcublas.so.12", "libcusolver.so.11"}};
+constexpr Release kReleases[] = {{13, "libnvrtc.so.13", "libcublas.so.13", "libcusolver.so.12"},
+                                 {12, "libnvrtc.so.12", "libcublas.so.12", "libcusolver.so.11"}};
 
 struct Symbol {
   const char* name;
@@ -59,18 +61,26 @@ StatusOr<Nvrtc> FindNvrtc(void* library, const char* file) {
   return n;
 }
 
-// NVRTC of the newest release that has it.
-StatusOr<Nvrtc> NvrtcOf(const Release** release) {
-  Status missing;
-  for (const Release& candidate : kReleases) {
-    const StatusOr<void*> library = Open(candidate.nvrtc, kInstall);
-    if (library.ok()) {
-      *release = &candidate;
-      return FindNvrtc(*library, candidate.nvrtc);
-    }
-    missing = library.status();
-  }
-  return missing;
+// What a release has beside its NVRTC.
+StatusOr<Libraries> FindLibraries(const Release& release, void* nvrtc) {
+  Libraries l;
+  ASSIGN_OR_RETURN(l.nvrtc, FindNvrtc(nvrtc, release.nvrtc));
+  // cuSOLVER needs the very cuBLAS.
+  ASSIGN_OR_RETURN(void* const blas, Open(release.blas, kInstall));
+  const Symbol of_blas[] = {{"cublasCreate_v2", &l.blas.Create},
+                            {"cublasDestroy_v2", &l.blas.Destroy},
+                            {"cublasGetVersion_v2", &l.blas.GetVersion},
+                            {"cublasSetMathMode", &l.blas.SetMathMode},
+                            {"cublasGemmEx", &l.blas.GemmEx}};
+  RETURN_IF_ERROR(Find(blas, release.blas, of_blas));
+  ASSIGN_OR_RETURN(void* const solver, Open(release.solver, kInstall));
+  const Symbol of_solver[] = {{"cusolverGetVersion", &l.solver.GetVersion},
+                              {"cusolverDnCreate", &l.solver.Create},
+                              {"cusolverDnDestroy", &l.solver.Destroy},
+                              {"cusolverDnSpotrf_bufferSize", &l.solver.SpotrfBufferSize},
+                              {"cusolverDnSpotrf", &l.solver.Spotrf}};
+  RETURN_IF_ERROR(Find(solver, release.solver, of_solver));
+  return l;
 }
 
 }  // namespace
@@ -107,30 +117,28 @@ StatusOr<Driver> OpenDriver() {
 }
 
 StatusOr<Nvrtc> OpenNvrtc() {
-  const Release* release = nullptr;
-  return NvrtcOf(&release);
+  Status missing;
+  for (const Release& release : kReleases) {
+    const StatusOr<void*> library = Open(release.nvrtc, kInstall);
+    if (library.ok()) return FindNvrtc(*library, release.nvrtc);
+    missing = library.status();
+  }
+  return missing;
 }
 
-StatusOr<Libraries> OpenLibraries() {
-  Libraries l;
-  const Release* release = nullptr;
-  ASSIGN_OR_RETURN(l.nvrtc, NvrtcOf(&release));
-  // cuSOLVER needs the very cuBLAS.
-  ASSIGN_OR_RETURN(void* const blas, Open(release->blas, kInstall));
-  const Symbol of_blas[] = {{"cublasCreate_v2", &l.blas.Create},
-                            {"cublasDestroy_v2", &l.blas.Destroy},
-                            {"cublasGetVersion_v2", &l.blas.GetVersion},
-                            {"cublasSetMathMode", &l.blas.SetMathMode},
-                            {"cublasGemmEx", &l.blas.GemmEx}};
-  RETURN_IF_ERROR(Find(blas, release->blas, of_blas));
-  ASSIGN_OR_RETURN(void* const solver, Open(release->solver, kInstall));
-  const Symbol of_solver[] = {{"cusolverGetVersion", &l.solver.GetVersion},
-                              {"cusolverDnCreate", &l.solver.Create},
-                              {"cusolverDnDestroy", &l.solver.Destroy},
-                              {"cusolverDnSpotrf_bufferSize", &l.solver.SpotrfBufferSize},
-                              {"cusolverDnSpotrf", &l.solver.Spotrf}};
-  RETURN_IF_ERROR(Find(solver, release->solver, of_solver));
-  return l;
+StatusOr<Libraries> OpenLibraries(int newest) {
+  Status missing = NotFound("the driver runs CUDA {} at most, and 12 is needed: install a newer one", newest);
+  bool partly = false;  // whether `missing` is of a release that is partly there
+  for (const Release& release : kReleases) {
+    if (release.cuda > newest) continue;
+    const StatusOr<void*> nvrtc = Open(release.nvrtc, kInstall);
+    StatusOr<Libraries> libraries =
+        nvrtc.ok() ? FindLibraries(release, *nvrtc) : StatusOr<Libraries>(nvrtc.status());
+    if (libraries.ok()) return libraries;
+    if (!partly) missing = libraries.status();
+    partly |= nvrtc.ok();
+  }
+  return missing;
 }
 
 }  // namespace moesaic::kernels::cuda

@@ -84,7 +84,8 @@ struct Libraries {
 /// it.
 StatusOr<Driver> OpenDriver();
 StatusOr<Nvrtc> OpenNvrtc();
-/// Of one CUDA release, the newest that there is.
-StatusOr<Libraries> OpenLibraries();
+/// All of one CUDA release: the newest that is there as a whole, and no newer than the driver's `newest` (12,
+/// 13, ...).
+StatusOr<Libraries> OpenLibraries(int newest);
 
 }  // namespace moesaic::kernels::cuda

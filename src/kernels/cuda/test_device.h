@@ -29,7 +29,7 @@ inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
 
 namespace moesaic::kernels {
 
-class TestDevice final : public Device {
+class TestDevice : public Device {
  public:
   explicit TestDevice(std::string identity = "test device", int64_t memory_bytes = int64_t{1} << 30)
       : info_{.name = "test device", .identity = std::move(identity), .memory_bytes = memory_bytes} {}

@@ -68,7 +68,8 @@ Status CheckUsed(const Options& options, const CLI::App& verb) {
   };
   for (const Rule& rule :
        {Rule{"--dampening-frac", gptq, "--method gptq"}, Rule{"--act-order", gptq, "--method gptq"},
-        Rule{"--weigh-by-router", gptq, "--method gptq"}, Rule{"--device", gptq, "--method gptq"},
+        Rule{"--weigh-by-router", gptq, "--method gptq"},
+        Rule{"--device", gptq || options.device == "cpu", "--method gptq"},
         Rule{"--min-coverage", gptq, "--method gptq"},
         Rule{"--static-tolerance", options.activations == "static", "--activations static"},
         Rule{"--group-size", groups, "--scheme w4a16 or w8a16, or one of them in --mix"},

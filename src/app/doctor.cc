@@ -10,6 +10,7 @@
 #include "app/session.h"
 #include "app/table.h"
 #include "app/verb.h"
+#include "kernels/device.h"
 #include "kernels/probe.h"
 #include "runtime/memory.h"
 #include "runtime/probe.h"
@@ -109,6 +110,38 @@ json MachineJson(const runtime::Topology& topology, const runtime::CpuFeatures& 
   return machine;
 }
 
+constexpr char kNoCard[] = "NVIDIA's driver finds no card";
+
+std::string DevicesText() {
+  const StatusOr<std::vector<kernels::DeviceEntry>> devices = kernels::ListDevices();
+  if (!devices.ok()) return fmt::format("devices  none: {}\n", Message(devices.status()));
+  if (devices->empty()) return fmt::format("devices  none: {}\n", kNoCard);
+  std::vector<std::vector<std::string>> rows = {{"device", "card", "compute capability", "memory"}};
+  for (const kernels::DeviceEntry& entry : *devices) {
+    rows.push_back(
+        {entry.device, entry.name, entry.capability, FormatBytes(static_cast<double>(entry.memory_bytes))});
+  }
+  return FormatTable(rows, false);
+}
+
+// `why`: there are none; else empty.
+json DevicesJson(std::string* why) {
+  json list = json::array();
+  const StatusOr<std::vector<kernels::DeviceEntry>> devices = kernels::ListDevices();
+  if (!devices.ok()) {
+    *why = Message(devices.status());
+    return list;
+  }
+  if (devices->empty()) *why = kNoCard;
+  for (const kernels::DeviceEntry& entry : *devices) {
+    list.push_back({{"device", entry.device},
+                    {"card", entry.name},
+                    {"compute_capability", entry.capability},
+                    {"memory_bytes", entry.memory_bytes}});
+  }
+  return list;
+}
+
 std::string SpeedsText(const Speeds& speeds) {
   std::vector<std::vector<std::string>> rows = {
       {"measured", "one thread", fmt::format("{} threads", speeds.threads)}};
@@ -185,11 +218,14 @@ Status RunDoctor(const Options& options) {
     ASSIGN_OR_RETURN(speeds, Measure(cpu));
   }
   if (options.json) {
+    std::string why_no_devices;
     json report = {{"version", MOESAIC_VERSION},
                    {"machine", MachineJson(topology, cpu)},
+                   {"devices", DevicesJson(&why_no_devices)},
                    {"kernels", KernelsJson(kernels)},
                    {"tuning", TuningJson(kernels, tuning.text, machine)},
                    {"libraries", json::object()}};
+    if (!why_no_devices.empty()) report["why_no_devices"] = why_no_devices;
     if (speeds) report["measured"] = SpeedsJson(*speeds);
     for (const auto& [name, version] : Libraries()) report["libraries"][name] = version;
     Print("{}\n", report.dump(2));
@@ -197,7 +233,7 @@ Status RunDoctor(const Options& options) {
   }
   WriteOutput(MachineText(topology, cpu, tuning.text));
   if (speeds) Print("\n{}", SpeedsText(*speeds));
-  Print("\n{}\n{}\nmoesaic {}\n", KernelsText(kernels), LibrariesText(), MOESAIC_VERSION);
+  Print("\n{}\n{}\n{}\nmoesaic {}\n", DevicesText(), KernelsText(kernels), LibrariesText(), MOESAIC_VERSION);
   return OkStatus();
 }
 

@@ -42,6 +42,7 @@ struct Options {
   std::string group_size = "32";
   uint64_t memory = uint64_t{8} << 30, shard_bytes = 5'000'000'000;
   int threads = 0;
+  std::string device = "cpu";
   bool plan = false;
 };
 
@@ -67,7 +68,9 @@ Status CheckUsed(const Options& options, const CLI::App& verb) {
   };
   for (const Rule& rule :
        {Rule{"--dampening-frac", gptq, "--method gptq"}, Rule{"--act-order", gptq, "--method gptq"},
-        Rule{"--weigh-by-router", gptq, "--method gptq"}, Rule{"--min-coverage", gptq, "--method gptq"},
+        Rule{"--weigh-by-router", gptq, "--method gptq"},
+        Rule{"--device", gptq || options.device == "cpu", "--method gptq"},
+        Rule{"--min-coverage", gptq, "--method gptq"},
         Rule{"--static-tolerance", options.activations == "static", "--activations static"},
         Rule{"--group-size", groups, "--scheme w4a16 or w8a16, or one of them in --mix"},
         Rule{"--bits-per-weight", mix, "--mix"}, Rule{"--budget", mix, "--mix"},
@@ -229,6 +232,7 @@ void PrintReport(const Options& options, const quantizer::QuantizeReport& report
   if (report.analysis != nullptr && report.analysis->mix) PrintMix(*report.analysis->mix);
   if (report.analysis != nullptr) PrintAnalysis(options, *report.analysis, report.rounded);
   if (options.method == "gptq") PrintCalibration(options, report.calibration);
+  if (!report.device.empty()) Print("device: {}\n", report.device);
   const auto moved = static_cast<double>(stream.read_bytes + stream.written_bytes);
   const auto least = static_cast<double>(report.source_bytes + report.output_bytes);
   // Of a run that went on these bytes are a part, and the least is of the whole.
@@ -293,8 +297,24 @@ Status RunPlan(const Options& options, const quantizer::QuantizeOptions& parsed,
   return OkStatus();
 }
 
+// Null: the processor.
+StatusOr<std::unique_ptr<kernels::Device>> OpenDevice(const Options& options) {
+  if (options.device == "cpu") return nullptr;
+  if (const Status named = kernels::CardOf(options.device).status(); !named.ok()) {
+    return Annotate(named, "--device " + options.device);
+  }
+  if (options.plan) {
+    return InvalidArgument("--plan foretells the processor's time: leave out --device {}", options.device);
+  }
+  StatusOr<std::unique_ptr<kernels::Device>> device = kernels::OpenDevice(options.device);
+  if (!device.ok()) return Annotate(device.status(), "--device " + options.device);
+  return device;
+}
+
 Status RunQuantize(const Options& options) {
   ASSIGN_OR_RETURN(quantizer::QuantizeOptions parsed, Parse(options));
+  ASSIGN_OR_RETURN(const std::unique_ptr<kernels::Device> device, OpenDevice(options));
+  parsed.device = device.get();
   ASSIGN_OR_RETURN(const kernels::KernelTable kernels, KernelsOfHost());
   ASSIGN_OR_RETURN(const auto pool, MakeThreads(options.threads));
   ASSIGN_OR_RETURN(const auto source, checkpoint::Checkpoint::Open(options.model));
@@ -411,6 +431,11 @@ void AddQuantize(CLI::App& root, VerbRun& run) {
       ->check(CLI::IsMember({"rtn", "mse", "gptq"}))
       ->capture_default_str();
   AddCalibrationFlags(*verb, *options);
+  verb->add_option(
+          "--device", options->device,
+          "gptq: where Hessians, factors and rounding are worked out: cpu, cuda or cuda:N (not run on "
+          "a card yet; layers run on the processor)")
+      ->capture_default_str();
   verb->add_option(
           "--keep", options->keep,
           "DTYPE REGEX: linears whose name has a match stay in fp32 or bf16; may be said more than once")

@@ -95,6 +95,7 @@ StatusOr<QuantizeRecord> ParseQuantizeRecord(const std::string& text, const std:
     if (!parsed.ok()) return Annotate(parsed.status(), file);
     run.mix = *std::move(parsed);
   }
+  fields.Read(record, "device", &run.device);
   fields.Read(record, "peak_bytes", &run.peak_bytes);
   fields.Read(record, "seconds", &run.seconds);
   fields.Read(record, "units", &run.units);

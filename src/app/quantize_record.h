@@ -19,8 +19,9 @@ struct QuantizeRecord {
     // What the run did not tell stays empty.
     std::optional<double> tokens, effective_tokens, shrinkage, loss, of_nearest, damping;
   };
-  std::string settings;                                // JSON text
-  std::optional<double> tokens, sequences;             // of the calibration
+  std::string settings;                     // JSON text
+  std::string device;                       // where GPTQ's heavy stage ran; empty: on the processor
+  std::optional<double> tokens, sequences;  // of the calibration
   std::vector<std::pair<std::string, double>> stages;  // name, seconds
   std::vector<Linear> linears;
   std::optional<quantizer::Mix> mix;

@@ -336,6 +336,9 @@ ReportSection Time(const ReportInput& input) {
   for (const auto& [name, value] : run.stages) section.table.push_back({name, fmt::format("{:.2f}", value)});
   if (run.seconds) section.table.push_back({"in all", fmt::format("{:.2f}", *run.seconds)});
   if (!run.stages.empty()) section.plots.push_back({"Seconds by stage", BarPlot(run.stages, seconds), {}});
+  if (!run.device.empty()) {
+    section.notes.push_back(fmt::format("Hessians, factors and rounding ran on a device: {}.", run.device));
+  }
   if (run.peak_bytes)
     section.notes.push_back(fmt::format("At most {} were resident.", Bytes(*run.peak_bytes)));
   if (run.read_bytes && run.written_bytes) {

@@ -18,7 +18,7 @@ constexpr const char* kRun = R"({"settings":{"scheme":"w4a16","method":"gptq"},
     {"name":"model.layers.1.mlp.experts.1.up_proj","layer":1,"kind":"up_proj","method":"gptq","tokens":0,
      "shrinkage":1.0,"of_nearest":0.75,"damping":0.1},
     {"name":"model.layers.1.self_attn.q_proj","layer":1,"kind":"q_proj","method":"gptq","of_nearest":0.5}],
-  "peak_bytes":1048576,"seconds":5,"bytes":{"source":100,"output":30,"read":100,"written":33}})";
+  "device":"Card 9, cuBLAS 12","peak_bytes":1048576,"seconds":5,"bytes":{"source":100,"output":30,"read":100,"written":33}})";
 
 std::vector<quantizer::LinearError> Errors() {
   return {{"model.layers.0.self_attn.q_proj", "q_proj", 0, 0.01, 1},
@@ -47,6 +47,7 @@ TEST(ReportTest, TellsOfACalibratedRun) {
   EXPECT_THAT(text, HasSubstr("4096 tokens in 8 sequences."));
   EXPECT_THAT(text, HasSubstr("Of 3 linears 1 had too few tokens"));
   EXPECT_THAT(text, HasSubstr("largest damping was 0.1"));
+  EXPECT_THAT(text, HasSubstr("ran on a device: Card 9, cuBLAS 12."));
   EXPECT_THAT(text, HasSubstr("1.023 of the least"));  // 133 of 130 bytes
   EXPECT_THAT(text, HasSubstr("experts.up_proj"));
   EXPECT_THAT(text, HasSubstr("0.15811"));  // sqrt(0.05 / 2)

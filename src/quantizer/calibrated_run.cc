@@ -31,7 +31,7 @@ class Reset {
 CalibratedRun::CalibratedRun(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& source,
                              const QuantizePlan& plan, const QuantizeOptions& options,
                              const std::string& folder, Journal& journal, UnitStream& units,
-                             UnitRounder& rounder)
+                             UnitRounder& rounder, GptqStage& stage)
     : ctx_(ctx),
       source_(source),
       plan_(plan),
@@ -39,7 +39,8 @@ CalibratedRun::CalibratedRun(const kernels::ExecContext& ctx, const checkpoint::
       folder_(folder),
       journal_(journal),
       units_(units),
-      rounder_(rounder) {
+      rounder_(rounder),
+      gptq_(stage) {
   for (size_t i = 0; i < plan.items.size(); ++i) {
     if (plan.items[i].linear) item_of_.emplace(plan.items[i].name, i);
   }
@@ -61,7 +62,7 @@ Status CalibratedRun::Go() {
     own_.reset();  // what one layer needs another may not
     stand_ins_.reset();
     layer_.reset();
-    factorizer_ = {};
+    gptq_.Release();
     {
       const Stopwatch watch(&report_.walk_seconds);
       if (layer >= plan_.spec.layers) {
@@ -153,9 +154,12 @@ StatusOr<OwnedMatrix> CalibratedRun::RoundLinear(size_t item, const HessianFacto
                        : RuntimeMatrix::OfKept(plan_.output.items[item].tensors[0].stored.dtype, n, k));
   while (units_.NextItem() == item) {
     ASSIGN_OR_RETURN(const UnitStream::Place place, units_.Next());
-    RETURN_IF_ERROR(rounder_.Round(
-        place.pieces, place.rows, place.out,
-        {.factor = factor, .report = &gptq, .slab_values = plan_.limits.slab_values, .runtime = &runtime}));
+    RETURN_IF_ERROR(rounder_.Round(place.pieces, place.rows, place.out,
+                                   {.factor = factor,
+                                    .stage = &gptq_,
+                                    .report = &gptq,
+                                    .slab_values = plan_.limits.slab_values,
+                                    .runtime = &runtime}));
     const int64_t bytes = PlaceOf(plan_.output.items[item].tensors[0], place.pieces.front()).bytes;
     codes.Add(place.out[0], static_cast<size_t>(bytes));
   }
@@ -176,13 +180,19 @@ StatusOr<Hessian*> CalibratedRun::Gather(std::optional<Hessian>& hessian, const 
   } else {
     RETURN_IF_ERROR(hessian->Restart(ctx_, inputs.k));
   }
-  inputs.visit([&](const TokenRows& tokens) {
-    TokenRows rows = tokens;
-    if (!options_.output.weigh_by_router) rows.gates = {};
-    hessian->Add(ctx_, rows);
-  });
-  RETURN_IF_ERROR(stream_->watched());  // not all of them came
+  RETURN_IF_ERROR(gptq_.Gather(ctx_, SourceOf(inputs), &*hessian));
   return &*hessian;
+}
+
+InputSource CalibratedRun::SourceOf(const LinearInputs& inputs) {
+  return [this, &inputs](const TokenSink& sink) {
+    inputs.visit([&](const TokenRows& tokens) {
+      TokenRows rows = tokens;
+      if (!options_.output.weigh_by_router) rows.gates = {};
+      sink(rows);
+    });
+    return stream_->watched();  // not all of them came
+  };
 }
 
 Status CalibratedRun::LeanOnLayer(const LinearGroup& group, Hessian* own, LinearFinding* finding) {
@@ -219,7 +229,7 @@ StatusOr<const HessianFactor*> CalibratedRun::Factor(const LinearGroup& group, L
   if (routed && rare == RareExperts::kShrink) RETURN_IF_ERROR(LeanOnLayer(group, hessian, finding));
   const Stopwatch watch(&report_.factor_seconds);
   if (!hessian->any()) return nullptr;
-  StatusOr<const HessianFactor*> factor = factorizer_.Factor(ctx_, *hessian, options);
+  StatusOr<const HessianFactor*> factor = gptq_.Factor(ctx_, *hessian, options);
   if (!factor.ok()) return Annotate(factor.status(), group.modules.front());
   finding->damping = (*factor)->damping;
   return *factor;
@@ -230,15 +240,15 @@ StatusOr<const HessianFactor*> CalibratedRun::FactorInOrder(const LinearGroup& g
                                                             const FactorOptions& options,
                                                             LinearFinding* finding) {
   own_.reset();
-  factorizer_ = {};
+  gptq_.Release();
   const Clock::time_point start = Clock::now();
   double gathering = 0;
-  StatusOr<Factorizer::FromInputs> made = factorizer_.Factor(
+  const InputSource inputs = SourceOf(group.inputs);
+  StatusOr<Factorizer::FromInputs> made = gptq_.Factor(
       ctx_, group.inputs.k,
       [&](const TokenSink& sink) {
         const Stopwatch watch(&gathering);
-        group.inputs.visit(sink);
-        return stream_->watched();  // not all of them came
+        return inputs(sink);
       },
       options);
   RETURN_IF_ERROR(stream_->watched());

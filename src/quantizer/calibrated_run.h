@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "quantizer/calibration_report.h"
+#include "quantizer/gptq_stage.h"
 #include "quantizer/layer_walk.h"
 #include "quantizer/unit_rounder.h"
 #include "quantizer/unit_stream.h"
@@ -24,7 +25,7 @@ class CalibratedRun : private LayerVisitor {
   /// The arguments must outlive it.
   CalibratedRun(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& source,
                 const QuantizePlan& plan, const QuantizeOptions& options, const std::string& folder,
-                Journal& journal, UnitStream& units, UnitRounder& rounder);
+                Journal& journal, UnitStream& units, UnitRounder& rounder, GptqStage& stage);
 
   /// Works through all units; goes on from the last state that the journal has.
   Status Go();
@@ -41,6 +42,8 @@ class CalibratedRun : private LayerVisitor {
   StatusOr<const HessianFactor*> FactorInOrder(const LinearGroup& group, const FactorOptions& options,
                                                LinearFinding* finding);
   StatusOr<Hessian*> Gather(std::optional<Hessian>& hessian, const LinearInputs& inputs);
+  /// An error: not all of them came. `inputs` must outlive it.
+  InputSource SourceOf(const LinearInputs& inputs);
   Status LeanOnLayer(const LinearGroup& group, Hessian* own, LinearFinding* finding);
   /// `finding`: of a linear that is rounded; null: it is kept.
   StatusOr<OwnedMatrix> RoundLinear(size_t item, const HessianFactor* factor, const LinearFinding* finding);
@@ -57,11 +60,11 @@ class CalibratedRun : private LayerVisitor {
   Journal& journal_;
   UnitStream& units_;
   UnitRounder& rounder_;
+  GptqStage& gptq_;
   std::map<std::string, size_t> item_of_;  // linears by name
   // Memory that is kept from linear to linear: of a linear's inputs, of an expert's stand-ins, and of the
   // inputs that a layer's experts share.
   std::optional<Hessian> own_, stand_ins_, layer_;
-  Factorizer factorizer_;
   int layer_index_ = -1;                 // that layer_ is of
   CalibrationStream* stream_ = nullptr;  // while Go() runs
   std::string stage_;                    // that a run tells

@@ -314,13 +314,13 @@ int64_t FactoringScratchBytes(int k, int threads) {
   return Factorization::ScratchBytes(PaddedOf(k), threads);
 }
 
-StatusOr<float> Factorizer::Begin(int k, double weight, const FactorOptions& options,
-                                  const std::function<float(int)>& sum) {
+StatusOr<float> BeginFactor(int k, double weight, const FactorOptions& options,
+                            const std::function<float(int)>& sum, HessianFactor* result) {
   MOESAIC_CHECK(options.damping > 0);
   if (!(weight > 0)) {
     return InvalidArgument("no token has reached this layer: it has no Hessian to round by");
   }
-  HessianFactor& factor = factor_;
+  HessianFactor& factor = *result;
   factor.k = k;
   factor.k_padded = PaddedOf(k);
   factor.order.resize(k);
@@ -345,6 +345,23 @@ StatusOr<float> Factorizer::Begin(int k, double weight, const FactorOptions& opt
   return static_cast<float>(trace / k);
 }
 
+Status FactorDamped(const FactorOptions& options, float mean,
+                    const std::function<StatusOr<bool>(float)>& attempt, HessianFactor* factor) {
+  for (float damping = options.damping;; damping = std::min(10 * damping, kMostDamping)) {
+    ++factor->attempts;
+    factor->damping = damping;
+    ASSIGN_OR_RETURN(const bool positive, attempt(damping * mean));
+    if (positive) break;
+    if (damping >= kMostDamping) {
+      return DataLoss(
+          "the Hessian of this layer is not positive definite, even damped by its mean diagonal: "
+          "are the calibration activations finite?");
+    }
+  }
+  for (float& square : factor->diagonal) square += factor->damping * mean;
+  return OkStatus();
+}
+
 template <typename Fill>
 Status Factorizer::Make(const kernels::ExecContext& ctx, const FactorOptions& options, float mean,
                         const Fill& fill) {
@@ -354,30 +371,21 @@ Status Factorizer::Make(const kernels::ExecContext& ctx, const FactorOptions& op
   RETURN_IF_ERROR(factor.diagonal_blocks.Reserve(static_cast<size_t>(DiagonalBytes(factor.k_padded)),
                                                  /*huge=*/true));
   Triangle triangle(factor.k_padded, memory);
-  for (float damping = options.damping;; damping = std::min(10 * damping, kMostDamping)) {
-    ++factor.attempts;
-    factor.damping = damping;
-    RETURN_IF_ERROR(fill(damping * mean, &triangle));
+  const auto attempt = [&](float added) -> StatusOr<bool> {
+    RETURN_IF_ERROR(fill(added, &triangle));
     Factorization factorization(ctx, &triangle);
     ASSIGN_OR_RETURN(const bool positive, factorization.Run(options.watch));
-    if (positive) {
-      factorization.Take(&factor, memory);
-      break;
-    }
-    if (damping >= kMostDamping) {
-      return DataLoss(
-          "the Hessian of this layer is not positive definite, even damped by its mean diagonal: "
-          "are the calibration activations finite?");
-    }
-  }
-  for (float& square : factor.diagonal) square += factor.damping * mean;
-  return OkStatus();
+    if (positive) factorization.Take(&factor, memory);
+    return positive;
+  };
+  return FactorDamped(options, mean, attempt, &factor);
 }
 
 StatusOr<const HessianFactor*> Factorizer::Factor(const kernels::ExecContext& ctx, const Hessian& hessian,
                                                   const FactorOptions& options) {
-  ASSIGN_OR_RETURN(const float mean,
-                   Begin(hessian.k(), hessian.weight(), options, [&](int i) { return hessian.sums(i)[i]; }));
+  ASSIGN_OR_RETURN(const float mean, BeginFactor(
+                                         hessian.k(), hessian.weight(), options,
+                                         [&](int i) { return hessian.sums(i)[i]; }, &factor_));
   RETURN_IF_ERROR(Make(ctx, options, mean, [&](float added, Triangle* triangle) {
     Fill(ctx, hessian, factor_.order, added, triangle);
     return OkStatus();
@@ -405,7 +413,8 @@ StatusOr<Factorizer::FromInputs> Factorizer::Factor(const kernels::ExecContext& 
   }
   if (std::ranges::all_of(squares, [](float square) { return square == 0; })) return result;
   ASSIGN_OR_RETURN(const float mean,
-                   Begin(k, result.seen.weight, options, [&](int i) { return squares[i]; }));
+                   BeginFactor(
+                       k, result.seen.weight, options, [&](int i) { return squares[i]; }, &factor_));
   RETURN_IF_ERROR(Make(ctx, options, mean, [&](float added, Triangle* triangle) {
     RETURN_IF_ERROR(Gather(ctx, inputs, factor_.order, triangle));
     Finish(ctx, result.seen.weight, added, k, triangle);

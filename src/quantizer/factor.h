@@ -104,6 +104,15 @@ int64_t FactoringScratchBytes(int k, int threads);
 /// came.
 using InputSource = std::function<Status(const TokenSink& sink)>;
 
+/// Takes sizes and the order of a factor from the diagonal of the sums over tokens of so much weight; returns
+/// the mean of H's. A diagonal that is not finite, or all 0, is an error.
+StatusOr<float> BeginFactor(int k, double weight, const FactorOptions& options,
+                            const std::function<float(int i)>& sum, HessianFactor* factor);
+/// Calls attempt(added to the diagonal), which says whether H was positive definite, with the damping that
+/// was asked for, and ten times as much up to 1 until it was.
+Status FactorDamped(const FactorOptions& options, float mean,
+                    const std::function<StatusOr<bool>(float added)>& attempt, HessianFactor* factor);
+
 /// Makes factors one after another in the same memory.
 class Factorizer {
  public:
@@ -128,10 +137,6 @@ class Factorizer {
   HessianFactor Take() { return std::move(factor_); }
 
  private:
-  // Takes the order from the diagonal of the sums over tokens of so much weight; returns the
-  // mean of H's.
-  StatusOr<float> Begin(int k, double weight, const FactorOptions& options,
-                        const std::function<float(int i)>& sum);
   // Factors what fill(added to the diagonal, triangle) fills, which returns a status.
   template <typename Fill>
   Status Make(const kernels::ExecContext& ctx, const FactorOptions& options, float mean, const Fill& fill);

@@ -13,23 +13,12 @@ namespace {
 
 constexpr int kBlock = kFactorBlock;
 constexpr int kRows = kernels::kRoundBlockRows;
-constexpr int kSampleRows = 64;
 // A task's rows share what it reads of the factor, and of so many what they are asked for stays in the L2
 // cache.
 constexpr int kMostTiles = 4;
 constexpr int kTaskRows = kMostTiles * kRows;
 
 int64_t StrideOf(int k_padded) { return k_padded + 16; }  // floats: an odd number of cache lines
-
-// Scales by group of inputs, [groups][rows padded to 64]: a column's stand one after another.
-std::vector<float> ScalesByGroup(const QuantizedMatrix& matrix, int padded_rows) {
-  const int inputs = matrix.grid.group_inputs(matrix.k), groups = matrix.grid.scale_columns(matrix.k);
-  std::vector<float> scales(static_cast<size_t>(groups) * padded_rows, 1.0F);
-  for (int r = 0; r < matrix.n; ++r) {
-    for (int g = 0; g < groups; ++g) scales[int64_t{g} * padded_rows + r] = matrix.Scale(r, g * inputs);
-  }
-  return scales;
-}
 
 // What one task works on: what columns of its rows are asked for, then for 64 rows at a time the columns of a
 // block, each with its rows side by side.
@@ -197,10 +186,21 @@ std::vector<double> RowLosses(const kernels::ExecContext& ctx, const HessianFact
   return losses;
 }
 
-// GPTQ's loss over that of the nearest codes with the same scales, on some of the rows.
-double OfNearest(const kernels::ExecContext& ctx, const HessianFactor& factor, const float* rows,
-                 const QuantizedMatrix& matrix) {
-  const int sample = std::min(kSampleRows, matrix.n), k = matrix.k, group = matrix.grid.group_inputs(k);
+}  // namespace
+
+std::vector<float> ScalesByGroup(const QuantizedMatrix& matrix, int padded_rows) {
+  const int inputs = matrix.grid.group_inputs(matrix.k), groups = matrix.grid.scale_columns(matrix.k);
+  std::vector<float> scales(static_cast<size_t>(groups) * padded_rows, 1.0F);
+  for (int r = 0; r < matrix.n; ++r) {
+    for (int g = 0; g < groups; ++g) scales[int64_t{g} * padded_rows + r] = matrix.Scale(r, g * inputs);
+  }
+  return scales;
+}
+
+StatusOr<double> LossOfNearest(
+    const kernels::ExecContext& ctx, const float* rows, const QuantizedMatrix& matrix,
+    const std::function<StatusOr<std::vector<double>>(const float* errors, int count)>& losses_of) {
+  const int sample = std::min(kOfNearestRows, matrix.n), k = matrix.k, group = matrix.grid.group_inputs(k);
   std::vector<float> errors(int64_t{2} * sample * k);  // ours, then those of the nearest codes
   const kernels::Rounding& rounding = ctx.kernels->rounding[static_cast<int>(matrix.grid.numbers())];
   QuantizedMatrix one{.grid = matrix.grid, .n = 1, .k = k, .codes = std::vector<uint8_t>(k), .scales = {}};
@@ -222,13 +222,11 @@ double OfNearest(const kernels::ExecContext& ctx, const HessianFactor& factor, c
       other[c] = row[c] - other[c];
     }
   }
-  const std::vector<double> losses = RowLosses(ctx, factor, errors.data(), 2 * sample);
+  ASSIGN_OR_RETURN(const std::vector<double> losses, losses_of(errors.data(), 2 * sample));
   const double after = std::accumulate(losses.begin(), losses.begin() + sample, 0.0);
   const double before = std::accumulate(losses.begin() + sample, losses.end(), 0.0);
   return before > 0 ? after / before : 1;
 }
-
-}  // namespace
 
 StatusOr<QuantizedMatrix> RoundByGptq(const kernels::ExecContext& ctx, const Grid& grid, const float* rows,
                                       int n, int k, const HessianFactor& factor, const ScaleSearch& search,
@@ -242,15 +240,17 @@ StatusOr<QuantizedMatrix> RoundByGptq(const kernels::ExecContext& ctx, const Gri
     report->loss = rounder.Run();
   }
   ctx.scratch->Rewind(mark);
-  report->of_nearest = OfNearest(ctx, factor, rows, result);
+  ASSIGN_OR_RETURN(report->of_nearest, LossOfNearest(ctx, rows, result, [&](const float* errors, int count) {
+                     return RowLosses(ctx, factor, errors, count);
+                   }));
   return result;
 }
 
 int64_t GptqBytes(const Grid& grid, int n, int k, int threads) {
   const int k_padded = base::RoundUp(k, kBlock), rows = base::RoundUp(n, kRows);
   const int64_t stride = StrideOf(k_padded);
-  const int64_t floats =
-      (threads * int64_t{kTaskRows} + 3 * kSampleRows) * stride + int64_t{rows} * (grid.scale_columns(k) + 1);
+  const int64_t floats = (threads * int64_t{kTaskRows} + 3 * kOfNearestRows) * stride +
+                         int64_t{rows} * (grid.scale_columns(k) + 1);
   return floats * int64_t{sizeof(float)} + threads * int64_t{sizeof(Tile)};
 }
 

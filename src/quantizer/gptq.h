@@ -26,6 +26,17 @@ StatusOr<QuantizedMatrix> RoundByGptq(const kernels::ExecContext& ctx, const Gri
                                       int n, int k, const HessianFactor& factor, const ScaleSearch& search,
                                       GptqReport* report);
 
+/// Scales by group of inputs, [groups][padded_rows >= n]: a column's stand one after another. 1 for none.
+std::vector<float> ScalesByGroup(const QuantizedMatrix& matrix, int padded_rows);
+
+/// GptqReport::of_nearest of what rows [n, k] became. losses(errors [count, k] by input, count) tells
+/// e H e^T of each.
+StatusOr<double> LossOfNearest(
+    const kernels::ExecContext& ctx, const float* rows, const QuantizedMatrix& matrix,
+    const std::function<StatusOr<std::vector<double>>(const float* errors, int count)>& losses);
+/// Rows that LossOfNearest takes at most, and asks about twice as many.
+inline constexpr int kOfNearestRows = 64;
+
 /// Memory that RoundByGptq takes beside its result.
 int64_t GptqBytes(const Grid& grid, int n, int k, int threads);
 

@@ -65,6 +65,17 @@ void Hessian::Merge(const kernels::ExecContext& ctx, const Hessian& other) {
   seen_.Add(other.seen_);
 }
 
+void Hessian::AddSums(const kernels::ExecContext& ctx, int first, int count, const float* sums,
+                      int64_t stride) {
+  MOESAIC_CHECK_LE(first + count, k_);
+  ctx.pool->Run(count, [&](int64_t row, int) {
+    const int i = first + static_cast<int>(row);
+    float* to = mutable_sums(i);
+    const float* from = sums + row * stride;
+    for (int j = 0; j <= i; ++j) to[j] += from[j];
+  });
+}
+
 void Hessian::Clear(const kernels::ExecContext& ctx) {
   ctx.pool->Run(k_, [&](int64_t row, int) {
     const auto i = static_cast<int>(row);

@@ -23,6 +23,10 @@ class Hessian {
   void Add(const kernels::ExecContext& ctx, const TokenRows& tokens);
   /// Adds what another one of the same k has gathered: a layer's is the sum of its experts'.
   void Merge(const kernels::ExecContext& ctx, const Hessian& other);
+  /// Adds sums that were gathered elsewhere: rows [first, first + count) of [count][stride], of which row i
+  /// has columns j <= i; and, once, the tokens that they are of.
+  void AddSums(const kernels::ExecContext& ctx, int first, int count, const float* sums, int64_t stride);
+  void AddSeen(const TokenWeight& seen) { seen_.Add(seen); }
   void Clear(const kernels::ExecContext& ctx);
   /// Zeros of another size, in the same memory where that is enough.
   Status Restart(const kernels::ExecContext& ctx, int k);

@@ -120,10 +120,28 @@ Status WriteConfig(const checkpoint::Checkpoint& source, const QuantizeOptions& 
   return runtime::WriteFileAtomically(folder + "/config.json", config.dump(2) + "\n");
 }
 
+// A device's products depend on their shapes to the bit, and so on how many rows are rounded at once.
+void AddDevice(const QuantizeOptions& options, const CalibrationLimits& limits, const Journal& journal,
+               ordered_json* header) {
+  if (options.device != nullptr) {
+    (*header)["device"] = {{"name", options.device->info().identity}, {"slab_values", limits.slab_values}};
+  } else if (journal.header().contains("device")) {
+    (*header)["device"] = "cpu";  // not what it was begun with
+  }
+}
+
+// What AddDevice wrote of a run that goes on; 0: nothing.
+int64_t SlabValuesOf(const Journal& journal) {
+  const auto device = journal.header().find("device");
+  if (device == journal.header().end() || !device->is_object()) return 0;
+  const auto values = device->find("slab_values");
+  return values != device->end() && values->is_number_integer() ? values->get<int64_t>() : 0;
+}
+
 // Plans the run and writes the journal's header, or goes by the one that is there.
 StatusOr<QuantizePlan> Begin(const checkpoint::Checkpoint& source, const QuantizeOptions& options,
-                             const kernels::KernelTable& kernels, const std::string& folder,
-                             Journal& journal) {
+                             const kernels::KernelTable& kernels, const std::string& folder, Journal& journal,
+                             std::unique_ptr<GptqStage>* stage) {
   const bool begun = !journal.header().is_null();
   QuantizeOptions taken = options;
   if (begun) {
@@ -137,6 +155,7 @@ StatusOr<QuantizePlan> Begin(const checkpoint::Checkpoint& source, const Quantiz
     if (alone != journal.header().end() && alone->is_number_integer()) {
       taken.sizes.alone_bytes = alone->get<int64_t>();
     }
+    if (options.device != nullptr) taken.slab_values = SlabValuesOf(journal);
   }
   ASSIGN_OR_RETURN(QuantizePlan plan, PlanQuantize(source, taken));
   ordered_json header = {{"moesaic_quantize", 1},
@@ -147,9 +166,14 @@ StatusOr<QuantizePlan> Begin(const checkpoint::Checkpoint& source, const Quantiz
                          {"output_bytes", plan.output.bytes}};
   if (plan.sizes.alone_bytes > 0) header["alone_bytes"] = plan.sizes.alone_bytes;
   if (options.output.calibrated()) header["kernels"] = KernelsOf(kernels);
+  AddDevice(options, plan.limits, journal, &header);
   if (begun) RETURN_IF_ERROR(CheckSameRun(journal, header));
   RETURN_IF_ERROR(
       CheckDisk(folder, plan.output.shards, options.output.gptq ? StateBytes(plan.spec, options.output) : 0));
+  if (options.output.gptq) {
+    ASSIGN_OR_RETURN(*stage, MakeGptqStage(options.device, plan.spec, plan.items, options.output.Roundings(),
+                                           plan.limits));
+  }
   if (!begun) RETURN_IF_ERROR(journal.Begin(header));
   return plan;
 }
@@ -290,6 +314,7 @@ ordered_json QuantizeReport::Json(const OutputSettings& settings) const {
   json.update(c.Json());
   if (analysis != nullptr && settings.analyze.wanted()) json["analysis"] = analysis->Json();
   if (analysis != nullptr && analysis->mix) json["mix"] = analysis->mix->Json();
+  if (!device.empty()) json["device"] = device;
   json["resumed_layers"] = c.resumed_layers;
   json["units"] = units;
   json["resumed_units"] = stream.resumed_units;
@@ -312,11 +337,12 @@ StatusOr<QuantizeReport> Quantize(const checkpoint::Checkpoint& source, const Qu
   RETURN_IF_ERROR(RemoveStates(folder, States::kUnfinished));
   QuantizeReport report;
   QuantizeOptions options = wanted;
+  std::unique_ptr<GptqStage> stage;  // of GPTQ
   StatusOr<QuantizePlan> planned = Cancelled("");
   const Clock::time_point analyzing = Clock::now();
   if (Status analyzed = AddAnalysis(source, kernels, pool, folder, *journal, &options); analyzed.ok()) {
     report.analysis_seconds = options.output.analysis == nullptr ? 0 : Since(analyzing);
-    planned = Begin(source, options, kernels, folder, *journal);
+    planned = Begin(source, options, kernels, folder, *journal, &stage);
   } else {
     planned = std::move(analyzed);
   }
@@ -340,7 +366,8 @@ StatusOr<QuantizeReport> Quantize(const checkpoint::Checkpoint& source, const Qu
     UnitStream units(plan, options, folder, *journal, *io, reader);
     RETURN_IF_ERROR(units.CheckFinished());
     if (options.output.gptq) {
-      CalibratedRun run(ctx, source, plan, options, folder, *journal, units, rounder);
+      if (options.device != nullptr) report.device = options.device->info().identity;
+      CalibratedRun run(ctx, source, plan, options, folder, *journal, units, rounder, *stage);
       RETURN_IF_ERROR(run.Go());
       report.calibration = run.report();
     } else {

@@ -12,6 +12,9 @@ namespace {
 
 // Threads' stacks, names of a unit's tensors, transfers under way.
 constexpr int64_t kReserve = int64_t{12} << 20;
+// What a card's libraries may load when they meet new shapes, beyond what opening it has loaded: estimated,
+// and measured on no card.
+constexpr int64_t kDeviceReserve = int64_t{128} << 20;
 // Units of which calibration leaves room for two, where it can.
 constexpr int64_t kAmpleUnit = int64_t{32} << 20;
 const int kMachine = static_cast<int>(std::max(std::thread::hardware_concurrency(), 1U));
@@ -21,6 +24,9 @@ void ChooseLimits(const QuantizeOptions& options, const CutOptions& cut, int64_t
   const UnitSizes sizes = options.sizes.unit_bytes > 0 ? options.sizes : UnitSizes{.unit_bytes = kAmpleUnit};
   const int64_t units = CutWork(plan->items, plan->forms, plan->output, cut, sizes).bytes();
   std::vector<CalibrationLimits> all = LimitsFor(plan->spec, options.output);
+  if (options.slab_values > 0) {
+    for (CalibrationLimits& limits : all) limits.slab_values = options.slab_values;
+  }
   if (options.limits) all = {*options.limits};
   plan->calibration_bytes = std::numeric_limits<int64_t>::max();
   for (const CalibrationLimits& limits : all) {
@@ -72,8 +78,9 @@ StatusOr<QuantizePlan> PlanQuantize(const checkpoint::Checkpoint& source, const 
   source.ForgetMaps();
   // A run's memory differs a little from the next one's. One that goes on with the units of a run whose
   // memory was full must not fail over that, so it reserves less.
-  const int64_t reserve = options.sizes.unit_bytes > 0 ? kReserve / 2 : kReserve;
-  const int64_t program = runtime::MeasureResidentMemory().now + reserve;
+  const int64_t reserve = kReserve + (options.device != nullptr ? kDeviceReserve : 0);
+  const int64_t program =
+      runtime::MeasureResidentMemory().now + (options.sizes.unit_bytes > 0 ? reserve / 2 : reserve);
   if (options.output.calibrated()) ChooseLimits(options, cut, options.memory - program, &plan);
   const int64_t taken = program + plan.calibration_bytes, left = options.memory - taken;
   plan.sizes = options.sizes;

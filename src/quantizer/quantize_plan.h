@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/device.h"
 #include "models/decoder_spec.h"
 #include "quantizer/calibration_memory.h"
 #include "quantizer/mix_passes.h"
@@ -29,10 +30,14 @@ struct QuantizeOptions {
   std::vector<std::vector<int32_t>> calibration;
   /// The share of a layer's experts that must see kCoveredTokens (calibrated_run.h) of them.
   double min_coverage = 0.9;
-  int64_t memory = int64_t{8} << 30;        // what may be resident at most
-  int threads = 0;                          // of the pool that works; 0: as many as the machine runs at once
-  MixBegun begun;                           // of a mix: what is measured already
-  UnitSizes sizes;                          // unit_bytes 0: what the memory allows
+  int64_t memory = int64_t{8} << 30;  // what may be resident at most
+  int threads = 0;                    // of the pool that works; 0: as many as the machine runs at once
+  MixBegun begun;                     // of a mix: what is measured already
+  UnitSizes sizes;                    // unit_bytes 0: what the memory allows
+  kernels::Device* device = nullptr;  // where GPTQ's heavy stage runs; null: on the processor
+  /// Of a run on a device that goes on: as many weights are rounded at once as it was begun with, whatever
+  /// the memory. 0: as many as the memory allows.
+  int64_t slab_values = 0;
   std::optional<CalibrationLimits> limits;  // none: those that the memory allows
   bool direct = false;                      // past the page cache, with O_DIRECT
   runtime::AsyncFiles::Backend backend = runtime::AsyncFiles::Backend::kBest;

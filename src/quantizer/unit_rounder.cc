@@ -175,8 +175,8 @@ StatusOr<QuantizedMatrix> UnitRounder::RoundSlab(const Precision& precision, int
                      .global_scale = precision.is(Scheme::kNvfp4) ? global_scale_ : 0};
   if (rounding.factor == nullptr) return RoundToNearest(ctx_, grid, slab_.data(), count, columns, search);
   GptqReport report;
-  ASSIGN_OR_RETURN(QuantizedMatrix matrix,
-                   RoundByGptq(ctx_, grid, slab_.data(), count, columns, *rounding.factor, search, &report));
+  ASSIGN_OR_RETURN(QuantizedMatrix matrix, rounding.stage->Round(ctx_, grid, slab_.data(), count, columns,
+                                                                 *rounding.factor, search, &report));
   if (rounding.report != nullptr) {
     const double nearest = report.of_nearest > 0 ? report.loss / report.of_nearest : 0;
     GptqReport& sum = *rounding.report;

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "kernels/ops.h"
-#include "quantizer/gptq.h"
+#include "quantizer/gptq_stage.h"
 #include "quantizer/runtime_matrix.h"
 #include "quantizer/unit_reader.h"
 
@@ -19,6 +19,7 @@ struct OutputExtent {
 /// How the rows of a linear are rounded, beside what the settings say.
 struct Rounding {
   const HessianFactor* factor = nullptr;  // null: to the nearest; else by GPTQ
+  GptqStage* stage = nullptr;             // of GPTQ: what made the factor
   GptqReport* report = nullptr;           // of GPTQ, summed up over calls
   int64_t slab_values = 0;                // of GPTQ, at most at once
   RuntimeMatrix* runtime = nullptr;       // gets what was rounded, or kept, as it runs

@@ -137,7 +137,9 @@ class DoctorTest(unittest.TestCase):
             self.assertRegex(kernels[op], r"^[a-z]+_.*_[a-z0-9]+$")
         for name in ("hwloc", "Boost", "abseil", "tokenizers", "llguidance", "fmt", "ZeroMQ"):
             self.assertRegex(report["libraries"][name], r"^\d")
+        self.assertEqual("why_no_devices" in report, not report["devices"])
         text = run("doctor", "--quick").stdout
+        self.assertRegex(text, r"(?m)^devices  none: ." if not report["devices"] else r"(?m)^cuda:0 ")
         for word in (*kernels, *kernels.values(), *report["libraries"], *report["libraries"].values(), report["version"]):
             self.assertIn(word, text)
 

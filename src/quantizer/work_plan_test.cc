@@ -199,7 +199,9 @@ TEST_F(WorkPlanTest, UnitsThatAreAloneFillTheMemoryAndNoMore) {
     CheckWhole(plan);
     EXPECT_LE(plan.bytes(), memory);
     EXPECT_LE(plan.alone_bytes, memory - plan.slab_bytes());
-    if (alone) EXPECT_GT(plan.alone_bytes, 0);
+    if (alone) {
+      EXPECT_GT(plan.alone_bytes, 0);
+    }
     if (whole) {  // both in one unit
       const Unit& last = plan.units.back();
       EXPECT_EQ(last.alone, alone);

@@ -36,7 +36,8 @@ RUNS = (("w8a8", []), ("w8a8", GPTQ), ("w8a8", GPTQ + SMOOTH), ("w8a8", GPTQ + S
 
 def rows(name, count):
     """[(words, kinds)] of one row each."""
-    return [tasks.training_row(random.Random(f"quantizing|{name}|{i}"), WINDOW, names_only=False) for i in range(count)]
+    made = [tasks.training_row(random.Random(f"quantizing|{name}|{i}"), WINDOW) for i in range(count)]
+    return [(row.tokens[:WINDOW], row.kinds[:WINDOW]) for row in made]
 
 
 def main():

@@ -40,10 +40,6 @@ Status RunTune(const Options& options) {
         "neither XDG_CACHE_HOME nor HOME says where choices are kept; --out FILE names a file");
   }
   ASSIGN_OR_RETURN(const nlohmann::json machine, MachineOfKernels(threads->size()));
-  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
-  std::error_code failure;
-  if (!folder.empty()) std::filesystem::create_directories(folder, failure);
-  if (failure) return IoError("{}: can't make the folder: {}", folder.string(), failure.message());
   ASSIGN_OR_RETURN(const kernels::KernelTable kernels, KernelsOfHost());
   StatusOr<kernels::TuningResult> result = [&] {
     Progress progress("tuning");
@@ -53,6 +49,10 @@ Status RunTune(const Options& options) {
     });
   }();
   RETURN_IF_ERROR(result.status());
+  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  std::error_code failure;
+  if (!folder.empty()) std::filesystem::create_directories(folder, failure);
+  if (failure) return IoError("{}: can't make the folder: {}", folder.string(), failure.message());
   RETURN_IF_ERROR(runtime::WriteFileAtomically(path, TuningText(machine, result->tuning)));
   WriteOutput(FindingsText(*result));
   Print("\nwritten to {}; models that are loaded with {} threads from now on use it\n", path,

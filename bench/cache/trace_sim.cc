@@ -109,7 +109,7 @@ std::vector<cache::SessionHint> HintsOf(const Trace& trace, Telling telling, dou
 int64_t TreeHits(const Trace& trace, int room, std::unique_ptr<cache::EvictionPolicy> policy,
                  const std::vector<cache::SessionHint>& hints = {}) {
   constexpr cache::BlockLayout kLayout = {.layers = 1, .heads = 1, .key_dim = 1, .value_dim = 1};
-  auto pool = *cache::KvPool::Create(kLayout, room * kLayout.block_bytes());
+  auto pool = *cache::KvPool::Create(kLayout, room * kLayout.pool_bytes());
   cache::RadixTree tree(*pool, std::move(policy), nullptr);
   int64_t hits = 0;
   for (size_t i = 0; i < trace.size(); ++i) {

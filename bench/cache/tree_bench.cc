@@ -27,7 +27,7 @@ std::vector<int32_t> RandomTokens(int count, uint32_t seed) {
 
 struct Tree {
   explicit Tree(int blocks)
-      : pool(*cache::KvPool::Create(kLayout, blocks * kLayout.block_bytes())),
+      : pool(*cache::KvPool::Create(kLayout, blocks * kLayout.pool_bytes())),
         tree(*pool, cache::MakeCostAwarePolicy(8000, blocks), nullptr) {}
 
   void Serve(std::span<const int32_t> tokens) {

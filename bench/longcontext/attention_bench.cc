@@ -1,8 +1,8 @@
 // Attention of one layer's decode step behind a long context, with the same kernels: dense; over the rows of
 // chosen tokens, gathered (the ordinary way), where which tokens is given and not counted, and where each
 // token is scored by its own key first, as it must be without a trained indexer ("-" where that has no
-// kernel: it takes AMX and keys of bfloat16); over chosen blocks, choosing included; and over those that an
-// earlier step chose. Prints a markdown table.
+// kernel: it takes products and keys of bfloat16); over chosen blocks, choosing included; and over those that
+// an earlier step chose. Prints a markdown table.
 //   longcontext_attention_bench --context 16384 --budget 2048
 #include <fmt/format.h>
 
@@ -35,12 +35,13 @@ using kernels::SequenceSlice;
 using tensor::DType;
 
 struct Shape {
+  const char* flag;
   const char* name;
   int heads, kv_heads, key_dim, value_dim;
   bool shared;
 };
-constexpr Shape kShapes[] = {{"Qwen3-30B-A3B (GQA, 32 heads, 4 KV, 128)", 32, 4, 128, 128, false},
-                             {"DeepSeek-V3 (MLA, 128 heads, 512 + 64)", 128, 1, 576, 512, true}};
+constexpr Shape kShapes[] = {{"gqa", "Qwen3-30B-A3B (GQA, 32 heads, 4 KV, 128)", 32, 4, 128, 128, false},
+                             {"mla", "DeepSeek-V3 (MLA, 128 heads, 512 + 64)", 128, 1, 576, 512, true}};
 
 constexpr float kScale = 0.1F;
 constexpr int kShift = 8;  // tokens that are given move on by less than this
@@ -48,6 +49,7 @@ constexpr int kShift = 8;  // tokens that are given move on by less than this
 struct Options {
   int context = 16384, budget = 2048, threads = 0, rounds = 15, reuse = 4;
   std::vector<int> batches = {1, 4, 16};
+  std::vector<std::string> shapes = {"gqa", "mla"};
   std::string dtype = "bf16", digest = "box";
   int64_t bytes = int64_t{2} << 30;  // of keys and values: no layer is in a cache when its turn comes
 };
@@ -59,10 +61,10 @@ class Setting {
     const DType dtype = options.dtype == "int8" ? DType::kI8 : DType::kBF16;
     blocks_ = (options.context + kKvBlockTokens - 1) / kKvBlockTokens;
     layer_ = kernels::LayOutKv(dtype, shape.kv_heads, shape.key_dim, shape.value_dim, shape.shared,
-                               /*digests=*/true, options.digest == "sketch");
+                               options.digest == "sketch");
     digest_bytes_ = shape.kv_heads * kernels::DigestBytes(layer_);
-    token_bytes_ = static_cast<double>(layer_.digest_offset) / kKvBlockTokens;
-    layer_bytes_ = layer_.block_stride * blocks_ * batch;
+    token_bytes_ = static_cast<double>(layer_.block_stride) / kKvBlockTokens;
+    layer_bytes_ = (layer_.block_stride + layer_.digest_stride) * blocks_ * batch;
     layers_ = static_cast<int>(std::max<int64_t>(2, options.bytes / layer_bytes_));
     memory_ = *runtime::Buffer::Allocate(layer_bytes_ * layers_, /*huge=*/true);
     Fill();
@@ -133,12 +135,16 @@ class Setting {
       for (int slot = 0; slot < kKvBlockTokens; ++slot) {
         const int token = list[block * kKvBlockTokens + slot];
         const std::byte* at = from.base + table_[b * blocks_ + token / kKvBlockTokens] * from.block_stride;
-        const int64_t row = head * kKvBlockTokens + token % kKvBlockTokens,
-                      to_row = head * kKvBlockTokens + slot;
-        std::memcpy(to + to_row * key, at + row * key, key);
-        if (!from.shared)
-          std::memcpy(to + from.value_offset + to_row * value, at + from.value_offset + row * value, value);
+        const int from_slot = token % kKvBlockTokens;
+        const std::byte* keys = at + head * from.head_stride;
+        std::byte* to_keys = to + head * from.head_stride;
+        std::memcpy(to_keys + slot * key, keys + from_slot * key, key);
+        if (!from.shared) {
+          std::memcpy(to_keys + from.value_offset + slot * value,
+                      keys + from.value_offset + from_slot * value, value);
+        }
         if (from.dtype != DType::kI8) continue;
+        const int64_t row = head * kKvBlockTokens + from_slot, to_row = head * kKvBlockTokens + slot;
         for (const int64_t scales : {int64_t{0}, int64_t{from.heads} * kKvBlockTokens}) {
           std::memcpy(to + from.scale_offset + (scales + to_row) * 4,
                       at + from.scale_offset + (scales + row) * 4, 4);
@@ -194,7 +200,7 @@ class Setting {
         const std::byte* at = layer.base + table_[b * blocks_ + block] * layer.block_stride;
         for (int g = 0; g < Groups(); ++g) {
           TokenScores call = ScoreCall(layer, pair, g);
-          call.keys = at + head * kKvBlockTokens * call.stride;
+          call.keys = at + head * layer.head_stride;
           call.scores = ScoresOf(pair, g) + int64_t{block} * kKvBlockTokens * kScoreGroup;
           ScoreTokens(call);
         }
@@ -276,6 +282,7 @@ class Setting {
     KvLayer layer = layer_;
     layer.index = step_++ % layers_;
     layer.base = memory_.data() + layer.index * layer_bytes_;
+    layer.digests = layer.base + layer_.block_stride * blocks_ * batch_;
     return layer;
   }
 
@@ -387,6 +394,7 @@ int Run(const Options& options) {
       "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
       options.reuse);
   for (const Shape& shape : kShapes) {
+    if (std::ranges::find(options.shapes, shape.flag) == options.shapes.end()) continue;
     for (const int batch : options.batches) {
       Setting setting(ctx, shape, options, batch);
       std::vector<double> dense, tokens, gathered, blocks, taken_over, mean;
@@ -436,6 +444,10 @@ int main(int argc, char** argv) {
   app.add_option("--context", options.context)->check(CLI::Range(1024, 1 << 20))->capture_default_str();
   app.add_option("--budget", options.budget)->check(CLI::Range(256, 1 << 20))->capture_default_str();
   app.add_option("--batch", options.batches)->delimiter(',')->capture_default_str();
+  app.add_option("--shape", options.shapes)
+      ->delimiter(',')
+      ->check(CLI::IsMember({"gqa", "mla"}))
+      ->capture_default_str();
   app.add_option("--threads", options.threads)->capture_default_str();
   app.add_option("--reuse", options.reuse, "Steps that read what the first of them chose")
       ->check(CLI::IsMember({2, 4, 8, 16, 32, 64}))

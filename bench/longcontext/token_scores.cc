@@ -1,6 +1,6 @@
 #include "token_scores.h"
 
-// Tiles by attributes of functions: the program runs on processors without them too.
+// Instruction sets by attributes of functions: the program runs on processors without them too.
 #include <immintrin.h>
 
 #include <cstring>
@@ -41,10 +41,35 @@ __attribute__((target("amx-tile,amx-bf16"))) void ScoreByTiles(const TokenScores
   _tile_release();
 }
 
+constexpr int kTogether = 16;  // keys, whose sums are in registers
+
+__attribute__((target("avx512f,avx512bf16"))) void ScoreByVectors(const TokenScores& t) {
+  for (int first = 0; first < kernels::kKvBlockTokens; first += kTogether) {
+    const std::byte* keys = t.keys + first * t.stride;
+    __m512 sums[kTogether];
+#pragma GCC unroll 16
+    for (int i = 0; i < kTogether; ++i) sums[i] = _mm512_setzero_ps();
+    for (int pair = 0; pair < t.key_dim / 2; ++pair) {
+      // As many lines of the next keys as there are pairs, if rows stand beside each other.
+      _mm_prefetch(keys + kTogether * t.stride + int64_t{64} * pair, _MM_HINT_T0);
+      const __m512i queries = _mm512_load_si512(t.packed + int64_t{64} * pair);
+#pragma GCC unroll 16
+      for (int i = 0; i < kTogether; ++i) {
+        int both;
+        std::memcpy(&both, keys + i * t.stride + int64_t{4} * pair, sizeof(both));
+        sums[i] = _mm512_dpbf16_ps(sums[i], reinterpret_cast<__m512bh>(queries),
+                                   reinterpret_cast<__m512bh>(_mm512_set1_epi32(both)));
+      }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kTogether; ++i) _mm512_storeu_ps(t.scores + (first + i) * kScoreGroup, sums[i]);
+  }
+}
+
 }  // namespace
 
 bool CanScoreTokens(tensor::DType dtype, int key_dim) {
-  return runtime::DetectCpu().Has(runtime::Isa::kAmx) && dtype == tensor::DType::kBF16 &&
+  return runtime::DetectCpu().Has(runtime::Isa::kAvx512Bf16) && dtype == tensor::DType::kBF16 &&
          key_dim % kStep == 0;
 }
 
@@ -58,6 +83,9 @@ void PackTokenQueries(const TokenScores& t) {
   }
 }
 
-void ScoreTokens(const TokenScores& t) { ScoreByTiles(t); }
+void ScoreTokens(const TokenScores& t) {
+  static const bool tiles = runtime::DetectCpu().Has(runtime::Isa::kAmx);
+  tiles ? ScoreByTiles(t) : ScoreByVectors(t);
+}
 
 }  // namespace moesaic::bench

@@ -20,7 +20,7 @@ struct TokenScores {
   float* scores;
 };
 
-/// Whether the processor has the tiles that ScoreTokens takes, and keys are whole ones.
+/// Whether the processor has products of bfloat16, as tiles or in registers, and keys are whole steps.
 bool CanScoreTokens(tensor::DType dtype, int key_dim);
 void PackTokenQueries(const TokenScores& task);
 void ScoreTokens(const TokenScores& task);

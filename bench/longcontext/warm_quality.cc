@@ -55,7 +55,7 @@ class Reader {
       : model_(model),
         threads_(threads),
         layout_(engine::LayoutFor(model.info().kv, *engine::KvDType(dtype, model.info()), false)),
-        pool_(*cache::KvPool::Create(layout_, layout_.block_bytes() * cache::BlocksFor(window))),
+        pool_(*cache::KvPool::Create(layout_, layout_.pool_bytes() * cache::BlocksFor(window))),
         codec_(layout_, /*exact=*/false),
         executor_(model, kernels, threads, *pool_, 0) {
     for (int i = 0; i < cache::BlocksFor(window); ++i) {
@@ -109,17 +109,18 @@ class Reader {
     const auto timed = [&](const auto& work) {
       const auto start = std::chrono::steady_clock::now();
       threads_.Run(int64_t{count} * layers, [&](int64_t task, int) {
-        work(pool_->At(table_[task / layers]), static_cast<int>(task % layers),
+        work(pool_->ViewOf(table_[task / layers]), static_cast<int>(task % layers),
              coded.data() + task / layers * codec_.block_bytes());
       });
       return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     };
-    totals.encode_seconds += timed([&](std::byte* block, int layer, std::byte* to) {
+    totals.encode_seconds += timed([&](const cache::BlockView& block, int layer, std::byte* to) {
       if (!codec_.IsFinite(block, layer)) throw std::runtime_error("not finite");
       codec_.Encode(block, layer, to);
     });
-    totals.decode_seconds +=
-        timed([&](std::byte* block, int layer, std::byte* from) { codec_.Decode(from, layer, block); });
+    totals.decode_seconds += timed([&](const cache::BlockView& block, int layer, std::byte* from) {
+      codec_.Decode(from, layer, block);
+    });
     totals.bytes += static_cast<double>(layout_.block_bytes()) * count;
   }
 

@@ -58,7 +58,7 @@ StatusOr<std::unique_ptr<BenchRunner>> BenchRunner::Create(models::Model& model,
   const cache::BlockLayout layout =
       engine::LayoutFor(model.info().kv, dtype, sparsity.digests, sparsity.digest);
   ASSIGN_OR_RETURN(std::unique_ptr<cache::KvPool> pool,
-                   cache::KvPool::Create(layout, blocks * layout.block_bytes()));
+                   cache::KvPool::Create(layout, blocks * layout.pool_bytes()));
   return std::unique_ptr<BenchRunner>(new BenchRunner(model, kernels, threads, sparsity, std::move(pool)));
 }
 
@@ -82,7 +82,9 @@ double BenchRunner::StepBytes(const BenchResult& result, int sequences, int dept
   const double routed = info.experts_per_token * info.moe_layers * expert_bytes;
   const double weights =
       static_cast<double>(info.active_weight_bytes) - routed + result.experts_per_step * expert_bytes;
-  const double token_bytes = static_cast<double>(layout.digest_offset()) / cache::kBlockTokens;
+  const double token_bytes =
+      static_cast<double>(layout.keys_bytes() + layout.values_bytes() + layout.scales_bytes()) /
+      cache::kBlockTokens;
   const int layers = layout.layers - info.mtp_layers;
   if (result.blocks_per_step == 0) return weights + token_bytes * layers * depth * sequences;
   const int dense = std::min(options_.dense_layers, layers);

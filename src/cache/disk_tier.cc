@@ -289,7 +289,7 @@ bool DiskTier::MakeRoom() {
 }
 
 DiskTier::Stored DiskTier::Store(std::string_view name, std::span<const int32_t> tokens,
-                                 std::span<const std::byte* const> blocks, int64_t most_bytes) {
+                                 std::span<const BlockView> blocks, int64_t most_bytes) {
   MOESAIC_CHECK_EQ(tokens.size(), blocks.size() * kBlockTokens);
   if (!CanStore(name)) return {0, 0};
   const std::vector<DiskBlock*> chain = index_.Find(name, tokens);
@@ -301,10 +301,12 @@ DiskTier::Stored DiskTier::Store(std::string_view name, std::span<const int32_t>
     if (free_staging_.empty() || !MakeRoom()) break;
     std::byte* const staging = free_staging_.back();
     free_staging_.pop_back();
-    std::memcpy(staging, blocks[done], format_.block_bytes());
-    bytes += format_.block_bytes();
-    SlotRecord record = {
-        .id = next_id_++, .parent = last == nullptr ? 0 : last->id, .name = std::string(name)};
+    std::memcpy(staging, blocks[done].data, format_.block_bytes());
+    bytes += options_.layout.pool_bytes();
+    SlotRecord record = {.id = next_id_++,
+                         .parent = last == nullptr ? 0 : last->id,
+                         .digests = format_.DigestsOf(blocks[done]),
+                         .name = std::string(name)};
     const auto block_tokens = BlockAt(tokens, done);
     std::ranges::copy(block_tokens, record.tokens.begin());
     const SlotPlace place = index_.TakeFree(last == nullptr ? SlotPlace{} : last->place);
@@ -317,7 +319,7 @@ DiskTier::Stored DiskTier::Store(std::string_view name, std::span<const int32_t>
 }
 
 DiskTier::LoadId DiskTier::Load(std::string_view name, std::span<const int32_t> tokens, int first,
-                                std::span<std::byte* const> to) {
+                                std::span<const BlockView> to) {
   const std::vector<DiskBlock*> chain = index_.Find(name, tokens);
   MOESAIC_CHECK_LE(first + to.size(), chain.size());
   index_.Touch(chain);
@@ -329,7 +331,8 @@ DiskTier::LoadId DiskTier::Load(std::string_view name, std::span<const int32_t> 
     MOESAIC_CHECK(block->stored);
     index_.Pin(*block);
     open.blocks.push_back(block);
-    reads.push_back({.place = block->place, .to = to[i], .layer_sums = block->layer_sums});
+    reads.push_back(
+        {.place = block->place, .to = to[i], .layer_sums = block->layer_sums, .digests = block->digests});
   }
   io_->Read(load, std::move(reads));
   return load;
@@ -354,7 +357,7 @@ int DiskTier::ReadLayers(std::span<const LayerRead> reads) {
   blocks.reserve(reads.size());
   for (const LayerRead& read : reads) {
     blocks.push_back({.place = read.block->place,
-                      .to = read.to,
+                      .to = {.data = read.to},
                       .layer_sums = {read.block->layer_sums[read.layer]},
                       .first_layer = read.layer});
   }

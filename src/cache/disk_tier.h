@@ -74,18 +74,18 @@ class DiskTier {
   int Find(std::string_view name, std::span<const int32_t> tokens) const;
 
   /// Copies those of `blocks` that are not stored, from the first on, as far as memory for writing, room on
-  /// disk and `most_bytes` go. tokens: [blocks.size() * kBlockTokens]; blocks: [block_bytes] each.
-  Stored Store(std::string_view name, std::span<const int32_t> tokens,
-               std::span<const std::byte* const> blocks, int64_t most_bytes);
+  /// disk and `most_bytes` go. tokens: [blocks.size() * kBlockTokens].
+  Stored Store(std::string_view name, std::span<const int32_t> tokens, std::span<const BlockView> blocks,
+               int64_t most_bytes);
   /// False for names that are too long, and for ever after a write error.
   bool CanStore(std::string_view name) const;
   /// Whether blocks are on their way to the disk.
   bool writing() const { return !under_way_.empty(); }
 
-  /// Starts to read blocks [first, first + to.size()) of `tokens`, which Find counted, each to its memory
-  /// [block_bytes].
+  /// Starts to read blocks [first, first + to.size()) of `tokens`, which Find counted, each to its memory,
+  /// with its digests.
   LoadId Load(std::string_view name, std::span<const int32_t> tokens, int first,
-              std::span<std::byte* const> to);
+              std::span<const BlockView> to);
   /// Ends a load at once: its memory is written no more when this returns, which takes as long as the disk
   /// needs for some megabytes. It won't be told.
   void Abandon(LoadId load);
@@ -94,8 +94,10 @@ class DiskTier {
   std::vector<DiskBlock*> Borrow(std::string_view name, std::span<const int32_t> tokens, int first,
                                  int count);
   void Return(DiskBlock& block) { index_.Unpin(block); }
-  /// Puts a borrowed block's digests to where they stand in `to` [block_bytes].
-  void PutDigests(const DiskBlock& block, std::byte* to) const { format_.PutDigests(block.digests, to); }
+  /// Puts a borrowed block's digests to where they stand beside `to`.
+  void PutDigests(const DiskBlock& block, const BlockView& to) const {
+    format_.PutDigests(block.digests, to);
+  }
   struct LayerRead {
     DiskBlock* block;  // borrowed
     int layer;

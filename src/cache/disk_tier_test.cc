@@ -23,7 +23,8 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-constexpr BlockLayout kLayout = {.layers = 3, .heads = 2, .key_dim = 5, .value_dim = 7};  // 18,432 bytes
+// 18,432 bytes, and digests of 192.
+constexpr BlockLayout kLayout = {.layers = 3, .heads = 2, .key_dim = 5, .value_dim = 7, .digest_bytes = 64};
 constexpr int64_t kMost = int64_t{1} << 40;
 
 std::vector<int32_t> TokensOf(std::span<const int32_t> path) {
@@ -36,7 +37,7 @@ std::vector<int32_t> TokensOf(std::span<const int32_t> path) {
 std::vector<std::byte> BlockOf(const std::string& name, std::span<const int32_t> path) {
   std::seed_seq seed(path.begin(), path.end());
   std::mt19937_64 random(seed);
-  std::vector<std::byte> block(kLayout.block_bytes());
+  std::vector<std::byte> block(kLayout.pool_bytes());
   const auto salt = static_cast<std::byte>(std::hash<std::string>()(name));
   for (std::byte& byte : block) byte = static_cast<std::byte>(random()) ^ salt;
   return block;
@@ -60,12 +61,12 @@ class DiskTierTest : public testing::Test {
 
   static int StoreSome(DiskTier& tier, const std::string& name, const std::vector<int32_t>& path) {
     std::vector<std::vector<std::byte>> blocks;
-    std::vector<const std::byte*> pointers;
+    std::vector<BlockView> views;
     for (size_t i = 1; i <= path.size(); ++i) {
       blocks.push_back(BlockOf(name, std::span(path).first(i)));
-      pointers.push_back(blocks.back().data());
+      views.push_back(kLayout.Flat(blocks.back().data()));
     }
-    return tier.Store(name, TokensOf(path), pointers, kMost).blocks;
+    return tier.Store(name, TokensOf(path), views, kMost).blocks;
   }
 
   static void Store(DiskTier& tier, const std::string& name, const std::vector<int32_t>& path) {
@@ -87,9 +88,9 @@ class DiskTierTest : public testing::Test {
   static int Load(DiskTier& tier, const std::string& name, const std::vector<int32_t>& path, int first = 0) {
     const int found = tier.Find(name, TokensOf(path));
     if (found <= first) return 0;
-    std::vector<std::vector<std::byte>> blocks(found - first, std::vector<std::byte>(kLayout.block_bytes()));
-    std::vector<std::byte*> to;
-    for (auto& block : blocks) to.push_back(block.data());
+    std::vector<std::vector<std::byte>> blocks(found - first, std::vector<std::byte>(kLayout.pool_bytes()));
+    std::vector<BlockView> to;
+    for (auto& block : blocks) to.push_back(kLayout.Flat(block.data()));
     const DiskTier::LoadId load = tier.Load(name, TokensOf(path), first, to);
     std::vector<DiskTier::Loaded> loaded;
     while ((loaded = tier.Poll()).empty()) tier.Wait(std::chrono::seconds(1));
@@ -131,12 +132,13 @@ class DiskTierTest : public testing::Test {
       file.write(reinterpret_cast<const char*>(bytes.data()), std::ssize(bytes));
     };
     put(0, format.EncodeHeader(number, slots));
-    const std::vector<std::byte> block(kLayout.block_bytes());
+    std::vector<std::byte> block(kLayout.pool_bytes());
     for (Slot slot : filled) {
       slot.record.layer_sums = format.LayerSums(block.data(), format.layers());
-      slot.record.digests = format.DigestsOf(block.data());
+      slot.record.digests = format.DigestsOf(kLayout.Flat(block.data()));
       put(format.RecordOffset(slot.slot), format.EncodeRecord(slot.record, number, slot.slot));
-      if (!cut) put(format.BlockOffset(slots, slot.slot), block);
+      if (!cut)
+        put(format.BlockOffset(slots, slot.slot), {block.begin(), block.begin() + format.block_bytes()});
     }
   }
 
@@ -461,7 +463,7 @@ TEST_F(DiskTierTest, LayersComeBetweenThePiecesOfALoad) {
   std::vector<int32_t> path(kBlocks);
   for (int i = 0; i < kBlocks; ++i) path[i] = i;
   std::vector<std::byte> bytes(kLarge.block_bytes(), std::byte{7});
-  const std::vector<const std::byte*> blocks(kBlocks, bytes.data());
+  const std::vector<BlockView> blocks(kBlocks, kLarge.Flat(bytes.data()));
   while (tier->Store("a", TokensOf(path), blocks, kMost).blocks < kBlocks) {
     tier->Wait(std::chrono::seconds(1));
     tier->Poll();
@@ -469,8 +471,8 @@ TEST_F(DiskTierTest, LayersComeBetweenThePiecesOfALoad) {
   Settle(*tier);
   const std::vector<DiskBlock*> borrowed = tier->Borrow("a", TokensOf(path), kBlocks - 1, 1);
   std::vector<std::byte> memory(kBlocks * kLarge.block_bytes()), layer(kLarge.layer_bytes());
-  std::vector<std::byte*> to;
-  for (int i = 0; i < kBlocks; ++i) to.push_back(&memory[i * kLarge.block_bytes()]);
+  std::vector<BlockView> to;
+  for (int i = 0; i < kBlocks; ++i) to.push_back(kLarge.Flat(&memory[i * kLarge.block_bytes()]));
   int before = 0;
   for (int round = 0; round < kRounds; ++round) {
     tier->Load("a", TokensOf(path), 0, to);
@@ -498,9 +500,9 @@ TEST_F(DiskTierTest, AbandonedLoadsWriteNoMore) {
   for (int i = 0; i < 50; ++i) path[i] = i;
   Store(*tier, "a", path);
   for (int round = 0; round < 20; ++round) {
-    std::vector<std::byte> memory(50 * kLayout.block_bytes());
-    std::vector<std::byte*> to;
-    for (int i = 0; i < 50; ++i) to.push_back(&memory[i * kLayout.block_bytes()]);
+    std::vector<std::byte> memory(50 * kLayout.pool_bytes());
+    std::vector<BlockView> to;
+    for (int i = 0; i < 50; ++i) to.push_back(kLayout.Flat(&memory[i * kLayout.pool_bytes()]));
     const DiskTier::LoadId load = tier->Load("a", TokensOf(path), 0, to);
     std::this_thread::sleep_for(std::chrono::microseconds(round * 100));
     tier->Abandon(load);

@@ -23,17 +23,36 @@ int64_t RowsBytes(const BlockLayout& layout, int dim) {
 
 int64_t BlockLayout::keys_bytes() const { return RowsBytes(*this, key_dim); }
 
+int64_t BlockLayout::head_bytes() const { return (keys_bytes() + values_bytes()) / heads; }
+
+int64_t BlockLayout::value_offset() const { return shared ? 0 : keys_bytes() / heads; }
+
 int64_t BlockLayout::values_bytes() const { return shared ? 0 : RowsBytes(*this, value_dim); }
 
 int64_t BlockLayout::scales_bytes() const {
   return dtype == tensor::DType::kI8 ? int64_t{2} * heads * kBlockTokens * int64_t{sizeof(float)} : 0;
 }
 
-int64_t BlockLayout::digest_offset() const { return keys_bytes() + values_bytes() + scales_bytes(); }
-
-int64_t BlockLayout::layer_bytes() const { return AlignUp(digest_offset() + digest_bytes); }
+int64_t BlockLayout::layer_bytes() const { return AlignUp(keys_bytes() + values_bytes() + scales_bytes()); }
 
 int64_t BlockLayout::block_bytes() const { return layers * layer_bytes(); }
+
+int64_t BlockLayout::digest_stride() const { return AlignUp(digest_bytes); }
+
+int64_t BlockLayout::pool_bytes() const { return block_bytes() + layers * digest_stride(); }
+
+BlockView BlockLayout::Flat(std::byte* memory) const {
+  if (digest_bytes == 0) return {.data = memory};
+  return {.data = memory, .digests = memory + block_bytes(), .digest_step = digest_stride()};
+}
+
+void BlockLayout::Copy(const BlockView& from, const BlockView& to) const {
+  std::memcpy(to.data, from.data, block_bytes());
+  for (int layer = 0; layer < layers && digest_bytes > 0; ++layer) {
+    std::memcpy(to.digests + layer * to.digest_step, from.digests + layer * from.digest_step,
+                digest_stride());
+  }
+}
 
 BlockRef::BlockRef(const BlockRef& other) : pool_(other.pool_), index_(other.index_) {
   if (pool_ != nullptr) pool_->Retain(index_);
@@ -66,18 +85,29 @@ StatusOr<std::unique_ptr<KvPool>> KvPool::Create(const BlockLayout& layout, int6
                 layout.dtype == tensor::DType::kI8);
   MOESAIC_CHECK_LT(0, layout.block_bytes());
   const int64_t blocks =
-      std::min<int64_t>(bytes / layout.block_bytes(), std::numeric_limits<int32_t>::max() / kBlockTokens);
+      std::min<int64_t>(bytes / layout.pool_bytes(), std::numeric_limits<int32_t>::max() / kBlockTokens);
   if (blocks < 1) {
     return ResourceExhausted("the KV cache needs at least {} bytes, one block of {} tokens; its budget is {}",
-                             layout.block_bytes(), kBlockTokens, bytes);
+                             layout.pool_bytes(), kBlockTokens, bytes);
   }
   ASSIGN_OR_RETURN(runtime::Buffer memory,
                    runtime::Buffer::Allocate(blocks * layout.block_bytes(), /*huge=*/true));
-  return std::unique_ptr<KvPool>(new KvPool(layout, std::move(memory), static_cast<int>(blocks)));
+  runtime::Buffer digests;
+  if (layout.digest_bytes > 0) {
+    ASSIGN_OR_RETURN(digests, runtime::Buffer::Allocate(blocks * layout.layers * layout.digest_stride(),
+                                                        /*huge=*/true));
+  }
+  return std::unique_ptr<KvPool>(
+      new KvPool(layout, std::move(memory), std::move(digests), static_cast<int>(blocks)));
 }
 
-KvPool::KvPool(const BlockLayout& layout, runtime::Buffer memory, int blocks)
-    : layout_(layout), memory_(std::move(memory)), references_(blocks, 0), free_(blocks), flags_(blocks, 0) {
+KvPool::KvPool(const BlockLayout& layout, runtime::Buffer memory, runtime::Buffer digests, int blocks)
+    : layout_(layout),
+      memory_(std::move(memory)),
+      digests_(std::move(digests)),
+      references_(blocks, 0),
+      free_(blocks),
+      flags_(blocks, 0) {
   for (int i = 0; i < blocks; ++i) free_[i] = blocks - 1 - i;  // block 0 is on top
 }
 
@@ -91,6 +121,18 @@ StatusOr<BlockRef> KvPool::Allocate() {
   references_[index] = 1;
   flags_[index] &= static_cast<uint8_t>(~kLossy);
   return BlockRef(this, index);
+}
+
+std::byte* KvPool::digests(int layer) const {
+  if (layout_.digest_bytes == 0) return nullptr;
+  return digests_.data() + int64_t{layer} * total_blocks() * layout_.digest_stride();
+}
+
+BlockView KvPool::ViewOf(int32_t block) const {
+  if (layout_.digest_bytes == 0) return {.data = At(block)};
+  return {.data = At(block),
+          .digests = digests(0) + block * layout_.digest_stride(),
+          .digest_step = total_blocks() * layout_.digest_stride()};
 }
 
 void KvPool::Retain(int32_t index) {
@@ -134,21 +176,23 @@ std::vector<int32_t> KvPool::TakeNewlyIdle() {
 void KvPool::CopyTokens(const BlockRef& from, const BlockRef& to, int tokens) {
   MOESAIC_CHECK(to.unique());
   MOESAIC_CHECK_LE(tokens, kBlockTokens);
-  const auto copy_rows = [&](int64_t offset, int64_t row) {
+  const auto copy_rows = [&](int64_t offset, int64_t head_bytes, int64_t row) {
     for (int head = 0; head < layout_.heads; ++head) {
-      const int64_t at = offset + head * kBlockTokens * row;
+      const int64_t at = offset + head * head_bytes;
       std::memcpy(At(to.index()) + at, At(from.index()) + at, tokens * row);
     }
   };
   for (int layer = 0; layer < layout_.layers; ++layer) {
     const int64_t offset = layer * layout_.layer_bytes();
-    copy_rows(offset, tensor::BytesOf(layout_.dtype, layout_.key_dim));
-    const int64_t values = offset + layout_.keys_bytes();
-    if (!layout_.shared) copy_rows(values, tensor::BytesOf(layout_.dtype, layout_.value_dim));
+    copy_rows(offset, layout_.head_bytes(), tensor::BytesOf(layout_.dtype, layout_.key_dim));
+    if (!layout_.shared) {
+      copy_rows(offset + layout_.value_offset(), layout_.head_bytes(),
+                tensor::BytesOf(layout_.dtype, layout_.value_dim));
+    }
     if (layout_.scales_bytes() == 0) continue;
-    const int64_t scales = values + layout_.values_bytes();
-    copy_rows(scales, sizeof(float));
-    copy_rows(scales + layout_.scales_bytes() / 2, sizeof(float));
+    const int64_t scales = offset + layout_.heads * layout_.head_bytes();
+    copy_rows(scales, kBlockTokens * sizeof(float), sizeof(float));
+    copy_rows(scales + layout_.scales_bytes() / 2, kBlockTokens * sizeof(float), sizeof(float));
   }
 }
 

@@ -18,7 +18,7 @@ BlockLayout Gqa() {
 }
 
 std::unique_ptr<KvPool> PoolOf(int blocks) {
-  auto pool = KvPool::Create(Gqa(), blocks * Gqa().block_bytes());
+  auto pool = KvPool::Create(Gqa(), blocks * Gqa().pool_bytes());
   EXPECT_TRUE(pool.ok()) << pool.status();
   return *std::move(pool);
 }
@@ -28,6 +28,16 @@ TEST(BlockLayoutTest, CountsKeysAndValuesOfEveryLayer) {
   EXPECT_EQ(gqa.keys_bytes(), 2 * 64 * 5 * 2);
   EXPECT_EQ(gqa.layer_bytes(), 2 * 64 * (5 + 3) * 2);
   EXPECT_EQ(gqa.block_bytes(), 3 * gqa.layer_bytes());
+  EXPECT_EQ(gqa.pool_bytes(), gqa.block_bytes());
+}
+
+TEST(BlockLayoutTest, DigestsStandBesideTheBlocks) {
+  BlockLayout gqa = Gqa();
+  gqa.digest_bytes = 84;
+  EXPECT_EQ(gqa.layer_bytes(), Gqa().layer_bytes());
+  EXPECT_EQ(gqa.block_bytes(), Gqa().block_bytes());
+  EXPECT_EQ(gqa.digest_stride(), 128);
+  EXPECT_EQ(gqa.pool_bytes(), gqa.block_bytes() + 3 * 128);
 }
 
 TEST(BlockLayoutTest, SharedKeysCarryNoValues) {
@@ -59,7 +69,7 @@ TEST(BlockLayoutTest, Int8BringsScales) {
 TEST(KvPoolTest, CopiesTokensWithTheirScales) {
   BlockLayout layout = Gqa();
   layout.dtype = tensor::DType::kI8;
-  const auto pool = *KvPool::Create(layout, 2 * layout.block_bytes());
+  const auto pool = *KvPool::Create(layout, 2 * layout.pool_bytes());
   const BlockRef from = *pool->Allocate(), to = *pool->Allocate();
   const auto block = [&](const BlockRef& ref) { return pool->At(ref.index()); };
   std::memset(block(from), 1, layout.block_bytes());
@@ -72,15 +82,46 @@ TEST(KvPoolTest, CopiesTokensWithTheirScales) {
   EXPECT_EQ(scales[40 * 4], std::byte{2});
 }
 
+// Those of one layer lie together, and those of another block or layer are others.
+TEST(KvPoolTest, DigestsOfALayerLieTogether) {
+  BlockLayout layout = Gqa();
+  layout.digest_bytes = 84;
+  const auto pool = *KvPool::Create(layout, 4 * layout.pool_bytes());
+  EXPECT_EQ(pool->total_blocks(), 4);
+  std::vector<BlockRef> blocks;
+  for (int i = 0; i < 4; ++i) {
+    blocks.push_back(*pool->Allocate());
+    const BlockView view = pool->ViewOf(blocks[i].index());
+    EXPECT_EQ(view.data, pool->At(blocks[i].index()));
+    std::memset(view.data, 100 + i, layout.block_bytes());
+    for (int layer = 0; layer < layout.layers; ++layer) {
+      std::byte* const digests = view.digests + layer * view.digest_step;
+      EXPECT_EQ(digests, pool->digests(layer) + blocks[i].index() * layout.digest_stride());
+      std::memset(digests, 10 * layer + i, layout.digest_stride());
+    }
+  }
+  for (int i = 0; i < 4; ++i) {
+    for (int layer = 0; layer < layout.layers; ++layer) {
+      const std::byte* digests = pool->digests(layer) + blocks[i].index() * layout.digest_stride();
+      EXPECT_EQ(std::count(digests, digests + layout.digest_stride(), std::byte(10 * layer + i)),
+                layout.digest_stride());
+    }
+    const std::byte* block = pool->At(blocks[i].index());
+    EXPECT_EQ(std::count(block, block + layout.block_bytes(), std::byte(100 + i)), layout.block_bytes());
+  }
+  EXPECT_EQ(PoolOf(1)->digests(0), nullptr);
+  EXPECT_EQ(PoolOf(1)->ViewOf(0).digests, nullptr);
+}
+
 TEST(KvPoolTest, TakesAsManyWholeBlocksAsFit) {
-  auto pool = KvPool::Create(Gqa(), 5 * Gqa().block_bytes() - 1);
+  auto pool = KvPool::Create(Gqa(), 5 * Gqa().pool_bytes() - 1);
   ASSERT_TRUE(pool.ok());
   EXPECT_EQ((*pool)->total_blocks(), 4);
   EXPECT_EQ((*pool)->free_blocks(), 4);
 }
 
 TEST(KvPoolTest, RefusesABudgetBelowOneBlock) {
-  const auto pool = KvPool::Create(Gqa(), Gqa().block_bytes() - 1);
+  const auto pool = KvPool::Create(Gqa(), Gqa().pool_bytes() - 1);
   EXPECT_EQ(pool.status().code(), StatusCode::kResourceExhausted);
 }
 

@@ -17,7 +17,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "segments are written as they lie in memory");
 
 constexpr std::array<char, 8> kMagic = {'m', 'o', 'e', 'k', 'v', 's', 'e', 'g'};
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr int64_t kSector = 512;  // that disks write in one go
 // Of segments and records: nobody counts that far, and what is counted on from there would begin anew.
 constexpr uint64_t kLeastInvalid = uint64_t{1} << 63;
@@ -68,7 +68,6 @@ SegmentFormat::SegmentFormat(const BlockLayout& layout, const Fingerprint& finge
     : layers_(layout.layers),
       layer_bytes_(layout.layer_bytes()),
       digest_bytes_(layout.digest_bytes),
-      digest_offset_(layout.digest_offset()),
       record_bytes_(
           base::RoundUp(static_cast<int64_t>(sizeof(RecordStart) + layout.layers * sizeof(uint64_t) +
                                              layout.layers * layout.digest_bytes + kMostNameBytes),
@@ -177,18 +176,18 @@ std::vector<uint64_t> SegmentFormat::LayerSums(const std::byte* from, int layers
   return sums;
 }
 
-std::vector<std::byte> SegmentFormat::DigestsOf(const std::byte* block) const {
+std::vector<std::byte> SegmentFormat::DigestsOf(const BlockView& block) const {
   std::vector<std::byte> digests(layers_ * digest_bytes_);
   for (int i = 0; i < layers_ && digest_bytes_ > 0; ++i) {
-    std::memcpy(&digests[i * digest_bytes_], block + i * layer_bytes_ + digest_offset_, digest_bytes_);
+    std::memcpy(&digests[i * digest_bytes_], block.digests + i * block.digest_step, digest_bytes_);
   }
   return digests;
 }
 
-void SegmentFormat::PutDigests(std::span<const std::byte> digests, std::byte* block) const {
+void SegmentFormat::PutDigests(std::span<const std::byte> digests, const BlockView& block) const {
   MOESAIC_CHECK_EQ(static_cast<int64_t>(digests.size()), layers_ * digest_bytes_);
   for (int i = 0; i < layers_ && digest_bytes_ > 0; ++i) {
-    std::memcpy(block + i * layer_bytes_ + digest_offset_, &digests[i * digest_bytes_], digest_bytes_);
+    std::memcpy(block.digests + i * block.digest_step, &digests[i * digest_bytes_], digest_bytes_);
   }
 }
 

@@ -37,7 +37,8 @@ struct SlotRecord {
 
 /// Bytes and offsets of segments of one layout and maker:
 ///   header (4096) | slots x record_bytes | up to a multiple of 4096 | slots x slot_bytes
-/// A block's bytes stand at a multiple of 4096, as they do in the pool. Numbers are little-endian.
+/// A slot has its block's layers, at a multiple of 4096; the digests are in the record. Numbers are
+/// little-endian.
 class SegmentFormat {
  public:
   static constexpr int64_t kHeaderBytes = 4096;
@@ -70,14 +71,14 @@ class SegmentFormat {
   /// [layers] checksums of so many layers of a block that stand at `from`.
   std::vector<uint64_t> LayerSums(const std::byte* from, int layers) const;
   /// [layers * digest_bytes] of a block.
-  std::vector<std::byte> DigestsOf(const std::byte* block) const;
-  /// Puts them back to where they stand in a block.
-  void PutDigests(std::span<const std::byte> digests, std::byte* block) const;
+  std::vector<std::byte> DigestsOf(const BlockView& block) const;
+  /// Puts them back to where they stand beside a block.
+  void PutDigests(std::span<const std::byte> digests, const BlockView& block) const;
 
  private:
   const int layers_;
   const int64_t layer_bytes_;
-  const int64_t digest_bytes_, digest_offset_;  // of one layer
+  const int64_t digest_bytes_;  // of one layer
   const int64_t record_bytes_, slot_bytes_;
   const Fingerprint fingerprint_;
 };

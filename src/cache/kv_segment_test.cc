@@ -51,6 +51,16 @@ TEST(KvSegment, HeadersNameTheirMaker) {
   EXPECT_EQ(format.DecodeHeader({}, 42).status().code(), StatusCode::kDataLoss);
 }
 
+// A version before, digests stood in the slots.
+TEST(KvSegment, OtherVersionsAreRefused) {
+  const SegmentFormat format = Format();
+  std::vector<std::byte> header = format.EncodeHeader(42, 9);
+  for (const int version : {1, 3}) {
+    header[8] = static_cast<std::byte>(version);
+    EXPECT_EQ(format.DecodeHeader(header, 42).status().code(), StatusCode::kFailedPrecondition);
+  }
+}
+
 TEST(KvSegment, NobodysNumbersAreRefused) {
   const SegmentFormat format = Format();
   const auto most = static_cast<int>(SegmentFormat::kMostBytes / format.slot_bytes());
@@ -136,20 +146,21 @@ TEST(KvSegment, RecordsCarryDigests) {
   BlockLayout layout = kLayout;
   layout.digest_bytes = 84;
   const SegmentFormat format = Format("model", layout);
-  std::vector<std::byte> block(format.block_bytes());
+  EXPECT_EQ(format.slot_bytes(), Format().slot_bytes()) << "which stand nowhere else";
+  std::vector<std::byte> block(layout.pool_bytes());
   for (size_t i = 0; i < block.size(); ++i) block[i] = static_cast<std::byte>(i * i / 7);
   SlotRecord record = Record();
-  record.digests = format.DigestsOf(block.data());
+  record.digests = format.DigestsOf(layout.Flat(block.data()));
   ASSERT_EQ(record.digests.size(), size_t{3 * 84});
   const std::optional<SlotRecord> back = format.DecodeRecord(format.EncodeRecord(record, 1, 0), 1, 0);
   ASSERT_TRUE(back);
   EXPECT_EQ(back->digests, record.digests);
   EXPECT_EQ(back->name, "salt");
   std::vector<std::byte> other(block.size());
-  format.PutDigests(back->digests, other.data());
-  EXPECT_EQ(format.DigestsOf(other.data()), record.digests);
+  format.PutDigests(back->digests, layout.Flat(other.data()));
+  EXPECT_EQ(format.DigestsOf(layout.Flat(other.data())), record.digests);
   for (int layer = 0; layer < 3; ++layer) {
-    const int64_t at = layer * layout.layer_bytes() + layout.digest_offset();
+    const int64_t at = layout.block_bytes() + layer * layout.digest_stride();
     EXPECT_TRUE(std::equal(&block[at], &block[at] + 84, &other[at]));
     EXPECT_EQ(other[at - 1], std::byte{0});
   }

@@ -57,7 +57,7 @@ class Recorder : public KvObserver {
 class RadixTreeTest : public testing::Test {
  protected:
   explicit RadixTreeTest(int blocks = 16, int hash_bits = 64)
-      : pool_(*KvPool::Create(kLayout, blocks * kLayout.block_bytes())),
+      : pool_(*KvPool::Create(kLayout, blocks * kLayout.pool_bytes())),
         tree_(*pool_, MakeLruPolicy(), &recorder_, BlockHasher(hash_bits)) {}
 
   // What a request does: looks its prompt up, computes the rest, and lets go. The blocks that it found.
@@ -125,7 +125,7 @@ class HintedTreeTest : public testing::Test {
     return gone;
   }
 
-  std::unique_ptr<KvPool> pool_ = *KvPool::Create(kLayout, 32 * kLayout.block_bytes());
+  std::unique_ptr<KvPool> pool_ = *KvPool::Create(kLayout, 32 * kLayout.pool_bytes());
   RadixTree tree_{*pool_, MakeCostAwarePolicy(1000, 20), nullptr};
 };
 
@@ -330,7 +330,7 @@ TEST(BlockHasherTest, IsKeyedAndTakesInAllThatStandsBefore) {
 void RandomAgainstSet(uint32_t seed, int bits) {
   std::mt19937 random(seed);
   const int total = 4 + static_cast<int>(random() % 40);
-  auto pool = *KvPool::Create(kLayout, total * kLayout.block_bytes());
+  auto pool = *KvPool::Create(kLayout, total * kLayout.pool_bytes());
   auto policy = random() % 2 == 0 ? MakeLruPolicy() : MakeCostAwarePolicy(1000, 20);
   RadixTree tree(*pool, std::move(policy), nullptr, BlockHasher(bits));
   std::set<std::string> model;  // "name/abc" for each block, by all letters up to it

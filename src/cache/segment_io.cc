@@ -253,8 +253,8 @@ std::vector<WriteEnd> SegmentIo::DoWrites(std::vector<Job>& jobs) {
   std::vector<std::vector<std::byte>> records(jobs.size());
   for (size_t i = 0; i < jobs.size(); ++i) {
     jobs[i].record.layer_sums = ends[i].layer_sums = format_.LayerSums(jobs[i].block, format_.layers());
-    jobs[i].record.digests = ends[i].digests = format_.DigestsOf(jobs[i].block);
     records[i] = format_.EncodeRecord(jobs[i].record, jobs[i].place.segment, jobs[i].place.slot);
+    ends[i].digests = std::move(jobs[i].record.digests);
   }
   wait_all();
   write_all([&](size_t i) { return Writable(records[i].data(), format_.record_bytes()); }, record_offset);
@@ -293,7 +293,7 @@ ReadEnd SegmentIo::DoRead(ReadJob& job) {
       transfers.push_back({.fd = file.descriptor,
                            .offset = format_.BlockOffset(file.slots, read.place.slot) +
                                      read.first_layer * format_.layer_bytes(),
-                           .bytes = {read.to, static_cast<size_t>(bytes_of(read))},
+                           .bytes = {read.to.data, static_cast<size_t>(bytes_of(read))},
                            .path = &file.path,
                            .needed = bytes_of(read)});
       bytes += bytes_of(read);
@@ -310,8 +310,10 @@ ReadEnd SegmentIo::DoRead(ReadJob& job) {
     if (next < total && read.ok() && !job.abandoned) under_way = submit();
     // After a failure some blocks of the piece may be there: what their sums say holds.
     for (int i = end.blocks; i < next && !job.abandoned; ++i) {
-      const std::vector<uint64_t>& wanted = job.blocks[i].layer_sums;
-      if (format_.LayerSums(job.blocks[i].to, static_cast<int>(wanted.size())) != wanted) break;
+      const BlockRead& block = job.blocks[i];
+      const std::vector<uint64_t>& wanted = block.layer_sums;
+      if (format_.LayerSums(block.to.data, static_cast<int>(wanted.size())) != wanted) break;
+      if (!block.digests.empty()) format_.PutDigests(block.digests, block.to);
       end.blocks = i + 1;
     }
     if (end.blocks == next) continue;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "cache/kv_pool.h"
 #include "runtime/memory.h"
 
 namespace moesaic::cache {
@@ -32,8 +33,8 @@ using SwapRef = std::shared_ptr<const SwapSlot>;  ///< must not outlive the spac
 /// Engine thread only. Pages are touched only when a place is first used.
 class SwapSpace {
  public:
-  /// As many blocks of `block_bytes` as fit `bytes`; fails if not even one does.
-  static StatusOr<std::unique_ptr<SwapSpace>> Create(int64_t block_bytes, int64_t bytes);
+  /// As many places of `slot_bytes`, one block's, as fit `bytes`; fails if not even one does.
+  static StatusOr<std::unique_ptr<SwapSpace>> Create(int64_t slot_bytes, int64_t bytes);
   /// Every place must have come back.
   ~SwapSpace();
   SwapSpace(const SwapSpace&) = delete;
@@ -41,11 +42,12 @@ class SwapSpace {
 
   /// A place for who writes and reads it by At; null when none is free.
   SwapRef Take();
-  std::byte* At(const SwapSlot& slot) { return memory_.data() + slot.index_ * block_bytes_; }
-  /// Copies a block's bytes in; null when no place is free.
-  SwapRef Put(const std::byte* block);
-  /// Copies them back.
-  void Get(const SwapSlot& slot, std::byte* block);
+  std::byte* At(const SwapSlot& slot) { return memory_.data() + slot.index_ * slot_bytes_; }
+  /// Copies a block of `pool`, whose pool_bytes() places have, in with its digests; null when no place is
+  /// free.
+  SwapRef Put(const KvPool& pool, int32_t block);
+  /// Copies it back, with its digests.
+  void Get(const SwapSlot& slot, const KvPool& pool, int32_t block);
 
   int total_blocks() const { return total_; }
   int used_blocks() const { return total_ - static_cast<int>(free_.size()); }
@@ -56,10 +58,10 @@ class SwapSpace {
 
  private:
   friend class SwapSlot;
-  SwapSpace(int64_t block_bytes, int blocks, runtime::Buffer memory);
-  void Copy(std::byte* to, const std::byte* from);
+  SwapSpace(int64_t slot_bytes, int blocks, runtime::Buffer memory);
+  void Copy(const BlockLayout& layout, const BlockView& from, const BlockView& to);
 
-  const int64_t block_bytes_;
+  const int64_t slot_bytes_;
   const int total_;
   runtime::Buffer memory_;
   std::vector<int> free_;  // a stack

@@ -55,27 +55,36 @@ void EncodeColumns(const T* from, int count, int stride, int8_t* codes, float* s
   }
 }
 
-// Matrices [heads][kBlockTokens][dim]; scales [heads][dim].
+// A matrix [kBlockTokens][dim]; scales [dim].
 template <typename T>
-void EncodeMatrices(const std::byte* from, int heads, int dim, int8_t* codes, float* scales) {
+void EncodeMatrix(const std::byte* from, int dim, int8_t* codes, float* scales) {
   const T* elements = reinterpret_cast<const T*>(from);
-  for (int head = 0; head < heads; ++head) {
-    const int64_t at = int64_t{head} * kBlockTokens * dim;
-    for (int column = 0; column < dim; column += kColumns) {
-      EncodeColumns(elements + at + column, std::min(kColumns, dim - column), dim, codes + at + column,
-                    scales + int64_t{head} * dim + column);
-    }
+  for (int column = 0; column < dim; column += kColumns) {
+    EncodeColumns(elements + column, std::min(kColumns, dim - column), dim, codes + column, scales + column);
   }
 }
 
 template <typename T>
-void DecodeMatrices(const int8_t* codes, const float* scales, int heads, int dim, std::byte* to) {
+void DecodeMatrix(const int8_t* codes, const float* scales, int dim, std::byte* to) {
   T* elements = reinterpret_cast<T*>(to);
-  for (int head = 0; head < heads; ++head) {
-    const float* scale = scales + int64_t{head} * dim;
-    for (int row = 0; row < kBlockTokens; ++row) {
-      const int64_t at = (int64_t{head} * kBlockTokens + row) * dim;
-      for (int i = 0; i < dim; ++i) Store(scale[i] * static_cast<float>(codes[at + i]), elements[at + i]);
+  for (int row = 0; row < kBlockTokens; ++row) {
+    const int64_t at = int64_t{row} * dim;
+    for (int i = 0; i < dim; ++i) Store(scales[i] * static_cast<float>(codes[at + i]), elements[at + i]);
+  }
+}
+
+// Calls with each head's keys and its values: their place in a layer, its codes' and its scales' places, and
+// their dimensions.
+template <typename Call>
+void ForEachMatrix(const BlockLayout& layout, const Call& call) {
+  int64_t code = 0, scale = 0;
+  for (int head = 0; head < layout.heads; ++head) {
+    for (const int part : {0, 1}) {
+      if (part == 1 && layout.shared) continue;
+      const int dim = part == 0 ? layout.key_dim : layout.value_dim;
+      call(head * layout.head_bytes() + part * layout.value_offset(), code, scale, dim);
+      code += int64_t{kBlockTokens} * dim;
+      scale += dim;
     }
   }
 }
@@ -88,65 +97,63 @@ WarmCodec::WarmCodec(const BlockLayout& layout, bool exact)
       key_elements_(int64_t{layout.heads} * kBlockTokens * layout.key_dim),
       value_elements_(layout.shared ? 0 : int64_t{layout.heads} * kBlockTokens * layout.value_dim),
       // Elements are a multiple of 64, so that scales are aligned, and so is the next layer.
-      layer_bytes_(exact_ ? layout.layer_bytes()
+      layer_bytes_(exact_ ? layout.layer_bytes() + layout.digest_stride()
                           : key_elements_ + value_elements_ +
                                 base::RoundUp(
                                     (key_elements_ + value_elements_) / kBlockTokens * int64_t{sizeof(float)},
                                     kBlockTokens)) {}
 
-bool WarmCodec::IsFinite(const std::byte* block, int layer) const {
+bool WarmCodec::IsFinite(const BlockView& block, int layer) const {
   if (exact_) return true;
-  const std::byte* keys = block + layer * layout_.layer_bytes();
+  const std::byte* keys = block.data + layer * layout_.layer_bytes();
   const auto finite = [&](const std::byte* from, int64_t elements) {
     return layout_.dtype == tensor::DType::kF32
                ? AllFinite<uint32_t, 0x7f800000>(reinterpret_cast<const uint32_t*>(from), elements)
                : AllFinite<uint16_t, 0x7f80>(reinterpret_cast<const uint16_t*>(from), elements);
   };
-  return finite(keys, key_elements_) && finite(keys + layout_.keys_bytes(), value_elements_);
+  return finite(keys, key_elements_ + value_elements_);
 }
 
-void WarmCodec::Encode(const std::byte* block, int layer, std::byte* to) const {
-  const std::byte* keys = block + layer * layout_.layer_bytes();
+void WarmCodec::Encode(const BlockView& block, int layer, std::byte* to) const {
+  const std::byte* keys = block.data + layer * layout_.layer_bytes();
   to += layer * layer_bytes_;
   if (exact_) {
-    std::memcpy(to, keys, layer_bytes_);
+    std::memcpy(to, keys, layout_.layer_bytes());
+    if (block.digests == nullptr) return;
+    std::memcpy(to + layout_.layer_bytes(), block.digests + layer * block.digest_step,
+                layout_.digest_stride());
     return;
   }
   auto* codes = reinterpret_cast<int8_t*>(to);
   auto* scales = reinterpret_cast<float*>(to + key_elements_ + value_elements_);
-  const auto matrices = [&](const std::byte* from, int dim, int8_t* into, float* with) {
+  ForEachMatrix(layout_, [&](int64_t at, int64_t code, int64_t scale, int dim) {
     if (layout_.dtype == tensor::DType::kF32) {
-      EncodeMatrices<float>(from, layout_.heads, dim, into, with);
+      EncodeMatrix<float>(keys + at, dim, codes + code, scales + scale);
     } else {
-      EncodeMatrices<tensor::BF16>(from, layout_.heads, dim, into, with);
+      EncodeMatrix<tensor::BF16>(keys + at, dim, codes + code, scales + scale);
     }
-  };
-  matrices(keys, layout_.key_dim, codes, scales);
-  if (layout_.shared) return;
-  matrices(keys + layout_.keys_bytes(), layout_.value_dim, codes + key_elements_,
-           scales + int64_t{layout_.heads} * layout_.key_dim);
+  });
 }
 
-void WarmCodec::Decode(const std::byte* from, int layer, std::byte* block) const {
-  std::byte* keys = block + layer * layout_.layer_bytes();
+void WarmCodec::Decode(const std::byte* from, int layer, const BlockView& block) const {
+  std::byte* keys = block.data + layer * layout_.layer_bytes();
   from += layer * layer_bytes_;
   if (exact_) {
-    std::memcpy(keys, from, layer_bytes_);
+    std::memcpy(keys, from, layout_.layer_bytes());
+    if (block.digests == nullptr) return;
+    std::memcpy(block.digests + layer * block.digest_step, from + layout_.layer_bytes(),
+                layout_.digest_stride());
     return;
   }
   const auto* codes = reinterpret_cast<const int8_t*>(from);
   const auto* scales = reinterpret_cast<const float*>(from + key_elements_ + value_elements_);
-  const auto matrices = [&](const int8_t* coded, const float* with, int dim, std::byte* to) {
+  ForEachMatrix(layout_, [&](int64_t at, int64_t code, int64_t scale, int dim) {
     if (layout_.dtype == tensor::DType::kF32) {
-      DecodeMatrices<float>(coded, with, layout_.heads, dim, to);
+      DecodeMatrix<float>(codes + code, scales + scale, dim, keys + at);
     } else {
-      DecodeMatrices<tensor::BF16>(coded, with, layout_.heads, dim, to);
+      DecodeMatrix<tensor::BF16>(codes + code, scales + scale, dim, keys + at);
     }
-  };
-  matrices(codes, scales, layout_.key_dim, keys);
-  if (layout_.shared) return;
-  matrices(codes + key_elements_, scales + int64_t{layout_.heads} * layout_.key_dim, layout_.value_dim,
-           keys + layout_.keys_bytes());
+  });
 }
 
 }  // namespace moesaic::cache

@@ -8,10 +8,10 @@
 
 namespace moesaic::cache {
 
-/// A layer of f32 or bf16 is [keys | values] in int8 and behind them an f32 scale for each of their columns,
+/// A layer of f32 or bf16 is [head][keys | values] in int8 and behind them an f32 scale for each of their columns,
 /// which are one dimension of one KV head over the block's 64 tokens: an element is `scale * q`, q in [-127,
-/// 127], off by half a scale at most, and by the pool's own rounding. Digests are not kept. A block that is
-/// kept as it is has all bytes of its layers.
+/// 127], off by half a scale at most, and by the pool's own rounding. Digests are not kept. A layer that is
+/// kept as it is has all its bytes, and its digests behind them.
 class WarmCodec {
  public:
   /// `exact`: blocks are kept as they are, as those of int8 always are.
@@ -24,12 +24,11 @@ class WarmCodec {
   int layers() const { return layout_.layers; }
 
   /// Whether all elements of a layer are; those that are kept as they are need not be.
-  bool IsFinite(const std::byte* block, int layer) const;
-  /// From `block` [layout.block_bytes()], which is finite, into `to` [block_bytes()]. Layers may be coded at
-  /// the same time.
-  void Encode(const std::byte* block, int layer, std::byte* to) const;
+  bool IsFinite(const BlockView& block, int layer) const;
+  /// From `block`, which is finite, into `to` [block_bytes()]. Layers may be coded at the same time.
+  void Encode(const BlockView& block, int layer, std::byte* to) const;
   /// And back, but for digests where the codec is not exact.
-  void Decode(const std::byte* from, int layer, std::byte* block) const;
+  void Decode(const std::byte* from, int layer, const BlockView& block) const;
 
  private:
   const BlockLayout layout_;

@@ -43,8 +43,7 @@ StatusOr<std::unique_ptr<WarmTier>> WarmTier::Create(const BlockLayout& layout, 
   }
   ASSIGN_OR_RETURN(std::unique_ptr<SwapSpace> space,
                    SwapSpace::Create(codec.block_bytes(), room / each * codec.block_bytes()));
-  const auto step =
-      std::clamp<int64_t>(step_bytes / layout.block_bytes(), 1, std::numeric_limits<int>::max());
+  const auto step = std::clamp<int64_t>(step_bytes / layout.pool_bytes(), 1, std::numeric_limits<int>::max());
   return std::unique_ptr<WarmTier>(
       new WarmTier(codec, std::move(space), threads, bytes, static_cast<int>(step)));
 }
@@ -149,7 +148,7 @@ WarmTier::Node& WarmTier::Reach(std::string_view name, Chain chain) {
   return *reached_;
 }
 
-bool WarmTier::IsFinite(const std::byte* block) {
+bool WarmTier::IsFinite(const BlockView& block) {
   if (codec_.exact()) return true;
   std::atomic<bool> finite = true;
   threads_.Run(codec_.layers(), [&](int64_t layer, int) {
@@ -200,7 +199,7 @@ void WarmTier::Prune(Node* node) {
   }
 }
 
-void WarmTier::Put(std::string_view name, Chain chain, const std::byte* block, WarmInRow row) {
+void WarmTier::Put(std::string_view name, Chain chain, const BlockView& block, WarmInRow row) {
   const Clock::time_point start = Clock::now();
   Locate(name, chain, row.before_last);
   if (reached_depth_ == chain.size() && reached_ != nullptr && reached_->slot != nullptr) {
@@ -227,7 +226,7 @@ void WarmTier::Put(std::string_view name, Chain chain, const std::byte* block, W
   stats_.store_seconds += SecondsSince(start);
 }
 
-void WarmTier::Restore(std::span<const SwapRef> blocks, std::span<std::byte* const> to) {
+void WarmTier::Restore(std::span<const SwapRef> blocks, std::span<const BlockView> to) {
   const Clock::time_point start = Clock::now();
   MOESAIC_CHECK_EQ(blocks.size(), to.size());
   const int64_t layers = codec_.layers();

@@ -67,12 +67,12 @@ class WarmTier {
   /// A request has come upon the first `count` blocks of `tokens`: they are the last used, and a block goes
   /// before the one that stands before it.
   void Touch(std::string_view name, std::span<const int32_t> tokens, int count);
-  /// Keeps a copy of `block` [layout.block_bytes()], the last of `chain`, whose spans are the tokens
-  /// [kBlockTokens] of all blocks from the first of namespace `name` on. One that is here stays as it is.
-  void Put(std::string_view name, std::span<const std::span<const int32_t>> chain, const std::byte* block,
+  /// Keeps a copy of `block`, the last of `chain`, whose spans are the tokens [kBlockTokens] of all blocks
+  /// from the first of namespace `name` on. One that is here stays as it is.
+  void Put(std::string_view name, std::span<const std::span<const int32_t>> chain, const BlockView& block,
            WarmInRow row = {});
-  /// Puts blocks that Find gave back, each to its memory [layout.block_bytes()].
-  void Restore(std::span<const SwapRef> blocks, std::span<std::byte* const> to);
+  /// Puts blocks that Find gave back, each to its memory; digests too where the tier is exact.
+  void Restore(std::span<const SwapRef> blocks, std::span<const BlockView> to);
   /// Forgets all blocks.
   void Clear();
 
@@ -116,7 +116,7 @@ class WarmTier {
   Node* Child(const Node& parent, std::span<const int32_t> tokens) const;
   void Locate(std::string_view name, Chain chain, bool before_last);
   Node& Reach(std::string_view name, Chain chain);
-  bool IsFinite(const std::byte* block);
+  bool IsFinite(const BlockView& block);
   SwapRef TakeSlot(std::string_view name, Chain chain);
   void Drop(Node& node);
   void Prune(Node* node);

@@ -60,28 +60,30 @@ TEST(WarmCodecTest, IsOffByHalfAScale) {
     EXPECT_FALSE(codec.exact());
     EXPECT_LT(codec.block_bytes(), layout.block_bytes());
     EXPECT_EQ(codec.layer_bytes() % 64, 0);
-    std::vector<std::byte> block(layout.block_bytes()), back(layout.block_bytes());
+    std::vector<std::byte> block(layout.pool_bytes()), back(layout.pool_bytes());
     std::vector<std::byte> coded(codec.block_bytes(), std::byte{0x77});
-    const int64_t keys = int64_t{layout.heads} * kBlockTokens * layout.key_dim;
-    const int64_t all = keys + (layout.shared ? 0 : int64_t{layout.heads} * kBlockTokens * layout.value_dim);
+    const int64_t keys = int64_t{kBlockTokens} * layout.key_dim;  // of a head
+    const int64_t head = keys + (layout.shared ? 0 : int64_t{kBlockTokens} * layout.value_dim);
+    const int64_t all = layout.heads * head;
     for (int layer = 0; layer < layout.layers; ++layer) {
       for (int64_t i = 0; i < all; ++i) {
         const int64_t column = i % 5;  // magnitudes of columns have nothing to do with one another
-        const float value = i < keys && i % layout.key_dim == 2
+        const float value = i % head < keys && i % head % layout.key_dim == 2
                                 ? 0
                                 : uniform(random) * std::pow(30.0F, static_cast<float>(column));
         Set(LayerOf(block, layout, layer), layout.dtype, i, value);
       }
-      EXPECT_TRUE(codec.IsFinite(block.data(), layer));
-      codec.Encode(block.data(), layer, coded.data());
+      EXPECT_TRUE(codec.IsFinite(layout.Flat(block.data()), layer));
+      codec.Encode(layout.Flat(block.data()), layer, coded.data());
     }
-    for (int layer = 0; layer < layout.layers; ++layer) codec.Decode(coded.data(), layer, back.data());
+    for (int layer = 0; layer < layout.layers; ++layer)
+      codec.Decode(coded.data(), layer, layout.Flat(back.data()));
     for (int layer = 0; layer < layout.layers; ++layer) {
       for (int64_t i = 0; i < all; ++i) {
-        const bool is_key = i < keys;
-        const int64_t dim = is_key ? layout.key_dim : layout.value_dim, from = is_key ? 0 : keys;
-        const int64_t first =
-            from + (i - from) / (dim * kBlockTokens) * dim * kBlockTokens + (i - from) % dim;
+        const bool is_key = i % head < keys;
+        const int64_t dim = is_key ? layout.key_dim : layout.value_dim;
+        const int64_t from = i / head * head + (is_key ? 0 : keys);
+        const int64_t first = from + (i - from) % dim;
         float largest = 0;
         for (int64_t row = 0; row < kBlockTokens; ++row) {
           largest =
@@ -103,13 +105,13 @@ TEST(WarmCodecTest, KeepsInt8AndWhatItIsToldToAsItIs) {
   for (const BlockLayout& layout : Layouts()) {
     const WarmCodec codec(layout, /*exact=*/layout.dtype != DType::kI8);
     EXPECT_TRUE(codec.exact());
-    EXPECT_EQ(codec.block_bytes(), layout.block_bytes());
-    std::vector<std::byte> block(layout.block_bytes()), coded(block.size()), back(block.size());
+    EXPECT_EQ(codec.block_bytes(), layout.pool_bytes());
+    std::vector<std::byte> block(layout.pool_bytes()), coded(block.size()), back(block.size());
     for (std::byte& byte : block) byte = static_cast<std::byte>(random());
     for (int layer = 0; layer < layout.layers; ++layer) {
-      EXPECT_TRUE(codec.IsFinite(block.data(), layer)) << "whatever it is";
-      codec.Encode(block.data(), layer, coded.data());
-      codec.Decode(coded.data(), layer, back.data());
+      EXPECT_TRUE(codec.IsFinite(layout.Flat(block.data()), layer)) << "whatever it is";
+      codec.Encode(layout.Flat(block.data()), layer, coded.data());
+      codec.Decode(coded.data(), layer, layout.Flat(back.data()));
     }
     EXPECT_EQ(back, block) << "digests too";
   }
@@ -120,28 +122,30 @@ TEST(WarmCodecTest, RefusesWhatIsNotFinite) {
     if (layout.dtype == DType::kI8) continue;
     const WarmCodec codec(layout, /*exact=*/false);
     std::vector<std::byte> block(layout.block_bytes());
-    const int64_t keys = int64_t{layout.heads} * kBlockTokens * layout.key_dim;
-    const int64_t all = keys + (layout.shared ? 0 : int64_t{layout.heads} * kBlockTokens * layout.value_dim);
+    const BlockView view = layout.Flat(block.data());
+    const int64_t keys = int64_t{kBlockTokens} * layout.key_dim;  // of a head
+    const int64_t head = keys + (layout.shared ? 0 : int64_t{kBlockTokens} * layout.value_dim);
+    const int64_t all = layout.heads * head;
     const float infinity = std::numeric_limits<float>::infinity();
     for (const float bad : {std::numeric_limits<float>::quiet_NaN(), infinity, -infinity}) {
       for (const int64_t i : {int64_t{0}, int64_t{200}, keys - 1, all - 1}) {
         Set(LayerOf(block, layout, 1), layout.dtype, i, bad);
-        EXPECT_TRUE(codec.IsFinite(block.data(), 0));
-        EXPECT_FALSE(codec.IsFinite(block.data(), 1));
+        EXPECT_TRUE(codec.IsFinite(view, 0));
+        EXPECT_FALSE(codec.IsFinite(view, 1));
         Set(LayerOf(block, layout, 1), layout.dtype, i, i == 0 ? 1e-38F : -1e38F);
-        EXPECT_TRUE(codec.IsFinite(block.data(), 1));
+        EXPECT_TRUE(codec.IsFinite(view, 1));
       }
     }
   }
 }
 
-constexpr BlockLayout kLayout = {.layers = 3, .heads = 2, .key_dim = 5, .value_dim = 7};
+constexpr BlockLayout kLayout = {.layers = 3, .heads = 2, .key_dim = 5, .value_dim = 7, .digest_bytes = 128};
 
 class WarmTierTest : public testing::Test {
  protected:
   std::unique_ptr<WarmTier> Open(int blocks, int step_blocks = 1 << 20, bool exact = true) {
-    auto tier = WarmTier::Create(kLayout, blocks * (kLayout.block_bytes() + 1024), exact, *threads_,
-                                 step_blocks * kLayout.block_bytes());
+    auto tier = WarmTier::Create(kLayout, blocks * (kLayout.pool_bytes() + 1024), exact, *threads_,
+                                 step_blocks * kLayout.pool_bytes());
     EXPECT_TRUE(tier.ok()) << tier.status();
     return *std::move(tier);
   }
@@ -156,7 +160,7 @@ class WarmTierTest : public testing::Test {
   static std::vector<std::byte> BlockOf(const std::string& name, const std::vector<int32_t>& path) {
     std::seed_seq seed(path.begin(), path.end());
     std::mt19937_64 random(seed);
-    std::vector<std::byte> block(kLayout.block_bytes());
+    std::vector<std::byte> block(kLayout.pool_bytes());
     const auto salt = static_cast<std::byte>(std::hash<std::string>()(name));
     for (std::byte& byte : block) byte = static_cast<std::byte>(random()) ^ salt;
     return block;
@@ -169,7 +173,8 @@ class WarmTierTest : public testing::Test {
     for (size_t i = 0; i < path.size(); ++i) {
       chain.push_back(std::span(tokens).subspan(i * kBlockTokens, kBlockTokens));
     }
-    tier.Put(name, chain, BlockOf(name, path).data(), row);
+    std::vector<std::byte> block = BlockOf(name, path);
+    tier.Put(name, chain, kLayout.Flat(block.data()), row);
     tier.CheckStructure();
   }
   // As the tree lets a prefix go: its end first.
@@ -184,8 +189,8 @@ class WarmTierTest : public testing::Test {
   static int Check(WarmTier& tier, const std::string& name, const std::vector<int32_t>& path, int first = 0) {
     const std::vector<SwapRef> found = tier.Find(name, TokensOf(path), first, 1000);
     for (size_t i = 0; i < found.size(); ++i) {
-      std::vector<std::byte> block(kLayout.block_bytes());
-      std::byte* const to = block.data();
+      std::vector<std::byte> block(kLayout.pool_bytes());
+      const BlockView to = kLayout.Flat(block.data());
       tier.Restore({&found[i], 1}, {&to, 1});
       const auto end = path.begin() + first + static_cast<int64_t>(i) + 1;
       EXPECT_EQ(block, BlockOf(name, {path.begin(), end}));
@@ -249,7 +254,7 @@ TEST_F(WarmTierTest, EndsThatWereNotUsedForLongestGoFirst) {
   EXPECT_EQ(Check(*tier, "", {1, 2, 3}), 2);
   EXPECT_EQ(tier->stats().blocks, capacity);
   EXPECT_EQ(tier->stats().evicted_blocks, 4);
-  EXPECT_EQ(tier->stats().bytes, capacity * kLayout.block_bytes());
+  EXPECT_EQ(tier->stats().bytes, capacity * kLayout.pool_bytes());
 }
 
 // Who is about to read a block keeps it, whatever comes in meanwhile.
@@ -259,8 +264,8 @@ TEST_F(WarmTierTest, WhatIsHeldStays) {
   const std::vector<SwapRef> held = tier->Find("", TokensOf({1, 2, 3}), 1, 2);
   ASSERT_EQ(held.size(), 2U);
   for (int i = 0; i < 5; ++i) Put(*tier, "", {20 + i});
-  std::vector<std::byte> two(kLayout.block_bytes()), three(kLayout.block_bytes());
-  const std::vector<std::byte*> to = {two.data(), three.data()};
+  std::vector<std::byte> two(kLayout.pool_bytes()), three(kLayout.pool_bytes());
+  const std::vector<BlockView> to = {kLayout.Flat(two.data()), kLayout.Flat(three.data())};
   tier->Restore(held, to);
   EXPECT_EQ(two, BlockOf("", {1, 2}));
   EXPECT_EQ(three, BlockOf("", {1, 2, 3}));
@@ -309,17 +314,17 @@ TEST_F(WarmTierTest, NamesCount) {
 
 TEST_F(WarmTierTest, NothingGoesForWhatIsNotFinite) {
   const auto tier = Open(2, 1 << 20, /*exact=*/false);
-  std::vector<std::byte> block(kLayout.block_bytes());
+  std::vector<std::byte> block(kLayout.pool_bytes());
   const std::vector<int32_t> tokens = TokensOf({1});
   const std::span<const int32_t> chain = tokens;
   for (int i = 0; i < tier->stats().capacity_blocks; ++i) {
     const std::vector<int32_t> others = TokensOf({10 + i});
     const std::span<const int32_t> other = others;
-    tier->Put("", {&other, 1}, block.data());
+    tier->Put("", {&other, 1}, kLayout.Flat(block.data()));
   }
   const WarmTierStats before = tier->stats();
   Set(LayerOf(block, kLayout, 2), DType::kF32, 7, std::numeric_limits<float>::quiet_NaN());
-  tier->Put("", {&chain, 1}, block.data());
+  tier->Put("", {&chain, 1}, kLayout.Flat(block.data()));
   tier->CheckStructure();
   EXPECT_EQ(tier->stats().refused_blocks, 1);
   EXPECT_EQ(tier->stats().evicted_blocks, before.evicted_blocks);

@@ -44,7 +44,7 @@ void ColdBlocks::DropFirst() {
 }
 
 void ColdBlocks::Pump() {
-  const int64_t block_bytes = pool_.layout().block_bytes();
+  const int64_t block_bytes = pool_.layout().pool_bytes();
   for (int64_t left = step_bytes_; !pending_.empty() && left > 0;) {
     const Pending& first = pending_.front();
     if (!tier_->CanStore(first.name)) {
@@ -53,7 +53,7 @@ void ColdBlocks::Pump() {
     }
     const cache::PrefixMatch match = tree_.Find(first.name, first.tokens);
     std::optional<int> on_disk;  // asked only where it matters
-    std::vector<const std::byte*> blocks;
+    std::vector<cache::BlockView> blocks;
     blocks.reserve(match.blocks.size());
     bool lossy = false;
     for (const cache::BlockRef& block : match.blocks) {
@@ -64,7 +64,7 @@ void ColdBlocks::Pump() {
         if (!on_disk) on_disk = tier_->CountKnown(first.name, first.tokens);
         if (static_cast<int>(blocks.size()) >= *on_disk) break;
       }
-      blocks.push_back(pool_.At(block.index()));
+      blocks.push_back(pool_.ViewOf(block.index()));
     }
     const auto tokens = std::span(first.tokens).first(blocks.size() * cache::kBlockTokens);
     const cache::DiskTier::Stored stored = tier_->Store(first.name, tokens, blocks, left);
@@ -134,10 +134,10 @@ void ColdBlocks::LoadDigests(Sequence& sequence) {
 }
 
 void ColdBlocks::StartLoad(Sequence& sequence) {
-  std::vector<std::byte*> to;
+  std::vector<cache::BlockView> to;
   for (const cache::BlockRef& block : std::span(sequence.blocks).subspan(sequence.known_blocks)) {
     MOESAIC_CHECK(block.unique());
-    to.push_back(pool_.At(block.index()));
+    to.push_back(pool_.ViewOf(block.index()));
   }
   sequence.load = tier_->Load(
       sequence.cache_namespace,

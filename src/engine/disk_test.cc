@@ -248,7 +248,7 @@ TEST_F(DiskTest, BlocksWithOtherDigestsAreRefused) {
     EngineOptions made = Options(64);
     made.sparsity.digests = true;
     made.sparsity.digest = kind;
-    made.kv_bytes = 64 * LayoutFor(model_.info().kv, tensor::DType::kF32, true, kind).block_bytes();
+    made.kv_bytes = 64 * LayoutFor(model_.info().kv, tensor::DType::kF32, true, kind).pool_bytes();
     return made;
   };
   {

@@ -573,7 +573,7 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(models::Model& model, const ker
                    cache::KvPool::Create(layout, KvBudget(layout, options, context)));
   std::unique_ptr<cache::SwapSpace> swap;
   if (options.swap_bytes > 0) {
-    ASSIGN_OR_RETURN(swap, cache::SwapSpace::Create(layout.block_bytes(), options.swap_bytes));
+    ASSIGN_OR_RETURN(swap, cache::SwapSpace::Create(layout.pool_bytes(), options.swap_bytes));
   }
   std::unique_ptr<ModelDrafter> drafter;
   if (options.speculative.method == "draft") {

@@ -158,8 +158,9 @@ class FakeModel : public models::Model {
   static float* Slot(const kernels::KvLayer& layer, const kernels::SequenceSlice& slice, int position,
                      int head, int64_t offset, int dim) {
     const int block = slice.block_table[position / kernels::kKvBlockTokens];
-    auto* rows = reinterpret_cast<float*>(layer.base + block * layer.block_stride + offset);
-    return rows + (head * kernels::kKvBlockTokens + position % kernels::kKvBlockTokens) * dim;
+    auto* rows =
+        reinterpret_cast<float*>(layer.base + block * layer.block_stride + head * layer.head_stride + offset);
+    return rows + position % kernels::kKvBlockTokens * dim;
   }
 
   // Keys hold the token and its position, values a mark of layer and head.

@@ -27,7 +27,7 @@ cache::BlockLayout LayoutFor(const models::KvSpec& kv, tensor::DType dtype, bool
 
 int64_t KvBudget(const cache::BlockLayout& layout, const EngineOptions& options, int context) {
   if (options.kv_bytes > 0) return options.kv_bytes;
-  const int64_t wanted = layout.block_bytes() * cache::BlocksFor(context) * options.max_sequences;
+  const int64_t wanted = layout.pool_bytes() * cache::BlocksFor(context) * options.max_sequences;
   const int64_t available = runtime::AvailableMemory();
   return available > 0 ? std::min(wanted, available / 4) : wanted;
 }

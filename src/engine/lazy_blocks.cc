@@ -11,7 +11,7 @@ LazyBlocks::~LazyBlocks() {
 }
 
 void LazyBlocks::Add(int32_t index, cache::DiskBlock& disk) {
-  tier_.PutDigests(disk, pool_.At(index));
+  tier_.PutDigests(disk, pool_.ViewOf(index));
   const bool added = absent_.emplace(index, Absent{&disk, std::vector<bool>(layers_, true), layers_}).second;
   MOESAIC_CHECK(added);
 }
@@ -47,8 +47,6 @@ void LazyBlocks::Need(const kernels::KvLayer& cache, std::span<const kernels::Se
     Absent& absent = absent_.at(blocks[i]);
     if (static_cast<int>(i) >= read) {
       absent.missing[layer] = true;
-      tier_.PutDigests(*absent.disk,
-                       pool_.At(blocks[i]));  // may be overwritten
     } else if (--absent.left == 0) {
       Forget(blocks[i]);
     }

@@ -24,8 +24,8 @@ class LazyBlocks : public kernels::ColdSource {
       : pool_(pool), tier_(tier), layers_(layers) {}
   ~LazyBlocks() override;
 
-  /// Puts the digests of `disk`, which is borrowed from the tier and returned by this, into block `index` of
-  /// the pool.
+  /// Puts the digests of `disk`, which is borrowed from the tier and returned by this, beside block `index`
+  /// of the pool.
   void Add(int32_t index, cache::DiskBlock& disk);
   /// Whether some of these layers of the block is not in memory.
   bool Has(int32_t index) const { return absent_.contains(index); }

@@ -49,9 +49,9 @@ class LazyGoldenTest : public testing::TestWithParam<const char*> {
                                int warm_blocks = 0) const {
     const cache::BlockLayout layout = LayoutFor(model_->info().kv, tensor::DType::kF32, true);
     EngineOptions options;
-    options.kv_bytes = blocks * layout.block_bytes();
+    options.kv_bytes = blocks * layout.pool_bytes();
     options.max_batch_tokens = 4096;
-    options.warm_bytes = warm_blocks * (layout.block_bytes() + 1024);
+    options.warm_bytes = warm_blocks * (layout.pool_bytes() + 1024);
     options.warm_exact = true;
     options.disk = DiskOptions{
         .folder = folder_ / "disk", .bytes = 64 << 20, .model = GetParam(), .step_bytes = step_bytes};
@@ -128,6 +128,26 @@ TEST_P(LazyGoldenTest, DigestsComeInParts) {
     EXPECT_GT(disk.read_layers, 20) << "and the dense layer";
     EXPECT_EQ(Ask(*engine, prompt_).said, in_memory.said);
   }
+}
+
+// K15: shorter ones are loaded whole, and rows choose by digests that came along, in other blocks.
+TEST_P(LazyGoldenTest, LoadedBlocksHaveTheirDigests) {
+  const std::vector<int32_t> prompt(prompt_.begin(), prompt_.begin() + 1000);
+  Answer in_memory;
+  {
+    const auto engine = Make(1, 1 << 20);
+    Ask(*engine, prompt);
+    in_memory = Ask(*engine, prompt);
+    engine->SaveCache();
+  }
+  const auto engine = Make(1, 1 << 20);
+  Ask(*engine, Another(2));
+  const Answer loaded = Ask(*engine, prompt);
+  EXPECT_EQ(loaded.said, in_memory.said);
+  EXPECT_EQ(loaded.cached, 960);
+  EXPECT_EQ(engine->stats().disk.loaded_blocks, 15);
+  EXPECT_EQ(engine->stats().disk.borrowed_blocks, 0);
+  EXPECT_LT(engine->stats().sparsity.blocks_read, engine->stats().sparsity.blocks_all);
 }
 
 // A block is whole when the decoder's layers are there: then it can be copied (B10), MTP layers or not.

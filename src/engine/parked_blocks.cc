@@ -25,7 +25,7 @@ void ParkedBlocks::Park(Sequence& sequence) {
       parked.in_tree = block;
       wanted_[block].emplace_back(&sequence, i);
     } else {
-      parked.swapped = swap_->Put(pool_.At(block));
+      parked.swapped = swap_->Put(pool_, block);
     }
   }
 }
@@ -33,8 +33,7 @@ void ParkedBlocks::Park(Sequence& sequence) {
 void ParkedBlocks::Leaves(int32_t block) {
   const auto it = wanted_.find(block);
   if (it == wanted_.end()) return;
-  const cache::SwapRef swapped =
-      swap_->Put(pool_.At(block));  // null when it is full: then it is computed again
+  const cache::SwapRef swapped = swap_->Put(pool_, block);  // null when it is full: then it is computed again
   for (const auto& [sequence, i] : it->second) sequence->parked[i] = {.in_tree = -1, .swapped = swapped};
   wanted_.erase(it);
 }
@@ -52,7 +51,7 @@ void ParkedBlocks::Restore(Sequence& sequence, int known, int tokens) {
   for (int i = known; i < cache::BlocksFor(tokens); ++i) {
     const cache::BlockRef& to = sequence.blocks[i];
     MOESAIC_CHECK(to.unique());
-    swap_->Get(*sequence.parked[i].swapped, pool_.At(to.index()));
+    swap_->Get(*sequence.parked[i].swapped, pool_, to.index());
   }
 }
 

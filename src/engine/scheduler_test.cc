@@ -31,10 +31,10 @@ class Story {
  public:
   // copy_tokens: tokens that could be computed while a block is copied to the swap space and back.
   Story(int blocks, const SchedulerOptions& options, int swap_blocks = 0, double copy_tokens = 1)
-      : pool_(*cache::KvPool::Create(kLayout, blocks * kLayout.block_bytes())),
+      : pool_(*cache::KvPool::Create(kLayout, blocks * kLayout.pool_bytes())),
         swap_(swap_blocks == 0
                   ? nullptr
-                  : *cache::SwapSpace::Create(kLayout.block_bytes(), swap_blocks * kLayout.block_bytes())),
+                  : *cache::SwapSpace::Create(kLayout.pool_bytes(), swap_blocks * kLayout.pool_bytes())),
         tree_(*pool_, cache::MakeLruPolicy(), nullptr),
         scheduler_(*pool_, tree_, swap_.get(), options) {
     scheduler_.SetSwapCosts(copy_tokens, /*attention_tokens=*/1000);

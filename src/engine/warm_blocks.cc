@@ -22,7 +22,7 @@ void WarmBlocks::Leaves(int32_t block, bool absent) {
     chain_.clear();
     for (const int32_t each : path_.blocks) chain_.push_back(tree_.TokensOf(each));
   }
-  tier_->Put(path_.name, chain_, pool_.At(block), {.before_last = follows, .more = expected_});
+  tier_->Put(path_.name, chain_, pool_.ViewOf(block), {.before_last = follows, .more = expected_});
 }
 
 std::vector<cache::SwapRef> WarmBlocks::Find(std::string_view name, std::span<const int32_t> tokens,
@@ -32,11 +32,11 @@ std::vector<cache::SwapRef> WarmBlocks::Find(std::string_view name, std::span<co
 
 void WarmBlocks::Restore(std::string_view name, std::span<const int32_t> tokens,
                          std::span<const cache::SwapRef> warm, std::span<const cache::BlockRef> blocks) {
-  std::vector<std::byte*> to;
+  std::vector<cache::BlockView> to;
   std::vector<int32_t> numbers;
   for (const cache::BlockRef& block : blocks.last(warm.size())) {
     MOESAIC_CHECK(block.unique());
-    to.push_back(pool_.At(block.index()));
+    to.push_back(pool_.ViewOf(block.index()));
     numbers.push_back(block.index());
     if (!tier_->exact()) pool_.SetLossy(block);
   }

@@ -271,20 +271,10 @@ class Plan {
     int first, end;
   };
 
-  // From the block to the KV head's keys.
-  int64_t KeysOffset(int kv_head) const {
-    return int64_t{kv_head} * kKvBlockTokens * tensor::BytesOf(p_.cache.dtype, p_.cache.key_dim);
-  }
-  // From these to its values, and to the scales of its keys.
-  int64_t ValueOffset(int kv_head) const {
-    const KvLayer& cache = p_.cache;
-    const int64_t line = int64_t{kv_head} * kKvBlockTokens;  // this head's first in its block
-    if (cache.shared) return 0;
-    return cache.value_offset + line * tensor::BytesOf(cache.dtype, cache.value_dim) - KeysOffset(kv_head);
-  }
+  // From the KV head's keys to their scales.
   int64_t ScaleOffset(int kv_head) const {
     const int64_t line = int64_t{kv_head} * kKvBlockTokens;
-    return p_.cache.scale_offset + line * int64_t{sizeof(float)} - KeysOffset(kv_head);
+    return p_.cache.scale_offset + line * int64_t{sizeof(float)} - kv_head * p_.cache.head_stride;
   }
 
   // `follows`: what this worker most likely calls next.
@@ -307,7 +297,7 @@ class Plan {
         .runs = {},
         .after = {},
         .key_stride = key_bytes,
-        .value_offset = ValueOffset(tile.kv_head),
+        .value_offset = cache.value_offset,
         .value_stride = cache.shared ? key_bytes : value_bytes,
         .kv_dtype = cache.dtype,
         .rows = tile.rows,
@@ -323,7 +313,6 @@ class Plan {
         .rest_scales = more_scales,
         .value_scales = cache.shared ? scales : more_scales,
         .key_split = KeySplit(cache),
-        .after_value_offset = ValueOffset(follows.tile->kv_head),
         .after_scales = ScaleOffset(follows.tile->kv_head) - scales,
     };
     FindRuns(now, call.runs);
@@ -332,7 +321,7 @@ class Plan {
   }
 
   void FindRuns(const Call& call, const std::byte** runs) const {
-    const int64_t keys = KeysOffset(call.tile->kv_head);
+    const int64_t keys = call.tile->kv_head * p_.cache.head_stride;
     for (int key = call.first; key < std::min(call.end, call.first + kCallTokens); key += kKvBlockTokens) {
       *runs++ = Block(*call.tile, key) + keys;
     }

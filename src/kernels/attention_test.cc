@@ -292,6 +292,7 @@ TEST(KvWriteTest, Int8KeepsZerosAndTellsOfNaN) {
   const SequenceSlice slice{&table, 0, 4, 0};
   const KvLayer layer{.base = memory.data(),
                       .block_stride = static_cast<int64_t>(memory.size()),
+                      .head_stride = kKvBlockTokens * 2 * kDim,
                       .value_offset = kKvBlockTokens * kDim,
                       .scale_offset = kKvBlockTokens * 2 * kDim,
                       .dtype = DType::kI8,

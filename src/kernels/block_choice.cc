@@ -30,15 +30,31 @@ double MassHistogram::Quantile(double part) const {
 
 namespace {
 
-// Blocks by importance, then by place, as whole numbers, which compare without a branch: NaN is above all.
-uint64_t Rank(float importance, int32_t block) {
-  const auto bits = std::bit_cast<uint32_t>(importance + 0.0F);  // -0 becomes 0
-  const uint32_t order = std::isnan(importance)      ? std::numeric_limits<uint32_t>::max()
-                         : (bits & 0x80000000U) != 0 ? ~bits
-                                                     : bits | 0x80000000U;
-  return uint64_t{order} << 32U | static_cast<uint32_t>(block);
+// Importance as whole numbers, which compare without a branch: NaN is above all.
+int32_t Order(float importance) {
+  const auto bits = std::bit_cast<int32_t>(importance + 0.0F);  // -0 becomes 0
+  constexpr int32_t kMost = std::numeric_limits<int32_t>::max();
+  return std::isnan(importance) ? kMost : bits < 0 ? bits ^ kMost : bits;
 }
-int32_t BlockOf(uint64_t rank) { return static_cast<int32_t>(rank & 0xffffffffU); }
+
+// The `wanted`-th largest of `order`, found bit by bit: passes over all of them that compilers make vectors
+// of.
+int32_t Threshold(std::span<const int32_t> order, int wanted) {
+  const auto at_least = [order](int32_t least) {
+    int count = 0;
+    for (const int32_t each : order) count += each >= least ? 1 : 0;
+    return count;
+  };
+  int32_t found = at_least(0) >= wanted ? 0 : std::numeric_limits<int32_t>::min();
+  for (int bit = 30; bit >= 0; --bit) {
+    const int32_t more = found | int32_t{1} << bit;
+    const int count = at_least(more);
+    if (count < wanted) continue;
+    found = more;
+    if (count == wanted) break;
+  }
+  return found;
+}
 
 // How many of `order` [free], the best first, are taken until they and the kept blocks have `mass` of the
 // sum.
@@ -61,28 +77,34 @@ BlockChoice ChooseBlocks(const float* importance, int position, int budget, floa
   const int current = position / kKvBlockTokens;
   MOESAIC_CHECK_LE(kLeastSparseBlocks, budget);
   MOESAIC_CHECK_LE(budget, current + 1);
-  // Candidates are [1, current - 1). The best stand in front after the cut.
-  const int free = budget - kKeptBlocks, candidates = current - 2;
-  constexpr int kFew = 1024;  // blocks, 64k tokens
-  uint64_t few[kFew];
-  std::vector<uint64_t> many(candidates > kFew ? candidates : 0);
-  uint64_t* ranks = candidates > kFew ? many.data() : few;
-  for (int i = 0; i < candidates; ++i) ranks[i] = Rank(importance[i + 1], i + 1);
-  if (free < candidates) std::nth_element(ranks, ranks + free, ranks + candidates, std::greater<>());
+  const int free = budget - kKeptBlocks, candidates = current - 2;  // these are [1, current - 1)
+  constexpr int kFew = 1024;                                        // blocks, 64k tokens
+  int32_t few[kFew];
+  std::vector<int32_t> many(candidates > kFew ? candidates : 0);
+  const std::span<int32_t> order(candidates > kFew ? many.data() : few, static_cast<size_t>(candidates));
+  for (int i = 0; i < candidates; ++i) order[i] = Order(importance[i + 1]);
+  // All that are above the threshold, and of its equals the last.
+  const int32_t least = free < candidates ? Threshold(order, free) : std::numeric_limits<int32_t>::min();
+  int equals = free - static_cast<int>(std::ranges::count_if(order, [=](int32_t o) { return o > least; }));
+  int left = free;
+  for (int i = candidates - 1; left > 0; --i) {
+    if (order[i] > least || (order[i] == least && equals-- > 0)) chosen[left--] = i + 1;
+  }
   BlockChoice taken = {.count = free, .captured = true};
   if (mass < 1) {
-    std::sort(ranks, ranks + free, std::greater<>());
-    for (int i = 0; i < free; ++i) chosen[i + 1] = BlockOf(ranks[i]);
+    const auto before = [order](int32_t a, int32_t b) {
+      return order[a - 1] != order[b - 1] ? order[a - 1] > order[b - 1] : a > b;
+    };
+    std::sort(chosen + 1, chosen + 1 + free, before);
     taken = TakeMass(importance, current, mass, {chosen + 1, static_cast<size_t>(free)});
     // The first that was cut off says whether blocks that must be read were.
     if (taken.count == free) {
-      taken.captured =
-          free == candidates || (taken.captured && !std::isnan(importance[BlockOf(ranks[free])]));
+      const auto wrong = std::ranges::count(order, Order(std::numeric_limits<float>::quiet_NaN()));
+      taken.captured = free == candidates || (taken.captured && wrong <= free);
     }
+    std::sort(chosen + 1, chosen + 1 + taken.count);
   }
   chosen[0] = 0;
-  for (int i = 0; i < taken.count; ++i) chosen[i + 1] = BlockOf(ranks[i]);
-  std::sort(chosen + 1, chosen + 1 + taken.count);
   taken.count += kKeptBlocks;
   chosen[taken.count - 2] = current - 1;
   chosen[taken.count - 1] = current;
@@ -112,7 +134,7 @@ std::span<const SequenceSlice> CutAtFirstChoice(const ExecContext& ctx, const Kv
   size_t count = 0;
   for (const SequenceSlice& s : sequences) {
     int dense = s.count;  // rows before the first that chooses
-    if (s.sparsity != nullptr && cache.digest_offset != 0) {
+    if (s.sparsity != nullptr && cache.digests != nullptr) {
       dense = std::clamp(s.sparsity->first_sparse() - s.start, 0, s.count);
     }
     if (dense > 0) {

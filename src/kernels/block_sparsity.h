@@ -86,7 +86,7 @@ struct BlockSparsity {
 
 /// Whether row `row` of `slice` chooses blocks in this layer.
 inline bool ChoosesBlocks(const SequenceSlice& slice, const KvLayer& cache, int row) {
-  return slice.sparsity != nullptr && cache.digest_offset != 0 &&
+  return slice.sparsity != nullptr && cache.digests != nullptr &&
          slice.start + row >= slice.sparsity->first_sparse();
 }
 

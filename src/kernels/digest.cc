@@ -9,34 +9,35 @@
 namespace moesaic::kernels {
 namespace {
 
-DigestTask TaskOf(const KvLayer& cache, std::byte* block, int head) {
+DigestTask TaskOf(const KvLayer& cache, int32_t number, int head) {
+  const std::byte* block = cache.base + number * cache.block_stride;
   const int64_t line = int64_t{head} * kKvBlockTokens;  // this head's first in its block
   const int64_t key_bytes = tensor::BytesOf(cache.dtype, cache.key_dim);
   const auto* scales = reinterpret_cast<const float*>(block + cache.scale_offset);
-  return {.keys = block + line * key_bytes,
+  return {.keys = block + head * cache.head_stride,
           .key_stride = key_bytes,
           .kv_dtype = cache.dtype,
           .key_dim = cache.key_dim,
           .key_split = KeySplit(cache),
           .key_scales = scales + line,
           .rest_scales = scales + kKvBlockTokens,  // shared caches have one head
-          .digest = block + cache.digest_offset + head * DigestBytes(cache)};
+          .digest = cache.digests + number * cache.digest_stride + head * DigestBytes(cache)};
 }
 
 }  // namespace
 
 void BuildDigests(const ExecContext& ctx, const BuildDigestsParams& params) {
   const KvLayer& cache = params.cache;
-  if (cache.digest_offset == 0) return;
+  if (cache.digests == nullptr) return;
   MOESAIC_CHECK_LE(cache.key_dim, kMostDigestDim);
   const size_t mark = ctx.scratch->Mark();
   size_t most = 0;
   for (const SequenceSlice& s : params.sequences) most += s.count / kKvBlockTokens + 1;
-  const std::span<std::byte*> filled = ctx.scratch->Take<std::byte*>(most);
+  const std::span<int32_t> filled = ctx.scratch->Take<int32_t>(most);
   int64_t count = 0;
   for (const SequenceSlice& s : params.sequences) {
     for (int block = s.start / kKvBlockTokens; (block + 1) * kKvBlockTokens <= s.start + s.count; ++block) {
-      filled[count++] = cache.base + s.block_table[block] * cache.block_stride;
+      filled[count++] = s.block_table[block];
     }
   }
   ctx.pool->Run(count * cache.heads, [&](int64_t task, int) {

@@ -26,6 +26,7 @@ ImplList<DigestScoresFn> DigestScoresImpls() {
 ImplList<DigestEstimatesFn> DigestEstimatesImpls() {
   static constexpr Impl<DigestEstimatesFn> kImpls[] = {
       {"digest_estimates_i8_i8x2_amx", runtime::Isa::kAmx, cpu::DigestEstimatesAmx},
+      {"digest_estimates_i8_i8x2_avx512vnni", runtime::Isa::kAvx512Vnni, cpu::DigestEstimatesAvx512Vnni},
       {"digest_estimates_i8_f32_avx512", runtime::Isa::kAvx512, cpu::DigestEstimatesAvx512},
       {"digest_estimates_i8_f32_avx2", runtime::Isa::kAvx2, cpu::DigestEstimatesAvx2},
       {"digest_estimates_i8_f32_ref", runtime::Isa::kRef, ref::DigestEstimates},

@@ -1,5 +1,5 @@
 // What rows of one sequence chose of late, for the rows behind them that read the same blocks:
-// docs/contracts/sparsity.md, C5.
+// docs/contracts/sparsity.md, C6.
 #pragma once
 
 #include <cstdint>

@@ -11,29 +11,29 @@ inline int64_t DigestBytes(const KvLayer& cache) {
   return DigestBytes(cache.key_dim, KeySplit(cache), cache.sketches);
 }
 
-/// A layer of `heads` KV heads whose block is keys, values, scales (kI8) and, with `digests`, digests (with
-/// sketches or without), one after another: all but its base. block_stride is what they take, rounded up
-/// to 64.
+/// A layer of `heads` KV heads whose block is each head's keys and values, then scales (kI8): all but its
+/// memory, `base` and `digests`. block_stride is what they take, rounded up to 64, and digest_stride what
+/// digests take (with sketches or without), likewise.
 inline KvLayer LayOutKv(tensor::DType dtype, int heads, int key_dim, int value_dim, bool shared,
-                        bool digests = false, bool sketches = false) {
-  const int64_t tokens = int64_t{heads} * kKvBlockTokens;
-  const int64_t keys = tensor::BytesOf(dtype, tokens * key_dim);
-  const int64_t values = shared ? 0 : tensor::BytesOf(dtype, tokens * value_dim);
-  const int64_t scales = dtype == tensor::DType::kI8 ? 2 * tokens * static_cast<int64_t>(sizeof(float)) : 0;
-  const int64_t digests_at = keys + values + scales;
-  const int64_t end =
-      digests_at + (digests ? heads * DigestBytes(key_dim, shared ? value_dim : key_dim, sketches) : 0);
+                        bool sketches = false) {
+  const int64_t keys = tensor::BytesOf(dtype, int64_t{kKvBlockTokens} * key_dim);
+  const int64_t values = shared ? 0 : tensor::BytesOf(dtype, int64_t{kKvBlockTokens} * value_dim);
+  const int64_t floats = dtype == tensor::DType::kI8 ? int64_t{2} * heads * kKvBlockTokens : 0;
+  const int64_t scales = floats * static_cast<int64_t>(sizeof(float));
+  const int64_t digests = heads * DigestBytes(key_dim, shared ? value_dim : key_dim, sketches);
   return {.base = nullptr,
-          .block_stride = (end + 63) / 64 * 64,
+          .block_stride = (heads * (keys + values) + scales + 63) / 64 * 64,
+          .head_stride = keys + values,
           .value_offset = shared ? 0 : keys,
-          .scale_offset = keys + values,
-          .digest_offset = digests ? digests_at : 0,
+          .scale_offset = heads * (keys + values),
+          .digests = nullptr,
+          .digest_stride = (digests + 63) / 64 * 64,
           .dtype = dtype,
           .heads = heads,
           .key_dim = key_dim,
           .value_dim = value_dim,
           .shared = shared,
-          .sketches = digests && sketches};
+          .sketches = sketches};
 }
 
 }  // namespace moesaic::kernels

@@ -53,12 +53,13 @@ void QuantizeToken(const KvWriteParams& p, int64_t row, int64_t slot, std::byte*
     const int64_t line = int64_t{head} * kKvBlockTokens + slot;
     const float* key = p.keys + row * p.key_stride + int64_t{head} * cache.key_dim;
     const int split = KeySplit(cache);
-    std::byte* to = block + line * cache.key_dim;
+    std::byte* keys = block + head * cache.head_stride;
+    std::byte* to = keys + slot * cache.key_dim;
     scales[line] = QuantizeRow(key, split, to);
     more_scales[line] =
         cache.shared ? QuantizeRow(key + split, cache.key_dim - split, to + split)
                      : QuantizeRow(p.values + row * p.value_stride + int64_t{head} * cache.value_dim,
-                                   cache.value_dim, block + cache.value_offset + line * cache.value_dim);
+                                   cache.value_dim, keys + cache.value_offset + slot * cache.value_dim);
   }
 }
 
@@ -71,12 +72,12 @@ void WriteToken(const KvWriteParams& p, const SequenceSlice& sequence, int token
   std::byte* block = cache.base + sequence.block_table[position / kKvBlockTokens] * cache.block_stride;
   if (cache.dtype == tensor::DType::kI8) return QuantizeToken(p, row, slot, block);
   for (int head = 0; head < cache.heads; ++head) {
-    const int64_t line = int64_t{head} * kKvBlockTokens + slot;
+    std::byte* keys = block + head * cache.head_stride;
     WriteRow(p.keys + row * p.key_stride + int64_t{head} * cache.key_dim, cache.dtype, cache.key_dim,
-             block + line * cache.key_dim * element);
+             keys + slot * cache.key_dim * element);
     if (cache.shared) continue;
     WriteRow(p.values + row * p.value_stride + int64_t{head} * cache.value_dim, cache.dtype, cache.value_dim,
-             block + cache.value_offset + line * cache.value_dim * element);
+             keys + cache.value_offset + slot * cache.value_dim * element);
   }
 }
 

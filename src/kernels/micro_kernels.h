@@ -95,7 +95,7 @@ struct AttentionTile {
   // Keys of each run, [64][key_stride bytes], key_dim elements each; unseen ones are read at most. Runs of
   // which no row sees a key may be null.
   const std::byte* runs[kAttentionRuns];
-  // Runs that will be asked for next, laid out as these but for the two last fields, or null.
+  // Runs that will be asked for next, laid out as these but for the last field, or null.
   const std::byte* after[kAttentionRuns];
   int64_t key_stride;      // bytes
   int64_t value_offset;    // bytes from a run's keys to its values; 0: values are the keys' first dimensions
@@ -118,9 +118,8 @@ struct AttentionTile {
   int64_t key_scales;
   int64_t rest_scales;
   int64_t value_scales;
-  int key_split;               // multiple of 8
-  int64_t after_value_offset;  // as value_offset
-  int64_t after_scales;        // bytes by which the scales of `after` stand further from their keys
+  int key_split;         // multiple of 8
+  int64_t after_scales;  // bytes by which the scales of `after` stand further from their keys
 };
 using AttentionTileFn = void (*)(const AttentionTile& tile);
 
@@ -185,9 +184,13 @@ struct DigestEstimates {
   float share;     // of the spread, as DigestScores has it, that is added to the center's product
   float* scores;   // out [ceil(rows / 16)][stride][16]; NaN of a digest that has one. Idle ones are anything
   int64_t stride;  // blocks, >= count
-  // Bytes from each digest on that are to be asked for: they lie a block apart, so that nobody else does. 0
-  // where that has been done.
+  // Bytes from each digest on that are not in a cache yet, nor on their way: this head's and those of heads
+  // whose turn comes next. 0: none.
   int64_t ask;
+  // Digests that this worker scores next, of as many dimensions, and likewise of them.
+  const std::byte* const* after;
+  int after_count;
+  int64_t after_ask;
 };
 using DigestEstimatesFn = void (*)(const DigestEstimates& estimates);
 
@@ -197,7 +200,7 @@ constexpr float kLeastPower = -72;
 
 /// shares[b] = sum over up to 16 rows of the share that block b has of sum_b exp(scores[b][row]). What is NaN
 /// counts for nothing, and a row of nothing else has no shares, but shares[b] is NaN where the first row's
-/// score is. `scores` [blocks][16] is overwritten; idle ones may be anything.
+/// score is not finite. `scores` [blocks][16] is overwritten; idle ones may be anything.
 using BlockSharesFn = void (*)(float* scores, int rows, int blocks, float* shares);
 
 /// What `rows` queries find in `count` blocks by the keys' sketches: of each block, the logarithm of the sum

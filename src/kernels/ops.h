@@ -103,18 +103,22 @@ struct SequenceSlice {
 
 inline constexpr int kKvBlockTokens = 64;
 
-/// One layer's keys and values in a pool of 64-token blocks. Inside a block: keys [heads][64][key_dim],
-/// values [heads][64][value_dim]. MLA keeps one row a token, latent then rope: heads = 1, and values are the
-/// first value_dim elements of the keys (value_offset = 0, shared = true). Digests: [heads][DigestBytes] of
-/// the 64 keys, of two parts when shared: values, and what is left of the keys.
+/// One layer's keys and values in a pool of 64-token blocks. Inside a block, head after head: keys
+/// [64][key_dim], then values [64][value_dim], so that a head that reads this block and not the next finds
+/// all in one place. MLA keeps one row a token, latent then rope: heads = 1, and values are the first
+/// value_dim elements of the keys (value_offset = 0, shared = true). Digests stand beside the blocks,
+/// those of all blocks of a layer together, so that scoring them reads few pages: [heads][DigestBytes] of a
+/// block's 64 keys, of two parts when shared: values, and what is left of the keys.
 /// kI8: an element is scale * q with q in [-127, 127]; f32 scales [2][heads][64] stand at scale_offset: those
 /// of keys, then those of values. Shared: those of values, then those of what is left of the keys.
 struct KvLayer {
-  std::byte* base = nullptr;  // this layer's part of block 0
-  int64_t block_stride = 0;   // bytes from one block to the next
-  int64_t value_offset = 0;   // bytes from a block's keys to its values
-  int64_t scale_offset = 0;   // bytes from a block's keys to its scales (kI8)
-  int64_t digest_offset = 0;  // bytes from a block's keys to its digests; 0: it has none
+  std::byte* base = nullptr;     // this layer's part of block 0
+  int64_t block_stride = 0;      // bytes from one block to the next
+  int64_t head_stride = 0;       // bytes from one head's keys to the next one's
+  int64_t value_offset = 0;      // bytes from a head's keys to its values
+  int64_t scale_offset = 0;      // bytes from a block's first key to its scales (kI8)
+  std::byte* digests = nullptr;  // of block 0; null: there are none
+  int64_t digest_stride = 0;     // bytes from one block's to the next one's
   tensor::DType dtype = tensor::DType::kF32;
   int heads = 0;  // KV heads
   int key_dim = 0;

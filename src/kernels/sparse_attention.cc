@@ -23,8 +23,8 @@ SparseRows::SparseRows(const ExecContext& ctx, const AttentionParams& params, st
 void SparseRows::FindDigests(const SparseRow& row, int kv_head, int first, int count,
                              const std::byte** digests) const {
   for (int b = 0; b < count; ++b) {
-    digests[b] = p.cache.base + row.slice->block_table[first + b] * p.cache.block_stride +
-                 p.cache.digest_offset + kv_head * DigestBytes(p.cache);
+    digests[b] = p.cache.digests + row.slice->block_table[first + b] * p.cache.digest_stride +
+                 kv_head * DigestBytes(p.cache);
   }
 }
 

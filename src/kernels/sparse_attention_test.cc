@@ -40,11 +40,13 @@ class Sequence {
       : shape_(shape) {
     std::mt19937 rng(seed);
     const int blocks = base::CeilDiv(context, kKvBlockTokens);
-    layer = LayOutKv(dtype, shape.kv_heads, shape.key_dim, shape.value_dim, shape.shared, /*digests=*/true,
-                     shape.sketches);
+    layer = LayOutKv(dtype, shape.kv_heads, shape.key_dim, shape.value_dim, shape.shared, shape.sketches);
     layer.block_stride += 64;
+    layer.digest_stride += 64;
     memory_.assign(blocks * layer.block_stride, std::byte{0xff});
+    digests_.assign(blocks * layer.digest_stride, std::byte{0xff});
     layer.base = memory_.data();
+    layer.digests = digests_.data();
     table.resize(blocks);
     std::iota(table.begin(), table.end(), 0);
     std::shuffle(table.begin(), table.end(), rng);
@@ -68,9 +70,7 @@ class Sequence {
     }
   }
 
-  const std::byte* Digest(int block) const {
-    return layer.base + table[block] * layer.block_stride + layer.digest_offset;
-  }
+  const std::byte* Digest(int block) const { return layer.digests + table[block] * layer.digest_stride; }
 
   // Outputs of rows [start, start + count).
   std::vector<float> Attend(const ExecContext& ctx, int start, int count,
@@ -105,7 +105,7 @@ class Sequence {
 
  private:
   Shape shape_;
-  std::vector<std::byte> memory_;
+  std::vector<std::byte> memory_, digests_;
   std::vector<float> queries_;
 };
 
@@ -283,14 +283,14 @@ TEST_P(SparseAttentionTest, RowsReadWhatTheirFirstChose) {
 }
 
 // However the tokens came: the same digests, and none of what is not full.
-// All full blocks but the last hold rubbish where their digests are not, until they are asked for.
+// All full blocks but the last hold rubbish, until they are asked for.
 class Elsewhere : public ColdSource {
  public:
   explicit Elsewhere(Sequence& sequence)
       : sequence_(sequence), absent_(sequence.table.size() - 2, true), kept_(absent_.size()) {
     for (size_t i = 0; i < absent_.size(); ++i) {
       std::byte* block = sequence.layer.base + sequence.table[i] * sequence.layer.block_stride;
-      kept_[i].assign(block, block + sequence.layer.digest_offset);
+      kept_[i].assign(block, block + sequence.layer.block_stride);
       std::fill_n(block, kept_[i].size(), std::byte{0xff});
     }
   }
@@ -346,7 +346,7 @@ TEST_P(SparseAttentionTest, BlocksThatAreElsewhereAreAskedForFirst) {
       cold.cold = &source;
       EXPECT_EQ(sequence.Attend(test_.context(), kLast, 3, &cold), wanted);
       EXPECT_EQ(source.absent(), 0);
-      sequence.layer.digest_offset = 0;
+      sequence.layer.digests = nullptr;
       EXPECT_EQ(sequence.Attend(test_.context(), kLast, 3, nullptr),
                 sequence.Attend(test_.context(), kLast, 3, &cold));
     }
@@ -418,6 +418,23 @@ TEST_P(SparseAttentionTest, ManyWorkersForFewRows) {
       }
     }
   }
+}
+
+// More query heads of a KV head than one call of a kernel takes.
+TEST_P(SparseAttentionTest, MoreHeadsThanACallTakes) {
+  constexpr int kContext = 1500;
+  const Shape shape = {"many_heads", kMostEstimateRows + 8, 1, 16, 16, false, false};
+  TestContext many(GetParam(), 5);
+  const Sequence sequence(test_.context(), shape, DType::kBF16, kContext, kContext, 5);
+  SparsityCounters counters;
+  const BlockSparsity sparsity = {.budget_blocks = 8, .audit_every = 1, .counters = &counters};
+  const std::vector<float> alone = sequence.Attend(test_.context(), kContext - 1, 1, &sparsity);
+  EXPECT_EQ(sequence.Attend(many.context(), kContext - 1, 1, &sparsity), alone);
+  EXPECT_EQ(counters.missed.count(), 2 * shape.heads);
+  EXPECT_LT(counters.missed.sum, 0.9 * 2 * shape.heads) << "blocks that all heads agree on are found";
+  const BlockSparsity all = {.budget_blocks = kContext / kKvBlockTokens + 1};
+  EXPECT_EQ(sequence.Attend(test_.context(), kContext - 1, 1, &all),
+            sequence.Attend(test_.context(), kContext - 1, 1, nullptr));
 }
 
 // A block whose keys are not finite is read, so that nothing finite comes out, as of dense attention.

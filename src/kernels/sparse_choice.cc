@@ -24,8 +24,8 @@ constexpr float kEstimateSpread = 0.2F;
 constexpr int kTaskGroups = kMostEstimateRows / kScoreGroup;
 // Blocks of a task, at least: preparing queries costs about as much as meeting a few of them.
 constexpr int kLeastBlocks = 64;
-// Blocks whose digests are asked for while the choice before is made.
-constexpr int kAhead = 16;
+// Blocks whose digests may be asked for while those before are scored: kernels ask for as many at most.
+constexpr int kAhead = 32;
 
 class Chooser {
  public:
@@ -45,13 +45,14 @@ class Chooser {
  private:
   // Of one KV head of a row that chooses: groups [first_group, end_group) against blocks [first, end).
   struct Part {
-    int64_t pair;  // among those that choose
-    int64_t row;
-    int kv_head, cut;  // cut: of the groups
-    int first_group, end_group, first, end;
+    int64_t pair = 0;  // among those that choose
+    int64_t row = 0;
+    int kv_head = 0, cut = 0;  // cut: of the groups
+    int first_group = 0, end_group = 0, first = 0, end = 0;
   };
   struct Memory {               // of a worker
     const std::byte** digests;  // [stride]
+    const std::byte** after;    // [kAhead]
     float* query;               // [key_dim]
     int8_t* codes = nullptr;    // [kMostEstimateRows][width_] sketched queries, with
     float* scales = nullptr;    // [kMostEstimateRows][2]
@@ -130,6 +131,7 @@ class Chooser {
     memory_ = s_.Take<Memory>(s_.ctx.pool->size());
     for (int i = 0; i < s_.ctx.pool->size(); ++i) {
       memory_[i] = {.digests = s_.Take<const std::byte*>(s_.stride),
+                    .after = s_.Take<const std::byte*>(kAhead),
                     .query = s_.Take<float>(p_.cache.key_dim)};
       if (!p_.cache.sketches) continue;
       memory_[i].codes = s_.Take<int8_t>(int64_t{kMostEstimateRows} * width_);
@@ -141,9 +143,8 @@ class Chooser {
     queues.SetEven(tasks);
     queues.Run([&](int64_t task, int64_t next, int worker) {
       const Part part = PartOf(task);
-      Score(part, &memory_[worker]);
+      Score(part, next < 0 ? Part{} : PartOf(next), &memory_[worker]);
       if (!IsLast(&parts_left_[part.pair * cuts_ + part.cut])) return;
-      if (next >= 0) AskForDigests(PartOf(next), memory_[worker]);
       for (int g = part.first_group; g < part.end_group; ++g) {
         s_.ctx.kernels->block_shares(Scores(part.pair, g), std::min(s_.group - g * kScoreGroup, kScoreGroup),
                                      s_.rows[part.row].blocks(), Shares(part.pair, g));
@@ -189,7 +190,8 @@ class Chooser {
     return (Together(part) - 1) * DigestBytes(p_.cache) + one;
   }
 
-  void Score(const Part& part, Memory* own) const {
+  // `next`: what the worker most likely scores next.
+  void Score(const Part& part, const Part& next, Memory* own) const {
     Memory& memory = *own;
     const int count = part.end - part.first;
     if (count <= 0) return;
@@ -202,6 +204,8 @@ class Chooser {
     s_.FindDigests(row, part.kv_head, part.first, count, memory.digests);
     const bool ask = !Asked(part, memory);
     if (ask) memory.asked = part.pair, memory.end_asked = part.pair + Together(part);
+    const int after = std::clamp(next.end - next.first, 0, kAhead);
+    if (after > 0) s_.FindDigests(s_.rows[next.row], next.kv_head, next.first, after, memory.after);
     s_.ctx.kernels->digest_estimates({.q = q,
                                       .q_stride = cache.key_dim,
                                       .scale = p_.scale,
@@ -213,7 +217,10 @@ class Chooser {
                                       .share = cache.sketches ? 0 : kEstimateSpread,
                                       .scores = scores,
                                       .stride = s_.stride,
-                                      .ask = ask ? Bytes(part) : 0});
+                                      .ask = ask ? Bytes(part) : 0,
+                                      .after = memory.after,
+                                      .after_count = after,
+                                      .after_ask = after > 0 && !Asked(next, memory) ? Bytes(next) : 0});
     if (!cache.sketches) return;
     for (int i = 0; i < heads; ++i) {
       for (int d = 0; d < cache.key_dim; ++d) memory.query[d] = q[int64_t{i} * cache.key_dim + d] * p_.scale;
@@ -234,18 +241,6 @@ class Chooser {
 
   bool Asked(const Part& part, const Memory& memory) const {
     return cuts_ * block_parts_ == 1 && part.pair >= memory.asked && part.pair < memory.end_asked;
-  }
-
-  // Digests stand a block apart, so that nobody else asks for them.
-  void AskForDigests(const Part& part, const Memory& memory) const {
-    if (Asked(part, memory)) return;
-    const std::byte* digests[kAhead];
-    const int count = std::min(part.end - part.first, kAhead);
-    if (count <= 0) return;
-    s_.FindDigests(s_.rows[part.row], part.kv_head, part.first, count, digests);
-    for (int b = 0; b < count; ++b) {
-      for (int64_t byte = 0; byte < Bytes(part); byte += 64) __builtin_prefetch(digests[b] + byte, 0, 2);
-    }
   }
 
   // The mean over the heads would be the sum over their number: the same order.

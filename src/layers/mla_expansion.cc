@@ -103,21 +103,18 @@ KvLayer MlaExpansion::Heads(int first, int count) const {
       ctx_.scratch->Take<LinearParams>(static_cast<size_t>(blocks_) * count * 2);
   size_t used = 0;
   for (int b = 0; b < blocks_; ++b) {
-    float* base = expanded_ + b * block_floats;
     for (int h = 0; h < count; ++h) {
-      group[used++] = {.a = &latents_[b], .w = &a.uk[first + h], .c = base + h * keys, .c_stride = key_dim};
-      group[used++] = {.a = &latents_[b],
-                       .w = &a.uv[first + h],
-                       .c = base + count * keys + h * values,
-                       .c_stride = value_dim_};
+      float* key = expanded_ + b * block_floats + h * (keys + values);
+      group[used++] = {.a = &latents_[b], .w = &a.uk[first + h], .c = key, .c_stride = key_dim};
+      group[used++] = {.a = &latents_[b], .w = &a.uv[first + h], .c = key + keys, .c_stride = value_dim_};
     }
   }
   kernels::LinearGroup(ctx_, group);
   ctx_.pool->Run(int64_t{blocks_} * count, [&](int64_t task, int) {
     const int64_t b = task / count;
     const int64_t h = task % count;
-    float* key = expanded_ + b * block_floats + h * keys;
-    float* value = expanded_ + b * block_floats + count * keys + h * values;
+    float* key = expanded_ + b * block_floats + h * (keys + values);
+    float* value = key + keys;
     const int from = static_cast<int>(b) * kKvBlockTokens;
     for (int t = 0; t < std::min(kKvBlockTokens, tokens_ - from); ++t) {
       std::copy_n(rotated_ + static_cast<int64_t>(from + t) * a.rope_dim, a.rope_dim,
@@ -127,7 +124,8 @@ KvLayer MlaExpansion::Heads(int first, int count) const {
   });
   return {.base = reinterpret_cast<std::byte*>(expanded_),
           .block_stride = block_floats * static_cast<int64_t>(sizeof(float)),
-          .value_offset = count * keys * static_cast<int64_t>(sizeof(float)),
+          .head_stride = (keys + values) * static_cast<int64_t>(sizeof(float)),
+          .value_offset = keys * static_cast<int64_t>(sizeof(float)),
           .dtype = tensor::DType::kF32,
           .heads = count,
           .key_dim = key_dim,

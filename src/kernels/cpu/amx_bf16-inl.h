@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/cpu/amx_tiles-inl.h"
+#include "kernels/cpu/columns-inl.h"
 
 namespace moesaic::kernels::cpu {
 namespace {
@@ -10,37 +11,6 @@ constexpr int kStep = 32;  // bfloat16 in a row of a tile
 
 /// What was written before is in memory now: GCC doesn't know that tile loads read.
 inline void Written() { __asm__ volatile("" : : : "memory"); }
-
-/// Rows become columns, of 32 bits each.
-inline void Transpose16(__m512i* r) {
-  __m512i a[16], b[16];
-#pragma GCC unroll 8
-  for (int i = 0; i < 8; ++i) {
-    a[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
-    a[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    b[4 * i] = _mm512_unpacklo_epi64(a[4 * i], a[4 * i + 2]);
-    b[4 * i + 1] = _mm512_unpackhi_epi64(a[4 * i], a[4 * i + 2]);
-    b[4 * i + 2] = _mm512_unpacklo_epi64(a[4 * i + 1], a[4 * i + 3]);
-    b[4 * i + 3] = _mm512_unpackhi_epi64(a[4 * i + 1], a[4 * i + 3]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    a[i] = _mm512_shuffle_i32x4(b[i], b[4 + i], 0x88);
-    a[4 + i] = _mm512_shuffle_i32x4(b[i], b[4 + i], 0xdd);
-    a[8 + i] = _mm512_shuffle_i32x4(b[8 + i], b[12 + i], 0x88);
-    a[12 + i] = _mm512_shuffle_i32x4(b[8 + i], b[12 + i], 0xdd);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    r[i] = _mm512_shuffle_i32x4(a[i], a[8 + i], 0x88);
-    r[8 + i] = _mm512_shuffle_i32x4(a[i], a[8 + i], 0xdd);
-    r[4 + i] = _mm512_shuffle_i32x4(a[4 + i], a[12 + i], 0x88);
-    r[12 + i] = _mm512_shuffle_i32x4(a[4 + i], a[12 + i], 0xdd);
-  }
-}
 
 /// The nearest bfloat16, in the upper half of each lane. NaN may be lost; RoundingError then has it.
 inline __m512i UpperBF16(V x) {
@@ -67,13 +37,6 @@ inline void LoadPairs(const float* p, V* even, V* odd) {
   const V a = Load(p), b = Load(p + 16);
   *even = _mm512_permutex2var_ps(a, evens, b);
   *odd = _mm512_permutex2var_ps(a, odds, b);
-}
-
-/// Stores 16 rows of 16 bfloat16 pairs as a B tile.
-inline void StoreColumns(__m512i* rows, std::byte* tile) {
-  Transpose16(rows);
-#pragma GCC unroll 16
-  for (int i = 0; i < 16; ++i) _mm512_store_si512(tile + 64 * i, rows[i]);
 }
 
 /// Sixteen int8 as floats, which have them in their upper halves.

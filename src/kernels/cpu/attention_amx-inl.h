@@ -24,7 +24,7 @@ class Stream {
     int64_t units = 0;
     for (int part = 0; part < (t.value_offset == 0 ? 1 : 2); ++part) {
       for (int i = 0; i < kAttentionRuns && t.after[i] != nullptr; ++i) {
-        const std::byte* first = t.after[i] + (part == 0 ? 0 : t.after_value_offset);
+        const std::byte* first = t.after[i] + (part == 0 ? 0 : t.value_offset);
         const int64_t bytes = kRunKeys * (part == 0 ? t.key_stride : t.value_stride);
         parts_[count_++] = {first, first + bytes};
         units += bytes / kUnit;

@@ -12,6 +12,7 @@ void DigestScoresAvx512(const DigestScores& scores);
 void DigestScoresAmx(const DigestScores& scores);  // dimensions of whole tiles; else as above
 void DigestEstimatesAvx2(const DigestEstimates& estimates);
 void DigestEstimatesAvx512(const DigestEstimates& estimates);
+void DigestEstimatesAvx512Vnni(const DigestEstimates& estimates);  // the bits of Amx
 void DigestEstimatesAmx(const DigestEstimates& estimates);
 void BlockSharesAvx2(float* scores, int rows, int blocks, float* shares);
 void BlockSharesAvx512(float* scores, int rows, int blocks, float* shares);

@@ -81,7 +81,17 @@ inline void RunBlockShares(float* scores, int rows, int blocks, float* shares) {
     Store(inverses, Div(Set(1.0F), all));
     for (int i = 0; i < kLanes; ++i) inverses[i] = first + i < rows && sums[i] > 0 ? inverses[i] : 0;
     const V inverse = Load(inverses);
-    for (b = 0; b < blocks; ++b) shares[b] += SumLanes(Mul(Load(x + b * kScoreGroup), inverse));
+    alignas(64) float sums_of_blocks[kLanes];
+    for (b = 0; b < blocks; b += kLanes) {
+      const int some = blocks - b < kLanes ? blocks - b : kLanes;
+      V of_block[kLanes];
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) {
+        of_block[i] = i < some ? Mul(Load(x + (b + i) * kScoreGroup), inverse) : Zero();
+      }
+      Store(sums_of_blocks, SumEach(of_block));
+      for (int i = 0; i < some; ++i) shares[b + i] += sums_of_blocks[i];
+    }
   }
 }
 

@@ -1,136 +1,34 @@
 // Estimates of blocks by their boxes on AMX tiles of int8: digests, by 32, are the rows of two left tiles as
-// they stand in memory, and queries in groups of 16 the columns of the right ones.
-//
-//   scores [digest][row] = scale_c C (128 q_high + q_low)^T + share * min(scale_r R |q|^T, ball |q|_2)
-//
-// A part of a query is q_high in int8, what that leaves out in steps 128 times as fine, and |q| in uint8: off
-// by 1/32512 and by 1/508 of its largest element.
-#include "kernels/cpu/digest.h"
+// they stand in memory, and a group's queries the columns of the right ones.
 #include "kernels/cpu/simd_avx512-inl.h"
 // After the lanes:
 #include "kernels/cpu/amx_bf16-inl.h"
+#include "kernels/cpu/estimate_i8-inl.h"
 
 namespace moesaic::kernels::cpu {
 namespace {
 
 constexpr int kDigests = 32;  // at a time
-constexpr int kMostGroups = kMostEstimateRows / kScoreGroup;
-constexpr int kInts = 64;  // elements in a row of a tile
-constexpr int kFine = 128;
-// DeepSeek's 512 + 64 dimensions take 9: a second part begins a step of its own.
-constexpr int kMostSteps = 11;
-static_assert(int64_t{kMostSteps} * kInts * 128 * (kFine * 127 + 127) < int64_t{1} << 31,
-              "128 q_high + q_low times a digest's -128 .. 127 is summed in 32 bits");
 
-/// Dimensions [begin, begin + dims) of a digest's part, at most 64.
-struct Step {
-  int begin;
-  __mmask64 mask;
-};
-
-struct alignas(64) Memory {
-  std::byte queries[kMostGroups][kMostSteps][3][kTileBytes];  // high, low, magnitudes
-  float scales[kMostGroups][2][kScoreGroup];                  // of products with centers, by part
-  float reaches[kMostGroups][2][kScoreGroup];                 // with radii, times share
-  float norms[kMostGroups][2][kScoreGroup];                   // of the rows' parts, times share
+struct alignas(64) Memory : Queries {
   std::byte centers[kDigests][kMostSteps * kInts];
   std::byte radii[kDigests][kMostSteps * kInts];
   int32_t products[3][kDigests][kScoreGroup];
-  Step steps[kMostSteps];
-  int ends[3] = {0, 0, 0};  // steps of the parts
 };
 
-inline void FindSteps(const DigestEstimates& t, Memory* m) {
-  const int ends[3] = {0, t.key_split, t.key_dim};
-  int count = 0;
-  for (int part = 0; part < 2; ++part) {
-    for (int d = ends[part]; d < ends[part + 1]; d += kInts) {
-      const int left = ends[part + 1] - d;
-      m->steps[count++] = {d, left < kInts ? (__mmask64{1} << left) - 1 : ~__mmask64{0}};
-    }
-    m->ends[part + 1] = count;
-  }
-}
+constexpr int kAfter = 16;  // digests of the next call that are asked for at this one's end
 
-/// Sixteen of a row's elements, scaled; zeros past a step's end.
-inline V LoadQuery(const DigestEstimates& t, int row, const Step& step, int quarter) {
-  const auto mask = static_cast<__mmask16>(step.mask >> 16 * quarter);
-  return Mul(_mm512_maskz_loadu_ps(mask, t.q + row * t.q_stride + step.begin + 16 * quarter), Set(t.scale));
+/// Asks for so many bytes.
+inline void AskFor(const std::byte* from, int64_t bytes) {
+  for (int64_t byte = 0; byte < bytes; byte += 64) _mm_prefetch(from + byte, _MM_HINT_T1);
+  if (bytes > 0) _mm_prefetch(from + bytes - 1, _MM_HINT_T1);
 }
-
-/// Four times sixteen numbers as bytes, in their order.
-template <bool kSigned>
-inline __m512i PackBytes(const __m512i* x) {
-  const __m512i ab = _mm512_packs_epi32(x[0], x[1]), cd = _mm512_packs_epi32(x[2], x[3]);
-  const __m512i bytes = kSigned ? _mm512_packs_epi16(ab, cd) : _mm512_packus_epi16(ab, cd);
-  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  return _mm512_permutexvar_epi32(order, bytes);
-}
-
-/// What a row's part is divided by; zero where there is nothing to divide, and NaN as its scale where it is
-/// not finite.
-inline void MeasurePart(const DigestEstimates& t, int group, int i, int part, float* inverse, Memory* m) {
-  V most = Zero(), squares = Zero();
-  for (int s = m->ends[part]; s < m->ends[part + 1]; ++s) {
-    for (int quarter = 0; quarter < 4; ++quarter) {
-      const V x = LoadQuery(t, group * kScoreGroup + i, m->steps[s], quarter);
-      most = Max(Abs(x), most);
-      squares = Fma(x, x, squares);
-    }
-  }
-  const float square = SumLanes(squares), largest = _mm512_reduce_max_ps(most);
-  const bool some = largest > 1e-30F, finite = square - square == 0;
-  *inverse = some && finite ? 127 / largest : 0;
-  const float wrong = square - square;  // NaN, or 0
-  m->scales[group][part][i] = (some ? largest / (127 * kFine) : 0) + wrong;
-  m->reaches[group][part][i] = (some ? t.share * largest / 254 : 0) + wrong;
-  m->norms[group][part][i] = t.share * __builtin_sqrtf(square);
-}
-
-inline void PackQueries(const DigestEstimates& t, int group, Memory* m) {
-  float inverses[2][kScoreGroup] = {};
-  const int left = t.rows - group * kScoreGroup, rows = left < kScoreGroup ? left : kScoreGroup;
-  for (int part = 0; part < 2; ++part) {
-    for (int i = 0; i < kScoreGroup; ++i) {
-      m->scales[group][part][i] = m->reaches[group][part][i] = m->norms[group][part][i] = 0;
-      if (i < rows) MeasurePart(t, group, i, part, &inverses[part][i], m);
-    }
-  }
-  for (int s = 0; s < m->ends[2]; ++s) {
-    const int part = s < m->ends[1] ? 0 : 1;
-    __m512i high[kScoreGroup], low[kScoreGroup], size[kScoreGroup];
-#pragma GCC unroll 16
-    for (int i = 0; i < kScoreGroup; ++i) {
-      high[i] = low[i] = size[i] = _mm512_setzero_si512();
-      if (i >= rows) continue;
-      const V inverse = Set(inverses[part][i]);
-      __m512i a[4], b[4], c[4];
-#pragma GCC unroll 4
-      for (int quarter = 0; quarter < 4; ++quarter) {
-        const V x = Mul(LoadQuery(t, group * kScoreGroup + i, m->steps[s], quarter), inverse);
-        a[quarter] = ToInts(x);
-        b[quarter] = ToInts(Mul(Sub(x, ToFloats(a[quarter])), Set(kFine)));
-        c[quarter] = ToInts(Mul(Abs(x), Set(2)));
-      }
-      high[i] = PackBytes<true>(a);
-      low[i] = PackBytes<true>(b);
-      size[i] = PackBytes<false>(c);
-    }
-    StoreColumns(high, m->queries[group][s][0]);
-    StoreColumns(low, m->queries[group][s][1]);
-    if (t.share != 0) StoreColumns(size, m->queries[group][s][2]);
-  }
+inline void AskFor(const DigestEstimates& t, int b) {
+  if (b < t.count) AskFor(t.digests[b], t.ask);
 }
 
 inline const DigestHeader& HeaderOf(const std::byte* digest) {
   return *reinterpret_cast<const DigestHeader*>(digest);
-}
-
-/// Asks for digest b, if there is one.
-inline void AskFor(const DigestEstimates& t, int b) {
-  if (b >= t.count) return;
-  for (int64_t byte = 0; byte < t.ask; byte += 64) _mm_prefetch(t.digests[b] + byte, _MM_HINT_T1);
-  if (t.ask > 0) _mm_prefetch(t.digests[b] + t.ask - 1, _MM_HINT_T1);
 }
 
 /// Copies digests to where tiles find them.
@@ -201,21 +99,16 @@ inline void Multiply(const DigestEstimates& t, int group, int part, Memory* m) {
 
 /// scores [count][16] (+)= the part's.
 template <bool kAdd>
-inline void AddPart(const DigestEstimates& t, int first, int count, int group, int part, const Memory& m,
-                    float* scores) {
-  const V scales = Load(m.scales[group][part]), reaches = Load(m.reaches[group][part]),
-          norms = Load(m.norms[group][part]);
+inline void AddParts(const DigestEstimates& t, int first, int count, int group, int part, const Memory& m,
+                     float* scores) {
   for (int i = 0; i < count; ++i, scores += kScoreGroup) {
+    const __m512i high = LoadInts(m.products[0][i]), low = LoadInts(m.products[1][i]);
     const DigestHeader& header = HeaderOf(t.digests[first + i]);
-    const __m512i fine =
-        _mm512_add_epi32(_mm512_slli_epi32(LoadInts(m.products[0][i]), 7), LoadInts(m.products[1][i]));
-    V x = Mul(Mul(ToFloats(fine), scales), Set(header.center_scale[part]));
-    if constexpr (kAdd) x = Add(Load(scores), x);
-    if (t.share != 0) {
-      const V box = Mul(Mul(ToFloats(LoadInts(m.products[2][i])), reaches), Set(header.radius_scale[part]));
-      x = Add(x, Min(Mul(norms, Set(header.ball[part])), box));
+    if (t.share == 0) {
+      AddPart<false, kAdd>(header, group, part, m, high, low, high, scores);
+    } else {
+      AddPart<true, kAdd>(header, group, part, m, high, low, LoadInts(m.products[2][i]), scores);
     }
-    Store(scores, x);
   }
 }
 
@@ -225,7 +118,8 @@ inline void Run(const DigestEstimates& t) {
   const int groups = (t.rows + kScoreGroup - 1) / kScoreGroup;
   for (int b = 0; b < kDigests; ++b) AskFor(t, b);
   FindSteps(t, &m);
-  for (int group = 0; group < groups; ++group) PackQueries(t, group, &m);
+  for (int group = 0; group < groups; ++group)
+    PackQueries</*kOffset=*/false, /*kHalves=*/false>(t, group, &m);
   Configure({16, 16, 16, 16, 16, 16, 16, 16});
   for (int first = 0; first < t.count; first += kDigests) {
     const int count = t.count - first < kDigests ? t.count - first : kDigests;
@@ -237,21 +131,19 @@ inline void Run(const DigestEstimates& t) {
       }
       float* scores = t.scores + (group * t.stride + first) * kScoreGroup;
       Multiply<kSeveral>(t, group, 0, &m);
-      AddPart<false>(t, first, count, group, 0, m, scores);
+      AddParts<false>(t, first, count, group, 0, m, scores);
       if (m.ends[1] == m.ends[2]) continue;
       Multiply<kSeveral>(t, group, 1, &m);
-      AddPart<true>(t, first, count, group, 1, m, scores);
+      AddParts<true>(t, first, count, group, 1, m, scores);
     }
   }
   _tile_release();
+  for (int b = 0; b < t.after_count && b < kAfter; ++b) AskFor(t.after[b], t.after_ask);
 }
 
 }  // namespace
 
 void DigestEstimatesAmx(const DigestEstimates& t) {
-  if ((t.key_split + kInts - 1) / kInts + (t.key_dim - t.key_split + kInts - 1) / kInts > kMostSteps) {
-    return DigestEstimatesAvx512(t);
-  }
   if (t.rows <= kScoreGroup) {
     Run<false>(t);
   } else {

@@ -1,0 +1,151 @@
+// Estimates of blocks by their boxes in products of int8, in tiles (estimate_amx.cc) and in registers
+// (estimate_avx512vnni.cc), which give the same bits. After the lanes of simd_avx512-inl.h.
+//
+//   scores [digest][row] = scale_c C (128 q_high + q_low)^T + share * min(scale_r R |q|^T, ball |q|_2)
+//
+// A part of a query is q_high in int8, what that leaves out in steps 128 times as fine, and |q| in uint8: off
+// by 1/32512 and by 1/508 of its largest element. Queries are taken in groups of 16, whose fours of elements
+// stand beside each other.
+#pragma once
+
+#include "kernels/cpu/columns-inl.h"
+#include "kernels/cpu/digest.h"
+
+namespace moesaic::kernels::cpu {
+namespace {
+
+constexpr int kMostGroups = kMostEstimateRows / kScoreGroup;
+constexpr int kInts = 64;  // elements of a step
+constexpr int kFine = 128;
+constexpr int kStepBytes = kInts * kScoreGroup;
+constexpr int kMostSteps = kMostDigestDim / kInts + 1;  // a second part begins a step of its own
+static_assert(kMostDigestDim * 127 * 128 < 1 << 24, "sums of q_high's products are exact as floats");
+
+/// Dimensions [begin, begin + dims) of a digest's part, at most 64.
+struct Step {
+  int begin;
+  __mmask64 mask;
+};
+
+struct alignas(64) Queries {
+  std::byte queries[kMostGroups][kMostSteps][3][kStepBytes];  // high, low, magnitudes
+  float scales[kMostGroups][2][kScoreGroup];                  // of products with centers, by part
+  float reaches[kMostGroups][2][kScoreGroup];                 // with radii, times share
+  float norms[kMostGroups][2][kScoreGroup];                   // of the rows' parts, times share
+  Step steps[kMostSteps];
+  int ends[3] = {0, 0, 0};  // steps of the parts
+};
+
+inline void FindSteps(const DigestEstimates& t, Queries* m) {
+  const int ends[3] = {0, t.key_split, t.key_dim};
+  int count = 0;
+  for (int part = 0; part < 2; ++part) {
+    for (int d = ends[part]; d < ends[part + 1]; d += kInts) {
+      const int left = ends[part + 1] - d;
+      m->steps[count++] = {d, left < kInts ? (__mmask64{1} << left) - 1 : ~__mmask64{0}};
+    }
+    m->ends[part + 1] = count;
+  }
+}
+
+/// Sixteen of a row's elements, scaled; zeros past a step's end.
+inline V LoadQuery(const DigestEstimates& t, int row, const Step& step, int quarter) {
+  const auto mask = static_cast<__mmask16>(step.mask >> 16 * quarter);
+  return Mul(_mm512_maskz_loadu_ps(mask, t.q + row * t.q_stride + step.begin + 16 * quarter), Set(t.scale));
+}
+
+/// Four times sixteen numbers as bytes, in their order.
+template <bool kSigned>
+inline __m512i PackBytes(const __m512i* x) {
+  const __m512i ab = _mm512_packs_epi32(x[0], x[1]), cd = _mm512_packs_epi32(x[2], x[3]);
+  const __m512i bytes = kSigned ? _mm512_packs_epi16(ab, cd) : _mm512_packus_epi16(ab, cd);
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  return _mm512_permutexvar_epi32(order, bytes);
+}
+
+/// What a row's part is divided by; zero where there is nothing to divide, and NaN as its scale where it is
+/// not finite.
+inline void MeasurePart(const DigestEstimates& t, int group, int i, int part, float* inverse, Queries* m) {
+  V most = Zero(), squares = Zero();
+  for (int s = m->ends[part]; s < m->ends[part + 1]; ++s) {
+    for (int quarter = 0; quarter < 4; ++quarter) {
+      const V x = LoadQuery(t, group * kScoreGroup + i, m->steps[s], quarter);
+      most = Max(Abs(x), most);
+      squares = Fma(x, x, squares);
+    }
+  }
+  const float square = SumLanes(squares), largest = _mm512_reduce_max_ps(most);
+  const bool some = largest > 1e-30F, finite = square - square == 0;
+  *inverse = some && finite ? 127 / largest : 0;
+  const float wrong = square - square;  // NaN, or 0
+  m->scales[group][part][i] = (some ? largest / (127 * kFine) : 0) + wrong;
+  m->reaches[group][part][i] = (some ? t.share * largest / 254 : 0) + wrong;
+  m->norms[group][part][i] = t.share * __builtin_sqrtf(square);
+}
+
+/// With kOffset high and low have 128 added, as unsigned numbers, and magnitudes 128 taken away, as signed
+/// ones. With kHalves, of at most 8 rows, low stands in the places of the other 8 rows' high.
+template <bool kOffset, bool kHalves>
+inline void PackQueries(const DigestEstimates& t, int group, Queries* m) {
+  float inverses[2][kScoreGroup] = {};
+  const int left = t.rows - group * kScoreGroup, rows = left < kScoreGroup ? left : kScoreGroup;
+  for (int part = 0; part < 2; ++part) {
+    for (int i = 0; i < kScoreGroup; ++i) {
+      m->scales[group][part][i] = m->reaches[group][part][i] = m->norms[group][part][i] = 0;
+      if (i < rows) MeasurePart(t, group, i, part, &inverses[part][i], m);
+    }
+  }
+  for (int s = 0; s < m->ends[2]; ++s) {
+    const int part = s < m->ends[1] ? 0 : 1;
+    __m512i high[kScoreGroup], low[kScoreGroup], size[kScoreGroup];
+#pragma GCC unroll 16
+    for (int i = 0; i < kScoreGroup; ++i) {
+      high[i] = low[i] = size[i] = _mm512_setzero_si512();
+      if (i >= rows) continue;  // whose scores are anything
+      const V inverse = Set(inverses[part][i]);
+      __m512i a[4], b[4], c[4];
+#pragma GCC unroll 4
+      for (int quarter = 0; quarter < 4; ++quarter) {
+        const V x = Mul(LoadQuery(t, group * kScoreGroup + i, m->steps[s], quarter), inverse);
+        a[quarter] = ToInts(x);
+        b[quarter] = ToInts(Mul(Sub(x, ToFloats(a[quarter])), Set(kFine)));
+        c[quarter] = ToInts(Mul(Abs(x), Set(2)));
+      }
+      high[i] = PackBytes<true>(a);
+      low[i] = PackBytes<true>(b);
+      size[i] = PackBytes<false>(c);
+      if constexpr (kOffset) {
+        const __m512i top = _mm512_set1_epi8(-128);
+        high[i] = _mm512_xor_si512(high[i], top);
+        low[i] = _mm512_xor_si512(low[i], top);
+        size[i] = _mm512_xor_si512(size[i], top);
+      }
+    }
+    if constexpr (kHalves) {
+#pragma GCC unroll 8
+      for (int i = 0; i < kScoreGroup / 2; ++i) high[kScoreGroup / 2 + i] = low[i];
+    } else {
+      StoreColumns(low, m->queries[group][s][1]);
+    }
+    StoreColumns(high, m->queries[group][s][0]);
+    if (t.share != 0) StoreColumns(size, m->queries[group][s][2]);
+  }
+}
+
+/// scores [16] (+)= the part's, of a digest and a group: `high` and `low` are its products with the center,
+/// and `sizes` those with radii.
+template <bool kSpread, bool kAdd>
+inline void AddPart(const DigestHeader& header, int group, int part, const Queries& m, __m512i high,
+                    __m512i low, __m512i sizes, float* scores) {
+  const V fine = Fma(Set(kFine), ToFloats(high), ToFloats(low));
+  V x = Mul(Mul(fine, Load(m.scales[group][part])), Set(header.center_scale[part]));
+  if constexpr (kAdd) x = Add(Load(scores), x);
+  if constexpr (kSpread) {
+    const V box = Mul(Mul(ToFloats(sizes), Load(m.reaches[group][part])), Set(header.radius_scale[part]));
+    x = Add(x, Min(Mul(Load(m.norms[group][part]), Set(header.ball[part])), box));
+  }
+  Store(scores, x);
+}
+
+}  // namespace
+}  // namespace moesaic::kernels::cpu

@@ -14,7 +14,7 @@ NOISE_TOKENS, NEEDLE_TOKENS, WORD_TOKENS = 25, 20, 1.05  # of most vocabularies,
 QUESTION = 72  # tokens left for question and template
 # Tokens of an answer at most. Four numbers whose 28 digits are tokens each, and a sentence around each, need the most.
 OUTPUT = {"needle": 48, "keys": 48, "values": 128, "frequent": 48}
-ROOM = 256  # tokens of context beyond a length, since lengths are about
+ROOM = 256  # tokens of context beyond a length, at least: lengths are about
 CITIES = ("London Paris Berlin Madrid Rome Vienna Prague Oslo Cairo Tokyo Delhi Lima Athens Dublin Lisbon Warsaw Moscow Kiev "
           "Boston Chicago Dallas Denver Houston Seattle Toronto Sydney Beijing Seoul Bangkok Jakarta Nairobi Lagos Havana "
           "Bogota Santiago Geneva Zurich Munich Milan Naples").split()

@@ -195,7 +195,7 @@ def main():
     for length in chat_lengths:
         print(f"\n### {arguments.chat.name}, about {length} tokens, {arguments.digest}\n")
         made = {kind: english.questions(kind, length, arguments.share) for kind in arguments.kinds.split(",")}
-        asking.table(arguments.moesaic, arguments.chat, length + english.ROOM, made,
+        asking.table(arguments.moesaic, arguments.chat, min(2 * length, context), made,
                      asking.settings_of(length, numbers["budgets"], [], arguments.reuse),
                      ["--kv-sparsity-digest", arguments.digest, "--kv-memory", "6GiB"], english.right, english.OUTPUT,
                      arguments.show)

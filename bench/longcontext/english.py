@@ -5,13 +5,16 @@
 - values: four numbers of one city; right if all are said
 - frequent: a list of words, two of which stand ten times as often as the others; right if both are said
 
-An answer is right if it has every word that is asked for. Lengths are in tokens of the model, about.
+An answer is right if it has every word that is asked for, in either case. Lengths are in tokens of the model, about.
 """
 import random
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
-NOISE_TOKENS, NEEDLE_TOKENS, WORD_TOKENS = 25, 20, 2.2  # of most vocabularies, about
-TAIL = 120  # tokens left for question, template and answer
+NOISE_TOKENS, NEEDLE_TOKENS, WORD_TOKENS = 25, 20, 1.05  # of most vocabularies, about
+QUESTION = 72  # tokens left for question and template
+# Tokens of an answer at most. Four numbers whose 28 digits are tokens each, and a sentence around each, need the most.
+OUTPUT = {"needle": 48, "keys": 48, "values": 128, "frequent": 48}
+ROOM = 256  # tokens of context beyond a length, at least: lengths are about
 CITIES = ("London Paris Berlin Madrid Rome Vienna Prague Oslo Cairo Tokyo Delhi Lima Athens Dublin Lisbon Warsaw Moscow Kiev "
           "Boston Chicago Dallas Denver Houston Seattle Toronto Sydney Beijing Seoul Bangkok Jakarta Nairobi Lagos Havana "
           "Bogota Santiago Geneva Zurich Munich Milan Naples").split()
@@ -25,9 +28,9 @@ def statement(city, number):
     return f"One of the special magic numbers for {city} is: {number}."
 
 
-def haystack(length, statements):
-    """Noise of about `length` tokens with (depth from 0 to 1, sentence) in it."""
-    lines = [NOISE] * ((length - TAIL - NEEDLE_TOKENS * len(statements)) // NOISE_TOKENS)
+def haystack(tokens, statements):
+    """Noise of about so many tokens with (depth from 0 to 1, sentence) in it."""
+    lines = [NOISE] * ((tokens - NEEDLE_TOKENS * len(statements)) // NOISE_TOKENS)
     for depth, said in sorted(statements, reverse=True):
         lines.insert(round(depth * len(lines)), said)
     return "\n".join(lines)
@@ -42,6 +45,7 @@ def asked(text, city, plural):
 def questions(kind, length, share=1.0):
     """[(prompt, words of a right answer)]. `share` of the usual number of documents, but for keys' one."""
     made = []
+    tokens = length - QUESTION - OUTPUT[kind]  # of the document
     count = max(1, round({"needle": 10, "keys": 1, "values": 5, "frequent": 5}[kind] * share))
     for number in range(count):
         rng = random.Random(f"{kind}|{length}|{number}")
@@ -52,18 +56,19 @@ def questions(kind, length, share=1.0):
         cities = rng.sample(CITIES, len(CITIES))
         if kind == "needle":
             magic = draw()
-            made.append((asked(haystack(length, [(number / max(1, count - 1), statement(cities[0], magic))]), cities[0], False), [magic]))
+            text = haystack(tokens, [(number / max(1, count - 1), statement(cities[0], magic))])
+            made.append((asked(text, cities[0], False), [magic]))
         elif kind == "keys":
             told = {city: draw() for city in cities[:10]}
-            text = haystack(length, [(i / (len(told) - 1), statement(*pair)) for i, pair in enumerate(told.items())])
+            text = haystack(tokens, [(i / (len(told) - 1), statement(*pair)) for i, pair in enumerate(told.items())])
             made += [(asked(text, city, False), [magic]) for city, magic in told.items()]
         elif kind == "values":
             magic = [draw() for _ in range(4)]
-            text = haystack(length, [(rng.random(), statement(cities[0], one)) for one in magic])
+            text = haystack(tokens, [(rng.random(), statement(cities[0], one)) for one in magic])
             made.append((asked(text, cities[0], True), magic))
         else:
             words = rng.sample(WORDS, len(WORDS))
-            times = (length - TAIL) / WORD_TOKENS / (len(words) - 2 + 20)
+            times = tokens / WORD_TOKENS / (len(words) - 2 + 20)
             row = [word for i, word in enumerate(words) for _ in range(round(times * (10 if i < 2 else 1)))]
             rng.shuffle(row)
             made.append((f"Below is a list of words. Memorize the ones that appear most often.\n{' '.join(row)}\n"
@@ -72,4 +77,5 @@ def questions(kind, length, share=1.0):
 
 
 def right(said, words):
-    return all(word in said for word in words)
+    said = said.lower()
+    return all(word.lower() in said for word in words)

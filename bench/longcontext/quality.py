@@ -7,7 +7,8 @@ usage: quality.py MOESAIC [--recall FOLDER --lengths 4096,16384 --digest box] [-
 Recall (recall.py): needles, many keys, several values and counting at each of --lengths, dense and for each budget, with
 `decode` (output tokens choose, document and question were read densely) and `all` (those choose too); and perplexity of
 such documents.
-Chat (english.py): needles, keys, values and words in English, asked of any model that chats, with the default dense layers.
+Chat (english.py): needles, keys, values and words in English, asked of any model that chats, with the default dense layers,
+for each of --chat-lengths that its context holds.
 Retrieval: needles at every depth of a text, values of keys in a long list, and lists said again (models/moesaic-tiny's
 own generator, prompts of about 2,000 tokens that training never saw), greedy, right if equal to the last character.
 Also with a share of the mass instead of a whole budget, and with choices that several tokens read. Perplexity: every row
@@ -140,6 +141,14 @@ def perplexity(moesaic, model, text, window, tokens, more=(), ways=True):
               flush=True)
 
 
+def context_length(moesaic, model):
+    """Tokens that the model's context holds."""
+    ran = subprocess.run([moesaic, "inspect", model, "--json"], capture_output=True, text=True)
+    if ran.returncode != 0:
+        sys.exit(ran.stderr)
+    return json.loads(ran.stdout)["context_length"]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("moesaic")
@@ -151,9 +160,10 @@ def main():
     parser.add_argument("--digest", choices=["box", "sketch"], default="box", help="for recall and chat")
     parser.add_argument("--reuse", type=int, default=1, help="tokens that read one choice, for recall and chat")
     parser.add_argument("--kinds", default=",".join(recall.KINDS), help="for recall and chat")
-    parser.add_argument("--share", type=float, default=1.0, help="of the questions, for recall and chat")
+    parser.add_argument("--share", type=float, default=1.0,
+                        help="of the questions, for recall and chat, but for chat's keys, which are always ten; 0: none")
     parser.add_argument("--documents", type=int, default=2, help="for recall's perplexity; 0: none")
-    parser.add_argument("--show", action="store_true", help="for recall: tell what was wrong")
+    parser.add_argument("--show", action="store_true", help="for recall and chat: tell what was wrong")
     parser.add_argument("--tiny", type=pathlib.Path, default=ROOT / "models" / "moesaic-tiny")
     parser.add_argument("--samples", type=int, default=20, help="of each retrieval task; 0: none")
     parser.add_argument("--chat", type=pathlib.Path, help="model that is asked in English")
@@ -165,6 +175,12 @@ def main():
     arguments = parser.parse_args()
     numbers = {name: [int(n) for n in getattr(arguments, name).split(",") if n]
                for name in ("lengths", "budgets", "all_budgets", "chat_lengths")}
+    chat_lengths = numbers["chat_lengths"] if arguments.chat and arguments.share else []
+    if chat_lengths:
+        context = context_length(arguments.moesaic, arguments.chat)
+        if max(chat_lengths) + english.ROOM > context:
+            parser.error(f"--chat-lengths: {max(chat_lengths)} needs a context of {max(chat_lengths) + english.ROOM} tokens, "
+                         f"and the model's is {context}")
     for length in numbers["lengths"]:
         if arguments.share:
             recall.table(arguments.moesaic, arguments.recall, length, numbers["budgets"], numbers["all_budgets"],
@@ -176,12 +192,13 @@ def main():
                 perplexity(arguments.moesaic, arguments.recall, file.name, length, length * arguments.documents,
                            ["--kv-sparsity-dense-layers", str(arguments.dense_layers), "--kv-sparsity-digest",
                             arguments.digest, "--kv-sparsity-reuse", str(arguments.reuse)], ways=False)
-    for length in numbers["chat_lengths"] if arguments.chat else []:
+    for length in chat_lengths:
         print(f"\n### {arguments.chat.name}, about {length} tokens, {arguments.digest}\n")
         made = {kind: english.questions(kind, length, arguments.share) for kind in arguments.kinds.split(",")}
-        asking.table(arguments.moesaic, arguments.chat, 8192, made,
+        asking.table(arguments.moesaic, arguments.chat, min(2 * length, context), made,
                      asking.settings_of(length, numbers["budgets"], [], arguments.reuse),
-                     ["--kv-sparsity-digest", arguments.digest, "--kv-memory", "6GiB"], english.right, 48, arguments.show)
+                     ["--kv-sparsity-digest", arguments.digest, "--kv-memory", "6GiB"], english.right, english.OUTPUT,
+                     arguments.show)
     if arguments.samples:
         retrieval(arguments.moesaic, arguments.tiny, arguments.samples)
     if arguments.text:

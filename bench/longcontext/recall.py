@@ -98,4 +98,4 @@ def table(moesaic, model, length, budgets, all_budgets, dense_layers, digest, re
     print(f"\n### {model.name}, {length} tokens, {dense_layers} dense layers, {digest}\n")
     asking.table(moesaic, model, 2 * length, made, asking.settings_of(length, budgets, all_budgets, reuse),
                  ["--kv-sparsity-dense-layers", dense_layers, "--kv-sparsity-digest", digest, "--kv-memory", "3GiB"],
-                 lambda said, answers: said in answers, 16, show)
+                 lambda said, answers: said in answers, dict.fromkeys(made, 16), show)

@@ -30,6 +30,9 @@ struct QuantizeRecord {
   /// before.
   std::optional<double> units, resumed_units;
   bool resumed() const { return resumed_units.value_or(0) > 0; }
+  /// Whether times are those of all the work, and of this program's own: else a processor's rates say nothing
+  /// of them.
+  bool has_roofline() const { return !resumed() && device.empty(); }
 };
 
 /// `file` is named in errors. Fields may be missing; those of another type than expected are refused.

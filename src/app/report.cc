@@ -39,8 +39,7 @@ Status RunReport(const Options& options) {
                          progress.Show(done, total, fmt::format("{} linears", total));
                          return !Interrupted();
                        }));
-      // A run that went on tells its last process's times, not those of all the work.
-      if (options.roofline && !(input.run && input.run->resumed())) {
+      if (options.roofline && !(input.run && !input.run->has_roofline())) {
         if (!input.run || !input.run->read_bytes || !input.run->written_bytes) {
           return InvalidArgument("--roofline: {} has no {} that tells what its run moved", folder,
                                  quantizer::kReportFile);

@@ -318,6 +318,10 @@ ReportSection RooflineSection(const ReportInput& input) {
   ReportSection section{.title = "Roofline"};
   if (input.run->resumed()) {
     section.notes.push_back("Not measured: " + Resumed(*input.run));
+  } else if (!input.run->device.empty()) {
+    section.notes.push_back(fmt::format(
+        "Not measured: Hessians, factors and rounding ran on a device, {}, whose rates nobody measures.",
+        input.run->device));
   } else if (input.roofline) {
     AddRoofline(*input.run, *input.roofline, &section);
   } else {

@@ -91,6 +91,21 @@ TEST(ReportTest, ARunThatWentOnHasNoShareOfTheWhole) {
   EXPECT_THAT(text, Not(HasSubstr("2000 %")));
 }
 
+TEST(ReportTest, ADevicesTimesAreNotHeldAgainstTheProcessor) {
+  ReportInput input{.folder = "out"};
+  input.run = *ParseQuantizeRecord(kRun, "f");
+  EXPECT_FALSE(input.run->has_roofline());
+  // Nor where somebody measured it all the same.
+  for (const bool measured : {false, true}) {
+    if (measured) input.roofline = {.disk_seconds = 5, .stages = {{"rounding", 20}}, .rates = "so fast"};
+    const std::string text = ReportMarkdown(MakeReport(input));
+    EXPECT_THAT(text, HasSubstr("Not measured: Hessians, factors and rounding ran on a device, Card 9, "));
+    EXPECT_THAT(text, Not(HasSubstr("so fast")));
+    EXPECT_THAT(text, Not(HasSubstr("--roofline")));
+    EXPECT_THAT(text, Not(HasSubstr("processor, of the run")));
+  }
+}
+
 TEST(ReportTest, TellsTheDivergence) {
   ReportInput input{.folder = "out", .source = "model", .text = "text.txt"};
   input.quality = {{"scored", 255},

@@ -85,6 +85,11 @@ class DivergenceTest(unittest.TestCase):
         for what in ("rounding", "processor, of all computing", "processor, of the run", "disk, of the run"):
             self.assertRegex(roofline, rf"\| {what} +\| +[0-9.]+ \| +[0-9.]+ \| +[0-9.e+]+ % \|")
         run("report", self.int8, "--roofline", code=2)
+        record = json.loads((self.int8 / "quantize.json").read_text())
+        (self.int8 / "quantize.json").write_text(json.dumps({**record, "device": "Card 9"}))
+        roofline = run("report", self.int8, "--source", TINY, "--roofline").stdout
+        self.assertIn("Not measured: Hessians, factors and rounding ran on a device, Card 9", roofline)
+        self.assertNotIn("Measured now", roofline)
         (self.int8 / "quantize.json").write_text('{"stages": 3}')
         self.assertIn('quantize.json: "stages" must be a list, found 3', run("report", self.int8, code=1).stderr)
         (self.int8 / "quantize.json").unlink()

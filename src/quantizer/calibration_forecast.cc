@@ -263,8 +263,11 @@ CalibrationForecast ForecastCalibration(const QuantizePlan& plan, const OutputSe
                            (spec.layers + spec.mtp_layers) * rates.attention;
   CalibrationForecast forecast;
   if (settings.gptq) {
-    forecast = {sums.hessian, sums.factor, sums.round,
-                sums.rounded * rates.forward + sums.kept * rates.forward_kept + attention + through};
+    forecast.hessian_seconds = sums.hessian;
+    forecast.factor_seconds = sums.factor;
+    forecast.round_seconds = sums.round;
+    forecast.forward_seconds =
+        sums.rounded * rates.forward + sums.kept * rates.forward_kept + attention + through;
   }
   if (settings.analyze.wanted()) {
     forecast.forward_seconds += products * rates.forward_kept + attention + through;
@@ -274,6 +277,8 @@ CalibrationForecast ForecastCalibration(const QuantizePlan& plan, const OutputSe
     // and of some experts: taken as of all.
     if (settings.gptq) {
       forecast.forward_seconds *= 2;
+      forecast.gain_hessian_seconds = forecast.hessian_seconds;
+      forecast.gain_factor_seconds = forecast.factor_seconds;
       forecast.hessian_seconds *= 2;
       forecast.factor_seconds *= 2;
     }

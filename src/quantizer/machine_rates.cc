@@ -302,6 +302,7 @@ StatusOr<MachineRates> MeasureRates(const checkpoint::Checkpoint& source, const 
   for (const Precision& precision : settings.Roundings()) {  // the slowest
     ASSIGN_OR_RETURN(RoundingSample sample, RoundingSample::Create(precision, settings.search));
     ASSIGN_OR_RETURN(const double rate, sample.Measure(ctx));
+    rates.rounds[precision.Name()] = rate;
     rates.round = rates.round > 0 ? std::min(rates.round, rate) : rate;
     rates.whole_scales |= precision.is(Scheme::kNvfp4);
   }

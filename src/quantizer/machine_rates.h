@@ -1,6 +1,7 @@
 // What this machine delivers, measured in some seconds: for a forecast before hours go into a run.
 #pragma once
 
+#include <map>
 #include <string>
 
 #include "checkpoint/checkpoint.h"
@@ -13,13 +14,14 @@ namespace moesaic::quantizer {
 struct MachineRates {
   double read = 0;      // the disk of the source, past the page cache
   double write = 0;     // the disk of the output, brought to disk
-  double round = 0;     // values from bf16 to the output's bytes, all threads
+  double round = 0;     // values from bf16 to the output's bytes, all threads, of the slowest precision
   double together = 1;  // how much longer reading and writing take at once than one after the other
   double copy = 0;      // bytes from the page cache and back, one thread; what buffered reads and writes cost
   double direct = 0;    // bytes past the page cache for a second of a processor
   double touch = 0;     // bytes of new memory that the system brings when they are touched, one thread
   bool same_disk = true;
-  bool whole_scales = false;  // rounding needs a scale of all of a linear's values (NVFP4)
+  std::map<std::string, double> rounds = {};  // `round` of each precision, by Precision::Name()
+  bool whole_scales = false;                  // rounding needs a scale of all of a linear's values (NVFP4)
 };
 
 /// `folder` is where the output would go, empty for the working folder: a file of 256 MiB is written beside

@@ -1,6 +1,9 @@
 #include "quantizer/preflight.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "quantizer/roofline.h"
 
 namespace moesaic::quantizer {
 namespace {
@@ -75,6 +78,45 @@ TEST_F(ForecastTest, WhatIsCopiedAndTouchedCounts) {
   rates.direct = 1e30;
   rates.touch = static_cast<double>(plan.work.buffer_bytes());
   EXPECT_NEAR(ForecastOf(plan, rates, true, 2).compute_seconds, 10 + 0.5, 0.1);
+}
+
+// What linears of a mix take is at the rates of their own precisions, not all at the slowest one's.
+TEST_F(ForecastTest, ARooflineRoundsEachPrecisionAtItsRate) {
+  QuantizePlan plan = Plan(Scheme::kW8A8, kOneMatrix, -1);
+  const Precision w8a8{.scheme = Scheme::kW8A8}, w4a16{.scheme = Scheme::kW4A16};
+  for (size_t i = 0; i < plan.items.size(); ++i) plan.output.items[i].precision = i < 4 ? w8a8 : w4a16;
+  plan.output.items[9].form = Form::kCopied;
+  OutputSettings settings;
+  settings.mix.options = {w8a8, w4a16};
+  MachineRates rates = Rates(1, 2, 1);
+  rates.rounds = {{w8a8.Name(), kValues}, {w4a16.Name(), kValues / 2}};
+  EXPECT_THAT(StagesAt(plan, settings, rates, nullptr), testing::ElementsAre(testing::Pair("rounding", 14)));
+}
+
+// Under GPTQ a mix's gains are measured before the rounding, in the time of its analysis.
+TEST_F(ForecastTest, ARooflineHasHessiansWhereTheRunHasThem) {
+  QuantizePlan plan = Plan(Scheme::kW8A8, kOneMatrix, -1);
+  for (ModelItem& item : plan.items) item.layer = 0;
+  OutputSettings settings;
+  settings.gptq = true;
+  settings.calibration = {.xxh3 = "", .tokens = 1 << 14, .sequences = 8, .longest = 2048};
+  CalibrationRates rates;
+  rates.hessian.product = rates.factor.product = rates.round.rows.product = 1e-12;
+  rates.forward = rates.forward_kept = rates.attention = 1e-12;
+  const auto stages = [&] {
+    const CalibrationForecast least = ForecastCalibration(plan, settings, rates);
+    const auto list = StagesAt(plan, settings, {}, &least);
+    return std::map<std::string, double>(list.begin(), list.end());
+  };
+  const auto alone = stages();
+  EXPECT_GT(alone.at("hessians"), 0);
+  EXPECT_GT(alone.at("factors"), 0);
+  settings.mix.options = {{.scheme = Scheme::kW8A8}, {.scheme = Scheme::kW4A16}};
+  const auto mixed = stages();
+  for (const char* stage : {"hessians", "factors", "rounding"}) {
+    EXPECT_DOUBLE_EQ(mixed.at(stage), alone.at(stage)) << stage;
+  }
+  EXPECT_GT(mixed.at("forward"), 2 * alone.at("forward") + alone.at("hessians") + alone.at("factors"));
 }
 
 // NVFP4's scale is of all linears that run as one: what does not fit the first's unit is read once more, and

@@ -5,8 +5,6 @@
 #include <algorithm>
 
 #include "kernels/probe.h"
-#include "quantizer/calibration_forecast.h"
-#include "quantizer/machine_rates.h"
 #include "quantizer/panel_product.h"
 #include "quantizer/verify.h"
 
@@ -26,7 +24,37 @@ CalibrationRates RatesAtPeak(double bf16, double f32, bool halves) {
   return rates;
 }
 
+// Of all linears, each at its precision's rate.
+double RoundingSeconds(const QuantizePlan& plan, const MachineRates& rates) {
+  double seconds = 0;
+  for (size_t i = 0; i < plan.items.size(); ++i) {
+    const OutputItem& output = plan.output.items[i];
+    if (output.form != Form::kRounded) continue;
+    const auto values = static_cast<double>(plan.items[i].elements());
+    const auto found = rates.rounds.find(output.precision.Name());
+    seconds += values / (found != rates.rounds.end() ? found->second : rates.round);
+  }
+  return seconds;
+}
+
 }  // namespace
+
+std::vector<std::pair<std::string, double>> StagesAt(const QuantizePlan& plan, const OutputSettings& settings,
+                                                     const MachineRates& rates,
+                                                     const CalibrationForecast* least) {
+  std::vector<std::pair<std::string, double>> stages;
+  if (!settings.gptq && rates.round > 0) stages.emplace_back("rounding", RoundingSeconds(plan, rates));
+  if (least == nullptr) return stages;
+  if (settings.gptq) {
+    stages.emplace_back("hessians", least->hessian_seconds - least->gain_hessian_seconds);
+    stages.emplace_back("factors", least->factor_seconds - least->gain_factor_seconds);
+    stages.emplace_back("rounding", least->round_seconds);
+  }
+  // Measuring a mix's gains is a part of its analysis, Hessians and factors included.
+  stages.emplace_back("forward",
+                      least->forward_seconds + least->gain_hessian_seconds + least->gain_factor_seconds);
+  return stages;
+}
 
 StatusOr<Roofline> MeasureRoofline(const checkpoint::Checkpoint& quantized,
                                    const checkpoint::Checkpoint& source, const kernels::KernelTable& kernels,
@@ -38,16 +66,14 @@ StatusOr<Roofline> MeasureRoofline(const checkpoint::Checkpoint& quantized,
   Roofline roofline;
   const double read = read_bytes / rates.read, written = written_bytes / rates.write;
   roofline.disk_seconds = rates.same_disk ? read + written : std::max(read, written);
-  double values = 0;
-  for (size_t i = 0; i < plan.items.size(); ++i) {
-    if (plan.output.items[i].form == Form::kRounded) values += static_cast<double>(plan.items[i].elements());
-  }
   roofline.rates =
       fmt::format("the disk reads {:.3g} GB/s and writes {:.3g}", 1e-9 * rates.read, 1e-9 * rates.write);
-  if (!settings.gptq && rates.round > 0) {
-    roofline.stages.emplace_back("rounding", values / rates.round);
-    roofline.rates += fmt::format("; {:.3g}M values are rounded a second", 1e-6 * rates.round);
+  if (!settings.gptq) {
+    for (const auto& [precision, rate] : rates.rounds) {
+      roofline.rates += fmt::format("; {:.3g}M values are rounded a second to {}", 1e-6 * rate, precision);
+    }
   }
+  roofline.stages = StagesAt(plan, settings, rates, nullptr);
   if (!settings.calibrated()) return roofline;
   double bf16 = 0, f32 = 0;
   for (const kernels::DotPeak& peak : kernels::MeasureDotPeaks(runtime::DetectCpu(), &pool)) {
@@ -60,12 +86,7 @@ StatusOr<Roofline> MeasureRoofline(const checkpoint::Checkpoint& quantized,
   const kernels::ExecContext ctx{.kernels = &kernels, .pool = &pool, .scratch = &scratch};
   const CalibrationForecast least =
       ForecastCalibration(plan, settings, RatesAtPeak(bf16, f32, MultipliesHalves(ctx)));
-  if (settings.gptq) {
-    roofline.stages.emplace_back("hessians", least.hessian_seconds);
-    roofline.stages.emplace_back("factors", least.factor_seconds);
-    roofline.stages.emplace_back("rounding", least.round_seconds);
-  }
-  roofline.stages.emplace_back("forward", least.forward_seconds);
+  roofline.stages = StagesAt(plan, settings, rates, &least);
   roofline.rates +=
       fmt::format("; dot products of bf16 reach {:.3g} operations a second, of f32 {:.3g}", bf16, f32);
   return roofline;

@@ -6,7 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "quantizer/output_plan.h"
+#include "quantizer/calibration_forecast.h"
+#include "quantizer/machine_rates.h"
 #include "runtime/thread_pool.h"
 
 namespace moesaic::quantizer {
@@ -20,6 +21,11 @@ struct Roofline {
   std::vector<std::pair<std::string, double>> stages;
   std::string rates;  // what it is by, in words
 };
+
+/// Roofline::stages of a run with this plan; `least`: what calibration takes, null without one.
+std::vector<std::pair<std::string, double>> StagesAt(const QuantizePlan& plan, const OutputSettings& settings,
+                                                     const MachineRates& rates,
+                                                     const CalibrationForecast* least);
 
 /// Measures this machine for some seconds, as --plan does, with a scratch file in the folder of `quantized`,
 /// which was made from `source` by moving so many bytes.

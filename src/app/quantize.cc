@@ -228,6 +228,8 @@ void PrintReport(const Options& options, const quantizer::QuantizeReport& report
   if (stream.resumed_units + stream.redone_units > 0) {
     Print("resumed: {} of {} units were done, {} were done again because their bytes were not right\n",
           stream.resumed_units, report.units, stream.redone_units);
+  } else if (report.analysis_resumed) {
+    Print("resumed: the analysis, or a part of it, was made before\n");
   }
   if (report.analysis != nullptr && report.analysis->mix) PrintMix(*report.analysis->mix);
   if (report.analysis != nullptr) PrintAnalysis(options, *report.analysis, report.rounded);

@@ -20,6 +20,9 @@ class Fields {
   void Read(const json& from, const char* key, std::string* to) {
     if (const json* value = Find(from, key, &json::is_string, "text")) *to = value->get<std::string>();
   }
+  void Read(const json& from, const char* key, bool* to) {
+    if (const json* value = Find(from, key, &json::is_boolean, "true or false")) *to = value->get<bool>();
+  }
   const json* Object(const json& from, const char* key) {
     return Find(from, key, &json::is_object, "an object");
   }
@@ -100,6 +103,7 @@ StatusOr<QuantizeRecord> ParseQuantizeRecord(const std::string& text, const std:
   fields.Read(record, "seconds", &run.seconds);
   fields.Read(record, "units", &run.units);
   fields.Read(record, "resumed_units", &run.resumed_units);
+  fields.Read(record, "resumed_analysis", &run.resumed_analysis);
   if (const json* bytes = fields.Object(record, "bytes")) {
     fields.Read(*bytes, "source", &run.source_bytes);
     fields.Read(*bytes, "output", &run.output_bytes);

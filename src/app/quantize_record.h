@@ -29,7 +29,8 @@ struct QuantizeRecord {
   /// Bytes moved and times are of the process that ended the run: of `units` less those that were done
   /// before.
   std::optional<double> units, resumed_units;
-  bool resumed() const { return resumed_units.value_or(0) > 0; }
+  bool resumed_analysis = false;  // all of the analysis, or a part of it, was made before as well
+  bool resumed() const { return resumed_units.value_or(0) > 0 || resumed_analysis; }
   /// Whether times are those of all the work, and of this program's own: else a processor's rates say nothing
   /// of them.
   bool has_roofline() const { return !resumed() && device.empty(); }

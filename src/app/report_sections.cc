@@ -308,6 +308,9 @@ void AddRoofline(const QuantizeRecord& run, const quantizer::Roofline& roofline,
 
 // Why a run's times are of a part of its work.
 std::string Resumed(const QuantizeRecord& run) {
+  if (run.resumed_units.value_or(0) == 0) {
+    return "the time of the analysis is what was left of it when the run went on; the rest was done before.";
+  }
   return fmt::format(
       "times and bytes moved are of the units that were left when the run went on; {:.0f}{} were done "
       "before.",

@@ -91,6 +91,21 @@ TEST(ReportTest, ARunThatWentOnHasNoShareOfTheWhole) {
   EXPECT_THAT(text, Not(HasSubstr("2000 %")));
 }
 
+TEST(ReportTest, NorHasOneThatFoundItsAnalysis) {
+  ReportInput input{.folder = "out"};
+  input.run = *ParseQuantizeRecord(R"({"seconds":2, "stages":[{"name":"analysis","seconds":0.01}], "units":10,
+    "resumed_units":0, "resumed_analysis":true})",
+                                   "f");
+  input.roofline = {.disk_seconds = 5, .stages = {{"forward", 20}}, .rates = "so fast"};
+  const std::string text = ReportMarkdown(MakeReport(input));
+  EXPECT_FALSE(input.run->has_roofline());
+  EXPECT_THAT(text, HasSubstr("Not measured: the time of the analysis is what was left of it"));
+  EXPECT_THAT(text, HasSubstr("Of a part: the time of the analysis"));
+  EXPECT_THAT(text, Not(HasSubstr("so fast")));
+  input.run = *ParseQuantizeRecord(R"({"resumed_units":0, "resumed_analysis":false})", "f");
+  EXPECT_TRUE(input.run->has_roofline());
+}
+
 TEST(ReportTest, ADevicesTimesAreNotHeldAgainstTheProcessor) {
   ReportInput input{.folder = "out"};
   input.run = *ParseQuantizeRecord(kRun, "f");
@@ -135,6 +150,7 @@ TEST(QuantizeRecordTest, RefusesFieldsOfAnotherType) {
        {std::pair(R"({"stages":{}})", "\"stages\" must be a list, found {}"),
         std::pair(R"({"linears":[{"tokens":"many"}]})", "\"tokens\" must be a number, found \"many\""),
         std::pair(R"({"stages":[1]})", "\"stages\" must be a list of objects, found 1"),
+        std::pair(R"({"resumed_analysis":1})", "\"resumed_analysis\" must be true or false, found 1"),
         std::pair("[]", "f:")}) {
     const auto run = ParseQuantizeRecord(text, "f");
     EXPECT_THAT(Message(run.status()), HasSubstr(expected)) << text;

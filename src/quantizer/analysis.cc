@@ -285,6 +285,7 @@ StatusOr<Analysis> Analyze(const kernels::ExecContext& ctx, const Checkpoint& so
   int saved_layers = 0;
   if (!run.folder.empty()) {
     ASSIGN_OR_RETURN(saved_layers, RestoreWalk(run, spec, stream, &analyst));
+    if (saved_layers > 0 && run.resumed != nullptr) *run.resumed = true;
   }
   Clock::time_point saved = Clock::now();
   const int layers = spec.layers + spec.mtp_layers;

@@ -86,6 +86,7 @@ struct AnalysisRun {
   /// they were saved with this key. Empty: none.
   std::string folder, key;
   double save_seconds = 30;
+  bool* resumed = nullptr;  // becomes true where it went on from such a state; null: nobody asks
 };
 
 /// Walks `sequences` through `source`, whose linears are `linears`.

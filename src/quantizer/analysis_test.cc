@@ -142,8 +142,12 @@ TEST_F(AnalysisTest, GoesOnFromWhereverItWasStopped) {
       analyzed += at.stage.starts_with("analyzing") ? 1 : 0;
       return true;
     };
+    const bool saved = fs::exists(folder_.Path(out) + "/" + kAnalysisFile) ||
+                       fs::exists(folder_.Path(out) + "/" + kAnalysisStateFile);
     const StatusOr<QuantizeReport> again = Run(source, out);
     ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_EQ(again->analysis_resumed, saved) << "its time is of a part";
+    EXPECT_EQ(again->Json(options_.output)["resumed_analysis"].get<bool>(), saved);
     EXPECT_EQ(analyzed > 0, within) << "once it is whole it is not made again";
     after += within ? 0 : 1;
     less += analyzed < whole ? 1 : 0;

@@ -24,6 +24,8 @@ struct MixState {
   int pass_end = 0, pass_layer = 0;
   nlohmann::ordered_json lanes;
   std::map<std::string, std::string> files;  // XXH3 of hidden states, by the file's name
+
+  bool any() const { return gain_layers > 0 || layers > 0 || pass_end > 0; }
 };
 
 /// Of a state that has something else of `unit` than this program would measure under the same key.

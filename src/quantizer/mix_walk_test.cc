@@ -10,6 +10,7 @@
 
 #include "models/model_info.h"
 #include "models/weight_decl.h"
+#include "quantizer/hidden_state.h"
 #include "quantizer/lane_losses.h"
 #include "quantizer/test_quantize.h"
 #include "quantizer/weight_rows.h"
@@ -236,12 +237,14 @@ TEST_F(MixWalkTest, GoesOnFromWhereverItWasStopped) {
       }
       EXPECT_EQ(first.status().code(), StatusCode::kCancelled) << first.status();
       const bool chosen = fs::exists(folder_.Path(out) + "/" + kAnalysisFile);
+      const bool saved = chosen || fs::exists(folder_.Path(out) + "/" + kMixStateFile);
       options_.progress = [&](const QuantizeProgress& at) {
         measured += at.stage.starts_with("measuring") ? 1 : 0;
         return true;
       };
       const StatusOr<QuantizeReport> second = Run(source, out);
       ASSERT_TRUE(second.ok()) << second.status();
+      EXPECT_EQ(second->analysis_resumed, saved) << "stopped after " << stop;
       EXPECT_EQ(measured == 0, chosen) << "once it is chosen it is not measured again";
       EXPECT_EQ(FilesOf(folder_.Path(out)), expected) << "stopped after " << stop;
     }

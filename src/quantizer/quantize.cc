@@ -182,7 +182,7 @@ StatusOr<QuantizePlan> Begin(const checkpoint::Checkpoint& source, const Quantiz
 StatusOr<Analysis> Decide(const checkpoint::Checkpoint& source, const QuantizePlan& plan,
                           const QuantizeOptions& options, const kernels::KernelTable& kernels,
                           runtime::ThreadPool& pool, const std::string& folder, const std::string& key,
-                          MixStore& store, MixState from) {
+                          MixStore& store, MixState from, bool* resumed) {
   const OutputSettings& settings = options.output;
   runtime::Arena scratch;
   const kernels::ExecContext ctx{.kernels = &kernels, .pool = &pool, .scratch = &scratch};
@@ -195,6 +195,7 @@ StatusOr<Analysis> Decide(const checkpoint::Checkpoint& source, const QuantizePl
   if (settings.mix.wanted()) {
     Analysis analysis;
     analysis.folding = Folding(plan.spec.sandwich_norm);
+    *resumed = from.any();
     ASSIGN_OR_RETURN(analysis.mix,
                      MeasureMix(ctx, source, plan.spec, plan.items, settings, plan.passes, plan.units,
                                 options.calibration, {tell("measuring"), &store, std::move(from)}));
@@ -213,7 +214,8 @@ StatusOr<Analysis> Decide(const checkpoint::Checkpoint& source, const QuantizePl
                   .part_rows = plan.limits.part_rows,
                   .folder = folder,
                   .key = key,
-                  .save_seconds = options.save_seconds});
+                  .save_seconds = options.save_seconds,
+                  .resumed = resumed});
 }
 
 // All that a mix's losses depend on. All runs have the same keys here but for those that only GPTQ has.
@@ -232,11 +234,12 @@ ordered_json MixKeyOf(const checkpoint::Checkpoint& source, const OutputSettings
   return key;
 }
 
-// The analysis that `options` want, of the folder if it is there already.
+// The analysis that `options` want, of the folder if it is there already; and whether any of it was.
 StatusOr<std::shared_ptr<const Analysis>> FindAnalysis(const checkpoint::Checkpoint& source,
                                                        const QuantizeOptions& options,
                                                        const kernels::KernelTable& kernels,
-                                                       runtime::ThreadPool& pool, const std::string& folder) {
+                                                       runtime::ThreadPool& pool, const std::string& folder,
+                                                       bool* resumed) {
   const OutputSettings& settings = options.output;
   const std::string path = folder + "/" + kAnalysisFile;
   const std::string key = FingerprintOf(source) + KernelsOf(kernels) + settings.Json().dump();
@@ -244,6 +247,7 @@ StatusOr<std::shared_ptr<const Analysis>> FindAnalysis(const checkpoint::Checkpo
                    models::SpecFromConfig(source.config(), models::ConfigFile(source)));
   StatusOr<Analysis> found = Analysis::Load(path, key, spec.sandwich_norm);
   if (!found.ok() && found.status().code() != StatusCode::kNotFound) return found.status();
+  *resumed = found.ok();
   if (!found.ok()) {
     // A mix is planned for what is left to be measured.
     MixStore store(folder, MixKeyOf(source, settings, kernels), options.save_seconds);
@@ -257,7 +261,7 @@ StatusOr<std::shared_ptr<const Analysis>> FindAnalysis(const checkpoint::Checkpo
     const int64_t walked = settings.gptq || settings.analyze.wanted() ? StateBytes(plan.spec, settings) : 0;
     const int64_t lanes = MixStateBytes(plan.spec, settings, plan.passes);
     RETURN_IF_ERROR(CheckDisk(folder, plan.output.shards, std::max(walked, lanes)));
-    found = Decide(source, plan, options, kernels, pool, folder, key, store, std::move(from));
+    found = Decide(source, plan, options, kernels, pool, folder, key, store, std::move(from), resumed);
     RETURN_IF_ERROR(found.status());
     RETURN_IF_ERROR(found->Save(path, key));
   }
@@ -267,7 +271,7 @@ StatusOr<std::shared_ptr<const Analysis>> FindAnalysis(const checkpoint::Checkpo
 
 Status AddAnalysis(const checkpoint::Checkpoint& source, const kernels::KernelTable& kernels,
                    runtime::ThreadPool& pool, const std::string& folder, const Journal& journal,
-                   QuantizeOptions* options) {
+                   QuantizeOptions* options, bool* resumed) {
   if (!options->output.mix.wanted()) RETURN_IF_ERROR(MixStore::CheckNone(folder));
   if (!options->output.analyzed()) return OkStatus();
   if (!journal.header().is_null()) {  // another one's analysis stays
@@ -281,7 +285,7 @@ Status AddAnalysis(const checkpoint::Checkpoint& source, const kernels::KernelTa
         journal,
         {{"source", FingerprintOf(source)}, {"settings", settings.Json()}, {"kernels", KernelsOf(kernels)}}));
   }
-  ASSIGN_OR_RETURN(options->output.analysis, FindAnalysis(source, *options, kernels, pool, folder));
+  ASSIGN_OR_RETURN(options->output.analysis, FindAnalysis(source, *options, kernels, pool, folder, resumed));
   options->output.analysis_xxh3 = options->output.analysis->Checksum();
   return OkStatus();
 }
@@ -315,6 +319,7 @@ ordered_json QuantizeReport::Json(const OutputSettings& settings) const {
   if (analysis != nullptr && settings.analyze.wanted()) json["analysis"] = analysis->Json();
   if (analysis != nullptr && analysis->mix) json["mix"] = analysis->mix->Json();
   if (!device.empty()) json["device"] = device;
+  if (settings.analyzed()) json["resumed_analysis"] = analysis_resumed;
   json["resumed_layers"] = c.resumed_layers;
   json["units"] = units;
   json["resumed_units"] = stream.resumed_units;
@@ -340,7 +345,8 @@ StatusOr<QuantizeReport> Quantize(const checkpoint::Checkpoint& source, const Qu
   std::unique_ptr<GptqStage> stage;  // of GPTQ
   StatusOr<QuantizePlan> planned = Cancelled("");
   const Clock::time_point analyzing = Clock::now();
-  if (Status analyzed = AddAnalysis(source, kernels, pool, folder, *journal, &options); analyzed.ok()) {
+  Status analyzed = AddAnalysis(source, kernels, pool, folder, *journal, &options, &report.analysis_resumed);
+  if (analyzed.ok()) {
     report.analysis_seconds = options.output.analysis == nullptr ? 0 : Since(analyzing);
     planned = Begin(source, options, kernels, folder, *journal, &stage);
   } else {

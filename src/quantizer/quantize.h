@@ -21,6 +21,7 @@ struct QuantizeReport {
   CalibrationReport calibration;                  // of GPTQ
   std::shared_ptr<const Analysis> analysis;       // or null
   double analysis_seconds = 0;                    // of this run
+  bool analysis_resumed = false;  // a run before this one had made the analysis, or a part of it
   double seconds = 0;
   int64_t peak_bytes = 0;  // resident
   std::string io;          // AsyncFiles::backend()

@@ -237,9 +237,12 @@ void PrintReport(const Options& options, const quantizer::QuantizeReport& report
   if (!report.device.empty()) Print("device: {}\n", report.device);
   const auto moved = static_cast<double>(stream.read_bytes + stream.written_bytes);
   const auto least = static_cast<double>(report.source_bytes + report.output_bytes);
-  // Of a run that went on these bytes are a part, and the least is of the whole.
+  // Of a run that went on these bytes are a part, and the least is of the whole; what an analysis reads is
+  // not counted.
   const std::string of_least = stream.resumed_units > 0 ? " for the units that were left"
-                                                        : fmt::format(", {:.3f} of the least", moved / least);
+                               : report.analysis != nullptr
+                                   ? " beside what the analysis read"
+                                   : fmt::format(", {:.3f} of the least", moved / least);
   Print(
       "{}: {} read, {} written{} ({}/s together); {:.1f} s computing, {:.1f} s waiting for reads, {:.1f} s "
       "for writes\n",

@@ -93,6 +93,7 @@ StatusOr<QuantizeRecord> ParseQuantizeRecord(const std::string& text, const std:
     fields.Read(*linear, "of_nearest", &to.of_nearest);
     fields.Read(*linear, "damping", &to.damping);
   }
+  run.analyzed = record.contains("analysis") || record.contains("mix");
   if (const json* mix = fields.Object(record, "mix")) {
     StatusOr<quantizer::Mix> parsed = quantizer::Mix::FromJson(nlohmann::ordered_json(*mix));
     if (!parsed.ok()) return Annotate(parsed.status(), file);

@@ -26,6 +26,7 @@ struct QuantizeRecord {
   std::vector<Linear> linears;
   std::optional<quantizer::Mix> mix;
   std::optional<double> peak_bytes, seconds, source_bytes, output_bytes, read_bytes, written_bytes;
+  bool analyzed = false;  // an analysis came before; what it read of the source is not in read_bytes
   /// Bytes moved and times are of the process that ended the run: of `units` less those that were done
   /// before.
   std::optional<double> units, resumed_units;

@@ -302,8 +302,9 @@ void AddRoofline(const QuantizeRecord& run, const quantizer::Roofline& roofline,
   section->table.push_back(row("processor, of the run", least, run.seconds.value_or(0)));
   section->table.push_back(row("disk, of the run", roofline.disk_seconds, run.seconds.value_or(0)));
   section->notes.push_back(fmt::format(
-      "Measured now, on this machine: {}. A source in the page cache is read faster than the disk is.",
-      roofline.rates));
+      "Measured now, on this machine: {}. A source in the page cache is read faster than the disk is.{}",
+      roofline.rates,
+      run.analyzed ? " What the analysis read of the source is not in the disk's seconds." : ""));
 }
 
 // Why a run's times are of a part of its work.
@@ -335,6 +336,15 @@ ReportSection RooflineSection(const ReportInput& input) {
   return section;
 }
 
+// What was moved of the least that there is, where all that was moved is known.
+std::string ShareMoved(const QuantizeRecord& run) {
+  if (run.analyzed) return " by the waves, beside what the analysis read of the source";
+  const double least = run.source_bytes.value_or(0) + run.output_bytes.value_or(0);
+  if (run.resumed() || !run.source_bytes || !run.output_bytes || least <= 0) return "";
+  return fmt::format(", {:.3f} of the least that there is to move",
+                     (*run.read_bytes + *run.written_bytes) / least);
+}
+
 ReportSection Time(const ReportInput& input) {
   const QuantizeRecord& run = *input.run;
   ReportSection section{.title = "Time"};
@@ -349,12 +359,8 @@ ReportSection Time(const ReportInput& input) {
   if (run.peak_bytes)
     section.notes.push_back(fmt::format("At most {} were resident.", Bytes(*run.peak_bytes)));
   if (run.read_bytes && run.written_bytes) {
-    section.notes.push_back(fmt::format(
-        "{} were read and {} written{}.", Bytes(*run.read_bytes), Bytes(*run.written_bytes),
-        !run.resumed() && run.source_bytes && run.output_bytes && *run.source_bytes + *run.output_bytes > 0
-            ? fmt::format(", {:.3f} of the least that there is to move",
-                          (*run.read_bytes + *run.written_bytes) / (*run.source_bytes + *run.output_bytes))
-            : ""));
+    section.notes.push_back(fmt::format("{} were read and {} written{}.", Bytes(*run.read_bytes),
+                                        Bytes(*run.written_bytes), ShareMoved(run)));
   }
   if (run.resumed()) section.notes.push_back("Of a part: " + Resumed(run));
   return section;

@@ -106,6 +106,23 @@ TEST(ReportTest, NorHasOneThatFoundItsAnalysis) {
   EXPECT_TRUE(input.run->has_roofline());
 }
 
+TEST(ReportTest, NoShareOfTheLeastWhereAnAnalysisReadTheSourceToo) {
+  ReportInput input{.folder = "out"};
+  for (const char* analysis : {R"("analysis":[])", R"("mix":{"units":[],"routers":[]})"}) {
+    const auto run = ParseQuantizeRecord(
+        fmt::format(R"({{"seconds":2, "bytes":{{"source":100,"output":30,"read":100,"written":30}}, {}}})",
+                    analysis),
+        "f");
+    ASSERT_TRUE(run.ok()) << run.status();
+    input.run = *run;
+    input.roofline = {.disk_seconds = 5, .stages = {{"forward", 20}}, .rates = "so fast"};
+    const std::string text = ReportMarkdown(MakeReport(input));
+    EXPECT_THAT(text, HasSubstr("100 B were read and 30 B written by the waves, beside what the analysis"));
+    EXPECT_THAT(text, HasSubstr("What the analysis read of the source is not in the disk's seconds."));
+    EXPECT_THAT(text, Not(HasSubstr("of the least")));
+  }
+}
+
 TEST(ReportTest, ADevicesTimesAreNotHeldAgainstTheProcessor) {
   ReportInput input{.folder = "out"};
   input.run = *ParseQuantizeRecord(kRun, "f");

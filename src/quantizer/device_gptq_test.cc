@@ -5,11 +5,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <filesystem>
 
 #include "kernels/cuda/test_device.h"
 #include "quantizer/test_gptq.h"
 #include "quantizer/test_quantize.h"
+#include "runtime/memory.h"
 
 namespace moesaic::quantizer {
 namespace {
@@ -464,6 +466,26 @@ TEST_F(DeviceRunTest, PlansToGoOnWithFullMemory) {
   plan = PlanQuantize(**source, options_);
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->limits.slab_values, 1 << 20) << "nor more than it was begun with";
+}
+
+// As opening a card may, and as the peak that the kernel counts at the end would have it.
+TEST_F(DeviceRunTest, RefusesToBeginBelowWhatWasResidentAlready) {
+  TestDevice device;
+  options_.device = &device;
+  {
+    const auto taken = *runtime::Buffer::Allocate(size_t{512} << 20, false);
+    std::memset(taken.data(), 1, taken.size());
+  }
+  const int64_t peak = runtime::MeasureResidentMemory().peak;
+  options_.memory = peak - (int64_t{1} << 20);
+  const Status refused = Run(Golden("kimi-k2"), "out").status();
+  EXPECT_EQ(refused.code(), StatusCode::kResourceExhausted);
+  EXPECT_THAT(Message(refused), HasSubstr(fmt::format("too little: {} were resident already", peak)));
+  EXPECT_FALSE(std::filesystem::exists(folder_.Path("out")));
+  options_.memory = peak + (int64_t{64} << 20);
+  const auto report = Run(Golden("kimi-k2"), "out");
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_LE(report->peak_bytes, options_.memory);
 }
 
 TEST_F(DeviceRunTest, ADeviceThatIsTooSmallLeavesNothing) {

@@ -117,6 +117,13 @@ StatusOr<QuantizePlan> PlanQuantize(const checkpoint::Checkpoint& source, const 
         "--memory {} is too little to go on with a run that was begun with more: {} are needed",
         options.memory, plan.work.bytes() + taken);
   }
+  // Opening a card may take more for a while than it keeps, and the kernel counts a process's peak from its
+  // beginning: the run would be complete, and an error.
+  const int64_t peak = runtime::MeasureResidentMemory().peak;
+  if (options.device != nullptr && peak > options.memory) {
+    return ResourceExhausted("--memory {} is too little: {} were resident already, opening {} included",
+                             options.memory, peak, options.device->info().name);
+  }
   return plan;
 }
 

@@ -8,7 +8,8 @@
 
 namespace moesaic::quantizer {
 
-/// What calibration may hold at once. Results do not depend on it, to the bit; less takes longer.
+/// What calibration may hold at once; less takes longer. Results do not depend on it, to the bit; only those
+/// of a device depend on slab_values, which decides the shapes of its products.
 struct CalibrationLimits {
   int part_rows = 2048;                    // CalibrationStream::part_rows()
   int64_t slab_values = int64_t{1} << 24;  // rounded at once (SlabRows)

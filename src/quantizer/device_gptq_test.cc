@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cstring>
 #include <filesystem>
 
@@ -394,17 +395,42 @@ TEST_F(DeviceRunTest, GoesOnOnTheSameDeviceAlone) {
   EXPECT_THAT(Message(Run(source, "host").status()), HasSubstr("another device"));
 }
 
+// A device that sums in parts whose length is the shape's, as a library may, each cut to four bits, so that
+// some of few codes differ and not a loss's last digits alone.
+class ShapedDevice final : public TestDevice {
+ public:
+  Status Gemm(const kernels::DeviceGemm& gemm) override {
+    if (gemm.a_turned) return TestDevice::Gemm(gemm);
+    const int most = gemm.n / 8;
+    for (int done = 0; done < gemm.depth; done += most) {
+      kernels::DeviceGemm part = gemm;
+      part.depth = std::min(most, gemm.depth - done);
+      part.a += done;
+      part.b += done * gemm.b_stride;
+      part.accumulate |= done > 0;
+      RETURN_IF_ERROR(TestDevice::Gemm(part));
+      for (int64_t i = 0; i < gemm.m; ++i) {
+        for (float& sum : std::span(gemm.c + i * gemm.c_stride, static_cast<size_t>(gemm.n))) {
+          sum = std::bit_cast<float>(std::bit_cast<uint32_t>(sum) & 0xfff00000U);
+        }
+      }
+    }
+    return OkStatus();
+  }
+};
+
 // What is taken over of a run decides, not what this one's memory and threads would choose.
 TEST_F(DeviceRunTest, GoesOnWithAsManyRowsAtOnceAsItWasBegunWith) {
-  TestDevice device;
+  ShapedDevice device;
   options_.device = &device;
-  const std::string source = Golden("kimi-k2");
+  const std::string source = Golden("deepseek-v3-fp8");  // of more inputs than one block
   CalibrationLimits fewer;
   fewer.slab_values = 1 << 13;
   options_.limits = fewer;
-  options_.sizes.unit_bytes = 1 << 16;
+  options_.sizes.unit_bytes = 1 << 20;  // that cut no linear, so that the limits alone do
   ASSERT_TRUE(Run(source, "whole").ok());
   Stop(source, "out");
+  Stop(source, "more");
   options_.limits.reset();
   options_.sizes = {};
   options_.memory = int64_t{1} << 20;
@@ -414,6 +440,15 @@ TEST_F(DeviceRunTest, GoesOnWithAsManyRowsAtOnceAsItWasBegunWith) {
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ(again->calibration.resumed_layers, 1);
   EXPECT_EQ(FilesOf(folder_.Path("out")), FilesOf(folder_.Path("whole")));
+  // And with more it would not be: what the comparison above is worth.
+  const std::string path = folder_.Path("more") + "/" + kJournalFile;
+  std::string journal = FilesOf(folder_.Path("more")).at(kJournalFile);
+  const std::string said = R"("slab_values":8192)";
+  ASSERT_THAT(journal, HasSubstr(said));
+  journal.replace(journal.find(said), said.size(), R"("slab_values":16777216)");
+  std::ofstream(path, std::ios::binary) << journal;
+  ASSERT_TRUE(Run(source, "more", 3).ok());
+  EXPECT_TRUE(FilesOf(folder_.Path("more")) != FilesOf(folder_.Path("whole")));
 }
 
 // Where a new run would round fewer rows at once, as its memory is just too little for all.
@@ -434,6 +469,7 @@ TEST_F(DeviceRunTest, PlansToGoOnWithFullMemory) {
   options_.output.calibration = {.xxh3 = "", .tokens = 1 << 15, .sequences = 64, .longest = 512};
   const int64_t most = CalibrationLimits().slab_values, all = int64_t{64} << 30;
   options_.memory = all;
+  options_.threads = 2;
   StatusOr<QuantizePlan> plan = PlanQuantize(**source, options_);
   ASSERT_TRUE(plan.ok()) << plan.status();
   ASSERT_EQ(plan->limits.slab_values, most);
@@ -451,16 +487,16 @@ TEST_F(DeviceRunTest, PlansToGoOnWithFullMemory) {
   plan = PlanQuantize(**source, options_);
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->limits.slab_values, most);
+  options_.sizes = full;
   for (const int threads : {1, 7}) {
     options_.threads = threads;
-    options_.sizes = full;
     plan = PlanQuantize(**source, options_);
-    if (plan.ok()) {
-      EXPECT_EQ(plan->limits.slab_values, most);
-    } else {
-      EXPECT_THAT(Message(plan.status()), HasSubstr("too little to go on"));
-    }
+    ASSERT_TRUE(plan.ok()) << threads << ": " << plan.status();
+    EXPECT_EQ(plan->limits.slab_values, most);
   }
+  options_.threads = 256;  // whose scratch memory alone is more
+  EXPECT_THAT(Message(PlanQuantize(**source, options_).status()), HasSubstr("too little to go on"));
+  options_.threads = 2;
   options_.memory = all;
   options_.slab_values = 1 << 20;
   plan = PlanQuantize(**source, options_);

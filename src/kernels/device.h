@@ -29,8 +29,8 @@ struct DeviceGemm {
   bool accumulate = false;
 };
 
-/// Kernels of cuda/gptq.cu, each with the arguments of its name (cuda/gptq_args.h). Those of rounding stand
-/// in the order of NumberGrid.
+/// Kernels of cuda/gptq.cu, each with the arguments of its name (cuda/gptq_args.h); gptq_steps.h calls them.
+/// Those of rounding stand in the order of NumberGrid.
 enum class DeviceKernel : uint8_t {
   kOrderMatrix,
   kTurnFactor,

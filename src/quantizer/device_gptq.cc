@@ -6,13 +6,12 @@
 
 #include "base/check.h"
 #include "base/round.h"
-#include "kernels/cuda/gptq_args.h"
+#include "kernels/gptq_steps.h"
 
 namespace moesaic::quantizer {
 namespace {
 
-using kernels::DeviceKernel;
-using kernels::cuda::kBlockRows;
+using kernels::kDeviceBlockRows;
 
 constexpr int kBlock = kFactorBlock;
 constexpr int kLossRows = 2 * kOfNearestRows;
@@ -26,7 +25,7 @@ constexpr int64_t kLibraryBytes = int64_t{512} << 20;
 // Of a shape without rows, which has no scales.
 constexpr Grid kAnyGrid{GridKind::kInt8Channel, 0};
 
-static_assert(kBlock == kernels::cuda::kBlockColumns);
+static_assert(kBlock == kernels::kDeviceBlockColumns);
 
 int PaddedOf(int k) { return base::RoundUp(k, kBlock); }
 
@@ -51,7 +50,7 @@ class Scratch {
 
 StatusOr<DeviceGptq::Sizes> DeviceGptq::SizesOf(kernels::Device& device, const Shape& shape) {
   constexpr int64_t kFloat = sizeof(float), kHalf = sizeof(uint16_t);
-  const int64_t k = shape.k, padded = PaddedOf(shape.k), rows = base::RoundUp(shape.n, kBlockRows);
+  const int64_t k = shape.k, padded = PaddedOf(shape.k), rows = base::RoundUp(shape.n, kDeviceBlockRows);
   if (padded > kernels::kMostCholesky) {
     return Unimplemented(
         "a linear of {} inputs is too wide for {}, whose library factors up to {}: leave --device out", k,
@@ -110,11 +109,6 @@ Status DeviceGptq::CheckFits(const Shape& shape) const {
     }
   }
   return OkStatus();
-}
-
-Status DeviceGptq::Launch(DeviceKernel kernel, int64_t threads, const void* arguments) {
-  constexpr int kThreads = kernels::cuda::kThreads;
-  return device_.Launch(kernel, (threads + kThreads - 1) / kThreads, kThreads, arguments);
 }
 
 Status DeviceGptq::AddTokens(const kernels::ExecContext& ctx, int k, const TokenRows& tokens) {
@@ -217,9 +211,7 @@ StatusOr<Factorizer::FromInputs> DeviceGptq::Factor(const kernels::ExecContext& 
                                                     const InputSource& inputs, const FactorOptions& options) {
   Factorizer::FromInputs result;
   RETURN_IF_ERROR(SumUp(ctx, k, inputs, &result.seen));
-  const kernels::cuda::CopyDiagonalArgs args = {
-      .sums = at<float>(kSums), .diagonal = at<float>(kDiagonal), .k = k, .k_padded = PaddedOf(k)};
-  RETURN_IF_ERROR(Launch(DeviceKernel::kCopyDiagonal, k, &args));
+  RETURN_IF_ERROR(kernels::CopyDiagonal(device_, at<float>(kSums), k, PaddedOf(k), at<float>(kDiagonal)));
   std::vector<float> squares(k);
   RETURN_IF_ERROR(device_.Download(squares.data(), at<void>(kDiagonal), k * int64_t{sizeof(float)}));
   if (std::ranges::all_of(squares, [](float square) { return square == 0; })) return result;
@@ -240,23 +232,21 @@ Status DeviceGptq::FactorSums(double weight, float mean, const FactorOptions& op
 StatusOr<bool> DeviceGptq::Attempt(double weight, float added, const FactorOptions& options) {
   if (options.watch) RETURN_IF_ERROR(options.watch());
   const int64_t size = factor_.k_padded;
-  const kernels::cuda::OrderMatrixArgs order = {.sums = at<float>(kSums),
-                                                .order = at<int>(kOrder),
-                                                .matrix = at<float>(kMatrix),
-                                                .k = factor_.k,
-                                                .k_padded = factor_.k_padded,
-                                                .scale = static_cast<float>(1 / weight),
-                                                .added = added};
-  RETURN_IF_ERROR(Launch(DeviceKernel::kOrderMatrix, size * size, &order));
+  RETURN_IF_ERROR(kernels::OrderMatrix(device_, {.sums = at<float>(kSums),
+                                                 .order = at<int>(kOrder),
+                                                 .matrix = at<float>(kMatrix),
+                                                 .k = factor_.k,
+                                                 .k_padded = factor_.k_padded,
+                                                 .scale = static_cast<float>(1 / weight),
+                                                 .added = added}));
   ASSIGN_OR_RETURN(const bool positive,
                    device_.Cholesky(at<float>(kMatrix), factor_.k_padded, at<void>(kWork)));
   if (!positive) return false;
-  const kernels::cuda::TurnFactorArgs turn = {.matrix = at<float>(kMatrix),
-                                              .panels = at<unsigned short>(kPanels),
-                                              .diagonal_blocks = at<float>(kBlocks),
-                                              .diagonal = at<float>(kDiagonal),
-                                              .k_padded = factor_.k_padded};
-  RETURN_IF_ERROR(Launch(DeviceKernel::kTurnFactor, size * size, &turn));
+  RETURN_IF_ERROR(kernels::TurnFactor(device_, {.matrix = at<float>(kMatrix),
+                                                .panels = at<uint16_t>(kPanels),
+                                                .diagonal_blocks = at<float>(kBlocks),
+                                                .diagonal = at<float>(kDiagonal),
+                                                .k_padded = factor_.k_padded}));
   // A library may let NaN pass for a root.
   std::vector<float> diagonal(static_cast<size_t>(size));
   RETURN_IF_ERROR(device_.Download(diagonal.data(), at<void>(kDiagonal), size * int64_t{sizeof(float)}));
@@ -270,7 +260,7 @@ StatusOr<QuantizedMatrix> DeviceGptq::Round(const kernels::ExecContext& ctx, con
   RETURN_IF_ERROR(CheckFits({grid, n, k}));
   ASSIGN_OR_RETURN(QuantizedMatrix result, ChooseScales(ctx, grid, rows, n, k, search));
   result.codes.resize(static_cast<size_t>(n) * k);
-  const int padded = base::RoundUp(n, kBlockRows);
+  const int padded = base::RoundUp(n, kDeviceBlockRows);
   {
     const std::vector<float> scales = ScalesByGroup(result, padded);
     RETURN_IF_ERROR(Upload(kScales, scales.data(), std::ssize(scales) * int64_t{sizeof(float)}));
@@ -279,15 +269,12 @@ StatusOr<QuantizedMatrix> DeviceGptq::Round(const kernels::ExecContext& ctx, con
   RETURN_IF_ERROR(device_.Zero(at<void>(kLosses), padded * int64_t{sizeof(float)}));
   // Before the first column there are no errors. Rows that are not there may be asked for anything.
   RETURN_IF_ERROR(device_.Zero(at<void>(kAsked), int64_t{kBlock} * padded * int64_t{sizeof(float)}));
-  const kernels::cuda::GatherWeightsArgs gather = {.weights = at<float>(kWeights),
+  RETURN_IF_ERROR(kernels::GatherWeights(device_, {.weights = at<float>(kWeights),
                                                    .order = at<int>(kOrder),
                                                    .values = at<float>(kValues),
                                                    .rows = n,
                                                    .rows_padded = padded,
-                                                   .k = k};
-  RETURN_IF_ERROR(Launch(DeviceKernel::kGatherWeights, int64_t{k} * padded, &gather));
-  const auto kernel = static_cast<DeviceKernel>(static_cast<int>(DeviceKernel::kRoundInt8) +
-                                                static_cast<int>(grid.numbers()));
+                                                   .k = k}));
   for (int begin = 0; begin < k; begin += kBlock) {
     if (begin > 0) {
       RETURN_IF_ERROR(device_.Gemm({.m = kBlock,
@@ -300,21 +287,21 @@ StatusOr<QuantizedMatrix> DeviceGptq::Round(const kernels::ExecContext& ctx, con
                                     .b_stride = padded,
                                     .c_stride = padded}));
     }
-    const kernels::cuda::RoundBlockArgs args = {.values = at<float>(kValues),
-                                                .asked = at<float>(kAsked),
-                                                .scales = at<float>(kScales),
-                                                .order = at<int>(kOrder),
-                                                .factor = at<float>(kBlocks) + int64_t{begin} * kBlock,
-                                                .errors = at<unsigned short>(kErrors),
-                                                .codes = at<unsigned char>(kCodes),
-                                                .losses = at<float>(kLosses),
-                                                .begin = begin,
-                                                .columns = std::min(kBlock, k - begin),
-                                                .rows = n,
-                                                .rows_padded = padded,
-                                                .k = k,
-                                                .group = grid.group_inputs(k)};
-    RETURN_IF_ERROR(device_.Launch(kernel, padded / kBlockRows, kBlockRows, &args));
+    RETURN_IF_ERROR(kernels::RoundColumns(device_, {.grid = grid.numbers(),
+                                                    .values = at<float>(kValues),
+                                                    .asked = at<float>(kAsked),
+                                                    .scales = at<float>(kScales),
+                                                    .order = at<int>(kOrder),
+                                                    .factor = at<float>(kBlocks) + int64_t{begin} * kBlock,
+                                                    .errors = at<uint16_t>(kErrors),
+                                                    .codes = at<uint8_t>(kCodes),
+                                                    .losses = at<float>(kLosses),
+                                                    .begin = begin,
+                                                    .columns = std::min(kBlock, k - begin),
+                                                    .rows = n,
+                                                    .rows_padded = padded,
+                                                    .k = k,
+                                                    .group = grid.group_inputs(k)}));
   }
   std::vector<float> losses(n);
   RETURN_IF_ERROR(device_.Download(result.codes.data(), at<void>(kCodes), int64_t{n} * k));

@@ -63,7 +63,6 @@ class DeviceGptq final : public GptqStage {
   Status Upload(Part part, const void* from, int64_t bytes) {
     return device_.Upload(at<void>(part), from, bytes);
   }
-  Status Launch(kernels::DeviceKernel kernel, int64_t threads, const void* arguments);
   // Sums of products of the inputs, in kSums.
   Status SumUp(const kernels::ExecContext& ctx, int k, const InputSource& inputs, TokenWeight* seen);
   Status AddTokens(const kernels::ExecContext& ctx, int k, const TokenRows& tokens);

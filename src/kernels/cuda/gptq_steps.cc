@@ -1,0 +1,72 @@
+#include "kernels/gptq_steps.h"
+
+#include "kernels/cuda/gptq_args.h"
+
+namespace moesaic::kernels {
+namespace {
+
+static_assert(kDeviceBlockColumns == cuda::kBlockColumns && kDeviceBlockRows == cuda::kBlockRows);
+
+// Of a kernel that has one thread for each of `count` elements.
+Status ForEach(Device& device, DeviceKernel kernel, int64_t count, const void* arguments) {
+  return device.Launch(kernel, (count + cuda::kThreads - 1) / cuda::kThreads, cuda::kThreads, arguments);
+}
+
+}  // namespace
+
+Status OrderMatrix(Device& device, const DeviceOrder& order) {
+  const cuda::OrderMatrixArgs args = {.sums = order.sums,
+                                      .order = order.order,
+                                      .matrix = order.matrix,
+                                      .k = order.k,
+                                      .k_padded = order.k_padded,
+                                      .scale = order.scale,
+                                      .added = order.added};
+  return ForEach(device, DeviceKernel::kOrderMatrix, int64_t{order.k_padded} * order.k_padded, &args);
+}
+
+Status TurnFactor(Device& device, const DeviceTurn& turn) {
+  const cuda::TurnFactorArgs args = {.matrix = turn.matrix,
+                                     .panels = turn.panels,
+                                     .diagonal_blocks = turn.diagonal_blocks,
+                                     .diagonal = turn.diagonal,
+                                     .k_padded = turn.k_padded};
+  return ForEach(device, DeviceKernel::kTurnFactor, int64_t{turn.k_padded} * turn.k_padded, &args);
+}
+
+Status CopyDiagonal(Device& device, const float* sums, int k, int k_padded, float* diagonal) {
+  const cuda::CopyDiagonalArgs args = {.sums = sums, .diagonal = diagonal, .k = k, .k_padded = k_padded};
+  return ForEach(device, DeviceKernel::kCopyDiagonal, k, &args);
+}
+
+Status GatherWeights(Device& device, const DeviceGather& gather) {
+  const cuda::GatherWeightsArgs args = {.weights = gather.weights,
+                                        .order = gather.order,
+                                        .values = gather.values,
+                                        .rows = gather.rows,
+                                        .rows_padded = gather.rows_padded,
+                                        .k = gather.k};
+  return ForEach(device, DeviceKernel::kGatherWeights, int64_t{gather.k} * gather.rows_padded, &args);
+}
+
+Status RoundColumns(Device& device, const DeviceRound& round) {
+  const cuda::RoundBlockArgs args = {.values = round.values,
+                                     .asked = round.asked,
+                                     .scales = round.scales,
+                                     .order = round.order,
+                                     .factor = round.factor,
+                                     .errors = round.errors,
+                                     .codes = round.codes,
+                                     .losses = round.losses,
+                                     .begin = round.begin,
+                                     .columns = round.columns,
+                                     .rows = round.rows,
+                                     .rows_padded = round.rows_padded,
+                                     .k = round.k,
+                                     .group = round.group};
+  const auto kernel =
+      static_cast<DeviceKernel>(static_cast<int>(DeviceKernel::kRoundInt8) + static_cast<int>(round.grid));
+  return device.Launch(kernel, round.rows_padded / cuda::kBlockRows, cuda::kBlockRows, &args);
+}
+
+}  // namespace moesaic::kernels

@@ -8,7 +8,7 @@ Recall (recall.py): needles, many keys, several values and counting at each of -
 `decode` (output tokens choose, document and question were read densely) and `all` (those choose too); and perplexity of
 such documents.
 Chat (english.py): needles, keys, values and words in English, asked of any model that chats, with the default dense layers,
-for each of --chat-lengths that its context holds.
+for each of --chat-lengths, all of which its context must hold.
 Retrieval: needles at every depth of a text, values of keys in a long list, and lists said again (models/moesaic-tiny's
 own generator, prompts of about 2,000 tokens that training never saw), greedy, right if equal to the last character.
 Also with a share of the mass instead of a whole budget, and with choices that several tokens read. Perplexity: every row

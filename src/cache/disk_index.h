@@ -35,7 +35,7 @@ struct DiskBlock {
   std::array<int32_t, kBlockTokens> tokens = {};
   std::string name = {};                  // its namespace; of first blocks only
   std::vector<uint64_t> layer_sums = {};  // [layers], once it is stored
-  std::vector<std::byte> digests = {};    // likewise: SlotRecord has them
+  std::vector<std::byte> digests = {};    // likewise; the disk's thread reads them while there are pins
   SlotPlace place = {};
   bool stored = false;    // else it is being written
   bool gone = false;      // nobody finds it any more; its slot is free when nobody uses it

@@ -451,7 +451,7 @@ void DiskTier::Clear() {
 DiskTierStats DiskTier::stats() const {
   DiskTierStats stats = stats_;
   stats.blocks = index_.blocks();
-  stats.bytes = index_.blocks() * format_.slot_bytes();
+  stats.bytes = index_.blocks() * (format_.slot_bytes() + format_.record_bytes());
   return stats;
 }
 

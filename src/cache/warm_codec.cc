@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/check.h"
 #include "base/round.h"
 
 namespace moesaic::cache {
@@ -119,7 +120,8 @@ void WarmCodec::Encode(const BlockView& block, int layer, std::byte* to) const {
   to += layer * layer_bytes_;
   if (exact_) {
     std::memcpy(to, keys, layout_.layer_bytes());
-    if (block.digests == nullptr) return;
+    MOESAIC_CHECK_EQ(block.digests != nullptr, layout_.digest_bytes > 0);
+    if (layout_.digest_bytes == 0) return;
     std::memcpy(to + layout_.layer_bytes(), block.digests + layer * block.digest_step,
                 layout_.digest_stride());
     return;
@@ -140,7 +142,8 @@ void WarmCodec::Decode(const std::byte* from, int layer, const BlockView& block)
   from += layer * layer_bytes_;
   if (exact_) {
     std::memcpy(keys, from, layout_.layer_bytes());
-    if (block.digests == nullptr) return;
+    MOESAIC_CHECK_EQ(block.digests != nullptr, layout_.digest_bytes > 0);
+    if (layout_.digest_bytes == 0) return;
     std::memcpy(block.digests + layer * block.digest_step, from + layout_.layer_bytes(),
                 layout_.digest_stride());
     return;

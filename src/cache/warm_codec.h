@@ -8,10 +8,11 @@
 
 namespace moesaic::cache {
 
-/// A layer of f32 or bf16 is [head][keys | values] in int8 and behind them an f32 scale for each of their columns,
-/// which are one dimension of one KV head over the block's 64 tokens: an element is `scale * q`, q in [-127,
-/// 127], off by half a scale at most, and by the pool's own rounding. Digests are not kept. A layer that is
-/// kept as it is has all its bytes, and its digests behind them.
+/// A layer of f32 or bf16 is [head][keys | values] in int8 and behind them an f32 scale for each of their
+/// columns, which are one dimension of one KV head over the block's 64 tokens: an element is `scale * q`, q
+/// in
+/// [-127, 127], off by half a scale at most, and by the pool's own rounding. Digests are not kept. A layer
+/// that is kept as it is has all its bytes, and its digests behind them.
 class WarmCodec {
  public:
   /// `exact`: blocks are kept as they are, as those of int8 always are.

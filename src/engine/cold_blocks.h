@@ -55,7 +55,7 @@ class ColdBlocks {
   int LazyPart(int blocks) const;
   /// Begins to read what belongs into the blocks behind the known ones.
   void StartLoad(Sequence& sequence);
-  /// Puts digests into the blocks behind the known ones; all else comes when it is asked for.
+  /// Puts the digests of the blocks behind the known ones beside them; all else comes when it is asked for.
   void LoadDigests(Sequence& sequence);
   /// Whether rows that read the block need the disk first: it can't be copied.
   bool IsAbsent(int32_t block) const { return lazy_.Has(block); }

@@ -41,34 +41,40 @@ std::vector<std::vector<std::byte>> RandomDigests(std::mt19937* rng, const Shape
   return digests;
 }
 
+size_t ScoreAt(int row, int block) {
+  return (size_t(row / kScoreGroup) * kStride + block) * kScoreGroup + row % kScoreGroup;
+}
+std::vector<float> RunEstimates(DigestEstimatesFn fn, const Shape& shape, const std::vector<float>& q,
+                                int rows, const std::vector<std::vector<std::byte>>& digests, float share) {
+  std::vector<const std::byte*> table;
+  for (const auto& digest : digests) table.push_back(digest.data());
+  std::vector<float> scores(ScoreAt(rows / kScoreGroup * kScoreGroup + kScoreGroup, 0) + 1, -5);
+  fn({.q = q.data(),
+      .q_stride = shape.key_dim + 8,
+      .scale = 0.3F,
+      .digests = table.data(),
+      .rows = rows,
+      .count = static_cast<int>(digests.size()),
+      .key_dim = shape.key_dim,
+      .key_split = shape.key_split,
+      .share = share,
+      .scores = scores.data(),
+      .stride = kStride,
+      .ask = BoxBytes(shape.key_dim),
+      .after = table.data(),
+      .after_count = static_cast<int>(digests.size()),
+      .after_ask = BoxBytes(shape.key_dim)});
+  return scores;
+}
+
 class EstimateTest : public testing::TestWithParam<runtime::Isa> {
  protected:
   KernelTable kernels_ = SelectKernels(*runtime::LimitTo(runtime::DetectCpu(), GetParam()));
 
-  static size_t At(int row, int block) {
-    return (size_t(row / kScoreGroup) * kStride + block) * kScoreGroup + row % kScoreGroup;
-  }
+  static size_t At(int row, int block) { return ScoreAt(row, block); }
   static std::vector<float> Run(DigestEstimatesFn fn, const Shape& shape, const std::vector<float>& q,
                                 int rows, const std::vector<std::vector<std::byte>>& digests, float share) {
-    std::vector<const std::byte*> table;
-    for (const auto& digest : digests) table.push_back(digest.data());
-    std::vector<float> scores(At(rows / kScoreGroup * kScoreGroup + kScoreGroup, 0) + 1, -5);
-    fn({.q = q.data(),
-        .q_stride = shape.key_dim + 8,
-        .scale = 0.3F,
-        .digests = table.data(),
-        .rows = rows,
-        .count = static_cast<int>(digests.size()),
-        .key_dim = shape.key_dim,
-        .key_split = shape.key_split,
-        .share = share,
-        .scores = scores.data(),
-        .stride = kStride,
-        .ask = BoxBytes(shape.key_dim),
-        .after = table.data(),
-        .after_count = static_cast<int>(digests.size()),
-        .after_ask = BoxBytes(shape.key_dim)});
-    return scores;
+    return RunEstimates(fn, shape, q, rows, digests, share);
   }
 };
 
@@ -126,6 +132,32 @@ TEST_P(EstimateTest, RowsAndBlocksAreAlone) {
                                    q.begin() + int64_t{r + 1} * row_floats);
       for (const int b : {0, 3, 15, 33, 36}) {
         EXPECT_EQ(Run(kernels_.digest_estimates, shape, one, 1, {digests[b]}, 0.2F)[0], all[At(r, b)]);
+      }
+    }
+  }
+}
+
+// Where a processor has both: docs/contracts/sparsity.md, C2.
+TEST(EstimateBitsTest, TilesAndRegistersGiveTheSame) {
+  const runtime::CpuFeatures cpu = runtime::DetectCpu();
+  if (!cpu.Has(runtime::Isa::kAmx)) GTEST_SKIP() << "this processor has no AMX";
+  const auto fn_of = [&](runtime::Isa isa) {
+    return SelectKernels(*runtime::LimitTo(cpu, isa)).digest_estimates;
+  };
+  const DigestEstimatesFn tiles = fn_of(runtime::Isa::kAmx), registers = fn_of(runtime::Isa::kAvx512Vnni);
+  ASSERT_NE(tiles, registers);
+  std::mt19937 rng(6);
+  for (const Shape& shape : kShapes) {
+    for (const int rows : {1, 8, 9, 16, 40}) {
+      const std::vector<float> q = RandomValues(&rng, size_t(rows) * (shape.key_dim + 8), 1);
+      const auto digests = RandomDigests(&rng, shape);
+      for (const float share : {0.0F, 0.2F}) {
+        const std::vector<float> ours = RunEstimates(tiles, shape, q, rows, digests, share);
+        const std::vector<float> others = RunEstimates(registers, shape, q, rows, digests, share);
+        for (int r = 0; r < rows; ++r) {
+          for (int b = 0; b < kBlocks; ++b)
+            ASSERT_EQ(ours[ScoreAt(r, b)], others[ScoreAt(r, b)]) << shape.key_dim;
+        }
       }
     }
   }

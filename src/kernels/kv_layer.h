@@ -6,7 +6,7 @@
 
 namespace moesaic::kernels {
 
-/// Bytes of one KV head's digest in a block.
+/// Bytes of one KV head's digest of a block.
 inline int64_t DigestBytes(const KvLayer& cache) {
   return DigestBytes(cache.key_dim, KeySplit(cache), cache.sketches);
 }

@@ -180,12 +180,12 @@ struct DigestEstimates {
   const std::byte* const* digests;  // [count]
   int rows;                         // 1..kMostEstimateRows
   int count;
-  int key_dim, key_split;
-  float share;     // of the spread, as DigestScores has it, that is added to the center's product
+  int key_dim, key_split;  // multiples of 8, key_dim at most kMostDigestDim
+  float share;             // of the spread, as DigestScores has it, that is added to the center's product
   float* scores;   // out [ceil(rows / 16)][stride][16]; NaN of a digest that has one. Idle ones are anything
   int64_t stride;  // blocks, >= count
-  // Bytes from each digest on that are not in a cache yet, nor on their way: this head's and those of heads
-  // whose turn comes next. 0: none.
+  // What kernels may ask memory for, each in its way or not at all. Bytes from each digest on that are not in
+  // a cache yet, nor on their way: this head's and those of heads whose turn comes next. 0: none.
   int64_t ask;
   // Digests that this worker scores next, of as many dimensions, and likewise of them.
   const std::byte* const* after;

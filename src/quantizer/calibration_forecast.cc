@@ -1,13 +1,16 @@
 #include "quantizer/calibration_forecast.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
+#include <string_view>
 
 #include "layers/linear.h"
 #include "quantizer/calibrated_run.h"
 #include "quantizer/calibration_memory.h"
 #include "quantizer/checksum.h"
 #include "quantizer/gptq.h"
+#include "quantizer/mix_gain.h"
 #include "quantizer/mix_passes.h"
 #include "quantizer/stopwatch.h"
 
@@ -243,6 +246,18 @@ class Counter {
   Sums sums_;
 };
 
+// Whether measuring a mix's gains looks at it: MTP modules it leaves alone.
+bool IsSampled(const ModelItem& item, const models::DecoderSpec& spec) {
+  if (spec.mtp_layers > 0 && item.layer >= spec.layers) return false;
+  constexpr std::string_view kExperts = ".experts.";
+  const size_t at = item.name.find(kExperts);
+  if (!item.routed || at == std::string::npos) return true;
+  int expert = 0;
+  const char* const digits = item.name.data() + at + kExperts.size();
+  std::from_chars(digits, item.name.data() + item.name.size(), expert);
+  return StandsForExperts(expert, spec.moe.experts);
+}
+
 }  // namespace
 
 CalibrationForecast ForecastCalibration(const QuantizePlan& plan, const OutputSettings& settings,
@@ -273,14 +288,17 @@ CalibrationForecast ForecastCalibration(const QuantizePlan& plan, const OutputSe
     forecast.forward_seconds += products * rates.forward_kept + attention + through;
   }
   if (settings.mix.wanted()) {
-    // Under GPTQ all tokens go through the model once more, for Hessians and factors of attention's linears
-    // and of some experts: taken as of all.
+    // Under GPTQ all tokens go through the model once more, for Hessians and factors of what is sampled.
     if (settings.gptq) {
+      Counter sampled(plan, settings, rates);
+      for (size_t i = 0; i < plan.items.size(); ++i) {
+        if (IsWalked(plan.items[i], spec) && IsSampled(plan.items[i], spec)) sampled.Add(i);
+      }
       forecast.forward_seconds *= 2;
-      forecast.gain_hessian_seconds = forecast.hessian_seconds;
-      forecast.gain_factor_seconds = forecast.factor_seconds;
-      forecast.hessian_seconds *= 2;
-      forecast.factor_seconds *= 2;
+      forecast.gain_hessian_seconds = sampled.sums().hessian;
+      forecast.gain_factor_seconds = sampled.sums().factor;
+      forecast.hessian_seconds += forecast.gain_hessian_seconds;
+      forecast.factor_seconds += forecast.gain_factor_seconds;
     }
     forecast.forward_seconds += products / all * MixLaneTokens(spec, settings) * rates.forward_kept;
   }

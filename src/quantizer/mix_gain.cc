@@ -63,8 +63,7 @@ class GainMeasurer : public LayerVisitor {
   Status SeeRouting(int, std::span<const int64_t>) override { return OkStatus(); }
 
   bool IsSampled(const LinearGroup& group) const {
-    const int step = base::CeilDiv(spec_.moe.experts, kSampleExperts);
-    return group.expert < 0 || group.expert % step == 0;
+    return group.expert < 0 || StandsForExperts(group.expert, spec_.moe.experts);
   }
 
   Status Measure(const LinearGroup& group) {
@@ -139,6 +138,10 @@ double MixGains::Of(const std::string& unit, const Precision& precision) const {
   const auto found = sums.find({unit, precision.Name()});
   if (found == sums.end() || !(found->second.nearest > 0) || std::isinf(found->second.nearest)) return 1;
   return std::min(1.0, found->second.gptq / found->second.nearest);  // 1 of one that is no number
+}
+
+bool StandsForExperts(int expert, int experts) {
+  return expert % base::CeilDiv(experts, kSampleExperts) == 0;
 }
 
 StatusOr<MixGains> MeasureGains(const kernels::ExecContext& ctx, const Checkpoint& source,

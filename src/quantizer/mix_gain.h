@@ -33,6 +33,9 @@ struct GainWalk {
   std::function<Status(int layers, const MixGains& gains, CalibrationStream& stream)> save;
 };
 
+/// Whether a routed expert is among those of its layer that stand for all.
+bool StandsForExperts(int expert, int experts);
+
 /// Walks all tokens of `sequences` through the unrounded model and measures, by MeasureLoss, linears of each
 /// unit: of routed experts some.
 StatusOr<MixGains> MeasureGains(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& source,

@@ -119,6 +119,28 @@ TEST_F(ForecastTest, ARooflineHasHessiansWhereTheRunHasThem) {
   EXPECT_GT(mixed.at("forward"), 2 * alone.at("forward") + alone.at("hessians") + alone.at("factors"));
 }
 
+// Of a layer's experts eight stand for all.
+TEST_F(ForecastTest, AMixMeasuresSomeExperts) {
+  QuantizePlan plan = Plan(Scheme::kW8A8, kOneMatrix, -1);
+  plan.spec.moe.experts = 80;  // of which every tenth is looked at: one of these ten
+  plan.spec.moe.top_k = 80;
+  for (size_t i = 0; i < plan.items.size(); ++i) {
+    plan.items[i].name = fmt::format("model.layers.0.mlp.experts.{}.down_proj", i);
+    plan.items[i].layer = 0;
+    plan.items[i].routed = true;
+  }
+  OutputSettings settings;
+  settings.gptq = true;
+  settings.calibration = {.xxh3 = "", .tokens = 1 << 14, .sequences = 8, .longest = 2048};
+  settings.mix.options = {{.scheme = Scheme::kW8A8}, {.scheme = Scheme::kW4A16}};
+  CalibrationRates rates;
+  rates.hessian.product = rates.factor.product = 1e-12;
+  const CalibrationForecast forecast = ForecastCalibration(plan, settings, rates);
+  EXPECT_GT(forecast.gain_hessian_seconds, 0);
+  EXPECT_NEAR(forecast.gain_hessian_seconds * 11, forecast.hessian_seconds, 1e-9);
+  EXPECT_NEAR(forecast.gain_factor_seconds * 11, forecast.factor_seconds, 1e-9);
+}
+
 // NVFP4's scale is of all linears that run as one: what does not fit the first's unit is read once more, and
 // its rows wait for it.
 TEST_F(ForecastTest, LinearsThatAreReadTwiceAreReadTwice) {

@@ -342,6 +342,7 @@ StatusOr<QuantizeReport> Quantize(const checkpoint::Checkpoint& source, const Qu
   RETURN_IF_ERROR(RemoveStates(folder, States::kUnfinished));
   QuantizeReport report;
   QuantizeOptions options = wanted;
+  options.resident_before = runtime::MeasureResidentMemory().peak;
   std::unique_ptr<GptqStage> stage;  // of GPTQ
   StatusOr<QuantizePlan> planned = Cancelled("");
   const Clock::time_point analyzing = Clock::now();

@@ -119,10 +119,9 @@ StatusOr<QuantizePlan> PlanQuantize(const checkpoint::Checkpoint& source, const 
   }
   // Opening a card may take more for a while than it keeps, and the kernel counts a process's peak from its
   // beginning: the run would be complete, and an error.
-  const int64_t peak = runtime::MeasureResidentMemory().peak;
-  if (options.device != nullptr && peak > options.memory) {
+  if (options.device != nullptr && options.resident_before > options.memory) {
     return ResourceExhausted("--memory {} is too little: {} were resident already, opening {} included",
-                             options.memory, peak, options.device->info().name);
+                             options.memory, options.resident_before, options.device->info().name);
   }
   return plan;
 }

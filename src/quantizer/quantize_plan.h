@@ -35,6 +35,9 @@ struct QuantizeOptions {
   MixBegun begun;                     // of a mix: what is measured already
   UnitSizes sizes;                    // unit_bytes 0: what the memory allows
   kernels::Device* device = nullptr;  // where GPTQ's heavy stage runs; null: on the processor
+  /// What was resident at most before the run began, opening the device included: the kernel counts it as
+  /// the run's. Quantize measures it.
+  int64_t resident_before = 0;
   /// Of a run on a device that goes on: as many weights are rounded at once as it was begun with, whatever
   /// the memory. 0: as many as the memory allows.
   int64_t slab_values = 0;

@@ -66,7 +66,7 @@ inline void WidenDigests(const DigestScores& t, int first, int count, Memory* m)
   for (int i = 0; i < count; ++i) {
     const auto* centers = reinterpret_cast<const int8_t*>(&HeaderOf(t.digests[first + i]) + 1);
     const auto* radii = reinterpret_cast<const uint8_t*>(centers + t.key_dim);
-    if (first + i + 4 < t.count) {  // a few ahead: they lie a block apart
+    if (first + i + 4 < t.count) {  // a few ahead: blocks are in no order
       for (int64_t byte = 0; byte < BoxBytes(t.key_dim); byte += 64) {
         _mm_prefetch(t.digests[first + i + 4] + byte, _MM_HINT_T0);
       }

@@ -10,10 +10,11 @@ namespace {
 
 constexpr int kDigests = 32;  // at a time
 
-struct alignas(64) Memory : Queries {
-  std::byte centers[kDigests][kMostSteps * kInts];
-  std::byte radii[kDigests][kMostSteps * kInts];
-  int32_t products[3][kDigests][kScoreGroup];
+struct Memory : Queries {
+  // Aligned each: members of a derived class may begin in its base's padding.
+  alignas(64) std::byte centers[kDigests][kMostSteps * kInts];
+  alignas(64) std::byte radii[kDigests][kMostSteps * kInts];
+  alignas(64) int32_t products[3][kDigests][kScoreGroup];
 };
 
 constexpr int kAfter = 16;  // digests of the next call that are asked for at this one's end

@@ -41,8 +41,8 @@ inline void WidenSketches(const SketchLayout& layout, const std::byte* digest, s
   }
 }
 
-/// Digests lie a block apart, a page or more: what is asked for so many blocks ahead is in the second-level
-/// cache when its turn comes.
+/// Sketches are a kilobyte and more and stand in the order of block numbers, which need not be a sequence's:
+/// what is asked for so many blocks ahead is in the second-level cache when its turn comes.
 constexpr int kAhead = 2;
 
 inline void PrefetchSketches(const SketchLayout& layout, const std::byte* digest) {

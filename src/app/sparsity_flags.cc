@@ -45,8 +45,7 @@ void AddSparsityFlags(CLI::App& verb, SparsityFlags& flags, const std::vector<st
   verb.add_option(
           "--kv-sparsity-digest", flags.digest,
           "What blocks are chosen by: box (bounds of their keys) or sketch (signs of every key: finds single "
-          "tokens, takes three to four times the time to choose, MLA eight to fourteen, and five to eight "
-          "times the memory)")
+          "tokens, takes 3 to 20 times the time to choose and five to eight times the memory)")
       ->check(CLI::IsMember({"box", "sketch"}))
       ->capture_default_str()
       ->group(group);

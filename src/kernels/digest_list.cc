@@ -46,6 +46,7 @@ ImplList<BlockSharesFn> BlockSharesImpls() {
 ImplList<SketchScoresFn> SketchScoresImpls() {
   static constexpr Impl<SketchScoresFn> kImpls[] = {
       {"sketch_scores_i1_i8_amx", runtime::Isa::kAmx, cpu::SketchScoresAmx},
+      {"sketch_scores_i1_i8_avx512vnni", runtime::Isa::kAvx512Vnni, cpu::SketchScoresAvx512Vnni},
       {"sketch_scores_i1_i8_avx512", runtime::Isa::kAvx512, cpu::SketchScoresAvx512},
       {"sketch_scores_i1_i8_avx2", runtime::Isa::kAvx2, cpu::SketchScoresAvx2},
       {"sketch_scores_i1_i8_ref", runtime::Isa::kRef, ref::SketchScores},

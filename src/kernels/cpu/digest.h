@@ -18,6 +18,7 @@ void BlockSharesAvx2(float* scores, int rows, int blocks, float* shares);
 void BlockSharesAvx512(float* scores, int rows, int blocks, float* shares);
 void SketchScoresAvx2(const SketchScores& scores);
 void SketchScoresAvx512(const SketchScores& scores);
+void SketchScoresAvx512Vnni(const SketchScores& scores);
 void SketchScoresAmx(const SketchScores& scores);
 float ExpSumAvx2(const float* x, const float* y, float spread, float shift, int n, float* out);
 float ExpSumAvx512(const float* x, const float* y, float spread, float shift, int n, float* out);

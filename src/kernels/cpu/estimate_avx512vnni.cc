@@ -4,26 +4,13 @@
 #include "kernels/cpu/simd_avx512-inl.h"
 // After the lanes:
 #include "kernels/cpu/estimate_i8-inl.h"
+#include "kernels/cpu/vnni-inl.h"
 
 namespace moesaic::kernels::cpu {
 namespace {
 
 constexpr int kTogether = 8;  // digests: up to three sums of each in registers
 constexpr int kAhead = 32;    // digests: what is asked for is so far ahead
-
-// acc += dot of u8 and s8, in place: GCC 12 copies and spills accumulators around the intrinsic.
-inline void Dot(__m512i& acc, __m512i u8, __m512i s8) {
-  __asm__("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(u8), "v"(s8));
-}
-/// The same with four elements in all lanes.
-inline void DotFour(__m512i& acc, __m512i u8, const std::byte* s8) {
-  __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(u8), "m"(*reinterpret_cast<const int*>(s8)));
-}
-inline __m512i Four(const std::byte* bytes) {
-  int four;
-  __builtin_memcpy(&four, bytes, sizeof(four));
-  return _mm512_set1_epi32(four);
-}
 
 /// Asks for the lines of up to kAhead digests, a few at a time among the products. A processor that is asked
 /// for many at once drops most of them (Zen 5), and so `ask` is not heeded: a head's digests are asked for

@@ -1,13 +1,9 @@
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/gemm_avx512-inl.h"
+#include "kernels/cpu/vnni-inl.h"
 
 namespace moesaic::kernels::cpu {
 namespace {
-
-// acc += dot of u8 and s8, in place: GCC 12 copies and spills accumulators around the intrinsic.
-inline void Dot(__m512i& acc, __m512i u8, __m512i s8) {
-  __asm__("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(u8), "v"(s8));
-}
 
 // vpdpbusd: latency 5, two a cycle, so 10 chains keep both units busy; 24 accumulators, as for f32.
 struct I8 {

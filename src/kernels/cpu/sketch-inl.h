@@ -134,6 +134,11 @@ inline void MultiplySigns(const std::byte* signs, int steps, const int8_t* q, in
   }
 }
 
+/// As MultiplySigns, to which products may be left; rows may be read up to kSketchRows.
+using MultiplySignsFn = void (*)(const std::byte* signs, int steps, const int8_t* q, int64_t q_stride,
+                                 int rows, const int32_t* q_sums, int32_t (*products)[kSketchKeys]);
+
+template <MultiplySignsFn kMultiply = MultiplySigns>
 inline void RunSketchScores(const SketchScores& t) {
   alignas(64) std::byte signs[kMostSteps * kStepBytes];
   alignas(64) int32_t products[2][kSketchRows][kSketchKeys];
@@ -148,10 +153,10 @@ inline void RunSketchScores(const SketchScores& t) {
       const int rows = t.rows - first < kSketchRows ? t.rows - first : kSketchRows;
       const int8_t* q = t.q + first * t.q_stride;
       const int32_t* sums = t.q_sums + int64_t{2} * first;
-      MultiplySigns(signs, steps, q, t.q_stride, rows, sums, products[0]);
+      kMultiply(signs, steps, q, t.q_stride, rows, sums, products[0]);
       if (t.layout.width[1] > 0) {
-        MultiplySigns(signs + int64_t{kStepBytes} * steps, t.layout.width[1] / 64, q + t.layout.width[0],
-                      t.q_stride, rows, sums + 1, products[1]);
+        kMultiply(signs + int64_t{kStepBytes} * steps, t.layout.width[1] / 64, q + t.layout.width[0],
+                  t.q_stride, rows, sums + 1, products[1]);
       }
       AddLogarithms(t, first, b, products[0], products[1], factors);
     }

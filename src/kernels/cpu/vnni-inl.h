@@ -1,0 +1,25 @@
+// vpdpbusd on 512 bits, as kernels of AVX-512 VNNI use it.
+#pragma once
+
+#include <immintrin.h>
+
+namespace moesaic::kernels::cpu {
+namespace {
+
+/// acc += dot of u8 and s8, in place: GCC 12 copies and spills accumulators around the intrinsic.
+inline void Dot(__m512i& acc, __m512i u8, __m512i s8) {
+  __asm__("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(u8), "v"(s8));
+}
+/// Four elements in all lanes.
+inline __m512i Four(const void* bytes) {
+  int four;
+  __builtin_memcpy(&four, bytes, sizeof(four));
+  return _mm512_set1_epi32(four);
+}
+/// As Dot, with these.
+inline void DotFour(__m512i& acc, __m512i u8, const void* s8) {
+  __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(u8), "m"(*static_cast<const int*>(s8)));
+}
+
+}  // namespace
+}  // namespace moesaic::kernels::cpu

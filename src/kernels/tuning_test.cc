@@ -89,7 +89,7 @@ TEST(Tuning, StopsWhenToldTo) {
   const KernelTable table = SelectKernels(runtime::DetectCpu());
   const auto stopped = Tune(table, *pool, [](int64_t done, int64_t total, const std::string& what) {
     EXPECT_EQ(done, 0);
-    EXPECT_GE(total, 6);
+    EXPECT_GE(total, 3) << "and one more for each format with a kernel for few rows";
     EXPECT_FALSE(what.empty());
     return false;
   });

@@ -110,8 +110,7 @@ void DigestEstimates(const kernels::DigestEstimates& t) {
 }
 
 void BlockShares(float* scores, int rows, int blocks, float* shares) {
-  for (int b = 0; b < blocks; ++b)
-    shares[b] = (scores[b * kScoreGroup] - scores[b * kScoreGroup]) * 0;
+  for (int b = 0; b < blocks; ++b) shares[b] = (scores[b * kScoreGroup] - scores[b * kScoreGroup]) * 0;
   for (int row = 0; row < rows; ++row) {
     float most = -std::numeric_limits<float>::infinity(), sum = 0;
     for (int b = 0; b < blocks; ++b) {

@@ -95,24 +95,19 @@ void ForEachMatrix(const BlockLayout& layout, const Call& call) {
 WarmCodec::WarmCodec(const BlockLayout& layout, bool exact)
     : layout_(layout),
       exact_(exact || layout.dtype == tensor::DType::kI8),
-      key_elements_(int64_t{layout.heads} * kBlockTokens * layout.key_dim),
-      value_elements_(layout.shared ? 0 : int64_t{layout.heads} * kBlockTokens * layout.value_dim),
+      elements_(int64_t{layout.heads} * kBlockTokens *
+                (layout.key_dim + (layout.shared ? 0 : layout.value_dim))),
       // Elements are a multiple of 64, so that scales are aligned, and so is the next layer.
       layer_bytes_(exact_ ? layout.layer_bytes() + layout.digest_stride()
-                          : key_elements_ + value_elements_ +
-                                base::RoundUp(
-                                    (key_elements_ + value_elements_) / kBlockTokens * int64_t{sizeof(float)},
-                                    kBlockTokens)) {}
+                          : elements_ + base::RoundUp(elements_ / kBlockTokens * int64_t{sizeof(float)},
+                                                      kBlockTokens)) {}
 
 bool WarmCodec::IsFinite(const BlockView& block, int layer) const {
   if (exact_) return true;
   const std::byte* keys = block.data + layer * layout_.layer_bytes();
-  const auto finite = [&](const std::byte* from, int64_t elements) {
-    return layout_.dtype == tensor::DType::kF32
-               ? AllFinite<uint32_t, 0x7f800000>(reinterpret_cast<const uint32_t*>(from), elements)
-               : AllFinite<uint16_t, 0x7f80>(reinterpret_cast<const uint16_t*>(from), elements);
-  };
-  return finite(keys, key_elements_ + value_elements_);
+  return layout_.dtype == tensor::DType::kF32
+             ? AllFinite<uint32_t, 0x7f800000>(reinterpret_cast<const uint32_t*>(keys), elements_)
+             : AllFinite<uint16_t, 0x7f80>(reinterpret_cast<const uint16_t*>(keys), elements_);
 }
 
 void WarmCodec::Encode(const BlockView& block, int layer, std::byte* to) const {
@@ -127,7 +122,7 @@ void WarmCodec::Encode(const BlockView& block, int layer, std::byte* to) const {
     return;
   }
   auto* codes = reinterpret_cast<int8_t*>(to);
-  auto* scales = reinterpret_cast<float*>(to + key_elements_ + value_elements_);
+  auto* scales = reinterpret_cast<float*>(to + elements_);
   ForEachMatrix(layout_, [&](int64_t at, int64_t code, int64_t scale, int dim) {
     if (layout_.dtype == tensor::DType::kF32) {
       EncodeMatrix<float>(keys + at, dim, codes + code, scales + scale);
@@ -149,7 +144,7 @@ void WarmCodec::Decode(const std::byte* from, int layer, const BlockView& block)
     return;
   }
   const auto* codes = reinterpret_cast<const int8_t*>(from);
-  const auto* scales = reinterpret_cast<const float*>(from + key_elements_ + value_elements_);
+  const auto* scales = reinterpret_cast<const float*>(from + elements_);
   ForEachMatrix(layout_, [&](int64_t at, int64_t code, int64_t scale, int dim) {
     if (layout_.dtype == tensor::DType::kF32) {
       DecodeMatrix<float>(codes + code, scales + scale, dim, keys + at);

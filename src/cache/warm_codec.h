@@ -10,9 +10,8 @@ namespace moesaic::cache {
 
 /// A layer of f32 or bf16 is [head][keys | values] in int8 and behind them an f32 scale for each of their
 /// columns, which are one dimension of one KV head over the block's 64 tokens: an element is `scale * q`, q
-/// in
-/// [-127, 127], off by half a scale at most, and by the pool's own rounding. Digests are not kept. A layer
-/// that is kept as it is has all its bytes, and its digests behind them.
+/// from -127 to 127, off by half a scale at most, and by the pool's own rounding. Digests are not kept. A
+/// layer that is kept as it is has all its bytes, and its digests behind them.
 class WarmCodec {
  public:
   /// `exact`: blocks are kept as they are, as those of int8 always are.
@@ -34,7 +33,7 @@ class WarmCodec {
  private:
   const BlockLayout layout_;
   const bool exact_;
-  const int64_t key_elements_, value_elements_;  // of a layer
+  const int64_t elements_;  // of a layer
   const int64_t layer_bytes_;
 };
 

@@ -44,7 +44,7 @@ void ColdBlocks::DropFirst() {
 }
 
 void ColdBlocks::Pump() {
-  const int64_t block_bytes = pool_.layout().pool_bytes();
+  const int64_t pool_bytes = pool_.layout().pool_bytes();
   for (int64_t left = step_bytes_; !pending_.empty() && left > 0;) {
     const Pending& first = pending_.front();
     if (!tier_->CanStore(first.name)) {
@@ -68,7 +68,7 @@ void ColdBlocks::Pump() {
     }
     const auto tokens = std::span(first.tokens).first(blocks.size() * cache::kBlockTokens);
     const cache::DiskTier::Stored stored = tier_->Store(first.name, tokens, blocks, left);
-    left -= stored.copied * block_bytes;
+    left -= stored.copied * pool_bytes;
     const bool all = stored.blocks == static_cast<int>(blocks.size());
     const bool no_room = stored.copied == 0 && !tier_->writing();
     if (!all && !no_room) break;  // the rest when what is on its way has been written

@@ -1,7 +1,7 @@
 #include "engine/executor.h"
 
 #include "base/check.h"
-#include "kernels/sketch.h"
+#include "kernels/kv_layer.h"
 
 namespace moesaic::engine {
 namespace {
@@ -9,29 +9,22 @@ namespace {
 std::vector<kernels::KvLayer> LayersOf(const cache::KvPool& blocks, int first_sparse, int decoder_layers) {
   static_assert(kernels::kKvBlockTokens == cache::kBlockTokens);
   const cache::BlockLayout& layout = blocks.layout();
-  const int split = layout.shared ? layout.value_dim : layout.key_dim;
+  kernels::KvLayer layer = kernels::LayOutKv(layout.dtype, layout.heads, layout.key_dim, layout.value_dim,
+                                             layout.shared, layout.sketches);
+  MOESAIC_CHECK_EQ(layer.block_stride, layout.layer_bytes());
   if (layout.digest_bytes > 0) {
-    MOESAIC_CHECK_EQ(layout.digest_bytes,
-                     layout.heads * kernels::DigestBytes(layout.key_dim, split, layout.sketches));
+    MOESAIC_CHECK_EQ(layout.digest_bytes, layout.heads * kernels::DigestBytes(layer));
+    MOESAIC_CHECK_EQ(layer.digest_stride, layout.digest_stride());
   }
+  layer.block_stride = layout.block_bytes();  // all layers stand in a block
   std::vector<kernels::KvLayer> layers;
   layers.reserve(layout.layers);
   for (int i = 0; i < layout.layers; ++i) {
-    const bool sparse = layout.digest_bytes > 0 && i >= first_sparse && i < decoder_layers;
-    layers.push_back({.base = blocks.base() + i * layout.layer_bytes(),
-                      .block_stride = layout.block_bytes(),
-                      .head_stride = layout.head_bytes(),
-                      .value_offset = layout.value_offset(),
-                      .scale_offset = layout.heads * layout.head_bytes(),
-                      .digests = sparse ? blocks.digests(i) : nullptr,
-                      .digest_stride = layout.digest_stride(),
-                      .dtype = layout.dtype,
-                      .heads = layout.heads,
-                      .key_dim = layout.key_dim,
-                      .value_dim = layout.value_dim,
-                      .shared = layout.shared,
-                      .sketches = layout.sketches,
-                      .index = i});
+    const bool sparse = i >= first_sparse && i < decoder_layers;
+    layer.base = blocks.base() + i * layout.layer_bytes();
+    layer.digests = sparse ? blocks.digests(i) : nullptr;
+    layer.index = i;
+    layers.push_back(layer);
   }
   return layers;
 }

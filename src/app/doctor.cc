@@ -172,7 +172,7 @@ json SpeedsJson(const Speeds& speeds) {
 
 std::string KernelsText(const kernels::KernelTable& kernels) {
   std::vector<std::vector<std::string>> rows = {
-      {"operator", "kernel", "passed over (not on this processor)"}};
+      {"operator", "kernel", "passed over (not on this processor, or slower)"}};
   for (const kernels::KernelChoice& choice : kernels.choices) {
     rows.push_back(
         {choice.op, choice.name,

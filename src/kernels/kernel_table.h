@@ -18,7 +18,7 @@ struct KernelChoice {
   std::string op;                         // "gemm_i8"
   std::string name;                       // "gemm_i8_i8_avx512vnni"
   runtime::Isa isa = runtime::Isa::kRef;  // that it needs
-  std::vector<std::string> passed_over;   // better ones that this processor lacks
+  std::vector<std::string> passed_over;   // others' better ones: lacking here, or slower
 };
 
 /// Sizes of a product's tasks (CutGemm). No result depends on them.

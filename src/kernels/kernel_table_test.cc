@@ -18,8 +18,12 @@ const KernelChoice& ChoiceOf(const KernelTable& table, const std::string& op) {
 
 // What a processor gets follows from its features alone, not from the machine that this test runs on.
 TEST(SelectKernels, TakesTheFirstThatFitsAndSaysWhatItPassedOver) {
-  const CpuFeatures zen5{
-      .avx2 = true, .avx_vnni = true, .avx512 = true, .avx512_vnni = true, .avx512_bf16 = true};
+  const CpuFeatures zen5{.avx2 = true,
+                         .avx_vnni = true,
+                         .avx512 = true,
+                         .avx512_vnni = true,
+                         .avx512_bf16 = true,
+                         .fast_bf16_dots = true};
   const KernelTable table = SelectKernels(zen5);
   EXPECT_EQ(ChoiceOf(table, "gemm_i8").name, "gemm_i8_i8_avx512vnni");
   EXPECT_EQ(ChoiceOf(table, "gemm_i8").passed_over, std::vector<std::string>{"gemm_i8_i8_amx"});
@@ -31,6 +35,10 @@ TEST(SelectKernels, TakesTheFirstThatFitsAndSaysWhatItPassedOver) {
   const CpuFeatures cascade_lake{.avx2 = true, .avx512 = true, .avx512_vnni = true};
   EXPECT_EQ(ChoiceOf(SelectKernels(cascade_lake), "gemm_i8").name, "gemm_i8_i8_avx512vnni");
   EXPECT_EQ(ChoiceOf(SelectKernels(cascade_lake), "gemm_bf16").name, "gemm_bf16_bf16_avx512");
+  const CpuFeatures cooper_lake{.avx2 = true, .avx512 = true, .avx512_vnni = true, .avx512_bf16 = true};
+  EXPECT_EQ(ChoiceOf(SelectKernels(cooper_lake), "gemm_bf16").name, "gemm_bf16_bf16_avx512");
+  EXPECT_EQ(ChoiceOf(SelectKernels(*runtime::LimitTo(cooper_lake, Isa::kAvx512Bf16)), "gemm_bf16").name,
+            "gemm_bf16_bf16_avx512bf16");
   const CpuFeatures alder_lake{.avx2 = true, .avx_vnni = true};
   EXPECT_EQ(ChoiceOf(SelectKernels(alder_lake), "gemm_i8").name, "gemm_i8_i8_avxvnni");
 }

@@ -21,7 +21,6 @@ struct Peak {
   int64_t (*run)(int64_t rounds);
 };
 
-// The best of each format first.
 constexpr Peak kPeaks[] = {
     {PackedFormat::kF32, Isa::kAvx512, "vfmadd231ps zmm", cpu::PeakF32Avx512},
     {PackedFormat::kF32, Isa::kAvx2, "vfmadd231ps ymm", cpu::PeakF32Avx2},
@@ -60,10 +59,14 @@ DotPeak Measure(const Peak& peak, runtime::ThreadPool* pool) {
 
 std::vector<DotPeak> MeasureDotPeaks(const runtime::CpuFeatures& cpu, runtime::ThreadPool* pool) {
   std::vector<DotPeak> peaks;
-  for (PackedFormat format : {PackedFormat::kF32, PackedFormat::kBF16, PackedFormat::kI8}) {
-    const auto* peak = std::find_if(std::begin(kPeaks), std::end(kPeaks),
-                                    [&](const Peak& p) { return p.format == format && cpu.Has(p.needs); });
-    if (peak != std::end(kPeaks)) peaks.push_back(Measure(*peak, pool));
+  for (const Peak& peak : kPeaks) {
+    if (!cpu.Has(peak.needs)) continue;
+    const DotPeak measured = Measure(peak, pool);
+    if (peaks.empty() || peaks.back().format != peak.format) {
+      peaks.push_back(measured);
+    } else if (measured.all_threads > peaks.back().all_threads) {
+      peaks.back() = measured;
+    }
   }
   return peaks;
 }

@@ -18,8 +18,8 @@ struct DotPeak {
   double all_threads = 0;   // of all workers together
 };
 
-/// Runs every format's strongest instruction for some milliseconds, best of several tries (others on the
-/// machine only ever make it slower). Formats without a vector instruction on `cpu` are left out.
+/// Runs what the processor has for each format for some milliseconds each, best of several tries (others on
+/// the machine only ever make it slower). Formats without a vector instruction on `cpu` are left out.
 std::vector<DotPeak> MeasureDotPeaks(const runtime::CpuFeatures& cpu, runtime::ThreadPool* pool);
 
 }  // namespace moesaic::kernels

@@ -25,6 +25,12 @@ Registers Cpuid(uint32_t leaf, uint32_t subleaf) {
 
 bool Bit(uint32_t value, int bit) { return ((value >> bit) & 1U) != 0; }
 
+bool IsIntel() {
+  const Registers vendor = Cpuid(0, 0);
+  return vendor.ebx == signature_INTEL_ebx && vendor.edx == signature_INTEL_edx &&
+         vendor.ecx == signature_INTEL_ecx;
+}
+
 // XCR0 says which register files the operating system saves on a context switch (Intel SDM 1, 13.3).
 uint64_t ReadXcr0() {
   uint32_t low, high;
@@ -61,6 +67,8 @@ bool CpuFeatures::Has(Isa isa) const {
   return false;
 }
 
+bool CpuFeatures::Gains(Isa isa) const { return Has(isa) && (isa != Isa::kAvx512Bf16 || fast_bf16_dots); }
+
 CpuFeatures DetectCpu() {
   constexpr uint64_t kYmmState = 0x6;         // SSE and AVX
   constexpr uint64_t kZmmState = 0xe6;        // and opmask, upper halves of zmm0-15, zmm16-31
@@ -79,6 +87,7 @@ CpuFeatures DetectCpu() {
                Bit(leaf7.ebx, 30) && Bit(leaf7.ebx, 31);  // F, DQ, CD, BW, VL
   cpu.avx512_vnni = cpu.avx512 && Bit(leaf7.ecx, 11);
   cpu.avx512_bf16 = cpu.avx512_vnni && Bit(leaf7_1.eax, 5);
+  cpu.fast_bf16_dots = cpu.avx512_bf16 && !IsIntel();
   const bool has_tiles = Bit(leaf7.edx, 24) && (xcr0 & kTileState) == kTileState;
   if (cpu.avx512_bf16 && has_tiles && RequestAmxTiles()) {
     cpu.amx_bf16 = Bit(leaf7.edx, 22);
@@ -92,7 +101,8 @@ StatusOr<CpuFeatures> LimitTo(const CpuFeatures& host, Isa isa) {
     return InvalidArgument("this processor does not have the instruction set {}", IsaName(isa));
   CpuFeatures limited = host;
   if (isa < Isa::kAmx) limited.amx_int8 = limited.amx_bf16 = false;
-  if (isa < Isa::kAvx512Bf16) limited.avx512_bf16 = false;
+  if (isa < Isa::kAvx512Bf16) limited.avx512_bf16 = limited.fast_bf16_dots = false;
+  if (isa == Isa::kAvx512Bf16) limited.fast_bf16_dots = true;
   if (isa < Isa::kAvx512Vnni) limited.avx512_vnni = false;
   if (isa < Isa::kAvx512) limited.avx512 = false;
   if (isa < Isa::kAvxVnni) limited.avx_vnni = false;

@@ -1,20 +1,27 @@
 // The attention micro-kernel over the lanes of simd_<isa>-inl.h, which is included first.
 //
-// Query rows are taken in groups of R, keys in groups of K = kLanes / R, so that a group's R * K dot products
-// fill one register: lane (key * R + row). All later steps keep that layout: the scores of a run are
-// [key][row], the softmax works down the lanes, and the weights of one key are neighbours for the values'
-// pass.
+// Keys become columns: kPackKeys of them as floats, [dimension][key], a piece of the dimensions at a time,
+// which stays in the first-level cache while all queries meet it. Query rows are taken in groups of R, whose
+// sums, [row][2 registers of keys], are registers too: an element of a query in all lanes meets a dimension
+// of the keys. Scores, and the weights that they become, stand as [row][key]. Where there are several groups,
+// values become floats as well, a strip of dimensions at a time.
 //
 // A row's arithmetic must not depend on R, on its place in the group or on its neighbours (ops.h). So:
-// - a dot product is kLanes partial sums over the dimensions, ascending, added in SumEach's order;
+// - a dot product is one sum over the dimensions, ascending;
 // - the sum of a row's weights is kLanes partial sums, of keys j, j + kLanes, j + 2 kLanes ..., then a tree
-// that
-//   adds partial sums kLanes/2 apart, then kLanes/4, ...: for R > 1 the first levels of that tree are between
-//   registers, the others inside one;
+//   that adds partial sums kLanes/2 apart, then kLanes/4, ...;
 // - values are added key after key. A key that a row doesn't see has weight 0 there and adds 0.
 //
-// int8: a key's scale multiplies its finished dot products, a value's its weight, so that the inner loops
-// differ from the others' in nothing but the load.
+// int8: a key's scale multiplies its sum over a piece, a value's its weight, so that the inner loops differ
+// from the others' in nothing but the load.
+//
+// What the next run needs is asked for evenly over the time that this one takes, since a processor has so
+// many lines on their way at once and no more (16 on Sapphire Rapids): half of the keys while these become
+// columns and half while they meet the queries, a quarter of the values with softmax and the rest with these
+// values.
+//
+// Loops are functions that are not inlined: in one with what calls them they would share its registers, and
+// be up to a sixth slower or not, as the compiler decides.
 #pragma once
 
 #include <type_traits>
@@ -25,6 +32,12 @@ namespace moesaic::kernels {
 namespace {
 
 constexpr int kRunKeys = 64;
+constexpr int kPackKeys = 2 * kLanes;  // that meet a group at once
+constexpr int kPackDims = 128;         // of a piece: 16 KB, or 8 KB of 8 lanes
+constexpr int kMostRows = kLanes / 2;  // of a group: kLanes sums in registers hide the latency of the FMAs
+constexpr int kStrip = 2 * kLanes;     // dimensions of values
+constexpr int kMostGroups = kAttentionRows / kMostRows;
+static_assert(kRunKeys % kPackKeys == 0);
 
 // One run of the tile, with pointers of its own; max, sum and acc go on from the run before.
 struct Run {
@@ -43,70 +56,40 @@ struct Run {
   int key_split;
 };
 
-// Dot products of R rows with K keys: R * K = kLanes sums in registers (16 of 32, 8 of 16) hide the FMA
-// latency (4 cycles, two a cycle: 8). R = kLanes / 2 and K = 2 need the fewest loads and bfloat16 conversions
-// a product.
-template <int R, typename T>
-inline V Dots(const float* q, int64_t q_stride, const T* keys, int64_t key_stride, int dim) {
-  constexpr int K = kLanes / R;
-  V sum[kLanes];
-#pragma GCC unroll 16
-  for (int i = 0; i < kLanes; ++i) sum[i] = Zero();
-  int d = 0;
-  for (; d + kLanes <= dim; d += kLanes) {
-    V key[K];
-#pragma GCC unroll 16
-    for (int j = 0; j < K; ++j) key[j] = Load(keys + j * key_stride + d);
-#pragma GCC unroll 16
-    for (int i = 0; i < R; ++i) {
-      const V row = InRegister(Load(q + i * q_stride + d));
-#pragma GCC unroll 16
-      for (int j = 0; j < K; ++j) sum[j * R + i] = Fma(row, key[j], sum[j * R + i]);
-    }
-  }
-  if constexpr (kLanes > 8) {  // dimensions are multiples of 8
-    if (d < dim) {
-#pragma GCC unroll 16
-      for (int i = 0; i < R; ++i) {
-        const V row = LoadFirst(q + i * q_stride + d, dim - d);
-#pragma GCC unroll 16
-        for (int j = 0; j < K; ++j) {
-          sum[j * R + i] = Fma(row, LoadFirst(keys + j * key_stride + d, dim - d), sum[j * R + i]);
-        }
-      }
-    }
-  }
-  return SumEach(sum);
-}
-
-// The state of one group of rows during one run.
-template <int R>
+/// Query rows [first, first + rows), worked on as `size` of them, and the keys that any of them sees.
 struct Group {
-  alignas(64) float weights[kRunKeys * R];  // [key][row]: scores, then exp(score - max)
-  alignas(64) float max[kLanes];            // every lane its row's
-  alignas(64) float keep[kLanes];           // what earlier runs' sums are multiplied by
-  alignas(64) int32_t visible[kLanes];
-  alignas(64) int32_t key[kLanes];  // lane / R
-  int keys;                         // seen by any row
-  int64_t ahead;                    // bytes from a key or value to the one to prefetch, or 0
+  int first, rows, size, keys;
 };
 
-// Folds lanes of the same row.
-template <int R>
-inline V MaxOverKeys(V x) {
-  if constexpr (kLanes == 16 && R <= 8) x = Max(x, Swap<kLanes / 2>(x));
-  if constexpr (R <= 4) x = Max(x, Swap<4>(x));
-  if constexpr (R <= 2) x = Max(x, Swap<2>(x));
-  if constexpr (R <= 1) x = Max(x, Swap<1>(x));
-  return x;
+struct alignas(64) Memory {
+  float scores[kAttentionRows][kRunKeys];  // then weights
+  float keep[kMostGroups][kLanes];         // what the sums of earlier runs are multiplied by
+  float keys[kPackDims * kPackKeys];
+  float values[kRunKeys * kStrip];
+  Group groups[kMostGroups];
+  int count;  // of groups
+};
+
+/// Calls f with the size of a group as a constant.
+template <typename F>
+inline void WithSize(int size, const F& f) {
+  if (size == kMostRows) return f(std::integral_constant<int, kMostRows>{});
+  if constexpr (kMostRows > 4) {
+    if (size == 4) return f(std::integral_constant<int, 4>{});
+  }
+  if (size == 2) return f(std::integral_constant<int, 2>{});
+  f(std::integral_constant<int, 1>{});
 }
-template <int R>
-inline V SumOverKeys(V x) {
-  if constexpr (kLanes == 16 && R <= 8) x = Add(x, Swap<kLanes / 2>(x));
-  if constexpr (R <= 4) x = Add(x, Swap<4>(x));
-  if constexpr (R <= 2) x = Add(x, Swap<2>(x));
-  if constexpr (R <= 1) x = Add(x, Swap<1>(x));
-  return x;
+
+inline void FindGroups(const Run& t, Memory* m) {
+  m->count = 0;
+  for (int first = 0; first < t.rows; first += kMostRows) {
+    const int rows = t.rows - first < kMostRows ? t.rows - first : kMostRows;
+    Group& g = m->groups[m->count++];
+    // A group with idle rows reads the keys once; several smaller groups would read them several times.
+    g = {first, rows, rows > 4 ? kMostRows : (rows > 2 ? 4 : rows), 0};
+    for (int i = first; i < first + rows; ++i) g.keys = t.visible[i] > g.keys ? t.visible[i] : g.keys;
+  }
 }
 
 // Asks for `count` elements from p on, into the first (3) or the second-level cache (2).
@@ -116,122 +99,200 @@ inline void Prefetch(const char* p, int count) {
     __builtin_prefetch(p + byte, 0, kLevel);
 }
 
-// The scales of K keys, each in its R lanes.
-template <int R>
-inline V ScalesOf(const float* scales, VI lane_key) {
-  constexpr int K = kLanes / R;
-  if constexpr (K == kLanes) return Load(scales);
-  return Pick(LoadFirst(scales, K), lane_key);
-}
-
-// Dot products with K keys from key j on.
-template <int R, typename T>
-inline V ScaledDots(const Run& t, const float* q, const T* keys, int64_t key_stride, int j, VI lane_key) {
-  if constexpr (!std::is_same_v<T, int8_t>) {
-    return Dots<R>(q, t.q_stride, keys, key_stride, t.key_dim);
+/// Stores the elements of a column of 32-bit words as columns of floats.
+template <typename T>
+inline void StoreWidened(VI words, float* columns) {
+  if constexpr (std::is_same_v<T, float>) {
+    Store(columns, AsFloats(words));
+  } else if constexpr (std::is_same_v<T, uint16_t>) {
+    Store(columns, AsFloats(ShiftLeft<16>(words)));
+    Store(columns + kPackKeys, AsFloats(And(words, SetInts(static_cast<int32_t>(0xffff0000U)))));
   } else {
-    const V dots =
-        Mul(Dots<R>(q, t.q_stride, keys, key_stride, t.key_split), ScalesOf<R>(t.key_scales + j, lane_key));
-    const int split = t.key_split;
-    if (split == t.key_dim) return dots;
-    return Fma(Dots<R>(q + split, t.q_stride, keys + split, key_stride, t.key_dim - split),
-               ScalesOf<R>(t.rest_scales + j, lane_key), dots);
+    Store(columns, ToFloats(ShiftRight<24>(ShiftLeft<24>(words))));
+    Store(columns + kPackKeys, ToFloats(ShiftRight<24>(ShiftLeft<16>(words))));
+    Store(columns + 2 * kPackKeys, ToFloats(ShiftRight<24>(ShiftLeft<8>(words))));
+    Store(columns + 3 * kPackKeys, ToFloats(ShiftRight<24>(words)));
   }
 }
 
-// Writes the scores into g->weights, -inf where not visible, and returns their maximum.
-template <int R, typename T>
-inline V Scores(const Run& t, int first, Group<R>* g) {
-  constexpr int K = kLanes / R;
-  const int64_t key_stride = t.key_stride / static_cast<int64_t>(sizeof(T));
-  const float* q = t.q + first * t.q_stride;
+/// `dims` dimensions of kPackKeys keys as floats, [dimension][key]; zeros up to a whole tile of them. Asks
+/// for half of as many bytes as it reads, from `ahead` on.
+template <bool kAhead, typename T>
+[[gnu::noinline]] void PackKeys(const T* keys, int64_t stride, int dims, const char* ahead, float* packed) {
+  constexpr int kPerWord = 4 / sizeof(T), kTile = kLanes * kPerWord;
+  static_assert(kPackDims % kTile == 0);
+  for (int half = 0; half < 2; ++half, keys += kLanes * stride, packed += kLanes) {
+    for (int d = 0; d < dims; d += kTile) {
+      VI rows[kLanes];
+      const int words = (dims - d) / kPerWord;
+      if constexpr (kAhead) {
+        Prefetch<float, 2>(ahead, kLanes * kLanes / 2);
+        ahead += kLanes * kLanes / 2 * sizeof(float);
+      }
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) {
+        const auto* from = reinterpret_cast<const float*>(keys + i * stride + d);
+        rows[i] = AsInts(words < kLanes ? LoadFirst(from, words) : Load(from));
+      }
+      Transpose(rows);
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) StoreWidened<T>(rows[i], packed + (d + i * kPerWord) * kPackKeys);
+    }
+  }
+}
+
+/// Dot products of R rows with the packed keys, into scores [R][kRunKeys], of which they are added to with
+/// `add`. `ahead`: asks for as many bytes as were packed from there on.
+template <int R, bool kAhead, typename T>
+[[gnu::noinline]] void Dots(const float* q, int64_t q_stride, const float* packed, int dims, bool add,
+                            const float* scales, const char* ahead, float* scores) {
+  constexpr bool kScaled = std::is_same_v<T, int8_t>;
+  V sum[2 * R];
+#pragma GCC unroll 16
+  for (int i = 0; i < 2 * R; ++i) {
+    sum[i] = !kScaled && add ? Load(scores + i / 2 * kRunKeys + i % 2 * kLanes) : Zero();
+  }
+  for (int d = 0; d < dims; ++d, packed += kPackKeys) {
+    if constexpr (kAhead) {
+      // Not into the first-level cache: that has what is worked on.
+      constexpr int kBytes = kPackKeys * sizeof(T) / 2, kEvery = kBytes < 64 ? 64 / kBytes : 1;
+      if (d % kEvery == 0) Prefetch<T, 2>(ahead + d * kBytes, kPackKeys / 2);
+    }
+    const V low = InRegister(Load(packed)), high = InRegister(Load(packed + kLanes));
+#pragma GCC unroll 16
+    for (int i = 0; i < R; ++i) {
+      const V x = Set(q[i * q_stride + d]);
+      sum[2 * i] = Fma(x, low, sum[2 * i]);
+      sum[2 * i + 1] = Fma(x, high, sum[2 * i + 1]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < 2 * R; ++i) {
+    float* to = scores + i / 2 * kRunKeys + i % 2 * kLanes;
+    if constexpr (kScaled) {
+      const V scale = Load(scales + i % 2 * kLanes);
+      sum[i] = add ? Fma(sum[i], scale, Load(to)) : Mul(sum[i], scale);
+    }
+    Store(to, sum[i]);
+  }
+}
+
+/// The scores of all groups: anything where a row doesn't see a key.
+template <typename T>
+inline void Scores(const Run& t, Memory* m) {
+  const int64_t stride = t.key_stride / static_cast<int64_t>(sizeof(T));
+  const int split = std::is_same_v<T, int8_t> ? t.key_split : t.key_dim;
+  const char* ahead = reinterpret_cast<const char*>(t.keys) + t.next;
+  for (int key = 0; key < kRunKeys; key += kPackKeys) {
+    const T* keys = reinterpret_cast<const T*>(t.keys) + key * stride;
+    for (int d = 0, end; d < t.key_dim; d = end) {
+      const int part = d < split ? split : t.key_dim;
+      end = part - d < kPackDims ? part : d + kPackDims;
+      bool first = true;  // of those that see these keys
+      for (int i = 0; i < m->count; ++i) {
+        const Group& g = m->groups[i];
+        if (g.keys <= key) continue;
+        const bool ask = first && t.next != 0;
+        if (ask) {
+          PackKeys<true>(keys + d, stride, end - d, ahead, m->keys);
+          ahead += (end - d) * kPackKeys * sizeof(T) / 2;
+        } else if (first) {
+          PackKeys<false>(keys + d, stride, end - d, ahead, m->keys);
+        }
+        const float* q = t.q + g.first * t.q_stride + d;
+        const float* scales = (d < split ? t.key_scales : t.rest_scales) + key;
+        float* scores = m->scores[g.first] + key;
+        WithSize(
+            g.size, [&](auto size) __attribute__((always_inline)) {
+              if (ask) {
+                Dots<size, true, T>(q, t.q_stride, m->keys, end - d, d > 0, scales, ahead, scores);
+              } else {
+                Dots<size, false, T>(q, t.q_stride, m->keys, end - d, d > 0, scales, ahead, scores);
+              }
+            });
+        first = false;
+      }
+      ahead += (end - d) * kPackKeys * sizeof(T) / 2;
+    }
+  }
+}
+
+inline float MaxLanes(V x) {
+  if constexpr (kLanes == 16) x = Max(x, Swap<kLanes / 2>(x));
+  x = Max(x, Swap<4>(x));
+  x = Max(x, Swap<2>(x));
+  x = Max(x, Swap<1>(x));
+  return First(x);
+}
+
+/// Turns a group's scores into weights and updates max and sum; finds keep. With each row it asks for `bytes`
+/// from `ahead` on.
+template <typename T>
+[[gnu::noinline]] void Softmax(const Run& t, const Group& g, const char* ahead, int bytes, float* keep,
+                               float (*scores)[kRunKeys]) {
+  alignas(64) static constexpr int32_t kOrder[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const VI order = LoadInts(kOrder);
   const V nothing = Set(-__builtin_inff());
-  const VI visible = LoadInts(g->visible);
-  const VI lane_key = LoadInts(g->key);
-  V largest = nothing;
-  for (int j = 0; j < g->keys; j += K) {
-    const T* keys = reinterpret_cast<const T*>(t.keys) + j * key_stride;
-    if (g->ahead != 0) {
-#pragma GCC unroll 16
-      for (int i = 0; i < K; ++i) {
-        // Not into the first-level cache: that has the block that is worked on.
-        Prefetch<T, 2>(reinterpret_cast<const char*>(keys + i * key_stride) + g->ahead, t.key_dim);
-      }
+  alignas(64) float before[kLanes] = {}, base[kLanes] = {}, total[kLanes];
+  for (int i = 0; i < g.rows; ++i) {
+    float* w = scores[i];
+    Prefetch<char, 2>(ahead + i * bytes, bytes);
+    const VI visible = SetInts(t.visible[g.first + i]);
+    V largest = nothing;
+    for (int j = 0; j < g.keys; j += kLanes) {
+      largest = Max(largest, SelectLess(AddInts(order, SetInts(j)), visible, Load(w + j), nothing));
     }
-    const V dots = ScaledDots<R>(t, q, keys, key_stride, j, lane_key);
-    const V seen = SelectLess(AddInts(lane_key, SetInts(j)), visible, dots, nothing);
-    Store(g->weights + j * R, seen);
-    largest = Max(largest, seen);
-  }
-  // Softmax takes kLanes keys at a time.
-  for (int j = (g->keys + K - 1) / K * K; j % kLanes != 0; j += K) Store(g->weights + j * R, nothing);
-  return MaxOverKeys<R>(largest);
-}
-
-// Turns scores into weights and updates max, sum and keep.
-template <int R, typename T>
-inline void Softmax(const Run& t, int first, int rows, V largest, Group<R>* g) {
-  constexpr int K = kLanes / R;
-  const VI visible = LoadInts(g->visible);
-  const VI lane_key = LoadInts(g->key);
-  const V before = Load(g->max);
-  const V max = Max(before, largest);
-  // A row that has seen no key yet has maximum -inf; a finite stand-in keeps -inf - -inf from becoming NaN.
-  const V base = Max(Set(-3.0e38F), max);
-  V sum[R];
-#pragma GCC unroll 16
-  for (int u = 0; u < R; ++u) sum[u] = Zero();
-  for (int j = 0; j < g->keys;) {
-#pragma GCC unroll 16
-    for (int u = 0; u < R; ++u, j += K) {
-      float* w = g->weights + j * R;
-      const V weight = SelectLess(AddInts(lane_key, SetInts(j)), visible, Exp(Sub(Load(w), base)), Zero());
+    const float most = MaxLanes(largest);
+    before[i] = t.max[g.first + i];
+    const float max = most > before[i] ? most : before[i];
+    t.max[g.first + i] = max;
+    // A row that has seen no key yet has maximum -inf; a finite stand-in keeps -inf - -inf from becoming NaN.
+    base[i] = max > -3.0e38F ? max : -3.0e38F;
+    V sum = Zero();
+    for (int j = 0; j < g.keys; j += kLanes) {
+      const V weight =
+          SelectLess(AddInts(order, SetInts(j)), visible, Exp(Sub(Load(w + j), Set(base[i]))), Zero());
       if constexpr (std::is_same_v<T, int8_t>) {
-        Store(w, Mul(weight, ScalesOf<R>(t.value_scales + j, lane_key)));
+        Store(w + j, Mul(weight, Load(t.value_scales + j)));
       } else {
-        Store(w, weight);
+        Store(w + j, weight);
       }
-      sum[u] = Add(sum[u], weight);
+      sum = Add(sum, weight);
     }
+    total[i] = SumLanes(sum);
   }
-#pragma GCC unroll 4
-  for (int half = R / 2; half >= 1; half /= 2) {
-#pragma GCC unroll 16
-    for (int u = 0; u < half; ++u) sum[u] = Add(sum[u], sum[u + half]);
-  }
-  alignas(64) float total[kLanes];
-  Store(total, SumOverKeys<R>(sum[0]));
-  Store(g->max, max);
-  Store(g->keep, Exp(Sub(before, base)));
-  for (int i = 0; i < rows; ++i) {
-    t.max[first + i] = g->max[i];
-    t.sum[first + i] = __builtin_fmaf(t.sum[first + i], g->keep[i], total[i]);
+  Store(keep, Exp(Sub(Load(before), Load(base))));
+  for (int i = 0; i < g.rows; ++i) {
+    t.sum[g.first + i] = __builtin_fmaf(t.sum[g.first + i], keep[i], total[i]);
   }
 }
 
-// acc = acc * keep + weights x values, for C registers of value dimensions (or `tail` < kLanes, C = 1).
-template <int R, int C, bool kTail, bool kAhead, typename T>
-inline void AddValues(const Group<R>& g, const T* values, int64_t value_stride, int rows, float* acc,
-                      int64_t acc_stride, int tail, const char* ahead) {
+/// acc = acc * keep + weights x values, for C registers of value dimensions (or `tail` < kLanes, C = 1).
+/// `ahead`: asks for three quarters of as many bytes as are read, from there on.
+template <int R, int C, bool kTail, bool kAhead, bool kPacked, typename T>
+[[gnu::noinline]] void AddValues(const Group& g, const float* weights, const float* keep, const T* values,
+                                 int64_t value_stride, float* acc, int64_t acc_stride, int tail,
+                                 const char* ahead) {
   V sum[R * C];
 #pragma GCC unroll 16
   for (int i = 0; i < R; ++i) {
 #pragma GCC unroll 16
     for (int c = 0; c < C; ++c) {
       sum[i * C + c] = Zero();
-      if (i >= rows) continue;
+      if (i >= g.rows) continue;
       const float* from = acc + i * acc_stride + c * kLanes;
-      sum[i * C + c] = Mul(kTail ? LoadFirst(from, tail) : Load(from), Set(g.keep[i]));
+      sum[i * C + c] = Mul(kTail ? LoadFirst(from, tail) : Load(from), Set(keep[i]));
     }
   }
-  const float* weights = g.weights;
-  for (int j = 0; j < g.keys; ++j, weights += R, values += value_stride) {
+  for (int j = 0; j < g.keys; ++j, values += value_stride) {
     if constexpr (kAhead) {
       Prefetch<T, 2>(ahead, C * kLanes);
-      ahead += C * kLanes * sizeof(T);
+      ahead += C * kLanes * sizeof(T) * 3 / 4;
     }
     // The next strip: its lines lie a row apart, so no prefetcher brings them from the second-level cache.
-    Prefetch<T, 3>(reinterpret_cast<const char*>(values + C * kLanes), C * kLanes);
+    if constexpr (!kPacked) {
+      Prefetch<T, 3>(reinterpret_cast<const char*>(values + C * kLanes), C * kLanes);
+    }
     V value[C];
 #pragma GCC unroll 16
     for (int c = 0; c < C; ++c) {
@@ -243,14 +304,14 @@ inline void AddValues(const Group<R>& g, const T* values, int64_t value_stride, 
     }
 #pragma GCC unroll 16
     for (int i = 0; i < R; ++i) {
-      const V weight = Set(weights[i]);
+      const V weight = Set(weights[i * kRunKeys + j]);
 #pragma GCC unroll 16
       for (int c = 0; c < C; ++c) sum[i * C + c] = Fma(weight, value[c], sum[i * C + c]);
     }
   }
 #pragma GCC unroll 16
   for (int i = 0; i < R; ++i) {
-    if (i >= rows) break;
+    if (i >= g.rows) break;
 #pragma GCC unroll 16
     for (int c = 0; c < C; ++c) {
       float* to = acc + i * acc_stride + c * kLanes;
@@ -263,76 +324,113 @@ inline void AddValues(const Group<R>& g, const T* values, int64_t value_stride, 
   }
 }
 
-// All value dimensions from d on, in strips of C registers, then narrower ones.
+/// One group's value dimensions from d on, in strips of C registers, then narrower ones. `ahead`: where what
+/// is asked for stands, as if d was 0.
 template <int R, int C, bool kAhead, typename T>
-inline void AddAllValues(const Run& t, const Group<R>& g, int first, int rows, int d) {
+inline void AddAllValues(const Run& t, const Group& g, const float* weights, const float* keep, int d,
+                         const char* ahead) {
   const T* values = reinterpret_cast<const T*>(t.values);
   const int64_t value_stride = t.value_stride / static_cast<int64_t>(sizeof(T));
-  float* acc = t.acc + first * t.acc_stride;
+  float* acc = t.acc + g.first * t.acc_stride;
   // The next values are walked from front to back, not in strips as these: the processor's own prefetcher
   // then takes them for a stream and helps.
-  const char* ahead = reinterpret_cast<const char*>(t.values) + g.ahead;
-  constexpr int64_t row = kRunKeys * sizeof(T);  // bytes of one dimension of all values
+  constexpr int64_t each = kRunKeys * sizeof(T) * 3 / 4;  // bytes for a dimension
   for (; d + C * kLanes <= t.value_dim; d += C * kLanes) {
-    AddValues<R, C, false, kAhead>(g, values + d, value_stride, rows, acc + d, t.acc_stride, 0,
-                                   ahead + d * row);
+    AddValues<R, C, false, kAhead, false>(g, weights, keep, values + d, value_stride, acc + d, t.acc_stride,
+                                          0, ahead + d * each);
   }
   if constexpr (C > 1) {
-    AddAllValues<R, C / 2, kAhead, T>(t, g, first, rows, d);
+    AddAllValues<R, C / 2, kAhead, T>(t, g, weights, keep, d, ahead);
   } else if constexpr (kLanes > 8) {
     if (d < t.value_dim) {
-      AddValues<R, 1, true, kAhead>(g, values + d, value_stride, rows, acc + d, t.acc_stride, t.value_dim - d,
-                                    ahead + d * row);
+      AddValues<R, 1, true, kAhead, false>(g, weights, keep, values + d, value_stride, acc + d, t.acc_stride,
+                                           t.value_dim - d, ahead + d * each);
     }
   }
 }
 
-template <int R, typename T>
-inline void RunGroup(const Run& t, int first, int rows) {
-  Group<R> g;
-  g.keys = 0;
-  g.ahead = first == 0 ? t.next : 0;  // once a block
-  for (int i = 0; i < kLanes; ++i) {
-    const bool row = i % R < rows;
-    g.max[i] = row ? t.max[first + i % R] : -__builtin_inff();
-    g.visible[i] = row ? t.visible[first + i % R] : 0;
-    g.key[i] = i / R;
-    if (g.visible[i] > g.keys) g.keys = g.visible[i];
+/// A strip of values as floats, [key][kStrip]; asks for as many bytes as it reads, from `ahead` on.
+template <bool kAhead, typename T>
+inline void PackValues(const T* values, int64_t stride, int keys, const char* ahead, float* packed) {
+  for (int j = 0; j < keys; ++j, values += stride, packed += kStrip) {
+    if constexpr (kAhead) {
+      Prefetch<T, 2>(ahead, kStrip);
+      ahead += kStrip * sizeof(T);
+    }
+    Store(packed, Load(values));
+    Store(packed + kLanes, Load(values + kLanes));
   }
+}
+
+/// The only group's weights and values.
+template <typename T>
+inline void FinishOne(const Run& t, bool ask, Memory* m) {
+  const Group& g = m->groups[0];
   if (g.keys == 0) return;
-  if constexpr (std::is_same_v<T, int8_t>) {
-    if (g.ahead != 0) {
-      Prefetch<float, 2>(reinterpret_cast<const char*>(t.key_scales) + g.ahead, kRunKeys);
-      Prefetch<float, 2>(
-          reinterpret_cast<const char*>(t.values == t.keys ? t.rest_scales : t.value_scales) + g.ahead,
-          kRunKeys);
+  const char* ahead = reinterpret_cast<const char*>(t.values) + t.next;
+  const int quarter = t.value_dim * kRunKeys * static_cast<int>(sizeof(T)) / 4;
+  Softmax<T>(t, g, ahead, ask ? quarter / g.rows : 0, m->keep[0], m->scores);
+  WithSize(g.size, [&](auto size) {
+    if (ask) {
+      AddAllValues<size, kLanes / size, true, T>(t, g, m->scores[0], m->keep[0], 0, ahead + quarter);
+    } else {
+      AddAllValues<size, kLanes / size, false, T>(t, g, m->scores[0], m->keep[0], 0, nullptr);
+    }
+  });
+}
+
+/// Those of several groups, which share values as floats.
+template <typename T>
+inline void FinishAll(const Run& t, bool ask, Memory* m) {
+  int most = 0;
+  for (int i = 0; i < m->count; ++i) {
+    const Group& g = m->groups[i];
+    if (g.keys > 0) Softmax<T>(t, g, nullptr, 0, m->keep[i], m->scores + g.first);
+    most = g.keys > most ? g.keys : most;
+  }
+  const T* values = reinterpret_cast<const T*>(t.values);
+  const int64_t value_stride = t.value_stride / static_cast<int64_t>(sizeof(T));
+  const char* ahead = reinterpret_cast<const char*>(t.values) + t.next;
+  int d = 0;
+  for (; d + kStrip <= t.value_dim; d += kStrip, ahead += kRunKeys * kStrip * sizeof(T)) {
+    if (ask) {
+      PackValues<true>(values + d, value_stride, most, ahead, m->values);
+    } else {
+      PackValues<false>(values + d, value_stride, most, ahead, m->values);
+    }
+    for (int i = 0; i < m->count; ++i) {
+      const Group& g = m->groups[i];
+      if (g.keys == 0) continue;
+      float* acc = t.acc + g.first * t.acc_stride + d;
+      WithSize(g.size, [&](auto size) {
+        AddValues<size, kStrip / kLanes, false, false, true>(g, m->scores[g.first], m->keep[i], m->values,
+                                                             kStrip, acc, t.acc_stride, 0, nullptr);
+      });
     }
   }
-  Softmax<R, T>(t, first, rows, Scores<R, T>(t, first, &g), &g);
-  if (g.ahead != 0 && t.values != t.keys) {
-    AddAllValues<R, kLanes / R, true, T>(t, g, first, rows, 0);
-  } else {
-    AddAllValues<R, kLanes / R, false, T>(t, g, first, rows, 0);
+  for (int i = 0; i < m->count && d < t.value_dim; ++i) {
+    const Group& g = m->groups[i];
+    if (g.keys == 0) continue;
+    WithSize(g.size, [&](auto size) {
+      AddAllValues<size, 1, false, T>(t, g, m->scores[g.first], m->keep[i], d, nullptr);
+    });
   }
 }
 
 template <typename T>
-inline void RunRows(const Run& t) {
-  constexpr int kMost = kLanes / 2;
-  int first = 0;
-  for (; first + kMost <= t.rows; first += kMost) RunGroup<kMost, T>(t, first, kMost);
-  const int rest = t.rows - first;
-  if (rest == 0) return;
-  // A group with idle rows reads the keys once; several smaller groups would read them several times.
-  if (rest == 1) {
-    RunGroup<1, T>(t, first, rest);
-  } else if (rest == 2) {
-    RunGroup<2, T>(t, first, rest);
-  } else if (rest <= 4) {
-    RunGroup<4, T>(t, first, rest);
-  } else {
-    RunGroup<kMost, T>(t, first, rest);
+inline void RunRows(const Run& t, Memory* m) {
+  FindGroups(t, m);
+  if constexpr (std::is_same_v<T, int8_t>) {
+    if (t.next != 0) {
+      Prefetch<float, 2>(reinterpret_cast<const char*>(t.key_scales) + t.next, kRunKeys);
+      Prefetch<float, 2>(
+          reinterpret_cast<const char*>(t.values == t.keys ? t.rest_scales : t.value_scales) + t.next,
+          kRunKeys);
+    }
   }
+  Scores<T>(t, m);
+  const bool ask = t.next != 0 && t.values != t.keys;  // else they were asked for as keys
+  m->count == 1 ? FinishOne<T>(t, ask, m) : FinishAll<T>(t, ask, m);
 }
 
 inline void RunAttentionTile(const AttentionTile& tile) {
@@ -342,6 +440,7 @@ inline void RunAttentionTile(const AttentionTile& tile) {
     float* acc = tile.acc + i * tile.acc_stride;
     for (int d = 0; d < tile.value_dim; ++d) acc[d] = 0;
   }
+  Memory memory;
   for (int i = 0; i < kAttentionRuns; ++i) {
     Run run;
     int most = 0;
@@ -373,11 +472,11 @@ inline void RunAttentionTile(const AttentionTile& tile) {
     run.value_scales = reinterpret_cast<const float*>(keys + tile.value_scales);
     run.key_split = tile.key_split;
     if (tile.kv_dtype == tensor::DType::kF32) {
-      RunRows<float>(run);
+      RunRows<float>(run, &memory);
     } else if (tile.kv_dtype == tensor::DType::kI8) {
-      RunRows<int8_t>(run);
+      RunRows<int8_t>(run, &memory);
     } else {
-      RunRows<uint16_t>(run);
+      RunRows<uint16_t>(run, &memory);
     }
   }
 }

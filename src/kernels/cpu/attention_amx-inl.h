@@ -89,7 +89,7 @@ inline void PackQueries(const AttentionTile& t, int first, std::byte* to) {
           Pairs(UpperBF16(RoundingError(even, upper_even)), UpperBF16(RoundingError(odd, upper_odd)));
     }
     for (auto& part : parts) {
-      Transpose16(part);
+      Transpose(part);
 #pragma GCC unroll 16
       for (int i = 0; i < kTileRows; ++i) {
         if constexpr (R == 16) {

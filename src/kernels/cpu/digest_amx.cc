@@ -132,7 +132,7 @@ inline void WriteRows(const float (*totals)[kGroup], int count, int rows, float*
     __m512i block[kTileRows];
 #pragma GCC unroll 16
     for (int i = 0; i < kTileRows; ++i) block[i] = _mm512_load_si512(totals[half + i]);
-    Transpose16(block);
+    Transpose(block);
     alignas(64) float transposed[kTileRows][kGroup];
 #pragma GCC unroll 16
     for (int i = 0; i < kTileRows; ++i) _mm512_store_si512(transposed[i], block[i]);

@@ -65,6 +65,14 @@ inline V ToFloats(VI x) { return _mm256_cvtepi32_ps(x); }
 inline VI ToInts(V x) { return _mm256_cvtps_epi32(x); }  // to the nearest
 inline V AsFloats(VI bits) { return _mm256_castsi256_ps(bits); }
 inline VI AsInts(V x) { return _mm256_castps_si256(x); }
+template <int kBits>
+inline VI ShiftLeft(VI x) {
+  return _mm256_slli_epi32(x, kBits);
+}
+template <int kBits>
+inline VI ShiftRight(VI x) {  // of signed numbers
+  return _mm256_srai_epi32(x, kBits);
+}
 /// Of bytes and of 16 bits, 4 or 2 to a lane.
 inline VI LoadBytes(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 inline void StoreBytes(void* p, VI x) { _mm256_storeu_si256(static_cast<__m256i*>(p), x); }
@@ -96,11 +104,34 @@ inline V Swap(V x) {
   if constexpr (kDistance == 1) return _mm256_permute_ps(x, 0xb1);
 }
 
+inline float First(V x) { return _mm256_cvtss_f32(x); }
 inline float SumLanes(V x) {
   x = Add(x, Swap<4>(x));
   x = Add(x, Swap<2>(x));
   x = Add(x, Swap<1>(x));
-  return _mm256_cvtss_f32(x);
+  return First(x);
+}
+
+/// Eight rows of eight become columns.
+inline void Transpose(VI* r) {
+  __m256i a[8], b[8];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    a[2 * i] = _mm256_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+    a[2 * i + 1] = _mm256_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {
+    b[4 * i] = _mm256_unpacklo_epi64(a[4 * i], a[4 * i + 2]);
+    b[4 * i + 1] = _mm256_unpackhi_epi64(a[4 * i], a[4 * i + 2]);
+    b[4 * i + 2] = _mm256_unpacklo_epi64(a[4 * i + 1], a[4 * i + 3]);
+    b[4 * i + 3] = _mm256_unpackhi_epi64(a[4 * i + 1], a[4 * i + 3]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    r[i] = _mm256_permute2x128_si256(b[i], b[4 + i], 0x20);
+    r[4 + i] = _mm256_permute2x128_si256(b[i], b[4 + i], 0x31);
+  }
 }
 
 inline V SumFourIn128(const V* x) {  // in both 128-bit halves, element i is the sum of that half of x[i]

@@ -73,6 +73,14 @@ inline V ToFloats(VI x) { return _mm512_cvtepi32_ps(x); }
 inline VI ToInts(V x) { return _mm512_cvtps_epi32(x); }  // to the nearest
 inline V AsFloats(VI bits) { return _mm512_castsi512_ps(bits); }
 inline VI AsInts(V x) { return _mm512_castps_si512(x); }
+template <int kBits>
+inline VI ShiftLeft(VI x) {
+  return _mm512_slli_epi32(x, kBits);
+}
+template <int kBits>
+inline VI ShiftRight(VI x) {  // of signed numbers
+  return _mm512_srai_epi32(x, kBits);
+}
 /// Of bytes and of 16 bits, 4 or 2 to a lane.
 inline VI LoadBytes(const void* p) { return _mm512_loadu_si512(p); }
 inline void StoreBytes(void* p, VI x) { _mm512_storeu_si512(p, x); }
@@ -105,12 +113,44 @@ inline V Swap(V x) {
   if constexpr (kDistance == 1) return _mm512_permute_ps(x, 0xb1);
 }
 
+inline float First(V x) { return _mm512_cvtss_f32(x); }
 inline float SumLanes(V x) {
   x = Add(x, Swap<8>(x));
   x = Add(x, Swap<4>(x));
   x = Add(x, Swap<2>(x));
   x = Add(x, Swap<1>(x));
-  return _mm512_cvtss_f32(x);
+  return First(x);
+}
+
+/// Sixteen rows of sixteen become columns.
+inline void Transpose(VI* r) {
+  __m512i a[16], b[16];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    a[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+    a[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    b[4 * i] = _mm512_unpacklo_epi64(a[4 * i], a[4 * i + 2]);
+    b[4 * i + 1] = _mm512_unpackhi_epi64(a[4 * i], a[4 * i + 2]);
+    b[4 * i + 2] = _mm512_unpacklo_epi64(a[4 * i + 1], a[4 * i + 3]);
+    b[4 * i + 3] = _mm512_unpackhi_epi64(a[4 * i + 1], a[4 * i + 3]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    a[i] = _mm512_shuffle_i32x4(b[i], b[4 + i], 0x88);
+    a[4 + i] = _mm512_shuffle_i32x4(b[i], b[4 + i], 0xdd);
+    a[8 + i] = _mm512_shuffle_i32x4(b[8 + i], b[12 + i], 0x88);
+    a[12 + i] = _mm512_shuffle_i32x4(b[8 + i], b[12 + i], 0xdd);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    r[i] = _mm512_shuffle_i32x4(a[i], a[8 + i], 0x88);
+    r[8 + i] = _mm512_shuffle_i32x4(a[i], a[8 + i], 0xdd);
+    r[4 + i] = _mm512_shuffle_i32x4(a[4 + i], a[12 + i], 0x88);
+    r[12 + i] = _mm512_shuffle_i32x4(a[4 + i], a[12 + i], 0xdd);
+  }
 }
 
 inline V AddEvenOdd128(V a, V b) {  // [a.0+a.1, a.2+a.3, b.0+b.1, b.2+b.3] of 128-bit parts

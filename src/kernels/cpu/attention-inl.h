@@ -16,7 +16,7 @@
 // from the others' in nothing but the load.
 //
 // What the next run needs is asked for evenly over the time that this one takes, since a processor has so
-// many lines on their way at once and no more (16 on Sapphire Rapids): half of the keys while these become
+// many lines on their way at once and no more (16 on Golden Cove): half of the keys while these become
 // columns and half while they meet the queries, a quarter of the values with softmax and the rest with these
 // values.
 //

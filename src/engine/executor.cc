@@ -12,6 +12,9 @@ std::vector<kernels::KvLayer> LayersOf(const cache::KvPool& blocks, int first_sp
   kernels::KvLayer layer = kernels::LayOutKv(layout.dtype, layout.heads, layout.key_dim, layout.value_dim,
                                              layout.shared, layout.sketches);
   MOESAIC_CHECK_EQ(layer.block_stride, layout.layer_bytes());
+  MOESAIC_CHECK_EQ(layer.head_stride, layout.head_bytes());
+  MOESAIC_CHECK_EQ(layer.value_offset, layout.value_offset());
+  MOESAIC_CHECK_EQ(layer.scale_offset, layout.heads * layout.head_bytes());
   if (layout.digest_bytes > 0) {
     MOESAIC_CHECK_EQ(layout.digest_bytes, layout.heads * kernels::DigestBytes(layer));
     MOESAIC_CHECK_EQ(layer.digest_stride, layout.digest_stride());

@@ -11,8 +11,10 @@ using Gemm = KernelTable::Gemm;
 
 // Those on tiles name the vector kernel of the same bits, and below how many rows it takes over. That
 // crossover was measured on Sapphire Rapids; `moesaic tune` measures it again (tuner.h).
-//   bf16      vdpbf16ps gains where it is fast (CpuFeatures::fast_bf16_dots); on an Emerald Rapids whose
-//             tiles are hidden multiply-adds of f32 are 1.5 times as fast from 16 rows on (and a tenth slower with 4).
+//   bf16      vdpbf16ps gains where it is fast (CpuFeatures::fast_bf16_dots). On an Emerald Rapids whose
+//   tiles
+//             are hidden multiply-adds of f32 are 1.3 to 1.6 times as fast from 16 rows on; with 4 and 8 rows
+//             from memory they are at 0.9 and 0.8.
 //             Tiles serve one row as well as many: in vector code a bf16 weight costs two multiply-adds and
 //             two shifts, more than its share of a tile product.
 //   int8      A product of 16 x 16 outputs and 64 inputs takes 16 cycles and two tile loads; vpdpbusd takes 8

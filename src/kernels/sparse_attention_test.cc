@@ -7,6 +7,7 @@
 #include <limits>
 #include <numeric>
 #include <random>
+#include <set>
 #include <vector>
 
 #include "base/round.h"
@@ -282,7 +283,6 @@ TEST_P(SparseAttentionTest, RowsReadWhatTheirFirstChose) {
   }
 }
 
-// However the tokens came: the same digests, and none of what is not full.
 // All full blocks but the last hold rubbish, until they are asked for.
 class Elsewhere : public ColdSource {
  public:
@@ -468,12 +468,19 @@ TEST_P(SparseAttentionTest, WhatSaysNothingBoundsNothing) {
   EXPECT_EQ(counters.bound.sum, shape.heads);
 }
 
+// Those that a kernel of choosing or attending needs.
 std::vector<runtime::Isa> OnHost() {
-  std::vector<runtime::Isa> found;
-  for (const auto& impl : AttentionImpls(DType::kBF16)) {
-    if (runtime::DetectCpu().Has(impl.needs)) found.push_back(impl.needs);
-  }
-  return found;
+  std::set<runtime::Isa> found;
+  const auto add = [&](const auto& impls) {
+    for (const auto& impl : impls) {
+      if (runtime::DetectCpu().Has(impl.needs)) found.insert(impl.needs);
+    }
+  };
+  add(AttentionImpls(DType::kBF16));
+  add(DigestImpls());
+  add(DigestEstimatesImpls());
+  add(SketchScoresImpls());
+  return {found.begin(), found.end()};
 }
 INSTANTIATE_TEST_SUITE_P(Host, SparseAttentionTest, testing::ValuesIn(OnHost()), IsaTestName);
 

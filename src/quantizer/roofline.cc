@@ -80,7 +80,6 @@ StatusOr<Roofline> MeasureRoofline(const checkpoint::Checkpoint& quantized,
     if (peak.format == PackedFormat::kF32) f32 = peak.all_threads;
     if (peak.format == PackedFormat::kBF16) bf16 = peak.all_threads;
   }
-  bf16 = std::max(bf16, f32);
   if (!(f32 > 0)) return roofline;  // no vector instructions
   runtime::Arena scratch;
   const kernels::ExecContext ctx{.kernels = &kernels, .pool = &pool, .scratch = &scratch};

@@ -47,7 +47,8 @@ struct Run {
   int64_t key_stride;
   const std::byte* values;
   int64_t value_stride;
-  int64_t next;  // bytes from these keys and values to those that will be asked for next, or 0
+  int64_t next;         // bytes from these keys and values to those that will be asked for next, or 0
+  int64_t next_scales;  // likewise of scales
   int rows, key_dim, value_dim;
   int visible[kAttentionRows];
   float *max, *sum, *acc;
@@ -337,14 +338,14 @@ inline void AddAllValues(const Run& t, const Group& g, const float* weights, con
   constexpr int64_t each = kRunKeys * sizeof(T) * 3 / 4;  // bytes for a dimension
   for (; d + C * kLanes <= t.value_dim; d += C * kLanes) {
     AddValues<R, C, false, kAhead, false>(g, weights, keep, values + d, value_stride, acc + d, t.acc_stride,
-                                          0, ahead + d * each);
+                                          0, kAhead ? ahead + d * each : nullptr);
   }
   if constexpr (C > 1) {
     AddAllValues<R, C / 2, kAhead, T>(t, g, weights, keep, d, ahead);
   } else if constexpr (kLanes > 8) {
     if (d < t.value_dim) {
       AddValues<R, 1, true, kAhead, false>(g, weights, keep, values + d, value_stride, acc + d, t.acc_stride,
-                                           t.value_dim - d, ahead + d * each);
+                                           t.value_dim - d, kAhead ? ahead + d * each : nullptr);
     }
   }
 }
@@ -422,10 +423,9 @@ inline void RunRows(const Run& t, Memory* m) {
   FindGroups(t, m);
   if constexpr (std::is_same_v<T, int8_t>) {
     if (t.next != 0) {
-      Prefetch<float, 2>(reinterpret_cast<const char*>(t.key_scales) + t.next, kRunKeys);
-      Prefetch<float, 2>(
-          reinterpret_cast<const char*>(t.values == t.keys ? t.rest_scales : t.value_scales) + t.next,
-          kRunKeys);
+      Prefetch<float, 2>(reinterpret_cast<const char*>(t.key_scales) + t.next_scales, kRunKeys);
+      const float* others = t.values == t.keys ? t.rest_scales : t.value_scales;
+      Prefetch<float, 2>(reinterpret_cast<const char*>(others) + t.next_scales, kRunKeys);
     }
   }
   Scores<T>(t, m);
@@ -460,6 +460,8 @@ inline void RunAttentionTile(const AttentionTile& tile) {
     run.values = keys + tile.value_offset;
     run.value_stride = tile.value_stride;
     run.next = next == nullptr ? 0 : next - keys;
+    run.next_scales =
+        run.next + (i + 1 < kAttentionRuns && tile.runs[i + 1] != nullptr ? 0 : tile.after_scales);
     run.rows = tile.rows;
     run.key_dim = tile.key_dim;
     run.value_dim = tile.value_dim;

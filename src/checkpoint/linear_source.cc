@@ -8,6 +8,7 @@
 #include "base/round.h"
 #include "checkpoint/ggml_blocks.h"
 #include "tensor/group_format.h"
+#include "tensor/static_scale.h"
 
 namespace moesaic::checkpoint {
 namespace {
@@ -103,7 +104,12 @@ Status FindInt8(const Checkpoint& checkpoint, const QuantGroup& group, LinearSou
   ASSIGN_OR_RETURN(source->scale, Scale(checkpoint, *source, module + ".weight_scale"));
   source->dynamic_activations = group.int8_activations && group.dynamic_activations;
   if (group.int8_activations && !group.dynamic_activations) {
-    ASSIGN_OR_RETURN(source->input_scale, ReadScalar(checkpoint, module + ".input_scale"));
+    const std::string name = module + ".input_scale";
+    ASSIGN_OR_RETURN(source->input_scale, ReadScalar(checkpoint, name));
+    if (source->input_scale < tensor::StaticScale::kLeast) {
+      return DataLoss("{}: tensor {} must be at least 2^-126, found {}", checkpoint.Find(name)->file, name,
+                      source->input_scale);
+    }
   }
   return OkStatus();
 }

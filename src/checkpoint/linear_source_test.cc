@@ -2,6 +2,7 @@
 // formats are compared with independent readers in tests/golden.
 #include "checkpoint/linear_source.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "checkpoint/test_files.h"
@@ -146,6 +147,12 @@ TEST_F(LinearSourceTest, Int8ChannelsStaticAndDynamic) {
   Open(Group(Int8("channel"), "int-quantized", static_activations),
        tensors.Add<float>("m.input_scale", "F32", {1}, {0.25F}));
   EXPECT_EQ(checkpoint_->FindLinear("m", 2, 3)->input_scale, 0.25F);
+  Open(Group(Int8("channel"), "int-quantized", static_activations),
+       SafetensorsMaker()
+           .Add<int8_t>("m.weight", "I8", {1, 1}, {3})
+           .Add<float>("m.weight_scale", "F32", {1, 1}, {1})
+           .Add<float>("m.input_scale", "F32", {1}, {0x1p-127F}));
+  EXPECT_THAT(Fault(1, 1), testing::HasSubstr("m.input_scale must be at least 2^-126, found 5.87"));
   Open(Group(Int8("tensor"), "int-quantized"), SafetensorsMaker()
                                                    .Add<int8_t>("m.weight", "I8", {2, 1}, {3, 4})
                                                    .Add<float>("m.weight_scale", "F32", {1}, {10}));

@@ -41,7 +41,7 @@ PreparedRows TakePreparedRows(const KernelTable& kernels, runtime::Arena* scratc
                               tensor::PackedFormat format, int rows, int k);
 
 /// Prepares one row into its place in `to`.
-inline void PrepareRow(const KernelTable& kernels, const float* x, float static_scale, int row,
+inline void PrepareRow(const KernelTable& kernels, const float* x, tensor::StaticScale static_scale, int row,
                        const PreparedRows& to) {
   const auto& gemm = kernels.gemm[static_cast<int>(to.format)];
   to.scales[row] = gemm.prepare(x, to.k, to.k_padded, static_scale, to.data.data() + row * to.stride);

@@ -20,6 +20,7 @@ namespace {
 
 using tensor::PackedFormat;
 using tensor::PackedLayout;
+using tensor::StaticScale;
 using Gemm = KernelTable::Gemm;
 
 struct Case {
@@ -98,7 +99,7 @@ class GemmTest : public testing::TestWithParam<Case> {
     a_scales_.resize(m_);
     for (int row = 0; row < m_; ++row) {
       a_scales_[row] = GetParam().impl.fn.prepare(&x_[size_t(row) * k], k, weights_.layout.k_padded,
-                                                  static_scale, &a_[row * stride_]);
+                                                  StaticScale::Of(static_scale), &a_[row * stride_]);
     }
   }
 
@@ -135,7 +136,8 @@ class GemmTest : public testing::TestWithParam<Case> {
           amax = std::max(amax, std::fabs(x_[size_t(row) * weights_.k() + j]));
         const float scale = static_scale > 0 ? static_scale : amax / 127;
         if (scale == 0) return 0;
-        return double{scale} * std::max(-127.0F, std::min(127.0F, std::nearbyint(x / scale)));
+        const float q = static_scale > 0 ? x * (1 / scale) : x / scale;
+        return double{scale} * std::max(-127.0F, std::min(127.0F, std::nearbyint(q)));
       }
       default: {  // as kI8, by 32 inputs
         float amax = 0;
@@ -321,7 +323,9 @@ TEST_P(GemmPlainTest, PreparesAsTheReferenceDoes) {
       std::vector<float> x(k);
       for (float& v : x) v = Uniform(1) * magnitude;
       if (k > 5) x[3] = 0, x[5] = -magnitude;
-      for (float static_scale : {0.0F, magnitude / 90}) {
+      for (float scale_of_tensor : {0.0F, magnitude / 90}) {
+        if (scale_of_tensor > 0 && scale_of_tensor < StaticScale::kLeast) continue;
+        const StaticScale static_scale = StaticScale::Of(scale_of_tensor);
         std::vector<std::byte> expected(size_t(k_padded) / 64 * gemm.unit_bytes, std::byte{9}),
             got = expected;
         const float scale = reference(x.data(), k, k_padded, static_scale, expected.data());
@@ -392,8 +396,8 @@ TEST_P(GemmGroupTest, PreparesAsTheReferenceDoes) {
       if (k > 5) x[3] = 0, x[5] = -magnitude, x[4] = std::nanf("");
       if (k > 64) std::fill_n(x.begin() + 32, 32, 0.0F);
       std::vector<std::byte> expected(k_padded / 64 * gemm.unit_bytes, std::byte{9}), got = expected;
-      reference.prepare(x.data(), k, k_padded, 0, expected.data());
-      gemm.prepare(x.data(), k, k_padded, 0, got.data());
+      reference.prepare(x.data(), k, k_padded, {}, expected.data());
+      gemm.prepare(x.data(), k, k_padded, {}, got.data());
       ASSERT_EQ(got, expected) << k << " " << magnitude;
     }
   }
@@ -478,7 +482,7 @@ TEST(GemmAcrossIsas, SameOrderSameBits) {
       std::vector<std::byte> a(most * stride);
       std::vector<float> scales(most);
       for (int row = 0; row < most; ++row) {
-        scales[row] = c.impl.fn.prepare(&x[row * k], k, layout.k_padded, 0, &a[row * stride]);
+        scales[row] = c.impl.fn.prepare(&x[row * k], k, layout.k_padded, {}, &a[row * stride]);
       }
       for (const int m : {1, 2, 16, most}) {
         std::vector<float> out(m * n);

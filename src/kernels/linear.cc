@@ -35,7 +35,7 @@ void RunTask(const ExecContext& ctx, const LinearParams& p, const GemmCut& cut, 
 }  // namespace
 
 PreparedRows PrepareRows(const ExecContext& ctx, tensor::PackedFormat format, const float* x,
-                         int64_t x_stride, int rows, int k, float static_scale) {
+                         int64_t x_stride, int rows, int k, tensor::StaticScale static_scale) {
   const PreparedRows prepared = TakePreparedRows(*ctx.kernels, ctx.scratch, format, rows, k);
   auto prepare = [&](int64_t row, int) {
     PrepareRow(*ctx.kernels, x + row * x_stride, static_scale, static_cast<int>(row), prepared);

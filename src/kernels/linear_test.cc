@@ -39,7 +39,7 @@ TEST_P(LinearTest, CutsMakeNoDifference) {
         const TestMatrix w = RandomMatrix(&rng_, format, n, k);
         const auto x = RandomValues(&rng_, size_t(m) * (k + 5), 1);
         const size_t mark = test.scratch_mark();
-        const PreparedRows a = PrepareRows(ctx, format, x.data(), k + 5, m, k, 0);
+        const PreparedRows a = PrepareRows(ctx, format, x.data(), k + 5, m, k);
         std::vector<float> c(size_t(m) * (n + 1), -7.0F);
         Linear(ctx, {.a = &a, .w = &w.matrix, .c = c.data(), .c_stride = n + 1});
         const auto expected = WholeProduct(ctx, a, w.matrix);
@@ -61,12 +61,12 @@ TEST_P(LinearTest, PreparesRowsAtAnyStride) {
   const auto x = RandomValues(&rng_, 40 * 1100, 1);
   for (PackedFormat format : kFormats) {
     for (int rows : {0, 1, 40}) {  // serial and pooled
-      const PreparedRows a = PrepareRows(ctx, format, x.data(), 1100, rows, k, 0);
+      const PreparedRows a = PrepareRows(ctx, format, x.data(), 1100, rows, k);
       EXPECT_EQ(a.rows, rows);
       std::vector<std::byte> row(a.stride);
       for (int r = 0; r < rows; ++r) {
         const auto& gemm = ctx.kernels->gemm[static_cast<int>(format)];
-        const float scale = gemm.prepare(&x[r * 1100], k, a.k_padded, 0, row.data());
+        const float scale = gemm.prepare(&x[r * 1100], k, a.k_padded, {}, row.data());
         EXPECT_EQ(scale, a.scales[r]);
         EXPECT_EQ(std::memcmp(row.data(), &a.data[r * a.stride], a.k_padded / 64 * gemm.unit_bytes), 0);
       }
@@ -90,7 +90,7 @@ TEST_P(LinearTest, GroupOfSlicesBiasAndAccumulation) {
     std::vector<tensor::PackedMatrix> slices(heads);
     std::vector<LinearParams> group(heads);
     for (int h = 0; h < heads; ++h) {
-      a[h] = PrepareRows(ctx, format, &x[h * k], heads * k, m, k, 0);
+      a[h] = PrepareRows(ctx, format, &x[h * k], heads * k, m, k);
       slices[h] = w.matrix.Rows(h * per_head, per_head);
       group[h] = {.a = &a[h],
                   .w = &slices[h],
@@ -116,7 +116,7 @@ TEST_P(LinearTest, GroupOfSlicesBiasAndAccumulation) {
 TEST_P(LinearTest, NoRowsAndNoProducts) {
   TestContext test(GetParam(), 2);
   const TestMatrix w = RandomMatrix(&rng_, PackedFormat::kF32, 16, 16);
-  const PreparedRows a = PrepareRows(test.context(), PackedFormat::kF32, nullptr, 16, 0, 16, 0);
+  const PreparedRows a = PrepareRows(test.context(), PackedFormat::kF32, nullptr, 16, 0, 16);
   Linear(test.context(), {.a = &a, .w = &w.matrix, .c = nullptr, .c_stride = 16});
   LinearGroup(test.context(), {});
 }

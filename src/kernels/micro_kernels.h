@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "tensor/dtype.h"
+#include "tensor/static_scale.h"
 
 namespace moesaic::kernels {
 
@@ -34,11 +35,12 @@ struct GemmTile {
 
 /// Rounds and lays out one row of activations for the gemm of the same table.
 /// `x` [k] f32; `out` k_padded elements of the format's activation type, the tail zeroed.
-/// kI8: scale = static_scale if > 0, else amax/127 (0 for a zero row); q = round_half_even(x / scale) in
-/// [-127, 127]; returns the scale. Group-scaled formats do so for every 32 inputs, without a static scale,
-/// and put scales and corrections behind the elements (cpu/gemm_group_formats-inl.h). They and others return
-/// 0.
-using PrepareRowFn = float (*)(const float* x, int k, int k_padded, float static_scale, std::byte* out);
+/// kI8: q = round_half_even(x * static_scale.inverse) in [-127, 127] if there is one; else
+/// round_half_even(x / scale), scale = amax/127 (0 for a zero row). Returns the scale. Group-scaled formats
+/// do so for every 32 inputs, without a static scale, and put scales and corrections behind the elements
+/// (cpu/gemm_group_formats-inl.h). They and others return 0.
+using PrepareRowFn = float (*)(const float* x, int k, int k_padded, tensor::StaticScale static_scale,
+                               std::byte* out);
 using GemmTileFn = void (*)(const GemmTile& tile);
 
 /// y[i] = x[i] / sqrt(mean(x^2) + eps) * weight[i]; x and y may be the same.

@@ -39,9 +39,9 @@ constexpr int kColumnRows = 96;  // of an expert at a time: whole tiles, 96 KiB 
 // One expert that has rows in this step.
 struct ExpertJob {
   tensor::PackedMatrix gate, up, down;
-  float up_scale, down_scale;  // static scales of its inputs, 0: dynamic
-  int part;                    // 0: routed rows, 1: the shared expert's rows, which are stored apart
-  int first_row, rows;         // in its part
+  tensor::StaticScale up_scale, down_scale;  // of its inputs
+  int part;             // 0: routed rows, 1: the shared expert's rows, which are stored apart
+  int first_row, rows;  // in its part
 };
 
 // Rows of an expert that a worker has gathered: the job's from `row` on.

@@ -60,8 +60,8 @@ double MedianMicroseconds(int steps, const Step& step) {
 double ProductsMicroseconds(const ExecContext& context, const MoeParams& p) {
   const int rows = std::max(p.rows * p.top_k / kExperts, 1), experts = std::min(p.rows * p.top_k, kExperts);
   const tensor::PackedMatrix &up = p.experts.up, &down = p.experts.down;
-  const PreparedRows x = PrepareRows(context, up.layout.format, p.x, 0, rows, p.hidden, 0);
-  const PreparedRows h = PrepareRows(context, down.layout.format, p.x, 0, rows, p.intermediate, 0);
+  const PreparedRows x = PrepareRows(context, up.layout.format, p.x, 0, rows, p.hidden);
+  const PreparedRows h = PrepareRows(context, down.layout.format, p.x, 0, rows, p.intermediate);
   constexpr int kPanels = 16;  // of the output at a time
   const int64_t room = int64_t{rows} * kPanels * tensor::kPanelRows;
   const auto y = context.scratch->Take<float>(room * context.pool->size());

@@ -13,6 +13,7 @@ namespace {
 
 using tensor::PackedFormat;
 using tensor::PackedMatrix;
+using tensor::StaticScale;
 
 constexpr PackedFormat kFormats[] = {PackedFormat::kF32,   PackedFormat::kBF16,  PackedFormat::kI8,
                                      PackedFormat::kI4G32, PackedFormat::kNvfp4, PackedFormat::kF8G128};
@@ -36,8 +37,9 @@ struct Layer {
       shared_gate_up_down[2] = RandomMatrix(rng, shared_format, s.hidden, s.shared_intermediate);
     }
     if (static_scales) {
-      input_scales = RandomValues(rng, 2 * s.experts, 0.01F);
-      for (float& v : input_scales) v = std::fabs(v) + 0.01F;
+      for (const float v : RandomValues(rng, 2 * s.experts, 0.01F)) {
+        input_scales.push_back(StaticScale::Of(std::fabs(v) + 0.01F));
+      }
     }
     weights = RandomValues(rng, size_t(rows) * s.top_k, 1);
     std::vector<int32_t> all(s.experts);
@@ -141,14 +143,15 @@ struct Layer {
   TestMatrix gate, up, down;
   TestMatrix shared_gate_up_down[3];
   runtime::Buffer block;
-  std::vector<float> x, input_scales, weights;
+  std::vector<float> x, weights;
+  std::vector<StaticScale> input_scales;
   std::vector<int32_t> ids;
 };
 
 // One FFN of one row, by the operators that have tests of their own.
 std::vector<float> PlainFfn(const ExecContext& ctx, const float* x, const PackedMatrix& gate,
-                            const PackedMatrix& up, const PackedMatrix& down, float up_scale,
-                            float down_scale) {
+                            const PackedMatrix& up, const PackedMatrix& down, StaticScale up_scale,
+                            StaticScale down_scale) {
   const size_t mark = ctx.scratch->Mark();
   std::vector<float> g(gate.n()), u(gate.n()), h(gate.n()), y(down.n());
   const PreparedRows a = PrepareRows(ctx, gate.layout.format, x, 0, 1, gate.k(), up_scale);
@@ -175,13 +178,14 @@ std::vector<float> PlainMoe(const ExecContext& ctx, const MoeParams& p) {
       const int e = ids[j];
       if (e < 0) continue;
       const ExpertWeights& w = p.experts;
-      const float* scales = w.input_scales;
-      const auto y = PlainFfn(ctx, x, w.Of(w.gate, e), w.Of(w.up, e), w.Of(w.down, e),
-                              scales ? scales[2 * e] : 0, scales ? scales[2 * e + 1] : 0);
+      const StaticScale* scales = w.input_scales;
+      const auto y =
+          PlainFfn(ctx, x, w.Of(w.gate, e), w.Of(w.up, e), w.Of(w.down, e),
+                   scales ? scales[2 * e] : StaticScale{}, scales ? scales[2 * e + 1] : StaticScale{});
       ctx.kernels->axpy(p.weights[t * p.top_k + j], y.data(), p.hidden, to);
     }
     if (p.shared_gate.empty()) continue;
-    const auto y = PlainFfn(ctx, x, p.shared_gate, p.shared_up, p.shared_down, 0, 0);
+    const auto y = PlainFfn(ctx, x, p.shared_gate, p.shared_up, p.shared_down, {}, {});
     ctx.kernels->axpy(1, y.data(), p.hidden, to);
   }
   return out;

@@ -34,7 +34,7 @@ struct PreparedRows {
 /// Rounds x [rows, k] (row stride x_stride floats) for `format`. The memory comes from ctx.scratch and lives
 /// until the caller rewinds it. static_scale as in PrepareRowFn.
 PreparedRows PrepareRows(const ExecContext& ctx, tensor::PackedFormat format, const float* x,
-                         int64_t x_stride, int rows, int k, float static_scale);
+                         int64_t x_stride, int rows, int k, tensor::StaticScale static_scale = {});
 
 /// C [rows, n] = A W^T (+ bias) or +=.
 struct LinearParams {
@@ -188,8 +188,8 @@ struct ExpertWeights {
   tensor::PackedMatrix gate, up, down;  // of expert 0
   int64_t stride = 0;                   // bytes from one expert to the next
   int count = 0;
-  const float* input_scales =
-      nullptr;  // [count * 2]: static activation scales of gate/up and of down, or null
+  // [count * 2]: of the activations of gate/up and of down, or null
+  const tensor::StaticScale* input_scales = nullptr;
 
   tensor::PackedMatrix Of(const tensor::PackedMatrix& first, int expert) const {
     tensor::PackedMatrix matrix = first;

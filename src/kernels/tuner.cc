@@ -100,7 +100,7 @@ class Stream {
     scratch_.Reset();
     const std::vector<float> x = RandomValues(size_t(rows) * kHidden);
     const ExecContext ctx{.kernels = table_, .pool = pool_, .scratch = &scratch_};
-    rows_ = PrepareRows(ctx, piece_.format, x.data(), kHidden, rows, kHidden, 0);
+    rows_ = PrepareRows(ctx, piece_.format, x.data(), kHidden, rows, kHidden);
   }
 
   // Seconds of `tile` on a few pieces for each thread; the next call goes on behind them.

@@ -45,7 +45,7 @@ void ToFloat(const std::byte* from, tensor::DType dtype, float scale, int count,
 HeadRows::HeadRows(const kernels::ExecContext& ctx, const tensor::PackedMatrix& weight, const float* x,
                    int stride, int rows, int heads, int k)
     : views_(ctx.scratch->Take<PreparedRows>(heads).data()) {
-  const PreparedRows all = kernels::PrepareRows(ctx, weight.layout.format, x, stride, rows * heads, k, 0);
+  const PreparedRows all = kernels::PrepareRows(ctx, weight.layout.format, x, stride, rows * heads, k);
   for (int h = 0; h < heads; ++h) views_[h] = Slice(all, h, heads, rows);
 }
 
@@ -83,8 +83,8 @@ MlaExpansion::MlaExpansion(const kernels::ExecContext& ctx, const MlaAttention& 
               rotated_ + static_cast<int64_t>(t) * rope_dim);
     }
   });
-  const PreparedRows all = kernels::PrepareRows(ctx, attention.uk.front().layout.format, plain, latent_dim,
-                                                tokens_, latent_dim, 0);
+  const PreparedRows all =
+      kernels::PrepareRows(ctx, attention.uk.front().layout.format, plain, latent_dim, tokens_, latent_dim);
   for (int b = 0; b < blocks_; ++b) {
     const int first = b * kKvBlockTokens;
     latents_[b] = Slice(all, first, 1, std::min(kKvBlockTokens, tokens_ - first));

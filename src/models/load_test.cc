@@ -357,6 +357,26 @@ TEST(LoadTest, RefusesAPackedFileThatDoesNotFitItsConfig) {
   std::filesystem::remove(packed);
 }
 
+// The inverse of a static scale is taken when a file is opened, and must be finite.
+TEST(LoadTest, RefusesAPackedFileWhoseScaleHasNoInverse) {
+  const std::string packed = testing::TempDir() + "scale.moesaic";
+  const auto pool = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
+  ASSERT_TRUE(Convert(SourcePath("tests/golden/ct-llama-int8-static"), packed, {}, *pool).ok());
+  std::ifstream in(packed, std::ios::binary);
+  const std::string bytes((std::istreambuf_iterator<char>(in)), {});
+  const std::string key = R"(\"input_scales\":[)";
+  const size_t at = bytes.find(key) + key.size();
+  ASSERT_LT(at, bytes.size());
+  const size_t end = bytes.find_first_of(",]", at);
+  for (const std::string wrong : {"-0.5", "1e-39", "1e39"}) {
+    std::string damaged = bytes;
+    damaged.replace(at, end - at, wrong + std::string(end - at - wrong.size(), ' '));
+    std::ofstream(packed, std::ios::binary) << damaged;
+    EXPECT_THAT(LoadError(packed), HasSubstr("\"input_scales\" of 0 or at least 2^-126")) << wrong;
+  }
+  std::filesystem::remove(packed);
+}
+
 // A region that does not say what its matrices are.
 TEST(LoadTest, RefusesAPackedFileWithoutParts) {
   const std::string packed = testing::TempDir() + "partless.moesaic";

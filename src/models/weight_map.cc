@@ -8,6 +8,7 @@
 namespace moesaic::models {
 
 using tensor::PackedMatrix;
+using tensor::StaticScale;
 
 namespace {
 
@@ -130,8 +131,9 @@ void WeightMap::EnterImage() {
 void WeightMap::Enter(const RegionPlan& region, const RegionPlan& layout, const std::byte* data) {
   Place place{.region = &region, .layout = &layout, .data = data, .moe_scales = {}};
   for (size_t i = 0; i + 2 < region.input_scales.size(); i += 3) {
-    place.moe_scales.push_back(region.input_scales[i]);  // gate's and up's are equal, as the plan checked
-    place.moe_scales.push_back(region.input_scales[i + 2]);
+    place.moe_scales.push_back(
+        StaticScale::Of(region.input_scales[i]));  // gate's and up's are equal, as the plan checked
+    place.moe_scales.push_back(StaticScale::Of(region.input_scales[i + 2]));
   }
   regions_.emplace(region.decl.name, std::move(place));
 }
@@ -158,7 +160,7 @@ PackedMatrix WeightMap::Matrix(const std::string& name, int record, int part) co
   matrix.layout.n = region.layouts[part].n;
   matrix.layout.n_padded = region.layouts[part].n_padded;
   if (!region.input_scales.empty()) {
-    matrix.input_scale = region.input_scales[record * region.layouts.size() + part];
+    matrix.input_scale = StaticScale::Of(region.input_scales[record * region.layouts.size() + part]);
   }
   return matrix;
 }

@@ -43,7 +43,7 @@ class WeightMap {
     const RegionPlan* region;
     const RegionPlan* layout;  // in memory: of a slice, or the region's own
     const std::byte* data;
-    std::vector<float> moe_scales;  // [count * 2]: of gate/up and of down, or empty
+    std::vector<tensor::StaticScale> moe_scales;  // [count * 2]: of gate/up and of down, or empty
   };
   WeightMap() = default;
   void Enter(const RegionPlan& region, const RegionPlan& layout, const std::byte* data);

@@ -1,6 +1,7 @@
 #include "models/weight_plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <set>
 
@@ -176,7 +177,10 @@ StatusOr<RegionPlan> ReadDescription(const RegionDecl& decl, const checkpoint::P
   if (const auto scales = stored->layout.find("input_scales"); scales != stored->layout.end()) {
     for (const nlohmann::json& scale : *scales) {
       if (!scale.is_number()) return refuse("described by numeric \"input_scales\"", scale.dump());
-      region.input_scales.push_back(scale.get<float>());
+      const auto value = scale.get<float>();
+      const bool fits = value == 0 || (value >= tensor::StaticScale::kLeast && std::isfinite(value));
+      if (!fits) return refuse("described by \"input_scales\" of 0 or at least 2^-126", scale.dump());
+      region.input_scales.push_back(value);
     }
     if (region.input_scales.size() != decl.count * decl.parts.size()) {
       return refuse(fmt::format("described by {} \"input_scales\"", decl.count * decl.parts.size()),

@@ -7,6 +7,9 @@
 #include "base/check.h"
 
 namespace moesaic::quantizer {
+
+using tensor::StaticScale;
+
 namespace {
 
 // A size is the upper bits of a magnitude: its exponent and 5 bits of its mantissa, 32 sizes an octave.
@@ -65,17 +68,18 @@ float ActivationRange::Scale(RangeRule rule) const {
   if (largest == 0) return 1;
   const int last =
       std::min<int>(static_cast<int>(std::bit_cast<uint32_t>(largest) >> kSizeShift), kSizes - 1);
-  if (rule == RangeRule::kLargest) return largest / kLargestCode;
+  const auto scale_of = [](float clip) { return std::max(clip / kLargestCode, StaticScale::kLeast); };
+  if (rule == RangeRule::kLargest) return scale_of(largest);
   if (rule == RangeRule::kPercentile) {
     int64_t total = zeros_, above = 0;
     for (const int64_t count : counts_) total += count;
     for (int size = last; size >= 0; --size) {
       above += counts_[size];
       if (static_cast<double>(above) > (1 - kPercentileShare) * static_cast<double>(total)) {
-        return std::min(largest, static_cast<float>(Middle(size))) / kLargestCode;
+        return scale_of(std::min(largest, static_cast<float>(Middle(size))));
       }
     }
-    return largest / kLargestCode;
+    return scale_of(largest);
   }
   // From no clipping down to a clip of 1/64, in 32nds of an octave. Beyond the clip a value errs by what is
   // cut off, within by a step / sqrt(12) on average, below half a step by itself.
@@ -96,21 +100,28 @@ float ActivationRange::Scale(RangeRule rule) const {
       best = clip;
     }
   }
-  return best / kLargestCode;
+  return scale_of(best);
 }
 
 std::vector<float> RoundActivations(const kernels::ExecContext& ctx, const TokenSample& x, float scale) {
   std::vector<float> rounded(static_cast<size_t>(x.count) * x.k);
   const kernels::Rounding& rounding = ctx.kernels->rounding[static_cast<int>(kernels::NumberGrid::kInt8)];
+  const StaticScale of_tensor = StaticScale::Of(scale);
   ctx.pool->Run(x.count, [&](int64_t t, int) {
     const float* row = x.rows + t * x.k;
-    const float own =
-        scale > 0 ? scale : std::bit_cast<float>(rounding.largest_bits(row, x.k)) / kLargestCode;
-    if (own == 0) return;
     std::vector<uint8_t> codes(x.k);
-    rounding.encode(row, x.k, own, codes.data());
+    float step = of_tensor.scale;
+    if (of_tensor.is_set()) {
+      std::vector<float> steps(x.k);  // x in steps, as kernels make them
+      for (int i = 0; i < x.k; ++i) steps[i] = row[i] * of_tensor.inverse;
+      rounding.encode(steps.data(), x.k, 1, codes.data());
+    } else {
+      step = std::bit_cast<float>(rounding.largest_bits(row, x.k)) / kLargestCode;
+      if (step == 0) return;
+      rounding.encode(row, x.k, step, codes.data());
+    }
     for (int i = 0; i < x.k; ++i)
-      rounded[t * x.k + i] = static_cast<float>(static_cast<int8_t>(codes[i])) * own;
+      rounded[t * x.k + i] = static_cast<float>(static_cast<int8_t>(codes[i])) * step;
   });
   return rounded;
 }

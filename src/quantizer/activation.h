@@ -26,7 +26,7 @@ class ActivationRange {
   /// Adds tokens. `divisors` [k] or empty: what smoothing divides each input by. Values must be finite.
   void Add(const kernels::ExecContext& ctx, const TokenSample& x, std::span<const float> divisors);
   std::span<const float> largest() const { return largest_; }  ///< [k]
-  /// x = q * scale with q in [-127, 127]; 1 where all inputs were 0.
+  /// x = q * scale with q in [-127, 127]; 1 where all inputs were 0, never below StaticScale::kLeast.
   float Scale(RangeRule rule) const;
 
  private:
@@ -35,8 +35,8 @@ class ActivationRange {
   int64_t zeros_ = 0;
 };
 
-/// Tokens as int8 makes them: q * scale with q = round_half_even(x / scale) in [-127, 127]. scale 0: each
-/// token's own, largest / 127.
+/// Tokens as int8 makes them: q * scale with q in [-127, 127], round_half_even(x * (1 / scale)) as kernels
+/// round with a static scale. scale 0: each token's own, largest / 127, and round_half_even(x / scale).
 std::vector<float> RoundActivations(const kernels::ExecContext& ctx, const TokenSample& x, float scale);
 
 struct ActivationChoice {

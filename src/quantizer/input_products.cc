@@ -38,7 +38,7 @@ void RoundTokens(const kernels::ExecContext& ctx, const TokenRows& tokens, int f
     const int64_t at = (first + t) * tokens.stride;
     const float gate = tokens.gates.empty() ? 1 : tokens.gates[first + t];
     if (tokens.f32 != nullptr && gate == 1 && order.empty()) {
-      prepare(tokens.f32 + at, k, row_inputs, 0, reinterpret_cast<std::byte*>(row));
+      prepare(tokens.f32 + at, k, row_inputs, {}, reinterpret_cast<std::byte*>(row));
       return;
     }
     std::vector<float> scaled(k);
@@ -49,7 +49,7 @@ void RoundTokens(const kernels::ExecContext& ctx, const TokenRows& tokens, int f
     if (gate != 1) {
       for (float& value : scaled) value *= gate;
     }
-    prepare(scaled.data(), k, row_inputs, 0, reinterpret_cast<std::byte*>(row));
+    prepare(scaled.data(), k, row_inputs, {}, reinterpret_cast<std::byte*>(row));
   });
 }
 

@@ -66,7 +66,7 @@ void AddProducts(const kernels::ExecContext& ctx, const Rows& a, const Rows& b, 
     });
     const size_t mark = ctx.scratch->Mark();
     const kernels::PreparedRows rows =
-        kernels::PrepareRows(ctx, PackedFormat::kBF16, left.data(), kChunk, a.columns, kChunk, 0);
+        kernels::PrepareRows(ctx, PackedFormat::kBF16, left.data(), kChunk, a.columns, kChunk);
     const tensor::PackedMatrix matrix{.layout = layout, .data = packed->data()};
     kernels::Linear(ctx,
                     {.a = &rows, .w = &matrix, .c = sum->data(), .c_stride = b.columns, .accumulate = true});

@@ -340,6 +340,19 @@ TEST_F(QuantizeTest, ACopiedTensorWithANumberThatIsNoneIsNamed) {
               HasSubstr("model.embed_tokens has a value that is not finite"));
 }
 
+// A bit that a source's disk loses changes its file and no time: no reader can tell. The intact source does.
+TEST_F(StoppedTest, ABitThatTheSourceLostIsFoundBesideTheIntactOne) {
+  Stop();
+  const std::string shard = source_ + "/model.safetensors", name = "model.layers.1.self_attn.o_proj.weight";
+  const fs::file_time_type written = fs::last_write_time(shard);
+  Overwrite(source_, name, 0x4000);
+  EXPECT_THAT(Message(Run(source_, "out").status()), HasSubstr("begun with another source"));
+  fs::last_write_time(shard, written);
+  ASSERT_TRUE(Run(source_, "out").ok());
+  EXPECT_TRUE(Check(source_, "out").ok());
+  EXPECT_THAT(Message(Check(Golden("kimi-k2"), "out").status()), HasSubstr("of tensor " + name));
+}
+
 // The checkpoint is opened whole and cut short afterwards, as by somebody else.
 TEST_F(QuantizeTest, AShardThatIsCutShortIsNamed) {
   const std::string path = CopyOf("kimi-k2");

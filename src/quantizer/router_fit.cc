@@ -124,9 +124,8 @@ void RouterFit::Descend(const RowMatrix& costs, std::span<const float> importanc
   }
   const RowMatrix turned = x.transpose();
   const layers::ScratchScope scratch(ctx_);
-  const auto rows = kernels::PrepareRows(ctx_, PackedFormat::kBF16, x.data(), hidden, sample, hidden, 0);
-  const auto columns =
-      kernels::PrepareRows(ctx_, PackedFormat::kBF16, turned.data(), sample, hidden, sample, 0);
+  const auto rows = kernels::PrepareRows(ctx_, PackedFormat::kBF16, x.data(), hidden, sample, hidden);
+  const auto columns = kernels::PrepareRows(ctx_, PackedFormat::kBF16, turned.data(), sample, hidden, sample);
 
   Solution now = *solution;
   Solution move{.weights = Eigen::MatrixXf::Zero(hidden, routed), .bias = Eigen::RowVectorXf::Zero(routed)};

@@ -25,7 +25,7 @@ class RuntimeMatrix {
   Status ReadKept(runtime::ThreadPool& pool, const checkpoint::Checkpoint& source, const std::string& module);
 
   /// The static scale of the linear's activations.
-  void SetInputScale(float scale) { owned_.matrix.input_scale = scale; }
+  void SetInputScale(float scale) { owned_.matrix.input_scale = tensor::StaticScale::Of(scale); }
 
   OwnedMatrix Take() { return std::move(owned_); }
 

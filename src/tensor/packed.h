@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "tensor/static_scale.h"
 
 namespace moesaic::tensor {
 
@@ -76,7 +77,7 @@ struct PackedMatrix {
   PackedLayout layout{};            // of the whole matrix at `data`, but n and n_padded are this run's
   const std::byte* data = nullptr;  // the whole matrix, or its first image: 64-byte aligned
   int first_row = 0;                // output of the whole matrix at which this run begins; a multiple of 16
-  float input_scale = 0;            // kI8: static scale of activations (x = q * scale); 0: dynamic, one a row
+  StaticScale input_scale = {};     // kI8: of activations
   int images = 1;
   int slice_panels = 0;      // 0: an image is the whole matrix
   int64_t image_stride = 0;  // bytes

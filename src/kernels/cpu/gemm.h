@@ -8,11 +8,12 @@
 
 namespace moesaic::kernels::cpu {
 
-float PrepareBF16Avx2(const float* x, int k, int k_padded, float static_scale, std::byte* out);
-float PrepareBF16Avx512(const float* x, int k, int k_padded, float static_scale, std::byte* out);
-float PrepareS8Avx2(const float* x, int k, int k_padded, float static_scale, std::byte* out);
-float PrepareU8Avx2(const float* x, int k, int k_padded, float static_scale, std::byte* out);
-float PrepareU8Avx512(const float* x, int k, int k_padded, float static_scale, std::byte* out);
+float PrepareBF16Avx2(const float* x, int k, int k_padded, tensor::StaticScale static_scale, std::byte* out);
+float PrepareBF16Avx512(const float* x, int k, int k_padded, tensor::StaticScale static_scale,
+                        std::byte* out);
+float PrepareS8Avx2(const float* x, int k, int k_padded, tensor::StaticScale static_scale, std::byte* out);
+float PrepareU8Avx2(const float* x, int k, int k_padded, tensor::StaticScale static_scale, std::byte* out);
+float PrepareU8Avx512(const float* x, int k, int k_padded, tensor::StaticScale static_scale, std::byte* out);
 
 void GemmF32Avx2(const GemmTile& tile);
 void GemmF32Avx512(const GemmTile& tile);

@@ -13,13 +13,19 @@ namespace moesaic::kernels {
   void GemmNvfp4##isa(const GemmTile& tile); \
   void GemmQ4K##isa(const GemmTile& tile);   \
   void GemmQ6K##isa(const GemmTile& tile);
-#define MOESAIC_GROUP_PREPARATIONS(isa)                                                             \
-  float PrepareI8G32##isa(const float* x, int k, int k_padded, float static_scale, std::byte* out); \
-  float PrepareI4G32##isa(const float* x, int k, int k_padded, float static_scale, std::byte* out); \
-  float PrepareMxfp4##isa(const float* x, int k, int k_padded, float static_scale, std::byte* out); \
-  float PrepareNvfp4##isa(const float* x, int k, int k_padded, float static_scale, std::byte* out); \
-  float PrepareQ4K##isa(const float* x, int k, int k_padded, float static_scale, std::byte* out);   \
-  float PrepareQ6K##isa(const float* x, int k, int k_padded, float static_scale, std::byte* out);
+#define MOESAIC_GROUP_PREPARATIONS(isa)                                                          \
+  float PrepareI8G32##isa(const float* x, int k, int k_padded, tensor::StaticScale static_scale, \
+                          std::byte* out);                                                       \
+  float PrepareI4G32##isa(const float* x, int k, int k_padded, tensor::StaticScale static_scale, \
+                          std::byte* out);                                                       \
+  float PrepareMxfp4##isa(const float* x, int k, int k_padded, tensor::StaticScale static_scale, \
+                          std::byte* out);                                                       \
+  float PrepareNvfp4##isa(const float* x, int k, int k_padded, tensor::StaticScale static_scale, \
+                          std::byte* out);                                                       \
+  float PrepareQ4K##isa(const float* x, int k, int k_padded, tensor::StaticScale static_scale,   \
+                        std::byte* out);                                                         \
+  float PrepareQ6K##isa(const float* x, int k, int k_padded, tensor::StaticScale static_scale,   \
+                        std::byte* out);
 
 namespace cpu {
 

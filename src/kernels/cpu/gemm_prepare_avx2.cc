@@ -27,16 +27,18 @@ inline float LargestMagnitude(const float* x, int k) {
   return _mm_cvtss_f32(m);
 }
 
-inline float PrepareI8(const float* x, int k, int k_padded, float static_scale, int bias, std::byte* out) {
-  const float scale = static_scale > 0 ? static_scale : LargestMagnitude(x, k) / 127;
+inline float PrepareI8(const float* x, int k, int k_padded, tensor::StaticScale static_scale, int bias,
+                       std::byte* out) {
+  const bool is_static = static_scale.is_set();
+  const float scale = is_static ? static_scale.scale : LargestMagnitude(x, k) / 127;
   // x / scale with a scale of 0 would be 0 / 0; such a row is all zeros (or too small for a scale to stand
   // for it).
   const int valid = scale > 0 ? k : 0;
-  const __m256 divisor = _mm256_set1_ps(scale > 0 ? scale : 1);
+  const __m256 divisor = _mm256_set1_ps(scale > 0 ? scale : 1), factor = _mm256_set1_ps(static_scale.inverse);
   const __m256i bias8 = _mm256_set1_epi32(bias);
   for (int i = 0; i < k_padded; i += 8) {
     const __m256 value = i < valid ? LoadUpTo8(x + i, valid - i) : _mm256_setzero_ps();
-    const __m256 q = _mm256_div_ps(value, divisor);
+    const __m256 q = is_static ? _mm256_mul_ps(value, factor) : _mm256_div_ps(value, divisor);
     const __m256 clamped = _mm256_min_ps(_mm256_max_ps(q, _mm256_set1_ps(-127)), _mm256_set1_ps(127));
     const __m256i rounded = _mm256_add_epi32(_mm256_cvtps_epi32(clamped), bias8);
     const __m128i words = Narrow(_mm256_and_si256(rounded, _mm256_set1_epi32(0xff)));
@@ -48,7 +50,8 @@ inline float PrepareI8(const float* x, int k, int k_padded, float static_scale, 
 }  // namespace
 
 // Rounds as tensor::ToBF16 does, NaN included.
-float PrepareBF16Avx2(const float* x, int k, int k_padded, float /*static_scale*/, std::byte* out) {
+float PrepareBF16Avx2(const float* x, int k, int k_padded, tensor::StaticScale /*static_scale*/,
+                      std::byte* out) {
   const __m256i one = _mm256_set1_epi32(1);
   for (int i = 0; i < k_padded; i += 8) {
     const __m256 value = i < k ? LoadUpTo8(x + i, k - i) : _mm256_setzero_ps();
@@ -63,11 +66,11 @@ float PrepareBF16Avx2(const float* x, int k, int k_padded, float /*static_scale*
   return 0;
 }
 
-float PrepareS8Avx2(const float* x, int k, int k_padded, float static_scale, std::byte* out) {
+float PrepareS8Avx2(const float* x, int k, int k_padded, tensor::StaticScale static_scale, std::byte* out) {
   return PrepareI8(x, k, k_padded, static_scale, 0, out);
 }
 
-float PrepareU8Avx2(const float* x, int k, int k_padded, float static_scale, std::byte* out) {
+float PrepareU8Avx2(const float* x, int k, int k_padded, tensor::StaticScale static_scale, std::byte* out) {
   return PrepareI8(x, k, k_padded, static_scale, 128, out);
 }
 

@@ -12,7 +12,8 @@ inline __mmask16 Mask(int left) {
 }  // namespace
 
 // Rounds as tensor::ToBF16 does, NaN included: vcvtneps2bf16 would flush denormals.
-float PrepareBF16Avx512(const float* x, int k, int k_padded, float /*static_scale*/, std::byte* out) {
+float PrepareBF16Avx512(const float* x, int k, int k_padded, tensor::StaticScale /*static_scale*/,
+                        std::byte* out) {
   const __m512i one = _mm512_set1_epi32(1);
   for (int i = 0; i < k_padded; i += 16) {
     const __mmask16 mask = i < k ? Mask(k - i) : static_cast<__mmask16>(0);
@@ -28,9 +29,10 @@ float PrepareBF16Avx512(const float* x, int k, int k_padded, float /*static_scal
   return 0;
 }
 
-float PrepareU8Avx512(const float* x, int k, int k_padded, float static_scale, std::byte* out) {
-  float scale = static_scale;
-  if (scale <= 0) {
+float PrepareU8Avx512(const float* x, int k, int k_padded, tensor::StaticScale static_scale, std::byte* out) {
+  const bool is_static = static_scale.is_set();
+  float scale = static_scale.scale;
+  if (!is_static) {
     __m512 largest = _mm512_setzero_ps();
     for (int i = 0; i < k; i += 16) {
       largest = _mm512_max_ps(largest, _mm512_abs_ps(_mm512_maskz_loadu_ps(Mask(k - i), x + i)));
@@ -39,11 +41,12 @@ float PrepareU8Avx512(const float* x, int k, int k_padded, float static_scale, s
   }
   // x / scale with a scale of 0 would be 0 / 0; such a row is all zeros (or too small for a scale to stand
   // for it).
-  const __m512 divisor = _mm512_set1_ps(scale > 0 ? scale : 1);
+  const __m512 divisor = _mm512_set1_ps(scale > 0 ? scale : 1), factor = _mm512_set1_ps(static_scale.inverse);
   const __m512i bias = _mm512_set1_epi32(128);
   for (int i = 0; i < k_padded; i += 16) {
     const __mmask16 mask = i < k && scale > 0 ? Mask(k - i) : static_cast<__mmask16>(0);
-    const __m512 q = _mm512_div_ps(_mm512_maskz_loadu_ps(mask, x + i), divisor);
+    const __m512 value = _mm512_maskz_loadu_ps(mask, x + i);
+    const __m512 q = is_static ? _mm512_mul_ps(value, factor) : _mm512_div_ps(value, divisor);
     const __m512 clamped = _mm512_min_ps(_mm512_max_ps(q, _mm512_set1_ps(-127)), _mm512_set1_ps(127));
     const __m512i rounded = _mm512_add_epi32(_mm512_cvtps_epi32(clamped), bias);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), _mm512_cvtepi32_epi8(rounded));

@@ -49,22 +49,28 @@ inline float Prepare(const float* x, int k, int k_padded, std::byte* out) {
 
 }  // namespace
 
-float PrepareI8G32Avx512(const float* x, int k, int k_padded, float /*static_scale*/, std::byte* out) {
+float PrepareI8G32Avx512(const float* x, int k, int k_padded, tensor::StaticScale /*static_scale*/,
+                         std::byte* out) {
   return Prepare<I8G32>(x, k, k_padded, out);
 }
-float PrepareI4G32Avx512(const float* x, int k, int k_padded, float /*static_scale*/, std::byte* out) {
+float PrepareI4G32Avx512(const float* x, int k, int k_padded, tensor::StaticScale /*static_scale*/,
+                         std::byte* out) {
   return Prepare<I4G32>(x, k, k_padded, out);
 }
-float PrepareMxfp4Avx512(const float* x, int k, int k_padded, float /*static_scale*/, std::byte* out) {
+float PrepareMxfp4Avx512(const float* x, int k, int k_padded, tensor::StaticScale /*static_scale*/,
+                         std::byte* out) {
   return Prepare<Mxfp4>(x, k, k_padded, out);
 }
-float PrepareNvfp4Avx512(const float* x, int k, int k_padded, float /*static_scale*/, std::byte* out) {
+float PrepareNvfp4Avx512(const float* x, int k, int k_padded, tensor::StaticScale /*static_scale*/,
+                         std::byte* out) {
   return Prepare<Nvfp4>(x, k, k_padded, out);
 }
-float PrepareQ4KAvx512(const float* x, int k, int k_padded, float /*static_scale*/, std::byte* out) {
+float PrepareQ4KAvx512(const float* x, int k, int k_padded, tensor::StaticScale /*static_scale*/,
+                       std::byte* out) {
   return Prepare<Q4K>(x, k, k_padded, out);
 }
-float PrepareQ6KAvx512(const float* x, int k, int k_padded, float /*static_scale*/, std::byte* out) {
+float PrepareQ6KAvx512(const float* x, int k, int k_padded, tensor::StaticScale /*static_scale*/,
+                       std::byte* out) {
   return Prepare<Q6K>(x, k, k_padded, out);
 }
 

@@ -48,28 +48,30 @@ void Gemm(const GemmTile& t) {
 
 }  // namespace
 
-float PrepareF32(const float* x, int k, int k_padded, float /*static_scale*/, std::byte* out) {
+float PrepareF32(const float* x, int k, int k_padded, tensor::StaticScale /*static_scale*/, std::byte* out) {
   std::memcpy(out, x, k * sizeof(float));
   std::memset(out + k * sizeof(float), 0, (k_padded - k) * sizeof(float));
   return 0;
 }
 
-float PrepareBF16(const float* x, int k, int k_padded, float /*static_scale*/, std::byte* out) {
+float PrepareBF16(const float* x, int k, int k_padded, tensor::StaticScale /*static_scale*/, std::byte* out) {
   auto* to = reinterpret_cast<BF16*>(out);
   for (int i = 0; i < k; ++i) to[i] = tensor::ToBF16(x[i]);
   std::memset(to + k, 0, (k_padded - k) * sizeof(BF16));
   return 0;
 }
 
-float PrepareS8(const float* x, int k, int k_padded, float static_scale, std::byte* out) {
-  float scale = static_scale;
-  if (scale <= 0) {
+float PrepareS8(const float* x, int k, int k_padded, tensor::StaticScale static_scale, std::byte* out) {
+  float scale = static_scale.scale;
+  if (!static_scale.is_set()) {
     float largest = 0;
     for (int i = 0; i < k; ++i) largest = std::max(largest, std::fabs(x[i]));
     scale = largest / 127;
   }
   for (int i = 0; i < k_padded; ++i) {
-    const float q = i < k && scale > 0 ? std::min(std::max(-127.0F, x[i] / scale), 127.0F) : 0;  // NaN: -127
+    float q = 0;
+    if (i < k && scale > 0) q = static_scale.is_set() ? x[i] * static_scale.inverse : x[i] / scale;
+    q = std::min(std::max(-127.0F, q), 127.0F);  // NaN: -127
     out[i] = static_cast<std::byte>(static_cast<int8_t>(std::nearbyint(q)));
   }
   return scale;

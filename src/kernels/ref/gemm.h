@@ -6,9 +6,9 @@
 
 namespace moesaic::kernels::ref {
 
-float PrepareF32(const float* x, int k, int k_padded, float static_scale, std::byte* out);
-float PrepareBF16(const float* x, int k, int k_padded, float static_scale, std::byte* out);
-float PrepareS8(const float* x, int k, int k_padded, float static_scale, std::byte* out);
+float PrepareF32(const float* x, int k, int k_padded, tensor::StaticScale static_scale, std::byte* out);
+float PrepareBF16(const float* x, int k, int k_padded, tensor::StaticScale static_scale, std::byte* out);
+float PrepareS8(const float* x, int k, int k_padded, tensor::StaticScale static_scale, std::byte* out);
 
 void GemmF32(const GemmTile& tile);
 void GemmBF16(const GemmTile& tile);

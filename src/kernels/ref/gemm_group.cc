@@ -120,22 +120,26 @@ void Gemm(const GemmTile& t) {
 
 }  // namespace
 
-float PrepareI8G32(const float* x, int k, int k_padded, float /*static_scale*/, std::byte* out) {
+float PrepareI8G32(const float* x, int k, int k_padded, tensor::StaticScale /*static_scale*/,
+                   std::byte* out) {
   return Prepare<I8G32>(x, k, k_padded, out);
 }
-float PrepareI4G32(const float* x, int k, int k_padded, float /*static_scale*/, std::byte* out) {
+float PrepareI4G32(const float* x, int k, int k_padded, tensor::StaticScale /*static_scale*/,
+                   std::byte* out) {
   return Prepare<I4G32>(x, k, k_padded, out);
 }
-float PrepareMxfp4(const float* x, int k, int k_padded, float /*static_scale*/, std::byte* out) {
+float PrepareMxfp4(const float* x, int k, int k_padded, tensor::StaticScale /*static_scale*/,
+                   std::byte* out) {
   return Prepare<Mxfp4>(x, k, k_padded, out);
 }
-float PrepareNvfp4(const float* x, int k, int k_padded, float /*static_scale*/, std::byte* out) {
+float PrepareNvfp4(const float* x, int k, int k_padded, tensor::StaticScale /*static_scale*/,
+                   std::byte* out) {
   return Prepare<Nvfp4>(x, k, k_padded, out);
 }
-float PrepareQ4K(const float* x, int k, int k_padded, float /*static_scale*/, std::byte* out) {
+float PrepareQ4K(const float* x, int k, int k_padded, tensor::StaticScale /*static_scale*/, std::byte* out) {
   return Prepare<Q4K>(x, k, k_padded, out);
 }
-float PrepareQ6K(const float* x, int k, int k_padded, float /*static_scale*/, std::byte* out) {
+float PrepareQ6K(const float* x, int k, int k_padded, tensor::StaticScale /*static_scale*/, std::byte* out) {
   return Prepare<Q6K>(x, k, k_padded, out);
 }
 

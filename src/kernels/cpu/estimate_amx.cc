@@ -119,8 +119,7 @@ inline void Run(const DigestEstimates& t) {
   const int groups = (t.rows + kScoreGroup - 1) / kScoreGroup;
   for (int b = 0; b < kDigests; ++b) AskFor(t, b);
   FindSteps(t, &m);
-  for (int group = 0; group < groups; ++group)
-    PackQueries</*kOffset=*/false, /*kHalves=*/false>(t, group, &m);
+  for (int group = 0; group < groups; ++group) PackQueries</*kHalves=*/false>(t, group, &m);
   Configure({16, 16, 16, 16, 16, 16, 16, 16});
   for (int first = 0; first < t.count; first += kDigests) {
     const int count = t.count - first < kDigests ? t.count - first : kDigests;

@@ -1,6 +1,7 @@
 // Estimates of blocks by their boxes with vpdpbusd, in registers: a group's queries are the lanes, and four
-// elements of a digest, as they stand in memory, meet all of them at once. The instruction takes unsigned by
-// signed, so that queries have 128 added and their magnitudes 128 taken away, which sums of the digests undo.
+// elements of a digest meet all of them at once; of at most 8 queries, four of their high and low parts each,
+// and eight of their magnitudes. The instruction takes unsigned by signed, so that centers have 128 added and
+// radii 128 taken away, which sums of the queries undo.
 #include "kernels/cpu/simd_avx512-inl.h"
 // After the lanes:
 #include "kernels/cpu/estimate_i8-inl.h"
@@ -24,6 +25,7 @@ class Asker {
     each_ = (lines + slots - 1) / slots;
   }
   void Ask() {
+    if (left_ == 0) return;
     for (int i = 0; i < each_ && left_ > 0; ++i) {
       _mm_prefetch(*digests_ + at_, _MM_HINT_T0);
       at_ += 64;
@@ -40,97 +42,126 @@ class Asker {
   int left_, each_;
 };
 
-/// Digests that are scored together: their centers, behind which radii stand, and sums of both, by part.
-struct Together {
-  const std::byte* centers[kTogether];
-  alignas(64) int32_t sums[2][2 * kTogether];
+struct Memory : Queries {
+  // What sums of products begin with, since centers have 128 added and radii 128 taken away.
+  alignas(64) int32_t begins[kMostGroups][2][3][kScoreGroup];
+  // Digests that are scored together: centers, then radii.
+  alignas(64) std::byte digests[kMostSteps][kTogether][2 * kInts];
+  const DigestHeader* headers[kTogether];
 };
 
-template <bool kSpread>
-inline void Sum(const DigestEstimates& t, const Queries& m, int part, Together* d) {
+/// Sums of a group's queries, in their places.
+template <bool kHalves>
+inline void FindBegins(int group, Memory* m) {
   const __m512i ones = _mm512_set1_epi8(1);
-  V sums[2 * kTogether];
-#pragma GCC unroll 8
-  for (int i = 0; i < kTogether; ++i) {
-    __m512i center = _mm512_setzero_si512(), radius = center;
-    for (int s = m.ends[part]; s < m.ends[part + 1]; ++s) {
-      const Step& step = m.steps[s];
-      const std::byte* at = d->centers[i] + step.begin;
-      Dot(center, ones, _mm512_maskz_loadu_epi8(step.mask, at));
-      if constexpr (kSpread) Dot(radius, _mm512_maskz_loadu_epi8(step.mask, at + t.key_dim), ones);
+  for (int part = 0; part < 2; ++part) {
+    __m512i high = _mm512_setzero_si512(), low = high, size = high;
+    for (int s = m->ends[part]; s < m->ends[part + 1]; ++s) {
+      for (int four = 0; four < kScoreGroup; ++four) {
+        Dot(high, ones, LoadBytes(m->queries[group][s][0] + 64 * four));
+        if constexpr (!kHalves) Dot(low, ones, LoadBytes(m->queries[group][s][1] + 64 * four));
+        if (kHalves && four >= kScoreGroup / 2) continue;
+        Dot(size, LoadBytes(m->queries[group][s][2] + 64 * four), ones);
+      }
     }
-    sums[i] = ToFloats(center);  // below 2^24: exact
-    sums[kTogether + i] = ToFloats(radius);
+    auto* begins = m->begins[group][part];
+    StoreInts(begins[0], _mm512_sub_epi32(_mm512_setzero_si512(), ShiftLeft<7>(high)));
+    StoreInts(begins[1], _mm512_sub_epi32(_mm512_setzero_si512(), ShiftLeft<7>(low)));
+    StoreInts(begins[2], ShiftLeft<7>(size));
   }
-  StoreInts(d->sums[part], ToInts(SumEach(sums)));
+}
+
+/// Copies digests [first, first + kTogether), or as many as there are, to where they meet queries: turned
+/// into the other kind of bytes, and a step's beside each other.
+template <bool kSpread>
+inline void CopyDigests(const DigestEstimates& t, int first, Memory* m) {
+  const __m512i top = _mm512_set1_epi8(-128);
+  for (int i = 0; i < kTogether; ++i) {
+    const std::byte* digest = t.digests[first + i < t.count ? first + i : first];
+    m->headers[i] = reinterpret_cast<const DigestHeader*>(digest);
+    for (int s = 0; s < m->ends[2]; ++s) {
+      const Step& step = m->steps[s];
+      const std::byte* centers = digest + sizeof(DigestHeader) + step.begin;
+      const auto store = [&](const std::byte* from, std::byte* to) {
+        _mm512_store_si512(to, _mm512_xor_si512(_mm512_maskz_loadu_epi8(step.mask, from), top));
+      };
+      store(centers, m->digests[s][i]);
+      if constexpr (kSpread) store(centers + t.key_dim, m->digests[s][i] + kInts);
+    }
+  }
 }
 
 /// Adds scores [count][16] of a group. kHalves as PackQueries has it.
 template <bool kSpread, bool kHalves, bool kAdd>
-inline void ScorePart(const DigestEstimates& t, const Queries& m, int group, int part, const Together& d,
-                      int count, Asker* asker, float* scores) {
+inline void ScorePart(const Memory& m, int group, int part, int count, Asker* asker, float* scores) {
+  const auto* begins = m.begins[group][part];
   __m512i high[kTogether], low[kTogether], size[kTogether];
 #pragma GCC unroll 8
-  for (int i = 0; i < kTogether; ++i) high[i] = low[i] = size[i] = _mm512_setzero_si512();
+  for (int i = 0; i < kTogether; ++i) {
+    high[i] = LoadInts(begins[0]);
+    low[i] = LoadInts(begins[1]);
+    size[i] = LoadInts(begins[2]);
+  }
   for (int s = m.ends[part]; s < m.ends[part + 1]; ++s) {
-    const auto* queries = m.queries[group][s];
-    const int fours = __builtin_popcountll(m.steps[s].mask) / 4;
-    for (int four = 0, at = m.steps[s].begin; four < fours; ++four, at += 4) {
+    const std::byte *q = m.queries[group][s][0], *sizes = m.queries[group][s][2];
+    const std::byte* digests = m.digests[s][0];
+    const std::byte* end = digests + __builtin_popcountll(m.steps[s].mask);
+    for (; digests < end; digests += 8, q += 128, sizes += kHalves ? 64 : 128) {
       asker->Ask();
-      const __m512i q_high = LoadBytes(queries[0] + 64 * four);
-      const __m512i q_low = kHalves ? q_high : LoadBytes(queries[1] + 64 * four);
-      const __m512i q_size = kSpread ? LoadBytes(queries[2] + 64 * four) : q_high;
+#pragma GCC unroll 2
+      for (int four = 0; four < 2; ++four) {
+        const __m512i q_high = LoadBytes(q + 64 * four);
+        const __m512i q_low = kHalves ? q_high : LoadBytes(q + 64 * four + kStepBytes);
+        const __m512i q_size = LoadBytes(sizes + (kHalves ? 0 : 64 * four));
 #pragma GCC unroll 8
-      for (int i = 0; i < kTogether; ++i) {
-        const std::byte* center = d.centers[i] + at;
-        if constexpr (kHalves) {
-          DotFour(high[i], q_high, center);
-        } else {
-          const __m512i four_centers = Four(center);
-          Dot(high[i], q_high, four_centers);
-          Dot(low[i], q_low, four_centers);
+        for (int i = 0; i < kTogether; ++i) {
+          const std::byte* at = digests + 2 * kInts * i + 4 * four;
+          const __m512i centers = Four(at);
+          Dot(high[i], centers, q_high);
+          if constexpr (!kHalves) Dot(low[i], centers, q_low);
+          if constexpr (kSpread && kHalves) {
+            if (four == 0) Dot(size[i], q_size, Eight(at + kInts));
+          } else if constexpr (kSpread) {
+            DotFour(size[i], q_size, at + kInts);
+          }
         }
-        if constexpr (kSpread) Dot(size[i], Four(center + t.key_dim), q_size);
       }
     }
   }
 #pragma GCC unroll 8
   for (int i = 0; i < kTogether; ++i) {
     if (i >= count) break;
-    if constexpr (kHalves) low[i] = _mm512_shuffle_i64x2(high[i], high[i], 0x4e);
-    const __m512i centers = _mm512_set1_epi32(128 * d.sums[part][i]);
-    const __m512i radii = _mm512_set1_epi32(128 * d.sums[part][kTogether + i]);
-    const auto& header = *reinterpret_cast<const DigestHeader*>(d.centers[i] - sizeof(DigestHeader));
-    AddPart<kSpread, kAdd>(header, group, part, m, _mm512_sub_epi32(high[i], centers),
-                           _mm512_sub_epi32(low[i], centers), _mm512_add_epi32(size[i], radii),
-                           scores + i * kScoreGroup);
+    if constexpr (kHalves) {
+      low[i] = _mm512_shuffle_i64x2(high[i], high[i], 0x4e);
+      const __m512i both = _mm512_add_epi32(size[i], _mm512_srli_epi64(size[i], 32));
+      size[i] = _mm512_zextsi256_si512(_mm512_cvtepi64_epi32(both));
+    }
+    AddPart<kSpread, kAdd>(*m.headers[i], group, part, m, high[i], low[i], size[i], scores + i * kScoreGroup);
   }
 }
 
 template <bool kSpread, bool kHalves>
 inline void Run(const DigestEstimates& t) {
-  Queries m;
-  Together d;
+  Memory m;
   const int groups = (t.rows + kScoreGroup - 1) / kScoreGroup;
-  const int slots = kAhead / kTogether * groups * t.key_dim / 4;
+  const int slots = kAhead / kTogether * groups * t.key_dim / 8;
   const int64_t bytes = BoxBytes(t.key_dim) - (kSpread ? 0 : t.key_dim);
   FindSteps(t, &m);
-  for (int group = 0; group < groups; ++group) PackQueries</*kOffset=*/true, kHalves>(t, group, &m);
+  for (int group = 0; group < groups; ++group) {
+    PackQueries<kHalves>(t, group, &m);
+    FindBegins<kHalves>(group, &m);
+  }
   for (int ahead = kAhead; ahead < t.count + kAhead; ahead += kAhead) {
     Asker asker = ahead < t.count ? Asker(t.digests + ahead, t.count - ahead, bytes, slots)
                                   : Asker(t.after, t.after_count, bytes, slots);
     for (int first = ahead - kAhead; first < t.count && first < ahead; first += kTogether) {
       const int count = t.count - first < kTogether ? t.count - first : kTogether;
-      for (int i = 0; i < kTogether; ++i) {
-        d.centers[i] = t.digests[first + (i < count ? i : 0)] + sizeof(DigestHeader);
-      }
-      const bool two = m.ends[1] < m.ends[2];
-      Sum<kSpread>(t, m, 0, &d);
-      if (two) Sum<kSpread>(t, m, 1, &d);
+      CopyDigests<kSpread>(t, first, &m);
       for (int group = 0; group < groups; ++group) {
         float* scores = t.scores + (group * t.stride + first) * kScoreGroup;
-        ScorePart<kSpread, kHalves, false>(t, m, group, 0, d, count, &asker, scores);
-        if (two) ScorePart<kSpread, kHalves, true>(t, m, group, 1, d, count, &asker, scores);
+        ScorePart<kSpread, kHalves, false>(m, group, 0, count, &asker, scores);
+        if (m.ends[1] == m.ends[2]) continue;
+        ScorePart<kSpread, kHalves, true>(m, group, 1, count, &asker, scores);
       }
     }
   }

@@ -83,9 +83,31 @@ inline void MeasurePart(const DigestEstimates& t, int group, int i, int part, fl
   m->norms[group][part][i] = t.share * __builtin_sqrtf(square);
 }
 
-/// With kOffset high and low have 128 added, as unsigned numbers, and magnitudes 128 taken away, as signed
-/// ones. With kHalves, of at most 8 rows, low stands in the places of the other 8 rows' high.
-template <bool kOffset, bool kHalves>
+/// Stores 8 rows of 64 bytes as columns: 8 bytes of each row beside each other.
+inline void StoreColumnsOfEights(const __m512i* rows, std::byte* columns) {
+  __m512i even[4], odd[4];  // eights 0, 2, 4, 6 of two rows; 1, 3, 5, 7
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    even[i] = _mm512_unpacklo_epi64(rows[2 * i], rows[2 * i + 1]);
+    odd[i] = _mm512_unpackhi_epi64(rows[2 * i], rows[2 * i + 1]);
+  }
+  const auto store = [columns](const __m512i* pairs, int first) __attribute__((always_inline)) {
+    const __m512i low[2] = {_mm512_shuffle_i64x2(pairs[0], pairs[1], 0x44),
+                            _mm512_shuffle_i64x2(pairs[2], pairs[3], 0x44)};
+    const __m512i high[2] = {_mm512_shuffle_i64x2(pairs[0], pairs[1], 0xee),
+                             _mm512_shuffle_i64x2(pairs[2], pairs[3], 0xee)};
+    _mm512_store_si512(columns + 64 * first, _mm512_shuffle_i64x2(low[0], low[1], 0x88));
+    _mm512_store_si512(columns + 64 * (first + 2), _mm512_shuffle_i64x2(low[0], low[1], 0xdd));
+    _mm512_store_si512(columns + 64 * (first + 4), _mm512_shuffle_i64x2(high[0], high[1], 0x88));
+    _mm512_store_si512(columns + 64 * (first + 6), _mm512_shuffle_i64x2(high[0], high[1], 0xdd));
+  };
+  store(even, 0);
+  store(odd, 1);
+}
+
+/// With kHalves, of at most 8 rows, low stands in the places of the other 8 rows' high, and magnitudes stand
+/// in columns of eights.
+template <bool kHalves>
 inline void PackQueries(const DigestEstimates& t, int group, Queries* m) {
   float inverses[2][kScoreGroup] = {};
   const int left = t.rows - group * kScoreGroup, rows = left < kScoreGroup ? left : kScoreGroup;
@@ -114,12 +136,6 @@ inline void PackQueries(const DigestEstimates& t, int group, Queries* m) {
       high[i] = PackBytes<true>(a);
       low[i] = PackBytes<true>(b);
       size[i] = PackBytes<false>(c);
-      if constexpr (kOffset) {
-        const __m512i top = _mm512_set1_epi8(-128);
-        high[i] = _mm512_xor_si512(high[i], top);
-        low[i] = _mm512_xor_si512(low[i], top);
-        size[i] = _mm512_xor_si512(size[i], top);
-      }
     }
     if constexpr (kHalves) {
 #pragma GCC unroll 8
@@ -128,7 +144,12 @@ inline void PackQueries(const DigestEstimates& t, int group, Queries* m) {
       StoreColumns(low, m->queries[group][s][1]);
     }
     StoreColumns(high, m->queries[group][s][0]);
-    if (t.share != 0) StoreColumns(size, m->queries[group][s][2]);
+    if (t.share == 0) continue;
+    if constexpr (kHalves) {
+      StoreColumnsOfEights(size, m->queries[group][s][2]);
+    } else {
+      StoreColumns(size, m->queries[group][s][2]);
+    }
   }
 }
 

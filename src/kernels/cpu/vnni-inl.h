@@ -16,7 +16,13 @@ inline __m512i Four(const void* bytes) {
   __builtin_memcpy(&four, bytes, sizeof(four));
   return _mm512_set1_epi32(four);
 }
-/// As Dot, with these.
+/// Eight, in every two lanes.
+inline __m512i Eight(const void* bytes) {
+  int64_t eight;
+  __builtin_memcpy(&eight, bytes, sizeof(eight));
+  return _mm512_set1_epi64(eight);
+}
+/// As Dot, with four in all lanes.
 inline void DotFour(__m512i& acc, __m512i u8, const void* s8) {
   __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(u8), "m"(*static_cast<const int*>(s8)));
 }

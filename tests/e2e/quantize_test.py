@@ -157,10 +157,14 @@ class QuantizeTest(unittest.TestCase):
             verdict = output.splitlines()[-1]
             self.assertIn("no: model.layers.1.mlp.experts.0.gate_proj has 64 outputs" if scheme == "fp8" else "yes", verdict)
 
-    def test_the_folder_runs(self):
+    def test_the_folder_and_its_packed_file_run(self):
         for scheme in SCHEMES:
-            answer = run("generate", self.folder / scheme, "--prompt", "The", "--max-tokens", "4", "--temperature", "0")
-            self.assertTrue(answer.stdout.strip(), scheme)
+            packed = self.folder / f"{scheme}.moesaic"
+            run("convert", self.folder / scheme, "--out", packed)
+            folder, file = (run("generate", model, "--prompt", "The", "--max-tokens", "4", "--temperature", "0").stdout
+                            for model in (self.folder / scheme, packed))
+            self.assertTrue(folder.strip(), scheme)
+            self.assertEqual(file, folder, scheme)
 
     def test_what_is_refused(self):
         result = run("quantize", TINY, "-o", self.folder / "w8a8", "--scheme", "fp8", code=1)

@@ -9,7 +9,7 @@
 // A row's arithmetic must not depend on R, on its place in the group or on its neighbours (ops.h). So:
 // - a dot product is one sum over the dimensions, ascending;
 // - the sum of a row's weights is kLanes partial sums, of keys j, j + kLanes, j + 2 kLanes ..., then a tree
-//   that adds partial sums kLanes/2 apart, then kLanes/4, ...;
+//   that adds partial sums 2 apart, then neighbours, then those 4 and 8 apart (SumEach);
 // - values are added key after key. A key that a row doesn't see has weight 0 there and adds 0.
 //
 // int8: a key's scale multiplies its sum over a piece, a value's its weight, so that the inner loops differ
@@ -235,9 +235,9 @@ template <typename T>
   const VI order = LoadInts(kOrder);
   const V nothing = Set(-__builtin_inff());
   alignas(64) float before[kLanes] = {}, base[kLanes] = {}, total[kLanes];
+  // Rows one after another in short steps, so that a processor works on several at once.
   for (int i = 0; i < g.rows; ++i) {
     float* w = scores[i];
-    Prefetch<char, 2>(ahead + i * bytes, bytes);
     const VI visible = SetInts(t.visible[g.first + i]);
     V largest = nothing;
     for (int j = 0; j < g.keys; j += kLanes) {
@@ -249,10 +249,18 @@ template <typename T>
     t.max[g.first + i] = max;
     // A row that has seen no key yet has maximum -inf; a finite stand-in keeps -inf - -inf from becoming NaN.
     base[i] = max > -3.0e38F ? max : -3.0e38F;
+  }
+  V sums[kLanes];
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) sums[i] = Zero();
+  for (int i = 0; i < g.rows; ++i) {
+    float* w = scores[i];
+    Prefetch<char, 2>(ahead + i * bytes, bytes);
+    const VI visible = SetInts(t.visible[g.first + i]);
+    const V from = Set(base[i]);
     V sum = Zero();
     for (int j = 0; j < g.keys; j += kLanes) {
-      const V weight =
-          SelectLess(AddInts(order, SetInts(j)), visible, Exp(Sub(Load(w + j), Set(base[i]))), Zero());
+      const V weight = SelectLess(AddInts(order, SetInts(j)), visible, Exp(Sub(Load(w + j), from)), Zero());
       if constexpr (std::is_same_v<T, int8_t>) {
         Store(w + j, Mul(weight, Load(t.value_scales + j)));
       } else {
@@ -260,8 +268,9 @@ template <typename T>
       }
       sum = Add(sum, weight);
     }
-    total[i] = SumLanes(sum);
+    sums[i] = sum;
   }
+  Store(total, SumEach(sums));
   Store(keep, Exp(Sub(Load(before), Load(base))));
   for (int i = 0; i < g.rows; ++i) {
     t.sum[g.first + i] = __builtin_fmaf(t.sum[g.first + i], keep[i], total[i]);

@@ -27,10 +27,10 @@ class Asker {
   void Ask() {
     if (left_ == 0) return;
     for (int i = 0; i < each_ && left_ > 0; ++i) {
-      _mm_prefetch(*digests_ + at_, _MM_HINT_T0);
+      _mm_prefetch(*digests_ + at_, _MM_HINT_T1);
       at_ += 64;
       if (at_ < bytes_) continue;
-      _mm_prefetch(*digests_ + bytes_ - 1, _MM_HINT_T0);
+      _mm_prefetch(*digests_ + bytes_ - 1, _MM_HINT_T1);
       at_ = 0;
       ++digests_, --left_;
     }

@@ -119,13 +119,9 @@ struct ThreadPool::Impl {
   }
 
   void WaitForAll() {
-    while (arrived.load(std::memory_order_acquire) < threads) {
-      if (may_spin) {
-        _mm_pause();
-      } else {
-        std::this_thread::yield();
-      }
-    }
+    const auto all = [&] { return arrived.load(std::memory_order_acquire) >= threads; };
+    // One that has not arrived may want this very core, which real-time threads take from no other.
+    while (!SpinUntil(may_spin, all)) std::this_thread::yield();
   }
 
   void Work(int worker) {

@@ -51,7 +51,7 @@ struct Memory : Queries {
 };
 
 /// Sums of a group's queries, in their places.
-template <bool kHalves>
+template <bool kSpread, bool kHalves>
 inline void FindBegins(int group, Memory* m) {
   const __m512i ones = _mm512_set1_epi8(1);
   for (int part = 0; part < 2; ++part) {
@@ -60,7 +60,7 @@ inline void FindBegins(int group, Memory* m) {
       for (int four = 0; four < kScoreGroup; ++four) {
         Dot(high, ones, LoadBytes(m->queries[group][s][0] + 64 * four));
         if constexpr (!kHalves) Dot(low, ones, LoadBytes(m->queries[group][s][1] + 64 * four));
-        if (kHalves && four >= kScoreGroup / 2) continue;
+        if (!kSpread || (kHalves && four >= kScoreGroup / 2)) continue;
         Dot(size, LoadBytes(m->queries[group][s][2] + 64 * four), ones);
       }
     }
@@ -112,7 +112,7 @@ inline void ScorePart(const Memory& m, int group, int part, int count, Asker* as
       for (int four = 0; four < 2; ++four) {
         const __m512i q_high = LoadBytes(q + 64 * four);
         const __m512i q_low = kHalves ? q_high : LoadBytes(q + 64 * four + kStepBytes);
-        const __m512i q_size = LoadBytes(sizes + (kHalves ? 0 : 64 * four));
+        const __m512i q_size = kSpread ? LoadBytes(sizes + (kHalves ? 0 : 64 * four)) : q_high;
 #pragma GCC unroll 8
         for (int i = 0; i < kTogether; ++i) {
           const std::byte* at = digests + 2 * kInts * i + 4 * four;
@@ -149,7 +149,7 @@ inline void Run(const DigestEstimates& t) {
   FindSteps(t, &m);
   for (int group = 0; group < groups; ++group) {
     PackQueries<kHalves>(t, group, &m);
-    FindBegins<kHalves>(group, &m);
+    FindBegins<kSpread, kHalves>(group, &m);
   }
   for (int ahead = kAhead; ahead < t.count + kAhead; ahead += kAhead) {
     Asker asker = ahead < t.count ? Asker(t.digests + ahead, t.count - ahead, bytes, slots)

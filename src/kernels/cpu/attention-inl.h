@@ -1,13 +1,15 @@
 // The attention micro-kernel over the lanes of simd_<isa>-inl.h, which is included first.
 //
-// Keys become columns: kPackKeys of them as floats, [dimension][key], a piece of the dimensions at a time,
-// which stays in the first-level cache while all queries meet it. Query rows are taken in groups of R, whose
-// sums, [row][2 registers of keys], are registers too: an element of a query in all lanes meets a dimension
-// of the keys. Scores, and the weights that they become, stand as [row][key]. Where there are several groups,
-// values become floats as well, a strip of dimensions at a time.
+// Keys become floats, kLanes of them at a time, whose registers have four dimensions of every fourth key:
+// less work than columns of one dimension each, and a quarter of the sums of whole rows. They stay in the
+// first-level cache, a piece of the dimensions at a time, while all queries meet them: four elements of a
+// query in every 128 bits meet four registers, with kDotRows rows' sums in registers. Scores, and the weights
+// that they become, stand as [row][key]. Query rows are taken in groups of R; where there are several, values
+// become floats as well, a strip of dimensions at a time.
 //
 // A row's arithmetic must not depend on R, on its place in the group or on its neighbours (ops.h). So:
-// - a dot product is one sum over the dimensions, ascending;
+// - a dot product is four sums over a piece, of dimensions 4 apart, ascending, then those 2 apart are added,
+//   then neighbours, then pieces;
 // - the sum of a row's weights is kLanes partial sums, of keys j, j + kLanes, j + 2 kLanes ..., then a tree
 //   that adds partial sums 2 apart, then neighbours, then those 4 and 8 apart (SumEach);
 // - values are added key after key. A key that a row doesn't see has weight 0 there and adds 0.
@@ -16,9 +18,9 @@
 // from the others' in nothing but the load.
 //
 // What the next run needs is asked for evenly over the time that this one takes, since a processor has so
-// many lines on their way at once and no more (16 on Golden Cove): half of the keys while these become
-// columns and half while they meet the queries, a quarter of the values with softmax and the rest with these
-// values.
+// many lines on their way at once and no more (16 on Golden Cove), and in a line, so that its own prefetcher
+// runs ahead: a quarter of the keys while these become floats and the rest while they meet the queries, a
+// quarter of the values with softmax and the rest with these values.
 //
 // Loops are functions that are not inlined: in one with what calls them they would share its registers, and
 // be up to a sixth slower or not, as the compiler decides.
@@ -32,12 +34,12 @@ namespace moesaic::kernels {
 namespace {
 
 constexpr int kRunKeys = 64;
-constexpr int kPackKeys = 2 * kLanes;  // that meet a group at once
-constexpr int kPackDims = 128;         // of a piece: 16 KB, or 8 KB of 8 lanes
+constexpr int kPackDims = 256;         // of a piece of kLanes keys: 16 KB, or 8 KB of 8 lanes
 constexpr int kMostRows = kLanes / 2;  // of a group: kLanes sums in registers hide the latency of the FMAs
+constexpr int kDotRows = kLanes / 4;   // that meet keys at once: as many sums
 constexpr int kStrip = 2 * kLanes;     // dimensions of values
 constexpr int kMostGroups = kAttentionRows / kMostRows;
-static_assert(kRunKeys % kPackKeys == 0);
+static_assert(kRunKeys % kLanes == 0);
 
 // One run of the tile, with pointers of its own; max, sum and acc go on from the run before.
 struct Run {
@@ -65,7 +67,7 @@ struct Group {
 struct alignas(64) Memory {
   float scores[kAttentionRows][kRunKeys];  // then weights
   float keep[kMostGroups][kLanes];         // what the sums of earlier runs are multiplied by
-  float keys[kPackDims * kPackKeys];
+  float keys[kPackDims * kLanes];
   float values[kRunKeys * kStrip];
   Group groups[kMostGroups];
   int count;  // of groups
@@ -100,82 +102,92 @@ inline void Prefetch(const char* p, int count) {
     __builtin_prefetch(p + byte, 0, kLevel);
 }
 
-/// Stores the elements of a column of 32-bit words as columns of floats.
-template <typename T>
-inline void StoreWidened(VI words, float* columns) {
+/// Stores the 16 bytes of elements in every 128 bits as floats, the fours of them kStep floats apart.
+template <typename T, int kStep>
+inline void StoreWidened(VI x, float* to) {
+  const VI zero = SetInts(0);
   if constexpr (std::is_same_v<T, float>) {
-    Store(columns, AsFloats(words));
+    Store(to, AsFloats(x));
   } else if constexpr (std::is_same_v<T, uint16_t>) {
-    Store(columns, AsFloats(ShiftLeft<16>(words)));
-    Store(columns + kPackKeys, AsFloats(And(words, SetInts(static_cast<int32_t>(0xffff0000U)))));
+    Store(to, AsFloats(MixLowShorts(zero, x)));
+    Store(to + kStep, AsFloats(MixHighShorts(zero, x)));
   } else {
-    Store(columns, ToFloats(ShiftRight<24>(ShiftLeft<24>(words))));
-    Store(columns + kPackKeys, ToFloats(ShiftRight<24>(ShiftLeft<16>(words))));
-    Store(columns + 2 * kPackKeys, ToFloats(ShiftRight<24>(ShiftLeft<8>(words))));
-    Store(columns + 3 * kPackKeys, ToFloats(ShiftRight<24>(words)));
+    const VI low = MixLowBytes(zero, x), high = MixHighBytes(zero, x);
+    Store(to, ToFloats(ShiftRight<24>(MixLowShorts(zero, low))));
+    Store(to + kStep, ToFloats(ShiftRight<24>(MixHighShorts(zero, low))));
+    Store(to + 2 * kStep, ToFloats(ShiftRight<24>(MixLowShorts(zero, high))));
+    Store(to + 3 * kStep, ToFloats(ShiftRight<24>(MixHighShorts(zero, high))));
   }
 }
 
-/// `dims` dimensions of kPackKeys keys as floats, [dimension][key]; zeros up to a whole tile of them. Asks
-/// for half of as many bytes as it reads, from `ahead` on.
+/// `dims` dimensions of kLanes keys as floats, [dimension / 4][4 registers][kLanes / 4 keys][4 dimensions]:
+/// register i has the keys i, i + 4 ... What stands behind the last dimension is anything. Asks for a quarter
+/// of as many bytes as it reads, from `ahead` on.
 template <bool kAhead, typename T>
 [[gnu::noinline]] void PackKeys(const T* keys, int64_t stride, int dims, const char* ahead, float* packed) {
-  constexpr int kPerWord = 4 / sizeof(T), kTile = kLanes * kPerWord;
-  static_assert(kPackDims % kTile == 0);
-  for (int half = 0; half < 2; ++half, keys += kLanes * stride, packed += kLanes) {
-    for (int d = 0; d < dims; d += kTile) {
-      VI rows[kLanes];
-      const int words = (dims - d) / kPerWord;
-      if constexpr (kAhead) {
-        Prefetch<float, 2>(ahead, kLanes * kLanes / 2);
-        ahead += kLanes * kLanes / 2 * sizeof(float);
-      }
-#pragma GCC unroll 16
-      for (int i = 0; i < kLanes; ++i) {
-        const auto* from = reinterpret_cast<const float*>(keys + i * stride + d);
-        rows[i] = AsInts(words < kLanes ? LoadFirst(from, words) : Load(from));
-      }
-      Transpose(rows);
-#pragma GCC unroll 16
-      for (int i = 0; i < kLanes; ++i) StoreWidened<T>(rows[i], packed + (d + i * kPerWord) * kPackKeys);
+  constexpr int kPart = 16 / sizeof(T), kStep = 4 * kLanes;
+  const int64_t bytes = 4 * stride * static_cast<int64_t>(sizeof(T));
+  for (int d = 0; d < dims; d += kPart, packed += kStep * kPart / 4) {
+    if constexpr (kAhead) {
+      Prefetch<char, 2>(ahead, 4 * kLanes);
+      ahead += 4 * kLanes;
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const T* from = keys + i * stride + d;
+      const bool half = kPart > 8 && dims - d < kPart;
+      StoreWidened<T, kStep>(half ? LoadHalfParts(from, bytes) : LoadParts(from, bytes), packed + i * kLanes);
     }
   }
 }
 
 /// Dot products of R rows with the packed keys, into scores [R][kRunKeys], of which they are added to with
-/// `add`. `ahead`: asks for as many bytes as were packed from there on.
-template <int R, bool kAhead, typename T>
+/// `add`. Asks for kAsk bytes with every eight dimensions, from `ahead` on.
+template <int R, int kAsk, typename T>
 [[gnu::noinline]] void Dots(const float* q, int64_t q_stride, const float* packed, int dims, bool add,
                             const float* scales, const char* ahead, float* scores) {
   constexpr bool kScaled = std::is_same_v<T, int8_t>;
-  V sum[2 * R];
+  V sum[4 * R];
 #pragma GCC unroll 16
-  for (int i = 0; i < 2 * R; ++i) {
-    sum[i] = !kScaled && add ? Load(scores + i / 2 * kRunKeys + i % 2 * kLanes) : Zero();
-  }
-  for (int d = 0; d < dims; ++d, packed += kPackKeys) {
-    if constexpr (kAhead) {
-      // Not into the first-level cache: that has what is worked on.
-      constexpr int kBytes = kPackKeys * sizeof(T) / 2, kEvery = kBytes < 64 ? 64 / kBytes : 1;
-      if (d % kEvery == 0) Prefetch<T, 2>(ahead + d * kBytes, kPackKeys / 2);
+  for (int i = 0; i < 4 * R; ++i) sum[i] = Zero();
+  for (int d = 0; d < dims; d += 8) {
+    Prefetch<char, 2>(ahead, kAsk);
+    ahead += kAsk;
+#pragma GCC unroll 2
+    for (int four = d; four < d + 8; four += 4, packed += 4 * kLanes) {
+      V key[4];
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) key[i] = InRegister(Load(packed + i * kLanes));
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        const V x = InRegister(RepeatFour(q + r * q_stride + four));
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) sum[4 * r + i] = Fma(x, key[i], sum[4 * r + i]);
+      }
     }
-    const V low = InRegister(Load(packed)), high = InRegister(Load(packed + kLanes));
-#pragma GCC unroll 16
-    for (int i = 0; i < R; ++i) {
-      const V x = Set(q[i * q_stride + d]);
-      sum[2 * i] = Fma(x, low, sum[2 * i]);
-      sum[2 * i + 1] = Fma(x, high, sum[2 * i + 1]);
-    }
   }
-#pragma GCC unroll 16
-  for (int i = 0; i < 2 * R; ++i) {
-    float* to = scores + i / 2 * kRunKeys + i % 2 * kLanes;
-    if constexpr (kScaled) {
-      const V scale = Load(scales + i % 2 * kLanes);
-      sum[i] = add ? Fma(sum[i], scale, Load(to)) : Mul(sum[i], scale);
-    }
-    Store(to, sum[i]);
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+    float* to = scores + r * kRunKeys;
+    V x = SumFourIn128(sum + 4 * r);
+    if constexpr (kScaled) x = Mul(x, Load(scales));
+    Store(to, add ? Add(Load(to), x) : x);
   }
+}
+
+/// A group's products with kLanes packed keys. With kAsk it asks for three quarters of what was packed, from
+/// `ahead` on.
+template <bool kAsk, typename T>
+inline void DotsOfGroup(const Group& g, const float* q, int64_t q_stride, const float* packed, int dims,
+                        bool add, const float* scales, const char* ahead, float* scores) {
+  WithSize(g.size, [&](auto size) {
+    constexpr int kRows = size < kDotRows ? size : kDotRows;
+    constexpr int kEach = kAsk ? 6 * kLanes * int{sizeof(T)} * kRows / size : 0;
+    for (int r = 0; r < size; r += kRows, ahead += kEach * dims / 8) {
+      Dots<kRows, kEach, T>(q + r * q_stride, q_stride, packed, dims, add, scales, ahead,
+                            scores + r * kRunKeys);
+    }
+  });
 }
 
 /// The scores of all groups: anything where a row doesn't see a key.
@@ -184,36 +196,29 @@ inline void Scores(const Run& t, Memory* m) {
   const int64_t stride = t.key_stride / static_cast<int64_t>(sizeof(T));
   const int split = std::is_same_v<T, int8_t> ? t.key_split : t.key_dim;
   const char* ahead = reinterpret_cast<const char*>(t.keys) + t.next;
-  for (int key = 0; key < kRunKeys; key += kPackKeys) {
+  for (int key = 0; key < kRunKeys; key += kLanes) {
     const T* keys = reinterpret_cast<const T*>(t.keys) + key * stride;
-    for (int d = 0, end; d < t.key_dim; d = end) {
-      const int part = d < split ? split : t.key_dim;
-      end = part - d < kPackDims ? part : d + kPackDims;
+    for (int d = 0, dims; d < t.key_dim; d += dims) {
+      const int left = (d < split ? split : t.key_dim) - d;
+      dims = left < kPackDims ? left : kPackDims;
+      const int64_t bytes = dims * kLanes * static_cast<int64_t>(sizeof(T));
+      const float* scales = (d < split ? t.key_scales : t.rest_scales) + key;
       bool first = true;  // of those that see these keys
       for (int i = 0; i < m->count; ++i) {
         const Group& g = m->groups[i];
         if (g.keys <= key) continue;
-        const bool ask = first && t.next != 0;
-        if (ask) {
-          PackKeys<true>(keys + d, stride, end - d, ahead, m->keys);
-          ahead += (end - d) * kPackKeys * sizeof(T) / 2;
-        } else if (first) {
-          PackKeys<false>(keys + d, stride, end - d, ahead, m->keys);
-        }
         const float* q = t.q + g.first * t.q_stride + d;
-        const float* scales = (d < split ? t.key_scales : t.rest_scales) + key;
         float* scores = m->scores[g.first] + key;
-        WithSize(
-            g.size, [&](auto size) __attribute__((always_inline)) {
-              if (ask) {
-                Dots<size, true, T>(q, t.q_stride, m->keys, end - d, d > 0, scales, ahead, scores);
-              } else {
-                Dots<size, false, T>(q, t.q_stride, m->keys, end - d, d > 0, scales, ahead, scores);
-              }
-            });
+        if (first && t.next != 0) {
+          PackKeys<true>(keys + d, stride, dims, ahead, m->keys);
+          DotsOfGroup<true, T>(g, q, t.q_stride, m->keys, dims, d > 0, scales, ahead + bytes / 4, scores);
+        } else {
+          if (first) PackKeys<false>(keys + d, stride, dims, nullptr, m->keys);
+          DotsOfGroup<false, T>(g, q, t.q_stride, m->keys, dims, d > 0, scales, nullptr, scores);
+        }
         first = false;
       }
-      ahead += (end - d) * kPackKeys * sizeof(T) / 2;
+      ahead += bytes;
     }
   }
 }

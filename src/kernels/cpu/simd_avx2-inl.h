@@ -4,6 +4,7 @@
 
 #include <immintrin.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/cpu/exp_constants.h"
@@ -48,6 +49,9 @@ inline V InRegister(V x) {
 }
 inline void Store(float* p, V x) { _mm256_storeu_ps(p, x); }
 
+/// Four floats in every 128 bits.
+inline V RepeatFour(const float* p) { return _mm256_broadcast_ps(reinterpret_cast<const __m128*>(p)); }
+
 /// The first n < 8 lanes; the others read as zero and are not written.
 inline __m256i FirstLanes(int n) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
@@ -84,6 +88,22 @@ template <int kBits>
 inline VI ShiftShortsRight(VI x) {
   return _mm256_srli_epi16(x, kBits);
 }
+/// 16 bytes each of two places that stand `stride` bytes apart; or 8, and zeros behind them.
+inline VI LoadParts(const void* from, int64_t stride) {
+  const auto* p = static_cast<const std::byte*>(from);
+  const VI x = _mm256_castsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return _mm256_inserti128_si256(x, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + stride)), 1);
+}
+inline VI LoadHalfParts(const void* from, int64_t stride) {
+  const auto* p = static_cast<const std::byte*>(from);
+  const VI x = _mm256_castsi128_si256(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  return _mm256_inserti128_si256(x, _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + stride)), 1);
+}
+/// Of every 128 bits, the lower or the upper half's 16-bit elements, or bytes, of a and b in turn.
+inline VI MixLowShorts(VI a, VI b) { return _mm256_unpacklo_epi16(a, b); }
+inline VI MixHighShorts(VI a, VI b) { return _mm256_unpackhi_epi16(a, b); }
+inline VI MixLowBytes(VI a, VI b) { return _mm256_unpacklo_epi8(a, b); }
+inline VI MixHighBytes(VI a, VI b) { return _mm256_unpackhi_epi8(a, b); }
 /// Sums of two neighbours' products: of bytes, unsigned by signed, and of 16 bits.
 inline VI MultiplyBytes(VI a, VI b) { return _mm256_maddubs_epi16(a, b); }
 inline VI MultiplyShorts(VI a, VI b) { return _mm256_madd_epi16(a, b); }
@@ -110,28 +130,6 @@ inline float SumLanes(V x) {
   x = Add(x, Swap<2>(x));
   x = Add(x, Swap<1>(x));
   return First(x);
-}
-
-/// Eight rows of eight become columns.
-inline void Transpose(VI* r) {
-  __m256i a[8], b[8];
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    a[2 * i] = _mm256_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
-    a[2 * i + 1] = _mm256_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
-  }
-#pragma GCC unroll 2
-  for (int i = 0; i < 2; ++i) {
-    b[4 * i] = _mm256_unpacklo_epi64(a[4 * i], a[4 * i + 2]);
-    b[4 * i + 1] = _mm256_unpackhi_epi64(a[4 * i], a[4 * i + 2]);
-    b[4 * i + 2] = _mm256_unpacklo_epi64(a[4 * i + 1], a[4 * i + 3]);
-    b[4 * i + 3] = _mm256_unpackhi_epi64(a[4 * i + 1], a[4 * i + 3]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    r[i] = _mm256_permute2x128_si256(b[i], b[4 + i], 0x20);
-    r[4 + i] = _mm256_permute2x128_si256(b[i], b[4 + i], 0x31);
-  }
 }
 
 inline V SumFourIn128(const V* x) {  // in both 128-bit halves, element i is the sum of that half of x[i]

@@ -4,6 +4,7 @@
 
 #include <immintrin.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/cpu/exp_constants.h"
@@ -47,6 +48,9 @@ inline V InRegister(V x) {
   return x;
 }
 inline void Store(float* p, V x) { _mm512_storeu_ps(p, x); }
+
+/// Four floats in every 128 bits.
+inline V RepeatFour(const float* p) { return _mm512_broadcast_f32x4(_mm_loadu_ps(p)); }
 
 /// The first n < 16 lanes; the others read as zero and are not written.
 inline __mmask16 FirstLanes(int n) { return static_cast<__mmask16>((1U << n) - 1); }
@@ -92,6 +96,26 @@ template <int kBits>
 inline VI ShiftShortsRight(VI x) {
   return _mm512_srli_epi16(x, kBits);
 }
+/// 16 bytes each of four places that stand `stride` bytes apart; or 8, and zeros behind them.
+inline VI LoadParts(const void* from, int64_t stride) {
+  const auto* p = static_cast<const std::byte*>(from);
+  VI x = _mm512_castsi128_si512(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  x = _mm512_inserti32x4(x, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + stride)), 1);
+  x = _mm512_inserti32x4(x, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 2 * stride)), 2);
+  return _mm512_inserti32x4(x, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 3 * stride)), 3);
+}
+inline VI LoadHalfParts(const void* from, int64_t stride) {
+  const auto* p = static_cast<const std::byte*>(from);
+  VI x = _mm512_castsi128_si512(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  x = _mm512_inserti32x4(x, _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + stride)), 1);
+  x = _mm512_inserti32x4(x, _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 2 * stride)), 2);
+  return _mm512_inserti32x4(x, _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 3 * stride)), 3);
+}
+/// Of every 128 bits, the lower or the upper half's 16-bit elements, or bytes, of a and b in turn.
+inline VI MixLowShorts(VI a, VI b) { return _mm512_unpacklo_epi16(a, b); }
+inline VI MixHighShorts(VI a, VI b) { return _mm512_unpackhi_epi16(a, b); }
+inline VI MixLowBytes(VI a, VI b) { return _mm512_unpacklo_epi8(a, b); }
+inline VI MixHighBytes(VI a, VI b) { return _mm512_unpackhi_epi8(a, b); }
 /// Sums of two neighbours' products: of bytes, unsigned by signed, and of 16 bits.
 inline VI MultiplyBytes(VI a, VI b) { return _mm512_maddubs_epi16(a, b); }
 inline VI MultiplyShorts(VI a, VI b) { return _mm512_madd_epi16(a, b); }

@@ -2,7 +2,8 @@
 // chosen tokens, gathered (the ordinary way), where which tokens is given and not counted, and where each
 // token is scored by its own key first, as it must be without a trained indexer ("-" where that has no
 // kernel: it takes products and keys of bfloat16); over chosen blocks, choosing included; and over those that
-// an earlier step chose. Prints a markdown table.
+// an earlier step chose. What the machine reads and multiplies is measured again in each round, since others
+// may take some of it: ratios and shares are of what one round measured. Prints a markdown table.
 //   longcontext_attention_bench --context 16384 --budget 2048
 #include <fmt/format.h>
 
@@ -44,7 +45,8 @@ constexpr Shape kShapes[] = {{"gqa", "Qwen3-30B-A3B (GQA, 32 heads, 4 KV, 128)",
                              {"mla", "DeepSeek-V3 (MLA, 128 heads, 512 + 64)", 128, 1, 576, 512, true}};
 
 constexpr float kScale = 0.1F;
-constexpr int kShift = 8;  // tokens that are given move on by less than this
+constexpr int kStepsOfRound = 16;  // of one sequence: short ones would be measured by chance
+constexpr int kShift = 8;          // tokens that are given move on by less than this
 
 struct Options {
   int context = 16384, budget = 2048, threads = 0, rounds = 15, reuse = 4;
@@ -89,6 +91,9 @@ class Setting {
   void BlockSparse() { Attend(table_, blocks_, options_.context, NextLayer(), each_); }
   // Of the row behind the one that chose.
   void BlocksTakenOver() { Attend(table_, blocks_, chooser_ + 2, NextLayer(), taken_over_); }
+
+  void ReadLayer() { runtime::ReadOnce(ctx_.pool, {NextLayer().base, static_cast<size_t>(layer_bytes_)}); }
+  int64_t layer_bytes() const { return layer_bytes_; }
 
   // Gives tokens, others in each step.
   void GiveTokens() {
@@ -345,10 +350,17 @@ class Setting {
   std::mt19937 random_{1};
 };
 
-double Time(const std::function<void()>& step) {
+// What one round took in seconds, and what the machine gave in it.
+struct Round {
+  double bandwidth, peak;  // bytes and operations a second
+  double dense, tokens, gathered, blocks, taken_over;
+};
+
+// The mean of so many steps.
+double Time(int steps, const std::function<void()>& step) {
   const auto start = std::chrono::steady_clock::now();
-  step();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  for (int i = 0; i < steps; ++i) step();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / steps;
 }
 
 double Quantile(std::vector<double> values, double share) {
@@ -356,13 +368,37 @@ double Quantile(std::vector<double> values, double share) {
   return values[static_cast<size_t>(share * static_cast<double>(values.size() - 1) + 0.5)];
 }
 
-double RatioOfMedians(const std::vector<double>& a, const std::vector<double>& b) {
-  return Quantile(a, 0.5) / Quantile(b, 0.5);
+// Of each round, its median with its spread.
+template <typename F>
+std::string Ratio(const std::vector<Round>& rounds, const F& ratio) {
+  std::vector<double> all;
+  for (const Round& round : rounds) all.push_back(ratio(round));
+  return fmt::format("{:.2f} ({:.2f}-{:.2f})", Quantile(all, 0.5), Quantile(all, 0.1), Quantile(all, 0.9));
+}
+template <typename F>
+std::string Milliseconds(const std::vector<Round>& rounds, const F& seconds) {
+  return Ratio(rounds, [&](const Round& round) { return 1e3 * seconds(round); });
 }
 
-std::string Spread(const std::vector<double>& seconds) {
-  return fmt::format("{:.2f} ({:.2f}-{:.2f})", Quantile(seconds, 0.5) * 1e3, Quantile(seconds, 0.1) * 1e3,
-                     Quantile(seconds, 0.9) * 1e3);
+double PeakOf(const runtime::CpuFeatures& cpu, runtime::ThreadPool* pool) {
+  for (const kernels::DotPeak& dot : kernels::MeasureDotPeaks(cpu, pool)) {
+    if (dot.format == tensor::PackedFormat::kBF16) return dot.all_threads;
+  }
+  return 0;
+}
+
+Round Measure(const runtime::CpuFeatures& cpu, runtime::ThreadPool* pool, int batch, Setting* setting) {
+  const int steps = std::max(1, kStepsOfRound / batch);
+  Round round{};
+  round.peak = PeakOf(cpu, pool);
+  round.bandwidth = static_cast<double>(setting->layer_bytes()) / Time(steps, [&] { setting->ReadLayer(); });
+  round.dense = Time(steps, [&] { setting->Dense(); });
+  round.blocks = Time(steps, [&] { setting->BlockSparse(); });
+  round.taken_over = Time(steps, [&] { setting->BlocksTakenOver(); });
+  if (setting->FindsTokens()) round.tokens = Time(steps, [&] { setting->TokenSparseChosen(); });
+  setting->GiveTokens();
+  round.gathered = Time(steps, [&] { setting->TokenSparse(); });
+  return round;
 }
 
 int Run(const Options& options) {
@@ -377,10 +413,7 @@ int Run(const Options& options) {
   runtime::Arena scratch;
   const kernels::ExecContext ctx = {.kernels = &table, .pool = pool.get(), .scratch = &scratch};
   const double bandwidth = runtime::MeasureReadBandwidth(pool.get(), int64_t{512} << 20)->all_threads;
-  double peak = 0;
-  for (const kernels::DotPeak& dot : kernels::MeasureDotPeaks(cpu, pool.get())) {
-    if (dot.format == tensor::PackedFormat::kBF16) peak = dot.all_threads;
-  }
+  const double peak = PeakOf(cpu, pool.get());
   fmt::print(
       "{} threads, {:.1f} GB/s read, {:.0f} GFLOP/s bf16; context {}, budget {} chosen by {}, {} keys and "
       "values, {:.1f} "
@@ -397,36 +430,34 @@ int Run(const Options& options) {
     if (std::ranges::find(options.shapes, shape.flag) == options.shapes.end()) continue;
     for (const int batch : options.batches) {
       Setting setting(ctx, shape, options, batch);
-      std::vector<double> dense, tokens, gathered, blocks, taken_over, mean;
-      for (int round = -1; round < options.rounds; ++round) {
-        const double a = Time([&] { setting.Dense(); });
-        const double e = setting.FindsTokens() ? Time([&] { setting.TokenSparseChosen(); }) : 0;
-        setting.GiveTokens();
-        const double b = Time([&] { setting.TokenSparse(); });
-        const double c = Time([&] { setting.BlockSparse(); });
-        const double d = Time([&] { setting.BlocksTakenOver(); });
-        if (round < 0) continue;
-        dense.push_back(a);
-        tokens.push_back(e);
-        gathered.push_back(b);
-        blocks.push_back(c);
-        taken_over.push_back(d);
-        mean.push_back((c + d * (options.reuse - 1)) / options.reuse);
+      std::vector<Round> rounds;
+      for (int i = -1; i < options.rounds; ++i) {
+        const Round round = Measure(cpu, pool.get(), batch, &setting);
+        if (i >= 0) rounds.push_back(round);
       }
-      const bool finds = setting.FindsTokens();
       // Whichever of memory and products takes longer.
-      const double dense_bound =
-          std::max(setting.dense_bytes() / bandwidth, setting.dense_operations() / peak);
-      const double sparse_bound =
-          std::max(setting.sparse_bytes() / bandwidth, setting.sparse_operations() / peak);
-      fmt::print(
-          "| {} | {} | {} | {:.0f}% | {} | {} | {} | {:.0f}% | {:.2f} | {:.2f} | {} | {:.2f} | {} | "
-          "{:.2f} |\n",
-          shape.name, batch, Spread(dense), 100 * dense_bound / Quantile(dense, 0.5),
-          finds ? Spread(tokens) : "-", Spread(gathered), Spread(blocks),
-          100 * sparse_bound / Quantile(blocks, 0.5), RatioOfMedians(dense, blocks),
-          dense_bound / sparse_bound, finds ? fmt::format("{:.2f}", RatioOfMedians(tokens, blocks)) : "-",
-          RatioOfMedians(gathered, blocks), Spread(taken_over), RatioOfMedians(dense, mean));
+      const auto dense_bound = [&](const Round& r) {
+        return std::max(setting.dense_bytes() / r.bandwidth, setting.dense_operations() / r.peak);
+      };
+      const auto sparse_bound = [&](const Round& r) {
+        return std::max(setting.sparse_bytes() / r.bandwidth, setting.sparse_operations() / r.peak);
+      };
+      const bool finds = setting.FindsTokens();
+      fmt::print("| {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |\n", shape.name,
+                 batch, Milliseconds(rounds, [](const Round& r) { return r.dense; }),
+                 Ratio(rounds, [&](const Round& r) { return dense_bound(r) / r.dense; }),
+                 finds ? Milliseconds(rounds, [](const Round& r) { return r.tokens; }) : "-",
+                 Milliseconds(rounds, [](const Round& r) { return r.gathered; }),
+                 Milliseconds(rounds, [](const Round& r) { return r.blocks; }),
+                 Ratio(rounds, [&](const Round& r) { return sparse_bound(r) / r.blocks; }),
+                 Ratio(rounds, [](const Round& r) { return r.dense / r.blocks; }),
+                 Ratio(rounds, [&](const Round& r) { return dense_bound(r) / sparse_bound(r); }),
+                 finds ? Ratio(rounds, [](const Round& r) { return r.tokens / r.blocks; }) : "-",
+                 Ratio(rounds, [](const Round& r) { return r.gathered / r.blocks; }),
+                 Milliseconds(rounds, [](const Round& r) { return r.taken_over; }),
+                 Ratio(rounds, [&](const Round& r) {
+                   return r.dense * options.reuse / (r.blocks + r.taken_over * (options.reuse - 1));
+                 }));
       std::fflush(stdout);
     }
   }

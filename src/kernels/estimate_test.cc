@@ -167,20 +167,22 @@ TEST(EstimateBitsTest, TilesAndRegistersGiveTheSame) {
 TEST_P(EstimateTest, NotFiniteAndZero) {
   std::mt19937 rng(3);
   for (const Shape& shape : {Shape{128, 128}, Shape{40, 32}}) {
-    std::vector<float> q = RandomValues(&rng, size_t(4) * (shape.key_dim + 8), 1);
-    auto digests = RandomDigests(&rng, shape);
-    reinterpret_cast<DigestHeader*>(digests[5].data())->center_scale[0] =
-        std::numeric_limits<float>::quiet_NaN();
-    q[shape.key_dim + 8 + 3] = std::numeric_limits<float>::quiet_NaN();
-    std::fill_n(q.begin() + 2 * int64_t{shape.key_dim + 8}, shape.key_dim, 0.0F);
-    const std::vector<float> scores = Run(kernels_.digest_estimates, shape, q, 4, digests, 0.2F);
-    for (int b = 0; b < kBlocks; ++b) {
-      EXPECT_EQ(std::isnan(scores[At(0, b)]), b == 5);
-      EXPECT_TRUE(std::isnan(scores[At(1, b)]));
-      if (b != 5) {
-        EXPECT_EQ(scores[At(2, b)], 0);
+    for (const int rows : {4, 12}) {
+      std::vector<float> q = RandomValues(&rng, size_t(rows) * (shape.key_dim + 8), 1);
+      auto digests = RandomDigests(&rng, shape);
+      reinterpret_cast<DigestHeader*>(digests[5].data())->center_scale[0] =
+          std::numeric_limits<float>::quiet_NaN();
+      q[shape.key_dim + 8 + 3] = std::numeric_limits<float>::quiet_NaN();
+      std::fill_n(q.begin() + 2 * int64_t{shape.key_dim + 8}, shape.key_dim, 0.0F);
+      const std::vector<float> scores = Run(kernels_.digest_estimates, shape, q, rows, digests, 0.2F);
+      for (int b = 0; b < kBlocks; ++b) {
+        EXPECT_EQ(std::isnan(scores[At(0, b)]), b == 5);
+        EXPECT_TRUE(std::isnan(scores[At(1, b)]));
+        if (b != 5) {
+          EXPECT_EQ(scores[At(2, b)], 0);
+        }
+        EXPECT_EQ(std::isnan(scores[At(rows - 1, b)]), b == 5);
       }
-      EXPECT_EQ(std::isnan(scores[At(3, b)]), b == 5);
     }
   }
 }

@@ -323,8 +323,7 @@ TEST_P(GemmPlainTest, PreparesAsTheReferenceDoes) {
       std::vector<float> x(k);
       for (float& v : x) v = Uniform(1) * magnitude;
       if (k > 5) x[3] = 0, x[5] = -magnitude;
-      for (float scale_of_tensor : {0.0F, magnitude / 90}) {
-        if (scale_of_tensor > 0 && scale_of_tensor < StaticScale::kLeast) continue;
+      for (float scale_of_tensor : {0.0F, StaticScale::WithInverse(magnitude / 90), StaticScale::kLeast}) {
         const StaticScale static_scale = StaticScale::Of(scale_of_tensor);
         std::vector<std::byte> expected(size_t(k_padded) / 64 * gemm.unit_bytes, std::byte{9}),
             got = expected;

@@ -365,14 +365,16 @@ TEST(LoadTest, RefusesAPackedFileWhoseScaleHasNoInverse) {
   std::ifstream in(packed, std::ios::binary);
   const std::string bytes((std::istreambuf_iterator<char>(in)), {});
   const std::string key = R"(\"input_scales\":[)";
-  const size_t at = bytes.find(key) + key.size();
-  ASSERT_LT(at, bytes.size());
+  const size_t found = bytes.find(key);
+  ASSERT_NE(found, std::string::npos);
+  const size_t at = found + key.size();
   const size_t end = bytes.find_first_of(",]", at);
   for (const std::string wrong : {"-0.5", "1e-39", "1e39"}) {
     std::string damaged = bytes;
     damaged.replace(at, end - at, wrong + std::string(end - at - wrong.size(), ' '));
     std::ofstream(packed, std::ios::binary) << damaged;
-    EXPECT_THAT(LoadError(packed), HasSubstr("\"input_scales\" of 0 or at least 2^-126")) << wrong;
+    EXPECT_THAT(LoadError(packed), HasSubstr("\"input_scales\" of 0, or finite in f32 and at least 2^-126"))
+        << wrong;
   }
   std::filesystem::remove(packed);
 }

@@ -131,7 +131,7 @@ void WeightMap::EnterImage() {
 void WeightMap::Enter(const RegionPlan& region, const RegionPlan& layout, const std::byte* data) {
   Place place{.region = &region, .layout = &layout, .data = data, .moe_scales = {}};
   for (size_t i = 0; i + 2 < region.input_scales.size(); i += 3) {
-    // Gate's and up's are equal, as the plan checked.
+    // Gate's and up's are equal, as the plan checked, of a checkpoint and of a packed file.
     place.moe_scales.push_back(StaticScale::Of(region.input_scales[i]));
     place.moe_scales.push_back(StaticScale::Of(region.input_scales[i + 2]));
   }

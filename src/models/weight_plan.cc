@@ -179,12 +179,23 @@ StatusOr<RegionPlan> ReadDescription(const RegionDecl& decl, const checkpoint::P
       if (!scale.is_number()) return refuse("described by numeric \"input_scales\"", scale.dump());
       const auto value = scale.get<float>();
       const bool fits = value == 0 || (value >= tensor::StaticScale::kLeast && std::isfinite(value));
-      if (!fits) return refuse("described by \"input_scales\" of 0 or at least 2^-126", scale.dump());
+      if (!fits)
+        return refuse("described by \"input_scales\" of 0, or finite in f32 and at least 2^-126",
+                      scale.dump());
       region.input_scales.push_back(value);
     }
     if (region.input_scales.size() != decl.count * decl.parts.size()) {
       return refuse(fmt::format("described by {} \"input_scales\"", decl.count * decl.parts.size()),
                     std::to_string(region.input_scales.size()));
+    }
+    if (region.format != PackedFormat::kI8) {
+      return refuse("of int8, or described without \"input_scales\"", stored->layout.dump());
+    }
+    for (size_t i = 0; decl.touch == Touch::kTopK && i + 2 < region.input_scales.size(); i += 3) {
+      if (region.input_scales[i] == region.input_scales[i + 1]) continue;
+      return refuse(
+          "described by the same \"input_scales\" of gate and up, whose input is rounded once",
+          fmt::format("{} and {} of expert {}", region.input_scales[i], region.input_scales[i + 1], i / 3));
     }
   }
   const checkpoint::PackedRegion expected = Describe(region);

@@ -68,7 +68,7 @@ float ActivationRange::Scale(RangeRule rule) const {
   if (largest == 0) return 1;
   const int last =
       std::min<int>(static_cast<int>(std::bit_cast<uint32_t>(largest) >> kSizeShift), kSizes - 1);
-  const auto scale_of = [](float clip) { return std::max(clip / kLargestCode, StaticScale::kLeast); };
+  const auto scale_of = [](float clip) { return StaticScale::WithInverse(clip / kLargestCode); };
   if (rule == RangeRule::kLargest) return scale_of(largest);
   if (rule == RangeRule::kPercentile) {
     int64_t total = zeros_, above = 0;

@@ -1,4 +1,5 @@
 // quantize.analysis, and the file of what a walk under way has decided.
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <initializer_list>
@@ -8,6 +9,7 @@
 #include "quantizer/analysis.h"
 #include "quantizer/calibration_report.h"
 #include "quantizer/checksum.h"
+#include "tensor/static_scale.h"
 
 namespace moesaic::quantizer {
 namespace {
@@ -136,7 +138,9 @@ StatusOr<Analysis> Analysis::Load(const std::string& path, const std::string& ke
   for (const ordered_json& finding : findings) analysis.findings.push_back(FindingOf(finding));
   for (const auto& [module, scale] : scales.items()) {
     if (!scale.is_number()) return none();
-    analysis.input_scales[module] = scale.get<float>();
+    const auto value = scale.get<float>();
+    if (!(value >= tensor::StaticScale::kLeast && std::isfinite(value))) return none();
+    analysis.input_scales[module] = value;
   }
   if (file.metadata.contains(kMix)) {
     const ordered_json mix = ordered_json::parse(text(kMix), nullptr, false);

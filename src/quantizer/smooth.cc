@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "quantizer/activation.h"
+#include "tensor/static_scale.h"
 
 namespace moesaic::quantizer {
 namespace {
@@ -51,7 +52,8 @@ StatusOr<double> LossWith(const kernels::ExecContext& ctx, const TokenSample& x,
   std::vector<float> tokens(x.rows, x.rows + int64_t{x.count} * x.k);
   for (int64_t at = 0; at < std::ssize(tokens); ++at) tokens[at] /= scales[at % x.k];
   const std::vector<float> rounded_tokens =
-      RoundActivations(ctx, {tokens.data(), x.count, x.k}, options.static_activations ? largest / 127 : 0);
+      RoundActivations(ctx, {tokens.data(), x.count, x.k},
+                       options.static_activations ? tensor::StaticScale::WithInverse(largest / 127) : 0);
   double loss = 0;
   for (size_t i = 0; i < linears.size(); ++i) {
     std::vector<float> rows = linears[i].rows;

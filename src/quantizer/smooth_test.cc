@@ -159,6 +159,26 @@ TEST(Activation, StaticScalesFollowTheirRule) {
   EXPECT_LT(error(range.Scale(RangeRule::kSquaredError)), 1.05 * least);
   ActivationRange zeros(4);
   EXPECT_EQ(zeros.Scale(RangeRule::kLargest), 1);
+  // What is so small that its own scale would have no inverse.
+  const std::vector<float> small = {1e-37F, 1e-40F, 0, -1e-37F};
+  ActivationRange tiny(2);
+  tiny.Add(threads.ctx, {small.data(), 2, 2}, {});
+  for (const RangeRule rule : {RangeRule::kLargest, RangeRule::kPercentile, RangeRule::kSquaredError}) {
+    EXPECT_EQ(tiny.Scale(rule), tensor::StaticScale::kLeast);
+  }
+}
+
+TEST(Smooth, InputsNearNothingHaveAFiniteLoss) {
+  const TestContext threads(1);
+  OutlierLayer layer(1);
+  for (float& x : layer.x) x *= 1e-37F;
+  for (float& x : layer.largest) x *= 1e-37F;
+  layer.x[0] = 0;
+  const auto found =
+      Search(threads, layer, {.grid = {GridKind::kInt8Channel, 0}, .static_activations = true});
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_TRUE(std::isfinite(found->loss));
+  EXPECT_TRUE(std::isfinite(found->loss_without));
 }
 
 TEST(Activation, DivisorsAreSmoothing) {

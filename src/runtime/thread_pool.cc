@@ -120,7 +120,8 @@ struct ThreadPool::Impl {
 
   void WaitForAll() {
     const auto all = [&] { return arrived.load(std::memory_order_acquire) >= threads; };
-    // One that has not arrived may want this very core, which real-time threads take from no other.
+    // One that has not arrived may want this very core, which real-time threads take from no other of the
+    // same priority (workers have that of the thread that made the pool, and those who call must keep it).
     while (!SpinUntil(may_spin, all)) std::this_thread::yield();
   }
 

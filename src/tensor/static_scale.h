@@ -13,6 +13,9 @@ struct StaticScale {
   static StaticScale Of(float scale) { return {scale, scale > 0 ? 1 / scale : 0}; }
   static constexpr float kLeast = 0x1p-126F;
 
+  /// A scale that was found as far as it has an inverse: the least one for what is less, but for 0.
+  static float WithInverse(float scale) { return scale > 0 && scale < kLeast ? kLeast : scale; }
+
   bool is_set() const { return scale > 0; }
   bool operator==(const StaticScale&) const = default;
 };

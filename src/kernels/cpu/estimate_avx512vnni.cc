@@ -18,7 +18,7 @@ constexpr int kAhead = 32;    // digests: what is asked for is so far ahead
 /// just before its turn.
 class Asker {
  public:
-  /// All are asked for within `slots` calls of Ask.
+  /// All are asked for within `slots` calls of Ask, of which there may be fewer at the end.
   Asker(const std::byte* const* digests, int count, int64_t bytes, int slots)
       : digests_(digests), bytes_(bytes), left_(count < kAhead ? count : kAhead) {
     const auto lines = static_cast<int>(left_ * (bytes_ / 64 + 1));

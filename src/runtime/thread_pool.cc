@@ -18,8 +18,11 @@ namespace moesaic::runtime {
 namespace {
 
 // A decode step runs some hundred loops with gaps of a few microseconds; waking a sleeping thread costs 5
-// to 50. So workers stay awake over such gaps and give the core back soon after the last loop of a step.
+// to 50, of the caller's time too. So workers stay awake over such gaps and give the core back soon after the
+// last loop of a step. Who has nothing left to do in a loop stays awake until it ends, unless that is long:
+// the next one follows on it.
 constexpr std::chrono::microseconds kSpinTime{50};
+constexpr std::chrono::microseconds kLoopSpinTime{1000};
 constexpr int kPausesPerClockRead = 32;  // a pause is 40 to 140 cycles, a clock read about 60
 
 // The gate says whether workers may join the current loop, and how many are inside it.
@@ -32,18 +35,23 @@ bool BindThread(pthread_t thread, int cpu) {
   return pthread_setaffinity_np(thread, sizeof set, &set) == 0;
 }
 
-// Spins until `done()`, at most kSpinTime; says whether it came true.
-template <typename Done>
-bool SpinUntil(bool may_spin, const Done& done) {
+// Spins until `done()`; says whether it came true. Gives up kSpinTime after `in_loop()` was last true, or
+// kLoopSpinTime after it began and `in_loop()` still is.
+template <typename Done, typename InLoop>
+bool SpinUntil(bool may_spin, const Done& done, const InLoop& in_loop) {
   if (done()) return true;
   if (!may_spin) return false;
-  const auto deadline = std::chrono::steady_clock::now() + kSpinTime;
+  auto now = std::chrono::steady_clock::now();
+  const auto longest = now + kLoopSpinTime;
+  auto deadline = now + kSpinTime;
   do {
     for (int i = 0; i < kPausesPerClockRead; ++i) {
       if (done()) return true;
       _mm_pause();
     }
-  } while (std::chrono::steady_clock::now() < deadline);
+    now = std::chrono::steady_clock::now();
+    if (now < longest && in_loop()) deadline = now + kSpinTime;
+  } while (now < deadline);
   return false;
 }
 
@@ -118,11 +126,13 @@ struct ThreadPool::Impl {
     }
   }
 
+  bool InLoop() const { return gate.load(std::memory_order_relaxed) != 0; }
+
   void WaitForAll() {
     const auto all = [&] { return arrived.load(std::memory_order_acquire) >= threads; };
     // One that has not arrived may want this very core, which real-time threads take from no other of the
     // same priority (workers have that of the thread that made the pool, and those who call must keep it).
-    while (!SpinUntil(may_spin, all)) std::this_thread::yield();
+    while (!SpinUntil(may_spin, all, [] { return false; })) std::this_thread::yield();
   }
 
   void Work(int worker) {
@@ -130,7 +140,7 @@ struct ThreadPool::Impl {
     int each_done = 0;
     for (;;) {
       auto called = [&] { return epoch.load(std::memory_order_acquire) != seen; };
-      if (!SpinUntil(may_spin, called)) {
+      if (!SpinUntil(may_spin, called, [this] { return InLoop(); })) {
         epoch.wait(seen, std::memory_order_acquire);
         continue;
       }
@@ -159,7 +169,7 @@ struct ThreadPool::Impl {
     uint32_t inside = gate.fetch_and(~kOpen, std::memory_order_acq_rel) & ~kOpen;
     auto empty = [&] { return (inside = gate.load(std::memory_order_acquire)) == 0; };
     if (inside == 0) return;
-    while (!SpinUntil(may_spin, empty)) gate.wait(inside, std::memory_order_acquire);
+    while (!SpinUntil(may_spin, empty, [] { return true; })) gate.wait(inside, std::memory_order_acquire);
   }
 };
 

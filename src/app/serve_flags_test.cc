@@ -42,7 +42,7 @@ TEST_F(ServeFlagsTest, WhatIsPrintedIsReadAgain) {
   for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
            {},
            {"--max-queue", "7", "--no-prefix-cache", "--kv-memory", "1GiB", "--served-model-name", "m"},
-           {"--kv-disk", "/tmp/kv blocks", "--kv-disk-size", "3GiB"},
+           {"--kv-disk", "kv blocks", "--kv-disk-size", "3GiB"},
            {"--served-model-name", "a # b", "\"c\\", "d's", "", "1,2", "--kv-events", "ipc:///tmp/#"}}) {
     ASSERT_TRUE(Parse(words).ok());
     const std::string printed = printed_;

@@ -106,7 +106,7 @@ Status FindInt8(const Checkpoint& checkpoint, const QuantGroup& group, LinearSou
   if (group.int8_activations && !group.dynamic_activations) {
     const std::string name = module + ".input_scale";
     ASSIGN_OR_RETURN(source->input_scale, ReadScalar(checkpoint, name));
-    if (source->input_scale < tensor::StaticScale::kLeast) {
+    if (!tensor::StaticScale::HasInverse(source->input_scale)) {
       return DataLoss("{}: tensor {} must be at least 2^-126, found {}", checkpoint.Find(name)->file, name,
                       source->input_scale);
     }

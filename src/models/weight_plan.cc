@@ -1,11 +1,11 @@
 #include "models/weight_plan.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <set>
 
 #include "checkpoint/stored_groups.h"
+#include "tensor/static_scale.h"
 
 namespace moesaic::models {
 namespace {
@@ -68,6 +68,15 @@ std::vector<PackedFormat> ChooseFormats(Precision precision, WeightDtype dtype, 
   return formats;
 }
 
+// The first expert whose gate and up, whose input is rounded once, have different scales for it, or -1.
+int UnequalExpert(const RegionDecl& decl, const std::vector<float>& input_scales) {
+  if (decl.touch != Touch::kTopK) return -1;
+  for (size_t i = 0; i + 2 < input_scales.size(); i += 3) {
+    if (input_scales[i] != input_scales[i + 1]) return static_cast<int>(i / 3);
+  }
+  return -1;
+}
+
 StatusOr<RegionPlan> PlanRegion(const RegionDecl& decl, const Checkpoint& checkpoint, WeightDtype dtype,
                                 std::set<std::string>& modules) {
   if (decl.is_vector()) {
@@ -81,16 +90,13 @@ StatusOr<RegionPlan> PlanRegion(const RegionDecl& decl, const Checkpoint& checkp
   if (region.format == PackedFormat::kI8 && stored.all_int8 && stored.any_static) {
     region.input_scales = std::move(stored.input_scales);
   }
-  if (decl.touch == Touch::kTopK) {
-    for (size_t i = 0; i + 2 < region.input_scales.size(); i += 3) {
-      if (region.input_scales[i] == region.input_scales[i + 1]) continue;
-      return Unimplemented(
-          "{}: tensors {}.input_scale and {}.input_scale must be equal, since an expert's input is rounded "
-          "once; "
-          "found {} and {}",
-          checkpoint.path(), decl.parts[0].Module(static_cast<int>(i / 3)),
-          decl.parts[1].Module(static_cast<int>(i / 3)), region.input_scales[i], region.input_scales[i + 1]);
-    }
+  if (const int i = UnequalExpert(decl, region.input_scales); i >= 0) {
+    return Unimplemented(
+        "{}: tensors {}.input_scale and {}.input_scale must be equal, since an expert's input is rounded "
+        "once; "
+        "found {} and {}",
+        checkpoint.path(), decl.parts[0].Module(i), decl.parts[1].Module(i), region.input_scales[3 * i],
+        region.input_scales[3 * i + 1]);
   }
   return region;
 }
@@ -178,10 +184,10 @@ StatusOr<RegionPlan> ReadDescription(const RegionDecl& decl, const checkpoint::P
     for (const nlohmann::json& scale : *scales) {
       if (!scale.is_number()) return refuse("described by numeric \"input_scales\"", scale.dump());
       const auto value = scale.get<float>();
-      const bool fits = value == 0 || (value >= tensor::StaticScale::kLeast && std::isfinite(value));
-      if (!fits)
+      if (value != 0 && !tensor::StaticScale::HasInverse(value)) {
         return refuse("described by \"input_scales\" of 0, or finite in f32 and at least 2^-126",
                       scale.dump());
+      }
       region.input_scales.push_back(value);
     }
     if (region.input_scales.size() != decl.count * decl.parts.size()) {
@@ -191,11 +197,10 @@ StatusOr<RegionPlan> ReadDescription(const RegionDecl& decl, const checkpoint::P
     if (region.format != PackedFormat::kI8) {
       return refuse("of int8, or described without \"input_scales\"", stored->layout.dump());
     }
-    for (size_t i = 0; decl.touch == Touch::kTopK && i + 2 < region.input_scales.size(); i += 3) {
-      if (region.input_scales[i] == region.input_scales[i + 1]) continue;
-      return refuse(
-          "described by the same \"input_scales\" of gate and up, whose input is rounded once",
-          fmt::format("{} and {} of expert {}", region.input_scales[i], region.input_scales[i + 1], i / 3));
+    if (const int i = UnequalExpert(decl, region.input_scales); i >= 0) {
+      return refuse("described by the same \"input_scales\" of gate and up, whose input is rounded once",
+                    fmt::format("{} and {} of expert {}", region.input_scales[3 * i],
+                                region.input_scales[3 * i + 1], i));
     }
   }
   const checkpoint::PackedRegion expected = Describe(region);

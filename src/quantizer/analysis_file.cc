@@ -1,5 +1,4 @@
 // quantize.analysis, and the file of what a walk under way has decided.
-#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <initializer_list>
@@ -139,7 +138,7 @@ StatusOr<Analysis> Analysis::Load(const std::string& path, const std::string& ke
   for (const auto& [module, scale] : scales.items()) {
     if (!scale.is_number()) return none();
     const auto value = scale.get<float>();
-    if (!(value >= tensor::StaticScale::kLeast && std::isfinite(value))) return none();
+    if (!tensor::StaticScale::HasInverse(value)) return none();
     analysis.input_scales[module] = value;
   }
   if (file.metadata.contains(kMix)) {

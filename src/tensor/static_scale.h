@@ -1,6 +1,8 @@
 // The scale that int8 activations have as a whole tensor, found before inference.
 #pragma once
 
+#include <limits>
+
 namespace moesaic::tensor {
 
 /// x = q * scale. The inverse is made with it, when a model is loaded, so that rounding multiplies,
@@ -13,6 +15,10 @@ struct StaticScale {
   static StaticScale Of(float scale) { return {scale, scale > 0 ? 1 / scale : 0}; }
   static constexpr float kLeast = 0x1p-126F;
 
+  /// Whether it is finite, and so is its inverse.
+  static bool HasInverse(float scale) {
+    return scale >= kLeast && scale <= std::numeric_limits<float>::max();
+  }
   /// A scale that was found as far as it has an inverse: the least one for what is less, but for 0.
   static float WithInverse(float scale) { return scale > 0 && scale < kLeast ? kLeast : scale; }
 

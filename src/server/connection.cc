@@ -286,7 +286,9 @@ std::string Connection::HeadText(int status, const Headers& headers, std::option
   std::string text = fmt::format("HTTP/1.1 {} {}\r\n", status,
                                  Text(http::obsolete_reason(static_cast<http::status>(status))));
   for (const auto& [name, value] : headers) text += fmt::format("{}: {}\r\n", name, value);
-  if (length) text += fmt::format("content-length: {}\r\n", *length);
+  // RFC 9110, 8.6: 204 has no length, and 304 none but that of the body it leaves out.
+  const bool has_length = length && status != 204 && status != 304;
+  if (has_length) text += fmt::format("content-length: {}\r\n", *length);
   if (!length && !old_version_) text += "transfer-encoding: chunked\r\n";
   text += close_ ? "connection: close\r\n" : "connection: keep-alive\r\n";
   return text + "\r\n";

@@ -8,23 +8,13 @@
 #include "server/live_requests.h"
 #include "server/metrics.h"
 #include "server/openapi.h"
+#include "server/page.h"
 #include "server/tracing.h"
-#include "server/web_files.h"
 
 namespace moesaic::server {
 namespace {
 
 constexpr size_t kShownRequests = 200;
-
-const char* TypeOf(std::string_view path) {
-  const std::string_view ending = path.substr(std::min(path.rfind('.'), path.size()));
-  if (ending == ".html") return "text/html; charset=utf-8";
-  if (ending == ".js") return "text/javascript; charset=utf-8";
-  if (ending == ".css") return "text/css; charset=utf-8";
-  if (ending == ".svg") return "image/svg+xml";
-  if (ending == ".png") return "image/png";
-  return "application/octet-stream";
-}
 
 class HttpApi : public Server {
  public:
@@ -42,7 +32,7 @@ class HttpApi : public Server {
     AddApis();
     AddOperations();
     openapi_ = Dump(OpenApi(model, options_.version, router_.Routes()));
-    AddPage();
+    AddPage(router_);
     http_->Switch(router_.Hooks());
   }
 
@@ -162,21 +152,6 @@ class HttpApi : public Server {
               {"tree_nodes", stats.cached_runs},
               {"block_tokens", kernels::kKvBlockTokens}}},
             {"requests", live_.List(kShownRequests)}};
-  }
-
-  void AddPage() {
-    for (const WebFile& file : WebFiles()) {
-      const auto endpoint = [&file](Call& call) {
-        call.writer->Send({.status = 200,
-                           .headers = {{"content-type", TypeOf(file.path)},
-                                       {"cache-control", "no-cache"},
-                                       {"x-content-type-options", "nosniff"}},
-                           .body = std::string(file.bytes)});
-        return OkStatus();
-      };
-      router_.Add("GET", fmt::format("/{}", file.path), Access::kOpen, endpoint);
-      if (file.path == "index.html") router_.Add("GET", "/", Access::kOpen, endpoint);
-    }
   }
 
   const ServerOptions options_;

@@ -1,4 +1,4 @@
-// The files of web/, as they were when the program was built.
+// The files of the web page, embedded when the program is built.
 #pragma once
 
 #include <span>
@@ -7,8 +7,10 @@
 namespace moesaic::server {
 
 struct WebFile {
-  std::string_view path;  // "js/chat.js"
+  std::string_view path;  ///< "js/main.js"; files under "lib/" have their version in the path
+  std::string_view etag;  ///< quoted hash of the bytes
   std::string_view bytes;
+  std::string_view gzip;  ///< the bytes compressed with gzip; empty for fonts, which are compressed already
 };
 
 std::span<const WebFile> WebFiles();

@@ -1,0 +1,11 @@
+// The web page: its files as routes.
+#pragma once
+
+#include "server/router.h"
+
+namespace moesaic::server {
+
+/// Adds GET routes for the files of the page and for "/". They need no key.
+void AddPage(Router& router);
+
+}  // namespace moesaic::server

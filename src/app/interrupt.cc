@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::array<int, 3> kSignals = {SIGHUP, SIGTERM, SIGINT};
 
-volatile std::sig_atomic_t interrupts = 0, last_signal = 0;
+volatile std::sig_atomic_t interrupts = 0, last_signal = 0, reloads = 0;
 
 void OnSignal(int number) {
   last_signal = number;
@@ -19,17 +19,20 @@ void OnSignal(int number) {
   if (interrupts >= 3) _exit(128 + number);  // the program does not answer: let the user out
 }
 
+void OnReload(int /*number*/) { reloads = 1; }
+
 std::array<struct sigaction, kSignals.size()> previous;
 
 }  // namespace
 
-InterruptGuard::InterruptGuard() {
-  struct sigaction action = {};
-  action.sa_handler = OnSignal;
-  sigemptyset(&action.sa_mask);
+InterruptGuard::InterruptGuard(HangUp hang_up) {
   for (size_t i = 0; i < kSignals.size(); ++i) {
+    const bool reloads_on_it = kSignals[i] == SIGHUP && hang_up == HangUp::kReloads;
+    struct sigaction action = {};
+    action.sa_handler = reloads_on_it ? OnReload : OnSignal;
+    sigemptyset(&action.sa_mask);
     sigaction(kSignals[i], nullptr, &previous[i]);
-    const bool ignored = kSignals[i] == SIGHUP && previous[i].sa_handler == SIG_IGN;
+    const bool ignored = kSignals[i] == SIGHUP && !reloads_on_it && previous[i].sa_handler == SIG_IGN;
     if (!ignored) sigaction(kSignals[i], &action, nullptr);
   }
 }
@@ -41,5 +44,11 @@ InterruptGuard::~InterruptGuard() {
 bool Interrupted() { return interrupts != 0; }
 int LastSignal() { return last_signal; }
 void ClearInterrupt() { interrupts = 0; }
+
+bool TakeReload() {
+  if (reloads == 0) return false;
+  reloads = 0;  // before the caller reloads: a signal that comes meanwhile counts again
+  return true;
+}
 
 }  // namespace moesaic::app

@@ -4,12 +4,17 @@
 
 namespace moesaic::app {
 
+/// The effect of SIGHUP while a guard lives.
+enum class HangUp {
+  kInterrupts,  ///< as SIGTERM has it; a SIGHUP that the caller ignores (nohup) stays ignored
+  kReloads,     ///< TakeReload() reports it, and nothing is interrupted
+};
+
 /// While one lives, SIGINT, SIGTERM and SIGHUP set a flag instead of ending the process. The third signal in
-/// a row that nobody cleared ends the process at once: a way out when something hangs. A SIGHUP that the
-/// caller ignores (nohup) stays ignored.
+/// a row that nobody cleared ends the process at once: a way out when something hangs.
 class InterruptGuard {
  public:
-  InterruptGuard();
+  explicit InterruptGuard(HangUp hang_up = HangUp::kInterrupts);
   ~InterruptGuard();
   InterruptGuard(const InterruptGuard&) = delete;
   InterruptGuard& operator=(const InterruptGuard&) = delete;
@@ -19,5 +24,8 @@ bool Interrupted();  ///< whether a signal has come since the last ClearInterrup
 /// The number of the last signal, cleared or not; 0: none has come.
 int LastSignal();
 void ClearInterrupt();
+/// Whether a SIGHUP has come since the last call, where a guard with HangUp::kReloads lives. Signals that
+/// come close together count as one.
+bool TakeReload();
 
 }  // namespace moesaic::app

@@ -29,5 +29,18 @@ TEST(InterruptGuard, AnIgnoredHangUpStaysIgnoredAndWhatWasThereComesBack) {
   EXPECT_EQ(std::signal(SIGTERM, SIG_DFL), SIG_DFL);
 }
 
+TEST(InterruptGuard, AHangUpThatReloadsInterruptsNothing) {
+  std::signal(SIGHUP, SIG_IGN);  // even under nohup: the signal asks for a reload, not for an end
+  {
+    const InterruptGuard guard(HangUp::kReloads);
+    EXPECT_FALSE(TakeReload());
+    for (int i = 0; i < 5; ++i) std::raise(SIGHUP);
+    EXPECT_FALSE(Interrupted());
+    EXPECT_TRUE(TakeReload());
+    EXPECT_FALSE(TakeReload());
+  }
+  EXPECT_EQ(std::signal(SIGHUP, SIG_DFL), SIG_IGN);
+}
+
 }  // namespace
 }  // namespace moesaic::app

@@ -6,8 +6,11 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <set>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "app/interrupt.h"
 #include "app/model_files.h"
@@ -130,6 +133,32 @@ void ShutDown(spdlog::logger& log, const ServeFlags& flags, server::Server& serv
   while (!engine.idle()) std::this_thread::sleep_for(kPoll);
 }
 
+// One thing that SIGHUP reloads. `reload` keeps the old state when it fails.
+struct ReloadHook {
+  std::string name;
+  std::function<Status()> reload;
+};
+
+void Reload(spdlog::logger& log, const std::vector<ReloadHook>& hooks) {
+  if (hooks.empty())
+    log.info("SIGHUP: no key file, certificate or log file is set, so there is nothing to reload");
+  for (const ReloadHook& hook : hooks) {
+    if (const Status status = hook.reload(); !status.ok()) {
+      log.error("reload of {} failed, the old state stays in use: {}", hook.name, Message(status));
+    } else {
+      log.info("reloaded {}", hook.name);
+    }
+  }
+}
+
+// Returns at SIGINT or SIGTERM. Also handles a SIGHUP that came while the model was loaded.
+void WaitForInterrupt(spdlog::logger& log, const std::vector<ReloadHook>& hooks) {
+  while (!Interrupted()) {
+    if (TakeReload()) Reload(log, hooks);
+    std::this_thread::sleep_for(kPoll);
+  }
+}
+
 std::string Address(const ServeFlags& flags, int port) {
   const std::string& host = flags.http.host;
   const bool ipv6 = host.find(':') != std::string::npos;
@@ -142,7 +171,7 @@ Status RunServe(const ServeFlags& flags) {
                            flags.max_sequences, flags.max_batch_tokens);
   }
   ASSIGN_OR_RETURN(const std::optional<engine::DiskOptions> disk, DiskOf(flags));
-  InterruptGuard guard;
+  InterruptGuard guard(HangUp::kReloads);
   auto log =
       std::make_shared<spdlog::logger>("serve", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
   spdlog::set_default_logger(log);  // for what the rooms below tell; stdout is for the address
@@ -187,7 +216,8 @@ Status RunServe(const ServeFlags& flags) {
   std::unique_ptr<server::Server> server = server::Server::Start(std::move(options), model, std::move(http));
   Print("listening on {}\n", Address(flags, server->port()));
   RETURN_IF_ERROR(FlushOutput());
-  while (!Interrupted()) std::this_thread::sleep_for(kPoll);
+  const std::vector<ReloadHook> reload_hooks;
+  WaitForInterrupt(*log, reload_hooks);
   ShutDown(*log, flags, *server, engine, &drain_end);
   server.reset();  // before the engine: its endpoints use it
   log->info("stopped");

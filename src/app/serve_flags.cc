@@ -221,6 +221,7 @@ void AddServeFlags(CLI::App& verb, ServeFlags& flags) {
       "A flag wins over the environment (--max-queue is MOESAIC_MAX_QUEUE), and that over the file "
       "(max-queue = 512).\n"
       "SIGTERM or Ctrl-C drains: new requests get 503, those on their way finish, and the exit code is 0.\n"
+      "SIGHUP reloads files that may change and never stops the server.\n"
       "docs/server.md tells the rest.\n\n"
       "Examples:\n"
       "  moesaic serve models/moesaic-tiny\n"

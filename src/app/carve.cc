@@ -104,7 +104,7 @@ void AddCarve(CLI::App& root, VerbRun& run) {
   quantizer::CarveOptions& carve = options->carve;
   CLI::App* verb = root.add_subcommand("carve", "Turn a dense Llama-like model into a mixture of experts");
   verb->add_option("MODEL", options->model, "Hugging Face folder or .gguf file of a LlamaForCausalLM")
-      ->check(CLI::ExistingPath);
+      ->transform(ModelPath());
   verb->add_option("--calibration", options->calibration,
                    "Safetensors file with token ids: I32 \"tokens\" [n, length]")
       ->check(CLI::ExistingFile);

@@ -232,7 +232,7 @@ void AddGenerate(CLI::App& root, VerbRun& run) {
   AddCacheFlags(*verb, options->model);
   AddSpeculativeFlags(*verb, options->model);
   AddSparsityFlags(*verb, options->model.sparsity, {"off", "decode", "all"});
-  verb->add_option("--prompt", options->input.prompts, "Text to complete; may be repeated")
+  verb->add_option("-p,--prompt", options->input.prompts, "Text to complete; may be repeated")
       ->allow_extra_args(false);
   verb->add_option("--file", options->input.file, "A file whose contents are one prompt")
       ->check(CLI::ExistingFile);

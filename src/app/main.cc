@@ -2,11 +2,14 @@
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <exception>
 #include <new>
 #include <sstream>
+#include <string>
+#include <vector>
 
 #include "app/help_format.h"
 #include "app/interrupt.h"
@@ -30,7 +33,8 @@ constexpr const char* kFooter = R"(Examples:
   moesaic doctor                                       what this machine can do
   moesaic tune                                         measure which kernels are fastest here
 
-A MODEL is a Hugging Face folder, a .gguf file, or a packed file written by `moesaic convert`.
+A MODEL is a Hugging Face folder, a .gguf file, a packed file written by `moesaic convert`, or the id of a model in
+the Hugging Face cache, such as Qwen/Qwen3-30B-A3B. Common flags of vLLM and llama.cpp are understood (docs/server.md).
 Environment: MOESAIC_ISA=ref|avx2|avxvnni|avx512|avx512vnni|avx512bf16|amx limits the instruction sets used.)";
 
 // What a verb threw is our bug or a lack of memory; it must not look like a crash to scripts.
@@ -86,20 +90,33 @@ int Main(int argc, char** argv) {
   AddDoctor(root, run);
   AddTune(root, run);
   AddCompletion(root, run);
+  AddHelp(root, run);
+  AddVersion(root, run);
   for (CLI::App* verb : root.get_subcommands({})) verb->group("Verbs");
 
   if (argc == 1) {
     WriteNotice(root.help());
     return kExitUsage;
   }
-  // CLI11 would say only that a subcommand is required.
-  if (argv[1][0] != '-' &&
-      root.get_subcommands([&](CLI::App* verb) { return verb->check_name(argv[1]); }).empty()) {
-    WriteNotice(UnknownVerbLine(argv[1]));
-    return kExitUsage;
+  std::vector<std::string> words(argv + 1, argv + argc);
+  if (words.front()[0] != '-') {
+    const CLI::App* verb = FindVerb(root, words.front());
+    if (verb == nullptr) {  // CLI11 would say only that a subcommand is required
+      WriteNotice(UnknownVerbLine(root, words.front()));
+      return kExitUsage;
+    }
+    auto translated = TranslateFlags({words.begin() + 1, words.end()}, FlagsOf(*verb));
+    if (!translated.ok()) {
+      WriteNotice(UsageLine(*verb, Message(translated.status())));
+      return kExitUsage;
+    }
+    for (const std::string& note : translated->notes) Tell("moesaic {}: {}\n", verb->get_name(), note);
+    words.resize(1);
+    words.insert(words.end(), translated->words.begin(), translated->words.end());
   }
   try {
-    root.parse(argc, argv);
+    std::reverse(words.begin(), words.end());  // CLI11 takes words from the end
+    root.parse(std::move(words));
   } catch (const CLI::ParseError& error) {
     std::ostringstream text;
     if (root.exit(error, text, text) == 0) {  // --help or --version

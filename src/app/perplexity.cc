@@ -90,7 +90,7 @@ void AddPerplexity(CLI::App& root, VerbRun& run) {
   CLI::Option* reference =
       verb->add_option("--reference", score.reference,
                        "Compare with this model: KL(reference || this), and what routers choose")
-          ->check(CLI::ExistingPath)
+          ->transform(ModelPath())
           ->excludes(base);
   verb->add_option("--reference-dtype", score.reference_dtype, "Its weight format in memory, as --dtype")
       ->capture_default_str()

@@ -192,7 +192,7 @@ Status RunServe(const ServeFlags& flags) {
                                .max_sequences = flags.max_sequences,
                                .max_batch_tokens = flags.max_batch_tokens,
                                .eos_ids = text.eos_ids,
-                               .seed = 0,
+                               .seed = flags.seed,
                                .prefix_cache = flags.prefix_cache,
                                .disk = disk,
                                .eviction = flags.eviction,

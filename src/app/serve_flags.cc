@@ -10,6 +10,7 @@
 #include <map>
 
 #include "app/config_file.h"
+#include "app/hub_cache.h"
 #include "app/sparsity_flags.h"
 #include "app/speculative_flags.h"
 #include "text/file.h"
@@ -78,6 +79,9 @@ void AddModelGroup(CLI::App& verb, ServeFlags& flags) {
   verb.add_option("--max-batch-tokens", flags.max_batch_tokens,
                   "Tokens of one step, of prompts and outputs together; at least --max-sequences")
       ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  verb.add_option("--seed", flags.seed,
+                  "Seed for the sampling of requests without a seed; 0: a random one at each start")
       ->capture_default_str();
   verb.add_flag("--prefix-cache,!--no-prefix-cache", flags.prefix_cache,
                 "Keep computed blocks and share them")
@@ -289,6 +293,7 @@ std::string PrintConfig(const CLI::App& verb) {
 }
 
 std::string ModelName(const std::string& path) {
+  if (std::string id = HubIdOf(path); !id.empty()) return id;
   std::filesystem::path name(path);
   if (!name.has_filename()) name = name.parent_path();
   return std::filesystem::is_directory(path) ? name.filename().string() : name.stem().string();

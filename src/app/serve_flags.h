@@ -29,6 +29,7 @@ struct ServeFlags {
   int max_sequences = 16;
   int max_batch_tokens = 512;
   int max_queue = 512;
+  uint64_t seed = 0;
   bool prefix_cache = true;
   std::string eviction = "cost";
   server::KvPublisherOptions kv_events;  // no endpoint: none
@@ -48,7 +49,8 @@ Status ReadConfigFile(CLI::App& verb, const ServeFlags& flags);
 /// All that --config may say, as it is now; ReadConfigFile reads it again.
 std::string PrintConfig(const CLI::App& verb);
 
-/// A model's name from its path: the folder's, or the file's without its ending.
+/// A model's name from its path: its id in the Hugging Face cache, the folder's name, or the file's name
+/// without its extension.
 std::string ModelName(const std::string& path);
 
 }  // namespace moesaic::app

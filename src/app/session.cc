@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "app/hub_cache.h"
 #include "app/interrupt.h"
 #include "app/model_text.h"
 #include "app/output.h"
@@ -112,8 +113,20 @@ StatusOr<engine::SparsityOptions> SparsityFlags::Resolve() const {
   return resolved;
 }
 
+CLI::Validator ModelPath() {
+  return CLI::Validator(
+      [](std::string& model) {
+        StatusOr<std::string> path = FindModel(model);
+        if (!path.ok()) return Message(path.status());
+        if (*path != model) Tell("{}: {}\n", model, *path);
+        model = *std::move(path);
+        return std::string();
+      },
+      "");
+}
+
 void AddModelPath(CLI::App& verb, std::string& model, const char* help) {
-  verb.add_option("MODEL", model, help)->required()->check(CLI::ExistingPath);
+  verb.add_option("MODEL", model, help)->required()->transform(ModelPath());
 }
 
 void AddDtypeFlag(CLI::App& verb, std::string& dtype) {
@@ -132,7 +145,7 @@ void AddKvDtypeFlag(CLI::App& verb, std::string& kv_dtype) {
 }
 
 void AddThreadsFlag(CLI::App& verb, int& threads) {
-  verb.add_option("--threads", threads, "Threads; 0: one a core")
+  verb.add_option("-t,--threads", threads, "Threads; 0: one a core")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
 }

@@ -44,9 +44,12 @@ struct ModelFlags {
 /// The method that was said, "off" among them; unsaid, a draft model turns "draft" on.
 std::string SpeculativeMethod(const ModelFlags& flags);
 
-/// Declares MODEL, a path that must exist.
+/// Accepts a path that exists, or a Hugging Face id whose model is in the local cache (hub_cache.h), and
+/// makes a path of it.
+CLI::Validator ModelPath();
+/// Declares MODEL, which ModelPath() checks.
 void AddModelPath(CLI::App& verb, std::string& model,
-                  const char* help = "Hugging Face folder, .gguf file or packed file");
+                  const char* help = "Hugging Face folder or id, .gguf file or packed file");
 /// Declares --dtype.
 void AddDtypeFlag(CLI::App& verb, std::string& dtype);
 /// Declares --kv-dtype.

@@ -26,7 +26,7 @@ void AddSpeculativeFlags(CLI::App& verb, ModelFlags& flags) {
       ->group(group);
   verb.add_option("--speculative-model,--model-draft", flags.draft_model,
                   "A smaller model of the same vocabulary that drafts, unless --speculative says off")
-      ->check(CLI::ExistingPath)
+      ->transform(ModelPath())
       ->group(group);
   verb.add_flag("--adaptive-drafts,!--no-adaptive-drafts", options.adaptive,
                 "Draft as many as pay by what was measured; without, always the most")

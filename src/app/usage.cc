@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "app/nearest_name.h"
+
 namespace moesaic::app {
 namespace {
 
@@ -17,13 +19,32 @@ std::pair<std::string, std::string> Split(const std::string& text, std::string_v
   return {text.substr(0, at), text.substr(at + separator.size())};
 }
 
-std::string What(const CLI::App& root, const CLI::ParseError& error) {
+// "--cuont (did you mean --count?)", or `shown` alone when no name is near to `word`.
+std::string WithNearest(const std::string& word, const std::string& shown,
+                        const std::vector<std::string>& names) {
+  const std::string nearest = NearestName(word, names);
+  return nearest.empty() ? shown : fmt::format("{} (did you mean {}?)", shown, nearest);
+}
+
+std::string UnknownFlag(const CLI::App& verb, const std::string& word) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : verb.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  for (const std::string& name : FamiliarNames(FlagsOf(verb))) {
+    if (name.starts_with("--")) names.push_back(name);
+  }
+  const std::string name = word.substr(0, word.find('='));
+  return "there is no flag " + WithNearest(name, name, names);
+}
+
+std::string What(const CLI::App& root, const CLI::App& verb, const CLI::ParseError& error) {
   std::string text = error.what();
   const std::vector<std::string> extras = root.remaining(/*recurse=*/true);
   // CLI11 tells of a flag that is not there as of an argument too many, and of what is missing before that.
   const auto flag = std::find_if(extras.begin(), extras.end(),
                                  [](const std::string& word) { return word.size() > 1 && word[0] == '-'; });
-  if (flag != extras.end()) return fmt::format("there is no flag {}", *flag);
+  if (flag != extras.end()) return UnknownFlag(verb, *flag);
   // Without a verb CLI11 asks for one first.
   if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr ||
       (root.get_subcommands().empty() && !extras.empty())) {
@@ -49,14 +70,38 @@ std::string What(const CLI::App& root, const CLI::ParseError& error) {
 std::string UsageLine(const CLI::App& root, const CLI::ParseError& error) {
   const std::vector<CLI::App*> verbs = root.get_subcommands();
   const CLI::App& verb = verbs.empty() ? root : *verbs.front();
-  const std::string command = verbs.empty() ? "moesaic" : "moesaic " + verb.get_name();
-  std::string what = What(root, error);
-  std::replace(what.begin(), what.end(), '\n', ' ');
-  return fmt::format("{}: {}; see {} --help\n", command, what, command);
+  return UsageLine(verb, What(root, verb, error));
 }
 
-std::string UnknownVerbLine(const std::string& word) {
-  return fmt::format("moesaic: there is no verb \"{}\"; moesaic --help lists them\n", word);
+std::string UsageLine(const CLI::App& verb, const std::string& message) {
+  const CLI::App* root = verb.get_parent();
+  const std::string command = root == nullptr ? verb.get_name() : root->get_name() + " " + verb.get_name();
+  std::string line = message;
+  std::replace(line.begin(), line.end(), '\n', ' ');
+  return fmt::format("{}: {}; see {} --help\n", command, line, command);
+}
+
+const CLI::App* FindVerb(const CLI::App& root, const std::string& name) {
+  const auto found = root.get_subcommands([&](const CLI::App* verb) { return verb->check_name(name); });
+  return found.empty() ? nullptr : found.front();
+}
+
+std::string UnknownVerb(const CLI::App& root, const std::string& word) {
+  std::vector<std::string> names;
+  for (const CLI::App* verb : root.get_subcommands({})) names.push_back(verb->get_name());
+  return "there is no verb " + WithNearest(word, fmt::format("\"{}\"", word), names);
+}
+
+std::string UnknownVerbLine(const CLI::App& root, const std::string& word) {
+  return fmt::format("moesaic: {}; moesaic --help lists them\n", UnknownVerb(root, word));
+}
+
+FlagLookup FlagsOf(const CLI::App& verb) {
+  return [&verb](std::string_view name) {
+    const CLI::Option* option = verb.get_option_no_throw(std::string(name));
+    if (option == nullptr) return FlagKind::kUnknown;
+    return option->get_items_expected_max() == 0 ? FlagKind::kSwitch : FlagKind::kValue;
+  };
 }
 
 }  // namespace moesaic::app

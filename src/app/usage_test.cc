@@ -39,8 +39,20 @@ TEST(UsageLine, NamesTheFlagWhatIsWrongAndWhereHelpIs) {
   EXPECT_EQ(LineFor({"run", "m", "--kind", "c"}), "moesaic run: --kind: c not in {a,b}" + help);
   EXPECT_EQ(LineFor({"run", "m", "--colour", "red"}), "moesaic run: there is no flag --colour" + help);
   EXPECT_EQ(LineFor({"run", "m", "again"}), "moesaic run: unexpected argument \"again\"" + help);
-  EXPECT_EQ(LineFor({"run", "--hlep"}), "moesaic run: there is no flag --hlep" + help);
+  EXPECT_EQ(LineFor({"run", "--hlep"}), "moesaic run: there is no flag --hlep (did you mean --help?)" + help);
+  EXPECT_EQ(LineFor({"run", "m", "--cuont=3"}),
+            "moesaic run: there is no flag --cuont (did you mean --count?)" + help);
   EXPECT_EQ(LineFor({"--colour"}), "moesaic: there is no flag --colour; see moesaic --help\n");
+}
+
+TEST(UnknownVerbLine, NamesTheNearestVerb) {
+  CLI::App root{"", "moesaic"};
+  root.add_subcommand("chat", "");
+  root.add_subcommand("serve", "");
+  EXPECT_EQ(UnknownVerbLine(root, "chta"),
+            "moesaic: there is no verb \"chta\" (did you mean chat?); moesaic --help lists them\n");
+  EXPECT_EQ(UnknownVerbLine(root, "frobnicate"),
+            "moesaic: there is no verb \"frobnicate\"; moesaic --help lists them\n");
 }
 
 }  // namespace

@@ -28,6 +28,7 @@ void AddChat(CLI::App& root, VerbRun& run);
 void AddConvert(CLI::App& root, VerbRun& run);
 void AddDoctor(CLI::App& root, VerbRun& run);
 void AddGenerate(CLI::App& root, VerbRun& run);
+void AddHelp(CLI::App& root, VerbRun& run);
 void AddInspect(CLI::App& root, VerbRun& run);
 void AddLogits(CLI::App& root, VerbRun& run);
 void AddPerplexity(CLI::App& root, VerbRun& run);
@@ -40,5 +41,6 @@ void AddReport(CLI::App& root, VerbRun& run);
 void AddTune(CLI::App& root, VerbRun& run);
 void AddServe(CLI::App& root, VerbRun& run);
 void AddVerify(CLI::App& root, VerbRun& run);
+void AddVersion(CLI::App& root, VerbRun& run);
 
 }  // namespace moesaic::app

@@ -76,7 +76,7 @@ void AddVerify(CLI::App& root, VerbRun& run) {
   AddModelPath(*verb, options->model, "A folder that moesaic quantize wrote");
   verb->add_option("--source", options->source,
                    "The checkpoint it was made from: every tensor is read and compared")
-      ->check(CLI::ExistingPath);
+      ->transform(ModelPath());
   verb->add_option("--loader", options->loader, "Tell whether this program takes its schemes")
       ->check(CLI::IsMember({"vllm"}));
   AddThreadsFlag(*verb, options->threads);

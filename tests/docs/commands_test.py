@@ -1,0 +1,243 @@
+#!/usr/bin/env python3
+"""Runs the commands of all ```console blocks of README.md and docs/, and compares the form of their output with the
+documents. Numbers, identifiers, sizes, times and names of instruction sets may differ; all else is the same.
+
+Usage: commands_test.py [DOCUMENT ...]. The binary is MOESAIC_BINARY.
+"""
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+
+import console_blocks
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "e2e"))
+from moesaic_cli import BINARY, write_calibration  # noqa: E402
+
+TINY, RECALL = ROOT / "models" / "moesaic-tiny", ROOT / "models" / "moesaic-recall"
+DENSE = ROOT / "models" / "moesaic-smol" / "build" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+COMMAND_SECONDS = 600  # no machine needs this long; a busy one may need much of it
+START_SECONDS = 120
+
+# Commands that a test cannot run, by how they begin, and the reason. Each is still in the documents.
+NOT_RUN = {
+    "git clone <": "the address is the reader's",
+    "./run demo": "installs packages and compiles; e2e_run tests the script, e2e_shipped the model and its answers",
+    "moesaic tune": "measures for a minute; e2e_verbs runs it for less",
+}
+# Text of a command and its replacement in a test: paths outside the sandbox, sizes of a large machine, and long inputs.
+EDITS = (
+    ("/var/cache/moesaic", "kv-cache"),
+    ("200GiB", "64MiB"),
+    ("8GiB", "64MiB"),
+    ("-d 0,4096", "-d 0,2048"),  # moesaic-tiny has a context of 4096
+    ("-d 16000", "-d 2000"),
+    ("-c 2048 --max-tokens 2048", "-c 1024 --max-tokens 1024"),
+)
+LONG_CONTEXT = ROOT / "docs" / "long-context.md"  # model/ is moesaic-recall there, else moesaic-tiny
+
+
+class Sandbox:
+    """A folder with everything that the commands of a document name."""
+
+    def __init__(self, document):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="moesaic-docs-"))
+        self.servers = {}  # port in the document -> (process, port)
+        self.link("models", ROOT / "models")
+        self.link("model", RECALL if document == LONG_CONTEXT else TINY)
+        self.link("dense.gguf", ROOT / "tests" / "golden" / "llama-untied-f16")
+        if DENSE.exists():
+            self.link("model.gguf", DENSE)
+            self.link(DENSE.name, DENSE)
+        text = (ROOT / "models" / "moesaic-smol" / "heldout_chat.txt").read_text()
+        for name in ("wiki.txt", "heldout.txt", "wikitext-2_valid.txt"):
+            (self.folder / name).write_text(text[:24000])
+        for name in ("book.txt", "text.txt"):
+            (self.folder / name).write_text(text[:6000])
+        lines = (TINY / "heldout.jsonl").read_text().splitlines()
+        (self.folder / "text.jsonl").write_text("".join(line + "\n" for line in lines))
+        write_calibration(self.folder / "chats.safetensors", vocab=90)
+        (self.folder / "DeepSeek-V3").mkdir()
+        (self.folder / "DeepSeek-V3" / "config.json").write_text(json.dumps(DEEPSEEK_V3))
+        (self.folder / "bin").mkdir()
+        self.link("bin/moesaic", BINARY)
+        self.environment = {**os.environ, "HOME": str(self.folder), "XDG_CACHE_HOME": str(self.folder / "cache"),
+                            "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"}
+
+    def link(self, name, target):
+        (self.folder / name).symlink_to(target)
+
+    def close(self):
+        for port in list(self.servers):
+            self.stop(port)
+        shutil.rmtree(self.folder)
+
+    def stop(self, port):
+        process, _ = self.servers.pop(port)
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=COMMAND_SECONDS)
+        process.stdout.close()
+
+    def edited(self, text):
+        for old, new in EDITS:
+            text = text.replace(old, new)
+        for documented, (_, port) in self.servers.items():
+            text = text.replace(f"127.0.0.1:{documented}", f"127.0.0.1:{port}").replace(
+                f"localhost:{documented}", f"localhost:{port}")
+        return text
+
+    def run(self, text):
+        """(exit status, lines of stdout and stderr)."""
+        for output in re.findall(r"(?:-o|--out) (\S+)", text):  # of an earlier command of the document
+            path = self.folder / output
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        result = subprocess.run(["bash", "-c", self.edited(text)], cwd=self.folder, env=self.environment, text=True,
+                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                timeout=COMMAND_SECONDS)
+        return result.returncode, result.stdout.splitlines()
+
+    def serve(self, text):
+        """Starts a server in place of an earlier one on its documented port; returns the lines of stdout until then."""
+        found = re.search(r"--port (\d+)", text)
+        documented = found[1] if found else "8000"
+        if documented in self.servers:
+            self.stop(documented)
+        text = re.sub(r"\s*&\s*$", "", re.sub(r"\s#.*", "", text))
+        text = text.replace(found[0], "--port 0") if found else text + " --port 0"
+        log = self.folder / "server.log"
+        with log.open("w") as errors:
+            process = subprocess.Popen(["bash", "-c", "exec " + self.edited(text)], cwd=self.folder,
+                                       env=self.environment, text=True, stdin=subprocess.DEVNULL,
+                                       stdout=subprocess.PIPE, stderr=errors)
+        watchdog = threading.Timer(START_SECONDS, process.kill)
+        watchdog.start()
+        line = process.stdout.readline().rstrip("\n")
+        watchdog.cancel()
+        address = re.fullmatch(r"listening on http://127\.0\.0\.1:(\d+)", line)
+        if not address:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+            raise AssertionError(f"no address from the server: {line!r}\n{log.read_text()}")
+        self.servers[documented] = (process, address[1])
+        self.wait_until_ready(address[1], process, log)
+        return [line]
+
+    def wait_until_ready(self, port, process, log):
+        ready = ["curl", "-sf", "-o", os.devnull, "--retry", "600", "--retry-delay", "1", "--retry-all-errors",
+                 f"http://127.0.0.1:{port}/ready"]
+        if subprocess.run(ready, timeout=COMMAND_SECONDS).returncode != 0 or process.poll() is not None:
+            raise AssertionError(f"the server is not ready\n{log.read_text()}")
+
+
+# The published config.json, without the fields that only its own Python code reads.
+DEEPSEEK_V3 = {
+    "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "attention_bias": False, "bos_token_id": 0,
+    "eos_token_id": 1, "first_k_dense_replace": 3, "hidden_act": "silu", "hidden_size": 7168, "intermediate_size": 18432,
+    "kv_lora_rank": 512, "max_position_embeddings": 163840, "moe_intermediate_size": 2048, "moe_layer_freq": 1, "n_group": 8,
+    "n_routed_experts": 256, "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 128,
+    "num_experts_per_tok": 8, "num_hidden_layers": 61, "num_key_value_heads": 128, "num_nextn_predict_layers": 1,
+    "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "rms_norm_eps": 1e-06,
+    "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
+                     "original_max_position_embeddings": 4096, "type": "yarn"},
+    "rope_theta": 10000, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "tie_word_embeddings": False,
+    "topk_group": 4, "topk_method": "noaux_tc", "torch_dtype": "bfloat16", "vocab_size": 129280,
+    "quantization_config": {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8",
+                            "weight_block_size": [128, 128]},
+}
+
+
+def documents():
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def reason_not_run(text):
+    return next((reason for start, reason in NOT_RUN.items() if text.startswith(start)), None)
+
+
+class Commands(unittest.TestCase):
+    maxDiff = None
+
+    def test_commands_print_what_the_documents_show(self):
+        only = {str(pathlib.Path(name).resolve()) for name in ARGUMENTS}
+        for path in documents():
+            if only and str(path) not in only:
+                continue
+            commands = console_blocks.commands_of(path.read_text(), str(path.relative_to(ROOT)))
+            runnable = [command for command in commands if not reason_not_run(command.text)]
+            if not runnable:
+                continue
+            sandbox = Sandbox(path)
+            try:
+                for command in runnable:
+                    start = time.monotonic()
+                    with self.subTest(command=str(command)):
+                        self.check(sandbox, command)
+                    print(f"{time.monotonic() - start:6.1f} s  {command}", flush=True)
+            finally:
+                sandbox.close()
+
+    def check(self, sandbox, command):
+        if re.search(r"\S+\.gguf", command.text) and "dense.gguf" not in command.text and not DENSE.exists():
+            self.skipTest("moesaic-smol is not made: ./run test makes it")
+        if command.text.startswith("moesaic serve "):
+            lines, code = sandbox.serve(command.text), 0
+        else:
+            code, lines = sandbox.run(command.text)
+        printed = "\n".join(lines)
+        self.assertEqual(code, 0, f"{command}\nprinted:\n{printed}")
+        if command.expected:
+            found = console_blocks.mismatch(command.expected, lines)
+            self.assertIsNone(found, f"{command}\n  {found}")
+
+    def test_every_exception_is_in_a_document(self):
+        commands = [c.text for path in documents()
+                    for c in console_blocks.commands_of(path.read_text(), str(path.relative_to(ROOT)))]
+        for start in NOT_RUN:
+            self.assertTrue(any(text.startswith(start) for text in commands), f"no document has \"$ {start}\"")
+
+
+class Forms(unittest.TestCase):
+    def test_values_may_differ_and_words_may_not(self):
+        shown = ["parameters    4.42M", "", "stored as  tensors   bytes", "BF16   265  12.13 MiB", "F32   4  256 B"]
+        self.assertIsNone(console_blocks.mismatch(shown, [
+            "parameters  5.1M", "stored as  tensors  bytes", "BF16  1  1 KiB", "F32  40  2 B"]))
+        self.assertIsNotNone(console_blocks.mismatch(shown, [
+            "weights  5.1M", "stored as  tensors  bytes", "BF16  1  1 KiB", "F32  40  2 B"]))
+        self.assertIsNotNone(console_blocks.mismatch(shown, shown[:-1]))
+        self.assertIsNotNone(console_blocks.mismatch(shown[:-1], shown))
+
+    def test_dots_stand_for_any_lines(self):
+        self.assertIsNone(console_blocks.mismatch(["a 1", "..."], ["a 2", "b", "c"]))
+        self.assertIsNone(console_blocks.mismatch(["a 1", "...", "c"], ["a 2", "b", "c"]))
+        self.assertIsNotNone(console_blocks.mismatch(["a 1", "...", "d"], ["a 2", "b", "c"]))
+
+    def test_json_is_compared_by_keys_and_types(self):
+        self.assertIsNone(console_blocks.mismatch(['{"id":"a-1","n":[1,2]}'], ['{"id":"b-77","n":[3]}']))
+        self.assertIsNotNone(console_blocks.mismatch(['{"id":"a-1","n":[1]}'], ['{"id":"b-77","n":1}']))
+        self.assertIsNotNone(console_blocks.mismatch(['{"id":"a-1"}'], ['{"id":"b-77","n":1}']))
+
+    def test_a_command_goes_on_until_its_quotes_are_closed(self):
+        text = "```console\n$ curl -d '{\n  \"a\": 1}' \\\n  -s\n{}\n$ moesaic  # it's a comment\n```\n"
+        commands = console_blocks.commands_of(text, "x.md")
+        self.assertEqual([(c.line, c.text, c.expected) for c in commands], [
+            (2, "curl -d '{\n  \"a\": 1}' \\\n  -s", ["{}"]), (6, "moesaic  # it's a comment", [])])
+
+
+if __name__ == "__main__":
+    ARGUMENTS = sys.argv[1:]
+    if not BINARY.exists():
+        sys.exit(f"{BINARY} is not there: set MOESAIC_BINARY")
+    unittest.main(argv=sys.argv[:1])

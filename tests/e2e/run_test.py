@@ -48,6 +48,8 @@ class MakeModelTest(unittest.TestCase):
     """make.sh of moesaic-smol, with stand-ins for all that it calls."""
 
     OLD = {"hf/old": "old", "moesaic-smol.moesaic": "old", "recipe": "old\n"}
+    MADE = {"hf/new": "new\n", "hf/generation_config.json": "defaults", "moesaic-smol.moesaic": "new\n",
+            "recipe": "new, calibration 0123456789abcdef, plan 0123456789abcdef\n"}
 
     def setUp(self):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="moesaic-e2e-"))
@@ -55,6 +57,7 @@ class MakeModelTest(unittest.TestCase):
         shutil.copy(ROOT / "models" / "moesaic-smol" / "make.sh", self.folder)
         for name in ("calibration", "plan"):
             (self.folder / f"{name}.safetensors").write_text("")
+        (self.folder / "generation_config.json").write_text("defaults")
         for name, text in self.OLD.items():
             (self.folder / "build" / name).parent.mkdir(parents=True, exist_ok=True)
             (self.folder / "build" / name).write_text(text)
@@ -110,8 +113,30 @@ esac""")
     def test_what_is_made_replaces_the_old_model(self):
         self.moesaic('mkdir "$out"; echo new >"$out/new"', 'echo new >"$out"')
         self.assertEqual(self.start().wait(60), 0)
-        self.assertEqual(self.left(), {"hf/new": "new\n", "moesaic-smol.moesaic": "new\n",
-                                       "recipe": "new, calibration 0123456789abcdef, plan 0123456789abcdef\n"})
+        self.assertEqual(self.left(), self.MADE)
+
+    def test_other_sampling_defaults_are_packed_without_another_carving(self):
+        self.moesaic('mkdir "$out"; echo new >"$out/new"', 'echo new >"$out"')
+        self.assertEqual(self.start().wait(60), 0)
+        (self.folder / "generation_config.json").write_text("others")
+        self.moesaic("exit 1")  # neither carve nor convert works: the old model stays
+        self.assertNotEqual(self.start().wait(60), 0)
+        self.assertEqual(self.left(), self.MADE)
+        self.moesaic("exit 1", 'cat "$2/generation_config.json" >"$out"')
+        self.assertEqual(self.start().wait(60), 0)
+        self.assertEqual(self.left(), {**self.MADE, "hf/generation_config.json": "others", "moesaic-smol.moesaic": "others"})
+        self.moesaic("exit 1")  # up to date: nothing is called
+        self.assertEqual(self.start().wait(60), 0)
+
+    def test_fetching_alone_needs_no_moesaic(self):
+        (self.folder / "build" / "SmolLM2-135M-Instruct.Q4_1.gguf").write_text("")
+        environment = {**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"}
+        fetch = [str(self.folder / "make.sh"), "--fetch-only"]
+        self.assertEqual(subprocess.run(fetch, env=environment, timeout=60, stdout=subprocess.DEVNULL).returncode, 0)
+        (self.folder / "build" / "SmolLM2-135M-Instruct.Q4_1.gguf").unlink()  # the stand-in for python3 fetches nothing
+        self.assertNotEqual(subprocess.run(fetch, env=environment, timeout=60, stdout=subprocess.DEVNULL,
+                                           stderr=subprocess.DEVNULL).returncode, 0)
+        self.assertEqual(self.left(), self.OLD)
 
     def test_a_search_replaces_the_plan_only_with_the_model(self):
         plan = self.folder / "plan.safetensors"
@@ -126,7 +151,7 @@ esac""")
 
     def test_other_arguments_are_refused(self):
         self.moesaic("exit 0")
-        for flags in (["--serach"], ["--search", "more"]):
+        for flags in (["--serach"], ["--search", "more"], ["--fetch-only"]):
             self.assertEqual(self.start(*flags).wait(60), 2)
 
 

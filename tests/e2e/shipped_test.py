@@ -7,6 +7,7 @@ import os
 import pathlib
 import random
 import re
+import struct
 import subprocess
 import sys
 import tempfile
@@ -14,12 +15,17 @@ import unittest
 
 from moesaic_cli import BINARY, ROOT
 
+sys.path.insert(0, str(ROOT / "tests" / "server"))
+import serving  # noqa: E402
+
 TINY = ROOT / "models" / "moesaic-tiny"
 RECALL = ROOT / "models" / "moesaic-recall"
 SMOL = ROOT / "models" / "moesaic-smol"
 CARVED = SMOL / "build" / "moesaic-smol.moesaic"
 DENSE = SMOL / "build" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 LEAST_RIGHT = 18  # of the 40 questions; refits on other instruction sets differ by a few: 21 to 26 were seen
+EVERYDAY_STEP = 4  # every fourth question of everyday.json: the whole list takes minutes
+LEAST_SENSIBLE = 0.8  # of so few answers; 0.9 of the whole list
 LEAST_RECALLED = 15  # of 16 names
 MOST_WIKITEXT_RATIO = 1.115  # of perplexities, carved to dense; 1.101 on each instruction set that was tried
 MOST_KL = 0.13  # to the dense model on chats, nats; 0.107
@@ -88,6 +94,43 @@ class Smol(unittest.TestCase):
         self.assertEqual(len(everyday), 10)
         self.assertTrue(all(everyday))
         self.assertGreaterEqual(sum(right), LEAST_RIGHT)
+
+    def test_the_packed_file_has_the_sampling_defaults(self):
+        shipped = (SMOL / "generation_config.json").read_text()
+        self.assertEqual((SMOL / "build" / "hf" / "generation_config.json").read_text(), shipped)
+        with CARVED.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            metadata = json.loads(file.read(length))["__metadata__"]
+        self.assertEqual(metadata["generation_config.json"], shipped)
+
+    def test_a_client_that_sends_no_sampling_fields_gets_sensible_answers(self):
+        """And one that sends some gets those."""
+        sys.path.insert(0, str(SMOL))
+        import evaluate
+
+        defaults = json.loads((SMOL / "generation_config.json").read_text())
+        server = serving.Server("--max-sequences", "16", model=CARVED)
+        try:
+            _, answer = self.respond(server)
+            for name in ("temperature", "top_p"):
+                self.assertAlmostEqual(answer[name], defaults[name], places=5)
+            _, answer = self.respond(server, temperature=1.0)
+            self.assertEqual(answer["temperature"], 1.0)
+            rows = evaluate.questions()
+            self.assertEqual(len(rows), 40)
+            records = list(evaluate.evaluate(server.url, rows[::EVERYDAY_STEP], samples=1))
+        finally:
+            server.process.terminate()
+            server.process.wait(timeout=serving.WAIT_SECONDS)
+        for record in records:
+            print(f"{record['fault'] or 'ok '} {record['question']} -> {record['answer']!r}")
+        good = sum(record["fault"] is None for record in records)
+        print(f"moesaic-smol: {good} of {len(records)} sampled answers are sensible")
+        self.assertGreaterEqual(good, LEAST_SENSIBLE * len(records))
+
+    def respond(self, server, **fields):
+        serving.until(lambda: server.request("GET", "/ready")[0] == 200)
+        return server.json("POST", "/v1/responses", {"input": "Hi", "max_output_tokens": 16, **fields})
 
     def test_close_to_the_dense_model(self):
         with tempfile.TemporaryDirectory(dir=SMOL / "build") as folder:

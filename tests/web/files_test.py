@@ -42,21 +42,21 @@ class Files(unittest.TestCase):
         self.assertEqual(self.get("/")[2], (ROOT / "web/index.html").read_bytes())
 
     def test_gzip_is_sent_to_clients_that_accept_it_only(self):
-        plain = (ROOT / "web/style.css").read_bytes()
+        plain = (ROOT / "web/css/base.css").read_bytes()
         for accepted, compressed in [("gzip", True), ("br, gzip;q=0.5", True), ("deflate,gzip", True), ("gzip;q=0", False),
                                      ("gzip;q=0.000", False), ("br", False), ("xgzip", False), ("", False)]:
-            _, headers, body = self.get("/style.css", accept_encoding=accepted)
+            _, headers, body = self.get("/css/base.css", accept_encoding=accepted)
             self.assertEqual(headers.get("content-encoding"), "gzip" if compressed else None, accepted)
             self.assertEqual(gzip.decompress(body) if compressed else body, plain, accepted)
             self.assertEqual(headers["vary"], "accept-encoding")
 
     def test_an_unchanged_file_is_not_sent_again(self):
-        _, headers, _ = self.get("/style.css")
+        _, headers, _ = self.get("/css/base.css")
         for tags in [headers["etag"], "W/" + headers["etag"], '"other", ' + headers["etag"], "*"]:
-            status, again, body = self.get("/style.css", if_none_match=tags)
+            status, again, body = self.get("/css/base.css", if_none_match=tags)
             self.assertEqual((status, body, again["etag"]), (304, b"", headers["etag"]), tags)
             self.assertNotIn("content-length", again)
-        self.assertEqual(self.get("/style.css", if_none_match='"other"')[0], 200)
+        self.assertEqual(self.get("/css/base.css", if_none_match='"other"')[0], 200)
 
     def test_libraries_are_served_for_ever_with_their_licenses(self):
         libraries = self.libraries()

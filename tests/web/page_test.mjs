@@ -1,200 +1,279 @@
-// The web page in Chromium, on models/moesaic-tiny: chat, stop, regenerate, reasoning, tools, and the operations view, in
-// light and dark, on a desk and on a phone. Leaves screenshots in MOESAIC_OUT.
+// The chat in Chromium, on models/moesaic-tiny: answers, branches, tools, keys, settings, and nothing lost by a reload.
 import assert from "node:assert/strict";
-import test, { after, before } from "node:test";
-import { chromium } from "playwright-core";
+import test from "node:test";
+import { CHAT, ON_PHONE, answer, answerWith, ask, lengthen, noSidewaysScroll, open, ready, send, set, settled, shot, url, withPage } from "./browser.mjs";
 
-const url = process.env.MOESAIC_URL;
-const CHAT = "**/v1/chat/completions";
-const DESK = { width: 1280, height: 800 };
-const PHONE = { width: 375, height: 720 };
 const WEATHER = [{ type: "function", function: {
   name: "get_weather", description: "Get the weather in a city.",
   parameters: { type: "object", properties: { city: { type: "string" } }, required: ["city"] } } }];
-let browser;
+const said = (page) => page.locator(".turn .prose").allInnerTexts();
 
-before(async () => {
-  browser = await chromium.launch({
-    executablePath: process.env.CHROMIUM, headless: true,
-    args: ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-      "--disable-component-update", "--disable-sync"],
-  });
-});
-after(() => browser.close());
-
-async function withPage(options, use) {
-  const context = await browser.newContext({ viewport: DESK, ...options });
-  const page = await context.newPage();
-  const faults = [];
-  page.on("pageerror", (error) => faults.push(error.message));
-  page.on("console", (message) => { if (message.type() === "error") faults.push(message.text()); });
-  try {
-    await use(page);
-    assert.deepEqual(faults, []);
-  } finally {
-    await context.close();
-  }
-}
-
-const shot = (page, name) => page.screenshot({ path: `${process.env.MOESAIC_OUT}/${name}.png` });
-const answer = (page) => page.locator(".turn.assistant").last();
-const settled = (page) => page.locator(".turn.assistant:last-child:not(.pending) footer").waitFor();
-
-async function tilesHoldTheirText(page) {
-  const over = await page.evaluate(() => [...document.querySelectorAll(".tile")].filter((tile) => tile.scrollWidth > tile.clientWidth)
-    .map((tile) => tile.innerText));
-  assert.deepEqual(over, []);
-}
-
-async function send(page, text) {
-  await page.fill("#prompt", text);
-  await page.press("#prompt", "Enter");
-}
-
-async function set(page, fields) {
-  await page.click("#open-settings");
-  for (const [id, value] of Object.entries(fields)) await page.fill(`#${id}`, value);
-  await page.click("#open-settings");
-}
-
-/// Makes answers `tokens` long: the model's own are over in a moment.
-const lengthen = (page, tokens) => page.route(CHAT, (route) => route.continue({
-  postData: JSON.stringify({ ...route.request().postDataJSON(), ignore_eos: true, max_tokens: tokens }) }));
-
-async function noSidewaysScroll(page) {
-  const [wide, seen] = await page.evaluate(() => [document.documentElement.scrollWidth, innerWidth]);
-  assert.ok(wide <= seen, `the page is ${wide} wide on a screen of ${seen}`);
-}
-
-/// Streams `chunks` as the server would, for what models/moesaic-tiny itself never says.
-async function answerWith(page, deltas) {
-  const body = deltas.map((delta, i) => `data: ${JSON.stringify({ choices: [{ index: 0, delta,
-    finish_reason: i === deltas.length - 1 ? "stop" : null }] })}\n\n`).join("") + "data: [DONE]\n\n";
-  await page.route(CHAT, (route) => route.fulfill({ status: 200, contentType: "text/event-stream", body }));
-}
-
-test("a message is sent and its answer streams", () => withPage({}, async (page) => {
-  await page.goto(url);
+test("a message is sent, its answer streams, and a reload keeps both", () => withPage({}, async (page) => {
+  await open(page);
   await page.getByText("What would you like to know?").waitFor();
   await shot(page, "empty");
   await set(page, { temperature: "0" });
-  await send(page, "What is the capital of France?");
-  await settled(page);
+  await ask(page, "What is the capital of France?");
   assert.match(await answer(page).innerText(), /Paris/);
   assert.match(await answer(page).locator("footer").innerText(), /tokens.*first token/);
   await lengthen(page, 1500);
   await page.evaluate(() => {
     window.lengths = new Set();
-    new MutationObserver(() => window.lengths.add(document.querySelector(".turn.assistant:last-child .text")?.innerText.length))
-      .observe(document.getElementById("thread"), { childList: true, subtree: true });
+    new MutationObserver(() => window.lengths.add(document.querySelectorAll(".turn.assistant")[1]?.innerText.length))
+      .observe(document.getElementById("thread"), { childList: true, subtree: true, characterData: true });
   });
-  await send(page, "Tell me a story.");
-  await settled(page);
-  await page.unroute(CHAT);
+  await ask(page, "Tell me a story.");
   assert.ok(await page.evaluate(() => window.lengths.size) > 3, "the text came in pieces");
-  await shot(page, "chat-light");
+  const before = await said(page);
   await page.reload();
-  assert.equal(await page.locator(".turn").count(), 4, "a reload keeps the chat");
+  await ready(page);
+  assert.deepEqual(await said(page), before);
 }));
 
-test("an answer is stopped and regenerated", () => withPage({}, async (page) => {
+test("an answer is stopped, on the server too, and regenerated as a second version", () => withPage({}, async (page) => {
   await lengthen(page, 3500);
-  await page.goto(url);
+  await open(page);
   await send(page, "Tell me a story.");
-  await page.locator(".turn.assistant.pending .text").filter({ hasText: /\w{3}/ }).waitFor();
-  await page.click("#stop");
+  await page.locator(".turn.assistant.pending .prose").filter({ hasText: /\w{3}/ }).waitFor();
+  await page.keyboard.press("Escape");
   await settled(page);
+  assert.equal(await answer(page).locator(".mark").innerText(), "Stopped");
   assert.ok(await page.locator("#send").isVisible());
   const running = async () => Number(/num_requests_running\S* (\d+)/.exec(await (await fetch(`${url}/metrics`)).text())[1]);
-  for (let i = 0; i < 100 && await running() > 0; ++i) await page.waitForTimeout(50);
+  for (let i = 0; i < 600 && await running() > 0; ++i) await page.waitForTimeout(100);
   assert.equal(await running(), 0, "the server has stopped too");
   await page.unroute(CHAT);
-  await answer(page).getByText("Regenerate").click();
+  await answer(page).getByRole("button", { name: "Regenerate" }).click();
+  await answer(page).getByText("2 / 2").waitFor();
   await settled(page);
   assert.equal(await page.locator(".turn").count(), 2);
-  await page.click("#clear");
-  await page.getByText("What would you like to know?").waitFor();
 }));
 
-test("a call of a tool is shown", () => withPage({}, async (page) => {
-  await page.goto(url);
-  await set(page, { temperature: "0", tools: JSON.stringify(WEATHER) });
-  await send(page, "What's the weather like in Geneva?");
+test("an edited message and a regenerated answer are branches, which a reload keeps", () => withPage({}, async (page) => {
+  await open(page);
+  await answerWith(page, (body, n) => [{ content: `answer ${n} to ${body.messages.at(-1).content}` }]);
+  await ask(page, "one");
+  await ask(page, "two");
+  await answer(page).getByLabel("Regenerate").click();
+  await page.getByText("answer 3 to two").waitFor();
+  await page.locator(".turn.user").first().hover();
+  await page.locator(".turn.user").first().getByLabel("Edit").click();
+  await page.getByLabel("Edited message").fill("uno");
+  await shot(page, "edit");
+  await page.getByLabel("Edited message").press("Enter");
+  await page.getByText("answer 4 to uno").waitFor();
   await settled(page);
+  assert.deepEqual(await said(page), ["uno", "answer 4 to uno"]);
+  await page.getByLabel("Previous version").first().click();
+  await page.getByText("answer 3 to two").waitFor();
+  assert.deepEqual(await said(page), ["one", "answer 1 to one", "two", "answer 3 to two"]);
+  assert.deepEqual(await page.locator(".siblings .count").allInnerTexts(), ["1 / 2", "2 / 2"]);
+  await page.getByLabel("Previous version").last().click();
+  await page.getByText("answer 2 to two").waitFor();
+  await shot(page, "branches");
+  await page.reload();
+  await ready(page);
+  assert.deepEqual(await said(page), ["one", "answer 1 to one", "two", "answer 2 to two"]);
+  await page.focus("#prompt");
+  await page.keyboard.press("ArrowUp");
+  assert.equal(await page.getByLabel("Edited message").inputValue(), "two");
+  await page.keyboard.press("Escape");
+  assert.deepEqual(await said(page), ["one", "answer 1 to one", "two", "answer 2 to two"]);
+}));
+
+test("a reload during an answer keeps what there is, and the answer goes on from there", () => withPage({}, async (page) => {
+  await lengthen(page, 3800);
+  await open(page);
+  await set(page, { temperature: "0" });
+  await send(page, "Tell me a story.");
+  await page.locator(".turn.assistant.pending .prose").filter({ hasText: /(\w+\W+){12}/ }).waitFor();
+  const seen = (await answer(page).locator(".prose").innerText()).trim();
+  await page.reload();
+  await ready(page);
+  assert.equal(await answer(page).locator(".mark").innerText(), "Interrupted");
+  const kept = (await answer(page).locator(".prose").innerText()).trim();
+  assert.ok(kept.startsWith(seen.slice(0, -5)), `kept "${kept}" of "${seen}"`);
+  await shot(page, "interrupted");
+  const bodies = await answerWith(page, () => [{ content: " and the end." }]);
+  await answer(page).getByText("Continue").click();
+  await page.getByText("and the end.").waitFor();
+  await settled(page);
+  assert.equal(bodies[0].continue_final_message, true);
+  assert.equal(bodies[0].messages.at(-1).role, "assistant");
+  assert.ok((await answer(page).locator(".prose").innerText()).startsWith(kept.slice(0, 20)));
+  assert.equal(await answer(page).locator(".mark").isVisible(), false);
+  assert.equal(await page.locator(".turn").count(), 2);
+  await page.reload();
+  await ready(page);
+  assert.match(await answer(page).innerText(), /and the end\./);
+}));
+
+test("the server itself continues an answer that was cut at the token limit", () => withPage({}, async (page) => {
+  await open(page);
+  await set(page, { temperature: "0", "max-tokens": "4" });
+  await ask(page, "What is the capital of France?");
+  const begun = (await answer(page).locator(".prose").innerText()).trim();
+  await set(page, { "max-tokens": "60" });
+  await answer(page).getByText("Continue").click();
+  await answer(page).locator(".prose").filter({ hasText: /Paris/ }).waitFor();
+  await settled(page);
+  assert.ok((await answer(page).locator(".prose").innerText()).startsWith(begun));
+}));
+
+test("a lost connection keeps the answer, and says so", () => withPage({}, async (page) => {
+  await open(page);
+  await page.route(CHAT, (route) => route.fulfill({ contentType: "text/event-stream",
+    body: 'data: {"choices":[{"index":0,"delta":{"content":"Half an"}}]}\n\n' }));
+  await ask(page, "Hello");
+  assert.equal(await answer(page).locator(".prose").innerText(), "Half an");
+  assert.equal(await answer(page).locator(".mark").innerText(), "Interrupted");
+  assert.match(await answer(page).locator(".fault").innerText(), /connection ended/);
+}));
+
+test("a call of a tool is shown, takes a result, and the model goes on with it", () => withPage({}, async (page) => {
+  await open(page);
+  await set(page, { temperature: "0", tools: JSON.stringify(WEATHER) });
+  await ask(page, "What's the weather like in Geneva?");
   const call = page.locator(".call");
   assert.match(await call.locator("header").innerText(), /get_weather/);
   assert.match(await call.locator("pre").innerText(), /"city": "Geneva"/);
   await shot(page, "tools");
+  const sent = page.waitForRequest(CHAT);
+  await page.getByLabel("Result of get_weather").fill('{"temperature": 21}');
+  await page.getByText("Send result").click();
+  const { messages } = (await sent).postDataJSON();
+  assert.deepEqual(messages.map((message) => message.role), ["user", "assistant", "tool"]);
+  assert.equal(messages[2].content, '{"temperature": 21}');
+  assert.equal(messages[2].tool_call_id, messages[1].tool_calls[0].id);
+  await page.locator(".turn").nth(3).waitFor();
+  await settled(page);
+  assert.equal(await answer(page).locator(".fault").isVisible(), false);
+  assert.match(await page.locator(".call.result").innerText(), /21/);
+  await page.locator(".turn.tool").hover();
+  await page.locator(".turn.tool").getByLabel("Edit").click();
+  await page.getByLabel("Result of get_weather").fill("cold");
+  await page.getByLabel("Result of get_weather").press("Enter");
+  await page.locator(".turn.tool").getByText("2 / 2").waitFor();
+  await settled(page);
+  await shot(page, "tool-result");
 }));
 
-test("thoughts are shown apart, and text is formatted but never markup", () => withPage({ colorScheme: "dark" }, async (page) => {
-  await page.goto(url);
-  await answerWith(page, [{ reasoning_content: "First I think.\n" }, { reasoning_content: "Then I know." },
-    { content: "# Answer\nIt is **bold** and `code`.\n\n- one\n- two\n\n```\nlet x = 1;\n```\n<img src=x onerror=alert(1)>" }]);
-  await send(page, "Think!");
-  await settled(page);
+test("thoughts are shown apart, and fold when the answer begins", () => withPage({ colorScheme: "dark" }, async (page) => {
+  await open(page);
+  await answerWith(page, () => [{ reasoning_content: "First I think.\n" }, { reasoning_content: "Then I know." }, { content: "It is **bold**." }]);
+  await ask(page, "Think!");
   const thought = page.locator("details.thought");
-  assert.equal(await thought.getAttribute("open"), null, "folded once the answer is there");
+  assert.equal(await thought.getAttribute("open"), null);
   await thought.locator("summary").click();
   assert.match(await thought.innerText(), /Then I know/);
-  assert.equal(await answer(page).locator("strong").innerText(), "bold");
-  assert.equal(await answer(page).locator("li").count(), 2);
-  assert.equal(await answer(page).locator("img").count(), 0);
-  await shot(page, "reasoning-dark");
+  await shot(page, "thoughts-dark");
 }));
 
-test("an error is told", () => withPage({}, async (page) => {
-  await page.goto(url);
+test("errors are shown where they belong", () => withPage({}, async (page, faults) => {
+  await open(page);
   await set(page, { tools: "not JSON" });
-  await send(page, "Hello");
-  await settled(page);
-  assert.match(await page.locator(".fault").innerText(), /Tools/);
+  await ask(page, "Hello");
+  assert.match(await page.locator(".turn .fault").innerText(), /Tools/);
+  await page.click("#open-settings");
+  await page.locator("#tools-fault").filter({ hasText: /\w/ }).waitFor();
+  await page.keyboard.press("Escape");
+  await set(page, { tools: "" });
+  await page.route(CHAT, (route) => route.abort());
+  await answer(page).getByText("Regenerate").click();
+  await page.locator(".turn").getByText("The server does not answer").waitFor();
+  faults.length = 0; // the console has the failed request
 }));
 
-test("the operations view moves", () => withPage({}, async (page) => {
-  await page.goto(`${url}/#operations`);
-  await page.locator(".tile").first().waitFor();
-  const load = Promise.all([1, 2, 3, 4].map((i) => fetch(`${url}/v1/chat/completions`, { method: "POST", body: JSON.stringify({
-    messages: [{ role: "user", content: `Tell me story ${i}.` }], ignore_eos: true, max_tokens: 2500 }) })));
-  await page.locator("#requests tbody tr").first().waitFor();
-  const tile = page.locator(".tile", { hasText: "Output" }).locator(".value");
-  const values = new Set();
-  let used = false;
-  for (let i = 0; i < 60 && (values.size < 3 || !used); ++i) {
-    values.add(await tile.innerText());
-    used ||= /^[1-9]\d* blocks in use.*nodes/.test(await page.locator("#blocks-caption").innerText());
-    await page.waitForTimeout(100);
-  }
-  assert.ok(values.size >= 3, `throughput stood at ${[...values]}`);
-  assert.ok(used, "blocks in use are shown");
-  await shot(page, "operations-light");
-  await page.click("#theme");
-  assert.equal(await page.evaluate(() => document.documentElement.dataset.theme), "dark");
-  await shot(page, "operations-dark");
-  await page.setViewportSize(PHONE);
+test("a refused key opens the settings at the key, with the reason", () => withPage({}, async (page, faults) => {
+  const refuse = (status, message) => ({ status, contentType: "application/json", body: JSON.stringify({ error: { message } }) });
+  const guard = (key, refusal) => (route) => route.request().headers().authorization === `Bearer ${key}` ? route.continue() : route.fulfill(refusal);
+  await page.route("**/v1/**", guard("secret", refuse(401, "a valid API key is needed")));
+  await page.route("**/state", guard("root", refuse(403, "this needs an admin key")));
+  await open(page);
+  const reason = page.locator("#key-reason");
+  await reason.filter({ hasText: "a valid API key is needed" }).waitFor();
+  assert.equal(await page.evaluate(() => document.activeElement.id), "api-key");
+  await shot(page, "key");
+  await page.keyboard.press("Escape");
+  await ask(page, "What is the capital of France?");
+  await reason.filter({ hasText: "a valid API key is needed" }).waitFor();
+  assert.equal(await page.evaluate(() => document.activeElement.id), "api-key");
+  await page.keyboard.type("secret");
+  await page.keyboard.press("Enter");
+  await page.locator("#model").filter({ hasText: "moesaic-tiny" }).waitFor();
+  await answer(page).getByText("Regenerate").click();
+  await answer(page).locator(".prose").filter({ hasText: /\w/ }).waitFor();
+  await settled(page);
+  await page.click("#tab-operations");
+  await reason.filter({ hasText: "this needs an admin key" }).waitFor();
+  assert.equal(await page.evaluate(() => document.activeElement.id), "admin-key");
+  await page.keyboard.press("Escape");
+  await page.locator("#state-fault").waitFor();
+  await shot(page, "admin-key");
+  await page.click("#state-key");
+  await page.fill("#admin-key", "root");
+  await page.keyboard.press("Enter");
+  await page.locator("#blocks-caption").filter({ hasText: /blocks in use/ }).waitFor();
+  await page.reload();
+  await ready(page);
+  await page.locator("#blocks-caption").filter({ hasText: /blocks in use/ }).waitFor();
+  faults.splice(0, faults.length, ...faults.filter((fault) => !/status of 40[13]/.test(fault)));
+}));
+
+test("settings and the draft survive a reload, keys only in this tab unless they are to be remembered", () => withPage({}, async (page) => {
+  await open(page);
+  const values = { temperature: "0.3", "top-p": "0.9", "max-tokens": "77", system: "Be brief.", tools: "[]", "api-key": "secret" };
+  await set(page, values);
+  await page.fill("#prompt", "a draft");
+  await page.reload();
+  await ready(page);
+  for (const [id, value] of Object.entries(values)) assert.equal(await page.inputValue(`#${id}`), value, id);
+  assert.equal(await page.inputValue("#prompt"), "a draft");
+  assert.doesNotMatch(await page.evaluate(() => JSON.stringify({ ...localStorage })), /secret/);
+  await page.click("#open-settings");
+  await page.check("#remember-keys");
+  assert.match(await page.evaluate(() => JSON.stringify({ ...localStorage })), /secret/);
+  await shot(page, "settings");
+  await page.keyboard.press("Escape");
+  const bodies = await answerWith(page, () => [{ content: "ok" }]);
+  await ask(page, "Hello");
+  const { messages, temperature, top_p, max_tokens } = bodies[0];
+  assert.deepEqual({ temperature, top_p, max_tokens, first: messages[0] },
+    { temperature: 0.3, top_p: 0.9, max_tokens: 77, first: { role: "system", content: "Be brief." } });
+}));
+
+test("a phone of 320 pixels shows all of it without scrolling sideways", () => withPage(ON_PHONE, async (page) => {
+  await open(page);
   await noSidewaysScroll(page);
-  await tilesHoldTheirText(page);
-  await shot(page, "operations-phone");
-  await load;
-}));
-
-test("a phone shows all of it without scrolling sideways", () => withPage({ viewport: PHONE, hasTouch: true, isMobile: true }, async (page) => {
-  await page.goto(url);
-  await answerWith(page, [{ content: `${"averylongwordwithoutanyspace".repeat(10)}\n\n\`\`\`\n${"code ".repeat(60)}\n\`\`\`` }]);
-  await send(page, "x".repeat(300));
-  await settled(page);
+  await shot(page, "empty-phone");
+  await answerWith(page, () => [{ content: `${"averylongwordwithoutanyspace".repeat(10)}\n\n\`\`\`\n${"code ".repeat(60)}\n\`\`\`\n\n|${"column|".repeat(12)}\n|${"-|".repeat(12)}\n|${"cell|".repeat(12)}` },
+    { tool_calls: [{ index: 0, id: "1", function: { name: "a_tool_with_quite_a_long_name", arguments: `{"text": "${"x".repeat(200)}"}` } }] }]);
+  await ask(page, "x".repeat(300));
   await noSidewaysScroll(page);
   await shot(page, "chat-phone");
   await page.click("#open-settings");
   await noSidewaysScroll(page);
   await shot(page, "settings-phone");
+  await page.keyboard.press("Escape");
+  await page.click("#toggle-sidebar");
+  await page.locator(".conversation").waitFor();
+  await noSidewaysScroll(page);
+  await shot(page, "chats-phone");
+  await page.getByLabel(/^Actions for/).click();
+  await page.getByRole("menu").waitFor();
+  const box = await page.getByRole("menu").boundingBox();
+  assert.ok(box.x >= 0 && box.x + box.width <= 320 && box.y + box.height <= 640, JSON.stringify(box));
 }));
 
-test("colours follow the system, and a choice is kept", () => withPage({ colorScheme: "dark" }, async (page) => {
-  await page.goto(url);
+test("colors follow the system, and a choice is kept", () => withPage({ colorScheme: "dark" }, async (page) => {
+  await open(page);
   const theme = () => page.evaluate(() => document.documentElement.dataset.theme);
   assert.equal(await theme(), "dark");
   await page.click("#theme");
   await page.reload();
   assert.equal(await theme(), "light");
+  await ready(page);
+  await page.click("#theme");
+  await page.emulateMedia({ colorScheme: "light" });
+  assert.equal(await theme(), "light", "the system's own colors are followed again");
 }));

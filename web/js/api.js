@@ -1,35 +1,40 @@
 // The HTTP API as the page uses it.
 
-let apiKey = "";
-export function setApiKey(key) { apiKey = key; }
-
-function headers(more = {}) {
-  return apiKey ? { ...more, Authorization: `Bearer ${apiKey}` } : more;
+/// An answer of the server that is no success. `status` 401 and 403: a key is missing or lacks the right.
+export class ApiError extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+  get needsKey() { return this.status === 401 || this.status === 403; }
 }
+
+/// Keys to send; set by the settings. The admin key is for /state, where it differs.
+export const keys = { api: "", admin: "" };
+
+const headers = (key, more = {}) => key ? { ...more, authorization: `Bearer ${key}` } : more;
 
 async function check(response) {
   if (response.ok) return response;
   let message = `${response.status} ${response.statusText}`;
   try {
     message = (await response.json()).error.message;
-  } catch { /* not an error of the API: the status says what is known */ }
-  throw new Error(message);
+  } catch { /* not an error of the API: its status is shown */ }
+  throw new ApiError(response.status, message);
 }
 
-export async function getJson(path) {
-  return (await check(await fetch(path, { headers: headers(), cache: "no-store" }))).json();
-}
+const get = async (path, key) => check(await fetch(path, { headers: headers(key), cache: "no-store" }));
 
-export async function getText(path) {
-  return (await check(await fetch(path, { headers: headers(), cache: "no-store" }))).text();
-}
+export const getModels = async () => (await (await get("v1/models", keys.api)).json()).data;
+export const getMetrics = async () => (await get("metrics", keys.admin || keys.api)).text();
+export const getState = async () => (await get("state", keys.admin || keys.api)).json();
 
-/// Streams a chat completion: calls `onChunk` with each parsed chunk. Ends when the stream does; throws what the
-/// server says, and AbortError when `signal` is raised.
+/// Streams a chat completion and calls `onChunk` with each parsed chunk. Throws ApiError, an AbortError when `signal`
+/// is raised, and a TypeError when the connection fails or ends before the answer does.
 export async function streamChat(body, signal, onChunk) {
   const response = await check(await fetch("v1/chat/completions", {
     method: "POST",
-    headers: headers({ "Content-Type": "application/json" }),
+    headers: headers(keys.api, { "content-type": "application/json" }),
     body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } }),
     signal,
   }));
@@ -37,16 +42,17 @@ export async function streamChat(body, signal, onChunk) {
   let held = "";
   for (;;) {
     const { value, done } = await reader.read();
-    if (done) return;
+    if (done) throw new TypeError("the connection ended before the answer did");
     held += value;
     const events = held.split(/\r?\n\r?\n/);
     held = events.pop();
     for (const event of events) {
       const data = event.split(/\r?\n/).filter((line) => line.startsWith("data:"))
         .map((line) => line.slice(5).trimStart()).join("\n");
-      if (data === "" || data === "[DONE]") continue;
+      if (data === "") continue;
+      if (data === "[DONE]") return;
       const chunk = JSON.parse(data);
-      if (chunk.error) throw new Error(chunk.error.message);
+      if (chunk.error) throw new ApiError(500, chunk.error.message);
       onChunk(chunk);
     }
   }

@@ -1,54 +1,102 @@
-import { getJson, setApiKey } from "./api.js";
-import { startChat } from "./chat.js";
-import { startOperations } from "./operations.js";
+// Starts the page and connects its parts.
+import { Answers } from "./answers.js";
+import { getModels } from "./api.js";
+import { Chats } from "./chats.js";
+import { Composer } from "./composer.js";
+import { byId, fillIcons } from "./dom.js";
+import { hasLibraries } from "./library.js";
+import { loadMarkdown } from "./markdown.js";
+import { Operations } from "./operations.js";
+import { Settings } from "./settings.js";
+import { Sidebar } from "./sidebar.js";
+import { Thread } from "./thread.js";
+import { announce, toast } from "./toast.js";
 
-const byId = (id) => document.getElementById(id);
-const VIEWS = ["chat", "operations"];
+fillIcons();
 
-function show() {
-  const wanted = location.hash.slice(1);
-  const view = VIEWS.includes(wanted) ? wanted : "chat";
-  for (const name of VIEWS) {
-    byId(name).hidden = name !== view;
-    if (name === view) byId(`tab-${name}`).setAttribute("aria-current", "page");
-    else byId(`tab-${name}`).removeAttribute("aria-current");
-  }
-}
-
-function startTheme() {
-  const system = matchMedia("(prefers-color-scheme: dark)");
-  const apply = () => {
-    const chosen = localStorage.getItem("moesaic.theme");
-    document.documentElement.dataset.theme = chosen ?? (system.matches ? "dark" : "light");
-  };
-  byId("theme").addEventListener("click", () => {
-    const dark = document.documentElement.dataset.theme === "dark";
-    localStorage.setItem("moesaic.theme", dark ? "light" : "dark");
-    apply();
-  });
-  system.addEventListener("change", apply);
-  apply();
-}
-
-async function showModel() {
-  try {
-    const model = (await getJson("v1/models")).data[0];
-    byId("model").textContent = model.id;
-    return model.id;
-  } catch (error) {
-    byId("model").textContent = error.message;
-    return "";
-  }
-}
-
-startTheme();
-addEventListener("hashchange", show);
-show();
-const key = byId("api-key");
-key.addEventListener("input", () => {
-  setApiKey(key.value);
-  showModel();
+const settings = new Settings(() => {
+  findModel().catch(showFault);
+  operations.retry();
 });
-startChat(showModel);
-startOperations();
-showModel();
+const chats = new Chats();
+const answers = new Answers(chats, findModel, () => settings.values);
+const thread = new Thread(chats, answers, send);
+const composer = new Composer({
+  send,
+  stop: () => thread.conversation && answers.stopIn(thread.conversation.id),
+  editLast: () => thread.lastUserTurn?.edit(),
+});
+const sidebar = new Sidebar(chats, answers, { open: (id) => { location.hash = id ? `chat/${id}` : "chat"; } });
+const operations = new Operations((error) => settings.needKey(error.message, error.status === 403 ? "admin-key" : "api-key"));
+
+let model = "";
+
+/// The name of the served model.
+async function findModel() {
+  if (!model) {
+    const [served] = await getModels();
+    model = served.id;
+    byId("model").textContent = model;
+    byId("model").title = `${model}, ${served.max_model_len} tokens of context`;
+  }
+  return model;
+}
+
+function showFault(error) {
+  if (error.needsKey) settings.needKey(error.message);
+}
+
+async function send(text) {
+  const shown = thread.conversation ? await chats.branch(thread.conversation.id) : [];
+  let { conversation } = thread;
+  if (!conversation) {
+    conversation = chats.create(text);
+    thread.conversation = conversation;
+    history.replaceState(null, "", `#chat/${conversation.id}`);
+    sidebar.openId = conversation.id;
+  }
+  const message = await chats.add(conversation, { parent: shown.at(-1)?.id ?? null, role: "user", content: text });
+  thread.scrollToEnd();
+  await answers.answer(conversation, message);
+}
+
+function showBusy() {
+  composer.busy = Boolean(thread.conversation && answers.runsIn(thread.conversation.id));
+}
+
+/// Shows the view and the conversation that the address names: #chat, #chat/ID, #operations.
+async function route() {
+  const [view, id] = location.hash.slice(1).split("/");
+  const shown = view === "operations" ? view : "chat";
+  for (const name of ["chat", "operations"]) {
+    byId(name).hidden = name !== shown;
+    byId(`tab-${name}`).toggleAttribute("aria-current", name === shown);
+  }
+  document.body.dataset.view = shown;
+  operations.shown = shown === "operations";
+  if (shown !== "chat") return;
+  const conversation = chats.conversations.get(id) ?? null;
+  byId("tab-chat").href = conversation ? `#chat/${id}` : "#chat";
+  sidebar.openId = conversation?.id ?? null;
+  if (conversation !== thread.conversation || !conversation) await thread.open(conversation);
+  showBusy();
+  composer.focus();
+  document.title = conversation ? `${conversation.title} · Moesaic` : "Moesaic";
+}
+
+for (const kind of ["start", "end"]) answers.addEventListener(kind, showBusy);
+answers.addEventListener("end", ({ detail }) => announce(detail.status === "done" ? "The answer is complete." : detail.error ?? "The answer has stopped."));
+answers.addEventListener("needskey", ({ detail }) => settings.needKey(detail.message, detail.status === 403 ? "admin-key" : "api-key"));
+chats.addEventListener("fault", ({ detail }) => toast(detail, { seconds: 30 }));
+
+findModel().catch(showFault);
+operations.start();
+const [markdown] = await Promise.allSettled([loadMarkdown(), chats.load()]);
+if (!hasLibraries || markdown.status === "rejected") {
+  byId("notice").textContent = hasLibraries ? `Text is shown without formatting: ${markdown.reason.message}.`
+    : "This server was built without npm: text is shown without formatting, and there are no charts.";
+  byId("notice").hidden = false;
+}
+addEventListener("hashchange", route);
+await route();
+document.body.dataset.ready = "true";

@@ -1,74 +1,139 @@
-// A model's Markdown as DOM nodes. Text only ever becomes text nodes, so nothing a model says is run as HTML.
+// A growing Markdown text as DOM nodes. Blocks that are complete are drawn once; an update draws only the last one.
+import { codeBlock, loadHighlighter } from "./code.js";
+import { make } from "./dom.js";
+import { hasLibraries, loadLibrary } from "./library.js";
+import { drawMath, mathExtensions } from "./math.js";
+import { loadSanitizer, sanitize } from "./sanitize.js";
 
-const INLINE = /(`[^`\n]+`)|(\*\*[^*\n]+\*\*)|(\*[^*\s][^*\n]*\*)|(\[[^\]\n]+\]\(https?:\/\/[^)\s]+\))/g;
+let marked = null;
 
-function element(name, children = []) {
-  const node = document.createElement(name);
-  node.append(...children);
-  return node;
+/// Loads the libraries. Texts are shown as they are where this fails.
+export async function loadMarkdown() {
+  if (!hasLibraries) return;
+  const [module] = await Promise.all([loadLibrary("marked"), loadSanitizer(), loadHighlighter()]);
+  marked = new module.Marked({ gfm: true, breaks: true });
+  marked.use({ extensions: mathExtensions });
 }
 
-function inline(text) {
-  const nodes = [];
-  let end = 0;
-  for (const match of text.matchAll(INLINE)) {
-    nodes.push(text.slice(end, match.index));
-    const [all, code, strong, emphasis] = match;
-    if (code) nodes.push(element("code", [code.slice(1, -1)]));
-    else if (strong) nodes.push(element("strong", inline(strong.slice(2, -2))));
-    else if (emphasis) nodes.push(element("em", inline(emphasis.slice(1, -1))));
-    else {
-      const [, label, address] = /^\[(.+)\]\((.+)\)$/.exec(all);
-      const link = element("a", [label]);
-      link.href = address;
-      link.rel = "noopener noreferrer";
-      link.target = "_blank";
-      nodes.push(link);
-    }
-    end = match.index + all.length;
+function draw(tokens, open) {
+  const fragment = sanitize(marked.parser(tokens));
+  for (const pre of fragment.querySelectorAll("pre")) {
+    const language = /language-(\S+)/.exec(pre.querySelector("code")?.className ?? "")?.[1] ?? "";
+    pre.replaceWith(codeBlock(pre.textContent.replace(/\n$/, ""), language, !open));
   }
-  nodes.push(text.slice(end));
-  return nodes;
-}
-
-const BULLET = /^\s*[-*+]\s+(.*)$/;
-const NUMBER = /^\s*(\d+)[.)]\s+(.*)$/;
-
-/// The nodes of `source`. An unfinished code fence reads as code up to the end, as a stream needs it.
-export function render(source) {
-  const nodes = [];
-  const lines = source.split("\n");
-  let paragraph = [];
-  const flush = () => {
-    if (paragraph.length) {
-      const node = element("p");
-      paragraph.forEach((line, i) => node.append(...(i ? [element("br")] : []), ...inline(line)));
-      nodes.push(node);
-    }
-    paragraph = [];
-  };
-  for (let i = 0; i < lines.length; ++i) {
-    const line = lines[i];
-    const heading = /^(#{1,6})\s+(.*)$/.exec(line);
-    if (/^\s*```/.test(line)) {
-      flush();
-      const code = [];
-      while (++i < lines.length && !/^\s*```/.test(lines[i])) code.push(lines[i]);
-      nodes.push(element("pre", [element("code", [code.join("\n")])]));
-    } else if (heading) {
-      flush();
-      nodes.push(element(`h${Math.min(6, heading[1].length + 1)}`, inline(heading[2])));
-    } else if (BULLET.test(line) || NUMBER.test(line)) {
-      flush();
-      const kind = BULLET.test(line) ? BULLET : NUMBER;
-      const list = element(kind === BULLET ? "ul" : "ol");
-      if (kind === NUMBER) list.start = Number(NUMBER.exec(line)[1]);
-      for (; i < lines.length && kind.test(lines[i]); ++i) list.append(element("li", inline(kind.exec(lines[i]).at(-1))));
-      --i;
-      nodes.push(list);
-    } else if (line.trim() === "") flush();
-    else paragraph.push(line);
+  for (const table of fragment.querySelectorAll("table")) {
+    const scroll = make("div", { class: "scroll", tabIndex: 0 });
+    table.replaceWith(scroll);
+    scroll.append(table);
   }
-  flush();
-  return nodes;
+  return fragment;
 }
+
+const OPEN_FENCE = /^(`{3,}|~{3,})([^\n]*)\n/;
+
+export class MarkdownView {
+  #root;
+  #blocks = []; // {raw, node}: complete, in order
+  #length = 0; // of the source that they cover
+  #tail = null; // node of the block that still grows
+  #fence = null; // {close, code, text, seen}: the block that grows is a fence that is still open
+
+  constructor(root) {
+    this.#root = root;
+  }
+
+  /// Draws `source`, which begins with the source of the call before. `done`: it has come to its end.
+  update(source, done) {
+    if (!marked) {
+      this.#root.textContent = source;
+      this.#root.classList.add("plain");
+      return;
+    }
+    if (source.includes("\r")) source = source.replace(/\r\n?/g, "\n"); // as the lexer counts
+    if (done) return this.#finish(source);
+    if (this.#fence && this.#growFence(source)) return;
+    this.#fence = null;
+    const tail = source.slice(this.#length);
+    const tokens = marked.lexer(tail);
+    // Whether a line belongs to the block above it is certain only when the line is complete.
+    const certain = tail.lastIndexOf("\n") + 1;
+    const starts = [];
+    let at = 0;
+    for (const token of tokens) {
+      starts.push(at);
+      at += token.raw.length;
+    }
+    let last = tokens.length - 1;
+    while (last > 0 && (tokens[last].type === "space" || starts[last] + tokens[last].raw.split("\n", 1)[0].length >= certain)) --last;
+    this.#tail?.remove();
+    for (const token of tokens.slice(0, Math.max(0, last))) this.#append(token);
+    this.#drawTail(tokens.slice(Math.max(0, last)), source);
+  }
+
+  #append(token) {
+    this.#length += token.raw.length;
+    if (token.type === "space" && this.#blocks.length) {
+      this.#blocks.at(-1).raw += token.raw;
+      return;
+    }
+    const node = make("div", { class: "block" }, draw([token], false));
+    this.#blocks.push({ raw: token.raw, node });
+    this.#root.append(node);
+    drawMath(node);
+  }
+
+  #drawTail(tokens, source) {
+    this.#tail = make("div", { class: "block" });
+    const only = tokens.filter((token) => token.type !== "space");
+    const fence = only.length === 1 && only[0].type === "code" && OPEN_FENCE.exec(only[0].raw);
+    const close = fence && new RegExp(`\\n {0,3}${fence[1][0]}{${fence[1].length},}[ \\t]*(?:\\n|$)`);
+    if (fence && !close.test(only[0].raw.slice(fence[0].length - 1))) {
+      const block = codeBlock("", fence[2].trim().split(/\s/, 1)[0]);
+      const text = document.createTextNode(source.slice(this.#length + fence[0].length));
+      block.querySelector("code").append(text);
+      this.#tail.append(block);
+      this.#fence = { close, text, seen: source.length };
+    } else {
+      this.#tail.append(draw(tokens, true));
+      drawMath(this.#tail);
+    }
+    this.#root.append(this.#tail);
+  }
+
+  // Adds the new text to the open fence; false where it may be closed by it.
+  #growFence(source) {
+    const { close, text, seen } = this.#fence;
+    const line = source.lastIndexOf("\n", seen - 1); // the closing line may have come in part
+    if (close.test(source.slice(Math.max(0, line)))) return false;
+    text.appendData(source.slice(seen));
+    this.#fence.seen = source.length;
+    return true;
+  }
+
+  // The whole text, as one: definitions of links count everywhere, and HTML may span blocks.
+  #finish(source) {
+    const tokens = marked.lexer(source);
+    this.#tail?.remove();
+    this.#tail = this.#fence = null;
+    const spans = tokens.some((token) => token.type === "html" || token.type === "def");
+    const groups = spans ? [tokens] : [];
+    if (!spans) {
+      for (const token of tokens) {
+        if (token.type === "space" && groups.length) groups.at(-1).push(token);
+        else groups.push([token]);
+      }
+    }
+    let kept = 0;
+    const raws = groups.map((group) => group.map((token) => token.raw).join(""));
+    while (kept < this.#blocks.length && this.#blocks[kept].raw === raws[kept]) ++kept;
+    for (const { node } of this.#blocks.splice(kept)) node.remove();
+    groups.slice(kept).forEach((group, i) => {
+      const node = make("div", { class: "block" }, draw(group, false));
+      this.#blocks.push({ raw: raws[kept + i], node });
+      this.#root.append(node);
+      drawMath(node);
+    });
+    this.#length = source.length;
+  }
+}
+

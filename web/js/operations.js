@@ -1,43 +1,179 @@
-// The operations view: reads /metrics and /state once a second and keeps five minutes of it.
-import { getJson, getText } from "./api.js";
-import { Chart } from "./chart.js";
+// The operations view: reads /metrics, and /state while it is shown, and keeps an hour of it.
+import { getMetrics, getState } from "./api.js";
+import { byId, make } from "./dom.js";
+import { hasLibraries } from "./library.js";
 import { parse, quantiles, total } from "./metrics.js";
+import { HOUR, Samples } from "./samples.js";
+import { TimeChart, loadCharts } from "./time_chart.js";
 
-const byId = (id) => document.getElementById(id);
-const PERIOD = 1000; // ms between readings
-const WINDOW = 300; // seconds shown
+const PERIOD = 2000; // ms between readings
+const HIDDEN_PERIOD = 10000; // while no one looks at the page
 const QUANTILE_WINDOW = 30; // seconds that a percentile looks back
+const SHOWN_REQUESTS = 50;
+const WINDOW = "moesaic.window"; // localStorage: seconds that the charts show
 
-const count = (value) => value >= 1e6 ? `${Math.round(value / 1e5) / 10}M` : value >= 1e4 ? `${Math.round(value / 100) / 10}k` : value >= 100 ? `${Math.round(value)}` : `${Math.round(value * 10) / 10}`;
-const time = (seconds) => seconds === 0 ? "0" : seconds >= 1 ? `${seconds.toFixed(seconds >= 10 ? 0 : 1)} s` : `${(seconds * 1000).toFixed(seconds >= 0.01 ? 0 : 1)} ms`;
+const count = (value) => value >= 1e6 ? `${Math.round(value / 1e5) / 10}M` : value >= 1e4 ? `${Math.round(value / 100) / 10}k`
+  : value >= 100 ? `${Math.round(value)}` : `${Math.round(value * 10) / 10}`;
+const time = (seconds) => seconds === 0 ? "0" : seconds >= 1 ? `${seconds.toFixed(seconds >= 10 ? 0 : 1)} s`
+  : `${(seconds * 1000).toFixed(seconds >= 0.01 ? 0 : 1)} ms`;
 const percent = (part) => `${(part * 100).toFixed(part > 0 && part < 0.1 ? 1 : 0)}%`;
 
-function tile(name, value, unit = "") {
-  const box = document.createElement("div");
-  box.className = "tile";
-  const label = document.createElement("div");
-  label.className = "name";
-  label.textContent = name;
-  const number = document.createElement("div");
-  number.className = "value";
-  number.textContent = value;
-  if (unit) {
-    const small = document.createElement("small");
-    small.textContent = unit;
-    number.append(small);
-  }
-  box.append(label, number);
-  return box;
+const COLUMNS = 10; // throughput 2, first token 3, token gap 3, requests 2
+const CHARTS = [
+  { title: "Throughput, tokens/s", names: ["prompt", "output"], format: count, least: 10, first: 0 },
+  { title: "Requests", names: ["running", "waiting"], format: count, least: 4, first: 8 },
+  { title: "Time to first token", names: ["p50", "p90", "p99"], format: time, least: 0.01, first: 2 },
+  { title: "Time between tokens", names: ["p50", "p90", "p99"], format: time, least: 0.01, first: 5 },
+];
+
+const tile = (name, value, unit = "") => make("div", { class: "tile" }, make("div", { class: "name" }, name),
+  make("div", { class: "value" }, value, unit ? make("small", {}, unit) : null));
+
+function setHealth(state, text) {
+  byId("health").dataset.state = state;
+  byId("health").textContent = text;
+  byId("health").title = text;
 }
 
-function drawBlocks(state) {
-  const { total_blocks: all, used_blocks: used, cached_blocks: cached, free_blocks: free, block_tokens: tokens, tree_nodes: nodes } = state.kv;
-  const parts = [["in use", used, "var(--series-1)"], ["cached", cached, "var(--series-2)"], ["free", free, "transparent"]];
-  byId("blocks").replaceChildren(...parts.map(([name, blocks, color]) => {
-    const span = document.createElement("span");
+export class Operations {
+  #samples = new Samples(COLUMNS);
+  #readings = []; // {now, families} of the last minute
+  #charts = [];
+  #window = Number(localStorage.getItem(WINDOW)) || 300;
+  #timer = 0;
+  #shown = false;
+  #asked = false; // whether the dialog for a key was opened already
+
+  /// `needKey(error)` is called once when /state refuses the key.
+  constructor(needKey) {
+    this.needKey = needKey;
+    for (const choice of document.querySelectorAll("input[name=window]")) {
+      choice.checked = Number(choice.value) === this.#window;
+      choice.addEventListener("change", () => {
+        this.#window = Number(choice.value);
+        localStorage.setItem(WINDOW, choice.value);
+        for (const chart of this.#charts) chart.reset();
+        this.#drawCharts();
+      });
+    }
+    document.addEventListener("visibilitychange", () => { if (!document.hidden) this.#soon(); });
+  }
+
+  async start() {
+    await this.#samples.load();
+    this.#soon();
+  }
+
+  set shown(shown) {
+    this.#shown = shown;
+    if (!shown) return;
+    this.#showCharts();
+    this.#soon();
+  }
+
+  /// After a change of the keys.
+  retry() {
+    this.#asked = false;
+    this.#soon();
+  }
+
+  #soon() {
+    clearTimeout(this.#timer);
+    this.#timer = setTimeout(() => this.#read(), 0);
+  }
+
+  async #showCharts() {
+    byId("charts-panel").hidden = !hasLibraries;
+    if (!hasLibraries || this.#charts.length) return;
+    this.#charts = CHARTS.map((chart) => new TimeChart(byId("charts"), chart));
+    try {
+      await loadCharts();
+      this.#loaded = true;
+      this.#drawCharts();
+    } catch (error) {
+      byId("charts").replaceChildren(make("p", { class: "fault" }, `There are no charts: ${error.message}.`));
+    }
+  }
+  #loaded = false;
+
+  #drawCharts() {
+    if (!this.#loaded || !this.#shown) return;
+    const { times } = this.#samples;
+    const to = Date.now() / 1000;
+    const from = to - Math.min(this.#window, HOUR);
+    const start = Math.max(0, times.findIndex((at) => at >= from) - 1); // one before the edge, so that lines reach it
+    const cut = times.slice(start);
+    CHARTS.forEach(({ names, first }, i) => this.#charts[i].draw(cut, names.map((_, j) => this.#samples.column(first + j).slice(start)), from, to));
+  }
+
+  async #read() {
+    clearTimeout(this.#timer);
+    const shown = this.#shown && !document.hidden;
+    try {
+      const [text, state] = await Promise.all([getMetrics(), shown ? this.#readState() : null]);
+      this.#drawReading(Date.now(), parse(text));
+      if (state) {
+        drawBlocks(state);
+        drawRequests(state.requests);
+      }
+    } catch (error) {
+      setHealth("away", error instanceof TypeError ? "no answer" : error.message);
+    }
+    clearTimeout(this.#timer);
+    this.#timer = setTimeout(() => this.#read(), document.hidden ? HIDDEN_PERIOD : PERIOD);
+  }
+
+  async #readState() {
+    try {
+      const state = await getState();
+      byId("state-panels").hidden = false;
+      byId("state-fault").hidden = true;
+      return state;
+    } catch (error) {
+      if (!error.needsKey) throw error;
+      byId("state-panels").hidden = true;
+      byId("state-fault").hidden = false;
+      byId("state-reason").textContent = error.message;
+      byId("state-key").onclick = () => this.needKey(error);
+      if (!this.#asked) this.needKey(error);
+      this.#asked = true;
+      return null;
+    }
+  }
+
+  #drawReading(now, families) {
+    const last = this.#readings.at(-1);
+    const oldest = this.#readings.find((reading) => reading.now >= now - QUANTILE_WINDOW * 1000) ?? last;
+    this.#readings.push({ now, families });
+    while (this.#readings[0].now < now - QUANTILE_WINDOW * 2000) this.#readings.shift();
+    const rate = (name) => last ? Math.max(0, total(families, name) - total(last.families, name)) / ((now - last.now) / 1000) : null;
+    const spread = (name) => (oldest && quantiles(oldest.families, families, name, [0.5, 0.9, 0.99])) ?? [null, null, null];
+    const output = rate("vllm:generation_tokens_total");
+    const running = total(families, "vllm:num_requests_running") ?? 0;
+    const waiting = total(families, "vllm:num_requests_waiting") ?? 0;
+    const first = spread("vllm:time_to_first_token_seconds");
+    const between = spread("vllm:inter_token_latency_seconds");
+    this.#samples.add(now / 1000, [rate("vllm:prompt_tokens_total"), output, ...first, ...between, running, waiting]);
+    setHealth(running + waiting > 0 ? "busy" : "ready", running + waiting > 0 ? `${running} running` : "ready");
+    if (!this.#shown) return;
+    this.#drawCharts();
+    const queries = total(families, "vllm:prefix_cache_queries_total") ?? 0;
+    const hits = total(families, "vllm:prefix_cache_hits_total") ?? 0;
+    byId("tiles").replaceChildren(
+      tile("Output", output === null ? "–" : count(output), "tokens/s"),
+      tile("First token, p50", first[0] === null ? "–" : time(first[0])),
+      tile("Token gap, p50", between[0] === null ? "–" : time(between[0])),
+      tile("Running", count(running), waiting ? `+${count(waiting)} waiting` : ""),
+      tile("Prompts from cache", queries ? percent(hits / queries) : "–"),
+      tile("Preemptions", count(total(families, "vllm:num_preemptions_total") ?? 0)));
+  }
+}
+
+function drawBlocks({ kv }) {
+  const { total_blocks: all, used_blocks: used, cached_blocks: cached, free_blocks: free, block_tokens: tokens, tree_nodes: nodes } = kv;
+  byId("blocks").replaceChildren(...[["used", used], ["cached", cached], ["free", free]].map(([name, blocks]) => {
+    const span = make("span", { class: name, hidden: blocks === 0, title: `${name}: ${blocks} blocks` });
     span.style.flexGrow = blocks;
-    span.style.background = color;
-    span.title = `${name}: ${blocks} blocks`;
     return span;
   }));
   const text = `${count(used)} blocks in use, ${count(cached)} cached, ${count(free)} free, of ${count(all)} with ${tokens} tokens each; ${count(nodes)} nodes in the prefix tree`;
@@ -46,73 +182,10 @@ function drawBlocks(state) {
 }
 
 function drawRequests(requests) {
-  const rows = requests.slice(0, 50).map((request) => {
-    const row = document.createElement("tr");
-    const cells = [request.id, request.state, request.prompt_tokens, request.cached_tokens, request.output_tokens, time(request.age_seconds)];
-    cells.forEach((text, i) => {
-      const cell = document.createElement("td");
-      cell.textContent = text;
-      if (i >= 2) cell.className = "n";
-      row.append(cell);
-    });
-    return row;
-  });
-  byId("requests").tBodies[0].replaceChildren(...rows);
-  byId("requests-caption").textContent = requests.length === 0 ? "Nothing is running."
-    : requests.length > 50 ? `and ${requests.length - 50} more` : "";
-}
-
-function setHealth(state, text) {
-  byId("health").dataset.state = state;
-  byId("health").textContent = text;
-}
-
-export function startOperations() {
-  const charts = byId("charts");
-  const throughput = new Chart(charts, "Throughput, tokens/s", ["prompt", "output"], count, WINDOW, 10);
-  const ttft = new Chart(charts, "Time to first token", ["p50", "p90", "p99"], time, WINDOW, 0);
-  const itl = new Chart(charts, "Time between tokens", ["p50", "p90", "p99"], time, WINDOW, 0);
-  const batch = new Chart(charts, "Requests", ["running", "waiting"], count, WINDOW, 2);
-  const readings = []; // {now, families}
-
-  function drawCharts(now, families) {
-    const last = readings.at(-1);
-    const oldest = readings.find((reading) => reading.now >= now - QUANTILE_WINDOW * 1000) ?? last;
-    readings.push({ now, families });
-    while (readings[0].now < now - QUANTILE_WINDOW * 2000) readings.shift();
-    const rate = (name) => last ? Math.max(0, total(families, name) - total(last.families, name)) / ((now - last.now) / 1000) : 0;
-    const spread = (name) => (oldest && quantiles(oldest.families, families, name, [0.5, 0.9, 0.99])) ?? [null, null, null];
-    const output = rate("vllm:generation_tokens_total");
-    const running = total(families, "vllm:num_requests_running") ?? 0;
-    const waiting = total(families, "vllm:num_requests_waiting") ?? 0;
-    throughput.add(now, [rate("vllm:prompt_tokens_total"), output]);
-    const first = spread("vllm:time_to_first_token_seconds");
-    const between = spread("vllm:inter_token_latency_seconds");
-    ttft.add(now, first);
-    itl.add(now, between);
-    batch.add(now, [running, waiting]);
-    const queries = total(families, "vllm:prefix_cache_queries_total") ?? 0;
-    const hits = total(families, "vllm:prefix_cache_hits_total") ?? 0;
-    byId("tiles").replaceChildren(
-      tile("Output", count(output), "tokens/s"),
-      tile("First token, p50", first[0] === null ? "–" : time(first[0])),
-      tile("Token gap, p50", between[0] === null ? "–" : time(between[0])),
-      tile("Running", count(running), waiting ? `+${count(waiting)} waiting` : ""),
-      tile("Prompts from cache", queries ? percent(hits / queries) : "–"),
-      tile("Preemptions", count(total(families, "vllm:num_preemptions_total") ?? 0)));
-    setHealth(running + waiting > 0 ? "busy" : "ready", running + waiting > 0 ? `${running} running` : "ready");
-  }
-
-  async function read() {
-    try {
-      const [text, state] = await Promise.all([getText("metrics"), getJson("state")]);
-      drawCharts(Date.now(), parse(text));
-      drawBlocks(state);
-      drawRequests(state.requests);
-    } catch (error) {
-      setHealth("away", error instanceof TypeError ? "no answer" : error.message);
-    }
-    setTimeout(read, document.hidden ? PERIOD * 5 : PERIOD);
-  }
-  read();
+  byId("requests").tBodies[0].replaceChildren(...requests.slice(0, SHOWN_REQUESTS).map((request) => make("tr", {},
+    ...[request.id, request.state, request.prompt_tokens, request.cached_tokens, request.output_tokens, time(request.age_seconds)]
+      .map((value, i) => make("td", { class: i >= 2 ? "n" : null }, String(value))))));
+  byId("requests").hidden = requests.length === 0;
+  byId("requests-caption").textContent = requests.length === 0 ? "No request is running."
+    : requests.length > SHOWN_REQUESTS ? `and ${requests.length - SHOWN_REQUESTS} more` : "";
 }

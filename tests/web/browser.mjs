@@ -1,0 +1,95 @@
+// Chromium for the tests of the page: contexts that fail on errors of the page, screenshots in MOESAIC_OUT, and answers that
+// the tests make up.
+import assert from "node:assert/strict";
+import { after, before } from "node:test";
+import { chromium } from "playwright-core";
+
+export const url = process.env.MOESAIC_URL;
+export const CHAT = "**/v1/chat/completions";
+export const DESK = { width: 1280, height: 800 };
+export const PHONE = { width: 320, height: 640 };
+export const ON_PHONE = { viewport: PHONE, hasTouch: true, isMobile: true };
+const PATIENCE = 60000; // ms: the machine may be busy
+let browser;
+
+before(async () => {
+  browser = await chromium.launch({
+    executablePath: process.env.CHROMIUM, headless: true, timeout: PATIENCE,
+    args: ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+      "--disable-component-update", "--disable-sync"],
+  });
+});
+after(() => browser.close());
+
+/// Runs `use(page, faults)` in a browser without history. Errors of the page and of its console fail the test, unless `use` takes
+/// them out of `faults`.
+export async function withPage(options, use) {
+  const context = await browser.newContext({ viewport: DESK, ...options });
+  context.setDefaultTimeout(PATIENCE);
+  const page = await context.newPage();
+  const faults = [];
+  page.on("pageerror", (error) => faults.push(error.message));
+  page.on("console", (message) => { if (message.type() === "error") faults.push(message.text()); });
+  try {
+    await use(page, faults);
+    assert.deepEqual(faults, []);
+  } finally {
+    await context.close();
+  }
+}
+
+/// Takes out of `faults` what the page's policy refused: it does so already while HTML is parsed, before it is cleaned.
+export function allowRefusals(faults) {
+  faults.splice(0, faults.length, ...faults.filter((fault) => !fault.includes("Content Security Policy")));
+}
+
+export async function open(page, hash = "") {
+  await page.goto(`${url}/${hash}`);
+  await ready(page);
+}
+
+export const ready = (page) => page.locator("body[data-ready]").waitFor();
+export const shot = (page, name) => page.screenshot({ path: `${process.env.MOESAIC_OUT}/${name}.png` });
+export const answer = (page) => page.locator(".turn.assistant").last();
+export const settled = (page) => page.locator(".turn.assistant:last-child:not(.pending) footer").waitFor();
+
+export async function send(page, text) {
+  await page.fill("#prompt", text);
+  await page.press("#prompt", "Enter");
+}
+
+export async function ask(page, text) {
+  const turns = await page.locator(".turn.assistant").count();
+  await send(page, text);
+  await page.locator(".turn.assistant").nth(turns).waitFor();
+  await settled(page);
+}
+
+export async function set(page, fields) {
+  await page.click("#open-settings");
+  for (const [id, value] of Object.entries(fields)) await page.fill(`#${id}`, value);
+  await page.getByText("Done").click();
+}
+
+/// Makes answers `tokens` long: the model's own are over in a moment.
+export const lengthen = (page, tokens) => page.route(CHAT, (route) => route.continue({
+  postData: JSON.stringify({ ...route.request().postDataJSON(), ignore_eos: true, max_tokens: tokens }) }));
+
+export async function noSidewaysScroll(page) {
+  const [wide, seen] = await page.evaluate(() => [document.documentElement.scrollWidth, innerWidth]);
+  assert.ok(wide <= seen, `the page is ${wide} wide on a screen of ${seen}`);
+}
+
+/// Answers with what `respond(body)` returns, a list of deltas, and returns the list of the bodies that were sent.
+export async function answerWith(page, respond) {
+  const bodies = [];
+  await page.unroute(CHAT);
+  await page.route(CHAT, (route) => {
+    bodies.push(route.request().postDataJSON());
+    const deltas = respond(bodies.at(-1), bodies.length);
+    const body = deltas.map((delta, i) => `data: ${JSON.stringify({ choices: [{ index: 0, delta,
+      finish_reason: i === deltas.length - 1 ? "stop" : null }] })}\n\n`).join("") + "data: [DONE]\n\n";
+    return route.fulfill({ status: 200, contentType: "text/event-stream", body });
+  });
+  return bodies;
+}

@@ -1,0 +1,189 @@
+// Conversations in memory and in IndexedDB, kept the same in all tabs of this browser.
+import * as database from "./database.js";
+import { branch, choose, newId, titleOf } from "./tree.js";
+
+const RESCUE = "moesaic.rescue"; // localStorage: partial answers of a tab that was closed while they streamed
+const ELSEWHERE = 15000; // ms after which another tab that saved nothing no longer streams
+const channel = "BroadcastChannel" in globalThis ? new BroadcastChannel("moesaic") : null;
+
+export class Chats extends EventTarget {
+  conversations = new Map(); // id -> conversation, without those that are deleted
+  #messages = new Map(); // conversation id -> Map of id -> message; what was opened
+  #heard = new Map(); // message id -> time of the last save by another tab
+  #failed = false;
+
+  /// Reads the list. Partial answers that a closed tab left become "interrupted".
+  async load() {
+    try {
+      await this.#rescue();
+      for (const conversation of await database.getAll("conversations")) {
+        if (conversation.deleted) await this.#purge(conversation.id);
+        else this.conversations.set(conversation.id, conversation);
+      }
+    } catch (error) {
+      this.#fail(error);
+    }
+    if (channel) channel.onmessage = ({ data }) => this.#hear(data);
+    this.#changed("list");
+  }
+
+  newestFirst() {
+    return [...this.conversations.values()].sort((a, b) => b.updated - a.updated);
+  }
+
+  /// The messages of a conversation, by id.
+  async messages(id) {
+    if (!this.#messages.has(id)) {
+      let found = [];
+      try {
+        found = await database.getByIndex("messages", "conversation", id);
+      } catch (error) {
+        this.#fail(error);
+      }
+      // Opened meanwhile by another caller: that map is the one in use.
+      if (!this.#messages.has(id)) this.#messages.set(id, new Map(found.map((message) => [message.id, message])));
+    }
+    return this.#messages.get(id);
+  }
+
+  async branch(id) {
+    const conversation = this.conversations.get(id);
+    return conversation ? branch(conversation, await this.messages(id)) : [];
+  }
+
+  create(firstText) {
+    const now = Date.now();
+    const conversation = { id: newId(), title: titleOf(firstText), named: false, created: now, updated: now, chosen: {} };
+    this.#messages.set(conversation.id, new Map());
+    this.#saveConversation(conversation);
+    return conversation;
+  }
+
+  rename(id, title) {
+    const conversation = this.conversations.get(id);
+    if (!conversation || !title.trim()) return;
+    conversation.title = title.trim();
+    conversation.named = true;
+    this.#saveConversation(conversation);
+  }
+
+  /// Deletes a conversation; the returned function brings it back, until `finish` of it is called or the page is loaded again.
+  remove(id) {
+    const conversation = this.conversations.get(id);
+    conversation.deleted = Date.now();
+    this.#saveConversation(conversation);
+    const undo = () => {
+      delete conversation.deleted;
+      this.#saveConversation(conversation);
+    };
+    undo.finish = () => { if (conversation.deleted) this.#purge(id).catch((error) => this.#fail(error)); };
+    return undo;
+  }
+
+  /// Adds a message to the tree and shows its branch.
+  async add(conversation, message) {
+    const messages = await this.messages(conversation.id);
+    let order = 0;
+    for (const other of messages.values()) order = Math.max(order, other.order + 1);
+    const added = { id: newId(), conversation: conversation.id, order, created: Date.now(), status: "done", ...message };
+    messages.set(added.id, added);
+    choose(conversation, added);
+    conversation.updated = Date.now();
+    if (!conversation.named && added.parent === null && added.role === "user") conversation.title = titleOf(added.content);
+    await Promise.all([this.save(added), this.#saveConversation(conversation)]);
+    return added;
+  }
+
+  show(conversation, message) {
+    choose(conversation, message);
+    this.#saveConversation(conversation);
+  }
+
+  async save(message) {
+    await this.#write("messages", message);
+    channel?.postMessage({ message });
+  }
+
+  /// Whether another tab streams this message now.
+  streamsElsewhere(message) {
+    return message.status === "streaming" && Date.now() - (this.#heard.get(message.id) ?? 0) < ELSEWHERE;
+  }
+
+  /// Adds conversations of a file, under new ids. `entries`: [{conversation, messages}].
+  async addAll(entries) {
+    for (const { conversation, messages } of entries) {
+      this.#messages.set(conversation.id, new Map(messages.map((message) => [message.id, message])));
+      await this.#write("messages", ...messages);
+      await this.#saveConversation(conversation);
+    }
+  }
+
+  /// Keeps partial answers over the end of the page: IndexedDB would not be done in time.
+  keepForNextLoad(messages) {
+    try {
+      localStorage.setItem(RESCUE, JSON.stringify(messages));
+    } catch { /* full: the last periodic save is used */ }
+  }
+
+  async #rescue() {
+    const text = localStorage.getItem(RESCUE);
+    if (!text) return;
+    for (const message of JSON.parse(text)) {
+      const saved = await database.get("messages", message.id);
+      if (saved?.status === "streaming") await database.put("messages", { ...message, status: "interrupted" });
+    }
+    localStorage.removeItem(RESCUE);
+  }
+
+  async #purge(id) {
+    this.#messages.delete(id);
+    await database.removeByIndex("messages", "conversation", id);
+    await database.remove("conversations", id);
+  }
+
+  async #saveConversation(conversation) {
+    if (conversation.deleted) this.conversations.delete(conversation.id);
+    else this.conversations.set(conversation.id, conversation);
+    this.#changed("list");
+    await this.#write("conversations", conversation);
+    channel?.postMessage({ conversation });
+  }
+
+  async #write(store, ...values) {
+    if (this.#failed) return;
+    try {
+      await database.put(store, ...values);
+    } catch (error) {
+      this.#fail(error);
+    }
+  }
+
+  // A change in another tab.
+  #hear({ conversation, message }) {
+    if (message) {
+      this.#heard.set(message.id, Date.now());
+      const known = this.#messages.get(message.conversation);
+      if (!known) return;
+      known.set(message.id, Object.assign(known.get(message.id) ?? {}, message));
+      this.#changed("messages", message.conversation);
+    } else if (conversation) {
+      if (conversation.deleted) {
+        this.conversations.delete(conversation.id);
+      } else {
+        const known = this.conversations.get(conversation.id);
+        this.conversations.set(conversation.id, known ? Object.assign(known, conversation) : conversation);
+      }
+      this.#changed("list");
+    }
+  }
+
+  #fail(error) {
+    if (this.#failed) return;
+    this.#failed = true;
+    this.dispatchEvent(new CustomEvent("fault", { detail: `This browser does not store conversations: ${error?.message ?? error}` }));
+  }
+
+  #changed(kind, id) {
+    this.dispatchEvent(new CustomEvent(kind, { detail: id }));
+  }
+}

@@ -1,0 +1,66 @@
+// The field for the next message.
+import { byId, fitHeight } from "./dom.js";
+
+const DRAFT = "moesaic.draft"; // sessionStorage: what was typed survives a reload
+
+export class Composer {
+  #prompt = byId("prompt");
+
+  /// Actions: send(text), stop(), editLast(). Sending is refused while `busy`.
+  constructor(actions) {
+    this.actions = actions;
+    this.#prompt.value = sessionStorage.getItem(DRAFT) ?? "";
+    this.#prompt.addEventListener("input", () => this.#changed());
+    this.#prompt.addEventListener("keydown", (event) => this.#key(event));
+    byId("composer").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.#send();
+    });
+    byId("stop").addEventListener("click", () => actions.stop());
+    addEventListener("keydown", (event) => {
+      if (event.key === "Escape" && this.busy && !document.querySelector("dialog[open], .menu")) actions.stop();
+    });
+    this.busy = false;
+    this.#changed();
+  }
+
+  #busy = false;
+  get busy() { return this.#busy; }
+  set busy(busy) {
+    this.#busy = busy;
+    byId("send").hidden = busy;
+    byId("stop").hidden = !busy;
+  }
+
+  /// Takes the focus when the view is shown.
+  focus() {
+    fitHeight(this.#prompt); // a hidden field has no height
+    // A phone's keyboard would hide the answer.
+    if (!matchMedia("(pointer: coarse)").matches) this.#prompt.focus();
+  }
+
+  #changed() {
+    sessionStorage.setItem(DRAFT, this.#prompt.value);
+    byId("send").disabled = !this.#prompt.value.trim();
+    fitHeight(this.#prompt);
+  }
+
+  #send() {
+    const text = this.#prompt.value.trim();
+    if (!text || this.busy) return;
+    this.#prompt.value = "";
+    this.#changed();
+    this.actions.send(text);
+  }
+
+  #key(event) {
+    if (event.isComposing) return;
+    if (event.key === "Enter" && !event.shiftKey) {
+      event.preventDefault();
+      this.#send();
+    } else if (event.key === "ArrowUp" && !this.#prompt.value && !this.busy) {
+      event.preventDefault();
+      this.actions.editLast();
+    }
+  }
+}

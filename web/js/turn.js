@@ -1,0 +1,229 @@
+// One message as a part of the thread. Each kind has an `element`, and `update` draws it again; an answer also has `grow`.
+import { button, copyButton, fitHeight, make } from "./dom.js";
+import { MarkdownView } from "./markdown.js";
+import { callCard, resultForm } from "./tool_call.js";
+
+/// Arrows between the siblings of a message: "< 1 / 2 >". Null for an only child.
+function siblingArrows(message, { siblings, show }) {
+  if (siblings.length < 2) return null;
+  const at = siblings.indexOf(message);
+  return make("span", { class: "siblings", role: "group", "aria-label": "Versions of this message" },
+    button("left", { label: "Previous version", disabled: at === 0, onclick: () => show(siblings[at - 1]) }),
+    make("span", { class: "count" }, `${at + 1} / ${siblings.length}`),
+    button("right", { label: "Next version", disabled: at === siblings.length - 1, onclick: () => show(siblings[at + 1]) }));
+}
+
+/// A text area in place of a message; `send` gets the new text.
+function editor(text, label, send, cancel) {
+  const area = make("textarea", { value: text, "aria-label": label, rows: 1, oninput: () => fitHeight(area) });
+  const form = make("form", { class: "editor", onsubmit: (event) => {
+    event.preventDefault();
+    if (area.value.trim()) send(area.value.trim());
+  } }, area, make("div", { class: "row" },
+    make("span", { class: "hint" }, "The earlier version is kept as a branch."),
+    make("button", { type: "button", class: "quiet", onclick: cancel }, "Cancel"),
+    make("button", { type: "submit", class: "primary" }, "Send")));
+  area.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") {
+      event.stopPropagation();
+      cancel();
+    } else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      form.requestSubmit();
+    }
+  });
+  queueMicrotask(() => {
+    fitHeight(area);
+    area.focus();
+    area.setSelectionRange(area.value.length, area.value.length);
+  });
+  return form;
+}
+
+export class UserTurn {
+  element = make("article", { class: "turn user", "aria-label": "You" });
+  #editing = false;
+
+  constructor(message, actions) {
+    this.message = message;
+    this.actions = actions;
+  }
+
+  update(context) {
+    this.context = context;
+    if (this.#editing) return;
+    const { content } = this.message;
+    this.element.replaceChildren(make("div", { class: "prose" }, content), make("footer", {},
+      siblingArrows(this.message, context),
+      copyButton(() => content),
+      button("edit", { label: "Edit", disabled: context.busy, onclick: () => this.edit() })));
+  }
+
+  edit() {
+    const close = () => {
+      this.#editing = false;
+      this.update(this.context);
+    };
+    this.#editing = true;
+    this.element.replaceChildren(editor(this.message.content, "Edited message", (text) => {
+      close();
+      this.actions.edit(this.message, text);
+    }, () => {
+      close();
+      this.actions.focusPrompt();
+    }));
+  }
+}
+
+function describe({ usage, first, total, finish, earlier }) {
+  const parts = [];
+  if (usage) {
+    const seconds = (total - (first ?? 0)) / 1000;
+    const measured = usage.completion_tokens > 1 && seconds > 0.05; // a shorter time is the network's
+    parts.push(`${usage.completion_tokens + (earlier ?? 0)} tokens`);
+    if (measured) {
+      const speed = (usage.completion_tokens - 1) / seconds;
+      parts.push(`${speed.toFixed(speed < 100 ? 1 : 0)} tokens/s`);
+    }
+    const cached = usage.prompt_tokens_details?.cached_tokens;
+    parts.push(`prompt ${usage.prompt_tokens}${cached ? `, ${cached} cached` : ""}`);
+  }
+  if (first !== undefined) parts.push(`first token ${(first / 1000).toFixed(2)} s`);
+  if (finish === "length") parts.push("cut at the token limit");
+  return parts.join(" · ");
+}
+
+const MARKS = { stopped: "Stopped", interrupted: "Interrupted", elsewhere: "Streaming in another tab" };
+
+export class AnswerTurn {
+  element = make("article", { class: "turn assistant", "aria-label": "Answer" });
+  #thought = make("details", { class: "thought", hidden: true });
+  #thoughtTitle = make("summary");
+  #thoughtText = make("div");
+  #text = make("div", { class: "prose" });
+  #calls = make("div");
+  #foot = make("footer");
+  #mark = make("p", { class: "mark", hidden: true });
+  #fault = make("p", { class: "fault", role: "alert", hidden: true });
+  #view = new MarkdownView(this.#text);
+  #drawn = ""; // state of the text that was drawn last
+  #thinking = null;
+  #timer = 0;
+
+  constructor(message, actions) {
+    this.message = message;
+    this.actions = actions;
+    this.#thought.append(this.#thoughtTitle, this.#thoughtText);
+    this.element.append(this.#thought, this.#text, this.#calls, this.#mark, this.#fault, this.#foot);
+  }
+
+  /// Draws all of it. `context`: {siblings, show, running, elsewhere, busy, last, results}.
+  update(context) {
+    this.context = context;
+    const { message } = this;
+    const growing = context.running || context.elsewhere;
+    const status = context.elsewhere ? "elsewhere" : message.status === "streaming" && !context.running ? "interrupted" : message.status;
+    this.element.dataset.status = status;
+    this.element.classList.toggle("pending", context.running);
+    this.#draw(!growing);
+    if (!growing) this.#drawCalls();
+    const cut = status === "interrupted" || status === "stopped" || status === "failed";
+    this.#mark.hidden = !MARKS[status];
+    this.#mark.textContent = MARKS[status] ?? "";
+    this.#fault.hidden = !message.error;
+    this.#fault.textContent = message.error ?? "";
+    this.#foot.hidden = context.running;
+    const canGoOn = message.content && !message.calls?.length && context.last && (cut || message.stats?.finish === "length");
+    this.#foot.replaceChildren(...[
+      siblingArrows(message, context),
+      message.content ? copyButton(() => message.content) : null,
+      canGoOn ? button("forward", { text: "Continue", disabled: context.busy, onclick: () => this.actions.goOn(message) }) : null,
+      button("retry", { label: "Regenerate", text: cut ? "Regenerate" : undefined, disabled: context.busy,
+        onclick: () => this.actions.regenerate(message) }),
+      make("span", { class: "stats" }, describe(message.stats ?? {})),
+    ].filter(Boolean));
+  }
+
+  /// Draws new text soon, seldom enough that drawing takes a small part of the time however long the answer is.
+  grow(afterwards) {
+    if (this.#timer) return;
+    this.#timer = requestAnimationFrame(() => {
+      const start = performance.now();
+      this.#draw(false);
+      afterwards();
+      this.#timer = setTimeout(() => {
+        this.#timer = 0;
+        if (this.context.running && this.#drawn !== this.#state()) this.grow(afterwards);
+      }, 4 * (performance.now() - start));
+    });
+  }
+
+  #state() {
+    return `${this.message.content.length} ${this.message.reasoning?.length}`;
+  }
+
+  #draw(done) {
+    const { content, reasoning, calls } = this.message;
+    const state = this.#state() + (done ? " done" : "");
+    if (this.#drawn !== state) {
+      this.#drawn = state;
+      this.#view.update(content, done);
+      const thinking = !done && !content;
+      if (this.#thinking !== thinking) this.#thought.open = thinking; // it folds when the answer itself begins
+      this.#thinking = thinking;
+      this.#thought.hidden = !reasoning;
+      this.#thoughtTitle.textContent = thinking ? "Thinking" : "Thoughts";
+      this.#thoughtText.textContent = reasoning ?? "";
+    }
+    this.#text.hidden = done && !content;
+    if (!done && calls?.length) this.#drawCalls();
+  }
+
+  #drawCalls() {
+    const { calls } = this.message;
+    if (!calls?.length) return;
+    this.#calls.replaceChildren(...calls.map((call) => callCard(call)));
+    if (this.context.last && !this.context.running && !this.context.elsewhere) {
+      this.#calls.append(resultForm(calls, (results) => this.actions.sendResults(this.message, results)));
+    }
+  }
+}
+
+export class ToolTurn {
+  element = make("article", { class: "turn tool", "aria-label": "Results of tools" });
+  #editing = false;
+
+  constructor(message, actions) {
+    this.message = message;
+    this.actions = actions;
+  }
+
+  update(context) {
+    this.context = context;
+    if (this.#editing) return;
+    const { results } = this.message;
+    this.element.replaceChildren(
+      ...results.map(({ name, content }) => make("section", { class: "call result" },
+        make("header", {}, `Result of ${name}`), make("pre", { tabIndex: 0 }, content))),
+      make("footer", {}, siblingArrows(this.message, context),
+        copyButton(() => results.map((result) => result.content).join("\n")),
+        button("edit", { label: "Edit", disabled: context.busy, onclick: () => this.edit() })));
+  }
+
+  edit() {
+    const close = () => {
+      this.#editing = false;
+      this.update(this.context);
+    };
+    this.#editing = true;
+    this.element.replaceChildren(resultForm(this.message.results, (results) => {
+      close();
+      this.actions.editResults(this.message, results);
+    }, close));
+  }
+}
+
+export function makeTurn(message, actions) {
+  if (message.role === "user") return new UserTurn(message, actions);
+  return message.role === "tool" ? new ToolTurn(message, actions) : new AnswerTurn(message, actions);
+}

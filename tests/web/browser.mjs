@@ -1,6 +1,7 @@
 // Chromium for the tests of the page: contexts that fail on errors of the page, screenshots in MOESAIC_OUT, and answers that
 // the tests make up.
 import assert from "node:assert/strict";
+import { createServer } from "node:http";
 import { after, before } from "node:test";
 import { chromium } from "playwright-core";
 
@@ -71,9 +72,26 @@ export async function set(page, fields) {
   await page.getByText("Done").click();
 }
 
-/// Makes answers `tokens` long: the model's own are over in a moment.
-export const lengthen = (page, tokens) => page.route(CHAT, (route) => route.continue({
-  postData: JSON.stringify({ ...route.request().postDataJSON(), ignore_eos: true, max_tokens: tokens }) }));
+/// Answers with words that end only when the page leaves. Returns {left}, a promise of that.
+export async function answerWithoutEnd(page) {
+  let leave;
+  const left = new Promise((resolve) => { leave = resolve; });
+  const server = createServer((request, response) => {
+    response.writeHead(200, { "content-type": "text/event-stream" });
+    let n = 0;
+    const timer = setInterval(() => response.write(`data: ${JSON.stringify({ choices: [{ index: 0, delta: { content: `word${++n} ` } }] })}\n\n`), 20);
+    response.on("close", () => {
+      clearInterval(timer);
+      leave();
+      server.close();
+    });
+  });
+  await new Promise((resolve) => { server.listen(0, "127.0.0.1", resolve); });
+  server.unref();
+  await page.unroute(CHAT);
+  await page.route(CHAT, (route) => route.continue({ url: `http://127.0.0.1:${server.address().port}/` }));
+  return { left };
+}
 
 export async function noSidewaysScroll(page) {
   const [wide, seen] = await page.evaluate(() => [document.documentElement.scrollWidth, innerWidth]);

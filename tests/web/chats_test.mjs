@@ -65,6 +65,26 @@ test("a deleted conversation comes back by Undo, and stays away without it", () 
   assert.deepEqual(left, [0, 0], "nothing of them is left in the browser");
 }));
 
+test("Undo brings a conversation back that another tab has cleaned up", () => withPage({}, async (page) => {
+  await open(page);
+  await echo(page);
+  await start(page, "precious");
+  await page.reload();
+  await ready(page);
+  await page.click("#new-chat");
+  await choose(page, "precious", "Delete");
+  const other = await page.context().newPage();
+  await other.goto(`${url}/`);
+  await ready(other);
+  await other.close();
+  await page.getByText("Undo").click();
+  await page.getByRole("link", { name: "precious" }).click();
+  await page.getByText("You said precious.").waitFor();
+  await page.reload();
+  await ready(page);
+  await page.getByText("You said precious.").waitFor();
+}));
+
 test("an export in JSON, imported, has every branch", () => withPage({}, async (page) => {
   await open(page);
   await answerWith(page, (body, n) => [{ content: `answer ${n}` }]);

@@ -168,6 +168,17 @@ test("a growing text is drawn as the whole text is, and each block once", () => 
       assert.equal(grown, whole, `${name} in steps of ${step}`);
     }
   }
+  // A text that continues after its end is drawn as one, too.
+  const [resumed, whole] = await page.evaluate(async () => {
+    const { MarkdownView } = await import(new URL("js/markdown.js", location.href));
+    const roots = [0, 1].map(() => document.createElement("div"));
+    const view = new MarkdownView(roots[0]);
+    view.update("One **two** three  ", true);
+    view.update("One **two** three four.\n\nN", false);
+    new MarkdownView(roots[1]).update("One **two** three four.\n\nN", false);
+    return roots.map((root) => root.innerHTML);
+  });
+  assert.equal(resumed, whole);
   // The nodes made for a text of n paragraphs, in steps of a few characters, grow as n does and not as its square.
   const made = await page.evaluate(async () => {
     const { MarkdownView } = await import(new URL("js/markdown.js", location.href));

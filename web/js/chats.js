@@ -70,11 +70,14 @@ export class Chats extends EventTarget {
   /// Deletes a conversation; the returned function brings it back, until `finish` of it is called or the page is loaded again.
   remove(id) {
     const conversation = this.conversations.get(id);
+    const messages = this.messages(id); // another tab that loads meanwhile removes them from the database
     conversation.deleted = Date.now();
     this.#saveConversation(conversation);
-    const undo = () => {
+    const undo = async () => {
       delete conversation.deleted;
-      this.#saveConversation(conversation);
+      this.#messages.set(id, await messages);
+      await this.#write("messages", ...(await messages).values());
+      await this.#saveConversation(conversation);
     };
     undo.finish = () => { if (conversation.deleted) this.#purge(id).catch((error) => this.#fail(error)); };
     return undo;
@@ -89,7 +92,6 @@ export class Chats extends EventTarget {
     messages.set(added.id, added);
     choose(conversation, added);
     conversation.updated = Date.now();
-    if (!conversation.named && added.parent === null && added.role === "user") conversation.title = titleOf(added.content);
     await Promise.all([this.save(added), this.#saveConversation(conversation)]);
     return added;
   }

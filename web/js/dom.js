@@ -68,7 +68,10 @@ export function fillIcons() {
 
 /// Copies text; also on pages without https, where there is no navigator.clipboard.
 export async function copyText(text) {
-  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  try {
+    await navigator.clipboard.writeText(text);
+    return;
+  } catch { /* not there, or not allowed */ }
   const area = make("textarea", { value: text, class: "off-screen" });
   document.body.append(area);
   area.select();

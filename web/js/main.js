@@ -85,6 +85,7 @@ async function route() {
 }
 
 for (const kind of ["start", "end"]) answers.addEventListener(kind, showBusy);
+answers.addEventListener("end", ({ detail }) => { if (detail.status === "failed") model = ""; }); // it may serve another one now
 answers.addEventListener("end", ({ detail }) => announce(detail.status === "done" ? "The answer is complete." : detail.error ?? "The answer has stopped."));
 answers.addEventListener("needskey", ({ detail }) => settings.needKey(detail.message, detail.status === 403 ? "admin-key" : "api-key"));
 chats.addEventListener("fault", ({ detail }) => toast(detail, { seconds: 30 }));

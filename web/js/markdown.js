@@ -36,6 +36,7 @@ export class MarkdownView {
   #blocks = []; // {raw, node}: complete, in order
   #length = 0; // of the source that they cover
   #tail = null; // node of the block that still grows
+  #finished = false;
   #fence = null; // {close, code, text, seen}: the block that grows is a fence that is still open
 
   constructor(root) {
@@ -51,6 +52,7 @@ export class MarkdownView {
     }
     if (source.includes("\r")) source = source.replace(/\r\n?/g, "\n"); // as the lexer counts
     if (done) return this.#finish(source);
+    if (this.#finished) this.#restart(); // the answer continues, perhaps without the spaces at its end
     if (this.#fence && this.#growFence(source)) return;
     this.#fence = null;
     const tail = source.slice(this.#length);
@@ -110,6 +112,13 @@ export class MarkdownView {
     return true;
   }
 
+  #restart() {
+    this.#root.replaceChildren();
+    this.#blocks = [];
+    this.#length = 0;
+    this.#finished = false;
+  }
+
   // The whole text, as one: definitions of links count everywhere, and HTML may span blocks.
   #finish(source) {
     const tokens = marked.lexer(source);
@@ -133,7 +142,7 @@ export class MarkdownView {
       this.#root.append(node);
       drawMath(node);
     });
-    this.#length = source.length;
+    this.#finished = true;
   }
 }
 

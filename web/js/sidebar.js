@@ -118,8 +118,8 @@ export class Sidebar {
     const undo = this.#chats.remove(conversation.id);
     const wasOpen = conversation.id === this.#openId;
     if (wasOpen) this.#go(null);
-    toast(`“${conversation.title}” is deleted.`, { action: "Undo", act: () => {
-      undo();
+    toast(`“${conversation.title}” is deleted.`, { action: "Undo", act: async () => {
+      await undo();
       if (wasOpen) this.#go(conversation.id);
     }, expired: undo.finish });
   }

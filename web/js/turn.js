@@ -148,6 +148,8 @@ export class AnswerTurn {
   grow(afterwards) {
     if (this.#timer) return;
     this.#timer = requestAnimationFrame(() => {
+      this.#timer = 0;
+      if (!this.context.running) return; // it has ended, and is drawn as a whole
       const start = performance.now();
       this.#draw(false);
       afterwards();

@@ -180,7 +180,12 @@ test("errors are shown where they belong", () => withPage({}, async (page, fault
   await page.route(CHAT, (route) => route.abort());
   await answer(page).getByText("Regenerate").click();
   await page.locator(".turn").getByText("The server does not answer").waitFor();
-  faults.length = 0; // the console has the failed request
+  await page.route(CHAT, (route) => route.fulfill({ status: 403, contentType: "application/json",
+    body: JSON.stringify({ error: { message: "pages of this origin may not use this server", code: "origin_not_allowed" } }) }));
+  await answer(page).getByText("Regenerate").click();
+  await page.locator(".turn").getByText("pages of this origin").waitFor();
+  assert.equal(await page.locator("#settings").isVisible(), false, "no key would help");
+  faults.length = 0; // the console has the failed requests
 }));
 
 test("a refused key opens the settings at the key, with the reason", () => withPage({}, async (page, faults) => {

@@ -48,6 +48,10 @@ for (const [name, options] of [["light", {}], ["dark", { colorScheme: "dark" }],
     await text.locator(".katex").first().waitFor();
     await noSidewaysScroll(page);
     await page.evaluate(() => document.fonts.ready);
+    await page.waitForFunction(() => {
+      const thread = document.getElementById("thread");
+      return thread.scrollHeight - thread.scrollTop - thread.clientHeight < 2;
+    });
     await shot(page, `text-${name}`);
     await page.evaluate(() => document.getElementById("thread").scrollTo(0, 0));
     await shot(page, `text-top-${name}`);

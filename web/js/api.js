@@ -1,12 +1,14 @@
 // The HTTP API as the page uses it.
 
-/// An answer of the server that is no success. `status` 401 and 403: a key is missing or lacks the right.
+/// An answer of the server that is no success.
 export class ApiError extends Error {
-  constructor(status, message) {
+  constructor(status, message, code) {
     super(message);
     this.status = status;
+    this.code = code;
   }
-  get needsKey() { return this.status === 401 || this.status === 403; }
+  /// Whether a key is missing or lacks the right; another origin is refused with 403, too.
+  get needsKey() { return this.status === 401 || this.status === 403 && this.code !== "origin_not_allowed"; }
 }
 
 /// Keys to send; set by the settings. The admin key is for /state, where it differs.
@@ -17,10 +19,11 @@ const headers = (key, more = {}) => key ? { ...more, authorization: `Bearer ${ke
 async function check(response) {
   if (response.ok) return response;
   let message = `${response.status} ${response.statusText}`;
+  let code = "";
   try {
-    message = (await response.json()).error.message;
+    ({ message, code } = (await response.json()).error);
   } catch { /* not an error of the API: its status is shown */ }
-  throw new ApiError(response.status, message);
+  throw new ApiError(response.status, message, code);
 }
 
 const get = async (path, key) => check(await fetch(path, { headers: headers(key), cache: "no-store" }));

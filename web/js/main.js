@@ -1,6 +1,6 @@
 // Starts the page and connects its parts.
 import { Answers } from "./answers.js";
-import { getModels } from "./api.js";
+import { getModels, keys } from "./api.js";
 import { Chats } from "./chats.js";
 import { Composer } from "./composer.js";
 import { byId, fillIcons } from "./dom.js";
@@ -27,7 +27,7 @@ const composer = new Composer({
   editLast: () => thread.lastUserTurn?.edit(),
 });
 const sidebar = new Sidebar(chats, answers, { open: (id) => { location.hash = id ? `chat/${id}` : "chat"; } });
-const operations = new Operations((error) => settings.needKey(error.message, error.status === 403 ? "admin-key" : "api-key"));
+const operations = new Operations((error) => settings.needKey(error.message, error.status === 403 || keys.admin ? "admin-key" : "api-key"));
 
 let model = "";
 

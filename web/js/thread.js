@@ -4,6 +4,7 @@ import { EXAMPLES } from "./examples.js";
 import { children } from "./tree.js";
 import { makeTurn } from "./turn.js";
 
+const LATE = 3000; // ms
 const AT_END = 80; // px from the end within which the view follows a growing answer
 
 export class Thread {
@@ -12,6 +13,9 @@ export class Thread {
   #answers;
   #turns = new Map(); // message id -> turn
   #drawing = 0;
+  // Formulas and pictures that are drawn late make turns higher.
+  #sizes = new ResizeObserver(() => { if (performance.now() - this.#drawn < LATE || this.#answering()) this.#follow(); });
+  #drawn = 0; // time of the last drawing
   #follows = true; // whether the end is kept in view
   conversation = null;
 
@@ -44,6 +48,7 @@ export class Thread {
   async open(conversation) {
     this.conversation = conversation;
     this.#turns.clear();
+    this.#sizes.disconnect();
     this.#root.replaceChildren();
     await this.draw();
     this.scrollToEnd();
@@ -84,6 +89,8 @@ export class Thread {
       return turn.element;
     });
     this.#place(elements);
+    this.#drawn = performance.now();
+    for (const element of elements) this.#sizes.observe(element);
     this.#follow();
   }
 
@@ -106,6 +113,10 @@ export class Thread {
   #follow() {
     if (this.#follows) this.#root.scrollTop = this.#root.scrollHeight;
     byId("to-end").hidden = this.#follows;
+  }
+
+  #answering() {
+    return Boolean(this.conversation && this.#answers.runsIn(this.conversation.id));
   }
 
   #shows(message) {

@@ -73,7 +73,7 @@ export class TimeChart {
     const plot = new Plot({
       width: this.#box.clientWidth,
       height: HEIGHT,
-      padding: [8, 14, 0, 0],
+      padding: [8, 22, 0, 0],
       legend: { markers: { width: 0, fill: (plot, i) => plot.series[i].stroke?.() } },
       cursor: { sync: { key: "moesaic" }, drag: { x: true, y: false }, points: { size: 6 } },
       hooks: {

@@ -4,6 +4,7 @@
 
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "checkpoint/safetensors_writer.h"
 #include "models/numa_nodes.h"
@@ -113,6 +114,63 @@ TEST(LoadTest, RefusesHalfAnMtpModule) {
   Copy copy("deepseek-v3-mtp");
   copy.Remove("model.layers.2.eh_proj");
   EXPECT_THAT(LoadError(copy.Write()), HasSubstr("model.layers.2.eh_proj.weight"));
+}
+
+TEST(LoadTest, RefusesLayersBeyondThoseOfTheConfig) {
+  for (const auto& [golden, layers] :
+       {std::pair("qwen3-moe-norm-tied", 3), {"glm4-moe", 2}, {"deepseek-v3-mtp", 1}}) {
+    Copy copy(golden);
+    ASSERT_GT(copy.config()["num_hidden_layers"], layers) << golden;
+    copy.config()["num_hidden_layers"] = layers;
+    if (copy.config().contains("layer_types")) copy.config().erase("layer_types");
+    const std::string folder = copy.Write();
+    EXPECT_THAT(
+        LoadError(folder, {.load_mtp = false}),
+        HasSubstr(fmt::format("{}: layer {} lies beyond \"num_hidden_layers\", which is {}, and is not a "
+                              "complete MTP module: {}: tensor model.layers.{}.enorm.weight",
+                              folder, layers, layers, folder, layers)))
+        << golden;
+  }
+}
+
+TEST(LoadTest, TakesACompleteMtpModuleWithoutLoadingIt) {
+  Copy copy("deepseek-v3-mtp");
+  for (const int declared : {1, 0}) {
+    copy.config()["num_nextn_predict_layers"] = declared;
+    EXPECT_EQ(LoadError(copy.Write(), {.load_mtp = false}), "");
+  }
+  copy.Remove("model.layers.2.self_attn.o_proj");
+  EXPECT_THAT(LoadError(copy.Write(), {.load_mtp = false}), HasSubstr("model.layers.2.self_attn.o_proj"));
+}
+
+TEST(LoadTest, RefusesATensorOfALayerThatNoModelHas) {
+  for (const char* name : {"model.layers.99999999999.x.weight", "model.layers.2000000000.x.weight"}) {
+    Copy copy("qwen3-tied");
+    copy.Add(name, tensor::DType::kF32, {1}, std::vector<std::byte>(4));
+    EXPECT_THAT(LoadError(copy.Write()),
+                testing::AnyOf(HasSubstr("is not part of"), HasSubstr("lies beyond")));
+  }
+}
+
+TEST(LoadTest, RefusesAPackedFileWithLayersBeyondThoseOfItsConfig) {
+  const std::string packed = testing::TempDir() + "beyond.moesaic";
+  const auto pool = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
+  ASSERT_TRUE(Convert(SourcePath("tests/golden/deepseek-v3-mtp"), packed, {}, *pool).ok());
+  EXPECT_EQ(LoadError(packed, {.load_mtp = false}), "");
+  std::stringstream bytes;
+  bytes << std::ifstream(packed, std::ios::binary).rdbuf();
+  std::string text = bytes.str();
+  const std::string field = R"(\"num_hidden_layers\":)";
+  const size_t at = text.find(field);
+  ASSERT_NE(at, std::string::npos);
+  char& layers = text[text.find('2', at + field.size())];
+  layers = '1';
+  std::ofstream(packed, std::ios::binary) << text;
+  EXPECT_THAT(
+      LoadError(packed, {.load_mtp = false}),
+      HasSubstr("layer 1 lies beyond \"num_hidden_layers\", which is 1, and is not a complete MTP module: "
+                "packed region model.layers.1.enorm.weight is missing"));
+  std::filesystem::remove(packed);
 }
 
 TEST(LoadTest, SharesEqualCopiesOfTheEmbedding) {

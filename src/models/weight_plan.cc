@@ -1,6 +1,7 @@
 #include "models/weight_plan.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstring>
 #include <set>
 
@@ -17,6 +18,9 @@ using checkpoint::WeightScheme;
 using tensor::DType;
 using tensor::PackedFormat;
 using tensor::PackedLayout;
+
+// Configs may declare as many (num_nextn_predict_layers).
+constexpr int kMaxMtpModules = 64;
 
 // What the checkpoint stores for a region, over all its matrices.
 struct Stored {
@@ -125,24 +129,69 @@ bool BelongsTo(const std::string& tensor, const std::set<std::string>& modules) 
          modules.contains(tensor.substr(0, dot));
 }
 
+// Index of the layer that `name` belongs to, or -1.
+int LayerOf(std::string_view name) {
+  constexpr std::string_view kLayers = "model.layers.";
+  int layer = -1;
+  if (!name.starts_with(kLayers)) return -1;
+  name.remove_prefix(kLayers.size());
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), layer);
+  return error == std::errc() && end != name.data() + name.size() && *end == '.' ? layer : -1;
+}
+
 // Whether a tensor that no region uses changes nothing: rotary tables, which are computed, the copy of a tied
-// head, and MTP modules that are not loaded.
+// head, and an MTP module's copies of embedding and head.
 bool Harmless(const DecoderSpec& spec, const std::string& tensor) {
   if (tensor.ends_with(".rotary_emb.inv_freq")) return true;
   if (tensor == "lm_head.weight") return spec.tied;
-  const std::string layers = "model.layers.";
-  if (!tensor.starts_with(layers)) return false;
-  const int layer = std::atoi(tensor.c_str() + layers.size());
-  if (layer >= spec.layers + spec.mtp_layers) return true;
   const bool copy = tensor.ends_with(".embed_tokens.weight") || tensor.ends_with(".shared_head.head.weight");
-  return layer >= spec.layers && copy;
+  return copy && LayerOf(tensor) >= spec.layers;
+}
+
+// `spec` with one MTP module more for each layer up to `last`: only modules may follow the decoder's layers.
+StatusOr<DecoderSpec> WithStoredMtp(DecoderSpec spec, int last, const std::string& path) {
+  if (last < spec.layers + spec.mtp_layers) return spec;
+  if (last - spec.layers >= kMaxMtpModules) {
+    return InvalidArgument("{}: layer {} lies beyond \"num_hidden_layers\", which is {}", path, last,
+                           spec.layers);
+  }
+  spec.mtp_layers = last - spec.layers + 1;
+  return spec;
+}
+
+Status NotAModule(const std::string& path, const DecoderSpec& spec, int layer, const Status& why) {
+  return InvalidArgument(
+      "{}: layer {} lies beyond \"num_hidden_layers\", which is {}, and is not a complete MTP module: {}",
+      path, layer, spec.layers, Message(why));
+}
+
+// Regions of MTP modules that the checkpoint has and `spec`, which loads fewer, has not. Each must be
+// complete.
+StatusOr<std::vector<RegionPlan>> PlanUnloadedMtp(const DecoderSpec& spec, const Checkpoint& checkpoint,
+                                                  std::set<std::string>& modules) {
+  int last = -1;
+  for (const TensorEntry& entry : checkpoint.tensors()) last = std::max(last, LayerOf(entry.name));
+  ASSIGN_OR_RETURN(const DecoderSpec stored, WithStoredMtp(spec, last, checkpoint.path()));
+  std::vector<RegionPlan> regions;
+  if (stored.mtp_layers == spec.mtp_layers) return regions;
+  for (const RegionDecl& decl : DeclareWeights(stored, false)) {
+    const int layer = LayerOf(decl.name);
+    if (layer < spec.layers + spec.mtp_layers || decl.optional) continue;
+    StatusOr<RegionPlan> region = PlanRegion(decl, checkpoint, std::nullopt, modules);
+    if (!region.ok()) return NotAModule(checkpoint.path(), spec, layer, region.status());
+    regions.push_back(*std::move(region));
+  }
+  return regions;
 }
 
 Status CheckNoneLeft(const DecoderSpec& spec, const Checkpoint& checkpoint, const WeightPlan& plan,
-                     const std::set<std::string>& modules) {
+                     std::set<std::string>& modules) {
   std::set<std::string> vectors;
-  for (const RegionPlan& region : plan.regions) {
-    if (region.decl.is_vector()) vectors.insert(region.decl.name);
+  ASSIGN_OR_RETURN(const std::vector<RegionPlan> unloaded, PlanUnloadedMtp(spec, checkpoint, modules));
+  for (const auto* regions : {&plan.regions, &unloaded}) {
+    for (const RegionPlan& region : *regions) {
+      if (region.decl.is_vector()) vectors.insert(region.decl.name);
+    }
   }
   for (const TensorEntry& entry : checkpoint.tensors()) {
     if (vectors.contains(entry.name) || BelongsTo(entry.name, modules) || Harmless(spec, entry.name))
@@ -209,6 +258,26 @@ StatusOr<RegionPlan> ReadDescription(const RegionDecl& decl, const checkpoint::P
     return refuse(fmt::format("{} bytes", expected.bytes), std::to_string(stored->bytes));
   }
   return region;
+}
+
+// Every region is the decoder's or of a complete MTP module, loaded or not.
+Status CheckNoRegionLeft(const DecoderSpec& spec, const checkpoint::PackedFile& file, bool separate_head) {
+  int last = -1;
+  std::set<std::string> left;
+  for (const checkpoint::PackedRegion& region : file.regions()) {
+    last = std::max(last, LayerOf(region.name));
+    left.insert(region.name);
+  }
+  ASSIGN_OR_RETURN(const DecoderSpec stored, WithStoredMtp(spec, last, file.path()));
+  for (const RegionDecl& decl : DeclareWeights(stored, separate_head)) {
+    const int layer = LayerOf(decl.name);
+    if (left.erase(decl.name) == 0 && layer >= spec.layers + spec.mtp_layers && !decl.optional) {
+      return NotAModule(file.path(), spec, layer, NotFound("packed region {} is missing", decl.name));
+    }
+  }
+  if (left.empty()) return OkStatus();
+  return InvalidArgument("{}: packed region {} is not part of {} with its config.json", file.path(),
+                         *left.begin(), spec.architecture);
 }
 
 }  // namespace
@@ -321,6 +390,7 @@ StatusOr<WeightPlan> PlanFromPacked(const DecoderSpec& spec, const checkpoint::P
     ASSIGN_OR_RETURN(RegionPlan region, ReadDescription(decl, file));
     plan.Add(std::move(region));
   }
+  RETURN_IF_ERROR(CheckNoRegionLeft(spec, file, separate_head));
   return plan;
 }
 

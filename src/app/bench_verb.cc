@@ -214,18 +214,14 @@ Status RunBench(const Options& options) {
 
 }  // namespace
 
-void AddBench(CLI::App& root, VerbRun& run) {
+void AddBench(Verb& root, VerbRun& run) {
   auto options = std::make_shared<Options>();
-  CLI::App* verb = root.add_subcommand("bench", "Measure prefill and decode speed");
-  AddModelFlags(*verb, options->model);
-  verb->remove_option(verb->get_option("--threads"));
+  Verb verb = root.AddVerb("bench", "Measure prefill and decode speed");
+  AddModelFlags(verb, options->model);
+  verb.Remove("--threads");
   const auto list = [verb](const std::string& name, std::vector<int>& values, int low, int high,
                            const std::string& help) {
-    verb->add_option(name, values, help)
-        ->delimiter(',')
-        ->allow_extra_args(false)
-        ->check(CLI::Range(low, high))
-        ->capture_default_str();
+    verb.AddOption(name, values, help).Delimiter(',').OneValue().Range(low, high).ShowDefault();
   };
   list("-p,--prompt-tokens", options->prompts, 0, 1 << 24, "Prefill lengths; 0: none");
   list("-n,--gen-tokens", options->generates, 0, 1 << 24, "Decode lengths; 0: none");
@@ -233,16 +229,16 @@ void AddBench(CLI::App& root, VerbRun& run) {
   list("-s,--sequences", options->sequences, 1, 1 << 16, "Sequences decoded at once");
   list("-b,--batch", options->batches, 1, 1 << 20, "Tokens of one prefill step");
   list("-t,--threads", options->threads, 0, 1024, "Threads; 0: one a core");
-  AddKvDtypeFlag(*verb, options->model.kv_dtype);
-  AddSparsityFlags(*verb, options->model.sparsity, {"off", "decode", "all"}, /*audits=*/false);
-  verb->add_option("-r,--repetitions", options->repetitions,
-                   "Timed repetitions of each test, after an untimed one")
-      ->check(CLI::Range(1, 10000))
-      ->capture_default_str();
-  verb->add_option("-o,--output", options->output, "md, json or csv")
-      ->check(CLI::IsMember({"md", "json", "csv"}))
-      ->capture_default_str();
-  verb->footer(
+  AddKvDtypeFlag(verb, options->model.kv_dtype);
+  AddSparsityFlags(verb, options->model.sparsity, {"off", "decode", "all"}, /*audits=*/false);
+  verb.AddOption("-r,--repetitions", options->repetitions,
+                 "Timed repetitions of each test, after an untimed one")
+      .Range(1, 10000)
+      .ShowDefault();
+  verb.AddOption("-o,--output", options->output, "md, json or csv")
+      .OneOf({"md", "json", "csv"})
+      .ShowDefault();
+  verb.Footer(
       "Lists are separated by commas; every combination is run, on random tokens. t/s is the median of the\n"
       "repetitions and their standard deviation. MiB/token is what a decode step reads, weights and cached\n"
       "keys and values, by its sequences: a routed expert counts once where several go to it. The last\n"
@@ -250,8 +246,8 @@ void AddBench(CLI::App& root, VerbRun& run) {
       "Examples:\n"
       "  moesaic bench model.moesaic -p 128,512 -n 64 -t 8,16\n"
       "  moesaic bench model.gguf -p 0 -n 32 -d 0,4096 -s 1,8 -o json");
-  verb->callback([options, &run] {
-    if (CasesOf(*options).empty()) throw CLI::ValidationError("-p 0 and -n 0 leave nothing to measure");
+  verb.OnParsed([options, &run] {
+    if (CasesOf(*options).empty()) FailUsage("-p 0 and -n 0 leave nothing to measure");
     run = [options] { return RunBench(*options); };
   });
 }

@@ -99,44 +99,38 @@ Status RunCarve(Options options) {
 
 }  // namespace
 
-void AddCarve(CLI::App& root, VerbRun& run) {
+void AddCarve(Verb& root, VerbRun& run) {
   auto options = std::make_shared<Options>();
   quantizer::CarveOptions& carve = options->carve;
-  CLI::App* verb = root.add_subcommand("carve", "Turn a dense Llama-like model into a mixture of experts");
-  verb->add_option("MODEL", options->model, "Hugging Face folder or .gguf file of a LlamaForCausalLM")
-      ->transform(ModelPath());
-  verb->add_option("--calibration", options->calibration,
-                   "Safetensors file with token ids: I32 \"tokens\" [n, length]")
-      ->check(CLI::ExistingFile);
-  verb->add_option("-o,--out", options->out, "The Hugging Face folder to write");
-  verb->add_option("--slices", carve.slices, "Pieces an FFN is cut into")
-      ->check(CLI::Range(2, 4096))
-      ->capture_default_str();
-  verb->add_option("--shared", carve.shared, "Pieces that are always on")
-      ->check(CLI::Range(1, 4095))
-      ->capture_default_str();
-  verb->add_option("--active", carve.active, "Routed pieces (experts) a token")
-      ->check(CLI::Range(1, 4095))
-      ->capture_default_str();
-  verb->add_flag("--no-refit", options->no_refit, "Move weights without changing them");
-  verb->add_option("--ridge", carve.ridge, "Pull of the refit towards the old weights")
-      ->check(CLI::Range(1e-6, 1e3))
-      ->capture_default_str();
-  verb->add_option("--max-tokens", carve.max_tokens, "Tokens of the calibration file used at most")
-      ->check(CLI::Range(64, 1 << 24))
-      ->capture_default_str();
-  verb->add_option("--plan", carve.plan,
-                   "Take experts and routers from this file instead of searching for them; MODEL, --slices, "
-                   "--shared and --active must be those it was made with")
-      ->check(CLI::ExistingFile);
-  verb->add_option("--save-plan", options->save_plan, "Write the experts and routers to this new file");
-  verb->add_option("--dtype", options->dtype, "Weights written: bf16 or f32")
-      ->check(CLI::IsMember({"bf16", "f32"}))
-      ->capture_default_str();
-  AddThreadsFlag(*verb, options->threads);
-  verb->add_flag("--print-recipe", options->print_recipe,
-                 "Print one line that names the recipe, and do nothing");
-  verb->footer(
+  Verb verb = root.AddVerb("carve", "Turn a dense Llama-like model into a mixture of experts");
+  verb.AddOption("MODEL", options->model, "Hugging Face folder or .gguf file of a LlamaForCausalLM")
+      .Transform(ResolveModelPath);
+  verb.AddOption("--calibration", options->calibration,
+                 "Safetensors file with token ids: I32 \"tokens\" [n, length]")
+      .ExistingFile();
+  verb.AddOption("-o,--out", options->out, "The Hugging Face folder to write");
+  verb.AddOption("--slices", carve.slices, "Pieces an FFN is cut into").Range(2, 4096).ShowDefault();
+  verb.AddOption("--shared", carve.shared, "Pieces that are always on").Range(1, 4095).ShowDefault();
+  verb.AddOption("--active", carve.active, "Routed pieces (experts) a token").Range(1, 4095).ShowDefault();
+  verb.AddFlag("--no-refit", options->no_refit, "Move weights without changing them");
+  verb.AddOption("--ridge", carve.ridge, "Pull of the refit towards the old weights")
+      .Range(1e-6, 1e3)
+      .ShowDefault();
+  verb.AddOption("--max-tokens", carve.max_tokens, "Tokens of the calibration file used at most")
+      .Range(64, 1 << 24)
+      .ShowDefault();
+  verb.AddOption("--plan", carve.plan,
+                 "Take experts and routers from this file instead of searching for them; MODEL, --slices, "
+                 "--shared and --active must be those it was made with")
+      .ExistingFile();
+  verb.AddOption("--save-plan", options->save_plan, "Write the experts and routers to this new file");
+  verb.AddOption("--dtype", options->dtype, "Weights written: bf16 or f32")
+      .OneOf({"bf16", "f32"})
+      .ShowDefault();
+  AddThreadsFlag(verb, options->threads);
+  verb.AddFlag("--print-recipe", options->print_recipe,
+               "Print one line that names the recipe, and do nothing");
+  verb.Footer(
       "The result is a Glm4MoeForCausalLM that transformers loads too; --experts-per-token changes how many "
       "experts are\n"
       "on when it runs. With --no-refit and --active set to all routed pieces it computes the dense "
@@ -145,10 +139,10 @@ void AddCarve(CLI::App& root, VerbRun& run) {
       "elsewhere, and "
       "quicker.\n\n"
       "Example:\n  moesaic carve SmolLM2-135M-Instruct.gguf --calibration chats.safetensors --out smol-moe");
-  verb->callback([options, &run] {
+  verb.OnParsed([options, &run] {
     if (!options->print_recipe &&
         (options->model.empty() || options->out.empty() || options->calibration.empty())) {
-      throw CLI::ValidationError("MODEL, --calibration FILE and --out FOLDER are required");
+      FailUsage("MODEL, --calibration FILE and --out FOLDER are required");
     }
     run = [options] { return RunCarve(*options); };
   });

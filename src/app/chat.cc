@@ -216,24 +216,24 @@ Status RunChat(const Options& options) {
 
 }  // namespace
 
-void AddChat(CLI::App& root, VerbRun& run) {
+void AddChat(Verb& root, VerbRun& run) {
   auto options = std::make_shared<Options>();
-  CLI::App* verb = root.add_subcommand("chat", "Talk to a model");
-  AddModelFlags(*verb, options->model);
-  AddCacheFlags(*verb, options->model);
-  AddSpeculativeFlags(*verb, options->model);
-  verb->add_option("-p,--prompt", options->prompt, "Answer this one question and leave");
-  verb->add_option("--system", options->system, "System prompt");
-  AddSamplingFlags(*verb, options->sampling, 1024);
-  verb->add_flag("-q,--quiet", options->quiet, "No line about speed after an answer");
-  verb->footer(
+  Verb verb = root.AddVerb("chat", "Talk to a model");
+  AddModelFlags(verb, options->model);
+  AddCacheFlags(verb, options->model);
+  AddSpeculativeFlags(verb, options->model);
+  verb.AddOption("-p,--prompt", options->prompt, "Answer this one question and leave");
+  verb.AddOption("--system", options->system, "System prompt");
+  AddSamplingFlags(verb, options->sampling, 1024);
+  verb.AddFlag("-q,--quiet", options->quiet, "No line about speed after an answer");
+  verb.Footer(
       std::string("In a conversation:\n") + kCommands +
       "\nAnswers go to stdout, all else to stderr. Without a terminal, every line of stdin is a message.\n\n"
       "Examples:\n"
       "  moesaic chat models/moesaic-tiny\n"
       "  moesaic chat model.gguf --system \"You answer in one sentence.\" --temperature 0.3\n"
       "  moesaic chat model/ -p \"What is the capital of France?\" --temperature 0");
-  verb->callback([options, &run] { run = [options] { return RunChat(*options); }; });
+  verb.OnParsed([options, &run] { run = [options] { return RunChat(*options); }; });
 }
 
 }  // namespace moesaic::app

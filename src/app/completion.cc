@@ -2,6 +2,7 @@
 // behind.
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
 
@@ -59,17 +60,17 @@ std::string FishScript(const CLI::App& root) {
 
 }  // namespace
 
-void AddCompletion(CLI::App& root, VerbRun& run) {
+void AddCompletion(Verb& root, VerbRun& run) {
   auto shell = std::make_shared<std::string>("bash");
-  CLI::App* verb = root.add_subcommand("completion", "Print a completion script for your shell");
-  verb->add_option("SHELL", *shell, "Whose script")->check(CLI::IsMember({"bash", "zsh", "fish"}));
-  verb->footer(
+  Verb verb = root.AddVerb("completion", "Print a completion script for your shell");
+  verb.AddOption("SHELL", *shell, "Shell that will run the script").OneOf({"bash", "zsh", "fish"});
+  verb.Footer(
       "Examples:\n"
       "  source <(moesaic completion bash)\n"
       "  moesaic completion fish > ~/.config/fish/completions/moesaic.fish");
-  verb->callback([shell, &root, &run] {
-    run = [shell, &root] {
-      std::string script = *shell == "fish" ? FishScript(root) : BashScript(root);
+  verb.OnParsed([shell, root, &run] {
+    run = [shell, root] {
+      std::string script = *shell == "fish" ? FishScript(*root.app()) : BashScript(*root.app());
       if (*shell == "zsh") script = "autoload -U +X bashcompinit && bashcompinit\n" + script;
       WriteOutput(script);
       return OkStatus();

@@ -51,22 +51,21 @@ Status RunConvert(const Options& options) {
 
 }  // namespace
 
-void AddConvert(CLI::App& root, VerbRun& run) {
+void AddConvert(Verb& root, VerbRun& run) {
   auto options = std::make_shared<Options>();
-  CLI::App* verb =
-      root.add_subcommand("convert", "Pack a checkpoint into one file that is mapped or copied as it is");
-  AddModelPath(*verb, options->model, "Hugging Face folder or .gguf file");
-  verb->add_option("-o,--out", options->out, "The packed file to write")->required();
-  AddDtypeFlag(*verb, options->dtype);
-  AddThreadsFlag(*verb, options->threads);
-  verb->add_flag("--force", options->force, "Replace the file if it is there");
-  verb->footer(
+  Verb verb = root.AddVerb("convert", "Pack a checkpoint into one file that is mapped or copied as it is");
+  AddModelPath(verb, options->model, "Hugging Face folder or .gguf file");
+  verb.AddOption("-o,--out", options->out, "The packed file to write").Required();
+  AddDtypeFlag(verb, options->dtype);
+  AddThreadsFlag(verb, options->threads);
+  verb.AddFlag("--force", options->force, "Replace the file if it is there");
+  verb.Footer(
       "The packed file holds weights in the layout kernels read, config, tokenizer and template; it stays a "
       "valid\n"
       "safetensors file. An interrupted run leaves nothing behind.\n\n"
       "Examples:\n  moesaic convert models/moesaic-tiny --dtype int8 --out tiny.moesaic\n  moesaic chat "
       "tiny.moesaic");
-  verb->callback([options, &run] { run = [options] { return RunConvert(*options); }; });
+  verb.OnParsed([options, &run] { run = [options] { return RunConvert(*options); }; });
 }
 
 }  // namespace moesaic::app

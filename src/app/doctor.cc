@@ -239,12 +239,12 @@ Status RunDoctor(const Options& options) {
 
 }  // namespace
 
-void AddDoctor(CLI::App& root, VerbRun& run) {
+void AddDoctor(Verb& root, VerbRun& run) {
   auto options = std::make_shared<Options>();
-  CLI::App* verb = root.add_subcommand("doctor", "Say what this machine can do and which kernels will run");
-  verb->add_flag("--quick", options->quick, "Measure nothing");
-  verb->add_flag("--json", options->json, "Print JSON");
-  verb->footer(
+  Verb verb = root.AddVerb("doctor", "Say what this machine can do and which kernels will run");
+  verb.AddFlag("--quick", options->quick, "Measure nothing");
+  verb.AddFlag("--json", options->json, "Print JSON");
+  verb.Footer(
       "attention_kv_bf16 is the attention that runs on a KV cache of --kv-dtype bf16, and so on. "
       "MOESAIC_ISA\n"
       "limits the kernels.\n\n"
@@ -252,7 +252,7 @@ void AddDoctor(CLI::App& root, VerbRun& run) {
       "  moesaic doctor\n"
       "  MOESAIC_ISA=avx2 moesaic doctor --quick\n"
       "  moesaic doctor --quick --json");
-  verb->callback([options, &run] { run = [options] { return RunDoctor(*options); }; });
+  verb.OnParsed([options, &run] { run = [options] { return RunDoctor(*options); }; });
 }
 
 }  // namespace moesaic::app

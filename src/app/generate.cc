@@ -225,38 +225,35 @@ Status RunGenerate(const Options& options) {
 
 }  // namespace
 
-void AddGenerate(CLI::App& root, VerbRun& run) {
+void AddGenerate(Verb& root, VerbRun& run) {
   auto options = std::make_shared<Options>();
-  CLI::App* verb = root.add_subcommand("generate", "Complete prompts");
-  AddModelFlags(*verb, options->model);
-  AddCacheFlags(*verb, options->model);
-  AddSpeculativeFlags(*verb, options->model);
-  AddSparsityFlags(*verb, options->model.sparsity, {"off", "decode", "all"});
-  verb->add_option("-p,--prompt", options->input.prompts, "Text to complete; may be repeated")
-      ->allow_extra_args(false);
-  verb->add_option("--file", options->input.file, "A file whose contents are one prompt")
-      ->check(CLI::ExistingFile);
-  AddIdsFlag(*verb, options->input.ids);
-  verb->add_option(
+  Verb verb = root.AddVerb("generate", "Complete prompts");
+  AddModelFlags(verb, options->model);
+  AddCacheFlags(verb, options->model);
+  AddSpeculativeFlags(verb, options->model);
+  AddSparsityFlags(verb, options->model.sparsity, {"off", "decode", "all"});
+  verb.AddOption("-p,--prompt", options->input.prompts, "Text to complete; may be repeated").OneValue();
+  verb.AddOption("--file", options->input.file, "A file whose contents are one prompt").ExistingFile();
+  AddIdsFlag(verb, options->input.ids);
+  verb.AddOption(
           "--jsonl", options->input.jsonl,
           "A file of JSON lines with \"prompt\", \"messages\" or \"ids\", and maybe \"id\"; - is stdin")
-      ->check(ExistingInput());
-  verb->add_flag("--no-special{false}", options->input.add_special, "Do not add BOS and the like to prompts");
-  AddSamplingFlags(*verb, options->sampling, 128);
-  verb->add_option("--format", options->format, "text, or jsonl: one object for each prompt")
-      ->check(CLI::IsMember({"text", "jsonl"}))
-      ->capture_default_str();
-  verb->add_option("--logprobs", options->logprobs,
-                   "With jsonl: log-probabilities of the tokens and of the K likeliest")
-      ->check(CLI::Range(0, 1 << 20));
-  verb->add_flag("--prompt-logprobs", options->prompt_logprobs,
-                 "With jsonl: those of the prompts' tokens too");
-  verb->add_flag("--keep-special", options->keep_special, "Show special tokens in the text");
-  verb->add_option("--max-sequences", options->max_sequences, "Prompts that run at once")
-      ->check(CLI::Range(1, 1 << 16))
-      ->capture_default_str();
-  verb->add_flag("--stats", options->stats, "Tell tokens and speed on stderr at the end");
-  verb->footer(
+      .Check(CheckExistingInput);
+  verb.AddFlag("--no-special{false}", options->input.add_special, "Do not add BOS and the like to prompts");
+  AddSamplingFlags(verb, options->sampling, 128);
+  verb.AddOption("--format", options->format, "text, or jsonl: one object for each prompt")
+      .OneOf({"text", "jsonl"})
+      .ShowDefault();
+  verb.AddOption("--logprobs", options->logprobs,
+                 "With jsonl: log-probabilities of the tokens and of the K likeliest")
+      .Range(0, 1 << 20);
+  verb.AddFlag("--prompt-logprobs", options->prompt_logprobs, "With jsonl: those of the prompts' tokens too");
+  verb.AddFlag("--keep-special", options->keep_special, "Show special tokens in the text");
+  verb.AddOption("--max-sequences", options->max_sequences, "Prompts that run at once")
+      .Range(1, 1 << 16)
+      .ShowDefault();
+  verb.AddFlag("--stats", options->stats, "Tell tokens and speed on stderr at the end");
+  verb.Footer(
       "Without a prompt, stdin is one. Many prompts run in one batch and are printed in their order; what "
       "one says\n"
       "does not depend on the others. The first draws by --seed itself, the next by seeds made of it and "
@@ -266,9 +263,9 @@ void AddGenerate(CLI::App& root, VerbRun& run) {
       "  moesaic generate model/ --prompt \"Once upon a time\" -n 64 --temperature 0\n"
       "  moesaic generate model.gguf --jsonl prompts.jsonl --format jsonl --logprobs 5 > answers.jsonl\n"
       "  moesaic generate model/ --ids 1,2,3 --format jsonl");
-  verb->callback([options, &run] {
+  verb.OnParsed([options, &run] {
     if (options->format != "jsonl" && (options->logprobs >= 0 || options->prompt_logprobs)) {
-      throw CLI::ValidationError("log-probabilities are written with --format jsonl only");
+      FailUsage("log-probabilities are written with --format jsonl only");
     }
     run = [options] { return RunGenerate(*options); };
   });

@@ -9,17 +9,15 @@
 
 namespace moesaic::app {
 
-void AddHelp(CLI::App& root, VerbRun& run) {
+void AddHelp(Verb& verbs, VerbRun& run) {
+  CLI::App& root = *verbs.app();
   auto name = std::make_shared<std::string>();
-  CLI::App* verb = root.add_subcommand("help", "Print the help of a verb, or the list of verbs");
-  verb->add_option("VERB", *name, "The verb")
-      ->check(CLI::Validator(
-          [&root](std::string& word) {
-            return FindVerb(root, word) == nullptr ? UnknownVerb(root, word) : "";
-          },
-          ""));
-  verb->footer("Examples:\n  moesaic help\n  moesaic help serve");
-  verb->callback([name, &root, &run] {
+  Verb verb = verbs.AddVerb("help", "Print the help of a verb, or the list of verbs");
+  verb.AddOption("VERB", *name, "The verb").Check([&root](std::string& word) {
+    return FindVerb(root, word) == nullptr ? UnknownVerb(root, word) : "";
+  });
+  verb.Footer("Examples:\n  moesaic help\n  moesaic help serve");
+  verb.OnParsed([name, &root, &run] {
     run = [name, &root] {
       const CLI::App* found = name->empty() ? nullptr : FindVerb(root, *name);
       WriteOutput(found != nullptr
@@ -30,9 +28,9 @@ void AddHelp(CLI::App& root, VerbRun& run) {
   });
 }
 
-void AddVersion(CLI::App& root, VerbRun& run) {
-  CLI::App* verb = root.add_subcommand("version", "Print the version");
-  verb->callback([&run] {
+void AddVersion(Verb& root, VerbRun& run) {
+  Verb verb = root.AddVerb("version", "Print the version");
+  verb.OnParsed([&run] {
     run = [] {
       Print("moesaic {}\n", MOESAIC_VERSION);
       return OkStatus();

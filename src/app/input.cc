@@ -40,11 +40,11 @@ StatusOr<std::string> ReadStandardInput() {
 int32_t ParseId(std::string text) {
   absl::StripAsciiWhitespace(&text);
   if (text.empty() || text.find_first_not_of("0123456789") != std::string::npos) {
-    throw CLI::ValidationError("--ids", fmt::format("must be token ids such as 1,2,3, found \"{}\"", text));
+    FailUsage("--ids", fmt::format("must be token ids such as 1,2,3, found \"{}\"", text));
   }
   int32_t id = 0;
   if (std::from_chars(text.data(), text.data() + text.size(), id).ec != std::errc()) {
-    throw CLI::ValidationError("--ids", fmt::format("token id {} is out of range", text));
+    FailUsage("--ids", fmt::format("token id {} is out of range", text));
   }
   return id;
 }
@@ -53,12 +53,11 @@ int32_t ParseId(std::string text) {
 
 std::string InputName(const std::string& path) { return path == kStandardInput ? "standard input" : path; }
 
-CLI::Validator ExistingInput() {
-  return CLI::Validator(
-      [](std::string& path) { return path == kStandardInput ? std::string() : CLI::ExistingFile(path); }, "");
+std::string CheckExistingInput(std::string& path) {
+  return path == kStandardInput ? std::string() : CheckExistingFile(path);
 }
 
-CLI::Option* AddIdsFlag(CLI::App& verb, std::vector<int32_t>& ids) {
+Flag AddIdsFlag(Verb& verb, std::vector<int32_t>& ids) {
   // CLI11's own delimiter would drop an empty id between two commas.
   const auto parse = [&ids](const std::vector<std::string>& lists) {
     for (const std::string& list : lists) {
@@ -66,10 +65,10 @@ CLI::Option* AddIdsFlag(CLI::App& verb, std::vector<int32_t>& ids) {
     }
   };
   return verb
-      .add_option_function<std::vector<std::string>>("--ids", parse,
-                                                     "Token ids of one prompt, separated by commas")
-      ->type_name("INT")
-      ->allow_extra_args(false);
+      .AddOptionFunction<std::vector<std::string>>("--ids", parse,
+                                                   "Token ids of one prompt, separated by commas")
+      .TypeName("INT")
+      .OneValue();
 }
 
 StatusOr<std::string> ReadInput(const std::string& path) {

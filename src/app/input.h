@@ -1,11 +1,11 @@
 // Where verbs read what they are asked: files and standard input.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "app/flags.h"
 #include "base/status.h"
 
 namespace moesaic::app {
@@ -16,10 +16,10 @@ inline constexpr const char* kStandardInput = "-";
 std::string InputName(const std::string& path);
 
 /// Refuses on the command line what is neither a file nor "-".
-CLI::Validator ExistingInput();
+std::string CheckExistingInput(std::string& path);
 
 /// Declares --ids: token ids of one prompt, "5,6" or "5, 6". What isn't one is refused by name.
-CLI::Option* AddIdsFlag(CLI::App& verb, std::vector<int32_t>& ids);
+Flag AddIdsFlag(Verb& verb, std::vector<int32_t>& ids);
 
 /// All bytes of a file, or of standard input for "-". Cancelled when a signal came meanwhile.
 StatusOr<std::string> ReadInput(const std::string& path);

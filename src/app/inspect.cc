@@ -207,31 +207,31 @@ Status RunInspect(const Options& options) {
 
 }  // namespace
 
-void AddInspect(CLI::App& root, VerbRun& run) {
+void AddInspect(Verb& root, VerbRun& run) {
   auto options = std::make_shared<Options>();
-  CLI::App* verb = root.add_subcommand("inspect", "Say what a checkpoint is, holds and needs");
-  AddModelPath(*verb, options->model, "Folder, .gguf, .safetensors or packed file, or a config.json alone");
-  AddDtypeFlag(*verb, options->dtype);
-  AddKvDtypeFlag(*verb, options->kv_dtype);
-  verb->add_option("-c,--ctx-size", options->contexts,
-                   "Contexts of the memory table, separated by commas; none: usual ones and the model's")
-      ->delimiter(',')
-      ->allow_extra_args(false)
-      ->check(CLI::Range(1, 1 << 24));
-  verb->add_option("-s,--sequences", options->sequences, "Sequences at once that it counts")
-      ->delimiter(',')
-      ->allow_extra_args(false)
-      ->check(CLI::Range(1, 1 << 16))
-      ->capture_default_str();
-  verb->add_flag("--tensors", options->tensors, "List every tensor");
-  verb->add_flag("--json", options->json, "Print JSON");
-  verb->footer(
+  Verb verb = root.AddVerb("inspect", "Say what a checkpoint is, holds and needs");
+  AddModelPath(verb, options->model, "Folder, .gguf, .safetensors or packed file, or a config.json alone");
+  AddDtypeFlag(verb, options->dtype);
+  AddKvDtypeFlag(verb, options->kv_dtype);
+  verb.AddOption("-c,--ctx-size", options->contexts,
+                 "Contexts of the memory table, separated by commas; none: usual ones and the model's")
+      .Delimiter(',')
+      .OneValue()
+      .Range(1, 1 << 24);
+  verb.AddOption("-s,--sequences", options->sequences, "Sequences at once that it counts")
+      .Delimiter(',')
+      .OneValue()
+      .Range(1, 1 << 16)
+      .ShowDefault();
+  verb.AddFlag("--tensors", options->tensors, "List every tensor");
+  verb.AddFlag("--json", options->json, "Print JSON");
+  verb.Footer(
       "Memory is that of the weights and of the KV cache; a step's own buffers come on top.\n\n"
       "Examples:\n"
       "  moesaic inspect models/moesaic-tiny\n"
       "  moesaic inspect model.gguf --tensors --json\n"
       "  moesaic inspect model/ --dtype int8 --kv-dtype int8 -c 8192,65536 -s 1,4,16");
-  verb->callback([options, &run] { run = [options] { return RunInspect(*options); }; });
+  verb.OnParsed([options, &run] { run = [options] { return RunInspect(*options); }; });
 }
 
 }  // namespace moesaic::app

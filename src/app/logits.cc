@@ -50,22 +50,22 @@ Status RunLogits(const Options& options) {
 
 }  // namespace
 
-void AddLogits(CLI::App& root, VerbRun& run) {
+void AddLogits(Verb& root, VerbRun& run) {
   auto options = std::make_shared<Options>();
-  CLI::App* verb = root.add_subcommand("logits", "Write the logits of every position of a prompt");
-  AddModelFlags(*verb, options->model);
-  AddCacheFlags(*verb, options->model);
-  const CLI::Option* ids = AddIdsFlag(*verb, options->ids);
-  const CLI::Option* prompt = verb->add_option("--prompt", options->prompt, "Text, in place of --ids");
-  verb->add_option("--out", options->out, "The .npy file to write: f32 [tokens, vocabulary]")->required();
-  verb->footer(
+  Verb verb = root.AddVerb("logits", "Write the logits of every position of a prompt");
+  AddModelFlags(verb, options->model);
+  AddCacheFlags(verb, options->model);
+  const Flag ids = AddIdsFlag(verb, options->ids);
+  const Flag prompt = verb.AddOption("--prompt", options->prompt, "Text, in place of --ids");
+  verb.AddOption("--out", options->out, "The .npy file to write: f32 [tokens, vocabulary]").Required();
+  verb.Footer(
       "The file appears only when it is complete.\n\n"
       "Examples:\n"
       "  moesaic logits model/ --ids 1,2,3 --dtype f32 --out x.npy\n"
       "  moesaic logits model.gguf --prompt \"Once upon a time\" --out x.npy");
-  verb->callback([options, ids, prompt, &run] {
-    if (ids->empty() == prompt->empty()) {
-      throw CLI::ValidationError("needs either --ids or --prompt");
+  verb.OnParsed([options, ids, prompt, &run] {
+    if (ids.empty() == prompt.empty()) {
+      FailUsage("needs either --ids or --prompt");
     }
     run = [options] { return RunLogits(*options); };
   });

@@ -2,6 +2,7 @@
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
@@ -73,25 +74,26 @@ int Main(int argc, char** argv) {
   root.formatter(std::make_shared<HelpFormat>());
 
   VerbRun run;
-  AddChat(root, run);
-  AddGenerate(root, run);
-  AddServe(root, run);
-  AddPerplexity(root, run);
-  AddBench(root, run);
-  AddTokenize(root, run);
-  AddRender(root, run);
-  AddLogits(root, run);
-  AddInspect(root, run);
-  AddConvert(root, run);
-  AddCarve(root, run);
-  AddQuantize(root, run);
-  AddVerify(root, run);
-  AddReport(root, run);
-  AddDoctor(root, run);
-  AddTune(root, run);
-  AddCompletion(root, run);
-  AddHelp(root, run);
-  AddVersion(root, run);
+  Verb verbs(&root);
+  AddChat(verbs, run);
+  AddGenerate(verbs, run);
+  AddServe(verbs, run);
+  AddPerplexity(verbs, run);
+  AddBench(verbs, run);
+  AddTokenize(verbs, run);
+  AddRender(verbs, run);
+  AddLogits(verbs, run);
+  AddInspect(verbs, run);
+  AddConvert(verbs, run);
+  AddCarve(verbs, run);
+  AddQuantize(verbs, run);
+  AddVerify(verbs, run);
+  AddReport(verbs, run);
+  AddDoctor(verbs, run);
+  AddTune(verbs, run);
+  AddCompletion(verbs, run);
+  AddHelp(verbs, run);
+  AddVersion(verbs, run);
   for (CLI::App* verb : root.get_subcommands({})) verb->group("Verbs");
 
   if (argc == 1) {

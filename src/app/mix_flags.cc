@@ -4,29 +4,29 @@
 
 namespace moesaic::app {
 
-void AddMixFlags(CLI::App& verb, MixFlags& flags) {
-  verb.add_option(
+void AddMixFlags(Verb& verb, MixFlags& flags) {
+  verb.AddOption(
           "--mix", flags.precisions,
           "Instead of --scheme: precisions to choose from for each layer's parts by measured loss, e.g. "
           "nvfp4,w8a16,bf16: the schemes, w4a16-g32, -g64, -g128, w8a16 likewise and w8a16-channel, and "
           "bf16, fp16, "
           "fp32, which keep")
-      ->delimiter(',')
-      ->allow_extra_args(false);  // MODEL may follow
-  verb.add_option("--bits-per-weight", flags.bits_per_weight,
-                  "mix: what its linears may take on average, scales included, e.g. 4.75")
-      ->check(CLI::Range(0.01, 32.0));
-  verb.add_option("--budget", flags.budget, "mix: what all weight files may take, e.g. 12G")
-      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
-      ->check(CLI::PositiveNumber);
-  verb.add_option("--budget-per-token", flags.budget_per_token,
-                  "mix: what a token may read of the model, of routed experts those that it is given to")
-      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
-      ->check(CLI::PositiveNumber);
-  verb.add_option("--mix-tokens", flags.tokens,
-                  "mix: calibration tokens over which losses are measured; memory and time go with it")
-      ->check(CLI::Range(int64_t{16}, int64_t{1} << 20))
-      ->capture_default_str();
+      .Delimiter(',')
+      .OneValue();  // MODEL may follow
+  verb.AddOption("--bits-per-weight", flags.bits_per_weight,
+                 "mix: what its linears may take on average, scales included, e.g. 4.75")
+      .Range(0.01, 32.0);
+  verb.AddOption("--budget", flags.budget, "mix: what all weight files may take, e.g. 12G")
+      .Bytes()
+      .Positive();
+  verb.AddOption("--budget-per-token", flags.budget_per_token,
+                 "mix: what a token may read of the model, of routed experts those that it is given to")
+      .Bytes()
+      .Positive();
+  verb.AddOption("--mix-tokens", flags.tokens,
+                 "mix: calibration tokens over which losses are measured; memory and time go with it")
+      .Range(int64_t{16}, int64_t{1} << 20)
+      .ShowDefault();
 }
 
 StatusOr<quantizer::MixSettings> ParseMix(const MixFlags& flags, int group_size) {

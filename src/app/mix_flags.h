@@ -1,11 +1,11 @@
 // --mix of `moesaic quantize`, and its budget.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "app/flags.h"
 #include "base/status.h"
 #include "quantizer/mix.h"
 
@@ -18,7 +18,7 @@ struct MixFlags {
   int64_t tokens = 2048;
 };
 
-void AddMixFlags(CLI::App& verb, MixFlags& flags);
+void AddMixFlags(Verb& verb, MixFlags& flags);
 
 /// "w4a16" and "w8a16" among the precisions have groups of `group_size`. Refuses names that are none or come
 /// twice, and any number of budgets but one; precisions that are all kept need none.

@@ -62,47 +62,44 @@ Status RunPerplexity(const Options& options) {
 
 }  // namespace
 
-void AddPerplexity(CLI::App& root, VerbRun& run) {
+void AddPerplexity(Verb& root, VerbRun& run) {
   auto options = std::make_shared<Options>();
   ScoreOptions& score = options->score;
-  CLI::App* verb = root.add_subcommand("perplexity", "Score a model on a text");
-  AddModelFlags(*verb, score.model);
-  verb->add_option("FILE,--text", score.file, "Text file (UTF-8)")->required()->check(CLI::ExistingFile);
-  verb->add_option("-c,--ctx-size", score.window,
-                   "Window in tokens; 0: 1024, or the model's context if that is less")
-      ->check(CLI::Range(0, 1 << 24))
-      ->capture_default_str();
-  verb->add_option("--stride", score.stride, "Tokens from one window to the next; 0: a whole window")
-      ->check(CLI::Range(0, 1 << 24))
-      ->capture_default_str();
-  verb->add_option("--max-tokens", score.max_tokens, "Use only the first tokens of the text; 0: all")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 31))
-      ->capture_default_str();
-  AddKvDtypeFlag(*verb, score.model.kv_dtype);
-  AddSparsityFlags(*verb, score.model.sparsity, {"off", "all"});
-  verb->add_option("--save-logits", score.save, "Write all log-probabilities here (docs/logprob-file.md)");
-  verb->add_option("--logits-dtype", score.logits_dtype, "How they are stored: f16 or f32")
-      ->check(CLI::IsMember({"f16", "f32"}))
-      ->capture_default_str();
-  CLI::Option* base =
-      verb->add_option("--kl-base", score.base, "Compare with a file of --save-logits: KL(saved || this)")
-          ->check(CLI::ExistingFile);
-  CLI::Option* reference =
-      verb->add_option("--reference", score.reference,
-                       "Compare with this model: KL(reference || this), and what routers choose")
-          ->transform(ModelPath())
-          ->excludes(base);
-  verb->add_option("--reference-dtype", score.reference_dtype, "Its weight format in memory, as --dtype")
-      ->capture_default_str()
-      ->needs(reference);
-  verb->add_flag("--one-at-a-time", score.one_at_a_time,
-                 "Run the reference first and keep its predictions in a temporary file, as is done anyway "
-                 "where memory does not hold both models")
-      ->needs(reference);
-  verb->add_option("--format", options->format, "text or json")
-      ->check(CLI::IsMember({"text", "json"}))
-      ->capture_default_str();
-  verb->footer(
+  Verb verb = root.AddVerb("perplexity", "Score a model on a text");
+  AddModelFlags(verb, score.model);
+  verb.AddOption("FILE,--text", score.file, "Text file (UTF-8)").Required().ExistingFile();
+  verb.AddOption("-c,--ctx-size", score.window,
+                 "Window in tokens; 0: 1024, or the model's context if that is less")
+      .Range(0, 1 << 24)
+      .ShowDefault();
+  verb.AddOption("--stride", score.stride, "Tokens from one window to the next; 0: a whole window")
+      .Range(0, 1 << 24)
+      .ShowDefault();
+  verb.AddOption("--max-tokens", score.max_tokens, "Use only the first tokens of the text; 0: all")
+      .Range(int64_t{0}, int64_t{1} << 31)
+      .ShowDefault();
+  AddKvDtypeFlag(verb, score.model.kv_dtype);
+  AddSparsityFlags(verb, score.model.sparsity, {"off", "all"});
+  verb.AddOption("--save-logits", score.save, "Write all log-probabilities here (docs/logprob-file.md)");
+  verb.AddOption("--logits-dtype", score.logits_dtype, "How they are stored: f16 or f32")
+      .OneOf({"f16", "f32"})
+      .ShowDefault();
+  Flag base =
+      verb.AddOption("--kl-base", score.base, "Compare with a file of --save-logits: KL(saved || this)")
+          .ExistingFile();
+  Flag reference = verb.AddOption("--reference", score.reference,
+                                  "Compare with this model: KL(reference || this), and what routers choose")
+                       .Transform(ResolveModelPath)
+                       .Excludes(base);
+  verb.AddOption("--reference-dtype", score.reference_dtype, "Its weight format in memory, as --dtype")
+      .ShowDefault()
+      .Needs(reference);
+  verb.AddFlag("--one-at-a-time", score.one_at_a_time,
+               "Run the reference first and keep its predictions in a temporary file, as is done anyway "
+               "where memory does not hold both models")
+      .Needs(reference);
+  verb.AddOption("--format", options->format, "text or json").OneOf({"text", "json"}).ShowDefault();
+  verb.Footer(
       "The text is tokenized once and cut into windows; a token is scored once, with what precedes it in "
       "its\n"
       "window. Errors are standard errors of the mean: of nll and perplexity with tokens taken as "
@@ -114,12 +111,11 @@ void AddPerplexity(CLI::App& root, VerbRun& run) {
       "  moesaic perplexity model/ wiki.txt --max-tokens 20000 --save-logits base.safetensors\n"
       "  moesaic perplexity model/ wiki.txt --max-tokens 20000 --dtype int8 --kl-base base.safetensors\n"
       "  moesaic perplexity tiny-w4a16 --text wiki.txt --reference models/moesaic-tiny");
-  verb->callback([options, &run] {
+  verb.OnParsed([options, &run] {
     const ScoreOptions& score = options->score;
-    if (score.window == 1) throw CLI::ValidationError("--ctx-size must be 0 or at least 2, found 1");
+    if (score.window == 1) FailUsage("--ctx-size must be 0 or at least 2, found 1");
     if (score.window > 0 && score.stride > score.window) {
-      throw CLI::ValidationError(
-          fmt::format("--stride {} is above the window of {} tokens", score.stride, score.window));
+      FailUsage(fmt::format("--stride {} is above the window of {} tokens", score.stride, score.window));
     }
     run = [options] { return RunPerplexity(*options); };
   });

@@ -53,7 +53,7 @@ std::string What(const Options& options) {
 }
 
 // Flags that would do nothing.
-Status CheckUsed(const Options& options, const CLI::App& verb) {
+Status CheckUsed(const Options& options, const Verb& verb) {
   const bool gptq = options.method == "gptq", mix = !options.mix.precisions.empty();
   const bool calibrated = gptq || mix || options.smoothing == "on" || options.activations == "static";
   const char* calibration = "--method gptq, --mix, --smoothing on or --activations static";
@@ -77,11 +77,11 @@ Status CheckUsed(const Options& options, const CLI::App& verb) {
         Rule{"--budget-per-token", mix, "--mix"}, Rule{"--mix-tokens", mix, "--mix"},
         Rule{"--calibration-tokens", calibrated, calibration}, Rule{"--save-every", calibrated, calibration},
         Rule{"--max-seq-length", calibrated, calibration}}) {
-    if (verb.count(rule.flag) > 0 && !rule.used) {
+    if (verb.Count(rule.flag) > 0 && !rule.used) {
       return InvalidArgument("{} does nothing without {}; leave it out, or add that", rule.flag, rule.what);
     }
   }
-  if (verb.count("--min-coverage") > 0 && options.rare_experts == "all") {
+  if (verb.Count("--min-coverage") > 0 && options.rare_experts == "all") {
     return InvalidArgument(
         "--min-coverage does nothing with --rare-experts all, by which no expert lacks tokens; leave one "
         "out");
@@ -352,115 +352,112 @@ Status RunQuantize(const Options& options) {
   return OkStatus();
 }
 
-void AddCalibrationFlags(CLI::App& verb, Options& options) {
-  verb.add_option("--calibration", options.calibration.path,
-                  "Text for gptq, --mix, --smoothing and --activations static: .txt, .jsonl of {\"text\"} or "
-                  "{\"messages\"}, or .safetensors with \"tokens\"")
-      ->check(CLI::ExistingFile);
-  verb.add_option("--calibration-tokens", options.calibration.max_tokens, "At most so many of it")
-      ->check(CLI::Range(int64_t{2}, int64_t{1} << 30))
-      ->capture_default_str();
-  verb.add_option("--max-seq-length", options.calibration.sequence_length,
-                  "Longer texts are cut into sequences of so many tokens")
-      ->check(CLI::Range(2, 1 << 20))
-      ->capture_default_str();
-  verb.add_option("--dampening-frac", options.damping,
-                  "gptq: of the mean of a Hessian's diagonal, added to it; raised where that is not enough")
-      ->check(CLI::Range(1e-6, 1.0))
-      ->default_str("0.01");
-  verb.add_option("--act-order", options.act_order, "gptq: round the inputs of largest activations first")
-      ->check(CLI::IsMember({"on", "off"}))
-      ->capture_default_str();
-  verb.add_flag("--weigh-by-router", options.weigh_by_router,
-                "gptq: an expert's tokens count by the square of what the router gives them");
-  verb.add_option(
+void AddCalibrationFlags(Verb& verb, Options& options) {
+  verb.AddOption("--calibration", options.calibration.path,
+                 "Text for gptq, --mix, --smoothing and --activations static: .txt, .jsonl of {\"text\"} or "
+                 "{\"messages\"}, or .safetensors with \"tokens\"")
+      .ExistingFile();
+  verb.AddOption("--calibration-tokens", options.calibration.max_tokens, "At most so many of it")
+      .Range(int64_t{2}, int64_t{1} << 30)
+      .ShowDefault();
+  verb.AddOption("--max-seq-length", options.calibration.sequence_length,
+                 "Longer texts are cut into sequences of so many tokens")
+      .Range(2, 1 << 20)
+      .ShowDefault();
+  verb.AddOption("--dampening-frac", options.damping,
+                 "gptq: of the mean of a Hessian's diagonal, added to it; raised where that is not enough")
+      .Range(1e-6, 1.0)
+      .DefaultText("0.01");
+  verb.AddOption("--act-order", options.act_order, "gptq: round the inputs of largest activations first")
+      .OneOf({"on", "off"})
+      .ShowDefault();
+  verb.AddFlag("--weigh-by-router", options.weigh_by_router,
+               "gptq: an expert's tokens count by the square of what the router gives them");
+  verb.AddOption(
           "--rare-experts", options.rare_experts,
           "gptq: an expert that few tokens reach leans on its layer (shrink), is rounded to the nearest "
           "below 32 tokens (identity), or is calibrated as every expert is by all tokens, routed to it or "
           "not (all)")
-      ->check(CLI::IsMember(quantizer::RareExpertsNames()))
-      ->default_str("shrink");
-  verb.add_option(
+      .OneOf(quantizer::RareExpertsNames())
+      .DefaultText("shrink");
+  verb.AddOption(
           "--activations", options.activations,
           "w8a8: scales of activations are found for each token while the model runs (dynamic), or fixed "
           "by calibration wherever that is not much worse (static)")
-      ->check(CLI::IsMember({"dynamic", "static"}))
-      ->capture_default_str();
-  verb.add_option("--static-tolerance", options.static_tolerance,
-                  "static: a linear stays dynamic if its outputs' squared error would be more times that")
-      ->check(CLI::Range(1.0, 1e6))
-      ->default_str("2");
-  verb.add_option(
-          "--smoothing", options.smoothing,
-          "w8a8: SmoothQuant, with the best alpha for each norm and its linears, each up and its down")
-      ->check(CLI::IsMember({"on", "off"}))
-      ->capture_default_str();
-  verb.add_option("--save-every", options.save_seconds,
-                  "save calibration's state after a layer, at most every so many seconds")
-      ->check([](const std::string& text) {
+      .OneOf({"dynamic", "static"})
+      .ShowDefault();
+  verb.AddOption("--static-tolerance", options.static_tolerance,
+                 "static: a linear stays dynamic if its outputs' squared error would be more times that")
+      .Range(1.0, 1e6)
+      .DefaultText("2");
+  verb.AddOption("--smoothing", options.smoothing,
+                 "w8a8: SmoothQuant, with the best alpha for each norm and its linears, each up and its down")
+      .OneOf({"on", "off"})
+      .ShowDefault();
+  verb.AddOption("--save-every", options.save_seconds,
+                 "save calibration's state after a layer, at most every so many seconds")
+      .Check([](const std::string& text) {
         double seconds = 0;
         const char* const end = text.data() + text.size();
         const auto read = std::from_chars(text.data(), end, seconds);
         const bool number = read.ec == std::errc() && read.ptr == end;
         return number && seconds >= 0 ? "" : fmt::format("{} is not a number of seconds, 0 or more", text);
       })
-      ->capture_default_str();
-  verb.add_option("--min-coverage", options.min_coverage,
-                  "gptq: stop where less than this share of a layer's experts see 32 tokens or more")
-      ->check(CLI::Range(0.0, 1.0))
-      ->default_str("0.9");
+      .ShowDefault();
+  verb.AddOption("--min-coverage", options.min_coverage,
+                 "gptq: stop where less than this share of a layer's experts see 32 tokens or more")
+      .Range(0.0, 1.0)
+      .DefaultText("0.9");
 }
 
 }  // namespace
 
-void AddQuantize(CLI::App& root, VerbRun& run) {
+void AddQuantize(Verb& root, VerbRun& run) {
   auto options = std::make_shared<Options>();
-  CLI::App* verb = root.add_subcommand("quantize", "Write a checkpoint in fewer bits, in bounded memory");
-  AddModelPath(*verb, options->model, "Hugging Face folder or .gguf file");
-  verb->add_option("-o,--output", options->output,
-                   "The folder to write; one that a killed run left is gone on with. --plan does without");
-  verb->add_option(
+  Verb verb = root.AddVerb("quantize", "Write a checkpoint in fewer bits, in bounded memory");
+  AddModelPath(verb, options->model, "Hugging Face folder or .gguf file");
+  verb.AddOption("-o,--output", options->output,
+                 "The folder to write; one that a killed run left is gone on with. --plan does without");
+  verb.AddOption(
           "--scheme", options->scheme,
           "What linears become: w8a8 (int8 by output, int8 activations), w8a16 (int8 in groups), w4a16 (int4 "
           "in groups), nvfp4, fp8 (128x128 blocks)")
-      ->check(CLI::IsMember(quantizer::SchemeNames()));
-  AddMixFlags(*verb, options->mix);
-  verb->add_option("--group-size", options->group_size,
-                   "Inputs that share a scale of w4a16 or w8a16; channel, for w8a16: one scale for an output")
-      ->check(CLI::IsMember({"32", "64", "128", "channel"}))
-      ->capture_default_str();
-  verb->add_option(
+      .OneOf(quantizer::SchemeNames());
+  AddMixFlags(verb, options->mix);
+  verb.AddOption("--group-size", options->group_size,
+                 "Inputs that share a scale of w4a16 or w8a16; channel, for w8a16: one scale for an output")
+      .OneOf({"32", "64", "128", "channel"})
+      .ShowDefault();
+  verb.AddOption(
           "--method", options->method,
           "rtn: scales that fit the largest value; mse: scales of the least squared error; gptq: such "
           "scales, and each weight rounded so that the layer's outputs on calibration text change least")
-      ->check(CLI::IsMember({"rtn", "mse", "gptq"}))
-      ->capture_default_str();
-  AddCalibrationFlags(*verb, *options);
-  verb->add_option(
-          "--device", options->device,
-          "gptq: where Hessians, factors and rounding are worked out: cpu, cuda or cuda:N (not run on "
-          "a card yet; layers run on the processor)")
-      ->capture_default_str();
-  verb->add_option(
+      .OneOf({"rtn", "mse", "gptq"})
+      .ShowDefault();
+  AddCalibrationFlags(verb, *options);
+  verb.AddOption("--device", options->device,
+                 "gptq: where Hessians, factors and rounding are worked out: cpu, cuda or cuda:N (not run on "
+                 "a card yet; layers run on the processor)")
+      .ShowDefault();
+  verb.AddOption(
           "--keep", options->keep,
           "DTYPE REGEX: linears whose name has a match stay in fp32 or bf16; may be said more than once")
-      ->allow_extra_args(false);
-  verb->add_option("--memory", options->memory, "What may be resident at most, e.g. 512M or 8G")
-      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
-      ->default_str("8G");
-  verb->add_option("--io", options->io,
-                   "How the checkpoint is read: buffered, or direct (past the page cache)")
-      ->check(CLI::IsMember({"buffered", "direct"}))
-      ->capture_default_str();
-  verb->add_option("--shard-size", options->shard_bytes, "Size of the files written")
-      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
-      ->default_str("5000000000");
-  verb->add_flag(
+      .OneValue();
+  verb.AddOption("--memory", options->memory, "What may be resident at most, e.g. 512M or 8G")
+      .Bytes()
+      .DefaultText("8G");
+  verb.AddOption("--io", options->io, "How the checkpoint is read: buffered, or direct (past the page cache)")
+      .OneOf({"buffered", "direct"})
+      .ShowDefault();
+  verb.AddOption("--shard-size", options->shard_bytes, "Size of the files written")
+      .Bytes()
+      .DefaultText("5000000000");
+  verb.AddFlag(
       "--plan", options->plan,
       "Measure this machine for some seconds, tell bytes, waves, memory and time, and do nothing; MODEL may "
       "be a config.json alone");
-  AddThreadsFlag(*verb, options->threads);
-  verb->footer(
+  AddThreadsFlag(verb, options->threads);
+  verb.Footer(
       "Embeddings, heads, routers, norms and MLA's kv_b_proj keep their precision. The folder is a\n"
       "compressed-tensors checkpoint, for Moesaic and for vLLM. A run that was killed goes on when the same\n"
       "command is given again, and what comes out is the same to the byte.\n\n"
@@ -468,17 +465,19 @@ void AddQuantize(CLI::App& root, VerbRun& run) {
       "  moesaic quantize models/moesaic-tiny -o tiny-nvfp4 --scheme nvfp4 --method mse\n"
       "  moesaic quantize MODEL -o MIXED --mix nvfp4,fp8,bf16 --bits-per-weight 5 --calibration text.jsonl\n"
       "  moesaic quantize DeepSeek-V3/config.json --scheme w8a8 --plan");
-  verb->callback([options, verb, &run] {
-    if (options->output.empty() && !options->plan) throw CLI::RequiredError("--output");
+  verb.OnParsed([options, verb, &run] {
+    if (options->output.empty() && !options->plan)
+      FailUsage(
+          "--output"
+          " is required");
     if (!options->scheme.empty() && !options->mix.precisions.empty()) {
-      throw CLI::ValidationError(
-          "--scheme is one precision for all linears, --mix several: give one of them");
+      FailUsage("--scheme is one precision for all linears, --mix several: give one of them");
     }
     if (options->scheme.empty() && options->mix.precisions.empty()) {
-      throw CLI::ValidationError("one of --scheme and --mix is required");
+      FailUsage("one of --scheme and --mix is required");
     }
     run = [options, verb]() -> Status {
-      RETURN_IF_ERROR(CheckUsed(*options, *verb));
+      RETURN_IF_ERROR(CheckUsed(*options, verb));
       return RunQuantize(*options);
     };
   });

@@ -40,20 +40,20 @@ Status RunRender(const Options& options) {
 
 }  // namespace
 
-void AddRender(CLI::App& root, VerbRun& run) {
+void AddRender(Verb& root, VerbRun& run) {
   auto options = std::make_shared<Options>();
-  CLI::App* verb = root.add_subcommand("render", "Print the prompt that a chat request becomes");
-  AddModelPath(*verb, options->model);
-  verb->add_option("REQUEST", options->request, "File with an OpenAI chat request; -: standard input")
-      ->check(ExistingInput())
-      ->capture_default_str();
-  verb->add_flag("--no-generation-prompt", options->no_generation_prompt, "End after the last message");
-  verb->footer(
+  Verb verb = root.AddVerb("render", "Print the prompt that a chat request becomes");
+  AddModelPath(verb, options->model);
+  verb.AddOption("REQUEST", options->request, "File with an OpenAI chat request; -: standard input")
+      .Check(CheckExistingInput)
+      .ShowDefault();
+  verb.AddFlag("--no-generation-prompt", options->no_generation_prompt, "End after the last message");
+  verb.Footer(
       "The request's messages, tools, documents, chat_template_kwargs and add_generation_prompt are used.\n\n"
       "Example:\n"
       "  echo '{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}]}' | moesaic render "
       "models/moesaic-tiny");
-  verb->callback([options, &run] { run = [options] { return RunRender(*options); }; });
+  verb.OnParsed([options, &run] { run = [options] { return RunRender(*options); }; });
 }
 
 }  // namespace moesaic::app

@@ -66,43 +66,43 @@ Status RunReport(const Options& options) {
 
 }  // namespace
 
-void AddReport(CLI::App& root, VerbRun& run) {
+void AddReport(Verb& root, VerbRun& run) {
   auto options = std::make_shared<Options>();
   ScoreOptions& score = options->score;
-  CLI::App* verb = root.add_subcommand("report", "Tell how a quantized folder came out, as a page");
-  AddModelPath(*verb, score.model.model, "A folder that moesaic quantize wrote");
-  CLI::Option* source =
-      verb->add_option("--source", score.reference, "The checkpoint it was made from: weights are compared")
-          ->check(CLI::ExistingPath);
-  CLI::Option* text = verb->add_option("--text", score.file, "Text file (UTF-8): both models are run over it")
-                          ->check(CLI::ExistingFile)
-                          ->needs(source);
-  verb->add_option("-c,--ctx-size", score.window,
-                   "Window in tokens; 0: 1024, or the models' context if that is less")
-      ->check(CLI::Range(0, 1 << 24))
-      ->capture_default_str()
-      ->needs(text);
-  verb->add_option("--max-tokens", score.max_tokens, "Use only the first tokens of the text; 0: all")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 31))
-      ->capture_default_str()
-      ->needs(text);
-  verb->add_flag("--one-at-a-time", score.one_at_a_time,
-                 "Run the source first and keep its predictions in a temporary file")
-      ->needs(text);
-  verb->add_flag("--roofline", options->roofline,
-                 "Measure this machine for some seconds: the run's times beside what its disk and processor "
-                 "allow")
-      ->needs(source);
-  AddThreadsFlag(*verb, score.model.threads);
-  verb->footer(
+  Verb verb = root.AddVerb("report", "Tell how a quantized folder came out, as a page");
+  AddModelPath(verb, score.model.model, "A folder that moesaic quantize wrote");
+  Flag source =
+      verb.AddOption("--source", score.reference, "The checkpoint it was made from: weights are compared")
+          .ExistingPath();
+  Flag text = verb.AddOption("--text", score.file, "Text file (UTF-8): both models are run over it")
+                  .ExistingFile()
+                  .Needs(source);
+  verb.AddOption("-c,--ctx-size", score.window,
+                 "Window in tokens; 0: 1024, or the models' context if that is less")
+      .Range(0, 1 << 24)
+      .ShowDefault()
+      .Needs(text);
+  verb.AddOption("--max-tokens", score.max_tokens, "Use only the first tokens of the text; 0: all")
+      .Range(int64_t{0}, int64_t{1} << 31)
+      .ShowDefault()
+      .Needs(text);
+  verb.AddFlag("--one-at-a-time", score.one_at_a_time,
+               "Run the source first and keep its predictions in a temporary file")
+      .Needs(text);
+  verb.AddFlag("--roofline", options->roofline,
+               "Measure this machine for some seconds: the run's times beside what its disk and processor "
+               "allow")
+      .Needs(source);
+  AddThreadsFlag(verb, score.model.threads);
+  verb.Footer(
       "Writes report.md and report.html, which needs no other file, into DIR: divergence from the source, "
       "router\n"
       "flips, weight errors, bytes for a token, times, and, of calibrated runs, coverage and losses. What is "
       "not known\n"
       "is left out, with a line that says what would bring it.\n\n"
       "Example:\n  moesaic report tiny-w4a16 --source models/moesaic-tiny --text wiki.txt");
-  verb->callback([options, &run] {
-    if (options->score.window == 1) throw CLI::ValidationError("--ctx-size must be 0 or at least 2, found 1");
+  verb.OnParsed([options, &run] {
+    if (options->score.window == 1) FailUsage("--ctx-size must be 0 or at least 2, found 1");
     run = [options] { return RunReport(*options); };
   });
 }

@@ -67,53 +67,48 @@ Status ReadGeneration(const nlohmann::json& generation, engine::SamplingParams* 
 }
 
 // Refuses on the command line what the engine would refuse.
-CLI::Validator Allowed(const char* name) {
-  return CLI::Validator(
-      [name](std::string& value) {
-        engine::SamplingParams sampling;
-        return Message(SetSampling(name, value, &sampling));
-      },
-      "");
+ValueCheck Allowed(const char* name) {
+  return [name](std::string& value) {
+    engine::SamplingParams sampling;
+    return Message(SetSampling(name, value, &sampling));
+  };
 }
 
 }  // namespace
 
-void AddSamplingFlags(CLI::App& verb, SamplingFlags& flags, int max_tokens) {
+void AddSamplingFlags(Verb& verb, SamplingFlags& flags, int max_tokens) {
   flags.max_tokens = max_tokens;
   const std::string group = "Sampling (defaults: the model's generation_config.json)";
-  verb.add_option("-n,--max-tokens", flags.max_tokens, "Longest output in tokens")
-      ->check(CLI::Range(0, std::numeric_limits<int>::max()))
-      ->capture_default_str();
-  verb.add_option("--temperature", flags.temperature, "0: greedy; without the model's own: 0.7")
-      ->check(Allowed("temperature"))
-      ->group(group);
-  verb.add_option("--top-k", flags.top_k, "Draw from the K likeliest; 0: all")
-      ->check(Allowed("top_k"))
-      ->group(group);
-  verb.add_option("--top-p", flags.top_p, "Draw from the likeliest that together have P")
-      ->check(Allowed("top_p"))
-      ->group(group);
-  verb.add_option("--min-p", flags.min_p, "Leave out tokens below P times the likeliest")
-      ->check(Allowed("min_p"))
-      ->group(group);
-  verb.add_option("--repetition-penalty", flags.repetition_penalty, "Divide logits of seen tokens")
-      ->check(Allowed("repetition_penalty"))
-      ->group(group);
-  verb.add_option("--presence-penalty", flags.presence_penalty, "Subtract once for a token of the output")
-      ->check(Allowed("presence_penalty"))
-      ->group(group);
-  verb.add_option("--frequency-penalty", flags.frequency_penalty, "Subtract for each time in the output")
-      ->check(Allowed("frequency_penalty"))
-      ->group(group);
-  verb.add_option("--seed", flags.seed, "Same seed, same text; absent: another each run")
-      ->check(CLI::Validator(
-          [](std::string& value) { return Message(Parse<uint64_t>("seed", value).status()); }, ""))
-      ->group(group);
-  verb.add_option("--stop", flags.stop, "Text that ends the output; may be repeated")
-      ->allow_extra_args(false)
-      ->group(group);
-  verb.add_flag("--ignore-eos", flags.ignore_eos, "Do not end at the model's end-of-sequence tokens")
-      ->group(group);
+  verb.AddOption("-n,--max-tokens", flags.max_tokens, "Longest output in tokens")
+      .Range(0, std::numeric_limits<int>::max())
+      .ShowDefault();
+  verb.AddOption("--temperature", flags.temperature, "0: greedy; without the model's own: 0.7")
+      .Check(Allowed("temperature"))
+      .Group(group);
+  verb.AddOption("--top-k", flags.top_k, "Draw from the K likeliest; 0: all")
+      .Check(Allowed("top_k"))
+      .Group(group);
+  verb.AddOption("--top-p", flags.top_p, "Draw from the likeliest that together have P")
+      .Check(Allowed("top_p"))
+      .Group(group);
+  verb.AddOption("--min-p", flags.min_p, "Leave out tokens below P times the likeliest")
+      .Check(Allowed("min_p"))
+      .Group(group);
+  verb.AddOption("--repetition-penalty", flags.repetition_penalty, "Divide logits of seen tokens")
+      .Check(Allowed("repetition_penalty"))
+      .Group(group);
+  verb.AddOption("--presence-penalty", flags.presence_penalty, "Subtract once for a token of the output")
+      .Check(Allowed("presence_penalty"))
+      .Group(group);
+  verb.AddOption("--frequency-penalty", flags.frequency_penalty, "Subtract for each time in the output")
+      .Check(Allowed("frequency_penalty"))
+      .Group(group);
+  verb.AddOption("--seed", flags.seed, "Same seed, same text; absent: another each run")
+      .Check([](std::string& value) { return Message(Parse<uint64_t>("seed", value).status()); })
+      .Group(group);
+  verb.AddOption("--stop", flags.stop, "Text that ends the output; may be repeated").OneValue().Group(group);
+  verb.AddFlag("--ignore-eos", flags.ignore_eos, "Do not end at the model's end-of-sequence tokens")
+      .Group(group);
 }
 
 StatusOr<engine::SamplingParams> ResolveSampling(const SamplingFlags& flags,

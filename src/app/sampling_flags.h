@@ -1,7 +1,6 @@
 // How tokens are drawn: flags over generation_config.json over defaults.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -9,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "app/flags.h"
 #include "base/status.h"
 #include "engine/request.h"
 
@@ -25,7 +25,7 @@ struct SamplingFlags {
 };
 
 /// Declares them on `verb`; `max_tokens` is the default of --max-tokens.
-void AddSamplingFlags(CLI::App& verb, SamplingFlags& flags, int max_tokens);
+void AddSamplingFlags(Verb& verb, SamplingFlags& flags, int max_tokens);
 
 /// `generation` is generation_config.json or an empty object; a field of the wrong type is refused by name.
 StatusOr<engine::SamplingParams> ResolveSampling(const SamplingFlags& flags,

@@ -226,15 +226,15 @@ Status RunServe(const ServeFlags& flags) {
 
 }  // namespace
 
-void AddServe(CLI::App& root, VerbRun& run) {
+void AddServe(Verb& root, VerbRun& run) {
   auto flags = std::make_shared<ServeFlags>();
-  CLI::App* verb = root.add_subcommand("serve", "Answer requests over the OpenAI and Anthropic HTTP APIs");
-  AddServeFlags(*verb, *flags);
-  verb->callback([flags, verb, &run] {
+  Verb verb = root.AddVerb("serve", "Answer requests over the OpenAI and Anthropic HTTP APIs");
+  AddServeFlags(verb, *flags);
+  verb.OnParsed([flags, verb, &run] {
     run = [flags, verb]() -> Status {
-      RETURN_IF_ERROR(ReadConfigFile(*verb, *flags));
+      RETURN_IF_ERROR(ReadConfigFile(verb, *flags));
       if (flags->print_config) {
-        WriteOutput(PrintConfig(*verb));
+        WriteOutput(PrintConfig(verb));
         return OkStatus();
       }
       return RunServe(*flags);

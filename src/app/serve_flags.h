@@ -1,10 +1,10 @@
 // The flags of `moesaic serve`, each of which may come from the command line, the environment or a file.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
 
+#include "app/flags.h"
 #include "app/sampling_flags.h"
 #include "app/session.h"
 #include "base/status.h"
@@ -40,14 +40,20 @@ struct ServeFlags {
 };
 
 /// Declares them. An option "--max-queue" is MOESAIC_MAX_QUEUE in the environment and max-queue in a file.
-void AddServeFlags(CLI::App& verb, ServeFlags& flags);
+void AddServeFlags(Verb& verb, ServeFlags& flags);
+
+/// The error for an API key that is empty: neither "no keys" nor a key that lets everybody in.
+inline constexpr const char* kEmptyKey = "api-key is empty";
+
+/// Names the environment variable of each flag.
+void NameEnvironment(Verb& verb);
 
 /// Reads --config, when given: what neither the command line nor the environment said. An unknown key is
 /// refused by name, and so is an API key that the environment or the file leaves empty.
-Status ReadConfigFile(CLI::App& verb, const ServeFlags& flags);
+Status ReadConfigFile(const Verb& verb, const ServeFlags& flags);
 
 /// All that --config may say, as it is now; ReadConfigFile reads it again.
-std::string PrintConfig(const CLI::App& verb);
+std::string PrintConfig(const Verb& verb);
 
 /// A model's name from its path: its id in the Hugging Face cache, the folder's name, or the file's name
 /// without its extension.

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -14,12 +15,13 @@ class ServeFlagsTest : public testing::Test {
  protected:
   // The flags of `words` behind MODEL, and the configuration that --print-config prints for them.
   Status Parse(std::vector<std::string> words) {
-    CLI::App verb;
+    CLI::App app;
+    Verb verb(&app);
     flags_ = ServeFlags();
     AddServeFlags(verb, flags_);
     words.insert(words.begin(), MOESAIC_SOURCE_DIR);
     std::reverse(words.begin(), words.end());
-    verb.parse(words);
+    app.parse(words);
     Status status = ReadConfigFile(verb, flags_);
     printed_ = PrintConfig(verb);
     return status;

@@ -113,76 +113,69 @@ StatusOr<engine::SparsityOptions> SparsityFlags::Resolve() const {
   return resolved;
 }
 
-CLI::Validator ModelPath() {
-  return CLI::Validator(
-      [](std::string& model) {
-        StatusOr<std::string> path = FindModel(model);
-        if (!path.ok()) return Message(path.status());
-        if (*path != model) Tell("{}: {}\n", model, *path);
-        model = *std::move(path);
-        return std::string();
-      },
-      "");
+std::string ResolveModelPath(std::string& model) {
+  StatusOr<std::string> path = FindModel(model);
+  if (!path.ok()) return Message(path.status());
+  if (*path != model) Tell("{}: {}\n", model, *path);
+  model = *std::move(path);
+  return "";
 }
 
-void AddModelPath(CLI::App& verb, std::string& model, const char* help) {
-  verb.add_option("MODEL", model, help)->required()->transform(ModelPath());
+void AddModelPath(Verb& verb, std::string& model, const char* help) {
+  verb.AddOption("MODEL", model, help).Required().Transform(ResolveModelPath);
 }
 
-void AddDtypeFlag(CLI::App& verb, std::string& dtype) {
+void AddDtypeFlag(Verb& verb, std::string& dtype) {
   std::vector<std::string> names = tensor::QuantizableFormatNames();
   names.insert(names.begin(), "auto");
-  verb.add_option("--dtype", dtype, "Weights in memory; auto: as they are stored, else bf16")
-      ->check(CLI::IsMember(names))
-      ->capture_default_str();
+  verb.AddOption("--dtype", dtype, "Weights in memory; auto: as they are stored, else bf16")
+      .OneOf(names)
+      .ShowDefault();
 }
 
-void AddKvDtypeFlag(CLI::App& verb, std::string& kv_dtype) {
-  verb.add_option("--kv-dtype", kv_dtype,
-                  "KV cache: auto (f32 for f32 weights, else bf16), f32, bf16 or int8")
-      ->check(CLI::IsMember({"auto", "f32", "bf16", "int8"}))
-      ->capture_default_str();
+void AddKvDtypeFlag(Verb& verb, std::string& kv_dtype) {
+  verb.AddOption("--kv-dtype", kv_dtype, "KV cache: auto (f32 for f32 weights, else bf16), f32, bf16 or int8")
+      .OneOf({"auto", "f32", "bf16", "int8"})
+      .ShowDefault();
 }
 
-void AddThreadsFlag(CLI::App& verb, int& threads) {
-  verb.add_option("-t,--threads", threads, "Threads; 0: one a core")
-      ->check(CLI::Range(0, 1024))
-      ->capture_default_str();
+void AddThreadsFlag(Verb& verb, int& threads) {
+  verb.AddOption("-t,--threads", threads, "Threads; 0: one a core").Range(0, 1024).ShowDefault();
 }
 
-void AddModelFlags(CLI::App& verb, ModelFlags& flags) {
+void AddModelFlags(Verb& verb, ModelFlags& flags) {
   AddModelPath(verb, flags.model);
   AddDtypeFlag(verb, flags.dtype);
   AddThreadsFlag(verb, flags.threads);
-  verb.add_option("--experts-per-token", flags.experts_per_token, "Routed experts a token; 0: as trained")
-      ->check(CLI::Range(0, 1024))
-      ->capture_default_str();
-  verb.add_option(
+  verb.AddOption("--experts-per-token", flags.experts_per_token, "Routed experts a token; 0: as trained")
+      .Range(0, 1024)
+      .ShowDefault();
+  verb.AddOption(
           "--mmap", flags.mmap,
           "Use a packed file's own pages, read when first touched (on), or copy it to huge pages first "
           "(off); auto: copy if it takes at most half of the free memory")
-      ->check(CLI::IsMember({"auto", "on", "off"}))
-      ->capture_default_str();
-  verb.add_option("--numa", flags.numa,
-                  "Weights that are not mapped lie on all NUMA nodes in turn (interleave; auto, where the "
-                  "process may run on several), where the thread runs that loads them (local), whole on the "
-                  "node of every thread (mirror), or in equal parts on these nodes (slice)")
-      ->check(CLI::IsMember({"auto", "interleave", "local", "mirror", "slice"}))
-      ->capture_default_str();
-  verb.add_flag_callback(
+      .OneOf({"auto", "on", "off"})
+      .ShowDefault();
+  verb.AddOption("--numa", flags.numa,
+                 "Weights that are not mapped lie on all NUMA nodes in turn (interleave; auto, where the "
+                 "process may run on several), where the thread runs that loads them (local), whole on the "
+                 "node of every thread (mirror), or in equal parts on these nodes (slice)")
+      .OneOf({"auto", "interleave", "local", "mirror", "slice"})
+      .ShowDefault();
+  verb.AddFlagCallback(
           "--no-tuning", [&flags] { flags.tuning = false; },
           "Run with the choices that are built in, not with those that moesaic tune made for this machine")
-      ->configurable(false);
-  verb.add_flag_callback(
+      .NotInConfig();
+  verb.AddFlagCallback(
           "--no-mmap", [&flags] { flags.mmap = "off"; }, "The same as --mmap off")
-      ->configurable(false)
-      ->excludes("--mmap");
+      .NotInConfig()
+      .Excludes("--mmap");
 }
 
-void AddCacheFlags(CLI::App& verb, ModelFlags& flags) {
-  verb.add_option("-c,--ctx-size", flags.context, "Context in tokens; 0: the model's")
-      ->check(CLI::Range(0, 1 << 24))
-      ->capture_default_str();
+void AddCacheFlags(Verb& verb, ModelFlags& flags) {
+  verb.AddOption("-c,--ctx-size", flags.context, "Context in tokens; 0: the model's")
+      .Range(0, 1 << 24)
+      .ShowDefault();
   AddKvDtypeFlag(verb, flags.kv_dtype);
 }
 

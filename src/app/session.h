@@ -1,10 +1,10 @@
 // What every verb that runs a model shares: its flags, and the model brought into memory.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <memory>
 #include <string>
 
+#include "app/flags.h"
 #include "app/tuning_file.h"
 #include "base/status.h"
 #include "engine/engine.h"
@@ -46,18 +46,18 @@ std::string SpeculativeMethod(const ModelFlags& flags);
 
 /// Accepts a path that exists, or a Hugging Face id whose model is in the local cache (hub_cache.h), and
 /// makes a path of it.
-CLI::Validator ModelPath();
-/// Declares MODEL, which ModelPath() checks.
-void AddModelPath(CLI::App& verb, std::string& model,
+std::string ResolveModelPath(std::string& model);
+/// Declares MODEL, which ResolveModelPath checks.
+void AddModelPath(Verb& verb, std::string& model,
                   const char* help = "Hugging Face folder or id, .gguf file or packed file");
 /// Declares --dtype.
-void AddDtypeFlag(CLI::App& verb, std::string& dtype);
+void AddDtypeFlag(Verb& verb, std::string& dtype);
 /// Declares --kv-dtype.
-void AddKvDtypeFlag(CLI::App& verb, std::string& kv_dtype);
+void AddKvDtypeFlag(Verb& verb, std::string& kv_dtype);
 /// Declares MODEL, --dtype, --threads, --experts-per-token, --mmap, --numa and --no-tuning.
-void AddModelFlags(CLI::App& verb, ModelFlags& flags);
+void AddModelFlags(Verb& verb, ModelFlags& flags);
 /// Declares --ctx-size and --kv-dtype.
-void AddCacheFlags(CLI::App& verb, ModelFlags& flags);
+void AddCacheFlags(Verb& verb, ModelFlags& flags);
 
 /// Members are destroyed in reverse: the engine goes before what it borrows.
 struct Session {
@@ -74,7 +74,7 @@ struct Session {
 std::string DescribeWeights(const models::ModelInfo& info);
 
 /// Declares --threads.
-void AddThreadsFlag(CLI::App& verb, int& threads);
+void AddThreadsFlag(Verb& verb, int& threads);
 
 /// The pool that --threads asks for; tells when that is more than the machine has.
 StatusOr<std::unique_ptr<runtime::ThreadPool>> MakeThreads(int threads);

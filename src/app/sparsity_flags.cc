@@ -6,8 +6,7 @@
 
 namespace moesaic::app {
 
-void AddSparsityFlags(CLI::App& verb, SparsityFlags& flags, const std::vector<std::string>& modes,
-                      bool audits) {
+void AddSparsityFlags(Verb& verb, SparsityFlags& flags, const std::vector<std::string>& modes, bool audits) {
   const char* group = "Block-sparse attention";
   flags.with_budget = *std::find_if(modes.begin(), modes.end(),
                                     [](const auto& mode) { return mode != "off" && mode != "dense"; });
@@ -17,52 +16,52 @@ void AddSparsityFlags(CLI::App& verb, SparsityFlags& flags, const std::vector<st
     if (mode == "decode") help += ", decode (those of output tokens)";
     if (mode == "all") help += ", all (those of prompts too)";
   }
-  verb.add_option("--kv-sparsity", flags.mode,
-                  fmt::format("{}. Unsaid: {} with --kv-sparsity-budget, else off", help, flags.with_budget))
-      ->check(CLI::IsMember(modes))
-      ->group(group);
-  verb.add_option("--kv-sparsity-budget", flags.budget,
-                  "Tokens that a row reads at most, in blocks of 64; 0: 2048 where rows choose")
-      ->check(CLI::Range(0, 1 << 24))
-      ->capture_default_str()
-      ->group(group);
-  verb.add_option("--kv-sparsity-eps", flags.options.defaults.eps,
-                  "Heads that may leave out more of their attention than this read all blocks; 1: none do")
-      ->check(CLI::Range(0.0, 1.0))
-      ->capture_default_str()
-      ->group(group);
-  verb.add_option("--kv-sparsity-mass", flags.options.defaults.mass,
-                  "Rows take their best blocks only until these have this share of the mass of their "
-                  "attention, as digests estimate it, and the budget at most; 1: the whole budget")
-      ->check(CLI::Range(0.0, 1.0))
-      ->capture_default_str()
-      ->group(group);
-  verb.add_option("--kv-sparsity-reuse", flags.options.defaults.reuse,
-                  "So many tokens in a row read the blocks that the first of them chose; 1: each chooses")
-      ->check(CLI::Range(1, 64))
-      ->capture_default_str()
-      ->group(group);
-  verb.add_option(
+  verb.AddOption("--kv-sparsity", flags.mode,
+                 fmt::format("{}. Unsaid: {} with --kv-sparsity-budget, else off", help, flags.with_budget))
+      .OneOf(modes)
+      .Group(group);
+  verb.AddOption("--kv-sparsity-budget", flags.budget,
+                 "Tokens that a row reads at most, in blocks of 64; 0: 2048 where rows choose")
+      .Range(0, 1 << 24)
+      .ShowDefault()
+      .Group(group);
+  verb.AddOption("--kv-sparsity-eps", flags.options.defaults.eps,
+                 "Heads that may leave out more of their attention than this read all blocks; 1: none do")
+      .Range(0.0, 1.0)
+      .ShowDefault()
+      .Group(group);
+  verb.AddOption("--kv-sparsity-mass", flags.options.defaults.mass,
+                 "Rows take their best blocks only until these have this share of the mass of their "
+                 "attention, as digests estimate it, and the budget at most; 1: the whole budget")
+      .Range(0.0, 1.0)
+      .ShowDefault()
+      .Group(group);
+  verb.AddOption("--kv-sparsity-reuse", flags.options.defaults.reuse,
+                 "So many tokens in a row read the blocks that the first of them chose; 1: each chooses")
+      .Range(1, 64)
+      .ShowDefault()
+      .Group(group);
+  verb.AddOption(
           "--kv-sparsity-digest", flags.digest,
           "What blocks are chosen by: box (bounds of their keys) or sketch (signs of every key: finds single "
           "tokens, takes 3 to 20 times the time to choose and five to eight times the memory)")
-      ->check(CLI::IsMember({"box", "sketch"}))
-      ->capture_default_str()
-      ->group(group);
-  verb.add_option("--kv-sparsity-dense-layers", flags.options.dense_layers,
-                  "First layers that read all blocks")
-      ->check(CLI::Range(0, 1 << 16))
-      ->capture_default_str()
-      ->group(group);
+      .OneOf({"box", "sketch"})
+      .ShowDefault()
+      .Group(group);
+  verb.AddOption("--kv-sparsity-dense-layers", flags.options.dense_layers,
+                 "First layers that read all blocks")
+      .Range(0, 1 << 16)
+      .ShowDefault()
+      .Group(group);
   if (!audits) {
     flags.options.audit_every = 0;
     return;
   }
-  verb.add_option("--kv-sparsity-audit", flags.options.audit_every,
-                  "One of so many choices is held against dense attention, for the metrics; 0: none")
-      ->check(CLI::Range(0, 1 << 30))
-      ->capture_default_str()
-      ->group(group);
+  verb.AddOption("--kv-sparsity-audit", flags.options.audit_every,
+                 "One of so many choices is held against dense attention, for the metrics; 0: none")
+      .Range(0, 1 << 30)
+      .ShowDefault()
+      .Group(group);
 }
 
 std::string DescribeSparsity(const engine::SparsityOptions& options) {

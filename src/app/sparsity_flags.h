@@ -1,10 +1,10 @@
 // The flags of attention over chosen blocks.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
 
+#include "app/flags.h"
 #include "app/session.h"
 #include "engine/engine.h"
 
@@ -12,7 +12,7 @@ namespace moesaic::app {
 
 /// Declares --kv-sparsity, one of `modes`, --kv-sparsity-budget and what goes with them; --kv-sparsity-audit
 /// for verbs that tell of audits. A budget without a mode means the first mode in which rows choose.
-void AddSparsityFlags(CLI::App& verb, SparsityFlags& flags, const std::vector<std::string>& modes,
+void AddSparsityFlags(Verb& verb, SparsityFlags& flags, const std::vector<std::string>& modes,
                       bool audits = true);
 
 /// "decode, 2048 tokens a row, eps 1"; "off"; "dense unless a request asks".

@@ -2,17 +2,19 @@
 
 #include <gtest/gtest.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 
 namespace moesaic::app {
 namespace {
 
 StatusOr<engine::SparsityOptions> Resolved(std::vector<std::string> words) {
-  CLI::App verb;
+  CLI::App app;
+  Verb verb(&app);
   SparsityFlags flags;
   AddSparsityFlags(verb, flags, {"off", "dense", "decode", "all"});
   std::reverse(words.begin(), words.end());
-  verb.parse(words);
+  app.parse(words);
   return flags.Resolve();
 }
 

@@ -6,42 +6,42 @@
 
 namespace moesaic::app {
 
-void AddSpeculativeFlags(CLI::App& verb, ModelFlags& flags) {
+void AddSpeculativeFlags(Verb& verb, ModelFlags& flags) {
   engine::SpeculativeOptions& options = flags.speculative;
   options.method.clear();  // unsaid, so that "off" can be said where a file or the environment has a model
   const char* group = "Speculative decoding";
-  verb.add_option(
+  verb.AddOption(
           "--speculative", options.method,
           "Draft tokens and verify them together, which says the same in fewer steps: off, mtp (the "
           "model's own module), ngram (what followed the last tokens before), mtp+ngram (whichever promises "
           "more), draft (a second model), or auto (draft with --speculative-model, else mtp+ngram where the "
           "model has a module, else ngram). Unsaid: draft with --speculative-model, else off")
-      ->check(CLI::IsMember({"off", "auto", "mtp", "ngram", "mtp+ngram", "draft"}))
-      ->group(group);
-  verb.add_option("--num-speculative-tokens,--draft-max", options.most_tokens,
-                  "Tokens drafted for a sequence and step at most; 0: 4 for mtp, 8 for ngram, 6 for "
-                  "draft; mtp+ngram: these too, at most 4 with the module")
-      ->check(CLI::Range(0, engine::kMostDrafts))
-      ->capture_default_str()
-      ->group(group);
-  verb.add_option("--speculative-model,--model-draft", flags.draft_model,
-                  "A smaller model of the same vocabulary that drafts, unless --speculative says off")
-      ->transform(ModelPath())
-      ->group(group);
-  verb.add_flag("--adaptive-drafts,!--no-adaptive-drafts", options.adaptive,
-                "Draft as many as pay by what was measured; without, always the most")
-      ->default_str("true")
-      ->group(group);
-  verb.add_option("--prompt-lookup-min", options.prompt_lookup_min,
-                  "ngram, mtp+ngram: fewest last tokens that must have stood before")
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str()
-      ->group(group);
-  verb.add_option("--prompt-lookup-max", options.prompt_lookup_max,
-                  "ngram, mtp+ngram: most that are looked for")
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str()
-      ->group(group);
+      .OneOf({"off", "auto", "mtp", "ngram", "mtp+ngram", "draft"})
+      .Group(group);
+  verb.AddOption("--num-speculative-tokens,--draft-max", options.most_tokens,
+                 "Tokens drafted for a sequence and step at most; 0: 4 for mtp, 8 for ngram, 6 for "
+                 "draft; mtp+ngram: these too, at most 4 with the module")
+      .Range(0, engine::kMostDrafts)
+      .ShowDefault()
+      .Group(group);
+  verb.AddOption("--speculative-model,--model-draft", flags.draft_model,
+                 "A smaller model of the same vocabulary that drafts, unless --speculative says off")
+      .Transform(ResolveModelPath)
+      .Group(group);
+  verb.AddFlag("--adaptive-drafts,!--no-adaptive-drafts", options.adaptive,
+               "Draft as many as pay by what was measured; without, always the most")
+      .DefaultText("true")
+      .Group(group);
+  verb.AddOption("--prompt-lookup-min", options.prompt_lookup_min,
+                 "ngram, mtp+ngram: fewest last tokens that must have stood before")
+      .Range(1, 1024)
+      .ShowDefault()
+      .Group(group);
+  verb.AddOption("--prompt-lookup-max", options.prompt_lookup_max,
+                 "ngram, mtp+ngram: most that are looked for")
+      .Range(1, 1024)
+      .ShowDefault()
+      .Group(group);
 }
 
 std::string DescribeSpeculation(const engine::Engine& engine) {

@@ -1,16 +1,16 @@
 // The flags of speculative decoding, which every verb that generates has.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
 
+#include "app/flags.h"
 #include "app/session.h"
 #include "engine/engine.h"
 
 namespace moesaic::app {
 
 /// Declares --speculative, --num-speculative-tokens and what goes with them.
-void AddSpeculativeFlags(CLI::App& verb, ModelFlags& flags);
+void AddSpeculativeFlags(Verb& verb, ModelFlags& flags);
 
 /// "mtp, up to 4 tokens a step, 120 of 150 drafted tokens accepted"; "mtp+ngram, up to 4 tokens a step from
 /// the module, or up to 8 looked up"; "off".

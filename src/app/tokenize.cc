@@ -70,22 +70,22 @@ Status RunTokenize(const Options& options) {
 
 }  // namespace
 
-void AddTokenize(CLI::App& root, VerbRun& run) {
+void AddTokenize(Verb& root, VerbRun& run) {
   auto options = std::make_shared<Options>();
-  CLI::App* verb = root.add_subcommand("tokenize", "Turn text into token ids, or back");
-  AddModelPath(*verb, options->model);
-  verb->add_option("TEXT", options->texts, "Texts to encode; none: JSON lines from standard input");
-  verb->add_flag("--no-special", options->no_special,
-                 "Add no BOS or EOS; with --decode: leave special tokens out");
-  verb->add_flag("--decode", options->decode, "Read {\"ids\": [...]} lines and write {\"text\": ...} lines");
-  verb->footer(
+  Verb verb = root.AddVerb("tokenize", "Turn text into token ids, or back");
+  AddModelPath(verb, options->model);
+  verb.AddOption("TEXT", options->texts, "Texts to encode; none: JSON lines from standard input");
+  verb.AddFlag("--no-special", options->no_special,
+               "Add no BOS or EOS; with --decode: leave special tokens out");
+  verb.AddFlag("--decode", options->decode, "Read {\"ids\": [...]} lines and write {\"text\": ...} lines");
+  verb.Footer(
       "Examples:\n"
       "  moesaic tokenize models/moesaic-tiny \"Hello there\"\n"
       "  echo '{\"text\": \"Hello\"}' | moesaic tokenize model.gguf --no-special\n"
       "  echo '{\"ids\": [1, 2]}' | moesaic tokenize model.gguf --decode");
-  verb->callback([options, &run] {
+  verb.OnParsed([options, &run] {
     if (options->decode && !options->texts.empty()) {
-      throw CLI::ValidationError("--decode reads lines from standard input, not TEXT");
+      FailUsage("--decode reads lines from standard input, not TEXT");
     }
     run = [options] { return RunTokenize(*options); };
   });

@@ -62,13 +62,12 @@ Status RunTune(const Options& options) {
 
 }  // namespace
 
-void AddTune(CLI::App& root, VerbRun& run) {
+void AddTune(Verb& root, VerbRun& run) {
   auto options = std::make_shared<Options>();
-  CLI::App* verb =
-      root.add_subcommand("tune", "Measure which kernels and task sizes are fastest on this machine");
-  AddThreadsFlag(*verb, options->threads);
-  verb->add_option("--out", options->out, "File to write; else MOESAIC_TUNING or one of the user's cache");
-  verb->footer(
+  Verb verb = root.AddVerb("tune", "Measure which kernels and task sizes are fastest on this machine");
+  AddThreadsFlag(verb, options->threads);
+  verb.AddOption("--out", options->out, "File to write; else MOESAIC_TUNING or one of the user's cache");
+  verb.Footer(
       "Takes 10 to 60 seconds, best on a machine that does nothing else. Results of models are the same\n"
       "to the bit whatever is chosen, and a choice is taken only where it wins by more than the noise.\n"
       "Verbs that load a model read the file if it is of this machine and number of threads, each number\n"
@@ -77,7 +76,7 @@ void AddTune(CLI::App& root, VerbRun& run) {
       "Examples:\n"
       "  moesaic tune\n"
       "  moesaic tune --threads 8 --out tuning.json");
-  verb->callback([options, &run] { run = [options] { return RunTune(*options); }; });
+  verb.OnParsed([options, &run] { run = [options] { return RunTune(*options); }; });
 }
 
 }  // namespace moesaic::app

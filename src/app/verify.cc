@@ -69,26 +69,24 @@ Status RunVerify(const Options& options) {
 
 }  // namespace
 
-void AddVerify(CLI::App& root, VerbRun& run) {
+void AddVerify(Verb& root, VerbRun& run) {
   auto options = std::make_shared<Options>();
-  CLI::App* verb =
-      root.add_subcommand("verify", "Hold a quantized folder against the checkpoint it was made from");
-  AddModelPath(*verb, options->model, "A folder that moesaic quantize wrote");
-  verb->add_option("--source", options->source,
-                   "The checkpoint it was made from: every tensor is read and compared")
-      ->transform(ModelPath());
-  verb->add_option("--loader", options->loader, "Tell whether this program takes its schemes")
-      ->check(CLI::IsMember({"vllm"}));
-  AddThreadsFlag(*verb, options->threads);
-  verb->footer(
+  Verb verb = root.AddVerb("verify", "Hold a quantized folder against the checkpoint it was made from");
+  AddModelPath(verb, options->model, "A folder that moesaic quantize wrote");
+  verb.AddOption("--source", options->source,
+                 "The checkpoint it was made from: every tensor is read and compared")
+      .Transform(ResolveModelPath);
+  verb.AddOption("--loader", options->loader, "Tell whether this program takes its schemes").OneOf({"vllm"});
+  AddThreadsFlag(verb, options->threads);
+  verb.Footer(
       "Every byte must be what the settings in the files' metadata make of the source, and every linear, "
       "read as\n"
       "models are loaded, as near to it as its grid allows. Codes that calibration decided are held to the\n"
       "checksums in quantize.json instead.\n\n"
       "Example:\n  moesaic verify tiny-w4a16 --source models/moesaic-tiny --loader vllm");
-  verb->callback([options, &run] {
+  verb.OnParsed([options, &run] {
     if (options->source.empty() && options->loader.empty()) {
-      throw CLI::ValidationError("--source MODEL or --loader PROGRAM is required");
+      FailUsage("--source MODEL or --loader PROGRAM is required");
     }
     run = [options] { return RunVerify(*options); };
   });

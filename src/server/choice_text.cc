@@ -10,7 +10,7 @@ ChoiceText::ChoiceText(const ServedModel& model, const GenerationSpec& spec)
       include_stop_(spec.include_stop),
       decoder_(model.tokenizer, /*skip_special=*/false),
       stops_(spec.stop),
-      reasoning_(spec.reasoning, spec.in_reasoning),
+      reasoning_(spec.reasoning, spec.in_reasoning, text::CallOpen(spec.tools)),
       calls_(text::MakeToolCallParser(spec.tools, spec.tools_json)) {
   marks_ = text::ToolMarks(spec.tools);
   if (spec.reasoning != text::ReasoningFormat::kNone) {
@@ -47,9 +47,13 @@ Status ChoiceText::Finish(ChoiceDelta* delta) {
   }
   text::ToolDelta parsed;
   std::string content;
-  reasoning_.Finish(&delta->reasoning, &content);
-  calls_->Push(content, &parsed);
+  const std::string open = reasoning_.Finish(&delta->reasoning, &content);
+  calls_->Push(open.empty() ? content : open, &parsed);
   calls_->Finish(&parsed);
+  if (!open.empty() && calls_->calls() == 0) {  // a thought about calls, cut off
+    delta->reasoning += open;
+    return OkStatus();
+  }
   delta->content += parsed.content;
   std::move(parsed.calls.begin(), parsed.calls.end(), std::back_inserter(delta->calls));
   return OkStatus();

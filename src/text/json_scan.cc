@@ -102,9 +102,9 @@ void CallObjectScan::EndValue() {
 }
 
 std::string CallObjectScan::TakeArguments() {
-  // White space behind the last value belongs to the object around it.
+  // White space behind a complete value belongs to the object around it.
   size_t end = arguments_.size();
-  if (!scan_.in_string()) {
+  if (!scan_.in_string() && scan_.depth() <= 1) {
     while (end > 0 && IsSpace(arguments_[end - 1])) --end;
   }
   std::string taken = arguments_.substr(0, end);

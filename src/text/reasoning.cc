@@ -1,6 +1,7 @@
 #include "text/reasoning.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "text/markers.h"
 
@@ -51,8 +52,11 @@ bool EndsInReasoning(ReasoningFormat format, std::string_view prompt) {
   return end != std::string_view::npos && prompt.substr(0, end + 1).ends_with(ReasoningOpen(format));
 }
 
-ReasoningSplitter::ReasoningSplitter(ReasoningFormat format, bool starts_inside)
-    : open_(ReasoningOpen(format)), close_(ReasoningClose(format)), state_(State::kStart) {
+ReasoningSplitter::ReasoningSplitter(ReasoningFormat format, bool starts_inside, std::string_view call_open)
+    : open_(ReasoningOpen(format)),
+      close_(ReasoningClose(format)),
+      call_open_(call_open),
+      state_(State::kStart) {
   if (format == ReasoningFormat::kNone) state_ = State::kContent;
   if (starts_inside && format != ReasoningFormat::kNone) state_ = State::kInside;
 }
@@ -66,8 +70,9 @@ void ReasoningSplitter::Push(std::string_view piece, std::string* reasoning, std
   Step(/*last=*/false, reasoning, content);
 }
 
-void ReasoningSplitter::Finish(std::string* reasoning, std::string* content) {
+std::string ReasoningSplitter::Finish(std::string* reasoning, std::string* content) {
   Step(/*last=*/true, reasoning, content);
+  return std::exchange(held_, {});
 }
 
 void ReasoningSplitter::Step(bool last, std::string* reasoning, std::string* content) {
@@ -93,14 +98,15 @@ void ReasoningSplitter::Step(bool last, std::string* reasoning, std::string* con
     }
     const size_t end = held_.find(close_);
     const bool closed = end != std::string::npos;
-    size_t settled = closed ? end : held_.size() - (last ? 0 : BegunAtEnd(held_, close_));
+    size_t settled = closed ? end : held_.size() - (last ? 0 : BegunAtEnd(held_, {close_, call_open_}));
+    if (!closed) settled = std::min(settled, FindMark(held_, {call_open_}).at);
     const size_t written = held_.find_last_not_of(kSpace, settled == 0 ? 0 : settled - 1);
     settled = settled == 0 || written == std::string::npos ? 0 : std::min(settled, written + 1);
     reasoning->append(held_, 0, settled);
     said_ = said_ || settled > 0;
     held_.erase(0, closed ? end + close_.size() : settled);
     if (!closed) {
-      if (last) held_.clear();
+      if (last && FindMark(held_, {call_open_}).mark.empty()) held_.clear();
       return;
     }
     state_ = State::kBehind;

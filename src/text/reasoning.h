@@ -27,21 +27,26 @@ std::string_view ReasoningClose(ReasoningFormat format);
 bool EndsInReasoning(ReasoningFormat format, std::string_view prompt);
 
 /// One output's way through; any text is taken, cut anywhere. White space around a thought is left out.
+///
+/// Some models call a tool without closing their thought. Text from `call_open` on is therefore held back
+/// inside a thought: it belongs to the thought if that is closed, and is left to the caller if it is not.
 class ReasoningSplitter {
  public:
-  ReasoningSplitter(ReasoningFormat format, bool starts_inside);
+  /// `call_open`: the mark that opens a call; empty: thoughts are never held back for one.
+  ReasoningSplitter(ReasoningFormat format, bool starts_inside, std::string_view call_open = "");
 
   /// Appends what `piece` settles.
   void Push(std::string_view piece, std::string* reasoning, std::string* content);
-  /// The output is over: appends what was held back.
-  void Finish(std::string* reasoning, std::string* content);
+  /// The output is over: appends the text that was held back. Returns the text of an unclosed thought from
+  /// `call_open` on, which is in neither; empty: there is none.
+  std::string Finish(std::string* reasoning, std::string* content);
   bool inside() const { return state_ == State::kInside; }
 
  private:
   enum class State { kStart, kInside, kBehind, kContent };
   void Step(bool last, std::string* reasoning, std::string* content);
 
-  const std::string_view open_, close_;
+  const std::string_view open_, close_, call_open_;
   State state_;
   bool said_ = false;  // a thought has begun with more than white space
   std::string held_;

@@ -36,7 +36,8 @@ constexpr JsonCallFormat kDeepSeekV3{.section_open = "<｜tool▁calls▁begin�
                                      .call_open = "<｜tool▁call▁begin｜>",
                                      .arguments_open = "```json",
                                      .call_close = "<｜tool▁call▁end｜>",
-                                     .section_close = "<｜tool▁calls▁end｜>"};
+                                     .section_close = "<｜tool▁calls▁end｜>",
+                                     .arguments_close = "```"};
 constexpr JsonCallFormat kDeepSeekV31{.section_open = kDeepSeekV3.section_open,
                                       .call_open = kDeepSeekV3.call_open,
                                       .arguments_open = "<｜tool▁sep｜>",
@@ -168,6 +169,16 @@ std::vector<std::string_view> ToolMarks(ToolFormat format) {
   if (const XmlCallFormat* xml = XmlFormat(format)) {
     return {xml->section_open, xml->call_open,  xml->param_open,    xml->param_open_end, xml->value_open,
             xml->param_close,  xml->call_close, xml->section_close, "｜DSML｜"};
+  }
+  return {};
+}
+
+std::string_view CallOpen(ToolFormat format) {
+  if (const JsonCallFormat* json = JsonFormat(format)) {
+    return json->section_open.empty() ? json->call_open : json->section_open;
+  }
+  if (const XmlCallFormat* xml = XmlFormat(format)) {
+    return xml->section_open.empty() ? xml->call_open : xml->section_open;
   }
   return {};
 }

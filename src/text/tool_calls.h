@@ -35,6 +35,9 @@ ToolFormat DetectToolFormat(std::string_view template_source);
 /// The texts that frame calls, some of which are special tokens that must not be left out of the text.
 std::vector<std::string_view> ToolMarks(ToolFormat format);
 
+/// The mark that opens calls, which ends a thought that the model left open; empty: there is none.
+std::string_view CallOpen(ToolFormat format);
+
 /// A piece of one call. Pieces of a call come in order; the first has the name.
 struct ToolCallDelta {
   int index = 0;          // among the answer's calls

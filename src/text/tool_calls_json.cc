@@ -1,5 +1,8 @@
 #include "text/tool_calls_json.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <utility>
 
 #include "text/markers.h"
@@ -59,7 +62,7 @@ bool JsonCallParser::Step(ToolDelta* delta) {
     case State::kText:
       return StepText(delta);
     case State::kSection:
-      return StepSection();
+      return StepSection(delta);
     case State::kHeader:
       return StepHeader(delta);
     case State::kArguments:
@@ -67,7 +70,7 @@ bool JsonCallParser::Step(ToolDelta* delta) {
     case State::kObject:
       return StepObject(delta);
     case State::kClose:
-      return StepClose();
+      return StepClose(delta);
   }
   return false;
 }
@@ -83,9 +86,13 @@ void JsonCallParser::Finish(ToolDelta* delta) {
     case State::kObject:
     case State::kArguments:
       if (!named_) delta->content += raw_ + held_;
+      if (named_) Emit(delta, "", "", std::move(space_));
       break;
     case State::kSection:
+      EmitStray(held_.size(), delta);
+      break;
     case State::kClose:
+      if (!fenced_ && !skips_) EmitStray(held_.size(), delta);
       break;
   }
   held_.clear();
@@ -144,12 +151,19 @@ bool JsonCallParser::StepText(ToolDelta* delta) {
   return true;
 }
 
-bool JsonCallParser::StepSection() {
-  const FoundMark found = FindMark(held_, {format_.call_open, format_.section_close});
-  if (found.mark.empty()) {
-    held_.erase(0, held_.size() - BegunAtEnd(held_, {format_.call_open, format_.section_close}));
-    return false;
-  }
+// Text up to `end` that is no part of a call; white space at its end may only separate calls.
+void JsonCallParser::EmitStray(size_t end, ToolDelta* delta) {
+  const size_t written = end == 0 ? std::string::npos : held_.find_last_not_of(kSpace, end - 1);
+  if (written == std::string::npos) return;
+  delta->content.append(held_, 0, written + 1);
+  held_.erase(0, written + 1);
+}
+
+bool JsonCallParser::StepSection(ToolDelta* delta) {
+  const std::initializer_list<std::string_view> marks = {format_.call_open, format_.section_close};
+  EmitStray(std::min(FindMark(held_, marks).at, held_.size() - BegunAtEnd(held_, marks)), delta);
+  const FoundMark found = FindMark(held_, marks);
+  if (found.mark.empty()) return false;
   held_.erase(0, found.at + found.mark.size());
   if (found.mark != format_.call_open) {
     state_ = State::kText;
@@ -157,7 +171,9 @@ bool JsonCallParser::StepSection() {
     return true;
   }
   raw_ = found.mark;
-  named_ = argued_ = false;
+  named_ = argued_ = skips_ = false;
+  fenced_ = !format_.arguments_close.empty();
+  space_.clear();
   arguments_ = {};
   object_ = {};
   state_ = format_.arguments_open.empty() ? State::kObject : State::kHeader;
@@ -180,11 +196,11 @@ bool JsonCallParser::StepHeader(ToolDelta* delta) {
   // No name: not a call.
   delta->content += raw_ + held_.substr(0, found.at);
   held_.erase(0, found.at);
-  raw_.clear();
   if (found.mark == format_.arguments_open) {
     delta->content += found.mark;
     held_.erase(0, found.mark.size());
   }
+  fenced_ = false;
   state_ = State::kClose;
   return true;
 }
@@ -193,27 +209,52 @@ bool JsonCallParser::StepArguments(ToolDelta* delta) {
   if (arguments_.depth() == 0) DropSpace(&held_);
   if (held_.empty()) return false;
   bool done = arguments_.depth() == 0 && held_.front() != '{';  // none, or no object: up to the closing mark
+  bool waits = false;
   size_t taken = 0;
   while (!done && taken < held_.size()) {
+    done = ClosesHere(taken, &waits);
+    if (done || waits) break;
     const auto step = arguments_.Take(held_[taken]);
     if (step != JsonValueScan::Step::kBroken) ++taken;
     done = step != JsonValueScan::Step::kInside;
   }
-  Emit(delta, "", "", held_.substr(0, taken));
+  // White space between members is held back, since it may stand in front of the closing mark.
+  std::string arguments = std::exchange(space_, {}) + held_.substr(0, taken);
   held_.erase(0, taken);
+  if (!format_.arguments_close.empty() && !arguments_.in_string()) {
+    const size_t written = arguments.find_last_not_of(kSpace);
+    const size_t end = written == std::string::npos ? 0 : written + 1;
+    space_ = arguments.substr(end);
+    arguments.erase(end);
+  }
+  Emit(delta, "", "", std::move(arguments));
   if (!done) return false;
+  skips_ = !argued_;
   if (!argued_) Emit(delta, "", "", "{}");
+  raw_.clear();
   state_ = State::kClose;
   return true;
+}
+
+// Whether arguments that are not complete end at `at`, because what closes them is there. `waits`: more text
+// will tell.
+bool JsonCallParser::ClosesHere(size_t at, bool* waits) const {
+  if (format_.arguments_close.empty()) return false;
+  const std::string_view rest = std::string_view(held_).substr(at);
+  if (!arguments_.in_string()) return rest.front() == format_.arguments_close.front();
+  if (rest.front() != '\n') return false;
+  const std::string closing = fmt::format("\n{}{}", format_.arguments_close, format_.call_close);
+  *waits = rest.size() < closing.size() && closing.starts_with(rest);
+  return rest.starts_with(closing);
 }
 
 bool JsonCallParser::StepObject(ToolDelta* delta) {
   bool done = false;
   size_t taken = 0;
-  if (raw_ == format_.call_open || format_.starts_bare) {
+  if (raw_ == format_.call_open) {
     const size_t first = held_.find_first_not_of(kSpace);
     if (first == std::string::npos) return false;
-    if (raw_ == format_.call_open && held_[first] != '{') {  // no object: not a call
+    if (held_[first] != '{') {  // no object: not a call
       delta->content += std::exchange(raw_, {});
       state_ = State::kText;
       return true;
@@ -243,27 +284,49 @@ bool JsonCallParser::StepObject(ToolDelta* delta) {
   return true;
 }
 
-// Behind a call: drops what stands before its closing mark, or before what opens or closes next.
-bool JsonCallParser::StepClose() {
-  const bool sections = !format_.section_open.empty();
-  if (!sections) {  // text may follow a call that was not closed
-    DropSpace(&held_);
-    if (held_.starts_with(format_.call_close)) {
-      held_.erase(0, format_.call_close.size());
-    } else if (format_.call_close.starts_with(held_)) {
-      return false;
-    }
-    called_ = true;
-    state_ = State::kText;
-    return true;
-  }
-  const FoundMark found = FindMark(held_, {format_.call_close, format_.call_open, format_.section_close});
-  if (found.mark.empty()) {
-    held_.erase(
-        0, held_.size() - BegunAtEnd(held_, {format_.call_close, format_.call_open, format_.section_close}));
+// Behind a call, up to its closing mark.
+bool JsonCallParser::StepClose(ToolDelta* delta) {
+  if (!format_.section_open.empty()) return StepSectionClose(delta);
+  DropSpace(&held_);
+  if (held_.starts_with(format_.call_close)) {
+    held_.erase(0, format_.call_close.size());
+  } else if (format_.call_close.starts_with(held_)) {
     return false;
   }
-  held_.erase(0, found.at + (found.mark == format_.call_close ? found.mark.size() : 0));
+  called_ = true;  // text may follow a call that was not closed
+  state_ = State::kText;
+  return true;
+}
+
+// Up to the mark that closes the call, or opens or closes what comes next. Other text than arguments_close is
+// content, unless it stands for the arguments: "null" is none.
+bool JsonCallParser::StepSectionClose(ToolDelta* delta) {
+  const std::initializer_list<std::string_view> marks = {format_.call_close, format_.call_open,
+                                                         format_.section_close};
+  size_t end = std::min(FindMark(held_, marks).at, held_.size() - BegunAtEnd(held_, marks));
+  if (fenced_) {
+    const size_t start = std::min(held_.find_first_not_of(kSpace), end);
+    const std::string_view text = std::string_view(held_).substr(start, end - start);
+    if (text.starts_with(format_.arguments_close)) {
+      held_.erase(0, start + format_.arguments_close.size());
+      end -= start + format_.arguments_close.size();
+    } else if (end == held_.size() && format_.arguments_close.starts_with(text)) {
+      return false;
+    }
+    fenced_ = false;
+  }
+  if (skips_) {
+    held_.erase(0, end);
+  } else {
+    EmitStray(end, delta);
+  }
+  const FoundMark found = FindMark(held_, marks);
+  if (found.mark.empty()) return false;
+  if (found.mark == format_.call_close) {
+    if (!raw_.empty()) delta->content += found.mark;  // it closes what is no call
+    held_.erase(0, found.at + found.mark.size());
+  }
+  raw_.clear();
   called_ = true;
   state_ = State::kSection;
   return true;

@@ -13,7 +13,8 @@ struct JsonCallFormat {
   std::string_view
       arguments_open;  // behind the header; empty: the call is one object with name and arguments
   std::string_view call_close, section_close;
-  bool starts_bare = false;  // the output may begin with the object itself
+  bool starts_bare = false;               // the output may begin with the object itself
+  std::string_view arguments_close = "";  // in front of call_close; may be missing
 };
 
 class JsonCallParser : public ToolCallParser {
@@ -27,11 +28,14 @@ class JsonCallParser : public ToolCallParser {
   bool Step(ToolDelta* delta);  // false: wants more text
   bool StepStart();
   bool StepText(ToolDelta* delta);
-  bool StepSection();
+  bool StepSection(ToolDelta* delta);
   bool StepHeader(ToolDelta* delta);
   bool StepArguments(ToolDelta* delta);
   bool StepObject(ToolDelta* delta);
-  bool StepClose();
+  bool StepClose(ToolDelta* delta);
+  bool StepSectionClose(ToolDelta* delta);
+  bool ClosesHere(size_t at, bool* waits) const;
+  void EmitStray(size_t end, ToolDelta* delta);
   void Emit(ToolDelta* delta, std::string name, std::string id, std::string arguments);
 
   const JsonCallFormat format_;
@@ -40,6 +44,9 @@ class JsonCallParser : public ToolCallParser {
   std::string raw_;  // of the call at hand, to be shown when it turns out to be none
   JsonValueScan arguments_;
   CallObjectScan object_;
+  std::string space_;    // behind the arguments so far, and perhaps no part of them
+  bool fenced_ = false;  // arguments_close may still come
+  bool skips_ = false;   // the call has something else than an object of arguments
   bool named_ = false;   // the call at hand has been announced
   bool argued_ = false;  // and some of its arguments
   bool called_ = false;  // a call has ended

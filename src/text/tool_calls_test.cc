@@ -168,6 +168,84 @@ TEST(ToolCalls, TakesWhatModelsGetWrong) {
   }
 }
 
+TEST(ToolCalls, KeepsTextInsideASectionThatIsNoCall) {
+  const std::string begin = "<｜tool▁calls▁begin｜>", end = "<｜tool▁calls▁end｜>";
+  const std::string call =
+      "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{\"x\": 1}\n```<｜tool▁call▁end｜>";
+  struct Case {
+    std::string text, content;
+    size_t calls;
+  };
+  for (const Case& c : {
+           Case{begin + "I can't call." + end, "I can't call.", 0},
+           Case{begin + "First this: " + call + "\n" + call + " and done" + end + " bye",
+                "First this: and done bye", 2},
+           Case{begin + "cut off", "cut off", 0},
+           Case{begin + call + " and", "and", 1},
+           Case{begin + "<｜tool▁call▁begin｜>no name<｜tool▁call▁end｜>" + end,
+                "<｜tool▁call▁begin｜>no name<｜tool▁call▁end｜>", 0},
+           Case{begin +
+                    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{\"x\": 1}\n``` "
+                    "so<｜tool▁call▁end｜>" +
+                    end,
+                "so", 1},
+       }) {
+    for (const size_t size : {size_t{1}, size_t{4}, size_t{1000}}) {
+      const Parsed parsed = Parse(ToolFormat::kDeepSeekV3, c.text, size);
+      EXPECT_EQ(parsed.calls.size(), c.calls) << c.text;
+      for (const Json& one : parsed.calls) EXPECT_EQ(one["arguments"], R"({"x": 1})");
+      // White space around calls may go.
+      std::string content, expected;
+      for (const char letter : parsed.content) content += letter == ' ' ? "" : std::string(1, letter);
+      for (const char letter : c.content) expected += letter == ' ' ? "" : std::string(1, letter);
+      EXPECT_EQ(content, expected) << c.text << " by " << size;
+    }
+  }
+}
+
+TEST(ToolCalls, EndsUnclosedArgumentsAtTheFence) {
+  struct Case {
+    const char *written, *arguments;
+  };
+  for (const Case& c : {Case{"{\"x\": [1, {\"y\": 2}\n```", "{\"x\": [1, {\"y\": 2}"},
+                        Case{"{\"x\": 1,\n```", "{\"x\": 1,"}, Case{"{\"x\": \"open\n```", "{\"x\": \"open"},
+                        Case{"{\"x\": \"a\n```b\n\"}\n```", "{\"x\": \"a\n```b\n\"}"},
+                        Case{"{\"x\": \"``\" }\n```\n", "{\"x\": \"``\" }"}, Case{"null\n```", "{}"}}) {
+    const std::string text =
+        std::string("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n") +
+        c.written + "<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
+    for (const size_t size : {size_t{1}, size_t{4}, size_t{1000}}) {
+      const Parsed parsed = Parse(ToolFormat::kDeepSeekV3, text, size);
+      ASSERT_EQ(parsed.calls.size(), 1u) << text;
+      EXPECT_EQ(parsed.calls[0]["arguments"], c.arguments) << "by " << size;
+      EXPECT_EQ(parsed.content, "") << text;
+    }
+  }
+}
+
+// Arguments that are cut off are the same however they came.
+TEST(ToolCalls, KeepsTheLastSpaceOfACallThatIsCutOff) {
+  const std::string call = R"({"name": "f", "parameters": {"x": [1, { "y" : "a  b" } ], "z": )";
+  const std::string start = R"({"name": "f", "parameters": )";
+  for (const ToolFormat format : {ToolFormat::kLlama3, ToolFormat::kHermes, ToolFormat::kDeepSeekV3}) {
+    for (size_t length = start.size() + 1; length <= call.size(); ++length) {
+      std::string text = call.substr(0, length);
+      if (format == ToolFormat::kHermes) text.insert(0, "<tool_call>");
+      if (format == ToolFormat::kDeepSeekV3) {
+        text.replace(0, start.size(),
+                     "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n");
+      }
+      for (const size_t size : {size_t{1}, size_t{1000}}) {
+        const Parsed parsed = Parse(format, text, size);
+        ASSERT_EQ(parsed.calls.size(), 1u) << text;
+        EXPECT_EQ(parsed.calls[0]["arguments"], call.substr(start.size(), length - start.size()))
+            << "by " << size;
+        EXPECT_EQ(parsed.content, "");
+      }
+    }
+  }
+}
+
 TEST(ToolCalls, StreamsArgumentsAsTheyCome) {
   const auto parser = MakeToolCallParser(ToolFormat::kHermes, "");
   ToolDelta delta;
@@ -221,6 +299,29 @@ TEST(Reasoning, SplitsHoweverTheTextIsCut) {
       for (size_t at = 0; at < text.size(); at += size)
         splitter.Push(text.substr(at, size), &reasoning, &content);
       splitter.Finish(&reasoning, &content);
+      EXPECT_EQ(reasoning, c.reasoning) << text << " by " << size;
+      EXPECT_EQ(content, c.content) << text << " by " << size;
+    }
+  }
+}
+
+TEST(Reasoning, LeavesACallInAnUnclosedThoughtToTheCaller) {
+  struct Case {
+    const char *text, *reasoning, *content, *open;
+  };
+  for (const Case& c : {Case{"<think>why <tool_call>{} ", "why", "", " <tool_call>{} "},
+                        Case{"<think>why <tool_call>{}</tool_call> so</think> yes",
+                             "why <tool_call>{}</tool_call> so", "yes", ""},
+                        Case{"<think>why <tool_ca", "why <tool_ca", "", ""},
+                        Case{"<think>why</think><tool_call>", "why", "<tool_call>", ""},
+                        Case{"<think><tool_call>{}", "", "", "<tool_call>{}"}}) {
+    const std::string text = c.text;
+    for (const size_t size : {size_t{1}, size_t{3}, size_t{100}}) {
+      ReasoningSplitter splitter(ReasoningFormat::kThink, false, CallOpen(ToolFormat::kHermes));
+      std::string reasoning, content;
+      for (size_t at = 0; at < text.size(); at += size)
+        splitter.Push(text.substr(at, size), &reasoning, &content);
+      EXPECT_EQ(splitter.Finish(&reasoning, &content), c.open) << text << " by " << size;
       EXPECT_EQ(reasoning, c.reasoning) << text << " by " << size;
       EXPECT_EQ(content, c.content) << text << " by " << size;
     }

@@ -1,0 +1,51 @@
+// Tokens become thoughts, calls and content.
+#include "server/choice_text.h"
+
+#include <gtest/gtest.h>
+
+#include "server/test_model.h"
+
+namespace moesaic::server {
+namespace {
+
+// The answer `text`, token by token.
+ChoiceDelta Answer(const std::string& text) {
+  const ServedModel model = TinyModel();
+  GenerationSpec spec;
+  spec.tools = text::ToolFormat::kHermes;
+  spec.reasoning = text::ReasoningFormat::kThink;
+  ChoiceText choice(model, spec);
+  ChoiceDelta delta;
+  const std::vector<int32_t> ids = model.tokenizer.Encode(text, /*add_special=*/false).value();
+  for (const int32_t id : ids) {
+    EXPECT_TRUE(choice.Push(id, &delta).ok());
+  }
+  EXPECT_TRUE(choice.Finish(&delta).ok());
+  return delta;
+}
+
+TEST(ChoiceText, FindsACallInsideAThoughtThatIsNotClosed) {
+  const ChoiceDelta delta =
+      Answer("<think>I ask. <tool_call>{\"name\": \"f\", \"arguments\": {\"x\": 1}}</tool_call>");
+  EXPECT_EQ(delta.reasoning, "I ask.");
+  EXPECT_EQ(delta.content, "");
+  ASSERT_FALSE(delta.calls.empty());
+  EXPECT_EQ(delta.calls[0].name, "f");
+  std::string arguments;
+  for (const text::ToolCallDelta& call : delta.calls) arguments += call.arguments;
+  EXPECT_EQ(arguments, R"({"x": 1})");
+}
+
+TEST(ChoiceText, KeepsAThoughtAboutCallsAThought) {
+  const ChoiceDelta closed =
+      Answer("<think>Say <tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>?</think>No.");
+  EXPECT_EQ(closed.reasoning, "Say <tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>?");
+  EXPECT_EQ(closed.content, "No.");
+  EXPECT_TRUE(closed.calls.empty());
+  const ChoiceDelta open = Answer("<think>The mark is <tool_call> and then");
+  EXPECT_EQ(open.reasoning, "The mark is <tool_call> and then");
+  EXPECT_EQ(open.content, "");
+}
+
+}  // namespace
+}  // namespace moesaic::server

@@ -1,7 +1,9 @@
 #include "server/json_fields.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "base/check.h"
 #include "server/api_error.h"
 
 namespace moesaic::server {
@@ -54,20 +56,126 @@ Status CheckShape(std::string_view text) {
   return OkStatus();
 }
 
+// Integers that 64 bits cannot hold are kept as their digits, in JSON's type for binary values.
+Json WideInteger(const std::string& digits) { return Json::binary({digits.begin(), digits.end()}); }
+
+bool HasWideInteger(const Json& json) {
+  if (!json.is_structured()) return json.is_binary();
+  return std::any_of(json.begin(), json.end(), HasWideInteger);
+}
+
+std::string DumpPlain(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
+
+void Write(const Json& json, const char* comma, const char* colon, std::string* text) {
+  if (json.is_binary()) {
+    text->append(json.get_binary().begin(), json.get_binary().end());
+  } else if (json.is_structured()) {
+    *text += json.is_object() ? '{' : '[';
+    bool first = true;
+    for (const auto& [key, value] : json.items()) {
+      if (!std::exchange(first, false)) *text += comma;
+      if (json.is_object()) *text += DumpPlain(key) + colon;
+      Write(value, comma, colon, text);
+    }
+    *text += json.is_object() ? '}' : ']';
+  } else {
+    *text += DumpPlain(json);
+  }
+}
+
+// Builds values from the parser's events, as Json::parse does, but keeps the digits of wide integers.
+class JsonBuilder : public nlohmann::json_sax<Json> {
+ public:
+  explicit JsonBuilder(Json* root) : root_(root) {}
+  const std::string& error() const { return error_; }
+
+  bool null() override { return Add(nullptr); }
+  bool boolean(bool value) override { return Add(value); }
+  bool number_integer(number_integer_t value) override { return Add(value); }
+  bool number_unsigned(number_unsigned_t value) override { return Add(value); }
+  bool number_float(number_float_t value, const string_t& digits) override {
+    const bool integer = digits.find_first_not_of("-0123456789") == std::string::npos;
+    return Add(integer ? WideInteger(digits) : Json(value));
+  }
+  bool string(string_t& value) override { return Add(std::move(value)); }
+  bool binary(binary_t&) override { return false; }  // JSON text has none
+  bool start_object(size_t) override { return Open(Json::object()); }
+  bool start_array(size_t) override { return Open(Json::array()); }
+  bool key(string_t& name) override {
+    member_ = &(*open_.back())[name];
+    return true;
+  }
+  bool end_object() override { return Close(); }
+  bool end_array() override { return Close(); }
+  bool parse_error(size_t, const std::string&, const nlohmann::detail::exception& error) override {
+    error_ = error.what();
+    if (const size_t bracket = error_.find("] "); bracket != std::string::npos) error_.erase(0, bracket + 2);
+    return false;
+  }
+
+ private:
+  Json* Put(Json value) {
+    if (open_.empty()) {
+      *root_ = std::move(value);
+      return root_;
+    }
+    if (open_.back()->is_array()) {
+      open_.back()->push_back(std::move(value));
+      return &open_.back()->back();
+    }
+    *member_ = std::move(value);
+    return member_;
+  }
+  bool Add(Json value) {
+    Put(std::move(value));
+    return true;
+  }
+  bool Open(Json value) {
+    open_.push_back(Put(std::move(value)));
+    return true;
+  }
+  bool Close() {
+    open_.pop_back();
+    return true;
+  }
+
+  Json* const root_;
+  std::vector<Json*> open_;  // the arrays and objects around the next value
+  Json* member_ = nullptr;   // of the innermost object: the value of the last key
+  std::string error_;
+};
+
 }  // namespace
 
 StatusOr<Json> ParseJson(std::string_view text) {
   RETURN_IF_ERROR(CheckShape(text));
-  try {
-    return Json::parse(text);
-  } catch (const Json::exception& error) {
-    std::string what = error.what();
-    if (const size_t bracket = what.find("] "); bracket != std::string::npos) what = what.substr(bracket + 2);
-    return FieldError("", "invalid_json", "the body is not valid JSON: " + what);
+  Json json;
+  JsonBuilder builder(&json);
+  if (!Json::sax_parse(text, &builder)) {
+    return FieldError("", "invalid_json", "the body is not valid JSON: " + builder.error());
   }
+  return json;
 }
 
-std::string Dump(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
+Json ParseDumped(std::string_view text) {
+  Json json;
+  JsonBuilder builder(&json);
+  MOESAIC_CHECK(Json::sax_parse(text, &builder));
+  return json;
+}
+
+std::string Dump(const Json& json) {
+  if (!HasWideInteger(json)) return DumpPlain(json);
+  std::string text;
+  Write(json, ",", ":", &text);
+  return text;
+}
+
+std::string DumpSpaced(const Json& json) {
+  std::string text;
+  Write(json, ", ", ": ", &text);
+  return text;
+}
 
 const char* KindOf(const Json& json) {
   switch (json.type()) {
@@ -83,6 +191,8 @@ const char* KindOf(const Json& json) {
       return "a boolean";
     case Json::value_t::number_float:
       return "a decimal";
+    case Json::value_t::binary:
+      return "an integer of more than 64 bits";
     default:
       return "an integer";
   }

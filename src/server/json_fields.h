@@ -16,10 +16,16 @@ namespace moesaic::server {
 using Json = nlohmann::ordered_json;
 
 /// Parses a request's body: one JSON value of UTF-8 text, at most 64 levels deep and 1,024 members an object.
+/// An integer of more than 64 bits becomes a binary value that holds its digits, which Dump writes again.
 StatusOr<Json> ParseJson(std::string_view text);
+
+/// Parses text that Dump wrote, however deep.
+Json ParseDumped(std::string_view text);
 
 /// As text, with bytes that are not UTF-8 replaced.
 std::string Dump(const Json& json);
+/// Likewise, with a space behind each comma and colon, as Python's json.dumps writes.
+std::string DumpSpaced(const Json& json);
 
 /// Reads members of one object, each at most once. A member that is absent or null leaves its target as it
 /// is. The first fault is kept in `status`, and everything after it does nothing.

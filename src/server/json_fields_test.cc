@@ -82,5 +82,23 @@ TEST(Errors, HaveTheShapeOfTheirApi) {
   EXPECT_EQ(full.headers.back(), (std::pair<std::string, std::string>("retry-after", "1")));
 }
 
+// JSON's numbers have no bounds; those of 64 bits stay numbers, and wider ones keep their digits.
+TEST(Json, KeepsTheDigitsOfWideIntegers) {
+  const std::string text =
+      R"({"a":[18446744073709551615,18446744073709551616,-9223372036854775809],"b":{"c":123456789012345678901234567890}})";
+  const Json json = *ParseJson(text);
+  EXPECT_EQ(Dump(json), text);
+  EXPECT_EQ(DumpSpaced(*ParseJson(R"({"a":[1,2.5,"x: ,"],"b":{}})")), R"({"a": [1, 2.5, "x: ,"], "b": {}})");
+  Fields fields(json, "");
+  int64_t value = 0;
+  fields.Int("b", 0, 1, &value);
+  EXPECT_FALSE(fields.ok());
+  const Json wide = *ParseJson(R"({"n": 123456789012345678901234567890})");
+  Fields one(wide, "");
+  one.Int("n", 0, 1, &value);
+  EXPECT_EQ(Message(one.status()),
+            "Invalid type for 'n': expected an integer, but got an integer of more than 64 bits instead.");
+}
+
 }  // namespace
 }  // namespace moesaic::server

@@ -1,7 +1,7 @@
 //! Chat templates across the bridge.
 
 use crate::guard::{fail, guarded, BridgeError, Result, CHAT_TEMPLATE};
-use crate::jinja::{Options, Template as Compiled};
+use crate::jinja::{tag, Options, Template as Compiled};
 use serde_json::Value;
 
 pub struct Template(Compiled);
@@ -19,13 +19,16 @@ impl Template {
     /// `aliases`: messages' reasoning is given under all its names, as `transformers` does.
     pub fn render(&self, context: &[u8], may_mutate: bool, now: i64, aliases: bool) -> Result<Vec<u8>> {
         guarded(CHAT_TEMPLATE, || {
+            let text =
+                std::str::from_utf8(context).map_err(|_| BridgeError("the context is not UTF-8".into()))?;
+            let (text, tag) = tag(text);
             let mut context: Value =
-                serde_json::from_slice(context).map_err(|e| BridgeError(format!("context: {e}")))?;
+                serde_json::from_str(&text).map_err(|e| BridgeError(format!("context: {e}")))?;
             if aliases {
                 context.get_mut("messages").map(alias_reasoning);
             }
             let options = Options { may_mutate, now: (now >= 0).then_some(now) };
-            Ok(self.0.render(context, options).map_err(fail)?.into_bytes())
+            Ok(self.0.render(context, tag.as_ref(), options).map_err(fail)?.into_bytes())
         })
     }
 }

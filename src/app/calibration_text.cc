@@ -1,12 +1,12 @@
 #include "app/calibration_text.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
+#include <optional>
 #include <sstream>
 
+#include "app/chat_request.h"
 #include "app/input.h"
 #include "app/model_text.h"
-#include "checkpoint/json_text.h"
 #include "models/model_info.h"
 #include "quantizer/carve.h"
 
@@ -37,9 +37,10 @@ class Cutter {
   Sequences sequences_;
 };
 
-StatusOr<std::string> TextOf(const std::string& line, const ModelText& model) {
-  const nlohmann::json record =
-      checkpoint::IsShallowJson(line) ? nlohmann::json::parse(line, nullptr, false) : nlohmann::json();
+// `chat`: null where the model has no template.
+StatusOr<std::string> TextOf(const std::string& line, const ModelText& model,
+                             const server::PromptTemplate* chat) {
+  const server::Json record = server::ParseJson(line).value_or(server::Json());
   if (record.is_object() && record.contains("text") && record["text"].is_string()) {
     return record["text"].get<std::string>();
   }
@@ -48,21 +49,19 @@ StatusOr<std::string> TextOf(const std::string& line, const ModelText& model) {
                            line.substr(0, 80));
   }
   RETURN_IF_ERROR(model.chat.status());
-  text::ChatInput input;
-  input.messages_json = record["messages"].dump();
-  if (record.contains("tools") && record["tools"].is_array()) input.tools_json = record["tools"].dump();
-  input.add_generation_prompt = false;
-  return model.chat->Render(input);
+  return RenderRequest(*chat, record, /*add_generation_prompt=*/false);
 }
 
 Status ReadLines(const CalibrationFile& file, const std::string& contents, const ModelText& model,
                  Cutter* cutter) {
+  std::optional<server::PromptTemplate> chat;
+  if (model.chat.ok()) chat.emplace(*model.chat);
   std::istringstream lines(contents);
   std::string line;
   for (int number = 1; !cutter->full() && std::getline(lines, line); ++number) {
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
     const std::string where = fmt::format("{}:{}", file.path, number);
-    const StatusOr<std::string> text = TextOf(line, model);
+    const StatusOr<std::string> text = TextOf(line, model, chat ? &*chat : nullptr);
     if (!text.ok()) return Annotate(text.status(), where);
     const StatusOr<std::vector<int32_t>> ids = model.tokenizer->Encode(*text, /*add_special=*/false);
     if (!ids.ok()) return Annotate(ids.status(), where);

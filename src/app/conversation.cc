@@ -8,15 +8,16 @@
 namespace moesaic::app {
 namespace {
 
-nlohmann::json Messages(const std::string& system, const std::vector<Conversation::Message>& messages) {
-  nlohmann::json all = nlohmann::json::array();
+nlohmann::ordered_json Messages(const std::string& system,
+                                const std::vector<Conversation::Message>& messages) {
+  nlohmann::ordered_json all = nlohmann::ordered_json::array();
   if (!system.empty()) all.push_back({{"role", "system"}, {"content", system}});
   for (const auto& message : messages) all.push_back({{"role", message.role}, {"content", message.content}});
   return all;
 }
 
 // What was typed may be cut inside a character; a template wants UTF-8.
-std::string Dump(const nlohmann::json& json, int indent) {
+std::string Dump(const nlohmann::ordered_json& json, int indent) {
   return json.dump(indent, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 

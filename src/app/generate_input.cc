@@ -1,9 +1,10 @@
 #include "app/generate_input.h"
 
 #include <limits>
-#include <nlohmann/json.hpp>
+#include <optional>
 #include <sstream>
 
+#include "app/chat_request.h"
 #include "app/input.h"
 
 namespace moesaic::app {
@@ -15,26 +16,26 @@ StatusOr<std::vector<int32_t>> Tokenize(const ModelText& text, const std::string
 }
 
 // A chat request: its messages as the model's template renders them, ready for the answer.
-StatusOr<std::vector<int32_t>> RenderChat(const ModelText& text, const nlohmann::json& request) {
+StatusOr<std::vector<int32_t>> RenderChat(const ModelText& text, const server::PromptTemplate* chat,
+                                          const server::Json& request) {
   RETURN_IF_ERROR(text.chat.status());
-  text::ChatInput input;
-  input.messages_json = request["messages"].dump();
-  if (request.contains("tools")) input.tools_json = request["tools"].dump();
-  input.add_generation_prompt = true;
-  ASSIGN_OR_RETURN(const std::string prompt, text.chat->Render(input));
+  ASSIGN_OR_RETURN(const std::string prompt, RenderRequest(*chat, request, /*add_generation_prompt=*/true));
   return Tokenize(text, prompt, /*add_special=*/false);  // the template writes BOS itself
 }
 
-StatusOr<Prompt> ParseLine(const std::string& line, const ModelText& text, bool add_special) {
-  const nlohmann::json json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) return InvalidArgument("not a JSON object");
+// `chat`: null where the model has no template.
+StatusOr<Prompt> ParseLine(const std::string& line, const ModelText& text, const server::PromptTemplate* chat,
+                           bool add_special) {
+  const StatusOr<server::Json> parsed = server::ParseJson(line);
+  if (!parsed.ok() || !parsed->is_object()) return InvalidArgument("not a JSON object");
+  const server::Json& json = *parsed;
   Prompt prompt;
-  if (json.contains("id")) prompt.id = json["id"].dump();
+  if (json.contains("id")) prompt.id = server::Dump(json["id"]);
   if (const auto ids = json.find("ids"); ids != json.end()) {
     if (!ids->is_array()) return InvalidArgument("\"ids\" must be an array of integers");
-    for (const nlohmann::json& id : *ids) {
+    for (const server::Json& id : *ids) {
       if (!id.is_number_integer() || id < 0 || id > std::numeric_limits<int32_t>::max()) {
-        return InvalidArgument("\"ids\" must be an array of token ids, found {}", id.dump());
+        return InvalidArgument("\"ids\" must be an array of token ids, found {}", server::Dump(id));
       }
       prompt.ids.push_back(id.get<int32_t>());
     }
@@ -42,7 +43,7 @@ StatusOr<Prompt> ParseLine(const std::string& line, const ModelText& text, bool 
   }
   if (json.contains("messages")) {
     if (!json["messages"].is_array()) return InvalidArgument("\"messages\" must be an array");
-    ASSIGN_OR_RETURN(prompt.ids, RenderChat(text, json));
+    ASSIGN_OR_RETURN(prompt.ids, RenderChat(text, chat, json));
     return prompt;
   }
   const auto field = json.contains("prompt") ? json.find("prompt") : json.find("text");
@@ -57,11 +58,13 @@ StatusOr<Prompt> ParseLine(const std::string& line, const ModelText& text, bool 
 Status ReadLines(const std::string& path, const ModelText& text, bool add_special,
                  std::vector<Prompt>* prompts) {
   ASSIGN_OR_RETURN(std::string contents, ReadInput(path));
+  std::optional<server::PromptTemplate> chat;
+  if (text.chat.ok()) chat.emplace(*text.chat);
   std::istringstream stream(std::move(contents));
   std::string line;
   for (int number = 1; std::getline(stream, line); ++number) {
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
-    auto prompt = ParseLine(line, text, add_special);
+    auto prompt = ParseLine(line, text, chat ? &*chat : nullptr, add_special);
     if (!prompt.ok()) return Annotate(prompt.status(), fmt::format("{}:{}", InputName(path), number));
     prompts->push_back(*std::move(prompt));
   }

@@ -62,7 +62,7 @@ StatusOr<server::ServedModel> ServeModel(const ServeFlags& flags, const ModelTex
   // A model without a template serves completions; one with a broken template is at fault.
   if (!text.chat.ok() && text.chat.status().code() != StatusCode::kNotFound) return text.chat.status();
   if (text.chat.ok()) {
-    model.chat = *text.chat;
+    model.chat.emplace(*text.chat);
     model.tools = text::DetectToolFormat(text.chat->source());
     model.reasoning = text::DetectReasoningFormat(text.chat->source());
   }

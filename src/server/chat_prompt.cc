@@ -8,11 +8,18 @@
 namespace moesaic::server {
 namespace {
 
-// Templates want the arguments of earlier calls as an object; what is none stays a string.
-Json ArgumentsOf(const std::string& text) {
-  StatusOr<Json> parsed = ParseJson(text);
-  if (parsed.ok() && parsed->is_object()) return *std::move(parsed);
-  return text.empty() ? Json::object() : Json(text);
+// Names that chat_template_kwargs must not set.
+constexpr const char* kReservedVariables[] = {
+    "messages",      "tools",    "documents",    "add_generation_prompt", "continue_final_message",
+    "chat_template", "tokenize", "strftime_now", "raise_exception"};
+
+// OpenAI's clients send arguments as JSON text, data sets often as an object.
+Json ReadArguments(Fields& function) {
+  const Json* arguments = function.Any("arguments");
+  if (arguments == nullptr) return "";
+  if (arguments->is_string() || arguments->is_object()) return *arguments;
+  function.FailType("arguments", "a string or an object", *arguments);
+  return "";
 }
 
 StatusOr<Json> ReadCalls(const Json& calls, const std::string& path) {
@@ -20,7 +27,7 @@ StatusOr<Json> ReadCalls(const Json& calls, const std::string& path) {
   for (size_t i = 0; i < calls.size(); ++i) {
     const std::string at = fmt::format("{}[{}]", path, i);
     Fields call(calls[i], at);
-    std::string id, name, arguments;
+    std::string id, name;
     call.String("id", &id);
     const Json* function = call.Object("function");
     if (call.ok() && function == nullptr)
@@ -29,11 +36,11 @@ StatusOr<Json> ReadCalls(const Json& calls, const std::string& path) {
     RETURN_IF_ERROR(call.status());
     Fields fields(*function, at + ".function");
     fields.String("name", &name);
-    fields.String("arguments", &arguments);
+    Json arguments = ReadArguments(fields);
     RETURN_IF_ERROR(fields.status());
     read.push_back({{"id", id},
                     {"type", "function"},
-                    {"function", {{"name", name}, {"arguments", ArgumentsOf(arguments)}}}});
+                    {"function", {{"name", name}, {"arguments", std::move(arguments)}}}});
   }
   return read;
 }
@@ -72,6 +79,21 @@ void ReadToolChoice(Fields& body, Conversation* conversation) {
   if (body.ok() && conversation->tool_use == ToolUse::kRequired && conversation->tools.empty()) {
     body.Fail("tool_choice", "invalid_value", "Invalid 'tool_choice': 'required' needs 'tools'");
   }
+}
+
+// Further variables of the template. Those that the request's own fields set have one source.
+void ReadVariables(Fields& body, Json* variables) {
+  const Json* object = body.Object("chat_template_kwargs");
+  if (object == nullptr) return;
+  Fields fields(*object, "chat_template_kwargs");
+  for (const char* reserved : kReservedVariables) {
+    if (!object->contains(reserved)) continue;
+    fields.Fail(reserved, "invalid_value",
+                fmt::format("Invalid '{}': '{}' is reserved; use the request's own fields",
+                            fields.Path(reserved), reserved));
+  }
+  body.Merge(fields.status());
+  *variables = *object;
 }
 
 // Where the last message's text ends in the prompt, whatever the template writes behind it.
@@ -179,7 +201,7 @@ Conversation ReadConversation(Fields& body) {
   if (body.Has("chat_template")) {
     body.Fail("chat_template", "invalid_value", "'chat_template' is the server's, not the request's");
   }
-  if (const Json* variables = body.Object("chat_template_kwargs")) conversation.variables = *variables;
+  ReadVariables(body, &conversation.variables);
   if (const Json* documents = body.Array("documents")) conversation.documents = *documents;
   std::string effort;
   body.String("reasoning_effort", &effort);
@@ -187,24 +209,24 @@ Conversation ReadConversation(Fields& body) {
   return conversation;
 }
 
-StatusOr<Prompt> RenderPrompt(const ServedModel& model, const Conversation& conversation) {
-  if (!model.chat) {
-    return InvalidArgument("this model has no chat template: use /v1/completions");
-  }
+StatusOr<std::string> RenderText(const PromptTemplate& chat, const Conversation& conversation) {
   text::ChatInput input;
-  input.messages_json = Dump(conversation.messages);
   if (!conversation.tools.empty() && conversation.tool_use != ToolUse::kNone)
     input.tools_json = Dump(conversation.tools);
   if (conversation.documents.is_array()) input.documents_json = Dump(conversation.documents);
   if (!conversation.variables.empty()) input.variables_json = Dump(conversation.variables);
   input.add_generation_prompt = conversation.add_generation_prompt && !conversation.continue_last;
+  ASSIGN_OR_RETURN(std::string text, chat.Render(conversation.messages, std::move(input)));
+  if (conversation.continue_last) RETURN_IF_ERROR(CutBehindLast(conversation, &text));
+  return text;
+}
+
+StatusOr<Prompt> RenderPrompt(const ServedModel& model, const Conversation& conversation) {
+  if (!model.chat) {
+    return InvalidArgument("this model has no chat template: use /v1/completions");
+  }
   Prompt prompt;
-  StatusOr<std::string> text = model.chat->Render(input);
-  if (!text.ok())
-    return FieldError("messages", "template_error",
-                      "the chat template refuses this: " + Message(text.status()));
-  prompt.text = *std::move(text);
-  if (conversation.continue_last) RETURN_IF_ERROR(CutBehindLast(conversation, &prompt.text));
+  ASSIGN_OR_RETURN(prompt.text, RenderText(*model.chat, conversation));
   ASSIGN_OR_RETURN(prompt.ids, model.Encode(prompt.text, /*add_special=*/false, "messages"));
   prompt.in_reasoning = text::EndsInReasoning(model.reasoning, prompt.text);
   return prompt;

@@ -14,8 +14,10 @@ namespace moesaic::server {
 enum class ToolUse { kNone, kAuto, kRequired, kNamed };
 
 struct Conversation {
-  Json messages = Json::array();  // roles system, user, assistant and tool; contents are strings
-  Json tools = Json::array();     // {"type": "function", "function": {...}}
+  /// Roles system, user, assistant and tool. Contents are strings; arguments of calls are as the client sent
+  /// them, JSON text or an object. PromptTemplate brings both into the form that the template shows.
+  Json messages = Json::array();
+  Json tools = Json::array();  // {"type": "function", "function": {...}}
   ToolUse tool_use = ToolUse::kNone;
   std::string tool_name;  // with kNamed
   bool parallel_calls = true;
@@ -40,7 +42,10 @@ struct Prompt {
   bool in_reasoning = false;  // the template left a thought open
 };
 
-/// InvalidArgument with what the template raises.
+/// The prompt's text. InvalidArgument with the template's error.
+StatusOr<std::string> RenderText(const PromptTemplate& chat, const Conversation& conversation);
+
+/// RenderText with the model's template, and its tokens.
 StatusOr<Prompt> RenderPrompt(const ServedModel& model, const Conversation& conversation);
 
 }  // namespace moesaic::server

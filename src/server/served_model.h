@@ -9,7 +9,7 @@
 
 #include "engine/engine_thread.h"
 #include "engine/request.h"
-#include "text/chat_template.h"
+#include "server/prompt_template.h"
 #include "text/grammar.h"
 #include "text/reasoning.h"
 #include "text/tokenizer.h"
@@ -20,7 +20,7 @@ namespace moesaic::server {
 struct ServedModel {
   std::vector<std::string> names;  ///< that requests may use; the first is shown
   text::Tokenizer tokenizer;
-  std::optional<text::ChatTemplate> chat;  ///< none: the chat endpoints say so
+  std::optional<PromptTemplate> chat;  ///< none: the chat endpoints say so
   text::GrammarCompiler grammars;
   text::ToolFormat tools = text::ToolFormat::kNone;
   text::ReasoningFormat reasoning = text::ReasoningFormat::kNone;

@@ -107,11 +107,11 @@ TEST(Tools, ReachTheTemplateInOneForm) {
 TEST(Tools, HaveADescriptionAndParametersForTheTemplate) {
   ServedModel model = TinyModel();
   model.max_context = 4096;
-  model.chat =
+  model.chat.emplace(
       text::ChatTemplate::FromSource(
           "{% for tool in tools %}{% set f = tool.function %}{{ f.name + ':' + f.description }}|"
           "{% for name in f.parameters.properties | default({}) %}{{ name }}{% endfor %};{% endfor %}")
-          .value();
+          .value());
   const Json bare = Parsed(R"([{"name": "stop"}, {"name": "go", "description": null, "parameters": null}])");
   for (const Api api : kApis) {
     auto read = Read(api, bare);

@@ -31,7 +31,7 @@ class StandardOutputTest(cli.TalkingCase):
             (["--help"], ""), (["--version"], ""), (["chat", "--help"], ""), (["completion", "fish"], ""),
             (["doctor", "--quick"], ""), (["doctor", "--quick", "--json"], ""), (["inspect", self.model, "--tensors"], ""),
             (["inspect", self.model, "--json"], ""), (["tokenize", self.model, "hello"], ""),
-            (["tokenize", self.model], '{"text": "hello"}\n'), (["render", self.model], '{"messages": []}'),
+            (["tokenize", self.model], '{"text": "hello"}\n'), (["render", self.model], '{"messages": [{"role": "user", "content": "Hi"}]}'),
             (["generate", self.model, "--prompt", "hello", *prompt], ""),
             (["generate", self.model, "--prompt", "a", "--prompt", "b", "--format", "jsonl", *prompt], ""),
             (["chat", self.model, "-p", "hello", "-q", *prompt], ""), (["chat", self.model, "-q", *prompt], "hello\nagain\n"),

@@ -1,0 +1,223 @@
+// Conversations as templates show them.
+#include "server/chat_prompt.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <sstream>
+
+#include "server/api_error.h"
+
+namespace moesaic::server {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+std::string ReadText(const std::filesystem::path& path) {
+  std::ostringstream text;
+  text << std::ifstream(path, std::ios::binary).rdbuf();
+  return text.str();
+}
+
+PromptTemplate TemplateOf(const std::string& source) {
+  text::ChatTemplate chat = text::ChatTemplate::FromSource(source).value();
+  chat.SetToken("bos_token", "<s>");
+  chat.SetToken("eos_token", "</s>");
+  return PromptTemplate(std::move(chat));
+}
+
+StatusOr<std::string> Render(const PromptTemplate& chat, const Json& request) {
+  Fields body(request, "");
+  const Conversation conversation = ReadConversation(body);
+  RETURN_IF_ERROR(body.status());
+  return RenderText(chat, conversation);
+}
+
+Json Call(int number, const Json& arguments) {
+  return {{"id", fmt::format("callno{:03}", number)},
+          {"type", "function"},
+          {"function", {{"name", "get_weather"}, {"arguments", arguments}}}};
+}
+
+Json One(const Json& arguments) { return Json::array({Call(0, arguments)}); }
+
+Json Result(int number) {
+  return {{"role", "tool"}, {"content", "12 degrees"}, {"tool_call_id", fmt::format("callno{:03}", number)}};
+}
+
+// A chat that called a tool. `content` null: the member is absent.
+Json Request(const Json& content, const Json& calls, bool with_tools = true) {
+  Json assistant = {{"role", "assistant"}, {"tool_calls", calls}};
+  if (!content.is_null()) assistant["content"] = content;
+  Json messages = Json::array({Json{{"role", "user"}, {"content", "Weather?"}}, assistant});
+  for (size_t i = 0; i < calls.size(); ++i) messages.push_back(Result(static_cast<int>(i)));
+  Json request = {{"messages", std::move(messages)}};
+  if (with_tools) {
+    request["tools"] = Json::parse(R"([{"type": "function", "function": {"name": "get_weather",
+        "description": "Weather of a city", "parameters": {"type": "object",
+        "properties": {"city": {"type": "string", "description": "City"}}, "required": ["city"]}}}])");
+  }
+  return request;
+}
+
+std::filesystem::path Templates() {
+  return std::filesystem::path(MOESAIC_SOURCE_DIR) / ".." / "shared" / "data" / "templates" / "jinja";
+}
+
+std::vector<std::filesystem::path> TemplatesWithCalls() {
+  std::vector<std::filesystem::path> paths;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(Templates())) {
+    if (entry.path().extension() != ".jinja") continue;
+    if (ReadText(entry.path()).find("tool_calls") != std::string::npos) paths.push_back(entry.path());
+  }
+  std::ranges::sort(paths);
+  return paths;
+}
+
+// A call of the history is in the prompt of every template, with its arguments, or the request is refused.
+TEST(CallHistory, IsInThePromptOfEveryTemplateOrRefused) {
+  if (!std::filesystem::exists(Templates())) GTEST_SKIP() << "no test data: " << Templates();
+  int shown = 0, refused = 0;
+  for (const auto& path : TemplatesWithCalls()) {
+    SCOPED_TRACE(path.filename().string());
+    const PromptTemplate chat = TemplateOf(ReadText(path));
+    for (const Json& content : {Json(), Json(""), Json("I look it up.")}) {
+      for (const int calls : {1, 2}) {
+        for (const bool with_tools : {true, false}) {
+          Json list = Json::array();
+          for (int i = 0; i < calls; ++i)
+            list.push_back(Call(i, fmt::format(R"({{"city": "Springfield {}"}})", i)));
+          const StatusOr<std::string> prompt = Render(chat, Request(content, list, with_tools));
+          if (!prompt.ok()) {
+            EXPECT_EQ(ErrorOf(prompt.status()).http_status, 400);
+            ++refused;
+            continue;
+          }
+          ++shown;
+          for (int i = 0; i < calls; ++i) {
+            EXPECT_THAT(*prompt, HasSubstr(fmt::format("Springfield {}", i)));
+          }
+          EXPECT_THAT(*prompt, Not(HasSubstr(R"(\"city)"))) << "escaped twice";
+          EXPECT_THAT(*prompt, Not(HasSubstr("'city': '"))) << "as Python prints it";
+        }
+      }
+    }
+  }
+  std::cout << shown << " conversations shown, " << refused << " refused\n";
+  EXPECT_GT(shown, 900);
+  EXPECT_LT(refused, 130);
+}
+
+// One call without text is the commonest history: only templates that fail on it themselves refuse it.
+TEST(CallHistory, OfOneCallIsRefusedByFewTemplates) {
+  if (!std::filesystem::exists(Templates())) GTEST_SKIP() << "no test data: " << Templates();
+  std::vector<std::string> refusing;
+  for (const auto& path : TemplatesWithCalls()) {
+    const auto prompt =
+        Render(TemplateOf(ReadText(path)), Request(Json(), One(R"({"city": "Springfield"})")));
+    if (!prompt.ok()) refusing.push_back(path.filename().string());
+  }
+  // The first wants a variable "functions"; the second writes a generator as JSON.
+  EXPECT_THAT(refusing, testing::ElementsAre("fireworks-ai-llama-3-firefunction-v2.jinja",
+                                             "llama-cpp-deepseek-r1.jinja"));
+}
+
+TEST(CallHistory, IsWrittenAsDeepSeekV3WritesIt) {
+  const auto path = Templates() / "hf-deepseek_v3.jinja";
+  if (!std::filesystem::exists(path)) GTEST_SKIP() << "no test data: " << path;
+  const PromptTemplate chat = TemplateOf(ReadText(path));
+  EXPECT_EQ(chat.call_form().content, CallForm::Content::kNull);
+  EXPECT_TRUE(chat.call_form().text_arguments);
+  const std::string call =
+      "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
+      "{\"city\":  \"Rome\"}\n```<｜tool▁call▁end｜>";
+  const Json calls = One(R"({"city":  "Rome"})");
+  EXPECT_THAT(*Render(chat, Request(Json(), calls)), HasSubstr(call));
+  // Text beside the call becomes a message of its own: the template shows one or the other.
+  EXPECT_THAT(*Render(chat, Request("Let me see.", calls)),
+              HasSubstr("<｜Assistant｜>Let me see.<｜end▁of▁sentence｜><｜Assistant｜>" + call));
+}
+
+TEST(CallHistory, AddsNoEmptyTurn) {
+  const auto path = Templates() / "llama.cpp" / "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B.jinja";
+  if (!std::filesystem::exists(path)) GTEST_SKIP() << "no test data: " << path;
+  const auto prompt = Render(TemplateOf(ReadText(path)), Request("", One(R"({"city": "Rome"})")));
+  ASSERT_TRUE(prompt.ok()) << Message(prompt.status());
+  EXPECT_THAT(*prompt, HasSubstr(R"({"city": "Rome"})"));
+  EXPECT_THAT(*prompt, Not(HasSubstr("<｜Assistant｜><｜end▁of▁sentence｜>")));
+}
+
+// Templates in a few words, and the form that each shows.
+TEST(CallHistory, TakesTheFormThatTheTemplateShows) {
+  const auto form = [](const std::string& message) {
+    return TemplateOf("{% for m in messages %}{% if m.tool_calls %}{% set c = m.tool_calls[0].function %}" +
+                      message + "{% else %}{{ m.content }}{% endif %}{% endfor %}")
+        .call_form();
+  };
+  using Content = CallForm::Content;
+  const CallForm json = form("{{ m.content }}{{ c.arguments | tojson }}");
+  EXPECT_EQ(json.content, Content::kEmpty);
+  EXPECT_FALSE(json.text_arguments);
+  EXPECT_FALSE(json.split);
+  EXPECT_TRUE(form("{{ 'call ' + c.arguments }}").text_arguments);
+  EXPECT_TRUE(form("{{ c.arguments }}").text_arguments) << "an object would be Python's";
+  EXPECT_EQ(form("{% if m.content is none %}{{ c.arguments | tojson }}{% endif %}").content, Content::kNull);
+  EXPECT_EQ(form("{% if m.content is not defined %}{{ c.arguments | tojson }}{% endif %}").content,
+            Content::kAbsent);
+  EXPECT_TRUE(form("{% if m.content %}{{ m.content }}{% else %}{{ c.arguments | tojson }}{% endif %}").split);
+}
+
+TEST(CallHistory, IsRefusedWhereTheTemplateLeavesItOut) {
+  const PromptTemplate first = TemplateOf(
+      "{% for m in messages %}{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls[0].function.arguments | "
+      "tojson }}"
+      "{% endif %}{% endfor %}");
+  EXPECT_TRUE(Render(first, Request("", One(R"({"city": "Rome"})"))).ok());
+  // The second call has the first one's arguments: the text alone would not tell.
+  const auto two = Render(
+      first, Request("", Json::array({Call(0, R"({"city": "Rome"})"), Call(1, R"({"city": "Rome"})")})));
+  EXPECT_EQ(ErrorOf(two.status()).http_status, 400);
+  EXPECT_THAT(Message(two.status()), HasSubstr("leaves out tool call 2 of 2"));
+  const PromptTemplate none = TemplateOf("{% for m in messages %}{{ m.content }}{% endfor %}");
+  EXPECT_FALSE(Render(none, Request("", One("{}"))).ok());
+}
+
+TEST(CallHistory, KeepsArgumentsAsTheyWereSent) {
+  const PromptTemplate objects = TemplateOf(
+      "{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.arguments | tojson }}{% endfor %}{% "
+      "endfor %}");
+  const PromptTemplate texts = TemplateOf(
+      "{% for m in messages %}{% for c in m.tool_calls %}{{ 'f' + c.function.arguments }}{% endfor %}{% "
+      "endfor %}");
+  const char* sent = R"({"z": 1, "a": [1.50, 12345678901234567890123, -98765432109876543210987], "m": {}})";
+  EXPECT_EQ(*Render(objects, Request("", One(sent))),
+            R"({"z": 1, "a": [1.5, 12345678901234567890123, -98765432109876543210987], "m": {}})");
+  EXPECT_EQ(*Render(texts, Request("", One(sent))), std::string("f") + sent);
+  // As an object, which data sets have.
+  const Json object = ParseJson(sent).value();
+  EXPECT_EQ(*Render(texts, Request("", One(object))),
+            R"(f{"z": 1, "a": [1.5, 12345678901234567890123, -98765432109876543210987], "m": {}})");
+  EXPECT_EQ(*Render(texts, Request("", One(""))), "f{}");
+  EXPECT_EQ(*Render(objects, Request("", One("no JSON"))), "\"no JSON\"");
+  EXPECT_THAT(Message(Render(texts, Request("", One(7))).status()), HasSubstr("a string or an object"));
+}
+
+TEST(Variables, CannotReplaceTheRequestsOwnFields) {
+  const PromptTemplate chat = TemplateOf("{{ messages[0].content }}{{ mood }}");
+  Json request = {{"messages", Json::array({Json{{"role", "user"}, {"content", "hi"}}})},
+                  {"chat_template_kwargs", {{"mood", "!"}}}};
+  EXPECT_EQ(*Render(chat, request), "hi!");
+  for (const char* name : {"messages", "tools", "documents", "add_generation_prompt", "chat_template"}) {
+    request["chat_template_kwargs"] = {{"mood", "!"}, {name, Json::array()}};
+    const auto refused = Render(chat, request);
+    EXPECT_EQ(ErrorOf(refused.status()).param, fmt::format("chat_template_kwargs.{}", name));
+    EXPECT_THAT(Message(refused.status()), HasSubstr("reserved"));
+  }
+}
+
+}  // namespace
+}  // namespace moesaic::server

@@ -1,0 +1,177 @@
+#include "server/prompt_template.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "server/api_error.h"
+#include "server/json_fields.h"
+
+namespace moesaic::server {
+namespace {
+
+bool HasCalls(const Json& message) { return message.contains("tool_calls"); }
+
+bool AnyCalls(const Json& messages) { return std::any_of(messages.begin(), messages.end(), HasCalls); }
+
+// The arguments of one call, as the request gave them: JSON text or an object.
+Json ArgumentsIn(const CallForm& form, const Json& arguments) {
+  if (!arguments.is_string()) return form.text_arguments ? Json(DumpSpaced(arguments)) : arguments;
+  const auto& text = arguments.get_ref<const std::string&>();
+  if (text.empty()) return form.text_arguments ? Json("{}") : Json::object();
+  if (form.text_arguments) return arguments;
+  StatusOr<Json> parsed = ParseJson(text);
+  return parsed.ok() && parsed->is_object() ? *std::move(parsed) : arguments;
+}
+
+// Copies `message` with calls in `form`, without its text.
+Json CallsIn(const CallForm& form, const Json& message) {
+  Json copy = Json::object();
+  for (const auto& [name, value] : message.items()) {
+    if (name != "content") {
+      copy[name] = value;
+    } else if (form.content != CallForm::Content::kAbsent) {
+      copy[name] = form.content == CallForm::Content::kNull ? Json() : Json("");
+    }
+  }
+  for (Json& call : copy["tool_calls"]) {
+    Json& arguments = call["function"]["arguments"];
+    arguments = ArgumentsIn(form, arguments);
+  }
+  return copy;
+}
+
+Json MessagesIn(const CallForm& form, const Json& messages) {
+  Json all = Json::array();
+  for (const Json& message : messages) {
+    if (!HasCalls(message)) {
+      all.push_back(message);
+      continue;
+    }
+    Json calls = CallsIn(form, message);
+    const Json& content = message["content"];
+    if (content.get_ref<const std::string&>().empty()) {
+      all.push_back(std::move(calls));
+    } else if (form.split) {
+      Json text = message;
+      text.erase("tool_calls");
+      all.push_back(std::move(text));
+      calls.erase("reasoning_content");
+      all.push_back(std::move(calls));
+    } else {
+      calls["content"] = content;
+      all.push_back(std::move(calls));
+    }
+  }
+  return all;
+}
+
+std::string MarkOf(int call) { return fmt::format("moesaic_call_{}_", call); }
+
+// Copies `messages` with a mark instead of each call's arguments; the marks are numbered.
+Json Marked(const Json& messages, int* calls) {
+  Json copy = messages;
+  for (Json& message : copy) {
+    if (!HasCalls(message)) continue;
+    for (Json& call : message["tool_calls"]) {
+      const std::string mark = MarkOf((*calls)++);
+      call["function"]["arguments"] = Json{{mark, mark}};
+    }
+  }
+  return copy;
+}
+
+constexpr const char* kProbeValue = "moesaic value";
+constexpr const char* kProbeKey = "moesaic_key";
+constexpr const char* kProbeTools =
+    R"([{"type": "function", "function": {"name": "moesaic_tool", "description": "A probe", "parameters":
+    {"type": "object", "properties": {"moesaic_key": {"type": "string", "description": "A key"}},
+    "required": ["moesaic_key"]}}}])";
+
+// A conversation with one call. Its id has the length that Mistral's templates demand.
+Json Probe(const std::string& text) {
+  const Json call = {{"id", "moesaic00"},
+                     {"type", "function"},
+                     {"function", {{"name", "moesaic_tool"}, {"arguments", Json{{kProbeKey, kProbeValue}}}}}};
+  return Json::array({Json{{"role", "user"}, {"content", "moesaic question"}},
+                      Json{{"role", "assistant"}, {"content", text}, {"tool_calls", Json::array({call})}},
+                      Json{{"role", "tool"}, {"content", "moesaic result"}, {"tool_call_id", "moesaic00"}}});
+}
+
+// How faithfully a rendering shows the probe's arguments.
+enum class Shown {
+  kNot,      // left out, or the template raises
+  kEscaped,  // as JSON text inside a JSON string
+  kPython,   // as Python prints a dictionary
+  kWell,     // as JSON, or in a format of the template's own
+};
+
+Shown ShownIn(const std::string& prompt) {
+  const auto has = [&prompt](const std::string& part) { return prompt.find(part) != std::string::npos; };
+  const std::string key = kProbeKey;
+  if (!has(kProbeValue)) return Shown::kNot;
+  if (has("\\\"" + key)) return Shown::kEscaped;
+  if (has("'" + key + "'")) return Shown::kPython;
+  return Shown::kWell;
+}
+
+StatusOr<std::string> RenderProbe(const text::ChatTemplate& chat, const CallForm& form,
+                                  const std::string& text) {
+  text::ChatInput input;
+  input.messages_json = Dump(MessagesIn(form, Probe(text)));
+  input.tools_json = kProbeTools;
+  input.add_generation_prompt = true;
+  return chat.Render(input);
+}
+
+}  // namespace
+
+CallForm ProbeCallForm(const text::ChatTemplate& chat) {
+  if (chat.source().find("tool_calls") == std::string::npos) return {};
+  using Content = CallForm::Content;
+  CallForm best;
+  Shown best_shown = Shown::kNot;
+  size_t best_size = 0;
+  for (const bool text_arguments : {false, true}) {
+    for (const Content content : {Content::kEmpty, Content::kNull, Content::kAbsent}) {
+      const CallForm form{.content = content, .text_arguments = text_arguments};
+      const StatusOr<std::string> prompt = RenderProbe(chat, form, "");
+      const Shown shown = prompt.ok() ? ShownIn(*prompt) : Shown::kNot;
+      if (shown == Shown::kNot) continue;
+      // The form that adds least is meant: others add an empty turn, or the word "None".
+      const bool shorter = text_arguments == best.text_arguments && prompt->size() < best_size;
+      if (shown > best_shown || (shown == best_shown && shorter)) {
+        best = form;
+        best_shown = shown;
+        best_size = prompt->size();
+      }
+    }
+  }
+  const StatusOr<std::string> with_text = RenderProbe(chat, best, "moesaic text");
+  best.split = best_shown != Shown::kNot && (!with_text.ok() || ShownIn(*with_text) == Shown::kNot);
+  return best;
+}
+
+StatusOr<std::string> PromptTemplate::Render(const Json& messages, text::ChatInput input) const {
+  input.messages_json = Dump(MessagesIn(form_, messages));
+  StatusOr<std::string> prompt = chat_.Render(input);
+  if (!prompt.ok()) {
+    return FieldError("messages", "template_error",
+                      "the chat template refuses this: " + Message(prompt.status()));
+  }
+  if (!AnyCalls(messages)) return prompt;
+  // The same conversation with a mark in each call. Where the template fails on the marks, it reads calls.
+  int calls = 0;
+  input.messages_json = Dump(MessagesIn(form_, Marked(messages, &calls)));
+  const StatusOr<std::string> marked = chat_.Render(input);
+  for (int call = 0; marked.ok() && call < calls; ++call) {
+    if (marked->find(MarkOf(call)) != std::string::npos) continue;
+    return FieldError(
+        "messages", "template_error",
+        fmt::format("the chat template leaves out tool call {} of {} in 'messages', so that the model would "
+                    "not see it; send one call per message, followed by its result, and the tools as 'tools'",
+                    call + 1, calls));
+  }
+  return prompt;
+}
+
+}  // namespace moesaic::server

@@ -56,8 +56,9 @@ class Generation : public std::enable_shared_from_this<Generation> {
     ChoiceDelta delta;  // tokens whose text is still held back
     int64_t outputs = 0;
     Clock::time_point submitted, first, last;
-    bool over = false;  // its end has been told
-    bool done = false;  // the engine has told its end
+    bool heard = false;  // an event has come
+    bool over = false;   // its end has been told
+    bool done = false;   // the engine has told its end
   };
 
   Status SubmitAll() {
@@ -127,7 +128,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void Take(Choice& choice, Arrived& arrived) {
     engine::TokenEvent& event = arrived.event;
     if (choice.done) return;
-    if (event.token) CountToken(choice, event, arrived.at);
+    CountCached(choice, event);
+    if (event.token) CountToken(choice, arrived.at);
     const bool ends = event.finish != engine::FinishReason::kNone;
     if (ends) {
       choice.done = true;
@@ -147,12 +149,17 @@ class Generation : public std::enable_shared_from_this<Generation> {
     if (running_ == 0) sink_.reset();
   }
 
-  void CountToken(Choice& choice, const engine::TokenEvent& event, Clock::time_point at) {
+  // The first event tells, also when it has no token because the answer ends at once.
+  void CountCached(Choice& choice, const engine::TokenEvent& event) {
+    if (std::exchange(choice.heard, true)) return;
+    if (choice.delta.choice % spec_.n == 0) usage_.cached_tokens += event.cached_tokens;
+    choice.live->cached_tokens = event.cached_tokens;
+  }
+
+  void CountToken(Choice& choice, Clock::time_point at) {
     if (choice.outputs == 0) {
       choice.first = at;
       context_.metrics.FirstToken(Seconds(at - choice.submitted));
-      if (choice.delta.choice % spec_.n == 0) usage_.cached_tokens += event.cached_tokens;
-      choice.live->cached_tokens = event.cached_tokens;
     } else {
       context_.metrics.InterToken(Seconds(at - choice.last));
     }

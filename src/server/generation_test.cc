@@ -56,6 +56,29 @@ class Sink : public AnswerSink {
   std::promise<int> end_;
 };
 
+// Reports the usage at the end, and the tokens.
+struct Counted {
+  Usage usage;
+  std::vector<int32_t> ids;
+};
+
+class CountingSink : public AnswerSink {
+ public:
+  explicit CountingSink(std::promise<Counted> end) : end_(std::move(end)) {}
+  void Delta(ChoiceDelta delta, const Usage&) override {
+    for (const GeneratedToken& token : delta.tokens) counted_.ids.push_back(token.id);
+  }
+  void Done(const Usage& usage) override {
+    counted_.usage = usage;
+    end_.set_value(counted_);
+  }
+  void Failed(const ApiError&) override { end_.set_value({}); }
+
+ private:
+  Counted counted_;
+  std::promise<Counted> end_;
+};
+
 class GenerationTest : public testing::Test {
  protected:
   std::unique_ptr<engine::EngineThread> MakeEngine() {
@@ -83,6 +106,25 @@ class GenerationTest : public testing::Test {
     return ended.get();
   }
 
+  // The usage of a greedy answer to a long prompt that ends at `stop_ids`.
+  Counted Count(std::vector<int32_t> stop_ids) {
+    GenerationSpec spec;
+    spec.id = "test";
+    spec.prompts.emplace_back();
+    for (int i = 0; i < 300; ++i) spec.prompts[0].push_back(i * 7 % 31);
+    spec.budgets = {4};
+    spec.sampling.temperature = 0;
+    spec.sampling.stop_ids = std::move(stop_ids);
+    std::promise<Counted> end;
+    std::future<Counted> ended = end.get_future();
+    lane_->Post([&] {
+      EXPECT_TRUE(StartGeneration({model_, metrics_, tracer_, live_, responses_}, std::move(spec), lane_,
+                                  writer_, std::make_unique<CountingSink>(std::move(end)))
+                      .ok());
+    });
+    return ended.get();
+  }
+
   engine::FakeModel fake_{512};
   kernels::KernelTable kernels_;
   std::unique_ptr<runtime::ThreadPool> threads_ = runtime::ThreadPool::Create({.threads = 1}).value();
@@ -104,6 +146,19 @@ TEST_F(GenerationTest, FailsAloneWhenItsAnswerThrows) {
   EXPECT_EQ(Generate(Throws::kAtStart).status().code(), StatusCode::kInternal);
   EXPECT_EQ(Generate(Throws::kNever).value(), 0);
   engine_.reset();  // behind it, no choice is left in the engine
+}
+
+TEST_F(GenerationTest, CountsCachedTokensOfAnAnswerThatEndsAtOnce) {
+  model_.engine = engine_.get();
+  const Counted first = Count({});
+  ASSERT_FALSE(first.ids.empty());
+  EXPECT_EQ(first.usage.cached_tokens, 0);
+  const Counted whole = Count({});
+  EXPECT_GE(whole.usage.cached_tokens, 128);
+  const Counted ended = Count({first.ids[0]});
+  EXPECT_LE(ended.ids.size(), 1u);
+  EXPECT_EQ(ended.usage.cached_tokens, whole.usage.cached_tokens);
+  engine_.reset();
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include "server/lark_terms.h"
 
+#include "server/schema_keywords.h"
+
 namespace moesaic::server {
 
 constexpr std::string_view kMaybeBreak = "\n?";
@@ -51,7 +53,7 @@ size_t LarkTerms::MarkAtStart(std::string_view text) const {
 Json ParametersOf(const Json& function) {
   const auto found = function.find("parameters");
   if (found == function.end() || !found->is_object() || found->empty()) return {{"type", "object"}};
-  return *found;
+  return EnforceableSchema(*found, "tools");
 }
 
 bool MayCall(const Conversation& conversation, const std::string& name) {

@@ -1,6 +1,7 @@
 #include "server/structured.h"
 
 #include "server/api_error.h"
+#include "server/schema_keywords.h"
 #include "server/tool_grammar.h"
 
 namespace moesaic::server {
@@ -18,8 +19,14 @@ std::optional<GrammarText> SchemaFrom(Fields& fields, const char* name) {
     fields.FailType(name, "an object", *schema);
     return std::nullopt;
   }
-  return GrammarText{GrammarKind::kJsonSchema,
-                     schema->is_string() ? schema->get<std::string>() : Dump(*schema), fields.Path(name)};
+  const std::string path = fields.Path(name);
+  if (!schema->is_string()) {
+    return GrammarText{GrammarKind::kJsonSchema, Dump(EnforceableSchema(*schema, path)), path};
+  }
+  const auto& text = schema->get_ref<const std::string&>();
+  const StatusOr<Json> parsed = ParseJson(text);
+  return GrammarText{GrammarKind::kJsonSchema, parsed.ok() ? Dump(EnforceableSchema(*parsed, path)) : text,
+                     path};
 }
 
 std::optional<GrammarText> TextFrom(Fields& fields, const char* name, GrammarKind kind) {

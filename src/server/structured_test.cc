@@ -19,6 +19,43 @@ TEST(Structured, MasksHaveABitForEachToken) {
   EXPECT_TRUE(mask[seven / 32] >> (seven % 32) & 1);
 }
 
+// pydantic writes "uniqueItems" for sets; a property of that name, and data, stay.
+TEST(Structured, IgnoresUniqueItems) {
+  const ServedModel model = TinyModel(text::ToolFormat::kHermes);
+  const Json body =
+      *ParseJson(R"({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema":
+      {"type": "object", "properties": {"uniqueItems": {"type": "boolean"}, "tags": {"$ref": "#/$defs/tags"}},
+       "const": {"uniqueItems": true}, "$defs": {"tags": {"type": "array", "uniqueItems": true, "items":
+       {"anyOf": [{"type": "string"}, {"type": "array", "uniqueItems": false}]}}}}}}})");
+  Fields fields(body, "");
+  auto grammar = ReadStructured(fields);
+  ASSERT_TRUE(grammar) << Message(fields.status());
+  EXPECT_EQ(
+      grammar->source,
+      R"({"type":"object","properties":{"uniqueItems":{"type":"boolean"},"tags":{"$ref":"#/$defs/tags"}},)"
+      R"("const":{"uniqueItems":true},"$defs":{"tags":{"type":"array","items":)"
+      R"({"anyOf":[{"type":"string"},{"type":"array"}]}}}})");
+  const char* sets =
+      R"({"type": "object", "properties": {"tags": {"type": "array", "items": {"type": "string"},
+      "uniqueItems": true}}})";
+  for (const Json& schema : {Json(sets), *ParseJson(sets)}) {
+    const Json guided = {{"guided_json", schema}};
+    Fields one(guided, "");
+    grammar = ReadStructured(one);
+    ASSERT_TRUE(grammar) << Message(one.status());
+    const auto compiled = CompileGrammar(model, *grammar);
+    EXPECT_TRUE(compiled.ok()) << Message(compiled.status());
+  }
+  Conversation conversation;
+  conversation.tool_use = ToolUse::kRequired;
+  conversation.tools.push_back(
+      {{"type", "function"}, {"function", {{"name", "f"}, {"parameters", *ParseJson(sets)}}}});
+  const auto calls = ForcedCalls(model, conversation);
+  ASSERT_TRUE(calls.ok()) << Message(calls.status());
+  const auto compiled = CompileGrammar(model, **calls);
+  EXPECT_TRUE(compiled.ok()) << Message(compiled.status());
+}
+
 TEST(Structured, ReadsEveryWayToSayIt) {
   const auto read = [](const char* text) {
     const Json json = *ParseJson(text);

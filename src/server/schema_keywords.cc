@@ -1,0 +1,57 @@
+#include "server/schema_keywords.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include "server/json_fields.h"
+
+namespace moesaic::server {
+namespace {
+
+constexpr const char* kUnique = "uniqueItems";
+// Members whose value is data, not a schema.
+constexpr std::array<std::string_view, 4> kData = {"const", "default", "enum", "examples"};
+// Members that map names to schemas.
+constexpr std::array<std::string_view, 5> kMaps = {"$defs", "definitions", "dependentSchemas",
+                                                   "patternProperties", "properties"};
+
+bool IsIn(const auto& names, std::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+// True when a keyword that demanded unique items was removed.
+bool Remove(Json* schema) {
+  bool demanded = false;
+  if (schema->is_array()) {
+    for (Json& each : *schema) demanded = Remove(&each) || demanded;
+  }
+  if (!schema->is_object()) return demanded;
+  if (const auto found = schema->find(kUnique); found != schema->end() && found->is_boolean()) {
+    demanded = found->get<bool>();
+    schema->erase(found);
+  }
+  for (auto& [name, value] : schema->items()) {
+    if (IsIn(kData, name)) continue;
+    if (IsIn(kMaps, name) && value.is_object()) {
+      for (Json& each : value) demanded = Remove(&each) || demanded;
+    } else {
+      demanded = Remove(&value) || demanded;
+    }
+  }
+  return demanded;
+}
+
+}  // namespace
+
+Json EnforceableSchema(const Json& schema, const std::string& param) {
+  Json kept = schema;
+  if (Remove(&kept)) {
+    spdlog::warn("'{}': \"uniqueItems\" is ignored, since a grammar cannot enforce it", param);
+  }
+  return kept;
+}
+
+}  // namespace moesaic::server

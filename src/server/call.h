@@ -54,6 +54,7 @@ Status Completions(const GenerationContext& context, Call& call);
 Status Responses(const GenerationContext& context, Call& call);
 Status GetResponse(const GenerationContext& context, Call& call);
 Status DeleteResponse(const GenerationContext& context, Call& call);
+Status CountInputTokens(const GenerationContext& context, Call& call);
 Status Messages(const GenerationContext& context, Call& call);
 Status Embeddings(const GenerationContext& context, Call& call);
 

@@ -1,10 +1,15 @@
 // POST /v1/responses.
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
 #include <functional>
 #include <limits>
 #include <utility>
 
 #include "server/answer.h"
 #include "server/call.h"
+#include "server/conversations.h"
+#include "server/response_items.h"
 #include "server/responses_request.h"
 
 namespace moesaic::server {
@@ -19,9 +24,16 @@ struct ResponseShape {
   std::function<void(const Json& response)> keep;  // called with the whole response; may be empty
 };
 
+// Tokens of the prompt in whole blocks that were computed, and are in the cache now.
+int64_t CacheWriteTokens(const Usage& usage) {
+  const int64_t whole = usage.prompt_tokens / kernels::kKvBlockTokens * kernels::kKvBlockTokens;
+  return std::max<int64_t>(0, whole - usage.cached_tokens);
+}
+
 Json ResponseUsage(const Usage& usage) {
   return {{"input_tokens", usage.prompt_tokens},
-          {"input_tokens_details", {{"cached_tokens", usage.cached_tokens}}},
+          {"input_tokens_details",
+           {{"cached_tokens", usage.cached_tokens}, {"cache_write_tokens", CacheWriteTokens(usage)}}},
           {"output_tokens", usage.completion_tokens},
           {"output_tokens_details", {{"reasoning_tokens", usage.reasoning_tokens}}},
           {"total_tokens", usage.prompt_tokens + usage.completion_tokens}};
@@ -242,19 +254,62 @@ class ResponseStream : public AnswerSink {
   int64_t sequence_ = 0;
 };
 
-// The kept response that "previous_response_id" names, if it names one.
-StatusOr<std::optional<StoredResponse>> PreviousOf(const GenerationContext& context, const Call& call,
-                                                   Fields& body) {
+// The id of the conversation that a request belongs to; empty: none. Clients send the id or {"id": ...}.
+std::string ConversationOf(Fields& body) {
+  std::string id;
+  const Json* conversation = body.Any("conversation");
+  if (conversation != nullptr && conversation->is_object()) {
+    Fields fields(*conversation, "conversation");
+    fields.String("id", &id);
+    if (fields.ok() && id.empty()) {
+      fields.Fail("id", "missing_required_parameter", "Missing required parameter: 'conversation.id'.");
+    }
+    body.Merge(fields.status());
+  } else {
+    body.String("conversation", &id);
+  }
+  if (!id.empty() && body.Has("previous_response_id")) {
+    body.Fail("conversation", "mutually_exclusive_parameters",
+              "'conversation' and 'previous_response_id' exclude each other");
+  }
+  return id;
+}
+
+// The messages so far: those of the kept response that "previous_response_id" names, or of `conversation`.
+StatusOr<Json> HistoryOf(const GenerationContext& context, const Call& call, Fields& body,
+                         const std::string& conversation) {
   std::string id;
   body.String("previous_response_id", &id);
   RETURN_IF_ERROR(body.status());
-  if (id.empty()) return std::optional<StoredResponse>();
-  auto previous = context.responses.Find(id, call.owner);
-  if (!previous) {
-    return FieldError("previous_response_id", "previous_response_not_found",
-                      fmt::format("Previous response with id '{}' not found.", id));
+  Json messages = Json::array();
+  if (!conversation.empty()) {
+    ASSIGN_OR_RETURN(const Json items, ConversationItems(context, call, conversation));
+    RETURN_IF_ERROR(AppendItems(items, "conversation", &messages));
+  } else if (!id.empty()) {
+    auto previous = context.responses.Find(id, call.owner);
+    if (!previous || previous->response["object"] != "response") {
+      return FieldError("previous_response_id", "previous_response_not_found",
+                        fmt::format("Previous response with id '{}' not found.", id));
+    }
+    messages = std::move(previous->messages);
   }
-  return previous;
+  return messages;
+}
+
+// Adds a request's items and its response's to a conversation.
+std::function<void(const Json&)> Continuer(const GenerationContext& context, const Call& call,
+                                           const std::string& id, Json items) {
+  return
+      [&store = context.responses, owner = call.owner, id, items = std::move(items)](const Json& response) {
+        const auto updated = store.Update(id, owner, [&](StoredResponse& stored) {
+          for (const Json& item : items) stored.messages.push_back(item);
+          for (const Json& item : response["output"]) stored.messages.push_back(item);
+          return true;
+        });
+        if (updated == ResponseStore::Updated::kYes) return;
+        spdlog::warn("conversation {}: a response could not be added, since the conversation {}", id,
+                     updated == ResponseStore::Updated::kUnknown ? "was deleted" : "is too large to keep");
+      };
 }
 
 // Keeps a response together with the conversation that it ends.
@@ -276,22 +331,36 @@ Status NoResponse(const std::string& id) { return NotFound("Response with id '{}
 
 Status GetResponse(const GenerationContext& context, Call& call) {
   const auto found = context.responses.Find(IdIn(call), call.owner);
-  if (!found) return NoResponse(IdIn(call));
+  if (!found || found->response["object"] != "response") return NoResponse(IdIn(call));
   SendJson(*call.writer, found->response);
   return OkStatus();
 }
 
 Status DeleteResponse(const GenerationContext& context, Call& call) {
-  if (!context.responses.Remove(IdIn(call), call.owner)) return NoResponse(IdIn(call));
+  const auto found = context.responses.Find(IdIn(call), call.owner);
+  if (!found || found->response["object"] != "response") return NoResponse(IdIn(call));
+  context.responses.Remove(IdIn(call), call.owner);
   SendJson(*call.writer, {{"id", IdIn(call)}, {"object", "response"}, {"deleted", true}});
+  return OkStatus();
+}
+
+Status CountInputTokens(const GenerationContext& context, Call& call) {
+  ASSIGN_OR_RETURN(const Json json, ParseJson(call.request.body));
+  Fields body(json, "");
+  ASSIGN_OR_RETURN(const Json history, HistoryOf(context, call, body, ConversationOf(body)));
+  const ResponsesRequest request = ReadResponses(body, context.model, history);
+  RETURN_IF_ERROR(body.status());
+  ASSIGN_OR_RETURN(const Prompt prompt, RenderPrompt(context.model, request.conversation));
+  SendJson(*call.writer, {{"object", "response.input_tokens"}, {"input_tokens", prompt.ids.size()}});
   return OkStatus();
 }
 
 Status Responses(const GenerationContext& context, Call& call) {
   ASSIGN_OR_RETURN(const Json json, ParseJson(call.request.body));
   Fields body(json, "");
-  ASSIGN_OR_RETURN(const auto previous, PreviousOf(context, call, body));
-  ResponsesRequest request = ReadResponses(body, context.model, previous ? previous->messages : Json());
+  const std::string conversation = ConversationOf(body);
+  ASSIGN_OR_RETURN(const Json history, HistoryOf(context, call, body, conversation));
+  ResponsesRequest request = ReadResponses(body, context.model, history);
   RETURN_IF_ERROR(body.status());
   GenerationFields& fields = request.generation;
   ASSIGN_OR_RETURN(Prompt prompt, RenderPrompt(context.model, request.conversation));
@@ -311,6 +380,14 @@ Status Responses(const GenerationContext& context, Call& call) {
       messages.erase(0);  // they are this request's only
     }
     shape.keep = Keeper(context, call, std::move(messages));
+  }
+  if (!conversation.empty()) {
+    ASSIGN_OR_RETURN(Json items, InputItems(json.value("input", Json())));
+    shape.keep = [keep = std::move(shape.keep),
+                  add = Continuer(context, call, conversation, std::move(items))](const Json& response) {
+      if (keep) keep(response);
+      add(response);
+    };
   }
   shape.top_logprobs = request.logprobs || request.top_logprobs > 0 ? request.top_logprobs : -1;
 

@@ -29,6 +29,12 @@ const std::map<std::string, Operation>& Operations() {
       {"POST /v1/responses", {"OpenAI responses", {kJson, kEvents}, ResponsesSchema}},
       {"GET /v1/responses/", {"A kept response", {kJson}, nullptr, "response_id"}},
       {"DELETE /v1/responses/", {"Forgets a kept response", {kJson}, nullptr, "response_id"}},
+      {"POST /v1/responses/input_tokens", {"Tokens of a response's input", {kJson}, ResponsesSchema}},
+      {"POST /v1/conversations", {"A conversation that responses share", {kJson}, ConversationSchema}},
+      {"GET /v1/conversations/", {"A conversation", {kJson}, nullptr, "conversation_id"}},
+      {"POST /v1/conversations/",
+       {"Replaces a conversation's metadata", {kJson}, ConversationUpdateSchema, "conversation_id"}},
+      {"DELETE /v1/conversations/", {"Forgets a conversation", {kJson}, nullptr, "conversation_id"}},
       {"POST /v1/embeddings", {"OpenAI embeddings", {kJson}, EmbeddingsSchema}},
       {"POST /v1/messages", {"Anthropic messages", {kJson, kEvents}, MessagesSchema}},
       {"POST /v1/messages/count_tokens", {"Tokens of Anthropic messages", {kJson}, CountTokensSchema}},
@@ -48,13 +54,42 @@ const std::map<std::string, Operation>& Operations() {
   return operations;
 }
 
+// Below the prefix of another route, which leads there.
+struct Nested {
+  const char *verb, *path;
+  std::vector<const char*> parameters;
+  Operation operation;
+};
+
+const std::vector<Nested>& NestedOperations() {
+  static const std::vector<Nested> operations = {
+      {"get",
+       "/v1/conversations/{conversation_id}/items",
+       {"conversation_id"},
+       {"The items of a conversation: after, limit, order"}},
+      {"post",
+       "/v1/conversations/{conversation_id}/items",
+       {"conversation_id"},
+       {"Adds items to a conversation", {kJson}, ConversationItemsSchema}},
+      {"get",
+       "/v1/conversations/{conversation_id}/items/{item_id}",
+       {"conversation_id", "item_id"},
+       {"An item of a conversation"}},
+      {"delete",
+       "/v1/conversations/{conversation_id}/items/{item_id}",
+       {"conversation_id", "item_id"},
+       {"Removes an item from a conversation"}}};
+  return operations;
+}
+
+Json PathParameter(const char* name) {
+  return {{"name", name}, {"in", "path"}, {"required", true}, {"schema", {{"type", "string"}}}};
+}
+
 Json Describe(const Operation& operation, const ServedModel& model) {
   Json described = {{"summary", operation.summary}};
   if (operation.parameter != nullptr) {
-    described["parameters"] = Json::array({{{"name", operation.parameter},
-                                            {"in", "path"},
-                                            {"required", true},
-                                            {"schema", {{"type", "string"}}}}});
+    described["parameters"] = Json::array({PathParameter(operation.parameter)});
   }
   if (operation.body != nullptr) {
     described["requestBody"] = {{"required", true},
@@ -92,6 +127,12 @@ Json OpenApi(const ServedModel& model, const std::string& version,
     paths[path][verb] = Describe(operation, model);
   }
   MOESAIC_CHECK(routes.size() == Operations().size());
+  for (const Nested& nested : NestedOperations()) {
+    Json described = Describe(nested.operation, model);
+    described["parameters"] = Json::array();
+    for (const char* name : nested.parameters) described["parameters"].push_back(PathParameter(name));
+    paths[nested.path][nested.verb] = std::move(described);
+  }
   const Json error = {
       {"type", "object"},
       {"required", {"error"}},

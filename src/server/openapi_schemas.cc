@@ -89,7 +89,7 @@ Json Content() {
 }
 
 Json Calls() {
-  const Json function = Object().May("name", Text()).May("arguments", Text()).Take();
+  const Json function = Object().May("name", Text()).May("arguments", AnyOf({Text(), AnyObject()})).Take();
   return ArrayOf(Object().May("id", Text()).Must("function", function).Take(), 0);
 }
 
@@ -228,6 +228,24 @@ Json Items() {
   return ArrayOf(AnyOf({std::move(message), call, output, thought}), 0);
 }
 
+Json ConversationItems() {
+  Json items = Items();
+  items["maxItems"] = 20;
+  for (Json& item : items["items"]["anyOf"]) {
+    for (const char* text : {"id", "status"}) {
+      if (item.contains("properties")) item["properties"][text] = OrNull(Text());
+    }
+  }
+  return items;
+}
+
+Json Metadata() {
+  return {{"type", "object"},
+          {"maxProperties", 16},
+          {"propertyNames", {{"maxLength", 64}}},
+          {"additionalProperties", {{"type", "string"}, {"maxLength", 512}}}};
+}
+
 // What Anthropic's messages and count_tokens share.
 void AddMessages(Object& body, const ServedModel& model) {
   const Json block = {
@@ -281,7 +299,7 @@ Json CompletionSchema(const ServedModel& model) {
 
 Json ResponsesSchema(const ServedModel& model) {
   Object body;
-  body.Must("input", AnyOf({Text(), Items()}));
+  body.May("input", AnyOf({Text(), Items()}));
   AddGeneration(body, model);
   const Json format =
       Object().May("type", Words({"text", "json_object", "json_schema"})).May("schema", SchemaText()).Take();
@@ -289,7 +307,7 @@ Json ResponsesSchema(const ServedModel& model) {
       .May("instructions", Text())
       .May("previous_response_id", Text())
       .May("store", Flag())
-      .May("conversation", Never())
+      .May("conversation", AnyOf({Text(), Object().Must("id", NonEmpty()).Take()}))
       .May("background", {{"type", "boolean"}, {"enum", {false}}})
       .May("tools", ResponsesTools())
       .May("tool_choice", AnyOf({Words({"none", "auto", "required"}), AnyObject()}))
@@ -301,6 +319,16 @@ Json ResponsesSchema(const ServedModel& model) {
       .May("include", StringOrStrings(16))
       .May("reasoning", Object().May("effort", Text()).Take())
       .Take();
+}
+
+Json ConversationSchema(const ServedModel&) {
+  return Object().May("items", ConversationItems()).May("metadata", Metadata()).Take();
+}
+
+Json ConversationUpdateSchema(const ServedModel&) { return Object().May("metadata", Metadata()).Take(); }
+
+Json ConversationItemsSchema(const ServedModel&) {
+  return Object().Must("items", ConversationItems()).Take();
 }
 
 Json EmbeddingsSchema(const ServedModel& model) {

@@ -10,6 +10,9 @@ namespace moesaic::server {
 Json ChatSchema(const ServedModel& model);
 Json CompletionSchema(const ServedModel& model);
 Json ResponsesSchema(const ServedModel& model);
+Json ConversationSchema(const ServedModel& model);
+Json ConversationUpdateSchema(const ServedModel& model);
+Json ConversationItemsSchema(const ServedModel& model);
 Json EmbeddingsSchema(const ServedModel& model);
 Json MessagesSchema(const ServedModel& model);
 Json CountTokensSchema(const ServedModel& model);

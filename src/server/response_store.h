@@ -1,7 +1,8 @@
-// Answers of /v1/responses that later requests may go on from.
+// Answers of /v1/responses that later requests may go on from, and conversations.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <mutex>
 #include <optional>
@@ -20,8 +21,9 @@ struct ResponseStoreOptions {
 struct StoredResponse {
   std::string id;
   std::string owner;  ///< whose key asked; empty where no keys are set
-  Json response;      ///< as it was answered
-  Json messages;      ///< the conversation up to its end, without "instructions", as templates know it
+  Json response;      ///< as it was answered; of a conversation: its object
+  Json messages;      ///< the conversation up to its end, without "instructions", as templates know it; of a
+                      ///< conversation: its items
 };
 
 /// Kept in memory, as text, since parsed JSON can take twenty times as much: the oldest go when room is
@@ -31,9 +33,15 @@ class ResponseStore {
   explicit ResponseStore(const ResponseStoreOptions& options) : options_(options) {}
 
   bool keeps() const { return options_.most > 0 && options_.bytes > 0; }
-  void Add(StoredResponse stored);
+  /// False when it takes more than all memory, or nothing is kept.
+  bool Add(StoredResponse stored);
   /// None: there is none of that id, or it is another owner's.
   std::optional<StoredResponse> Find(const std::string& id, const std::string& owner) const;
+  enum class Updated { kYes, kUnknown, kTooLarge };
+  /// Replaces an entry by what `change` makes of it, under the lock; it becomes the newest. When `change`
+  /// returns false, and when the result is too large, the entry stays as it is.
+  Updated Update(const std::string& id, const std::string& owner,
+                 const std::function<bool(StoredResponse&)>& change);
   /// Whether there was one.
   bool Remove(const std::string& id, const std::string& owner);
 
@@ -49,6 +57,7 @@ class ResponseStore {
   }
 
   void Erase(Entries::iterator entry);
+  bool AddLocked(const std::string& id, Entry entry);
 
   const ResponseStoreOptions options_;
   mutable std::mutex mutex_;

@@ -40,9 +40,37 @@ TEST(ResponseStore, ShowsNobodyAnothersResponses) {
   EXPECT_TRUE(store.Find("a", "key one"));
 }
 
+TEST(ResponseStore, UpdatesWhatFits) {
+  using Updated = ResponseStore::Updated;
+  ResponseStore store({.most = 2, .bytes = 1000});
+  EXPECT_TRUE(store.Add(One("a", "key")));
+  EXPECT_TRUE(store.Add(One("b")));
+  const auto append = [](size_t letters) {
+    return [letters](StoredResponse& stored) {
+      stored.messages.push_back(std::string(letters, 'y'));
+      return true;
+    };
+  };
+  EXPECT_EQ(store.Update("a", "key", append(10)), Updated::kYes);
+  EXPECT_EQ(store.Find("a", "key")->messages.size(), 2u);
+  EXPECT_EQ(store.Update("a", "", append(10)), Updated::kUnknown) << "another owner's";
+  EXPECT_EQ(store.Update("a", "key", append(2000)), Updated::kTooLarge);
+  EXPECT_EQ(store.Find("a", "key")->messages.size(), 2u);
+  EXPECT_EQ(store.Update("a", "key",
+                         [](StoredResponse& stored) {
+                           stored.messages.clear();
+                           return false;
+                         }),
+            Updated::kYes);
+  EXPECT_EQ(store.Find("a", "key")->messages.size(), 2u) << "the change was withdrawn";
+  store.Add(One("c"));
+  EXPECT_TRUE(store.Find("a", "key")) << "an update makes an entry the newest";
+  EXPECT_FALSE(store.Find("b", ""));
+}
+
 TEST(ResponseStore, MayKeepNone) {
   ResponseStore store({.most = 0});
-  store.Add(One("a"));
+  EXPECT_FALSE(store.Add(One("a")));
   EXPECT_FALSE(store.Find("a", ""));
 }
 

@@ -23,9 +23,7 @@ Status ReadFunctionCall(Fields& item, Json* messages) {
   item.String("name", &name);
   item.String("arguments", &arguments);
   RETURN_IF_ERROR(item.status());
-  StatusOr<Json> parsed = ParseJson(arguments);
-  Json value = parsed.ok() && parsed->is_object() ? *std::move(parsed) : Json(arguments);
-  AddCall({{"id", id}, {"type", "function"}, {"function", {{"name", name}, {"arguments", std::move(value)}}}},
+  AddCall({{"id", id}, {"type", "function"}, {"function", {{"name", name}, {"arguments", arguments}}}},
           messages);
   return OkStatus();
 }
@@ -68,8 +66,12 @@ void ReadInput(Fields& body, const Json& history, Json* messages) {
   for (const Json& message : history) messages->push_back(message);
   const Json* input = body.Any("input");
   if (!body.ok()) return;
-  if (input == nullptr)
-    return body.Fail("input", "missing_required_parameter", "Missing required parameter: 'input'.");
+  if (input == nullptr) {
+    // A conversation may have the question already.
+    if (history.empty())
+      body.Fail("input", "missing_required_parameter", "Missing required parameter: 'input'.");
+    return;
+  }
   if (input->is_string()) {
     messages->push_back({{"role", "user"}, {"content", *input}});
     return;
@@ -147,10 +149,6 @@ Status AppendItems(const Json& items, const std::string& path, Json* messages) {
 ResponsesRequest ReadResponses(Fields& body, const ServedModel& model, const Json& history) {
   ResponsesRequest request;
   request.generation = ReadGeneration(body, model);
-  if (body.Has("conversation")) {
-    body.Fail("conversation", "invalid_value",
-              "'conversation': this server keeps no conversations; use 'previous_response_id'");
-  }
   body.Bool("store", &request.store);
   bool background = false;
   body.Bool("background", &background);
@@ -182,7 +180,10 @@ ResponsesRequest ReadResponses(Fields& body, const ServedModel& model, const Jso
   if (body.ok() && request.generation.n > 1)
     body.Fail("n", "invalid_value", "Invalid 'n': a response has one choice");
   if (!body.ok()) return request;
-  request.echo = {{"instructions", Member(body, "instructions", nullptr)},
+  Json conversation = Member(body, "conversation", nullptr);
+  if (conversation.is_string()) conversation = {{"id", conversation}};
+  request.echo = {{"conversation", std::move(conversation)},
+                  {"instructions", Member(body, "instructions", nullptr)},
                   {"max_output_tokens", Member(body, "max_output_tokens", nullptr)},
                   {"metadata", Member(body, "metadata", Json::object())},
                   {"parallel_tool_calls", request.conversation.parallel_calls},

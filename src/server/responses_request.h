@@ -20,7 +20,7 @@ struct ResponsesRequest {
   Json echo;  // the members of the answer that say what was asked
 };
 
-/// `history`: the messages that a previous response ended with; an array, or null.
+/// `history`: the messages of the conversation so far; an array, or null.
 ResponsesRequest ReadResponses(Fields& body, const ServedModel& model, const Json& history);
 
 /// Appends items, as "input" and "output" have them, as messages.

@@ -4,9 +4,11 @@
 
 #include "server/answer.h"
 #include "server/call.h"
+#include "server/conversations.h"
 #include "server/generation.h"
 #include "server/live_requests.h"
 #include "server/metrics.h"
+#include "server/models.h"
 #include "server/openapi.h"
 #include "server/page.h"
 #include "server/tracing.h"
@@ -60,6 +62,8 @@ class HttpApi : public Server {
     AddApi("POST", "/v1/messages", Access::kGenerates, Messages);
     AddApi("POST", "/v1/embeddings", Access::kGenerates, Embeddings);
     AddApi("POST", "/v1/messages/count_tokens", Access::kKey, CountTokens);
+    AddApi("POST", "/v1/responses/input_tokens", Access::kKey, CountInputTokens);
+    AddApi("POST", "/v1/conversations", Access::kKey, CreateConversation);
     AddApi("POST", "/v1/chat/completions/render", Access::kKey, RenderChat);
     AddApi("POST", "/tokenize", Access::kKey, Tokenize);
     AddApi("POST", "/detokenize", Access::kKey, Detokenize);
@@ -69,28 +73,13 @@ class HttpApi : public Server {
     };
     add_prefix("GET", "/v1/responses/", GetResponse);
     add_prefix("DELETE", "/v1/responses/", DeleteResponse);
-    router_.Add("GET", "/v1/models", Access::kKey, [this](Call& call) {
-      Json data = Json::array();
-      for (const std::string& name : model_.names) data.push_back(ModelJson(name));
-      SendJson(*call.writer, {{"object", "list"}, {"data", std::move(data)}});
-      return OkStatus();
-    });
-    router_.AddPrefix("GET", "/v1/models/", Access::kKey, [this](Call& call) -> Status {
-      const std::string name = call.request.path.substr(std::string_view("/v1/models/").size());
-      RETURN_IF_ERROR(model_.CheckName(name));
-      SendJson(*call.writer, ModelJson(name));
-      return OkStatus();
-    });
-  }
-
-  Json ModelJson(const std::string& name) const {
-    return {{"id", name},
-            {"object", "model"},
-            {"created", model_.created},
-            {"owned_by", "moesaic"},
-            {"root", options_.model_path},
-            {"parent", nullptr},
-            {"max_model_len", model_.max_context}};
+    add_prefix("GET", "/v1/conversations/", GetConversation);
+    add_prefix("POST", "/v1/conversations/", PostConversation);
+    add_prefix("DELETE", "/v1/conversations/", DeleteConversation);
+    router_.Add("GET", "/v1/models", Access::kKey,
+                [this](Call& call) { return ListModels(model_, options_.model_path, call); });
+    router_.AddPrefix("GET", "/v1/models/", Access::kKey,
+                      [this](Call& call) { return GetModel(model_, options_.model_path, call); });
   }
 
   void AddOperations() {

@@ -3,9 +3,11 @@
 import asyncio
 import json
 import unittest
+from typing import Literal
 
 import anthropic
 import openai
+import pydantic
 
 from serving import MODEL, Server, serving, until
 
@@ -71,6 +73,29 @@ class OpenAiChat(Clients):
         self.assertLess(first.usage.prompt_tokens_details.cached_tokens, cached)
         salted = self.ask(long, max_tokens=1, extra_body={"cache_salt": "mine"})
         self.assertEqual(salted.usage.prompt_tokens_details.cached_tokens, 0)
+
+    def test_counts_cached_tokens_of_an_answer_that_ends_at_once(self):
+        long = " ".join(f"thing {i} is {i * 5 % 11}." for i in range(80))
+        first = self.ask(long, max_tokens=2, temperature=0, extra_body={"return_token_ids": True})
+        whole = self.ask(long, max_tokens=2, temperature=0)
+        ended = self.ask(long, max_tokens=2, temperature=0, extra_body={"stop_token_ids": [first.choices[0].token_ids[0]]})
+        cached = whole.usage.prompt_tokens_details.cached_tokens
+        self.assertGreaterEqual(cached, whole.usage.prompt_tokens - 128)
+        self.assertEqual(ended.usage.prompt_tokens_details.cached_tokens, cached)
+
+    def test_takes_the_schema_of_a_set(self):
+        class Tags(pydantic.BaseModel):
+            tags: set[Literal["a", "b"]]
+        schema = Tags.model_json_schema()
+        self.assertTrue(schema["properties"]["tags"]["uniqueItems"])
+        answer = self.ask("Tags?", max_tokens=60, temperature=0, response_format={
+            "type": "json_schema", "json_schema": {"name": "tags", "schema": schema}})
+        self.assertTrue(answer.choices[0].message.content.lstrip().startswith("{"))
+
+    def test_template_variables_cannot_replace_the_request(self):
+        with self.assertRaises(openai.BadRequestError) as refused:
+            self.ask("Hi", extra_body={"chat_template_kwargs": {"messages": []}})
+        self.assertEqual(refused.exception.param, "chat_template_kwargs.messages")
 
     def test_stops_at_strings_over_token_borders(self):
         whole = self.ask("Tell me a story.", temperature=0, max_tokens=80).choices[0].message.content
@@ -347,6 +372,45 @@ class OpenAiOthers(Clients):
             with self.assertRaises(openai.NotFoundError):
                 self.openai.responses.retrieve(gone)
 
+    def test_conversations(self):
+        conversations, create = self.openai.conversations, self.openai.responses.create
+        talk = conversations.create(metadata={"a": "b"}, items=[
+            {"type": "message", "role": "user", "content": "What is the capital of France?"}])
+        self.assertEqual(conversations.retrieve(talk.id).metadata, {"a": "b"})
+        first = create(model=NAME, conversation=talk.id, temperature=0, max_output_tokens=30)
+        self.assertEqual(first.conversation.id, talk.id)
+        self.assertIn("Paris", first.output_text)
+        counted = self.openai.responses.input_tokens.count(model=NAME, conversation=talk.id, input="And of Italy?")
+        second = create(model=NAME, conversation={"id": talk.id}, input="And of Italy?", temperature=0, max_output_tokens=30)
+        self.assertEqual(counted.input_tokens, second.usage.input_tokens)
+        # The same conversation, sent whole, is the same prompt.
+        whole = create(model=NAME, temperature=0, max_output_tokens=30, store=False, input=[
+            {"role": "user", "content": "What is the capital of France?"}, first.output[0].model_dump(),
+            {"role": "user", "content": "And of Italy?"}])
+        self.assertEqual((second.usage.input_tokens, second.output_text), (whole.usage.input_tokens, whole.output_text))
+        items = list(conversations.items.list(talk.id, order="asc", limit=1))  # in pages of one
+        self.assertEqual([item.role for item in items], ["user", "assistant", "user", "assistant"])
+        self.assertEqual(items[3].content[0].text, second.output_text)
+        self.assertEqual(conversations.items.retrieve(items[2].id, conversation_id=talk.id).content[0].text, "And of Italy?")
+        added = conversations.items.create(talk.id, items=[{"type": "message", "role": "user", "content": "And of Spain?"}])
+        self.assertEqual(conversations.items.list(talk.id).data[0].id, added.data[0].id)  # the newest first
+        conversations.items.delete(added.data[0].id, conversation_id=talk.id)
+        self.assertEqual(len(conversations.items.list(talk.id).data), 4)
+        self.assertEqual(conversations.update(talk.id, metadata={"c": "d"}).metadata, {"c": "d"})
+        with self.assertRaises(openai.BadRequestError):
+            create(model=NAME, conversation=talk.id, previous_response_id=second.id, input="x")
+        self.assertTrue(conversations.delete(talk.id).deleted)
+        for use in (lambda: conversations.retrieve(talk.id), lambda: create(model=NAME, conversation=talk.id, input="x"),
+                    lambda: conversations.items.list(talk.id), lambda: self.openai.responses.retrieve(talk.id)):
+            with self.assertRaises(openai.NotFoundError):
+                use()
+
+    def test_responses_count_the_tokens_that_the_cache_takes(self):
+        long = " ".join(f"point {i} is {i * 3 % 17}." for i in range(60))
+        first, again = (self.openai.responses.create(model=NAME, input=long, max_output_tokens=1).usage for _ in range(2))
+        self.assertGreaterEqual(first.input_tokens_details.cache_write_tokens, first.input_tokens - 64)
+        self.assertEqual(again.input_tokens_details.cache_write_tokens, 0)
+
     def test_responses_call_tools(self):
         tool = {"type": "function", "strict": False, **WEATHER}
         fields = dict(model=NAME, input="Hello", tools=[tool], tool_choice={"type": "function", "name": "get_weather"},
@@ -424,6 +488,16 @@ class Anthropic(Clients):
             self.create(messages=[])
         with self.assertRaises(anthropic.BadRequestError):
             self.create(extra_body={"max_tokens": "many"})
+
+    def test_models(self):
+        (model,) = self.anthropic.models.list()
+        self.assertEqual((model.id, model.type, model.display_name), (NAME, "model", NAME))
+        self.assertEqual(self.anthropic.models.retrieve(NAME).created_at, model.created_at)
+        page = self.anthropic.models.list(after_id=NAME)
+        self.assertEqual((page.data, page.has_more, page.first_id), ([], False, None))
+        with self.assertRaises(anthropic.NotFoundError) as refused:
+            self.anthropic.models.retrieve("another")
+        self.assertEqual(refused.exception.body["error"]["type"], "not_found_error")
 
 
 if __name__ == "__main__":

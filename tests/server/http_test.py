@@ -37,6 +37,25 @@ class Api(unittest.TestCase):
         self.assertEqual(error["param"], param, error)
         self.assertIn(words, error["message"])
 
+    def test_renders_as_the_verb_does(self):
+        call = {"id": "c", "type": "function", "function": {"name": "find", "arguments": '{"zone": 1, "area": {"q": 2, "b": 3}}'}}
+        tool = {"type": "function", "function": {"name": "find", "description": "Finds", "parameters": {
+            "type": "object", "properties": {"zone": {"type": "integer"}, "area": {"type": "object"}}, "required": ["zone"]}}}
+        talk = [{"content": [{"type": "text", "text": "Where"}, {"type": "text", "text": "is it?"}], "role": "user"},
+                {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "c", "content": "here"}]
+        for request in ({"messages": talk, "tools": [tool]}, {"messages": talk[:1], "tools": [tool], "tool_choice": "none"},
+                        {"messages": talk[:1] + [{"role": "assistant", "content": "It is "}], "continue_final_message": True},
+                        {"messages": talk[:1], "add_generation_prompt": False}):
+            status, answer = self.server.json("POST", "/v1/chat/completions/render", request)
+            self.assertEqual(status, 200, answer)
+            verb = subprocess.run([BINARY, "render", MODEL], input=json.dumps(request), capture_output=True, text=True,
+                                  timeout=ANSWER_SECONDS, check=True)
+            self.assertEqual(verb.stdout, answer["prompt"])
+        refused = subprocess.run([BINARY, "render", MODEL], input='{"messages": [{"role": "king", "content": ""}]}',
+                                 capture_output=True, text=True, timeout=ANSWER_SECONDS)
+        self.assertEqual(refused.returncode, 1)
+        self.assertIn("messages[0].role", refused.stderr)
+
     def test_names_the_field_that_is_wrong(self):
         text = [{"role": "user", "content": "hi"}]
         for fields, param in [
@@ -303,7 +322,17 @@ class Settings(unittest.TestCase):
             self.assertEqual((status, answer["error"]["code"]), (400, "previous_response_not_found"))
             self.assertEqual(ask(previous_response_id=ids[2])[0], 200)
             self.assertEqual(server.request("DELETE", f"/v1/responses/{ids[2]}", headers=one)[0], 200)
+            # Conversations count among the kept responses and belong to their key likewise.
+            talk = server.json("POST", "/v1/conversations", {"items": [{"role": "user", "content": "Hi"}]}, one)[1]["id"]
+            self.assertEqual(server.request("GET", f"/v1/conversations/{talk}/items", headers=one)[0], 200)
+            for method, path in [("GET", ""), ("DELETE", ""), ("POST", ""), ("GET", "/items"), ("POST", "/items")]:
+                body = None if method != "POST" else {"items": [], "metadata": {}}
+                self.assertEqual(server.request(method, f"/v1/conversations/{talk}{path}", body, two)[0], 404, (method, path))
+            status, answer = server.json("POST", "/v1/responses", {"input": "x", "conversation": talk}, two)
+            self.assertEqual(status, 404, answer)
+            self.assertEqual(ask(conversation=talk)[0], 200)
         with serving("--max-stored-responses", "0") as server:
+            self.assertEqual(server.request("POST", "/v1/conversations", {})[0], 400)
             _, answer = server.json("POST", "/v1/responses", {"input": "Hi", "max_output_tokens": 1})
             self.assertEqual(answer["store"], False)
 

@@ -1,0 +1,53 @@
+#include "server/query.h"
+
+#include <charconv>
+
+#include "server/api_error.h"
+
+namespace moesaic::server {
+namespace {
+
+std::string Decoded(std::string_view text) {
+  std::string decoded;
+  for (size_t i = 0; i < text.size(); ++i) {
+    int code = 0;
+    const std::string_view digits = text.substr(i + 1, 2);
+    const auto end = digits.data() + digits.size();
+    if (text[i] == '%' && digits.size() == 2 && std::from_chars(digits.data(), end, code, 16).ptr == end &&
+        code >= 0) {
+      decoded += static_cast<char>(code);
+      i += 2;
+    } else {
+      decoded += text[i] == '+' ? ' ' : text[i];
+    }
+  }
+  return decoded;
+}
+
+}  // namespace
+
+std::string QueryValue(std::string_view query, std::string_view name) {
+  while (!query.empty()) {
+    const std::string_view pair = query.substr(0, query.find('&'));
+    query.remove_prefix(std::min(pair.size() + 1, query.size()));
+    const size_t equals = std::min(pair.find('='), pair.size());
+    if (Decoded(pair.substr(0, equals)) == name)
+      return Decoded(pair.substr(std::min(equals + 1, pair.size())));
+  }
+  return "";
+}
+
+StatusOr<int> QueryInt(std::string_view query, const char* name, int min, int max, int otherwise) {
+  const std::string text = QueryValue(query, name);
+  if (text.empty()) return otherwise;
+  int value = 0;
+  const auto read = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (read.ec != std::errc() || read.ptr != text.data() + text.size() || value < min || value > max) {
+    return FieldError(
+        name, "invalid_value",
+        fmt::format("Invalid '{}': must be between {} and {}, found '{}'", name, min, max, text));
+  }
+  return value;
+}
+
+}  // namespace moesaic::server

@@ -1,0 +1,17 @@
+// Parameters behind the '?' of a request.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "base/status.h"
+
+namespace moesaic::server {
+
+/// The first value of `name` in `query`, percent-decoded; empty when there is none.
+std::string QueryValue(std::string_view query, std::string_view name);
+
+/// An integer in [min, max], or `otherwise` when `name` is absent. InvalidArgument that names it.
+StatusOr<int> QueryInt(std::string_view query, const char* name, int min, int max, int otherwise);
+
+}  // namespace moesaic::server

@@ -1,0 +1,72 @@
+// Items of conversations: checked, spelt out, and listed in pages.
+#include "server/response_items.h"
+
+#include <gtest/gtest.h>
+
+#include "server/api_error.h"
+#include "server/query.h"
+
+namespace moesaic::server {
+namespace {
+
+TEST(ResponseItems, HaveIdsAndParts) {
+  const Json items = *KeptItems(*ParseJson(R"([{"role": "user", "content": "hi"},
+      {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "yes"}]},
+      {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+      {"type": "function_call_output", "call_id": "c", "output": "1"}, {"type": "reasoning", "id": "rs_1"}])"),
+                                "items");
+  ASSERT_EQ(items.size(), 5u);
+  const char* prefixes[] = {"msg_", "msg_", "fc_", "fco_", "rs_1"};
+  for (size_t i = 0; i < items.size(); ++i) {
+    EXPECT_TRUE(items[i]["id"].get<std::string>().starts_with(prefixes[i])) << items[i];
+    EXPECT_EQ(items[i]["status"], "completed");
+  }
+  EXPECT_EQ(Dump(items[0]["content"]), R"([{"type":"input_text","text":"hi"}])");
+  EXPECT_EQ(Dump(items[1]["content"]), R"([{"type":"output_text","text":"yes","annotations":[]}])");
+  EXPECT_EQ(*InputItems(Json()), Json::array());
+  const Json bare = *KeptItems(
+      *ParseJson(R"([{"type": null, "id": null, "role": "user", "content": [{"type": null, "text": "a"}]}])"),
+      "items");
+  EXPECT_EQ(bare[0]["type"], "message");
+  EXPECT_EQ(Dump(bare[0]["content"]), R"([{"type":"input_text","text":"a"}])");
+  EXPECT_EQ((*InputItems("hi"))[0]["role"], "user");
+}
+
+TEST(ResponseItems, AreRefusedByName) {
+  const auto param = [](const char* text) {
+    return ErrorOf(KeptItems(*ParseJson(text), "items").status()).param;
+  };
+  EXPECT_EQ(param(R"([{"role": "user", "content": "a"}, {"role": "king", "content": "b"}])"),
+            "items[1].role");
+  EXPECT_EQ(param(R"([{"type": "image"}])"), "items[0].type");
+  EXPECT_EQ(param(R"([{"type": "reasoning", "id": 7}])"), "items[0].id");
+}
+
+TEST(ResponseItems, ComeInPages) {
+  Json items = Json::array();
+  for (int i = 0; i < 30; ++i) items.push_back({{"id", fmt::format("i{}", i)}});
+  const auto page = [&items](const char* query) {
+    const Json page = *ItemPage(items, query);
+    return fmt::format("{} {} {} {}", page["data"].size(), page["first_id"].dump(), page["last_id"].dump(),
+                       page["has_more"].get<bool>());
+  };
+  EXPECT_EQ(page(""), R"(20 "i29" "i10" true)");
+  EXPECT_EQ(page("order=asc&limit=5"), R"(5 "i0" "i4" true)");
+  EXPECT_EQ(page("order=asc&limit=5&after=i24"), R"(5 "i25" "i29" false)");
+  EXPECT_EQ(page("after=i0"), R"(0 null null false)");
+  for (const char* query : {"limit=0", "limit=101", "limit=x", "order=up", "after=none"}) {
+    EXPECT_FALSE(ItemPage(items, query).ok()) << query;
+  }
+}
+
+TEST(Query, IsDecoded) {
+  EXPECT_EQ(QueryValue("a=1&b%5B%5D=x+y%26&a=2&c", "a"), "1");
+  EXPECT_EQ(QueryValue("a=1&b%5B%5D=x+y%26&a=2&c", "b[]"), "x y&");
+  EXPECT_EQ(QueryValue("a=1&c", "c"), "");
+  EXPECT_EQ(QueryValue("a=%zz%", "a"), "%zz%");
+  EXPECT_EQ(QueryInt("n=7", "n", 1, 9, 3).value(), 7);
+  EXPECT_EQ(QueryInt("", "n", 1, 9, 3).value(), 3);
+}
+
+}  // namespace
+}  // namespace moesaic::server

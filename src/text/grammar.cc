@@ -13,6 +13,7 @@ const char* KindName(GrammarKind kind) {
     case GrammarKind::kRegex:
       return "regex";
     case GrammarKind::kLark:
+    case GrammarKind::kToolCalls:
       return "lark";
   }
   return "lark";
@@ -23,7 +24,10 @@ Status Done(const StatusOr<bool>& done) { return done.status(); }
 }  // namespace
 
 struct Grammar::Impl {
+  explicit Impl(rust::Box<bridge::Matching> matching)
+      : bridge(std::move(matching)), canceller(bridge->canceller()) {}
   rust::Box<bridge::Matching> bridge;
+  rust::Box<bridge::Canceller> canceller;
 };
 
 Grammar::Grammar(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -40,6 +44,13 @@ Status Grammar::ComputeMask(std::span<uint32_t> mask) {
   })));
   std::copy_n(words.begin(), mask.size(), mask.begin());
   return OkStatus();
+}
+
+Status Grammar::ComputeFirstMask() {
+  return Done(Bridged([&] {
+    impl_->bridge->first_mask();
+    return true;
+  }));
 }
 
 Status Grammar::Commit(int32_t id) {
@@ -61,27 +72,50 @@ StatusOr<bool> Grammar::IsAccepting() {
 bool Grammar::IsStopped() const { return impl_->bridge->stopped(); }
 
 StatusOr<Grammar> Grammar::Fork() const {
-  return Bridged([&] { return Grammar(std::unique_ptr<Impl>(new Impl{impl_->bridge->fork()})); });
+  return Bridged([&] { return Grammar(std::unique_ptr<Impl>(new Impl(impl_->bridge->fork()))); });
 }
+
+void Grammar::Cancel() const { impl_->canceller->cancel(); }
+
+size_t Grammar::bytes() const { return impl_->bridge->bytes(); }
 
 struct GrammarCompiler::Impl {
   rust::Box<bridge::GrammarFactory> bridge;
+  GrammarLimits limits;
 };
 
 StatusOr<GrammarCompiler> GrammarCompiler::Create(const Tokenizer& tokenizer,
-                                                  std::span<const int32_t> end_ids) {
+                                                  std::span<const int32_t> end_ids,
+                                                  const GrammarLimits& limits) {
   return Bridged([&] {
     const rust::Slice<const int32_t> ends(end_ids.data(), end_ids.size());
-    return GrammarCompiler(
-        std::shared_ptr<const Impl>(new Impl{bridge::new_grammar_factory(*tokenizer.impl().bridge, ends)}));
+    const bridge::GrammarLimits bounds{.regex_bytes = limits.regex_bytes,
+                                       .compile_fuel = limits.compile_fuel,
+                                       .mask_fuel = limits.mask_fuel,
+                                       .lexer_states = limits.lexer_states};
+    return GrammarCompiler(std::shared_ptr<const Impl>(
+        new Impl{bridge::new_grammar_factory(*tokenizer.impl().bridge, ends, bounds), limits}));
   });
 }
 
 StatusOr<Grammar> GrammarCompiler::Compile(GrammarKind kind, std::string_view source) const {
+  RETURN_IF_ERROR(CheckSize(kind, source));
   return Bridged([&] {
     return Grammar(std::unique_ptr<Grammar::Impl>(
-        new Grammar::Impl{impl_->bridge->compile(KindName(kind), Bytes(source))}));
+        new Grammar::Impl(impl_->bridge->compile(KindName(kind), Bytes(source)))));
   });
 }
+
+Status GrammarCompiler::CheckSize(GrammarKind kind, std::string_view source) const {
+  const GrammarLimits& limits = impl_->limits;
+  size_t most = limits.schema_bytes;
+  const char* name = kind == GrammarKind::kToolCalls ? "grammar of the tools' schemas" : "JSON schema";
+  if (kind == GrammarKind::kRegex) most = limits.regex_bytes, name = "regex";
+  if (kind == GrammarKind::kLark) most = limits.lark_bytes, name = "Lark grammar";
+  if (source.size() <= most) return OkStatus();
+  return InvalidArgument("the {} has {} bytes; at most {} are allowed", name, source.size(), most);
+}
+
+const GrammarLimits& GrammarCompiler::limits() const { return impl_->limits; }
 
 }  // namespace moesaic::text

@@ -1,12 +1,20 @@
 //! Constrained decoding through llguidance: which tokens may come next under a JSON schema, regex or Lark grammar.
 
-use crate::guard::{fail, guarded, BridgeError, Result};
+use crate::ffi::GrammarLimits;
+use crate::grammar_cost::{check_lark, check_schema, rehearse};
+use crate::guard::{guarded, BridgeError, Result};
 use crate::pieces::Piece;
 use crate::tokenizer::{Inner, Tokenizer};
-use llguidance::api::TopLevelGrammar;
+use llguidance::api::{GrammarInit, TopLevelGrammar};
 use llguidance::toktrie::{InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
-use llguidance::{Matcher, ParserFactory};
+use llguidance::{CancellationHandle, Matcher, ParserFactory};
 use std::sync::Arc;
+
+/// The longest message of llguidance that is passed on: it may quote a grammar of many kilobytes.
+const MAX_MESSAGE_CHARS: usize = 300;
+
+/// Estimated memory of one grammar symbol with its rules and its tables, for the size of cache entries.
+const SYMBOL_BYTES: usize = 400;
 
 /// llguidance's view of a tokenizer: its byte trie, and its canonical tokenization of text.
 struct Env {
@@ -31,12 +39,55 @@ impl TokenizerEnv for Env {
     }
 }
 
-pub struct GrammarFactory(ParserFactory);
+pub struct GrammarFactory {
+    parsers: ParserFactory,
+    regex_bytes: usize,
+}
 
-pub struct Matching(Matcher);
+pub struct Matching {
+    matcher: Matcher,
+    bytes: usize,
+}
+
+// Copies of one `Matching` are made by several threads.
+const _: fn() = || {
+    fn is_sync<T: Send + Sync>() {}
+    is_sync::<Matching>();
+};
+
+/// Stops the work of one `Matching` from another thread.
+pub struct Canceller(CancellationHandle);
+
+impl Canceller {
+    pub fn cancel(&self) {
+        self.0.cancel();
+    }
+}
+
+/// `error` without llguidance's dump of its state, and cut to a readable length.
+fn message(error: &str) -> String {
+    let text = error.split("\n<").next().unwrap_or_default().trim();
+    let text = match text {
+        "NoExtensionBias" | "NoExtension" => "no token can continue the text; the grammar matches no finite text here",
+        "" => "unknown error",
+        text => text,
+    };
+    match text.char_indices().nth(MAX_MESSAGE_CHARS) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.to_string(),
+    }
+}
+
+fn fail<E: std::fmt::Display>(error: E) -> BridgeError {
+    BridgeError(message(&error.to_string()))
+}
 
 /// `eos_ids`: tokens that end the text; the first is the one llguidance names EOS. At least one.
-pub fn new_grammar_factory(tokenizer: &Tokenizer, eos_ids: &[i32]) -> Result<Box<GrammarFactory>> {
+pub fn new_grammar_factory(
+    tokenizer: &Tokenizer,
+    eos_ids: &[i32],
+    limits: &GrammarLimits,
+) -> Result<Box<GrammarFactory>> {
     guarded("grammar", || {
         let inner = tokenizer.0.clone();
         let size = inner.pieces.len();
@@ -68,7 +119,20 @@ pub fn new_grammar_factory(tokenizer: &Tokenizer, eos_ids: &[i32]) -> Result<Box
         let mut factory =
             ParserFactory::new(&env, InferenceCapabilities::default(), &slices).map_err(fail)?;
         factory.quiet();
-        Ok(Box::new(GrammarFactory(factory)))
+        let bounds = factory.limits_mut();
+        // Precomputation can't be cancelled. The first mask does the same work and can be.
+        bounds.precompute_large_lexemes = false;
+        bounds.verbose_errors = false;
+        if limits.compile_fuel > 0 {
+            bounds.initial_lexer_fuel = limits.compile_fuel;
+        }
+        if limits.mask_fuel > 0 {
+            bounds.step_lexer_fuel = limits.mask_fuel;
+        }
+        if limits.lexer_states > 0 {
+            bounds.max_lexer_states = limits.lexer_states;
+        }
+        Ok(Box::new(GrammarFactory { parsers: factory, regex_bytes: limits.regex_bytes }))
     })
 }
 
@@ -78,22 +142,34 @@ impl GrammarFactory {
         guarded("grammar", || {
             let text = std::str::from_utf8(source).map_err(|_| BridgeError("grammar is not UTF-8".into()))?;
             let grammar = match kind {
-                "json_schema" => TopLevelGrammar::from_json_schema(
-                    serde_json::from_str(text).map_err(|e| BridgeError(format!("JSON schema: {e}")))?,
-                ),
-                "regex" => TopLevelGrammar::from_regex(text),
-                _ => TopLevelGrammar::from_lark(text.to_string()),
-            };
-            let mut matcher = Matcher::new(self.0.create_parser(grammar));
-            match matcher.get_error() {
-                Some(error) => Err(BridgeError(error)),
-                None => {
-                    let warnings = matcher.grammar_warnings();
-                    match warnings.first() {
-                        Some(warning) => Err(BridgeError(warning.clone())),
-                        None => Ok(Box::new(Matching(matcher))),
-                    }
+                "json_schema" => {
+                    let schema =
+                        serde_json::from_str(text).map_err(|e| BridgeError(format!("JSON schema: {e}")))?;
+                    check_schema(&schema, self.regex_bytes)?;
+                    TopLevelGrammar::from_json_schema(schema)
                 }
+                "regex" => TopLevelGrammar::from_regex(text),
+                _ => {
+                    check_lark(text, self.regex_bytes)?;
+                    TopLevelGrammar::from_lark(text.to_string())
+                }
+            };
+            let (grammar, lexer) = GrammarInit::Serialized(grammar)
+                .to_internal(Some(self.parsers.tok_env().clone()), self.parsers.limits().clone())
+                .map_err(fail)?;
+            if let Some((warning, _)) = lexer.grammar_warnings.first() {
+                return Err(BridgeError(message(warning)));
+            }
+            let lexer_bytes = rehearse(&self.parsers, &lexer)?;
+            let bytes = source.len() + lexer_bytes + grammar.num_symbols() * SYMBOL_BYTES;
+            let parser = self
+                .parsers
+                .create_parser_from_init_default(GrammarInit::Internal(grammar, lexer))
+                .map_err(fail)?;
+            let matcher = Matcher::new(Ok(parser)).into_cancellable();
+            match matcher.get_error() {
+                Some(error) => Err(fail(error)),
+                None => Ok(Box::new(Matching { matcher, bytes })),
             }
         })
     }
@@ -101,13 +177,22 @@ impl GrammarFactory {
 
 impl Matching {
     pub fn fork(&self) -> Box<Matching> {
-        Box::new(Matching(self.0.deep_clone()))
+        Box::new(Matching { matcher: self.matcher.deep_clone(), bytes: self.bytes })
+    }
+
+    /// Estimated memory, without the lexer states that masks add.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub fn canceller(&self) -> Box<Canceller> {
+        Box::new(Canceller(self.matcher.cancellation_handle().unwrap_or_default()))
     }
 
     /// Sets bit `id % 32` of `words[id / 32]` for each token that may come next.
     pub fn mask(&mut self, words: &mut [u32]) -> Result<()> {
         guarded("grammar", || {
-            let mask = self.0.compute_mask_or_eos().map_err(fail)?;
+            let mask = self.matcher.compute_mask_or_eos().map_err(fail)?;
             let bits = mask.as_slice();
             if words.len() < bits.len() {
                 return Err(BridgeError(format!("mask needs {} words, not {}", bits.len(), words.len())));
@@ -118,23 +203,27 @@ impl Matching {
         })
     }
 
+    pub fn first_mask(&mut self) -> Result<()> {
+        guarded("grammar", || self.matcher.compute_mask_or_eos().map(drop).map_err(fail))
+    }
+
     pub fn commit(&mut self, id: i32) -> Result<()> {
-        guarded("grammar", || self.0.consume_token(id as u32).map_err(fail))
+        guarded("grammar", || self.matcher.consume_token(id as u32).map_err(fail))
     }
 
     /// How many of `ids` could be committed one after the other; changes nothing.
     pub fn count_valid(&mut self, ids: &[i32]) -> Result<usize> {
         guarded("grammar", || {
             let ids: Vec<u32> = ids.iter().map(|&id| id as u32).collect();
-            self.0.validate_tokens(&ids).map_err(fail)
+            self.matcher.validate_tokens(&ids).map_err(fail)
         })
     }
 
     pub fn accepting(&mut self) -> Result<bool> {
-        guarded("grammar", || self.0.is_accepting().map_err(fail))
+        guarded("grammar", || self.matcher.is_accepting().map_err(fail))
     }
 
     pub fn stopped(&self) -> bool {
-        self.0.is_stopped()
+        self.matcher.is_stopped()
     }
 }

@@ -2,6 +2,7 @@
 //! Nothing here panics across the bridge (see guard.rs); every failure is an error with a message.
 
 mod grammar;
+mod grammar_cost;
 mod guard;
 mod jinja;
 mod pieces;
@@ -10,7 +11,7 @@ mod template;
 mod tokenizer;
 mod wrapping;
 
-use grammar::{new_grammar_factory, GrammarFactory, Matching};
+use grammar::{new_grammar_factory, Canceller, GrammarFactory, Matching};
 use stream::{new_stream_decoder, StreamDecoder};
 use template::{template_from_source, Template};
 use tokenizer::{tokenizer_from_json, Tokenizer};
@@ -66,9 +67,21 @@ pub mod ffi {
         fn render(&self, context: &[u8], may_mutate: bool, now: i64, aliases: bool) -> Result<Vec<u8>>;
     }
 
+    /// Limits on the work for one grammar; 0 keeps llguidance's default.
+    struct GrammarLimits {
+        regex_bytes: usize,
+        compile_fuel: u64,
+        mask_fuel: u64,
+        lexer_states: usize,
+    }
+
     extern "Rust" {
         type GrammarFactory;
-        fn new_grammar_factory(tokenizer: &Tokenizer, eos_ids: &[i32]) -> Result<Box<GrammarFactory>>;
+        fn new_grammar_factory(
+            tokenizer: &Tokenizer,
+            eos_ids: &[i32],
+            limits: &GrammarLimits,
+        ) -> Result<Box<GrammarFactory>>;
         fn compile(&self, kind: &str, source: &[u8]) -> Result<Box<Matching>>;
     }
 
@@ -76,9 +89,17 @@ pub mod ffi {
         type Matching;
         fn fork(&self) -> Box<Matching>;
         fn mask(&mut self, words: &mut [u32]) -> Result<()>;
+        fn first_mask(&mut self) -> Result<()>;
         fn commit(&mut self, id: i32) -> Result<()>;
         fn count_valid(&mut self, ids: &[i32]) -> Result<usize>;
         fn accepting(&mut self) -> Result<bool>;
         fn stopped(&self) -> bool;
+        fn bytes(&self) -> usize;
+        fn canceller(&self) -> Box<Canceller>;
+    }
+
+    extern "Rust" {
+        type Canceller;
+        fn cancel(&self);
     }
 }

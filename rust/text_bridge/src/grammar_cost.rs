@@ -1,0 +1,170 @@
+//! Finds grammars whose lexer would take too long to build, before llguidance builds it without a limit.
+//!
+//! llguidance takes the first step of a lexer with unlimited fuel: it checks for each byte whether the rest of every
+//! lexeme still matches some text. For `multipleOf` with a large number, or an intersection of patterns, this check
+//! explores an automaton of millions of states. `rehearse` takes the same step under a fuel limit.
+
+use crate::guard::{BridgeError, Result};
+use serde_json::Value;
+use std::collections::HashMap;
+use llguidance::derivre::raw::ExprSet;
+use llguidance::derivre::ExprRef;
+use llguidance::earley::lexerspec::LexerSpec;
+use llguidance::ParserFactory;
+
+/// Most branches that one step through an intersection may have. Each costs about a microsecond, and no fuel limit
+/// interrupts the step.
+const MAX_BRANCHES: f64 = 20_000.0;
+
+/// Most string patterns of a JSON schema that may apply to one value.
+const MAX_INTERSECTED: usize = 8;
+
+/// Refuses long patterns in `schema`, and `allOf` of many, which llguidance intersects without a limit.
+pub fn check_schema(schema: &Value, regex_bytes: usize) -> Result<()> {
+    let mut walk = SchemaWalk { root: schema, regex_bytes, refs: HashMap::new() };
+    walk.patterns_of(schema).map(drop)
+}
+
+/// Does so for each schema in a Lark grammar.
+pub fn check_lark(grammar: &str, regex_bytes: usize) -> Result<()> {
+    for (at, mark) in grammar.match_indices("%json") {
+        let rest = &grammar[at + mark.len()..];
+        if let Some(Ok(schema)) = serde_json::Deserializer::from_str(rest).into_iter::<Value>().next() {
+            check_schema(&schema, regex_bytes)?;
+        }
+    }
+    Ok(())
+}
+
+struct SchemaWalk<'a> {
+    root: &'a Value,
+    regex_bytes: usize,
+    /// Results by pointer; 0 while a reference is followed, so that loops end.
+    refs: HashMap<&'a str, usize>,
+}
+
+impl<'a> SchemaWalk<'a> {
+    fn check_length(&self, keyword: &str, pattern: &str) -> Result<()> {
+        if pattern.len() <= self.regex_bytes {
+            return Ok(());
+        }
+        Err(BridgeError(format!(
+            "a \"{keyword}\" of the JSON schema has {} bytes; at most {} are allowed",
+            pattern.len(),
+            self.regex_bytes
+        )))
+    }
+
+    /// At least the number of patterns that apply to one value that `node` describes, or to a value inside it.
+    fn patterns_of(&mut self, node: &'a Value) -> Result<usize> {
+        let mut most = 0; // of children that describe different values, or alternatives
+        let mut sum = 0; // of those that describe the same value
+        match node {
+            Value::Array(items) => {
+                for item in items {
+                    most = most.max(self.patterns_of(item)?);
+                }
+            }
+            Value::Object(members) => {
+                for (key, value) in members {
+                    match (key.as_str(), value) {
+                        ("pattern", Value::String(pattern)) => {
+                            self.check_length("pattern", pattern)?;
+                            sum += 1;
+                        }
+                        ("format", Value::String(_)) => sum += 1,
+                        ("allOf", Value::Array(parts)) => {
+                            for part in parts {
+                                sum += self.patterns_of(part)?;
+                            }
+                        }
+                        ("$ref", Value::String(target)) => sum += self.patterns_behind(target)?,
+                        ("patternProperties", Value::Object(schemas)) => {
+                            for pattern in schemas.keys() {
+                                self.check_length("patternProperties", pattern)?;
+                            }
+                            most = most.max(self.patterns_of(value)?);
+                        }
+                        ("const" | "enum" | "default" | "examples", _) => {}
+                        _ => most = most.max(self.patterns_of(value)?),
+                    }
+                }
+            }
+            _ => {}
+        }
+        sum += most;
+        if sum > MAX_INTERSECTED {
+            return Err(BridgeError(format!(
+                "the JSON schema intersects {sum} patterns or formats by allOf and $ref; at most {MAX_INTERSECTED} are allowed"
+            )));
+        }
+        Ok(sum)
+    }
+
+    fn patterns_behind(&mut self, target: &'a str) -> Result<usize> {
+        if let Some(&known) = self.refs.get(target) {
+            return Ok(known);
+        }
+        self.refs.insert(target, 0);
+        let found = target.strip_prefix('#').and_then(|pointer| self.root.pointer(pointer));
+        let count = found.map_or(Ok(0), |node| self.patterns_of(node))?;
+        self.refs.insert(target, count);
+        Ok(count)
+    }
+}
+
+/// Returns the lexer's size in bytes.
+pub fn rehearse(factory: &ParserFactory, spec: &LexerSpec) -> Result<usize> {
+    check_branches(spec.regex_builder.exprset())?;
+    let mut spec = spec.clone();
+    spec.add_extra_lexemes(&factory.extra_lexemes());
+    let mut limits = factory.limits().clone();
+    let mut lexer = spec.to_regex_vec(&mut limits).map_err(too_costly)?;
+    lexer.set_fuel(factory.limits().initial_lexer_fuel);
+    let start = lexer.initial_state(&spec.all_lexemes());
+    for byte in 0..=255 {
+        lexer.transition(start, byte);
+        if let Some(error) = lexer.get_error() {
+            return Err(too_costly(error));
+        }
+    }
+    Ok(lexer.num_bytes())
+}
+
+fn too_costly<E: std::fmt::Display>(reason: E) -> BridgeError {
+    BridgeError(format!("the grammar costs too much to compile: {reason}"))
+}
+
+/// Estimates how many branches the first step through each expression has: the product over the operands of an
+/// intersection, the sum over those of an alternative.
+fn check_branches(exprs: &ExprSet) -> Result<()> {
+    let mut branches = vec![1.0f64; exprs.len()];
+    for id in 1..exprs.len() {
+        let expr = ExprRef::new(id as u32);
+        let args = exprs.get_args(expr);
+        // An expression is created after its operands, so theirs are known.
+        let of = |arg: &ExprRef| branches[arg.as_usize()];
+        let tag = format!("{:?}", exprs.get_tag(expr));
+        let count = match tag.as_str() {
+            "And" => args.iter().map(of).product(),
+            "Or" => args.iter().map(of).sum::<f64>().min(256.0),
+            "Not" => args.iter().map(of).sum::<f64>() + 1.0,
+            "Concat" => match args {
+                [head, tail] if exprs.is_nullable(*head) => (of(head) + of(tail)).min(256.0),
+                [head, ..] => of(head),
+                [] => 1.0,
+            },
+            "RemainderIs" => 11.0,
+            "Repeat" | "Lookahead" => args.iter().map(of).sum(),
+            _ => 1.0,
+        };
+        if tag == "And" && count > MAX_BRANCHES {
+            return Err(BridgeError(format!(
+                "the grammar intersects {} patterns, which costs too much; use fewer or simpler ones",
+                args.len()
+            )));
+        }
+        branches[id] = count.max(1.0);
+    }
+    Ok(())
+}

@@ -4,7 +4,9 @@ import gzip
 import os
 import pathlib
 import re
+import subprocess
 import sys
+import tempfile
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "server"))
@@ -77,6 +79,17 @@ class Files(unittest.TestCase):
         for font in fonts:
             status, headers, body = self.get(f"/{folder}{font}", accept_encoding="gzip")
             self.assertEqual((status, headers["content-type"], body[:4]), (200, "font/woff2", b"wOF2"), font)
+
+    def test_a_build_where_npm_is_missing_or_fails_goes_on_and_says_so(self):
+        for npm in ["", "/bin/false", "/nowhere/npm"]:
+            with tempfile.TemporaryDirectory() as folder:
+                done = subprocess.run(
+                    ["cmake", f"-DSOURCE={ROOT}/web", f"-DNPM={npm}", f"-DOUTPUT={folder}/libraries", f"-DSTAMP={folder}/stamp",
+                     "-P", ROOT / "cmake/web_libraries.cmake"], capture_output=True, text=True, timeout=120)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertIn("built without its libraries", done.stderr)
+                self.assertEqual(pathlib.Path(folder, "libraries/js/libraries.js").read_text(), "export const libraries = null;\n")
+                self.assertTrue(pathlib.Path(folder, "stamp").exists())
 
 
 if __name__ == "__main__":

@@ -32,6 +32,18 @@ test("a message is sent, its answer streams, and a reload keeps both", () => wit
   assert.deepEqual(await said(page), before);
 }));
 
+test("an example is asked by a click, at the model's own sampling defaults", () => withPage({}, async (page) => {
+  await open(page);
+  const bodies = await answerWith(page, () => [{ content: "ok" }]);
+  const example = page.locator(".examples button").first();
+  const text = await example.innerText();
+  await example.click();
+  await page.locator(".turn.assistant").waitFor();
+  await settled(page);
+  assert.deepEqual(bodies[0].messages, [{ role: "user", content: text }]);
+  for (const field of ["temperature", "top_p", "system", "tools"]) assert.ok(!(field in bodies[0]), field);
+}));
+
 test("an answer is stopped, its request too, and regenerated as a second version", () => withPage({}, async (page) => {
   await open(page);
   const { left } = await answerWithoutEnd(page);

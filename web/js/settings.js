@@ -6,7 +6,7 @@ import { parseTools } from "./request.js";
 
 const STORE = "moesaic.settings";
 const KEYS = "moesaic.keys";
-const FIELDS = { temperature: "0.7", topP: "", maxTokens: "1024", system: "", tools: "" };
+const FIELDS = { temperature: "", topP: "", maxTokens: "1024", system: "", tools: "" };
 const IDS = { temperature: "temperature", topP: "top-p", maxTokens: "max-tokens", system: "system", tools: "tools" };
 
 function readJson(store, name) {

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The official clients' own tests of their resources, from their source distributions, against the server on
-models/moesaic-tiny. They were written for a mock server that knows every id and takes every field. The cases that this server
-refuses on purpose are listed in sdk_refused.json: an expression for their names, and the reason. A listed case that passes is a
-failure too.
+models/moesaic-tiny. They were written for a mock server that knows every id and takes every field. sdk_ids.py makes objects
+for the ids. sdk_refused.json lists the cases that this server refuses on purpose: an expression for their names, and the
+reason. A listed case that passes is a failure too.
 
 pip fetches the source distributions once, checks their hashes, and leaves them beside this environment in the build folder.
 """
@@ -31,10 +31,11 @@ NAMES = ["moesaic-tiny", "gpt-3.5-turbo-instruct", "gpt-6-astra", "model", "text
          "model_id"]
 SUITES = {
     "openai": {"version": "3.54.0", "sha256": "2e393e63f8a38be6452806f9ef0b6534fecd6d41ab3b2165180dfce3599249cd", "base": "/v1",
+               "plugins": ["sdk_ids"],
                "files": ["chat/test_completions.py", "test_completions.py", "test_responses.py", "responses",
                          "test_embeddings.py", "test_models.py", "test_conversations.py", "conversations"]},
     "anthropic": {"version": "2.12.0", "sha256": "571e6d250bcd6bbaf5fd5f3c764b8e11af9901ad2e44b025f8e773c6cc7a7173",
-                  "base": "", "files": ["test_messages.py", "test_models.py"]},
+                  "base": "", "plugins": [], "files": ["test_messages.py", "test_models.py"]},
 }
 
 
@@ -67,10 +68,11 @@ def outcomes(folder, suite, url):
         report = pathlib.Path(results) / "report.xml"
         played = subprocess.run(
             # The variants for aiohttp test a transport of the client, and need packages of their own.
-            [sys.executable, "-m", "pytest", "-q", "--tb=line", "-k", "not aiohttp", "-p", "no:cacheprovider", "-o", "addopts=",
-             "-o", "filterwarnings=", f"--junitxml={report}", *(f"tests/api_resources/{file}" for file in suite["files"])],
-            cwd=folder, env={**os.environ, "TEST_API_BASE_URL": url + suite["base"]}, capture_output=True, text=True,
-            timeout=RUN_SECONDS)
+            [sys.executable, "-m", "pytest", "-q", "--tb=line", *(f"-p{plugin}" for plugin in suite["plugins"]), "-k",
+             "not aiohttp", "-p", "no:cacheprovider", "-o", "addopts=", "-o", "filterwarnings=", f"--junitxml={report}",
+             *(f"tests/api_resources/{file}" for file in suite["files"])],
+            cwd=folder, env={**os.environ, "PYTHONPATH": str(HERE), "TEST_API_BASE_URL": url + suite["base"]},
+            capture_output=True, text=True, timeout=RUN_SECONDS)
         if not report.exists():
             raise AssertionError(played.stdout[-4000:] + played.stderr[-4000:])
         found, reasons = {}, {}
@@ -100,7 +102,8 @@ class Sdk(unittest.TestCase):
         listed = set().union(*matches.values())
         failed = {name for name, passed in found.items() if not passed}
         print(f"{package}: {len(found) - len(failed)} of {len(found)} cases pass, {len(listed)} are refused on purpose")
-        self.assertEqual({name: reasons[name] for name in sorted(failed - listed)}, {}, "failed, but are not listed")
+        unexpected = [f"{name}: {reasons[name]}" for name in sorted(failed - listed)]
+        self.assertEqual(len(unexpected), 0, "failed, but are not listed:\n" + "\n".join(unexpected))
         self.assertEqual(sorted(listed - failed), [], "listed as refused, but pass")
 
     def test_openai(self):

@@ -1,0 +1,42 @@
+"""A pytest plugin for the OpenAI client's own tests. These name objects that a mock server knows; here each test gets objects
+of its own, made when a request first names them, so that a real server can answer."""
+import json
+import os
+import urllib.request
+
+import openai._base_client
+import pytest
+
+RESPONSE, CONVERSATION, ITEM = "resp_677efb5139a88190b512bc3fef8e535d", "conv_123", "msg_abc"
+made = {}
+
+
+def post(path, body):
+    request = urllib.request.Request(os.environ["TEST_API_BASE_URL"] + path, json.dumps(body).encode(),
+                                     {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)
+
+
+def make(name):
+    """The id that stands for `name` in this test."""
+    if name == RESPONSE:
+        made[name] = post("/responses", {"input": "Hi", "max_output_tokens": 1})["id"]
+    elif name not in made:
+        made[CONVERSATION] = post("/conversations", {})["id"]
+        item = {"type": "message", "role": "user", "content": "Hi"}
+        made[ITEM] = post(f"/conversations/{made[CONVERSATION]}/items", {"items": [item]})["data"][0]["id"]
+    return made[name]
+
+
+@pytest.fixture(autouse=True)
+def fresh_ids(monkeypatch):
+    made.clear()
+    build = openai._base_client.BaseClient._build_request
+
+    def build_request(client, options, **rest):
+        for name in (RESPONSE, CONVERSATION, ITEM):
+            if name in options.url.split("/"):
+                options.url = options.url.replace(name, made.get(name) or make(name))
+        return build(client, options, **rest)
+    monkeypatch.setattr(openai._base_client.BaseClient, "_build_request", build_request)

@@ -162,7 +162,8 @@ void WaitForInterrupt(spdlog::logger& log, const std::vector<ReloadHook>& hooks)
 std::string Address(const ServeFlags& flags, int port) {
   const std::string& host = flags.http.host;
   const bool ipv6 = host.find(':') != std::string::npos;
-  return fmt::format("http://{}:{}", ipv6 ? "[" + host + "]" : host, port);
+  const char* scheme = flags.http.tls_certificate.empty() ? "http" : "https";
+  return fmt::format("{}://{}:{}", scheme, ipv6 ? "[" + host + "]" : host, port);
 }
 
 Status RunServe(const ServeFlags& flags) {
@@ -180,6 +181,11 @@ Status RunServe(const ServeFlags& flags) {
   // clients and probes get a clear answer meanwhile.
   ASSIGN_OR_RETURN(std::unique_ptr<server::HttpServer> http, server::HttpServer::Listen(flags.http));
   http->Start(server::LoadingHooks());
+  std::vector<ReloadHook> reload_hooks;
+  if (!flags.http.tls_certificate.empty()) {
+    server::HttpServer* const transport = http.get();
+    reload_hooks.push_back({"the TLS certificate and key", [transport] { return transport->ReloadTls(); }});
+  }
   ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, OpenSession(flags.model));
   std::shared_ptr<cache::KvObserver> observer;
   if (!flags.kv_events.endpoint.empty()) {
@@ -216,7 +222,6 @@ Status RunServe(const ServeFlags& flags) {
   std::unique_ptr<server::Server> server = server::Server::Start(std::move(options), model, std::move(http));
   Print("listening on {}\n", Address(flags, server->port()));
   RETURN_IF_ERROR(FlushOutput());
-  const std::vector<ReloadHook> reload_hooks;
   WaitForInterrupt(*log, reload_hooks);
   ShutDown(*log, flags, *server, engine, &drain_end);
   server.reset();  // before the engine: its endpoints use it

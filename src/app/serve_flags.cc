@@ -103,6 +103,14 @@ void AddServerGroup(Verb& verb, ServeFlags& flags) {
       .Range(0, 65535)
       .ShowDefault()
       .Group(group);
+  verb.AddOption(
+          "--tls-cert", flags.http.tls_certificate,
+          "PEM file of the server's certificate and its intermediate authorities: serve https; reloaded "
+          "at SIGHUP")
+      .Group(group);
+  verb.AddOption("--tls-key", flags.http.tls_key,
+                 "PEM file of the certificate's private key, without a passphrase")
+      .Group(group);
   // Not printed by --print-config.
   verb.AddOption("--api-key", flags.router.api_keys, "A key that requests must bring; may be repeated")
       .Check(CheckKey)

@@ -1,20 +1,21 @@
 // One client's connection. For the transport's own files only.
 #pragma once
 
+#include <array>
 #include <atomic>
-#include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
-#include <boost/asio/strand.hpp>
-#include <boost/beast/core.hpp>
-#include <boost/beast/http.hpp>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
 
+#include "server/deadline.h"
 #include "server/http.h"
 #include "server/http_server.h"
+#include "server/request_body.h"
+#include "server/request_head.h"
+#include "server/stream.h"
 
 namespace moesaic::server {
 
@@ -41,67 +42,95 @@ struct HttpShared {
 class Exchange;
 
 /// Lives as long as its handlers and its exchange. Everything but the constructor runs on its strand.
-class Connection : public std::enable_shared_from_this<Connection> {
+class Connection final : public StreamEvents, public std::enable_shared_from_this<Connection> {
  public:
-  /// The socket's executor is a strand.
-  Connection(boost::asio::ip::tcp::socket socket, std::shared_ptr<HttpShared> shared);
-  ~Connection();
+  /// The stream's executor is a strand.
+  Connection(std::unique_ptr<Stream> stream, std::shared_ptr<HttpShared> shared);
+  ~Connection() override;
 
-  void Run();    // any thread
-  void Abort();  // any thread: closes at once
+  void Run();        // any thread
+  void Abort();      // any thread: closes at once
+  void OnExpired();  // a deadline's call
 
  private:
   friend class Exchange;
-  using ErrorCode = boost::beast::error_code;
-  using Parser = boost::beast::http::request_parser<boost::beast::http::string_body>;
+
+  enum class Phase {
+    kOpening,    // TLS handshake
+    kIdle,       // between requests
+    kHead,       // the head of a request is incomplete
+    kBody,       // its body is
+    kAnswering,  // the request is with the layer above
+    kRefusing,   // an answer of the transport itself is being written
+    kFinishing,  // all is written; the client may still send
+    kClosed,
+  };
 
   // Reading, in this order.
-  void AwaitRequest();
-  void ReadHeader();
-  void OnHeader(ErrorCode error);
-  void ReadBody();
-  void OnBody(ErrorCode error);
-  void Watch();  // while a request runs: sees the client leave
-  void OnWatched(ErrorCode error, size_t bytes);
+  void OnOpen(ErrorCode error) override;
+  void Read();
+  void OnRead(ErrorCode error, size_t bytes) override;
+  void Advance();
+  bool BeginRequest();
+  void TakeHead();
+  void AdmitHead();
   bool ReserveBody();
   void ReleaseBody();
+  void TakeBody();
+  void Dispatch();
+
+  // A client that has ended its side may still wait for the answer.
+  void ProbeLater();
+  void Probe();
+  void OnReset() override { ClientLeft(); }
 
   // Answering.
+  bool Answers(uint64_t number) const;
   void SendWhole(const HttpResponse& response, bool close);
-  void Refuse(int status, const std::string& message);
+  void Refuse(const HttpRefusal& refusal);
   void StartPieces(int status, const Headers& headers);
+  void WritePiece(std::string piece);
+  void EndPieces();
   void Enqueue(std::string bytes);
   void Flush();
-  void OnWritten(ErrorCode error);
+  void OnWritten(ErrorCode error) override;
   void ArmPing();
   void EndAnswer();
   void Next();
-  void Linger();
-  void Drain();
+  void Finish();
+  void OnFinished() override { Close(); }
   void ClientLeft();
   void Close();
   std::string HeadText(int status, const Headers& headers, std::optional<size_t> length) const;
 
-  boost::beast::tcp_stream stream_;
-  boost::asio::steady_timer ping_;
+  boost::asio::any_io_executor executor() const { return executor_; }
+
+  std::unique_ptr<Stream> stream_;
+  const boost::asio::any_io_executor executor_;
+  Deadline read_deadline_, write_deadline_;
+  boost::asio::steady_timer ping_, probe_;
   const std::shared_ptr<HttpShared> shared_;
-  boost::beast::flat_buffer buffer_;
-  std::optional<Parser> parser_;
-  HttpRequest request_;
+  std::array<char, 16 << 10> received_;  // of the pending read
+  std::string input_;                    // read, but not yet taken
+  HeadScanner scanner_;
+  RequestHead head_;
+  RequestBody body_;
   std::weak_ptr<Exchange> exchange_;
   std::string queued_, writing_;
   int64_t reserved_ = 0;
-  int64_t lingered_ = 0;
   uint64_t exchange_number_ = 0;  // tells a late call of an earlier request from one of this
-  bool answering_ = false;        // a request is with the layer above
-  bool ended_ = false;            // its answer is complete
-  bool watching_ = false;         // a read is outstanding beside the answer
+  std::chrono::milliseconds probe_after_{0};
+  Phase phase_ = Phase::kOpening;
+  bool reading_ = false;
+  bool at_end_ = false;        // the client has ended its side
+  bool watching_ = false;      // AwaitReset is pending
+  bool head_limited_ = false;  // the deadline of this head is set
+  bool ended_ = false;         // the answer is complete
+  bool head_sent_ = false;     // and this much of it is queued
   bool flushing_ = false;
   bool chunked_ = false, events_ = false;
   bool close_ = false;  // after this answer
   bool head_only_ = false;
-  bool old_version_ = false;  // HTTP/1.0
-  bool closed_ = false;
 };
 
 }  // namespace moesaic::server

@@ -1,8 +1,10 @@
-// Writes inputs for this room's fuzzer: server_fuzz_seeds CORPUS fills CORPUS/request_fuzzer/ with one
-// request of each API that uses most of what it may. The first byte says which reader a request is for.
+// Writes inputs for this room's fuzzers: server_fuzz_seeds CORPUS fills CORPUS/request_fuzzer/ with one
+// request of each API that uses most of what it may, where the first byte says which reader a request is for,
+// and CORPUS/http_fuzzer/ with requests as bytes, where the first byte says how they are cut.
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <string>
 
 namespace {
@@ -33,6 +35,19 @@ constexpr const char* kRequests[] = {
     R"({"state":"continues","tokens":5,"returns_in":2},"prompt_cache_key":"k","kv_sparsity":{"mode":"all","budget":512,)"
     R"("eps":0.5,"mass":0.9,"reuse":4}})"};
 
+constexpr const char* kWires[] = {
+    "0GET /a?b HTTP/1.1\r\nHost: a:80\r\nAccept: */*\r\n\r\n",
+    "1POST http://b/%41 HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\nhelloGET /",
+    "2POST / HTTP/1.1\r\nHost: [::1]\r\nTransfer-Encoding: chunked\r\n\r\n5;a=\"b\"\r\nhello\r\n0\r\nT: "
+    "x\r\n\r\n",
+    "3OPTIONS * HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"};
+
+void Write(const std::filesystem::path& folder, const char* const* begin, const char* const* end) {
+  std::filesystem::create_directories(folder);
+  for (int count = 0; begin != end; ++begin)
+    std::ofstream(folder / ("request" + std::to_string(count++))) << *begin;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -40,9 +55,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: server_fuzz_seeds CORPUS\n");
     return 2;
   }
-  const auto folder = std::filesystem::path(argv[1]) / "request_fuzzer";
-  std::filesystem::create_directories(folder);
-  int count = 0;
-  for (const char* request : kRequests)
-    std::ofstream(folder / ("request" + std::to_string(count++))) << request;
+  const std::filesystem::path corpus = argv[1];
+  Write(corpus / "request_fuzzer", std::begin(kRequests), std::end(kRequests));
+  Write(corpus / "http_fuzzer", std::begin(kWires), std::end(kWires));
 }

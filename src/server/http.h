@@ -16,15 +16,18 @@ using Headers = std::vector<std::pair<std::string, std::string>>;
 
 struct HttpRequest {
   std::string method;  ///< "POST"
-  std::string path;    ///< as sent, without the query
-  std::string query;   ///< behind the '?', as sent
-  Headers headers;     ///< names in lower case
+  std::string path;    ///< visible ASCII, without the query; unreserved characters are never percent-encoded
+  std::string query;   ///< after the '?', as sent
+  Headers headers;     ///< names in lower case; "host" is the URI's where the request line has a whole URI
   std::string body;
   std::string peer;  ///< the client's address, without the port
 
   /// The first header of that (lower case) name; empty when there is none.
   std::string_view Header(std::string_view name) const;
 };
+
+/// Decodes %XX. The path of an HttpRequest has no malformed ones.
+std::string PercentDecoded(std::string_view text);
 
 /// A whole answer.
 struct HttpResponse {
@@ -48,7 +51,7 @@ class ResponseWriter {
   virtual void End() = 0;
 
   /// `left` runs once if the client leaves before the answer ended, at once if it has left already. A client
-  /// that closes its sending side has left.
+  /// that only ends its sending side still gets its answer.
   virtual void OnClientLeft(std::function<void()> left) = 0;
 };
 

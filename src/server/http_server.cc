@@ -1,5 +1,7 @@
 #include "server/http_server.h"
 
+#include <spdlog/spdlog.h>
+
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
@@ -13,6 +15,7 @@
 #include "base/check.h"
 #include "server/connection.h"
 #include "server/contained.h"
+#include "server/stream.h"
 
 namespace moesaic::server {
 namespace {
@@ -41,21 +44,22 @@ class AsioHttpServer final : public HttpServer {
     for (std::thread& thread : threads_) thread.join();
   }
 
-  Status Bind() {
-    ErrorCode error;
-    Tcp::resolver resolver(io_);
-    const auto& options = shared_->options;
-    const auto found = resolver.resolve(options.host, std::to_string(options.port),
-                                        Tcp::resolver::passive | Tcp::resolver::numeric_service, error);
-    const std::string where = fmt::format("{}:{}", options.host, options.port);
-    if (error) return IoError("{}: {}", where, error.message());
-    const Tcp::endpoint endpoint = found.begin()->endpoint();
-    acceptor_.open(endpoint.protocol(), error);
-    if (!error) acceptor_.set_option(Tcp::acceptor::reuse_address(true), error);
-    if (!error) acceptor_.bind(endpoint, error);
-    if (!error) acceptor_.listen(asio::socket_base::max_listen_connections, error);
-    if (!error) port_ = acceptor_.local_endpoint(error).port();
-    if (error) return IoError("{}: {}", where, error.message());
+  Status Open() {
+    RETURN_IF_ERROR(ReloadTls());
+    return Bind();
+  }
+
+  Status ReloadTls() override {
+    const HttpOptions& options = shared_->options;
+    if (options.tls_certificate.empty() && options.tls_key.empty()) return OkStatus();
+    if (options.tls_certificate.empty() || options.tls_key.empty()) {
+      return InvalidArgument("TLS needs a certificate and its key: give --tls-cert and --tls-key");
+    }
+    ASSIGN_OR_RETURN(auto loaded, TlsContext::Load(options.tls_certificate, options.tls_key));
+    spdlog::info("TLS: {}: {}", options.tls_certificate, loaded->description());
+    if (loaded->expired()) spdlog::warn("TLS: {}: the certificate has expired", options.tls_certificate);
+    const std::lock_guard lock(mutex_);
+    tls_ = std::move(loaded);
     return OkStatus();
   }
 
@@ -88,6 +92,24 @@ class AsioHttpServer final : public HttpServer {
   int64_t active_requests() const override { return shared_->active_requests; }
 
  private:
+  Status Bind() {
+    ErrorCode error;
+    Tcp::resolver resolver(io_);
+    const auto& options = shared_->options;
+    const auto found = resolver.resolve(options.host, std::to_string(options.port),
+                                        Tcp::resolver::passive | Tcp::resolver::numeric_service, error);
+    const std::string where = fmt::format("{}:{}", options.host, options.port);
+    if (error) return IoError("{}: {}", where, error.message());
+    const Tcp::endpoint endpoint = found.begin()->endpoint();
+    acceptor_.open(endpoint.protocol(), error);
+    if (!error) acceptor_.set_option(Tcp::acceptor::reuse_address(true), error);
+    if (!error) acceptor_.bind(endpoint, error);
+    if (!error) acceptor_.listen(asio::socket_base::max_listen_connections, error);
+    if (!error) port_ = acceptor_.local_endpoint(error).port();
+    if (error) return IoError("{}: {}", where, error.message());
+    return OkStatus();
+  }
+
   // A handler that throws has lost its connection by then; all others go on.
   void Run() {
     const auto serve = [this] {
@@ -117,13 +139,17 @@ class AsioHttpServer final : public HttpServer {
     if (shared_->connections >= shared_->options.max_connections) {
       ErrorCode ignored;
       socket.non_blocking(true, ignored);
-      socket.write_some(asio::buffer(kFull, std::char_traits<char>::length(kFull)), ignored);
+      if (shared_->options.tls_certificate.empty())
+        socket.write_some(asio::buffer(kFull, std::char_traits<char>::length(kFull)), ignored);
       socket.shutdown(Tcp::socket::shutdown_send, ignored);
       return;
     }
-    const auto connection = std::make_shared<Connection>(std::move(socket), shared_);
+    ErrorCode ignored;
+    socket.set_option(Tcp::no_delay(true), ignored);
     const std::lock_guard lock(mutex_);
     if (stopping_) return;
+    auto stream = tls_ ? TlsStream(std::move(socket), tls_) : PlainStream(std::move(socket));
+    const auto connection = std::make_shared<Connection>(std::move(stream), shared_);
     std::erase_if(open_, [](const auto& weak) { return weak.expired(); });
     open_.push_back(connection);
     connection->Run();
@@ -137,6 +163,7 @@ class AsioHttpServer final : public HttpServer {
   int port_ = 0;
   std::mutex mutex_;
   std::vector<std::weak_ptr<Connection>> open_;
+  std::shared_ptr<const TlsContext> tls_;  // under the mutex; null: plain HTTP
   bool stopping_ = false;
   std::vector<std::thread> threads_;
 };
@@ -145,7 +172,7 @@ class AsioHttpServer final : public HttpServer {
 
 StatusOr<std::unique_ptr<HttpServer>> HttpServer::Listen(const HttpOptions& options) {
   auto server = std::make_unique<AsioHttpServer>(options);
-  RETURN_IF_ERROR(server->Bind());
+  RETURN_IF_ERROR(server->Open());
   return std::unique_ptr<HttpServer>(std::move(server));
 }
 

@@ -24,12 +24,15 @@ struct HttpOptions {
   std::chrono::milliseconds idle_timeout{75'000};    ///< between requests
   std::chrono::milliseconds write_timeout{60'000};   ///< a client that does not read has left
   std::chrono::milliseconds ping_interval{15'000};   ///< comments in an event stream that is silent; 0: none
+  std::chrono::milliseconds half_close_grace{200};   ///< a client's end of sending to the first probe for it
+  std::string tls_certificate = {}, tls_key = {};    ///< PEM files; both empty: plain HTTP
 };
 
 /// Destroying it closes all connections and joins the threads.
 class HttpServer {
  public:
-  /// Binds: from now on clients connect, and wait. Unavailable when the address can't be had.
+  /// Binds: from now on clients connect, and wait. Unavailable when the address can't be had; other errors
+  /// name the TLS file that can't be used.
   static StatusOr<std::unique_ptr<HttpServer>> Listen(const HttpOptions& options);
   virtual ~HttpServer() = default;
 
@@ -39,6 +42,9 @@ class HttpServer {
   /// Lets `hooks` answer from the next request on. Those before them must have refused all requests, since
   /// one that they admitted would now be handled by these.
   virtual void Switch(HttpHooks hooks) = 0;
+  /// Reads the TLS files again, for connections that come from now on. On an error the former ones stay in
+  /// use. Any thread. Does nothing for plain HTTP.
+  virtual Status ReloadTls() = 0;
   virtual int port() const = 0;
   /// Closes all connections and takes no more. Lanes still run.
   virtual void Close() = 0;

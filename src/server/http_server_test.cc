@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <future>
+
 #include "server/router.h"
 #include "server/test_client.h"
 
@@ -60,6 +62,135 @@ TEST(HttpServer, SaysThatTheModelIsBeingLoadedUntilItIsThere) {
   const std::string both = stays.ReadAll();
   EXPECT_TRUE(both.starts_with("HTTP/1.1 503 ")) << both;
   EXPECT_TRUE(both.ends_with("\r\n\r\nhere")) << both;
+}
+
+// A server whose only request stays open until the test answers it.
+class HeldRequest {
+ public:
+  explicit HeldRequest(HttpOptions options = {}) {
+    options.port = 0;
+    options.threads = 2;
+    options.half_close_grace = std::chrono::milliseconds(1);
+    server_ = HttpServer::Listen(options).value();
+    HttpHooks hooks = Answering([] { return ""; });
+    hooks.handle = [this](const HttpRequest&, const std::shared_ptr<ResponseWriter>& writer,
+                          const std::shared_ptr<Lane>&) {
+      writer->OnClientLeft([this] { left_.set_value(); });
+      writer_.set_value(writer);
+    };
+    server_->Start(std::move(hooks));
+  }
+
+  int port() const { return server_->port(); }
+  std::shared_ptr<ResponseWriter> Writer() { return writer_.get_future().get(); }
+  /// Waits for it.
+  bool Left() { return left_.get_future().wait_for(std::chrono::minutes(1)) == std::future_status::ready; }
+
+ private:
+  std::promise<std::shared_ptr<ResponseWriter>> writer_;
+  std::promise<void> left_;
+  std::unique_ptr<HttpServer> server_;  // last: its threads use the two above
+};
+
+constexpr std::string_view kGet = "GET / HTTP/1.1\r\nhost: x\r\n\r\n";
+constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
+
+TEST(HttpServer, AnswersAClientThatSendsNoMore) {
+  const auto server = HttpServer::Listen(kAnyPort).value();
+  server->Start(Answering([] { return "here"; }));
+  for (int i = 0; i < 200; ++i) {
+    TestClient client(server->port());
+    client.Send(kGet);
+    client.EndSending();
+    const std::string answer = client.ReadAll();
+    ASSERT_TRUE(answer.ends_with("connection: close\r\n\r\nhere") ||
+                answer.ends_with("connection: keep-alive\r\n\r\nhere"))
+        << i << answer;
+  }
+  TestClient several(server->port());
+  several.Send(std::string(kGet) + std::string(kGet) + std::string(kGet));
+  several.EndSending();
+  const std::string answers = several.ReadAll();
+  size_t count = 0;
+  for (size_t at = 0; (at = answers.find("200 OK", at)) != std::string::npos; ++at) ++count;
+  EXPECT_EQ(count, 3U) << answers;
+}
+
+TEST(HttpServer, ProbesAClientThatSendsNoMoreAndAnswersIt) {
+  HeldRequest request;
+  TestClient client(request.port());
+  client.Send(kGet);
+  const auto writer = request.Writer();
+  client.EndSending();
+  EXPECT_EQ(client.ReadUntil(kContinue), kContinue);
+  writer->Send({.status = 200, .headers = {}, .body = "late"});
+  const std::string answer = client.ReadAll();
+  EXPECT_NE(answer.find("HTTP/1.1 200 OK\r\n"), std::string::npos) << answer;
+  EXPECT_TRUE(answer.ends_with("connection: close\r\n\r\nlate")) << answer;
+}
+
+TEST(HttpServer, SeesThatAClientClosed) {
+  HeldRequest request;
+  std::shared_ptr<ResponseWriter> writer;
+  {
+    TestClient client(request.port());
+    client.Send(kGet);
+    writer = request.Writer();
+  }
+  EXPECT_TRUE(request.Left());
+}
+
+TEST(HttpServer, SeesThatAClientClosedAfterItSentNoMore) {
+  HeldRequest request;
+  std::shared_ptr<ResponseWriter> writer;
+  {
+    TestClient client(request.port());
+    client.Send(kGet);
+    writer = request.Writer();
+    client.EndSending();
+    EXPECT_EQ(client.ReadUntil(kContinue), kContinue);
+  }
+  EXPECT_TRUE(request.Left());
+}
+
+TEST(HttpServer, TakesTheEndOfSendingForALeaveInHttp10) {
+  HeldRequest request;
+  TestClient client(request.port());
+  client.Send("GET / HTTP/1.0\r\n\r\n");
+  const auto writer = request.Writer();
+  client.EndSending();
+  EXPECT_TRUE(request.Left());
+  EXPECT_EQ(client.ReadAll(), "");
+}
+
+TEST(HttpServer, ProbesAnEventStreamWithComments) {
+  HeldRequest request({.ping_interval = std::chrono::milliseconds(0)});
+  std::shared_ptr<ResponseWriter> writer;
+  {
+    TestClient client(request.port());
+    client.Send(kGet);
+    writer = request.Writer();
+    writer->Start(200, {{"content-type", "text/event-stream"}});
+    writer->Write("data: 1\n\n");
+    client.ReadUntil("data: 1\n\n");
+    client.EndSending();
+    EXPECT_NE(client.ReadUntil(": ping\n\n").find(": ping\n\n"), std::string::npos);
+    writer->Write("data: 2\n\n");
+    EXPECT_NE(client.ReadUntil("data: 2\n\n").find("data: 2\n\n"), std::string::npos);
+  }
+  EXPECT_TRUE(request.Left());
+}
+
+TEST(HttpServer, SaysThatARequestWasCutOff) {
+  const auto server = HttpServer::Listen(kAnyPort).value();
+  server->Start(Answering([] { return "here"; }));
+  for (const char* part : {"GET / HT", "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nab",
+                           "POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n"}) {
+    TestClient client(server->port());
+    client.Send(part);
+    client.EndSending();
+    EXPECT_TRUE(client.ReadAll().starts_with("HTTP/1.1 400 ")) << part;
+  }
 }
 
 TEST(HttpServer, NamesAnAddressThatIsTaken) {

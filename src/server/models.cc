@@ -67,7 +67,7 @@ Status ListModels(const ServedModel& model, const std::string& root, Call& call)
 }
 
 Status GetModel(const ServedModel& model, const std::string& root, Call& call) {
-  const std::string name = call.request.path.substr(kPath.size());
+  const std::string name = PercentDecoded(std::string_view(call.request.path).substr(kPath.size()));
   if (IsAnthropic(call)) call.style = ApiStyle::kAnthropic;
   RETURN_IF_ERROR(model.CheckName(name));
   SendJson(*call.writer, IsAnthropic(call) ? AnthropicModel(model, name) : OpenAiModel(model, root, name));

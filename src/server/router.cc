@@ -208,6 +208,10 @@ std::optional<HttpResponse> Router::Admit(const HttpRequest& head) const {
     }
     return response;
   }
+  if (head.method == "OPTIONS" && head.path == "*") {
+    return HttpResponse{
+        .status = 204, .headers = {{"allow", "GET, HEAD, POST, DELETE, OPTIONS"}}, .body = {}};
+  }
   const Route* route = Find(head.method, head.path);
   if (route == nullptr) {
     const std::string methods = MethodsOf(head.path);

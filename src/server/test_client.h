@@ -30,6 +30,17 @@ class TestClient {
     EXPECT_EQ(::send(socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
   }
 
+  /// Sends no more; what the server answers still arrives.
+  void EndSending() { ::shutdown(socket_, SHUT_WR); }
+
+  /// Reads until `text` has arrived. Returns all of it, which lacks `text` if the server closed before.
+  std::string ReadUntil(std::string_view text) {
+    std::string all;
+    char piece;
+    while (all.find(text) == std::string::npos && ::recv(socket_, &piece, 1, 0) == 1) all += piece;
+    return all;
+  }
+
   /// Everything until the server closes.
   std::string ReadAll() {
     std::string all;

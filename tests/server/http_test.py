@@ -14,7 +14,7 @@ import time
 import unittest
 
 import json_cases
-from serving import ANSWER_SECONDS, BINARY, MODEL, WAIT_SECONDS, Server, chat, serving, until
+from serving import ANSWER_SECONDS, BINARY, MODEL, WAIT_SECONDS, Server, chat, serving, until, wire
 
 CHAT = "/v1/chat/completions"
 
@@ -231,18 +231,34 @@ class Api(unittest.TestCase):
     def test_cancels_when_the_client_leaves(self):
         self.server.wait_until_quiet()
         for stream in (True, False):
-            for half in (False, True):
+            for half in (False, True):  # whether the client has ended its sending side before
                 before = self.server.aborted()
 
                 def cancelled():
                     with self.server.holding(stream) as client:
                         if half:
                             client.shutdown(socket.SHUT_WR)
-                            self.server.wait_until_quiet()
+                            client.recv(65536)  # the server probes it, or streams
                     self.server.wait_until_quiet()
                     return self.server.aborted() > before
                 with self.subTest(stream=stream, half=half):
                     until(cancelled)
+
+    def test_answers_a_client_that_sends_no_more(self):
+        for stream in (True, False):
+            body = json.dumps(chat("Tell me a story.", n=4, max_tokens=500, ignore_eos=True, stream=stream)).encode()
+            with socket.create_connection((self.server.host, self.server.port), timeout=ANSWER_SECONDS) as client:
+                client.sendall(wire(CHAT, body))
+                client.shutdown(socket.SHUT_WR)
+                answer = b""
+                while piece := client.recv(65536):
+                    answer += piece
+            self.assertIn(b"HTTP/1.1 200 OK\r\n", answer)
+            if stream:
+                self.assertTrue(answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"), answer[-100:])
+            else:
+                usage = json.loads(answer[answer.rindex(b"\r\n\r\n"):])["usage"]
+                self.assertEqual(usage["completion_tokens"], 2000)
 
 
 class Settings(unittest.TestCase):

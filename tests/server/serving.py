@@ -50,12 +50,13 @@ class Server:
             stdout=subprocess.PIPE, stderr=self.stderr, text=True, env={**os.environ, **(environment or {})})
         atexit.register(self.process.kill)  # a test that fails in between leaves no server behind
         line = self.process.stdout.readline()
-        found = re.match(r"listening on http://(.+):(\d+)$", line.strip())
+        found = re.match(r"listening on (https?)://(.+):(\d+)$", line.strip())
         if not found:
             self.process.wait(timeout=START_SECONDS)
             raise AssertionError(f"no address from the server: {line!r}\n{self.read_log()}")
-        self.host, self.port = found[1], int(found[2])
-        self.url = f"http://{self.host}:{self.port}"
+        self.host, self.port = found[2], int(found[3])
+        self.url = f"{found[1]}://{self.host}:{self.port}"
+        self.tls = None  # an ssl.SSLContext, where request() must use https
 
     def read_log(self):
         if self.stderr.closed:
@@ -65,7 +66,10 @@ class Server:
 
     def request(self, method, path, body=None, headers=None, timeout=ANSWER_SECONDS):
         """(status, headers, bytes). `body` is bytes, or anything JSON."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout)
+        if self.tls:
+            connection = http.client.HTTPSConnection(self.host, self.port, timeout=timeout, context=self.tls)
+        else:
+            connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout)
         try:
             if body is not None and not isinstance(body, bytes):
                 body = json.dumps(body).encode()
@@ -100,7 +104,10 @@ class Server:
         `until`."""
         body = json.dumps(chat("Tell me a story.", n=128, max_tokens=4000, ignore_eos=True, stream=stream)).encode()
         ended = self.metric("vllm:request_success_total")
-        with socket.create_connection((self.host, self.port), timeout=ANSWER_SECONDS) as client:
+        with contextlib.ExitStack() as stack:
+            client = stack.enter_context(socket.create_connection((self.host, self.port), timeout=ANSWER_SECONDS))
+            if self.tls:
+                client = stack.enter_context(self.tls.wrap_socket(client, server_hostname=self.host))
             client.sendall(wire("/v1/chat/completions", body))
             until(lambda: self.metric("vllm:num_requests_running") > 0 or self.metric("vllm:request_success_total") > ended)
             yield client

@@ -1,0 +1,51 @@
+// A time limit that is moved far more often than it is met. For the transport's own files only.
+#pragma once
+
+#include <boost/asio/steady_timer.hpp>
+#include <chrono>
+#include <memory>
+#include <utility>
+
+namespace moesaic::server {
+
+/// Moving the limit to a later time, or removing it, costs a comparison: the timer looks again when it fires.
+/// Used on the strand of its executor. A pending timer keeps its owner alive; Cancel ends that.
+class Deadline {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  explicit Deadline(const boost::asio::any_io_executor& executor) : timer_(executor) {}
+
+  /// `owner->OnExpired()` runs once when `limit` has passed without another call of Set, Clear or Cancel.
+  template <typename Owner>
+  void Set(std::chrono::milliseconds limit, std::shared_ptr<Owner> owner) {
+    at_ = Clock::now() + limit;
+    if (armed_ > at_) Arm(std::move(owner));
+  }
+  void Clear() { at_ = Clock::time_point::max(); }
+  void Cancel() {
+    Clear();
+    timer_.cancel();
+  }
+
+ private:
+  template <typename Owner>
+  void Arm(std::shared_ptr<Owner> owner) {
+    armed_ = at_;
+    timer_.expires_at(at_);
+    timer_.async_wait([this, owner = std::move(owner)](const boost::system::error_code& error) mutable {
+      if (error) return;  // superseded by an earlier limit, or cancelled
+      armed_ = Clock::time_point::max();
+      if (at_ == Clock::time_point::max()) return;
+      if (at_ > Clock::now()) return Arm(std::move(owner));
+      Clear();
+      owner->OnExpired();
+    });
+  }
+
+  boost::asio::steady_timer timer_;
+  Clock::time_point at_ = Clock::time_point::max();
+  Clock::time_point armed_ = Clock::time_point::max();
+};
+
+}  // namespace moesaic::server

@@ -1,0 +1,67 @@
+#include "server/exchange.h"
+
+#include <boost/asio/post.hpp>
+#include <utility>
+
+#include "server/connection.h"
+
+namespace moesaic::server {
+
+Exchange::Exchange(std::shared_ptr<Connection> connection, uint64_t number)
+    : connection_(std::move(connection)), number_(number) {}
+
+// The connection may be at a later request when a task arrives, or have ended this answer.
+template <typename Task>
+void Exchange::On(Task task) {
+  boost::asio::post(connection_->executor(),
+                    [connection = connection_, number = number_, task = std::move(task)]() mutable {
+                      if (connection->Answers(number)) task(*connection);
+                    });
+}
+
+Exchange::~Exchange() {
+  On([](Connection& connection) { connection.Close(); });
+}
+
+void Exchange::Send(HttpResponse response) {
+  On([response = std::move(response)](Connection& connection) { connection.SendWhole(response, false); });
+}
+
+void Exchange::Start(int status, Headers headers) {
+  On([status, headers = std::move(headers)](Connection& connection) {
+    connection.StartPieces(status, headers);
+  });
+}
+
+void Exchange::Write(std::string piece) {
+  if (piece.empty()) return;  // an empty chunk would end the answer
+  On([piece = std::move(piece)](Connection& connection) mutable { connection.WritePiece(std::move(piece)); });
+}
+
+void Exchange::End() {
+  On([](Connection& connection) { connection.EndPieces(); });
+}
+
+void Exchange::OnClientLeft(std::function<void()> left) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!gone_) {
+      left_ = std::move(left);
+      return;
+    }
+  }
+  left();
+}
+
+void Exchange::Gone() {
+  std::function<void()> left;
+  {
+    const std::lock_guard lock(mutex_);
+    if (gone_) return;
+    gone_ = true;
+    left = std::move(left_);
+  }
+  if (left) left();
+}
+
+}  // namespace moesaic::server

@@ -1,0 +1,37 @@
+// The certificate and key of the server, with the rules by which it speaks TLS.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "base/status.h"
+
+namespace boost::asio::ssl {
+class context;
+}
+
+namespace moesaic::server {
+
+/// TLS 1.2 and 1.3, only with forward secrecy and authenticated encryption; ALPN "http/1.1". Immutable:
+/// any thread may begin a session of it.
+class TlsContext {
+ public:
+  /// Reads PEM files: the server's certificate, followed by those of intermediate authorities, and its key.
+  /// Errors name the file.
+  static StatusOr<std::shared_ptr<const TlsContext>> Load(const std::string& certificate,
+                                                          const std::string& key);
+
+  boost::asio::ssl::context& native() const { return *context_; }
+  /// "models.example, valid until Nov 24 09:42:27 2027 GMT"
+  const std::string& description() const { return description_; }
+  bool expired() const { return expired_; }
+
+ private:
+  TlsContext() = default;
+
+  std::shared_ptr<boost::asio::ssl::context> context_;
+  std::string description_;
+  bool expired_ = false;
+};
+
+}  // namespace moesaic::server

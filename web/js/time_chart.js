@@ -81,7 +81,7 @@ export class TimeChart {
       },
       scales: { x: { time: true }, y: { range: (_, low, high) => [0, Math.max(least, (high ?? 0) * 1.08) || 1] } },
       axes: [
-        { ...axis, space: 80, size: 26, gap: 4, values: [[3600, "{HH}:{mm}", null, null, null, null, null, null, 1], [60, "{HH}:{mm}", null, null, null, null, null, null, 1],
+        { ...axis, space: 66, size: 26, gap: 4, values: [[3600, "{HH}:{mm}", null, null, null, null, null, null, 1], [60, "{HH}:{mm}", null, null, null, null, null, null, 1],
           [1, "{HH}:{mm}:{ss}", null, null, null, null, null, null, 1]] },
         { ...axis, size: 62, values: (_, values) => values.map(format) },
       ],

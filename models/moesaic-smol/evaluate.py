@@ -95,7 +95,7 @@ def evaluate(url, rows, samples, fields=None):
                 "fault": fault(row, answer, finish)}
 
     jobs = [(row, seed) for row in rows for seed in range(1, samples + 1)]
-    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+    with concurrent.futures.ThreadPoolExecutor(24) as pool:
         yield from pool.map(record, jobs)
 
 

@@ -17,8 +17,8 @@ def main():
     client = openai.OpenAI(base_url=url + "/v1", api_key="-")
     model = client.models.list().data[0].id
     start, first, usage = time.monotonic(), None, None
-    stream = client.chat.completions.create(model=model, messages=[{"role": "user", "content": question}], temperature=0,
-                                            stream=True, stream_options={"include_usage": True})
+    stream = client.chat.completions.create(model=model, messages=[{"role": "user", "content": question}], stream=True,
+                                            stream_options={"include_usage": True})
     for chunk in stream:
         usage = chunk.usage or usage
         for choice in chunk.choices:

@@ -11,16 +11,16 @@ import unittest
 from serving import ANSWER_SECONDS, Server
 
 KEPT, CLOSED = "kept", "closed"
-HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 BODY = b'{"prompt":"hi"}'
 
 
-def get(fields=b"host: x\r\n", target=b"/health", method=b"GET", version=b"HTTP/1.1"):
+def get(fields=b"host: localhost\r\n", target=b"/health", method=b"GET", version=b"HTTP/1.1"):
     return method + b" " + target + b" " + version + b"\r\n" + fields + b"\r\n"
 
 
 def post(fields, body=b"", version=b"HTTP/1.1"):
-    return b"POST /tokenize " + version + b"\r\nhost: x\r\n" + fields + b"\r\n" + body
+    return b"POST /tokenize " + version + b"\r\nhost: localhost\r\ncontent-type: application/json\r\n" + fields + b"\r\n" + body
 
 
 def chunked(body):
@@ -34,23 +34,23 @@ CASES = [
     ("plain", get(), [200], KEPT),
     ("pipelined", get() + get() + post(b"content-length: %d\r\n" % len(BODY), BODY) + get(), [200] * 4, KEPT),
     ("empty lines before", b"\r\n\r\n" + get() + b"\r\n" + get(), [200, 200], KEPT),
-    ("connection close", get(b"host: x\r\nConnection: foo, Close\r\n"), [200], CLOSED),
+    ("connection close", get(b"host: localhost\r\nConnection: foo, Close\r\n"), [200], CLOSED),
     ("version 1.0", get(b"", version=b"HTTP/1.0"), [200], CLOSED),
     ("version 1.0, kept", get(b"connection: keep-alive\r\n", version=b"HTTP/1.0"), [200], KEPT),
     ("version 1.9", get(version=b"HTTP/1.9"), [200], KEPT),
     ("version 2.0", get(version=b"HTTP/2.0"), [505], CLOSED),
     ("version 0.9", b"GET /health\r\n\r\n", [400], CLOSED),
     ("version in lower case", get(version=b"http/1.1"), [400], CLOSED),
-    ("two spaces", b"GET  /health HTTP/1.1\r\nhost: x\r\n\r\n", [400], CLOSED),
-    ("space after the version", b"GET /health HTTP/1.1 \r\nhost: x\r\n\r\n", [400], CLOSED),
-    ("bare LF", b"GET /health HTTP/1.1\nhost: x\n\n", [400], CLOSED),
-    ("bare LF in the header", b"GET /health HTTP/1.1\r\nhost: x\na: b\r\n\r\n", [400], CLOSED),
-    ("bare CR", b"GET /health HTTP/1.1\r\nhost: x\ra: b\r\n\r\n", [400], CLOSED),
+    ("two spaces", b"GET  /health HTTP/1.1\r\nhost: localhost\r\n\r\n", [400], CLOSED),
+    ("space after the version", b"GET /health HTTP/1.1 \r\nhost: localhost\r\n\r\n", [400], CLOSED),
+    ("bare LF", b"GET /health HTTP/1.1\nhost: localhost\n\n", [400], CLOSED),
+    ("bare LF in the header", b"GET /health HTTP/1.1\r\nhost: localhost\na: b\r\n\r\n", [400], CLOSED),
+    ("bare CR", b"GET /health HTTP/1.1\r\nhost: localhost\ra: b\r\n\r\n", [400], CLOSED),
     ("TLS", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", [400], CLOSED),
     # Targets.
-    ("absolute form", get(target=b"http://models.example:8000/health"), [200], KEPT),
-    ("absolute form, https and no path", get(target=b"HTTPS://models.example"), [200], KEPT),
-    ("absolute form, another scheme", get(target=b"ftp://models.example/health"), [400], CLOSED),
+    ("absolute form", get(target=b"http://localhost:8000/health"), [200], KEPT),
+    ("absolute form, https and no path", get(target=b"HTTPS://127.0.0.1"), [200], KEPT),
+    ("absolute form, another scheme", get(target=b"ftp://localhost/health"), [400], CLOSED),
     ("absolute form, user information", get(target=b"http://a@b/health"), [400], CLOSED),
     ("absolute form without Host", get(b"", target=b"http://b/health"), [400], CLOSED),
     ("percent-encoded", get(target=b"/%68ealth"), [200], KEPT),
@@ -67,27 +67,27 @@ CASES = [
     ("TRACE", get(method=b"TRACE"), [501], CLOSED),
     ("unknown method", get(method=b"BREW"), [405], KEPT),
     ("long request line", get(target=b"/" + b"a" * 20_000), [414], CLOSED),
-    ("long header", get(b"host: x\r\na: " + b"a" * 20_000 + b"\r\n"), [431], CLOSED),
+    ("long header", get(b"host: localhost\r\na: " + b"a" * 20_000 + b"\r\n"), [431], CLOSED),
     # Host.
     ("no Host", get(b""), [400], CLOSED),
-    ("two Hosts", get(b"host: x\r\nhost: x\r\n"), [400], CLOSED),
+    ("two Hosts", get(b"host: localhost\r\nhost: localhost\r\n"), [400], CLOSED),
     ("Host with a path", get(b"host: x/y\r\n"), [400], CLOSED),
     ("Host with user information", get(b"host: y@x\r\n"), [400], CLOSED),
     ("Host with a space", get(b"host: x y\r\n"), [400], CLOSED),
     ("Host with a bad port", get(b"host: x:y\r\n"), [400], CLOSED),
     ("Host as an IPv6 address", get(b"host: [::1]:8000\r\n"), [200], KEPT),
     # Fields.
-    ("space before the colon", get(b"host: x\r\na : b\r\n"), [400], CLOSED),
-    ("space before Host", b"GET /health HTTP/1.1\r\n host: x\r\n\r\n", [400], CLOSED),
-    ("folded", get(b"host: x\r\na: b\r\n c\r\n"), [400], CLOSED),
-    ("folded with a tab", get(b"host: x\r\na: b\r\n\tc\r\n"), [400], CLOSED),
-    ("no colon", get(b"host: x\r\nab\r\n"), [400], CLOSED),
-    ("no name", get(b"host: x\r\n: b\r\n"), [400], CLOSED),
-    ("NUL in a value", get(b"host: x\r\na: b\0c\r\n"), [400], CLOSED),
-    ("control in a value", get(b"host: x\r\na: b\x0bc\r\n"), [400], CLOSED),
-    ("tab and obs-text in a value", get(b"host: x\r\na: b\tc\xff\r\n"), [200], KEPT),
-    ("Expect", get(b"host: x\r\nexpect: 200-ok\r\n"), [417], CLOSED),
-    ("Expect without a body", get(b"host: x\r\nexpect: 100-continue\r\n"), [200], KEPT),
+    ("space before the colon", get(b"host: localhost\r\na : b\r\n"), [400], CLOSED),
+    ("space before Host", b"GET /health HTTP/1.1\r\n host: localhost\r\n\r\n", [400], CLOSED),
+    ("folded", get(b"host: localhost\r\na: b\r\n c\r\n"), [400], CLOSED),
+    ("folded with a tab", get(b"host: localhost\r\na: b\r\n\tc\r\n"), [400], CLOSED),
+    ("no colon", get(b"host: localhost\r\nab\r\n"), [400], CLOSED),
+    ("no name", get(b"host: localhost\r\n: b\r\n"), [400], CLOSED),
+    ("NUL in a value", get(b"host: localhost\r\na: b\0c\r\n"), [400], CLOSED),
+    ("control in a value", get(b"host: localhost\r\na: b\x0bc\r\n"), [400], CLOSED),
+    ("tab and obs-text in a value", get(b"host: localhost\r\na: b\tc\xff\r\n"), [200], KEPT),
+    ("Expect", get(b"host: localhost\r\nexpect: 200-ok\r\n"), [417], CLOSED),
+    ("Expect without a body", get(b"host: localhost\r\nexpect: 100-continue\r\n"), [200], KEPT),
     # Bodies.
     ("Content-Length", post(b"content-length: %d\r\n" % len(BODY), BODY), [200], KEPT),
     ("chunked", chunked(WHOLE + b"0\r\n\r\n"), [200], KEPT),
@@ -226,7 +226,7 @@ class Framing(unittest.TestCase):
         for path, kind in [(b"/v1/chat/completions", None), (b"/v1/messages", "error")]:
             client = Client(self.server)
             with client.socket:
-                client.send(b"POST " + path + b" HTTP/1.1\r\nhost: x\r\ntransfer-encoding: gzip\r\n\r\n")
+                client.send(b"POST " + path + b" HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: gzip\r\n\r\n")
                 status, _, body = client.answer()
                 error = json.loads(body)
                 self.assertEqual((status, error.get("type")), (400, kind))

@@ -17,7 +17,7 @@ import certificates
 from serving import ANSWER_SECONDS, BINARY, MODEL, Server, chat, until, wire
 
 CHAT = "/v1/chat/completions"
-GET = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 SKIPPED = 77
 
 

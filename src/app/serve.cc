@@ -1,7 +1,6 @@
 // `moesaic serve MODEL`: the model behind the OpenAI and Anthropic APIs.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 
 #include <atomic>
@@ -13,11 +12,14 @@
 #include <vector>
 
 #include "app/interrupt.h"
+#include "app/logging.h"
 #include "app/model_files.h"
 #include "app/model_text.h"
 #include "app/output.h"
 #include "app/sampling_flags.h"
 #include "app/serve_flags.h"
+#include "app/serve_keys.h"
+#include "app/service_notify.h"
 #include "app/session.h"
 #include "app/sparsity_flags.h"
 #include "app/speculative_flags.h"
@@ -31,6 +33,8 @@ namespace moesaic::app {
 namespace {
 
 constexpr std::chrono::milliseconds kPoll{50};
+// For clients to take the last bytes of answers that the drain deadline ended.
+constexpr std::chrono::seconds kFlushTime{2};
 
 StatusOr<std::optional<engine::DiskOptions>> DiskOf(const ServeFlags& flags) {
   if (flags.disk_folder.empty()) {
@@ -82,13 +86,6 @@ StatusOr<server::ServedModel> ServeModel(const ServeFlags& flags, const ModelTex
   return model;
 }
 
-std::function<void(const server::AccessRecord&)> AccessLog(const std::shared_ptr<spdlog::logger>& log) {
-  return [log](const server::AccessRecord& record) {
-    log->info("{} {} {} {} {:.3f}s request={} trace={}", record.peer, record.method, record.path,
-              record.status, record.seconds, record.request_id, record.trace_id);
-  };
-}
-
 void Describe(spdlog::logger& log, const ServeFlags& flags, const Session& session,
               const server::ServedModel& model, const engine::EngineThread& engine,
               const std::string& speculation) {
@@ -119,18 +116,43 @@ bool MustStop(const DrainEnd& end) {
   return then != then.max() && (Interrupted() || std::chrono::steady_clock::now() >= then);
 }
 
-// Ends what runs in good order: new calls are refused, those on their way may finish in time, and the rest is
-// cut off.
-void ShutDown(spdlog::logger& log, const ServeFlags& flags, server::Server& server,
-              const engine::EngineThread& engine, DrainEnd* end) {
+// Grows while the engine computes steps or loads blocks from disk.
+uint64_t Progress(const engine::EngineStats& stats) {
+  return static_cast<uint64_t>(stats.steps + stats.disk.loads + stats.disk.abandoned_loads +
+                               stats.disk.loaded_bytes);
+}
+
+// The parts of a running server that signals concern.
+struct Running {
+  spdlog::logger& log;
+  server::Server& server;
+  const engine::EngineThread& engine;
+  const ServiceNotifier& notifier;
+  Watchdog watchdog{notifier};
+
+  void Sleep() {
+    watchdog.Check(engine.idle(), Progress(engine.stats()));
+    std::this_thread::sleep_for(kPoll);
+  }
+};
+
+// Ends what runs in good order: new calls are refused, those on their way may finish in time, and the rest
+// ends with an error that says so.
+void ShutDown(const ServeFlags& flags, Running& running, DrainEnd* end) {
   ClearInterrupt();
+  running.notifier.Send("STOPPING=1\nSTATUS=draining");
   *end = std::chrono::steady_clock::now() + std::chrono::seconds(flags.drain_seconds);
-  server.Drain();
-  log.info("draining: at most {} s", flags.drain_seconds);
-  while (!server.idle() && !MustStop(*end)) std::this_thread::sleep_for(kPoll);
-  if (!server.idle()) log.warn("cutting off what is still running");
-  server.Close();
-  while (!engine.idle()) std::this_thread::sleep_for(kPoll);
+  running.server.Drain();
+  running.log.info("draining: at most {} s", flags.drain_seconds);
+  while (!running.server.idle() && !MustStop(*end)) running.Sleep();
+  if (!running.server.idle()) {
+    running.log.warn("drain deadline reached: ending the answers that still run with an error");
+    running.server.StopAnswers();
+    const auto flushed_by = std::chrono::steady_clock::now() + kFlushTime;
+    while (!running.server.flushed() && std::chrono::steady_clock::now() < flushed_by) running.Sleep();
+  }
+  running.server.Close();
+  while (!running.engine.idle()) running.Sleep();
 }
 
 // One thing that SIGHUP reloads. `reload` keeps the old state when it fails.
@@ -140,8 +162,9 @@ struct ReloadHook {
 };
 
 void Reload(spdlog::logger& log, const std::vector<ReloadHook>& hooks) {
-  if (hooks.empty())
+  if (hooks.empty()) {
     log.info("SIGHUP: no key file, certificate or log file is set, so there is nothing to reload");
+  }
   for (const ReloadHook& hook : hooks) {
     if (const Status status = hook.reload(); !status.ok()) {
       log.error("reload of {} failed, the old state stays in use: {}", hook.name, Message(status));
@@ -152,11 +175,30 @@ void Reload(spdlog::logger& log, const std::vector<ReloadHook>& hooks) {
 }
 
 // Returns at SIGINT or SIGTERM. Also handles a SIGHUP that came while the model was loaded.
-void WaitForInterrupt(spdlog::logger& log, const std::vector<ReloadHook>& hooks) {
+void WaitForInterrupt(Running& running, const std::vector<ReloadHook>& hooks) {
   while (!Interrupted()) {
-    if (TakeReload()) Reload(log, hooks);
-    std::this_thread::sleep_for(kPoll);
+    if (TakeReload()) {
+      running.notifier.Reloading();
+      Reload(running.log, hooks);
+      running.notifier.Send("READY=1");
+    }
+    running.Sleep();
   }
+}
+
+std::vector<ReloadHook> ReloadHooks(const ServeFlags& flags, const ServerLog& log,
+                                    const std::shared_ptr<server::KeyRing>& keys) {
+  std::vector<ReloadHook> hooks;
+  // First, so that the other hooks write to the new file.
+  if (log.reopen) hooks.push_back({"--log-file", log.reopen});
+  if (!flags.keys.file.empty()) {
+    hooks.push_back({"--api-key-file", [&flags, keys]() -> Status {
+                       ASSIGN_OR_RETURN(const std::vector<server::KeyEntry> entries, ReadKeys(flags.keys));
+                       keys->Replace(entries);
+                       return OkStatus();
+                     }});
+  }
+  return hooks;
 }
 
 std::string Address(const ServeFlags& flags, int port) {
@@ -173,15 +215,22 @@ Status RunServe(const ServeFlags& flags) {
   }
   ASSIGN_OR_RETURN(const std::optional<engine::DiskOptions> disk, DiskOf(flags));
   InterruptGuard guard(HangUp::kReloads);
-  auto log =
-      std::make_shared<spdlog::logger>("serve", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+  LogOptions log_options = flags.log;
+  if (flags.no_access_log) log_options.access = "off";
+  ASSIGN_OR_RETURN(const ServerLog server_log, OpenLog(log_options));
+  const std::shared_ptr<spdlog::logger> log = server_log.logger;
   spdlog::set_default_logger(log);  // for what the rooms below tell; stdout is for the address
+  const server::AccessLog access_log = MakeAccessLog(log_options, server_log);
+  ASSIGN_OR_RETURN(const std::vector<server::KeyEntry> entries, ReadKeys(flags.keys));
+  const auto keys = entries.empty() ? nullptr : std::make_shared<server::KeyRing>(entries);
+  const ServiceNotifier notifier;
+  notifier.Send("STATUS=loading the model");
   ASSIGN_OR_RETURN(const ModelText text, OpenModelText(flags.model.model));
   // Before the model is loaded, which may take minutes: an address that can't be had is told at once, and
   // clients and probes get a clear answer meanwhile.
   ASSIGN_OR_RETURN(std::unique_ptr<server::HttpServer> http, server::HttpServer::Listen(flags.http));
-  http->Start(server::LoadingHooks());
-  std::vector<ReloadHook> reload_hooks;
+  http->Start(server::LoadingHooks(access_log));
+  std::vector<ReloadHook> reload_hooks = ReloadHooks(flags, server_log, keys);
   if (!flags.http.tls_certificate.empty()) {
     server::HttpServer* const transport = http.get();
     reload_hooks.push_back({"the TLS certificate and key", [transport] { return transport->ReloadTls(); }});
@@ -214,16 +263,20 @@ Status RunServe(const ServeFlags& flags) {
 
   server::ServerOptions options;
   options.router = flags.router;
+  options.router.keys = keys;
+  options.router.browser.bound_host = flags.http.host;
   options.responses = flags.responses;
   options.version = MOESAIC_VERSION;
   options.model_path = flags.model.model;
   options.kernels = session->kernels.choices;
-  if (flags.access_log) options.log = AccessLog(log);
+  options.log = access_log;
   std::unique_ptr<server::Server> server = server::Server::Start(std::move(options), model, std::move(http));
   Print("listening on {}\n", Address(flags, server->port()));
   RETURN_IF_ERROR(FlushOutput());
-  WaitForInterrupt(*log, reload_hooks);
-  ShutDown(*log, flags, *server, engine, &drain_end);
+  notifier.Send("READY=1\nSTATUS=serving");
+  Running running{*log, *server, engine, notifier};
+  WaitForInterrupt(running, reload_hooks);
+  ShutDown(flags, running, &drain_end);
   server.reset();  // before the engine: its endpoints use it
   log->info("stopped");
   return OkStatus();

@@ -32,6 +32,21 @@ void AddSeconds(Verb& verb, const char* name, std::chrono::milliseconds& value, 
 
 std::string CheckKey(const std::string& key) { return key.empty() ? kEmptyKey : ""; }
 
+std::string CheckHostName(const std::string& name) {
+  const bool usable = !name.empty() && name.find_first_of("/ ") == std::string::npos;
+  return usable
+             ? ""
+             : fmt::format("\"{}\" is no host name: give it without scheme and path, as example.org", name);
+}
+
+// Takes the values of the former switch, too.
+std::string AccessLogMode(std::string& mode) {
+  if (mode == "true") mode = "no-health";
+  if (mode == "false") mode = "off";
+  const bool known = mode == "all" || mode == "no-health" || mode == "off";
+  return known ? "" : fmt::format("\"{}\" is none of all, no-health, off", mode);
+}
+
 // "auto", or a name that `parse` takes.
 template <typename Parse>
 ValueCheck AutoOr(Parse parse) {
@@ -94,6 +109,54 @@ void AddModelGroup(Verb& verb, ServeFlags& flags) {
       .ShowDefault();
 }
 
+// Keys are not printed by --print-config.
+void AddKeyFlags(Verb& verb, ServeFlags& flags) {
+  const char* group = "Server";
+  verb.AddOption("--api-key", flags.keys.api_keys, "A key that requests must bring; may be repeated")
+      .Check(CheckKey)
+      .OneValue()
+      .NotInConfig()
+      .Group(group);
+  verb.AddOption(
+          "--admin-key", flags.keys.admin_keys,
+          "A key that may also read /state, /debug/trace and usage by key, and reset the cache; may be "
+          "repeated")
+      .Check(CheckKey)
+      .OneValue()
+      .NotInConfig()
+      .Group(group);
+  verb.AddOption("--api-key-file", flags.keys.file,
+                 "File of keys, one a line: name key [role=admin] [requests_per_minute=N] "
+                 "[tokens_per_minute=N]; read again at SIGHUP")
+      .Group(group);
+  verb.AddFlag(
+          "--share-prefix-cache", flags.router.share_prefix_cache,
+          "Share cached blocks between keys; a client can then tell from cached_tokens what others asked")
+      .Group(group);
+}
+
+void AddLogGroup(Verb& verb, ServeFlags& flags) {
+  const char* group = "Log";
+  verb.AddOption("--log-format", flags.log.format, "text, or json: one object a line")
+      .OneOf({"text", "json"})
+      .ShowDefault()
+      .Group(group);
+  verb.AddOption("--log-level", flags.log.level, "Lowest level that is logged")
+      .OneOf({"debug", "info", "warning", "error"})
+      .ShowDefault()
+      .Group(group);
+  verb.AddOption("--log-file", flags.log.file,
+                 "File to append the log to, opened again at SIGHUP; empty: stderr")
+      .Group(group);
+  verb.AddOption("--access-log", flags.log.access,
+                 "Requests to log at level info: all; no-health: without successful probes, scrapes and "
+                 "polling of the page; off")
+      .Transform(AccessLogMode)
+      .ShowDefault()
+      .Group(group);
+  verb.AddFlag("--no-access-log", flags.no_access_log, "The same as --access-log off").Group(group);
+}
+
 void AddServerGroup(Verb& verb, ServeFlags& flags) {
   const char* group = "Server";
   verb.AddOption("--host", flags.http.host, "Address to listen on; 0.0.0.0 or ::: all")
@@ -111,13 +174,14 @@ void AddServerGroup(Verb& verb, ServeFlags& flags) {
   verb.AddOption("--tls-key", flags.http.tls_key,
                  "PEM file of the certificate's private key, without a passphrase")
       .Group(group);
-  // Not printed by --print-config.
-  verb.AddOption("--api-key", flags.router.api_keys, "A key that requests must bring; may be repeated")
-      .Check(CheckKey)
+  AddKeyFlags(verb, flags);
+  verb.AddOption("--allowed-host", flags.router.browser.allowed_hosts,
+                 "Host name that requests may be sent to, besides addresses, localhost, --host and this "
+                 "machine's name; *: any; may be repeated")
+      .Check(CheckHostName)
       .OneValue()
-      .NotInConfig()
       .Group(group);
-  verb.AddOption("--cors-origin", flags.router.cors_origins,
+  verb.AddOption("--cors-origin", flags.router.browser.cors_origins,
                  "Origin whose pages may ask, or *; may be repeated")
       .OneValue()
       .Group(group);
@@ -137,9 +201,6 @@ void AddServerGroup(Verb& verb, ServeFlags& flags) {
   verb.AddOption("--stored-responses-memory", flags.responses.bytes, "And how much of them, e.g. 256MiB")
       .Bytes()
       .ShowDefault()
-      .Group(group);
-  verb.AddFlag("--access-log,!--no-access-log", flags.access_log, "Log every request")
-      .DefaultText("true")
       .Group(group);
 }
 
@@ -204,6 +265,7 @@ void AddServeFlags(Verb& verb, ServeFlags& flags) {
   AddSpeculativeFlags(verb, flags.model);
   AddSparsityFlags(verb, flags.model.sparsity, {"off", "dense", "decode", "all"});
   AddServerGroup(verb, flags);
+  AddLogGroup(verb, flags);
   AddLimitsGroup(verb, flags);
   AddEventsGroup(verb, flags);
   verb.AddOption("--config", flags.config, "File of KEY = VALUE lines (TOML), named like the flags")
@@ -216,7 +278,7 @@ void AddServeFlags(Verb& verb, ServeFlags& flags) {
       "A flag wins over the environment (--max-queue is MOESAIC_MAX_QUEUE), and that over the file "
       "(max-queue = 512).\n"
       "SIGTERM or Ctrl-C drains: new requests get 503, those on their way finish, and the exit code is 0.\n"
-      "SIGHUP reloads files that may change and never stops the server.\n"
+      "SIGHUP reads --api-key-file again, opens --log-file again and never stops the server.\n"
       "docs/server.md tells the rest.\n\n"
       "Examples:\n"
       "  moesaic serve models/moesaic-tiny\n"

@@ -5,7 +5,9 @@
 #include <vector>
 
 #include "app/flags.h"
+#include "app/logging.h"
 #include "app/sampling_flags.h"
+#include "app/serve_keys.h"
 #include "app/session.h"
 #include "base/status.h"
 #include "server/kv_events.h"
@@ -34,7 +36,9 @@ struct ServeFlags {
   std::string eviction = "cost";
   server::KvPublisherOptions kv_events;  // no endpoint: none
   int drain_seconds = 30;
-  bool access_log = true;
+  KeyFlags keys;
+  LogOptions log;
+  bool no_access_log = false;
   std::string config;
   bool print_config = false;
 };
@@ -42,14 +46,14 @@ struct ServeFlags {
 /// Declares them. An option "--max-queue" is MOESAIC_MAX_QUEUE in the environment and max-queue in a file.
 void AddServeFlags(Verb& verb, ServeFlags& flags);
 
-/// The error for an API key that is empty: neither "no keys" nor a key that lets everybody in.
+/// The error for a key that is empty: neither "no keys" nor a key that lets everybody in.
 inline constexpr const char* kEmptyKey = "api-key is empty";
 
 /// Names the environment variable of each flag.
 void NameEnvironment(Verb& verb);
 
 /// Reads --config, when given: what neither the command line nor the environment said. An unknown key is
-/// refused by name, and so is an API key that the environment or the file leaves empty.
+/// refused by name, and so is a key that the environment or the file leaves empty.
 Status ReadConfigFile(const Verb& verb, const ServeFlags& flags);
 
 /// All that --config may say, as it is now; ReadConfigFile reads it again.

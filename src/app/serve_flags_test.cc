@@ -94,10 +94,28 @@ TEST_F(ServeFlagsTest, ValuesOfAFileAreTakenWhole) {
   ASSERT_TRUE(
       Parse({"--config", Write("api-key = \"a#b, c\"\nserved-model-name = 'C:\\models\\#1'  # ours\n")})
           .ok());
-  EXPECT_EQ(flags_.router.api_keys, std::vector<std::string>{"a#b, c"});
+  EXPECT_EQ(flags_.keys.api_keys, std::vector<std::string>{"a#b, c"});
   EXPECT_EQ(flags_.names, std::vector<std::string>{"C:\\models\\#1"});
   EXPECT_EQ(Message(Parse({"--config", Write("port = 1\nhost = a b\n")})),
             path_ + ": line 2: a value with spaces, commas or brackets needs quotes: host");
+}
+
+TEST_F(ServeFlagsTest, TheAccessLogHasModesAndOldNames) {
+  for (const auto& [line, mode] :
+       std::vector<std::pair<const char*, const char*>>{{"access-log = false\n", "off"},
+                                                        {"access-log = true\n", "no-health"},
+                                                        {"access-log = all\n", "all"}}) {
+    ASSERT_TRUE(Parse({"--config", Write(line)}).ok()) << line;
+    EXPECT_EQ(flags_.log.access, mode);
+  }
+  ASSERT_TRUE(Parse({"--no-access-log"}).ok());
+  EXPECT_TRUE(flags_.no_access_log);
+}
+
+TEST_F(ServeFlagsTest, AnAllowedHostIsAName) {
+  ASSERT_TRUE(Parse({"--allowed-host", "a.example", "--allowed-host", "*"}).ok());
+  EXPECT_EQ(flags_.router.browser.allowed_hosts, (std::vector<std::string>{"a.example", "*"}));
+  EXPECT_THROW(static_cast<void>(Parse({"--allowed-host", "https://a.example/"})), CLI::ParseError);
 }
 
 TEST_F(ServeFlagsTest, AnEmptyKeyIsRefusedWhereverItComesFrom) {
@@ -121,7 +139,7 @@ TEST_F(ServeFlagsTest, AnEmptyKeyIsRefusedWhereverItComesFrom) {
   EXPECT_EQ(Message(Parse({"--config", Write("api-key = \"real\"\n")})), "MOESAIC_API_KEY: api-key is empty");
   EXPECT_TRUE(Parse({"--api-key", "real"}).ok());  // which wins over it
   unsetenv("MOESAIC_API_KEY");
-  EXPECT_EQ(flags_.router.api_keys, std::vector<std::string>{"real"});
+  EXPECT_EQ(flags_.keys.api_keys, std::vector<std::string>{"real"});
 }
 
 }  // namespace

@@ -30,10 +30,12 @@ void NameEnvironment(Verb& verb) {
 Status ReadConfigFile(const Verb& handle, const ServeFlags& flags) {
   CLI::App& verb = *handle.app();
   // CLI11 passes over what the environment sets to nothing.
-  const CLI::Option* keys = verb.get_option("--api-key");
-  const char* given = std::getenv(keys->get_envname().c_str());
-  if (keys->count() == 0 && given != nullptr && *given == '\0') {
-    return InvalidArgument("{}: {}", keys->get_envname(), kEmptyKey);
+  for (const char* name : {"--api-key", "--admin-key"}) {
+    const CLI::Option* keys = verb.get_option(name);
+    const char* given = std::getenv(keys->get_envname().c_str());
+    if (keys->count() == 0 && given != nullptr && *given == '\0') {
+      return InvalidArgument("{}: {}", keys->get_envname(), kEmptyKey);
+    }
   }
   if (flags.config.empty()) return OkStatus();
   const std::string& file = flags.config;

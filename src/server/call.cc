@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "server/api_keys.h"
+
 namespace moesaic::server {
 
 void SendJson(ResponseWriter& writer, const Json& json) {
@@ -38,7 +40,8 @@ Status SetCommon(const GenerationContext& context, const Call& call, GenerationF
   spec->stop = std::move(fields.stop);
   spec->include_stop = fields.include_stop;
   spec->skip_special = fields.skip_special;
-  spec->cache_namespace = std::move(fields.cache_salt);
+  spec->cache_namespace = CacheNamespace(call.cache_scope, std::move(fields.cache_salt));
+  spec->tenant = call.tenant;
   spec->session = fields.session;
   spec->priority = fields.priority;
   spec->sparsity = fields.sparsity;

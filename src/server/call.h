@@ -17,13 +17,18 @@
 
 namespace moesaic::server {
 
+struct Tenant;
+
 struct Call {
   HttpRequest request;
   std::shared_ptr<ResponseWriter> writer;
   std::shared_ptr<Lane> lane;
   TraceContext trace;
-  std::string client;                                 // whom to be fair to: a key's holder, or the address
-  std::string owner;                                  // whose what is kept is; empty where no keys are set
+  std::string client;              // whom to be fair to: a key's holder, or the address
+  std::string owner;               // whose what is kept is; empty where no keys are set
+  std::shared_ptr<Tenant> tenant;  // holder of the request's key; null: it came without
+  std::string cache_scope;         // tenant whose cached blocks it uses; empty: shared ones
+  bool admin = false;              // may see what concerns others
   std::optional<engine::Clock::time_point> deadline;  // by which it must be answered
   ApiStyle style = ApiStyle::kOpenAi;
 };

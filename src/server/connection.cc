@@ -250,6 +250,7 @@ void Connection::SendWhole(const HttpResponse& response, bool close) {
 
 void Connection::Refuse(const HttpRefusal& refusal) {
   phase_ = Phase::kRefusing;
+  head_.request.peer = stream_->PeerAddress();  // for the log, when no whole header came
   SendWhole(shared_->Hooks()->refuse(head_.request, refusal.status, refusal.message), true);
 }
 

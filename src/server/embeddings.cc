@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "server/answer.h"
+#include "server/api_keys.h"
 #include "server/call.h"
 #include "server/prompts.h"
 
@@ -41,6 +42,7 @@ class Embedding : public std::enable_shared_from_this<Embedding> {
       request.sampling.max_tokens = 0;
       request.want_embedding = true;
       request.client = call.client;
+      request.cache_namespace = CacheNamespace(call.cache_scope, "");
       request.deadline = call.deadline;
       tokens_ += static_cast<int64_t>(prompts[i].size());
       auto submitted = context_.model.engine->Submit(
@@ -55,6 +57,7 @@ class Embedding : public std::enable_shared_from_this<Embedding> {
       }
       requests_.push_back(*submitted);
     }
+    if (call.tenant != nullptr) call.tenant->ChargePrompt(tokens_);
     return OkStatus();
   }
 

@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "engine/philox.h"
+#include "server/answer_stops.h"
+#include "server/api_keys.h"
 #include "server/choice_text.h"
 #include "server/contained.h"
 
@@ -48,6 +50,13 @@ class Generation : public std::enable_shared_from_this<Generation> {
     Cancel();
   }
 
+  // Tells the client that the server ends before its answer.
+  void ServerStops() {
+    if (finished_) return;
+    FailUnless(
+        [] { return absl::UnavailableError("the server is shutting down and cut this answer short"); });
+  }
+
  private:
   struct Choice {
     std::unique_ptr<ChoiceText> text;
@@ -74,6 +83,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
     for (size_t i = 0; i < count; ++i) {
       RETURN_IF_ERROR(SubmitChoice(static_cast<int>(i)));
     }
+    if (spec_.tenant != nullptr) spec_.tenant->ChargePrompt(usage_.prompt_tokens);
     sink_->Started();
     return OkStatus();
   }
@@ -152,7 +162,10 @@ class Generation : public std::enable_shared_from_this<Generation> {
   // The first event tells, also when it has no token because the answer ends at once.
   void CountCached(Choice& choice, const engine::TokenEvent& event) {
     if (std::exchange(choice.heard, true)) return;
-    if (choice.delta.choice % spec_.n == 0) usage_.cached_tokens += event.cached_tokens;
+    if (choice.delta.choice % spec_.n == 0) {
+      usage_.cached_tokens += event.cached_tokens;
+      if (spec_.tenant != nullptr) spec_.tenant->cached_tokens += event.cached_tokens;
+    }
     choice.live->cached_tokens = event.cached_tokens;
   }
 
@@ -164,6 +177,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
       context_.metrics.InterToken(Seconds(at - choice.last));
     }
     choice.last = at;
+    if (spec_.tenant != nullptr) spec_.tenant->ChargeOutput();
     choice.live->output_tokens = ++choice.outputs;
   }
 
@@ -298,6 +312,13 @@ Status StartGeneration(const GenerationContext& context, GenerationSpec spec,
                        std::unique_ptr<AnswerSink> sink) {
   const auto generation = std::make_shared<Generation>(context, std::move(spec), lane, std::move(sink));
   RETURN_IF_ERROR(generation->Submit());
+  if (context.stops != nullptr) {
+    context.stops->Add(generation, [weak = std::weak_ptr<Generation>(generation), lane] {
+      lane->Post([weak] {
+        if (const auto alive = weak.lock()) alive->ServerStops();
+      });
+    });
+  }
   writer->OnClientLeft([weak = std::weak_ptr<Generation>(generation), lane] {
     lane->Post([weak] {
       if (const auto alive = weak.lock()) alive->ClientLeft();

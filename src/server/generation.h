@@ -23,6 +23,9 @@
 
 namespace moesaic::server {
 
+class AnswerStops;
+struct Tenant;
+
 struct GenerationSpec {
   std::vector<std::vector<int32_t>> prompts;
   std::vector<int> budgets;  // [prompts] longest output
@@ -39,6 +42,7 @@ struct GenerationSpec {
   bool in_reasoning = false;
   std::string cache_namespace;
   std::string client;
+  std::shared_ptr<Tenant> tenant;  // charged for tokens; null: nobody
   engine::SessionNote session;
   int priority = 0;
   std::optional<engine::RequestSparsity> sparsity;
@@ -91,6 +95,7 @@ struct GenerationContext {
   Tracer& tracer;
   LiveRequests& live;
   ResponseStore& responses;
+  AnswerStops* stops = nullptr;  // ends the answer at the drain deadline; null: nothing does
 };
 
 /// Submits the choices and delivers to `sink` on `lane`; runs on `lane` itself. When the client leaves, all

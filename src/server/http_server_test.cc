@@ -32,7 +32,7 @@ TEST(HttpServer, AnswersWhoCameBeforeTheStart) {
   ASSERT_TRUE(server.ok()) << Message(server.status());
   ASSERT_GT((*server)->port(), 0);
   TestClient early((*server)->port());
-  early.Send("GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+  early.Send("GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
   EXPECT_EQ((*server)->connections(), 0);
   HttpServer* started = server->get();
   started->Start(Answering([started] { return fmt::format("{} here", started->connections()); }));
@@ -46,7 +46,7 @@ TEST(HttpServer, SaysThatTheModelIsBeingLoadedUntilItIsThere) {
   ASSERT_TRUE(server.ok()) << Message(server.status());
   (*server)->Start(LoadingHooks());
   TestClient stays((*server)->port());
-  stays.Send("GET /health HTTP/1.1\r\nhost: x\r\n\r\n");
+  stays.Send("GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n");
   for (const char* path : {"/health", "/ready", "/nowhere"}) {
     const std::string answer = Ask((*server)->port(), "GET", path);
     EXPECT_TRUE(answer.starts_with("HTTP/1.1 503 ")) << answer;
@@ -58,7 +58,7 @@ TEST(HttpServer, SaysThatTheModelIsBeingLoadedUntilItIsThere) {
   const std::string said = Ask((*server)->port(), "POST", "/v1/messages", "{}");
   EXPECT_NE(said.find(R"({"type":"error","error":{"type":)"), std::string::npos) << said;
   (*server)->Switch(Answering([] { return "here"; }));
-  stays.Send("GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+  stays.Send("GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
   const std::string both = stays.ReadAll();
   EXPECT_TRUE(both.starts_with("HTTP/1.1 503 ")) << both;
   EXPECT_TRUE(both.ends_with("\r\n\r\nhere")) << both;

@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "server/browser_guard.h"
 #include "server/web_files.h"
 
 namespace moesaic::server {
@@ -65,6 +66,8 @@ void SendFile(const WebFile& file, Call& call) {
                   {"vary", "accept-encoding"},
                   {"x-content-type-options", "nosniff"}},
       .body = {}};
+  const Headers security = PageHeaders();
+  response.headers.insert(response.headers.end(), security.begin(), security.end());
   if (Matches(call.request.Header("if-none-match"), file.etag)) {
     response.status = 304;
   } else if (!file.gzip.empty() && AcceptsGzip(call.request.Header("accept-encoding"))) {

@@ -1,9 +1,11 @@
 #include "server/router.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "server/contained.h"
+#include "server/header_text.h"
 
 namespace moesaic::server {
 namespace {
@@ -18,31 +20,54 @@ ApiStyle StyleOf(const std::string& path) {
   return path.starts_with("/v1/messages") ? ApiStyle::kAnthropic : ApiStyle::kOpenAi;
 }
 
-// Takes as long whatever the texts share.
-bool SameSecret(std::string_view a, std::string_view b) {
-  unsigned char difference = a.size() == b.size() ? 0 : 1;
-  for (size_t i = 0; i < a.size(); ++i) {
-    difference = static_cast<unsigned char>(difference | (a[i] ^ (b.empty() ? 0 : b[i % b.size()])));
-  }
-  return difference == 0;
-}
-
+// The key that a request brought; empty: none. The scheme's case does not matter (RFC 9110, 11.1).
 std::string_view KeyIn(const HttpRequest& head) {
-  constexpr std::string_view kBearer = "Bearer ";
+  constexpr std::string_view kBearer = "bearer ";
   const std::string_view authorization = head.Header("authorization");
-  if (authorization.starts_with(kBearer)) return authorization.substr(kBearer.size());
+  if (LowerCase(authorization.substr(0, kBearer.size())) == kBearer) {
+    return Trimmed(authorization.substr(kBearer.size()));
+  }
   return head.Header("x-api-key");
 }
 
+// The request's own id, where it is usable, else a new one.
+std::string RequestId(const HttpRequest& head) {
+  const std::string_view given = head.Header("x-request-id");
+  const bool usable = !given.empty() && given.size() <= 128 &&
+                      std::all_of(given.begin(), given.end(), [](char c) { return c > ' ' && c < 127; });
+  return usable ? std::string(given) : RandomHex(32);
+}
+
+// The answer to a request that no endpoint sees, logged.
+HttpResponse Refusal(const HttpRequest& head, const ApiError& error, const AccessLog& log, std::string key) {
+  HttpResponse response = ErrorResponse(error, StyleOf(head.path));
+  std::string id = RequestId(head);
+  response.headers.emplace_back("x-request-id", id);
+  if (log) {
+    log({.peer = head.peer,
+         .method = head.method,
+         .path = head.path,
+         .request_id = std::move(id),
+         .trace_id = {},
+         .key = std::move(key),
+         .refused = error.message,
+         .status = error.http_status});
+  }
+  return response;
+}
+
+int WholeSeconds(double seconds) { return std::max(1, static_cast<int>(std::ceil(seconds))); }
+
 }  // namespace
 
-HttpHooks LoadingHooks() {
-  const auto refuse = [](const HttpRequest& head) {
-    return ErrorResponse({.http_status = 503,
-                          .message = "the model is still being loaded",
-                          .type = "service_unavailable_error",
-                          .retry_after = 1},
-                         StyleOf(head.path));
+HttpHooks LoadingHooks(AccessLog log) {
+  const auto refuse = [log = std::move(log)](const HttpRequest& head) {
+    return Refusal(head,
+                   {.http_status = 503,
+                    .message = "the model is still being loaded",
+                    .type = "service_unavailable_error",
+                    .retry_after = 1},
+                   log, "");
   };
   HttpHooks hooks;
   hooks.admit = refuse;
@@ -56,8 +81,13 @@ HttpHooks LoadingHooks() {
 class Router::Answer : public ResponseWriter {
  public:
   Answer(Router& router, const Route& route, const HttpRequest& request,
-         std::shared_ptr<ResponseWriter> writer, Headers headers)
-      : router_(router), route_(route), writer_(std::move(writer)), headers_(std::move(headers)) {
+         std::shared_ptr<ResponseWriter> writer, Headers headers, std::shared_ptr<Tenant> tenant)
+      : router_(router),
+        route_(route),
+        writer_(std::move(writer)),
+        headers_(std::move(headers)),
+        tenant_(std::move(tenant)) {
+    if (tenant_ != nullptr) record_.key = tenant_->name;
     record_.peer = request.peer;
     record_.method = request.method;
     record_.path = request.path;
@@ -80,14 +110,14 @@ class Router::Answer : public ResponseWriter {
   void Send(HttpResponse response) override {
     record_.status = response.status;
     ended_ = true;
-    response.headers.insert(response.headers.end(), headers_.begin(), headers_.end());
+    Append(response.headers);
     writer_->Send(std::move(response));
   }
 
   void Start(int status, Headers headers) override {
     started_ = true;
     record_.status = status;
-    headers.insert(headers.end(), headers_.begin(), headers_.end());
+    Append(headers);
     writer_->Start(status, std::move(headers));
   }
 
@@ -102,17 +132,25 @@ class Router::Answer : public ResponseWriter {
   const std::string& request_id() const { return record_.request_id; }
 
  private:
+  void Append(Headers& headers) const {
+    headers.insert(headers.end(), headers_.begin(), headers_.end());
+    if (tenant_ == nullptr) return;
+    const Headers limits = RateLimitHeaders(tenant_->request_bucket.Look(), tenant_->token_bucket.Look());
+    headers.insert(headers.end(), limits.begin(), limits.end());
+  }
+
   Router& router_;
   const Route& route_;
   const std::shared_ptr<ResponseWriter> writer_;
   const Headers headers_;
+  const std::shared_ptr<Tenant> tenant_;  // null: the request came without a key
   const Clock::time_point start_ = Clock::now();
   AccessRecord record_;
   bool started_ = false, ended_ = false;
 };
 
-Router::Router(const RouterOptions& options, Metrics& metrics, std::function<void(const AccessRecord&)> log)
-    : options_(options), metrics_(metrics), log_(std::move(log)) {}
+Router::Router(const RouterOptions& options, Metrics& metrics, AccessLog log)
+    : options_(options), guard_(options.browser), metrics_(metrics), log_(std::move(log)) {}
 
 void Router::Add(const char* method, const std::string& path, Access access, Endpoint endpoint) {
   routes_[method].push_back({path, access, std::move(endpoint)});
@@ -170,47 +208,86 @@ std::string Router::MethodsOf(const std::string& path) const {
   return methods;
 }
 
-bool Router::HasKey(const HttpRequest& head) const {
-  if (options_.api_keys.empty()) return true;
-  const std::string_view given = KeyIn(head);
-  if (given.empty()) return false;  // whatever the keys are
-  bool found = false;
-  for (const std::string& key : options_.api_keys) found = SameSecret(given, key) || found;
-  return found;
+std::optional<KeyHolder> Router::HolderOf(const HttpRequest& head) const {
+  return options_.keys == nullptr ? std::nullopt : options_.keys->Find(KeyIn(head));
 }
 
-Headers Router::CorsHeaders(const HttpRequest& head) const {
-  const std::string_view origin = head.Header("origin");
-  if (origin.empty()) return {};
-  for (const std::string& allowed : options_.cors_origins) {
-    if (allowed == "*") return {{"access-control-allow-origin", "*"}};
-    if (allowed == origin) return {{"access-control-allow-origin", allowed}, {"vary", "origin"}};
-  }
-  return {};
-}
-
-HttpResponse Router::Refuse(const HttpRequest& head, const ApiError& error) const {
-  HttpResponse response = ErrorResponse(error, StyleOf(head.path));
-  const Headers cors = CorsHeaders(head);
+HttpResponse Router::Refuse(const HttpRequest& head, const ApiError& error, const Tenant* tenant) const {
+  HttpResponse response = Refusal(head, error, log_, tenant == nullptr ? "" : tenant->name);
+  const Headers cors = guard_.CorsHeaders(head);
   response.headers.insert(response.headers.end(), cors.begin(), cors.end());
+  if (tenant != nullptr) {
+    const Headers limits = RateLimitHeaders(tenant->request_bucket.Look(), tenant->token_bucket.Look());
+    response.headers.insert(response.headers.end(), limits.begin(), limits.end());
+  }
   metrics_.Answered("refused", response.status, 0);
   return response;
 }
 
-std::optional<HttpResponse> Router::Admit(const HttpRequest& head) const {
-  const std::string_view origin = head.Header("origin");
-  if (head.method == "OPTIONS" && !origin.empty()) {
-    HttpResponse response{.status = 204, .headers = CorsHeaders(head), .body = {}};
-    if (!response.headers.empty()) {
-      response.headers.emplace_back("access-control-allow-methods", "GET, POST, DELETE, OPTIONS");
-      response.headers.emplace_back("access-control-allow-headers", kAllowedHeaders);
-      response.headers.emplace_back("access-control-max-age", "86400");
-    }
-    return response;
+HttpResponse Router::Preflight(const HttpRequest& head) const {
+  HttpResponse response{.status = 204, .headers = guard_.CorsHeaders(head), .body = {}};
+  if (!response.headers.empty()) {
+    response.headers.emplace_back("access-control-allow-methods", "GET, POST, DELETE, OPTIONS");
+    response.headers.emplace_back("access-control-allow-headers", kAllowedHeaders);
+    response.headers.emplace_back("access-control-max-age", "86400");
   }
+  response.headers.emplace_back("x-request-id", RequestId(head));
+  return response;
+}
+
+std::optional<HttpResponse> Router::AdmitKey(const HttpRequest& head, const Route& route,
+                                             const std::optional<KeyHolder>& holder) const {
+  if (options_.keys == nullptr || route.access == Access::kOpen) return std::nullopt;
+  if (!holder) {
+    return Refuse(head, {.http_status = 401,
+                         .message = "a valid API key is needed: Authorization: Bearer KEY, or x-api-key: KEY",
+                         .type = "invalid_request_error",
+                         .code = "invalid_api_key"});
+  }
+  if (route.access != Access::kAdmin || holder->admin) return std::nullopt;
+  return Refuse(
+      head,
+      {.http_status = 403,
+       .message = options_.keys->has_admin()
+                      ? "this needs an admin key, and the request's key is none"
+                      : "this needs an admin key, and none is set: start the server with --admin-key, "
+                        "or give a key of --api-key-file role=admin",
+       .type = "invalid_request_error",
+       .code = "admin_key_needed"},
+      holder->tenant.get());
+}
+
+// Takes a request from the key's limit.
+std::optional<HttpResponse> Router::AdmitRate(const HttpRequest& head, Tenant& tenant) const {
+  const TokenBucket::State tokens = tenant.token_bucket.Look();
+  const bool out_of_tokens = tokens.limit > 0 && tokens.wait > 0;
+  if (!out_of_tokens && tenant.request_bucket.TryTake()) {
+    ++tenant.requests;
+    return std::nullopt;
+  }
+  ++tenant.limited;
+  const TokenBucket::State state = out_of_tokens ? tokens : tenant.request_bucket.Look();
+  const char* unit = out_of_tokens ? "tokens" : "requests";
+  return Refuse(
+      head,
+      {.http_status = 429,
+       .message = fmt::format("the limit of {} {} per minute of the key \"{}\" is reached; try again in "
+                              "{} s",
+                              state.limit, unit, tenant.name, WholeSeconds(state.wait)),
+       .type = unit,
+       .code = "rate_limit_exceeded",
+       .retry_after = WholeSeconds(state.wait)},
+      &tenant);
+}
+
+std::optional<HttpResponse> Router::Admit(const HttpRequest& head) const {
+  if (const auto error = guard_.Check(head)) return Refuse(head, *error);
+  if (head.method == "OPTIONS" && !head.Header("origin").empty()) return Preflight(head);
   if (head.method == "OPTIONS" && head.path == "*") {
     return HttpResponse{
-        .status = 204, .headers = {{"allow", "GET, HEAD, POST, DELETE, OPTIONS"}}, .body = {}};
+        .status = 204,
+        .headers = {{"allow", "GET, HEAD, POST, DELETE, OPTIONS"}, {"x-request-id", RequestId(head)}},
+        .body = {}};
   }
   const Route* route = Find(head.method, head.path);
   if (route == nullptr) {
@@ -221,27 +298,29 @@ std::optional<HttpResponse> Router::Admit(const HttpRequest& head) const {
     if (!methods.empty()) response.headers.emplace_back("allow", methods);
     return response;
   }
-  if (route->access != Access::kOpen && !HasKey(head)) {
-    return Refuse(head, {.http_status = 401,
-                         .message = "a valid API key is needed: Authorization: Bearer KEY, or x-api-key: KEY",
-                         .type = "invalid_request_error",
-                         .code = "invalid_api_key"});
+  const std::optional<KeyHolder> holder = HolderOf(head);
+  if (auto refusal = AdmitKey(head, *route, holder)) return refusal;
+  Tenant* tenant = holder ? holder->tenant.get() : nullptr;
+  if (const auto error = CheckContentType(head)) return Refuse(head, *error, tenant);
+  if (route->access == Access::kGenerates && draining_) {
+    return Refuse(head,
+                  {.http_status = 503,
+                   .message = "the server is shutting down",
+                   .type = "service_unavailable_error",
+                   .retry_after = 5},
+                  tenant);
   }
-  if (route->access != Access::kGenerates) return std::nullopt;
-  if (draining_) {
-    return Refuse(head, {.http_status = 503,
-                         .message = "the server is shutting down",
-                         .type = "service_unavailable_error",
-                         .retry_after = 5});
-  }
-  if (generating_ >= options_.max_requests) {
+  if (route->access == Access::kGenerates && generating_ >= options_.max_requests) {
     return Refuse(
-        head, {.http_status = 429,
-               .message = fmt::format("{} requests are running or waiting already", options_.max_requests),
-               .type = "rate_limit_error",
-               .retry_after = 1});
+        head,
+        {.http_status = 429,
+         .message = fmt::format("{} requests are running or waiting already", options_.max_requests),
+         .type = "rate_limit_error",
+         .retry_after = 1},
+        tenant);
   }
-  return std::nullopt;
+  const bool counts = head.method == "POST" && route->access != Access::kAdmin;
+  return tenant != nullptr && counts ? AdmitRate(head, *tenant) : std::nullopt;
 }
 
 void Router::Handle(HttpRequest request, std::shared_ptr<ResponseWriter> writer, std::shared_ptr<Lane> lane) {
@@ -249,17 +328,21 @@ void Router::Handle(HttpRequest request, std::shared_ptr<ResponseWriter> writer,
   Call call;
   call.style = StyleOf(request.path);
   call.trace = ReadTraceparent(request.Header("traceparent"));
-  const std::string_view given = request.Header("x-request-id");
-  const bool usable = !given.empty() && given.size() <= 128 &&
-                      std::all_of(given.begin(), given.end(), [](char c) { return c > ' ' && c < 127; });
-  Headers headers = CorsHeaders(request);
-  headers.emplace_back("x-request-id", usable ? std::string(given) : RandomHex(32));
+  Headers headers = guard_.CorsHeaders(request);
+  headers.emplace_back("x-request-id", RequestId(request));
   headers.emplace_back("traceparent", call.trace.Traceparent());
-  // Whom the engine is fair to: the holder of a key, else the address.
-  const std::string_view key = options_.api_keys.empty() ? "" : KeyIn(request);
-  if (!key.empty()) call.owner = "key " + std::string(key);
-  call.client = key.empty() ? request.peer : "key " + std::string(key);
-  const auto answer = std::make_shared<Answer>(*this, *route, request, std::move(writer), std::move(headers));
+  const std::optional<KeyHolder> holder = HolderOf(request);
+  // A reload may have taken the key away since Admit looked.
+  if (const auto refusal = AdmitKey(request, *route, holder)) return writer->Send(*refusal);
+  call.admin = options_.keys == nullptr || (holder && holder->admin);
+  if (holder) {
+    call.tenant = holder->tenant;
+    call.owner = "key " + call.tenant->id;
+    if (!options_.share_prefix_cache) call.cache_scope = call.tenant->id;
+  }
+  call.client = holder ? call.owner : request.peer;
+  const auto answer =
+      std::make_shared<Answer>(*this, *route, request, std::move(writer), std::move(headers), call.tenant);
   call.writer = answer;
   call.request = std::move(request);
   if (options_.request_timeout.count() > 0) call.deadline = Clock::now() + options_.request_timeout;

@@ -5,11 +5,14 @@
 #include <chrono>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "server/api_keys.h"
+#include "server/browser_guard.h"
 #include "server/call.h"
 #include "server/http.h"
 #include "server/metrics.h"
@@ -17,22 +20,28 @@
 namespace moesaic::server {
 
 struct RouterOptions {
-  std::vector<std::string> api_keys;        ///< none: everybody may ask
-  std::vector<std::string> cors_origins;    ///< "*": any
+  std::shared_ptr<KeyRing> keys;    ///< null: everybody may ask
+  bool share_prefix_cache = false;  ///< between the holders of keys
+  BrowserGuardOptions browser;
   int max_requests = 1024;                  ///< calls at once that generate; more get 429
   std::chrono::seconds request_timeout{0};  ///< a generation that takes longer ends; 0: none
 };
 
-/// One answered request, for a log.
+/// One answered request, for a log. A refused one has a message; where nothing of it could be read, method
+/// and path are empty.
 struct AccessRecord {
   std::string peer, method, path, request_id, trace_id;
-  int status = 0;  // 499: the client left first
+  std::string key;      // name of the API key; empty: none
+  std::string refused;  // why, when the request was refused before an endpoint ran
+  int status = 0;       // 499: the client left first
   double seconds = 0;
   size_t request_bytes = 0;
 };
 
-/// Refuse whatever comes with 503, as long as there is no model that could answer.
-HttpHooks LoadingHooks();
+using AccessLog = std::function<void(const AccessRecord&)>;
+
+/// Refuse whatever comes with 503, as long as there is no model that could answer. `log` may be empty.
+HttpHooks LoadingHooks(AccessLog log = {});
 
 /// Any thread. Routes are added before the first request.
 class Router {
@@ -42,9 +51,10 @@ class Router {
     kOpen,       // without a key
     kKey,        // with one of the keys, where there are any
     kGenerates,  // likewise, refused while draining or full
+    kAdmin,      // with an admin key, where there are any keys
   };
 
-  Router(const RouterOptions& options, Metrics& metrics, std::function<void(const AccessRecord&)> log);
+  Router(const RouterOptions& options, Metrics& metrics, AccessLog log);
 
   void Add(const char* method, const std::string& path, Access access, Endpoint endpoint);
   /// For paths that begin with `prefix` and have no route of their own.
@@ -70,15 +80,19 @@ class Router {
   /// Those that `path` has a route for, as the header "allow" lists them; empty: there is no such path.
   std::string MethodsOf(const std::string& path) const;
   std::optional<HttpResponse> Admit(const HttpRequest& head) const;
+  std::optional<HttpResponse> AdmitKey(const HttpRequest& head, const Route& route,
+                                       const std::optional<KeyHolder>& holder) const;
+  std::optional<HttpResponse> AdmitRate(const HttpRequest& head, Tenant& tenant) const;
   void Handle(HttpRequest request, std::shared_ptr<ResponseWriter> writer, std::shared_ptr<Lane> lane);
-  HttpResponse Refuse(const HttpRequest& head, const ApiError& error) const;
-  bool HasKey(const HttpRequest& head) const;
-  /// Headers that let a browser's page of an allowed origin read the answer.
-  Headers CorsHeaders(const HttpRequest& head) const;
+  HttpResponse Preflight(const HttpRequest& head) const;
+  HttpResponse Refuse(const HttpRequest& head, const ApiError& error, const Tenant* tenant = nullptr) const;
+  /// None where no keys are set, and where the request has no valid one.
+  std::optional<KeyHolder> HolderOf(const HttpRequest& head) const;
 
   const RouterOptions options_;
+  const BrowserGuard guard_;
   Metrics& metrics_;
-  const std::function<void(const AccessRecord&)> log_;
+  const AccessLog log_;
   std::map<std::string, std::vector<Route>> routes_, prefixes_;  // by method
   std::atomic<bool> draining_{false};
   std::atomic<int> generating_{0};

@@ -105,7 +105,8 @@ TEST_F(RouterTest, LosesOneConnectionToWhatIsThrownLater) {
 TEST(RouterKeys, AreNeverEmpty) {
   Metrics metrics("m");
   RouterOptions options;
-  options.api_keys = {"", "real"};
+  options.keys = std::make_shared<KeyRing>(
+      std::vector<KeyEntry>{UnnamedKey("empty", "", false), UnnamedKey("real", "real", false)});
   Router router(options, metrics, nullptr);
   router.Add("GET", "/works", Router::Access::kKey, [](Call& call) {
     SendJson(*call.writer, {{"it", "works"}});
@@ -125,6 +126,9 @@ TEST(RouterKeys, AreNeverEmpty) {
   EXPECT_EQ(status({{"x-api-key", ""}}), 401);
   EXPECT_EQ(status({{"authorization", "Bearer rea"}}), 401);
   EXPECT_EQ(status({{"authorization", "Bearer real"}}), 200);
+  EXPECT_EQ(status({{"authorization", "bearer real"}}), 200);
+  EXPECT_EQ(status({{"authorization", "BEARER  real"}}), 200);
+  EXPECT_EQ(status({{"authorization", "Basic real"}}), 401);
   EXPECT_EQ(status({{"x-api-key", "real"}}), 200);
 }
 

@@ -3,6 +3,8 @@
 #include <utility>
 
 #include "server/answer.h"
+#include "server/answer_stops.h"
+#include "server/api_keys.h"
 #include "server/call.h"
 #include "server/conversations.h"
 #include "server/generation.h"
@@ -11,6 +13,7 @@
 #include "server/models.h"
 #include "server/openapi.h"
 #include "server/page.h"
+#include "server/process_metrics.h"
 #include "server/tracing.h"
 
 namespace moesaic::server {
@@ -26,7 +29,7 @@ class HttpApi : public Server {
         metrics_(model.names.front()),
         tracer_(options_.trace_spans),
         responses_(options_.responses),
-        context_{model, metrics_, tracer_, live_, responses_},
+        context_{model, metrics_, tracer_, live_, responses_, &stops_},
         router_(options_.router, metrics_, options_.log),
         http_(std::move(http)) {
     metrics_.Kernels(options_.kernels);
@@ -43,6 +46,8 @@ class HttpApi : public Server {
     router_.Drain();
     model_.engine->Drain();
   }
+  void StopAnswers() override { stops_.StopAll(); }
+  bool flushed() const override { return http_->active_requests() == 0; }
   void Close() override { http_->Close(); }
   bool idle() const override { return router_.generating() == 0 && model_.engine->idle(); }
 
@@ -104,23 +109,24 @@ class HttpApi : public Server {
                             .draining = router_.draining()};
       call.writer->Send({.status = 200,
                          .headers = {{"content-type", "text/plain; version=0.0.4; charset=utf-8"}},
-                         .body = metrics_.Text(model_.engine->stats(), http)});
+                         .body = metrics_.Text(model_.engine->stats(), http) + ProcessMetricsText() +
+                                 KeyMetricsText(call.admin ? options_.router.keys.get() : nullptr)});
       return OkStatus();
     });
     router_.Add("GET", "/openapi.json", Access::kOpen, [this](Call& call) {
       call.writer->Send({.status = 200, .headers = {{"content-type", "application/json"}}, .body = openapi_});
       return OkStatus();
     });
-    router_.Add("GET", "/state", Access::kKey, [this](Call& call) {
+    router_.Add("GET", "/state", Access::kAdmin, [this](Call& call) {
       SendJson(*call.writer, StateJson());
       return OkStatus();
     });
-    router_.Add("GET", "/debug/trace", Access::kKey, [this](Call& call) {
+    router_.Add("GET", "/debug/trace", Access::kAdmin, [this](Call& call) {
       call.writer->Send(
           {.status = 200, .headers = {{"content-type", "application/json"}}, .body = tracer_.ChromeJson()});
       return OkStatus();
     });
-    router_.Add("POST", "/reset_prefix_cache", Access::kKey, [this](Call& call) {
+    router_.Add("POST", "/reset_prefix_cache", Access::kAdmin, [this](Call& call) {
       model_.engine->ClearCache();
       SendJson(*call.writer, {{"status", "ok"}});
       return OkStatus();
@@ -149,6 +155,7 @@ class HttpApi : public Server {
   Tracer tracer_;
   LiveRequests live_;
   ResponseStore responses_;
+  AnswerStops stops_;
   const GenerationContext context_;
   Router router_;
   std::string openapi_;

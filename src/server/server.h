@@ -22,7 +22,7 @@ struct ServerOptions {
   ResponseStoreOptions responses;
   size_t trace_spans = 20'000;  ///< kept for GET /debug/trace
   std::vector<kernels::KernelChoice> kernels;
-  std::function<void(const AccessRecord&)> log;  ///< may be empty; any thread
+  AccessLog log;  ///< may be empty; any thread
 };
 
 class Server {
@@ -36,6 +36,11 @@ class Server {
   virtual int port() const = 0;
   /// Refuses new generations from now on; /ready says so.
   virtual void Drain() = 0;
+  /// Ends the answers that are on their way with an error that says so: a stream gets an error event, in the
+  /// form of its API, and its end. Further ones end at once.
+  virtual void StopAnswers() = 0;
+  /// Every answer has been written to its client.
+  virtual bool flushed() const = 0;
   /// Closes all connections and takes no more; what they asked for is cancelled.
   virtual void Close() = 0;
   /// No generation is on its way.

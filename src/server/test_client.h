@@ -58,8 +58,10 @@ class TestClient {
 /// The whole answer to a request that is the only one of its connection.
 inline std::string Ask(int port, std::string_view method, std::string_view path, std::string_view body = "") {
   TestClient client(port);
-  client.Send(fmt::format("{} {} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{}",
-                          method, path, body.size(), body));
+  client.Send(
+      fmt::format("{} {} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: "
+                  "close\r\ncontent-length: {}\r\n\r\n{}",
+                  method, path, body.size(), body));
   return client.ReadAll();
 }
 

@@ -111,7 +111,7 @@ class Api(unittest.TestCase):
         connection = http.client.HTTPConnection(self.server.host, self.server.port, timeout=60)
 
         def status_of(body):
-            connection.request("POST", "/tokenize", body)
+            connection.request("POST", "/tokenize", body, {"content-type": "application/json"})
             answer = connection.getresponse()
             answer.read()
             return answer.status
@@ -136,7 +136,7 @@ class Api(unittest.TestCase):
         self.assertEqual(self.server.request("POST", CHAT, b" " * (2 << 20))[0], 413)
         self.assertEqual(self.server.request("GET", "/health", headers={"x": "y" * 40_000})[0], 431)
         with socket.create_connection((self.server.host, self.server.port)) as client:
-            client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+            client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n")
             client.settimeout(ANSWER_SECONDS)
             while not select.select([client], [], [], 0)[0]:
                 client.sendall(b"10000\r\n" + b" " * 65536 + b"\r\n")
@@ -152,16 +152,16 @@ class Api(unittest.TestCase):
                 return answer
         self.assertTrue(raw(b"\x16\x03\x01garbage\r\n\r\n").startswith(b"HTTP/1.1 400 "))
         self.assertTrue(raw(b"GET /health HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200 "))
-        two = raw(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET /ready HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        two = raw(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\nGET /ready HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         self.assertEqual(two.count(b"HTTP/1.1 200 OK"), 2)  # pipelined
-        head = raw(b"HEAD /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        head = raw(b"HEAD /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         self.assertTrue(head.endswith(b"\r\n\r\n"), head)
         body = b'{"prompt":"hi"}'
-        expect = (b"POST /tokenize HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\nconnection: close\r\n"
+        expect = (b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nexpect: 100-continue\r\nconnection: close\r\n"
                   b"content-length: %d\r\n\r\n" % len(body)) + body
         self.assertIn(b"100 Continue\r\n\r\nHTTP/1.1 200 OK", raw(expect))
         body = b'{"prompt":"a","stream":true,"max_tokens":2}'
-        stream = raw(b"POST /v1/completions HTTP/1.0\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        stream = raw(b"POST /v1/completions HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
         self.assertTrue(stream.endswith(b"data: [DONE]\n\n"), stream)
 
     def test_operations(self):
@@ -264,7 +264,7 @@ class Api(unittest.TestCase):
 class Settings(unittest.TestCase):
     def test_closes_slow_clients(self):
         with serving("--header-timeout", "1", "--body-timeout", "1") as server:
-            for start in (b"GET /health HT", b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"):
+            for start in (b"GET /health HT", b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{"):
                 with socket.create_connection((server.host, server.port), timeout=30) as client:  # less than between requests
                     client.sendall(start)
                     self.assertEqual(client.recv(100), b"")
@@ -358,6 +358,7 @@ class Settings(unittest.TestCase):
                                                             "access-control-request-method": "POST"})
             self.assertEqual((good[0], good[1]["access-control-allow-origin"]), (204, "http://a.example"))
             bad = server.request("OPTIONS", CHAT, headers={"origin": "http://b.example"})
+            self.assertEqual(bad[0], 403)
             self.assertNotIn("access-control-allow-origin", bad[1])
             answer = server.request("GET", "/v1/models", headers={"origin": "http://a.example"})
             self.assertEqual(answer[1]["access-control-allow-origin"], "http://a.example")
@@ -431,7 +432,7 @@ class Settings(unittest.TestCase):
             file = pathlib.Path(folder) / "serve.toml"
             file.write_text('max-queue = 7\nport = 81\nhost = "0.0.0.0"\naccess-log = false\n')
             got = printed("--config", str(file), "--port", "83", MOESAIC_PORT="82", MOESAIC_HOST="::")
-            self.assertEqual((got["max-queue"], got["port"], got["host"], got["access-log"]), ("7", "83", "::", "false"))
+            self.assertEqual((got["max-queue"], got["port"], got["host"], got["access-log"]), ("7", "83", "::", "off"))
             got = printed("--config", str(file), MOESAIC_CONFIG=str(file))
             self.assertEqual((got["port"], got["host"]), ("81", "0.0.0.0"))
             file.write_text("max-cue = 7\n")

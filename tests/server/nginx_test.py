@@ -74,7 +74,7 @@ class Nginx(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
         self.certificate, key = certificates.make(self.folder, "models.example")
-        self.server = Server()
+        self.server = Server("--allowed-host", "*")
         self.addCleanup(lambda: self.assertEqual(self.server.stop(), 0))
         stack = contextlib.ExitStack()
         self.addCleanup(stack.close)
@@ -87,7 +87,7 @@ class Nginx(unittest.TestCase):
         connection = http.client.HTTPConnection("models.example", timeout=ANSWER_SECONDS)
         connection.sock = trusting(self.certificate).wrap_socket(raw, server_hostname="models.example")
         try:
-            connection.request("POST", CHAT, json.dumps(body))
+            connection.request("POST", CHAT, json.dumps(body), {"content-type": "application/json"})
             yield connection.getresponse()
         finally:
             connection.close()

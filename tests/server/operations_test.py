@@ -1,11 +1,20 @@
 #!/usr/bin/env python3
 """The server as its operator sees it: signals, logs, process metrics, the service manager."""
+import json
+import os
+import pathlib
+import re
 import signal
+import socket
+import subprocess
+import tempfile
+import time
 import unittest
 
-from serving import chat, serving, until
+from serving import ANSWER_SECONDS, BINARY, MODEL, Server, chat, serving, until, wire
 
 CHAT = "/v1/chat/completions"
+TALE = {"max_tokens": 4000, "ignore_eos": True, "stream": True}
 
 
 class Signals(unittest.TestCase):
@@ -15,6 +24,215 @@ class Signals(unittest.TestCase):
                 server.process.send_signal(signal.SIGHUP)
                 until(lambda: server.read_log().count("SIGHUP: ") >= round)
             self.assertEqual(server.json("POST", CHAT, chat("Hi", max_tokens=4))[0], 200)
+
+    def cut(self, path, body):
+        """The answer to a stream that the drain deadline ends; None where it was complete before."""
+        server = Server("--drain-timeout", "0")
+        with socket.create_connection((server.host, server.port), timeout=ANSWER_SECONDS) as client:
+            client.sendall(wire(path, json.dumps(body).encode(), b"connection: close\r\n"))
+            text = b""
+            while b"delta" not in text and b'"text"' not in text:
+                piece = client.recv(65536)
+                self.assertTrue(piece, text)
+                text += piece
+            server.process.send_signal(signal.SIGTERM)
+            while piece := client.recv(65536):
+                text += piece
+        self.assertEqual(server.stop(), 0, server.read_log())
+        return text.decode() if "drain deadline reached" in server.read_log() else None
+
+    def cut_stream(self, path, body):
+        found = []
+
+        def tried():
+            found.append(self.cut(path, body))
+            return found[-1] is not None
+        until(tried)
+        text = found[-1]
+        self.assertTrue(text.endswith("0\r\n\r\n"), text[-300:])  # the last chunk: the answer ended in good order
+        return text
+
+    def test_a_stream_that_meets_the_drain_deadline_ends_with_an_error(self):
+        for path, body in [(CHAT, chat("Tell me a story.", n=16, **TALE)),
+                           ("/v1/completions", {"prompt": "Once", "n": 16, **TALE})]:
+            text = self.cut_stream(path, body)
+            error, done = re.findall(r"^data: (.*)$", text, re.M)[-2:]
+            self.assertEqual(done.strip(), "[DONE]")
+            error = json.loads(error)["error"]
+            self.assertEqual(error["type"], "service_unavailable_error")
+            self.assertIn("shutting down", error["message"])
+
+    def test_anthropics_stream_does_so_in_its_own_form(self):
+        text = self.cut_stream("/v1/messages", {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 4000,
+                                                "stream": True, "ignore_eos": True})
+        self.assertIn("event: error\n", text)
+        error = json.loads(re.findall(r"^data: (.*)$", text, re.M)[-1])
+        self.assertEqual((error["type"], error["error"]["type"]), ("error", "overloaded_error"))
+
+    def test_responses_do_so_in_theirs(self):
+        text = self.cut_stream("/v1/responses", {"input": "Tell me a story.", "max_output_tokens": 4000, "stream": True,
+                                                 "ignore_eos": True})
+        last = json.loads(re.findall(r"^data: (\{.*)$", text, re.M)[-1])
+        self.assertEqual((last["type"], last["response"]["status"]), ("response.failed", "failed"))
+        self.assertIn("shutting down", last["response"]["error"]["message"])
+
+    def test_an_answer_that_does_not_stream_gets_503(self):
+        def tried():
+            server = Server("--drain-timeout", "0")
+            with socket.create_connection((server.host, server.port), timeout=ANSWER_SECONDS) as client:
+                client.sendall(wire(CHAT, json.dumps(chat("Hi", n=64, max_tokens=4000, ignore_eos=True)).encode()))
+                until(lambda: server.metric("vllm:num_requests_running") > 0)
+                server.process.send_signal(signal.SIGTERM)
+                head = client.recv(65536)
+            self.assertEqual(server.stop(), 0)
+            return head.startswith(b"HTTP/1.1 503 ") and b"shutting down" in head
+        until(tried)
+
+
+class Logs(unittest.TestCase):
+    def server(self, *flags):
+        return Server(*flags, access_log=True)
+
+    def stopped(self, server):
+        self.assertEqual(server.stop(), 0, server.read_log())
+        return server.log.splitlines()
+
+    def test_every_request_has_an_id_and_a_line(self):
+        server = self.server("--api-key", "one", "--max-body", "1KiB", "--log-format", "json")
+        key = {"authorization": "Bearer one"}
+        asked = {}
+        for name, (method, path, body, headers) in {
+                "ok": ("POST", CHAT, chat("Hi", max_tokens=1), key),
+                "401": ("GET", "/v1/models", None, {}),
+                "403": ("GET", "/state", None, key),
+                "404": ("GET", "/nowhere", None, {}),
+                "405": ("PUT", "/health", None, {}),
+                "413": ("POST", CHAT, b" " * 4096, key),
+                "415": ("POST", CHAT, b"{}", {**key, "content-type": "text/plain"}),
+                "421": ("GET", "/health", None, {"host": "evil.example"}),
+                "431": ("GET", "/health", None, {"x": "y" * 40_000})}.items():
+            status, answered, _ = server.request(method, path, body, headers)
+            self.assertEqual(status, 200 if name == "ok" else int(name))
+            asked[name] = {key.lower(): value for key, value in answered.items()}["x-request-id"]
+        with socket.create_connection((server.host, server.port), timeout=ANSWER_SECONDS) as client:
+            client.sendall(b"this is no HTTP\r\n\r\n")
+            answer = client.recv(4096).decode()
+            asked["400"] = re.search(r"x-request-id: (\S+)", answer)[1]
+        given = server.request("GET", "/nowhere", headers={"x-request-id": "mine-1"})[1]
+        self.assertEqual(given["x-request-id"], "mine-1")
+        lines = [json.loads(line) for line in self.stopped(server)]  # every line is JSON
+        by_id = {line["request_id"]: line for line in lines if line.get("event") == "request"}
+        self.assertIn("mine-1", by_id)
+        for name, id_ in asked.items():
+            with self.subTest(name):
+                line = by_id[id_]
+                self.assertEqual(line["status"], 200 if name == "ok" else int(name))
+                self.assertEqual(bool(line.get("refused")), name != "ok")
+                self.assertEqual(line["peer"], "127.0.0.1")
+        self.assertEqual((by_id[asked["ok"]]["key"], by_id[asked["ok"]]["path"]), ("api-key-1", CHAT))
+        self.assertTrue(all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$", line["time"]) for line in lines))
+        self.assertTrue(any("draining" in line.get("message", "") for line in lines))
+
+    def test_polling_is_left_out_unless_wanted(self):
+        for mode, health, models in [(None, False, True), ("all", True, True), ("off", False, False)]:
+            server = self.server(*(["--access-log", mode] if mode else []))
+            for path in ("/health", "/ready", "/metrics", "/state", "/v1/models"):
+                self.assertEqual(server.request("GET", path)[0], 200)
+            log = "\n".join(self.stopped(server))
+            with self.subTest(mode=mode):
+                self.assertEqual("GET /health 200" in log, health, log)
+                self.assertEqual("GET /state 200" in log, health, log)
+                self.assertEqual("GET /v1/models 200" in log, models, log)
+
+    def test_levels(self):
+        server = self.server("--log-level", "warning")
+        server.request("GET", "/v1/models")
+        self.assertEqual(self.stopped(server), [])
+
+    def test_a_rotated_file_is_opened_again(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "serve.log"
+            server = self.server("--log-file", path)
+            server.request("GET", "/v1/models")
+            until(lambda: "GET /v1/models" in path.read_text())
+            old = path.rename(path.with_suffix(".1"))
+            server.process.send_signal(signal.SIGHUP)
+            until(lambda: path.exists() and "reloaded --log-file" in path.read_text())
+            before = old.read_text()
+            server.request("GET", "/nowhere")
+            until(lambda: "GET /nowhere 404" in path.read_text())
+            self.assertEqual(old.read_text(), before)
+            os.chmod(path, 0o400)
+            self.assertEqual(self.stopped(server), [])  # all of it is in the file
+        bad = subprocess.run([str(BINARY), "serve", str(MODEL), "--log-file", "/nowhere/x.log"], capture_output=True, text=True)
+        self.assertEqual(bad.returncode, 1)
+        self.assertIn("--log-file /nowhere/x.log: No such file", bad.stderr)
+
+
+class Process(unittest.TestCase):
+    def test_metrics_of_the_process(self):
+        with serving() as server:
+            values = server.metrics()
+            status = pathlib.Path(f"/proc/{server.process.pid}/status").read_text()
+            resident = int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) * 1024
+            self.assertGreater(values["process_resident_memory_bytes"], resident / 4)
+            self.assertLess(values["process_resident_memory_bytes"], resident * 4)
+            self.assertGreaterEqual(values["process_virtual_memory_bytes"], values["process_resident_memory_bytes"])
+            self.assertGreater(values["process_cpu_seconds_total"], 0)
+            descriptors = len(os.listdir(f"/proc/{server.process.pid}/fd"))
+            self.assertLess(abs(values["process_open_fds"] - descriptors), 10)
+            self.assertGreaterEqual(values["process_max_fds"], values["process_open_fds"])
+            self.assertLess(abs(values["process_start_time_seconds"] - time.time()), 600)
+
+
+class Manager:
+    """A service manager's socket."""
+
+    def __init__(self, **environment):
+        self.folder = tempfile.TemporaryDirectory()
+        path = f"{self.folder.name}/notify"
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(path)
+        self.socket.settimeout(ANSWER_SECONDS)
+        self.environment = {"NOTIFY_SOCKET": path, **environment}
+
+    def until(self, state):
+        """All datagrams up to the one that begins with `state`."""
+        got = []
+        while not got or not got[-1].startswith(state):
+            got.append(self.socket.recv(4096).decode())
+        return got
+
+    def close(self):
+        self.socket.close()
+        self.folder.cleanup()
+
+
+class Service(unittest.TestCase):
+    def manager(self, **environment):
+        manager = Manager(**environment)
+        self.addCleanup(manager.close)
+        return manager
+
+    def test_reports_its_state(self):
+        manager = self.manager()
+        with serving(environment=manager.environment) as server:
+            self.assertEqual(manager.until("READY=1")[0], "STATUS=loading the model")
+            self.assertEqual(server.request("GET", "/health")[0], 200)
+            server.process.send_signal(signal.SIGHUP)
+            self.assertIn("MONOTONIC_USEC=", manager.until("RELOADING=1")[-1])
+            manager.until("READY=1")
+            server.process.send_signal(signal.SIGTERM)
+            manager.until("STOPPING=1")
+
+    def test_feeds_the_watchdog(self):
+        manager = self.manager(WATCHDOG_USEC="400000")
+        with serving(environment=manager.environment) as server:
+            for _ in range(3):  # idle
+                manager.until("WATCHDOG=1")
+            with server.holding():
+                for _ in range(3):  # at work
+                    manager.until("WATCHDOG=1")
 
 
 if __name__ == "__main__":

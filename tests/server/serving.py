@@ -27,7 +27,7 @@ WAIT_SECONDS = 120
 
 def wire(path, body, headers=b""):
     """A POST as bytes."""
-    return b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n%scontent-length: %d\r\n\r\n" % (
+    return b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n%scontent-length: %d\r\n\r\n" % (
         path.encode(), headers, len(body)) + body
 
 
@@ -43,10 +43,11 @@ def until(condition, seconds=WAIT_SECONDS):
 class Server:
     """A running server."""
 
-    def __init__(self, *flags, environment=None, port=0, model=MODEL):
+    def __init__(self, *flags, environment=None, port=0, model=MODEL, access_log=False):
         self.stderr = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen(
-            [str(BINARY), "serve", str(model), "--port", str(port), "--no-access-log", *map(str, flags)],
+            [str(BINARY), "serve", str(model), "--port", str(port), *([] if access_log else ["--no-access-log"]),
+             *map(str, flags)],
             stdout=subprocess.PIPE, stderr=self.stderr, text=True, env={**os.environ, **(environment or {})})
         atexit.register(self.process.kill)  # a test that fails in between leaves no server behind
         line = self.process.stdout.readline()
@@ -73,7 +74,10 @@ class Server:
         try:
             if body is not None and not isinstance(body, bytes):
                 body = json.dumps(body).encode()
-            connection.request(method, path, body, headers or {})
+            headers = dict(headers or {})
+            if body is not None and "content-type" not in map(str.lower, headers):
+                headers["content-type"] = "application/json"
+            connection.request(method, path, body, headers)
             answer = connection.getresponse()
             return answer.status, dict(answer.getheaders()), answer.read()
         finally:

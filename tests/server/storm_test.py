@@ -107,7 +107,7 @@ class Storm(unittest.TestCase):
             reset(client) if random_.random() < 0.5 else client.close()
         elif kind == "slow":
             client = self.connect()
-            for byte in b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n":
+            for byte in b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n":
                 try:
                     client.sendall(bytes([byte]))
                 except OSError:

@@ -104,7 +104,7 @@ test("logprobs and token ids come with the text", async () => {
 
 test("completions take text and token ids", async () => {
   const text = await client.completions.create({ model: MODEL, prompt: "Hello there", max_tokens: 6, temperature: 0 });
-  const { tokens } = await (await fetch(`${url}/tokenize`, { method: "POST", body: JSON.stringify({ prompt: "Hello there" }) })).json();
+  const { tokens } = await (await fetch(`${url}/tokenize`, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ prompt: "Hello there" }) })).json();
   const ids = await client.completions.create({ model: MODEL, prompt: tokens, max_tokens: 6, temperature: 0 });
   assert.equal(ids.choices[0].text, text.choices[0].text);
 });

@@ -82,7 +82,7 @@ const TensorEntry* Checkpoint::Find(std::string_view name) const {
 StatusOr<const TensorEntry*> Checkpoint::Expect(std::string_view name, std::span<const int64_t> shape) const {
   const TensorEntry* entry = Find(name);
   if (entry == nullptr) {
-    if (tensors().empty()) return NotFound("{}: there are no weights here", path());
+    if (tensors().empty()) return WeightsAreMissing(path());
     return NotFound("{}: tensor {} {} is missing", path(), name, ShapeText(shape));
   }
   if (!std::equal(shape.begin(), shape.end(), entry->shape.begin(), entry->shape.end())) {

@@ -1,6 +1,7 @@
 // Opening folders and files of the Hub's kind.
 #include "checkpoint/checkpoint.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "checkpoint/test_files.h"
@@ -67,6 +68,42 @@ TEST_F(CheckpointTest, OpensABareFileAndAConfigAlone) {
   EXPECT_TRUE((*alone)->tensors().empty());
   EXPECT_EQ(Message((*alone)->ReadF32("x", std::vector<int64_t>{1}).status()),
             config + ": there are no weights here");
+}
+
+TEST_F(CheckpointTest, WeightsInAnotherFormAreNamed) {
+  folder_.Write("config.json", "{}");
+  const auto fault = [&] {
+    const auto opened = Checkpoint::Open(folder_.Path());
+    return Message(opened.ok() ? (*opened)->ReadF32("x", std::vector<int64_t>{1}).status() : opened.status());
+  };
+  EXPECT_EQ(fault(), folder_.Path() + ": there are no weights here");
+  folder_.Write("training_args.bin", "x");
+  EXPECT_EQ(fault(), folder_.Path() + ": there are no weights here");
+  folder_.Write("pytorch_model.bin", "x");
+  EXPECT_THAT(fault(), testing::HasSubstr("pytorch_model.bin is PyTorch's format"));
+  folder_.Write("model-00001-of-00002.safetensors",
+                SafetensorsMaker().Add<float>("x", "F32", {1}, {1}).File());
+  EXPECT_THAT(fault(),
+              testing::HasSubstr("neither model.safetensors nor model.safetensors.index.json, which lists "
+                                 "the shards, though there is model-00001-of-00002.safetensors"));
+}
+
+TEST_F(CheckpointTest, PointersOfGitLfsAreNamed) {
+  const std::string pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n";
+  const auto fault = [&](const std::string& path) { return Message(Checkpoint::Open(path).status()); };
+  const std::string config = folder_.Write("config.json", pointer);
+  EXPECT_EQ(fault(folder_.Path()),
+            config +
+                ": this is a Git LFS pointer and not the file itself; run \"git lfs pull\" in "
+                "its repository, or download the file again");
+  folder_.Write("config.json", "{}");
+  const std::string weights = folder_.Write("model.safetensors", pointer);
+  for (const std::string& file : {weights, folder_.Write("m.gguf", pointer)}) {
+    EXPECT_THAT(fault(file), testing::StartsWith(file + ": this is a Git LFS pointer"));
+  }
+  EXPECT_THAT(fault(folder_.Path()), testing::StartsWith(weights + ": this is a Git LFS pointer"));
+  const std::string index = folder_.Write("model.safetensors.index.json", pointer);
+  EXPECT_THAT(fault(folder_.Path()), testing::StartsWith(index + ": this is a Git LFS pointer"));
 }
 
 TEST_F(CheckpointTest, OpensShards) {

@@ -7,6 +7,7 @@
 #include <set>
 #include <sstream>
 
+#include "base/lfs_pointer.h"
 #include "checkpoint/gguf_checkpoint.h"
 #include "checkpoint/json_text.h"
 #include "checkpoint/packed_file.h"
@@ -39,6 +40,10 @@ StatusOr<std::string> ReadFile(const fs::path& path) {
   return text;
 }
 
+Status CheckFetched(std::span<const std::byte> bytes, const fs::path& file) {
+  return base::CheckFetched({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, file.string());
+}
+
 // std::filesystem's own throws when a folder may not be read.
 bool Exists(const fs::path& path) {
   std::error_code error;
@@ -68,6 +73,7 @@ class HubCheckpoint : public Checkpoint {
   Status ReadConfig(const fs::path& folder) {
     folder_ = folder;
     ASSIGN_OR_RETURN(const std::string text, ReadFile(folder / kConfig));
+    RETURN_IF_ERROR(base::CheckFetched(text, (folder / kConfig).string()));
     ASSIGN_OR_RETURN(config_, ParseJsonObject(text, (folder / kConfig).string()));
     return OkStatus();
   }
@@ -80,6 +86,7 @@ class HubCheckpoint : public Checkpoint {
   // Maps one safetensors file and takes its tensors in.
   Status AddFile(const fs::path& file) {
     ASSIGN_OR_RETURN(std::shared_ptr<const MappedFile> mapped, MappedFile::Open(file.string()));
+    RETURN_IF_ERROR(CheckFetched(mapped->bytes(), file));
     RETURN_IF_ERROR(AddBytes(mapped->bytes(), file));
     files_.push_back(std::move(mapped));
     return OkStatus();
@@ -96,6 +103,7 @@ class HubCheckpoint : public Checkpoint {
 
   Status AddShards(const fs::path& index_path) {
     ASSIGN_OR_RETURN(const std::string text, ReadFile(index_path));
+    RETURN_IF_ERROR(base::CheckFetched(text, index_path.string()));
     ASSIGN_OR_RETURN(const json index, ParseJsonObject(text, index_path.string()));
     const auto map = index.find("weight_map");
     if (map == index.end() || !map->is_object()) {
@@ -202,6 +210,7 @@ StatusOr<std::unique_ptr<Checkpoint>> OpenFile(const fs::path& file) {
     return std::unique_ptr<Checkpoint>(std::move(checkpoint));
   }
   ASSIGN_OR_RETURN(std::shared_ptr<const MappedFile> mapped, MappedFile::Open(file.string()));
+  RETURN_IF_ERROR(CheckFetched(mapped->bytes(), file));
   if (mapped->bytes().size() >= 4 && std::memcmp(mapped->bytes().data(), "GGUF", 4) == 0) {
     return OpenGguf(std::move(mapped));
   }
@@ -224,6 +233,33 @@ StatusOr<std::unique_ptr<Checkpoint>> OpenFile(const fs::path& file) {
 }
 
 }  // namespace
+
+Status WeightsAreMissing(const std::string& path) {
+  std::error_code ignored;
+  std::vector<std::string> shards, pickles;
+  for (const auto& entry : fs::directory_iterator(path, ignored)) {
+    const fs::path name = entry.path().filename();
+    if (name.extension() == ".safetensors") shards.push_back(name.string());
+    if (name.extension() == ".bin" && name.string().starts_with("pytorch_model"))
+      pickles.push_back(name.string());
+  }
+  if (!shards.empty()) {
+    return NotFound(
+        "{}: there are no weights here that can be read: neither {} nor {}, which lists the shards, though "
+        "there is {}; "
+        "download the index",
+        path, kSingle, kIndex, *std::ranges::min_element(shards));
+  }
+  if (!pickles.empty()) {
+    return NotFound(
+        "{}: there are no weights here that can be read: {} is PyTorch's format, which may run code when it "
+        "is read; "
+        "use a safetensors or GGUF version of the model, or write one with transformers: "
+        "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)",
+        path, *std::ranges::min_element(pickles));
+  }
+  return NotFound("{}: there are no weights here", path);
+}
 
 StatusOr<std::unique_ptr<Checkpoint>> OpenContainer(const std::string& path) {
   std::error_code error;

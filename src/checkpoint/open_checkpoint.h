@@ -17,4 +17,8 @@ StatusOr<std::unique_ptr<Checkpoint>> OpenContainer(const std::string& path);
 StatusOr<std::unique_ptr<Checkpoint>> ReadContainer(std::string_view config,
                                                     std::span<const std::byte> safetensors);
 
+/// The error for a checkpoint without tensors. Names files of the folder `path` that hold weights which can't
+/// be opened: shards without their index, and PyTorch's pickles.
+Status WeightsAreMissing(const std::string& path);
+
 }  // namespace moesaic::checkpoint

@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <filesystem>
 
+#include "checkpoint/open_checkpoint.h"
 #include "models/model_info.h"
 #include "quantizer/calibration_memory.h"
 #include "quantizer/checksum.h"
@@ -336,7 +337,7 @@ StatusOr<QuantizeReport> Quantize(const checkpoint::Checkpoint& source, const Qu
                                   const kernels::KernelTable& kernels, runtime::ThreadPool& pool,
                                   const std::string& folder) {
   const Clock::time_point start = Clock::now();
-  if (source.tensors().empty()) return NotFound("{}: there are no weights here", source.path());
+  if (source.tensors().empty()) return checkpoint::WeightsAreMissing(source.path());
   ASSIGN_OR_RETURN(const bool made, PrepareFolder(folder));
   ASSIGN_OR_RETURN(const std::unique_ptr<Journal> journal, Journal::Open(folder));
   RETURN_IF_ERROR(RemoveStates(folder, States::kUnfinished));

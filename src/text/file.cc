@@ -3,6 +3,8 @@
 #include <fstream>
 #include <sstream>
 
+#include "base/lfs_pointer.h"
+
 namespace moesaic::text {
 
 StatusOr<std::string> ReadFile(const std::filesystem::path& path) {
@@ -12,7 +14,9 @@ StatusOr<std::string> ReadFile(const std::filesystem::path& path) {
   std::ostringstream bytes;
   bytes << file.rdbuf();
   if (!file) return IoError("cannot read {}", path.string());
-  return std::move(bytes).str();
+  std::string text = std::move(bytes).str();
+  RETURN_IF_ERROR(base::CheckFetched(text, path.string()));
+  return text;
 }
 
 }  // namespace moesaic::text

@@ -78,6 +78,8 @@ StatusOr<Tokenizer> Tokenizer::FromFolder(const std::filesystem::path& folder) {
   StatusOr<Tokenizer> made = NotFound("no tokenizer.json, tiktoken.model or *.tiktoken");
   if (StatusOr<std::string> json = ReadFile(folder / "tokenizer.json"); json.ok()) {
     made = FromJson(*json, config);
+  } else if (json.status().code() != StatusCode::kNotFound) {
+    return json.status();
   } else {
     std::filesystem::path ranks;
     std::error_code error;

@@ -38,7 +38,7 @@ class PipeTest(cli.TalkingCase):
 
     def test_commands(self):
         commands = "/help\n/system Be kind.\n/set temperature 0.5\n/set\n/stats\nhi\n/reset\n/exit\nnever asked\n"
-        result = run("chat", self.model, "-q", *FLAGS, stdin=commands)
+        result = run("chat", self.model, "-q", "--seed", "1", *FLAGS, stdin=commands)
         self.assertEqual(len(result.stdout.splitlines()), len(result.stdout.strip("\n").splitlines()))
         for part in ("/regenerate", "system: Be kind.", "temperature 0.5", "parameters"):
             self.assertIn(part, result.stderr)

@@ -51,7 +51,7 @@ def random_weights():
 
 
 def wait_for_a_file(folder):
-    deadline = time.monotonic() + cli.TIMEOUT
+    deadline = time.monotonic() + cli.limit()
     while not any(folder.iterdir()) and time.monotonic() < deadline:
         time.sleep(0.002)
 
@@ -62,7 +62,7 @@ def signalled(number, folder, *arguments):
                                text=True)
     wait_for_a_file(folder)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=cli.TIMEOUT)
+    _, errors = process.communicate(timeout=cli.limit())
     if process.returncode > 128:
         assert errors.strip().splitlines()[-1] == f"moesaic {arguments[0]}: interrupted", errors
     return process.returncode
@@ -77,17 +77,6 @@ def until_interrupted(attempt, undo, code=130):
         assert found == 0, f"exit {found}, expected {code}, or 0 where all was done before the signal came"
         undo()
     raise AssertionError("20 times done before the signal came")
-
-
-def wait_until_caught(process):
-    """Waits until the process handles SIGINT."""
-    deadline = time.monotonic() + cli.TIMEOUT
-    while time.monotonic() < deadline:
-        status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
-        if int(status.split("SigCgt:")[1].split()[0], 16) >> (signal.SIGINT - 1) & 1:
-            return
-        time.sleep(0.005)
-    raise AssertionError("the process does not handle SIGINT")
 
 
 class BigModelTest(unittest.TestCase):
@@ -185,7 +174,7 @@ class TinyModelTest(cli.TalkingCase):
     def test_generate(self):
         prompts = [part for _ in range(200) for part in ("--prompt", "Hello")]
         terminal = Terminal("generate", self.model, *prompts, "-n", "500", "--ignore-eos", "--max-sequences", "1")
-        wait_until_caught(terminal.process)
+        cli.wait_until_caught(terminal.process)
         terminal.type("\x03")  # while it is loading or generating: both stop
         terminal.wait_for("moesaic generate: interrupted")
         self.assertEqual(terminal.leave(), 130)
@@ -193,7 +182,7 @@ class TinyModelTest(cli.TalkingCase):
     def test_generate_waiting_for_its_input(self):
         for arguments in (["--jsonl", "-"], []):
             terminal = Terminal("generate", self.model, *arguments)
-            wait_until_caught(terminal.process)
+            cli.wait_until_caught(terminal.process)
             terminal.type("\x03")
             terminal.wait_for("moesaic generate: interrupted")
             self.assertEqual(terminal.leave(), 130)
@@ -208,7 +197,7 @@ class TinyModelTest(cli.TalkingCase):
 
             def ask():
                 terminal = Terminal("chat", self.model, "-n", "100000", "--ignore-eos", "-p", "hi")
-                wait_until_caught(terminal.process)
+                cli.wait_until_caught(terminal.process)
                 terminal.process.send_signal(number)
                 return terminal.leave()
 
@@ -218,9 +207,9 @@ class TinyModelTest(cli.TalkingCase):
         command = [str(cli.BINARY), "chat", str(self.model), "-q", "-n", "4", "--ignore-eos"]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                                    preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
-        wait_until_caught(process)
+        cli.wait_until_caught(process)
         process.send_signal(signal.SIGHUP)
-        answer, _ = process.communicate("hi\n", timeout=cli.TIMEOUT)
+        answer, _ = process.communicate("hi\n", timeout=cli.limit())
         self.assertEqual(process.returncode, 0)
         self.assertTrue(answer)
 

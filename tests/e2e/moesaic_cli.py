@@ -5,16 +5,26 @@ import math
 import os
 import pathlib
 import shutil
+import signal
 import struct
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 BINARY = pathlib.Path(os.environ.get("MOESAIC_BINARY", "build/release/bin/moesaic")).resolve()
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+from patience import patient  # noqa: E402
 GOLDEN = ROOT / "tests" / "golden"
-TIMEOUT = 60  # seconds; every call here takes well under one
+TIMEOUT = 60  # seconds on an idle machine, where most calls take well under one; limit() is for this machine
+
+
+def limit():
+    """Seconds after which a call has failed, here and now."""
+    return patient(TIMEOUT)
+
 
 CHAT_TEMPLATE = (
     "<s>{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}"
@@ -26,10 +36,21 @@ SPECIAL = ["<s>", "</s>", "<|user|>", "<|assistant|>", "<|system|>"]
 def run(*arguments, stdin="", code=0):
     """Runs `moesaic ARGUMENTS`; fails unless it exits with `code`."""
     command = [str(BINARY), *map(str, arguments)]
-    result = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=TIMEOUT)
+    result = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=limit())
     if result.returncode != code:
         raise AssertionError(f"{command}: exit {result.returncode}, expected {code}\n{result.stdout}\n{result.stderr}")
     return result
+
+
+def wait_until_caught(process):
+    """Waits until the process handles SIGINT."""
+    deadline = time.monotonic() + limit()
+    while time.monotonic() < deadline:
+        status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
+        if int(status.split("SigCgt:")[1].split()[0], 16) >> (signal.SIGINT - 1) & 1:
+            return
+        time.sleep(0.005)
+    raise AssertionError("the process does not handle SIGINT")
 
 
 def read_safetensors(path):

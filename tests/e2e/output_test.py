@@ -15,7 +15,7 @@ SMALL_FILE = 4096  # bytes; every file that is written here is larger
 
 def quick(*arguments, stdin="", **options):
     command = [str(BINARY), *map(str, arguments)]
-    return subprocess.run(command, input=stdin, stderr=subprocess.PIPE, text=True, timeout=cli.TIMEOUT, **options)
+    return subprocess.run(command, input=stdin, stderr=subprocess.PIPE, text=True, timeout=cli.limit(), **options)
 
 
 def limit_files():
@@ -61,7 +61,7 @@ class StandardOutputTest(cli.TalkingCase):
         with open("/dev/full", "w") as full:
             saved = self.folder / "untold.npy"
             command = [str(BINARY), "logits", str(self.model), "--ids", "7,8", "--out", str(saved)]
-            self.assertEqual(subprocess.run(command, stderr=full, timeout=cli.TIMEOUT).returncode, 0)
+            self.assertEqual(subprocess.run(command, stderr=full, timeout=cli.limit()).returncode, 0)
 
 
 class FileTest(cli.TalkingCase):

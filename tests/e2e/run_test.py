@@ -11,11 +11,11 @@ import tempfile
 import time
 import unittest
 
-from moesaic_cli import ROOT
+from moesaic_cli import ROOT, patient
 
 
 def ask(*arguments):
-    return subprocess.run([str(ROOT / "run"), *arguments], capture_output=True, text=True, timeout=60)
+    return subprocess.run([str(ROOT / "run"), *arguments], capture_output=True, text=True, timeout=patient(60))
 
 
 class RunTest(unittest.TestCase):
@@ -92,10 +92,10 @@ esac""")
     def test_what_fails_leaves_the_old_model(self):
         self.moesaic("exit 1")
         for gguf in (False, True):
-            self.assertNotEqual(self.start(gguf=gguf).wait(60), 0)
+            self.assertNotEqual(self.start(gguf=gguf).wait(patient(60)), 0)
             self.assertEqual(self.left(), self.OLD)
         self.moesaic('mkdir "$out"')
-        self.assertNotEqual(self.start().wait(60), 0)
+        self.assertNotEqual(self.start().wait(patient(60)), 0)
         self.assertEqual(self.left(), self.OLD)
         self.assertEqual(list((self.folder / "build").glob("*.??????")), [])
 
@@ -106,27 +106,27 @@ esac""")
         while process.poll() is None and not marker.exists():
             time.sleep(0.01)
         os.killpg(process.pid, signal.SIGINT)
-        self.assertNotEqual(process.wait(60), 0)
+        self.assertNotEqual(process.wait(patient(60)), 0)
         self.assertEqual(self.left(), self.OLD)
         self.assertEqual(list((self.folder / "build").glob("*.??????")), [])
 
     def test_what_is_made_replaces_the_old_model(self):
         self.moesaic('mkdir "$out"; echo new >"$out/new"', 'echo new >"$out"')
-        self.assertEqual(self.start().wait(60), 0)
+        self.assertEqual(self.start().wait(patient(60)), 0)
         self.assertEqual(self.left(), self.MADE)
 
     def test_other_sampling_defaults_are_packed_without_another_carving(self):
         self.moesaic('mkdir "$out"; echo new >"$out/new"', 'echo new >"$out"')
-        self.assertEqual(self.start().wait(60), 0)
+        self.assertEqual(self.start().wait(patient(60)), 0)
         (self.folder / "generation_config.json").write_text("others")
         self.moesaic("exit 1")  # neither carve nor convert works: the old model stays
-        self.assertNotEqual(self.start().wait(60), 0)
+        self.assertNotEqual(self.start().wait(patient(60)), 0)
         self.assertEqual(self.left(), self.MADE)
         self.moesaic("exit 1", 'cat "$2/generation_config.json" >"$out"')
-        self.assertEqual(self.start().wait(60), 0)
+        self.assertEqual(self.start().wait(patient(60)), 0)
         self.assertEqual(self.left(), {**self.MADE, "hf/generation_config.json": "others", "moesaic-smol.moesaic": "others"})
         self.moesaic("exit 1")  # up to date: nothing is called
-        self.assertEqual(self.start().wait(60), 0)
+        self.assertEqual(self.start().wait(patient(60)), 0)
 
     def test_fetching_alone_needs_no_moesaic(self):
         (self.folder / "build" / "SmolLM2-135M-Instruct.Q4_1.gguf").write_text("")
@@ -143,16 +143,16 @@ esac""")
         carve = ('case "$*" in *"--save-plan new."*"/plan.safetensors "*) echo new >"${out%/hf}/plan.safetensors" ;; esac; '
                  'mkdir "$out"')
         self.moesaic(carve)
-        self.assertNotEqual(self.start("--search").wait(60), 0)
+        self.assertNotEqual(self.start("--search").wait(patient(60)), 0)
         self.assertEqual((self.left(), plan.read_text()), (self.OLD, ""))
         self.moesaic(carve, 'echo new >"$out"')
-        self.assertEqual(self.start("--search").wait(60), 0)
+        self.assertEqual(self.start("--search").wait(patient(60)), 0)
         self.assertEqual((self.left()["moesaic-smol.moesaic"], plan.read_text()), ("new\n", "new\n"))
 
     def test_other_arguments_are_refused(self):
         self.moesaic("exit 0")
         for flags in (["--serach"], ["--search", "more"], ["--fetch-only"]):
-            self.assertEqual(self.start(*flags).wait(60), 2)
+            self.assertEqual(self.start(*flags).wait(patient(60)), 2)
 
 
 if __name__ == "__main__":

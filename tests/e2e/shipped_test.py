@@ -13,7 +13,7 @@ import sys
 import tempfile
 import unittest
 
-from moesaic_cli import BINARY, ROOT
+from moesaic_cli import BINARY, ROOT, patient
 
 sys.path.insert(0, str(ROOT / "tests" / "server"))
 import serving  # noqa: E402
@@ -34,7 +34,7 @@ WIKITEXT = ROOT.parent / "shared" / "data" / "text" / "wikitext-2_valid.txt"
 
 def moesaic(*arguments, text=None):
     command = [str(BINARY), *map(str, arguments)]
-    result = subprocess.run(command, input=text, capture_output=True, text=True, timeout=900)
+    result = subprocess.run(command, input=text, capture_output=True, text=True, timeout=patient(900))
     if result.returncode != 0:
         raise AssertionError(f"{command}: exit {result.returncode}\n{result.stderr}")
     return result.stdout

@@ -29,7 +29,7 @@ class Terminal:
 
     def wait_for(self, part):
         """Reads until `part` has appeared after what was waited for before."""
-        deadline = time.monotonic() + cli.TIMEOUT
+        deadline = time.monotonic() + cli.limit()
         while part not in self.text:
             if time.monotonic() > deadline or not self._read(1):
                 raise AssertionError(f"{part!r} never came; last: {self.text[-500:]!r}")
@@ -46,7 +46,7 @@ class Terminal:
 
     def leave(self):
         """The exit code, once the terminal is seen to be as it was."""
-        code = self.process.wait(timeout=cli.TIMEOUT)
+        code = self.process.wait(timeout=cli.limit())
         assert termios.tcgetattr(self.slave) == self.before, "the terminal is in another mode"
         os.close(self.slave)
         os.close(self.master)

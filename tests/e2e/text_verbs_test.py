@@ -60,7 +60,7 @@ class TokenizeTest(cli.TalkingCase):
                 process.stdin.flush()
                 self.assertEqual(json.loads(process.stdout.readline()), {"ids": ids_of(text)})
             process.stdin.close()
-            self.assertEqual(process.wait(cli.TIMEOUT), 0)
+            self.assertEqual(process.wait(cli.limit()), 0)
 
     def test_a_bad_line_is_named_by_its_number(self):
         for flags, line, part in (([], "not json", "is not JSON: not json"), ([], '{"ids": [1]}', 'needs {"text": "..."}'),
@@ -145,11 +145,11 @@ class DoctorTest(unittest.TestCase):
 
     def test_a_limit_holds_and_a_wrong_one_is_named(self):
         result = subprocess.run([str(BINARY), "doctor", "--quick", "--json"], capture_output=True, text=True,
-                                timeout=cli.TIMEOUT, env={**os.environ, "MOESAIC_ISA": "ref"})
+                                timeout=cli.limit(), env={**os.environ, "MOESAIC_ISA": "ref"})
         for row in json.loads(result.stdout)["kernels"]:
             self.assertTrue(row["kernel"].endswith("_ref"), row)
             self.assertTrue(row["passed_over"], row)
-        result = subprocess.run([str(BINARY), "doctor", "--quick"], capture_output=True, text=True, timeout=cli.TIMEOUT,
+        result = subprocess.run([str(BINARY), "doctor", "--quick"], capture_output=True, text=True, timeout=cli.limit(),
                                 env={**os.environ, "MOESAIC_ISA": "sse9"})
         self.assertEqual((result.returncode, len(result.stderr.splitlines())), (1, 1))
         self.assertIn("MOESAIC_ISA", result.stderr)
@@ -172,7 +172,7 @@ class TuneTest(unittest.TestCase):
         self.environment.pop("MOESAIC_TUNING", None)
 
     def call(self, *arguments, **changed):
-        return subprocess.run([str(BINARY), *arguments], capture_output=True, text=True, timeout=cli.TIMEOUT,
+        return subprocess.run([str(BINARY), *arguments], capture_output=True, text=True, timeout=cli.limit(),
                               env={**self.environment, **changed})
 
     def tuning(self, **changed):
@@ -210,9 +210,9 @@ class TuneTest(unittest.TestCase):
     def test_interrupted_it_leaves_nothing(self):
         process = subprocess.Popen([str(BINARY), "tune"], env=self.environment, stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE, text=True)
-        time.sleep(1)
+        cli.wait_until_caught(process)
         process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=cli.TIMEOUT)
+        out, _ = process.communicate(timeout=cli.limit())
         self.assertEqual((process.returncode, out), (130, ""))
         self.assertFalse(self.cache.exists())
 
@@ -230,11 +230,11 @@ class NumaTest(unittest.TestCase):
             flags = ("--numa", numa, "--threads", str(2 * each))
             generate = ("generate", str(TINY), "--prompt", "Once upon", "--max-tokens", "12", "--temperature", "0")
             result = subprocess.run([str(BINARY), *generate, *flags], capture_output=True, text=True, env=nodes,
-                                    timeout=cli.TIMEOUT)
+                                    timeout=cli.limit())
             self.assertEqual(result.returncode, 0, result.stderr)
             texts.add(result.stdout)
             bench = subprocess.run([str(BINARY), "bench", str(TINY), "-p", "8", "-n", "0", "-r", "1", *flags],
-                                   capture_output=True, text=True, env=nodes, timeout=cli.TIMEOUT)
+                                   capture_output=True, text=True, env=nodes, timeout=cli.limit())
             self.assertIn(said, bench.stderr)
         self.assertEqual(len(texts), 1)
 
@@ -257,7 +257,7 @@ class HelpTest(unittest.TestCase):
 
 class CompletionTest(unittest.TestCase):
     VERBS = ("chat", "generate", "serve", "perplexity", "bench", "tokenize", "render", "logits", "inspect", "convert",
-             "carve", "quantize", "verify", "report", "doctor", "tune", "completion")
+             "carve", "quantize", "verify", "report", "doctor", "tune", "completion", "help", "version")
 
     def complete(self, *words):
         """What bash offers for the last of `words`."""

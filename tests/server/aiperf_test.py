@@ -9,7 +9,7 @@ import sys
 import tempfile
 import unittest
 
-from serving import MODEL, serving
+from serving import MODEL, patient, serving
 
 REQUESTS = 12
 OUTPUT = 24
@@ -28,7 +28,7 @@ class AiPerf(unittest.TestCase):
                  "--tokenizer", str(MODEL), "--synthetic-input-tokens-mean", "100", "--synthetic-input-tokens-stddev", "0",
                  "--output-tokens-mean", str(OUTPUT), "--extra-inputs", "ignore_eos:true", "--random-seed", "1",
                  "--ui", "none", "--output-artifact-dir", folder],
-                cwd=folder, capture_output=True, text=True, timeout=600, env={**os.environ, **PATIENCE})
+                cwd=folder, capture_output=True, text=True, timeout=patient(600), env={**os.environ, **PATIENCE})
             self.assertEqual(ran.returncode, 0, ran.stdout[-3000:] + ran.stderr[-3000:])
             report = next(pathlib.Path(folder).rglob("profile_export_aiperf.json"))
             return json.loads(report.read_text())

@@ -108,7 +108,7 @@ class Api(unittest.TestCase):
             self.assertEqual(status, 200, answer)
 
     def test_takes_all_of_json_and_nothing_else(self):
-        connection = http.client.HTTPConnection(self.server.host, self.server.port, timeout=60)
+        connection = http.client.HTTPConnection(self.server.host, self.server.port, timeout=ANSWER_SECONDS)
 
         def status_of(body):
             connection.request("POST", "/tokenize", body, {"content-type": "application/json"})
@@ -263,9 +263,10 @@ class Api(unittest.TestCase):
 
 class Settings(unittest.TestCase):
     def test_closes_slow_clients(self):
-        with serving("--header-timeout", "1", "--body-timeout", "1") as server:
+        # The time between requests does not end these connections before the limit of the test.
+        with serving("--header-timeout", "1", "--body-timeout", "1", "--idle-timeout", "100000") as server:
             for start in (b"GET /health HT", b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{"):
-                with socket.create_connection((server.host, server.port), timeout=30) as client:  # less than between requests
+                with socket.create_connection((server.host, server.port), timeout=ANSWER_SECONDS) as client:
                     client.sendall(start)
                     self.assertEqual(client.recv(100), b"")
 
@@ -316,7 +317,7 @@ class Settings(unittest.TestCase):
 
     def test_refuses_an_empty_key(self):
         def said(code, *flags, **environment):
-            result = subprocess.run([str(BINARY), "serve", str(MODEL), *flags], capture_output=True, text=True, timeout=60,
+            result = subprocess.run([str(BINARY), "serve", str(MODEL), *flags], capture_output=True, text=True, timeout=ANSWER_SECONDS,
                                     env={**os.environ, **environment})
             self.assertEqual((result.returncode, result.stdout), (code, ""))
             self.assertIn("api-key is empty", result.stderr)
@@ -424,7 +425,7 @@ class Settings(unittest.TestCase):
     def test_settings_come_from_flag_environment_and_file(self):
         def printed(*flags, **environment):
             result = subprocess.run([str(BINARY), "serve", str(MODEL), "--print-config", *flags], capture_output=True,
-                                    text=True, env={**os.environ, **environment}, timeout=60)
+                                    text=True, env={**os.environ, **environment}, timeout=ANSWER_SECONDS)
             self.assertEqual(result.returncode, 0, result.stderr)
             lines = [line.split("=", 1) for line in result.stdout.splitlines() if line and line[0] not in "#;["]
             return {key.strip(): value.strip().strip('"') for key, value in lines}

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import unittest
 
-from serving import serving
+from serving import patient, serving
 
 EXAMPLES = os.environ.get("MOESAIC_SCHEMA_EXAMPLES", "40")
 CHECKS = ["not_a_server_error", "negative_data_rejection", "status_code_conformance", "content_type_conformance",
@@ -29,7 +29,7 @@ class Schema(unittest.TestCase):
                  "--checks", ",".join(CHECKS), "--phases", ",".join(STEPS), "--max-examples", EXAMPLES, "--seed", "1",
                  "--generation-deterministic", "--no-color", "--workers", "1",  # more now and then overrun CPython's recursion limit
                  "--suppress-health-check", "too_slow", "--request-timeout", "60"],
-                cwd=folder, capture_output=True, text=True, timeout=900)
+                cwd=folder, capture_output=True, text=True, timeout=patient(900))
             print(played.stdout[-20000:])
             self.assertEqual(played.returncode, 0, played.stderr[-2000:])
             server.wait_until_quiet()

@@ -14,15 +14,19 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 
 BINARY = pathlib.Path(os.environ.get("MOESAIC_BINARY", "build/release/bin/moesaic")).resolve()
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / "moesaic-tiny"
-START_SECONDS = 60
-ANSWER_SECONDS = 120
-WAIT_SECONDS = 120
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+from patience import patient  # noqa: E402
+
+START_SECONDS = patient(60)
+ANSWER_SECONDS = patient(120)
+WAIT_SECONDS = patient(120)
 
 
 def wire(path, body, headers=b""):
@@ -48,7 +52,8 @@ class Server:
         self.process = subprocess.Popen(
             [str(BINARY), "serve", str(model), "--port", str(port), *([] if access_log else ["--no-access-log"]),
              *map(str, flags)],
-            stdout=subprocess.PIPE, stderr=self.stderr, text=True, env={**os.environ, **(environment or {})})
+            stdout=subprocess.PIPE, stderr=self.stderr, text=True,
+            env={"MOESAIC_SEED": "1", **os.environ, **(environment or {})})  # unseeded requests repeat, too
         atexit.register(self.process.kill)  # a test that fails in between leaves no server behind
         line = self.process.stdout.readline()
         found = re.match(r"listening on (https?)://(.+):(\d+)$", line.strip())

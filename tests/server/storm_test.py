@@ -227,7 +227,7 @@ class Killed(unittest.TestCase):
             clients = []
             for path, fields in [(PATHS[0], chat("Tell me a story.", stream=True, n=16)), (PATHS[1], {"prompt": "x", "n": 16}),
                                  (PATHS[3], {"input": "x", "stream": True})] * 8:
-                client = socket.create_connection((server.host, server.port), timeout=60)
+                client = socket.create_connection((server.host, server.port), timeout=ANSWER_SECONDS)
                 client.sendall(wire(path, json.dumps({**fields, "ignore_eos": True, "max_tokens": 3000}).encode()))
                 clients.append(client)
             until(lambda: server.metric("vllm:num_requests_running") >= 8)

@@ -232,7 +232,8 @@ bool Connection::Answers(uint64_t number) const {
 
 std::string Connection::HeadText(int status, const Headers& headers, std::optional<size_t> length) const {
   std::string text = ResponseHead(status, headers);
-  if (length) text += fmt::format("content-length: {}\r\n", *length);
+  // RFC 9110, 8.6: 204 has no length, and 304 none but that of the body it leaves out.
+  if (length && status != 204 && status != 304) text += fmt::format("content-length: {}\r\n", *length);
   if (!length && chunked_) text += "transfer-encoding: chunked\r\n";
   text += close_ ? "connection: close\r\n" : "connection: keep-alive\r\n";
   return text + "\r\n";

@@ -1,0 +1,48 @@
+# `cmake --install` and the Debian package (`cpack --config build/release/CPackConfig.cmake`): the binary, its man page,
+# completions for bash, zsh and fish, the systemd unit and the licence.
+include(GNUInstallDirs)
+find_package(Python3 REQUIRED COMPONENTS Interpreter)
+
+set(generated ${CMAKE_BINARY_DIR}/install)
+file(MAKE_DIRECTORY ${generated})
+add_custom_command(
+  OUTPUT ${generated}/moesaic.1 ${generated}/moesaic.bash ${generated}/_moesaic ${generated}/moesaic.fish
+  COMMAND ${CMAKE_COMMAND} -E env PYTHONDONTWRITEBYTECODE=1 ${Python3_EXECUTABLE}
+          ${CMAKE_SOURCE_DIR}/deploy/man/make_man.py $<TARGET_FILE:moesaic> ${generated}/moesaic.1
+  COMMAND $<TARGET_FILE:moesaic> completion bash > ${generated}/moesaic.bash
+  COMMAND $<TARGET_FILE:moesaic> completion zsh > ${generated}/_moesaic
+  COMMAND $<TARGET_FILE:moesaic> completion fish > ${generated}/moesaic.fish
+  DEPENDS moesaic ${CMAKE_SOURCE_DIR}/deploy/man/make_man.py
+  COMMENT "Writing the man page and completions"
+  VERBATIM)
+add_custom_target(moesaic_install_files ALL DEPENDS ${generated}/moesaic.1)
+
+install(TARGETS moesaic RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(FILES ${generated}/moesaic.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+install(FILES ${generated}/moesaic.bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME moesaic)
+install(FILES ${generated}/_moesaic DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/vendor-completions)
+install(FILES ${generated}/moesaic.fish DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d)
+install(FILES ${CMAKE_SOURCE_DIR}/deploy/systemd/moesaic.conf DESTINATION lib/sysusers.d)
+# The unit names the binary by its installed path, which is known when the files are installed.
+install(CODE "
+  file(READ ${CMAKE_SOURCE_DIR}/deploy/systemd/moesaic.service unit)
+  string(REPLACE /usr/local/bin/ \"\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_BINDIR}/\" unit \"\${unit}\")
+  file(WRITE \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/lib/systemd/system/moesaic.service\" \"\${unit}\")")
+install(FILES ${CMAKE_SOURCE_DIR}/README.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(FILES ${CMAKE_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR} RENAME copyright)
+
+set(CPACK_GENERATOR DEB)
+set(CPACK_PACKAGE_NAME moesaic)
+set(CPACK_PACKAGE_VERSION ${PROJECT_VERSION})
+set(CPACK_PACKAGE_CONTACT "The Moesaic developers <moesaic@localhost>")
+set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "Run mixture-of-experts language models from their published checkpoints")
+set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
+set(CPACK_STRIP_FILES ON)
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+set(CPACK_DEBIAN_PACKAGE_SECTION science)
+set(CPACK_DEBIAN_PACKAGE_PRIORITY optional)
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)  # reads the libraries that the binary links to; needs dpkg-dev
+set(CPACK_DEBIAN_COMPRESSION_TYPE xz)
+set(CPACK_DEBIAN_PACKAGE_CONTROL_EXTRA ${CMAKE_SOURCE_DIR}/deploy/debian/postinst ${CMAKE_SOURCE_DIR}/deploy/debian/prerm)
+set(CPACK_DEBIAN_PACKAGE_CONTROL_STRICT_PERMISSION ON)
+include(CPack)

@@ -1,0 +1,71 @@
+#!/usr/bin/env python3
+"""`cmake --install` and the Debian package hold a binary that runs, its man page, completions and systemd unit.
+
+Environment: MOESAIC_BUILD, the build folder; MOESAIC_CPACK, the cpack program.
+"""
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+BUILD = os.environ["MOESAIC_BUILD"]
+FILES = ["bin/moesaic", "share/man/man1/moesaic.1", "share/bash-completion/completions/moesaic",
+         "share/zsh/vendor-completions/_moesaic", "share/fish/vendor_completions.d/moesaic.fish",
+         "lib/systemd/system/moesaic.service", "lib/sysusers.d/moesaic.conf"]
+
+
+def run(*command, **options):
+    return subprocess.run(command, capture_output=True, text=True, check=True, **options).stdout
+
+
+class Tree(unittest.TestCase):
+    """Assertions on a folder that holds an installation."""
+
+    def check(self, root, prefix):
+        for name in FILES:
+            self.assertTrue((root / name).is_file(), name)
+        moesaic = root / "bin/moesaic"
+        version = run(moesaic, "--version").split()
+        self.assertEqual(version[0], "moesaic")
+
+        page = (root / "share/man/man1/moesaic.1").read_text()
+        self.assertIn(f'"moesaic {version[1]}"', page)
+        for verb in re.findall(r"^  (\w+) +\S", run(moesaic, "--help").split("Verbs:")[1].split("\n\n")[0], re.M):
+            self.assertIn(f'.SS "moesaic {verb}"', page)
+        if shutil.which("groff"):
+            shown = subprocess.run(["groff", "-man", "-Tutf8", "-ww"], input=page, capture_output=True, text=True)
+            self.assertEqual((shown.returncode, shown.stderr), (0, ""))
+
+        completion = root / "share/bash-completion/completions/moesaic"
+        words = 'COMP_WORDS=(moesaic ser); COMP_CWORD=1; _moesaic; echo "${COMPREPLY[*]}"'
+        self.assertEqual(run("bash", "-c", f'source "$1"; {words}', "bash", completion).strip(), "serve")
+
+        unit = (root / "lib/systemd/system/moesaic.service").read_text()
+        self.assertIn(f"\nExecStart={prefix}/bin/moesaic serve ", unit)
+
+
+class InstallTest(Tree):
+    def test_an_installation_is_complete_and_runs(self):
+        with tempfile.TemporaryDirectory() as folder:
+            run("cmake", "--install", BUILD, "--prefix", folder)
+            self.check(pathlib.Path(folder), folder)
+
+
+class PackageTest(Tree):
+    @unittest.skipUnless(shutil.which("dpkg-shlibdeps"), "dpkg-shlibdeps (package dpkg-dev) is missing")
+    def test_a_debian_package_names_its_libraries_and_runs(self):
+        with tempfile.TemporaryDirectory() as folder:
+            run(os.environ["MOESAIC_CPACK"], "--config", f"{BUILD}/CPackConfig.cmake", "-B", folder, cwd=folder)
+            (package,) = pathlib.Path(folder).glob("*.deb")
+            depends = run("dpkg-deb", "--field", package, "Depends")
+            for library in ["libc6", "libfmt", "libhwloc", "liburing", "libzmq"]:
+                self.assertIn(library, depends)
+            run("dpkg-deb", "--extract", package, f"{folder}/root")
+            self.check(pathlib.Path(folder) / "root/usr", "/usr")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -63,7 +63,7 @@ class ContinuousEngine : public Engine {
                     .max_overtakes = options.max_overtakes,
                     .prefix_cache = options.prefix_cache}),
         executor_(model, kernels, threads, *blocks_, options.sparsity.dense_layers),
-        rows_(threads, model.info().vocab_size, options.eos_ids) {
+        rows_(threads, model.info().vocab_size, options.eos_ids, options.max_mask_seconds) {
     speculation_ =
         MakeSpeculation(options_.speculative, executor_, *blocks_, model.info(), std::move(drafter));
     if (options_.seed == 0) {
@@ -253,6 +253,7 @@ Status ContinuousEngine::Step(std::vector<TokenEvent>* events) {
   TellEnds(events);
   MoveCold();
   if (scheduler_.empty()) return OkStatus();
+  rows_.CancelOverdue();
   const Clock::time_point start = Clock::now();
   if (speculation_ != nullptr) speculation_->Draft(scheduler_.running(), options_.max_batch_tokens);
   const Clock::time_point drafted = Clock::now();
@@ -260,6 +261,12 @@ Status ContinuousEngine::Step(std::vector<TokenEvent>* events) {
   if (speculation_ != nullptr) speculation_->Planned(plan);
   scheduler_.Commit(plan);
   if (speculation_ != nullptr) speculation_->Committed(plan);
+  const bool masks_are_late = std::ranges::any_of(
+      scheduler_.running(), [](const auto& sequence) { return sequence->waits_for_mask(); });
+  if (plan.parts.empty() && masks_are_late) {
+    rows_.WaitForAnyMask();
+    return OkStatus();
+  }
   if (plan.parts.empty()) {  // nothing runs, since the front always moves: all wait for their blocks
     MOESAIC_CHECK(scheduler_.running().empty() &&
                   (scheduler_.loading() || !plan.loads.empty() || !plan.promotions.empty()));
@@ -270,7 +277,7 @@ Status ContinuousEngine::Step(std::vector<TokenEvent>* events) {
   const kernels::SparsityCounters before = stats_.sparsity;
   rows_.StartMasks(plan);
   const StatusOr<std::span<const float>> logits = RunModel(plan);
-  rows_.WaitForMasks();
+  rows_.CollectMasks(plan);
   const auto damaged = cold_ == nullptr ? std::nullopt : cold_->TakeFailure();
   if (!logits.ok() || damaged) {  // as if the step had not been
     stats_.sparsity = before;
@@ -290,6 +297,9 @@ Status ContinuousEngine::Step(std::vector<TokenEvent>* events) {
     if (task.prompt_index < 0) Emit(task, events);
   }
   EmitPromptOnly(events);
+  for (const auto& sequence : scheduler_.running()) {
+    if (!sequence->mask && sequence->remaining() == 1) rows_.StartSlowMask(*sequence);
+  }
   return OkStatus();
 }
 
@@ -391,6 +401,7 @@ void ContinuousEngine::TellFirst(Sequence& sequence, TokenEvent& event) const {
 
 void ContinuousEngine::Emit(RowTask& task, std::vector<TokenEvent>* events) {
   Sequence& sequence = *task.part->sequence;
+  sequence.mask.Drop();
   FinishReason finish = FinishReason::kNone;
   for (size_t i = 0; i < task.drawn.size(); ++i) {
     const int32_t token = task.drawn[i].token;
@@ -414,7 +425,8 @@ void ContinuousEngine::Emit(RowTask& task, std::vector<TokenEvent>* events) {
   if (!task.status.ok() && finish == FinishReason::kNone) {
     TokenEvent& event = events->emplace_back();
     TellFirst(sequence, event);
-    event.finish = finish = FinishReason::kError;
+    event.finish = finish = task.grammar_failed ? FinishReason::kGrammar : FinishReason::kError;
+    event.status = std::move(task.status);
   }
   if (finish != FinishReason::kNone) scheduler_.Remove(sequence.id);
 }

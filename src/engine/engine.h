@@ -42,9 +42,10 @@ struct EngineOptions {
   bool warm_exact = false;
   /// Of the KV cache, kept there by one step at most, and brought back by one.
   int64_t warm_step_bytes = cache::kWarmStepBytes;
-  int max_sequences = 16;      ///< sequences that run at once
-  int max_batch_tokens = 512;  ///< rows of one step: prefill chunks and decodes together; >= max_sequences
-  int max_context = 0;         ///< 0: the model's
+  int max_sequences = 16;       ///< sequences that run at once
+  int max_batch_tokens = 512;   ///< rows of one step: prefill chunks and decodes together; >= max_sequences
+  double max_mask_seconds = 2;  ///< CPU time that one mask of a grammar may take; the request then fails
+  int max_context = 0;          ///< 0: the model's
   std::vector<int32_t> eos_ids = {};  ///< end every request that does not ignore_eos
   uint64_t seed = 0;                  ///< seeds requests that bring none; 0: another one each run
   bool prefix_cache = true;           ///< keep computed blocks and share them between requests

@@ -27,6 +27,7 @@ struct Result {
   std::vector<float> logprobs;
   std::vector<LogprobEntry> prompt_logprobs;
   FinishReason finish = FinishReason::kNone;
+  Status status;
   int ends = 0;
   int cached_tokens = 0;
   std::vector<float> embedding;
@@ -53,6 +54,7 @@ class EngineTest : public testing::Test {
       if (!event.prompt_logprobs.empty()) result.prompt_logprobs = event.prompt_logprobs;
       if (event.finish != FinishReason::kNone) {
         result.finish = event.finish;
+        result.status = event.status;
         ++result.ends;
       }
     }
@@ -519,6 +521,74 @@ TEST_F(EngineTest, OutputsFollowTheirGrammars) {
     for (const int32_t token : results.at(id).tokens) said += static_cast<char>('!' + token);
     EXPECT_TRUE(std::regex_match(said, std::regex(pattern))) << said << " is not " << pattern;
     EXPECT_EQ(results.at(id).finish, FinishReason::kStop);
+  }
+}
+
+// A grammar whose masks fail or are slow ends alone, and beside it others say what they say alone.
+TEST_F(EngineTest, AFailedGrammarEndsOnlyItsRequest) {
+  const text::Tokenizer tokenizer = ByteTokenizer();
+  const auto compiler = text::GrammarCompiler::Create(tokenizer, std::vector<int32_t>{94});
+  ASSERT_TRUE(compiler.ok()) << Message(compiler.status());
+  FakeModel model(512, 95);
+  auto made = Engine::Create(model, kernels_, *threads_,
+                             {.kv_bytes = 64 * kBlockBytes, .max_sequences = 8, .eos_ids = {94}});
+  ASSERT_TRUE(made.ok()) << made.status();
+  const auto grammar = [&](const std::string& pattern) {
+    return std::make_shared<text::Grammar>(*compiler->Compile(text::GrammarKind::kRegex, pattern));
+  };
+  Request free = MakeRequest({1, 2, 3}, 60, 0);
+  const RequestId alone = *(*made)->Add(free);
+  const std::vector<int32_t> said = Drain(**made)[alone].tokens;
+
+  Request failing = MakeRequest({5, 6, 7}, 100, 0);
+  failing.grammar = grammar("[a-z]{50}");
+  failing.grammar->Cancel();
+  Request costly = MakeRequest({8, 9}, 400, 1);
+  costly.sampling.min_tokens = 400;
+  const auto strict =
+      text::GrammarCompiler::Create(tokenizer, std::vector<int32_t>{94}, {.mask_fuel = 20'000});
+  ASSERT_TRUE(strict.ok()) << Message(strict.status());
+  costly.grammar = std::make_shared<text::Grammar>(
+      *strict->Compile(text::GrammarKind::kRegex, "(([a-z]{1,1000}){1,1000}){1,1000}"));
+  Request ordinary = MakeRequest({4, 4, 4}, 100, 0);
+  ordinary.grammar = grammar("[a-c]{40}");
+  const RequestId failed = *(*made)->Add(failing), cost = *(*made)->Add(costly);
+  const RequestId beside = *(*made)->Add(free), fine = *(*made)->Add(ordinary);
+  std::map<RequestId, Result> results = Drain(**made);
+  EXPECT_EQ(results[failed].finish, FinishReason::kGrammar);
+  EXPECT_FALSE(results[failed].status.ok());
+  EXPECT_TRUE(results[failed].tokens.empty());
+  EXPECT_EQ(results[cost].finish, FinishReason::kGrammar);
+  EXPECT_GT(results[cost].tokens.size(), 1U);
+  EXPECT_EQ(results[beside].tokens, said);
+  EXPECT_EQ(results[fine].finish, FinishReason::kStop);
+  EXPECT_EQ(results[fine].tokens.size(), 40U);
+}
+
+// Requests end while their masks are computed.
+TEST_F(EngineTest, CancelsRequestsWhoseMasksArePending) {
+  const text::Tokenizer tokenizer = ByteTokenizer();
+  const auto compiler = text::GrammarCompiler::Create(tokenizer, std::vector<int32_t>{94});
+  ASSERT_TRUE(compiler.ok()) << Message(compiler.status());
+  FakeModel model(512, 95);
+  auto made = Engine::Create(model, kernels_, *threads_,
+                             {.kv_bytes = 64 * kBlockBytes, .max_sequences = 4, .eos_ids = {94}});
+  ASSERT_TRUE(made.ok()) << made.status();
+  for (int round = 0; round < 12; ++round) {
+    Request costly = MakeRequest({8, 9}, 400, 1);
+    costly.sampling.seed = round;
+    costly.grammar = std::make_shared<text::Grammar>(
+        *compiler->Compile(text::GrammarKind::kRegex, "(([a-z]{1,1000}){1,1000}){1,1000}"));
+    const RequestId id = *(*made)->Add(costly);
+    std::map<RequestId, Result> results;
+    for (int step = 0; step <= round; ++step) {
+      std::vector<TokenEvent> events;
+      ASSERT_TRUE((*made)->Step(&events).ok());
+      Collect(events, &results);
+    }
+    (*made)->Cancel(id);
+    const std::map<RequestId, Result> rest = Drain(**made);
+    EXPECT_EQ(results[id].ends + (rest.contains(id) ? rest.at(id).ends : 0), 1);
   }
 }
 

@@ -131,7 +131,8 @@ class EngineThread::Impl {
         spdlog::error("request {}: {}", submitted.id, Message(added.status()));
         TokenEvent end;
         end.request = submitted.id;
-        end.finish = FinishReason::kError;
+        end.finish = FinishReason::kInternal;
+        end.status = added.status();
         submitted.sink({&end, 1});
         CountEnds(1);
         continue;
@@ -157,7 +158,10 @@ class EngineThread::Impl {
     std::vector<TokenEvent> ends;
     if (const Status told = engine_->Step(&ends); !told.ok()) spdlog::error("{}", Message(told));
     for (TokenEvent& end : ends) {
-      if (end.finish == FinishReason::kCancelled) end.finish = FinishReason::kError;
+      if (end.finish == FinishReason::kCancelled) {
+        end.finish = FinishReason::kError;
+        end.status = status;
+      }
       events->push_back(std::move(end));
     }
   }

@@ -180,7 +180,7 @@ void MtpDrafter::Computed(const StepPlan& plan, std::span<const float> hidden) {
   for (const StepPlan::Part& part : plan.parts) {
     Sequence& sequence = *part.sequence;
     if (sequence.limit - sequence.prompt_size() > 1) {  // else nothing is drafted, ever
-      const size_t count = part.count + part.accepted;
+      const size_t count = part.kept();
       const auto kept = hidden.subspan(row * hidden_size_, count * hidden_size_);
       sequence.draft.hidden.insert(sequence.draft.hidden.end(), kept.begin(), kept.end());
     }

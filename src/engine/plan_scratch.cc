@@ -78,7 +78,7 @@ void PlanScratch::Take(Sequence* sequence, int count, int new_blocks) {
 void PlanScratch::PlanDecodes() {
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence* sequence = running_[i];
-    if (sequence->remaining() != 1) continue;
+    if (sequence->remaining() != 1 || sequence->waits_for_mask()) continue;
     // A draft that was refused may have left a block more than its tokens need.
     const int needed =
         std::max(0, cache::BlocksFor(sequence->size()) - static_cast<int>(sequence->blocks.size()));

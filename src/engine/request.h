@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/status.h"
 #include "cache/eviction.h"
 #include "engine/sparsity.h"
 #include "text/grammar.h"
@@ -90,7 +91,9 @@ enum class FinishReason {
   kLength,  ///< max_tokens, the context or the whole KV cache is full
   kCancelled,
   kDeadline,  ///< its deadline passed
+  kGrammar,   ///< its grammar allows no further token, or costs too much
   kError,     ///< the model failed or gave no finite logits
+  kInternal,  ///< the engine is at fault
 };
 
 /// When a request reached a stage; a stage that it has not reached is absent.
@@ -107,6 +110,7 @@ struct TokenEvent {
   std::optional<int32_t> token;  ///< absent in a bare end (stopped, cancelled, max_tokens 0)
   LogprobEntry logprobs;         ///< valid when a token is there and logprobs >= 0
   FinishReason finish = FinishReason::kNone;
+  Status status = OkStatus();         ///< reason of kGrammar, kError and kInternal
   std::optional<int32_t> stopped_by;  ///< the id that ended it, with kStop
   /// [prompt.size() - 1], for the tokens from the second on: in the request's first event, when asked for.
   std::vector<LogprobEntry> prompt_logprobs;

@@ -1,9 +1,28 @@
 #include "engine/row_tasks.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 namespace moesaic::engine {
+namespace {
+
+// A step waits this long for masks once the model has run: little beside a step of most models. Sequences
+// whose masks are late draw in a later step, so other rows lose no more than this.
+constexpr std::chrono::milliseconds kMaskGrace{2};
+// Likewise, if all rows of the step wait for masks.
+constexpr std::chrono::milliseconds kLongMaskGrace{20};
+// While all sequences wait for their masks, the engine looks for new requests this often.
+constexpr std::chrono::milliseconds kMaskPoll{5};
+
+// Masks of the places that can be drawn at: those after drafts hold if the drafts are the ones they were made
+// for.
+int PlacesOf(const MaskJob& job, std::span<const int32_t> drafts) {
+  const auto same = std::ranges::mismatch(job.drafts, drafts).in1 - job.drafts.begin();
+  return std::min(job.made, 1 + static_cast<int>(same));
+}
+
+}  // namespace
 
 int FirstLogits(const StepPlan::Part& part) {
   const Sequence& sequence = *part.sequence;
@@ -15,25 +34,56 @@ int FirstLogits(const StepPlan::Part& part) {
   return sequence.draws_after(part.count) ? last : part.count;
 }
 
-RowTasks::RowTasks(runtime::ThreadPool& threads, int vocab_size, std::vector<int32_t> eos_ids)
+RowTasks::RowTasks(runtime::ThreadPool& threads, int vocab_size, std::vector<int32_t> eos_ids,
+                   double max_mask_seconds)
     : threads_(threads),
       vocab_size_(static_cast<size_t>(vocab_size)),
       eos_ids_(std::move(eos_ids)),
+      masks_(max_mask_seconds),
       scratch_(threads.size()) {}
 
+void RowTasks::StartMask(Sequence& sequence, std::span<const int32_t> drafts) {
+  auto job = std::make_shared<MaskJob>();
+  job->grammar = sequence.request.grammar;
+  job->drafts.assign(drafts.begin(), drafts.end());
+  job->words = (vocab_size_ + 31) / 32;
+  job->slow = sequence.slow_masks;
+  sequence.mask = MaskTicket(job);
+  masks_.Start(std::move(job));
+}
+
 void RowTasks::StartMasks(const StepPlan& plan) {
-  std::vector<MaskWorker::Job> jobs;
-  const size_t words = (vocab_size_ + 31) / 32;
   for (const StepPlan::Part& part : plan.parts) {
     Sequence& sequence = *part.sequence;
-    if (sequence.request.grammar == nullptr || !sequence.draws_after(part.count)) continue;
-    sequence.masks.resize(words * (1 + part.drafts));
-    jobs.push_back({.grammar = sequence.request.grammar.get(),
-                    .drafts = std::span(sequence.draft.tokens).first(part.drafts),
-                    .masks = sequence.masks});
+    if (sequence.request.grammar == nullptr || !sequence.draws_after(part.count) || sequence.mask) continue;
+    StartMask(sequence, std::span(sequence.draft.tokens).first(part.drafts));
   }
-  masks_.Start(std::move(jobs));
 }
+
+void RowTasks::StartSlowMask(Sequence& sequence) {
+  if (sequence.slow_masks && sequence.size() < sequence.limit) StartMask(sequence, {});
+}
+
+void RowTasks::CollectMasks(StepPlan& plan) {
+  std::vector<std::shared_ptr<MaskJob>> pending;
+  for (const StepPlan::Part& part : plan.parts) {
+    const Sequence& sequence = *part.sequence;
+    if (sequence.mask && sequence.draws_after(part.count)) pending.push_back(sequence.mask.job());
+  }
+  if (pending.empty()) return;
+  const bool others_wait = pending.size() < plan.parts.size();
+  masks_.WaitForAll(pending, Clock::now() + (others_wait ? kMaskGrace : kLongMaskGrace));
+  for (StepPlan::Part& part : plan.parts) {
+    Sequence& sequence = *part.sequence;
+    if (!sequence.mask || !sequence.draws_after(part.count)) continue;
+    part.late = !sequence.mask->done();
+    const bool slow =
+        part.late ? masks_.Demote(*sequence.mask.job()) : sequence.mask->seconds >= MaskWorker::kSlowSeconds;
+    sequence.slow_masks |= slow;
+  }
+}
+
+void RowTasks::WaitForAnyMask() { masks_.WaitForAny(Clock::now() + kMaskPoll); }
 
 std::vector<RowTask> RowTasks::TasksOf(StepPlan& plan) {
   std::vector<RowTask> tasks;
@@ -44,6 +94,7 @@ std::vector<RowTask> RowTasks::TasksOf(StepPlan& plan) {
       const int task_row = next++;
       const bool in_prompt = position + 1 < part.sequence->prompt_size();
       if (!in_prompt && !part.sequence->draws_after(part.count)) continue;  // max_tokens 0: nothing follows
+      if (!in_prompt && part.late) continue;
       tasks.push_back({.part = &part,
                        .prompt_index = in_prompt ? position : -1,
                        .row = task_row,
@@ -52,12 +103,12 @@ std::vector<RowTask> RowTasks::TasksOf(StepPlan& plan) {
     }
     next += part.drafts;
   }
-  auto mask = made_.begin();
   for (RowTask& task : tasks) {
-    if (task.prompt_index < 0 && task.part->sequence->request.grammar != nullptr) {
-      task.places = mask->made;
-      task.status = (mask++)->status;
-    }
+    const Sequence& sequence = *task.part->sequence;
+    if (task.prompt_index >= 0 || sequence.request.grammar == nullptr) continue;
+    task.places = PlacesOf(*sequence.mask.job(), std::span(sequence.draft.tokens).first(task.part->drafts));
+    task.status = sequence.mask->status;
+    task.grammar_failed = !task.status.ok();
   }
   return tasks;
 }
@@ -90,6 +141,11 @@ void RowTasks::DrawAll(RowTask& task, std::span<const float> logits, DrawScratch
     task.status = drawn.status();
     if (!drawn.ok()) return;
     const int32_t token = drawn->token;
+    if (grammar != nullptr) {
+      task.status = grammar->Commit(token);
+      task.grammar_failed = !task.status.ok();
+      if (task.grammar_failed) return;
+    }
     task.drawn.push_back(*std::move(drawn));
     if (HasPenalties(sequence.request.sampling)) sequence.history.AddOutput(token);
     if (place + 1 == task.places || token != sequence.draft.tokens[place] || Ends(sequence, token)) return;
@@ -99,18 +155,18 @@ void RowTasks::DrawAll(RowTask& task, std::span<const float> logits, DrawScratch
 
 StatusOr<Drawn> RowTasks::DrawOne(Sequence& sequence, int place, std::span<const float> row,
                                   DrawScratch& scratch) const {
-  text::Grammar* grammar = sequence.request.grammar.get();
-  const size_t words = grammar == nullptr ? 0 : (vocab_size_ + 31) / 32;
-  ASSIGN_OR_RETURN(Drawn drawn, Draw({.logits = row,
-                                      .sampling = &sequence.request.sampling,
-                                      .history = &sequence.history,
-                                      .banned = BannedIds(sequence, place),
-                                      .mask = std::span(sequence.masks).subspan(place * words, words),
-                                      .seed = sequence.seed,
-                                      .position = static_cast<uint64_t>(sequence.size() + place)},
-                                     scratch));
-  if (grammar != nullptr) RETURN_IF_ERROR(grammar->Commit(drawn.token));
-  return drawn;
+  std::span<const uint32_t> mask;
+  if (sequence.request.grammar != nullptr) {
+    mask = std::span(sequence.mask->masks).subspan(place * sequence.mask->words, sequence.mask->words);
+  }
+  return Draw({.logits = row,
+               .sampling = &sequence.request.sampling,
+               .history = &sequence.history,
+               .banned = BannedIds(sequence, place),
+               .mask = mask,
+               .seed = sequence.seed,
+               .position = static_cast<uint64_t>(sequence.size() + place)},
+              scratch);
 }
 
 bool RowTasks::Ends(const Sequence& sequence, int32_t token) const {

@@ -20,6 +20,7 @@ struct RowTask {
   int row;                        // of the step's logits; drafts' follow it
   int places;                     // at which a token may be drawn: one, and behind each draft with a mask
   Status status = OkStatus();     // of the grammar's first mask, then of the draws
+  bool grammar_failed = false;    // the grammar is the reason of `status`
   std::vector<Drawn> drawn = {};  // all but the last are the draft's
 };
 
@@ -30,13 +31,21 @@ int FirstLogits(const StepPlan::Part& part);
 class RowTasks {
  public:
   /// `threads` is borrowed. `eos_ids` are not drawn before a request's min_tokens.
-  RowTasks(runtime::ThreadPool& threads, int vocab_size, std::vector<int32_t> eos_ids);
+  RowTasks(runtime::ThreadPool& threads, int vocab_size, std::vector<int32_t> eos_ids,
+           double max_mask_seconds);
 
   /// Begins the masks of the tokens that the step draws. They depend on what was drawn before only, so they
   /// are made while the model runs.
   void StartMasks(const StepPlan& plan);
-  /// The masks are made; also where the model failed.
-  void WaitForMasks() { made_ = masks_.Wait(); }
+  /// Waits a short while for masks that are not ready yet, and marks the parts whose masks are late: they
+  /// draw nothing in this step. From now on their sequences run only when their masks are ready.
+  void CollectMasks(StepPlan& plan);
+  /// Begins the mask of a sequence whose masks are slow, as soon as its last token is drawn.
+  void StartSlowMask(Sequence& sequence);
+  /// Waits until a mask is ready or a few milliseconds have passed.
+  void WaitForAnyMask();
+  /// Fails masks that have taken too long.
+  void CancelOverdue() { masks_.CancelOverdue(); }
   /// Writes the sequences' prompt_logprobs and draws tokens: one for each that is due, and one more behind
   /// each draft as long as what is drawn is the draft. `logits`: [rows from FirstLogits on of all parts,
   /// vocab_size]. Histories and grammars take in what is drawn, tokens do not.
@@ -46,6 +55,7 @@ class RowTasks {
 
  private:
   std::vector<RowTask> TasksOf(StepPlan& plan);
+  void StartMask(Sequence& sequence, std::span<const int32_t> drafts);
   void DrawAll(RowTask& task, std::span<const float> logits, DrawScratch& scratch) const;
   StatusOr<Drawn> DrawOne(Sequence& sequence, int place, std::span<const float> row,
                           DrawScratch& scratch) const;
@@ -55,8 +65,7 @@ class RowTasks {
   const size_t vocab_size_;
   const std::vector<int32_t> eos_ids_;
   MaskWorker masks_;
-  std::vector<MaskWorker::Job> made_;  // in the order of the sequences that draw under a grammar
-  std::vector<DrawScratch> scratch_;   // one a worker
+  std::vector<DrawScratch> scratch_;  // one a worker
 };
 
 }  // namespace moesaic::engine

@@ -313,8 +313,8 @@ void Scheduler::ChooseFront() {
 void Scheduler::Advance(const StepPlan& plan) {
   for (const StepPlan::Part& part : plan.parts) {
     Sequence& sequence = *part.sequence;
-    sequence.share->service += kOutputWeight * (part.accepted + (part.is_decode() ? 1 : 0));
-    sequence.computed += part.count + part.accepted;
+    sequence.share->service += kOutputWeight * (part.accepted + (part.is_decode() && !part.late ? 1 : 0));
+    sequence.computed += part.kept();
     const int whole = std::min(sequence.computed, sequence.shared_limit) / cache::kBlockTokens;
     if (!options_.prefix_cache || whole == sequence.known_blocks) continue;
     for (int i = std::max(sequence.known_blocks, sequence.lossy_from); i < whole; ++i) {

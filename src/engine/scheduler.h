@@ -37,10 +37,13 @@ struct StepPlan {
   };
   struct Part {
     Sequence* sequence;
-    int count;         // tokens from `computed` on, which an admission sets to what its prefix holds
-    int new_blocks;    // to take for them and for the drafts
-    int drafts = 0;    // the first of draft.tokens, computed behind a decode's token
-    int accepted = 0;  // drafts that are right, once it is known: they stand in the sequence's tokens
+    int count;          // tokens from `computed` on, which an admission sets to what its prefix holds
+    int new_blocks;     // to take for them and for the drafts
+    int drafts = 0;     // the first of draft.tokens, computed behind a decode's token
+    int accepted = 0;   // drafts that are right, once it is known: they stand in the sequence's tokens
+    bool late = false;  // its mask is not ready: the last token is computed again in a later step
+    /// Tokens that are computed after the step.
+    int kept() const { return count + accepted - (late ? 1 : 0); }
     int rows() const { return count + drafts; }
     /// Once its drafts are accepted, until the sequence advances.
     bool is_decode() const { return count == 1 && sequence->remaining() == 1 + accepted; }

@@ -13,6 +13,7 @@
 #include "cache/disk_tier.h"
 #include "cache/kv_pool.h"
 #include "cache/swap_space.h"
+#include "engine/mask_worker.h"
 #include "engine/request.h"
 #include "engine/sampling.h"
 #include "engine/speculative.h"
@@ -70,8 +71,9 @@ struct Sequence {
   bool told = false;                          // the first event is out, prompt_logprobs with it
   bool prompt_counted = false;                // in EngineStats::prompt_tokens
   RequestTimes times;
-  std::vector<uint32_t> masks;  // what request.grammar lets come next, and behind each draft, a bit a token
-  std::vector<float> hidden;    // [hidden_size] of the last prompt token, when an embedding is wanted
+  MaskTicket mask;            // of the next token under request.grammar, until that is drawn
+  bool slow_masks = false;    // one took long: from now on they are computed at low priority, before a step
+  std::vector<float> hidden;  // [hidden_size] of the last prompt token, when an embedding is wanted
   std::optional<kernels::BlockSparsity> sparsity;      // none: its rows read all blocks
   std::unique_ptr<kernels::KeptChoices> kept_choices;  // that `sparsity` points to, or null
   std::string cache_namespace;  // that its blocks are of: the request's, and how they were computed
@@ -105,6 +107,8 @@ struct Sequence {
   int outputs() const { return size() - prompt_size(); }
   int remaining() const { return size() - computed; }  // 1: a decode; more: a prefill
   bool draws_after(int count) const { return computed + count == size() && size() < limit; }
+  /// Before the masks of a step begin: its mask is late, and it would run for nothing.
+  bool waits_for_mask() const { return mask && !mask->done(); }
   bool wants_prompt_logprobs() const {
     return request.prompt_logprobs && !told && static_cast<int>(prompt_logprobs.size()) < prompt_size() - 1;
   }

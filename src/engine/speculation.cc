@@ -108,6 +108,10 @@ Speculation::Jobs Speculation::MakeJobs(const std::vector<std::unique_ptr<Sequen
       }
       continue;
     }
+    if (sequence.slow_masks || sequence.waits_for_mask()) {  // the mask's thread may hold the grammar
+      drafter_->Skip(sequence);
+      continue;
+    }
     decodes.push_back(&sequence);
     JudgeFound(sequence);
     candidates.push_back(ChooseSource(sequence));
@@ -158,7 +162,7 @@ void Speculation::Computed(const StepPlan& plan, std::span<const float> hidden, 
     Sequence& sequence = *part.sequence;
     rows += part.rows();
     decodes_only &= part.is_decode();
-    if (part.drafts == 0) continue;
+    if (part.drafts == 0 || part.late) continue;
     ++stats_.drafts;
     stats_.draft_tokens += part.drafts;
     stats_.accepted_tokens += part.accepted;

@@ -50,7 +50,9 @@ std::string FinishName(engine::FinishReason reason) {
       return "stop";
     case engine::FinishReason::kLength:
       return "length";
+    case engine::FinishReason::kGrammar:
     case engine::FinishReason::kError:
+    case engine::FinishReason::kInternal:
       return "error";
     default:
       return "cancelled";

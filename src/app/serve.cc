@@ -51,7 +51,7 @@ StatusOr<server::ServedModel> ServeModel(const ServeFlags& flags, const ModelTex
                                          const Session& session) {
   if (!text.tokenizer.ok()) return Annotate(text.tokenizer.status(), "serving needs a tokenizer");
   ASSIGN_OR_RETURN(text::GrammarCompiler grammars,
-                   text::GrammarCompiler::Create(*text.tokenizer, text.eos_ids));
+                   text::GrammarCompiler::Create(*text.tokenizer, text.eos_ids, flags.grammar_limits));
   ASSIGN_OR_RETURN(engine::SamplingParams defaults, ResolveSampling(flags.sampling, text.generation));
   server::ServedModel model{.names = flags.names,
                             .tokenizer = *text.tokenizer,
@@ -240,18 +240,20 @@ Status RunServe(const ServeFlags& flags) {
   if (!flags.kv_events.endpoint.empty()) {
     ASSIGN_OR_RETURN(observer, server::KvPublisher::Create(flags.kv_events));
   }
-  RETURN_IF_ERROR(StartEngine(*session, flags.model,
-                              {.kv_bytes = flags.kv_bytes,
-                               .swap_bytes = flags.swap_bytes,
-                               .warm_bytes = flags.warm_bytes,
-                               .max_sequences = flags.max_sequences,
-                               .max_batch_tokens = flags.max_batch_tokens,
-                               .eos_ids = text.eos_ids,
-                               .seed = flags.seed,
-                               .prefix_cache = flags.prefix_cache,
-                               .disk = disk,
-                               .eviction = flags.eviction,
-                               .kv_observer = observer}));
+  RETURN_IF_ERROR(
+      StartEngine(*session, flags.model,
+                  {.kv_bytes = flags.kv_bytes,
+                   .swap_bytes = flags.swap_bytes,
+                   .warm_bytes = flags.warm_bytes,
+                   .max_sequences = flags.max_sequences,
+                   .max_batch_tokens = flags.max_batch_tokens,
+                   .max_mask_seconds = std::chrono::duration<double>(flags.grammars.max_time).count(),
+                   .eos_ids = text.eos_ids,
+                   .seed = flags.seed,
+                   .prefix_cache = flags.prefix_cache,
+                   .disk = disk,
+                   .eviction = flags.eviction,
+                   .kv_observer = observer}));
   ASSIGN_OR_RETURN(server::ServedModel model, ServeModel(flags, text, *session));
   const std::string speculation = DescribeSpeculation(*session->engine);
   DrainEnd drain_end = std::chrono::steady_clock::time_point::max();
@@ -266,6 +268,7 @@ Status RunServe(const ServeFlags& flags) {
   options.router.keys = keys;
   options.router.browser.bound_host = flags.http.host;
   options.responses = flags.responses;
+  options.grammars = flags.grammars;
   options.version = MOESAIC_VERSION;
   options.model_path = flags.model.model;
   options.kernels = session->kernels.choices;

@@ -226,6 +226,23 @@ void AddLimitsGroup(Verb& verb, ServeFlags& flags) {
       .Bytes()
       .ShowDefault()
       .Group(group);
+  const auto add_bytes = [&](const char* name, size_t& value, const char* help) {
+    verb.AddOption(name, value, help).Bytes().ShowDefault().Group(group);
+  };
+  add_bytes("--max-regex", flags.grammar_limits.regex_bytes,
+            "Bytes of a regex, and of each pattern of a JSON schema, e.g. 16KiB");
+  add_bytes("--max-schema", flags.grammar_limits.schema_bytes,
+            "Bytes of a JSON schema for structured output, and of the schemas of all forced tools together");
+  add_bytes("--max-grammar", flags.grammar_limits.lark_bytes, "Bytes of a Lark grammar");
+  add_bytes("--grammar-cache", flags.grammars.cache_bytes,
+            "Memory of the cache of compiled grammars, e.g. 64MiB; 0: none");
+  verb.AddOption("--grammar-threads", flags.grammars.threads,
+                 "Threads that compile grammars, at low priority")
+      .Range(1, 256)
+      .ShowDefault()
+      .Group(group);
+  AddSeconds(verb, "--grammar-timeout", flags.grammars.max_time,
+             "Seconds of CPU time for compiling a grammar, and for each of its masks");
   verb.AddOptionFunction<int>(
           "--request-timeout",
           [&flags](int seconds) { flags.router.request_timeout = std::chrono::seconds(seconds); },

@@ -21,6 +21,8 @@ struct ServeFlags {
   server::HttpOptions http;
   server::RouterOptions router;
   server::ResponseStoreOptions responses;
+  text::GrammarLimits grammar_limits;
+  text::GrammarPoolOptions grammars;
   std::vector<std::string> names;
   std::string tool_format = "auto", reasoning_format = "auto";
   int64_t kv_bytes = 0;

@@ -232,7 +232,7 @@ Status Messages(const GenerationContext& context, Call& call) {
 
   MessageShape shape{.model = context.model.names.front()};
   GenerationSpec spec;
-  RETURN_IF_ERROR(SetCommon(context, call, fields.generation, forced, &spec));
+  SetCommon(call, fields.generation, forced, &spec);
   spec.id = shape.id;
   shape.prompt_tokens = static_cast<int64_t>(prompt.ids.size());
   spec.prompts = {std::move(prompt.ids)};

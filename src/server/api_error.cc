@@ -48,6 +48,11 @@ Status FieldError(const std::string& param, const std::string& code, const std::
   return status;
 }
 
+Status WithCode(Status status, const std::string& code) {
+  status.SetPayload(kCode, absl::Cord(code));
+  return status;
+}
+
 ApiError ErrorOf(const Status& status) {
   ApiError error;
   error.message = Message(status);

@@ -23,6 +23,9 @@ enum class ApiStyle { kOpenAi, kAnthropic };
 /// InvalidArgument that names the field; `code` as OpenAI has it, e.g. "invalid_type", "invalid_value".
 Status FieldError(const std::string& param, const std::string& code, const std::string& message);
 
+/// `status` with OpenAI's "code" in the answer.
+Status WithCode(Status status, const std::string& code);
+
 /// What a failed status is to a client: InvalidArgument and Unimplemented 400, NotFound 404,
 /// ResourceExhausted 429, Unavailable 503, all others 500.
 ApiError ErrorOf(const Status& status);

@@ -31,8 +31,8 @@ void EventStream::Event(const std::string& name, const Json& json) {
 
 void EventStream::Done() { writer_->Write("data: [DONE]\n\n"); }
 
-Status SetCommon(const GenerationContext& context, const Call& call, GenerationFields& fields,
-                 const std::optional<GrammarText>& grammar, GenerationSpec* spec) {
+void SetCommon(const Call& call, GenerationFields& fields, const std::optional<GrammarText>& grammar,
+               GenerationSpec* spec) {
   spec->trace = call.trace;
   spec->client = call.client;
   spec->deadline = call.deadline;
@@ -45,10 +45,8 @@ Status SetCommon(const GenerationContext& context, const Call& call, GenerationF
   spec->session = fields.session;
   spec->priority = fields.priority;
   spec->sparsity = fields.sparsity;
-  if (grammar) {
-    ASSIGN_OR_RETURN(spec->grammar, CompileGrammar(context.model, *grammar));
-  }
-  return OkStatus();
+  spec->style = call.style;
+  spec->grammar = grammar;
 }
 
 void SetTools(const ServedModel& model, const Conversation& conversation, GenerationSpec* spec) {

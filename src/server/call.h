@@ -70,9 +70,9 @@ Status Detokenize(const GenerationContext& context, Call& call);
 Status RenderChat(const GenerationContext& context, Call& call);
 
 /// Moves what the generating endpoints have in common into `spec`: the call's own, what `fields` say, and
-/// `grammar`, compiled, if there is one.
-Status SetCommon(const GenerationContext& context, const Call& call, GenerationFields& fields,
-                 const std::optional<GrammarText>& grammar, GenerationSpec* spec);
+/// `grammar`, which is compiled when the generation starts, if there is one.
+void SetCommon(const Call& call, GenerationFields& fields, const std::optional<GrammarText>& grammar,
+               GenerationSpec* spec);
 
 /// Makes `spec` find the conversation's calls and the model's thoughts.
 void SetTools(const ServedModel& model, const Conversation& conversation, GenerationSpec* spec);

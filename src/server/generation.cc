@@ -24,11 +24,34 @@ struct Arrived {
   Clock::time_point at;
 };
 
+const char* CauseOf(engine::FinishReason finish) {
+  if (finish == engine::FinishReason::kGrammar) return "grammar";
+  return finish == engine::FinishReason::kError ? "model" : "engine";
+}
+
 class Generation : public std::enable_shared_from_this<Generation> {
  public:
   Generation(const GenerationContext& context, GenerationSpec spec, std::shared_ptr<Lane> lane,
-             std::unique_ptr<AnswerSink> sink)
-      : context_(context), spec_(std::move(spec)), lane_(std::move(lane)), sink_(std::move(sink)) {}
+             std::shared_ptr<ResponseWriter> writer, std::unique_ptr<AnswerSink> sink)
+      : context_(context),
+        spec_(std::move(spec)),
+        lane_(std::move(lane)),
+        writer_(std::move(writer)),
+        sink_(std::move(sink)) {}
+
+  Status Start() {
+    if (!spec_.grammar) return Submit();
+    const int count = static_cast<int>(spec_.prompts.size()) * spec_.n;
+    auto ticket = context_.grammars.Start(
+        {spec_.grammar->kind, std::move(spec_.grammar->source), spec_.client, count},
+        [self = shared_from_this()](StatusOr<std::vector<text::Grammar>> grammars) {
+          self->lane_->Post([self, grammars = std::make_shared<StatusOr<std::vector<text::Grammar>>>(
+                                       std::move(grammars))] { self->Compiled(std::move(*grammars)); });
+        });
+    RETURN_IF_ERROR(Refusal(ticket.status()));
+    compiling_ = *std::move(ticket);
+    return OkStatus();
+  }
 
   Status Submit() {
     Status status = Contained(spec_.id, [this] { return SubmitAll(); });
@@ -47,14 +70,17 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
   void ClientLeft() {
     finished_ = true;  // nobody reads on
+    compiling_ = text::GrammarPool::Ticket();
+    writer_.reset();
     Cancel();
   }
 
   // Tells the client that the server ends before its answer.
   void ServerStops() {
     if (finished_) return;
-    FailUnless(
-        [] { return absl::UnavailableError("the server is shutting down and cut this answer short"); });
+    const Status stops = absl::UnavailableError("the server is shutting down and cut this answer short");
+    if (!started_) return Refuse(stops);
+    FailUnless([&stops] { return stops; });
   }
 
  private:
@@ -70,6 +96,34 @@ class Generation : public std::enable_shared_from_this<Generation> {
     bool done = false;   // the engine has told its end
   };
 
+  void Compiled(StatusOr<std::vector<text::Grammar>> grammars) {
+    compiling_ = text::GrammarPool::Ticket();
+    if (finished_) return;  // the client has left
+    Status status = Refusal(grammars.status());
+    if (grammars.ok()) {
+      grammars_ = *std::move(grammars);
+      status = Submit();
+    }
+    if (!status.ok()) Refuse(status);
+  }
+
+  // Ends an answer that has not begun.
+  void Refuse(const Status& status) {
+    finished_ = true;
+    compiling_ = text::GrammarPool::Ticket();
+    // Of a stream that has begun, the end of its connection is all that can tell.
+    if (!started_) writer_->Send(ErrorResponse(ErrorOf(status), spec_.style));
+    writer_.reset();
+    sink_.reset();
+  }
+
+  // A refused grammar as the client's error, counted.
+  Status Refusal(const Status& status) {
+    if (status.ok()) return status;
+    if (status.code() == StatusCode::kInvalidArgument) context_.metrics.Failed("grammar_refused");
+    return GrammarRefused(spec_.grammar->param, status);
+  }
+
   Status SubmitAll() {
     for (const auto& prompt : spec_.prompts) usage_.prompt_tokens += static_cast<int64_t>(prompt.size());
     for (const int budget : spec_.budgets) {
@@ -84,6 +138,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
       RETURN_IF_ERROR(SubmitChoice(static_cast<int>(i)));
     }
     if (spec_.tenant != nullptr) spec_.tenant->ChargePrompt(usage_.prompt_tokens);
+    started_ = true;
+    writer_.reset();  // the sink has it
     sink_->Started();
     return OkStatus();
   }
@@ -104,12 +160,11 @@ class Generation : public std::enable_shared_from_this<Generation> {
     request.sparsity = spec_.sparsity;
     request.deadline = spec_.deadline;
     if (spec_.grammar) {
-      ASSIGN_OR_RETURN(text::Grammar fork, spec_.grammar->Fork());
-      request.grammar = std::make_shared<text::Grammar>(std::move(fork));
+      request.grammar = std::make_shared<text::Grammar>(std::move(grammars_[static_cast<size_t>(index)]));
     }
     Choice& choice = choices_.emplace_back();
     choice.text = std::make_unique<ChoiceText>(context_.model, spec_);
-    choice.submitted = Clock::now();
+    choice.submitted = arrived_;
     choice.delta.choice = index;
     choice.live = context_.live.Add(spec_.id, static_cast<int64_t>(request.prompt.size()));
     auto submitted = context_.model.engine->Submit(
@@ -191,9 +246,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
       ASSIGN_OR_RETURN(stopped, choice.text->Push(*event.token, &delta));
       if (choice.text->in_reasoning()) ++usage_.reasoning_tokens;
     }
-    if (event.finish == engine::FinishReason::kError) {
-      return absl::InternalError("the model's output is not finite");
-    }
+    RETURN_IF_ERROR(FailureOf(event, choice.outputs));
     if (ends || stopped) {
       RETURN_IF_ERROR(choice.text->Finish(&delta));
       SetFinish(choice, event, stopped);
@@ -210,6 +263,24 @@ class Generation : public std::enable_shared_from_this<Generation> {
     return OkStatus();
   }
 
+  // The client's view of an end that is a failure.
+  Status FailureOf(const engine::TokenEvent& event, int64_t tokens) const {
+    switch (event.finish) {
+      case engine::FinishReason::kGrammar:
+        return FieldError(spec_.grammar->param, "grammar_failed",
+                          fmt::format("Invalid '{}': the grammar failed after {} tokens: {}",
+                                      spec_.grammar->param, tokens, Message(event.status)));
+      case engine::FinishReason::kError:
+        return WithCode(absl::InternalError(fmt::format("the model failed: {}", Message(event.status))),
+                        "model_failed");
+      case engine::FinishReason::kInternal:
+        return WithCode(absl::InternalError(fmt::format("the engine failed: {}", Message(event.status))),
+                        "engine_failed");
+      default:
+        return OkStatus();
+    }
+  }
+
   void SetFinish(Choice& choice, const engine::TokenEvent& event, bool stopped) {
     ChoiceDelta& delta = choice.delta;
     const std::string& stop = choice.text->stop();
@@ -219,6 +290,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
     } else if (event.finish == engine::FinishReason::kLength) {
       delta.finish_reason = "length";
     } else if (event.finish == engine::FinishReason::kDeadline) {
+      // An unknown finish_reason would make LiteLLM report "stop", which is a whole answer.
       delta.finish_reason = "length";
       delta.stop_cause = "deadline";
     } else if (event.finish == engine::FinishReason::kCancelled && !stopped) {
@@ -262,11 +334,16 @@ class Generation : public std::enable_shared_from_this<Generation> {
     }
     switch (event.finish) {
       case engine::FinishReason::kLength:
-      case engine::FinishReason::kDeadline:
         record.finish = "length";
         break;
+      case engine::FinishReason::kDeadline:
+        record.finish = "deadline";
+        break;
+      case engine::FinishReason::kGrammar:
       case engine::FinishReason::kError:
+      case engine::FinishReason::kInternal:
         record.finish = "error";
+        context_.metrics.Failed(CauseOf(event.finish));
         break;
       case engine::FinishReason::kCancelled:
         record.finish = choice.over ? "stop" : "abort";
@@ -298,10 +375,15 @@ class Generation : public std::enable_shared_from_this<Generation> {
   const GenerationContext context_;
   GenerationSpec spec_;
   const std::shared_ptr<Lane> lane_;
+  const Clock::time_point arrived_ = Clock::now();
+  std::shared_ptr<ResponseWriter> writer_;  // until the choices are submitted
   std::unique_ptr<AnswerSink> sink_;
+  text::GrammarPool::Ticket compiling_;
+  std::vector<text::Grammar> grammars_;  // one a choice, at its start
   std::vector<Choice> choices_;
   Usage usage_;
   int running_ = 0;
+  bool started_ = false;
   bool finished_ = false;  // the sink has heard its last
 };
 
@@ -310,8 +392,9 @@ class Generation : public std::enable_shared_from_this<Generation> {
 Status StartGeneration(const GenerationContext& context, GenerationSpec spec,
                        const std::shared_ptr<Lane>& lane, const std::shared_ptr<ResponseWriter>& writer,
                        std::unique_ptr<AnswerSink> sink) {
-  const auto generation = std::make_shared<Generation>(context, std::move(spec), lane, std::move(sink));
-  RETURN_IF_ERROR(generation->Submit());
+  const auto generation =
+      std::make_shared<Generation>(context, std::move(spec), lane, writer, std::move(sink));
+  RETURN_IF_ERROR(generation->Start());
   if (context.stops != nullptr) {
     context.stops->Add(generation, [weak = std::weak_ptr<Generation>(generation), lane] {
       lane->Post([weak] {

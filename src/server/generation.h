@@ -17,8 +17,9 @@
 #include "server/metrics.h"
 #include "server/response_store.h"
 #include "server/served_model.h"
+#include "server/structured.h"
 #include "server/tracing.h"
-#include "text/grammar.h"
+#include "text/grammar_pool.h"
 #include "text/tool_calls.h"
 
 namespace moesaic::server {
@@ -35,7 +36,8 @@ struct GenerationSpec {
   std::vector<std::string> stop;
   bool include_stop = false;
   bool skip_special = true;
-  std::optional<text::Grammar> grammar;  // at its start
+  std::optional<GrammarText> grammar;
+  ApiStyle style = ApiStyle::kOpenAi;  // of errors before the answer begins
   text::ToolFormat tools = text::ToolFormat::kNone;
   std::string tools_json;
   text::ReasoningFormat reasoning = text::ReasoningFormat::kNone;
@@ -95,11 +97,13 @@ struct GenerationContext {
   Tracer& tracer;
   LiveRequests& live;
   ResponseStore& responses;
+  text::GrammarPool& grammars;
   AnswerStops* stops = nullptr;  // ends the answer at the drain deadline; null: nothing does
 };
 
-/// Submits the choices and delivers to `sink` on `lane`; runs on `lane` itself. When the client leaves, all
-/// is cancelled. A refusal comes back as a status, and `sink` is not told.
+/// Compiles the grammar if there is one, submits the choices and delivers to `sink` on `lane`; runs on `lane`
+/// itself. When the client leaves, all is cancelled. A refusal comes back as a status, or, after the grammar,
+/// is sent to `writer`; in both cases `sink` is not told.
 Status StartGeneration(const GenerationContext& context, GenerationSpec spec,
                        const std::shared_ptr<Lane>& lane, const std::shared_ptr<ResponseWriter>& writer,
                        std::unique_ptr<AnswerSink> sink);

@@ -99,8 +99,8 @@ class GenerationTest : public testing::Test {
     std::future<int> ended = end.get_future();
     Status started;
     lane_->Post([&] {
-      started = StartGeneration({model_, metrics_, tracer_, live_, responses_}, std::move(spec), lane_,
-                                writer_, std::make_unique<Sink>(throws, std::move(end)));
+      started = StartGeneration({model_, metrics_, tracer_, live_, responses_, grammars_}, std::move(spec),
+                                lane_, writer_, std::make_unique<Sink>(throws, std::move(end)));
     });
     RETURN_IF_ERROR(started);
     return ended.get();
@@ -118,8 +118,8 @@ class GenerationTest : public testing::Test {
     std::promise<Counted> end;
     std::future<Counted> ended = end.get_future();
     lane_->Post([&] {
-      EXPECT_TRUE(StartGeneration({model_, metrics_, tracer_, live_, responses_}, std::move(spec), lane_,
-                                  writer_, std::make_unique<CountingSink>(std::move(end)))
+      EXPECT_TRUE(StartGeneration({model_, metrics_, tracer_, live_, responses_, grammars_}, std::move(spec),
+                                  lane_, writer_, std::make_unique<CountingSink>(std::move(end)))
                       .ok());
     });
     return ended.get();
@@ -133,10 +133,59 @@ class GenerationTest : public testing::Test {
   Tracer tracer_{100};
   LiveRequests live_;
   ResponseStore responses_{{}};
+  text::GrammarPool grammars_{model_.grammars, {}};
   std::shared_ptr<Lane> lane_ = std::make_shared<LaneHere>();
   std::shared_ptr<ResponseWriter> writer_ = std::make_shared<NoWriter>();
   std::unique_ptr<engine::EngineThread> engine_ = MakeEngine();
 };
+
+// Tells what is sent.
+class SentWriter : public NoWriter {
+ public:
+  explicit SentWriter(std::promise<HttpResponse> sent) : sent_(std::move(sent)) {}
+  void Send(HttpResponse response) override { sent_.set_value(std::move(response)); }
+
+ private:
+  std::promise<HttpResponse> sent_;
+};
+
+TEST_F(GenerationTest, ARefusedGrammarIsTheClientsError) {
+  model_.engine = engine_.get();
+  for (int round = 0; round < 2; ++round) {  // compiled, then from the cache
+    GenerationSpec spec;
+    spec.id = "test";
+    spec.prompts = {{5, 6, 7}};
+    spec.budgets = {8};
+    spec.grammar = GrammarText{text::GrammarKind::kJsonSchema, R"({"$ref":"#"})", "guided_json"};
+    std::promise<HttpResponse> sent;
+    std::future<HttpResponse> response = sent.get_future();
+    Status started;
+    lane_->Post([&] {
+      started = StartGeneration({model_, metrics_, tracer_, live_, responses_, grammars_}, std::move(spec),
+                                lane_, std::make_shared<SentWriter>(std::move(sent)),
+                                std::make_unique<Sink>(Throws::kNever, std::promise<int>()));
+    });
+    ASSERT_TRUE(started.ok()) << Message(started);
+    const HttpResponse answer = response.get();
+    EXPECT_EQ(answer.status, 400);
+    EXPECT_NE(answer.body.find("Invalid 'guided_json': "), std::string::npos) << answer.body;
+  }
+  const std::string text = metrics_.Text({}, {});
+  EXPECT_NE(text.find(R"(moesaic:request_failures_total{cause="grammar_refused",model_name="m"} 2)"),
+            std::string::npos)
+      << text;
+}
+
+TEST_F(GenerationTest, AFailureOfTheModelIsCountedAsSuch) {
+  model_.engine = engine_.get();
+  fake_.fail_next = true;
+  EXPECT_EQ(Generate(Throws::kNever).value(), 500);
+  EXPECT_EQ(Generate(Throws::kNever).value(), 0);
+  const std::string text = metrics_.Text({}, {});
+  EXPECT_NE(text.find(R"(moesaic:request_failures_total{cause="model",model_name="m"} 3)"), std::string::npos)
+      << text;
+  EXPECT_EQ(text.find(R"(cause="grammar")"), std::string::npos);
+}
 
 TEST_F(GenerationTest, FailsAloneWhenItsAnswerThrows) {
   model_.engine = engine_.get();

@@ -97,6 +97,11 @@ struct Metrics::Impl {
                                                          .Name("vllm:request_success_total")
                                                          .Help("Choices that ended, by reason")
                                                          .Register(registry);
+  prometheus::Family<prometheus::Counter>& failures =
+      prometheus::BuildCounter()
+          .Name("moesaic:request_failures_total")
+          .Help("Failures by cause: grammar_refused (before the request began), grammar, model, engine")
+          .Register(registry);
   prometheus::Histogram& first_token =
       Histogram("vllm:time_to_first_token_seconds", "Arrival to the first token", kFirstToken);
   prometheus::Histogram& inter_token =
@@ -245,6 +250,12 @@ void Metrics::Choice(const ChoiceRecord& record) {
   impl_->prefill.Observe(record.prefill);
   impl_->decode.Observe(record.decode);
   impl_->inference.Observe(record.prefill + record.decode);
+}
+
+void Metrics::Failed(const std::string& cause) {
+  Labels labels = impl_->labels;
+  labels["cause"] = cause;
+  impl_->failures.Add(labels).Increment();
 }
 
 void Metrics::FirstToken(double seconds) { impl_->first_token.Observe(seconds); }

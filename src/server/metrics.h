@@ -15,7 +15,7 @@ struct ChoiceRecord {
   double queue = 0, prefill = 0, decode = 0, whole = 0;
   bool had_token = false;
   int64_t prompt_tokens = 0, output_tokens = 0, max_tokens = 0;
-  std::string finish;  // "stop", "length", "abort" or "error"
+  std::string finish;  // "stop", "length", "deadline", "abort" or "error"
 };
 
 /// The HTTP side at the time of reading.
@@ -34,6 +34,8 @@ class Metrics {
   /// A choice's first token came so long after it was asked for.
   void FirstToken(double seconds);
   void InterToken(double seconds);
+  /// A request failed for `cause`: "grammar_refused" (before it began), "grammar", "model" or "engine".
+  void Failed(const std::string& cause);
   void Answered(const std::string& route, int status, double seconds);
   void Kernels(const std::vector<kernels::KernelChoice>& choices);
   void Build(const std::string& version, const std::string& model_path);

@@ -392,7 +392,7 @@ Status Responses(const GenerationContext& context, Call& call) {
   shape.top_logprobs = request.logprobs || request.top_logprobs > 0 ? request.top_logprobs : -1;
 
   GenerationSpec spec;
-  RETURN_IF_ERROR(SetCommon(context, call, fields, request.grammar, &spec));
+  SetCommon(call, fields, request.grammar, &spec);
   spec.id = shape.id;
   spec.prompts = {std::move(prompt.ids)};
   spec.budgets = {budget};

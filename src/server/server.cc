@@ -29,7 +29,8 @@ class HttpApi : public Server {
         metrics_(model.names.front()),
         tracer_(options_.trace_spans),
         responses_(options_.responses),
-        context_{model, metrics_, tracer_, live_, responses_, &stops_},
+        grammars_(model.grammars, options_.grammars),
+        context_{model, metrics_, tracer_, live_, responses_, grammars_, &stops_},
         router_(options_.router, metrics_, options_.log),
         http_(std::move(http)) {
     metrics_.Kernels(options_.kernels);
@@ -40,6 +41,9 @@ class HttpApi : public Server {
     AddPage(router_);
     http_->Switch(router_.Hooks());
   }
+
+  // The pool's threads post to lanes of `http_`.
+  ~HttpApi() override { grammars_.Stop(); }
 
   int port() const override { return http_->port(); }
   void Drain() override {
@@ -156,6 +160,7 @@ class HttpApi : public Server {
   LiveRequests live_;
   ResponseStore responses_;
   AnswerStops stops_;
+  text::GrammarPool grammars_;
   const GenerationContext context_;
   Router router_;
   std::string openapi_;

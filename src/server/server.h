@@ -12,6 +12,7 @@
 #include "server/response_store.h"
 #include "server/router.h"
 #include "server/served_model.h"
+#include "text/grammar_pool.h"
 
 namespace moesaic::server {
 
@@ -20,6 +21,7 @@ struct ServerOptions {
   std::string version;
   std::string model_path;
   ResponseStoreOptions responses;
+  text::GrammarPoolOptions grammars;
   size_t trace_spans = 20'000;  ///< kept for GET /debug/trace
   std::vector<kernels::KernelChoice> kernels;
   AccessLog log;  ///< may be empty; any thread

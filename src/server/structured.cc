@@ -117,16 +117,18 @@ StatusOr<std::optional<GrammarText>> ForcedCalls(const ServedModel& model, const
     return std::optional<GrammarText>();
   }
   ASSIGN_OR_RETURN(std::string source, ToolGrammar(model.tools, model.tokenizer, conversation));
-  return std::optional<GrammarText>({GrammarKind::kLark, std::move(source), "tools"});
+  return std::optional<GrammarText>({GrammarKind::kToolCalls, std::move(source), "tools"});
 }
 
 StatusOr<text::Grammar> CompileGrammar(const ServedModel& model, const GrammarText& grammar) {
   StatusOr<text::Grammar> compiled = model.grammars.Compile(grammar.kind, grammar.source);
-  if (!compiled.ok()) {
-    return FieldError(grammar.param, "invalid_value",
-                      fmt::format("Invalid '{}': {}", grammar.param, Message(compiled.status())));
-  }
+  if (!compiled.ok()) return GrammarRefused(grammar.param, compiled.status());
   return compiled;
+}
+
+Status GrammarRefused(const std::string& param, const Status& refusal) {
+  if (refusal.code() != StatusCode::kInvalidArgument) return refusal;
+  return FieldError(param, "invalid_value", fmt::format("Invalid '{}': {}", param, Message(refusal)));
 }
 
 }  // namespace moesaic::server

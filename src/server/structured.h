@@ -27,7 +27,11 @@ StatusOr<std::optional<GrammarText>> ForcedCalls(const ServedModel& model, const
 /// A schema as {"name", "schema", "strict"} or its like holds it.
 std::optional<GrammarText> ReadSchema(Fields& holder);
 
-/// Compiles it; what llguidance refuses is InvalidArgument that names the field.
+/// Compiles it here and now, without the first mask. A refusal is GrammarRefused.
 StatusOr<text::Grammar> CompileGrammar(const ServedModel& model, const GrammarText& grammar);
+
+/// The client's error that names the field `param` and the reason `refusal`. Errors of the server, such as a
+/// full queue, are returned as they are.
+Status GrammarRefused(const std::string& param, const Status& refusal);
 
 }  // namespace moesaic::server

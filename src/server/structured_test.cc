@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "server/api_error.h"
 #include "server/test_model.h"
 
 namespace moesaic::server {
@@ -54,6 +55,15 @@ TEST(Structured, IgnoresUniqueItems) {
   ASSERT_TRUE(calls.ok()) << Message(calls.status());
   const auto compiled = CompileGrammar(model, **calls);
   EXPECT_TRUE(compiled.ok()) << Message(compiled.status());
+}
+
+TEST(Structured, OnlyTheClientsFaultsNameTheField) {
+  const Status refused = GrammarRefused("guided_json", InvalidArgument("it matches nothing"));
+  EXPECT_EQ(Message(refused), "Invalid 'guided_json': it matches nothing");
+  EXPECT_EQ(ErrorOf(refused).http_status, 400);
+  EXPECT_EQ(ErrorOf(refused).param, "guided_json");
+  EXPECT_EQ(ErrorOf(GrammarRefused("guided_json", ResourceExhausted("full"))).http_status, 429);
+  EXPECT_TRUE(GrammarRefused("guided_json", OkStatus()).ok());
 }
 
 TEST(Structured, ReadsEveryWayToSayIt) {

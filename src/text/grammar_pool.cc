@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <condition_variable>
 #include <deque>
-#include <iterator>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -115,11 +114,11 @@ class GrammarPool::Impl : public std::enable_shared_from_this<GrammarPool::Impl>
     for (std::thread& thread : threads_) {
       if (thread.joinable()) thread.join();
     }
-    std::vector<std::shared_ptr<GrammarWaiter>> dropped;  // destroyed after the lock is released
+    std::vector<GrammarPool::Done> dropped;  // destroyed after the lock is released
     const std::lock_guard lock(mutex_);
     for (auto& [client, queue] : queues_) {
       for (const auto& compilation : queue) {
-        std::move(compilation->waiters.begin(), compilation->waiters.end(), std::back_inserter(dropped));
+        for (const auto& waiter : compilation->waiters) dropped.push_back(std::move(waiter->done));
         compilation->waiters.clear();
       }
     }
@@ -195,7 +194,11 @@ class GrammarPool::Impl : public std::enable_shared_from_this<GrammarPool::Impl>
       if (!dropped && !stopping_) cache_.Insert(compilation->key, value);
       auto waiters = std::exchange(compilation->waiters, {});
       lock.unlock();
-      for (const auto& waiter : waiters) waiter->done(Copies(*value, waiter->copies));
+      for (const auto& waiter : waiters) {
+        // A ticket may live in what `done` holds, so it must not keep it.
+        const GrammarPool::Done done = std::exchange(waiter->done, nullptr);
+        done(Copies(*value, waiter->copies));
+      }
       waiters.clear();
       value.reset();
       lock.lock();

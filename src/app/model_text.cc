@@ -50,7 +50,7 @@ text::GgufVocab VocabOf(const checkpoint::GgufMetadata& metadata) {
   return vocab;
 }
 
-StatusOr<text::Tokenizer> OpenTokenizer(const Checkpoint& source) {
+StatusOr<text::Tokenizer> TokenizerOf(const Checkpoint& source) {
   if (source.gguf() != nullptr) return text::Tokenizer::FromGguf(VocabOf(*source.gguf()));
   if (std::filesystem::is_directory(source.path())) return text::Tokenizer::FromFolder(source.path());
   const std::string config = source.ReadText("tokenizer_config.json").value_or("");
@@ -141,9 +141,18 @@ StatusOr<std::vector<std::pair<std::string, std::string>>> SideTexts(const Check
   return texts;
 }
 
+StatusOr<text::Tokenizer> OpenTokenizer(const std::string& path) {
+  const std::filesystem::path file(path);
+  std::error_code error;
+  if (file.filename() == "tokenizer.json") return text::Tokenizer::FromFolder(file.parent_path());
+  if (std::filesystem::exists(file / "tokenizer.json", error)) return text::Tokenizer::FromFolder(file);
+  ASSIGN_OR_RETURN(ModelText model, OpenModelText(path));
+  return std::move(model.tokenizer);
+}
+
 StatusOr<ModelText> OpenModelText(const std::string& path) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> source, Checkpoint::Open(path));
-  StatusOr<text::Tokenizer> tokenizer = OpenTokenizer(*source);
+  StatusOr<text::Tokenizer> tokenizer = TokenizerOf(*source);
   StatusOr<text::ChatTemplate> chat = OpenTemplate(*source, tokenizer);
   if (!chat.ok()) chat = Annotate(chat.status(), "chat template");
   std::vector<int32_t> eos_ids;

@@ -25,6 +25,10 @@ struct ModelText {
 /// template opens; whoever needs one returns its status.
 StatusOr<ModelText> OpenModelText(const std::string& path);
 
+/// The tokenizer alone: a folder with tokenizer files needs no config.json and no weights. `path` may also be
+/// a tokenizer.json.
+StatusOr<text::Tokenizer> OpenTokenizer(const std::string& path);
+
 /// The tokenizer files of a Hub folder that stand for a GGUF file's own metadata, as (name, text); empty for
 /// other containers, which have the files themselves.
 StatusOr<std::vector<std::pair<std::string, std::string>>> HubTexts(const checkpoint::Checkpoint& source);

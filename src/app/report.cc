@@ -1,6 +1,8 @@
 // `moesaic report DIR`: tells how a quantized folder came out, as Markdown and as a page.
 #include <fmt/format.h>
 
+#include <filesystem>
+
 #include "app/interrupt.h"
 #include "app/model_score.h"
 #include "app/output.h"
@@ -18,6 +20,27 @@ struct Options {
   bool roofline = false;
 };
 
+// The report is written into the folder. That must be the output of quantization, not its source.
+Status CheckFolder(const checkpoint::Checkpoint& quantized, const std::string& source) {
+  namespace fs = std::filesystem;
+  const std::string& folder = quantized.path();
+  std::error_code error;
+  if (!fs::is_directory(folder, error)) {
+    return InvalidArgument("{}: a report needs the folder that moesaic quantize wrote, not a file", folder);
+  }
+  if (!source.empty() && fs::equivalent(folder, source, error)) {
+    return InvalidArgument("{}: --source is the same folder; a report is never written into the source",
+                           folder);
+  }
+  if (!quantized.config().contains("quantization_config") && !quantized.ReadText(quantizer::kReportFile)) {
+    return InvalidArgument(
+        "{}: the weights are not quantized: config.json has no \"quantization_config\" and there is no {}; "
+        "name the folder that moesaic quantize wrote",
+        folder, quantizer::kReportFile);
+  }
+  return OkStatus();
+}
+
 Status RunReport(const Options& options) {
   const InterruptGuard guard;
   const ScoreOptions& score = options.score;
@@ -25,6 +48,7 @@ Status RunReport(const Options& options) {
   ReportInput input{.folder = folder, .source = score.reference, .text = score.file};
   {
     ASSIGN_OR_RETURN(const auto quantized, checkpoint::Checkpoint::Open(folder));
+    RETURN_IF_ERROR(CheckFolder(*quantized, score.reference));
     ASSIGN_OR_RETURN(input.bytes, quantizer::BytesOf(*quantized));
     if (const auto text = quantized->ReadText(quantizer::kReportFile)) {
       ASSIGN_OR_RETURN(input.run, ParseQuantizeRecord(*text, folder + "/" + quantizer::kReportFile));
@@ -73,7 +97,7 @@ void AddReport(Verb& root, VerbRun& run) {
   AddModelPath(verb, score.model.model, "A folder that moesaic quantize wrote");
   Flag source =
       verb.AddOption("--source", score.reference, "The checkpoint it was made from: weights are compared")
-          .ExistingPath();
+          .Transform(ResolveModelPath);
   Flag text = verb.AddOption("--text", score.file, "Text file (UTF-8): both models are run over it")
                   .ExistingFile()
                   .Needs(source);

@@ -47,11 +47,10 @@ StatusOr<json> DecodeLine(const text::Tokenizer& tokenizer, const Options& optio
 }
 
 Status RunTokenize(const Options& options) {
-  ASSIGN_OR_RETURN(const ModelText model, OpenModelText(options.model));
-  RETURN_IF_ERROR(model.tokenizer.status());
+  ASSIGN_OR_RETURN(const text::Tokenizer tokenizer, OpenTokenizer(options.model));
   const auto convert = options.decode ? DecodeLine : EncodeLine;
   for (const std::string& text : options.texts) {
-    ASSIGN_OR_RETURN(const json result, EncodeLine(*model.tokenizer, options, json{{"text", text}}));
+    ASSIGN_OR_RETURN(const json result, EncodeLine(tokenizer, options, json{{"text", text}}));
     Print("{}\n", result.dump());
   }
   if (!options.texts.empty()) return OkStatus();
@@ -60,7 +59,7 @@ Status RunTokenize(const Options& options) {
     if (line.empty()) continue;
     const json parsed = json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (parsed.is_discarded()) return InvalidArgument("line {} is not JSON: {}", number, line.substr(0, 60));
-    const StatusOr<json> result = convert(*model.tokenizer, options, parsed);
+    const StatusOr<json> result = convert(tokenizer, options, parsed);
     if (!result.ok()) return Annotate(result.status(), fmt::format("line {}", number));
     Print("{}\n", result->dump());
     RETURN_IF_ERROR(FlushOutput());  // whoever asks line by line waits for it
@@ -73,7 +72,9 @@ Status RunTokenize(const Options& options) {
 void AddTokenize(Verb& root, VerbRun& run) {
   auto options = std::make_shared<Options>();
   Verb verb = root.AddVerb("tokenize", "Turn text into token ids, or back");
-  AddModelPath(verb, options->model);
+  AddModelPath(
+      verb, options->model,
+      "Hugging Face folder or id, .gguf file or packed file; a folder with tokenizer.json is enough");
   verb.AddOption("TEXT", options->texts, "Texts to encode; none: JSON lines from standard input");
   verb.AddFlag("--no-special", options->no_special,
                "Add no BOS or EOS; with --decode: leave special tokens out");

@@ -6,6 +6,7 @@ import pathlib
 import shutil
 import socket
 import struct
+import tempfile
 import unittest
 
 import moesaic_cli as cli
@@ -66,7 +67,47 @@ class ModelTest(BrokenCase):
         shard.unlink()
         self.refuse(model, shard, "no such file")
         (model / "model.safetensors.index.json").unlink()
-        self.assert_one_line(["generate", model, "--ids", "7"], model, "no weights")
+        self.assert_one_line(["generate", model, "--ids", "7"], model, "no weights", "model.safetensors.index.json",
+                             "model-00001-of-00003.safetensors")
+        for file in model.glob("*.safetensors"):
+            file.unlink()
+        (model / "pytorch_model-00001-of-00002.bin").write_bytes(b"PK")
+        self.assert_one_line(["generate", model, "--ids", "7"], model, "no weights", "pytorch_model-00001-of-00002.bin")
+        self.assert_one_line(["quantize", model, "-o", self.folder / "never"], model, "no weights", "pytorch_model")
+
+    def test_a_pointer_of_git_lfs(self):
+        model = self.folder / "pointers"
+        shutil.copytree(self.model, model)
+        pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 123\n"
+        (model / "tokenizer.json").write_text(pointer)
+        self.assert_one_line(["tokenize", model, "a"], model / "tokenizer.json", "Git LFS pointer", "git lfs pull")
+        shard = model / "model-00002-of-00003.safetensors"
+        shard.write_text(pointer)
+        self.refuse(model, shard, "Git LFS pointer")
+
+    def test_layers_beyond_those_of_the_config(self):
+        model = self.folder / "fewer"
+        shutil.copytree(self.model, model)
+        config = json.loads((model / "config.json").read_text())
+        config["num_hidden_layers"] -= 1
+        (model / "config.json").write_text(json.dumps(config))
+        self.refuse(model, f"layer {config['num_hidden_layers']} lies beyond", "not a complete MTP module")
+
+    def test_a_tokenizer_needs_neither_config_nor_weights(self):
+        folder = self.folder / "tokenizer"
+        folder.mkdir()
+        shutil.copy(self.model / "tokenizer.json", folder)
+        expected = run("tokenize", self.model, "--no-special", "abc").stdout
+        for path in (folder, folder / "tokenizer.json"):
+            self.assertEqual(run("tokenize", path, "--no-special", "abc").stdout, expected)
+
+    def test_a_report_of_what_is_not_quantized(self):
+        model = self.folder / "plain"
+        shutil.copytree(self.model, model)
+        before = sorted(os.listdir(model))
+        self.assert_one_line(["report", model], model, "not quantized", "quantization_config")
+        self.assert_one_line(["report", model, "--source", model], model, "--source is the same folder")
+        self.assertEqual(sorted(os.listdir(model)), before)
 
     def test_what_is_no_model(self):
         garbage = self.folder / "garbage.bin"
@@ -123,6 +164,85 @@ class PromptTest(BrokenCase):
             self.assert_one_line([*verb, "--dtype", "fp8"], "--dtype: fp8 not in {auto,f32,bf16,int8,fp8_g128,int8_g32,int4_g32,mxfp4,nvfp4}", code=2)
         self.assert_one_line(["chat", self.model, "--kv-dtype", "f16"], "--kv-dtype: f16 not in {auto,f32,bf16,int8}", code=2)
         self.assertFalse((self.folder / "x").exists())
+
+
+class HubTest(BrokenCase):
+    """Ids of the Hugging Face hub in place of paths."""
+
+    def setUp(self):
+        self.cache = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
+        os.environ["HF_HUB_CACHE"] = str(self.cache)
+        self.addCleanup(os.environ.pop, "HF_HUB_CACHE")
+
+    def add_model(self):
+        repository = self.cache / "models--Org--Name"
+        snapshot = repository / "snapshots" / "0123abcd"
+        (repository / "refs").mkdir(parents=True)
+        (repository / "refs" / "main").write_text("0123abcd")
+        (repository / "blobs").mkdir()
+        snapshot.mkdir(parents=True)
+        for file in self.model.iterdir():
+            shutil.copy(file, repository / "blobs" / file.name)
+            (snapshot / file.name).symlink_to(pathlib.Path("..", "..", "blobs", file.name))
+        return repository, snapshot
+
+    def test_a_model_of_the_cache_runs_by_its_id(self):
+        _, snapshot = self.add_model()
+        flags = ["--ids", "7,8", "-n", "4", "--temperature", "0", "--ignore-eos"]
+        expected = run("generate", self.model, *flags).stdout
+        result = run("generate", "Org/Name", *flags)
+        self.assertEqual(result.stdout, expected)
+        self.assertIn(f"Org/Name: {snapshot}\n", result.stderr)
+        self.assertEqual(run("generate", "-hf", "Org/Name", *flags).stdout, expected)
+
+    def test_a_model_that_is_not_in_the_cache(self):
+        self.assert_one_line(["chat", "Qwen/Qwen3-30B-A3B"], self.cache, "hf download Qwen/Qwen3-30B-A3B", code=2)
+        repository, _ = self.add_model()
+        (repository / "blobs" / "config.json").unlink()
+        self.assert_one_line(["chat", "Org/Name"], "incomplete, config.json is missing", "hf download Org/Name", code=2)
+
+
+class FamiliarFlagsTest(BrokenCase):
+    def test_flags_of_other_programs_do_the_same(self):
+        expected = run("generate", self.model, "--prompt", "hello", "--max-tokens", "8", "--temperature", "0.7", "--seed", "3",
+                       "--threads", "1", "--ctx-size", "64", "--ignore-eos").stdout
+        result = run("generate", "-m", self.model, "-p", "hello", "-n", "8", "--temp", "0.7", "--seed", "3", "-t", "1",
+                     "--max-model-len", "64", "--ignore-eos", "-ngl", "99", "--tensor-parallel-size", "1")
+        self.assertEqual(result.stdout, expected)
+        self.assertIn("moesaic generate: -ngl has no effect: ", result.stderr)
+        self.assertNotIn("tensor-parallel", result.stderr)
+
+    def test_settings_of_vllm_are_settings_of_serve(self):
+        printed = run("serve", self.model, "--max-model-len", "128", "--max-num-seqs", "4", "--max-num-batched-tokens", "64",
+                      "--enable-prefix-caching", "--kv-cache-dtype", "auto", "--tool-call-parser", "qwen3_coder",
+                      "--reasoning-parser", "deepseek_r1", "--enable-auto-tool-choice", "--gpu-memory-utilization", "0.9",
+                      "--served-model-name", "m", "--seed", "7", "--dtype", "bfloat16", "--quantization", "compressed-tensors",
+                      "--print-config")
+        for line in ("ctx-size = 128", "max-sequences = 4", "max-batch-tokens = 64", "prefix-cache = true",
+                     'kv-dtype = "auto"', 'tool-format = "qwen3-coder"', 'reasoning-format = "think"',
+                     'served-model-name = "m"', "seed = 7", 'dtype = "bf16"'):
+            self.assertIn(f"\n{line}\n", printed.stdout)
+        for flag in ("--gpu-memory-utilization", "--enable-auto-tool-choice", "--quantization"):
+            self.assertIn(f"moesaic serve: {flag} has no effect: ", printed.stderr)
+
+    def test_what_is_not_supported_is_refused_by_name(self):
+        for flags, part in ((["--tensor-parallel-size", "2"], "--tensor-parallel-size must be 1, found 2"),
+                            (["--kv-cache-dtype", "fp8"], "--kv-cache-dtype fp8 is not supported; supported: auto"),
+                            (["--tool-call-parser", "granite"], "--tool-call-parser granite is not supported"),
+                            (["--quantization", "awq"], "--quantization awq is not supported")):
+            self.assert_one_line(["serve", self.model, *flags], part, code=2)
+
+    def test_what_was_meant_is_named(self):
+        for arguments, part in ((["serve", self.model, "--max-sequnces", "4"], "(did you mean --max-sequences?)"),
+                                (["serve", self.model, "--max_model_len", "4"], "(did you mean --max-model-len?)"),
+                                (["help", "sevre"], 'no verb "sevre" (did you mean serve?)')):
+            self.assert_one_line(arguments, part, code=2)
+        self.assertIn('no verb "sevre" (did you mean serve?)', run("sevre", code=2).stderr)
+
+    def test_help_and_version_are_verbs(self):
+        self.assertEqual(run("help").stdout, run("--help").stdout)
+        self.assertEqual(run("help", "serve").stdout, run("serve", "--help").stdout)
+        self.assertEqual(run("version").stdout, run("--version").stdout)
 
 
 class UsageTest(BrokenCase):

@@ -77,7 +77,7 @@ void RecordTile(const GemmTile& tile) {
     const std::lock_guard lock(reads->mutex);
     reads->of[std::this_thread::get_id()].push_back(tile.w);
   }
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(100);
   for (bool all = false; !all && std::chrono::steady_clock::now() < deadline;) {
     std::this_thread::yield();
     const std::lock_guard lock(reads->mutex);

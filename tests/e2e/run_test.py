@@ -132,9 +132,9 @@ esac""")
         (self.folder / "build" / "SmolLM2-135M-Instruct.Q4_1.gguf").write_text("")
         environment = {**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"}
         fetch = [str(self.folder / "make.sh"), "--fetch-only"]
-        self.assertEqual(subprocess.run(fetch, env=environment, timeout=60, stdout=subprocess.DEVNULL).returncode, 0)
+        self.assertEqual(subprocess.run(fetch, env=environment, timeout=patient(60), stdout=subprocess.DEVNULL).returncode, 0)
         (self.folder / "build" / "SmolLM2-135M-Instruct.Q4_1.gguf").unlink()  # the stand-in for python3 fetches nothing
-        self.assertNotEqual(subprocess.run(fetch, env=environment, timeout=60, stdout=subprocess.DEVNULL,
+        self.assertNotEqual(subprocess.run(fetch, env=environment, timeout=patient(60), stdout=subprocess.DEVNULL,
                                            stderr=subprocess.DEVNULL).returncode, 0)
         self.assertEqual(self.left(), self.OLD)
 

@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "app/answer.h"
+#include "app/chat_completion.h"
 #include "app/conversation.h"
 #include "app/interrupt.h"
 #include "app/line_reader.h"
@@ -29,6 +30,7 @@ constexpr const char* kCommands = R"(/help                 this text
 /stats                the model, its memory and what was generated so far
 /exit                 leave; as does Ctrl-D
 A line that ends with \ goes on in the next; """ begins and ends a text of many lines. Ctrl-C stops an answer.
+On a terminal Tab completes commands and file names, Ctrl-R searches earlier messages, and a paste may have many lines.
 )";
 
 struct Options {
@@ -39,6 +41,8 @@ struct Options {
   bool quiet = false;
 };
 
+bool OnTerminal() { return isatty(STDIN_FILENO) != 0 && isatty(STDOUT_FILENO) != 0; }
+
 class Chat {
  public:
   Chat(const Options& options, Session& session, const ModelText& text,
@@ -48,7 +52,8 @@ class Chat {
         sampling_(sampling),
         stops_(options.sampling.stop),
         quiet_(options.quiet),
-        conversation_(options.system) {
+        conversation_(options.system),
+        reader_(OnTerminal() ? OpenLineEditor(HistoryFile(), CompleteChat) : nullptr) {
     const bool color = isatty(STDERR_FILENO) != 0 && std::getenv("NO_COLOR") == nullptr;
     dim_ = color ? "\033[2m" : "";
     plain_ = color ? "\033[0m" : "";

@@ -203,7 +203,9 @@ json TuningJson(const kernels::KernelTable& kernels, const std::string& tuning, 
 
 std::string LibrariesText() {
   std::vector<std::vector<std::string>> rows = {{"library", "built with"}};
-  for (const auto& [name, version] : Libraries()) rows.push_back({name, version});
+  for (const auto& [name, version] : Libraries()) {
+    rows.push_back({name, version == "absent" ? "absent: moesaic chat has no line editing" : version});
+  }
   return FormatTable(rows, false);
 }
 

@@ -13,7 +13,9 @@ TEST(Libraries, EachHasAVersion) {
   bool tokenizers = false, hwloc = false;
   for (const auto& [name, version] : libraries) {
     EXPECT_FALSE(name.empty());
-    EXPECT_TRUE(std::isdigit(static_cast<unsigned char>(version[0]))) << name << " " << version;
+    EXPECT_TRUE(std::isdigit(static_cast<unsigned char>(version[0])) ||
+                (name == "libedit" && version == "absent"))
+        << name << " " << version;
     tokenizers |= name == "tokenizers";
     hwloc |= name == "hwloc";
   }

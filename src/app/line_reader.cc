@@ -54,19 +54,31 @@ LineReader::Result LineReader::ReadLine(std::string* line) {
   }
 }
 
+LineReader::Result LineReader::NextLine(const std::string& prompt, std::string* line) {
+  if (editor_ != nullptr) return editor_->ReadLine(prompt, line);
+  ShowPrompt(prompt);
+  return ReadLine(line);
+}
+
 LineReader::Result LineReader::ReadMessage(const std::string& prompt, const std::string& more,
                                            std::string* message) {
+  const Result result = JoinLines(prompt, more, message);
+  const bool is_blank = message->find_first_not_of(" \t\n") == std::string::npos;
+  if (result == Result::kLine && editor_ != nullptr && !is_blank) editor_->Remember(*message);
+  return result;
+}
+
+LineReader::Result LineReader::JoinLines(const std::string& prompt, const std::string& more,
+                                         std::string* message) {
   message->clear();
-  ShowPrompt(prompt);
   std::string line;
-  Result result = ReadLine(&line);
+  Result result = NextLine(prompt, &line);
   if (result != Result::kLine) return result;
   if (line.rfind(kQuotes, 0) == 0) {
     line.erase(0, 3);
     while (!EndsWith(line, kQuotes)) {
       *message += line + "\n";
-      ShowPrompt(more);
-      result = ReadLine(&line);
+      result = NextLine(more, &line);
       if (result == Result::kInterrupted) return result;
       if (result == Result::kEnd) return Result::kLine;
     }
@@ -75,8 +87,7 @@ LineReader::Result LineReader::ReadMessage(const std::string& prompt, const std:
   }
   while (EndsWith(line, "\\")) {
     *message += line.substr(0, line.size() - 1) + "\n";
-    ShowPrompt(more);
-    result = ReadLine(&line);
+    result = NextLine(more, &line);
     if (result == Result::kInterrupted) return result;
     if (result == Result::kEnd) return Result::kLine;
   }

@@ -1,0 +1,14 @@
+// Completes the commands of a chat, their parameters and file names.
+#pragma once
+
+#include <string_view>
+
+#include "app/line_editor.h"
+
+namespace moesaic::app {
+
+/// Candidates for the last word of `line`: commands after a leading "/", parameters after "/set ", files
+/// after "/save " and "/load ", where folders end with "/". Sorted; none in the text of a message.
+Completion CompleteChat(std::string_view line);
+
+}  // namespace moesaic::app

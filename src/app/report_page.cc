@@ -16,10 +16,11 @@ constexpr const char* kStyle = R"(:root{color-scheme:light dark;--ground:#fbfaf8
 @media(prefers-color-scheme:dark){:root{--ground:#141413;--panel:#1c1c1a;--line:#33312d;--ink:#ecebe7;
 --faint:#a09c93;--tint:#262522;--s1:#2dd4bf;--s2:#fbbf24;--s3:#a5b4fc;--s4:#f472b6;--s5:#38bdf8;--s6:#bef264}}
 *{box-sizing:border-box}
-body{margin:0 auto;max-width:52rem;padding:1.5rem 1rem 4rem;background:var(--ground);color:var(--ink);
+body{margin:0 auto;max-width:64rem;padding:1.5rem 1rem 4rem;background:var(--ground);color:var(--ink);
 font:16px/1.5 system-ui,sans-serif}
 h1{font-size:1.6rem;margin:0;overflow-wrap:anywhere}h2{font-size:1.15rem;margin:0 0 .5rem}
 p{margin:.4rem 0}.sub,.cap{color:var(--faint)}.cap{font-size:.85rem}.sub{overflow-wrap:anywhere}
+.lead{font-size:1.05rem;max-width:46rem;overflow-wrap:anywhere}p{overflow-wrap:anywhere}
 .facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(9rem,1fr));gap:.6rem;margin:1.2rem 0}
 .facts div,section{background:var(--panel);border:1px solid var(--line);border-radius:.6rem}
 .facts div{padding:.7rem .8rem}.facts b{display:block;font-size:1.25rem;font-variant-numeric:tabular-nums}
@@ -29,7 +30,7 @@ table{border-collapse:collapse;width:100%;font-size:.88rem;font-variant-numeric:
 th,td{text-align:right;padding:.25rem .5rem;border-bottom:1px solid var(--line);white-space:nowrap}
 th{color:var(--faint);font-weight:500}th:first-child,td:first-child{text-align:left;white-space:normal}
 tr:last-child td{border-bottom:0}
-svg{width:100%;min-width:21rem;max-width:38rem;height:auto;display:block;margin:.4rem 0}
+svg{width:100%;min-width:21rem;height:auto;display:block;margin:.4rem 0}
 svg text{font:14px system-ui,sans-serif}.t{fill:var(--ink)}.n{fill:var(--faint)}
 .g{stroke:var(--line)}.key{display:flex;flex-wrap:wrap;gap:.1rem 1rem;font-size:.85rem}
 .key i{display:inline-block;width:.7rem;height:.7rem;border-radius:50%;margin-right:.35rem}
@@ -75,6 +76,7 @@ std::string PlotHtml(const ReportPlot& plot) {
 
 std::string ReportMarkdown(const Report& report) {
   std::string text = fmt::format("# {}\n\n{}\n", report.title, report.subtitle);
+  if (!report.origin.empty()) text += fmt::format("\n{}\n", report.origin);
   if (!report.facts.empty()) {
     std::vector<std::vector<std::string>> rows = {{"", ""}};
     for (const auto& [value, what] : report.facts) rows.push_back({what, value});
@@ -92,8 +94,9 @@ std::string ReportHtml(const Report& report) {
   std::string html = fmt::format(
       "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
       "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">"
-      "<title>{}</title>\n<style>{}{}</style></head>\n<body><h1>{}</h1><p class=\"sub\">{}</p>\n",
+      "<title>{}</title>\n<style>{}{}</style></head>\n<body><h1>{}</h1><p class=\"lead\">{}</p>\n",
       EscapeHtml(report.title), kStyle, ColourRules(), EscapeHtml(report.title), EscapeHtml(report.subtitle));
+  if (!report.origin.empty()) html += fmt::format("<p class=\"sub\">{}</p>\n", EscapeHtml(report.origin));
   if (!report.facts.empty()) {
     html += "<div class=\"facts\">";
     for (const auto& [value, what] : report.facts) {

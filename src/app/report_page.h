@@ -22,7 +22,9 @@ struct ReportSection {
 };
 
 struct Report {
-  std::string title, subtitle = {};
+  std::string title;
+  std::string subtitle = {};                                    // the outcome in words
+  std::string origin = {};                                      // the source in words; may be empty
   std::vector<std::pair<std::string, std::string>> facts = {};  // value, what it is
   std::vector<ReportSection> sections = {};
 };

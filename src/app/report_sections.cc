@@ -8,6 +8,7 @@
 #include <map>
 
 #include "app/mix_table.h"
+#include "app/report_headline.h"
 #include "app/svg_plot.h"
 #include "app/table.h"
 
@@ -363,6 +364,7 @@ ReportSection Time(const ReportInput& input) {
                                         Bytes(*run.written_bytes), ShareMoved(run)));
   }
   if (run.resumed()) section.notes.push_back("Of a part: " + Resumed(run));
+  if (!run.settings.empty()) section.notes.push_back("Settings of the run: " + run.settings);
   return section;
 }
 
@@ -370,9 +372,8 @@ ReportSection Time(const ReportInput& input) {
 
 Report MakeReport(const ReportInput& input) {
   Report report{.title = "Quantized: " + input.folder,
-                .subtitle = input.source.empty() ? "" : "made from " + input.source};
-  if (input.run && !input.run->settings.empty())
-    report.subtitle += (report.subtitle.empty() ? "" : "; ") + input.run->settings;
+                .subtitle = Headline(input),
+                .origin = input.source.empty() ? "" : "Made from " + input.source + "."};
   report.facts.emplace_back(Bytes(static_cast<double>(input.bytes.total)), "all tensors");
   report.facts.emplace_back(Bytes(static_cast<double>(input.bytes.active)), "read for a token");
   if (!input.quality.is_null()) {

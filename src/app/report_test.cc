@@ -59,6 +59,34 @@ TEST(ReportTest, TellsOfACalibratedRun) {
   EXPECT_THAT(html, Not(HasSubstr("nan")));
 }
 
+TEST(ReportTest, BeginsWithTheOutcomeInWords) {
+  ReportInput input{.folder = "out", .source = "model", .bytes = {.total = 1 << 20, .active = 1 << 19}};
+  input.source_bytes = {.total = 4 << 20, .active = 1 << 20};
+  input.quality = {{"kl", 0.0125}, {"same_top", 0.97}, {"ratio", 1.012},
+                   {"scored", 1},  {"window", 2},      {"windows", 1}};
+  input.run = *ParseQuantizeRecord(R"({"settings":{"scheme":"w4a16","method":"gptq","group_size":128,
+    "shard_bytes":5000000000},"calibration":{"tokens":40960,"sequences":8}})",
+                                   "f");
+  const Report report = MakeReport(input);
+  EXPECT_EQ(report.subtitle,
+            "4-bit integer weights in groups of 128 (w4a16), rounded by GPTQ, calibrated on 40,960 tokens. "
+            "All tensors "
+            "take 1.00 MiB, 25 % of the source; a token reads 512.00 KiB. It predicts the source's likeliest "
+            "token 97 % of "
+            "the time. Its perplexity is 1.2 % higher than the source's. Its predictions diverge from the "
+            "source's by "
+            "0.0125 nats a token (KL).");
+  const std::string html = ReportHtml(report);
+  EXPECT_THAT(html.substr(html.find("<body>"), html.find("<section>") - html.find("<body>")),
+              Not(HasSubstr("shard_bytes")));
+  EXPECT_THAT(html, HasSubstr("Made from model."));
+  input.run = *ParseQuantizeRecord(R"({"settings":{"mix":{},"method":"rtn"}})", "f");
+  input.quality = nullptr;
+  EXPECT_THAT(
+      MakeReport(input).subtitle,
+      ::testing::StartsWith("A mix of precisions, chosen part by part, rounded to the nearest. All tensors"));
+}
+
 TEST(ReportTest, HoldsTimesAgainstTheMachine) {
   ReportInput input{.folder = "out"};
   input.run = *ParseQuantizeRecord(R"({"seconds":20, "stages":[{"name":"read","seconds":4},

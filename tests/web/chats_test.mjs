@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
 import test from "node:test";
-import { CHAT, allowRefusals, answer, answerWith, ask, open, ready, send, settled, shot, url, withPage } from "./browser.mjs";
+import { CHAT, allowRefusals, answer, answerWith, answerWithoutEnd, ask, open, ready, send, settled, shot, url, withPage } from "./browser.mjs";
 
 const titles = (page) => page.locator(".conversation a").allInnerTexts();
 const echo = (page) => answerWith(page, (body) => [{ content: `You said **${body.messages.at(-1).content}**.` }]);
@@ -186,6 +186,41 @@ test("other tabs see changes, and an answer goes on while another conversation i
   await page.locator(".conversation .running").waitFor({ state: "detached" });
   await page.getByRole("link", { name: "slow" }).click();
   await page.getByText("late").waitFor();
+}));
+
+test("a conversation that one tab deletes is left by another that continues it, and stays deleted", () => withPage({}, async (page, faults) => {
+  await open(page);
+  await echo(page);
+  await start(page, "shared");
+  const other = await page.context().newPage();
+  other.on("pageerror", (error) => faults.push(error.message));
+  await other.goto(page.url());
+  await ready(other);
+  const { left } = await answerWithoutEnd(other);
+  await send(other, "more");
+  await other.locator(".turn.pending .prose").filter({ hasText: "word1" }).waitFor();
+  await choose(page, "shared", "Delete");
+  await other.getByText("What would you like to know?").waitFor();
+  assert.match(other.url(), /#chat$/);
+  await left;
+  await page.getByText("Undo").click();
+  await other.getByRole("link", { name: "shared" }).click();
+  await other.getByText("You said shared.").waitFor();
+  await choose(page, "shared", "Delete");
+  await page.getByLabel("Dismiss").click();
+  await other.getByText("What would you like to know?").waitFor();
+  await echo(other);
+  await ask(other, "alone");
+  await other.reload();
+  await ready(other);
+  await other.getByText("You said alone.").waitFor();
+  assert.deepEqual(await titles(other), ["alone"]);
+  await page.getByRole("link", { name: "alone" }).waitFor();
+  assert.deepEqual(await titles(page), ["alone"]);
+  await page.waitForFunction(async () => {
+    const database = await import(new URL("js/database.js", location.href));
+    return (await database.getAll("conversations")).length === 1 && (await database.getAll("messages")).length === 2;
+  });
 }));
 
 test("the keyboard reaches the list, its menus and the message", () => withPage({}, async (page) => {

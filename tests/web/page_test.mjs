@@ -236,6 +236,60 @@ test("a refused key opens the settings at the key, with the reason", () => withP
   faults.splice(0, faults.length, ...faults.filter((fault) => !/status of 40[13]/.test(fault)));
 }));
 
+test("a refused state is asked for again only with other keys or when the view is opened again", () => withPage({}, async (page, faults) => {
+  let asked = 0;
+  let read = 0;
+  await page.route("**/state", (route) => {
+    ++asked;
+    return route.fulfill({ status: 403, contentType: "application/json", body: JSON.stringify({ error: { message: "this needs an admin key" } }) });
+  });
+  await page.route("**/metrics", (route) => {
+    ++read;
+    return route.continue();
+  });
+  const readTwice = async () => {
+    const before = read;
+    while (read < before + 2) await page.waitForTimeout(100);
+  };
+  await open(page, "#operations");
+  await page.locator("#state-fault").waitFor({ state: "attached" });
+  await readTwice();
+  assert.equal(asked, 1);
+  await page.fill("#admin-key", "other");
+  await page.keyboard.press("Enter");
+  await readTwice();
+  assert.equal(asked, 2);
+  await page.keyboard.press("Escape");
+  await page.click("#tab-chat");
+  await page.click("#tab-operations");
+  await readTwice();
+  assert.equal(asked, 3);
+  faults.length = 0; // the console has the refusals
+}));
+
+test("where site data is blocked the page works, and keeps what is done until it is left", () => withPage({}, async (page) => {
+  await page.addInitScript(() => {
+    const refuse = () => { throw new DOMException("site data is blocked", "SecurityError"); };
+    for (const name of ["localStorage", "sessionStorage", "indexedDB"]) Object.defineProperty(window, name, { get: refuse });
+    window.BroadcastChannel = class { constructor() { refuse(); } };
+  });
+  await open(page);
+  await page.locator(".toast").filter({ hasText: "does not store conversations" }).waitFor();
+  const bodies = await answerWith(page, () => [{ content: "I am here." }]);
+  await set(page, { temperature: "0.3", "api-key": "secret" });
+  await ask(page, "Hello");
+  await page.getByText("I am here.").waitFor();
+  assert.equal(bodies[0].temperature, 0.3);
+  await page.click("#theme");
+  assert.equal(await page.evaluate(() => document.documentElement.dataset.theme), "dark");
+  await page.click("#toggle-sidebar");
+  await page.click("#tab-operations");
+  await page.locator(".tile").first().waitFor();
+  await page.getByText("1 hour").click();
+  await page.click("#tab-chat");
+  await page.getByText("I am here.").waitFor();
+}));
+
 test("settings and the draft survive a reload, keys only in this tab unless they are to be remembered", () => withPage({}, async (page) => {
   await open(page);
   const values = { temperature: "0.3", "top-p": "0.9", "max-tokens": "77", system: "Be brief.", tools: "[]", "api-key": "secret" };

@@ -81,6 +81,25 @@ test("each kind of Markdown has its element", () => withPage({}, async (page) =>
   assert.equal(face, 1, "the fonts of formulas come from the server");
 }));
 
+test("what is drawn late at the end of an answer stays in view", () => withPage({}, async (page) => {
+  await open(page);
+  await page.waitForFunction(() => performance.now() > 5000);
+  await page.evaluate(() => { // as a formula does whose library is loaded late
+    const observer = new MutationObserver(() => {
+      const turn = document.querySelector(".turn.assistant:last-child:not(.pending)");
+      if (!turn?.querySelector("footer")) return;
+      observer.disconnect();
+      setTimeout(() => { turn.style.minHeight = "4000px"; }, 100);
+    });
+    observer.observe(document.getElementById("thread"), { childList: true, subtree: true, attributes: true });
+  });
+  await show(page, RICH);
+  await page.waitForFunction(() => {
+    const thread = document.getElementById("thread");
+    return thread.scrollHeight > 4000 && thread.scrollHeight - thread.scrollTop - thread.clientHeight < 2;
+  });
+}));
+
 test("code is highlighted and copied", () => withPage({ permissions: ["clipboard-read", "clipboard-write"] }, async (page) => {
   await open(page);
   const text = await show(page, RICH);

@@ -51,6 +51,7 @@ export class Answers extends EventTarget {
   async answer(conversation, parent) {
     const messages = await this.#chats.branch(conversation.id);
     const upTo = messages.slice(0, messages.findIndex((message) => message.id === parent.id) + 1);
+    if (!upTo.length) return; // another tab deleted the conversation
     const message = await this.#chats.add(conversation, { parent: parent.id, role: "assistant", content: "", status: "streaming", stats: {} });
     await this.#run(message, upTo);
   }

@@ -1,10 +1,19 @@
 // Conversations in memory and in IndexedDB, kept the same in all tabs of this browser.
 import * as database from "./database.js";
+import { read, remove, write } from "./storage.js";
 import { branch, choose, newId, titleOf } from "./tree.js";
 
 const RESCUE = "moesaic.rescue"; // localStorage: partial answers of a tab that was closed while they streamed
 const ELSEWHERE = 15000; // ms after which another tab that saved nothing no longer streams
-const channel = "BroadcastChannel" in globalThis ? new BroadcastChannel("moesaic") : null;
+
+function openChannel() {
+  try {
+    return new BroadcastChannel("moesaic");
+  } catch {
+    return null; // site data is blocked
+  }
+}
+const channel = openChannel();
 
 export class Chats extends EventTarget {
   conversations = new Map(); // id -> conversation, without those that are deleted
@@ -79,7 +88,7 @@ export class Chats extends EventTarget {
       await this.#write("messages", ...(await messages).values());
       await this.#saveConversation(conversation);
     };
-    undo.finish = () => { if (conversation.deleted) this.#purge(id).catch((error) => this.#fail(error)); };
+    undo.finish = () => { if (conversation.deleted && !this.conversations.has(id)) this.#purge(id).catch((error) => this.#fail(error)); };
     return undo;
   }
 
@@ -102,6 +111,7 @@ export class Chats extends EventTarget {
   }
 
   async save(message) {
+    if (!this.conversations.has(message.conversation)) return; // deleted meanwhile
     await this.#write("messages", message);
     channel?.postMessage({ message });
   }
@@ -122,19 +132,17 @@ export class Chats extends EventTarget {
 
   /// Keeps partial answers over the end of the page: IndexedDB would not be done in time.
   keepForNextLoad(messages) {
-    try {
-      localStorage.setItem(RESCUE, JSON.stringify(messages));
-    } catch { /* full: the last periodic save is used */ }
+    write("localStorage", RESCUE, JSON.stringify(messages)); // where it is full, the last periodic save is used
   }
 
   async #rescue() {
-    const text = localStorage.getItem(RESCUE);
+    const text = read("localStorage", RESCUE);
     if (!text) return;
     for (const message of JSON.parse(text)) {
       const saved = await database.get("messages", message.id);
       if (saved?.status === "streaming") await database.put("messages", { ...message, status: "interrupted" });
     }
-    localStorage.removeItem(RESCUE);
+    remove("localStorage", RESCUE);
   }
 
   async #purge(id) {
@@ -169,10 +177,13 @@ export class Chats extends EventTarget {
       known.set(message.id, Object.assign(known.get(message.id) ?? {}, message));
       this.#changed("messages", message.conversation);
     } else if (conversation) {
+      const known = this.conversations.get(conversation.id);
       if (conversation.deleted) {
+        if (known) Object.assign(known, conversation); // whoever still holds it can't save it as one that is there
         this.conversations.delete(conversation.id);
+        this.#messages.delete(conversation.id);
+        this.#changed("removed", conversation.id);
       } else {
-        const known = this.conversations.get(conversation.id);
         this.conversations.set(conversation.id, known ? Object.assign(known, conversation) : conversation);
       }
       this.#changed("list");

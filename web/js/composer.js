@@ -1,5 +1,6 @@
 // The field for the next message.
 import { byId, fitHeight } from "./dom.js";
+import { read, write } from "./storage.js";
 
 const DRAFT = "moesaic.draft"; // sessionStorage: what was typed survives a reload
 
@@ -9,7 +10,7 @@ export class Composer {
   /// Actions: send(text), stop(), editLast(). Sending is refused while `busy`.
   constructor(actions) {
     this.actions = actions;
-    this.#prompt.value = sessionStorage.getItem(DRAFT) ?? "";
+    this.#prompt.value = read("sessionStorage", DRAFT) ?? "";
     this.#prompt.addEventListener("input", () => this.#changed());
     this.#prompt.addEventListener("keydown", (event) => this.#key(event));
     byId("composer").addEventListener("submit", (event) => {
@@ -40,7 +41,7 @@ export class Composer {
   }
 
   #changed() {
-    sessionStorage.setItem(DRAFT, this.#prompt.value);
+    write("sessionStorage", DRAFT, this.#prompt.value);
     byId("send").disabled = !this.#prompt.value.trim();
     fitHeight(this.#prompt);
   }

@@ -53,6 +53,7 @@ async function send(text) {
     conversation = chats.create(text);
     thread.conversation = conversation;
     history.replaceState(null, "", `#chat/${conversation.id}`);
+    byId("tab-chat").href = location.hash;
     sidebar.openId = conversation.id;
   }
   const message = await chats.add(conversation, { parent: shown.at(-1)?.id ?? null, role: "user", content: text });
@@ -88,6 +89,14 @@ for (const kind of ["start", "end"]) answers.addEventListener(kind, showBusy);
 answers.addEventListener("end", ({ detail }) => { if (detail.status === "failed") model = ""; }); // it may serve another one now
 answers.addEventListener("end", ({ detail }) => announce(detail.status === "done" ? "The answer is complete." : detail.error ?? "The answer has stopped."));
 answers.addEventListener("needskey", ({ detail }) => settings.needKey(detail.message, detail.status === 403 ? "admin-key" : "api-key"));
+chats.addEventListener("removed", ({ detail: id }) => { // by another tab
+  answers.stopIn(id);
+  if (thread.conversation?.id !== id) return;
+  if (location.hash === `#chat/${id}`) history.replaceState(null, "", "#chat");
+  byId("tab-chat").href = "#chat";
+  thread.open(null);
+  route();
+});
 chats.addEventListener("fault", ({ detail }) => toast(detail, { seconds: 30 }));
 
 findModel().catch(showFault);

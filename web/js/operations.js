@@ -1,9 +1,10 @@
 // The operations view: reads /metrics, and /state while it is shown, and keeps an hour of it.
-import { getMetrics, getState } from "./api.js";
+import { getMetrics, getState, keys } from "./api.js";
 import { byId, make } from "./dom.js";
 import { hasLibraries } from "./library.js";
 import { parse, quantiles, total } from "./metrics.js";
 import { HOUR, Samples } from "./samples.js";
+import { read, write } from "./storage.js";
 import { TimeChart, loadCharts } from "./time_chart.js";
 
 const PERIOD = 2000; // ms between readings
@@ -39,9 +40,10 @@ export class Operations {
   #samples = new Samples(COLUMNS);
   #readings = []; // {now, families} of the last minute
   #charts = [];
-  #window = Number(localStorage.getItem(WINDOW)) || 300;
+  #window = Number(read("localStorage", WINDOW)) || 300;
   #timer = 0;
   #shown = false;
+  #refused = null; // the keys that /state refused: it is not asked with them again, as the server logs each refusal
   #asked = false; // whether the dialog for a key was opened already
 
   /// `needKey(error)` is called once when /state refuses the key.
@@ -51,7 +53,7 @@ export class Operations {
       choice.checked = Number(choice.value) === this.#window;
       choice.addEventListener("change", () => {
         this.#window = Number(choice.value);
-        localStorage.setItem(WINDOW, choice.value);
+        write("localStorage", WINDOW, choice.value);
         for (const chart of this.#charts) chart.reset();
         this.#drawCharts();
       });
@@ -67,6 +69,7 @@ export class Operations {
   set shown(shown) {
     this.#shown = shown;
     if (!shown) return;
+    this.#refused = null;
     this.#showCharts();
     this.#soon();
   }
@@ -124,12 +127,15 @@ export class Operations {
   }
 
   async #readState() {
+    const used = JSON.stringify(keys);
+    if (used === this.#refused) return null;
     try {
       const state = await getState();
       byId("state-panels").hidden = false;
       byId("state-fault").hidden = true;
       return state;
     } catch (error) {
+      if (error.status === 401 || error.status === 403) this.#refused = used;
       if (!error.needsKey) throw error;
       byId("state-panels").hidden = true;
       byId("state-fault").hidden = false;

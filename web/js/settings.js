@@ -3,15 +3,16 @@ import { keys } from "./api.js";
 import { byId, make } from "./dom.js";
 import { libraryList } from "./library.js";
 import { parseTools } from "./request.js";
+import { read, remove, write } from "./storage.js";
 
 const STORE = "moesaic.settings";
 const KEYS = "moesaic.keys";
 const FIELDS = { temperature: "", topP: "", maxTokens: "1024", system: "", tools: "" };
 const IDS = { temperature: "temperature", topP: "top-p", maxTokens: "max-tokens", system: "system", tools: "tools" };
 
-function readJson(store, name) {
+function readJson(kind, name) {
   try {
-    return JSON.parse(store.getItem(name)) ?? {};
+    return JSON.parse(read(kind, name)) ?? {};
   } catch {
     return {};
   }
@@ -24,9 +25,9 @@ export class Settings {
   #keysBefore = "";
 
   constructor(onKey) {
-    Object.assign(this.values, readJson(localStorage, STORE));
-    const remembered = readJson(localStorage, KEYS);
-    Object.assign(keys, remembered, readJson(sessionStorage, KEYS));
+    Object.assign(this.values, readJson("localStorage", STORE));
+    const remembered = readJson("localStorage", KEYS);
+    Object.assign(keys, remembered, readJson("sessionStorage", KEYS));
     byId("remember-keys").checked = Boolean(remembered.api || remembered.admin);
     byId("api-key").value = keys.api;
     byId("admin-key").value = keys.admin;
@@ -73,16 +74,16 @@ export class Settings {
 
   #save() {
     for (const [name, id] of Object.entries(IDS)) this.values[name] = byId(id).value;
-    localStorage.setItem(STORE, JSON.stringify(this.values));
+    write("localStorage", STORE, JSON.stringify(this.values));
     this.#checkTools();
   }
 
   #saveKeys() {
     keys.api = byId("api-key").value.trim();
     keys.admin = byId("admin-key").value.trim();
-    sessionStorage.setItem(KEYS, JSON.stringify(keys));
-    if (byId("remember-keys").checked) localStorage.setItem(KEYS, JSON.stringify(keys));
-    else localStorage.removeItem(KEYS);
+    write("sessionStorage", KEYS, JSON.stringify(keys));
+    if (byId("remember-keys").checked) write("localStorage", KEYS, JSON.stringify(keys));
+    else remove("localStorage", KEYS);
   }
 
   #checkTools() {

@@ -2,6 +2,7 @@
 import { button, byId, download, make } from "./dom.js";
 import { fileName, fromJson, toJson, toMarkdown } from "./exchange.js";
 import { openMenu } from "./menu.js";
+import { read, write } from "./storage.js";
 import { toast } from "./toast.js";
 
 const DAY = 24 * 3600 * 1000;
@@ -38,7 +39,7 @@ export class Sidebar {
       { icon: "save", text: "Export all as JSON", run: () => this.#export(this.#chats.newestFirst(), "moesaic-chats.json") },
     ]));
     byId("import-file").addEventListener("change", ({ currentTarget }) => this.#import(currentTarget));
-    this.toggle(!NARROW.matches && localStorage.getItem(STORE) !== "closed", false);
+    this.toggle(!NARROW.matches && read("localStorage", STORE) !== "closed", false);
   }
 
   set openId(id) {
@@ -50,7 +51,7 @@ export class Sidebar {
     document.body.classList.toggle("no-sidebar", !shown);
     byId("sidebar").inert = !shown;
     byId("toggle-sidebar").setAttribute("aria-expanded", String(shown));
-    if (store && !NARROW.matches) localStorage.setItem(STORE, shown ? "open" : "closed");
+    if (store && !NARROW.matches) write("localStorage", STORE, shown ? "open" : "closed");
     if (shown && store && NARROW.matches) byId("new-chat").focus();
   }
 

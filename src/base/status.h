@@ -19,53 +19,54 @@ inline Status OkStatus() { return absl::OkStatus(); }
 /// Returns `status`'s message as a std::string (the distribution's absl has a string_view of its own).
 inline std::string Message(const Status& status) { return std::string(status.message()); }
 
+/// A status whose message is the formatted text. The functions below check the format at compile time and
+/// leave the formatting to this one, so that their many callers stay small.
+Status FormatStatus(StatusCode code, fmt::string_view format, fmt::format_args args);
+
 /// The user's input is wrong; the message ends with the value that was wrong.
 template <typename... Args>
 Status InvalidArgument(fmt::format_string<Args...> format, Args&&... args) {
-  return absl::InvalidArgumentError(fmt::format(format, std::forward<Args>(args)...));
+  return FormatStatus(StatusCode::kInvalidArgument, format, fmt::make_format_args(args...));
 }
 
 /// A file, tensor or option that was asked for does not exist.
 template <typename... Args>
 Status NotFound(fmt::format_string<Args...> format, Args&&... args) {
-  return absl::NotFoundError(fmt::format(format, std::forward<Args>(args)...));
+  return FormatStatus(StatusCode::kNotFound, format, fmt::make_format_args(args...));
 }
 
 /// The input is well formed, but asks for something this build does not do.
 template <typename... Args>
 Status Unimplemented(fmt::format_string<Args...> format, Args&&... args) {
-  return absl::UnimplementedError(fmt::format(format, std::forward<Args>(args)...));
+  return FormatStatus(StatusCode::kUnimplemented, format, fmt::make_format_args(args...));
 }
 
 /// A file is damaged or cut short.
 template <typename... Args>
 Status DataLoss(fmt::format_string<Args...> format, Args&&... args) {
-  return absl::DataLossError(fmt::format(format, std::forward<Args>(args)...));
+  return FormatStatus(StatusCode::kDataLoss, format, fmt::make_format_args(args...));
 }
 
 /// Memory, blocks or another budget ran out.
 template <typename... Args>
 Status ResourceExhausted(fmt::format_string<Args...> format, Args&&... args) {
-  return absl::ResourceExhaustedError(fmt::format(format, std::forward<Args>(args)...));
+  return FormatStatus(StatusCode::kResourceExhausted, format, fmt::make_format_args(args...));
 }
 
 /// The operating system refused (I/O error, permission, full disk).
 template <typename... Args>
 Status IoError(fmt::format_string<Args...> format, Args&&... args) {
-  return absl::UnavailableError(fmt::format(format, std::forward<Args>(args)...));
+  return FormatStatus(StatusCode::kUnavailable, format, fmt::make_format_args(args...));
 }
 
 /// Work was stopped on request.
 template <typename... Args>
 Status Cancelled(fmt::format_string<Args...> format, Args&&... args) {
-  return absl::CancelledError(fmt::format(format, std::forward<Args>(args)...));
+  return FormatStatus(StatusCode::kCancelled, format, fmt::make_format_args(args...));
 }
 
 /// Puts `where` in front of a failed status's message: "where: message".
-inline Status Annotate(const Status& status, const std::string& where) {
-  if (status.ok()) return status;
-  return Status(status.code(), where + ": " + Message(status));
-}
+Status Annotate(const Status& status, const std::string& where);
 
 }  // namespace moesaic
 

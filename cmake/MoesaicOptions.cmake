@@ -9,12 +9,14 @@ set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 option(MOESAIC_BENCH "Build the benchmarks" ON)
 option(MOESAIC_FUZZ "Build the libFuzzer targets (needs Clang)" OFF)
 option(MOESAIC_COVERAGE "Instrument for coverage" OFF)
+option(MOESAIC_PRECOMPILE "Precompile the headers that most units include" ON)
 set(MOESAIC_SANITIZE "" CACHE STRING "Sanitizers for -fsanitize=, e.g. address,undefined or thread")
 
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM)
   set(CMAKE_C_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
+  # ccache stores units that use a precompiled header only if told that it need not look for __TIME__ in there.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${CCACHE_PROGRAM})
 endif()
 
 add_library(moesaic_flags INTERFACE)

@@ -231,13 +231,14 @@ void AddChat(Verb& root, VerbRun& run) {
   verb.AddOption("--system", options->system, "System prompt");
   AddSamplingFlags(verb, options->sampling, 1024);
   verb.AddFlag("-q,--quiet", options->quiet, "No line about speed after an answer");
-  verb.Footer(
-      std::string("In a conversation:\n") + kCommands +
+  verb.Footer(fmt::format(
+      "In a conversation:\n{}"
       "\nAnswers go to stdout, all else to stderr. Without a terminal, every line of stdin is a message.\n\n"
       "Examples:\n"
       "  moesaic chat models/moesaic-tiny\n"
       "  moesaic chat model.gguf --system \"You answer in one sentence.\" --temperature 0.3\n"
-      "  moesaic chat model/ -p \"What is the capital of France?\" --temperature 0");
+      "  moesaic chat model/ -p \"What is the capital of France?\" --temperature 0",
+      kCommands));
   verb.OnParsed([options, &run] { run = [options] { return RunChat(*options); }; });
 }
 

@@ -18,8 +18,9 @@ if(NPM)
   file(MAKE_DIRECTORY ${install})
   file(COPY ${SOURCE}/package.json ${SOURCE}/package-lock.json DESTINATION ${install})
   execute_process(
-    COMMAND ${NPM} ci --ignore-scripts --omit=optional --no-audit --no-fund --fetch-retries 2 --loglevel error
-    WORKING_DIRECTORY ${install} RESULT_VARIABLE status OUTPUT_VARIABLE fault ERROR_VARIABLE fault)
+    COMMAND ${NPM} ci --ignore-scripts --omit=optional --no-audit --no-fund --fetch-retries 2 --fetch-timeout 20000
+            --loglevel error
+    WORKING_DIRECTORY ${install} TIMEOUT 300 RESULT_VARIABLE status OUTPUT_VARIABLE fault ERROR_VARIABLE fault)
   if(status EQUAL 0)
     set(installed TRUE)
   else()

@@ -1,6 +1,7 @@
 // The C++ side of the Rust bridge: its errors become statuses, its vectors strings. For this room only.
 #pragma once
 
+#include <new>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -23,6 +24,8 @@ template <typename Body>
 auto Bridged(Body&& body) -> StatusOr<decltype(body())> {
   try {
     return std::forward<Body>(body)();
+  } catch (const std::bad_alloc&) {
+    return ResourceExhausted("out of memory");
   } catch (const std::exception& error) {
     return InvalidArgument("{}", error.what());
   }

@@ -19,9 +19,12 @@ const MAX_BRANCHES: f64 = 20_000.0;
 /// Most string patterns of a JSON schema that may apply to one value.
 const MAX_INTERSECTED: usize = 8;
 
+/// Most levels of a JSON schema, counted through references: the walk is recursive.
+const MAX_DEPTH: usize = 256;
+
 /// Refuses long patterns in `schema`, and `allOf` of many, which llguidance intersects without a limit.
 pub fn check_schema(schema: &Value, regex_bytes: usize) -> Result<()> {
-    let mut walk = SchemaWalk { root: schema, regex_bytes, refs: HashMap::new() };
+    let mut walk = SchemaWalk { root: schema, regex_bytes, depth: 0, refs: HashMap::new() };
     walk.patterns_of(schema).map(drop)
 }
 
@@ -39,6 +42,8 @@ pub fn check_lark(grammar: &str, regex_bytes: usize) -> Result<()> {
 struct SchemaWalk<'a> {
     root: &'a Value,
     regex_bytes: usize,
+    /// Levels of the walk that are open.
+    depth: usize,
     /// Results by pointer; 0 while a reference is followed, so that loops end.
     refs: HashMap<&'a str, usize>,
 }
@@ -57,6 +62,16 @@ impl<'a> SchemaWalk<'a> {
 
     /// At least the number of patterns that apply to one value that `node` describes, or to a value inside it.
     fn patterns_of(&mut self, node: &'a Value) -> Result<usize> {
+        if self.depth == MAX_DEPTH {
+            return Err(BridgeError(format!("the JSON schema has more than {MAX_DEPTH} levels, $ref included")));
+        }
+        self.depth += 1;
+        let count = self.patterns_at(node);
+        self.depth -= 1;
+        count
+    }
+
+    fn patterns_at(&mut self, node: &'a Value) -> Result<usize> {
         let mut most = 0; // of children that describe different values, or alternatives
         let mut sum = 0; // of those that describe the same value
         match node {
@@ -85,6 +100,12 @@ impl<'a> SchemaWalk<'a> {
                             }
                             most = most.max(self.patterns_of(value)?);
                         }
+                        ("properties" | "$defs" | "definitions" | "dependentSchemas", Value::Object(schemas)) => {
+                            // Names of any kind, among them "default" and "enum".
+                            for schema in schemas.values() {
+                                most = most.max(self.patterns_of(schema)?);
+                            }
+                        }
                         ("const" | "enum" | "default" | "examples", _) => {}
                         _ => most = most.max(self.patterns_of(value)?),
                     }
@@ -106,11 +127,33 @@ impl<'a> SchemaWalk<'a> {
             return Ok(known);
         }
         self.refs.insert(target, 0);
-        let found = target.strip_prefix('#').and_then(|pointer| self.root.pointer(pointer));
+        let pointer = target.strip_prefix('#').map(percent_decoded);
+        let found = pointer.and_then(|pointer| self.root.pointer(&pointer));
         let count = found.map_or(Ok(0), |node| self.patterns_of(node))?;
         self.refs.insert(target, count);
         Ok(count)
     }
+}
+
+/// `text` with each %XX decoded, as references to parts of a document are. A sequence that is none stays.
+fn percent_decoded(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let mut decoded = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        let code = text.get(at + 1..at + 3).and_then(|code| u8::from_str_radix(code, 16).ok());
+        match (bytes[at], code) {
+            (b'%', Some(byte)) => {
+                decoded.push(byte);
+                at += 3;
+            }
+            (byte, _) => {
+                decoded.push(byte);
+                at += 1;
+            }
+        }
+    }
+    String::from_utf8_lossy(&decoded).into_owned()
 }
 
 /// Returns the lexer's size in bytes.

@@ -50,6 +50,7 @@ class ReasoningSplitter {
   State state_;
   bool said_ = false;  // a thought has begun with more than white space
   std::string held_;
+  size_t searched_ = 0;  // bytes of held_ that do not begin the closing mark
 };
 
 }  // namespace moesaic::text

@@ -97,7 +97,7 @@ void Connection::OnRead(ErrorCode error, size_t bytes) {
   Advance();
 }
 
-// Takes from the input what the phase calls for, and reads on when that is incomplete.
+// Parses the next part of the input for the current phase and starts a read when it is incomplete.
 void Connection::Advance() {
   if (phase_ == Phase::kHead || (phase_ == Phase::kIdle && BeginRequest())) {
     TakeHead();
@@ -111,7 +111,9 @@ void Connection::Advance() {
 
 // Some clients send empty lines after a body (RFC 9112, section 2.2).
 bool Connection::BeginRequest() {
-  while (input_.starts_with("\r\n")) input_.erase(0, 2);
+  size_t blank = 0;
+  while (input_.compare(blank, 2, "\r\n") == 0) blank += 2;
+  input_.erase(0, blank);
   if (input_.empty() || (input_ == "\r" && !at_end_)) return false;
   phase_ = Phase::kHead;
   scanner_ = {};

@@ -78,9 +78,11 @@ class Generation : public std::enable_shared_from_this<Generation> {
   // Tells the client that the server ends before its answer.
   void ServerStops() {
     if (finished_) return;
-    const Status stops = absl::UnavailableError("the server is shutting down and cut this answer short");
-    if (!started_) return Refuse(stops);
-    FailUnless([&stops] { return stops; });
+    const Status status =
+        absl::UnavailableError("the server is shutting down and cut this answer short");
+    if (started_) return FailUnless([&status] { return status; });
+    compiling_ = text::GrammarPool::Ticket();
+    Refuse(status);
   }
 
  private:
@@ -107,11 +109,10 @@ class Generation : public std::enable_shared_from_this<Generation> {
     if (!status.ok()) Refuse(status);
   }
 
-  // Ends an answer that has not begun.
+  // Answers with an error before the sink has begun.
   void Refuse(const Status& status) {
     finished_ = true;
-    compiling_ = text::GrammarPool::Ticket();
-    // Of a stream that has begun, the end of its connection is all that can tell.
+    // A stream that has begun can only be cut.
     if (!started_) writer_->Send(ErrorResponse(ErrorOf(status), spec_.style));
     writer_.reset();
     sink_.reset();
@@ -396,8 +397,12 @@ Status StartGeneration(const GenerationContext& context, GenerationSpec spec,
       std::make_shared<Generation>(context, std::move(spec), lane, writer, std::move(sink));
   RETURN_IF_ERROR(generation->Start());
   if (context.stops != nullptr) {
-    context.stops->Add(generation, [weak = std::weak_ptr<Generation>(generation), lane] {
-      lane->Post([weak] {
+    // The entry may outlive the server's threads, and must not keep a lane of theirs.
+    context.stops->Add(generation, [weak = std::weak_ptr<Generation>(generation),
+                                    weak_lane = std::weak_ptr<Lane>(lane)] {
+      const std::shared_ptr<Lane> alive_lane = weak_lane.lock();
+      if (alive_lane == nullptr) return;
+      alive_lane->Post([weak] {
         if (const auto alive = weak.lock()) alive->ServerStops();
       });
     });

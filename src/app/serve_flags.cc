@@ -93,12 +93,12 @@ void AddModelGroup(Verb& verb, ServeFlags& flags) {
   verb.AddFlag("--prefix-cache,!--no-prefix-cache", flags.prefix_cache, "Keep computed blocks and share them")
       .DefaultText("true");
   verb.AddOption("--cache-eviction", flags.eviction,
-                 "Which cached blocks go first: cost (what it would take to compute "
-                 "them again) or lru (the longest unused)")
+                 "Eviction policy of cached blocks: cost (cheapest to compute again first) or lru (least "
+                 "recently used first)")
       .OneOf({"cost", "lru"})
       .ShowDefault();
   verb.AddOption("--served-model-name", flags.names,
-                 "What requests call the model; default: the folder's name");
+                 "Name of the model in requests; default: the folder's name; may be repeated");
   verb.AddOption("--tool-format", flags.tool_format,
                  "How the model writes calls: auto, " + text::ToolFormatNames())
       .Check(AutoOr(text::ParseToolFormat))
@@ -194,11 +194,12 @@ void AddServerGroup(Verb& verb, ServeFlags& flags) {
       .ShowDefault()
       .Group(group);
   verb.AddOption("--max-stored-responses", flags.responses.most,
-                 "Answers of /v1/responses kept for previous_response_id; 0: none")
+                 "Maximum number of stored responses and conversations; 0 disables storing")
       .Range(0, kMaxInt)
       .ShowDefault()
       .Group(group);
-  verb.AddOption("--stored-responses-memory", flags.responses.bytes, "And how much of them, e.g. 256MiB")
+  verb.AddOption("--stored-responses-memory", flags.responses.bytes,
+                 "Memory limit for stored responses and conversations, e.g. 256MiB")
       .Bytes()
       .ShowDefault()
       .Group(group);
@@ -265,7 +266,7 @@ void AddEventsGroup(Verb& verb, ServeFlags& flags) {
                  "ZeroMQ address that tells which blocks are cached, as vLLM does, e.g. tcp://*:5557")
       .Group(group);
   verb.AddOption("--kv-events-replay", flags.kv_events.replay_endpoint,
-                 "And one that repeats them, e.g. tcp://*:5558")
+                 "ZeroMQ address that replays missed KV events, e.g. tcp://*:5558")
       .Group(group);
   verb.AddOption("--kv-events-topic", flags.kv_events.topic, "First frame of each message").Group(group);
   verb.AddOption("--kv-events-format", flags.kv_events.format,

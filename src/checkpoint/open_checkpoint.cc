@@ -244,11 +244,15 @@ Status WeightsAreMissing(const std::string& path) {
       pickles.push_back(name.string());
   }
   if (!shards.empty()) {
+    // Names a shard rather than another file, such as an adapter.
+    const auto order = [](const std::string& name) {
+      return std::pair(name.find("-of-") == std::string::npos, name);
+    };
     return NotFound(
         "{}: there are no weights here that can be read: neither {} nor {}, which lists the shards, though "
         "there is {}; "
         "download the index",
-        path, kSingle, kIndex, *std::ranges::min_element(shards));
+        path, kSingle, kIndex, *std::ranges::min_element(shards, {}, order));
   }
   if (!pickles.empty()) {
     return NotFound(

@@ -21,11 +21,11 @@ import console_blocks
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "e2e"))
-from moesaic_cli import BINARY, write_calibration  # noqa: E402
+from moesaic_cli import BINARY, patient, write_calibration  # noqa: E402
 
 TINY, RECALL = ROOT / "models" / "moesaic-tiny", ROOT / "models" / "moesaic-recall"
 DENSE = ROOT / "models" / "moesaic-smol" / "build" / "SmolLM2-135M-Instruct.Q4_1.gguf"
-COMMAND_SECONDS = 600  # no machine needs this long; a busy one may need much of it
+COMMAND_SECONDS = 300
 START_SECONDS = 120
 
 # Commands that a test cannot run, by how they begin, and the reason. Each is still in the documents.
@@ -85,7 +85,7 @@ class Sandbox:
     def stop(self, port):
         process, _ = self.servers.pop(port)
         process.send_signal(signal.SIGINT)
-        process.wait(timeout=COMMAND_SECONDS)
+        process.wait(timeout=patient(COMMAND_SECONDS))
         process.stdout.close()
 
     def edited(self, text):
@@ -106,7 +106,7 @@ class Sandbox:
                 path.unlink(missing_ok=True)
         result = subprocess.run(["bash", "-c", self.edited(text)], cwd=self.folder, env=self.environment, text=True,
                                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                timeout=COMMAND_SECONDS)
+                                timeout=patient(COMMAND_SECONDS))
         return result.returncode, result.stdout.splitlines()
 
     def serve(self, text):
@@ -122,7 +122,7 @@ class Sandbox:
             process = subprocess.Popen(["bash", "-c", "exec " + self.edited(text)], cwd=self.folder,
                                        env=self.environment, text=True, stdin=subprocess.DEVNULL,
                                        stdout=subprocess.PIPE, stderr=errors)
-        watchdog = threading.Timer(START_SECONDS, process.kill)
+        watchdog = threading.Timer(patient(START_SECONDS), process.kill)
         watchdog.start()
         line = process.stdout.readline().rstrip("\n")
         watchdog.cancel()
@@ -139,7 +139,7 @@ class Sandbox:
     def wait_until_ready(self, port, process, log):
         ready = ["curl", "-sf", "-o", os.devnull, "--retry", "600", "--retry-delay", "1", "--retry-all-errors",
                  f"http://127.0.0.1:{port}/ready"]
-        if subprocess.run(ready, timeout=COMMAND_SECONDS).returncode != 0 or process.poll() is not None:
+        if subprocess.run(ready, timeout=patient(COMMAND_SECONDS)).returncode != 0 or process.poll() is not None:
             raise AssertionError(f"the server is not ready\n{log.read_text()}")
 
 

@@ -115,7 +115,8 @@ class Nginx(unittest.TestCase):
         if not curl or "HTTP2" not in subprocess.run([curl, "-V"], capture_output=True, text=True).stdout:
             self.skipTest("there is no curl with HTTP/2")
         result = subprocess.run([curl, "-sS", "--http2", "--cacert", str(self.certificate), "--resolve",
-                                 f"models.example:{self.port}:127.0.0.5", "-w", " %{http_version}", "-d",
+                                 f"models.example:{self.port}:127.0.0.5", "-w", " %{http_version}",
+                                 "-H", "content-type: application/json", "-d",
                                  json.dumps(chat("Hi", max_tokens=5)), f"https://models.example:{self.port}{CHAT}"],
                                 capture_output=True, text=True, timeout=ANSWER_SECONDS)
         self.assertEqual(result.returncode, 0, result.stderr)

@@ -54,7 +54,7 @@ Refusal ReadRequestLine(std::string_view line, RequestHead& head, std::optional<
   HttpRequest& request = head.request;
   request.method = line.substr(0, first);
   if (auto refusal = ReadVersion(line.substr(last + 1), head)) return refusal;
-  if (request.method == "CONNECT" || request.method == "TRACE") {
+  if (request.method == "CONNECT") {
     return HttpRefusal{501, fmt::format("the method {} is not supported", request.method)};
   }
   RequestTarget target;

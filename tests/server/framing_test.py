@@ -64,7 +64,7 @@ CASES = [
     ("asterisk", get(target=b"*"), [400], CLOSED),
     ("OPTIONS *", get(target=b"*", method=b"OPTIONS"), [204], KEPT),
     ("CONNECT", get(target=b"x:443", method=b"CONNECT"), [501], CLOSED),
-    ("TRACE", get(method=b"TRACE"), [501], CLOSED),
+    ("TRACE", get(method=b"TRACE"), [405], KEPT),
     ("unknown method", get(method=b"BREW"), [405], KEPT),
     ("long request line", get(target=b"/" + b"a" * 20_000), [414], CLOSED),
     ("long header", get(b"host: localhost\r\na: " + b"a" * 20_000 + b"\r\n"), [431], CLOSED),

@@ -73,7 +73,7 @@ class ModelTest(BrokenCase):
             file.unlink()
         (model / "pytorch_model-00001-of-00002.bin").write_bytes(b"PK")
         self.assert_one_line(["generate", model, "--ids", "7"], model, "no weights", "pytorch_model-00001-of-00002.bin")
-        self.assert_one_line(["quantize", model, "-o", self.folder / "never"], model, "no weights", "pytorch_model")
+        self.assert_one_line(["quantize", model, "-o", self.folder / "never", "--scheme", "w8a8"], model, "no weights", "pytorch_model")
 
     def test_a_pointer_of_git_lfs(self):
         model = self.folder / "pointers"

@@ -11,10 +11,16 @@
 #include <system_error>
 #include <utility>
 
-#include "server/header_text.h"
-
 namespace moesaic::server {
 namespace {
+
+// `text` without spaces, tabs and line ends at both ends.
+std::string_view Trimmed(std::string_view text) {
+  constexpr std::string_view kBlank = " \t\r\n";
+  const size_t first = text.find_first_not_of(kBlank);
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(kBlank) - first + 1);
+}
 
 constexpr size_t kMostNameBytes = 64;
 constexpr std::string_view kTenantPrefix = "key:", kSaltPrefix = "salt:";

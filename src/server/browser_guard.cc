@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <array>
 
-#include "server/header_text.h"
+#include "server/http_syntax.h"
 
 namespace moesaic::server {
 namespace {
@@ -32,7 +32,7 @@ bool IsAddress(std::string_view host) {
 }
 
 std::string Normal(std::string_view name) {
-  std::string lower = LowerCase(name);
+  std::string lower = Lower(name);
   if (lower.ends_with('.')) lower.pop_back();
   return lower;
 }
@@ -43,7 +43,7 @@ bool SameHost(std::string_view origin, std::string_view host) {
   if (scheme == std::string_view::npos) return false;
   const std::string default_port = origin.starts_with("https:") ? ":443" : ":80";
   const auto full = [&default_port](std::string_view text) {
-    std::string name = LowerCase(text);
+    std::string name = Lower(text);
     const size_t colon = name.rfind(':');
     const bool has_port = colon != std::string::npos && name.find(']', colon) == std::string::npos;
     return has_port ? name : name + default_port;
@@ -107,8 +107,8 @@ std::optional<ApiError> CheckContentType(const HttpRequest& head) {
   const bool has_body = !head.Header("transfer-encoding").empty() || (!length.empty() && length != "0");
   if (!has_body) return std::nullopt;
   const std::string_view type = head.Header("content-type");
-  const std::string_view essence = Trimmed(type.substr(0, std::min(type.find(';'), type.size())));
-  if (LowerCase(essence) == "application/json") return std::nullopt;
+  const std::string_view essence = TrimBlanks(type.substr(0, std::min(type.find(';'), type.size())));
+  if (Lower(essence) == "application/json") return std::nullopt;
   return ApiError{
       .http_status = 415,
       .message = fmt::format("send the header \"content-type: application/json\" with a JSON body; found {}",

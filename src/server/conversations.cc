@@ -17,7 +17,7 @@ constexpr size_t kMaxMetadata = 16;
 constexpr size_t kMaxMetadataKey = 64;
 constexpr size_t kMaxMetadataValue = 512;
 
-// Where a path behind "/v1/conversations/" leads: ID, ID/items, or ID/items/ITEM.
+// A parsed path below "/v1/conversations/": ID, ID/items, or ID/items/ITEM.
 struct Place {
   std::string id, item;
   bool items = false;

@@ -78,8 +78,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   // Tells the client that the server ends before its answer.
   void ServerStops() {
     if (finished_) return;
-    const Status status =
-        absl::UnavailableError("the server is shutting down and cut this answer short");
+    const Status status = absl::UnavailableError("the server is shutting down and cut this answer short");
     if (started_) return FailUnless([&status] { return status; });
     compiling_ = text::GrammarPool::Ticket();
     Refuse(status);
@@ -94,8 +93,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
     int64_t outputs = 0;
     Clock::time_point submitted, first, last;
     bool heard = false;  // an event has come
-    bool over = false;   // its end has been told
-    bool done = false;   // the engine has told its end
+    bool over = false;   // the sink has received its end
+    bool done = false;   // the engine has reported its end
   };
 
   void Compiled(StatusOr<std::vector<text::Grammar>> grammars) {
@@ -398,14 +397,14 @@ Status StartGeneration(const GenerationContext& context, GenerationSpec spec,
   RETURN_IF_ERROR(generation->Start());
   if (context.stops != nullptr) {
     // The entry may outlive the server's threads, and must not keep a lane of theirs.
-    context.stops->Add(generation, [weak = std::weak_ptr<Generation>(generation),
-                                    weak_lane = std::weak_ptr<Lane>(lane)] {
-      const std::shared_ptr<Lane> alive_lane = weak_lane.lock();
-      if (alive_lane == nullptr) return;
-      alive_lane->Post([weak] {
-        if (const auto alive = weak.lock()) alive->ServerStops();
-      });
-    });
+    context.stops->Add(generation,
+                       [weak = std::weak_ptr<Generation>(generation), weak_lane = std::weak_ptr<Lane>(lane)] {
+                         const std::shared_ptr<Lane> alive_lane = weak_lane.lock();
+                         if (alive_lane == nullptr) return;
+                         alive_lane->Post([weak] {
+                           if (const auto alive = weak.lock()) alive->ServerStops();
+                         });
+                       });
   }
   writer->OnClientLeft([weak = std::weak_ptr<Generation>(generation), lane] {
     lane->Post([weak] {

@@ -1,27 +1,18 @@
 #include "server/query.h"
 
+#include <algorithm>
 #include <charconv>
 
 #include "server/api_error.h"
+#include "server/http.h"
 
 namespace moesaic::server {
 namespace {
 
 std::string Decoded(std::string_view text) {
-  std::string decoded;
-  for (size_t i = 0; i < text.size(); ++i) {
-    int code = 0;
-    const std::string_view digits = text.substr(i + 1, 2);
-    const auto end = digits.data() + digits.size();
-    if (text[i] == '%' && digits.size() == 2 && std::from_chars(digits.data(), end, code, 16).ptr == end &&
-        code >= 0) {
-      decoded += static_cast<char>(code);
-      i += 2;
-    } else {
-      decoded += text[i] == '+' ? ' ' : text[i];
-    }
-  }
-  return decoded;
+  std::string spaced(text);
+  std::replace(spaced.begin(), spaced.end(), '+', ' ');
+  return PercentDecoded(spaced);
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "server/contained.h"
-#include "server/header_text.h"
+#include "server/http_syntax.h"
 
 namespace moesaic::server {
 namespace {
@@ -24,8 +24,8 @@ ApiStyle StyleOf(const std::string& path) {
 std::string_view KeyIn(const HttpRequest& head) {
   constexpr std::string_view kBearer = "bearer ";
   const std::string_view authorization = head.Header("authorization");
-  if (LowerCase(authorization.substr(0, kBearer.size())) == kBearer) {
-    return Trimmed(authorization.substr(kBearer.size()));
+  if (Lower(authorization.substr(0, kBearer.size())) == kBearer) {
+    return TrimBlanks(authorization.substr(kBearer.size()));
   }
   return head.Header("x-api-key");
 }

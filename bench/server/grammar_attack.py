@@ -4,8 +4,10 @@
   bench/server/grammar_attack.py build/release/bin/moesaic [--rounds 3] [--seconds 10] [--model PATH] [--flag ...]
 
 One server. Four clients stream free text and measure the time between tokens; another asks /health fifty times a second.
-Each round measures both for --seconds without an attack, then with eight clients that send one hostile grammar after
-another. Medians (lowest to highest) of rounds; ratios are of the same round. Standard library only.
+Each round measures both for --seconds without an attack, then with eight clients that each send a hostile grammar every
+--pause seconds, all eight together. With --pause 0 they send without a pause, which also measures how the clients and
+the server share the processors. Medians (lowest to highest) of rounds; ratios are of the same round. Standard library
+only.
 """
 import argparse
 import http.client
@@ -36,20 +38,21 @@ def hostile(number):
 
 
 class Load:
-    def __init__(self, port):
-        self.port, self.stop = port, threading.Event()
+    def __init__(self, port, pause, bodies):
+        self.port, self.pause, self.bodies, self.stop = port, pause, bodies, threading.Event()
+        self.start = time.monotonic()
         self.gaps, self.health, self.answers = [], [], {}
         self.lock = threading.Lock()
 
     def post(self, connection, body):
-        connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+        connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
         return connection.getresponse()
 
     def stream(self, seed):
         while not self.stop.is_set():
             connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
-            response = self.post(connection, {"prompt": f"Story {seed}", "max_tokens": 1000, "ignore_eos": True,
-                                              "stream": True, "seed": seed})
+            response = self.post(connection, json.dumps({"prompt": f"Story {seed}", "max_tokens": 1000,
+                                                         "ignore_eos": True, "stream": True, "seed": seed}))
             last = None
             while (line := response.readline()) and not self.stop.is_set():
                 if not line.startswith(b"data: {"):
@@ -70,26 +73,26 @@ class Load:
             self.health.append(time.monotonic() - start)
             time.sleep(HEALTH_SECONDS)
 
-    def attack(self, first):
-        number = first
-        while not self.stop.is_set():
+    def attack(self, attacker):
+        for turn, body in enumerate(self.bodies[attacker::ATTACKERS]):
+            if self.stop.wait(max(0, self.start + turn * self.pause - time.monotonic())):
+                return
             connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
             try:
-                status = self.post(connection, {"prompt": "x", "max_tokens": 64, **hostile(number)}).status
+                status = self.post(connection, body).status
             except (ConnectionError, http.client.HTTPException):
                 status = 0
             connection.close()
             with self.lock:
                 self.answers[status] = self.answers.get(status, 0) + 1
-            number += ATTACKERS
 
 
-def measure(port, seconds, attacked, first):
-    load = Load(port)
+def measure(port, seconds, pause=0, bodies=()):
+    load = Load(port, pause, bodies)
     threads = [threading.Thread(target=load.stream, args=(i,)) for i in range(STREAMS)]
     threads.append(threading.Thread(target=load.watch))
-    if attacked:
-        threads += [threading.Thread(target=load.attack, args=(first + i,)) for i in range(ATTACKERS)]
+    if bodies:
+        threads += [threading.Thread(target=load.attack, args=(i,)) for i in range(ATTACKERS)]
     for thread in threads:
         thread.start()
     time.sleep(seconds)
@@ -109,7 +112,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("binary")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--seconds", type=float, default=15)
+    parser.add_argument("--pause", type=float, default=1, help="seconds between two attacks of a client")
     parser.add_argument("--model", default=str(ROOT / "models" / "moesaic-tiny"))
     parser.add_argument("--flag", action="append", default=[], help="a flag of the server, as --flag=--grammar-threads=2")
     arguments = parser.parse_args()
@@ -119,8 +123,11 @@ def main():
         port = int(server.stdout.readline().rpartition(":")[2])
         quiet, attacked = [], []
         for number in range(arguments.rounds):
-            quiet.append(measure(port, arguments.seconds, False, 0))
-            attacked.append(measure(port, arguments.seconds, True, 100_000 * number))
+            turns = arguments.seconds / arguments.pause if arguments.pause else 20 * arguments.seconds
+            bodies = [json.dumps({"prompt": "x", "max_tokens": 64, **hostile(100_000 * number + i)}).encode()
+                      for i in range(int(turns) * ATTACKERS)]  # made here: clients cost the server little
+            quiet.append(measure(port, arguments.seconds))
+            attacked.append(measure(port, arguments.seconds, arguments.pause, bodies))
             print(f"round {number + 1}: answers to the attack {attacked[-1]['answers']}", file=sys.stderr)
     finally:
         server.terminate()

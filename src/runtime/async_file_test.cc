@@ -41,7 +41,7 @@ class AsyncFilesTest : public ::testing::TestWithParam<AsyncFiles::Backend> {
 };
 
 TEST_P(AsyncFilesTest, ReadsBackWhatItWroteInManyPieces) {
-  std::vector<uint32_t> values((5 << 20) / 4 + 3);  // pieces are 1 MiB: five and a rest
+  std::vector<uint32_t> values((5 << 20) / 4 + 3);  // pieces are 1 MiB: five whole ones and a rest
   std::iota(values.begin(), values.end(), 0U);
   const std::span<std::byte> bytes = std::as_writable_bytes(std::span(values));
   const Transfer writes[] = {At(7, bytes.first(4097), true), At(7 + 4097, bytes.subspan(4097), true)};
@@ -76,7 +76,7 @@ TEST_P(AsyncFilesTest, AFileThatEndsEarlyIsNamed) {
   EXPECT_NE(Message(status).find(path_ + ": the file ends at byte 100, 100 more are needed"),
             std::string::npos)
       << status;
-  Transfer blocks = At(0, out, false);  // as a direct read, which asks for whole blocks
+  Transfer blocks = At(0, out, false);  // like a direct read, which covers whole blocks
   blocks.needed = 100;
   EXPECT_TRUE(files_->Wait(files_->Submit({&blocks, 1})).ok());
 }
@@ -97,7 +97,7 @@ TEST_P(AsyncFilesTest, WaitsForWhatIsUnderWayWhenItGoes) {
   std::vector<std::byte> bytes(size_t{8} << 20, std::byte{1});
   const Transfer write[] = {At(0, bytes, true)};
   files_->Submit(write);
-  files_.reset();  // `bytes` is read by nobody afterwards
+  files_.reset();  // nothing reads `bytes` afterwards
 }
 
 INSTANTIATE_TEST_SUITE_P(, AsyncFilesTest,

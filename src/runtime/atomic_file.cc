@@ -12,7 +12,8 @@
 namespace moesaic::runtime {
 
 StatusOr<std::unique_ptr<AtomicFile>> AtomicFile::Create(const std::string& path) {
-  // Renaming over a device, such as /dev/null, would replace it; a folder would refuse only at the end.
+  // Renaming over a device such as /dev/null would replace it; renaming over a folder would fail only at the
+  // end.
   struct stat status = {};
   if (stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
     return InvalidArgument("{}: can't be written: it is not a regular file", path);

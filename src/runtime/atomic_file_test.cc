@@ -56,7 +56,7 @@ TEST_F(AtomicFileTest, AppearsWhenCommitted) {
   EXPECT_THAT(Names(), ElementsAre("f"));
 }
 
-// /dev/null is still a device after somebody wrote results to it as root.
+// /dev/null must still be a device after a root user has written results to it.
 TEST_F(AtomicFileTest, ReplacesRegularFilesOnly) {
   std::filesystem::create_directory(Path("folder"));
   ASSERT_EQ(mkfifo(Path("pipe").c_str(), 0666), 0);

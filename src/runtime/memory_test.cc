@@ -68,7 +68,7 @@ TEST_F(MappedFileTest, ShowsTheFilesBytes) {
   const auto bytes = (*file)->bytes();
   EXPECT_EQ(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()), "mixture of experts");
   EXPECT_EQ((*file)->path(), path_);
-  (*file)->Prefetch(3, 1 << 30);  // clipped
+  (*file)->Prefetch(3, 1 << 30);  // clipped to the file
   (*file)->Prefetch(1 << 30, 5);
 }
 
@@ -101,7 +101,7 @@ TEST(Arena, RewindsAcrossChunksAndKeepsThem) {
   arena.Take<std::byte>(100);
   const size_t mark = arena.Mark();
   auto first = arena.Take<std::byte>(size_t{3} << 20);
-  auto second = arena.Take<std::byte>(size_t{20} << 20);  // needs a chunk of its own
+  auto second = arena.Take<std::byte>(size_t{20} << 20);  // needs its own chunk
   std::memset(second.data(), 7, second.size());
   const size_t peak = arena.peak_bytes();
   EXPECT_GE(peak, size_t{23} << 20);
@@ -133,7 +133,7 @@ TEST(Buffer, TrimmedPagesAreZeroAndTheOthersStay) {
   Buffer().Trim(0);
 }
 
-// Whatever number of nodes there is, node 0 is one of them.
+// Node 0 exists on every machine.
 TEST(Buffer, Interleave) {
   Buffer buffer = *Buffer::Allocate(size_t{4} << 20, /*huge=*/true);
   const int first[] = {0};

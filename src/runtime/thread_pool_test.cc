@@ -37,7 +37,7 @@ TEST_P(ThreadPoolTest, RunsEveryTaskOnce) {
   }
 }
 
-// Loops that follow each other at once, and after pauses in which the workers fall asleep.
+// Loops follow each other immediately, and also after pauses in which the workers fall asleep.
 TEST_P(ThreadPoolTest, ManyShortLoops) {
   auto pool = MakePool(GetParam());
   int64_t expected = 0;
@@ -60,7 +60,8 @@ TEST_P(ThreadPoolTest, RunOnEachReachesEveryWorkerOnceAndAtTheSameTime) {
       EXPECT_EQ(task, worker);
       ran[worker].fetch_add(1);
       inside.fetch_add(1);
-      while (inside.load() < GetParam()) std::this_thread::yield();  // hangs unless all are inside together
+      // hangs unless all workers are inside together
+      while (inside.load() < GetParam()) std::this_thread::yield();
     });
     for (auto& count : ran) EXPECT_EQ(count.load(), 1);
     pool->Run(3, [](int64_t, int) {});
@@ -76,7 +77,8 @@ TEST_P(ThreadPoolTest, WritesOfALoopAreSeenAfterIt) {
   }
 }
 
-// 7 is more than most test machines have: threads then share cores and must not spin each other out.
+// 7 is more than most test machines have: threads then share cores and must not starve each other by
+// spinning.
 INSTANTIATE_TEST_SUITE_P(Threads, ThreadPoolTest, testing::Values(1, 2, 3, 7));
 
 TEST(ThreadPool, DefaultSizeIsTheTopologys) {
@@ -120,12 +122,12 @@ TEST(ThreadPool, KnowsTheNodesOfItsWorkers) {
   EXPECT_EQ(of(9, true)->NodeOf(8), 0);
 }
 
-// Nobody takes a second task before all have one.
+// No worker takes a second task before every worker has one.
 TEST(ThreadPool, TakesTasksOfItsNodeFirstAndLeavesNoneBehind) {
   for (const int nodes : {2, 4}) {
     const Topology topology = PretendedNodes(nodes, 1);
     const auto pool = *ThreadPool::Create({.threads = nodes, .pin = true, .topology = &topology});
-    // Even shares, a node without tasks, and more and fewer runs of tasks than nodes.
+    // Equal shares, a node without tasks, and more and fewer task ranges than nodes.
     for (const std::vector<int64_t>& share :
          {std::vector<int64_t>(nodes, 10), std::vector<int64_t>{40}, std::vector<int64_t>{0, 40, 0, 0, 7}}) {
       std::vector<int64_t> ends;

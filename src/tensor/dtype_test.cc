@@ -41,13 +41,13 @@ TEST(DType, EveryHalfSurvivesTheRoundTrip) {
 }
 
 TEST(DType, HalfRoundsToNearestEven) {
-  EXPECT_EQ(FloatToHalf(1 + 0x1p-11F), 0x3c00);             // half way: to even, down
-  EXPECT_EQ(FloatToHalf(1 + 3 * 0x1p-11F), 0x3c02);         // half way: to even, up
+  EXPECT_EQ(FloatToHalf(1 + 0x1p-11F), 0x3c00);             // half way: rounds to even, down
+  EXPECT_EQ(FloatToHalf(1 + 3 * 0x1p-11F), 0x3c02);         // half way: rounds to even, up
   EXPECT_EQ(FloatToHalf(1 + 0x1p-11F + 0x1p-20F), 0x3c01);  // above half way
   EXPECT_EQ(FloatToHalf(65519.99F), 0x7bff);
   EXPECT_EQ(FloatToHalf(65520), 0x7c00);
   EXPECT_EQ(FloatToHalf(-kInf), 0xfc00);
-  EXPECT_EQ(FloatToHalf(0x1p-25F), 0);  // half of the smallest denormal: to even
+  EXPECT_EQ(FloatToHalf(0x1p-25F), 0);  // half of the smallest denormal: rounds to even
   EXPECT_EQ(FloatToHalf(0x1.8p-25F), 1);
   EXPECT_EQ(FloatToHalf(-0.0F), 0x8000);
 }

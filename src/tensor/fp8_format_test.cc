@@ -38,7 +38,8 @@ TEST(Fp8Format, StandsWhereTheContractSays) {
   }
 }
 
-// Half a step of e4m3: 2^-4 of a value, or 2^-10 of what the scale stands for where it is a denormal.
+// Tolerance: half a step of e4m3, which is 2^-4 of a value, or 2^-10 of the scale where the code is a
+// denormal.
 TEST(Fp8Format, QuantizesToTheNearestCode) {
   std::mt19937 rng(2);
   std::normal_distribution<float> normal;

@@ -1,4 +1,4 @@
-// Opening folders and files of the Hub's kind.
+// Opens folders and files in the Hub's format.
 #include "checkpoint/checkpoint.h"
 
 #include <gmock/gmock.h>

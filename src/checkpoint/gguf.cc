@@ -31,7 +31,7 @@ enum ValueType : uint32_t {
   kF64
 };
 
-// Reads forward through the file; every read is checked against the end.
+// Reads sequentially through the file and checks every read against its end.
 class Cursor {
  public:
   Cursor(std::span<const std::byte> bytes, std::string file) : bytes_(bytes), where_(std::move(file)) {}
@@ -60,7 +60,7 @@ class Cursor {
   size_t at() const { return at_; }
   size_t left() const { return bytes_.size() - at_; }
   const std::string& where() const { return where_; }
-  /// What stands in front of messages from now on.
+  /// Sets the prefix of later messages.
   void set_where(std::string where) { where_ = std::move(where); }
 
  private:
@@ -102,7 +102,8 @@ StatusOr<double> ReadNumber(Cursor& in, uint32_t type) {
 
 bool IsFloat(uint32_t type) { return type == kF32 || type == kF64; }
 
-// The fewest bytes one element takes, to hold a count against what is left of the file before allocating.
+// Returns the minimum size of one element in bytes. A count is compared with the remaining bytes before
+// allocation.
 size_t LeastBytes(uint32_t type) {
   switch (type) {
     case kU8:
@@ -162,7 +163,7 @@ StatusOr<GgufMetadata::Value> ReadValue(Cursor& in) {
   return value;
 }
 
-// ggml's types that are not read, for messages.
+// Returns the names of ggml types that are not supported, for messages.
 std::string OtherType(uint32_t number) {
   static const std::map<uint32_t, const char*> kNames = {
       {9, "Q8_1"},   {15, "Q8_K"},   {16, "IQ2_XXS"}, {17, "IQ2_XS"}, {18, "IQ3_XXS"},
@@ -240,7 +241,7 @@ StatusOr<TensorInfo> ReadInfo(Cursor& in) {
       return DataLoss("{}: dimension {} must be in [1, 2^48] in all, found {}", where, i, size);
     }
     info.entry.shape.insert(info.entry.shape.begin(),
-                            static_cast<int64_t>(size));  // ggml has the fastest first
+                            static_cast<int64_t>(size));  // ggml stores the fastest dimension first
   }
   ASSIGN_OR_RETURN(const uint32_t type, in.Read<uint32_t>());
   ASSIGN_OR_RETURN(info.offset, in.Read<uint64_t>());
@@ -334,7 +335,8 @@ StatusOr<GgufFile> ParseGguf(std::span<const std::byte> bytes, const std::string
     return Unimplemented("{}: GGUF version must be 2 or 3, found {}", file, version);
   ASSIGN_OR_RETURN(const uint64_t tensors, in.Read<uint64_t>());
   ASSIGN_OR_RETURN(const uint64_t pairs, in.Read<uint64_t>());
-  constexpr uint64_t kLeastPairBytes = 13, kLeastTensorBytes = 32;  // with one-byte values and empty names
+  // minimum sizes: one-byte values and empty names
+  constexpr uint64_t kLeastPairBytes = 13, kLeastTensorBytes = 32;
   if (pairs > in.left() / kLeastPairBytes || tensors > in.left() / kLeastTensorBytes) {
     return DataLoss("{}: {} tensors and {} metadata entries do not fit {} bytes; is the file complete?", file,
                     tensors, pairs, in.left());

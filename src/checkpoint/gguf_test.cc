@@ -41,7 +41,7 @@ TEST(Gguf, ReadsMetadataOfEveryType) {
     EXPECT_EQ(*data.Ints("bs"), (std::vector<int64_t>{1, 0}));
     EXPECT_EQ(*data.Numbers("fs"), std::vector<double>{1.5});
     EXPECT_EQ(*data.Numbers("ds"), std::vector<double>{2.5});
-    // Another type is as absent as another key.
+    // A key with another type counts as absent.
     EXPECT_EQ(data.String("u32"), nullptr);
     EXPECT_EQ(data.Int("s"), std::nullopt);
     EXPECT_EQ(data.Int("b"), std::nullopt);
@@ -126,7 +126,7 @@ TEST(Gguf, RefusesEveryWrongEntry) {
   for (const auto& [maker, message] : faults) EXPECT_EQ(FaultOf(maker.File()), message);
 }
 
-// A Llama of one layer: 2 heads of 4, one KV head.
+// Returns a Llama model with one layer: 2 heads of 4 and one KV head.
 GgufMaker Llama(const std::function<void(GgufMaker&)>& more = nullptr, const std::string& without = "",
                 uint32_t head_dim = 4) {
   GgufMaker maker;
@@ -192,7 +192,7 @@ TEST(GgufCheckpoint, PutsLlama3sRopeScalingBack) {
     };
     return Llama(more, "", /*head_dim=*/16).File();
   };
-  // What transformers divides the frequencies of Llama 3.2 by, for heads of 16.
+  // Divisors that transformers applies to the frequencies of Llama 3.2 for heads of 16.
   const std::string file = with({1, 1, 1, 1, 3.292262554168701F, 32, 32, 32});
   const auto opened = Open(file);
   ASSERT_TRUE(opened.ok()) << Message(opened.status());
@@ -311,7 +311,7 @@ TEST(GgufCheckpoint, OpensModelsInParts) {
             first + ": the parts must have 3 tensors together, found 2");
 }
 
-// DeepSeek in the older form, with kv_b_proj whole, and without a multiplier for YaRN.
+// A DeepSeek file in the older form: kv_b_proj is whole, and there is no YaRN multiplier.
 TEST(GgufConfig, ReadsOlderDeepseekFiles) {
   GgufMaker maker;
   maker.String("general.architecture", "deepseek2");
@@ -337,7 +337,7 @@ TEST(GgufConfig, ReadsOlderDeepseekFiles) {
   }
   maker.F32("deepseek2.attention.layer_norm_rms_epsilon", 1e-6F).F32("deepseek2.rope.scaling.factor", 4);
   maker.String("deepseek2.rope.scaling.type", "yarn").F32("deepseek2.expert_weights_scale", 1);
-  maker.U32("deepseek2.attention.q_lora_rank", 0);  // how files of few layers say that there is none
+  maker.U32("deepseek2.attention.q_lora_rank", 0);  // files with few layers mark its absence this way
   maker.F32Tensor("output.weight", {8, 10}).F32Tensor("blk.0.attn_kv_b.weight", {32, 64});
   maker.F32Tensor("blk.0.attn_k_b.weight", {16, 32, 2}).F32Tensor("blk.0.attn_v_b.weight", {32, 16, 2});
   const std::string file = maker.File();
@@ -352,7 +352,7 @@ TEST(GgufConfig, ReadsOlderDeepseekFiles) {
   EXPECT_EQ(config["first_k_dense_replace"], 0);
   EXPECT_TRUE(config["q_lora_rank"].is_null());
   EXPECT_EQ(config["rope_scaling"]["attention_factor"], 1.0);
-  EXPECT_EQ((*opened)->tensors().size(), 2U);  // kv_b_proj whole: its halves say the same
+  EXPECT_EQ((*opened)->tensors().size(), 2U);  // kv_b_proj is whole; its halves hold the same values
 }
 
 }  // namespace

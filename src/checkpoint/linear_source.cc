@@ -28,8 +28,8 @@ Status Misfit(const TensorEntry& entry, const std::string& expected) {
 
 bool IsFloat(DType dtype) { return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16; }
 
-// A tensor that belongs to a module, in one of the dtypes given and one of two shapes (a stray [1] for
-// scalars).
+// Returns a tensor of a module that must have one of the given dtypes and one of two shapes (scalars may be
+// stored as [1]).
 StatusOr<const TensorEntry*> Part(const Checkpoint& checkpoint, const std::string& name,
                                   std::initializer_list<DType> dtypes, std::vector<int64_t> shape) {
   ASSIGN_OR_RETURN(const TensorEntry* entry, checkpoint.Expect(name, shape));
@@ -39,7 +39,7 @@ StatusOr<const TensorEntry*> Part(const Checkpoint& checkpoint, const std::strin
   return Misfit(*entry, fmt::format("of dtype {}", tensor::DTypeName(*dtypes.begin())));
 }
 
-// A module's scalar tensor, stored as [] or [1].
+// Reads a module's scalar tensor, stored as [] or [1].
 StatusOr<float> ReadScalar(const Checkpoint& checkpoint, const std::string& name) {
   const TensorEntry* entry = checkpoint.Find(name);
   if (entry == nullptr) return NotFound("{}: tensor {} is missing", checkpoint.path(), name);
@@ -54,7 +54,7 @@ StatusOr<float> ReadScalar(const Checkpoint& checkpoint, const std::string& name
   return value;
 }
 
-// The scale tensor of a "tensor" strategy is [1] or [], of "channel" [out, 1], and so on.
+// The scale tensor has shape [1] or [] for strategy "tensor", [out, 1] for "channel", and so on.
 StatusOr<const TensorEntry*> Scale(const Checkpoint& checkpoint, const LinearSource& source,
                                    const std::string& name) {
   const TensorEntry* entry = checkpoint.Find(name);
@@ -114,14 +114,14 @@ Status FindInt8(const Checkpoint& checkpoint, const QuantGroup& group, LinearSou
   return OkStatus();
 }
 
-// Columns in another order than their groups name their group each.
+// If columns are not in the order of their groups, a tensor names the group of each column.
 Status FindGroupIndex(const Checkpoint& checkpoint, bool required, int64_t groups, LinearSource* source) {
   const std::string name = source->module + ".weight_g_idx";
   if (!required && !checkpoint.Has(name)) return OkStatus();
   ASSIGN_OR_RETURN(const TensorEntry* entry, Part(checkpoint, name, {DType::kI32}, {source->in}));
   std::vector<int32_t> index(static_cast<size_t>(source->in));
   std::memcpy(index.data(), entry->bytes.data(), index.size() * sizeof(int32_t));
-  // compressed-tensors initialises it with -1, which means that columns are in the order of their groups.
+  // compressed-tensors initializes it with -1, which means that columns are in the order of their groups.
   if (!required && std::all_of(index.begin(), index.end(), [](int32_t g) { return g == -1; }))
     return OkStatus();
   for (const int32_t g : index) {
@@ -222,7 +222,7 @@ Status FindPlain(const Checkpoint& checkpoint, LinearSource* source) {
   return OkStatus();
 }
 
-// Rows are read one at a time; each of these fills `out` [in] with row `row`.
+// Rows are read one at a time: each function fills `out` [in] with row `row`.
 
 void ReadFp8Row(const LinearSource& source, int64_t row, float* out) {
   static const std::array<float, 256> kValues = [] {
@@ -246,7 +246,7 @@ void ReadInt8Row(const LinearSource& source, int64_t row, float* out) {
   for (int64_t i = 0; i < source.in; ++i) out[i] = static_cast<float>(static_cast<int8_t>(in[i])) * scale;
 }
 
-// Code `index` of a tensor of i32 words, the first in the low bits.
+// Returns code `index` of a tensor of i32 words; the first code is in the low bits.
 int PackedCode(const std::byte* words, int64_t index, int bits) {
   const int64_t per_word = 32 / bits;
   uint32_t word = 0;

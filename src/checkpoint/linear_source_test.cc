@@ -1,5 +1,5 @@
-// Every way a linear layer's weight is stored, on values small enough to check by hand. Whole models in these
-// formats are compared with independent readers in tests/golden.
+// Tests every storage scheme of a linear layer's weight on values small enough to check by hand. tests/golden
+// compares whole models in these formats with independent readers.
 #include "checkpoint/linear_source.h"
 
 #include <gmock/gmock.h>
@@ -32,7 +32,7 @@ class LinearSourceTest : public testing::Test {
     if (!status_.ok()) return status_;
     ASSIGN_OR_RETURN(const LinearSource source, checkpoint_->FindLinear("m", out, in));
     std::vector<float> values(static_cast<size_t>(out * in));
-    // Row by row and all at once must agree.
+    // Reading row by row and reading all rows together must agree.
     for (int64_t row = 0; row < out; ++row) {
       RETURN_IF_ERROR(checkpoint_->ReadLinearRows(source, row, 1, std::span(values).subspan(row * in)));
     }
@@ -110,7 +110,7 @@ TEST_F(LinearSourceTest, Fp8Blocks) {
   EXPECT_EQ(Fault(3, 5),
             "model.safetensors: tensor m.weight must be a floating-point or ggml block type (or described by "
             "\"quantization_config\"), found F8_E4M3 [3, 5]");
-  // What stayed in 16 bits needs no scale, and must not have one.
+  // Modules stored in 16 bits need no scale and must not have one.
   Open(quant, SafetensorsMaker().Add<uint16_t>("m.weight", "BF16", {1, 1}, {0x3f80}));
   EXPECT_EQ(*Read(1, 1), std::vector<float>{1});
   Open(quant, SafetensorsMaker()
@@ -169,7 +169,7 @@ TEST_F(LinearSourceTest, Int4Words) {
   EXPECT_EQ(*Read(1, 9), (std::vector<float>{0, 1, 2, 3, 4, 5, 6, 7, -2}));
   EXPECT_EQ(checkpoint_->FindLinear("m", 1, 9)->scheme, WeightScheme::kIntPacked);
 
-  // The groups of columns, in another order.
+  // Column groups in another order.
   SafetensorsMaker ordered = symmetric;
   ordered.Add<int32_t>("m.weight_g_idx", "I32", {9}, {1, 1, 0, 0, 0, 0, 0, 0, 0});
   Open(Group(Int4(true, 8), "pack-quantized"), ordered);
@@ -186,8 +186,7 @@ TEST_F(LinearSourceTest, Int4Words) {
   EXPECT_EQ(Fault(1, 9), "model.safetensors: tensor m.weight_g_idx must hold groups in [0, 2), found -1");
 }
 
-// 5 inputs are a whole word and one byte of the next; values are stored plus 128, zero points along the
-// outputs.
+// 5 inputs fill one word and one byte of the next. Values are stored plus 128, zero points along the outputs.
 TEST_F(LinearSourceTest, Int8Words) {
   SafetensorsMaker tensors;
   tensors.Add<uint32_t>("m.weight_packed", "I32", {1, 2}, {0xff81'7f00U, 0x85});
@@ -264,7 +263,7 @@ TEST_F(LinearSourceTest, CompressedFp8) {
   EXPECT_EQ(*Read(2, 2), (std::vector<float>{7, 14, 7, 14}));
 }
 
-// Patterns and names come before "Linear", whatever the order of the groups; "ignore" comes first of all.
+// Patterns and names take precedence over "Linear", regardless of the order of groups; "ignore" precedes all.
 TEST_F(LinearSourceTest, GroupsByNameComeBeforeLinear) {
   json quant = Group(Int8("channel"), "int-quantized");
   quant["config_groups"]["group_1"] = {
@@ -336,7 +335,7 @@ TEST_F(LinearSourceTest, RefusesWhatItDoesNotReadByName) {
   }
 }
 
-// A pattern that takes exponential time where matching goes back and forth.
+// Backtracking matchers take exponential time on this pattern.
 TEST_F(LinearSourceTest, PatternsCannotHang) {
   json quant = Group(Int8("channel"), "int-quantized");
   quant["ignore"] = {"re:(a*)*(a*)*(a*)*b"};

@@ -23,7 +23,7 @@ std::vector<std::byte> Counting(size_t count) {
   return bytes;
 }
 
-// Two regions, the second in two pieces and of a length that is no multiple of 64.
+// Writes two regions; the second is appended in two pieces and its length is not a multiple of 64.
 Status WriteSample(const std::string& path) {
   ASSIGN_OR_RETURN(
       const auto writer,
@@ -132,7 +132,7 @@ TEST(PackedFile, RefusesDamagedFilesInOneLine) {
             "m: region w must begin at a multiple of 64 bytes,");
 }
 
-// Opening must not read weights: a file of 4 GiB that has no blocks on disk behind its header.
+// Opening must not read weights: the file has 4 GiB, but no blocks on disk after its header.
 TEST(PackedFile, OpensFourGigabytesAtOnce) {
   const TestFolder folder;
   const std::string path = folder.Path("m.safetensors");
@@ -166,11 +166,11 @@ TEST(PackedFile, OpensFourGigabytesAtOnce) {
   ASSERT_TRUE(file.ok()) << Message(file.status());
   ASSERT_TRUE(checkpoint.ok()) << Message(checkpoint.status());
   EXPECT_EQ((*file)->regions().size(), static_cast<size_t>(kRegions));
-  // The processor's time, since the clock's is the machine's load too. Reading 4 GB takes longer than this.
+  // CPU time, because wall time depends on the machine's load. Reading 4 GB takes longer than this.
   EXPECT_LT(cpu_seconds, 0.2);
   std::cout << fmt::format("4 GiB opened twice in {:.1f} ms, {:.1f} ms of them on the processor\n",
                            seconds.count() * 1e3, cpu_seconds * 1e3);
-  // No weight was read: what is in memory is what the kernel read ahead behind the header.
+  // No weight was read: resident pages come from the kernel's readahead after the header.
   const std::byte* first = (*file)->Region("model.layers.0.mlp.experts")->data();
   std::vector<unsigned char> resident(kBytes / 4096);
   ASSERT_EQ(mincore(const_cast<std::byte*>(first), kBytes, resident.data()), 0);

@@ -1,4 +1,4 @@
-// A safetensors file with its config: the header, then every linear layer that it seems to have, read whole.
+// Fuzzes a safetensors file with its config: parses the header, then reads every apparent linear layer whole.
 // Input: 2 bytes with the length of config.json, config.json, the safetensors file.
 #include <cstring>
 
@@ -11,7 +11,7 @@ using moesaic::checkpoint::TensorEntry;
 
 constexpr int64_t kMostElements = 1 << 16;
 
-// Modules and sizes come from the tensors themselves; packed ones are tried with all sizes that could fit.
+// Takes modules and sizes from the tensors themselves; packed ones are tried with every size that could fit.
 void ReadLinear(const Checkpoint& checkpoint, const TensorEntry& entry) {
   const size_t dot = entry.name.rfind('.');
   if (dot == std::string::npos || entry.shape.size() != 2) return;

@@ -57,7 +57,7 @@ TEST(Safetensors, RefusesDamagedFilesInOneLine) {
 struct HeaderFault {
   const char* entry;
   size_t data;
-  const char* message;  // behind "x.safetensors: tensor t: "
+  const char* message;  // the part after "x.safetensors: tensor t: "
 };
 
 TEST(Safetensors, RefusesEveryWrongEntry) {

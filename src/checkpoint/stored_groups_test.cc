@@ -1,4 +1,5 @@
-// What is stored in groups is taken over code by code: unpacked, it is what the plain reader makes of it.
+// Weights stored in groups are read code by code: after packing and unpacking they equal the plain reader's
+// values.
 #include "checkpoint/stored_groups.h"
 #include "base/round.h"
 
@@ -32,7 +33,7 @@ class Bytes {
   std::vector<std::byte> bytes_;
 };
 
-// Rows [first, first + count) of the source, packed and unpacked again, [count, in].
+// Packs rows [first, first + count) of the source, unpacks them and returns them, [count, in].
 std::vector<float> Roundtrip(const LinearSource& source, int64_t first, int64_t count) {
   const auto format = StoredFormat(source);
   EXPECT_TRUE(format.has_value());
@@ -83,12 +84,12 @@ TEST(StoredGroups, GgmlBlocksOfBothTypes) {
   }
 }
 
-// Scales over all of what f16 can hold beside an output's power of two, at every place of e8m0's range.
+// Scales span the range that f16 covers with a power of two per output, at several positions of e8m0's range.
 TEST(StoredGroups, Mxfp4) {
   for (const int largest : {39, 127, 140, 240}) {
     Bytes stored(static_cast<size_t>(kOut) * kIn / 32 * 17);
     for (int b = 0; b < kOut * kIn / 32; ++b) stored[17 * b] = static_cast<std::byte>(largest - 7 * b % 40);
-    stored[0] = static_cast<std::byte>(255);  // of zeros: nobody looks
+    stored[0] = static_cast<std::byte>(255);  // a block of zeros: its scale is ignored
     for (int i = 0; i < 16; ++i) stored[1 + i] = std::byte{0x80};
     const TensorEntry weight = stored.Entry(DType::kMxfp4, {kOut, kIn});
     const LinearSource source = Ggml(weight);
@@ -99,7 +100,7 @@ TEST(StoredGroups, Mxfp4) {
   }
 }
 
-// Beside an output's largest scale 2^-39 of it is the least that is kept.
+// 2^-39 of an output's largest scale is the smallest that is kept.
 TEST(StoredGroups, Mxfp4DownToItsLeastScale) {
   Bytes stored(static_cast<size_t>(kOut) * kIn / 32 * 17);
   for (int row = 0; row < kOut; ++row) {
@@ -142,7 +143,7 @@ TEST(StoredGroups, KBlocksOfBothTypes) {
   }
 }
 
-// Rows that the file has in another order are found where they are.
+// Rows stored in another order are found at their position.
 class Reversed : public RowReader {
  public:
   void Read(int64_t, int64_t, float*) const override { FAIL(); }
@@ -189,7 +190,7 @@ LinearSource Nvfp4(const TensorEntry& weight, const TensorEntry& scale) {
           .block_cols = 16};
 }
 
-// Scales for all groups of all outputs, within 2^-12 of each other, small ones and negative ones as well.
+// Returns scales for all groups of all outputs within 2^-12 of each other, including small and negative ones.
 Bytes Scales(DType dtype, int64_t count) {
   Bytes scales(static_cast<size_t>(tensor::BytesOf(dtype, count)));
   std::mt19937 rng(5);
@@ -207,13 +208,13 @@ Bytes Scales(DType dtype, int64_t count) {
   return scales;
 }
 
-// Any codes, -128 and -8 among them. f32 scales of several groups are the only ones that are rounded, by
-// 2^-11 of themselves at most; a code times a scale by as much.
+// Codes are arbitrary, including -128 and -8. Only f32 scales of several groups are rounded, with a relative
+// error of at most 2^-11; code times scale has the same error.
 TEST(StoredGroups, PackedCodesInGroupsOfWhole32s) {
   for (const int bits : {4, 8}) {
     const Bytes stored(static_cast<size_t>(kOut) * kIn * bits / 8);
     const TensorEntry weight = stored.Entry(DType::kI32, {kOut, kIn * bits / 32});
-    for (const int64_t group : {32, 64, 96}) {  // 96: one for an output
+    for (const int64_t group : {32, 64, 96}) {  // 96: one per output
       for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
         const int64_t groups = base::CeilDiv(kIn, group);
         const Bytes scales = Scales(dtype, kOut * groups);
@@ -233,7 +234,7 @@ TEST(StoredGroups, PackedCodesInGroupsOfWhole32s) {
   }
 }
 
-// Beside an output's largest f32 scale: 2^-24 is the least that is kept.
+// 2^-24 of an output's largest f32 scale is the smallest that is kept.
 TEST(StoredGroups, PackedCodesDownToTheLeastScale) {
   for (const int bits : {4, 8}) {
     const Bytes stored(static_cast<size_t>(kOut) * kIn * bits / 8);
@@ -252,7 +253,7 @@ TEST(StoredGroups, PackedCodesDownToTheLeastScale) {
   }
 }
 
-// Inputs that are not whole groups of 32, of one scale an output.
+// The input count is not a multiple of 32; each output has one scale.
 TEST(StoredGroups, RaggedChannels) {
   constexpr int kRagged = 83;
   for (const int bits : {4, 8}) {
@@ -271,7 +272,7 @@ TEST(StoredGroups, WhatHasNoFormatOfOurs) {
   for (const int bits : {4, 8}) {
     const TensorEntry weight = stored.Entry(DType::kI32, {kOut, kIn * bits / 32});
     const TensorEntry half = scales.Entry(DType::kF16, {kOut, 4});
-    EXPECT_EQ(StoredFormat(Packed(bits, weight, half, 24)), std::nullopt);  // groups that cut ours
+    EXPECT_EQ(StoredFormat(Packed(bits, weight, half, 24)), std::nullopt);  // these groups cross ours
     LinearSource asymmetric = Packed(bits, weight, half, 32);
     asymmetric.zero_point = &weight;
     EXPECT_EQ(StoredFormat(asymmetric), std::nullopt);
@@ -291,7 +292,7 @@ TEST(StoredGroups, Nvfp4) {
     source.global_scale = global;
     const std::vector<float> packed = Roundtrip(source, 0, kOut), plain = Plain(source, 0, kOut);
     for (size_t i = 0; i < plain.size(); ++i) {
-      // The plain reader divides the scale, we multiply the product: two roundings each.
+      // The plain reader divides the scale, the packed one multiplies the product: each rounds twice.
       ASSERT_NEAR(packed[i], plain[i], std::fabs(plain[i]) * 0x1p-22F) << i;
     }
   }
@@ -310,7 +311,7 @@ LinearSource Fp8(const TensorEntry& weight, const TensorEntry& scale, int64_t ou
 }
 
 TEST(StoredGroups, Fp8InBlocksAndChannels) {
-  const int64_t out = 200, in = 300;  // edges of blocks are ragged
+  const int64_t out = 200, in = 300;  // blocks at the edges are ragged
   Bytes stored(out * in);
   for (int64_t i = 0; i < out * in; ++i) {
     if ((static_cast<int>(stored[i]) & 0x7f) == 0x7f) stored[i] = std::byte{1};
@@ -346,7 +347,7 @@ TEST(StoredGroups, Fp8ThatIsNotFiniteIsRefused) {
   std::memcpy(&scales[0], &bad, 4);
   EXPECT_EQ(Message(ReadFp8Rows(source, 0, 1, rows)),
             "a file: the scales of m must be finite; those of row 0 are not");
-  EXPECT_EQ(StoredFormat(Fp8(weight, scale, 4, 128, 128, 64)), std::nullopt);  // blocks that cut ours
+  EXPECT_EQ(StoredFormat(Fp8(weight, scale, 4, 128, 128, 64)), std::nullopt);  // these blocks cross ours
 }
 
 TEST(StoredGroups, ScalesMustBeFinite) {

@@ -1,5 +1,5 @@
-// MLA's two ways on random weights: equal up to rounding, wherever a sequence stands and however many heads
-// are expanded at a time.
+// Compares MLA's two algorithms on random weights. They must agree up to rounding at every position and for
+// every number of heads expanded together.
 #include "layers/attention_mla.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ using tensor::PackedFormat;
 
 constexpr int kHidden = 40;
 
-// A latent of 20 (padded in the cache) and values of 12 (padded when expanded).
+// The latent dimension is 20 (padded in the cache) and the value dimension 12 (padded when expanded).
 class MlaTest : public testing::TestWithParam<PackedFormat> {
  protected:
   MlaTest() : rope_(*RopeTable::Create({.dim = 8, .interleaved = true}, 512)) {
@@ -47,12 +47,12 @@ class MlaTest : public testing::TestWithParam<PackedFormat> {
     norm_ = RandomValues(&rng, 20, 2);
     mla_.kv_a_norm = norm_.data();
     mla_.norm_eps = 1e-6F;
-    mla_.scale = 0.02F;  // scores below 5: rounding them does not choose another key
+    mla_.scale = 0.02F;  // scores stay below 5, so that rounding does not change the largest one
     mla_.rope = &rope_;
     x_ = RandomValues(&rng, size_t{300} * kHidden, 1);
   }
 
-  // Runs tokens [start, start + count) of one sequence; those before must have been run.
+  // Runs tokens [start, start + count) of one sequence; earlier tokens must have been run before.
   std::vector<float> Run(MlaPath path, int64_t bytes, int start, int count) {
     mla_.path = path;
     mla_.expansion_bytes = bytes;
@@ -64,7 +64,7 @@ class MlaTest : public testing::TestWithParam<PackedFormat> {
     const Step step{.ctx = ctx, .sequences = {&slice, 1}, .positions = positions};
     const kernels::KvLayer kv{.base = reinterpret_cast<std::byte*>(cache_.data()),
                               .block_stride = 64 * 32 * sizeof(float),
-                              .scale_offset = 64 * 32,  // int8 leaves room for them
+                              .scale_offset = 64 * 32,  // int8 reserves room for them
                               .dtype = dtype_,
                               .heads = 1,
                               .key_dim = 32,
@@ -90,7 +90,7 @@ class MlaTest : public testing::TestWithParam<PackedFormat> {
 constexpr int64_t kRoom = 1 << 20;
 
 TEST_P(MlaTest, AbsorbedIsExpanded) {
-  // Outputs are sums of 36 products of weights below 1 and values below 10. The two ways round queries,
+  // Outputs are sums of 36 products of weights below 1 and values below 10. The two algorithms round queries,
   // latents and outputs to bf16 at different points: about ten errors of 2^-9 of a value each, in a root sum
   // of 36.
   const float tolerance = GetParam() == PackedFormat::kF32 ? 1e-4F : 0.3F;

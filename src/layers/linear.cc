@@ -36,7 +36,7 @@ void ApplyGroup(const kernels::ExecContext& ctx, std::span<const LinearOutput> o
       return other.layout.format == weight.layout.format && other.input_scale == weight.input_scale;
     };
     size_t j = 0;
-    while (!same(j)) ++j;  // ends at i at the latest
+    while (!same(j)) ++j;  // terminates at i at the latest
     if (j == i) {
       prepared[i] =
           kernels::PrepareRows(ctx, weight.layout.format, x, x_stride, rows, weight.k(), weight.input_scale);

@@ -16,7 +16,7 @@ using kernels::KvLayer;
 using kernels::LinearParams;
 using kernels::PreparedRows;
 
-// A view of `count` rows from `first` on, every `step`-th.
+// Returns a view of `count` rows from `first` on with stride `step`.
 PreparedRows Slice(const PreparedRows& all, int first, int step, int count) {
   PreparedRows view = all;
   view.rows = count;
@@ -25,7 +25,7 @@ PreparedRows Slice(const PreparedRows& all, int first, int step, int count) {
   return view;  // latent matrices are f32 or bf16, which have no row scales
 }
 
-// kI8: `scale` times the integers.
+// For kI8, multiplies the integers by `scale`.
 void ToFloat(const std::byte* from, tensor::DType dtype, float scale, int count, float* to) {
   if (dtype == tensor::DType::kI8) {
     const auto* values = reinterpret_cast<const int8_t*>(from);

@@ -1,4 +1,4 @@
-// What every layer of one step is given.
+// Inputs of every layer in one step.
 #pragma once
 
 #include <cstdint>
@@ -9,28 +9,29 @@
 
 namespace moesaic::layers {
 
-/// The experts that routers chose, for whoever asks a forward pass to tell.
+/// Records the experts chosen by the routers, if the caller of a forward pass requests them.
 struct RouteTap {
   struct Layer {
-    int layer = 0;  // of the decoder
+    int layer = 0;  // index of the decoder layer
     int top_k = 0;
     std::vector<int32_t> ids;  // [rows, top_k]
   };
-  std::vector<Layer> layers;  // those that route, in order
+  std::vector<Layer> layers;  // layers with a router, in order
 };
 
-/// One ragged batch on its way through the layers. Borrowed by all; constant during the step.
+/// One ragged batch passed through the layers. All members are borrowed and constant during the step.
 struct Step {
   const kernels::ExecContext& ctx;
   std::span<const kernels::SequenceSlice> sequences;
   std::span<const int32_t> positions;  // [rows]
-  int64_t* experts_read = nullptr;     // += routed experts that any row goes to; or null
+  // incremented by the number of distinct routed experts that the rows use; or null
+  int64_t* experts_read = nullptr;
   RouteTap* routes = nullptr;          // each MoE layer adds an entry; or null
 
   int rows() const { return static_cast<int>(positions.size()); }
 };
 
-/// Takes back all scratch memory that was handed out during its life.
+/// Releases all scratch memory allocated during its lifetime.
 class ScratchScope {
  public:
   explicit ScratchScope(const kernels::ExecContext& ctx) : arena_(*ctx.scratch), mark_(arena_.Mark()) {}

@@ -62,7 +62,7 @@ Status DecoderModel::Check(const ForwardBatch& batch, std::span<const KvLayer> k
   return OkStatus();
 }
 
-// Positions of all rows, with the rotary tables filled up to them.
+// Returns the positions of all rows and fills the rotary tables up to them.
 std::span<const int32_t> DecoderModel::Positions(ScratchScope& scratch, const ExecContext& ctx,
                                                  const ForwardBatch& batch) {
   auto* positions = scratch.Take<int32_t>(static_cast<int64_t>(batch.tokens.size()));
@@ -75,7 +75,7 @@ std::span<const int32_t> DecoderModel::Positions(ScratchScope& scratch, const Ex
   return {positions, batch.tokens.size()};
 }
 
-// Norms the residual stream x [rows, hidden] and multiplies the wanted rows with the head.
+// Norms the residual stream x [rows, hidden] and multiplies the selected rows by the head.
 void DecoderModel::Finish(const ExecContext& ctx, const ForwardBatch& batch, const float* norm,
                           const layers::Linear& head, float* x, const ForwardOutput& out) const {
   ScratchScope scratch(ctx);

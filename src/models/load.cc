@@ -31,7 +31,7 @@ StatusOr<std::unique_ptr<Model>> Finish(DecoderSpec spec, WeightMap weights, Wei
   return std::unique_ptr<Model>(std::move(model));
 }
 
-// Half leaves room for the KV cache and for others.
+// The other half is left for the KV cache and other processes.
 bool FitsTwice(int64_t bytes) { return bytes <= runtime::AvailableMemory() / 2; }
 
 StatusOr<std::unique_ptr<Model>> LoadPacked(const std::string& path, DecoderSpec spec,

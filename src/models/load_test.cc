@@ -1,5 +1,4 @@
-// Checkpoints and packed files that must be refused, each with the line that says why, and choices at load
-// time.
+// Checkpoints and packed files that must be rejected, each with its error message, and options of loading.
 #include <gmock/gmock.h>
 
 #include <fstream>
@@ -18,7 +17,7 @@ namespace {
 using checkpoint::TensorOutput;
 using testing::HasSubstr;
 
-/// A golden checkpoint taken into memory to be changed, and written to a folder of its own.
+/// Loads a golden checkpoint into memory for modification and writes it to its own folder.
 class Copy {
  public:
   explicit Copy(const std::string& golden)
@@ -185,7 +184,7 @@ TEST(LoadTest, SharesEqualCopiesOfTheEmbedding) {
   EXPECT_EQ(own->info().mtp_weight_bytes - copies->info().mtp_weight_bytes, head_bytes);
 }
 
-// Slices of the two heads differ in the last one alone: the module keeps a head of its own.
+// The slices of the two heads differ only in the last one: the module must keep its own head.
 TEST(LoadTest, SlicedHeadsThatDifferInTheLastRowAreNoCopies) {
   const auto golden = *checkpoint::Checkpoint::Open(SourcePath("tests/golden/deepseek-v3-mtp"));
   const checkpoint::TensorEntry* head = golden->Find("lm_head.weight");
@@ -259,7 +258,7 @@ TEST(LoadTest, ProgressEndsAtTheTotal) {
   std::filesystem::remove(packed);
 }
 
-// While pages are touched, and while the first image is copied.
+// Cancels while pages are touched, and while the first image is copied.
 TEST(LoadTest, MirroringStopsWhenToldTo) {
   const runtime::Topology two = runtime::PretendedNodes(2, 1);
   const auto load = [&](const std::function<bool(int64_t, int64_t)>& progress) {
@@ -284,7 +283,7 @@ TEST(LoadTest, ChoosesExpertsAToken) {
   EXPECT_EQ(LoadError(path, {.experts_per_token = 9}), "experts per token must be in [1, 8], found 9");
 }
 
-// Node 4000 is beyond what any kernel counts, so that asking for it is refused.
+// Node 4000 exceeds the node count of any kernel, so binding to it fails.
 TEST(NodesToInterleaveTest, DoesWithoutWhereTheSystemRefuses) {
   EXPECT_THAT(NodesToInterleave({0, 4000}, NumaPolicy::kAuto), testing::IsEmpty());
   EXPECT_THAT(NodesToInterleave({0, 4000}, NumaPolicy::kInterleave), testing::ElementsAre(0, 4000));
@@ -331,7 +330,7 @@ TEST(PlaceWeightsTest, TakesTheNodesOfTheThreads) {
   }
 }
 
-// A matrix of one panel lies whole in the first slice, and the others have room for as much.
+// A matrix of one panel is stored whole in the first slice, and the other slices reserve the same space.
 TEST(PlaceWeightsTest, CountsTheRoomThatSlicesTakeOnEveryNode) {
   const int k = 1 << 20;
   WeightPlan plan;
@@ -339,7 +338,7 @@ TEST(PlaceWeightsTest, CountsTheRoomThatSlicesTakeOnEveryNode) {
   region.layouts = {tensor::PackedLayout::Of(tensor::PackedFormat::kBF16, tensor::kPanelRows, k)};
   region.offsets = {0};
   region.stride = region.layouts[0].total_bytes;
-  // As many as take half of the memory that is free, and on three nodes more than there is.
+  // The count fills half of the free memory, so that three nodes need more than there is.
   region.decl.count = static_cast<int>(runtime::AvailableMemory() / 2 / region.stride);
   plan.bytes = region.bytes = region.stride * region.decl.count;
   EXPECT_EQ(SlicePlan(plan, 3).bytes, plan.bytes);
@@ -367,7 +366,7 @@ TEST(LoadTest, RefusesToMirrorOrSliceAMappedFile) {
   std::filesystem::remove(packed);
 }
 
-// There is nothing to mirror or slice: what Placement says stands.
+// There is nothing to mirror or slice, so Placement decides.
 TEST(LoadTest, WithoutNodesMirrorAndSliceDoNotCopyAMappedFile) {
   const std::string packed = testing::TempDir() + "mapped_by_one_node.moesaic";
   const auto pool = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
@@ -397,7 +396,7 @@ TEST(LoadTest, RefusesAnUnknownDtype) {
               HasSubstr("can't be chosen"));
 }
 
-// A packed file whose header was damaged in one number.
+// A packed file with one wrong number in its header.
 TEST(LoadTest, RefusesAPackedFileThatDoesNotFitItsConfig) {
   const std::string packed = testing::TempDir() + "damaged.moesaic";
   const auto pool = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
@@ -415,7 +414,7 @@ TEST(LoadTest, RefusesAPackedFileThatDoesNotFitItsConfig) {
   std::filesystem::remove(packed);
 }
 
-// The inverse of a static scale is taken when a file is opened, and must be finite.
+// The inverse of a static scale is computed when a file is opened and must be finite.
 TEST(LoadTest, RefusesAPackedFileWhoseScaleHasNoInverse) {
   const std::string packed = testing::TempDir() + "scale.moesaic";
   const auto pool = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
@@ -437,7 +436,7 @@ TEST(LoadTest, RefusesAPackedFileWhoseScaleHasNoInverse) {
   std::filesystem::remove(packed);
 }
 
-// A region that does not say what its matrices are.
+// A region whose description lacks its matrices.
 TEST(LoadTest, RefusesAPackedFileWithoutParts) {
   const std::string packed = testing::TempDir() + "partless.moesaic";
   const auto pool = *runtime::ThreadPool::Create({.threads = 1, .pin = false});

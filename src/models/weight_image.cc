@@ -10,12 +10,12 @@
 namespace moesaic::models {
 namespace {
 
-// No page, huge ones included, is shared by two nodes.
+// No page, including huge ones, is shared by two nodes.
 constexpr int64_t kImageAlignment = int64_t{runtime::kHugePage};
 constexpr int64_t kLeastPage = 4096;
-// Of one task of copying.
+// Bytes copied by one task.
 constexpr int64_t kTaskBytes = int64_t{runtime::kHugePage};
-// Between two reports of progress: a quarter of a second of a few threads' copying.
+// Bytes between two progress reports: a few threads copy them in a quarter of a second.
 constexpr int64_t kReportedBytes = int64_t{1} << 30;
 
 Status Report(const PackProgress& progress, int64_t done, int64_t total) {
@@ -31,8 +31,9 @@ void BindImages(runtime::Buffer& buffer, int64_t stride, const std::vector<int>&
   }
 }
 
-// Touches every page of bytes [first, last) of each image, `stride` apart, by threads of its node: there it
-// stays. Worker 0 may be anywhere, and leaves its node's to others if it has any.
+// Touches every page of bytes [first, last) of each image, `stride` apart, on threads of its node, which
+// places it there. Worker 0 may run anywhere, so it leaves the work to other workers of its node if there are
+// any.
 void TouchImages(const runtime::Buffer& buffer, int64_t first, int64_t last, int64_t stride,
                  runtime::ThreadPool& pool) {
   pool.RunOnEach([&](int64_t, int worker) {

@@ -20,8 +20,8 @@ std::string RenderOr(std::string_view source, const Json& variables, const Rende
   return text.ok() ? *text : "ERROR " + Message(text.status());
 }
 
-// Every template of the collection, over every context, against transformers: the same bytes, or an error
-// where it raises.
+// Renders every template of the collection with every context. The bytes must equal transformers', or there
+// must be an error where it raises.
 TEST(ChatTemplateGoldens, EqualTransformers) {
   const auto folder = SharedData() / "templates";
   SKIP_WITHOUT(folder);
@@ -85,7 +85,7 @@ struct Case {
   const char* expected;
 };
 
-// Expected texts computed with jinja2 3.1.6 in transformers' environment; "ERROR" where it raises.
+// Expected texts were computed with jinja2 3.1.6 in transformers' environment; "ERROR" where it raises.
 TEST(ChatTemplate, PythonValues) {
   const Json variables = {
       {"t", true}, {"n", nullptr}, {"s", "it's"}, {"l", {1, 2.0, "x"}}, {"d", {{"a", 1}, {"items", 2}}}};
@@ -171,7 +171,7 @@ TEST(ChatTemplate, TellsTheGivenTime) {
   EXPECT_EQ(RenderOr("{{ strftime_now('%Y-%j %%') }}", Json::object(), options), "1971-001 %");
 }
 
-// What a hostile template must not do: exhaust the stack, the memory or the time.
+// Hostile templates must not exhaust the stack, the memory or the time.
 TEST(ChatTemplate, BoundsWhatATemplateCanUse) {
   const std::string deep = std::string(5000, '(') + "1" + std::string(5000, ')');
   EXPECT_THAT(RenderOr("{{ " + deep + " }}", Json::object()), HasSubstr("nested"));
@@ -189,7 +189,7 @@ TEST(ChatTemplate, BoundsWhatATemplateCanUse) {
               HasSubstr("RecursionError"));
 }
 
-// Values that hold themselves are freed all the same: LeakSanitizer watches this one.
+// Values that contain themselves must be freed; LeakSanitizer checks this test.
 TEST(ChatTemplate, FreesCycles) {
   for (const char* source : {
            "{% set l = [] %}{% set _ = l.append(l) %}",

@@ -11,7 +11,7 @@ namespace {
 using ::testing::HasSubstr;
 using Copies = StatusOr<std::vector<Grammar>>;
 
-// Takes long to compile: the first step of its lexer has about ten thousand branches.
+// Slow to compile: the first step of its lexer has about ten thousand branches.
 constexpr const char* kSlow =
     "start: A\nA: /.*a1.*/ & /.*b2.*/ & /.*c3.*/ & /.*d4.*/ & /.*e5.*/ & /.*f6.*/ & /.*g7.*/ & /.*h8.*/ & "
     "/.*i9.*/ & /.*j10.*/ & /.*k11.*/ & /.*l12.*/\n";
@@ -24,7 +24,7 @@ class GrammarPoolTest : public ::testing::Test {
     return GrammarCompiler::Create(tokenizer, std::vector<int32_t>{2}, limits).value();
   }
 
-  // Waits for the result.
+  // Compiles and waits for the result.
   static Copies Compile(GrammarPool& pool, GrammarKind kind, std::string source, int copies = 1,
                         const char* client = "a") {
     std::promise<Copies> promise;
@@ -143,7 +143,7 @@ TEST_F(GrammarPoolTest, ClientsTakeTurnsAndQueuesAreBounded) {
     return ticket.status().code();
   };
   EXPECT_EQ(start("a", "a1"), StatusCode::kOk);
-  while (pool.stats().queued > 0) std::this_thread::yield();  // the only thread is held by a1's callback
+  while (pool.stats().queued > 0) std::this_thread::yield();  // a1's callback blocks the only thread
   EXPECT_EQ(start("a", "a2"), StatusCode::kOk);
   EXPECT_EQ(start("a", "a3"), StatusCode::kOk);
   EXPECT_EQ(start("a", "a4"), StatusCode::kResourceExhausted) << "two of one client";

@@ -37,7 +37,7 @@ class GrammarTest : public ::testing::Test {
 
   static bool Allows(const std::vector<uint32_t>& mask, int32_t id) { return mask[id / 32] >> (id % 32) & 1; }
 
-  /// Whether the grammar takes the whole text and may end there.
+  /// Returns whether the grammar accepts the whole text as complete.
   bool Accepts(Grammar grammar, std::string_view text) const {
     for (const int32_t id : Encode(text)) {
       if (*grammar.CountValid(std::vector<int32_t>{id}) == 0) return false;
@@ -50,7 +50,7 @@ class GrammarTest : public ::testing::Test {
   const GrammarCompiler* compiler_ = nullptr;
 };
 
-// Schemas with labelled instances, and what the library itself is known to say of each schema.
+// Schemas with labelled instances, and the library's known result for each schema.
 TEST_F(GrammarTest, JsonSchemasAcceptWhatTheyShould) {
   const auto path = SharedData() / "structured" / "maskbench_dev.jsonl.gz";
   SKIP_WITHOUT(path);

@@ -8,7 +8,7 @@ namespace {
 
 bool IsSpace(char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\n'; }
 
-// The text of a JSON string; what is none stands for nothing.
+// Returns the value of a JSON string; empty if it is invalid.
 std::string Unquoted(const std::string& quoted) {
   const auto json = nlohmann::json::parse(quoted, nullptr, /*allow_exceptions=*/false);
   return json.is_string() ? json.get<std::string>() : "";
@@ -53,7 +53,7 @@ JsonValueScan::Step CallObjectScan::Take(char c) {
     if (place_ == Place::kValue) EndValue();
     return step;
   }
-  const bool top = depth == 1 && !was_string;  // `c` stands among the object's own members
+  const bool top = depth == 1 && !was_string;  // `c` is between the object's own members
   switch (place_) {
     case Place::kBefore:
       if (top && c == '"') {
@@ -102,7 +102,7 @@ void CallObjectScan::EndValue() {
 }
 
 std::string CallObjectScan::TakeArguments() {
-  // White space behind a complete value belongs to the object around it.
+  // White space after a complete value belongs to the enclosing object.
   size_t end = arguments_.size();
   if (!scan_.in_string() && scan_.depth() <= 1) {
     while (end > 0 && IsSpace(arguments_[end - 1])) --end;

@@ -1,4 +1,4 @@
-// Looks for marks in text that comes in pieces. For this room only.
+// Finds markers in text that arrives in pieces. Private to this room.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 
 namespace moesaic::text {
 
-/// Length of the longest end of `text` that begins `mark` without being all of it; 0 for an empty mark.
+/// Returns the length of the longest suffix of `text` that is a proper prefix of `mark`; 0 for an empty mark.
 inline size_t BegunAtEnd(std::string_view text, std::string_view mark) {
   if (mark.empty()) return 0;
   for (size_t length = std::min(text.size(), mark.size() - 1); length > 0; --length) {
@@ -18,10 +18,10 @@ inline size_t BegunAtEnd(std::string_view text, std::string_view mark) {
 
 struct FoundMark {
   size_t at = std::string_view::npos;
-  std::string_view mark;  // empty: none
+  std::string_view mark;  // empty: not found
 };
 
-/// The earliest of `marks`, of which empty ones are left out; the first named wins a tie.
+/// Returns the earliest occurrence of any of `marks`, ignoring empty ones; the first listed wins a tie.
 inline FoundMark FindMark(std::string_view text, std::initializer_list<std::string_view> marks) {
   FoundMark found;
   for (const std::string_view mark : marks) {
@@ -31,7 +31,7 @@ inline FoundMark FindMark(std::string_view text, std::initializer_list<std::stri
   return found;
 }
 
-/// The longest end of `text` that may begin one of `marks`.
+/// Returns the length of the longest suffix of `text` that may begin one of `marks`.
 inline size_t BegunAtEnd(std::string_view text, std::initializer_list<std::string_view> marks) {
   size_t longest = 0;
   for (const std::string_view mark : marks) longest = std::max(longest, BegunAtEnd(text, mark));

@@ -92,13 +92,14 @@ void ReasoningSplitter::Step(bool last, std::string* reasoning, std::string* con
     if (!said_) {
       const size_t before = held_.size();
       held_.erase(0, std::min(held_.find_first_not_of(kSpace), held_.size()));
-      // The prompt opened the thought, and some models open it once more.
+      // The prompt opened the reasoning; some models repeat the opening marker.
       if (held_.starts_with(open_)) held_.erase(0, open_.size());
       if (!last && !held_.empty() && open_.starts_with(held_)) return;
       held_.erase(0, std::min(held_.find_first_not_of(kSpace), held_.size()));
       searched_ -= std::min(searched_, before - held_.size());
     }
-    // Text after a call mark is held until the thought ends: each piece is searched once.
+    // Text after a call marker is held until the reasoning ends. searched_ ensures that each piece is
+    // searched once.
     const size_t end = held_.find(close_, searched_ < close_.size() ? 0 : searched_ - close_.size() + 1);
     const bool closed = end != std::string::npos;
     size_t settled = closed ? end : held_.size() - (last ? 0 : BegunAtEnd(held_, {close_, call_open_}));

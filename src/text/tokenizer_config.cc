@@ -16,7 +16,7 @@ std::optional<bool> Flag(const Json& json, const char* name) {
   return json[name].get<bool>();
 }
 
-/// A token is its text, or an object with a "content".
+/// A token is given as its text, or as an object with a "content".
 std::optional<std::string> TokenText(const Json& json) {
   if (json.is_string()) return json.get<std::string>();
   if (json.is_object() && json.contains("content") && json["content"].is_string()) {

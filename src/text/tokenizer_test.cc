@@ -32,7 +32,7 @@ std::string Concatenated(const Tokenizer& tokenizer, std::span<const int32_t> id
   return text + *decoder.Finish();
 }
 
-/// Encodes, and checks what must hold of every tokenizer: streaming equals whole decoding.
+/// Encodes and checks an invariant of every tokenizer: streaming equals decoding all ids.
 std::vector<int32_t> EncodeAndCheck(const Tokenizer& tokenizer, const std::string& text) {
   StatusOr<std::vector<int32_t>> ids = tokenizer.Encode(text, false);
   if (!ids.ok()) {
@@ -106,7 +106,7 @@ TEST(TokenizerGoldens, QwenTiktoken) {
   EXPECT_EQ(tokenizer->TokenToId("<|extra_0|>"), 151646);
 }
 
-// Kimi-K2's splitting rule, over the ranks at hand, against tiktoken itself.
+// Compares Kimi-K2's splitting rule with tiktoken itself on the available ranks.
 TEST(TokenizerGoldens, KimiTiktoken) {
   SKIP_WITHOUT(Tokenizers());
   const char* config =
@@ -131,7 +131,7 @@ TEST(TokenizerGoldens, KimiTiktoken) {
 
 class GgufVocabTest : public ::testing::TestWithParam<const char*> {};
 
-// llama.cpp's own inputs, with the ids of the models' own tokenizers.
+// Uses llama.cpp's own inputs, with ids from the models' own tokenizers.
 TEST_P(GgufVocabTest, EqualsRecordedIds) {
   const auto folder = Tokenizers() / "gguf-vocab";
   SKIP_WITHOUT(folder);
@@ -165,7 +165,8 @@ INSTANTIATE_TEST_SUITE_P(LlamaCpp, GgufVocabTest,
                            return name;
                          });
 
-/// Random text that is hard on tokenizers: many scripts, marks, controls, white space, digits.
+/// Returns random text that is difficult for tokenizers: many scripts, combining marks, controls, white
+/// space, digits.
 std::string RandomText(std::mt19937* random) {
   constexpr uint32_t kRanges[][2] = {
       {0x20, 0x7f},     {0, 0x20},          {0xa0, 0x250},    {0x300, 0x370},   {0x400, 0x500},
@@ -206,7 +207,7 @@ class TokenizerProperties : public ::testing::TestWithParam<const char*> {
 
 TEST_P(TokenizerProperties, RandomTextComesBack) {
   std::mt19937 random(1);
-  // Qwen3 normalises: the text comes back in composed form, so there only the ids do.
+  // Qwen3 normalizes: the decoded text is in composed form, so only ids are compared there.
   const bool normalises = std::string_view(GetParam()) == "qwen3";
   for (int i = 0; i < 2000; ++i) {
     const std::string text = RandomText(&random);
@@ -220,13 +221,13 @@ TEST_P(TokenizerProperties, RandomTextComesBack) {
   }
 }
 
-// Any ids at all, in any order: what streams is what decodes, and every piece is whole UTF-8.
+// For arbitrary ids in arbitrary order, streaming equals decoding, and every piece is complete UTF-8.
 TEST_P(TokenizerProperties, RandomIdsStreamAsTheyDecode) {
   std::mt19937 random(2);
   for (int i = 0; i < 2000; ++i) {
     std::vector<int32_t> ids(random() % 30);
     for (int32_t& id : ids) {
-      // The low ids hold the single bytes, which make broken characters.
+      // The low ids are single bytes, which form broken characters.
       id = static_cast<int32_t>(random() % (random() % 2 == 0 ? 300 : tokenizer_->vocab_size() + 10)) - 2;
     }
     for (const bool skip : {false, true}) {
@@ -249,7 +250,7 @@ TEST_P(TokenizerProperties, TokenBytesSpellTheText) {
     std::string bytes;
     const std::vector<int32_t> ids = *tokenizer_->Encode(text, false);
     for (const int32_t id : ids) bytes += tokenizer_->TokenBytes(id);
-    if (bytes.size() == text.size() + 1) bytes.erase(0, 1);  // SentencePiece's space in front
+    if (bytes.size() == text.size() + 1) bytes.erase(0, 1);  // SentencePiece's leading space
     EXPECT_EQ(bytes, text);
   }
 }
@@ -299,7 +300,7 @@ TEST(Tokenizer, RefusesTextThatIsNotUtf8) {
   EXPECT_THAT(Message(tokenizer->Encode("ab\xff", false).status()), HasSubstr("not UTF-8 at byte 2"));
 }
 
-// A vocabulary of single bytes, enough to show what a config does to it.
+// A vocabulary of single bytes, enough to test the effect of a config.
 std::string TinyJson(const std::string& post_processor) {
   return R"({"version":"1.0","added_tokens":[{"id":3,"content":"<s>","single_word":false,"lstrip":false,"rstrip":false,)"
          R"("normalized":false,"special":true}],"normalizer":null,"pre_tokenizer":{"type":"ByteLevel",)"

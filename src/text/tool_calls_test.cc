@@ -31,7 +31,7 @@ void Take(const ToolDelta& delta, Parsed* parsed) {
   }
 }
 
-// `text` in pieces of `size` bytes.
+// Parses `text` in pieces of `size` bytes.
 Parsed Parse(ToolFormat format, const std::string& text, size_t size, const std::string& tools = "") {
   const auto parser = MakeToolCallParser(format, tools);
   Parsed parsed;
@@ -61,7 +61,7 @@ ToolFormat FormatOf(const std::string& name) {
   return formats.at(name);
 }
 
-// The completion without what the tokenizer would have ended or the reasoning splitter taken.
+// Returns the completion without end tokens and reasoning, which other components remove.
 std::string Answer(std::string text) {
   for (const char* end : {"<|im_end|>", "<｜end▁of▁sentence｜>", "<|eot_id|>", "[e~["}) {
     text.erase(std::min(text.find(end), text.size()));
@@ -82,7 +82,7 @@ void CheckRow(const Json& row, size_t size) {
   const std::string text = Answer(row["completion"]);
   const Parsed parsed = Parse(FormatOf(row["format"]), text, size, row["tools"].dump());
   SCOPED_TRACE(row["format"].get<std::string>() + " " + row["id"].get<std::string>() + " " + text);
-  // Llama's template leaves the lead out.
+  // Llama's template omits the lead text.
   const std::string lead = row["format"] == "llama3.1" ? "" : row["lead"].get<std::string>();
   EXPECT_EQ(Trimmed(parsed.content), lead);
   ASSERT_EQ(parsed.calls.size(), row["calls"].size());
@@ -107,7 +107,7 @@ TEST_P(RoundTrip, GivesTheCallsBackHoweverTheTextIsCut) {
   }
 }
 
-// Whatever a text is cut to, the parser takes it, and the calls begun are those of the whole.
+// The parser must accept every prefix, and the calls begun must be those of the whole text.
 TEST_P(RoundTrip, TakesEveryPrefix) {
   const auto path = SharedData() / "toolparse" / GetParam();
   SKIP_WITHOUT(path);
@@ -194,7 +194,7 @@ TEST(ToolCalls, KeepsTextInsideASectionThatIsNoCall) {
       const Parsed parsed = Parse(ToolFormat::kDeepSeekV3, c.text, size);
       EXPECT_EQ(parsed.calls.size(), c.calls) << c.text;
       for (const Json& one : parsed.calls) EXPECT_EQ(one["arguments"], R"({"x": 1})");
-      // White space around calls may go.
+      // White space around calls may be dropped.
       std::string content, expected;
       for (const char letter : parsed.content) content += letter == ' ' ? "" : std::string(1, letter);
       for (const char letter : c.content) expected += letter == ' ' ? "" : std::string(1, letter);
@@ -223,7 +223,7 @@ TEST(ToolCalls, EndsUnclosedArgumentsAtTheFence) {
   }
 }
 
-// Arguments that are cut off are the same however they came.
+// Truncated arguments must be the same for every way of cutting the text.
 TEST(ToolCalls, KeepsTheLastSpaceOfACallThatIsCutOff) {
   const std::string call = R"({"name": "f", "parameters": {"x": [1, { "y" : "a  b" } ], "z": )";
   const std::string start = R"({"name": "f", "parameters": )";

@@ -22,14 +22,14 @@ std::string Quoted(const std::string& text) {
   return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-// One line break after the opening and before the closing mark belongs to the marks.
+// One line break after the opening and before the closing marker belongs to the markers.
 std::string Unwrapped(std::string_view text) {
   if (text.starts_with('\n')) text.remove_prefix(1);
   if (text.ends_with('\n')) text.remove_suffix(1);
   return std::string(text);
 }
 
-// The type a parameter's schema names; empty when it names none or several.
+// Returns the type named by a parameter's schema; empty if it names none or several.
 std::string TypeOf(const Json& schema) {
   const auto type = schema.is_object() ? schema.find("type") : schema.end();
   return schema.is_object() && type != schema.end() && type->is_string() ? type->get<std::string>() : "";
@@ -87,7 +87,7 @@ void XmlCallParser::Finish(ToolDelta* delta) {
   } else if (state_ == State::kName) {
     delta->content += raw_ + held_;
   } else if (state_ != State::kSection && parameters_ == 0) {
-    Arguments(delta, "{}");  // cut off before the first one was complete
+    Arguments(delta, "{}");  // truncated before the first one was complete
   }
   held_.clear();
 }
@@ -200,7 +200,7 @@ std::string XmlCallParser::ValueJson(const std::string& text) const {
     if (const auto found = tool->second.find(key_); found != tool->second.end()) type = found->second;
   }
   if (type == "string") return Quoted(value);
-  // Templates print Python's words for these.
+  // Templates print Python's words for these values.
   if (value == "True") return "true";
   if (value == "False") return "false";
   if (value == "None") return "null";

@@ -1,4 +1,5 @@
-//! Constrained decoding through llguidance: which tokens may come next under a JSON schema, regex or Lark grammar.
+//! Constrained decoding with llguidance: computes the tokens that a JSON schema, regex or Lark grammar allows
+//! next.
 
 use crate::ffi::GrammarLimits;
 use crate::grammar_cost::{check_lark, check_schema, rehearse};
@@ -10,10 +11,11 @@ use llguidance::toktrie::{InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, Tok
 use llguidance::{CancellationHandle, Matcher, ParserFactory};
 use std::sync::Arc;
 
-/// The longest message of llguidance that is passed on: it may quote a grammar of many kilobytes.
+/// Maximum length of an llguidance message that is passed on: it may quote a grammar of many kilobytes.
 const MAX_MESSAGE_CHARS: usize = 300;
 
-/// Estimated memory of one grammar symbol with its rules and its tables, for the size of cache entries.
+/// Estimated memory of one grammar symbol with its rules and tables, in bytes; used for the size of cache
+/// entries.
 const SYMBOL_BYTES: usize = 400;
 
 /// llguidance's view of a tokenizer: its byte trie, and its canonical tokenization of text.
@@ -33,7 +35,7 @@ impl TokenizerEnv for Env {
         })
     }
 
-    /// A SentencePiece normalizer may add a space in front, so only byte-level forced tokens are canonical.
+    /// A SentencePiece normalizer may prepend a space, so only byte-level forced tokens are canonical.
     fn tokenize_is_canonical(&self) -> bool {
         self.tokenizer.scheme == crate::pieces::Scheme::ByteLevel
     }
@@ -49,13 +51,13 @@ pub struct Matching {
     bytes: usize,
 }
 
-// Copies of one `Matching` are made by several threads.
+// Several threads copy the same `Matching`.
 const _: fn() = || {
     fn is_sync<T: Send + Sync>() {}
     is_sync::<Matching>();
 };
 
-/// Stops the work of one `Matching` from another thread.
+/// Cancels the work of one `Matching` from another thread.
 pub struct Canceller(CancellationHandle);
 
 impl Canceller {
@@ -64,7 +66,7 @@ impl Canceller {
     }
 }
 
-/// `error` without llguidance's dump of its state, and cut to a readable length.
+/// Returns `error` without llguidance's dump of its state, truncated to a readable length.
 fn message(error: &str) -> String {
     let text = error.split("\n<").next().unwrap_or_default().trim();
     let text = match text {
@@ -102,7 +104,8 @@ pub fn new_grammar_factory(
         let words: Vec<Vec<u8>> = (0..size)
             .map(|id| match &inner.pieces[id] {
                 _ if inner.special[id] || eos_ids.contains(&(id as i32)) => {
-                    // Special tokens never match text: llguidance marks them with a byte no UTF-8 has.
+                    // Special tokens never match text: llguidance marks them with a byte that is invalid in
+                    // UTF-8.
                     let mut word = vec![TokTrie::SPECIAL_TOKEN_MARKER];
                     word.extend(inner.hf.id_to_token(id as u32).unwrap_or_default().into_bytes());
                     word
@@ -120,7 +123,7 @@ pub fn new_grammar_factory(
             ParserFactory::new(&env, InferenceCapabilities::default(), &slices).map_err(fail)?;
         factory.quiet();
         let bounds = factory.limits_mut();
-        // Precomputation can't be cancelled. The first mask does the same work and can be.
+        // Precomputation cannot be cancelled. The first mask does the same work and can be.
         bounds.precompute_large_lexemes = false;
         bounds.verbose_errors = false;
         if limits.compile_fuel > 0 {
@@ -180,7 +183,7 @@ impl Matching {
         Box::new(Matching { matcher: self.matcher.deep_clone(), bytes: self.bytes })
     }
 
-    /// Estimated memory, without the lexer states that masks add.
+    /// Estimated memory in bytes, without the lexer states that masks add.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -189,7 +192,7 @@ impl Matching {
         Box::new(Canceller(self.matcher.cancellation_handle().unwrap_or_default()))
     }
 
-    /// Sets bit `id % 32` of `words[id / 32]` for each token that may come next.
+    /// Sets bit `id % 32` of `words[id / 32]` for each token allowed next.
     pub fn mask(&mut self, words: &mut [u32]) -> Result<()> {
         guarded("grammar", || {
             let mask = self.matcher.compute_mask_or_eos().map_err(fail)?;
@@ -211,7 +214,7 @@ impl Matching {
         guarded("grammar", || self.matcher.consume_token(id as u32).map_err(fail))
     }
 
-    /// How many of `ids` could be committed one after the other; changes nothing.
+    /// Returns the length of the longest prefix of `ids` that could be committed; changes nothing.
     pub fn count_valid(&mut self, ids: &[i32]) -> Result<usize> {
         guarded("grammar", || {
             let ids: Vec<u32> = ids.iter().map(|&id| id as u32).collect();

@@ -1,8 +1,9 @@
-//! Finds grammars whose lexer would take too long to build, before llguidance builds it without a limit.
+//! Rejects grammars whose lexer would take too long to build, before llguidance builds it without a limit.
 //!
-//! llguidance takes the first step of a lexer with unlimited fuel: it checks for each byte whether the rest of every
-//! lexeme still matches some text. For `multipleOf` with a large number, or an intersection of patterns, this check
-//! explores an automaton of millions of states. `rehearse` takes the same step under a fuel limit.
+//! llguidance takes the first step of a lexer with unlimited fuel: it checks for each byte whether the rest
+//! of every lexeme still matches some text. For `multipleOf` with a large number, or an intersection of
+//! patterns, this check explores an automaton of millions of states. `rehearse` takes the same step under a
+//! fuel limit.
 
 use crate::guard::{BridgeError, Result};
 use serde_json::Value;
@@ -12,23 +13,23 @@ use llguidance::derivre::ExprRef;
 use llguidance::earley::lexerspec::LexerSpec;
 use llguidance::ParserFactory;
 
-/// Most branches that one step through an intersection may have. Each costs about a microsecond, and no fuel limit
+/// Maximum branches of one step through an intersection. Each costs about a microsecond, and no fuel limit
 /// interrupts the step.
 const MAX_BRANCHES: f64 = 20_000.0;
 
-/// Most string patterns of a JSON schema that may apply to one value.
+/// Maximum string patterns of a JSON schema that may apply to one value.
 const MAX_INTERSECTED: usize = 8;
 
-/// Most levels of a JSON schema, counted through references: the walk is recursive.
+/// Maximum depth of a JSON schema, counted through references: the walk is recursive.
 const MAX_DEPTH: usize = 256;
 
-/// Refuses long patterns in `schema`, and `allOf` of many, which llguidance intersects without a limit.
+/// Rejects long patterns in `schema`, and `allOf` of many, which llguidance intersects without a limit.
 pub fn check_schema(schema: &Value, regex_bytes: usize) -> Result<()> {
     let mut walk = SchemaWalk { root: schema, regex_bytes, depth: 0, refs: HashMap::new() };
     walk.patterns_of(schema).map(drop)
 }
 
-/// Does so for each schema in a Lark grammar.
+/// Checks each schema in a Lark grammar likewise.
 pub fn check_lark(grammar: &str, regex_bytes: usize) -> Result<()> {
     for (at, mark) in grammar.match_indices("%json") {
         let rest = &grammar[at + mark.len()..];
@@ -42,9 +43,9 @@ pub fn check_lark(grammar: &str, regex_bytes: usize) -> Result<()> {
 struct SchemaWalk<'a> {
     root: &'a Value,
     regex_bytes: usize,
-    /// Levels of the walk that are open.
+    /// Current depth of the walk.
     depth: usize,
-    /// Results by pointer; 0 while a reference is followed, so that loops end.
+    /// Results by pointer; 0 while a reference is being followed, so that cycles terminate.
     refs: HashMap<&'a str, usize>,
 }
 
@@ -60,7 +61,8 @@ impl<'a> SchemaWalk<'a> {
         )))
     }
 
-    /// At least the number of patterns that apply to one value that `node` describes, or to a value inside it.
+    /// Returns an upper bound of the number of patterns that apply to one value described by `node`, or to a
+    /// value inside it.
     fn patterns_of(&mut self, node: &'a Value) -> Result<usize> {
         if self.depth == MAX_DEPTH {
             return Err(BridgeError(format!("the JSON schema has more than {MAX_DEPTH} levels, $ref included")));
@@ -72,8 +74,8 @@ impl<'a> SchemaWalk<'a> {
     }
 
     fn patterns_at(&mut self, node: &'a Value) -> Result<usize> {
-        let mut most = 0; // of children that describe different values, or alternatives
-        let mut sum = 0; // of those that describe the same value
+        let mut most = 0; // over children that describe different values, or alternatives
+        let mut sum = 0; // over children that describe the same value
         match node {
             Value::Array(items) => {
                 for item in items {
@@ -101,7 +103,7 @@ impl<'a> SchemaWalk<'a> {
                             most = most.max(self.patterns_of(value)?);
                         }
                         ("properties" | "$defs" | "definitions" | "dependentSchemas", Value::Object(schemas)) => {
-                            // Names of any kind, among them "default" and "enum".
+                            // Keys are arbitrary names, including "default" and "enum".
                             for schema in schemas.values() {
                                 most = most.max(self.patterns_of(schema)?);
                             }
@@ -135,7 +137,7 @@ impl<'a> SchemaWalk<'a> {
     }
 }
 
-/// `text` with each %XX decoded, as references to parts of a document are. A sequence that is none stays.
+/// Decodes each %XX of `text`, as in references to parts of a document. Invalid sequences are kept.
 fn percent_decoded(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut decoded = Vec::with_capacity(bytes.len());
@@ -178,14 +180,14 @@ fn too_costly<E: std::fmt::Display>(reason: E) -> BridgeError {
     BridgeError(format!("the grammar costs too much to compile: {reason}"))
 }
 
-/// Estimates how many branches the first step through each expression has: the product over the operands of an
+/// Estimates the branches of the first step through each expression: the product over the operands of an
 /// intersection, the sum over those of an alternative.
 fn check_branches(exprs: &ExprSet) -> Result<()> {
     let mut branches = vec![1.0f64; exprs.len()];
     for id in 1..exprs.len() {
         let expr = ExprRef::new(id as u32);
         let args = exprs.get_args(expr);
-        // An expression is created after its operands, so theirs are known.
+        // Expressions are created after their operands, so the operands' values are known.
         let of = |arg: &ExprRef| branches[arg.as_usize()];
         let tag = format!("{:?}", exprs.get_tag(expr));
         let count = match tag.as_str() {

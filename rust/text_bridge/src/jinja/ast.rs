@@ -1,4 +1,4 @@
-//! The tree a template is parsed into. It holds no run-time values, so one tree serves every thread.
+//! The syntax tree of a template. It holds no run-time values, so threads can share it.
 
 use std::sync::Arc;
 
@@ -110,7 +110,7 @@ pub struct Macro {
     pub name: Name,
     pub parameters: Vec<(Name, Option<Expr>)>,
     pub body: Vec<Stmt>,
-    /// The body mentions `varargs`, `kwargs`, `caller`: only then are such arguments taken.
+    /// The body mentions `varargs`, `kwargs`, `caller`: only then are such arguments accepted.
     pub takes_varargs: bool,
     pub takes_kwargs: bool,
     pub takes_caller: bool,

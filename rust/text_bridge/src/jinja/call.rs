@@ -10,7 +10,7 @@ pub struct CallArgs {
     pub keyword: Vec<(Arc<str>, Value)>,
 }
 
-/// The values of named parameters; absent ones keep their defaults.
+/// Values of named parameters; absent ones keep their defaults.
 pub struct Bound {
     function: String,
     names: &'static [&'static str],
@@ -22,7 +22,7 @@ impl CallArgs {
         CallArgs { positional, keyword: Vec::new() }
     }
 
-    /// Binds to `names` in order; more arguments or unknown keywords are a TypeError.
+    /// Binds arguments to `names` in order. Too many arguments or unknown keywords are a TypeError.
     pub fn bind(self, function: &str, names: &'static [&'static str]) -> Result<Bound> {
         if self.positional.len() > names.len() {
             return raise(format!(
@@ -67,7 +67,7 @@ impl Bound {
         }
     }
 
-    /// An optional integer; `None` counts as absent.
+    /// Returns an optional integer; `None` counts as absent.
     pub fn int(&mut self, at: usize, default: i128) -> Result<i128> {
         match self.values[at].take() {
             None | Some(Value::None) => Ok(default),
@@ -85,7 +85,7 @@ impl Bound {
         self.values[at].take().map_or(default, |value| value.truthy())
     }
 
-    /// An optional string; `None` counts as absent.
+    /// Returns an optional string; `None` counts as absent.
     pub fn string(&mut self, at: usize) -> Result<Option<Arc<str>>> {
         match self.values[at].take() {
             None | Some(Value::None) => Ok(None),

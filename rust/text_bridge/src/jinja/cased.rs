@@ -8,7 +8,7 @@ pub fn capitalize(text: &str) -> String {
     }
 }
 
-/// Upper case after anything that has no case, lower case after what has.
+/// Uses upper case after a character without case, lower case after one with case.
 pub fn title(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut after_cased = false;

@@ -1,5 +1,5 @@
-//! Refuses unknown filters and tests when a template is compiled, as Jinja2 does: not inside `if` and inline `if`,
-//! where a template may ask for them only under a condition.
+//! Rejects unknown filters and tests when a template is compiled, like Jinja2: not inside `if` and inline
+//! `if`, where a template may use them conditionally.
 
 use super::ast::{Args, Expr, Stmt};
 use super::error::{raise, Result};

@@ -1,10 +1,10 @@
-//! `strftime_now`: local time through the C library, as Python does it.
+//! `strftime_now`: local time through the C library, like Python.
 
 use super::error::{raise, Result};
 use std::ffi::CString;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Formats `now` (seconds since 1970), or the clock's time.
+/// Formats `now` (seconds since 1970), or the current time.
 pub fn strftime(format: &str, now: Option<i64>) -> Result<String> {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let seconds = now.unwrap_or(since.as_secs() as i64);
@@ -26,7 +26,8 @@ pub fn strftime(format: &str, now: Option<i64>) -> Result<String> {
         return raise("ValueError: embedded null character");
     };
     let mut buffer = vec![0u8; 256 + 64 * pattern.as_bytes().len()];
-    // SAFETY: `parts` is a plain C struct that localtime_r fills; `buffer` is as long as strftime is told.
+    // SAFETY: `parts` is a plain C struct that localtime_r fills; strftime receives the true length of
+    // `buffer`.
     let written = unsafe {
         let mut parts: libc::tm = std::mem::zeroed();
         if libc::localtime_r(&seconds, &mut parts).is_null() {

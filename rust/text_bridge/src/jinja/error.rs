@@ -1,4 +1,4 @@
-//! Template errors carry the message Jinja2 or Python would give.
+//! Template errors have the message that Jinja2 or Python would give.
 
 #[derive(Debug, Clone)]
 pub struct Error {

@@ -1,4 +1,4 @@
-//! Runs a parsed template: statements here, calls in invoke.rs.
+//! Executes a parsed template: statements here, calls in invoke.rs.
 
 use super::ast::{Args, Expr, For, Literal, Stmt, Target};
 use super::call::CallArgs;
@@ -13,18 +13,18 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// What a rendering may do and what time it is.
+/// Permissions and clock of a rendering.
 #[derive(Clone, Copy, Default)]
 pub struct Options {
-    /// Lists and dictionaries have their changing methods; `transformers`' sandbox forbids them.
+    /// Allows mutating methods of lists and dictionaries, which `transformers`' sandbox forbids.
     pub may_mutate: bool,
-    /// Seconds since 1970 for `strftime_now`; none: the clock.
+    /// Seconds since 1970 for `strftime_now`; None: the current time.
     pub now: Option<i64>,
 }
 
-/// Expressions and statements inside one another, calls included: bounds the stack.
+/// Maximum nesting of expressions, statements and calls: bounds the stack.
 const MAX_DEPTH: usize = 1500;
-/// Expressions, statements and loop rounds in one rendering: bounds the time.
+/// Maximum expressions, statements and loop iterations of one rendering: bounds the time.
 const MAX_STEPS: u64 = 10_000_000;
 
 pub enum Flow {
@@ -38,11 +38,12 @@ pub struct Interpreter {
     pub root: Rc<Scope>,
     depth: usize,
     steps: u64,
-    /// Rendered bodies on their way through block filters.
+    /// Rendered bodies that block filters are processing.
     bodies: Vec<Value>,
-    /// Scopes that macros hold: they and their macros hold each other until cleared.
+    /// Scopes captured by macros: they and their macros reference each other until cleared.
     captured: Vec<Rc<Scope>>,
-    /// What a template changed, by address: it may have put a value into itself, and then also holds itself.
+    /// Values that a template mutated, by address: such a value may contain itself and thus keep itself
+    /// alive.
     changed: HashMap<*const (), Value>,
 }
 
@@ -82,7 +83,7 @@ impl Interpreter {
         }
     }
 
-    /// Notes that `value` was changed.
+    /// Records that `value` was mutated.
     pub fn note_change(&mut self, value: &Value) {
         let address: *const () = match value {
             Value::List(items) => Rc::as_ptr(items).cast(),
@@ -137,7 +138,7 @@ impl Interpreter {
         Ok(Flow::Next)
     }
 
-    /// Renders `body` in a scope of its own.
+    /// Renders `body` in its own scope.
     pub fn run_inside(&mut self, body: &[Stmt], scope: &Rc<Scope>) -> Result<String> {
         let mut out = String::new();
         self.run(body, &Scope::child(scope), &mut out)?;
@@ -474,7 +475,7 @@ impl Interpreter {
         Ok(CallArgs { positional, keyword })
     }
 
-    /// `of.name`: an attribute or method, and then an element of that name.
+    /// `of.name`: an attribute or method, otherwise an element of that name.
     pub fn attribute(&self, of: &Value, name: &Arc<str>) -> Result<Value> {
         if let Some(found) = self.own_attribute(of, name)? {
             return Ok(found);
@@ -483,7 +484,7 @@ impl Interpreter {
         Ok(ops::index(of, &key).unwrap_or_else(|| ops::missing(of, &key)))
     }
 
-    /// `of[index]`: an element, and then an attribute of that name.
+    /// `of[index]`: an element, otherwise an attribute of that name.
     pub fn item(&self, of: &Value, index: &Value) -> Result<Value> {
         of.defined()?;
         if let Some(found) = ops::index(of, index) {
@@ -497,7 +498,7 @@ impl Interpreter {
         Ok(ops::missing(of, index))
     }
 
-    /// An attribute in Python's sense: methods and the fields of `loop`, namespaces and macros.
+    /// Returns an attribute in Python's sense: methods and the fields of `loop`, namespaces and macros.
     pub fn own_attribute(&self, of: &Value, name: &Arc<str>) -> Result<Option<Value>> {
         of.defined()?;
         let forbidden = || {
@@ -520,7 +521,7 @@ impl Interpreter {
             Value::Int(_) | Value::Bool(_) if &**name == "denominator" => Some(Value::Int(1)),
             Value::Float(f) if &**name == "real" => Some(Value::Float(*f)),
             Value::Float(_) if &**name == "imag" => Some(Value::Float(0.0)),
-            // The pairs that `groupby` gives have names.
+            // The pairs that `groupby` returns have named fields.
             Value::Tuple(items) if matches!(&**name, "grouper" | "list") && items.0.borrow().len() == 2 => {
                 items.0.borrow().get(usize::from(&**name == "list")).cloned()
             }

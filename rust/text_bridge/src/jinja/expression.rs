@@ -1,4 +1,4 @@
-//! Jinja2's expression grammar. Each method is one level of precedence, loosest first.
+//! Jinja2's expression grammar. Each method parses one level of precedence, loosest first.
 
 use super::ast::{Args, Binary, Compare, Expr, Literal, Name};
 use super::error::{syntax, Result};
@@ -22,8 +22,8 @@ impl Parser {
         })
     }
 
-    /// An expression, or several with commas between. `conditional`: allows `a if b else c`; `parenthesised`: `()` is
-    /// an empty tuple; `end_names` end it.
+    /// Parses an expression, or several separated by commas. `conditional`: allows `a if b else c`;
+    /// `parenthesised`: `()` is an empty tuple; `end_names` end it.
     pub fn tuple(&mut self, conditional: bool, parenthesised: bool, end_names: &[&str]) -> Result<Expr> {
         let mut items = Vec::new();
         let mut is_tuple = false;
@@ -140,7 +140,7 @@ impl Parser {
         }
     }
 
-    /// Left to right, unlike Python's.
+    /// Left-associative, unlike Python's.
     fn power(&mut self) -> Result<Expr> {
         let mut left = self.unary(true)?;
         while self.skip_op("**") {
@@ -341,7 +341,7 @@ impl Parser {
         Ok(Expr::Filter { name, of: boxed(of), args: Box::new(args) })
     }
 
-    /// The filters of a `{% filter %}` or block `{% set %}`, over the rendered body.
+    /// Parses the filters of a `{% filter %}` or block `{% set %}`, applied to the rendered body.
     pub fn filter_chain(&mut self) -> Result<Expr> {
         let mut value = self.filter_on(Expr::Body)?;
         while self.skip_op("|") {

@@ -1,4 +1,4 @@
-//! Jinja2's filters, and `tojson` as `transformers` has it. Those over sequences are in sequence_filters.rs.
+//! Jinja2's filters, and `tojson` of `transformers`. Those over sequences are in sequence_filters.rs.
 
 use super::call::CallArgs;
 use super::cased::capitalize;
@@ -68,7 +68,7 @@ pub const NAMES: &[&str] = &[
     "xmlattr",
 ];
 
-/// What Python's `int(...)` and `float(...)` read out of a string.
+/// Normalizes a string for Python's `int(...)` and `float(...)`.
 fn number_text(text: &str) -> String {
     text.trim_matches(is_space).replace('_', "")
 }
@@ -189,7 +189,7 @@ fn to_json_filter(of: &Value, args: CallArgs) -> Result<Value> {
     text(to_json(of, &style)?)
 }
 
-/// Upper case at the start of each word; words start after white space, a dash or an opening bracket.
+/// Capitalizes each word; words start after white space, a dash or an opening bracket.
 fn title_words(s: &str) -> String {
     let mut out = String::with_capacity(s.len());
     let mut starts = true;

@@ -1,4 +1,4 @@
-//! Calls: macros, recursive loops, methods and the functions every template sees.
+//! Calls: macros, recursive loops, methods and the functions visible to every template.
 
 use super::ast::Macro;
 use super::call::CallArgs;
@@ -10,7 +10,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Jinja2's sandbox allows no longer ranges.
+/// Jinja2's sandbox rejects longer ranges.
 const MAX_RANGE: usize = 100_000;
 
 impl Interpreter {

@@ -15,7 +15,7 @@ pub enum Token {
     Str(Arc<str>),
     Int(i128),
     Float(f64),
-    /// An operator or bracket, as spelt.
+    /// An operator or bracket, as spelled.
     Op(&'static str),
     End,
 }
@@ -26,13 +26,13 @@ pub struct Lexeme {
     pub line: usize,
 }
 
-/// Longest first, so that the first match is the right one.
+/// Longest first, so that the first match is the correct one.
 const OPERATORS: &[&str] = &[
     "//", "**", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[", "]", "(", ")", "{", "}", ">", "<",
     "=", ".", ":", "|", ",", ";",
 ];
 
-/// What Python's `str.isspace` and `\s` accept.
+/// Matches the characters of Python's `str.isspace` and `\s`.
 pub fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\x1c'..='\x1f').contains(&c)
 }
@@ -112,7 +112,7 @@ impl<'s> Lexer<'s> {
         Ok(())
     }
 
-    /// Emits the text before a tag, without the space that the tag's sign or `lstrip_blocks` takes away.
+    /// Emits the text before a tag, without the white space that the tag's sign or `lstrip_blocks` removes.
     fn text_before_tag(&mut self, text: &str, sign: Option<char>, strips_line: bool) {
         let kept = match sign {
             Some('-') => trim_end(text),
@@ -146,7 +146,8 @@ impl<'s> Lexer<'s> {
         Ok(())
     }
 
-    /// White space after a block end: all of it after `-%}`, none after `+%}`, else one line break (`trim_blocks`).
+    /// Skips white space after a block end: all of it after `-%}`, none after `+%}`, otherwise one line break
+    /// (`trim_blocks`).
     fn after_block_end(&mut self, sign: Option<char>) {
         match sign {
             Some('-') => self.skip_space(),
@@ -159,7 +160,7 @@ impl<'s> Lexer<'s> {
         }
     }
 
-    /// The length of `{% raw %}` at this point, with the space that `-%}` takes.
+    /// Returns the length of `{% raw %}` at this point, including the white space that `-%}` removes.
     fn raw_begin(&self) -> Option<usize> {
         let rest = self.rest();
         let (length, sign) = keyword_tag(rest, "raw")?;
@@ -236,7 +237,7 @@ impl<'s> Lexer<'s> {
         }
     }
 
-    /// Consumes the end of the tag if it stands here.
+    /// Consumes the end of the tag if it is here.
     fn tag_end(&mut self, block: bool) -> bool {
         let rest = self.rest();
         let closing = if block { "%}" } else { "}}" };
@@ -342,14 +343,14 @@ impl<'s> Lexer<'s> {
     }
 }
 
-/// The offset of the next `{{`, `{%` or `{#`.
+/// Returns the offset of the next `{{`, `{%` or `{#`.
 fn find_tag(text: &str) -> Option<usize> {
     let bytes = text.as_bytes();
     (0..bytes.len().saturating_sub(1))
         .find(|&i| bytes[i] == b'{' && matches!(bytes[i + 1], b'{' | b'%' | b'#'))
 }
 
-/// Matches `{%[+-] keyword [+-]%}`: its length and its closing sign.
+/// Matches `{%[+-] keyword [+-]%}` and returns its length and its closing sign.
 fn keyword_tag(text: &str, keyword: &str) -> Option<(usize, Option<char>)> {
     let mut rest = text.strip_prefix("{%")?;
     rest = rest.strip_prefix(['-', '+']).unwrap_or(rest);

@@ -14,10 +14,10 @@ const DICT_MUTATORS: &[&str] = &["clear", "pop", "popitem", "setdefault", "updat
 const CYCLER: &[&str] = &["next", "reset"];
 const LOOP: &[&str] = &["cycle", "changed"];
 
-/// What reading an attribute as a method finds.
+/// Result of reading an attribute as a method.
 pub enum Lookup {
     Found,
-    /// It changes its object, which the sandbox forbids.
+    /// The method mutates its object, which the sandbox forbids.
     Forbidden,
     Absent,
 }
@@ -44,7 +44,7 @@ pub fn lookup(value: &Value, name: &str, may_mutate: bool) -> Lookup {
     }
 }
 
-/// The method may put its arguments into its object.
+/// Returns whether the method may store its arguments in its object.
 pub fn changes_its_object(name: &str) -> bool {
     LIST_MUTATORS.contains(&name) || DICT_MUTATORS.contains(&name) || name == "changed"
 }
@@ -177,7 +177,8 @@ fn from_keys(args: CallArgs) -> Result<Value> {
     Ok(Value::dict(dict))
 }
 
-/// What `dict(...)`, `namespace(...)` and `update(...)` take: a mapping or pairs, then keywords.
+/// Builds the dictionary of `dict(...)`, `namespace(...)` and `update(...)` from a mapping or pairs, then
+/// keywords.
 pub fn entries_of(args: CallArgs) -> Result<Dict> {
     let mut dict = Dict::default();
     if args.positional.len() > 1 {

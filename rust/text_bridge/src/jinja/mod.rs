@@ -1,5 +1,5 @@
-//! Jinja2 as `transformers` runs chat templates: its grammar, its white space, and Python's values under it, so that
-//! a prompt is the same to the byte, and a template that must raise does.
+//! Jinja2 as `transformers` runs chat templates: its grammar, its white space rules, and Python's values. A
+//! prompt is equal to the byte, and a template raises exactly where it raises there.
 
 mod ast;
 mod call;
@@ -29,7 +29,7 @@ pub use eval::Options;
 pub use wide_integers::{tag, Tag};
 use value::{Dict, Value};
 
-/// A compiled template; rendering it changes nothing, so threads may share it.
+/// A compiled template. Rendering does not change it, so threads may share it.
 pub struct Template {
     body: Vec<ast::Stmt>,
 }

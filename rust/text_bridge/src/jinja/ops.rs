@@ -6,7 +6,7 @@ use super::printf::percent_format;
 use super::text::{escape, repr, to_text};
 use super::value::{equal, order, range_length, Str, Value};
 
-/// A template may not build larger strings or lists than this many bytes or elements.
+/// Maximum bytes of a string, or elements of a list, that a template may build.
 pub const MAX_SIZE: usize = 64 << 20;
 
 fn unsupported<T>(op: &str, a: &Value, b: &Value) -> Result<T> {
@@ -27,7 +27,7 @@ fn int_or_overflow(value: Option<i128>) -> Result<Value> {
     value.map_or_else(overflow, |v| Ok(Value::Int(v)))
 }
 
-/// Strings in a row; one that is markup escapes the others.
+/// Concatenates strings; if one is markup, the others are escaped.
 pub fn join_strings(a: &Str, b: &Str) -> Result<Value> {
     if a.text.len() + b.text.len() > MAX_SIZE {
         return raise("MemoryError: string too large");
@@ -37,7 +37,7 @@ pub fn join_strings(a: &Str, b: &Str) -> Result<Value> {
     Ok(Value::Str(Str { text: (part(a) + &part(b)).into(), markup }))
 }
 
-/// `a ~ b ~ ...`: plain text, even of markup.
+/// `a ~ b ~ ...`: plain text, even for markup.
 pub fn concat(parts: &[Value]) -> Result<Value> {
     let mut out = String::new();
     for part in parts {
@@ -121,7 +121,7 @@ pub fn binary(op: Binary, a: &Value, b: &Value) -> Result<Value> {
     }
 }
 
-/// Python's remainder: the sign of the divisor. `y` is not zero.
+/// Python's remainder, with the sign of the divisor. `y` is not zero.
 fn modulo(x: i128, y: i128) -> i128 {
     let rest = x.wrapping_rem(y);
     if rest != 0 && (rest < 0) != (y < 0) {
@@ -225,13 +225,13 @@ pub fn hashable(value: &Value) -> Result<()> {
     }
 }
 
-/// Python's index rule: negative ones count from the end.
+/// Python's index rule: negative indices count from the end.
 fn wrap_index(index: i128, length: usize) -> Option<usize> {
     let at = if index < 0 { index + length as i128 } else { index };
     (0..length as i128).contains(&at).then_some(at as usize)
 }
 
-/// `of[index]` for the types that have it.
+/// `of[index]` for the types that support it.
 pub fn index(of: &Value, index: &Value) -> Option<Value> {
     match of {
         Value::Dict(dict) => {
@@ -306,7 +306,7 @@ pub fn slice(of: &Value, start: &Value, stop: &Value, step: &Value) -> Result<Va
     })
 }
 
-/// The undefined value of a missing attribute or element, with Jinja2's message.
+/// Returns the undefined value for a missing attribute or element, with Jinja2's message.
 pub fn missing(of: &Value, name: &Value) -> Value {
     let message = match name {
         Value::Str(s) => {

@@ -6,7 +6,7 @@ use super::lexer::{tokenize, Lexeme, Token};
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// Deeper nesting than any template has, and shallow enough for every thread's stack.
+/// Deeper than any real template, and shallow enough for every thread's stack.
 pub const MAX_NESTING: usize = 100;
 
 pub struct Parser {
@@ -126,8 +126,8 @@ impl Parser {
         parsed
     }
 
-    /// Statements up to one of the tags in `ends` (which is consumed but for its arguments), or the template's end
-    /// when `ends` is empty.
+    /// Parses statements up to one of the tags in `ends`, whose name is consumed but not its arguments; or up
+    /// to the template's end if `ends` is empty.
     fn body(&mut self, ends: &[&str]) -> Result<(Vec<Stmt>, String)> {
         self.nested(|p| {
             let mut body = Vec::new();
@@ -309,7 +309,8 @@ impl Parser {
         Ok(parameters)
     }
 
-    /// The body of a macro: a scope of its own, so no loop of the outside can be left from it.
+    /// Parses the body of a macro. It has its own scope, so `break` and `continue` cannot leave an outer loop
+    /// from it.
     fn macro_body(
         &mut self,
         name: Name,
@@ -344,7 +345,7 @@ impl Parser {
         Ok(Stmt::CallBlock { caller, call })
     }
 
-    /// What an assignment writes to: a name, names in a row, or (`namespaces`) `ns.attribute`.
+    /// Parses the target of an assignment: a name, several names, or (`namespaces`) `ns.attribute`.
     fn target(&mut self, namespaces: bool) -> Result<Target> {
         let mut targets = Vec::new();
         let mut is_tuple = false;

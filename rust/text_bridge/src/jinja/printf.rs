@@ -6,11 +6,11 @@ use super::ops::{index, missing, MAX_SIZE};
 use super::text::{float_repr, repr, to_text};
 use super::value::{Str, Value};
 
-/// How one value is laid out.
+/// Format of one value.
 #[derive(Clone)]
 struct Layout {
     fill: char,
-    /// `<`, `>`, `^`, or `=` (padding after the sign); none: as the type has it.
+    /// `<`, `>`, `^`, or `=` (padding after the sign); None: the type's default.
     align: Option<char>,
     /// `+`, `-` or a space.
     sign: char,
@@ -70,7 +70,7 @@ fn exponent_form(value: f64, precision: usize) -> String {
     format!("{mantissa}e{}{:02}", if exponent < 0 { '-' } else { '+' }, exponent.abs())
 }
 
-/// C's `%g` of a value that is not negative.
+/// C's `%g` of a non-negative value.
 fn general_form(value: f64, precision: usize, alternate: bool) -> String {
     let precision = precision.max(1);
     let spelt = format!("{value:.*e}", precision - 1);

@@ -1,5 +1,5 @@
-//! Filters over sequences and mappings. Where Jinja2 gives a generator, so do these: it has no length, cannot be
-//! serialised, and is used up by the first loop over it.
+//! Filters over sequences and mappings. Filters that return a generator in Jinja2 return one here: it has no
+//! length, cannot be serialised, and is exhausted by the first loop over it.
 
 use super::ast::Binary;
 use super::call::CallArgs;
@@ -44,7 +44,7 @@ pub fn apply(interpreter: &mut Interpreter, name: &str, of: Value, args: CallArg
             }
         },
         "join" => join(interpreter, &of, args),
-        // Jinja2 asks nothing of a false value here, not even that it can be iterated over.
+        // Jinja2 does not inspect a false value here; it need not even be iterable.
         "map" | "select" | "reject" | "selectattr" | "rejectattr" if !of.truthy() => {
             Ok(Value::generator(Vec::new()))
         }
@@ -175,7 +175,7 @@ fn columns(items: &[Value], count: usize, fill: Option<Value>) -> Vec<Value> {
         .collect()
 }
 
-/// The sort key of a value: strings compare without case unless `cased`.
+/// Returns the sort key of a value: strings compare case-insensitively unless `cased`.
 fn folded(value: &Value, cased: bool) -> Value {
     match value {
         Value::Str(s) if !cased => Value::str(s.text.to_lowercase()),
@@ -183,7 +183,7 @@ fn folded(value: &Value, cased: bool) -> Value {
     }
 }
 
-/// Follows an attribute path such as "a.b.0"; none gives the item itself.
+/// Follows an attribute path such as "a.b.0"; None returns the item itself.
 fn path(
     interpreter: &Interpreter,
     item: &Value,

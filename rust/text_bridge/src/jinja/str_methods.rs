@@ -190,7 +190,7 @@ fn split(s: &str, name: &str, args: CallArgs) -> Result<Value> {
     row(parts)
 }
 
-/// Python's line ends are more than `\n`.
+/// Python recognizes more line ends than `\n`.
 pub fn split_lines(s: &str, keep_ends: bool) -> Vec<String> {
     let is_end = |c: char| {
         matches!(c, '\n' | '\r' | '\x0b' | '\x0c' | '\x1c'..='\x1e' | '\u{85}' | '\u{2028}' | '\u{2029}')
@@ -242,7 +242,7 @@ pub fn replace(s: &str, old: &str, new: &str, count: i128) -> Result<Value> {
     text(if count < 0 { s.replace(old, new) } else { s.replacen(old, new, count as usize) })
 }
 
-/// The part of `s` between two of Python's optional character positions, and the first one.
+/// Returns the part of `s` between two of Python's optional character positions, and the first position.
 fn window(s: &str, start: Option<i128>, stop: Option<i128>) -> Option<(&str, usize)> {
     if start.is_none() && stop.is_none() {
         return Some((s, 0));
@@ -342,7 +342,7 @@ fn justify(s: &str, name: &str, args: CallArgs) -> Result<Value> {
                 "ljust" => s.to_string() + &filled(missing),
                 "rjust" => filled(missing) + s,
                 "center" => {
-                    // Python puts the odd one left when the width is odd.
+                    // For odd widths Python puts the extra space on the left.
                     let left = missing / 2 + (missing & width as usize & 1);
                     filled(left) + s + &filled(missing - left)
                 }

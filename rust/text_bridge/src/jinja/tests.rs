@@ -1,4 +1,4 @@
-//! Jinja2's tests: what follows `is`.
+//! Jinja2's tests, the operators of `is`.
 
 use super::ast::{Binary, Compare};
 use super::call::CallArgs;

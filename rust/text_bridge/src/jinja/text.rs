@@ -1,10 +1,10 @@
-//! Values as text: `str()`, `repr()` and `json.dumps`.
+//! Converts values to text: `str()`, `repr()` and `json.dumps`.
 
 use super::error::{raise, Result};
 use super::value::{Value, View};
 use std::fmt::Write;
 
-/// Deeper values are refused: Python would raise a RecursionError.
+/// Deeper values are rejected: Python would raise a RecursionError.
 const MAX_DEPTH: usize = 200;
 
 /// `str(value)`.
@@ -97,7 +97,7 @@ fn write_row(items: &[Value], out: &mut String, depth: usize) -> Result<()> {
     Ok(())
 }
 
-/// Python's shortest float that reads back the same, in its choice of notation.
+/// Formats the shortest float that reads back the same, in the notation that Python chooses.
 pub fn float_repr(f: f64) -> String {
     if f.is_nan() {
         return "nan".into();
@@ -126,7 +126,7 @@ pub fn float_repr(f: f64) -> String {
     format!("{sign}{}{fraction}e{exponent_sign}{:02}", &digits[..1], exponent.abs())
 }
 
-/// What Python's `str.isprintable` says of one character.
+/// Implements Python's `str.isprintable` for one character.
 pub fn is_printable(c: char) -> bool {
     if c.is_ascii() {
         return (' '..='~').contains(&c);
@@ -160,7 +160,7 @@ fn str_repr(text: &str, out: &mut String) {
 /// The options of `tojson` in `transformers`: those of `json.dumps`.
 pub struct JsonStyle {
     pub ensure_ascii: bool,
-    /// The text one level is indented by; none: all in one line.
+    /// Indentation of one level; None: all on one line.
     pub indent: Option<String>,
     pub item_separator: String,
     pub key_separator: String,
@@ -287,7 +287,7 @@ fn json_string(text: &str, ensure_ascii: bool, out: &mut String) {
     out.push('"');
 }
 
-/// HTML escaping as markupsafe does it.
+/// HTML escaping like markupsafe.
 pub fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

@@ -1,4 +1,4 @@
-//! The values a template computes with: Python's, as far as a template can tell.
+//! The values of a template: Python's, as far as a template can observe.
 
 use super::ast::Macro;
 use super::error::{raise, Result};
@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// A string; `markup` marks the result of the `escape` filter, which escapes what is joined to it.
+/// A string; `markup` marks the result of the `escape` filter, which escapes strings joined to it.
 #[derive(Clone, Debug)]
 pub struct Str {
     pub text: Arc<str>,
@@ -28,7 +28,7 @@ pub enum Value {
     Range(i128, i128, i128),
     /// `dict.keys()`, `.values()`, `.items()`.
     View(View, Rc<DictCell>),
-    /// A generator or iterator: what is left of it.
+    /// A generator or iterator: its remaining elements.
     Iterator(Rc<OneShot>),
     Namespace(Rc<DictCell>),
     Loop(Rc<LoopState>),
@@ -40,7 +40,7 @@ pub enum Value {
     Joiner(Rc<(Value, Cell<bool>)>),
 }
 
-/// The functions every template sees.
+/// The functions visible to every template.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Function {
     RaiseException,
@@ -60,10 +60,11 @@ pub enum View {
     Items,
 }
 
-/// Why a value is missing: the message of the error its use raises.
+/// The message of the error that the use of a missing value raises.
 pub struct Missing(pub String);
 
-/// The elements of a list or tuple. Dropped without recursion, since a template can nest them without bound.
+/// The elements of a list or tuple. Dropped without recursion, because a template can nest them without
+/// bound.
 pub struct Items(pub RefCell<Vec<Value>>);
 
 impl Drop for Items {
@@ -72,7 +73,7 @@ impl Drop for Items {
     }
 }
 
-/// Drops values one level at a time: those freed on the way join the queue instead of the stack.
+/// Drops values one level at a time: values freed meanwhile are queued instead of dropped recursively.
 fn drop_flat(values: Vec<Value>) {
     thread_local! {
         static QUEUE: RefCell<Option<Vec<Value>>> = const { RefCell::new(None) };
@@ -162,7 +163,7 @@ impl Dict {
 pub struct OneShot {
     /// Python's name of the type, for messages.
     pub kind: &'static str,
-    /// What is left, last first.
+    /// Remaining elements, last first.
     pub rest: Items,
 }
 
@@ -171,7 +172,7 @@ pub struct LoopState {
     pub at: Cell<usize>,
     pub depth: usize,
     pub changed: RefCell<Option<Value>>,
-    /// A recursive loop: its body and where it was defined.
+    /// A recursive loop: its body and the scope of its definition.
     pub recursive: Option<(Arc<super::ast::For>, Rc<Scope>)>,
 }
 
@@ -180,7 +181,7 @@ pub struct Closure {
     pub scope: Rc<Scope>,
 }
 
-/// Variables of one block, and the block around it.
+/// Variables of one block, and the enclosing block.
 pub struct Scope {
     pub variables: RefCell<HashMap<Arc<str>, Value>>,
     pub parent: Option<Rc<Scope>>,
@@ -243,7 +244,7 @@ impl Value {
         }
     }
 
-    /// Python's name of the type.
+    /// Returns Python's name of the type.
     pub fn type_name(&self) -> &'static str {
         match self {
             Value::Undefined(_) => "Undefined",
@@ -275,7 +276,7 @@ impl Value {
         }
     }
 
-    /// How Jinja2 names an object in "has no attribute" messages.
+    /// Returns Jinja2's name of an object in "has no attribute" messages.
     pub fn object_name(&self) -> String {
         match self {
             Value::None => "None".into(),
@@ -301,7 +302,7 @@ impl Value {
         }
     }
 
-    /// Numbers, with bool as 0 or 1.
+    /// Returns the value of a number; a bool counts as 0 or 1.
     pub fn as_int(&self) -> Option<i128> {
         match self {
             Value::Int(i) => Some(*i),
@@ -330,7 +331,7 @@ impl Value {
         })
     }
 
-    /// The elements, in order; a one-shot iterator is used up.
+    /// Returns the elements in order; a one-shot iterator is exhausted.
     pub fn iterate(&self) -> Result<Vec<Value>> {
         Ok(match self {
             Value::Undefined(_) => Vec::new(),
@@ -376,7 +377,7 @@ impl Value {
         )
     }
 
-    /// A use that an undefined value does not allow.
+    /// Returns the error for a use that an undefined value does not allow.
     pub fn defined(&self) -> Result<&Value> {
         match self {
             Value::Undefined(missing) => raise(missing.0.clone()),
@@ -400,7 +401,7 @@ pub fn range_length(start: i128, stop: i128, step: i128) -> usize {
     length.max(0) as usize
 }
 
-/// Python's `==`. Values nested too deeply count as different.
+/// Python's `==`. Values nested too deeply compare unequal.
 pub fn equal(a: &Value, b: &Value) -> bool {
     equal_within(a, b, 200)
 }
@@ -437,7 +438,7 @@ fn equal_within(a: &Value, b: &Value, depth: usize) -> bool {
     }
 }
 
-/// Python's `is`, as the `sameas` test sees it.
+/// Python's `is`, as implemented by the `sameas` test.
 pub fn same_object(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::None, Value::None) => true,
@@ -453,7 +454,7 @@ pub fn same_object(a: &Value, b: &Value) -> bool {
     }
 }
 
-/// Python's ordering: `op` names the operator for the TypeError.
+/// Python's ordering; `op` names the operator for the TypeError.
 pub fn order(a: &Value, b: &Value, op: &str) -> Result<std::cmp::Ordering> {
     order_within(a, b, op, 200)
 }
@@ -476,7 +477,8 @@ fn order_within(a: &Value, b: &Value, op: &str, depth: usize) -> Result<std::cmp
         _ => match (a.as_int(), b.as_int()) {
             (Some(x), Some(y)) => Ok(x.cmp(&y)),
             _ => match (a.as_float(), b.as_float()) {
-                // A NaN is neither less nor greater: Equal would be wrong only for `<=`, which templates do not ask.
+                // A NaN is neither less nor greater: Equal would be wrong only for `<=`, which templates do
+                // not use.
                 (Some(x), Some(y)) => Ok(x.partial_cmp(&y).unwrap_or(Ordering::Equal)),
                 _ => raise(format!(
                     "TypeError: '{op}' not supported between instances of '{}' and '{}'",

@@ -1,16 +1,17 @@
-//! Integers of more than 64 bits in a rendering's variables. serde_json reads them as floats, which lose digits, so that
-//! they travel as tagged strings.
+//! Integers of more than 64 bits in a rendering's variables. serde_json reads them as floats, which lose
+//! digits, so they are passed as tagged strings.
 
 use super::value::Value;
 use std::borrow::Cow;
 
-/// Integers of fewer digits fit 64 bits.
+/// Integers with fewer digits fit 64 bits.
 const FEWEST_DIGITS: usize = 19;
 
-/// The start of the strings that stand for integers; it occurs nowhere else in the text.
+/// The prefix of the strings that encode integers; it occurs nowhere else in the text.
 pub struct Tag(String);
 
-/// JSON text whose long integers are tagged strings, and their tag; none where there are no long integers.
+/// Returns JSON text with long integers replaced by tagged strings, and their tag; None if there are no long
+/// integers.
 pub fn tag(json: &str) -> (Cow<'_, str>, Option<Tag>) {
     let integers = long_integers(json);
     if integers.is_empty() {
@@ -35,7 +36,7 @@ pub fn tag(json: &str) -> (Cow<'_, str>, Option<Tag>) {
 }
 
 impl Tag {
-    /// The integer that `text` stands for. Beyond 128 bits it is a float.
+    /// Returns the integer encoded by `text`. Beyond 128 bits it is a float.
     pub fn integer(&self, text: &str) -> Option<Value> {
         let digits = text.strip_prefix(&self.0)?;
         match digits.parse() {
@@ -45,7 +46,7 @@ impl Tag {
     }
 }
 
-/// Where integers of many digits begin and end, outside of strings.
+/// Returns the ranges of integers of many digits, outside of strings.
 fn long_integers(json: &str) -> Vec<(usize, usize)> {
     let bytes = json.as_bytes();
     let mut found = Vec::new();
@@ -68,7 +69,7 @@ fn long_integers(json: &str) -> Vec<(usize, usize)> {
     found
 }
 
-/// Behind the string that begins at `start`.
+/// Returns the position after the string that begins at `start`.
 fn end_of_string(bytes: &[u8], start: usize) -> usize {
     let mut at = start + 1;
     while at < bytes.len() && bytes[at] != b'"' {

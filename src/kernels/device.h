@@ -1,5 +1,6 @@
-// A device beside the processor: memory of its own, products of matrices, and GPTQ's kernels. Drivers stand
-// behind it (cuda/); a test's stand-in runs the same kernels on the processor (cuda/test_device.h).
+// A GPTQ accelerator: a card with its own memory, matrix products, and the kernels of GPTQ. cuda/ holds the
+// driver for NVIDIA cards, which has not run on a card in this project's tests. The tests' stand-in runs the
+// same kernels on the CPU (cuda/test_device.h).
 #pragma once
 
 #include <cstdint>
@@ -12,25 +13,25 @@
 namespace moesaic::kernels {
 
 struct DeviceInfo {
-  std::string name;          // "NVIDIA H200"
-  std::string identity;      // name, and the versions of all that decides which bits come out
-  int64_t memory_bytes = 0;  // of the card
+  std::string name;          // for example "NVIDIA H200"
+  std::string identity;      // name and versions of every component that can change a result's bits
+  int64_t memory_bytes = 0;  // memory of the card
 };
 
-/// c [m, n] f32 (+)= a [m, depth] b [depth, n], rows one after another; a and b bf16, sums f32. Results are
-/// the same to the bit whenever shapes and values are.
+/// Sets or accumulates c [m, n] f32 (+)= a [m, depth] b [depth, n], all row-major; a and b are bf16, sums
+/// f32. Equal shapes and values give bit-identical results.
 struct DeviceGemm {
-  bool a_turned = false;  // a stands as [depth, m]
+  bool a_turned = false;  // a is stored as [depth, m]
   int m = 0, n = 0, depth = 0;
   const uint16_t* a = nullptr;
   const uint16_t* b = nullptr;
   float* c = nullptr;
-  int64_t a_stride = 0, b_stride = 0, c_stride = 0;  // elements between rows as they stand
+  int64_t a_stride = 0, b_stride = 0, c_stride = 0;  // elements between stored rows
   bool accumulate = false;
 };
 
-/// Kernels of cuda/gptq.cu, each with the arguments of its name (cuda/gptq_args.h); gptq_steps.h calls them.
-/// Those of rounding stand in the order of NumberGrid.
+/// Kernels of cuda/gptq.cu, each with the arguments struct of its name (cuda/gptq_args.h); gptq_steps.h
+/// launches them. The rounding kernels are in the order of NumberGrid.
 enum class DeviceKernel : uint8_t {
   kOrderMatrix,
   kTurnFactor,
@@ -43,11 +44,11 @@ enum class DeviceKernel : uint8_t {
 };
 inline constexpr int kDeviceKernels = 8;
 
-/// A library that counts a matrix's elements in 32 bits takes no larger one: 46,340 x 46,340 < 2^31.
+/// Maximum matrix order of libraries that count a matrix's elements in 32 bits: 46,340 x 46,340 < 2^31.
 inline constexpr int kMostCholesky = 46340;
 
-/// Calls come from one thread at a time and are carried out one after another. A call may fail for one before
-/// it: what was asked for is there when Download has returned.
+/// Calls must come from one thread at a time and execute in order, asynchronously. A call may return the
+/// error of an earlier one. When Download returns, all earlier calls are complete.
 class Device {
  public:
   virtual ~Device() = default;
@@ -61,22 +62,23 @@ class Device {
   virtual Status Zero(void* memory, int64_t bytes) = 0;
 
   virtual Status Gemm(const DeviceGemm& gemm) = 0;
-  /// Turns the symmetric matrix [k, k] into L, L L^T = matrix: L(r, c) is matrix[c * k + r] for r >= c, and
-  /// what is elsewhere may be anything; k is at most kMostCholesky. False: it is not positive definite. Takes
-  /// CholeskyBytes(k) of `work`.
+  /// Factors the symmetric matrix [k, k] in place, L L^T = matrix: L(r, c) is stored at matrix[c * k + r] for
+  /// r >= c, and other elements are undefined. k is at most kMostCholesky. Returns false if the matrix is not
+  /// positive definite. Uses CholeskyBytes(k) bytes of `work`.
   virtual StatusOr<bool> Cholesky(float* matrix, int k, void* work) = 0;
   virtual StatusOr<int64_t> CholeskyBytes(int k) = 0;
-  /// Runs `blocks` blocks of `threads` threads. `arguments`: a struct of gptq_args.h, copied by the call.
+  /// Launches `blocks` blocks of `threads` threads. `arguments` is a struct of gptq_args.h, copied by the
+  /// call.
   virtual Status Launch(DeviceKernel kernel, int64_t blocks, int threads, const void* arguments) = 0;
 };
 
-/// Gives memory of a device back.
+/// Deleter that frees device memory.
 struct DeviceFree {
   Device* device = nullptr;
   void operator()(void* memory) const { device->Free(memory); }
 };
 
-/// Memory of a device, given back with its owner.
+/// Owns device memory.
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
@@ -95,14 +97,15 @@ class DeviceBuffer {
   std::unique_ptr<void, DeviceFree> memory_;
 };
 
-/// N of "cuda:N", 0 of "cuda"; another name is an error.
+/// Returns N for "cuda:N" and 0 for "cuda"; other names are errors.
 StatusOr<int> CardOf(const std::string& device);
 
-/// Opens "cuda" or "cuda:N". What is missing for it (a driver, a library, the card) is an error that names
-/// it, and so is a card that gives wrong results (cuda/device_check.h).
+/// Opens "cuda" or "cuda:N". Errors name a missing driver, library or card. A card that computes wrong
+/// results is an error too (cuda/device_check.h).
 StatusOr<std::unique_ptr<Device>> OpenDevice(const std::string& device);
 
-/// The cards that OpenDevice's "cuda:0", "cuda:1", ... would be; an error says why none can be had.
+/// A card that OpenDevice's "cuda:0", "cuda:1", ... would open. If none is available, ListDevices returns the
+/// reason as an error.
 struct DeviceEntry {
   std::string device;      // "cuda:0"
   std::string name;        // "NVIDIA H200"

@@ -1,4 +1,4 @@
-// How a matrix product is cut into tasks for the thread pool, and the micro-kernel call that one task makes.
+// Tiling of matrix products into tasks for the thread pool, and the micro-kernel call of one task.
 #pragma once
 
 #include <cstdint>
@@ -8,17 +8,17 @@
 
 namespace moesaic::kernels {
 
-/// A product's tasks: row tiles times panel groups, each computed whole by one worker. Panels come in slices,
-/// one a NUMA node; without slices there is one of all panels. A group lies in one slice.
+/// Tasks of a product: row tiles times panel groups, each computed whole by one worker. Panels are split into
+/// slices, one per NUMA node, or one slice in total. A group does not cross slices.
 struct GemmCut {
-  int rows, panels;  // of the whole product
-  int row_tile;      // rows of a task, but of the last
-  int panel_group;   // panels of a task, but of a slice's last
-  int slice_panels;  // of the matrix of which the product's are a run
-  int first_panel;   // of that run, in the matrix
+  int rows, panels;  // panels of the whole product
+  int row_tile;      // rows per task; the last tile may have fewer
+  int panel_group;   // panels per task; a slice's last group may have fewer
+  int slice_panels;  // panels per slice of the matrix that contains the product's panels
+  int first_panel;   // first panel of the product, counted in that matrix
 
   struct Panels {
-    int begin, end;  // of the product
+    int begin, end;  // indices into the product's panels
   };
   int slices() const { return base::CeilDiv(first_panel + panels, slice_panels); }
   Panels Slice(int slice) const;  // may be empty
@@ -31,24 +31,25 @@ struct GemmCut {
   int64_t tasks() const { return int64_t{row_tiles()} * panel_groups(); }
 };
 
-/// Cuts a product of `rows` rows with `weights`. `matrices` such products run in the same job (experts of a
-/// MoE layer, heads); all of their tasks together should keep `threads` busy to the end.
+/// Tiles a product of `rows` rows with `weights`. `matrices` such products run in the same job (experts of a
+/// MoE layer, heads); all of their tasks together should keep `threads` workers busy to the end.
 GemmCut CutGemm(int rows, const tensor::PackedMatrix& weights, int threads, int matrices,
                 const CutSizes& sizes);
 
-/// Memory for `rows` prepared rows of `k` activations, from `scratch`.
+/// Allocates `rows` quantized rows of `k` activations from `scratch`.
 PreparedRows TakePreparedRows(const KernelTable& kernels, runtime::Arena* scratch,
                               tensor::PackedFormat format, int rows, int k);
 
-/// Prepares one row into its place in `to`.
+/// Quantizes one row into its position in `to`.
 inline void PrepareRow(const KernelTable& kernels, const float* x, tensor::StaticScale static_scale, int row,
                        const PreparedRows& to) {
   const auto& gemm = kernels.gemm[static_cast<int>(to.format)];
   to.scales[row] = gemm.prepare(x, to.k, to.k_padded, static_scale, to.data.data() + row * to.stride);
 }
 
-/// Rows [row, row + rows) of A times panels [panel, panel + panels) of W, which lie in one slice, to the
-/// block at c. No bias, no accumulation. A thread of NUMA node `node` (ThreadPool::NodeOf) is to run it.
+/// Returns the micro-kernel call for rows [row, row + rows) of A times panels [panel, panel + panels) of W,
+/// which must be in one slice; it writes to the block at c. No bias, no accumulation. The call should run on
+/// a thread of NUMA node `node` (ThreadPool::NodeOf).
 GemmTile TileOf(const PreparedRows& a, int row, int rows, const tensor::PackedMatrix& w, int node, int panel,
                 int panels, float* c, int64_t c_stride);
 

@@ -1,5 +1,5 @@
-// The operators: each takes one parameter struct and runs on the whole thread pool. Results do not depend on
-// the number of threads, and a row's result does not depend on which other rows are in the batch.
+// The operators. Each takes one parameter struct and runs on the whole thread pool. Results do not depend on
+// the number of threads, and a row's result does not depend on the other rows of the batch.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +13,15 @@
 
 namespace moesaic::kernels {
 
-/// What every operator runs on. Borrowed by all; must outlive them. `scratch` is rewound by each operator.
+/// Resources of every operator. All are borrowed and must outlive the context's use. Each operator rewinds
+/// `scratch`.
 struct ExecContext {
   const KernelTable* kernels;
   runtime::ThreadPool* pool;
   runtime::Arena* scratch;
 };
 
-/// Activations prepared once and shared by all matrices of the same format and k (q/k/v, gate/up).
+/// Activations quantized once and shared by all matrices with the same format and k (q/k/v, gate/up).
 struct PreparedRows {
   tensor::PackedFormat format;
   int rows = 0;
@@ -31,14 +32,14 @@ struct PreparedRows {
   std::span<float> scales;    // [rows], kI8 only
 };
 
-/// Rounds x [rows, k] (row stride x_stride floats) for `format`. The memory comes from ctx.scratch and lives
-/// until the caller rewinds it. static_scale as in PrepareRowFn.
+/// Quantizes x [rows, k] (row stride x_stride floats) for `format`. The memory comes from ctx.scratch and is
+/// valid until the caller rewinds it. static_scale is described at PrepareRowFn.
 PreparedRows PrepareRows(const ExecContext& ctx, tensor::PackedFormat format, const float* x,
                          int64_t x_stride, int rows, int k, tensor::StaticScale static_scale = {});
 
-/// C [rows, n] = A W^T (+ bias) or +=.
+/// C [rows, n] = A W^T (+ bias), or C += with accumulate.
 struct LinearParams {
-  const PreparedRows* a;          // [rows, k], format of w
+  const PreparedRows* a;          // [rows, k], in the format of w
   const tensor::PackedMatrix* w;  // [n, k]
   const float* bias = nullptr;    // [n] or null
   float* c;                       // [rows, c_stride]
@@ -47,7 +48,7 @@ struct LinearParams {
 };
 void Linear(const ExecContext& ctx, const LinearParams& params);
 
-/// Several independent linears in one pass over the pool (q/k/v; per-head MLA absorption).
+/// Runs several independent linears in one parallel loop (q/k/v; per-head MLA absorption).
 void LinearGroup(const ExecContext& ctx, std::span<const LinearParams> group);
 
 /// y = RMSNorm(x) for rows of n floats; x == y is allowed.
@@ -62,7 +63,7 @@ struct RmsNormParams {
 };
 void RmsNorm(const ExecContext& ctx, const RmsNormParams& params);
 
-/// h[i] = silu(gate_up[i, :n]) * gate_up[i, n:] for every row.
+/// y[i] = silu(gate[i]) * up[i] for every row i of n floats.
 struct SiluMulParams {
   const float* gate;  // [rows, gate_stride]
   const float* up;    // [rows, up_stride]
@@ -76,7 +77,7 @@ void SiluMul(const ExecContext& ctx, const SiluMulParams& params);
 void Add(const ExecContext& ctx, const float* x, int64_t count, float* y);
 
 /// Rotates the `dim` floats at x + row * stride + head * head_stride, for every row and head, by the angles
-/// of positions[row]: cos/sin tables are [max_position, dim/2].
+/// of positions[row]. The cos/sin tables are [max_position, dim/2].
 struct RopeParams {
   float* x;
   int64_t stride, head_stride;  // floats
@@ -159,12 +160,15 @@ struct AttentionParams {
 };
 void Attention(const ExecContext& ctx, const AttentionParams& params);
 
-/// How router logits become routed experts and weights: scores by softmax or sigmoid; bias added for the
-/// choice; groups ranked by their members' choice scores, and those not among the best top_groups closed for
-/// good (as transformers' DeepseekV3TopkRouter does now; older ones wrote 0 over them, which could beat
-/// negative scores); the top_k best choices in open groups, weighted by their scores without bias. Needs
-/// top_k <= top_groups * (experts / groups), and two experts a group for kTopTwoSum. NaN logits give valid,
-/// different ids, and by softmax NaN weights.
+/// Selects routed experts and weights from router logits:
+/// - Scores are the softmax or sigmoid of the logits; the bias is added for the choice only.
+/// - Groups are ranked by their members' choice scores. Groups other than the best top_groups are excluded
+///   completely, like in transformers' current DeepseekV3TopkRouter. (Older versions set their scores to 0,
+///   which could win over negative ones.)
+/// - The top_k best choices in the remaining groups are weighted by their scores without bias.
+///
+/// Requires top_k <= top_groups * (experts / groups), and two experts per group for kTopTwoSum. NaN logits
+/// give valid, distinct ids; with softmax also NaN weights.
 struct RouteParams {
   enum class Scoring { kSoftmax, kSigmoid };
   enum class GroupScore { kMax, kTopTwoSum };  // V2: best expert of a group; V3 noaux_tc: sum of its best two
@@ -173,22 +177,22 @@ struct RouteParams {
   int rows, experts, top_k;
   Scoring scoring;
   int groups = 1,
-      top_groups = 1;  // experts are `groups` equal runs; only the best top_groups may be chosen from
+      top_groups = 1;  // experts form `groups` equal ranges; only the best top_groups are eligible
   GroupScore group_score = GroupScore::kMax;
-  bool normalize = false;  // weights divided by their sum (+1e-20 for sigmoid, as the releases do)
+  bool normalize = false;  // divides weights by their sum (+1e-20 for sigmoid, like the releases)
   float scale = 1;         // routed_scaling_factor
-  int32_t* ids;            // [rows, top_k], by falling choice score, ties to the lower id
+  int32_t* ids;            // [rows, top_k], by descending choice score, ties to the lower id
   float* weights;          // [rows, top_k]
 };
 void Route(const ExecContext& ctx, const RouteParams& params);
 
 /// All experts of a MoE layer: gate, up [intermediate, hidden] and down [hidden, intermediate] of expert e
-/// lie at e * stride from expert 0's. Formats are equal across experts.
+/// are stored e * stride bytes after those of expert 0. All experts have the same formats.
 struct ExpertWeights {
-  tensor::PackedMatrix gate, up, down;  // of expert 0
+  tensor::PackedMatrix gate, up, down;  // matrices of expert 0
   int64_t stride = 0;                   // bytes from one expert to the next
   int count = 0;
-  // [count * 2]: of the activations of gate/up and of down, or null
+  // [count * 2]: activation scales of gate/up and of down, or null
   const tensor::StaticScale* input_scales = nullptr;
 
   tensor::PackedMatrix Of(const tensor::PackedMatrix& first, int expert) const {
@@ -198,8 +202,8 @@ struct ExpertWeights {
   }
 };
 
-/// out[t] (+)= sum over j of weights[t, j] * FFN_{ids[t, j]}(x[t]) (+ FFN_shared(x[t])). One job: every
-/// (expert, row tile, panel) of the layer goes into one work queue, the shared expert's among them.
+/// out[t] = sum over j of weights[t, j] * FFN_{ids[t, j]}(x[t]) (+ FFN_shared(x[t])). Runs as one job: every
+/// (expert, row tile, panel group) of the layer, including the shared expert's, goes into one work queue.
 struct MoeParams {
   const float* x;  // [rows, hidden]
   int64_t x_stride;
@@ -208,10 +212,10 @@ struct MoeParams {
   const int32_t* ids;    // [rows, top_k]; -1 skips the slot (an expert on another rank)
   const float* weights;  // [rows, top_k]
   int top_k;
-  // A shared expert: matrices of its own width, or empty.
+  // Matrices of a shared expert with its own width, or empty.
   tensor::PackedMatrix shared_gate, shared_up, shared_down;
   int shared_intermediate = 0;
-  float* out;  // [rows, out_stride], written (not accumulated)
+  float* out;  // [rows, out_stride], overwritten
   int64_t out_stride;
 };
 void Moe(const ExecContext& ctx, const MoeParams& params);

@@ -1,4 +1,4 @@
-// The micro-kernels of block digests of each instruction set; what they compute is said in micro_kernels.h.
+// Micro-kernels of key summaries of each instruction set; micro_kernels.h documents them.
 #pragma once
 
 #include "kernels/micro_kernels.h"
@@ -9,10 +9,11 @@ void DigestAvx2(const DigestTask& task);
 void DigestAvx512(const DigestTask& task);
 void DigestScoresAvx2(const DigestScores& scores);
 void DigestScoresAvx512(const DigestScores& scores);
-void DigestScoresAmx(const DigestScores& scores);  // dimensions of whole tiles; else as above
+// dimensions of whole tiles; falls back to AVX-512 otherwise
+void DigestScoresAmx(const DigestScores& scores);
 void DigestEstimatesAvx2(const DigestEstimates& estimates);
 void DigestEstimatesAvx512(const DigestEstimates& estimates);
-void DigestEstimatesAvx512Vnni(const DigestEstimates& estimates);  // the bits of Amx
+void DigestEstimatesAvx512Vnni(const DigestEstimates& estimates);  // bit-identical to Amx
 void DigestEstimatesAmx(const DigestEstimates& estimates);
 void BlockSharesAvx2(float* scores, int rows, int blocks, float* shares);
 void BlockSharesAvx512(float* scores, int rows, int blocks, float* shares);

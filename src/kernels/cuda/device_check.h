@@ -1,4 +1,4 @@
-// Whether a device works: small products, factors and roundings whose results are known.
+// Checks that an accelerator computes correctly: small products, factors and roundings with known results.
 #pragma once
 
 #include "base/status.h"
@@ -6,8 +6,8 @@
 
 namespace moesaic::kernels::cuda {
 
-/// Products and roundings must come out to the bit, factors as near as f32 gets. An error says which did not.
-/// Takes a few megabytes of the device while it runs. Has libraries load what they load at the first call.
+/// Products and roundings must be bit-exact, factors within f32 accuracy. The error names the wrong result.
+/// Uses a few megabytes of device memory during the check. It also triggers the libraries' lazy loading.
 Status CheckDevice(Device& device);
 
 }  // namespace moesaic::kernels::cuda

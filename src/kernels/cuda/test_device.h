@@ -1,5 +1,5 @@
-// A stand-in for a card in tests: memory of the process, products by plain loops, and the kernels of gptq.cu
-// as plain C++, one thread after another. Its results are what a card's are held to be.
+// A test double for a card: memory of the process, products by plain loops, and the kernels of gptq.cu
+// compiled as C++, one thread after another. A real card's results are compared with its results.
 #pragma once
 
 #include <bit>
@@ -41,7 +41,7 @@ class TestDevice : public Device {
   StatusOr<int64_t> FreeBytes() override { return info_.memory_bytes - taken_; }
   int64_t peak_bytes() const { return peak_; }
 
-  // Memory begins with its size, and is no number anywhere.
+  // The allocation is preceded by its size and filled with NaN bits.
   StatusOr<void*> Allocate(int64_t bytes) override {
     if (taken_ + bytes > info_.memory_bytes) return ResourceExhausted("the test device is full: {}", bytes);
     auto* memory =

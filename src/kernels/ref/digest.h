@@ -1,4 +1,4 @@
-// The plain twins of the micro-kernels of block digests.
+// Reference implementations of the micro-kernels of key summaries.
 #pragma once
 
 #include "kernels/micro_kernels.h"

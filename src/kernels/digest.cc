@@ -1,4 +1,4 @@
-// Digests of the blocks that a step fills.
+// Key summaries of the blocks that a step fills.
 #include <algorithm>
 
 #include "base/check.h"
@@ -11,7 +11,7 @@ namespace {
 
 DigestTask TaskOf(const KvLayer& cache, int32_t number, int head) {
   const std::byte* block = cache.base + number * cache.block_stride;
-  const int64_t line = int64_t{head} * kKvBlockTokens;  // this head's first in its block
+  const int64_t line = int64_t{head} * kKvBlockTokens;  // the first key of this head in its block
   const int64_t key_bytes = tensor::BytesOf(cache.dtype, cache.key_dim);
   const auto* scales = reinterpret_cast<const float*>(block + cache.scale_offset);
   return {.keys = block + head * cache.head_stride,

@@ -8,10 +8,10 @@
 namespace moesaic::kernels {
 namespace {
 
-// Below this a task is over in about a microsecond and costs as much to hand out.
+// Smaller tasks finish in about a microsecond and cost as much to schedule.
 constexpr int64_t kLeastGroupBytes = 16 << 10;
 constexpr int kRowUnit = 96;   // whole blocks of 12 (vectors) and of 32 (tiles)
-constexpr int kPanelUnit = 4;  // panels that kernels for few rows take at once
+constexpr int kPanelUnit = 4;  // panels that kernels for few rows process together
 
 }  // namespace
 
@@ -37,7 +37,7 @@ GemmCut CutGemm(int rows, const tensor::PackedMatrix& weights, int threads, int 
               .slice_panels = weights.image_panels(),
               .first_panel = first_panel};
   if (rows == 0) return cut;  // no tasks
-  // Of a prepared row, but for the scales of group-scaled formats, a quarter more.
+  // Bytes of a prepared row; the scales of group-scaled formats add a quarter.
   const int64_t row_bytes = std::max<int64_t>(layout.panel_bytes / tensor::kPanelRows, layout.k_padded);
   const int64_t rows_in_cache = std::max<int64_t>(sizes.row_bytes / row_bytes / kRowUnit, 1) * kRowUnit;
   if (rows > rows_in_cache + kRowUnit / 2) cut.row_tile = static_cast<int>(rows_in_cache);
@@ -60,8 +60,8 @@ PreparedRows TakePreparedRows(const KernelTable& kernels, runtime::Arena* scratc
   prepared.rows = rows;
   prepared.k = k;
   prepared.k_padded = tensor::PackedLayout::Of(format, 1, k).k_padded;
-  // An odd number of cache lines: rows a power of two apart would fall into the same few sets of the caches,
-  // and a tile load reads 16 rows at once.
+  // An odd number of cache lines: rows a power of two apart would map to the same few cache sets, and a tile
+  // load reads 16 rows together.
   const int64_t bytes = int64_t{prepared.k_padded} / tensor::kPackedKUnit * gemm.unit_bytes;
   prepared.stride = (bytes + 63) / 64 * 64 | 64;
   prepared.data = scratch->Take<std::byte>(rows * prepared.stride);

@@ -40,7 +40,8 @@ KernelTable SelectKernels(const runtime::CpuFeatures& cpu) {
   table.rope_half = choose("rope_half", RopeHalfImpls());
   table.rope_interleaved = choose("rope_interleaved", RopeInterleavedImpls());
   table.route = choose("route", RouteImpls());
-  // The first of bf16's list takes every type of keys and values, and is told for each by what it runs.
+  // The first kernel of bf16's list accepts all types of keys and values; each type reports the kernel that
+  // it runs.
   table.attention = choose("attention_kv_bf16", AttentionImpls(tensor::DType::kBF16));
   choose("attention_kv_i8", AttentionImpls(tensor::DType::kI8));
   choose("attention_kv_f32", AttentionImpls(tensor::DType::kF32));

@@ -10,7 +10,7 @@
 namespace moesaic::kernels {
 namespace {
 
-// About the floats that one core stores during a round trip through the pool.
+// About the number of floats that one core stores during a round trip through the pool.
 constexpr int64_t kTaskFloats = 16 << 10;
 
 void WriteRow(const float* from, tensor::DType dtype, int dim, std::byte* to) {
@@ -22,10 +22,11 @@ void WriteRow(const float* from, tensor::DType dtype, int dim, std::byte* to) {
   for (int i = 0; i < dim; ++i) bits[i] = tensor::ToBF16(from[i]);
 }
 
-// Plain loops over integers and single operations, which compilers turn into vectors; the bits are the same
-// on every machine.
+// Plain loops over integers and single operations, which compilers vectorize; the bits are the same on every
+// machine.
 float QuantizeRow(const float* from, int dim, std::byte* to) {
-  uint32_t largest = 0;  // of magnitudes, whose bits grow as they do; NaN's are beyond infinity's
+  // bits of magnitudes, which are ordered like the magnitudes; NaN's are above infinity's
+  uint32_t largest = 0;
   for (int i = 0; i < dim; ++i) {
     largest = std::max(largest, std::bit_cast<uint32_t>(from[i]) & 0x7fffffffU);
   }
@@ -37,7 +38,7 @@ float QuantizeRow(const float* from, int dim, std::byte* to) {
     return finite ? 0 : std::numeric_limits<float>::quiet_NaN();
   }
   const float inverse = 127 / amax;
-  constexpr float kRound = 0x1.8p23F;  // adding it leaves no bits behind the point
+  constexpr float kRound = 0x1.8p23F;  // adding it rounds to an integer
   auto* q = reinterpret_cast<int8_t*>(to);
   for (int i = 0; i < dim; ++i) {
     q[i] = static_cast<int8_t>(std::bit_cast<int32_t>(from[i] * inverse + kRound));
@@ -88,7 +89,7 @@ void KvWrite(const ExecContext& ctx, const KvWriteParams& p) {
   MOESAIC_CHECK(cache.dtype == tensor::DType::kF32 || cache.dtype == tensor::DType::kBF16 ||
                 cache.dtype == tensor::DType::kI8);
   const size_t mark = ctx.scratch->Mark();
-  // Tokens are numbered through all sequences: before[i] of them come before sequence i's.
+  // Tokens are numbered across all sequences: before[i] is the number of tokens before sequence i.
   const auto before = ctx.scratch->Take<int64_t>(p.sequences.size() + 1);
   before[0] = 0;
   for (size_t i = 0; i < p.sequences.size(); ++i) before[i + 1] = before[i] + p.sequences[i].count;

@@ -7,7 +7,7 @@
 namespace moesaic::kernels {
 namespace {
 
-// Below this many values the pool's round trip costs more than it saves.
+// Below this many values a round trip through the pool costs more than it saves.
 constexpr int64_t kLeastValuesForPool = 16 << 10;
 
 void CheckParams(const LinearParams& p) {
@@ -18,7 +18,7 @@ void CheckParams(const LinearParams& p) {
 
 void RunTask(const ExecContext& ctx, const LinearParams& p, const GemmCut& cut, int slice, int64_t task,
              int node) {
-  // Neighbouring tasks share weights: what one worker fetches, the next finds in a shared cache.
+  // Adjacent tasks share weights: those that one worker fetches, the next finds in a shared cache.
   const int row = static_cast<int>(task % cut.row_tiles()) * cut.row_tile;
   const GemmCut::Panels all = cut.Slice(slice);
   const int panel = all.begin + static_cast<int>(task / cut.row_tiles()) * cut.panel_group;
@@ -60,7 +60,8 @@ void LinearGroup(const ExecContext& ctx, std::span<const LinearParams> group) {
     cuts[i] = CutGemm(p.a->rows, *p.w, ctx.pool->size(), static_cast<int>(group.size()), ctx.kernels->cut);
     slices = std::max(slices, cuts[i].slices());
   }
-  // Task numbers at which each product's part of each slice begins, slice by slice; and where slices end.
+  // Task numbers at which each product's part of each slice begins, slice by slice, and the ends of the
+  // slices.
   const size_t parts = slices * group.size();
   const auto first = ctx.scratch->Take<int64_t>(parts + 1);
   const auto ends = ctx.scratch->Take<int64_t>(slices);

@@ -1,18 +1,18 @@
-// A MoE layer in loops over the pool, each over all experts at once.
+// A MoE layer as parallel loops over all experts together.
 //
-// Slots (token, j) are sorted by expert first, so that the rows of one expert stand together. Then:
+// Slots (token, j) are first sorted by expert, so that the rows of one expert are contiguous. The loops are:
 //
-//   prepare  rounds each token's activations once
-//   up       by (expert, row tile, panels): h = silu(x gate^T) * (x up^T); who ends a row tile prepares its h
+//   prepare  quantizes each token's activations once
+//   up       by (expert, row tile, panels): h = silu(x gate^T) * (x up^T); the last task of a row tile
+//            quantizes its h
 //   down     by (expert, row tile, panels): y = h down^T, a row for every slot
-//   combine  by (token, columns): out = sum of w y over the slots by rising expert, however work was shared
-//   out
+//   combine  by (token, columns): out = sum of w y over the slots by ascending expert, regardless of scheduling
 //
-// What lies between them should not go through memory. So a worker gathers an expert's rows into a place of
-// its own; and where y would not stay in the caches, down and combine are one loop by columns: a task
-// computes its columns of one expert after the other and adds them to the output while they are in the cache.
+// Intermediate results should not go through memory. A worker therefore gathers an expert's rows into its own
+// buffer. Where y would not stay in the caches, down and combine are one loop over columns: a task computes
+// its columns of one expert after the other and adds them to the output while they are in the cache.
 //
-// The shared expert is one more expert, to which every token goes with weight 1.
+// The shared expert is one more expert, which processes every token with weight 1.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -29,29 +29,29 @@ namespace {
 // Columns of one combining task: 2 KiB of output, which stays in the L1 cache over all slots.
 constexpr int kCombineColumns = 512;
 
-// Sizes of the loop by columns. y stays in L2 caches, of 2 MiB where there are tiles, up to a share of this
-// for each thread; a task's columns of the output take the other, so that weights and h pass by.
+// Sizes of the loop over columns. y stays in the L2 caches (2 MiB on processors with AMX) up to kCachedBytes
+// per thread. A task's columns of the output take kColumnBytes, so that weights and h stream past them.
 constexpr int64_t kCachedBytes = 1 << 20, kColumnBytes = 512 << 10;
-constexpr int kColumnUnit = 4 * tensor::kPanelRows;  // as kernels for few rows take panels
-constexpr int kColumnTasks = 4;                      // a thread, at least
-constexpr int kColumnRows = 96;  // of an expert at a time: whole tiles, 96 KiB with 256 columns
+constexpr int kColumnUnit = 4 * tensor::kPanelRows;  // panels that kernels for few rows process together
+constexpr int kColumnTasks = 4;                      // minimum per thread
+constexpr int kColumnRows = 96;  // rows of an expert processed together: whole tiles, 96 KiB with 256 columns
 
-// One expert that has rows in this step.
+// One expert with rows in this step.
 struct ExpertJob {
   tensor::PackedMatrix gate, up, down;
-  tensor::StaticScale up_scale, down_scale;  // of its inputs
-  int part;             // 0: routed rows, 1: the shared expert's rows, which are stored apart
-  int first_row, rows;  // in its part
+  tensor::StaticScale up_scale, down_scale;  // static scales of its inputs
+  int part;             // 0: routed rows, 1: rows of the shared expert, which are stored separately
+  int first_row, rows;  // rows in its part
 };
 
-// Rows of an expert that a worker has gathered: the job's from `row` on.
+// Rows of an expert that a worker has gathered: the job's rows from `row` on.
 struct alignas(64) Gathered {
   int job = -1, row = -1;
 };
 
 struct Task {
-  int job, row, rows, panel, panels;  // row counts from the job's first
-  std::atomic<int>* remaining;        // tasks of the same rows that are not done (up only)
+  int job, row, rows, panel, panels;  // rows count from the job's first
+  std::atomic<int>* remaining;        // unfinished tasks of the same rows (up only)
 };
 
 class MoeLayer {
@@ -80,10 +80,10 @@ class MoeLayer {
     return ctx_.scratch->Take<T>(count);
   }
   bool HasShared() const { return !p_.shared_gate.empty(); }
-  int TokenOf(int row) const { return slot_of_row_[row] / p_.top_k; }  // of a routed row
+  int TokenOf(int row) const { return slot_of_row_[row] / p_.top_k; }  // token of a routed row
   int64_t Slots() const { return int64_t{p_.rows} * p_.top_k; }
 
-  // Counting sort: within an expert, rows go by slot.
+  // Counting sort: within an expert, rows are in the order of slots.
   void SortSlots() {
     const int experts = p_.experts.count;
     row_of_slot_ = Take<int32_t>(Slots());
@@ -149,16 +149,16 @@ class MoeLayer {
   void PrepareTokens() {
     auto prepare = [&](int64_t token, int) { PrepareToken(static_cast<int>(token)); };
     if (p_.rows == 1) {
-      prepare(0, 0);  // a microsecond: less than the pool's round trip
+      prepare(0, 0);  // a microsecond: less than a round trip through the pool
     } else {
       ctx_.pool->Run(p_.rows, prepare);
     }
   }
 
-  // Experts with scales of their own round what they gather.
+  // Experts with their own scales quantize the rows that they gather.
   void PrepareToken(int token) {
     const auto rows = row_of_slot_.subspan(int64_t{token} * p_.top_k, p_.top_k);
-    std::sort(rows.begin(), rows.end());  // by rising expert, as all sums go
+    std::sort(rows.begin(), rows.end());  // by ascending expert, the order of all sums
     const float* x = p_.x + token * p_.x_stride;
     const ExpertWeights& w = p_.experts;
     if (routed_rows_ > 0 && w.input_scales == nullptr) {
@@ -167,7 +167,7 @@ class MoeLayer {
     if (HasShared()) PrepareRow(*ctx_.kernels, x, p_.shared_gate.input_scale, token, x_[1]);
   }
 
-  // Cuts every job's product with `weights` into tasks, those of the first slice first. With `count_down`,
+  // Tiles every job's product with `weights` into tasks, those of the first slice first. With `count_down`,
   // the tasks of a row tile share a counter.
   std::span<Task> CutJobs(tensor::PackedMatrix ExpertJob::*weights, bool count_down) {
     const auto cuts = Take<GemmCut>(jobs_.size());
@@ -194,7 +194,7 @@ class MoeLayer {
       int64_t tile = 0;
       for (size_t i = 0; i < jobs_.size(); ++i) {
         const GemmCut& cut = cuts[i];
-        const auto [begin, end] = cut.Slice(slice);  // none beyond the product's own slices
+        const auto [begin, end] = cut.Slice(slice);  // empty after the product's own slices
         for (int row = 0; row < cut.rows; row += cut.row_tile, ++tile) {
           std::atomic<int>* counter = count_down ? &remaining[tile] : nullptr;
           if (count_down && slice == 0) new (counter) std::atomic<int>(cut.panel_groups());
@@ -216,7 +216,7 @@ class MoeLayer {
 
   void RunUp() {
     const auto tasks = CutJobs(&ExpertJob::gate, /*count_down=*/true);
-    // h in f32, routed rows then shared ones, each as wide as its own intermediate size.
+    // h in f32: routed rows, then shared ones, each with its own intermediate size.
     h_values_[0] = Take<float>(int64_t{routed_rows_} * p_.intermediate).data();
     h_values_[1] = Take<float>(HasShared() ? int64_t{p_.rows} * p_.shared_intermediate : 0).data();
     const auto scratch = Take<float>(2 * widest_tile_ * ctx_.pool->size());
@@ -231,8 +231,8 @@ class MoeLayer {
     });
   }
 
-  // The task's rows side by side: a single one where it is, others in the worker's own place, which may have
-  // them from the task before. Returns the first one's number in `*x`.
+  // Returns the task's rows as contiguous rows: a single row in place, others copied to the worker's buffer,
+  // which may hold them from the previous task. Stores the first row's number in `*x`.
   int Gather(const Task& task, int worker, const PreparedRows** x) {
     const ExpertJob& job = jobs_[task.job];
     const int row = job.first_row + task.row;
@@ -284,8 +284,8 @@ class MoeLayer {
     }
   }
 
-  // Of a task of RunDownByColumns; 0: y is small, there would be too few tasks for the threads, or as each
-  // task reads all of h, that would be more than y is.
+  // Returns the columns of a task of RunDownByColumns. 0: y is small, there would be too few tasks for the
+  // threads, or the tasks' reads of h would exceed y.
   int TaskColumns() const {
     const int threads = ctx_.pool->size();
     const int64_t rows = routed_rows_ + (HasShared() ? p_.rows : 0);
@@ -299,7 +299,7 @@ class MoeLayer {
     return h_bytes * (p_.hidden / columns) <= 2 * bytes ? static_cast<int>(columns) : 0;
   }
 
-  // Where tasks end that begin in each slice.
+  // Returns the ends of the tasks that begin in each slice.
   std::span<const int64_t> ColumnEnds(int columns) {
     const tensor::PackedMatrix& down = jobs_.front().down;
     const int slice_panels = down.image_panels();
@@ -312,7 +312,8 @@ class MoeLayer {
   }
 
   void RunDownByColumns(int columns) {
-    // An odd number of cache lines, as in TakePreparedRows: rows of the output itself would share few sets.
+    // An odd number of cache lines, as in TakePreparedRows: rows of the output itself would share few cache
+    // sets.
     const int64_t stride = columns + tensor::kPanelRows;
     const int64_t sums = p_.rows * stride, room = sums + kColumnRows * stride;
     const auto scratch = Take<float>(room * ctx_.pool->size());
@@ -329,8 +330,8 @@ class MoeLayer {
     });
   }
 
-  // Adds what the job gives to the columns [first, first + count) of its tokens to out [tokens, stride]. y
-  // has room for kColumnRows rows as wide.
+  // Adds the job's contribution to columns [first, first + count) of its tokens to out [tokens, stride]. y
+  // has room for kColumnRows rows of the same width.
   void AddColumns(const ExpertJob& job, int node, int first, int count, float* y, float* out,
                   int64_t stride) {
     const int begin = first / tensor::kPanelRows, end = begin + base::CeilDiv(count, tensor::kPanelRows);
@@ -338,7 +339,7 @@ class MoeLayer {
       const int row = job.first_row + done;
       const int rows = std::min(kColumnRows, job.rows - done);
       for (int panel = begin, panels = 0; panel < end; panel += panels) {
-        const tensor::PackedMatrix down = job.down.At(panel, node);  // of one slice
+        const tensor::PackedMatrix down = job.down.At(panel, node);  // panels of one slice
         panels = std::min(end - panel, down.layout.panels());
         float* to = y + int64_t{panel - begin} * tensor::kPanelRows;
         GemmOf(down).Run(TileOf(h_[job.part], row, rows, down, node, 0, panels, to, stride));
@@ -384,18 +385,18 @@ class MoeLayer {
 
   const ExecContext& ctx_;
   const MoeParams& p_;
-  std::span<int32_t> row_of_slot_;  // [tokens, top_k] by slot, later each token's sorted; -1: skipped
+  std::span<int32_t> row_of_slot_;  // [tokens, top_k] by slot, later sorted per token; -1: skipped
   std::span<int32_t> expert_rows_;  // [experts + 1] first row of each expert
   int routed_rows_ = 0;
   std::span<int32_t> slot_of_row_;  // [routed rows]
   std::span<ExpertJob> jobs_;
-  PreparedRows x_[2], h_[2];      // by part; x is by token
+  PreparedRows x_[2], h_[2];      // by part; x is indexed by token
   PreparedRows gathered_rows_;    // [workers, most_rows_]
   std::span<Gathered> gathered_;  // [workers]
   float* h_values_[2] = {};       // by part: [rows, intermediate]
   int64_t widest_tile_ = 0;       // values of the largest task's output
-  int most_rows_ = 0;             // of the routed tasks
-  std::span<int64_t> task_ends_;  // where each slice's tasks end
+  int most_rows_ = 0;             // maximum rows of a routed task
+  std::span<int64_t> task_ends_;  // ends of each slice's tasks
   float* y_[2] = {};              // by part: [rows, hidden]
 };
 

@@ -7,7 +7,7 @@
 namespace moesaic::kernels {
 namespace {
 
-constexpr int64_t kTaskFloats = 16 << 10;  // as for the other elementwise operators
+constexpr int64_t kTaskFloats = 16 << 10;  // same as for the other elementwise operators
 
 }  // namespace
 

@@ -9,13 +9,13 @@ namespace moesaic::kernels {
 namespace {
 
 constexpr int kKeys = 64;
-constexpr int kLanes = 16;  // partial sums, which compilers make a register of
-// Of two planes, signs count 3 where they are larger than this in the mean of the magnitudes, else 1. Normal
-// numbers want 0.98 of their deviation, which is 1.23 of that mean.
+constexpr int kLanes = 16;  // partial sums, which compilers keep in one register
+// With two planes, a sign counts 3 if the magnitude exceeds the mean of the magnitudes times this, otherwise
+// 1. The optimum for normally distributed numbers is 0.98 of their deviation, which is 1.23 times that mean.
 constexpr float kLarge = 1.23F;
 
-// Signs of the two rounds of a rotation. Any numbers do that follow no rule of the keys'; what was sketched
-// depends on them (kDigestVersion).
+// Signs of the two rounds of a rotation. Any numbers unrelated to the keys are suitable; existing sketches
+// depend on them (kDigestVersion).
 constexpr auto kSigns = [] {
   std::array<std::array<float, kMostDigestDim>, 2> signs = {};
   uint32_t state = 0x9e3779b9;
@@ -35,8 +35,8 @@ struct Buffers {
   alignas(64) float spare[kMostDigestDim];
 };
 
-// A Hadamard transform of n = 2^i numbers, scaled so that lengths stay, with strides that vectors like: each
-// pass takes neighbours and puts their sums into the first half, their differences into the second.
+// A Hadamard transform of n = 2^i numbers, scaled to preserve lengths, with vector-friendly strides: each
+// pass stores the sums of neighbours in the first half and their differences in the second.
 void Hadamard(float* x, float* spare, int n) {
   for (int step = 1; step < n; step *= 2) {
     for (int i = 0; i < n / 2; ++i) {
@@ -45,14 +45,14 @@ void Hadamard(float* x, float* spare, int n) {
     }
     std::swap(x, spare);
   }
-  // After an odd number of passes the numbers are in what was spare.
+  // After an odd number of passes the numbers are in `spare`.
   float* const at = __builtin_ctz(static_cast<unsigned>(n)) % 2 == 0 ? x : spare;
   const float scale = 1 / std::sqrt(static_cast<float>(n));
   for (int i = 0; i < n; ++i) at[i] = x[i] * scale;
 }
 
 // Rotates b.x [dim], dim a multiple of 8, in chunks of powers of two: the largest first, and in the second
-// round last, so that all mix.
+// round last, so that all dimensions mix.
 void Rotate(int dim, Buffers* b) {
   for (int round = 0; round < 2; ++round) {
     for (int i = 0; i < dim; ++i) b->x[i] *= kSigns[round][i];
@@ -80,7 +80,7 @@ float SumOf(const float* x, int count) {
   return sum;
 }
 
-// Dimensions [begin, begin + dim) of a key, less the center.
+// Loads dimensions [begin, begin + dim) of a key minus the center.
 void LoadKey(const DigestTask& t, int key, int begin, int dim, int part, float* x) {
   const auto* header = reinterpret_cast<const DigestHeader*>(t.digest);
   const auto* centers = reinterpret_cast<const int8_t*>(header + 1) + begin;
@@ -103,7 +103,7 @@ void SetSign(std::byte* planes, int d, int key) {
   group[quad / 8 * 64 + key % 16 * 4 + d % 4] |= std::byte{1} << (quad % 8);
 }
 
-// Sets a key's signs and returns the factor that makes its product with itself right.
+// Sets a key's signs and returns the factor for which its product with itself is exact.
 float SketchKey(int dim, int key, Buffers* b, std::byte* planes) {
   float* const x = b->x;
   float* const other = b->spare;
@@ -111,7 +111,7 @@ float SketchKey(int dim, int key, Buffers* b, std::byte* planes) {
   const float squares = SumOf(other, dim);
   Rotate(dim, b);
   for (int d = 0; d < dim; ++d) other[d] = std::abs(x[d]);
-  float product = SumOf(other, dim);  // of the rotated difference with its signs
+  float product = SumOf(other, dim);  // product of the rotated difference with its signs
   for (int d = 0; d < dim; ++d) {
     if (x[d] >= 0) SetSign(planes, d, key);
   }

@@ -17,9 +17,9 @@ using tensor::PackedLayout;
 
 constexpr int kRounds = 15;
 constexpr double kLeastGain = 0.02;
-// Inputs and outputs of an expert in Qwen3-30B-A3B: where products of few rows come from.
+// Inputs and outputs of an expert in Qwen3-30B-A3B, a source of products with few rows.
 constexpr int kHidden = 2048, kIntermediate = 768, kTopK = 8, kExperts = 32;
-// Of one format's weights, all threads' together: more than caches hold, as a model is.
+// Total weights of one format for all threads: more than caches hold, as in a model.
 constexpr int64_t kStreamBytes = 128 << 20;
 
 double SecondsOf(const auto& work) {
@@ -28,9 +28,9 @@ double SecondsOf(const auto& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// How much longer `a` takes than `b`, in rounds of both, which take turns in going first.
+// Slowdown of `a` relative to `b`, in rounds that run both in alternating order.
 struct Comparison {
-  double median = 0, lower_quartile = 0;  // of time(a) / time(b) - 1
+  double median = 0, lower_quartile = 0;  // quartiles of time(a) / time(b) - 1
   bool BWins() const { return median > kLeastGain && lower_quartile > 0; }
 };
 
@@ -51,7 +51,7 @@ Comparison Compare(const auto& a, const auto& b) {
   return {.median = ratios[kRounds / 2], .lower_quartile = ratios[kRounds / 4]};
 }
 
-// Whether b is faster than a, twice; `gain` is the lesser of both medians then.
+// Returns whether b is faster than a in two sets of rounds; `gain` is then the lesser of both medians.
 bool WinsTwice(const auto& a, const auto& b, double* gain) {
   const Comparison first = Compare(a, b);
   if (!first.BWins()) return false;
@@ -68,7 +68,7 @@ std::vector<float> RandomValues(size_t count) {
   return values;
 }
 
-// Packed bytes of [n, k] with plausible values: of formats that can't be made of any values, codes alone,
+// Fills packed [n, k] with plausible values. Formats that cannot be quantized from values get codes only,
 // with scales of zero.
 void FillMatrix(const PackedLayout& layout, std::byte* to) {
   if (!tensor::CanQuantize(layout.format)) return;
@@ -76,7 +76,7 @@ void FillMatrix(const PackedLayout& layout, std::byte* to) {
   tensor::PackRows(layout, 0, layout.n, values.data(), to);
 }
 
-// Products of few rows with weights that stream from memory, on every thread at once.
+// Products of few rows with weights that stream from memory, on all threads together.
 class Stream {
  public:
   static StatusOr<Stream> Create(const KernelTable& table, PackedFormat format, runtime::ThreadPool& pool) {
@@ -103,7 +103,7 @@ class Stream {
     rows_ = PrepareRows(ctx, piece_.format, x.data(), kHidden, rows, kHidden);
   }
 
-  // Seconds of `tile` on a few pieces for each thread; the next call goes on behind them.
+  // Returns the seconds of `tile` for a few pieces per thread; the next call continues after them.
   double Seconds(GemmTileFn tile) {
     const int64_t count = std::min<int64_t>(std::max(kPiecesEach / rows_.rows, kLeastPieces), pieces_);
     const double seconds = SecondsOf([&] {
@@ -121,8 +121,8 @@ class Stream {
   static constexpr int kMostRows = 64;
 
  private:
-  static constexpr int kPanels = 16;      // of a task
-  static constexpr int kPiecesEach = 32;  // for one row: half a millisecond and more
+  static constexpr int kPanels = 16;      // panels of a task
+  static constexpr int kPiecesEach = 32;  // pieces for one row: half a millisecond and more
   static constexpr int kLeastPieces = 4;
 
   Stream(const KernelTable& table, PackedFormat format, runtime::ThreadPool& pool)
@@ -141,13 +141,13 @@ class Stream {
   std::vector<std::vector<float>> out_;  // [workers]
 };
 
-// Asks, between measurements, whether to go on; fails if not.
+// Reports progress between measurements; fails if the user cancels.
 using Asking = std::function<Status()>;
 
 // Row counts at which tiles and vectors are compared; a crossover is one of them or 0.
 constexpr int kRowSteps[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64};
 
-// Moves the crossover from what is built in, step by step, as long as the other kernel wins the step.
+// Moves the crossover from its default, step by step, as long as the other kernel wins the step.
 StatusOr<TuningFinding> TuneCrossover(const KernelTable& table, PackedFormat format,
                                       runtime::ThreadPool& pool, const Asking& ask) {
   const KernelTable::Gemm& gemm = table.gemm[static_cast<int>(format)];
@@ -159,10 +159,10 @@ StatusOr<TuningFinding> TuneCrossover(const KernelTable& table, PackedFormat for
   const auto tile = [&] { return stream.Seconds(gemm.tile); };
   const auto few = [&] { return stream.Seconds(gemm.few); };
   stream.SetRows(1);
-  tile();  // first faults and clocks
+  tile();  // page faults and clock ramp-up
   const auto* built_in = std::lower_bound(std::begin(kRowSteps), std::end(kRowSteps), gemm.few_below);
   double gain = 0;
-  for (const int* step = built_in; step != std::end(kRowSteps); ++step) {  // up: rows that tiles have now
+  for (const int* step = built_in; step != std::end(kRowSteps); ++step) {  // up: rows that run on tiles now
     RETURN_IF_ERROR(ask());
     stream.SetRows(*step);
     if (!WinsTwice(tile, few, &gain)) break;
@@ -170,7 +170,7 @@ StatusOr<TuningFinding> TuneCrossover(const KernelTable& table, PackedFormat for
     finding.gain = std::max(finding.gain, gain);
   }
   if (finding.taken()) return finding;
-  for (const int* step = built_in; step != std::begin(kRowSteps);) {  // down: rows that vectors have now
+  for (const int* step = built_in; step != std::begin(kRowSteps);) {  // down: rows that run on vectors now
     RETURN_IF_ERROR(ask());
     stream.SetRows(*--step);
     if (!WinsTwice(few, tile, &gain)) break;
@@ -212,7 +212,7 @@ class MoeRun {
     return m;
   }
 
-  // The product over row counts of a step's seconds: its ratio to another's weighs all alike.
+  // Returns the product of the seconds over all row counts: a ratio of products weights them equally.
   double Seconds(const CutSizes& cut) {
     table_.cut = cut;
     double product = 1;
@@ -256,7 +256,7 @@ class MoeRun {
   std::vector<int32_t> ids_;
 };
 
-// Halves or doubles one size of `cut` as long as that wins.
+// Halves or doubles one size of `cut` as long as that is faster.
 template <typename T>
 StatusOr<TuningFinding> TuneSize(const char* what, T CutSizes::*size, const Asking& ask, MoeRun& run,
                                  CutSizes* cut) {
@@ -301,7 +301,7 @@ StatusOr<TuningResult> Tune(const KernelTable& table, runtime::ThreadPool& pool,
     if (finding.taken()) result.tuning.few_below[f] = static_cast<int>(finding.after);
     result.findings.push_back(std::move(finding));
   }
-  // Crossovers first: sizes are tuned with them.
+  // Crossovers are tuned first: sizes are tuned with them.
   KernelTable tuned = table;
   RETURN_IF_ERROR(ApplyTuning(result.tuning, tuned));
   ASSIGN_OR_RETURN(MoeRun run, MoeRun::Create(tuned, pool));

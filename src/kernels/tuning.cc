@@ -3,7 +3,7 @@
 namespace moesaic::kernels {
 namespace {
 
-// Outside of these a choice can only have come from somewhere else than a measurement.
+// Values outside of these limits cannot come from a measurement.
 constexpr int64_t kLeastBytes = 16 << 10, kMostBytes = 64 << 20;
 constexpr int kMostTasks = 64;
 constexpr int kMostRows = 1024;

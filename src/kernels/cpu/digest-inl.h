@@ -1,4 +1,4 @@
-// The micro-kernels of block digests over the lanes of simd_<isa>-inl.h, which is included first.
+// Micro-kernels of key summaries over the lanes of simd_<isa>-inl.h, which must be included first.
 #pragma once
 
 #include "kernels/cpu/digest_round-inl.h"
@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kDigestKeys = 64;
 
-/// Elements from d on, zeros from `end` on.
+/// Loads elements from d on, with zeros from `end` on.
 template <typename T>
 inline V LoadUpTo(const T* p, int d, int end) {
   if constexpr (kLanes > 8) {  // dimensions are multiples of 8
@@ -25,8 +25,8 @@ inline void StoreUpTo(float* p, int d, int end, V x) {
   Store(p + d, x);
 }
 
-/// The box of dimensions [begin, end), whose elements are multiplied by scales[key] if there are scales. A
-/// key that is not finite leaves no finite box: x - x is NaN then, and is added to both sides.
+/// Computes the box of dimensions [begin, end); elements are multiplied by scales[key] if there are scales. A
+/// key that is not finite must give a box that is not finite: x - x is NaN then and is added to both sides.
 template <typename T>
 inline void FindBox(const DigestTask& t, const float* scales, int begin, int end, Box* box) {
   const int64_t stride = t.key_stride / static_cast<int64_t>(sizeof(T));
@@ -45,7 +45,7 @@ inline void FindBox(const DigestTask& t, const float* scales, int begin, int end
   }
 }
 
-/// How far any key is from `centers`, in dimensions [begin, end).
+/// Returns the maximum distance of a key from `centers` in dimensions [begin, end).
 template <typename T>
 inline float FindBall(const DigestTask& t, const float* scales, int begin, int end, const float* centers) {
   const int64_t stride = t.key_stride / static_cast<int64_t>(sizeof(T));
@@ -97,7 +97,7 @@ inline void RunDigest(const DigestTask& task) {
   }
 }
 
-/// Rows of a group: their products with centers and those with radii fill one register when summed.
+/// Rows of a group: their products with centers and with radii fill one register after the final sums.
 constexpr int kScoreRows = kLanes / 2;
 
 /// Lanes: the products of the group's rows with the centers of dimensions [begin, end), then with the radii.
@@ -121,7 +121,7 @@ inline V PartScores(const float* q, int64_t q_stride, const int8_t* centers, con
 inline void ScoreGroup(const DigestScores& t, int first, int rows, int from, int to) {
   const float* q = t.q + first * t.q_stride;
   const int ends[3] = {0, t.key_split, t.key_dim};
-  // Lanes of centers have no bound, which a ball of radius 0 and this make so.
+  // Lanes of centers have no bound, which a ball of radius 0 and this value express.
   alignas(64) float bound[2][kLanes], open[kLanes], scales[kLanes], out[kLanes];
   for (int i = 0; i < kScoreRows; ++i) {
     for (int part = 0; part < 2; ++part) {
@@ -158,7 +158,7 @@ inline void ScoreGroup(const DigestScores& t, int first, int rows, int from, int
   }
 }
 
-/// Digests that all rows meet before the next: 16 of 288 or 1184 bytes stay in a first-level cache.
+/// Summaries that all rows process before the next ones: 16 of 288 or 1184 bytes stay in an L1 cache.
 constexpr int kScoreDigests = 16;
 
 inline void RunDigestScores(const DigestScores& scores) {
@@ -178,7 +178,7 @@ inline float RunExpSum(const float* x, const float* y, float spread, float shift
     const V a = tail ? LoadFirst(x + i, n - i) : Load(x + i);
     const V b = tail ? LoadFirst(y + i, n - i) : Load(y + i);
     const V power = Sub(Fma(Set(spread), b, a), Set(shift));
-    // NaN goes to the second operand, which is below what is left of anything.
+    // Max returns the second operand for NaN, which is below the range of normal results.
     V e = Exp(Min(Max(power, Set(-200.0F)), Set(80.0F)));
     if (tail) {
       StoreFirst(out + i, e, n - i);

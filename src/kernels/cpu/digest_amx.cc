@@ -1,21 +1,21 @@
-// Scores of digests on AMX tiles: query rows in groups of 16, which are the columns of a tile, and digests by
-// 32, which are the rows of two.
+// Scores of key summaries on AMX tiles: query rows in groups of 16, which are the columns of a tile, and
+// summaries in groups of 32, which are the rows of two.
 //
-//   centers [digest][row] = C (q_high + q_low)^T,   spreads [digest][row] = R |q|^T
+//   centers [summary][row] = C (q_high + q_low)^T,   spreads [summary][row] = R |q|^T
 //
-// Centers and radii become bfloat16 on their way into the tiles, which holds both exactly. q is split into
-// two bfloat16, which leaves out 2^-18 of it; |q| is one, rounded up by at most 2^-7, so that spreads stay
-// bounds.
+// Centers and radii are converted to bfloat16 for the tiles, which is exact. q is split into two bfloat16,
+// with an error of 2^-18 of its value. |q| is one bfloat16, rounded up by at most 2^-7, so that spreads
+// remain bounds.
 #include "kernels/cpu/digest.h"
 #include "kernels/cpu/simd_avx512-inl.h"
-// After the lanes:
+// Requires the lanes included above:
 #include "kernels/cpu/amx_bf16-inl.h"
 
 namespace moesaic::kernels::cpu {
 namespace {
 
 constexpr int kGroup = 16;    // rows
-constexpr int kDigests = 32;  // at a time
+constexpr int kDigests = 32;  // processed together
 constexpr int kMostKeyDim = 576;
 constexpr int kMostRows = 128;
 constexpr int kSteps = kMostKeyDim / kStep;
@@ -29,7 +29,7 @@ struct alignas(64) Memory {
   float totals[2][kDigests][kGroup];    // of both parts
 };
 
-/// The bfloat16 above x >= 0, or x, in the upper half of each lane.
+/// Rounds x >= 0 up to a bfloat16, in the upper half of each lane.
 inline __m512i RoundedUp(V x) {
   const __m512i up = _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0xffff));
   return _mm512_and_si512(up, _mm512_set1_epi32(static_cast<int>(0xffff0000U)));
@@ -66,7 +66,7 @@ inline void WidenDigests(const DigestScores& t, int first, int count, Memory* m)
   for (int i = 0; i < count; ++i) {
     const auto* centers = reinterpret_cast<const int8_t*>(&HeaderOf(t.digests[first + i]) + 1);
     const auto* radii = reinterpret_cast<const uint8_t*>(centers + t.key_dim);
-    if (first + i + 4 < t.count) {  // a few ahead: blocks are in no order
+    if (first + i + 4 < t.count) {  // prefetches a few ahead: blocks are in no particular order
       for (int64_t byte = 0; byte < BoxBytes(t.key_dim); byte += 64) {
         _mm_prefetch(t.digests[first + i + 4] + byte, _MM_HINT_T0);
       }
@@ -78,7 +78,7 @@ inline void WidenDigests(const DigestScores& t, int first, int count, Memory* m)
   }
 }
 
-/// Products of 32 digests with a group's queries over dimensions [from, to).
+/// Multiplies 32 summaries by a group's queries over dimensions [from, to).
 inline void Multiply(int group, int from, int to, Memory* m) {
   constexpr int64_t kStride = sizeof(m->centers[0]);
   Written();
@@ -152,7 +152,7 @@ void DigestScoresAmx(const DigestScores& t) {
   Memory m;
   PackQueries(t, &m);
   for (auto& totals :
-       m.totals) {  // rows of the last tile that stand for nothing are transposed with the others
+       m.totals) {  // unused rows of the last tile are transposed with the others
     for (auto& total : totals) Store(total, Zero());
   }
   Configure({16, 16, 16, 16, 16, 16, 16, 16});

@@ -1,6 +1,6 @@
 #include "kernels/cpu/digest.h"
 #include "kernels/cpu/simd_avx512-inl.h"
-// After the lanes:
+// Requires the lanes included above:
 #include "kernels/cpu/digest-inl.h"
 #include "kernels/cpu/estimate-inl.h"
 

@@ -1,5 +1,6 @@
-// How boxes around keys become bytes of a digest: plain arithmetic, the same bits on every machine, for ref/
-// and each instruction set. Everything is in an anonymous namespace on purpose (see impl_list.h).
+// Rounds boxes around keys to the bytes of a summary, in plain arithmetic with the same bits on every
+// machine, for ref/ and each instruction set. Everything is in an anonymous namespace on purpose (see
+// impl_list.h).
 #pragma once
 
 #include <cstddef>
@@ -10,16 +11,16 @@
 namespace moesaic::kernels {
 namespace {
 
-constexpr float kTiniest = 1e-30F;  // what is smaller is taken for this: its inverse is still finite
-constexpr float kLargest = 1e17F;   // so that the sum of the squares of all dimensions is finite
+constexpr float kTiniest = 1e-30F;  // smaller values are replaced by this, whose inverse is still finite
+constexpr float kLargest = 1e17F;   // keeps the sum of the squares of all dimensions finite
 
 struct Box {
   alignas(64) float low[kMostDigestDim];
   alignas(64) float high[kMostDigestDim];
 };
 
-/// Rounds dimensions [begin, end) as part `part` of a digest, and leaves the rounded centers in box->low.
-/// False when a bound is beyond kLargest or not a number.
+/// Rounds dimensions [begin, end) as part `part` of a summary, and stores the rounded centers in box->low.
+/// Returns false if a bound is beyond kLargest or not a number.
 inline bool RoundBox(int begin, int end, int part, Box* box, DigestHeader* header, int8_t* centers,
                      uint8_t* radii) {
   float most = kTiniest;
@@ -30,7 +31,7 @@ inline bool RoundBox(int begin, int end, int part, Box* box, DigestHeader* heade
     most = magnitude > most ? magnitude : most;
   }
   const float scale = most / 127, inverse = 127 / most;
-  constexpr float kRound = 0x1.8p23F;  // adding it leaves no bits behind the point
+  constexpr float kRound = 0x1.8p23F;  // adding it rounds to an integer
   float farthest = kTiniest;
   for (int d = begin; d < end; ++d) {
     const float middle = 0.5F * box->low[d] + 0.5F * box->high[d];
@@ -39,14 +40,14 @@ inline bool RoundBox(int begin, int end, int part, Box* box, DigestHeader* heade
     const float center = rounded * scale;
     const float above = box->high[d] - center, below = center - box->low[d];
     const float radius = above > below ? above : below;
-    // The product and the difference are each off by half a unit, 2^-24 of themselves.
+    // The product and the difference each have an error of half a unit, 2^-24 relative.
     const float slack = (center < 0 ? -center : center) * 0x1p-23F;
     box->high[d] = radius * (1 + 0x1p-22F) + slack;
     box->low[d] = center;
     farthest = box->high[d] > farthest ? box->high[d] : farthest;
   }
-  // A little more than 255 steps to the farthest, so that rounding up the number of steps by 2^-21 of it,
-  // more than three roundings take away, leaves it at most 255.
+  // A little more than 255 steps to the farthest key. Rounding up the number of steps by a relative 2^-21,
+  // more than the error of three roundings, then leaves it at most 255.
   const float step = farthest / 255 * (1 + 0x1p-19F), steps = 1 / step;
   for (int d = begin; d < end; ++d) {
     const float count = box->high[d] * steps * (1 + 0x1p-21F);
@@ -58,7 +59,7 @@ inline bool RoundBox(int begin, int end, int part, Box* box, DigestHeader* heade
   return true;
 }
 
-/// What a block gets whose keys are not all finite.
+/// Marks the summary of a block with keys that are not finite.
 inline void SpoilDigest(int key_dim, DigestHeader* header, int8_t* centers, uint8_t* radii) {
   for (int part = 0; part < 2; ++part) {
     header->center_scale[part] = __builtin_nanf("");

@@ -1,4 +1,5 @@
-// What blocks are chosen by, over the lanes of simd_<isa>-inl.h and digest-inl.h, which are included first.
+// Estimates for block selection, over the lanes of simd_<isa>-inl.h and digest-inl.h, which must be included
+// first.
 #pragma once
 
 #include "kernels/micro_kernels.h"
@@ -6,7 +7,7 @@
 namespace moesaic::kernels {
 namespace {
 
-/// Rows [first, first + kScoreRows), scaled, zeros where there are none, and the lengths of their parts.
+/// Loads rows [first, first + kScoreRows), scaled, with zeros for missing rows, and the norms of their parts.
 inline void LoadRows(const DigestEstimates& t, int first, float (*q)[kMostDigestDim], float* norms) {
   const int ends[3] = {0, t.key_split, t.key_dim};
   for (int i = 0; i < kScoreRows; ++i) {
@@ -64,7 +65,7 @@ inline void RunBlockShares(float* scores, int rows, int blocks, float* shares) {
     for (; b < blocks; ++b) most[0] = Max(Load(x + b * kScoreGroup), most[0]);
     const V largest = Max(Max(most[0], most[1]), Max(most[2], most[3]));
     const auto share = [&](int block, V* total) {
-      // NaN goes to the second operand, which is below what is left of anything.
+      // Max returns the second operand for NaN, which is below the range of normal results.
       const V power = Max(Sub(Load(x + block * kScoreGroup), largest), Set(-200.0F));
       const V e = SelectNegative(Sub(power, Set(kLeastPower)), Zero(), Exp(Min(power, Zero())));
       Store(x + block * kScoreGroup, e);

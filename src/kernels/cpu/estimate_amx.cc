@@ -1,25 +1,25 @@
-// Estimates of blocks by their boxes on AMX tiles of int8: digests, by 32, are the rows of two left tiles as
-// they stand in memory, and a group's queries the columns of the right ones.
+// Estimates of blocks by their boxes on AMX tiles of int8: 32 summaries are the rows of two left tiles, as
+// stored in memory, and a group's queries are the columns of the right ones.
 #include "kernels/cpu/simd_avx512-inl.h"
-// After the lanes:
+// Requires the lanes included above:
 #include "kernels/cpu/amx_bf16-inl.h"
 #include "kernels/cpu/estimate_i8-inl.h"
 
 namespace moesaic::kernels::cpu {
 namespace {
 
-constexpr int kDigests = 32;  // at a time
+constexpr int kDigests = 32;  // processed together
 
 struct Memory : Queries {
-  // Aligned each: members of a derived class may begin in its base's padding.
+  // Each array is aligned: members of a derived class may begin in its base's padding.
   alignas(64) std::byte centers[kDigests][kMostSteps * kInts];
   alignas(64) std::byte radii[kDigests][kMostSteps * kInts];
   alignas(64) int32_t products[3][kDigests][kScoreGroup];
 };
 
-constexpr int kAfter = 16;  // digests of the next call that are asked for at this one's end
+constexpr int kAfter = 16;  // summaries of the next call that are prefetched at the end of this one
 
-/// Asks for so many bytes.
+/// Prefetches `bytes` bytes.
 inline void AskFor(const std::byte* from, int64_t bytes) {
   for (int64_t byte = 0; byte < bytes; byte += 64) _mm_prefetch(from + byte, _MM_HINT_T1);
   if (bytes > 0) _mm_prefetch(from + bytes - 1, _MM_HINT_T1);
@@ -32,7 +32,7 @@ inline const DigestHeader& HeaderOf(const std::byte* digest) {
   return *reinterpret_cast<const DigestHeader*>(digest);
 }
 
-/// Copies digests to where tiles find them.
+/// Copies summaries to the layout of tiles.
 inline void CopyDigests(const DigestEstimates& t, int first, int count, Memory* m) {
   for (int i = 0; i < count; ++i) {
     const auto* centers = reinterpret_cast<const std::byte*>(&HeaderOf(t.digests[first + i]) + 1);
@@ -46,8 +46,8 @@ inline void CopyDigests(const DigestEstimates& t, int first, int count, Memory* 
   }
 }
 
-/// Products of 32 digests with a group's part. Queries of several groups come from the second-level cache and
-/// would push the digests out of the first: their loads say so.
+/// Multiplies 32 summaries by a group's part. Queries of several groups come from the L2 cache; their loads
+/// carry a hint so that they do not evict the summaries from the L1 cache.
 template <bool kSeveral>
 inline void Multiply(const DigestEstimates& t, int group, int part, Memory* m) {
   constexpr int64_t kStride = sizeof(m->centers[0]);
@@ -125,7 +125,8 @@ inline void Run(const DigestEstimates& t) {
     const int count = t.count - first < kDigests ? t.count - first : kDigests;
     CopyDigests(t, first, count, &m);
     for (int group = 0; group < groups; ++group) {
-      // The next digests, a few among each group's products: all at once would only wait for each other.
+      // Prefetches the next summaries, a few between each group's products: issued together they would only
+      // wait for each other.
       for (int i = kDigests * group / groups; i < kDigests * (group + 1) / groups; ++i) {
         AskFor(t, first + kDigests + i);
       }

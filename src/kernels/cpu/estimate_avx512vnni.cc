@@ -1,24 +1,24 @@
-// Estimates of blocks by their boxes with vpdpbusd, in registers: a group's queries are the lanes, and four
-// elements of a digest meet all of them at once; of at most 8 queries, four of their high and low parts each,
-// and eight of their magnitudes. The instruction takes unsigned by signed, so that centers have 128 added and
-// radii 128 taken away, which sums of the queries undo.
+// Estimates of blocks by their boxes with vpdpbusd, in registers. A group's queries are the lanes, and four
+// elements of a summary meet all of them together. With at most 8 queries, four elements meet their high and
+// low parts, and eight their magnitudes. The instruction multiplies unsigned by signed, so 128 is added to
+// centers and subtracted from radii; sums of the queries compensate.
 #include "kernels/cpu/simd_avx512-inl.h"
-// After the lanes:
+// Requires the lanes included above:
 #include "kernels/cpu/estimate_i8-inl.h"
 #include "kernels/cpu/vnni-inl.h"
 
 namespace moesaic::kernels::cpu {
 namespace {
 
-constexpr int kTogether = 8;  // digests: up to three sums of each in registers
-constexpr int kAhead = 32;    // digests: what is asked for is so far ahead
+constexpr int kTogether = 8;  // summaries processed together: up to three sums of each in registers
+constexpr int kAhead = 32;    // prefetch distance in summaries
 
-/// Asks for the lines of up to kAhead digests, a few at a time among the products. A processor that is asked
-/// for many at once drops most of them (Zen 5), and so `ask` is not heeded: a head's digests are asked for
-/// just before its turn.
+/// Prefetches the lines of up to kAhead summaries, a few at a time between the products. Processors drop most
+/// of many simultaneous prefetches (Zen 5), so the hint `ask` is ignored: a head's summaries are prefetched
+/// just before they are used.
 class Asker {
  public:
-  /// All are asked for within `slots` calls of Ask, of which there may be fewer at the end.
+  /// Distributes all prefetches over `slots` calls of Ask; fewer remain at the end.
   Asker(const std::byte* const* digests, int count, int64_t bytes, int slots)
       : digests_(digests), bytes_(bytes), left_(count < kAhead ? count : kAhead) {
     const auto lines = static_cast<int>(left_ * (bytes_ / 64 + 1));
@@ -43,14 +43,14 @@ class Asker {
 };
 
 struct Memory : Queries {
-  // What sums of products begin with, since centers have 128 added and radii 128 taken away.
+  // Initial values of the sums of products, because centers have 128 added and radii 128 subtracted.
   alignas(64) int32_t begins[kMostGroups][2][3][kScoreGroup];
-  // Digests that are scored together: centers, then radii.
+  // Summaries processed together: centers, then radii.
   alignas(64) std::byte digests[kMostSteps][kTogether][2 * kInts];
   const DigestHeader* headers[kTogether];
 };
 
-/// Sums of a group's queries, in their places.
+/// Computes the sums of a group's queries, in their lanes.
 template <bool kSpread, bool kHalves>
 inline void FindBegins(int group, Memory* m) {
   const __m512i ones = _mm512_set1_epi8(1);
@@ -71,8 +71,8 @@ inline void FindBegins(int group, Memory* m) {
   }
 }
 
-/// Copies digests [first, first + kTogether), or as many as there are, to where they meet queries: turned
-/// into the other kind of bytes, and a step's beside each other.
+/// Copies up to kTogether summaries from `first` on to the layout of the products: with the other signedness,
+/// and the data of one step adjacent.
 template <bool kSpread>
 inline void CopyDigests(const DigestEstimates& t, int first, Memory* m) {
   const __m512i top = _mm512_set1_epi8(-128);
@@ -91,7 +91,7 @@ inline void CopyDigests(const DigestEstimates& t, int first, Memory* m) {
   }
 }
 
-/// Adds scores [count][16] of a group. kHalves as PackQueries has it.
+/// Adds scores [count][16] of a group. kHalves as in PackQueries.
 template <bool kSpread, bool kHalves, bool kAdd>
 inline void ScorePart(const Memory& m, int group, int part, int count, Asker* asker, float* scores) {
   const auto* begins = m.begins[group][part];

@@ -1,5 +1,5 @@
-// FP8 weights on AMX tiles: codes of a unit of 128 inputs become four tiles of bf16 in the L1 cache, which
-// serve up to 64 rows of one panel, or up to 16 rows of four panels.
+// FP8 weights on AMX tiles: the codes of a unit of 128 inputs are decoded to four tiles of bf16 in the L1
+// cache, which serve up to 64 rows of one panel, or up to 16 rows of four panels.
 #include "kernels/cpu/amx_tiles-inl.h"
 #include "kernels/cpu/fp8_avx512-inl.h"
 #include "kernels/cpu/gemm_bf16-inl.h"
@@ -12,7 +12,7 @@ constexpr int kSteps = kFp8Inputs / kChunk;  // tile products of a unit
 constexpr int kMostRows = 4 * kTileRows;
 constexpr int kMostPanels = 4;
 
-// Of a unit of one panel, [kSteps] tiles of B.
+// A unit of one panel: [kSteps] tiles of B.
 using UnitTiles = std::byte[kSteps * kTileBytes];
 
 template <bool kPrefetch>
@@ -35,8 +35,8 @@ inline void AddScaled(const float* sums, __m512 scales, int rows, float* acc) {
   }
 }
 
-// A macro, because tile numbers are immediates: one step of row tile `c`, whose rows of A are loaded to tile
-// `x` if they are 16, else to tile 7.
+// A macro, because tile numbers are immediates. One step of row tile `c`; its rows of A are loaded to tile
+// `x` if there are 16, otherwise to tile 7.
 #define MOESAIC_ROW_TILE(c, x)                                  \
   if ((c) < whole) {                                            \
     _tile_loadd(x, a + (c)*kTileRows * t.a_stride, t.a_stride); \
@@ -46,9 +46,9 @@ inline void AddScaled(const float* sums, __m512 scales, int rows, float* acc) {
     _tile_dpbf16ps(c, 7, 6);                                    \
   }
 
-/// Rows [row, row + rows) against one panel, rows <= kMostRows. Tiles are set up by ConfigureRows. What is
-/// stored is loaded a unit later, when it has left the store buffer: neither tiles nor vectors wait for the
-/// other.
+/// Multiplies rows [row, row + rows) by one panel, rows <= kMostRows. ConfigureRows configures the tiles.
+/// Stored data is loaded a unit later, after it has left the store buffer: neither tiles nor vectors wait for
+/// the other.
 inline void RunPanel(const GemmTile& t, int row, int rows, int panel) {
   alignas(64) float acc[kMostRows * 16] = {};
   alignas(64) float sums[kMostRows * 16];
@@ -87,7 +87,7 @@ inline void ConfigureRows(int rows) {
   Configure(tiles);
 }
 
-/// All rows, at most 16, against panels [panel, panel + kPanels), kPanels 1 or 4.
+/// Multiplies all rows, at most 16, by panels [panel, panel + kPanels), kPanels 1 or 4.
 template <int kPanels>
 inline void RunFew(const GemmTile& t, int panel) {
   alignas(64) float acc[kPanels][kTileRows * 16] = {};
@@ -133,7 +133,7 @@ inline void RunFew(const GemmTile& t, int panel) {
 }  // namespace
 
 void GemmF8G128Amx(const GemmTile& t) {
-  const FlushDenormals flush;  // for bias and accumulation, as in the other kernels of this order
+  const FlushDenormals flush;  // for bias and accumulation, as in the other kernels with this summation order
   if (t.m <= kTileRows) {
     Configure({t.m, t.m, t.m, t.m, t.m, 16, 16, 16});
     int panel = 0;
@@ -142,7 +142,7 @@ void GemmF8G128Amx(const GemmTile& t) {
   } else {
     const int passes = (t.m + kMostRows - 1) / kMostRows;
     for (int pass = 0, row = 0; pass < passes; ++pass) {
-      // Even shares, of whole tiles but the last.
+      // Equal shares of whole tiles; the last may be smaller.
       const int tiles = (t.m - row + kTileRows - 1) / kTileRows;
       const int share = (tiles + passes - pass - 1) / (passes - pass) * kTileRows;
       const int rows = share < t.m - row ? share : t.m - row;

@@ -1,8 +1,8 @@
-// Products with sketches on AMX tiles of int8: query rows, up to 16, by 64 signs, with these by 16 keys.
-// Signs are 2 for plus and 0 for minus, and sums start at what that leaves out: sum of q (2 b - 1).
+// Products with sketches on AMX tiles of int8: up to 16 query rows by 64 signs, times these by 16 keys. Signs
+// are 2 for plus and 0 for minus, and sums start at the missing part: sum of q (2 b - 1).
 #include "kernels/cpu/digest.h"
 #include "kernels/cpu/simd_avx512-inl.h"
-// After the lanes:
+// Requires the lanes included above:
 #include "kernels/cpu/amx_bf16-inl.h"
 #include "kernels/cpu/sketch-inl.h"
 
@@ -13,13 +13,13 @@ constexpr int kMostRows = 128;
 
 struct alignas(64) Memory {
   std::byte signs[kMostSteps * kStepBytes];
-  int32_t products[2][2][kSketchRows][kSketchKeys];  // of two groups of rows: [part][group]
-  int32_t starts[2][kMostRows][16];                  // what rows' sums start at
+  int32_t products[2][2][kSketchRows][kSketchKeys];  // products of two groups of rows: [part][group]
+  int32_t starts[2][kMostRows][16];                  // initial values of rows' sums
 };
 
 constexpr int64_t kProductsStride = kSketchKeys * sizeof(int32_t);
 
-/// Products of a part's signs with the 16 rows from `first` on.
+/// Multiplies a part's signs by the 16 rows from `first` on.
 inline void Multiply(const SketchScores& t, int first, int part, Memory* m) {
   const int before = part == 0 ? 0 : t.layout.width[0];
   const std::byte* signs = m->signs + int64_t{kStepBytes} * (before / 64);
@@ -47,7 +47,7 @@ inline void Multiply(const SketchScores& t, int first, int part, Memory* m) {
   _tile_stored(3, to + 48, kProductsStride);
 }
 
-/// The same of 32 rows, by 32 keys at a time.
+/// Multiplies 32 rows likewise, by 32 keys at a time.
 inline void MultiplyTwo(const SketchScores& t, int first, int part, Memory* m) {
   const int before = part == 0 ? 0 : t.layout.width[0];
   const int8_t* q = t.q + first * t.q_stride + before;

@@ -1,4 +1,4 @@
-// A card of NVIDIA's through its driver, cuBLAS and cuSOLVER.
+// An NVIDIA card through its driver, cuBLAS and cuSOLVER.
 #include <array>
 #include <charconv>
 #include <string_view>
@@ -22,7 +22,7 @@ constexpr int kCompute32F = 68, kDefaultAlgorithm = -1;
 constexpr int kSumsInF32 = 16;  // CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
 constexpr int kLower = 0;       // CUBLAS_FILL_MODE_LOWER
 
-constexpr int kLeastArch = 80;  // the first with products of bf16
+constexpr int kLeastArch = 80;  // the first capability with bf16 products
 constexpr const char* kKernelNames[kDeviceKernels] = {"OrderMatrix",   "TurnFactor", "CopyDiagonal",
                                                       "GatherWeights", "RoundInt8",  "RoundInt4",
                                                       "RoundE2M1",     "RoundE4M3"};
@@ -37,7 +37,7 @@ Status Failed(const Driver& driver, const std::string& call, int error) {
                                : Status(StatusCode::kInternal, message);
 }
 
-// `call` is named in an error as CUDA names it: MemAlloc(...) is cuMemAlloc.
+// An error names `call` like CUDA: MemAlloc(...) is cuMemAlloc.
 #define RETURN_IF_CUDA(driver, call)                                               \
   do {                                                                             \
     if (const int error_ = (driver).call; error_ != 0)                             \
@@ -145,7 +145,7 @@ class CudaDevice final : public Device {
     return OkStatus();
   }
 
-  // cuBLAS has columns one after another: c^T = b^T a^T.
+  // cuBLAS is column-major: c^T = b^T a^T.
   Status Gemm(const DeviceGemm& g) override {
     RETURN_IF_ERROR(Enter());
     const float one = 1, beta = g.accumulate ? 1 : 0;
@@ -186,13 +186,13 @@ class CudaDevice final : public Device {
   }
 
  private:
-  static constexpr int64_t kInfoBytes = 256;  // keeps what follows aligned
+  static constexpr int64_t kInfoBytes = 256;  // keeps the following data aligned
 
   CudaDevice(const Driver& driver, const Libraries& libraries, Card card)
       : driver_(driver), libraries_(libraries), card_(std::move(card)) {}
 
   static DevicePointer Address(const void* memory) { return reinterpret_cast<DevicePointer>(memory); }
-  // The context belongs to a thread; which one calls may change.
+  // A context belongs to a thread, and the calling thread may change.
   Status Enter() {
     RETURN_IF_CUDA(driver_, CtxSetCurrent(context_));
     return OkStatus();

@@ -16,10 +16,10 @@ Status Wrong(Device& device, const std::string& what) {
   return DataLoss("{} gives wrong results: {}; leave --device out", device.info().identity, what);
 }
 
-// Numbers that are the same in every run.
+// Generates the same numbers in every run.
 class Numbers {
  public:
-  // In [-1, 1).
+  // Returns a number in [-1, 1).
   float Next() {
     state_ = state_ * 1664525U + 1013904223U;
     return static_cast<float>(state_ >> 8) * 0x1p-23F - 1;
@@ -46,8 +46,8 @@ Status Get(Device& device, const DeviceBuffer& buffer, std::vector<T>* values) {
   return device.Download(values->data(), buffer.as<void>(), BytesOf(*values));
 }
 
-// Of integers up to 15, each sum at most 192 x 225: exact in f32 in any order, not in fewer bits. What stands
-// between rows is no number.
+// Multiplies integers up to 15. Each sum is at most 192 x 225: exact in f32 in any order, but not with fewer
+// bits. The gaps between rows hold NaN.
 Status CheckGemm(Device& device, bool turned) {
   constexpr int kM = 64, kN = 128, kDepth = 192, kGap = 64;
   const uint16_t no_number = 0x7fc0;
@@ -66,7 +66,7 @@ Status CheckGemm(Device& device, bool turned) {
   for (int d = 0; d < kDepth; ++d) {
     for (int j = 0; j < kN; ++j) b[d * (kN + kGap) + j] = bits(b_of(d, j));
   }
-  // What stands in c is not read by the first product.
+  // The first product must not read the contents of c.
   std::vector<float> c(static_cast<size_t>(kM) * (kN + kGap), std::numeric_limits<float>::quiet_NaN());
   ASSIGN_OR_RETURN(const DeviceBuffer on_a, Put(device, a));
   ASSIGN_OR_RETURN(const DeviceBuffer on_b, Put(device, b));
@@ -97,10 +97,10 @@ Status CheckGemm(Device& device, bool turned) {
   return OkStatus();
 }
 
-// The factor of L L^T for an L of integers: 0, 1 and -1 below a diagonal of 64 to 68, so that L is well
-// conditioned and its product with itself exact. An element is worked out in at most 256 steps, each off by
-// 2^-24 of at most 68^2 + 256, and divided by 64: by 0.0012 in all, and a little more for the elements before
-// it. A hundredth tells it from what is wrong.
+// Factors L L^T for an L of integers: 0, 1 and -1 below a diagonal of 64 to 68, so that L is well conditioned
+// and its product with itself exact. An element is computed in at most 256 steps, each with an error of 2^-24
+// of at most 68^2 + 256, and divided by 64: 0.0012 in total, and a little more from earlier elements. A
+// tolerance of a hundredth distinguishes this from wrong results.
 Status CheckCholesky(Device& device) {
   constexpr int kSize = 256;
   constexpr float kTolerance = 0.01F;
@@ -140,7 +140,7 @@ Status CheckCholesky(Device& device) {
   return OkStatus();
 }
 
-// One block of columns of one block of rows, against ref/.
+// Compares one block of columns and rows with ref/.
 Status CheckRounding(Device& device, int grid) {
   static_assert(kBlockRows == kRoundBlockRows);
   constexpr const char* kNames[kNumberGrids] = {"int8", "int4", "fp4", "fp8"};
@@ -148,7 +148,7 @@ Status CheckRounding(Device& device, int grid) {
   Numbers numbers;
   const float step = grid == 0   ? 0.02F
                      : grid == 3 ? 0.004F
-                                 : 0.4F;  // some values are cut off, some are small
+                                 : 0.4F;  // some values are clipped, some are small
   std::vector<float> values(kTile), asked(kTile), losses(kBlockRows, 0.5F);
   std::vector<float> scales(size_t{kBlockColumns / kGroup} * kBlockRows);
   std::vector<float> factor(size_t{kBlockColumns} * kBlockColumns);
@@ -159,7 +159,7 @@ Status CheckRounding(Device& device, int grid) {
   for (float& value : factor) value = 0.3F * numbers.Next();
   for (int c = 0; c < kBlockColumns; ++c) {
     factor[c * kBlockColumns + c] = 1 + 0.01F * static_cast<float>(c);
-    order[c] = c * 77 % kBlockColumns;  // each once
+    order[c] = c * 77 % kBlockColumns;  // a permutation
   }
   std::vector<uint16_t> errors(kTile);
   std::vector<uint8_t> codes(kTile);

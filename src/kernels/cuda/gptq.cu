@@ -1,6 +1,6 @@
-// GPTQ's kernels: compiled by NVRTC for the card that is found, without contraction, and by a test as plain
-// C++ (test_device.h), one thread after another. So threads share nothing here: each has a column of its own
-// in shared memory, and there are no barriers.
+// GPTQ's kernels. NVRTC compiles them for the detected card, without contraction; a test compiles them as C++
+// (test_device.h) and runs one thread after another. Threads therefore share nothing: each has its own column
+// of shared memory, and there are no barriers.
 #include "kernels/cuda/gptq_args.h"
 
 namespace moesaic::kernels::cuda {
@@ -9,13 +9,13 @@ __device__ inline long long ThreadNumber() {
   return static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
 }
 
-// Of finite values: to nearest, ties to even.
+// Rounds finite values to nearest, ties to even.
 __device__ inline unsigned short ToBF16(float value) {
   const unsigned bits = __float_as_uint(value);
   return static_cast<unsigned short>((bits + 0x7fffU + (bits >> 16 & 1U)) >> 16);
 }
 
-// To the nearest integer, ties to even, for |x| < 2^22: in x + 1.5 x 2^23 the last bit is worth 1.
+// Rounds to the nearest integer, ties to even, for |x| < 2^22: in x + 1.5 x 2^23 the last bit has value 1.
 __device__ inline float RoundEven(float x) { return (x + 12582912.0F) - 12582912.0F; }
 __device__ inline float Least(float a, float b) { return a < b ? a : b; }
 __device__ inline float Most(float a, float b) { return a > b ? a : b; }
@@ -24,7 +24,7 @@ __device__ inline float WithSign(float magnitude, float of) {
   return __uint_as_float(__float_as_uint(magnitude) | (__float_as_uint(of) & 0x80000000U));
 }
 
-// How a weight that is divided by its scale becomes the nearest number, and that its code:
+// Rounds a weight divided by its scale to the nearest number, and returns the number's code:
 // kernels/rounding.h.
 template <int kLow, int kHigh>
 struct Integers {

@@ -1,5 +1,5 @@
-// The card's kernels as plain C++ (test_device.h) against ref/, and compiled by NVRTC where it is there. What
-// they come to together is tested in quantizer/device_gptq_test.cc.
+// Compares the card's kernels, compiled as C++ (test_device.h), with ref/, and compiles them with NVRTC if it
+// is installed. quantizer/device_gptq_test.cc tests their combination.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ std::vector<float> Normals(size_t count, float size, int seed) {
   return values;
 }
 
-// Both take the same steps in f32 in the same order, none contracted: nothing may differ.
+// Both compute the same f32 steps in the same order without contraction: results must be bit-identical.
 TEST(DeviceKernels, RoundBlocksToRefsBits) {
   TestDevice device;
   const int k = 200, begin = 40, group = 16;
@@ -40,9 +40,9 @@ TEST(DeviceKernels, RoundBlocksToRefsBits) {
       for (int c = 0; c < kBlockColumns; ++c)
         factor[c * kBlockColumns + c] = 1 + 0.01F * static_cast<float>(c);
       std::vector<int> order(k);
-      for (int i = 0; i < k; ++i) order[i] = i * 77 % k;  // each once
+      for (int i = 0; i < k; ++i) order[i] = i * 77 % k;  // a permutation
       for (int g = 0; g < kNumberGrids; ++g) {
-        // Large and small for the grid: ends, denormal numbers and zeros are met.
+        // Scales are large and small for the grid, so that ends, denormal numbers and zeros occur.
         const float step = g == 0 ? 0.02F : g == 1 ? 0.3F : g == 2 ? 0.4F : 0.004F;
         std::vector<float> scales = Normals(at * (k / group + 1), step, 4);
         for (float& scale : scales) scale = std::copysign(std::fabs(scale) + 0.3F * step, g == 1 ? scale : 1);
@@ -120,11 +120,12 @@ TEST(DeviceKernels, CompileForCards) {
       EXPECT_THAT(*image, HasSubstr(std::string(".text.") + name)) << arch;
     }
   }
-  // A card that NVRTC does not know gets what is nearest below, for the driver to compile.
+  // For a card that NVRTC does not know, it compiles for the nearest older capability, and the driver
+  // compiles the rest.
   const StatusOr<std::string> newer = cuda::CompileGptq(*nvrtc, 999);
   ASSERT_TRUE(newer.ok()) << newer.status();
   EXPECT_THAT(*newer, HasSubstr(".visible .entry RoundE4M3"));
-  // What the processor's bits hang on: nothing is contracted, and divisions are exact ones.
+  // Bit-identical results require that nothing is contracted and that divisions are exact.
   EXPECT_THAT(*newer, testing::Not(HasSubstr("fma.rn")));
   EXPECT_THAT(*newer, testing::AllOf(HasSubstr("div.rn.f32"), testing::Not(HasSubstr(".ftz"))));
   EXPECT_THAT(Message(cuda::CompileGptq(*nvrtc, 10).status()), HasSubstr("compute capability 1.0"));
@@ -148,7 +149,7 @@ TEST(DeviceLibraries, AreNoNewerThanTheDriver) {
   EXPECT_THAT(Message(status), HasSubstr("CUDA 11"));
 }
 
-// A stand-in that does one thing as it should not.
+// A test double with one fault.
 class WrongDevice final : public TestDevice {
  public:
   enum class Fault {
@@ -231,7 +232,7 @@ TEST(Devices, SayWhatIsMissing) {
   EXPECT_FALSE(OpenDevice("cuda:1000").ok());
 }
 
-// What each operation comes to on a card, against the stand-in for it.
+// Compares each operation on a real card with the test double.
 TEST(Devices, ACardDoesWhatTheStandInDoes) {
   const StatusOr<std::unique_ptr<Device>> card = OpenDevice("cuda");
   if (!card.ok()) GTEST_SKIP() << "no CUDA device: " << card.status();
@@ -243,7 +244,7 @@ TEST(Devices, ACardDoesWhatTheStandInDoes) {
     return bits;
   };
   const std::vector<uint16_t> a = in_bf16(size_t{m} * depth, 5), b = in_bf16(size_t{depth} * n, 6);
-  // A positive definite matrix: ones beside a large diagonal.
+  // A positive definite matrix: ones next to a large diagonal.
   std::vector<float> matrix(size_t{k} * k, 1.0F);
   for (int i = 0; i < k; ++i) matrix[size_t(i) * k + i] = 3 + static_cast<float>(i % 7);
   const auto run = [&](Device& device, bool turned, std::vector<float>* c, std::vector<float>* l) -> Status {
@@ -282,7 +283,7 @@ TEST(Devices, ACardDoesWhatTheStandInDoes) {
     ASSERT_TRUE(run(stand_in, turned, &expected_c, &expected_l).ok());
     const Status ran = run(**card, turned, &c, &l);
     ASSERT_TRUE(ran.ok()) << ran;
-    // Sums of 512 products of about 1 in f32: each step is off by 2^-24 of some 23 at most.
+    // Sums of 512 products of about 1 in f32: each step has an error of 2^-24 of at most about 23.
     for (size_t i = 0; i < c.size(); ++i) ASSERT_NEAR(c[i], expected_c[i], 512 * 0x1p-24 * 64);
     for (int col = 0; col < k; ++col) {
       for (int row = col; row < k; ++row) {

@@ -7,7 +7,7 @@ namespace {
 
 static_assert(kDeviceBlockColumns == cuda::kBlockColumns && kDeviceBlockRows == cuda::kBlockRows);
 
-// Of a kernel that has one thread for each of `count` elements.
+// Launches a kernel with one thread for each of `count` elements.
 Status ForEach(Device& device, DeviceKernel kernel, int64_t count, const void* arguments) {
   return device.Launch(kernel, (count + cuda::kThreads - 1) / cuda::kThreads, cuda::kThreads, arguments);
 }

@@ -22,13 +22,13 @@ constexpr Release kReleases[] = {{13, "libnvrtc.so.13", "libcublas.so.13", "libc
 
 struct Symbol {
   const char* name;
-  void* function;  // where its address goes
+  void* function;  // receives its address
 };
 
 StatusOr<void*> Open(const char* file, const char* remedy) {
   void* const library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
   if (library != nullptr) return library;
-  // dlerror begins with the file's name, or with that of the library it needs.
+  // dlerror begins with the file's name, or with that of a library it needs.
   const char* const why = dlerror();
   return NotFound("{}; {}", why != nullptr ? why : file, remedy);
 }
@@ -61,11 +61,11 @@ StatusOr<Nvrtc> FindNvrtc(void* library, const char* file) {
   return n;
 }
 
-// What a release has beside its NVRTC.
+// Opens the libraries of a release other than NVRTC.
 StatusOr<Libraries> FindLibraries(const Release& release, void* nvrtc) {
   Libraries l;
   ASSIGN_OR_RETURN(l.nvrtc, FindNvrtc(nvrtc, release.nvrtc));
-  // cuSOLVER needs the very cuBLAS.
+  // cuSOLVER needs the same cuBLAS.
   ASSIGN_OR_RETURN(void* const blas, Open(release.blas, kInstall));
   const Symbol of_blas[] = {{"cublasCreate_v2", &l.blas.Create},
                             {"cublasDestroy_v2", &l.blas.Destroy},
@@ -128,7 +128,7 @@ StatusOr<Nvrtc> OpenNvrtc() {
 
 StatusOr<Libraries> OpenLibraries(int newest) {
   Status missing = NotFound("the driver runs CUDA {} at most, and 12 is needed: install a newer one", newest);
-  bool partly = false;  // whether `missing` is of a release that is partly there
+  bool partly = false;  // whether `missing` belongs to a release that is partly installed
   for (const Release& release : kReleases) {
     if (release.cuda > newest) continue;
     const StatusOr<void*> nvrtc = Open(release.nvrtc, kInstall);

@@ -22,7 +22,7 @@ float At(const DigestTask& t, int key, int d) {
          (d < t.key_split ? t.key_scales : t.rest_scales)[key];
 }
 
-// False when some key is not finite.
+// Returns false if a key is not finite.
 bool FindBox(const DigestTask& t, int begin, int end, Box* box) {
   for (int d = begin; d < end; ++d) {
     box->low[d] = std::numeric_limits<float>::infinity();
@@ -119,7 +119,7 @@ void BlockShares(float* scores, int rows, int blocks, float* shares) {
     }
     for (int b = 0; b < blocks; ++b) {
       float& x = scores[b * kScoreGroup + row];
-      x = x - most >= kLeastPower ? std::exp(x - most) : 0;  // 0 of NaN
+      x = x - most >= kLeastPower ? std::exp(x - most) : 0;  // 0 for NaN
       sum += x;
     }
     for (int b = 0; b < blocks; ++b) shares[b] += sum > 0 ? scores[b * kScoreGroup + row] / sum : 0;
@@ -128,7 +128,7 @@ void BlockShares(float* scores, int rows, int blocks, float* shares) {
 
 namespace {
 
-// The sign of a dimension of a part's planes, which begin at `step` of the digest's.
+// Returns the sign of a dimension of a part's planes, which begin at `step` of the summary.
 int SignAt(const std::byte* planes, int64_t step, int d, int key) {
   const std::byte* group = planes + (step + d / 64) * kSketchStepBytes + key / 16 * int64_t{128};
   const int quad = d % 64 / 4;
@@ -139,7 +139,7 @@ int SignAt(const std::byte* planes, int64_t step, int d, int key) {
 }  // namespace
 
 void SketchScores(const kernels::SketchScores& t) {
-  constexpr double kReach = 100 * 0.6931471805599453;  // as far as the exponents of the others go
+  constexpr double kReach = 100 * 0.6931471805599453;  // the range of the other implementations' exponents
   for (int b = 0; b < t.count; ++b) {
     const std::byte* digest = t.digests[b];
     const auto* header = reinterpret_cast<const DigestHeader*>(digest);

@@ -1,4 +1,5 @@
-// Digests of every implementation that this processor can run, against ref and against the keys themselves.
+// Tests key summaries of every implementation that this processor can run, against ref and against the keys
+// themselves.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -46,7 +47,7 @@ struct Keys : TestKeys {
   }
 };
 
-struct View {  // of a digest
+struct View {  // of a summary
   explicit View(const std::vector<std::byte>& digest, const Shape& shape)
       : shape_(shape), at_(digest.data()) {}
   const DigestHeader& header() const { return *reinterpret_cast<const DigestHeader*>(at_); }
@@ -70,7 +71,7 @@ class DigestTest : public testing::TestWithParam<runtime::Isa> {
   KernelTable kernels_ = SelectKernels(*runtime::LimitTo(runtime::DetectCpu(), GetParam()));
 };
 
-// Not only nearly: a radius that is rounded the wrong way is no bound.
+// The bound must hold exactly: a radius rounded down is no bound.
 TEST_P(DigestTest, HoldsEveryKey) {
   std::mt19937 rng(1);
   for (const Shape& shape : kShapes) {
@@ -91,7 +92,8 @@ TEST_P(DigestTest, HoldsEveryKey) {
           widest[part] = std::max(widest[part], std::sqrt(squares[part]));
         }
       }
-      // And as tight as said: a step of 1/255 of the largest radius, half a step of the centers'.
+      // The bound must be as tight as documented: a step of 1/255 of the largest radius, half a step of the
+      // centers'.
       for (int part = 0; part < 2; ++part)
         EXPECT_NEAR(view.header().ball[part], widest[part], widest[part] * 1e-3);
       for (int d = 0; d < shape.key_dim; ++d) {
@@ -113,7 +115,7 @@ TEST_P(DigestTest, HasTheBitsOfRef) {
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kI8}) {
       const Keys keys(&rng, dtype, shape);
       std::vector<std::byte> ours = keys.Digest(kernels_.digest), ref = keys.Digest(ref::Digest);
-      // Sums of squares go in another order.
+      // Sums of squares are added in another order.
       for (auto* digest : {&ours, &ref})
         std::memset(reinterpret_cast<DigestHeader*>(digest->data())->ball, 0, 8);
       EXPECT_EQ(ours, ref) << shape.key_dim << " " << tensor::DTypeName(dtype);
@@ -151,10 +153,10 @@ TEST_P(DigestTest, ZerosAndTinyKeys) {
   }
 }
 
-// Against sums in double. Each is of key_dim products in lanes or one after another, rounded at every step,
-// and scaled: at most key_dim + 8 units of 2^-24 of the sum of magnitudes; the parts are added once more.
-// Tiles take queries as two bfloat16, which leave out 2^-18 of them, 64 units, and their magnitudes as one,
-// rounded up.
+// Compares with sums in double. Each sum has key_dim products, in lanes or sequentially, rounded at every
+// step, and scaled: at most key_dim + 8 units of 2^-24 of the sum of magnitudes. The parts are added once
+// more. Tiles represent queries as two bfloat16, with an error of 2^-18, 64 units, and their magnitudes as
+// one, rounded up.
 TEST_P(DigestTest, ScoresMatchDoubleAndBoundEveryKey) {
   std::mt19937 rng(5);
   for (const Shape& shape : kShapes) {
@@ -212,7 +214,8 @@ TEST_P(DigestTest, ScoresMatchDoubleAndBoundEveryKey) {
   }
 }
 
-// Exp is off by 2^-23 of itself, and its argument, two roundings of magnitudes up to 120, by 2^-17.
+// Exp has a relative error of 2^-23. Its argument, with two roundings of magnitudes up to 120, has an error
+// of 2^-17.
 TEST_P(DigestTest, ExpSum) {
   std::mt19937 rng(6);
   for (const int n : {1, 7, 8, 9, 16, 31, 100}) {

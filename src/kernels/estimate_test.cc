@@ -1,4 +1,4 @@
-// What blocks are chosen by: every implementation that this processor can run, against ref.
+// Compares the estimates for block selection of every implementation that this processor can run with ref.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,12 +19,12 @@ namespace {
 struct Shape {
   int key_dim, key_split;
 };
-// One part and two, of whole steps of 64 and not, up to the most dimensions.
+// One part and two, with whole steps of 64 and partial ones, up to the maximum dimension.
 constexpr Shape kShapes[] = {{8, 8},     {24, 24},  {40, 32},   {64, 64},     {104, 8},
                              {128, 128}, {136, 72}, {576, 512}, {1024, 1024}, {1024, 8}};
 constexpr int kBlocks = 37, kStride = 40;
 
-// Digests as they come, but of any centers and radii: no keys are needed.
+// Valid summaries with arbitrary centers and radii: no keys are needed.
 std::vector<std::vector<std::byte>> RandomDigests(std::mt19937* rng, const Shape& shape) {
   std::vector<std::vector<std::byte>> digests(kBlocks, std::vector<std::byte>(BoxBytes(shape.key_dim)));
   for (auto& digest : digests) {
@@ -79,14 +79,14 @@ class EstimateTest : public testing::TestWithParam<runtime::Isa> {
 };
 
 // Queries are rounded to half a step of 1/(127 * 128) of their part's largest element, their magnitudes to
-// half a step of 1/254; sums of floats, to key_dim + 8 units of 2^-24 of the sum of magnitudes.
+// half a step of 1/254; float sums to key_dim + 8 units of 2^-24 of the sum of magnitudes.
 TEST_P(EstimateTest, MatchRef) {
   std::mt19937 rng(1);
   for (const Shape& shape : kShapes) {
     for (const int rows : {1, 3, 8, 16, 21, 40, 128}) {
       if (rows == 128 && shape.key_dim != 40) continue;
       std::vector<float> q = RandomValues(&rng, size_t(rows) * (shape.key_dim + 8), 1);
-      q[shape.key_dim / 2] *= 30;  // as queries are
+      q[shape.key_dim / 2] *= 30;  // as queries are rounded
       const auto digests = RandomDigests(&rng, shape);
       for (const float share : {0.0F, 0.2F}) {
         const std::vector<float> ours = Run(kernels_.digest_estimates, shape, q, rows, digests, share);
@@ -137,7 +137,7 @@ TEST_P(EstimateTest, RowsAndBlocksAreAlone) {
   }
 }
 
-// Where a processor has both: docs/contracts/sparsity.md, C2.
+// Runs on processors with both: docs/contracts/sparsity.md, C2.
 TEST(EstimateBitsTest, TilesAndRegistersGiveTheSame) {
   const runtime::CpuFeatures cpu = runtime::DetectCpu();
   if (!cpu.Has(runtime::Isa::kAmx)) GTEST_SKIP() << "this processor has no AMX";
@@ -163,7 +163,7 @@ TEST(EstimateBitsTest, TilesAndRegistersGiveTheSame) {
   }
 }
 
-// What is not a number stays with the row or the digest that has it; nothing is divided by nothing.
+// NaN affects only the row or the summary that has it; zero rows cause no division by zero.
 TEST_P(EstimateTest, NotFiniteAndZero) {
   std::mt19937 rng(3);
   for (const Shape& shape : {Shape{128, 128}, Shape{40, 32}}) {
@@ -187,7 +187,7 @@ TEST_P(EstimateTest, NotFiniteAndZero) {
   }
 }
 
-// Exp is off by 2^-23 of itself, its argument by 2^-24 of up to 200; sums are of numbers above 0.
+// Exp has a relative error of 2^-23, its argument 2^-24 of up to 200; sums are of positive numbers.
 TEST_P(EstimateTest, SharesMatchDouble) {
   std::mt19937 rng(4);
   for (const int rows : {1, 5, 8, 9, 16}) {
@@ -197,7 +197,7 @@ TEST_P(EstimateTest, SharesMatchDouble) {
       for (int b = 0; b < blocks; ++b) {
         for (int r = rows; r < kScoreGroup; ++r) scores[b * kScoreGroup + r] = r % 2 == 0 ? nan : 1e30F;
       }
-      const bool infinite = rows == 5;  // a score that is not finite is told of either way
+      const bool infinite = rows == 5;  // a score that is not finite must be reported in either way
       if (blocks > 4) {
         std::fill_n(scores.begin() + 3 * kScoreGroup, rows,
                     infinite ? -std::numeric_limits<float>::infinity() : nan);
@@ -243,8 +243,8 @@ TEST_P(EstimateTest, RowsOfNaNHaveNoShares) {
       EXPECT_EQ(shares_without(rows - 1), shares) << "as if it were idle: " << rows << " " << blocks;
       double sum = 0;
       for (const float share : shares_without(1)) sum += share;
-      // Of each row: the sum over blocks, the quotient and the products, (blocks + 4) units of 2^-24 at most;
-      // and one for each row that is added.
+      // For each row: the sum over blocks, the quotient and the products have an error of at most (blocks +
+      // 4) units of 2^-24, plus one for each row added.
       EXPECT_NEAR(sum, rows - 1, (rows - 1) * (blocks + 4 + rows) * 0x1p-23) << rows << " " << blocks;
     }
   }

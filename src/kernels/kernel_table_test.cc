@@ -16,7 +16,7 @@ const KernelChoice& ChoiceOf(const KernelTable& table, const std::string& op) {
   return *std::find_if(table.choices.begin(), table.choices.end(), [&](const auto& c) { return c.op == op; });
 }
 
-// What a processor gets follows from its features alone, not from the machine that this test runs on.
+// The selection must depend only on a processor's features, not on the machine that runs this test.
 TEST(SelectKernels, TakesTheFirstThatFitsAndSaysWhatItPassedOver) {
   const CpuFeatures zen5{.avx2 = true,
                          .avx_vnni = true,
@@ -63,7 +63,7 @@ TEST(SelectKernels, NothingMeansRefForEveryOperator) {
   for (const KernelChoice& choice : table.choices) EXPECT_TRUE(choice.name.ends_with("_ref")) << choice.name;
 }
 
-// Names end with the instruction set that they need, and a limit is a limit for every operator.
+// Names end with the required instruction set, and a limit applies to every operator.
 TEST(SelectKernels, LimitHoldsForEveryOperator) {
   const CpuFeatures host = runtime::DetectCpu();
   for (Isa limit : runtime::HostIsas(host)) {
@@ -85,7 +85,7 @@ TEST(DotPeaks, EveryFormatOfAVectorProcessorHasOne) {
     const auto peaks = MeasureDotPeaks(*runtime::LimitTo(host, limit), pool.get());
     ASSERT_EQ(peaks.size(), 3U);
     for (const DotPeak& peak : peaks) {
-      // From a slow scalar core to a thousand fast tile units: a unit error of 1000 shows.
+      // The bounds range from a slow scalar core to a thousand fast tile units: a unit error of 1000 fails.
       EXPECT_GT(peak.one_thread, 1e9) << peak.instruction;
       EXPECT_LT(peak.one_thread, 1e14) << peak.instruction;
       EXPECT_GT(peak.all_threads, 1e9) << peak.instruction;

@@ -20,7 +20,7 @@ class LinearTest : public testing::TestWithParam<runtime::Isa> {
   std::mt19937 rng_{11};
 };
 
-// C by one call of the tile kernel over everything, which gemm_test.cc holds against exact sums.
+// Computes C by one call of the tile kernel over everything, which gemm_test.cc compares with exact sums.
 std::vector<float> WholeProduct(const ExecContext& ctx, const PreparedRows& a,
                                 const tensor::PackedMatrix& w) {
   std::vector<float> c(size_t(a.rows) * w.n());
@@ -74,7 +74,7 @@ TEST_P(LinearTest, PreparesRowsAtAnyStride) {
   }
 }
 
-// A group of slices of one matrix with different inputs, as per-head products are, with bias and
+// Tests a group of slices of one matrix with different inputs, like per-head products, with bias and
 // accumulation.
 TEST_P(LinearTest, GroupOfSlicesBiasAndAccumulation) {
   TestContext test(GetParam(), 3);
@@ -124,7 +124,7 @@ TEST_P(LinearTest, NoRowsAndNoProducts) {
 INSTANTIATE_TEST_SUITE_P(Host, LinearTest, testing::ValuesIn(runtime::HostIsas(runtime::DetectCpu())),
                          IsaTestName);
 
-// Every cut covers the product, keeps within the caches and gives every thread work where there is any.
+// Every tiling must cover the product, stay within the cache sizes and use every thread where possible.
 TEST(CutGemm, CoversBalancesAndFits) {
   for (PackedFormat format : kFormats) {
     for (int n : {1, 16, 100, 768, 4096, 150000}) {

@@ -6,7 +6,7 @@
 //   up       by (expert, row tile, panels): h = silu(x gate^T) * (x up^T); the last task of a row tile
 //            quantizes its h
 //   down     by (expert, row tile, panels): y = h down^T, a row for every slot
-//   combine  by (token, columns): out = sum of w y over the slots by ascending expert, regardless of scheduling
+//   combine  by (token, columns): out = sum of w y over the slots by ascending expert, in any schedule
 //
 // Intermediate results should not go through memory. A worker therefore gathers an expert's rows into its own
 // buffer. Where y would not stay in the caches, down and combine are one loop over columns: a task computes

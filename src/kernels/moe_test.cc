@@ -50,7 +50,7 @@ struct Layer {
     }
   }
 
-  // gate, up and down stand apart: three strides, but one is what MoeParams has, so lay them out as one
+  // gate, up and down are separate with three strides, but MoeParams has one, so this lays them out as one
   // block.
   MoeParams Params(float* out, int64_t out_stride) {
     const int64_t gate_bytes = gate.matrix.layout.total_bytes, down_bytes = down.matrix.layout.total_bytes;
@@ -88,7 +88,7 @@ struct Layer {
             .out_stride = out_stride};
   }
 
-  // The same experts in two slices; the shared one stays whole.
+  // Returns the same experts in two slices; the shared one stays whole.
   MoeParams SlicedParams(float* out, int64_t out_stride) {
     MoeParams params = Params(out, out_stride);
     const ExpertWeights whole = params.experts;
@@ -121,7 +121,7 @@ struct Layer {
     return params;
   }
 
-  // The same experts twice; the shared one once.
+  // Returns the same experts mirrored; the shared one is stored once.
   MoeParams MirroredParams(float* out, int64_t out_stride) {
     MoeParams params = Params(out, out_stride);
     const int64_t image = params.experts.stride * shape.experts;
@@ -148,7 +148,7 @@ struct Layer {
   std::vector<int32_t> ids;
 };
 
-// One FFN of one row, by the operators that have tests of their own.
+// Computes one FFN for one row with operators that have their own tests.
 std::vector<float> PlainFfn(const ExecContext& ctx, const float* x, const PackedMatrix& gate,
                             const PackedMatrix& up, const PackedMatrix& down, StaticScale up_scale,
                             StaticScale down_scale) {
@@ -164,13 +164,13 @@ std::vector<float> PlainFfn(const ExecContext& ctx, const float* x, const Packed
   return y;
 }
 
-// The layer as its definition reads: token after token, expert after expert.
+// Computes the layer by its definition: token by token, expert by expert.
 std::vector<float> PlainMoe(const ExecContext& ctx, const MoeParams& p) {
   std::vector<float> out(size_t(p.rows) * p.hidden, 0.0F);
   for (int t = 0; t < p.rows; ++t) {
     float* to = &out[size_t(t) * p.hidden];
     const float* x = p.x + t * p.x_stride;
-    std::vector<int> slots(p.top_k);  // sums go by rising expert
+    std::vector<int> slots(p.top_k);  // sums are by ascending expert
     std::iota(slots.begin(), slots.end(), 0);
     const int32_t* ids = p.ids + t * p.top_k;
     std::stable_sort(slots.begin(), slots.end(), [ids](int a, int b) { return ids[a] < ids[b]; });
@@ -193,7 +193,7 @@ std::vector<float> PlainMoe(const ExecContext& ctx, const MoeParams& p) {
 
 class MoeTest : public testing::TestWithParam<runtime::Isa> {
  protected:
-  // A row's bits depend neither on its neighbours nor on the cut, so the two agree exactly.
+  // A row's bits depend neither on its neighbours nor on the tiling, so the two must be equal.
   void ExpectEqualsPlain(const ExecContext& ctx, MoeParams params) {
     const size_t mark = ctx.scratch->Mark();
     Moe(ctx, params);
@@ -227,7 +227,7 @@ TEST_P(MoeTest, EqualsPlainLoops) {
   }
 }
 
-// Experts in two slices, on as many pretended nodes and on more, give the bits of whole ones.
+// Experts in two slices, on two or more simulated nodes, must give the same bits as whole ones.
 TEST_P(MoeTest, SlicesMakeNoDifference) {
   TestContext plain(GetParam(), 1);
   for (int nodes : {2, 3}) {
@@ -236,7 +236,8 @@ TEST_P(MoeTest, SlicesMakeNoDifference) {
     for (PackedFormat format : kFormats) {
       for (const Shape& shape :
            {Shape{100, 40, 6, 2, 0}, Shape{640, 96, 4, 4, 33}, Shape{770, 17, 5, 4, 33}}) {
-        for (int rows : {1, 21, 260}) {  // with the most, outputs are added up by columns, some across slices
+        // with the most rows, outputs are added up by columns, some across slices
+        for (int rows : {1, 21, 260}) {
           Layer layer(&rng_, format, PackedFormat::kBF16, shape, rows, /*static_scales=*/false);
           std::vector<float> expected(size_t(rows) * shape.hidden), out(expected.size(), 99.0F);
           Moe(plain.context(), layer.Params(expected.data(), shape.hidden));
@@ -249,14 +250,14 @@ TEST_P(MoeTest, SlicesMakeNoDifference) {
   }
 }
 
-// Several row tiles of one expert, each in several tasks, are gathered by one worker in turn, over and over
-// as it goes on to another slice.
+// One worker gathers several row tiles of one expert, each with several tasks, repeatedly as it continues
+// with another slice.
 TEST_P(MoeTest, RowTilesOfOneExpertInTurn) {
   TestContext plain(GetParam(), 1), two(GetParam(), 2);
   const runtime::Topology topology = runtime::PretendedNodes(3, 1);
   TestContext three(GetParam(), topology);
   const Shape shape{200, 100, 3, 2, 33};
-  const int rows = 300;  // 200 of an expert: tiles of 96, 96 and 8
+  const int rows = 300;  // 200 rows of an expert: tiles of 96, 96 and 8
   const CutSizes small = {.panel_bytes = 16 << 10, .row_bytes = 16 << 10, .tasks_per_thread = 16};
   for (PackedFormat format : {PackedFormat::kBF16, PackedFormat::kI8, PackedFormat::kI4G32}) {
     for (const bool static_scales : {false, true}) {
@@ -280,13 +281,13 @@ TEST_P(MoeTest, RowTilesOfOneExpertInTurn) {
   }
 }
 
-// Outputs of more than the caches hold are added up by columns, some of the last task's beyond the end.
+// Outputs larger than the caches are added up by columns; the last task ends beyond the last column.
 TEST_P(MoeTest, ManyRowsEqualPlainLoops) {
   for (int threads : {1, 2}) {
     TestContext test(GetParam(), threads);
     for (PackedFormat format : kFormats) {
       for (const Shape& shape : {Shape{650, 17, 5, 4, 33}, Shape{520, 40, 8, 6, 0}}) {
-        const int rows = 210;  // more than 96 of an expert
+        const int rows = 210;  // more than 96 rows of an expert
         Layer layer(&rng_, format, PackedFormat::kBF16, shape, rows, /*static_scales=*/false);
         layer.ids[5] = -1;
         std::vector<float> out(size_t(rows) * (shape.hidden + 2), 99.0F);
@@ -313,7 +314,7 @@ TEST_P(MoeTest, SkippedSlotsEmptyExpertsAndOneExpertForAll) {
   Layer layer(&rng_, PackedFormat::kI8, PackedFormat::kI8, {70, 33, 8, 2, 20}, rows, false);
   std::vector<float> out(rows * 70);
   for (size_t i = 0; i < layer.ids.size(); ++i)
-    layer.ids[i] = i % 3 == 0 ? -1 : 5;  // a token may have 5 twice
+    layer.ids[i] = i % 3 == 0 ? -1 : 5;  // a token may choose expert 5 twice
   ExpectEqualsPlain(test.context(), layer.Params(out.data(), 70));
   std::fill(layer.ids.begin(), layer.ids.end(), -1);
   ExpectEqualsPlain(test.context(), layer.Params(out.data(), 70));  // only the shared expert
@@ -335,9 +336,9 @@ TEST_P(MoeTest, AllSkippedWithoutSharedIsZeroAndNoRowsIsNothing) {
 INSTANTIATE_TEST_SUITE_P(Host, MoeTest, testing::ValuesIn(runtime::HostIsas(runtime::DetectCpu())),
                          IsaTestName);
 
-// Against double, in f32: nothing rounds to few bits on the way, so the error is that of three sums of at
-// most k = 100 terms (k u each, relative to the sum of magnitudes) and of silu (a few u): 4 k u of magnitudes
-// that are themselves at most |x|_1 |h|_1-like products; bounded here by the same sums over absolute values.
+// Compares with double, in f32. Nothing is rounded to few bits, so the error is that of three sums of at most
+// k = 100 terms (k u each, relative to the sum of magnitudes) and of silu (a few u): 4 k u of magnitudes that
+// are themselves at most |x|_1 |h|_1-like products. It is bounded here by the same sums over absolute values.
 TEST(Moe, AgreesWithDouble) {
   std::mt19937 rng(23);
   const Shape s{100, 40, 6, 2, 30};

@@ -1,4 +1,4 @@
-// Weights in several images: mirrored or sliced over NUMA nodes, which are pretended ones here.
+// Tests weights in several images: mirrored or sliced over simulated NUMA nodes.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -23,7 +23,7 @@ class NumaTest : public testing::TestWithParam<runtime::Isa> {
   std::mt19937 rng_{17};
 };
 
-// C = A W^T with the first rows of `w`, whose memory may be anything.
+// Computes C = A W^T with the first rows of `w`, stored in any memory.
 std::vector<float> Product(const ExecContext& ctx, const PackedMatrix& w, const std::vector<float>& x,
                            int m) {
   const size_t mark = ctx.scratch->Mark();
@@ -34,8 +34,8 @@ std::vector<float> Product(const ExecContext& ctx, const PackedMatrix& w, const 
   return c;
 }
 
-// Bits are those of the matrix in one piece, also of runs of its panels that begin and end inside slices, and
-// where the pool has more or fewer nodes than there are images.
+// The bits must equal those of the matrix in one piece, also for views of its panels that begin and end
+// inside slices, and for pools with more or fewer nodes than images.
 TEST_P(NumaTest, ImagesMakeNoDifference) {
   TestContext plain(GetParam(), 1);
   for (int nodes : {2, 4}) {
@@ -63,7 +63,7 @@ TEST_P(NumaTest, ImagesMakeNoDifference) {
 INSTANTIATE_TEST_SUITE_P(Host, NumaTest, testing::ValuesIn(runtime::HostIsas(runtime::DetectCpu())),
                          IsaTestName);
 
-// What threads read, in the order in which each began to.
+// Records the reads of threads, in the order in which each started.
 struct Reads {
   std::mutex mutex;
   std::map<std::thread::id, std::vector<const std::byte*>> of;
@@ -85,7 +85,7 @@ void RecordTile(const GemmTile& tile) {
   }
 }
 
-// Runs a product and returns, of each worker, which image it read from, task by task.
+// Runs a product and returns, for each worker, the image read by each task.
 std::vector<std::vector<int>> ImagesRead(int nodes, int cpus_each, const TestImages& images) {
   const runtime::Topology topology = runtime::PretendedNodes(nodes, cpus_each);
   TestContext test(runtime::Isa::kRef, topology);
@@ -129,7 +129,7 @@ TEST(Numa, ThreadsBeginWithTheSliceOfTheirNode) {
     for (int worker = 0; worker < nodes; ++worker) {
       ASSERT_FALSE(read[worker].empty());
       EXPECT_EQ(read[worker][0], worker);
-      // Another's slice comes when the own one is empty, and no slice comes back.
+      // A worker switches to another slice when its own is empty, and never returns to a slice.
       std::vector<int> order = read[worker];
       order.erase(std::unique(order.begin(), order.end()), order.end());
       EXPECT_EQ(std::set<int>(order.begin(), order.end()).size(), order.size());

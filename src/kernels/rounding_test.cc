@@ -1,5 +1,5 @@
-// Every instruction set's rounding against ref/ bit for bit, over odd sizes; ref/ against sorted lists of the
-// numbers. What blocks of columns come to is tested in quantizer/gptq_test.cc.
+// Compares every instruction set's rounding with ref/ bit for bit over odd sizes, and ref/ with sorted lists
+// of the numbers. quantizer/gptq_test.cc tests blocks of columns.
 #include "kernels/rounding.h"
 
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ struct Number {
   uint8_t code;
 };
 
-// The numbers of a grid that are not negative, rising, and those of the integers that are.
+// Returns the non-negative numbers of a grid in ascending order, and for integers also the negative ones.
 std::vector<Number> NumbersOf(NumberGrid grid) {
   std::vector<Number> numbers;
   const auto add = [&](float value, int code) { numbers.push_back({value, static_cast<uint8_t>(code)}); };
@@ -104,8 +104,8 @@ TEST_P(RoundingTest, RunsAreThoseOfRef) {
         ref.scale_errors(values.data(), weight.data(), count, scales.data(), ref_errors.data());
         EXPECT_EQ(errors, ref_errors);
         for (int s = 0; s < kRoundScales; ++s) {
-          // Sums of `count` squares in another order, 2^-24 an addition; value / scale and value * (1 /
-          // scale) differ by 2^-23 and rarely round to another number, of almost the same error.
+          // Sums of `count` squares in another order differ by 2^-24 per addition. value / scale and value *
+          // (1 / scale) differ by 2^-23 and rarely round to another number, which has almost the same error.
           const float error = got.error(values.data(), weight.data(), count, scales[s]);
           EXPECT_NEAR(errors[s], error, 2e-4F * error + 1e-6F);
         }

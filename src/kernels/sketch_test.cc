@@ -1,4 +1,4 @@
-// Sketches: what they estimate, and every implementation of their scores that this processor can run.
+// Tests the estimates of sketches, and every implementation of their scores that this processor can run.
 #include "kernels/sketch.h"
 
 #include <gtest/gtest.h>
@@ -25,11 +25,11 @@ constexpr int kKeys = TestKeys::kKeys;
 struct Shape {
   int key_dim, key_split;
 };
-// One plane and two, one part and two, widths that are not whole steps, powers of two and not.
+// One plane and two, one part and two, widths with partial steps, powers of two and others.
 constexpr Shape kShapes[] = {{8, 8},     {24, 24}, {40, 32},   {64, 64},  {96, 96},
                              {104, 104}, {104, 8}, {128, 128}, {136, 64}, {576, 512}};
 
-// Keys around a common center, with their digest.
+// Keys around a common center, with their summary.
 struct Block : TestKeys {
   Block(std::mt19937* rng, const Shape& shape, DType dtype, float far = 3)
       : TestKeys(dtype, shape.key_dim, shape.key_split) {
@@ -54,10 +54,10 @@ struct Block : TestKeys {
   }
 
   std::vector<std::byte> digest;
-  std::vector<float> keys;  // as they are stored
+  std::vector<float> keys;  // as stored
 };
 
-// Queries as the kernels take them.
+// Queries in the kernels' format.
 struct Queries {
   Queries(std::mt19937* rng, const Shape& shape, int rows, float size)
       : layout(SketchLayoutOf(shape.key_dim, shape.key_split)), width(layout.width[0] + layout.width[1]) {
@@ -77,11 +77,10 @@ struct Queries {
   std::vector<int32_t> sums;
 };
 
-// Estimates of q . (key - center) are without bias, and off by about sqrt(0.57 / dim) |q| |difference| of one
-// plane, (pi / 2 - 1) / dim being what is left of a random direction's square beside its signs; the digest's
-// center is known. Two planes leave 0.13. Parts
-// err each for itself, so that their squares add. Here the mean over many keys and queries, of all errors'
-// squares.
+// Estimates of q . (key - center) are unbiased, with an error of about sqrt(0.57 / dim) |q| |difference| for
+// one plane. (pi / 2 - 1) / dim is the part of a random direction's square that its signs do not capture; the
+// summary's center is known. Two planes leave 0.13. Parts have independent errors, so their squares add. The
+// test checks the mean of all squared errors over many keys and queries.
 TEST(SketchTest, EstimatesProducts) {
   std::mt19937 rng(1);
   for (const Shape& shape : kShapes) {
@@ -102,7 +101,7 @@ TEST(SketchTest, EstimatesProducts) {
               const double q = queries.q[size_t(r) * shape.key_dim + d];
               product += q * x, q2[part] += q * q, x2[part] += x * x;
             }
-            // One key's score alone, by the signs.
+            // Computes one key's score alone, by the signs.
             int signs[2] = {};
             for (int d = 0; d < queries.width; ++d) {
               const std::byte* group = block.digest.data() + queries.layout.planes +
@@ -150,7 +149,7 @@ TEST(SketchTest, KeysThatAreAlikeOrNothing) {
   }
 }
 
-// Scores of so many rows, and where a row's of a block is.
+// Number of scores for some rows, and the position of a row's score of a block.
 size_t ScoreFloats(int rows, int stride) {
   return size_t(rows + kScoreGroup - 1) / kScoreGroup * stride * kScoreGroup;
 }
@@ -163,8 +162,8 @@ class SketchScoresTest : public testing::TestWithParam<runtime::Isa> {
   KernelTable kernels_ = SelectKernels(*runtime::LimitTo(runtime::DetectCpu(), GetParam()));
 };
 
-// Products are whole numbers, the same everywhere. What an implementation may take for a power of two is at
-// most 0.0861 of a power above it, and likewise its logarithm: 0.06 of the natural one. Factors and sums are
+// Products are integers, the same everywhere. An implementation's approximation of a power of two is at most
+// 0.0861 of a power above it, and so is its logarithm: 0.06 in natural logarithms. Factors and sums are
 // rounded a few times, to 2^-24 of estimates up to 69.
 TEST_P(SketchScoresTest, MatchRef) {
   std::mt19937 rng(3);
@@ -211,9 +210,9 @@ TEST_P(SketchScoresTest, MatchRef) {
   }
 }
 
-// One key that the query looks for, among unlike ones: its block has the best score, though its center says
-// nothing of it. Products with the others are about 0, and what is estimated of them off by a fifteenth of
-// this key's.
+// The query matches one key among unlike ones. Its block must have the best score, although its center tells
+// nothing of the key. Products with the other keys are about 0, and their estimates have an error of a
+// fifteenth of this key's product.
 TEST_P(SketchScoresTest, FindsOneKeyAmongMany) {
   std::mt19937 rng(5);
   for (const Shape& shape : {Shape{64, 64}, Shape{128, 128}, Shape{576, 512}}) {
@@ -250,7 +249,7 @@ TEST_P(SketchScoresTest, FindsOneKeyAmongMany) {
   }
 }
 
-// A row's scores don't depend on the rows and blocks beside it.
+// A row's scores must not depend on the other rows and blocks.
 TEST_P(SketchScoresTest, RowsAreAlone) {
   std::mt19937 rng(4);
   for (const Shape& shape : kShapes) {

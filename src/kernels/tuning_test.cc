@@ -13,14 +13,14 @@ namespace {
 
 using tensor::PackedFormat;
 
-// Tiles and vectors of the same bits, for any number of rows: what a crossover may choose between.
+// A crossover selects between tiles and vectors, which must give the same bits for any number of rows.
 TEST(Tuning, CrossoversMakeNoDifference) {
   std::mt19937 rng(7);
   TestContext test(runtime::HostIsas(runtime::DetectCpu()).back(), 2);
   for (int f = 0; f < tensor::kPackedFormats; ++f) {
     const auto format = static_cast<PackedFormat>(f);
     const KernelTable::Gemm& gemm = test.context().kernels->gemm[f];
-    if (gemm.few == nullptr || !tensor::CanQuantize(format)) continue;  // gemm_test.cc has the others
+    if (gemm.few == nullptr || !tensor::CanQuantize(format)) continue;  // gemm_test.cc tests the others
     for (const auto& [n, k] : {std::pair{1, 1}, {100, 65}, {333, 300}, {64, 2000}}) {
       const TestMatrix w = RandomMatrix(&rng, format, n, k);
       for (int m : {1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 32, 33, 47, 64, 65, 79, 150}) {
@@ -38,7 +38,7 @@ TEST(Tuning, CrossoversMakeNoDifference) {
   }
 }
 
-// The ends of what ApplyTuning takes.
+// The limits that ApplyTuning accepts.
 TEST(Tuning, SizesOfTasksMakeNoDifference) {
   std::mt19937 rng(8);
   TestContext test(runtime::HostIsas(runtime::DetectCpu()).back(), 3);
@@ -96,7 +96,7 @@ TEST(Tuning, StopsWhenToldTo) {
   EXPECT_EQ(stopped.status().code(), StatusCode::kCancelled);
 }
 
-// It is asked again and again while one thing is measured.
+// The callback runs repeatedly while one parameter is measured.
 TEST(Tuning, StopsInsideAStep) {
   const auto pool = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
   const KernelTable table = SelectKernels(runtime::DetectCpu());

@@ -23,7 +23,7 @@ class GgufMetadata {
   /// Returns null or nullopt if the key is absent or has another type.
   const std::string* String(const std::string& key) const;
   std::optional<int64_t> Int(const std::string& key) const;
-  std::optional<double> Number(const std::string& key) const;  /// < accepts integers too
+  std::optional<double> Number(const std::string& key) const;  ///< accepts integers too
   std::optional<bool> Bool(const std::string& key) const;
   const std::vector<std::string>* Strings(const std::string& key) const;
   const std::vector<int64_t>* Ints(const std::string& key) const;

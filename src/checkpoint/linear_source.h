@@ -20,8 +20,8 @@ class ModulePatterns {
   /// A plain name matches a whole module name, "re:..." a pattern from the name's start, "Linear" any linear
   /// layer.
   static StatusOr<ModulePatterns> Parse(const nlohmann::json& list, const std::string& where);
-  bool MatchName(const std::string& module) const;  /// < matches names and patterns
-  bool any_linear() const { return linear_; }       /// < whether "Linear" is listed
+  bool MatchName(const std::string& module) const;  ///< matches names and patterns
+  bool any_linear() const { return linear_; }       ///< whether "Linear" is listed
 
  private:
   bool linear_ = false;

@@ -25,10 +25,10 @@ Status OrderMatrix(Device& device, const DeviceOrder& order);
 /// R computed from the factor that Device::Cholesky wrote.
 struct DeviceTurn {
   const float* matrix = nullptr;
-  uint16_t* panels = nullptr;        // out bf16 [K][K]: [c][i] is R[i][c], 0 where i > c
+  uint16_t* panels = nullptr;  // out bf16 [K][K]: [c][i] is R[i][c], 0 where i > c
   // out [K / 128][128][128]: the same elements where i and c are in one block
   float* diagonal_blocks = nullptr;
-  float* diagonal = nullptr;         // out [K]: R[c][c]
+  float* diagonal = nullptr;  // out [K]: R[c][c]
   int k_padded = 0;
 };
 Status TurnFactor(Device& device, const DeviceTurn& turn);

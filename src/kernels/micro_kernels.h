@@ -65,7 +65,7 @@ using RescaleRowFn = void (*)(float* x, int n, int halvings);
 /// pairs are (x[2i], x[2i + 1]).
 using RopeRowFn = void (*)(float* x, const float* cos, const float* sin, int dim);
 
-constexpr int kRouteRows = 64;  /// < maximum rows of a RouteTask
+constexpr int kRouteRows = 64;  ///< maximum rows of a RouteTask
 
 /// Routing of up to kRouteRows tokens; see RouteParams, whose preconditions hold.
 struct RouteTask {
@@ -84,8 +84,8 @@ struct RouteTask {
 constexpr int RouteScratch(int experts) { return 5 * experts + 16; }
 using RouteFn = void (*)(const RouteTask& task);
 
-constexpr int kAttentionRuns = 4;    /// < maximum runs of an AttentionTile
-constexpr int kAttentionRows = 128;  /// < maximum rows of an AttentionTile
+constexpr int kAttentionRuns = 4;    ///< maximum runs of an AttentionTile
+constexpr int kAttentionRows = 128;  ///< maximum rows of an AttentionTile
 
 /// Attention of `rows` query rows over shared runs of 64 keys, each run in its own KV block. Computes the
 /// softmax over the keys visible to a row, and the weighted sum of their values.
@@ -102,8 +102,8 @@ struct AttentionTile {
   const std::byte* runs[kAttentionRuns];
   // Runs of the next call, for prefetching, or null. Their layout differs only by `after_scales`.
   const std::byte* after[kAttentionRuns];
-  int64_t key_stride;      // bytes
-  int64_t value_offset;    // bytes from a run's keys to its values; 0: values are the keys' first dimensions
+  int64_t key_stride;    // bytes
+  int64_t value_offset;  // bytes from a run's keys to its values; 0: values are the keys' first dimensions
   // bytes; values are [64][value_dim elements]; values of keys that are not visible are not read
   int64_t value_stride;
   tensor::DType kv_dtype;  // kF32, kBF16 or kI8
@@ -138,7 +138,7 @@ struct DigestHeader {
   float ball[2];    // maximum distance of a key from the center in a part's dimensions
   float sketch[2];  // multiplier of the sketches' factors
 };
-constexpr int kMostDigestDim = 1024;  /// < maximum key_dim
+constexpr int kMostDigestDim = 1024;  ///< maximum key_dim
 /// Factor that makes a computed norm an upper bound. The sum of up to kMostDigestDim squares, added in f32 in
 /// any order, and its root have a relative error below 2^-14.
 constexpr float kNormSlack = 1 + 0x1p-14F;
@@ -177,7 +177,7 @@ struct DigestTask {
 };
 using DigestFn = void (*)(const DigestTask& task);
 
-constexpr int kScoreGroup = 16;  /// < rows whose scores of a block are stored together
+constexpr int kScoreGroup = 16;  ///< rows whose scores of a block are stored together
 constexpr int kMostEstimateRows = 128;
 
 /// Estimates, for block selection, of the scores of `rows` queries in `count` blocks. They are not bounds.
@@ -238,7 +238,7 @@ using SketchScoresFn = void (*)(const SketchScores& scores);
 struct DigestScores {
   // [rows rounded up to 8][q_stride]: already scaled; rows beyond `rows` are read but not used
   const float* q;
-  int64_t q_stride;  // floats
+  int64_t q_stride;                 // floats
   const float* q_norms;             // [rows rounded up to 8][2]: norms of a query's parts
   const std::byte* const* digests;  // [count]
   int rows, count;

@@ -10,7 +10,7 @@ namespace moesaic::kernels {
 /// Numbers to which a weight divided by its scale is rounded: the nearest, ties to even codes.
 enum class NumberGrid : uint8_t {
   kInt8,  ///< -127..127, codes in two's complement
-  kInt4,  /// < -8..7, codes in two's complement (as a byte)
+  kInt4,  ///< -8..7, codes in two's complement (as a byte)
   kE2M1,  ///< FP4: 0, 0.5, 1, 1.5, 2, 3, 4, 6, sign in bit 3 of the code
   kE4M3,  ///< FP8: e4m3fn up to 448
 };

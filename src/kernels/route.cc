@@ -10,8 +10,7 @@ namespace {
 // Routing a row of 256 experts takes a fifth of a microsecond to two; a round trip through the pool takes a
 // few.
 constexpr int kTaskUnit = 16;
-constexpr int kTasksPerThread =
-    4;  // the last worker to finish is late by at most a quarter of its share
+constexpr int kTasksPerThread = 4;  // the last worker to finish is late by at most a quarter of its share
 
 }  // namespace
 

@@ -13,7 +13,7 @@ namespace moesaic::layers {
 
 struct RopeSpec {
   enum class Scaling { kNone, kLinear, kYarn, kLlama3 };
-  int dim = 0;  /// < rotated elements of a head: its first ones (GQA) or its rope part (MLA)
+  int dim = 0;  ///< rotated elements of a head: its first ones (GQA) or its rope part (MLA)
   double theta = 10000;
   bool interleaved = false;  ///< pairs (2i, 2i + 1) instead of (i, i + dim/2)
   Scaling scaling = Scaling::kNone;

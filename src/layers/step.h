@@ -26,7 +26,7 @@ struct Step {
   std::span<const int32_t> positions;  // [rows]
   // incremented by the number of distinct routed experts that the rows use; or null
   int64_t* experts_read = nullptr;
-  RouteTap* routes = nullptr;          // each MoE layer adds an entry; or null
+  RouteTap* routes = nullptr;  // each MoE layer adds an entry; or null
 
   int rows() const { return static_cast<int>(positions.size()); }
 };

@@ -29,20 +29,20 @@ struct KvSpec {
 
 /// How a model's weights were brought into memory.
 enum class WeightSource {
-  kMapped,  /// < pages of a packed file, read on first access
-  kCopied,  /// < a packed file's bytes, copied to huge pages
-  kPacked   /// < packed from a checkpoint
+  kMapped,  ///< pages of a packed file, read on first access
+  kCopied,  ///< a packed file's bytes, copied to huge pages
+  kPacked   ///< packed from a checkpoint
 };
 const char* ToString(WeightSource source);  ///< "mapped", "copied to huge pages", "packed at load"
 
 /// Placement of unmapped weights on the NUMA nodes of a machine. kMirror and kSlice use the nodes to which
 /// the pool's threads are bound; with one such node they become kLocal.
 enum class NumaPolicy {
-  kAuto,        /// < interleaved if the process may run on several nodes and the system permits it
-  kInterleave,  /// < pages interleaved over all nodes on which the process may run
-  kLocal,       /// < on the node of the thread that first writes a page
-  kMirror,      /// < a full copy on each node, read by that node's threads
-  kSlice        /// < an equal part of each matrix on each node, computed first by that node's threads
+  kAuto,        ///< interleaved if the process may run on several nodes and the system permits it
+  kInterleave,  ///< pages interleaved over all nodes on which the process may run
+  kLocal,       ///< on the node of the thread that first writes a page
+  kMirror,      ///< a full copy on each node, read by that node's threads
+  kSlice        ///< an equal part of each matrix on each node, computed first by that node's threads
 };
 
 struct ModelInfo {
@@ -50,23 +50,23 @@ struct ModelInfo {
   std::string model_type;
   int vocab_size = 0;
   int hidden_size = 0;
-  int layers = 0;  /// < decoder layers, without MTP
+  int layers = 0;  ///< decoder layers, without MTP
   int mtp_layers = 0;
   int context_length = 0;  ///< max_position_embeddings
   int experts = 0, experts_per_token = 0;
-  int64_t parameters = 0;           /// < without MTP
-  int64_t active_parameters = 0;    /// < parameters read for one token
-  int64_t weight_bytes = 0;         /// < packed bytes in memory, without MTP
-  /// < bytes read to decode one token at batch size 1 (one embedding row, not the table)
+  int64_t parameters = 0;         ///< without MTP
+  int64_t active_parameters = 0;  ///< parameters read for one token
+  int64_t weight_bytes = 0;       ///< packed bytes in memory, without MTP
+  /// bytes read to decode one token at batch size 1 (one embedding row, not the table)
   int64_t active_weight_bytes = 0;
-  int64_t mtp_parameters = 0;       /// < parameters of the MTP layers
-  int64_t mtp_weight_bytes = 0;     /// < packed bytes of the MTP layers
-  std::string weight_format;        ///< "bf16", "int8", ...
+  int64_t mtp_parameters = 0;    ///< parameters of the MTP layers
+  int64_t mtp_weight_bytes = 0;  ///< packed bytes of the MTP layers
+  std::string weight_format;     ///< "bf16", "int8", ...
   WeightSource weights_from = WeightSource::kPacked;
-  NumaPolicy numa = NumaPolicy::kLocal;  /// < the policy applied for LoadOptions::numa; never kAuto
-  int numa_nodes = 1;                    /// < number of nodes that hold the weights, unless kLocal
+  NumaPolicy numa = NumaPolicy::kLocal;  ///< the policy applied for LoadOptions::numa; never kAuto
+  int numa_nodes = 1;                    ///< number of nodes that hold the weights, unless kLocal
   int moe_layers = 0;                    ///< decoder layers with routed experts
-  int64_t expert_bytes = 0;              /// < mean packed bytes of one routed expert of one layer
+  int64_t expert_bytes = 0;              ///< mean packed bytes of one routed expert of one layer
   KvSpec kv;
 };
 
@@ -82,17 +82,16 @@ struct ForwardBatch {
 
 struct ForwardOutput {
   std::span<float> logits;  // [logit_rows, vocab_size]
-  std::span<float>
-      hidden;  // [rows, hidden_size] after the final norm, the input of MTP; empty: not computed
+  std::span<float> hidden;  // [rows, hidden_size] after the final norm, the input of MTP; empty: not computed
   // incremented by the number of distinct routed experts used in all layers; or null
   int64_t* experts_read = nullptr;
-  RouteTap* routes = nullptr;       // Forward: set to the choices of each decoder layer's router; or null
+  RouteTap* routes = nullptr;  // Forward: set to the choices of each decoder layer's router; or null
 };
 
 /// Placement of a packed file's weights. With huge pages a step reads them 25 to 50% faster than with the
 /// file's own 4 KiB pages. But they occupy memory of this process alone and must be read completely first.
 enum class Placement {
-  kAuto,  /// < copies if they take at most half of the free memory, otherwise maps
+  kAuto,  ///< copies if they take at most half of the free memory, otherwise maps
   kMap,
   kCopy
 };

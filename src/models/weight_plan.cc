@@ -29,7 +29,7 @@ struct Stored {
   bool any_static = false;
   // [parts] group-scaled format if it is the same in all records
   std::vector<std::optional<PackedFormat>> groups;
-  std::vector<float> input_scales;                  // [count * parts]
+  std::vector<float> input_scales;  // [count * parts]
 };
 
 StatusOr<Stored> Inspect(const RegionDecl& decl, const Checkpoint& checkpoint,

@@ -20,7 +20,7 @@ class AtomicFile {
   AtomicFile& operator=(const AtomicFile&) = delete;
 
   Status Write(const void* data, size_t bytes);
-  Status Commit();  /// < Flushes, syncs and renames.
+  Status Commit();  ///< Flushes, syncs and renames.
 
  private:
   AtomicFile(std::string path, std::string partial, std::FILE* file);

@@ -13,7 +13,7 @@ enum class Isa { kRef, kAvx2, kAvxVnni, kAvx512, kAvx512Vnni, kAvx512Bf16, kAmx 
 
 /// The instruction sets that both the processor and the operating system allow.
 struct CpuFeatures {
-  bool avx2 = false;         /// < AVX2, FMA and F16C.
+  bool avx2 = false;         ///< AVX2, FMA and F16C.
   bool avx_vnni = false;     ///< 256-bit vpdpbusd in the VEX encoding.
   bool avx512 = false;       ///< AVX-512 F, BW, DQ, VL and CD.
   bool avx512_vnni = false;  ///< vpdpbusd on 512 bits.
@@ -21,8 +21,8 @@ struct CpuFeatures {
   /// vdpbf16ps has a higher throughput of products than vfmadd231ps. This is false on Intel's processors,
   /// which start one vdpbf16ps in two cycles and two vfmadd231ps in one.
   bool fast_bf16_dots = false;
-  bool amx_int8 = false;  /// < tdpbssd; the operating system permits tile data.
-  bool amx_bf16 = false;  /// < tdpbf16ps; the operating system permits tile data.
+  bool amx_int8 = false;  ///< tdpbssd; the operating system permits tile data.
+  bool amx_bf16 = false;  ///< tdpbf16ps; the operating system permits tile data.
 
   bool Has(Isa isa) const;
   /// Returns whether the host has `isa` and runs faster with it than with the weaker ones.

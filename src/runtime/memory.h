@@ -105,8 +105,8 @@ class Arena {
   }
   void* TakeBytes(size_t bytes);
   void Reset();
-  size_t Mark() const;       /// < Returns a position for Rewind().
-  void Rewind(size_t mark);  /// < Releases everything allocated since the matching Mark().
+  size_t Mark() const;       ///< Returns a position for Rewind().
+  void Rewind(size_t mark);  ///< Releases everything allocated since the matching Mark().
   size_t peak_bytes() const;
 
  private:

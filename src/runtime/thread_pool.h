@@ -31,9 +31,9 @@ class ThreadPool {
  public:
   struct Options {
     int threads =
-        0;  /// < 0: one thread per core of the process's affinity mask, within the control group's quota.
-    bool pin = true;  /// < Binds workers 1, 2, ... to cores by topology (first one hardware thread per core).
-    const Topology* topology = nullptr;  /// < Topology to assume for the machine; null: the detected one.
+        0;  ///< 0: one thread per core of the process's affinity mask, within the control group's quota.
+    bool pin = true;  ///< Binds workers 1, 2, ... to cores by topology (first one hardware thread per core).
+    const Topology* topology = nullptr;  ///< Topology to assume for the machine; null: the detected one.
   };
   static StatusOr<std::unique_ptr<ThreadPool>> Create(const Options& options);
   ~ThreadPool();

@@ -41,7 +41,7 @@ struct BlockSize {
 };
 BlockSize BlockOf(DType dtype);
 
-std::string DTypeName(DType dtype);  /// < Spelling of safetensors and GGUF: "F32", "BF16", "Q4_K".
+std::string DTypeName(DType dtype);  ///< Spelling of safetensors and GGUF: "F32", "BF16", "Q4_K".
 
 /// Returns the bytes of `elements` consecutive elements, which must form whole blocks.
 inline int64_t BytesOf(DType dtype, int64_t elements) {

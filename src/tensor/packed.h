@@ -33,16 +33,16 @@ inline constexpr int kPackedKUnit = 64;  // k is padded to multiples of this: on
 
 enum class PackedFormat : uint8_t {
   kF32,     ///< f32 elements, f32 activations.
-  kBF16,    /// < bf16 elements, bf16 activations (rounded per row by the kernel's preparation), f32 sums.
-  kI8,      /// < int8 elements with one f32 scale per output; int8 activations with one scale per row (W8A8).
-  kF8G128,  /// < e4m3 elements with one f32 scale per 128 inputs; bf16 activations (tensor/fp8_format.h).
+  kBF16,    ///< bf16 elements, bf16 activations (rounded per row by the kernel's preparation), f32 sums.
+  kI8,      ///< int8 elements with one f32 scale per output; int8 activations with one scale per row (W8A8).
+  kF8G128,  ///< e4m3 elements with one f32 scale per 128 inputs; bf16 activations (tensor/fp8_format.h).
   // Group-scaled; int8 activations with one scale per 32 inputs.
-  kI8G32,  /// < int8, f16 scale per 32 inputs: Q8_0.
-  kI4G32,  /// < int4, f16 scale per 32 inputs: Q4_0, and compressed-tensors groups of 32, 64 or 128.
-  kMxfp4,  /// < e2m1, power-of-two scale per 32 inputs (OCP MX).
-  kNvfp4,  /// < e2m1, e4m3 scale per 16 inputs.
-  kQ4K,    /// < GGUF's Q4_K: int4, 6-bit scale and minimum per 32 inputs, f16 factors per 256.
-  kQ6K,    /// < GGUF's Q6_K: int6, int8 scale per 16 inputs, f16 factor per 256.
+  kI8G32,  ///< int8, f16 scale per 32 inputs: Q8_0.
+  kI4G32,  ///< int4, f16 scale per 32 inputs: Q4_0, and compressed-tensors groups of 32, 64 or 128.
+  kMxfp4,  ///< e2m1, power-of-two scale per 32 inputs (OCP MX).
+  kNvfp4,  ///< e2m1, e4m3 scale per 16 inputs.
+  kQ4K,    ///< GGUF's Q4_K: int4, 6-bit scale and minimum per 32 inputs, f16 factors per 256.
+  kQ6K,    ///< GGUF's Q6_K: int6, int8 scale per 16 inputs, f16 factor per 256.
 };
 inline constexpr int kPackedFormats = 10;
 

@@ -17,13 +17,13 @@ enum class GrammarKind { kJsonSchema, kRegex, kLark, kToolCalls };
 
 /// Limits of one grammar. Larger or more expensive ones are rejected.
 struct GrammarLimits {
-  size_t regex_bytes = 16 << 10;      /// < size of a regex
-  /// < size of a JSON schema, and of the schemas of all forced tools together
+  size_t regex_bytes = 16 << 10;  ///< size of a regex
+  /// size of a JSON schema, and of the schemas of all forced tools together
   size_t schema_bytes = 256 << 10;
-  size_t lark_bytes = 64 << 10;       /// < size of a Lark grammar
-  uint64_t compile_fuel = 1'000'000;  /// < nodes of regex syntax trees; llguidance builds about 1,000 per ms
-  uint64_t mask_fuel = 1'000'000;     /// < same unit, for one mask
-  size_t lexer_states = 50'000;       /// < per request, about 1 KB each; llguidance's default is 250,000
+  size_t lark_bytes = 64 << 10;       ///< size of a Lark grammar
+  uint64_t compile_fuel = 1'000'000;  ///< nodes of regex syntax trees; llguidance builds about 1,000 per ms
+  uint64_t mask_fuel = 1'000'000;     ///< same unit, for one mask
+  size_t lexer_states = 50'000;       ///< per request, about 1 KB each; llguidance's default is 250,000
 };
 
 /// Matcher state of one text in a grammar. Use by one thread at a time.

@@ -16,14 +16,14 @@ namespace moesaic::text {
 struct GrammarWaiter;
 
 struct GrammarPoolOptions {
-  int threads = 1;                 /// < grammars compiled concurrently
-  int max_queued = 256;            /// < maximum queued grammars; further ones are rejected
-  int max_queued_per_client = 32;  /// < maximum queued grammars of one client
-  size_t cache_bytes = 64 << 20;   /// < estimated memory of cached grammars; 0: no cache
+  int threads = 1;                 ///< grammars compiled concurrently
+  int max_queued = 256;            ///< maximum queued grammars; further ones are rejected
+  int max_queued_per_client = 32;  ///< maximum queued grammars of one client
+  size_t cache_bytes = 64 << 20;   ///< estimated memory of cached grammars; 0: no cache
   /// CPU time limit for compiling a grammar and its first mask. llguidance cannot be interrupted during
   /// compilation, where GrammarLimits::compile_fuel bounds its work; the first mask is interrupted.
   std::chrono::milliseconds max_time{2000};
-  int niceness = 10;  /// < nice value of the threads, so that the engine keeps its cores
+  int niceness = 10;  ///< nice value of the threads, so that the engine keeps its cores
 };
 
 /// All methods are thread-safe.
@@ -36,7 +36,7 @@ class GrammarPool {
   struct Job {
     GrammarKind kind = GrammarKind::kJsonSchema;
     std::string source;
-    std::string client;  /// < clients are served round-robin
+    std::string client;  ///< clients are served round-robin
     int copies = 1;
   };
 

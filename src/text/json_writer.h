@@ -17,8 +17,8 @@ std::string SpellBytes(std::string_view bytes);
 struct ByteLevelModel {
   std::vector<std::string> patterns;  // each regex splits the pieces produced by the previous one
   bool nfc = false;                   // normalize text to NFC first
-  bool whole_words = false;  // a word that is in the vocabulary is one token, regardless of the merges
-  bool prefix_space = false;          // prepend a space to texts that do not begin with one
+  bool whole_words = false;   // a word that is in the vocabulary is one token, regardless of the merges
+  bool prefix_space = false;  // prepend a space to texts that do not begin with one
   std::vector<std::pair<std::string, int32_t>> vocab;                 // spelling, id
   std::vector<std::pair<std::string_view, std::string_view>> merges;  // highest priority first
 };

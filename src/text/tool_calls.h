@@ -60,7 +60,7 @@ class ToolCallParser {
   virtual void Push(std::string_view piece, ToolDelta* delta) = 0;
   /// Ends the output and appends the text that was held back.
   virtual void Finish(ToolDelta* delta) = 0;
-  int calls() const { return calls_; }  /// < number of calls begun so far
+  int calls() const { return calls_; }  ///< number of calls begun so far
 
  protected:
   int calls_ = 0;

@@ -36,11 +36,11 @@ namespace moesaic::kernels {
 namespace {
 
 constexpr int kRunKeys = 64;
-constexpr int kPackDims = 256;         // dimensions of a piece of kLanes keys: 16 KB, or 8 KB with 8 lanes
+constexpr int kPackDims = 256;  // dimensions of a piece of kLanes keys: 16 KB, or 8 KB with 8 lanes
 // maximum rows of a group: kLanes sums in registers hide the latency of the FMAs
 constexpr int kMostRows = kLanes / 2;
-constexpr int kDotRows = kLanes / 4;   // rows whose dot products run together: this many sums
-constexpr int kStrip = 2 * kLanes;     // value dimensions of a strip
+constexpr int kDotRows = kLanes / 4;  // rows whose dot products run together: this many sums
+constexpr int kStrip = 2 * kLanes;    // value dimensions of a strip
 constexpr int kMostGroups = kAttentionRows / kMostRows;
 static_assert(kRunKeys % kLanes == 0);
 

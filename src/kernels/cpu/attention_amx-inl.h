@@ -53,8 +53,7 @@ class Stream {
   }
 
  private:
-  static constexpr int kUnit =
-      128;  // bytes: rows are multiples of 16 dimensions, and 64 rows are contiguous
+  static constexpr int kUnit = 128;  // bytes: rows are multiples of 16 dimensions, and 64 rows are contiguous
   struct Part {
     const std::byte *first, *end;
   };

@@ -151,8 +151,7 @@ void DigestScoresAmx(const DigestScores& t) {
   if (!fits) return DigestScoresAvx512(t);
   Memory m;
   PackQueries(t, &m);
-  for (auto& totals :
-       m.totals) {  // unused rows of the last tile are transposed with the others
+  for (auto& totals : m.totals) {  // unused rows of the last tile are transposed with the others
     for (auto& total : totals) Store(total, Zero());
   }
   Configure({16, 16, 16, 16, 16, 16, 16, 16});

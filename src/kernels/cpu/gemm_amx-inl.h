@@ -154,9 +154,8 @@ inline void RowsPastPanels(const GemmTile& t, int row, int second_rows, int pane
       if (ask && p + 2 < panels) {
         next = t.w + (panel + p + 2) * t.panel_bytes + step * kTileBytes;
       } else if (ask) {
-        next = end < steps
-                   ? t.w + panel * t.panel_bytes + end * kTileBytes
-                   : t.w + (panel + panels) * t.panel_bytes;  // prefetches the most likely next panel
+        next = end < steps ? t.w + panel * t.panel_bytes + end * kTileBytes
+                           : t.w + (panel + panels) * t.panel_bytes;  // prefetches the most likely next panel
       }
       if (together == 2) {
         Block2x2<kType, 2>(t, row, panel + p, step, end, sums[p / 2], next);

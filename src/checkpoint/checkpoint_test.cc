@@ -125,9 +125,9 @@ TEST_F(CheckpointTest, OpensShards) {
        "F/model.safetensors.index.json: tensor x must name a file of this folder, found \"../a\""},
       {R"({"x": "c.safetensors"})", "F/c.safetensors: no such file"},
       {R"({"x": "b.safetensors", "y": "a.safetensors"})",
-       "F/model.safetensors.index.json: tensor x must stand in b.safetensors, found in a.safetensors"},
+       "F/model.safetensors.index.json: tensor x must be in b.safetensors, found in a.safetensors"},
       {R"({"x": "a.safetensors", "y": "b.safetensors", "z": "a.safetensors"})",
-       "F/model.safetensors.index.json: tensor z must stand in a.safetensors, found in no file"},
+       "F/model.safetensors.index.json: tensor z must be in a.safetensors, found in no file"},
       {R"({"y": "b.safetensors", "q": "a.safetensors"})",
        "F/model.safetensors.index.json: tensor x of a.safetensors is missing in \"weight_map\""},
   };
@@ -137,7 +137,7 @@ TEST_F(CheckpointTest, OpensShards) {
   }
   folder_.Write("b.safetensors", SafetensorsMaker().Add<float>("x", "F32", {1}, {2}).File());
   index(R"({"x": "a.safetensors", "y": "b.safetensors"})");
-  EXPECT_EQ(Fault(folder_.Path()), "F/: tensor x stands in a.safetensors and in b.safetensors");
+  EXPECT_EQ(Fault(folder_.Path()), "F/: tensor x is in both a.safetensors and b.safetensors");
 }
 
 TEST_F(CheckpointTest, RefusesWhatItCannotOpen) {

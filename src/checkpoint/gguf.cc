@@ -344,7 +344,7 @@ StatusOr<GgufFile> ParseGguf(std::span<const std::byte> bytes, const std::string
   GgufFile result;
   for (uint64_t i = 0; i < pairs; ++i) {
     ASSIGN_OR_RETURN(const std::string key, in.ReadString(kMaxName));
-    if (result.metadata.Has(key)) return DataLoss("{}: metadata key \"{}\" stands twice", file, key);
+    if (result.metadata.Has(key)) return DataLoss("{}: metadata key \"{}\" occurs twice", file, key);
     in.set_where(fmt::format("{}: metadata \"{}\"", file, key));
     ASSIGN_OR_RETURN(GgufMetadata::Value value, ReadValue(in));
     in.set_where(file);
@@ -355,7 +355,7 @@ StatusOr<GgufFile> ParseGguf(std::span<const std::byte> bytes, const std::string
   for (uint64_t i = 0; i < tensors; ++i) {
     ASSIGN_OR_RETURN(TensorInfo info, ReadInfo(in));
     if (!names.insert(info.entry.name).second)
-      return DataLoss("{}: tensor {} stands twice", file, info.entry.name);
+      return DataLoss("{}: tensor {} occurs twice", file, info.entry.name);
     infos.push_back(std::move(info));
   }
   ASSIGN_OR_RETURN(const uint64_t alignment, Alignment(result.metadata, file));

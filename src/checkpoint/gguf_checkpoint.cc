@@ -88,7 +88,7 @@ class GgufCheckpoint : public Checkpoint {
       const std::string prefix = name.substr(0, name.size() - std::strlen("k_b.weight"));
       const auto other = halves_.find(prefix + (is_k ? "v_b.weight" : "k_b.weight"));
       if (other == halves_.end()) {
-        return NotFound("{}: tensor {} has no {}_b beside it", half.file, name, is_k ? "v" : "k");
+        return NotFound("{}: tensor {} has no matching {}_b", half.file, name, is_k ? "v" : "k");
       }
       const std::string joined = prefix + "kv_b_proj.weight";
       const bool whole = std::any_of(tensors_.begin(), tensors_.end(),
@@ -111,7 +111,7 @@ class GgufCheckpoint : public Checkpoint {
     const auto same = [](const TensorEntry& a, const TensorEntry& b) { return a.name == b.name; };
     const auto twice = std::adjacent_find(tensors_.begin(), tensors_.end(), same);
     if (twice == tensors_.end()) return OkStatus();
-    return DataLoss("{}: tensor {} stands twice (also in {})", twice->file, twice->name, (twice + 1)->file);
+    return DataLoss("{}: tensor {} occurs twice (also in {})", twice->file, twice->name, (twice + 1)->file);
   }
 
   std::string path_;

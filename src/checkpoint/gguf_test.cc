@@ -84,7 +84,7 @@ TEST(Gguf, RefusesDamagedFilesInOneLine) {
 TEST(Gguf, RefusesEveryWrongEntry) {
   using Maker = GgufMaker;
   const std::pair<Maker, const char*> faults[] = {
-      {Maker().String("k", "v").U32("k", 1), "x.gguf: metadata key \"k\" stands twice"},
+      {Maker().String("k", "v").U32("k", 1), "x.gguf: metadata key \"k\" occurs twice"},
       {Maker().EmptyArray("k", 4, uint64_t{1} << 60),
        "x.gguf: metadata \"k\": an array of 1152921504606846976 elements does not fit the 15 bytes left"},
       {Maker().EmptyArray("k", 8, 1000),
@@ -97,7 +97,7 @@ TEST(Gguf, RefusesEveryWrongEntry) {
       {Maker().String("general.alignment", "32"),
        "x.gguf: \"general.alignment\" must be a power of two, found 0"},
       {Maker().U32("general.alignment", 0), "x.gguf: \"general.alignment\" must be a power of two, found 0"},
-      {Maker().F32Tensor("w", {2}).F32Tensor("w", {2}), "x.gguf: tensor w stands twice"},
+      {Maker().F32Tensor("w", {2}).F32Tensor("w", {2}), "x.gguf: tensor w occurs twice"},
       {Maker().F32Tensor("w", {1, 1, 1, 1, 1}), "x.gguf: tensor w must have 1 to 4 dimensions, found 5"},
       {Maker().TensorAt("w", {}, 0, 0), "x.gguf: tensor w must have 1 to 4 dimensions, found 0"},
       {Maker().TensorAt("w", {0, 4}, 0, 0),
@@ -258,7 +258,7 @@ TEST(GgufCheckpoint, RefusesFaultyMetadataInOneLine) {
       {Llama([](GgufMaker& m) {
          m.F32Tensor("blk.00.attn_q.weight", {8, 8});
        }).File(),
-       "x.gguf: tensor model.layers.0.self_attn.q_proj.weight stands twice (also in x.gguf)"},
+       "x.gguf: tensor model.layers.0.self_attn.q_proj.weight occurs twice (also in x.gguf)"},
       {Llama([](GgufMaker& m) {
          m.F32Tensor("blk.0.attn_k.weight", {8, 3});
        }).File(),
@@ -275,7 +275,7 @@ TEST(GgufCheckpoint, RefusesFaultyMetadataInOneLine) {
       {Llama([](GgufMaker& m) {
          m.F32Tensor("blk.0.attn_v_b.weight", {2, 2, 2});
        }).File(),
-       "x.gguf: tensor model.layers.0.self_attn.v_b.weight has no k_b beside it"},
+       "x.gguf: tensor model.layers.0.self_attn.v_b.weight has no matching k_b"},
       {Llama([](GgufMaker& m) { m.U32("split.count", 3); }).File(),
        "dir/x.gguf: a model in parts must be opened from its files"},
   };

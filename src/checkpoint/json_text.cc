@@ -66,7 +66,7 @@ StatusOr<json> ParseJsonObjectOnce(std::string_view text, const std::string& fil
     return true;
   };
   ASSIGN_OR_RETURN(json value, Parse(text, file, watch));
-  if (!twice.empty()) return DataLoss("{}: {} {} stands twice", file, what, twice);
+  if (!twice.empty()) return DataLoss("{}: {} {} occurs twice", file, what, twice);
   return value;
 }
 

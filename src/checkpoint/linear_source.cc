@@ -324,7 +324,7 @@ StatusOr<LinearSource> Checkpoint::FindLinear(const std::string& module, int64_t
   if (plain || quant_ == nullptr || quant_->method == QuantConfig::Method::kNone) {
     for (const char* part : {".weight_packed", ".weight_scale", ".weight_scale_inv"}) {
       if (plain && Has(module + part)) {
-        return InvalidArgument("{}: tensor {}.weight is {} and not quantized, but there is {}{} too",
+        return InvalidArgument("{}: tensor {}.weight is {} and not quantized, but {}{} exists too",
                                weight->file, module, tensor::DTypeName(weight->dtype), module, part);
       }
     }

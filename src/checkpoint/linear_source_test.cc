@@ -118,7 +118,7 @@ TEST_F(LinearSourceTest, Fp8Blocks) {
                   .Add<float>("m.weight_scale_inv", "F32", {1, 1}, {2}));
   EXPECT_EQ(
       Fault(1, 1),
-      "model.safetensors: tensor m.weight is BF16 and not quantized, but there is m.weight_scale_inv too");
+      "model.safetensors: tensor m.weight is BF16 and not quantized, but m.weight_scale_inv exists too");
 }
 
 TEST_F(LinearSourceTest, Int8ChannelsStaticAndDynamic) {
@@ -294,7 +294,7 @@ TEST_F(LinearSourceTest, RefusesWhatItDoesNotReadByName) {
   json quant = Group(Int8("channel"), "int-quantized");
   quant["ignore"] = {"re:("};
   EXPECT_TRUE(OpenFault(quant).starts_with(
-      "config.json: \"quantization_config\": \"ignore\": re:( is no regular expression: "));
+      "config.json: \"quantization_config\": \"ignore\": re:( is not a regular expression: "));
   quant["ignore"] = {"re:" + std::string(1000, 'a')};
   EXPECT_EQ(
       OpenFault(quant),

@@ -128,7 +128,7 @@ class HubCheckpoint : public Checkpoint {
     for (const auto& [name, shard] : map->items()) {
       const TensorEntry* entry = Find(name);
       if (entry == nullptr || entry->file != shard.get<std::string>()) {
-        return DataLoss("{}: tensor {} must stand in {}, found in {}", index_path.string(), name,
+        return DataLoss("{}: tensor {} must be in {}, found in {}", index_path.string(), name,
                         shard.get<std::string>(), entry == nullptr ? "no file" : entry->file);
       }
     }
@@ -140,7 +140,7 @@ class HubCheckpoint : public Checkpoint {
               [](const TensorEntry& a, const TensorEntry& b) { return a.name < b.name; });
     for (size_t i = 1; i < tensors_.size(); ++i) {
       if (tensors_[i].name == tensors_[i - 1].name) {
-        return DataLoss("{}: tensor {} stands in {} and in {}", path_, tensors_[i].name, tensors_[i - 1].file,
+        return DataLoss("{}: tensor {} is in both {} and {}", path_, tensors_[i].name, tensors_[i - 1].file,
                         tensors_[i].file);
       }
     }

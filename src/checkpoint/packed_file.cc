@@ -177,7 +177,7 @@ class MappedPackedFile : public PackedFile {
     }
     const Place place{regions_.size(), bytes.first(static_cast<size_t>(region.bytes))};
     if (!places_.emplace(region.name, place).second) {
-      return DataLoss("{}: region {} stands twice in metadata \"regions\"", path_, region.name);
+      return DataLoss("{}: region {} occurs twice in metadata \"regions\"", path_, region.name);
     }
     regions_.push_back(std::move(region));
     return OkStatus();

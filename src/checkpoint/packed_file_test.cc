@@ -117,7 +117,7 @@ TEST(PackedFile, RefusesDamagedFilesInOneLine) {
   EXPECT_EQ(FaultOf(meta("[7]"), w, 64), "m: a region needs \"name\", \"bytes\" and \"layout\", found 7");
   EXPECT_EQ(FaultOf(meta("[]"), w, 64), "m: metadata \"regions\" must name 1 tensors, found 0");
   EXPECT_EQ(FaultOf(meta(fmt::format("[{0},{0}]", region)), w, 64),
-            "m: region w stands twice in metadata \"regions\"");
+            "m: region w occurs twice in metadata \"regions\"");
   EXPECT_EQ(FaultOf(meta(R"([{"name":"v","bytes":64,"layout":{}}])"), w, 64), "m: region v is missing");
   for (const char* bytes : {"65", "0", "9223372036854775807", "18446744073709551615"}) {
     EXPECT_TRUE(FaultOf(meta(fmt::format(R"([{{"name":"w","bytes":{},"layout":{{}}}}])", bytes)), w, 64)

@@ -148,7 +148,7 @@ StatusOr<ModulePatterns> ModulePatterns::Parse(const json& list, const std::stri
         // stack.
         patterns.patterns_.emplace_back(name.substr(3), std::regex::ECMAScript | kPolynomial);
       } catch (const std::regex_error& error) {
-        return InvalidArgument("{}: {} is no regular expression: {}", where, name, error.what());
+        return InvalidArgument("{}: {} is not a regular expression: {}", where, name, error.what());
       }
     } else {
       patterns.names_.push_back(name);

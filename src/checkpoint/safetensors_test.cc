@@ -101,7 +101,7 @@ TEST(Safetensors, RefusesGapsOverlapsAndTrailingBytes) {
             "x.safetensors: tensor b begins at byte 6 of the data, expected 4");
   EXPECT_EQ(Fault(first + "}", 7), "x.safetensors: 3 bytes follow the last tensor, expected none");
   EXPECT_EQ(Fault(first + R"(,"a":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})", 8),
-            "x.safetensors: header: tensor a stands twice");
+            "x.safetensors: header: tensor a occurs twice");
 }
 
 TEST(SafetensorsWriter, WritesWhatTheReaderReads) {

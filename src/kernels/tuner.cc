@@ -151,7 +151,7 @@ constexpr int kRowSteps[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64};
 StatusOr<TuningFinding> TuneCrossover(const KernelTable& table, PackedFormat format,
                                       runtime::ThreadPool& pool, const Asking& ask) {
   const KernelTable::Gemm& gemm = table.gemm[static_cast<int>(format)];
-  TuningFinding finding{.what = "tiles from so many rows on, " + tensor::PackedFormatName(format),
+  TuningFinding finding{.what = "minimum rows for tiles, " + tensor::PackedFormatName(format),
                         .before = gemm.few_below,
                         .after = gemm.few_below,
                         .gain = 0};
@@ -312,9 +312,9 @@ StatusOr<TuningResult> Tune(const KernelTable& table, runtime::ThreadPool& pool,
     ++done;
     return OkStatus();
   };
-  RETURN_IF_ERROR(tune("bytes of panels in a task", &CutSizes::panel_bytes));
-  RETURN_IF_ERROR(tune("bytes of rows in a task", &CutSizes::row_bytes));
-  RETURN_IF_ERROR(tune("tasks a thread", &CutSizes::tasks_per_thread));
+  RETURN_IF_ERROR(tune("panel bytes per task", &CutSizes::panel_bytes));
+  RETURN_IF_ERROR(tune("row bytes per task", &CutSizes::row_bytes));
+  RETURN_IF_ERROR(tune("tasks per thread", &CutSizes::tasks_per_thread));
   return result;
 }
 

@@ -12,7 +12,7 @@ namespace moesaic::kernels {
 
 /// Result of measuring one parameter: the default, the selected value and the speedup.
 struct TuningFinding {
-  std::string what;    // "tiles from so many rows on, int8"
+  std::string what;    // "minimum rows for tiles, int8"
   int64_t before = 0;  // default value
   int64_t after = 0;   // selected value
   double gain = 0;     // median speedup over the default in all rounds: 0.03 is 3% faster

@@ -28,7 +28,7 @@ Status ApplyTuning(const Tuning& tuning, KernelTable& table) {
     const std::string name = tensor::PackedFormatName(static_cast<tensor::PackedFormat>(f));
     RETURN_IF_ERROR(CheckRange((name + " few_below").c_str(), *tuning.few_below[f], 0, kMostRows));
     if (table.gemm[f].few == nullptr) {
-      return InvalidArgument("{} few_below: there is one kernel for it here, nothing to choose", name);
+      return InvalidArgument("{} few_below: this processor has only one kernel for the format", name);
     }
   }
   table.cut = tuning.cut;

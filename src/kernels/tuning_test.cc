@@ -78,7 +78,7 @@ TEST(Tuning, RefusesWhatIsBeyondReason) {
             "tasks_per_thread must be in [1, 64], found 65");
   Tuning f32;
   f32.few_below[static_cast<int>(PackedFormat::kF32)] = 4;
-  EXPECT_EQ(error(f32), "f32 few_below: there is one kernel for it here, nothing to choose");
+  EXPECT_EQ(error(f32), "f32 few_below: this processor has only one kernel for the format");
   f32.few_below[static_cast<int>(PackedFormat::kF32)] = 1025;
   EXPECT_EQ(error(f32), "f32 few_below must be in [0, 1024], found 1025");
   EXPECT_EQ(table.cut, before.cut);

@@ -53,10 +53,10 @@ Status DecoderModel::Check(const ForwardBatch& batch, std::span<const KvLayer> k
   }
   const auto logits = static_cast<int64_t>(batch.logit_rows.size()) * spec_.vocab;
   if (static_cast<int64_t>(out.logits.size()) != logits) {
-    return InvalidArgument("space for {} logits is needed, found {}", logits, out.logits.size());
+    return InvalidArgument("logits must have space for {} values, found {}", logits, out.logits.size());
   }
   if (!out.hidden.empty() && static_cast<int64_t>(out.hidden.size()) != rows * spec_.hidden) {
-    return InvalidArgument("space for {} hidden values is needed, found {}", rows * spec_.hidden,
+    return InvalidArgument("hidden must have space for {} values, found {}", rows * spec_.hidden,
                            out.hidden.size());
   }
   return OkStatus();
@@ -142,7 +142,7 @@ Status DecoderModel::ForwardMtp(const ExecContext& ctx, int depth, const Forward
   if (batch.tokens.empty()) return OkStatus();
   const int width = spec_.hidden;
   if (hidden.size() != batch.tokens.size() * width) {
-    return InvalidArgument("{} hidden values are needed, found {}", batch.tokens.size() * width,
+    return InvalidArgument("hidden must have {} values, found {}", batch.tokens.size() * width,
                            hidden.size());
   }
   const MtpModule& module = decoder_.mtp[depth];

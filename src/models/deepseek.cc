@@ -17,9 +17,9 @@ void ReadMla(ConfigReader& reader, const std::string& file, DecoderSpec& spec) {
   attention.heads = static_cast<int>(reader.Int("num_attention_heads", 1, kMaxHeads));
   const int64_t kv_heads = reader.IntOr("num_key_value_heads", 1, kMaxHeads, attention.heads);
   if (kv_heads != attention.heads) {
-    reader.Fail(
-        fmt::format("\"num_key_value_heads\" is {} but \"num_attention_heads\" is {}: MLA has as many",
-                    kv_heads, attention.heads));
+    reader.Fail(fmt::format(
+        "\"num_key_value_heads\" is {} but \"num_attention_heads\" is {}: MLA requires equal numbers",
+        kv_heads, attention.heads));
   }
   attention.q_lora_rank = static_cast<int>(reader.IntOr("q_lora_rank", 1, kMaxDim, 0));
   attention.kv_lora_rank = static_cast<int>(reader.Int("kv_lora_rank", 1, kMaxHeadDim));

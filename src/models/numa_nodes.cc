@@ -64,7 +64,7 @@ StatusOr<NumaPlacement> PlaceWeights(NumaPolicy policy, const WeightPlan& plan,
     NumaPlacement placement{.policy = policy, .nodes = {pool.numa_nodes().begin(), pool.numa_nodes().end()}};
     if (placement.nodes.size() < 2) {
       spdlog::warn("weights are not {}: {}", Participle(policy),
-                   placement.nodes.empty() ? "threads are not bound to cores, as there are more of them"
+                   placement.nodes.empty() ? "there are more threads than cores, so they are not bound"
                                            : "all threads run on one NUMA node");
       return NumaPlacement{};
     }

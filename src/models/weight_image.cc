@@ -26,7 +26,8 @@ void BindImages(runtime::Buffer& buffer, int64_t stride, const std::vector<int>&
   for (size_t i = 0; i < nodes.size(); ++i) {
     const Status bound = buffer.Prefer(i * stride, static_cast<size_t>(stride), nodes[i]);
     if (bound.ok()) continue;
-    spdlog::warn("weights lie on the NUMA nodes whose threads touch them first: {}", Message(bound));
+    spdlog::warn("weights are placed on the NUMA nodes of the threads that touch them first: {}",
+                 Message(bound));
     return;
   }
 }

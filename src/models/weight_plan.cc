@@ -301,7 +301,7 @@ StatusOr<WeightDtype> ParseWeightDtype(const std::string& name) {
   if (name == "auto") return WeightDtype();
   if (const auto format = tensor::ParsePackedFormat(name); format.ok()) {
     if (tensor::CanQuantize(*format)) return WeightDtype(*format);
-    return InvalidArgument("{} can't be chosen: it is what GGUF files with such weights get by \"auto\"",
+    return InvalidArgument("{} can't be chosen: only \"auto\" gives it, for GGUF files with such weights",
                            name);
   }
   return InvalidArgument("weights can be auto, {}, not \"{}\"",

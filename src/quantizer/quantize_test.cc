@@ -194,7 +194,7 @@ TEST_F(QuantizeTest, KeepsWhatItIsTold) {
               HasSubstr("no linear's name has a match"));
   options_.output.keep = {{tensor::DType::kBF16, "("}};
   EXPECT_THAT(Message(Run(Golden("qwen3-moe-norm-tied"), "no").status()),
-              HasSubstr("is no regular expression"));
+              HasSubstr("is not a regular expression"));
 }
 
 TEST_F(QuantizeTest, GoesOnFromWhereverItWasStopped) {

@@ -69,7 +69,7 @@ bool Account(Piece& piece, int64_t result, Status* failure) {
   if (static_cast<int64_t>(piece.bytes) <= piece.optional) return true;
   if (result > 0) return false;
   *failure = piece.write
-                 ? IoError("{}: writing at byte {} failed: no byte was taken", *piece.path, piece.offset)
+                 ? IoError("{}: writing at byte {} failed: no bytes were written", *piece.path, piece.offset)
                  : DataLoss("{}: the file ends at byte {}, {} more are needed", *piece.path, piece.offset,
                             static_cast<int64_t>(piece.bytes) - piece.optional);
   return true;

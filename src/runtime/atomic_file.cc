@@ -45,7 +45,7 @@ Status AtomicFile::Commit() {
   if (std::rename(partial_.c_str(), path_.c_str()) == 0) return OkStatus();
   const int error = errno;
   unlink(partial_.c_str());
-  return IoError("{}: can't be put in place: {}", path_, std::strerror(error));
+  return IoError("{}: can't be renamed into place: {}", path_, std::strerror(error));
 }
 
 Status WriteFileAtomically(const std::string& path, std::string_view content) {

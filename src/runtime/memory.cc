@@ -96,7 +96,7 @@ Status Buffer::Interleave(std::span<const int> nodes) {
 Status Buffer::Prefer(size_t first, size_t bytes, int node) {
   MOESAIC_CHECK_LE(first + bytes, mapped_);
   if (bytes == 0 || SetPolicy(data_ + first, bytes, MPOL_PREFERRED, {&node, 1})) return OkStatus();
-  return IoError("can't have {} bytes lie on NUMA node {}: {}", bytes, node, std::strerror(errno));
+  return IoError("can't place {} bytes on NUMA node {}: {}", bytes, node, std::strerror(errno));
 }
 
 Status Buffer::Reserve(size_t bytes, bool huge) {

@@ -159,7 +159,7 @@ TEST(Buffer, Prefer) {
               0);
     EXPECT_EQ(policy, expected[i]);
   }
-  EXPECT_THAT(Message(buffer.Prefer(0, kHugePage, 1000)), testing::HasSubstr("lie on NUMA node 1000: "));
+  EXPECT_THAT(Message(buffer.Prefer(0, kHugePage, 1000)), testing::HasSubstr("on NUMA node 1000: "));
 }
 
 }  // namespace

@@ -178,8 +178,8 @@ ThreadPool::ThreadPool(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 StatusOr<std::unique_ptr<ThreadPool>> ThreadPool::Create(const Options& options) {
   constexpr int kMostThreads = 4096;
   if (options.threads < 0 || options.threads > kMostThreads) {
-    return InvalidArgument("the number of threads must be 1 to {}, or 0 for one a core, not {}", kMostThreads,
-                           options.threads);
+    return InvalidArgument("the number of threads must be 1 to {}, or 0 for one per core, found {}",
+                           kMostThreads, options.threads);
   }
   const Topology topology = options.topology != nullptr ? *options.topology : DetectTopology();
   auto impl = std::make_unique<Impl>();

@@ -102,7 +102,7 @@ StatusOr<PackedFormat> ParsePackedFormat(const std::string& name) {
   for (int f = 0; f < kPackedFormats; ++f) {
     if (PackedFormatName(static_cast<PackedFormat>(f)) == name) return static_cast<PackedFormat>(f);
   }
-  return InvalidArgument("there is no weight format \"{}\"", name);
+  return InvalidArgument("unknown weight format \"{}\"", name);
 }
 
 PackedLayout PackedLayout::Of(PackedFormat format, int n, int k) {

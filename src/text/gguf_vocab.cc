@@ -58,7 +58,7 @@ std::vector<AddedEntry> AddedTokens(const GgufVocab& vocab, bool unknown_too) {
 StatusOr<std::string> ByteLevel(const GgufVocab& vocab) {
   const PreTokenizer* pre = FindPreTokenizer(vocab.pre.empty() ? "default" : vocab.pre);
   if (pre == nullptr) {
-    return Unimplemented("tokenizer.ggml.pre names a pre-tokenizer that is not known: \"{}\"", vocab.pre);
+    return Unimplemented("tokenizer.ggml.pre names an unknown pre-tokenizer: \"{}\"", vocab.pre);
   }
   ByteLevelModel model;
   model.patterns.assign(pre->patterns.begin(), pre->patterns.end());
@@ -78,7 +78,7 @@ StatusOr<std::string> ByteLevel(const GgufVocab& vocab) {
     }
     const std::string_view left = merge.substr(0, space), right = merge.substr(space + 1);
     if (!seen.contains(left) || !seen.contains(right)) {
-      return InvalidArgument("tokenizer.ggml.merges: entry {} joins what is no token: \"{}\"", i, merge);
+      return InvalidArgument("tokenizer.ggml.merges: entry {} joins an unknown token: \"{}\"", i, merge);
     }
     model.merges.emplace_back(left, right);
   }
@@ -160,7 +160,7 @@ StatusOr<std::string> ToJson(const GgufVocab& vocab) {
   RETURN_IF_ERROR(CheckSizes(vocab));
   if (vocab.model == "gpt2") return ByteLevel(vocab);
   if (vocab.model == "llama") return SentencePiece(vocab);
-  return Unimplemented("tokenizer.ggml.model names a tokenizer that is not known: \"{}\"", vocab.model);
+  return Unimplemented("tokenizer.ggml.model names an unknown tokenizer: \"{}\"", vocab.model);
 }
 
 /// llama.cpp's default: SentencePiece models begin with BOS.

@@ -76,7 +76,8 @@ class GrammarPool::Impl : public std::enable_shared_from_this<GrammarPool::Impl>
     GrammarCache::Value cached;
     {
       const std::lock_guard lock(mutex_);
-      if (stopping_) return absl::UnavailableError("grammars are no longer compiled: the server shuts down");
+      if (stopping_)
+        return absl::UnavailableError("grammar compilation has stopped: the server is shutting down");
       cached = cache_.Find(key);
       if (cached == nullptr) {
         ASSIGN_OR_RETURN(const std::shared_ptr<Compilation> compilation, FindOrQueue(job, key));
@@ -146,8 +147,8 @@ class GrammarPool::Impl : public std::enable_shared_from_this<GrammarPool::Impl>
     const auto own = queues_.find(job.client);
     const int of_client = own == queues_.end() ? 0 : static_cast<int>(own->second.size());
     if (of_client >= options_.max_queued_per_client || Queued() >= options_.max_queued) {
-      return ResourceExhausted("too many grammars wait to be compiled: {}, of this client {}", Queued(),
-                               of_client);
+      return ResourceExhausted("too many grammars are queued for compilation: {}, of this client {}",
+                               Queued(), of_client);
     }
     auto compilation = std::make_shared<Compilation>();
     compilation->key = key;
@@ -211,7 +212,7 @@ class GrammarPool::Impl : public std::enable_shared_from_this<GrammarPool::Impl>
     {
       const std::lock_guard lock(mutex_);
       if (compilation.overdue) return Overdue();
-      if (stopping_ || compilation.waiters.empty()) return absl::CancelledError("nobody waits for it");
+      if (stopping_ || compilation.waiters.empty()) return absl::CancelledError("all waiters have cancelled");
       compilation.grammar = &*grammar;
     }
     const Status status = grammar->ComputeFirstMask();

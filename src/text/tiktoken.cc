@@ -38,7 +38,7 @@ StatusOr<std::vector<Rank>> ParseRanks(std::string_view text) {
                              row.substr(0, 80));
     }
     if (!seen.insert(rank.rank).second) {
-      return InvalidArgument("tiktoken vocabulary, line {}: rank {} is there twice", line, rank.rank);
+      return InvalidArgument("tiktoken vocabulary, line {}: rank {} occurs twice", line, rank.rank);
     }
     ranks.push_back(std::move(rank));
   }
@@ -122,7 +122,7 @@ StatusOr<std::string> TiktokenToJson(std::string_view text, TiktokenStyle style,
   for (const Rank& token : ranks) {
     model.vocab.emplace_back(SpellBytes(token.bytes), token.rank);
     if (!rank_of.emplace(token.bytes, token.rank).second) {
-      return InvalidArgument("tiktoken vocabulary: the token of rank {} is there twice", token.rank);
+      return InvalidArgument("tiktoken vocabulary: the token of rank {} occurs twice", token.rank);
     }
     spelling_of.emplace(token.bytes, model.vocab.back().first);
   }

@@ -344,7 +344,7 @@ TEST(Tiktoken, RefusesFaults) {
   };
   EXPECT_THAT(message(""), HasSubstr("empty"));
   EXPECT_THAT(message("YQ== 0\nYg== x\n"), HasSubstr("line 2"));
-  EXPECT_THAT(message("YQ== 0\nYg== 0\n"), HasSubstr("rank 0 is there twice"));
+  EXPECT_THAT(message("YQ== 0\nYg== 0\n"), HasSubstr("rank 0 occurs twice"));
   EXPECT_THAT(message("YQ== 0\nYQ== 1\n"), HasSubstr("twice"));
   EXPECT_THAT(message("?? 0\n"), HasSubstr("line 1"));
 }

@@ -33,7 +33,7 @@ Status Failed(const Driver& driver, const std::string& call, int error) {
   const char* text = nullptr;
   if (driver.GetErrorString(error, &text) != 0 || text == nullptr) text = "unknown error";
   const std::string message = fmt::format("CUDA's {} failed: {} ({})", call, text, error);
-  return error == kOutOfMemory ? ResourceExhausted("{}; end what else runs on the card", message)
+  return error == kOutOfMemory ? ResourceExhausted("{}; stop other programs on the card", message)
                                : Status(StatusCode::kInternal, message);
 }
 

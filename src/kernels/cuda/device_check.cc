@@ -13,7 +13,7 @@ namespace moesaic::kernels::cuda {
 namespace {
 
 Status Wrong(Device& device, const std::string& what) {
-  return DataLoss("{} gives wrong results: {}; leave --device out", device.info().identity, what);
+  return DataLoss("{} computes wrong results: {}; run without --device", device.info().identity, what);
 }
 
 // Generates the same numbers in every run.
@@ -91,7 +91,7 @@ Status CheckGemm(Device& device, bool turned) {
       int sum = 0;
       for (int d = 0; d < kDepth && j < kN; ++d) sum += a_of(i, d) * b_of(d, j);
       const bool right = j < kN ? got == static_cast<float>(2 * sum) : std::isnan(got);
-      if (!right) return Wrong(device, fmt::format("a product{}", turned ? " of a turned matrix" : ""));
+      if (!right) return Wrong(device, fmt::format("a product{}", turned ? " of a transposed matrix" : ""));
     }
   }
   return OkStatus();

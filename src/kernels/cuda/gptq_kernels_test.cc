@@ -201,7 +201,7 @@ TEST(DeviceCheck, RefusesADeviceThatWorksOtherwise) {
   using Fault = WrongDevice::Fault;
   WrongDevice right(Fault::kNone);
   EXPECT_EQ(cuda::CheckDevice(right), OkStatus());
-  for (const auto& [fault, what] : {std::pair(Fault::kIgnoresTurn, "a product of a turned matrix"),
+  for (const auto& [fault, what] : {std::pair(Fault::kIgnoresTurn, "a product of a transposed matrix"),
                                     {Fault::kIgnoresAccumulate, "a product"},
                                     {Fault::kSumsInBF16, "a product"},
                                     {Fault::kOtherTriangle, "a Cholesky factor"},
@@ -212,7 +212,7 @@ TEST(DeviceCheck, RefusesADeviceThatWorksOtherwise) {
     const Status refused = cuda::CheckDevice(device);
     EXPECT_EQ(refused.code(), StatusCode::kDataLoss) << what;
     EXPECT_THAT(Message(refused),
-                testing::AllOf(HasSubstr("wrong device gives wrong results"), HasSubstr(what)));
+                testing::AllOf(HasSubstr("wrong device computes wrong results"), HasSubstr(what)));
   }
 }
 

@@ -9,7 +9,7 @@ namespace {
 
 constexpr char kInstall[] =
     "install CUDA 12 or 13's libraries (NVIDIA's cuda-libraries package, or nvidia-cuda-nvrtc, nvidia-cublas "
-    "and nvidia-cusolver from PyPI, for CUDA 12 with -cu12 behind each name, with their lib folders in "
+    "and nvidia-cusolver from PyPI, for CUDA 12 with -cu12 after each name, with their lib folders in "
     "LD_LIBRARY_PATH)";
 
 // File names of one CUDA release.
@@ -37,7 +37,7 @@ Status Find(void* library, const char* file, std::span<const Symbol> symbols) {
   for (const Symbol& symbol : symbols) {
     void* const found = dlsym(library, symbol.name);
     if (found == nullptr)
-      return NotFound("{} has no {}: it is of another CUDA; {}", file, symbol.name, kInstall);
+      return NotFound("{} has no {}: it belongs to another CUDA version; {}", file, symbol.name, kInstall);
     *static_cast<void**>(symbol.function) = found;
   }
   return OkStatus();

@@ -10,7 +10,7 @@
 #include "app/session.h"
 #include "app/table.h"
 #include "app/verb.h"
-#include "kernels/device.h"
+#include "kernels/gptq_accelerator.h"
 #include "kernels/probe.h"
 #include "runtime/memory.h"
 #include "runtime/probe.h"
@@ -113,11 +113,11 @@ json MachineJson(const runtime::Topology& topology, const runtime::CpuFeatures& 
 constexpr char kNoCard[] = "NVIDIA's driver finds no card";
 
 std::string DevicesText() {
-  const StatusOr<std::vector<kernels::DeviceEntry>> devices = kernels::ListDevices();
+  const StatusOr<std::vector<kernels::GptqAcceleratorEntry>> devices = kernels::ListGptqAccelerators();
   if (!devices.ok()) return fmt::format("devices  none: {}\n", Message(devices.status()));
   if (devices->empty()) return fmt::format("devices  none: {}\n", kNoCard);
   std::vector<std::vector<std::string>> rows = {{"device", "card", "compute capability", "memory"}};
-  for (const kernels::DeviceEntry& entry : *devices) {
+  for (const kernels::GptqAcceleratorEntry& entry : *devices) {
     rows.push_back(
         {entry.device, entry.name, entry.capability, FormatBytes(static_cast<double>(entry.memory_bytes))});
   }
@@ -127,13 +127,13 @@ std::string DevicesText() {
 // `why`: there are none; else empty.
 json DevicesJson(std::string* why) {
   json list = json::array();
-  const StatusOr<std::vector<kernels::DeviceEntry>> devices = kernels::ListDevices();
+  const StatusOr<std::vector<kernels::GptqAcceleratorEntry>> devices = kernels::ListGptqAccelerators();
   if (!devices.ok()) {
     *why = Message(devices.status());
     return list;
   }
   if (devices->empty()) *why = kNoCard;
-  for (const kernels::DeviceEntry& entry : *devices) {
+  for (const kernels::GptqAcceleratorEntry& entry : *devices) {
     list.push_back({{"device", entry.device},
                     {"card", entry.name},
                     {"compute_capability", entry.capability},

@@ -303,7 +303,7 @@ Status RunPlan(const Options& options, const quantizer::QuantizeOptions& parsed,
 }
 
 // Null: the processor.
-StatusOr<std::unique_ptr<kernels::Device>> OpenDevice(const Options& options) {
+StatusOr<std::unique_ptr<kernels::GptqAccelerator>> OpenDevice(const Options& options) {
   if (options.device == "cpu") return nullptr;
   if (const Status named = kernels::CardOf(options.device).status(); !named.ok()) {
     return Annotate(named, "--device " + options.device);
@@ -311,14 +311,14 @@ StatusOr<std::unique_ptr<kernels::Device>> OpenDevice(const Options& options) {
   if (options.plan) {
     return InvalidArgument("--plan foretells the processor's time: leave out --device {}", options.device);
   }
-  StatusOr<std::unique_ptr<kernels::Device>> device = kernels::OpenDevice(options.device);
+  StatusOr<std::unique_ptr<kernels::GptqAccelerator>> device = kernels::OpenGptqAccelerator(options.device);
   if (!device.ok()) return Annotate(device.status(), "--device " + options.device);
   return device;
 }
 
 Status RunQuantize(const Options& options) {
   ASSIGN_OR_RETURN(quantizer::QuantizeOptions parsed, Parse(options));
-  ASSIGN_OR_RETURN(const std::unique_ptr<kernels::Device> device, OpenDevice(options));
+  ASSIGN_OR_RETURN(const std::unique_ptr<kernels::GptqAccelerator> device, OpenDevice(options));
   parsed.device = device.get();
   ASSIGN_OR_RETURN(const kernels::KernelTable kernels, KernelsOfHost());
   ASSIGN_OR_RETURN(const auto pool, MakeThreads(options.threads));

@@ -3,7 +3,7 @@
 // whole blocks of rows.
 #pragma once
 
-#include "kernels/device.h"
+#include "kernels/gptq_accelerator.h"
 #include "kernels/rounding.h"
 
 namespace moesaic::kernels {
@@ -20,9 +20,9 @@ struct DeviceOrder {
   int k = 0, k_padded = 0;
   float scale = 0, added = 0;
 };
-Status OrderMatrix(Device& device, const DeviceOrder& order);
+Status OrderMatrix(GptqAccelerator& device, const DeviceOrder& order);
 
-/// R computed from the factor that Device::Cholesky wrote.
+/// R computed from the factor that GptqAccelerator::Cholesky wrote.
 struct DeviceTurn {
   const float* matrix = nullptr;
   uint16_t* panels = nullptr;  // out bf16 [K][K]: [c][i] is R[i][c], 0 where i > c
@@ -31,10 +31,10 @@ struct DeviceTurn {
   float* diagonal = nullptr;  // out [K]: R[c][c]
   int k_padded = 0;
 };
-Status TurnFactor(Device& device, const DeviceTurn& turn);
+Status TurnFactor(GptqAccelerator& device, const DeviceTurn& turn);
 
 /// Copies the diagonal of `sums` [K][K] to `diagonal` [k].
-Status CopyDiagonal(Device& device, const float* sums, int k, int k_padded, float* diagonal);
+Status CopyDiagonal(GptqAccelerator& device, const float* sums, int k, int k_padded, float* diagonal);
 
 /// Gathers weights in quantization order, transposed: the rows of one input are contiguous.
 struct DeviceGather {
@@ -43,7 +43,7 @@ struct DeviceGather {
   float* values = nullptr;         // out [k][N], 0 in padding rows
   int rows = 0, rows_padded = 0, k = 0;
 };
-Status GatherWeights(Device& device, const DeviceGather& gather);
+Status GatherWeights(GptqAccelerator& device, const DeviceGather& gather);
 
 /// Rounds columns [begin, begin + columns) in order, each after adding the correction from earlier errors.
 /// The bits equal those of RoundBlock in kernels/rounding.h.
@@ -60,6 +60,6 @@ struct DeviceRound {
   int begin = 0, columns = 0, rows = 0, rows_padded = 0, k = 0;
   int group = 0;  // inputs that share a scale
 };
-Status RoundColumns(Device& device, const DeviceRound& round);
+Status RoundColumns(GptqAccelerator& device, const DeviceRound& round);
 
 }  // namespace moesaic::kernels

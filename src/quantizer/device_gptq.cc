@@ -48,7 +48,7 @@ class Scratch {
 
 }  // namespace
 
-StatusOr<DeviceGptq::Sizes> DeviceGptq::SizesOf(kernels::Device& device, const Shape& shape) {
+StatusOr<DeviceGptq::Sizes> DeviceGptq::SizesOf(kernels::GptqAccelerator& device, const Shape& shape) {
   constexpr int64_t kFloat = sizeof(float), kHalf = sizeof(uint16_t);
   const int64_t k = shape.k, padded = PaddedOf(shape.k), rows = base::RoundUp(shape.n, kDeviceBlockRows);
   if (padded > kernels::kMostCholesky) {
@@ -74,7 +74,7 @@ StatusOr<DeviceGptq::Sizes> DeviceGptq::SizesOf(kernels::Device& device, const S
   return sizes;
 }
 
-StatusOr<std::unique_ptr<GptqStage>> DeviceGptq::Create(kernels::Device& device,
+StatusOr<std::unique_ptr<GptqStage>> DeviceGptq::Create(kernels::GptqAccelerator& device,
                                                         std::span<const Shape> shapes) {
   Sizes most = {};
   for (const Shape& shape : shapes) {

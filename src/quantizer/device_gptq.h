@@ -1,5 +1,5 @@
-// GPTQ's heavy stage on a device (kernels/device.h): products of bf16 with sums in f32 as on the processor, a
-// Cholesky factor in f32, and rounding by kernels that take the very steps of the processor's.
+// GPTQ's heavy stage on a device (kernels/gptq_accelerator.h): products of bf16 with sums in f32 as on the
+// processor, a Cholesky factor in f32, and rounding by kernels that take the very steps of the processor's.
 #pragma once
 
 #include <array>
@@ -17,7 +17,8 @@ class DeviceGptq final : public GptqStage {
   };
 
   /// Takes all memory that matrices of these shapes need.
-  static StatusOr<std::unique_ptr<GptqStage>> Create(kernels::Device& device, std::span<const Shape> shapes);
+  static StatusOr<std::unique_ptr<GptqStage>> Create(kernels::GptqAccelerator& device,
+                                                     std::span<const Shape> shapes);
 
   Status Gather(const kernels::ExecContext& ctx, const InputSource& inputs, Hessian* hessian) override;
   StatusOr<const HessianFactor*> Factor(const kernels::ExecContext& ctx, const Hessian& hessian,
@@ -51,8 +52,8 @@ class DeviceGptq final : public GptqStage {
   };
   using Sizes = std::array<int64_t, kParts>;
 
-  explicit DeviceGptq(kernels::Device& device) : device_(device) {}
-  static StatusOr<Sizes> SizesOf(kernels::Device& device, const Shape& shape);
+  explicit DeviceGptq(kernels::GptqAccelerator& device) : device_(device) {}
+  static StatusOr<Sizes> SizesOf(kernels::GptqAccelerator& device, const Shape& shape);
   // Fails where there is less memory: Create was not told of such a shape.
   Status CheckFits(const Shape& shape) const;
 
@@ -71,7 +72,7 @@ class DeviceGptq final : public GptqStage {
   StatusOr<bool> Attempt(double weight, float added, const FactorOptions& options);
   StatusOr<std::vector<double>> RowLosses(const kernels::ExecContext& ctx, const float* errors, int count);
 
-  kernels::Device& device_;
+  kernels::GptqAccelerator& device_;
   Sizes bytes_ = {};
   std::array<kernels::DeviceBuffer, kParts> memory_;
   HessianFactor factor_;  // without what stands on the device

@@ -1,5 +1,5 @@
-// GPTQ's stage on a device: on the stand-in for a card (kernels/cuda/test_device.h) against the processor's,
-// and on a card where there is one.
+// GPTQ's stage on a device: on the stand-in for a card (kernels/cuda/test_accelerator.h) against the
+// processor's, and on a card where there is one.
 #include "quantizer/device_gptq.h"
 
 #include <gmock/gmock.h>
@@ -9,7 +9,7 @@
 #include <cstring>
 #include <filesystem>
 
-#include "kernels/cuda/test_device.h"
+#include "kernels/cuda/test_accelerator.h"
 #include "quantizer/test_gptq.h"
 #include "quantizer/test_quantize.h"
 #include "runtime/memory.h"
@@ -17,8 +17,8 @@
 namespace moesaic::quantizer {
 namespace {
 
-using kernels::Device;
-using kernels::TestDevice;
+using kernels::GptqAccelerator;
+using kernels::TestAccelerator;
 using testing::HasSubstr;
 
 InputSource Whole(const std::vector<float>& x, int k) {
@@ -28,7 +28,7 @@ InputSource Whole(const std::vector<float>& x, int k) {
   };
 }
 
-std::unique_ptr<GptqStage> StageOf(Device& device, int n, int k) {
+std::unique_ptr<GptqStage> StageOf(GptqAccelerator& device, int n, int k) {
   std::vector<DeviceGptq::Shape> shapes;
   for (const Grid& grid : kGrids) shapes.push_back({grid, n, k});
   return *DeviceGptq::Create(device, shapes);
@@ -47,7 +47,7 @@ void ExpectSameSums(const Hessian& got, const Hessian& expected, int tokens) {
 
 // Every code is the nearest to what its column asks for (test_gptq.h derives how nearly), losses are told as
 // they are, and as low as the processor's.
-void ExpectGptqOn(Device& device) {
+void ExpectGptqOn(GptqAccelerator& device) {
   const TestContext threads(2);
   struct Case {
     int n, k, tokens;
@@ -95,19 +95,19 @@ void ExpectGptqOn(Device& device) {
 }
 
 TEST(DeviceGptq, RoundsAsTheProcessorDoes) {
-  TestDevice device;
+  TestAccelerator device;
   ExpectGptqOn(device);
 }
 
 TEST(DeviceGptq, RoundsOnACardAsTheProcessorDoes) {
-  const auto card = kernels::OpenDevice("cuda");
+  const auto card = kernels::OpenGptqAccelerator("cuda");
   if (!card.ok()) GTEST_SKIP() << "no CUDA device: " << card.status();
   ExpectGptqOn(**card);
 }
 
 // Gates count, bf16 inputs are taken as they are, and where the tokens are cut between calls changes no bit.
 TEST(DeviceGptq, GathersWhatTheProcessorDoes) {
-  TestDevice device;
+  TestAccelerator device;
   const TestContext threads(3);
   const int k = 203, tokens = 1030;
   const std::vector<float> x = TestTokens(tokens, k, 1, 17);
@@ -160,7 +160,7 @@ TEST(DeviceGptq, GathersWhatTheProcessorDoes) {
 
 // By a Hessian or at once, in memory that larger ones have used: the same bits.
 TEST(DeviceGptq, FactorsOfInputsAreThoseOfTheirHessian) {
-  TestDevice device;
+  TestAccelerator device;
   const TestContext threads(2);
   const auto stage = StageOf(device, 40, 700);
   for (const auto& [k, tokens, damping] :
@@ -190,7 +190,7 @@ TEST(DeviceGptq, FactorsOfInputsAreThoseOfTheirHessian) {
 }
 
 TEST(DeviceGptq, DeadInputsKeepTheirNearestCodes) {
-  TestDevice device;
+  TestAccelerator device;
   const TestContext threads(2);
   const int n = 20, k = 192;
   const std::vector<float> weights = TestWeights(n, k, 10);
@@ -212,7 +212,7 @@ TEST(DeviceGptq, DeadInputsKeepTheirNearestCodes) {
 }
 
 TEST(DeviceGptq, RefusesInputsThatSayNothing) {
-  TestDevice device;
+  TestAccelerator device;
   const TestContext threads(1);
   const int k = 64;
   const auto stage = StageOf(device, 1, k);
@@ -232,7 +232,7 @@ TEST(DeviceGptq, RefusesInputsThatSayNothing) {
 TEST(DeviceGptq, TakesItsMemoryAtOnceAndRefusesTooLittle) {
   const DeviceGptq::Shape shapes[] = {{{GridKind::kInt4Group, 32}, 70, 256},
                                       {{GridKind::kNvfp4, 16}, 300, 128}};
-  TestDevice device;
+  TestAccelerator device;
   {
     const auto stage = DeviceGptq::Create(device, shapes);
     ASSERT_TRUE(stage.ok()) << stage.status();
@@ -246,7 +246,7 @@ TEST(DeviceGptq, TakesItsMemoryAtOnceAndRefusesTooLittle) {
                     .ok());
     EXPECT_EQ(device.peak_bytes(), taken);
   }
-  TestDevice small("small", device.peak_bytes());  // what libraries take is not there
+  TestAccelerator small("small", device.peak_bytes());  // what libraries take is not there
   const Status refused = DeviceGptq::Create(small, shapes).status();
   EXPECT_EQ(refused.code(), StatusCode::kResourceExhausted);
   EXPECT_THAT(Message(refused), HasSubstr(fmt::format("needs {} bytes", device.peak_bytes())));
@@ -254,7 +254,7 @@ TEST(DeviceGptq, TakesItsMemoryAtOnceAndRefusesTooLittle) {
 }
 
 TEST(DeviceGptq, RefusesMatricesThatItTookNoMemoryFor) {
-  TestDevice device;
+  TestAccelerator device;
   const TestContext threads(1);
   const Grid grid{GridKind::kInt8Channel, 0};
   const DeviceGptq::Shape shapes[] = {{grid, 20, 128}};
@@ -278,7 +278,7 @@ TEST(DeviceGptq, RefusesMatricesThatItTookNoMemoryFor) {
 }
 
 TEST(DeviceGptq, RefusesLinearsThatNoLibraryFactors) {
-  TestDevice device;
+  TestAccelerator device;
   const DeviceGptq::Shape widest[] = {{{GridKind::kInt8Channel, 0}, 64, 46336}};
   EXPECT_EQ(DeviceGptq::Create(device, widest).status().code(), StatusCode::kResourceExhausted);
   const DeviceGptq::Shape wider[] = {{{GridKind::kInt8Channel, 0}, 64, 53248}};
@@ -298,7 +298,7 @@ class DeviceRunTest : public QuantizeTest {
   }
 
   // As good as a run on the processor, and whole.
-  void ExpectGoodRunOn(Device& device, const std::string& golden, Scheme scheme) {
+  void ExpectGoodRunOn(GptqAccelerator& device, const std::string& golden, Scheme scheme) {
     options_.output.scheme = scheme;
     options_.calibration.clear();  // ids of another vocabulary
     options_.device = nullptr;
@@ -335,7 +335,7 @@ class DeviceRunTest : public QuantizeTest {
 };
 
 TEST_F(DeviceRunTest, ComesOutWholeAndAsGoodAsTheProcessors) {
-  TestDevice device;
+  TestAccelerator device;
   for (const auto& [golden, scheme] : {std::pair("kimi-k2", Scheme::kW8A8),
                                        {"deepseek-v3-fp8", Scheme::kFp8},
                                        {"qwen3-moe-norm-tied", Scheme::kNvfp4},
@@ -345,14 +345,14 @@ TEST_F(DeviceRunTest, ComesOutWholeAndAsGoodAsTheProcessors) {
 }
 
 TEST_F(DeviceRunTest, ComesOutWholeOnACard) {
-  const auto card = kernels::OpenDevice("cuda");
+  const auto card = kernels::OpenGptqAccelerator("cuda");
   if (!card.ok()) GTEST_SKIP() << "no CUDA device: " << card.status();
   ExpectGoodRunOn(**card, "kimi-k2", Scheme::kW8A8);
   ExpectGoodRunOn(**card, "qwen3-moe-norm-tied", Scheme::kNvfp4);
 }
 
 TEST_F(DeviceRunTest, BytesDependOnNeitherThreadsNorWhatMemoryHoldsOfAHessian) {
-  TestDevice device;
+  TestAccelerator device;
   options_.device = &device;
   options_.output.scheme = Scheme::kNvfp4;
   const std::string source = Golden("qwen3-moe-norm-tied");
@@ -367,12 +367,13 @@ TEST_F(DeviceRunTest, BytesDependOnNeitherThreadsNorWhatMemoryHoldsOfAHessian) {
 }
 
 TEST_F(DeviceRunTest, GoesOnOnTheSameDeviceAlone) {
-  TestDevice device("card A"), other("card B");
+  TestAccelerator device("card A"), other("card B");
   options_.device = &device;
   const std::string source = Golden("kimi-k2");
   ASSERT_TRUE(Run(source, "whole").ok());
   Stop(source, "out");
-  for (Device* const wrong : {static_cast<Device*>(&other), static_cast<Device*>(nullptr)}) {
+  for (GptqAccelerator* const wrong :
+       {static_cast<GptqAccelerator*>(&other), static_cast<GptqAccelerator*>(nullptr)}) {
     options_.device = wrong;
     const Status refused = Run(source, "out").status();
     EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument) << refused;
@@ -397,10 +398,10 @@ TEST_F(DeviceRunTest, GoesOnOnTheSameDeviceAlone) {
 
 // A device that sums in parts whose length is the shape's, as a library may, each cut to four bits, so that
 // some of few codes differ and not a loss's last digits alone.
-class ShapedDevice final : public TestDevice {
+class ShapedDevice final : public TestAccelerator {
  public:
   Status Gemm(const kernels::DeviceGemm& gemm) override {
-    if (gemm.a_turned) return TestDevice::Gemm(gemm);
+    if (gemm.a_turned) return TestAccelerator::Gemm(gemm);
     const int most = gemm.n / 8;
     for (int done = 0; done < gemm.depth; done += most) {
       kernels::DeviceGemm part = gemm;
@@ -408,7 +409,7 @@ class ShapedDevice final : public TestDevice {
       part.a += done;
       part.b += done * gemm.b_stride;
       part.accumulate |= done > 0;
-      RETURN_IF_ERROR(TestDevice::Gemm(part));
+      RETURN_IF_ERROR(TestAccelerator::Gemm(part));
       for (int64_t i = 0; i < gemm.m; ++i) {
         for (float& sum : std::span(gemm.c + i * gemm.c_stride, static_cast<size_t>(gemm.n))) {
           sum = std::bit_cast<float>(std::bit_cast<uint32_t>(sum) & 0xfff00000U);
@@ -453,7 +454,7 @@ TEST_F(DeviceRunTest, GoesOnWithAsManyRowsAtOnceAsItWasBegunWith) {
 
 // Where a new run would round fewer rows at once, as its memory is just too little for all.
 TEST_F(DeviceRunTest, PlansToGoOnWithFullMemory) {
-  TestDevice device;
+  TestAccelerator device;
   options_.device = &device;
   std::filesystem::create_directories(folder_.Path("wide"));
   std::ifstream small(Golden("llama3-rope-bias") + "/config.json");
@@ -506,7 +507,7 @@ TEST_F(DeviceRunTest, PlansToGoOnWithFullMemory) {
 
 // As opening a card may, and as the peak that the kernel counts at the end would have it.
 TEST_F(DeviceRunTest, RefusesToBeginBelowWhatWasResidentAlready) {
-  TestDevice device;
+  TestAccelerator device;
   options_.device = &device;
   {
     const auto taken = *runtime::Buffer::Allocate(size_t{512} << 20, false);
@@ -525,7 +526,7 @@ TEST_F(DeviceRunTest, RefusesToBeginBelowWhatWasResidentAlready) {
 }
 
 TEST_F(DeviceRunTest, ADeviceThatIsTooSmallLeavesNothing) {
-  TestDevice small("small", 1000);
+  TestAccelerator small("small", 1000);
   options_.device = &small;
   EXPECT_EQ(Run(Golden("kimi-k2"), "out").status().code(), StatusCode::kResourceExhausted);
   EXPECT_FALSE(std::filesystem::exists(folder_.Path("out")));

@@ -32,7 +32,8 @@ class HostGptq final : public GptqStage {
 
 }  // namespace
 
-StatusOr<std::unique_ptr<GptqStage>> MakeGptqStage(kernels::Device* device, const models::DecoderSpec& spec,
+StatusOr<std::unique_ptr<GptqStage>> MakeGptqStage(kernels::GptqAccelerator* device,
+                                                   const models::DecoderSpec& spec,
                                                    const std::vector<ModelItem>& items,
                                                    std::span<const Precision> roundings,
                                                    const CalibrationLimits& limits) {

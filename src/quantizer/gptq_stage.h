@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/device.h"
+#include "kernels/gptq_accelerator.h"
 #include "quantizer/calibration_memory.h"
 #include "quantizer/gptq.h"
 
@@ -32,7 +32,8 @@ class GptqStage {
 /// Runs on the processor where `device` is null, else there. Takes all of the device's memory that rounding
 /// `items` in one of these ways will need at once; too little is refused with how much that is. `device` must
 /// outlive it.
-StatusOr<std::unique_ptr<GptqStage>> MakeGptqStage(kernels::Device* device, const models::DecoderSpec& spec,
+StatusOr<std::unique_ptr<GptqStage>> MakeGptqStage(kernels::GptqAccelerator* device,
+                                                   const models::DecoderSpec& spec,
                                                    const std::vector<ModelItem>& items,
                                                    std::span<const Precision> roundings,
                                                    const CalibrationLimits& limits);

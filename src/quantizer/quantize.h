@@ -25,7 +25,8 @@ struct QuantizeReport {
   double seconds = 0;
   int64_t peak_bytes = 0;  // resident
   std::string io;          // AsyncFiles::backend()
-  std::string device;      // DeviceInfo::identity of where GPTQ's heavy stage ran; empty: on the processor
+  std::string
+      device;  // GptqAcceleratorInfo::identity of where GPTQ's heavy stage ran; empty: on the processor
 
   double compute_seconds() const;  // without waiting
   nlohmann::ordered_json Json(const OutputSettings& settings) const;

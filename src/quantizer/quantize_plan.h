@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/device.h"
+#include "kernels/gptq_accelerator.h"
 #include "models/decoder_spec.h"
 #include "quantizer/calibration_memory.h"
 #include "quantizer/mix_passes.h"
@@ -34,7 +34,7 @@ struct QuantizeOptions {
   int threads = 0;                    // of the pool that works; 0: as many as the machine runs at once
   MixBegun begun;                     // of a mix: what is measured already
   UnitSizes sizes;                    // unit_bytes 0: what the memory allows
-  kernels::Device* device = nullptr;  // where GPTQ's heavy stage runs; null: on the processor
+  kernels::GptqAccelerator* device = nullptr;  // where GPTQ's heavy stage runs; null: on the processor
   /// What was resident at most before the run began, opening the device included: the kernel counts it as
   /// the run's. Quantize measures it.
   int64_t resident_before = 0;

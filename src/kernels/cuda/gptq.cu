@@ -1,6 +1,6 @@
 // GPTQ's kernels. NVRTC compiles them for the detected card, without contraction; a test compiles them as C++
-// (test_device.h) and runs one thread after another. Threads therefore share nothing: each has its own column
-// of shared memory, and there are no barriers.
+// (test_accelerator.h) and runs one thread after another. Threads therefore share nothing: each has its own
+// column of shared memory, and there are no barriers.
 #include "kernels/cuda/gptq_args.h"
 
 namespace moesaic::kernels::cuda {

@@ -22,7 +22,7 @@ struct OrderMatrixArgs {
 
 /// One thread per element of `panels`.
 struct TurnFactorArgs {
-  const float* matrix;     // as written by Device::Cholesky
+  const float* matrix;     // as written by GptqAccelerator::Cholesky
   unsigned short* panels;  // out bf16 [k_padded][k_padded]: [c][i] is R[i][c], 0 where i > c
   float* diagonal_blocks;  // out [k_padded / 128][128][128]: the same elements where i and c are in one block
   float* diagonal;         // out [k_padded]: R[c][c]

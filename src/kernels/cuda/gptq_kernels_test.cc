@@ -1,15 +1,15 @@
-// Compares the card's kernels, compiled as C++ (test_device.h), with ref/, and compiles them with NVRTC if it
-// is installed. quantizer/device_gptq_test.cc tests their combination.
+// Compares the card's kernels, compiled as C++ (test_accelerator.h), with ref/, and compiles them with NVRTC
+// if it is installed. quantizer/device_gptq_test.cc tests their combination.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <random>
 
+#include "kernels/cuda/accelerator_check.h"
 #include "kernels/cuda/compile.h"
-#include "kernels/cuda/device_check.h"
 #include "kernels/cuda/libraries.h"
-#include "kernels/cuda/test_device.h"
+#include "kernels/cuda/test_accelerator.h"
 #include "kernels/ref/rounding.h"
 
 namespace moesaic::kernels {
@@ -28,7 +28,7 @@ std::vector<float> Normals(size_t count, float size, int seed) {
 
 // Both compute the same f32 steps in the same order without contraction: results must be bit-identical.
 TEST(DeviceKernels, RoundBlocksToRefsBits) {
-  TestDevice device;
+  TestAccelerator device;
   const int k = 200, begin = 40, group = 16;
   for (const int rows : {1, 63, 64, 65, 130}) {
     for (const int columns : {1, 17, 128}) {
@@ -150,7 +150,7 @@ TEST(DeviceLibraries, AreNoNewerThanTheDriver) {
 }
 
 // A test double with one fault.
-class WrongDevice final : public TestDevice {
+class WrongAccelerator final : public TestAccelerator {
  public:
   enum class Fault {
     kNone,
@@ -162,7 +162,7 @@ class WrongDevice final : public TestDevice {
     kNeverPositive,
     kOtherGrid
   };
-  explicit WrongDevice(Fault fault) : TestDevice("wrong device"), fault_(fault) {}
+  explicit WrongAccelerator(Fault fault) : TestAccelerator("wrong device"), fault_(fault) {}
 
   Status Gemm(const DeviceGemm& gemm) override {
     DeviceGemm made = gemm;
@@ -171,7 +171,7 @@ class WrongDevice final : public TestDevice {
       made.a_turned = false;
       made.depth = gemm.m;
     }
-    RETURN_IF_ERROR(TestDevice::Gemm(made));
+    RETURN_IF_ERROR(TestAccelerator::Gemm(made));
     for (int64_t i = 0; i < gemm.m && fault_ == Fault::kSumsInBF16; ++i) {
       for (int64_t j = 0; j < gemm.n; ++j) {
         float& sum = gemm.c[i * gemm.c_stride + j];
@@ -181,7 +181,7 @@ class WrongDevice final : public TestDevice {
     return OkStatus();
   }
   StatusOr<bool> Cholesky(float* matrix, int k, void* work) override {
-    ASSIGN_OR_RETURN(const bool positive, TestDevice::Cholesky(matrix, k, work));
+    ASSIGN_OR_RETURN(const bool positive, TestAccelerator::Cholesky(matrix, k, work));
     for (int64_t c = 0; c < k && fault_ == Fault::kOtherTriangle; ++c) {
       for (int64_t r = 0; r < c; ++r) std::swap(matrix[c * k + r], matrix[r * k + c]);
     }
@@ -190,7 +190,7 @@ class WrongDevice final : public TestDevice {
   }
   Status Launch(DeviceKernel kernel, int64_t blocks, int threads, const void* arguments) override {
     const bool other = fault_ == Fault::kOtherGrid && kernel == DeviceKernel::kRoundInt4;
-    return TestDevice::Launch(other ? DeviceKernel::kRoundInt8 : kernel, blocks, threads, arguments);
+    return TestAccelerator::Launch(other ? DeviceKernel::kRoundInt8 : kernel, blocks, threads, arguments);
   }
 
  private:
@@ -198,9 +198,9 @@ class WrongDevice final : public TestDevice {
 };
 
 TEST(DeviceCheck, RefusesADeviceThatWorksOtherwise) {
-  using Fault = WrongDevice::Fault;
-  WrongDevice right(Fault::kNone);
-  EXPECT_EQ(cuda::CheckDevice(right), OkStatus());
+  using Fault = WrongAccelerator::Fault;
+  WrongAccelerator right(Fault::kNone);
+  EXPECT_EQ(cuda::CheckAccelerator(right), OkStatus());
   for (const auto& [fault, what] : {std::pair(Fault::kIgnoresTurn, "a product of a transposed matrix"),
                                     {Fault::kIgnoresAccumulate, "a product"},
                                     {Fault::kSumsInBF16, "a product"},
@@ -208,8 +208,8 @@ TEST(DeviceCheck, RefusesADeviceThatWorksOtherwise) {
                                     {Fault::kAlwaysPositive, "not positive definite"},
                                     {Fault::kNeverPositive, "has no Cholesky factor"},
                                     {Fault::kOtherGrid, "rounding to int4"}}) {
-    WrongDevice device(fault);
-    const Status refused = cuda::CheckDevice(device);
+    WrongAccelerator device(fault);
+    const Status refused = cuda::CheckAccelerator(device);
     EXPECT_EQ(refused.code(), StatusCode::kDataLoss) << what;
     EXPECT_THAT(Message(refused),
                 testing::AllOf(HasSubstr("wrong device computes wrong results"), HasSubstr(what)));
@@ -218,25 +218,25 @@ TEST(DeviceCheck, RefusesADeviceThatWorksOtherwise) {
 
 TEST(Devices, SayWhatIsMissing) {
   for (const char* wrong : {"gpu", "cuda:", "cuda:x", "cuda:1x", "cuda:-1", "cuda0", ""}) {
-    const Status status = OpenDevice(wrong).status();
+    const Status status = OpenGptqAccelerator(wrong).status();
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << wrong;
     EXPECT_THAT(Message(status), HasSubstr(fmt::format("\"{}\"", wrong)));
   }
   if (!cuda::OpenDriver().ok()) {
-    const Status status = OpenDevice("cuda:0").status();
+    const Status status = OpenGptqAccelerator("cuda:0").status();
     EXPECT_EQ(status.code(), StatusCode::kNotFound);
     EXPECT_THAT(Message(status), testing::StartsWith("libcuda.so.1: "));
     EXPECT_THAT(Message(status), HasSubstr("driver"));
     return;
   }
-  EXPECT_FALSE(OpenDevice("cuda:1000").ok());
+  EXPECT_FALSE(OpenGptqAccelerator("cuda:1000").ok());
 }
 
 // Compares each operation on a real card with the test double.
 TEST(Devices, ACardDoesWhatTheStandInDoes) {
-  const StatusOr<std::unique_ptr<Device>> card = OpenDevice("cuda");
+  const StatusOr<std::unique_ptr<GptqAccelerator>> card = OpenGptqAccelerator("cuda");
   if (!card.ok()) GTEST_SKIP() << "no CUDA device: " << card.status();
-  TestDevice stand_in;
+  TestAccelerator stand_in;
   const int m = 128, n = 192, depth = 256, k = 384;
   const auto in_bf16 = [](size_t count, int seed) {
     std::vector<uint16_t> bits;
@@ -247,7 +247,8 @@ TEST(Devices, ACardDoesWhatTheStandInDoes) {
   // A positive definite matrix: ones next to a large diagonal.
   std::vector<float> matrix(size_t{k} * k, 1.0F);
   for (int i = 0; i < k; ++i) matrix[size_t(i) * k + i] = 3 + static_cast<float>(i % 7);
-  const auto run = [&](Device& device, bool turned, std::vector<float>* c, std::vector<float>* l) -> Status {
+  const auto run = [&](GptqAccelerator& device, bool turned, std::vector<float>* c,
+                       std::vector<float>* l) -> Status {
     ASSIGN_OR_RETURN(const DeviceBuffer on_a, DeviceBuffer::Allocate(device, int64_t{m} * depth * 2));
     ASSIGN_OR_RETURN(const DeviceBuffer on_b, DeviceBuffer::Allocate(device, int64_t{depth} * n * 2));
     ASSIGN_OR_RETURN(const DeviceBuffer on_c, DeviceBuffer::Allocate(device, int64_t{m} * n * 4));

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kernels/cuda/gptq_args.h"
-#include "kernels/device.h"
+#include "kernels/gptq_accelerator.h"
 #include "tensor/dtype.h"
 
 struct TestDim {
@@ -29,15 +29,15 @@ inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
 
 namespace moesaic::kernels {
 
-class TestDevice : public Device {
+class TestAccelerator : public GptqAccelerator {
  public:
-  explicit TestDevice(std::string identity = "test device", int64_t memory_bytes = int64_t{1} << 30)
+  explicit TestAccelerator(std::string identity = "test device", int64_t memory_bytes = int64_t{1} << 30)
       : info_{.name = "test device", .identity = std::move(identity), .memory_bytes = memory_bytes} {}
-  ~TestDevice() override {
+  ~TestAccelerator() override {
     if (taken_ != 0) std::abort();  // a buffer outlives its device
   }
 
-  const DeviceInfo& info() const override { return info_; }
+  const GptqAcceleratorInfo& info() const override { return info_; }
   StatusOr<int64_t> FreeBytes() override { return info_.memory_bytes - taken_; }
   int64_t peak_bytes() const { return peak_; }
 
@@ -139,7 +139,7 @@ class TestDevice : public Device {
     return OkStatus();
   }
 
-  DeviceInfo info_;
+  GptqAcceleratorInfo info_;
   int64_t taken_ = 0, peak_ = 0;
 };
 

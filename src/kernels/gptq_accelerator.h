@@ -1,6 +1,6 @@
 // A GPTQ accelerator: a card with its own memory, matrix products, and the kernels of GPTQ. cuda/ holds the
 // driver for NVIDIA cards, which has not run on a card in this project's tests. The tests' stand-in runs the
-// same kernels on the CPU (cuda/test_device.h).
+// same kernels on the CPU (cuda/test_accelerator.h).
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace moesaic::kernels {
 
-struct DeviceInfo {
+struct GptqAcceleratorInfo {
   std::string name;          // for example "NVIDIA H200"
   std::string identity;      // name and versions of every component that can change a result's bits
   int64_t memory_bytes = 0;  // memory of the card
@@ -49,10 +49,10 @@ inline constexpr int kMostCholesky = 46340;
 
 /// Calls must come from one thread at a time and execute in order, asynchronously. A call may return the
 /// error of an earlier one. When Download returns, all earlier calls are complete.
-class Device {
+class GptqAccelerator {
  public:
-  virtual ~Device() = default;
-  virtual const DeviceInfo& info() const = 0;
+  virtual ~GptqAccelerator() = default;
+  virtual const GptqAcceleratorInfo& info() const = 0;
   virtual StatusOr<int64_t> FreeBytes() = 0;
 
   virtual StatusOr<void*> Allocate(int64_t bytes) = 0;
@@ -74,7 +74,7 @@ class Device {
 
 /// Deleter that frees device memory.
 struct DeviceFree {
-  Device* device = nullptr;
+  GptqAccelerator* device = nullptr;
   void operator()(void* memory) const { device->Free(memory); }
 };
 
@@ -82,7 +82,7 @@ struct DeviceFree {
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
-  static StatusOr<DeviceBuffer> Allocate(Device& device, int64_t bytes) {
+  static StatusOr<DeviceBuffer> Allocate(GptqAccelerator& device, int64_t bytes) {
     DeviceBuffer buffer;
     ASSIGN_OR_RETURN(void* const memory, device.Allocate(bytes));
     buffer.memory_ = {memory, DeviceFree{&device}};
@@ -101,17 +101,17 @@ class DeviceBuffer {
 StatusOr<int> CardOf(const std::string& device);
 
 /// Opens "cuda" or "cuda:N". Errors name a missing driver, library or card. A card that computes wrong
-/// results is an error too (cuda/device_check.h).
-StatusOr<std::unique_ptr<Device>> OpenDevice(const std::string& device);
+/// results is an error too (cuda/accelerator_check.h).
+StatusOr<std::unique_ptr<GptqAccelerator>> OpenGptqAccelerator(const std::string& device);
 
-/// A card that OpenDevice's "cuda:0", "cuda:1", ... would open. If none is available, ListDevices returns the
-/// reason as an error.
-struct DeviceEntry {
+/// A card that OpenGptqAccelerator's "cuda:0", "cuda:1", ... would open. If none is available,
+/// ListGptqAccelerators returns the reason as an error.
+struct GptqAcceleratorEntry {
   std::string device;      // "cuda:0"
   std::string name;        // "NVIDIA H200"
   std::string capability;  // "9.0"
   int64_t memory_bytes = 0;
 };
-StatusOr<std::vector<DeviceEntry>> ListDevices();
+StatusOr<std::vector<GptqAcceleratorEntry>> ListGptqAccelerators();
 
 }  // namespace moesaic::kernels

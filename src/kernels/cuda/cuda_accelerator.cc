@@ -3,10 +3,10 @@
 #include <charconv>
 #include <string_view>
 
+#include "kernels/cuda/accelerator_check.h"
 #include "kernels/cuda/compile.h"
-#include "kernels/cuda/device_check.h"
 #include "kernels/cuda/libraries.h"
-#include "kernels/device.h"
+#include "kernels/gptq_accelerator.h"
 
 namespace moesaic::kernels {
 namespace cuda {
@@ -82,9 +82,9 @@ StatusOr<Card> Look(const Driver& driver, int index) {
   return card;
 }
 
-class CudaDevice final : public Device {
+class CudaAccelerator final : public GptqAccelerator {
  public:
-  static StatusOr<std::unique_ptr<Device>> Open(int index) {
+  static StatusOr<std::unique_ptr<GptqAccelerator>> Open(int index) {
     ASSIGN_OR_RETURN(const Driver driver, OpenDriver());
     ASSIGN_OR_RETURN(const int count, CountCards(driver));
     if (index >= count) return NotFound("the driver finds {} cards, none is number {}", count, index);
@@ -96,12 +96,12 @@ class CudaDevice final : public Device {
     int driver_version = 0;
     RETURN_IF_CUDA(driver, GetVersion(&driver_version));
     ASSIGN_OR_RETURN(const Libraries libraries, OpenLibraries(driver_version / 1000));
-    std::unique_ptr<CudaDevice> device(new CudaDevice(driver, libraries, std::move(card)));
+    std::unique_ptr<CudaAccelerator> device(new CudaAccelerator(driver, libraries, std::move(card)));
     RETURN_IF_ERROR(device->Begin());
-    RETURN_IF_ERROR(CheckDevice(*device));
+    RETURN_IF_ERROR(CheckAccelerator(*device));
     return device;
   }
-  ~CudaDevice() override {
+  ~CudaAccelerator() override {
     if (context_ == nullptr) return;
     driver_.CtxSetCurrent(context_);
     if (solver_ != nullptr) libraries_.solver.Destroy(solver_);
@@ -109,10 +109,10 @@ class CudaDevice final : public Device {
     if (module_ != nullptr) driver_.ModuleUnload(module_);
     driver_.PrimaryCtxRelease(card_.device);
   }
-  CudaDevice(const CudaDevice&) = delete;
-  CudaDevice& operator=(const CudaDevice&) = delete;
+  CudaAccelerator(const CudaAccelerator&) = delete;
+  CudaAccelerator& operator=(const CudaAccelerator&) = delete;
 
-  const DeviceInfo& info() const override { return info_; }
+  const GptqAcceleratorInfo& info() const override { return info_; }
   StatusOr<int64_t> FreeBytes() override {
     RETURN_IF_ERROR(Enter());
     size_t free = 0, total = 0;
@@ -188,7 +188,7 @@ class CudaDevice final : public Device {
  private:
   static constexpr int64_t kInfoBytes = 256;  // keeps the following data aligned
 
-  CudaDevice(const Driver& driver, const Libraries& libraries, Card card)
+  CudaAccelerator(const Driver& driver, const Libraries& libraries, Card card)
       : driver_(driver), libraries_(libraries), card_(std::move(card)) {}
 
   static DevicePointer Address(const void* memory) { return reinterpret_cast<DevicePointer>(memory); }
@@ -243,7 +243,7 @@ class CudaDevice final : public Device {
   const Driver driver_;
   const Libraries libraries_;
   const Card card_;
-  DeviceInfo info_;
+  GptqAcceleratorInfo info_;
   void* context_ = nullptr;
   void* module_ = nullptr;
   std::array<void*, kDeviceKernels> kernels_ = {};
@@ -268,15 +268,15 @@ StatusOr<int> CardOf(const std::string& device) {
   return index;
 }
 
-StatusOr<std::unique_ptr<Device>> OpenDevice(const std::string& device) {
+StatusOr<std::unique_ptr<GptqAccelerator>> OpenGptqAccelerator(const std::string& device) {
   ASSIGN_OR_RETURN(const int card, CardOf(device));
-  return cuda::CudaDevice::Open(card);
+  return cuda::CudaAccelerator::Open(card);
 }
 
-StatusOr<std::vector<DeviceEntry>> ListDevices() {
+StatusOr<std::vector<GptqAcceleratorEntry>> ListGptqAccelerators() {
   ASSIGN_OR_RETURN(const cuda::Driver driver, cuda::OpenDriver());
   ASSIGN_OR_RETURN(const int count, cuda::CountCards(driver));
-  std::vector<DeviceEntry> devices;
+  std::vector<GptqAcceleratorEntry> devices;
   for (int i = 0; i < count; ++i) {
     ASSIGN_OR_RETURN(const cuda::Card card, cuda::Look(driver, i));
     devices.push_back({.device = fmt::format("cuda:{}", i),

@@ -1,4 +1,4 @@
-#include "kernels/cuda/device_check.h"
+#include "kernels/cuda/accelerator_check.h"
 
 #include <algorithm>
 #include <cmath>
@@ -12,7 +12,7 @@
 namespace moesaic::kernels::cuda {
 namespace {
 
-Status Wrong(Device& device, const std::string& what) {
+Status Wrong(GptqAccelerator& device, const std::string& what) {
   return DataLoss("{} computes wrong results: {}; run without --device", device.info().identity, what);
 }
 
@@ -35,20 +35,20 @@ int64_t BytesOf(const std::vector<T>& values) {
 }
 
 template <typename T>
-StatusOr<DeviceBuffer> Put(Device& device, const std::vector<T>& values) {
+StatusOr<DeviceBuffer> Put(GptqAccelerator& device, const std::vector<T>& values) {
   ASSIGN_OR_RETURN(DeviceBuffer buffer, DeviceBuffer::Allocate(device, BytesOf(values)));
   RETURN_IF_ERROR(device.Upload(buffer.as<void>(), values.data(), BytesOf(values)));
   return buffer;
 }
 
 template <typename T>
-Status Get(Device& device, const DeviceBuffer& buffer, std::vector<T>* values) {
+Status Get(GptqAccelerator& device, const DeviceBuffer& buffer, std::vector<T>* values) {
   return device.Download(values->data(), buffer.as<void>(), BytesOf(*values));
 }
 
 // Multiplies integers up to 15. Each sum is at most 192 x 225: exact in f32 in any order, but not with fewer
 // bits. The gaps between rows hold NaN.
-Status CheckGemm(Device& device, bool turned) {
+Status CheckGemm(GptqAccelerator& device, bool turned) {
   constexpr int kM = 64, kN = 128, kDepth = 192, kGap = 64;
   const uint16_t no_number = 0x7fc0;
   const int a_rows = turned ? kDepth : kM, a_columns = turned ? kM : kDepth;
@@ -101,7 +101,7 @@ Status CheckGemm(Device& device, bool turned) {
 // and its product with itself exact. An element is computed in at most 256 steps, each with an error of 2^-24
 // of at most 68^2 + 256, and divided by 64: 0.0012 in total, and a little more from earlier elements. A
 // tolerance of a hundredth distinguishes this from wrong results.
-Status CheckCholesky(Device& device) {
+Status CheckCholesky(GptqAccelerator& device) {
   constexpr int kSize = 256;
   constexpr float kTolerance = 0.01F;
   std::vector<float> factor(static_cast<size_t>(kSize) * kSize), matrix(factor.size());  // [column][row]
@@ -141,7 +141,7 @@ Status CheckCholesky(Device& device) {
 }
 
 // Compares one block of columns and rows with ref/.
-Status CheckRounding(Device& device, int grid) {
+Status CheckRounding(GptqAccelerator& device, int grid) {
   static_assert(kBlockRows == kRoundBlockRows);
   constexpr const char* kNames[kNumberGrids] = {"int8", "int4", "fp4", "fp8"};
   constexpr int kGroup = 16, kTile = kBlockColumns * kBlockRows;
@@ -217,7 +217,7 @@ Status CheckRounding(Device& device, int grid) {
 
 }  // namespace
 
-Status CheckDevice(Device& device) {
+Status CheckAccelerator(GptqAccelerator& device) {
   for (const bool turned : {false, true}) RETURN_IF_ERROR(CheckGemm(device, turned));
   RETURN_IF_ERROR(CheckCholesky(device));
   for (int grid = 0; grid < kNumberGrids; ++grid) RETURN_IF_ERROR(CheckRounding(device, grid));

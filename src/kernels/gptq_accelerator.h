@@ -21,7 +21,7 @@ struct GptqAcceleratorInfo {
 /// Sets or accumulates c [m, n] f32 (+)= a [m, depth] b [depth, n], all row-major; a and b are bf16, sums
 /// f32. Equal shapes and values give bit-identical results.
 struct DeviceGemm {
-  bool a_turned = false;  // a is stored as [depth, m]
+  bool transpose_a = false;  // a is stored as [depth, m]
   int m = 0, n = 0, depth = 0;
   const uint16_t* a = nullptr;
   const uint16_t* b = nullptr;
@@ -34,7 +34,7 @@ struct DeviceGemm {
 /// launches them. The rounding kernels are in the order of NumberGrid.
 enum class DeviceKernel : uint8_t {
   kOrderMatrix,
-  kTurnFactor,
+  kReverseFactor,
   kCopyDiagonal,
   kGatherWeights,
   kRoundInt8,

@@ -23,7 +23,7 @@ struct DeviceOrder {
 Status OrderMatrix(GptqAccelerator& device, const DeviceOrder& order);
 
 /// R computed from the factor that GptqAccelerator::Cholesky wrote.
-struct DeviceTurn {
+struct DeviceReverse {
   const float* matrix = nullptr;
   uint16_t* panels = nullptr;  // out bf16 [K][K]: [c][i] is R[i][c], 0 where i > c
   // out [K / 128][128][128]: the same elements where i and c are in one block
@@ -31,7 +31,7 @@ struct DeviceTurn {
   float* diagonal = nullptr;  // out [K]: R[c][c]
   int k_padded = 0;
 };
-Status TurnFactor(GptqAccelerator& device, const DeviceTurn& turn);
+Status ReverseFactor(GptqAccelerator& device, const DeviceReverse& reverse);
 
 /// Copies the diagonal of `sums` [K][K] to `diagonal` [k].
 Status CopyDiagonal(GptqAccelerator& device, const float* sums, int k, int k_padded, float* diagonal);
@@ -49,14 +49,14 @@ Status GatherWeights(GptqAccelerator& device, const DeviceGather& gather);
 /// The bits equal those of RoundBlock in kernels/rounding.h.
 struct DeviceRound {
   NumberGrid grid = NumberGrid::kInt8;
-  const float* values = nullptr;  // [k][N]
-  const float* asked = nullptr;   // [128][N]: corrections from errors of columns before `begin`
-  const float* scales = nullptr;  // [groups][N], not 0
-  const int* order = nullptr;     // [k]
-  const float* factor = nullptr;  // [128][128]: row c holds R[begin + i][begin + c], i <= c
-  uint16_t* errors = nullptr;     // out bf16 [K][N]
-  uint8_t* codes = nullptr;       // out [rows][k], indexed by input
-  float* losses = nullptr;        // [N] incremented by each row's share of the loss
+  const float* values = nullptr;       // [k][N]
+  const float* corrections = nullptr;  // [128][N]: corrections from errors of columns before `begin`
+  const float* scales = nullptr;       // [groups][N], not 0
+  const int* order = nullptr;          // [k]
+  const float* factor = nullptr;       // [128][128]: row c holds R[begin + i][begin + c], i <= c
+  uint16_t* errors = nullptr;          // out bf16 [K][N]
+  uint8_t* codes = nullptr;            // out [rows][k], indexed by input
+  float* losses = nullptr;             // [N] incremented by each row's share of the loss
   int begin = 0, columns = 0, rows = 0, rows_padded = 0, k = 0;
   int group = 0;  // inputs that share a scale
 };

@@ -133,7 +133,7 @@ Status DeviceGptq::AddTokens(const kernels::ExecContext& ctx, int k, const Token
     RETURN_IF_ERROR(Upload(kInputs, rounded.data(), std::ssize(rounded) * int64_t{sizeof(uint16_t)}));
     for (int row = 0; row < padded; row += kStripe) {
       const int rows = std::min(kStripe, padded - row);
-      RETURN_IF_ERROR(device_.Gemm({.a_turned = true,
+      RETURN_IF_ERROR(device_.Gemm({.transpose_a = true,
                                     .m = rows,
                                     .n = row + rows,
                                     .depth = depth,
@@ -242,11 +242,11 @@ StatusOr<bool> DeviceGptq::Attempt(double weight, float added, const FactorOptio
   ASSIGN_OR_RETURN(const bool positive,
                    device_.Cholesky(at<float>(kMatrix), factor_.k_padded, at<void>(kWork)));
   if (!positive) return false;
-  RETURN_IF_ERROR(kernels::TurnFactor(device_, {.matrix = at<float>(kMatrix),
-                                                .panels = at<uint16_t>(kPanels),
-                                                .diagonal_blocks = at<float>(kBlocks),
-                                                .diagonal = at<float>(kDiagonal),
-                                                .k_padded = factor_.k_padded}));
+  RETURN_IF_ERROR(kernels::ReverseFactor(device_, {.matrix = at<float>(kMatrix),
+                                                   .panels = at<uint16_t>(kPanels),
+                                                   .diagonal_blocks = at<float>(kBlocks),
+                                                   .diagonal = at<float>(kDiagonal),
+                                                   .k_padded = factor_.k_padded}));
   // A library may let NaN pass for a root.
   std::vector<float> diagonal(static_cast<size_t>(size));
   RETURN_IF_ERROR(device_.Download(diagonal.data(), at<void>(kDiagonal), size * int64_t{sizeof(float)}));
@@ -289,7 +289,7 @@ StatusOr<QuantizedMatrix> DeviceGptq::Round(const kernels::ExecContext& ctx, con
     }
     RETURN_IF_ERROR(kernels::RoundColumns(device_, {.grid = grid.numbers(),
                                                     .values = at<float>(kValues),
-                                                    .asked = at<float>(kAsked),
+                                                    .corrections = at<float>(kAsked),
                                                     .scales = at<float>(kScales),
                                                     .order = at<int>(kOrder),
                                                     .factor = at<float>(kBlocks) + int64_t{begin} * kBlock,

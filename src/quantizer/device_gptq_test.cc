@@ -401,7 +401,7 @@ TEST_F(DeviceRunTest, GoesOnOnTheSameDeviceAlone) {
 class ShapedDevice final : public TestAccelerator {
  public:
   Status Gemm(const kernels::DeviceGemm& gemm) override {
-    if (gemm.a_turned) return TestAccelerator::Gemm(gemm);
+    if (gemm.transpose_a) return TestAccelerator::Gemm(gemm);
     const int most = gemm.n / 8;
     for (int done = 0; done < gemm.depth; done += most) {
       kernels::DeviceGemm part = gemm;

@@ -48,10 +48,10 @@ Status Get(GptqAccelerator& device, const DeviceBuffer& buffer, std::vector<T>* 
 
 // Multiplies integers up to 15. Each sum is at most 192 x 225: exact in f32 in any order, but not with fewer
 // bits. The gaps between rows hold NaN.
-Status CheckGemm(GptqAccelerator& device, bool turned) {
+Status CheckGemm(GptqAccelerator& device, bool transposed) {
   constexpr int kM = 64, kN = 128, kDepth = 192, kGap = 64;
   const uint16_t no_number = 0x7fc0;
-  const int a_rows = turned ? kDepth : kM, a_columns = turned ? kM : kDepth;
+  const int a_rows = transposed ? kDepth : kM, a_columns = transposed ? kM : kDepth;
   const auto a_of = [](int i, int d) { return (i * 7 + d * 3 + i * d % 5) % 16; };
   const auto b_of = [](int d, int j) { return (d * 5 + j * 11 + d * j % 7) % 16; };
   const auto bits = [](int value) { return tensor::ToBF16(static_cast<float>(value)).bits; };
@@ -59,7 +59,7 @@ Status CheckGemm(GptqAccelerator& device, bool turned) {
   std::vector<uint16_t> b(static_cast<size_t>(kDepth) * (kN + kGap), no_number);
   for (int i = 0; i < kM; ++i) {
     for (int d = 0; d < kDepth; ++d) {
-      const int row = turned ? d : i, column = turned ? i : d;
+      const int row = transposed ? d : i, column = transposed ? i : d;
       a[row * (a_columns + kGap) + column] = bits(a_of(i, d));
     }
   }
@@ -72,7 +72,7 @@ Status CheckGemm(GptqAccelerator& device, bool turned) {
   ASSIGN_OR_RETURN(const DeviceBuffer on_b, Put(device, b));
   ASSIGN_OR_RETURN(const DeviceBuffer on_c, Put(device, c));
   for (const bool accumulate : {false, true}) {
-    RETURN_IF_ERROR(device.Gemm({.a_turned = turned,
+    RETURN_IF_ERROR(device.Gemm({.transpose_a = transposed,
                                  .m = kM,
                                  .n = kN,
                                  .depth = kDepth,
@@ -91,7 +91,8 @@ Status CheckGemm(GptqAccelerator& device, bool turned) {
       int sum = 0;
       for (int d = 0; d < kDepth && j < kN; ++d) sum += a_of(i, d) * b_of(d, j);
       const bool right = j < kN ? got == static_cast<float>(2 * sum) : std::isnan(got);
-      if (!right) return Wrong(device, fmt::format("a product{}", turned ? " of a transposed matrix" : ""));
+      if (!right)
+        return Wrong(device, fmt::format("a product{}", transposed ? " of a transposed matrix" : ""));
     }
   }
   return OkStatus();
@@ -149,12 +150,12 @@ Status CheckRounding(GptqAccelerator& device, int grid) {
   const float step = grid == 0   ? 0.02F
                      : grid == 3 ? 0.004F
                                  : 0.4F;  // some values are clipped, some are small
-  std::vector<float> values(kTile), asked(kTile), losses(kBlockRows, 0.5F);
+  std::vector<float> values(kTile), corrections(kTile), losses(kBlockRows, 0.5F);
   std::vector<float> scales(size_t{kBlockColumns / kGroup} * kBlockRows);
   std::vector<float> factor(size_t{kBlockColumns} * kBlockColumns);
   std::vector<int> order(kBlockColumns);
   for (float& value : values) value = 2 * numbers.Next();
-  for (float& value : asked) value = 0.3F * numbers.Next();
+  for (float& value : corrections) value = 0.3F * numbers.Next();
   for (float& scale : scales) scale = step * (1.1F + numbers.Next());
   for (float& value : factor) value = 0.3F * numbers.Next();
   for (int c = 0; c < kBlockColumns; ++c) {
@@ -164,7 +165,7 @@ Status CheckRounding(GptqAccelerator& device, int grid) {
   std::vector<uint16_t> errors(kTile);
   std::vector<uint8_t> codes(kTile);
   ASSIGN_OR_RETURN(const DeviceBuffer on_values, Put(device, values));
-  ASSIGN_OR_RETURN(const DeviceBuffer on_asked, Put(device, asked));
+  ASSIGN_OR_RETURN(const DeviceBuffer on_corrections, Put(device, corrections));
   ASSIGN_OR_RETURN(const DeviceBuffer on_scales, Put(device, scales));
   ASSIGN_OR_RETURN(const DeviceBuffer on_order, Put(device, order));
   ASSIGN_OR_RETURN(const DeviceBuffer on_factor, Put(device, factor));
@@ -172,7 +173,7 @@ Status CheckRounding(GptqAccelerator& device, int grid) {
   ASSIGN_OR_RETURN(const DeviceBuffer on_codes, Put(device, codes));
   ASSIGN_OR_RETURN(const DeviceBuffer on_losses, Put(device, losses));
   const RoundBlockArgs args = {.values = on_values.as<float>(),
-                               .asked = on_asked.as<float>(),
+                               .corrections = on_corrections.as<float>(),
                                .scales = on_scales.as<float>(),
                                .order = on_order.as<int>(),
                                .factor = on_factor.as<float>(),
@@ -194,7 +195,7 @@ Status CheckRounding(GptqAccelerator& device, int grid) {
   for (int c = 0; c < kBlockColumns; ++c) scales_of[c] = &scales[order[c] / kGroup * kBlockRows];
   ref::kRounding[grid].block({.columns = kBlockColumns,
                               .values = values.data(),
-                              .feedback = asked.data(),
+                              .feedback = corrections.data(),
                               .scales = scales_of,
                               .factor = factor.data(),
                               .factor_stride = kBlockColumns,
@@ -218,7 +219,7 @@ Status CheckRounding(GptqAccelerator& device, int grid) {
 }  // namespace
 
 Status CheckAccelerator(GptqAccelerator& device) {
-  for (const bool turned : {false, true}) RETURN_IF_ERROR(CheckGemm(device, turned));
+  for (const bool transposed : {false, true}) RETURN_IF_ERROR(CheckGemm(device, transposed));
   RETURN_IF_ERROR(CheckCholesky(device));
   for (int grid = 0; grid < kNumberGrids; ++grid) RETURN_IF_ERROR(CheckRounding(device, grid));
   return OkStatus();

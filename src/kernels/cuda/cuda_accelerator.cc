@@ -16,15 +16,15 @@ namespace {
 constexpr int kNoDevice = 100;  // CUDA_ERROR_NO_DEVICE
 constexpr int kOutOfMemory = 2;
 constexpr int kMultiprocessors = 16, kMajor = 75, kMinor = 76;  // CU_DEVICE_ATTRIBUTE_*
-constexpr int kAsItStands = 0, kTurned = 1;                     // CUBLAS_OP_N, CUBLAS_OP_T
+constexpr int kNotTransposed = 0, kTransposed = 1;              // CUBLAS_OP_N, CUBLAS_OP_T
 constexpr int kF32 = 0, kBF16 = 14;                             // CUDA_R_32F, CUDA_R_16BF
 constexpr int kCompute32F = 68, kDefaultAlgorithm = -1;
 constexpr int kSumsInF32 = 16;  // CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
 constexpr int kLower = 0;       // CUBLAS_FILL_MODE_LOWER
 
 constexpr int kLeastArch = 80;  // the first capability with bf16 products
-constexpr const char* kKernelNames[kDeviceKernels] = {"OrderMatrix",   "TurnFactor", "CopyDiagonal",
-                                                      "GatherWeights", "RoundInt8",  "RoundInt4",
+constexpr const char* kKernelNames[kDeviceKernels] = {"OrderMatrix",   "ReverseFactor", "CopyDiagonal",
+                                                      "GatherWeights", "RoundInt8",     "RoundInt4",
                                                       "RoundE2M1",     "RoundE4M3"};
 
 std::string CudaName(std::string_view call) { return fmt::format("cu{}", call.substr(0, call.find('('))); }
@@ -149,10 +149,10 @@ class CudaAccelerator final : public GptqAccelerator {
   Status Gemm(const DeviceGemm& g) override {
     RETURN_IF_ERROR(Enter());
     const float one = 1, beta = g.accumulate ? 1 : 0;
-    const int status = libraries_.blas.GemmEx(blas_, kAsItStands, g.a_turned ? kTurned : kAsItStands, g.n,
-                                              g.m, g.depth, &one, g.b, kBF16, static_cast<int>(g.b_stride),
-                                              g.a, kBF16, static_cast<int>(g.a_stride), &beta, g.c, kF32,
-                                              static_cast<int>(g.c_stride), kCompute32F, kDefaultAlgorithm);
+    const int status = libraries_.blas.GemmEx(
+        blas_, kNotTransposed, g.transpose_a ? kTransposed : kNotTransposed, g.n, g.m, g.depth, &one, g.b,
+        kBF16, static_cast<int>(g.b_stride), g.a, kBF16, static_cast<int>(g.a_stride), &beta, g.c, kF32,
+        static_cast<int>(g.c_stride), kCompute32F, kDefaultAlgorithm);
     return status == 0 ? OkStatus() : FailedLibrary("cublasGemmEx", status);
   }
 

@@ -74,7 +74,7 @@ __device__ inline void RoundBlockOf(const RoundBlockArgs& a) {
   float loss = a.losses[row];
   for (int c = 0; c < a.columns; ++c) {
     const float* factor = a.factor + c * kBlockColumns;
-    float sum = a.asked[static_cast<long long>(c) * a.rows_padded + row];
+    float sum = a.corrections[static_cast<long long>(c) * a.rows_padded + row];
     for (int i = 0; i < c; ++i) sum += errors[i][lane] * factor[i];
     const int input = a.order[a.begin + c];
     const long long at = static_cast<long long>(a.begin + c) * a.rows_padded + row;
@@ -103,7 +103,7 @@ extern "C" __global__ void OrderMatrix(const OrderMatrixArgs a) {
   a.matrix[at] = value;
 }
 
-extern "C" __global__ void TurnFactor(const TurnFactorArgs a) {
+extern "C" __global__ void ReverseFactor(const ReverseFactorArgs a) {
   const long long size = a.k_padded, at = ThreadNumber();
   if (at >= size * size) return;
   const int c = static_cast<int>(at / size), i = static_cast<int>(at % size);

@@ -21,7 +21,7 @@ struct OrderMatrixArgs {
 };
 
 /// One thread per element of `panels`.
-struct TurnFactorArgs {
+struct ReverseFactorArgs {
   const float* matrix;     // as written by GptqAccelerator::Cholesky
   unsigned short* panels;  // out bf16 [k_padded][k_padded]: [c][i] is R[i][c], 0 where i > c
   float* diagonal_blocks;  // out [k_padded / 128][128][128]: the same elements where i and c are in one block
@@ -48,8 +48,9 @@ struct GatherWeightsArgs {
 /// One thread per row: rounds columns [begin, begin + columns) in order, each after adding the correction
 /// from earlier errors. The bits equal those of RoundBlock in kernels/rounding.h.
 struct RoundBlockArgs {
-  const float* values;     // [k][rows_padded]
-  const float* asked;      // [kBlockColumns][rows_padded]: corrections from errors of columns before `begin`
+  const float* values;  // [k][rows_padded]
+  const float*
+      corrections;         // [kBlockColumns][rows_padded]: corrections from errors of columns before `begin`
   const float* scales;     // [groups][rows_padded], not 0
   const int* order;        // [k]
   const float* factor;     // [kBlockColumns][kBlockColumns]: row c holds R[begin + i][begin + c], i <= c

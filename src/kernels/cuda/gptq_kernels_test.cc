@@ -35,7 +35,7 @@ TEST(DeviceKernels, RoundBlocksToRefsBits) {
       const int padded = (rows + 63) / 64 * 64;
       const auto at = static_cast<size_t>(padded);
       const std::vector<float> values = Normals(at * k, 1, rows),
-                               asked = Normals(at * kBlockColumns, 0.2F, 2);
+                               corrections = Normals(at * kBlockColumns, 0.2F, 2);
       std::vector<float> factor = Normals(size_t{kBlockColumns} * kBlockColumns, 0.3F, 3);
       for (int c = 0; c < kBlockColumns; ++c)
         factor[c * kBlockColumns + c] = 1 + 0.01F * static_cast<float>(c);
@@ -50,7 +50,7 @@ TEST(DeviceKernels, RoundBlocksToRefsBits) {
         std::vector<uint8_t> codes(static_cast<size_t>(rows) * k, 0xee);
         std::vector<float> losses(at, 0.5F);
         const cuda::RoundBlockArgs args = {.values = values.data(),
-                                           .asked = asked.data(),
+                                           .corrections = corrections.data(),
                                            .scales = scales.data(),
                                            .order = order.data(),
                                            .factor = factor.data(),
@@ -72,7 +72,7 @@ TEST(DeviceKernels, RoundBlocksToRefsBits) {
           const float* scales_of[kBlockColumns];
           for (int c = 0; c < columns; ++c) {
             std::copy_n(&values[(begin + c) * at + first], kRoundBlockRows, &tile[c * kRoundBlockRows]);
-            std::copy_n(&asked[c * at + first], kRoundBlockRows, &feedback[c * kRoundBlockRows]);
+            std::copy_n(&corrections[c * at + first], kRoundBlockRows, &feedback[c * kRoundBlockRows]);
             scales_of[c] = &scales[order[begin + c] / group * at + first];
           }
           ref::kRounding[g].block({.columns = columns,
@@ -115,7 +115,7 @@ TEST(DeviceKernels, CompileForCards) {
     EXPECT_THAT(image->substr(0, 4),
                 "\x7f"
                 "ELF");
-    for (const char* name : {"OrderMatrix", "TurnFactor", "CopyDiagonal", "GatherWeights", "RoundInt8",
+    for (const char* name : {"OrderMatrix", "ReverseFactor", "CopyDiagonal", "GatherWeights", "RoundInt8",
                              "RoundInt4", "RoundE2M1", "RoundE4M3"}) {
       EXPECT_THAT(*image, HasSubstr(std::string(".text.") + name)) << arch;
     }
@@ -154,7 +154,7 @@ class WrongAccelerator final : public TestAccelerator {
  public:
   enum class Fault {
     kNone,
-    kIgnoresTurn,
+    kIgnoresTranspose,
     kIgnoresAccumulate,
     kSumsInBF16,
     kOtherTriangle,
@@ -167,8 +167,8 @@ class WrongAccelerator final : public TestAccelerator {
   Status Gemm(const DeviceGemm& gemm) override {
     DeviceGemm made = gemm;
     if (fault_ == Fault::kIgnoresAccumulate) made.accumulate = false;
-    if (fault_ == Fault::kIgnoresTurn && gemm.a_turned) {  // within the same memory
-      made.a_turned = false;
+    if (fault_ == Fault::kIgnoresTranspose && gemm.transpose_a) {  // within the same memory
+      made.transpose_a = false;
       made.depth = gemm.m;
     }
     RETURN_IF_ERROR(TestAccelerator::Gemm(made));
@@ -201,7 +201,7 @@ TEST(DeviceCheck, RefusesADeviceThatWorksOtherwise) {
   using Fault = WrongAccelerator::Fault;
   WrongAccelerator right(Fault::kNone);
   EXPECT_EQ(cuda::CheckAccelerator(right), OkStatus());
-  for (const auto& [fault, what] : {std::pair(Fault::kIgnoresTurn, "a product of a transposed matrix"),
+  for (const auto& [fault, what] : {std::pair(Fault::kIgnoresTranspose, "a product of a transposed matrix"),
                                     {Fault::kIgnoresAccumulate, "a product"},
                                     {Fault::kSumsInBF16, "a product"},
                                     {Fault::kOtherTriangle, "a Cholesky factor"},
@@ -247,7 +247,7 @@ TEST(Devices, ACardDoesWhatTheStandInDoes) {
   // A positive definite matrix: ones next to a large diagonal.
   std::vector<float> matrix(size_t{k} * k, 1.0F);
   for (int i = 0; i < k; ++i) matrix[size_t(i) * k + i] = 3 + static_cast<float>(i % 7);
-  const auto run = [&](GptqAccelerator& device, bool turned, std::vector<float>* c,
+  const auto run = [&](GptqAccelerator& device, bool transposed, std::vector<float>* c,
                        std::vector<float>* l) -> Status {
     ASSIGN_OR_RETURN(const DeviceBuffer on_a, DeviceBuffer::Allocate(device, int64_t{m} * depth * 2));
     ASSIGN_OR_RETURN(const DeviceBuffer on_b, DeviceBuffer::Allocate(device, int64_t{depth} * n * 2));
@@ -259,14 +259,14 @@ TEST(Devices, ACardDoesWhatTheStandInDoes) {
     RETURN_IF_ERROR(device.Upload(on_b.as<void>(), b.data(), int64_t{depth} * n * 2));
     RETURN_IF_ERROR(device.Zero(on_c.as<void>(), int64_t{m} * n * 4));
     for (int twice = 0; twice < 2; ++twice) {
-      RETURN_IF_ERROR(device.Gemm({.a_turned = turned,
+      RETURN_IF_ERROR(device.Gemm({.transpose_a = transposed,
                                    .m = m,
                                    .n = n,
                                    .depth = depth,
                                    .a = on_a.as<uint16_t>(),
                                    .b = on_b.as<uint16_t>(),
                                    .c = on_c.as<float>(),
-                                   .a_stride = turned ? m : depth,
+                                   .a_stride = transposed ? m : depth,
                                    .b_stride = n,
                                    .c_stride = n,
                                    .accumulate = true}));
@@ -279,10 +279,10 @@ TEST(Devices, ACardDoesWhatTheStandInDoes) {
     l->resize(size_t{k} * k);
     return device.Download(l->data(), on_l.as<void>(), int64_t{k} * k * 4);
   };
-  for (const bool turned : {false, true}) {
+  for (const bool transposed : {false, true}) {
     std::vector<float> c, l, expected_c, expected_l;
-    ASSERT_TRUE(run(stand_in, turned, &expected_c, &expected_l).ok());
-    const Status ran = run(**card, turned, &c, &l);
+    ASSERT_TRUE(run(stand_in, transposed, &expected_c, &expected_l).ok());
+    const Status ran = run(**card, transposed, &c, &l);
     ASSERT_TRUE(ran.ok()) << ran;
     // Sums of 512 products of about 1 in f32: each step has an error of 2^-24 of at most about 23.
     for (size_t i = 0; i < c.size(); ++i) ASSERT_NEAR(c[i], expected_c[i], 512 * 0x1p-24 * 64);

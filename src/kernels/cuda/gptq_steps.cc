@@ -25,13 +25,13 @@ Status OrderMatrix(GptqAccelerator& device, const DeviceOrder& order) {
   return ForEach(device, DeviceKernel::kOrderMatrix, int64_t{order.k_padded} * order.k_padded, &args);
 }
 
-Status TurnFactor(GptqAccelerator& device, const DeviceTurn& turn) {
-  const cuda::TurnFactorArgs args = {.matrix = turn.matrix,
-                                     .panels = turn.panels,
-                                     .diagonal_blocks = turn.diagonal_blocks,
-                                     .diagonal = turn.diagonal,
-                                     .k_padded = turn.k_padded};
-  return ForEach(device, DeviceKernel::kTurnFactor, int64_t{turn.k_padded} * turn.k_padded, &args);
+Status ReverseFactor(GptqAccelerator& device, const DeviceReverse& reverse) {
+  const cuda::ReverseFactorArgs args = {.matrix = reverse.matrix,
+                                        .panels = reverse.panels,
+                                        .diagonal_blocks = reverse.diagonal_blocks,
+                                        .diagonal = reverse.diagonal,
+                                        .k_padded = reverse.k_padded};
+  return ForEach(device, DeviceKernel::kReverseFactor, int64_t{reverse.k_padded} * reverse.k_padded, &args);
 }
 
 Status CopyDiagonal(GptqAccelerator& device, const float* sums, int k, int k_padded, float* diagonal) {
@@ -51,7 +51,7 @@ Status GatherWeights(GptqAccelerator& device, const DeviceGather& gather) {
 
 Status RoundColumns(GptqAccelerator& device, const DeviceRound& round) {
   const cuda::RoundBlockArgs args = {.values = round.values,
-                                     .asked = round.asked,
+                                     .corrections = round.corrections,
                                      .scales = round.scales,
                                      .order = round.order,
                                      .factor = round.factor,

@@ -61,9 +61,9 @@ struct Blas {
   int (*GetVersion)(void* handle, int* version);
   int (*SetMathMode)(void* handle, int mode);
   // Matrices are column-major; types are cudaDataType, compute is cublasComputeType_t.
-  int (*GemmEx)(void* handle, int turn_a, int turn_b, int m, int n, int k, const void* alpha, const void* a,
-                int type_a, int stride_a, const void* b, int type_b, int stride_b, const void* beta, void* c,
-                int type_c, int stride_c, int compute, int algorithm);
+  int (*GemmEx)(void* handle, int transpose_a, int transpose_b, int m, int n, int k, const void* alpha,
+                const void* a, int type_a, int stride_a, const void* b, int type_b, int stride_b,
+                const void* beta, void* c, int type_c, int stride_c, int compute, int algorithm);
 };
 
 struct Solver {

@@ -75,7 +75,7 @@ class TestAccelerator : public GptqAccelerator {
       float* c = g.c + i * g.c_stride;
       if (!g.accumulate) std::fill_n(c, g.n, 0.0F);
       for (int d = 0; d < g.depth; ++d) {
-        const float a = Value(g.a_turned ? g.a[d * g.a_stride + i] : g.a[i * g.a_stride + d]);
+        const float a = Value(g.transpose_a ? g.a[d * g.a_stride + i] : g.a[i * g.a_stride + d]);
         if (a == 0) continue;
         const float* row = b.data() + int64_t{d} * g.n;
         for (int j = 0; j < g.n; ++j) c[j] += a * row[j];
@@ -105,8 +105,8 @@ class TestAccelerator : public GptqAccelerator {
     switch (kernel) {
       case DeviceKernel::kOrderMatrix:
         return Run(cuda::OrderMatrix, blocks, threads, arguments);
-      case DeviceKernel::kTurnFactor:
-        return Run(cuda::TurnFactor, blocks, threads, arguments);
+      case DeviceKernel::kReverseFactor:
+        return Run(cuda::ReverseFactor, blocks, threads, arguments);
       case DeviceKernel::kCopyDiagonal:
         return Run(cuda::CopyDiagonal, blocks, threads, arguments);
       case DeviceKernel::kGatherWeights:

@@ -50,7 +50,7 @@ StatusOr<std::unique_ptr<Model>> LoadPacked(const std::string& path, DecoderSpec
     return InvalidArgument(
         "{}: the pages of a mapped file can't be {}; --mmap off copies its weights, and --numa auto leaves "
         "them where they are",
-        path, Participle(options.numa));
+        path, ToString(options.numa));
   }
   if (copied || by_node) {
     ASSIGN_OR_RETURN(WeightMap weights,

@@ -24,7 +24,7 @@ struct NumaPlacement {
 /// Returns whether each node has its own image: kMirror and kSlice.
 bool IsByNode(NumaPolicy policy);
 /// "mirrored" or "sliced".
-const char* Participle(NumaPolicy by_node);
+const char* ToString(NumaPolicy by_node);
 
 /// Returns the subset of `nodes` (on which the process may run) to interleave weights over; empty: the thread
 /// that first writes a page places it. If the system refuses (mbind needs a capability in many containers),

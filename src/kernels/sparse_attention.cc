@@ -99,7 +99,7 @@ void Attend(const SparseRows& s, std::span<const SequenceSlice> dense) {
   params.sequences = slices;
   if (bounds) params.lse = s.Take<float>((last_row + 1) * s.p.heads);
   s.AttendOver(params, slices.subspan(dense.size()));
-  if (bounds) Certify(s, params.lse);
+  if (bounds) BoundError(s, params.lse);
 }
 
 }  // namespace

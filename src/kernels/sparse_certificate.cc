@@ -223,6 +223,6 @@ class Certificate {
 
 }  // namespace
 
-void Certify(const SparseRows& s, const float* lse) { Certificate(s, lse).Run(); }
+void BoundError(const SparseRows& s, const float* lse) { Certificate(s, lse).Run(); }
 
 }  // namespace moesaic::kernels

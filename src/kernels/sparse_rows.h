@@ -66,6 +66,6 @@ void ChooseForRows(SparseRows* s);
 
 /// Bounds, by lse [batch rows][heads] of the chosen blocks, what was left out, attends densely where that is
 /// too much, and audits.
-void Certify(const SparseRows& s, const float* lse);
+void BoundError(const SparseRows& s, const float* lse);
 
 }  // namespace moesaic::kernels

@@ -103,7 +103,7 @@ void Gemv(benchmark::State& state, PackedFormat format) {
   int next = 0;
   for (auto _ : state) {
     const tensor::PackedMatrix w = weights.Of(next++ % count);
-    const PreparedRows a = PrepareRows(ctx, format, x.data(), kK, rows, kK);
+    const QuantizedActivations a = QuantizeActivations(ctx, format, x.data(), kK, rows, kK);
     Linear(ctx, {.a = &a, .w = &w, .c = c.data(), .c_stride = kN});
     machine.scratch.Reset();
   }
@@ -121,7 +121,7 @@ void Gemm(benchmark::State& state, PackedFormat format, int n) {
   const Weights weights(format, n, kK, 1, machine.pool.get());
   const auto x = Activations(size_t(rows) * kK);
   const auto c = machine.scratch.Take<float>(size_t(rows) * n);  // huge pages, like a model's
-  const PreparedRows a = PrepareRows(ctx, format, x.data(), kK, rows, kK);
+  const QuantizedActivations a = QuantizeActivations(ctx, format, x.data(), kK, rows, kK);
   for (auto _ : state) Linear(ctx, {.a = &a, .w = &weights.matrix, .c = c.data(), .c_stride = n});
   const double operations = 2.0 * rows * n * kK * static_cast<double>(state.iterations());
   state.counters["GOP/s"] = benchmark::Counter(operations / 1e9, benchmark::Counter::kIsRate);

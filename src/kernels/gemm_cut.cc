@@ -52,10 +52,10 @@ GemmCut CutGemm(int rows, const tensor::PackedMatrix& weights, int threads, int 
   return cut;
 }
 
-PreparedRows TakePreparedRows(const KernelTable& kernels, runtime::Arena* scratch,
-                              tensor::PackedFormat format, int rows, int k) {
+QuantizedActivations AllocateActivations(const KernelTable& kernels, runtime::Arena* scratch,
+                                         tensor::PackedFormat format, int rows, int k) {
   const auto& gemm = kernels.gemm[static_cast<int>(format)];
-  PreparedRows prepared{};
+  QuantizedActivations prepared{};
   prepared.format = format;
   prepared.rows = rows;
   prepared.k = k;
@@ -69,8 +69,8 @@ PreparedRows TakePreparedRows(const KernelTable& kernels, runtime::Arena* scratc
   return prepared;
 }
 
-GemmTile TileOf(const PreparedRows& a, int row, int rows, const tensor::PackedMatrix& w, int node, int panel,
-                int panels, float* c, int64_t c_stride) {
+GemmTile TileOf(const QuantizedActivations& a, int row, int rows, const tensor::PackedMatrix& w, int node,
+                int panel, int panels, float* c, int64_t c_stride) {
   const tensor::PackedMatrix at = w.At(panel, node);
   return {.a = a.data.data() + row * a.stride,
           .a_stride = a.stride,

@@ -37,12 +37,12 @@ GemmCut CutGemm(int rows, const tensor::PackedMatrix& weights, int threads, int 
                 const CutSizes& sizes);
 
 /// Allocates `rows` quantized rows of `k` activations from `scratch`.
-PreparedRows TakePreparedRows(const KernelTable& kernels, runtime::Arena* scratch,
-                              tensor::PackedFormat format, int rows, int k);
+QuantizedActivations AllocateActivations(const KernelTable& kernels, runtime::Arena* scratch,
+                                         tensor::PackedFormat format, int rows, int k);
 
 /// Quantizes one row into its position in `to`.
-inline void PrepareRow(const KernelTable& kernels, const float* x, tensor::StaticScale static_scale, int row,
-                       const PreparedRows& to) {
+inline void QuantizeActivationRow(const KernelTable& kernels, const float* x,
+                                  tensor::StaticScale static_scale, int row, const QuantizedActivations& to) {
   const auto& gemm = kernels.gemm[static_cast<int>(to.format)];
   to.scales[row] = gemm.prepare(x, to.k, to.k_padded, static_scale, to.data.data() + row * to.stride);
 }
@@ -50,7 +50,7 @@ inline void PrepareRow(const KernelTable& kernels, const float* x, tensor::Stati
 /// Returns the micro-kernel call for rows [row, row + rows) of A times panels [panel, panel + panels) of W,
 /// which must be in one slice; it writes to the block at c. No bias, no accumulation. The call should run on
 /// a thread of NUMA node `node` (ThreadPool::NodeOf).
-GemmTile TileOf(const PreparedRows& a, int row, int rows, const tensor::PackedMatrix& w, int node, int panel,
-                int panels, float* c, int64_t c_stride);
+GemmTile TileOf(const QuantizedActivations& a, int row, int rows, const tensor::PackedMatrix& w, int node,
+                int panel, int panels, float* c, int64_t c_stride);
 
 }  // namespace moesaic::kernels

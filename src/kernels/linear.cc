@@ -34,11 +34,12 @@ void RunTask(const ExecContext& ctx, const LinearParams& p, const GemmCut& cut, 
 
 }  // namespace
 
-PreparedRows PrepareRows(const ExecContext& ctx, tensor::PackedFormat format, const float* x,
-                         int64_t x_stride, int rows, int k, tensor::StaticScale static_scale) {
-  const PreparedRows prepared = TakePreparedRows(*ctx.kernels, ctx.scratch, format, rows, k);
+QuantizedActivations QuantizeActivations(const ExecContext& ctx, tensor::PackedFormat format, const float* x,
+                                         int64_t x_stride, int rows, int k,
+                                         tensor::StaticScale static_scale) {
+  const QuantizedActivations prepared = AllocateActivations(*ctx.kernels, ctx.scratch, format, rows, k);
   auto prepare = [&](int64_t row, int) {
-    PrepareRow(*ctx.kernels, x + row * x_stride, static_scale, static_cast<int>(row), prepared);
+    QuantizeActivationRow(*ctx.kernels, x + row * x_stride, static_scale, static_cast<int>(row), prepared);
   };
   if (int64_t{rows} * k < kLeastValuesForPool) {
     for (int row = 0; row < rows; ++row) prepare(row, 0);

@@ -21,7 +21,7 @@ class LinearTest : public testing::TestWithParam<runtime::Isa> {
 };
 
 // Computes C by one call of the tile kernel over everything, which gemm_test.cc compares with exact sums.
-std::vector<float> WholeProduct(const ExecContext& ctx, const PreparedRows& a,
+std::vector<float> WholeProduct(const ExecContext& ctx, const QuantizedActivations& a,
                                 const tensor::PackedMatrix& w) {
   std::vector<float> c(size_t(a.rows) * w.n());
   const GemmTile tile = TileOf(a, 0, a.rows, w, 0, 0, w.layout.panels(), c.data(), w.n());
@@ -39,7 +39,7 @@ TEST_P(LinearTest, CutsMakeNoDifference) {
         const TestMatrix w = RandomMatrix(&rng_, format, n, k);
         const auto x = RandomValues(&rng_, size_t(m) * (k + 5), 1);
         const size_t mark = test.scratch_mark();
-        const PreparedRows a = PrepareRows(ctx, format, x.data(), k + 5, m, k);
+        const QuantizedActivations a = QuantizeActivations(ctx, format, x.data(), k + 5, m, k);
         std::vector<float> c(size_t(m) * (n + 1), -7.0F);
         Linear(ctx, {.a = &a, .w = &w.matrix, .c = c.data(), .c_stride = n + 1});
         const auto expected = WholeProduct(ctx, a, w.matrix);
@@ -61,7 +61,7 @@ TEST_P(LinearTest, PreparesRowsAtAnyStride) {
   const auto x = RandomValues(&rng_, 40 * 1100, 1);
   for (PackedFormat format : kFormats) {
     for (int rows : {0, 1, 40}) {  // serial and pooled
-      const PreparedRows a = PrepareRows(ctx, format, x.data(), 1100, rows, k);
+      const QuantizedActivations a = QuantizeActivations(ctx, format, x.data(), 1100, rows, k);
       EXPECT_EQ(a.rows, rows);
       std::vector<std::byte> row(a.stride);
       for (int r = 0; r < rows; ++r) {
@@ -86,11 +86,11 @@ TEST_P(LinearTest, GroupOfSlicesBiasAndAccumulation) {
     const auto before = RandomValues(&rng_, m * heads * per_head, 1);
     const auto x = RandomValues(&rng_, m * heads * k, 1);
     std::vector<float> c = before;
-    std::vector<PreparedRows> a(heads);
+    std::vector<QuantizedActivations> a(heads);
     std::vector<tensor::PackedMatrix> slices(heads);
     std::vector<LinearParams> group(heads);
     for (int h = 0; h < heads; ++h) {
-      a[h] = PrepareRows(ctx, format, &x[h * k], heads * k, m, k);
+      a[h] = QuantizeActivations(ctx, format, &x[h * k], heads * k, m, k);
       slices[h] = w.matrix.Rows(h * per_head, per_head);
       group[h] = {.a = &a[h],
                   .w = &slices[h],
@@ -116,7 +116,7 @@ TEST_P(LinearTest, GroupOfSlicesBiasAndAccumulation) {
 TEST_P(LinearTest, NoRowsAndNoProducts) {
   TestContext test(GetParam(), 2);
   const TestMatrix w = RandomMatrix(&rng_, PackedFormat::kF32, 16, 16);
-  const PreparedRows a = PrepareRows(test.context(), PackedFormat::kF32, nullptr, 16, 0, 16);
+  const QuantizedActivations a = QuantizeActivations(test.context(), PackedFormat::kF32, nullptr, 16, 0, 16);
   Linear(test.context(), {.a = &a, .w = &w.matrix, .c = nullptr, .c_stride = 16});
   LinearGroup(test.context(), {});
 }

@@ -112,10 +112,10 @@ class MoeLayer {
     int jobs = 0;
     if (routed_rows_ > 0) {
       if (w.input_scales == nullptr) {
-        x_[0] = TakePreparedRows(*ctx_.kernels, ctx_.scratch, w.gate.layout.format, p_.rows, p_.hidden);
+        x_[0] = AllocateActivations(*ctx_.kernels, ctx_.scratch, w.gate.layout.format, p_.rows, p_.hidden);
       }
-      h_[0] =
-          TakePreparedRows(*ctx_.kernels, ctx_.scratch, w.down.layout.format, routed_rows_, p_.intermediate);
+      h_[0] = AllocateActivations(*ctx_.kernels, ctx_.scratch, w.down.layout.format, routed_rows_,
+                                  p_.intermediate);
     }
     for (int e = 0; e < w.count; ++e) {
       const int rows = expert_rows_[e + 1] - expert_rows_[e];
@@ -131,9 +131,10 @@ class MoeLayer {
                        .rows = rows};
     }
     if (HasShared()) {
-      x_[1] = TakePreparedRows(*ctx_.kernels, ctx_.scratch, p_.shared_gate.layout.format, p_.rows, p_.hidden);
-      h_[1] = TakePreparedRows(*ctx_.kernels, ctx_.scratch, p_.shared_down.layout.format, p_.rows,
-                               p_.shared_intermediate);
+      x_[1] =
+          AllocateActivations(*ctx_.kernels, ctx_.scratch, p_.shared_gate.layout.format, p_.rows, p_.hidden);
+      h_[1] = AllocateActivations(*ctx_.kernels, ctx_.scratch, p_.shared_down.layout.format, p_.rows,
+                                  p_.shared_intermediate);
       jobs_[jobs++] = {.gate = p_.shared_gate,
                        .up = p_.shared_up,
                        .down = p_.shared_down,
@@ -162,9 +163,9 @@ class MoeLayer {
     const float* x = p_.x + token * p_.x_stride;
     const ExpertWeights& w = p_.experts;
     if (routed_rows_ > 0 && w.input_scales == nullptr) {
-      PrepareRow(*ctx_.kernels, x, w.gate.input_scale, token, x_[0]);
+      QuantizeActivationRow(*ctx_.kernels, x, w.gate.input_scale, token, x_[0]);
     }
-    if (HasShared()) PrepareRow(*ctx_.kernels, x, p_.shared_gate.input_scale, token, x_[1]);
+    if (HasShared()) QuantizeActivationRow(*ctx_.kernels, x, p_.shared_gate.input_scale, token, x_[1]);
   }
 
   // Tiles every job's product with `weights` into tasks, those of the first slice first. With `count_down`,
@@ -221,8 +222,8 @@ class MoeLayer {
     h_values_[1] = Take<float>(HasShared() ? int64_t{p_.rows} * p_.shared_intermediate : 0).data();
     const auto scratch = Take<float>(2 * widest_tile_ * ctx_.pool->size());
     if (routed_rows_ > 0) {
-      gathered_rows_ = TakePreparedRows(*ctx_.kernels, ctx_.scratch, p_.experts.gate.layout.format,
-                                        most_rows_ * ctx_.pool->size(), p_.hidden);
+      gathered_rows_ = AllocateActivations(*ctx_.kernels, ctx_.scratch, p_.experts.gate.layout.format,
+                                           most_rows_ * ctx_.pool->size(), p_.hidden);
       gathered_ = Take<Gathered>(ctx_.pool->size());
       std::fill(gathered_.begin(), gathered_.end(), Gathered{});
     }
@@ -233,7 +234,7 @@ class MoeLayer {
 
   // Returns the task's rows as contiguous rows: a single row in place, others copied to the worker's buffer,
   // which may hold them from the previous task. Stores the first row's number in `*x`.
-  int Gather(const Task& task, int worker, const PreparedRows** x) {
+  int Gather(const Task& task, int worker, const QuantizedActivations** x) {
     const ExpertJob& job = jobs_[task.job];
     const int row = job.first_row + task.row;
     *x = &x_[job.part];
@@ -248,12 +249,13 @@ class MoeLayer {
     for (int r = 0; r < task.rows; ++r) {
       const int64_t token = TokenOf(row + r);
       if (rounded) {
-        const PreparedRows& from = x_[0];
+        const QuantizedActivations& from = x_[0];
         std::memcpy(&gathered_rows_.data[(first + r) * from.stride], &from.data[token * from.stride],
                     from.stride);
         gathered_rows_.scales[first + r] = from.scales[token];
       } else {
-        PrepareRow(*ctx_.kernels, p_.x + token * p_.x_stride, job.up_scale, first + r, gathered_rows_);
+        QuantizeActivationRow(*ctx_.kernels, p_.x + token * p_.x_stride, job.up_scale, first + r,
+                              gathered_rows_);
       }
     }
     return first;
@@ -261,7 +263,7 @@ class MoeLayer {
 
   void UpTask(const Task& task, int worker, float* scratch) {
     const ExpertJob& job = jobs_[task.job];
-    const PreparedRows* x = nullptr;
+    const QuantizedActivations* x = nullptr;
     const int first = Gather(task, worker, &x);
     const int row = job.first_row + task.row;
     const int64_t columns = task.panels * tensor::kPanelRows;
@@ -280,7 +282,7 @@ class MoeLayer {
     }
     if (task.remaining->fetch_sub(1, std::memory_order_acq_rel) != 1) return;
     for (int r = 0; r < task.rows; ++r) {
-      PrepareRow(*ctx_.kernels, h + int64_t{r} * width, job.down_scale, row + r, h_[job.part]);
+      QuantizeActivationRow(*ctx_.kernels, h + int64_t{r} * width, job.down_scale, row + r, h_[job.part]);
     }
   }
 
@@ -312,8 +314,8 @@ class MoeLayer {
   }
 
   void RunDownByColumns(int columns) {
-    // An odd number of cache lines, as in TakePreparedRows: rows of the output itself would share few cache
-    // sets.
+    // An odd number of cache lines, as in AllocateActivations: rows of the output itself would share few
+    // cache sets.
     const int64_t stride = columns + tensor::kPanelRows;
     const int64_t sums = p_.rows * stride, room = sums + kColumnRows * stride;
     const auto scratch = Take<float>(room * ctx_.pool->size());
@@ -390,14 +392,14 @@ class MoeLayer {
   int routed_rows_ = 0;
   std::span<int32_t> slot_of_row_;  // [routed rows]
   std::span<ExpertJob> jobs_;
-  PreparedRows x_[2], h_[2];      // by part; x is indexed by token
-  PreparedRows gathered_rows_;    // [workers, most_rows_]
-  std::span<Gathered> gathered_;  // [workers]
-  float* h_values_[2] = {};       // by part: [rows, intermediate]
-  int64_t widest_tile_ = 0;       // values of the largest task's output
-  int most_rows_ = 0;             // maximum rows of a routed task
-  std::span<int64_t> task_ends_;  // ends of each slice's tasks
-  float* y_[2] = {};              // by part: [rows, hidden]
+  QuantizedActivations x_[2], h_[2];    // by part; x is indexed by token
+  QuantizedActivations gathered_rows_;  // [workers, most_rows_]
+  std::span<Gathered> gathered_;        // [workers]
+  float* h_values_[2] = {};             // by part: [rows, intermediate]
+  int64_t widest_tile_ = 0;             // values of the largest task's output
+  int most_rows_ = 0;                   // maximum rows of a routed task
+  std::span<int64_t> task_ends_;        // ends of each slice's tasks
+  float* y_[2] = {};                    // by part: [rows, hidden]
 };
 
 void CheckParams(const MoeParams& p) {

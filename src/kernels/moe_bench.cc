@@ -60,12 +60,13 @@ double MedianMicroseconds(int steps, const Step& step) {
 double ProductsMicroseconds(const ExecContext& context, const MoeParams& p) {
   const int rows = std::max(p.rows * p.top_k / kExperts, 1), experts = std::min(p.rows * p.top_k, kExperts);
   const tensor::PackedMatrix &up = p.experts.up, &down = p.experts.down;
-  const PreparedRows x = PrepareRows(context, up.layout.format, p.x, 0, rows, p.hidden);
-  const PreparedRows h = PrepareRows(context, down.layout.format, p.x, 0, rows, p.intermediate);
+  const QuantizedActivations x = QuantizeActivations(context, up.layout.format, p.x, 0, rows, p.hidden);
+  const QuantizedActivations h =
+      QuantizeActivations(context, down.layout.format, p.x, 0, rows, p.intermediate);
   constexpr int kPanels = 16;  // outputs processed together
   const int64_t room = int64_t{rows} * kPanels * tensor::kPanelRows;
   const auto y = context.scratch->Take<float>(room * context.pool->size());
-  const auto run = [&](const PreparedRows& a, const tensor::PackedMatrix& w, int panel, int worker) {
+  const auto run = [&](const QuantizedActivations& a, const tensor::PackedMatrix& w, int panel, int worker) {
     const int panels = std::min(kPanels, w.layout.panels() - panel);
     context.kernels->gemm[static_cast<int>(w.layout.format)].Run(TileOf(
         a, 0, rows, w, /*node=*/0, panel, panels, y.data() + worker * room, kPanels * tensor::kPanelRows));

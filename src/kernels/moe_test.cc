@@ -154,11 +154,12 @@ std::vector<float> PlainFfn(const ExecContext& ctx, const float* x, const Packed
                             StaticScale down_scale) {
   const size_t mark = ctx.scratch->Mark();
   std::vector<float> g(gate.n()), u(gate.n()), h(gate.n()), y(down.n());
-  const PreparedRows a = PrepareRows(ctx, gate.layout.format, x, 0, 1, gate.k(), up_scale);
+  const QuantizedActivations a = QuantizeActivations(ctx, gate.layout.format, x, 0, 1, gate.k(), up_scale);
   Linear(ctx, {.a = &a, .w = &gate, .c = g.data(), .c_stride = gate.n()});
   Linear(ctx, {.a = &a, .w = &up, .c = u.data(), .c_stride = gate.n()});
   ctx.kernels->silu_mul(g.data(), u.data(), gate.n(), h.data());
-  const PreparedRows b = PrepareRows(ctx, down.layout.format, h.data(), 0, 1, down.k(), down_scale);
+  const QuantizedActivations b =
+      QuantizeActivations(ctx, down.layout.format, h.data(), 0, 1, down.k(), down_scale);
   Linear(ctx, {.a = &b, .w = &down, .c = y.data(), .c_stride = down.n()});
   ctx.scratch->Rewind(mark);
   return y;

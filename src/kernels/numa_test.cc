@@ -28,7 +28,7 @@ std::vector<float> Product(const ExecContext& ctx, const PackedMatrix& w, const 
                            int m) {
   const size_t mark = ctx.scratch->Mark();
   std::vector<float> c(size_t(m) * w.n());
-  const PreparedRows a = PrepareRows(ctx, w.layout.format, x.data(), w.k(), m, w.k());
+  const QuantizedActivations a = QuantizeActivations(ctx, w.layout.format, x.data(), w.k(), m, w.k());
   Linear(ctx, {.a = &a, .w = &w, .c = c.data(), .c_stride = w.n()});
   ctx.scratch->Rewind(mark);
   return c;

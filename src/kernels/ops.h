@@ -22,7 +22,7 @@ struct ExecContext {
 };
 
 /// Activations quantized once and shared by all matrices with the same format and k (q/k/v, gate/up).
-struct PreparedRows {
+struct QuantizedActivations {
   tensor::PackedFormat format;
   int rows = 0;
   int k = 0;
@@ -34,12 +34,13 @@ struct PreparedRows {
 
 /// Quantizes x [rows, k] (row stride x_stride floats) for `format`. The memory comes from ctx.scratch and is
 /// valid until the caller rewinds it. static_scale is described at PrepareRowFn.
-PreparedRows PrepareRows(const ExecContext& ctx, tensor::PackedFormat format, const float* x,
-                         int64_t x_stride, int rows, int k, tensor::StaticScale static_scale = {});
+QuantizedActivations QuantizeActivations(const ExecContext& ctx, tensor::PackedFormat format, const float* x,
+                                         int64_t x_stride, int rows, int k,
+                                         tensor::StaticScale static_scale = {});
 
 /// C [rows, n] = A W^T (+ bias), or C += with accumulate.
 struct LinearParams {
-  const PreparedRows* a;          // [rows, k], in the format of w
+  const QuantizedActivations* a;  // [rows, k], in the format of w
   const tensor::PackedMatrix* w;  // [n, k]
   const float* bias = nullptr;    // [n] or null
   float* c;                       // [rows, c_stride]

@@ -100,7 +100,7 @@ class Stream {
     scratch_.Reset();
     const std::vector<float> x = RandomValues(size_t(rows) * kHidden);
     const ExecContext ctx{.kernels = table_, .pool = pool_, .scratch = &scratch_};
-    rows_ = PrepareRows(ctx, piece_.format, x.data(), kHidden, rows, kHidden);
+    rows_ = QuantizeActivations(ctx, piece_.format, x.data(), kHidden, rows, kHidden);
   }
 
   // Returns the seconds of `tile` for a few pieces per thread; the next call continues after them.
@@ -137,7 +137,7 @@ class Stream {
   int64_t pieces_ = 0, at_ = 0;
   runtime::Buffer weights_;
   runtime::Arena scratch_;
-  PreparedRows rows_;
+  QuantizedActivations rows_;
   std::vector<std::vector<float>> out_;  // [workers]
 };
 

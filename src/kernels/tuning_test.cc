@@ -26,7 +26,7 @@ TEST(Tuning, CrossoversMakeNoDifference) {
       for (int m : {1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 32, 33, 47, 64, 65, 79, 150}) {
         const auto x = RandomValues(&rng, size_t(m) * k, 1);
         const size_t mark = test.scratch_mark();
-        const PreparedRows a = PrepareRows(test.context(), format, x.data(), k, m, k);
+        const QuantizedActivations a = QuantizeActivations(test.context(), format, x.data(), k, m, k);
         std::vector<float> of_tiles(size_t(m) * n), of_few(of_tiles.size());
         gemm.tile(TileOf(a, 0, m, w.matrix, 0, 0, w.matrix.layout.panels(), of_tiles.data(), n));
         gemm.few(TileOf(a, 0, m, w.matrix, 0, 0, w.matrix.layout.panels(), of_few.data(), n));
@@ -55,7 +55,7 @@ TEST(Tuning, SizesOfTasksMakeNoDifference) {
         ExecContext ctx = test.context();
         ctx.kernels = &table;
         const size_t mark = test.scratch_mark();
-        const PreparedRows a = PrepareRows(ctx, format, x.data(), k, m, k);
+        const QuantizedActivations a = QuantizeActivations(ctx, format, x.data(), k, m, k);
         std::vector<float> c(size_t(m) * n);
         Linear(ctx, {.a = &a, .w = &w.matrix, .c = c.data(), .c_stride = n});
         if (first.empty()) first = c;

@@ -7,13 +7,13 @@
 namespace moesaic::layers {
 
 using kernels::LinearParams;
-using kernels::PreparedRows;
+using kernels::QuantizedActivations;
 
 void Apply(const kernels::ExecContext& ctx, const Linear& linear, const float* x, int64_t x_stride, int rows,
            float* y, int64_t y_stride, bool accumulate) {
   const ScratchScope scope(ctx);
-  const PreparedRows a = kernels::PrepareRows(ctx, linear.weight.layout.format, x, x_stride, rows, linear.k(),
-                                              linear.weight.input_scale);
+  const QuantizedActivations a = kernels::QuantizeActivations(ctx, linear.weight.layout.format, x, x_stride,
+                                                              rows, linear.k(), linear.weight.input_scale);
   kernels::Linear(ctx, {.a = &a,
                         .w = &linear.weight,
                         .bias = linear.bias,
@@ -27,7 +27,7 @@ void ApplyGroup(const kernels::ExecContext& ctx, std::span<const LinearOutput> o
   constexpr size_t kMost = 8;
   MOESAIC_CHECK_LE(outputs.size(), kMost);
   const ScratchScope scope(ctx);
-  PreparedRows prepared[kMost];
+  QuantizedActivations prepared[kMost];
   LinearParams params[kMost];
   for (size_t i = 0; i < outputs.size(); ++i) {
     const tensor::PackedMatrix& weight = outputs[i].linear->weight;
@@ -38,8 +38,8 @@ void ApplyGroup(const kernels::ExecContext& ctx, std::span<const LinearOutput> o
     size_t j = 0;
     while (!same(j)) ++j;  // terminates at i at the latest
     if (j == i) {
-      prepared[i] =
-          kernels::PrepareRows(ctx, weight.layout.format, x, x_stride, rows, weight.k(), weight.input_scale);
+      prepared[i] = kernels::QuantizeActivations(ctx, weight.layout.format, x, x_stride, rows, weight.k(),
+                                                 weight.input_scale);
     }
     params[i] = {.a = &prepared[j],
                  .w = &weight,

@@ -14,11 +14,11 @@ namespace {
 using kernels::kKvBlockTokens;
 using kernels::KvLayer;
 using kernels::LinearParams;
-using kernels::PreparedRows;
+using kernels::QuantizedActivations;
 
 // Returns a view of `count` rows from `first` on with stride `step`.
-PreparedRows Slice(const PreparedRows& all, int first, int step, int count) {
-  PreparedRows view = all;
+QuantizedActivations Slice(const QuantizedActivations& all, int first, int step, int count) {
+  QuantizedActivations view = all;
   view.rows = count;
   view.stride = all.stride * step;
   view.data = all.data.subspan(all.stride * first);
@@ -44,8 +44,9 @@ void ToFloat(const std::byte* from, tensor::DType dtype, float scale, int count,
 
 HeadRows::HeadRows(const kernels::ExecContext& ctx, const tensor::PackedMatrix& weight, const float* x,
                    int stride, int rows, int heads, int k)
-    : views_(ctx.scratch->Take<PreparedRows>(heads).data()) {
-  const PreparedRows all = kernels::PrepareRows(ctx, weight.layout.format, x, stride, rows * heads, k);
+    : views_(ctx.scratch->Take<QuantizedActivations>(heads).data()) {
+  const QuantizedActivations all =
+      kernels::QuantizeActivations(ctx, weight.layout.format, x, stride, rows * heads, k);
   for (int h = 0; h < heads; ++h) views_[h] = Slice(all, h, heads, rows);
 }
 
@@ -64,7 +65,7 @@ MlaExpansion::MlaExpansion(const kernels::ExecContext& ctx, const MlaAttention& 
   block_table_ = ctx.scratch->Take<int32_t>(blocks_).data();
   std::iota(block_table_, block_table_ + blocks_, 0);
   rotated_ = ctx.scratch->Take<float>(static_cast<size_t>(tokens_) * rope_dim).data();
-  latents_ = ctx.scratch->Take<PreparedRows>(blocks_).data();
+  latents_ = ctx.scratch->Take<QuantizedActivations>(blocks_).data();
 
   auto* plain = ctx.scratch->Take<float>(static_cast<size_t>(tokens_) * latent_dim).data();
   const int64_t row_bytes = tensor::BytesOf(kv.dtype, attention.cache_row());
@@ -83,8 +84,8 @@ MlaExpansion::MlaExpansion(const kernels::ExecContext& ctx, const MlaAttention& 
               rotated_ + static_cast<int64_t>(t) * rope_dim);
     }
   });
-  const PreparedRows all =
-      kernels::PrepareRows(ctx, attention.uk.front().layout.format, plain, latent_dim, tokens_, latent_dim);
+  const QuantizedActivations all = kernels::QuantizeActivations(ctx, attention.uk.front().layout.format,
+                                                                plain, latent_dim, tokens_, latent_dim);
   for (int b = 0; b < blocks_; ++b) {
     const int first = b * kKvBlockTokens;
     latents_[b] = Slice(all, first, 1, std::min(kKvBlockTokens, tokens_ - first));

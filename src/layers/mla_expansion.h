@@ -15,10 +15,10 @@ class HeadRows {
  public:
   HeadRows(const kernels::ExecContext& ctx, const tensor::PackedMatrix& weight, const float* x, int stride,
            int rows, int heads, int k);
-  const kernels::PreparedRows* head(int h) const { return views_ + h; }
+  const kernels::QuantizedActivations* head(int h) const { return views_ + h; }
 
  private:
-  kernels::PreparedRows* views_;
+  kernels::QuantizedActivations* views_;
 };
 
 /// Allocated in the scratch scope in which it is constructed.
@@ -42,10 +42,10 @@ class MlaExpansion {
   const kernels::ExecContext& ctx_;
   const MlaAttention& attention_;
   int tokens_, blocks_, value_dim_, heads_at_once_;
-  kernels::PreparedRows* latents_;  // [blocks_], 64 rows each
-  float* rotated_;                  // [tokens_, rope_dim]
-  int32_t* block_table_;            // 0, 1, 2, ...
-  float* expanded_;                 // [blocks_][heads_at_once_][64][key_dim], then values likewise
+  kernels::QuantizedActivations* latents_;  // [blocks_], 64 rows each
+  float* rotated_;                          // [tokens_, rope_dim]
+  int32_t* block_table_;                    // 0, 1, 2, ...
+  float* expanded_;                         // [blocks_][heads_at_once_][64][key_dim], then values likewise
 };
 
 }  // namespace moesaic::layers

@@ -65,8 +65,8 @@ void AddProducts(const kernels::ExecContext& ctx, const Rows& a, const Rows& b, 
                        right.data() + static_cast<size_t>(row) * kChunk, packed->data());
     });
     const size_t mark = ctx.scratch->Mark();
-    const kernels::PreparedRows rows =
-        kernels::PrepareRows(ctx, PackedFormat::kBF16, left.data(), kChunk, a.columns, kChunk);
+    const kernels::QuantizedActivations rows =
+        kernels::QuantizeActivations(ctx, PackedFormat::kBF16, left.data(), kChunk, a.columns, kChunk);
     const tensor::PackedMatrix matrix{.layout = layout, .data = packed->data()};
     kernels::Linear(ctx,
                     {.a = &rows, .w = &matrix, .c = sum->data(), .c_stride = b.columns, .accumulate = true});

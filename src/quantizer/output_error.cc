@@ -22,7 +22,8 @@ std::vector<float> Outputs(const kernels::ExecContext& ctx, const TokenSample& x
                      packed.data());
   });
   const tensor::PackedMatrix matrix{.layout = layout, .data = packed.data()};
-  const kernels::PreparedRows rows = kernels::PrepareRows(ctx, kFormat, x.rows, x.k, x.count, x.k);
+  const kernels::QuantizedActivations rows =
+      kernels::QuantizeActivations(ctx, kFormat, x.rows, x.k, x.count, x.k);
   std::vector<float> outputs(static_cast<size_t>(x.count) * w.n);
   kernels::Linear(ctx, {.a = &rows, .w = &matrix, .c = outputs.data(), .c_stride = w.n});
   ctx.scratch->Rewind(mark);

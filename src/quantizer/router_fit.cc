@@ -124,8 +124,9 @@ void RouterFit::Descend(const RowMatrix& costs, std::span<const float> importanc
   }
   const RowMatrix turned = x.transpose();
   const layers::ScratchScope scratch(ctx_);
-  const auto rows = kernels::PrepareRows(ctx_, PackedFormat::kBF16, x.data(), hidden, sample, hidden);
-  const auto columns = kernels::PrepareRows(ctx_, PackedFormat::kBF16, turned.data(), sample, hidden, sample);
+  const auto rows = kernels::QuantizeActivations(ctx_, PackedFormat::kBF16, x.data(), hidden, sample, hidden);
+  const auto columns =
+      kernels::QuantizeActivations(ctx_, PackedFormat::kBF16, turned.data(), sample, hidden, sample);
 
   Solution now = *solution;
   Solution move{.weights = Eigen::MatrixXf::Zero(hidden, routed), .bias = Eigen::RowVectorXf::Zero(routed)};
@@ -164,7 +165,7 @@ void RouterFit::Descend(const RowMatrix& costs, std::span<const float> importanc
 }
 
 // c = a w^T on the matrix units.
-void RouterFit::Multiply(const kernels::PreparedRows& a, const RowMatrix& w, RowMatrix* c) const {
+void RouterFit::Multiply(const kernels::QuantizedActivations& a, const RowMatrix& w, RowMatrix* c) const {
   const auto n = static_cast<int>(w.rows()), k = static_cast<int>(w.cols());
   const auto layout = tensor::PackedLayout::Of(PackedFormat::kBF16, n, k);
   const auto memory = runtime::Buffer::Allocate(static_cast<size_t>(layout.total_bytes), /*huge=*/true);

@@ -37,7 +37,7 @@ class RouterFit {
   Solution Regress(const RowMatrix& costs) const;
   void Descend(const RowMatrix& costs, std::span<const float> importance, int active, int steps,
                Solution* solution) const;
-  void Multiply(const kernels::PreparedRows& a, const RowMatrix& w, RowMatrix* c) const;
+  void Multiply(const kernels::QuantizedActivations& a, const RowMatrix& w, RowMatrix* c) const;
 
   const kernels::ExecContext& ctx_;
   Eigen::RowVectorXf mean_;             // [hidden]

@@ -191,7 +191,7 @@ json KernelsJson(const kernels::KernelTable& kernels) {
 
 // Choices as they are made, tuned or built in.
 json TuningJson(const kernels::KernelTable& kernels, const std::string& tuning, const json& machine) {
-  kernels::Tuning made{.cut = kernels.cut, .few_below = {}};
+  kernels::Tuning made{.tile_sizes = kernels.tile_sizes, .few_below = {}};
   for (int f = 0; f < tensor::kPackedFormats; ++f) {
     if (kernels.gemm[f].few != nullptr) made.few_below[f] = kernels.gemm[f].few_below;
   }

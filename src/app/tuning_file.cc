@@ -124,9 +124,9 @@ std::string TuningPath(int threads) {
 
 json ChoicesJson(const kernels::Tuning& tuning) {
   json choices = {{"cut",
-                   {{"panel_bytes", tuning.cut.panel_bytes},
-                    {"row_bytes", tuning.cut.row_bytes},
-                    {"tasks_per_thread", tuning.cut.tasks_per_thread}}},
+                   {{"panel_bytes", tuning.tile_sizes.panel_bytes},
+                    {"row_bytes", tuning.tile_sizes.row_bytes},
+                    {"tasks_per_thread", tuning.tile_sizes.tasks_per_thread}}},
                   {"few_below", json::object()}};
   for (int f = 0; f < tensor::kPackedFormats; ++f) {
     if (!tuning.few_below[f].has_value()) continue;
@@ -149,9 +149,9 @@ StatusOr<kernels::Tuning> ParseTuning(const std::string& text, const json& machi
   kernels::Tuning tuning;
   const json cut = parsed.value("cut", json::object());
   RETURN_IF_ERROR(CheckKeys(cut, "\"cut\"", {"panel_bytes", "row_bytes", "tasks_per_thread"}));
-  RETURN_IF_ERROR(ReadInteger(cut, "panel_bytes", &tuning.cut.panel_bytes));
-  RETURN_IF_ERROR(ReadInteger(cut, "row_bytes", &tuning.cut.row_bytes));
-  RETURN_IF_ERROR(ReadInteger(cut, "tasks_per_thread", &tuning.cut.tasks_per_thread));
+  RETURN_IF_ERROR(ReadInteger(cut, "panel_bytes", &tuning.tile_sizes.panel_bytes));
+  RETURN_IF_ERROR(ReadInteger(cut, "row_bytes", &tuning.tile_sizes.row_bytes));
+  RETURN_IF_ERROR(ReadInteger(cut, "tasks_per_thread", &tuning.tile_sizes.tasks_per_thread));
   const json few = parsed.value("few_below", json::object());
   if (!few.is_object()) return InvalidArgument("\"few_below\" must be an object");
   for (const auto& [name, value] : few.items()) {

@@ -49,8 +49,8 @@ class TuningFileTest : public testing::Test {
 
 TEST_F(TuningFileTest, ReadsWhatItWrote) {
   kernels::Tuning tuning;
-  tuning.cut.panel_bytes = 1 << 20;
-  tuning.cut.tasks_per_thread = 7;
+  tuning.tile_sizes.panel_bytes = 1 << 20;
+  tuning.tile_sizes.tasks_per_thread = 7;
   tuning.few_below[static_cast<int>(tensor::PackedFormat::kI8)] = 8;
   tuning.few_below[static_cast<int>(tensor::PackedFormat::kQ6K)] = 0;
   EXPECT_EQ(*ParseTuning(TuningText(machine_, tuning), machine_), tuning);
@@ -110,23 +110,23 @@ TEST_F(TuningFileTest, WhichFileIsRead) {
   EXPECT_EQ(TuningPath(4), cached);
   EXPECT_THAT(TuneKernels(true, machine_, table)->text, HasSubstr("moesaic tune was not run"));
   kernels::Tuning tuning;
-  tuning.cut.tasks_per_thread = 9;
+  tuning.tile_sizes.tasks_per_thread = 9;
   Write(cached, TuningText(machine_, tuning));
   EXPECT_EQ(TuneKernels(false, machine_, table)->text, "not tuned: --no-tuning");
   setenv("MOESAIC_TUNING", "off", 1);
   EXPECT_EQ(TuneKernels(true, machine_, table)->text, "not tuned: MOESAIC_TUNING=off");
-  EXPECT_EQ(table.cut, kernels::CutSizes{});
+  EXPECT_EQ(table.tile_sizes, kernels::TileSizes{});
   setenv("MOESAIC_TUNING", "", 1);
   EXPECT_EQ(TuneKernels(true, machine_, table)->text, "tuned by " + cached);
-  EXPECT_EQ(table.cut.tasks_per_thread, 9);
+  EXPECT_EQ(table.tile_sizes.tasks_per_thread, 9);
   const nlohmann::json three = TuningMachine(Machine(), {.avx2 = true}, 3);
   EXPECT_EQ(TuneKernels(true, three, table)->text,
             "not tuned: moesaic tune was not run on this machine with 3 threads");
-  tuning.cut.tasks_per_thread = 5;
+  tuning.tile_sizes.tasks_per_thread = 5;
   Write(named, TuningText(machine_, tuning));
   setenv("MOESAIC_TUNING", named.c_str(), 1);
   EXPECT_EQ(TuneKernels(true, machine_, table)->text, "tuned by " + named);
-  EXPECT_EQ(table.cut.tasks_per_thread, 5);
+  EXPECT_EQ(table.tile_sizes.tasks_per_thread, 5);
 }
 
 // What is no file of choices at all: a folder, standard input's name, and a file without an end to speak of.
@@ -166,11 +166,11 @@ TEST_F(TuningFileTest, ABadFileIsNoCrash) {
     unsetenv("MOESAIC_TUNING");
   }
   kernels::Tuning wild;
-  wild.cut.tasks_per_thread = 1000;
+  wild.tile_sizes.tasks_per_thread = 1000;
   Write(cached, TuningText(machine_, wild));
   EXPECT_THAT(TuneKernels(true, machine_, table)->text,
               HasSubstr("tasks_per_thread must be in [1, 64], found 1000"));
-  EXPECT_EQ(table.cut, kernels::CutSizes{});
+  EXPECT_EQ(table.tile_sizes, kernels::TileSizes{});
   setenv("MOESAIC_TUNING", "/nowhere/tuning.json", 1);
   EXPECT_THAT(Message(TuneKernels(true, machine_, table).status()), HasSubstr("/nowhere/tuning.json"));
 }

@@ -15,7 +15,7 @@
 #include <memory>
 #include <random>
 
-#include "kernels/gemm_cut.h"
+#include "kernels/gemm_tiling.h"
 #include "kernels/ops.h"
 #include "kernels/probe.h"
 #include "runtime/probe.h"

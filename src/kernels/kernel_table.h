@@ -23,7 +23,7 @@ struct KernelChoice {
 };
 
 /// Task sizes of matrix products. They do not affect results.
-struct CutSizes {
+struct TileSizes {
   // A task streams its rows past its panels. The panels should stay in the L2 cache (1 MiB or more on all
   // processors with AVX-512, 2 MiB on those with AMX) and leave room for the rows.
   int64_t panel_bytes = 512 << 10;  // maximum bytes of panels per task
@@ -31,7 +31,7 @@ struct CutSizes {
   // Minimum tasks per thread, so that the last worker to finish is late by at most a quarter of its share.
   int tasks_per_thread = 4;
 
-  bool operator==(const CutSizes&) const = default;
+  bool operator==(const TileSizes&) const = default;
 };
 
 struct KernelTable {
@@ -46,7 +46,7 @@ struct KernelTable {
     void Run(const GemmTile& t) const { (t.m < few_below ? few : tile)(t); }
   };
   Gemm gemm[tensor::kPackedFormats];
-  CutSizes cut;
+  TileSizes tile_sizes;
   RmsNormRowFn rms_norm = nullptr;
   SiluMulRowFn silu_mul = nullptr;
   AxpyRowFn axpy = nullptr;

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <tuple>
 
-#include "kernels/gemm_cut.h"
+#include "kernels/gemm_tiling.h"
 #include "kernels/test_context.h"
 
 namespace moesaic::kernels {
@@ -125,23 +125,23 @@ INSTANTIATE_TEST_SUITE_P(Host, LinearTest, testing::ValuesIn(runtime::HostIsas(r
                          IsaTestName);
 
 // Every tiling must cover the product, stay within the cache sizes and use every thread where possible.
-TEST(CutGemm, CoversBalancesAndFits) {
+TEST(TileGemm, CoversBalancesAndFits) {
   for (PackedFormat format : kFormats) {
     for (int n : {1, 16, 100, 768, 4096, 150000}) {
       for (int k : {1, 512, 2048, 7168, 65536}) {
         for (int rows : {1, 5, 32, 300, 2000}) {
           for (int threads : {1, 2, 64}) {
             const auto layout = tensor::PackedLayout::Of(format, n, k);
-            const GemmCut cut = CutGemm(rows, {.layout = layout}, threads, 1, {});
-            ASSERT_GE(cut.row_tile, 1);
-            ASSERT_GE(cut.panel_group, 1);
-            ASSERT_LE(cut.panel_group, cut.panels);
-            ASSERT_LE(cut.row_tile, rows);
-            const int64_t group_bytes = cut.panel_group * layout.panel_bytes;
-            ASSERT_TRUE(group_bytes <= 512 << 10 || cut.panel_group == 1);
+            const GemmTiling tiling = TileGemm(rows, {.layout = layout}, threads, 1, {});
+            ASSERT_GE(tiling.row_tile, 1);
+            ASSERT_GE(tiling.panel_group, 1);
+            ASSERT_LE(tiling.panel_group, tiling.panels);
+            ASSERT_LE(tiling.row_tile, rows);
+            const int64_t group_bytes = tiling.panel_group * layout.panel_bytes;
+            ASSERT_TRUE(group_bytes <= 512 << 10 || tiling.panel_group == 1);
             const bool large = layout.panels() * layout.panel_bytes >= int64_t{threads} * (256 << 10);
-            if (large && cut.panels >= 4 * threads) {
-              ASSERT_GE(cut.tasks(), threads);
+            if (large && tiling.panels >= 4 * threads) {
+              ASSERT_GE(tiling.tasks(), threads);
             }
           }
         }

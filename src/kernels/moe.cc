@@ -20,7 +20,7 @@
 
 #include "base/check.h"
 #include "base/round.h"
-#include "kernels/gemm_cut.h"
+#include "kernels/gemm_tiling.h"
 #include "kernels/ops.h"
 
 namespace moesaic::kernels {
@@ -170,21 +170,21 @@ class MoeLayer {
 
   // Tiles every job's product with `weights` into tasks, those of the first slice first. With `count_down`,
   // the tasks of a row tile share a counter.
-  std::span<Task> CutJobs(tensor::PackedMatrix ExpertJob::*weights, bool count_down) {
-    const auto cuts = Take<GemmCut>(jobs_.size());
+  std::span<Task> TileJobs(tensor::PackedMatrix ExpertJob::*weights, bool count_down) {
+    const auto tilings = Take<GemmTiling>(jobs_.size());
     int64_t count = 0, counters = 0;
     int slices = 1;
     widest_tile_ = 0;
     most_rows_ = 0;
     for (size_t i = 0; i < jobs_.size(); ++i) {
       const ExpertJob& job = jobs_[i];
-      cuts[i] = CutGemm(job.rows, job.*weights, ctx_.pool->size(), static_cast<int>(jobs_.size()),
-                        ctx_.kernels->cut);
-      if (job.part == 0) most_rows_ = std::max(most_rows_, cuts[i].row_tile);
-      slices = std::max(slices, cuts[i].slices());
-      count += cuts[i].tasks();
-      counters += cuts[i].row_tiles();
-      const int64_t tile = int64_t{cuts[i].row_tile} * cuts[i].panel_group * tensor::kPanelRows;
+      tilings[i] = TileGemm(job.rows, job.*weights, ctx_.pool->size(), static_cast<int>(jobs_.size()),
+                            ctx_.kernels->tile_sizes);
+      if (job.part == 0) most_rows_ = std::max(most_rows_, tilings[i].row_tile);
+      slices = std::max(slices, tilings[i].slices());
+      count += tilings[i].tasks();
+      counters += tilings[i].row_tiles();
+      const int64_t tile = int64_t{tilings[i].row_tile} * tilings[i].panel_group * tensor::kPanelRows;
       widest_tile_ = std::max(widest_tile_, tile);
     }
     const auto tasks = Take<Task>(count);
@@ -194,14 +194,14 @@ class MoeLayer {
     for (int slice = 0; slice < slices; ++slice) {
       int64_t tile = 0;
       for (size_t i = 0; i < jobs_.size(); ++i) {
-        const GemmCut& cut = cuts[i];
-        const auto [begin, end] = cut.Slice(slice);  // empty after the product's own slices
-        for (int row = 0; row < cut.rows; row += cut.row_tile, ++tile) {
+        const GemmTiling& tiling = tilings[i];
+        const auto [begin, end] = tiling.Slice(slice);  // empty after the product's own slices
+        for (int row = 0; row < tiling.rows; row += tiling.row_tile, ++tile) {
           std::atomic<int>* counter = count_down ? &remaining[tile] : nullptr;
-          if (count_down && slice == 0) new (counter) std::atomic<int>(cut.panel_groups());
-          const int rows = std::min(cut.row_tile, cut.rows - row);
-          for (int panel = begin; panel < end; panel += cut.panel_group) {
-            const int panels = std::min(cut.panel_group, end - panel);
+          if (count_down && slice == 0) new (counter) std::atomic<int>(tiling.panel_groups());
+          const int rows = std::min(tiling.row_tile, tiling.rows - row);
+          for (int panel = begin; panel < end; panel += tiling.panel_group) {
+            const int panels = std::min(tiling.panel_group, end - panel);
             tasks[task++] = {static_cast<int>(i), row, rows, panel, panels, counter};
           }
         }
@@ -216,7 +216,7 @@ class MoeLayer {
   }
 
   void RunUp() {
-    const auto tasks = CutJobs(&ExpertJob::gate, /*count_down=*/true);
+    const auto tasks = TileJobs(&ExpertJob::gate, /*count_down=*/true);
     // h in f32: routed rows, then shared ones, each with its own intermediate size.
     h_values_[0] = Take<float>(int64_t{routed_rows_} * p_.intermediate).data();
     h_values_[1] = Take<float>(HasShared() ? int64_t{p_.rows} * p_.shared_intermediate : 0).data();
@@ -355,7 +355,7 @@ class MoeLayer {
   }
 
   void RunDown() {
-    const auto tasks = CutJobs(&ExpertJob::down, /*count_down=*/false);
+    const auto tasks = TileJobs(&ExpertJob::down, /*count_down=*/false);
     y_[0] = Take<float>(int64_t{routed_rows_} * p_.hidden).data();
     y_[1] = Take<float>(HasShared() ? int64_t{p_.rows} * p_.hidden : 0).data();
     ctx_.pool->RunByNode(task_ends_, [&](int64_t i, int worker) {

@@ -14,7 +14,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/gemm_cut.h"
+#include "kernels/gemm_tiling.h"
 #include "kernels/ops.h"
 
 namespace moesaic::kernels {

@@ -259,7 +259,7 @@ TEST_P(MoeTest, RowTilesOfOneExpertInTurn) {
   TestContext three(GetParam(), topology);
   const Shape shape{200, 100, 3, 2, 33};
   const int rows = 300;  // 200 rows of an expert: tiles of 96, 96 and 8
-  const CutSizes small = {.panel_bytes = 16 << 10, .row_bytes = 16 << 10, .tasks_per_thread = 16};
+  const TileSizes small = {.panel_bytes = 16 << 10, .row_bytes = 16 << 10, .tasks_per_thread = 16};
   for (PackedFormat format : {PackedFormat::kBF16, PackedFormat::kI8, PackedFormat::kI4G32}) {
     for (const bool static_scales : {false, true}) {
       Layer layer(&rng_, format, PackedFormat::kBF16, shape, rows, static_scales);
@@ -267,7 +267,7 @@ TEST_P(MoeTest, RowTilesOfOneExpertInTurn) {
       Moe(plain.context(), layer.Params(expected.data(), shape.hidden));
       for (TestContext* test : {&two, &three}) {
         KernelTable table = *test->context().kernels;
-        table.cut = small;
+        table.tile_sizes = small;
         ExecContext ctx = test->context();
         ctx.kernels = &table;
         for (const auto params : {&Layer::Params, &Layer::SlicedParams, &Layer::MirroredParams}) {

@@ -8,7 +8,7 @@
 #include <set>
 #include <thread>
 
-#include "kernels/gemm_cut.h"
+#include "kernels/gemm_tiling.h"
 #include "kernels/test_context.h"
 #include "runtime/test_topology.h"
 
@@ -137,7 +137,7 @@ TEST(Numa, ThreadsBeginWithTheSliceOfTheirNode) {
   }
 }
 
-TEST(CutGemm, GroupsStayInTheirSlices) {
+TEST(TileGemm, GroupsStayInTheirSlices) {
   for (int slices : {1, 2, 3, 8}) {
     for (int panels : {1, 7, 64, 300}) {
       for (int first : {0, 3, 40}) {
@@ -145,17 +145,17 @@ TEST(CutGemm, GroupsStayInTheirSlices) {
         w.first_row = first * 16;
         w.images = slices;
         w.slice_panels = base::CeilDiv(first + panels, slices);
-        const GemmCut cut = CutGemm(3, w, 4, 1, {});
+        const GemmTiling tiling = TileGemm(3, w, 4, 1, {});
         int covered = 0, groups = 0;
-        for (int slice = 0; slice < cut.slices(); ++slice) {
-          const auto [begin, end] = cut.Slice(slice);
+        for (int slice = 0; slice < tiling.slices(); ++slice) {
+          const auto [begin, end] = tiling.Slice(slice);
           ASSERT_EQ(begin, covered);
           covered = end;
-          groups += cut.panel_groups(slice);
+          groups += tiling.panel_groups(slice);
           for (int panel = begin; panel < end; ++panel) EXPECT_EQ((first + panel) / w.slice_panels, slice);
         }
         EXPECT_EQ(covered, panels);
-        EXPECT_EQ(groups, cut.panel_groups());
+        EXPECT_EQ(groups, tiling.panel_groups());
       }
     }
   }

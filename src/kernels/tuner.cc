@@ -6,7 +6,7 @@
 #include <cstring>
 #include <random>
 
-#include "kernels/gemm_cut.h"
+#include "kernels/gemm_tiling.h"
 #include "kernels/ops.h"
 
 namespace moesaic::kernels {
@@ -213,8 +213,8 @@ class MoeRun {
   }
 
   // Returns the product of the seconds over all row counts: a ratio of products weights them equally.
-  double Seconds(const CutSizes& cut) {
-    table_.cut = cut;
+  double Seconds(const TileSizes& sizes) {
+    table_.tile_sizes = sizes;
     double product = 1;
     for (const int rows : {1, 8, kMostRows}) {
       const int repeats = std::max(16 / rows, 1);
@@ -256,25 +256,25 @@ class MoeRun {
   std::vector<int32_t> ids_;
 };
 
-// Halves or doubles one size of `cut` as long as that is faster.
+// Halves or doubles one size of `sizes` as long as that is faster.
 template <typename T>
-StatusOr<TuningFinding> TuneSize(const char* what, T CutSizes::*size, const Asking& ask, MoeRun& run,
-                                 CutSizes* cut) {
-  const T before = cut->*size;
+StatusOr<TuningFinding> TuneSize(const char* what, T TileSizes::*size, const Asking& ask, MoeRun& run,
+                                 TileSizes* sizes) {
+  const T before = sizes->*size;
   double ratio = 1;
   for (const bool up : {false, true}) {
     for (double gain = 0;;) {
-      CutSizes next = *cut;
+      TileSizes next = *sizes;
       next.*size = up ? next.*size * 2 : next.*size / 2;
       if (!CheckSizes(next).ok()) break;
       RETURN_IF_ERROR(ask());
-      if (!WinsTwice([&] { return run.Seconds(*cut); }, [&] { return run.Seconds(next); }, &gain)) break;
-      *cut = next;
+      if (!WinsTwice([&] { return run.Seconds(*sizes); }, [&] { return run.Seconds(next); }, &gain)) break;
+      *sizes = next;
       ratio *= 1 + gain;
     }
-    if (cut->*size != before) break;
+    if (sizes->*size != before) break;
   }
-  return TuningFinding{.what = what, .before = before, .after = cut->*size, .gain = ratio - 1};
+  return TuningFinding{.what = what, .before = before, .after = sizes->*size, .gain = ratio - 1};
 }
 
 }  // namespace
@@ -283,7 +283,7 @@ StatusOr<TuningResult> Tune(const KernelTable& table, runtime::ThreadPool& pool,
                             const TuneProgress& progress) {
   constexpr int kSizes = 3;
   TuningResult result;
-  result.tuning.cut = table.cut;
+  result.tuning.tile_sizes = table.tile_sizes;
   int64_t done = 0, steps = kSizes;
   for (const KernelTable::Gemm& gemm : table.gemm) steps += gemm.few != nullptr;
   const auto asking = [&](const std::string& what) -> Asking {
@@ -305,16 +305,17 @@ StatusOr<TuningResult> Tune(const KernelTable& table, runtime::ThreadPool& pool,
   KernelTable tuned = table;
   RETURN_IF_ERROR(ApplyTuning(result.tuning, tuned));
   ASSIGN_OR_RETURN(MoeRun run, MoeRun::Create(tuned, pool));
-  run.Seconds(table.cut);
-  const auto tune = [&](const char* what, auto CutSizes::*size) -> Status {
-    ASSIGN_OR_RETURN(TuningFinding finding, TuneSize(what, size, asking(what), run, &result.tuning.cut));
+  run.Seconds(table.tile_sizes);
+  const auto tune = [&](const char* what, auto TileSizes::*size) -> Status {
+    ASSIGN_OR_RETURN(TuningFinding finding,
+                     TuneSize(what, size, asking(what), run, &result.tuning.tile_sizes));
     result.findings.push_back(std::move(finding));
     ++done;
     return OkStatus();
   };
-  RETURN_IF_ERROR(tune("panel bytes per task", &CutSizes::panel_bytes));
-  RETURN_IF_ERROR(tune("row bytes per task", &CutSizes::row_bytes));
-  RETURN_IF_ERROR(tune("tasks per thread", &CutSizes::tasks_per_thread));
+  RETURN_IF_ERROR(tune("panel bytes per task", &TileSizes::panel_bytes));
+  RETURN_IF_ERROR(tune("row bytes per task", &TileSizes::row_bytes));
+  RETURN_IF_ERROR(tune("tasks per thread", &TileSizes::tasks_per_thread));
   return result;
 }
 

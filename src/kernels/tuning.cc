@@ -15,14 +15,14 @@ Status CheckRange(const char* what, int64_t value, int64_t least, int64_t most) 
 
 }  // namespace
 
-Status CheckSizes(const CutSizes& cut) {
-  RETURN_IF_ERROR(CheckRange("panel_bytes", cut.panel_bytes, kLeastBytes, kMostBytes));
-  RETURN_IF_ERROR(CheckRange("row_bytes", cut.row_bytes, kLeastBytes, kMostBytes));
-  return CheckRange("tasks_per_thread", cut.tasks_per_thread, 1, kMostTasks);
+Status CheckSizes(const TileSizes& sizes) {
+  RETURN_IF_ERROR(CheckRange("panel_bytes", sizes.panel_bytes, kLeastBytes, kMostBytes));
+  RETURN_IF_ERROR(CheckRange("row_bytes", sizes.row_bytes, kLeastBytes, kMostBytes));
+  return CheckRange("tasks_per_thread", sizes.tasks_per_thread, 1, kMostTasks);
 }
 
 Status ApplyTuning(const Tuning& tuning, KernelTable& table) {
-  RETURN_IF_ERROR(CheckSizes(tuning.cut));
+  RETURN_IF_ERROR(CheckSizes(tuning.tile_sizes));
   for (int f = 0; f < tensor::kPackedFormats; ++f) {
     if (!tuning.few_below[f].has_value()) continue;
     const std::string name = tensor::PackedFormatName(static_cast<tensor::PackedFormat>(f));
@@ -31,7 +31,7 @@ Status ApplyTuning(const Tuning& tuning, KernelTable& table) {
       return InvalidArgument("{} few_below: this processor has only one kernel for the format", name);
     }
   }
-  table.cut = tuning.cut;
+  table.tile_sizes = tuning.tile_sizes;
   for (int f = 0; f < tensor::kPackedFormats; ++f) {
     if (tuning.few_below[f].has_value()) table.gemm[f].few_below = *tuning.few_below[f];
   }

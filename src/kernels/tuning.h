@@ -1,6 +1,6 @@
 // Kernel parameters that may be tuned by measurement: they affect speed but no bit of a result. They are the
 // row count from which a product runs on tiles, for each weight format whose vector kernel gives the same
-// bits (KernelTable::Gemm), and the task sizes of products (CutSizes).
+// bits (KernelTable::Gemm), and the task sizes of products (TileSizes).
 #pragma once
 
 #include <optional>
@@ -14,7 +14,7 @@ namespace moesaic::kernels {
 inline constexpr int kTuningVersion = 1;
 
 struct Tuning {
-  CutSizes cut;
+  TileSizes tile_sizes;
   /// Gemm::few_below of each format; nullopt: the default.
   std::optional<int> few_below[tensor::kPackedFormats];
 
@@ -22,7 +22,7 @@ struct Tuning {
 };
 
 /// Returns InvalidArgument if a size is out of range.
-Status CheckSizes(const CutSizes& cut);
+Status CheckSizes(const TileSizes& sizes);
 
 /// Applies the parameters to `table`. Returns InvalidArgument and changes nothing if one is out of range, or
 /// belongs to a format without a choice in this table.

@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-#include "kernels/gemm_cut.h"
+#include "kernels/gemm_tiling.h"
 #include "kernels/test_context.h"
 #include "kernels/tuner.h"
 
@@ -47,11 +47,11 @@ TEST(Tuning, SizesOfTasksMakeNoDifference) {
       const TestMatrix w = RandomMatrix(&rng, format, n, k);
       const auto x = RandomValues(&rng, size_t(m) * k, 1);
       std::vector<float> first;
-      for (const CutSizes& sizes : {CutSizes{}, CutSizes{.panel_bytes = 16 << 10, .row_bytes = 16 << 10},
-                                    CutSizes{.panel_bytes = 64 << 20, .row_bytes = 64 << 20},
-                                    CutSizes{.tasks_per_thread = 1}, CutSizes{.tasks_per_thread = 64}}) {
+      for (const TileSizes& sizes : {TileSizes{}, TileSizes{.panel_bytes = 16 << 10, .row_bytes = 16 << 10},
+                                     TileSizes{.panel_bytes = 64 << 20, .row_bytes = 64 << 20},
+                                     TileSizes{.tasks_per_thread = 1}, TileSizes{.tasks_per_thread = 64}}) {
         KernelTable table = *test.context().kernels;
-        ASSERT_TRUE(ApplyTuning({.cut = sizes, .few_below = {}}, table).ok());
+        ASSERT_TRUE(ApplyTuning({.tile_sizes = sizes, .few_below = {}}, table).ok());
         ExecContext ctx = test.context();
         ctx.kernels = &table;
         const size_t mark = test.scratch_mark();
@@ -70,18 +70,18 @@ TEST(Tuning, RefusesWhatIsBeyondReason) {
   KernelTable table = SelectKernels(runtime::DetectCpu());
   const KernelTable before = table;
   const auto error = [&](const Tuning& tuning) { return Message(ApplyTuning(tuning, table)); };
-  EXPECT_EQ(error({.cut = {.panel_bytes = 0}, .few_below = {}}),
+  EXPECT_EQ(error({.tile_sizes = {.panel_bytes = 0}, .few_below = {}}),
             "panel_bytes must be in [16384, 67108864], found 0");
-  EXPECT_EQ(error({.cut = {.row_bytes = -1}, .few_below = {}}),
+  EXPECT_EQ(error({.tile_sizes = {.row_bytes = -1}, .few_below = {}}),
             "row_bytes must be in [16384, 67108864], found -1");
-  EXPECT_EQ(error({.cut = {.tasks_per_thread = 65}, .few_below = {}}),
+  EXPECT_EQ(error({.tile_sizes = {.tasks_per_thread = 65}, .few_below = {}}),
             "tasks_per_thread must be in [1, 64], found 65");
   Tuning f32;
   f32.few_below[static_cast<int>(PackedFormat::kF32)] = 4;
   EXPECT_EQ(error(f32), "f32 few_below: this processor has only one kernel for the format");
   f32.few_below[static_cast<int>(PackedFormat::kF32)] = 1025;
   EXPECT_EQ(error(f32), "f32 few_below must be in [0, 1024], found 1025");
-  EXPECT_EQ(table.cut, before.cut);
+  EXPECT_EQ(table.tile_sizes, before.tile_sizes);
 }
 
 TEST(Tuning, StopsWhenToldTo) {

@@ -1,4 +1,4 @@
-#include "kernels/gemm_cut.h"
+#include "kernels/gemm_tiling.h"
 
 #include <algorithm>
 
@@ -15,41 +15,42 @@ constexpr int kPanelUnit = 4;  // panels that kernels for few rows process toget
 
 }  // namespace
 
-GemmCut::Panels GemmCut::Slice(int slice) const {
+GemmTiling::Panels GemmTiling::Slice(int slice) const {
   const int begin = std::clamp(slice * slice_panels - first_panel, 0, panels);
   return {begin, std::clamp((slice + 1) * slice_panels - first_panel, begin, panels)};
 }
 
-int GemmCut::panel_groups() const {
+int GemmTiling::panel_groups() const {
   int groups = 0;
   for (int slice = 0; slice < slices(); ++slice) groups += panel_groups(slice);
   return groups;
 }
 
-GemmCut CutGemm(int rows, const tensor::PackedMatrix& weights, int threads, int matrices,
-                const CutSizes& sizes) {
+GemmTiling TileGemm(int rows, const tensor::PackedMatrix& weights, int threads, int matrices,
+                    const TileSizes& sizes) {
   const tensor::PackedLayout& layout = weights.layout;
   const int first_panel = weights.slice_panels > 0 ? weights.first_row / tensor::kPanelRows : 0;
-  GemmCut cut{.rows = rows,
-              .panels = layout.panels(),
-              .row_tile = std::max(rows, 1),
-              .panel_group = layout.panels(),
-              .slice_panels = weights.image_panels(),
-              .first_panel = first_panel};
-  if (rows == 0) return cut;  // no tasks
+  GemmTiling tiling{.rows = rows,
+                    .panels = layout.panels(),
+                    .row_tile = std::max(rows, 1),
+                    .panel_group = layout.panels(),
+                    .slice_panels = weights.image_panels(),
+                    .first_panel = first_panel};
+  if (rows == 0) return tiling;  // no tasks
   // Bytes of a prepared row; the scales of group-scaled formats add a quarter.
   const int64_t row_bytes = std::max<int64_t>(layout.panel_bytes / tensor::kPanelRows, layout.k_padded);
   const int64_t rows_in_cache = std::max<int64_t>(sizes.row_bytes / row_bytes / kRowUnit, 1) * kRowUnit;
-  if (rows > rows_in_cache + kRowUnit / 2) cut.row_tile = static_cast<int>(rows_in_cache);
+  if (rows > rows_in_cache + kRowUnit / 2) tiling.row_tile = static_cast<int>(rows_in_cache);
 
   const int64_t wanted =
-      base::CeilDiv(int64_t{threads} * sizes.tasks_per_thread, int64_t{matrices} * cut.row_tiles());
+      base::CeilDiv(int64_t{threads} * sizes.tasks_per_thread, int64_t{matrices} * tiling.row_tiles());
   const int64_t least = std::max<int64_t>(kLeastGroupBytes / layout.panel_bytes, 1);
   const int64_t most = std::max<int64_t>(sizes.panel_bytes / layout.panel_bytes, least);
-  int64_t group = std::clamp<int64_t>(base::CeilDiv(cut.panels, wanted), least, most);
+  int64_t group = std::clamp<int64_t>(base::CeilDiv(tiling.panels, wanted), least, most);
   if (group > kPanelUnit) group = group / kPanelUnit * kPanelUnit;
-  cut.panel_group = static_cast<int>(std::min<int64_t>(group, std::min(cut.panels, cut.slice_panels)));
-  return cut;
+  tiling.panel_group =
+      static_cast<int>(std::min<int64_t>(group, std::min(tiling.panels, tiling.slice_panels)));
+  return tiling;
 }
 
 QuantizedActivations AllocateActivations(const KernelTable& kernels, runtime::Arena* scratch,

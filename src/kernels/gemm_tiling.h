@@ -10,7 +10,7 @@ namespace moesaic::kernels {
 
 /// Tasks of a product: row tiles times panel groups, each computed whole by one worker. Panels are split into
 /// slices, one per NUMA node, or one slice in total. A group does not cross slices.
-struct GemmCut {
+struct GemmTiling {
   int rows, panels;  // panels of the whole product
   int row_tile;      // rows per task; the last tile may have fewer
   int panel_group;   // panels per task; a slice's last group may have fewer
@@ -33,8 +33,8 @@ struct GemmCut {
 
 /// Tiles a product of `rows` rows with `weights`. `matrices` such products run in the same job (experts of a
 /// MoE layer, heads); all of their tasks together should keep `threads` workers busy to the end.
-GemmCut CutGemm(int rows, const tensor::PackedMatrix& weights, int threads, int matrices,
-                const CutSizes& sizes);
+GemmTiling TileGemm(int rows, const tensor::PackedMatrix& weights, int threads, int matrices,
+                    const TileSizes& sizes);
 
 /// Allocates `rows` quantized rows of `k` activations from `scratch`.
 QuantizedActivations AllocateActivations(const KernelTable& kernels, runtime::Arena* scratch,

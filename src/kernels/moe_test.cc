@@ -232,7 +232,7 @@ TEST_P(MoeTest, EqualsPlainLoops) {
 TEST_P(MoeTest, SlicesMakeNoDifference) {
   TestContext plain(GetParam(), 1);
   for (int nodes : {2, 3}) {
-    const runtime::Topology topology = runtime::PretendedNodes(nodes, 1);
+    const runtime::Topology topology = runtime::SimulatedNodes(nodes, 1);
     TestContext test(GetParam(), topology);
     for (PackedFormat format : kFormats) {
       for (const Shape& shape :
@@ -255,7 +255,7 @@ TEST_P(MoeTest, SlicesMakeNoDifference) {
 // with another slice.
 TEST_P(MoeTest, RowTilesOfOneExpertInTurn) {
   TestContext plain(GetParam(), 1), two(GetParam(), 2);
-  const runtime::Topology topology = runtime::PretendedNodes(3, 1);
+  const runtime::Topology topology = runtime::SimulatedNodes(3, 1);
   TestContext three(GetParam(), topology);
   const Shape shape{200, 100, 3, 2, 33};
   const int rows = 300;  // 200 rows of an expert: tiles of 96, 96 and 8

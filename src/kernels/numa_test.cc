@@ -39,7 +39,7 @@ std::vector<float> Product(const ExecContext& ctx, const PackedMatrix& w, const 
 TEST_P(NumaTest, ImagesMakeNoDifference) {
   TestContext plain(GetParam(), 1);
   for (int nodes : {2, 4}) {
-    const runtime::Topology topology = runtime::PretendedNodes(nodes, 1);
+    const runtime::Topology topology = runtime::SimulatedNodes(nodes, 1);
     TestContext test(GetParam(), topology);
     for (int f = 0; f < tensor::kPackedFormats; ++f) {
       const auto format = static_cast<PackedFormat>(f);
@@ -87,7 +87,7 @@ void RecordTile(const GemmTile& tile) {
 
 // Runs a product and returns, for each worker, the image read by each task.
 std::vector<std::vector<int>> ImagesRead(int nodes, int cpus_each, const TestImages& images) {
-  const runtime::Topology topology = runtime::PretendedNodes(nodes, cpus_each);
+  const runtime::Topology topology = runtime::SimulatedNodes(nodes, cpus_each);
   TestContext test(runtime::Isa::kRef, topology);
   KernelTable table = *test.context().kernels;
   table.gemm[static_cast<int>(PackedFormat::kF32)].tile = RecordTile;

@@ -425,7 +425,7 @@ TEST_P(GoldenTest, NumaMakesNoDifference) {
     const std::vector<float> logits = Feed(model, a, 0, 0, prompt.ids, Last(length)).logits;
     for (const NumaPolicy numa : {NumaPolicy::kMirror, NumaPolicy::kSlice}) {
       for (const int nodes : {2, 4}) {
-        const runtime::Topology topology = runtime::PretendedNodes(nodes, 1);
+        const runtime::Topology topology = runtime::SimulatedNodes(nodes, 1);
         for (const bool from_packed : {false, true}) {
           TestModel placed(from_packed ? packed : path_, BestIsa(),
                            {.dtype = from_packed ? "auto" : dtype, .numa = numa},

@@ -195,7 +195,7 @@ TEST(LoadTest, SlicedHeadsThatDifferInTheLastRowAreNoCopies) {
   changed.Remove("model.layers.2.shared_head.head");
   changed.Add("model.layers.2.shared_head.head.weight", head->dtype, head->shape, bytes);
   const std::string folder = changed.Write();
-  const runtime::Topology topology = runtime::PretendedNodes(2, 1);
+  const runtime::Topology topology = runtime::SimulatedNodes(2, 1);
   const auto last_logit = [&](NumaPolicy numa) {
     TestModel model(folder, BestIsa(), {.dtype = "f32", .numa = numa},
                     {.threads = 2, .pin = true, .topology = &topology});
@@ -244,7 +244,7 @@ TEST(LoadTest, ProgressEndsAtTheTotal) {
   const std::string packed = testing::TempDir() + "progress.moesaic";
   ASSERT_TRUE(Convert(path, packed, {.dtype = "int8", .progress = note}, model.pool()).ok());
   EXPECT_EQ(last, total);
-  const runtime::Topology two = runtime::PretendedNodes(2, 1);
+  const runtime::Topology two = runtime::SimulatedNodes(2, 1);
   for (const NumaPolicy numa : {NumaPolicy::kLocal, NumaPolicy::kMirror, NumaPolicy::kSlice}) {
     for (const std::string& from : {path, packed}) {
       const Placement placement = from == packed ? Placement::kCopy : Placement::kAuto;
@@ -260,7 +260,7 @@ TEST(LoadTest, ProgressEndsAtTheTotal) {
 
 // Cancels while pages are touched, and while the first image is copied.
 TEST(LoadTest, MirroringStopsWhenToldTo) {
-  const runtime::Topology two = runtime::PretendedNodes(2, 1);
+  const runtime::Topology two = runtime::SimulatedNodes(2, 1);
   const auto load = [&](const std::function<bool(int64_t, int64_t)>& progress) {
     const TestModel model(SourcePath("tests/golden/qwen3-tied"), BestIsa(),
                           {.progress = progress, .numa = NumaPolicy::kMirror},
@@ -315,7 +315,7 @@ TEST(CheckNodeMemoryTest, NamesWhatIsNeededAndThere) {
 }
 
 TEST(PlaceWeightsTest, TakesTheNodesOfTheThreads) {
-  const runtime::Topology four = runtime::PretendedNodes(4, 1);
+  const runtime::Topology four = runtime::SimulatedNodes(4, 1);
   const auto place = [&](int threads, bool pin, NumaPolicy policy) {
     const auto pool = *runtime::ThreadPool::Create({.threads = threads, .pin = pin, .topology = &four});
     return *PlaceWeights(policy, {}, *pool);
@@ -342,7 +342,7 @@ TEST(PlaceWeightsTest, CountsTheRoomThatSlicesTakeOnEveryNode) {
   region.decl.count = static_cast<int>(runtime::AvailableMemory() / 2 / region.stride);
   plan.bytes = region.bytes = region.stride * region.decl.count;
   EXPECT_EQ(SlicePlan(plan, 3).bytes, plan.bytes);
-  const runtime::Topology three = runtime::PretendedNodes(3, 1);
+  const runtime::Topology three = runtime::SimulatedNodes(3, 1);
   const auto pool = *runtime::ThreadPool::Create({.threads = 3, .pin = true, .topology = &three});
   EXPECT_THAT(Message(PlaceWeights(NumaPolicy::kSlice, plan, *pool).status()),
               HasSubstr("weights sliced on 3 NUMA nodes take "));
@@ -350,7 +350,7 @@ TEST(PlaceWeightsTest, CountsTheRoomThatSlicesTakeOnEveryNode) {
 
 TEST(LoadTest, RefusesToMirrorOrSliceAMappedFile) {
   const std::string packed = testing::TempDir() + "mapped.moesaic";
-  const runtime::Topology two = runtime::PretendedNodes(2, 1);
+  const runtime::Topology two = runtime::SimulatedNodes(2, 1);
   const auto pool = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
   ASSERT_TRUE(Convert(SourcePath("tests/golden/qwen3-tied"), packed, {}, *pool).ok());
   const auto error = [&](NumaPolicy numa) {
@@ -371,7 +371,7 @@ TEST(LoadTest, WithoutNodesMirrorAndSliceDoNotCopyAMappedFile) {
   const std::string packed = testing::TempDir() + "mapped_by_one_node.moesaic";
   const auto pool = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
   ASSERT_TRUE(Convert(SourcePath("tests/golden/qwen3-tied"), packed, {}, *pool).ok());
-  const runtime::Topology one = runtime::PretendedNodes(1, 2);
+  const runtime::Topology one = runtime::SimulatedNodes(1, 2);
   for (const NumaPolicy numa : {NumaPolicy::kMirror, NumaPolicy::kSlice}) {
     for (const bool pin : {false, true}) {
       const auto source = [&](Placement placement, NumaPolicy policy) {

@@ -7,7 +7,7 @@ namespace moesaic::runtime {
 
 /// Returns nodes 0 to nodes - 1 with `cpus_each` hardware threads each. Threads bound to hardware threads
 /// that the host lacks run anywhere.
-inline Topology PretendedNodes(int nodes, int cpus_each) {
+inline Topology SimulatedNodes(int nodes, int cpus_each) {
   Topology topology;
   topology.cores = topology.hardware_threads = nodes * cpus_each;
   for (int node = 0; node < nodes; ++node) {

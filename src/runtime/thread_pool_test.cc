@@ -109,7 +109,7 @@ TEST(ThreadPool, CallerIsBoundOnlyByAPinnedPoolOfAllCores) {
 }
 
 TEST(ThreadPool, KnowsTheNodesOfItsWorkers) {
-  const Topology four = PretendedNodes(4, 2);
+  const Topology four = SimulatedNodes(4, 2);
   const auto of = [&](int threads, bool pin) {
     return *ThreadPool::Create({.threads = threads, .pin = pin, .topology = &four});
   };
@@ -125,7 +125,7 @@ TEST(ThreadPool, KnowsTheNodesOfItsWorkers) {
 // No worker takes a second task before every worker has one.
 TEST(ThreadPool, TakesTasksOfItsNodeFirstAndLeavesNoneBehind) {
   for (const int nodes : {2, 4}) {
-    const Topology topology = PretendedNodes(nodes, 1);
+    const Topology topology = SimulatedNodes(nodes, 1);
     const auto pool = *ThreadPool::Create({.threads = nodes, .pin = true, .topology = &topology});
     // Equal shares, a node without tasks, and more and fewer task ranges than nodes.
     for (const std::vector<int64_t>& share :

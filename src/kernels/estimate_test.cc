@@ -60,10 +60,10 @@ std::vector<float> RunEstimates(DigestEstimatesFn fn, const Shape& shape, const 
       .share = share,
       .scores = scores.data(),
       .stride = kStride,
-      .ask = BoxBytes(shape.key_dim),
-      .after = table.data(),
-      .after_count = static_cast<int>(digests.size()),
-      .after_ask = BoxBytes(shape.key_dim)});
+      .prefetch_bytes = BoxBytes(shape.key_dim),
+      .next = table.data(),
+      .next_count = static_cast<int>(digests.size()),
+      .next_prefetch_bytes = BoxBytes(shape.key_dim)});
   return scores;
 }
 

@@ -197,11 +197,11 @@ struct DigestEstimates {
   int64_t stride;  // blocks, >= count
   // Prefetch hint: bytes per summary, from its start on, that are neither cached nor already prefetched: of
   // this head and of heads scored next. 0 disables prefetching. Kernels may ignore it.
-  int64_t ask;
+  int64_t prefetch_bytes;
   // Summaries that this worker scores next, with equal dimensions, and their prefetch hint.
-  const std::byte* const* after;
-  int after_count;
-  int64_t after_ask;
+  const std::byte* const* next;
+  int next_count;
+  int64_t next_prefetch_bytes;
 };
 using DigestEstimatesFn = void (*)(const DigestEstimates& estimates);
 

@@ -206,21 +206,22 @@ class Chooser {
     if (ask) memory.asked = part.pair, memory.end_asked = part.pair + Together(part);
     const int after = std::clamp(next.end - next.first, 0, kAhead);
     if (after > 0) s_.FindDigests(s_.rows[next.row], next.kv_head, next.first, after, memory.after);
-    s_.ctx.kernels->digest_estimates({.q = q,
-                                      .q_stride = cache.key_dim,
-                                      .scale = p_.scale,
-                                      .digests = memory.digests,
-                                      .rows = heads,
-                                      .count = count,
-                                      .key_dim = cache.key_dim,
-                                      .key_split = KeySplit(cache),
-                                      .share = cache.sketches ? 0 : kEstimateSpread,
-                                      .scores = scores,
-                                      .stride = s_.stride,
-                                      .ask = ask ? Bytes(part) : 0,
-                                      .after = memory.after,
-                                      .after_count = after,
-                                      .after_ask = after > 0 && !Asked(next, memory) ? Bytes(next) : 0});
+    s_.ctx.kernels->digest_estimates(
+        {.q = q,
+         .q_stride = cache.key_dim,
+         .scale = p_.scale,
+         .digests = memory.digests,
+         .rows = heads,
+         .count = count,
+         .key_dim = cache.key_dim,
+         .key_split = KeySplit(cache),
+         .share = cache.sketches ? 0 : kEstimateSpread,
+         .scores = scores,
+         .stride = s_.stride,
+         .prefetch_bytes = ask ? Bytes(part) : 0,
+         .next = memory.after,
+         .next_count = after,
+         .next_prefetch_bytes = after > 0 && !Asked(next, memory) ? Bytes(next) : 0});
     if (!cache.sketches) return;
     for (int i = 0; i < heads; ++i) {
       for (int d = 0; d < cache.key_dim; ++d) memory.query[d] = q[int64_t{i} * cache.key_dim + d] * p_.scale;

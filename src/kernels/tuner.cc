@@ -142,14 +142,14 @@ class Stream {
 };
 
 // Reports progress between measurements; fails if the user cancels.
-using Asking = std::function<Status()>;
+using CancelCheck = std::function<Status()>;
 
 // Row counts at which tiles and vectors are compared; a crossover is one of them or 0.
 constexpr int kRowSteps[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64};
 
 // Moves the crossover from its default, step by step, as long as the other kernel wins the step.
 StatusOr<TuningFinding> TuneCrossover(const KernelTable& table, PackedFormat format,
-                                      runtime::ThreadPool& pool, const Asking& ask) {
+                                      runtime::ThreadPool& pool, const CancelCheck& check_cancelled) {
   const KernelTable::Gemm& gemm = table.gemm[static_cast<int>(format)];
   TuningFinding finding{.what = "minimum rows for tiles, " + tensor::PackedFormatName(format),
                         .before = gemm.few_below,
@@ -163,7 +163,7 @@ StatusOr<TuningFinding> TuneCrossover(const KernelTable& table, PackedFormat for
   const auto* built_in = std::lower_bound(std::begin(kRowSteps), std::end(kRowSteps), gemm.few_below);
   double gain = 0;
   for (const int* step = built_in; step != std::end(kRowSteps); ++step) {  // up: rows that run on tiles now
-    RETURN_IF_ERROR(ask());
+    RETURN_IF_ERROR(check_cancelled());
     stream.SetRows(*step);
     if (!WinsTwice(tile, few, &gain)) break;
     finding.after = step + 1 != std::end(kRowSteps) ? step[1] : *step + 1;
@@ -171,7 +171,7 @@ StatusOr<TuningFinding> TuneCrossover(const KernelTable& table, PackedFormat for
   }
   if (finding.taken()) return finding;
   for (const int* step = built_in; step != std::begin(kRowSteps);) {  // down: rows that run on vectors now
-    RETURN_IF_ERROR(ask());
+    RETURN_IF_ERROR(check_cancelled());
     stream.SetRows(*--step);
     if (!WinsTwice(few, tile, &gain)) break;
     finding.after = step == std::begin(kRowSteps) ? 0 : *step;
@@ -258,8 +258,8 @@ class MoeRun {
 
 // Halves or doubles one size of `sizes` as long as that is faster.
 template <typename T>
-StatusOr<TuningFinding> TuneSize(const char* what, T TileSizes::*size, const Asking& ask, MoeRun& run,
-                                 TileSizes* sizes) {
+StatusOr<TuningFinding> TuneSize(const char* what, T TileSizes::*size, const CancelCheck& check_cancelled,
+                                 MoeRun& run, TileSizes* sizes) {
   const T before = sizes->*size;
   double ratio = 1;
   for (const bool up : {false, true}) {
@@ -267,7 +267,7 @@ StatusOr<TuningFinding> TuneSize(const char* what, T TileSizes::*size, const Ask
       TileSizes next = *sizes;
       next.*size = up ? next.*size * 2 : next.*size / 2;
       if (!CheckSizes(next).ok()) break;
-      RETURN_IF_ERROR(ask());
+      RETURN_IF_ERROR(check_cancelled());
       if (!WinsTwice([&] { return run.Seconds(*sizes); }, [&] { return run.Seconds(next); }, &gain)) break;
       *sizes = next;
       ratio *= 1 + gain;
@@ -286,7 +286,7 @@ StatusOr<TuningResult> Tune(const KernelTable& table, runtime::ThreadPool& pool,
   result.tuning.tile_sizes = table.tile_sizes;
   int64_t done = 0, steps = kSizes;
   for (const KernelTable::Gemm& gemm : table.gemm) steps += gemm.few != nullptr;
-  const auto asking = [&](const std::string& what) -> Asking {
+  const auto reporting = [&](const std::string& what) -> CancelCheck {
     return [&, what] {
       return progress && !progress(done, steps, what) ? Cancelled("tuning was stopped") : OkStatus();
     };
@@ -294,9 +294,9 @@ StatusOr<TuningResult> Tune(const KernelTable& table, runtime::ThreadPool& pool,
   for (int f = 0; f < tensor::kPackedFormats; ++f) {
     if (table.gemm[f].few == nullptr) continue;
     const auto format = static_cast<PackedFormat>(f);
-    const Asking ask = asking(tensor::PackedFormatName(format));
-    RETURN_IF_ERROR(ask());
-    ASSIGN_OR_RETURN(TuningFinding finding, TuneCrossover(table, format, pool, ask));
+    const CancelCheck check_cancelled = reporting(tensor::PackedFormatName(format));
+    RETURN_IF_ERROR(check_cancelled());
+    ASSIGN_OR_RETURN(TuningFinding finding, TuneCrossover(table, format, pool, check_cancelled));
     ++done;
     if (finding.taken()) result.tuning.few_below[f] = static_cast<int>(finding.after);
     result.findings.push_back(std::move(finding));
@@ -308,7 +308,7 @@ StatusOr<TuningResult> Tune(const KernelTable& table, runtime::ThreadPool& pool,
   run.Seconds(table.tile_sizes);
   const auto tune = [&](const char* what, auto TileSizes::*size) -> Status {
     ASSIGN_OR_RETURN(TuningFinding finding,
-                     TuneSize(what, size, asking(what), run, &result.tuning.tile_sizes));
+                     TuneSize(what, size, reporting(what), run, &result.tuning.tile_sizes));
     result.findings.push_back(std::move(finding));
     ++done;
     return OkStatus();

@@ -100,13 +100,13 @@ TEST(Tuning, StopsWhenToldTo) {
 TEST(Tuning, StopsInsideAStep) {
   const auto pool = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
   const KernelTable table = SelectKernels(runtime::DetectCpu());
-  int64_t asked = 0;
+  int64_t calls = 0;
   const auto stopped = Tune(table, *pool, [&](int64_t done, int64_t, const std::string&) {
     EXPECT_EQ(done, 0);
-    return ++asked < 2;
+    return ++calls < 2;
   });
   EXPECT_EQ(stopped.status().code(), StatusCode::kCancelled);
-  EXPECT_EQ(asked, 2);
+  EXPECT_EQ(calls, 2);
 }
 
 }  // namespace

@@ -145,8 +145,8 @@ template <bool kAhead, typename T>
 }
 
 /// Computes dot products of R rows with the packed keys into scores [R][kRunKeys], adding to them with `add`.
-/// Prefetches kAsk bytes per eight dimensions, from `ahead` on.
-template <int R, int kAsk, typename T>
+/// Prefetches kPrefetchBytes bytes per eight dimensions, from `ahead` on.
+template <int R, int kPrefetchBytes, typename T>
 [[gnu::noinline]] void Dots(const float* q, int64_t q_stride, const float* packed, int dims, bool add,
                             const float* scales, const char* ahead, float* scores) {
   constexpr bool kScaled = std::is_same_v<T, int8_t>;
@@ -154,8 +154,8 @@ template <int R, int kAsk, typename T>
 #pragma GCC unroll 16
   for (int i = 0; i < 4 * R; ++i) sum[i] = Zero();
   for (int d = 0; d < dims; d += 8) {
-    Prefetch<char, 2>(ahead, kAsk);
-    ahead += kAsk;
+    Prefetch<char, 2>(ahead, kPrefetchBytes);
+    ahead += kPrefetchBytes;
 #pragma GCC unroll 2
     for (int four = d; four < d + 8; four += 4, packed += 4 * kLanes) {
       V key[4];
@@ -178,14 +178,14 @@ template <int R, int kAsk, typename T>
   }
 }
 
-/// Computes a group's products with kLanes packed keys. With kAsk it prefetches three quarters of the bytes
-/// packed, from `ahead` on.
-template <bool kAsk, typename T>
+/// Computes a group's products with kLanes packed keys. With kPrefetch it prefetches three quarters of the
+/// bytes packed, from `ahead` on.
+template <bool kPrefetch, typename T>
 inline void DotsOfGroup(const Group& g, const float* q, int64_t q_stride, const float* packed, int dims,
                         bool add, const float* scales, const char* ahead, float* scores) {
   WithSize(g.size, [&](auto size) {
     constexpr int kRows = size < kDotRows ? size : kDotRows;
-    constexpr int kEach = kAsk ? 6 * kLanes * int{sizeof(T)} * kRows / size : 0;
+    constexpr int kEach = kPrefetch ? 6 * kLanes * int{sizeof(T)} * kRows / size : 0;
     for (int r = 0; r < size; r += kRows, ahead += kEach * dims / 8) {
       Dots<kRows, kEach, T>(q + r * q_stride, q_stride, packed, dims, add, scales, ahead,
                             scores + r * kRunKeys);
@@ -384,14 +384,14 @@ inline void PackValues(const T* values, int64_t stride, int keys, const char* ah
 
 /// Softmax and values of the only group.
 template <typename T>
-inline void FinishOne(const Run& t, bool ask, Memory* m) {
+inline void FinishOne(const Run& t, bool prefetch, Memory* m) {
   const Group& g = m->groups[0];
   if (g.keys == 0) return;
   const char* ahead = reinterpret_cast<const char*>(t.values) + t.next;
   const int quarter = t.value_dim * kRunKeys * static_cast<int>(sizeof(T)) / 4;
-  Softmax<T>(t, g, ahead, ask ? quarter / g.rows : 0, m->keep[0], m->scores);
+  Softmax<T>(t, g, ahead, prefetch ? quarter / g.rows : 0, m->keep[0], m->scores);
   WithSize(g.size, [&](auto size) {
-    if (ask) {
+    if (prefetch) {
       AddAllValues<size, kLanes / size, true, T>(t, g, m->scores[0], m->keep[0], 0, ahead + quarter);
     } else {
       AddAllValues<size, kLanes / size, false, T>(t, g, m->scores[0], m->keep[0], 0, nullptr);
@@ -401,7 +401,7 @@ inline void FinishOne(const Run& t, bool ask, Memory* m) {
 
 /// Softmax and values of several groups, which share the widened values.
 template <typename T>
-inline void FinishAll(const Run& t, bool ask, Memory* m) {
+inline void FinishAll(const Run& t, bool prefetch, Memory* m) {
   int most = 0;
   for (int i = 0; i < m->count; ++i) {
     const Group& g = m->groups[i];
@@ -413,7 +413,7 @@ inline void FinishAll(const Run& t, bool ask, Memory* m) {
   const char* ahead = reinterpret_cast<const char*>(t.values) + t.next;
   int d = 0;
   for (; d + kStrip <= t.value_dim; d += kStrip, ahead += kRunKeys * kStrip * sizeof(T)) {
-    if (ask) {
+    if (prefetch) {
       PackValues<true>(values + d, value_stride, most, ahead, m->values);
     } else {
       PackValues<false>(values + d, value_stride, most, ahead, m->values);
@@ -448,8 +448,8 @@ inline void RunRows(const Run& t, Memory* m) {
     }
   }
   Scores<T>(t, m);
-  const bool ask = t.next != 0 && t.values != t.keys;  // otherwise they were prefetched with the keys
-  m->count == 1 ? FinishOne<T>(t, ask, m) : FinishAll<T>(t, ask, m);
+  const bool prefetch = t.next != 0 && t.values != t.keys;  // otherwise they were prefetched with the keys
+  m->count == 1 ? FinishOne<T>(t, prefetch, m) : FinishAll<T>(t, prefetch, m);
 }
 
 inline void RunAttentionTile(const AttentionTile& tile) {

@@ -19,7 +19,7 @@ constexpr int kBlockTiles = 4;  // tiles of 16 value dimensions: their sums take
 /// own loads need, and the memory would idle afterwards.
 class Stream {
  public:
-  /// Distributes all prefetches over `slots` calls of Ask.
+  /// Distributes all prefetches over `slots` calls of Prefetch.
   Stream(const AttentionTile& t, int slots) {
     int64_t units = 0;
     for (int part = 0; part < (t.value_offset == 0 ? 1 : 2); ++part) {
@@ -42,7 +42,7 @@ class Stream {
   }
 
   /// Issues one share of the prefetches.
-  void Ask() {
+  void Prefetch() {
     for (int i = 0; i < share_; ++i) {
       if (at_ == end_) return;
       _mm_prefetch(at_, _MM_HINT_T1);
@@ -160,7 +160,7 @@ template <int T>
 inline void PackValues(const AttentionTile& t, int s, int seen, int d, Stream* stream, std::byte* tiles) {
   const std::byte* values = ValuesOf(t, s);
   for (int key = 0; key < kStep; key += 2, values += 2 * t.value_stride) {
-    stream->Ask();
+    stream->Prefetch();
     PackPair<T>(t, values, seen - s * kStep - key, d, tiles + 32 * key);
   }
 }

@@ -103,7 +103,7 @@ inline void Multiply64(const Work<R>& w, const Keys& keys, int from, int to, flo
     _tile_dpbf16ps(3, 7, 4);
     _tile_dpbf16ps(2, 6, 5);
     _tile_dpbf16ps(3, 7, 5);
-    w.stream->Ask();
+    w.stream->Prefetch();
   }
   _tile_stored(0, products[0], kStride);
   _tile_stored(1, products[kTileRows], kStride);
@@ -137,7 +137,7 @@ inline void Multiply32(const Work<R>& w, const Keys& keys, const std::byte* quer
     _tile_dpbf16ps(0, 6, 5);
     _tile_dpbf16ps(1, 7, 5);
     if (s < chunk.pairs) ValuePacker::PackNext(&chunk, first, second);
-    w.stream->Ask();
+    w.stream->Prefetch();
   }
   _tile_stored(0, products[0], kStride);
   _tile_stored(1, products[kTileRows], kStride);
@@ -231,9 +231,9 @@ inline V Power(const Work<R>& w, int g, int rows, V max, V* sum) {
 }
 
 /// Converts a group's scores to weights in A tiles, and writes max and sum. Weights from `seen` to the end of
-/// a step are 0. kAll: there are R rows, and all keys are visible to all of them. kAsk: also prefetches the
-/// next keys here; with several groups, the products leave enough room for that.
-template <int R, bool kAll, bool kAsk>
+/// a step are 0. kAll: there are R rows, and all keys are visible to all of them. kPrefetch: also prefetches
+/// the next keys here; with several groups, the products leave enough room for that.
+template <int R, bool kAll, bool kPrefetch>
 inline void Softmax(const Work<R>& w, int g) {
   constexpr int kAtOnce = kLanes / R;  // keys of a vector
   const AttentionTile& t = w.t;
@@ -298,14 +298,14 @@ inline void Softmax(const Work<R>& w, int g) {
       for (int i = 0; i < 16; ++i) {
         const __m512i even = weight_of(key + 2 * i, &sum[2 * i % kSums]);
         pairs[i] = pairs_of(even, weight_of(key + 2 * i + 1, &sum[(2 * i + 1) % kSums]), &sum[i / 8]);
-        if constexpr (kAsk) w.stream->Ask();
+        if constexpr (kPrefetch) w.stream->Prefetch();
       }
       StoreColumns(pairs, w.m->weights[g][s]);
     } else {
 #pragma GCC unroll 2
       for (int i = 0; i < 16; ++i) {
         pairs[i] = weight_of(key + 2 * i, &sum[i % 2]);
-        if constexpr (kAsk) w.stream->Ask();
+        if constexpr (kPrefetch) w.stream->Prefetch();
       }
 #pragma GCC unroll 8
       for (int i = 0; i < 8; ++i) {
@@ -355,7 +355,7 @@ inline void AddValues(const Work<R>& w, int g, int d, float* acc, int64_t acc_st
     Written();
     const std::byte* values = packed + (kPack ? s % 2 : s) * T * kTileBytes;
     _tile_loadd(4, w.m->weights[g][s], 64);
-    if constexpr (!kPack) w.stream->Ask();
+    if constexpr (!kPack) w.stream->Prefetch();
     _tile_loadd(6, values, 64);
     _tile_dpbf16ps(0, 4, 6);
     if constexpr (T == 4) {

@@ -17,15 +17,15 @@ struct Memory : Queries {
   alignas(64) int32_t products[3][kDigests][kScoreGroup];
 };
 
-constexpr int kAfter = 16;  // summaries of the next call that are prefetched at the end of this one
+constexpr int kNext = 16;  // summaries of the next call that are prefetched at the end of this one
 
 /// Prefetches `bytes` bytes.
-inline void AskFor(const std::byte* from, int64_t bytes) {
+inline void Prefetch(const std::byte* from, int64_t bytes) {
   for (int64_t byte = 0; byte < bytes; byte += 64) _mm_prefetch(from + byte, _MM_HINT_T1);
   if (bytes > 0) _mm_prefetch(from + bytes - 1, _MM_HINT_T1);
 }
-inline void AskFor(const DigestEstimates& t, int b) {
-  if (b < t.count) AskFor(t.digests[b], t.ask);
+inline void Prefetch(const DigestEstimates& t, int b) {
+  if (b < t.count) Prefetch(t.digests[b], t.prefetch_bytes);
 }
 
 inline const DigestHeader& HeaderOf(const std::byte* digest) {
@@ -117,7 +117,7 @@ template <bool kSeveral>
 inline void Run(const DigestEstimates& t) {
   Memory m;
   const int groups = (t.rows + kScoreGroup - 1) / kScoreGroup;
-  for (int b = 0; b < kDigests; ++b) AskFor(t, b);
+  for (int b = 0; b < kDigests; ++b) Prefetch(t, b);
   FindSteps(t, &m);
   for (int group = 0; group < groups; ++group) PackQueries</*kHalves=*/false>(t, group, &m);
   Configure({16, 16, 16, 16, 16, 16, 16, 16});
@@ -128,7 +128,7 @@ inline void Run(const DigestEstimates& t) {
       // Prefetches the next summaries, a few between each group's products: issued together they would only
       // wait for each other.
       for (int i = kDigests * group / groups; i < kDigests * (group + 1) / groups; ++i) {
-        AskFor(t, first + kDigests + i);
+        Prefetch(t, first + kDigests + i);
       }
       float* scores = t.scores + (group * t.stride + first) * kScoreGroup;
       Multiply<kSeveral>(t, group, 0, &m);
@@ -139,7 +139,7 @@ inline void Run(const DigestEstimates& t) {
     }
   }
   _tile_release();
-  for (int b = 0; b < t.after_count && b < kAfter; ++b) AskFor(t.after[b], t.after_ask);
+  for (int b = 0; b < t.next_count && b < kNext; ++b) Prefetch(t.next[b], t.next_prefetch_bytes);
 }
 
 }  // namespace

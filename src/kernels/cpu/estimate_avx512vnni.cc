@@ -14,17 +14,17 @@ constexpr int kTogether = 8;  // summaries processed together: up to three sums 
 constexpr int kAhead = 32;    // prefetch distance in summaries
 
 /// Prefetches the lines of up to kAhead summaries, a few at a time between the products. Processors drop most
-/// of many simultaneous prefetches (Zen 5), so the hint `ask` is ignored: a head's summaries are prefetched
-/// just before they are used.
-class Asker {
+/// of many simultaneous prefetches (Zen 5), so the hint `prefetch_bytes` is ignored: a head's summaries are
+/// prefetched just before they are used.
+class Prefetcher {
  public:
-  /// Distributes all prefetches over `slots` calls of Ask; fewer remain at the end.
-  Asker(const std::byte* const* digests, int count, int64_t bytes, int slots)
+  /// Distributes all prefetches over `slots` calls of Prefetch; fewer remain at the end.
+  Prefetcher(const std::byte* const* digests, int count, int64_t bytes, int slots)
       : digests_(digests), bytes_(bytes), left_(count < kAhead ? count : kAhead) {
     const auto lines = static_cast<int>(left_ * (bytes_ / 64 + 1));
     each_ = (lines + slots - 1) / slots;
   }
-  void Ask() {
+  void Prefetch() {
     if (left_ == 0) return;
     for (int i = 0; i < each_ && left_ > 0; ++i) {
       _mm_prefetch(*digests_ + at_, _MM_HINT_T1);
@@ -93,7 +93,8 @@ inline void CopyDigests(const DigestEstimates& t, int first, Memory* m) {
 
 /// Adds scores [count][16] of a group. kHalves as in PackQueries.
 template <bool kSpread, bool kHalves, bool kAdd>
-inline void ScorePart(const Memory& m, int group, int part, int count, Asker* asker, float* scores) {
+inline void ScorePart(const Memory& m, int group, int part, int count, Prefetcher* prefetcher,
+                      float* scores) {
   const auto* begins = m.begins[group][part];
   __m512i high[kTogether], low[kTogether], size[kTogether];
 #pragma GCC unroll 8
@@ -107,7 +108,7 @@ inline void ScorePart(const Memory& m, int group, int part, int count, Asker* as
     const std::byte* digests = m.digests[s][0];
     const std::byte* end = digests + __builtin_popcountll(m.steps[s].mask);
     for (; digests < end; digests += 8, q += 128, sizes += kHalves ? 64 : 128) {
-      asker->Ask();
+      prefetcher->Prefetch();
 #pragma GCC unroll 2
       for (int four = 0; four < 2; ++four) {
         const __m512i q_high = LoadBytes(q + 64 * four);
@@ -152,16 +153,16 @@ inline void Run(const DigestEstimates& t) {
     FindBegins<kSpread, kHalves>(group, &m);
   }
   for (int ahead = kAhead; ahead < t.count + kAhead; ahead += kAhead) {
-    Asker asker = ahead < t.count ? Asker(t.digests + ahead, t.count - ahead, bytes, slots)
-                                  : Asker(t.after, t.after_count, bytes, slots);
+    Prefetcher prefetcher = ahead < t.count ? Prefetcher(t.digests + ahead, t.count - ahead, bytes, slots)
+                                            : Prefetcher(t.next, t.next_count, bytes, slots);
     for (int first = ahead - kAhead; first < t.count && first < ahead; first += kTogether) {
       const int count = t.count - first < kTogether ? t.count - first : kTogether;
       CopyDigests<kSpread>(t, first, &m);
       for (int group = 0; group < groups; ++group) {
         float* scores = t.scores + (group * t.stride + first) * kScoreGroup;
-        ScorePart<kSpread, kHalves, false>(m, group, 0, count, &asker, scores);
+        ScorePart<kSpread, kHalves, false>(m, group, 0, count, &prefetcher, scores);
         if (m.ends[1] == m.ends[2]) continue;
-        ScorePart<kSpread, kHalves, true>(m, group, 1, count, &asker, scores);
+        ScorePart<kSpread, kHalves, true>(m, group, 1, count, &prefetcher, scores);
       }
     }
   }

@@ -54,7 +54,7 @@ struct alignas(64) BlockSums {
 };
 
 /// Prefetches a tile of weights into the L2 cache.
-inline void AskForTile(const std::byte* tile) {
+inline void PrefetchTile(const std::byte* tile) {
 #pragma GCC unroll 16
   for (int i = 0; i < kTileBytes; i += 64) {
     _mm_prefetch(reinterpret_cast<const char*>(tile + i), _MM_HINT_T1);
@@ -85,13 +85,13 @@ inline void Block2x2(const GemmTile& t, int row, int panel, int64_t first, int64
   for (int64_t s = first; s < last; ++s) {
     _tile_stream_loadd(6, w0 + kTileBytes * s, 64);
     _tile_loadd(4, a0 + 64 * s, t.a_stride);
-    if (next != nullptr) AskForTile(next + kTileBytes * (s - first));
+    if (next != nullptr) PrefetchTile(next + kTileBytes * (s - first));
     MOESAIC_TILE_DOT(0, 4, 6);
     _tile_loadd(5, a1 + 64 * s, t.a_stride);
     MOESAIC_TILE_DOT(2, 5, 6);
     if constexpr (kPanels == 2) {
       _tile_stream_loadd(7, w1 + kTileBytes * s, 64);
-      if (next != nullptr) AskForTile(next + t.panel_bytes + kTileBytes * (s - first));
+      if (next != nullptr) PrefetchTile(next + t.panel_bytes + kTileBytes * (s - first));
       MOESAIC_TILE_DOT(1, 4, 7);
       MOESAIC_TILE_DOT(3, 5, 7);
     }
@@ -141,9 +141,10 @@ constexpr int kMostPairs = 4;
 /// Multiplies 16 + second_rows rows by `panels` panels, at most 2 * kMostPairs. A part of K of the rows is
 /// used for all panels before the next part. It stays in the L1 cache, which the panels bypass
 /// (`tileloaddt1`). A tile product takes 7 ns, compared with 10 to 11 if rows and panels both come from the
-/// L2 cache, and 5 at the peak (Sapphire Rapids). `ask`: the panels may be in memory and are prefetched.
+/// L2 cache, and 5 at the peak (Sapphire Rapids). `prefetch`: the panels may be in memory and are prefetched.
 template <TileType kType>
-inline void RowsPastPanels(const GemmTile& t, int row, int second_rows, int panel, int panels, bool ask) {
+inline void RowsPastPanels(const GemmTile& t, int row, int second_rows, int panel, int panels,
+                           bool prefetch) {
   const int64_t steps = t.panel_bytes / kTileBytes;
   BlockSums sums[kMostPairs];
   for (int64_t step = 0; step < steps; step += kPartSteps) {
@@ -151,9 +152,9 @@ inline void RowsPastPanels(const GemmTile& t, int row, int second_rows, int pane
     for (int p = 0; p < panels; p += 2) {
       const int together = std::min(panels - p, 2);
       const std::byte* next = nullptr;
-      if (ask && p + 2 < panels) {
+      if (prefetch && p + 2 < panels) {
         next = t.w + (panel + p + 2) * t.panel_bytes + step * kTileBytes;
-      } else if (ask) {
+      } else if (prefetch) {
         next = end < steps ? t.w + panel * t.panel_bytes + end * kTileBytes
                            : t.w + (panel + panels) * t.panel_bytes;  // prefetches the most likely next panel
       }

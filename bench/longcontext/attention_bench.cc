@@ -64,7 +64,7 @@ class Setting {
     blocks_ = (options.context + kKvBlockTokens - 1) / kKvBlockTokens;
     layer_ = kernels::LayOutKv(dtype, shape.kv_heads, shape.key_dim, shape.value_dim, shape.shared,
                                options.digest == "sketch");
-    digest_bytes_ = shape.kv_heads * kernels::DigestBytes(layer_);
+    digest_bytes_ = shape.kv_heads * kernels::KeySummaryBytes(layer_);
     token_bytes_ = static_cast<double>(layer_.block_stride) / kKvBlockTokens;
     layer_bytes_ = (layer_.block_stride + layer_.digest_stride) * blocks_ * batch;
     layers_ = static_cast<int>(std::max<int64_t>(2, options.bytes / layer_bytes_));

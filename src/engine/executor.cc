@@ -16,7 +16,7 @@ std::vector<kernels::KvLayer> LayersOf(const cache::KvPool& blocks, int first_sp
   MOESAIC_CHECK_EQ(layer.value_offset, layout.value_offset());
   MOESAIC_CHECK_EQ(layer.scale_offset, layout.heads * layout.head_bytes());
   if (layout.digest_bytes > 0) {
-    MOESAIC_CHECK_EQ(layout.digest_bytes, layout.heads * kernels::DigestBytes(layer));
+    MOESAIC_CHECK_EQ(layout.digest_bytes, layout.heads * kernels::KeySummaryBytes(layer));
     MOESAIC_CHECK_EQ(layer.digest_stride, layout.digest_stride());
   }
   layer.block_stride = layout.block_bytes();  // all layers stand in a block

@@ -27,10 +27,11 @@ StatusOr<std::string> MakerOf(const models::ModelInfo& info, const EngineOptions
       .tokens = tokens, .block_table = table, .first_logits = static_cast<int>(tokens.size())};
   RETURN_IF_ERROR(executor.Run({&rows, 1}, /*want_hidden=*/false).status());
   layout.Copy(there, here);
-  return fmt::format(
-      "{};{};{};{};{};{};{};{:016x};{}", info.architecture, info.layers, info.parameters, info.weight_format,
-      info.experts_per_token, options.sparsity.digests ? options.sparsity.dense_layers : -1,
-      options.sparsity.digests ? kernels::kDigestVersion : 0, cache::ChecksumOf(bytes), options.disk->model);
+  return fmt::format("{};{};{};{};{};{};{};{:016x};{}", info.architecture, info.layers, info.parameters,
+                     info.weight_format, info.experts_per_token,
+                     options.sparsity.digests ? options.sparsity.dense_layers : -1,
+                     options.sparsity.digests ? kernels::kKeySummaryVersion : 0, cache::ChecksumOf(bytes),
+                     options.disk->model);
 }
 
 }  // namespace moesaic::engine

@@ -89,8 +89,8 @@ StatusOr<DigestKind> ParseDigestKind(const std::string& name) {
 }
 
 int64_t DigestBytesOf(const models::KvSpec& kv, DigestKind kind) {
-  return kv.heads *
-         kernels::DigestBytes(kv.key_dim, kv.shared ? kv.value_dim : kv.key_dim, kind == DigestKind::kSketch);
+  return kv.heads * kernels::KeySummaryBytes(kv.key_dim, kv.shared ? kv.value_dim : kv.key_dim,
+                                             kind == DigestKind::kSketch);
 }
 
 }  // namespace moesaic::engine

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kernels/impl_list.h"
-#include "kernels/ref/digest.h"
+#include "kernels/ref/key_summary.h"
 #include "kernels/test_context.h"
 #include "kernels/test_keys.h"
 
@@ -25,36 +25,36 @@ constexpr Shape kShapes[] = {{8, 8},     {24, 24},  {40, 32},   {64, 64},     {1
 constexpr int kBlocks = 37, kStride = 40;
 
 // Valid summaries with arbitrary centers and radii: no keys are needed.
-std::vector<std::vector<std::byte>> RandomDigests(std::mt19937* rng, const Shape& shape) {
-  std::vector<std::vector<std::byte>> digests(kBlocks, std::vector<std::byte>(BoxBytes(shape.key_dim)));
-  for (auto& digest : digests) {
-    for (std::byte& byte : digest) byte = static_cast<std::byte>((*rng)() & 0xffU);
-    auto* centers = reinterpret_cast<int8_t*>(digest.data() + sizeof(DigestHeader));
+std::vector<std::vector<std::byte>> RandomSummaries(std::mt19937* rng, const Shape& shape) {
+  std::vector<std::vector<std::byte>> summaries(kBlocks, std::vector<std::byte>(BoxBytes(shape.key_dim)));
+  for (auto& summary : summaries) {
+    for (std::byte& byte : summary) byte = static_cast<std::byte>((*rng)() & 0xffU);
+    auto* centers = reinterpret_cast<int8_t*>(summary.data() + sizeof(KeySummaryHeader));
     for (int d = 0; d < shape.key_dim; ++d) centers[d] = std::max<int8_t>(centers[d], -127);
     const std::vector<float> sizes = RandomValues(rng, 6, 1);
-    *reinterpret_cast<DigestHeader*>(digest.data()) = {
+    *reinterpret_cast<KeySummaryHeader*>(summary.data()) = {
         .center_scale = {std::abs(sizes[0]) / 100, std::abs(sizes[1]) / 100},
         .radius_scale = {std::abs(sizes[2]) / 255, std::abs(sizes[3]) / 255},
         .ball = {std::abs(sizes[4]) * 4, std::abs(sizes[5]) * 4},
         .sketch = {}};
   }
-  return digests;
+  return summaries;
 }
 
 size_t ScoreAt(int row, int block) {
   return (size_t(row / kScoreGroup) * kStride + block) * kScoreGroup + row % kScoreGroup;
 }
-std::vector<float> RunEstimates(DigestEstimatesFn fn, const Shape& shape, const std::vector<float>& q,
-                                int rows, const std::vector<std::vector<std::byte>>& digests, float share) {
+std::vector<float> RunEstimates(KeySummaryEstimatesFn fn, const Shape& shape, const std::vector<float>& q,
+                                int rows, const std::vector<std::vector<std::byte>>& summaries, float share) {
   std::vector<const std::byte*> table;
-  for (const auto& digest : digests) table.push_back(digest.data());
+  for (const auto& summary : summaries) table.push_back(summary.data());
   std::vector<float> scores(ScoreAt(rows / kScoreGroup * kScoreGroup + kScoreGroup, 0) + 1, -5);
   fn({.q = q.data(),
       .q_stride = shape.key_dim + 8,
       .scale = 0.3F,
-      .digests = table.data(),
+      .summaries = table.data(),
       .rows = rows,
-      .count = static_cast<int>(digests.size()),
+      .count = static_cast<int>(summaries.size()),
       .key_dim = shape.key_dim,
       .key_split = shape.key_split,
       .share = share,
@@ -62,7 +62,7 @@ std::vector<float> RunEstimates(DigestEstimatesFn fn, const Shape& shape, const 
       .stride = kStride,
       .prefetch_bytes = BoxBytes(shape.key_dim),
       .next = table.data(),
-      .next_count = static_cast<int>(digests.size()),
+      .next_count = static_cast<int>(summaries.size()),
       .next_prefetch_bytes = BoxBytes(shape.key_dim)});
   return scores;
 }
@@ -72,9 +72,9 @@ class EstimateTest : public testing::TestWithParam<runtime::Isa> {
   KernelTable kernels_ = SelectKernels(*runtime::LimitTo(runtime::DetectCpu(), GetParam()));
 
   static size_t At(int row, int block) { return ScoreAt(row, block); }
-  static std::vector<float> Run(DigestEstimatesFn fn, const Shape& shape, const std::vector<float>& q,
-                                int rows, const std::vector<std::vector<std::byte>>& digests, float share) {
-    return RunEstimates(fn, shape, q, rows, digests, share);
+  static std::vector<float> Run(KeySummaryEstimatesFn fn, const Shape& shape, const std::vector<float>& q,
+                                int rows, const std::vector<std::vector<std::byte>>& summaries, float share) {
+    return RunEstimates(fn, shape, q, rows, summaries, share);
   }
 };
 
@@ -87,10 +87,10 @@ TEST_P(EstimateTest, MatchRef) {
       if (rows == 128 && shape.key_dim != 40) continue;
       std::vector<float> q = RandomValues(&rng, size_t(rows) * (shape.key_dim + 8), 1);
       q[shape.key_dim / 2] *= 30;  // as queries are rounded
-      const auto digests = RandomDigests(&rng, shape);
+      const auto summaries = RandomSummaries(&rng, shape);
       for (const float share : {0.0F, 0.2F}) {
-        const std::vector<float> ours = Run(kernels_.digest_estimates, shape, q, rows, digests, share);
-        const std::vector<float> ref = Run(ref::DigestEstimates, shape, q, rows, digests, share);
+        const std::vector<float> ours = Run(kernels_.key_summary_estimates, shape, q, rows, summaries, share);
+        const std::vector<float> ref = Run(ref::KeySummaryEstimates, shape, q, rows, summaries, share);
         for (int r = 0; r < rows; ++r) {
           EXPECT_EQ(ours[At(r, kBlocks)], -5);
           double largest[2] = {};
@@ -100,7 +100,7 @@ TEST_P(EstimateTest, MatchRef) {
             most = std::max(most, at(d));
           }
           for (int b = 0; b < kBlocks; ++b) {
-            const auto& header = *reinterpret_cast<const DigestHeader*>(digests[b].data());
+            const auto& header = *reinterpret_cast<const KeySummaryHeader*>(summaries[b].data());
             const auto* centers = reinterpret_cast<const int8_t*>(&header + 1);
             const auto* radii = reinterpret_cast<const uint8_t*>(centers + shape.key_dim);
             double allowed = 1e-6;
@@ -125,13 +125,13 @@ TEST_P(EstimateTest, RowsAndBlocksAreAlone) {
   for (const Shape& shape : kShapes) {
     const int row_floats = shape.key_dim + 8;
     const std::vector<float> q = RandomValues(&rng, size_t(37) * row_floats, 1);
-    const auto digests = RandomDigests(&rng, shape);
-    const std::vector<float> all = Run(kernels_.digest_estimates, shape, q, 37, digests, 0.2F);
+    const auto summaries = RandomSummaries(&rng, shape);
+    const std::vector<float> all = Run(kernels_.key_summary_estimates, shape, q, 37, summaries, 0.2F);
     for (const int r : {0, 7, 15, 16, 36}) {
       const std::vector<float> one(q.begin() + int64_t{r} * row_floats,
                                    q.begin() + int64_t{r + 1} * row_floats);
       for (const int b : {0, 3, 15, 33, 36}) {
-        EXPECT_EQ(Run(kernels_.digest_estimates, shape, one, 1, {digests[b]}, 0.2F)[0], all[At(r, b)]);
+        EXPECT_EQ(Run(kernels_.key_summary_estimates, shape, one, 1, {summaries[b]}, 0.2F)[0], all[At(r, b)]);
       }
     }
   }
@@ -142,18 +142,18 @@ TEST(EstimateBitsTest, TilesAndRegistersGiveTheSame) {
   const runtime::CpuFeatures cpu = runtime::DetectCpu();
   if (!cpu.Has(runtime::Isa::kAmx)) GTEST_SKIP() << "this processor has no AMX";
   const auto fn_of = [&](runtime::Isa isa) {
-    return SelectKernels(*runtime::LimitTo(cpu, isa)).digest_estimates;
+    return SelectKernels(*runtime::LimitTo(cpu, isa)).key_summary_estimates;
   };
-  const DigestEstimatesFn tiles = fn_of(runtime::Isa::kAmx), registers = fn_of(runtime::Isa::kAvx512Vnni);
+  const KeySummaryEstimatesFn tiles = fn_of(runtime::Isa::kAmx), registers = fn_of(runtime::Isa::kAvx512Vnni);
   ASSERT_NE(tiles, registers);
   std::mt19937 rng(6);
   for (const Shape& shape : kShapes) {
     for (const int rows : {1, 8, 9, 16, 40}) {
       const std::vector<float> q = RandomValues(&rng, size_t(rows) * (shape.key_dim + 8), 1);
-      const auto digests = RandomDigests(&rng, shape);
+      const auto summaries = RandomSummaries(&rng, shape);
       for (const float share : {0.0F, 0.2F}) {
-        const std::vector<float> ours = RunEstimates(tiles, shape, q, rows, digests, share);
-        const std::vector<float> others = RunEstimates(registers, shape, q, rows, digests, share);
+        const std::vector<float> ours = RunEstimates(tiles, shape, q, rows, summaries, share);
+        const std::vector<float> others = RunEstimates(registers, shape, q, rows, summaries, share);
         for (int r = 0; r < rows; ++r) {
           for (int b = 0; b < kBlocks; ++b)
             ASSERT_EQ(ours[ScoreAt(r, b)], others[ScoreAt(r, b)]) << shape.key_dim;
@@ -169,12 +169,12 @@ TEST_P(EstimateTest, NotFiniteAndZero) {
   for (const Shape& shape : {Shape{128, 128}, Shape{40, 32}}) {
     for (const int rows : {4, 12}) {
       std::vector<float> q = RandomValues(&rng, size_t(rows) * (shape.key_dim + 8), 1);
-      auto digests = RandomDigests(&rng, shape);
-      reinterpret_cast<DigestHeader*>(digests[5].data())->center_scale[0] =
+      auto summaries = RandomSummaries(&rng, shape);
+      reinterpret_cast<KeySummaryHeader*>(summaries[5].data())->center_scale[0] =
           std::numeric_limits<float>::quiet_NaN();
       q[shape.key_dim + 8 + 3] = std::numeric_limits<float>::quiet_NaN();
       std::fill_n(q.begin() + 2 * int64_t{shape.key_dim + 8}, shape.key_dim, 0.0F);
-      const std::vector<float> scores = Run(kernels_.digest_estimates, shape, q, rows, digests, 0.2F);
+      const std::vector<float> scores = Run(kernels_.key_summary_estimates, shape, q, rows, summaries, 0.2F);
       for (int b = 0; b < kBlocks; ++b) {
         EXPECT_EQ(std::isnan(scores[At(0, b)]), b == 5);
         EXPECT_TRUE(std::isnan(scores[At(1, b)]));
@@ -270,7 +270,7 @@ TEST_P(EstimateTest, SharesAreNoDenormals) {
 
 std::vector<runtime::Isa> OnHost() {
   std::vector<runtime::Isa> found;
-  for (const auto& impl : DigestEstimatesImpls()) {
+  for (const auto& impl : KeySummaryEstimatesImpls()) {
     if (runtime::DetectCpu().Has(impl.needs)) found.push_back(impl.needs);
   }
   return found;

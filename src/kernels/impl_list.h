@@ -41,9 +41,9 @@ ImplList<RouteFn> RouteImpls();                     // route_list.cc
 ImplList<Rounding> RoundingImpls(NumberGrid grid);  // rounding_list.cc
 /// Implementations for keys and values of one type (kF32, kBF16 or kI8). One function handles all types.
 ImplList<AttentionTileFn> AttentionImpls(tensor::DType kv_dtype);  // attention_list.cc
-ImplList<DigestFn> DigestImpls();                                  // digest_list.cc
-ImplList<DigestScoresFn> DigestScoresImpls();
-ImplList<DigestEstimatesFn> DigestEstimatesImpls();
+ImplList<KeySummaryFn> KeySummaryImpls();                          // key_summary_list.cc
+ImplList<KeySummaryScoresFn> KeySummaryScoresImpls();
+ImplList<KeySummaryEstimatesFn> KeySummaryEstimatesImpls();
 ImplList<BlockSharesFn> BlockSharesImpls();
 ImplList<SketchScoresFn> SketchScoresImpls();
 ImplList<ExpSumFn> ExpSumImpls();

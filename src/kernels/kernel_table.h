@@ -56,9 +56,9 @@ struct KernelTable {
   RouteFn route = nullptr;
   AttentionTileFn attention = nullptr;
   Rounding rounding[kNumberGrids];
-  DigestFn digest = nullptr;
-  DigestScoresFn digest_scores = nullptr;
-  DigestEstimatesFn digest_estimates = nullptr;
+  KeySummaryFn key_summary = nullptr;
+  KeySummaryScoresFn key_summary_scores = nullptr;
+  KeySummaryEstimatesFn key_summary_estimates = nullptr;
   BlockSharesFn block_shares = nullptr;
   SketchScoresFn sketch_scores = nullptr;
   ExpSumFn exp_sum = nullptr;

@@ -7,8 +7,8 @@
 namespace moesaic::kernels {
 
 /// Bytes of one KV head's digest of a block.
-inline int64_t DigestBytes(const KvLayer& cache) {
-  return DigestBytes(cache.key_dim, KeySplit(cache), cache.sketches);
+inline int64_t KeySummaryBytes(const KvLayer& cache) {
+  return KeySummaryBytes(cache.key_dim, KeySplit(cache), cache.sketches);
 }
 
 /// A layer of `heads` KV heads whose block is each head's keys and values, then scales (kI8): all but its
@@ -20,7 +20,7 @@ inline KvLayer LayOutKv(tensor::DType dtype, int heads, int key_dim, int value_d
   const int64_t values = shared ? 0 : tensor::BytesOf(dtype, int64_t{kKvBlockTokens} * value_dim);
   const int64_t floats = dtype == tensor::DType::kI8 ? int64_t{2} * heads * kKvBlockTokens : 0;
   const int64_t scales = floats * static_cast<int64_t>(sizeof(float));
-  const int64_t digests = heads * DigestBytes(key_dim, shared ? value_dim : key_dim, sketches);
+  const int64_t digests = heads * KeySummaryBytes(key_dim, shared ? value_dim : key_dim, sketches);
   return {.base = nullptr,
           .block_stride = (heads * (keys + values) + scales + 63) / 64 * 64,
           .head_stride = keys + values,

@@ -132,18 +132,18 @@ using AttentionTileFn = void (*)(const AttentionTile& tile);
 /// Header of a key summary: bounds on the 64 keys of one block and KV head that avoid reading them. int8
 /// centers [key_dim] and uint8 radii [key_dim] follow; each is multiplied by its part's scale, and |key[d] -
 /// center[d]| <= radius[d] for every key. Parts are the dimensions [0, key_split) and the others.
-struct DigestHeader {
+struct KeySummaryHeader {
   float center_scale[2];  // NaN: some key is beyond 1e17 or not a number
   float radius_scale[2];
   float ball[2];    // maximum distance of a key from the center in a part's dimensions
   float sketch[2];  // multiplier of the sketches' factors
 };
-constexpr int kMostDigestDim = 1024;  ///< maximum key_dim
-/// Factor that makes a computed norm an upper bound. The sum of up to kMostDigestDim squares, added in f32 in
-/// any order, and its root have a relative error below 2^-14.
+constexpr int kMostKeySummaryDim = 1024;  ///< maximum key_dim
+/// Factor that makes a computed norm an upper bound. The sum of up to kMostKeySummaryDim squares, added in
+/// f32 in any order, and its root have a relative error below 2^-14.
 constexpr float kNormSlack = 1 + 0x1p-14F;
 constexpr int64_t BoxBytes(int key_dim) {
-  return static_cast<int64_t>(sizeof(DigestHeader)) + 2 * int64_t{key_dim};
+  return static_cast<int64_t>(sizeof(KeySummaryHeader)) + 2 * int64_t{key_dim};
 }
 
 /// Sketches follow the box. For each key and part, a sketch encodes the rotated difference from the center as
@@ -165,17 +165,17 @@ constexpr int64_t kSketchStepBytes = 512;  ///< 64 signs of 64 keys
 /// Builds the box of a summary of 64 keys, all of which are read. Centers are those of the smallest boxes
 /// around the keys, rounded to int8. Radii are measured from the rounded centers and rounded up, so that the
 /// bound holds.
-struct DigestTask {
+struct KeySummaryTask {
   const std::byte* keys;     // [64][key_stride bytes], key_dim elements each
   int64_t key_stride;        // bytes
   tensor::DType kv_dtype;    // kF32, kBF16 or kI8
-  int key_dim;               // multiple of 8, at most kMostDigestDim
+  int key_dim;               // multiple of 8, at most kMostKeySummaryDim
   int key_split;             // multiple of 8: first dimension of the second part; key_dim: there is one part
   const float* key_scales;   // [64], kI8 only: scales of the first part
   const float* rest_scales;  // [64], kI8 only: scales of the second part
-  std::byte* digest;         // out [BoxBytes(key_dim)], 4-byte aligned
+  std::byte* summary;        // out [BoxBytes(key_dim)], 4-byte aligned
 };
-using DigestFn = void (*)(const DigestTask& task);
+using KeySummaryFn = void (*)(const KeySummaryTask& task);
 
 constexpr int kScoreGroup = 16;  ///< rows whose scores of a block are stored together
 constexpr int kMostEstimateRows = 128;
@@ -183,15 +183,15 @@ constexpr int kMostEstimateRows = 128;
 /// Estimates, for block selection, of the scores of `rows` queries in `count` blocks. They are not bounds.
 /// Queries may be rounded to 2^-15 of the largest element of their part, and their magnitudes for radii to
 /// 2^-8.
-struct DigestEstimates {
-  const float* q;                   // [rows][q_stride]
-  int64_t q_stride;                 // floats
-  float scale;                      // multiplies q
-  const std::byte* const* digests;  // [count]
-  int rows;                         // 1..kMostEstimateRows
+struct KeySummaryEstimates {
+  const float* q;                     // [rows][q_stride]
+  int64_t q_stride;                   // floats
+  float scale;                        // multiplies q
+  const std::byte* const* summaries;  // [count]
+  int rows;                           // 1..kMostEstimateRows
   int count;
-  int key_dim, key_split;  // multiples of 8, key_dim at most kMostDigestDim
-  float share;  // multiplier of the spread (see DigestScores) that is added to the center's product
+  int key_dim, key_split;  // multiples of 8, key_dim at most kMostKeySummaryDim
+  float share;  // multiplier of the spread (see KeySummaryScores) that is added to the center's product
   // out [ceil(rows / 16)][stride][16]; NaN if the summary has one. Unused entries are undefined
   float* scores;
   int64_t stride;  // blocks, >= count
@@ -203,7 +203,7 @@ struct DigestEstimates {
   int next_count;
   int64_t next_prefetch_bytes;
 };
-using DigestEstimatesFn = void (*)(const DigestEstimates& estimates);
+using KeySummaryEstimatesFn = void (*)(const KeySummaryEstimates& estimates);
 
 /// Scores below their row's largest plus this contribute nothing to shares. exp(-72) is 2^-104; the share of
 /// one of 2^22 such blocks is still not denormal, and denormals are slow.
@@ -220,13 +220,13 @@ using BlockSharesFn = void (*)(float* scores, int rows, int blocks, float* share
 struct SketchScores {
   // [rows rounded up to 16][q_stride]: written by SketchQuery; rows beyond `rows` may have any value
   const int8_t* q;
-  int64_t q_stride;                 // sum of the widths
-  const float* q_scales;            // [rows][2]: scales of the parts
-  const int32_t* q_sums;            // [rows][2]: sums of the parts' elements
-  const std::byte* const* digests;  // [count]
+  int64_t q_stride;                   // sum of the widths
+  const float* q_scales;              // [rows][2]: scales of the parts
+  const int32_t* q_sums;              // [rows][2]: sums of the parts' elements
+  const std::byte* const* summaries;  // [count]
   int rows, count;
   SketchLayout layout;
-  // [ceil(rows / 16)][stride][16]; in: q . center from DigestEstimates; out: the logarithms. NaN is
+  // [ceil(rows / 16)][stride][16]; in: q . center from KeySummaryEstimates; out: the logarithms. NaN is
   // preserved.
   float* scores;
   int64_t stride;  // blocks, >= count
@@ -235,19 +235,19 @@ using SketchScoresFn = void (*)(const SketchScores& scores);
 
 /// Bounds on the scores of `rows` queries in `count` blocks: for every key k of a block, q . k is within
 /// centers +- spreads, up to rounding of the sums. NaN if the summary has a NaN.
-struct DigestScores {
+struct KeySummaryScores {
   // [rows rounded up to 8][q_stride]: already scaled; rows beyond `rows` are read but not used
   const float* q;
-  int64_t q_stride;                 // floats
-  const float* q_norms;             // [rows rounded up to 8][2]: norms of a query's parts
-  const std::byte* const* digests;  // [count]
+  int64_t q_stride;                   // floats
+  const float* q_norms;               // [rows rounded up to 8][2]: norms of a query's parts
+  const std::byte* const* summaries;  // [count]
   int rows, count;
   int key_dim, key_split;
   float* centers;  // out [rows][stride]: q . center
   float* spreads;  // out [rows][stride]: for each part the smaller of |q| . radius and the ball's bound
   int64_t stride;  // floats, >= count
 };
-using DigestScoresFn = void (*)(const DigestScores& scores);
+using KeySummaryScoresFn = void (*)(const KeySummaryScores& scores);
 
 /// out[i] = exp(min(x[i] + spread * y[i] - shift, 80)), 0 for NaN; returns their sum. x and out may be the
 /// same.

@@ -109,10 +109,10 @@ inline constexpr int kKvBlockTokens = 64;
 /// [64][key_dim], then values [64][value_dim], so that a head that reads this block and not the next finds
 /// all in one place. MLA keeps one row a token, latent then rope: heads = 1, and values are the first
 /// value_dim elements of the keys (value_offset = 0, shared = true). Digests stand beside the blocks,
-/// those of all blocks of a layer together, so that scoring them reads few pages: [heads][DigestBytes] of a
-/// block's 64 keys, of two parts when shared: values, and what is left of the keys.
-/// kI8: an element is scale * q with q in [-127, 127]; f32 scales [2][heads][64] stand at scale_offset: those
-/// of keys, then those of values. Shared: those of values, then those of what is left of the keys.
+/// those of all blocks of a layer together, so that scoring them reads few pages: [heads][KeySummaryBytes] of
+/// a block's 64 keys, of two parts when shared: values, and what is left of the keys. kI8: an element is
+/// scale * q with q in [-127, 127]; f32 scales [2][heads][64] stand at scale_offset: those of keys, then
+/// those of values. Shared: those of values, then those of what is left of the keys.
 struct KvLayer {
   std::byte* base = nullptr;     // this layer's part of block 0
   int64_t block_stride = 0;      // bytes from one block to the next

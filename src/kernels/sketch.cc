@@ -15,9 +15,9 @@ constexpr int kLanes = 16;  // partial sums, which compilers keep in one registe
 constexpr float kLarge = 1.23F;
 
 // Signs of the two rounds of a rotation. Any numbers unrelated to the keys are suitable; existing sketches
-// depend on them (kDigestVersion).
+// depend on them (kKeySummaryVersion).
 constexpr auto kSigns = [] {
-  std::array<std::array<float, kMostDigestDim>, 2> signs = {};
+  std::array<std::array<float, kMostKeySummaryDim>, 2> signs = {};
   uint32_t state = 0x9e3779b9;
   for (auto& round : signs) {
     for (float& sign : round) {
@@ -31,8 +31,8 @@ constexpr auto kSigns = [] {
 }();
 
 struct Buffers {
-  alignas(64) float x[kMostDigestDim];
-  alignas(64) float spare[kMostDigestDim];
+  alignas(64) float x[kMostKeySummaryDim];
+  alignas(64) float spare[kMostKeySummaryDim];
 };
 
 // A Hadamard transform of n = 2^i numbers, scaled to preserve lengths, with vector-friendly strides: each
@@ -63,9 +63,9 @@ void Rotate(int dim, Buffers* b) {
       from += size;
     };
     if (round == 0) {
-      for (int size = kMostDigestDim; size >= 8; size /= 2) chunk(size);
+      for (int size = kMostKeySummaryDim; size >= 8; size /= 2) chunk(size);
     } else {
-      for (int size = 8; size <= kMostDigestDim; size *= 2) chunk(size);
+      for (int size = 8; size <= kMostKeySummaryDim; size *= 2) chunk(size);
     }
   }
 }
@@ -81,8 +81,8 @@ float SumOf(const float* x, int count) {
 }
 
 // Loads dimensions [begin, begin + dim) of a key minus the center.
-void LoadKey(const DigestTask& t, int key, int begin, int dim, int part, float* x) {
-  const auto* header = reinterpret_cast<const DigestHeader*>(t.digest);
+void LoadKey(const KeySummaryTask& t, int key, int begin, int dim, int part, float* x) {
+  const auto* header = reinterpret_cast<const KeySummaryHeader*>(t.summary);
   const auto* centers = reinterpret_cast<const int8_t*>(header + 1) + begin;
   const std::byte* from = t.keys + key * t.key_stride + tensor::BytesOf(t.kv_dtype, begin);
   if (t.kv_dtype == tensor::DType::kF32) {
@@ -128,14 +128,14 @@ float SketchKey(int dim, int key, Buffers* b, std::byte* planes) {
 
 }  // namespace
 
-void MakeSketches(const DigestTask& t) {
+void MakeSketches(const KeySummaryTask& t) {
   const SketchLayout layout = SketchLayoutOf(t.key_dim, t.key_split);
-  auto* header = reinterpret_cast<DigestHeader*>(t.digest);
-  std::memset(t.digest + layout.factors, 0, layout.bytes - layout.factors);
+  auto* header = reinterpret_cast<KeySummaryHeader*>(t.summary);
+  std::memset(t.summary + layout.factors, 0, layout.bytes - layout.factors);
   header->sketch[0] = header->sketch[1] = 0;
   if (std::isnan(header->center_scale[0]) || std::isnan(header->center_scale[1])) return;
   Buffers buffers;
-  std::byte* planes = t.digest + layout.planes;
+  std::byte* planes = t.summary + layout.planes;
   const int ends[] = {0, t.key_split, t.key_dim};
   for (int part = 0; part < 2; ++part) {
     const int begin = ends[part], dim = ends[part + 1] - begin;
@@ -149,7 +149,7 @@ void MakeSketches(const DigestTask& t) {
     planes += layout.width[part] / 64 * kSketchStepBytes;
     if (!(most > 0)) continue;
     header->sketch[part] = most / 255;
-    auto* to = reinterpret_cast<uint8_t*>(t.digest + layout.factors) + part * kKeys;
+    auto* to = reinterpret_cast<uint8_t*>(t.summary + layout.factors) + part * kKeys;
     for (int key = 0; key < kKeys; ++key) {
       to[key] = static_cast<uint8_t>(std::min(factors[key] / most * 255 + 0.5F, 255.0F));
     }

@@ -12,7 +12,7 @@ namespace moesaic::kernels {
 
 /// Version of the summaries' contents. It must be increased when they change, so that stored ones are not
 /// mixed.
-inline constexpr int kDigestVersion = 2;
+inline constexpr int kKeySummaryVersion = 2;
 
 /// Returns the sign bits of a key's part with `dim` dimensions.
 constexpr int SketchWidth(int dim) { return (dim + 63) / 64 * 64 * (dim <= 64 ? 2 : 1); }
@@ -28,12 +28,12 @@ constexpr SketchLayout SketchLayoutOf(int key_dim, int key_split) {
   layout.bytes = layout.planes + (layout.width[0] + layout.width[1]) / 64 * kSketchStepBytes;
   return layout;
 }
-constexpr int64_t DigestBytes(int key_dim, int key_split, bool sketches) {
+constexpr int64_t KeySummaryBytes(int key_dim, int key_split, bool sketches) {
   return sketches ? SketchLayoutOf(key_dim, key_split).bytes : BoxBytes(key_dim);
 }
 
 /// Adds sketches to a summary whose box is complete. The bits are the same on every machine.
-void MakeSketches(const DigestTask& task);
+void MakeSketches(const KeySummaryTask& task);
 
 /// Rotates a query [key_dim], already scaled, and quantizes it to `out` [sum of the widths]. Writes the
 /// parts' scales [2] and the sums of their elements [2]. A query that is not finite becomes zeros.

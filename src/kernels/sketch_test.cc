@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "kernels/impl_list.h"
-#include "kernels/ref/digest.h"
+#include "kernels/ref/key_summary.h"
 #include "kernels/test_context.h"
 #include "kernels/test_keys.h"
 
@@ -48,12 +48,12 @@ struct Block : TestKeys {
     Make();
   }
   void Make() {
-    digest.assign(SketchLayoutOf(key_dim, key_split).bytes + 16, std::byte{0x5a});
-    ref::Digest(Task(digest.data()));
-    MakeSketches(Task(digest.data()));
+    summary.assign(SketchLayoutOf(key_dim, key_split).bytes + 16, std::byte{0x5a});
+    ref::KeySummary(Task(summary.data()));
+    MakeSketches(Task(summary.data()));
   }
 
-  std::vector<std::byte> digest;
+  std::vector<std::byte> summary;
   std::vector<float> keys;  // as stored
 };
 
@@ -89,7 +89,7 @@ TEST(SketchTest, EstimatesProducts) {
       for (int i = 0; i < 8; ++i) {
         const Block block(&rng, shape, dtype);
         const Queries queries(&rng, shape, 4, 1);
-        const auto* header = reinterpret_cast<const DigestHeader*>(block.digest.data());
+        const auto* header = reinterpret_cast<const KeySummaryHeader*>(block.summary.data());
         const auto* centers = reinterpret_cast<const int8_t*>(header + 1);
         for (int j = 0; j < kKeys; ++j) {
           for (int r = 0; r < 4; ++r) {
@@ -104,7 +104,7 @@ TEST(SketchTest, EstimatesProducts) {
             // Computes one key's score alone, by the signs.
             int signs[2] = {};
             for (int d = 0; d < queries.width; ++d) {
-              const std::byte* group = block.digest.data() + queries.layout.planes +
+              const std::byte* group = block.summary.data() + queries.layout.planes +
                                        d / 64 * kSketchStepBytes + j / 16 * int64_t{128};
               const int quad = d % 64 / 4;
               const auto byte = std::to_integer<int>(group[quad / 8 * 64 + j % 16 * 4 + d % 4]);
@@ -112,7 +112,7 @@ TEST(SketchTest, EstimatesProducts) {
                   queries.codes[size_t(r) * queries.width + d] * ((byte >> quad % 8 & 1) != 0 ? 1 : -1);
             }
             const auto* factors =
-                reinterpret_cast<const uint8_t*>(block.digest.data() + queries.layout.factors);
+                reinterpret_cast<const uint8_t*>(block.summary.data() + queries.layout.factors);
             double estimate = 0;
             for (int part = 0; part < (shape.key_split < shape.key_dim ? 2 : 1); ++part) {
               const int dim = part == 0 ? shape.key_split : shape.key_dim - shape.key_split;
@@ -140,12 +140,12 @@ TEST(SketchTest, KeysThatAreAlikeOrNothing) {
       for (int d = 0; d < 40; ++d) block.Put(j, d, value);
     }
     block.Make();
-    const auto* header = reinterpret_cast<const DigestHeader*>(block.digest.data());
+    const auto* header = reinterpret_cast<const KeySummaryHeader*>(block.summary.data());
     for (const float scale : header->sketch) {
       EXPECT_TRUE(std::isfinite(scale));
       EXPECT_LE(scale, value * 1e-5F);
     }
-    EXPECT_EQ(block.digest[block.digest.size() - 16], std::byte{0x5a});
+    EXPECT_EQ(block.summary[block.summary.size() - 16], std::byte{0x5a});
   }
 }
 
@@ -175,7 +175,7 @@ TEST_P(SketchScoresTest, MatchRef) {
         std::vector<Block> blocks;
         for (int b = 0; b < kBlocks; ++b) blocks.emplace_back(&rng, shape, DType::kBF16);
         std::vector<const std::byte*> table;
-        for (const Block& block : blocks) table.push_back(block.digest.data());
+        for (const Block& block : blocks) table.push_back(block.summary.data());
         const Queries queries(&rng, shape, rows, size);
         std::vector<float> ours = RandomValues(&rng, ScoreFloats(rows, kStride), 50), ref = ours;
         ours[2 * kScoreGroup] = ref[2 * kScoreGroup] = std::numeric_limits<float>::quiet_NaN();
@@ -185,7 +185,7 @@ TEST_P(SketchScoresTest, MatchRef) {
                                      .q_stride = queries.width,
                                      .q_scales = queries.scales.data(),
                                      .q_sums = queries.sums.data(),
-                                     .digests = table.data(),
+                                     .summaries = table.data(),
                                      .rows = rows,
                                      .count = kBlocks,
                                      .layout = queries.layout,
@@ -220,7 +220,7 @@ TEST_P(SketchScoresTest, FindsOneKeyAmongMany) {
     std::vector<Block> blocks;
     for (int b = 0; b < kBlocks; ++b) blocks.emplace_back(&rng, shape, DType::kBF16, 0.0F);
     std::vector<const std::byte*> table;
-    for (const Block& block : blocks) table.push_back(block.digest.data());
+    for (const Block& block : blocks) table.push_back(block.summary.data());
     for (const int wanted : {0, 7, 39}) {
       Queries queries(&rng, shape, 1, 1);
       const float* key = &blocks[wanted].keys[size_t(wanted + 11) * shape.key_dim];
@@ -234,7 +234,7 @@ TEST_P(SketchScoresTest, FindsOneKeyAmongMany) {
                               .q_stride = queries.width,
                               .q_scales = queries.scales.data(),
                               .q_sums = queries.sums.data(),
-                              .digests = table.data(),
+                              .summaries = table.data(),
                               .rows = 1,
                               .count = kBlocks,
                               .layout = queries.layout,
@@ -257,7 +257,7 @@ TEST_P(SketchScoresTest, RowsAreAlone) {
     std::vector<Block> blocks;
     for (int b = 0; b < kBlocks; ++b) blocks.emplace_back(&rng, shape, DType::kF32);
     std::vector<const std::byte*> table;
-    for (const Block& block : blocks) table.push_back(block.digest.data());
+    for (const Block& block : blocks) table.push_back(block.summary.data());
     const Queries queries(&rng, shape, kRows, 1);
     const auto run = [&](int first, int rows, int block, int count) {
       std::vector<int8_t> codes(size_t(rows + 15) / 16 * 16 * queries.width, 99);
@@ -267,7 +267,7 @@ TEST_P(SketchScoresTest, RowsAreAlone) {
                               .q_stride = queries.width,
                               .q_scales = &queries.scales[size_t(2) * first],
                               .q_sums = &queries.sums[size_t(2) * first],
-                              .digests = &table[block],
+                              .summaries = &table[block],
                               .rows = rows,
                               .count = count,
                               .layout = queries.layout,

@@ -24,7 +24,7 @@ void SparseRows::FindDigests(const SparseRow& row, int kv_head, int first, int c
                              const std::byte** digests) const {
   for (int b = 0; b < count; ++b) {
     digests[b] = p.cache.digests + row.slice->block_table[first + b] * p.cache.digest_stride +
-                 kv_head * DigestBytes(p.cache);
+                 kv_head * KeySummaryBytes(p.cache);
   }
 }
 

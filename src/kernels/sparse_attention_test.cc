@@ -358,7 +358,7 @@ TEST_P(SparseAttentionTest, DigestsDependOnFullBlocksAlone) {
   for (const DType dtype : kTypes) {
     const Sequence whole(test_.context(), shape, dtype, 200, 200, 4);
     const Sequence chunks(test_.context(), shape, dtype, 200, 7, 4);
-    const size_t bytes = shape.kv_heads * DigestBytes(shape.key_dim, shape.key_dim, shape.sketches);
+    const size_t bytes = shape.kv_heads * KeySummaryBytes(shape.key_dim, shape.key_dim, shape.sketches);
     for (int block = 0; block < 3; ++block) {
       EXPECT_EQ(std::memcmp(whole.Digest(block), chunks.Digest(block), bytes), 0);
       EXPECT_NE(whole.Digest(block)[0], std::byte{0xff});
@@ -477,8 +477,8 @@ std::vector<runtime::Isa> OnHost() {
     }
   };
   add(AttentionImpls(DType::kBF16));
-  add(DigestImpls());
-  add(DigestEstimatesImpls());
+  add(KeySummaryImpls());
+  add(KeySummaryEstimatesImpls());
   add(SketchScoresImpls());
   return {found.begin(), found.end()};
 }

@@ -136,10 +136,10 @@ class Certificate {
   void ScoreBoxes(const float* queries, const float* norms, int rows,
                   std::span<const std::byte* const> digests, int stride, float* centers,
                   float* spreads) const {
-    s_.ctx.kernels->digest_scores({.q = queries,
+    s_.ctx.kernels->key_summary_scores({.q = queries,
                                    .q_stride = s_.p.cache.key_dim,
                                    .q_norms = norms,
-                                   .digests = digests.data(),
+                                   .summaries = digests.data(),
                                    .rows = rows,
                                    .count = static_cast<int>(digests.size()),
                                    .key_dim = s_.p.cache.key_dim,

@@ -187,7 +187,7 @@ class Chooser {
   // Bytes of that many heads' digests, and of one head's box alone.
   int64_t Bytes(const Part& part) const {
     const int64_t one = BoxBytes(p_.cache.key_dim) - (p_.cache.sketches ? p_.cache.key_dim : 0);
-    return (Together(part) - 1) * DigestBytes(p_.cache) + one;
+    return (Together(part) - 1) * KeySummaryBytes(p_.cache) + one;
   }
 
   // `next`: what the worker most likely scores next.
@@ -206,11 +206,11 @@ class Chooser {
     if (ask) memory.asked = part.pair, memory.end_asked = part.pair + Together(part);
     const int after = std::clamp(next.end - next.first, 0, kAhead);
     if (after > 0) s_.FindDigests(s_.rows[next.row], next.kv_head, next.first, after, memory.after);
-    s_.ctx.kernels->digest_estimates(
+    s_.ctx.kernels->key_summary_estimates(
         {.q = q,
          .q_stride = cache.key_dim,
          .scale = p_.scale,
-         .digests = memory.digests,
+         .summaries = memory.digests,
          .rows = heads,
          .count = count,
          .key_dim = cache.key_dim,
@@ -232,7 +232,7 @@ class Chooser {
                                    .q_stride = width_,
                                    .q_scales = memory.scales,
                                    .q_sums = memory.sums,
-                                   .digests = memory.digests,
+                                   .summaries = memory.digests,
                                    .rows = heads,
                                    .count = count,
                                    .layout = layout_,

@@ -33,7 +33,7 @@ struct TestKeys {
     if (dtype == tensor::DType::kBF16) return tensor::ToFloat(reinterpret_cast<const tensor::BF16*>(from)[d]);
     return static_cast<float>(reinterpret_cast<const int8_t*>(from)[d]) * scale(key, d);  // rounded to f32
   }
-  DigestTask Task(std::byte* digest) const {
+  KeySummaryTask Task(std::byte* summary) const {
     return {.keys = bytes.data(),
             .key_stride = stride,
             .kv_dtype = dtype,
@@ -41,7 +41,7 @@ struct TestKeys {
             .key_split = key_split,
             .key_scales = scales.data(),
             .rest_scales = scales.data() + kKeys,
-            .digest = digest};
+            .summary = summary};
   }
 
   tensor::DType dtype;

@@ -1,14 +1,14 @@
-// Estimates for block selection, over the lanes of simd_<isa>-inl.h and digest-inl.h, which must be included
-// first.
+// Estimates for block selection, over the lanes of simd_<isa>-inl.h, which must be included first.
 #pragma once
 
+#include "kernels/cpu/key_summary-inl.h"
 #include "kernels/micro_kernels.h"
 
 namespace moesaic::kernels {
 namespace {
 
 /// Loads rows [first, first + kScoreRows), scaled, with zeros for missing rows, and the norms of their parts.
-inline void LoadRows(const DigestEstimates& t, int first, float (*q)[kMostDigestDim], float* norms) {
+inline void LoadRows(const KeySummaryEstimates& t, int first, float (*q)[kMostKeySummaryDim], float* norms) {
   const int ends[3] = {0, t.key_split, t.key_dim};
   for (int i = 0; i < kScoreRows; ++i) {
     for (int part = 0; part < 2; ++part) {
@@ -26,18 +26,18 @@ inline void LoadRows(const DigestEstimates& t, int first, float (*q)[kMostDigest
   }
 }
 
-inline void RunDigestEstimates(const DigestEstimates& t) {
-  alignas(64) float q[kScoreRows][kMostDigestDim], norms[2 * kScoreRows];
-  alignas(64) float centers[kScoreRows][kScoreDigests], spreads[kScoreRows][kScoreDigests];
-  DigestScores call = {q[0],      kMostDigestDim, norms,      t.digests,  kScoreRows,   0,
-                       t.key_dim, t.key_split,    centers[0], spreads[0], kScoreDigests};
+inline void RunKeySummaryEstimates(const KeySummaryEstimates& t) {
+  alignas(64) float q[kScoreRows][kMostKeySummaryDim], norms[2 * kScoreRows];
+  alignas(64) float centers[kScoreRows][kScoreSummaries], spreads[kScoreRows][kScoreSummaries];
+  KeySummaryScores call = {q[0],      kMostKeySummaryDim, norms,      t.summaries, kScoreRows,     0,
+                           t.key_dim, t.key_split,        centers[0], spreads[0],  kScoreSummaries};
   const int padded = (t.rows + kScoreGroup - 1) / kScoreGroup * kScoreGroup;
   for (int first = 0; first < padded; first += kScoreRows) {
     LoadRows(t, first, q, norms);
     float* scores = t.scores + first / kScoreGroup * t.stride * kScoreGroup + first % kScoreGroup;
-    for (int from = 0; from < t.count; from += kScoreDigests) {
-      call.digests = t.digests + from;
-      call.count = t.count - from < kScoreDigests ? t.count - from : kScoreDigests;
+    for (int from = 0; from < t.count; from += kScoreSummaries) {
+      call.summaries = t.summaries + from;
+      call.count = t.count - from < kScoreSummaries ? t.count - from : kScoreSummaries;
       ScoreGroup(call, 0, kScoreRows, 0, call.count);
       for (int b = 0; b < call.count; ++b, scores += kScoreGroup) {
         for (int i = 0; i < kScoreRows; ++i) {

@@ -9,7 +9,7 @@
 #pragma once
 
 #include "kernels/cpu/columns-inl.h"
-#include "kernels/cpu/digest.h"
+#include "kernels/cpu/key_summary.h"
 
 namespace moesaic::kernels::cpu {
 namespace {
@@ -18,8 +18,8 @@ constexpr int kMostGroups = kMostEstimateRows / kScoreGroup;
 constexpr int kInts = 64;  // elements of a step
 constexpr int kFine = 128;
 constexpr int kStepBytes = kInts * kScoreGroup;
-constexpr int kMostSteps = kMostDigestDim / kInts + 1;  // a second part begins with its own step
-static_assert(kMostDigestDim * 127 * 128 < 1 << 24, "sums of q_high's products are exact as floats");
+constexpr int kMostSteps = kMostKeySummaryDim / kInts + 1;  // a second part begins with its own step
+static_assert(kMostKeySummaryDim * 127 * 128 < 1 << 24, "sums of q_high's products are exact as floats");
 
 /// Dimensions [begin, begin + dims) of a summary's part, at most 64.
 struct Step {
@@ -36,7 +36,7 @@ struct alignas(64) Queries {
   int ends[3] = {0, 0, 0};  // steps of the parts
 };
 
-inline void FindSteps(const DigestEstimates& t, Queries* m) {
+inline void FindSteps(const KeySummaryEstimates& t, Queries* m) {
   const int ends[3] = {0, t.key_split, t.key_dim};
   int count = 0;
   for (int part = 0; part < 2; ++part) {
@@ -49,7 +49,7 @@ inline void FindSteps(const DigestEstimates& t, Queries* m) {
 }
 
 /// Loads sixteen of a row's elements, scaled; zeros after a step's end.
-inline V LoadQuery(const DigestEstimates& t, int row, const Step& step, int quarter) {
+inline V LoadQuery(const KeySummaryEstimates& t, int row, const Step& step, int quarter) {
   const auto mask = static_cast<__mmask16>(step.mask >> 16 * quarter);
   return Mul(_mm512_maskz_loadu_ps(mask, t.q + row * t.q_stride + step.begin + 16 * quarter), Set(t.scale));
 }
@@ -65,7 +65,8 @@ inline __m512i PackBytes(const __m512i* x) {
 
 /// Computes the divisor of a row's part. It is zero if the part is zero; its scale is NaN if the part is not
 /// finite.
-inline void MeasurePart(const DigestEstimates& t, int group, int i, int part, float* inverse, Queries* m) {
+inline void MeasurePart(const KeySummaryEstimates& t, int group, int i, int part, float* inverse,
+                        Queries* m) {
   V most = Zero(), squares = Zero();
   for (int s = m->ends[part]; s < m->ends[part + 1]; ++s) {
     for (int quarter = 0; quarter < 4; ++quarter) {
@@ -108,7 +109,7 @@ inline void StoreColumnsOfEights(const __m512i* rows, std::byte* columns) {
 /// With kHalves, for at most 8 rows, the low parts take the positions of the other 8 rows' high parts, and
 /// magnitudes are stored in columns of eight bytes.
 template <bool kHalves>
-inline void PackQueries(const DigestEstimates& t, int group, Queries* m) {
+inline void PackQueries(const KeySummaryEstimates& t, int group, Queries* m) {
   float inverses[2][kScoreGroup] = {};
   const int left = t.rows - group * kScoreGroup, rows = left < kScoreGroup ? left : kScoreGroup;
   for (int part = 0; part < 2; ++part) {
@@ -156,7 +157,7 @@ inline void PackQueries(const DigestEstimates& t, int group, Queries* m) {
 /// Sets or adds a part's scores [16] of one summary and group: `high` and `low` are its products with the
 /// center, `sizes` those with radii.
 template <bool kSpread, bool kAdd>
-inline void AddPart(const DigestHeader& header, int group, int part, const Queries& m, __m512i high,
+inline void AddPart(const KeySummaryHeader& header, int group, int part, const Queries& m, __m512i high,
                     __m512i low, __m512i sizes, float* scores) {
   const V fine = Fma(Set(kFine), ToFloats(high), ToFloats(low));
   V x = Mul(Mul(fine, Load(m.scales[group][part])), Set(header.center_scale[part]));

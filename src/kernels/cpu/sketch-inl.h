@@ -13,7 +13,7 @@ constexpr int kStepBytes =
     4096;  // bytes of a step's signs, one byte per sign: [4 groups][16 quads of dimensions][16 keys][4]
 // Maximum steps of 64 signs: a second part begins with its own step, and a part of at most 64 dimensions has
 // two planes.
-constexpr int kMostSteps = kMostDigestDim / 64 + 2;
+constexpr int kMostSteps = kMostKeySummaryDim / 64 + 2;
 
 /// Expands the sixteen rows of one group and step to bytes: 2 for plus, otherwise 0.
 inline void WidenSigns(const std::byte* bits, std::byte* rows) {
@@ -35,10 +35,10 @@ inline void WidenSigns(const std::byte* bits, std::byte* rows) {
   }
 }
 
-inline void WidenSketches(const SketchLayout& layout, const std::byte* digest, std::byte* signs) {
+inline void WidenSketches(const SketchLayout& layout, const std::byte* summary, std::byte* signs) {
   const int groups = (layout.width[0] + layout.width[1]) / 64 * 4;
   for (int i = 0; i < groups; ++i) {
-    WidenSigns(digest + layout.planes + int64_t{128} * i, signs + int64_t{1024} * i);
+    WidenSigns(summary + layout.planes + int64_t{128} * i, signs + int64_t{1024} * i);
   }
 }
 
@@ -46,21 +46,21 @@ inline void WidenSketches(const SketchLayout& layout, const std::byte* digest, s
 /// not follow the sequence. Data prefetched this many blocks ahead is in the L2 cache in time.
 constexpr int kAhead = 2;
 
-inline void PrefetchSketches(const SketchLayout& layout, const std::byte* digest) {
-  const auto* at = reinterpret_cast<const char*>(digest);
+inline void PrefetchSketches(const SketchLayout& layout, const std::byte* summary) {
+  const auto* at = reinterpret_cast<const char*>(summary);
   for (int64_t byte = layout.factors; byte < layout.bytes; byte += 64) __builtin_prefetch(at + byte, 0, 2);
 }
 inline void PrefetchFirst(const SketchScores& t) {
-  for (int b = 0; b < kAhead && b < t.count; ++b) PrefetchSketches(t.layout, t.digests[b]);
+  for (int b = 0; b < kAhead && b < t.count; ++b) PrefetchSketches(t.layout, t.summaries[b]);
 }
 
 /// The factors of a block's keys.
 struct Factors {
   V of[2][kSketchKeys / kLanes];
 };
-inline void LoadFactors(const SketchLayout& layout, const std::byte* digest, Factors* factors) {
-  const auto* header = reinterpret_cast<const DigestHeader*>(digest);
-  const auto* from = reinterpret_cast<const uint8_t*>(digest + layout.factors);
+inline void LoadFactors(const SketchLayout& layout, const std::byte* summary, Factors* factors) {
+  const auto* header = reinterpret_cast<const KeySummaryHeader*>(summary);
+  const auto* from = reinterpret_cast<const uint8_t*>(summary + layout.factors);
   for (int part = 0; part < (layout.width[1] > 0 ? 2 : 1); ++part) {
     for (int i = 0; i < kSketchKeys / kLanes; ++i) {
       factors->of[part][i] = Mul(Load(from + part * kSketchKeys + i * kLanes), Set(header->sketch[part]));
@@ -147,9 +147,9 @@ inline void RunSketchScores(const SketchScores& t) {
   const int steps = t.layout.width[0] / 64;
   PrefetchFirst(t);
   for (int b = 0; b < t.count; ++b) {
-    if (b + kAhead < t.count) PrefetchSketches(t.layout, t.digests[b + kAhead]);
-    WidenSketches(t.layout, t.digests[b], signs);
-    LoadFactors(t.layout, t.digests[b], &factors);
+    if (b + kAhead < t.count) PrefetchSketches(t.layout, t.summaries[b + kAhead]);
+    WidenSketches(t.layout, t.summaries[b], signs);
+    LoadFactors(t.layout, t.summaries[b], &factors);
     for (int first = 0; first < t.rows; first += kSketchRows) {
       const int rows = t.rows - first < kSketchRows ? t.rows - first : kSketchRows;
       const int8_t* q = t.q + first * t.q_stride;

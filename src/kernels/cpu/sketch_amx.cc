@@ -1,6 +1,6 @@
 // Products with sketches on AMX tiles of int8: up to 16 query rows by 64 signs, times these by 16 keys. Signs
 // are 2 for plus and 0 for minus, and sums start at the missing part: sum of q (2 b - 1).
-#include "kernels/cpu/digest.h"
+#include "kernels/cpu/key_summary.h"
 #include "kernels/cpu/simd_avx512-inl.h"
 // Requires the lanes included above:
 #include "kernels/cpu/amx_bf16-inl.h"
@@ -92,9 +92,9 @@ void SketchScoresAmx(const SketchScores& t) {
   Factors factors;
   PrefetchFirst(t);
   for (int b = 0; b < t.count; ++b) {
-    if (b + kAhead < t.count) PrefetchSketches(t.layout, t.digests[b + kAhead]);
-    WidenSketches(t.layout, t.digests[b], m.signs);
-    LoadFactors(t.layout, t.digests[b], &factors);
+    if (b + kAhead < t.count) PrefetchSketches(t.layout, t.summaries[b + kAhead]);
+    WidenSketches(t.layout, t.summaries[b], m.signs);
+    LoadFactors(t.layout, t.summaries[b], &factors);
     Written();
     for (int first = 0; first < t.rows;) {
       const bool two = t.rows - first > kSketchRows;

@@ -1,4 +1,4 @@
-#include "kernels/cpu/digest.h"
+#include "kernels/cpu/key_summary.h"
 #include "kernels/cpu/simd_avx512-inl.h"
 // Requires the lanes included above:
 #include "kernels/cpu/sketch-inl.h"

@@ -1,6 +1,6 @@
 // Sketches with vpdpbusd: the lanes are signs of 16 keys, four dimensions each, and four elements of a query
 // meet all of them. The sums are integers, so the bits equal those of the other instruction sets.
-#include "kernels/cpu/digest.h"
+#include "kernels/cpu/key_summary.h"
 #include "kernels/cpu/simd_avx512-inl.h"
 // Requires the lanes included above:
 #include "kernels/cpu/sketch-inl.h"

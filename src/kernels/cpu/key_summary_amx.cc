@@ -6,7 +6,7 @@
 // Centers and radii are converted to bfloat16 for the tiles, which is exact. q is split into two bfloat16,
 // with an error of 2^-18 of its value. |q| is one bfloat16, rounded up by at most 2^-7, so that spreads
 // remain bounds.
-#include "kernels/cpu/digest.h"
+#include "kernels/cpu/key_summary.h"
 #include "kernels/cpu/simd_avx512-inl.h"
 // Requires the lanes included above:
 #include "kernels/cpu/amx_bf16-inl.h"
@@ -14,8 +14,8 @@
 namespace moesaic::kernels::cpu {
 namespace {
 
-constexpr int kGroup = 16;    // rows
-constexpr int kDigests = 32;  // processed together
+constexpr int kGroup = 16;      // rows
+constexpr int kSummaries = 32;  // processed together
 constexpr int kMostKeyDim = 576;
 constexpr int kMostRows = 128;
 constexpr int kSteps = kMostKeyDim / kStep;
@@ -23,10 +23,10 @@ constexpr int kSteps = kMostKeyDim / kStep;
 struct alignas(64) Memory {
   // [group][step][high, low, |q| rounded up][dim pair][row][2]
   std::byte queries[kMostRows / kGroup][kSteps][3][kTileBytes];
-  std::byte centers[kDigests][2 * kMostKeyDim];
-  std::byte radii[kDigests][2 * kMostKeyDim];
-  float products[2][kDigests][kGroup];  // with centers, with radii; of one part
-  float totals[2][kDigests][kGroup];    // of both parts
+  std::byte centers[kSummaries][2 * kMostKeyDim];
+  std::byte radii[kSummaries][2 * kMostKeyDim];
+  float products[2][kSummaries][kGroup];  // with centers, with radii; of one part
+  float totals[2][kSummaries][kGroup];    // of both parts
 };
 
 /// Rounds x >= 0 up to a bfloat16, in the upper half of each lane.
@@ -35,7 +35,7 @@ inline __m512i RoundedUp(V x) {
   return _mm512_and_si512(up, _mm512_set1_epi32(static_cast<int>(0xffff0000U)));
 }
 
-inline void PackQueries(const DigestScores& t, Memory* m) {
+inline void PackQueries(const KeySummaryScores& t, Memory* m) {
   for (int first = 0; first < t.rows; first += kGroup) {
     for (int s = 0; s < t.key_dim / kStep; ++s) {
       __m512i high[kGroup], low[kGroup], size[kGroup];
@@ -58,17 +58,17 @@ inline void PackQueries(const DigestScores& t, Memory* m) {
   }
 }
 
-inline const DigestHeader& HeaderOf(const std::byte* digest) {
-  return *reinterpret_cast<const DigestHeader*>(digest);
+inline const KeySummaryHeader& HeaderOf(const std::byte* summary) {
+  return *reinterpret_cast<const KeySummaryHeader*>(summary);
 }
 
-inline void WidenDigests(const DigestScores& t, int first, int count, Memory* m) {
+inline void WidenSummaries(const KeySummaryScores& t, int first, int count, Memory* m) {
   for (int i = 0; i < count; ++i) {
-    const auto* centers = reinterpret_cast<const int8_t*>(&HeaderOf(t.digests[first + i]) + 1);
+    const auto* centers = reinterpret_cast<const int8_t*>(&HeaderOf(t.summaries[first + i]) + 1);
     const auto* radii = reinterpret_cast<const uint8_t*>(centers + t.key_dim);
     if (first + i + 4 < t.count) {  // prefetches a few ahead: blocks are in no particular order
       for (int64_t byte = 0; byte < BoxBytes(t.key_dim); byte += 64) {
-        _mm_prefetch(t.digests[first + i + 4] + byte, _MM_HINT_T0);
+        _mm_prefetch(t.summaries[first + i + 4] + byte, _MM_HINT_T0);
       }
     }
     for (int d = 0; d < t.key_dim; d += kStep) {
@@ -110,9 +110,9 @@ inline void Multiply(int group, int from, int to, Memory* m) {
 }
 
 /// totals (+)= the part's products, scaled, and bounded by its ball.
-inline void AddPart(const DigestScores& t, int first, int count, int part, V norms, bool add, Memory* m) {
+inline void AddPart(const KeySummaryScores& t, int first, int count, int part, V norms, bool add, Memory* m) {
   for (int i = 0; i < count; ++i) {
-    const DigestHeader& header = HeaderOf(t.digests[first + i]);
+    const KeySummaryHeader& header = HeaderOf(t.summaries[first + i]);
     const V box = Mul(Load(m->products[1][i]), Set(header.radius_scale[part]));
     V center = Mul(Load(m->products[0][i]), Set(header.center_scale[part]));
     V spread = Min(Mul(norms, Set(header.ball[part])), box);
@@ -145,10 +145,10 @@ inline void WriteRows(const float (*totals)[kGroup], int count, int rows, float*
 
 }  // namespace
 
-void DigestScoresAmx(const DigestScores& t) {
+void KeySummaryScoresAmx(const KeySummaryScores& t) {
   const bool fits =
       t.key_dim % kStep == 0 && t.key_split % kStep == 0 && t.key_dim <= kMostKeyDim && t.rows <= kMostRows;
-  if (!fits) return DigestScoresAvx512(t);
+  if (!fits) return KeySummaryScoresAvx512(t);
   Memory m;
   PackQueries(t, &m);
   for (auto& totals : m.totals) {  // unused rows of the last tile are transposed with the others
@@ -156,9 +156,9 @@ void DigestScoresAmx(const DigestScores& t) {
   }
   Configure({16, 16, 16, 16, 16, 16, 16, 16});
   const int ends[3] = {0, t.key_split, t.key_dim};
-  for (int first = 0; first < t.count; first += kDigests) {
-    const int count = t.count - first < kDigests ? t.count - first : kDigests;
-    WidenDigests(t, first, count, &m);
+  for (int first = 0; first < t.count; first += kSummaries) {
+    const int count = t.count - first < kSummaries ? t.count - first : kSummaries;
+    WidenSummaries(t, first, count, &m);
     for (int row = 0; row < t.rows; row += kGroup) {
       const int rows = t.rows - row < kGroup ? t.rows - row : kGroup;
       for (int part = 0; part < 2; ++part) {

@@ -5,9 +5,9 @@
 
 namespace moesaic::kernels::ref {
 
-void Digest(const DigestTask& task);
-void DigestScores(const kernels::DigestScores& scores);
-void DigestEstimates(const kernels::DigestEstimates& estimates);
+void KeySummary(const KeySummaryTask& task);
+void KeySummaryScores(const kernels::KeySummaryScores& scores);
+void KeySummaryEstimates(const kernels::KeySummaryEstimates& estimates);
 void BlockShares(float* scores, int rows, int blocks, float* shares);
 void SketchScores(const kernels::SketchScores& scores);
 float ExpSum(const float* x, const float* y, float spread, float shift, int n, float* out);

@@ -1,7 +1,7 @@
 // Micro-kernels of key summaries over the lanes of simd_<isa>-inl.h, which must be included first.
 #pragma once
 
-#include "kernels/cpu/digest_round-inl.h"
+#include "kernels/cpu/key_summary_round-inl.h"
 #include "kernels/micro_kernels.h"
 
 namespace moesaic::kernels {
@@ -28,7 +28,7 @@ inline void StoreUpTo(float* p, int d, int end, V x) {
 /// Computes the box of dimensions [begin, end); elements are multiplied by scales[key] if there are scales. A
 /// key that is not finite must give a box that is not finite: x - x is NaN then and is added to both sides.
 template <typename T>
-inline void FindBox(const DigestTask& t, const float* scales, int begin, int end, Box* box) {
+inline void FindBox(const KeySummaryTask& t, const float* scales, int begin, int end, Box* box) {
   const int64_t stride = t.key_stride / static_cast<int64_t>(sizeof(T));
   for (int d = begin; d < end; d += kLanes) {
     V low = Set(__builtin_inff()), high = Set(-__builtin_inff()), wrong = Zero();
@@ -47,7 +47,8 @@ inline void FindBox(const DigestTask& t, const float* scales, int begin, int end
 
 /// Returns the maximum distance of a key from `centers` in dimensions [begin, end).
 template <typename T>
-inline float FindBall(const DigestTask& t, const float* scales, int begin, int end, const float* centers) {
+inline float FindBall(const KeySummaryTask& t, const float* scales, int begin, int end,
+                      const float* centers) {
   const int64_t stride = t.key_stride / static_cast<int64_t>(sizeof(T));
   float most = 0;
   const T* key = reinterpret_cast<const T*>(t.keys);
@@ -66,8 +67,8 @@ inline float FindBall(const DigestTask& t, const float* scales, int begin, int e
 }
 
 template <typename T>
-inline void MakeDigest(const DigestTask& t) {
-  auto* header = reinterpret_cast<DigestHeader*>(t.digest);
+inline void MakeDigest(const KeySummaryTask& t) {
+  auto* header = reinterpret_cast<KeySummaryHeader*>(t.summary);
   auto* centers = reinterpret_cast<int8_t*>(header + 1);
   auto* radii = reinterpret_cast<uint8_t*>(centers + t.key_dim);
   Box box;
@@ -81,13 +82,13 @@ inline void MakeDigest(const DigestTask& t) {
                                                            : t.rest_scales;
     FindBox<T>(t, scales, begin, end, &box);
     if (!RoundBox(begin, end, part, &box, header, centers, radii)) {
-      return SpoilDigest(t.key_dim, header, centers, radii);
+      return InvalidateKeySummary(t.key_dim, header, centers, radii);
     }
     header->ball[part] = FindBall<T>(t, scales, begin, end, box.low);
   }
 }
 
-inline void RunDigest(const DigestTask& task) {
+inline void RunKeySummary(const KeySummaryTask& task) {
   if (task.kv_dtype == tensor::DType::kF32) {
     MakeDigest<float>(task);
   } else if (task.kv_dtype == tensor::DType::kI8) {
@@ -118,7 +119,7 @@ inline V PartScores(const float* q, int64_t q_stride, const int8_t* centers, con
   return SumEach(sum);
 }
 
-inline void ScoreGroup(const DigestScores& t, int first, int rows, int from, int to) {
+inline void ScoreGroup(const KeySummaryScores& t, int first, int rows, int from, int to) {
   const float* q = t.q + first * t.q_stride;
   const int ends[3] = {0, t.key_split, t.key_dim};
   // Lanes of centers have no bound, which a ball of radius 0 and this value express.
@@ -132,11 +133,11 @@ inline void ScoreGroup(const DigestScores& t, int first, int rows, int from, int
     open[kScoreRows + i] = 0;
   }
   for (int b = from; b < to; ++b) {
-    const auto* header = reinterpret_cast<const DigestHeader*>(t.digests[b]);
+    const auto* header = reinterpret_cast<const KeySummaryHeader*>(t.summaries[b]);
     const auto* centers = reinterpret_cast<const int8_t*>(header + 1);
     const auto* radii = reinterpret_cast<const uint8_t*>(centers + t.key_dim);
     if (first == 0 && b + 1 < to) {
-      const auto* next = reinterpret_cast<const char*>(t.digests[b + 1]);
+      const auto* next = reinterpret_cast<const char*>(t.summaries[b + 1]);
       for (int64_t byte = 0; byte < BoxBytes(t.key_dim); byte += 64) __builtin_prefetch(next + byte, 0, 3);
     }
     V total = Zero();
@@ -159,11 +160,11 @@ inline void ScoreGroup(const DigestScores& t, int first, int rows, int from, int
 }
 
 /// Summaries that all rows process before the next ones: 16 of 288 or 1184 bytes stay in an L1 cache.
-constexpr int kScoreDigests = 16;
+constexpr int kScoreSummaries = 16;
 
-inline void RunDigestScores(const DigestScores& scores) {
-  for (int from = 0; from < scores.count; from += kScoreDigests) {
-    const int to = scores.count - from < kScoreDigests ? scores.count : from + kScoreDigests;
+inline void RunKeySummaryScores(const KeySummaryScores& scores) {
+  for (int from = 0; from < scores.count; from += kScoreSummaries) {
+    const int to = scores.count - from < kScoreSummaries ? scores.count : from + kScoreSummaries;
     for (int first = 0; first < scores.rows; first += kScoreRows) {
       const int left = scores.rows - first;
       ScoreGroup(scores, first, left < kScoreRows ? left : kScoreRows, from, to);

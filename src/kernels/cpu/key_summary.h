@@ -5,16 +5,16 @@
 
 namespace moesaic::kernels::cpu {
 
-void DigestAvx2(const DigestTask& task);
-void DigestAvx512(const DigestTask& task);
-void DigestScoresAvx2(const DigestScores& scores);
-void DigestScoresAvx512(const DigestScores& scores);
+void KeySummaryAvx2(const KeySummaryTask& task);
+void KeySummaryAvx512(const KeySummaryTask& task);
+void KeySummaryScoresAvx2(const KeySummaryScores& scores);
+void KeySummaryScoresAvx512(const KeySummaryScores& scores);
 // dimensions of whole tiles; falls back to AVX-512 otherwise
-void DigestScoresAmx(const DigestScores& scores);
-void DigestEstimatesAvx2(const DigestEstimates& estimates);
-void DigestEstimatesAvx512(const DigestEstimates& estimates);
-void DigestEstimatesAvx512Vnni(const DigestEstimates& estimates);  // bit-identical to Amx
-void DigestEstimatesAmx(const DigestEstimates& estimates);
+void KeySummaryScoresAmx(const KeySummaryScores& scores);
+void KeySummaryEstimatesAvx2(const KeySummaryEstimates& estimates);
+void KeySummaryEstimatesAvx512(const KeySummaryEstimates& estimates);
+void KeySummaryEstimatesAvx512Vnni(const KeySummaryEstimates& estimates);  // bit-identical to Amx
+void KeySummaryEstimatesAmx(const KeySummaryEstimates& estimates);
 void BlockSharesAvx2(float* scores, int rows, int blocks, float* shares);
 void BlockSharesAvx512(float* scores, int rows, int blocks, float* shares);
 void SketchScoresAvx2(const SketchScores& scores);

@@ -1,18 +1,18 @@
-#include "kernels/ref/digest.h"
+#include "kernels/ref/key_summary.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
 
-#include "kernels/cpu/digest_round-inl.h"
+#include "kernels/cpu/key_summary_round-inl.h"
 
 namespace moesaic::kernels::ref {
 namespace {
 
 constexpr int kKeys = 64;
 
-float At(const DigestTask& t, int key, int d) {
+float At(const KeySummaryTask& t, int key, int d) {
   const std::byte* row = t.keys + key * t.key_stride;
   if (t.kv_dtype == tensor::DType::kF32) return reinterpret_cast<const float*>(row)[d];
   if (t.kv_dtype == tensor::DType::kBF16) {
@@ -23,7 +23,7 @@ float At(const DigestTask& t, int key, int d) {
 }
 
 // Returns false if a key is not finite.
-bool FindBox(const DigestTask& t, int begin, int end, Box* box) {
+bool FindBox(const KeySummaryTask& t, int begin, int end, Box* box) {
   for (int d = begin; d < end; ++d) {
     box->low[d] = std::numeric_limits<float>::infinity();
     box->high[d] = -box->low[d];
@@ -37,7 +37,7 @@ bool FindBox(const DigestTask& t, int begin, int end, Box* box) {
   return true;
 }
 
-float FindBall(const DigestTask& t, int begin, int end, const float* centers) {
+float FindBall(const KeySummaryTask& t, int begin, int end, const float* centers) {
   float most = 0;
   for (int key = 0; key < kKeys; ++key) {
     float sum = 0;
@@ -49,8 +49,8 @@ float FindBall(const DigestTask& t, int begin, int end, const float* centers) {
 
 }  // namespace
 
-void Digest(const DigestTask& t) {
-  auto* header = reinterpret_cast<DigestHeader*>(t.digest);
+void KeySummary(const KeySummaryTask& t) {
+  auto* header = reinterpret_cast<KeySummaryHeader*>(t.summary);
   auto* centers = reinterpret_cast<int8_t*>(header + 1);
   auto* radii = reinterpret_cast<uint8_t*>(centers + t.key_dim);
   Box box;
@@ -60,16 +60,16 @@ void Digest(const DigestTask& t) {
     const int begin = ends[part], end = ends[part + 1];
     if (begin == end) continue;
     if (!FindBox(t, begin, end, &box) || !RoundBox(begin, end, part, &box, header, centers, radii)) {
-      return SpoilDigest(t.key_dim, header, centers, radii);
+      return InvalidateKeySummary(t.key_dim, header, centers, radii);
     }
     header->ball[part] = FindBall(t, begin, end, box.low);
   }
 }
 
-void DigestScores(const kernels::DigestScores& t) {
+void KeySummaryScores(const kernels::KeySummaryScores& t) {
   const int ends[] = {0, t.key_split, t.key_dim};
   for (int b = 0; b < t.count; ++b) {
-    const auto* header = reinterpret_cast<const DigestHeader*>(t.digests[b]);
+    const auto* header = reinterpret_cast<const KeySummaryHeader*>(t.summaries[b]);
     const auto* centers = reinterpret_cast<const int8_t*>(header + 1);
     const auto* radii = reinterpret_cast<const uint8_t*>(centers + t.key_dim);
     for (int row = 0; row < t.rows; ++row) {
@@ -91,7 +91,7 @@ void DigestScores(const kernels::DigestScores& t) {
   }
 }
 
-void DigestEstimates(const kernels::DigestEstimates& t) {
+void KeySummaryEstimates(const kernels::KeySummaryEstimates& t) {
   std::vector<float> q(t.key_dim);
   for (int row = 0; row < t.rows; ++row) {
     float norms[2] = {0, 0};
@@ -102,7 +102,8 @@ void DigestEstimates(const kernels::DigestEstimates& t) {
     for (float& norm : norms) norm = std::sqrt(norm);
     for (int b = 0; b < t.count; ++b) {
       float center, spread;
-      DigestScores({q.data(), 0, norms, t.digests + b, 1, 1, t.key_dim, t.key_split, &center, &spread, 1});
+      KeySummaryScores(
+          {q.data(), 0, norms, t.summaries + b, 1, 1, t.key_dim, t.key_split, &center, &spread, 1});
       t.scores[(row / kScoreGroup * t.stride + b) * kScoreGroup + row % kScoreGroup] =
           center + t.share * spread;
     }
@@ -141,9 +142,9 @@ int SignAt(const std::byte* planes, int64_t step, int d, int key) {
 void SketchScores(const kernels::SketchScores& t) {
   constexpr double kReach = 100 * 0.6931471805599453;  // the range of the other implementations' exponents
   for (int b = 0; b < t.count; ++b) {
-    const std::byte* digest = t.digests[b];
-    const auto* header = reinterpret_cast<const DigestHeader*>(digest);
-    const auto* factors = reinterpret_cast<const uint8_t*>(digest + t.layout.factors);
+    const std::byte* summary = t.summaries[b];
+    const auto* header = reinterpret_cast<const KeySummaryHeader*>(summary);
+    const auto* factors = reinterpret_cast<const uint8_t*>(summary + t.layout.factors);
     for (int row = 0; row < t.rows; ++row) {
       double sum = 0;
       for (int key = 0; key < kKeys; ++key) {
@@ -153,7 +154,7 @@ void SketchScores(const kernels::SketchScores& t) {
         for (int part = 0; part < 2; ++part) {
           int product = 0;
           for (int d = 0; d < t.layout.width[part]; ++d) {
-            product += q[d] * SignAt(digest + t.layout.planes, step, d, key);
+            product += q[d] * SignAt(summary + t.layout.planes, step, d, key);
           }
           if (t.layout.width[part] > 0) {
             estimate += double{t.q_scales[2 * row + part]} * product * header->sketch[part] *

@@ -9,7 +9,7 @@
 namespace moesaic::kernels {
 namespace {
 
-DigestTask TaskOf(const KvLayer& cache, int32_t number, int head) {
+KeySummaryTask TaskOf(const KvLayer& cache, int32_t number, int head) {
   const std::byte* block = cache.base + number * cache.block_stride;
   const int64_t line = int64_t{head} * kKvBlockTokens;  // the first key of this head in its block
   const int64_t key_bytes = tensor::BytesOf(cache.dtype, cache.key_dim);
@@ -21,7 +21,7 @@ DigestTask TaskOf(const KvLayer& cache, int32_t number, int head) {
           .key_split = KeySplit(cache),
           .key_scales = scales + line,
           .rest_scales = scales + kKvBlockTokens,  // shared caches have one head
-          .digest = cache.digests + number * cache.digest_stride + head * DigestBytes(cache)};
+          .summary = cache.digests + number * cache.digest_stride + head * KeySummaryBytes(cache)};
 }
 
 }  // namespace
@@ -29,7 +29,7 @@ DigestTask TaskOf(const KvLayer& cache, int32_t number, int head) {
 void BuildDigests(const ExecContext& ctx, const BuildDigestsParams& params) {
   const KvLayer& cache = params.cache;
   if (cache.digests == nullptr) return;
-  MOESAIC_CHECK_LE(cache.key_dim, kMostDigestDim);
+  MOESAIC_CHECK_LE(cache.key_dim, kMostKeySummaryDim);
   const size_t mark = ctx.scratch->Mark();
   size_t most = 0;
   for (const SequenceSlice& s : params.sequences) most += s.count / kKvBlockTokens + 1;
@@ -41,8 +41,9 @@ void BuildDigests(const ExecContext& ctx, const BuildDigestsParams& params) {
     }
   }
   ctx.pool->Run(count * cache.heads, [&](int64_t task, int) {
-    const DigestTask made = TaskOf(cache, filled[task / cache.heads], static_cast<int>(task % cache.heads));
-    ctx.kernels->digest(made);
+    const KeySummaryTask made =
+        TaskOf(cache, filled[task / cache.heads], static_cast<int>(task % cache.heads));
+    ctx.kernels->key_summary(made);
     if (cache.sketches) MakeSketches(made);
   });
   ctx.scratch->Rewind(mark);

@@ -1,14 +1,14 @@
-#include "kernels/cpu/digest.h"
+#include "kernels/cpu/key_summary.h"
 #include "kernels/cpu/simd_avx2-inl.h"
 // Requires the lanes included above:
-#include "kernels/cpu/digest-inl.h"
 #include "kernels/cpu/estimate-inl.h"
+#include "kernels/cpu/key_summary-inl.h"
 
 namespace moesaic::kernels::cpu {
 
-void DigestAvx2(const DigestTask& task) { RunDigest(task); }
-void DigestScoresAvx2(const DigestScores& scores) { RunDigestScores(scores); }
-void DigestEstimatesAvx2(const DigestEstimates& estimates) { RunDigestEstimates(estimates); }
+void KeySummaryAvx2(const KeySummaryTask& task) { RunKeySummary(task); }
+void KeySummaryScoresAvx2(const KeySummaryScores& scores) { RunKeySummaryScores(scores); }
+void KeySummaryEstimatesAvx2(const KeySummaryEstimates& estimates) { RunKeySummaryEstimates(estimates); }
 void BlockSharesAvx2(float* scores, int rows, int blocks, float* shares) {
   RunBlockShares(scores, rows, blocks, shares);
 }

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kernels/impl_list.h"
-#include "kernels/ref/digest.h"
+#include "kernels/ref/key_summary.h"
 #include "kernels/test_context.h"
 #include "kernels/test_keys.h"
 
@@ -40,17 +40,17 @@ struct Keys : TestKeys {
       }
     }
   }
-  std::vector<std::byte> Digest(DigestFn fn) const {
-    std::vector<std::byte> digest(BoxBytes(key_dim) + 16, std::byte{0x5a});
-    fn(Task(digest.data()));
-    return digest;
+  std::vector<std::byte> Summarize(KeySummaryFn fn) const {
+    std::vector<std::byte> summary(BoxBytes(key_dim) + 16, std::byte{0x5a});
+    fn(Task(summary.data()));
+    return summary;
   }
 };
 
 struct View {  // of a summary
-  explicit View(const std::vector<std::byte>& digest, const Shape& shape)
-      : shape_(shape), at_(digest.data()) {}
-  const DigestHeader& header() const { return *reinterpret_cast<const DigestHeader*>(at_); }
+  explicit View(const std::vector<std::byte>& summary, const Shape& shape)
+      : shape_(shape), at_(summary.data()) {}
+  const KeySummaryHeader& header() const { return *reinterpret_cast<const KeySummaryHeader*>(at_); }
   int part(int d) const { return d < shape_.key_split ? 0 : 1; }
   double center(int d) const {
     const auto* centers = reinterpret_cast<const int8_t*>(&header() + 1);
@@ -66,19 +66,19 @@ struct View {  // of a summary
   const std::byte* at_;
 };
 
-class DigestTest : public testing::TestWithParam<runtime::Isa> {
+class KeySummaryTest : public testing::TestWithParam<runtime::Isa> {
  protected:
   KernelTable kernels_ = SelectKernels(*runtime::LimitTo(runtime::DetectCpu(), GetParam()));
 };
 
 // The bound must hold exactly: a radius rounded down is no bound.
-TEST_P(DigestTest, HoldsEveryKey) {
+TEST_P(KeySummaryTest, HoldsEveryKey) {
   std::mt19937 rng(1);
   for (const Shape& shape : kShapes) {
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kI8}) {
       const Keys keys(&rng, dtype, shape);
-      const std::vector<std::byte> digest = keys.Digest(kernels_.digest);
-      const View view(digest, shape);
+      const std::vector<std::byte> summary = keys.Summarize(kernels_.key_summary);
+      const View view(summary, shape);
       double widest[2] = {0, 0};
       for (int j = 0; j < kKeys; ++j) {
         double squares[2] = {0, 0};
@@ -100,30 +100,30 @@ TEST_P(DigestTest, HoldsEveryKey) {
         double low = keys.At(0, d), high = low;
         for (int j = 1; j < kKeys; ++j)
           low = std::min(low, keys.At(j, d)), high = std::max(high, keys.At(j, d));
-        const DigestHeader& header = view.header();
+        const KeySummaryHeader& header = view.header();
         EXPECT_LE(view.radius(d), (high - low) / 2 + 0.51 * header.center_scale[view.part(d)] +
                                       1.01 * header.radius_scale[view.part(d)]);
       }
-      EXPECT_EQ(digest[digest.size() - 16], std::byte{0x5a});
+      EXPECT_EQ(summary[summary.size() - 16], std::byte{0x5a});
     }
   }
 }
 
-TEST_P(DigestTest, HasTheBitsOfRef) {
+TEST_P(KeySummaryTest, HasTheBitsOfRef) {
   std::mt19937 rng(2);
   for (const Shape& shape : kShapes) {
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kI8}) {
       const Keys keys(&rng, dtype, shape);
-      std::vector<std::byte> ours = keys.Digest(kernels_.digest), ref = keys.Digest(ref::Digest);
+      std::vector<std::byte> ours = keys.Summarize(kernels_.key_summary), ref = keys.Summarize(ref::KeySummary);
       // Sums of squares are added in another order.
-      for (auto* digest : {&ours, &ref})
-        std::memset(reinterpret_cast<DigestHeader*>(digest->data())->ball, 0, 8);
+      for (auto* summary : {&ours, &ref})
+        std::memset(reinterpret_cast<KeySummaryHeader*>(summary->data())->ball, 0, 8);
       EXPECT_EQ(ours, ref) << shape.key_dim << " " << tensor::DTypeName(dtype);
     }
   }
 }
 
-TEST_P(DigestTest, TellsOfKeysThatAreNotFinite) {
+TEST_P(KeySummaryTest, TellsOfKeysThatAreNotFinite) {
   std::mt19937 rng(3);
   for (const float wrong : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
                             -std::numeric_limits<float>::infinity()}) {
@@ -131,13 +131,13 @@ TEST_P(DigestTest, TellsOfKeysThatAreNotFinite) {
       const Shape shape = {40, 24};
       Keys keys(&rng, DType::kF32, shape);
       keys.Put(17, d, wrong);
-      const std::vector<std::byte> digest = keys.Digest(kernels_.digest);
-      EXPECT_TRUE(std::isnan(View(digest, shape).header().center_scale[0]));
+      const std::vector<std::byte> summary = keys.Summarize(kernels_.key_summary);
+      EXPECT_TRUE(std::isnan(View(summary, shape).header().center_scale[0]));
     }
   }
 }
 
-TEST_P(DigestTest, ZerosAndTinyKeys) {
+TEST_P(KeySummaryTest, ZerosAndTinyKeys) {
   std::mt19937 rng(4);
   for (const float size : {0.0F, 1e-42F, 1e-31F}) {
     const Shape shape = {24, 24};
@@ -145,10 +145,10 @@ TEST_P(DigestTest, ZerosAndTinyKeys) {
     for (int j = 0; j < kKeys; ++j) {
       for (int d = 0; d < 24; ++d) keys.Put(j, d, j % 2 ? size : -size);
     }
-    const std::vector<std::byte> digest = keys.Digest(kernels_.digest);
+    const std::vector<std::byte> summary = keys.Summarize(kernels_.key_summary);
     for (int d = 0; d < 24; ++d) {
-      EXPECT_LE(std::abs(keys.At(1, d) - View(digest, shape).center(d)), View(digest, shape).radius(d));
-      EXPECT_LE(View(digest, shape).radius(d), 2e-30);
+      EXPECT_LE(std::abs(keys.At(1, d) - View(summary, shape).center(d)), View(summary, shape).radius(d));
+      EXPECT_LE(View(summary, shape).radius(d), 2e-30);
     }
   }
 }
@@ -157,17 +157,17 @@ TEST_P(DigestTest, ZerosAndTinyKeys) {
 // step, and scaled: at most key_dim + 8 units of 2^-24 of the sum of magnitudes. The parts are added once
 // more. Tiles represent queries as two bfloat16, with an error of 2^-18, 64 units, and their magnitudes as
 // one, rounded up.
-TEST_P(DigestTest, ScoresMatchDoubleAndBoundEveryKey) {
+TEST_P(KeySummaryTest, ScoresMatchDoubleAndBoundEveryKey) {
   std::mt19937 rng(5);
   for (const Shape& shape : kShapes) {
     for (const int rows : {1, 3, 8, 13, 40}) {
       constexpr int kBlocks = 37;
       std::vector<Keys> keys;
-      std::vector<std::vector<std::byte>> digests;
+      std::vector<std::vector<std::byte>> summaries;
       std::vector<const std::byte*> table;
       for (int b = 0; b < kBlocks; ++b)
-        digests.push_back(keys.emplace_back(&rng, DType::kBF16, shape).Digest(ref::Digest));
-      for (const auto& digest : digests) table.push_back(digest.data());
+        summaries.push_back(keys.emplace_back(&rng, DType::kBF16, shape).Summarize(ref::KeySummary));
+      for (const auto& summary : summaries) table.push_back(summary.data());
       const int stride = shape.key_dim + 8, padded = (rows + 7) / 8 * 8;
       const std::vector<float> q = RandomValues(&rng, size_t(padded) * stride, 1);
       std::vector<float> norms(size_t(2) * padded, 0.0F);
@@ -179,13 +179,13 @@ TEST_P(DigestTest, ScoresMatchDoubleAndBoundEveryKey) {
           norms[2 * r + part] = static_cast<float>(std::sqrt(squares[part]) * 1.0001);
       }
       std::vector<float> centers(size_t(rows) * 40, -5), spreads(size_t(rows) * 40, -5);
-      kernels_.digest_scores({q.data(), stride, norms.data(), table.data(), rows, kBlocks, shape.key_dim,
-                              shape.key_split, centers.data(), spreads.data(), 40});
+      kernels_.key_summary_scores({q.data(), stride, norms.data(), table.data(), rows, kBlocks, shape.key_dim,
+                                   shape.key_split, centers.data(), spreads.data(), 40});
       for (int r = 0; r < rows; ++r) {
         EXPECT_EQ(centers[r * 40 + 37], -5);
         EXPECT_EQ(spreads[r * 40 + 39], -5);
         for (int b = 0; b < kBlocks; ++b) {
-          const View view(digests[b], shape);
+          const View view(summaries[b], shape);
           double center = 0, magnitude = 0, spread = 0;
           double reach[2] = {0, 0};
           for (int d = 0; d < shape.key_dim; ++d) {
@@ -216,7 +216,7 @@ TEST_P(DigestTest, ScoresMatchDoubleAndBoundEveryKey) {
 
 // Exp has a relative error of 2^-23. Its argument, with two roundings of magnitudes up to 120, has an error
 // of 2^-17.
-TEST_P(DigestTest, ExpSum) {
+TEST_P(KeySummaryTest, ExpSum) {
   std::mt19937 rng(6);
   for (const int n : {1, 7, 8, 9, 16, 31, 100}) {
     std::vector<float> x = RandomValues(&rng, n, 30), y = RandomValues(&rng, n, 10), out(n + 1, 3);
@@ -236,12 +236,12 @@ TEST_P(DigestTest, ExpSum) {
 
 std::vector<runtime::Isa> OnHost() {
   std::vector<runtime::Isa> found;
-  for (const auto& impl : DigestScoresImpls()) {
+  for (const auto& impl : KeySummaryScoresImpls()) {
     if (runtime::DetectCpu().Has(impl.needs)) found.push_back(impl.needs);
   }
   return found;
 }
-INSTANTIATE_TEST_SUITE_P(Host, DigestTest, testing::ValuesIn(OnHost()), IsaTestName);
+INSTANTIATE_TEST_SUITE_P(Host, KeySummaryTest, testing::ValuesIn(OnHost()), IsaTestName);
 
 }  // namespace
 }  // namespace moesaic::kernels

@@ -15,13 +15,13 @@ constexpr float kTiniest = 1e-30F;  // smaller values are replaced by this, whos
 constexpr float kLargest = 1e17F;   // keeps the sum of the squares of all dimensions finite
 
 struct Box {
-  alignas(64) float low[kMostDigestDim];
-  alignas(64) float high[kMostDigestDim];
+  alignas(64) float low[kMostKeySummaryDim];
+  alignas(64) float high[kMostKeySummaryDim];
 };
 
 /// Rounds dimensions [begin, end) as part `part` of a summary, and stores the rounded centers in box->low.
 /// Returns false if a bound is beyond kLargest or not a number.
-inline bool RoundBox(int begin, int end, int part, Box* box, DigestHeader* header, int8_t* centers,
+inline bool RoundBox(int begin, int end, int part, Box* box, KeySummaryHeader* header, int8_t* centers,
                      uint8_t* radii) {
   float most = kTiniest;
   for (int d = begin; d < end; ++d) {
@@ -60,7 +60,7 @@ inline bool RoundBox(int begin, int end, int part, Box* box, DigestHeader* heade
 }
 
 /// Marks the summary of a block with keys that are not finite.
-inline void SpoilDigest(int key_dim, DigestHeader* header, int8_t* centers, uint8_t* radii) {
+inline void InvalidateKeySummary(int key_dim, KeySummaryHeader* header, int8_t* centers, uint8_t* radii) {
   for (int part = 0; part < 2; ++part) {
     header->center_scale[part] = __builtin_nanf("");
     header->radius_scale[part] = header->ball[part] = 0;

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "kernels/block_sparsity.h"
+#include "kernels/kernel_table.h"
 #include "kernels/kv_layer.h"
 #include "kernels/probe.h"
 #include "kernels/sketch.h"

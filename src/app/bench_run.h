@@ -10,6 +10,7 @@
 #include "cache/kv_pool.h"
 #include "engine/executor.h"
 #include "engine/sparsity.h"
+#include "kernels/kernel_table.h"
 
 namespace moesaic::app {
 

@@ -8,6 +8,7 @@
 #include "base/status.h"
 #include "cache/kv_pool.h"
 #include "kernels/block_sparsity.h"
+#include "kernels/kernel_table.h"
 #include "models/model.h"
 
 namespace moesaic::engine {

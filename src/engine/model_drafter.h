@@ -10,6 +10,7 @@
 #include "cache/kv_pool.h"
 #include "engine/drafter.h"
 #include "engine/executor.h"
+#include "kernels/kernel_table.h"
 
 namespace moesaic::engine {
 

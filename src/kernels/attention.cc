@@ -14,7 +14,8 @@
 
 #include "base/check.h"
 #include "base/round.h"
-#include "kernels/ops.h"
+#include "kernels/attention.h"
+#include "kernels/kernel_table.h"
 #include "kernels/task_queues.h"
 
 namespace moesaic::kernels {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/round.h"
+#include "kernels/kernel_table.h"
 #include "kernels/kv_layer.h"
 #include "runtime/probe.h"
 

@@ -5,7 +5,7 @@
 #include <array>
 
 #include "kernels/kept_choices.h"
-#include "kernels/ops.h"
+#include "kernels/attention.h"
 
 namespace moesaic::kernels {
 

@@ -1,7 +1,8 @@
 #include <algorithm>
 
 #include "base/round.h"
-#include "kernels/ops.h"
+#include "kernels/elementwise.h"
+#include "kernels/kernel_table.h"
 
 namespace moesaic::kernels {
 namespace {

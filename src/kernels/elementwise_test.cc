@@ -8,6 +8,7 @@
 #include <random>
 #include <vector>
 
+#include "kernels/elementwise.h"
 #include "kernels/impl_list.h"
 #include "kernels/test_context.h"
 

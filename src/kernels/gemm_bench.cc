@@ -16,7 +16,8 @@
 #include <random>
 
 #include "kernels/gemm_tiling.h"
-#include "kernels/ops.h"
+#include "kernels/linear.h"
+#include "kernels/moe.h"
 #include "kernels/probe.h"
 #include "runtime/probe.h"
 

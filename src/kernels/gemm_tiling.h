@@ -4,7 +4,8 @@
 #include <cstdint>
 
 #include "base/round.h"
-#include "kernels/ops.h"
+#include "kernels/kernel_table.h"
+#include "kernels/linear.h"
 
 namespace moesaic::kernels {
 

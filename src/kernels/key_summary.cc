@@ -3,6 +3,7 @@
 
 #include "base/check.h"
 #include "kernels/block_sparsity.h"
+#include "kernels/kernel_table.h"
 #include "kernels/kv_layer.h"
 #include "kernels/sketch.h"
 

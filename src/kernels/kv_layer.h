@@ -1,7 +1,7 @@
 // Where the parts of a KV block stand when it holds one layer alone.
 #pragma once
 
-#include "kernels/ops.h"
+#include "kernels/attention.h"
 #include "kernels/sketch.h"
 
 namespace moesaic::kernels {

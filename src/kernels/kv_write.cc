@@ -5,7 +5,7 @@
 
 #include "base/check.h"
 #include "base/round.h"
-#include "kernels/ops.h"
+#include "kernels/attention.h"
 
 namespace moesaic::kernels {
 namespace {

@@ -2,7 +2,7 @@
 
 #include "base/check.h"
 #include "kernels/gemm_tiling.h"
-#include "kernels/ops.h"
+#include "kernels/linear.h"
 
 namespace moesaic::kernels {
 namespace {

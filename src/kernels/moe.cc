@@ -21,7 +21,8 @@
 #include "base/check.h"
 #include "base/round.h"
 #include "kernels/gemm_tiling.h"
-#include "kernels/ops.h"
+#include "kernels/linear.h"
+#include "kernels/moe.h"
 
 namespace moesaic::kernels {
 namespace {

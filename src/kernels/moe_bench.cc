@@ -15,7 +15,8 @@
 #include <vector>
 
 #include "kernels/gemm_tiling.h"
-#include "kernels/ops.h"
+#include "kernels/linear.h"
+#include "kernels/moe.h"
 
 namespace moesaic::kernels {
 namespace {

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <numeric>
 
+#include "kernels/linear.h"
+#include "kernels/moe.h"
 #include "kernels/test_context.h"
 #include "runtime/test_topology.h"
 

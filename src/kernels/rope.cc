@@ -2,7 +2,8 @@
 
 #include "base/check.h"
 #include "base/round.h"
-#include "kernels/ops.h"
+#include "kernels/elementwise.h"
+#include "kernels/kernel_table.h"
 
 namespace moesaic::kernels {
 namespace {

@@ -9,7 +9,8 @@
 #include <random>
 #include <vector>
 
-#include "kernels/ops.h"
+#include "kernels/kernel_table.h"
+#include "kernels/route.h"
 
 namespace moesaic::kernels {
 namespace {

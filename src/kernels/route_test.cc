@@ -8,6 +8,7 @@
 #include <random>
 #include <vector>
 
+#include "kernels/route.h"
 #include "kernels/test_context.h"
 
 namespace moesaic::kernels {

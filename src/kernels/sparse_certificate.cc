@@ -8,6 +8,7 @@
 
 #include "base/round.h"
 #include "kernels/sparse_rows.h"
+#include "kernels/kernel_table.h"
 
 namespace moesaic::kernels {
 namespace {

@@ -12,6 +12,7 @@
 #include "kernels/sketch.h"
 #include "kernels/sparse_rows.h"
 #include "kernels/task_queues.h"
+#include "kernels/kernel_table.h"
 
 namespace moesaic::kernels {
 namespace {

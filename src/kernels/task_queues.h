@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/ops.h"
+#include "kernels/exec_context.h"
 
 namespace moesaic::kernels {
 

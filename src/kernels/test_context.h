@@ -10,7 +10,9 @@
 #include <vector>
 
 #include "base/round.h"
-#include "kernels/ops.h"
+#include "kernels/exec_context.h"
+#include "kernels/kernel_table.h"
+#include "tensor/packed.h"
 
 namespace moesaic::kernels {
 

@@ -7,7 +7,8 @@
 #include <random>
 
 #include "kernels/gemm_tiling.h"
-#include "kernels/ops.h"
+#include "kernels/linear.h"
+#include "kernels/moe.h"
 
 namespace moesaic::kernels {
 namespace {

@@ -1,6 +1,7 @@
 #include "layers/attention_gqa.h"
 
 #include "kernels/block_sparsity.h"
+#include "kernels/elementwise.h"
 
 namespace moesaic::layers {
 namespace {

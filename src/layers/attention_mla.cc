@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/block_sparsity.h"
+#include "kernels/elementwise.h"
 #include "layers/mla_expansion.h"
 
 namespace moesaic::layers {

@@ -2,7 +2,8 @@
 // attention_mla.
 #pragma once
 
-#include "kernels/ops.h"
+#include "kernels/attention.h"
+#include "kernels/linear.h"
 #include "layers/step.h"
 
 namespace moesaic::layers {

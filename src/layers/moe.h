@@ -1,6 +1,8 @@
 // A mixture-of-experts layer: a router, its routed experts and the shared experts.
 #pragma once
 
+#include "kernels/moe.h"
+#include "kernels/route.h"
 #include "layers/linear.h"
 
 namespace moesaic::layers {

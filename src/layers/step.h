@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/ops.h"
+#include "kernels/attention.h"
 
 namespace moesaic::layers {
 

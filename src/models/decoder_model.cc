@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/elementwise.h"
 #include "layers/embedding.h"
 
 namespace moesaic::models {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "kernels/ops.h"
+#include "kernels/route.h"
 #include "layers/rope_table.h"
 
 namespace moesaic::models {

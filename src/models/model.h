@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "kernels/ops.h"
+#include "kernels/attention.h"
 #include "layers/attention_mla.h"
 #include "layers/step.h"
 #include "tensor/packed.h"

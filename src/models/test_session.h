@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
+#include "kernels/kernel_table.h"
 #include "kernels/kv_layer.h"
 #include "models/model.h"
 

@@ -8,7 +8,7 @@
 #include <unordered_map>
 
 #include "checkpoint/packed_file.h"
-#include "kernels/ops.h"
+#include "kernels/moe.h"
 #include "models/packer.h"
 #include "models/weight_image.h"
 #include "models/weight_plan.h"

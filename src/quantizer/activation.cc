@@ -5,6 +5,8 @@
 #include <cmath>
 
 #include "base/check.h"
+#include "kernels/kernel_table.h"
+#include "tensor/static_scale.h"
 
 namespace moesaic::quantizer {
 

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/ops.h"
+#include "kernels/exec_context.h"
 #include "quantizer/output_error.h"
 
 namespace moesaic::quantizer {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <string_view>
 
+#include "kernels/elementwise.h"
 #include "layers/linear.h"
 #include "quantizer/calibrated_run.h"
 #include "quantizer/calibration_memory.h"

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/round.h"
+#include "kernels/elementwise.h"
 #include "kernels/kv_layer.h"
 #include "layers/linear.h"
 #include "models/model_info.h"

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "base/round.h"
+#include "kernels/elementwise.h"
 #include "quantizer/balanced_clusters.h"
 #include "quantizer/router_fit.h"
 #include "quantizer/slice_assignment.h"

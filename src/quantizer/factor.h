@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "kernels/ops.h"
+#include "kernels/exec_context.h"
 #include "quantizer/hessian.h"
 #include "runtime/memory.h"
 #include "tensor/dtype.h"

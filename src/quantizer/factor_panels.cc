@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "kernels/kernel_table.h"
 #include "quantizer/factor.h"
 #include "tensor/packed.h"
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "kernels/ops.h"
+#include "kernels/exec_context.h"
 
 namespace moesaic::quantizer {
 

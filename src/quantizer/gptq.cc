@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/round.h"
+#include "kernels/kernel_table.h"
 
 namespace moesaic::quantizer {
 namespace {

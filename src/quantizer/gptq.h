@@ -5,7 +5,7 @@
 #include <span>
 
 #include "base/status.h"
-#include "kernels/ops.h"
+#include "kernels/exec_context.h"
 #include "quantizer/factor.h"
 #include "quantizer/grid.h"
 

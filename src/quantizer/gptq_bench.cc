@@ -14,6 +14,7 @@
 #include <memory>
 #include <random>
 
+#include "kernels/kernel_table.h"
 #include "kernels/probe.h"
 #include "quantizer/gptq.h"
 #include "quantizer/panel_product.h"

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "base/check.h"
+#include "kernels/kernel_table.h"
 #include "tensor/dtype.h"
 #include "tensor/group_format.h"
 

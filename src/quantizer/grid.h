@@ -15,7 +15,8 @@
 #include <vector>
 
 #include "base/status.h"
-#include "kernels/ops.h"
+#include "kernels/exec_context.h"
+#include "kernels/rounding.h"
 
 namespace moesaic::quantizer {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "kernels/ops.h"
+#include "kernels/exec_context.h"
 #include "quantizer/input_products.h"
 #include "runtime/memory.h"
 

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/round.h"
+#include "kernels/kernel_table.h"
 #include "tensor/packed.h"
 
 namespace moesaic::quantizer {

@@ -5,7 +5,7 @@
 #include <functional>
 #include <span>
 
-#include "kernels/ops.h"
+#include "kernels/exec_context.h"
 #include "tensor/dtype.h"
 
 namespace moesaic::quantizer {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/elementwise.h"
 #include "models/weight_decl.h"
 #include "quantizer/grid.h"
 #include "quantizer/runtime_matrix.h"

@@ -5,6 +5,7 @@
 
 #include <array>
 
+#include "kernels/elementwise.h"
 #include "models/test_session.h"
 #include "models/weight_decl.h"
 #include "models/weight_plan.h"

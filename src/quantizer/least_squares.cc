@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/round.h"
+#include "kernels/linear.h"
 #include "runtime/memory.h"
 #include "tensor/packed.h"
 

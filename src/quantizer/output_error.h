@@ -4,7 +4,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/ops.h"
+#include "kernels/exec_context.h"
 
 namespace moesaic::quantizer {
 

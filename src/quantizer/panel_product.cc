@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/check.h"
+#include "kernels/kernel_table.h"
 #include "tensor/dtype.h"
 
 namespace moesaic::quantizer {

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/ops.h"
+#include "kernels/exec_context.h"
 #include "tensor/packed.h"
 
 namespace moesaic::quantizer {

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "kernels/linear.h"
 #include "quantizer/least_squares.h"
 
 namespace moesaic::quantizer {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "kernels/ops.h"
+#include "kernels/exec_context.h"
 #include "quantizer/grid.h"
 #include "quantizer/output_error.h"
 

@@ -7,7 +7,8 @@
 #include <random>
 #include <vector>
 
-#include "kernels/ops.h"
+#include "kernels/exec_context.h"
+#include "kernels/kernel_table.h"
 #include "quantizer/hessian.h"
 #include "runtime/cpu_features.h"
 

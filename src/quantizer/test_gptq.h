@@ -7,6 +7,7 @@
 #include <Eigen/LU>
 #include <cmath>
 
+#include "kernels/rounding.h"
 #include "quantizer/gptq.h"
 #include "quantizer/test_context.h"
 

@@ -3,7 +3,8 @@
 
 #include <vector>
 
-#include "kernels/ops.h"
+#include "kernels/exec_context.h"
+#include "kernels/rounding.h"
 #include "quantizer/gptq_stage.h"
 #include "quantizer/runtime_matrix.h"
 #include "quantizer/unit_reader.h"

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/ops.h"
+#include "kernels/exec_context.h"
 #include "quantizer/runtime_matrix.h"
 
 namespace moesaic::quantizer {

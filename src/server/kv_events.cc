@@ -13,7 +13,7 @@
 #include <vector>
 #include <zmq.hpp>
 
-#include "kernels/ops.h"
+#include "kernels/attention.h"
 
 namespace moesaic::server {
 namespace {

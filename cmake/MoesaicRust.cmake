@@ -1,4 +1,4 @@
-# The Rust text bridge: cargo builds rust/text_bridge and its locked crates into a static library.
+# The Rust text bridge: cargo builds rust/text_bridge, rust/jinja and the locked crates into a static library.
 #   Target moesaic_text_bridge: the library and the directory of its generated C++ header.
 # cargo's own build tree is shared by all presets, since none of their flags reach it; the library and headers are
 # copied into each build directory, so that Ninja sees fresh files.
@@ -28,10 +28,11 @@ if(MOESAIC_FUZZ)
 endif()
 
 set(bridge_source ${CMAKE_SOURCE_DIR}/rust/text_bridge)
+set(jinja_source ${CMAKE_SOURCE_DIR}/rust/jinja)
 set(bridge_dir ${CMAKE_BINARY_DIR}/rust)
 set(bridge_library ${bridge_dir}/libtext_bridge.a)
 set(bridge_header ${bridge_dir}/include/text_bridge/bridge.h)
-file(GLOB_RECURSE bridge_inputs CONFIGURE_DEPENDS ${bridge_source}/src/*.rs)
+file(GLOB_RECURSE bridge_inputs CONFIGURE_DEPENDS ${bridge_source}/src/*.rs ${jinja_source}/src/*.rs)
 
 add_custom_command(
   OUTPUT ${bridge_library} ${bridge_header} ${bridge_dir}/include/rust/cxx.h
@@ -42,6 +43,7 @@ add_custom_command(
   COMMAND ${CMAKE_COMMAND} -E copy ${cargo_output}/../cxxbridge/text_bridge/src/lib.rs.h ${bridge_header}
   COMMAND ${CMAKE_COMMAND} -E copy ${cargo_output}/../cxxbridge/rust/cxx.h ${bridge_dir}/include/rust/cxx.h
   DEPENDS ${bridge_inputs} ${bridge_source}/Cargo.toml ${bridge_source}/Cargo.lock ${bridge_source}/build.rs
+          ${jinja_source}/Cargo.toml
   COMMENT "Building the Rust text bridge"
   VERBATIM)
 add_custom_target(moesaic_text_bridge_build DEPENDS ${bridge_library} ${bridge_header})

@@ -4,7 +4,6 @@
 mod grammar;
 mod grammar_cost;
 mod guard;
-mod jinja;
 mod pieces;
 mod stream;
 mod template;

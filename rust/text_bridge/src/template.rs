@@ -1,7 +1,7 @@
 //! Bridge interface of chat templates.
 
 use crate::guard::{fail, guarded, BridgeError, Result, CHAT_TEMPLATE};
-use crate::jinja::{tag, Options, Template as Compiled};
+use jinja::{tag, Options, Template as Compiled};
 use serde_json::Value;
 
 pub struct Template(Compiled);

@@ -42,7 +42,7 @@ TEST(ConfigReader, ReadsValuesWithinTheirBounds) {
   EXPECT_TRUE(reader.Finish().ok());
 }
 
-TEST(ConfigReader, RefusesWhatIsNoIntegerInRange) {
+TEST(ConfigReader, RejectsIntegersOutOfRange) {
   for (const char* value : {"0", "-1", "1025", "2147483648", "9223372036854775808", "18446744073709551615",
                             "-9223372036854775808", "7.0", "1e3", "\"7\"", "true", "[7]", "{}"}) {
     const std::string message = IntFault(value);
@@ -53,7 +53,7 @@ TEST(ConfigReader, RefusesWhatIsNoIntegerInRange) {
   EXPECT_EQ(IntFault("null"), "config.json: \"layers\" is missing");
 }
 
-TEST(ConfigReader, RefusesWhatIsNoNumberInRange) {
+TEST(ConfigReader, RejectsNumbersOutOfRange) {
   for (const char* value : {"-1e-6", "1.5", "1e300", "-1e300", "\"NaN\"", "\"Infinity\"", "true", "[1]"}) {
     const std::string message = FaultOf(std::string("{\"eps\": ") + value + "}", [](ConfigReader& r) {
       EXPECT_EQ(r.NumberOr("eps", 0, 1, 0.5), 0.5);
@@ -67,7 +67,7 @@ TEST(ConfigReader, RefusesWhatIsNoNumberInRange) {
   EXPECT_EQ(Message(reader.Finish()), "model.gguf: \"eps\" must be a number in [0, 1], found null");
 }
 
-TEST(ConfigReader, RefusesOtherTypes) {
+TEST(ConfigReader, RejectsWrongTypes) {
   EXPECT_EQ(FaultOf(R"({"x": 1})", [](ConfigReader& r) { r.BoolOr("x", true); }),
             "config.json: \"x\" must be true or false, found 1");
   EXPECT_EQ(FaultOf(R"({"x": 1})", [](ConfigReader& r) { r.StringOr("x", ""); }),
@@ -86,7 +86,7 @@ TEST(ConfigReader, RefusesOtherTypes) {
   EXPECT_EQ(Message(reader.Finish()), "config.json: must be a JSON object, found [1]");
 }
 
-TEST(ConfigReader, RefusesUnsupportedValuesAndNamesWhatNobodyRead) {
+TEST(ConfigReader, RejectsUnsupportedValuesAndNamesUnreadFields) {
   EXPECT_EQ(FaultOf(R"({"act": "gelu"})", [](ConfigReader& r) { r.OnlyString("act", {"silu"}); }),
             "config.json: \"act\" must be \"silu\", found \"gelu\"");
   EXPECT_EQ(FaultOf(R"({"act": "gelu"})",
@@ -104,7 +104,7 @@ TEST(ConfigReader, RefusesUnsupportedValuesAndNamesWhatNobodyRead) {
             "config.json: unsupported field \"new\"; running the model without it could give wrong results");
 }
 
-TEST(ConfigReader, TheFirstFaultStays) {
+TEST(ConfigReader, KeepsTheFirstError) {
   EXPECT_EQ(FaultOf(R"({"a": 0, "b": 0})",
                     [](ConfigReader& r) {
                       r.Int("a", 1, 2);

@@ -24,7 +24,7 @@ std::string GoldensPath() {
 class GgmlBlocksTest : public testing::TestWithParam<DType> {};
 
 // Random blocks must equal the values of gguf-py, ggml's own Python package, bit for bit.
-TEST_P(GgmlBlocksTest, DequantisesExactlyAsGgml) {
+TEST_P(GgmlBlocksTest, DequantizesLikeGgml) {
   if (!std::filesystem::exists(GoldensPath())) GTEST_SKIP() << GoldensPath() << " is missing";
   const auto arrays = test_support::ReadNpz(GoldensPath());
   const std::string name = tensor::DTypeName(GetParam());
@@ -52,7 +52,7 @@ INSTANTIATE_TEST_SUITE_P(Types, GgmlBlocksTest,
                          [](const auto& info) { return tensor::DTypeName(info.param); });
 
 // Combines every scale with every code; the values are from gguf-py (tests/golden/ggml_mxfp4.py).
-TEST(GgmlBlocks, Mxfp4ExactlyAsGgml) {
+TEST(GgmlBlocks, DequantizesMxfp4LikeGgml) {
   const std::string path = MOESAIC_SOURCE_DIR "/tests/golden/ggml_mxfp4.safetensors";
   const auto mapped = runtime::MappedFile::Open(path);
   ASSERT_TRUE(mapped.ok()) << mapped.status();

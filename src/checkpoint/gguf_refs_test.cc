@@ -75,7 +75,7 @@ TEST_P(GgufRefsTest, Q8TensorsAreNearTheHubs) {
   EXPECT_GT(quantised, 0);
 }
 
-TEST_P(GgufRefsTest, ConfigSaysTheSame) {
+TEST_P(GgufRefsTest, ConfigEqualsTheHubs) {
   const auto gguf = Gguf("f32");
   ASSERT_NE(gguf, nullptr);
   nlohmann::json expected = hub_->config(), config = gguf->config();

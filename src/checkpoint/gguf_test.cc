@@ -63,7 +63,7 @@ TEST(Gguf, ReadsTensorsInPlace) {
   EXPECT_EQ(static_cast<char>(gguf->tensors[1].bytes[67]), 'q');
 }
 
-TEST(Gguf, RefusesDamagedFilesInOneLine) {
+TEST(Gguf, RejectsDamagedFilesInOneLine) {
   const std::string good = GgufMaker().String("k", "v").F32Tensor("w", {2}).File();
   EXPECT_EQ(FaultOf("GGML" + good.substr(4)), "x.gguf: a GGUF file begins with \"GGUF\"");
   EXPECT_EQ(FaultOf(GgufMaker().File(1)), "x.gguf: GGUF version must be 2 or 3, found 1");
@@ -81,7 +81,7 @@ TEST(Gguf, RefusesDamagedFilesInOneLine) {
                                          good.size() - 24));
 }
 
-TEST(Gguf, RefusesEveryWrongEntry) {
+TEST(Gguf, RejectsEveryInvalidEntry) {
   using Maker = GgufMaker;
   const std::pair<Maker, const char*> faults[] = {
       {Maker().String("k", "v").U32("k", 1), "x.gguf: metadata key \"k\" occurs twice"},
@@ -157,7 +157,7 @@ StatusOr<std::unique_ptr<Checkpoint>> Open(const std::string& file) {
 }
 std::string ViewFault(const std::string& file) { return Message(Open(file).status()); }
 
-TEST(GgufCheckpoint, ShowsLlamaAsTheHubHasIt) {
+TEST(GgufCheckpoint, PresentsLlamaLikeTheHub) {
   const std::string file =
       Llama([](GgufMaker& maker) {
         maker.String("tokenizer.chat_template", "{{ x }}").U32("tokenizer.ggml.eos_token_id", 2);
@@ -184,7 +184,7 @@ TEST(GgufCheckpoint, ShowsLlamaAsTheHubHasIt) {
   EXPECT_EQ(row[0], 6);
 }
 
-TEST(GgufCheckpoint, PutsLlama3sRopeScalingBack) {
+TEST(GgufCheckpoint, RestoresLlama3RopeScaling) {
   const auto with = [](const std::vector<float>& factors) {
     const auto more = [&](GgufMaker& maker) {
       maker.F32("llama.rope.freq_base", 500000)
@@ -210,7 +210,7 @@ TEST(GgufCheckpoint, PutsLlama3sRopeScalingBack) {
   EXPECT_EQ(ViewFault(with({1, 1, 1})), "x.gguf: tensor rope_freqs.weight must be F32 [8], found F32 [3]");
 }
 
-TEST(GgufCheckpoint, RefusesFaultyMetadataInOneLine) {
+TEST(GgufCheckpoint, RejectsInvalidMetadataInOneLine) {
   const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
   const std::pair<std::string, const char*> faults[] = {
       {GgufMaker().File(), "x.gguf: metadata \"general.architecture\" is missing"},
@@ -282,7 +282,7 @@ TEST(GgufCheckpoint, RefusesFaultyMetadataInOneLine) {
   for (const auto& [file, message] : faults) EXPECT_EQ(ViewFault(file), message);
 }
 
-TEST(GgufCheckpoint, OpensModelsInParts) {
+TEST(GgufCheckpoint, OpensSplitModels) {
   const TestFolder folder;
   const std::string first =
       folder.Write("m-00001-of-00002.gguf", Llama([](GgufMaker& m) {

@@ -75,7 +75,7 @@ json Int4(bool symmetric, int group_size) {
           {"group_size", group_size > 0 ? json(group_size) : json()}};
 }
 
-TEST_F(LinearSourceTest, PlainHalves) {
+TEST_F(LinearSourceTest, ReadsPlainHalves) {
   Open(nullptr, SafetensorsMaker().Add<uint16_t>("m.weight", "F16", {2, 1}, {0x3c00, 0xc000}));
   EXPECT_EQ(*Read(2, 1), (std::vector<float>{1, -2}));
   EXPECT_EQ(Fault(1, 2), "model.safetensors: tensor m.weight must be [1, 2], found [2, 1]");
@@ -90,7 +90,7 @@ TEST_F(LinearSourceTest, PlainHalves) {
 }
 
 // 3 x 5 weights in blocks of 2 x 4: ragged in both directions. 0x38 is 1 and 0x40 is 2 in e4m3.
-TEST_F(LinearSourceTest, Fp8Blocks) {
+TEST_F(LinearSourceTest, ReadsFp8Blocks) {
   const json quant = {{"quant_method", "fp8"}, {"fmt", "e4m3"}, {"weight_block_size", {2, 4}}};
   std::vector<uint8_t> weight(15, 0x38);
   weight[14] = 0x40;
@@ -121,7 +121,7 @@ TEST_F(LinearSourceTest, Fp8Blocks) {
       "model.safetensors: tensor m.weight is BF16 and not quantized, but m.weight_scale_inv exists too");
 }
 
-TEST_F(LinearSourceTest, Int8ChannelsStaticAndDynamic) {
+TEST_F(LinearSourceTest, ReadsStaticAndDynamicInt8Channels) {
   SafetensorsMaker tensors;
   tensors.Add<int8_t>("m.weight", "I8", {2, 3}, {1, -2, 127, -128, 0, 5});
   tensors.Add<float>("m.weight_scale", "F32", {2, 1}, {0.5F, 2});
@@ -160,7 +160,7 @@ TEST_F(LinearSourceTest, Int8ChannelsStaticAndDynamic) {
 }
 
 // 9 inputs are a whole word and one nibble of the next; values are stored plus 8.
-TEST_F(LinearSourceTest, Int4Words) {
+TEST_F(LinearSourceTest, ReadsInt4Words) {
   SafetensorsMaker symmetric;
   symmetric.Add<uint32_t>("m.weight_packed", "I32", {1, 2}, {0xfedc'ba98U, 0x7});
   symmetric.Add<uint16_t>("m.weight_scale", "BF16", {1, 2}, {0x3f80, 0x4000});  // 1, 2
@@ -187,7 +187,7 @@ TEST_F(LinearSourceTest, Int4Words) {
 }
 
 // 5 inputs fill one word and one byte of the next. Values are stored plus 128, zero points along the outputs.
-TEST_F(LinearSourceTest, Int8Words) {
+TEST_F(LinearSourceTest, ReadsInt8Words) {
   SafetensorsMaker tensors;
   tensors.Add<uint32_t>("m.weight_packed", "I32", {1, 2}, {0xff81'7f00U, 0x85});
   tensors.Add<uint16_t>("m.weight_scale", "BF16", {1, 2}, {0x3f80, 0x4000});  // 1, 2
@@ -214,7 +214,7 @@ TEST_F(LinearSourceTest, Int8Words) {
 }
 
 // Zero points are packed along the outputs: output 8 is the first nibble of the second word.
-TEST_F(LinearSourceTest, Int4ZeroPoints) {
+TEST_F(LinearSourceTest, ReadsInt4ZeroPoints) {
   SafetensorsMaker tensors;
   tensors.Add<uint32_t>("m.weight_packed", "I32", {9, 1}, std::vector<uint32_t>(9, 0xf));
   tensors.Add<float>("m.weight_scale", "F32", {9, 1}, std::vector<float>(9, 1));
@@ -231,7 +231,7 @@ TEST_F(LinearSourceTest, Int4ZeroPoints) {
 }
 
 // Codes 0 to 15 in order, low nibble first; the block scale is 2 and the global one divides by 4.
-TEST_F(LinearSourceTest, Nvfp4) {
+TEST_F(LinearSourceTest, ReadsNvfp4) {
   const json weights = {{"num_bits", 4}, {"type", "float"}, {"strategy", "tensor_group"}, {"group_size", 16}};
   const std::vector<uint8_t> packed = {0x10, 0x32, 0x54, 0x76, 0x98, 0xba, 0xdc, 0xfe};
   SafetensorsMaker tensors;
@@ -248,7 +248,7 @@ TEST_F(LinearSourceTest, Nvfp4) {
                                               -0.75F, -1, -1.5F, -2, -3}));
 }
 
-TEST_F(LinearSourceTest, CompressedFp8) {
+TEST_F(LinearSourceTest, ReadsCompressedFp8) {
   SafetensorsMaker tensors;
   tensors.Add<uint8_t>("m.weight", "F8_E4M3", {2, 2}, {0x38, 0x40, 0x38, 0x40});
   SafetensorsMaker channel = tensors;
@@ -264,7 +264,7 @@ TEST_F(LinearSourceTest, CompressedFp8) {
 }
 
 // Patterns and names take precedence over "Linear", regardless of the order of groups; "ignore" precedes all.
-TEST_F(LinearSourceTest, GroupsByNameComeBeforeLinear) {
+TEST_F(LinearSourceTest, GroupsByNamePrecedeLinear) {
   json quant = Group(Int8("channel"), "int-quantized");
   quant["config_groups"]["group_1"] = {
       {"targets", {"re:m.*"}}, {"weights", Int8("tensor")}, {"input_activations", nullptr}};
@@ -278,7 +278,7 @@ TEST_F(LinearSourceTest, GroupsByNameComeBeforeLinear) {
   EXPECT_EQ(Fault(2, 1), "F/: m is stored quantized, but \"quantization_config\" has no group for it");
 }
 
-TEST_F(LinearSourceTest, RefusesWhatItDoesNotReadByName) {
+TEST_F(LinearSourceTest, ErrorNamesUnsupportedScheme) {
   EXPECT_EQ(OpenFault(7), "config.json: \"quantization_config\" must be an object, found 7");
   EXPECT_EQ(OpenFault({{"quant_method", "gptq"}}),
             "config.json: \"quantization_config\": \"quant_method\" must be \"fp8\" or "

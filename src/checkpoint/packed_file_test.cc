@@ -36,7 +36,7 @@ Status WriteSample(const std::string& path) {
   return writer->Finish();
 }
 
-TEST(PackedFile, ReadsWhatWasWritten) {
+TEST(PackedFile, ReadsBackWrittenRegions) {
   const TestFolder folder;
   const std::string path = folder.Path("m.safetensors");
   ASSERT_TRUE(WriteSample(path).ok());
@@ -84,7 +84,7 @@ TEST(PackedFile, AppearsOnlyWhenComplete) {
             "the metadata of a packed file must be UTF-8: [j");
 }
 
-TEST(PackedFile, OtherFilesAreNone) {
+TEST(PackedFile, RecognizesOnlyPackedFiles) {
   const TestFolder folder;
   EXPECT_FALSE(PackedFile::Is(folder.Path()));
   EXPECT_FALSE(PackedFile::Is(folder.Path("absent")));
@@ -100,7 +100,7 @@ std::string FaultOf(const nlohmann::json& metadata, const std::string& tensors, 
   return Message(parsed.status());
 }
 
-TEST(PackedFile, RefusesDamagedFilesInOneLine) {
+TEST(PackedFile, RejectsDamagedFilesInOneLine) {
   const auto meta = [](const std::string& regions) {
     return nlohmann::json{{"format", "moesaic-packed"}, {"version", "1"}, {"regions", regions}};
   };
@@ -133,7 +133,7 @@ TEST(PackedFile, RefusesDamagedFilesInOneLine) {
 }
 
 // Opening must not read weights: the file has 4 GiB, but no blocks on disk after its header.
-TEST(PackedFile, OpensFourGigabytesAtOnce) {
+TEST(PackedFile, OpensFourGigabytesWithoutReadingThem) {
   const TestFolder folder;
   const std::string path = folder.Path("m.safetensors");
   constexpr int64_t kBytes = int64_t{1} << 32;

@@ -72,7 +72,7 @@ LinearSource Ggml(const TensorEntry& weight) {
   return {.module = "m", .scheme = WeightScheme::kPlain, .out = kOut, .in = kIn, .weight = &weight};
 }
 
-TEST(StoredGroups, GgmlBlocksOfBothTypes) {
+TEST(StoredGroups, ReadsGgmlBlocksOfBothTypes) {
   for (const DType dtype : {DType::kQ8_0, DType::kQ4_0}) {
     const int bytes = tensor::BlockOf(dtype).bytes;
     Bytes stored(static_cast<size_t>(kOut) * kIn / 32 * bytes);
@@ -85,7 +85,7 @@ TEST(StoredGroups, GgmlBlocksOfBothTypes) {
 }
 
 // Scales span the range that f16 covers with a power of two per output, at several positions of e8m0's range.
-TEST(StoredGroups, Mxfp4) {
+TEST(StoredGroups, ReadsMxfp4) {
   for (const int largest : {39, 127, 140, 240}) {
     Bytes stored(static_cast<size_t>(kOut) * kIn / 32 * 17);
     for (int b = 0; b < kOut * kIn / 32; ++b) stored[17 * b] = static_cast<std::byte>(largest - 7 * b % 40);
@@ -101,7 +101,7 @@ TEST(StoredGroups, Mxfp4) {
 }
 
 // 2^-39 of an output's largest scale is the smallest that is kept.
-TEST(StoredGroups, Mxfp4DownToItsLeastScale) {
+TEST(StoredGroups, ReadsMxfp4DownToSmallestScale) {
   Bytes stored(static_cast<size_t>(kOut) * kIn / 32 * 17);
   for (int row = 0; row < kOut; ++row) {
     const int largest = 60 + 10 * row, exponents[] = {largest, largest - 39, largest - 40};
@@ -115,7 +115,7 @@ TEST(StoredGroups, Mxfp4DownToItsLeastScale) {
   }
 }
 
-TEST(StoredGroups, Mxfp4RefusesNaN) {
+TEST(StoredGroups, RejectsMxfp4NaN) {
   Bytes stored(static_cast<size_t>(kOut) * kIn / 32 * 17);
   for (int b = 0; b < kOut * kIn / 32; ++b) stored[17 * b] = std::byte{127};
   stored[17 * 4] = std::byte{255};
@@ -125,7 +125,7 @@ TEST(StoredGroups, Mxfp4RefusesNaN) {
             "a file: the scales of m must be finite; those of row 1 are not");
 }
 
-TEST(StoredGroups, KBlocksOfBothTypes) {
+TEST(StoredGroups, ReadsKBlocksOfBothTypes) {
   constexpr int kRows = 5, kColumns = 768;
   for (const DType dtype : {DType::kQ4K, DType::kQ6K}) {
     const int bytes = tensor::BlockOf(dtype).bytes;
@@ -154,7 +154,7 @@ class PutTogether : public RowReader {
   void Read(int64_t, int64_t, float*) const override { FAIL(); }
 };
 
-TEST(StoredGroups, RowsInAnotherOrder) {
+TEST(StoredGroups, ReadsReorderedRows) {
   Bytes stored(static_cast<size_t>(kOut) * kIn / 32 * 18);
   for (int b = 0; b < kOut * kIn / 32; ++b) stored.Put16(b * 18, 0x3000);
   const TensorEntry weight = stored.Entry(DType::kQ4_0, {kOut, kIn});
@@ -210,7 +210,7 @@ Bytes Scales(DType dtype, int64_t count) {
 
 // Codes are arbitrary, including -128 and -8. Only f32 scales of several groups are rounded, with a relative
 // error of at most 2^-11; code times scale has the same error.
-TEST(StoredGroups, PackedCodesInGroupsOfWhole32s) {
+TEST(StoredGroups, ReadsPackedCodesInGroupsOf32) {
   for (const int bits : {4, 8}) {
     const Bytes stored(static_cast<size_t>(kOut) * kIn * bits / 8);
     const TensorEntry weight = stored.Entry(DType::kI32, {kOut, kIn * bits / 32});
@@ -235,7 +235,7 @@ TEST(StoredGroups, PackedCodesInGroupsOfWhole32s) {
 }
 
 // 2^-24 of an output's largest f32 scale is the smallest that is kept.
-TEST(StoredGroups, PackedCodesDownToTheLeastScale) {
+TEST(StoredGroups, ReadsPackedCodesDownToSmallestScale) {
   for (const int bits : {4, 8}) {
     const Bytes stored(static_cast<size_t>(kOut) * kIn * bits / 8);
     const TensorEntry weight = stored.Entry(DType::kI32, {kOut, kIn * bits / 32});
@@ -254,7 +254,7 @@ TEST(StoredGroups, PackedCodesDownToTheLeastScale) {
 }
 
 // The input count is not a multiple of 32; each output has one scale.
-TEST(StoredGroups, RaggedChannels) {
+TEST(StoredGroups, ReadsRaggedChannels) {
   constexpr int kRagged = 83;
   for (const int bits : {4, 8}) {
     const int64_t words = base::CeilDiv(kRagged, 32 / bits);
@@ -267,7 +267,7 @@ TEST(StoredGroups, RaggedChannels) {
   }
 }
 
-TEST(StoredGroups, WhatHasNoFormatOfOurs) {
+TEST(StoredGroups, HasNoFormatForUnsupportedLayouts) {
   const Bytes stored(kOut * kIn * 4), scales(4 * kOut * kIn);
   for (const int bits : {4, 8}) {
     const TensorEntry weight = stored.Entry(DType::kI32, {kOut, kIn * bits / 32});
@@ -281,7 +281,7 @@ TEST(StoredGroups, WhatHasNoFormatOfOurs) {
   EXPECT_EQ(StoredFormat(Ggml(bf16)), std::nullopt);
 }
 
-TEST(StoredGroups, Nvfp4) {
+TEST(StoredGroups, ReadsNvfp4) {
   const Bytes stored(kOut * kIn / 2);
   Bytes scales(kOut * kIn / 16);
   for (int i = 0; i < kOut * kIn / 16; ++i) scales[i] = static_cast<std::byte>(i % 0x7f);
@@ -310,7 +310,7 @@ LinearSource Fp8(const TensorEntry& weight, const TensorEntry& scale, int64_t ou
           .block_cols = block_cols};
 }
 
-TEST(StoredGroups, Fp8InBlocksAndChannels) {
+TEST(StoredGroups, ReadsFp8BlocksAndChannels) {
   const int64_t out = 200, in = 300;  // blocks at the edges are ragged
   Bytes stored(out * in);
   for (int64_t i = 0; i < out * in; ++i) {
@@ -332,7 +332,7 @@ TEST(StoredGroups, Fp8InBlocksAndChannels) {
   }
 }
 
-TEST(StoredGroups, Fp8ThatIsNotFiniteIsRefused) {
+TEST(StoredGroups, RejectsNonFiniteFp8) {
   Bytes stored(4 * 128), scales(4);
   const float one = 1, bad = std::nanf("");
   for (int i = 0; i < 4 * 128; ++i) stored[i] = i == 2 * 128 + 5 ? std::byte{0xff} : std::byte{0x30};
@@ -350,7 +350,7 @@ TEST(StoredGroups, Fp8ThatIsNotFiniteIsRefused) {
   EXPECT_EQ(StoredFormat(Fp8(weight, scale, 4, 128, 128, 64)), std::nullopt);  // these blocks cross ours
 }
 
-TEST(StoredGroups, ScalesMustBeFinite) {
+TEST(StoredGroups, RejectsNonFiniteScales) {
   Bytes stored(static_cast<size_t>(kOut) * kIn / 32 * 34);
   for (int b = 0; b < kOut * kIn / 32; ++b) stored.Put16(b * 34, b == 7 ? 0x7c00 : 0x3000);
   const TensorEntry weight = stored.Entry(DType::kQ8_0, {kOut, kIn});
@@ -361,7 +361,7 @@ TEST(StoredGroups, ScalesMustBeFinite) {
   EXPECT_FALSE(ReadGroupRows(Ggml(weight), 5, kOut, rows).ok());
 }
 
-TEST(StoredGroups, AGlobalScaleMustLeaveFiniteWeights) {
+TEST(StoredGroups, RejectsGlobalScaleWithInfiniteWeights) {
   const Bytes stored(kOut * kIn / 2);
   Bytes scales(kOut * kIn / 16);
   for (int i = 0; i < kOut * kIn / 16; ++i) scales[i] = std::byte{0x38};

@@ -236,7 +236,7 @@ TEST_P(AttentionTest, MatchesSoftmaxInDouble) {
 }
 
 // The bits must not depend on how a prompt is split into chunks, on the batch, or on the number of threads.
-TEST_P(AttentionTest, BitsDependOnNothingButTheRow) {
+TEST_P(AttentionTest, RowBitsDoNotDependOnBatchChunksOrThreads) {
   std::mt19937 rng(2);
   const int context = 531;
   for (const Shape& shape : kShapes) {
@@ -281,7 +281,7 @@ TEST_P(AttentionTest, BitsDependOnNothingButTheRow) {
 }
 
 // A key or value that is not finite must not read as a number; a row of zeros stays zero.
-TEST(KvWriteTest, Int8KeepsZerosAndTellsOfNaN) {
+TEST(KvWriteTest, Int8KeepsZerosAndMarksNaN) {
   constexpr int kDim = 8;
   TestContext test(runtime::Isa::kRef, 1);
   std::vector<float> keys(4 * kDim, 0.0F), values(4 * kDim, 1e-40F);
@@ -313,7 +313,7 @@ TEST(KvWriteTest, Int8KeepsZerosAndTellsOfNaN) {
   EXPECT_EQ(memory[4 * kDim], std::byte{0x55});
 }
 
-TEST_P(AttentionTest, EmptyBatchesAndSlices) {
+TEST_P(AttentionTest, AcceptsEmptyBatchesAndSlices) {
   std::mt19937 rng(3);
   const Shape& shape = kShapes[1];
   TestContext test(GetParam().needs, 2);
@@ -324,7 +324,7 @@ TEST_P(AttentionTest, EmptyBatchesAndSlices) {
 }
 
 // Scores far apart must neither overflow nor lose the largest: softmax then gives the value of one key.
-TEST_P(AttentionTest, LargeScores) {
+TEST_P(AttentionTest, LargeScoresDoNotOverflow) {
   const int dim = 32, keys = 64;
   std::vector<float> q(8 * dim), k(keys * dim), v(keys * dim), acc(dim), max(1), sum(1);
   for (int j = 0; j < keys; ++j) {
@@ -353,7 +353,7 @@ TEST_P(AttentionTest, LargeScores) {
 }
 
 // Rows without visible keys add nothing and need no keys or values.
-TEST_P(AttentionTest, RowsThatSeeNothing) {
+TEST_P(AttentionTest, RowsWithoutVisibleKeysAddNothing) {
   constexpr int kRows = 3, kDim = 64;
   std::vector<float> q(16 * kDim, 1.0F), acc(kRows * kDim, 7.0F), max(kRows, 7.0F), sum(kRows, 7.0F);
   const int visible[kRows] = {};
@@ -376,7 +376,7 @@ TEST_P(AttentionTest, RowsThatSeeNothing) {
 
 // Calls that resume each other equal one call over all keys, whether the largest score is first, last or in
 // between, and for any distance to the others.
-TEST_P(AttentionTest, ResumedCallsAreOne) {
+TEST_P(AttentionTest, ResumedCallsEqualOneCall) {
   constexpr int kDim = 64, kParts = 3;
   std::mt19937 rng(4);
   for (int rows : {1, 8, 11, 16, 37}) {

@@ -52,7 +52,7 @@ class GuardedRow {
   std::vector<float> memory_;
 };
 
-TEST(ElementwiseTest, RmsNorm) {
+TEST(ElementwiseTest, RmsNormMatchesDouble) {
   std::mt19937 rng(1);
   for (const auto& impl : OnHost(RmsNormImpls())) {
     for (int n : kSizes) {
@@ -82,7 +82,7 @@ TEST(ElementwiseTest, RmsNormOfZerosIsZero) {
   }
 }
 
-TEST(ElementwiseTest, SiluMul) {
+TEST(ElementwiseTest, SiluMulMatchesDouble) {
   std::mt19937 rng(2);
   for (const auto& impl : OnHost(SiluMulImpls())) {
     for (int n : kSizes) {
@@ -101,7 +101,7 @@ TEST(ElementwiseTest, SiluMul) {
 }
 
 // Every 1,001st float of either sign, up to where the logistic function leaves the normal floats.
-TEST(ElementwiseTest, SiluMulOverTheWholeRange) {
+TEST(ElementwiseTest, SiluMulMatchesDoubleOverWholeRange) {
   std::vector<float> gate;
   for (uint32_t bits = 0; bits < std::bit_cast<uint32_t>(87.0F); bits += 1001) {
     gate.push_back(std::bit_cast<float>(bits));
@@ -121,7 +121,7 @@ TEST(ElementwiseTest, SiluMulOverTheWholeRange) {
   }
 }
 
-TEST(ElementwiseTest, SiluMulAtTheEnds) {
+TEST(ElementwiseTest, SiluMulHandlesExtremeInputs) {
   const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
   const std::vector<float> gate = {-1e4F, -100, -88, 0, 88, 100, 1e4F, inf, nan};
   const std::vector<float> up(gate.size(), 1.0F);
@@ -135,7 +135,7 @@ TEST(ElementwiseTest, SiluMulAtTheEnds) {
   }
 }
 
-TEST(ElementwiseTest, Axpy) {
+TEST(ElementwiseTest, AxpyMatchesDouble) {
   std::mt19937 rng(3);
   for (const auto& impl : OnHost(AxpyImpls())) {
     for (int n : kSizes) {
@@ -203,7 +203,7 @@ TEST(ElementwiseTest, RescaleIsExact) {
   }
 }
 
-TEST(ElementwiseTest, Rope) {
+TEST(ElementwiseTest, RopeMatchesDouble) {
   std::mt19937 rng(4);
   for (bool interleaved : {false, true}) {
     for (const auto& impl : OnHost(interleaved ? RopeInterleavedImpls() : RopeHalfImpls())) {
@@ -228,7 +228,7 @@ TEST(ElementwiseTest, Rope) {
 // The operators apply the micro-kernels to rows with strides on several threads.
 class ElementwiseOpsTest : public testing::TestWithParam<int> {};
 
-TEST_P(ElementwiseOpsTest, RowsAndStrides) {
+TEST_P(ElementwiseOpsTest, SupportsRowsAndStrides) {
   TestContext test(runtime::Isa::kRef, GetParam());
   const ExecContext ctx = test.context();
   std::mt19937 rng(5);
@@ -257,7 +257,7 @@ TEST_P(ElementwiseOpsTest, RowsAndStrides) {
   }
 }
 
-TEST_P(ElementwiseOpsTest, RopeTurnsEachHeadByItsRowsPosition) {
+TEST_P(ElementwiseOpsTest, RopeRotatesEachHeadByRowPosition) {
   TestContext test(runtime::Isa::kRef, GetParam());
   std::mt19937 rng(6);
   const int rows = 200, heads = 3, dim = 16, head_stride = 24, stride = 80, positions = 50;

@@ -120,7 +120,7 @@ TEST_P(EstimateTest, MatchRef) {
   }
 }
 
-TEST_P(EstimateTest, RowsAndBlocksAreAlone) {
+TEST_P(EstimateTest, RowsAndBlocksAreIndependent) {
   std::mt19937 rng(2);
   for (const Shape& shape : kShapes) {
     const int row_floats = shape.key_dim + 8;
@@ -138,7 +138,7 @@ TEST_P(EstimateTest, RowsAndBlocksAreAlone) {
 }
 
 // Runs on processors with both: docs/contracts/sparsity.md, C2.
-TEST(EstimateBitsTest, TilesAndRegistersGiveTheSame) {
+TEST(EstimateBitsTest, TilesAndRegistersGiveSameBits) {
   const runtime::CpuFeatures cpu = runtime::DetectCpu();
   if (!cpu.Has(runtime::Isa::kAmx)) GTEST_SKIP() << "this processor has no AMX";
   const auto fn_of = [&](runtime::Isa isa) {
@@ -164,7 +164,7 @@ TEST(EstimateBitsTest, TilesAndRegistersGiveTheSame) {
 }
 
 // NaN affects only the row or the summary that has it; zero rows cause no division by zero.
-TEST_P(EstimateTest, NotFiniteAndZero) {
+TEST_P(EstimateTest, NonFiniteInputsAffectOnlyTheirRowOrBlock) {
   std::mt19937 rng(3);
   for (const Shape& shape : {Shape{128, 128}, Shape{40, 32}}) {
     for (const int rows : {4, 12}) {
@@ -250,7 +250,7 @@ TEST_P(EstimateTest, RowsOfNaNHaveNoShares) {
   }
 }
 
-TEST_P(EstimateTest, SharesAreNoDenormals) {
+TEST_P(EstimateTest, SharesAreNotDenormal) {
   constexpr int kRows = 3;
   for (const float below : {70.0F, 72.0F, 72.5F, 80.0F, 87.0F, 95.0F, 102.0F, 500.0F}) {
     std::vector<float> scores(size_t{kBlocks} * kScoreGroup, 5 - below), shares(kBlocks);

@@ -200,7 +200,7 @@ class GemmTest : public testing::TestWithParam<Case> {
 
 constexpr float kUntouched = 12345;
 
-TEST_P(GemmTest, OddShapes) {
+TEST_P(GemmTest, SupportsOddShapes) {
   for (int n : {1, 15, 16, 17, 64, 100}) {
     for (int k : {1, 63, 64, 65, 100, 256}) {
       for (int m : {1, 2, 3, 5, 13}) {
@@ -218,7 +218,7 @@ TEST_P(GemmTest, OddShapes) {
   }
 }
 
-TEST_P(GemmTest, EveryNumberOfRows) {
+TEST_P(GemmTest, SupportsEveryNumberOfRows) {
   const int n = 83, k = 130;
   for (int m = 1; m <= 70; ++m) {
     Make(m, n, k, 0);
@@ -243,7 +243,7 @@ TEST_P(GemmTest, RowDoesNotDependOnItsBatch) {
   }
 }
 
-TEST_P(GemmTest, BiasAndAccumulation) {
+TEST_P(GemmTest, AddsBiasAndAccumulates) {
   const int n = 45, k = 77;
   for (int m : {1, 6, 20, 40}) {
     for (bool with_bias : {false, true}) {
@@ -279,7 +279,7 @@ class GemmPlainTest : public GemmTest {};
 
 // A static scale that is too small saturates at 127; one that is too large loses bits. Both follow the
 // definition.
-TEST_P(GemmPlainTest, StaticScales) {
+TEST_P(GemmPlainTest, AppliesStaticScales) {
   for (float scale : {0.001F, 0.0157F, 0.5F}) {
     Make(5, 20, 100, scale);
     std::vector<float> c(5 * 20);
@@ -292,7 +292,7 @@ TEST_P(GemmPlainTest, StaticScales) {
 // integers.
 class GemmI8Test : public GemmTest {};
 
-TEST_P(GemmI8Test, ExtremeIntegers) {
+TEST_P(GemmI8Test, ExtremeIntegersAreExact) {
   const int n = 18, k = 65536;
   for (int weight : {-128, 127}) {
     for (float sign : {1.0F, -1.0F}) {
@@ -314,7 +314,7 @@ TEST_P(GemmI8Test, ExtremeIntegers) {
 
 // Preparation has one definition for every instruction set: the same bytes (except for the bias of u8) and
 // scale.
-TEST_P(GemmPlainTest, PreparesAsTheReferenceDoes) {
+TEST_P(GemmPlainTest, PreparesLikeReference) {
   const auto reference = GetParam().format == PackedFormat::kF32    ? ref::PrepareF32
                          : GetParam().format == PackedFormat::kBF16 ? ref::PrepareBF16
                                                                     : ref::PrepareS8;
@@ -385,7 +385,7 @@ TEST_P(GemmFp8Test, EveryCodeIsExact) {
 class GemmGroupTest : public GemmTest {};
 
 // All instruction sets must produce the same bytes: codes, scales, corrections, and zeros beyond k.
-TEST_P(GemmGroupTest, PreparesAsTheReferenceDoes) {
+TEST_P(GemmGroupTest, PreparesLikeReference) {
   const Gemm& gemm = GetParam().impl.fn;
   const Gemm& reference = GemmImpls(GetParam().format).back().fn;
   ASSERT_EQ(gemm.unit_bytes, reference.unit_bytes);
@@ -405,7 +405,7 @@ TEST_P(GemmGroupTest, PreparesAsTheReferenceDoes) {
 }
 
 // The largest dots of codes and activations, of either sign.
-TEST_P(GemmGroupTest, ExtremeCodes) {
+TEST_P(GemmGroupTest, ExtremeCodesDoNotOverflow) {
   const int n = 18, k = 128, m = 20;
   for (const bool largest : {false, true}) {
     for (float sign : {1.0F, -1.0F}) {
@@ -435,7 +435,7 @@ TEST_P(GemmGroupTest, ExtremeCodes) {
 
 INSTANTIATE_TEST_SUITE_P(Host, GemmTest, testing::ValuesIn(HostCases(kAllFormats)), NameOf);
 // Codes and scales that quantizing values would never produce.
-TEST_P(GemmGroupTest, AnyCodesAndScales) {
+TEST_P(GemmGroupTest, AcceptsAnyCodesAndScales) {
   for (int m : {1, 5, 40}) {
     Make(m, 35, 256, 0);
     const runtime::Buffer fresh = *runtime::Buffer::Allocate(weights_.layout.total_bytes, false);
@@ -455,7 +455,7 @@ INSTANTIATE_TEST_SUITE_P(Host, GemmI8Test, testing::ValuesIn(HostCases({PackedFo
 
 // With one summation order, f32 and bf16 results are bit-identical between the instruction sets that share
 // it, for few rows and for many.
-TEST(GemmAcrossIsas, SameOrderSameBits) {
+TEST(GemmAcrossIsas, SharedSummationOrderGivesSameBits) {
   const std::vector<Case> cases = HostCases(kAllFormats);
   const int most = 37, n = 50, k = 700;
   std::mt19937 rng(5);

@@ -72,7 +72,7 @@ class KeySummaryTest : public testing::TestWithParam<runtime::Isa> {
 };
 
 // The bound must hold exactly: a radius rounded down is no bound.
-TEST_P(KeySummaryTest, HoldsEveryKey) {
+TEST_P(KeySummaryTest, BoundsEveryKey) {
   std::mt19937 rng(1);
   for (const Shape& shape : kShapes) {
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kI8}) {
@@ -109,12 +109,13 @@ TEST_P(KeySummaryTest, HoldsEveryKey) {
   }
 }
 
-TEST_P(KeySummaryTest, HasTheBitsOfRef) {
+TEST_P(KeySummaryTest, EqualsRefBitForBit) {
   std::mt19937 rng(2);
   for (const Shape& shape : kShapes) {
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kI8}) {
       const Keys keys(&rng, dtype, shape);
-      std::vector<std::byte> ours = keys.Summarize(kernels_.key_summary), ref = keys.Summarize(ref::KeySummary);
+      std::vector<std::byte> ours = keys.Summarize(kernels_.key_summary),
+                             ref = keys.Summarize(ref::KeySummary);
       // Sums of squares are added in another order.
       for (auto* summary : {&ours, &ref})
         std::memset(reinterpret_cast<KeySummaryHeader*>(summary->data())->ball, 0, 8);
@@ -123,7 +124,7 @@ TEST_P(KeySummaryTest, HasTheBitsOfRef) {
   }
 }
 
-TEST_P(KeySummaryTest, TellsOfKeysThatAreNotFinite) {
+TEST_P(KeySummaryTest, MarksKeysThatAreNotFinite) {
   std::mt19937 rng(3);
   for (const float wrong : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
                             -std::numeric_limits<float>::infinity()}) {
@@ -137,7 +138,7 @@ TEST_P(KeySummaryTest, TellsOfKeysThatAreNotFinite) {
   }
 }
 
-TEST_P(KeySummaryTest, ZerosAndTinyKeys) {
+TEST_P(KeySummaryTest, SupportsZeroAndTinyKeys) {
   std::mt19937 rng(4);
   for (const float size : {0.0F, 1e-42F, 1e-31F}) {
     const Shape shape = {24, 24};
@@ -216,7 +217,7 @@ TEST_P(KeySummaryTest, ScoresMatchDoubleAndBoundEveryKey) {
 
 // Exp has a relative error of 2^-23. Its argument, with two roundings of magnitudes up to 120, has an error
 // of 2^-17.
-TEST_P(KeySummaryTest, ExpSum) {
+TEST_P(KeySummaryTest, ExpSumMatchesDouble) {
   std::mt19937 rng(6);
   for (const int n : {1, 7, 8, 9, 16, 31, 100}) {
     std::vector<float> x = RandomValues(&rng, n, 30), y = RandomValues(&rng, n, 10), out(n + 1, 3);

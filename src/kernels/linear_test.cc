@@ -29,7 +29,7 @@ std::vector<float> WholeProduct(const ExecContext& ctx, const QuantizedActivatio
   return c;
 }
 
-TEST_P(LinearTest, CutsMakeNoDifference) {
+TEST_P(LinearTest, TilingDoesNotChangeResults) {
   for (int threads : {1, 3}) {
     TestContext test(GetParam(), threads);
     const ExecContext ctx = test.context();
@@ -54,7 +54,7 @@ TEST_P(LinearTest, CutsMakeNoDifference) {
   }
 }
 
-TEST_P(LinearTest, PreparesRowsAtAnyStride) {
+TEST_P(LinearTest, QuantizesRowsAtAnyStride) {
   TestContext test(GetParam(), 2);
   const ExecContext ctx = test.context();
   const int k = 1030;
@@ -76,7 +76,7 @@ TEST_P(LinearTest, PreparesRowsAtAnyStride) {
 
 // Tests a group of slices of one matrix with different inputs, like per-head products, with bias and
 // accumulation.
-TEST_P(LinearTest, GroupOfSlicesBiasAndAccumulation) {
+TEST_P(LinearTest, GroupsSlicesWithBiasAndAccumulation) {
   TestContext test(GetParam(), 3);
   const ExecContext ctx = test.context();
   const int heads = 5, per_head = 48, k = 96, m = 4;
@@ -113,7 +113,7 @@ TEST_P(LinearTest, GroupOfSlicesBiasAndAccumulation) {
   }
 }
 
-TEST_P(LinearTest, NoRowsAndNoProducts) {
+TEST_P(LinearTest, AcceptsNoRowsAndNoProducts) {
   TestContext test(GetParam(), 2);
   const TestMatrix w = RandomMatrix(&rng_, PackedFormat::kF32, 16, 16);
   const QuantizedActivations a = QuantizeActivations(test.context(), PackedFormat::kF32, nullptr, 16, 0, 16);
@@ -125,7 +125,7 @@ INSTANTIATE_TEST_SUITE_P(Host, LinearTest, testing::ValuesIn(runtime::HostIsas(r
                          IsaTestName);
 
 // Every tiling must cover the product, stay within the cache sizes and use every thread where possible.
-TEST(TileGemm, CoversBalancesAndFits) {
+TEST(TileGemm, CoversProductBalancedWithinCacheSizes) {
   for (PackedFormat format : kFormats) {
     for (int n : {1, 16, 100, 768, 4096, 150000}) {
       for (int k : {1, 512, 2048, 7168, 65536}) {

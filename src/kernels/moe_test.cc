@@ -231,7 +231,7 @@ TEST_P(MoeTest, EqualsPlainLoops) {
 }
 
 // Experts in two slices, on two or more simulated nodes, must give the same bits as whole ones.
-TEST_P(MoeTest, SlicesMakeNoDifference) {
+TEST_P(MoeTest, SlicesDoNotChangeResults) {
   TestContext plain(GetParam(), 1);
   for (int nodes : {2, 3}) {
     const runtime::Topology topology = runtime::SimulatedNodes(nodes, 1);
@@ -255,7 +255,7 @@ TEST_P(MoeTest, SlicesMakeNoDifference) {
 
 // One worker gathers several row tiles of one expert, each with several tasks, repeatedly as it continues
 // with another slice.
-TEST_P(MoeTest, RowTilesOfOneExpertInTurn) {
+TEST_P(MoeTest, GathersRowTilesOfOneExpertRepeatedly) {
   TestContext plain(GetParam(), 1), two(GetParam(), 2);
   const runtime::Topology topology = runtime::SimulatedNodes(3, 1);
   TestContext three(GetParam(), topology);
@@ -301,7 +301,7 @@ TEST_P(MoeTest, ManyRowsEqualPlainLoops) {
   }
 }
 
-TEST_P(MoeTest, StaticScalesOfEachExpert) {
+TEST_P(MoeTest, AppliesStaticScalesPerExpert) {
   TestContext test(GetParam(), 2);
   for (int rows : {1, 30}) {
     Layer layer(&rng_, PackedFormat::kI8, PackedFormat::kI8, {80, 48, 5, 2, 32}, rows,
@@ -311,7 +311,7 @@ TEST_P(MoeTest, StaticScalesOfEachExpert) {
   }
 }
 
-TEST_P(MoeTest, SkippedSlotsEmptyExpertsAndOneExpertForAll) {
+TEST_P(MoeTest, SupportsSkippedSlotsAndUnevenExperts) {
   TestContext test(GetParam(), 2);
   const int rows = 40;
   Layer layer(&rng_, PackedFormat::kI8, PackedFormat::kI8, {70, 33, 8, 2, 20}, rows, false);
@@ -323,7 +323,7 @@ TEST_P(MoeTest, SkippedSlotsEmptyExpertsAndOneExpertForAll) {
   ExpectEqualsPlain(test.context(), layer.Params(out.data(), 70));  // only the shared expert
 }
 
-TEST_P(MoeTest, AllSkippedWithoutSharedIsZeroAndNoRowsIsNothing) {
+TEST_P(MoeTest, SkippedSlotsGiveZeroAndNoRowsWriteNothing) {
   TestContext test(GetParam(), 2);
   Layer layer(&rng_, PackedFormat::kF32, PackedFormat::kF32, {64, 16, 2, 1, 0}, 3, false);
   std::fill(layer.ids.begin(), layer.ids.end(), -1);
@@ -342,7 +342,7 @@ INSTANTIATE_TEST_SUITE_P(Host, MoeTest, testing::ValuesIn(runtime::HostIsas(runt
 // Compares with double, in f32. Nothing is rounded to few bits, so the error is that of three sums of at most
 // k = 100 terms (k u each, relative to the sum of magnitudes) and of silu (a few u): 4 k u of magnitudes that
 // are themselves at most |x|_1 |h|_1-like products. It is bounded here by the same sums over absolute values.
-TEST(Moe, AgreesWithDouble) {
+TEST(Moe, MatchesDouble) {
   std::mt19937 rng(23);
   const Shape s{100, 40, 6, 2, 30};
   const int rows = 9;

@@ -36,7 +36,7 @@ std::vector<float> Product(const ExecContext& ctx, const PackedMatrix& w, const 
 
 // The bits must equal those of the matrix in one piece, also for views of its panels that begin and end
 // inside slices, and for pools with more or fewer nodes than images.
-TEST_P(NumaTest, ImagesMakeNoDifference) {
+TEST_P(NumaTest, ImagesDoNotChangeResults) {
   TestContext plain(GetParam(), 1);
   for (int nodes : {2, 4}) {
     const runtime::Topology topology = runtime::SimulatedNodes(nodes, 1);
@@ -108,7 +108,7 @@ std::vector<std::vector<int>> ImagesRead(int nodes, int cpus_each, const TestIma
   return of_worker;
 }
 
-TEST(Numa, ThreadsReadTheCopyOfTheirNode) {
+TEST(Numa, ThreadsReadCopyOfTheirNode) {
   std::mt19937 rng(3);
   const TestMatrix w = RandomMatrix(&rng, PackedFormat::kF32, 4000, 64);
   for (int nodes : {2, 4}) {
@@ -121,7 +121,7 @@ TEST(Numa, ThreadsReadTheCopyOfTheirNode) {
   }
 }
 
-TEST(Numa, ThreadsBeginWithTheSliceOfTheirNode) {
+TEST(Numa, ThreadsStartWithSliceOfTheirNode) {
   std::mt19937 rng(4);
   const TestMatrix w = RandomMatrix(&rng, PackedFormat::kF32, 4000, 64);
   for (int nodes : {2, 4}) {
@@ -137,7 +137,7 @@ TEST(Numa, ThreadsBeginWithTheSliceOfTheirNode) {
   }
 }
 
-TEST(TileGemm, GroupsStayInTheirSlices) {
+TEST(TileGemm, GroupsDoNotCrossSlices) {
   for (int slices : {1, 2, 3, 8}) {
     for (int panels : {1, 7, 64, 300}) {
       for (int first : {0, 3, 40}) {

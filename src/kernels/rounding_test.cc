@@ -48,7 +48,7 @@ uint8_t Encode(NumberGrid grid, float value) {
   return code;
 }
 
-TEST(Rounding, TakesTheNearestNumberTiesToEvenCodes) {
+TEST(Rounding, RoundsToNearestTiesToEvenCodes) {
   for (int g = 0; g < kNumberGrids; ++g) {
     const auto grid = static_cast<NumberGrid>(g);
     const std::vector<Number> numbers = NumbersOf(grid);
@@ -81,7 +81,7 @@ class RoundingTest : public testing::TestWithParam<runtime::Isa> {
   std::mt19937 rng_{7};
 };
 
-TEST_P(RoundingTest, RunsAreThoseOfRef) {
+TEST_P(RoundingTest, RunsEqualRef) {
   for (int g = 0; g < kNumberGrids; ++g) {
     const Rounding& got = test_.context().kernels->rounding[g];
     const Rounding& ref = ref::kRounding[g];
@@ -120,7 +120,7 @@ TEST_P(RoundingTest, RunsAreThoseOfRef) {
   }
 }
 
-TEST_P(RoundingTest, BlocksAreThoseOfRef) {
+TEST_P(RoundingTest, BlocksEqualRef) {
   constexpr int kRows = kRoundBlockRows;
   for (int g = 0; g < kNumberGrids; ++g) {
     for (const int columns : {1, 2, 31, 128}) {

@@ -83,7 +83,7 @@ void Check(const RouteParams& p, const Routed& got) {
   }
 }
 
-TEST_P(RouteTest, EveryRouter) {
+TEST_P(RouteTest, MatchesDirectImplementation) {
   std::mt19937 rng(1);
   struct Shape {
     int experts, top_k, groups, top_groups;
@@ -163,7 +163,7 @@ TEST_P(RouteTest, TiedGroupsGoToTheLowerGroup) {
 
 // Older routers set the scores of excluded groups to 0, which exceeds negative scores of eligible groups. The
 // models were trained without that, and transformers now runs without it.
-TEST_P(RouteTest, ClosedGroupsAreNeverChosenEvenWhenAllOpenScoresAreNegative) {
+TEST_P(RouteTest, ExcludedGroupsAreNeverChosen) {
   const std::vector<float> bias = {-5, -5, -5, -5, -9, -9, -9, -9};
   const std::vector<float> logits = {0, 0, 0, 0, 9, 9, 9, 9};
   RouteParams p = Params(logits, 8, 3, Scoring::kSigmoid);
@@ -176,7 +176,7 @@ TEST_P(RouteTest, ClosedGroupsAreNeverChosenEvenWhenAllOpenScoresAreNegative) {
   EXPECT_EQ(got.weights, (std::vector<float>{0.5F, 0.5F, 0.5F}));  // the bias is not part of the weight
 }
 
-TEST_P(RouteTest, OneNotANumberAmongManyExperts) {
+TEST_P(RouteTest, OneNaNAmongManyExpertsGivesValidExperts) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   std::mt19937 rng(4);
   std::vector<float> logits = RandomValues(&rng, 64, 3);
@@ -192,8 +192,8 @@ TEST_P(RouteTest, OneNotANumberAmongManyExperts) {
   }
 }
 
-// Repeats TiedGroups and ClosedGroups above in the shapes that vector code supports.
-TEST_P(RouteTest, TiesAndClosedGroupsOfManyExperts) {
+// Repeats the tests of tied and excluded groups above in the shapes that vector code supports.
+TEST_P(RouteTest, HandlesTiesAndExcludedGroupsOfManyExperts) {
   std::vector<float> logits(64, 1.0F), bias(64, -5.0F);
   std::fill_n(bias.begin() + 32, 32, -9.0F);
   std::fill_n(logits.begin(), 8, -0.0F);
@@ -210,7 +210,7 @@ TEST_P(RouteTest, TiesAndClosedGroupsOfManyExperts) {
   EXPECT_EQ(RouteWith(zeros, 1, GetParam()).ids, (std::vector<int32_t>{0, 1, 2}));
 }
 
-TEST_P(RouteTest, NotANumberStillGivesDifferentValidExperts) {
+TEST_P(RouteTest, NaNGivesDistinctValidExperts) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   for (Scoring scoring : {Scoring::kSoftmax, Scoring::kSigmoid}) {
     std::vector<int32_t> ids =
@@ -223,7 +223,7 @@ TEST_P(RouteTest, NotANumberStillGivesDifferentValidExperts) {
 }
 
 // More ties than one register holds, and values of which many are equal.
-TEST_P(RouteTest, ManyTies) {
+TEST_P(RouteTest, HandlesManyTies) {
   std::mt19937 rng(3);
   for (int levels : {1, 2, 5}) {
     std::vector<float> logits(20 * 128);

@@ -81,7 +81,7 @@ struct Queries {
 // one plane. (pi / 2 - 1) / dim is the part of a random direction's square that its signs do not capture; the
 // summary's center is known. Two planes leave 0.13. Parts have independent errors, so their squares add. The
 // test checks the mean of all squared errors over many keys and queries.
-TEST(SketchTest, EstimatesProducts) {
+TEST(SketchTest, EstimatesAreUnbiasedWithinBound) {
   std::mt19937 rng(1);
   for (const Shape& shape : kShapes) {
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kI8}) {
@@ -132,7 +132,7 @@ TEST(SketchTest, EstimatesProducts) {
   }
 }
 
-TEST(SketchTest, KeysThatAreAlikeOrNothing) {
+TEST(SketchTest, SupportsEqualAndZeroKeys) {
   std::mt19937 rng(2);
   for (const float value : {0.0F, 1e-42F, 3.0F, 1e16F}) {
     Block block(&rng, {40, 32}, DType::kF32);
@@ -250,7 +250,7 @@ TEST_P(SketchScoresTest, FindsOneKeyAmongMany) {
 }
 
 // A row's scores must not depend on the other rows and blocks.
-TEST_P(SketchScoresTest, RowsAreAlone) {
+TEST_P(SketchScoresTest, RowsAreIndependent) {
   std::mt19937 rng(4);
   for (const Shape& shape : kShapes) {
     constexpr int kRows = 37, kBlocks = 6;

@@ -14,7 +14,7 @@ namespace {
 using tensor::PackedFormat;
 
 // A crossover selects between tiles and vectors, which must give the same bits for any number of rows.
-TEST(Tuning, CrossoversMakeNoDifference) {
+TEST(Tuning, CrossoversDoNotChangeResults) {
   std::mt19937 rng(7);
   TestContext test(runtime::HostIsas(runtime::DetectCpu()).back(), 2);
   for (int f = 0; f < tensor::kPackedFormats; ++f) {
@@ -39,7 +39,7 @@ TEST(Tuning, CrossoversMakeNoDifference) {
 }
 
 // The limits that ApplyTuning accepts.
-TEST(Tuning, SizesOfTasksMakeNoDifference) {
+TEST(Tuning, TaskSizesDoNotChangeResults) {
   std::mt19937 rng(8);
   TestContext test(runtime::HostIsas(runtime::DetectCpu()).back(), 3);
   for (PackedFormat format : {PackedFormat::kBF16, PackedFormat::kI8, PackedFormat::kI4G32}) {
@@ -66,7 +66,7 @@ TEST(Tuning, SizesOfTasksMakeNoDifference) {
   }
 }
 
-TEST(Tuning, RefusesWhatIsBeyondReason) {
+TEST(Tuning, RejectsValuesOutOfRange) {
   KernelTable table = SelectKernels(runtime::DetectCpu());
   const KernelTable before = table;
   const auto error = [&](const Tuning& tuning) { return Message(ApplyTuning(tuning, table)); };
@@ -84,7 +84,7 @@ TEST(Tuning, RefusesWhatIsBeyondReason) {
   EXPECT_EQ(table.tile_sizes, before.tile_sizes);
 }
 
-TEST(Tuning, StopsWhenToldTo) {
+TEST(Tuning, StopsOnCancel) {
   const auto pool = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
   const KernelTable table = SelectKernels(runtime::DetectCpu());
   const auto stopped = Tune(table, *pool, [](int64_t done, int64_t total, const std::string& what) {
@@ -97,7 +97,7 @@ TEST(Tuning, StopsWhenToldTo) {
 }
 
 // The callback runs repeatedly while one parameter is measured.
-TEST(Tuning, StopsInsideAStep) {
+TEST(Tuning, StopsDuringAStep) {
   const auto pool = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
   const KernelTable table = SelectKernels(runtime::DetectCpu());
   int64_t calls = 0;

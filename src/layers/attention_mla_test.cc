@@ -89,7 +89,7 @@ class MlaTest : public testing::TestWithParam<PackedFormat> {
 
 constexpr int64_t kRoom = 1 << 20;
 
-TEST_P(MlaTest, AbsorbedIsExpanded) {
+TEST_P(MlaTest, AbsorbedEqualsExpanded) {
   // Outputs are sums of 36 products of weights below 1 and values below 10. The two algorithms round queries,
   // latents and outputs to bf16 at different points: about ten errors of 2^-9 of a value each, in a root sum
   // of 36.
@@ -106,14 +106,14 @@ TEST_P(MlaTest, AbsorbedIsExpanded) {
   }
 }
 
-TEST_P(MlaTest, HeadsAtATimeDoNotMatter) {
+TEST_P(MlaTest, ExpansionSizeDoesNotChangeResults) {
   Run(MlaPath::kExpanded, kRoom, 0, 150);
   const std::vector<float> all = Run(MlaPath::kExpanded, kRoom, 150, 100);
   EXPECT_EQ(Run(MlaPath::kExpanded, 1, 150, 100), all);                    // one head
   EXPECT_EQ(Run(MlaPath::kExpanded, 2 * 4 * 64 * 40 * 4, 150, 100), all);  // two, then one
 }
 
-TEST_P(MlaTest, ChoosesTheCheaperWay) {
+TEST_P(MlaTest, ChoosesCheaperAlgorithm) {
   mla_.path = MlaPath::kAuto;
   mla_.latent_dim = 512, mla_.nope_dim = 128, mla_.rope_dim = 64, mla_.v_dim = 128;  // DeepSeek-V3
   auto expands = [&](int start, int count) {

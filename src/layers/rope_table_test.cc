@@ -7,7 +7,7 @@
 namespace moesaic::layers {
 namespace {
 
-TEST(RopeTableTest, PlainAngles) {
+TEST(RopeTableTest, ComputesPlainAngles) {
   const auto pool = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
   RopeTable table = *RopeTable::Create({.dim = 4, .theta = 100}, 5000);
   table.Reserve(*pool, 1);
@@ -28,7 +28,7 @@ TEST(RopeTableTest, LinearDividesPositions) {
 
 // High-frequency dimensions are unchanged, low-frequency ones are interpolated, and those between are blended
 // monotonically.
-TEST(RopeTableTest, YarnBlends) {
+TEST(RopeTableTest, YarnBlendsFrequencies) {
   const RopeSpec spec{.dim = 64,
                       .scaling = RopeSpec::Scaling::kYarn,
                       .factor = 40,
@@ -45,7 +45,7 @@ TEST(RopeTableTest, YarnBlends) {
   }
 }
 
-TEST(RopeTableTest, Llama3Blends) {
+TEST(RopeTableTest, Llama3BlendsFrequencies) {
   const RopeSpec spec{.dim = 128,
                       .theta = 500000,
                       .scaling = RopeSpec::Scaling::kLlama3,

@@ -122,7 +122,7 @@ class MtpGoldenTest : public GoldenTest {};
 constexpr int kRoom = 320;  // longest prompt plus its continuation
 
 // Runs the whole prompt in one step, then decodes token by token.
-TEST_P(GoldenTest, LogitsAndGreedy) {
+TEST_P(GoldenTest, MatchesGoldenLogitsAndGreedyTokens) {
   const float tolerance = GetParam().tolerance;
   for (const Isa isa : TestIsas("f32")) {
     TestModel model(path_, isa, {.dtype = "f32"});
@@ -209,7 +209,7 @@ std::set<std::string> GroupFormats(const std::string& path) {
 // Codes and scales are kept as stored, so the remaining error is that of activations. They are rounded to
 // int8 per 32 inputs (3 / 127 / sqrt(12) of a value, as above), or to bf16 with FP8 weights, which is less.
 // Embedding and MLA's absorbed matrices in bf16 add less than that.
-TEST_P(GroupsGoldenTest, StoredGroupsAreKept) {
+TEST_P(GroupsGoldenTest, KeepsStoredGroups) {
   const GoldenPrompt& prompt = prompts_[2];
   for (const Isa isa : TestIsas("int8_g32")) {
     TestModel model(path_, isa, {});
@@ -257,7 +257,7 @@ void CopyAsF32(const std::string& from, const std::string& to) {
 }
 
 // Int8 activations: "auto" keeps int8 weights and quantizes activations as the checkpoint specifies.
-TEST_P(Int8GoldenTest, Int8Activations) {
+TEST_P(Int8GoldenTest, QuantizesActivationsToInt8) {
   const std::string copy = testing::TempDir() + NameOf({GetParam(), 0}) + "-f32";
   CopyAsF32(path_, copy);
   for (const Isa isa : TestIsas("int8")) {
@@ -277,7 +277,7 @@ TEST_P(Int8GoldenTest, Int8Activations) {
   std::filesystem::remove_all(copy);
 }
 
-TEST_P(GoldenTest, ChunkedPrefillIsWholePrefill) {
+TEST_P(GoldenTest, ChunkedPrefillEqualsWholePrefill) {
   TestModel model(path_, BestIsa(), {.dtype = "f32"});
   ASSERT_TRUE(model.status().ok()) << Message(model.status());
   const std::vector<int32_t>& ids = prompts_.back().ids;
@@ -302,7 +302,7 @@ TEST_P(GoldenTest, ChunkedPrefillIsWholePrefill) {
 }
 
 // Sequences of different lengths and phases in one step must give the same bits as each sequence alone.
-TEST_P(GoldenTest, RaggedBatchIsEachAlone) {
+TEST_P(GoldenTest, RaggedBatchEqualsEachSequenceAlone) {
   for (const char* dtype : {"f32", "bf16", "int8", "fp8_g128", "int8_g32", "int4_g32", "mxfp4", "nvfp4"}) {
     TestModel model(path_, BestIsa(), {.dtype = dtype});
     ASSERT_TRUE(model.status().ok()) << Message(model.status());
@@ -343,7 +343,7 @@ TEST_P(GoldenTest, RaggedBatchIsEachAlone) {
   }
 }
 
-TEST_P(MlaGoldenTest, AbsorbedIsExpanded) {
+TEST_P(MlaGoldenTest, AbsorbedEqualsExpanded) {
   std::vector<float> results[2];
   for (const layers::MlaPath path : {layers::MlaPath::kAbsorbed, layers::MlaPath::kExpanded}) {
     TestModel model(path_, BestIsa(), {.dtype = "f32", .mla_path = path});
@@ -387,7 +387,7 @@ TEST_P(MtpGoldenTest, MtpLogits) {
 }
 
 // A packed file must compute the same bits as its checkpoint, in every format.
-TEST_P(GoldenTest, PackedFileIsCheckpoint) {
+TEST_P(GoldenTest, PackedFileComputesLikeCheckpoint) {
   const GoldenPrompt& prompt = prompts_[1];
   const auto length = static_cast<int>(prompt.ids.size());
   const std::string packed = testing::TempDir() + NameOf({GetParam(), 0}) + ".packed.safetensors";
@@ -413,7 +413,7 @@ TEST_P(GoldenTest, PackedFileIsCheckpoint) {
 }
 
 // Weights mirrored or sliced over NUMA nodes must compute the same bits, whether packed or copied there.
-TEST_P(GoldenTest, NumaMakesNoDifference) {
+TEST_P(GoldenTest, NumaPlacementDoesNotChangeResults) {
   const GoldenPrompt& prompt = prompts_[1];
   const auto length = static_cast<int>(prompt.ids.size());
   const std::string packed = testing::TempDir() + NameOf({GetParam(), 0}) + ".numa.moesaic";
@@ -445,7 +445,7 @@ TEST_P(GoldenTest, NumaMakesNoDifference) {
 }
 
 // Texts read from a packed file must equal those of its checkpoint.
-TEST_P(GoldenTest, PackedFileCarriesTexts) {
+TEST_P(GoldenTest, PackedFileContainsTexts) {
   const std::string packed = testing::TempDir() + NameOf({GetParam(), 0}) + ".texts.moesaic";
   const auto pool = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
   const Status status = Convert(path_, packed, {}, *pool, {{"tokenizer.model", "another text"}});

@@ -56,13 +56,13 @@ std::string LoadError(const std::string& path, const LoadOptions& options = {}) 
   return Message(model.status());
 }
 
-TEST(LoadTest, RefusesAMissingTensor) {
+TEST(LoadTest, RejectsMissingTensor) {
   Copy copy("qwen3-moe-norm-tied");
   copy.Remove("model.layers.1.mlp.experts.5.down_proj");
   EXPECT_THAT(LoadError(copy.Write()), HasSubstr("model.layers.1.mlp.experts.5.down_proj.weight"));
 }
 
-TEST(LoadTest, RefusesAnotherShape) {
+TEST(LoadTest, RejectsWrongShape) {
   Copy copy("qwen3-tied");
   copy.Remove("model.norm.weight");
   copy.Add("model.norm.weight", tensor::DType::kF32, {63}, std::vector<std::byte>(63 * 4));
@@ -72,7 +72,7 @@ TEST(LoadTest, RefusesAnotherShape) {
   EXPECT_THAT(error, HasSubstr("[63]"));
 }
 
-TEST(LoadTest, RefusesATensorThatNothingUses) {
+TEST(LoadTest, RejectsUnusedTensor) {
   Copy copy("llama-untied-f16");
   copy.Add("model.layers.0.self_attn.q_proj.bias", tensor::DType::kF32, {64}, std::vector<std::byte>(64 * 4));
   EXPECT_EQ(LoadError(copy.Write()),
@@ -81,7 +81,7 @@ TEST(LoadTest, RefusesATensorThatNothingUses) {
             "config.json");
 }
 
-TEST(LoadTest, IgnoresWhatChangesNothing) {
+TEST(LoadTest, IgnoresTensorsWithoutEffect) {
   Copy copy("qwen3-tied");
   copy.Add("lm_head.weight", tensor::DType::kBF16, {160, 64}, std::vector<std::byte>(160 * 64 * 2));  // tied
   copy.Add("model.layers.0.self_attn.rotary_emb.inv_freq", tensor::DType::kF32, {16},
@@ -89,7 +89,7 @@ TEST(LoadTest, IgnoresWhatChangesNothing) {
   EXPECT_EQ(LoadError(copy.Write()), "");
 }
 
-TEST(LoadTest, RefusesWeightsThatAreNotFinite) {
+TEST(LoadTest, RejectsNonFiniteWeights) {
   Copy copy("llama-untied-f16");
   copy.Remove("model.layers.2.mlp.up_proj");
   std::vector<std::byte> bytes(96 * 64 * 2);
@@ -100,7 +100,7 @@ TEST(LoadTest, RefusesWeightsThatAreNotFinite) {
             folder + ": the weight of model.layers.2.mlp.up_proj must be finite, found nan");
 }
 
-TEST(LoadTest, LoadsWithoutAnMtpModuleThatIsNotThere) {
+TEST(LoadTest, LoadsWithoutAbsentMtpModule) {
   Copy copy("deepseek-v3-mtp");
   copy.Remove("model.layers.2.");
   TestModel model(copy.Write(), BestIsa(), {});
@@ -109,13 +109,13 @@ TEST(LoadTest, LoadsWithoutAnMtpModuleThatIsNotThere) {
   EXPECT_EQ(model->info().kv.layers, 2);
 }
 
-TEST(LoadTest, RefusesHalfAnMtpModule) {
+TEST(LoadTest, RejectsIncompleteMtpModule) {
   Copy copy("deepseek-v3-mtp");
   copy.Remove("model.layers.2.eh_proj");
   EXPECT_THAT(LoadError(copy.Write()), HasSubstr("model.layers.2.eh_proj.weight"));
 }
 
-TEST(LoadTest, RefusesLayersBeyondThoseOfTheConfig) {
+TEST(LoadTest, RejectsExcessLayers) {
   for (const auto& [golden, layers] :
        {std::pair("qwen3-moe-norm-tied", 3), {"glm4-moe", 2}, {"deepseek-v3-mtp", 1}}) {
     Copy copy(golden);
@@ -132,7 +132,7 @@ TEST(LoadTest, RefusesLayersBeyondThoseOfTheConfig) {
   }
 }
 
-TEST(LoadTest, TakesACompleteMtpModuleWithoutLoadingIt) {
+TEST(LoadTest, AcceptsCompleteMtpModuleWithoutLoadingIt) {
   Copy copy("deepseek-v3-mtp");
   for (const int declared : {1, 0}) {
     copy.config()["num_nextn_predict_layers"] = declared;
@@ -142,7 +142,7 @@ TEST(LoadTest, TakesACompleteMtpModuleWithoutLoadingIt) {
   EXPECT_THAT(LoadError(copy.Write(), {.load_mtp = false}), HasSubstr("model.layers.2.self_attn.o_proj"));
 }
 
-TEST(LoadTest, RefusesATensorOfALayerThatNoModelHas) {
+TEST(LoadTest, RejectsTensorOfImpossibleLayer) {
   for (const char* name : {"model.layers.99999999999.x.weight", "model.layers.2000000000.x.weight"}) {
     Copy copy("qwen3-tied");
     copy.Add(name, tensor::DType::kF32, {1}, std::vector<std::byte>(4));
@@ -151,7 +151,7 @@ TEST(LoadTest, RefusesATensorOfALayerThatNoModelHas) {
   }
 }
 
-TEST(LoadTest, RefusesAPackedFileWithLayersBeyondThoseOfItsConfig) {
+TEST(LoadTest, RejectsPackedFileWithExcessLayers) {
   const std::string packed = testing::TempDir() + "beyond.moesaic";
   const auto pool = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
   ASSERT_TRUE(Convert(SourcePath("tests/golden/deepseek-v3-mtp"), packed, {}, *pool).ok());
@@ -185,7 +185,7 @@ TEST(LoadTest, SharesEqualCopiesOfTheEmbedding) {
 }
 
 // The slices of the two heads differ only in the last one: the module must keep its own head.
-TEST(LoadTest, SlicedHeadsThatDifferInTheLastRowAreNoCopies) {
+TEST(LoadTest, SlicedHeadsThatDifferInLastRowAreNotShared) {
   const auto golden = *checkpoint::Checkpoint::Open(SourcePath("tests/golden/deepseek-v3-mtp"));
   const checkpoint::TensorEntry* head = golden->Find("lm_head.weight");
   ASSERT_NE(head, nullptr);
@@ -217,7 +217,7 @@ TEST(LoadTest, SlicedHeadsThatDifferInTheLastRowAreNoCopies) {
   EXPECT_EQ(last_logit(NumaPolicy::kMirror), expected);
 }
 
-TEST(LoadTest, StopsWhenToldTo) {
+TEST(LoadTest, StopsOnCancel) {
   int calls = 0;
   const auto stop = [&](int64_t done, int64_t total) {
     EXPECT_LE(done, total);
@@ -259,7 +259,7 @@ TEST(LoadTest, ProgressEndsAtTheTotal) {
 }
 
 // Cancels while pages are touched, and while the first image is copied.
-TEST(LoadTest, MirroringStopsWhenToldTo) {
+TEST(LoadTest, MirroringStopsOnCancel) {
   const runtime::Topology two = runtime::SimulatedNodes(2, 1);
   const auto load = [&](const std::function<bool(int64_t, int64_t)>& progress) {
     const TestModel model(SourcePath("tests/golden/qwen3-tied"), BestIsa(),
@@ -272,7 +272,7 @@ TEST(LoadTest, MirroringStopsWhenToldTo) {
   EXPECT_EQ(load([](int64_t done, int64_t total) { return done <= total; }), absl::StatusCode::kOk);
 }
 
-TEST(LoadTest, ChoosesExpertsAToken) {
+TEST(LoadTest, OverridesExpertsPerToken) {
   const std::string path = SourcePath("tests/golden/glm4-moe-carved");
   TestModel all(path, BestIsa(), {.experts_per_token = 8});
   ASSERT_TRUE(all.status().ok()) << Message(all.status());
@@ -284,7 +284,7 @@ TEST(LoadTest, ChoosesExpertsAToken) {
 }
 
 // Node 4000 exceeds the node count of any kernel, so binding to it fails.
-TEST(NodesToInterleaveTest, DoesWithoutWhereTheSystemRefuses) {
+TEST(NodesToInterleaveTest, AutoFallsBackIfSystemRefuses) {
   EXPECT_THAT(NodesToInterleave({0, 4000}, NumaPolicy::kAuto), testing::IsEmpty());
   EXPECT_THAT(NodesToInterleave({0, 4000}, NumaPolicy::kInterleave), testing::ElementsAre(0, 4000));
   EXPECT_THAT(NodesToInterleave({0, 0}, NumaPolicy::kAuto), testing::ElementsAre(0, 0));
@@ -292,7 +292,7 @@ TEST(NodesToInterleaveTest, DoesWithoutWhereTheSystemRefuses) {
   EXPECT_THAT(NodesToInterleave({0}, NumaPolicy::kAuto), testing::IsEmpty());
 }
 
-TEST(CheckNodeMemoryTest, NamesWhatIsNeededAndThere) {
+TEST(CheckNodeMemoryTest, ErrorNamesNeededAndAvailableMemory) {
   constexpr int64_t kGb = 1'000'000'000;
   const std::vector<runtime::NumaNode> nodes = {{.index = 0, .memory_bytes = 64 * kGb, .cpus = {}},
                                                 {.index = 2, .memory_bytes = 32 * kGb, .cpus = {}}};
@@ -314,7 +314,7 @@ TEST(CheckNodeMemoryTest, NamesWhatIsNeededAndThere) {
   EXPECT_EQ(Message(CheckNodeMemory(mirror, 20 * kGb, /*available: unknown*/ 0, nodes)), "");
 }
 
-TEST(PlaceWeightsTest, TakesTheNodesOfTheThreads) {
+TEST(PlaceWeightsTest, UsesNodesOfTheThreads) {
   const runtime::Topology four = runtime::SimulatedNodes(4, 1);
   const auto place = [&](int threads, bool pin, NumaPolicy policy) {
     const auto pool = *runtime::ThreadPool::Create({.threads = threads, .pin = pin, .topology = &four});
@@ -331,7 +331,7 @@ TEST(PlaceWeightsTest, TakesTheNodesOfTheThreads) {
 }
 
 // A matrix of one panel is stored whole in the first slice, and the other slices reserve the same space.
-TEST(PlaceWeightsTest, CountsTheRoomThatSlicesTakeOnEveryNode) {
+TEST(PlaceWeightsTest, CountsMemoryOfSlicesOnEveryNode) {
   const int k = 1 << 20;
   WeightPlan plan;
   RegionPlan& region = plan.regions.emplace_back();
@@ -348,7 +348,7 @@ TEST(PlaceWeightsTest, CountsTheRoomThatSlicesTakeOnEveryNode) {
               HasSubstr("weights sliced on 3 NUMA nodes take "));
 }
 
-TEST(LoadTest, RefusesToMirrorOrSliceAMappedFile) {
+TEST(LoadTest, RejectsMirroringOrSlicingMappedFile) {
   const std::string packed = testing::TempDir() + "mapped.moesaic";
   const runtime::Topology two = runtime::SimulatedNodes(2, 1);
   const auto pool = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
@@ -367,7 +367,7 @@ TEST(LoadTest, RefusesToMirrorOrSliceAMappedFile) {
 }
 
 // There is nothing to mirror or slice, so Placement decides.
-TEST(LoadTest, WithoutNodesMirrorAndSliceDoNotCopyAMappedFile) {
+TEST(LoadTest, SingleNodeDoesNotCopyMappedFileForMirrorOrSlice) {
   const std::string packed = testing::TempDir() + "mapped_by_one_node.moesaic";
   const auto pool = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
   ASSERT_TRUE(Convert(SourcePath("tests/golden/qwen3-tied"), packed, {}, *pool).ok());
@@ -389,7 +389,7 @@ TEST(LoadTest, WithoutNodesMirrorAndSliceDoNotCopyAMappedFile) {
   std::filesystem::remove(packed);
 }
 
-TEST(LoadTest, RefusesAnUnknownDtype) {
+TEST(LoadTest, RejectsUnknownDtype) {
   EXPECT_EQ(LoadError(SourcePath("tests/golden/qwen3-tied"), {.dtype = "fp4"}),
             "weights can be auto, f32, bf16, int8, fp8_g128, int8_g32, int4_g32, mxfp4, nvfp4, not \"fp4\"");
   EXPECT_THAT(LoadError(SourcePath("tests/golden/qwen3-tied"), {.dtype = "q4_k"}),
@@ -397,7 +397,7 @@ TEST(LoadTest, RefusesAnUnknownDtype) {
 }
 
 // A packed file with one wrong number in its header.
-TEST(LoadTest, RefusesAPackedFileThatDoesNotFitItsConfig) {
+TEST(LoadTest, RejectsPackedFileThatContradictsConfig) {
   const std::string packed = testing::TempDir() + "damaged.moesaic";
   const auto pool = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
   ASSERT_TRUE(Convert(SourcePath("tests/golden/qwen3-moe-norm-tied"), packed, {}, *pool).ok());
@@ -415,7 +415,7 @@ TEST(LoadTest, RefusesAPackedFileThatDoesNotFitItsConfig) {
 }
 
 // The inverse of a static scale is computed when a file is opened and must be finite.
-TEST(LoadTest, RefusesAPackedFileWhoseScaleHasNoInverse) {
+TEST(LoadTest, RejectsPackedFileWithScaleWithoutInverse) {
   const std::string packed = testing::TempDir() + "scale.moesaic";
   const auto pool = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
   ASSERT_TRUE(Convert(SourcePath("tests/golden/ct-llama-int8-static"), packed, {}, *pool).ok());
@@ -437,7 +437,7 @@ TEST(LoadTest, RefusesAPackedFileWhoseScaleHasNoInverse) {
 }
 
 // A region whose description lacks its matrices.
-TEST(LoadTest, RefusesAPackedFileWithoutParts) {
+TEST(LoadTest, RejectsPackedFileWithoutParts) {
   const std::string packed = testing::TempDir() + "partless.moesaic";
   const auto pool = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
   ASSERT_TRUE(Convert(SourcePath("tests/golden/qwen3-tied"), packed, {}, *pool).ok());
@@ -451,7 +451,7 @@ TEST(LoadTest, RefusesAPackedFileWithoutParts) {
   std::filesystem::remove(packed);
 }
 
-TEST(ForwardTest, RefusesBatchesThatDoNotFit) {
+TEST(ForwardTest, RejectsInvalidBatches) {
   TestModel model(SourcePath("tests/golden/qwen3-tied"), BestIsa(), {});
   const TestCache cache(model->info().kv, 1, 64);
   std::vector<float> logits(160);

@@ -73,7 +73,7 @@ constexpr Refusal kRefusals[] = {
 
 class RefusalTest : public testing::TestWithParam<Refusal> {};
 
-TEST_P(RefusalTest, SaysWhy) {
+TEST_P(RefusalTest, ErrorStatesReason) {
   json config = Config(GetParam().base);
   ASSERT_TRUE(SpecFromConfig(config, "config.json").ok());
   config.merge_patch(json::parse(GetParam().patch));
@@ -146,7 +146,7 @@ TEST(ModelInfoTest, CountsQwen3Moe) {
   EXPECT_EQ(info.kv.heads, 4);
 }
 
-TEST(TopKTest, OverridesWithinTheExperts) {
+TEST(TopKTest, OverridesTopKWithinExpertCount) {
   const json config = Config("qwen3-moe-norm-tied");
   auto spec = SpecFromConfig(config, "config.json");
   ASSERT_TRUE(OverrideTopK(*spec, 8).ok());

@@ -21,7 +21,7 @@ TEST(Probe, MeasuresAPlausibleBandwidth) {
   EXPECT_GT(bandwidth->all_threads, 1e8);
 }
 
-TEST(Probe, ReadsAllThatItIsGivenAndNothingElse) {
+TEST(Probe, ReadsExactlyTheGivenMemory) {
   auto pool = ThreadPool::Create({.threads = 2, .pin = true});
   ASSERT_TRUE(pool.ok());
   // Guard pages on both sides that must not be read.
@@ -45,7 +45,7 @@ TEST(Probe, ReadsAllThatItIsGivenAndNothingElse) {
   ASSERT_EQ(munmap(map, 66 * page), 0);
 }
 
-TEST(Probe, FailsWhenTheMemoryCannotBeHad) {
+TEST(Probe, FailsWithoutMemory) {
   auto pool = ThreadPool::Create({.threads = 1, .pin = false});
   EXPECT_EQ(MeasureReadBandwidth(pool->get(), int64_t{1} << 60).status().code(),
             StatusCode::kResourceExhausted);

@@ -38,7 +38,7 @@ TEST_P(ThreadPoolTest, RunsEveryTaskOnce) {
 }
 
 // Loops follow each other immediately, and also after pauses in which the workers fall asleep.
-TEST_P(ThreadPoolTest, ManyShortLoops) {
+TEST_P(ThreadPoolTest, RunsManyShortLoops) {
   auto pool = MakePool(GetParam());
   int64_t expected = 0;
   std::atomic<int64_t> sum{0};
@@ -51,7 +51,7 @@ TEST_P(ThreadPoolTest, ManyShortLoops) {
   }
 }
 
-TEST_P(ThreadPoolTest, RunOnEachReachesEveryWorkerOnceAndAtTheSameTime) {
+TEST_P(ThreadPoolTest, RunOnEachReachesEveryWorkerOnceConcurrently) {
   auto pool = MakePool(GetParam());
   for (int round = 0; round < 200; ++round) {
     std::vector<std::atomic<int>> ran(GetParam());
@@ -68,7 +68,7 @@ TEST_P(ThreadPoolTest, RunOnEachReachesEveryWorkerOnceAndAtTheSameTime) {
   }
 }
 
-TEST_P(ThreadPoolTest, WritesOfALoopAreSeenAfterIt) {
+TEST_P(ThreadPoolTest, WritesOfALoopAreVisibleAfterIt) {
   auto pool = MakePool(GetParam());
   std::vector<int> values(512, 0);
   for (int round = 1; round <= 300; ++round) {
@@ -81,11 +81,11 @@ TEST_P(ThreadPoolTest, WritesOfALoopAreSeenAfterIt) {
 // spinning.
 INSTANTIATE_TEST_SUITE_P(Threads, ThreadPoolTest, testing::Values(1, 2, 3, 7));
 
-TEST(ThreadPool, DefaultSizeIsTheTopologys) {
+TEST(ThreadPool, DefaultSizeFollowsTopology) {
   EXPECT_EQ(MakePool(0)->size(), DetectTopology().DefaultThreads());
 }
 
-TEST(ThreadPool, CallerStaysUnboundUntilItAsks) {
+TEST(ThreadPool, CallerIsUnboundUntilPinCaller) {
   cpu_set_t before, after;
   sched_getaffinity(0, sizeof before, &before);
   std::thread([&] {
@@ -123,7 +123,7 @@ TEST(ThreadPool, KnowsTheNodesOfItsWorkers) {
 }
 
 // No worker takes a second task before every worker has one.
-TEST(ThreadPool, TakesTasksOfItsNodeFirstAndLeavesNoneBehind) {
+TEST(ThreadPool, RunsTasksOfOwnNodeFirstAndCompletesAll) {
   for (const int nodes : {2, 4}) {
     const Topology topology = SimulatedNodes(nodes, 1);
     const auto pool = *ThreadPool::Create({.threads = nodes, .pin = true, .topology = &topology});
@@ -151,7 +151,7 @@ TEST(ThreadPool, TakesTasksOfItsNodeFirstAndLeavesNoneBehind) {
   }
 }
 
-TEST(ThreadPool, RefusesNonsense) {
+TEST(ThreadPool, RejectsInvalidThreadCounts) {
   EXPECT_EQ(ThreadPool::Create({.threads = -1}).status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(ThreadPool::Create({.threads = 1 << 20}).status().code(), StatusCode::kInvalidArgument);
 }

@@ -12,7 +12,7 @@
 namespace moesaic::tensor {
 namespace {
 
-TEST(Fp8Format, StandsWhereTheContractSays) {
+TEST(Fp8Format, HasDocumentedLayout) {
   const int n = 35, k = 300;
   std::mt19937 rng(1);
   Fp8Rows rows;
@@ -63,7 +63,7 @@ TEST(Fp8Format, QuantizesToTheNearestCode) {
   }
 }
 
-TEST(Fp8Format, ZeroTinyAndLargestRows) {
+TEST(Fp8Format, QuantizesZeroTinyAndLargestRows) {
   const int k = 128;
   std::vector<float> values(3 * k, 0.0F), out(k);
   values[k] = 1e-45F;

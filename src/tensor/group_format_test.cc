@@ -36,7 +36,7 @@ class GroupFormatTest : public testing::TestWithParam<PackedFormat> {
 };
 
 // Checks the layout of group_format.h code by code and scale by scale.
-TEST_P(GroupFormatTest, EverythingStandsWhereTheContractSays) {
+TEST_P(GroupFormatTest, HasDocumentedLayout) {
   const int n = 19, k = 150;
   std::mt19937 rng(1);
   GroupRows rows;
@@ -94,7 +94,7 @@ TEST_P(GroupFormatTest, QuantizesToTheNearestCode) {
   }
 }
 
-TEST_P(GroupFormatTest, ZeroTinyAndLargestRows) {
+TEST_P(GroupFormatTest, QuantizesZeroTinyAndLargestRows) {
   const int k = 64;
   std::vector<float> values(4 * k, 0.0F);
   values[k] = 1e-45F;
@@ -110,7 +110,7 @@ TEST_P(GroupFormatTest, ZeroTinyAndLargestRows) {
 }
 
 // Units have 64 inputs, with 64 bytes before every fourth.
-TEST(GroupFormats, KFormatsStandWhereTheContractSays) {
+TEST(GroupFormats, KFormatsHaveDocumentedLayout) {
   const int n = 18, k = 512;
   std::mt19937 rng(4);
   for (const PackedFormat format : {PackedFormat::kQ4K, PackedFormat::kQ6K}) {
@@ -149,7 +149,7 @@ TEST(GroupFormats, KFormatsStandWhereTheContractSays) {
 }
 
 // Codes from a checkpoint are kept unchanged: the test combines every code with every scale.
-TEST(GroupFormats, AllCodesOfNvfp4UnderAllScales) {
+TEST(GroupFormats, KeepsAllNvfp4CodesUnderAllScales) {
   const PackedFormat format = PackedFormat::kNvfp4;
   GroupRows rows;
   rows.Resize(format, 256, 16);
@@ -168,7 +168,7 @@ TEST(GroupFormats, AllCodesOfNvfp4UnderAllScales) {
   }
 }
 
-TEST(GroupFormats, E2M1IsTheTableOfItsSpecification) {
+TEST(GroupFormats, E2M1MatchesSpecification) {
   // OCP Microscaling Formats 1.0, table 2: 0, 0.5, 1, 1.5, 2, 3, 4, 6.
   for (int code = 0; code < 8; ++code) {
     const int exponent = code >> 1, mantissa = code & 1;

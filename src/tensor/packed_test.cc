@@ -51,7 +51,7 @@ TEST(PackedLayout, PadsAndAligns) {
 }
 
 // Checks the layout of packed.h element by element: [n/16][k/g][16][g].
-TEST(PackedMatrix, ElementsStandWhereTheContractSays) {
+TEST(PackedMatrix, HasDocumentedLayout) {
   const int n = 18, k = 70;
   std::vector<float> values(n * k);
   for (int i = 0; i < n * k; ++i) values[i] = static_cast<float>(i % 101);
@@ -100,7 +100,7 @@ class PlainFormatTest : public PackedFormatTest {};
 
 // Tolerances: f32 is exact. bf16 keeps 8 bits, a relative error of at most half of 2^-7. int8 has an error of
 // half a step of amax/127 plus its rounding. (Group-scaled formats: group_format_test.cc.)
-TEST_P(PlainFormatTest, UnpacksToWhatWasPacked) {
+TEST_P(PlainFormatTest, UnpacksPackedValues) {
   for (const auto& [n, k] : {std::pair{1, 1}, {15, 63}, {16, 64}, {17, 65}, {50, 100}}) {
     const auto values = RandomValues(size_t(n) * k);
     const Packed packed = Pack(GetParam(), n, k, values);
@@ -120,7 +120,7 @@ TEST_P(PlainFormatTest, UnpacksToWhatWasPacked) {
   }
 }
 
-TEST_P(PackedFormatTest, RowsOfRowsAreTheMatrixesRows) {
+TEST_P(PackedFormatTest, ViewsOfViewsReadTheMatrixRows) {
   const int n = 70, k = 80;
   const Packed packed = Pack(GetParam(), n, k, RandomValues(n * k));
   const PackedMatrix inner = packed.matrix.Rows(16, 54).Rows(32, 20);
@@ -140,7 +140,7 @@ TEST_P(PackedFormatTest, RowsOfRowsAreTheMatrixesRows) {
 
 // Rows read through images equal the rows of the matrix: copies are read on the given node, slices wherever
 // they are.
-TEST_P(PackedFormatTest, RowsInImages) {
+TEST_P(PackedFormatTest, ReadsRowsThroughImages) {
   const int n = 70, k = 80, share = 3;
   const std::vector<float> values = RandomValues(n * k);
   const Packed whole = Pack(GetParam(), n, k, values);
@@ -188,7 +188,7 @@ INSTANTIATE_TEST_SUITE_P(Formats, PackedFormatTest,
                                          PackedFormat::kMxfp4, PackedFormat::kNvfp4),
                          [](const auto& info) { return PackedFormatName(info.param); });
 
-TEST(PackedMatrix, QuantisingZeroTinyAndLargestRows) {
+TEST(PackedMatrix, QuantizesZeroTinyAndLargestRows) {
   const int k = 64;
   std::vector<float> values(3 * k, 0.0F);
   values[k] = 1e-45F;  // the smallest denormal: its scale underflows

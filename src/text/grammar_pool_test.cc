@@ -35,7 +35,7 @@ class GrammarPoolTest : public ::testing::Test {
   }
 };
 
-TEST_F(GrammarPoolTest, GivesIndependentCopies) {
+TEST_F(GrammarPoolTest, ReturnsIndependentCopies) {
   GrammarPool pool(MakeCompiler(), {});
   Copies copies = Compile(pool, GrammarKind::kRegex, "[0-9]{3}", 2);
   ASSERT_TRUE(copies.ok()) << Message(copies.status());
@@ -48,7 +48,7 @@ TEST_F(GrammarPoolTest, GivesIndependentCopies) {
   EXPECT_TRUE((*again)[0].ComputeFirstMask().ok()) << "the cached grammar is not the cancelled copy";
 }
 
-TEST_F(GrammarPoolTest, CachesWithinItsLimit) {
+TEST_F(GrammarPoolTest, CacheStaysWithinLimit) {
   GrammarPool pool(MakeCompiler(), {.cache_bytes = 1 << 20});
   for (int i = 0; i < 64; ++i) {
     EXPECT_TRUE(Compile(pool, GrammarKind::kRegex, "[a-z]{3}" + std::to_string(i)).ok());
@@ -108,7 +108,7 @@ TEST_F(GrammarPoolTest, SurvivesDeepNesting) {
   EXPECT_FALSE(Compile(pool, GrammarKind::kJsonSchema, schema).ok());
 }
 
-TEST_F(GrammarPoolTest, DropsWhatNobodyWaitsFor) {
+TEST_F(GrammarPoolTest, DropsCompilationsWithoutWaiters) {
   GrammarPool pool(MakeCompiler(), {.cache_bytes = 0});
   std::promise<void> first;
   bool dropped_ran = false;
@@ -125,7 +125,7 @@ TEST_F(GrammarPoolTest, DropsWhatNobodyWaitsFor) {
   EXPECT_FALSE(dropped_ran);
 }
 
-TEST_F(GrammarPoolTest, ClientsTakeTurnsAndQueuesAreBounded) {
+TEST_F(GrammarPoolTest, ServesClientsRoundRobinAndBoundsQueues) {
   GrammarPool pool(MakeCompiler(), {.max_queued = 3, .max_queued_per_client = 2, .cache_bytes = 0});
   std::mutex mutex;
   std::vector<std::string> order;
@@ -154,7 +154,7 @@ TEST_F(GrammarPoolTest, ClientsTakeTurnsAndQueuesAreBounded) {
   EXPECT_THAT(order, testing::ElementsAre("a1", "b1", "a2", "a3"));
 }
 
-TEST_F(GrammarPoolTest, StopsWithoutFurtherCalls) {
+TEST_F(GrammarPoolTest, StopPreventsFurtherCallbacks) {
   GrammarPool pool(MakeCompiler(), {});
   bool ran_late = false;
   bool stopped = false;

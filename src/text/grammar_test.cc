@@ -51,7 +51,7 @@ class GrammarTest : public ::testing::Test {
 };
 
 // Schemas with labelled instances, and the library's known result for each schema.
-TEST_F(GrammarTest, JsonSchemasAcceptWhatTheyShould) {
+TEST_F(GrammarTest, JsonSchemasAcceptOnlyValidInstances) {
   const auto path = SharedData() / "structured" / "maskbench_dev.jsonl.gz";
   SKIP_WITHOUT(path);
   int refused = 0, accepted = 0, rejected = 0;
@@ -106,13 +106,13 @@ TEST_F(GrammarTest, StopsAfterEndOfText) {
   EXPECT_TRUE(grammar->IsStopped());
 }
 
-TEST_F(GrammarTest, RefusesTokensThatMayNotCome) {
+TEST_F(GrammarTest, RejectsTokensThatAreNotAllowed) {
   StatusOr<Grammar> grammar = compiler_->Compile(GrammarKind::kRegex, "a+");
   ASSERT_TRUE(grammar.ok());
   EXPECT_FALSE(grammar->Commit(Encode("b")[0]).ok());
 }
 
-TEST_F(GrammarTest, Forks) {
+TEST_F(GrammarTest, ForksIndependentState) {
   StatusOr<Grammar> grammar = compiler_->Compile(GrammarKind::kLark, "start: \"x\" (\"yy\" | \"zz\")");
   ASSERT_TRUE(grammar.ok()) << Message(grammar.status());
   ASSERT_TRUE(grammar->Commit(Encode("x")[0]).ok());
@@ -124,7 +124,7 @@ TEST_F(GrammarTest, Forks) {
   EXPECT_EQ(Mask(&*fork), before) << "the fork stays where it was";
 }
 
-TEST_F(GrammarTest, RefusesFaults) {
+TEST_F(GrammarTest, RejectsInvalidGrammars) {
   EXPECT_THAT(Message(compiler_->Compile(GrammarKind::kJsonSchema, "{").status()), HasSubstr("JSON schema"));
   EXPECT_FALSE(compiler_->Compile(GrammarKind::kJsonSchema, R"({"type":"martian"})").ok());
   EXPECT_THAT(Message(compiler_->Compile(GrammarKind::kJsonSchema, R"({"not":{}})").status()),

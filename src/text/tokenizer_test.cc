@@ -65,21 +65,21 @@ void CompareGoldens(const Tokenizer& tokenizer, const char* column, bool round_t
   std::cout << compared << " texts compared, of which " << came_back << " come back as they were\n";
 }
 
-TEST(TokenizerGoldens, Qwen3) {
+TEST(TokenizerGoldens, MatchQwen3) {
   SKIP_WITHOUT(Tokenizers());
   StatusOr<Tokenizer> tokenizer = LoadHf("qwen3");
   ASSERT_TRUE(tokenizer.ok()) << Message(tokenizer.status());
   CompareGoldens(*tokenizer, "qwen3", false);  // it composes characters first
 }
 
-TEST(TokenizerGoldens, DeepSeekV3) {
+TEST(TokenizerGoldens, MatchDeepSeekV3) {
   SKIP_WITHOUT(Tokenizers());
   StatusOr<Tokenizer> tokenizer = LoadHf("deepseek-v3");
   ASSERT_TRUE(tokenizer.ok()) << Message(tokenizer.status());
   CompareGoldens(*tokenizer, "deepseek_v3", true);
 }
 
-TEST(TokenizerGoldens, SmolLm2FromGguf) {
+TEST(TokenizerGoldens, MatchSmolLm2FromGguf) {
   SKIP_WITHOUT(Tokenizers());
   const auto gguf = std::filesystem::path(MOESAIC_SOURCE_DIR) / "models" / "moesaic-smol" / "build" /
                     "SmolLM2-135M-Instruct.Q4_1.gguf";
@@ -90,7 +90,7 @@ TEST(TokenizerGoldens, SmolLm2FromGguf) {
 }
 
 // Qwen's tiktoken file has the ranks of Qwen3's vocabulary, which has more special tokens.
-TEST(TokenizerGoldens, QwenTiktoken) {
+TEST(TokenizerGoldens, MatchQwenTiktoken) {
   SKIP_WITHOUT(Tokenizers());
   StatusOr<Tokenizer> tokenizer =
       Tokenizer::FromTiktoken(ReadMaybeGzip(Tokenizers() / "qwen.tiktoken.gz"), "", TiktokenStyle::kQwen);
@@ -107,7 +107,7 @@ TEST(TokenizerGoldens, QwenTiktoken) {
 }
 
 // Compares Kimi-K2's splitting rule with tiktoken itself on the available ranks.
-TEST(TokenizerGoldens, KimiTiktoken) {
+TEST(TokenizerGoldens, MatchKimiTiktoken) {
   SKIP_WITHOUT(Tokenizers());
   const char* config =
       R"({"added_tokens_decoder":{"151643":{"content":"[BOS]","special":true}},"bos_token":"[BOS]"})";
@@ -205,7 +205,7 @@ class TokenizerProperties : public ::testing::TestWithParam<const char*> {
   std::optional<Tokenizer> tokenizer_;
 };
 
-TEST_P(TokenizerProperties, RandomTextComesBack) {
+TEST_P(TokenizerProperties, RandomTextRoundTrips) {
   std::mt19937 random(1);
   // Qwen3 normalizes: the decoded text is in composed form, so only ids are compared there.
   const bool normalises = std::string_view(GetParam()) == "qwen3";
@@ -222,7 +222,7 @@ TEST_P(TokenizerProperties, RandomTextComesBack) {
 }
 
 // For arbitrary ids in arbitrary order, streaming equals decoding, and every piece is complete UTF-8.
-TEST_P(TokenizerProperties, RandomIdsStreamAsTheyDecode) {
+TEST_P(TokenizerProperties, RandomIdsStreamLikeDecode) {
   std::mt19937 random(2);
   for (int i = 0; i < 2000; ++i) {
     std::vector<int32_t> ids(random() % 30);
@@ -262,7 +262,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, TokenizerProperties, ::testing::Values("qwen3", 
                            return name;
                          });
 
-TEST(Tokenizer, HoldsBackHalfCharacters) {
+TEST(Tokenizer, HoldsBackIncompleteCharacters) {
   SKIP_WITHOUT(Tokenizers());
   StatusOr<Tokenizer> tokenizer = LoadHf("qwen3");
   ASSERT_TRUE(tokenizer.ok());
@@ -276,7 +276,7 @@ TEST(Tokenizer, HoldsBackHalfCharacters) {
   EXPECT_EQ(*decoder.Push(ids[0]), "") << "a new text";
 }
 
-TEST(Tokenizer, KnowsItsSpecialTokens) {
+TEST(Tokenizer, HasSpecialTokens) {
   SKIP_WITHOUT(Tokenizers());
   StatusOr<Tokenizer> tokenizer = LoadHf("qwen3");
   ASSERT_TRUE(tokenizer.ok());
@@ -293,7 +293,7 @@ TEST(Tokenizer, KnowsItsSpecialTokens) {
   EXPECT_EQ(tokenizer->IdToToken(-1), "");
 }
 
-TEST(Tokenizer, RefusesTextThatIsNotUtf8) {
+TEST(Tokenizer, RejectsInvalidUtf8) {
   SKIP_WITHOUT(Tokenizers());
   StatusOr<Tokenizer> tokenizer = LoadHf("qwen3");
   ASSERT_TRUE(tokenizer.ok());
@@ -310,7 +310,7 @@ std::string TinyJson(const std::string& post_processor) {
          R"("model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":[["a","b"]]}})";
 }
 
-TEST(TokenizerConfig, WrapsTextAsTheConfigSays) {
+TEST(TokenizerConfig, WrapsTextAsConfigured) {
   const char* config =
       R"({"tokenizer_class":"PreTrainedTokenizerFast","bos_token":"<s>","add_bos_token":true,)"
       R"("added_tokens_decoder":{"4":{"content":"</s>","special":true}},"eos_token":"</s>",)"
@@ -323,7 +323,7 @@ TEST(TokenizerConfig, WrapsTextAsTheConfigSays) {
   EXPECT_EQ(tokenizer->special_tokens().eos->id, 4);
 }
 
-TEST(TokenizerConfig, RefusesFaults) {
+TEST(TokenizerConfig, RejectsInvalidConfigs) {
   EXPECT_FALSE(Tokenizer::FromJson("{}", "").ok());
   EXPECT_FALSE(Tokenizer::FromJson("[", "").ok());
   EXPECT_FALSE(Tokenizer::FromJson(TinyJson("null"), "[]").ok());
@@ -338,7 +338,7 @@ TEST(TokenizerConfig, RefusesFaults) {
   EXPECT_EQ(Tokenizer::FromFolder("/nonexistent").status().code(), StatusCode::kNotFound);
 }
 
-TEST(Tiktoken, RefusesFaults) {
+TEST(Tiktoken, RejectsInvalidVocabularies) {
   const auto message = [](const char* ranks) {
     return Message(Tokenizer::FromTiktoken(ranks, "", TiktokenStyle::kKimi).status());
   };
@@ -360,7 +360,7 @@ GgufVocab TinyGguf() {
   return vocab;
 }
 
-TEST(GgufVocab, AddsBosWhenTold) {
+TEST(GgufVocab, AddsBosIfConfigured) {
   GgufVocab vocab = TinyGguf();
   EXPECT_EQ(*Tokenizer::FromGguf(vocab)->Encode("ab<s>", true), (std::vector<int32_t>{2, 3}));
   vocab.add_bos = true;
@@ -383,7 +383,7 @@ TEST(GgufVocab, BecomesHubFiles) {
   }
 }
 
-TEST(GgufVocab, RefusesFaultsByName) {
+TEST(GgufVocab, ErrorNamesInvalidEntry) {
   const auto message = [](void (*change)(GgufVocab*)) {
     GgufVocab vocab = TinyGguf();
     change(&vocab);

@@ -96,7 +96,7 @@ void CheckRow(const Json& row, size_t size) {
 
 class RoundTrip : public testing::TestWithParam<const char*> {};
 
-TEST_P(RoundTrip, GivesTheCallsBackHoweverTheTextIsCut) {
+TEST_P(RoundTrip, ParsesCallsForEveryCutOfTheText) {
   const auto path = SharedData() / "toolparse" / GetParam();
   SKIP_WITHOUT(path);
   const auto rows = ReadRows(path);
@@ -108,7 +108,7 @@ TEST_P(RoundTrip, GivesTheCallsBackHoweverTheTextIsCut) {
 }
 
 // The parser must accept every prefix, and the calls begun must be those of the whole text.
-TEST_P(RoundTrip, TakesEveryPrefix) {
+TEST_P(RoundTrip, AcceptsEveryPrefix) {
   const auto path = SharedData() / "toolparse" / GetParam();
   SKIP_WITHOUT(path);
   const auto rows = ReadRows(path);
@@ -130,7 +130,7 @@ INSTANTIATE_TEST_SUITE_P(Bfcl, RoundTrip,
                                          "bfcl_roundtrip_deepseek_v32_dev.jsonl.gz"),
                          [](const auto& info) { return info.index == 0 ? "Templates" : "DeepSeekV32"; });
 
-TEST(ToolCalls, KeepsTextThatIsNoCall) {
+TEST(ToolCalls, KeepsTextThatIsNotACall) {
   for (const std::string text : {"plain", "a < b, <tool", "<tool_call>no object</tool_call>",
                                  "<tool_call>{\"nome\": 1}</tool_call> end", "<tool_call>",
                                  "x <tool_call>{\"arguments\": {\"a\"", "trailing space  "}) {
@@ -144,7 +144,7 @@ TEST(ToolCalls, KeepsTextThatIsNoCall) {
   }
 }
 
-TEST(ToolCalls, TakesWhatModelsGetWrong) {
+TEST(ToolCalls, AcceptsCommonModelMistakes) {
   // Arguments before the name, a missing brace, marks inside strings, arguments as a string.
   struct Case {
     const char *text, *name, *arguments;
@@ -168,7 +168,7 @@ TEST(ToolCalls, TakesWhatModelsGetWrong) {
   }
 }
 
-TEST(ToolCalls, KeepsTextInsideASectionThatIsNoCall) {
+TEST(ToolCalls, KeepsTextInSectionThatIsNotACall) {
   const std::string begin = "<｜tool▁calls▁begin｜>", end = "<｜tool▁calls▁end｜>";
   const std::string call =
       "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{\"x\": 1}\n```<｜tool▁call▁end｜>";
@@ -224,7 +224,7 @@ TEST(ToolCalls, EndsUnclosedArgumentsAtTheFence) {
 }
 
 // Truncated arguments must be the same for every way of cutting the text.
-TEST(ToolCalls, KeepsTheLastSpaceOfACallThatIsCutOff) {
+TEST(ToolCalls, KeepsTrailingSpaceOfTruncatedCall) {
   const std::string call = R"({"name": "f", "parameters": {"x": [1, { "y" : "a  b" } ], "z": )";
   const std::string start = R"({"name": "f", "parameters": )";
   for (const ToolFormat format : {ToolFormat::kLlama3, ToolFormat::kHermes, ToolFormat::kDeepSeekV3}) {
@@ -246,7 +246,7 @@ TEST(ToolCalls, KeepsTheLastSpaceOfACallThatIsCutOff) {
   }
 }
 
-TEST(ToolCalls, StreamsArgumentsAsTheyCome) {
+TEST(ToolCalls, StreamsArguments) {
   const auto parser = MakeToolCallParser(ToolFormat::kHermes, "");
   ToolDelta delta;
   parser->Push(R"(<tool_call>{"name": "f", "arguments": {"text": "one )", &delta);
@@ -255,7 +255,7 @@ TEST(ToolCalls, StreamsArgumentsAsTheyCome) {
   EXPECT_EQ(delta.calls[0].arguments, R"({"text": "one )");
 }
 
-TEST(ToolCalls, KimiGivesIds) {
+TEST(ToolCalls, KimiCallsHaveIds) {
   const Parsed parsed = Parse(ToolFormat::kKimiK2,
                               "<|tool_calls_section_begin|><|tool_call_begin|>functions.get:3"
                               "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
@@ -280,7 +280,7 @@ TEST(ToolCalls, DetectsTheFormatOfTemplates) {
   EXPECT_EQ(detect("llama.cpp/meta-llama-Llama-3.1-8B-Instruct.jinja"), ToolFormat::kLlama3);
 }
 
-TEST(Reasoning, SplitsHoweverTheTextIsCut) {
+TEST(Reasoning, SplitsForEveryCutOfTheText) {
   struct Case {
     const char* text;
     bool inside;
@@ -305,7 +305,7 @@ TEST(Reasoning, SplitsHoweverTheTextIsCut) {
   }
 }
 
-TEST(Reasoning, LeavesACallInAnUnclosedThoughtToTheCaller) {
+TEST(Reasoning, ReturnsCallInUnclosedReasoningToCaller) {
   struct Case {
     const char *text, *reasoning, *content, *open;
   };
@@ -328,7 +328,7 @@ TEST(Reasoning, LeavesACallInAnUnclosedThoughtToTheCaller) {
   }
 }
 
-TEST(Reasoning, SeesAnOpenThoughtInThePrompt) {
+TEST(Reasoning, DetectsOpenReasoningInPrompt) {
   EXPECT_TRUE(EndsInReasoning(ReasoningFormat::kThink, "<|Assistant|><think>\n"));
   EXPECT_FALSE(EndsInReasoning(ReasoningFormat::kThink, "<think>\n\n</think>\n\n"));
   EXPECT_FALSE(EndsInReasoning(ReasoningFormat::kNone, "<think>"));

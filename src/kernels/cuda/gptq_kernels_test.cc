@@ -27,7 +27,7 @@ std::vector<float> Normals(size_t count, float size, int seed) {
 }
 
 // Both compute the same f32 steps in the same order without contraction: results must be bit-identical.
-TEST(DeviceKernels, RoundBlocksToRefsBits) {
+TEST(DeviceKernels, RoundBlocksLikeRefBitForBit) {
   TestAccelerator device;
   const int k = 200, begin = 40, group = 16;
   for (const int rows : {1, 63, 64, 65, 130}) {
@@ -131,7 +131,7 @@ TEST(DeviceKernels, CompileForCards) {
   EXPECT_THAT(Message(cuda::CompileGptq(*nvrtc, 10).status()), HasSubstr("compute capability 1.0"));
 }
 
-TEST(DeviceLibraries, HaveEveryFunctionThatIsCalled) {
+TEST(DeviceLibraries, HaveEveryCalledFunction) {
   const StatusOr<cuda::Libraries> libraries = cuda::OpenLibraries(99);
   if (!libraries.ok() && libraries.status().code() == StatusCode::kNotFound &&
       Message(libraries.status()).find("cannot open shared object file") != std::string::npos) {
@@ -143,7 +143,7 @@ TEST(DeviceLibraries, HaveEveryFunctionThatIsCalled) {
   EXPECT_GE(version, 11000);
 }
 
-TEST(DeviceLibraries, AreNoNewerThanTheDriver) {
+TEST(DeviceLibraries, AreNotNewerThanTheDriver) {
   const Status status = cuda::OpenLibraries(11).status();
   EXPECT_EQ(status.code(), StatusCode::kNotFound);
   EXPECT_THAT(Message(status), HasSubstr("CUDA 11"));
@@ -197,7 +197,7 @@ class WrongAccelerator final : public TestAccelerator {
   Fault fault_;
 };
 
-TEST(DeviceCheck, RefusesADeviceThatWorksOtherwise) {
+TEST(DeviceCheck, RejectsFaultyAccelerator) {
   using Fault = WrongAccelerator::Fault;
   WrongAccelerator right(Fault::kNone);
   EXPECT_EQ(cuda::CheckAccelerator(right), OkStatus());
@@ -216,7 +216,7 @@ TEST(DeviceCheck, RefusesADeviceThatWorksOtherwise) {
   }
 }
 
-TEST(Devices, SayWhatIsMissing) {
+TEST(Devices, ErrorNamesMissingComponent) {
   for (const char* wrong : {"gpu", "cuda:", "cuda:x", "cuda:1x", "cuda:-1", "cuda0", ""}) {
     const Status status = OpenGptqAccelerator(wrong).status();
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << wrong;
@@ -233,7 +233,7 @@ TEST(Devices, SayWhatIsMissing) {
 }
 
 // Compares each operation on a real card with the test double.
-TEST(Devices, ACardDoesWhatTheStandInDoes) {
+TEST(Devices, CardComputesLikeTestAccelerator) {
   const StatusOr<std::unique_ptr<GptqAccelerator>> card = OpenGptqAccelerator("cuda");
   if (!card.ok()) GTEST_SKIP() << "no CUDA device: " << card.status();
   TestAccelerator stand_in;

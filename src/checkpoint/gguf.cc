@@ -104,7 +104,7 @@ bool IsFloat(uint32_t type) { return type == kF32 || type == kF64; }
 
 // Returns the minimum size of one element in bytes. A count is compared with the remaining bytes before
 // allocation.
-size_t LeastBytes(uint32_t type) {
+size_t MinBytes(uint32_t type) {
   switch (type) {
     case kU8:
     case kI8:
@@ -127,7 +127,7 @@ StatusOr<GgufMetadata::Value> ReadArray(Cursor& in) {
   ASSIGN_OR_RETURN(const uint64_t count, in.Read<uint64_t>());
   if (type > kF64 || type == kArray)
     return DataLoss("{}: an array holds the unsupported type {}", in.where(), type);
-  if (count > in.left() / LeastBytes(type)) {
+  if (count > in.left() / MinBytes(type)) {
     return DataLoss("{}: an array of {} elements does not fit the {} bytes left", in.where(), count,
                     in.left());
   }

@@ -21,7 +21,7 @@ std::string ShapeText(std::span<const int64_t> shape) {
   return text + "]";
 }
 
-Status Misfit(const TensorEntry& entry, const std::string& expected) {
+Status UnexpectedTensor(const TensorEntry& entry, const std::string& expected) {
   return InvalidArgument("{}: tensor {} must be {}, found {} {}", entry.file, entry.name, expected,
                          tensor::DTypeName(entry.dtype), ShapeText(entry.shape));
 }
@@ -36,7 +36,7 @@ StatusOr<const TensorEntry*> Part(const Checkpoint& checkpoint, const std::strin
   for (const DType dtype : dtypes) {
     if (entry->dtype == dtype) return entry;
   }
-  return Misfit(*entry, fmt::format("of dtype {}", tensor::DTypeName(*dtypes.begin())));
+  return UnexpectedTensor(*entry, fmt::format("of dtype {}", tensor::DTypeName(*dtypes.begin())));
 }
 
 // Reads a module's scalar tensor, stored as [] or [1].
@@ -45,7 +45,7 @@ StatusOr<float> ReadScalar(const Checkpoint& checkpoint, const std::string& name
   if (entry == nullptr) return NotFound("{}: tensor {} is missing", checkpoint.path(), name);
   if (entry->shape.size() > 1 || (entry->shape.size() == 1 && entry->shape[0] != 1) ||
       !IsFloat(entry->dtype)) {
-    return Misfit(*entry, "one floating-point number");
+    return UnexpectedTensor(*entry, "one floating-point number");
   }
   const float value = ScalarAt(*entry, 0);
   if (!std::isfinite(value) || value <= 0) {
@@ -65,8 +65,8 @@ StatusOr<const TensorEntry*> Scale(const Checkpoint& checkpoint, const LinearSou
   const bool scalar =
       rows * cols == 1 && (entry->shape.empty() || (entry->shape.size() == 1 && entry->shape[0] == 1));
   const bool column = cols == 1 && entry->shape.size() == 1 && entry->shape[0] == rows;
-  if (!scalar && !column && entry->shape != expected) return Misfit(*entry, ShapeText(expected));
-  if (!IsFloat(entry->dtype)) return Misfit(*entry, "F32, F16 or BF16");
+  if (!scalar && !column && entry->shape != expected) return UnexpectedTensor(*entry, ShapeText(expected));
+  if (!IsFloat(entry->dtype)) return UnexpectedTensor(*entry, "F32, F16 or BF16");
   return entry;
 }
 
@@ -216,8 +216,8 @@ Status FindPlain(const Checkpoint& checkpoint, LinearSource* source) {
   const bool readable =
       IsFloat(source->weight->dtype) || source->weight->dtype == DType::kF64 || block.elements > 1;
   if (!readable) {
-    return Misfit(*source->weight,
-                  "a floating-point or ggml block type (or described by \"quantization_config\")");
+    return UnexpectedTensor(*source->weight,
+                            "a floating-point or ggml block type (or described by \"quantization_config\")");
   }
   return OkStatus();
 }

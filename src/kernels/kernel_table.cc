@@ -11,7 +11,7 @@ Fn Choose(const char* op, ImplList<Fn> impls, const runtime::CpuFeatures& cpu,
           std::vector<KernelChoice>* choices) {
   KernelChoice choice{.op = op, .name = {}, .isa = runtime::Isa::kRef, .passed_over = {}};
   for (const Impl<Fn>& impl : impls) {
-    if (cpu.Gains(impl.needs)) {
+    if (cpu.Prefers(impl.needs)) {
       choice.name = impl.name;
       choice.isa = impl.needs;
       choices->push_back(std::move(choice));

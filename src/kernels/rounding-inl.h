@@ -17,9 +17,9 @@ using U32 = uint32_t __attribute__((vector_size(64)));
 using I32 = int32_t __attribute__((vector_size(64)));
 using U8 = uint8_t __attribute__((vector_size(16), aligned(1), may_alias));
 
-inline F32 All(float x) { return F32{} + x; }
-inline F32 Least(F32 a, float b) { return a < All(b) ? a : All(b); }
-inline F32 Most(F32 a, float b) { return a > All(b) ? a : All(b); }
+inline F32 Broadcast(float x) { return F32{} + x; }
+inline F32 Min(F32 a, float b) { return a < Broadcast(b) ? a : Broadcast(b); }
+inline F32 Max(F32 a, float b) { return a > Broadcast(b) ? a : Broadcast(b); }
 inline U32 BitsOf(F32 x) { return __builtin_bit_cast(U32, x); }
 inline F32 FloatOf(U32 bits) { return __builtin_bit_cast(F32, bits); }
 inline F32 Abs(F32 x) { return FloatOf(BitsOf(x) & 0x7fffffffU); }
@@ -57,13 +57,13 @@ struct Numbers;
 
 template <>
 struct Numbers<NumberGrid::kInt8> {
-  static F32 Nearest(F32 q) { return RoundEven(Least(Most(q, -127), 127)); }
+  static F32 Nearest(F32 q) { return RoundEven(Min(Max(q, -127), 127)); }
   static U32 Code(F32 number) { return Truncated(number) & 0xffU; }
 };
 
 template <>
 struct Numbers<NumberGrid::kInt4> {
-  static F32 Nearest(F32 q) { return RoundEven(Least(Most(q, -8), 7)); }
+  static F32 Nearest(F32 q) { return RoundEven(Min(Max(q, -8), 7)); }
   static U32 Code(F32 number) { return Truncated(number) & 0xffU; }
 };
 
@@ -71,14 +71,14 @@ template <>
 struct Numbers<NumberGrid::kE2M1> {
   // Steps are 1/2 below 2, 1 below 4, and 2 above. A number's parity in its steps is that of its code.
   static F32 Nearest(F32 q) {
-    const F32 m = Least(Abs(q), 6);
+    const F32 m = Min(Abs(q), 6);
     const F32 fine = 0.5F * RoundEven(2 * m), middle = RoundEven(m), coarse = 2 * RoundEven(0.5F * m);
-    const F32 rounded = m < All(2) ? fine : (m < All(4) ? middle : coarse);
+    const F32 rounded = m < Broadcast(2) ? fine : (m < Broadcast(4) ? middle : coarse);
     return FloatOf(BitsOf(rounded) | (BitsOf(q) & 0x80000000U));
   }
   static U32 Code(F32 number) {
     const F32 m = Abs(number);
-    const F32 code = m < All(2) ? 2 * m : (m < All(4) ? m + 2 : 0.5F * m + 4);
+    const F32 code = m < Broadcast(2) ? 2 * m : (m < Broadcast(4) ? m + 2 : 0.5F * m + 4);
     return Truncated(code) | (BitsOf(number) >> 28 & 8U);
   }
 };
@@ -86,17 +86,17 @@ struct Numbers<NumberGrid::kE2M1> {
 template <>
 struct Numbers<NumberGrid::kE4M3> {
   static F32 Nearest(F32 q) {
-    const F32 m = Least(Abs(q), 448);
+    const F32 m = Min(Abs(q), 448);
     const U32 bits = BitsOf(m);
     const F32 normal = FloatOf((bits + 0x7ffffU + (bits >> 20 & 1U)) & 0xfff00000U);
     const F32 denormal = (m + 0x1p14F) - 0x1p14F;  // steps of 2^-9
-    const F32 rounded = m < All(0x1p-6F) ? denormal : normal;
+    const F32 rounded = m < Broadcast(0x1p-6F) ? denormal : normal;
     return FloatOf(BitsOf(rounded) | (BitsOf(q) & 0x80000000U));
   }
   static U32 Code(F32 number) {
     const F32 m = Abs(number);
-    const U32 normal = (BitsOf(m) - 0x3c000000U) >> 20, denormal = Truncated(Least(m, 1) * 512);
-    return (m < All(0x1p-6F) ? denormal : normal) | (BitsOf(number) >> 24 & 0x80U);
+    const U32 normal = (BitsOf(m) - 0x3c000000U) >> 20, denormal = Truncated(Min(m, 1) * 512);
+    return (m < Broadcast(0x1p-6F) ? denormal : normal) | (BitsOf(number) >> 24 & 0x80U);
   }
 };
 
@@ -120,10 +120,10 @@ template <typename Add>
 inline void ForLanes(const float* values, const float* weight, int count, const Add& add) {
   int i = 0;
   for (; i + kLanes <= count; i += kLanes) {
-    add(Load(values + i), weight != nullptr ? Load(weight + i) : All(1));
+    add(Load(values + i), weight != nullptr ? Load(weight + i) : Broadcast(1));
   }
   if (i < count) {
-    add(LoadSome(values + i, count - i), weight != nullptr ? LoadSome(weight + i, count - i) : All(1));
+    add(LoadSome(values + i, count - i), weight != nullptr ? LoadSome(weight + i, count - i) : Broadcast(1));
   }
 }
 

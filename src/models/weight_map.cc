@@ -131,16 +131,16 @@ void WeightMap::EnterImage() {
 }
 
 void WeightMap::Enter(const RegionPlan& region, const RegionPlan& layout, const std::byte* data) {
-  Place place{.region = &region, .layout = &layout, .data = data, .moe_scales = {}};
+  RegionView view{.region = &region, .layout = &layout, .data = data, .moe_scales = {}};
   for (size_t i = 0; i + 2 < region.input_scales.size(); i += 3) {
     // Gate and up have equal scales: the plan checked it for checkpoints and packed files.
-    place.moe_scales.push_back(StaticScale::Of(region.input_scales[i]));
-    place.moe_scales.push_back(StaticScale::Of(region.input_scales[i + 2]));
+    view.moe_scales.push_back(StaticScale::Of(region.input_scales[i]));
+    view.moe_scales.push_back(StaticScale::Of(region.input_scales[i + 2]));
   }
-  regions_.emplace(region.decl.name, std::move(place));
+  regions_.emplace(region.decl.name, std::move(view));
 }
 
-const WeightMap::Place& WeightMap::At(const std::string& name) const {
+const WeightMap::RegionView& WeightMap::At(const std::string& name) const {
   const auto found = regions_.find(name);
   if (found == regions_.end()) base::CheckFailed(__FILE__, __LINE__, "region is planned", name);
   return found->second;
@@ -151,11 +151,11 @@ const float* WeightMap::Vector(const std::string& name) const {
 }
 
 PackedMatrix WeightMap::Matrix(const std::string& name, int record, int part) const {
-  const Place& place = At(name);
-  const RegionPlan& region = *place.region;
-  const RegionPlan& layout = *place.layout;
+  const RegionView& view = At(name);
+  const RegionPlan& region = *view.region;
+  const RegionPlan& layout = *view.layout;
   PackedMatrix matrix{.layout = layout.layouts.at(part),
-                      .data = place.data + record * layout.stride + layout.offsets[part],
+                      .data = view.data + record * layout.stride + layout.offsets[part],
                       .images = image_.images(),
                       .slice_panels = image_.sliced() ? layout.layouts[part].panels() : 0,
                       .image_stride = image_.stride()};
@@ -168,13 +168,13 @@ PackedMatrix WeightMap::Matrix(const std::string& name, int record, int part) co
 }
 
 kernels::ExpertWeights WeightMap::Experts(const std::string& name) const {
-  const Place& place = At(name);
+  const RegionView& view = At(name);
   kernels::ExpertWeights experts{.gate = Matrix(name, 0, 0),
                                  .up = Matrix(name, 0, 1),
                                  .down = Matrix(name, 0, 2),
-                                 .stride = place.layout->stride,
-                                 .count = place.region->decl.count};
-  if (!place.moe_scales.empty()) experts.input_scales = place.moe_scales.data();
+                                 .stride = view.layout->stride,
+                                 .count = view.region->decl.count};
+  if (!view.moe_scales.empty()) experts.input_scales = view.moe_scales.data();
   return experts;
 }
 

@@ -39,7 +39,7 @@ class WeightMap {
   const WeightPlan& plan() const { return *plan_; }
 
  private:
-  struct Place {
+  struct RegionView {
     const RegionPlan* region;
     const RegionPlan* layout;  // layout in memory: a slice's, or the region's own
     const std::byte* data;
@@ -48,12 +48,12 @@ class WeightMap {
   WeightMap() = default;
   void Enter(const RegionPlan& region, const RegionPlan& layout, const std::byte* data);
   void EnterImage();
-  const Place& At(const std::string& name) const;
+  const RegionView& At(const std::string& name) const;
 
   std::unique_ptr<WeightPlan> plan_;  // target of pointers in regions_
   WeightImage image_;
   std::shared_ptr<const checkpoint::PackedFile> file_;
-  std::unordered_map<std::string, Place> regions_;
+  std::unordered_map<std::string, RegionView> regions_;
 };
 
 }  // namespace moesaic::models

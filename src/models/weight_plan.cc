@@ -144,7 +144,7 @@ int LayerOf(std::string_view name) {
 
 // Returns whether an unused tensor does not affect results: rotary tables, which are computed, the copy of a
 // tied head, and an MTP module's copies of embedding and head.
-bool Harmless(const DecoderSpec& spec, const std::string& tensor) {
+bool HasNoEffect(const DecoderSpec& spec, const std::string& tensor) {
   if (tensor.ends_with(".rotary_emb.inv_freq")) return true;
   if (tensor == "lm_head.weight") return spec.tied;
   const bool copy = tensor.ends_with(".embed_tokens.weight") || tensor.ends_with(".shared_head.head.weight");
@@ -197,7 +197,7 @@ Status CheckNoneLeft(const DecoderSpec& spec, const Checkpoint& checkpoint, cons
     }
   }
   for (const TensorEntry& entry : checkpoint.tensors()) {
-    if (vectors.contains(entry.name) || BelongsTo(entry.name, modules) || Harmless(spec, entry.name))
+    if (vectors.contains(entry.name) || BelongsTo(entry.name, modules) || HasNoEffect(spec, entry.name))
       continue;
     return InvalidArgument("{}: tensor {} is not part of {} with this config.json", entry.file, entry.name,
                            spec.architecture);

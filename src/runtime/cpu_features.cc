@@ -67,7 +67,7 @@ bool CpuFeatures::Has(Isa isa) const {
   return false;
 }
 
-bool CpuFeatures::Gains(Isa isa) const { return Has(isa) && (isa != Isa::kAvx512Bf16 || fast_bf16_dots); }
+bool CpuFeatures::Prefers(Isa isa) const { return Has(isa) && (isa != Isa::kAvx512Bf16 || fast_bf16_dots); }
 
 CpuFeatures DetectCpu() {
   constexpr uint64_t kYmmState = 0x6;         // SSE and AVX

@@ -26,13 +26,13 @@ struct CpuFeatures {
 
   bool Has(Isa isa) const;
   /// Returns whether the host has `isa` and runs faster with it than with the weaker ones.
-  bool Gains(Isa isa) const;
+  bool Prefers(Isa isa) const;
 };
 
 /// Reads CPUID and XCR0 and asks Linux for the AMX tile permission.
 CpuFeatures DetectCpu();
 
-/// Drops every instruction set above `isa`, as MOESAIC_ISA=avx2 requests; Gains(isa) is true afterwards.
+/// Drops every instruction set above `isa`, as MOESAIC_ISA=avx2 requests; Prefers(isa) is true afterwards.
 /// Fails if the host lacks `isa`, so that a test never runs a different path from the one it names.
 StatusOr<CpuFeatures> LimitTo(const CpuFeatures& host, Isa isa);
 

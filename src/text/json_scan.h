@@ -35,9 +35,9 @@ class CallObjectScan {
   void EndKey();
   void EndValue();
 
-  enum class Place { kBefore, kKey, kColon, kValue };
+  enum class Position { kBefore, kKey, kColon, kValue };
   JsonValueScan scan_;
-  Place place_ = Place::kBefore;
+  Position position_ = Position::kBefore;
   std::string key_, value_;
   std::string name_, arguments_;
   bool named_ = false;

@@ -89,7 +89,7 @@ void ReasoningSplitter::Step(bool last, std::string* reasoning, std::string* con
     }
   }
   if (state_ == State::kInside) {
-    if (!said_) {
+    if (!has_text_) {
       const size_t before = held_.size();
       held_.erase(0, std::min(held_.find_first_not_of(kSpace), held_.size()));
       // The prompt opened the reasoning; some models repeat the opening marker.
@@ -107,16 +107,16 @@ void ReasoningSplitter::Step(bool last, std::string* reasoning, std::string* con
     const size_t written = held_.find_last_not_of(kSpace, settled == 0 ? 0 : settled - 1);
     settled = settled == 0 || written == std::string::npos ? 0 : std::min(settled, written + 1);
     reasoning->append(held_, 0, settled);
-    said_ = said_ || settled > 0;
+    has_text_ = has_text_ || settled > 0;
     held_.erase(0, closed ? end + close_.size() : settled);
     if (!closed) {
       searched_ = held_.size();
       if (last && FindMark(held_, {call_open_}).mark.empty()) held_.clear();
       return;
     }
-    state_ = State::kBehind;
+    state_ = State::kAfter;
   }
-  if (state_ == State::kBehind) {
+  if (state_ == State::kAfter) {
     held_.erase(0, std::min(held_.find_first_not_of(kSpace), held_.size()));
     if (held_.empty()) return;
     state_ = State::kContent;

@@ -45,12 +45,12 @@ class ReasoningSplitter {
   bool inside() const { return state_ == State::kInside; }
 
  private:
-  enum class State { kStart, kInside, kBehind, kContent };
+  enum class State { kStart, kInside, kAfter, kContent };
   void Step(bool last, std::string* reasoning, std::string* content);
 
   const std::string_view open_, close_, call_open_;
   State state_;
-  bool said_ = false;  // the reasoning contains more than white space
+  bool has_text_ = false;  // the reasoning contains more than white space
   std::string held_;
   size_t searched_ = 0;  // bytes of held_ that cannot begin the closing marker
 };

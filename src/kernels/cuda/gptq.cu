@@ -17,8 +17,8 @@ __device__ inline unsigned short ToBF16(float value) {
 
 // Rounds to the nearest integer, ties to even, for |x| < 2^22: in x + 1.5 x 2^23 the last bit has value 1.
 __device__ inline float RoundEven(float x) { return (x + 12582912.0F) - 12582912.0F; }
-__device__ inline float Least(float a, float b) { return a < b ? a : b; }
-__device__ inline float Most(float a, float b) { return a > b ? a : b; }
+__device__ inline float Min(float a, float b) { return a < b ? a : b; }
+__device__ inline float Max(float a, float b) { return a > b ? a : b; }
 __device__ inline float Magnitude(float x) { return __uint_as_float(__float_as_uint(x) & 0x7fffffffU); }
 __device__ inline float WithSign(float magnitude, float of) {
   return __uint_as_float(__float_as_uint(magnitude) | (__float_as_uint(of) & 0x80000000U));
@@ -28,7 +28,7 @@ __device__ inline float WithSign(float magnitude, float of) {
 // kernels/rounding.h.
 template <int kLow, int kHigh>
 struct Integers {
-  __device__ static float Nearest(float q) { return RoundEven(Least(Most(q, kLow), kHigh)); }
+  __device__ static float Nearest(float q) { return RoundEven(Min(Max(q, kLow), kHigh)); }
   __device__ static unsigned char Code(float number) {
     return static_cast<unsigned char>(static_cast<int>(number) & 0xff);
   }
@@ -36,7 +36,7 @@ struct Integers {
 
 struct E2M1 {
   __device__ static float Nearest(float q) {
-    const float m = Least(Magnitude(q), 6);
+    const float m = Min(Magnitude(q), 6);
     const float rounded = m < 2 ? 0.5F * RoundEven(2 * m) : m < 4 ? RoundEven(m) : 2 * RoundEven(0.5F * m);
     return WithSign(rounded, q);
   }
@@ -50,7 +50,7 @@ struct E2M1 {
 struct E4M3 {
   static constexpr float kLeastNormal = 0.015625F;
   __device__ static float Nearest(float q) {
-    const float m = Least(Magnitude(q), 448);
+    const float m = Min(Magnitude(q), 448);
     const unsigned bits = __float_as_uint(m);
     const float normal = __uint_as_float((bits + 0x7ffffU + (bits >> 20 & 1U)) & 0xfff00000U);
     const float denormal = (m + 16384.0F) - 16384.0F;  // steps of 2^-9
@@ -59,7 +59,7 @@ struct E4M3 {
   __device__ static unsigned char Code(float number) {
     const float m = Magnitude(number);
     const unsigned normal = (__float_as_uint(m) - 0x3c000000U) >> 20;
-    const unsigned denormal = static_cast<unsigned>(Least(m, 1) * 512);
+    const unsigned denormal = static_cast<unsigned>(Min(m, 1) * 512);
     return static_cast<unsigned char>((m < kLeastNormal ? denormal : normal) |
                                       (__float_as_uint(number) >> 24 & 0x80U));
   }

@@ -88,7 +88,7 @@ TEST_F(AtomicFileTest, RemovesLeftoversOfKilledWriter) {
   ASSERT_EQ(waitpid(child, &status, 0), child);
   ASSERT_TRUE(WIFSIGNALED(status));
   for (const char* name : {"g.1-0.partial", "f.notes.partial", "f.my-notes.partial", "f.2024.partial"}) {
-    std::ofstream(Path(name)) << "of somebody else";
+    std::ofstream(Path(name)) << "of another program";
   }
   std::filesystem::create_directory(Path("f.1-0.partial"));
   ASSERT_EQ(Names().size(), 6u);

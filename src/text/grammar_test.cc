@@ -93,7 +93,7 @@ TEST_F(GrammarTest, MaskAgreesWithCommit) {
   }
   EXPECT_TRUE(*grammar->IsAccepting());
   const auto mask = Mask(&*grammar);
-  EXPECT_TRUE(Allows(mask, kImEnd)) << "complete, and cannot go on";
+  EXPECT_TRUE(Allows(mask, kImEnd)) << "complete, and cannot continue";
   EXPECT_FALSE(Allows(mask, Encode("a")[0]));
 }
 

@@ -308,8 +308,7 @@ TEST(KvWriteTest, Int8KeepsZerosAndMarksNaN) {
   EXPECT_EQ(scales[3], 1.0F / 127);
   const int8_t expected[] = {-127, -95, -64, -32, 0, 32, 64, 95};  // rounds halves to even: -63.5, 63.5
   EXPECT_EQ(std::memcmp(memory.data() + 3 * kDim, expected, kDim), 0);
-  for (int t = 0; t < 4; ++t)
-    EXPECT_EQ(scales[kKvBlockTokens + t], 0) << "a tiny row is stored as zeros";
+  for (int t = 0; t < 4; ++t) EXPECT_EQ(scales[kKvBlockTokens + t], 0) << "a tiny row is stored as zeros";
   EXPECT_EQ(memory[4 * kDim], std::byte{0x55});
 }
 

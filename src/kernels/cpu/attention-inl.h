@@ -8,7 +8,8 @@
 // them, are stored as [row][key]. Query rows are processed in groups of R. With several groups, values are
 // widened to f32 too, a strip of dimensions at a time.
 //
-// A row's arithmetic must not depend on R, on its position in the group or on its neighbours (exec_context.h):
+// A row's arithmetic must not depend on R, on its position in the group or on its neighbours
+// (exec_context.h):
 // - A dot product is four sums over a piece, of dimensions 4 apart, ascending. Sums 2 apart are added, then
 //   neighbours, then pieces.
 // - The sum of a row's weights is kLanes partial sums, of keys j, j + kLanes, j + 2 kLanes ... A tree adds

@@ -3,9 +3,9 @@
 // A row's context is divided into splits of 256 keys, or 1,024 where many heads share them, counted from the
 // sequence's first token. The online softmax of each split starts from zero and continues from one
 // micro-kernel call to the next; the splits are merged in order. This order of arithmetic depends on the row
-// alone. The schedule only decides which worker computes which split and when. A tile of rows is either one
-// task, which processes all splits, or, where that task would be so long that others wait for it, several
-// tasks of some splits each. The last of them to finish merges.
+// alone. The schedule only decides which worker computes which split and when. A tile of rows is normally one
+// task, which processes all splits. If that task would be so long that other workers wait for it, the tile is
+// several tasks of some splits each, and the last to finish merges.
 #include <algorithm>
 #include <atomic>
 #include <bit>

@@ -34,8 +34,8 @@ std::vector<float> Product(const ExecContext& ctx, const PackedMatrix& w, const 
   return c;
 }
 
-// The bits must equal those of the matrix in one piece, also for views of its panels that begin and end
-// inside slices, and for pools with more or fewer nodes than images.
+// The bits must equal those of the matrix in one piece. This includes views of panels that begin and end
+// inside slices, and pools with more or fewer nodes than images.
 TEST_P(NumaTest, ImagesDoNotChangeResults) {
   TestContext plain(GetParam(), 1);
   for (int nodes : {2, 4}) {

@@ -29,8 +29,8 @@ struct TuningResult {
 using TuneProgress = std::function<bool(int64_t done, int64_t total, const std::string& what)>;
 
 /// Tunes `table` as selected, on all threads of `pool`; uses about 200 MB of memory. A round measures two
-/// values one right after the other. A value other than the default is selected if it is 2% faster in the
-/// median and faster in three of four rounds, and both again in a second set of rounds.
+/// values one right after the other. A value other than the default wins a set of rounds if it is 2% faster
+/// in the median and faster in three of four rounds. It is selected if it wins two sets.
 StatusOr<TuningResult> Tune(const KernelTable& table, runtime::ThreadPool& pool,
                             const TuneProgress& progress);
 

@@ -1,6 +1,7 @@
-// Kernel parameters that may be tuned by measurement: they affect speed but no bit of a result. They are the
-// row count from which a product runs on tiles, for each weight format whose vector kernel gives the same
-// bits (KernelTable::Gemm), and the task sizes of products (TileSizes).
+// Kernel parameters that may be tuned by measurement. They affect speed but no bit of a result:
+// - the row count from which a product runs on tiles, for each weight format whose vector kernel gives the
+//   same bits (KernelTable::Gemm);
+// - the task sizes of products (TileSizes).
 #pragma once
 
 #include <optional>

@@ -30,8 +30,8 @@ class LoopBody {
 class ThreadPool {
  public:
   struct Options {
-    int threads =
-        0;  ///< 0: one thread per core of the process's affinity mask, within the control group's quota.
+    /// 0: one thread per core of the process's affinity mask, within the control group's quota.
+    int threads = 0;
     bool pin = true;  ///< Binds workers 1, 2, ... to cores by topology (first one hardware thread per core).
     const Topology* topology = nullptr;  ///< Topology to assume for the machine; null: the detected one.
   };

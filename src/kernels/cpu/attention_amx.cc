@@ -23,9 +23,8 @@
 // groups and between the products; then 64 dimensions of all values (32 KB) meet all groups. A single group,
 // as in decode with grouped queries, reads everything once: it packs values in steps of 32 keys.
 //
-// A row's arithmetic depends only on the row. A column of S and a row of O never meet another one, a key that
-// is not visible to a row has weight 0 and adds 0, and sums over keys always have the same order, for either
-// R.
+// A row's arithmetic depends only on the row. A column of S and a row of O never meet another one. A key that
+// is not visible to a row has weight 0 and adds 0. Sums over keys have the same order for either R.
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/elementwise.h"
 #include "kernels/cpu/simd_avx512-inl.h"

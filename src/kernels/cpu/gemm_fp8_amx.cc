@@ -1,5 +1,5 @@
-// FP8 weights on AMX tiles: the codes of a unit of 128 inputs are decoded to four tiles of bf16 in the L1
-// cache, which serve up to 64 rows of one panel, or up to 16 rows of four panels.
+// FP8 weights on AMX tiles. The codes of a unit of 128 inputs are decoded to four tiles of bf16 in the L1
+// cache. They serve up to 64 rows of one panel, or up to 16 rows of four panels.
 #include "kernels/cpu/amx_tiles-inl.h"
 #include "kernels/cpu/fp8_avx512-inl.h"
 #include "kernels/cpu/gemm_bf16-inl.h"

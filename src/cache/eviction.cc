@@ -67,7 +67,7 @@ class CostAwarePolicy : public EvictionPolicy {
 
   // Lifetimes that a sign of another use is worth. A run's own past says less than its client: more than 0.15
   // for it gains on traffic that asks old documents again at random, but agents lose more than they win where
-  // their sessions only just fit, since ended ones outlive what the others say next (docs/benchmarks.md).
+  // their sessions only just fit, since ended ones outlive what the others say next (docs/design/kv-tiers.md).
   static constexpr double kAnotherUse = 0.15;
   static constexpr double kContinues = 0.5;
   // Attention makes late tokens dear, but a run must not outlive everything for its length alone.

@@ -29,7 +29,7 @@ struct EvictionCandidate {
 };
 
 /// Requests until a known return that are as bad as one since the last use of what nobody knows about. Found
-/// on Mooncake's trace with a part of the clients telling (docs/benchmarks.md).
+/// on Mooncake's trace with a part of the clients telling (docs/design/kv-tiers.md).
 inline constexpr double kAwayPerAge = 2;
 
 /// One engine's choice. Engine thread only.

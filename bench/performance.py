@@ -43,7 +43,7 @@ This page compares the speed of Moesaic with other programs on the same machine 
 the speed of your hardware, or to check that a change of the code made nothing slower.
 
 - **Ratio** is how many times as good Moesaic is: above 1, Moesaic is faster (or the error is smaller). It is the
-  median of the ratios within each round, so it can differ from the quotient of the two medians beside it.
+  median of the ratios within each round, so it can differ from the quotient of the two medians.
 - **Best peer** is the fastest other program in that run. In italics it is Moesaic itself with the named setting.
 - Values are medians, in tokens per second where the test names no unit. The JSON files in
   [bench/results](../bench/results) also have the lowest and highest value, the flags, and the load of the machine.

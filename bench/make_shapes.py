@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""Writes GGUF files with the layer shapes of published MoE models and random weights.
+"""Writes GGUF files with the layer shapes of published MoE models and random weights, to measure speed.
 
-Layers are those of the release, only fewer (so that a file is 2 to 7 GB, those of 4 bits with more of them); the
-vocabulary is cut in the same proportion, so that the output head has the share of a step that it has in the release.
-The tokenizer is a made-up byte-pair one, which servers want to see: the files are for measuring speed, on random
-token ids.
+Layers have the shapes of the release, but there are fewer of them, so that a file has 2 to 7 GB. The vocabulary is
+reduced in the same proportion, so the output head has the same share of a step as in the release. The tokenizer is a
+made-up byte-pair tokenizer, which servers need.
 
-Values are drawn once and repeated at random places, since speed does not depend on them; routers, on which
-the share of experts that a step touches depends, draw their own. Needs nothing beyond Python 3.9.
+Values are drawn once and repeated at random places, because speed does not depend on them. Routers draw their own
+values, because the share of experts that a step touches depends on them. Needs nothing beyond Python 3.9.
 
     python3 bench/make_shapes.py build/bench/shapes            # all shapes, q8_0, q4_0 and bf16
     python3 bench/make_shapes.py build/bench/shapes --shape qwen3-30b-a3b --type q8_0

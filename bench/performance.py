@@ -158,7 +158,7 @@ def page(files):
         text += f"\n## {machine}\n\nCommits: {', '.join(dict.fromkeys(commits[machine]))}.\n\n"
         text += "| model | test | Moesaic | best peer | ratio |\n|---|---|---:|---|---:|\n"
         order = {suite: place for place, suite in enumerate(ORDER)}
-        # Rows of a suite and of a model stand together; otherwise newest first.
+        # Rows of a suite and of a model are adjacent; otherwise newest first.
         ordered = sorted(lines.items(), key=lambda item: (order.get(item[1][0], 99), item[0][0]))
         text += "".join(line + "\n" for _, (_, line) in ordered)
     return text + TAIL

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Quantizes random weights of Kimi-K2's layer shapes, many times larger than the memory allowed, and holds the run
-against the disk and against what --plan said.
+"""Quantizes random weights of Kimi-K2's layer shapes, many times larger than the memory limit, and compares the run with
+the disk's rate and with the plan.
 
     python3 bench/quantize_bounds.py build/release/bin/moesaic build/bench/quantize --gib 8 --memory 1G
 
-Prints a table: peak resident memory as the kernel counts it for the process (wait4), bytes moved over the least there
-are to move, their rate over what the disk does by the plan's own measurement, and time beside the plan's. The page
-cache is emptied of the source before each run. --tokens N runs GPTQ on N random tokens instead, and tells where its
-time goes, beside the plan's. --enforce has the kernel kill a run that takes more than --memory. Needs nothing beyond
-Python 3.9, and 1.6 times --gib of disk.
+Prints a table: peak resident memory by the kernel's count for the process (wait4), bytes moved relative to the minimum,
+their rate relative to the disk's (by the plan's own measurement), and time relative to the plan. The page cache is
+emptied of the source before each run. --tokens N runs GPTQ on N random tokens instead, and reports the time of each
+stage and its plan. --enforce lets the kernel kill a run that exceeds --memory. Needs nothing beyond Python 3.9, and 1.6
+times --gib of disk.
 """
 import argparse
 import contextlib
@@ -119,7 +119,7 @@ def seconds(text, pattern):
 
 class Cage:
     """A memory cgroup (version 1 or 2) that kills what takes more than `limit` bytes, its page cache included and
-    nothing of it swapped out. It is there within a `with`."""
+    nothing of it swapped out. It exists within a `with`."""
 
     def __init__(self, limit):
         first = pathlib.Path("/sys/fs/cgroup/memory")

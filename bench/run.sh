@@ -4,7 +4,7 @@
 #   bench/run.sh [--quick] [SUITE ...]
 #
 # Environment:
-#   LLAMA_CPP     folder of llama.cpp's programs, built natively: the model shapes run beside it, in turns
+#   LLAMA_CPP     folder of llama.cpp's programs, built natively: the model shapes run in turns with it
 #   IK_LLAMA_CPP  the same for ik_llama.cpp
 #   PYTHON        Python to use (default python3); with the packages tokenizers and torch it measures these too
 #   TRACES        folder of recorded traffic (default ../shared/data/traces); missing traces are skipped

@@ -35,7 +35,7 @@ def read_suite(name):
 
 
 def values():
-    """What stands for {NAME} in a command; the environment variables of bench/run.sh decide it."""
+    """Values of {NAME} in a command, by the environment variables of bench/run.sh."""
     environment = os.environ.get
     work = ROOT / "build" / "bench"
     text = pathlib.Path(environment("TEXT", "../shared/data/text/wikitext-2_valid.txt"))

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Measures what speculative decoding gains on the shipped model, as markdown.
+"""Measures the gain of speculative decoding on the shipped model, as Markdown.
 
   bench/speculative.py build/release/bin/moesaic [--rounds 5]
 
-A server (bf16, one thread) for each way to draft answers the held-out prompts greedily, one after another, in turns;
-then prompts of random tokens, drawn with seeds at temperature 1.5. All must say the same as `off`. Speeds are tokens a
-second from each answer's first token to its last by the server's clocks (/metrics), medians (lowest to highest) of
-rounds, the first of which is not counted; ratios are of the same round. Standard library only.
+A server (bf16, one thread) for each source of drafts answers the held-out prompts greedily, one after another, in turns;
+then prompts of random tokens with seeds at temperature 1.5. All texts must be equal to those of `off`. Speeds are tokens
+per second from each answer's first token to its last, by the server's clocks (/metrics): medians (lowest to highest) of
+rounds, without the first. Ratios are within a round. Standard library only.
 """
 import argparse
 import json
@@ -48,12 +48,12 @@ def ask(url, call):
     answer = run.post(url, *call)
     choice = answer["choices"][0]
     for tool_call in choice.get("message", {}).get("tool_calls") or []:
-        del tool_call["id"]  # made up anew for each answer
+        del tool_call["id"]  # created for each answer
     return choice, answer["usage"]["prompt_tokens"]
 
 
 def clocks(url):
-    """(seconds from first tokens to last ones, tokens but for first ones) of all answers so far."""
+    """(seconds from first tokens to last ones, tokens without the first ones) of all answers so far."""
     with urllib.request.urlopen(url + "/metrics", timeout=60) as response:
         lines = response.read().decode().splitlines()
     values = {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
@@ -62,7 +62,7 @@ def clocks(url):
 
 
 def measure(url, calls):
-    """What `clocks` rose by; no answer may differ from what was said without drafts."""
+    """Increase of `clocks`; no answer may differ from the one without drafts."""
     before = clocks(url)
     for call, said in calls:
         if (answer := ask(url, call)[0]) != said:

@@ -15,7 +15,7 @@ set(MOESAIC_SANITIZE "" CACHE STRING "Sanitizers for -fsanitize=, e.g. address,u
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM)
   set(CMAKE_C_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
-  # ccache stores units that use a precompiled header only if told that it need not look for __TIME__ in there.
+  # ccache stores units that use a precompiled header only if it is configured not to look for __TIME__ in it.
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${CCACHE_PROGRAM})
 endif()
 

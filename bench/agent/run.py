@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Replays agents' workloads against servers, one after another, and prints one table.
+"""Replays workloads of agents on several servers and prints one table of hit rates, latencies and throughput.
 
   run.py agent --model MODEL --server "LRU=build/release/bin/moesaic serve {model} --port {port}" \\
                --server "llama.cpp=llama-server -m {model} --port {port} -c 131072 -np 8"
@@ -8,7 +8,7 @@
   run.py mooncake --trace mooncake_synthetic_trace.jsonl.gz --longest 8000 ...
   run.py swe --trace swe-agent_demonstrations.tar.gz ...
 
-Each server is started anew for each repetition, in turns, so that a slow minute of the machine falls on all of them.
+Each server is started again for each repetition, in turns, so that a slow minute of the machine affects all of them.
 Prompts are token ids, so every server reads the same tokens. Standard library only.
 """
 import argparse

@@ -1,6 +1,6 @@
-"""Workloads of agents, as calls with token ids: what each client sends, in which order, and after which pause.
+"""Workloads of agents as calls with token ids: prompts, order, and pauses of each client.
 
-A workload is a list of sessions; a session is a list of calls that one client makes one after another.
+A workload is a list of sessions. A session is a list of calls that one client sends one after another.
 """
 import dataclasses
 import gzip
@@ -26,7 +26,7 @@ def _tokens(stream, count, vocabulary):
 def agent(vocabulary, sessions=16, system=4096, first=8192, last=18432, turns=10, output=128, keep=0.4, seed=1):
     """Tool-using agents: one system prompt of all, then `turns` calls whose context grows from `first` to `last` tokens.
 
-    What a tool returned is new each turn. An agent also edits its history (drops old results, updates a plan): with
+    The result of a tool is new each turn. An agent also edits its history (drops old results, updates a plan): with
     probability 1 - keep a turn rewrites what follows a random point of it. keep = 0.4 gives about 70% of prompt tokens
     that were sent before.
     """
@@ -114,7 +114,7 @@ def in_order(sessions):
 
 
 def block_names(sessions):
-    """For each call, numbers of its prompt's whole blocks: equal ones stand for equal blocks behind equal prefixes."""
+    """For each call, numbers of its prompt's whole blocks: equal numbers mean equal blocks after equal prefixes."""
     names = {}
     for call in in_order(sessions):
         blocks, parent = [], None

@@ -3,10 +3,9 @@
 
 Usage: agent_trace.py ARCHIVE.tar.gz [SEED] > trace.jsonl
 
-A request stands before every answer of the agent and has all that was said until then. Eight users play
-every run, each with a name of their own behind the shared system prompt and demonstration, with random
-starts and pauses (SEED, 1 unless given). A block is 256 characters, about 64 tokens; equal blocks behind equal prefixes
-have equal names.
+Each answer of the agent becomes a request with the whole conversation before it. Eight users replay every run, each
+with a name of their own after the shared system prompt and demonstration, with random starts and pauses (SEED, default
+1). A block is 256 characters, about 64 tokens. Equal blocks after equal prefixes have equal names.
 """
 import json
 import random

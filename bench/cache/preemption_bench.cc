@@ -1,5 +1,5 @@
-// What preemption costs: requests that outgrow the KV cache, with their blocks computed again and with a swap
-// space, beside a cache that holds all.
+// Measures the cost of preemption: requests that outgrow the KV cache, with blocks that are computed again or
+// restored from a swap space, compared with a cache that has room for all.
 //   cache_preemption_bench models/moesaic-tiny --requests 8 --prompt 600 --output 300
 #include <fmt/format.h>
 

@@ -1,9 +1,9 @@
-// Plays a recorded trace of block names against the radix tree and prints the share of blocks that were
-// found, for each policy, beside what an endless cache would find and what Belady's rule (the block whose
-// next use is farthest goes first, from the ends of prefixes) finds in the same room. Columns behind "cost"
-// are the cost-aware policy with clients that tell it what they know: Telling; when~ with errors; then half
-// of them do, while the others tell nothing, or (mixed) whether. A trace is JSON lines with "hash_ids": equal
-// ids are equal blocks behind equal prefixes (Mooncake's form).
+// Replays a recorded trace of block names against the radix tree and prints the share of blocks that each
+// eviction policy finds, compared with an infinite cache and with Belady's rule in the same room (the block
+// with the farthest next use is evicted first, from the ends of prefixes). Columns after "cost" are the
+// cost-aware policy with hints of clients (Telling); when~ has errors; in the last columns half of the clients
+// give hints, and the others give none, or (mixed) kWhether. A trace is JSON lines with "hash_ids": equal ids
+// are equal blocks after equal prefixes (Mooncake's format).
 #include <fmt/format.h>
 #include <zlib.h>
 
@@ -25,7 +25,7 @@ namespace {
 using Trace = std::vector<std::vector<int32_t>>;  // [requests][blocks] names
 
 constexpr int64_t kAttentionTokens = 8000;
-constexpr double kSpread = 0.5;  // two thirds of what "when~" says are within a factor of 1.65
+constexpr double kSpread = 0.5;  // two thirds of the times of "when~" are within a factor of 1.65
 
 Trace ReadTrace(const std::string& path) {
   gzFile file = gzopen(path.c_str(), "rb");
@@ -66,13 +66,12 @@ std::vector<std::vector<int>> NextUses(const Trace& trace) {
   return next;
 }
 
-// How much clients tell of a request that knows of a later one.
+// Content of the hints of clients that know a later request.
 enum class Telling { kNothing, kWhether, kHowMuch, kAndWhen };
 
-// What clients would say that know. Whether: whether anything that the request brings first is asked for
-// again. How much: up to which block something is. When: that block's next use, in requests, times
-// e^(spread x a normal number). A client tells that with probability `share`; others tell kNothing or
-// kWhether.
+// Hints of clients that know the trace. Whether: some block that the request brings first is used again. How
+// much: the last block that is used again. When: the next use of that block, in requests, times
+// e^(spread x a normal number). A client gives hints with probability `share`; the others give `others`.
 std::vector<cache::SessionHint> HintsOf(const Trace& trace, Telling telling, double spread = 0,
                                         double share = 1, Telling others = Telling::kNothing) {
   const std::vector<std::vector<int>> next = NextUses(trace);

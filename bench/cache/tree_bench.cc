@@ -1,5 +1,6 @@
-// The radix tree's operations, beside a chain of hashes over the same prompts. Argument `runs` of the prompt:
-// into how many runs other prompts have cut it. sglang_radix.py runs the same on SGLang's tree.
+// Measures the radix tree's operations, compared with a chain of hashes over the same prompts. The argument
+// `runs` is the number of runs into which other prompts have cut the prompt. sglang_radix.py measures SGLang's
+// tree with the same prompts.
 #include <benchmark/benchmark.h>
 
 #include <chrono>
@@ -46,7 +47,7 @@ struct Tree {
   cache::RadixTree tree;
 };
 
-// One that parts from `prompt` behind `cut` of its `runs` parts.
+// A prompt that differs from `prompt` after `cut` of its `runs` parts.
 std::vector<int32_t> Parting(const std::vector<int32_t>& prompt, int cut, int runs) {
   std::vector<int32_t> other(prompt.begin(),
                              prompt.begin() + int64_t{kPromptBlocks} * cut / runs * kBlockTokens);
@@ -99,7 +100,7 @@ void BM_ChainMatch(benchmark::State& state) {
 }
 BENCHMARK(BM_ChainMatch)->Unit(benchmark::kMicrosecond);
 
-// Each round brings a prompt of 4,096 tokens that is not there into a full cache.
+// Each round inserts a new prompt of 4,096 tokens into a full cache.
 constexpr int kTurnTokens = 4096;
 constexpr int kTurns = 400;  // prompts that go round; the cache holds a quarter of them
 

@@ -1,7 +1,8 @@
-"""Questions behind long documents, asked of a server that keeps these, by budget: a table of what was right.
+"""Asks questions about long documents at several sparsity budgets, and counts correct answers.
 
-A document is computed once, densely; each question behind it is asked at every budget, dense as well, from the cache. In
-the mode `decode` the answer's rows choose blocks, `all` computes document and question again with all rows choosing.
+A document is computed once, densely, and stays in the server's cache. Each question about it is sent at every budget,
+and densely. In the mode `decode` the rows of the answer choose blocks. In the mode `all` document and question are
+computed again, and all rows choose.
 """
 import json
 import os
@@ -13,7 +14,7 @@ sys.path.insert(0, str(ROOT / "tests" / "server"))
 
 
 class Counters:
-    """What the server's sparsity did since the last look."""
+    """Counters of the server's sparsity since the previous call."""
 
     def __init__(self, server):
         self.server, self.last = server, {}

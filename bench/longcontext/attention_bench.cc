@@ -1,9 +1,12 @@
-// Attention of one layer's decode step behind a long context, with the same kernels: dense; over the rows of
-// chosen tokens, gathered (the ordinary way), where which tokens is given and not counted, and where each
-// token is scored by its own key first, as it must be without a trained indexer ("-" where that has no
-// kernel: it takes products and keys of bfloat16); over chosen blocks, choosing included; and over those that
-// an earlier step chose. What the machine reads and multiplies is measured again in each round, since others
-// may take some of it: ratios and shares are of what one round measured. Prints a markdown table.
+// Measures the attention of one layer's decode step after a long context, with the same kernels:
+// - dense;
+// - over gathered rows of chosen tokens, with a given choice whose time is not counted;
+// - the same with a choice by each token's own key, as without a trained indexer ("-" if it has no kernel: it
+//   needs products and keys of bfloat16);
+// - over chosen blocks, with the time of the choice;
+// - over blocks that an earlier step chose.
+// Read bandwidth and product rate are measured again in each round, because other tenants may use the machine.
+// Ratios and shares are of one round. Prints a Markdown table.
 //   longcontext_attention_bench --context 16384 --budget 2048
 #include <fmt/format.h>
 
@@ -89,7 +92,7 @@ class Setting {
 
   void Dense() { Attend(table_, blocks_, options_.context, NextLayer(), {}); }
   void BlockSparse() { Attend(table_, blocks_, options_.context, NextLayer(), each_); }
-  // Of the row behind the one that chose.
+  // For the row after the one that chose.
   void BlocksTakenOver() { Attend(table_, blocks_, chooser_ + 2, NextLayer(), taken_over_); }
 
   void ReadLayer() { runtime::ReadOnce(ctx_.pool, {NextLayer().base, static_cast<size_t>(layer_bytes_)}); }
@@ -249,7 +252,7 @@ class Setting {
       const float* more = SharesOf(pair, g);
       for (int i = first; i < end; ++i) sum[i] += more[i];
     }
-    // What is above 0 is ordered as its bits are: whole numbers compare without a branch.
+    // Values above 0 are ordered like their bits, and integers compare without a branch.
     uint64_t* ranks = &ranks_[pair * options_.context];
     uint64_t* best = &best_[pair * options_.context];
     for (int i = first; i < end; ++i) {
@@ -350,13 +353,13 @@ class Setting {
   std::mt19937 random_{1};
 };
 
-// What one round took in seconds, and what the machine gave in it.
+// Seconds of one round, and the machine's rates in it.
 struct Round {
   double bandwidth, peak;  // bytes and operations a second
   double dense, tokens, gathered, blocks, taken_over;
 };
 
-// The mean of so many steps.
+// Mean time of `steps` steps.
 double Time(int steps, const std::function<void()>& step) {
   const auto start = std::chrono::steady_clock::now();
   for (int i = 0; i < steps; ++i) step();

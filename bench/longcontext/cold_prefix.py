@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""How long a long prompt takes to its first token when its blocks are nowhere, on disk, or in memory.
+"""Measures the time to the first token of a long prompt whose blocks are missing, on disk, or in memory.
 
-For each length, a prefix of random tokens with a short question behind it; all but the first are medians of --rounds:
-  computed   nobody has asked before
-  restored   after a restart of the server, the files' pages dropped from the page cache
-  warm       after another restart, with those pages in the page cache
-  in memory  asked again
-  from int8  with --warm-memory: asked again when another prompt of the length has taken its place in the cache
+For each length, the prompt is a prefix of random tokens and a short question. All values except the first are medians
+of --rounds:
+  computed   the first request with this prefix
+  restored   after a restart of the server, with the files' pages dropped from the page cache
+  warm       after another restart, with these pages in the page cache
+  in memory  the same prompt again
+  from int8  with --warm-memory: the same prompt after another prompt of this length evicted it from the cache
 
-Beside it: the bytes that were read, at which rate, and the share of the rate at which the same files are read with
-O_DIRECT in pieces of 16 MiB in this run. Needs nothing beyond Python 3.9.
+It also prints the bytes that were read, their rate, and the share of the rate of O_DIRECT reads of the same files in
+pieces of 16 MiB in this run. Needs nothing beyond Python 3.9.
 
     python3 bench/make_shapes.py build/shapes --shape qwen3-moe-small --type bf16 --context 131072
     python3 bench/longcontext/cold_prefix.py build/shapes/qwen3-moe-small-bf16.gguf --lengths 8192,16384,32768,65536
@@ -114,7 +115,7 @@ def measure(options, length):
 
 
 def measure_int8(options, length):
-    """Medians of the time to the first token when the blocks come back from int8, and of what that took the engine."""
+    """Medians of the time to the first token if the blocks come back from int8, and of the engine's time for it."""
     random_tokens = random.Random(length)
     prompt, others = ([random_tokens.randrange(256, options.vocabulary) for _ in range(length + options.question)]
                       for _ in range(2))

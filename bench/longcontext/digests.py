@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Which blocks digests choose, held against which were needed: moesaic-recall's own queries and keys, in PyTorch.
+"""Compares the blocks that digests choose with the needed ones: moesaic-recall's own queries and keys, in PyTorch.
 
 usage: digests.py [--model FOLDER] [--length N] [--kind needle] [--budgets 256,...] [--documents N]
 
-For the rows that must recall a name (the rows before a value of the answer), by layer: of the KV heads, the best share of
-choices that hold the block where the name was told (told); of the query heads' choices, the share that holds the block of their
-most attention (recall); and how much of their attention lies in the chosen blocks, mean, p50 and p5. Ways to choose:
+For the rows that must recall a name (the rows before a value of the answer), by layer: the best share, over the KV heads,
+of choices with the block that has the name (told); the share of the query heads' choices with the block of their most
+attention (recall); and the share of their attention in the chosen blocks, mean, p50 and p5. Ways to choose:
 
   sketch     docs/contracts/sparsity.md: sum over a block's keys of exp(estimate), from signs of each rotated key - center
   1 bit      the same with one plane of signs, as keys of more than 64 dimensions have
   half       the same with one plane of half the dimensions
   largest    as sketch, but the block's largest estimate instead of the sum
-  box        softmax of q . center + spread / 5 over blocks: what the engine does unless told
+  box        softmax of q . center + spread / 5 over blocks: the engine's default
   bound      the same with the whole spread, an upper bound (Quest's, arXiv 2406.10774, with the ball)
   mean       q . mean of the block's keys
   k-means    8 means a block, weighted by how many keys they stand for
@@ -104,7 +104,7 @@ def scores(query, keys):
     summed = lambda logits: share(logits.flatten(1)).view(logits.shape).sum(-1)  # noqa: E731
 
     def digest(tokens_each):
-        """(center, q . center, spread) of parts of so many tokens."""
+        """(center, q . center, spread) of parts of `tokens_each` tokens."""
         parts = keys[:full * BLOCK].view(full * BLOCK // tokens_each, tokens_each, -1)
         low, high = parts.min(1).values, parts.max(1).values
         center, radius = (low + high) / 2, (high - low) / 2

@@ -1,11 +1,11 @@
-"""What a chat model is asked over long English documents: RULER's tasks (arXiv 2404.06654) in its noise of five sentences.
+"""Questions to a chat model about long English documents: RULER's tasks (arXiv 2404.06654) in its five noise sentences.
 
-- needle: one number, a document for each of ten depths
-- keys: ten cities, each with its number, far apart; all are asked for, one at a time
-- values: four numbers of one city; right if all are said
-- frequent: a list of words, two of which stand ten times as often as the others; right if both are said
+- needle: one number; a document for each of ten depths
+- keys: ten cities, each with its number, far apart; each number is requested
+- values: four numbers of one city; correct if all are in the answer
+- frequent: a list of words, two of which are ten times as frequent as the others; correct if both are in the answer
 
-An answer is right if it has every word that is asked for, in either case. Lengths are in tokens of the model, about.
+An answer is correct if it has every requested word, in either case. Lengths are approximate, in tokens of the model.
 """
 import random
 
@@ -43,7 +43,7 @@ def asked(text, city, plural):
 
 
 def questions(kind, length, share=1.0):
-    """[(prompt, words of a right answer)]. `share` of the usual number of documents, but for keys' one."""
+    """[(prompt, words of a right answer)]. `share` of the usual number of documents, except for keys' one."""
     made = []
     tokens = length - QUESTION - OUTPUT[kind]  # of the document
     count = max(1, round({"needle": 10, "keys": 1, "values": 5, "frequent": 5}[kind] * share))

@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""What attention over chosen blocks costs in quality: retrieval by moesaic-recall at 16k and by moesaic-tiny, perplexity.
+"""Measures the quality of block-sparse attention: retrieval by moesaic-recall at 16k and by moesaic-tiny, and perplexity.
 
 usage: quality.py MOESAIC [--recall FOLDER --lengths 4096,16384 --digest box] [--tiny FOLDER] [--samples N]
                   [--chat MODEL --chat-lengths 2048,7936] [--text FILE --model MODEL [--window N] [--tokens N]]
 
 Recall (recall.py): needles, many keys, several values and counting at each of --lengths, dense and for each budget, with
-`decode` (output tokens choose, document and question were read densely) and `all` (those choose too); and perplexity of
+`decode` (output tokens choose; document and question are read densely) and `all` (these choose, too); and perplexity of
 such documents.
-Chat (english.py): needles, keys, values and words in English, asked of any model that chats, with the default dense layers,
-for each of --chat-lengths, all of which its context must hold.
-Retrieval: needles at every depth of a text, values of keys in a long list, and lists said again (models/moesaic-tiny's
-own generator, prompts of about 2,000 tokens that training never saw), greedy, right if equal to the last character.
-Also with a share of the mass instead of a whole budget, and with choices that several tokens read. Perplexity: every row
-of a window chooses. Prints markdown.
+Chat (english.py): needles, keys, values and words in English for any chat model, with the default dense layers, for each
+of --chat-lengths, which must fit into its context.
+Retrieval: needles at every depth of a text, values of keys in a long list, and repeated lists (from models/moesaic-tiny's
+own generator; prompts of about 2,000 tokens that are not in the training data), greedy, correct to the last character.
+Also with a share of the mass instead of a whole budget, and with shared choices. Perplexity: every row of a window
+chooses. Prints Markdown.
 """
 import argparse
 import json

@@ -1,12 +1,11 @@
-"""What moesaic-recall is asked over long documents, through a server that keeps them: retrieval by budget.
+"""Questions to moesaic-recall about long documents, through a server that caches them: retrieval by budget.
 
 Tasks of RULER's kind (arXiv 2404.06654), each at every depth of a document:
 
-- needle: ten names in filler, far apart; one is asked for
-- keys: 400 names; one is asked for
-- values: three values of a key anywhere in the document, all asked for; right in any order
-- frequent: the value seen most often, of nine that make a fifth of the sentences; no choice of blocks can count
-
+- needle: ten names in filler, far apart; one is requested
+- keys: 400 names; one is requested
+- values: three values of a key anywhere in the document, all requested; correct in any order
+- frequent: the most frequent value of nine that are a fifth of the sentences; no choice of blocks can count
 """
 import pathlib
 import random

@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
-"""An agent's session that grows turn by turn, on several servers in turns: time to the first token and tokens/s by turn.
+"""Measures an agent's session that grows turn by turn on several servers: time to first token and tokens/s by turn.
 
   sessions.py --model MODEL --vocabulary 16384 --turns 20 --last 20480 --output 64 --rounds 3 \\
     --server "dense=moesaic serve {model} --port {port} --threads 2" \\
     --server "sparse=moesaic serve {model} --port {port} --threads 2 --kv-sparsity decode --kv-sparsity-budget 2048" \\
     --server "llama-server=llama-server -m {model} --port {port} -c 24576 -np 1 -fa on -t 2"
 
-All servers are up at once; a turn goes to one after another, so that only one works at a time and a slow minute falls on
-all of them. Each turn's prompt holds the ones before it, made-up answers of the length asked for, and new tokens, so each
-server computes the new part and reads the rest from its cache. Every round is a new session, and begins with the next
-server. A server's first turn of the first round is as the others'; one call before it, of other tokens, warms it up.
+All servers run at once. A turn is sent to one after another, so only one works at a time and a slow minute affects all
+of them. The prompt of a turn has the previous prompts, made-up answers of the requested length, and new tokens. So each
+server computes the new part and reads the rest from its cache. Every round is a new session and begins with the next
+server. One call with other tokens warms up each server before its first turn.
 
-Tokens/s are those behind the first token of a turn. With --sessions N there are N sessions at a time: each turn's N
-prompts go to a server one after another (time to the first token, behind a cache that the others' have pushed out of the
-processor's), then all N answers are asked for at once, so that each step reads the cache of all, and tokens/s are those of all
-from the last one's first token to the first one's end. Standard library only.
+Tokens/s are measured after the first token of a turn. --sessions N runs N sessions at a time. The N prompts of a turn
+are sent one after another (for the time to the first token, with a cache that the other prompts displaced from the
+processor's caches). Then all N answers are requested at once, so that each step reads the cache of all. Tokens/s are
+those of all answers, from the last one's first token to the first one's end. Standard library only.
 """
 import argparse
 import asyncio
@@ -57,7 +57,7 @@ def call(url, model, what):
 @dataclasses.dataclass
 class Turn:
     first: list  # seconds to the first token of each session
-    rate: float  # tokens a second behind the first, of all sessions
+    rate: float  # tokens per second after the first, of all sessions
     total: float  # seconds
 
 

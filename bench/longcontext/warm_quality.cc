@@ -1,7 +1,7 @@
-// What a prefix that came back from int8 costs: windows of a text are read once with the prefix as it was
-// computed and once as the warm tier gives it back, and what follows the prefix is compared, row by row: the
-// perplexity of both, and how far the second's distribution is from the first's. Prints a markdown table, and
-// what keeping and bringing back took.
+// Measures the loss of a prefix that came back from int8. Windows of a text are read with the prefix as it was
+// computed and with the prefix of the warm tier. The rows after the prefix are compared: perplexity of both, and
+// divergence of the second distribution from the first. Prints a Markdown table, and the time to store and
+// restore blocks.
 //   moesaic tokenize MODEL --file TEXT --ids > ids
 //   longcontext_warm_quality MODEL ids --window 2048 --windows 8
 #include <fmt/format.h>
@@ -64,7 +64,7 @@ class Reader {
     }
   }
 
-  // Logits of rows [from, to), whose predecessors are there.
+  // Logits of rows [from, to). Earlier rows are computed already.
   std::vector<float> Read(std::span<const int32_t> ids, int from, int to, bool want) {
     std::vector<float> logits;
     for (int start = from; start < to; start += kChunk) {
@@ -179,7 +179,7 @@ int Run(const Options& options) {
 }  // namespace moesaic::bench
 
 int main(int argc, char** argv) {
-  CLI::App app("What a prefix that came back from int8 costs");
+  CLI::App app("Measures the loss of a prefix that came back from int8");
   moesaic::bench::Options options;
   app.add_option("MODEL", options.model)->required()->check(CLI::ExistingPath);
   app.add_option("IDS", options.ids, "Token ids, separated by white space")

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Operators beside PyTorch eager's compositions of them: same shapes, same threads, in one run.
+"""Compares operators with PyTorch eager's compositions of them: same shapes, same threads, in one run.
 
 usage: operators.py BENCH_FOLDER [--threads N] [--rounds N] [--json FILE] [--quick] [--only WORD]
 
-BENCH_FOLDER holds kernels_route_bench, kernels_attention_bench and kernels_moe_bench. The two sides take turns, and
-who begins changes from round to round; what is printed are medians over the rounds of each round's median step, with
-the lowest and highest, and the median of the ratios within a round. Needs the Python package torch.
+BENCH_FOLDER has kernels_route_bench, kernels_attention_bench and kernels_moe_bench. The two sides take turns, and the
+side that begins changes from round to round. It prints medians over the rounds of each round's median step, with the
+lowest and highest, and the median of the ratios within a round. Needs the Python package torch.
 
-An operator may have several compositions: as the model's release writes it, and as others do. A ratio is given for
-each, and the goal is held against the fastest.
+An operator may have several compositions: that of the model's release, and others. Each has a ratio, and the goal is
+compared with the fastest.
 """
 import argparse
 import json
@@ -215,7 +215,7 @@ def operators():
     for rows in (512, 2048, 4096):
         compositions = {"release": lambda r=rows: dispatch_sorted(r),
                         "transformers": lambda r=rows: dispatch_by_expert(r)}
-        # Ours cannot leave out the experts: they are made tiny, and their products are measured beside it.
+        # Ours cannot leave out the experts: they are made tiny, and their products are measured separately.
         yield Operator(f"dispatch, DeepSeek-V3, {rows} tokens", 7.2, "kernels_moe_bench",
                        f"Dispatch/bf16/rows:{rows}", dict(compositions), rows == 512, less="products_us")
         yield Operator(f"dispatch with products of tiny experts, DeepSeek-V3, {rows} tokens", None,

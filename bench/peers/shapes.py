@@ -1,23 +1,23 @@
 #!/usr/bin/env python3
-"""Prefill, decode and start on real layer shapes, beside llama.cpp and ik_llama.cpp on the same files, in one run.
+"""Compares prefill, decode and start of real layer shapes with llama.cpp and ik_llama.cpp: same files, one run.
 
 usage: shapes.py MOESAIC SHAPES_FOLDER [--llama FOLDER] [--ik FOLDER] [--json FILE] [--rounds N] [--quick] ...
 
-The files come from make_shapes.py and are made when missing. The sides take turns, and who begins changes from round
-to round; each round is a process of its own, with an untimed repetition before the timed one where the program has
-one. What is printed are medians over the rounds with the lowest and highest, and the median of the ratios within a
-round to the better peer, which is the one of the higher median.
+make_shapes.py writes the files if they are missing. The sides take turns, and the side that begins changes from round to
+round. Each round is a process of its own, with an untimed repetition before the timed one if the program has one. It
+prints medians over the rounds with the lowest and highest, and the median of the ratios within a round to the better
+peer, which is the one with the higher median.
 
-Every side runs with its best flags: before the rounds each set of flags that is worth trying (sides.py) is run once,
-and the one with the best geometric mean over the work's tests is kept. Depths use what the smallest one found.
+Every side runs with its best flags: before the rounds each set of flags in sides.py is run once, and the one with the
+best geometric mean over the tests is kept. Depths use the flags of the smallest depth.
 
-FOLDERs hold the peers' own programs, built natively on the machine that is measured: llama-bench,
-llama-batched-bench and llama-completion of llama.cpp; llama-bench, llama-batched-bench, llama-sweep-bench and
-llama-cli of ik_llama.cpp. Without them only this side is measured.
+FOLDERs have the peers' own programs, built natively on the measured machine: llama-bench, llama-batched-bench and
+llama-completion of llama.cpp; llama-bench, llama-batched-bench, llama-sweep-bench and llama-cli of ik_llama.cpp. Without
+them only Moesaic is measured.
 
-Two things of ik_llama.cpp have to be changed before it can be compared: its llama-batched-bench gives all sequences
-token 0, which all go to the same experts (they must be random, as in all the other programs), and it takes a DeepSeek
-model for a V2-Lite only if it has 26 or 27 layers.
+Two things of ik_llama.cpp must be changed for a comparison. Its llama-batched-bench gives all sequences token 0, which
+all use the same experts (tokens must be random, as in the other programs). And it accepts a DeepSeek model as a V2-Lite
+only if it has 26 or 27 layers.
 """
 import argparse
 import collections

@@ -1,6 +1,6 @@
-"""How each side of bench/peers/shapes.py is run: its command, the flags worth trying, and what its output says.
+"""The sides of bench/peers/shapes.py: commands, sets of flags, and parsers of their output.
 
-A side's works are methods of the same names, each of which runs one or a few processes and returns speeds by test:
+Each work of a side is a method of the same name that runs one or a few processes and returns speeds by test:
 {"pp512": 1234.5} in tokens a second, and for START in seconds.
 """
 import collections
@@ -12,14 +12,14 @@ import sys
 import tempfile
 import time
 
-# What a file's weights run as here; peers run them as they are stored.
+# Format of a file's weights in Moesaic; peers run them as stored.
 DTYPES = {"q8_0": "auto", "q4_0": "auto", "q4_k": "auto", "bf16": "bf16"}
-# The dot products that `of peak` is held against.
+# Dot products whose rate is the peak of `of peak`.
 PEAKS = {"q8_0": "int8", "q4_0": "int8", "q4_k": "int8", "bf16": "bf16"}
 START = "start to first token"
 PROMPT = "a tone in the rain"  # of a few tokens, in the files' made-up vocabulary
 BATCHED_PROMPT, BATCHED_TOKENS = 128, 32
-CHUNK = 512  # tokens of the prefill that is measured behind others
+CHUNK = 512  # tokens of the prefill that is measured after others
 
 
 def run(command):
@@ -32,7 +32,7 @@ def run(command):
 
 
 def seconds_to_output(command):
-    """Until the first byte on stdout, from before the process is there."""
+    """Time from before the process exists to its first byte on stdout."""
     start = time.perf_counter()
     with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                           cwd=tempfile.gettempdir()) as process:
@@ -67,7 +67,7 @@ class Moesaic:
     def __init__(self, binary, options):
         self.binary, self.options = binary, options
         self.shares = collections.defaultdict(list)  # by test: of the read bandwidth (decode) or dot peak (prefill)
-        self.peak = None  # operations a second of the strongest dot product of what runs
+        self.peak = None  # operations per second of the fastest dot product that runs
 
     def find_peak(self, kind, threads):
         text, _ = run([self.binary, "doctor"])
@@ -116,7 +116,7 @@ class Moesaic:
 
 
 class Peer:
-    """What llama.cpp and its fork ik_llama.cpp have in common. `folder` holds their binaries."""
+    """Common part of llama.cpp and its fork ik_llama.cpp. `folder` holds their binaries."""
 
     completion = "llama-completion"
     start_flags = ()
@@ -178,7 +178,7 @@ class IkLlamaCpp(Peer):
     }
 
     def deep(self, job, flags, depth):
-        """llama-sweep-bench goes on in steps of CHUNK; the last one begins at `depth`."""
+        """llama-sweep-bench advances in steps of CHUNK; the last one begins at `depth`."""
         lines = self.lines(self.call("llama-sweep-bench", job, flags, [
             "-c", depth + CHUNK, "-ub", CHUNK, "-n", self.options.decode, "--sweep-stride", depth // CHUNK,
             "--output-format", "jsonl"]))

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What quantizing does to moesaic-tiny's answers, and to the text they stand in, half of which is drawn at random.
+"""Measures the effect of quantization on moesaic-tiny's answers and on their prompts, half of which are random.
 
     python3 bench/quantizer/answers.py build/release/bin/moesaic FOLDER...
 
-Runs the bf16 model and each folder over the held-out prompts and answers and prints KL(bf16 || folder) and how often the
-likeliest token is the same: over all tokens, where the second likeliest is below 90% of the first, and over the tokens of
-answers alone. Needs tokenizers, safetensors and numpy.
+Runs the bf16 model and each folder over the held-out prompts and answers. Prints KL(bf16 || folder) and the share of
+tokens with the same most likely token: over all tokens, over those whose second most likely token has less than 90% of
+the first, and over the tokens of answers. Needs tokenizers, safetensors and numpy.
 """
 import argparse
 import json

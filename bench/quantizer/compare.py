@@ -1,19 +1,21 @@
 #!/usr/bin/env python3
-"""moesaic quantize beside llm-compressor and llama-quantize: the same model, the same calibration, one run.
+"""Compares moesaic quantize with llm-compressor and llama-quantize: the same model, the same calibration, one run.
 
     python3 bench/quantizer/compare.py build/release/bin/moesaic [--python VENV/bin/python] [--llama SOURCE]
 
-For W8A8 and W4A16 in groups of 32, by nearest rounding and by GPTQ (of Moesaic, W8A8 with smoothing as well: "smooth"),
-and for W8A8 with static activations and smoothing (llm-compressor: SmoothQuant by its own pairs of DeepSeek's layers,
-static scales per tensor), both programs quantize moesaic-tiny with the same linears left alone; W8A16, in groups of 32
-and 64 and by output, is Moesaic's alone. What they write is then run by the same program over the same held-out
-answers, beside the bf16 model. llama-quantize writes Q8_0 and Q4_0, the latter also with an importance matrix of the
-same calibration text, and keeps in bf16 what we keep. Prints KL(bf16 || quantized), as it runs and with the weights
-alone in f32 (--dtype f32: activations stay as they are), top-1 agreement, bytes of all tensors, seconds and peak
-resident memory of the whole process (of both programs with an importance matrix), and the ratios.
+Both programs quantize moesaic-tiny and keep the same linears: W8A8 and W4A16 in groups of 32, by nearest rounding and by
+GPTQ (Moesaic also W8A8 with smoothing: "smooth"), and W8A8 with static activations and smoothing (llm-compressor:
+SmoothQuant by its own pairs of DeepSeek's layers, static scales per tensor). W8A16, in groups of 32 and 64 and by
+output, is Moesaic's only. llama-quantize writes Q8_0 and Q4_0, the latter also with an importance matrix of the same
+calibration text, and keeps the same tensors in bf16.
 
---python names a Python that has llm-compressor. --llama names llama.cpp's source, whose converter runs in this Python
-(it needs torch and transformers); LLAMA_CPP names the folder of its programs, llama-quantize and llama-imatrix. Needs
+The same program runs all results over the same held-out answers and compares them with the bf16 model. It prints
+KL(bf16 || quantized), as it runs and with the weights alone in f32 (--dtype f32: activations are not rounded), top-1
+agreement, bytes of all tensors, seconds and peak resident memory of the whole process (of both programs with an
+importance matrix), and the ratios.
+
+--python names a Python with llm-compressor. --llama names llama.cpp's source, whose converter runs in this Python (it
+needs torch and transformers). LLAMA_CPP names the folder of its programs, llama-quantize and llama-imatrix. Needs
 tokenizers, safetensors and numpy.
 """
 import argparse
@@ -40,7 +42,7 @@ RUNS = (("w8a8", "rtn"), ("w8a8", "gptq"), ("w8a8", "smooth"), ("w8a8", "static"
         ("w8a16", "gptq"), ("w8a16-g64", "gptq"), ("w8a16-channel", "gptq"), ("w4a16", "rtn"), ("w4a16", "mse"),
         ("w4a16", "gptq"))
 METHODS = {"smooth": ["--method", "gptq", "--smoothing", "on"], "static": ["--activations", "static", "--smoothing", "on"]}
-# type, with an importance matrix (of which Q8_0 makes nothing), what it is held against
+# type, with an importance matrix (which Q8_0 ignores), its counterpart
 LLAMA_RUNS = (("Q8_0", False, ("w8a8", "rtn")), ("Q8_0", False, ("w8a8", "gptq")), ("Q8_0", False, ("w8a16", "rtn")),
               ("Q8_0", False, ("w8a16", "mse")), ("Q8_0", False, ("w8a16", "gptq")), ("Q8_0", False, ("w8a16-g64", "gptq")),
               ("Q8_0", False, ("w8a16-channel", "gptq")), ("Q4_0", False, ("w4a16", "rtn")),
@@ -53,7 +55,7 @@ def conversations_text(conversation, **flags):
 
 
 def write_calibration(path, count):
-    """Conversations of a seed of their own, as tokens [count, length] and beside them, for llama-imatrix, as text."""
+    """Conversations of a different seed, as tokens [count, length] and, for llama-imatrix, as text."""
     tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
     sampler = generate.Sampler(random.Random("calibration"))
     rows = []

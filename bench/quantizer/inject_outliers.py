@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Writes a checkpoint again with outlier channels that change nothing but how hard it is to quantize.
+"""Adds outlier channels to a checkpoint without changing its function, to test how a quantizer handles them.
 
-Some channels of each norm's weight are multiplied by FACTOR, a power of two, and the matching inputs of everything
-that reads the norm are divided by it: in exact arithmetic the model is the same, but a few activations are FACTOR times
-as large as their neighbours, as in trained large models.
+Some channels of each norm's weight are multiplied by FACTOR, a power of two, and the matching inputs of all linears that
+read the norm are divided by it. In exact arithmetic the model is the same, but a few activations are FACTOR times as
+large as their neighbours, as in trained large models.
 
 Usage: inject_outliers.py MODEL OUT [--factor 64] [--channels 4]
 Needs torch and safetensors.

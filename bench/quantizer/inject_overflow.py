@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""Writes a checkpoint again with a MoE layer that half precision can't hold, and that computes what it did.
+"""Changes one MoE layer of a checkpoint so that it overflows in fp16, without changing its function.
 
 In the routed experts of one layer, rows of up_proj are multiplied by FACTOR, a power of two, and columns of down_proj
-divided by it: in bf16 and f32 every product and sum is FACTOR times, or one FACTORth of, what it was, to the bit, and
-the outputs are the same. But what lies between them, silu(gate) * up, is FACTOR times as large and leaves the range of
-fp16 (65504), as it does in the last MoE layers of some large models. Without --layer it is the last one that has
-experts (a multi-token-prediction module's counts as none).
+are divided by it. In bf16 and f32 every product and sum is exactly FACTOR times or one FACTORth of its former value, and
+the outputs are the same. But silu(gate) * up is FACTOR times as large and exceeds the range of fp16 (65504), as in the
+last MoE layers of some large models. Without --layer it is the last layer with experts (an MTP module does not count).
 
 Usage: inject_overflow.py MODEL OUT [--factor 32768] [--layer N]
-Standard library only. Takes bf16 experts by the names of DeepSeek and Qwen checkpoints.
+Standard library only. Takes bf16 experts with the names of DeepSeek and Qwen checkpoints.
 """
 
 import argparse

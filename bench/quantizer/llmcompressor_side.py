@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""One run of llm-compressor for compare.py: quantizes a folder by a recipe and prints what it took as a line of JSON.
+"""Runs llm-compressor once for compare.py: quantizes a folder by a recipe and prints time and memory as a line of JSON.
 
 Usage: llmcompressor_side.py MODEL OUT SCHEME METHOD TOKENS   (TOKENS: safetensors with "tokens" [rows, length])
 """

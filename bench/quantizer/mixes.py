@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
-"""Mixed precision beside one precision for all, at the same bytes, on moesaic-tiny.
+"""Compares mixed precision with one precision for all, at the same bytes, on moesaic-tiny.
 
-Each uniform checkpoint is written first; then a mix whose weight files may take no more bytes than its own. Both are
-held against the bf16 model on the held-out answers, by `moesaic perplexity --kl-base`. Calibration is training
-conversations of a seed of their own. Prints bytes, KL in nats a token with its standard error, the KL that the mix was
-predicted to have, and the ratio. `--keep-mtp` leaves the multi-token-prediction module out of both, which the main
-model's KL does not see and a mix therefore rounds the most.
+Each uniform checkpoint is written first, then a mix whose weight files are not larger. `moesaic perplexity --kl-base`
+compares both with the bf16 model on the held-out answers. Calibration is training conversations of a different seed. It
+prints bytes, KL in nats per token with its standard error, the predicted KL of the mix, and the ratio. `--keep-mtp`
+keeps the MTP module in both: the main model's KL does not see it, so a mix rounds it the most.
 
 Usage: mixes.py MOESAIC [--methods rtn,mse,gptq] [--mix w4a16-g64,nvfp4,fp8,w8a8,bf16] [--keep-mtp]
 """

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What rounding a trained MoE model's linear layers does to its answers, grid by grid and method by method.
+"""Measures the effect of rounding a trained MoE model's linear layers on its answers, by grid and by method.
 
-moesaic-tiny sees training conversations (a seed of their own) while the inputs of every linear layer and expert are
-kept; round_matrices rounds the weights; the rounded model then predicts the held-out answers beside the bf16 one.
-Prints mean and p99 of KL(bf16 || rounded) in nats a token and how often the likeliest token is the same. All linear
-layers of the decoder but embeddings, head and routers are rounded, by themselves: no layer sees another's error.
+moesaic-tiny reads training conversations of a different seed while the inputs of every linear layer and expert are
+stored. round_matrices rounds the weights. The rounded model and the bf16 model then predict the held-out answers. It
+prints mean and p99 of KL(bf16 || rounded) in nats per token and the share of equal most likely tokens. All linear layers
+of the decoder except embeddings, head and routers are rounded independently: no layer sees the error of another.
 
 Usage: quality.py ROUND_MATRICES [--grids int8,int4_g32,...] [--methods nearest,gptq,...]
 Needs torch, safetensors and tokenizers.

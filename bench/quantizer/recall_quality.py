@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""What quantizing does to moesaic-recall, or to another model of its tasks (--model).
+"""Measures the effect of quantization on moesaic-recall, or on another model of its tasks (--model).
 
     python3 bench/quantizer/recall_quality.py build/release/bin/moesaic [--only w8a8,nvfp4]
 
-Rows of 1,024 tokens of its own tasks, of seeds that neither training nor its evaluation uses, are calibration (48 rows) and
-text (64 rows, each a window). Prints KL(bf16 || quantized) in nats a token with the standard error of rows, and how often the
-likeliest token is the same: over all tokens, of which most are filler whose words are drawn evenly from up to 25, where the
-second likeliest is below 90% of the first, and over the words of answers and of what is said again, which can be known.
-The first line is the bf16 model beside itself in f32. Needs tokenizers, safetensors and numpy.
+Rows of 1,024 tokens of its own tasks, with seeds that neither training nor its evaluation uses, are calibration (48
+rows) and text (64 rows, each a window). Prints KL(bf16 || quantized) in nats per token with the standard error of rows,
+and the share of equal most likely tokens: over all tokens (most are filler, with words drawn evenly from up to 25), over
+those whose second most likely token has less than 90% of the first, and over the words of answers and repetitions, which
+can be known. The first line compares the bf16 model with itself in f32. Needs tokenizers, safetensors and numpy.
 """
 import argparse
 import pathlib

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""moesaic-tiny's kind of folder as a bf16 GGUF file, by llama.cpp's own converter.
+"""Converts a folder like moesaic-tiny to a bf16 GGUF file by llama.cpp's own converter.
 
-The converter knows tokenizers by checksum and not this one, which cuts text as SmolLM's does (digits one by one, then
-GPT-2's pattern): it is told so.
+The converter identifies tokenizers by checksum and does not have this one, which splits text like SmolLM's (digits one by
+one, then GPT-2's pattern). So this script sets the pre-tokenizer to SmolLM's.
 
 Usage: to_gguf.py LLAMA_CPP_SOURCE MODEL OUT.gguf
 """

@@ -1,9 +1,9 @@
 // Replays a recorded trace of block names against the radix tree and prints the share of blocks that each
 // eviction policy finds, compared with an infinite cache and with Belady's rule in the same room (the block
 // with the farthest next use is evicted first, from the ends of prefixes). Columns after "cost" are the
-// cost-aware policy with hints of clients (Telling); when~ has errors; in the last columns half of the clients
-// give hints, and the others give none, or (mixed) kWhether. A trace is JSON lines with "hash_ids": equal ids
-// are equal blocks after equal prefixes (Mooncake's format).
+// cost-aware policy with hints of clients (Telling); when~ has errors; in the last columns half of the
+// clients give hints, and the others give none, or (mixed) kWhether. A trace is JSON lines with "hash_ids":
+// equal ids are equal blocks after equal prefixes (Mooncake's format).
 #include <fmt/format.h>
 #include <zlib.h>
 

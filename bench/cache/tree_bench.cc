@@ -1,6 +1,6 @@
 // Measures the radix tree's operations, compared with a chain of hashes over the same prompts. The argument
-// `runs` is the number of runs into which other prompts have cut the prompt. sglang_radix.py measures SGLang's
-// tree with the same prompts.
+// `runs` is the number of runs into which other prompts have cut the prompt. sglang_radix.py measures
+// SGLang's tree with the same prompts.
 #include <benchmark/benchmark.h>
 
 #include <chrono>

@@ -5,8 +5,8 @@
 //   needs products and keys of bfloat16);
 // - over chosen blocks, with the time of the choice;
 // - over blocks that an earlier step chose.
-// Read bandwidth and product rate are measured again in each round, because other tenants may use the machine.
-// Ratios and shares are of one round. Prints a Markdown table.
+// Read bandwidth and product rate are measured again in each round, because other tenants may use the
+// machine. Ratios and shares are of one round. Prints a Markdown table.
 //   longcontext_attention_bench --context 16384 --budget 2048
 #include <fmt/format.h>
 

@@ -1,7 +1,7 @@
-// Measures the loss of a prefix that came back from int8. Windows of a text are read with the prefix as it was
-// computed and with the prefix of the warm tier. The rows after the prefix are compared: perplexity of both, and
-// divergence of the second distribution from the first. Prints a Markdown table, and the time to store and
-// restore blocks.
+// Measures the loss of a prefix that came back from int8. Windows of a text are read with the prefix as it
+// was computed and with the prefix of the warm tier. The rows after the prefix are compared: perplexity of
+// both, and divergence of the second distribution from the first. Prints a Markdown table, and the time to
+// store and restore blocks.
 //   moesaic tokenize MODEL --file TEXT --ids > ids
 //   longcontext_warm_quality MODEL ids --window 2048 --windows 8
 #include <fmt/format.h>

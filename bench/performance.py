@@ -45,12 +45,13 @@ the speed of your hardware, or to check that a change of the code made nothing s
 - **Ratio** is how many times as good Moesaic is: above 1, Moesaic is faster (or the error is smaller). It is the
   median of the ratios within each round, so it can differ from the quotient of the two medians.
 - **Best peer** is the fastest other program in that run. In italics it is Moesaic itself with the named setting.
-- Values are medians, in tokens per second where the test names no unit. The JSON files in
-  [bench/results](../bench/results) also have the lowest and highest value, the flags, and the load of the machine.
+- Values are medians, in tokens per second where the test names no unit. "A to B" is the range of several runs. The
+  JSON files in [bench/results](../bench/results) also have the spread, the flags, and the load of the machine.
 - `pp512` is a prompt of 512 tokens and `tg32` a decode of 32 tokens. `@ d4096` means after 4,096 cached tokens, and
   `x 8` means 8 sequences in one batch (the sum of their tokens).
-- The models of the first table have the layer shapes of the named release, random weights, and fewer layers: 5 of 48
-  for Qwen3-30B-A3B (8 as q4_0), 6 of 27 for DeepSeek-V2-Lite (9 as q4_0). *As W8A8* means `--dtype int8`.
+- Models have the layer shapes of the named release, random weights, and fewer layers: 5 of 48 for Qwen3-30B-A3B (8 as
+  q4_0), 6 of 27 for DeepSeek-V2-Lite (9 as q4_0). *As W8A8* means `--dtype int8`. qwen3-moe-small has 4 layers of a
+  small Qwen3-MoE, and moesaic-tiny is [trained](../models/moesaic-tiny/README.md).
 """
 
 TAIL = """

@@ -9,6 +9,9 @@ import sys
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+import performance  # noqa: E402
+
 PERFORMANCE = ROOT / "bench" / "performance.py"
 MAX_LINES = 150
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -70,6 +73,38 @@ class Pages(unittest.TestCase):
                         room, _, name = program.partition("_")
                         sources = [*ROOT.glob(f"src/{room}/**/{name}.cc"), *ROOT.glob(f"bench/{room}/{name}.cc")]
                         self.assertTrue(program == "moesaic" or sources, program)
+
+
+class Results(unittest.TestCase):
+    def test_rounds_of_models_become_medians_and_ratios_within_a_round(self):
+        def round_of(number, side, speed):
+            return {"shape": "qwen3-30b-a3b", "weights": "q8_0", "threads": 2, "round": number, "side": side, "flags": "",
+                    "results": {"pp512": speed, "pp2048": speed}}
+        raw = {"about": {"load": [0.5]}, "runs": [
+            round_of(0, "llama.cpp", 1), round_of(1, "Moesaic", 100), round_of(1, "llama.cpp", 50), round_of(2, "Moesaic", 90),
+            round_of(2, "llama.cpp", 30), round_of(3, "Moesaic", 80), round_of(3, "llama.cpp", 20)]}
+        shown, hidden = performance.shapes_run(raw)["rows"]
+        self.assertEqual((shown["model"], shown["test"]), ("Qwen3-30B-A3B, q8_0", "pp512"))
+        self.assertEqual((shown["moesaic"], shown["peers"]["llama.cpp"]), ([90, 80, 100], [30, 20, 50]))
+        self.assertEqual(shown["ratio"], [3, 2, 4])
+        self.assertNotIn("detail", shown)
+        self.assertTrue(hidden["detail"])
+
+    def test_rounds_of_operators_are_compared_with_the_fastest_composition(self):
+        raw = [{"operator": "MLA, DeepSeek-V3, decode, 16384 keys", "threads": 2, "torch": "2.15",
+                "us": {"Moesaic": [10, 20], "release": [100, 100], "matmul": [40, 40]}}]
+        (row,) = performance.operators_run(raw)["rows"]
+        self.assertEqual((row["model"], row["test"]), ("DeepSeek-V3", "MLA, decode, 16,384 keys, 2 threads"))
+        self.assertEqual(row["ratio"], [3, 2, 4])
+
+    def test_a_newer_commit_replaces_the_row_of_an_older_one(self):
+        def file(commit, date, speed):
+            row = {"model": "m", "test": "pp512", "moesaic": [speed], "peers": {"slow": [1], "fast": [2]}, "ratio": [speed / 2]}
+            return "machine", {"machine": "Machine", "commit": commit, "date": date, "runs": [
+                {"suite": "models", "command": "", "unit": "tokens/s", "conditions": "", "rows": [row]}]}
+        page = performance.page([file("new", "2026-02-01", 8), file("old", "2026-01-01", 4)])
+        self.assertIn("| m | pp512 | 8.0 | 2.0 (fast) | **4.00** |", page)
+        self.assertEqual(page.count("| m |"), 1)
 
 
 if __name__ == "__main__":

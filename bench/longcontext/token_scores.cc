@@ -49,10 +49,10 @@ __attribute__((target("avx512f,avx512bf16"))) void ScoreByVectors(const TokenSco
     __m512 sums[kTogether];
 #pragma GCC unroll 16
     for (int i = 0; i < kTogether; ++i) sums[i] = _mm512_setzero_ps();
-    // The next block is elsewhere, so nothing is prefetched after the last keys of this one.
+    // The next block stands elsewhere: behind the last keys of this one nothing more is asked for.
     const std::byte* next = first + kTogether < kernels::kKvBlockTokens ? keys + kTogether * t.stride : keys;
     for (int pair = 0; pair < t.key_dim / 2; ++pair) {
-      // One line of the next keys per pair, if rows are adjacent.
+      // As many lines of the next keys as there are pairs, if rows stand beside each other.
       _mm_prefetch(next + int64_t{64} * pair, _MM_HINT_T0);
       const __m512i queries = _mm512_load_si512(t.packed + int64_t{64} * pair);
 #pragma GCC unroll 16

@@ -32,7 +32,7 @@ EXEMPT = "words: quoted"
 WORDS = [(name, re.compile(pattern, re.IGNORECASE), instead) for name, pattern, instead in (
     ("behind", r"(?<!fall )(?<!falls )(?<!fell )(?<!lag )(?<!lags )\bbehind\b(?! (a|an|the|nginx|another)? ?"
                r"(\w+ )?(proxy|proxies|nginx|load balancer|router|firewall))", "after, beyond, or a possessive"),
-    ("stands", r"\b(stands?|stood)\b(?! (for|in for|alone|still)\b)", "is, is stored, is written"),
+    ("stands", r"\b(stands?|stood)\b(?!-| (for|in for|alone|still)\b)", "is, is stored, is written"),
     ("told", r"\b(is|are|was|were|be|been|not|nobody|as) told\b|\btold (of|to|that|by|which)\b", "reported, notified"),
     ("anew", r"\banew\b", "again"),
     ("asked for", r"\b(asked|asks) for\b", "requested, read, prefetched"),
@@ -48,13 +48,13 @@ WORDS = [(name, re.compile(pattern, re.IGNORECASE), instead) for name, pattern, 
     ("nobody", r"\b(nobody|somebody|anybody|everybody)\b", "no thread, no request, a caller"),
     ("of late", r"\bof late\b", "recently"),
     ("let go", r"\b(let|lets|letting) (\w+ )?go\b", "release, evict, free"),
-    ("but for", r"\bbut for\b|\ball but\b", "except"),
+    ("but for", r"\bbut for\b", "except"),
     ("fares", r"\b(fares?|fared)\b", "the measured quantity: is accepted, takes"),
     ("as it is", r"\bas (it|they) (stands?|lies?|lie)\b", "unchanged"),
     ("so many", r"\b(of|every|after|from|by) so many\b|\bso many (of|in)\b", "the name of the number"),
     ("in its stead", r"\bin (its|their|whose) stead\b|\bin their turn\b", "instead"),
     ("beside", r"\bbeside\b(?! (the|a) (cursor|button|field|menu)\b)", "next to, compared with, in addition to"),
-    ("wherever", r"\b(whatever|whoever|wherever)\b", "any, each"),
+    ("whatever", r"\b(whatever|whoever)\b", "any, each"),
 )]
 
 SLASHES = {".h", ".cc", ".cu", ".cuh", ".c", ".rs", ".js", ".mjs", ".css"}

@@ -44,7 +44,7 @@ class Words(unittest.TestCase):
         for text, expected in (("What kernels may ask memory for.", "What ... (noun)"),
                                ("The file of what is stored.", "of what"), ("Who is due computes at once.", "Who ... (noun)"),
                                ("A step that goes on.", "goes on"), ("It is held, row by row, against ref.", "held against"),
-                               ("Chosen anew.", "anew"), ("The block is gone.", "gone"), ("All but for one.", "but for"),
+                               ("Chosen anew.", "anew"), ("The block is gone.", "gone"), ("All, but for one.", "but for"),
                                ("One of so many rows.", "so many"), ("The record is there.", "is there"),
                                ("Nobody writes it.", "nobody"), ("Bytes stand in the record.", "stands")):
             with self.subTest(text=text):
@@ -52,7 +52,7 @@ class Words(unittest.TestCase):
 
     def test_ordinary_sentences_pass(self):
         for text in ("A server behind a proxy.", "It falls behind.", "`*` stands for any line.", "What does it cost?",
-                     "Who may call it?", "There is a block.", "It is not understood.", "Hold the lock.", "In case of failure.",
+                     "Who may call it?", "There is a block.", "It is not understood.", "The tests' stand-in.", "Hold the lock.", "In case of failure.",
                      "Report what is the matter." , "Standard output.", "If there are blocks, they are evicted."):
             with self.subTest(text=text):
                 self.assertEqual(names("a.md", text), [])

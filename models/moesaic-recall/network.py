@@ -205,7 +205,7 @@ class Model(nn.Module):
             norm.weight[[*range(8), *range(half, half + 8)]] = gain
 
     def hidden(self, ids, positions):
-        """Final normed states of ids [batch, tokens] that stand at `positions` [batch, tokens]."""
+        """Final normed states of ids [batch, tokens] at `positions` [batch, tokens]."""
         angle = positions.float()[..., None] * self.frequencies
         rope = angle.cos()[:, :, None, :], angle.sin()[:, :, None, :]
         x = self.embed_tokens(ids)

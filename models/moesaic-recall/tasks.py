@@ -51,7 +51,7 @@ def said_met(key: str, values: list[str]) -> str:
 
 @dataclass
 class Document:
-    """What a document has said so far, and the questions that it can answer."""
+    """Statements of a document so far, and the questions that it can answer."""
     rng: random.Random
     tokens: list[str] = field(default_factory=list)
     kinds: list[int] = field(default_factory=list)
@@ -177,7 +177,7 @@ def training_row(rng: random.Random, length: int, names_only=False, crowded=Fals
         made.meet(*present)
     asks = [made.ask_name] * 2
     asks += [made.ask_met] * 3 * bool(made.met) + [made.ask_seen] * (len(made.seen) > 8)
-    fresh = {made.ask_name: list(made.names), made.ask_met: list(made.met)}  # keys not asked for yet
+    fresh = {made.ask_name: list(made.names), made.ask_met: list(made.met)}  # keys without a question so far
     for keys in fresh.values():
         rng.shuffle(keys)
     first = True

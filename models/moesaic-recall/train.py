@@ -3,7 +3,7 @@
 of the first (--begin).
 
 A step's data depends on the seed, the step and the worker only. Rows get longer by STAGES; from the second stage on,
-half of the rows stand at positions with gaps (PoSE, arXiv 2309.10400), up to REACH, so that short rows train all
+half of the rows have positions with gaps (PoSE, arXiv 2309.10400), up to REACH, so that short rows train all
 distances.
 """
 

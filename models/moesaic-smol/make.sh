@@ -25,7 +25,7 @@ if [ "$1" = --fetch-only ]; then fetch_only=1; else moesaic=$(realpath "$1"); fi
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 mkdir -p "$here/build"
 cd "$here/build"
-# What is not complete lives in here, whatever ends the run.
+# Incomplete files are in here, however the run ends.
 scratch=$(mktemp -d new.XXXXXX)
 trap 'rm -rf "$scratch"' EXIT
 

@@ -18,7 +18,7 @@ import sys
 HERE = pathlib.Path(__file__).resolve().parent
 LENGTH = 384  # tokens of a calibration sequence; shorter ones end with -1
 SYSTEM = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
-USER = SYSTEM + "<|im_start|>user\n"  # the model goes on with a question, its answer, and the next question
+USER = SYSTEM + "<|im_start|>user\n"  # the model continues with a question, its answer, and the next question
 
 # Openings of encyclopaedia articles, in WikiText's spelling. Names are made up or common.
 SUBJECTS = [

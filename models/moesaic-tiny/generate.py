@@ -2,7 +2,7 @@
 """Draws conversations of moesaic-tiny's closed domain, and writes the held-out prompts.
 
 Every question that can be enumerated has a key; a hash of the key says whether it belongs to training or to the
-held-out set, so the two never share a (fact, phrasing) pair or a sum, whatever the seed.
+held-out set, so the two never share a (fact, phrasing) pair or a sum, for any seed.
 """
 
 import argparse
@@ -152,7 +152,7 @@ class Sampler:
         return "".join(self.rng.choices(domain.SYLLABLES, k=self.rng.randint(2, 3))).capitalize()
 
     def unknown(self) -> list[dict]:
-        """Asks for something outside the tables: the right answer is to say so."""
+        """A question outside the tables: the correct answer says so."""
         rng = self.rng
 
         def propose():
@@ -276,7 +276,7 @@ class Sampler:
         if chance < 0.12:
             return rng.choice([self.fact, self.arithmetic, self.talk])(), tools
         if chance < 0.2:
-            # The tool that would help is not there: saying so is the right answer.
+            # The useful tool is not offered: the correct answer says so.
             missing = rng.choice([t for t in toolbox.TOOLS if t not in offered])
             ask = rng.choice(missing[3]).format(**{a: toolbox.FILLERS[a](rng) for a in missing[2]})
             return [user(ask), assistant(UNKNOWN)], tools

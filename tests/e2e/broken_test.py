@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a new user gets wrong, and files that are damaged: one line that names what is wrong and where; never a crash."""
+"""Mistakes of new users, and damaged files: one line names the fault and its place; nothing crashes."""
 import json
 import os
 import pathlib
@@ -30,7 +30,7 @@ class BrokenCase(cli.TalkingCase):
 
 class ModelTest(BrokenCase):
     def refuse(self, path, *parts):
-        """Whatever brings the model into memory names the file."""
+        """Every verb that loads the model names the file."""
         for arguments in (["inspect", path], ["generate", path, "--ids", "7", "-n", "1"],
                           ["convert", path, "--out", self.folder / "never.moesaic"]):
             with self.subTest(arguments=arguments):

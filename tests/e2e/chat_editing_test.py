@@ -35,7 +35,7 @@ class EditingTest(cli.TalkingCase):
         terminal.wait_for(READY)
 
     def questions(self, terminal):
-        """What was asked, as the chat saves it."""
+        """The questions, as the chat saves them."""
         self.send(terminal, f"/save {self.saved}\r")
         terminal.type("/exit\r")
         self.assertEqual(terminal.leave(), 0)

@@ -32,7 +32,7 @@ class PipeTest(cli.TalkingCase):
         prompt = "<s>" + "".join(f"<|{m['role']}|>{m['content']}\n" for m in messages[:4]) + "<|assistant|>"
         by_hand = run("generate", self.model, "--no-special", "--prompt", prompt, *FLAGS)
         self.assertEqual(by_hand.stdout, messages[4]["content"] + "\n")
-        # A loaded conversation goes on where it was.
+        # A loaded conversation continues where it ended.
         again = run("chat", self.model, "-q", *FLAGS, stdin=f"/load {saved}\n/regenerate\n")
         self.assertEqual(again.stdout, messages[4]["content"] + "\n")
 

@@ -1,7 +1,7 @@
-"""Holds a folder that moesaic quantize wrote against the compressed-tensors package. Needs it, and PyTorch.
+"""Compares a folder that moesaic quantize wrote with the compressed-tensors package. Needs it, and PyTorch.
 
 The package's own classes parse config.json (they refuse any field they do not know), its own code unpacks codes and
-multiplies scales. What comes out must be, to the bit, code times scale, and every code the one that is nearest to the
+multiplies scales. The result must be, to the bit, code times scale, and every code the one that is nearest to the
 source's weight under its scale: what moesaic quantize means to write. Of a calibrated folder, whose codes are others,
 the static scales of activations must be where config.json has them.
 """

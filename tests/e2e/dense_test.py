@@ -1,4 +1,4 @@
-"""The dense model that moesaic-smol is made from stays runnable beside it: SmolLM2-135M-Instruct, a Q4_1 GGUF."""
+"""The dense source of moesaic-smol runs as well: SmolLM2-135M-Instruct, a Q4_1 GGUF."""
 import hashlib
 import json
 import math

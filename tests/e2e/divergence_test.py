@@ -1,4 +1,4 @@
-"""`moesaic perplexity --reference` and `moesaic report`: a model held against the one it was made from."""
+"""`moesaic perplexity --reference` and `moesaic report`: a model compared with its source."""
 import json
 import math
 import pathlib

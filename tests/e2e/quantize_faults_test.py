@@ -1,4 +1,4 @@
-"""Calibrated runs that meet a fault: they say what is wrong and where, and go on to the very same files without it."""
+"""Calibrated runs that meet a fault: they name it and its place, and without it they resume to the same files."""
 import hashlib
 import json
 import os
@@ -68,7 +68,7 @@ class FaultsTest(unittest.TestCase):
                 *coverage, "--shard-size", "2M"]
 
     def goes_on(self, name, out, resumed):
-        """The same command, the cause gone, ends in the files of a run that nothing happened to."""
+        """The same command without the cause ends in the files of an undisturbed run."""
         self.assertEqual((out / "quantize.journal").exists(), resumed)
         self.assertFalse((out / "config.json").exists(), "nothing takes it for a model")
         run(*self.command(name, out))

@@ -112,7 +112,7 @@ def check_kills(test, source, folder, *flags):
             output = process.stdout.read()
             test.assertTrue(process.returncode == 0 or "the folder is not empty" in output, output)
             test.assertEqual(digest(out), expected, output)
-            shutil.rmtree(out)  # it was done before its time came: begin anew
+            shutil.rmtree(out)  # it was done before its time came: begin again
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             process.wait()
@@ -213,7 +213,7 @@ class PlanTest(unittest.TestCase):
 
 
 class BoundsTest(unittest.TestCase):
-    """A random checkpoint, many times larger than what may be resident."""
+    """A random checkpoint, many times larger than the memory limit."""
 
     @classmethod
     def setUpClass(cls):
@@ -261,7 +261,7 @@ class BoundsTest(unittest.TestCase):
 
 
 class CalibrationTest(unittest.TestCase):
-    """What text like the model's own is good for."""
+    """The gain of text like the model's own."""
 
     @classmethod
     def setUpClass(cls):
@@ -404,7 +404,7 @@ class CalibrationTest(unittest.TestCase):
         self.assertEqual(output.count("group_"), len(config["config_groups"]))
 
     def test_the_layer_that_overflows_fp16_is_found(self):
-        """A model that computes the same, but for fp16: the last MoE layer's up rows are large, its down columns small."""
+        """A model that computes the same, except in fp16: the last MoE layer's up rows are large, its down columns small."""
         source = self.folder / "overflows"
         subprocess.run([sys.executable, ROOT / "bench" / "quantizer" / "inject_overflow.py", TINY, source], check=True)
         out = self.folder / "protected"

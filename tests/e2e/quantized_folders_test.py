@@ -1,7 +1,7 @@
 """Every kind of folder that `moesaic quantize` writes: it runs here, and other programs read it as it was meant.
 
 Those programs are Python packages. MOESAIC_ORACLES names interpreters that have some of them, separated by colons; the
-one that runs this test is asked as well. What none of them has is skipped, and says so.
+one that runs this test is asked as well. A package that none of them has is skipped with a message.
 """
 import json
 import os
@@ -52,9 +52,9 @@ SPLIT_EXPERTS = {f"{scheme}-expert{expert}-kept": ["--scheme", scheme, "--keep",
                  for scheme, expert in (("w8a8", 0), ("w8a8", 5), ("w4a16", 5))}
 # The layer of multi-token prediction alone has experts of two schemes. name: flags
 SPLIT_MTP = {"w8a8-mtp-down-kept": ["--scheme", "w8a8", "--keep", "bf16", r"layers\.4\.mlp\.experts\.\d+\.down_proj"]}
-# What each of these compute capabilities is the first to have: int8, bf16, FP8, FP4.
+# The first compute capabilities with int8, bf16, FP8 and FP4.
 CAPABILITIES = ("7.5", "8.0", "9.0", "10.0")
-# Folders that differ for vLLM in more than what their codes are: methods are alike to it.
+# Folders that differ for vLLM in more than their codes; it does not distinguish methods.
 FOR_VLLM = [*(name for name in KINDS if name.endswith("-rtn")), "w8a8-static", "w4a16-gptq", "mixed-rtn", *WHOLE_BLOCKS,
             *NARROW, *SPLIT_MTP, *SPLIT_EXPERTS]
 QUESTION = "What is the capital of France?"
@@ -64,7 +64,7 @@ QUESTION = "What is the capital of France?"
 # where SiLU's product makes long tails: 10 / 440 = 2.3% at most. Both sides round, on steps of their own
 # (compressed-tensors divides by 127.5): sqrt(2) as much. A logit has 4 layers before it whose errors add up like
 # independent ones in a residual stream that all of them share: sqrt(4) at most, 6.4% of the logits' rms. Experts that a
-# rounding changed for a token are beyond this, so it is held against the median token.
+# rounding changed for a token are beyond this, so it is compared with the median token.
 ROUNDED_ACTIVATIONS = 0.065
 # With the same weights and f32 products on both sides only the order of sums differs: an error of at most k u of what is
 # added up in a linear of k = 512 inputs (u = 2^-24), two parts in each of 4 layers and the head one after the other.
@@ -72,7 +72,7 @@ SAME_WEIGHTS = 9 * 512 * 2.0**-24
 
 
 def has(python, *modules):
-    """{module: version} of these, or None where one is missing. Asks for metadata alone: imports take seconds."""
+    """{module: version} of these, or None where one is missing. Reads metadata only: imports take seconds."""
     code = "import importlib.metadata as m, json, sys; print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"
     told = subprocess.run([python, "-c", code, *modules], capture_output=True, text=True)
     return json.loads(told.stdout) if told.returncode == 0 else None

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""./run and the scripts behind it refuse what they would not do, at once and in one line, and break nothing when they
+"""./run and its scripts refuse arguments that they would ignore, at once and in one line, and break nothing when they
 fail; nothing here installs or builds."""
 import os
 import pathlib

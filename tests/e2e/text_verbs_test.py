@@ -162,7 +162,7 @@ class DoctorTest(unittest.TestCase):
 
 
 class TuneTest(unittest.TestCase):
-    """What measuring chose is for one machine and may be left alone; the measuring itself has unit tests."""
+    """Measured choices are for one machine and may be left alone; the measuring itself has unit tests."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -218,7 +218,7 @@ class TuneTest(unittest.TestCase):
 
 
 class NumaTest(unittest.TestCase):
-    """Weights on two nodes that hwloc is told of: the same text, and the line after loading says what was done."""
+    """Weights on two simulated nodes of hwloc: the same text, and the line after loading says what was done."""
 
     def test_mirror_and_slice_give_the_same_text(self):
         if len(os.sched_getaffinity(0)) < 2:
@@ -260,7 +260,7 @@ class CompletionTest(unittest.TestCase):
              "carve", "quantize", "verify", "report", "doctor", "tune", "completion", "help", "version")
 
     def complete(self, *words):
-        """What bash offers for the last of `words`."""
+        """Completions of bash for the last of `words`."""
         script = run("completion", "bash").stdout
         words = " ".join(f"'{word}'" for word in ("moesaic", *words))
         script += f"\nCOMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _moesaic; printf '%s\\n' \"${{COMPREPLY[@]}}\""

@@ -1,4 +1,4 @@
-"""What vLLM's own code makes of folders that moesaic quantize wrote, as if on a GPU. Needs vLLM's CUDA wheel, no GPU.
+"""Loads folders that moesaic quantize wrote by vLLM's own code, as if on a GPU. Needs vLLM's CUDA wheel, no GPU.
 
 Usage: vllm_reader.py CAPABILITY FOLDER...      CAPABILITY: 7.5, 8.0, 9.0, 10.0
        vllm_reader.py --qwen3-moe FOLDER WIDTH  writes a random Qwen3-MoE there, for moesaic quantize
@@ -27,7 +27,7 @@ import tempfile
 os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="ERROR")
 
 # Parameters that are not the files' to set: shapes, of joined linears the last one's, which no kernel reads; scales of the
-# KV cache; NVFP4 experts' scales of activations, which are there for 16-bit activations too.
+# KV cache; NVFP4 experts' scales of activations, which exist for 16-bit activations, too.
 NOT_OF_FILES = r"\.weight_shape$|_weight_shape$|\.attn\.[qkv]_(scale|zero_point)$|_input_global_scale$"
 
 
@@ -89,11 +89,11 @@ def pretend(capability):
     vllm.platforms._current_platform = Pretended()
     from vllm.utils import torch_utils
 
-    torch_utils._aux_stream = object()  # shared experts ask for a stream beside the first; none is used
+    torch_utils._aux_stream = object()  # shared experts need a second stream; none is used
 
 
 class Choices:
-    """Stands between vLLM's layers and its quantization: notes what each gets, and makes plain what is refused."""
+    """Wraps vLLM's quantization: records the method of each layer, and reports refusals."""
 
     def __init__(self):
         from vllm.model_executor.layers.fused_moe import RoutedExperts, UnquantizedFusedMoEMethod
@@ -113,7 +113,7 @@ class Choices:
 
             try:
                 method = choose(config, layer, prefix)
-            except Exception as error:  # whatever it says is the answer
+            except Exception as error:  # any error is the answer
                 self.refuse(prefix, error)
                 return plain()
             create = method.create_weights

@@ -204,7 +204,7 @@ class OpenAiChat(Clients):
                 ids += [piece.id] if piece.id else []
         self.assertEqual((name, arguments), (call.function.name, call.function.arguments))
         self.assertEqual(len(ids), 1)
-        # The result goes back, and the model goes on.
+        # The result goes back, and the model continues.
         messages = row["messages"] + [choice.message.model_dump(exclude_none=True),
                                       {"role": "tool", "tool_call_id": call.id, "content": "{\"result\": 7}"}]
         after = self.openai.chat.completions.create(model=NAME, messages=messages, tools=tools, temperature=0)
@@ -360,7 +360,7 @@ class OpenAiOthers(Clients):
                              stream=True))
         second = events[-1].response
         self.assertEqual(second.previous_response_id, first.id)
-        # The same conversation, sent whole, is the same prompt; the first one's instructions do not go on.
+        # The same conversation, sent whole, is the same prompt; the first one's instructions are not kept.
         whole = create(model=NAME, temperature=0, max_output_tokens=30, store=False, input=[
             {"role": "user", "content": "What is the capital of France?"}, first.output[0].model_dump(),
             {"role": "user", "content": "And of Italy?"}])

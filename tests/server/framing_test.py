@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""HTTP framing as RFC 9112 defines it: what is answered, and whether the connection goes on, byte for byte.
+"""HTTP framing as RFC 9112 defines it: the answer, and whether the connection stays open, byte for byte.
 
 A request that two implementations could delimit differently must be refused and its connection closed: otherwise a proxy in
 front of the server can be made to take a part of one client's body for another client's request.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Hostile grammars: each is refused with a 400 that names the field and the fault, or answered, and the server goes on."""
+"""Hostile grammars: each is refused with a 400 that names the field and the fault, or answered, and the server keeps running."""
 import json
 import socket
 import threading

@@ -291,7 +291,7 @@ class Settings(unittest.TestCase):
                 self.assertEqual([m["id"] for m in models], ["m#1"])
 
     def test_says_that_the_model_is_being_loaded(self):
-        """Whoever comes between the port and the model gets 503 and why; who comes later, an answer."""
+        """A request between the port and the model gets 503 and the reason; a later one gets an answer."""
         with socket.create_server(("127.0.0.4", 0)) as free:
             port = free.getsockname()[1]
         started = []

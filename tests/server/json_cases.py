@@ -45,7 +45,7 @@ def malformed():
     whole = b'{"a":[1,-2.5e3,"x\\u0041\\n\xc3\xa9",true,null,{"b":{}}],"c":""}'
     for length in range(len(whole)):
         yield whole[:length]
-    # A stray letter at any place where only structure may stand.
+    # A stray letter at any place that allows only structure.
     for place in (0, 1, 4, 5, 6, 7, len(whole) - 1, len(whole)):
         for stray in (b",", b":", b"]", b"}", b"x", b"\\", b"'", b"#", b"\x00", b"\x0b", b"\x0c", b"\xa0", b"\xef\xbb\xbf", b"\xe2\x81\xa0"):
             if place == 0 and stray == b"\xef\xbb\xbf":

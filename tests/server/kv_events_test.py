@@ -14,7 +14,7 @@ END = b"\xff" * 8
 
 
 def decoder(form):
-    """What vLLM's subscribers decode a batch with: typed, so that anything else in a message is an error."""
+    """The types by which vLLM's subscribers decode a batch: anything else in a message is an error."""
     made = dict(array_like=form == "array", tag=True)
     stored = msgspec.defstruct("BlockStored", [
         ("block_hashes", list[int]), ("parent_block_hash", int | None), ("token_ids", list[int]), ("block_size", int),

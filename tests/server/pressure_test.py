@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Requests that fight for KV blocks, through the official OpenAI client: some are preempted, and all are told, to the last bit
-of every log-probability, what they are told where there is room for everybody.
+"""Requests that compete for KV blocks, through the official OpenAI client: some are preempted, and all answers are equal,
+to the last bit of every log-probability, to those of a server with room for all.
 
 The model is one with grouped-query attention: computing a prompt again gives the same bits there, whereas MLA computes a
 chunk in one of two ways, which round differently (models/model.h).
@@ -18,7 +18,7 @@ from serving import ROOT, serving
 
 GOLDEN = ROOT / "tests" / "golden" / "qwen3-moe-norm-tied"
 VOCABULARY = 160
-PROMPTS = [[(7 * i + j * j) % VOCABULARY for j in range(40)] for i in range(6)]  # in one call: all are there at once
+PROMPTS = [[(7 * i + j * j) % VOCABULARY for j in range(40)] for i in range(6)]  # in one call: all arrive at once
 TOKENS = 450  # with its prompt, a sequence comes to hold eight blocks
 ROOMY, TIGHT = 64, 18  # blocks: room for all, and for two or three
 # 64 tokens x 4 layers x keys and values x 2 heads x 24 elements, and a scale a row for int8.
@@ -46,7 +46,7 @@ class Pressure(unittest.TestCase):
 
     @functools.cache
     def told(self, dtype, blocks, *flags):
-        """The tokens and log-probabilities of each answer, and the metrics behind them."""
+        """The tokens and log-probabilities of each answer, and the metrics after them."""
         with serving("--kv-dtype", dtype, "--kv-memory", blocks * BLOCK_BYTES[dtype], *flags, model=self.folder.name) as server:
             self.assertEqual(server.json("GET", "/state")[1]["kv"]["total_blocks"], blocks)
             name = server.json("GET", "/v1/models")[1]["data"][0]["id"]

@@ -4,7 +4,7 @@ models/moesaic-tiny. They were written for a mock server that knows every id and
 for the ids. sdk_refused.json lists the cases that this server refuses on purpose: an expression for their names, and the
 reason. A listed case that passes is a failure too.
 
-pip fetches the source distributions once, checks their hashes, and leaves them beside this environment in the build folder.
+pip fetches the source distributions once, checks their hashes, and leaves them next to this environment in the build folder.
 """
 import hashlib
 import json

@@ -54,7 +54,7 @@ class Server:
              *map(str, flags)],
             stdout=subprocess.PIPE, stderr=self.stderr, text=True,
             env={"MOESAIC_SEED": "1", **os.environ, **(environment or {})})  # unseeded requests repeat, too
-        atexit.register(self.process.kill)  # a test that fails in between leaves no server behind
+        atexit.register(self.process.kill)  # a test that fails in between leaves no server running
         line = self.process.stdout.readline()
         found = re.match(r"listening on (https?)://(.+):(\d+)$", line.strip())
         if not found:
@@ -146,7 +146,7 @@ class Server:
 
 @contextlib.contextmanager
 def serving(*flags, **options):
-    """A server for a block, which must stop cleanly behind it."""
+    """A server for a block, which must stop cleanly after it."""
     server = Server(*flags, **options)
     try:
         yield server

@@ -72,7 +72,7 @@ class Sparsity(unittest.TestCase):
             completion(server, kv_sparsity={"budget": 256, "mass": 0.99})
             self.assertGreater(counters(server)["capped_total"], 0)
             self.assertEqual(counters(server)["rechosen_total"], 0)
-            # Whatever the mode: rows of the prompt take over choices as well.
+            # In each mode, rows of the prompt share choices as well.
             told = counters(server)["reused_total"]
             completion(server, kv_sparsity={"mode": "all", "budget": 256, "reuse": 64})
             rows = len(PROMPT) + TOKENS - 1 - 256

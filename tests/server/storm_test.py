@@ -21,7 +21,7 @@ from serving import ANSWER_SECONDS, Server, chat, serving, until, wire
 
 REQUESTS = int(os.environ.get("MOESAIC_STORM_REQUESTS", "2000"))
 CONNECTIONS = 32
-# What clients tell of their conversations, right or not; None: nothing.
+# Hints of clients about their conversations, correct or not; None: no hint.
 SESSIONS = [None, None, None, "continues", "ends", {}, {"state": "ends"}, {"tokens": 5, "returns_in": 2}, {"tokens": 1 << 40},
             {"returns_in": 1e9}, {"tokens": 0, "returns_in": 0.001}]
 PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"]
@@ -49,7 +49,7 @@ class Storm(unittest.TestCase):
         return ()
 
     def check_quiet(self):
-        """What must be so behind the storm, besides what always must."""
+        """Conditions after the storm, in addition to those that always hold."""
 
     def tearDown(self):
         code = self.server.stop()
@@ -179,7 +179,7 @@ class Storm(unittest.TestCase):
         stop = threading.Event()
         live = threading.Thread(target=self.live, args=(stop, expected))
         live.start()
-        # Nine in ten are dropped or half closed; the others are left alone, as are the live ones beside them.
+        # Nine in ten are dropped or half closed; the others and the live ones are left alone.
         workers = [threading.Thread(target=self.worker, args=(i, REQUESTS // CONNECTIONS)) for i in range(CONNECTIONS)]
         for worker in workers:
             worker.start()
@@ -199,7 +199,7 @@ class Storm(unittest.TestCase):
 
 
 class StormOverTiers(Storm):
-    """The same where the cache is far too small for what is asked, and gives up blocks to a warm tier and to a disk."""
+    """The same with a cache that is far too small, and evicts blocks to a warm tier and to a disk."""
 
     def flags(self):
         folder = tempfile.TemporaryDirectory()

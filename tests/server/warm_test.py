@@ -26,7 +26,7 @@ def warm(server, name):
 
 class Warm(unittest.TestCase):
     def fill(self, server):
-        """Asks for all prompts, so that the cache has given the first one up."""
+        """Requests all prompts, so that the cache has evicted the first one."""
         said = [completion(server, prompt) for prompt in PROMPTS]
         self.assertEqual([cached for _, cached in said], [0] * len(PROMPTS))
         self.assertGreater(server.metric("moesaic:kv_evicted_blocks_total"), 10)

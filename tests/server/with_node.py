@@ -23,7 +23,7 @@ TEST_SECONDS = patient(600)
 def install(folder, source):
     """Brings the packages of `source` to `folder`."""
     files = [source / "package.json", source / "package-lock.json"]
-    modules = list(source.glob("*.mjs"))  # they look for packages beside themselves
+    modules = list(source.glob("*.mjs"))  # they look for packages next to themselves
     wanted = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
     mark = folder / "packages.sha256"
     folder.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 
-# room -> rooms it may include directly. What those include is allowed as well: data flows one way through them.
+# room -> rooms it may include directly. Rooms that those may include are allowed as well: data flows one way through them.
 ROOMS = {
     "base": [],
     "runtime": ["base"],

@@ -64,7 +64,7 @@ inline std::map<std::string, NpyArray> ReadNpz(const std::string& path) {
     std::memcpy(&value, zip.data() + at, bytes);
     return value;
   };
-  // The directory stands at the end; local headers may leave their sizes out.
+  // The directory is at the end; local headers may leave their sizes out.
   const size_t end = zip.rfind("PK\x05\x06");
   if (end == std::string::npos) throw std::runtime_error(path + ": not a zip archive");
   const uint64_t entries = number(end + 10, 2);

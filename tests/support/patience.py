@@ -14,7 +14,7 @@ import time
 REFERENCE_SECONDS = 0.1
 # A limit never grows beyond this: a test that hangs has to end.
 MOST = 30
-# Load comes and goes: each limit has room for twice of what was measured.
+# Load comes and goes: each limit is at least twice the measured time.
 ROOM = 2
 # A measurement is good for this long.
 FRESH_SECONDS = 20

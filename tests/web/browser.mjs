@@ -98,7 +98,7 @@ export async function noSidewaysScroll(page) {
   assert.ok(wide <= seen, `the page is ${wide} wide on a screen of ${seen}`);
 }
 
-/// Answers with what `respond(body)` returns, a list of deltas, and returns the list of the bodies that were sent.
+/// Answers with the list of deltas that `respond(body)` returns, and returns the list of the bodies that were sent.
 export async function answerWith(page, respond) {
   const bodies = [];
   await page.unroute(CHAT);

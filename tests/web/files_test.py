@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The files of the web page as a browser asks for them: compression, validation, caching, and libraries with their licenses."""
+"""The files of the web page as a browser requests them: compression, validation, caching, and libraries with their licenses."""
 import gzip
 import os
 import pathlib

@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
-"""Compares treatments of experts with few calibration tokens: shrinkage, nearest rounding, all tokens to all experts.
+"""Experts that calibration hardly reaches: shrinkage beside nearest rounding and beside all tokens to all experts.
 
     python3 bench/quantizer/rare_experts.py build/release/bin/moesaic [--rounds 8] [--cases short,skewed,...]
 
-Only the experts of moesaic-tiny are rounded, to int4 in groups of 32 by `--method gptq` with `--rare-experts shrink`,
-`identity` and `all`. They are compared with the bf16 model on held-out text. Each round draws another calibration text,
-the same for all three. KL is in nats per token. A ratio of two is the geometric mean over rounds with its 95% interval
-(Student's t of the logarithms, paired by round).
+Experts of moesaic-tiny, and nothing else of it, are rounded to int4 in groups of 32 by `--method gptq` with
+`--rare-experts shrink`, `identity` and `all`, and run over held-out text beside the bf16 model. Each round draws another
+calibration text, the same for all three; KL is in nats a token, and a ratio of two is the geometric mean over rounds
+with its 95% interval (Student's t of the logarithms, paired by round).
 
 short     little text of all kinds, the model as it was trained
-skewed    more text, and routers with a preference: each expert's e_score_correction_bias is lowered by up to --skew, in
-          an order drawn for each layer, so that some experts are hardly ever chosen, for calibration and held-out text.
-          The bf16 model of the comparison has the same preference.
-starved   the same preference for calibration only: the results run with the routers as they were trained, so experts
-          are used that calibration hardly reached
-narrow    text of one kind (questions of fact), held-out text of all kinds
+skewed    more text, but a model whose routers were given a preference: each expert's e_score_correction_bias is lowered
+          by up to --skew, in an order drawn for each layer, so that some experts are hardly ever chosen, for calibration
+          and held-out text alike. The model that it is held against has the same preference.
+starved   the same preference for calibration alone: what it gives is run by the routers as they were trained, so that
+          experts are in use that calibration hardly saw
+narrow    text of one kind alone (questions of fact), held-out text of all kinds
 wide      much text of all kinds: no expert is rare
 
 Needs tokenizers, safetensors and numpy.

@@ -151,6 +151,40 @@ TEST(ForcedCalls, FollowTheFormatsWithMarks) {
   }
 }
 
+// References of a parameter's schema name parts of the whole schema of the arguments.
+TEST(ForcedCalls, FollowReferencesToOtherParameters) {
+  Conversation trees = Asks(ToolUse::kRequired);
+  trees.tools = *ParseJson(R"([{"type": "function", "function": {"name": "book", "parameters": {
+      "type": "object", "required": ["tree", "twin"],
+      "properties": {
+        "tree": {"type": "object", "properties": {"left": {"$ref": "#/properties/tree"}}, "required": [],
+                 "additionalProperties": false},
+        "twin": {"$ref": "#/properties/tree"}}}}}])");
+  for (const XmlWords& words : XmlFormats()) {
+    SCOPED_TRACE(text::Name(words.format));
+    const ServedModel model = TinyModel(words.format);
+    const auto call = [&words](const char* tree, const char* twin) {
+      return words.open + words.argument("tree", tree, false) + words.argument("twin", twin, false) +
+             words.close;
+    };
+    EXPECT_TRUE(Takes(model, trees, call(R"({"left": {"left": {}}})", R"({"left": {}})")));
+    EXPECT_FALSE(Takes(model, trees, call(R"({"left": {"right": {}}})", "{}")));
+    EXPECT_FALSE(Takes(model, trees, call("{}", R"({"left": 3})")));
+  }
+}
+
+TEST(ForcedCalls, RefuseReferencesThatNeverEnd) {
+  Conversation loops = Asks(ToolUse::kRequired);
+  loops.tools =
+      *ParseJson(R"([{"type": "function", "function": {"name": "f", "parameters": {"$ref": "#"}}}])");
+  const ServedModel model = TinyModel(text::ToolFormat::kHermes);
+  const Status refused = CompileGrammar(model, *ForcedCalls(model, loops).value()).status();
+  EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(Message(refused).find("Invalid 'tools': the JSON schema matches no finite text"),
+            std::string::npos)
+      << Message(refused);
+}
+
 // What a grammar lets through comes back from the parser as it was meant.
 TEST(ForcedCalls, AreUnderstoodByTheParsers) {
   for (const XmlWords& words : XmlFormats()) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "server/api_error.h"
 #include "server/lark_terms.h"
@@ -50,6 +51,27 @@ std::optional<Frame> FrameOf(text::ToolFormat format) {
     default:
       return std::nullopt;
   }
+}
+
+// Points the references of `schema` to a copy of its document under "#/$defs/document". Returns true if it
+// has any.
+bool RebaseRefs(Json* schema) {
+  bool has_refs = false;
+  if (schema->is_array()) {
+    for (Json& each : *schema) has_refs = RebaseRefs(&each) || has_refs;
+  }
+  if (!schema->is_object()) return has_refs;
+  for (auto& [name, value] : schema->items()) {
+    if (name == "$ref" && value.is_string()) {
+      const auto& target = value.get_ref<const std::string&>();
+      if (target != "#" && !target.starts_with("#/")) continue;
+      value = "#/$defs/document" + target.substr(1);
+      has_refs = true;
+    } else if (name != "const" && name != "enum") {
+      has_refs = RebaseRefs(&value) || has_refs;
+    }
+  }
+  return has_refs;
 }
 
 bool IsString(const Json& schema) {
@@ -113,8 +135,10 @@ class XmlGrammar {
 
   std::string AddJson(const std::string& name, const Json& schema, const Json& root) {
     Json whole = schema;
-    for (const char* definitions : {"$defs", "definitions"}) {  // what "$ref" may point to
-      if (whole.is_object() && root.contains(definitions)) whole[definitions] = root[definitions];
+    if (RebaseRefs(&whole)) {
+      Json document = root;
+      RebaseRefs(&document);
+      whole["$defs"] = {{"document", std::move(document)}};
     }
     rules_ += fmt::format("{}_value: %json {}\n", name, Dump(whole));
     return fmt::format("{}_value \"\\n\"?{}", name, terms_.Of(frame_.value_close));

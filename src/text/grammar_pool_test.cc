@@ -1,5 +1,6 @@
 #include "text/grammar_pool.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -70,6 +71,25 @@ TEST_F(GrammarPoolTest, RefusesGrammarsThatMatchNothing) {
     EXPECT_THAT(Message(copies.status()), HasSubstr("no finite text")) << schema;
   }
   EXPECT_FALSE(Compile(pool, GrammarKind::kLark, "start: a\na: a \"x\"\n").ok());
+}
+
+TEST_F(GrammarPoolTest, RefusesLoopsThatAnAnswerWouldReachLater) {
+  GrammarPool pool(MakeCompiler(), {});
+  for (const char* schema :
+       {R"({"$ref":"#"})", R"({"type":"object","properties":{"a":{"$ref":"#/properties/a"}}})",
+        R"({"type":"array","minItems":1,"items":{"$ref":"#"}})"}) {
+    const std::string call = fmt::format("start: \"call \" arguments\narguments: %json {}\n", schema);
+    const Copies copies = Compile(pool, GrammarKind::kToolCalls, call);
+    EXPECT_EQ(copies.status().code(), StatusCode::kInvalidArgument) << schema;
+    EXPECT_THAT(Message(copies.status()), HasSubstr("no finite text")) << schema;
+  }
+  for (const char* schema :
+       {R"({"type":"object","properties":{"a":{"$ref":"#"}}})", R"({"type":"array","items":{"$ref":"#"}})",
+        R"({"anyOf":[{"$ref":"#/$defs/a"},{"$ref":"#/$defs/b"}],)"
+        R"("$defs":{"a":{"anyOf":[{"$ref":"#/$defs/b"},{"type":"null"}]},"b":{"$ref":"#/$defs/a"}}})"}) {
+    const Copies copies = Compile(pool, GrammarKind::kJsonSchema, schema);
+    EXPECT_TRUE(copies.ok()) << schema << Message(copies.status());
+  }
 }
 
 TEST_F(GrammarPoolTest, RefusesLargeSources) {

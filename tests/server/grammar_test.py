@@ -19,6 +19,21 @@ def intersection(count):
     return {"allOf": [{"type": "string", "pattern": f"x{i}"} for i in range(count)]}
 
 
+def forced(parameters):
+    return {"tools": [{"type": "function", "function": {"name": "f", "parameters": parameters}}], "tool_choice": "required"}
+
+
+# Schemas whose references lead back to themselves, at the start or where an answer would reach them later.
+LOOPS = [
+    {"$ref": "#"},
+    {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}, "required": ["a"]},
+    {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}},
+    {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+    {"type": "object", "properties": {"a": {"$ref": "#/$defs/x"}},
+     "$defs": {"x": {"allOf": [{"$ref": "#/$defs/y"}]}, "y": {"anyOf": [{"$ref": "#/$defs/x"}]}}},
+    {"type": "object", "properties": {"a": {"$ref": "#/$defs/x"}},
+     "$defs": {"x": {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/x"}}}},
+]
 # (fields, the field that is named, a part of the message)
 REFUSED = [
     ({"response_format": schema_format({"$ref": "#"})}, "response_format.json_schema.schema", "no finite text"),
@@ -39,12 +54,17 @@ REFUSED = [
     ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {
         "type": "object", "properties": {"a": intersection(60)}, "required": ["a"]}}}],
       "tool_choice": "required"}, "tools", "intersects"),
+    *((forced(schema), "tools", "no finite text") for schema in LOOPS),
+    *(({"guided_json": schema}, "guided_json", "no finite text") for schema in LOOPS),
 ]
 # Large repetitions are cheap: they are answered.
 ANSWERED = [
     {"guided_regex": "[a-z]{1,100000}"},
     {"guided_json": {"type": "string", "minLength": 100_000, "maxLength": 1_000_000}},
     {"guided_json": {"type": "array", "minItems": 100_000, "items": {"type": "integer"}}},
+    # References that end on some path.
+    {"guided_json": {"type": "object", "properties": {"a": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}, "required": ["a"]}},
+    {"guided_json": {"type": "array", "items": {"$ref": "#"}}},
 ]
 # Its first masks are cheap. Each token multiplies the ways to split the text, until a mask exceeds its fuel.
 FAILS_LATE = "(([a-z]{1,1000}){1,1000}){1,1000}"

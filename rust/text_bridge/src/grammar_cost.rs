@@ -5,8 +5,8 @@
 //! explores an automaton of millions of states. `rehearse` takes the same step under a fuel limit.
 
 use crate::guard::{BridgeError, Result};
-use serde_json::Value;
-use std::collections::HashMap;
+use serde_json::{Map, Value};
+use std::collections::{HashMap, HashSet};
 use llguidance::derivre::raw::ExprSet;
 use llguidance::derivre::ExprRef;
 use llguidance::earley::lexerspec::LexerSpec;
@@ -22,13 +22,21 @@ const MAX_INTERSECTED: usize = 8;
 /// Most levels of a JSON schema, counted through references: the walk is recursive.
 const MAX_DEPTH: usize = 256;
 
-/// Refuses long patterns in `schema`, and `allOf` of many, which llguidance intersects without a limit.
+/// Most nodes of a JSON schema that the search for endless references visits. A schema that needs more is not refused.
+const MAX_LOOP_STEPS: usize = 1_000_000;
+
+/// Refuses long patterns in `schema`, `allOf` of many patterns, which llguidance intersects without a limit, and references
+/// that no finite value matches.
 pub fn check_schema(schema: &Value, regex_bytes: usize) -> Result<()> {
     let mut walk = SchemaWalk { root: schema, regex_bytes, depth: 0, refs: HashMap::new() };
-    walk.patterns_of(schema).map(drop)
+    walk.patterns_of(schema)?;
+    let mut targets: Vec<&str> = walk.refs.into_keys().collect();
+    targets.sort_unstable();
+    let mut search = LoopSearch { root: schema, depth: 0, steps: 0, finite: HashSet::new(), visited: HashSet::new() };
+    search.check(&targets)
 }
 
-/// Does so for each schema in a Lark grammar.
+/// Checks each schema in a Lark grammar with `check_schema`.
 pub fn check_lark(grammar: &str, regex_bytes: usize) -> Result<()> {
     for (at, mark) in grammar.match_indices("%json") {
         let rest = &grammar[at + mark.len()..];
@@ -127,15 +135,127 @@ impl<'a> SchemaWalk<'a> {
             return Ok(known);
         }
         self.refs.insert(target, 0);
-        let pointer = target.strip_prefix('#').map(percent_decoded);
-        let found = pointer.and_then(|pointer| self.root.pointer(&pointer));
-        let count = found.map_or(Ok(0), |node| self.patterns_of(node))?;
+        let count = resolve(self.root, target).map_or(Ok(0), |node| self.patterns_of(node))?;
         self.refs.insert(target, count);
         Ok(count)
     }
 }
 
-/// `text` with each %XX decoded, as references to parts of a document are. A sequence that is none stays.
+/// Finds references that lead back to themselves on every path, as {"$ref":"#"} does. llguidance accepts such a schema, and
+/// fails when the text reaches it: no token can continue.
+struct LoopSearch<'a> {
+    root: &'a Value,
+    /// Open calls of `ends`.
+    depth: usize,
+    /// Nodes visited so far.
+    steps: usize,
+    /// References that a finite value matches.
+    finite: HashSet<&'a str>,
+    /// References visited in this pass.
+    visited: HashSet<&'a str>,
+}
+
+impl<'a> LoopSearch<'a> {
+    /// Marks references as finite until a pass finds no more, and refuses the first of `targets` that is not.
+    fn check(&mut self, targets: &[&'a str]) -> Result<()> {
+        loop {
+            let known = self.finite.len();
+            self.visited.clear();
+            for &target in targets {
+                self.target_ends(target);
+            }
+            if self.steps >= MAX_LOOP_STEPS {
+                return Ok(());
+            }
+            if self.finite.len() == known {
+                break;
+            }
+        }
+        match targets.iter().find(|target| !self.finite.contains(*target)) {
+            None => Ok(()),
+            Some(target) => Err(BridgeError(format!(
+                "the JSON schema matches no finite text: its \"$ref\" to \"{target}\" leads back to itself on every path"
+            ))),
+        }
+    }
+
+    fn target_ends(&mut self, target: &'a str) -> bool {
+        if self.finite.contains(target) {
+            return true;
+        }
+        if !self.visited.insert(target) {
+            return false;
+        }
+        let ends = resolve(self.root, target).is_none_or(|node| self.ends(node));
+        if ends {
+            self.finite.insert(target);
+        }
+        ends
+    }
+
+    /// Returns true if a finite value matches `node`, as far as its references and their nesting decide that.
+    fn ends(&mut self, node: &'a Value) -> bool {
+        let Value::Object(members) = node else { return true };
+        self.steps += 1;
+        if self.depth == MAX_DEPTH || self.steps >= MAX_LOOP_STEPS {
+            return true;
+        }
+        self.depth += 1;
+        let ends = self.members_end(members);
+        self.depth -= 1;
+        ends
+    }
+
+    fn members_end(&mut self, members: &'a Map<String, Value>) -> bool {
+        if let Some(Value::String(target)) = members.get("$ref") {
+            if !self.target_ends(target) {
+                return false;
+            }
+        }
+        if let Some(Value::Array(parts)) = members.get("allOf") {
+            if !parts.iter().all(|part| self.ends(part)) {
+                return false;
+            }
+        }
+        for keyword in ["anyOf", "oneOf"] {
+            if let Some(Value::Array(parts)) = members.get(keyword) {
+                if !parts.is_empty() && !parts.iter().any(|part| self.ends(part)) {
+                    return false;
+                }
+            }
+        }
+        self.required_end(members)
+    }
+
+    /// Returns true if values of the one type that `members` allow need no endless part.
+    fn required_end(&mut self, members: &'a Map<String, Value>) -> bool {
+        let only = match members.get("type") {
+            Some(Value::String(name)) => name.as_str(),
+            Some(Value::Array(names)) if names.len() == 1 => names[0].as_str().unwrap_or_default(),
+            _ => return true,
+        };
+        match (only, members.get("properties"), members.get("required")) {
+            ("object", Some(Value::Object(schemas)), Some(Value::Array(required))) => {
+                required.iter().filter_map(|name| schemas.get(name.as_str()?)).all(|schema| self.ends(schema))
+            }
+            ("array", ..) => {
+                let least = members.get("minItems").and_then(Value::as_u64).unwrap_or(0) as usize;
+                let first = members.get("prefixItems").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+                let rest = members.get("items").filter(|_| least > first.len());
+                first.iter().take(least).chain(rest).all(|schema| self.ends(schema))
+            }
+            _ => true,
+        }
+    }
+}
+
+/// The node of `root` that the reference `target` names by a JSON pointer.
+fn resolve<'a>(root: &'a Value, target: &str) -> Option<&'a Value> {
+    let pointer = target.strip_prefix('#').map(percent_decoded)?;
+    root.pointer(&pointer)
+}
+
+/// Decodes each %XX of `text`, as references to parts of a document need it. Other sequences with % are kept.
 fn percent_decoded(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut decoded = Vec::with_capacity(bytes.len());

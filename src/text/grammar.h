@@ -59,7 +59,8 @@ class Grammar {
   /// Ends a ComputeMask that is running, soon, and fails all later calls. Any thread, at any time.
   void Cancel() const;
 
-  /// Estimated memory, without the lexer states that masks add.
+  /// Estimated memory. ComputeFirstMask() adds the lexer states of the first mask; those of later masks are
+  /// not counted.
   size_t bytes() const;
 
  private:

@@ -61,6 +61,19 @@ TEST_F(GrammarPoolTest, CachesWithinItsLimit) {
   EXPECT_EQ(pool.stats().cached, before);
 }
 
+TEST_F(GrammarPoolTest, CountsTheLexerStatesOfTheFirstMask) {
+  constexpr const char* kRegex = "([a-z]{1,40}-){1,40}[0-9a-f]{8}";
+  GrammarPool pool(MakeCompiler(), {});
+  StatusOr<Grammar> alone = MakeCompiler().Compile(GrammarKind::kRegex, kRegex);
+  ASSERT_TRUE(alone.ok()) << Message(alone.status());
+  const size_t compiled = alone->bytes();
+  ASSERT_TRUE(alone->ComputeFirstMask().ok());
+  EXPECT_GT(alone->bytes(), compiled);
+  EXPECT_EQ(alone->Fork()->bytes(), alone->bytes());
+  ASSERT_TRUE(Compile(pool, GrammarKind::kRegex, kRegex).ok());
+  EXPECT_GE(pool.stats().cached_bytes, alone->bytes());
+}
+
 TEST_F(GrammarPoolTest, RefusesGrammarsThatMatchNothing) {
   GrammarPool pool(MakeCompiler(), {});
   for (const char* schema :

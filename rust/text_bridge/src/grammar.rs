@@ -6,6 +6,7 @@ use crate::guard::{guarded, BridgeError, Result};
 use crate::pieces::Piece;
 use crate::tokenizer::{Inner, Tokenizer};
 use llguidance::api::{GrammarInit, TopLevelGrammar};
+use llguidance::earley::Parser;
 use llguidance::toktrie::{InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
 use llguidance::{CancellationHandle, Matcher, ParserFactory};
 use std::sync::Arc;
@@ -46,7 +47,12 @@ pub struct GrammarFactory {
 
 pub struct Matching {
     matcher: Matcher,
-    bytes: usize,
+    /// Estimated memory without the lexer.
+    parser_bytes: usize,
+    /// Size of the lexer, which grows with each mask, and of the last mask. Measured after compilation and after the first mask.
+    lexer_bytes: usize,
+    /// Shares the lexer of `matcher`, until its size is measured the last time. None in copies.
+    lexer: Option<Box<Parser>>,
 }
 
 // Copies of one `Matching` are made by several threads.
@@ -160,16 +166,18 @@ impl GrammarFactory {
             if let Some((warning, _)) = lexer.grammar_warnings.first() {
                 return Err(BridgeError(message(warning)));
             }
-            let lexer_bytes = rehearse(&self.parsers, &lexer)?;
-            let bytes = source.len() + lexer_bytes + grammar.num_symbols() * SYMBOL_BYTES;
+            rehearse(&self.parsers, &lexer)?;
+            let parser_bytes = source.len() + grammar.num_symbols() * SYMBOL_BYTES;
             let parser = self
                 .parsers
                 .create_parser_from_init_default(GrammarInit::Internal(grammar, lexer))
                 .map_err(fail)?;
+            let lexer = Box::new(parser.parser.clone());
+            let lexer_bytes = lexer.lexer_stats().num_bytes;
             let matcher = Matcher::new(Ok(parser)).into_cancellable();
             match matcher.get_error() {
                 Some(error) => Err(fail(error)),
-                None => Ok(Box::new(Matching { matcher, bytes })),
+                None => Ok(Box::new(Matching { matcher, parser_bytes, lexer_bytes, lexer: Some(lexer) })),
             }
         })
     }
@@ -177,12 +185,17 @@ impl GrammarFactory {
 
 impl Matching {
     pub fn fork(&self) -> Box<Matching> {
-        Box::new(Matching { matcher: self.matcher.deep_clone(), bytes: self.bytes })
+        Box::new(Matching {
+            matcher: self.matcher.deep_clone(),
+            parser_bytes: self.parser_bytes,
+            lexer_bytes: self.lexer_bytes,
+            lexer: None,
+        })
     }
 
-    /// Estimated memory, without the lexer states that masks add.
+    /// Estimated memory, without the lexer states that later masks add.
     pub fn bytes(&self) -> usize {
-        self.bytes
+        self.parser_bytes + self.lexer_bytes
     }
 
     pub fn canceller(&self) -> Box<Canceller> {
@@ -204,7 +217,13 @@ impl Matching {
     }
 
     pub fn first_mask(&mut self) -> Result<()> {
-        guarded("grammar", || self.matcher.compute_mask_or_eos().map(drop).map_err(fail))
+        guarded("grammar", || {
+            let mask = self.matcher.compute_mask_or_eos().map_err(fail)?;
+            if let Some(lexer) = self.lexer.take() {
+                self.lexer_bytes = lexer.lexer_stats().num_bytes + std::mem::size_of_val(mask.as_slice());
+            }
+            Ok(())
+        })
     }
 
     pub fn commit(&mut self, id: i32) -> Result<()> {

@@ -171,6 +171,59 @@ TEST(CallHistory, TakesTheFormThatTheTemplateShows) {
   EXPECT_TRUE(form("{% if m.content %}{{ m.content }}{% else %}{{ c.arguments | tojson }}{% endif %}").split);
 }
 
+// As Mistral's templates check ids.
+constexpr const char* kShortIds =
+    "{% for m in messages %}{% for c in m.tool_calls %}"
+    "{% if c.id | length != 9 %}{{ raise_exception('9 letters') }}{% endif %}"
+    "{{ c.id }}{{ c.function.arguments | tojson }}{% endfor %}"
+    "{% if m.role == 'tool' %}{% if m.tool_call_id | length != 9 %}{{ raise_exception('9 letters') }}{% "
+    "endif %}"
+    "/{{ m.tool_call_id }}{% endif %}{% endfor %}";
+
+TEST(CallIds, HaveTheLengthThatTheTemplateDemands) {
+  const PromptTemplate chat = TemplateOf(kShortIds);
+  EXPECT_TRUE(chat.call_form().short_ids);
+  EXPECT_EQ(NewCallId(chat.call_form()).size(), 9u);
+  EXPECT_NE(NewCallId(chat.call_form()), NewCallId(chat.call_form()));
+  const PromptTemplate any = TemplateOf(
+      "{% for m in messages %}{% for c in m.tool_calls %}{{ c.id }}{{ c.function.arguments | tojson }}{% "
+      "endfor %}{% endfor %}");
+  EXPECT_FALSE(any.call_form().short_ids);
+  EXPECT_EQ(NewCallId(any.call_form()).size(), 29u);
+}
+
+TEST(CallIds, OfOtherServersAreShortened) {
+  const PromptTemplate chat = TemplateOf(kShortIds);
+  const auto rendered = [&chat](const char* id) {
+    Json request = Request("", One("{}"));
+    request["messages"][1]["tool_calls"][0]["id"] = id;
+    request["messages"][2]["tool_call_id"] = id;
+    return Render(chat, request).value();
+  };
+  EXPECT_EQ(rendered("callno000"), "callno000{}/callno000");
+  const std::string long_id = rendered("call_0123456789abcdef01234567");
+  EXPECT_EQ(long_id, rendered("call_0123456789abcdef01234567")) << "the same in each turn";
+  EXPECT_NE(long_id, rendered("call_0123456789abcdef01234568"));
+  EXPECT_EQ(long_id.substr(0, 9), long_id.substr(12)) << "the result names its call";
+}
+
+TEST(CallIds, AreAcceptedByMistralsTemplates) {
+  for (const char* name :
+       {"mistralai-Mistral-Nemo-Instruct-2407.jinja", "Mistral-Small-3.2-24B-Instruct-2506.jinja"}) {
+    const auto path = Templates() / "llama.cpp" / name;
+    if (!std::filesystem::exists(path)) GTEST_SKIP() << "no test data: " << path;
+    const PromptTemplate chat = TemplateOf(ReadText(path));
+    EXPECT_TRUE(chat.call_form().short_ids) << name;
+    for (const std::string& id : {NewCallId(chat.call_form()), NewCallId(CallForm())}) {
+      Json request = Request(Json(), One(R"({"city": "Rome"})"));
+      request["messages"][1]["tool_calls"][0]["id"] = id;
+      request["messages"][2]["tool_call_id"] = id;
+      const auto prompt = Render(chat, request);
+      EXPECT_TRUE(prompt.ok()) << name << " " << id << " " << Message(prompt.status());
+    }
+  }
+}
+
 TEST(CallHistory, IsRefusedWhereTheTemplateLeavesItOut) {
   const PromptTemplate first = TemplateOf(
       "{% for m in messages %}{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls[0].function.arguments | "

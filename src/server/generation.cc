@@ -304,9 +304,11 @@ class Generation : public std::enable_shared_from_this<Generation> {
     if (choice.text->calls() > 0 && delta.finish_reason == "stop") delta.finish_reason = "tool_calls";
   }
 
-  static void NameCalls(ChoiceDelta& delta) {
+  void NameCalls(ChoiceDelta& delta) const {
+    const std::optional<PromptTemplate>& chat = context_.model.chat;
     for (text::ToolCallDelta& call : delta.calls) {
-      if (!call.name.empty() && call.id.empty()) call.id = "call_" + RandomHex(24);
+      if (call.name.empty() || !call.id.empty()) continue;
+      call.id = NewCallId(chat ? chat->call_form() : CallForm());
     }
   }
 

@@ -18,7 +18,11 @@ struct CallForm {
   Content content = Content::kEmpty;  ///< "content" of a message that has calls and no text
   bool text_arguments = false;        ///< "arguments" are JSON text, not an object
   bool split = false;                 ///< text and calls of one message become two messages
+  bool short_ids = false;  ///< ids of calls must have 9 letters or digits, as Mistral's templates demand
 };
+
+/// A random id for a call that the model makes, of a length that the template accepts in later turns.
+std::string NewCallId(const CallForm& form);
 
 /// The form that `chat` shows best, found by rendering probes. A template that shows calls in no form gets
 /// the default.

@@ -11,16 +11,10 @@
 #include <system_error>
 #include <utility>
 
+#include "server/http_syntax.h"
+
 namespace moesaic::server {
 namespace {
-
-// `text` without spaces, tabs and line ends at both ends.
-std::string_view Trimmed(std::string_view text) {
-  constexpr std::string_view kBlank = " \t\r\n";
-  const size_t first = text.find_first_not_of(kBlank);
-  if (first == std::string_view::npos) return {};
-  return text.substr(first, text.find_last_not_of(kBlank) - first + 1);
-}
 
 constexpr size_t kMostNameBytes = 64;
 constexpr std::string_view kTenantPrefix = "key:", kSaltPrefix = "salt:";
@@ -66,7 +60,7 @@ Status ParseSetting(std::string_view word, KeyEntry* entry) {
 
 std::vector<std::string_view> Words(std::string_view line) {
   std::vector<std::string_view> words;
-  for (line = Trimmed(line); !line.empty(); line = Trimmed(line)) {
+  for (line = TrimBlanks(line); !line.empty(); line = TrimBlanks(line)) {
     words.push_back(line.substr(0, line.find_first_of(" \t")));
     line.remove_prefix(words.back().size());
   }
@@ -113,12 +107,14 @@ StatusOr<std::vector<KeyEntry>> ParseKeyFile(std::string_view text) {
   while (!text.empty()) {
     ++number;
     const size_t end = std::min(text.find('\n'), text.size());
-    std::string_view line = Trimmed(text.substr(0, end));
+    std::string_view line = text.substr(0, end);
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    line = TrimBlanks(line);
     text.remove_prefix(std::min(end + 1, text.size()));
     // A comment has a line of its own or follows a space: a key may have a '#' in it.
     for (size_t at = line.find('#'); at != std::string_view::npos; at = line.find('#', at + 1)) {
       if (at > 0 && line[at - 1] != ' ' && line[at - 1] != '\t') continue;
-      line = Trimmed(line.substr(0, at));
+      line = TrimBlanks(line.substr(0, at));
       break;
     }
     if (line.empty()) continue;

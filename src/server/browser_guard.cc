@@ -1,6 +1,5 @@
 #include "server/browser_guard.h"
 
-#include <arpa/inet.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -22,13 +21,6 @@ std::string_view WithoutPort(std::string_view host) {
   if (host.starts_with('[')) return host.substr(1, std::min(host.find(']'), host.size()) - 1);
   if (std::count(host.begin(), host.end(), ':') > 1) return host;  // IPv6 without brackets
   return host.substr(0, std::min(host.find(':'), host.size()));
-}
-
-bool IsAddress(std::string_view host) {
-  const std::string text(host);
-  std::array<unsigned char, sizeof(in6_addr)> bytes{};
-  return inet_pton(AF_INET, text.c_str(), bytes.data()) == 1 ||
-         inet_pton(AF_INET6, text.c_str(), bytes.data()) == 1;
 }
 
 std::string Normal(std::string_view name) {
@@ -66,7 +58,7 @@ BrowserGuard::BrowserGuard(const BrowserGuardOptions& options)
 bool BrowserGuard::HostAllowed(std::string_view host) const {
   if (any_host_) return true;
   const std::string name = Normal(WithoutPort(host));
-  return IsAddress(name) || std::find(names_.begin(), names_.end(), name) != names_.end();
+  return IsIpAddress(name) || std::find(names_.begin(), names_.end(), name) != names_.end();
 }
 
 std::optional<ApiError> BrowserGuard::Check(const HttpRequest& head) const {

@@ -29,6 +29,10 @@ std::string_view TrimBlanks(std::string_view text);
 /// ASCII letters in lower case; other bytes are unchanged.
 std::string Lower(std::string_view text);
 
+/// An IPv4 address, or an IPv6 address without brackets.
+bool IsIpAddress(std::string_view text);
+bool IsIpv6Address(std::string_view text);
+
 /// The members of a comma-separated list without blanks around them. Empty members are kept.
 std::vector<std::string_view> ListMembers(std::string_view list);
 

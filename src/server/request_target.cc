@@ -1,7 +1,5 @@
 #include "server/request_target.h"
 
-#include <arpa/inet.h>
-
 #include <algorithm>
 
 namespace moesaic::server {
@@ -57,11 +55,6 @@ bool IsPort(std::string_view text) {
   return true;  // an empty port means the scheme's own
 }
 
-bool IsAddress6(std::string_view text) {
-  in6_addr ignored;
-  return inet_pton(AF_INET6, std::string(text).c_str(), &ignored) == 1;
-}
-
 bool IsName(std::string_view text) {
   for (size_t i = 0; i < text.size(); ++i) {
     if (text[i] == '%') {
@@ -81,7 +74,7 @@ bool IsHost(std::string_view text) {
   std::string_view port;
   if (text.starts_with('[')) {
     const size_t end = text.find(']');
-    if (end == std::string_view::npos || !IsAddress6(text.substr(1, end - 1))) return false;
+    if (end == std::string_view::npos || !IsIpv6Address(text.substr(1, end - 1))) return false;
     const std::string_view rest = text.substr(end + 1);
     return rest.empty() || (rest.front() == ':' && IsPort(rest.substr(1)));
   }

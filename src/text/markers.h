@@ -3,9 +3,18 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <string>
 #include <string_view>
 
 namespace moesaic::text {
+
+/// `text` without spaces, tabs and line ends at both ends.
+inline std::string Trimmed(std::string_view text) {
+  constexpr std::string_view kSpace = " \t\r\n";
+  const size_t first = text.find_first_not_of(kSpace);
+  if (first == std::string_view::npos) return "";
+  return std::string(text.substr(first, text.find_last_not_of(kSpace) - first + 1));
+}
 
 /// Length of the longest end of `text` that begins `mark` without being all of it; 0 for an empty mark.
 inline size_t BegunAtEnd(std::string_view text, std::string_view mark) {

@@ -13,12 +13,6 @@ namespace {
 constexpr std::string_view kSpace = " \t\r\n";
 constexpr std::string_view kPythonTag = "<|python_tag|>";
 
-std::string Trimmed(std::string_view text) {
-  const size_t first = text.find_first_not_of(kSpace);
-  if (first == std::string_view::npos) return "";
-  return std::string(text.substr(first, text.find_last_not_of(kSpace) - first + 1));
-}
-
 void DropSpace(std::string* text) { text->erase(0, std::min(text->find_first_not_of(kSpace), text->size())); }
 
 struct Header {

@@ -5,6 +5,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "text/markers.h"
 #include "text/reasoning.h"
 #include "text/test_data.h"
 
@@ -71,11 +72,6 @@ std::string Answer(std::string text) {
   splitter.Push(text, &reasoning, &content);
   splitter.Finish(&reasoning, &content);
   return content;
-}
-
-std::string Trimmed(const std::string& text) {
-  const size_t first = text.find_first_not_of(" \n");
-  return first == std::string::npos ? "" : text.substr(first, text.find_last_not_of(" \n") - first + 1);
 }
 
 void CheckRow(const Json& row, size_t size) {

@@ -12,12 +12,6 @@ using Json = nlohmann::json;
 
 constexpr std::string_view kSpace = " \t\r\n";
 
-std::string Trimmed(std::string_view text) {
-  const size_t first = text.find_first_not_of(kSpace);
-  if (first == std::string_view::npos) return "";
-  return std::string(text.substr(first, text.find_last_not_of(kSpace) - first + 1));
-}
-
 std::string Quoted(const std::string& text) {
   return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
 }

@@ -40,38 +40,55 @@ function editor(text, label, send, cancel) {
   return form;
 }
 
-export class UserTurn {
-  element = make("article", { class: "turn user", "aria-label": "You" });
+/// A message that can be edited in place. `show` gives the nodes of its content and `copied` its text; `form` gives the
+/// form that edits it, whose arguments close it.
+class EditableTurn {
   #editing = false;
 
-  constructor(message, actions) {
+  constructor(message, actions, { kind, label }) {
     this.message = message;
     this.actions = actions;
+    this.element = make("article", { class: `turn ${kind}`, "aria-label": label });
   }
 
   update(context) {
     this.context = context;
     if (this.#editing) return;
-    const { content } = this.message;
-    this.element.replaceChildren(make("div", { class: "prose" }, content), make("footer", {},
-      siblingArrows(this.message, context),
-      copyButton(() => content),
+    this.element.replaceChildren(...this.show(), make("footer", {}, siblingArrows(this.message, context),
+      copyButton(() => this.copied()),
       button("edit", { label: "Edit", disabled: context.busy, onclick: () => this.edit() })));
   }
 
   edit() {
-    const close = () => {
+    this.#editing = true;
+    this.element.replaceChildren(this.form(() => {
       this.#editing = false;
       this.update(this.context);
-    };
-    this.#editing = true;
-    this.element.replaceChildren(editor(this.message.content, "Edited message", (text) => {
+    }));
+  }
+}
+
+export class UserTurn extends EditableTurn {
+  constructor(message, actions) {
+    super(message, actions, { kind: "user", label: "You" });
+  }
+
+  show() {
+    return [make("div", { class: "prose" }, this.message.content)];
+  }
+
+  copied() {
+    return this.message.content;
+  }
+
+  form(close) {
+    return editor(this.message.content, "Edited message", (text) => {
       close();
       this.actions.edit(this.message, text);
     }, () => {
       close();
       this.actions.focusPrompt();
-    }));
+    });
   }
 }
 
@@ -191,37 +208,25 @@ export class AnswerTurn {
   }
 }
 
-export class ToolTurn {
-  element = make("article", { class: "turn tool", "aria-label": "Results of tools" });
-  #editing = false;
-
+export class ToolTurn extends EditableTurn {
   constructor(message, actions) {
-    this.message = message;
-    this.actions = actions;
+    super(message, actions, { kind: "tool", label: "Results of tools" });
   }
 
-  update(context) {
-    this.context = context;
-    if (this.#editing) return;
-    const { results } = this.message;
-    this.element.replaceChildren(
-      ...results.map(({ name, content }) => make("section", { class: "call result" },
-        make("header", {}, `Result of ${name}`), make("pre", { tabIndex: 0 }, content))),
-      make("footer", {}, siblingArrows(this.message, context),
-        copyButton(() => results.map((result) => result.content).join("\n")),
-        button("edit", { label: "Edit", disabled: context.busy, onclick: () => this.edit() })));
+  show() {
+    return this.message.results.map(({ name, content }) => make("section", { class: "call result" },
+      make("header", {}, `Result of ${name}`), make("pre", { tabIndex: 0 }, content)));
   }
 
-  edit() {
-    const close = () => {
-      this.#editing = false;
-      this.update(this.context);
-    };
-    this.#editing = true;
-    this.element.replaceChildren(resultForm(this.message.results, (results) => {
+  copied() {
+    return this.message.results.map((result) => result.content).join("\n");
+  }
+
+  form(close) {
+    return resultForm(this.message.results, (results) => {
       close();
       this.actions.editResults(this.message, results);
-    }, close));
+    }, close);
   }
 }
 

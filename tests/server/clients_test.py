@@ -9,7 +9,7 @@ import anthropic
 import openai
 import pydantic
 
-from serving import MODEL, Server, serving, until
+from serving import MODEL, ServingCase, serving, until
 
 NAME = "moesaic-tiny"
 WEATHER = {"name": "get_weather", "description": "Weather of a city",
@@ -28,17 +28,12 @@ def shipped_call():
     raise AssertionError("no call in heldout.jsonl")
 
 
-class Clients(unittest.TestCase):
+class Clients(ServingCase):
     @classmethod
     def setUpClass(cls):
-        cls.server = Server()
+        super().setUpClass()
         cls.openai = openai.OpenAI(base_url=cls.server.url + "/v1", api_key="-", max_retries=0)
         cls.anthropic = anthropic.Anthropic(base_url=cls.server.url, api_key="-", max_retries=0)
-
-    @classmethod
-    def tearDownClass(cls):
-        code = cls.server.stop()
-        assert code == 0, cls.server.read_log()
 
     def ask(self, text, **fields):
         return self.openai.chat.completions.create(model=NAME, messages=[{"role": "user", "content": text}], **fields)

@@ -8,7 +8,7 @@ import json
 import socket
 import unittest
 
-from serving import ANSWER_SECONDS, Server
+from serving import ANSWER_SECONDS, ServingCase
 
 KEPT, CLOSED = "kept", "closed"
 HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -175,16 +175,7 @@ class Client:
         return status, headers, body
 
 
-class Framing(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.server = Server()
-
-    @classmethod
-    def tearDownClass(cls):
-        code = cls.server.stop()
-        assert code == 0, cls.server.read_log()
-
+class Framing(ServingCase):
     def check(self, send, statuses, kept):
         client = Client(self.server)
         with client.socket:

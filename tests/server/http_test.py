@@ -14,20 +14,13 @@ import time
 import unittest
 
 import json_cases
-from serving import ANSWER_SECONDS, BINARY, MODEL, WAIT_SECONDS, Server, chat, serving, until, wire
+from serving import ANSWER_SECONDS, BINARY, MODEL, WAIT_SECONDS, Server, ServingCase, chat, serving, until, wire
 
 CHAT = "/v1/chat/completions"
 
 
-class Api(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.server = Server("--max-body", "1MiB")
-
-    @classmethod
-    def tearDownClass(cls):
-        code = cls.server.stop()
-        assert code == 0, cls.server.read_log()
+class Api(ServingCase):
+    FLAGS = ("--max-body", "1MiB")
 
     def fails(self, path, body, status, param=None, words=""):
         got, answer = self.server.json("POST", path, body)

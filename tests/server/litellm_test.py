@@ -9,7 +9,7 @@ os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # no look-ups outside
 
 import litellm
 
-from serving import Server, until
+from serving import ServingCase, chat, serving, until
 
 WEATHER = {"type": "function", "function": {
     "name": "get_weather", "description": "Weather of a city",
@@ -18,16 +18,7 @@ PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength
           "required": ["name", "age"], "additionalProperties": False}
 
 
-class LiteLlm(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.server = Server()
-
-    @classmethod
-    def tearDownClass(cls):
-        code = cls.server.stop()
-        assert code == 0, cls.server.read_log()
-
+class LiteLlm(ServingCase):
     def where(self, provider):
         base = self.server.url + ("/v1" if provider != "anthropic" else "")
         return {"model": f"{provider}/moesaic-tiny", "api_base": base, "api_key": "-", "num_retries": 0, "timeout": 60}

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import unittest
 
 BINARY = pathlib.Path(os.environ.get("MOESAIC_BINARY", "build/release/bin/moesaic")).resolve()
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -157,6 +158,22 @@ def serving(*flags, **options):
     code = server.stop()
     if code != 0:
         raise AssertionError(f"the server ended with {code}\n{server.read_log()}")
+
+
+class ServingCase(unittest.TestCase):
+    """Tests of one class that share a server."""
+
+    FLAGS = ()
+
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server(*cls.FLAGS)
+        cls.addClassCleanup(cls.stop_server)
+
+    @classmethod
+    def stop_server(cls):
+        code = cls.server.stop()
+        assert code == 0, cls.server.read_log()
 
 
 def chat(text, **fields):

@@ -14,7 +14,7 @@ import unittest
 import warnings
 
 import certificates
-from serving import ANSWER_SECONDS, BINARY, MODEL, Server, chat, until, wire
+from serving import ANSWER_SECONDS, BINARY, MODEL, Server, ServingCase, chat, until, wire
 
 CHAT = "/v1/chat/completions"
 GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -93,19 +93,15 @@ class HalfClosing:
             answer += piece
 
 
-class Tls(unittest.TestCase):
+class Tls(ServingCase):
     @classmethod
     def setUpClass(cls):
-        cls.folder = tempfile.TemporaryDirectory()
-        cls.certificate, cls.key = certificates.make(pathlib.Path(cls.folder.name), "models.example")
-        cls.server = Server("--tls-cert", cls.certificate, "--tls-key", cls.key, "--header-timeout", "2")
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.certificate, cls.key = certificates.make(pathlib.Path(folder.name), "models.example")
+        cls.FLAGS = ("--tls-cert", cls.certificate, "--tls-key", cls.key, "--header-timeout", "2")
+        super().setUpClass()
         cls.server.tls = cls.context = trusting(cls.certificate)
-
-    @classmethod
-    def tearDownClass(cls):
-        code = cls.server.stop()
-        cls.folder.cleanup()
-        assert code == 0, cls.server.read_log()
 
     def raw(self):
         return socket.create_connection((self.server.host, self.server.port), timeout=ANSWER_SECONDS)

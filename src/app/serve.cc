@@ -52,7 +52,9 @@ StatusOr<server::ServedModel> ServeModel(const ServeFlags& flags, const ModelTex
   if (!text.tokenizer.ok()) return Annotate(text.tokenizer.status(), "serving needs a tokenizer");
   ASSIGN_OR_RETURN(text::GrammarCompiler grammars,
                    text::GrammarCompiler::Create(*text.tokenizer, text.eos_ids, flags.grammar_limits));
-  ASSIGN_OR_RETURN(engine::SamplingParams defaults, ResolveSampling(flags.sampling, text.generation));
+  ASSIGN_OR_RETURN(engine::SamplingParams defaults,
+                   ResolveSampling(SamplingFlags(), text.generation, kServerTemperature));
+  ASSIGN_OR_RETURN(const std::optional<int> max_new_tokens, MaxNewTokens(text.generation));
   server::ServedModel model{.names = flags.names,
                             .tokenizer = *text.tokenizer,
                             .chat = {},
@@ -60,10 +62,8 @@ StatusOr<server::ServedModel> ServeModel(const ServeFlags& flags, const ModelTex
                             .defaults = {}};
   if (model.names.empty()) model.names = {ModelName(flags.model.model)};
   model.defaults = defaults;
-  // Where a model says nothing, OpenAI's default.
-  if (model.defaults.temperature > 0 && !text.generation.contains("temperature"))
-    model.defaults.temperature = 1;
-  // A model without a template serves completions; one with a broken template is at fault.
+  model.default_output = max_new_tokens.value_or(model.default_output);
+  // A model without a template serves completions only; a broken template is an error.
   if (!text.chat.ok() && text.chat.status().code() != StatusCode::kNotFound) return text.chat.status();
   if (text.chat.ok()) {
     model.chat.emplace(*text.chat);

@@ -6,7 +6,6 @@
 
 #include "app/flags.h"
 #include "app/logging.h"
-#include "app/sampling_flags.h"
 #include "app/serve_keys.h"
 #include "app/session.h"
 #include "base/status.h"
@@ -17,7 +16,6 @@ namespace moesaic::app {
 
 struct ServeFlags {
   ModelFlags model;
-  SamplingFlags sampling;  // the defaults of requests
   server::HttpOptions http;
   server::RouterOptions router;
   server::ResponseStoreOptions responses;

@@ -167,7 +167,7 @@ Status ChatCompletions(const GenerationContext& context, Call& call) {
   RETURN_IF_ERROR(body.status());
   ASSIGN_OR_RETURN(Prompt prompt, RenderPrompt(context.model, conversation));
   ASSIGN_OR_RETURN(const int budget, OutputBudget(context.model, prompt.ids.size(), fields.max_tokens,
-                                                  std::numeric_limits<int>::max(), "messages"));
+                                                  context.model.default_output, "messages"));
   ASSIGN_OR_RETURN(std::optional<GrammarText> forced, ForcedCalls(context.model, conversation));
   if (forced) grammar = std::move(forced);
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -24,8 +25,10 @@ struct ServedModel {
   text::GrammarCompiler grammars;
   text::ToolFormat tools = text::ToolFormat::kNone;
   text::ReasoningFormat reasoning = text::ReasoningFormat::kNone;
-  engine::SamplingParams defaults;  ///< what requests that say nothing get
-  int max_context = 0;              ///< tokens of prompt and output together
+  engine::SamplingParams defaults;  ///< for the fields that a request leaves out
+  /// Maximum tokens of a chat's or response's output whose request sets no limit.
+  int default_output = std::numeric_limits<int>::max();
+  int max_context = 0;  ///< tokens of prompt and output together
   int vocab_size = 0;
   engine::SparsityOptions sparsity = {};   ///< the engine's
   int64_t created = 0;                     ///< seconds since 1970

@@ -39,21 +39,23 @@ class StrandLane : public Lane {
   Strand strand_;
 };
 
-Connection::Connection(std::unique_ptr<Stream> stream, std::shared_ptr<HttpShared> shared)
+Connection::Connection(std::unique_ptr<Stream> stream, std::shared_ptr<HttpShared> shared,
+                       Admission admission)
     : stream_(std::move(stream)),
       executor_(stream_->executor()),
       read_deadline_(executor_),
       write_deadline_(executor_),
       ping_(executor_),
       probe_(executor_),
-      shared_(std::move(shared)) {
-  ++shared_->connections;
+      shared_(std::move(shared)),
+      admission_(admission) {
+  ++(admission_ == Admission::kServe ? shared_->connections : shared_->refused_connections);
 }
 
 Connection::~Connection() {
   ReleaseBody();
   if (phase_ == Phase::kAnswering) --shared_->active_requests;
-  --shared_->connections;
+  --(admission_ == Admission::kServe ? shared_->connections : shared_->refused_connections);
 }
 
 void Connection::Run() {
@@ -74,6 +76,10 @@ void Connection::OnOpen(ErrorCode error) {
     return Refuse({400, "this port speaks TLS: use https://"});
   }
   if (error) return Close();
+  if (admission_ == Admission::kRefuse) {
+    return Refuse({503, fmt::format("{} connections are open, as many as --max-connections allows",
+                                    shared_->options.max_connections)});
+  }
   phase_ = Phase::kIdle;
   read_deadline_.Set(shared_->options.idle_timeout, shared_from_this());
   Advance();
@@ -106,7 +112,11 @@ void Connection::Advance() {
   }
   if (phase_ == Phase::kIdle && at_end_) return Finish();
   const bool wants = phase_ == Phase::kIdle || phase_ == Phase::kHead || phase_ == Phase::kBody;
-  if (wants || (phase_ == Phase::kAnswering && input_.size() < kPipelineBytes)) Read();
+  if (wants) return Read();
+  if (phase_ != Phase::kAnswering) return;
+  if (close_) input_.clear();  // nothing after this request is answered
+  if (input_.size() < kPipelineBytes) return Read();
+  if (!ended_) ProbeLater();  // no read is pending that would end with the connection
 }
 
 // Some clients send empty lines after a body (RFC 9112, section 2.2).
@@ -204,8 +214,9 @@ void Connection::Dispatch() {
       });
 }
 
-// The end of the client's side says either that it sends no more or that it has closed its socket: only
-// bytes that are sent to it, and that a closed socket rejects, tell these apart.
+// Notices that a client has closed its socket. The end of its side alone does not say so, since a client that
+// still waits for the answer may end it too, and an end after unread bytes is not seen at all. But a closed
+// socket rejects bytes that are sent to it, and AwaitReset() reports that.
 void Connection::ProbeLater() {
   if (!std::exchange(watching_, true)) stream_->AwaitReset(shared_from_this());
   probe_after_ = shared_->options.half_close_grace;

@@ -32,7 +32,8 @@ struct HttpShared {
   }
 
   HttpOptions options;
-  std::atomic<int64_t> connections{0};
+  std::atomic<int64_t> connections{0};  // without those that are refused
+  std::atomic<int64_t> refused_connections{0};
   std::atomic<int64_t> active_requests{0};
   std::atomic<int64_t> body_bytes{0};
   mutable std::mutex mutex;
@@ -44,8 +45,10 @@ class Exchange;
 /// Lives as long as its handlers and its exchange. Everything but the constructor runs on its strand.
 class Connection final : public StreamEvents, public std::enable_shared_from_this<Connection> {
  public:
-  /// The stream's executor is a strand.
-  Connection(std::unique_ptr<Stream> stream, std::shared_ptr<HttpShared> shared);
+  enum class Admission { kServe, kRefuse };
+
+  /// The stream's executor is a strand. A refused connection gets one 503 and is closed.
+  Connection(std::unique_ptr<Stream> stream, std::shared_ptr<HttpShared> shared, Admission admission);
   ~Connection() override;
 
   void Run();        // any thread
@@ -79,7 +82,7 @@ class Connection final : public StreamEvents, public std::enable_shared_from_thi
   void TakeBody();
   void Dispatch();
 
-  // A client that has ended its side may still wait for the answer.
+  // A client that has ended its side, or whose further bytes are not read, may still wait for the answer.
   void ProbeLater();
   void Probe();
   void OnReset() override { ClientLeft(); }
@@ -110,6 +113,7 @@ class Connection final : public StreamEvents, public std::enable_shared_from_thi
   Deadline read_deadline_, write_deadline_;
   boost::asio::steady_timer ping_, probe_;
   const std::shared_ptr<HttpShared> shared_;
+  const Admission admission_;
   std::array<char, 16 << 10> received_;  // of the pending read
   std::string input_;                    // read, but not yet taken
   HeadScanner scanner_;

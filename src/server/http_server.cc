@@ -24,9 +24,9 @@ namespace asio = boost::asio;
 using Tcp = asio::ip::tcp;
 using ErrorCode = boost::system::error_code;
 
-constexpr const char* kFull =
-    "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 1\r\nconnection: close\r\n\r\n";
-// Out of file descriptors and the like: accepting again at once would spin.
+// Connections above the limit that are answered with 503 at a time. More are closed at once.
+constexpr int64_t kMaxRefusedConnections = 64;
+// Pause after a failed accept, for example without file descriptors: accepting again at once would spin.
 constexpr std::chrono::milliseconds kAcceptPause{50};
 
 class AsioHttpServer final : public HttpServer {
@@ -136,12 +136,9 @@ class AsioHttpServer final : public HttpServer {
   }
 
   void Take(Tcp::socket socket) {
-    if (shared_->connections >= shared_->options.max_connections) {
-      ErrorCode ignored;
-      socket.non_blocking(true, ignored);
-      if (shared_->options.tls_certificate.empty())
-        socket.write_some(asio::buffer(kFull, std::char_traits<char>::length(kFull)), ignored);
-      socket.shutdown(Tcp::socket::shutdown_send, ignored);
+    const bool full = shared_->connections >= shared_->options.max_connections;
+    if (full && shared_->refused_connections >= kMaxRefusedConnections) {
+      LogFull();
       return;
     }
     ErrorCode ignored;
@@ -149,10 +146,21 @@ class AsioHttpServer final : public HttpServer {
     const std::lock_guard lock(mutex_);
     if (stopping_) return;
     auto stream = tls_ ? TlsStream(std::move(socket), tls_) : PlainStream(std::move(socket));
-    const auto connection = std::make_shared<Connection>(std::move(stream), shared_);
+    const auto connection = std::make_shared<Connection>(
+        std::move(stream), shared_, full ? Connection::Admission::kRefuse : Connection::Admission::kServe);
     std::erase_if(open_, [](const auto& weak) { return weak.expired(); });
     open_.push_back(connection);
     connection->Run();
+  }
+
+  // Logs at most one line a second, since a flood of connections would flood the log.
+  void LogFull() {
+    ++closed_;
+    const auto now = std::chrono::steady_clock::now();
+    if (now - logged_ < std::chrono::seconds(1)) return;
+    logged_ = now;
+    spdlog::warn("closed {} connections without an answer: {} are open and {} are being refused",
+                 std::exchange(closed_, 0), shared_->connections.load(), shared_->refused_connections.load());
   }
 
   const std::shared_ptr<HttpShared> shared_;
@@ -161,6 +169,8 @@ class AsioHttpServer final : public HttpServer {
   Tcp::acceptor acceptor_;
   asio::steady_timer pause_;
   int port_ = 0;
+  int64_t closed_ = 0;                            // since the last line of LogFull()
+  std::chrono::steady_clock::time_point logged_;  // time of the last line of LogFull()
   std::mutex mutex_;
   std::vector<std::weak_ptr<Connection>> open_;
   std::shared_ptr<const TlsContext> tls_;  // under the mutex; null: plain HTTP

@@ -15,7 +15,7 @@ struct HttpOptions {
   std::string host = "127.0.0.1";
   int port = 8000;  ///< 0: any free one
   int threads = 4;
-  int64_t max_connections = 1024;                    ///< more get 503 and are closed
+  int64_t max_connections = 1024;                    ///< more are answered with 503 and closed
   int64_t max_header_bytes = 16 << 10;               ///< 431
   int64_t max_body_bytes = 16 << 20;                 ///< 413
   int64_t max_total_body_bytes = 256 << 20;          ///< bodies of all requests together; more get 503

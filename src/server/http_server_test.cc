@@ -3,7 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <future>
+#include <mutex>
+#include <vector>
 
 #include "server/router.h"
 #include "server/test_client.h"
@@ -161,6 +164,81 @@ TEST(HttpServer, TakesTheEndOfSendingForALeaveInHttp10) {
   client.EndSending();
   EXPECT_TRUE(request.Left());
   EXPECT_EQ(client.ReadAll(), "");
+}
+
+// The bytes that a client sends ahead of the answer are read up to a limit. A client that has sent more must
+// be noticed when it leaves, although no read is pending.
+TEST(HttpServer, SeesThatAClientClosedAfterItFilledThePipeline) {
+  for (const size_t ahead : {200 << 10, 1 << 20}) {
+    HeldRequest request;
+    std::shared_ptr<ResponseWriter> writer;
+    {
+      TestClient client(request.port());
+      client.Send(kGet);
+      writer = request.Writer();
+      client.Send(std::string(ahead, 'x'));
+      EXPECT_EQ(client.ReadUntil(kContinue), kContinue) << "the server probes it";
+    }
+    EXPECT_TRUE(request.Left());
+  }
+}
+
+TEST(HttpServer, SeesThatAClientClosedAfterALastRequestAndMuchElse) {
+  HeldRequest request;
+  std::shared_ptr<ResponseWriter> writer;
+  {
+    TestClient client(request.port());
+    client.Send("GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+    writer = request.Writer();
+    client.Send(std::string(1 << 20, 'x'));
+  }
+  EXPECT_TRUE(request.Left());
+}
+
+TEST(HttpServer, AnswersAClientThatFilledThePipelineAndStays) {
+  HeldRequest request;
+  TestClient client(request.port());
+  client.Send(kGet);
+  const auto writer = request.Writer();
+  client.Send(std::string(200 << 10, 'x'));
+  EXPECT_EQ(client.ReadUntil(kContinue), kContinue);
+  writer->Send({.status = 200, .headers = {}, .body = "late"});
+  const std::string answer = client.ReadAll();
+  EXPECT_NE(answer.find("\r\n\r\nlate"), std::string::npos) << answer;
+}
+
+// One connection is served. Further ones are refused by the hooks, which add an id and log them.
+TEST(HttpServer, RefusesConnectionsAboveTheLimit) {
+  const auto server = HttpServer::Listen({.port = 0, .threads = 2, .max_connections = 1}).value();
+  Metrics metrics("m");
+  std::mutex mutex;
+  std::vector<AccessRecord> records;
+  Router router({}, metrics, [&](const AccessRecord& record) {
+    const std::lock_guard lock(mutex);
+    records.push_back(record);
+  });
+  router.Add("GET", "/", Router::Access::kOpen, [](Call& call) {
+    SendJson(*call.writer, {{"it", "works"}});
+    return OkStatus();
+  });
+  server->Start(router.Hooks());
+  TestClient served(server->port());
+  served.Send("GET / HTTP/1.1\r\nhost: localhost\r\n\r\n");
+  EXPECT_NE(served.ReadUntil("works\"}").find("200 OK"), std::string::npos);
+  for (int i = 0; i < 20; ++i) {
+    TestClient refused(server->port());
+    refused.Send("POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 300000\r\n\r\n" +
+                 std::string(300'000, 'x'));
+    const std::string answer = refused.ReadAll();
+    EXPECT_TRUE(answer.starts_with("HTTP/1.1 503 ")) << i << answer;
+    EXPECT_NE(answer.find("x-request-id: "), std::string::npos) << answer;
+    EXPECT_NE(answer.find("retry-after: 1\r\n"), std::string::npos) << answer;
+    EXPECT_NE(answer.find("1 connections are open, as many as --max-connections allows"), std::string::npos);
+  }
+  EXPECT_EQ(server->connections(), 1);
+  const std::lock_guard lock(mutex);
+  EXPECT_EQ(std::ranges::count(records, 503, &AccessRecord::status), 20);
+  EXPECT_EQ(records.back().peer, "127.0.0.1");
 }
 
 TEST(HttpServer, ProbesAnEventStreamWithComments) {

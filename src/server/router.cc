@@ -179,7 +179,10 @@ HttpHooks Router::Hooks() {
   };
   hooks.refuse = [this](const HttpRequest& head, int status, const std::string& message) {
     ApiError error{.http_status = status, .message = message, .type = "invalid_request_error"};
-    if (status == 503) error.retry_after = 1;
+    if (status == 503) {
+      error.type = "service_unavailable_error";
+      error.retry_after = 1;
+    }
     return Refuse(head, error);
   };
   return hooks;

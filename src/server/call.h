@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "server/api_error.h"
 #include "server/generation.h"
@@ -21,6 +22,7 @@ struct Tenant;
 
 struct Call {
   HttpRequest request;
+  std::vector<std::string> path_values;  // parts of the path that stand for {NAME} in the route
   std::shared_ptr<ResponseWriter> writer;
   std::shared_ptr<Lane> lane;
   TraceContext trace;
@@ -57,13 +59,15 @@ class EventStream {
 Status ChatCompletions(const GenerationContext& context, Call& call);
 Status Completions(const GenerationContext& context, Call& call);
 Status Responses(const GenerationContext& context, Call& call);
-Status GetResponse(const GenerationContext& context, Call& call);
-Status DeleteResponse(const GenerationContext& context, Call& call);
-Status CountInputTokens(const GenerationContext& context, Call& call);
 Status Messages(const GenerationContext& context, Call& call);
 Status Embeddings(const GenerationContext& context, Call& call);
 
 /// The endpoints that answer at once.
+Status GetResponse(const GenerationContext& context, Call& call);
+Status DeleteResponse(const GenerationContext& context, Call& call);
+Status ListInputItems(const GenerationContext& context, Call& call);
+Status CancelResponse(const GenerationContext& context, Call& call);
+Status CountInputTokens(const GenerationContext& context, Call& call);
 Status CountTokens(const GenerationContext& context, Call& call);
 Status Tokenize(const GenerationContext& context, Call& call);
 Status Detokenize(const GenerationContext& context, Call& call);

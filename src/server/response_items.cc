@@ -49,7 +49,7 @@ Json KeptItem(const Json& item) {
   const std::string type = TextIn(item, "type", "message");
   Json kept = {{"id", NewId(IdPrefix(type))}, {"type", type}, {"status", "completed"}};
   for (const auto& [name, value] : item.items()) {
-    if (!value.is_null()) kept[name] = value;
+    if (name != "id" && !value.is_null()) kept[name] = value;
   }
   if (type == "message") SpellContent(&kept);
   if (type == "reasoning" && !kept.contains("summary")) kept["summary"] = Json::array();

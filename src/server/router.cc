@@ -56,6 +56,21 @@ HttpResponse Refusal(const HttpRequest& head, const ApiError& error, const Acces
   return response;
 }
 
+// Matches `path` against a route with {NAME} segments. Appends their values to `values`, which may be null.
+bool Matches(std::string_view pattern, std::string_view path, std::vector<std::string>* values) {
+  for (;;) {
+    const std::string_view wanted = pattern.substr(0, pattern.find('/'));
+    const std::string_view found = path.substr(0, path.find('/'));
+    const bool is_name = wanted.starts_with('{');
+    if (is_name ? found.empty() : wanted != found) return false;
+    if (is_name && values != nullptr) values->emplace_back(found);
+    const bool pattern_ends = wanted.size() == pattern.size(), path_ends = found.size() == path.size();
+    if (pattern_ends || path_ends) return pattern_ends && path_ends;
+    pattern.remove_prefix(wanted.size() + 1);
+    path.remove_prefix(found.size() + 1);
+  }
+}
+
 int WholeSeconds(double seconds) { return std::max(1, static_cast<int>(std::ceil(seconds))); }
 
 }  // namespace
@@ -153,7 +168,8 @@ Router::Router(const RouterOptions& options, Metrics& metrics, AccessLog log)
     : options_(options), guard_(options.browser), metrics_(metrics), log_(std::move(log)) {}
 
 void Router::Add(const char* method, const std::string& path, Access access, Endpoint endpoint) {
-  routes_[method].push_back({path, access, std::move(endpoint)});
+  auto& table = path.find('{') == std::string::npos ? routes_ : patterns_;
+  table[method].push_back({path, access, std::move(endpoint)});
 }
 
 void Router::AddPrefix(const char* method, const std::string& prefix, Access access, Endpoint endpoint) {
@@ -162,7 +178,7 @@ void Router::AddPrefix(const char* method, const std::string& prefix, Access acc
 
 std::vector<std::pair<std::string, std::string>> Router::Routes() const {
   std::vector<std::pair<std::string, std::string>> all;
-  for (const auto* table : {&routes_, &prefixes_}) {
+  for (const auto* table : {&routes_, &patterns_, &prefixes_}) {
     for (const auto& [method, routes] : *table) {
       for (const Route& route : routes) all.emplace_back(method, route.path);
     }
@@ -193,6 +209,11 @@ const Router::Route* Router::Find(const std::string& method, const std::string& 
   if (const auto found = routes_.find(known); found != routes_.end()) {
     for (const Route& route : found->second) {
       if (route.path == path) return &route;
+    }
+  }
+  if (const auto found = patterns_.find(known); found != patterns_.end()) {
+    for (const Route& route : found->second) {
+      if (Matches(route.path, path, nullptr)) return &route;
     }
   }
   if (const auto found = prefixes_.find(known); found != prefixes_.end()) {
@@ -329,6 +350,7 @@ std::optional<HttpResponse> Router::Admit(const HttpRequest& head) const {
 void Router::Handle(HttpRequest request, std::shared_ptr<ResponseWriter> writer, std::shared_ptr<Lane> lane) {
   const Route* route = Find(request.method, request.path);  // Admit has seen to it that there is one
   Call call;
+  Matches(route->path, request.path, &call.path_values);
   call.style = StyleOf(request.path);
   call.trace = ReadTraceparent(request.Header("traceparent"));
   Headers headers = guard_.CorsHeaders(request);

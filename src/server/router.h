@@ -56,11 +56,13 @@ class Router {
 
   Router(const RouterOptions& options, Metrics& metrics, AccessLog log);
 
+  /// A segment {NAME} of `path` matches any segment that is not empty, and Call::path_values gets its value.
+  /// A path without such segments is preferred.
   void Add(const char* method, const std::string& path, Access access, Endpoint endpoint);
-  /// For paths that begin with `prefix` and have no route of their own.
+  /// Adds an endpoint for the paths that begin with `prefix` and have no route of their own.
   void AddPrefix(const char* method, const std::string& prefix, Access access, Endpoint endpoint);
 
-  /// Method and path of everything added so far; prefixes end in '/'.
+  /// Method and path of each route; prefixes end in '/'.
   std::vector<std::pair<std::string, std::string>> Routes() const;
 
   HttpHooks Hooks();
@@ -93,7 +95,7 @@ class Router {
   const BrowserGuard guard_;
   Metrics& metrics_;
   const AccessLog log_;
-  std::map<std::string, std::vector<Route>> routes_, prefixes_;  // by method
+  std::map<std::string, std::vector<Route>> routes_, patterns_, prefixes_;  // by method
   std::atomic<bool> draining_{false};
   std::atomic<int> generating_{0};
 };

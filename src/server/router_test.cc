@@ -40,6 +40,13 @@ class RouterTest : public testing::Test {
       call.lane->Post([writer = call.writer] { throw std::runtime_error("too late"); });
       return OkStatus();
     });
+    const auto tells = [](Call& call) {
+      SendJson(*call.writer, call.path_values);
+      return OkStatus();
+    };
+    add("GET", "/things/{thing}", tells);
+    add("DELETE", "/things/{thing}", tells);
+    add("GET", "/things/{thing}/parts/{part}", tells);
     add("GET", "/works", [](Call& call) {
       SendJson(*call.writer, {{"it", "works"}});
       return OkStatus();
@@ -78,6 +85,18 @@ TEST_F(RouterTest, AnswersWhatAnEndpointThrowsWith500) {
   EXPECT_EQ(router_.generating(), 0);
   const std::string id = answer.substr(answer.find("x-request-id: ") + 14, 32);
   EXPECT_THAT(Log(), HasSubstr("GET /throws, request " + id + ": an exception escaped: the dog ate it"));
+}
+
+TEST_F(RouterTest, MatchesSegmentsOfPaths) {
+  EXPECT_THAT(Get("/things/a"), HasSubstr(R"(["a"])"));
+  EXPECT_THAT(Get("/things/a/parts/b"), HasSubstr(R"(["a","b"])"));
+  for (const char* path : {"/things", "/things/", "/things/a/", "/things/a/parts", "/things/a/parts/",
+                           "/things//parts/b", "/things/a/parts/b/c"}) {
+    EXPECT_THAT(Get(path), StartsWith("HTTP/1.1 404 ")) << path;
+  }
+  const std::string refused = Ask(server_->port(), "POST", "/things/a", "{}");
+  EXPECT_THAT(refused, StartsWith("HTTP/1.1 405 "));
+  EXPECT_THAT(refused, HasSubstr("allow: GET, DELETE\r\n"));
 }
 
 TEST_F(RouterTest, AnswersSoInAnthropicsShapeToo) {

@@ -76,15 +76,21 @@ class HttpApi : public Server {
     AddApi("POST", "/v1/chat/completions/render", Access::kKey, RenderChat);
     AddApi("POST", "/tokenize", Access::kKey, Tokenize);
     AddApi("POST", "/detokenize", Access::kKey, Detokenize);
-    const auto add_prefix = [this](const char* method, const char* prefix, auto endpoint) {
-      router_.AddPrefix(method, prefix, Access::kKey,
-                        [this, endpoint](Call& call) { return endpoint(context_, call); });
-    };
-    add_prefix("GET", "/v1/responses/", GetResponse);
-    add_prefix("DELETE", "/v1/responses/", DeleteResponse);
-    add_prefix("GET", "/v1/conversations/", GetConversation);
-    add_prefix("POST", "/v1/conversations/", PostConversation);
-    add_prefix("DELETE", "/v1/conversations/", DeleteConversation);
+    constexpr const char* kResponse = "/v1/responses/{response_id}";
+    AddApi("GET", kResponse, Access::kKey, GetResponse);
+    AddApi("DELETE", kResponse, Access::kKey, DeleteResponse);
+    AddApi("GET", "/v1/responses/{response_id}/input_items", Access::kKey, ListInputItems);
+    AddApi("POST", "/v1/responses/{response_id}/cancel", Access::kKey, CancelResponse);
+    constexpr const char* kConversation = "/v1/conversations/{conversation_id}";
+    AddApi("GET", kConversation, Access::kKey, GetConversation);
+    AddApi("POST", kConversation, Access::kKey, UpdateConversation);
+    AddApi("DELETE", kConversation, Access::kKey, DeleteConversation);
+    constexpr const char* kItems = "/v1/conversations/{conversation_id}/items";
+    AddApi("GET", kItems, Access::kKey, ListItems);
+    AddApi("POST", kItems, Access::kKey, AddItems);
+    constexpr const char* kItem = "/v1/conversations/{conversation_id}/items/{item_id}";
+    AddApi("GET", kItem, Access::kKey, GetItem);
+    AddApi("DELETE", kItem, Access::kKey, DeleteItem);
     router_.Add("GET", "/v1/models", Access::kKey,
                 [this](Call& call) { return ListModels(model_, options_.model_path, call); });
     router_.AddPrefix("GET", "/v1/models/", Access::kKey,

@@ -367,6 +367,52 @@ class OpenAiOthers(Clients):
             with self.assertRaises(openai.NotFoundError):
                 self.openai.responses.retrieve(gone)
 
+    def test_stored_responses_can_be_replayed(self):
+        fields = dict(model=NAME, input=[{"role": "user", "content": "What is the capital of France?"}], temperature=0,
+                      max_output_tokens=30)
+        streamed = list(self.openai.responses.create(stream=True, **fields))
+        final = streamed[-1].response
+        replayed = list(self.openai.responses.retrieve(final.id, stream=True))
+        self.assertEqual(replayed[-1].response.model_dump(), final.model_dump())
+        self.assertEqual([event.sequence_number for event in replayed], list(range(len(replayed))))
+
+        def types(events):  # a replay sends each text in one piece
+            kinds = [event.type for event in events]
+            return [kind for i, kind in enumerate(kinds) if i == 0 or kind != kinds[i - 1]]
+        self.assertEqual(types(replayed), types(streamed))
+        text = "".join(event.delta for event in replayed if event.type == "response.output_text.delta")
+        self.assertEqual(text, final.output_text)
+        rest = list(self.openai.responses.retrieve(final.id, stream=True, starting_after=3))
+        self.assertEqual([event.sequence_number for event in rest], list(range(4, len(replayed))))
+        items = list(self.openai.responses.input_items.list(final.id, limit=1))
+        self.assertEqual([item.content[0].text for item in items], ["What is the capital of France?"])
+        with self.assertRaises(openai.BadRequestError) as refused:
+            self.openai.responses.cancel(final.id)
+        self.assertIn("synchronous", refused.exception.message)
+        for call in (self.openai.responses.cancel, self.openai.responses.input_items.list):
+            with self.assertRaises(openai.NotFoundError):
+                call("resp_none")
+
+    def test_replays_calls_of_tools(self):
+        final = self.openai.responses.create(
+            model=NAME, input="Hello", tools=[{"type": "function", "strict": False, **WEATHER}], max_output_tokens=60,
+            tool_choice={"type": "function", "name": "get_weather"}, temperature=0)
+        replayed = list(self.openai.responses.retrieve(final.id, stream=True))
+        (done,) = [event for event in replayed if event.type == "response.function_call_arguments.done"]
+        self.assertEqual((done.name, done.arguments), ("get_weather", final.output[0].arguments))
+        self.assertEqual(replayed[-1].response.model_dump(), final.model_dump())
+
+    def test_items_that_are_sent_again_get_ids_of_their_own(self):
+        conversations = self.openai.conversations
+        talk = conversations.create(items=[{"type": "message", "role": "user", "content": "a"}])
+        item = conversations.items.list(talk.id).data[0].model_dump(exclude_none=True)
+        conversations.items.create(talk.id, items=[item, item])
+        listed = []
+        for item in conversations.items.list(talk.id, limit=1):  # in pages of one
+            listed.append(item.id)
+            self.assertLess(len(listed), 5)
+        self.assertEqual(len(set(listed)), 3)
+
     def test_conversations(self):
         conversations, create = self.openai.conversations, self.openai.responses.create
         talk = conversations.create(metadata={"a": "b"}, items=[

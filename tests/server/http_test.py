@@ -125,6 +125,15 @@ class Api(ServingCase):
             status, headers, _ = self.server.request(method, path)
             self.assertEqual((status, headers.get("allow")), (405, allow))
 
+    def test_describes_the_parameters_of_lists(self):
+        paths = self.server.json("GET", "/openapi.json")[1]["paths"]
+        for path in ("/v1/responses/{response_id}/input_items", "/v1/conversations/{conversation_id}/items"):
+            names = {(each["in"], each["name"]) for each in paths[path]["get"]["parameters"]}
+            self.assertEqual({name for place, name in names if place == "query"}, {"limit", "order", "after"})
+            self.assertEqual(len(names), 4)
+        replay = paths["/v1/responses/{response_id}"]["get"]["parameters"]
+        self.assertEqual([each["name"] for each in replay], ["response_id", "stream", "starting_after"])
+
     def test_limits_bodies_and_headers(self):
         self.assertEqual(self.server.request("POST", CHAT, b" " * (2 << 20))[0], 413)
         self.assertEqual(self.server.request("GET", "/health", headers={"x": "y" * 40_000})[0], 431)
@@ -341,6 +350,12 @@ class Settings(unittest.TestCase):
             status, answer = server.json("POST", "/v1/responses", {"input": "x", "conversation": talk}, two)
             self.assertEqual(status, 404, answer)
             self.assertEqual(ask(conversation=talk)[0], 200)
+        with serving("--api-key", "one", "--api-key", "two", "--stored-responses-memory", "100KiB") as server:
+            talk = server.json("POST", "/v1/conversations", {"items": [{"role": "user", "content": "Hi"}]}, one)[1]["id"]
+            for _ in range(20):
+                items = [{"role": "user", "content": "x" * 20_000}]
+                self.assertEqual(server.request("POST", "/v1/conversations", {"items": items}, two)[0], 200)
+            self.assertEqual(server.request("GET", f"/v1/conversations/{talk}", headers=one)[0], 200)
         with serving("--max-stored-responses", "0") as server:
             self.assertEqual(server.request("POST", "/v1/conversations", {})[0], 400)
             _, answer = server.json("POST", "/v1/responses", {"input": "Hi", "max_output_tokens": 1})

@@ -111,7 +111,7 @@ StatusOr<std::vector<KeyEntry>> ParseKeyFile(std::string_view text) {
     if (line.ends_with('\r')) line.remove_suffix(1);
     line = TrimBlanks(line);
     text.remove_prefix(std::min(end + 1, text.size()));
-    // A comment has a line of its own or follows a space: a key may have a '#' in it.
+    // A comment begins a line or follows a space, since a key may contain '#'.
     for (size_t at = line.find('#'); at != std::string_view::npos; at = line.find('#', at + 1)) {
       if (at > 0 && line[at - 1] != ' ' && line[at - 1] != '\t') continue;
       line = TrimBlanks(line.substr(0, at));
@@ -123,7 +123,7 @@ StatusOr<std::vector<KeyEntry>> ParseKeyFile(std::string_view text) {
     entry->line = number;
     entries.push_back(*std::move(entry));
   }
-  if (entries.empty()) return InvalidArgument("there is no key in it; a line is: name key [settings]");
+  if (entries.empty()) return InvalidArgument("the file has no key; a line is: name key [settings]");
   RETURN_IF_ERROR(CheckKeys(entries));
   return entries;
 }
@@ -133,7 +133,7 @@ Status CheckKeys(const std::vector<KeyEntry>& entries) {
   for (const KeyEntry& entry : entries) {
     const auto [same_key, new_key] = by_digest.emplace(entry.digest, &entry);
     if (!new_key) {
-      return InvalidArgument("{}: the key is that of {} already", Describe(entry),
+      return InvalidArgument("{}: the key is used by {} already", Describe(entry),
                              Describe(*same_key->second));
     }
     const auto [same_name, new_name] = by_name.emplace(entry.name, &entry);
@@ -159,7 +159,7 @@ void KeyRing::Replace(const std::vector<KeyEntry>& entries) {
 
 std::optional<KeyHolder> KeyRing::Find(std::string_view key) const {
   if (key.empty()) return std::nullopt;
-  // The time of the search depends on the digest, from which nobody can tell how much of a key was right.
+  // The time of the search depends on the digest only, which does not reveal how much of a key is right.
   const std::string digest = Digest(key);
   const std::lock_guard lock(mutex_);
   const auto found = by_digest_.find(digest);

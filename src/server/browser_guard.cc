@@ -16,7 +16,7 @@ constexpr const char* kContentSecurityPolicy =
     "font-src 'self' data:; connect-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'";
 
-// "name:port" without the port, and without brackets.
+// Removes the port and the brackets of an IPv6 address from "name:port".
 std::string_view WithoutPort(std::string_view host) {
   if (host.starts_with('[')) return host.substr(1, std::min(host.find(']'), host.size()) - 1);
   if (std::count(host.begin(), host.end(), ':') > 1) return host;  // IPv6 without brackets
@@ -29,7 +29,8 @@ std::string Normal(std::string_view name) {
   return lower;
 }
 
-// Whether a page of `origin` was loaded from `host`. The scheme may differ: a proxy may end TLS.
+// Returns true if a page of `origin` was loaded from `host`. The scheme may differ, since a proxy may end
+// TLS.
 bool SameHost(std::string_view origin, std::string_view host) {
   const size_t scheme = origin.find("://");
   if (scheme == std::string_view::npos) return false;
@@ -67,7 +68,7 @@ std::optional<ApiError> BrowserGuard::Check(const HttpRequest& head) const {
     return ApiError{
         .http_status = 421,
         .message = fmt::format("this server does not answer for the host name \"{}\"; start it with "
-                               "--allowed-host {}, or ask by its address",
+                               "--allowed-host {}, or use its address",
                                WithoutPort(host), WithoutPort(host)),
         .type = "invalid_request_error",
         .code = "host_not_allowed"};

@@ -20,8 +20,8 @@ namespace asio = boost::asio;
 
 namespace {
 
-constexpr size_t kPipelineBytes = 64 << 10;  // read ahead of the answer; more waits in the socket
-constexpr size_t kLingerBytes = 64 << 20;    // of a refused body, read so that the client sees the answer
+constexpr size_t kPipelineBytes = 64 << 10;  // bytes read ahead of the answer; more stay in the socket
+constexpr size_t kLingerBytes = 64 << 20;    // bytes read after an error, so that the client receives it
 constexpr std::chrono::seconds kLingerTime{2};
 constexpr const char* kPing = ": ping\n\n";
 constexpr const char* kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
@@ -119,7 +119,7 @@ void Connection::Advance() {
   if (!ended_) ProbeLater();  // no read is pending that would end with the connection
 }
 
-// Some clients send empty lines after a body (RFC 9112, section 2.2).
+// Skips empty lines, which some clients send after a body (RFC 9112, section 2.2).
 bool Connection::BeginRequest() {
   size_t blank = 0;
   while (input_.compare(blank, 2, "\r\n") == 0) blank += 2;
@@ -174,7 +174,7 @@ void Connection::AdmitHead() {
   TakeBody();
 }
 
-// Reserves room for the body among those of all requests.
+// Reserves bytes for the body within the limit of all bodies.
 bool Connection::ReserveBody() {
   if (head_.framing == BodyFraming::kNone) return true;
   reserved_ = head_.framing == BodyFraming::kLength ? static_cast<int64_t>(head_.length)
@@ -203,10 +203,11 @@ void Connection::Dispatch() {
   auto exchange = std::make_shared<Exchange>(shared_from_this(), exchange_number_);
   exchange_ = exchange;
   if (at_end_) ProbeLater();
-  // On a strand of its own, so that a handler that works for long does not hold the one that sees a leave.
+  // The handler gets a strand of its own, so that a long handler does not delay the connection's strand,
+  // which notices that the client leaves.
   using Strand = asio::strand<asio::io_context::executor_type>;
   const auto* own = executor_.target<Strand>();
-  MOESAIC_CHECK(own != nullptr);  // HttpServer gives every connection one
+  MOESAIC_CHECK(own != nullptr);  // HttpServer gives every connection a strand
   auto lane = std::make_shared<StrandLane<Strand>>(Strand(own->get_inner_executor()));
   lane->Post(
       [shared = shared_, request = std::move(request), exchange = std::move(exchange), lane]() mutable {
@@ -214,9 +215,9 @@ void Connection::Dispatch() {
       });
 }
 
-// Notices that a client has closed its socket. The end of its side alone does not say so, since a client that
-// still waits for the answer may end it too, and an end after unread bytes is not seen at all. But a closed
-// socket rejects bytes that are sent to it, and AwaitReset() reports that.
+// Sends bytes to a client now and then. A closed socket rejects them, and AwaitReset() reports that. The end
+// of the client's side does not show that it has closed, since a client that waits for the answer may end it
+// too. After bytes that are not read, the end is not seen at all.
 void Connection::ProbeLater() {
   if (!std::exchange(watching_, true)) stream_->AwaitReset(shared_from_this());
   probe_after_ = shared_->options.half_close_grace;
@@ -230,7 +231,7 @@ void Connection::Probe() {
     if (self->events_) {
       self->WritePiece(kPing);
     } else if (!self->head_sent_) {
-      if (self->head_.old_version) return self->ClientLeft();  // HTTP/1.0 has no interim answers
+      if (self->head_.old_version) return self->ClientLeft();  // HTTP/1.0 has no interim responses
       self->Enqueue(kContinue);
     }
     self->probe_after_ = std::min(self->probe_after_ * 2, kMaxProbeInterval);
@@ -245,7 +246,7 @@ bool Connection::Answers(uint64_t number) const {
 
 std::string Connection::HeadText(int status, const Headers& headers, std::optional<size_t> length) const {
   std::string text = ResponseHead(status, headers);
-  // RFC 9110, 8.6: 204 has no length, and 304 none but that of the body it leaves out.
+  // RFC 9110, 8.6: 204 has no length, and 304 may only have that of the body it leaves out.
   if (length && status != 204 && status != 304) text += fmt::format("content-length: {}\r\n", *length);
   if (!length && chunked_) text += "transfer-encoding: chunked\r\n";
   text += close_ ? "connection: close\r\n" : "connection: keep-alive\r\n";
@@ -257,21 +258,21 @@ void Connection::SendWhole(const HttpResponse& response, bool close) {
   std::string bytes = HeadText(response.status, response.headers, response.body.size());
   if (!head_only_) bytes += response.body;
   head_sent_ = true;
-  ended_ = true;  // before Enqueue, which may find that the client has left
+  ended_ = true;  // before Enqueue, which may notice that the client has left
   Enqueue(std::move(bytes));
   EndAnswer();
 }
 
 void Connection::Refuse(const HttpRefusal& refusal) {
   phase_ = Phase::kRefusing;
-  head_.request.peer = stream_->PeerAddress();  // for the log, when no whole header came
+  head_.request.peer = stream_->PeerAddress();  // for the log, when the header is incomplete
   SendWhole(shared_->Hooks()->refuse(head_.request, refusal.status, refusal.message), true);
 }
 
 void Connection::StartPieces(int status, const Headers& headers) {
   chunked_ = !head_.old_version;
   close_ = close_ || head_.old_version ||
-           (at_end_ && input_.empty());  // without chunks the end is the connection's
+           (at_end_ && input_.empty());  // without chunks, closing the connection ends the body
   for (const auto& [name, value] : headers) {
     events_ = events_ || (Lower(name) == "content-type" && value.starts_with("text/event-stream"));
   }

@@ -1,4 +1,4 @@
-// Where exceptions stop: what one request throws is that request's fault, not the server's end.
+// Converts exceptions to statuses, so that an exception ends one request and not the server.
 #pragma once
 
 #include <exception>
@@ -9,10 +9,11 @@
 
 namespace moesaic::server {
 
-/// Logs `why` as what escaped from `what`, and returns Internal, which does not tell it to the client.
+/// Logs that an exception `why` escaped from `what`. Returns Internal without `why`, which clients must not
+/// see.
 Status Escaped(std::string_view what, std::string_view why);
 
-/// The status of `work`, or Escaped with the exception that came out of it.
+/// Returns the status of `work`, or Escaped() with its exception.
 template <typename Work>
 Status Contained(std::string_view what, Work&& work) {
   try {

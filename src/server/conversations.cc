@@ -1,4 +1,4 @@
-// /v1/conversations: items that several responses share.
+// Implements /v1/conversations: items that several responses share.
 #include <algorithm>
 #include <functional>
 #include <utility>

@@ -1,4 +1,5 @@
-// POST /v1/embeddings: the final hidden state at each input's last token, scaled to length 1.
+// Implements POST /v1/embeddings: returns the final hidden state at each input's last token, scaled to
+// length 1.
 #include <algorithm>
 #include <cstring>
 #include <span>
@@ -15,7 +16,7 @@ namespace {
 std::string Base64(std::span<const float> values) {
   constexpr const char* kDigits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
   std::string bytes(values.size() * sizeof(float), '\0');
-  std::memcpy(bytes.data(), values.data(), bytes.size());  // the wire is little-endian, as we are
+  std::memcpy(bytes.data(), values.data(), bytes.size());  // the API and this machine are little-endian
   std::string text;
   for (size_t i = 0; i < bytes.size(); i += 3) {
     uint32_t group = 0;
@@ -27,7 +28,7 @@ std::string Base64(std::span<const float> values) {
   return text;
 }
 
-// Gathers the inputs' vectors on the request's lane.
+// Collects the vectors of the inputs on the request's lane.
 class Embedding : public std::enable_shared_from_this<Embedding> {
  public:
   Embedding(const GenerationContext& context, const Call& call, bool base64)

@@ -1,4 +1,4 @@
-// Which outputs the grammars of forced calls let through.
+// Tests which outputs the grammars of forced calls accept.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -22,7 +22,7 @@ Conversation Asks(ToolUse use, const char* name = "") {
   return conversation;
 }
 
-// Whether `text` is a whole output under the grammar.
+// Returns true if the grammar accepts `text` as a complete output.
 bool Takes(const ServedModel& model, const Conversation& conversation, const std::string& text) {
   const auto forced = ForcedCalls(model, conversation);
   EXPECT_TRUE(forced.ok() && forced->has_value()) << Message(forced.status());
@@ -77,8 +77,7 @@ TEST(ForcedCalls, FollowTheOtherFormats) {
   EXPECT_EQ(refused.status().code(), StatusCode::kUnimplemented);
 }
 
-// Calls of one tool with every kind of parameter, in the words of the formats whose arguments stand between
-// marks.
+// Spells calls of one tool with every kind of parameter in the formats whose arguments are framed by marks.
 struct XmlWords {
   text::ToolFormat format;
   std::string open, close;
@@ -151,7 +150,7 @@ TEST(ForcedCalls, FollowTheFormatsWithMarks) {
   }
 }
 
-// References of a parameter's schema name parts of the whole schema of the arguments.
+// References inside a parameter's schema point into the whole schema of the arguments.
 TEST(ForcedCalls, FollowReferencesToOtherParameters) {
   Conversation trees = Asks(ToolUse::kRequired);
   trees.tools = *ParseJson(R"([{"type": "function", "function": {"name": "book", "parameters": {
@@ -185,7 +184,7 @@ TEST(ForcedCalls, RefuseReferencesThatNeverEnd) {
       << Message(refused);
 }
 
-// What a grammar lets through comes back from the parser as it was meant.
+// The parser reads the arguments back from a text that the grammar accepts.
 TEST(ForcedCalls, AreUnderstoodByTheParsers) {
   for (const XmlWords& words : XmlFormats()) {
     SCOPED_TRACE(text::Name(words.format));

@@ -18,7 +18,7 @@ using engine::Clock;
 
 double Seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
 
-// A step's event of one choice, on its way from the engine's thread to the lane.
+// A step's event of one choice with its time, posted from the engine's thread to the lane.
 struct Arrived {
   engine::TokenEvent event;
   Clock::time_point at;
@@ -69,13 +69,13 @@ class Generation : public std::enable_shared_from_this<Generation> {
   }
 
   void ClientLeft() {
-    finished_ = true;  // nobody reads on
+    finished_ = true;  // the sink gets no further calls
     compiling_ = text::GrammarPool::Ticket();
     writer_.reset();
     Cancel();
   }
 
-  // Tells the client that the server ends before its answer.
+  // Sends an error to the client: the server ends before the answer is complete.
   void ServerStops() {
     if (finished_) return;
     const Status status = absl::UnavailableError("the server is shutting down and cut this answer short");
@@ -89,12 +89,12 @@ class Generation : public std::enable_shared_from_this<Generation> {
     std::unique_ptr<ChoiceText> text;
     std::shared_ptr<LiveRequest> live;
     engine::RequestId request = 0;
-    ChoiceDelta delta;  // tokens whose text is still held back
+    ChoiceDelta delta;  // tokens whose text is not complete yet
     int64_t outputs = 0;
     Clock::time_point submitted, first, last;
-    bool heard = false;  // an event has come
-    bool over = false;   // the sink has received its end
-    bool done = false;   // the engine has reported its end
+    bool heard = false;  // the first event has arrived
+    bool over = false;   // the sink has received the end
+    bool done = false;   // the engine has reported the end
   };
 
   void Compiled(StatusOr<std::vector<text::Grammar>> grammars) {
@@ -108,16 +108,16 @@ class Generation : public std::enable_shared_from_this<Generation> {
     if (!status.ok()) Refuse(status);
   }
 
-  // Answers with an error before the sink has begun.
+  // Answers with an error before the first call of the sink.
   void Refuse(const Status& status) {
     finished_ = true;
-    // A stream that has begun can only be cut.
+    // After the head of a stream, only closing the connection can report the error.
     if (!started_) writer_->Send(ErrorResponse(ErrorOf(status), spec_.style));
     writer_.reset();
     sink_.reset();
   }
 
-  // A refused grammar as the client's error, counted.
+  // Converts a refused grammar to an error of the client and counts it.
   Status Refusal(const Status& status) {
     if (status.ok()) return status;
     if (status.code() == StatusCode::kInvalidArgument) context_.metrics.Failed("grammar_refused");
@@ -139,7 +139,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
     }
     if (spec_.tenant != nullptr) spec_.tenant->ChargePrompt(usage_.prompt_tokens);
     started_ = true;
-    writer_.reset();  // the sink has it
+    writer_.reset();  // the sink has the writer
     sink_->Started();
     return OkStatus();
   }
@@ -150,7 +150,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
     request.prompt = spec_.prompts[prompt];
     request.sampling = spec_.sampling;
     request.sampling.max_tokens = spec_.budgets[prompt];
-    // Choices of one prompt differ, each the same every time.
+    // Choices of one prompt differ from each other, and each is the same in every run.
     if (std::optional<uint64_t>& seed = request.sampling.seed) seed = engine::SeedOf(*seed, index % spec_.n);
     request.prompt_logprobs = spec_.prompt_logprobs;
     request.cache_namespace = spec_.cache_namespace;
@@ -180,7 +180,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
     return OkStatus();
   }
 
-  // On the engine's thread.
+  // Runs on the engine's thread.
   void FromEngine(int index, std::span<engine::TokenEvent> events) {
     std::vector<Arrived> arrived;
     const auto now = Clock::now();
@@ -214,7 +214,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
     if (running_ == 0) sink_.reset();
   }
 
-  // The first event tells, also when it has no token because the answer ends at once.
+  // Counts once, at the first event, which has no token when the answer ends at once.
   void CountCached(Choice& choice, const engine::TokenEvent& event) {
     if (std::exchange(choice.heard, true)) return;
     if (choice.delta.choice % spec_.n == 0) {
@@ -263,7 +263,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
     return OkStatus();
   }
 
-  // The client's view of an end that is a failure.
+  // Converts an end by a failure to the client's error.
   Status FailureOf(const engine::TokenEvent& event, int64_t tokens) const {
     switch (event.finish) {
       case engine::FinishReason::kGrammar:
@@ -290,7 +290,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
     } else if (event.finish == engine::FinishReason::kLength) {
       delta.finish_reason = "length";
     } else if (event.finish == engine::FinishReason::kDeadline) {
-      // An unknown finish_reason would make LiteLLM report "stop", which is a whole answer.
+      // LiteLLM would report an unknown finish_reason as "stop", which means a complete answer.
       delta.finish_reason = "length";
       delta.stop_cause = "deadline";
     } else if (event.finish == engine::FinishReason::kCancelled && !stopped) {
@@ -381,12 +381,12 @@ class Generation : public std::enable_shared_from_this<Generation> {
   std::shared_ptr<ResponseWriter> writer_;  // until the choices are submitted
   std::unique_ptr<AnswerSink> sink_;
   text::GrammarPool::Ticket compiling_;
-  std::vector<text::Grammar> grammars_;  // one a choice, at its start
+  std::vector<text::Grammar> grammars_;  // one for each choice, at the start of its text
   std::vector<Choice> choices_;
   Usage usage_;
   int running_ = 0;
   bool started_ = false;
-  bool finished_ = false;  // the sink has heard its last
+  bool finished_ = false;  // the sink gets no further calls
 };
 
 }  // namespace
@@ -398,7 +398,7 @@ Status StartGeneration(const GenerationContext& context, GenerationSpec spec,
       std::make_shared<Generation>(context, std::move(spec), lane, writer, std::move(sink));
   RETURN_IF_ERROR(generation->Start());
   if (context.stops != nullptr) {
-    // The entry may outlive the server's threads, and must not keep a lane of theirs.
+    // The entry may outlive the server's threads, so it must not keep a lane alive.
     context.stops->Add(generation,
                        [weak = std::weak_ptr<Generation>(generation), weak_lane = std::weak_ptr<Lane>(lane)] {
                          const std::shared_ptr<Lane> alive_lane = weak_lane.lock();

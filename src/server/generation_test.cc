@@ -1,4 +1,4 @@
-// Generations on a model that says anything, in short, and answers that go wrong.
+// Tests generations on a fake model, and answers that fail.
 #include "server/generation.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 namespace moesaic::server {
 namespace {
 
-// Runs tasks where they are posted, one at a time.
+// Runs tasks inside Post, one at a time.
 class LaneHere : public Lane {
  public:
   void Post(std::function<void()> task) override {
@@ -36,7 +36,8 @@ class NoWriter : public ResponseWriter {
 
 enum class Throws { kNever, kAtStart, kAtText, kAtEnd };
 
-// Throws where it should, and tells how its answer ended: the status, or 0 for an end in good order.
+// Throws in the chosen call, and reports the end of its answer: the error's status, or 0 for a complete
+// answer.
 class Sink : public AnswerSink {
  public:
   Sink(Throws throws, std::promise<int> end) : throws_(throws), end_(std::move(end)) {}
@@ -56,7 +57,7 @@ class Sink : public AnswerSink {
   std::promise<int> end_;
 };
 
-// Reports the usage at the end, and the tokens.
+// Usage and tokens of a complete answer.
 struct Counted {
   Usage usage;
   std::vector<int32_t> ids;
@@ -88,7 +89,7 @@ class GenerationTest : public testing::Test {
     return std::make_unique<engine::EngineThread>(*std::move(engine), engine::EngineThreadOptions{});
   }
 
-  // How a generation ends whose sink throws; a status of its own when it did not begin.
+  // Returns the end of a generation whose sink throws, or an error when it did not begin.
   StatusOr<int> Generate(Throws throws) {
     GenerationSpec spec;
     spec.id = "test";
@@ -106,7 +107,7 @@ class GenerationTest : public testing::Test {
     return ended.get();
   }
 
-  // The usage of a greedy answer to a long prompt that ends at `stop_ids`.
+  // Returns the usage of a greedy answer to a long prompt that ends at `stop_ids`.
   Counted Count(std::vector<int32_t> stop_ids) {
     GenerationSpec spec;
     spec.id = "test";
@@ -139,7 +140,7 @@ class GenerationTest : public testing::Test {
   std::unique_ptr<engine::EngineThread> engine_ = MakeEngine();
 };
 
-// Tells what is sent.
+// Reports the response that is sent.
 class SentWriter : public NoWriter {
  public:
   explicit SentWriter(std::promise<HttpResponse> sent) : sent_(std::move(sent)) {}
@@ -151,7 +152,7 @@ class SentWriter : public NoWriter {
 
 TEST_F(GenerationTest, ARefusedGrammarIsTheClientsError) {
   model_.engine = engine_.get();
-  for (int round = 0; round < 2; ++round) {  // compiled, then from the cache
+  for (int round = 0; round < 2; ++round) {  // first compiled, then from the cache
     GenerationSpec spec;
     spec.id = "test";
     spec.prompts = {{5, 6, 7}};
@@ -194,7 +195,7 @@ TEST_F(GenerationTest, FailsAloneWhenItsAnswerThrows) {
   EXPECT_EQ(Generate(Throws::kAtEnd).value(), 500);
   EXPECT_EQ(Generate(Throws::kAtStart).status().code(), StatusCode::kInternal);
   EXPECT_EQ(Generate(Throws::kNever).value(), 0);
-  engine_.reset();  // behind it, no choice is left in the engine
+  engine_.reset();  // ends all choices in the engine
 }
 
 TEST_F(GenerationTest, CountsCachedTokensOfAnAnswerThatEndsAtOnce) {

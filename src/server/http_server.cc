@@ -24,7 +24,7 @@ namespace asio = boost::asio;
 using Tcp = asio::ip::tcp;
 using ErrorCode = boost::system::error_code;
 
-// Connections above the limit that are answered with 503 at a time. More are closed at once.
+// Maximum number of connections above the limit that are being answered with 503. More are closed at once.
 constexpr int64_t kMaxRefusedConnections = 64;
 // Pause after a failed accept, for example without file descriptors: accepting again at once would spin.
 constexpr std::chrono::milliseconds kAcceptPause{50};
@@ -110,7 +110,7 @@ class AsioHttpServer final : public HttpServer {
     return OkStatus();
   }
 
-  // A handler that throws has lost its connection by then; all others go on.
+  // A handler that throws has lost its connection. All others continue.
   void Run() {
     const auto serve = [this] {
       io_.run();
@@ -153,7 +153,7 @@ class AsioHttpServer final : public HttpServer {
     connection->Run();
   }
 
-  // Logs at most one line a second, since a flood of connections would flood the log.
+  // Logs at most one line a second, so that a flood of connections does not flood the log.
   void LogFull() {
     ++closed_;
     const auto now = std::chrono::steady_clock::now();
@@ -169,11 +169,11 @@ class AsioHttpServer final : public HttpServer {
   Tcp::acceptor acceptor_;
   asio::steady_timer pause_;
   int port_ = 0;
-  int64_t closed_ = 0;                            // since the last line of LogFull()
+  int64_t closed_ = 0;                            // connections closed since the last line of LogFull()
   std::chrono::steady_clock::time_point logged_;  // time of the last line of LogFull()
   std::mutex mutex_;
   std::vector<std::weak_ptr<Connection>> open_;
-  std::shared_ptr<const TlsContext> tls_;  // under the mutex; null: plain HTTP
+  std::shared_ptr<const TlsContext> tls_;  // guarded by the mutex; null for plain HTTP
   bool stopping_ = false;
   std::vector<std::thread> threads_;
 };

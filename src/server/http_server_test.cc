@@ -1,4 +1,4 @@
-// The transport alone, under hooks of the tests' own.
+// Tests the transport with hooks of the tests.
 #include "server/http_server.h"
 
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ HttpHooks Answering(const std::function<std::string()>& body) {
   return hooks;
 }
 
-// Hooks tell of the server itself, so none may run before its owner has it and has started it.
+// Hooks may use the server itself, so that none may run before Start.
 TEST(HttpServer, AnswersWhoCameBeforeTheStart) {
   auto server = HttpServer::Listen(kAnyPort);
   ASSERT_TRUE(server.ok()) << Message(server.status());
@@ -67,7 +67,7 @@ TEST(HttpServer, SaysThatTheModelIsBeingLoadedUntilItIsThere) {
   EXPECT_TRUE(both.ends_with("\r\n\r\nhere")) << both;
 }
 
-// A server whose only request stays open until the test answers it.
+// A server whose only request is open until the test answers it.
 class HeldRequest {
  public:
   explicit HeldRequest(HttpOptions options = {}) {
@@ -86,13 +86,13 @@ class HeldRequest {
 
   int port() const { return server_->port(); }
   std::shared_ptr<ResponseWriter> Writer() { return writer_.get_future().get(); }
-  /// Waits for it.
+  /// Waits until the client has left.
   bool Left() { return left_.get_future().wait_for(std::chrono::minutes(1)) == std::future_status::ready; }
 
  private:
   std::promise<std::shared_ptr<ResponseWriter>> writer_;
   std::promise<void> left_;
-  std::unique_ptr<HttpServer> server_;  // last: its threads use the two above
+  std::unique_ptr<HttpServer> server_;  // last, since its threads use the members above
 };
 
 constexpr std::string_view kGet = "GET / HTTP/1.1\r\nhost: x\r\n\r\n";
@@ -166,8 +166,8 @@ TEST(HttpServer, TakesTheEndOfSendingForALeaveInHttp10) {
   EXPECT_EQ(client.ReadAll(), "");
 }
 
-// The bytes that a client sends ahead of the answer are read up to a limit. A client that has sent more must
-// be noticed when it leaves, although no read is pending.
+// The server reads bytes ahead of the answer up to a limit. When a client that has sent more leaves, no read
+// is pending that would report it.
 TEST(HttpServer, SeesThatAClientClosedAfterItFilledThePipeline) {
   for (const size_t ahead : {200 << 10, 1 << 20}) {
     HeldRequest request;
@@ -207,7 +207,7 @@ TEST(HttpServer, AnswersAClientThatFilledThePipelineAndStays) {
   EXPECT_NE(answer.find("\r\n\r\nlate"), std::string::npos) << answer;
 }
 
-// One connection is served. Further ones are refused by the hooks, which add an id and log them.
+// One connection is served. The hooks refuse further ones with a request id and a log line.
 TEST(HttpServer, RefusesConnectionsAboveTheLimit) {
   const auto server = HttpServer::Listen({.port = 0, .threads = 2, .max_connections = 1}).value();
   Metrics metrics("m");

@@ -1,4 +1,4 @@
-// POST /v1/responses.
+// Implements POST /v1/responses.
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 namespace moesaic::server {
 namespace {
 
-// Tokens of the prompt in whole blocks that were computed, and are in the cache now.
+// Counts the prompt tokens in complete blocks that were computed for this response and added to the cache.
 int64_t CacheWriteTokens(const Usage& usage) {
   const int64_t whole = usage.prompt_tokens / kernels::kKvBlockTokens * kernels::kKvBlockTokens;
   return std::max<int64_t>(0, whole - usage.cached_tokens);
@@ -130,7 +130,7 @@ class ResponseStream : public AnswerSink {
   std::string finish_reason_;
 };
 
-// The id of the request's conversation, or "". Clients send the id or {"id": ...}.
+// Returns the id of the request's conversation, or "". Clients send the id or {"id": ...}.
 std::string ConversationOf(Fields& body) {
   std::string id;
   const Json* conversation = body.Any("conversation");
@@ -151,8 +151,8 @@ std::string ConversationOf(Fields& body) {
   return id;
 }
 
-// The messages before this request: those of the stored response that "previous_response_id" names, or of
-// `conversation`.
+// Returns the messages before this request: those of the stored response that "previous_response_id" names,
+// or those of `conversation`.
 StatusOr<Json> HistoryOf(const GenerationContext& context, const Call& call, Fields& body,
                          const std::string& conversation) {
   std::string id;
@@ -191,7 +191,7 @@ std::function<void(const Json&)> Keeper(const GenerationContext& context, const 
                                         Json input) {
   return [&store = context.responses, owner = call.owner, messages = std::move(messages),
           input = std::move(input)](const Json& response) mutable {
-    // The server wrote these items itself, so that none is refused.
+    // AppendItems refuses none of these items, since the server wrote them.
     if (!AppendItems(response["output"], "output", &messages).ok()) return;
     const auto id = response["id"].get<std::string>();
     if (!store.Add({.id = id,

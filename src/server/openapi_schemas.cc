@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kMaxInt = std::numeric_limits<int>::max();
 
-// A member that is null counts as absent everywhere.
+// Allows null, since the readers treat a null member as absent.
 Json OrNull(Json schema) {
   if (schema == Json{{"type", "null"}}) return schema;
   if (schema.contains("type") && schema["type"].is_string() && !schema.contains("enum")) {
@@ -46,11 +46,11 @@ Json AnyOf(std::initializer_list<Json> schemas) {
   return {{"anyOf", std::move(all)}};
 }
 Json NonEmpty() { return {{"type", "string"}, {"minLength", 1}}; }
-// Refused by name when it is there.
+// A member that the readers refuse.
 Json Never() { return Type("null"); }
 Json StringOrStrings(int most) { return AnyOf({Text(), ArrayOf(Text(), 0, most)}); }
 
-// An object whose `required` members may not be null, and all others may.
+// Builds the schema of an object whose required members may not be null, while all others may.
 class Object {
  public:
   Object& Must(const char* name, Json schema) {
@@ -109,7 +109,7 @@ Json FunctionName() {
   return {{"type", "string"}, {"minLength", 1}, {"maxLength", 256}, {"pattern", R"(^[^\r\n<>"]+$)"}};
 }
 
-// A tool's name, description and schema of arguments, where these stand among other members.
+// A tool's name, description and schema of arguments, for APIs that have them among the tool's other members.
 Object Function() { return std::move(Object().Must("name", FunctionName()).May("description", Text())); }
 Json Arguments() { return Object().May("type", Words({"object"})).Take(); }
 
@@ -148,7 +148,8 @@ Json Sparsity(const ServedModel& model) {
       .May("eps", Number(0, 1))
       .May("mass", NumberAbove(0, 1))
       .May("reuse", Integer(1, cache::kBlockTokens));
-  // Without digests no mode but this one is served, and what is left out would be another.
+  // Without digests only the mode "dense" is served. The default would be another, so that "mode" is
+  // required.
   return model.sparsity.digests ? object.May("mode", modes).Take() : object.Must("mode", modes).Take();
 }
 
@@ -209,7 +210,7 @@ void AddStructured(Object& body) {
                                      .Take());
 }
 
-// Items of a response's input.
+// Schema of the items of a response's input.
 Json Items() {
   const Json call = Object()
                         .Must("type", Words({"function_call"}))
@@ -246,7 +247,7 @@ Json Metadata() {
           {"additionalProperties", {{"type", "string"}, {"maxLength", 512}}}};
 }
 
-// What Anthropic's messages and count_tokens share.
+// Adds the members that Anthropic's messages and count_tokens share.
 void AddMessages(Object& body, const ServedModel& model) {
   const Json block = {
       {"type", "object"},

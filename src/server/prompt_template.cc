@@ -19,7 +19,7 @@ bool HasCalls(const Json& message) { return message.contains("tool_calls"); }
 
 bool AnyCalls(const Json& messages) { return std::any_of(messages.begin(), messages.end(), HasCalls); }
 
-// The arguments of one call, as the request gave them: JSON text or an object.
+// Converts the arguments of one call, JSON text or an object, to the form.
 Json ArgumentsIn(const CallForm& form, const Json& arguments) {
   if (!arguments.is_string()) return form.text_arguments ? Json(DumpSpaced(arguments)) : arguments;
   const auto& text = arguments.get_ref<const std::string&>();
@@ -29,8 +29,8 @@ Json ArgumentsIn(const CallForm& form, const Json& arguments) {
   return parsed.ok() && parsed->is_object() ? *std::move(parsed) : arguments;
 }
 
-// The id itself where it is short enough, else 9 digits that depend on the whole id. They are the same in
-// each run, so that the prompt of a conversation keeps its cached blocks.
+// Returns the id itself where it has 9 letters or digits, else 9 digits that depend on the whole id. They are
+// the same in each run, so that the prompt of a conversation keeps its cached blocks.
 std::string ShortId(const std::string& id) {
   constexpr std::string_view kDigits = "0123456789abcdefghijklmnopqrstuvwxyz";
   const auto is_alnum = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0; };
@@ -90,7 +90,7 @@ Json MessagesIn(const CallForm& form, const Json& messages) {
 
 std::string MarkOf(int call) { return fmt::format("moesaic_call_{}_", call); }
 
-// Copies `messages` with a mark instead of each call's arguments; the marks are numbered.
+// Copies `messages` with a numbered mark instead of each call's arguments.
 Json Marked(const Json& messages, int* calls) {
   Json copy = messages;
   for (Json& message : copy) {
@@ -113,7 +113,7 @@ constexpr const char* kProbeTools =
 constexpr const char* kShortProbeId = "moesaic00";
 constexpr const char* kLongProbeId = "call_0123456789abcdef01234567";
 
-// A conversation with one call.
+// Returns a conversation with one call.
 Json Probe(const std::string& text, const char* id) {
   const Json call = {{"id", id},
                      {"type", "function"},
@@ -123,12 +123,12 @@ Json Probe(const std::string& text, const char* id) {
                       Json{{"role", "tool"}, {"content", "moesaic result"}, {"tool_call_id", id}}});
 }
 
-// How faithfully a rendering shows the probe's arguments.
+// Quality of a rendering of the probe's arguments.
 enum class Shown {
-  kNot,      // left out, or the template raises
-  kEscaped,  // as JSON text inside a JSON string
-  kPython,   // as Python prints a dictionary
-  kWell,     // as JSON, or in a format of the template's own
+  kNot,      // left out, or the template raises an exception
+  kEscaped,  // JSON text inside a JSON string
+  kPython,   // a dictionary in Python's syntax
+  kWell,     // JSON, or a format of the template
 };
 
 Shown ShownIn(const std::string& prompt) {
@@ -167,7 +167,7 @@ CallForm ProbeCallForm(const text::ChatTemplate& chat) {
       const StatusOr<std::string> prompt = RenderProbe(chat, form, "");
       const Shown shown = prompt.ok() ? ShownIn(*prompt) : Shown::kNot;
       if (shown == Shown::kNot) continue;
-      // The form that adds least is meant: others add an empty turn, or the word "None".
+      // The shortest rendering is the intended one. Others add an empty turn, or the word "None".
       const bool shorter = text_arguments == best.text_arguments && prompt->size() < best_size;
       if (shown > best_shown || (shown == best_shown && shorter)) {
         best = form;
@@ -190,7 +190,7 @@ StatusOr<std::string> PromptTemplate::Render(const Json& messages, text::ChatInp
                       "the chat template refuses this: " + Message(prompt.status()));
   }
   if (!AnyCalls(messages)) return prompt;
-  // The same conversation with a mark in each call. Where the template fails on the marks, it reads calls.
+  // Renders the same conversation with a mark in each call. A template that fails on the marks reads calls.
   int calls = 0;
   input.messages_json = Dump(MessagesIn(form_, Marked(messages, &calls)));
   const StatusOr<std::string> marked = chat_.Render(input);

@@ -11,7 +11,7 @@ using std::chrono::seconds;
 TEST(TokenBucket, RefillsEvenlyUpToItsLimit) {
   const TokenBucket::Clock::time_point start{seconds(1000)};
   TokenBucket bucket;
-  EXPECT_TRUE(bucket.TryTake(start));  // without a limit
+  EXPECT_TRUE(bucket.TryTake(start));  // the limit is removed
   bucket.SetLimit(2, start);
   EXPECT_TRUE(bucket.TryTake(start));
   EXPECT_TRUE(bucket.TryTake(start));

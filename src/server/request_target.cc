@@ -10,8 +10,9 @@ bool IsUnreserved(char c) {
          std::string_view("-._~").find(c) != std::string_view::npos;
 }
 
-// Percent-encodings in capitals, those of unreserved characters decoded (RFC 3986, section 6.2.2): a path
-// has one spelling by which it is routed and compared. Nothing when an encoding is malformed or a control.
+// Normalizes percent-encodings (RFC 3986, section 6.2.2): writes them in capitals and decodes those of
+// unreserved characters, so that each path has one spelling. Returns nothing for a malformed encoding or a
+// control character.
 std::optional<std::string> NormalPath(std::string_view path) {
   std::string normal;
   normal.reserve(path.size());
@@ -52,7 +53,7 @@ bool IsPort(std::string_view text) {
   for (const char c : text) {
     if (c < '0' || c > '9' || (port = port * 10 + (c - '0')) > 65535) return false;
   }
-  return true;  // an empty port means the scheme's own
+  return true;  // an empty port means the scheme's default
 }
 
 bool IsName(std::string_view text) {

@@ -5,7 +5,7 @@
 namespace moesaic::server {
 namespace {
 
-// The text of a stored item's first part, or "".
+// Returns the text of a stored item's first part, or "".
 std::string TextOf(const Json& item) {
   const Json& content = item["content"];
   return content.empty() ? "" : content[0]["text"].get<std::string>();

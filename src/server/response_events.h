@@ -1,4 +1,4 @@
-// The response object of /v1/responses and the events of its stream.
+// Builds the response object of /v1/responses and sends the events of its stream.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct ResponseShape {
   std::string model;
   int64_t created = UnixNow();
   Json echo;                                       // members of the request that the response repeats
-  int top_logprobs = -1;                           // -1: none
+  int top_logprobs = -1;                           // number of likeliest tokens; -1 for no logprobs
   std::function<void(const Json& response)> keep;  // stores the complete response; may be empty
 };
 
@@ -44,17 +44,17 @@ class ResponseEvents {
 
   /// Closes the open item as completed and begins a reasoning item or a message.
   void Open(Item item, std::string id);
-  /// Likewise, a function call without its arguments.
+  /// Closes the open item as completed and begins a function call, without its arguments.
   void OpenCall(std::string id, AnsweredCall call);
-  /// A piece of the open item's text. `logprobs` are those of a message's tokens.
+  /// Sends a piece of the open item's text. `logprobs` are those of a message's tokens.
   void Text(const std::string& piece, Json logprobs);
-  /// A piece of the open call's arguments.
+  /// Sends a piece of the open call's arguments.
   void Arguments(const std::string& piece);
   /// Ends the open item, if there is one.
   void Close(const char* status);
 
   Item open() const { return open_; }
-  /// The items that are closed.
+  /// Returns the closed items.
   const Json& output() const { return output_; }
 
  private:

@@ -1,4 +1,4 @@
-// Items of the Responses API in the form in which they are stored.
+// Converts items of the Responses API to the form in which they are stored, and lists them in pages.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@ namespace moesaic::server {
 /// pages after that id would never end. `path` names the array.
 StatusOr<Json> KeptItems(const Json& items, const std::string& path);
 
-/// The items of a request's "input", which is a string or an array.
+/// Returns the items of a request's "input", which is a string or an array.
 StatusOr<Json> InputItems(const Json& input);
 
 /// Returns one page of `items` with "object", "data", "first_id", "last_id" and "has_more". Reads "limit",

@@ -1,4 +1,4 @@
-// Items of conversations: checked, spelt out, and listed in pages.
+// Tests the check, the stored form and the pages of items.
 #include "server/response_items.h"
 
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ TEST(ResponseItems, HaveIdsAndParts) {
   EXPECT_EQ((*InputItems("hi"))[0]["role"], "user");
 }
 
-// Pages end, since no two items have one id.
+// Pages end only if no two items have the same id.
 TEST(ResponseItems, GetIdsOfTheirOwn) {
   const Json items = *KeptItems(
       *ParseJson(

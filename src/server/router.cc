@@ -12,7 +12,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kClientLeft = 499;  // nginx's number
+constexpr int kClientLeft = 499;  // nginx's status for a client that left
 constexpr const char* kAllowedHeaders =
     "authorization, content-type, x-api-key, anthropic-version, traceparent";
 
@@ -20,7 +20,7 @@ ApiStyle StyleOf(const std::string& path) {
   return path.starts_with("/v1/messages") ? ApiStyle::kAnthropic : ApiStyle::kOpenAi;
 }
 
-// The key that a request brought; empty: none. The scheme's case does not matter (RFC 9110, 11.1).
+// Returns the key of a request, or "". The case of the scheme does not matter (RFC 9110, 11.1).
 std::string_view KeyIn(const HttpRequest& head) {
   constexpr std::string_view kBearer = "bearer ";
   const std::string_view authorization = head.Header("authorization");
@@ -30,7 +30,7 @@ std::string_view KeyIn(const HttpRequest& head) {
   return head.Header("x-api-key");
 }
 
-// The request's own id, where it is usable, else a new one.
+// Returns the request's own id where it is valid, else a new one.
 std::string RequestId(const HttpRequest& head) {
   const std::string_view given = head.Header("x-request-id");
   const bool usable = !given.empty() && given.size() <= 128 &&
@@ -38,7 +38,7 @@ std::string RequestId(const HttpRequest& head) {
   return usable ? std::string(given) : RandomHex(32);
 }
 
-// The answer to a request that no endpoint sees, logged.
+// Returns the answer to a request that is refused before an endpoint runs, and logs it.
 HttpResponse Refusal(const HttpRequest& head, const ApiError& error, const AccessLog& log, std::string key) {
   HttpResponse response = ErrorResponse(error, StyleOf(head.path));
   std::string id = RequestId(head);
@@ -92,7 +92,7 @@ HttpHooks LoadingHooks(AccessLog log) {
   return hooks;
 }
 
-// Adds what every answer carries, and tells metrics and log when it ended.
+// Adds the headers of every answer. Records the answer in the metrics and the access log when it ends.
 class Router::Answer : public ResponseWriter {
  public:
   Answer(Router& router, const Route& route, const HttpRequest& request,
@@ -158,7 +158,7 @@ class Router::Answer : public ResponseWriter {
   const Route& route_;
   const std::shared_ptr<ResponseWriter> writer_;
   const Headers headers_;
-  const std::shared_ptr<Tenant> tenant_;  // null: the request came without a key
+  const std::shared_ptr<Tenant> tenant_;  // null for a request without a key
   const Clock::time_point start_ = Clock::now();
   AccessRecord record_;
   bool started_ = false, ended_ = false;
@@ -272,16 +272,17 @@ std::optional<HttpResponse> Router::AdmitKey(const HttpRequest& head, const Rout
   return Refuse(
       head,
       {.http_status = 403,
-       .message = options_.keys->has_admin()
-                      ? "this needs an admin key, and the request's key is none"
-                      : "this needs an admin key, and none is set: start the server with --admin-key, "
-                        "or give a key of --api-key-file role=admin",
+       .message =
+           options_.keys->has_admin()
+               ? "this endpoint needs an admin key, and the request's key is not one"
+               : "this endpoint needs an admin key, and none is set: start the server with --admin-key, "
+                 "or give a key of --api-key-file role=admin",
        .type = "invalid_request_error",
        .code = "admin_key_needed"},
       holder->tenant.get());
 }
 
-// Takes a request from the key's limit.
+// Takes one request from the key's limit.
 std::optional<HttpResponse> Router::AdmitRate(const HttpRequest& head, Tenant& tenant) const {
   const TokenBucket::State tokens = tenant.token_bucket.Look();
   const bool out_of_tokens = tokens.limit > 0 && tokens.wait > 0;
@@ -348,7 +349,7 @@ std::optional<HttpResponse> Router::Admit(const HttpRequest& head) const {
 }
 
 void Router::Handle(HttpRequest request, std::shared_ptr<ResponseWriter> writer, std::shared_ptr<Lane> lane) {
-  const Route* route = Find(request.method, request.path);  // Admit has seen to it that there is one
+  const Route* route = Find(request.method, request.path);  // Admit has refused requests without a route
   Call call;
   Matches(route->path, request.path, &call.path_values);
   call.style = StyleOf(request.path);
@@ -357,7 +358,7 @@ void Router::Handle(HttpRequest request, std::shared_ptr<ResponseWriter> writer,
   headers.emplace_back("x-request-id", RequestId(request));
   headers.emplace_back("traceparent", call.trace.Traceparent());
   const std::optional<KeyHolder> holder = HolderOf(request);
-  // A reload may have taken the key away since Admit looked.
+  // A reload may have removed the key since Admit checked it.
   if (const auto refusal = AdmitKey(request, *route, holder)) return writer->Send(*refusal);
   call.admin = options_.keys == nullptr || (holder && holder->admin);
   if (holder) {
@@ -375,7 +376,7 @@ void Router::Handle(HttpRequest request, std::shared_ptr<ResponseWriter> writer,
   const Status status =
       Contained(fmt::format("{} {}, request {}", call.request.method, route->path, answer->request_id()),
                 [route, &call] { return route->endpoint(call); });
-  // Of an answer that has begun, the end of its connection is all that can tell.
+  // After the head of an answer, only closing the connection can report the error.
   if (!status.ok() && !answer->started()) SendError(*answer, status, call.style);
 }
 

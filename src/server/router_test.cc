@@ -1,4 +1,4 @@
-// What becomes of requests whose endpoints fail, seen by clients.
+// Tests routes, and the answers to requests whose endpoints fail.
 #include "server/router.h"
 
 #include <gmock/gmock.h>
@@ -60,7 +60,7 @@ class RouterTest : public testing::Test {
 
   std::string Get(const char* path) { return Ask(server_->port(), "GET", path); }
 
-  // Behind it, all that was logged is there.
+  // Stops the server, so that the log is complete.
   std::string Log() {
     server_.reset();
     return log_.str();
@@ -110,7 +110,7 @@ TEST_F(RouterTest, BreaksOffAnAnswerThatHadBegun) {
   const std::string answer = Get("/throws_in_the_middle");
   EXPECT_THAT(answer, StartsWith("HTTP/1.1 200 "));
   EXPECT_THAT(answer, Not(HasSubstr("HTTP/1.1 500")));
-  EXPECT_THAT(answer, Not(HasSubstr("\r\n0\r\n\r\n")));  // the last chunk: the answer would be whole
+  EXPECT_THAT(answer, Not(HasSubstr("\r\n0\r\n\r\n")));  // the last chunk would complete the answer
   EXPECT_THAT(Get("/works"), StartsWith("HTTP/1.1 200 "));
 }
 
@@ -120,7 +120,7 @@ TEST_F(RouterTest, LosesOneConnectionToWhatIsThrownLater) {
   EXPECT_THAT(Log(), HasSubstr("an exception escaped: too late"));
 }
 
-// The flags refuse an empty key; were it to come from elsewhere, it would still be nobody's.
+// The flags refuse an empty key. The router refuses it even if it is in the key ring.
 TEST(RouterKeys, AreNeverEmpty) {
   Metrics metrics("m");
   RouterOptions options;

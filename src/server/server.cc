@@ -42,7 +42,7 @@ class HttpApi : public Server {
     http_->Switch(router_.Hooks());
   }
 
-  // The pool's threads post to lanes of `http_`.
+  // Stops the pool's threads first, since they post to lanes of `http_`.
   ~HttpApi() override { grammars_.Stop(); }
 
   int port() const override { return http_->port(); }
@@ -58,7 +58,7 @@ class HttpApi : public Server {
  private:
   using Access = Router::Access;
 
-  // An endpoint that takes the context.
+  // Adds an endpoint that takes the context.
   void AddApi(const char* method, const char* path, Access access,
               Status (*endpoint)(const GenerationContext&, Call&)) {
     router_.Add(method, path, access, [this, endpoint](Call& call) { return endpoint(context_, call); });
@@ -170,7 +170,7 @@ class HttpApi : public Server {
   const GenerationContext context_;
   Router router_;
   std::string openapi_;
-  const std::unique_ptr<HttpServer> http_;  // last: its threads use all above
+  const std::unique_ptr<HttpServer> http_;  // last, since its threads use all members above
 };
 
 }  // namespace

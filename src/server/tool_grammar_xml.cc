@@ -10,13 +10,13 @@
 namespace moesaic::server {
 namespace {
 
-// What the model's template writes around the parts of a call.
+// Texts that the model's template writes around the parts of a call.
 struct Frame {
   const char *section_open, *call_open, *behind_name;
   const char *key_open, *behind_key;
-  const char *value_close, *behind_value;  // the mark that ends a value, and what follows it
+  const char *value_close, *behind_value;  // the mark that ends a value, and the text after it
   const char *call_close, *section_close;
-  bool typed_keys = false;  // the key is followed by string="true" or "false"
+  bool typed_keys = false;  // true if string="true" or "false" follows the key
 };
 
 std::optional<Frame> FrameOf(text::ToolFormat format) {
@@ -89,7 +89,7 @@ class XmlGrammar {
     const auto properties = schema.find("properties");
     if (properties != schema.end() && properties->is_object()) {
       for (const auto& [key, value] : properties->items()) {
-        // The parser finds a key's end by these.
+        // The parser finds the end of a key by these characters.
         if (key.empty() || key.find_first_of("<>\"\r\n") != std::string::npos) {
           return FieldError(
               "tools", "invalid_value",
@@ -108,7 +108,7 @@ class XmlGrammar {
   }
 
   std::string Text(bool several) const {
-    // Templates leave a line or two before the first call.
+    // Templates write up to two line breaks before the first call.
     std::string text = "start: \"\\n\"? \"\\n\"?" + terms_.Of(frame_.section_open) + " call";
     if (several) text += " (\"\\n\"? call)*";
     return text + terms_.Of(frame_.section_close) + "\ncall: " + calls_ + "\n" + rules_;
@@ -121,7 +121,7 @@ class XmlGrammar {
            std::find(required->begin(), required->end(), Json(key)) != required->end();
   }
 
-  // The name of the rule of one argument.
+  // Adds the rule of one argument and returns its name.
   std::string AddParameter(const std::string& key, const Json& schema, const Json& root) {
     const bool is_string = IsString(schema);
     std::string open = frame_.key_open + key;
@@ -152,7 +152,7 @@ class XmlGrammar {
       }
       if (!literals.empty()) return fmt::format("({}) \"\\n\"?{}", literals, terms_.Of(frame_.value_close));
     }
-    // The text ends where the closing mark begins: at a special token, or else at the mark's first letters.
+    // The text ends before the closing mark: at a special token, or at the first letters of the mark.
     const auto [letters, rest] = terms_.SplitAtMark(frame_.value_close);
     const std::string suffix =
         letters.empty() ? "" : fmt::format("[suffix={}]", Dump(Json(std::string(letters))));

@@ -1,9 +1,9 @@
-// One message as a part of the thread. Each kind has an `element`, and `update` draws it again; an answer also has `grow`.
+// Draws one message of the thread. Each kind has an `element`, and `update` draws it again. An answer also has `grow`.
 import { button, copyButton, fitHeight, make } from "./dom.js";
 import { MarkdownView } from "./markdown.js";
 import { callCard, resultForm } from "./tool_call.js";
 
-/// Arrows between the siblings of a message: "< 1 / 2 >". Null for an only child.
+/// Creates arrows between the siblings of a message, "< 1 / 2 >". Returns null for an only child.
 function siblingArrows(message, { siblings, show }) {
   if (siblings.length < 2) return null;
   const at = siblings.indexOf(message);
@@ -13,7 +13,7 @@ function siblingArrows(message, { siblings, show }) {
     button("right", { label: "Next version", disabled: at === siblings.length - 1, onclick: () => show(siblings[at + 1]) }));
 }
 
-/// A text area in place of a message; `send` gets the new text.
+/// Creates a text area in place of a message. `send` gets the new text.
 function editor(text, label, send, cancel) {
   const area = make("textarea", { value: text, "aria-label": label, rows: 1, oninput: () => fitHeight(area) });
   const form = make("form", { class: "editor", onsubmit: (event) => {
@@ -40,8 +40,8 @@ function editor(text, label, send, cancel) {
   return form;
 }
 
-/// A message that can be edited in place. `show` gives the nodes of its content and `copied` its text; `form` gives the
-/// form that edits it, whose arguments close it.
+/// A message that can be edited in place. Subclasses return its nodes from `show`, its text from `copied`, and the form
+/// that edits it from `form(close)`.
 class EditableTurn {
   #editing = false;
 
@@ -96,7 +96,7 @@ function describe({ usage, first, total, finish, earlier }) {
   const parts = [];
   if (usage) {
     const seconds = (total - (first ?? 0)) / 1000;
-    const measured = usage.completion_tokens > 1 && seconds > 0.05; // a shorter time is the network's
+    const measured = usage.completion_tokens > 1 && seconds > 0.05; // a shorter time measures the network
     parts.push(`${usage.completion_tokens + (earlier ?? 0)} tokens`);
     if (measured) {
       const speed = (usage.completion_tokens - 1) / seconds;
@@ -123,7 +123,7 @@ export class AnswerTurn {
   #mark = make("p", { class: "mark", hidden: true });
   #fault = make("p", { class: "fault", role: "alert", hidden: true });
   #view = new MarkdownView(this.#text);
-  #drawn = ""; // state of the text that was drawn last
+  #drawn = ""; // state of the text at the last drawing
   #thinking = null;
   #timer = 0;
 
@@ -134,7 +134,7 @@ export class AnswerTurn {
     this.element.append(this.#thought, this.#text, this.#calls, this.#mark, this.#fault, this.#foot);
   }
 
-  /// Draws all of it. `context`: {siblings, show, running, elsewhere, busy, last, results}.
+  /// Draws the whole answer. `context` is {siblings, show, running, elsewhere, busy, last, results}.
   update(context) {
     this.context = context;
     const { message } = this;
@@ -161,12 +161,12 @@ export class AnswerTurn {
     ].filter(Boolean));
   }
 
-  /// Draws new text soon, seldom enough that drawing takes a small part of the time however long the answer is.
+  /// Draws new text soon. The interval grows with the time of a drawing, so that long answers draw less often.
   grow(afterwards) {
     if (this.#timer) return;
     this.#timer = requestAnimationFrame(() => {
       this.#timer = 0;
-      if (!this.context.running) return; // it has ended, and is drawn as a whole
+      if (!this.context.running) return; // the answer has ended, and was drawn as a whole
       const start = performance.now();
       this.#draw(false);
       afterwards();
@@ -188,7 +188,7 @@ export class AnswerTurn {
       this.#drawn = state;
       this.#view.update(content, done);
       const thinking = !done && !content;
-      if (this.#thinking !== thinking) this.#thought.open = thinking; // it folds when the answer itself begins
+      if (this.#thinking !== thinking) this.#thought.open = thinking; // the reasoning folds when the answer begins
       this.#thinking = thinking;
       this.#thought.hidden = !reasoning;
       this.#thoughtTitle.textContent = thinking ? "Thinking" : "Thoughts";

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Web pages of other origins: a page that a browser shows must neither use the server nor read its answers."""
+"""Tests requests of web pages of other origins, which must neither use the server nor read its answers."""
 import json
 import unittest
 

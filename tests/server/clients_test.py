@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The official OpenAI and Anthropic clients against the server on models/moesaic-tiny."""
+"""Tests the official OpenAI and Anthropic clients with the server on models/moesaic-tiny."""
 import asyncio
 import json
 import unittest
@@ -20,7 +20,7 @@ PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength
 
 
 def shipped_call():
-    """A prompt of the model's own held-out set that it answers by calling a tool."""
+    """Returns a prompt of the model's held-out set that the model answers by calling a tool."""
     for line in (MODEL / "heldout.jsonl").read_text().splitlines():
         row = json.loads(line)
         if row["category"] == "tool" and row["messages"][-1]["role"] == "user" and "<tool_call>" in row["expected"]:
@@ -199,7 +199,7 @@ class OpenAiChat(Clients):
                 ids += [piece.id] if piece.id else []
         self.assertEqual((name, arguments), (call.function.name, call.function.arguments))
         self.assertEqual(len(ids), 1)
-        # The result goes back, and the model goes on.
+        # The model continues after the result of the call.
         messages = row["messages"] + [choice.message.model_dump(exclude_none=True),
                                       {"role": "tool", "tool_call_id": call.id, "content": "{\"result\": 7}"}]
         after = self.openai.chat.completions.create(model=NAME, messages=messages, tools=tools, temperature=0)
@@ -263,7 +263,7 @@ class OpenAiChat(Clients):
 
 
 class ParallelCalls(unittest.TestCase):
-    """Two calls of one answer, in each format, written by the model because a grammar leaves it nothing else."""
+    """Two calls in one answer, in each format. A grammar forces the model to write them."""
     TEXTS = {
         "hermes": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bern"}}\n</tool_call>\n'
                   '<tool_call>\n{"name": "get_time", "arguments": {"zone": "CET"}}\n</tool_call>',
@@ -355,7 +355,7 @@ class OpenAiOthers(Clients):
                              stream=True))
         second = events[-1].response
         self.assertEqual(second.previous_response_id, first.id)
-        # The same conversation, sent whole, is the same prompt; the first one's instructions do not go on.
+        # The same conversation in one request gives the same prompt, without the instructions of the first request.
         whole = create(model=NAME, temperature=0, max_output_tokens=30, store=False, input=[
             {"role": "user", "content": "What is the capital of France?"}, first.output[0].model_dump(),
             {"role": "user", "content": "And of Italy?"}])
@@ -424,7 +424,7 @@ class OpenAiOthers(Clients):
         counted = self.openai.responses.input_tokens.count(model=NAME, conversation=talk.id, input="And of Italy?")
         second = create(model=NAME, conversation={"id": talk.id}, input="And of Italy?", temperature=0, max_output_tokens=30)
         self.assertEqual(counted.input_tokens, second.usage.input_tokens)
-        # The same conversation, sent whole, is the same prompt.
+        # The same conversation in one request gives the same prompt.
         whole = create(model=NAME, temperature=0, max_output_tokens=30, store=False, input=[
             {"role": "user", "content": "What is the capital of France?"}, first.output[0].model_dump(),
             {"role": "user", "content": "And of Italy?"}])
@@ -480,7 +480,7 @@ class OpenAiOthers(Clients):
 
 class Anthropic(Clients):
     def create(self, text="What is the capital of France?", **fields):
-        # Recent clients have no argument for the temperature; the API still does.
+        # Recent clients have no argument for the temperature, but the API has the field.
         return self.anthropic.messages.create(**{"model": NAME, "max_tokens": 60, "extra_body": {"temperature": 0},
                                                  "messages": [{"role": "user", "content": text}], **fields})
 

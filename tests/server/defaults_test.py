@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Sampling parameters that a request or a command line leaves out come from the model's generation_config.json."""
+"""Tests that sampling parameters which a request or a command line leaves out come from generation_config.json."""
 import contextlib
 import json
 import pathlib
@@ -17,7 +17,7 @@ HIGH = 5.0  # moesaic-tiny answers most questions alike at lower temperatures
 
 @contextlib.contextmanager
 def model(**defaults):
-    """moesaic-tiny with another generation_config.json."""
+    """Makes a folder of moesaic-tiny with another generation_config.json."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         for file in MODEL.iterdir():
@@ -35,7 +35,7 @@ def message_text(server, **fields):
 
 
 def echoed(server, **fields):
-    """The sampling parameters that a response names."""
+    """Returns the temperature and top_p of a response."""
     status, answer = server.json("POST", "/v1/responses", {"input": STORY, "max_output_tokens": 1, **fields})
     assert status == 200, answer
     return round(answer["temperature"], 4), round(answer["top_p"], 4)
@@ -82,7 +82,7 @@ class OfTheServer(unittest.TestCase):
 
 class OfTheVerbs(unittest.TestCase):
     def texts(self, folder, *flags):
-        """The outputs of generate, and of chat with a pipe."""
+        """Yields the outputs of generate, and of chat with a pipe."""
         common = ["--max-tokens", "40", "--seed", "1", "--ignore-eos", *flags]
         for verb, text in ((["generate", folder, "--prompt", "zebra flux"], None), (["chat", folder], STORY + "\n")):
             done = subprocess.run([BINARY, *verb, *common], input=text, capture_output=True, text=True,

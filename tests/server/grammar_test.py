@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Hostile grammars: each is refused with a 400 that names the field and the fault, or answered, and the server goes on."""
+"""Tests hostile grammars. The server refuses each with a 400 that names the field and the fault, or answers it, and
+continues to serve."""
 import json
 import socket
 import threading
@@ -34,7 +35,7 @@ LOOPS = [
     {"type": "object", "properties": {"a": {"$ref": "#/$defs/x"}},
      "$defs": {"x": {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/x"}}}},
 ]
-# (fields, the field that is named, a part of the message)
+# (fields, name of the field in the error, part of the message)
 REFUSED = [
     ({"response_format": schema_format({"$ref": "#"})}, "response_format.json_schema.schema", "no finite text"),
     ({"guided_json": {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}},
@@ -57,7 +58,7 @@ REFUSED = [
     *((forced(schema), "tools", "no finite text") for schema in LOOPS),
     *(({"guided_json": schema}, "guided_json", "no finite text") for schema in LOOPS),
 ]
-# Large repetitions are cheap: they are answered.
+# Large repetitions are cheap, so that the server answers them.
 ANSWERED = [
     {"guided_regex": "[a-z]{1,100000}"},
     {"guided_json": {"type": "string", "minLength": 100_000, "maxLength": 1_000_000}},
@@ -66,7 +67,7 @@ ANSWERED = [
     {"guided_json": {"type": "object", "properties": {"a": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}, "required": ["a"]}},
     {"guided_json": {"type": "array", "items": {"$ref": "#"}}},
 ]
-# Its first masks are cheap. Each token multiplies the ways to split the text, until a mask exceeds its fuel.
+# The first masks of this regex are cheap. Each token multiplies the ways to split the text, until a mask exceeds its fuel.
 FAILS_LATE = "(([a-z]{1,1000}){1,1000}){1,1000}"
 
 
@@ -132,7 +133,7 @@ class Grammar(unittest.TestCase):
             self.assertEqual(server.json("POST", CHAT, chat("Hi", guided_regex="a" * 10))[0], 200)
 
     def test_clients_that_leave_and_a_drain_leave_nothing(self):
-        """Clients leave while their grammars are compiled; then the server drains while others wait."""
+        """Clients leave while their grammars are compiled. Then the server drains while other clients wait."""
         server_body = json.dumps(chat("Hi", max_tokens=4, guided_regex=r"\w?" * 4000)).encode()
         with serving("--grammar-cache", "0") as server:
             for _ in range(8):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The server's HTTP side: errors that name the field, limits, keys, CORS, draining, metrics, cancellation."""
+"""Tests the server's HTTP API: errors that name the field, limits, keys, CORS, draining, metrics, cancellation."""
 import http.client
 import json
 import os
@@ -233,7 +233,7 @@ class Api(ServingCase):
     def test_cancels_when_the_client_leaves(self):
         self.server.wait_until_quiet()
         for stream in (True, False):
-            for half in (False, True):  # whether the client has ended its sending side before
+            for half in (False, True):  # True: the client ends its sending side first
                 before = self.server.aborted()
 
                 def cancelled():
@@ -285,7 +285,7 @@ class Settings(unittest.TestCase):
     def test_keys_of_a_file_are_taken_whole(self):
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder) / "serve.toml"
-            file.write_text("api-key = \"one#two, three\"  # and this is none\nserved-model-name = 'm#1'\n")
+            file.write_text("api-key = \"one#two, three\"  # a comment\nserved-model-name = 'm#1'\n")
             with serving("--config", file) as server:
                 for key, status in [("one#two, three", 200), ("one", 401), ("one#two", 401)]:
                     self.assertEqual(server.request("GET", "/v1/models", headers={"x-api-key": key})[0], status)
@@ -293,7 +293,7 @@ class Settings(unittest.TestCase):
                 self.assertEqual([m["id"] for m in models], ["m#1"])
 
     def test_says_that_the_model_is_being_loaded(self):
-        """Whoever comes between the port and the model gets 503 and why; who comes later, an answer."""
+        """Requests while the model is being loaded get 503 with the reason. Later requests get an answer."""
         with socket.create_server(("127.0.0.4", 0)) as free:
             port = free.getsockname()[1]
         started = []
@@ -309,12 +309,12 @@ class Settings(unittest.TestCase):
                 said[answer.status] = answer.read()
                 return answer.status
             except OSError:
-                return None  # nobody there yet
+                return None  # the port is not open yet
         until(lambda: status() == 200)
         thread.join()
         self.assertEqual(started[0].stop(), 0)
         self.assertLessEqual(set(said), {200, 503})
-        if 503 in said:  # this machine was quick enough to see it; HttpServer's own test always does
+        if 503 in said:  # a slow machine may miss it; the unit test of HttpServer always sees it
             self.assertEqual(json.loads(said[503])["error"]["message"], "the model is still being loaded")
 
     def test_refuses_an_empty_key(self):
@@ -341,7 +341,7 @@ class Settings(unittest.TestCase):
             self.assertEqual((status, answer["error"]["code"]), (400, "previous_response_not_found"))
             self.assertEqual(ask(previous_response_id=ids[2])[0], 200)
             self.assertEqual(server.request("DELETE", f"/v1/responses/{ids[2]}", headers=one)[0], 200)
-            # Conversations count among the kept responses and belong to their key likewise.
+            # Conversations count as stored responses and belong to their key as well.
             talk = server.json("POST", "/v1/conversations", {"items": [{"role": "user", "content": "Hi"}]}, one)[1]["id"]
             self.assertEqual(server.request("GET", f"/v1/conversations/{talk}/items", headers=one)[0], 200)
             for method, path in [("GET", ""), ("DELETE", ""), ("POST", ""), ("GET", "/items"), ("POST", "/items")]:
@@ -422,7 +422,7 @@ class Settings(unittest.TestCase):
             self.assertEqual((status, last["finish_reason"], last["stop_reason"]), (200, "length", "deadline"))
 
     def test_survives_being_killed(self):
-        address = "--host", "127.0.0.2"  # where nobody else takes the port meanwhile
+        address = "--host", "127.0.0.2"  # no other test uses a port of this address
         server = Server(*address)
         server.json("POST", CHAT, chat("Hi", max_tokens=4))
         port = server.port

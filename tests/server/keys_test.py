@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""API keys as tenants: whose blocks are found, who may see what concerns others, limits, usage, reload."""
+"""Tests API keys: separation of cached blocks, admin permissions, limits, usage, reload."""
 import atexit
 import json
 import os
@@ -20,7 +20,7 @@ def bearer(key):
 
 
 class KeyFile:
-    """A key file, and the flags that name it."""
+    """Writes a key file and returns the flags that name it."""
 
     def __init__(self, text):
         self.folder = tempfile.TemporaryDirectory()
@@ -38,7 +38,7 @@ class KeyFile:
 
 
 def cached(server, key, **fields):
-    """Cached tokens of the long prompt, asked with `key`."""
+    """Returns the cached tokens of the long prompt, requested with `key`."""
     status, answer = server.json("POST", CHAT, chat(LONG, max_tokens=1, **fields), bearer(key) if key else None)
     assert status == 200, answer
     return answer["usage"]["prompt_tokens_details"]["cached_tokens"]

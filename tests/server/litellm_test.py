@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""LiteLLM, through which many agents speak, against the server on models/moesaic-tiny."""
+"""Tests LiteLLM, which many agents use, with the server on models/moesaic-tiny."""
 import asyncio
 import json
 import os
 import unittest
 
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # no look-ups outside
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # disables requests to other servers
 
 import litellm
 

@@ -1,5 +1,5 @@
-"""A pytest plugin for the OpenAI client's own tests. These name objects that a mock server knows; here each test gets objects
-of its own, made when a request first names them, so that a real server can answer."""
+"""A pytest plugin for the OpenAI client's own tests. They name objects of a mock server. This plugin creates the objects on
+the real server when a request first names them, for each test."""
 import json
 import os
 import urllib.request
@@ -20,7 +20,7 @@ def post(path, body):
 
 
 def make(name):
-    """The id that stands for `name` in this test."""
+    """Returns the id that replaces `name` in this test."""
     if name in RESPONSES:
         made[name] = post("/responses", {"input": "Hi", "max_output_tokens": 1})["id"]
     elif name not in made:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`moesaic serve --tls-cert --tls-key`: handshakes, streams, half-closed clients, reload, and files that can't be used."""
+"""Tests `moesaic serve --tls-cert --tls-key`: handshakes, streams, half-closed clients, reload, and invalid files."""
 import json
 import pathlib
 import re
@@ -29,7 +29,7 @@ def trusting(certificate, **settings):
 
 
 def healthy(client):
-    """Whether the connection answers, and is kept."""
+    """Returns True if the connection answers and stays open."""
     client.sendall(GET)
     answer = b""
     while not answer.endswith(b'{"status":"ok"}'):
@@ -48,7 +48,7 @@ def read_all(client):
 
 
 class HalfClosing:
-    """A TLS client that can say close_notify and still read. Python's SSLSocket cannot."""
+    """A TLS client that can send close_notify and still read, unlike Python's SSLSocket."""
 
     def __init__(self, server, context):
         self.socket = socket.create_connection((server.host, server.port), timeout=ANSWER_SECONDS)
@@ -127,7 +127,7 @@ class Tls(ServingCase):
         old = trusting(self.certificate)
         old.set_ciphers("ALL:@SECLEVEL=0")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # that is what is tested
+            warnings.simplefilter("ignore", DeprecationWarning)  # the test uses a deprecated version on purpose
             old.minimum_version, old.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
         weak = trusting(self.certificate, maximum_version=ssl.TLSVersion.TLSv1_2)
         weak.set_ciphers("ECDHE-ECDSA-AES128-SHA:@SECLEVEL=0")
@@ -172,7 +172,7 @@ class Tls(ServingCase):
     def test_says_its_end(self):
         with self.context.wrap_socket(self.raw(), server_hostname="models.example", suppress_ragged_eofs=False) as client:
             client.sendall(GET.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
-            self.assertTrue(read_all(client).endswith(b'{"status":"ok"}'))  # without close_notify it raises
+            self.assertTrue(read_all(client).endswith(b'{"status":"ok"}'))  # it raises an error without close_notify
 
     def test_answers_a_client_that_sends_no_more(self):
         post = wire(CHAT, json.dumps(chat("Hi", max_tokens=50, ignore_eos=True)).encode())
@@ -185,7 +185,7 @@ class Tls(ServingCase):
             client.socket.close()
             with self.connect() as client:
                 client.sendall(request)
-                socket.socket.shutdown(client, socket.SHUT_WR)  # the end of TCP without close_notify
+                socket.socket.shutdown(client, socket.SHUT_WR)  # ends TCP without close_notify
                 self.assertIn(b"HTTP/1.1 200 OK\r\n", read_all(client))
 
     def test_cancels_when_the_client_leaves(self):
@@ -214,7 +214,7 @@ class Reload(unittest.TestCase):
             server = Server("--tls-cert", files[0], "--tls-key", files[1])
 
             def presented():
-                """The name in the certificate that a new connection gets."""
+                """Returns the name in the certificate of a new connection."""
                 with socket.create_connection((server.host, server.port), timeout=ANSWER_SECONDS) as client:
                     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
                     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -231,7 +231,7 @@ class Reload(unittest.TestCase):
             server.process.send_signal(signal.SIGHUP)
             until(lambda: presented() == "second.example")
             self.assertTrue(healthy(kept))
-            # A key of another certificate: the former pair stays in use.
+            # The former pair stays in use when the key belongs to another certificate.
             shutil.copy(first[1], files[1])
             server.process.send_signal(signal.SIGHUP)
             until(lambda: logged("the old state stays in use"))

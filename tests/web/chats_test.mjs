@@ -1,4 +1,4 @@
-// Many conversations: stored, renamed, deleted and brought back, exported and imported, and the same in every tab.
+// Tests the list of conversations: storage, names, deletion with undo, export, import, and other tabs.
 import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
 import test from "node:test";

@@ -1,4 +1,4 @@
-// The chat in Chromium, on models/moesaic-tiny: answers, branches, tools, keys, settings, and nothing lost by a reload.
+// Tests the chat in Chromium on models/moesaic-tiny: answers, branches, tools, keys, settings and reloads.
 import assert from "node:assert/strict";
 import test from "node:test";
 import { CHAT, ON_PHONE, answer, answerWith, answerWithoutEnd, ask, noSidewaysScroll, open, ready, send, set, settled, shot, withPage } from "./browser.mjs";
@@ -23,7 +23,7 @@ test("a message is sent, its answer streams, and a reload keeps both", () => wit
       .observe(document.getElementById("thread"), { childList: true, subtree: true, characterData: true });
   });
   await send(page, "Tell me a story.");
-  await page.waitForFunction(() => window.lengths.size > 3); // the text comes in pieces
+  await page.waitForFunction(() => window.lengths.size > 3); // the text arrives in pieces
   await page.click("#stop");
   await settled(page);
   const before = await said(page);
@@ -197,7 +197,7 @@ test("errors are shown where they belong", () => withPage({}, async (page, fault
   await answer(page).getByText("Regenerate").click();
   await page.locator(".turn").getByText("pages of this origin").waitFor();
   assert.equal(await page.locator("#settings").isVisible(), false, "no key would help");
-  faults.length = 0; // the console has the failed requests
+  faults.length = 0; // the console reports the failed requests
 }));
 
 test("a refused key opens the settings at the key, with the reason", () => withPage({}, async (page, faults) => {
@@ -264,7 +264,7 @@ test("a refused state is asked for again only with other keys or when the view i
   await page.click("#tab-operations");
   await readTwice();
   assert.equal(asked, 3);
-  faults.length = 0; // the console has the refusals
+  faults.length = 0; // the console reports the refusals
 }));
 
 test("where site data is blocked the page works, and keeps what is done until it is left", () => withPage({}, async (page) => {

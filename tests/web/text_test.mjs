@@ -1,4 +1,4 @@
-// Answers as text: Markdown of GitHub, code, math, and nothing that a model could use against the reader.
+// Tests formatted answers: GitHub's Markdown, code, math, and the removal of harmful HTML.
 import assert from "node:assert/strict";
 import test from "node:test";
 import { ON_PHONE, allowRefusals, answer, answerWith, ask, noSidewaysScroll, open, shot, url, withPage } from "./browser.mjs";
@@ -84,7 +84,7 @@ test("each kind of Markdown has its element", () => withPage({}, async (page) =>
 test("what is drawn late at the end of an answer stays in view", () => withPage({}, async (page) => {
   await open(page);
   await page.waitForFunction(() => performance.now() > 5000);
-  await page.evaluate(() => { // as a formula does whose library is loaded late
+  await page.evaluate(() => { // like a formula whose library is loaded late
     const observer = new MutationObserver(() => {
       const turn = document.querySelector(".turn.assistant:last-child:not(.pending)");
       if (!turn?.querySelector("footer")) return;
@@ -191,7 +191,7 @@ test("a growing text is drawn as the whole text is, and each block once", () => 
       assert.equal(grown, whole, `${name} in steps of ${step}`);
     }
   }
-  // A text that continues after its end is drawn as one, too.
+  // A text that continues after its end is rendered as one text too.
   const [resumed, whole] = await page.evaluate(async () => {
     const { MarkdownView } = await import(new URL("js/markdown.js", location.href));
     const roots = [0, 1].map(() => document.createElement("div"));
@@ -202,7 +202,7 @@ test("a growing text is drawn as the whole text is, and each block once", () => 
     return roots.map((root) => root.innerHTML);
   });
   assert.equal(resumed, whole);
-  // The nodes made for a text of n paragraphs, in steps of a few characters, grow as n does and not as its square.
+  // The number of nodes created for a text of n paragraphs, in steps of a few characters, is linear in n.
   const made = await page.evaluate(async () => {
     const { MarkdownView } = await import(new URL("js/markdown.js", location.href));
     const count = async (source) => {

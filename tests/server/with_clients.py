@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Runs a test script in a virtual environment with the packages of a requirements file. Makes the environment once.
 
-Usage: with_clients.py ENVIRONMENT_FOLDER REQUIREMENTS SCRIPT. When the packages cannot be installed, it fails if the
-environment has CI, and else exits with status 77 (skipped) and prints the reason.
+Usage: with_clients.py ENVIRONMENT_FOLDER REQUIREMENTS SCRIPT. When the packages cannot be installed, it prints the reason. It
+then fails if the environment has CI, and else exits with status 77 (skipped).
 """
 import fcntl
 import hashlib

@@ -2,8 +2,8 @@
 """Runs a JavaScript test against a server with the packages of its package-lock.json. Installs them once.
 
 Usage: with_node.py BUILD_FOLDER SCRIPT [--chromium]. The script finds the server in MOESAIC_URL and the browser, if it needs
-one, in CHROMIUM. It may write files to MOESAIC_OUT. When Node.js, the packages or the browser are missing, the test fails if
-the environment has CI, and else exits with status 77 (skipped) and prints the reason.
+one, in CHROMIUM. It may write files to MOESAIC_OUT. When Node.js, the packages or the browser are missing, it prints the
+reason. It then fails if the environment has CI, and else exits with status 77 (skipped).
 """
 import fcntl
 import hashlib

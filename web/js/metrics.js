@@ -31,8 +31,8 @@ function buckets(families, name) {
   return [...counts].sort((a, b) => a[0] - b[0]);
 }
 
-/// Returns the quantiles `qs` of the values that a histogram counted from `before` to `now`, interpolated within a
-/// bucket as in Prometheus, or null if it counted none.
+/// Returns the quantiles `qs` of the values that a histogram counted from `before` to `now`, or null if it counted none.
+/// Interpolates within a bucket as Prometheus does.
 export function quantiles(before, now, name, qs) {
   const old = new Map(buckets(before, name));
   const grown = buckets(now, name).map(([bound, count]) => [bound, count - (old.get(bound) ?? 0)]);

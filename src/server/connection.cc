@@ -1,6 +1,7 @@
 #include "server/connection.h"
 
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <boost/asio/dispatch.hpp>
@@ -219,6 +220,7 @@ void Connection::Dispatch() {
 // of the client's side does not show that it has closed, since a client that waits for the answer may end it
 // too. After bytes that are not read, the end is not seen at all.
 void Connection::ProbeLater() {
+  spdlog::debug("connection of {}: probing the client", stream_->PeerAddress());
   if (!std::exchange(watching_, true)) stream_->AwaitReset(shared_from_this());
   probe_after_ = shared_->options.half_close_grace;
   probe_.expires_after(probe_after_);
@@ -351,7 +353,24 @@ void Connection::Finish() {
 
 void Connection::OnExpired() {
   if (phase_ == Phase::kIdle) return Finish();
+  spdlog::debug("connection of {}: closed by a time limit while {}", stream_->PeerAddress(), Activity());
   ClientLeft();
+}
+
+const char* Connection::Activity() const {
+  switch (phase_) {
+    case Phase::kOpening:
+      return "opening TLS";
+    case Phase::kHead:
+      return "reading a header";
+    case Phase::kBody:
+      return "reading a body";
+    case Phase::kAnswering:
+    case Phase::kRefusing:
+      return "writing an answer";
+    default:
+      return "closing";
+  }
 }
 
 void Connection::ClientLeft() {

@@ -105,6 +105,7 @@ class Connection final : public StreamEvents, public std::enable_shared_from_thi
   void OnFinished() override { Close(); }
   void ClientLeft();
   void Close();
+  const char* Activity() const;  // for the log
   std::string HeadText(int status, const Headers& headers, std::optional<size_t> length) const;
 
   boost::asio::any_io_executor executor() const { return executor_; }

@@ -1,5 +1,7 @@
 #include "server/generation.h"
 
+#include <spdlog/spdlog.h>
+
 #include <chrono>
 #include <optional>
 #include <span>
@@ -15,6 +17,9 @@ namespace moesaic::server {
 namespace {
 
 using engine::Clock;
+
+// Longer waits for admission are logged.
+constexpr std::chrono::seconds kLongWait{5};
 
 double Seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
 
@@ -56,23 +61,35 @@ class Generation : public std::enable_shared_from_this<Generation> {
   Status Submit() {
     Status status = Contained(spec_.id, [this] { return SubmitAll(); });
     if (!status.ok()) {
+      spdlog::debug("{}: not submitted: {}", spec_.id, Message(status));
       Cancel();
       finished_ = true;
     }
     return status;
   }
 
-  void Cancel() {
+  // Returns the number of choices that were running.
+  int Cancel() {
+    int cancelled = 0;
     for (const Choice& choice : choices_) {
-      if (!choice.done) context_.model.engine->Cancel(choice.request);
+      if (choice.done) continue;
+      context_.model.engine->Cancel(choice.request);
+      ++cancelled;
     }
+    return cancelled;
   }
 
   void ClientLeft() {
     finished_ = true;  // the sink gets no further calls
     compiling_ = text::GrammarPool::Ticket();
     writer_.reset();
-    Cancel();
+    if (const int cancelled = Cancel(); cancelled > 0) {
+      spdlog::info("{}: client left after {:.1f} s and {} tokens; cancelled {} choices", spec_.id,
+                   Seconds(Clock::now() - arrived_), usage_.completion_tokens, cancelled);
+    } else if (!started_) {
+      spdlog::info("{}: client left after {:.1f} s, before its request was submitted", spec_.id,
+                   Seconds(Clock::now() - arrived_));
+    }
   }
 
   // Sends an error to the client: the server ends before the answer is complete.
@@ -102,6 +119,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
     if (finished_) return;  // the client has left
     Status status = Refusal(grammars.status());
     if (grammars.ok()) {
+      spdlog::debug("{}: grammar of '{}' ready after {:.3f} s", spec_.id, spec_.grammar->param,
+                    Seconds(Clock::now() - arrived_));
       grammars_ = *std::move(grammars);
       status = Submit();
     }
@@ -121,6 +140,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   Status Refusal(const Status& status) {
     if (status.ok()) return status;
     if (status.code() == StatusCode::kInvalidArgument) context_.metrics.Failed("grammar_refused");
+    spdlog::debug("{}: grammar of '{}' refused: {}", spec_.id, spec_.grammar->param, Message(status));
     return GrammarRefused(spec_.grammar->param, status);
   }
 
@@ -137,6 +157,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
     for (size_t i = 0; i < count; ++i) {
       RETURN_IF_ERROR(SubmitChoice(static_cast<int>(i)));
     }
+    spdlog::debug("{}: submitted {} choices with {} prompt tokens, trace {}", spec_.id, count,
+                  usage_.prompt_tokens, spec_.trace.trace_id);
     if (spec_.tenant != nullptr) spec_.tenant->ChargePrompt(usage_.prompt_tokens);
     started_ = true;
     writer_.reset();  // the sink has the writer
@@ -228,6 +250,9 @@ class Generation : public std::enable_shared_from_this<Generation> {
     if (choice.outputs == 0) {
       choice.first = at;
       context_.metrics.FirstToken(Seconds(at - choice.submitted));
+      spdlog::debug("{}: first token of choice {} after {:.3f} s, {} of {} prompt tokens were cached",
+                    spec_.id, choice.delta.choice, Seconds(at - choice.submitted),
+                    choice.live->cached_tokens.load(), choice.live->prompt_tokens);
     } else {
       context_.metrics.InterToken(Seconds(at - choice.last));
     }
@@ -317,8 +342,12 @@ class Generation : public std::enable_shared_from_this<Generation> {
     const Status status = Contained(spec_.id, work);
     if (status.ok()) return;
     finished_ = true;
-    Cancel();
-    sink_->Failed(ErrorOf(status));
+    const int cancelled = Cancel();
+    const ApiError error = ErrorOf(status);
+    const auto level = error.http_status < 500 ? spdlog::level::info : spdlog::level::warn;
+    spdlog::log(level, "{}: failed after {} tokens: {}; cancelled {} choices", spec_.id,
+                usage_.completion_tokens, error.message, cancelled);
+    sink_->Failed(error);
   }
 
   void Record(const Choice& choice, const engine::TokenEvent& event, Clock::time_point at) {
@@ -354,7 +383,19 @@ class Generation : public std::enable_shared_from_this<Generation> {
         record.finish = "stop";
     }
     context_.metrics.Choice(record);
+    Log(choice, event, record);
     Trace(choice, record, start, at);
+  }
+
+  void Log(const Choice& choice, const engine::TokenEvent& event, const ChoiceRecord& record) const {
+    const int index = choice.delta.choice;
+    if (record.queue > Seconds(kLongWait)) {
+      spdlog::info("{}: choice {} waited {:.1f} s for its first step", spec_.id, index, record.queue);
+    }
+    const bool by_deadline = event.finish == engine::FinishReason::kDeadline;
+    spdlog::log(by_deadline ? spdlog::level::info : spdlog::level::debug,
+                "{}: choice {} ended after {:.2f} s with {} tokens: {}", spec_.id, index, record.whole,
+                record.output_tokens, record.finish);
   }
 
   void Trace(const Choice& choice, const ChoiceRecord& record, Clock::time_point start,

@@ -124,6 +124,7 @@ class AsioHttpServer final : public HttpServer {
     acceptor_.async_accept(asio::make_strand(io_), [this](ErrorCode error, Tcp::socket socket) {
       if (error == asio::error::operation_aborted || !acceptor_.is_open()) return;
       if (error) {
+        LogAcceptError(error);
         pause_.expires_after(kAcceptPause);
         pause_.async_wait([this](ErrorCode stopped) {
           if (!stopped && acceptor_.is_open()) Accept();
@@ -145,6 +146,8 @@ class AsioHttpServer final : public HttpServer {
     socket.set_option(Tcp::no_delay(true), ignored);
     const std::lock_guard lock(mutex_);
     if (stopping_) return;
+    spdlog::debug("{} a connection; {} are open", full ? "refusing" : "accepted",
+                  shared_->connections.load());
     auto stream = tls_ ? TlsStream(std::move(socket), tls_) : PlainStream(std::move(socket));
     const auto connection = std::make_shared<Connection>(
         std::move(stream), shared_, full ? Connection::Admission::kRefuse : Connection::Admission::kServe);
@@ -153,12 +156,21 @@ class AsioHttpServer final : public HttpServer {
     connection->Run();
   }
 
-  // Logs at most one line a second, so that a flood of connections does not flood the log.
+  // Returns true at most once a second, so that a flood of connections does not flood the log.
+  bool MayLog() {
+    const auto now = std::chrono::steady_clock::now();
+    if (now - logged_ < std::chrono::seconds(1)) return false;
+    logged_ = now;
+    return true;
+  }
+
+  void LogAcceptError(const ErrorCode& error) {
+    if (MayLog()) spdlog::warn("cannot accept connections: {}; {} are open", error.message(), connections());
+  }
+
   void LogFull() {
     ++closed_;
-    const auto now = std::chrono::steady_clock::now();
-    if (now - logged_ < std::chrono::seconds(1)) return;
-    logged_ = now;
+    if (!MayLog()) return;
     spdlog::warn("closed {} connections without an answer: {} are open and {} are being refused",
                  std::exchange(closed_, 0), shared_->connections.load(), shared_->refused_connections.load());
   }
@@ -169,8 +181,8 @@ class AsioHttpServer final : public HttpServer {
   Tcp::acceptor acceptor_;
   asio::steady_timer pause_;
   int port_ = 0;
-  int64_t closed_ = 0;                            // connections closed since the last line of LogFull()
-  std::chrono::steady_clock::time_point logged_;  // time of the last line of LogFull()
+  int64_t closed_ = 0;                            // connections closed since the last line about them
+  std::chrono::steady_clock::time_point logged_;  // time of the last line
   std::mutex mutex_;
   std::vector<std::weak_ptr<Connection>> open_;
   std::shared_ptr<const TlsContext> tls_;  // guarded by the mutex; null for plain HTTP

@@ -1,5 +1,7 @@
 #include "server/router.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -369,6 +371,8 @@ void Router::Handle(HttpRequest request, std::shared_ptr<ResponseWriter> writer,
   call.client = holder ? call.owner : request.peer;
   const auto answer =
       std::make_shared<Answer>(*this, *route, request, std::move(writer), std::move(headers), call.tenant);
+  spdlog::debug("request {}: {} {} of {} with {} bytes", answer->request_id(), request.method, request.path,
+                request.peer, request.body.size());
   call.writer = answer;
   call.request = std::move(request);
   if (options_.request_timeout.count() > 0) call.deadline = Clock::now() + options_.request_timeout;

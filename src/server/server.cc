@@ -1,5 +1,7 @@
 #include "server/server.h"
 
+#include <spdlog/spdlog.h>
+
 #include <utility>
 
 #include "server/answer.h"
@@ -138,6 +140,7 @@ class HttpApi : public Server {
     });
     router_.Add("POST", "/reset_prefix_cache", Access::kAdmin, [this](Call& call) {
       model_.engine->ClearCache();
+      spdlog::info("prefix cache cleared by {}", call.client);
       SendJson(*call.writer, {{"status", "ok"}});
       return OkStatus();
     });

@@ -150,6 +150,23 @@ class Logs(unittest.TestCase):
         server.request("GET", "/v1/models")
         self.assertEqual(self.stopped(server), [])
 
+    def test_the_log_follows_loading_generations_and_draining(self):
+        server = self.server("--log-level", "debug")
+        self.assertEqual(server.json("POST", CHAT, chat("Hi", max_tokens=1))[0], 200)
+
+        def left():
+            with server.holding():
+                pass
+            server.wait_until_quiet()
+            return "client left after" in server.read_log()
+        until(left)
+        log = "\n".join(self.stopped(server))
+        for part in ("read the tokenizer in ", "requests get 503 until the model is loaded", " of weights in ", "ready after ",
+                     "accepted a connection", "POST /v1/chat/completions of 127.0.0.1 with ", "submitted 1 choices with ",
+                     "first token of choice 0 after ", "choice 0 ended after ", "; cancelled ", "draining: at most ",
+                     "drained: all answers ended after ", "engine idle after ", "stopped"):
+            self.assertIn(part, log)
+
     def test_a_rotated_file_is_opened_again(self):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "serve.log"

@@ -233,17 +233,19 @@ class Api(ServingCase):
     def test_cancels_when_the_client_leaves(self):
         self.server.wait_until_quiet()
         for stream in (True, False):
-            for half in (False, True):  # True: the client ends its sending side first
+            for leave in ("at once", "half-closed", "after a flood"):
                 before = self.server.aborted()
 
                 def cancelled():
                     with self.server.holding(stream) as client:
-                        if half:
+                        if leave == "half-closed":
                             client.shutdown(socket.SHUT_WR)
                             client.recv(65536)  # the server probes it, or streams
+                        elif leave == "after a flood":
+                            client.sendall(b"x" * 200_000)  # more than the server reads ahead
                     self.server.wait_until_quiet()
                     return self.server.aborted() > before
-                with self.subTest(stream=stream, half=half):
+                with self.subTest(stream=stream, leave=leave):
                     until(cancelled)
 
     def test_answers_a_client_that_sends_no_more(self):

@@ -16,7 +16,7 @@
 namespace moesaic::server {
 namespace {
 
-constexpr size_t kMostNameBytes = 64;
+constexpr size_t kMaxNameBytes = 64;
 constexpr std::string_view kTenantPrefix = "key:", kSaltPrefix = "salt:";
 
 std::string Digest(std::string_view key) {
@@ -26,7 +26,7 @@ std::string Digest(std::string_view key) {
 }
 
 bool UsableName(std::string_view name) {
-  return name.size() <= kMostNameBytes && std::all_of(name.begin(), name.end(), [](unsigned char c) {
+  return name.size() <= kMaxNameBytes && std::all_of(name.begin(), name.end(), [](unsigned char c) {
            return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-';
          });
 }
@@ -73,7 +73,7 @@ StatusOr<KeyEntry> ParseLine(std::string_view line) {
   entry.name = std::string(words[0]);
   if (!UsableName(words[0])) {
     return InvalidArgument("a name has letters, digits, '.', '_' and '-', at most {}, found \"{}\"",
-                           kMostNameBytes, words[0]);
+                           kMaxNameBytes, words[0]);
   }
   if (words[0].starts_with("api-key-") || words[0].starts_with("admin-key-")) {
     return InvalidArgument(

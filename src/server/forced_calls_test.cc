@@ -215,7 +215,7 @@ TEST(ForcedCalls, RefuseNamesThatTheMarksCannotHold) {
   EXPECT_TRUE(ForcedCalls(TinyModel(text::ToolFormat::kHermes), odd).ok());
 }
 
-TEST(ForcedCalls, AreNoneUnlessAskedFor) {
+TEST(ForcedCalls, NeedAToolChoiceThatRequiresThem) {
   EXPECT_FALSE(ForcedCalls(TinyModel(text::ToolFormat::kHermes), Asks(ToolUse::kAuto)).value().has_value());
 }
 

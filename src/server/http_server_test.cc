@@ -30,7 +30,7 @@ HttpHooks Answering(const std::function<std::string()>& body) {
 }
 
 // Hooks may use the server itself, so that none may run before Start.
-TEST(HttpServer, AnswersWhoCameBeforeTheStart) {
+TEST(HttpServer, AnswersClientsThatConnectedBeforeTheStart) {
   auto server = HttpServer::Listen(kAnyPort);
   ASSERT_TRUE(server.ok()) << Message(server.status());
   ASSERT_GT((*server)->port(), 0);
@@ -44,7 +44,7 @@ TEST(HttpServer, AnswersWhoCameBeforeTheStart) {
   EXPECT_TRUE(answer.ends_with("\r\n\r\n1 here")) << answer;
 }
 
-TEST(HttpServer, SaysThatTheModelIsBeingLoadedUntilItIsThere) {
+TEST(HttpServer, Answers503WhileTheModelIsBeingLoaded) {
   auto server = HttpServer::Listen(kAnyPort);
   ASSERT_TRUE(server.ok()) << Message(server.status());
   (*server)->Start(LoadingHooks());
@@ -132,7 +132,7 @@ TEST(HttpServer, ProbesAClientThatSendsNoMoreAndAnswersIt) {
   EXPECT_TRUE(answer.ends_with("connection: close\r\n\r\nlate")) << answer;
 }
 
-TEST(HttpServer, SeesThatAClientClosed) {
+TEST(HttpServer, NoticesAClosedClient) {
   HeldRequest request;
   std::shared_ptr<ResponseWriter> writer;
   {
@@ -143,7 +143,7 @@ TEST(HttpServer, SeesThatAClientClosed) {
   EXPECT_TRUE(request.Left());
 }
 
-TEST(HttpServer, SeesThatAClientClosedAfterItSentNoMore) {
+TEST(HttpServer, NoticesAClosedClientThatHadEndedItsSendingSide) {
   HeldRequest request;
   std::shared_ptr<ResponseWriter> writer;
   {
@@ -156,7 +156,7 @@ TEST(HttpServer, SeesThatAClientClosedAfterItSentNoMore) {
   EXPECT_TRUE(request.Left());
 }
 
-TEST(HttpServer, TakesTheEndOfSendingForALeaveInHttp10) {
+TEST(HttpServer, TreatsTheEndOfSendingAsALeaveInHttp10) {
   HeldRequest request;
   TestClient client(request.port());
   client.Send("GET / HTTP/1.0\r\n\r\n");
@@ -168,7 +168,7 @@ TEST(HttpServer, TakesTheEndOfSendingForALeaveInHttp10) {
 
 // The server reads bytes ahead of the answer up to a limit. When a client that has sent more leaves, no read
 // is pending that would report it.
-TEST(HttpServer, SeesThatAClientClosedAfterItFilledThePipeline) {
+TEST(HttpServer, NoticesAClosedClientThatFilledThePipeline) {
   for (const size_t ahead : {200 << 10, 1 << 20}) {
     HeldRequest request;
     std::shared_ptr<ResponseWriter> writer;
@@ -183,7 +183,7 @@ TEST(HttpServer, SeesThatAClientClosedAfterItFilledThePipeline) {
   }
 }
 
-TEST(HttpServer, SeesThatAClientClosedAfterALastRequestAndMuchElse) {
+TEST(HttpServer, NoticesAClosedClientThatSentBytesAfterItsLastRequest) {
   HeldRequest request;
   std::shared_ptr<ResponseWriter> writer;
   {
@@ -259,7 +259,7 @@ TEST(HttpServer, ProbesAnEventStreamWithComments) {
   EXPECT_TRUE(request.Left());
 }
 
-TEST(HttpServer, SaysThatARequestWasCutOff) {
+TEST(HttpServer, Answers400ToARequestThatWasCutOff) {
   const auto server = HttpServer::Listen(kAnyPort).value();
   server->Start(Answering([] { return "here"; }));
   for (const char* part : {"GET / HT", "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nab",

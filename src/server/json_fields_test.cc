@@ -7,7 +7,7 @@
 namespace moesaic::server {
 namespace {
 
-TEST(ParseJson, TakesWhatTheStandardDoes) {
+TEST(ParseJson, AcceptsTheTextsOfTheStandard) {
   for (const char* text :
        {"{}", " [1, -0.5e+3, true, null, \"\\u00e9\\ud83d\\ude00\"]\n", "\"x\"", "0", "{\"a\":{\"a\":[]}}"}) {
     EXPECT_TRUE(ParseJson(text).ok()) << text;

@@ -158,7 +158,7 @@ void AddGeneration(Object& body, const ServedModel& model) {
   const Json session = Object()
                            .May("state", Words({"continues", "ends", ""}))
                            .May("tokens", Integer(0, std::numeric_limits<int64_t>::max()))
-                           .May("returns_in", Number(0, kMostReturnSeconds))
+                           .May("returns_in", Number(0, kMaxReturnSeconds))
                            .Take();
   body.May("model", ModelName(model))
       .May("temperature", Number(0, 100))

@@ -23,7 +23,7 @@ TEST(TokenBucket, RefillsEvenlyUpToItsLimit) {
   EXPECT_EQ(bucket.Look(start + seconds(1000)).remaining, 2);
 }
 
-TEST(TokenBucket, GoesIntoDebtByWhatWasUsed) {
+TEST(TokenBucket, BecomesNegativeByUsedUnits) {
   const TokenBucket::Clock::time_point start{seconds(1000)};
   TokenBucket bucket;
   bucket.SetLimit(60, start);

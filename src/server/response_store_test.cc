@@ -34,7 +34,7 @@ TEST(ResponseStore, KeepsTheNewest) {
   EXPECT_TRUE(store.Find("c", "")) << "the removed entry made room";
 }
 
-TEST(ResponseStore, KeepsWhatIsRead) {
+TEST(ResponseStore, KeepsEntriesThatAreRead) {
   ResponseStore store({.most = 2});
   store.Add(One("a"));
   store.Add(One("b"));
@@ -55,7 +55,7 @@ TEST(ResponseStore, KeepsWithinItsBytes) {
   EXPECT_FALSE(store.Find("huge", ""));
 }
 
-TEST(ResponseStore, ShowsNobodyAnothersResponses) {
+TEST(ResponseStore, HidesEntriesOfOtherOwners) {
   ResponseStore store({});
   store.Add(One("a", "key one"));
   EXPECT_FALSE(store.Find("a", "key two"));

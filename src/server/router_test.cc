@@ -73,7 +73,7 @@ class RouterTest : public testing::Test {
   std::unique_ptr<HttpServer> server_;
 };
 
-TEST_F(RouterTest, AnswersWhatAnEndpointThrowsWith500) {
+TEST_F(RouterTest, AnswersAnEndpointsExceptionWith500) {
   const std::string answer = Get("/throws");
   EXPECT_THAT(answer, StartsWith("HTTP/1.1 500 "));
   EXPECT_THAT(answer,
@@ -99,14 +99,14 @@ TEST_F(RouterTest, MatchesSegmentsOfPaths) {
   EXPECT_THAT(refused, HasSubstr("allow: GET, DELETE\r\n"));
 }
 
-TEST_F(RouterTest, AnswersSoInAnthropicsShapeToo) {
+TEST_F(RouterTest, AnswersExceptionsInAnthropicsFormToo) {
   const std::string answer = Ask(server_->port(), "POST", "/v1/messages", "{}");
   EXPECT_THAT(answer, StartsWith("HTTP/1.1 500 "));
   EXPECT_THAT(answer,
               HasSubstr(R"({"type":"error","error":{"type":"api_error","message":"the server failed)"));
 }
 
-TEST_F(RouterTest, BreaksOffAnAnswerThatHadBegun) {
+TEST_F(RouterTest, ClosesTheConnectionOfAnAnswerThatHasBegun) {
   const std::string answer = Get("/throws_in_the_middle");
   EXPECT_THAT(answer, StartsWith("HTTP/1.1 200 "));
   EXPECT_THAT(answer, Not(HasSubstr("HTTP/1.1 500")));
@@ -114,7 +114,7 @@ TEST_F(RouterTest, BreaksOffAnAnswerThatHadBegun) {
   EXPECT_THAT(Get("/works"), StartsWith("HTTP/1.1 200 "));
 }
 
-TEST_F(RouterTest, LosesOneConnectionToWhatIsThrownLater) {
+TEST_F(RouterTest, ClosesOnlyTheConnectionOfALateException) {
   EXPECT_EQ(Get("/throws_later"), "");
   EXPECT_THAT(Get("/works"), StartsWith("HTTP/1.1 200 "));
   EXPECT_THAT(Log(), HasSubstr("an exception escaped: too late"));

@@ -88,7 +88,7 @@ void ReadSession(Fields& body, GenerationFields* fields) {
   body.Merge(ReadSessionState(members, "state", &note.state));
   members.Int("tokens", 0, std::numeric_limits<int64_t>::max(), &note.tokens);
   float seconds = 0;
-  members.Float("returns_in", 0, kMostReturnSeconds, &seconds);
+  members.Float("returns_in", 0, kMaxReturnSeconds, &seconds);
   note.returns_in = seconds;
   for (const char* name : {"tokens", "returns_in"}) {
     if (members.ok() && note.state == cache::Session::kEnds && members.Has(name)) {

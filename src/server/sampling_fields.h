@@ -11,7 +11,7 @@
 
 namespace moesaic::server {
 
-inline constexpr double kMostReturnSeconds = 1e9;  ///< maximum of "returns_in" of a session
+inline constexpr double kMaxReturnSeconds = 1e9;  ///< maximum of "returns_in" of a session
 
 struct GenerationFields {
   engine::SamplingParams sampling;  // max_tokens is set by the endpoint

@@ -46,7 +46,7 @@ class SessionFields : public testing::Test {
   const ServedModel model_ = TinyModel();
 };
 
-TEST_F(SessionFields, AreUnknownUnlessSaid) {
+TEST_F(SessionFields, AreUnknownByDefault) {
   for (const char* members : {R"({})", R"({"session": null})", R"({"session": ""})",
                               R"({"prompt_cache_key": "", "prompt_cache_retention": "in_memory"})"}) {
     ExpectNote(members, Session::kNone, kAllTokens, 0);
@@ -86,7 +86,7 @@ TEST_F(SessionFields, CountMoreThanOpenAisWords) {
   ExpectNote(R"({"prompt_cache_retention": "24h", "session": "ends"})", Session::kEnds, kAllTokens, 0);
 }
 
-TEST_F(SessionFields, NameWhatIsWrong) {
+TEST_F(SessionFields, ErrorsNameTheField) {
   EXPECT_EQ(FaultOf(R"({"session": "over"})"), "session");
   EXPECT_EQ(FaultOf(R"({"session": ["ends"]})"), "session");
   EXPECT_EQ(FaultOf(R"({"session": {"state": "over"}})"), "session.state");

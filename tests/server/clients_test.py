@@ -143,7 +143,7 @@ class OpenAiChat(Clients):
         self.assertNotEqual(answer.choices[0].logprobs.content[0].token, biased.choices[0].message.content[:1])
         self.assertNotEqual(answer.choices[0].message.content, biased.choices[0].message.content)
 
-    def test_ends_where_it_is_told(self):
+    def test_stops_at_token_ids_and_lengths(self):
         fields = dict(temperature=0, max_tokens=30)
 
         def said(**extra):
@@ -278,7 +278,7 @@ class ParallelCalls(unittest.TestCase):
     }
     CALLS = [("get_weather", {"city": "Bern"}), ("get_time", {"zone": "CET"})]
 
-    def test_come_whole_and_streamed(self):
+    def test_are_complete_in_answers_and_streams(self):
         tools = [{"type": "function", "function": {"name": name, "parameters": {
             "type": "object", "properties": {key: {"type": "string"} for key in arguments}}}} for name, arguments in self.CALLS]
         for tool_format, text in self.TEXTS.items():

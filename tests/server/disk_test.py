@@ -133,7 +133,7 @@ class Disk(unittest.TestCase):
             whole = disk(server, "bytes") * disk(server, "lazy_blocks_total") / disk(server, "blocks")
         return read, whole
 
-    def test_only_what_is_chosen_is_read(self):
+    def test_only_chosen_blocks_are_read(self):
         for flags in ((), ("--kv-dtype", "int8"), ("--speculative", "ngram"), ("--kv-sparsity-audit", 3)):
             with self.subTest(flags=flags):
                 read, whole = self.check_lazy(*flags)
@@ -143,7 +143,7 @@ class Disk(unittest.TestCase):
                 self.doCleanups()
                 self.setUp()
 
-    def test_damage_in_what_is_chosen(self):
+    def test_damage_in_chosen_blocks(self):
         def damage():
             for file in self.files():
                 size = file.stat().st_size

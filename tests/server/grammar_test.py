@@ -76,7 +76,7 @@ class Grammar(unittest.TestCase):
         return sum(value for name, value in server.metrics().items()
                    if name.startswith(FAILURES) and f'cause="{cause}"' in name)
 
-    def test_refuses_what_is_hostile(self):
+    def test_refuses_hostile_grammars(self):
         with serving() as server:
             for fields, param, part in REFUSED:
                 for stream in (False, True):

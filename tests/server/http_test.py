@@ -199,14 +199,14 @@ class Api(ServingCase):
         self.assertTrue(any(k.startswith("moesaic:kernel_info") for k in after))
         self.assertTrue(any(k.startswith("vllm:cache_config_info") and 'block_size="64"' in k for k in after))
 
-    def test_tells_the_first_token_when_it_comes(self):
-        def told():
+    def test_counts_the_first_token_when_it_is_generated(self):
+        def counted():
             name = "vllm:time_to_first_token_seconds_count"
             before = self.server.metric(name)
             with self.server.holding():
                 until(lambda: self.server.metric(name) > before)
                 return self.server.metric("vllm:num_requests_running") > 0
-        until(told)
+        until(counted)
         self.server.wait_until_quiet()
 
     def test_traces(self):
@@ -284,7 +284,7 @@ class Settings(unittest.TestCase):
                     self.assertEqual(server.request("POST", "/tokenize", {"prompt": "x"}, headers)[0], status)
             self.assertEqual(server.request("GET", "/health")[0], 200)
 
-    def test_keys_of_a_file_are_taken_whole(self):
+    def test_keys_of_a_file_may_contain_any_character(self):
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder) / "serve.toml"
             file.write_text("api-key = \"one#two, three\"  # a comment\nserved-model-name = 'm#1'\n")
@@ -294,7 +294,7 @@ class Settings(unittest.TestCase):
                 models = server.json("GET", "/v1/models", headers={"x-api-key": "one#two, three"})[1]["data"]
                 self.assertEqual([m["id"] for m in models], ["m#1"])
 
-    def test_says_that_the_model_is_being_loaded(self):
+    def test_answers_503_while_the_model_is_being_loaded(self):
         """Requests while the model is being loaded get 503 with the reason. Later requests get an answer."""
         with socket.create_server(("127.0.0.4", 0)) as free:
             port = free.getsockname()[1]

@@ -95,7 +95,7 @@ class Admins(unittest.TestCase):
                     self.assertEqual(server.request(method, path, headers=bearer("boss"))[0], 200)
             self.assertEqual(server.json("POST", CHAT, chat("Hi", max_tokens=1), bearer("boss"))[0], 200)
 
-    def test_says_how_to_set_an_admin_key(self):
+    def test_the_error_explains_how_to_set_an_admin_key(self):
         with serving("--api-key", "user") as server:
             for method, path in OPERATIONS:
                 status, answer = server.json(method, path, headers=bearer("user"))

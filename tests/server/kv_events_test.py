@@ -83,7 +83,7 @@ class KvEvents(unittest.TestCase):
         self.assertEqual((number, numbers), (END, list(range(len(numbers)))))
         self.assertEqual(chain(again, "mine")[0], hashes)
 
-    def test_tell_what_is_in_the_cache(self):
+    def test_describe_the_contents_of_the_cache(self):
         for form in ("array", "map"):
             with self.subTest(form=form), tempfile.TemporaryDirectory() as folder, \
                     serving("--kv-events", f"ipc://{folder}/events", "--kv-events-replay", f"ipc://{folder}/replay",

@@ -89,7 +89,7 @@ class Sparsity(unittest.TestCase):
             more = counters(server)["choices_total"] - told["choices_total"]
             self.assertEqual(more, 2 * (len(PROMPT) - 320 + TOKENS - 1))
 
-    def test_what_is_wrong_is_refused_by_name(self):
+    def test_errors_name_the_field(self):
         with serving("--kv-sparsity", "dense") as server:
             for value, param in (({"mode": "some"}, "kv_sparsity.mode"), ({"budget": 255}, "kv_sparsity.budget"),
                                  ({"budget": 1.5}, "kv_sparsity.budget"), ({"eps": 1.01}, "kv_sparsity.eps"),

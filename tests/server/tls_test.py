@@ -113,7 +113,7 @@ class Tls(ServingCase):
         with self.raw() as client, self.assertRaises(ssl.SSLError):
             context.wrap_socket(client, server_hostname="models.example")
 
-    def test_says_where_it_listens(self):
+    def test_prints_its_address(self):
         self.assertEqual(self.server.url, f"https://127.0.0.1:{self.server.port}")
         self.assertIn("models.example, valid until ", self.server.read_log())
 
@@ -151,14 +151,14 @@ class Tls(ServingCase):
         body = json.dumps({"prompt": "x" * 300_000}).encode()  # many records
         self.assertEqual(self.server.request("POST", "/tokenize", body)[0], 200)
 
-    def test_tells_plain_http_to_use_https(self):
+    def test_answers_plain_http_with_an_error(self):
         with self.raw() as client:
             client.sendall(GET)
             answer = read_all(client)
         self.assertTrue(answer.startswith(b"HTTP/1.1 400 "), answer)
         self.assertIn(b"this port speaks TLS: use https://", answer)
 
-    def test_closes_what_is_no_handshake(self):
+    def test_closes_connections_without_a_handshake(self):
         for data in (b"\x16\x03\x01\x00\x05hello", b"\x00" * 100, b"\xff", b"\x16\x03", b""):
             with self.raw() as client:
                 client.sendall(data)
@@ -169,7 +169,7 @@ class Tls(ServingCase):
                 self.assertTrue(answer[:1] in (b"", b"\x15"), answer)  # nothing, or a TLS alert
         self.assertEqual(self.server.request("GET", "/health")[0], 200)
 
-    def test_says_its_end(self):
+    def test_sends_close_notify(self):
         with self.context.wrap_socket(self.raw(), server_hostname="models.example", suppress_ragged_eofs=False) as client:
             client.sendall(GET.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
             self.assertTrue(read_all(client).endswith(b'{"status":"ok"}'))  # it raises an error without close_notify
@@ -250,7 +250,7 @@ class Reload(unittest.TestCase):
 
 
 class Files(unittest.TestCase):
-    def test_refuses_what_cannot_be_used(self):
+    def test_refuses_invalid_files(self):
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
             certificate, key = certificates.make(folder, "good.example")

@@ -64,7 +64,7 @@ class Warm(unittest.TestCase):
             self.assertEqual(completion(server, PROMPTS[0]), in_memory)
             self.assertGreater(warm(server, "restored_blocks_total"), 0)
 
-    def test_what_was_rounded_is_not_stored(self):
+    def test_rounded_blocks_are_not_written_to_disk(self):
         with tempfile.TemporaryDirectory() as folder:
             with serving("--kv-warm-memory", "4MiB", "--kv-disk", folder, "--kv-disk-size", "64MiB", *FLAGS) as server:
                 self.fill(server)
@@ -72,7 +72,7 @@ class Warm(unittest.TestCase):
                 self.assertGreaterEqual(completion(server, longer)[1], 960)
             with serving("--kv-disk", folder, "--kv-disk-size", "64MiB", *FLAGS) as server:
                 stored = server.metric("moesaic:kv_disk_blocks")
-                self.assertEqual(stored, 15 * len(PROMPTS), "none of those behind rounded ones")
+                self.assertEqual(stored, 15 * len(PROMPTS), "no block after a rounded one")
 
 
 if __name__ == "__main__":

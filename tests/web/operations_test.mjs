@@ -125,7 +125,7 @@ for (const [name, options] of [["light", {}], ["dark", { colorScheme: "dark" }],
   }));
 }
 
-test("a chart takes the width of a window that changes, and colors of the theme", () => withPage({}, async (page) => {
+test("a chart follows the width of the window and the colors of the theme", () => withPage({}, async (page) => {
   await open(page, "#operations");
   const canvas = chart(page, "Throughput").locator("canvas");
   await canvas.waitFor();

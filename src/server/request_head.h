@@ -1,6 +1,6 @@
-// Reads the head of a request strictly by RFC 9112. It refuses a message whose framing another HTTP
-// implementation might read in another way, so that a proxy and this server always agree on the end of a
-// request (request smuggling).
+// Reads the head of a request strictly by RFC 9112. A proxy and this server must agree on the end of a
+// request (request smuggling). So it refuses a message whose framing another HTTP implementation might read
+// in another way.
 #pragma once
 
 #include <cstdint>

@@ -29,9 +29,9 @@ struct StoredResponse {
 };
 
 /// Keeps entries in memory as text, since parsed JSON can take twenty times as much. When memory is needed,
-/// it evicts the least recently used entry of the owner that holds most, so that no owner can evict the
-/// entries of one that holds less. Any thread may call all methods; JSON is parsed and printed outside the
-/// lock.
+/// it evicts the least recently used entry of the owner that holds most. So no owner can evict the entries of
+/// one that holds less. Any thread may call all methods. The lock is not held while JSON is parsed and
+/// printed.
 class ResponseStore {
  public:
   explicit ResponseStore(const ResponseStoreOptions& options) : options_(options) {}

@@ -11,7 +11,7 @@
 
 #include "checkpoint/safetensors.h"
 #include "checkpoint/safetensors_writer.h"
-#include "quantizer/gptq.h"
+#include "quantizer/gptq/gptq.h"
 
 namespace moesaic::quantizer {
 namespace {

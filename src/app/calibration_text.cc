@@ -8,7 +8,7 @@
 #include "app/input.h"
 #include "app/model_text.h"
 #include "models/model_info.h"
-#include "quantizer/carve.h"
+#include "quantizer/calibrate/calibration_tokens.h"
 
 namespace moesaic::app {
 namespace {
@@ -79,7 +79,8 @@ StatusOr<Sequences> ReadCalibrationFile(const CalibrationFile& file, const check
     ASSIGN_OR_RETURN(const models::DecoderSpec spec,
                      models::SpecFromConfig(source.config(), models::ConfigFile(source)));
     ASSIGN_OR_RETURN(const Sequences stored,
-                     quantizer::ReadCalibration(file.path, spec.vocab, static_cast<int>(file.max_tokens)));
+                     quantizer::ReadCalibrationTokens(file.path, spec.vocab,
+                                                      static_cast<int>(file.max_tokens)));
     for (const std::vector<int32_t>& ids : stored) cutter.Add(ids);
   } else {
     ASSIGN_OR_RETURN(const std::string contents, ReadInput(file.path));

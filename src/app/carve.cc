@@ -12,8 +12,9 @@
 #include "app/progress.h"
 #include "app/session.h"
 #include "app/verb.h"
+#include "carve/carve.h"
 #include "checkpoint/checkpoint.h"
-#include "quantizer/carve.h"
+#include "quantizer/calibrate/calibration_tokens.h"
 #include "runtime/atomic_file.h"
 
 namespace moesaic::app {
@@ -21,7 +22,7 @@ namespace {
 
 struct Options {
   std::string model, calibration, out;
-  quantizer::CarveOptions carve;
+  carve::CarveOptions carving;
   int threads = 0;
   bool no_refit = false;
   std::string dtype = "bf16";
@@ -43,10 +44,10 @@ Status WriteTexts(const checkpoint::Checkpoint& source, const std::string& out) 
 }
 
 Status RunCarve(Options options) {
-  options.carve.refit = !options.no_refit;
-  options.carve.f32 = options.dtype == "f32";
+  options.carving.refit = !options.no_refit;
+  options.carving.f32 = options.dtype == "f32";
   if (options.print_recipe) {
-    Print("{}\n", quantizer::CarveRecipe(options.carve));
+    Print("{}\n", carve::CarveRecipe(options.carving));
     return OkStatus();
   }
   if (options.save_plan) {
@@ -59,31 +60,31 @@ Status RunCarve(Options options) {
         std::filesystem::absolute(options.out).lexically_normal()) {
       return InvalidArgument("{}: --out and --save-plan can't both have this name", *options.save_plan);
     }
-    options.carve.save_plan = *options.save_plan;
+    options.carving.save_plan = *options.save_plan;
   }
   ASSIGN_OR_RETURN(const kernels::KernelTable kernels, KernelsOfHost());
   ASSIGN_OR_RETURN(const auto pool, MakeThreads(options.threads));
   ASSIGN_OR_RETURN(const auto source, checkpoint::Checkpoint::Open(options.model));
   const int vocab = source->config().value("vocab_size", 0);
   ASSIGN_OR_RETURN(const auto calibration,
-                   quantizer::ReadCalibration(options.calibration, vocab, options.carve.max_tokens));
+                   quantizer::ReadCalibrationTokens(options.calibration, vocab, options.carving.max_tokens));
   const InterruptGuard guard;
   ASSIGN_OR_RETURN(const std::unique_ptr<NewFolder> folder, NewFolder::Create(options.out));
   const auto start = std::chrono::steady_clock::now();
-  std::vector<quantizer::CarveLayerReport> reports;
+  std::vector<carve::CarveLayerReport> reports;
   {
     Progress progress("carving");
-    options.carve.progress = [&progress](int layer, int layers) {
+    options.carving.progress = [&progress](int layer, int layers) {
       progress.Show(layer, layers, fmt::format("layer {} of {}", layer, layers));
       return !Interrupted();
     };
     ASSIGN_OR_RETURN(
-        reports, quantizer::Carve(*source, calibration, options.carve, kernels, *pool, folder->partial()));
+        reports, carve::Carve(*source, calibration, options.carving, kernels, *pool, folder->partial()));
   }
   RETURN_IF_ERROR(WriteTexts(*source, folder->partial()));
   RETURN_IF_ERROR(folder->Commit());
   double kept = 0, before = 0, after = 0;
-  for (const quantizer::CarveLayerReport& report : reports) {
+  for (const carve::CarveLayerReport& report : reports) {
     kept += report.kept_energy / static_cast<double>(reports.size());
     before += report.error_before / static_cast<double>(reports.size());
     after += report.error_after / static_cast<double>(reports.size());
@@ -101,7 +102,7 @@ Status RunCarve(Options options) {
 
 void AddCarve(Verb& root, VerbRun& run) {
   auto options = std::make_shared<Options>();
-  quantizer::CarveOptions& carve = options->carve;
+  carve::CarveOptions& carving = options->carving;
   Verb verb = root.AddVerb("carve", "Turn a dense Llama-like model into a mixture of experts");
   verb.AddOption("MODEL", options->model, "Hugging Face folder or .gguf file of a LlamaForCausalLM")
       .Transform(ResolveModelPath);
@@ -109,17 +110,17 @@ void AddCarve(Verb& root, VerbRun& run) {
                  "Safetensors file with token ids: I32 \"tokens\" [n, length]")
       .ExistingFile();
   verb.AddOption("-o,--out", options->out, "The Hugging Face folder to write");
-  verb.AddOption("--slices", carve.slices, "Pieces an FFN is cut into").Range(2, 4096).ShowDefault();
-  verb.AddOption("--shared", carve.shared, "Pieces that are always on").Range(1, 4095).ShowDefault();
-  verb.AddOption("--active", carve.active, "Routed pieces (experts) a token").Range(1, 4095).ShowDefault();
+  verb.AddOption("--slices", carving.slices, "Pieces an FFN is cut into").Range(2, 4096).ShowDefault();
+  verb.AddOption("--shared", carving.shared, "Pieces that are always on").Range(1, 4095).ShowDefault();
+  verb.AddOption("--active", carving.active, "Routed pieces (experts) a token").Range(1, 4095).ShowDefault();
   verb.AddFlag("--no-refit", options->no_refit, "Move weights without changing them");
-  verb.AddOption("--ridge", carve.ridge, "Pull of the refit towards the old weights")
+  verb.AddOption("--ridge", carving.ridge, "Pull of the refit towards the old weights")
       .Range(1e-6, 1e3)
       .ShowDefault();
-  verb.AddOption("--max-tokens", carve.max_tokens, "Tokens of the calibration file used at most")
+  verb.AddOption("--max-tokens", carving.max_tokens, "Tokens of the calibration file used at most")
       .Range(64, 1 << 24)
       .ShowDefault();
-  verb.AddOption("--plan", carve.plan,
+  verb.AddOption("--plan", carving.plan,
                  "Take experts and routers from this file instead of searching for them; MODEL, --slices, "
                  "--shared and --active must be those it was made with")
       .ExistingFile();

@@ -7,7 +7,7 @@
 
 #include "app/flags.h"
 #include "base/status.h"
-#include "quantizer/mix.h"
+#include "quantizer/mixed/mix.h"
 
 namespace moesaic::app {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "app/report_page.h"
-#include "quantizer/mix.h"
+#include "quantizer/mixed/mix.h"
 
 namespace moesaic::app {
 

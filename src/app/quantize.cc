@@ -21,7 +21,7 @@
 #include "app/table.h"
 #include "app/verb.h"
 #include "models/model_info.h"
-#include "quantizer/calibration_forecast.h"
+#include "quantizer/calibrate/calibration_forecast.h"
 #include "quantizer/preflight.h"
 
 namespace moesaic::app {

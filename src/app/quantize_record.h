@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "quantizer/mix.h"
+#include "quantizer/mixed/mix.h"
 
 namespace moesaic::app {
 

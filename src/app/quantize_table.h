@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "quantizer/calibration_forecast.h"
-#include "quantizer/machine_rates.h"
+#include "quantizer/calibrate/calibration_forecast.h"
+#include "quantizer/io/machine_rates.h"
 #include "quantizer/preflight.h"
 #include "quantizer/quantize_plan.h"
 

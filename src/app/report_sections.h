@@ -8,8 +8,8 @@
 
 #include "app/quantize_record.h"
 #include "app/report_page.h"
+#include "quantizer/format/weight_error.h"
 #include "quantizer/roofline.h"
-#include "quantizer/weight_error.h"
 
 namespace moesaic::app {
 

@@ -12,7 +12,7 @@
 #include "app/table.h"
 #include "app/verb.h"
 #include "models/model_info.h"
-#include "quantizer/loader_rules.h"
+#include "quantizer/format/loader_rules.h"
 
 namespace moesaic::app {
 namespace {

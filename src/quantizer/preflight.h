@@ -2,7 +2,7 @@
 // machine delivers.
 #pragma once
 
-#include "quantizer/machine_rates.h"
+#include "quantizer/io/machine_rates.h"
 #include "quantizer/quantize.h"
 
 namespace moesaic::quantizer {

@@ -3,9 +3,9 @@
 #pragma once
 
 #include "kernels/kernel_table.h"
-#include "quantizer/calibrated_run.h"
+#include "quantizer/calibrate/calibrated_run.h"
+#include "quantizer/io/unit_stream.h"
 #include "quantizer/quantize_plan.h"
-#include "quantizer/unit_stream.h"
 
 namespace moesaic::quantizer {
 

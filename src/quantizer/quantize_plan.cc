@@ -4,7 +4,7 @@
 #include <thread>
 
 #include "models/model_info.h"
-#include "quantizer/calibration_memory.h"
+#include "quantizer/calibrate/calibration_memory.h"
 #include "runtime/memory.h"
 
 namespace moesaic::quantizer {

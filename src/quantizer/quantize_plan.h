@@ -10,10 +10,10 @@
 
 #include "kernels/device.h"
 #include "models/decoder_spec.h"
-#include "quantizer/calibration_memory.h"
-#include "quantizer/mix_passes.h"
-#include "quantizer/output_plan.h"
-#include "quantizer/work_plan.h"
+#include "quantizer/calibrate/calibration_memory.h"
+#include "quantizer/format/output_plan.h"
+#include "quantizer/io/work_plan.h"
+#include "quantizer/mixed/mix_passes.h"
 #include "runtime/async_file.h"
 
 namespace moesaic::quantizer {

@@ -1,5 +1,5 @@
-#include "quantizer/quantize.h"
 #include "base/round.h"
+#include "quantizer/quantize.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -12,8 +12,8 @@
 #include <fstream>
 
 #include "checkpoint/safetensors_writer.h"
-#include "quantizer/journal.h"
-#include "quantizer/loader_rules.h"
+#include "quantizer/format/loader_rules.h"
+#include "quantizer/io/journal.h"
 #include "quantizer/test_quantize.h"
 
 namespace moesaic::quantizer {

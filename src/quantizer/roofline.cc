@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "kernels/probe.h"
-#include "quantizer/panel_product.h"
+#include "quantizer/gptq/panel_product.h"
 #include "quantizer/verify.h"
 
 namespace moesaic::quantizer {

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "quantizer/calibration_forecast.h"
-#include "quantizer/machine_rates.h"
+#include "quantizer/calibrate/calibration_forecast.h"
+#include "quantizer/io/machine_rates.h"
 #include "runtime/thread_pool.h"
 
 namespace moesaic::quantizer {

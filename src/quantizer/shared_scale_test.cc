@@ -4,7 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "quantizer/journal.h"
+#include "quantizer/io/journal.h"
 #include "quantizer/test_quantize.h"
 
 namespace moesaic::quantizer {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "kernels/ops.h"
-#include "quantizer/hessian.h"
+#include "quantizer/gptq/hessian.h"
 #include "runtime/cpu_features.h"
 
 namespace moesaic::quantizer {

@@ -11,11 +11,11 @@
 #include "checkpoint/json_text.h"
 #include "checkpoint/safetensors.h"
 #include "models/model_info.h"
-#include "quantizer/checksum.h"
+#include "quantizer/format/weight_error.h"
+#include "quantizer/io/checksum.h"
+#include "quantizer/io/unit_reader.h"
+#include "quantizer/io/unit_rounder.h"
 #include "quantizer/quantize.h"
-#include "quantizer/unit_reader.h"
-#include "quantizer/unit_rounder.h"
-#include "quantizer/weight_error.h"
 
 namespace moesaic::quantizer {
 namespace {

@@ -24,10 +24,11 @@ ROOMS = {
     "engine": ["models", "cache", "parallel", "text"],
     "server": ["engine"],
     "quantizer": ["models", "checkpoint"],
+    "carve": ["quantizer"],
     "planner": ["parallel", "checkpoint"],
     "proxy": ["base", "text"],
     "science": ["kernels"],
-    "app": ["server", "engine", "quantizer", "planner", "proxy", "science"],
+    "app": ["server", "engine", "quantizer", "carve", "planner", "proxy", "science"],
 }
 REASON_LINES = 1000  # longer than this needs a reason in the first comment ("Long because ...")
 STOP_LINES = 1500

@@ -1,0 +1,435 @@
+#include "quantizer/gptq/factor.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "base/check.h"
+#include "base/round.h"
+#include "quantizer/gptq/panel_product.h"
+
+namespace moesaic::quantizer {
+namespace {
+
+constexpr int kBlock = kFactorBlock;
+constexpr int kRowTask = 256;  // divides kWideBlock
+constexpr float kMostDamping = 1;
+
+static_assert(kBlock == kPanelBlock && kWideBlock == kStrip && kBlock == kDiagonalRows);
+
+int PaddedOf(int k) { return base::RoundUp(k, kBlock); }
+int64_t DiagonalBytes(int k_padded) { return int64_t{k_padded} * kBlock * int64_t{sizeof(float)}; }
+
+// What is factored: the upper triangle, in blocks of 512 rows of one stride.
+class Triangle {
+ public:
+  Triangle(int size, std::byte* memory) : size_(size), memory_(reinterpret_cast<float*>(memory)) {}
+  static int64_t Bytes(int size) {
+    const Triangle shape(size, nullptr);
+    return (shape.Offset(size - 1) + size) * int64_t{sizeof(float)};
+  }
+  int size() const { return size_; }
+  int64_t stride(int i) const { return size_ - Begin(i) + 16; }  // an odd number of cache lines
+  // Columns from Begin(i) on are there.
+  float* row(int i) { return memory_ + Offset(i); }
+
+ private:
+  static int Begin(int i) { return i / kWideBlock * kWideBlock; }
+  int64_t Offset(int i) const {
+    const int64_t begin = Begin(i), block = begin / kWideBlock;
+    return begin * (size_ + 16) - kWideBlock * kWideBlock * (block * (block - 1) / 2) +
+           (i - begin) * stride(i) - begin;
+  }
+
+  int size_;
+  float* memory_;
+};
+
+// A square block on the stack.
+struct Square {
+  alignas(64) float at[kBlock][kBlock];
+};
+
+// Rows above a block before and after they are multiplied by its inverse.
+struct RowTile {
+  alignas(64) float wanted[kRowTask][kBlock], solved[kRowTask][kBlock];
+};
+
+// R R^T = block, R upper triangular, in place (the upper triangle is read). False when it is not positive
+// definite.
+bool FactorSquare(Square* block) {
+  auto& d = block->at;
+  for (int j = kBlock - 1; j >= 0; --j) {
+    const float pivot = d[j][j];
+    if (!(pivot > 0) || !std::isfinite(pivot)) return false;
+    const float root = std::sqrt(pivot);
+    alignas(64) float column[kBlock];
+    for (int i = 0; i < j; ++i) column[i] = d[i][j] / root;
+    for (int i = 0; i < j; ++i) {
+      d[i][j] = column[i];
+      const float scale = column[i];
+      float* row = d[i];
+      for (int l = i; l < j; ++l) row[l] -= scale * column[l];
+    }
+    d[j][j] = root;
+    for (int l = 0; l < j; ++l) d[j][l] = 0;
+  }
+  return true;
+}
+
+// The inverse of an upper triangular block.
+void InvertSquare(const Square& from, Square* to) {
+  std::memset(to->at, 0, sizeof to->at);
+  for (int i = kBlock - 1; i >= 0; --i) {
+    float* row = to->at[i];
+    for (int l = i + 1; l < kBlock; ++l) {
+      const float scale = from.at[i][l];
+      const float* other = to->at[l];
+      for (int j = l; j < kBlock; ++j) row[j] -= scale * other[j];
+    }
+    const float inverse = 1 / from.at[i][i];
+    for (int j = i + 1; j < kBlock; ++j) row[j] *= inverse;
+    row[i] = inverse;
+  }
+}
+
+// Writes H, in order and damped, into the upper triangle. Half of its values stand in the row of the input
+// that comes first, the others in that of the one that comes later: those are read for many rows at a time,
+// since each is by itself in a line of the cache.
+void Fill(const kernels::ExecContext& ctx, const Hessian& hessian, const std::vector<int>& order, float added,
+          Triangle* triangle) {
+  constexpr int kColumns = 16, kRows = 2048;
+  const int k = hessian.k(), size = triangle->size();
+  const auto scale = static_cast<float>(1 / hessian.weight());
+  ctx.pool->Run(base::CeilDiv(size, kColumns), [&](int64_t task, int) {
+    const int first = static_cast<int>(task) * kColumns, columns = std::min(kColumns, size - first);
+    std::vector<float> values(size_t{kColumns} * kRows);
+    for (int begin = 0; begin < first + columns; begin += kRows) {
+      const int end = std::min(begin + kRows, first + columns);
+      for (int c = 0; c < columns; ++c) {
+        float* to = values.data() + c * kRows;
+        std::fill_n(to, end - begin, 0.0F);
+        if (first + c >= k) continue;
+        const int j = order[first + c];
+        const float* sums = hessian.sums(j);
+        for (int p = begin; p < std::min(end, k); ++p) {
+          if (order[p] < j) to[p - begin] = scale * sums[order[p]];
+        }
+      }
+      for (int p = begin; p < end; ++p) {
+        float* row = triangle->row(p) + first;
+        for (int c = 0; c < columns; ++c) row[c] = values[c * kRows + p - begin];
+      }
+    }
+  });
+  ctx.pool->Run(size, [&](int64_t row, int) {
+    const auto p = static_cast<int>(row);
+    float* to = triangle->row(p);
+    if (p >= k) {
+      to[p] = 1;
+      return;
+    }
+    const int i = order[p];
+    const float* sums = hessian.sums(i);
+    for (int q = p + 1; q < k; ++q) {
+      if (order[q] < i) to[q] = scale * sums[order[q]];
+    }
+    to[p] = scale * sums[i] + added;
+  });
+}
+
+// Sums up the products of inputs in order.
+Status Gather(const kernels::ExecContext& ctx, const InputSource& inputs, const std::vector<int>& order,
+              Triangle* triangle) {
+  ctx.pool->Run(triangle->size(), [&](int64_t row, int) {
+    const auto p = static_cast<int>(row);
+    std::fill_n(triangle->row(p) + p, triangle->size() - p, 0.0F);
+  });
+  const ProductSums sums{.k = static_cast<int>(order.size()),
+                         .part = ProductSums::Part::kUpper,
+                         .row = [triangle](int p) { return triangle->row(p); },
+                         .stride = [triangle](int p) { return triangle->stride(p); }};
+  return inputs([&](const TokenRows& tokens) { AddProducts(ctx, tokens, order, sums); });
+}
+
+// Sums of products in their order become H, damped.
+void Finish(const kernels::ExecContext& ctx, double weight, float added, int k, Triangle* triangle) {
+  const auto scale = static_cast<float>(1 / weight);
+  ctx.pool->Run(triangle->size(), [&](int64_t row, int) {
+    const auto p = static_cast<int>(row);
+    float* to = triangle->row(p);
+    if (p >= k) {
+      to[p] = 1;
+      return;
+    }
+    for (int q = p + 1; q < k; ++q) to[q] *= scale;
+    to[p] = scale * to[p] + added;
+  });
+}
+
+// Turns the upper triangle into its factor, the last columns first.
+class Factorization {
+ public:
+  Factorization(const kernels::ExecContext& ctx, Triangle* triangle)
+      : ctx_(ctx),
+        triangle_(*triangle),
+        rows_{MultipliesHalves(ctx), triangle->size()},
+        square_rows_{rows_.halves, kBlock},
+        mark_(ctx.scratch->Mark()),
+        strip_(ctx.scratch->Take<float>(PackedPanels::Floats(triangle->size(), kWideBlock))),
+        right_(rows_, strip_),
+        inverse_(square_rows_, ctx.scratch->Take<float>(PackedPanels::Floats(kBlock, kBlock))),
+        columns_(ctx.scratch->Take<float>(triangle->size() * kColumnStride)),
+        diagonal_(ctx.scratch->Take<Square>(2)),
+        tiles_(ctx.scratch->Take<RowTile>(ctx.pool->size())) {}
+  ~Factorization() { ctx_.scratch->Rewind(mark_); }
+  Factorization(const Factorization&) = delete;
+  Factorization& operator=(const Factorization&) = delete;
+
+  static int64_t ScratchBytes(int size, int threads) {
+    return (PackedPanels::Floats(size, kWideBlock) + PackedPanels::Floats(kBlock, kBlock) +
+            size * kColumnStride) *
+               int64_t{sizeof(float)} +
+           2 * int64_t{sizeof(Square)} + threads * int64_t{sizeof(RowTile)};
+  }
+
+  // False when the matrix is not positive definite.
+  StatusOr<bool> Run(const std::function<Status()>& watch) {
+    const int size = triangle_.size();
+    for (int begin = (size - 1) / kWideBlock * kWideBlock; begin >= 0; begin -= kWideBlock) {
+      const int end = std::min(begin + kWideBlock, size);
+      begin_ = begin;
+      TakeOut(end);
+      Update(begin, end, size);
+      for (int column = end - kBlock; column >= begin; column -= kBlock) {
+        if (watch) RETURN_IF_ERROR(watch());
+        Update(column, column + kBlock, end);
+        if (!Solve(column)) return false;
+      }
+    }
+    return true;
+  }
+
+  // Puts R, once it is there, where the triangle is. 512 rows at a time are laid out elsewhere first: they
+  // are half as large then, so that all rows behind them stay.
+  void Take(HessianFactor* factor, std::byte* memory) {
+    const int size = triangle_.size();
+    auto* panels = reinterpret_cast<tensor::BF16*>(memory);
+    auto* laid_out = reinterpret_cast<tensor::BF16*>(strip_.data());
+    for (int begin = 0; begin < size; begin += kWideBlock) {
+      const int squares = std::min(kWideBlock, size - begin) / kBlock, columns = (size - begin) / kBlock;
+      ctx_.pool->Run(int64_t{squares} * columns, [&](int64_t task, int worker) {
+        const int row = begin + static_cast<int>(task % squares) * kBlock;
+        const int column = begin + static_cast<int>(task / squares) * kBlock;
+        if (column < row) return;  // nobody reads these
+        float(*square)[kBlock] = tiles_[worker].wanted;
+        for (int i = 0; i < kBlock; ++i) rows_.Get(triangle_.row(row + i), column, square[i]);
+        factor->panels.Put(row, column, square, laid_out);
+        if (column != row) return;
+        float* turned = factor->diagonal_blocks.as<float>() + int64_t{row} * kBlock;
+        for (int i = 0; i < kBlock; ++i) {
+          for (int c = 0; c < kBlock; ++c) turned[c * kBlock + i] = square[i][c];
+        }
+      });
+      const int64_t count = factor->panels.RowElements(begin), part = base::CeilDiv(count, 64);
+      tensor::BF16* to = panels + factor->panels.RowOffset(begin);
+      ctx_.pool->Run(base::CeilDiv(count, part), [&](int64_t task, int) {
+        const int64_t first = task * part;
+        std::copy_n(laid_out + first, std::min(part, count - first), to + first);
+      });
+    }
+  }
+
+ private:
+  static constexpr int64_t kColumnStride = kWideBlock + 16;  // an odd number of cache lines
+
+  // Where what is left of column `column` of a row stands while its wide block is worked on.
+  float* left(int row, int column) { return columns_.data() + row * kColumnStride + (column - begin_); }
+
+  // The wide block's columns of rows before `end`.
+  void TakeOut(int end) {
+    ctx_.pool->Run(end, [&](int64_t row, int) {
+      const auto i = static_cast<int>(row);
+      std::copy_n(triangle_.row(i) + begin_, end - begin_, left(i, begin_));
+    });
+  }
+
+  // Subtracts what columns [end, last) of R explain from columns [begin, end) of rows before `end`.
+  void Update(int begin, int end, int last) {
+    if (end == last) return;
+    right_.PackTransposed(ctx_, triangle_.row(begin), triangle_.stride(begin), end - begin, end, last,
+                          /*negative=*/true);
+    ctx_.pool->Run(base::CeilDiv(end, kRowTask), [&](int64_t task, int) {
+      const int row = static_cast<int>(task) * kRowTask;
+      right_.Multiply(ctx_, triangle_.row(row), triangle_.stride(row), std::min(kRowTask, end - row), true,
+                      left(row, begin), kColumnStride);
+    });
+  }
+
+  // Columns [begin, begin + 128) of R.
+  bool Solve(int begin) {
+    for (int i = 0; i < kBlock; ++i) std::copy_n(left(begin + i, begin), kBlock, diagonal_[0].at[i]);
+    if (!FactorSquare(&diagonal_[0])) return false;
+    for (int i = 0; i < kBlock; ++i) rows_.Put(diagonal_[0].at[i], begin, triangle_.row(begin + i));
+    if (begin == 0) return true;
+    InvertSquare(diagonal_[0], &diagonal_[1]);
+    for (int i = 0; i < kBlock; ++i) square_rows_.Put(diagonal_[1].at[i], 0, diagonal_[0].at[i]);
+    inverse_.PackTransposed(ctx_, diagonal_[0].at[0], kBlock, kBlock, 0, kBlock, /*negative=*/false);
+    ctx_.pool->Run(base::CeilDiv(begin, kRowTask), [&](int64_t task, int worker) {
+      const int row = static_cast<int>(task) * kRowTask, rows = std::min(kRowTask, begin - row);
+      RowTile& tile = tiles_[worker];
+      for (int i = 0; i < rows; ++i) square_rows_.Put(left(row + i, begin), 0, tile.wanted[i]);
+      inverse_.Multiply(ctx_, tile.wanted[0], kBlock, rows, false, tile.solved[0], kBlock);
+      for (int i = 0; i < rows; ++i) rows_.Put(tile.solved[i], begin, triangle_.row(row + i));
+    });
+    return true;
+  }
+
+  const kernels::ExecContext& ctx_;
+  Triangle& triangle_;
+  StripRows rows_, square_rows_;
+  size_t mark_;
+  std::span<float> strip_;  // right_'s
+  PackedPanels right_, inverse_;
+  std::span<float> columns_;
+  std::span<Square> diagonal_;
+  std::span<RowTile> tiles_;
+  int begin_ = 0;  // of the wide block
+};
+
+}  // namespace
+
+int64_t FactorBytes(int k) {
+  const int padded = PaddedOf(k);
+  return Triangle::Bytes(padded) + DiagonalBytes(padded);
+}
+
+int64_t FactorBytesMade(int k) {
+  const int padded = PaddedOf(k);
+  return FactorPanels::Bytes(padded) + int64_t{runtime::kHugePage} + DiagonalBytes(padded);
+}
+
+int64_t FactoringScratchBytes(int k, int threads) {
+  return Factorization::ScratchBytes(PaddedOf(k), threads);
+}
+
+StatusOr<float> BeginFactor(int k, double weight, const FactorOptions& options,
+                            const std::function<float(int)>& sum, HessianFactor* result) {
+  MOESAIC_CHECK(options.damping > 0);
+  if (!(weight > 0)) {
+    return InvalidArgument("no token has reached this layer: it has no Hessian to round by");
+  }
+  HessianFactor& factor = *result;
+  factor.k = k;
+  factor.k_padded = PaddedOf(k);
+  factor.order.resize(k);
+  factor.diagonal.resize(k);
+  factor.attempts = factor.dead = 0;
+  double trace = 0;
+  for (int i = 0; i < k; ++i) {
+    const double square = sum(i) / weight;
+    if (!std::isfinite(square) || square < 0) {
+      return DataLoss("input {} of this layer is not finite in every calibration token", i);
+    }
+    factor.diagonal[i] = static_cast<float>(square);
+    factor.dead += square == 0;
+    trace += square;
+  }
+  if (trace == 0) return InvalidArgument("every input of this layer is 0 in every calibration token");
+  std::iota(factor.order.begin(), factor.order.end(), 0);
+  if (options.act_order) {
+    std::stable_sort(factor.order.begin(), factor.order.end(),
+                     [&](int a, int b) { return factor.diagonal[a] > factor.diagonal[b]; });
+  }
+  return static_cast<float>(trace / k);
+}
+
+Status FactorDamped(const FactorOptions& options, float mean,
+                    const std::function<StatusOr<bool>(float)>& attempt, HessianFactor* factor) {
+  for (float damping = options.damping;; damping = std::min(10 * damping, kMostDamping)) {
+    ++factor->attempts;
+    factor->damping = damping;
+    ASSIGN_OR_RETURN(const bool positive, attempt(damping * mean));
+    if (positive) break;
+    if (damping >= kMostDamping) {
+      return DataLoss(
+          "the Hessian of this layer is not positive definite, even damped by its mean diagonal: "
+          "are the calibration activations finite?");
+    }
+  }
+  for (float& square : factor->diagonal) square += factor->damping * mean;
+  return OkStatus();
+}
+
+template <typename Fill>
+Status Factorizer::Make(const kernels::ExecContext& ctx, const FactorOptions& options, float mean,
+                        const Fill& fill) {
+  HessianFactor& factor = factor_;
+  ASSIGN_OR_RETURN(std::byte* const memory,
+                   factor.panels.Resize(factor.k_padded, Triangle::Bytes(factor.k_padded)));
+  RETURN_IF_ERROR(factor.diagonal_blocks.Reserve(static_cast<size_t>(DiagonalBytes(factor.k_padded)),
+                                                 /*huge=*/true));
+  Triangle triangle(factor.k_padded, memory);
+  const auto attempt = [&](float added) -> StatusOr<bool> {
+    RETURN_IF_ERROR(fill(added, &triangle));
+    Factorization factorization(ctx, &triangle);
+    ASSIGN_OR_RETURN(const bool positive, factorization.Run(options.watch));
+    if (positive) factorization.Take(&factor, memory);
+    return positive;
+  };
+  return FactorDamped(options, mean, attempt, &factor);
+}
+
+StatusOr<const HessianFactor*> Factorizer::Factor(const kernels::ExecContext& ctx, const Hessian& hessian,
+                                                  const FactorOptions& options) {
+  ASSIGN_OR_RETURN(const float mean, BeginFactor(
+                                         hessian.k(), hessian.weight(), options,
+                                         [&](int i) { return hessian.sums(i)[i]; }, &factor_));
+  RETURN_IF_ERROR(Make(ctx, options, mean, [&](float added, Triangle* triangle) {
+    Fill(ctx, hessian, factor_.order, added, triangle);
+    return OkStatus();
+  }));
+  return &factor_;
+}
+
+int64_t Factorizer::FromInputsBytes(int k) { return DiagonalBytes(PaddedOf(k)); }
+
+StatusOr<Factorizer::FromInputs> Factorizer::Factor(const kernels::ExecContext& ctx, int k,
+                                                    const InputSource& inputs, const FactorOptions& options) {
+  FromInputs result;
+  std::vector<float> squares(k);
+  {
+    std::vector<float> blocks(static_cast<size_t>(PaddedOf(k)) * kBlock);
+    const auto row = [&](int i) { return blocks.data() + int64_t{i} * kBlock - i / kBlock * kBlock; };
+    const ProductSums sums{.k = k, .part = ProductSums::Part::kDiagonal, .row = row, .stride = [](int) {
+                             return int64_t{kBlock};
+                           }};
+    RETURN_IF_ERROR(inputs([&](const TokenRows& tokens) {
+      AddProducts(ctx, tokens, {}, sums);
+      result.seen.Add(tokens);
+    }));
+    for (int i = 0; i < k; ++i) squares[i] = row(i)[i];
+  }
+  if (std::ranges::all_of(squares, [](float square) { return square == 0; })) return result;
+  ASSIGN_OR_RETURN(const float mean,
+                   BeginFactor(
+                       k, result.seen.weight, options, [&](int i) { return squares[i]; }, &factor_));
+  RETURN_IF_ERROR(Make(ctx, options, mean, [&](float added, Triangle* triangle) {
+    RETURN_IF_ERROR(Gather(ctx, inputs, factor_.order, triangle));
+    Finish(ctx, result.seen.weight, added, k, triangle);
+    return OkStatus();
+  }));
+  factor_.panels.Trim();
+  result.factor = &factor_;
+  return result;
+}
+
+StatusOr<HessianFactor> FactorHessian(const kernels::ExecContext& ctx, const Hessian& hessian,
+                                      const FactorOptions& options) {
+  Factorizer factorizer;
+  RETURN_IF_ERROR(factorizer.Factor(ctx, hessian, options).status());
+  return factorizer.Take();
+}
+
+}  // namespace moesaic::quantizer

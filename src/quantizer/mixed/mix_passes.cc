@@ -1,0 +1,174 @@
+#include "quantizer/mixed/mix_passes.h"
+
+#include <algorithm>
+#include <set>
+
+#include "quantizer/calibrate/calibration_stream.h"
+#include "quantizer/calibrate/layer_walk.h"
+#include "quantizer/format/runtime_matrix.h"
+#include "quantizer/mixed/lane_losses.h"
+
+namespace moesaic::quantizer {
+namespace {
+
+using tensor::DType;
+
+// Lanes of a unit that has all options, and of a router.
+int LanesOfUnit(const MixSettings& mix) {
+  const DType exact = MixExactType(mix);
+  int lanes = HalfAlone(mix) ? 1 : 0;
+  for (const Precision& option : mix.options) lanes += NeedsLane(option, exact) ? 1 : 0;
+  return lanes;
+}
+int LanesOfRouter(const MixSettings& mix) {
+  return static_cast<int>(std::ranges::count(mix.options, false, &Precision::kept));
+}
+
+// What measuring has in memory of a layer: linears packed, outside of experts and one expert's three, as the
+// first lane has them and for all lanes that begin there.
+struct LayerLoad {
+  int64_t lanes = 0;  // that begin in the layer
+  int64_t dense = 0, expert = 0;
+  int64_t dense_of_all = 0, expert_of_all = 0;
+  std::set<std::string> units;
+
+  int64_t bytes(bool all) const { return all ? dense_of_all + 3 * expert_of_all : dense + 3 * expert; }
+};
+
+struct MixLoad {
+  std::vector<LayerLoad> layers;
+  int64_t slab = 0;  // of a linear that is being rounded
+
+  // What `pass`, whose other fields are filled in, takes at most.
+  int64_t Bytes(const models::DecoderSpec& spec, const OutputSettings& settings, const MixPass& pass) const {
+    const int64_t sample = MixSampleTokens(settings), tokens = pass.lanes * sample;
+    int64_t matrices = 0;
+    for (int layer = pass.first; layer < spec.layers; ++layer) {
+      matrices = std::max(matrices, layers[layer].bytes(layer < pass.end));
+    }
+    // Routes: an id and a weight for each of top_k, and what vectors that grow reserve.
+    const int64_t routes = tokens * spec.moe.top_k * 16;
+    // The first lane between two passes.
+    const bool keeps = pass.first > 0 || pass.end < spec.layers;
+    const int64_t kept = keeps ? sample * spec.hidden * static_cast<int64_t>(sizeof(float)) : 0;
+    return CalibrationStream::Bytes(spec, tokens, kMixSampleLength) +
+           WalkBytes(spec, tokens, kMixSampleLength) + routes + kept +
+           std::max(matrices + slab, LaneLossBytes(spec, MixExactType(settings.mix), tokens));
+  }
+};
+
+MixLoad LoadOf(const models::DecoderSpec& spec, const std::vector<ModelItem>& items,
+               const OutputSettings& settings) {
+  const MixSettings& mix = settings.mix;
+  const int64_t exact = MixExactType(mix) == DType::kF32 ? 4 : 2;
+  MixLoad load{.layers = std::vector<LayerLoad>(static_cast<size_t>(spec.layers))};
+  int64_t widest = spec.hidden;
+  for (const ModelItem& item : items) {
+    if (!item.linear || item.layer < 0 || item.layer >= spec.layers) continue;
+    LayerLoad& layer = load.layers[item.layer];
+    if (!item.roundable) {
+      // As CalibrationBytes has them; a router besides as each of its lanes has it, and while that is made.
+      const bool router = item.name.ends_with(".mlp.gate");
+      layer.dense += item.elements() * 4;
+      layer.dense_of_all += item.elements() * 4 * (router ? LanesOfRouter(mix) + 2 : 1);
+      if (router) layer.lanes += LanesOfRouter(mix);
+      continue;
+    }
+    if (layer.units.insert(MixUnitOf(item.name)).second) layer.lanes += LanesOfUnit(mix);
+    const int64_t first = item.elements() * exact;
+    int64_t all = first + (HalfAlone(mix) ? item.elements() * 2 : 0);
+    for (const Precision& option : mix.options) {
+      all += option.kept() ? item.elements() * (option.dtype == DType::kBF16 ? 2 : 4)
+                           : RuntimeMatrix::Bytes(option.grid(), static_cast<int>(item.shape[0]),
+                                                  static_cast<int>(item.shape[1]));
+    }
+    if (item.routed) {
+      layer.expert = std::max(layer.expert, first);
+      layer.expert_of_all = std::max(layer.expert_of_all, all);
+    } else {
+      layer.dense += first;
+      layer.dense_of_all += all;
+    }
+    widest = std::max(widest, item.shape[1]);
+  }
+  load.slab = std::max(kMixSlabValues, kRowStep * widest) * 8;
+  return load;
+}
+
+}  // namespace
+
+DType MixExactType(const MixSettings& mix) {
+  return mix.Has(DType::kF16) || mix.Has(DType::kF32) ? DType::kF32 : DType::kBF16;
+}
+
+bool NeedsLane(const Precision& precision, DType exact) {
+  return !precision.kept() || precision.dtype != exact;
+}
+
+int64_t MixSampleTokens(const OutputSettings& settings) {
+  return std::min(settings.mix.tokens, settings.calibration.tokens);
+}
+
+int64_t MixStateBytes(const models::DecoderSpec& spec, const OutputSettings& settings,
+                      const std::vector<MixPass>& passes) {
+  int64_t lanes = 0;
+  for (const MixPass& pass : passes) lanes = std::max(lanes, pass.lanes + 1);  // the first one for the next
+  return lanes * MixSampleTokens(settings) * spec.hidden * static_cast<int64_t>(sizeof(float));
+}
+
+bool HalfAlone(const MixSettings& mix) { return mix.Has(DType::kF16) && !mix.Has(DType::kBF16); }
+
+StatusOr<std::vector<MixPass>> PlanMixPasses(const models::DecoderSpec& spec,
+                                             const std::vector<ModelItem>& items,
+                                             const OutputSettings& settings, const MixBegun& begun,
+                                             int64_t memory) {
+  const MixLoad load = LoadOf(spec, items, settings);
+  const auto extended = [&](MixPass pass, int layer) {
+    pass.end = layer + 1;
+    pass.lanes += load.layers[layer].lanes;
+    pass.bytes = load.Bytes(spec, settings, pass);
+    return pass;
+  };
+  std::vector<MixPass> passes;
+  MixPass under_way = {.first = begun.first};
+  for (int layer = begun.first; layer < begun.end; ++layer) under_way = extended(under_way, layer);
+  const bool goes_on = begun.end > begun.first && under_way.bytes <= memory + begun.slack;
+  if (goes_on) passes.push_back(under_way);
+  const size_t fixed_passes = passes.size();
+  MixPass most;  // of those that would be for one layer
+  for (int layer = goes_on ? begun.end : begun.first; layer < spec.layers; ++layer) {
+    const MixPass alone = extended({.first = layer}, layer);
+    if (alone.bytes > most.bytes) most = alone;
+    // What a longer pass takes may be less again: the last one keeps no lane for another.
+    const bool joins = passes.size() > fixed_passes;
+    const MixPass longer = joins ? extended(passes.back(), layer) : alone;
+    if (joins && longer.bytes <= memory) {
+      passes.back() = longer;
+    } else {
+      passes.push_back(alone);
+    }
+  }
+  const auto fits = [&](const MixPass& pass) { return pass.bytes <= memory; };
+  if (std::all_of(passes.begin() + static_cast<int64_t>(fixed_passes), passes.end(), fits)) return passes;
+  MixPass least = most;
+  least.lanes = 1;
+  const int64_t fixed = load.Bytes(spec, settings, least);
+  return ResourceExhausted(
+      "measuring the mix in layer {} takes {} bytes, {} of them for its {} lanes of {} tokens{}, and {} are "
+      "left",
+      most.first, most.bytes, most.bytes - fixed, most.lanes - 1, MixSampleTokens(settings),
+      fixed <= memory ? " (fewer --mix-tokens take less)" : "", std::max<int64_t>(memory, 0));
+}
+
+double MixLaneTokens(const models::DecoderSpec& spec, const OutputSettings& settings) {
+  // Units of a layer: q/k/v or q_a/kv_a and q_b, o, and one or two networks. A lane goes half the way on
+  // average.
+  const int attention = spec.attention.kind == models::AttentionSpec::Kind::kMla ? 3 : 2;
+  int64_t units = int64_t{spec.layers} * (attention + 1);
+  const auto moe_layers = std::ranges::count(spec.is_moe.begin(), spec.is_moe.begin() + spec.layers, true);
+  if (spec.moe.shared_intermediate > 0) units += moe_layers;
+  const int64_t lanes = 1 + units * LanesOfUnit(settings.mix) + moe_layers * LanesOfRouter(settings.mix);
+  return static_cast<double>(MixSampleTokens(settings)) * (1 + 0.5 * static_cast<double>(lanes));
+}
+
+}  // namespace moesaic::quantizer

@@ -42,7 +42,7 @@ std::vector<int> BalancedClusters(runtime::ThreadPool& pool, RowMatrix features,
   const auto items = static_cast<int>(features.rows());
   MOESAIC_CHECK_EQ(items % clusters, 0);
   NormalizeRows(&features);
-  // Starting points spread evenly over the items.
+  // Starting points are spread evenly over the items.
   RowMatrix centers(clusters, features.cols());
   for (int c = 0; c < clusters; ++c)
     centers.row(c) = features.row(static_cast<int64_t>(c) * items / clusters);

@@ -1,4 +1,4 @@
-// Clusters of equal size: which neurons of a dense FFN become one expert.
+// Groups the neurons of a dense FFN into clusters of equal size, one for each expert.
 #pragma once
 
 #include <vector>
@@ -7,9 +7,10 @@
 
 namespace moesaic::carve {
 
-/// Assigns each row of `features` [items, dims] to one of `clusters` clusters of items / clusters rows each
-/// (items must divide), so that rows of a cluster point in like directions: spherical k-means whose
-/// assignment takes the best (item, cluster) pairs first, as long as there is room. Deterministic.
+/// Assigns each row of `features` [items, dims] to one of `clusters` clusters. Each cluster gets exactly
+/// items / clusters rows, so `clusters` must divide the number of items. Runs spherical k-means, so rows of a
+/// cluster point in similar directions. The assignment step takes (item, cluster) pairs in order of
+/// similarity while the cluster has room. Deterministic.
 std::vector<int> BalancedClusters(runtime::ThreadPool& pool, RowMatrix features, int clusters,
                                   int iterations);
 

@@ -19,17 +19,16 @@ using quantizer::CalibrationStream;
 using quantizer::DenseLayer;
 using tensor::DType;
 
-// The router's scores are scaled down so that sigmoid(score) is 1/2 for every expert to four digits: each
-// active expert's weight is then 2 x 1/2 = 1 whatever its score, and any number of experts may be active.
-// Scores span about
-// +-10, which leaves steps of 1e-3 between neighbouring f32 values of the sigmoid.
+// Router scores are scaled down so that sigmoid(score) is 1/2 for every expert to four digits. Each active
+// expert's weight is then 2 x 1/2 = 1 whatever its score, and any number of experts may be active. Scores are
+// within about +-10, which leaves steps of 1e-3 between neighbouring f32 values of the sigmoid.
 constexpr float kRouterScale = 1e-4F;
-constexpr float kSigmoidSlope = 0.25F;  // at 0: how the intercept becomes a choice bias
+constexpr float kSigmoidSlope = 0.25F;  // slope at 0; converts the intercept into a choice bias
 
 Status CheckDense(const DecoderSpec& spec, const CarveOptions& options) {
   if (spec.architecture != "LlamaForCausalLM" || spec.mlp_bias || spec.attention.qkv_bias ||
       spec.attention.o_bias) {
-    return Unimplemented("carving takes a LlamaForCausalLM without biases, found {}", spec.architecture);
+    return Unimplemented("carving needs a LlamaForCausalLM without biases, found {}", spec.architecture);
   }
   if (options.slices < 2 || spec.intermediate % options.slices != 0) {
     return InvalidArgument("--slices must divide the FFN's {} neurons, found {}", spec.intermediate,
@@ -45,7 +44,7 @@ Status CheckDense(const DecoderSpec& spec, const CarveOptions& options) {
   return OkStatus();
 }
 
-// Collects a layer's tensors; values are converted at once, so that memory holds the output's size only.
+// Collects a layer's tensors. Values are converted at once, so that memory holds the output only.
 class Output {
  public:
   explicit Output(bool f32) : dtype_(f32 ? DType::kF32 : DType::kBF16) {}
@@ -68,7 +67,7 @@ class Output {
   std::vector<TensorOutput> tensors_;
 };
 
-// Rows `neurons` of a row-major [width, hidden].
+// Returns rows `neurons` of a row-major [width, hidden].
 std::vector<float> PickRows(const std::vector<float>& values, const std::vector<int>& neurons, int hidden) {
   std::vector<float> picked;
   picked.reserve(neurons.size() * hidden);
@@ -170,11 +169,11 @@ std::string ConfigText(const nlohmann::json& dense, const DecoderSpec& spec, con
   return config.dump(2) + "\n";
 }
 
-// Any token may open a text, and attends to nothing but itself there: the attention sink that it becomes is a
-// massive activation on which all tokens after it rely. Calibration texts often open with one or two tokens
-// only, so evenly spread tokens of them, frequent ones more than once, open a text of their own. With 2,048
-// of them, 4 of 1,493 tokens lose more than a fifth of SmolLM2-135M's largest activation; with 512, 15; with
-// none, 107.
+// Appends sequences of one token each, drawn evenly from the calibration text. Any token may open a text,
+// where it attends to itself only. It then becomes an attention sink: a massive activation on which all later
+// tokens rely. Calibration texts often open with the same one or two tokens, so other openings must be added.
+// With 2,048 of them, 4 of 1,493 tokens lose more than a fifth of SmolLM2-135M's largest activation; with
+// 512, 15; with none, 107.
 void AddOpenings(std::vector<std::vector<int32_t>>* sequences) {
   constexpr int64_t kOpenings = 2048;
   std::vector<int32_t> tokens;
@@ -198,7 +197,7 @@ StatusOr<std::vector<CarveLayerReport>> Carve(const checkpoint::Checkpoint& dens
   if (!options.plan.empty()) {
     ASSIGN_OR_RETURN(given, ReadCarvePlan(options.plan, spec, options));
   }
-  // Where the plan can't be written is told before the work.
+  // Fails before the work if the plan cannot be written.
   if (!options.save_plan.empty()) RETURN_IF_ERROR(runtime::AtomicFile::Create(options.save_plan).status());
   std::vector<std::vector<int32_t>> sequences = calibration;
   AddOpenings(&sequences);
@@ -215,7 +214,9 @@ StatusOr<std::vector<CarveLayerReport>> Carve(const checkpoint::Checkpoint& dens
     RETURN_IF_ERROR(CopyAttention(dense, spec, i, &output));
     AddFfn(i, layer, ffn, spec.hidden, &output);
     plans.push_back(std::move(ffn.plan));
-    if (options.progress && !options.progress(i + 1, spec.layers)) return Cancelled("carving was stopped");
+    if (options.progress && !options.progress(i + 1, spec.layers)) {
+      return Cancelled("carving was interrupted");
+    }
   }
   RETURN_IF_ERROR(CopyTensor(dense, "model.norm.weight", {spec.hidden}, &output));
   if (!spec.tied) RETURN_IF_ERROR(CopyTensor(dense, "lm_head.weight", {spec.vocab, spec.hidden}, &output));
@@ -223,7 +224,7 @@ StatusOr<std::vector<CarveLayerReport>> Carve(const checkpoint::Checkpoint& dens
   if (!options.save_plan.empty()) RETURN_IF_ERROR(WriteCarvePlan(options.save_plan, options, plans));
   std::error_code error;
   std::filesystem::create_directories(out, error);
-  if (error) return IoError("{}: can't be created: {}", out, error.message());
+  if (error) return IoError("{}: cannot be created: {}", out, error.message());
   RETURN_IF_ERROR(checkpoint::WriteSafetensors(out + "/model.safetensors", output.tensors(),
                                                {{"format", "pt"}, {"recipe", CarveRecipe(options)}}));
   const std::string config = ConfigText(dense.config(), spec, options);
@@ -232,7 +233,7 @@ StatusOr<std::vector<CarveLayerReport>> Carve(const checkpoint::Checkpoint& dens
 }
 
 std::string CarveRecipe(const CarveOptions& options) {
-  constexpr int kVersion = 3;  // raised whenever the same options give another result
+  constexpr int kVersion = 3;  // must be raised whenever the same options give another result
   return fmt::format("carve {}: {} slices, {} shared, {} active, refit {}, ridge {}, at most {} tokens, {}",
                      kVersion, options.slices, options.shared, options.active, options.refit ? "on" : "off",
                      options.ridge, options.max_tokens, options.f32 ? "f32" : "bf16");

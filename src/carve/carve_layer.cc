@@ -17,16 +17,16 @@ using quantizer::CalibrationStream;
 using quantizer::DenseLayer;
 using quantizer::OwnedMatrix;
 
-constexpr int kChunk = 256;           // tokens one task looks at
-constexpr int kSampleTokens = 16384;  // tokens that place neurons
-constexpr int kClusterTokens = 4096;  // tokens that describe a neuron to the first clustering
+constexpr int kChunk = 256;           // tokens per task
+constexpr int kSampleTokens = 16384;  // tokens used to assign neurons
+constexpr int kClusterTokens = 4096;  // tokens used as features of the first clustering
 constexpr int kClusterIterations = 10;
-// Rounds of moving neurons; each loses 10 to 15% less than the one before, the fifth under 1%.
+// Rounds of moving neurons. Each round loses 10 to 15% less than the one before; the fifth gains under 1%.
 constexpr int kRounds = 4;
-// Steps of the router in a round, where it only has to say which experts are off, and at the end.
+// Gradient steps of the router: in a round, where it only predicts the inactive experts, and at the end.
 constexpr int kRoundSteps = 8, kFinalSteps = 30;
 constexpr float kLargestTokenWeight =
-    20;  // times the mean: a few near-zero outputs must not decide the refit
+    20;  // times the mean, so that a few near-zero outputs do not dominate the refit
 
 class FfnCarver {
  public:
@@ -66,7 +66,7 @@ class FfnCarver {
     return runtime::Buffer::Allocate(static_cast<size_t>(count) * sizeof(float), /*huge=*/true);
   }
 
-  // Calls body(first token, count) for runs of tokens, one after another; the operators inside use all
+  // Calls body(first token, count) for runs of tokens, one after another. The operators inside use all
   // threads.
   template <typename F>
   void ForRuns(const F& body) {
@@ -74,7 +74,7 @@ class FfnCarver {
     for (int first = 0; first < tokens_; first += kRun) body(first, std::min(kRun, tokens_ - first));
   }
 
-  // out [count, n] = x [count, k] W^T for tokens from `first` on.
+  // Computes out [count, n] = x [count, k] W^T.
   void Multiply(const OwnedMatrix& w, const float* x, int k, int count, float* out, int n, bool accumulate) {
     const layers::Linear linear{w.matrix};
     layers::Apply(ctx_, linear, x, k, count, out, n, accumulate);
@@ -117,8 +117,7 @@ class FfnCarver {
     return OkStatus();
   }
 
-  // A neuron's part of the energy of one token's FFN output, as far as neurons can be told apart: (h_j
-  // |W_down,j|)^2.
+  // Energy of one neuron in the FFN output of one token, without cross terms: (h_j |W_down,j|)^2.
   float Energy(const float* h, int neuron) const { return h[neuron] * h[neuron] * squared_norm_[neuron]; }
 
   float TotalEnergy(const float* h) const {
@@ -127,8 +126,8 @@ class FfnCarver {
     return std::max(total, 1e-12F);
   }
 
-  // How much a token's relative loss counts: by the part that the FFN has in the hidden state it is added to,
-  // since all that follows sees the sum through a norm.
+  // Weighs each token's relative loss by the share of the FFN output in the hidden state after the addition,
+  // because all later layers see that sum through a norm.
   void WeighTokens() {
     importance_.resize(static_cast<size_t>(tokens_));
     ForTokens(tokens_, [&](int64_t t) {
@@ -156,7 +155,7 @@ class FfnCarver {
     return FitRouter();
   }
 
-  // Every neuron's share of the energy of evenly spread tokens.
+  // Samples every neuron's share of the energy at evenly spread tokens.
   void SampleShares() {
     step_ = std::max(1, tokens_ / kSampleTokens);
     sampled_.resize(tokens_ / step_, width_);
@@ -168,7 +167,7 @@ class FfnCarver {
     });
   }
 
-  // The neurons with the largest mean share.
+  // Puts the neurons with the largest mean share into the shared expert.
   void ChooseShared() {
     Eigen::RowVectorXd mean = Eigen::RowVectorXd::Zero(width_);
     for (int64_t i = 0; i < sampled_.rows(); ++i) {
@@ -181,7 +180,7 @@ class FfnCarver {
     for (int i = 0; i < options_.shared * slice_; ++i) expert_of_[order[i]] = -1;
   }
 
-  // First experts: neurons that the same tokens use.
+  // Clusters the other neurons by the tokens that use them.
   void ClusterRouted() {
     std::vector<int> others;
     for (int j = 0; j < width_; ++j) {
@@ -198,8 +197,8 @@ class FfnCarver {
     for (size_t i = 0; i < others.size(); ++i) expert_of_[others[i]] = cluster[i];
   }
 
-  // By turns chooses what each token leaves out and where each neuron costs least: first with the choice that
-  // loses least, then with the best that a router can make of it.
+  // Alternates between the experts that each token leaves out and the assignment of neurons with the lowest
+  // cost. The first round uses the choice of least loss; later rounds use the best choice of a router.
   Status MoveNeurons() {
     const auto sample = static_cast<int>(sampled_.rows());
     const Rows inputs{U(0), int64_t{step_} * hidden_, sample, hidden_};
@@ -277,7 +276,8 @@ class FfnCarver {
     report->kept_energy = 1 - std::accumulate(lost.begin(), lost.end(), 0.0) / tokens_;
   }
 
-  // Refits down so that the active neurons alone give the dense output, and moves the stream on.
+  // Refits the down projection so that the active neurons alone give the dense output. Then adds the carved
+  // output to the stream.
   Status Refit(CarveLayerReport* report) {
     ASSIGN_OR_RETURN(runtime::Buffer missing_memory, Floats(int64_t{tokens_} * hidden_));
     auto* missing = missing_memory.as<float>();  // dense output minus carved output
@@ -337,12 +337,12 @@ class FfnCarver {
   CalibrationStream& stream_;
   const int tokens_, hidden_, width_, slice_, routed_;
   const float eps_;
-  runtime::Buffer inputs_;           // [tokens, hidden] after the norm
-  runtime::Buffer activations_;      // [tokens, width], later masked
+  runtime::Buffer inputs_;           // [tokens, hidden], normalized FFN inputs
+  runtime::Buffer activations_;      // [tokens, width]; inactive experts are zeroed later
   runtime::Buffer dense_;            // [tokens, hidden]
-  std::vector<float> squared_norm_;  // [width] of down's columns
-  std::vector<float> importance_;    // [tokens], mean 1
-  int step_ = 1;                     // from one sampled token to the next
+  std::vector<float> squared_norm_;  // [width], of the columns of down
+  std::vector<float> importance_;    // [tokens], with mean 1
+  int step_ = 1;                     // distance between sampled tokens
   RowMatrix sampled_;                // [tokens / step, width] shares of energy
   std::vector<int> expert_of_;       // [width], -1: shared
   CarvedFfn result_;

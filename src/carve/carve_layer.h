@@ -1,4 +1,4 @@
-// Carving one feed-forward network into experts, from its activations on calibration tokens.
+// Carves one feed-forward network into experts, given its activations on calibration tokens.
 #pragma once
 
 #include "carve/carve_plan.h"
@@ -7,14 +7,14 @@
 
 namespace moesaic::carve {
 
-/// What an FFN became.
+/// A carved FFN.
 struct CarvedFfn {
   LayerPlan plan;
   RowMatrix down;  // [hidden, width], refitted
 };
 
-/// Carves `layer` on the FFN inputs of `stream` (which stands after the layer's attention), and adds the
-/// carved FFN's output to the stream, so that later layers are fitted on what they will really see. Searches
+/// Carves `layer` on the FFN inputs of `stream`, whose hidden states must include the layer's attention. Adds
+/// the output of the carved FFN to the stream, so that later layers are fitted to their real inputs. Searches
 /// for a plan unless one is `given`.
 StatusOr<CarvedFfn> CarveFfn(const kernels::ExecContext& ctx, const models::DecoderSpec& spec,
                              const quantizer::DenseLayer& layer, const CarveOptions& options,

@@ -22,7 +22,8 @@ std::vector<int32_t> OptionValues(const CarveOptions& options) {
 
 std::string Prefix(int64_t layer) { return fmt::format("layers.{}.", layer); }
 
-// Far above what a search finds (31); beyond it, scores could leave the range that Carve writes routers for.
+// Largest router weight that is accepted. A search finds at most 31; beyond this limit scores could leave the
+// range of kRouterScale (carve.cc).
 constexpr float kLargestWeight = 1000;
 
 template <typename T>
@@ -84,8 +85,8 @@ StatusOr<std::vector<LayerPlan>> ReadCarvePlan(const std::string& path, const mo
   ASSIGN_OR_RETURN(const std::vector<int32_t> made_for, Read<int32_t>(*file, kOptions, DType::kI32, {3}));
   if (made_for != OptionValues(options)) {
     return InvalidArgument(
-        "{}: is for --slices {} --shared {} --active {}, found --slices {} --shared {} --active {}", path,
-        made_for[0], made_for[1], made_for[2], options.slices, options.shared, options.active);
+        "{}: was made for --slices {} --shared {} --active {}, found --slices {} --shared {} --active {}",
+        path, made_for[0], made_for[1], made_for[2], options.slices, options.shared, options.active);
   }
   std::vector<LayerPlan> plans;
   for (int i = 0; i < spec.layers; ++i) {
@@ -95,7 +96,7 @@ StatusOr<std::vector<LayerPlan>> ReadCarvePlan(const std::string& path, const mo
   constexpr int kTensorsOfLayer = 3;
   const int64_t expected = 1 + int64_t{spec.layers} * kTensorsOfLayer;
   if (std::ssize(file->tensors()) != expected) {
-    return InvalidArgument("{}: holds {} tensors, a plan of {} layers has {}", path, file->tensors().size(),
+    return InvalidArgument("{}: has {} tensors, but a plan of {} layers has {}", path, file->tensors().size(),
                            spec.layers, expected);
   }
   return plans;

@@ -1,5 +1,5 @@
-// What carving searches for: which neurons make an expert, and the router. The search branches on roundings,
-// so that two instruction sets find plans of unlike quality; from one plan they make nearly the same model.
+// A carve plan: the assignment of neurons to experts, and the routers. The search branches on rounded values,
+// so two instruction sets find plans of different quality. Given one plan, they make nearly the same model.
 #pragma once
 
 #include <string>
@@ -11,21 +11,22 @@
 
 namespace moesaic::carve {
 
-/// One FFN's cut. Neurons are rows of gate and up and columns of down.
+/// The plan of one FFN. Neurons are rows of gate and up, and columns of down.
 struct LayerPlan {
   std::vector<int> shared;                // neurons of the shared expert, ascending
   std::vector<std::vector<int>> experts;  // [routed][slice] neurons, ascending
   LinearRouter router;
 };
 
-/// Reads what WriteCarvePlan wrote. It must be for the slices, shared and active ones of `options` and fit
-/// `spec`; from which model of that shape it is, it doesn't know.
+/// Reads a file of WriteCarvePlan. Fails unless its slices, shared and active experts are those of `options`
+/// and its shapes are those of `spec`. It cannot tell models of the same shape apart.
 StatusOr<std::vector<LayerPlan>> ReadCarvePlan(const std::string& path, const models::DecoderSpec& spec,
                                                const CarveOptions& options);
 
-/// A safetensors file with "options" (I32 [3]: slices, shared, active) and, a layer, "layers.N.expert" (I32
-/// [width]: each neuron's expert, -1 for the shared one), "layers.N.router.weight" (F32 [routed, hidden]) and
-/// "layers.N.router.bias" (F32 [routed]).
+/// Writes a safetensors file with these tensors:
+/// - "options" (I32 [3]): slices, shared, active;
+/// - "layers.N.expert" (I32 [width]): the expert of each neuron, -1 for the shared one;
+/// - "layers.N.router.weight" (F32 [routed, hidden]) and "layers.N.router.bias" (F32 [routed]).
 Status WriteCarvePlan(const std::string& path, const CarveOptions& options,
                       const std::vector<LayerPlan>& plans);
 

@@ -1,4 +1,4 @@
-// Carving a tiny Llama: what it must not change, what it must keep, what it refuses.
+// Carves a tiny Llama and checks the result, its invariants and its errors.
 #include "carve/carve.h"
 
 #include <gmock/gmock.h>
@@ -55,7 +55,7 @@ class CarveTest : public testing::Test {
     return {std::istreambuf_iterator<char>(file), {}};
   }
 
-  // All logits of one prompt.
+  // Returns all logits of one prompt.
   static std::vector<float> Logits(const std::string& path) {
     TestModel model(path, models::BestIsa(), {.dtype = "f32"});
     EXPECT_TRUE(model.status().ok()) << Message(model.status());
@@ -82,7 +82,7 @@ class CarveTest : public testing::Test {
 
 std::string Error(const auto& result) { return result.ok() ? "" : std::string(Message(result.status())); }
 
-TEST_F(CarveTest, WithoutRefitAndAllExpertsOnItIsTheDenseModel) {
+TEST_F(CarveTest, ComputesTheDenseModelWithoutRefitAndWithAllExperts) {
   const auto reports =
       Run(SourcePath(kDense), {.slices = 6, .shared = 2, .active = 4, .refit = false, .f32 = true}, folder_);
   ASSERT_TRUE(reports.ok()) << Error(reports);
@@ -97,7 +97,7 @@ TEST_F(CarveTest, WithoutRefitAndAllExpertsOnItIsTheDenseModel) {
   EXPECT_LT(models::MaxDiff(dense, carved), 1e-3F * largest);
 }
 
-TEST_F(CarveTest, TheRefitLowersTheErrorAndIsDeterministic) {
+TEST_F(CarveTest, RefitLowersTheErrorAndIsDeterministic) {
   const CarveOptions options{.slices = 12, .shared = 3, .active = 6, .ridge = 0.01F, .f32 = true};
   const auto reports = Run(SourcePath(kDense), options, folder_ + "/a");
   ASSERT_TRUE(reports.ok()) << Error(reports);
@@ -112,7 +112,7 @@ TEST_F(CarveTest, TheRefitLowersTheErrorAndIsDeterministic) {
   EXPECT_EQ(Logits(folder_ + "/a").size(), 70U * 160);
 }
 
-TEST_F(CarveTest, APlanRepeatsASearch) {
+TEST_F(CarveTest, PlanReproducesTheSearch) {
   std::filesystem::create_directories(folder_);
   CarveOptions options{
       .slices = 12, .shared = 3, .active = 6, .f32 = true, .save_plan = folder_ + "/plan.safetensors"};
@@ -125,10 +125,11 @@ TEST_F(CarveTest, APlanRepeatsASearch) {
 
   options.slices = 6, options.active = 3;
   EXPECT_THAT(Error(Run(SourcePath(kDense), options, folder_ + "/other")),
-              HasSubstr("is for --slices 12 --shared 3 --active 6, found --slices 6 --shared 3 --active 3"));
+              HasSubstr("was made for --slices 12 --shared 3 --active 6, "
+                        "found --slices 6 --shared 3 --active 3"));
 }
 
-TEST_F(CarveTest, WhereAPlanCannotBeWrittenIsToldBeforeTheWork) {
+TEST_F(CarveTest, FailsBeforeTheWorkIfThePlanCannotBeWritten) {
   CarveOptions options{
       .slices = 6, .shared = 2, .active = 3, .save_plan = folder_ + "/missing/plan.safetensors"};
   options.progress = [](int, int) {
@@ -149,7 +150,8 @@ class CarvePlanTest : public CarveTest {
     options_.plan = folder_ + "/given.safetensors";
   }
 
-  // The first neurons in order to the experts, the others to the shared one; a router that likes all alike.
+  // Assigns the first neurons to the experts in order and the others to the shared expert. The router scores
+  // all experts equally.
   static LayerPlan Evenly(int slice, int width, int hidden) {
     LayerPlan plan{
         .shared = {},
@@ -169,7 +171,7 @@ class CarvePlanTest : public CarveTest {
   std::vector<LayerPlan> plans_;
 };
 
-TEST_F(CarvePlanTest, IsFollowed) {
+TEST_F(CarvePlanTest, ResultUsesTheGivenPlan) {
   options_.save_plan = folder_ + "/used.safetensors";
   ASSERT_EQ(Carve(), "");
   EXPECT_TRUE(Bytes("given.safetensors") == Bytes("used.safetensors"));
@@ -186,7 +188,7 @@ TEST_F(CarvePlanTest, IsFollowed) {
   }
 }
 
-TEST_F(CarvePlanTest, RefusesWhatDoesNotFit) {
+TEST_F(CarvePlanTest, RejectsPlansOfOtherOptionsOrShapes) {
   const auto with = [this](int slice, int width, int hidden) {
     plans_[0] = Evenly(slice, width, hidden);
     return Carve();
@@ -204,12 +206,12 @@ TEST_F(CarvePlanTest, RefusesWhatDoesNotFit) {
   EXPECT_THAT(Carve(), HasSubstr("layers.0.expert[95] must be in [-1, 4), found 4"));
   plans_[0] = Evenly(kSlice, kWidth, kHidden);
   plans_.push_back(plans_[0]);
-  EXPECT_THAT(Carve(), HasSubstr("holds 13 tensors, a plan of 3 layers has 10"));
+  EXPECT_THAT(Carve(), HasSubstr("has 13 tensors, but a plan of 3 layers has 10"));
   plans_.resize(2);
   EXPECT_THAT(Carve(), HasSubstr("layers.2.expert"));
 }
 
-TEST_F(CarvePlanTest, RefusesRoutersThatAreNoNumbers) {
+TEST_F(CarvePlanTest, RejectsNonFiniteRouters) {
   plans_[1].router.bias[2] = std::numeric_limits<float>::infinity();
   EXPECT_THAT(Carve(), HasSubstr("layers.1.router.bias must lie within +-1000, found inf"));
   plans_[0].router.weights(1, 1) = std::numeric_limits<float>::quiet_NaN();
@@ -218,7 +220,7 @@ TEST_F(CarvePlanTest, RefusesRoutersThatAreNoNumbers) {
   EXPECT_THAT(Carve(), HasSubstr("found 100000"));
 }
 
-TEST_F(CarveTest, StopsWhenToldTo) {
+TEST_F(CarveTest, StopsWhenProgressReturnsFalse) {
   CarveOptions options{.slices = 6, .shared = 2, .active = 3};
   int calls = 0;
   options.progress = [&calls](int layer, int layers) {
@@ -231,13 +233,13 @@ TEST_F(CarveTest, StopsWhenToldTo) {
   EXPECT_FALSE(std::filesystem::exists(folder_ + "/model.safetensors"));
 }
 
-TEST_F(CarveTest, RefusesWhatIsNotLlamaLike) {
+TEST_F(CarveTest, RejectsModelsThatAreNotLlamaLike) {
   EXPECT_THAT(Error(Run(SourcePath("tests/golden/qwen3-moe-norm-tied"), {}, folder_)),
               HasSubstr("LlamaForCausalLM"));
   EXPECT_THAT(Error(Run(SourcePath("tests/golden/llama3-rope-bias"), {}, folder_)), HasSubstr("biases"));
 }
 
-TEST_F(CarveTest, RefusesSlicesThatDoNotFit) {
+TEST_F(CarveTest, RejectsSlicesThatDoNotFit) {
   EXPECT_THAT(Error(Run(SourcePath(kDense), {.slices = 7}, folder_)),
               HasSubstr("divide the FFN's 96 neurons"));
   EXPECT_THAT(Error(Run(SourcePath(kDense), {.slices = 6, .shared = 6}, folder_)), HasSubstr("--shared"));
@@ -245,7 +247,7 @@ TEST_F(CarveTest, RefusesSlicesThatDoNotFit) {
               HasSubstr("--active must be in [1, 4], found 5"));
 }
 
-TEST_F(CarveTest, ReadsCalibrationUpToItsPadding) {
+TEST_F(CarveTest, ReadsCalibrationTokensUpToTheirPadding) {
   const std::string path = WriteCalibration({3, 4}, {1, 2, 3, -1, 4, 5, 6, 7, 8, 9, -1, -1});
   const auto all = quantizer::ReadCalibrationTokens(path, 10, 100);
   ASSERT_TRUE(all.ok()) << Error(all);
@@ -255,7 +257,7 @@ TEST_F(CarveTest, ReadsCalibrationUpToItsPadding) {
   EXPECT_EQ(some->size(), 2U);
 }
 
-TEST_F(CarveTest, RefusesBadCalibration) {
+TEST_F(CarveTest, RejectsBadCalibrationTokens) {
   const auto error = [](const std::string& path) {
     return Error(quantizer::ReadCalibrationTokens(path, 10, 100));
   };

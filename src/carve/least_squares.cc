@@ -15,18 +15,19 @@ namespace {
 using tensor::PackedFormat;
 using tensor::PackedLayout;
 
-// Tokens multiplied at once: long enough that a product's sums are touched seldom, short enough that both
-// transposed operands (1536 x 1024 floats) stay near the cores.
+// Tokens multiplied at once. The chunk is long enough that sums are seldom loaded and stored, and short
+// enough that both transposed operands (1536 x 1024 floats) stay in cache.
 constexpr int kChunk = 1024;
-// Right-hand sides one task solves.
+// Right-hand sides that one task solves.
 constexpr int kColumnsPerTask = 32;
 
-// to [columns, kChunk] = from [count, columns]^T with every token scaled; tokens past count are zero.
+// Transposes `from` [count, columns] into `to` [columns, kChunk] and scales every token. Tokens past `count`
+// are zero.
 void Transpose(const kernels::ExecContext& ctx, const Rows& from, int first, int count,
                std::span<const float> weight, std::vector<float>* to) {
-  // A square of one cache line a row is turned in place of its own, then written line by line: rows of `to`
-  // lie 4 KiB apart, so all lines of a column share one set of the first-level cache, and lines that are
-  // filled value by value would push each other out.
+  // Transposes a square of one cache line per row in a local buffer and then writes whole lines. Rows of `to`
+  // are 4 KiB apart, so all lines of a column share one set of the L1 cache, and lines written value by value
+  // would evict each other.
   constexpr int kSquare = 16;
   static_assert(kChunk % kSquare == 0);
   ctx.pool->Run(base::CeilDiv(from.columns, kSquare), [&](int64_t task, int) {
@@ -81,7 +82,8 @@ StatusOr<RowMatrix> SolveRidge(runtime::ThreadPool& pool, const RowMatrix& gram,
   const Eigen::LLT<Eigen::MatrixXf> factor(matrix);
   if (factor.info() != Eigen::Success || !matrix.allFinite()) {
     return DataLoss(
-        "the activations' sums of products are not positive definite; is the model's output finite?");
+        "the Gram matrix of the activations is not positive definite; check that the model's "
+        "output is finite");
   }
   RowMatrix solution(right.rows(), right.cols());
   const int64_t tasks = base::CeilDiv(right.cols(), kColumnsPerTask);

@@ -1,4 +1,5 @@
-// Linear least squares over many tokens: sums of products on the kernels' matrix units, solved by Cholesky.
+// Linear least squares over many tokens. The kernels' matrix units sum the products; a Cholesky factorization
+// solves them.
 #pragma once
 
 #include <Eigen/Core>
@@ -11,20 +12,21 @@ namespace moesaic::carve {
 
 using RowMatrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-/// Rows of f32 that somebody else owns.
+/// A borrowed view of f32 rows.
 struct Rows {
   const float* data;  // [count][stride]
   int64_t stride;     // floats
   int count, columns;
 };
 
-/// sum [a.columns, b.columns] += over tokens t of weight[t] a[t]^T b[t]; weight is [count] or empty (all 1).
-/// Values are rounded to bf16 on the way into the products, sums are f32.
+/// Adds weight[t] a[t]^T b[t] of all tokens t to sum [a.columns, b.columns]. `weight` is [count] or empty
+/// (all 1). Operands are rounded to bf16; sums are f32.
 void AddProducts(const kernels::ExecContext& ctx, const Rows& a, const Rows& b, std::span<const float> weight,
                  RowMatrix* sum);
 
-/// X [n, m] that solves (gram + ridge * mean(diag(gram)) I) X = right, for a symmetric gram [n, n] and right
-/// [n, m]. Fails when gram is not positive definite even so (not finite, for one).
+/// Returns the X [n, m] that solves (gram + ridge * mean(diag(gram)) I) X = right, for a symmetric gram [n,
+/// n] and right [n, m]. Fails if the ridged gram is not positive definite, for example because it is not
+/// finite.
 StatusOr<RowMatrix> SolveRidge(runtime::ThreadPool& pool, const RowMatrix& gram, const RowMatrix& right,
                                float ridge);
 

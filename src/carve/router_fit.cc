@@ -16,18 +16,19 @@ namespace {
 
 using tensor::PackedFormat;
 
-constexpr int kChunk = 512;          // tokens one task looks at
-constexpr int kStepTokens = 16384;   // tokens the steps look at
-constexpr float kLeastCost = 1e-4F;  // keeps the logarithm of an idle expert's cost finite
-constexpr float kRidge = 0.01F;      // of the covariance's mean diagonal
-// Scores are logarithms of cost, so a choice is open where two differ by about this much.
+constexpr int kChunk = 512;          // tokens per task
+constexpr int kStepTokens = 16384;   // tokens used by the gradient steps
+constexpr float kLeastCost = 1e-4F;  // minimum cost, so that the logarithm of an idle expert's cost is finite
+constexpr float kRidge = 0.01F;      // times the mean diagonal of the covariance
+// Temperature of the softened choice. Scores are logarithms of cost; a choice is uncertain where two of them
+// differ by about this much.
 constexpr float kTemperature = 0.3F;
-// The first step moves scores by kTemperature on average; later ones get shorter and go on with a part of the
-// last one. The loss falls as smoothly with half of each.
+// The first step changes scores by kTemperature on average. Later steps decay and keep a part of the previous
+// step as momentum. Half of either value lowers the loss as smoothly.
 constexpr float kMomentum = 0.7F, kDecay = 0.2F;
 
-// Turns a token's scores into the derivatives of its softened loss by them; returns what its experts that are
-// off cost. `sorted` is scratch [routed].
+// Replaces a token's scores by the derivatives of its softened loss. Returns the cost of its inactive
+// experts. `sorted` is scratch [routed].
 double Differentiate(const float* cost, const Eigen::RowVectorXf& bias, int active, float* sorted,
                      float* score) {
   const auto routed = static_cast<int>(bias.size());
@@ -38,12 +39,13 @@ double Differentiate(const float* cost, const Eigen::RowVectorXf& bias, int acti
   float slopes = 0, weighted = 0;
   for (int e = 0; e < routed; ++e) {
     if (score[e] < threshold) loss += cost[e];
-    const float off = 1 / (1 + std::exp((score[e] - threshold) / kTemperature));  // a probability
+    // Probability of being inactive.
+    const float off = 1 / (1 + std::exp((score[e] - threshold) / kTemperature));
     score[e] = off * (1 - off);
     slopes += score[e];
     weighted += score[e] * cost[e];
   }
-  // As many experts stay on whatever the scores are, so only differences of cost count.
+  // The number of active experts is fixed, so only differences of cost count.
   const float mean = weighted / std::max(slopes, 1e-9F);
   for (int e = 0; e < routed; ++e) score[e] *= mean - cost[e];
   return loss;
@@ -51,7 +53,7 @@ double Differentiate(const float* cost, const Eigen::RowVectorXf& bias, int acti
 
 }  // namespace
 
-// Scores are centered inputs times weights plus bias.
+// A solution in centered inputs: scores = inputs * weights + bias.
 struct RouterFit::Solution {
   Eigen::MatrixXf weights;  // [hidden, routed]
   Eigen::RowVectorXf bias;  // [routed]
@@ -84,7 +86,7 @@ StatusOr<RouterFit> RouterFit::Create(const kernels::ExecContext& ctx, const Row
   covariance.diagonal().array() += kRidge * covariance.diagonal().mean();
   fit.factor_.compute(covariance);
   if (fit.factor_.info() != Eigen::Success || !covariance.allFinite()) {
-    return DataLoss("the FFN's inputs on the calibration text are not finite, or all the same");
+    return DataLoss("the FFN's inputs on the calibration text are not finite or all equal");
   }
   return fit;
 }
@@ -163,7 +165,7 @@ void RouterFit::Descend(const RowMatrix& costs, std::span<const float> importanc
   }
 }
 
-// c = a w^T on the matrix units.
+// Computes c = a w^T on the matrix units.
 void RouterFit::Multiply(const kernels::PreparedRows& a, const RowMatrix& w, RowMatrix* c) const {
   const auto n = static_cast<int>(w.rows()), k = static_cast<int>(w.cols());
   const auto layout = tensor::PackedLayout::Of(PackedFormat::kBF16, n, k);

@@ -1,5 +1,5 @@
-// The router of a carved layer: a closed form first, then steps towards what it is for, which is to leave out
-// the experts whose loss costs least.
+// Fits the router of a carved layer. A closed form gives the start; gradient steps then minimize the cost of
+// the experts that the router leaves out.
 #pragma once
 
 #include <Eigen/Cholesky>
@@ -10,25 +10,25 @@
 
 namespace moesaic::carve {
 
-/// An expert's score is weights u + bias; the best ones are on.
+/// Scores experts as weights u + bias; the highest scores are active.
 struct LinearRouter {
   RowMatrix weights;        // [routed, hidden]
   std::vector<float> bias;  // [routed]
 
-  /// The experts that are off for the input `u` [hidden] when `active` are on.
+  /// Returns the inactive experts for the input `u` [hidden] when `active` experts are active.
   std::vector<int> Off(const float* u, int active) const;
 };
 
-/// Fits routers over the same inputs to several costs. Deterministic on a given instruction set.
+/// Fits routers to several cost matrices over the same inputs. Deterministic on a given instruction set.
 class RouterFit {
  public:
-  /// `inputs` [tokens, hidden]; fails when they are not finite.
+  /// `inputs` [tokens, hidden]. Fails if they are not finite.
   static StatusOr<RouterFit> Create(const kernels::ExecContext& ctx, const Rows& inputs);
 
-  /// `costs` [tokens, routed]: what a token loses with an expert off, as a share of its energy; `importance`
-  /// [tokens]: what it counts. Starts from
-  /// the ridge regression of the costs' logarithms; then takes `steps` preconditioned steps down the mean
-  /// cost of what is off, each choice softened into a probability.
+  /// Fits a router. `costs` [tokens, routed] is the share of a token's energy that is lost without an expert;
+  /// `importance` [tokens] is the weight of each token. Ridge regression on the logarithms of the costs gives
+  /// the start. Then `steps` preconditioned gradient steps lower the mean cost of inactive experts, with each
+  /// choice softened into a probability.
   LinearRouter Fit(const RowMatrix& costs, std::span<const float> importance, int active, int steps) const;
 
  private:
@@ -41,8 +41,8 @@ class RouterFit {
 
   const kernels::ExecContext& ctx_;
   Eigen::RowVectorXf mean_;             // [hidden]
-  RowMatrix centered_;                  // [tokens, hidden] inputs less their mean
-  Eigen::LLT<Eigen::MatrixXf> factor_;  // of their ridged covariance
+  RowMatrix centered_;                  // [tokens, hidden], inputs minus their mean
+  Eigen::LLT<Eigen::MatrixXf> factor_;  // Cholesky factor of the ridged covariance
 };
 
 }  // namespace moesaic::carve

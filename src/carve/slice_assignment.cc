@@ -5,9 +5,9 @@
 namespace moesaic::carve {
 namespace {
 
-constexpr int kPasses = 3;  // over all pairs of slices; later ones change next to nothing
+constexpr int kPasses = 3;  // passes over all pairs of slices; further ones change almost nothing
 
-// Exchanges neurons between two slices as long as that saves something; the best pairs go first.
+// Exchanges neurons between two slices, best pairs first, as long as this lowers the cost.
 bool Exchange(const RowMatrix& cost, int a, int b, std::vector<int>* in_a, std::vector<int>* in_b) {
   const auto sort_by_gain = [&](int from, int to, std::vector<int>* neurons) {
     std::stable_sort(neurons->begin(), neurons->end(),
@@ -30,7 +30,7 @@ std::vector<int> ImproveSlices(const RowMatrix& energy, std::span<const float> i
                                const std::vector<std::vector<int>>& off, int routed,
                                const std::vector<int>& expert_of) {
   const auto neurons = static_cast<int>(energy.cols());
-  RowMatrix cost = RowMatrix::Zero(routed + 1, neurons);  // the last row is the shared expert's
+  RowMatrix cost = RowMatrix::Zero(routed + 1, neurons);  // the last row belongs to the shared expert
   for (int64_t t = 0; t < energy.rows(); ++t) {
     for (const int e : off[t]) cost.row(e) += importance[t] * energy.row(t);
   }

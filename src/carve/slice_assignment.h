@@ -1,4 +1,4 @@
-// Which neurons of a dense FFN become one expert, from what tokens can do without.
+// Assigns the neurons of a dense FFN to experts, given the experts that each token leaves out.
 #pragma once
 
 #include <span>
@@ -8,11 +8,13 @@
 
 namespace moesaic::carve {
 
-/// Exchanges neurons between slices so that less is lost with the experts that are off. `energy` [tokens,
-/// neurons] is each neuron's share of a token's energy, `importance` [tokens] what a token counts, `off`
-/// [tokens] the experts that each token leaves out. A neuron costs its energy over the tokens that leave its
-/// expert out; in the shared expert (-1 in `expert_of`) nothing. Returns `expert_of` [neurons] improved; the
-/// slices keep their sizes.
+/// Exchanges neurons between slices so that inactive experts lose less energy. A neuron costs its energy over
+/// the tokens that leave its expert out; in the shared expert it costs nothing. Returns the improved
+/// `expert_of`; slices keep their sizes.
+/// - `energy` [tokens, neurons]: each neuron's share of a token's energy.
+/// - `importance` [tokens]: weight of each token.
+/// - `off` [tokens]: the experts that each token leaves out.
+/// - `expert_of` [neurons]: current assignment, -1 for the shared expert.
 std::vector<int> ImproveSlices(const RowMatrix& energy, std::span<const float> importance,
                                const std::vector<std::vector<int>>& off, int routed,
                                const std::vector<int>& expert_of);

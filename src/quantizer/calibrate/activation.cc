@@ -12,12 +12,12 @@ using tensor::StaticScale;
 
 namespace {
 
-// A size is the upper bits of a magnitude: its exponent and 5 bits of its mantissa, 32 sizes an octave.
+// A bin is the upper bits of a magnitude: its exponent and 5 bits of its mantissa, 32 bins per octave.
 constexpr int kSizeShift = 18, kSizes = 0x7f800000 >> kSizeShift;
 constexpr double kPercentileShare = 0.9999;
 constexpr float kLargestCode = 127;
 
-// The middle of a size's magnitudes.
+// Returns the middle of a bin.
 double Middle(int size) {
   const auto low = std::bit_cast<float>(static_cast<uint32_t>(size) << kSizeShift);
   const auto high =
@@ -81,8 +81,8 @@ float ActivationRange::Scale(RangeRule rule) const {
     }
     return scale_of(largest);
   }
-  // From no clipping down to a clip of 1/64, in 32nds of an octave. Beyond the clip a value errs by what is
-  // cut off, within by a step / sqrt(12) on average, below half a step by itself.
+  // Tries clipping from none to 1/64, in 32nds of an octave. A clipped value has an error of its excess;
+  // others have step / sqrt(12) on average, and their own value below half a step.
   double least = HUGE_VAL;
   float best = largest;
   for (int at = 0; at <= 6 * 32; ++at) {
@@ -112,7 +112,7 @@ std::vector<float> RoundActivations(const kernels::ExecContext& ctx, const Token
     std::vector<uint8_t> codes(x.k);
     float step = of_tensor.scale;
     if (of_tensor.is_set()) {
-      std::vector<float> steps(x.k);  // x in steps, as kernels make them
+      std::vector<float> steps(x.k);  // x in steps, computed as the kernels do
       for (int i = 0; i < x.k; ++i) steps[i] = row[i] * of_tensor.inverse;
       rounding.encode(steps.data(), x.k, 1, codes.data());
     } else {

@@ -19,12 +19,12 @@ using checkpoint::Checkpoint;
 
 // Tokens whose outputs are compared.
 constexpr int64_t kSampleTokens = 256;
-// Outputs of a matrix that are looked at, and experts of a layer that stand for all.
+// Sampled outputs of a matrix, and sampled experts of a layer.
 constexpr int kSampleRows = 256, kSampleExperts = 8;
-// With fewer tokens of its own an expert's activations are taken from tokens of the whole layer.
+// With fewer tokens of its own, an expert's activations are taken from tokens of the whole layer.
 constexpr int64_t kFewTokens = 256;
 
-// Some rows of a matrix, evenly spaced.
+// Evenly spaced rows of a matrix.
 struct Rows {
   std::vector<float> values;
   int n = 0;
@@ -42,7 +42,7 @@ StatusOr<Rows> ReadSample(const Checkpoint& source, const std::string& module, i
   return rows;
 }
 
-// Inputs of linears: how large they are, and some of them.
+// Statistics and a sample of the inputs of linears.
 struct Seen {
   ActivationRange range;
   std::vector<float> tokens;  // [count, k]
@@ -67,7 +67,7 @@ class Analyst : public LayerVisitor {
     analysis_.folding = Folding(spec.sandwich_norm);
   }
 
-  /// What was decided of the layers so far.
+  /// Decisions for the layers so far.
   const Analysis& analysis() const { return analysis_; }
   void GoOnFrom(Analysis analysis) { analysis_ = std::move(analysis); }
   Analysis Take() { return std::move(analysis_); }
@@ -80,7 +80,7 @@ class Analyst : public LayerVisitor {
  private:
   StatusOr<std::vector<OwnedMatrix>> Visit(const LinearGroup& group) override {
     RETURN_IF_ERROR(Tell(group.layer));
-    // Before anything is decided by weights, since this refuses those that are no numbers.
+    // Reads the weights first, because this rejects non-finite ones.
     std::vector<OwnedMatrix> matrices;
     for (const std::string& module : group.modules) {
       const auto n = OutputsOf(module);
@@ -91,7 +91,7 @@ class Analyst : public LayerVisitor {
     }
     if (!group.same_layer_inputs) {
       RETURN_IF_ERROR(Look(group, group.modules, UsableInputs(group)));
-    } else if (layer_ != group.layer) {  // once for all experts of the layer
+    } else if (layer_ != group.layer) {  // sampled once for all experts of the layer
       layer_ = group.layer;
       RETURN_IF_ERROR(Look(group, StandingForAll(group), group.layer_inputs));
     }
@@ -101,12 +101,12 @@ class Analyst : public LayerVisitor {
 
   Status SeeRouting(int, std::span<const int64_t>) override { return OkStatus(); }
 
-  // Inputs of a linear of its own: an expert's stand-ins where it sees few tokens.
+  // Returns the inputs of a linear, or an expert's stand-ins if few tokens reach it.
   static const LinearInputs& UsableInputs(const LinearGroup& group) {
     return group.expert >= 0 && group.inputs.tokens < kFewTokens ? group.layer_inputs : group.inputs;
   }
 
-  // Of a layer with experts: the shared one's gate and up, and those of some others.
+  // Returns sampled modules of a layer with experts: gate and up of the shared expert and of some others.
   std::vector<std::string> StandingForAll(const LinearGroup& group) const {
     const std::string prefix = models::LayerPrefix(group.layer) + "mlp.";
     std::vector<std::string> owners;
@@ -122,7 +122,7 @@ class Analyst : public LayerVisitor {
     return modules;
   }
 
-  // Of a linear of the walk, all of which are among the items.
+  // The linear is part of the walk and therefore among the items.
   int OutputsOf(const std::string& module) const { return linears_.at(module).outputs; }
   bool IsRounded(const std::string& module) const { return linears_.at(module).rounded; }
 
@@ -151,7 +151,7 @@ class Analyst : public LayerVisitor {
     }
   }
 
-  // Decides for linears that read `inputs`, by `modules`, which stand for all of them.
+  // Decides for the linears that read `inputs`. `modules` is a sample of them.
   Status Look(const LinearGroup& group, const std::vector<std::string>& modules, const LinearInputs& inputs) {
     if (group.same_layer_inputs) layer_scale_ = 0;
     std::vector<Rows> linears;
@@ -165,7 +165,7 @@ class Analyst : public LayerVisitor {
     finding.tokens = group.inputs.tokens;
     finding.stand_ins = !group.same_layer_inputs && &inputs != &group.inputs;
     Seen seen = See(inputs, {});
-    RETURN_IF_ERROR(stream_.watched());  // else not all of them were seen
+    RETURN_IF_ERROR(stream_.watched());  // fails if inputs are missing
     const std::string maker = Folding::MakerOf(group.modules.front(), spec_.sandwich_norm);
     std::vector<float> scales;
     if (settings_.smoothing && !maker.empty()) {
@@ -236,15 +236,15 @@ class Analyst : public LayerVisitor {
   const AnalysisProgress& progress_;
   const CalibrationStream& stream_;
   Analysis analysis_;
-  int layer_ = -1;         // whose experts' shared inputs were looked at
-  float layer_scale_ = 0;  // of these; 0: dynamic
+  int layer_ = -1;         // layer whose experts' shared inputs were sampled
+  float layer_scale_ = 0;  // their static scale; 0: dynamic
 };
 
 std::string HiddenPath(const AnalysisRun& run, int layers) {
   return run.folder + "/" + StateFile(kAnalysisState, layers);
 }
 
-// Saves what is done; the hidden states are whole before what names them is written.
+// Saves the progress. The file of hidden states is complete before the file that names it is written.
 Status SaveWalk(const AnalysisRun& run, const Analysis& analysis, int layers, int before,
                 CalibrationStream& stream) {
   AnalysisState state{.layers = layers, .hidden_xxh3 = {}};
@@ -255,7 +255,7 @@ Status SaveWalk(const AnalysisRun& run, const Analysis& analysis, int layers, in
   return OkStatus();
 }
 
-// Layers that a run before this one has done; 0 where there is no state of it, or none that is whole.
+// Returns the number of layers that a previous run has done; 0 without a complete state.
 StatusOr<int> RestoreWalk(const AnalysisRun& run, const models::DecoderSpec& spec, CalibrationStream& stream,
                           Analyst* analyst) {
   AnalysisState state;
@@ -306,7 +306,7 @@ int64_t AnalysisBytes(const models::DecoderSpec& spec) {
   const int64_t mixed = int64_t{a.heads} * std::max(a.v_dim, a.head_dim);
   const int64_t width = std::max<int64_t>(
       {spec.hidden, mixed, spec.intermediate, spec.moe.intermediate, spec.moe.shared_intermediate});
-  // Sampled tokens and rows, each with what a search makes of them.
+  // Sampled tokens and rows, each with the working memory of a search.
   const int64_t linears = spec.moe.experts > 0 ? 2 * (kSampleExperts + 2) : 3;
   return (kSampleTokens * 4 + linears * kSampleRows * 3) * width * 4 +
          linears * kSampleRows * kSampleTokens * 8;

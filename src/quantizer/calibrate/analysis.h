@@ -1,6 +1,6 @@
-// What is decided before the rounding: what smoothing is to fold, which activation scale each linear gets, or
-// that it takes none, found in a walk that reads weights once and leaves them as they are; and which
-// precision each linear gets (mix_walk.h).
+// Decisions before the rounding: smoothing factors, and static or dynamic activation scales. Analyze finds
+// them in a walk that reads the weights once and does not change them. The choice of precisions (mix_walk.h)
+// is stored with them.
 #pragma once
 
 #include <functional>
@@ -18,31 +18,31 @@
 
 namespace moesaic::quantizer {
 
-/// What an analysis is for.
+/// Selects the decisions of an analysis.
 struct AnalysisSettings {
   bool smoothing = false;
   bool static_activations = false;
-  /// A linear takes a static scale if its outputs' squared error is at most this times that of dynamic ones.
+  /// Maximum ratio of the outputs' squared error with a static scale to that with dynamic scales.
   double static_tolerance = 2;
 
   bool wanted() const { return smoothing || static_activations; }
 };
 
-/// What smoothing or a choice did to the outputs of linears that share inputs; errors are squared and
-/// relative to the outputs' squares.
+/// Effect of smoothing and of a static scale on the outputs of linears that share inputs. Losses are squared
+/// errors relative to the outputs' squares.
 struct AnalysisFinding {
-  std::string name;  // of the first linear
+  std::string name;  // the first linear
   int layer = 0;
-  int64_t tokens = 0;                      // that it saw
-  bool stand_ins = false;                  // few tokens reach this expert: others of its layer stood in
+  int64_t tokens = 0;                      // tokens that reached the linear
+  // Few tokens reach this expert; other tokens of its layer were used.
+  bool stand_ins = false;
   float alpha = 0;                         // 0: not smoothed
   double loss_before = 0, loss_after = 0;  // without and with smoothing
-  float scale = 0;                         // static; 0: dynamic
+  float scale = 0;                         // static scale; 0: dynamic
   double static_loss = 0, dynamic_loss = 0;
 };
 
-/// What a walk that decides such things has done; it goes on from there. The hidden states behind these
-/// layers are in `analysis-N.state`.
+/// Progress of a saved walk. The hidden states after these layers are in `analysis-N.state`.
 struct AnalysisState {
   int layers = 0;
   std::string hidden_xxh3;
@@ -50,43 +50,44 @@ struct AnalysisState {
 
 struct Analysis {
   Folding folding;
-  std::map<std::string, float> input_scales;  // of linears that take a static one
+  std::map<std::string, float> input_scales;  // of linears with a static scale
   std::vector<AnalysisFinding> findings;
-  std::optional<Mix> mix;  // chosen
+  std::optional<Mix> mix;  // chosen precisions
 
-  nlohmann::ordered_json Json() const;  // findings
-  /// A safetensors file: vectors by name, findings in its metadata.
+  nlohmann::ordered_json Json() const;  // the findings
+  /// Writes a safetensors file: vectors by name, findings in its metadata.
   Status Save(const std::string& path, const std::string& key, const AnalysisState& state = {}) const;
-  /// `key` must be the one that it was saved with, or empty; NotFound if it is not, or no such file is there.
+  /// Loads a saved analysis. `key` must be empty or the key it was saved with. Returns NotFound if the key
+  /// differs or the file does not exist.
   static StatusOr<Analysis> Load(const std::string& path, const std::string& key, bool sandwich,
                                  AnalysisState* state = nullptr);
-  /// XXH3 of all that decides bytes, 16 hexadecimal digits.
+  /// Returns the XXH3 of all content that decides bytes, 16 hexadecimal digits.
   std::string Checksum() const;
 };
 
-/// The file of an output folder that holds its analysis. Not called .safetensors: loaders would take it for
-/// weights.
+/// Name of the analysis file in an output folder. It does not end with .safetensors, because loaders would
+/// read it as weights.
 inline constexpr char kAnalysisFile[] = "quantize.analysis";
 
-/// Called with layers done and in all; returns false to stop.
+/// Called with the number of layers done and in all; returns false to stop.
 using AnalysisProgress = std::function<bool(int done, int total)>;
 
-/// A linear that an analysis meets: its outputs, and whether it will be rounded. What is not stays out of it.
+/// A linear in an analysis: its number of outputs, and whether it will be rounded. Others are skipped.
 struct AnalyzedLinear {
   int outputs = 0;
   bool rounded = false;
 };
 using AnalyzedLinears = std::map<std::string, AnalyzedLinear>;  // by module
 
-/// How an analysis is run; none of it changes what comes out.
+/// Parameters of a walk that do not affect its result.
 struct AnalysisRun {
   AnalysisProgress progress;  // called before each layer and each group of linears
   int part_rows = 2048;       // CalibrationStream::part_rows()
-  /// The folder that states are saved in, after a layer at most every so many seconds, and gone on from if
-  /// they were saved with this key. Empty: none.
+  /// Folder of saved states, and their key. A state is saved after a layer, at most every `save_seconds`. The
+  /// walk resumes from a state with the same key. Empty: no states.
   std::string folder, key;
   double save_seconds = 30;
-  bool* resumed = nullptr;  // becomes true where it went on from such a state; null: nobody asks
+  bool* resumed = nullptr;  // set to true if the walk resumed from a state; may be null
 };
 
 /// Walks `sequences` through `source`, whose linears are `linears`.
@@ -95,7 +96,7 @@ StatusOr<Analysis> Analyze(const kernels::ExecContext& ctx, const checkpoint::Ch
                            const Grid& grid, const std::vector<std::vector<int32_t>>& sequences,
                            const AnalyzedLinears& linears, const AnalysisRun& run);
 
-/// Memory that it takes beside that of a walk.
+/// Memory of an analysis in addition to that of a walk.
 int64_t AnalysisBytes(const models::DecoderSpec& spec);
 
 }  // namespace moesaic::quantizer

@@ -1,4 +1,4 @@
-// quantize.analysis, and the file of what a walk under way has decided.
+// Reads and writes quantize.analysis and the state of an unfinished walk.
 #include <cstring>
 #include <filesystem>
 #include <initializer_list>
@@ -46,7 +46,7 @@ AnalysisFinding FindingOf(const ordered_json& json) {
   return finding;
 }
 
-// Of all that the file of a state holds but its key, `texts` as its metadata have them.
+// Checksum of everything in a state file except its key. `texts` are its metadata.
 std::string StateChecksum(const Folding& folding, const AnalysisState& state,
                           std::initializer_list<std::string> texts) {
   Xxh3 sum;
@@ -107,7 +107,7 @@ Status Analysis::Save(const std::string& path, const std::string& key, const Ana
 
 StatusOr<Analysis> Analysis::Load(const std::string& path, const std::string& key, bool sandwich,
                                   AnalysisState* state) {
-  const auto none = [&] { return NotFound("{}: is not there, or of another analysis", path); };
+  const auto none = [&] { return NotFound("{}: does not exist or belongs to another analysis", path); };
   if (!std::filesystem::exists(path)) return none();
   ASSIGN_OR_RETURN(const auto mapped, runtime::MappedFile::Open(path));
   ASSIGN_OR_RETURN(const auto file, checkpoint::ParseSafetensors(mapped->bytes(), path));

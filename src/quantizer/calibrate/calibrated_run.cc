@@ -14,7 +14,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// Of a run that ends, one way or another.
+// Clears a pointer at the end of the scope.
 class Reset {
  public:
   explicit Reset(CalibrationStream** stream) : stream_(stream) {}
@@ -59,7 +59,7 @@ Status CalibratedRun::Go() {
   Clock::time_point saved = Clock::now();
   const int layers = plan_.spec.layers + plan_.spec.mtp_layers;
   for (int layer = report_.resumed_layers; layer < layers; ++layer) {
-    own_.reset();  // what one layer needs another may not
+    own_.reset();  // the next layer may not need it
     stand_ins_.reset();
     layer_.reset();
     gptq_.Release();
@@ -70,7 +70,7 @@ Status CalibratedRun::Go() {
       }
       RETURN_IF_ERROR(WalkLayer(ctx_, source_, plan_.spec, layer, options_.output.folding(), stream, *this));
     }
-    // All in front of the next layer, so that a state has nothing unfinished before it.
+    // Rounds all items before the next layer, so that a state has no unfinished work before it.
     size_t end = units_.NextItem();
     while (end < plan_.items.size() && plan_.items[end].layer != layer + 1) ++end;
     RETURN_IF_ERROR(RoundUntil(units_, rounder_, end));
@@ -117,7 +117,7 @@ StatusOr<std::vector<OwnedMatrix>> CalibratedRun::Visit(const LinearGroup& group
   const size_t first = item_of_.at(group.modules.front());
   std::vector<OwnedMatrix> matrices;
   const HessianFactor* factor = nullptr;
-  bool looked = false;  // whether there is a factor
+  bool looked = false;  // true once the inputs were examined
   LinearFinding finding;
   finding.layer = group.layer;
   finding.tokens = group.inputs.tokens;
@@ -126,7 +126,7 @@ StatusOr<std::vector<OwnedMatrix>> CalibratedRun::Visit(const LinearGroup& group
   RETURN_IF_ERROR(stream_->watched());
   RETURN_IF_ERROR(units_.Tell(stage_));
   for (size_t i = 0; i < group.modules.size(); ++i) {
-    // Items stand in the order of a forward pass, as groups do.
+    // Items have the order of a forward pass, as groups have.
     MOESAIC_CHECK_EQ(item_of_.at(group.modules[i]), first + i);
     RETURN_IF_ERROR(RoundUntil(units_, rounder_, first + i));
     const bool rounded = plan_.output.items[first + i].form == Form::kRounded;
@@ -191,7 +191,7 @@ InputSource CalibratedRun::SourceOf(const LinearInputs& inputs) {
       if (!options_.output.weigh_by_router) rows.gates = {};
       sink(rows);
     });
-    return stream_->watched();  // not all of them came
+    return stream_->watched();  // inputs are missing
   };
 }
 
@@ -235,7 +235,7 @@ StatusOr<const HessianFactor*> CalibratedRun::Factor(const LinearGroup& group, L
   return *factor;
 }
 
-// Of a linear whose Hessian is too large to be there beside its factor.
+// Makes the factor of a linear whose Hessian is too large to exist besides it.
 StatusOr<const HessianFactor*> CalibratedRun::FactorInOrder(const LinearGroup& group,
                                                             const FactorOptions& options,
                                                             LinearFinding* finding) {
@@ -293,7 +293,7 @@ int CalibratedRun::Restore(CalibrationStream& stream) {
       continue;
     if (!LoadHidden(StatePath(layer), TextIn(states[i], "xxh3"), stream.values())) continue;
     for (size_t j = 0; j <= i; ++j) {
-      // What a line tells takes the place of what was told of these layers before.
+      // A line replaces the earlier findings of these layers.
       const auto from = static_cast<int>(NumberIn(states[j], "from"));
       const auto later = [from](const auto& finding) { return finding.layer >= from; };
       std::erase_if(report_.linears, later);

@@ -1,6 +1,5 @@
-// The calibrated way through a model: layer by layer, each linear is rounded by GPTQ on the inputs that the
-// layers before it, rounded already, give it. Weights are read once, in waves; what is kept of the tokens is
-// their hidden states.
+// Calibrated rounding, layer by layer. GPTQ rounds each linear on the inputs that the already rounded layers
+// before it produce. Weights are read once, in waves. Only the tokens' hidden states are kept in memory.
 #pragma once
 
 #include <map>
@@ -14,20 +13,20 @@
 
 namespace moesaic::quantizer {
 
-/// Tokens that a routed expert must see to be covered.
+/// Minimum number of tokens of a routed expert that counts as covered.
 inline constexpr int64_t kCoveredTokens = 32;
 
-/// A Hessian of so many times as many tokens as inputs has little left that a layer's could correct.
+/// Tokens per input above which a layer's Hessian cannot improve an expert's own.
 inline constexpr int kPlenty = 4;
 
 class CalibratedRun : private LayerVisitor {
  public:
-  /// The arguments must outlive it.
+  /// The arguments must outlive the object.
   CalibratedRun(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& source,
                 const QuantizePlan& plan, const QuantizeOptions& options, const std::string& folder,
                 Journal& journal, UnitStream& units, UnitRounder& rounder, GptqStage& stage);
 
-  /// Works through all units; goes on from the last state that the journal has.
+  /// Processes all units; resumes from the last state in the journal.
   Status Go();
   const CalibrationReport& report() const { return report_; }
 
@@ -36,20 +35,20 @@ class CalibratedRun : private LayerVisitor {
   int64_t ScratchBytes(int layer) const override;
   Status SeeRouting(int layer, std::span<const int64_t> tokens_of_expert) override;
 
-  /// Null where linears are to be rounded to the nearest: all inputs are 0 in every token, or an expert has
-  /// too few (RareExperts). Else it is there until the next call.
+  /// Returns null if linears must be rounded to the nearest because all their inputs are 0. Otherwise the
+  /// factor is valid until the next call.
   StatusOr<const HessianFactor*> Factor(const LinearGroup& group, LinearFinding* finding);
   StatusOr<const HessianFactor*> FactorInOrder(const LinearGroup& group, const FactorOptions& options,
                                                LinearFinding* finding);
   StatusOr<Hessian*> Gather(std::optional<Hessian>& hessian, const LinearInputs& inputs);
-  /// An error: not all of them came. `inputs` must outlive it.
+  /// Returns an error if inputs are missing. `inputs` must outlive the source.
   InputSource SourceOf(const LinearInputs& inputs);
   Status LeanOnLayer(const LinearGroup& group, Hessian* own, LinearFinding* finding);
-  /// `finding`: of a linear that is rounded; null: it is kept.
+  /// `finding` is null for a linear that is kept.
   StatusOr<OwnedMatrix> RoundLinear(size_t item, const HessianFactor* factor, const LinearFinding* finding);
   std::string StatePath(int layer) const;
   Status SaveState(int layer, CalibrationStream& stream);
-  /// The layer to begin with, whose hidden states are put in `stream`.
+  /// Loads hidden states into `stream` and returns the first layer to process.
   int Restore(CalibrationStream& stream);
 
   const kernels::ExecContext& ctx_;
@@ -62,18 +61,18 @@ class CalibratedRun : private LayerVisitor {
   UnitRounder& rounder_;
   GptqStage& gptq_;
   std::map<std::string, size_t> item_of_;  // linears by name
-  // Memory that is kept from linear to linear: of a linear's inputs, of an expert's stand-ins, and of the
-  // inputs that a layer's experts share.
+  // Memory that is reused for all linears: the Hessian of a linear's inputs, of an expert's stand-ins, and of
+  // the inputs that a layer's experts share.
   std::optional<Hessian> own_, stand_ins_, layer_;
-  int layer_index_ = -1;                 // that layer_ is of
-  CalibrationStream* stream_ = nullptr;  // while Go() runs
-  std::string stage_;                    // that a run tells
+  int layer_index_ = -1;                 // layer of layer_
+  CalibrationStream* stream_ = nullptr;  // valid while Go() runs
+  std::string stage_;                    // current stage, for progress reports
   size_t saved_linears_ = 0, saved_routing_ = 0;
-  int saved_layer_ = 0;  // that the last state was before
+  int saved_layer_ = 0;  // layer of the last state
   CalibrationReport report_;
 };
 
-/// Works through the pieces of items before `item` that are left, each by itself.
+/// Rounds the remaining pieces of items before `item`, each by itself.
 Status RoundUntil(UnitStream& units, UnitRounder& rounder, size_t item);
 
 }  // namespace moesaic::quantizer

@@ -17,12 +17,12 @@
 namespace moesaic::quantizer {
 namespace {
 
-// Rows and tokens of what is measured, and the numbers of inputs that a line is drawn through.
+// Rows and tokens of the measurements, and the numbers of inputs that a line is fitted through.
 constexpr int kOutputs = 1024, kFewOutputs = 128, kTokens = 1024;
 constexpr int kFewInputs = 1024, kManyInputs = 8192;
-constexpr double kMeasured = 0.3;  // seconds of each kind
+constexpr double kMeasured = 0.3;  // seconds per measurement
 
-// Seconds of `work`, after a first round that warms up.
+// Measures seconds of `work` after one warm-up call.
 template <typename Work>
 StatusOr<double> SecondsOf(const Work& work) {
   RETURN_IF_ERROR(work());
@@ -46,7 +46,7 @@ std::vector<float> Noise(size_t count) {
   return values;
 }
 
-// The line through two measurements, `few` and `many` being seconds a value.
+// Returns the line through two measurements; `few` and `many` are seconds per value.
 ProductTime LineThrough(double few, double many) {
   ProductTime time;
   time.product = std::max(0.0, (many - few) / (kManyInputs - kFewInputs));
@@ -55,8 +55,8 @@ ProductTime LineThrough(double few, double many) {
   return time;
 }
 
-// What becomes of `count` rows of a linear, stored in bf16: codes, the file's bytes of them and their
-// checksum, and the matrix that runs.
+// Rounds `count` rows of a linear stored in bf16 as a run does: codes, encoded bytes, their checksums and the
+// run-time matrix.
 Status RoundLikeARun(const kernels::ExecContext& ctx, const Grid& grid, const std::vector<tensor::BF16>& rows,
                      int count, int k, const HessianFactor& factor, std::vector<float>* slab) {
   slab->resize(static_cast<size_t>(count) * k);
@@ -73,7 +73,7 @@ Status RoundLikeARun(const kernels::ExecContext& ctx, const Grid& grid, const st
     out.push_back(bytes.emplace_back(static_cast<size_t>(tensor.bytes())).data());
   }
   EncodeRows(*ctx.pool, matrix, tensors, out);
-  for (int sums = 0; sums < 2; ++sums) {  // the report's and the journal's
+  for (int sums = 0; sums < 2; ++sums) {  // of the report and of the journal
     Xxh3 sum;
     sum.Add(bytes.front().data(), bytes.front().size());
   }
@@ -81,7 +81,7 @@ Status RoundLikeARun(const kernels::ExecContext& ctx, const Grid& grid, const st
   return runtime.Add(*ctx.pool, 0, matrix, tensors, out);
 }
 
-// Of a multiply-add.
+// Returns seconds per multiply-add.
 StatusOr<double> ForwardTime(const kernels::ExecContext& ctx, const OwnedMatrix& matrix,
                              std::span<const float> tokens) {
   const int n = matrix.matrix.n(), k = matrix.matrix.k();
@@ -168,7 +168,7 @@ StatusOr<CalibrationRates> MeasureCalibration(const kernels::ExecContext& ctx, c
   ASSIGN_OR_RETURN(RuntimeMatrix wide, RuntimeMatrix::OfKept(tensor::DType::kF32, kOutputs, kFewInputs));
   wide.AddKept(*ctx.pool, 0, kOutputs, tokens.data());
   ASSIGN_OR_RETURN(rates.attention, ForwardTime(ctx, wide.Take(), tokens));
-  // Of zeros: time does not depend on values.
+  // Uses zeros, because time does not depend on values.
   ASSIGN_OR_RETURN(RuntimeMatrix rounded, RuntimeMatrix::OfRounded(grid, kOutputs, kManyInputs));
   ASSIGN_OR_RETURN(rates.forward, ForwardTime(ctx, rounded.Take(), tokens));
   return rates;
@@ -176,14 +176,14 @@ StatusOr<CalibrationRates> MeasureCalibration(const kernels::ExecContext& ctx, c
 
 namespace {
 
-// Seconds of a calibrated run, and what it multiplies.
+// Seconds of a calibrated run and its work.
 struct Sums {
   double hessian = 0, factor = 0, round = 0;
   double rounded = 0, kept = 0;  // multiply-adds of tokens and weights
-  double values = 0;             // taken from memory and back beside these
+  double values = 0;             // additional values that are loaded and stored
 };
 
-// What one linear adds. `tokens`: that reach it, `all`: of the layer.
+// Adds the work of linears. `tokens`: tokens that reach the linear; `all`: tokens of the layer.
 class Counter {
  public:
   Counter(const QuantizePlan& plan, const OutputSettings& settings, const CalibrationRates& rates)
@@ -204,24 +204,24 @@ class Counter {
     if (!last) runs += every ? all : tokens;
     if (item.name.ends_with(".q_a_proj")) runs += tokens;
     (rounded ? sums_.rounded : sums_.kept) += runs * n * k;
-    // Inputs are normed or gathered for each of these runs; outputs go on through memory.
+    // Inputs are normed or gathered for each of these runs; outputs are written to memory.
     sums_.values += runs * (k + n);
-    if (item.routed && down) sums_.values += tokens * 3 * n;  // the layer's sums
+    if (item.routed && down) sums_.values += tokens * 3 * n;  // sums of the layer
     if (!rounded) return;
     const auto rows = static_cast<double>(EvenRows(item.shape[0], SlabRows(item, plan_.limits.slab_values)));
     sums_.round += rates_.round.Seconds(n, k, std::ceil(n / rows));
-    // Of fused linears the inputs were seen.
+    // The inputs of fused linears are counted once.
     if (i > 0 && item.fused >= 0 && plan_.items[i - 1].fused == item.fused) return;
     sums_.factor += rates_.factor.Seconds(k, k);
     const double half = k * k / 2;
     if (every) {
-      // Gate and up: the layer's, which shared experts count.
+      // Gate and up share the layer's Hessian, which is counted with the shared experts.
       if (down) AddHessian(all, k);
       return;
     }
     AddHessian(tokens, k);
     if (plan_.limits.GathersInOrder(item.shape[1], item.routed) && down) {
-      sums_.rounded += all * 2 * n * k;  // gate and up once more
+      sums_.rounded += all * 2 * n * k;  // gate and up again
     }
     if (!item.routed || settings_.rare_experts != RareExperts::kShrink) return;
     if (down && tokens >= kPlenty * k) return;
@@ -246,7 +246,7 @@ class Counter {
   Sums sums_;
 };
 
-// Whether measuring a mix's gains looks at it: MTP modules it leaves alone.
+// True if the measurement of a mix's gains samples the item; it skips MTP modules.
 bool IsSampled(const ModelItem& item, const models::DecoderSpec& spec) {
   if (spec.mtp_layers > 0 && item.layer >= spec.layers) return false;
   constexpr std::string_view kExperts = ".experts.";
@@ -270,7 +270,7 @@ CalibrationForecast ForecastCalibration(const QuantizePlan& plan, const OutputSe
   }
   const Sums& sums = counter.sums();
   const double products = sums.rounded + sums.kept, through = sums.values * rates.value;
-  // Queries against keys and their mix of values, of half a sequence on average, twice a layer.
+  // Queries times keys and their weighted sum of values, over half a sequence on average, twice per layer.
   const models::AttentionSpec& a = spec.attention;
   const double head =
       a.kind == models::AttentionSpec::Kind::kMla ? a.nope_dim + a.rope_dim + a.v_dim : 2 * a.head_dim;
@@ -288,7 +288,7 @@ CalibrationForecast ForecastCalibration(const QuantizePlan& plan, const OutputSe
     forecast.forward_seconds += products * rates.forward_kept + attention + through;
   }
   if (settings.mix.wanted()) {
-    // Under GPTQ all tokens go through the model once more, for Hessians and factors of what is sampled.
+    // Under GPTQ all tokens pass through the model again, for Hessians and factors of the samples.
     if (settings.gptq) {
       Counter sampled(plan, settings, rates);
       for (size_t i = 0; i < plan.items.size(); ++i) {

@@ -11,22 +11,22 @@
 namespace moesaic::quantizer {
 namespace {
 
-// What GPTQ holds for the linears of a layer, all of which share it: each takes the most of one.
+// Memory of GPTQ for the linears of a layer, which share it; each field is a maximum.
 struct Gptq {
   int64_t hessian = 0, factor = 0;
-  int64_t slab = 0, scratch = 0;  // rows that are rounded, and what factoring and rounding take
+  int64_t slab = 0, scratch = 0;  // rounded rows, and scratch of factoring and rounding
 };
 
-// What there is in one half of a layer, its attention or its feed-forward network.
+// Memory of one half of a layer: attention or feed-forward network.
 struct Half {
-  int64_t packed = 0;  // linears outside of routed experts, as they run
-  int64_t expert = 0;  // one of the routed ones
+  int64_t packed = 0;  // run-time form of linears outside of routed experts
+  int64_t expert = 0;  // one routed expert
   bool routed = false;
-  // Of the linear whose factor is gathered in order: while it is made, and then; and as it runs, which it
-  // does not yet while the factor is made.
+  // Memory of the linear whose factor is gathered in order: during and after the factorization, and in
+  // run-time form, which does not exist during it.
   int64_t making = 0, made = 0, own = 0;
 
-  // Matrices that run, and GPTQ's buffers.
+  // Run-time matrices and GPTQ's buffers.
   int64_t Bytes(const Gptq& gptq) const {
     const int64_t matrices = packed + expert;
     return std::max({matrices + gptq.hessian + gptq.factor, matrices + made, matrices - own + making});
@@ -39,12 +39,12 @@ struct Layer {
   Gptq gptq;
 };
 
-// Of a linear that GPTQ rounds.
+// Rows that are rounded at once.
 int RowsAtOnce(const ModelItem& item, const CalibrationLimits& limits) {
   return static_cast<int>(std::min(SlabRows(item, limits.slab_values), item.shape[0]));
 }
 
-// A walk through the model, for GPTQ or (else) for an analysis.
+// Memory of a walk through the model, for GPTQ or for an analysis.
 class Walk {
  public:
   Walk(const models::DecoderSpec& spec, const OutputSettings& settings, int threads,
@@ -58,7 +58,7 @@ class Walk {
 
   void Add(const ModelItem& item) {
     Layer& layer = layers_[item.layer];
-    if (!item.roundable) {  // routers in f32; kv_b_proj in bf16, and a half of it turned as well
+    if (!item.roundable) {  // routers in f32; kv_b_proj in bf16, half of it transposed as well
       layer.frame += item.elements() * 4;
       return;
     }
@@ -88,16 +88,16 @@ class Walk {
     int64_t most = 0;
     for (const auto& [index, layer] : layers_) {
       int64_t held = layer.frame + layer.gptq.slab;
-      if (layer.ffn.routed && gptq_) {  // what experts share, and stand-ins
+      if (layer.ffn.routed && gptq_) {  // Hessians of shared inputs and of stand-ins
         held += Hessian::Bytes(spec_.hidden) + Hessian::Bytes(spec_.moe.intermediate);
       }
-      const int64_t of_gptq = layer.gptq.scratch;  // in the same place (LayerVisitor::ScratchBytes)
+      const int64_t of_gptq = layer.gptq.scratch;  // overlaps (LayerVisitor::ScratchBytes)
       most = std::max(most, held + layer.attention.Bytes(layer.gptq) + std::max(scratch.attention, of_gptq));
       int64_t ffn = held + layer.ffn.Bytes(layer.gptq) + std::max(scratch.ffn, of_gptq);
       if (layer.ffn.routed) ffn += RoutingBytes(spec_, id.tokens);
       most = std::max(most, ffn);
     }
-    // A state that is read back takes no more than a layer's work.
+    // Reading a state takes no more memory than a layer's work.
     return most + CalibrationStream::Bytes(spec_, id.tokens, id.longest);
   }
 
@@ -105,7 +105,7 @@ class Walk {
   int64_t Packed(const ModelItem& item) const {
     const bool mix = settings_.mix.wanted();
     const auto is_f32 = [](const KeepRule& rule) { return rule.dtype == tensor::DType::kF32; };
-    // An analysis has all of them in bf16, and so may --keep.
+    // An analysis has all linears in bf16, and --keep may.
     if (!gptq_ || mix || !settings_.keep.empty()) {
       const bool f32 =
           mix ? settings_.mix.Has(tensor::DType::kF32) : gptq_ && std::ranges::any_of(settings_.keep, is_f32);
@@ -127,7 +127,7 @@ class Walk {
     }
     gptq->scratch = std::max(gptq->scratch, GptqScratchBytes(item, roundings_, threads_, limits_));
     gptq->slab = std::max(gptq->slab, int64_t{RowsAtOnce(item, limits_)} * k * 6);
-    // Measuring a mix reads a linear whole.
+    // Measuring a mix reads a whole linear.
     if (settings_.mix.wanted()) gptq->slab = std::max(gptq->slab, item.elements() * 4);
   }
 
@@ -182,11 +182,11 @@ int64_t CalibrationBytes(const models::DecoderSpec& spec, const std::vector<Mode
   };
   if (settings.gptq) most = walk(/*gptq=*/true);
   if (settings.analyze.wanted()) most = std::max(most, walk(/*gptq=*/false) + AnalysisBytes(spec));
-  return most + settings.calibration.tokens * 8;  // the ids themselves
+  return most + settings.calibration.tokens * 8;  // token ids
 }
 
 std::vector<CalibrationLimits> LimitsFor(const models::DecoderSpec& spec, const OutputSettings& settings) {
-  if (settings.mix.wanted()) return {CalibrationLimits()};  // its walks hold all at once
+  if (settings.mix.wanted()) return {CalibrationLimits()};  // its walks need the full limits
   const models::AttentionSpec& a = spec.attention;
   const int wide = std::max(spec.hidden, a.heads * std::max(a.v_dim, a.head_dim)) + 1;
   std::vector<CalibrationLimits> limits;

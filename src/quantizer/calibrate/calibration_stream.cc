@@ -37,7 +37,7 @@ Status ReadEmbeddings(const kernels::ExecContext& ctx, const checkpoint::Checkpo
   const std::vector<std::pair<int32_t, std::vector<int64_t>>> used(places.begin(), places.end());
   std::mutex mutex;
   Status failure;
-  constexpr int64_t kTogether = 4096;  // whose pages are mapped at a time
+  constexpr int64_t kTogether = 4096;  // rows whose pages are mapped at once
   for (int64_t begin = 0; begin < std::ssize(used); begin += kTogether) {
     ctx.pool->Run(std::min(kTogether, std::ssize(used) - begin), [&](int64_t i, int) {
       const auto& [id, at] = used[begin + i];
@@ -57,7 +57,7 @@ Status ReadEmbeddings(const kernels::ExecContext& ctx, const checkpoint::Checkpo
 }
 
 int64_t CalibrationStream::Bytes(const models::DecoderSpec& spec, int64_t tokens, int64_t longest) {
-  // In the worst case every sequence of a batch leaves most of a block empty; taken as half.
+  // In the worst case every sequence of a batch leaves most of a block empty; half of that is assumed.
   const int64_t blocks = 2 * BlocksOf(std::max<int64_t>(longest, kBatchTokens));
   return tokens * spec.hidden * static_cast<int64_t>(sizeof(float)) + blocks * LayerOf(spec).block_stride;
 }
@@ -87,7 +87,8 @@ StatusOr<CalibrationStream> CalibrationStream::Create(const checkpoint::Checkpoi
   }
   stream.batches_.push_back(sequences.size());
   if (longest > spec.context) {
-    return InvalidArgument("calibration sequences may have {} tokens, found {}", spec.context, longest);
+    return InvalidArgument("calibration sequences may have at most {} tokens, found {}", spec.context,
+                           longest);
   }
   stream.blocks_.resize(static_cast<size_t>(blocks));
   std::iota(stream.blocks_.begin(), stream.blocks_.end(), 0);

@@ -1,4 +1,4 @@
-// The hidden states of all calibration tokens, taken through a model layer by layer.
+// The hidden states of all calibration tokens, which move through a model layer by layer.
 #pragma once
 
 #include <functional>
@@ -13,81 +13,80 @@
 
 namespace moesaic::quantizer {
 
-/// x [tokens.size(), width] = rows `tokens` of the table `module` [rows, width], each of which is read once.
+/// Reads rows `tokens` of the table `module` [rows, width] into x [tokens.size(), width]. Each row is read
+/// once.
 Status ReadEmbeddings(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& source,
                       const std::string& module, int rows, int width, std::span<const int32_t> tokens,
                       float* x);
 
-/// What a walk ends with when it was told to stop.
+/// Returns the status of an interrupted walk.
 inline Status Stopped() {
-  return Cancelled("stopped; the same command goes on from the layers whose state was saved");
+  return Cancelled("stopped; repeat the command to resume from the last saved layer");
 }
 
 class CalibrationStream {
  public:
-  /// Starts with the embeddings of all tokens of `sequences`, whose ids are in the vocabulary.
+  /// Starts with the embeddings of all tokens of `sequences`. Token ids must be in the vocabulary.
   static StatusOr<CalibrationStream> Create(const checkpoint::Checkpoint& source,
                                             const models::DecoderSpec& spec,
                                             const std::vector<std::vector<int32_t>>& sequences,
                                             const kernels::ExecContext& ctx);
-  /// Memory of a stream of so many tokens in sequences of at most `longest`; that of scratch not counted.
+  /// Memory of a stream of `tokens` tokens in sequences of at most `longest`, without scratch memory.
   static int64_t Bytes(const models::DecoderSpec& spec, int64_t tokens, int64_t longest);
 
-  /// Tokens that are worked on at once: those of a run of whole sequences, at most so many but for a longer
-  /// sequence.
+  /// Maximum number of tokens in a batch of whole sequences. A longer sequence is a batch of its own.
   static constexpr int kBatchTokens = 2048;
 
-  /// Calls `body` for all tokens, some sequences at a time: `hidden` [step.rows(), spec.hidden] are theirs.
-  /// In `kv`, which the next ones overwrite, each sequence has its blocks. Results do not depend on which
-  /// sequences are together.
+  /// Calls `body` for all tokens, some sequences at a time, with their hidden states `hidden` [step.rows(),
+  /// spec.hidden]. Each sequence has its blocks in `kv`, which the next batch overwrites. Results do not
+  /// depend on the batching.
   using Body = std::function<void(const layers::Step& step, const kernels::KvLayer& kv, float* hidden)>;
   void ForBatches(const kernels::ExecContext& ctx, const Body& body) { ForLanes(ctx, lanes_, body); }
   /// The same for the tokens of the first lane.
   void ForFirstLane(const kernels::ExecContext& ctx, const Body& body) { ForLanes(ctx, 1, body); }
-  /// The same for what looks at each token by itself: step.sequences and kv are empty, and a batch comes in
+  /// The same for functions of single tokens: step.sequences and kv are empty, and a batch is split into
   /// parts of at most part_rows().
   using PartBody = std::function<void(const layers::Step& step, float* hidden)>;
   void ForParts(const kernels::ExecContext& ctx, const PartBody& body) { ForPartsOf(ctx, lanes_, body); }
   void ForFirstParts(const kernels::ExecContext& ctx, const PartBody& body) { ForPartsOf(ctx, 1, body); }
-  /// Asks `watch` before a batch or part is worked on, at most four times a second. Once it fails nothing is
-  /// worked on any more, and hidden states and what was made of them are of no use.
+  /// Calls `watch` before each batch or part, at most four times a second. Once it fails, no further batch is
+  /// processed, and the hidden states and all results derived from them are invalid.
   void set_watch(std::function<Status()> watch) { watch_ = std::move(watch); }
   const Status& watched() const { return watched_; }
   bool GoesOn();
-  /// Likewise, for what takes long without tokens.
+  /// The same for long work without tokens.
   const Status& Ask() {
     GoesOn();
     return watched_;
   }
-  /// A multiple of kProductTokens, so that Hessians do not depend on it.
+  /// Must be a multiple of kProductTokens, so that Hessians do not depend on it.
   void set_part_rows(int rows) { part_rows_ = rows; }
   int part_rows() const { return part_rows_; }
 
-  /// Lanes: copies of all tokens with hidden states of their own, which then go other ways. A batch is of one
-  /// lane. There is one at first; `most` is how many there may be.
+  /// A lane is a copy of all tokens with hidden states of its own, used to evaluate a variant of the model.
+  /// Each batch belongs to one lane. There is one lane at first; `most` is the maximum number.
   Status ReserveLanes(int most);
-  /// A further lane, with the hidden states of the first as they are now; returns its number.
+  /// Adds a lane with the current hidden states of the first one and returns its number.
   int AddLane();
   int lanes() const { return lanes_; }
   int lane_tokens() const { return static_cast<int>(positions_.size()); }
-  /// The lane that a row of hidden() belongs to.
+  /// Returns the lane of a row of hidden().
   int LaneOf(const float* row) const {
     return static_cast<int>((row - hidden_.as<float>()) / (int64_t{lane_tokens()} * spec_.hidden));
   }
 
-  /// hidden += attention(norm(hidden)) of this layer.
+  /// Computes hidden += attention(norm(hidden)) of this layer.
   void AddAttention(const kernels::ExecContext& ctx, const DenseLayer& layer);
 
-  /// Puts multi-token-prediction module `depth` at the start of its layer: hidden = project(norm(embedding of
-  /// the next token), norm(hidden after the final norm)). The last token of a sequence has itself for the
-  /// next.
+  /// Enters multi-token-prediction module `depth`: hidden = project(norm(embedding of the next token),
+  /// norm(hidden after the final norm)). The last token of a sequence uses itself as the next one.
   Status EnterMtp(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& source, int depth);
 
-  int longest() const { return longest_; }  // tokens of a sequence
+  int longest() const { return longest_; }  // length of the longest sequence
   const layers::RopeTable& rope() const { return rope_.front(); }
   int tokens() const { return lanes_ * lane_tokens(); }
-  float* hidden() { return hidden_.as<float>(); }  // [tokens, spec.hidden], lane after lane
-  std::span<float> values() {                      // these
+  float* hidden() { return hidden_.as<float>(); }  // [lanes, lane_tokens, spec.hidden]
+  std::span<float> values() {                      // the same as a span
     return {hidden(), static_cast<size_t>(tokens()) * static_cast<size_t>(spec_.hidden)};
   }
 
@@ -101,13 +100,13 @@ class CalibrationStream {
   Status watched_;
   Clock::time_point asked_ = Clock::now();
   int lanes_ = 1, most_lanes_ = 1, part_rows_ = kBatchTokens, longest_ = 0;
-  std::vector<int32_t> ids_, positions_;        // [tokens of a lane]
-  std::vector<int32_t> blocks_;                 // block numbers of the sequences of a batch
-  std::vector<kernels::SequenceSlice> slices_;  // point into blocks_; rows of the whole stream
-  std::vector<size_t> batches_;                 // the first sequence of each batch, and their end
+  std::vector<int32_t> ids_, positions_;        // [lane_tokens]
+  std::vector<int32_t> blocks_;                 // block numbers of a batch's sequences
+  std::vector<kernels::SequenceSlice> slices_;  // point into blocks_; rows count in the whole stream
+  std::vector<size_t> batches_;                 // first sequence of each batch, then the total
   runtime::Buffer hidden_, kv_memory_;
-  kernels::KvLayer kv_;                  // of one layer and one batch
-  std::vector<layers::RopeTable> rope_;  // one; a vector since it has no empty state
+  kernels::KvLayer kv_;                  // KV cache of one layer and one batch
+  std::vector<layers::RopeTable> rope_;  // always one; a vector because it has no empty state
 };
 
 }  // namespace moesaic::quantizer

@@ -36,7 +36,7 @@ StatusOr<std::vector<std::vector<int32_t>>> ReadCalibrationTokens(const std::str
     sequences.push_back(std::move(ids));
   }
   if (sequences.empty()) {
-    return InvalidArgument("{}: its first sequence is longer than {} tokens", path, max_tokens);
+    return InvalidArgument("{}: the first sequence is longer than {} tokens", path, max_tokens);
   }
   return sequences;
 }

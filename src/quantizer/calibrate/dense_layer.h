@@ -1,4 +1,4 @@
-// One decoder layer of a dense Llama-like model, in memory for as long as carving works on it.
+// One decoder layer of a dense Llama-like model. Carving loads one at a time.
 #pragma once
 
 #include <string>
@@ -20,7 +20,7 @@ struct OwnedMatrix {
 /// Packs f32 rows [n, k].
 StatusOr<OwnedMatrix> PackMatrix(runtime::ThreadPool& pool, const float* values, int n, int k);
 
-/// A layer's weights: attention packed, the FFN both as stored (f32, row-major) and packed.
+/// Weights of a layer: attention packed, the FFN both as stored (f32, row-major) and packed.
 struct DenseLayer {
   std::vector<float> input_norm, post_attention_norm;  // [hidden]
   OwnedMatrix q, k, v, o;
@@ -33,7 +33,7 @@ struct DenseLayer {
   layers::GqaAttention Attention(const models::DecoderSpec& spec, const layers::RopeTable& rope) const;
 };
 
-/// All rows of a linear's weight as f32 [out, in].
+/// Reads all rows of a linear's weight as f32 [out, in].
 StatusOr<std::vector<float>> ReadWeight(const checkpoint::Checkpoint& source, const std::string& module,
                                         int out, int in);
 

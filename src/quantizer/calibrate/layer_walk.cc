@@ -14,14 +14,14 @@ namespace {
 using layers::ScratchScope;
 using layers::Step;
 
-// Tokens of an expert that are worked on at once, where parts are not smaller.
+// Maximum number of an expert's tokens that are processed at once.
 constexpr int kRun = 1024;
 
-// The tokens that an expert was chosen for, with what its output counts.
+// The tokens of an expert, with the weights of its output.
 struct Routed {
   std::vector<int32_t> tokens;
   std::vector<float> gates;  // empty: 1
-  size_t first_lane = 0;     // tokens of the stream's first lane, which come first
+  size_t first_lane = 0;     // number of tokens of the first lane, which come first
 };
 
 class Walker {
@@ -57,7 +57,7 @@ class Walker {
     ForBatches(
         [&](const Step& step, const kernels::KvLayer& kv, float* x) { layer_.AddAttention(step, kv, x); });
     DropSwaps(0);
-    owned_.clear();  // nobody runs these again
+    owned_.clear();  // never run again
     return OkStatus();
   }
 
@@ -71,14 +71,14 @@ class Walker {
   }
 
  private:
-  // What runs in place of a linear on one lane.
+  // Replacement of a linear on one lane.
   struct Swap {
     layers::Linear* linear;
     int lane;
     OwnedMatrix matrix;
   };
 
-  // Calls body for the batches of all lanes, each with the matrices of its lane.
+  // Calls `body` for the batches of all lanes, each with the matrices of its lane.
   void ForBatches(const CalibrationStream::Body& body) {
     stream_.ForBatches(ctx_, [&](const Step& step, const kernels::KvLayer& kv, float* x) {
       UseLane(stream_.LaneOf(x));
@@ -87,7 +87,7 @@ class Walker {
     UseLane(0);
   }
 
-  // The same for what looks at each token by itself.
+  // The same for functions of single tokens.
   void ForParts(const CalibrationStream::PartBody& body) {
     stream_.ForParts(ctx_, [&](const Step& step, float* x) {
       UseLane(stream_.LaneOf(x));
@@ -117,7 +117,7 @@ class Walker {
     }
   }
 
-  // Forgets those that were added behind so many.
+  // Drops all but the first `count` swaps.
   void DropSwaps(size_t count) {
     UseLane(0);
     swaps_.resize(count);
@@ -163,7 +163,7 @@ class Walker {
     return normed;
   }
 
-  // Inputs that `make` computes from a batch's hidden states, in scratch memory: [rows, k].
+  // Returns inputs [rows, k] that `make` computes from a batch's hidden states in scratch memory.
   template <typename Make>
   LinearInputs OverBatches(int k, const Make& make) {
     return {.k = k, .tokens = stream_.lane_tokens(), .visit = [this, k, make](const TokenSink& sink) {
@@ -174,7 +174,7 @@ class Walker {
             }};
   }
 
-  // The same of what looks at each token by itself.
+  // The same for functions of single tokens.
   template <typename Make>
   LinearInputs OverParts(int k, const Make& make) {
     return {.k = k, .tokens = stream_.lane_tokens(), .visit = [this, k, make](const TokenSink& sink) {
@@ -202,7 +202,7 @@ class Walker {
     });
   }
 
-  // What down reads.
+  // Returns the inputs of down.
   LinearInputs Gated(const layers::Mlp& mlp) {
     return OverParts(mlp.gate.n(), [this, &mlp](const Step& step, float* x) {
       auto* gated = Floats(int64_t{step.rows()} * mlp.gate.n());
@@ -214,7 +214,7 @@ class Walker {
 
   float* Floats(int64_t count) const { return ctx_.scratch->Take<float>(static_cast<size_t>(count)).data(); }
 
-  // ---- mixtures of experts
+  // Mixtures of experts.
 
   Status Moe() {
     auto& moe = std::get<layers::MoeLayer>(layer_.ffn);
@@ -268,8 +268,8 @@ class Walker {
     return visitor_.SeeRouting(index_, counts);
   }
 
-  // How many of the `routed` tokens from `first` on, up to `end`, run on the same matrices: those of one lane
-  // where it has some of its own.
+  // Returns the number of `routed` tokens in [first, end) that run on the same matrices: those of one lane if
+  // it has its own.
   size_t RunOf(const Routed& routed, size_t first, size_t end) const {
     const size_t most = std::min(static_cast<size_t>(std::min(kRun, stream_.part_rows())), end - first);
     if (swaps_.empty()) return most;
@@ -392,18 +392,18 @@ class Walker {
   layers::DecoderLayer layer_;
   CalibrationStream& stream_;
   LayerVisitor& visitor_;
-  std::vector<OwnedMatrix> owned_;  // what layer_'s linears are, and those of the expert that is worked on
+  std::vector<OwnedMatrix> owned_;  // matrices of layer_'s linears and of the current expert
   std::vector<Swap> swaps_;
   std::vector<std::pair<layers::Linear*, tensor::PackedMatrix>>
-      first_lane_;              // [swaps] what the first lane has
-  int lane_ = 0;                // whose matrices the linears have
-  std::vector<int32_t> zeros_;  // positions for steps that need none
+      first_lane_;              // [swaps], matrices of the first lane
+  int lane_ = 0;                // lane whose matrices are in place
+  std::vector<int32_t> zeros_;  // positions for steps that do not use them
   std::vector<Routed> routed_;  // [experts]
   Routed stand_ins_, everyone_;
-  runtime::Buffer sums_;  // [tokens, hidden] of experts' outputs
+  runtime::Buffer sums_;  // [tokens, hidden], sums of experts' outputs
 };
 
-// What of a layer's frame is folded, in memory of its own.
+// Folded norms, biases and router of a layer, in memory of their own.
 class FoldedFrame {
  public:
   FoldedFrame(const kernels::ExecContext& ctx, const models::DecoderSpec& spec, const Folding& folding,
@@ -456,8 +456,8 @@ class FoldedFrame {
   OwnedMatrix router_;
 };
 
-// Gives scratch memory back to the system, so that it takes what one half of a layer needs and not both
-// together. One chunk for all has no parts that some steps use and others don't; none is touched for it.
+// Replaces the scratch memory, so that its peak is that of one half of a layer and not of both. One chunk for
+// all allocations has no unused parts. Its pages are not touched here.
 void RenewScratch(const kernels::ExecContext& ctx, int64_t bytes) {
   *ctx.scratch = runtime::Arena();
   const ScratchScope scope(ctx);

@@ -1,4 +1,4 @@
-// Memory that a walk through a layer takes.
+// Memory of a walk through a layer.
 #include <algorithm>
 
 #include "quantizer/calibrate/layer_walk.h"
@@ -15,13 +15,13 @@ WalkScratch WalkScratchOf(const models::DecoderSpec& spec, int64_t tokens, int64
     const int64_t rows = std::min(tokens, std::max<int64_t>(longest, CalibrationStream::kBatchTokens));
     const bool mla = a.kind == models::AttentionSpec::Kind::kMla;
     const int64_t mixed = a.heads * int64_t{mla ? a.v_dim : a.head_dim};
-    // Normed inputs and what is made of them for the kernels, queries, keys and values or latents, and what
-    // attention gives out, once more for the kernels or for partial sums.
+    // Normed inputs and their kernel form, queries, keys and values or latents, and the output of attention,
+    // twice for its kernel form or partial sums.
     int64_t of_row = 2 * hidden + 2 * mixed + (spec.sandwich_norm ? hidden : 0);
     int64_t floats = int64_t{1} << 20;
     if (mla) {
       of_row += a.heads * int64_t{a.nope_dim + a.rope_dim} + a.kv_lora_rank + a.rope_dim + a.q_lora_rank;
-      // Some heads' keys and values, with what they are made of.
+      // Keys and values of some heads, with their sources.
       floats += std::max<int64_t>(int64_t{12} << 20, 2 * longest * (a.nope_dim + a.rope_dim + a.v_dim)) +
                 longest * (2 * a.kv_lora_rank + a.rope_dim);
     } else {
@@ -33,7 +33,7 @@ WalkScratch WalkScratchOf(const models::DecoderSpec& spec, int64_t tokens, int64
   }
   const int64_t rows = std::min<int64_t>(tokens, part_rows);
   const auto mlp = [&](int64_t width, int64_t beside) {
-    // Gated values while they are made, while they are multiplied, or while a Hessian takes them.
+    // Gated values while they are computed, multiplied, or added to a Hessian.
     const int64_t forward = rows * (beside + 2 * (hidden + width)) * kFloat;
     const int64_t add =
         rows * (beside + std::max(hidden, width)) * kFloat + AddProductsBytes(std::max(hidden, width), rows);

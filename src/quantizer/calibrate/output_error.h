@@ -1,4 +1,4 @@
-// What rounding does to a linear layer's outputs, measured on tokens.
+// Measures the effect of rounding on a linear layer's outputs, on sample tokens.
 #pragma once
 
 #include <span>
@@ -8,22 +8,22 @@
 
 namespace moesaic::quantizer {
 
-/// Rows of one matrix [n, k], one after another.
+/// Contiguous rows of one matrix [n, k].
 struct WeightRows {
   const float* rows;
   int n;
 };
 
-/// Inputs [count, k] of a linear layer, one after another: some of the calibration tokens.
+/// Contiguous inputs [count, k] of a linear layer: a sample of the calibration tokens.
 struct TokenSample {
   const float* rows;
   int count, k;
 };
 
-/// Outputs x W^T [count, n] in f32.
+/// Returns the outputs x W^T [count, n] in f32.
 std::vector<float> Outputs(const kernels::ExecContext& ctx, const TokenSample& x, const WeightRows& w);
 
-/// Sum of squared differences; in the same order whatever the number of threads.
+/// Returns the sum of squared differences. The order of summation does not depend on the number of threads.
 double SquaredDistance(const kernels::ExecContext& ctx, std::span<const float> a, std::span<const float> b);
 
 }  // namespace moesaic::quantizer

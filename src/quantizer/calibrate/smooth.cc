@@ -12,9 +12,9 @@ namespace {
 
 constexpr float kAlphas[] = {0.3F, 0.4F, 0.5F, 0.6F, 0.7F, 0.75F, 0.8F, 0.85F, 0.9F, 0.95F};
 constexpr float kLeastScale = 1e-5F;
-constexpr int kMostOutputs = 512;  // of a matrix, evenly spaced
+constexpr int kMostOutputs = 512;  // sampled outputs of a matrix, evenly spaced
 
-// Some rows of a matrix.
+// Sampled rows of a matrix.
 struct Sample {
   std::vector<float> rows;
   int n;
@@ -45,7 +45,8 @@ std::vector<float> LargestOfInputs(const kernels::ExecContext& ctx, std::span<co
   return largest;
 }
 
-// Squared error of the outputs when inputs are divided and weights multiplied by s, and both rounded.
+// Returns the squared error of the outputs if inputs are divided and weights multiplied by s, and both
+// rounded.
 StatusOr<double> LossWith(const kernels::ExecContext& ctx, const TokenSample& x, float largest,
                           std::span<const Sample> linears, std::span<const std::vector<float>> exact,
                           std::span<const float> scales, const SmoothOptions& options) {
@@ -98,7 +99,7 @@ StatusOr<Smoothing> SearchSmoothing(const kernels::ExecContext& ctx, const Token
   MOESAIC_CHECK_EQ(std::ssize(largest), x.k);
   for (size_t j = 0; j < largest.size(); ++j) {
     if (!std::isfinite(largest[j])) {
-      return DataLoss("input {} is not finite in every calibration token: it can't be smoothed", j);
+      return DataLoss("input {} is not finite in every calibration token: it cannot be smoothed", j);
     }
   }
   std::vector<Sample> samples;

@@ -14,14 +14,14 @@ namespace {
 
 using kernels::Rounding;
 
-constexpr float kLeastScale = 0x1p-126F;  // of bf16: denormal ones lose bits
+constexpr float kLeastScale = 0x1p-126F;  // smallest normal bf16; denormal scales lose bits
 constexpr float kLeastE4M3 = 0x1p-9F;
 constexpr int kRefinements = 4;
 
-// Rows or columns of a matrix that share a scale, as they lie in memory.
+// A block of rows and columns that share a scale.
 struct Block {
   const float* values;
-  const float* importance;  // of its columns, or null
+  const float* importance;  // weights of its columns, or null
   int rows, columns;
   int64_t stride;
 };
@@ -42,14 +42,14 @@ float LargestOf(const Rounding& rounding, const Block& block) {
   return std::bit_cast<float>(largest);
 }
 
-// The number whose scale puts a block's largest magnitude at the end of the codes. Of int4 it lies half way
-// between the ends -8 and 7, as compressed-tensors has it.
+// Returns the number that a block's largest magnitude is mapped to. For int4 it is halfway between the ends
+// -8 and 7, as in compressed-tensors.
 float EndOf(GridKind kind) {
   static constexpr float kEnds[kernels::kNumberGrids] = {127, 7.5F, 6, 448};
   return kEnds[static_cast<int>(NumbersOf(kind))];
 }
 
-// The nearest scale that can be stored.
+// Returns the nearest scale that can be stored.
 float StoredScale(GridKind kind, float scale) {
   if (kind == GridKind::kNvfp4) {
     return std::max(tensor::F8E4M3ToFloat(tensor::FloatToF8E4M3(scale)), kLeastE4M3);
@@ -58,8 +58,8 @@ float StoredScale(GridKind kind, float scale) {
   return std::copysign(std::max(std::fabs(stored), kLeastScale), stored);
 }
 
-// Scales worth trying for a block whose largest value calls for `plain`, which is among them; of NVFP4 all
-// that there are from the largest value at 11 to it at 3.
+// Candidate scales for a block whose minmax scale is `plain`, which is among them. For NVFP4 these are all
+// scales that map the largest value to 3 up to 11.
 using Scales = std::array<float, 2 * kernels::kRoundScales>;
 int CandidateScales(GridKind kind, float plain, Scales* scales) {
   const auto code = static_cast<int>(tensor::FloatToF8E4M3(plain));
@@ -68,25 +68,24 @@ int CandidateScales(GridKind kind, float plain, Scales* scales) {
     float& scale = (*scales)[i];
     switch (kind) {
       case GridKind::kInt8Channel:
-      case GridKind::kInt8Group:  // down to a clip of 0.6
+      case GridKind::kInt8Group:  // down to a clipping of 0.6
         scale = StoredScale(kind, plain * (1 - 0.025F * step));
         break;
-      case GridKind::kInt4Group:  // from the largest value within 7 down to a clip of a half, and turned
-                                  // round
+      case GridKind::kInt4Group:  // from a largest value of 7 down to a clipping of 0.5, and mirrored
         scale = StoredScale(kind, plain * (1 - 0.04F * (step - 2)));
         (*scales)[kernels::kRoundScales + i] = -scale;
         break;
       case GridKind::kNvfp4:
         scale = tensor::F8E4M3ToFloat(static_cast<uint8_t>(std::clamp(code - 7 + i, 1, 0x7e)));
         break;
-      default:  // FP8 repeats at every power of two; larger scales only move the smallest numbers
+      default:  // FP8 repeats at every power of two; larger scales only change the smallest numbers
         scale = StoredScale(kind, plain * (1 + 0.0625F * step));
     }
   }
   return kind == GridKind::kInt4Group ? 2 * kernels::kRoundScales : kernels::kRoundScales;
 }
 
-// The stored scale of least error; `unit` divides it: NVFP4's global scale, else 1.
+// Returns the stored scale of least error. `unit` is its divisor: the global scale for NVFP4, else 1.
 float SearchScale(GridKind kind, const Rounding& rounding, const Block& block, float plain, float unit) {
   Scales scales, effective;
   const int count = CandidateScales(kind, plain, &scales);
@@ -102,8 +101,8 @@ float SearchScale(GridKind kind, const Rounding& rounding, const Block& block, f
   }
   const auto least = std::min_element(errors.begin(), errors.begin() + count);
   float best = scales[least - errors.begin()], error = *least;
-  if (kind == GridKind::kNvfp4) return best;  // no scale is left to try
-  // Codes for the scale, then the scale for the codes (SSZ), while that helps.
+  if (kind == GridKind::kNvfp4) return best;  // all candidate scales were tried
+  // Alternates between codes for the scale and the scale for the codes (SSZ) while the error falls.
   for (int i = 0; i < kRefinements; ++i) {
     float product = 0, square = 0;
     for (int r = 0; r < block.rows; ++r) {
@@ -163,9 +162,11 @@ Status NotFinite(const float* rows, int n, int k) {
 
 Status CheckGrid(const Grid& grid, int k) {
   const auto fits = [&](bool group, const char* groups, bool divides) -> Status {
-    if (!group) return InvalidArgument("groups of this grid have {} inputs, not {}", groups, grid.group);
+    if (!group) {
+      return InvalidArgument("groups of this grid must have {} inputs, found {}", groups, grid.group);
+    }
     if (divides && k % grid.group != 0) {
-      return InvalidArgument("{} inputs are not whole groups of {}", k, grid.group);
+      return InvalidArgument("{} inputs are not a multiple of the group size {}", k, grid.group);
     }
     return OkStatus();
   };
@@ -187,8 +188,9 @@ Status CheckGrid(const Grid& grid, int k) {
 float CodeValue(GridKind kind, uint8_t code) { return ValuesOfCodes(kind)[code]; }
 
 float Nvfp4GlobalScale(float amax, bool by_error) {
-  const float largest = std::max(amax, 0x1p-96F);  // keeps it finite
-  // A block's scale is at most 256 before the search, and 256 x 1.5 with its largest value at 4 instead of 6.
+  const float largest = std::max(amax, 0x1p-96F);  // keeps the result finite
+  // A block's scale is at most 256 before the search, and 256 x 1.5 if its largest value is mapped to 4
+  // instead of 6.
   return (by_error ? 256.0F : 448.0F) * 6 / largest;
 }
 

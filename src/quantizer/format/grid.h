@@ -1,5 +1,5 @@
-// The grids that weights are rounded to, with the scales that compressed-tensors and DeepSeek's checkpoints
-// store beside them:
+// The number grids that weights are rounded to, with the scales that compressed-tensors and DeepSeek's
+// checkpoints store:
 //
 //   kInt8Channel  W[r, c] = code * scale[r]                                 int8 in [-127, 127]
 //   kInt4Group    W[r, c] = code * scale[r, c / group]                      int4 in [-8, 7]
@@ -7,7 +7,7 @@
 //   kFp8Block     W[r, c] = e4m3(code) * scale[r / 128, c / 128]
 //   kInt8Group    W[r, c] = code * scale[r, c / group]                      int8 in [-127, 127]
 //
-// Scales other than kNvfp4's are bf16 values: a loader may keep them in the model's own dtype without a loss.
+// All scales but kNvfp4's are bf16 values, so a loader may keep them in the model's dtype without loss.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +19,12 @@
 
 namespace moesaic::quantizer {
 
-/// Weights from this magnitude on are refused: sums of products have no room left beyond.
+/// Weights of this magnitude or more are rejected, because sums of products would overflow.
 inline constexpr float kTooLarge = 0x1p96F;
 
 enum class GridKind : uint8_t { kInt8Channel, kInt4Group, kNvfp4, kFp8Block, kInt8Group };
 
-/// How the kernels know a grid's numbers.
+/// Maps a grid to the number grid of the kernels.
 inline kernels::NumberGrid NumbersOf(GridKind kind) {
   switch (kind) {
     case GridKind::kInt4Group:
@@ -40,70 +40,72 @@ inline kernels::NumberGrid NumbersOf(GridKind kind) {
 
 struct Grid {
   GridKind kind = GridKind::kInt8Channel;
-  /// Inputs that share a scale: 32, 64 or 128 (int4, int8 in groups), 16 (NVFP4), 128 (FP8); 0: all (int8).
+  /// Number of inputs that share a scale: 32, 64 or 128 (int4, int8 in groups), 16 (NVFP4), 128 (FP8). 0: all
+  /// inputs of an output (int8).
   int group = 0;
 
   kernels::NumberGrid numbers() const { return NumbersOf(kind); }
-  /// Inputs that share a scale in a matrix of k inputs, and outputs that do.
+  /// Number of inputs and of outputs that share a scale, in a matrix with k inputs.
   int group_inputs(int k) const { return kind == GridKind::kInt8Channel || group == 0 ? k : group; }
   int group_outputs() const { return kind == GridKind::kFp8Block ? group : 1; }
   int scale_rows(int n) const { return (n + group_outputs() - 1) / group_outputs(); }
   int scale_columns(int k) const { return (k + group_inputs(k) - 1) / group_inputs(k); }
 };
 
-/// Whether `grid` exists and fits k inputs: only FP8 blocks may be cut short at an edge.
+/// Fails unless `grid` exists and fits k inputs. Only FP8 blocks may be partial at an edge.
 Status CheckGrid(const Grid& grid, int k);
 
-/// The number that `code` stands for, before its scale.
+/// Returns the number that `code` represents, before scaling.
 float CodeValue(GridKind kind, uint8_t code);
 
 struct QuantizedMatrix {
   Grid grid;
   int n = 0, k = 0;
   std::vector<uint8_t> codes;  // [n, k]: int8 and int4 as two's complement, e2m1 0..15, e4m3
-  std::vector<float> scales;   // [scale_rows(n), scale_columns(k)], exact in the dtype that is stored
-  float global_scale = 1;      // kNvfp4: divides, as compressed-tensors stores it
+  std::vector<float> scales;   // [scale_rows(n), scale_columns(k)], exact in the stored dtype
+  float global_scale = 1;      // kNvfp4: divisor, as in compressed-tensors
 
-  /// What multiplies the codes of row r and column c.
+  /// Returns the factor of the code in row r and column c.
   float Scale(int r, int c) const {
     const int64_t row = r / grid.group_outputs();
     return scales[row * grid.scale_columns(k) + c / grid.group_inputs(k)] / global_scale;
   }
 };
 
-/// How scales are chosen.
+/// Selects how scales are chosen.
 struct ScaleSearch {
-  /// false: the largest magnitude of a group stands at the end of the codes (compressed-tensors' minmax
-  /// observer; int8: 127). true: the scale among many whose sum of squared errors is least; int4's may be
-  /// negative, which turns its range round.
+  /// false: the largest magnitude of a group gets the largest code, as with compressed-tensors' minmax
+  /// observer (int8: 127). true: the candidate scale with the least sum of squared errors is taken. An int4
+  /// scale may then be negative, which mirrors its range.
   bool by_error = false;
-  std::span<const float> importance;  // [k] multiplies the squared error of each input; empty: 1
-  /// kNvfp4: of matrices that are fused at run time (q/k/v, gate/up) and must share it; 0: this matrix's own.
+  std::span<const float> importance;  // [k] weights of the squared error of each input; empty: 1
+  /// kNvfp4: global scale that fused matrices (q/k/v, gate/up) must share. 0: this matrix's own.
   float global_scale = 0;
 };
 
-/// kNvfp4's global scale of values up to amax: 448 * 6 / amax as compressed-tensors has it. For scales that
-/// are searched it is 256 * 6 / amax, which leaves room for a block's scale to go up.
+/// Returns kNvfp4's global scale of values up to amax: 448 * 6 / amax, as in compressed-tensors. For searched
+/// scales it is 256 * 6 / amax, so that the scale of a block can grow.
 float Nvfp4GlobalScale(float amax, bool by_error);
 
-/// The bits of the largest magnitude of rows [n, k], `stride` values apart, as f32; those of a NaN are beyond
-/// infinity's.
+/// Returns the f32 bits of the largest magnitude of rows [n, k], which are `stride` values apart. The bits of
+/// a NaN compare greater than those of infinity.
 uint32_t LargestBits(const kernels::ExecContext& ctx, const float* rows, int n, int k, int64_t stride);
 
-/// The largest magnitude of rows [n, k]. A value that is not finite, or beyond 2^96, is an error that says
-/// where it stands.
+/// Returns the largest magnitude of rows [n, k]. Fails with the position of a value that is not finite or not
+/// below 2^96.
 StatusOr<float> LargestMagnitude(const kernels::ExecContext& ctx, const float* rows, int n, int k);
 
-/// Scales for rows [n, k] without codes. Each group's depends on its own values (and the global scale) only,
-/// so a matrix may be done in runs of rows, FP8 blocks in multiples of 128.
+/// Chooses scales for rows [n, k] without codes. The scale of a group depends on its own values (and the
+/// global scale) only. A matrix may therefore be processed in runs of rows; for FP8 blocks these are
+/// multiples of 128.
 StatusOr<QuantizedMatrix> ChooseScales(const kernels::ExecContext& ctx, const Grid& grid, const float* rows,
                                        int n, int k, const ScaleSearch& search);
 
-/// ChooseScales, then every value to its nearest code, ties to even.
+/// Calls ChooseScales, then rounds every value to its nearest code, ties to even.
 StatusOr<QuantizedMatrix> RoundToNearest(const kernels::ExecContext& ctx, const Grid& grid, const float* rows,
                                          int n, int k, const ScaleSearch& search);
 
-/// Rows [first, first + count) as f32 [count, k]: code * Scale(r, c), each step rounded as in f32.
+/// Converts rows [first, first + count) to f32 [count, k]: code * Scale(r, c). Each step is rounded to f32.
 void Dequantize(const QuantizedMatrix& matrix, int first, int count, float* out);
 
 }  // namespace moesaic::quantizer

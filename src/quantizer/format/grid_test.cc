@@ -33,8 +33,8 @@ double ErrorOf(const std::vector<float>& a, const std::vector<float>& b) {
   return sum;
 }
 
-// All 16 codes with all 254 finite block scales: the product is what it should be, and comes back to its
-// code.
+// Each of the 16 codes times each of the 254 finite block scales gives the exact product, which rounds back
+// to its code.
 TEST(Grid, AllNvfp4CodesWithAllScales) {
   QuantizedMatrix matrix{
       .grid = kNvfp4, .n = 256, .k = 16, .codes = {}, .scales = {}, .global_scale = 0.375F};
@@ -56,9 +56,9 @@ TEST(Grid, AllNvfp4CodesWithAllScales) {
   }
 }
 
-// What the package compressed-tensors makes of a matrix (tests/golden/compressed_tensors_grids.py): its codes
-// and scales stand for the same values here, and rounding to the nearest gives just these. But int8: its
-// scale puts the largest magnitude at 127.5, and ours at 127, so that no code is -128.
+// Compares with the compressed-tensors package (tests/golden/compressed_tensors_grids.py). Its codes and
+// scales have the same values here, and rounding to the nearest gives the same codes. Int8 differs: its scale
+// maps the largest magnitude to 127.5, and ours to 127, so that no code is -128.
 TEST(Grid, AgreesWithCompressedTensors) {
   const std::string path = MOESAIC_SOURCE_DIR "/tests/golden/grids.safetensors";
   const auto mapped = runtime::MappedFile::Open(path);
@@ -98,8 +98,8 @@ TEST(Grid, AgreesWithCompressedTensors) {
   }
 }
 
-// A group is a channel of its own: its codes and scale are those of a row with its inputs alone.
-TEST(Grid, Int8GroupsAreChannelsOfTheirInputs) {
+// A group has the codes and scale of a row with its inputs alone.
+TEST(Grid, Int8GroupsRoundLikeChannelsOfTheirInputs) {
   const TestContext threads(2);
   const int n = 17, k = 256;
   const std::vector<float> weights = TestWeights(n, k, 11);
@@ -109,7 +109,7 @@ TEST(Grid, Int8GroupsAreChannelsOfTheirInputs) {
       const auto whole =
           RoundToNearest(threads.ctx, {GridKind::kInt8Group, group}, weights.data(), n, k, {by_error, {}, 0});
       const auto parts = RoundToNearest(threads.ctx, kInt8, weights.data(), n * k / inputs, inputs,
-                                        {by_error, {}, 0});  // the same memory
+                                        {by_error, {}, 0});  // borrows the same memory
       ASSERT_TRUE(whole.ok() && parts.ok());
       EXPECT_EQ(whole->codes, parts->codes) << group;
       EXPECT_EQ(whole->scales, parts->scales) << group;
@@ -118,7 +118,7 @@ TEST(Grid, Int8GroupsAreChannelsOfTheirInputs) {
   }
 }
 
-TEST(Grid, ScalesAreExactInTheDtypeThatIsStored) {
+TEST(Grid, ScalesAreExactInTheStoredDtype) {
   const TestContext threads(2);
   const std::vector<float> weights = TestWeights(130, 256, 1);
   for (const Grid& grid : kGrids) {
@@ -135,7 +135,7 @@ TEST(Grid, ScalesAreExactInTheDtypeThatIsStored) {
   }
 }
 
-TEST(Grid, SearchedScalesErrLess) {
+TEST(Grid, SearchedScalesHaveLessError) {
   const TestContext threads(2);
   const int n = 200, k = 384;
   const std::vector<float> weights = TestWeights(n, k, 2);
@@ -143,13 +143,13 @@ TEST(Grid, SearchedScalesErrLess) {
     const auto plain = RoundToNearest(threads.ctx, grid, weights.data(), n, k, {});
     const auto searched = RoundToNearest(threads.ctx, grid, weights.data(), n, k, {true, {}, 0});
     const double before = ErrorOf(weights, Values(*plain)), after = ErrorOf(weights, Values(*searched));
-    // Little is to be won where a code has many bits; ties may be counted the other way.
+    // Codes of many bits gain little; ties may be rounded differently.
     const bool four_bits = grid.kind == GridKind::kInt4Group || grid.kind == GridKind::kNvfp4;
     EXPECT_LE(after, before * (four_bits ? 0.85 : 1.00001)) << static_cast<int>(grid.kind);
   }
 }
 
-TEST(Grid, ImportanceMovesTheErrorToWhereItMattersLess) {
+TEST(Grid, ImportanceMovesErrorToLessImportantInputs) {
   const TestContext threads(2);
   const int n = 64, k = 128;
   const std::vector<float> weights = TestWeights(n, k, 3);
@@ -174,8 +174,8 @@ TEST(Grid, ErrorsStayWithinHalfAStep) {
   const TestContext threads(2);
   const int n = 130, k = 384;
   const std::vector<float> weights = TestWeights(n, k, 4);
-  // The widest step below the largest number, in units of the scale; and how far the largest magnitude may
-  // lie beyond that number once its scale is rounded: by 2^-8 of itself (bf16) or 2^-4 (e4m3).
+  // The widest step below the largest number, in units of the scale; and the largest magnitude's distance
+  // beyond that number after its scale is rounded: 2^-8 of itself (bf16) or 2^-4 (e4m3).
   const auto bound = [](GridKind kind, float q) -> float {
     switch (kind) {
       case GridKind::kInt8Channel:
@@ -199,7 +199,7 @@ TEST(Grid, ErrorsStayWithinHalfAStep) {
   }
 }
 
-TEST(Grid, RunsOfRowsAndThreadCountsChangeNothing) {
+TEST(Grid, ResultDoesNotDependOnRowRunsOrThreads) {
   const int n = 300, k = 256;
   const std::vector<float> weights = TestWeights(n, k, 5);
   const TestContext one(1), three(3);
@@ -223,7 +223,7 @@ TEST(Grid, RunsOfRowsAndThreadCountsChangeNothing) {
   }
 }
 
-TEST(Grid, FineAndEmptyWeightsStayFinite) {
+TEST(Grid, TinyAndZeroWeightsStayFinite) {
   const TestContext threads(1);
   for (const float magnitude : {0.0F, 1e-45F, 1e-40F, 1e-30F, 1e-8F, 0x1p95F}) {
     std::vector<float> weights(128 * 128, 0.0F);
@@ -243,7 +243,7 @@ TEST(Grid, FineAndEmptyWeightsStayFinite) {
   }
 }
 
-TEST(Grid, SaysWhereAWeightIsNotFinite) {
+TEST(Grid, ErrorStatesThePositionOfANonFiniteWeight) {
   const TestContext threads(2);
   for (const float bad : {NAN, INFINITY, -INFINITY, 0x1p96F}) {
     std::vector<float> weights = TestWeights(8, 128, 6);
@@ -256,7 +256,7 @@ TEST(Grid, SaysWhereAWeightIsNotFinite) {
   }
 }
 
-TEST(Grid, RefusesGroupsThatNoLoaderHas) {
+TEST(Grid, RejectsGroupSizesThatNoLoaderSupports) {
   EXPECT_THAT(Message(CheckGrid({GridKind::kInt4Group, 48}, 96)), testing::HasSubstr("32, 64 or 128"));
   EXPECT_THAT(Message(CheckGrid({GridKind::kNvfp4, 32}, 96)), testing::HasSubstr("16"));
   EXPECT_THAT(Message(CheckGrid(kInt4, 100)), testing::HasSubstr("100 inputs"));

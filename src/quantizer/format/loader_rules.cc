@@ -17,12 +17,12 @@ using models::DecoderSpec;
 
 constexpr char kMarlin[] = "yes (Marlin, compute capability 7.5 and up, in fp16 below 8.0)";
 
-/// Layers that vLLM loads: multi-token prediction's come after the model's.
+/// Returns the number of layers that vLLM loads. Those of multi-token prediction follow the model's.
 int AllLayers(const DecoderSpec& spec) { return spec.layers + spec.mtp_layers; }
 
 bool IsMoe(const DecoderSpec& spec, int layer) { return spec.is_moe[std::min(layer, spec.layers - 1)]; }
 
-/// A linear whose outputs vLLM joins with those of the next one.
+/// A linear whose outputs vLLM concatenates with those of the next one.
 struct JoinedLinear {
   std::string module;
   int outputs = 0;
@@ -50,16 +50,16 @@ std::string ExpertModule(int layer, int expert, const char* projection) {
   return fmt::format("model.layers.{}.mlp.experts.{}.{}_proj", layer, expert, projection);
 }
 
-/// What the names of routed experts say, read once for all groups: there are 70,000 of them in Kimi-K2.
+/// Groups that routed experts use. Their names are scanned once for all groups, because Kimi-K2 has 70,000 of
+/// them.
 struct RoutedExperts {
-  std::set<const QuantGroup*> groups;  // that have some
-  std::map<const QuantGroup*, std::string>
-      refusal;  // of those that one kernel would have to share with others
+  std::set<const QuantGroup*> groups;                  // groups of any routed expert
+  std::map<const QuantGroup*, std::string> refusal;  // reasons against groups that share a kernel with others
 };
 
-/// One kernel runs a layer's experts, by the scheme of expert 0's gate: vLLM holds expert 0's other
-/// projections against it, and not those of other experts, whose tensors then go by the wrong names or into
-/// the wrong type.
+/// vLLM runs a layer's experts with one kernel and takes the scheme of expert 0's gate. It checks expert 0's
+/// other projections against it, but not those of other experts. Their tensors then get wrong names or the
+/// wrong type.
 RoutedExperts LookAtExperts(const DecoderSpec& spec, const QuantConfig& quant) {
   RoutedExperts found;
   for (int layer = 0; layer < AllLayers(spec); ++layer) {
@@ -73,11 +73,11 @@ RoutedExperts LookAtExperts(const DecoderSpec& spec, const QuantConfig& quant) {
         groups.insert(group);
         if (group == first || !refusal.empty()) continue;
         refusal = expert == 0 ? fmt::format(
-                                    "no: gate, up and down of model.layers.{}.mlp.experts.0 are not of one "
+                                    "no: gate, up and down of model.layers.{}.mlp.experts.0 do not share one "
                                     "scheme (ValueError)",
                                     layer)
                               : fmt::format(
-                                    "no: {} is not of the scheme of experts.0, which vLLM takes for all "
+                                    "no: {} does not have the scheme of experts.0, which vLLM uses for all "
                                     "(KeyError, or wrong weights without an error)",
                                     ExpertModule(layer, expert, projection));
       }
@@ -90,11 +90,11 @@ RoutedExperts LookAtExperts(const DecoderSpec& spec, const QuantConfig& quant) {
   return found;
 }
 
-/// FP8 blocks of outputs may not go over from one joined linear to the next.
+/// FP8 blocks of outputs must not span two joined linears.
 void RefuseRaggedBlocks(const DecoderSpec& spec, const QuantConfig& quant, const QuantGroup& group,
                         LoaderVerdict& verdict) {
   const auto refusal = [&group](const std::string& module, int outputs) {
-    return fmt::format("no: {} has {} outputs, not whole blocks of {} (ValueError)", module, outputs,
+    return fmt::format("no: {} has {} outputs, not a multiple of {} (ValueError)", module, outputs,
                        group.block_rows);
   };
   for (int layer = AllLayers(spec) - 1; layer >= 0; --layer) {
@@ -111,23 +111,24 @@ void RefuseRaggedBlocks(const DecoderSpec& spec, const QuantConfig& quant, const
   }
 }
 
-/// Experts of int4 and int8 with 16-bit activations: what vLLM has when Marlin doesn't take their widths.
+/// Returns vLLM's kernel for int4 and int8 experts with 16-bit activations if Marlin does not take their
+/// widths.
 std::string WeightOnlyExperts(const DecoderSpec& spec, const QuantGroup& group) {
   const bool by_channel = group.strategy == "channel";
   for (const int inputs : {spec.hidden, spec.moe.intermediate}) {
     if (by_channel || inputs % group.group_size == 0) continue;
-    return fmt::format("no: {} inputs are not whole groups of {} (ValueError)", inputs, group.group_size);
+    return fmt::format("no: {} inputs are not a multiple of {} (ValueError)", inputs, group.group_size);
   }
   if (spec.hidden % 128 == 0) return kMarlin;
   if (by_channel) {
     return fmt::format(
-        "no: by channel Marlin alone runs them, and {} inputs are not whole 128s (AssertionError)",
+        "no: only Marlin runs channel scales, and {} inputs are not a multiple of 128 (AssertionError)",
         spec.hidden);
   }
   return "yes (Triton, compute capability 7.5 and up, in fp16 below 8.0)";
 }
 
-/// What vLLM says to the scheme, wherever it is.
+/// Judges the scheme alone, for any layer.
 LoaderVerdict JudgeScheme(const QuantGroup& group) {
   LoaderVerdict verdict;
   if (group.format == "int-quantized" && group.num_bits == 8) {
@@ -146,8 +147,8 @@ LoaderVerdict JudgeScheme(const QuantGroup& group) {
         "fails, vllm #54311)";
     verdict.experts =
         dynamic && by_channel
-            ? "yes (before 2026-08 activations silently stayed 16 bits, vllm #50833)"
-            : "no: fused experts take int8 by channel with activations by token only (RuntimeError)";
+            ? "yes (before 2026-08 activations silently stayed at 16 bits, vllm #50833)"
+            : "no: fused experts take only int8 by channel with activations by token (RuntimeError)";
   } else if (group.format == "pack-quantized" && (group.num_bits == 4 || group.num_bits == 8) &&
              group.type == "int") {
     const bool by_channel = group.strategy == "channel";
@@ -157,7 +158,7 @@ LoaderVerdict JudgeScheme(const QuantGroup& group) {
     const bool size =
         by_channel || group.group_size == 32 || group.group_size == 64 || group.group_size == 128;
     verdict.dense = verdict.experts =
-        size ? kMarlin : "no: Marlin has groups of 32, 64 and 128, and channels";
+        size ? kMarlin : "no: Marlin takes only groups of 32, 64 and 128, and channels";
   } else if (group.format == "nvfp4-pack-quantized") {
     verdict.scheme = "NVFP4, 16-bit activations";
     verdict.dense = kMarlin;
@@ -177,7 +178,7 @@ LoaderVerdict JudgeScheme(const QuantGroup& group) {
   return verdict;
 }
 
-/// ... and to the linears that are of it.
+/// Judges the linears that have this scheme.
 void JudgeLinears(const DecoderSpec& spec, const QuantConfig& quant, const QuantGroup& group,
                   const RoutedExperts& experts, LoaderVerdict& verdict) {
   if (group.strategy == "block" && verdict.dense.starts_with("yes")) {
@@ -189,11 +190,13 @@ void JudgeLinears(const DecoderSpec& spec, const QuantConfig& quant, const Quant
   if (refusal != experts.refusal.end()) verdict.experts = refusal->second;
 }
 
-/// ... and where Moesaic doesn't know which linears a model has.
+/// Marks linears as not judged if Moesaic does not know the architecture.
 void LeaveOpen(const std::string& architecture, LoaderVerdict& verdict) {
   for (std::string* said : {&verdict.dense, &verdict.experts}) {
     if (said->starts_with("yes")) {
-      *said = fmt::format("not judged: the scheme loads, the linears of {} are not known here", architecture);
+      *said =
+          fmt::format("not judged: the scheme loads, but Moesaic does not know the linears of {}",
+                      architecture);
     }
   }
 }
@@ -203,7 +206,7 @@ void LeaveOpen(const std::string& architecture, LoaderVerdict& verdict) {
 StatusOr<std::vector<LoaderVerdict>> JudgeVllm(const nlohmann::json& config, const std::string& file) {
   ASSIGN_OR_RETURN(const QuantConfig quant, checkpoint::ParseQuantConfig(config, file));
   if (quant.method != QuantConfig::Method::kCompressedTensors) {
-    return InvalidArgument("{}: \"quantization_config\" is not of compressed-tensors", file);
+    return InvalidArgument("{}: \"quantization_config\" is not a compressed-tensors one", file);
   }
   const StatusOr<DecoderSpec> spec = models::SpecFromConfig(config, file);
   if (!spec.ok() && spec.status().code() != StatusCode::kUnimplemented) return spec.status();

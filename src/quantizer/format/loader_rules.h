@@ -1,4 +1,4 @@
-// Which of the checkpoints that moesaic quantize writes other programs take, before hours go into one.
+// Predicts whether other programs load the checkpoints that moesaic quantize writes.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -9,8 +9,8 @@
 
 namespace moesaic::quantizer {
 
-/// What vLLM says to one entry of "config_groups": "yes", with conditions, "no" and why, or "not judged" or
-/// "not known", which promise nothing.
+/// vLLM's answer to one entry of "config_groups": "yes" with conditions, or "no" with the reason. "not
+/// judged" and "not known" promise nothing.
 struct LoaderVerdict {
   std::string group;    // "group_0"
   std::string scheme;   // "int8 by channel, int8 activations by token"
@@ -18,10 +18,10 @@ struct LoaderVerdict {
   std::string experts;  // for the fused linears of routed experts
 };
 
-/// By the rules of vllm/model_executor/layers/quantization/compressed_tensors of vLLM 0.33, on one GPU:
-/// tensor parallel ones ask more of widths. Multi-token prediction's layers count. `config` is the whole
-/// config.json. One that is not quantized, or not by compressed-tensors, is refused; of an architecture that
-/// Moesaic does not run only the schemes are judged, and what vLLM would take of them is "not judged".
+/// Judges by the rules of vllm/model_executor/layers/quantization/compressed_tensors of vLLM 0.33 on one GPU.
+/// Tensor parallelism has stricter rules for widths. Layers of multi-token prediction count. `config` is the
+/// whole config.json; `file` is its name in errors. Fails unless it is quantized by compressed-tensors. For
+/// an architecture that Moesaic does not run, only the schemes are judged and the linears are "not judged".
 StatusOr<std::vector<LoaderVerdict>> JudgeVllm(const nlohmann::json& config, const std::string& file);
 
 }  // namespace moesaic::quantizer

@@ -14,7 +14,7 @@ namespace {
 using models::PartDecl;
 using models::RegionDecl;
 
-// Last parts of module names that other engines fuse, with the name they have then.
+// Last parts of the names of modules that other engines fuse, and the names after fusing.
 const std::map<std::string, std::string, std::less<>> kFused = {{"q_proj", "qkv"},
                                                                 {"k_proj", "qkv"},
                                                                 {"v_proj", "qkv"},
@@ -38,7 +38,7 @@ class Lister {
     for (int record = 0; record < region.count; ++record) {
       for (const PartDecl& part : region.parts) {
         std::string module = part.Module(record);
-        if (!modules_.insert(module).second) continue;  // kv_b_proj is cut into many parts
+        if (!modules_.insert(module).second) continue;  // kv_b_proj occurs in many parts
         ModelItem item{.name = module,
                        .linear = true,
                        .shape = {part.module_out, part.module_in},
@@ -51,7 +51,7 @@ class Lister {
     }
   }
 
-  // Items with those that they are fused with behind the first of them.
+  // Returns the items, with fused ones moved next to the first of them.
   std::vector<ModelItem> Take() {
     std::map<int, std::vector<size_t>> members;
     for (size_t i = 0; i < items_.size(); ++i) {

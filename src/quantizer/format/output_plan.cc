@@ -17,12 +17,12 @@ using checkpoint::ModulePatterns;
 using nlohmann::ordered_json;
 using tensor::DType;
 
-// Tensors begin at a multiple of this, as in the reference writer's files and more.
+// Alignment of tensors in the file: a multiple of the reference writer's.
 constexpr int64_t kDataAlignment = 64;
 
 std::string PatternOf(const KeepRule& rule) { return "re:.*(?:" + rule.pattern + ")"; }
 
-// Linears that stay as they are by default, as patterns for "ignore".
+// Returns the "ignore" pattern of a linear that is kept by default.
 const char* DefaultPattern(const std::string& module) {
   for (const auto& [ending, pattern] :
        {std::pair(".mlp.gate", "re:.*\\.mlp\\.gate$"), std::pair(".kv_b_proj", "re:.*\\.kv_b_proj$"),
@@ -30,7 +30,7 @@ const char* DefaultPattern(const std::string& module) {
         std::pair(".shared_head.head", "re:.*\\.shared_head\\.head$")}) {
     if (module.ends_with(ending)) return pattern;
   }
-  return nullptr;  // embeddings are no linears to other programs
+  return nullptr;  // other programs do not treat embeddings as linears
 }
 
 class Chooser {
@@ -69,7 +69,7 @@ class Chooser {
     }
     const char* suffix = item.linear ? ".weight" : "";
     output.form = form.plain ? Form::kCopied : Form::kConverted;
-    // What is brought to another order of rows stays exact; what was rounded before becomes bf16.
+    // Reordered rows stay exact; already rounded values become bf16.
     const bool wide = form.dtype == DType::kF64 || form.dtype == DType::kF32 || form.dtype == DType::kF16;
     DType dtype = form.plain ? form.dtype : wide ? DType::kF32 : DType::kBF16;
     if (kept && *kept != dtype) {
@@ -84,10 +84,10 @@ class Chooser {
     return output;
   }
 
-  /// Whether a mix decides the item.
+  /// True if a mix decides the item.
   bool IsMixed(const ModelItem& item) { return item.roundable && !KeptAs(item); }
 
-  /// `free`: whether no rule keeps it.
+  /// Fails if only one of two fused linears is kept. `free`: no rule keeps it.
   static Status CheckFused(const ModelItem& first, bool first_free, const ModelItem& item, bool free) {
     if (first.fused < 0 || first.fused != item.fused || first_free == free) return OkStatus();
     return InvalidArgument("--keep must name all linears that run as one: it names only one of {} and {}",
@@ -108,14 +108,14 @@ class Chooser {
     if (settings.analysis != nullptr && settings.analysis->mix) choice_ = settings.analysis->mix->Choice();
   }
 
-  // Of a linear that no rule keeps.
+  // Returns the precision of a linear that no rule keeps.
   StatusOr<Precision> PrecisionOf(const ModelItem& item) const {
     if (!settings_.mix.wanted()) {
       return Precision{.scheme = settings_.scheme, .group_size = settings_.group_size};
     }
     const auto found = choice_.find(MixUnitOf(item.name));
     if (found != choice_.end()) return found->second;
-    return InvalidArgument("{}: the mix that was chosen has no precision for it: it is of another model",
+    return InvalidArgument("{}: the chosen mix has no precision for it; the mix was made for another model",
                            item.name);
   }
 
@@ -132,17 +132,17 @@ class Chooser {
   const OutputSettings& settings_;
   std::vector<ModulePatterns> rules_;
   std::vector<bool> used_;
-  std::map<std::string, Precision> choice_;  // of a mix, by unit
+  std::map<std::string, Precision> choice_;  // of a mix, by precision group
 };
 
-// A tensor's entry in a file's header.
+// Returns a tensor's entry in the header of a file.
 std::string HeaderEntry(const ModelItem& item, const StoredTensor& stored, int64_t offset) {
   return fmt::format(R"(,{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})",
                      ordered_json(item.name + stored.suffix).dump(), tensor::DTypeName(stored.dtype),
                      fmt::join(stored.shape, ","), offset, offset + stored.bytes());
 }
 
-// At most: offsets have as many digits in files of up to 10 TB.
+// Returns an upper bound: offsets have the same number of digits in files of up to 10 TB.
 int64_t HeaderBytes(const ModelItem& item, const StoredTensor& stored) {
   constexpr int64_t kFarOffset = 1'000'000'000'000;
   return std::ssize(HeaderEntry(item, stored, kFarOffset));
@@ -154,7 +154,7 @@ int64_t HeaderBytes(const ModelItem& item, const OutputItem& output) {
   return bytes;
 }
 
-// Of a linear that has all of `precision`; nothing where it does not fit.
+// Returns the option in which the whole linear has `precision`, or nothing if it does not fit.
 std::optional<MixOption> OptionOf(const ModelItem& item, const Precision& precision) {
   const int64_t n = item.shape[0], k = item.shape[1];
   MixOption option{.precision = precision};
@@ -172,15 +172,15 @@ std::optional<MixOption> OptionOf(const ModelItem& item, const Precision& precis
   return option;
 }
 
-// The share of an item that a token reads.
+// Returns the share of an item that a token reads.
 double Active(const ModelItem& item, const models::DecoderSpec& spec) {
   if (LayerOf(item.name) >= spec.layers) return 0;  // MTP modules
   if (item.routed) return static_cast<double>(spec.moe.top_k) / spec.moe.experts;
   return item.name.starts_with("model.embed_tokens") && !spec.tied ? 1.0 / spec.vocab : 1;
 }
 
-// Tensors lie in the file by the size of their elements, the largest first, so that each is aligned without
-// gaps; those of one kind in the model's order.
+// Order of tensors in a file: by element size, largest first, so that each is aligned without gaps. Tensors
+// of one size keep the model's order.
 struct PlaceKey {
   int64_t element_bytes;
   std::string suffix;
@@ -300,8 +300,8 @@ StatusOr<MixPlan> PlanMix(const std::vector<ModelItem>& items, const std::vector
     }
     unit.options = std::move(left);
   }
-  // Of each file that is written besides: its metadata, and what brings its header to a whole block. Shards
-  // are as many at most as if each were filled by half.
+  // Adds the overhead of each file: its metadata and the padding of its header. The number of files is
+  // bounded as if each were half full.
   int64_t most = plan.fixed.bytes;
   for (const MixUnit& unit : plan.units) {
     int64_t of_unit = 0;
@@ -320,7 +320,7 @@ StatusOr<OutputPlan> PlanOutput(const std::vector<ModelItem>& items, const std::
   ASSIGN_OR_RETURN(Chooser chooser, Chooser::Create(settings));
   OutputPlan plan;
   std::set<std::string> ignore = {"lm_head"};
-  std::map<std::string, std::set<std::string>> units;  // of a mix, by the name of their precision
+  std::map<std::string, std::set<std::string>> units;  // of a mix, by the name of the precision
   for (size_t i = 0; i < items.size(); ++i) {
     ASSIGN_OR_RETURN(OutputItem output, chooser.Choose(items[i], forms[i]));
     if (i > 0) {

@@ -1,5 +1,5 @@
-// The checkpoint that a run will write, known to the byte before it starts: what becomes of each item, and
-// where its tensors lie in which file.
+// Plans the output checkpoint to the byte before a run starts: the form of each item, and the file and offset
+// of each of its tensors.
 #pragma once
 
 #include <map>
@@ -16,59 +16,60 @@
 
 namespace moesaic::quantizer {
 
-/// Linears whose name has a match of `pattern`, a regular expression, are not rounded but written in f32 or
-/// bf16.
+/// A --keep rule: linears whose names match `pattern`, a regular expression, are not rounded but written as
+/// `dtype`.
 struct KeepRule {
   tensor::DType dtype;  // kF32 or kBF16
   std::string pattern;
 };
 
-/// What calibration consists of.
+/// Identity of the calibration text.
 struct CalibrationId {
-  std::string xxh3;  // of its token ids, 16 hexadecimal digits; empty: none
+  std::string xxh3;  // XXH3 of the token ids, 16 hexadecimal digits; empty: no calibration
   int64_t tokens = 0, sequences = 0, longest = 0;
 
   static CalibrationId Of(const std::vector<std::vector<int32_t>>& sequences);
 };
 
-/// What decides which bytes come out.
+/// All settings that decide the output bytes.
 struct OutputSettings {
-  Scheme scheme = Scheme::kW8A8;  // of all linears, unless there is a mix
-  int group_size = 32;            // of a scheme that HasGroupSize; 0: all inputs
+  Scheme scheme = Scheme::kW8A8;  // scheme of all linears, unless there is a mix
+  int group_size = 32;            // group size of a scheme with HasGroupSize; 0: all inputs
   MixSettings mix;
-  bool search = false;  // scales of least squared error instead of those that fit the largest value
-  /// GPTQ, with such scales, on the Hessians of calibration tokens.
+  bool search = false;  // chooses scales of least squared error instead of scales that fit the largest value
+  /// Enables GPTQ with such scales, on the Hessians of the calibration tokens.
   bool gptq = false;
   double damping = 0.01;         // FactorOptions::damping
   bool act_order = true;         // FactorOptions::act_order
-  bool weigh_by_router = false;  // an expert's tokens count by the square of what the router gives them
+  bool weigh_by_router = false;  // weighs an expert's tokens by the square of their router weight
   RareExperts rare_experts = RareExperts::kShrink;
-  /// What calibration says before the rounding; kW8A8 alone has static activations.
+  /// Decisions of calibration before the rounding. Only kW8A8 has static activations.
   AnalysisSettings analyze;
-  std::shared_ptr<const Analysis> analysis;  // of a run that wants one, once it is there
-  std::string analysis_xxh3;                 // its Checksum()
+  std::shared_ptr<const Analysis> analysis;  // result of the analysis, once it is made
+  std::string analysis_xxh3;                 // Analysis::Checksum()
   CalibrationId calibration;
   std::vector<KeepRule> keep;
-  int64_t shard_bytes = int64_t{5'000'000'000};  // a file gets as many items as fit, and at least one
+  int64_t shard_bytes = int64_t{5'000'000'000};  // a file gets as many items as fit, at least one
 
-  /// What linears may be rounded to: the scheme, or those of the mix. Empty where a mix keeps all.
+  /// Returns the precisions that linears may be rounded to: the scheme, or those of the mix. Empty if a mix
+  /// keeps all.
   std::vector<Precision> Roundings() const;
-  /// Whether a walk before the rounding decides anything.
+  /// True if a walk before the rounding decides anything.
   bool analyzed() const { return analyze.wanted() || mix.wanted(); }
-  /// Whether calibration decides anything.
+  /// True if calibration decides anything.
   bool calibrated() const { return gptq || analyzed(); }
   const Folding* folding() const { return analysis == nullptr ? nullptr : &analysis->folding; }
-  /// The static scale of a linear's activations; 0: dynamic.
+  /// Returns the static activation scale of a linear; 0: dynamic.
   float InputScale(const std::string& module) const;
   nlohmann::ordered_json Json() const;
-  /// From Json()'s text, which `file` holds.
+  /// Parses the text of Json(); `file` is its origin in errors.
   static StatusOr<OutputSettings> FromJson(const std::string& text, const std::string& file);
 };
 
 enum class Form : uint8_t {
-  kRounded,    // on the grid of its precision
-  kCopied,     // its bytes as they are
-  kConverted,  // to tensors[0].dtype: f32, bf16 or f16
+  kRounded,    // rounded to the grid of its precision
+  kCopied,     // copied byte by byte
+  kConverted,  // converted to tensors[0].dtype: f32, bf16 or f16
 };
 
 struct OutputTensor {
@@ -78,7 +79,7 @@ struct OutputTensor {
 
 struct OutputItem {
   Form form = Form::kCopied;
-  Precision precision;  // of what is rounded
+  Precision precision;  // precision, if rounded
   int shard = 0;
   std::vector<OutputTensor> tensors;
 
@@ -87,26 +88,27 @@ struct OutputItem {
 
 struct Shard {
   std::string file;           // "model-00001-of-00003.safetensors"
-  size_t first = 0, end = 0;  // items
-  int64_t header_bytes = 0;   // length field included
+  size_t first = 0, end = 0;  // range of items
+  int64_t header_bytes = 0;   // includes the length field
   int64_t bytes = 0;          // of the file
 };
 
 struct OutputPlan {
-  std::vector<OutputItem> items;  // one for each of the model's
+  std::vector<OutputItem> items;  // one for each model item
   std::vector<Shard> shards;
   std::vector<std::string> ignore;      // of "quantization_config"
-  std::vector<PrecisionTargets> mixed;  // of a mix: what each scheme is for
-  std::vector<std::string> dynamic;  // linears whose activations are dynamic where those of others are static
+  std::vector<PrecisionTargets> mixed;  // of a mix: modules by scheme
+  std::vector<std::string> dynamic;     // linears with dynamic activations where others have static ones
   int64_t bytes = 0;                 // of all files
 
-  /// A file's length field and header, header_bytes long.
+  /// Returns a file's length field and header, header_bytes long.
   std::string Header(const Shard& shard, const std::vector<ModelItem>& items,
                      const OutputSettings& settings) const;
 };
 
-/// The units of a mix with the sizes of their options, and what the rest takes. Losses are by NominalError.
-/// Options that don't fit a unit's shapes are left out. Refuses --keep rules that part fused linears.
+/// The precision groups of a mix with the sizes of their options, and the bytes of everything else. Losses
+/// are by NominalError. Options that do not fit the shapes of a group are omitted. Fails if --keep rules
+/// separate fused linears.
 struct MixPlan {
   std::vector<MixUnit> units;
   MixFixed fixed;
@@ -114,12 +116,12 @@ struct MixPlan {
 StatusOr<MixPlan> PlanMix(const std::vector<ModelItem>& items, const std::vector<SourceForm>& forms,
                           const models::DecoderSpec& spec, const OutputSettings& settings);
 
-/// Plans the output; of a mix with the choice that `settings.analysis` has. Refuses a grid that does not fit
-/// an item, --keep rules that part fused linears, and a choice that lacks a unit; errors say what to do.
+/// Plans the output. For a mix it uses the choice in `settings.analysis`. Fails if a grid does not fit an
+/// item, if --keep rules separate fused linears, or if the choice lacks a group. Errors say how to fix it.
 StatusOr<OutputPlan> PlanOutput(const std::vector<ModelItem>& items, const std::vector<SourceForm>& forms,
                                 const OutputSettings& settings);
 
-/// The key in the metadata of safetensors files that holds OutputSettings::Json().
+/// Metadata key of safetensors files that holds OutputSettings::Json().
 inline constexpr char kSettingsKey[] = "moesaic.quantize";
 
 }  // namespace moesaic::quantizer

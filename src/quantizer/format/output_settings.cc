@@ -1,4 +1,4 @@
-// What a run is asked for, as its journal and its files hold it.
+// Converts the settings of a run to and from JSON, for its journal and output files.
 #include <algorithm>
 #include <iterator>
 
@@ -55,7 +55,7 @@ ordered_json OutputSettings::Json() const {
     json["damping"] = damping;
     json["act_order"] = act_order;
     json["weigh_by_router"] = weigh_by_router;
-    // Folders of before there was a choice have none.
+    // Folders written before this choice existed lack the key.
     if (rare_experts != RareExperts::kShrink) json["rare_experts"] = RareExpertsName(rare_experts);
   }
   if (analyze.smoothing) json["smoothing"] = true;
@@ -72,7 +72,7 @@ ordered_json OutputSettings::Json() const {
 
 StatusOr<OutputSettings> OutputSettings::FromJson(const std::string& text, const std::string& file) {
   const auto refuse = [&] {
-    return DataLoss("{}: \"{}\" must be what moesaic quantize wrote there, found {}", file, kSettingsKey,
+    return DataLoss("{}: \"{}\" must have a value that moesaic quantize wrote, found {}", file, kSettingsKey,
                     text);
   };
   ASSIGN_OR_RETURN(const nlohmann::json json, checkpoint::ParseJsonObject(text, file));

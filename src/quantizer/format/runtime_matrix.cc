@@ -15,12 +15,13 @@ using checkpoint::TensorEntry;
 using checkpoint::WeightScheme;
 using tensor::PackedFormat;
 
-// Rows of a task: whole panels and whole blocks of FP8.
+// Rows per task: whole panels and whole FP8 blocks.
 constexpr int kBand = 128;
-// More inputs than that int8 kernels can't sum up (tensor/packed.h).
+// Maximum number of inputs that int8 kernels can sum (tensor/packed.h).
 constexpr int kInt8Inputs = 65536;
 
-// What loading makes of a linear on `grid` with k inputs; bf16 where no format holds it.
+// Returns the packed format that the loader gives a linear on `grid` with k inputs; bf16 if no format holds
+// it.
 PackedFormat FormatOf(const Grid& grid, int k) {
   switch (grid.kind) {
     case GridKind::kInt8Channel:

@@ -29,13 +29,13 @@ const Named& Find(Scheme scheme) {
   return *std::ranges::find_if(kSchemes, [&](const Named& named) { return named.scheme == scheme; });
 }
 
-// Two codes of four bits a byte, the first in the low half, for `count` codes. `flip` turns two's complement
-// into an offset of 8.
+// Packs `count` 4-bit codes, two per byte, the first in the low half. `flip` converts two's complement to an
+// offset of 8.
 void PackNibbles(const uint8_t* codes, int64_t count, uint8_t flip, std::byte* out) {
   constexpr uint64_t kBytes = 0x0101010101010101U;
   int64_t i = 0;
   if constexpr (std::endian::native == std::endian::little) {
-    for (; i + 8 <= count; i += 8) {  // neighbours move together: bytes to pairs, pairs to words of four
+    for (; i + 8 <= count; i += 8) {  // merges neighbours: bytes to pairs, pairs to 32-bit words
       uint64_t x = 0;
       std::memcpy(&x, codes + i, 8);
       x = (x ^ flip * kBytes) & 15 * kBytes;
@@ -72,12 +72,12 @@ void EncodeOnce(const QuantizedMatrix& matrix, const StoredTensor& stored, int64
   }
 }
 
-// The row of codes as the weight tensor stores it.
+// Encodes a row of codes as the weight tensor stores it.
 void EncodeCodes(const QuantizedMatrix& matrix, const StoredTensor& stored, const uint8_t* codes,
                  std::byte* out) {
   switch (matrix.grid.kind) {
     case GridKind::kInt4Group:
-      // Missing codes of a last word are zeros, as compressed-tensors pads.
+      // The codes missing in the last word are zeros, as compressed-tensors pads.
       std::memset(out, 0, static_cast<size_t>(stored.row_bytes()));
       PackNibbles(codes, matrix.k, 8, out);
       return;
@@ -106,7 +106,8 @@ ordered_json WeightArguments(Scheme scheme, int group_size) {
     case Scheme::kW8A16:
     case Scheme::kW4A16:
       arguments = Arguments(scheme == Scheme::kW8A16 ? 8 : 4, "int", group_size > 0 ? "group" : "channel");
-      arguments["group_size"] = group_size > 0 ? group_size : -1;  // vLLM has asked for it by channel, too
+      // VLLM requires it for channel scales as well.
+      arguments["group_size"] = group_size > 0 ? group_size : -1;
       return arguments;
     case Scheme::kNvfp4:
       arguments = Arguments(4, "float", "tensor_group");
@@ -120,7 +121,7 @@ ordered_json WeightArguments(Scheme scheme, int group_size) {
   return arguments;
 }
 
-// What run time rounds activations to; null: nothing.
+// Describes the run-time rounding of activations; null: none.
 ordered_json ActivationArguments(Scheme scheme, bool is_static) {
   ordered_json arguments;
   if (scheme == Scheme::kW8A8) {

@@ -1,4 +1,4 @@
-// The bytes of each scheme, read back by the checkpoint's own reader: another decoder than the grid's.
+// Reads the bytes of each scheme back with the checkpoint's reader, which is another decoder than the grid's.
 #include "quantizer/format/scheme.h"
 
 #include <gmock/gmock.h>
@@ -11,7 +11,7 @@
 namespace moesaic::quantizer {
 namespace {
 
-// A checkpoint with the one linear "m" that these tensors stand for.
+// Reads a checkpoint with one linear "m" that is stored in these tensors.
 StatusOr<std::vector<float>> ReadBack(Scheme scheme, const QuantizedMatrix& matrix) {
   const auto pool = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
   const std::vector<StoredTensor> tensors = TensorsOf(matrix.grid, matrix.n, matrix.k);
@@ -49,8 +49,8 @@ void ExpectSameValues(Scheme scheme, const QuantizedMatrix& matrix) {
   }
 }
 
-// All 16 codes under all scales that are finite and not negative, each code in both halves of a byte.
-TEST(SchemeTest, EveryNvfp4CodeAndScale) {
+// Covers all 16 codes under all finite non-negative scales, each code in both halves of a byte.
+TEST(SchemeTest, EveryNvfp4CodeRoundTripsUnderEveryScale) {
   constexpr int kScales = 127;  // 0x7f is NaN
   QuantizedMatrix matrix{.grid = GridOf(Scheme::kNvfp4, 0), .n = kScales, .k = 32, .codes = {}, .scales = {}};
   matrix.global_scale = 1234.5F;
@@ -61,7 +61,7 @@ TEST(SchemeTest, EveryNvfp4CodeAndScale) {
   ExpectSameValues(Scheme::kNvfp4, matrix);
 }
 
-TEST(SchemeTest, EveryInt4CodeUnderScalesOfBothSigns) {
+TEST(SchemeTest, EveryInt4CodeRoundTripsUnderScalesOfBothSigns) {
   for (const int group : {32, 64, 128}) {
     QuantizedMatrix matrix{
         .grid = GridOf(Scheme::kW4A16, group), .n = 3, .k = 256, .codes = {}, .scales = {}};
@@ -73,16 +73,16 @@ TEST(SchemeTest, EveryInt4CodeUnderScalesOfBothSigns) {
   }
 }
 
-TEST(SchemeTest, EveryInt8Code) {
+TEST(SchemeTest, EveryInt8CodeRoundTrips) {
   QuantizedMatrix matrix{.grid = GridOf(Scheme::kW8A8, 0), .n = 5, .k = 255, .codes = {}, .scales = {}};
   for (int i = 0; i < 5 * 255; ++i) matrix.codes.push_back(static_cast<uint8_t>(i % 255 - 127));
   matrix.scales = {0x1p-126F, 0.5F, 1, 3, 0x1p60F};
   ExpectSameValues(Scheme::kW8A8, matrix);
 }
 
-// Each code, at each place of a word, under scales of both signs; of whole channels the last word is cut
-// short.
-TEST(SchemeTest, EveryInt8CodeInGroups) {
+// Covers each code at each place of a word, under scales of both signs. For channels the last word is
+// partial.
+TEST(SchemeTest, EveryInt8CodeRoundTripsInGroups) {
   for (const int group : {32, 64, 128, 0}) {
     const int k = group > 0 ? 512 : 509, columns = group > 0 ? k / group : 1;
     QuantizedMatrix matrix{.grid = GridOf(Scheme::kW8A16, group), .n = 4, .k = k, .codes = {}, .scales = {}};
@@ -94,8 +94,9 @@ TEST(SchemeTest, EveryInt8CodeInGroups) {
   }
 }
 
-// Words and fields of compressed-tensors: value + 128 in bytes from the low end up (pack_to_int32).
-TEST(SchemeTest, Int8WordsAreThoseOfCompressedTensors) {
+// Checks the words and fields of compressed-tensors: value + 128 in bytes from the low end up
+// (pack_to_int32).
+TEST(SchemeTest, Int8WordsMatchCompressedTensors) {
   const auto pool = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
   QuantizedMatrix matrix{.grid = GridOf(Scheme::kW8A16, 0), .n = 1, .k = 5, .codes = {}, .scales = {2}};
   for (const int code : {-127, -1, 0, 1, 127}) matrix.codes.push_back(static_cast<uint8_t>(code));
@@ -122,7 +123,7 @@ TEST(SchemeTest, Int8WordsAreThoseOfCompressedTensors) {
       R"({"num_bits":8,"type":"int","symmetric":true,"strategy":"channel","dynamic":false,"group_size":-1})");
 }
 
-TEST(SchemeTest, PrecisionsAreReadAsTheyAreNamed) {
+TEST(SchemeTest, ParsePrecisionInvertsName) {
   for (const char* name : {"w8a8", "w8a16-g32", "w8a16-g64", "w8a16-g128", "w8a16-channel", "w4a16-g32",
                            "w4a16-g64", "w4a16-g128", "nvfp4", "fp8", "bf16", "fp16", "fp32"}) {
     const StatusOr<Precision> precision = ParsePrecision(name, 32);
@@ -141,7 +142,7 @@ TEST(SchemeTest, PrecisionsAreReadAsTheyAreNamed) {
   EXPECT_FALSE(ParseGroupSize("0").ok());
 }
 
-TEST(SchemeTest, EveryFp8CodeInBlocksCutShort) {
+TEST(SchemeTest, EveryFp8CodeRoundTripsInPartialBlocks) {
   QuantizedMatrix matrix{.grid = GridOf(Scheme::kFp8, 0), .n = 131, .k = 254, .codes = {}, .scales = {}};
   for (int i = 0; i < 131 * 254; ++i) {
     const int code = i % 254;  // without the two NaNs
@@ -151,7 +152,7 @@ TEST(SchemeTest, EveryFp8CodeInBlocksCutShort) {
   ExpectSameValues(Scheme::kFp8, matrix);
 }
 
-TEST(SchemeTest, AnUnknownNameIsRefused) {
+TEST(SchemeTest, UnknownNameIsRejected) {
   for (const std::string& name : SchemeNames()) EXPECT_EQ(SchemeName(*ParseScheme(name)), name);
   EXPECT_THAT(std::string(ParseScheme("int3").status().message()),
               testing::HasSubstr("must be one of w8a8, w8a16, w4a16, nvfp4, fp8, found \"int3\""));

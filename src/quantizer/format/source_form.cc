@@ -18,7 +18,7 @@ bool IsPlain(const TensorEntry& entry) {
   return entry.rows == nullptr && tensor::BlockOf(entry.dtype).elements == 1 && entry.dtype != DType::kF64;
 }
 
-// The tensors behind a linear: weight, scale, zero point, group index.
+// Returns the tensors of a linear: weight, scale, zero point, group index.
 std::array<const TensorEntry*, 4> PartsOf(const LinearSource& linear) {
   return {linear.weight, linear.scale, linear.zero_point, linear.group_index};
 }
@@ -33,19 +33,19 @@ SourceForm FormOfLinear(const LinearSource& linear) {
   for (const TensorEntry* part : PartsOf(linear)) {
     if (part != nullptr && part != linear.weight) form.bytes += static_cast<int64_t>(part->bytes.size());
   }
-  // A GGUF file's rows in another order are read through the map (SourceRows).
+  // Permuted rows of a GGUF file are read through the map (SourceRows).
   if (linear.group_index != nullptr && linear.weight->rows == nullptr) {
     form.whole_bytes = static_cast<int64_t>(linear.group_index->bytes.size());
   }
   return form;
 }
 
-// Linears are cut into pieces at multiples of kRowStep rows, where a block must begin.
+// Checks that a block begins at each multiple of kRowStep rows, where linears are cut.
 Status CheckBlockRows(const LinearSource& linear) {
   if (linear.out <= linear.block_rows || kRowStep % linear.block_rows == 0) return OkStatus();
   return Unimplemented(
-      "{}: {}: blocks of {} rows that share a scale can't be quantized again: the number must divide {}; "
-      "write the checkpoint in bf16 first",
+      "{}: {}: scale blocks of {} rows cannot be quantized again because their size does not divide {}; "
+      "convert the checkpoint to bf16 first",
       linear.weight->file, linear.module, linear.block_rows, kRowStep);
 }
 
@@ -59,13 +59,13 @@ DType ConfigDType(const nlohmann::json& config) {
   return DType::kBF16;
 }
 
-// What an item is stored as when only the config is there to tell.
+// Returns the likely form of an item when only the config is available.
 SourceForm GuessForm(const ModelItem& item, DType dtype, const checkpoint::QuantConfig& quant) {
   SourceForm form{true, dtype, tensor::BytesOf(dtype, item.elements())};
   if (!item.linear) return form;
   const int64_t n = item.shape[0], k = item.shape[1];
   using Method = checkpoint::QuantConfig::Method;
-  // DeepSeek's releases leave embeddings, heads, routers and eh_proj alone, but not kv_b_proj.
+  // DeepSeek's releases do not quantize embeddings, heads, routers and eh_proj, but they quantize kv_b_proj.
   if (quant.method == Method::kFp8Blocks && (item.roundable || item.name.ends_with(".kv_b_proj"))) {
     return {false, DType::kF8E4M3,
             n * k + 4 * base::CeilDiv(n, quant.block_rows) * base::CeilDiv(k, quant.block_cols)};
@@ -79,8 +79,8 @@ SourceForm GuessForm(const ModelItem& item, DType dtype, const checkpoint::Quant
           group_index};
 }
 
-// The rows of `entry` that rows [first, first + rows) of `total` need: it has one for every `total / its own`
-// of them. A tensor of one row is needed whole.
+// Returns the rows of `entry` that rows [first, first + rows) of the linear need. One row of the tensor
+// covers `per_row` outputs; a tensor of one row is needed completely.
 TensorEntry CutRows(const TensorEntry& entry, int64_t per_row, int64_t first, int64_t rows) {
   TensorEntry cut = entry;
   if (per_row == 0 || entry.shape.empty() || entry.shape[0] <= 1) return cut;

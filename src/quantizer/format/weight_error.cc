@@ -15,7 +15,7 @@ namespace {
 using checkpoint::Checkpoint;
 using checkpoint::LinearSource;
 
-// Rows of a task, whose values are held twice as f32: a few megabytes a thread.
+// Rows per task. Their values are held twice as f32: a few megabytes per thread.
 constexpr int64_t kRows = kRowStep;
 
 Status AddErrors(const Checkpoint& quantized, const Checkpoint& source, const Folding& folding,
@@ -24,7 +24,8 @@ Status AddErrors(const Checkpoint& quantized, const Checkpoint& source, const Fo
   ASSIGN_OR_RETURN(const LinearSource now, quantized.FindLinear(item.name, n, k));
   ASSIGN_OR_RETURN(const LinearSource then, source.FindLinear(item.name, n, k));
   const int64_t blocks = base::CeilDiv(n, kRows);
-  std::vector<LinearError> sums(static_cast<size_t>(blocks));  // in order: no result depends on the threads
+  // Added in order, so that the result does not depend on threads.
+  std::vector<LinearError> sums(static_cast<size_t>(blocks));
   std::mutex mutex;
   Status failure;
   pool.Run(blocks, [&](int64_t block, int) {

@@ -19,7 +19,7 @@ class WeightErrorTest : public ::testing::Test {
   std::unique_ptr<runtime::ThreadPool> pool_ = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
 };
 
-TEST_F(WeightErrorTest, IsNoneOfACheckpointFromItself) {
+TEST_F(WeightErrorTest, IsZeroForACheckpointAndItself) {
   const auto source = Open(path_);
   const auto errors = WeightErrors(*source, *source, *pool_, nullptr);
   ASSERT_TRUE(errors.ok()) << errors.status();
@@ -30,8 +30,8 @@ TEST_F(WeightErrorTest, IsNoneOfACheckpointFromItself) {
   }
 }
 
-// verify sums the same differences another way.
-TEST_F(WeightErrorTest, IsWhatVerifyFinds) {
+// verify sums the same differences in another way.
+TEST_F(WeightErrorTest, EqualsTheErrorOfVerify) {
   const checkpoint::TestFolder folder;
   const auto source = Open(path_);
   const kernels::KernelTable kernels = kernels::SelectKernels(runtime::DetectCpu());
@@ -62,7 +62,7 @@ TEST_F(WeightErrorTest, IsWhatVerifyFinds) {
   EXPECT_LT(before->active, before->total);
 }
 
-TEST(LayerOfTest, IsTheNumberInTheName) {
+TEST(LayerOfTest, ReturnsTheLayerNumberOfTheName) {
   EXPECT_EQ(LayerOf("model.layers.17.mlp.experts.3.up_proj"), 17);
   EXPECT_EQ(LayerOf("lm_head"), -1);
 }

@@ -15,21 +15,21 @@ using kernels::kDeviceBlockRows;
 
 constexpr int kBlock = kFactorBlock;
 constexpr int kLossRows = 2 * kOfNearestRows;
-// Rows of sums that one product makes, of the triangle's columns only.
+// Rows of sums of one product. Only the columns of the triangle are computed.
 constexpr int kStripe = 2048;
-// Rows of sums that are brought over at once: less memory than a factorization on the processor takes.
+// Rows of sums per transfer. This takes less memory than a factorization on the CPU.
 constexpr int kRowsAtOnce = 128;
-// What the driver and the libraries take of a card beside, estimated high.
+// Device memory of the driver and the libraries, estimated high.
 constexpr int64_t kLibraryBytes = int64_t{512} << 20;
 
-// Of a shape without rows, which has no scales.
+// Grid of shapes without rows, which have no scales.
 constexpr Grid kAnyGrid{GridKind::kInt8Channel, 0};
 
 static_assert(kBlock == kernels::kDeviceBlockColumns);
 
 int PaddedOf(int k) { return base::RoundUp(k, kBlock); }
 
-// Scratch memory that is given back.
+// Scratch memory, released at the end of the scope.
 class Scratch {
  public:
   explicit Scratch(const kernels::ExecContext& ctx) : ctx_(ctx), mark_(ctx.scratch->Mark()) {}
@@ -53,7 +53,7 @@ StatusOr<DeviceGptq::Sizes> DeviceGptq::SizesOf(kernels::Device& device, const S
   const int64_t k = shape.k, padded = PaddedOf(shape.k), rows = base::RoundUp(shape.n, kDeviceBlockRows);
   if (padded > kernels::kMostCholesky) {
     return Unimplemented(
-        "a linear of {} inputs is too wide for {}, whose library factors up to {}: leave --device out", k,
+        "a linear of {} inputs is too wide for {}, whose library factors up to {}; omit --device", k,
         device.info().name, kernels::kMostCholesky / kBlock * kBlock);
   }
   Sizes sizes = {};
@@ -85,9 +85,9 @@ StatusOr<std::unique_ptr<GptqStage>> DeviceGptq::Create(kernels::Device& device,
   ASSIGN_OR_RETURN(const int64_t free, device.FreeBytes());
   if (needed + kLibraryBytes > free) {
     return ResourceExhausted(
-        "{}: GPTQ of these linears needs {} bytes there and {} for its libraries; end what else runs on it, "
+        "{}: GPTQ of these linears needs {} bytes and {} for its libraries; end other programs on it, "
         "or "
-        "leave --device out. Free are {}",
+        "or omit --device; {} bytes are free",
         device.info().name, needed, kLibraryBytes, free);
   }
   std::unique_ptr<DeviceGptq> stage(new DeviceGptq(device));
@@ -104,7 +104,7 @@ Status DeviceGptq::CheckFits(const Shape& shape) const {
   for (int part = 0; part < kParts; ++part) {
     if (sizes[part] > bytes_[part]) {
       return Status(StatusCode::kInternal,
-                    fmt::format("{} rows of {} inputs need {} bytes on {}, of which {} were taken", shape.n,
+                    fmt::format("{} rows of {} inputs need {} bytes on {}, but {} are allocated", shape.n,
                                 shape.k, sizes[part], device_.info().name, bytes_[part]));
     }
   }
@@ -113,7 +113,7 @@ Status DeviceGptq::CheckFits(const Shape& shape) const {
 
 Status DeviceGptq::AddTokens(const kernels::ExecContext& ctx, int k, const TokenRows& tokens) {
   const int padded = PaddedOf(k);
-  // Cut as the processor's products are: bits do not depend on how many tokens come at once.
+  // Products are split as on the CPU, so that bits do not depend on the number of tokens per call.
   for (int first = 0; first < tokens.count; first += kProductTokens) {
     const int count = std::min(kProductTokens, tokens.count - first), depth = base::RoundUp(count, 64);
     Scratch scratch(ctx);
@@ -247,7 +247,7 @@ StatusOr<bool> DeviceGptq::Attempt(double weight, float added, const FactorOptio
                                                 .diagonal_blocks = at<float>(kBlocks),
                                                 .diagonal = at<float>(kDiagonal),
                                                 .k_padded = factor_.k_padded}));
-  // A library may let NaN pass for a root.
+  // A library may accept NaN as a root.
   std::vector<float> diagonal(static_cast<size_t>(size));
   RETURN_IF_ERROR(device_.Download(diagonal.data(), at<void>(kDiagonal), size * int64_t{sizeof(float)}));
   return std::ranges::all_of(diagonal, [](float root) { return root > 0 && std::isfinite(root); });
@@ -267,7 +267,7 @@ StatusOr<QuantizedMatrix> DeviceGptq::Round(const kernels::ExecContext& ctx, con
   }
   RETURN_IF_ERROR(Upload(kWeights, rows, int64_t{n} * k * int64_t{sizeof(float)}));
   RETURN_IF_ERROR(device_.Zero(at<void>(kLosses), padded * int64_t{sizeof(float)}));
-  // Before the first column there are no errors. Rows that are not there may be asked for anything.
+  // Before the first column there are no errors. Values of padding rows are ignored.
   RETURN_IF_ERROR(device_.Zero(at<void>(kAsked), int64_t{kBlock} * padded * int64_t{sizeof(float)}));
   RETURN_IF_ERROR(kernels::GatherWeights(device_, {.weights = at<float>(kWeights),
                                                    .order = at<int>(kOrder),
@@ -313,7 +313,7 @@ StatusOr<QuantizedMatrix> DeviceGptq::Round(const kernels::ExecContext& ctx, con
   return result;
 }
 
-// Of each of `count` rows e [k] by input: the squares of e R.
+// Returns the sum of squares of e R for each of `count` rows e [k] by input.
 StatusOr<std::vector<double>> DeviceGptq::RowLosses(const kernels::ExecContext& ctx, const float* errors,
                                                     int count) {
   MOESAIC_CHECK_LE(count, kLossRows);

@@ -1,5 +1,6 @@
-// GPTQ's heavy stage on a device (kernels/device.h): products of bf16 with sums in f32 as on the processor, a
-// Cholesky factor in f32, and rounding by kernels that take the very steps of the processor's.
+// GPTQ's heavy stage on an accelerator (kernels/device.h). Products are bf16 with f32 sums, as on the CPU.
+// The Cholesky factor is f32. The rounding kernels perform exactly the steps of the CPU's. This code has not
+// run on a card yet.
 #pragma once
 
 #include <array>
@@ -10,13 +11,13 @@ namespace moesaic::quantizer {
 
 class DeviceGptq final : public GptqStage {
  public:
-  /// Rows that are rounded at once.
+  /// Shape of the rows that are rounded at once.
   struct Shape {
     Grid grid;
     int n = 0, k = 0;
   };
 
-  /// Takes all memory that matrices of these shapes need.
+  /// Allocates the device memory that matrices of these shapes need.
   static StatusOr<std::unique_ptr<GptqStage>> Create(kernels::Device& device, std::span<const Shape> shapes);
 
   Status Gather(const kernels::ExecContext& ctx, const InputSource& inputs, Hessian* hessian) override;
@@ -27,24 +28,24 @@ class DeviceGptq final : public GptqStage {
   StatusOr<QuantizedMatrix> Round(const kernels::ExecContext& ctx, const Grid& grid, const float* rows, int n,
                                   int k, const HessianFactor& factor, const ScaleSearch& search,
                                   GptqReport* report) override;
-  void Release() override {}  // the process has none of it
+  void Release() override {}  // host memory is not used
 
  private:
-  // What a buffer holds, for k inputs padded to K and n rows padded to N.
+  // Contents of a buffer, for k inputs padded to K and n rows padded to N.
   enum Part {
-    kSums,      // f32 [K][K]: of products of inputs, j <= i
-    kMatrix,    // f32 [K][K]: H in order from behind, then its factor
-    kWork,      // of the factorization
+    kSums,      // f32 [K][K]: sums of products of inputs, j <= i
+    kMatrix,    // f32 [K][K]: H in reverse order, then its factor
+    kWork,      // workspace of the factorization
     kInputs,    // bf16 [tokens][K]
     kOrder,     // int [k]
-    kPanels,    // bf16 [K][K]: [c][i] is R[i][c]
-    kBlocks,    // f32 [K / 128][128][128]: those of R on its diagonal, likewise
+    kPanels,    // bf16 [K][K]: transposed factor, [c][i] is R[i][c]
+    kBlocks,    // f32 [K / 128][128][128]: diagonal blocks of R, transposed
     kDiagonal,  // f32 [K]
     kWeights,   // f32 [n][k]
     kValues,    // f32 [k][N]: weights in order
     kScales,    // f32 [groups][N]
     kErrors,    // bf16 [K][N]
-    kAsked,     // f32 [128][N], or [K][128] while losses are told
+    kAsked,     // f32 [128][N] corrections; [K][128] while losses are computed
     kCodes,     // u8 [n][k]
     kLosses,    // f32 [N]
     kParts,
@@ -53,7 +54,7 @@ class DeviceGptq final : public GptqStage {
 
   explicit DeviceGptq(kernels::Device& device) : device_(device) {}
   static StatusOr<Sizes> SizesOf(kernels::Device& device, const Shape& shape);
-  // Fails where there is less memory: Create was not told of such a shape.
+  // Fails for shapes that need more memory than Create allocated.
   Status CheckFits(const Shape& shape) const;
 
   template <typename T>
@@ -63,10 +64,10 @@ class DeviceGptq final : public GptqStage {
   Status Upload(Part part, const void* from, int64_t bytes) {
     return device_.Upload(at<void>(part), from, bytes);
   }
-  // Sums of products of the inputs, in kSums.
+  // Sums products of the inputs into kSums.
   Status SumUp(const kernels::ExecContext& ctx, int k, const InputSource& inputs, TokenWeight* seen);
   Status AddTokens(const kernels::ExecContext& ctx, int k, const TokenRows& tokens);
-  // Turns kSums into the factor.
+  // Factors kSums.
   Status FactorSums(double weight, float mean, const FactorOptions& options);
   StatusOr<bool> Attempt(double weight, float added, const FactorOptions& options);
   StatusOr<std::vector<double>> RowLosses(const kernels::ExecContext& ctx, const float* errors, int count);
@@ -74,7 +75,7 @@ class DeviceGptq final : public GptqStage {
   kernels::Device& device_;
   Sizes bytes_ = {};
   std::array<kernels::DeviceBuffer, kParts> memory_;
-  HessianFactor factor_;  // without what stands on the device
+  HessianFactor factor_;  // host part of the factor, without its device memory
 };
 
 }  // namespace moesaic::quantizer

@@ -1,5 +1,5 @@
-// GPTQ's stage on a device: on the stand-in for a card (kernels/cuda/test_device.h) against the processor's,
-// and on a card where there is one.
+// Compares GPTQ's stage on a device with the CPU's: on the stand-in for a card (kernels/cuda/test_device.h),
+// and on a card if there is one.
 #include "quantizer/gptq/device_gptq.h"
 
 #include <gmock/gmock.h>
@@ -34,8 +34,8 @@ std::unique_ptr<GptqStage> StageOf(Device& device, int n, int k) {
   return *DeviceGptq::Create(device, shapes);
 }
 
-// Each of two sums of the same products in f32 is off by tokens x 2^-24 of the products' magnitudes at most,
-// which add up to no more than the root of both inputs' squares.
+// Two f32 sums of the same products differ by at most tokens x 2^-24 of the products' magnitudes. These add
+// up to at most the root of both inputs' squares.
 void ExpectSameSums(const Hessian& got, const Hessian& expected, int tokens) {
   for (int i = 0; i < got.k(); ++i) {
     for (int j = 0; j <= i; ++j) {
@@ -45,8 +45,8 @@ void ExpectSameSums(const Hessian& got, const Hessian& expected, int tokens) {
   }
 }
 
-// Every code is the nearest to what its column asks for (test_gptq.h derives how nearly), losses are told as
-// they are, and as low as the processor's.
+// Checks that every code is the nearest to its corrected weight (test_gptq.h derives the tolerance), that
+// losses are reported correctly, and that they are as low as the CPU's.
 void ExpectGptqOn(Device& device) {
   const TestContext threads(2);
   struct Case {
@@ -82,9 +82,9 @@ void ExpectGptqOn(Device& device) {
       const auto host =
           RoundByGptq(threads.ctx, grid, weights.data(), c.n, c.k, *of_host, {true, {}, 0}, &expected);
       EXPECT_EQ(matrix->scales, host->scales);
-      // Both factors are off by some 2^-17 and 2^-24 of themselves, and some of their values fall to the
-      // other side on the way to bf16. A code that is nearly as near as the next may so be the next, and
-      // changes what all behind it in its row are asked for: a few in a hundred differ, and losses hardly.
+      // The factors have relative errors of some 2^-17 and 2^-24, and some of their values round to different
+      // bf16 numbers. A code that is nearly as near as the next may therefore be the next one, which changes
+      // all later corrections of its row. A few in a hundred codes differ; losses hardly change.
       int64_t differ = 0;
       for (size_t i = 0; i < host->codes.size(); ++i) differ += matrix->codes[i] != host->codes[i];
       EXPECT_LE(differ, 0.1 * static_cast<double>(host->codes.size())) << static_cast<int>(grid.kind);
@@ -94,19 +94,19 @@ void ExpectGptqOn(Device& device) {
   }
 }
 
-TEST(DeviceGptq, RoundsAsTheProcessorDoes) {
+TEST(DeviceGptq, RoundsLikeTheCpu) {
   TestDevice device;
   ExpectGptqOn(device);
 }
 
-TEST(DeviceGptq, RoundsOnACardAsTheProcessorDoes) {
+TEST(DeviceGptq, RoundsLikeTheCpuOnACard) {
   const auto card = kernels::OpenDevice("cuda");
   if (!card.ok()) GTEST_SKIP() << "no CUDA device: " << card.status();
   ExpectGptqOn(**card);
 }
 
-// Gates count, bf16 inputs are taken as they are, and where the tokens are cut between calls changes no bit.
-TEST(DeviceGptq, GathersWhatTheProcessorDoes) {
+// Gates are applied, bf16 inputs are used directly, and the split of tokens between calls changes no bit.
+TEST(DeviceGptq, GathersTheSumsOfTheCpu) {
   TestDevice device;
   const TestContext threads(3);
   const int k = 203, tokens = 1030;
@@ -150,7 +150,7 @@ TEST(DeviceGptq, GathersWhatTheProcessorDoes) {
   auto expected_of_halves = *Hessian::Create(k);
   expected_of_halves.Add(threads.ctx, {.bf16 = halves.data(), .stride = k, .count = tokens, .gates = gates});
   ExpectSameSums(of_halves, expected_of_halves, tokens);
-  // An end before its time is told.
+  // A premature end is reported.
   EXPECT_EQ(stage
                 ->Gather(
                     threads.ctx, [](const TokenSink&) { return Cancelled("stopped"); }, &cut)
@@ -158,8 +158,9 @@ TEST(DeviceGptq, GathersWhatTheProcessorDoes) {
             StatusCode::kCancelled);
 }
 
-// By a Hessian or at once, in memory that larger ones have used: the same bits.
-TEST(DeviceGptq, FactorsOfInputsAreThoseOfTheirHessian) {
+// Factoring a Hessian and factoring inputs directly, in memory that larger ones have used, give the same
+// bits.
+TEST(DeviceGptq, FactorOfInputsEqualsThatOfTheirHessian) {
   TestDevice device;
   const TestContext threads(2);
   const auto stage = StageOf(device, 40, 700);
@@ -179,7 +180,7 @@ TEST(DeviceGptq, FactorsOfInputsAreThoseOfTheirHessian) {
     const auto made = fresh->Factor(threads.ctx, k, Whole(x, k), options);
     ASSERT_TRUE(made.ok()) << made.status();
     ASSERT_NE(made->factor, nullptr);
-    EXPECT_EQ(made->factor->attempts > 1, damping < 0.01F) << "damping is raised where it must be";
+    EXPECT_EQ(made->factor->attempts > 1, damping < 0.01F) << "damping is raised if needed";
     EXPECT_EQ(made->factor->order, order);
     EXPECT_EQ(made->seen.tokens, tokens);
     const auto second = fresh->Round(threads.ctx, grid, weights.data(), 40, k, *made->factor, {}, &b);
@@ -211,7 +212,7 @@ TEST(DeviceGptq, DeadInputsKeepTheirNearestCodes) {
   }
 }
 
-TEST(DeviceGptq, RefusesInputsThatSayNothing) {
+TEST(DeviceGptq, RejectsInputsWithoutInformation) {
   TestDevice device;
   const TestContext threads(1);
   const int k = 64;
@@ -229,7 +230,7 @@ TEST(DeviceGptq, RefusesInputsThatSayNothing) {
   EXPECT_EQ(stage->Factor(threads.ctx, k, Whole(two, k), stopped).status().code(), StatusCode::kCancelled);
 }
 
-TEST(DeviceGptq, TakesItsMemoryAtOnceAndRefusesTooLittle) {
+TEST(DeviceGptq, AllocatesAllMemoryAtOnceAndFailsIfThereIsTooLittle) {
   const DeviceGptq::Shape shapes[] = {{{GridKind::kInt4Group, 32}, 70, 256},
                                       {{GridKind::kNvfp4, 16}, 300, 128}};
   TestDevice device;
@@ -246,14 +247,14 @@ TEST(DeviceGptq, TakesItsMemoryAtOnceAndRefusesTooLittle) {
                     .ok());
     EXPECT_EQ(device.peak_bytes(), taken);
   }
-  TestDevice small("small", device.peak_bytes());  // what libraries take is not there
+  TestDevice small("small", device.peak_bytes());  // leaves no memory for libraries
   const Status refused = DeviceGptq::Create(small, shapes).status();
   EXPECT_EQ(refused.code(), StatusCode::kResourceExhausted);
   EXPECT_THAT(Message(refused), HasSubstr(fmt::format("needs {} bytes", device.peak_bytes())));
   EXPECT_EQ(small.peak_bytes(), 0);
 }
 
-TEST(DeviceGptq, RefusesMatricesThatItTookNoMemoryFor) {
+TEST(DeviceGptq, RejectsMatricesWithoutAllocatedMemory) {
   TestDevice device;
   const TestContext threads(1);
   const Grid grid{GridKind::kInt8Channel, 0};
@@ -274,10 +275,10 @@ TEST(DeviceGptq, RefusesMatricesThatItTookNoMemoryFor) {
   };
   EXPECT_TRUE(round(grid, 20).ok());
   EXPECT_THAT(Message(round(grid, 65)), HasSubstr("65 rows of 128 inputs need"));
-  EXPECT_EQ(round({GridKind::kNvfp4, 16}, 20).code(), StatusCode::kInternal);  // more scales
+  EXPECT_EQ(round({GridKind::kNvfp4, 16}, 20).code(), StatusCode::kInternal);  // needs more scales
 }
 
-TEST(DeviceGptq, RefusesLinearsThatNoLibraryFactors) {
+TEST(DeviceGptq, RejectsLinearsTooWideForTheLibrary) {
   TestDevice device;
   const DeviceGptq::Shape widest[] = {{{GridKind::kInt8Channel, 0}, 64, 46336}};
   EXPECT_EQ(DeviceGptq::Create(device, widest).status().code(), StatusCode::kResourceExhausted);
@@ -297,10 +298,10 @@ class DeviceRunTest : public QuantizeTest {
     options_.min_coverage = 0;
   }
 
-  // As good as a run on the processor, and whole.
+  // Checks that a run is complete and as good as one on the CPU.
   void ExpectGoodRunOn(Device& device, const std::string& golden, Scheme scheme) {
     options_.output.scheme = scheme;
-    options_.calibration.clear();  // ids of another vocabulary
+    options_.calibration.clear();  // replaced: its ids belong to another vocabulary
     options_.device = nullptr;
     const auto expected = Run(Golden(golden), golden + "-host");
     options_.device = &device;
@@ -313,7 +314,7 @@ class DeviceRunTest : public QuantizeTest {
       EXPECT_EQ(mine.name, other.name);
       EXPECT_EQ(mine.nearest, other.nearest);
       EXPECT_EQ(mine.damping, other.damping) << mine.name;
-      // Roundings before it may have differed in a few codes, and so its inputs differ.
+      // Earlier roundings may differ in a few codes, so the inputs differ as well.
       EXPECT_NEAR(mine.shrinkage, other.shrinkage, 0.05) << mine.name;
       loss += other.loss > 0 ? mine.loss / other.loss : 1;
       of_host += 1;
@@ -326,7 +327,7 @@ class DeviceRunTest : public QuantizeTest {
     EXPECT_EQ(nlohmann::json::parse(json).value("device", ""), device.info().identity);
   }
 
-  // Stops a run in its second layer.
+  // Interrupts a run in its second layer.
   void Stop(const std::string& source, const std::string& out) {
     options_.progress = [](const QuantizeProgress& at) { return !at.stage.starts_with("layer 2"); };
     ASSERT_EQ(Run(source, out).status().code(), StatusCode::kCancelled);
@@ -334,7 +335,7 @@ class DeviceRunTest : public QuantizeTest {
   }
 };
 
-TEST_F(DeviceRunTest, ComesOutWholeAndAsGoodAsTheProcessors) {
+TEST_F(DeviceRunTest, RunIsCompleteAndAsGoodAsOnTheCpu) {
   TestDevice device;
   for (const auto& [golden, scheme] : {std::pair("kimi-k2", Scheme::kW8A8),
                                        {"deepseek-v3-fp8", Scheme::kFp8},
@@ -344,14 +345,14 @@ TEST_F(DeviceRunTest, ComesOutWholeAndAsGoodAsTheProcessors) {
   }
 }
 
-TEST_F(DeviceRunTest, ComesOutWholeOnACard) {
+TEST_F(DeviceRunTest, RunIsCompleteOnACard) {
   const auto card = kernels::OpenDevice("cuda");
   if (!card.ok()) GTEST_SKIP() << "no CUDA device: " << card.status();
   ExpectGoodRunOn(**card, "kimi-k2", Scheme::kW8A8);
   ExpectGoodRunOn(**card, "qwen3-moe-norm-tied", Scheme::kNvfp4);
 }
 
-TEST_F(DeviceRunTest, BytesDependOnNeitherThreadsNorWhatMemoryHoldsOfAHessian) {
+TEST_F(DeviceRunTest, BytesDoNotDependOnThreadsOrTheSizeOfHessians) {
   TestDevice device;
   options_.device = &device;
   options_.output.scheme = Scheme::kNvfp4;
@@ -360,13 +361,13 @@ TEST_F(DeviceRunTest, BytesDependOnNeitherThreadsNorWhatMemoryHoldsOfAHessian) {
   ASSERT_TRUE(Run(source, "three", 3).ok());
   EXPECT_EQ(FilesOf(folder_.Path("three")), FilesOf(folder_.Path("one")));
   CalibrationLimits limits;
-  limits.in_order_inputs = 1;  // of linears outside of experts no Hessian comes to the processor
+  limits.in_order_inputs = 1;  // linears outside of experts then have no Hessian on the host
   options_.limits = limits;
   ASSERT_TRUE(Run(source, "in-order").ok());
   EXPECT_EQ(FilesOf(folder_.Path("in-order")), FilesOf(folder_.Path("one")));
 }
 
-TEST_F(DeviceRunTest, GoesOnOnTheSameDeviceAlone) {
+TEST_F(DeviceRunTest, ResumesOnlyOnTheSameDevice) {
   TestDevice device("card A"), other("card B");
   options_.device = &device;
   const std::string source = Golden("kimi-k2");
@@ -388,15 +389,15 @@ TEST_F(DeviceRunTest, GoesOnOnTheSameDeviceAlone) {
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ(again->calibration.resumed_layers, 1);
   EXPECT_EQ(FilesOf(folder_.Path("out")), FilesOf(folder_.Path("whole")));
-  // Nor does a run of the processor's go on on a device.
+  // Nor does a run that began on the CPU resume on a device.
   options_.device = nullptr;
   Stop(source, "host");
   options_.device = &device;
   EXPECT_THAT(Message(Run(source, "host").status()), HasSubstr("another device"));
 }
 
-// A device that sums in parts whose length is the shape's, as a library may, each cut to four bits, so that
-// some of few codes differ and not a loss's last digits alone.
+// A device that sums in parts whose length depends on the shape, as a library may. Each part is cut to four
+// bits, so that some codes differ and not just the last digits of a loss.
 class ShapedDevice final : public TestDevice {
  public:
   Status Gemm(const kernels::DeviceGemm& gemm) override {
@@ -419,28 +420,28 @@ class ShapedDevice final : public TestDevice {
   }
 };
 
-// What is taken over of a run decides, not what this one's memory and threads would choose.
-TEST_F(DeviceRunTest, GoesOnWithAsManyRowsAtOnceAsItWasBegunWith) {
+// The settings of the interrupted run decide, not those that this run's memory and threads would select.
+TEST_F(DeviceRunTest, ResumesWithTheRowsPerSlabOfItsStart) {
   ShapedDevice device;
   options_.device = &device;
-  const std::string source = Golden("deepseek-v3-fp8");  // of more inputs than one block
+  const std::string source = Golden("deepseek-v3-fp8");  // has more inputs than one block
   CalibrationLimits fewer;
   fewer.slab_values = 1 << 13;
   options_.limits = fewer;
-  options_.sizes.unit_bytes = 1 << 20;  // that cut no linear, so that the limits alone do
+  options_.sizes.unit_bytes = 1 << 20;  // splits no linear, so that only the limits do
   ASSERT_TRUE(Run(source, "whole").ok());
   Stop(source, "out");
   Stop(source, "more");
   options_.limits.reset();
   options_.sizes = {};
   options_.memory = int64_t{1} << 20;
-  EXPECT_THAT(Message(Run(source, "out", 3).status()), HasSubstr("too little to go on"));
+  EXPECT_THAT(Message(Run(source, "out", 3).status()), HasSubstr("too little to resume"));
   options_.memory = int64_t{2} << 30;
   const auto again = Run(source, "out", 3);
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ(again->calibration.resumed_layers, 1);
   EXPECT_EQ(FilesOf(folder_.Path("out")), FilesOf(folder_.Path("whole")));
-  // And with more it would not be: what the comparison above is worth.
+  // A larger slab gives other bytes, so the comparison above can fail.
   const std::string path = folder_.Path("more") + "/" + kJournalFile;
   std::string journal = FilesOf(folder_.Path("more")).at(kJournalFile);
   const std::string said = R"("slab_values":8192)";
@@ -451,8 +452,8 @@ TEST_F(DeviceRunTest, GoesOnWithAsManyRowsAtOnceAsItWasBegunWith) {
   EXPECT_TRUE(FilesOf(folder_.Path("more")) != FilesOf(folder_.Path("whole")));
 }
 
-// Where a new run would round fewer rows at once, as its memory is just too little for all.
-TEST_F(DeviceRunTest, PlansToGoOnWithFullMemory) {
+// A new run would round fewer rows at once, because its memory is just too little for all.
+TEST_F(DeviceRunTest, PlansToResumeWithTheMemoryOfItsStart) {
   TestDevice device;
   options_.device = &device;
   std::filesystem::create_directories(folder_.Path("wide"));
@@ -473,7 +474,7 @@ TEST_F(DeviceRunTest, PlansToGoOnWithFullMemory) {
   StatusOr<QuantizePlan> plan = PlanQuantize(**source, options_);
   ASSERT_TRUE(plan.ok()) << plan.status();
   ASSERT_EQ(plan->limits.slab_values, most);
-  // In steps that are smaller than what the next limits save.
+  // The steps are smaller than the savings of the next limits.
   options_.memory = plan->calibration_bytes + (int64_t{2} << 30);
   while (plan.ok() && plan->limits.slab_values == most) {
     options_.memory -= int64_t{16} << 20;
@@ -482,7 +483,7 @@ TEST_F(DeviceRunTest, PlansToGoOnWithFullMemory) {
   ASSERT_TRUE(plan.ok()) << plan.status();
   const UnitSizes full = plan->sizes;
   options_.slab_values = most;
-  // Fewer tokens go through a network at a time instead, which no byte depends on.
+  // Fewer tokens per batch save memory instead; no byte depends on them.
   options_.sizes.unit_bytes = int64_t{16} << 20;
   plan = PlanQuantize(**source, options_);
   ASSERT_TRUE(plan.ok()) << plan.status();
@@ -494,18 +495,18 @@ TEST_F(DeviceRunTest, PlansToGoOnWithFullMemory) {
     ASSERT_TRUE(plan.ok()) << threads << ": " << plan.status();
     EXPECT_EQ(plan->limits.slab_values, most);
   }
-  options_.threads = 256;  // whose scratch memory alone is more
-  EXPECT_THAT(Message(PlanQuantize(**source, options_).status()), HasSubstr("too little to go on"));
+  options_.threads = 256;  // their scratch memory alone exceeds the limit
+  EXPECT_THAT(Message(PlanQuantize(**source, options_).status()), HasSubstr("too little to resume"));
   options_.threads = 2;
   options_.memory = all;
   options_.slab_values = 1 << 20;
   plan = PlanQuantize(**source, options_);
   ASSERT_TRUE(plan.ok()) << plan.status();
-  EXPECT_EQ(plan->limits.slab_values, 1 << 20) << "nor more than it was begun with";
+  EXPECT_EQ(plan->limits.slab_values, 1 << 20) << "nor more than at its start";
 }
 
-// As opening a card may, and as the peak that the kernel counts at the end would have it.
-TEST_F(DeviceRunTest, RefusesToBeginBelowWhatWasResidentAlready) {
+// Opening a card may take that much, and so may the peak that the kernel reports at the end.
+TEST_F(DeviceRunTest, RejectsAMemoryLimitBelowTheResidentSize) {
   TestDevice device;
   options_.device = &device;
   {
@@ -516,7 +517,7 @@ TEST_F(DeviceRunTest, RefusesToBeginBelowWhatWasResidentAlready) {
   options_.memory = peak - (int64_t{1} << 20);
   const Status refused = Run(Golden("kimi-k2"), "out").status();
   EXPECT_EQ(refused.code(), StatusCode::kResourceExhausted);
-  EXPECT_THAT(Message(refused), HasSubstr(fmt::format("too little: {} were resident already", peak)));
+  EXPECT_THAT(Message(refused), HasSubstr(fmt::format("too little: {} are resident already", peak)));
   EXPECT_FALSE(std::filesystem::exists(folder_.Path("out")));
   options_.memory = peak + (int64_t{64} << 20);
   const auto report = Run(Golden("kimi-k2"), "out");
@@ -524,7 +525,7 @@ TEST_F(DeviceRunTest, RefusesToBeginBelowWhatWasResidentAlready) {
   EXPECT_LE(report->peak_bytes, options_.memory);
 }
 
-TEST_F(DeviceRunTest, ADeviceThatIsTooSmallLeavesNothing) {
+TEST_F(DeviceRunTest, FailsWithoutOutputIfTheDeviceIsTooSmall) {
   TestDevice small("small", 1000);
   options_.device = &small;
   EXPECT_EQ(Run(Golden("kimi-k2"), "out").status().code(), StatusCode::kResourceExhausted);

@@ -21,7 +21,7 @@ static_assert(kBlock == kPanelBlock && kWideBlock == kStrip && kBlock == kDiagon
 int PaddedOf(int k) { return base::RoundUp(k, kBlock); }
 int64_t DiagonalBytes(int k_padded) { return int64_t{k_padded} * kBlock * int64_t{sizeof(float)}; }
 
-// What is factored: the upper triangle, in blocks of 512 rows of one stride.
+// The matrix to factor: the upper triangle, in blocks of 512 rows with one stride.
 class Triangle {
  public:
   Triangle(int size, std::byte* memory) : size_(size), memory_(reinterpret_cast<float*>(memory)) {}
@@ -31,7 +31,7 @@ class Triangle {
   }
   int size() const { return size_; }
   int64_t stride(int i) const { return size_ - Begin(i) + 16; }  // an odd number of cache lines
-  // Columns from Begin(i) on are there.
+  // Columns from Begin(i) on are stored.
   float* row(int i) { return memory_ + Offset(i); }
 
  private:
@@ -51,13 +51,13 @@ struct Square {
   alignas(64) float at[kBlock][kBlock];
 };
 
-// Rows above a block before and after they are multiplied by its inverse.
+// Rows above a block, before and after the multiplication by its inverse.
 struct RowTile {
   alignas(64) float wanted[kRowTask][kBlock], solved[kRowTask][kBlock];
 };
 
-// R R^T = block, R upper triangular, in place (the upper triangle is read). False when it is not positive
-// definite.
+// Factors `block` in place: R R^T = block, R upper triangular; only the upper triangle is read. Returns false
+// if it is not positive definite.
 bool FactorSquare(Square* block) {
   auto& d = block->at;
   for (int j = kBlock - 1; j >= 0; --j) {
@@ -78,7 +78,7 @@ bool FactorSquare(Square* block) {
   return true;
 }
 
-// The inverse of an upper triangular block.
+// Inverts an upper triangular block.
 void InvertSquare(const Square& from, Square* to) {
   std::memset(to->at, 0, sizeof to->at);
   for (int i = kBlock - 1; i >= 0; --i) {
@@ -94,9 +94,9 @@ void InvertSquare(const Square& from, Square* to) {
   }
 }
 
-// Writes H, in order and damped, into the upper triangle. Half of its values stand in the row of the input
-// that comes first, the others in that of the one that comes later: those are read for many rows at a time,
-// since each is by itself in a line of the cache.
+// Writes H, ordered and damped, into the upper triangle. Half of its values are in the row of the input that
+// comes first, the others in the row of the later input. The latter are read for many rows at a time, because
+// each lies in a cache line of its own.
 void Fill(const kernels::ExecContext& ctx, const Hessian& hessian, const std::vector<int>& order, float added,
           Triangle* triangle) {
   constexpr int kColumns = 16, kRows = 2048;
@@ -139,7 +139,7 @@ void Fill(const kernels::ExecContext& ctx, const Hessian& hessian, const std::ve
   });
 }
 
-// Sums up the products of inputs in order.
+// Sums the products of inputs in their order.
 Status Gather(const kernels::ExecContext& ctx, const InputSource& inputs, const std::vector<int>& order,
               Triangle* triangle) {
   ctx.pool->Run(triangle->size(), [&](int64_t row, int) {
@@ -153,7 +153,7 @@ Status Gather(const kernels::ExecContext& ctx, const InputSource& inputs, const 
   return inputs([&](const TokenRows& tokens) { AddProducts(ctx, tokens, order, sums); });
 }
 
-// Sums of products in their order become H, damped.
+// Converts ordered sums of products to the damped H.
 void Finish(const kernels::ExecContext& ctx, double weight, float added, int k, Triangle* triangle) {
   const auto scale = static_cast<float>(1 / weight);
   ctx.pool->Run(triangle->size(), [&](int64_t row, int) {
@@ -168,7 +168,7 @@ void Finish(const kernels::ExecContext& ctx, double weight, float added, int k, 
   });
 }
 
-// Turns the upper triangle into its factor, the last columns first.
+// Replaces the upper triangle by its factor, last columns first.
 class Factorization {
  public:
   Factorization(const kernels::ExecContext& ctx, Triangle* triangle)
@@ -194,7 +194,7 @@ class Factorization {
            2 * int64_t{sizeof(Square)} + threads * int64_t{sizeof(RowTile)};
   }
 
-  // False when the matrix is not positive definite.
+  // Returns false if the matrix is not positive definite.
   StatusOr<bool> Run(const std::function<Status()>& watch) {
     const int size = triangle_.size();
     for (int begin = (size - 1) / kWideBlock * kWideBlock; begin >= 0; begin -= kWideBlock) {
@@ -211,8 +211,8 @@ class Factorization {
     return true;
   }
 
-  // Puts R, once it is there, where the triangle is. 512 rows at a time are laid out elsewhere first: they
-  // are half as large then, so that all rows behind them stay.
+  // Packs R in place of the triangle. 512 rows at a time are packed elsewhere first. They take half the
+  // memory afterwards, so all later rows are preserved.
   void Take(HessianFactor* factor, std::byte* memory) {
     const int size = triangle_.size();
     auto* panels = reinterpret_cast<tensor::BF16*>(memory);
@@ -222,7 +222,7 @@ class Factorization {
       ctx_.pool->Run(int64_t{squares} * columns, [&](int64_t task, int worker) {
         const int row = begin + static_cast<int>(task % squares) * kBlock;
         const int column = begin + static_cast<int>(task / squares) * kBlock;
-        if (column < row) return;  // nobody reads these
+        if (column < row) return;  // never read
         float(*square)[kBlock] = tiles_[worker].wanted;
         for (int i = 0; i < kBlock; ++i) rows_.Get(triangle_.row(row + i), column, square[i]);
         factor->panels.Put(row, column, square, laid_out);
@@ -244,10 +244,10 @@ class Factorization {
  private:
   static constexpr int64_t kColumnStride = kWideBlock + 16;  // an odd number of cache lines
 
-  // Where what is left of column `column` of a row stands while its wide block is worked on.
+  // Location of the remaining values of column `column` of a row while its wide block is processed.
   float* left(int row, int column) { return columns_.data() + row * kColumnStride + (column - begin_); }
 
-  // The wide block's columns of rows before `end`.
+  // Copies the wide block's columns of rows before `end`.
   void TakeOut(int end) {
     ctx_.pool->Run(end, [&](int64_t row, int) {
       const auto i = static_cast<int>(row);
@@ -255,7 +255,7 @@ class Factorization {
     });
   }
 
-  // Subtracts what columns [end, last) of R explain from columns [begin, end) of rows before `end`.
+  // Subtracts the contributions of columns [end, last) of R from columns [begin, end) of rows before `end`.
   void Update(int begin, int end, int last) {
     if (end == last) return;
     right_.PackTransposed(ctx_, triangle_.row(begin), triangle_.stride(begin), end - begin, end, last,
@@ -267,7 +267,7 @@ class Factorization {
     });
   }
 
-  // Columns [begin, begin + 128) of R.
+  // Solves columns [begin, begin + 128) of R.
   bool Solve(int begin) {
     for (int i = 0; i < kBlock; ++i) std::copy_n(left(begin + i, begin), kBlock, diagonal_[0].at[i]);
     if (!FactorSquare(&diagonal_[0])) return false;
@@ -290,12 +290,12 @@ class Factorization {
   Triangle& triangle_;
   StripRows rows_, square_rows_;
   size_t mark_;
-  std::span<float> strip_;  // right_'s
+  std::span<float> strip_;  // memory of right_
   PackedPanels right_, inverse_;
   std::span<float> columns_;
   std::span<Square> diagonal_;
   std::span<RowTile> tiles_;
-  int begin_ = 0;  // of the wide block
+  int begin_ = 0;  // first column of the wide block
 };
 
 }  // namespace
@@ -318,7 +318,7 @@ StatusOr<float> BeginFactor(int k, double weight, const FactorOptions& options,
                             const std::function<float(int)>& sum, HessianFactor* result) {
   MOESAIC_CHECK(options.damping > 0);
   if (!(weight > 0)) {
-    return InvalidArgument("no token has reached this layer: it has no Hessian to round by");
+    return InvalidArgument("no calibration token has reached this layer, so it has no Hessian");
   }
   HessianFactor& factor = *result;
   factor.k = k;
@@ -354,8 +354,8 @@ Status FactorDamped(const FactorOptions& options, float mean,
     if (positive) break;
     if (damping >= kMostDamping) {
       return DataLoss(
-          "the Hessian of this layer is not positive definite, even damped by its mean diagonal: "
-          "are the calibration activations finite?");
+          "the Hessian of this layer is not positive definite, even with its mean diagonal added; "
+          "check that the calibration activations are finite");
     }
   }
   for (float& square : factor->diagonal) square += factor->damping * mean;

@@ -1,10 +1,11 @@
 // The triangular factor of a Hessian that GPTQ rounds by.
 //
-// Weights are rounded in an order; with H in that order, H = R R^T for an upper triangular R. An output's
-// loss e H e^T is then the sum over columns c of (sum over i <= c of e[i] R[i][c])^2, so the best a rounding
-// can do at column c, given the columns before it, is to round w[c] + (sum over i < c of e[i] R[i][c]) /
-// R[c][c]. These are GPTQ's steps (Frantar et al. 2022, whose factor of the inverse is R^-1) without its
-// inversions, as Chen et al. 2025, "The geometry of LLM quantization", reads them: Babai's nearest plane.
+// Weights are rounded in an order. With H in that order, H = R R^T for an upper triangular R. The loss e H
+// e^T of an output is the sum over columns c of (sum over i <= c of e[i] R[i][c])^2. Given the errors of the
+// columns before c, the loss is therefore smallest if w[c] + (sum over i < c of e[i] R[i][c]) / R[c][c] is
+// rounded to the nearest code. These are the steps of GPTQ (Frantar et al. 2022, whose factor of the inverse
+// is R^-1) without its inversions. Chen et al. 2025, "The geometry of LLM quantization", describe them as
+// Babai's nearest plane algorithm.
 #pragma once
 
 #include <algorithm>
@@ -21,55 +22,57 @@
 
 namespace moesaic::quantizer {
 
-/// Columns rounded together; the factor is padded to a multiple with a unit diagonal.
+/// Columns that are rounded together. The factor is padded to a multiple of it with a unit diagonal.
 inline constexpr int kFactorBlock = 128;
-/// Columns that get what columns before all of them ask for in one product.
+/// Columns updated by one trailing-update GEMM (lazy batch).
 inline constexpr int kWideBlock = 512;
 
 struct FactorOptions {
-  float damping = 0.01F;  // added to the diagonal, of its mean: > 0
-  bool act_order = true;  // inputs with the largest H[i][i] first (else as they stand)
-  /// Asked between blocks of columns; what it refuses with ends the work. Empty: goes on to the end.
+  float damping = 0.01F;  // fraction of the mean diagonal that is added to the diagonal; > 0
+  bool act_order = true;  // rounds the inputs of largest H[i][i] first; false: in their natural order
+  /// Called between blocks of columns. An error ends the factorization. Empty: never interrupted.
   std::function<Status()> watch = {};
 };
 
-/// R in bf16, as the right operand of what errors ask for. Those are products of bf16 numbers, too, so each
-/// is off by 2^-9 of itself or so, at random, and what columns are asked for is so far from right: it adds
-/// some 2^-18 of the loss that the same errors have where inputs are independent, about that of rounding to
-/// the nearest, to a loss of a fifth of that.
+/// R in bf16: right operand of the GPTQ error-propagation GEMM. The errors, its left operand, are bf16 as
+/// well. Each operand has a random relative error of about 2^-9. This adds some 2^-18 of the loss that the
+/// same errors have with independent inputs. That loss is about that of rounding to the nearest; GPTQ's is
+/// about a fifth of it.
 class FactorPanels {
  public:
   static int64_t Bytes(int k_padded);
-  /// Takes `bytes` of memory, at least Bytes(k_padded), or keeps what it has if that is enough. What is in it
-  /// stays anything until Put.
+  /// Allocates `bytes`, at least Bytes(k_padded), or keeps the present memory if it is large enough. The
+  /// contents are undefined until Put.
   StatusOr<std::byte*> Resize(int k_padded, int64_t bytes);
 
-  /// Gives the memory behind the panels back to the system.
+  /// Releases the memory past the panels to the system.
   void Trim();
 
-  /// Elements of the 512 rows, or fewer, from `row` on, and how many come before them.
+  /// Number of elements of the (up to) 512 rows from `row` on, and of all rows before them.
   int64_t RowElements(int row) const;
   int64_t RowOffset(int row) const;
-  /// Lays R's block of 128 x 128 at `row` and `column` out in its place, of the elements of its 512 rows.
+  /// Stores the 128 x 128 block of R at `row` and `column` in its place within the elements of its 512 rows.
   void Put(int row, int column, const float (*block)[kFactorBlock], tensor::BF16* rows) const;
 
-  /// What errors in columns before the wide block at `begin` ask its columns for: out [rows][kWideBlock].
-  /// Errors are [rows][stride], from column 0 on. On the calling thread, as is AddInside.
+  /// Computes the corrections of the wide block at `begin` from the errors of all columns before it: out
+  /// [rows][kWideBlock]. Errors are [rows][stride] and start with column 0. Runs on the calling thread, as
+  /// does AddInside.
   void Multiply(const kernels::ExecContext& ctx, int begin, const tensor::BF16* errors, int64_t stride,
                 int rows, float* out) const;
-  /// Adds what errors in its columns before `end` ask columns [column, column + 128) of a wide block for.
+  /// Adds the corrections of columns [column, column + 128) from the errors of the wide block's columns
+  /// before `end`.
   void AddInside(const kernels::ExecContext& ctx, int column, int end, const tensor::BF16* errors,
                  int64_t stride, int rows, float* out) const;
 
-  /// Of the wide block at `begin`.
+  /// Number of columns of the wide block at `begin`.
   int columns(int begin) const { return std::min(kWideBlock, k_padded_ - begin); }
 
  private:
-  // 512 rows have their own columns in pieces of 128 rows, then each wide block behind them in a piece of
-  // 512; a piece has panels of 16 columns, and a panel its rows two by two.
-  int64_t Piece(int begin, int row) const;  // elements before the one of a wide block that starts with `row`
-  // Errors in columns [piece, piece + height) times what those rows have in `columns` columns from `column`
-  // on.
+  // Each 512 rows store their own columns in pieces of 128 rows, then each later wide block in a piece of
+  // 512. A piece consists of panels of 16 columns; a panel stores its rows in pairs.
+  // Elements before the piece of a wide block that starts with `row`.
+  int64_t Piece(int begin, int row) const;
+  // Multiplies errors of columns [piece, piece + height) by those rows' `columns` columns from `column` on.
   void Product(const kernels::ExecContext& ctx, int piece, int height, int column, int columns,
                const tensor::BF16* errors, int64_t stride, int rows, bool accumulate, float* out) const;
 
@@ -80,71 +83,72 @@ class FactorPanels {
 struct HessianFactor {
   int k = 0, k_padded = 0;
   FactorPanels panels;
-  runtime::Buffer diagonal_blocks;  // f32 [k_padded / 128][128][128], turned: [c][i] is R[i][c]
-  std::vector<int> order;           // [k]: the input that is rounded first, second, ...
-  std::vector<float> diagonal;      // [k]: of H, damping included, by input
-  float damping = 0;                // that made it positive definite
+  runtime::Buffer diagonal_blocks;  // f32 [k_padded / 128][128][128], transposed: [c][i] is R[i][c]
+  std::vector<int> order;           // [k]: inputs in rounding order
+  std::vector<float> diagonal;      // [k]: diagonal of the damped H, by input
+  float damping = 0;                // damping that made H positive definite
   int attempts = 0;                 // 1 unless damping had to be raised
-  int dead = 0;                     // inputs that were 0 in every token
+  int dead = 0;                     // number of inputs that were 0 in every token
 
-  /// Of columns [begin, begin + 128).
+  /// Diagonal block of columns [begin, begin + 128).
   const float* diagonal_block(int begin) const {
     return diagonal_blocks.as<float>() + int64_t{begin} * kFactorBlock;
   }
 };
 
-/// Memory of a factor that a Factorizer holds: it stands where the triangle stood that it was made of.
+/// Memory of a factor that a Factorizer holds. The factor replaces the triangle that it is made from.
 int64_t FactorBytes(int k);
-/// What of it is resident once it is made of inputs, not of a Hessian: the rest of the triangle goes back.
+/// Resident part of it once it is made from inputs instead of a Hessian. The rest of the triangle is
+/// released.
 int64_t FactorBytesMade(int k);
-/// Scratch memory that is taken while it is made.
+/// Scratch memory of a factorization.
 int64_t FactoringScratchBytes(int k, int threads);
 
-/// Gives all of a layer's inputs to a sink: the same runs of tokens each time. An error: not all of them
-/// came.
+/// Sends all of a layer's inputs to a sink, in the same runs of tokens each time. An error means that some
+/// inputs are missing.
 using InputSource = std::function<Status(const TokenSink& sink)>;
 
-/// Takes sizes and the order of a factor from the diagonal of the sums over tokens of so much weight; returns
-/// the mean of H's. A diagonal that is not finite, or all 0, is an error.
+/// Sets the sizes and the order of a factor from the diagonal of the sums, whose tokens have the total weight
+/// `weight`. Returns the mean diagonal of H. A diagonal that is not finite or all 0 is an error.
 StatusOr<float> BeginFactor(int k, double weight, const FactorOptions& options,
                             const std::function<float(int i)>& sum, HessianFactor* factor);
-/// Calls attempt(added to the diagonal), which says whether H was positive definite, with the damping that
-/// was asked for, and ten times as much up to 1 until it was.
+/// Calls attempt(added to the diagonal), which returns whether H was positive definite. Starts with the
+/// damping of `options` and multiplies it by ten, up to 1, until H is positive definite.
 Status FactorDamped(const FactorOptions& options, float mean,
                     const std::function<StatusOr<bool>(float added)>& attempt, HessianFactor* factor);
 
 /// Makes factors one after another in the same memory.
 class Factorizer {
  public:
-  /// Factors the mean Hessian; damping is raised tenfold, up to 1, while the matrix is not positive definite.
-  /// A Hessian without tokens, or that is not finite, is an error: there is nothing to stand in for it. Bits
-  /// do not depend on the number of threads. The factor is there until the next call.
+  /// Factors the mean Hessian. Damping is raised tenfold, up to 1, while the matrix is not positive definite.
+  /// A Hessian without tokens or with non-finite values is an error. Bits do not depend on the number of
+  /// threads. The factor is valid until the next call.
   StatusOr<const HessianFactor*> Factor(const kernels::ExecContext& ctx, const Hessian& hessian,
                                         const FactorOptions& options);
 
-  /// The same factor, to the bit, without a Hessian: sums are gathered in the factor's memory, in its order.
-  /// For that order inputs are asked for twice, and once more whenever damping is raised. Null where all of
-  /// them are 0.
+  /// Makes a bit-identical factor without a Hessian: sums are gathered in the factor's memory and order.
+  /// Inputs are requested twice to find the order, and again whenever damping is raised. Returns null if all
+  /// inputs are 0.
   struct FromInputs {
     const HessianFactor* factor = nullptr;
     TokenWeight seen;
   };
   StatusOr<FromInputs> Factor(const kernels::ExecContext& ctx, int k, const InputSource& inputs,
                               const FactorOptions& options);
-  /// Memory of it beside FactorBytes.
+  /// Memory of this path in addition to FactorBytes.
   static int64_t FromInputsBytes(int k);
 
   HessianFactor Take() { return std::move(factor_); }
 
  private:
-  // Factors what fill(added to the diagonal, triangle) fills, which returns a status.
+  // Factors the matrix that fill(added to the diagonal, triangle) writes. `fill` returns a status.
   template <typename Fill>
   Status Make(const kernels::ExecContext& ctx, const FactorOptions& options, float mean, const Fill& fill);
 
   HessianFactor factor_;
 };
 
-/// The factor of one Hessian, by a Factorizer.
+/// Factors one Hessian with a Factorizer of its own.
 StatusOr<HessianFactor> FactorHessian(const kernels::ExecContext& ctx, const Hessian& hessian,
                                       const FactorOptions& options);
 

@@ -1,4 +1,4 @@
-// How a factor lies in memory, and products with it.
+// Memory layout of a factor, and products with it.
 #include <algorithm>
 
 #include "base/check.h"

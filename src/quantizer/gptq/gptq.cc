@@ -13,22 +13,21 @@ namespace {
 
 constexpr int kBlock = kFactorBlock;
 constexpr int kRows = kernels::kRoundBlockRows;
-// A task's rows share what it reads of the factor, and of so many what they are asked for stays in the L2
-// cache.
+// The rows of a task share their reads of the factor, and their corrections fit the L2 cache.
 constexpr int kMostTiles = 4;
 constexpr int kTaskRows = kMostTiles * kRows;
 
-int64_t StrideOf(int k_padded) { return k_padded + 16; }  // floats: an odd number of cache lines
+int64_t StrideOf(int k_padded) { return k_padded + 16; }  // floats; an odd number of cache lines
 
-// What one task works on: what columns of its rows are asked for, then for 64 rows at a time the columns of a
-// block, each with its rows side by side.
+// Working memory of a task: corrections of its rows, then for 64 rows at a time the columns of a block, with
+// rows contiguous.
 struct Tile {
   alignas(64) float asked[kTaskRows][kWideBlock];
   alignas(64) float values[kBlock][kRows], feedback[kBlock][kRows], errors[kBlock][kRows];
   alignas(64) uint8_t codes[kBlock][kRows];
 };
 
-// to[c][r] = from[r][c], for up to 64 rows and 128 columns: a line of the cache at a time on both sides.
+// Transposes to[c][r] = from[r][c] for up to 64 rows and 128 columns, one cache line at a time on both sides.
 void Turn(const float* from, int64_t stride, int rows, int columns, float* to) {
   constexpr int kSide = 16;
   for (int r = 0; r < rows; r += kSide) {
@@ -63,8 +62,8 @@ class Rounder {
   }
 
  private:
-  // Rows of a task. Weights in the factor's order wait where errors in bf16 take their place from the front
-  // on: those of a block end before the weights of the next begin.
+  // Rows of a task. Weights are stored in the factor's order. bf16 errors overwrite them from the front: the
+  // errors of a block end before the weights of the next one begin.
   struct Rows {
     int first, count;
     float* weights;  // [count][StrideOf(k_padded)]
@@ -73,7 +72,7 @@ class Rounder {
     int64_t error_stride() const { return 2 * stride; }
   };
 
-  // Tiles [first_tile, first_tile + tiles_per_task_).
+  // Rounds tiles [first_tile, first_tile + tiles_per_task_).
   void RoundRows(int first_tile, int worker) {
     Rows rows{.first = first_tile * kRows,
               .count = std::min(result_->n, (first_tile + tiles_per_task_) * kRows) - first_tile * kRows,
@@ -97,10 +96,10 @@ class Rounder {
     PutCodesBack(rows);
   }
 
-  // Up to 64 of the rows, from `at` on, columns [begin, begin + 128).
+  // Rounds up to 64 rows from `at` on, columns [begin, begin + 128).
   void RoundTile(const Rows& rows, int at, int begin, Tile* tile) {
     const int count = std::min(kRows, rows.count - at), first = rows.first + at, k = factor_.k;
-    if (count < kRows) {  // rows that are not there weigh nothing
+    if (count < kRows) {  // padding rows have zero weights
       std::memset(tile->values, 0, sizeof tile->values);
       std::memset(tile->feedback, 0, sizeof tile->feedback);
     }
@@ -131,7 +130,7 @@ class Rounder {
     }
   }
 
-  // Codes are found in order.
+  // Moves codes from the rounding order to the natural order.
   void PutCodesBack(const Rows& rows) {
     std::vector<uint8_t> ordered(factor_.k);
     for (int r = 0; r < rows.count; ++r) {
@@ -148,11 +147,11 @@ class Rounder {
   int tiles_, tiles_per_task_;
   std::vector<float> losses_;  // of each row
   std::vector<float> scales_;
-  std::span<float> weights_;  // of each worker's task
-  std::span<Tile> work_;      // of each worker
+  std::span<float> weights_;  // memory of each worker's task
+  std::span<Tile> work_;      // one per worker
 };
 
-// Of each of `count` rows e [k] by input: e H e^T.
+// Returns e H e^T of each of `count` rows e [k] by input.
 std::vector<double> RowLosses(const kernels::ExecContext& ctx, const HessianFactor& factor,
                               const float* errors, int count) {
   const size_t mark = ctx.scratch->Mark();
@@ -201,7 +200,7 @@ StatusOr<double> LossOfNearest(
     const kernels::ExecContext& ctx, const float* rows, const QuantizedMatrix& matrix,
     const std::function<StatusOr<std::vector<double>>(const float* errors, int count)>& losses_of) {
   const int sample = std::min(kOfNearestRows, matrix.n), k = matrix.k, group = matrix.grid.group_inputs(k);
-  std::vector<float> errors(int64_t{2} * sample * k);  // ours, then those of the nearest codes
+  std::vector<float> errors(int64_t{2} * sample * k);  // errors of GPTQ, then of the nearest codes
   const kernels::Rounding& rounding = ctx.kernels->rounding[static_cast<int>(matrix.grid.numbers())];
   QuantizedMatrix one{.grid = matrix.grid, .n = 1, .k = k, .codes = std::vector<uint8_t>(k), .scales = {}};
   one.global_scale = matrix.global_scale;

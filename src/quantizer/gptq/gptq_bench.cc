@@ -1,13 +1,14 @@
-// Speed of GPTQ's parts on this machine and its share of the dot products' peak, measured in the same run:
+// Measures the speed of GPTQ's parts and their share of the dot products' peak, which is measured in the same
+// run:
 //
 //   Hessian/...  tokens x k^2 operations (of the triangle) in bf16
-//   Factor/...   k^3 / 3 in f32, or three times so many in bf16 where the machine has tiles for them
-//   Gptq/...     n x k^2 in bf16 (int4 groups of 32, scales searched)
-//   Expert/...   all three for one matrix: `of_peak` is the time they would take at the peaks over the time
-//                they took, `of_f32_peak` so with factor and GPTQ at the peak of f32
+//   Factor/...   k^3 / 3 in f32, or three times as many in bf16 on machines with tile instructions
+//   Gptq/...     n x k^2 in bf16 (int4 groups of 32, searched scales)
+//   Expert/...   all three for one matrix: `of_peak` is the time at peak divided by the measured time,
+//                `of_f32_peak` the same with factor and GPTQ at the f32 peak
 //   Nearest/...  rounding without a Hessian: GB/s of f32 weights
 //
-// Args: threads, k, n, tokens.
+// Arguments: threads, k, n, tokens.
 #include <benchmark/benchmark.h>
 
 #include <map>
@@ -141,7 +142,7 @@ void NearestBench(benchmark::State& state, Grid grid, bool by_error) {
       4e-9 * work.n * work.k * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
 }
 
-// An expert's down projection and gate and up of a model like Qwen3-30B-A3B, and gate and up of Kimi-K2.
+// Shapes: down, and gate and up, of an expert of a model like Qwen3-30B-A3B; gate and up of Kimi-K2.
 void Shapes(benchmark::internal::Benchmark* bench) {
   bench->Args({2, 768, 2048, 4096})->Args({2, 2048, 1536, 4096})->Args({2, 7168, 4096, 8192});
   bench->MeasureProcessCPUTime()->UseRealTime()->Unit(benchmark::kMillisecond);

@@ -1,4 +1,4 @@
-// Where GPTQ's heavy stage runs: second moments of inputs, their factor, and rounding by it.
+// Interface of GPTQ's heavy stage: second moments of inputs, their factor, and rounding by it.
 #pragma once
 
 #include <memory>
@@ -15,23 +15,23 @@ class GptqStage {
   virtual ~GptqStage() = default;
   /// Adds all of a layer's inputs to a Hessian.
   virtual Status Gather(const kernels::ExecContext& ctx, const InputSource& inputs, Hessian* hessian) = 0;
-  /// As Factorizer::Factor. A factor is there until the next one is made, or Release.
+  /// See Factorizer::Factor. A factor is valid until the next one is made or Release is called.
   virtual StatusOr<const HessianFactor*> Factor(const kernels::ExecContext& ctx, const Hessian& hessian,
                                                 const FactorOptions& options) = 0;
   virtual StatusOr<Factorizer::FromInputs> Factor(const kernels::ExecContext& ctx, int k,
                                                   const InputSource& inputs,
                                                   const FactorOptions& options) = 0;
-  /// As RoundByGptq, by the last factor.
+  /// See RoundByGptq. `factor` must be the last one.
   virtual StatusOr<QuantizedMatrix> Round(const kernels::ExecContext& ctx, const Grid& grid,
                                           const float* rows, int n, int k, const HessianFactor& factor,
                                           const ScaleSearch& search, GptqReport* report) = 0;
-  /// Gives the factor's memory of the process back.
+  /// Releases the host memory of the factor.
   virtual void Release() = 0;
 };
 
-/// Runs on the processor where `device` is null, else there. Takes all of the device's memory that rounding
-/// `items` in one of these ways will need at once; too little is refused with how much that is. `device` must
-/// outlive it.
+/// Creates a stage on the CPU if `device` is null, else on the device. Allocates at once all device memory
+/// that rounding `items` to any of `roundings` needs. Fails with the needed size if there is less. `device`
+/// must outlive the stage.
 StatusOr<std::unique_ptr<GptqStage>> MakeGptqStage(kernels::Device* device, const models::DecoderSpec& spec,
                                                    const std::vector<ModelItem>& items,
                                                    std::span<const Precision> roundings,

@@ -13,7 +13,7 @@ namespace {
 
 class GptqTest : public testing::TestWithParam<runtime::Isa> {};
 
-TEST_P(GptqTest, CodesAreTheNearestToWhatEveryColumnAsksFor) {
+TEST_P(GptqTest, CodesAreNearestToTheCorrectedWeights) {
   const TestContext threads(2, GetParam());
   struct Case {
     int n, k, tokens;
@@ -32,7 +32,7 @@ TEST_P(GptqTest, CodesAreTheNearestToWhatEveryColumnAsksFor) {
       ASSERT_TRUE(matrix.ok()) << matrix.status();
       ExpectCodesOfGptq(weights, *matrix, *factor, h);
       const double loss = LossOf(Errors(weights, *matrix), h);
-      // Errors and factor are off by 2^-9 of themselves each, at random: sums of many are off by less.
+      // Errors and factor have random relative errors of 2^-9 each; those of large sums are smaller.
       EXPECT_NEAR(report.loss, loss, 0x1p-8 * loss);
       EXPECT_NEAR(OutputLoss(threads.ctx, *factor, Errors(weights, *matrix).data(), c.n), loss,
                   0x1p-8 * loss);
@@ -40,15 +40,15 @@ TEST_P(GptqTest, CodesAreTheNearestToWhatEveryColumnAsksFor) {
   }
 }
 
-// Sums that are gathered in the factor's order, from calls that are cut elsewhere, are the Hessian's.
-TEST_P(GptqTest, AFactorOfInputsIsThatOfTheirHessian) {
+// Sums gathered in the factor's order, from calls split elsewhere, equal those of the Hessian.
+TEST_P(GptqTest, FactorOfInputsEqualsThatOfTheirHessian) {
   const TestContext one(1, GetParam()), three(3, GetParam());
   struct Case {
     int k, tokens;
     bool act_order;
     float damping;
   };
-  // The last one has fewer tokens than inputs, and damping that must be raised.
+  // The last case has fewer tokens than inputs, so its damping must be raised.
   for (const Case& c :
        {Case{1100, 1030, true, 0.01F}, Case{203, 700, false, 0.01F}, Case{600, 200, true, 1e-9F}}) {
     const std::vector<float> x = TestTokens(c.tokens, c.k, 1, 17);
@@ -80,7 +80,7 @@ TEST_P(GptqTest, AFactorOfInputsIsThatOfTheirHessian) {
     ASSERT_TRUE(got.ok()) << got.status();
     ASSERT_NE(got->factor, nullptr);
     EXPECT_EQ(visits, 1 + got->factor->attempts);
-    // Nothing is factored of inputs that did not all come.
+    // Incomplete inputs are not factored.
     for (const int last : {1, 2}) {
       Factorizer stopped;
       int calls = 0;
@@ -117,7 +117,7 @@ TEST_P(GptqTest, AFactorOfInputsIsThatOfTheirHessian) {
 INSTANTIATE_TEST_SUITE_P(, GptqTest, testing::ValuesIn(runtime::HostIsas(runtime::DetectCpu())),
                          [](const auto& isa) { return runtime::IsaName(isa.param); });
 
-TEST(Gptq, RaggedInputsOfInt8AndFp8) {
+TEST(Gptq, RoundsPartialBlocksOfInt8AndFp8) {
   const TestContext threads(2);
   const int n = 131, k = 203;
   const std::vector<float> weights = TestWeights(n, k, 3);
@@ -132,7 +132,7 @@ TEST(Gptq, RaggedInputsOfInt8AndFp8) {
   }
 }
 
-TEST(Gptq, LosesLessThanTheNearestCodes) {
+TEST(Gptq, LosesLessThanRoundingToNearest) {
   const TestContext threads(2);
   const int n = 100, k = 512;
   const std::vector<float> weights = TestWeights(n, k, 5);
@@ -147,14 +147,14 @@ TEST(Gptq, LosesLessThanTheNearestCodes) {
           RoundByGptq(threads.ctx, grid, weights.data(), n, k, *factor, {by_error, {}, 0}, &report);
       const double before = LossOf(Errors(weights, *nearest), h), after = LossOf(Errors(weights, *matrix), h);
       EXPECT_LT(after, 0.6 * before) << static_cast<int>(grid.kind);
-      // From 64 of 100 rows.
+      // Sampled from 64 of 100 rows.
       EXPECT_NEAR(report.of_nearest, after / before, 0.1 * after / before);
       EXPECT_EQ(matrix->scales, nearest->scales);
     }
   }
 }
 
-TEST(Gptq, IsRoundingToNearestWhereInputsAreIndependent) {
+TEST(Gptq, EqualsRoundingToNearestForIndependentInputs) {
   const TestContext threads(2);
   const int n = 67, k = 256;
   const std::vector<float> weights = TestWeights(n, k, 7);
@@ -170,7 +170,7 @@ TEST(Gptq, IsRoundingToNearestWhereInputsAreIndependent) {
   }
 }
 
-TEST(Gptq, ThreadsChangeNoBit) {
+TEST(Gptq, BitsDoNotDependOnThreads) {
   const TestContext one(1), three(3);
   const int n = 150, k = 384;
   const std::vector<float> weights = TestWeights(n, k, 8), x = TestTokens(900, k, 1, 9);
@@ -184,8 +184,8 @@ TEST(Gptq, ThreadsChangeNoBit) {
   for (const Grid& grid : kGrids) EXPECT_EQ(run(one, grid), run(three, grid));
 }
 
-// Memory that a larger factor and a larger Hessian have left behind changes nothing.
-TEST(Gptq, FactorsInMemoryThatWasUsedBefore) {
+// Memory used by a larger factor and a larger Hessian before changes nothing.
+TEST(Gptq, FactorsCorrectlyInReusedMemory) {
   const TestContext threads(2);
   const int n = 40, k = 704;
   const Hessian large = HessianOf(threads, TestTokens(2000, 1100, 1, 16), 1100);
@@ -208,13 +208,13 @@ TEST(Gptq, FactorsInMemoryThatWasUsedBefore) {
   }
 }
 
-TEST(Gptq, TakesNoMoreMemoryThanItSays) {
+TEST(Gptq, AllocatesAtMostItsDeclaredMemory) {
   const TestContext threads(2);
   const int n = 1000, k = 512;
   const Grid grid{GridKind::kInt4Group, 32};
   const std::vector<float> weights = TestWeights(n, k, 14);
   const auto factor = FactorHessian(threads.ctx, HessianOf(threads, TestTokens(700, k, 1, 15), k), {});
-  TestContext fresh(2);  // whose scratch memory nothing else has used
+  TestContext fresh(2);  // with unused scratch memory
   GptqReport report;
   ASSERT_TRUE(RoundByGptq(fresh.ctx, grid, weights.data(), n, k, *factor, {}, &report).ok());
   const int64_t said = GptqBytes(grid, n, k, 2);
@@ -244,7 +244,7 @@ TEST(Gptq, DeadInputsKeepTheirNearestCodes) {
 TEST(Gptq, DampingRisesUntilTheHessianIsPositiveDefinite) {
   const TestContext threads(2);
   const int k = 256;
-  // Two tokens are far from spanning 256 inputs, and 1e-9 of the diagonal is lost in f32.
+  // Two tokens are far from spanning 256 inputs, and 1e-9 of the diagonal vanishes in f32.
   const Hessian hessian = HessianOf(threads, TestTokens(2, k, 1, 12), k);
   const auto factor = FactorHessian(threads.ctx, hessian, {.damping = 1e-9F, .act_order = true});
   ASSERT_TRUE(factor.ok()) << factor.status();
@@ -254,7 +254,7 @@ TEST(Gptq, DampingRisesUntilTheHessianIsPositiveDefinite) {
   EXPECT_EQ(enough->attempts, 1);
 }
 
-TEST(Gptq, AFactorizationStopsWhenItIsAskedTo) {
+TEST(Gptq, FactorizationStopsWhenItsWatchFails) {
   const TestContext threads(2);
   const int k = 1000;  // 8 blocks of columns
   const Hessian hessian = HessianOf(threads, TestTokens(1200, k, 1, 21), k);
@@ -272,20 +272,21 @@ TEST(Gptq, AFactorizationStopsWhenItIsAskedTo) {
                                              return ++calls < stop ? OkStatus() : Cancelled("stopped");
                                            }});
     EXPECT_EQ(stopped.status().code(), StatusCode::kCancelled);
-    EXPECT_EQ(calls, stop) << "at once";
+    EXPECT_EQ(calls, stop) << "immediately";
   }
   const auto again = factorizer.Factor(threads.ctx, hessian, {});
-  ASSERT_TRUE(again.ok()) << "in the memory of those that were stopped";
+  ASSERT_TRUE(again.ok()) << "in memory of interrupted factorizations";
   EXPECT_EQ((*again)->diagonal, whole->diagonal);
   EXPECT_EQ(std::memcmp((*again)->diagonal_block(0), whole->diagonal_block(0),
                         sizeof(float) * kFactorBlock * (*again)->k_padded),
             0);
 }
 
-TEST(Gptq, RefusesAHessianThatSaysNothing) {
+TEST(Gptq, RejectsAHessianWithoutInformation) {
   const TestContext threads(1);
   const auto none = Hessian::Create(64);
-  EXPECT_THAT(Message(FactorHessian(threads.ctx, *none, {}).status()), testing::HasSubstr("no token"));
+  EXPECT_THAT(Message(FactorHessian(threads.ctx, *none, {}).status()),
+              testing::HasSubstr("no calibration token"));
   EXPECT_THAT(
       Message(FactorHessian(threads.ctx, HessianOf(threads, std::vector<float>(64 * 3), 64), {}).status()),
       testing::HasSubstr("0 in every"));

@@ -19,7 +19,7 @@ int64_t Hessian::Stride(int i) const {
   return base::RoundUp(end, 16) + 16;  // an odd number of cache lines, mostly
 }
 
-// Blocks before the last are whole.
+// Blocks before the last are complete.
 int64_t Hessian::Offset(int i) const {
   const int64_t block = i / kBlockRows;
   return kBlockRows * (kBlockRows * (block * (block + 1) / 2) + 16 * block) + i % kBlockRows * Stride(i);
@@ -96,8 +96,8 @@ double ShrinkTowards(const kernels::ExecContext& ctx, const Hessian& layer, Hess
   MOESAIC_CHECK_EQ(layer.k_, own->k_);
   MOESAIC_CHECK(layer.seen_.weight > 0);
   const int k = layer.k_;
-  std::vector<double> inverse(k);  // of each input's size in the layer; 0 where it has none
-  double trace = 0;                // of own, inputs divided by their sizes
+  std::vector<double> inverse(k);  // reciprocal of each input's size in the layer; 0 if it has none
+  double trace = 0;                // trace of own, with inputs divided by their sizes
   int live = 0;
   const double own_weight = own->seen_.weight > 0 ? own->seen_.weight : 1;
   for (int i = 0; i < k; ++i) {
@@ -127,7 +127,7 @@ double ShrinkTowards(const kernels::ExecContext& ctx, const Hessian& layer, Hess
       distances[i] = distance;
     });
     const double n = own->effective_tokens();
-    // Of the square of own's norm, (trace^2 + norm^2) / n is noise; so much noise is in the distance, too.
+    // (trace^2 + norm^2) / n of own's squared norm is noise; the squared distance contains the same noise.
     const double norm = std::max(0.0, (Sum(squares) - trace * trace / n) / (1 + 1 / n));
     const double noise = (trace * trace + norm) / n, distance = Sum(distances);
     share = distance > noise ? noise / distance : 1;

@@ -13,8 +13,8 @@ namespace {
 
 float Rounded(float value) { return tensor::ToFloat(tensor::ToBF16(value)); }
 
-// Every sum against double precision on values as they are rounded. f32 sums of t products are off by t/2
-// units in the last place (2^-24) of the sum of magnitudes at most; a chunk's end adds one.
+// Compares every sum with double precision on the rounded values. f32 sums of t products have an error of at
+// most t/2 units in the last place (2^-24) of the sum of magnitudes; the end of a chunk adds one.
 void ExpectProducts(const Hessian& hessian, const std::vector<float>& x, const std::vector<float>& gates) {
   const int k = hessian.k();
   const size_t tokens = x.size() / k;
@@ -33,7 +33,7 @@ void ExpectProducts(const Hessian& hessian, const std::vector<float>& x, const s
   }
 }
 
-TEST(Hessian, SumsProductsOfOddSizes) {
+TEST(Hessian, SumsProductsForOddSizes) {
   const TestContext threads(2);
   for (const int k : {1, 17, 130, 300}) {
     for (const int tokens : {1, 63, 1500}) {
@@ -49,7 +49,7 @@ TEST(Hessian, SumsProductsOfOddSizes) {
   }
 }
 
-TEST(Hessian, GatesWeighTokens) {
+TEST(Hessian, WeighsTokensByGates) {
   const TestContext threads(2);
   const int k = 33, tokens = 100;
   const std::vector<float> x = TestTokens(tokens, k, 1, 5);
@@ -64,7 +64,7 @@ TEST(Hessian, GatesWeighTokens) {
   EXPECT_NEAR(hessian->effective_tokens(), 100 * 0.26 * 0.26 / (2 * (0.0625 + 0.0001)), 1e-4);
 }
 
-TEST(Hessian, TakesBF16AndRowsThatStandApart) {
+TEST(Hessian, AcceptsBf16AndStridedRows) {
   const TestContext threads(2);
   const int k = 40, tokens = 77, stride = 48;
   const std::vector<float> x = TestTokens(tokens, k, 1, 6);
@@ -78,7 +78,7 @@ TEST(Hessian, TakesBF16AndRowsThatStandApart) {
   ExpectProducts(*hessian, x, {});
 }
 
-TEST(Hessian, ThreadsChangeNoBitAndMergingAddsUp) {
+TEST(Hessian, BitsDoNotDependOnThreadsAndMergeAddsSums) {
   const TestContext one(1), three(3);
   const int k = 200;
   const std::vector<float> a = TestTokens(1100, k, 1, 7), b = TestTokens(70, k, 1, 8);
@@ -96,7 +96,7 @@ TEST(Hessian, ThreadsChangeNoBitAndMergingAddsUp) {
   EXPECT_EQ(part->sums(k - 1)[k - 1], 0);
 }
 
-// Errors of GPTQ by one Hessian, in the loss of another's tokens.
+// Returns the loss of GPTQ by one Hessian on the tokens of another.
 double LossOn(const TestContext& threads, const Hessian& hessian, const HessianFactor& truth) {
   const int n = 64, k = truth.k;
   const std::vector<float> weights = TestWeights(n, k, 1);
@@ -116,10 +116,10 @@ Hessian HessianOf(const TestContext& threads, const std::vector<float>& x, int k
   return hessian;
 }
 
-TEST(Hessian, ShrinkageTakesOverAsTokensGetRare) {
+TEST(Hessian, ShrinkageGrowsAsTokensGetRare) {
   const TestContext threads(2);
   const int k = 128;
-  // Half of the layer's tokens are this expert's; the others' inputs have other causes.
+  // Half of the layer's tokens belong to this expert; the inputs of the others have another distribution.
   Hessian layer = HessianOf(threads, TestTokens(3000, k, 1, 9), k);
   const Hessian own_tokens = HessianOf(threads, TestTokens(3000, k, 2, 10), k);
   layer.Merge(threads.ctx, own_tokens);

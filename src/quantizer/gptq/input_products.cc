@@ -14,18 +14,18 @@ using tensor::kPanelRows;
 using tensor::PackedFormat;
 using Part = ProductSums::Part;
 
-// Tokens multiplied at once: sums are read and written once for so many products.
+// Tokens multiplied at once. Sums are loaded and stored once per chunk.
 constexpr int kChunk = 2048;
-// Of them, what one call of the kernel takes: 32 inputs of so many tokens, 32 KiB in bf16, stay in the L1
-// cache while those of a task's rows pass by from the L2 cache.
+// Tokens per kernel call. 32 inputs of them (32 KiB in bf16) stay in the L1 cache while the rows of a task
+// are streamed from the L2 cache.
 constexpr int kPiece = kProductTokens;
-constexpr int kRoundedTokens = 256;  // rounded at once
+constexpr int kRoundedTokens = 256;  // tokens rounded at once
 constexpr int kLargeTask = 512, kSmallTask = 256;
 
 static_assert(kChunk % kRoundedTokens == 0 && kRoundedTokens % (2 * kPanelRows) == 0 && kChunk % kPiece == 0);
 
-// Tokens [first, first + count) as bf16 [to.size() / row_inputs][row_inputs], times their gates, their k
-// inputs in order; those past count are 0.
+// Rounds tokens [first, first + count), times their gates, to bf16 [to.size() / row_inputs][row_inputs] with
+// ordered inputs. Tokens past count are 0.
 void RoundTokens(const kernels::ExecContext& ctx, const TokenRows& tokens, int first, int count, int k,
                  std::span<const int> order, int row_inputs, std::span<uint16_t> to) {
   const auto prepare = ctx.kernels->gemm[static_cast<int>(PackedFormat::kBF16)].prepare;
@@ -53,13 +53,13 @@ void RoundTokens(const kernels::ExecContext& ctx, const TokenRows& tokens, int f
   });
 }
 
-// What one pass multiplies: tokens in pairs, inputs in panels of 16.
+// Operands of one pass: tokens in pairs, inputs in panels of 16.
 struct Operands {
   int tokens = 0, panels = 0;  // tokens padded to 64
   int64_t row_bytes = 0;       // between rows of left
   std::span<std::byte> left;   // [panels * 16][row_bytes]: rows of inputs
-  // [tokens / kPiece][panels][kPiece / 2][16] words, as tensor/packed.h lays out bf16 weights; the last piece
-  // may be shorter.
+  // [tokens / kPiece][panels][kPiece / 2][16] words in the layout of bf16 weights (tensor/packed.h). The last
+  // piece may be shorter.
   std::span<std::byte> right;
 
   int PieceTokens(int piece) const { return std::min(kPiece, tokens - piece); }
@@ -70,7 +70,7 @@ struct Operands {
   void Pack(const uint16_t* rounded, int row_inputs, int first, int count, int panel) const;
 };
 
-// Lays out 16 inputs of tokens [first, first + count), all in one piece, for both sides of the product.
+// Packs 16 inputs of tokens [first, first + count), all in one piece, for both operands.
 void Operands::Pack(const uint16_t* rounded, int row_inputs, int first, int count, int panel) const {
   const int input = panel * kPanelRows, piece = first / kPiece * kPiece;
   auto* right_words = reinterpret_cast<uint32_t*>(Panel(piece, panel)) + (first - piece) / 2 * kPanelRows;
@@ -84,7 +84,7 @@ void Operands::Pack(const uint16_t* rounded, int row_inputs, int first, int coun
         square[p * kPanelRows + c] = low[c] | static_cast<uint32_t>(high[c]) << 16;
       }
     }
-    // The same words turned: a square of 16 lines of the cache to 16 others.
+    // Transposes the same words: a square of 16 cache lines to 16 others.
     for (int c = 0; c < kPanelRows; ++c) {
       auto* line = reinterpret_cast<uint32_t*>(left_rows + c * row_bytes) + first / 2 + q;
       for (int p = 0; p < kPanelRows; ++p) line[p] = square[p * kPanelRows + c];
@@ -92,7 +92,7 @@ void Operands::Pack(const uint16_t* rounded, int row_inputs, int first, int coun
   }
 }
 
-// A square of pairs of places (i, j) that one task sums up.
+// A square of pairs (i, j) that one task sums.
 struct Task {
   int row, first;
 };
@@ -159,7 +159,7 @@ void TokenWeight::Add(const TokenWeight& other) {
 }
 
 int64_t AddProductsBytes(int64_t k, int64_t tokens) {
-  // Both sides, a line of the cache, and what is rounded at once.
+  // Both operands, a cache line, and the rounded tokens.
   return base::RoundUp(k, tensor::kPackedKUnit) * (4 * std::min<int64_t>(tokens, kChunk) + 512 + 512);
 }
 

@@ -18,7 +18,7 @@ constexpr int kBlock = kPanelBlock;
 const BF16* Halves(const float* at) { return reinterpret_cast<const BF16*>(at); }
 BF16* Halves(float* at) { return reinterpret_cast<BF16*>(at); }
 
-// Columns two by two of 16 rows, [count / 2][16] words.
+// Packs columns of 16 rows in pairs, [count / 2][16] words.
 void PackPairs(const BF16* rows, int64_t stride, int count, uint32_t flip, uint32_t* to) {
   for (int c = 0; c < kPanelRows; ++c) {
     const BF16* row = rows + c * stride;
@@ -74,7 +74,8 @@ void PackedPanels::PackTransposed(const kernels::ExecContext& ctx, const float* 
   ctx.pool->Run((last - first) / kBlock, [&](int64_t block, int) {
     const int column = first + static_cast<int>(block) * kBlock;
     const Piece piece = PieceAt(std::max(first_, rows_.Begin(column)));
-    const int64_t before = int64_t{column - piece.first} * kPanelRows;  // of a panel of one number a column
+    // Numbers before it in a panel with one number per column.
+    const int64_t before = int64_t{column - piece.first} * kPanelRows;
     for (int panel = 0; panel < panels; ++panel) {
       const float* from = rows + panel * kPanelRows * stride;
       const int64_t start = int64_t{panel} * piece.height * kPanelRows + before;

@@ -1,4 +1,4 @@
-// What tests of GPTQ share, on the processor and on a device.
+// Fixtures shared by the tests of GPTQ on the CPU and on a device.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ inline Hessian HessianOf(const TestContext& threads, const std::vector<float>& x
   return hessian;
 }
 
-// The mean Hessian, damped as the factor says, in double precision.
+// Returns the mean Hessian in double precision, with damping.
 inline Eigen::MatrixXd Damped(const Hessian& hessian, float damping) {
   const int k = hessian.k();
   Eigen::MatrixXd h(k, k);
@@ -51,10 +51,10 @@ inline double LossOf(const std::vector<float>& errors, const Eigen::MatrixXd& h)
   return loss;
 }
 
-// Frantar et al.'s own steps in double precision, column by column with the Cholesky factor of the inverse,
-// on our codes: each must be the one nearest to what they ask for, as far as that is known: errors and factor
-// are rounded to bf16, so each of the products whose sum a column is asked for may be off by 2^-8 of itself.
-// In f32 or halves, blocks on the diagonal and the factor itself, it is a hundred times less.
+// Repeats the steps of Frantar et al. in double precision, column by column with the Cholesky factor of the
+// inverse, on our codes. Each code must be the nearest to its corrected weight within the known error. Errors
+// and factor are rounded to bf16, so each product in a correction may have a relative error of 2^-8. Values
+// in f32 or halves (diagonal blocks, the factor itself) have a hundredth of that.
 inline void ExpectCodesOfGptq(const std::vector<float>& weights, const QuantizedMatrix& matrix,
                               const HessianFactor& factor, const Eigen::MatrixXd& h) {
   const int k = matrix.k;

@@ -1,5 +1,5 @@
-// What tests of the quantizer's methods share: kernels of the machine on some threads, and inputs with
-// correlations as layers have them.
+// Fixtures of the quantizer's tests: the machine's kernels on some threads, and correlated inputs as in real
+// layers.
 #pragma once
 
 #include <cmath>
@@ -25,7 +25,7 @@ struct TestContext {
   kernels::ExecContext ctx;
 };
 
-/// Weights with a few large ones, as trained matrices have them: [n, k].
+/// Returns weights [n, k] with a few large ones, as in trained matrices.
 inline std::vector<float> TestWeights(int n, int k, int seed) {
   std::mt19937 rng(seed);
   std::student_t_distribution<float> heavy(5);
@@ -34,8 +34,8 @@ inline std::vector<float> TestWeights(int n, int k, int seed) {
   return weights;
 }
 
-/// Tokens [tokens, k] of `factors` hidden causes with falling strengths beside noise; a few inputs are large.
-/// The causes depend on k and `layer` alone, the tokens on `seed`.
+/// Returns tokens [tokens, k]: `factors` hidden causes of decreasing strength, plus noise. A few inputs are
+/// large. The causes depend on k and `layer` only, the tokens on `seed`.
 inline std::vector<float> TestTokens(int tokens, int k, int layer, int seed) {
   const int factors = std::max(4, k / 4);
   std::mt19937 causes(layer), rng(seed);

@@ -1,4 +1,5 @@
-// Smoothing changes nothing by itself, and what an analysis decides reaches the folder.
+// Tests that smoothing alone changes nothing, and that the decisions of an analysis are applied to the
+// folder.
 #include "quantizer/calibrate/analysis.h"
 
 #include <gmock/gmock.h>
@@ -24,8 +25,8 @@ class AnalysisTest : public QuantizeTest {
 
 class FoldingTest : public AnalysisTest, public ::testing::WithParamInterface<const char*> {};
 
-// Powers of two move through norms, products and bf16 without a change.
-TEST_P(FoldingTest, ChangesNoLogit) {
+// Powers of two pass norms, products and bf16 without rounding.
+TEST_P(FoldingTest, SmoothingByPowersOfTwoChangesNoLogit) {
   const std::string source = Golden(GetParam());
   const auto opened = *Checkpoint::Open(source);
   const models::DecoderSpec spec = *models::SpecFromConfig(opened->config(), "config.json");
@@ -69,9 +70,9 @@ INSTANTIATE_TEST_SUITE_P(, FoldingTest,
                                            "llama3-rope-bias", "deepseek-v3-noqlora", "glm4-moe"),
                          [](const auto& test) { return models::TestName(test.param); });
 
-TEST_F(AnalysisTest, StaticScalesAndSmoothingReachTheFolder) {
+TEST_F(AnalysisTest, StaticScalesAndSmoothingAreWrittenToTheFolder) {
   const std::string source = Golden("qwen3-moe-norm-tied");
-  // A tolerance that half of the linears are within.
+  // Half of the linears are within the tolerance.
   options_.output.analyze = {.smoothing = true, .static_activations = true, .static_tolerance = 1e9};
   const StatusOr<QuantizeReport> all = Run(source, "all");
   ASSERT_TRUE(all.ok()) << all.status();
@@ -87,7 +88,7 @@ TEST_F(AnalysisTest, StaticScalesAndSmoothingReachTheFolder) {
   ASSERT_NE(report->analysis, nullptr);
   const std::map<std::string, float>& scales = report->analysis->input_scales;
   EXPECT_GT(scales.size(), 0U);
-  EXPECT_LT(scales.size(), report->rounded) << "some are better dynamic";
+  EXPECT_LT(scales.size(), report->rounded) << "some linears are better with dynamic scales";
   EXPECT_FALSE(report->analysis->folding.empty());
   const auto opened = *Checkpoint::Open(folder_.Path("out"));
   const auto before = *Checkpoint::Open(source);
@@ -104,7 +105,7 @@ TEST_F(AnalysisTest, StaticScalesAndSmoothingReachTheFolder) {
   models::TestModel model(folder_.Path("out"), models::BestIsa(), {});
   EXPECT_TRUE(model.status().ok()) << model.status();
 
-  // GPTQ goes on from the same analysis.
+  // GPTQ reuses the same analysis.
   options_.output.gptq = options_.output.search = true;
   options_.min_coverage = 0;
   const StatusOr<QuantizeReport> gptq = Run(source, "gptq");
@@ -113,13 +114,13 @@ TEST_F(AnalysisTest, StaticScalesAndSmoothingReachTheFolder) {
   EXPECT_TRUE(Check(source, "gptq").ok());
 }
 
-TEST_F(AnalysisTest, GoesOnFromWhereverItWasStopped) {
+TEST_F(AnalysisTest, ResumesAfterEveryInterruption) {
   options_.output.analyze = {.smoothing = true, .static_activations = true};
   const std::string source = Golden("kimi-k2");
   ASSERT_TRUE(Run(source, "whole").ok());
   options_.sizes.unit_bytes = 60'000;
   options_.save_seconds = 0;
-  int whole = 0;  // calls of an analysis that is not stopped
+  int whole = 0;  // progress calls of an uninterrupted analysis
   options_.progress = [&](const QuantizeProgress& at) {
     whole += at.stage.starts_with("analyzing") ? 1 : 0;
     return true;
@@ -130,7 +131,7 @@ TEST_F(AnalysisTest, GoesOnFromWhereverItWasStopped) {
   for (int stop = 1; after < 2; stop += 4) {
     const std::string out = fmt::format("stopped-{}", stop);
     int calls = 0, analyzed = 0;
-    bool within = false;  // stopped within the analysis, whose calls are more where it takes longer
+    bool within = false;  // interrupted within the analysis; a longer one has more calls
     options_.progress = [&](const QuantizeProgress& at) {
       within = at.stage.starts_with("analyzing");
       return ++calls != stop;
@@ -146,18 +147,18 @@ TEST_F(AnalysisTest, GoesOnFromWhereverItWasStopped) {
                        fs::exists(folder_.Path(out) + "/" + kAnalysisStateFile);
     const StatusOr<QuantizeReport> again = Run(source, out);
     ASSERT_TRUE(again.ok()) << again.status();
-    EXPECT_EQ(again->analysis_resumed, saved) << "its time is of a part";
+    EXPECT_EQ(again->analysis_resumed, saved) << "its time covers a part only";
     EXPECT_EQ(again->Json(options_.output)["resumed_analysis"].get<bool>(), saved);
-    EXPECT_EQ(analyzed > 0, within) << "once it is whole it is not made again";
+    EXPECT_EQ(analyzed > 0, within) << "a complete analysis is not repeated";
     after += within ? 0 : 1;
     less += analyzed < whole ? 1 : 0;
-    EXPECT_EQ(FilesOf(folder_.Path(out)), FilesOf(folder_.Path("whole"))) << "stopped after " << stop;
+    EXPECT_EQ(FilesOf(folder_.Path(out)), FilesOf(folder_.Path("whole"))) << "interrupted after " << stop;
   }
-  EXPECT_GT(less, 3) << "states were of use";
-  EXPECT_EQ(after, 2) << "stopped behind it";
+  EXPECT_GT(less, 3) << "states were used";
+  EXPECT_EQ(after, 2) << "interrupted after the analysis";
 }
 
-TEST_F(AnalysisTest, WhatAKilledRunHadWrittenIsNoObstacle) {
+TEST_F(AnalysisTest, UnfinishedFilesOfAKilledRunAreIgnored) {
   options_.output.analyze = {.smoothing = true, .static_activations = true};
   options_.save_seconds = 0;
   const std::string source = Golden("kimi-k2");
@@ -166,9 +167,9 @@ TEST_F(AnalysisTest, WhatAKilledRunHadWrittenIsNoObstacle) {
   options_.progress = [&](const QuantizeProgress&) { return ++calls < 10; };
   ASSERT_EQ(Run(source, "killed").status().code(), StatusCode::kCancelled);
   const std::string out = folder_.Path("killed");
-  ASSERT_FALSE(fs::exists(fs::path(out) / kJournalFile)) << "stopped within the analysis";
+  ASSERT_FALSE(fs::exists(fs::path(out) / kJournalFile)) << "interrupted within the analysis";
   for (const char* name : {"analysis-1.state.1-0.partial", "quantize.analysis.1-0.partial"}) {
-    std::ofstream(fs::path(out) / name) << "some of it";
+    std::ofstream(fs::path(out) / name) << "a part";
   }
   options_.progress = nullptr;
   const StatusOr<QuantizeReport> again = Run(source, "killed");
@@ -176,8 +177,8 @@ TEST_F(AnalysisTest, WhatAKilledRunHadWrittenIsNoObstacle) {
   EXPECT_EQ(FilesOf(out), FilesOf(folder_.Path("whole")));
 }
 
-TEST_F(AnalysisTest, AStateThatIsNotWhatWasSavedIsNotTaken) {
-  // A tolerance that all linears are within.
+TEST_F(AnalysisTest, ModifiedStateIsNotUsed) {
+  // All linears are within the tolerance.
   options_.output.analyze = {.smoothing = true, .static_activations = true, .static_tolerance = 1e9};
   options_.save_seconds = 0;
   const std::string source = Golden("kimi-k2");
@@ -201,7 +202,7 @@ TEST_F(AnalysisTest, AStateThatIsNotWhatWasSavedIsNotTaken) {
       } else {
         std::string bytes = FilesOf(folder_.Path(out)).at(file);
         size_t at = harm == Harm::kHeader ? 100 : bytes.size() - 1;
-        if (texts) {  // a digit of one of the numbers
+        if (texts) {  // changes a digit of a number
           const std::string name = harm == Harm::kFindings ? "static_loss" : "input_scales";
           at = bytes.find_first_of("1234567", bytes.find("0.", bytes.find(name)));
         }
@@ -216,7 +217,7 @@ TEST_F(AnalysisTest, AStateThatIsNotWhatWasSavedIsNotTaken) {
   }
 }
 
-TEST_F(AnalysisTest, AnotherAnalysisIsRefused) {
+TEST_F(AnalysisTest, AnotherAnalysisIsRejected) {
   options_.output.analyze = {.smoothing = true};
   const std::string source = Golden("kimi-k2");
   ASSERT_TRUE(Run(source, "out").ok());
@@ -225,7 +226,7 @@ TEST_F(AnalysisTest, AnotherAnalysisIsRefused) {
   fs::copy_file(folder_.Path("other") + "/" + kAnalysisFile, folder_.Path("out") + "/" + kAnalysisFile,
                 fs::copy_options::overwrite_existing);
   EXPECT_THAT(Message(Check(source, "out").status()),
-              HasSubstr("is not the analysis that the weights were made with"));
+              HasSubstr("differs from the analysis that the weights were made with"));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// `quantize --method gptq`: what comes out, whatever happens on the way.
+// Tests `quantize --method gptq`: its output, and resumption after interruptions.
 #include "quantizer/calibrate/calibrated_run.h"
 
 #include <gmock/gmock.h>
@@ -31,14 +31,15 @@ struct Case {
 
 class CalibratedSource : public CalibratedRunTest, public ::testing::WithParamInterface<Case> {};
 
-TEST_P(CalibratedSource, ComesOutWholeAndLosesLessThanRounding) {
+TEST_P(CalibratedSource, OutputIsCompleteAndLosesLessThanRounding) {
   options_.output.scheme = GetParam().scheme;
   const StatusOr<QuantizeReport> report = Run(Golden(GetParam().golden), "out");
   ASSERT_TRUE(report.ok()) << report.status();
-  EXPECT_EQ(report->calibration.linears.size(), report->rounded) << "every one is calibrated";
+  EXPECT_EQ(report->calibration.linears.size(), report->rounded) << "every linear is calibrated";
   double loss = 0, nearest = 0;
   for (const LinearFinding& linear : report->calibration.linears) {
-    EXPECT_TRUE(linear.tokens > 0 || linear.shrinkage == 1) << linear.name << " leans on nothing";
+    EXPECT_TRUE(linear.tokens > 0 || linear.shrinkage == 1)
+        << linear.name << " has neither tokens nor shrinkage";
     loss += linear.loss;
     nearest += linear.loss / linear.of_nearest;
   }
@@ -65,7 +66,7 @@ INSTANTIATE_TEST_SUITE_P(
       return models::TestName(test.param.golden) + "_" + SchemeName(test.param.scheme);
     });
 
-TEST_F(CalibratedRunTest, BytesDependOnNeitherThreadsNorUnitsNorSaving) {
+TEST_F(CalibratedRunTest, BytesDoNotDependOnThreadsUnitsOrSaving) {
   options_.output.scheme = Scheme::kNvfp4;
   ASSERT_TRUE(Run(Golden("qwen3-moe-norm-tied"), "one", 1).ok());
   const auto expected = FilesOf(folder_.Path("one"));
@@ -77,10 +78,10 @@ TEST_F(CalibratedRunTest, BytesDependOnNeitherThreadsNorUnitsNorSaving) {
   EXPECT_EQ(FilesOf(folder_.Path("cut")), expected);
 }
 
-TEST_F(CalibratedRunTest, BytesDoNotDependOnWhatMemoryAllows) {
+TEST_F(CalibratedRunTest, BytesDoNotDependOnMemoryLimits) {
   const std::string source = Golden("kimi-k2");  // its first layer has no experts
   options_.output.scheme = Scheme::kW8A8;
-  // Batches of several sequences, whose parts end within them.
+  // Batches have several sequences and are split into parts within them.
   options_.calibration = TestSequences({500, 490, 301, 300, 290, 133, 512}, 160);
   ASSERT_TRUE(Run(source, "ample").ok());
   for (const CalibrationLimits& limits :
@@ -93,18 +94,18 @@ TEST_F(CalibratedRunTest, BytesDoNotDependOnWhatMemoryAllows) {
   }
 }
 
-TEST_F(CalibratedRunTest, BytesDoNotDependOnHowManyRowsAreRoundedAtOnce) {
+TEST_F(CalibratedRunTest, BytesDoNotDependOnTheSlabSize) {
   const std::string source = Golden("deepseek-v3-fp8");  // linears of up to 144 rows
   options_.output.scheme = Scheme::kFp8;
   ASSERT_TRUE(Run(source, "whole").ok());
   CalibrationLimits limits;
-  limits.slab_values = 1;  // 128 rows, the least that there can be
+  limits.slab_values = 1;  // 128 rows, the minimum
   options_.limits = limits;
   ASSERT_TRUE(Run(source, "cut").ok());
   EXPECT_EQ(FilesOf(folder_.Path("cut")), FilesOf(folder_.Path("whole")));
 }
 
-TEST_F(CalibratedRunTest, AnAnalysisDoesNotDependOnWhatMemoryAllows) {
+TEST_F(CalibratedRunTest, AnalysisDoesNotDependOnMemoryLimits) {
   const std::string source = Golden("kimi-k2");
   options_.output.gptq = options_.output.search = false;
   options_.output.scheme = Scheme::kW8A8;
@@ -116,7 +117,7 @@ TEST_F(CalibratedRunTest, AnAnalysisDoesNotDependOnWhatMemoryAllows) {
   EXPECT_EQ(FilesOf(folder_.Path("short")), FilesOf(folder_.Path("ample")));
 }
 
-TEST_F(CalibratedRunTest, GoesOnFromWhereverItWasStopped) {
+TEST_F(CalibratedRunTest, ResumesAfterEveryInterruption) {
   const std::string source = Golden("deepseek-v3-mtp");
   options_.output.scheme = Scheme::kW8A8;
   options_.output.shard_bytes = 60'000;
@@ -139,14 +140,14 @@ TEST_F(CalibratedRunTest, GoesOnFromWhereverItWasStopped) {
     const StatusOr<QuantizeReport> second = Run(source, out);
     ASSERT_TRUE(second.ok()) << second.status();
     resumed += second->calibration.resumed_layers;
-    EXPECT_EQ(FilesOf(folder_.Path(out)), expected) << "stopped after " << stop;
+    EXPECT_EQ(FilesOf(folder_.Path(out)), expected) << "interrupted after " << stop;
     EXPECT_EQ(second->calibration.linears.size(), whole->calibration.linears.size());
     EXPECT_EQ(second->calibration.routing.size(), whole->calibration.routing.size());
   }
-  EXPECT_GT(resumed, 5) << "states were of use";
+  EXPECT_GT(resumed, 5) << "states were used";
 }
 
-TEST_F(CalibratedRunTest, AStateThatIsNotWhatWasSavedIsNotTaken) {
+TEST_F(CalibratedRunTest, ModifiedStateIsNotUsed) {
   const std::string source = Golden("deepseek-v3-mtp");
   ASSERT_TRUE(Run(source, "whole").ok());
   for (const bool gone : {true, false}) {
@@ -170,12 +171,12 @@ TEST_F(CalibratedRunTest, AStateThatIsNotWhatWasSavedIsNotTaken) {
   }
 }
 
-// What follows the layers, as the head, is on disk before their state is, so that every state can be used;
-// and a run that fails when all is rounded calibrates nothing again.
-TEST_F(CalibratedRunTest, NothingIsCalibratedAgainForWhatComesAfter) {
+// Items after the layers, such as the head, are on disk before the last state, so that every state can be
+// used. A run that fails after all rounding does not calibrate again.
+TEST_F(CalibratedRunTest, FailureAfterTheLayersDoesNotRepeatCalibration) {
   const std::string source = Golden("kimi-k2");
   ASSERT_TRUE(Run(source, "whole").ok());
-  fs::create_directories(folder_.Path("out") + "/config.json");  // a folder can't be replaced by a file
+  fs::create_directories(folder_.Path("out") + "/config.json");  // a file cannot replace a folder
   folder_.Write("out/config.json/x", "");
   folder_.Write("out/quantize.journal", "");
   const Status failed = Run(source, "out").status();
@@ -192,22 +193,22 @@ TEST_F(CalibratedRunTest, NothingIsCalibratedAgainForWhatComesAfter) {
   EXPECT_TRUE(Check(source, "out").ok());
 }
 
-TEST_F(CalibratedRunTest, OtherKernelsDontGoOn) {
+TEST_F(CalibratedRunTest, RejectsResumingWithOtherKernels) {
   options_.progress = [](const QuantizeProgress& at) { return !at.stage.starts_with("layer 2"); };
   ASSERT_EQ(Run(Golden("kimi-k2"), "out").status().code(), StatusCode::kCancelled);
   options_.progress = nullptr;
   kernels_ = kernels::SelectKernels(*runtime::LimitTo(runtime::DetectCpu(), runtime::Isa::kRef));
   if (runtime::HostIsas(runtime::DetectCpu()).size() < 2)
     GTEST_SKIP() << "this machine has one set of kernels";
-  EXPECT_THAT(Message(Run(Golden("kimi-k2"), "out").status()), HasSubstr("begun with another kernels"));
+  EXPECT_THAT(Message(Run(Golden("kimi-k2"), "out").status()), HasSubstr("started with another kernels"));
 }
 
-TEST_F(CalibratedRunTest, OtherCalibrationIsRefused) {
+TEST_F(CalibratedRunTest, RejectsResumingWithOtherCalibration) {
   options_.progress = [](const QuantizeProgress& at) { return !at.stage.starts_with("layer 2"); };
   ASSERT_EQ(Run(Golden("kimi-k2"), "out").status().code(), StatusCode::kCancelled);
   options_.progress = nullptr;
   options_.calibration.front().front() ^= 1;
-  EXPECT_THAT(Message(Run(Golden("kimi-k2"), "out").status()), HasSubstr("begun with another settings"));
+  EXPECT_THAT(Message(Run(Golden("kimi-k2"), "out").status()), HasSubstr("started with another settings"));
 }
 
 TEST_F(CalibratedRunTest, ThinCoverageIsRefusedWithWhatToDo) {
@@ -224,7 +225,7 @@ TEST_F(CalibratedRunTest, ThinCoverageIsRefusedWithWhatToDo) {
   EXPECT_GT(std::ranges::count(report->calibration.linears, 1.0, &LinearFinding::shrinkage), 0);
 }
 
-// The tensors of a linear by their suffixes.
+// Returns the tensors of a linear by their suffixes.
 std::map<std::string, std::string> TensorsOf(const Checkpoint& folder, const std::string& linear) {
   std::map<std::string, std::string> tensors;
   for (const checkpoint::TensorEntry& entry : folder.tensors()) {
@@ -284,16 +285,16 @@ TEST_F(CalibratedRunTest, AnotherTreatmentOfRareExpertsIsAnotherRun) {
   ASSERT_EQ(Run(Golden("kimi-k2"), "out").status().code(), StatusCode::kCancelled);
   options_.progress = nullptr;
   options_.output.rare_experts = RareExperts::kIdentity;
-  EXPECT_THAT(Message(Run(Golden("kimi-k2"), "out").status()), HasSubstr("begun with another settings"));
+  EXPECT_THAT(Message(Run(Golden("kimi-k2"), "out").status()), HasSubstr("started with another settings"));
 }
 
-TEST_F(CalibratedRunTest, TooLittleMemoryIsRefusedWithWhatIsNeeded) {
+TEST_F(CalibratedRunTest, TooLittleMemoryIsRejectedWithTheNeededSize) {
   options_.memory = int64_t{1} << 20;
   EXPECT_THAT(Message(Run(Golden("kimi-k2"), "out").status()),
-              HasSubstr("for 195 calibration tokens (fewer take less)"));
+              HasSubstr("for 195 calibration tokens (fewer tokens need less)"));
 }
 
-TEST_F(CalibratedRunTest, AFlippedBitIsFound) {
+TEST_F(CalibratedRunTest, VerifyFindsAFlippedBit) {
   for (const char* suffix : {".weight", ".weight_scale"}) {
     const std::string out = std::string("out") + suffix;
     ASSERT_TRUE(Run(Golden("kimi-k2"), out).ok());

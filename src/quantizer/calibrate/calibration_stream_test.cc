@@ -1,4 +1,4 @@
-// Calibration texts go through attention as if each were alone, though they share blocks of keys and values.
+// Tests that calibration texts do not attend to each other, although they share KV blocks.
 #include "quantizer/calibrate/calibration_stream.h"
 
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 namespace moesaic::quantizer {
 namespace {
 
-TEST(CalibrationStreamTest, EachTextIsAsAlone) {
+TEST(CalibrationStreamTest, TextsDoNotInfluenceEachOther) {
   const auto source = *checkpoint::Checkpoint::Open(models::SourcePath("tests/golden/llama-untied-f16"));
   const models::DecoderSpec spec = *models::SpecFromConfig(source->config(), "config.json");
   const auto pool = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
@@ -19,7 +19,7 @@ TEST(CalibrationStreamTest, EachTextIsAsAlone) {
   const kernels::ExecContext ctx{.kernels = &kernels, .pool = pool.get(), .scratch = &scratch};
   const DenseLayer layer = *DenseLayer::Read(*source, spec, 0, *pool);
 
-  // Three groups of 16, the later ones in blocks that longer texts have left.
+  // Three groups of 16. The later ones use blocks that longer texts have used before.
   std::vector<std::vector<int32_t>> texts(40);
   int32_t id = 0;
   for (size_t i = 0; i < texts.size(); ++i) {

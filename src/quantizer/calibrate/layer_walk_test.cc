@@ -1,4 +1,4 @@
-// A walk whose visitor rounds nothing goes where the model itself goes.
+// Tests that a walk whose visitor rounds nothing computes what the model computes.
 #include "quantizer/calibrate/layer_walk.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ namespace {
 
 using checkpoint::Checkpoint;
 
-// Keeps every linear in bf16 and notes what it is shown.
+// Keeps every linear in bf16 and records its inputs.
 class Keeper : public LayerVisitor {
  public:
   Keeper(const Checkpoint& source, const kernels::ExecContext& ctx, std::vector<ModelItem> items)
@@ -33,7 +33,7 @@ class Keeper : public LayerVisitor {
     EXPECT_EQ(tokens, group.inputs.tokens) << group.modules.front();
     if (own_bytes > 0) {
       const size_t mark = ctx_.scratch->Mark();
-      const void* first = ctx_.scratch->TakeBytes(1);  // where inputs were
+      const void* first = ctx_.scratch->TakeBytes(1);  // location of the inputs
       ctx_.scratch->Rewind(mark);
       EXPECT_EQ(ctx_.scratch->TakeBytes(static_cast<size_t>(own_bytes)), first) << group.modules.front();
       ctx_.scratch->Rewind(mark);
@@ -42,7 +42,7 @@ class Keeper : public LayerVisitor {
       const auto item = std::ranges::find(items_, module, &ModelItem::name);
       EXPECT_NE(item, items_.end()) << module;
       EXPECT_EQ(item->shape[1], group.inputs.k) << module;
-      EXPECT_GE(item - items_.begin(), last_) << module << " comes before what was visited";
+      EXPECT_GE(item - items_.begin(), last_) << module << " is visited out of order";
       last_ = item - items_.begin();
       ++visited;
       ASSIGN_OR_RETURN(RuntimeMatrix kept,
@@ -61,7 +61,7 @@ class Keeper : public LayerVisitor {
 
   size_t visited = 0;
   int64_t routed = 0, scratch_bytes = 0;
-  int64_t own_bytes = 0;  // that each visit takes itself
+  int64_t own_bytes = 0;  // memory that each visit takes
 
  private:
   const Checkpoint& source_;
@@ -70,7 +70,8 @@ class Keeper : public LayerVisitor {
   int64_t last_ = 0;
 };
 
-// Of the root mean square: activations are rounded to bf16 on both sides, sums go in another order.
+// Tolerance relative to the root mean square: activations are rounded to bf16 on both sides, and sums have
+// another order.
 void ExpectNear(std::span<const float> got, std::span<const float> expected, const std::string& what) {
   ASSERT_EQ(got.size(), expected.size());
   double error = 0, size = 0;
@@ -83,7 +84,7 @@ void ExpectNear(std::span<const float> got, std::span<const float> expected, con
 
 class LayerWalkTest : public ::testing::TestWithParam<const char*> {};
 
-TEST_P(LayerWalkTest, GoesWhereTheModelGoes) {
+TEST_P(LayerWalkTest, HiddenStatesEqualThoseOfTheModel) {
   const std::string path = models::SourcePath(std::string("tests/golden/") + GetParam());
   models::TestModel model(path, models::BestIsa(), {});
   ASSERT_TRUE(model.status().ok()) << model.status();
@@ -156,9 +157,9 @@ TEST_P(LayerWalkTest, GoesWhereTheModelGoes) {
   EXPECT_EQ(static_cast<int64_t>(keeper.visited), roundable) << "every linear that can be rounded is visited";
 }
 
-// What a visitor takes, of GPTQ many times what inputs take where threads are many and parts small, is in the
-// same chunk as these: in one of its own it would count beside them.
-TEST(LayerWalkScratchTest, AVisitorTakesItsMemoryWhereInputsWere) {
+// A visitor takes its memory from the chunk of the inputs. With many threads and small parts GPTQ takes a
+// multiple of it, and a chunk of its own would be added.
+TEST(LayerWalkScratchTest, VisitorReusesTheMemoryOfInputs) {
   const std::string path = models::SourcePath("tests/golden/kimi-k2");
   const auto source = *Checkpoint::Open(path);
   const models::DecoderSpec spec = *models::SpecFromConfig(source->config(), "config.json");

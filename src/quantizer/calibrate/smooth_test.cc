@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kTokens = 200, kInputs = 128, kOutputs = 96;
 
-// Tokens with outlier channels that their reader's weights take back: the product is as without them.
+// Tokens with outlier channels that the weights of the linear compensate, so that the product has none.
 struct OutlierLayer {
   explicit OutlierLayer(float outlier)
       : x(TestTokens(kTokens, kInputs, 1, 2)), w(TestWeights(kOutputs, kInputs, 3)), largest(kInputs) {
@@ -35,10 +35,10 @@ StatusOr<Smoothing> Search(const TestContext& threads, const OutlierLayer& layer
   return SearchSmoothing(threads.ctx, layer.tokens(), layer.largest, {&weights, 1}, options);
 }
 
-TEST(Smooth, ScalesAreSmoothQuants) {
+TEST(Smooth, ScalesFollowSmoothQuant) {
   const std::vector<float> x = {4, 1, 0, 16}, w = {1, 0.25F, 3, 0};
   const std::vector<float> scales = SmoothScales(x, w, 0.5F, false);
-  // sqrt(4 / 1) = 2 and sqrt(1 / .25) = 2, divided by their mean; the others have nothing to share.
+  // sqrt(4 / 1) = 2 and sqrt(1 / .25) = 2, divided by their mean. The other inputs have scale 1.
   EXPECT_THAT(scales, testing::ElementsAre(1, 1, 1, 1));
   const std::vector<float> all_x = SmoothScales(std::vector<float>{4, 1}, std::vector<float>{1, 1}, 1, false);
   EXPECT_THAT(all_x, testing::ElementsAre(2, 0.5F));
@@ -48,7 +48,7 @@ TEST(Smooth, ScalesAreSmoothQuants) {
   }
 }
 
-TEST(Smooth, StaticActivationsWithOutliersComeNearDynamicOnes) {
+TEST(Smooth, SmoothedStaticActivationsAreNearDynamicOnes) {
   const TestContext threads(2);
   const OutlierLayer layer(100);
   const SmoothOptions options{.grid = {GridKind::kInt8Channel, 0}, .static_activations = true};
@@ -62,15 +62,15 @@ TEST(Smooth, StaticActivationsWithOutliersComeNearDynamicOnes) {
     SmoothOptions dynamic = with;
     dynamic.static_activations = false;
     const auto by_token = Search(threads, OutlierLayer(1), dynamic);
-    // A layer without outliers and with a scale for each token is what it can't beat by much.
+    // The bound is a layer without outliers and with a scale per token.
     EXPECT_LT(found->loss, (powers ? 8 : 4) * by_token->loss_without);
   }
 }
 
-TEST(Smooth, LeavesALayerAloneThatDoesNotGain) {
+TEST(Smooth, DoesNotSmoothALayerWithoutGain) {
   const TestContext threads(1);
   const OutlierLayer layer(1);
-  // Weights with a scale for each input group bear no more than they have: without, or with less loss.
+  // Weights with a scale per input group cannot absorb more: either no smoothing, or less loss.
   const auto found =
       Search(threads, layer, {.grid = {GridKind::kInt4Group, 32}, .static_activations = false});
   EXPECT_LE(found->loss, found->loss_without);
@@ -79,8 +79,8 @@ TEST(Smooth, LeavesALayerAloneThatDoesNotGain) {
   }
 }
 
-// norm -> linears: what the linears compute from the smoothed norm is what they did; bit for bit where the
-// scales are powers of two.
+// norm -> linears: the linears compute the same from the smoothed norm, bit for bit if the scales are powers
+// of two.
 TEST(Smooth, FoldingKeepsTheFunction) {
   const TestContext threads(2);
   OutlierLayer layer(100);
@@ -88,7 +88,7 @@ TEST(Smooth, FoldingKeepsTheFunction) {
       Search(threads, layer,
              {.grid = {GridKind::kInt8Channel, 0}, .static_activations = true, .powers_of_two = true});
   std::vector<float> norm(kInputs, 1.5F), x = layer.x;
-  for (size_t at = 0; at < x.size(); ++at) x[at] /= 1.5F;  // as they stand before the norm's weight
+  for (size_t at = 0; at < x.size(); ++at) x[at] /= 1.5F;  // values before the norm's weight
   const auto normed = [&] {
     std::vector<float> y = x;
     for (size_t at = 0; at < y.size(); ++at) y[at] *= norm[at % kInputs];
@@ -105,7 +105,7 @@ TEST(Smooth, FoldingKeepsTheFunction) {
 }
 
 // up -> down of an expert: silu(gate) * (up / s) times down * s.
-TEST(Smooth, UpAndDownOfAnExpertKeepTheFunction) {
+TEST(Smooth, FoldingUpAndDownKeepsTheFunction) {
   const TestContext threads(2);
   const int hidden = 64, width = 48, tokens = 30;
   std::vector<float> up = TestWeights(width, hidden, 4), down = TestWeights(hidden, width, 5);
@@ -126,7 +126,7 @@ TEST(Smooth, UpAndDownOfAnExpertKeepTheFunction) {
   EXPECT_EQ(run(), before);
 }
 
-TEST(Smooth, ThreadsChangeNoBit) {
+TEST(Smooth, BitsDoNotDependOnThreads) {
   const TestContext one(1), three(3);
   const OutlierLayer layer(30);
   const SmoothOptions options{.grid = {GridKind::kInt8Channel, 0}, .static_activations = true};
@@ -137,7 +137,7 @@ TEST(Smooth, ThreadsChangeNoBit) {
 
 TEST(Activation, StaticScalesFollowTheirRule) {
   const TestContext threads(3);
-  // 100,000 values up to 1, and three far out.
+  // 100,000 values up to 1, and three outliers.
   std::vector<float> x(100000);
   for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i % 1000) / 1000 * (i % 2 == 0 ? 1 : -1);
   x[17] = x[500] = 50;
@@ -146,10 +146,10 @@ TEST(Activation, StaticScalesFollowTheirRule) {
   range.Add(threads.ctx, {x.data(), 1000, 100}, {});
   EXPECT_EQ(range.largest()[99], 60);
   EXPECT_EQ(range.Scale(RangeRule::kLargest), 60.0F / 127);
-  // 0.01% of 100,000 are 10: the outliers are above, the ends of the others are not. Sizes are 2^(1/32)
-  // apart.
+  // 0.01% of 100,000 are 10, so the outliers are above the percentile and the largest other values are not.
+  // Bins are 2^(1/32) apart.
   EXPECT_NEAR(range.Scale(RangeRule::kPercentile) * 127, 1, 0.03);
-  // The best clip by trying them all.
+  // Finds the best clipping by trying all.
   const auto error = [&](float scale) {
     const std::vector<float> rounded = RoundActivations(threads.ctx, {x.data(), 1000, 100}, scale);
     return SquaredDistance(threads.ctx, x, rounded);
@@ -159,7 +159,7 @@ TEST(Activation, StaticScalesFollowTheirRule) {
   EXPECT_LT(error(range.Scale(RangeRule::kSquaredError)), 1.05 * least);
   ActivationRange zeros(4);
   EXPECT_EQ(zeros.Scale(RangeRule::kLargest), 1);
-  // What is so small that its own scale would have no inverse.
+  // Values so small that a scale of their own would have no inverse.
   const std::vector<float> small = {1e-37F, 1e-40F, 0, -1e-37F};
   ActivationRange tiny(2);
   tiny.Add(threads.ctx, {small.data(), 2, 2}, {});
@@ -168,7 +168,7 @@ TEST(Activation, StaticScalesFollowTheirRule) {
   }
 }
 
-TEST(Smooth, InputsNearNothingHaveAFiniteLoss) {
+TEST(Smooth, NearZeroInputsHaveAFiniteLoss) {
   const TestContext threads(1);
   OutlierLayer layer(1);
   for (float& x : layer.x) x *= 1e-37F;
@@ -181,7 +181,7 @@ TEST(Smooth, InputsNearNothingHaveAFiniteLoss) {
   EXPECT_TRUE(std::isfinite(found->loss_without));
 }
 
-TEST(Activation, DivisorsAreSmoothing) {
+TEST(Activation, DivisorsEqualSmoothedInputs) {
   const TestContext threads(2);
   const std::vector<float> x = {8, -3, 0.5F, 2}, divisors = {4, 1};
   ActivationRange range(2);
@@ -189,14 +189,14 @@ TEST(Activation, DivisorsAreSmoothing) {
   EXPECT_THAT(range.largest(), testing::ElementsAre(2, 3));
 }
 
-TEST(Activation, TakesDynamicScalesWhereAStaticOneCostsTooMuch) {
+TEST(Activation, ChoosesDynamicScalesIfAStaticOneCostsTooMuch) {
   const TestContext threads(2);
   OutlierLayer layer(1);
   const WeightRows weights = layer.weights();
   const float even = *std::max_element(layer.largest.begin(), layer.largest.end()) / 127;
   const auto good = ChooseActivations(threads.ctx, layer.tokens(), {&weights, 1}, {&weights, 1}, even, 20);
   EXPECT_TRUE(good.is_static);
-  // One token a thousand times as large as the others.
+  // One token is a thousand times as large as the others.
   for (int i = 0; i < kInputs; ++i) layer.x[i] *= 1000;
   const auto bad = ChooseActivations(threads.ctx, {layer.x.data() + kInputs, kTokens - 1, kInputs},
                                      {&weights, 1}, {&weights, 1}, 1000 * even, 20);

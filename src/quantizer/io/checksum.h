@@ -1,4 +1,4 @@
-// The XXH3 checksums that journals, reports and fingerprints hold.
+// XXH3 checksums of journals, reports and fingerprints.
 #pragma once
 
 #define XXH_INLINE_ALL
@@ -15,7 +15,7 @@ class Xxh3 {
   Xxh3() { XXH3_64bits_reset(&state_); }
 
   void Add(const void* bytes, size_t count) { XXH3_64bits_update(&state_, bytes, count); }
-  /// With a zero byte behind it, so that texts one after the other are not one.
+  /// Adds the text and a terminating zero byte, so that adjacent texts cannot be confused.
   void AddText(const std::string& text) { Add(text.c_str(), text.size() + 1); }
 
   uint64_t value() const { return XXH3_64bits_digest(&state_); }

@@ -21,7 +21,7 @@ int64_t BytesToWrite(const std::string& folder, const std::vector<Shard>& shards
 Status CheckDisk(const std::string& folder, const std::vector<Shard>& shards, int64_t state_bytes) {
   const int64_t missing = BytesToWrite(folder, shards, state_bytes), free = FreeBytes(folder);
   if (free < 0 || free >= missing) return OkStatus();
-  return ResourceExhausted("{}: the disk has {} bytes free, {} more are to be written", folder, free,
+  return ResourceExhausted("{}: the disk has {} bytes free, but the run must write {} more", folder, free,
                            missing);
 }
 

@@ -1,4 +1,4 @@
-// Whether the disk has room for what a run is to write.
+// Checks the free disk space before a run.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +9,11 @@
 
 namespace moesaic::quantizer {
 
-/// Bytes that a run has yet to write to `folder`: of `shards` what is not there, and two states of
-/// `state_bytes`, one of which is on its way, less the states that are there.
+/// Returns the number of bytes that a run has yet to write to `folder`. These are the missing parts of
+/// `shards` and two states of `state_bytes` (the last one and the next one), minus the states that exist.
 int64_t BytesToWrite(const std::string& folder, const std::vector<Shard>& shards, int64_t state_bytes);
 
-/// Refuses a disk that has less room, with both numbers.
+/// Fails if the disk has less free space, and states both numbers.
 Status CheckDisk(const std::string& folder, const std::vector<Shard>& shards, int64_t state_bytes);
 
 }  // namespace moesaic::quantizer

@@ -1,4 +1,4 @@
-// A run that goes on needs no more room than one that nothing happened to.
+// Tests that a resumed run needs no more disk space than an uninterrupted one.
 #include "quantizer/io/disk_room.h"
 
 #include <gmock/gmock.h>
@@ -11,12 +11,12 @@
 namespace moesaic::quantizer {
 namespace {
 
-TEST(DiskRoomTest, WhatIsThereIsNotWrittenAgain) {
+TEST(DiskRoomTest, ExistingFilesAreNotCountedAgain) {
   checkpoint::TestFolder folder;
   const std::string path = folder.Path("");
   const std::vector<Shard> shards = {{.file = "model-00001-of-00002.safetensors", .bytes = 1000},
                                      {.file = "model-00002-of-00002.safetensors", .bytes = 500}};
-  EXPECT_EQ(BytesToWrite(path, shards, 100), 1700) << "two states, one of which is on its way";
+  EXPECT_EQ(BytesToWrite(path, shards, 100), 1700) << "two states, the last one and the next one";
   folder.Write("analysis-lanes-3.state", std::string(100, 'x'));
   EXPECT_EQ(BytesToWrite(path, shards, 100), 1600);
   folder.Write("analysis-lane-2.state", std::string(20, 'x'));
@@ -25,14 +25,14 @@ TEST(DiskRoomTest, WhatIsThereIsNotWrittenAgain) {
   folder.Write("analysis-of-2024.states.csv", std::string(50, 'x'));
   EXPECT_EQ(BytesToWrite(path, shards, 100), 1580) << "no states";
   folder.Write("calibration-1.state", std::string(300, 'x'));
-  EXPECT_EQ(BytesToWrite(path, shards, 100), 1500) << "more states than two are room for no shard";
+  EXPECT_EQ(BytesToWrite(path, shards, 100), 1500) << "further states give no space to shards";
   EXPECT_EQ(BytesToWrite(path, shards, 0), 1500);
   folder.Write(shards[0].file, std::string(400, 'x'));
   folder.Write(shards[1].file, std::string(600, 'x'));
   EXPECT_EQ(BytesToWrite(path, shards, 0), 600);
 }
 
-TEST(StatesTest, OnlyWhatRunsWriteIsRemoved) {
+TEST(StatesTest, RemovesOnlyFilesOfRuns) {
   const std::vector<std::string> unfinished = {
       "analysis-7.state.12-3.partial", "analysis-mix.state.12-3.partial", "calibration-2.state.12-3.partial"};
   const std::vector<std::string> of_analyses = {"analysis-0.state",      "analysis-12.state",

@@ -14,12 +14,12 @@
 namespace moesaic::quantizer {
 namespace {
 
-// Written or read at once: what reading takes is in the memory that is planned for other work.
+// Bytes per read or write. The buffer of a read uses memory planned for other work.
 constexpr size_t kPartBytes = size_t{1} << 20;
 
 constexpr std::string_view kEnd = ".state";
 
-// Whether `name` is `prefix`, a number and ".state".
+// True if `name` is `prefix`, a number and ".state".
 bool IsNumbered(std::string_view name, std::string_view prefix) {
   if (!name.starts_with(prefix) || !name.ends_with(kEnd)) return false;
   if (name.size() <= prefix.size() + kEnd.size()) return false;
@@ -28,7 +28,7 @@ bool IsNumbered(std::string_view name, std::string_view prefix) {
   return name.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
-// The state that a file of this name is, or was to be.
+// Returns the state's name for a file that is or was to become one.
 std::string_view TargetOf(std::string_view name) {
   const size_t end = name.find(kEnd);
   const std::string_view target = end == std::string_view::npos ? name : name.substr(0, end + kEnd.size());
@@ -104,7 +104,7 @@ Status RemoveStates(const std::string& folder, States which,
   }
   for (const std::filesystem::path& path : found) {
     std::filesystem::remove(path, error);
-    if (error) return IoError("{}: can't be removed: {}", path.string(), error.message());
+    if (error) return IoError("{}: cannot be removed: {}", path.string(), error.message());
   }
   return OkStatus();
 }

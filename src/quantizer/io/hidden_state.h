@@ -1,4 +1,4 @@
-// The hidden states of a walk in a file, for a run that goes on.
+// Files with the hidden states of a walk, from which a run resumes.
 #pragma once
 
 #include <cstdint>
@@ -11,35 +11,37 @@
 
 namespace moesaic::quantizer {
 
-/// Files of states: what was decided, what is measured of a mix, and, with StateFile, hidden states behind so
-/// many layers.
+/// Names of state files: decisions of an analysis, measurements of a mix, and (with StateFile) hidden states
+/// after a number of layers.
 inline constexpr char kAnalysisStateFile[] = "analysis-decided.state", kMixStateFile[] = "analysis-mix.state";
 inline constexpr char kAnalysisState[] = "analysis-", kFirstLaneState[] = "analysis-lane-",
                       kLanesState[] = "analysis-lanes-", kCalibrationState[] = "calibration-";
 std::string StateFile(std::string_view kind, int layers);
 
-/// Writes hidden states, f32 [tokens, hidden], which appear under `path` only when whole; returns their XXH3.
+/// Writes hidden states, f32 [tokens, hidden], to `path` atomically. Returns their XXH3.
 StatusOr<std::string> SaveHidden(const std::string& path, std::span<const float> values);
 
-/// Reads them back. False, with `values` as they were, where the file is not there or not of this checksum.
+/// Reads hidden states. Returns false and leaves `values` unchanged if the file is missing or has another
+/// checksum.
 bool LoadHidden(const std::string& path, const std::string& xxh3, std::span<float> values);
 
-/// XXH3 of a file that is to have `bytes` bytes; "none" if it has not.
+/// Returns the XXH3 of a file of exactly `bytes` bytes, else "none".
 std::string ChecksumOfFile(const std::string& path, int64_t bytes);
 
-/// Whether a file of this name is a state that an analysis saves ("analysis-3.state"), or what a killed run
-/// had written of one. No other name is, whatever it begins with.
+/// True if `name` is a state of an analysis ("analysis-3.state") or an unfinished file of one. No other name
+/// matches, whatever its prefix.
 bool IsAnalysisState(std::string_view name);
 
-/// Bytes of the whole states in `folder`.
+/// Returns the total size of complete states in `folder`.
 int64_t StateBytesIn(const std::string& folder);
 
 enum class States {
-  kUnfinished,  // what killed runs had written of any
-  kAnalysis,    // of analyses, unfinished or not
+  kUnfinished,  // unfinished files of killed runs
+  kAnalysis,    // states of analyses, finished or not
   kAll,
 };
-/// Removes states in `folder`, to which no other process writes, but those whose name `keeps` says yes to.
+/// Removes states in `folder`, except those for whose names `keeps` returns true. No other process may write
+/// to the folder.
 Status RemoveStates(const std::string& folder, States which,
                     const std::function<bool(const std::string& name)>& keeps = nullptr);
 

@@ -19,7 +19,7 @@ StatusOr<std::string> ReadAll(int fd, const std::string& path) {
   char block[1 << 16];
   while (true) {
     const ssize_t bytes = pread(fd, block, sizeof(block), static_cast<off_t>(text.size()));
-    if (bytes < 0) return IoError("{}: can't be read: {}", path, std::strerror(errno));
+    if (bytes < 0) return IoError("{}: cannot be read: {}", path, std::strerror(errno));
     if (bytes == 0) return text;
     text.append(block, static_cast<size_t>(bytes));
   }
@@ -33,7 +33,7 @@ StatusOr<Journal::Entry> ParseEntry(const ordered_json& line, size_t number, con
     const uint64_t value = std::strtoull(text.c_str(), &end, 16);
     if (text.size() == 16 && *end == '\0') return Journal::Entry{unit->get<size_t>(), value};
   }
-  return DataLoss("{}: line {} must hold \"unit\" and \"xxh3\", found {}; empty the folder to begin anew",
+  return DataLoss("{}: line {} must hold \"unit\" and \"xxh3\", found {}; empty the folder to start again",
                   path, number, checkpoint::ShownJson(nlohmann::json(line)));
 }
 
@@ -42,7 +42,7 @@ StatusOr<Journal::Entry> ParseEntry(const ordered_json& line, size_t number, con
 StatusOr<std::unique_ptr<Journal>> Journal::Open(const std::string& folder) {
   const std::string path = folder + "/" + kJournalFile;
   const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  if (fd < 0) return IoError("{}: can't be opened: {}", path, std::strerror(errno));
+  if (fd < 0) return IoError("{}: cannot be opened: {}", path, std::strerror(errno));
   std::unique_ptr<Journal> journal(new Journal(path, fd));
   if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
     return InvalidArgument("{}: another process is writing to this folder", path);
@@ -62,13 +62,13 @@ Status Journal::Read() {
     ordered_json value;
     if (checkpoint::IsShallowJson(line)) value = ordered_json::parse(line, nullptr, false);
     if (!value.is_object()) {
-      return DataLoss("{}: line {} is no JSON object; empty the folder to begin anew", path_, number);
+      return DataLoss("{}: line {} is not a JSON object; empty the folder to start again", path_, number);
     }
     if (header_.is_null()) {
       header_ = std::move(value);
     } else if (value.contains("state")) {
       if (!value["state"].is_number_unsigned()) {
-        return DataLoss("{}: line {}: \"state\" must be a layer, found {}; empty the folder to begin anew",
+        return DataLoss("{}: line {}: \"state\" must be a layer, found {}; empty the folder to start again",
                         path_, number, value["state"].dump());
       }
       states_.push_back(std::move(value));
@@ -80,7 +80,7 @@ Status Journal::Read() {
   }
   end_ = static_cast<int64_t>(begin);
   if (begin != text.size() && ftruncate(fd_, end_) != 0) {
-    return IoError("{}: an unfinished line can't be cut off: {}", path_, std::strerror(errno));
+    return IoError("{}: cannot truncate an unfinished line: {}", path_, std::strerror(errno));
   }
   return OkStatus();
 }
@@ -93,9 +93,9 @@ Status Journal::WriteLine(const ordered_json& line) {
     return OkStatus();
   }
   const std::string reason = written < 0 ? std::strerror(errno) : "No space left on device";
-  // What was written of the line would be cut off by the next run as well.
+  // A partly written line would be removed by the next run as well.
   if (ftruncate(fd_, end_) != 0) return IoError("{}: writing failed: {}", path_, reason);
-  return IoError("{}: writing failed: {}; what was journaled stays", path_, reason);
+  return IoError("{}: writing failed: {}; the journal keeps the finished units", path_, reason);
 }
 
 Status Journal::Begin(const ordered_json& header) {
@@ -113,15 +113,15 @@ Status Journal::Append(const Entry& entry, const ordered_json& place) {
 
 Status Journal::AppendState(const ordered_json& state) {
   RETURN_IF_ERROR(WriteLine(state));
-  // The state before is removed next; that must not reach the disk first.
-  if (fdatasync(fd_) != 0) return IoError("{}: can't be brought to disk: {}", path_, std::strerror(errno));
+  // The previous state is removed next. Its removal must not reach the disk first.
+  if (fdatasync(fd_) != 0) return IoError("{}: cannot be flushed to disk: {}", path_, std::strerror(errno));
   states_.push_back(state);
   return OkStatus();
 }
 
 Status Journal::Remove() {
   if (unlink(path_.c_str()) == 0) return OkStatus();
-  return IoError("{}: can't be removed: {}", path_, std::strerror(errno));
+  return IoError("{}: cannot be removed: {}", path_, std::strerror(errno));
 }
 
 std::string FirstDifference(const ordered_json& begun, const ordered_json& now) {
@@ -139,7 +139,7 @@ Status CheckSameRun(const Journal& journal, const ordered_json& header) {
   const std::string difference = FirstDifference(journal.header(), header);
   if (difference.empty()) return OkStatus();
   return InvalidArgument(
-      "the folder has a run that was begun with another {}; finish it with what it was begun with, or empty "
+      "the folder has a run that started with another {}; repeat the command it started with, or empty "
       "the folder",
       difference);
 }

@@ -16,7 +16,7 @@ std::string Text(const checkpoint::TestFolder& folder) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-TEST(JournalTest, TellsTheNextRunWhatIsDone) {
+TEST(JournalTest, NextRunReadsTheFinishedUnits) {
   const checkpoint::TestFolder folder;
   {
     const auto journal = *Journal::Open(folder.Path());
@@ -38,7 +38,7 @@ TEST(JournalTest, TellsTheNextRunWhatIsDone) {
 }
 
 // A killed writer may leave any part of its last line.
-TEST(JournalTest, AnUnfinishedLineIsCutOff) {
+TEST(JournalTest, UnfinishedLastLineIsRemoved) {
   const std::string whole = kHeader.dump() + "\n{\"unit\":0,\"xxh3\":\"0000000000000001\"}\n";
   const std::string last = "{\"unit\":1,\"xxh3\":\"0000000000000002\"}\n";
   for (size_t cut = 0; cut < last.size(); ++cut) {
@@ -55,7 +55,7 @@ TEST(JournalTest, AnUnfinishedLineIsCutOff) {
   EXPECT_TRUE((*Journal::Open(folder.Path()))->header().is_null());
 }
 
-TEST(JournalTest, WhatIsNoJournalIsRefused) {
+TEST(JournalTest, RejectsFilesThatAreNotJournals) {
   for (const char* text :
        {"no json\n", "[1]\n", "{}\n{\"unit\":1}\n", "{}\n{\"unit\":-1,\"xxh3\":\"0000000000000002\"}\n",
         "{}\n{\"unit\":1,\"xxh3\":\"000000000000000g\"}\n"}) {
@@ -65,21 +65,22 @@ TEST(JournalTest, WhatIsNoJournalIsRefused) {
   }
 }
 
-TEST(JournalTest, ABadLineIsToldByItsNumber) {
+TEST(JournalTest, ErrorStatesTheNumberOfABadLine) {
   const std::string good = "{}\n{\"unit\":0,\"xxh3\":\"0000000000000001\"}\n";
   for (const auto& [line, expected] :
        {std::pair("{\"unit\":1}\n", "line 3 must hold \"unit\" and \"xxh3\", found {\"unit\":1}"),
-        std::pair("no json\n", "line 3 is no JSON object"), std::pair("[[[[[[\n", "line 3 is no JSON")}) {
+        std::pair("no json\n", "line 3 is not a JSON object"),
+        std::pair("[[[[[[\n", "line 3 is not a JSON")}) {
     const checkpoint::TestFolder folder;
     folder.Write(kJournalFile, good + line);
     EXPECT_THAT(Message(Journal::Open(folder.Path()).status()), HasSubstr(expected));
   }
   const checkpoint::TestFolder folder;
   folder.Write(kJournalFile, "[]\n");
-  EXPECT_THAT(Message(Journal::Open(folder.Path()).status()), HasSubstr("line 1 is no JSON object"));
+  EXPECT_THAT(Message(Journal::Open(folder.Path()).status()), HasSubstr("line 1 is not a JSON object"));
 }
 
-TEST(JournalTest, AnotherRunIsToldByItsFirstDifference) {
+TEST(JournalTest, ErrorNamesTheFirstDifferenceOfAnotherRun) {
   const checkpoint::TestFolder folder;
   const auto journal = *Journal::Open(folder.Path());
   ASSERT_TRUE(journal->Begin(kHeader).ok());
@@ -87,7 +88,8 @@ TEST(JournalTest, AnotherRunIsToldByItsFirstDifference) {
   nlohmann::ordered_json other = kHeader;
   other["settings"]["scheme"] = "fp8";
   EXPECT_THAT(Message(CheckSameRun(*journal, other)),
-              HasSubstr("begun with another settings: {\"scheme\":\"w8a8\"} then, {\"scheme\":\"fp8\"} now"));
+              HasSubstr("started with another settings: {\"scheme\":\"w8a8\"} then, "
+                        "{\"scheme\":\"fp8\"} now"));
   other = kHeader;
   other["source"] = "01";
   EXPECT_THAT(Message(CheckSameRun(*journal, other)), HasSubstr("another source: none then, \"01\" now"));

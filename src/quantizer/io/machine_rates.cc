@@ -24,12 +24,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Each rate is measured for so long: the first requests and a moment's other load do not decide, and all take
-// some seconds. The disk by transfers that are too large for its own cache.
+// Duration of each measurement. It is long enough that the first requests and momentary load do not dominate.
+// The disk is measured with transfers larger than its own cache.
 constexpr double kSampleSeconds = 0.5;
 constexpr size_t kSampleBytes = size_t{256} << 20;
 
-// Seconds that the process's threads ran, those that the kernel made for its transfers among them.
+// CPU seconds of the process's threads, including those that the kernel creates for its transfers.
 double ProcessorSeconds() {
   rusage usage = {};
   getrusage(RUSAGE_SELF, &usage);
@@ -39,7 +39,7 @@ double ProcessorSeconds() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-// The nearest folder upwards that is there; of an empty name, the working one.
+// Returns the nearest existing ancestor; for an empty name the working folder.
 fs::path ExistingFolder(const std::string& folder) {
   fs::path path = folder.empty() ? fs::current_path() : fs::absolute(folder);
   std::error_code error;
@@ -49,13 +49,13 @@ fs::path ExistingFolder(const std::string& folder) {
   return path;
 }
 
-// An open file that nobody finds and that goes when it is closed.
+// An open file without a name, which is removed when it is closed.
 class ScratchFile {
  public:
   static StatusOr<ScratchFile> Create(const fs::path& folder) {
     std::string path = (folder / "moesaic-rate-XXXXXX").string();
     const int fd = mkostemp(path.data(), O_CLOEXEC);
-    if (fd < 0) return IoError("{}: no file can be made there: {}", folder.string(), std::strerror(errno));
+    if (fd < 0) return IoError("{}: cannot create a file: {}", folder.string(), std::strerror(errno));
     unlink(path.c_str());
     return ScratchFile(fd, folder.string());
   }
@@ -75,7 +75,7 @@ class ScratchFile {
             .path = &path_,
             .needed = static_cast<int64_t>(bytes.size())};
   }
-  // Later transfers go past the page cache, where the file system can.
+  // Makes later transfers bypass the page cache if the file system supports it.
   void Direct() const { fcntl(fd_, F_SETFL, fcntl(fd_, F_GETFL) | O_DIRECT); }
 
  private:
@@ -84,13 +84,13 @@ class ScratchFile {
   std::string path_;
 };
 
-// A transfer that is done again and again, behind each other in a file of `file_bytes`, else in its place.
+// A repeated transfer: sequential in a file of `file_bytes`, else always at the same offset.
 struct Repeated {
   runtime::Transfer transfer;
   int64_t file_bytes = 0;
 };
 
-// Reserves the place of a write anew: the first bytes there cost a file system more than later ones.
+// Deallocates the range of a write, because first writes cost a file system more than overwriting.
 void Renew(const runtime::Transfer& write) {
   const auto bytes = static_cast<off_t>(write.bytes.size());
   if (fallocate(write.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, write.offset, bytes) == 0) {
@@ -98,7 +98,7 @@ void Renew(const runtime::Transfer& write) {
   }
 }
 
-// Bytes a second of transfers that are under way together.
+// Returns the bytes per second of simultaneous transfers.
 StatusOr<double> Timed(runtime::AsyncFiles& io, std::vector<Repeated> all) {
   const Clock::time_point start = Clock::now();
   double done = 0;
@@ -122,26 +122,26 @@ StatusOr<double> Timed(runtime::AsyncFiles& io, std::vector<Repeated> all) {
   return done / Since(start);
 }
 
-// Past the page cache: reading alone, and beside writing, a half of the sample each.
+// Measures direct reads: alone, and beside writes, for half of the sample each.
 Status MeasureReading(runtime::AsyncFiles& io, Repeated read, Repeated write, MachineRates* rates) {
   const Clock::time_point start = Clock::now();
   const double before = ProcessorSeconds();
   ASSIGN_OR_RETURN(rates->read, Timed(io, {read}));
-  // At least a hundredth of the time: a tick of the clock.
+  // At least a hundredth of the time, because CPU time is counted in ticks.
   rates->direct = rates->read * Since(start) / std::max(ProcessorSeconds() - before, Since(start) / 100);
   if (!rates->same_disk) return OkStatus();
   const size_t half = read.transfer.bytes.size() / 2 / runtime::kDirectBlock * runtime::kDirectBlock;
   read.transfer.bytes = read.transfer.bytes.first(half);
   read.transfer.needed = static_cast<int64_t>(half);
-  if (read.file_bytes == 0) read.transfer.offset = static_cast<int64_t>(half);  // behind what is written
+  if (read.file_bytes == 0) read.transfer.offset = static_cast<int64_t>(half);  // after the written range
   write.transfer.bytes = write.transfer.bytes.last(half);
   ASSIGN_OR_RETURN(const double both, Timed(io, {read, write}));
   rates->together = 2 / both / (1 / rates->read + 1 / rates->write);
   return OkStatus();
 }
 
-// The source's largest file, for direct reads; -1 where it is too short to tell more than the scratch file
-// does, or its file system has no direct reads.
+// Opens the source's largest file for direct reads. Returns -1 if it is too short to be better than the
+// scratch file, or if its file system does not support them.
 int OpenLargest(const checkpoint::Checkpoint& source, std::string* path, int64_t* bytes) {
   const auto& files = source.files();
   const auto largest = std::ranges::max_element(files, {}, [](const auto& f) { return f->bytes().size(); });
@@ -163,7 +163,7 @@ Status MeasureDisks(const checkpoint::Checkpoint& source, const fs::path& folder
   for (size_t i = 0; i < bytes.size(); i += 4) bytes[i] = static_cast<std::byte>(i * 2654435761U >> 16U);
   ASSIGN_OR_RETURN(const ScratchFile file, ScratchFile::Create(folder));
   if (posix_fallocate(file.fd(), 0, static_cast<off_t>(kSampleBytes)) == ENOSPC) {
-    return IoError("{}: there is no room for {} bytes to measure with", folder.string(), kSampleBytes);
+    return IoError("{}: no space for a file of {} bytes for measurements", folder.string(), kSampleBytes);
   }
   if (direct) file.Direct();
   const Repeated write = {file.Whole(bytes, true)};
@@ -173,7 +173,7 @@ Status MeasureDisks(const checkpoint::Checkpoint& source, const fs::path& folder
     const Clock::time_point copied = Clock::now();
     std::memcpy(bytes.data(), bytes.data() + kSampleBytes / 2, kSampleBytes / 2);
     rates->copy = static_cast<double>(kSampleBytes) / 2 / Since(copied);
-  } else {  // what was written is still in the page cache
+  } else {  // written data is still in the page cache
     ASSIGN_OR_RETURN(rates->copy, Timed(*io, {read}));
     file.Direct();
   }
@@ -199,8 +199,8 @@ Status MeasureDisks(const checkpoint::Checkpoint& source, const fs::path& folder
   return measured;
 }
 
-// Rounds units of bf16 values as the pipeline does: read whole, rounded slab by slab, checksummed. Each
-// unit's memory has left the caches when its turn comes again, as that of bytes that come from a disk.
+// Rounds units of bf16 values as the pipeline does: read completely, rounded slab by slab, checksummed. The
+// memory of a unit has left the caches before it is used again, like bytes from a disk.
 class RoundingSample {
  public:
   static StatusOr<RoundingSample> Create(const Precision& precision, bool search) {
@@ -209,10 +209,10 @@ class RoundingSample {
     ASSIGN_OR_RETURN(sample.source_, runtime::Buffer::Allocate(kSlabs * kValues * sizeof(uint16_t), false));
     ASSIGN_OR_RETURN(sample.output_,
                      runtime::Buffer::Allocate(kSlabs * static_cast<size_t>(sample.slab_output_), false));
-    std::memset(sample.output_.data(), 0, sample.output_.size());  // pages are there before time counts
+    std::memset(sample.output_.data(), 0, sample.output_.size());  // maps the pages before the measurement
     auto* stored = sample.source_.as<uint16_t>();
     uint32_t state = 1;
-    for (size_t v = 0; v < kValues; ++v) {  // spread as weights are: a sum of four uniform values
+    for (size_t v = 0; v < kValues; ++v) {  // distributed like weights: sums of four uniform values
       float sum = 0;
       for (int i = 0; i < 4; ++i) {
         state = state * 1664525U + 1013904223U;
@@ -224,7 +224,7 @@ class RoundingSample {
     return sample;
   }
 
-  /// Values a second.
+  /// Returns values per second.
   StatusOr<double> Measure(const kernels::ExecContext& ctx) {
     const Clock::time_point start = Clock::now();
     size_t units = 0;
@@ -299,7 +299,7 @@ StatusOr<MachineRates> MeasureRates(const checkpoint::Checkpoint& source, const 
   RETURN_IF_ERROR(MeasureDisks(source, ExistingFolder(folder), direct, &rates));
   runtime::Arena scratch;
   const kernels::ExecContext ctx{.kernels = &kernels, .pool = &pool, .scratch = &scratch};
-  for (const Precision& precision : settings.Roundings()) {  // the slowest
+  for (const Precision& precision : settings.Roundings()) {  // takes the slowest
     ASSIGN_OR_RETURN(RoundingSample sample, RoundingSample::Create(precision, settings.search));
     ASSIGN_OR_RETURN(const double rate, sample.Measure(ctx));
     rates.rounds[precision.Name()] = rate;

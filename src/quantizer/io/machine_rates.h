@@ -1,4 +1,4 @@
-// What this machine delivers, measured in some seconds: for a forecast before hours go into a run.
+// Measures the speed of this machine in some seconds, for a forecast of a run.
 #pragma once
 
 #include <map>
@@ -10,27 +10,28 @@
 
 namespace moesaic::quantizer {
 
-/// In bytes or values a second.
+/// Bytes or values per second.
 struct MachineRates {
-  double read = 0;      // the disk of the source, past the page cache
-  double write = 0;     // the disk of the output, brought to disk
-  double round = 0;     // values from bf16 to the output's bytes, all threads, of the slowest precision
-  double together = 1;  // how much longer reading and writing take at once than one after the other
-  double copy = 0;      // bytes from the page cache and back, one thread; what buffered reads and writes cost
-  double direct = 0;    // bytes past the page cache for a second of a processor
-  double touch = 0;     // bytes of new memory that the system brings when they are touched, one thread
+  double read = 0;      // reads from the source's disk, past the page cache
+  double write = 0;     // writes to the output's disk, flushed
+  double round = 0;     // bf16 values rounded to output bytes, on all threads, at the slowest precision
+  double together = 1;  // time of simultaneous reading and writing divided by the sum of both
+  // Bytes copied between the page cache and buffers on one thread, the cost of buffered I/O.
+  double copy = 0;
+  double direct = 0;    // bytes of direct I/O per second of CPU time
+  double touch = 0;     // bytes of new memory that the kernel maps on first touch, on one thread
   bool same_disk = true;
   std::map<std::string, double> rounds = {};  // `round` of each precision, by Precision::Name()
-  bool whole_scales = false;                  // rounding needs a scale of all of a linear's values (NVFP4)
+  bool whole_scales = false;                  // rounding needs a scale of all values of a linear (NVFP4)
 };
 
-/// `folder` is where the output would go, empty for the working folder: a file of 256 MiB is written beside
-/// it, read back and removed.
+/// Measures rates. `folder` is the output folder; empty: the working folder. A file of 256 MiB is written
+/// beside it, read back and removed.
 StatusOr<MachineRates> MeasureRates(const checkpoint::Checkpoint& source, const OutputSettings& settings,
                                     const kernels::KernelTable& kernels, runtime::ThreadPool& pool,
                                     const std::string& folder, bool direct);
 
-/// Bytes free where `folder` (empty: the working one) is or would be; -1 where nobody tells.
+/// Returns the free bytes of the disk of `folder` (empty: the working folder), or -1 if unknown.
 int64_t FreeBytes(const std::string& folder);
 
 }  // namespace moesaic::quantizer

@@ -24,14 +24,14 @@ runtime::Transfer TransferOf(const OutputExtent& extent, int fd, bool write, con
           .needed = static_cast<int64_t>(extent.bytes.size())};
 }
 
-// Writes all of `bytes` at the file's start.
+// Writes `bytes` to the start of the file.
 Status WriteStart(int fd, std::string_view bytes, const std::string& path) {
   for (size_t done = 0; done < bytes.size();) {
     const ssize_t written = pwrite(fd, bytes.data() + done, bytes.size() - done, static_cast<off_t>(done));
     if (written < 0 && errno == EINTR) continue;
     if (written <= 0) {
       return IoError("{}: writing the header failed at byte {}: {}", path, done,
-                     written < 0 ? std::strerror(errno) : "no byte was taken");
+                     written < 0 ? std::strerror(errno) : "no byte was written");
     }
     done += static_cast<size_t>(written);
   }
@@ -64,7 +64,7 @@ Status ShardWriter::OpenFile(int shard) {
   File& file = files_[shard];
   if (file.fd >= 0) return OkStatus();
   file.fd = open(file.path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  if (file.fd < 0) return IoError("{}: can't be written: {}", file.path, std::strerror(errno));
+  if (file.fd < 0) return IoError("{}: cannot be written: {}", file.path, std::strerror(errno));
   const int64_t bytes = output_.shards[shard].bytes;
   struct stat info = {};
   const bool longer = fstat(file.fd, &info) == 0 && info.st_size > bytes;
@@ -72,7 +72,7 @@ Status ShardWriter::OpenFile(int shard) {
   if (longer || error == EINVAL || error == EOPNOTSUPP) error = ftruncate(file.fd, bytes) == 0 ? 0 : errno;
   if (error != 0) {
     Close(file);
-    return IoError("{}: {} bytes can't be had: {}", file.path, bytes, std::strerror(error));
+    return IoError("{}: cannot allocate {} bytes: {}", file.path, bytes, std::strerror(error));
   }
   if (!direct_) return OkStatus();
   file.direct_fd = open(file.path.c_str(), O_WRONLY | O_CLOEXEC | O_DIRECT);
@@ -105,7 +105,7 @@ StatusOr<runtime::AsyncFiles::Ticket> ShardWriter::StartCheck(int shard,
   struct stat info = {};
   const std::string& path = files_[shard].path;
   if (stat(path.c_str(), &info) != 0 || info.st_size != output_.shards[shard].bytes) {
-    return NotFound("{}: not there, or not as long as planned", path);
+    return NotFound("{}: the file is missing or shorter than planned", path);
   }
   RETURN_IF_ERROR(OpenFile(shard));
   std::vector<runtime::Transfer> transfers;
@@ -127,7 +127,9 @@ Status ShardWriter::Finish(int shard, const std::string& header) {
   File& file = files_[shard];
   const int fd = file.fd;
   RETURN_IF_ERROR(WriteStart(fd, header, file.path));
-  if (fdatasync(fd) != 0) return IoError("{}: can't be brought to disk: {}", file.path, std::strerror(errno));
+  if (fdatasync(fd) != 0) {
+    return IoError("{}: cannot be flushed to disk: {}", file.path, std::strerror(errno));
+  }
   posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
   Close(file);
   return OkStatus();

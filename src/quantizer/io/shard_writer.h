@@ -1,4 +1,4 @@
-// The files of the checkpoint that is written, at whose places units arrive in any order.
+// Writes the files of the output checkpoint. Units may arrive in any order.
 #pragma once
 
 #include <string>
@@ -10,24 +10,24 @@
 
 namespace moesaic::quantizer {
 
-/// A file's header is written last: until then it begins with zeros, which no reader takes for a checkpoint.
+/// A file's header is written last. Until then the file begins with zeros, which readers reject.
 class ShardWriter {
  public:
-  /// `direct`: whole blocks go past the page cache.
+  /// `direct`: whole blocks bypass the page cache.
   ShardWriter(std::string folder, const OutputPlan& output, bool direct, runtime::AsyncFiles& io);
   ~ShardWriter();
   ShardWriter(const ShardWriter&) = delete;
   ShardWriter& operator=(const ShardWriter&) = delete;
 
-  /// Starts to write runs of bytes, which must stay until the ticket was waited for. Makes the file at its
-  /// full size when it is not there, so that a full disk shows now; one that is longer is cut.
+  /// Starts to write extents, whose bytes must live until the ticket has been waited for. Creates a missing
+  /// file with its full size, so that a full disk is detected early. Truncates a file that is too long.
   StatusOr<runtime::AsyncFiles::Ticket> Start(int shard, std::span<const OutputExtent> extents);
-  /// Starts to read the same places, for a check of what an earlier run wrote. NotFound: the file is not
-  /// there or too short.
+  /// Starts to read the same extents, to check the output of an earlier run. Returns NotFound if the file is
+  /// missing or too short.
   StatusOr<runtime::AsyncFiles::Ticket> StartCheck(int shard, std::span<const OutputExtent> extents);
-  /// Asks the system to bring what was written to disk.
+  /// Starts write-back of the extents to disk.
   void Flush(int shard, std::span<const OutputExtent> extents) const;
-  /// Writes the header, brings the file to disk and closes it.
+  /// Writes the header, flushes the file to disk and closes it.
   Status Finish(int shard, const std::string& header);
 
  private:

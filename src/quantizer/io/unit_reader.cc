@@ -17,7 +17,7 @@ namespace {
 
 using runtime::kDirectBlock;
 
-// A tensor's part that is to be read.
+// A part of a tensor to read.
 struct Wanted {
   size_t file;
   int64_t offset, bytes;
@@ -56,14 +56,14 @@ Status UnitReader::OpenFile(size_t index) {
   file.fd = open(file.path.c_str(), O_RDONLY | O_CLOEXEC | (direct_ ? O_DIRECT : 0));
   struct stat info = {};
   if (file.fd >= 0 && fstat(file.fd, &info) == 0 && info.st_size != file.bytes) {
-    return DataLoss("{}: the file ends at byte {}, and had {} when it was opened", file.path, info.st_size,
+    return DataLoss("{}: the file ends at byte {}, but had {} when it was opened", file.path, info.st_size,
                     file.bytes);
   }
   if (file.fd >= 0) return OkStatus();
   if (direct_ && errno == EINVAL) {
     return Unimplemented("{}: its file system does not take direct reads; use --io buffered", file.path);
   }
-  return IoError("{}: can't be opened: {}", file.path, std::strerror(errno));
+  return IoError("{}: cannot be opened: {}", file.path, std::strerror(errno));
 }
 
 StatusOr<LoadedUnit> UnitReader::Start(const std::vector<ModelItem>& items, std::span<const Piece> pieces,
@@ -77,7 +77,7 @@ StatusOr<LoadedUnit> UnitReader::Start(const std::vector<ModelItem>& items, std:
   for (SourceRows& rows : unit.rows) {
     for (checkpoint::TensorEntry& part : rows.parts()) {
       auto file = by_address_.upper_bound(part.bytes.data());
-      if (file == by_address_.begin()) continue;  // bytes that the caller of FromMemory holds
+      if (file == by_address_.begin()) continue;  // memory of the caller of FromMemory
       const size_t index = (--file)->second;
       wanted.push_back(
           {index, part.bytes.data() - files_[index].mapped, static_cast<int64_t>(part.bytes.size()), &part});
@@ -87,9 +87,9 @@ StatusOr<LoadedUnit> UnitReader::Start(const std::vector<ModelItem>& items, std:
     return std::pair(a.file, a.offset) < std::pair(b.file, b.offset);
   });
   std::vector<runtime::Transfer> transfers;
-  int64_t used = 0;  // of the buffer
+  int64_t used = 0;  // bytes of the buffer in use
   for (size_t i = 0; i < wanted.size();) {
-    // One extent: parts that follow each other, or share a block.
+    // Parts that are adjacent or share a block form one extent.
     const int64_t align = direct_ ? kDirectBlock : 1;
     const int64_t begin = wanted[i].offset / align * align;
     int64_t needed = begin, end = begin;
@@ -120,7 +120,7 @@ StatusOr<LoadedUnit> UnitReader::Start(const std::vector<ModelItem>& items, std:
 
 void UnitReader::Forget(const LoadedUnit& unit) const {
   for (const LoadedUnit::Extent& extent : unit.extents) {
-    if (direct_) break;  // nothing is in the page cache
+    if (direct_) break;  // direct reads leave nothing in the page cache
     posix_fadvise(files_[extent.file].fd, extent.offset, extent.bytes, POSIX_FADV_DONTNEED);
   }
   source_->ForgetMaps();

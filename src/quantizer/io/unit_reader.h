@@ -1,4 +1,4 @@
-// Brings the bytes that a unit needs from the checkpoint's files into a buffer, without touching its maps.
+// Reads the source bytes of a unit from the checkpoint's files into a buffer, without touching its maps.
 #pragma once
 
 #include <map>
@@ -11,7 +11,7 @@
 
 namespace moesaic::quantizer {
 
-/// What was found of a unit, in the order of its pieces; valid until the buffer it was read to is used again.
+/// Rows of a unit's pieces, in order. Valid until its buffer is reused.
 struct LoadedUnit {
   std::vector<SourceRows> rows;
   runtime::AsyncFiles::Ticket ticket = 0;
@@ -32,12 +32,12 @@ class UnitReader {
   UnitReader(UnitReader&& other) noexcept;
   UnitReader& operator=(UnitReader&&) = delete;
 
-  /// Starts to read the pieces into `buffer`, whose start is page-aligned.
+  /// Starts to read the pieces into `buffer`, which must be page-aligned.
   StatusOr<LoadedUnit> Start(const std::vector<ModelItem>& items, std::span<const Piece> pieces,
                              std::span<std::byte> buffer);
   Status Wait(LoadedUnit& unit) { return io_->Wait(unit.ticket); }
-  /// Gives back the memory that the unit's pages take in the page cache, and all that the source's maps take:
-  /// rows that are read through them, and the small tensors beside a weight that finding it looks at.
+  /// Releases the unit's pages in the page cache and all pages of the source's maps. The maps are used for
+  /// rows that cannot be cut out, and for the small tensors of a linear.
   void Forget(const LoadedUnit& unit) const;
 
  private:

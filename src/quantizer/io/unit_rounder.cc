@@ -15,12 +15,12 @@ namespace {
 
 using tensor::DType;
 
-// Values of one task: 256 KiB as f32, which stay in a core's L2 cache.
+// Values per task: 256 KiB as f32, which fit the L2 cache of a core.
 constexpr int64_t kTaskValues = int64_t{1} << 16;
 
 int64_t Columns(const ModelItem& item) { return item.elements() / RowsOf(item); }
 
-// Whether a value that is stored in 2 or 4 bytes is a number: its exponent is not all ones.
+// True if a value of 2 or 4 bytes is finite: its exponent is not all ones.
 template <typename T>
 bool AllFinite(std::span<const std::byte> bytes, T exponent) {
   bool finite = true;
@@ -97,7 +97,7 @@ Status UnitRounder::ReadSlab(const Piece& piece, const SourceRows& rows, int64_t
   return OkStatus();
 }
 
-// Says which value of the slab is none that can be rounded; rows are counted from the item's start.
+// Returns an error with the position of a bad value in the slab. Rows are counted from the start of the item.
 Status UnitRounder::BadValue(const Piece& piece, int64_t first, int64_t count) const {
   const ModelItem& item = items_[piece.item];
   const int64_t columns = Columns(item);
@@ -135,7 +135,8 @@ Status UnitRounder::FindSharedScale(std::span<const Piece> pieces, std::span<con
     ASSIGN_OR_RETURN(const float of_piece, LargestOf(pieces[p], rows[p], false));
     largest = std::max(largest, of_piece);
   }
-  // What the unit has not: of linears that are too large for the memory, and when a run goes on within one.
+  // Reads the rows that are not in the unit: parts of linears that are too large for the memory, or of a
+  // resumed unit.
   for (const Piece& piece : RowsBeside(items_, first, end, pieces)) {
     ASSIGN_OR_RETURN(SourceRows mapped,
                      SourceRows::Find(source_, items_[piece.item], piece.first, piece.rows));
@@ -193,7 +194,7 @@ Status UnitRounder::RoundPiece(const Piece& piece, const SourceRows& rows, std::
   const std::vector<OutputTensor>& tensors = output_.items[piece.item].tensors;
   std::vector<StoredTensor> stored;
   for (const OutputTensor& tensor : tensors) stored.push_back(tensor.stored);
-  // Behind those of the grid there may be the static scale of activations.
+  // The static scale of activations may follow the grid's tensors.
   const float input_scale = settings_.InputScale(item.name);
   if (input_scale > 0) {
     if (out.back() != nullptr) std::memcpy(out.back(), &input_scale, sizeof(input_scale));

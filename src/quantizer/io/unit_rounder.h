@@ -1,4 +1,4 @@
-// Turns the rows of a unit into the bytes of its output tensors.
+// Converts the rows of a unit to the bytes of its output tensors.
 #pragma once
 
 #include <vector>
@@ -10,19 +10,19 @@
 
 namespace moesaic::quantizer {
 
-/// Bytes of one output file that a unit writes.
+/// A byte range of an output file that a unit writes.
 struct OutputExtent {
   int64_t offset = 0;  // in the file
   std::span<std::byte> bytes;
 };
 
-/// How the rows of a linear are rounded, beside what the settings say.
+/// Parameters for rounding the rows of a linear, in addition to the settings.
 struct Rounding {
-  const HessianFactor* factor = nullptr;  // null: to the nearest; else by GPTQ
-  GptqStage* stage = nullptr;             // of GPTQ: what made the factor
-  GptqReport* report = nullptr;           // of GPTQ, summed up over calls
-  int64_t slab_values = 0;                // of GPTQ, at most at once
-  RuntimeMatrix* runtime = nullptr;       // gets what was rounded, or kept, as it runs
+  const HessianFactor* factor = nullptr;  // null: rounds to the nearest; else by GPTQ
+  GptqStage* stage = nullptr;             // GPTQ: stage that made the factor
+  GptqReport* report = nullptr;           // GPTQ: sums over calls
+  int64_t slab_values = 0;                // GPTQ: maximum number of values rounded at once
+  RuntimeMatrix* runtime = nullptr;       // receives the rounded or kept rows in run-time form
 };
 
 class UnitRounder {
@@ -32,36 +32,36 @@ class UnitRounder {
               const OutputPlan& output, const OutputSettings& settings, const kernels::ExecContext& ctx)
       : source_(source), items_(items), output_(output), settings_(settings), ctx_(ctx) {}
 
-  /// Fills `buffer` with the output of the pieces, whose rows are in `loaded`, at their `places`. A value
-  /// that is not finite is an error that says where it stands.
+  /// Fills `buffer` with the output of the pieces, at their `places`. `loaded` holds their rows. A value that
+  /// is not finite is an error that states its position.
   Status Run(std::span<const Piece> pieces, const LoadedUnit& loaded, const OutputPlaces& places,
              std::span<std::byte> buffer);
 
-  /// The same for the first of `pieces`, of which the others follow in its unit; out: one for each of its
+  /// The same for the first of `pieces`; the others follow in its unit. `out` has one pointer for each of its
   /// output tensors, or null.
   Status Round(std::span<const Piece> pieces, std::span<const SourceRows> rows,
                std::span<std::byte* const> out, const Rounding& rounding = {});
 
-  /// Bytes of the source that were read once more than units say: for the scales of linears too large for
-  /// the memory.
+  /// Number of source bytes that were read again, for the scales of linears that are too large for the
+  /// memory.
   int64_t reread_bytes() const { return reread_bytes_; }
 
  private:
-  /// Rows [first, first + count) of a piece as f32, in slab_.
+  /// Reads rows [first, first + count) of a piece as f32 into slab_.
   Status ReadSlab(const Piece& piece, const SourceRows& rows, int64_t first, int64_t count);
   Status BadValue(const Piece& piece, int64_t first, int64_t count) const;
-  /// Refuses rows of the slab that have values which are not finite, or too large for `dtype`.
+  /// Fails if the slab has values that are not finite or too large for `dtype`.
   Status CheckValues(const Piece& piece, int64_t first, int64_t count, tensor::DType dtype) const;
   Status RoundPiece(const Piece& piece, const SourceRows& rows, std::span<std::byte* const> out,
                     const Rounding& rounding);
   StatusOr<QuantizedMatrix> RoundSlab(const Precision& precision, int count, int columns,
                                       const Rounding& rounding) const;
-  /// Of a linear that is not rounded.
+  /// Packs a linear that is not rounded.
   Status PackKept(const Piece& piece, const SourceRows& rows, RuntimeMatrix* runtime);
   Status ConvertPiece(const Piece& piece, const SourceRows& rows, std::byte* out);
   Status CopyPiece(const Piece& piece, const SourceRows& rows, std::byte* out) const;
-  /// NVFP4: sets global_scale_ to that of the first piece's item and all that run as one with it. Rows that
-  /// are not in `pieces` are read through the source's maps.
+  /// NVFP4: sets global_scale_ to that of the first piece's item and all items fused with it. Rows outside
+  /// `pieces` are read through the source's maps.
   Status FindSharedScale(std::span<const Piece> pieces, std::span<const SourceRows> rows);
   StatusOr<float> LargestOf(const Piece& piece, const SourceRows& rows, bool mapped);
 
@@ -71,7 +71,7 @@ class UnitRounder {
   const OutputSettings& settings_;
   const kernels::ExecContext& ctx_;
   std::vector<float> slab_;
-  size_t scale_first_ = 0, scale_end_ = 0;  // items that global_scale_ is of
+  size_t scale_first_ = 0, scale_end_ = 0;  // items of global_scale_
   float global_scale_ = 0;
   int64_t reread_bytes_ = 0;
 };

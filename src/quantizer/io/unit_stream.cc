@@ -40,7 +40,7 @@ UnitStream::UnitStream(const QuantizePlan& plan, const QuantizeOptions& options,
 }
 
 UnitStream::~UnitStream() {
-  // Nothing may be left on its way to or from memory; what went wrong was told by the call that failed.
+  // No I/O may be in flight on the memory. Errors were reported by the calls that failed.
   (void)SettleAll();
 }
 
@@ -68,7 +68,7 @@ Status UnitStream::CheckFinished() {
   std::vector<bool> wrong(done_.size(), false);
   for (const Journal::Entry& entry : journal_.entries()) {
     if (entry.unit >= done_.size())
-      return DataLoss("the journal names unit {} of {}", entry.unit, done_.size());
+      return DataLoss("the journal has unit {}, but the plan only {} units", entry.unit, done_.size());
     if (done_[entry.unit]) continue;
     const std::vector<OutputExtent> extents =
         ExtentsOf(PlacesOf(plan_.output, PiecesOf(entry.unit)), RoomOf(entry.unit, 0).output);
@@ -138,13 +138,13 @@ StatusOr<UnitStream::Place> UnitStream::Next() {
   return place;
 }
 
-// Of the current unit and the next one, as far as there is room for both.
+// Starts reads of the current unit and the next one while there are free buffers.
 Status UnitStream::StartReads() {
   for (; started_ < std::min(todo_.size(), at_ + slots_.size()); ++started_) {
     const size_t unit = todo_[started_];
     if (IsAlone(unit) || (started_ > 0 && IsAlone(todo_[started_ - 1]))) {
-      if (started_ > at_) return OkStatus();  // when the current one is finished
-      RETURN_IF_ERROR(SettleAll());           // which may be written from there still
+      if (started_ > at_) return OkStatus();  // retried when the current one is finished
+      RETURN_IF_ERROR(SettleAll());           // the memory may still be being written
     }
     const size_t index = started_ % slots_.size();
     Slot& slot = slots_[index];
@@ -170,7 +170,7 @@ Status UnitStream::OpenUnit() {
   return OkStatus();
 }
 
-// Starts to write the current unit and to read the one that takes its place.
+// Starts to write the current unit and to read the one that reuses its buffer.
 Status UnitStream::CloseUnit() {
   Slot& slot = Current();
   slot.extents = ExtentsOf(places_, slot.room.output);
@@ -189,7 +189,7 @@ Status UnitStream::CloseUnit() {
   return Tell();
 }
 
-// Waits until the slot's output is written, and journals it.
+// Waits until the slot's output is written, then journals it.
 Status UnitStream::Settle(Slot& slot) {
   if (slot.extents.empty()) return OkStatus();
   const std::vector<OutputExtent> extents = std::exchange(slot.extents, {});
@@ -215,11 +215,11 @@ Status UnitStream::Drain() {
 
 Status UnitStream::SettleAll() {
   Status status;
-  // What is on its way to disk is journaled whatever went wrong.
+  // Units in flight are journaled whatever the error.
   for (Slot& slot : slots_) {
     if (const Status read = FinishRead(slot); status.ok()) status = read;
   }
-  // In the order in which they were begun.
+  // In the order of their start.
   for (size_t i = 0; i < slots_.size(); ++i) {
     if (const Status written = Settle(slots_[(at_ + i) % slots_.size()]); status.ok()) status = written;
   }
@@ -253,7 +253,7 @@ Status UnitStream::Say(bool checking, const std::string& stage) const {
   if (!options_.progress || options_.progress({done_bytes_, plan_.output.bytes, checking, stage})) {
     return OkStatus();
   }
-  return Cancelled("stopped; the same command goes on from here");
+  return Cancelled("stopped; repeat the command to resume");
 }
 
 }  // namespace moesaic::quantizer

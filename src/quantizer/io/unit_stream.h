@@ -1,5 +1,5 @@
-// A run's units on their way from the source's files to the output's: the next one is read and the last one
-// written while one is worked on, and what is written is journaled.
+// Streams a run's units from the source files to the output files. While one unit is rounded, the next one is
+// read and the previous one is written. Finished units are recorded in the journal.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@ namespace moesaic::quantizer {
 
 struct StreamCounts {
   int64_t read_bytes = 0, written_bytes = 0;
-  size_t resumed_units = 0, redone_units = 0;  // redone: journaled, but their bytes were not right
+  size_t resumed_units = 0, redone_units = 0;  // redone: journaled, but with wrong bytes
   double read_wait_seconds = 0, write_wait_seconds = 0;
 };
 
@@ -23,30 +23,30 @@ class UnitStream {
   /// The arguments must outlive the stream.
   UnitStream(const QuantizePlan& plan, const QuantizeOptions& options, const std::string& folder,
              Journal& journal, runtime::AsyncFiles& io, UnitReader& reader);
-  /// Waits for what is under way.
+  /// Waits for I/O in flight.
   ~UnitStream();
 
-  /// Reads the units of the journal back; those whose bytes are not what it says are not done.
+  /// Reads the journaled units back. Units with wrong checksums are not done.
   Status CheckFinished();
-  /// Whether all units of items before `layer` are done.
+  /// True if all units of items before `layer` are done.
   bool IsDoneBefore(int layer) const;
-  /// Begins with the units that are not done, or with `layer` > -2 with its first unit, and all behind are
-  /// done again.
+  /// Starts with the first unit that is not done. With `layer` > -2, starts with the first unit of that layer
+  /// and repeats all later units.
   Status Begin(int layer = -2);
 
-  /// A piece with what is read of it, and where its output goes. The spans go on to the end of the unit.
+  /// A piece with its source rows and output buffers. The spans extend to the end of the unit.
   struct Place {
     std::span<const Piece> pieces;
     std::span<const SourceRows> rows;
-    std::span<std::byte* const> out;  // one for each of the item's output tensors; null: stored before
+    std::span<std::byte* const> out;  // one per output tensor of the item; null: already stored
   };
-  /// The item of the next piece; the number of items at the end.
+  /// Returns the item of the next piece, or the number of items at the end.
   size_t NextItem() const;
-  /// The next piece, which there is; the one before is finished.
+  /// Returns the next piece, which must exist, and finishes the previous one.
   StatusOr<Place> Next();
-  /// Brings all that was finished to the files and the journal.
+  /// Flushes all finished units to the files and the journal.
   Status Drain();
-  /// The end of the work: writes headers of files.
+  /// Finishes the run: writes the headers of files.
   Status Finish();
 
   /// Reports progress.
@@ -54,16 +54,16 @@ class UnitStream {
   const StreamCounts& counts() const { return counts_; }
 
  private:
-  // Of memory_, one of two halves, or all of it for a unit that is alone.
+  // Buffers of a unit: one of two halves of memory_, or all of it for an exclusive unit.
   struct Room {
     std::span<std::byte> source, output;
   };
-  // A unit on its way: read to the room's source, worked into its output, written from there.
+  // A unit in flight: read into the room's source, rounded into its output, written from there.
   struct Slot {
     Room room;
     LoadedUnit loaded;
     bool reading = false;
-    size_t writing = 0;  // the unit being written, when `extents` is not empty
+    size_t writing = 0;  // unit being written, if `extents` is not empty
     std::vector<OutputExtent> extents;
     runtime::AsyncFiles::Ticket ticket = 0;
     uint64_t checksum = 0;
@@ -94,14 +94,14 @@ class UnitStream {
   runtime::Buffer memory_;
   std::array<Slot, 2> slots_;
   std::vector<bool> done_;    // [units]
-  std::vector<size_t> left_;  // [shards] units
+  std::vector<size_t> left_;  // [shards] units left
   std::vector<bool> finished_;
   int64_t done_bytes_ = 0;
-  std::vector<size_t> todo_;  // units
-  size_t at_ = 0;             // in todo_
-  size_t started_ = 0;        // units of todo_ whose reading was begun
-  size_t piece_ = 0;          // in the current unit; 0: not open
-  OutputPlaces places_;       // of the current unit
+  std::vector<size_t> todo_;  // units to do
+  size_t at_ = 0;             // index in todo_
+  size_t started_ = 0;        // number of units of todo_ whose reads have started
+  size_t piece_ = 0;          // index in the current unit; 0: not opened
+  OutputPlaces places_;       // places of the current unit
   std::vector<std::byte*> out_;
   StreamCounts counts_;
 };

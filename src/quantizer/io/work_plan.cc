@@ -10,11 +10,11 @@ namespace {
 
 using runtime::kDirectBlock;
 
-// 4 MiB as f32: several tasks for every core, and little beside the units.
+// 4 MiB as f32: several tasks per core, and small compared with the units.
 constexpr int64_t kSlabValues = int64_t{1} << 20;
-// Direct reads take whole blocks of the file around each of up to four tensors.
+// Direct reads need whole file blocks around each of up to four tensors.
 constexpr int64_t kAlignmentSlack = 4 * 2 * kDirectBlock;
-// That are written of one linear: codes, scales, a matrix's own scale, that of its inputs.
+// Output tensors of one linear: codes, scales, global scale, activation scale.
 constexpr int64_t kMostTensors = 4;
 
 class Cutter {
@@ -28,11 +28,11 @@ class Cutter {
         unit_bytes_(sizes.unit_bytes > 0 ? sizes.unit_bytes : kLargestUnit),
         alone_bytes_(sizes.alone_bytes) {}
 
-  // Items [first, end) go into one unit if one holds them.
+  // Puts items [first, end) into one unit if they fit.
   void AddTogether(size_t first, size_t end) {
     Unit sum;
     for (size_t i = first; i < end; ++i) Count({i, 0, RowsOf(items_[i])}, &sum);
-    Piece next{first, 0, 0};  // not added yet
+    Piece next{first, 0, 0};  // next rows to add
     if (Bytes(sum) <= unit_bytes_) {
       Open(first, sum);
     } else if (alone_bytes_ > unit_bytes_) {
@@ -47,7 +47,7 @@ class Cutter {
       Piece piece{item, first, rows - first};
       const Unit filled = plan_.units.empty() || plan_.units.back().alone ? Unit{} : plan_.units.back();
       if (!Fits(filled, piece)) {
-        // As many steps as still fit an empty unit.
+        // Adds as many steps as fit an empty unit.
         Unit step;
         Count({item, first, std::min(kRowStep, rows - first)}, &step);
         const int64_t steps = std::max<int64_t>(unit_bytes_ / std::max<int64_t>(Bytes(step), 1), 1);
@@ -100,8 +100,8 @@ class Cutter {
     return Bytes(unit) <= unit_bytes_;
   }
 
-  // A unit of as many rows of items [first, end), from the first on, as can be had alone. Returns what is
-  // left: the first item of which rows are not added, and the first of these.
+  // Adds an exclusive unit with as many rows of items [first, end) as fit. Returns the first item and row
+  // that were not added.
   Piece AddAlone(size_t first, size_t end) {
     plan_.units.push_back({.first = plan_.pieces.size(), .end = plan_.pieces.size(), .alone = true});
     for (size_t item = first; item < end; ++item) {
@@ -118,7 +118,7 @@ class Cutter {
     return {end, 0, 0};
   }
 
-  // Whether the last unit, which is alone, has room for `piece` with all that alignment may take.
+  // True if the last unit, which is exclusive, has space for `piece` including worst-case alignment.
   bool FitsAlone(const Piece& piece) const {
     Unit unit = plan_.units.back();
     Count(piece, &unit);
@@ -126,11 +126,11 @@ class Cutter {
     return Bytes(unit) + kDirectBlock * (1 + pieces * kMostTensors) <= alone_bytes_;
   }
 
-  // Begins a unit where the last one has no room for `more`, or belongs to another shard than `item`.
+  // Starts a unit if the last one has no space for `more` or belongs to another shard than `item`.
   void Open(size_t item, const Unit& more) {
     if (!plan_.units.empty()) {
       const Unit& last = plan_.units.back();
-      if (last.first == last.end) return;  // opened for what comes now
+      if (last.first == last.end) return;  // still empty
       const size_t before = plan_.pieces.back().item;
       const bool same = !last.alone && output_.items[before].shard == output_.items[item].shard &&
                         (!by_layer_ || items_[before].layer == items_[item].layer);
@@ -226,7 +226,7 @@ std::vector<Piece> RowsBeside(const std::vector<ModelItem>& items, size_t first,
     if (from < to) beside.push_back({item, from, to - from});
   };
   for (size_t i = first; i < end; ++i) {
-    int64_t from = RowsOf(items[i]), to = from;  // of the pieces
+    int64_t from = RowsOf(items[i]), to = from;  // row range of the pieces
     for (const Piece& piece : pieces) {
       if (piece.item != i) continue;
       from = std::min(from, piece.first);
@@ -246,7 +246,7 @@ WorkPlan CutWork(const std::vector<ModelItem>& items, const std::vector<SourceFo
       ++i;
       continue;
     }
-    // NVFP4's global scale is of all values of linears that run as one: together they are read once.
+    // NVFP4's global scale covers all values of fused linears. In one unit they are read once.
     size_t end = i + 1;
     const OutputItem& item = output.items[i];
     if (item.form == Form::kRounded && item.precision.is(Scheme::kNvfp4)) {
@@ -262,10 +262,10 @@ WorkPlan CutWork(const std::vector<ModelItem>& items, const std::vector<SourceFo
 
 StatusOr<UnitSizes> FitUnits(const std::vector<ModelItem>& items, const std::vector<SourceForm>& forms,
                              const OutputPlan& output, const CutOptions& options, int64_t memory) {
-  int64_t low = 1;  // every unit as small as can be
+  int64_t low = 1;  // every unit as small as possible
   const WorkPlan smallest = CutWork(items, forms, output, options, {.unit_bytes = low});
   if (smallest.bytes() > memory) {
-    return ResourceExhausted("{} bytes of memory are left for buffers, {} are needed",
+    return ResourceExhausted("{} bytes of memory are left for buffers, but {} are needed",
                              std::max<int64_t>(memory, 0), smallest.bytes());
   }
   const int64_t alone_bytes = memory - smallest.slab_bytes();

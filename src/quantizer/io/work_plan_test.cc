@@ -23,7 +23,8 @@ class WorkPlanTest : public ::testing::Test {
   WorkPlan Cut(int64_t unit_bytes) const { return Cut(UnitSizes{.unit_bytes = unit_bytes}); }
   WorkPlan Cut(const UnitSizes& sizes) const { return CutWork(items_, forms_, output_, {}, sizes); }
 
-  // Every row of every item once and in order, every output byte once; units of one shard.
+  // Checks that every row of every item occurs once and in order, every output byte once, and that units have
+  // one shard.
   void CheckWhole(const WorkPlan& plan) const {
     size_t item = 0;
     int64_t row = 0;
@@ -62,7 +63,7 @@ class WorkPlanTest : public ::testing::Test {
   OutputPlan output_;
 };
 
-TEST_F(WorkPlanTest, CutsLargeMatricesAndGathersSmallOnes) {
+TEST_F(WorkPlanTest, SplitsLargeMatricesAndGroupsSmallOnes) {
   Add("a", 1000, 512);
   for (int e = 0; e < 40; ++e) Add("expert" + std::to_string(e), 64, 512);
   Add("z", 300, 512);
@@ -79,8 +80,8 @@ TEST_F(WorkPlanTest, CutsLargeMatricesAndGathersSmallOnes) {
   EXPECT_GT(Cut(300'000).units.size(), 10U);
 }
 
-// An act-order's group index is read again with every piece.
-TEST_F(WorkPlanTest, WhatEveryPieceNeedsIsCountedForEach) {
+// The group index of an act-order is read again for every piece.
+TEST_F(WorkPlanTest, SharedTensorsAreCountedForEveryPiece) {
   Add("a", 1024, 65536);
   Plan(Scheme::kW8A8);
   const WorkPlan plain = Cut(1);
@@ -94,29 +95,29 @@ TEST_F(WorkPlanTest, WhatEveryPieceNeedsIsCountedForEach) {
   }
 }
 
-TEST_F(WorkPlanTest, LinearsThatShareAScaleStayTogether) {
+TEST_F(WorkPlanTest, LinearsWithASharedScaleStayTogether) {
   Add("q", 512, 256, 0);
   Add("k", 256, 256, 0);
   Add("v", 256, 256, 0);
   Add("o", 256, 512);
   Plan(Scheme::kNvfp4);
-  // Source and output of q, k and v, with some room for alignment, but not of o as well.
+  // Source and output of q, k and v, with some space for alignment, but not of o.
   const WorkPlan plan = Cut(int64_t{1024} * 256 * 2 * 3 / 2);
   CheckWhole(plan);
   ASSERT_EQ(plan.units.size(), 2U);
   EXPECT_EQ(plan.units[0].end, 3U);
-  const WorkPlan small = Cut(1);  // too large for any unit: cut like others
+  const WorkPlan small = Cut(1);  // too large for any unit: split like others
   CheckWhole(small);
   EXPECT_EQ(small.units.size(), 10U);
 }
 
-TEST_F(WorkPlanTest, LinearsThatShareAScaleAreAloneWhereTheyAreTooLargeForAUnit) {
+TEST_F(WorkPlanTest, LinearsWithASharedScaleGetAnExclusiveUnitIfTheyAreTooLarge) {
   Add("a", 256, 256);
   Add("gate", 1000, 512, 0);
   Add("up", 1000, 512, 0);
   Add("down", 512, 1008);
   Plan(Scheme::kNvfp4);
-  // Of one of gate and up: 1.3 MB with its output. Both fit one of 3 MB.
+  // One of gate and up has 1.3 MB with its output. Both fit an exclusive unit of 3 MB.
   const WorkPlan whole = Cut({.unit_bytes = 1'500'000, .alone_bytes = 3'000'000});
   CheckWhole(whole);
   ASSERT_EQ(whole.units.size(), 3U);
@@ -127,20 +128,20 @@ TEST_F(WorkPlanTest, LinearsThatShareAScaleAreAloneWhereTheyAreTooLargeForAUnit)
   EXPECT_LE(whole.alone_bytes, 3'000'000);
   EXPECT_GE(whole.buffer_bytes(), whole.alone_bytes);
   EXPECT_GE(whole.buffer_bytes(), 2 * (whole.source_bytes + whole.output_bytes));
-  // As many rows as there is room for; the rest comes in units like others.
+  // The exclusive unit takes as many rows as fit; the rest is in ordinary units.
   for (const int64_t alone_bytes : {400'000, 700'000, 1'000'000, 2'000'000, 2'600'000}) {
     SCOPED_TRACE(alone_bytes);
     const WorkPlan part = Cut({.unit_bytes = 150'000, .alone_bytes = alone_bytes});
     CheckWhole(part);
     const auto alone = std::ranges::count(part.units, true, &Unit::alone);
-    EXPECT_GE(alone, 2);  // of a or gate and up, and of down
+    EXPECT_GE(alone, 2);  // q_a and kv_a or gate and up, and down
     EXPECT_LE(part.alone_bytes, alone_bytes);
     EXPECT_GT(part.alone_bytes, alone_bytes / 2);
   }
   EXPECT_EQ(Cut({.unit_bytes = 150'000, .alone_bytes = 100'000}).alone_bytes, 0);
 }
 
-TEST_F(WorkPlanTest, RowsBesideAUnitAreThoseThatItHasNot) {
+TEST_F(WorkPlanTest, RowsBesideReturnsTheRowsOutsideAUnit) {
   Add("a", 256, 256);
   Add("gate", 1000, 512, 0);
   Add("up", 1000, 512, 0);
@@ -159,7 +160,7 @@ TEST_F(WorkPlanTest, RowsBesideAUnitAreThoseThatItHasNot) {
   EXPECT_EQ(beside({{2, 256, 128}}), (std::vector<Rows>{{1, {0, 1000}}, {2, {0, 256}}, {2, {384, 616}}}));
 }
 
-TEST_F(WorkPlanTest, UnitsFillTheMemoryAndNoMore) {
+TEST_F(WorkPlanTest, UnitsFillButDoNotExceedTheMemory) {
   for (int e = 0; e < 100; ++e) Add("expert" + std::to_string(e), 256, 1024);
   Plan(Scheme::kW8A8);
   const int64_t least = Cut(1).bytes();
@@ -173,14 +174,14 @@ TEST_F(WorkPlanTest, UnitsFillTheMemoryAndNoMore) {
   EXPECT_THAT(Message(none), HasSubstr(std::to_string(least) + " are needed"));
 }
 
-TEST_F(WorkPlanTest, UnitsThatAreAloneFillTheMemoryAndNoMore) {
+TEST_F(WorkPlanTest, ExclusiveUnitsFillButDoNotExceedTheMemory) {
   for (int e = 0; e < 20; ++e) Add("expert" + std::to_string(e), 256, 1024);
   Add("gate", 1024, 1024, 0);
   Add("up", 1024, 1024, 0);
   Plan(Scheme::kNvfp4);
   const WorkPlan smallest = Cut(1);
-  // Gate and up take 4 MiB, and 1.1 MiB as NVFP4: two units of that 10.9 MB, one alone 5.5 MB, with
-  // alignment.
+  // Gate and up have 4 MiB, and 1.1 MiB as NVFP4. Two units of that need 10.9 MB and an exclusive one 5.5 MB,
+  // with alignment.
   struct {
     int64_t buffers;
     bool alone, whole;
@@ -213,7 +214,7 @@ TEST_F(WorkPlanTest, UnitsThatAreAloneFillTheMemoryAndNoMore) {
   }
 }
 
-TEST_F(WorkPlanTest, ScalesOfAPieceLieWhereItsRowsSay) {
+TEST_F(WorkPlanTest, OffsetsOfScalesFollowTheRowsOfAPiece) {
   Add("a", 1000, 256);
   Plan(Scheme::kFp8);
   const std::vector<OutputTensor>& tensors = output_.items[0].tensors;

@@ -17,11 +17,11 @@ constexpr int64_t kHeadValues = int64_t{1} << 24;
 // Rows of predictions at a time.
 constexpr int kPredicted = 64;
 
-// The logarithm of a sum of exponentials, from its largest one.
+// The logarithm of a sum of exponentials, relative to the largest term.
 struct LogSum {
   double largest = -kInfinity, sum = 0;
 
-  // Makes room for values up to `more`; what was summed up so far has to be multiplied by what is returned.
+  // Raises the maximum to at least `more`. Returns the factor for all previous sums.
   double Raise(double more) {
     if (!(more > largest)) return 1;
     const double factor = std::exp(largest - more);
@@ -32,7 +32,8 @@ struct LogSum {
   double value() const { return largest + std::log(sum); }
 };
 
-// Of a token on a lane. Sum of exp(p - largest p) (p - q) over the first lane's logits p and its own, q.
+// Sums of a token on a lane: sum of exp(p - largest p) (p - q) over the first lane's logits p and its own
+// logits q.
 struct TokenSums {
   LogSum own;
   double difference = 0;
@@ -53,7 +54,7 @@ class Losses {
         shares_(exact_.size()),
         factors_(kPredicted) {}
 
-  // Takes the logits of some rows of the head.
+  // Adds the logits of some rows of the head.
   void Add(const tensor::PackedMatrix& head) {
     const int tokens = stream_.lane_tokens(), vocab = head.n();
     for (int first = 0; first < tokens && stream_.GoesOn(); first += kPredicted) {
@@ -84,7 +85,7 @@ class Losses {
     }
   }
 
-  // sum p (log p - log q), with log p = p - P and log q = q - Q for the logs P and Q of their sums.
+  // Returns sum p (log p - log q), where log p = p - P and log q = q - Q for the log-sums P and Q.
   std::vector<double> Finish() const {
     const int tokens = stream_.lane_tokens();
     std::vector<double> losses(static_cast<size_t>(stream_.lanes()));

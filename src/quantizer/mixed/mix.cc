@@ -19,8 +19,8 @@ using tensor::DType;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 struct UnitKind {
-  const char* name;     // behind the layer's prefix
-  const char* pattern;  // of its modules, behind the layer's prefix
+  const char* name;     // name after the layer's prefix
+  const char* pattern;  // pattern of its modules, after the layer's prefix
 };
 constexpr UnitKind kKinds[] = {
     {"mlp.experts", R"(mlp\.experts\.\d+\.(gate|up|down)_proj$)"},
@@ -30,7 +30,7 @@ constexpr UnitKind kKinds[] = {
     {"self_attn.qkv_a_proj", R"(self_attn\.(q_a_proj|kv_a_proj_with_mqa)$)"},
 };
 
-// "mlp.experts" of "model.layers.3.mlp.experts".
+// Returns "mlp.experts" of "model.layers.3.mlp.experts".
 std::string KindOfUnit(const std::string& unit) {
   return unit.substr(models::LayerPrefix(LayerOf(unit)).size());
 }
@@ -45,7 +45,7 @@ BudgetKind KindOf(const MixBudget& budget) {
   return budget.unit == MixBudget::Unit::kBytesPerToken ? BudgetKind::kBytesPerToken : BudgetKind::kBytes;
 }
 
-// What an option takes of the budget.
+// Returns the cost of an option under the budget.
 PrecisionOption Cost(const MixOption& option, const MixBudget& budget) {
   const bool files = budget.unit == MixBudget::Unit::kBytes;
   return {.name = option.precision.Name(),
@@ -70,17 +70,17 @@ Status RefuseBudget(const MixSettings& settings, double fixed, double least, dou
   const std::vector<std::string> names = NamesOf(settings);
   if (budget.unit == MixBudget::Unit::kBitsPerWeight) {
     return ResourceExhausted(
-        "{} {} is too little: the cheapest mix of {} takes {:.4f} bits a weight ({:.0f} bytes)",
+        "{} {} is too little: the cheapest mix of {} takes {:.4f} bits per weight ({:.0f} bytes)",
         budget.Flag(), budget.amount, fmt::join(names, ", "), 8 * least / weights, least);
   }
   return ResourceExhausted(
       "{} {:.0f} is too little: the cheapest mix of {} takes {:.0f} bytes, {:.0f} of them for "
-      "what stays as it is",
+      "tensors that are kept",
       budget.Flag(), budget.amount, fmt::join(names, ", "), fixed + least, fixed);
 }
 
-// What a byte is worth: the steepest way to less loss that one option of one unit offers for more bytes of
-// those that the budget counts.
+// Returns the price of a byte: the steepest decrease of loss that one option of one group offers for more
+// bytes of the budget's kind.
 double PriceOf(const Mix& mix, const MixBudget& budget) {
   double price = 0;
   for (const MixUnit& unit : mix.units) {
@@ -128,7 +128,7 @@ ordered_json MixSettings::Json() const {
 StatusOr<MixSettings> MixSettings::FromJson(const nlohmann::json& json) {
   MixSettings settings;
   const auto refuse = [&] {
-    return DataLoss("\"mix\" is not what moesaic quantize writes: {}", json.dump());
+    return DataLoss("\"mix\" has an unknown form: {}", json.dump());
   };
   const auto options = json.find("options"), tokens = json.find("tokens");
   if (options == json.end() || !options->is_array() || tokens == json.end() || !tokens->is_number_integer()) {
@@ -257,10 +257,10 @@ std::vector<std::string> MixPatterns(std::span<const std::string> units) {
 
 double NominalError(const Precision& precision) {
   if (precision.kept()) {
-    // A uniform error of half a step at most, of 8, 11 and 24 significant bits.
+    // A uniform error of at most half a step, for 8, 11 and 24 significant bits.
     return precision.dtype == DType::kF32 ? 0x1p-50 : precision.dtype == DType::kF16 ? 0x1p-24 : 0x1p-18;
   }
-  switch (*precision.scheme) {  // as `moesaic verify` tells of trained weights
+  switch (*precision.scheme) {  // measured by `moesaic verify` on trained weights
     case Scheme::kW8A8:
       return 1e-4;
     case Scheme::kW8A16:
@@ -278,7 +278,7 @@ double NominalError(const Precision& precision) {
 Status ChooseMix(const MixSettings& settings, const MixFixed& fixed, Mix* mix) {
   const MixBudget& budget = settings.budget;
   std::vector<PrecisionGroup> groups;
-  std::vector<std::vector<int>> places;  // of a group's options among the unit's
+  std::vector<std::vector<int>> places;  // options of a group, as indices of the unit's options
   double weights = 0, least = 0;
   for (const MixUnit& unit : mix->units) {
     PrecisionGroup group{unit.name, {}};
@@ -287,7 +287,7 @@ Status ChooseMix(const MixSettings& settings, const MixFixed& fixed, Mix* mix) {
     for (size_t o = 0; o < unit.options.size(); ++o) {
       if (std::isfinite(unit.options[o].loss)) of_unit.push_back(static_cast<int>(o));
     }
-    // Of MTP modules a token reads nothing, and they lose nothing: the first of such ties is taken.
+    // MTP modules have no loss, and a token reads nothing of them. Of such ties the first is taken.
     std::ranges::stable_sort(of_unit, {}, [&](int o) { return unit.options[o].bytes; });
     for (const int o : of_unit) {
       group.options.push_back(Cost(unit.options[o], budget));
@@ -295,19 +295,19 @@ Status ChooseMix(const MixSettings& settings, const MixFixed& fixed, Mix* mix) {
     }
     if (group.options.empty()) {
       const std::vector<std::string> names = NamesOf(settings);
-      return InvalidArgument("{}: none of {} can be taken ({}); add bf16 or fp32 to --mix", unit.name,
+      return InvalidArgument("{}: none of {} is possible ({}); add bf16 or fp32 to --mix", unit.name,
                              fmt::join(names, ", "),
-                             unit.options.empty() ? "its shape fits none"
+                             unit.options.empty() ? "none fits its shape"
                              : std::ranges::all_of(unit.options, &MixOption::overflows)
-                                 ? "fp16 overflows there"
-                                 : "what the model predicts is not finite");
+                                 ? "fp16 overflows"
+                                 : "the model's predictions are not finite");
     }
     weights += static_cast<double>(unit.weights);
     least += cheapest;
     groups.push_back(std::move(group));
     places.push_back(std::move(of_unit));
   }
-  if (groups.empty()) return InvalidArgument("--mix: there is no linear whose precision it could choose");
+  if (groups.empty()) return InvalidArgument("--mix: the model has no linear whose precision can be chosen");
   const bool bits = budget.unit == MixBudget::Unit::kBitsPerWeight;
   const double outside = bits                                             ? 0
                          : budget.unit == MixBudget::Unit::kBytesPerToken ? fixed.bytes_per_token

@@ -1,5 +1,5 @@
-// Several precisions in one checkpoint: which linears must have theirs together, what each option costs them,
-// and the choice under a budget.
+// Several precisions in one checkpoint: the linears that must share one, the cost of each option, and the
+// choice under a budget.
 #pragma once
 
 #include <map>
@@ -17,8 +17,8 @@ namespace moesaic::quantizer {
 
 struct MixBudget {
   enum class Unit : uint8_t {
-    kBitsPerWeight,  // of what the mix decides, scales included
-    kBytes,          // of all weight files, headers included
+    kBitsPerWeight,  // average over the linears of the mix, scales included
+    kBytes,          // size of all weight files, headers included
     kBytesPerToken,  // that a token reads of the whole model (weight_error.h, BytesOf)
   };
   Unit unit = Unit::kBitsPerWeight;
@@ -27,11 +27,11 @@ struct MixBudget {
   std::string Flag() const;  // "--bits-per-weight"
 };
 
-/// What a mix is made of.
+/// Options and budget of a mix.
 struct MixSettings {
-  std::vector<Precision> options;  // empty: no mix; ties in loss and bytes go to the earlier one
+  std::vector<Precision> options;  // empty: no mix; ties in loss and bytes go to the earlier option
   MixBudget budget;
-  int64_t tokens = 2048;  // of calibration, over which losses are measured
+  int64_t tokens = 2048;  // calibration tokens for measuring losses
 
   bool wanted() const { return !options.empty(); }
   bool Has(tensor::DType kept) const;
@@ -39,80 +39,80 @@ struct MixSettings {
   static StatusOr<MixSettings> FromJson(const nlohmann::json& json);
 };
 
-/// fp16 ends here.
+/// Largest finite fp16 value.
 inline constexpr float kLargestHalf = 65504;
 
-/// One precision for one unit.
+/// One precision for one precision group.
 struct MixOption {
   Precision precision;
-  int64_t bytes = 0;           // of its tensors
-  int64_t header_bytes = 0;    // that name them in a file, at most
-  double bytes_per_token = 0;  // of its tensors; of routed experts bytes * top_k / experts
-  double loss = 0;             // nats a token; infinite: it can't be taken
-  double flips = 0;            // share of tokens and MoE layers behind it with other experts
-  double largest = 0;          // fp16: the largest magnitude that its arithmetic meets; infinite for NaN
+  int64_t bytes = 0;           // bytes of its tensors
+  int64_t header_bytes = 0;    // maximum size of their entries in a file's header
+  // Bytes of its tensors that a token reads; routed experts: bytes * top_k / experts.
+  double bytes_per_token = 0;
+  double loss = 0;             // nats per token; infinite: not allowed
+  double flips = 0;            // share of tokens and later MoE layers whose routing changes
+  double largest = 0;          // fp16: largest magnitude in its arithmetic; infinite for NaN
 
   bool overflows() const { return largest > kLargestHalf; }
 };
 
-/// Linears that have one precision: those that programs fuse (q, k and v; q_a and kv_a), and all of a
-/// feed-forward network's: of routed experts those of the whole layer, which fused kernels need alike.
+/// Linears that must share a precision: fused ones (q, k and v; q_a and kv_a), and those of a feed-forward
+/// network. All routed experts of a layer form one group, because fused kernels need one precision.
 struct MixUnit {
   std::string name;  // "model.layers.3.mlp.experts", "model.layers.3.self_attn.qkv_proj"
   int layer = 0;
   int64_t weights = 0;
-  bool measured = false;  // else losses are those that a rule gives
+  bool measured = false;  // false: losses follow a rule
   std::vector<MixOption> options;
   int chosen = -1;
 };
 
-/// What rounding a router would do. Routers are kept, since no loader takes rounded ones.
+/// Effect of rounding a router. Routers are kept, because no loader accepts rounded ones.
 struct RouterFinding {
   int layer = 0;
   Precision precision;
   double loss = 0, flips = 0;
   int64_t saved = 0;  // bytes, all of which every token reads
-  bool kept = true;   // what the choice would have done
+  bool kept = true;   // true if the choice would keep it
 };
 
 struct Mix {
   std::vector<MixUnit> units;
   std::vector<RouterFinding> routers;
-  int64_t tokens = 0;  // that losses were measured over
-  double loss = 0;     // predicted: the sum of those chosen, nats a token
-  double bits = 0;     // a weight, of what the mix decides
-  int64_t bytes = 0;   // likewise
-  bool exact = false;  // whether no choice within the budget has less loss
-  double price = 0;    // most loss that a further byte of the budget's kind takes away: what it is worth
+  int64_t tokens = 0;  // number of tokens of the measurement
+  double loss = 0;     // predicted loss: sum over the chosen options, nats per token
+  double bits = 0;     // bits per weight of the linears of the mix
+  int64_t bytes = 0;   // bytes of these linears
+  bool exact = false;  // true if no choice within the budget has less loss
+  double price = 0;    // price: largest decrease of loss per additional byte of the budget's kind
 
-  /// By unit; of those that have one.
+  /// Returns the chosen precision by group; groups without a choice are omitted.
   std::map<std::string, Precision> Choice() const;
   nlohmann::ordered_json Json() const;
   static StatusOr<Mix> FromJson(const nlohmann::ordered_json& json);
 };
 
-/// A loss or magnitude, null where it is infinite; and back.
+/// Converts a loss or magnitude to JSON (null: infinite) and back.
 nlohmann::ordered_json InfiniteJson(double value);
 double InfiniteIn(const nlohmann::ordered_json& json, const char* key);
 
-/// The unit that a linear belongs to.
+/// Returns the precision group of a linear.
 std::string MixUnitOf(const std::string& module);
 
-/// "re:..." patterns that match the modules of `units`, and of no other units.
+/// Returns "re:..." patterns that match exactly the modules of `units`.
 std::vector<std::string> MixPatterns(std::span<const std::string> units);
 
-/// Rounding's squared error relative to the weights' squares as it is on bell-shaped weights: for plans that
-/// nothing was measured for.
+/// Nominal relative squared error of rounding bell-shaped weights, for plans without measurements.
 double NominalError(const Precision& precision);
 
 /// Costs outside of the mix.
 struct MixFixed {
-  int64_t bytes = 0;  // tensors and headers
+  int64_t bytes = 0;  // bytes of tensors and headers
   double bytes_per_token = 0;
 };
 
-/// Sets `chosen` of all units and the sums: the least loss within the budget. A budget that nothing fits is
-/// refused with what the least is; so is a unit of which no option is left.
+/// Sets `chosen` of all groups, and the sums: the choice of least loss within the budget. Fails if nothing
+/// fits the budget, stating the minimum, or if a group has no allowed option.
 Status ChooseMix(const MixSettings& settings, const MixFixed& fixed, Mix* mix);
 
 }  // namespace moesaic::quantizer

@@ -16,7 +16,7 @@ namespace {
 
 using checkpoint::Checkpoint;
 
-// Experts of a layer that stand for all.
+// Sampled experts of a layer.
 constexpr int kSampleExperts = 8;
 
 class GainMeasurer : public LayerVisitor {
@@ -41,7 +41,7 @@ class GainMeasurer : public LayerVisitor {
   MixGains Take() { return std::move(gains_); }
 
  private:
-  // Factoring, and rounding of MeasureLoss' rows.
+  // Memory of factoring, and of rounding the rows of MeasureLoss.
   int64_t ScratchBytes(int layer) const override {
     return GptqScratchBytes(spec_, items_, layer, settings_.Roundings(), ctx_.pool->size(),
                             {.slab_values = 0});
@@ -56,7 +56,7 @@ class GainMeasurer : public LayerVisitor {
       matrices.push_back(kept.Take());
     }
     source_.ForgetMaps();
-    RETURN_IF_ERROR(Measure(group));  // weights were read, so that all of them are finite
+    RETURN_IF_ERROR(Measure(group));  // the weights were read, so they are finite
     return matrices;
   }
 
@@ -92,8 +92,9 @@ class GainMeasurer : public LayerVisitor {
     return OkStatus();
   }
 
-  // An expert with fewer tokens than inputs leans on its layer wholly, and what reads the layer's inputs
-  // shares one factor. Null where all inputs are 0. Until the next call.
+  // Returns the factor of a group. An expert with fewer tokens than inputs uses its layer's Hessian, and
+  // groups that read the layer's inputs share one factor. Null if all inputs are 0. Valid until the next
+  // call.
   StatusOr<const HessianFactor*> Factor(const LinearGroup& group) {
     const int k = group.inputs.k;
     const bool leans = group.expert >= 0 && group.inputs.tokens < k;
@@ -108,7 +109,7 @@ class GainMeasurer : public LayerVisitor {
       if (!settings_.weigh_by_router) rows.gates = {};
       hessian.Add(ctx_, rows);
     });
-    RETURN_IF_ERROR(stream_.watched());  // else not all of them came
+    RETURN_IF_ERROR(stream_.watched());  // fails if inputs are missing
     if (!hessian.any()) return nullptr;
     StatusOr<HessianFactor> factor = FactorHessian(ctx_, hessian,
                                                    {.damping = static_cast<float>(settings_.damping),
@@ -128,7 +129,8 @@ class GainMeasurer : public LayerVisitor {
   const std::vector<ModelItem>& items_;
   MixGains gains_;
   CalibrationStream& stream_;
-  std::optional<HessianFactor> layer_factor_, own_factor_;  // of layer_; of the group that was measured last
+  // Factor of layer_; factor of the last measured group.
+  std::optional<HessianFactor> layer_factor_, own_factor_;
   int layer_ = -1;
 };
 
@@ -137,7 +139,7 @@ class GainMeasurer : public LayerVisitor {
 double MixGains::Of(const std::string& unit, const Precision& precision) const {
   const auto found = sums.find({unit, precision.Name()});
   if (found == sums.end() || !(found->second.nearest > 0) || std::isinf(found->second.nearest)) return 1;
-  return std::min(1.0, found->second.gptq / found->second.nearest);  // 1 of one that is no number
+  return std::min(1.0, found->second.gptq / found->second.nearest);  // 1 if the ratio is NaN
 }
 
 bool StandsForExperts(int expert, int experts) {

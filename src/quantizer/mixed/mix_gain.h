@@ -1,4 +1,4 @@
-// What GPTQ leaves of the loss of rounding to the nearest, for the options of a mix.
+// Measures the share of the loss of rounding to the nearest that remains with GPTQ, for the options of a mix.
 #pragma once
 
 #include <functional>
@@ -12,32 +12,32 @@
 
 namespace moesaic::quantizer {
 
-/// The outputs' squared errors, summed up over linears, by unit and precision.
+/// Squared errors of the outputs, summed over linears, by precision group and precision.
 struct MixGains {
   struct Sum {
     double gptq = 0, nearest = 0;
   };
   std::map<std::pair<std::string, std::string>, Sum> sums;
 
-  /// The share of the error that is left; 1 where nothing was measured.
+  /// Returns the remaining share of the error; 1 if it was not measured.
   double Of(const std::string& unit, const Precision& precision) const;
 };
 
-/// How gains are measured; none of it changes what comes out.
+/// Parameters of a gain walk that do not affect its result.
 struct GainWalk {
-  std::function<bool(int done)> tell;  // called with layers done and at times between; returns false to stop
-  int layers = 0;                      // done before, to which these are
+  std::function<bool(int done)> tell;  // called with the number of layers done; returns false to stop
+  int layers = 0;                      // layers measured before, with these gains
   MixGains gains;
-  std::function<Status(CalibrationStream& stream)> restore;  // of hidden states, where layers > 0
-  /// Called behind each layer but the last.
+  std::function<Status(CalibrationStream& stream)> restore;  // loads hidden states if layers > 0
+  /// Called after each layer but the last.
   std::function<Status(int layers, const MixGains& gains, CalibrationStream& stream)> save;
 };
 
-/// Whether a routed expert is among those of its layer that stand for all.
+/// True if a routed expert is in the sample of its layer.
 bool StandsForExperts(int expert, int experts);
 
-/// Walks all tokens of `sequences` through the unrounded model and measures, by MeasureLoss, linears of each
-/// unit: of routed experts some.
+/// Walks all tokens of `sequences` through the unrounded model and measures linears of each group with
+/// MeasureLoss. Routed experts are sampled.
 StatusOr<MixGains> MeasureGains(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& source,
                                 const models::DecoderSpec& spec, const std::vector<ModelItem>& items,
                                 const OutputSettings& settings, const std::vector<MixUnit>& units,

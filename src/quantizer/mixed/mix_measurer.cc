@@ -21,7 +21,7 @@ using nlohmann::ordered_json;
 using tensor::DType;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-// Errors of 11 significant bits beside those of 8, squared.
+// Ratio of the squared errors of 11 and of 8 significant bits.
 constexpr double kHalfOfBF16 = 1.0 / 64;
 
 template <typename T>
@@ -68,7 +68,7 @@ class Measurer : public MixMeasurer {
         option.largest = lanes_[u].largest;
         option.loss = option.overflows() ? kInfinity : option.loss + kHalfOfBF16 * losses[lanes_[u].bf16];
       }
-      // Nobody knows what fp16 meets in a module that was not walked.
+      // The fp16 magnitudes of a module that was not walked are unknown.
       if (!unit.measured && unit.options.size() > 1) {
         std::erase_if(unit.options, [](const MixOption& option) {
           return option.precision.kept() && option.precision.dtype == DType::kF16;
@@ -106,7 +106,7 @@ class Measurer : public MixMeasurer {
       lanes_[u] = {.options = NumbersIn<int>(units[u], "options"),
                    .bf16 = static_cast<int>(NumberIn(units[u], "bf16")),
                    .largest = static_cast<float>(InfiniteIn(units[u], "largest"))};
-      const size_t lanes = lanes_[u].options.size();  // none yet where the unit's layer was not walked
+      const size_t lanes = lanes_[u].options.size();  // 0 if the unit's layer was not walked yet
       if (lanes != 0 && lanes != units_[u].options.size()) return OtherUnits(units_[u].name);
     }
     ASSIGN_OR_RETURN(Mix found, Mix::FromJson(json.value("found", ordered_json::object())));
@@ -122,9 +122,9 @@ class Measurer : public MixMeasurer {
 
  private:
   struct Lanes {
-    std::vector<int> options;  // [options]; 0: as the first
+    std::vector<int> options;  // [options] lane of each; 0: the first lane
     int bf16 = 0;
-    float largest = 0;  // magnitude among inputs and outputs
+    float largest = 0;  // largest magnitude among inputs and outputs
   };
 
   StatusOr<std::vector<OwnedMatrix>> Visit(const LinearGroup& group) override {
@@ -142,7 +142,7 @@ class Measurer : public MixMeasurer {
   StatusOr<std::vector<LaneMatrix>> VisitLanes(const LinearGroup& group,
                                                std::span<const OwnedMatrix> matrices) override {
     std::vector<LaneMatrix> lanes;
-    std::map<size_t, std::vector<size_t>> modules;  // by unit
+    std::map<size_t, std::vector<size_t>> modules;  // linears by unit
     for (size_t m = 0; m < group.modules.size(); ++m) {
       const auto found = unit_of_.find(MixUnitOf(group.modules[m]));
       if (found != unit_of_.end()) modules[found->second].push_back(m);
@@ -150,7 +150,7 @@ class Measurer : public MixMeasurer {
     for (const auto& [unit, of_unit] : modules) {
       if (lanes_[unit].options.empty()) AddLanes(unit);
       if (settings_.mix.Has(DType::kF16)) SeeMagnitudes(group, matrices, of_unit, &lanes_[unit].largest);
-      float largest = 0;  // NVFP4 shares a scale among them
+      float largest = 0;  // maximum over linears that share an NVFP4 scale
       for (const size_t m : of_unit) {
         if (!WantsLargest(units_[unit])) break;
         ASSIGN_OR_RETURN(const float of_module,
@@ -238,7 +238,7 @@ class Measurer : public MixMeasurer {
                                [](const MixOption& o) { return o.precision.is(Scheme::kNvfp4); });
   }
 
-  // The matrices of all lanes of a unit in place of one of its modules.
+  // Adds matrices for all lanes of a unit that replace one of its modules.
   Status AddMatrices(size_t unit, const std::string& module, size_t place, int k, float largest,
                      std::vector<LaneMatrix>* to) {
     const int n = rows_of_.at(module);
@@ -292,7 +292,7 @@ class Measurer : public MixMeasurer {
     ctx_.pool->Run(count, [&](int64_t r, int) {
       const float* row = rows.data() + r * k;
       for (int64_t i = 0; i < k; ++i) {
-        // Infinite weights would end in values that are none; the unit is lost already.
+        // Infinite weights would produce NaN; the unit has an infinite loss already.
         halves[r * k + i] =
             std::fabs(row[i]) > kLargestHalf ? 0 : tensor::HalfToFloat(tensor::FloatToHalf(row[i]));
       }
@@ -328,7 +328,7 @@ class Measurer : public MixMeasurer {
     });
   }
 
-  // The largest magnitude; a NaN counts as infinite.
+  // Returns the largest magnitude; a NaN counts as infinite.
   float LargestIn(const float* rows, int count, int n, int64_t stride) const {
     return std::bit_cast<float>(std::min(LargestBits(ctx_, rows, count, n, stride),
                                          std::bit_cast<uint32_t>(std::numeric_limits<float>::infinity())));
@@ -343,7 +343,7 @@ class Measurer : public MixMeasurer {
   std::vector<MixUnit> units_;
   std::vector<Lanes> lanes_;  // [units]
   std::map<std::string, size_t> unit_of_;
-  std::map<std::string, int> rows_of_;  // outputs of linears
+  std::map<std::string, int> rows_of_;  // number of outputs by linear
   CalibrationStream& stream_;
   std::vector<RouterFinding> routers_;
   std::vector<int> router_lanes_;        // [routers]

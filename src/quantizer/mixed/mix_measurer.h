@@ -1,4 +1,4 @@
-// Measures what options of a mix lose, in one pass (mix_walk.h).
+// Measures the losses of a mix's options in one pass (mix_walk.h).
 #pragma once
 
 #include <memory>
@@ -10,22 +10,22 @@
 
 namespace moesaic::quantizer {
 
-/// Visits the layers of a pass: what runs on the lanes of its units and routers.
+/// Visits the layers of a pass and supplies the matrices of the lanes of its groups and routers.
 class MixMeasurer : public LayerVisitor {
  public:
-  /// Of `units`, those of the layers [pass.first, pass.end), whose linears are among `items`. The other
-  /// arguments must outlive it.
+  /// Measures those of `units` in layers [pass.first, pass.end); their linears are among `items`. The other
+  /// arguments must outlive the object.
   static std::unique_ptr<MixMeasurer> Create(const kernels::ExecContext& ctx,
                                              const checkpoint::Checkpoint& source,
                                              const models::DecoderSpec& spec, const OutputSettings& settings,
                                              const std::vector<ModelItem>& items, const MixPass& pass,
                                              std::vector<MixUnit> units, CalibrationStream& stream);
 
-  /// Behind the last layer: the units with their losses, and routers.
+  /// Returns the groups with their losses, and routers. Called after the last layer.
   virtual StatusOr<Mix> Finish() = 0;
 
-  /// Between two layers: what it knows so far, and takes up again. That adds the stream's lanes, whose hidden
-  /// states are the caller's.
+  /// Saves and restores the progress between two layers. Restore adds the stream's lanes; the caller loads
+  /// their hidden states.
   virtual nlohmann::ordered_json Json() const = 0;
   virtual Status Restore(const nlohmann::ordered_json& json) = 0;
 };

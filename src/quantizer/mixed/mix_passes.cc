@@ -13,7 +13,7 @@ namespace {
 
 using tensor::DType;
 
-// Lanes of a unit that has all options, and of a router.
+// Number of lanes of a unit with all options, and of a router.
 int LanesOfUnit(const MixSettings& mix) {
   const DType exact = MixExactType(mix);
   int lanes = HalfAlone(mix) ? 1 : 0;
@@ -24,10 +24,10 @@ int LanesOfRouter(const MixSettings& mix) {
   return static_cast<int>(std::ranges::count(mix.options, false, &Precision::kept));
 }
 
-// What measuring has in memory of a layer: linears packed, outside of experts and one expert's three, as the
-// first lane has them and for all lanes that begin there.
+// Memory of a layer during a measurement: packed linears outside of experts and one expert's three, for the
+// first lane and for all lanes that begin there.
 struct LayerLoad {
-  int64_t lanes = 0;  // that begin in the layer
+  int64_t lanes = 0;  // lanes that begin in the layer
   int64_t dense = 0, expert = 0;
   int64_t dense_of_all = 0, expert_of_all = 0;
   std::set<std::string> units;
@@ -37,18 +37,18 @@ struct LayerLoad {
 
 struct MixLoad {
   std::vector<LayerLoad> layers;
-  int64_t slab = 0;  // of a linear that is being rounded
+  int64_t slab = 0;  // slab of a linear that is being rounded
 
-  // What `pass`, whose other fields are filled in, takes at most.
+  // Returns the maximum memory of `pass`, whose other fields are set.
   int64_t Bytes(const models::DecoderSpec& spec, const OutputSettings& settings, const MixPass& pass) const {
     const int64_t sample = MixSampleTokens(settings), tokens = pass.lanes * sample;
     int64_t matrices = 0;
     for (int layer = pass.first; layer < spec.layers; ++layer) {
       matrices = std::max(matrices, layers[layer].bytes(layer < pass.end));
     }
-    // Routes: an id and a weight for each of top_k, and what vectors that grow reserve.
+    // Routes: an id and a weight for each of top_k, and the spare capacity of vectors.
     const int64_t routes = tokens * spec.moe.top_k * 16;
-    // The first lane between two passes.
+    // The first lane is kept between two passes.
     const bool keeps = pass.first > 0 || pass.end < spec.layers;
     const int64_t kept = keeps ? sample * spec.hidden * static_cast<int64_t>(sizeof(float)) : 0;
     return CalibrationStream::Bytes(spec, tokens, kMixSampleLength) +
@@ -67,7 +67,8 @@ MixLoad LoadOf(const models::DecoderSpec& spec, const std::vector<ModelItem>& it
     if (!item.linear || item.layer < 0 || item.layer >= spec.layers) continue;
     LayerLoad& layer = load.layers[item.layer];
     if (!item.roundable) {
-      // As CalibrationBytes has them; a router besides as each of its lanes has it, and while that is made.
+      // See CalibrationBytes. A router additionally has a matrix for each of its lanes, and one while it is
+      // made.
       const bool router = item.name.ends_with(".mlp.gate");
       layer.dense += item.elements() * 4;
       layer.dense_of_all += item.elements() * 4 * (router ? LanesOfRouter(mix) + 2 : 1);
@@ -112,7 +113,8 @@ int64_t MixSampleTokens(const OutputSettings& settings) {
 int64_t MixStateBytes(const models::DecoderSpec& spec, const OutputSettings& settings,
                       const std::vector<MixPass>& passes) {
   int64_t lanes = 0;
-  for (const MixPass& pass : passes) lanes = std::max(lanes, pass.lanes + 1);  // the first one for the next
+  // The first lane is kept for the next pass.
+  for (const MixPass& pass : passes) lanes = std::max(lanes, pass.lanes + 1);
   return lanes * MixSampleTokens(settings) * spec.hidden * static_cast<int64_t>(sizeof(float));
 }
 
@@ -135,11 +137,11 @@ StatusOr<std::vector<MixPass>> PlanMixPasses(const models::DecoderSpec& spec,
   const bool goes_on = begun.end > begun.first && under_way.bytes <= memory + begun.slack;
   if (goes_on) passes.push_back(under_way);
   const size_t fixed_passes = passes.size();
-  MixPass most;  // of those that would be for one layer
+  MixPass most;  // maximum over the passes for single layers
   for (int layer = goes_on ? begun.end : begun.first; layer < spec.layers; ++layer) {
     const MixPass alone = extended({.first = layer}, layer);
     if (alone.bytes > most.bytes) most = alone;
-    // What a longer pass takes may be less again: the last one keeps no lane for another.
+    // A longer pass may need less memory again: the last one keeps no lane for a later pass.
     const bool joins = passes.size() > fixed_passes;
     const MixPass longer = joins ? extended(passes.back(), layer) : alone;
     if (joins && longer.bytes <= memory) {
@@ -154,15 +156,15 @@ StatusOr<std::vector<MixPass>> PlanMixPasses(const models::DecoderSpec& spec,
   least.lanes = 1;
   const int64_t fixed = load.Bytes(spec, settings, least);
   return ResourceExhausted(
-      "measuring the mix in layer {} takes {} bytes, {} of them for its {} lanes of {} tokens{}, and {} are "
+      "measuring the mix in layer {} takes {} bytes, {} of them for its {} lanes of {} tokens{}, but {} are "
       "left",
       most.first, most.bytes, most.bytes - fixed, most.lanes - 1, MixSampleTokens(settings),
-      fixed <= memory ? " (fewer --mix-tokens take less)" : "", std::max<int64_t>(memory, 0));
+      fixed <= memory ? " (fewer --mix-tokens need less)" : "", std::max<int64_t>(memory, 0));
 }
 
 double MixLaneTokens(const models::DecoderSpec& spec, const OutputSettings& settings) {
-  // Units of a layer: q/k/v or q_a/kv_a and q_b, o, and one or two networks. A lane goes half the way on
-  // average.
+  // Groups of a layer: q/k/v or q_a/kv_a and q_b, o, and one or two networks. A lane passes through half of
+  // the model on average.
   const int attention = spec.attention.kind == models::AttentionSpec::Kind::kMla ? 3 : 2;
   int64_t units = int64_t{spec.layers} * (attention + 1);
   const auto moe_layers = std::ranges::count(spec.is_moe.begin(), spec.is_moe.begin() + spec.layers, true);

@@ -1,60 +1,59 @@
-// The passes in which a mix is measured (mix_walk.h), and their memory.
+// The passes that measure a mix (mix_walk.h), and their memory.
 //
-// A lane is hidden states of all tokens. Where memory does not hold all lanes at once, those of some layers'
-// units go in a pass of their own, from the first of these layers on: the first lane's hidden states there
-// were kept by the pass before. So all passes but the first read a part of the weights again.
+// A lane consists of hidden states of all tokens. If memory does not hold all lanes at once, several passes
+// are made. Each has the lanes of some layers and starts at the first of them, from the hidden states that
+// the previous pass saved there. Every pass but the first therefore reads a part of the weights again.
 #pragma once
 
 #include "quantizer/format/output_plan.h"
 
 namespace moesaic::quantizer {
 
-/// Tokens of a window, at most: rather more texts than longer ones.
+/// Maximum tokens of a window: many short texts are better than few long ones.
 inline constexpr int kMixSampleLength = 256;
-/// Values of a matrix that are rounded at a time: 4 MiB as f32, several tasks for every core.
+/// Values of a matrix that are rounded at a time: 4 MiB as f32, several tasks per core.
 inline constexpr int64_t kMixSlabValues = int64_t{1} << 20;
 
-/// The type that the first lane's weights have.
+/// Returns the dtype of the first lane's weights.
 tensor::DType MixExactType(const MixSettings& mix);
 
-/// Whether `precision` is a lane of its own: the first lane runs what is kept as `exact`.
+/// True if `precision` needs a lane of its own. The first lane runs kept linears in `exact`.
 bool NeedsLane(const Precision& precision, tensor::DType exact);
 
-/// Whether fp16 is an option and bf16, by whose loss fp16's is told, is none: it has a lane all the same.
+/// True if fp16 is an option and bf16, from whose loss fp16's is derived, is not. fp16 then has a lane.
 bool HalfAlone(const MixSettings& mix);
 
-/// One pass: from layer `first` to the model's end, with lanes for the units and routers of layers [first,
+/// A pass from layer `first` to the end of the model, with lanes for the groups and routers of layers [first,
 /// end).
 struct MixPass {
   int first = 0, end = 0;
-  int64_t lanes = 1;  // at most, with the first one
-  int64_t bytes = 0;  // of memory that the pass takes at most
+  int64_t lanes = 1;  // maximum number, including the first lane
+  int64_t bytes = 0;  // maximum memory of the pass
 };
 
-/// What is measured already: of layers before `first`; and the end of a pass under way that began there, 0:
-/// none.
+/// Progress of earlier runs: layers before `first` are measured. `end` is the end of the unfinished pass that
+/// starts there; 0: none.
 struct MixBegun {
   int first = 0, end = 0;
-  int64_t slack = 0;  // memory that this pass may take beyond what new ones may
+  int64_t slack = 0;  // additional memory that the unfinished pass may use
 };
 
-/// The fewest passes that measure what is left of a mix within `memory` bytes; the pass under way is the
-/// first, if it fits. Refuses what does not do for the lanes of some
-/// layer; the error says how much does for those of any.
+/// Returns the fewest passes that measure the rest of a mix within `memory` bytes. The unfinished pass comes
+/// first if it fits. Fails if the lanes of some layer do not fit; the error states the memory that suffices
+/// for every layer.
 StatusOr<std::vector<MixPass>> PlanMixPasses(const models::DecoderSpec& spec,
                                              const std::vector<ModelItem>& items,
                                              const OutputSettings& settings, const MixBegun& begun,
                                              int64_t memory);
 
-/// Tokens over which losses are measured.
+/// Returns the number of tokens for measuring losses.
 int64_t MixSampleTokens(const OutputSettings& settings);
 
-/// Bytes of hidden states that these passes save at a time, at most.
+/// Maximum bytes of hidden states that these passes keep at a time.
 int64_t MixStateBytes(const models::DecoderSpec& spec, const OutputSettings& settings,
                       const std::vector<MixPass>& passes);
 
-/// Tokens that all lanes together take through how much of the model: rows times layers, as a share of the
-/// layers. For forecasts.
+/// Returns the work of all lanes for forecasts: tokens times the share of layers that they pass through.
 double MixLaneTokens(const models::DecoderSpec& spec, const OutputSettings& settings);
 
 }  // namespace moesaic::quantizer

@@ -63,7 +63,7 @@ std::string ChecksumOf(const ordered_json& key, const ordered_json& state) {
   return sum.Hex();
 }
 
-// What Save has written to `path`; null where there is nothing, or nothing whole.
+// Returns the content that Save wrote to `path`; null if it is missing or incomplete.
 ordered_json WholeIn(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(file), {}};
@@ -79,8 +79,8 @@ ordered_json WholeIn(const std::string& path) {
 
 Status OtherUnits(const std::string& unit) {
   return DataLoss(
-      "{}: what it has of {} is not what this program measures; delete the folder's analysis-*.state to "
-      "measure anew",
+      "{}: its measurements of {} do not fit this program; delete the folder's analysis-*.state to "
+      "measure again",
       kMixStateFile, unit);
 }
 
@@ -94,8 +94,8 @@ StatusOr<MixState> MixStore::Load() const {
   if (json.is_null()) return MixState();
   if (const std::string difference = FirstDifference(json["key"], key_); !difference.empty()) {
     return InvalidArgument(
-        "{}: was measured with another {}; go on with what it was measured with, or take another folder, or "
-        "delete {}/analysis-*.state to measure anew",
+        "{}: was measured with another {}; repeat the command it was measured with, use another folder, or "
+        "delete {}/analysis-*.state to measure again",
         PathOf(kMixStateFile), difference, folder_);
   }
   ASSIGN_OR_RETURN(MixState state, StateOf(json["state"]));
@@ -119,7 +119,7 @@ Status MixStore::CheckNone(const std::string& folder) {
   const std::string path = folder + "/" + kMixStateFile;
   if (WholeIn(path).is_null()) return OkStatus();
   return InvalidArgument(
-      "{}: was measured for a mix; go on with that --mix, or take another folder, or delete "
+      "{}: was measured for a mix; repeat that --mix, use another folder, or delete "
       "{}/analysis-*.state",
       path, folder);
 }
@@ -158,7 +158,7 @@ Status MixStore::Save(MixState* state, const std::vector<Values>& hidden) {
 Status MixStore::Read(const MixState& state, const std::string& name, std::span<float> values) const {
   const auto found = state.files.find(name);
   if (found != state.files.end() && LoadHidden(PathOf(name), found->second, values)) return OkStatus();
-  return DataLoss("{}: was there when this run began, and is not as it was any more; run it again",
+  return DataLoss("{}: changed after this run started; run it again",
                   PathOf(name));
 }
 

@@ -1,4 +1,4 @@
-// What was measured of a mix is not measured again, and is taken only as it was saved.
+// Tests that measurements of a mix are resumed and not repeated, and that modified states are not used.
 #include "quantizer/mixed/mix_state.h"
 
 #include <gmock/gmock.h>
@@ -38,7 +38,7 @@ class MixStateTest : public QuantizeTest {
 
   std::string Folder() const { return folder_.Path("states"); }
 
-  // A pass for each layer, but for the one under way.
+  // Returns one pass for each layer, except for the unfinished one.
   std::vector<MixPass> Passes(const MixBegun& begun) const {
     const int64_t lanes = PlanMixPasses(spec_, items_, options_.output, {}, int64_t{1} << 40)->front().lanes;
     std::vector<MixPass> passes;
@@ -49,7 +49,7 @@ class MixStateTest : public QuantizeTest {
     return passes;
   }
 
-  // Measures with what is in Folder(), to the end or until the progress is asked for the `stop`th time.
+  // Measures with the states in Folder(), to the end or until the `stop`th progress call.
   StatusOr<Mix> Measure(int stop, const std::function<void(MixState*)>& change = nullptr) {
     const auto pool = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
     runtime::Arena scratch;
@@ -61,7 +61,7 @@ class MixStateTest : public QuantizeTest {
     walked_ = 0;
     int last = -1;
     const auto progress = [&](int done, int) {
-      if (done == last) return true;  // time went by within a layer
+      if (done == last) return true;  // a call within the same layer
       last = done;
       return ++walked_ != stop;
     };
@@ -75,24 +75,24 @@ class MixStateTest : public QuantizeTest {
   std::vector<ModelItem> items_;
   std::vector<MixUnit> units_;
   std::vector<std::vector<int32_t>> sequences_;
-  int walked_ = 0;  // layers that were begun
+  int walked_ = 0;  // number of layers walked
   const nlohmann::ordered_json kKey = {{"source", "01"}, {"mix", {"nvfp4", "bf16"}}};
 };
 
-TEST_F(MixStateTest, GoesOnFromWhereverItWasStopped) {
+TEST_F(MixStateTest, ResumesAfterEveryInterruption) {
   const std::string expected = Measure(0)->Json().dump();
   const int whole = walked_;
-  EXPECT_EQ(whole, spec_.layers + spec_.layers * (spec_.layers + 1) / 2) << "gains, and a pass a layer";
+  EXPECT_EQ(whole, spec_.layers + spec_.layers * (spec_.layers + 1) / 2) << "gains, and a pass per layer";
   for (int stop = 1; stop <= whole; ++stop) {
     fs::remove_all(Folder());
     fs::create_directory(Folder());
     ASSERT_EQ(Measure(stop).status().code(), StatusCode::kCancelled);
     const StatusOr<Mix> again = Measure(0);
     ASSERT_TRUE(again.ok()) << again.status();
-    EXPECT_EQ(again->Json().dump(), expected) << "stopped before layer " << stop;
+    EXPECT_EQ(again->Json().dump(), expected) << "interrupted before layer " << stop;
     EXPECT_EQ(walked_, whole - stop + 1) << "each layer is walked once";
   }
-  // And stopped again and again.
+  // Interrupts the measurement repeatedly.
   fs::remove_all(Folder());
   fs::create_directory(Folder());
   for (int layer = 1; layer < whole; ++layer) {
@@ -102,7 +102,7 @@ TEST_F(MixStateTest, GoesOnFromWhereverItWasStopped) {
   EXPECT_EQ(walked_, 1);
 }
 
-TEST_F(MixStateTest, WhatIsNotAsItWasSavedIsNotTaken) {
+TEST_F(MixStateTest, ModifiedStateIsNotUsed) {
   const std::string expected = Measure(0)->Json().dump();
   const int whole = walked_;
   std::set<std::string> kinds;
@@ -128,7 +128,7 @@ TEST_F(MixStateTest, WhatIsNotAsItWasSavedIsNotTaken) {
         const StatusOr<Mix> again = Measure(0);
         ASSERT_TRUE(again.ok()) << again.status();
         EXPECT_EQ(again->Json().dump(), expected) << name << " " << stop;
-        EXPECT_GT(walked_, whole - stop + 1) << name << " was of no use";
+        EXPECT_GT(walked_, whole - stop + 1) << name << " was used";
       }
     }
   }
@@ -136,7 +136,7 @@ TEST_F(MixStateTest, WhatIsNotAsItWasSavedIsNotTaken) {
               testing::ElementsAre("analysis-", "analysis-lane-", "analysis-lanes-", "analysis-mix.state"));
 }
 
-TEST_F(MixStateTest, AnotherRunsLossesAreNeitherTakenNorRemoved) {
+TEST_F(MixStateTest, LossesOfAnotherRunAreNeitherUsedNorRemoved) {
   ASSERT_EQ(Measure(4).status().code(), StatusCode::kCancelled);
   const auto files = FilesOf(Folder());
   ASSERT_FALSE(files.empty());
@@ -145,13 +145,13 @@ TEST_F(MixStateTest, AnotherRunsLossesAreNeitherTakenNorRemoved) {
   EXPECT_THAT(Message(MixStore(Folder(), key, 0).Load().status()),
               testing::AllOf(testing::HasSubstr("analysis-mix.state: was measured with another mix: "
                                                 R"(["nvfp4","bf16"] then, ["bf16","nvfp4"] now; )"),
-                             testing::HasSubstr("take another folder, or delete")));
+                             testing::HasSubstr("use another folder, or delete")));
   EXPECT_THAT(Message(MixStore::CheckNone(Folder())), testing::HasSubstr("was measured for a mix"));
   EXPECT_EQ(FilesOf(Folder()), files);
   EXPECT_TRUE(Measure(0).ok());
 }
 
-TEST_F(MixStateTest, WhatIsMeasuredToTheEndIsNotWalkedAgain) {
+TEST_F(MixStateTest, CompleteMeasurementIsNotRepeated) {
   const std::string expected = Measure(0)->Json().dump();
   EXPECT_EQ(FilesOf(Folder()).size(), 1U) << "no hidden states";
   const StatusOr<Mix> again = Measure(0);
@@ -160,7 +160,7 @@ TEST_F(MixStateTest, WhatIsMeasuredToTheEndIsNotWalkedAgain) {
   EXPECT_EQ(walked_, 0);
 }
 
-TEST_F(MixStateTest, OtherUnitsAreNamed) {
+TEST_F(MixStateTest, ErrorNamesMissingUnits) {
   const auto refused = [&](const std::function<void(MixState*)>& change) {
     const Status status = Measure(0, change).status();
     EXPECT_EQ(status.code(), StatusCode::kDataLoss);
@@ -168,7 +168,7 @@ TEST_F(MixStateTest, OtherUnitsAreNamed) {
   };
   ASSERT_EQ(Measure(2 * spec_.layers + 1).status().code(), StatusCode::kCancelled);  // in the second pass
   EXPECT_THAT(refused([](MixState* from) { from->measured.units.at(0).name = "other"; }),
-              testing::HasSubstr("analysis-mix.state: what it has of other is not"));
+              testing::HasSubstr("analysis-mix.state: its measurements of other do not fit"));
   EXPECT_THAT(refused([](MixState* from) { from->measured.units.at(0).options.pop_back(); }),
               testing::HasSubstr("delete the folder's analysis-*.state"));
   fs::remove_all(Folder());
@@ -183,11 +183,11 @@ TEST_F(MixStateTest, OtherUnitsAreNamed) {
                     from->lanes["lanes"] = 1'000'000;
                   }
                 }),
-                testing::HasSubstr("is not what this program measures"));
+                testing::HasSubstr("do not fit this program"));
   }
 }
 
-TEST_F(MixStateTest, SumsThatAreNotFiniteComeBackAsTheyWent) {
+TEST_F(MixStateTest, NonFiniteSumsSurviveSavingAndLoading) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   MixStore store(Folder(), kKey, 0);
   MixState state;
@@ -206,7 +206,7 @@ TEST_F(MixStateTest, SumsThatAreNotFiniteComeBackAsTheyWent) {
   EXPECT_EQ(loaded.gains.Of("b", *ParsePrecision("nvfp4", 32)), 1);
 }
 
-TEST_F(MixStateTest, ThePassUnderWayIsTheFirstIfItFits) {
+TEST_F(MixStateTest, UnfinishedPassComesFirstIfItFits) {
   const auto all = *PlanMixPasses(spec_, items_, options_.output, {}, int64_t{1} << 40);
   ASSERT_EQ(all.size(), 1U);
   const int last = spec_.layers - 1;
@@ -222,7 +222,7 @@ TEST_F(MixStateTest, ThePassUnderWayIsTheFirstIfItFits) {
   EXPECT_EQ(two[1].first, last);
   const MixBegun whole{.first = 0, .end = spec_.layers};
   const auto less = *PlanMixPasses(spec_, items_, options_.output, whole, all[0].bytes - 1);
-  EXPECT_GT(less.size(), 1U) << "what does not fit any more is begun anew";
+  EXPECT_GT(less.size(), 1U) << "a pass that no longer fits starts again";
   const MixBegun filled{.first = 0, .end = spec_.layers, .slack = 1};
   const auto goes_on = *PlanMixPasses(spec_, items_, options_.output, filled, all[0].bytes - 1);
   ASSERT_EQ(goes_on.size(), 1U);

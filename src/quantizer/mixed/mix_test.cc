@@ -1,4 +1,4 @@
-// Which linears share a precision, how a configuration names them, and what a budget buys.
+// Tests the precision groups of a mix, their patterns in a configuration, and the choice under a budget.
 #include "quantizer/mixed/mix.h"
 
 #include <gmock/gmock.h>
@@ -49,7 +49,7 @@ std::vector<std::string> Chosen(const Mix& mix) {
   return names;
 }
 
-TEST(Mix, UnitsAreWhatRunsAsOne) {
+TEST(Mix, FusedLinearsShareAPrecisionGroup) {
   const std::string layer = "model.layers.12.";
   for (const auto& [module, unit] :
        {std::pair("mlp.experts.3.up_proj", "mlp.experts"),
@@ -66,7 +66,7 @@ TEST(Mix, UnitsAreWhatRunsAsOne) {
 
 class MixPatternsTest : public ::testing::TestWithParam<const char*> {};
 
-TEST_P(MixPatternsTest, NameTheirUnitsAndNoOthers) {
+TEST_P(MixPatternsTest, MatchTheirGroupsAndNoOthers) {
   const auto source =
       *checkpoint::Checkpoint::Open(models::SourcePath(std::string("tests/golden/") + GetParam()));
   const std::vector<ModelItem> items = *ListItems(*source);
@@ -91,29 +91,29 @@ INSTANTIATE_TEST_SUITE_P(, MixPatternsTest,
                                            "deepseek-v3-mtp", "llama3-rope-bias"),
                          [](const auto& test) { return models::TestName(test.param); });
 
-TEST(Mix, LayersOfAKindShareAPattern) {
+TEST(Mix, LayersOfOneKindShareAPattern) {
   const std::vector<std::string> units = {"model.layers.10.mlp", "model.layers.2.mlp",
                                           "model.layers.3.self_attn.o_proj"};
   EXPECT_THAT(MixPatterns(units), ElementsAre(R"(re:model\.layers\.(2|10)\.mlp\.(gate|up|down)_proj$)",
                                               R"(re:model\.layers\.(3)\.self_attn\.o_proj$)"));
 }
 
-TEST(Mix, BitsBuyWhereLossFallsMost) {
+TEST(Mix, BudgetIsSpentWhereLossFallsMost) {
   Mix mix = Three();
-  // 12,000 weights: 6,000 bytes at least; 500 more let the most sensitive of the small ones have int8.
+  // 12,000 weights need at least 6,000 bytes. 500 more give int8 to the most sensitive of the small groups.
   ASSERT_TRUE(ChooseMix(Settings(Unit::kBitsPerWeight, 8.0 * 6500 / 12'000 + 0.001), {}, &mix).ok());
   EXPECT_THAT(Chosen(mix), ElementsAre("nvfp4", "nvfp4", "w8a8"));
   EXPECT_EQ(mix.bytes, 6500);
   EXPECT_NEAR(mix.loss, 1 + 2 + 0.3, 1e-12);
   EXPECT_TRUE(mix.exact);
-  // The next byte would buy most in the first unit.
+  // The next byte lowers the loss most in the first group.
   EXPECT_NEAR(mix.price, 0.99 / 500, 1e-12);
 }
 
-TEST(Mix, FilesCountWithTheirHeaders) {
+TEST(Mix, BudgetOfBytesIncludesHeaders) {
   for (const int64_t fixed : {0, 5000}) {
     Mix mix = Three();
-    // What the cheapest takes, headers included, and 499 or 500 more.
+    // Cost of the cheapest mix with headers, plus 499 or 500.
     const auto budget = static_cast<double>(fixed + 6000 + 600);
     ASSERT_TRUE(ChooseMix(Settings(Unit::kBytes, budget + 499), {.bytes = fixed}, &mix).ok());
     EXPECT_THAT(Chosen(mix), ElementsAre("nvfp4", "nvfp4", "nvfp4"));
@@ -122,15 +122,15 @@ TEST(Mix, FilesCountWithTheirHeaders) {
   }
 }
 
-TEST(Mix, BytesOfATokenFavourExperts) {
+TEST(Mix, BytesPerTokenFavourExperts) {
   Mix mix = Three();
-  // 500 for experts' int8 too; the small ones' int8 would be 500 each, for less.
+  // 500 for int8 experts as well. int8 for the small groups would cost 500 each and gain less.
   ASSERT_TRUE(ChooseMix(Settings(Unit::kBytesPerToken, 1500 + 1000), {}, &mix).ok());
   EXPECT_THAT(Chosen(mix), ElementsAre("nvfp4", "w8a8", "w8a8"));
 }
 
-TEST(Mix, WhatIsFreeTakesTheFewestBytes) {
-  // An MTP module: no token reads it, and nothing is lost.
+TEST(Mix, GroupsWithoutLossTakeTheFewestBytes) {
+  // An MTP module: no token reads it, and it has no loss.
   for (const bool reversed : {false, true}) {
     Mix mix = Three();
     for (MixOption& option : mix.units[0].options) option.bytes_per_token = option.loss = 0;
@@ -140,17 +140,17 @@ TEST(Mix, WhatIsFreeTakesTheFewestBytes) {
   }
 }
 
-TEST(Mix, APriceIsOfTheBytesThatTheBudgetCounts) {
+TEST(Mix, PriceIsPerByteOfTheBudgetsKind) {
   Mix mix = Three();
   mix.routers = {{.layer = 1, .precision = P("nvfp4"), .loss = 0.3, .saved = 100}};
   ASSERT_TRUE(ChooseMix(Settings(Unit::kBytesPerToken, 1500 + 500), {}, &mix).ok());
   EXPECT_THAT(Chosen(mix), ElementsAre("nvfp4", "nvfp4", "w8a8"));
-  // Experts' int8: 5,000 bytes, of which a token reads a tenth.
+  // int8 experts have 5,000 bytes, of which a token reads a tenth.
   EXPECT_NEAR(mix.price, 1.98 / 500, 1e-12);
-  EXPECT_FALSE(mix.routers[0].kept);  // 0.396 for its bytes; the dense unit's price would give 0.198
+  EXPECT_FALSE(mix.routers[0].kept);  // 0.396 for its bytes; 0.198 at the price of the dense unit
 }
 
-TEST(Mix, RefusesABudgetThatNothingFitsWithWhatTheCheapestCosts) {
+TEST(Mix, TooSmallBudgetIsRejectedWithTheMinimum) {
   Mix mix = Three();
   EXPECT_THAT(
       Message(ChooseMix(Settings(Unit::kBitsPerWeight, 3.5), {}, &mix)),
@@ -160,12 +160,12 @@ TEST(Mix, RefusesABudgetThatNothingFitsWithWhatTheCheapestCosts) {
       Message(ChooseMix(Settings(Unit::kBytes, 10'000), {.bytes = 4000}, &mix)),
       HasSubstr(
           "--budget 10000 is too little: the cheapest mix of nvfp4, w8a8, bf16 takes 10600 bytes, 4000 of "
-          "them for what stays as it is"));
+          "them for tensors that are kept"));
   EXPECT_THAT(Message(ChooseMix(Settings(Unit::kBytesPerToken, 100), {}, &mix)),
               HasSubstr("takes 1500 bytes"));
 }
 
-TEST(Mix, WhatOverflowsIsNotChosen) {
+TEST(Mix, OverflowingOptionsAreNotChosen) {
   Mix mix = Three();
   mix.units[1].options[0].loss = std::numeric_limits<double>::infinity();
   ASSERT_TRUE(ChooseMix(Settings(Unit::kBitsPerWeight, 16), {}, &mix).ok());
@@ -174,26 +174,27 @@ TEST(Mix, WhatOverflowsIsNotChosen) {
               HasSubstr("takes 7.3333 bits"));
   for (MixOption& option : mix.units[1].options) option.loss = std::numeric_limits<double>::infinity();
   EXPECT_THAT(Message(ChooseMix(Settings(Unit::kBitsPerWeight, 16), {}, &mix)),
-              HasSubstr("model.layers.1.mlp.experts: none of nvfp4, w8a8, bf16 can be taken (what the model "
-                        "predicts is not finite)"));
+              HasSubstr("model.layers.1.mlp.experts: none of nvfp4, w8a8, bf16 is possible (the model's "
+                        "predictions are not finite)"));
   for (MixOption& option : mix.units[1].options) option.largest = 1e5;
   EXPECT_THAT(Message(ChooseMix(Settings(Unit::kBitsPerWeight, 16), {}, &mix)),
-              HasSubstr("(fp16 overflows there)"));
+              HasSubstr("(fp16 overflows)"));
 }
 
-TEST(Mix, RoutersAreWorthTheirBytesOrNot) {
+TEST(Mix, RoutersAreKeptIfTheirBytesAreWorthTheLoss) {
   Mix mix = Three();
   mix.routers = {{.layer = 1, .precision = P("nvfp4"), .loss = 1.0, .saved = 100},
                  {.layer = 2, .precision = P("nvfp4"), .loss = 0.1, .saved = 100}};
   ASSERT_TRUE(ChooseMix(Settings(Unit::kBitsPerWeight, 4), {}, &mix).ok());
-  // The next byte would take 29.7 / 500 of loss away: 100 of them 5.94, more than either router loses.
+  // The next byte would lower the loss by 29.7 / 500. 100 bytes are worth 5.94, more than the loss of either
+  // router.
   EXPECT_FALSE(mix.routers[0].kept);
   ASSERT_TRUE(ChooseMix(Settings(Unit::kBitsPerWeight, 8.0 * 6500 / 12'000 + 0.001), {}, &mix).ok());
   EXPECT_TRUE(mix.routers[0].kept);  // 0.99 / 500 now: 0.198
   EXPECT_FALSE(mix.routers[1].kept);
 }
 
-TEST(Mix, IsReadBackAsItWas) {
+TEST(Mix, JsonRoundTrips) {
   Mix mix = Three();
   mix.tokens = 2048;
   mix.units[2].options[0].loss = std::numeric_limits<double>::infinity();
@@ -212,7 +213,7 @@ TEST(Mix, IsReadBackAsItWas) {
   EXPECT_FALSE(read->units[2].options[2].overflows());
 }
 
-TEST(Mix, SettingsAreReadBackAsTheyWere) {
+TEST(Mix, SettingsRoundTrip) {
   for (const Unit unit : {Unit::kBitsPerWeight, Unit::kBytes, Unit::kBytesPerToken}) {
     MixSettings settings = Settings(unit, 4.5);
     settings.options.push_back(P("w4a16-g128"));

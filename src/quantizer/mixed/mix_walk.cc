@@ -45,7 +45,7 @@ class Measuring {
   }
 
  private:
-  // Sets what is known of units; an option that measuring left out is left out again.
+  // Applies earlier measurements to units. An option that was excluded there is excluded again.
   Status TakeMeasured() {
     for (const MixUnit& from : state_.measured.units) {
       const auto to = std::ranges::find(units_, from.name, &MixUnit::name);
@@ -96,10 +96,10 @@ class Measuring {
 
   Status Pass(const MixPass& pass) {
     std::vector<MixUnit> of_pass;
-    std::vector<size_t> places;  // among all units
+    std::vector<size_t> places;  // indices among all units
     for (size_t u = 0; u < units_.size(); ++u) {
       const int layer =
-          std::min(units_[u].layer, spec_.layers - 1);  // MTP modules, which nothing measures: last
+          std::min(units_[u].layer, spec_.layers - 1);  // unmeasured MTP modules count to the last layer
       if (layer < pass.first || layer >= pass.end) continue;
       of_pass.push_back(units_[u]);
       places.push_back(u);
@@ -118,7 +118,7 @@ class Measuring {
       source_.ForgetMaps();
       if (store_.due()) RETURN_IF_ERROR(Save(pass, layer + 1, stream, *measurer));
     }
-    layer = spec_.layers - 1;  // that the watch tells of
+    layer = spec_.layers - 1;  // layer for progress reports
     ASSIGN_OR_RETURN(Mix measured, measurer->Finish());
     done_ += spec_.layers - pass.first;
     for (size_t i = 0; i < places.size(); ++i) units_[places[i]] = measured.units[i];
@@ -128,7 +128,7 @@ class Measuring {
     state_.layers = pass.end;
     state_.pass_end = 0;
     state_.lanes = {};
-    if (pass.end == spec_.layers) return store_.Save(&state_, {});  // a budget that nothing fits may come
+    if (pass.end == spec_.layers) return store_.Save(&state_, {});  // kept in case the budget is too small
     return store_.Save(&state_, {{MixStore::FirstLane(pass.end), next_}});
   }
 
@@ -136,7 +136,7 @@ class Measuring {
     return int64_t{stream.lane_tokens()} * spec_.hidden;
   }
 
-  // Puts the stream where the pass begins, or goes on; the layer that it is before.
+  // Positions the stream at the start of the pass or at its saved layer. Returns the next layer.
   StatusOr<int> Start(const MixPass& pass, CalibrationStream& stream, MixMeasurer& measurer) {
     const auto read_lane = [&](int layer) {
       next_.resize(static_cast<size_t>(LaneValues(stream)));
@@ -149,7 +149,7 @@ class Measuring {
       return state_.pass_layer;
     }
     if (pass.first == 0) return 0;
-    if (next_.empty()) RETURN_IF_ERROR(read_lane(pass.first));  // the pass before was another run's
+    if (next_.empty()) RETURN_IF_ERROR(read_lane(pass.first));  // an earlier run made the previous pass
     std::ranges::copy(next_, stream.hidden());
     return pass.first;
   }
@@ -176,7 +176,7 @@ class Measuring {
   MixStore& store_;
   MixState state_;
   std::vector<MixUnit> units_;
-  std::vector<float> next_;  // the first lane where the next pass begins
+  std::vector<float> next_;  // first lane at the start of the next pass
   int done_ = 0, steps_ = 0;
 };
 

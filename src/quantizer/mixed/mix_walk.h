@@ -1,24 +1,21 @@
-// Measures what each option of a mix costs: all of them in one pass over the weights, for a model of any
-// size.
+// Measures the loss of each option of a mix in one pass over the weights, for models of any size.
 //
-// Some calibration tokens go through the unrounded model, and beside them a lane for each unit and option:
-// the same tokens, with this unit's linears as the option makes them and all others unrounded. A lane leaves
-// the first one where its unit stands and goes on through all layers behind. Its loss is the divergence of
-// its predictions from the first lane's, KL in nats a token: the measure of the whole model's loss, so that
-// losses of any two places compare, with whatever the layers behind make of an error, routers that choose
-// other experts included. Divergence grows with the square of an error; errors of different units hardly
-// correlate; so a mix loses about the sum.
+// Some calibration tokens pass through the unrounded model. For each precision group and option, a lane
+// carries the same tokens with this group in the option's precision and all others unrounded. A lane starts
+// at the group's layer and continues through all later layers. Its loss is the KL divergence of its
+// predictions from those of the first lane, in nats per token. Losses of different groups therefore have the
+// same unit, and include the reactions of later layers and routers. Divergence grows with the square of an
+// error, and errors of different groups are nearly uncorrelated, so the loss of a mix is about the sum.
 //
-// GPTQ would take many runs. Its loss is that of rounding to the nearest times the share of the outputs'
-// squared error that it leaves (MeasureLoss, over all calibration tokens, on some rows of each linear and
-// some experts of a layer), but for int8, whose activations' rounding it leaves as it is.
+// GPTQ would need many runs. Its loss is that of rounding to the nearest times the remaining share of the
+// outputs' squared error (MeasureLoss, over all calibration tokens, on some rows of each linear and some
+// experts of a layer). int8 is an exception: its loss is mostly that of activations and is not reduced.
 //
-// fp16 stands for programs that compute in it: a magnitude over 65504 among the inputs and outputs of a
-// unit's linears, or its weights, is an infinite loss. Its rounding is bf16's with three more bits: bf16's
-// loss / 64. Where fp16 or fp32 is an option, the first lane computes in f32, so that bf16 has a loss as
-// well.
+// fp16 stands for programs that compute in fp16: a magnitude over 65504 among the weights, inputs or outputs
+// of a group's linears is an infinite loss. fp16 has three more bits than bf16, so its rounding loss is
+// bf16's / 64. If fp16 or fp32 is an option, the first lane computes in f32, so that bf16 has a loss as well.
 //
-// Where memory does not hold all lanes at once, there are several passes (mix_passes.h).
+// If memory does not hold all lanes at once, there are several passes (mix_passes.h).
 #pragma once
 
 #include "quantizer/calibrate/analysis.h"
@@ -27,21 +24,21 @@
 
 namespace moesaic::quantizer {
 
-/// Up to `tokens` tokens of `sequences`, cut into windows of 256 at most: first windows from all over them,
-/// then the second ones, and so on.
+/// Returns up to `tokens` tokens of `sequences`, cut into windows of at most 256: first the first windows of
+/// sequences spread over all of them, then the second windows, and so on.
 std::vector<std::vector<int32_t>> MixSample(const std::vector<std::vector<int32_t>>& sequences,
                                             int64_t tokens);
 
-/// How a mix is measured; none of it changes what comes out.
+/// Parameters of a measurement that do not affect its result.
 struct MixRun {
-  AnalysisProgress progress = {};  // called with layers done and in all
-  MixStore* store = nullptr;       // that takes what is measured; null: none
-  MixState from = {};              // what it has of a run before
+  AnalysisProgress progress = {};  // called with the number of layers done and in all
+  MixStore* store = nullptr;       // stores measurements; null: none
+  MixState from = {};              // measurements of an earlier run
 };
 
-/// Measures the losses of `units`, whose linears are among `items`; MTP modules' stay unmeasured, with a loss
-/// of 0: they draft, and their model decides. What comes out does not depend on `passes`, which are those of
-/// the layers that `run.from` has no losses of.
+/// Measures the losses of `units`, whose linears are among `items`. MTP modules are not measured and have a
+/// loss of 0, because they only draft. `passes` must cover the layers without losses in `run.from`; the
+/// result does not depend on them.
 StatusOr<Mix> MeasureMix(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& source,
                          const models::DecoderSpec& spec, const std::vector<ModelItem>& items,
                          const OutputSettings& settings, const std::vector<MixPass>& passes,

@@ -1,4 +1,4 @@
-// What a mix's pass measures is what becomes of the model, and whole runs with it.
+// Tests that the losses of a pass equal those of rounded models, and whole runs with a mix.
 #include "quantizer/mixed/mix_walk.h"
 
 #include <gmock/gmock.h>
@@ -34,7 +34,7 @@ class MixWalkTest : public QuantizeTest {
     for (const char* name : precisions) options_.output.mix.options.push_back(*ParsePrecision(name, 32));
   }
 
-  // KL(a || b) in nats a token over the calibration's tokens.
+  // Returns KL(a || b) in nats per token over the calibration's tokens.
   double Divergence(const std::string& a, const std::string& b) {
     std::vector<std::vector<float>> logits[2];
     for (int side = 0; side < 2; ++side) {
@@ -70,7 +70,7 @@ class MixWalkTest : public QuantizeTest {
     return *found;
   }
 
-  // Multiplies a bf16 weight [n, k] of a copied golden: all, or columns.
+  // Multiplies a bf16 weight [n, k] of a copied golden, completely or by columns.
   static void Scale(const std::string& folder, const std::string& module, float factor) {
     const auto source = *Checkpoint::Open(folder);
     const checkpoint::TensorEntry* entry = source->Find(module + ".weight");
@@ -94,10 +94,10 @@ class MixWalkTest : public QuantizeTest {
   }
 };
 
-// One unit rounded and nothing else, run as a model: its divergence is the loss that the pass has found. Both
-// round activations to bf16, sums go in another order: that noise, beside the errors of a rounding to 4 bits,
-// is some percent.
-TEST_F(MixWalkTest, ALossIsThatOfTheModelWithThisUnitRounded) {
+// Rounds one unit only and runs the result as a model: its divergence is the loss of the pass. Both round
+// activations to bf16, and sums have another order. Compared with the errors of 4-bit rounding, this noise is
+// some percent.
+TEST_F(MixWalkTest, LossEqualsThatOfTheModelWithOneUnitRounded) {
   struct Case {
     const char *golden, *unit, *module;
   };
@@ -116,7 +116,7 @@ TEST_F(MixWalkTest, ALossIsThatOfTheModelWithThisUnitRounded) {
     ASSERT_TRUE(report.ok()) << report.status();
     const MixUnit& unit = UnitOf(*report->analysis->mix, c.unit);
     ASSERT_EQ(unit.options.size(), 3U);
-    EXPECT_EQ(unit.options[2].loss, 0) << "bf16 is what it was";
+    EXPECT_EQ(unit.options[2].loss, 0) << "bf16 changes nothing";
     EXPECT_GT(unit.options[0].loss, unit.options[1].loss);
     for (const Scheme scheme : {Scheme::kNvfp4, Scheme::kW8A8}) {
       options_.output = {};
@@ -132,8 +132,8 @@ TEST_F(MixWalkTest, ALossIsThatOfTheModelWithThisUnitRounded) {
   }
 }
 
-// The function stays, by powers of two; the product of gate and up does not fit fp16 in one layer.
-TEST_F(MixWalkTest, TheLayerThatOverflowsFp16IsFoundAndKeptInBF16) {
+// Powers of two keep the function; the product of gate and up exceeds fp16 in one layer.
+TEST_F(MixWalkTest, LayerThatOverflowsFp16IsKeptInBf16) {
   const std::string source = CopyOf("kimi-k2");
   const auto opened = *Checkpoint::Open(source);
   const models::DecoderSpec spec = *models::SpecFromConfig(opened->config(), "config.json");
@@ -152,11 +152,11 @@ TEST_F(MixWalkTest, TheLayerThatOverflowsFp16IsFoundAndKeptInBF16) {
     EXPECT_EQ(unit.options[unit.chosen].precision.Name(), overflows ? "bf16" : "fp16") << unit.name;
     EXPECT_EQ(std::isinf(unit.options[0].loss), overflows) << unit.name;
     EXPECT_EQ(unit.options[0].largest > 65504, overflows) << unit.name;
-    EXPECT_GT(unit.options[1].loss, 0) << "bf16's arithmetic is measured beside f32";
+    EXPECT_GT(unit.options[1].loss, 0) << "bf16's arithmetic is compared with f32";
   }
   const auto out = *Checkpoint::Open(folder_.Path("out"));
   EXPECT_FALSE(out->config().contains("quantization_config"));
-  EXPECT_EQ(out->config()["torch_dtype"], "bfloat16") << "the widest of those kept";
+  EXPECT_EQ(out->config()["torch_dtype"], "bfloat16") << "the widest of the kept dtypes";
   EXPECT_EQ(out->Find(layer + "mlp.experts.0.up_proj.weight")->dtype, tensor::DType::kBF16);
   EXPECT_EQ(out->Find(layer + "self_attn.o_proj.weight")->dtype, tensor::DType::kF16);
   EXPECT_TRUE(Check(source, "out").ok()) << Check(source, "out").status();
@@ -164,7 +164,7 @@ TEST_F(MixWalkTest, TheLayerThatOverflowsFp16IsFoundAndKeptInBF16) {
   EXPECT_TRUE(model.status().ok()) << model.status();
 }
 
-TEST_F(MixWalkTest, EverySourceComesOutWholeAndWithinItsBudget) {
+TEST_F(MixWalkTest, EverySourceYieldsACompleteFolderWithinItsBudget) {
   for (const char* golden : {"kimi-k2", "deepseek-v3-mtp", "deepseek-v3-fp8", "deepseek-v3-noqlora",
                              "qwen3-moe-norm-tied", "pangu-ultra-moe-mtp", "llama3-rope-bias"}) {
     for (const bool gptq : {false, true}) {
@@ -203,7 +203,7 @@ TEST_F(MixWalkTest, EverySourceComesOutWholeAndWithinItsBudget) {
   }
 }
 
-TEST_F(MixWalkTest, BytesDependOnNeitherThreadsNorUnits) {
+TEST_F(MixWalkTest, BytesDoNotDependOnThreadsOrUnits) {
   Ask({"nvfp4", "w8a8", "bf16"}, MixBudget::Unit::kBitsPerWeight, 6);
   ASSERT_TRUE(Run(Golden("qwen3-moe-norm-tied"), "one", 1).ok());
   const auto expected = FilesOf(folder_.Path("one"));
@@ -212,7 +212,7 @@ TEST_F(MixWalkTest, BytesDependOnNeitherThreadsNorUnits) {
   EXPECT_EQ(FilesOf(folder_.Path("three")), expected);
 }
 
-TEST_F(MixWalkTest, GoesOnFromWhereverItWasStopped) {
+TEST_F(MixWalkTest, ResumesAfterEveryInterruption) {
   const std::string source = Golden("deepseek-v3-mtp");
   for (const bool gptq : {false, true}) {
     options_.calibration.clear();
@@ -244,14 +244,14 @@ TEST_F(MixWalkTest, GoesOnFromWhereverItWasStopped) {
       };
       const StatusOr<QuantizeReport> second = Run(source, out);
       ASSERT_TRUE(second.ok()) << second.status();
-      EXPECT_EQ(second->analysis_resumed, saved) << "stopped after " << stop;
-      EXPECT_EQ(measured == 0, chosen) << "once it is chosen it is not measured again";
-      EXPECT_EQ(FilesOf(folder_.Path(out)), expected) << "stopped after " << stop;
+      EXPECT_EQ(second->analysis_resumed, saved) << "interrupted after " << stop;
+      EXPECT_EQ(measured == 0, chosen) << "a chosen mix is not measured again";
+      EXPECT_EQ(FilesOf(folder_.Path(out)), expected) << "interrupted after " << stop;
     }
   }
 }
 
-TEST_F(MixWalkTest, AnotherMixIsRefused) {
+TEST_F(MixWalkTest, AnotherMixIsRejected) {
   Ask({"nvfp4", "w8a8", "bf16"}, MixBudget::Unit::kBitsPerWeight, 6);
   int calls = 0;
   options_.progress = [&](const QuantizeProgress&) { return ++calls != 4; };
@@ -259,11 +259,11 @@ TEST_F(MixWalkTest, AnotherMixIsRefused) {
   ASSERT_EQ(Run(Golden("kimi-k2"), "out").status().code(), StatusCode::kCancelled);
   options_.progress = nullptr;
   options_.output.mix.budget.amount = 7;
-  EXPECT_THAT(Message(Run(Golden("kimi-k2"), "out").status()), HasSubstr("begun with another settings"));
+  EXPECT_THAT(Message(Run(Golden("kimi-k2"), "out").status()), HasSubstr("started with another settings"));
 }
 
-// Stops while it measures, which has been saved.
-TEST_F(MixWalkTest, WhatWasMeasuredServesAnotherBudgetAndNoOtherMix) {
+// Interrupts the measurement after a state was saved.
+TEST_F(MixWalkTest, MeasurementServesAnotherBudgetButNoOtherMix) {
   options_.save_seconds = 0;
   options_.output.search = options_.output.gptq = true;
   Ask({"nvfp4", "w8a8", "bf16"}, MixBudget::Unit::kBitsPerWeight, 6);
@@ -312,13 +312,13 @@ TEST_F(MixWalkTest, WhatWasMeasuredServesAnotherBudgetAndNoOtherMix) {
   };
   const StatusOr<QuantizeReport> report = Run(Golden("kimi-k2"), "out");
   ASSERT_TRUE(report.ok()) << report.status();
-  EXPECT_THAT(first, HasSubstr("measuring layer 5")) << "it goes on";
+  EXPECT_THAT(first, HasSubstr("measuring layer 5")) << "it resumes";
   options_.progress = nullptr;
   ASSERT_TRUE(Run(Golden("kimi-k2"), "whole").ok());
   EXPECT_EQ(FilesOf(folder_.Path("out")), FilesOf(folder_.Path("whole")));
 }
 
-TEST_F(MixWalkTest, OtherKernelsAreRefusedBeforeTheyMeasure) {
+TEST_F(MixWalkTest, OtherKernelsAreRejectedBeforeMeasuring) {
   Ask({"nvfp4", "w8a8", "bf16"}, MixBudget::Unit::kBitsPerWeight, 6);
   int calls = 0, measured = 0;
   options_.progress = [&](const QuantizeProgress&) { return ++calls != 4; };
@@ -331,12 +331,12 @@ TEST_F(MixWalkTest, OtherKernelsAreRefusedBeforeTheyMeasure) {
   const std::vector<runtime::Isa> isas = runtime::HostIsas(runtime::DetectCpu());
   if (isas.size() < 2) GTEST_SKIP() << "this machine has one kind of kernels";
   kernels_ = kernels::SelectKernels(*runtime::LimitTo(runtime::DetectCpu(), isas.front()));
-  EXPECT_THAT(Message(Run(Golden("kimi-k2"), "out").status()), HasSubstr("begun with another kernels"));
+  EXPECT_THAT(Message(Run(Golden("kimi-k2"), "out").status()), HasSubstr("started with another kernels"));
   EXPECT_EQ(measured, 0);
 }
 
-TEST_F(MixWalkTest, KeepMustNotPartWhatRunsAsOne) {
-  // Were the rest of q, k and v kept in bf16 as well, nothing would be rounded and something else.
+TEST_F(MixWalkTest, KeepMustNotSeparateFusedLinears) {
+  // If the rest of q, k and v were kept in bf16 as well, the failure could have another cause.
   Ask({"bf16", "nvfp4"}, MixBudget::Unit::kBitsPerWeight, 32);
   options_.output.keep = {{tensor::DType::kF32, R"(layers\.1\.self_attn\.q_proj)"}};
   bool measured = false;
@@ -346,14 +346,14 @@ TEST_F(MixWalkTest, KeepMustNotPartWhatRunsAsOne) {
   EXPECT_FALSE(measured);
 }
 
-TEST_F(MixWalkTest, IsNotVerifiedAgainstAnotherModel) {
+TEST_F(MixWalkTest, VerifyRejectsAnotherModel) {
   Ask({"nvfp4", "w8a8"}, MixBudget::Unit::kBitsPerWeight, 8);
   ASSERT_TRUE(Run(Golden("kimi-k2"), "out").ok());
   EXPECT_THAT(Message(Check(Golden("qwen3-moe-norm-tied"), "out").status()),
-              HasSubstr("the mix that was chosen has no precision for it: it is of another model"));
+              HasSubstr("the chosen mix has no precision for it; the mix was made for another model"));
 }
 
-TEST_F(MixWalkTest, MtpModulesTakeTheFewestBytesWhereNoTokenReadsThem) {
+TEST_F(MixWalkTest, MtpModulesTakeTheFewestBytes) {
   Ask({"bf16", "w8a8", "nvfp4"}, MixBudget::Unit::kBytesPerToken, 1e12);
   const StatusOr<QuantizeReport> report = Run(Golden("deepseek-v3-mtp"), "out");
   ASSERT_TRUE(report.ok()) << report.status();
@@ -368,7 +368,7 @@ TEST_F(MixWalkTest, MtpModulesTakeTheFewestBytesWhereNoTokenReadsThem) {
   EXPECT_GT(drafting, 0);
 }
 
-TEST_F(MixWalkTest, SamplesTakeFurtherWindowsUntilThereAreEnough) {
+TEST_F(MixWalkTest, SampleTakesFurtherWindowsUntilItHasEnoughTokens) {
   const std::vector<std::vector<int32_t>> sequences = TestSequences({600, 100, 300}, 1000);
   const auto lengths = [&](int64_t tokens) {
     std::vector<size_t> found;
@@ -391,7 +391,7 @@ TEST_F(MixWalkTest, SamplesTakeFurtherWindowsUntilThereAreEnough) {
   EXPECT_EQ(report->analysis->mix->tokens, 1000);
 }
 
-TEST_F(MixWalkTest, PlansForNoMoreTokensThanThereAre) {
+TEST_F(MixWalkTest, PlansForAtMostTheAvailableTokens) {
   const auto source = *Checkpoint::Open(Golden("kimi-k2"));
   const models::DecoderSpec spec = *models::SpecFromConfig(source->config(), "config.json");
   const std::vector<ModelItem> items = *ListItems(*source);
@@ -402,13 +402,14 @@ TEST_F(MixWalkTest, PlansForNoMoreTokensThanThereAre) {
   };
   const int64_t of_hundred = bytes();
   options_.output.mix.tokens = 100'000;
-  EXPECT_EQ(bytes(), of_hundred) << "there are 100";
+  EXPECT_EQ(bytes(), of_hundred) << "100 are available";
   options_.output.calibration.tokens = 101;
   EXPECT_GT(bytes(), of_hundred);
 }
 
-// Less memory, more passes; none of them takes more than it may, and together they are all layers. What is
-// too little for some layer is refused with what is needed: that is enough, and a byte less is not.
+// With less memory there are more passes. Each fits its limit, and together they cover all layers. If the
+// memory is too little for some layer, the error states the needed size: it suffices, and one byte less does
+// not.
 TEST_F(MixWalkTest, PassesFitTheirMemory) {
   const auto source = *Checkpoint::Open(models::SourcePath("models/moesaic-tiny"));
   const models::DecoderSpec spec = *models::SpecFromConfig(source->config(), "config.json");
@@ -445,8 +446,8 @@ TEST_F(MixWalkTest, PassesFitTheirMemory) {
   EXPECT_GT(most, 2U);
 }
 
-// KL(first lane || lane) by lane, as its definition has it, in double; *error becomes what f32 may change in
-// a logit.
+// Computes KL(first lane || lane) by lane in double, from its definition. *error becomes the possible f32
+// error of a logit.
 std::vector<double> PlainLosses(const kernels::ExecContext& ctx, const Checkpoint& source,
                                 const models::DecoderSpec& spec, CalibrationStream& stream, double* error) {
   const int hidden = spec.hidden, vocab = spec.vocab, tokens = stream.lane_tokens();
@@ -455,7 +456,7 @@ std::vector<double> PlainLosses(const kernels::ExecContext& ctx, const Checkpoin
   const std::string module = spec.tied ? models::kEmbedding : models::kHead;
   const std::vector<float> head = *ReadRows(ctx, source, module, vocab, hidden, 0, vocab);
   double products = 0;
-  const auto predict = [&](int lane, int token) {  // logarithms of probabilities
+  const auto predict = [&](int lane, int token) {  // returns log-probabilities
     const float* x = stream.hidden() + (int64_t{lane} * tokens + token) * hidden;
     double squares = 0, sum = 0;
     for (int d = 0; d < hidden; ++d) squares += double{x[d]} * x[d];
@@ -482,12 +483,12 @@ std::vector<double> PlainLosses(const kernels::ExecContext& ctx, const Checkpoin
       for (int v = 0; v < vocab; ++v) losses[lane] += std::exp(p[v]) * (p[v] - q[v]) / tokens;
     }
   }
-  // A product each, their sum, and the norm's mean, root and two products.
+  // Roundings: one per product, their sum, and the norm's mean, root and two products.
   *error = (2.0 * hidden + 8) * products * 0x1p-24;
   return losses;
 }
 
-// The head in parts: the sums are those of the whole, and these are what the definition says.
+// The sums over parts of the head equal those over the whole, and follow the definition.
 TEST_F(MixWalkTest, LossesDoNotDependOnPartsOfTheHead) {
   const auto source = *Checkpoint::Open(Golden("qwen3-moe-norm-tied"));
   const models::DecoderSpec spec = *models::SpecFromConfig(source->config(), "config.json");
@@ -515,20 +516,19 @@ TEST_F(MixWalkTest, LossesDoNotDependOnPartsOfTheHead) {
   double error = 0;
   const std::vector<double> plain = PlainLosses(ctx, *source, spec, stream, &error);
   for (size_t lane = 1; lane < whole.size(); ++lane) {
-    // dKL/dq sums up to sqrt(2 KL) at most and dKL/dp to 2 KL + sqrt(2 KL) (Pinsker), and then there are
-    // squares of errors.
+    // The sum of |dKL/dq| is at most sqrt(2 KL) and that of |dKL/dp| at most 2 KL + sqrt(2 KL) (Pinsker).
+    // Squares of errors are added.
     const double slope = 2 * (std::sqrt(2 * plain[lane]) + plain[lane]);
     EXPECT_NEAR(whole[lane], plain[lane], slope * error + 4 * error * error) << "lane " << lane;
   }
   for (const int rows : {16, 48}) {
     const auto parts = *LaneLosses(ctx, *source, spec, tensor::DType::kF32, rows, stream);
-    // Logits are the same; sums of doubles go in another order, and differences of logits of about 10 are
-    // left.
+    // Logits are equal; sums of doubles have another order, and logits differ by about 10.
     for (size_t lane = 0; lane < whole.size(); ++lane) EXPECT_NEAR(parts[lane], whole[lane], 1e-12);
   }
 }
 
-// A pass for each layer and one for all find the same: lanes don't see each other.
+// One pass per layer and one pass for all layers find the same, because lanes are independent.
 TEST_F(MixWalkTest, LossesDoNotDependOnPasses) {
   for (const char* golden : {"kimi-k2", "qwen3-moe-norm-tied", "deepseek-v3-mtp"}) {
     const auto source = *Checkpoint::Open(Golden(golden));
@@ -551,7 +551,7 @@ TEST_F(MixWalkTest, LossesDoNotDependOnPasses) {
     const kernels::ExecContext ctx{.kernels = &kernels_, .pool = pool.get(), .scratch = &scratch};
     int last = -1, total = 0;
     const auto progress = [&](int done, int of) {
-      EXPECT_TRUE(done == last + 1 || done == last) << "a layer after the other, each once or more often";
+      EXPECT_TRUE(done == last + 1 || done == last) << "layers in order, each once or more often";
       last = done;
       total = of;
       return true;
@@ -580,7 +580,7 @@ TEST_F(MixWalkTest, LossesDoNotDependOnPasses) {
   }
 }
 
-TEST_F(MixWalkTest, AWeightThatFp16LacksIsNamed) {
+TEST_F(MixWalkTest, ErrorNamesAWeightBeyondFp16) {
   const std::string source = CopyOf("kimi-k2"), module = "model.layers.0.self_attn.o_proj";
   Scale(source, module, 0x1p40F);
   options_.output.keep = {{tensor::DType::kF16, R"(layers\.0\.self_attn\.o_proj)"}};
@@ -589,7 +589,7 @@ TEST_F(MixWalkTest, AWeightThatFp16LacksIsNamed) {
       AllOf(HasSubstr(module + ": the weight of output 0, input "), HasSubstr("at most 65504 to be fp16")));
 }
 
-TEST_F(MixWalkTest, KeptLinearsAreNotItsToChoose) {
+TEST_F(MixWalkTest, KeptLinearsAreNotPartOfTheMix) {
   Ask({"nvfp4", "w8a8"}, MixBudget::Unit::kBitsPerWeight, 8);
   options_.output.keep = {{tensor::DType::kF32, R"(layers\.1\.)"}};
   const StatusOr<QuantizeReport> report = Run(Golden("kimi-k2"), "out");
@@ -600,10 +600,10 @@ TEST_F(MixWalkTest, KeptLinearsAreNotItsToChoose) {
   EXPECT_TRUE(Check(Golden("kimi-k2"), "out").ok());
 }
 
-TEST_F(MixWalkTest, DoesNotGoWithSmoothing) {
+TEST_F(MixWalkTest, RejectsSmoothing) {
   Ask({"nvfp4", "w8a8"}, MixBudget::Unit::kBitsPerWeight, 8);
   options_.output.analyze.smoothing = true;
-  EXPECT_THAT(Message(Run(Golden("kimi-k2"), "out").status()), HasSubstr("goes with neither smoothing"));
+  EXPECT_THAT(Message(Run(Golden("kimi-k2"), "out").status()), HasSubstr("excludes smoothing"));
   EXPECT_FALSE(fs::exists(folder_.Path("out")));
 }
 

@@ -18,10 +18,11 @@ double CostOf(const PrecisionOption& option, BudgetKind kind) {
   return kind == BudgetKind::kBytes ? static_cast<double>(option.bytes) : option.bytes_per_token;
 }
 
-// A step along the lower convex hull of a group's (cost, loss): from one of its options to a dearer one.
+// A step along the lower convex hull of a group's (cost, loss), from one of its options to a more expensive
+// one.
 struct Step {
   int group, option;
-  double cost, gain;  // more bytes, less loss
+  double cost, gain;  // additional bytes, decrease of loss
   double slope() const { return gain / cost; }
 };
 
@@ -39,7 +40,7 @@ class Chooser {
     }
     if (least_cost > budget_) {
       return ResourceExhausted("the cheapest options cost {:.0f} bytes{}, more than the budget of {:.0f}",
-                               least_cost, kind_ == BudgetKind::kBytes ? "" : " a token", budget_);
+                               least_cost, kind_ == BudgetKind::kBytes ? "" : " per token", budget_);
     }
     WalkHull(budget_ - least_cost);
     PrecisionChoice choice = ChoiceOf(options_);
@@ -54,7 +55,7 @@ class Chooser {
   // A partial choice for the first groups.
   struct State {
     double cost, loss;
-    int option, before;  // of the last group, and the state of the groups before it
+    int option, before;  // option of the last group, and the state of the groups before it
   };
 
   double Cost(size_t g, int option) const { return CostOf(groups_[g].options[option], kind_); }
@@ -85,8 +86,8 @@ class Chooser {
     }
   }
 
-  // Takes the steepest steps while they fit. The first that does not fit fixes the multiplier of the
-  // relaxation in which steps may be taken in part; after it the group can't go on, others may.
+  // Takes the steepest steps while they fit. The first one that does not fit fixes the multiplier of the
+  // relaxation, in which steps may be fractional. Its group stops there; others may continue.
   void WalkHull(double left) {
     std::stable_sort(steps_.begin(), steps_.end(),
                      [](const Step& a, const Step& b) { return a.slope() > b.slope(); });
@@ -103,7 +104,7 @@ class Chooser {
     }
   }
 
-  // suffix_[g]: the least sum of loss + multiplier x cost over groups g and on.
+  // suffix_[g] is the minimum of loss + multiplier x cost, summed over groups g and later.
   void BoundSuffixes() {
     suffix_.assign(groups_.size() + 1, 0);
     for (size_t g = groups_.size(); g-- > 0;) {
@@ -115,11 +116,11 @@ class Chooser {
     }
   }
 
-  // Finds the best choice, or gives up (false) and leaves `choice` as it is.
+  // Finds the best choice, or returns false and leaves `choice` unchanged.
   bool Improve(PrecisionChoice* choice) const {
     std::vector<std::vector<State>> layers = {{{0, 0, -1, -1}}};
     size_t states = 1;
-    // What rounding of the bound's sums may hide; a choice that gains less is no better.
+    // Rounding error of the bound's sums. A choice that gains less is not better.
     const double slack = 1e-12 * (std::fabs(suffix_[0]) + multiplier_ * budget_ + choice->loss);
     for (size_t g = 0; g < groups_.size(); ++g) {
       std::vector<State> next;
@@ -145,8 +146,8 @@ class Chooser {
       if (states > kMostStates) return false;
       layers.push_back(std::move(next));
     }
-    if (layers.back().empty()) return true;                    // nothing is better
-    int at = static_cast<int>(std::ssize(layers.back())) - 1;  // dearest, so of least loss
+    if (layers.back().empty()) return true;                    // no better choice exists
+    int at = static_cast<int>(std::ssize(layers.back())) - 1;  // most expensive, so of least loss
     if (layers.back()[at].loss > choice->loss) return true;
     std::vector<int> options(groups_.size());
     for (size_t g = groups_.size(); g-- > 0;) {
@@ -175,7 +176,7 @@ class Chooser {
   std::span<const PrecisionGroup> groups_;
   BudgetKind kind_;
   double budget_;
-  std::vector<int> options_;  // of the walk so far
+  std::vector<int> options_;  // options of the walk so far
   std::vector<Step> steps_;
   std::vector<double> suffix_;
   double multiplier_ = 0;
@@ -186,11 +187,11 @@ class Chooser {
 StatusOr<PrecisionChoice> ChoosePrecisions(std::span<const PrecisionGroup> groups, BudgetKind kind,
                                            double budget) {
   for (const PrecisionGroup& group : groups) {
-    if (group.options.empty()) return InvalidArgument("{} has no option", group.name);
+    if (group.options.empty()) return InvalidArgument("{} has no options", group.name);
     for (const PrecisionOption& option : group.options) {
       if (!(option.loss >= 0) || !std::isfinite(option.loss) || option.bytes < 0 ||
           !(option.bytes_per_token >= 0)) {
-        return InvalidArgument("{}: {} must have a finite loss and a size, and has {} and {} bytes",
+        return InvalidArgument("{}: {} must have a finite loss and a size, found {} and {} bytes",
                                group.name, option.name, option.loss, option.bytes);
       }
     }

@@ -12,7 +12,7 @@
 namespace moesaic::quantizer {
 namespace {
 
-// Groups of 2 to 4 options: dearer ones mostly lose less, as precisions do, some are of no use.
+// Returns groups of 2 to 4 options. More expensive ones mostly lose less, as precisions do; some are useless.
 std::vector<PrecisionGroup> RandomGroups(std::mt19937* rng, int count) {
   std::uniform_int_distribution<int> bytes(1, 1000), options(2, 4);
   std::uniform_real_distribution<double> unit(0, 1);
@@ -36,7 +36,7 @@ double CostOf(const PrecisionChoice& choice, BudgetKind kind) {
   return kind == BudgetKind::kBytes ? static_cast<double>(choice.bytes) : choice.bytes_per_token;
 }
 
-// The least loss by trying every choice.
+// Returns the least loss by trying every choice.
 double LeastLoss(const std::vector<PrecisionGroup>& groups, BudgetKind kind, double budget, size_t g = 0) {
   if (budget < 0) return std::numeric_limits<double>::infinity();
   if (g == groups.size()) return 0;
@@ -57,7 +57,7 @@ double Extent(const std::vector<PrecisionGroup>& groups, BudgetKind kind, bool m
   return sum;
 }
 
-TEST(Sensitivity, IsTheBestOfAllChoices) {
+TEST(Sensitivity, FindsTheBestOfAllChoices) {
   std::mt19937 rng(1);
   for (int trial = 0; trial < 200; ++trial) {
     const auto groups = RandomGroups(&rng, 1 + trial % 8);
@@ -76,7 +76,7 @@ TEST(Sensitivity, IsTheBestOfAllChoices) {
   }
 }
 
-TEST(Sensitivity, ManyGroupsAreStillExactAndMoreBytesNeverLoseMore) {
+TEST(Sensitivity, ManyGroupsAreExactAndLossNeverGrowsWithTheBudget) {
   std::mt19937 rng(2);
   const auto groups = RandomGroups(&rng, 400);
   const double least = Extent(groups, BudgetKind::kBytes, false),
@@ -93,7 +93,7 @@ TEST(Sensitivity, ManyGroupsAreStillExactAndMoreBytesNeverLoseMore) {
   }
 }
 
-TEST(Sensitivity, MixingBeatsOnePrecisionForAllAtTheSameBytes) {
+TEST(Sensitivity, MixBeatsOnePrecisionAtTheSameSize) {
   std::mt19937 rng(3);
   std::vector<PrecisionGroup> groups = RandomGroups(&rng, 60);
   for (PrecisionGroup& group : groups) {
@@ -108,8 +108,8 @@ TEST(Sensitivity, MixingBeatsOnePrecisionForAllAtTheSameBytes) {
   EXPECT_LT(choice->loss, 0.7 * uniform);
 }
 
-// A sensitive layer that few bytes protect gets its bytes, without a rule that says so.
-TEST(Sensitivity, ProtectsWhatIsSensitive) {
+// A sensitive layer gets the few bytes that protect it, without a special rule.
+TEST(Sensitivity, ProtectsSensitiveGroups) {
   std::vector<PrecisionGroup> groups;
   for (int layer = 0; layer < 8; ++layer) {
     const double times = layer == 7 ? 50 : 1;
@@ -122,8 +122,8 @@ TEST(Sensitivity, ProtectsWhatIsSensitive) {
   EXPECT_THAT(choice->options, testing::ElementsAre(0, 0, 0, 0, 0, 0, 0, 1, 2));
 }
 
-// Routed experts take bytes but few a token: a budget of bytes a token spends them there.
-TEST(Sensitivity, ActiveBytesFavourRoutedExperts) {
+// Routed experts have many bytes but few per token, so a budget of bytes per token is spent there.
+TEST(Sensitivity, BudgetPerTokenFavoursRoutedExperts) {
   const std::vector<PrecisionGroup> groups = {
       {"experts", {{"int4", 1, 1000, 10}, {"int8", 0.1, 2000, 20}}},
       {"attention", {{"int4", 1, 100, 100}, {"int8", 0.1, 200, 200}}}};
@@ -131,7 +131,7 @@ TEST(Sensitivity, ActiveBytesFavourRoutedExperts) {
   EXPECT_THAT(ChoosePrecisions(groups, BudgetKind::kBytesPerToken, 150)->options, testing::ElementsAre(1, 0));
 }
 
-TEST(Sensitivity, RefusesABudgetThatNothingFits) {
+TEST(Sensitivity, RejectsATooSmallBudget) {
   const std::vector<PrecisionGroup> groups = {{"a", {{"int4", 1, 10, 1}, {"int8", 0, 20, 2}}}};
   EXPECT_THAT(Message(ChoosePrecisions(groups, BudgetKind::kBytes, 9).status()),
               testing::HasSubstr("10 bytes"));
@@ -139,7 +139,7 @@ TEST(Sensitivity, RefusesABudgetThatNothingFits) {
   EXPECT_THAT(Message(ChoosePrecisions(bad, BudgetKind::kBytes, 9).status()), testing::HasSubstr("a: int4"));
 }
 
-TEST(Sensitivity, MeasuredLossFallsWithBits) {
+TEST(Sensitivity, MeasuredLossDecreasesWithBits) {
   const TestContext threads(2);
   const int n = 200, k = 256;
   const std::vector<float> weights = TestWeights(n, k, 1), x = TestTokens(1500, k, 1, 2);

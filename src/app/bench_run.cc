@@ -39,7 +39,7 @@ double BenchResult::deviation() const {
 Status BenchRunner::Check(const std::vector<BenchCase>& cases, const models::ModelInfo& info) {
   for (const BenchCase& test : cases) {
     if (TokensOf(test) > info.context_length) {
-      return InvalidArgument("the model's context is {} tokens, fewer than depth and test together: {}",
+      return InvalidArgument("the model's context has {} tokens, but depth and test need {}",
                              info.context_length, TokensOf(test));
     }
   }
@@ -70,7 +70,7 @@ BenchRunner::BenchRunner(models::Model& model, const kernels::KernelTable& kerne
       options_(sparsity),
       executor_(model, kernels, threads, *blocks_, sparsity.dense_layers) {}
 
-// Null where rows of that kind read all blocks: those of prompts choose with kAll only.
+// Returns null if rows of that kind read all blocks. Rows of prompts choose with kAll only.
 const kernels::BlockSparsity* BenchRunner::SparsityOf(engine::SparsityMode least, int sequence) const {
   return options_.defaults.mode >= least ? &sparsity_[sequence] : nullptr;
 }
@@ -88,7 +88,7 @@ double BenchRunner::StepBytes(const BenchResult& result, int sequences, int dept
   const int layers = layout.layers - info.mtp_layers;
   if (result.blocks_per_step == 0) return weights + token_bytes * layers * depth * sequences;
   const int dense = std::min(options_.dense_layers, layers);
-  // Rows that take over an earlier choice read none, unless their bound is wanted.
+  // Rows that reuse a choice read no digests, unless their bound is needed.
   const double scoring = options_.defaults.eps < 1 ? 1 : 1.0 / options_.defaults.reuse;
   const double digests = static_cast<double>(layout.digest_bytes) * (depth / cache::kBlockTokens) * scoring;
   const double chosen = result.blocks_per_step * token_bytes * cache::kBlockTokens / layout.heads;

@@ -15,7 +15,7 @@ namespace {
 
 using Sequences = std::vector<std::vector<int32_t>>;
 
-// Cuts texts into sequences until there are enough tokens.
+// Splits texts into sequences until there are enough tokens.
 class Cutter {
  public:
   explicit Cutter(const CalibrationFile& file) : length_(file.sequence_length), left_(file.max_tokens) {}
@@ -37,7 +37,7 @@ class Cutter {
   Sequences sequences_;
 };
 
-// `chat`: null where the model has no template.
+// `chat` is null if the model has no template.
 StatusOr<std::string> TextOf(const std::string& line, const ModelText& model,
                              const server::PromptTemplate* chat) {
   const server::Json record = server::ParseJson(line).value_or(server::Json());
@@ -95,7 +95,7 @@ StatusOr<Sequences> ReadCalibrationFile(const CalibrationFile& file, const check
     }
   }
   Sequences sequences = cutter.Take();
-  if (sequences.empty()) return InvalidArgument("{}: there is no text of 2 tokens or more", file.path);
+  if (sequences.empty()) return InvalidArgument("{}: the file has no text of 2 tokens or more", file.path);
   return sequences;
 }
 

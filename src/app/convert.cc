@@ -1,4 +1,5 @@
-// `moesaic convert MODEL --out FILE`: packs a checkpoint once, so that it needs only be mapped or copied.
+// `moesaic convert MODEL --out FILE` packs a checkpoint into a file that is mapped or copied without
+// conversion.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -26,7 +27,7 @@ struct Options {
 
 Status RunConvert(const Options& options) {
   if (!options.force && std::filesystem::exists(options.out)) {
-    return InvalidArgument("{} is there already; say --force to replace it", options.out);
+    return InvalidArgument("{} exists already; use --force to replace it", options.out);
   }
   ASSIGN_OR_RETURN(const auto pool, MakeThreads(options.threads));
   ASSIGN_OR_RETURN(const auto source, checkpoint::Checkpoint::Open(options.model));
@@ -53,16 +54,15 @@ Status RunConvert(const Options& options) {
 
 void AddConvert(Verb& root, VerbRun& run) {
   auto options = std::make_shared<Options>();
-  Verb verb = root.AddVerb("convert", "Pack a checkpoint into one file that is mapped or copied as it is");
+  Verb verb = root.AddVerb("convert", "Pack a checkpoint into one file that loads without conversion");
   AddModelPath(verb, options->model, "Hugging Face folder or .gguf file");
-  verb.AddOption("-o,--out", options->out, "The packed file to write").Required();
+  verb.AddOption("-o,--out", options->out, "Packed file to write").Required();
   AddDtypeFlag(verb, options->dtype);
   AddThreadsFlag(verb, options->threads);
-  verb.AddFlag("--force", options->force, "Replace the file if it is there");
+  verb.AddFlag("--force", options->force, "Replace an existing file");
   verb.Footer(
-      "The packed file holds weights in the layout kernels read, config, tokenizer and template; it stays a "
-      "valid\n"
-      "safetensors file. An interrupted run leaves nothing behind.\n\n"
+      "The packed file holds weights in the kernels' layout, config, tokenizer and template. It is also a\n"
+      "valid safetensors file. An interrupted run leaves no file.\n\n"
       "Examples:\n  moesaic convert models/moesaic-tiny --dtype int8 --out tiny.moesaic\n  moesaic chat "
       "tiny.moesaic");
   verb.OnParsed([options, &run] { run = [options] { return RunConvert(*options); }; });

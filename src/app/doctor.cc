@@ -1,4 +1,4 @@
-// `moesaic doctor`: what this machine can do, and which kernels that means.
+// `moesaic doctor` reports the features of this machine and the kernels that run on it.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -26,7 +26,7 @@ struct Options {
   bool json = false;
 };
 
-constexpr int64_t kProbeBytes = int64_t{256} << 20;  // a thread: far more than any cache
+constexpr int64_t kProbeBytes = int64_t{256} << 20;  // per thread: far more than any cache
 
 struct Speeds {
   int threads = 0;
@@ -48,7 +48,7 @@ std::vector<std::string> IsaNames(const runtime::CpuFeatures& cpu) {
   return names;
 }
 
-// Whether the system lets memory be bound to a node (mbind), as --numa wants it.
+// True if the system can bind memory to a node (mbind), as --numa needs.
 bool CanBindMemory(const runtime::Topology& topology) {
   constexpr size_t kBytes = 4096;
   StatusOr<runtime::Buffer> probe = runtime::Buffer::Allocate(kBytes, /*huge=*/false);
@@ -110,7 +110,7 @@ json MachineJson(const runtime::Topology& topology, const runtime::CpuFeatures& 
   return machine;
 }
 
-constexpr char kNoCard[] = "NVIDIA's driver finds no card";
+constexpr char kNoCard[] = "NVIDIA's driver finds no device";
 
 std::string DevicesText() {
   const StatusOr<std::vector<kernels::DeviceEntry>> devices = kernels::ListDevices();
@@ -124,7 +124,7 @@ std::string DevicesText() {
   return FormatTable(rows, false);
 }
 
-// `why`: there are none; else empty.
+// `why` receives the reason if there are no devices; else it is empty.
 json DevicesJson(std::string* why) {
   json list = json::array();
   const StatusOr<std::vector<kernels::DeviceEntry>> devices = kernels::ListDevices();
@@ -189,7 +189,7 @@ json KernelsJson(const kernels::KernelTable& kernels) {
   return list;
 }
 
-// Choices as they are made, tuned or built in.
+// Returns the choices in use, tuned or built in.
 json TuningJson(const kernels::KernelTable& kernels, const std::string& tuning, const json& machine) {
   kernels::Tuning made{.cut = kernels.cut, .few_below = {}};
   for (int f = 0; f < tensor::kPackedFormats; ++f) {
@@ -243,8 +243,8 @@ Status RunDoctor(const Options& options) {
 
 void AddDoctor(Verb& root, VerbRun& run) {
   auto options = std::make_shared<Options>();
-  Verb verb = root.AddVerb("doctor", "Say what this machine can do and which kernels will run");
-  verb.AddFlag("--quick", options->quick, "Measure nothing");
+  Verb verb = root.AddVerb("doctor", "Report the features of this machine and the kernels that run on it");
+  verb.AddFlag("--quick", options->quick, "Do not measure memory and compute speed");
   verb.AddFlag("--json", options->json, "Print JSON");
   verb.Footer(
       "attention_kv_bf16 is the attention that runs on a KV cache of --kv-dtype bf16, and so on. "

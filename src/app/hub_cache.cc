@@ -30,7 +30,8 @@ struct HubId {
   std::string id, quant;  // "ORG/NAME" and "Q4_K_M" or ""
 };
 
-// Parts that begin with a letter, digit or underscore, at most one slash. An empty id: `text` is a path only.
+// Parses an id: parts that begin with a letter, digit or underscore, at most one slash. An empty id means
+// that `text` can only be a path.
 HubId ParseId(const std::string& text) {
   const size_t colon = text.find(':');
   HubId hub{.id = text.substr(0, colon), .quant = colon == std::string::npos ? "" : text.substr(colon + 1)};
@@ -61,7 +62,7 @@ std::string Lower(std::string text) {
   return text;
 }
 
-// Files of a snapshot are links to ../../blobs; a link without its blob is a download that was cut short.
+// Files of a snapshot are links to ../../blobs. A dangling link is an interrupted download.
 struct Snapshot {
   std::vector<std::string> names;  // sorted
   std::vector<std::string> missing;
@@ -83,7 +84,7 @@ StatusOr<Snapshot> ListSnapshot(const fs::path& folder) {
   return snapshot;
 }
 
-// First parts of split files, and whole files.
+// True for whole files and the first parts of split files.
 bool IsGguf(const std::string& name) {
   return name.ends_with(".gguf") &&
          (name.find("-of-") == std::string::npos || name.find("-00001-of-") != std::string::npos);
@@ -99,7 +100,7 @@ StatusOr<std::string> ChooseFile(const fs::path& folder, const HubId& hub, const
     if (Lower(name).find(Lower(hub.quant)) != std::string::npos) chosen.push_back(name);
   }
   if (chosen.size() == 1) return (folder / chosen.front()).string();
-  if (all.empty() && hub.quant.empty()) return folder.string();  // opening it names the file that is missing
+  if (all.empty() && hub.quant.empty()) return folder.string();  // opening it reports the missing file
   if (all.empty())
     return NotFound("{} has no GGUF file, so \":{}\" selects nothing", folder.string(), hub.quant);
   return NotFound("{}: {} of its GGUF files match; name one as {}:QUANT: {}", folder.string(), chosen.size(),

@@ -1,4 +1,4 @@
-// Finds models in the cache that `hf download` and Hugging Face's libraries fill.
+// Finds models in the cache that `hf download` and the Hugging Face libraries use.
 #pragma once
 
 #include <string>
@@ -8,17 +8,17 @@
 
 namespace moesaic::app {
 
-/// The cache folder: HF_HUB_CACHE, else HUGGINGFACE_HUB_CACHE, else HF_HOME/hub, else
+/// Returns the cache folder: HF_HUB_CACHE, else HUGGINGFACE_HUB_CACHE, else HF_HOME/hub, else
 /// XDG_CACHE_HOME/huggingface/hub, else ~/.cache/huggingface/hub.
 std::string HubCacheFolder();
 
-/// `model` itself where that path exists. Else `model` is an id, ORG/NAME or ORG/NAME:QUANT, and the result
+/// Returns `model` itself if that path exists. Else `model` is an id, ORG/NAME or ORG/NAME:QUANT. The result
 /// is its snapshot of the branch main (models--ORG--NAME/refs/main), or a GGUF file of it: the only one, or
-/// the one whose name contains QUANT in either case. NotFound: neither exists, or the snapshot lacks files;
-/// the message says how to download the model.
+/// the one whose name contains QUANT in either case. Returns NotFound if neither exists or the snapshot is
+/// incomplete; the message says how to download the model.
 StatusOr<std::string> FindModel(const std::string& model);
 
-/// "ORG/NAME" for a path inside a snapshot folder of the cache, else "".
+/// Returns "ORG/NAME" for a path within a snapshot folder of the cache, else "".
 std::string HubIdOf(std::string_view path);
 
 }  // namespace moesaic::app

@@ -38,7 +38,7 @@ class HubCacheTest : public testing::Test {
   fs::path cache_, repository_, snapshot_;
 };
 
-TEST_F(HubCacheTest, AnIdIsItsSnapshotOfMain) {
+TEST_F(HubCacheTest, ResolvesAnIdToItsSnapshotOfMain) {
   Add("config.json");
   EXPECT_EQ(*FindModel("Org/Name-1.5B"), snapshot_.string());
   EXPECT_EQ(*FindModel(cache_.string()), cache_.string());
@@ -47,7 +47,7 @@ TEST_F(HubCacheTest, AnIdIsItsSnapshotOfMain) {
   EXPECT_EQ(HubIdOf("models/moesaic-tiny"), "");
 }
 
-TEST_F(HubCacheTest, AnIdWithoutAModelSaysHowToDownloadIt) {
+TEST_F(HubCacheTest, MissingModelErrorSaysHowToDownloadIt) {
   EXPECT_EQ(Fault("Qwen/Qwen3-30B-A3B"),
             "path does not exist: Qwen/Qwen3-30B-A3B; the Hugging Face cache " + cache_.string() +
                 " has no such model either; to download it: hf download Qwen/Qwen3-30B-A3B");
@@ -59,7 +59,7 @@ TEST_F(HubCacheTest, AnIdWithoutAModelSaysHowToDownloadIt) {
   EXPECT_NE(Fault("Org/Name-1.5B").find("has no refs/main"), std::string::npos);
 }
 
-TEST_F(HubCacheTest, ADownloadThatWasCutShortIsNamed) {
+TEST_F(HubCacheTest, ReportsAnIncompleteDownload) {
   Add("config.json");
   Add("model.safetensors");
   fs::remove(repository_ / "blobs" / "model.safetensors");
@@ -69,7 +69,7 @@ TEST_F(HubCacheTest, ADownloadThatWasCutShortIsNamed) {
       << Fault("Org/Name-1.5B");
 }
 
-TEST_F(HubCacheTest, AQuantSelectsAGgufFile) {
+TEST_F(HubCacheTest, QuantSelectsAGgufFile) {
   Add("m-Q4_K_M-00001-of-00002.gguf");
   Add("m-Q4_K_M-00002-of-00002.gguf");
   EXPECT_EQ(*FindModel("Org/Name-1.5B"), (snapshot_ / "m-Q4_K_M-00001-of-00002.gguf").string());
@@ -80,7 +80,7 @@ TEST_F(HubCacheTest, AQuantSelectsAGgufFile) {
       std::string::npos);
 }
 
-TEST_F(HubCacheTest, TheFolderComesFromTheEnvironmentOfTheHubsLibraries) {
+TEST_F(HubCacheTest, FolderComesFromTheEnvironment) {
   const auto with = [](const char* name, const char* value) {
     setenv(name, value, /*overwrite=*/1);
     const std::string folder = HubCacheFolder();

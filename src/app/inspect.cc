@@ -1,4 +1,5 @@
-// `moesaic inspect MODEL`: what a checkpoint is, holds and needs, without reading its weights.
+// `moesaic inspect MODEL` reports the architecture, contents and memory of a checkpoint without reading its
+// weights.
 #include <fmt/format.h>
 
 #include <map>
@@ -25,9 +26,10 @@ struct Options {
   std::vector<int> sequences = {1, 8, 32};
 };
 
-constexpr int kUsualContexts[] = {4096, 16384, 32768, 131072};  // those below the model's, and that
+// Those below the model's context, and that context.
+constexpr int kUsualContexts[] = {4096, 16384, 32768, 131072};
 
-// The cache as the engine makes it. No verb runs the MTP layers, which the spec counts.
+// The KV cache as the engine allocates it. No verb runs the MTP layers, which the spec counts.
 struct Cache {
   std::string dtype;
   int64_t block_bytes;
@@ -49,7 +51,7 @@ StatusOr<Cache> CacheOf(const models::ModelInfo& info, const std::string& kv_dty
 StatusOr<std::vector<int>> ContextsOf(const models::ModelInfo& info, const std::vector<int>& asked) {
   for (const int context : asked) {
     if (context > info.context_length) {
-      return InvalidArgument("the model's context is {} tokens, fewer than --ctx-size {}",
+      return InvalidArgument("the model's context has {} tokens, fewer than --ctx-size {}",
                              info.context_length, context);
     }
   }
@@ -209,16 +211,17 @@ Status RunInspect(const Options& options) {
 
 void AddInspect(Verb& root, VerbRun& run) {
   auto options = std::make_shared<Options>();
-  Verb verb = root.AddVerb("inspect", "Say what a checkpoint is, holds and needs");
+  Verb verb = root.AddVerb("inspect", "Report the architecture, contents and memory of a checkpoint");
   AddModelPath(verb, options->model, "Folder, .gguf, .safetensors or packed file, or a config.json alone");
   AddDtypeFlag(verb, options->dtype);
   AddKvDtypeFlag(verb, options->kv_dtype);
   verb.AddOption("-c,--ctx-size", options->contexts,
-                 "Contexts of the memory table, separated by commas; none: usual ones and the model's")
+                 "Comma-separated contexts for the memory table; default: usual ones and the model's")
       .Delimiter(',')
       .OneValue()
       .Range(1, 1 << 24);
-  verb.AddOption("-s,--sequences", options->sequences, "Sequences at once that it counts")
+  verb.AddOption("-s,--sequences", options->sequences,
+                 "Comma-separated numbers of concurrent sequences for the memory table")
       .Delimiter(',')
       .OneValue()
       .Range(1, 1 << 16)
@@ -226,7 +229,7 @@ void AddInspect(Verb& root, VerbRun& run) {
   verb.AddFlag("--tensors", options->tensors, "List every tensor");
   verb.AddFlag("--json", options->json, "Print JSON");
   verb.Footer(
-      "Memory is that of the weights and of the KV cache; a step's own buffers come on top.\n\n"
+      "The table counts weights and KV cache; buffers of a step are additional.\n\n"
       "Examples:\n"
       "  moesaic inspect models/moesaic-tiny\n"
       "  moesaic inspect model.gguf --tensors --json\n"

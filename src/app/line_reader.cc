@@ -12,13 +12,13 @@ namespace moesaic::app {
 namespace {
 
 constexpr const char* kQuotes = "\"\"\"";
-// A signal between the look at its flag and poll() would be slept over: look again this often.
+// Interval of checks for a signal that arrived between the check and poll().
 constexpr int kPollMilliseconds = 200;
 
 void ShowPrompt(const std::string& prompt) {
   if (isatty(STDIN_FILENO) == 0 || isatty(STDOUT_FILENO) == 0) return;
   WriteOutput(prompt);
-  FlushOutput().IgnoreError();  // main tells of it
+  FlushOutput().IgnoreError();  // main reports it
 }
 
 bool EndsWith(const std::string& text, const std::string& end) {
@@ -37,7 +37,7 @@ LineReader::Result LineReader::ReadLine(std::string* line) {
     }
     if (at_end_) {
       if (pending_.empty()) return Result::kEnd;
-      line->swap(pending_);  // a last line without its end
+      line->swap(pending_);  // last line without a newline
       pending_.clear();
       return Result::kLine;
     }

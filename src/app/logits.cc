@@ -1,4 +1,4 @@
-// `moesaic logits MODEL`: the logits of every position of a prompt, as a NumPy file.
+// `moesaic logits MODEL` writes the logits of every position of a prompt to a NumPy file.
 #include <fmt/format.h>
 
 #include "app/input.h"
@@ -56,10 +56,10 @@ void AddLogits(Verb& root, VerbRun& run) {
   AddModelFlags(verb, options->model);
   AddCacheFlags(verb, options->model);
   const Flag ids = AddIdsFlag(verb, options->ids);
-  const Flag prompt = verb.AddOption("--prompt", options->prompt, "Text, in place of --ids");
-  verb.AddOption("--out", options->out, "The .npy file to write: f32 [tokens, vocabulary]").Required();
+  const Flag prompt = verb.AddOption("--prompt", options->prompt, "Prompt text, instead of --ids");
+  verb.AddOption("--out", options->out, ".npy file to write: f32 [tokens, vocabulary]").Required();
   verb.Footer(
-      "The file appears only when it is complete.\n\n"
+      "The file is written atomically.\n\n"
       "Examples:\n"
       "  moesaic logits model/ --ids 1,2,3 --dtype f32 --out x.npy\n"
       "  moesaic logits model.gguf --prompt \"Once upon a time\" --out x.npy");

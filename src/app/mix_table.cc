@@ -17,7 +17,7 @@ using quantizer::MixOption;
 using quantizer::MixUnit;
 using Table = std::vector<std::vector<std::string>>;
 
-// In the order of their first unit's options.
+// Returns the precisions in the order of the first group's options.
 std::vector<std::string> Precisions(const Mix& mix) {
   std::vector<std::string> names;
   for (const MixUnit& unit : mix.units) {
@@ -29,7 +29,7 @@ std::vector<std::string> Precisions(const Mix& mix) {
   return names;
 }
 
-// "mlp.experts" of "model.layers.3.mlp.experts".
+// Returns "mlp.experts" of "model.layers.3.mlp.experts".
 std::string KindOfUnit(const std::string& name) {
   size_t at = 0;
   for (int dots = 0; dots < 3 && at != std::string::npos; ++dots) at = name.find('.', at) + 1;
@@ -89,9 +89,9 @@ std::vector<std::string> MixNotes(const Mix& mix) {
     for (const MixOption& option : unit.options) {
       if (std::isfinite(option.loss)) continue;
       const std::string why =
-          option.overflows() ? fmt::format("overflows there (a magnitude of {:.3g} is met, it ends at 65504)",
+          option.overflows() ? fmt::format("overflows (its largest magnitude is {:.3g}, the limit 65504)",
                                            option.largest)
-                             : "makes predictions that are not finite";
+                             : "makes the predictions non-finite";
       notes.push_back(
           fmt::format("{}: {} {}; it gets {}", unit.name, option.precision.Name(), why, ChosenName(unit)));
     }
@@ -109,9 +109,11 @@ std::vector<std::string> MixNotes(const Mix& mix) {
       kept += router->kept ? 1 : 0;
     }
     notes.push_back(
-        fmt::format("routers are kept: in {} they would save {} and lose {:.3g} nats a token, {:.3g} % of "
+        fmt::format(
+                    "routers are kept: in {} they would save {} and lose {:.3g} nats per token, and {:.3g} % "
+                    "of "
                     "tokens and layers "
-                    "going to other experts; at this budget's price of a byte {} of {} are worth keeping",
+                    "would go to other experts; at this budget's price per byte {} of {} are worth keeping",
                     name, FormatBytes(saved), loss, 100 * flips, kept, found.size()));
   }
   return notes;
@@ -139,7 +141,7 @@ std::vector<ReportPlot> MixPlots(const Mix& mix) {
       series.push_back(found->second);
       names.push_back(name);
     }
-    plots.push_back({fmt::format("Loss of {} alone, nats a token, by layer", kind),
+    plots.push_back({fmt::format("Loss of {} alone, nats per token, by layer", kind),
                      PointPlot(
                          series, "layer", [](double value) { return fmt::format("{:.3g}", value); },
                          /*logarithmic=*/true, /*joined=*/true),

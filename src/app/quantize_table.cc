@@ -10,7 +10,7 @@
 namespace moesaic::app {
 namespace {
 
-// Of the source, that the passes of a mix's measurement read.
+// Returns the source bytes that the passes of a mix's measurement read.
 double PassBytes(const quantizer::QuantizePlan& plan) {
   double bytes = 0;
   for (const quantizer::MixPass& pass : plan.passes) {
@@ -22,7 +22,7 @@ double PassBytes(const quantizer::QuantizePlan& plan) {
   return bytes;
 }
 
-// How a mix will be measured.
+// Returns the row about the measurement of a mix.
 std::vector<std::string> MeasuringRow(const quantizer::OutputSettings& settings,
                                       const quantizer::QuantizePlan& plan) {
   int64_t lanes = 0, memory = 0;
@@ -41,19 +41,19 @@ std::vector<std::string> MeasuringRow(const quantizer::OutputSettings& settings,
                       FormatBytes(static_cast<double>(memory)))};
 }
 
-// What calibration adds to a plan's table, and to its time.
+// Returns the rows about calibration.
 std::vector<std::vector<std::string>> CalibrationRows(const quantizer::OutputSettings& settings,
                                                       const quantizer::QuantizePlan& plan,
                                                       const quantizer::MachineRates& rates,
                                                       const quantizer::CalibrationForecast& calibration,
                                                       const quantizer::Forecast& forecast) {
   if (!settings.calibrated()) return {};
-  // To the second where that is of use.
+  // Shows short times in fractions of a second.
   const auto seconds = [](double value) {
     return value < 600 ? fmt::format("{:.1f} s", value) : FormatSeconds(value);
   };
   const double reading = PassBytes(plan) / rates.read;
-  // GPTQ computes while the disk works; an analysis comes before the rounding.
+  // GPTQ computes while the disk works; an analysis precedes the rounding.
   const double total = settings.gptq ? std::max(forecast.disk_seconds + reading, calibration.seconds())
                                      : forecast.seconds + std::max(reading, calibration.seconds());
   std::vector<std::vector<std::string>> rows;

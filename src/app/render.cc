@@ -1,4 +1,4 @@
-// `moesaic render MODEL`: a chat request in, the prompt that the model would see out.
+// `moesaic render MODEL` prints the prompt that the model receives for a chat request.
 #include "app/chat_request.h"
 #include "app/input.h"
 #include "app/model_text.h"
@@ -35,16 +35,17 @@ Status RunRender(const Options& options) {
 
 void AddRender(Verb& root, VerbRun& run) {
   auto options = std::make_shared<Options>();
-  Verb verb = root.AddVerb("render", "Print the prompt that a chat request becomes");
+  Verb verb = root.AddVerb("render", "Render a chat request to the model's prompt");
   AddModelPath(verb, options->model);
   verb.AddOption("REQUEST", options->request, "File with an OpenAI chat request; -: standard input")
       .Check(CheckExistingInput)
       .ShowDefault();
   verb.AddFlag("--no-generation-prompt", options->no_generation_prompt, "End after the last message");
   verb.Footer(
-      "The prompt is the one that `moesaic serve` makes of the request: its messages, tools, tool_choice, "
-      "documents, reasoning_effort, chat_template_kwargs, add_generation_prompt and continue_final_message "
-      "are used.\n\n"
+      "The prompt is the one that `moesaic serve` makes of the request. It uses the request's messages, "
+      "tools, "
+      "tool_choice, documents, reasoning_effort, chat_template_kwargs, add_generation_prompt and "
+      "continue_final_message.\n\n"
       "Example:\n"
       "  echo '{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}]}' | moesaic render "
       "models/moesaic-tiny");

@@ -1,4 +1,4 @@
-// `moesaic report DIR`: tells how a quantized folder came out, as Markdown and as a page.
+// `moesaic report DIR` writes a report about a quantized folder as Markdown and HTML.
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -16,11 +16,11 @@ namespace moesaic::app {
 namespace {
 
 struct Options {
-  ScoreOptions score;  // model.model: the folder, reference: the source
+  ScoreOptions score;  // model.model: the folder; reference: the source
   bool roofline = false;
 };
 
-// The report is written into the folder. That must be the output of quantization, not its source.
+// Checks that the report goes into the output folder of a quantization, not into its source.
 Status CheckFolder(const checkpoint::Checkpoint& quantized, const std::string& source) {
   namespace fs = std::filesystem;
   const std::string& folder = quantized.path();
@@ -93,16 +93,16 @@ Status RunReport(const Options& options) {
 void AddReport(Verb& root, VerbRun& run) {
   auto options = std::make_shared<Options>();
   ScoreOptions& score = options->score;
-  Verb verb = root.AddVerb("report", "Tell how a quantized folder came out, as a page");
-  AddModelPath(verb, score.model.model, "A folder that moesaic quantize wrote");
+  Verb verb = root.AddVerb("report", "Write a report about a quantized folder");
+  AddModelPath(verb, score.model.model, "Folder that moesaic quantize wrote");
   Flag source =
-      verb.AddOption("--source", score.reference, "The checkpoint it was made from: weights are compared")
+      verb.AddOption("--source", score.reference, "Checkpoint it was made from, to compare weights")
           .Transform(ResolveModelPath);
-  Flag text = verb.AddOption("--text", score.file, "Text file (UTF-8): both models are run over it")
+  Flag text = verb.AddOption("--text", score.file, "Text file (UTF-8) to run both models over")
                   .ExistingFile()
                   .Needs(source);
   verb.AddOption("-c,--ctx-size", score.window,
-                 "Window in tokens; 0: 1024, or the models' context if that is less")
+                 "Window size in tokens; 0: 1024, or the models' context if that is less")
       .Range(0, 1 << 24)
       .ShowDefault()
       .Needs(text);
@@ -114,7 +114,8 @@ void AddReport(Verb& root, VerbRun& run) {
                "Run the source first and keep its predictions in a temporary file")
       .Needs(text);
   verb.AddFlag("--roofline", options->roofline,
-               "Measure this machine for some seconds: the run's times beside what its disk and processor "
+               "Measure this machine for some seconds and compare the run's times with the rates of its disk "
+               "and "
                "allow")
       .Needs(source);
   AddThreadsFlag(verb, score.model.threads);

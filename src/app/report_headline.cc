@@ -36,18 +36,18 @@ std::string TextOf(const json& settings, const char* key) {
 std::string Weights(const json& settings) {
   const std::string scheme = TextOf(settings, "scheme");
   if (scheme.empty())
-    return settings.contains("mix") ? "A mix of precisions, chosen part by part" : "Weights";
+    return settings.contains("mix") ? "A mix of precisions, chosen by precision group" : "Weights";
   const auto* words = std::ranges::find(kSchemeWords, scheme, [](const auto& entry) { return entry.first; });
   const auto group = settings.find("group_size");
   std::string text(words == std::end(kSchemeWords) ? scheme : words->second);
   if (group != settings.end() && group->is_number_integer()) {
     const int size = group->get<int>();
-    text += size > 0 ? fmt::format(" in groups of {}", size) : ", one scale an output channel";
+    text += size > 0 ? fmt::format(" in groups of {}", size) : ", one scale per output channel";
   }
   return words == std::end(kSchemeWords) ? text : fmt::format("{} ({})", text, scheme);
 }
 
-// How the weights came about, from quantize.json.
+// Returns a description of the method, from quantize.json.
 std::string Making(const QuantizeRecord& run) {
   const json settings = json::parse(run.settings, nullptr, /*allow_exceptions=*/false);
   if (!settings.is_object()) return "";
@@ -88,7 +88,7 @@ std::string Quality(const json& quality) {
     text += fmt::format(" Its perplexity is {:.2g} % {} than the source's.", std::abs(change),
                         change < 0 ? "lower" : "higher");
   }
-  if (kl) text += fmt::format(" Its predictions diverge from the source's by {:.3g} nats a token (KL).", *kl);
+  if (kl) text += fmt::format(" Its predictions diverge from the source's by {:.3g} nats per token (KL).", *kl);
   return text;
 }
 

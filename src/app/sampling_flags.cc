@@ -12,7 +12,7 @@
 namespace moesaic::app {
 namespace {
 
-// Where a model says nothing: lively, but seldom off the track.
+// Default of models without their own value.
 constexpr float kDefaultTemperature = 0.7f;
 
 struct FloatField {
@@ -66,7 +66,7 @@ Status ReadGeneration(const nlohmann::json& generation, engine::SamplingParams* 
   return OkStatus();
 }
 
-// Refuses on the command line what the engine would refuse.
+// Rejects command-line values that the engine would reject.
 ValueCheck Allowed(const char* name) {
   return [name](std::string& value) {
     engine::SamplingParams sampling;
@@ -79,35 +79,39 @@ ValueCheck Allowed(const char* name) {
 void AddSamplingFlags(Verb& verb, SamplingFlags& flags, int max_tokens) {
   flags.max_tokens = max_tokens;
   const std::string group = "Sampling (defaults: the model's generation_config.json)";
-  verb.AddOption("-n,--max-tokens", flags.max_tokens, "Longest output in tokens")
+  verb.AddOption("-n,--max-tokens", flags.max_tokens, "Maximum number of output tokens")
       .Range(0, std::numeric_limits<int>::max())
       .ShowDefault();
-  verb.AddOption("--temperature", flags.temperature, "0: greedy; without the model's own: 0.7")
+  verb.AddOption("--temperature", flags.temperature,
+                 "Sampling temperature; 0: greedy; default without the model's own: 0.7")
       .Check(Allowed("temperature"))
       .Group(group);
-  verb.AddOption("--top-k", flags.top_k, "Draw from the K likeliest; 0: all")
+  verb.AddOption("--top-k", flags.top_k, "Sample from the K likeliest tokens; 0: all")
       .Check(Allowed("top_k"))
       .Group(group);
-  verb.AddOption("--top-p", flags.top_p, "Draw from the likeliest that together have P")
+  verb.AddOption("--top-p", flags.top_p, "Sample from the likeliest tokens with total probability P")
       .Check(Allowed("top_p"))
       .Group(group);
-  verb.AddOption("--min-p", flags.min_p, "Leave out tokens below P times the likeliest")
+  verb.AddOption("--min-p", flags.min_p, "Exclude tokens with less than P times the largest probability")
       .Check(Allowed("min_p"))
       .Group(group);
-  verb.AddOption("--repetition-penalty", flags.repetition_penalty, "Divide logits of seen tokens")
+  verb.AddOption("--repetition-penalty", flags.repetition_penalty, "Divisor for the logits of seen tokens")
       .Check(Allowed("repetition_penalty"))
       .Group(group);
-  verb.AddOption("--presence-penalty", flags.presence_penalty, "Subtract once for a token of the output")
+  verb.AddOption("--presence-penalty", flags.presence_penalty,
+                 "Penalty for the logits of tokens in the output")
       .Check(Allowed("presence_penalty"))
       .Group(group);
-  verb.AddOption("--frequency-penalty", flags.frequency_penalty, "Subtract for each time in the output")
+  verb.AddOption("--frequency-penalty", flags.frequency_penalty,
+                 "Penalty for the logits of tokens, for each occurrence in the output")
       .Check(Allowed("frequency_penalty"))
       .Group(group);
-  verb.AddOption("--seed", flags.seed, "Same seed, same text; absent: another each run")
+  verb.AddOption("--seed", flags.seed,
+                 "Random seed; the same seed gives the same text; default: a new seed for each run")
       .Check([](std::string& value) { return Message(Parse<uint64_t>("seed", value).status()); })
       .Group(group);
-  verb.AddOption("--stop", flags.stop, "Text that ends the output; may be repeated").OneValue().Group(group);
-  verb.AddFlag("--ignore-eos", flags.ignore_eos, "Do not end at the model's end-of-sequence tokens")
+  verb.AddOption("--stop", flags.stop, "Text that ends the output; can be repeated").OneValue().Group(group);
+  verb.AddFlag("--ignore-eos", flags.ignore_eos, "Continue after the model's end-of-sequence tokens")
       .Group(group);
 }
 

@@ -1,4 +1,4 @@
-// How tokens are drawn: flags over generation_config.json over defaults.
+// Flags of sampling, which override generation_config.json, which overrides the defaults.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace moesaic::app {
 
-/// What the command line said; absent flags leave the model's own value.
+/// Flags of the command line; absent ones keep the model's own value.
 struct SamplingFlags {
   std::optional<float> temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
   std::optional<int> top_k;
@@ -27,14 +27,14 @@ struct SamplingFlags {
 /// Declares them on `verb`; `max_tokens` is the default of --max-tokens.
 void AddSamplingFlags(Verb& verb, SamplingFlags& flags, int max_tokens);
 
-/// `generation` is generation_config.json or an empty object; a field of the wrong type is refused by name.
+/// `generation` is generation_config.json or an empty object. A field of the wrong type is rejected by name.
 StatusOr<engine::SamplingParams> ResolveSampling(const SamplingFlags& flags,
                                                  const nlohmann::json& generation);
 
-/// Sets one parameter by its name, as `/set` does. The names are those of the flags with underscores.
+/// Sets one parameter by name, for `/set`. Names are those of the flags with underscores.
 Status SetSampling(const std::string& name, const std::string& value, engine::SamplingParams* sampling);
 
-/// "temperature 0.7, top_p 0.9, ..." of all parameters that /set knows.
+/// Returns "temperature 0.7, top_p 0.9, ..." of all parameters of /set.
 std::string DescribeSampling(const engine::SamplingParams& sampling);
 
 }  // namespace moesaic::app

@@ -14,7 +14,7 @@ engine::SamplingParams Resolved(const SamplingFlags& flags, const char* generati
   return *sampling;
 }
 
-TEST(SamplingFlagsTest, FlagsStandOverTheModelsDefaults) {
+TEST(SamplingFlagsTest, FlagsOverrideTheModelsDefaults) {
   SamplingFlags flags;
   EXPECT_FLOAT_EQ(Resolved(flags, "{}").temperature, 0.7f);
   EXPECT_FLOAT_EQ(Resolved(flags, R"({"temperature": 0.3, "top_k": 20, "top_p": null})").temperature, 0.3f);
@@ -24,13 +24,13 @@ TEST(SamplingFlagsTest, FlagsStandOverTheModelsDefaults) {
   EXPECT_FLOAT_EQ(Resolved(flags, R"({"temperature": 0.3, "do_sample": false})").temperature, 1.5f);
 }
 
-TEST(SamplingFlagsTest, RefusesAGenerationConfigByField) {
+TEST(SamplingFlagsTest, ErrorNamesAFieldOfGenerationConfig) {
   EXPECT_EQ(Message(ResolveSampling({}, nlohmann::json::parse(R"({"top_p": "high"})")).status()),
             "generation_config.json: \"top_p\" must be a number, found \"high\"");
   EXPECT_FALSE(ResolveSampling({}, nlohmann::json::parse(R"({"top_p": 2})")).ok());
 }
 
-TEST(SamplingFlagsTest, SetChangesOneParameterOrNothing) {
+TEST(SamplingFlagsTest, SetChangesOneParameterOrFails) {
   engine::SamplingParams sampling;
   EXPECT_TRUE(SetSampling("temperature", "0.25", &sampling).ok());
   EXPECT_FLOAT_EQ(sampling.temperature, 0.25f);
@@ -46,7 +46,7 @@ TEST(SamplingFlagsTest, SetChangesOneParameterOrNothing) {
   EXPECT_FLOAT_EQ(sampling.top_p, 1);
 }
 
-TEST(SamplingFlagsTest, SeedsAreWholeNumbersOf64Bits) {
+TEST(SamplingFlagsTest, SeedsAre64BitIntegers) {
   engine::SamplingParams sampling;
   EXPECT_TRUE(SetSampling("seed", "18446744073709551615", &sampling).ok());
   EXPECT_EQ(sampling.seed, std::numeric_limits<uint64_t>::max());

@@ -1,4 +1,4 @@
-// `moesaic serve MODEL`: the model behind the OpenAI and Anthropic APIs.
+// `moesaic serve MODEL` serves the model over the OpenAI and Anthropic APIs.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
@@ -33,15 +33,15 @@ namespace moesaic::app {
 namespace {
 
 constexpr std::chrono::milliseconds kPoll{50};
-// For clients to take the last bytes of answers that the drain deadline ended.
+// Time for clients to receive the last bytes of answers that the drain deadline ended.
 constexpr std::chrono::seconds kFlushTime{2};
 
 StatusOr<std::optional<engine::DiskOptions>> DiskOf(const ServeFlags& flags) {
   if (flags.disk_folder.empty()) {
     if (flags.disk_bytes == ServeFlags().disk_bytes) return std::nullopt;
-    return InvalidArgument("--kv-disk-size goes with --kv-disk, the folder whose files it bounds");
+    return InvalidArgument("--kv-disk-size needs --kv-disk, the folder whose size it limits");
   }
-  if (!flags.prefix_cache) return InvalidArgument("--kv-disk goes with --prefix-cache");
+  if (!flags.prefix_cache) return InvalidArgument("--kv-disk needs --prefix-cache");
   ASSIGN_OR_RETURN(std::string files, DescribeFiles(flags.model.model));
   return engine::DiskOptions{
       .folder = flags.disk_folder, .bytes = flags.disk_bytes, .model = std::move(files)};
@@ -60,10 +60,10 @@ StatusOr<server::ServedModel> ServeModel(const ServeFlags& flags, const ModelTex
                             .defaults = {}};
   if (model.names.empty()) model.names = {ModelName(flags.model.model)};
   model.defaults = defaults;
-  // Where a model says nothing, OpenAI's default.
+  // OpenAI's default applies if the model has none.
   if (model.defaults.temperature > 0 && !text.generation.contains("temperature"))
     model.defaults.temperature = 1;
-  // A model without a template serves completions; one with a broken template is at fault.
+  // A model without a template serves completions only. A broken template is an error.
   if (!text.chat.ok() && text.chat.status().code() != StatusCode::kNotFound) return text.chat.status();
   if (text.chat.ok()) {
     model.chat.emplace(*text.chat);
@@ -100,15 +100,15 @@ void Describe(spdlog::logger& log, const ServeFlags& flags, const Session& sessi
   log.info("speculative decoding: {}", speculation);
   log.info("block-sparse attention: {}", DescribeSparsity(model.sparsity));
   if (!flags.disk_folder.empty()) {
-    log.info("KV blocks on disk: {} in {}, which may take {}", stats.disk.blocks, flags.disk_folder,
+    log.info("KV blocks on disk: {} in {}, limit {}", stats.disk.blocks, flags.disk_folder,
              FormatBytes(static_cast<double>(flags.disk_bytes)));
   }
-  std::set<std::string> kernels;  // operators share some
+  std::set<std::string> kernels;  // deduplicated, because operators share kernels
   for (const auto& choice : session.kernels.choices) kernels.insert(choice.name);
   log.info("kernels: {}", fmt::join(kernels, ", "));
 }
 
-// When draining must have ended; far away before it begins.
+// Deadline of draining; far in the future before draining begins.
 using DrainEnd = std::atomic<std::chrono::steady_clock::time_point>;
 
 bool MustStop(const DrainEnd& end) {
@@ -116,13 +116,13 @@ bool MustStop(const DrainEnd& end) {
   return then != then.max() && (Interrupted() || std::chrono::steady_clock::now() >= then);
 }
 
-// Grows while the engine computes steps or loads blocks from disk.
+// Increases while the engine runs steps or loads blocks from disk.
 uint64_t Progress(const engine::EngineStats& stats) {
   return static_cast<uint64_t>(stats.steps + stats.disk.loads + stats.disk.abandoned_loads +
                                stats.disk.loaded_bytes);
 }
 
-// The parts of a running server that signals concern.
+// Parts of a running server that signals affect.
 struct Running {
   spdlog::logger& log;
   server::Server& server;
@@ -136,8 +136,8 @@ struct Running {
   }
 };
 
-// Ends what runs in good order: new calls are refused, those on their way may finish in time, and the rest
-// ends with an error that says so.
+// Shuts the server down: rejects new calls, lets running ones finish in time, and ends the others with an
+// error.
 void ShutDown(const ServeFlags& flags, Running& running, DrainEnd* end) {
   ClearInterrupt();
   running.notifier.Send("STOPPING=1\nSTATUS=draining");
@@ -146,7 +146,7 @@ void ShutDown(const ServeFlags& flags, Running& running, DrainEnd* end) {
   running.log.info("draining: at most {} s", flags.drain_seconds);
   while (!running.server.idle() && !MustStop(*end)) running.Sleep();
   if (!running.server.idle()) {
-    running.log.warn("drain deadline reached: ending the answers that still run with an error");
+    running.log.warn("drain deadline reached: running answers end with an error");
     running.server.StopAnswers();
     const auto flushed_by = std::chrono::steady_clock::now() + kFlushTime;
     while (!running.server.flushed() && std::chrono::steady_clock::now() < flushed_by) running.Sleep();
@@ -155,7 +155,7 @@ void ShutDown(const ServeFlags& flags, Running& running, DrainEnd* end) {
   while (!running.engine.idle()) running.Sleep();
 }
 
-// One thing that SIGHUP reloads. `reload` keeps the old state when it fails.
+// One action of SIGHUP. `reload` keeps the old state on failure.
 struct ReloadHook {
   std::string name;
   std::function<Status()> reload;
@@ -174,7 +174,7 @@ void Reload(spdlog::logger& log, const std::vector<ReloadHook>& hooks) {
   }
 }
 
-// Returns at SIGINT or SIGTERM. Also handles a SIGHUP that came while the model was loaded.
+// Returns at SIGINT or SIGTERM. Also handles a SIGHUP that arrived while the model was loaded.
 void WaitForInterrupt(Running& running, const std::vector<ReloadHook>& hooks) {
   while (!Interrupted()) {
     if (TakeReload()) {
@@ -189,7 +189,7 @@ void WaitForInterrupt(Running& running, const std::vector<ReloadHook>& hooks) {
 std::vector<ReloadHook> ReloadHooks(const ServeFlags& flags, const ServerLog& log,
                                     const std::shared_ptr<server::KeyRing>& keys) {
   std::vector<ReloadHook> hooks;
-  // First, so that the other hooks write to the new file.
+  // First, so that the other hooks log to the new file.
   if (log.reopen) hooks.push_back({"--log-file", log.reopen});
   if (!flags.keys.file.empty()) {
     hooks.push_back({"--api-key-file", [&flags, keys]() -> Status {
@@ -219,14 +219,14 @@ Status RunServe(const ServeFlags& flags) {
   if (flags.no_access_log) log_options.access = "off";
   ASSIGN_OR_RETURN(const ServerLog server_log, OpenLog(log_options));
   const std::shared_ptr<spdlog::logger> log = server_log.logger;
-  spdlog::set_default_logger(log);  // for what the rooms below tell; stdout is for the address
+  spdlog::set_default_logger(log);  // for the libraries; stdout is for the address
   const server::AccessLog access_log = MakeAccessLog(log_options, server_log);
   ASSIGN_OR_RETURN(const std::vector<server::KeyEntry> entries, ReadKeys(flags.keys));
   const auto keys = entries.empty() ? nullptr : std::make_shared<server::KeyRing>(entries);
   const ServiceNotifier notifier;
   notifier.Send("STATUS=loading the model");
   ASSIGN_OR_RETURN(const ModelText text, OpenModelText(flags.model.model));
-  // Before the model is loaded, which may take minutes: an address that can't be had is told at once, and
+  // Listens before the model is loaded, which may take minutes. An unusable address is reported at once, and
   // clients and probes get a clear answer meanwhile.
   ASSIGN_OR_RETURN(std::unique_ptr<server::HttpServer> http, server::HttpServer::Listen(flags.http));
   http->Start(server::LoadingHooks(access_log));

@@ -30,7 +30,7 @@ StatusOr<std::vector<server::KeyEntry>> ReadKeys(const KeyFlags& flags) {
     struct stat info {};
     if (stat(flags.file.c_str(), &info) == 0 && (info.st_mode & S_IROTH) != 0) {
       spdlog::warn(
-          "--api-key-file {}: every user of this machine can read the keys; chmod o-r takes that away",
+          "--api-key-file {}: every user of this machine can read the keys; run chmod o-r on it",
           flags.file);
     }
   }

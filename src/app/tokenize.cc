@@ -1,4 +1,4 @@
-// `moesaic tokenize MODEL`: text to token ids and back, one JSON object a line.
+// `moesaic tokenize MODEL` converts text to token ids and back, one JSON object per line.
 #include <fmt/format.h>
 
 #include <iostream>
@@ -62,7 +62,7 @@ Status RunTokenize(const Options& options) {
     const StatusOr<json> result = convert(tokenizer, options, parsed);
     if (!result.ok()) return Annotate(result.status(), fmt::format("line {}", number));
     Print("{}\n", result->dump());
-    RETURN_IF_ERROR(FlushOutput());  // whoever asks line by line waits for it
+    RETURN_IF_ERROR(FlushOutput());  // interactive callers wait for the line
   }
   return OkStatus();
 }
@@ -77,7 +77,7 @@ void AddTokenize(Verb& root, VerbRun& run) {
       "Hugging Face folder or id, .gguf file or packed file; a folder with tokenizer.json is enough");
   verb.AddOption("TEXT", options->texts, "Texts to encode; none: JSON lines from standard input");
   verb.AddFlag("--no-special", options->no_special,
-               "Add no BOS or EOS; with --decode: leave special tokens out");
+               "Do not add BOS or EOS; with --decode: omit special tokens");
   verb.AddFlag("--decode", options->decode, "Read {\"ids\": [...]} lines and write {\"text\": ...} lines");
   verb.Footer(
       "Examples:\n"

@@ -14,7 +14,7 @@ namespace {
 using nlohmann::json;
 
 constexpr char kOff[] = "off", kThreads[] = "threads";
-// TuningText writes less than 2 KiB, nested as deep as a cache of the machine's.
+// TuningText writes less than 2 KiB. Its nesting depth is that of a machine's caches.
 constexpr size_t kMostBytes = 64 << 10;
 constexpr int kMostDepth = 4;
 
@@ -23,11 +23,11 @@ std::string Environment(const char* name) {
   return value != nullptr ? value : "";
 }
 
-// All of a file that a cache or an environment variable names: whatever it may be.
+// Reads a file that a cache or an environment variable names. It may be anything.
 StatusOr<std::string> ReadText(const std::string& path) {
   std::error_code ignored;
   const std::filesystem::file_status found = std::filesystem::status(path, ignored);
-  if (!std::filesystem::exists(found)) return NotFound("there is no such file");
+  if (!std::filesystem::exists(found)) return NotFound("the file does not exist");
   if (!std::filesystem::is_regular_file(found)) return InvalidArgument("not a regular file");
   std::ifstream file(path, std::ios::binary);
   if (!file) return IoError("it cannot be opened");
@@ -39,7 +39,7 @@ StatusOr<std::string> ReadText(const std::string& path) {
   return text;
 }
 
-// Values are compared and copied by recursion, so that depth must have a bound.
+// Values are compared and copied recursively, so the depth must be bounded.
 StatusOr<json> ParseShallow(const std::string& text) {
   bool too_deep = false;
   const auto check = [&](int depth, json::parse_event_t event, const json&) {
@@ -54,7 +54,7 @@ StatusOr<json> ParseShallow(const std::string& text) {
   return parsed;
 }
 
-// An integer of `object`; `value` stays as it is where there is none.
+// Reads an integer of `object`; `value` is unchanged if there is none.
 Status ReadInteger(const json& object, const char* key, auto* value) {
   const auto found = object.find(key);
   if (found == object.end()) return OkStatus();
@@ -85,9 +85,9 @@ Status CheckMachine(const json& stored, const json& machine) {
     const json found = stored.value(key, json());
     if (found == value) continue;
     if (std::string_view(key) == kThreads) {
-      return InvalidArgument("for {} threads, here are {}", found.dump(), value.dump());
+      return InvalidArgument("for {} threads, but this run has {}", found.dump(), value.dump());
     }
-    return InvalidArgument("of another machine: its \"{}\" is {}, here it is {}", key, found.dump(),
+    return InvalidArgument("for another machine: its \"{}\" is {}, but here it is {}", key, found.dump(),
                            value.dump());
   }
   return OkStatus();
@@ -182,7 +182,9 @@ StatusOr<TuningState> TuneKernels(bool wanted, const json& machine, kernels::Ker
   const Status applied = apply();
   if (applied.ok()) return TuningState{"tuned by " + path};
   if (!named.empty()) return Annotate(applied, fmt::format("MOESAIC_TUNING={}", path));
-  return TuningState{.text = fmt::format("not tuned: {} is ignored: {}; moesaic tune makes a new one", path,
+  return TuningState{.text = fmt::format(
+                                         "not tuned: {} is ignored: {}; run moesaic tune to make a new "
+                                         "one", path,
                                          Message(applied)),
                      .ignored = true};
 }

@@ -1,4 +1,4 @@
-// `moesaic verify DIR --source MODEL`: holds a quantized folder against the checkpoint it was made from.
+// `moesaic verify DIR --source MODEL` compares a quantized folder with the checkpoint it was made from.
 #include "quantizer/verify.h"
 
 #include <fmt/format.h>
@@ -71,18 +71,20 @@ Status RunVerify(const Options& options) {
 
 void AddVerify(Verb& root, VerbRun& run) {
   auto options = std::make_shared<Options>();
-  Verb verb = root.AddVerb("verify", "Hold a quantized folder against the checkpoint it was made from");
-  AddModelPath(verb, options->model, "A folder that moesaic quantize wrote");
+  Verb verb = root.AddVerb("verify", "Compare a quantized folder with the checkpoint it was made from");
+  AddModelPath(verb, options->model, "Folder that moesaic quantize wrote");
   verb.AddOption("--source", options->source,
-                 "The checkpoint it was made from: every tensor is read and compared")
+                 "Checkpoint it was made from; every tensor is read and compared")
       .Transform(ResolveModelPath);
-  verb.AddOption("--loader", options->loader, "Tell whether this program takes its schemes").OneOf({"vllm"});
+  verb.AddOption("--loader", options->loader, "Report whether this program loads its schemes")
+      .OneOf({"vllm"});
   AddThreadsFlag(verb, options->threads);
   verb.Footer(
-      "Every byte must be what the settings in the files' metadata make of the source, and every linear, "
-      "read as\n"
-      "models are loaded, as near to it as its grid allows. Codes that calibration decided are held to the\n"
-      "checksums in quantize.json instead.\n\n"
+      "Every byte must be what the settings in the files' metadata make of the source. Every linear, read "
+      "as\n"
+      "models are loaded, must be as near to the source as its grid allows. Codes that calibration decided "
+      "are\n"
+      "compared with the checksums in quantize.json instead.\n\n"
       "Example:\n  moesaic verify tiny-w4a16 --source models/moesaic-tiny --loader vllm");
   verb.OnParsed([options, &run] {
     if (options->source.empty() && options->loader.empty()) {

@@ -137,11 +137,11 @@ class PromptTest(BrokenCase):
         empty.write_text("")
         garbage.write_bytes(b"text \xff\xfe\x00")
         for path in (empty, garbage):
-            part = "nothing to complete" if path is empty else "not UTF-8 at byte 5"
+            part = "the prompt is empty" if path is empty else "not UTF-8 at byte 5"
             self.assert_one_line(["generate", self.model, "--file", path], path, part)
             self.assert_one_line(["perplexity", self.model, path], path)
-        self.assert_one_line(["generate", self.model], "standard input: there is nothing to complete")
-        self.assert_one_line(["generate", self.model, "--jsonl", empty], empty, "no line with a prompt")
+        self.assert_one_line(["generate", self.model], "standard input: the prompt is empty")
+        self.assert_one_line(["generate", self.model, "--jsonl", empty], empty, "no line has a prompt")
         self.assert_one_line(["generate", self.model, "--jsonl", garbage], f"{garbage}:1: not a JSON object")
         self.assert_one_line(["generate", self.model, "--jsonl", "-"], "standard input:2: ", stdin='{"ids": [7]}\n{"ids": 7}\n')
         self.assert_one_line(["generate", self.model, "--prompt", ""], "prompt is empty")
@@ -257,7 +257,7 @@ class UsageTest(BrokenCase):
                                 (["chat", model, "--seed", "-1"], "--seed: seed must be a whole number from 0"),
                                 (["generate", model, "--seed", "99999999999999999999"], "found \"99999999999999999999\""),
                                 (["inspect", model, "more"], '"more"'),
-                                (["bench", model, "-o", "xml"], "xml"), (["bench", model, "-p", "0", "-n", "0"], "nothing to measure"),
+                                (["bench", model, "-o", "xml"], "xml"), (["bench", model, "-p", "0", "-n", "0"], "measure nothing"),
                                 (["bench", model, "-t", "two"], "two"), (["serve", model, "--port", "99999"], "--port"),
                                 (["serve", model, "--kv-memory", "lots"], "--kv-memory"), (["carve"], "--calibration"),
                                 (["perplexity", model, text, "-c", "8", "--stride", "9"], "--stride 9"),

@@ -75,7 +75,7 @@ class DivergenceTest(unittest.TestCase):
         self.assertIn("no quantize.json", alone)
         text = run("report", self.int8, "--source", TINY, "--text", TEXT, "-c", "256", "--max-tokens", "1024").stdout
         self.assertEqual(text, (self.int8 / "report.md").read_text())
-        for part in ("KL(source || this)", "layer 3", "experts.down_proj", "read for a token"):
+        for part in ("KL(source || this)", "layer 3", "experts.down_proj", "read per token"):
             self.assertIn(part, text)
         page = (self.int8 / "report.html").read_text()
         self.assertEqual(page.count("<svg"), 3)

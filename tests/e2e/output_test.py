@@ -99,7 +99,7 @@ class FileTest(cli.TalkingCase):
         before = calibration.read_bytes()
         carve = ["carve", cli.GOLDEN / "llama-untied-f16", "--calibration", calibration, "--slices", "8", "--shared", "2",
                  "--active", "2", "--out", self.out / "carved"]
-        self.assertIn("is there already", run(*carve, "--save-plan", calibration, code=1).stderr)
+        self.assertIn("exists already", run(*carve, "--save-plan", calibration, code=1).stderr)
         self.assertEqual(calibration.read_bytes(), before)
         self.assertIn("needs the name of a file", run(*carve, "--save-plan", "", code=1).stderr)
         self.assertIn("can't both have this name", run(*carve, "--save-plan", self.out / "carved", code=1).stderr)

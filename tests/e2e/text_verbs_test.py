@@ -187,7 +187,7 @@ class TuneTest(unittest.TestCase):
         self.assertEqual((self.tuning()["state"], self.tuning()["cut"]["tasks_per_thread"]), (f"tuned by {cached}", 5))
         self.assertEqual(self.tuning(MOESAIC_TUNING="off")["cut"]["tasks_per_thread"], 4)
         cached.write_text(json.dumps({"machine": {**machine, "threads": 1000}, "cut": {"tasks_per_thread": 5}}))
-        self.assertIn("is ignored: for 1000 threads, here are", self.tuning()["state"])
+        self.assertIn("is ignored: for 1000 threads, but this run has", self.tuning()["state"])
         cached.write_text('{"machine": ')
         self.assertIn("is ignored: not JSON", self.tuning()["state"])
         named = self.call("doctor", "--quick", MOESAIC_TUNING=str(cached))

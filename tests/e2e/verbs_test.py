@@ -190,7 +190,7 @@ class TextTest(cli.TalkingCase):
     def test_what_the_context_cuts_is_told(self):
         flags = ["--temperature", "0", "--ignore-eos", "-c", "64"]
         cut = run("generate", self.model, "--prompt", "hello", "-n", "1000", *flags).stderr
-        self.assertEqual(cut, "1 of 1 outputs ended at the context of 64 tokens, before --max-tokens 1000\n")
+        self.assertEqual(cut, "1 of 1 outputs reached the context of 64 tokens before --max-tokens 1000\n")
         self.assertEqual(run("generate", self.model, "--prompt", "hello", "-n", "10", *flags).stderr, "")
 
     def test_more_threads_than_the_machine_runs_are_told(self):

@@ -250,7 +250,7 @@ class Disk(unittest.TestCase):
     def test_a_size_needs_a_folder(self):
         with self.assertRaises(AssertionError) as refused:
             Server("--kv-disk-size", "2MiB")
-        self.assertIn("--kv-disk-size goes with --kv-disk", str(refused.exception))
+        self.assertIn("--kv-disk-size needs --kv-disk", str(refused.exception))
 
     def test_two_servers_need_two_folders(self):
         with serving(*self.flags):

@@ -241,7 +241,7 @@ def main():
     if arguments.tokens > 0:
         tokens = arguments.folder / "tokens.safetensors"
         write_tokens(tokens, arguments.tokens)
-        flags = ["--calibration", str(tokens), "--calibration-tokens", str(arguments.tokens), "--min-coverage", "0"]
+        flags = ["--calibration", str(tokens), "--calibration-tokens", str(arguments.tokens)]
     with Cage(limit) if limit is not None else contextlib.nullcontext() as cage:
         report(arguments, source, flags, cage)
 

@@ -168,9 +168,7 @@ class Bench:
             out = self.folder / f"{scheme}-{method}"
             flags = ["--calibration", self.calibration] if method in ("gptq", "smooth", "static") else []
             flags += METHODS.get(method, ["--method", method])
-            name, _, group = scheme.partition("-")
-            flags += ["--group-size", group.removeprefix("g")] if group else []
-            command = [self.moesaic, "quantize", self.source, "-o", out, "--scheme", name, *flags]
+            command = [self.moesaic, "quantize", self.source, "-o", out, "--scheme", scheme, *flags]
             self.done[scheme, method] = self.side(scheme, method, "moesaic", [command], out)
         return self.done[scheme, method]
 

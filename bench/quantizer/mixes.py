@@ -25,7 +25,7 @@ sys.path.insert(0, str(MODEL))
 
 import generate  # noqa: E402
 
-UNIFORM = {"w4a16 g32": ["--scheme", "w4a16", "--group-size", "32"],
+UNIFORM = {"w4a16 g32": ["--scheme", "w4a16-g32"],
            "nvfp4": ["--scheme", "nvfp4"],
            "fp8": ["--scheme", "fp8"]}
 TOKENS = "16384"

@@ -63,8 +63,7 @@ Status Run(const std::string& in, const std::string& out, const std::string& gri
     hessian.Add(ctx, {.f32 = Floats(entry).data(),
                       .bf16 = nullptr,
                       .stride = k,
-                      .count = static_cast<int>(entry.shape[0]),
-                      .gates = {}});
+                      .count = static_cast<int>(entry.shape[0])});
     ASSIGN_OR_RETURN(factors[entry.name.substr(2)], FactorHessian(ctx, hessian, {}));
   }
   std::vector<checkpoint::TensorOutput> outputs;

@@ -110,8 +110,10 @@ void AddCarve(Verb& root, VerbRun& run) {
       .ExistingFile();
   verb.AddOption("-o,--out", options->out, "Hugging Face folder to write");
   verb.AddOption("--slices", carving.slices, "Number of slices of an FFN").Range(2, 4096).ShowDefault();
-  verb.AddOption("--shared", carving.shared, "Number of slices that are always active").Range(1, 4095).ShowDefault();
-  verb.AddOption("--active", carving.active, "Number of active routed experts (slices) per token").Range(1, 4095).ShowDefault();
+  verb.AddOption("--shared", carving.shared,
+                 "Number of slices that are always active").Range(1, 4095).ShowDefault();
+  verb.AddOption("--active", carving.active,
+                 "Number of active routed experts (slices) per token").Range(1, 4095).ShowDefault();
   verb.AddFlag("--no-refit", options->no_refit, "Move weights without changing them");
   verb.AddOption("--ridge", carving.ridge, "Ridge of the refit, which pulls towards the old weights")
       .Range(1e-6, 1e3)
@@ -131,7 +133,8 @@ void AddCarve(Verb& root, VerbRun& run) {
   verb.AddFlag("--print-recipe", options->print_recipe,
                "Print the recipe in one line and exit");
   verb.Footer(
-      "The result is a Glm4MoeForCausalLM, which transformers loads as well. --experts-per-token of other verbs\n"
+      "The result is a Glm4MoeForCausalLM, which transformers loads as well. --experts-per-token of other "
+      "verbs\n"
       "changes the number of active experts. With --no-refit and all routed experts active it computes the\n"
       "dense model. The search for experts depends on roundings, which differ between processors; a plan\n"
       "repeats it on other processors, and faster.\n\n"

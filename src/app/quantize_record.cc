@@ -87,7 +87,6 @@ StatusOr<QuantizeRecord> ParseQuantizeRecord(const std::string& text, const std:
     fields.Read(*linear, "layer", &layer);
     to.layer = static_cast<int>(layer.value_or(-1));
     fields.Read(*linear, "tokens", &to.tokens);
-    fields.Read(*linear, "effective_tokens", &to.effective_tokens);
     fields.Read(*linear, "shrinkage", &to.shrinkage);
     fields.Read(*linear, "loss", &to.loss);
     fields.Read(*linear, "of_nearest", &to.of_nearest);

@@ -17,7 +17,7 @@ struct QuantizeRecord {
     std::string name, kind, method;
     int layer = -1;
     // Fields that the run did not record are empty.
-    std::optional<double> tokens, effective_tokens, shrinkage, loss, of_nearest, damping;
+    std::optional<double> tokens, shrinkage, loss, of_nearest, damping;
   };
   std::string settings;                     // settings as JSON text
   std::string device;                       // device of GPTQ's heavy stage; empty: the CPU

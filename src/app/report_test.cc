@@ -14,7 +14,7 @@ constexpr const char* kRun = R"({"settings":{"scheme":"w4a16","method":"gptq"},
   "stages":[{"name":"read","seconds":1.0},{"name":"round","seconds":3.5}],
   "linears":[
     {"name":"model.layers.1.mlp.experts.0.up_proj","layer":1,"kind":"up_proj","method":"gptq","tokens":900,
-     "effective_tokens":850.5,"shrinkage":0.0,"loss":0.1,"of_nearest":0.25,"damping":0.01},
+     "shrinkage":0.0,"loss":0.1,"of_nearest":0.25,"damping":0.01},
     {"name":"model.layers.1.mlp.experts.1.up_proj","layer":1,"kind":"up_proj","method":"gptq","tokens":0,
      "shrinkage":1.0,"of_nearest":0.75,"damping":0.1},
     {"name":"model.layers.1.self_attn.q_proj","layer":1,"kind":"q_proj","method":"gptq","of_nearest":0.5}],

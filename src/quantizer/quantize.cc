@@ -159,7 +159,7 @@ StatusOr<QuantizePlan> Begin(const checkpoint::Checkpoint& source, const Quantiz
     if (options.device != nullptr) taken.slab_values = SlabValuesOf(journal);
   }
   ASSIGN_OR_RETURN(QuantizePlan plan, PlanQuantize(source, taken));
-  ordered_json header = {{"moesaic_quantize", 1},
+  ordered_json header = {{"moesaic_quantize", 2},
                          {"source", FingerprintOf(source)},
                          {"settings", options.output.Json()},
                          {"unit_bytes", plan.sizes.unit_bytes},
@@ -203,6 +203,7 @@ StatusOr<Analysis> Decide(const checkpoint::Checkpoint& source, const QuantizePl
     RETURN_IF_ERROR(ChooseMix(settings.mix, plan.fixed, &*analysis.mix));
     return analysis;
   }
+  StateStore walk(folder, kAnalysisStateFile, {{"run", key}}, options.save_share);
   AnalyzedLinears linears;
   for (size_t i = 0; i < plan.items.size(); ++i) {
     const ModelItem& item = plan.items[i];
@@ -213,9 +214,7 @@ StatusOr<Analysis> Decide(const checkpoint::Checkpoint& source, const QuantizePl
                  options.calibration, linears,
                  {.progress = tell("analyzing"),
                   .part_rows = plan.limits.part_rows,
-                  .folder = folder,
-                  .key = key,
-                  .save_seconds = options.save_seconds,
+                  .store = &walk,
                   .resumed = resumed});
 }
 
@@ -224,7 +223,7 @@ StatusOr<Analysis> Decide(const checkpoint::Checkpoint& source, const QuantizePl
 ordered_json MixKeyOf(const checkpoint::Checkpoint& source, const OutputSettings& settings,
                       const kernels::KernelTable& kernels) {
   if (!settings.mix.wanted()) return ordered_json::object();
-  ordered_json key = {{"version", 2}, {"source", FingerprintOf(source)}, {"kernels", KernelsOf(kernels)}};
+  ordered_json key = {{"version", 3}, {"source", FingerprintOf(source)}, {"kernels", KernelsOf(kernels)}};
   key["keep"] = ordered_json::array();
   key.update(settings.Json());
   // Excludes the budget and the division into files.
@@ -232,7 +231,6 @@ ordered_json MixKeyOf(const checkpoint::Checkpoint& source, const OutputSettings
   key["mix"] = mix["options"];
   key["mix_tokens"] = mix["tokens"];
   key.erase("shard_bytes");
-  key.erase("rare_experts");
   return key;
 }
 
@@ -252,7 +250,7 @@ StatusOr<std::shared_ptr<const Analysis>> FindAnalysis(const checkpoint::Checkpo
   *resumed = found.ok();
   if (!found.ok()) {
     // The passes are planned for the part of the mix that is not measured yet.
-    MixStore store(folder, MixKeyOf(source, settings, kernels), options.save_seconds);
+    MixStore store(folder, MixKeyOf(source, settings, kernels), options.save_share);
     MixState from;
     QuantizeOptions begun = options;
     if (settings.mix.wanted()) {
@@ -305,7 +303,6 @@ ordered_json QuantizeReport::Json(const OutputSettings& settings) const {
     json["calibration"] = {{"tokens", settings.calibration.tokens},
                            {"sequences", settings.calibration.sequences}};
   }
-  if (settings.gptq) json["calibration"]["rare_experts"] = RareExpertsName(settings.rare_experts);
   const double inner = c.hessian_seconds + c.factor_seconds + c.round_seconds;
   const double other = std::max(0.0, compute_seconds() - c.walk_seconds - analysis_seconds);
   // Without GPTQ the rest is rounding and copying.

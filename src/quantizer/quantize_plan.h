@@ -11,6 +11,7 @@
 #include "models/decoder_spec.h"
 #include "quantizer/calibrate/calibration_memory.h"
 #include "quantizer/format/output_plan.h"
+#include "quantizer/io/state_store.h"
 #include "quantizer/io/work_plan.h"
 #include "quantizer/mixed/mix_passes.h"
 #include "runtime/async_file.h"
@@ -27,8 +28,6 @@ struct QuantizeOptions {
   OutputSettings output;
   /// Token ids for calibration; output.calibration identifies them.
   std::vector<std::vector<int32_t>> calibration;
-  /// The share of a layer's experts that must see kCoveredTokens (calibrated_run.h) of them.
-  double min_coverage = 0.9;
   int64_t memory = int64_t{8} << 30;  // maximum resident memory
   int threads = 0;                    // number of pool threads; 0: all hardware threads
   MixBegun begun;                     // progress of an earlier measurement of the mix
@@ -43,8 +42,8 @@ struct QuantizeOptions {
   std::optional<CalibrationLimits> limits;  // none: derived from the memory
   bool direct = false;                      // uses O_DIRECT, past the page cache
   runtime::AsyncFiles::Backend backend = runtime::AsyncFiles::Backend::kBest;
-  /// Seconds of work after which a calibrated run saves what it would have to do again.
-  double save_seconds = 30;
+  /// Maximum share of the time that saving the states of walks may take; 1: after every layer.
+  double save_share = kSaveShare;
   /// Additional files of the folder: name and content.
   std::vector<std::pair<std::string, std::string>> texts;
   /// Called after each unit, and more often by a calibrated run; returns false to stop.

@@ -56,8 +56,7 @@ inline std::vector<float> TestTokens(int tokens, int k, int layer, int seed) {
 }
 
 inline TokenRows AllTokens(const std::vector<float>& x, int k) {
-  return {
-      .f32 = x.data(), .bf16 = nullptr, .stride = k, .count = static_cast<int>(x.size() / k), .gates = {}};
+  return {.f32 = x.data(), .bf16 = nullptr, .stride = k, .count = static_cast<int>(x.size() / k)};
 }
 
 }  // namespace moesaic::quantizer

@@ -31,8 +31,8 @@ StatusOr<OutputSettings> StoredSettings(const Checkpoint& quantized) {
     const auto found = parsed.metadata.find(kSettingsKey);
     if (found != parsed.metadata.end()) return OutputSettings::FromJson(found->second, file->path());
   }
-  return InvalidArgument("{}: the metadata has no \"moesaic.quantize\"; the folder was not written by moesaic "
-                         "quantize",
+  return InvalidArgument("{}: the metadata has no \"moesaic.quantize\"; the folder was not written by "
+                         "moesaic quantize",
                          quantized.path());
 }
 

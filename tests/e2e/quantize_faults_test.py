@@ -63,9 +63,8 @@ class FaultsTest(unittest.TestCase):
 
     @classmethod
     def command(cls, name, out):
-        coverage = ["--min-coverage", "0"] if "gptq" in RUNS[name] else []
         return ["quantize", cls.source, "-o", out, *RUNS[name], "--calibration", cls.text, "--calibration-tokens", "1024",
-                *coverage, "--shard-size", "2M"]
+                "--shard-size", "2M"]
 
     def goes_on(self, name, out, resumed):
         """The same command, the cause gone, ends in the files of a run that nothing happened to."""
@@ -105,11 +104,11 @@ class FaultsTest(unittest.TestCase):
 
     def test_a_full_disk_while_a_mix_is_measured(self):
         out = self.folder / "out"
-        command = [BINARY, *map(str, self.command("mix", out)), "--save-every", "0"]
+        command = [BINARY, *map(str, self.command("mix", out))]
         told = subprocess.run(command, capture_output=True, text=True,
                               preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (5 << 18, 5 << 18)))
         self.assertEqual(told.returncode, 1, told.stderr)
-        self.assertRegex(told.stderr, r"analysis-lanes-1\.state: writing failed: File too large")
+        self.assertRegex(told.stderr, r"analysis-lanes-\d+\.state: writing failed: File too large")
         self.assertTrue((out / "analysis-mix.state").exists(), "gains were measured")
         self.goes_on("mix", out, resumed=False)
 

@@ -26,8 +26,9 @@ SMOOTHED = ["--activations", "static", "--smoothing", "on"]
 # name: scheme, flags, whether calibration decides codes
 KINDS = {f"{scheme}-{method}": (scheme, ["--method", method], method == "gptq")
          for scheme in ("w8a8", "w4a16", "nvfp4", "fp8") for method in ("rtn", "mse", "gptq")}
-KINDS |= {f"w8a16-{group}-{method}": ("w8a16", ["--group-size", group, "--method", method], method == "gptq")
-          for group, methods in (("32", ("rtn", "mse", "gptq")), ("64", ("rtn", "gptq")), ("channel", ("rtn", "gptq")))
+KINDS |= {f"{scheme}-{method}": (scheme, ["--method", method], method == "gptq")
+          for scheme, methods in (("w8a16-g32", ("rtn", "mse", "gptq")), ("w8a16-g64", ("rtn", "gptq")),
+                                  ("w8a16-channel", ("rtn", "gptq")))
           for method in methods}
 KINDS["w8a8-static"] = ("w8a8", SMOOTHED, True)
 KINDS["w8a8-static-gptq"] = ("w8a8", [*SMOOTHED, "--method", "gptq"], True)
@@ -39,10 +40,10 @@ IDS = [1, *range(20, 84)]
 
 # Of a mixture of experts whose widths are whole blocks of 128, as those of all large ones are. name: flags
 WHOLE_BLOCKS = {f"qwen3-{scheme}": ["--scheme", scheme] for scheme in ("w8a8", "w8a16", "w4a16", "nvfp4", "fp8")}
-WHOLE_BLOCKS["qwen3-w4a16-128"] = ["--scheme", "w4a16", "--group-size", "128"]
+WHOLE_BLOCKS["qwen3-w4a16-128"] = ["--scheme", "w4a16-g128"]
 WHOLE_BLOCKS["qwen3-mixed"] = MIXED["mixed-rtn"]
 # Of one 192 wide, which Marlin's kernel for experts doesn't take. name: flags
-NARROW = {"narrow-w8a16-channel": ["--scheme", "w8a16", "--group-size", "channel"],
+NARROW = {"narrow-w8a16-channel": ["--scheme", "w8a16-channel"],
           **{f"narrow-{scheme}": ["--scheme", scheme] for scheme in ("w8a8", "w8a16", "w4a16", "nvfp4")}}
 # vLLM has few kernels for routed experts on CPUs. name: flags
 KEPT = ["--keep", "bf16", r"\.experts\."]
@@ -93,8 +94,7 @@ class QuantizedFoldersTest(unittest.TestCase):
         for name, flags in kinds.items():
             calibration = ["--calibration", text, "--calibration-tokens", "1024"]
             calibrated = {"gptq", "static", "--mix"} & set(flags)
-            run("quantize", TINY, "-o", cls.folder / name, *flags, *(calibration if calibrated else []),
-                *(["--min-coverage", "0"] if "gptq" in flags else []))
+            run("quantize", TINY, "-o", cls.folder / name, *flags, *(calibration if calibrated else []))
 
     def ask(self, python, script, *arguments):
         told = subprocess.run([python, HERE / script, *map(str, arguments)], capture_output=True, text=True,

@@ -6,6 +6,7 @@
 #include "base/round.h"
 #include "models/weight_decl.h"
 #include "quantizer/calibrate/activation.h"
+#include "quantizer/calibrate/calibration_report.h"
 #include "quantizer/calibrate/layer_walk.h"
 #include "quantizer/calibrate/smooth.h"
 #include "quantizer/format/runtime_matrix.h"
@@ -69,7 +70,7 @@ class Analyst : public LayerVisitor {
 
   /// Decisions for the layers so far.
   const Analysis& analysis() const { return analysis_; }
-  void GoOnFrom(Analysis analysis) { analysis_ = std::move(analysis); }
+  void ResumeFrom(Analysis analysis) { analysis_ = std::move(analysis); }
   Analysis Take() { return std::move(analysis_); }
 
   Status Tell(int layer) const {
@@ -240,35 +241,34 @@ class Analyst : public LayerVisitor {
   float layer_scale_ = 0;  // their static scale; 0: dynamic
 };
 
-std::string HiddenPath(const AnalysisRun& run, int layers) {
-  return run.folder + "/" + StateFile(kAnalysisState, layers);
+// Saves the progress: the decisions and the hidden states after `layers` layers.
+Status SaveWalk(StateStore* store, const Analysis& analysis, int layers, CalibrationStream& stream,
+                StateStore::Files* files) {
+  const std::string decided = StateFile(kDecidedState, layers);
+  RETURN_IF_ERROR(analysis.Save(store->PathOf(decided), ""));
+  return store->Save({{"layers", layers}}, {{StateFile(kAnalysisState, layers), stream.values()}}, {decided},
+                     files);
 }
 
-// Saves the progress. The file of hidden states is complete before the file that names it is written.
-Status SaveWalk(const AnalysisRun& run, const Analysis& analysis, int layers, int before,
-                CalibrationStream& stream) {
-  AnalysisState state{.layers = layers, .hidden_xxh3 = {}};
-  ASSIGN_OR_RETURN(state.hidden_xxh3, SaveHidden(HiddenPath(run, layers), stream.values()));
-  RETURN_IF_ERROR(analysis.Save(run.folder + "/" + kAnalysisStateFile, run.key, state));
-  std::error_code ignored;
-  if (before > 0) std::filesystem::remove(HiddenPath(run, before), ignored);
-  return OkStatus();
-}
-
-// Returns the number of layers that a previous run has done; 0 without a complete state.
-StatusOr<int> RestoreWalk(const AnalysisRun& run, const models::DecoderSpec& spec, CalibrationStream& stream,
-                          Analyst* analyst) {
-  AnalysisState state;
-  StatusOr<Analysis> found =
-      Analysis::Load(run.folder + "/" + kAnalysisStateFile, run.key, spec.sandwich_norm, &state);
-  const bool usable = found.ok() && state.layers > 0 && state.layers < spec.layers + spec.mtp_layers &&
-                      LoadHidden(HiddenPath(run, state.layers), state.hidden_xxh3, stream.values());
-  if (!usable) {
-    RETURN_IF_ERROR(RemoveStates(run.folder, States::kAnalysis));
-    return 0;
+// Returns the number of layers that an earlier run of the same key has done; 0 without a complete state.
+StatusOr<int> RestoreWalk(StateStore* store, const models::DecoderSpec& spec, CalibrationStream& stream,
+                          Analyst* analyst, StateStore::Files* files) {
+  std::optional<StateStore::Saved> saved = store->Load();
+  const int layers = saved ? static_cast<int>(NumberIn(saved->state, "layers")) : 0;
+  if (layers > 0 && layers < spec.layers + spec.mtp_layers && saved->key == store->key()) {
+    const std::string decided = StateFile(kDecidedState, layers);
+    if (store->IsWhole(saved->files, decided) &&
+        store->Read(saved->files, StateFile(kAnalysisState, layers), stream.values())) {
+      StatusOr<Analysis> found = Analysis::Load(store->PathOf(decided), "", spec.sandwich_norm);
+      if (found.ok()) {
+        analyst->ResumeFrom(*std::move(found));
+        *files = std::move(saved->files);
+        return layers;
+      }
+    }
   }
-  analyst->GoOnFrom(*std::move(found));
-  return state.layers;
+  RETURN_IF_ERROR(RemoveStates(store->folder(), States::kAnalysis));
+  return 0;
 }
 
 }  // namespace
@@ -282,21 +282,19 @@ StatusOr<Analysis> Analyze(const kernels::ExecContext& ctx, const Checkpoint& so
   Analyst analyst(ctx, source, spec, settings, grid, linears, run.progress, stream);
   int layer = 0;
   stream.set_watch([&] { return analyst.Tell(layer); });
-  int saved_layers = 0;
-  if (!run.folder.empty()) {
-    ASSIGN_OR_RETURN(saved_layers, RestoreWalk(run, spec, stream, &analyst));
-    if (saved_layers > 0 && run.resumed != nullptr) *run.resumed = true;
+  int done = 0;
+  StateStore::Files files;
+  if (run.store != nullptr) {
+    ASSIGN_OR_RETURN(done, RestoreWalk(run.store, spec, stream, &analyst, &files));
+    if (done > 0 && run.resumed != nullptr) *run.resumed = true;
   }
-  Clock::time_point saved = Clock::now();
   const int layers = spec.layers + spec.mtp_layers;
-  for (layer = saved_layers; layer < layers; ++layer) {
+  for (layer = done; layer < layers; ++layer) {
     RETURN_IF_ERROR(analyst.Tell(layer));
     if (layer >= spec.layers) RETURN_IF_ERROR(stream.EnterMtp(ctx, source, layer - spec.layers));
     RETURN_IF_ERROR(WalkLayer(ctx, source, spec, layer, nullptr, stream, analyst));
-    if (run.folder.empty() || layer + 1 == layers || Since(saved) < run.save_seconds) continue;
-    RETURN_IF_ERROR(SaveWalk(run, analyst.analysis(), layer + 1, saved_layers, stream));
-    saved_layers = layer + 1;
-    saved = Clock::now();
+    if (run.store == nullptr || layer + 1 == layers || !run.store->due()) continue;
+    RETURN_IF_ERROR(SaveWalk(run.store, analyst.analysis(), layer + 1, stream, &files));
   }
   return analyst.Take();
 }

@@ -14,6 +14,7 @@
 #include "models/decoder_spec.h"
 #include "quantizer/calibrate/folding.h"
 #include "quantizer/format/grid.h"
+#include "quantizer/io/state_store.h"
 #include "quantizer/mixed/mix.h"
 
 namespace moesaic::quantizer {
@@ -42,12 +43,6 @@ struct AnalysisFinding {
   double static_loss = 0, dynamic_loss = 0;
 };
 
-/// Progress of a saved walk. The hidden states after these layers are in `analysis-N.state`.
-struct AnalysisState {
-  int layers = 0;
-  std::string hidden_xxh3;
-};
-
 struct Analysis {
   Folding folding;
   std::map<std::string, float> input_scales;  // of linears with a static scale
@@ -56,11 +51,10 @@ struct Analysis {
 
   nlohmann::ordered_json Json() const;  // the findings
   /// Writes a safetensors file: vectors by name, findings in its metadata.
-  Status Save(const std::string& path, const std::string& key, const AnalysisState& state = {}) const;
+  Status Save(const std::string& path, const std::string& key) const;
   /// Loads a saved analysis. `key` must be empty or the key it was saved with. Returns NotFound if the key
   /// differs or the file does not exist.
-  static StatusOr<Analysis> Load(const std::string& path, const std::string& key, bool sandwich,
-                                 AnalysisState* state = nullptr);
+  static StatusOr<Analysis> Load(const std::string& path, const std::string& key, bool sandwich);
   /// Returns the XXH3 of all content that decides bytes, 16 hexadecimal digits.
   std::string Checksum() const;
 };
@@ -83,10 +77,7 @@ using AnalyzedLinears = std::map<std::string, AnalyzedLinear>;  // by module
 struct AnalysisRun {
   AnalysisProgress progress;  // called before each layer and each group of linears
   int part_rows = 2048;       // CalibrationStream::part_rows()
-  /// Folder of saved states, and their key. A state is saved after a layer, at most every `save_seconds`. The
-  /// walk resumes from a state with the same key. Empty: no states.
-  std::string folder, key;
-  double save_seconds = 30;
+  StateStore* store = nullptr;  // saves states after layers, to resume from those of the same key; null: none
   bool* resumed = nullptr;  // set to true if the walk resumed from a state; may be null
 };
 

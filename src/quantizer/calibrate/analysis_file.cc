@@ -1,7 +1,6 @@
-// Reads and writes quantize.analysis and the state of an unfinished walk.
+// Reads and writes quantize.analysis, and the decisions of an unfinished walk in the same form.
 #include <cstring>
 #include <filesystem>
-#include <initializer_list>
 
 #include "checkpoint/safetensors.h"
 #include "checkpoint/safetensors_writer.h"
@@ -16,7 +15,7 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr char kKey[] = "moesaic.analysis", kFindings[] = "findings", kScales[] = "input_scales",
-               kMix[] = "mix", kState[] = "state";
+               kMix[] = "mix";
 
 ordered_json JsonOf(const AnalysisFinding& finding) {
   return {{"name", finding.name},
@@ -46,19 +45,6 @@ AnalysisFinding FindingOf(const ordered_json& json) {
   return finding;
 }
 
-// Checksum of everything in a state file except its key. `texts` are its metadata.
-std::string StateChecksum(const Folding& folding, const AnalysisState& state,
-                          std::initializer_list<std::string> texts) {
-  Xxh3 sum;
-  for (const auto& [maker, scales] : folding.scales()) {
-    sum.AddText(maker);
-    sum.Add(scales.data(), scales.size() * sizeof(float));
-  }
-  for (const std::string& text : texts) sum.AddText(text);
-  sum.AddText(fmt::format("{} {}", state.layers, state.hidden_xxh3));
-  return sum.Hex();
-}
-
 }  // namespace
 
 ordered_json Analysis::Json() const {
@@ -84,7 +70,7 @@ std::string Analysis::Checksum() const {
   return sum.Hex();
 }
 
-Status Analysis::Save(const std::string& path, const std::string& key, const AnalysisState& state) const {
+Status Analysis::Save(const std::string& path, const std::string& key) const {
   std::vector<checkpoint::TensorOutput> outputs;
   for (const auto& [maker, scales] : folding.scales()) {
     outputs.push_back(checkpoint::HeldTensor(maker, tensor::DType::kF32, {std::ssize(scales)},
@@ -92,21 +78,13 @@ Status Analysis::Save(const std::string& path, const std::string& key, const Ana
   }
   ordered_json scales = ordered_json::object();
   for (const auto& [module, scale] : input_scales) scales[module] = scale;
-  const std::string findings_text = Json().dump(), scales_text = scales.dump();
   std::vector<std::pair<std::string, std::string>> metadata = {
-      {kKey, key}, {kFindings, findings_text}, {kScales, scales_text}};
+      {kKey, key}, {kFindings, Json().dump()}, {kScales, scales.dump()}};
   if (mix.has_value()) metadata.emplace_back(kMix, mix->Json().dump());
-  if (state.layers > 0) {
-    const ordered_json json = {{"layers", state.layers},
-                               {"xxh3", state.hidden_xxh3},
-                               {"decided_xxh3", StateChecksum(folding, state, {findings_text, scales_text})}};
-    metadata.emplace_back(kState, json.dump());
-  }
   return checkpoint::WriteSafetensors(path, outputs, metadata);
 }
 
-StatusOr<Analysis> Analysis::Load(const std::string& path, const std::string& key, bool sandwich,
-                                  AnalysisState* state) {
+StatusOr<Analysis> Analysis::Load(const std::string& path, const std::string& key, bool sandwich) {
   const auto none = [&] { return NotFound("{}: does not exist or belongs to another analysis", path); };
   if (!std::filesystem::exists(path)) return none();
   ASSIGN_OR_RETURN(const auto mapped, runtime::MappedFile::Open(path));
@@ -123,13 +101,6 @@ StatusOr<Analysis> Analysis::Load(const std::string& path, const std::string& ke
     std::vector<float> values(entry.bytes.size() / sizeof(float));
     std::memcpy(values.data(), entry.bytes.data(), entry.bytes.size());
     analysis.folding.Add(entry.name, std::move(values));
-  }
-  if (state != nullptr) {
-    const ordered_json json = ordered_json::parse(text(kState), nullptr, false);
-    if (!json.is_object()) return none();
-    *state = {static_cast<int>(NumberIn(json, "layers")), TextIn(json, "xxh3")};
-    const std::string xxh3 = StateChecksum(analysis.folding, *state, {text(kFindings), text(kScales)});
-    if (TextIn(json, "decided_xxh3") != xxh3) return none();
   }
   const ordered_json findings = ordered_json::parse(text(kFindings), nullptr, false);
   const ordered_json scales = ordered_json::parse(text(kScales), nullptr, false);

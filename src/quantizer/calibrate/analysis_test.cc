@@ -107,7 +107,6 @@ TEST_F(AnalysisTest, StaticScalesAndSmoothingAreWrittenToTheFolder) {
 
   // GPTQ reuses the same analysis.
   options_.output.gptq = options_.output.search = true;
-  options_.min_coverage = 0;
   const StatusOr<QuantizeReport> gptq = Run(source, "gptq");
   ASSERT_TRUE(gptq.ok()) << gptq.status();
   EXPECT_EQ(gptq->analysis->Checksum(), report->analysis->Checksum());
@@ -119,7 +118,7 @@ TEST_F(AnalysisTest, ResumesAfterEveryInterruption) {
   const std::string source = Golden("kimi-k2");
   ASSERT_TRUE(Run(source, "whole").ok());
   options_.sizes.unit_bytes = 60'000;
-  options_.save_seconds = 0;
+  options_.save_share = 1;
   int whole = 0;  // progress calls of an uninterrupted analysis
   options_.progress = [&](const QuantizeProgress& at) {
     whole += at.stage.starts_with("analyzing") ? 1 : 0;
@@ -160,7 +159,7 @@ TEST_F(AnalysisTest, ResumesAfterEveryInterruption) {
 
 TEST_F(AnalysisTest, UnfinishedFilesOfAKilledRunAreIgnored) {
   options_.output.analyze = {.smoothing = true, .static_activations = true};
-  options_.save_seconds = 0;
+  options_.save_share = 1;
   const std::string source = Golden("kimi-k2");
   ASSERT_TRUE(Run(source, "whole").ok());
   int calls = 0;
@@ -180,15 +179,16 @@ TEST_F(AnalysisTest, UnfinishedFilesOfAKilledRunAreIgnored) {
 TEST_F(AnalysisTest, ModifiedStateIsNotUsed) {
   // All linears are within the tolerance.
   options_.output.analyze = {.smoothing = true, .static_activations = true, .static_tolerance = 1e9};
-  options_.save_seconds = 0;
+  options_.save_share = 1;
   const std::string source = Golden("kimi-k2");
   ASSERT_TRUE(Run(source, "whole").ok());
   enum class Harm { kGone, kHeader, kLastByte, kFindings, kInputScales };
-  for (const char* file : {"analysis-1.state", kAnalysisStateFile}) {
+  const std::string decided = "analysis-decided-1.state";
+  for (const std::string& file : {std::string("analysis-1.state"), decided, std::string(kAnalysisStateFile)}) {
     for (const Harm harm :
          {Harm::kGone, Harm::kHeader, Harm::kLastByte, Harm::kFindings, Harm::kInputScales}) {
       const bool texts = harm == Harm::kFindings || harm == Harm::kInputScales;
-      if (texts && file != std::string(kAnalysisStateFile)) continue;
+      if (texts && file != decided) continue;
       const std::string out = fmt::format("{}-{}", file, static_cast<int>(harm));
       options_.progress = [](const QuantizeProgress& at) {
         return !at.stage.starts_with("analyzing layer 2");

@@ -1,8 +1,6 @@
 #include "quantizer/calibrate/calibrated_run.h"
 
 #include <algorithm>
-#include <cmath>
-#include <filesystem>
 
 #include "base/check.h"
 #include "quantizer/io/checksum.h"
@@ -36,11 +34,11 @@ CalibratedRun::CalibratedRun(const kernels::ExecContext& ctx, const checkpoint::
       source_(source),
       plan_(plan),
       options_(options),
-      folder_(folder),
       journal_(journal),
       units_(units),
       rounder_(rounder),
-      gptq_(stage) {
+      gptq_(stage),
+      store_(folder, kCalibrationStateFile, journal.header(), options.save_share) {
   for (size_t i = 0; i < plan.items.size(); ++i) {
     if (plan.items[i].linear) item_of_.emplace(plan.items[i].name, i);
   }
@@ -56,7 +54,6 @@ Status CalibratedRun::Go() {
   source_.ForgetMaps();
   report_.resumed_layers = Restore(stream);
   RETURN_IF_ERROR(units_.Begin(report_.resumed_layers));
-  Clock::time_point saved = Clock::now();
   const int layers = plan_.spec.layers + plan_.spec.mtp_layers;
   for (int layer = report_.resumed_layers; layer < layers; ++layer) {
     own_.reset();  // the next layer may not need it
@@ -75,9 +72,7 @@ Status CalibratedRun::Go() {
     while (end < plan_.items.size() && plan_.items[end].layer != layer + 1) ++end;
     RETURN_IF_ERROR(RoundUntil(units_, rounder_, end));
     source_.ForgetMaps();
-    if (Since(saved) < options_.save_seconds && layer + 1 < layers) continue;
-    RETURN_IF_ERROR(SaveState(layer + 1, stream));
-    saved = Clock::now();
+    if (store_.due() || layer + 1 == layers) RETURN_IF_ERROR(SaveState(layer + 1, stream));
   }
   return RoundUntil(units_, rounder_, plan_.items.size());
 }
@@ -97,20 +92,7 @@ int64_t CalibratedRun::ScratchBytes(int layer) const {
 
 Status CalibratedRun::SeeRouting(int layer, std::span<const int64_t> tokens_of_expert) {
   report_.routing.push_back({layer, {tokens_of_expert.begin(), tokens_of_expert.end()}});
-  const auto covered =
-      std::ranges::count_if(tokens_of_expert, [](int64_t tokens) { return tokens >= kCoveredTokens; });
-  const auto experts = static_cast<double>(tokens_of_expert.size());
-  if (static_cast<double>(covered) >= options_.min_coverage * experts) return OkStatus();
-  const RareExperts rare = options_.output.rare_experts;
-  if (rare == RareExperts::kAll) return OkStatus();  // no expert lacks tokens
-  return InvalidArgument(
-      "layer {}: only {} of {} experts see {} or more of the {} calibration tokens, {:.3g} of them are asked "
-      "for; "
-      "calibrate with more or more varied text, or let the others {} with --min-coverage {:.2f}",
-      layer, covered, tokens_of_expert.size(), kCoveredTokens, options_.output.calibration.tokens,
-      options_.min_coverage,
-      rare == RareExperts::kShrink ? "lean on their layer" : "be rounded to the nearest",
-      std::floor(100 * static_cast<double>(covered) / experts) / 100);
+  return OkStatus();
 }
 
 StatusOr<std::vector<OwnedMatrix>> CalibratedRun::Visit(const LinearGroup& group) {
@@ -186,19 +168,15 @@ StatusOr<Hessian*> CalibratedRun::Gather(std::optional<Hessian>& hessian, const 
 
 InputSource CalibratedRun::SourceOf(const LinearInputs& inputs) {
   return [this, &inputs](const TokenSink& sink) {
-    inputs.visit([&](const TokenRows& tokens) {
-      TokenRows rows = tokens;
-      if (!options_.output.weigh_by_router) rows.gates = {};
-      sink(rows);
-    });
+    inputs.visit(sink);
     return stream_->watched();  // inputs are missing
   };
 }
 
-Status CalibratedRun::LeanOnLayer(const LinearGroup& group, Hessian* own, LinearFinding* finding) {
+Status CalibratedRun::ShrinkToLayer(const LinearGroup& group, Hessian* own, LinearFinding* finding) {
   Hessian* layer = layer_ ? &*layer_ : nullptr;
   if (!group.same_layer_inputs) {
-    if (own->effective_tokens() >= int64_t{kPlenty} * own->k()) return OkStatus();
+    if (own->tokens() >= int64_t{kPlenty} * own->k()) return OkStatus();
     ASSIGN_OR_RETURN(layer, Gather(stand_ins_, group.layer_inputs));
   }
   finding->shrinkage = ShrinkTowards(ctx_, *layer, own);
@@ -206,27 +184,20 @@ Status CalibratedRun::LeanOnLayer(const LinearGroup& group, Hessian* own, Linear
 }
 
 StatusOr<const HessianFactor*> CalibratedRun::Factor(const LinearGroup& group, LinearFinding* finding) {
-  const RareExperts rare = options_.output.rare_experts;
-  if (group.expert >= 0 && rare == RareExperts::kIdentity && group.inputs.tokens < kCoveredTokens) {
-    return nullptr;
-  }
   if (group.same_layer_inputs && layer_index_ != group.layer) {
     RETURN_IF_ERROR(Gather(layer_, group.layer_inputs).status());
     layer_index_ = group.layer;
   }
-  const bool routed = group.expert >= 0, all = routed && rare == RareExperts::kAll;
-  const FactorOptions options{.damping = static_cast<float>(options_.output.damping),
-                              .act_order = options_.output.act_order,
-                              .watch = [this] { return stream_->Ask(); }};
+  const bool routed = group.expert >= 0;
+  const FactorOptions options{.watch = [this] { return stream_->Ask(); }};
   if (plan_.limits.GathersInOrder(group.inputs.k, routed)) return FactorInOrder(group, options, finding);
   Hessian* hessian = nullptr;
-  if (group.same_layer_inputs && (!routed || all)) {
+  if (group.same_layer_inputs && !routed) {
     hessian = &*layer_;
   } else {
-    ASSIGN_OR_RETURN(hessian, Gather(own_, all ? group.every_token : group.inputs));
+    ASSIGN_OR_RETURN(hessian, Gather(own_, group.inputs));
   }
-  finding->effective_tokens = hessian->effective_tokens();
-  if (routed && rare == RareExperts::kShrink) RETURN_IF_ERROR(LeanOnLayer(group, hessian, finding));
+  if (routed) RETURN_IF_ERROR(ShrinkToLayer(group, hessian, finding));
   const Stopwatch watch(&report_.factor_seconds);
   if (!hessian->any()) return nullptr;
   StatusOr<const HessianFactor*> factor = gptq_.Factor(ctx_, *hessian, options);
@@ -255,59 +226,29 @@ StatusOr<const HessianFactor*> CalibratedRun::FactorInOrder(const LinearGroup& g
   report_.hessian_seconds += gathering;
   report_.factor_seconds += Since(start) - gathering;
   if (!made.ok()) return Annotate(made.status(), group.modules.front());
-  finding->effective_tokens = made->seen.effective_tokens();
   if (made->factor != nullptr) finding->damping = made->factor->damping;
   return made->factor;
 }
 
-// ---- states
-
-std::string CalibratedRun::StatePath(int layer) const {
-  return folder_ + "/" + StateFile(kCalibrationState, layer);
-}
-
 Status CalibratedRun::SaveState(int layer, CalibrationStream& stream) {
   RETURN_IF_ERROR(units_.Drain());
-  ASSIGN_OR_RETURN(const std::string xxh3, SaveHidden(StatePath(layer), stream.values()));
-  ordered_json state = {{"state", layer}, {"xxh3", xxh3}, {"from", saved_layer_}};
-  CalibrationReport since;
-  since.linears.assign(report_.linears.begin() + static_cast<int64_t>(saved_linears_), report_.linears.end());
-  since.routing.assign(report_.routing.begin() + static_cast<int64_t>(saved_routing_), report_.routing.end());
-  state.update(since.Json());
-  const int before =
-      journal_.states().empty() ? -1 : static_cast<int>(NumberIn(journal_.states().back(), "state"));
-  RETURN_IF_ERROR(journal_.AppendState(state));
-  saved_linears_ = report_.linears.size();
-  saved_routing_ = report_.routing.size();
-  saved_layer_ = layer;
-  std::error_code ignored;
-  if (before >= 0 && before != layer) std::filesystem::remove(StatePath(before), ignored);
-  return OkStatus();
+  RETURN_IF_ERROR(journal_.Sync());
+  ordered_json state = {{"layers", layer}};
+  state.update(report_.Json());
+  return store_.Save(state, {{StateFile(kCalibrationState, layer), stream.values()}}, {}, &files_);
 }
 
 int CalibratedRun::Restore(CalibrationStream& stream) {
-  const std::vector<ordered_json>& states = journal_.states();
-  for (size_t i = states.size(); i-- > 0;) {
-    const auto layer = static_cast<int>(NumberIn(states[i], "state"));
-    if (layer < 1 || layer > plan_.spec.layers + plan_.spec.mtp_layers || !units_.IsDoneBefore(layer))
-      continue;
-    if (!LoadHidden(StatePath(layer), TextIn(states[i], "xxh3"), stream.values())) continue;
-    for (size_t j = 0; j <= i; ++j) {
-      // A line replaces the earlier findings of these layers.
-      const auto from = static_cast<int>(NumberIn(states[j], "from"));
-      const auto later = [from](const auto& finding) { return finding.layer >= from; };
-      std::erase_if(report_.linears, later);
-      std::erase_if(report_.routing, later);
-      CalibrationReport part = CalibrationReport::FromJson(states[j]);
-      std::ranges::move(part.linears, std::back_inserter(report_.linears));
-      std::ranges::move(part.routing, std::back_inserter(report_.routing));
-    }
-    saved_layer_ = layer;
-    saved_linears_ = report_.linears.size();
-    saved_routing_ = report_.routing.size();
-    return layer;
-  }
-  return 0;
+  std::optional<StateStore::Saved> saved = store_.Load();
+  if (!saved || saved->key != store_.key()) return 0;
+  const auto layer = static_cast<int>(NumberIn(saved->state, "layers"));
+  if (layer < 1 || layer > plan_.spec.layers + plan_.spec.mtp_layers || !units_.IsDoneBefore(layer)) return 0;
+  if (!store_.Read(saved->files, StateFile(kCalibrationState, layer), stream.values())) return 0;
+  CalibrationReport part = CalibrationReport::FromJson(saved->state);
+  report_.linears = std::move(part.linears);
+  report_.routing = std::move(part.routing);
+  files_ = std::move(saved->files);
+  return layer;
 }
 
 }  // namespace moesaic::quantizer

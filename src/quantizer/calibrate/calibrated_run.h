@@ -13,9 +13,6 @@
 
 namespace moesaic::quantizer {
 
-/// Minimum number of tokens of a routed expert that counts as covered.
-inline constexpr int64_t kCoveredTokens = 32;
-
 /// Tokens per input above which a layer's Hessian cannot improve an expert's own.
 inline constexpr int kPlenty = 4;
 
@@ -26,7 +23,7 @@ class CalibratedRun : private LayerVisitor {
                 const QuantizePlan& plan, const QuantizeOptions& options, const std::string& folder,
                 Journal& journal, UnitStream& units, UnitRounder& rounder, GptqStage& stage);
 
-  /// Processes all units; resumes from the last state in the journal.
+  /// Processes all units; resumes from the saved state of this run.
   Status Go();
   const CalibrationReport& report() const { return report_; }
 
@@ -43,10 +40,9 @@ class CalibratedRun : private LayerVisitor {
   StatusOr<Hessian*> Gather(std::optional<Hessian>& hessian, const LinearInputs& inputs);
   /// Returns an error if inputs are missing. `inputs` must outlive the source.
   InputSource SourceOf(const LinearInputs& inputs);
-  Status LeanOnLayer(const LinearGroup& group, Hessian* own, LinearFinding* finding);
+  Status ShrinkToLayer(const LinearGroup& group, Hessian* own, LinearFinding* finding);
   /// `finding` is null for a linear that is kept.
   StatusOr<OwnedMatrix> RoundLinear(size_t item, const HessianFactor* factor, const LinearFinding* finding);
-  std::string StatePath(int layer) const;
   Status SaveState(int layer, CalibrationStream& stream);
   /// Loads hidden states into `stream` and returns the first layer to process.
   int Restore(CalibrationStream& stream);
@@ -55,7 +51,6 @@ class CalibratedRun : private LayerVisitor {
   const checkpoint::Checkpoint& source_;
   const QuantizePlan& plan_;
   const QuantizeOptions& options_;
-  const std::string folder_;
   Journal& journal_;
   UnitStream& units_;
   UnitRounder& rounder_;
@@ -67,8 +62,8 @@ class CalibratedRun : private LayerVisitor {
   int layer_index_ = -1;                 // layer of layer_
   CalibrationStream* stream_ = nullptr;  // valid while Go() runs
   std::string stage_;                    // current stage, for progress reports
-  size_t saved_linears_ = 0, saved_routing_ = 0;
-  int saved_layer_ = 0;  // layer of the last state
+  StateStore store_;
+  StateStore::Files files_;  // of the last state
   CalibrationReport report_;
 };
 

@@ -19,8 +19,7 @@ class CalibratedRunTest : public QuantizeTest {
  protected:
   CalibratedRunTest() {
     options_.output.gptq = options_.output.search = true;
-    options_.save_seconds = 0;
-    options_.min_coverage = 0;
+    options_.save_share = 1;
   }
 };
 
@@ -70,7 +69,7 @@ TEST_F(CalibratedRunTest, BytesDoNotDependOnThreadsUnitsOrSaving) {
   options_.output.scheme = Scheme::kNvfp4;
   ASSERT_TRUE(Run(Golden("qwen3-moe-norm-tied"), "one", 1).ok());
   const auto expected = FilesOf(folder_.Path("one"));
-  options_.save_seconds = 1e9;
+  options_.save_share = 0;
   ASSERT_TRUE(Run(Golden("qwen3-moe-norm-tied"), "three", 3).ok());
   EXPECT_EQ(FilesOf(folder_.Path("three")), expected);
   options_.sizes.unit_bytes = 1;
@@ -211,81 +210,20 @@ TEST_F(CalibratedRunTest, RejectsResumingWithOtherCalibration) {
   EXPECT_THAT(Message(Run(Golden("kimi-k2"), "out").status()), HasSubstr("started with another settings"));
 }
 
-TEST_F(CalibratedRunTest, ThinCoverageIsRefusedWithWhatToDo) {
-  options_.min_coverage = 0.9;
+TEST_F(CalibratedRunTest, ReportsThinCoverage) {
   options_.calibration = {{1, 2, 3}};
-  const Status status = Run(Golden("kimi-k2"), "out").status();
-  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
-  EXPECT_THAT(Message(status), HasSubstr("see 32 or more of the 3 calibration tokens"));
-  EXPECT_THAT(Message(status), HasSubstr("let the others lean on their layer with --min-coverage 0"));
-  // Then every expert leans on its layer, and the report says so.
-  options_.min_coverage = 0;
   const StatusOr<QuantizeReport> report = Run(Golden("kimi-k2"), "thin");
   ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_TRUE(std::ranges::all_of(report->calibration.routing, &LayerRouting::thin));
   EXPECT_GT(std::ranges::count(report->calibration.linears, 1.0, &LinearFinding::shrinkage), 0);
 }
 
-// Returns the tensors of a linear by their suffixes.
-std::map<std::string, std::string> TensorsOf(const Checkpoint& folder, const std::string& linear) {
-  std::map<std::string, std::string> tensors;
-  for (const checkpoint::TensorEntry& entry : folder.tensors()) {
-    if (!entry.name.starts_with(linear + ".")) continue;
-    const auto* bytes = reinterpret_cast<const char*>(entry.bytes.data());
-    tensors[entry.name.substr(linear.size())] = {bytes, entry.bytes.size()};
-  }
-  return tensors;
-}
-
-bool IsOfExpert(const LinearFinding& linear) { return linear.name.find(".experts.") != std::string::npos; }
-
-TEST_F(CalibratedRunTest, RareExpertsAreRoundedToTheNearestWhereThatIsWanted) {
-  const std::string source = Golden("kimi-k2");
-  options_.output.rare_experts = RareExperts::kIdentity;
-  const StatusOr<QuantizeReport> report = Run(source, "identity");
-  ASSERT_TRUE(report.ok()) << report.status();
-  EXPECT_TRUE(Check(source, "identity").ok());
-  EXPECT_EQ(report->Json(options_.output)["calibration"]["rare_experts"], "identity");
-  options_.output.gptq = false;
-  ASSERT_TRUE(Run(source, "mse").ok());
-  const auto identity = *Checkpoint::Open(folder_.Path("identity"));
-  const auto mse = *Checkpoint::Open(folder_.Path("mse"));
-  int rare = 0, others = 0;
-  for (const LinearFinding& linear : report->calibration.linears) {
-    EXPECT_EQ(linear.shrinkage, 0) << linear.name;
-    const bool expected = IsOfExpert(linear) && linear.tokens < kCoveredTokens;
-    EXPECT_EQ(linear.nearest, expected) << linear.name;
-    const bool same = TensorsOf(*identity, linear.name) == TensorsOf(*mse, linear.name);
-    EXPECT_EQ(same, expected) << linear.name;
-    ++(expected ? rare : others);
-  }
-  EXPECT_GT(rare, 0);
-  EXPECT_GT(others, 0);
-}
-
-TEST_F(CalibratedRunTest, EveryTokenGoesToEveryExpertWhereThatIsWanted) {
-  const std::string source = Golden("kimi-k2");
-  options_.min_coverage = 0.9;  // no expert lacks tokens then
-  options_.output.rare_experts = RareExperts::kAll;
-  const StatusOr<QuantizeReport> report = Run(source, "all");
-  ASSERT_TRUE(report.ok()) << report.status();
-  EXPECT_TRUE(Check(source, "all").ok());
-  for (const LinearFinding& linear : report->calibration.linears) {
-    EXPECT_EQ(linear.effective_tokens, 195) << linear.name;
-    EXPECT_EQ(linear.shrinkage, 0) << linear.name;
-    EXPECT_FALSE(linear.nearest) << linear.name;
-  }
-  options_.min_coverage = 0;
-  options_.output.rare_experts = RareExperts::kShrink;
-  ASSERT_TRUE(Run(source, "shrink").ok());
-  EXPECT_NE(FilesOf(folder_.Path("all")), FilesOf(folder_.Path("shrink")));
-}
-
-TEST_F(CalibratedRunTest, AnotherTreatmentOfRareExpertsIsAnotherRun) {
-  options_.progress = [](const QuantizeProgress& at) { return !at.stage.starts_with("layer 2"); };
-  ASSERT_EQ(Run(Golden("kimi-k2"), "out").status().code(), StatusCode::kCancelled);
-  options_.progress = nullptr;
-  options_.output.rare_experts = RareExperts::kIdentity;
-  EXPECT_THAT(Message(Run(Golden("kimi-k2"), "out").status()), HasSubstr("started with another settings"));
+TEST(LayerRoutingTest, IsThinIfMoreThanATenthOfTheExpertsHaveFewTokens) {
+  LayerRouting routing{.layer = 1, .tokens = std::vector<int64_t>(20, kCoveredTokens)};
+  routing.tokens[0] = routing.tokens[1] = 0;
+  EXPECT_FALSE(routing.thin());
+  routing.tokens[2] = kCoveredTokens - 1;
+  EXPECT_TRUE(routing.thin());
 }
 
 TEST_F(CalibratedRunTest, TooLittleMemoryIsRejectedWithTheNeededSize) {

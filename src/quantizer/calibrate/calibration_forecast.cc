@@ -109,7 +109,7 @@ StatusOr<CalibrationRates> MeasureCalibration(const kernels::ExecContext& ctx, c
     const int k = kInputs[i];
     ASSIGN_OR_RETURN(Hessian hessian, Hessian::Create(k));
     ASSIGN_OR_RETURN(hessians[i], SecondsOf([&] {
-                       hessian.Add(ctx, {.f32 = tokens.data(), .stride = k, .count = together, .gates = {}});
+                       hessian.Add(ctx, {.f32 = tokens.data(), .stride = k, .count = together});
                        return OkStatus();
                      }));
     hessians[i] /= double{1} * together * k;
@@ -133,7 +133,7 @@ StatusOr<CalibrationRates> MeasureCalibration(const kernels::ExecContext& ctx, c
     if (k == kFewInputs) continue;
     const double half = double{1} * k * k / 2;
     ASSIGN_OR_RETURN(Hessian other, Hessian::Create(k));
-    other.Add(ctx, {.f32 = tokens.data(), .stride = k, .count = together, .gates = {}});
+    other.Add(ctx, {.f32 = tokens.data(), .stride = k, .count = together});
     ASSIGN_OR_RETURN(rates.shrink, SecondsOf([&] {
                        ShrinkTowards(ctx, other, &hessian);
                        return OkStatus();
@@ -196,12 +196,10 @@ class Counter {
     const double tokens = item.routed ? all * spec.moe.top_k / spec.moe.experts : all;
     const auto n = static_cast<double>(item.shape[0]), k = static_cast<double>(item.shape[1]);
     const bool down = item.name.ends_with(".down_proj"), last = down || item.name.ends_with(".o_proj");
-    const bool every = item.routed && settings_.rare_experts == RareExperts::kAll;
     const bool rounded = plan_.output.items[i].form == Form::kRounded;
-    // What is behind a linear in its layer makes it run once more, and q_a_proj twice. Every token goes
-    // through the gate and up of every expert, for down's Hessian, where all are wanted.
+    // The Hessians of later linears in the layer run a linear again, and q_a_proj twice.
     double runs = tokens;
-    if (!last) runs += every ? all : tokens;
+    if (!last) runs += tokens;
     if (item.name.ends_with(".q_a_proj")) runs += tokens;
     (rounded ? sums_.rounded : sums_.kept) += runs * n * k;
     // Inputs are normed or gathered for each of these runs; outputs are written to memory.
@@ -214,16 +212,11 @@ class Counter {
     if (i > 0 && item.fused >= 0 && plan_.items[i - 1].fused == item.fused) return;
     sums_.factor += rates_.factor.Seconds(k, k);
     const double half = k * k / 2;
-    if (every) {
-      // Gate and up share the layer's Hessian, which is counted with the shared experts.
-      if (down) AddHessian(all, k);
-      return;
-    }
     AddHessian(tokens, k);
     if (plan_.limits.GathersInOrder(item.shape[1], item.routed) && down) {
       sums_.rounded += all * 2 * n * k;  // gate and up again
     }
-    if (!item.routed || settings_.rare_experts != RareExperts::kShrink) return;
+    if (!item.routed) return;
     if (down && tokens >= kPlenty * k) return;
     sums_.factor += rates_.shrink * half;
     if (!down) return;

@@ -1,5 +1,7 @@
 #include "quantizer/calibrate/calibration_report.h"
 
+#include <algorithm>
+
 #include "quantizer/format/weight_error.h"
 
 namespace moesaic::quantizer {
@@ -13,7 +15,6 @@ ordered_json JsonOf(const LinearFinding& finding) {
           {"kind", KindOf(finding.name)},
           {"method", finding.nearest ? "nearest" : "gptq"},
           {"tokens", finding.tokens},
-          {"effective_tokens", finding.effective_tokens},
           {"shrinkage", finding.shrinkage},
           {"loss", finding.loss},
           {"of_nearest", finding.of_nearest},
@@ -30,7 +31,6 @@ LinearFinding FindingOf(const ordered_json& json) {
   finding.name = TextIn(json, "name");
   finding.layer = static_cast<int>(NumberIn(json, "layer"));
   finding.tokens = static_cast<int64_t>(NumberIn(json, "tokens"));
-  finding.effective_tokens = NumberIn(json, "effective_tokens");
   finding.shrinkage = NumberIn(json, "shrinkage");
   finding.loss = NumberIn(json, "loss");
   finding.of_nearest = NumberIn(json, "of_nearest");
@@ -51,6 +51,11 @@ LayerRouting RoutingOf(const ordered_json& json) {
 }
 
 }  // namespace
+
+bool LayerRouting::thin() const {
+  const auto covered = std::ranges::count_if(tokens, [](int64_t count) { return count >= kCoveredTokens; });
+  return 10 * covered < 9 * std::ssize(tokens);
+}
 
 double NumberIn(const ordered_json& json, const char* key) {
   const auto found = json.find(key);

@@ -13,7 +13,6 @@ struct LinearFinding {
   std::string name;
   int layer = 0;
   int64_t tokens = 0;
-  double effective_tokens = 0;
   double shrinkage = 0;   // share of the layer's Hessian in an expert's (hessian.h); 1: no token reached it
   double loss = 0;        // GptqReport::loss
   double of_nearest = 1;  // GptqReport::of_nearest
@@ -22,10 +21,16 @@ struct LinearFinding {
   std::string xxh3;       // of the stored codes, 16 hexadecimal digits
 };
 
+/// Minimum number of tokens of a routed expert that counts as covered.
+inline constexpr int64_t kCoveredTokens = 32;
+
 /// Distribution of the tokens over the experts of a layer.
 struct LayerRouting {
   int layer = 0;
   std::vector<int64_t> tokens;  // [experts]
+
+  /// True if more than a tenth of the experts are not covered.
+  bool thin() const;
 };
 
 struct CalibrationReport {

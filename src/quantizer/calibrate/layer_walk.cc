@@ -169,7 +169,7 @@ class Walker {
     return {.k = k, .tokens = stream_.lane_tokens(), .visit = [this, k, make](const TokenSink& sink) {
               stream_.ForFirstLane(ctx_, [&](const Step& step, const kernels::KvLayer& kv, float* x) {
                 const ScratchScope scratch(ctx_);
-                sink({.f32 = make(step, kv, x), .stride = k, .count = step.rows(), .gates = {}});
+                sink({.f32 = make(step, kv, x), .stride = k, .count = step.rows()});
               });
             }};
   }
@@ -180,7 +180,7 @@ class Walker {
     return {.k = k, .tokens = stream_.lane_tokens(), .visit = [this, k, make](const TokenSink& sink) {
               stream_.ForFirstParts(ctx_, [&](const Step& step, float* x) {
                 const ScratchScope scratch(ctx_);
-                sink({.f32 = make(step, x), .stride = k, .count = step.rows(), .gates = {}});
+                sink({.f32 = make(step, x), .stride = k, .count = step.rows()});
               });
             }};
   }
@@ -261,10 +261,6 @@ class Walker {
     const int step = base::CeilDiv(stream_.lane_tokens(), kStandIns);
     for (int t = 0; t < stream_.lane_tokens(); t += step) stand_ins_.tokens.push_back(t);
     stand_ins_.first_lane = stand_ins_.tokens.size();
-    everyone_ = {};
-    everyone_.tokens.resize(static_cast<size_t>(stream_.lane_tokens()));
-    std::iota(everyone_.tokens.begin(), everyone_.tokens.end(), 0);
-    everyone_.first_lane = everyone_.tokens.size();
     return visitor_.SeeRouting(index_, counts);
   }
 
@@ -313,8 +309,8 @@ class Walker {
             .tokens = static_cast<int64_t>(routed.first_lane),
             .visit = [this, &routed](const TokenSink& sink) {
               ForRuns(routed, routed.first_lane,
-                      [&](const Step& step, const float* rows, auto, std::span<const float> gates) {
-                        sink({.f32 = rows, .stride = spec_.hidden, .count = step.rows(), .gates = gates});
+                      [&](const Step& step, const float* rows, auto, auto) {
+                        sink({.f32 = rows, .stride = spec_.hidden, .count = step.rows()});
                       });
             }};
   }
@@ -324,10 +320,10 @@ class Walker {
             .tokens = static_cast<int64_t>(routed.first_lane),
             .visit = [this, &routed, &mlp](const TokenSink& sink) {
               ForRuns(routed, routed.first_lane,
-                      [&](const Step& step, const float* rows, auto, std::span<const float> gates) {
+                      [&](const Step& step, const float* rows, auto, auto) {
                         auto* gated = Floats(int64_t{step.rows()} * mlp.gate.n());
                         mlp.Gated(step, rows, gated);
-                        sink({.f32 = gated, .stride = mlp.gate.n(), .count = step.rows(), .gates = gates});
+                        sink({.f32 = gated, .stride = mlp.gate.n(), .count = step.rows()});
                       });
             }};
   }
@@ -341,14 +337,12 @@ class Walker {
                                 .inputs = RunsOf(routed),
                                 .expert = expert,
                                 .layer_inputs = Normed(layer_.ffn_norm),
-                                .same_layer_inputs = true,
-                                .every_token = Normed(layer_.ffn_norm)},
+                                .same_layer_inputs = true},
                                {&mlp.gate, &mlp.up}));
     RETURN_IF_ERROR(VisitGroup({.modules = {name + "down_proj"},
                                 .inputs = GatedRunsOf(routed, mlp),
                                 .expert = expert,
-                                .layer_inputs = GatedRunsOf(stand_ins_, mlp),
-                                .every_token = GatedRunsOf(everyone_, mlp)},
+                                .layer_inputs = GatedRunsOf(stand_ins_, mlp)},
                                {&mlp.down}));
     ForRuns(routed, routed.tokens.size(),
             [&](const Step& step, const float* rows, std::span<const int32_t> tokens,
@@ -399,7 +393,7 @@ class Walker {
   int lane_ = 0;                // lane whose matrices are in place
   std::vector<int32_t> zeros_;  // positions for steps that do not use them
   std::vector<Routed> routed_;  // [experts]
-  Routed stand_ins_, everyone_;
+  Routed stand_ins_;
   runtime::Buffer sums_;  // [tokens, hidden], sums of experts' outputs
 };
 

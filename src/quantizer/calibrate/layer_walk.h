@@ -32,8 +32,6 @@ struct LinearGroup {
   LinearInputs layer_inputs;
   /// True if layer_inputs are equal for all experts of the layer. Shared experts have the same inputs.
   bool same_layer_inputs = false;
-  /// Of an expert: its inputs if every token of the layer were its own.
-  LinearInputs every_token = {};
 };
 
 /// Maximum number of tokens of the layer that stand in for an expert's missing ones.

@@ -172,13 +172,6 @@ std::optional<MixOption> OptionOf(const ModelItem& item, const Precision& precis
   return option;
 }
 
-// Returns the share of an item that a token reads.
-double Active(const ModelItem& item, const models::DecoderSpec& spec) {
-  if (LayerOf(item.name) >= spec.layers) return 0;  // MTP modules
-  if (item.routed) return static_cast<double>(spec.moe.top_k) / spec.moe.experts;
-  return item.name.starts_with("model.embed_tokens") && !spec.tied ? 1.0 / spec.vocab : 1;
-}
-
 // Order of tensors in a file: by element size, largest first, so that each is aligned without gaps. Tensors
 // of one size keep the model's order.
 struct PlaceKey {
@@ -267,7 +260,6 @@ StatusOr<MixPlan> PlanMix(const std::vector<ModelItem>& items, const std::vector
     if (!chooser.IsMixed(item)) {
       ASSIGN_OR_RETURN(const OutputItem output, chooser.Choose(item, forms[i]));
       plan.fixed.bytes += output.bytes() + HeaderBytes(item, output);
-      plan.fixed.bytes_per_token += Active(item, spec) * static_cast<double>(output.bytes());
       continue;
     }
     const std::string name = MixUnitOf(item.name);
@@ -288,7 +280,6 @@ StatusOr<MixPlan> PlanMix(const std::vector<ModelItem>& items, const std::vector
       MixOption& sum = unit.options[o];
       sum.bytes += of_item->bytes;
       sum.header_bytes += of_item->header_bytes;
-      sum.bytes_per_token += Active(item, spec) * static_cast<double>(of_item->bytes);
       if (item.layer >= spec.layers) continue;  // MTP modules lose nothing
       sum.loss += NominalError(sum.precision) * static_cast<double>(item.elements());
     }

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "quantizer/calibrate/analysis.h"
-#include "quantizer/calibrate/rare_experts.h"
 #include "quantizer/format/model_items.h"
 #include "quantizer/format/scheme.h"
 #include "quantizer/format/source_form.h"
@@ -39,10 +38,6 @@ struct OutputSettings {
   bool search = false;  // chooses scales of least squared error instead of scales that fit the largest value
   /// Enables GPTQ with such scales, on the Hessians of the calibration tokens.
   bool gptq = false;
-  double damping = 0.01;         // FactorOptions::damping
-  bool act_order = true;         // FactorOptions::act_order
-  bool weigh_by_router = false;  // weighs an expert's tokens by the square of their router weight
-  RareExperts rare_experts = RareExperts::kShrink;
   /// Decisions of calibration before the rounding. Only kW8A8 has static activations.
   AnalysisSettings analyze;
   std::shared_ptr<const Analysis> analysis;  // result of the analysis, once it is made

@@ -51,13 +51,6 @@ ordered_json OutputSettings::Json() const {
   if (!mix.wanted() && HasGroupSize(scheme)) json["group_size"] = group_size;
   for (const KeepRule& rule : keep) json["keep"].push_back({tensor::DTypeName(rule.dtype), rule.pattern});
   json["shard_bytes"] = shard_bytes;
-  if (gptq) {
-    json["damping"] = damping;
-    json["act_order"] = act_order;
-    json["weigh_by_router"] = weigh_by_router;
-    // Folders written before this choice existed lack the key.
-    if (rare_experts != RareExperts::kShrink) json["rare_experts"] = RareExpertsName(rare_experts);
-  }
   if (analyze.smoothing) json["smoothing"] = true;
   if (analyze.static_activations) json["static_tolerance"] = analyze.static_tolerance;
   if (!analysis_xxh3.empty()) json["analysis"] = analysis_xxh3;
@@ -93,21 +86,6 @@ StatusOr<OutputSettings> OutputSettings::FromJson(const std::string& text, const
   }
   settings.gptq = *method == "gptq";
   settings.search = settings.gptq || *method == "mse";
-  if (settings.gptq) {
-    const auto damping = json.find("damping"), order = json.find("act_order"),
-               weigh = json.find("weigh_by_router");
-    if (damping == json.end() || !damping->is_number() || order == json.end() || !order->is_boolean() ||
-        weigh == json.end() || !weigh->is_boolean()) {
-      return refuse();
-    }
-    settings.damping = damping->get<double>();
-    settings.act_order = order->get<bool>();
-    settings.weigh_by_router = weigh->get<bool>();
-    if (const auto rare = json.find("rare_experts"); rare != json.end()) {
-      if (!rare->is_string()) return refuse();
-      ASSIGN_OR_RETURN(settings.rare_experts, ParseRareExperts(rare->get<std::string>()));
-    }
-  }
   if (const auto smoothing = json.find("smoothing"); smoothing != json.end()) {
     if (!smoothing->is_boolean()) return refuse();
     settings.analyze.smoothing = smoothing->get<bool>();

@@ -182,7 +182,7 @@ std::string Precision::Name() const {
   return dtype == DType::kF32 ? "fp32" : dtype == DType::kF16 ? "fp16" : "bf16";
 }
 
-StatusOr<Precision> ParsePrecision(const std::string& name, int group_size) {
+StatusOr<Precision> ParsePrecision(const std::string& name) {
   for (const auto& [dtype, kept] :
        {std::pair(DType::kBF16, "bf16"), std::pair(DType::kF16, "fp16"), std::pair(DType::kF32, "fp32")}) {
     if (name == kept) return Precision{.dtype = dtype};
@@ -198,22 +198,12 @@ StatusOr<Precision> ParsePrecision(const std::string& name, int group_size) {
   std::vector<std::string> names;
   for (const Precision& rounding : roundings) {
     names.push_back(rounding.Name());
-    if (name == names.back() || (name == SchemeName(*rounding.scheme) &&
-                                 (rounding.group_size == group_size || !HasGroupSize(*rounding.scheme)))) {
+    if (name == names.back() || (name == SchemeName(*rounding.scheme) && rounding.group_size == 32)) {
       return rounding;
     }
   }
-  return InvalidArgument("a precision must be one of {}, bf16, fp16, fp32; found \"{}\"{}",
-                         fmt::join(names, ", "), name,
-                         ParseScheme(name).ok() ? ", which has no groups of that size" : "");
-}
-
-StatusOr<int> ParseGroupSize(const std::string& text) {
-  if (text == "channel") return 0;
-  for (const int size : {32, 64, 128}) {
-    if (text == std::to_string(size)) return size;
-  }
-  return InvalidArgument("the group size must be 32, 64, 128 or channel, found \"{}\"", text);
+  return InvalidArgument("a precision must be one of {}, bf16, fp16, fp32; found \"{}\"",
+                         fmt::join(names, ", "), name);
 }
 
 Grid GridOf(Scheme scheme, int group_size) {

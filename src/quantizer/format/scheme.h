@@ -33,9 +33,6 @@ inline bool IsInt8(Scheme scheme) { return scheme == Scheme::kW8A8 || scheme == 
 /// True if the scheme has groups of inputs of several sizes.
 inline bool HasGroupSize(Scheme scheme) { return scheme == Scheme::kW4A16 || scheme == Scheme::kW8A16; }
 
-/// Parses "32", "64", "128", or "channel" (0: all inputs of an output).
-StatusOr<int> ParseGroupSize(const std::string& text);
-
 /// Returns the grid of `scheme`. `group_size` is used only by schemes with HasGroupSize.
 Grid GridOf(Scheme scheme, int group_size);
 
@@ -53,8 +50,8 @@ struct Precision {
 };
 
 /// Parses "w8a8", "w4a16-g128", "w8a16-channel", "bf16", "fp16", "fp32". "w4a16" and "w8a16" alone have
-/// groups of `group_size`.
-StatusOr<Precision> ParsePrecision(const std::string& name, int group_size);
+/// groups of 32.
+StatusOr<Precision> ParsePrecision(const std::string& name);
 
 /// One of the tensors that store a linear's weight.
 struct StoredTensor {

@@ -126,16 +126,16 @@ TEST(SchemeTest, Int8WordsMatchCompressedTensors) {
 TEST(SchemeTest, ParsePrecisionInvertsName) {
   for (const char* name : {"w8a8", "w8a16-g32", "w8a16-g64", "w8a16-g128", "w8a16-channel", "w4a16-g32",
                            "w4a16-g64", "w4a16-g128", "nvfp4", "fp8", "bf16", "fp16", "fp32"}) {
-    const StatusOr<Precision> precision = ParsePrecision(name, 32);
+    const StatusOr<Precision> precision = ParsePrecision(name);
     ASSERT_TRUE(precision.ok()) << precision.status();
     EXPECT_EQ(precision->Name(), name);
   }
-  EXPECT_EQ(ParsePrecision("w8a16", 64)->Name(), "w8a16-g64");
+  EXPECT_EQ(ParsePrecision("w8a16")->Name(), "w8a16-g64");
   EXPECT_EQ(ParsePrecision("w8a16", 0)->Name(), "w8a16-channel");
   EXPECT_EQ(ParsePrecision("w8a8", 0)->Name(), "w8a8");
   EXPECT_THAT(std::string(ParsePrecision("w4a16", 0).status().message()),
               testing::HasSubstr("found \"w4a16\", which has no groups of that size"));
-  EXPECT_THAT(std::string(ParsePrecision("w4a16-channel", 32).status().message()),
+  EXPECT_THAT(std::string(ParsePrecision("w4a16-channel").status().message()),
               testing::HasSubstr("w8a16-g128, w8a16-channel, w4a16-g32"));
   EXPECT_EQ(*ParseGroupSize("channel"), 0);
   EXPECT_EQ(*ParseGroupSize("128"), 128);

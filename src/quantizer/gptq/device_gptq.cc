@@ -121,12 +121,11 @@ Status DeviceGptq::AddTokens(const kernels::ExecContext& ctx, int k, const Token
     ctx.pool->Run(depth, [&](int64_t t, int) {
       uint16_t* row = rounded.data() + t * padded;
       const int live = t < count ? k : 0;
-      const float gate = tokens.gates.empty() || t >= count ? 1 : tokens.gates[first + t];
       const int64_t at = (first + t) * tokens.stride;
       for (int i = 0; i < live; ++i) {
         const float value =
             tokens.bf16 != nullptr ? tensor::ToFloat(tokens.bf16[at + i]) : tokens.f32[at + i];
-        row[i] = tensor::ToBF16(value * gate).bits;
+        row[i] = tensor::ToBF16(value).bits;
       }
       std::fill(row + live, row + padded, uint16_t{0});
     });
@@ -150,7 +149,7 @@ Status DeviceGptq::AddTokens(const kernels::ExecContext& ctx, int k, const Token
 }
 
 Status DeviceGptq::SumUp(const kernels::ExecContext& ctx, int k, const InputSource& inputs,
-                         TokenWeight* seen) {
+                         int64_t* seen) {
   const int64_t padded = PaddedOf(k);
   RETURN_IF_ERROR(CheckFits({kAnyGrid, 0, k}));
   RETURN_IF_ERROR(device_.Zero(at<void>(kSums), padded * padded * int64_t{sizeof(float)}));
@@ -158,14 +157,14 @@ Status DeviceGptq::SumUp(const kernels::ExecContext& ctx, int k, const InputSour
   RETURN_IF_ERROR(inputs([&](const TokenRows& tokens) {
     if (!failed.ok()) return;
     failed = AddTokens(ctx, k, tokens);
-    seen->Add(tokens);
+    *seen += tokens.count;
   }));
   return failed;
 }
 
 Status DeviceGptq::Gather(const kernels::ExecContext& ctx, const InputSource& inputs, Hessian* hessian) {
   const int k = hessian->k(), padded = PaddedOf(k);
-  TokenWeight seen;
+  int64_t seen = 0;
   RETURN_IF_ERROR(SumUp(ctx, k, inputs, &seen));
   Scratch scratch(ctx);
   const auto rows = scratch.Take<float>(int64_t{kRowsAtOnce} * padded);
@@ -176,7 +175,7 @@ Status DeviceGptq::Gather(const kernels::ExecContext& ctx, const InputSource& in
                                      values * int64_t{sizeof(float)}));
     hessian->AddSums(ctx, first, count, rows.data(), padded);
   }
-  hessian->AddSeen(seen);
+  hessian->AddTokens(seen);
   return OkStatus();
 }
 
@@ -186,7 +185,7 @@ StatusOr<const HessianFactor*> DeviceGptq::Factor(const kernels::ExecContext& ct
   RETURN_IF_ERROR(CheckFits({kAnyGrid, 0, k}));
   ASSIGN_OR_RETURN(const float mean,
                    BeginFactor(
-                       k, hessian.weight(), options, [&](int i) { return hessian.sums(i)[i]; }, &factor_));
+                       k, hessian.tokens(), options, [&](int i) { return hessian.sums(i)[i]; }, &factor_));
   {
     Scratch scratch(ctx);
     const auto rows = scratch.Take<float>(int64_t{kRowsAtOnce} * padded);
@@ -203,33 +202,33 @@ StatusOr<const HessianFactor*> DeviceGptq::Factor(const kernels::ExecContext& ct
                                      values * int64_t{sizeof(float)}));
     }
   }
-  RETURN_IF_ERROR(FactorSums(hessian.weight(), mean, options));
+  RETURN_IF_ERROR(FactorSums(hessian.tokens(), mean, options));
   return &factor_;
 }
 
 StatusOr<Factorizer::FromInputs> DeviceGptq::Factor(const kernels::ExecContext& ctx, int k,
                                                     const InputSource& inputs, const FactorOptions& options) {
   Factorizer::FromInputs result;
-  RETURN_IF_ERROR(SumUp(ctx, k, inputs, &result.seen));
+  RETURN_IF_ERROR(SumUp(ctx, k, inputs, &result.tokens));
   RETURN_IF_ERROR(kernels::CopyDiagonal(device_, at<float>(kSums), k, PaddedOf(k), at<float>(kDiagonal)));
   std::vector<float> squares(k);
   RETURN_IF_ERROR(device_.Download(squares.data(), at<void>(kDiagonal), k * int64_t{sizeof(float)}));
   if (std::ranges::all_of(squares, [](float square) { return square == 0; })) return result;
   ASSIGN_OR_RETURN(const float mean,
                    BeginFactor(
-                       k, result.seen.weight, options, [&](int i) { return squares[i]; }, &factor_));
-  RETURN_IF_ERROR(FactorSums(result.seen.weight, mean, options));
+                       k, result.tokens, options, [&](int i) { return squares[i]; }, &factor_));
+  RETURN_IF_ERROR(FactorSums(result.tokens, mean, options));
   result.factor = &factor_;
   return result;
 }
 
-Status DeviceGptq::FactorSums(double weight, float mean, const FactorOptions& options) {
+Status DeviceGptq::FactorSums(int64_t tokens, float mean, const FactorOptions& options) {
   RETURN_IF_ERROR(Upload(kOrder, factor_.order.data(), factor_.k * int64_t{sizeof(int)}));
   return FactorDamped(
-      options, mean, [&](float added) { return Attempt(weight, added, options); }, &factor_);
+      options, mean, [&](float added) { return Attempt(tokens, added, options); }, &factor_);
 }
 
-StatusOr<bool> DeviceGptq::Attempt(double weight, float added, const FactorOptions& options) {
+StatusOr<bool> DeviceGptq::Attempt(int64_t tokens, float added, const FactorOptions& options) {
   if (options.watch) RETURN_IF_ERROR(options.watch());
   const int64_t size = factor_.k_padded;
   RETURN_IF_ERROR(kernels::OrderMatrix(device_, {.sums = at<float>(kSums),
@@ -237,7 +236,7 @@ StatusOr<bool> DeviceGptq::Attempt(double weight, float added, const FactorOptio
                                                  .matrix = at<float>(kMatrix),
                                                  .k = factor_.k,
                                                  .k_padded = factor_.k_padded,
-                                                 .scale = static_cast<float>(1 / weight),
+                                                 .scale = static_cast<float>(1 / static_cast<double>(tokens)),
                                                  .added = added}));
   ASSIGN_OR_RETURN(const bool positive,
                    device_.Cholesky(at<float>(kMatrix), factor_.k_padded, at<void>(kWork)));

@@ -65,11 +65,11 @@ class DeviceGptq final : public GptqStage {
     return device_.Upload(at<void>(part), from, bytes);
   }
   // Sums products of the inputs into kSums.
-  Status SumUp(const kernels::ExecContext& ctx, int k, const InputSource& inputs, TokenWeight* seen);
+  Status SumUp(const kernels::ExecContext& ctx, int k, const InputSource& inputs, int64_t* seen);
   Status AddTokens(const kernels::ExecContext& ctx, int k, const TokenRows& tokens);
   // Factors kSums.
-  Status FactorSums(double weight, float mean, const FactorOptions& options);
-  StatusOr<bool> Attempt(double weight, float added, const FactorOptions& options);
+  Status FactorSums(int64_t tokens, float mean, const FactorOptions& options);
+  StatusOr<bool> Attempt(int64_t tokens, float added, const FactorOptions& options);
   StatusOr<std::vector<double>> RowLosses(const kernels::ExecContext& ctx, const float* errors, int count);
 
   kernels::Device& device_;

@@ -101,7 +101,7 @@ void Fill(const kernels::ExecContext& ctx, const Hessian& hessian, const std::ve
           Triangle* triangle) {
   constexpr int kColumns = 16, kRows = 2048;
   const int k = hessian.k(), size = triangle->size();
-  const auto scale = static_cast<float>(1 / hessian.weight());
+  const auto scale = static_cast<float>(1 / static_cast<double>(hessian.tokens()));
   ctx.pool->Run(base::CeilDiv(size, kColumns), [&](int64_t task, int) {
     const int first = static_cast<int>(task) * kColumns, columns = std::min(kColumns, size - first);
     std::vector<float> values(size_t{kColumns} * kRows);
@@ -154,8 +154,8 @@ Status Gather(const kernels::ExecContext& ctx, const InputSource& inputs, const 
 }
 
 // Converts ordered sums of products to the damped H.
-void Finish(const kernels::ExecContext& ctx, double weight, float added, int k, Triangle* triangle) {
-  const auto scale = static_cast<float>(1 / weight);
+void Finish(const kernels::ExecContext& ctx, int64_t tokens, float added, int k, Triangle* triangle) {
+  const auto scale = static_cast<float>(1 / static_cast<double>(tokens));
   ctx.pool->Run(triangle->size(), [&](int64_t row, int) {
     const auto p = static_cast<int>(row);
     float* to = triangle->row(p);
@@ -314,10 +314,10 @@ int64_t FactoringScratchBytes(int k, int threads) {
   return Factorization::ScratchBytes(PaddedOf(k), threads);
 }
 
-StatusOr<float> BeginFactor(int k, double weight, const FactorOptions& options,
+StatusOr<float> BeginFactor(int k, int64_t tokens, const FactorOptions& options,
                             const std::function<float(int)>& sum, HessianFactor* result) {
   MOESAIC_CHECK(options.damping > 0);
-  if (!(weight > 0)) {
+  if (tokens <= 0) {
     return InvalidArgument("no calibration token has reached this layer, so it has no Hessian");
   }
   HessianFactor& factor = *result;
@@ -328,7 +328,7 @@ StatusOr<float> BeginFactor(int k, double weight, const FactorOptions& options,
   factor.attempts = factor.dead = 0;
   double trace = 0;
   for (int i = 0; i < k; ++i) {
-    const double square = sum(i) / weight;
+    const double square = sum(i) / static_cast<double>(tokens);
     if (!std::isfinite(square) || square < 0) {
       return DataLoss("input {} of this layer is not finite in every calibration token", i);
     }
@@ -338,10 +338,9 @@ StatusOr<float> BeginFactor(int k, double weight, const FactorOptions& options,
   }
   if (trace == 0) return InvalidArgument("every input of this layer is 0 in every calibration token");
   std::iota(factor.order.begin(), factor.order.end(), 0);
-  if (options.act_order) {
-    std::stable_sort(factor.order.begin(), factor.order.end(),
-                     [&](int a, int b) { return factor.diagonal[a] > factor.diagonal[b]; });
-  }
+  // The inputs of largest mean square come first (act-order).
+  std::stable_sort(factor.order.begin(), factor.order.end(),
+                   [&](int a, int b) { return factor.diagonal[a] > factor.diagonal[b]; });
   return static_cast<float>(trace / k);
 }
 
@@ -384,7 +383,7 @@ Status Factorizer::Make(const kernels::ExecContext& ctx, const FactorOptions& op
 StatusOr<const HessianFactor*> Factorizer::Factor(const kernels::ExecContext& ctx, const Hessian& hessian,
                                                   const FactorOptions& options) {
   ASSIGN_OR_RETURN(const float mean, BeginFactor(
-                                         hessian.k(), hessian.weight(), options,
+                                         hessian.k(), hessian.tokens(), options,
                                          [&](int i) { return hessian.sums(i)[i]; }, &factor_));
   RETURN_IF_ERROR(Make(ctx, options, mean, [&](float added, Triangle* triangle) {
     Fill(ctx, hessian, factor_.order, added, triangle);
@@ -407,17 +406,17 @@ StatusOr<Factorizer::FromInputs> Factorizer::Factor(const kernels::ExecContext& 
                            }};
     RETURN_IF_ERROR(inputs([&](const TokenRows& tokens) {
       AddProducts(ctx, tokens, {}, sums);
-      result.seen.Add(tokens);
+      result.tokens += tokens.count;
     }));
     for (int i = 0; i < k; ++i) squares[i] = row(i)[i];
   }
   if (std::ranges::all_of(squares, [](float square) { return square == 0; })) return result;
   ASSIGN_OR_RETURN(const float mean,
                    BeginFactor(
-                       k, result.seen.weight, options, [&](int i) { return squares[i]; }, &factor_));
+                       k, result.tokens, options, [&](int i) { return squares[i]; }, &factor_));
   RETURN_IF_ERROR(Make(ctx, options, mean, [&](float added, Triangle* triangle) {
     RETURN_IF_ERROR(Gather(ctx, inputs, factor_.order, triangle));
-    Finish(ctx, result.seen.weight, added, k, triangle);
+    Finish(ctx, result.tokens, added, k, triangle);
     return OkStatus();
   }));
   factor_.panels.Trim();

@@ -29,7 +29,6 @@ inline constexpr int kWideBlock = 512;
 
 struct FactorOptions {
   float damping = 0.01F;  // fraction of the mean diagonal that is added to the diagonal; > 0
-  bool act_order = true;  // rounds the inputs of largest H[i][i] first; false: in their natural order
   /// Called between blocks of columns. An error ends the factorization. Empty: never interrupted.
   std::function<Status()> watch = {};
 };
@@ -108,9 +107,9 @@ int64_t FactoringScratchBytes(int k, int threads);
 /// inputs are missing.
 using InputSource = std::function<Status(const TokenSink& sink)>;
 
-/// Sets the sizes and the order of a factor from the diagonal of the sums, whose tokens have the total weight
-/// `weight`. Returns the mean diagonal of H. A diagonal that is not finite or all 0 is an error.
-StatusOr<float> BeginFactor(int k, double weight, const FactorOptions& options,
+/// Sets the sizes and the order of a factor from the diagonal of the sums over `tokens` tokens. Returns
+/// the mean diagonal of H. A diagonal that is not finite or all 0 is an error.
+StatusOr<float> BeginFactor(int k, int64_t tokens, const FactorOptions& options,
                             const std::function<float(int i)>& sum, HessianFactor* factor);
 /// Calls attempt(added to the diagonal), which returns whether H was positive definite. Starts with the
 /// damping of `options` and multiplies it by ten, up to 1, until H is positive definite.
@@ -131,7 +130,7 @@ class Factorizer {
   /// inputs are 0.
   struct FromInputs {
     const HessianFactor* factor = nullptr;
-    TokenWeight seen;
+    int64_t tokens = 0;
   };
   StatusOr<FromInputs> Factor(const kernels::ExecContext& ctx, int k, const InputSource& inputs,
                               const FactorOptions& options);

@@ -17,12 +17,11 @@ TEST_P(GptqTest, CodesAreNearestToTheCorrectedWeights) {
   const TestContext threads(2, GetParam());
   struct Case {
     int n, k, tokens;
-    bool act_order;
   };
-  for (const Case& c : {Case{70, 128, 400, true}, Case{5, 256, 300, false}, Case{66, 384, 200, true}}) {
+  for (const Case& c : {Case{70, 128, 400}, Case{5, 256, 300}, Case{66, 384, 200}}) {
     const std::vector<float> weights = TestWeights(c.n, c.k, 1);
     const Hessian hessian = HessianOf(threads, TestTokens(c.tokens, c.k, 1, 2), c.k);
-    const auto factor = FactorHessian(threads.ctx, hessian, {.damping = 0.01F, .act_order = c.act_order});
+    const auto factor = FactorHessian(threads.ctx, hessian, {});
     ASSERT_TRUE(factor.ok()) << factor.status();
     const Eigen::MatrixXd h = Damped(hessian, factor->damping);
     for (const Grid& grid : kGrids) {
@@ -45,20 +44,15 @@ TEST_P(GptqTest, FactorOfInputsEqualsThatOfTheirHessian) {
   const TestContext one(1, GetParam()), three(3, GetParam());
   struct Case {
     int k, tokens;
-    bool act_order;
     float damping;
   };
   // The last case has fewer tokens than inputs, so its damping must be raised.
   for (const Case& c :
-       {Case{1100, 1030, true, 0.01F}, Case{203, 700, false, 0.01F}, Case{600, 200, true, 1e-9F}}) {
+       {Case{1100, 1030, 0.01F}, Case{203, 700, 0.01F}, Case{600, 200, 1e-9F}}) {
     const std::vector<float> x = TestTokens(c.tokens, c.k, 1, 17);
-    std::vector<float> gates(c.tokens, 1.0F);
-    for (int t = 0; t < c.tokens; t += 3) gates[t] = 0.25F + 0.001F * static_cast<float>(t);
     auto hessian = *Hessian::Create(c.k);
-    TokenRows rows = AllTokens(x, c.k);
-    rows.gates = gates;
-    hessian.Add(one.ctx, rows);
-    const FactorOptions options{.damping = c.damping, .act_order = c.act_order};
+    hessian.Add(one.ctx, AllTokens(x, c.k));
+    const FactorOptions options{.damping = c.damping};
     const auto expected = FactorHessian(one.ctx, hessian, options);
     ASSERT_TRUE(expected.ok()) << expected.status();
     Factorizer factorizer;
@@ -69,10 +63,7 @@ TEST_P(GptqTest, FactorOfInputsEqualsThatOfTheirHessian) {
           ++visits;
           for (int first = 0; first < c.tokens; first += kProductTokens) {
             const int count = std::min(kProductTokens, c.tokens - first);
-            sink({.f32 = x.data() + int64_t{first} * c.k,
-                  .stride = c.k,
-                  .count = count,
-                  .gates = std::span<const float>(gates).subspan(first, count)});
+            sink({.f32 = x.data() + int64_t{first} * c.k, .stride = c.k, .count = count});
           }
           return OkStatus();
         },
@@ -87,10 +78,7 @@ TEST_P(GptqTest, FactorOfInputsEqualsThatOfTheirHessian) {
       const auto cut = stopped.Factor(
           three.ctx, c.k,
           [&](const auto& sink) {
-            sink({.f32 = x.data(),
-                  .stride = c.k,
-                  .count = 1,
-                  .gates = std::span<const float>(gates).first(1)});
+            sink({.f32 = x.data(), .stride = c.k, .count = 1});
             return ++calls == last ? Cancelled("stopped") : OkStatus();
           },
           options);
@@ -98,7 +86,7 @@ TEST_P(GptqTest, FactorOfInputsEqualsThatOfTheirHessian) {
       EXPECT_EQ(calls, last);
     }
     EXPECT_EQ(got->factor->attempts > 1, c.damping < 0.01F);
-    EXPECT_EQ(got->seen.effective_tokens(), hessian.effective_tokens());
+    EXPECT_EQ(got->tokens, hessian.tokens());
     EXPECT_EQ(got->factor->order, expected->order);
     EXPECT_EQ(got->factor->diagonal, expected->diagonal);
     EXPECT_EQ(got->factor->damping, expected->damping);
@@ -246,7 +234,7 @@ TEST(Gptq, DampingRisesUntilTheHessianIsPositiveDefinite) {
   const int k = 256;
   // Two tokens are far from spanning 256 inputs, and 1e-9 of the diagonal vanishes in f32.
   const Hessian hessian = HessianOf(threads, TestTokens(2, k, 1, 12), k);
-  const auto factor = FactorHessian(threads.ctx, hessian, {.damping = 1e-9F, .act_order = true});
+  const auto factor = FactorHessian(threads.ctx, hessian, {.damping = 1e-9F});
   ASSERT_TRUE(factor.ok()) << factor.status();
   EXPECT_GT(factor->attempts, 1);
   EXPECT_GT(factor->damping, 1e-9F);

@@ -52,7 +52,7 @@ void Hessian::Add(const kernels::ExecContext& ctx, const TokenRows& tokens) {
                .part = ProductSums::Part::kLower,
                .row = [this](int i) { return mutable_sums(i); },
                .stride = [this](int i) { return Stride(i); }});
-  seen_.Add(tokens);
+  tokens_ += tokens.count;
 }
 
 void Hessian::Merge(const kernels::ExecContext& ctx, const Hessian& other) {
@@ -62,7 +62,7 @@ void Hessian::Merge(const kernels::ExecContext& ctx, const Hessian& other) {
     const float* from = other.sums(static_cast<int>(i));
     for (int64_t j = 0; j <= i; ++j) to[j] += from[j];
   });
-  seen_.Add(other.seen_);
+  tokens_ += other.tokens_;
 }
 
 void Hessian::AddSums(const kernels::ExecContext& ctx, int first, int count, const float* sums,
@@ -81,7 +81,7 @@ void Hessian::Clear(const kernels::ExecContext& ctx) {
     const auto i = static_cast<int>(row);
     std::fill_n(mutable_sums(i), i + 1, 0.0F);
   });
-  seen_ = {};
+  tokens_ = 0;
 }
 
 Status Hessian::Restart(const kernels::ExecContext& ctx, int k) {
@@ -94,20 +94,21 @@ Status Hessian::Restart(const kernels::ExecContext& ctx, int k) {
 
 double ShrinkTowards(const kernels::ExecContext& ctx, const Hessian& layer, Hessian* own) {
   MOESAIC_CHECK_EQ(layer.k_, own->k_);
-  MOESAIC_CHECK(layer.seen_.weight > 0);
+  MOESAIC_CHECK(layer.tokens_ > 0);
   const int k = layer.k_;
   std::vector<double> inverse(k);  // reciprocal of each input's size in the layer; 0 if it has none
   double trace = 0;                // trace of own, with inputs divided by their sizes
   int live = 0;
-  const double own_weight = own->seen_.weight > 0 ? own->seen_.weight : 1;
+  const auto own_tokens = static_cast<double>(std::max<int64_t>(own->tokens_, 1));
+  const auto layer_tokens = static_cast<double>(layer.tokens_);
   for (int i = 0; i < k; ++i) {
-    const double square = layer.sums(i)[i] / layer.seen_.weight;
+    const double square = layer.sums(i)[i] / layer_tokens;
     if (!(square > 0)) continue;
     inverse[i] = 1 / std::sqrt(square);
-    trace += own->sums(i)[i] / own_weight / square;
+    trace += own->sums(i)[i] / own_tokens / square;
     ++live;
   }
-  const bool empty = own->seen_.weight <= 0 || !(trace > 0);
+  const bool empty = own->tokens_ == 0 || !(trace > 0);
   const double size = empty ? 1 : trace / live;
   double share = 1;
   if (!empty) {
@@ -117,8 +118,8 @@ double ShrinkTowards(const kernels::ExecContext& ctx, const Hessian& layer, Hess
       const float *a = own->sums(i), *b = layer.sums(i);
       double square = 0, distance = 0;
       for (int j = 0; j <= i; ++j) {
-        const double mine = a[j] / own_weight * inverse[i] * inverse[j];
-        const double theirs = b[j] / layer.seen_.weight * inverse[i] * inverse[j] * size;
+        const double mine = a[j] / own_tokens * inverse[i] * inverse[j];
+        const double theirs = b[j] / layer_tokens * inverse[i] * inverse[j] * size;
         const double twice = i == j ? 1 : 2;
         square += twice * mine * mine;
         distance += twice * (mine - theirs) * (mine - theirs);
@@ -126,21 +127,21 @@ double ShrinkTowards(const kernels::ExecContext& ctx, const Hessian& layer, Hess
       squares[i] = square;
       distances[i] = distance;
     });
-    const double n = own->effective_tokens();
+    const auto n = static_cast<double>(own->tokens_);
     // (trace^2 + norm^2) / n of own's squared norm is noise; the squared distance contains the same noise.
     const double norm = std::max(0.0, (Sum(squares) - trace * trace / n) / (1 + 1 / n));
     const double noise = (trace * trace + norm) / n, distance = Sum(distances);
     share = distance > noise ? noise / distance : 1;
   }
   const auto mine = static_cast<float>(empty ? 0 : 1 - share);
-  const auto theirs = static_cast<float>(share * size * own_weight / layer.seen_.weight);
+  const auto theirs = static_cast<float>(share * size * own_tokens / layer_tokens);
   ctx.pool->Run(k, [&](int64_t row, int) {
     const int i = static_cast<int>(row);
     float* to = own->mutable_sums(i);
     const float* from = layer.sums(i);
     for (int j = 0; j <= i; ++j) to[j] = mine * to[j] + theirs * from[j];
   });
-  own->seen_.weight = own_weight;
+  own->tokens_ = std::max<int64_t>(own->tokens_, 1);
   return share;
 }
 

@@ -24,18 +24,16 @@ class Hessian {
   /// Adds the sums of another Hessian of the same k. A layer's Hessian is the sum of its experts'.
   void Merge(const kernels::ExecContext& ctx, const Hessian& other);
   /// Adds sums that were gathered elsewhere: rows [first, first + count) of [count][stride], where row i has
-  /// columns j <= i. Call AddSeen once with their tokens.
+  /// columns j <= i. Call AddTokens once with their number.
   void AddSums(const kernels::ExecContext& ctx, int first, int count, const float* sums, int64_t stride);
-  void AddSeen(const TokenWeight& seen) { seen_.Add(seen); }
+  void AddTokens(int64_t count) { tokens_ += count; }
   void Clear(const kernels::ExecContext& ctx);
   /// Resets to zeros of size k and reuses the memory if it is large enough.
   Status Restart(const kernels::ExecContext& ctx, int k);
 
   int k() const { return k_; }
-  int64_t tokens() const { return seen_.tokens; }
-  double effective_tokens() const { return seen_.effective_tokens(); }
-  /// H[i][j] = sum(i, j) / weight() for j <= i. Requires k() > 0 and tokens() > 0.
-  double weight() const { return seen_.weight; }
+  int64_t tokens() const { return tokens_; }
+  /// H[i][j] = sums(i)[j] / tokens() for j <= i. Requires k() > 0 and tokens() > 0.
   const float* sums(int i) const { return memory_.as<float>() + Offset(i); }  // [i + 1]
   /// True if any input is not 0 in some token. Else errors have no weight.
   bool any() const;
@@ -49,13 +47,14 @@ class Hessian {
 
   int k_ = 0;
   runtime::Buffer memory_;
-  TokenWeight seen_;
+  int64_t tokens_ = 0;
 };
 
 /// Mixes a rare expert's Hessian with its layer's: own = (1 - share) own + share * layer (scaled to own's
 /// size). Returns the share. It is Ledoit and Wolf's estimate for normal inputs after each input is divided
 /// by its size in the layer. The share is the part of the distance between own and layer that sampling noise
-/// of `effective_tokens` explains: 1 for an expert without tokens, 0 for one with many.
+/// of own's tokens explains: 1 for an expert without tokens, 0 for one with many. An expert
+/// without tokens counts as one token afterwards.
 double ShrinkTowards(const kernels::ExecContext& ctx, const Hessian& layer, Hessian* own);
 
 }  // namespace moesaic::quantizer

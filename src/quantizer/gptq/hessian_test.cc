@@ -15,15 +15,14 @@ float Rounded(float value) { return tensor::ToFloat(tensor::ToBF16(value)); }
 
 // Compares every sum with double precision on the rounded values. f32 sums of t products have an error of at
 // most t/2 units in the last place (2^-24) of the sum of magnitudes; the end of a chunk adds one.
-void ExpectProducts(const Hessian& hessian, const std::vector<float>& x, const std::vector<float>& gates) {
+void ExpectProducts(const Hessian& hessian, const std::vector<float>& x) {
   const int k = hessian.k();
   const size_t tokens = x.size() / k;
   for (int i = 0; i < k; ++i) {
     for (int j = 0; j <= i; ++j) {
       double sum = 0, magnitude = 0;
       for (size_t t = 0; t < tokens; ++t) {
-        const float gate = gates.empty() ? 1 : gates[t];
-        const double product = double{Rounded(x[t * k + i] * gate)} * Rounded(x[t * k + j] * gate);
+        const double product = double{Rounded(x[t * k + i])} * Rounded(x[t * k + j]);
         sum += product;
         magnitude += std::fabs(product);
       }
@@ -41,27 +40,10 @@ TEST(Hessian, SumsProductsForOddSizes) {
       auto hessian = Hessian::Create(k);
       ASSERT_TRUE(hessian.ok());
       hessian->Add(threads.ctx, AllTokens(x, k));
-      ExpectProducts(*hessian, x, {});
+      ExpectProducts(*hessian, x);
       EXPECT_EQ(hessian->tokens(), tokens);
-      EXPECT_EQ(hessian->weight(), tokens);
-      EXPECT_EQ(hessian->effective_tokens(), tokens);
     }
   }
-}
-
-TEST(Hessian, WeighsTokensByGates) {
-  const TestContext threads(2);
-  const int k = 33, tokens = 100;
-  const std::vector<float> x = TestTokens(tokens, k, 1, 5);
-  std::vector<float> gates(tokens);
-  for (int t = 0; t < tokens; ++t) gates[t] = t % 2 == 0 ? 0.5F : 0.1F;
-  TokenRows rows = AllTokens(x, k);
-  rows.gates = gates;
-  auto hessian = Hessian::Create(k);
-  hessian->Add(threads.ctx, rows);
-  ExpectProducts(*hessian, x, gates);
-  EXPECT_NEAR(hessian->weight(), 50 * 0.26, 1e-5);
-  EXPECT_NEAR(hessian->effective_tokens(), 100 * 0.26 * 0.26 / (2 * (0.0625 + 0.0001)), 1e-4);
 }
 
 TEST(Hessian, AcceptsBf16AndStridedRows) {
@@ -73,9 +55,8 @@ TEST(Hessian, AcceptsBf16AndStridedRows) {
     for (int i = 0; i < k; ++i) apart[t * stride + i] = tensor::ToBF16(x[t * k + i]);
   }
   auto hessian = Hessian::Create(k);
-  hessian->Add(threads.ctx,
-               {.f32 = nullptr, .bf16 = apart.data(), .stride = stride, .count = tokens, .gates = {}});
-  ExpectProducts(*hessian, x, {});
+  hessian->Add(threads.ctx, {.f32 = nullptr, .bf16 = apart.data(), .stride = stride, .count = tokens});
+  ExpectProducts(*hessian, x);
 }
 
 TEST(Hessian, BitsDoNotDependOnThreadsAndMergeAddsSums) {
@@ -123,7 +104,7 @@ TEST(Hessian, ShrinkageGrowsAsTokensGetRare) {
   Hessian layer = HessianOf(threads, TestTokens(3000, k, 1, 9), k);
   const Hessian own_tokens = HessianOf(threads, TestTokens(3000, k, 2, 10), k);
   layer.Merge(threads.ctx, own_tokens);
-  const auto truth = *FactorHessian(threads.ctx, own_tokens, {.damping = 1e-4F, .act_order = true});
+  const auto truth = *FactorHessian(threads.ctx, own_tokens, {.damping = 1e-4F});
   std::vector<float> one_hot(k * k, 0.0F);
   for (int i = 0; i < k; ++i) one_hot[i * k + i] = 1;
   const double nearest = LossOn(threads, HessianOf(threads, one_hot, k), truth);  // the identity

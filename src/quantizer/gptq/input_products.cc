@@ -24,8 +24,8 @@ constexpr int kLargeTask = 512, kSmallTask = 256;
 
 static_assert(kChunk % kRoundedTokens == 0 && kRoundedTokens % (2 * kPanelRows) == 0 && kChunk % kPiece == 0);
 
-// Rounds tokens [first, first + count), times their gates, to bf16 [to.size() / row_inputs][row_inputs] with
-// ordered inputs. Tokens past count are 0.
+// Rounds tokens [first, first + count) to bf16 [to.size() / row_inputs][row_inputs] with ordered inputs.
+// Tokens past count are 0.
 void RoundTokens(const kernels::ExecContext& ctx, const TokenRows& tokens, int first, int count, int k,
                  std::span<const int> order, int row_inputs, std::span<uint16_t> to) {
   const auto prepare = ctx.kernels->gemm[static_cast<int>(PackedFormat::kBF16)].prepare;
@@ -36,20 +36,16 @@ void RoundTokens(const kernels::ExecContext& ctx, const TokenRows& tokens, int f
       return;
     }
     const int64_t at = (first + t) * tokens.stride;
-    const float gate = tokens.gates.empty() ? 1 : tokens.gates[first + t];
-    if (tokens.f32 != nullptr && gate == 1 && order.empty()) {
+    if (tokens.f32 != nullptr && order.empty()) {
       prepare(tokens.f32 + at, k, row_inputs, {}, reinterpret_cast<std::byte*>(row));
       return;
     }
-    std::vector<float> scaled(k);
+    std::vector<float> ordered(k);
     for (int i = 0; i < k; ++i) {
       const int64_t from = at + (order.empty() ? i : order[i]);
-      scaled[i] = tokens.bf16 != nullptr ? tensor::ToFloat(tokens.bf16[from]) : tokens.f32[from];
+      ordered[i] = tokens.bf16 != nullptr ? tensor::ToFloat(tokens.bf16[from]) : tokens.f32[from];
     }
-    if (gate != 1) {
-      for (float& value : scaled) value *= gate;
-    }
-    prepare(scaled.data(), k, row_inputs, {}, reinterpret_cast<std::byte*>(row));
+    prepare(ordered.data(), k, row_inputs, {}, reinterpret_cast<std::byte*>(row));
   });
 }
 
@@ -143,21 +139,6 @@ void Accumulate(const kernels::ExecContext& ctx, const Operands& x, const Produc
 
 }  // namespace
 
-void TokenWeight::Add(const TokenRows& rows) {
-  tokens += rows.count;
-  for (int t = 0; t < rows.count; ++t) {
-    const double square = rows.gates.empty() ? 1 : double{rows.gates[t]} * rows.gates[t];
-    weight += square;
-    fourth += square * square;
-  }
-}
-
-void TokenWeight::Add(const TokenWeight& other) {
-  tokens += other.tokens;
-  weight += other.weight;
-  fourth += other.fourth;
-}
-
 int64_t AddProductsBytes(int64_t k, int64_t tokens) {
   // Both operands, a cache line, and the rounded tokens.
   return base::RoundUp(k, tensor::kPackedKUnit) * (4 * std::min<int64_t>(tokens, kChunk) + 512 + 512);
@@ -166,7 +147,6 @@ int64_t AddProductsBytes(int64_t k, int64_t tokens) {
 void AddProducts(const kernels::ExecContext& ctx, const TokenRows& tokens, std::span<const int> order,
                  const ProductSums& sums) {
   MOESAIC_CHECK((tokens.f32 != nullptr) != (tokens.bf16 != nullptr) || tokens.count == 0);
-  MOESAIC_CHECK(tokens.gates.empty() || std::ssize(tokens.gates) == tokens.count);
   const int k = sums.k, row_inputs = base::RoundUp(k, tensor::kPackedKUnit);
   for (int first = 0; first < tokens.count; first += kChunk) {
     const int count = std::min(kChunk, tokens.count - first);

@@ -16,22 +16,8 @@ struct TokenRows {
   const tensor::BF16* bf16 = nullptr;
   int64_t stride = 0;  // elements between tokens
   int count = 0;
-  /// [count] or empty (all 1): factors of the layer's output, such as an expert's router weights. Errors are
-  /// weighted by their squares.
-  std::span<const float> gates;
 };
 using TokenSink = std::function<void(const TokenRows&)>;
-
-/// Total weight of tokens.
-struct TokenWeight {
-  int64_t tokens = 0;
-  double weight = 0, fourth = 0;  // sums of gate^2 and gate^4
-
-  void Add(const TokenRows& rows);
-  void Add(const TokenWeight& other);
-  /// Number of tokens of equal gates with the same statistical weight: (sum of gate^2)^2 / sum of gate^4.
-  double effective_tokens() const { return fourth > 0 ? weight * weight / fourth : 0; }
-};
 
 /// Selects the sums and their location: (i, j) is row(i)[j].
 struct ProductSums {
@@ -51,8 +37,8 @@ inline constexpr int kDiagonalRows = 128;
 /// Tokens that are multiplied at once. Calls that are split at multiples of it add up to the same bits.
 inline constexpr int kProductTokens = 512;
 
-/// Adds tokens to the sums. If there is an order, place i holds input order[i]. Values (times gates) are
-/// rounded to bf16; sums are f32. Bits depend neither on the order nor on the number of threads. They depend
+/// Adds tokens to the sums. If there is an order, place i holds input order[i]. Values are rounded
+/// to bf16; sums are f32. Bits depend neither on the order nor on the number of threads. They depend
 /// on the split of tokens into calls.
 void AddProducts(const kernels::ExecContext& ctx, const TokenRows& tokens, std::span<const int> order,
                  const ProductSums& sums);

@@ -28,7 +28,9 @@ inline Eigen::MatrixXd Damped(const Hessian& hessian, float damping) {
   const int k = hessian.k();
   Eigen::MatrixXd h(k, k);
   for (int i = 0; i < k; ++i) {
-    for (int j = 0; j <= i; ++j) h(i, j) = h(j, i) = hessian.sums(i)[j] / hessian.weight();
+    for (int j = 0; j <= i; ++j) {
+      h(i, j) = h(j, i) = hessian.sums(i)[j] / static_cast<double>(hessian.tokens());
+    }
   }
   h.diagonal().array() += damping * h.diagonal().mean();
   return h;

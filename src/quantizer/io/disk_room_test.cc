@@ -37,12 +37,13 @@ TEST(StatesTest, RemovesOnlyFilesOfRuns) {
       "analysis-7.state.12-3.partial", "analysis-mix.state.12-3.partial", "calibration-2.state.12-3.partial"};
   const std::vector<std::string> of_analyses = {"analysis-0.state",      "analysis-12.state",
                                                 "analysis-lane-2.state", "analysis-lanes-31.state",
-                                                "analysis-mix.state",    "analysis-decided.state"};
+                                                "analysis-mix.state",    "analysis-walk.state",
+                                                "analysis-decided-4.state"};
   const std::vector<std::string> others = {
       "analysis-.state",          "analysis-1.state.csv",     "analysis-1.states",
       "analysis-3b.state",        "analysis-lane-.state",     "analysis-mix.state.12.partial",
       "analysis-mix.state.bak",   "analysis-mix2.state",      "analysis-of-2024.states.csv",
-      "calibration-1.state.json", "calibration-mix.state",    "calibration-run.state",
+      "calibration-1.state.json", "calibration-mix.state",    "analysis-decided.state",
       "my-analysis-1.state",      "notes.state.12-3.partial", "quantize.analysis"};
   checkpoint::TestFolder folder;
   const std::string path = folder.Path("");
@@ -50,6 +51,7 @@ TEST(StatesTest, RemovesOnlyFilesOfRuns) {
     for (const std::string& name : *names) folder.Write(name, name);
   }
   folder.Write("calibration-12.state", "");
+  folder.Write("calibration-run.state", "");
   const auto names = [&] {
     std::vector<std::string> found;
     for (const auto& [name, content] : FilesOf(path)) found.push_back(name);
@@ -61,10 +63,11 @@ TEST(StatesTest, RemovesOnlyFilesOfRuns) {
   };
   ASSERT_TRUE(RemoveStates(path, States::kUnfinished).ok());
   std::vector<std::string> whole = of_analyses;
-  whole.emplace_back("calibration-12.state");
+  whole.insert(whole.end(), {"calibration-12.state", "calibration-run.state"});
   EXPECT_THAT(names(), testing::UnorderedElementsAreArray(with(whole)));
   ASSERT_TRUE(RemoveStates(path, States::kAnalysis).ok());
-  EXPECT_THAT(names(), testing::UnorderedElementsAreArray(with({"calibration-12.state"})));
+  EXPECT_THAT(names(), testing::UnorderedElementsAreArray(
+                           with({"calibration-12.state", "calibration-run.state"})));
   ASSERT_TRUE(RemoveStates(path, States::kAll).ok());
   EXPECT_THAT(names(), testing::UnorderedElementsAreArray(others));
 }

@@ -35,14 +35,17 @@ std::string_view TargetOf(std::string_view name) {
   return runtime::IsPartialOf(name, target) ? target : name;
 }
 
-bool IsCalibrationState(std::string_view name) { return IsNumbered(TargetOf(name), kCalibrationState); }
+bool IsCalibrationState(std::string_view name) {
+  const std::string_view target = TargetOf(name);
+  return target == kCalibrationStateFile || IsNumbered(target, kCalibrationState);
+}
 bool IsWhole(std::string_view name) { return TargetOf(name) == name; }
 
 }  // namespace
 
 std::string StateFile(std::string_view kind, int layers) { return fmt::format("{}{}{}", kind, layers, kEnd); }
 
-std::string ChecksumOfFile(const std::string& path, int64_t bytes) {
+std::string ChecksumOfFile(const std::string& path, int64_t* bytes) {
   std::ifstream file(path, std::ios::binary);
   std::vector<char> part(kPartBytes);
   Xxh3 sum;
@@ -51,7 +54,8 @@ std::string ChecksumOfFile(const std::string& path, int64_t bytes) {
     sum.Add(part.data(), static_cast<size_t>(file.gcount()));
     read += file.gcount();
   }
-  return read == bytes ? sum.Hex() : "none";
+  if (bytes != nullptr) *bytes = read;
+  return sum.Hex();
 }
 
 StatusOr<std::string> SaveHidden(const std::string& path, std::span<const float> values) {
@@ -69,7 +73,8 @@ StatusOr<std::string> SaveHidden(const std::string& path, std::span<const float>
 
 bool LoadHidden(const std::string& path, const std::string& xxh3, std::span<float> values) {
   const std::span<std::byte> bytes = std::as_writable_bytes(values);
-  if (ChecksumOfFile(path, std::ssize(bytes)) != xxh3) return false;
+  int64_t size = 0;
+  if (ChecksumOfFile(path, &size) != xxh3 || size != std::ssize(bytes)) return false;
   std::ifstream file(path, std::ios::binary);
   return static_cast<bool>(file.read(reinterpret_cast<char*>(bytes.data()), std::ssize(bytes)));
 }
@@ -77,7 +82,8 @@ bool LoadHidden(const std::string& path, const std::string& xxh3, std::span<floa
 bool IsAnalysisState(std::string_view name) {
   const std::string_view target = TargetOf(name);
   return target == kAnalysisStateFile || target == kMixStateFile || IsNumbered(target, kAnalysisState) ||
-         IsNumbered(target, kFirstLaneState) || IsNumbered(target, kLanesState);
+         IsNumbered(target, kDecidedState) || IsNumbered(target, kFirstLaneState) ||
+         IsNumbered(target, kLanesState);
 }
 
 int64_t StateBytesIn(const std::string& folder) {
@@ -98,7 +104,9 @@ Status RemoveStates(const std::string& folder, States which,
   std::vector<std::filesystem::path> found;
   for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
     const std::string name = entry.path().filename().string();
-    if (!IsAnalysisState(name) && (which == States::kAnalysis || !IsCalibrationState(name))) continue;
+    const bool analysis = IsAnalysisState(name), calibration = IsCalibrationState(name);
+    if (which == States::kAnalysis ? !analysis : which == States::kCalibration ? !calibration : false) continue;
+    if (!analysis && !calibration) continue;
     if (keeps && keeps(name)) continue;
     if (which != States::kUnfinished || !IsWhole(name)) found.push_back(entry.path());
   }

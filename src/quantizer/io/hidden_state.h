@@ -11,11 +11,15 @@
 
 namespace moesaic::quantizer {
 
-/// Names of state files: decisions of an analysis, measurements of a mix, and (with StateFile) hidden states
-/// after a number of layers.
-inline constexpr char kAnalysisStateFile[] = "analysis-decided.state", kMixStateFile[] = "analysis-mix.state";
-inline constexpr char kAnalysisState[] = "analysis-", kFirstLaneState[] = "analysis-lane-",
-                      kLanesState[] = "analysis-lanes-", kCalibrationState[] = "calibration-";
+/// Files of the objects that a StateStore saves: of an analysis, of the measurement of a mix, and of a
+/// calibrated run.
+inline constexpr char kAnalysisStateFile[] = "analysis-walk.state", kMixStateFile[] = "analysis-mix.state",
+                      kCalibrationStateFile[] = "calibration-run.state";
+/// Prefixes of files that these objects name, for StateFile: hidden states after a number of layers, and the
+/// decisions of an analysis.
+inline constexpr char kAnalysisState[] = "analysis-", kDecidedState[] = "analysis-decided-",
+                      kFirstLaneState[] = "analysis-lane-", kLanesState[] = "analysis-lanes-",
+                      kCalibrationState[] = "calibration-";
 std::string StateFile(std::string_view kind, int layers);
 
 /// Writes hidden states, f32 [tokens, hidden], to `path` atomically. Returns their XXH3.
@@ -25,8 +29,8 @@ StatusOr<std::string> SaveHidden(const std::string& path, std::span<const float>
 /// checksum.
 bool LoadHidden(const std::string& path, const std::string& xxh3, std::span<float> values);
 
-/// Returns the XXH3 of a file of exactly `bytes` bytes, else "none".
-std::string ChecksumOfFile(const std::string& path, int64_t bytes);
+/// Returns the XXH3 of a file; a missing file counts as empty. Sets `bytes`, if not null, to its size.
+std::string ChecksumOfFile(const std::string& path, int64_t* bytes = nullptr);
 
 /// True if `name` is a state of an analysis ("analysis-3.state") or an unfinished file of one. No other name
 /// matches, whatever its prefix.
@@ -36,8 +40,9 @@ bool IsAnalysisState(std::string_view name);
 int64_t StateBytesIn(const std::string& folder);
 
 enum class States {
-  kUnfinished,  // unfinished files of killed runs
-  kAnalysis,    // states of analyses, finished or not
+  kUnfinished,   // unfinished files of killed runs
+  kAnalysis,     // states of analyses, finished or not
+  kCalibration,  // states of calibrated runs, finished or not
   kAll,
 };
 /// Removes states in `folder`, except those for whose names `keeps` returns true. No other process may write

@@ -58,7 +58,7 @@ Status Journal::Read() {
   size_t begin = 0;
   for (size_t end = text.find('\n'); end != std::string::npos; end = text.find('\n', begin)) {
     const std::string line = text.substr(begin, end - begin);
-    const size_t number = header_.is_null() ? 1 : entries_.size() + states_.size() + 2;
+    const size_t number = header_.is_null() ? 1 : entries_.size() + 2;
     ordered_json value;
     if (checkpoint::IsShallowJson(line)) value = ordered_json::parse(line, nullptr, false);
     if (!value.is_object()) {
@@ -66,12 +66,6 @@ Status Journal::Read() {
     }
     if (header_.is_null()) {
       header_ = std::move(value);
-    } else if (value.contains("state")) {
-      if (!value["state"].is_number_unsigned()) {
-        return DataLoss("{}: line {}: \"state\" must be a layer, found {}; empty the folder to start again",
-                        path_, number, value["state"].dump());
-      }
-      states_.push_back(std::move(value));
     } else {
       ASSIGN_OR_RETURN(const Entry entry, ParseEntry(value, number, path_));
       entries_.push_back(entry);
@@ -111,12 +105,9 @@ Status Journal::Append(const Entry& entry, const ordered_json& place) {
   return WriteLine(line);
 }
 
-Status Journal::AppendState(const ordered_json& state) {
-  RETURN_IF_ERROR(WriteLine(state));
-  // The previous state is removed next. Its removal must not reach the disk first.
-  if (fdatasync(fd_) != 0) return IoError("{}: cannot be flushed to disk: {}", path_, std::strerror(errno));
-  states_.push_back(state);
-  return OkStatus();
+Status Journal::Sync() const {
+  if (fdatasync(fd_) == 0) return OkStatus();
+  return IoError("{}: cannot be flushed to disk: {}", path_, std::strerror(errno));
 }
 
 Status Journal::Remove() {

@@ -1,5 +1,5 @@
-// The record of an interruptible run: its settings, the units that are on disk, and the saved states of a
-// calibrated run. docs/contracts/quantize-journal.md is normative.
+// The record of an interruptible run: its settings, and the units that are on disk.
+// docs/contracts/quantize-journal.md is normative.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,7 @@ namespace moesaic::quantizer {
 
 inline constexpr char kJournalFile[] = "quantize.journal";
 
-/// A file of JSON lines: a header, then one line for each finished unit and each saved state. At most one
-/// process holds it.
+/// A file of JSON lines: a header, then one line for each finished unit. At most one process holds it.
 class Journal {
  public:
   struct Entry {
@@ -33,16 +32,14 @@ class Journal {
   /// Header of a previous run; null if there is none.
   const nlohmann::ordered_json& header() const { return header_; }
   const std::vector<Entry>& entries() const { return entries_; }
-  /// Lines with the key "state", oldest first, unchanged.
-  const std::vector<nlohmann::ordered_json>& states() const { return states_; }
 
   /// Writes the header of a new run.
   Status Begin(const nlohmann::ordered_json& header);
   /// Appends a unit whose bytes were written to the file system. `place` is its location for readers, added
   /// to the line.
   Status Append(const Entry& entry, const nlohmann::ordered_json& place);
-  /// Appends a state: an object with the key "state".
-  Status AppendState(const nlohmann::ordered_json& state);
+  /// Flushes the journal to disk, before a state that relies on its units is saved.
+  Status Sync() const;
   /// Removes the file after the run is complete.
   Status Remove();
 
@@ -56,7 +53,6 @@ class Journal {
   int64_t end_ = 0;  // end of the last complete line
   nlohmann::ordered_json header_;
   std::vector<Entry> entries_;
-  std::vector<nlohmann::ordered_json> states_;
 };
 
 /// Describes the first field of `now` that differs from `begun`: "settings: {...} then, {...} now". Empty if

@@ -38,25 +38,18 @@ std::string KindOfUnit(const std::string& unit) {
 constexpr std::pair<MixBudget::Unit, const char*> kBudgets[] = {
     {MixBudget::Unit::kBitsPerWeight, "bits_per_weight"},
     {MixBudget::Unit::kBytes, "bytes"},
-    {MixBudget::Unit::kBytesPerToken, "bytes_per_token"},
 };
-
-BudgetKind KindOf(const MixBudget& budget) {
-  return budget.unit == MixBudget::Unit::kBytesPerToken ? BudgetKind::kBytesPerToken : BudgetKind::kBytes;
-}
 
 // Returns the cost of an option under the budget.
 PrecisionOption Cost(const MixOption& option, const MixBudget& budget) {
   const bool files = budget.unit == MixBudget::Unit::kBytes;
   return {.name = option.precision.Name(),
           .loss = option.loss,
-          .bytes = option.bytes + (files ? option.header_bytes : 0),
-          .bytes_per_token = option.bytes_per_token};
+          .bytes = option.bytes + (files ? option.header_bytes : 0)};
 }
 
-double CostIn(const MixOption& option, const MixBudget& budget) {
-  const PrecisionOption cost = Cost(option, budget);
-  return KindOf(budget) == BudgetKind::kBytes ? static_cast<double>(cost.bytes) : cost.bytes_per_token;
+double BytesOf(const MixOption& option, const MixBudget& budget) {
+  return static_cast<double>(Cost(option, budget).bytes);
 }
 
 std::vector<std::string> NamesOf(const MixSettings& settings) {
@@ -86,7 +79,7 @@ double PriceOf(const Mix& mix, const MixBudget& budget) {
   for (const MixUnit& unit : mix.units) {
     const MixOption& now = unit.options[unit.chosen];
     for (const MixOption& other : unit.options) {
-      const double more = CostIn(other, budget) - CostIn(now, budget);
+      const double more = BytesOf(other, budget) - BytesOf(now, budget);
       if (more <= 0 || other.loss >= now.loss) continue;
       price = std::max(price, (now.loss - other.loss) / more);
     }
@@ -106,9 +99,7 @@ double InfiniteIn(const ordered_json& json, const char* key) {
 }
 
 std::string MixBudget::Flag() const {
-  return unit == Unit::kBitsPerWeight ? "--bits-per-weight"
-         : unit == Unit::kBytes       ? "--budget"
-                                      : "--budget-per-token";
+  return unit == Unit::kBitsPerWeight ? "--bits-per-weight" : "--budget";
 }
 
 bool MixSettings::Has(DType kept) const {
@@ -136,7 +127,7 @@ StatusOr<MixSettings> MixSettings::FromJson(const nlohmann::json& json) {
   }
   for (const nlohmann::json& name : *options) {
     if (!name.is_string()) return refuse();
-    ASSIGN_OR_RETURN(Precision precision, ParsePrecision(name.get<std::string>(), 32));
+    ASSIGN_OR_RETURN(Precision precision, ParsePrecision(name.get<std::string>()));
     settings.options.push_back(precision);
   }
   settings.tokens = tokens->get<int64_t>();
@@ -170,7 +161,6 @@ ordered_json Mix::Json() const {
     for (const MixOption& option : unit.options) {
       to["options"].push_back({{"precision", option.precision.Name()},
                                {"bytes", option.bytes},
-                               {"bytes_per_token", option.bytes_per_token},
                                {"loss", InfiniteJson(option.loss)},
                                {"flips", option.flips}});
       if (option.largest > 0) to["options"].back()["largest"] = InfiniteJson(option.largest);
@@ -204,11 +194,10 @@ StatusOr<Mix> Mix::FromJson(const ordered_json& json) {
                  .options = {}};
     const std::string chosen = TextIn(from, "chosen");
     for (const ordered_json& option : from.value("options", ordered_json::array())) {
-      ASSIGN_OR_RETURN(const Precision precision, ParsePrecision(TextIn(option, "precision"), 32));
+      ASSIGN_OR_RETURN(const Precision precision, ParsePrecision(TextIn(option, "precision")));
       if (precision.Name() == chosen) unit.chosen = static_cast<int>(unit.options.size());
       unit.options.push_back({.precision = precision,
                               .bytes = static_cast<int64_t>(NumberIn(option, "bytes")),
-                              .bytes_per_token = NumberIn(option, "bytes_per_token"),
                               .loss = InfiniteIn(option, "loss"),
                               .flips = NumberIn(option, "flips"),
                               .largest = InfiniteIn(option, "largest")});
@@ -216,7 +205,7 @@ StatusOr<Mix> Mix::FromJson(const ordered_json& json) {
     mix.units.push_back(std::move(unit));
   }
   for (const ordered_json& from : json.value("routers", ordered_json::array())) {
-    ASSIGN_OR_RETURN(const Precision precision, ParsePrecision(TextIn(from, "precision"), 32));
+    ASSIGN_OR_RETURN(const Precision precision, ParsePrecision(TextIn(from, "precision")));
     mix.routers.push_back({.layer = static_cast<int>(NumberIn(from, "layer")),
                            .precision = precision,
                            .loss = InfiniteIn(from, "loss"),
@@ -287,11 +276,11 @@ Status ChooseMix(const MixSettings& settings, const MixFixed& fixed, Mix* mix) {
     for (size_t o = 0; o < unit.options.size(); ++o) {
       if (std::isfinite(unit.options[o].loss)) of_unit.push_back(static_cast<int>(o));
     }
-    // MTP modules have no loss, and a token reads nothing of them. Of such ties the first is taken.
+    // MTP modules have no loss. Of such ties the first is taken.
     std::ranges::stable_sort(of_unit, {}, [&](int o) { return unit.options[o].bytes; });
     for (const int o : of_unit) {
       group.options.push_back(Cost(unit.options[o], budget));
-      cheapest = std::min(cheapest, CostIn(unit.options[o], budget));
+      cheapest = std::min(cheapest, BytesOf(unit.options[o], budget));
     }
     if (group.options.empty()) {
       const std::vector<std::string> names = NamesOf(settings);
@@ -309,12 +298,10 @@ Status ChooseMix(const MixSettings& settings, const MixFixed& fixed, Mix* mix) {
   }
   if (groups.empty()) return InvalidArgument("--mix: the model has no linear whose precision can be chosen");
   const bool bits = budget.unit == MixBudget::Unit::kBitsPerWeight;
-  const double outside = bits                                             ? 0
-                         : budget.unit == MixBudget::Unit::kBytesPerToken ? fixed.bytes_per_token
-                                                                          : static_cast<double>(fixed.bytes);
+  const double outside = bits ? 0 : static_cast<double>(fixed.bytes);
   const double left = bits ? std::floor(budget.amount * weights / 8) : budget.amount - outside;
   if (least > left) return RefuseBudget(settings, outside, least, weights);
-  ASSIGN_OR_RETURN(const PrecisionChoice choice, ChoosePrecisions(groups, KindOf(budget), left));
+  ASSIGN_OR_RETURN(const PrecisionChoice choice, ChoosePrecisions(groups, left));
   mix->loss = 0;
   mix->bytes = 0;
   for (size_t g = 0; g < groups.size(); ++g) {

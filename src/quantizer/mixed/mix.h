@@ -19,7 +19,6 @@ struct MixBudget {
   enum class Unit : uint8_t {
     kBitsPerWeight,  // average over the linears of the mix, scales included
     kBytes,          // size of all weight files, headers included
-    kBytesPerToken,  // that a token reads of the whole model (weight_error.h, BytesOf)
   };
   Unit unit = Unit::kBitsPerWeight;
   double amount = 0;
@@ -48,7 +47,6 @@ struct MixOption {
   int64_t bytes = 0;           // bytes of its tensors
   int64_t header_bytes = 0;    // maximum size of their entries in a file's header
   // Bytes of its tensors that a token reads; routed experts: bytes * top_k / experts.
-  double bytes_per_token = 0;
   double loss = 0;             // nats per token; infinite: not allowed
   double flips = 0;            // share of tokens and later MoE layers whose routing changes
   double largest = 0;          // fp16: largest magnitude in its arithmetic; infinite for NaN
@@ -108,7 +106,6 @@ double NominalError(const Precision& precision);
 /// Costs outside of the mix.
 struct MixFixed {
   int64_t bytes = 0;  // bytes of tensors and headers
-  double bytes_per_token = 0;
 };
 
 /// Sets `chosen` of all groups, and the sums: the choice of least loss within the budget. Fails if nothing

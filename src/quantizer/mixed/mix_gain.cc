@@ -104,17 +104,12 @@ class GainMeasurer : public LayerVisitor {
     if (shared) layer_ = group.layer;
     kept.reset();
     ASSIGN_OR_RETURN(Hessian hessian, Hessian::Create(k));
-    (leans ? group.layer_inputs : group.inputs).visit([&](const TokenRows& tokens) {
-      TokenRows rows = tokens;
-      if (!settings_.weigh_by_router) rows.gates = {};
-      hessian.Add(ctx_, rows);
-    });
+    (leans ? group.layer_inputs : group.inputs).visit(
+        [&](const TokenRows& tokens) { hessian.Add(ctx_, tokens); });
     RETURN_IF_ERROR(stream_.watched());  // fails if inputs are missing
     if (!hessian.any()) return nullptr;
     StatusOr<HessianFactor> factor = FactorHessian(ctx_, hessian,
-                                                   {.damping = static_cast<float>(settings_.damping),
-                                                    .act_order = settings_.act_order,
-                                                    .watch = [this] { return stream_.Ask(); }});
+                                                   {.watch = [this] { return stream_.Ask(); }});
     if (!factor.ok()) return Annotate(factor.status(), group.modules.front());
     kept = *std::move(factor);
     return &*kept;

@@ -1,39 +1,30 @@
 #include "quantizer/mixed/mix_state.h"
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 
 #include "quantizer/calibrate/calibration_report.h"
-#include "quantizer/io/checksum.h"
-#include "quantizer/io/hidden_state.h"
 #include "quantizer/io/journal.h"
-#include "runtime/atomic_file.h"
 
 namespace moesaic::quantizer {
 namespace {
 
-namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
 ordered_json JsonOf(const MixState& state) {
-  ordered_json gains = ordered_json::array(), files = ordered_json::object();
+  ordered_json gains = ordered_json::array();
   for (const auto& [of, sum] : state.gains.sums) {
     gains.push_back({{"unit", of.first},
                      {"precision", of.second},
                      {"gptq", InfiniteJson(sum.gptq)},
                      {"nearest", InfiniteJson(sum.nearest)}});
   }
-  for (const auto& [name, xxh3] : state.files) files[name] = xxh3;
   return {{"gain_layers", state.gain_layers},
           {"gains", std::move(gains)},
           {"layers", state.layers},
           {"measured", state.measured.Json()},
           {"pass_end", state.pass_end},
           {"pass_layer", state.pass_layer},
-          {"lanes", state.lanes},
-          {"files", std::move(files)}};
+          {"lanes", state.lanes}};
 }
 
 StatusOr<MixState> StateOf(const ordered_json& json) {
@@ -49,30 +40,7 @@ StatusOr<MixState> StateOf(const ordered_json& json) {
   state.pass_end = layers("pass_end");
   state.pass_layer = layers("pass_layer");
   state.lanes = json.value("lanes", ordered_json());
-  const ordered_json files = json.value("files", ordered_json::object());
-  for (const auto& [name, xxh3] : files.items()) {
-    state.files[name] = xxh3.is_string() ? xxh3.get<std::string>() : "";
-  }
   return state;
-}
-
-std::string ChecksumOf(const ordered_json& key, const ordered_json& state) {
-  Xxh3 sum;
-  sum.AddText(key.dump());
-  sum.AddText(state.dump());
-  return sum.Hex();
-}
-
-// Returns the content that Save wrote to `path`; null if it is missing or incomplete.
-ordered_json WholeIn(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  ordered_json json = ordered_json::parse(text, nullptr, false);
-  if (!json.is_object() || !json.contains("key") || !json.contains("state")) return nullptr;
-  const ordered_json &key = json["key"], &state = json["state"];
-  const bool whole = key.is_object() && state.is_object() && TextIn(json, "xxh3") == ChecksumOf(key, state);
-  if (!whole) return nullptr;
-  return json;
 }
 
 }  // namespace
@@ -89,18 +57,19 @@ std::string MixStore::FirstLane(int layer) { return StateFile(kFirstLaneState, l
 std::string MixStore::Lanes(int layer) { return StateFile(kLanesState, layer); }
 
 StatusOr<MixState> MixStore::Load() const {
-  if (!saves()) return MixState();
-  const ordered_json json = WholeIn(PathOf(kMixStateFile));
-  if (json.is_null()) return MixState();
-  if (const std::string difference = FirstDifference(json["key"], key_); !difference.empty()) {
+  if (!store_.saves()) return MixState();
+  const std::optional<StateStore::Saved> saved = store_.Load();
+  if (!saved) return MixState();
+  if (const std::string difference = FirstDifference(saved->key, store_.key()); !difference.empty()) {
     return InvalidArgument(
         "{}: was measured with another {}; repeat the command it was measured with, use another folder, or "
         "delete {}/analysis-*.state to measure again",
-        PathOf(kMixStateFile), difference, folder_);
+        store_.PathOf(kMixStateFile), difference, store_.folder());
   }
-  ASSIGN_OR_RETURN(MixState state, StateOf(json["state"]));
-  const auto lost = [&](const std::string& name) { return !IsWhole(state, name); };
-  // What is going on first, then what it builds on.
+  ASSIGN_OR_RETURN(MixState state, StateOf(saved->state));
+  state.files = saved->files;
+  const auto lost = [&](const std::string& name) { return !store_.IsWhole(state.files, name); };
+  // Checks the unfinished pass first, then the passes before it.
   if (state.pass_end > 0 && (lost(Lanes(state.pass_layer)) ||
                              (state.pass_layer > state.pass_end && lost(FirstLane(state.pass_end))))) {
     state.pass_end = 0;
@@ -109,7 +78,7 @@ StatusOr<MixState> MixStore::Load() const {
     state.layers = state.pass_end = 0;
     state.measured = {};
   }
-  // Gains come before passes: their hidden states are there only while they are measured.
+  // Gains are measured before the passes; their hidden states exist only until then.
   if (state.files.contains(AllTokens(state.gain_layers)) && lost(AllTokens(state.gain_layers))) state = {};
   std::erase_if(state.files, [&](const auto& file) { return !Needs(state, file.first); });
   return state;
@@ -117,7 +86,7 @@ StatusOr<MixState> MixStore::Load() const {
 
 Status MixStore::CheckNone(const std::string& folder) {
   const std::string path = folder + "/" + kMixStateFile;
-  if (WholeIn(path).is_null()) return OkStatus();
+  if (!StateStore::LoadFrom(path)) return OkStatus();
   return InvalidArgument(
       "{}: was measured for a mix; repeat that --mix, use another folder, or delete "
       "{}/analysis-*.state",
@@ -130,50 +99,13 @@ bool MixStore::Needs(const MixState& state, const std::string& name) {
   return state.pass_end > 0 && (name == Lanes(state.pass_layer) || name == FirstLane(state.pass_end));
 }
 
-bool MixStore::due() const {
-  return saves() && (save_seconds_ <= 0 || Since(saved_) >= std::max(save_seconds_, 10 * took_));
-}
-
 Status MixStore::Save(MixState* state, const std::vector<Values>& hidden) {
-  if (!saves()) return OkStatus();
-  const Clock::time_point start = Clock::now();
-  std::map<std::string, std::string> files;
-  for (const Values& of : hidden) {
-    const auto there = state->files.find(of.name);
-    if (there != state->files.end() && of.name.starts_with(kFirstLaneState)) {
-      files.insert(*there);
-      continue;
-    }
-    ASSIGN_OR_RETURN(files[of.name], SaveHidden(PathOf(of.name), of.values));
-  }
-  state->files = std::move(files);
-  const ordered_json json = JsonOf(*state);
-  const ordered_json whole = {{"key", key_}, {"xxh3", ChecksumOf(key_, json)}, {"state", json}};
-  RETURN_IF_ERROR(runtime::WriteFileAtomically(PathOf(kMixStateFile), whole.dump()));
-  saved_ = Clock::now();
-  took_ = Since(start);
-  return RemoveOthers(*state);
+  return store_.Save(JsonOf(*state), hidden, {}, &state->files);
 }
 
 Status MixStore::Read(const MixState& state, const std::string& name, std::span<float> values) const {
-  const auto found = state.files.find(name);
-  if (found != state.files.end() && LoadHidden(PathOf(name), found->second, values)) return OkStatus();
-  return DataLoss("{}: changed after this run started; run it again",
-                  PathOf(name));
-}
-
-bool MixStore::IsWhole(const MixState& state, const std::string& name) const {
-  const auto found = state.files.find(name);
-  std::error_code error;
-  const auto bytes = static_cast<int64_t>(fs::file_size(PathOf(name), error));
-  return found != state.files.end() && !error && ChecksumOfFile(PathOf(name), bytes) == found->second;
-}
-
-Status MixStore::RemoveOthers(const MixState& state) const {
-  if (!saves()) return OkStatus();
-  return RemoveStates(folder_, States::kAnalysis, [&](const std::string& name) {
-    return name == kMixStateFile || state.files.contains(name);
-  });
+  if (store_.Read(state.files, name, values)) return OkStatus();
+  return DataLoss("{}: changed after this run started; run it again", store_.PathOf(name));
 }
 
 }  // namespace moesaic::quantizer

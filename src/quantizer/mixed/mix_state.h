@@ -1,4 +1,4 @@
-// What measuring a mix has done so far, in files of the output folder, for a run that goes on.
+// The progress of a mix's measurement, from which an interrupted run resumes.
 #pragma once
 
 #include <map>
@@ -7,76 +7,63 @@
 #include <string>
 #include <vector>
 
+#include "quantizer/io/hidden_state.h"
+#include "quantizer/io/state_store.h"
 #include "quantizer/mixed/mix.h"
 #include "quantizer/mixed/mix_gain.h"
-#include "quantizer/stopwatch.h"
 
 namespace moesaic::quantizer {
 
-/// What is measured. Losses are those of the passes alone, without what GPTQ leaves of them.
+/// Measurements so far. Losses are those of the passes, without the gains of GPTQ.
 struct MixState {
-  int gain_layers = 0;  // whose gains under GPTQ are measured
+  int gain_layers = 0;  // number of layers whose gains under GPTQ are measured
   MixGains gains;
-  int layers = 0;  // passes are over whose lanes begin in the layers before this one
-  Mix measured;    // units and routers of these layers, and the tokens
-  /// The pass that is under way, with lanes of the layers [layers, pass_end), is behind the layers before
-  /// pass_layer; what its measurer knows is in `lanes`. pass_end is 0 where none is.
+  int layers = 0;  // passes whose lanes begin before this layer are complete
+  Mix measured;    // groups and routers of these layers, and the number of tokens
+  /// The unfinished pass has lanes of the layers [layers, pass_end) and has done the layers before pass_layer.
+  /// `lanes` is the progress of its measurer. pass_end is 0 if there is no such pass.
   int pass_end = 0, pass_layer = 0;
   nlohmann::ordered_json lanes;
-  std::map<std::string, std::string> files;  // XXH3 of hidden states, by the file's name
+  StateStore::Files files;  // hidden states
 
   bool any() const { return gain_layers > 0 || layers > 0 || pass_end > 0; }
 };
 
-/// Of a state that has something else of `unit` than this program would measure under the same key.
+/// Returns the error of a state whose measurements of `unit` this program would not make under the same key.
 Status OtherUnits(const std::string& unit);
 
 class MixStore {
  public:
-  /// Of `folder`, for the run of this key, an object that names all that losses depend on; no folder: saves
-  /// nothing.
-  MixStore(std::string folder, nlohmann::ordered_json key, double save_seconds)
-      : folder_(std::move(folder)), key_(std::move(key)), save_seconds_(save_seconds) {}
+  /// `key` names everything that losses depend on. Without a folder nothing is saved.
+  MixStore(std::string folder, nlohmann::ordered_json key, double share)
+      : store_(std::move(folder), kMixStateFile, std::move(key), share) {}
 
-  /// What a run of the same key has saved, as far as its files are whole; removes nothing. Refuses what was
-  /// saved under another key, with what differs.
+  /// Returns the part of a saved state whose files are complete; removes nothing. Fails if the state has
+  /// another key, and names the difference.
   StatusOr<MixState> Load() const;
-  /// Removes states of analyses that `state` does not go on from.
-  Status RemoveOthers(const MixState& state) const;
-  /// Refuses a folder that has what was measured of a mix, for a run that wants none.
+  /// Removes states of analyses that `state` does not need.
+  Status RemoveOthers(const MixState& state) const { return store_.RemoveOthers(state.files); }
+  /// Fails if the folder has measurements of a mix, for a run without one.
   static Status CheckNone(const std::string& folder);
 
-  /// Whether it is time to save what is not finished: `save_seconds` after the last time, and ten times what
-  /// saving took; 0: always.
-  bool due() const;
-  bool saves() const { return !folder_.empty(); }
+  bool due() const { return store_.due(); }
 
-  /// Hidden states of a file.
-  struct Values {
-    std::string name;
-    std::span<const float> values;
-  };
-  /// Saves `state` with these hidden states, and removes others. A file of the first lane that was saved
-  /// before stays as it is, whatever the values.
+  using Values = StateStore::Hidden;
+  /// Saves `state` with these hidden states and removes all others.
   Status Save(MixState* state, const std::vector<Values>& hidden);
-  /// Reads back hidden states that Load has found whole.
+  /// Reads hidden states that Load has found complete.
   Status Read(const MixState& state, const std::string& name, std::span<float> values) const;
 
-  /// Names of files: behind the layers before `layer` all tokens, the first lane, all lanes of a pass.
+  /// Names of files with hidden states before `layer`: of all tokens, of the first lane, of all lanes of a
+  /// pass.
   static std::string AllTokens(int layer);
   static std::string FirstLane(int layer);
   static std::string Lanes(int layer);
 
  private:
-  std::string PathOf(const std::string& name) const { return folder_ + "/" + name; }
-  bool IsWhole(const MixState& state, const std::string& name) const;
   static bool Needs(const MixState& state, const std::string& name);
 
-  const std::string folder_;
-  const nlohmann::ordered_json key_;
-  const double save_seconds_;
-  Clock::time_point saved_ = Clock::now();
-  double took_ = 0;  // seconds of the last time
+  StateStore store_;
 };
 
 }  // namespace moesaic::quantizer

@@ -28,7 +28,7 @@ class MixStateTest : public QuantizeTest {
     options_.output.search = options_.output.gptq = true;
     options_.output.mix = {.options = {}, .budget = {MixBudget::Unit::kBitsPerWeight, 8}, .tokens = 195};
     for (const char* name : {"nvfp4", "w8a8", "bf16"}) {
-      options_.output.mix.options.push_back(*ParsePrecision(name, 32));
+      options_.output.mix.options.push_back(*ParsePrecision(name));
     }
     sequences_ = TestSequences({100, 60, 35}, source_->config()["vocab_size"]);
     options_.output.calibration = CalibrationId::Of(sequences_);
@@ -54,7 +54,7 @@ class MixStateTest : public QuantizeTest {
     const auto pool = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
     runtime::Arena scratch;
     const kernels::ExecContext ctx{.kernels = &kernels_, .pool = pool.get(), .scratch = &scratch};
-    MixStore store(Folder(), kKey, 0);
+    MixStore store(Folder(), kKey, 1);
     StatusOr<MixState> from = store.Load();
     if (!from.ok()) return from.status();
     if (change) change(&*from);
@@ -142,7 +142,7 @@ TEST_F(MixStateTest, LossesOfAnotherRunAreNeitherUsedNorRemoved) {
   ASSERT_FALSE(files.empty());
   auto key = kKey;
   key["mix"] = {"bf16", "nvfp4"};
-  EXPECT_THAT(Message(MixStore(Folder(), key, 0).Load().status()),
+  EXPECT_THAT(Message(MixStore(Folder(), key, 1).Load().status()),
               testing::AllOf(testing::HasSubstr("analysis-mix.state: was measured with another mix: "
                                                 R"(["nvfp4","bf16"] then, ["bf16","nvfp4"] now; )"),
                              testing::HasSubstr("use another folder, or delete")));
@@ -189,7 +189,7 @@ TEST_F(MixStateTest, ErrorNamesMissingUnits) {
 
 TEST_F(MixStateTest, NonFiniteSumsSurviveSavingAndLoading) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  MixStore store(Folder(), kKey, 0);
+  MixStore store(Folder(), kKey, 1);
   MixState state;
   state.gain_layers = 1;
   state.gains.sums[{"a", "nvfp4"}] = {kInfinity, 3};
@@ -202,8 +202,8 @@ TEST_F(MixStateTest, NonFiniteSumsSurviveSavingAndLoading) {
     EXPECT_EQ(loaded.gains.sums.at(of).gptq, sum.gptq) << of.first;
     EXPECT_EQ(loaded.gains.sums.at(of).nearest, sum.nearest) << of.first;
   }
-  EXPECT_EQ(loaded.gains.Of("a", *ParsePrecision("nvfp4", 32)), 1);
-  EXPECT_EQ(loaded.gains.Of("b", *ParsePrecision("nvfp4", 32)), 1);
+  EXPECT_EQ(loaded.gains.Of("a", *ParsePrecision("nvfp4")), 1);
+  EXPECT_EQ(loaded.gains.Of("b", *ParsePrecision("nvfp4")), 1);
 }
 
 TEST_F(MixStateTest, UnfinishedPassComesFirstIfItFits) {

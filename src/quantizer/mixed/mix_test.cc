@@ -18,7 +18,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using Unit = MixBudget::Unit;
 
-Precision P(const char* name) { return *ParsePrecision(name, 32); }
+Precision P(const char* name) { return *ParsePrecision(name); }
 
 MixUnit UnitOf(const std::string& name, int64_t weights, double sensitivity) {
   MixUnit unit{.name = name, .layer = LayerOf(name), .weights = weights, .measured = true, .options = {}};
@@ -27,7 +27,6 @@ MixUnit UnitOf(const std::string& name, int64_t weights, double sensitivity) {
   unit.options.push_back(
       {.precision = P("w8a8"), .bytes = weights, .header_bytes = 200, .loss = sensitivity / 100});
   unit.options.push_back({.precision = P("bf16"), .bytes = 2 * weights, .header_bytes = 100, .loss = 0});
-  for (MixOption& option : unit.options) option.bytes_per_token = static_cast<double>(option.bytes);
   return unit;
 }
 
@@ -35,7 +34,6 @@ Mix Three() {
   Mix mix;
   mix.units = {UnitOf("model.layers.0.mlp", 1000, 1), UnitOf("model.layers.1.mlp.experts", 10'000, 2),
                UnitOf("model.layers.10.self_attn.o_proj", 1000, 30)};
-  for (MixOption& option : mix.units[1].options) option.bytes_per_token /= 10;
   return mix;
 }
 
@@ -122,32 +120,15 @@ TEST(Mix, BudgetOfBytesIncludesHeaders) {
   }
 }
 
-TEST(Mix, BytesPerTokenFavourExperts) {
-  Mix mix = Three();
-  // 500 for int8 experts as well. int8 for the small groups would cost 500 each and gain less.
-  ASSERT_TRUE(ChooseMix(Settings(Unit::kBytesPerToken, 1500 + 1000), {}, &mix).ok());
-  EXPECT_THAT(Chosen(mix), ElementsAre("nvfp4", "w8a8", "w8a8"));
-}
-
 TEST(Mix, GroupsWithoutLossTakeTheFewestBytes) {
-  // An MTP module: no token reads it, and it has no loss.
+  // An MTP module has no loss.
   for (const bool reversed : {false, true}) {
     Mix mix = Three();
-    for (MixOption& option : mix.units[0].options) option.bytes_per_token = option.loss = 0;
+    for (MixOption& option : mix.units[0].options) option.loss = 0;
     if (reversed) std::ranges::reverse(mix.units[0].options);
-    ASSERT_TRUE(ChooseMix(Settings(Unit::kBytesPerToken, 1e6), {}, &mix).ok());
+    ASSERT_TRUE(ChooseMix(Settings(Unit::kBytes, 1e6), {}, &mix).ok());
     EXPECT_THAT(Chosen(mix), ElementsAre("nvfp4", "bf16", "bf16"));
   }
-}
-
-TEST(Mix, PriceIsPerByteOfTheBudgetsKind) {
-  Mix mix = Three();
-  mix.routers = {{.layer = 1, .precision = P("nvfp4"), .loss = 0.3, .saved = 100}};
-  ASSERT_TRUE(ChooseMix(Settings(Unit::kBytesPerToken, 1500 + 500), {}, &mix).ok());
-  EXPECT_THAT(Chosen(mix), ElementsAre("nvfp4", "nvfp4", "w8a8"));
-  // int8 experts have 5,000 bytes, of which a token reads a tenth.
-  EXPECT_NEAR(mix.price, 1.98 / 500, 1e-12);
-  EXPECT_FALSE(mix.routers[0].kept);  // 0.396 for its bytes; 0.198 at the price of the dense unit
 }
 
 TEST(Mix, TooSmallBudgetIsRejectedWithTheMinimum) {
@@ -161,8 +142,6 @@ TEST(Mix, TooSmallBudgetIsRejectedWithTheMinimum) {
       HasSubstr(
           "--budget 10000 is too little: the cheapest mix of nvfp4, w8a8, bf16 takes 10600 bytes, 4000 of "
           "them for tensors that are kept"));
-  EXPECT_THAT(Message(ChooseMix(Settings(Unit::kBytesPerToken, 100), {}, &mix)),
-              HasSubstr("takes 1500 bytes"));
 }
 
 TEST(Mix, OverflowingOptionsAreNotChosen) {
@@ -214,7 +193,7 @@ TEST(Mix, JsonRoundTrips) {
 }
 
 TEST(Mix, SettingsRoundTrip) {
-  for (const Unit unit : {Unit::kBitsPerWeight, Unit::kBytes, Unit::kBytesPerToken}) {
+  for (const Unit unit : {Unit::kBitsPerWeight, Unit::kBytes}) {
     MixSettings settings = Settings(unit, 4.5);
     settings.options.push_back(P("w4a16-g128"));
     settings.options.push_back(P("fp16"));

@@ -129,7 +129,7 @@ class Measuring {
     state_.pass_end = 0;
     state_.lanes = {};
     if (pass.end == spec_.layers) return store_.Save(&state_, {});  // kept in case the budget is too small
-    return store_.Save(&state_, {{MixStore::FirstLane(pass.end), next_}});
+    return store_.Save(&state_, {{MixStore::FirstLane(pass.end), next_, /*reuse=*/true}});
   }
 
   int64_t LaneValues(const CalibrationStream& stream) const {
@@ -159,8 +159,8 @@ class Measuring {
     state_.pass_layer = layer;
     state_.lanes = measurer.Json();
     std::vector<MixStore::Values> hidden = {{MixStore::Lanes(layer), stream.values()}};
-    if (pass.first > 0) hidden.push_back({MixStore::FirstLane(pass.first), {}});
-    if (layer > pass.end) hidden.push_back({MixStore::FirstLane(pass.end), next_});
+    if (pass.first > 0) hidden.push_back({MixStore::FirstLane(pass.first), {}, /*reuse=*/true});
+    if (layer > pass.end) hidden.push_back({MixStore::FirstLane(pass.end), next_, /*reuse=*/true});
     return store_.Save(&state_, hidden);
   }
 
@@ -172,7 +172,7 @@ class Measuring {
   const std::vector<std::vector<int32_t>>& sequences_;
   const std::vector<std::vector<int32_t>> sample_;
   const AnalysisProgress progress_;
-  MixStore nowhere_{"", {}, 0};
+  MixStore nowhere_{"", {}, 1};
   MixStore& store_;
   MixState state_;
   std::vector<MixUnit> units_;

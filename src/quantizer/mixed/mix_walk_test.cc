@@ -27,11 +27,9 @@ using ::testing::Not;
 
 class MixWalkTest : public QuantizeTest {
  protected:
-  MixWalkTest() { options_.min_coverage = 0; }
-
   void Ask(std::initializer_list<const char*> precisions, MixBudget::Unit unit, double amount) {
     options_.output.mix = {.options = {}, .budget = {unit, amount}, .tokens = 195};
-    for (const char* name : precisions) options_.output.mix.options.push_back(*ParsePrecision(name, 32));
+    for (const char* name : precisions) options_.output.mix.options.push_back(*ParsePrecision(name));
   }
 
   // Returns KL(a || b) in nats per token over the calibration's tokens.
@@ -220,7 +218,7 @@ TEST_F(MixWalkTest, ResumesAfterEveryInterruption) {
     options_.progress = nullptr;
     options_.output = {};
     options_.output.search = options_.output.gptq = gptq;
-    options_.save_seconds = 0;
+    options_.save_share = 1;
     Ask({"nvfp4", "fp8", "bf16"}, MixBudget::Unit::kBitsPerWeight, 7);
     const std::string whole = fmt::format("whole-{}", gptq);
     ASSERT_TRUE(Run(source, whole).ok());
@@ -264,7 +262,7 @@ TEST_F(MixWalkTest, AnotherMixIsRejected) {
 
 // Interrupts the measurement after a state was saved.
 TEST_F(MixWalkTest, MeasurementServesAnotherBudgetButNoOtherMix) {
-  options_.save_seconds = 0;
+  options_.save_share = 1;
   options_.output.search = options_.output.gptq = true;
   Ask({"nvfp4", "w8a8", "bf16"}, MixBudget::Unit::kBitsPerWeight, 6);
   const auto stop_in = [](const char* stage) {
@@ -304,7 +302,6 @@ TEST_F(MixWalkTest, MeasurementServesAnotherBudgetButNoOtherMix) {
   options_ = begun;
   options_.output.mix.budget.amount = 8;
   options_.output.shard_bytes = 60'000;
-  options_.output.rare_experts = RareExperts::kIdentity;
   std::string first;
   options_.progress = [&](const QuantizeProgress& at) {
     if (first.empty()) first = at.stage;
@@ -354,7 +351,7 @@ TEST_F(MixWalkTest, VerifyRejectsAnotherModel) {
 }
 
 TEST_F(MixWalkTest, MtpModulesTakeTheFewestBytes) {
-  Ask({"bf16", "w8a8", "nvfp4"}, MixBudget::Unit::kBytesPerToken, 1e12);
+  Ask({"bf16", "w8a8", "nvfp4"}, MixBudget::Unit::kBytes, 1e12);
   const StatusOr<QuantizeReport> report = Run(Golden("deepseek-v3-mtp"), "out");
   ASSERT_TRUE(report.ok()) << report.status();
   int drafting = 0;

@@ -14,9 +14,7 @@ namespace {
 constexpr size_t kMostStates = 1 << 20;
 constexpr int kSampleRows = 64;
 
-double CostOf(const PrecisionOption& option, BudgetKind kind) {
-  return kind == BudgetKind::kBytes ? static_cast<double>(option.bytes) : option.bytes_per_token;
-}
+double CostOf(const PrecisionOption& option) { return static_cast<double>(option.bytes); }
 
 // A step along the lower convex hull of a group's (cost, loss), from one of its options to a more expensive
 // one.
@@ -28,8 +26,8 @@ struct Step {
 
 class Chooser {
  public:
-  Chooser(std::span<const PrecisionGroup> groups, BudgetKind kind, double budget)
-      : groups_(groups), kind_(kind), budget_(budget), options_(groups.size()) {}
+  Chooser(std::span<const PrecisionGroup> groups, double budget)
+      : groups_(groups), budget_(budget), options_(groups.size()) {}
 
   StatusOr<PrecisionChoice> Run() {
     double least_cost = 0;
@@ -39,8 +37,8 @@ class Chooser {
       AddSteps(static_cast<int>(g));
     }
     if (least_cost > budget_) {
-      return ResourceExhausted("the cheapest options cost {:.0f} bytes{}, more than the budget of {:.0f}",
-                               least_cost, kind_ == BudgetKind::kBytes ? "" : " per token", budget_);
+      return ResourceExhausted("the cheapest options cost {:.0f} bytes, more than the budget of {:.0f}",
+                               least_cost, budget_);
     }
     WalkHull(budget_ - least_cost);
     PrecisionChoice choice = ChoiceOf(options_);
@@ -58,12 +56,12 @@ class Chooser {
     int option, before;  // option of the last group, and the state of the groups before it
   };
 
-  double Cost(size_t g, int option) const { return CostOf(groups_[g].options[option], kind_); }
+  double Cost(size_t g, int option) const { return CostOf(groups_[g].options[option]); }
   double Loss(size_t g, int option) const { return groups_[g].options[option].loss; }
 
   int Cheapest(const PrecisionGroup& group) const {
     const auto cheaper = [&](const PrecisionOption& a, const PrecisionOption& b) {
-      return std::pair(CostOf(a, kind_), a.loss) < std::pair(CostOf(b, kind_), b.loss);
+      return std::pair(CostOf(a), a.loss) < std::pair(CostOf(b), b.loss);
     };
     const auto& options = group.options;
     return static_cast<int>(std::min_element(options.begin(), options.end(), cheaper) - options.begin());
@@ -168,13 +166,11 @@ class Chooser {
       const PrecisionOption& option = groups_[g].options[options[g]];
       choice.loss += option.loss;
       choice.bytes += option.bytes;
-      choice.bytes_per_token += option.bytes_per_token;
     }
     return choice;
   }
 
   std::span<const PrecisionGroup> groups_;
-  BudgetKind kind_;
   double budget_;
   std::vector<int> options_;  // options of the walk so far
   std::vector<Step> steps_;
@@ -184,19 +180,17 @@ class Chooser {
 
 }  // namespace
 
-StatusOr<PrecisionChoice> ChoosePrecisions(std::span<const PrecisionGroup> groups, BudgetKind kind,
-                                           double budget) {
+StatusOr<PrecisionChoice> ChoosePrecisions(std::span<const PrecisionGroup> groups, double budget) {
   for (const PrecisionGroup& group : groups) {
     if (group.options.empty()) return InvalidArgument("{} has no options", group.name);
     for (const PrecisionOption& option : group.options) {
-      if (!(option.loss >= 0) || !std::isfinite(option.loss) || option.bytes < 0 ||
-          !(option.bytes_per_token >= 0)) {
+      if (!(option.loss >= 0) || !std::isfinite(option.loss) || option.bytes < 0) {
         return InvalidArgument("{}: {} must have a finite loss and a size, found {} and {} bytes",
                                group.name, option.name, option.loss, option.bytes);
       }
     }
   }
-  return Chooser(groups, kind, budget).Run();
+  return Chooser(groups, budget).Run();
 }
 
 StatusOr<double> MeasureLoss(const kernels::ExecContext& ctx, const Grid& grid, const float* rows, int n,

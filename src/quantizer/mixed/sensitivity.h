@@ -18,7 +18,6 @@ struct PrecisionOption {
   std::string name;            // "int8", "int4_g32", "bf16", ...
   double loss = 0;             // >= 0, in a unit common to all groups, because losses are added
   int64_t bytes = 0;           // stored bytes
-  double bytes_per_token = 0;  // bytes that a token reads; routed experts: bytes * top_k / experts
 };
 
 /// Weights that share a precision: a layer's, an expert's, or fused linears.
@@ -27,24 +26,20 @@ struct PrecisionGroup {
   std::vector<PrecisionOption> options;
 };
 
-enum class BudgetKind : uint8_t { kBytes, kBytesPerToken };
-
 struct PrecisionChoice {
   std::vector<int> options;  // [groups]
   double loss = 0;
   int64_t bytes = 0;
-  double bytes_per_token = 0;
   double least_loss = 0;  // lower bound of the loss within the budget; equals `loss` if `exact`
   bool exact = false;
 };
 
-/// Returns the choice of least loss whose cost is at most `budget`. It is exact: dynamic programming over
+/// Returns the choice of least loss of at most `budget` bytes. It is exact: dynamic programming over
 /// undominated partial choices, pruned by the Lagrangian bound. If more than a million partial choices
 /// remain, it is greedy along the groups' convex hulls, and off by one group's step at most. Fails if even
 /// the cheapest options exceed the budget, and states their cost. Ties go to the cheaper choice, then to
 /// earlier options.
-StatusOr<PrecisionChoice> ChoosePrecisions(std::span<const PrecisionGroup> groups, BudgetKind kind,
-                                           double budget);
+StatusOr<PrecisionChoice> ChoosePrecisions(std::span<const PrecisionGroup> groups, double budget);
 
 /// Returns the relative squared error of a layer's output over the factor's tokens after rounding W [n, k] to
 /// a grid: sum of e H e^T over sum of w H w^T, on up to 64 rows (FP8: a block of 128). `gptq` rounds by GPTQ,

@@ -20,39 +20,33 @@ std::vector<PrecisionGroup> RandomGroups(std::mt19937* rng, int count) {
   for (int g = 0; g < count; ++g) {
     PrecisionGroup group{fmt::format("layers.{}", g), {}};
     const int64_t size = bytes(*rng);
-    const double share = unit(*rng), sensitivity = std::exp(6 * unit(*rng));
+    const double sensitivity = std::exp(6 * unit(*rng));
     for (int o = 0, n = options(*rng); o < n; ++o) {
       group.options.push_back({.name = fmt::format("option{}", o),
                                .loss = sensitivity * std::pow(4.0, -o) * (0.5 + unit(*rng)),
-                               .bytes = size * (o + 1),
-                               .bytes_per_token = static_cast<double>(size * (o + 1)) * share});
+                               .bytes = size * (o + 1)});
     }
     groups.push_back(std::move(group));
   }
   return groups;
 }
 
-double CostOf(const PrecisionChoice& choice, BudgetKind kind) {
-  return kind == BudgetKind::kBytes ? static_cast<double>(choice.bytes) : choice.bytes_per_token;
-}
-
 // Returns the least loss by trying every choice.
-double LeastLoss(const std::vector<PrecisionGroup>& groups, BudgetKind kind, double budget, size_t g = 0) {
+double LeastLoss(const std::vector<PrecisionGroup>& groups, double budget, size_t g = 0) {
   if (budget < 0) return std::numeric_limits<double>::infinity();
   if (g == groups.size()) return 0;
   double least = std::numeric_limits<double>::infinity();
   for (const PrecisionOption& o : groups[g].options) {
-    const double cost = kind == BudgetKind::kBytes ? static_cast<double>(o.bytes) : o.bytes_per_token;
-    least = std::min(least, o.loss + LeastLoss(groups, kind, budget - cost, g + 1));
+    least = std::min(least, o.loss + LeastLoss(groups, budget - static_cast<double>(o.bytes), g + 1));
   }
   return least;
 }
 
-double Extent(const std::vector<PrecisionGroup>& groups, BudgetKind kind, bool most) {
+double Extent(const std::vector<PrecisionGroup>& groups, bool most) {
   double sum = 0;
   for (const PrecisionGroup& group : groups) {
     const PrecisionOption& o = most ? group.options.back() : group.options.front();
-    sum += kind == BudgetKind::kBytes ? static_cast<double>(o.bytes) : o.bytes_per_token;
+    sum += static_cast<double>(o.bytes);
   }
   return sum;
 }
@@ -61,17 +55,15 @@ TEST(Sensitivity, FindsTheBestOfAllChoices) {
   std::mt19937 rng(1);
   for (int trial = 0; trial < 200; ++trial) {
     const auto groups = RandomGroups(&rng, 1 + trial % 8);
-    for (const BudgetKind kind : {BudgetKind::kBytes, BudgetKind::kBytesPerToken}) {
-      const double least = Extent(groups, kind, false), most = Extent(groups, kind, true);
-      for (const double share : {0.0, 0.1, 0.5, 0.9, 1.0}) {
-        const double budget = least + share * (most - least) + 1e-9 * most;
-        const auto choice = ChoosePrecisions(groups, kind, budget);
-        ASSERT_TRUE(choice.ok()) << choice.status();
-        EXPECT_TRUE(choice->exact);
-        EXPECT_LE(CostOf(*choice, kind), budget);
-        EXPECT_NEAR(choice->loss, LeastLoss(groups, kind, budget), 1e-9 * choice->loss);
-        EXPECT_EQ(choice->least_loss, choice->loss);
-      }
+    const double least = Extent(groups, false), most = Extent(groups, true);
+    for (const double share : {0.0, 0.1, 0.5, 0.9, 1.0}) {
+      const double budget = least + share * (most - least) + 1e-9 * most;
+      const auto choice = ChoosePrecisions(groups, budget);
+      ASSERT_TRUE(choice.ok()) << choice.status();
+      EXPECT_TRUE(choice->exact);
+      EXPECT_LE(static_cast<double>(choice->bytes), budget);
+      EXPECT_NEAR(choice->loss, LeastLoss(groups, budget), 1e-9 * choice->loss);
+      EXPECT_EQ(choice->least_loss, choice->loss);
     }
   }
 }
@@ -79,12 +71,11 @@ TEST(Sensitivity, FindsTheBestOfAllChoices) {
 TEST(Sensitivity, ManyGroupsAreExactAndLossNeverGrowsWithTheBudget) {
   std::mt19937 rng(2);
   const auto groups = RandomGroups(&rng, 400);
-  const double least = Extent(groups, BudgetKind::kBytes, false),
-               most = Extent(groups, BudgetKind::kBytes, true);
+  const double least = Extent(groups, false), most = Extent(groups, true);
   double last = std::numeric_limits<double>::infinity();
   for (int i = 0; i <= 10; ++i) {
     const double budget = least + i * (most - least) / 10;
-    const auto choice = ChoosePrecisions(groups, BudgetKind::kBytes, budget);
+    const auto choice = ChoosePrecisions(groups, budget);
     ASSERT_TRUE(choice.ok());
     EXPECT_TRUE(choice->exact);
     EXPECT_LE(choice->loss, last);
@@ -104,7 +95,7 @@ TEST(Sensitivity, MixBeatsOnePrecisionAtTheSameSize) {
     uniform += group.options[1].loss;
     bytes += static_cast<double>(group.options[1].bytes);
   }
-  const auto choice = ChoosePrecisions(groups, BudgetKind::kBytes, bytes);
+  const auto choice = ChoosePrecisions(groups, bytes);
   EXPECT_LT(choice->loss, 0.7 * uniform);
 }
 
@@ -115,28 +106,19 @@ TEST(Sensitivity, ProtectsSensitiveGroups) {
     const double times = layer == 7 ? 50 : 1;
     groups.push_back(
         {fmt::format("layers.{}.experts", layer),
-         {{"int4", 0.04 * times, 50, 5}, {"int8", 0.001 * times, 100, 10}, {"bf16", 0, 200, 20}}});
+         {{"int4", 0.04 * times, 50}, {"int8", 0.001 * times, 100}, {"bf16", 0, 200}}});
   }
-  groups.push_back({"router", {{"int4", 1, 1, 1}, {"int8", 0.1, 2, 2}, {"bf16", 0, 4, 4}}});
-  const auto choice = ChoosePrecisions(groups, BudgetKind::kBytes, 7 * 50 + 100 + 4);
+  groups.push_back({"router", {{"int4", 1, 1}, {"int8", 0.1, 2}, {"bf16", 0, 4}}});
+  const auto choice = ChoosePrecisions(groups, 7 * 50 + 100 + 4);
   EXPECT_THAT(choice->options, testing::ElementsAre(0, 0, 0, 0, 0, 0, 0, 1, 2));
 }
 
-// Routed experts have many bytes but few per token, so a budget of bytes per token is spent there.
-TEST(Sensitivity, BudgetPerTokenFavoursRoutedExperts) {
-  const std::vector<PrecisionGroup> groups = {
-      {"experts", {{"int4", 1, 1000, 10}, {"int8", 0.1, 2000, 20}}},
-      {"attention", {{"int4", 1, 100, 100}, {"int8", 0.1, 200, 200}}}};
-  EXPECT_THAT(ChoosePrecisions(groups, BudgetKind::kBytes, 1500)->options, testing::ElementsAre(0, 1));
-  EXPECT_THAT(ChoosePrecisions(groups, BudgetKind::kBytesPerToken, 150)->options, testing::ElementsAre(1, 0));
-}
-
 TEST(Sensitivity, RejectsATooSmallBudget) {
-  const std::vector<PrecisionGroup> groups = {{"a", {{"int4", 1, 10, 1}, {"int8", 0, 20, 2}}}};
-  EXPECT_THAT(Message(ChoosePrecisions(groups, BudgetKind::kBytes, 9).status()),
+  const std::vector<PrecisionGroup> groups = {{"a", {{"int4", 1, 10}, {"int8", 0, 20}}}};
+  EXPECT_THAT(Message(ChoosePrecisions(groups, 9).status()),
               testing::HasSubstr("10 bytes"));
-  const std::vector<PrecisionGroup> bad = {{"a", {{"int4", NAN, 10, 1}}}};
-  EXPECT_THAT(Message(ChoosePrecisions(bad, BudgetKind::kBytes, 9).status()), testing::HasSubstr("a: int4"));
+  const std::vector<PrecisionGroup> bad = {{"a", {{"int4", NAN, 10}}}};
+  EXPECT_THAT(Message(ChoosePrecisions(bad, 9).status()), testing::HasSubstr("a: int4"));
 }
 
 TEST(Sensitivity, MeasuredLossDecreasesWithBits) {

@@ -26,7 +26,7 @@ struct BenchResult {
   std::vector<double> tokens_per_second;  // [repetitions], sum over all sequences
   // Mean number of experts, over all layers, that a decode step of the timed repetitions read.
   double experts_per_step = 0;
-  double blocks_per_step = 0;   // the same for blocks of one KV head, for rows that chose blocks; 0: none did
+  double blocks_per_step = 0;  // the same for blocks of one KV head, for rows that chose blocks; 0: none did
   double median() const;
   double deviation() const;  // sample standard deviation; 0 for one repetition
 };

@@ -78,9 +78,8 @@ StatusOr<Sequences> ReadCalibrationFile(const CalibrationFile& file, const check
   if (ends_with(".safetensors")) {
     ASSIGN_OR_RETURN(const models::DecoderSpec spec,
                      models::SpecFromConfig(source.config(), models::ConfigFile(source)));
-    ASSIGN_OR_RETURN(const Sequences stored,
-                     quantizer::ReadCalibrationTokens(file.path, spec.vocab,
-                                                      static_cast<int>(file.max_tokens)));
+    ASSIGN_OR_RETURN(const Sequences stored, quantizer::ReadCalibrationTokens(
+                                                 file.path, spec.vocab, static_cast<int>(file.max_tokens)));
     for (const std::vector<int32_t>& ids : stored) cutter.Add(ids);
   } else {
     ASSIGN_OR_RETURN(const std::string contents, ReadInput(file.path));

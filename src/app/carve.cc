@@ -78,8 +78,8 @@ Status RunCarve(Options options) {
       progress.Show(layer, layers, fmt::format("layer {} of {}", layer, layers));
       return !Interrupted();
     };
-    ASSIGN_OR_RETURN(
-        reports, carve::Carve(*source, calibration, options.carving, kernels, *pool, folder->partial()));
+    ASSIGN_OR_RETURN(reports,
+                     carve::Carve(*source, calibration, options.carving, kernels, *pool, folder->partial()));
   }
   RETURN_IF_ERROR(WriteTexts(*source, folder->partial()));
   RETURN_IF_ERROR(folder->Commit());
@@ -110,10 +110,12 @@ void AddCarve(Verb& root, VerbRun& run) {
       .ExistingFile();
   verb.AddOption("-o,--out", options->out, "Hugging Face folder to write");
   verb.AddOption("--slices", carving.slices, "Number of slices of an FFN").Range(2, 4096).ShowDefault();
-  verb.AddOption("--shared", carving.shared,
-                 "Number of slices that are always active").Range(1, 4095).ShowDefault();
-  verb.AddOption("--active", carving.active,
-                 "Number of active routed experts (slices) per token").Range(1, 4095).ShowDefault();
+  verb.AddOption("--shared", carving.shared, "Number of slices that are always active")
+      .Range(1, 4095)
+      .ShowDefault();
+  verb.AddOption("--active", carving.active, "Number of active routed experts (slices) per token")
+      .Range(1, 4095)
+      .ShowDefault();
   verb.AddFlag("--no-refit", options->no_refit, "Move weights without changing them");
   verb.AddOption("--ridge", carving.ridge, "Ridge of the refit, which pulls towards the old weights")
       .Range(1e-6, 1e3)
@@ -130,8 +132,7 @@ void AddCarve(Verb& root, VerbRun& run) {
       .OneOf({"bf16", "f32"})
       .ShowDefault();
   AddThreadsFlag(verb, options->threads);
-  verb.AddFlag("--print-recipe", options->print_recipe,
-               "Print the recipe in one line and exit");
+  verb.AddFlag("--print-recipe", options->print_recipe, "Print the recipe in one line and exit");
   verb.Footer(
       "The result is a Glm4MoeForCausalLM, which transformers loads as well. --experts-per-token of other "
       "verbs\n"

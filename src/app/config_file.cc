@@ -114,8 +114,9 @@ class ConfigParser {
                                        [escaped](const auto& escape) { return escape.first == escaped; });
       if (meant == std::end(kEscapes)) {
         return InvalidArgument(
-                               "line {}: unknown escape; \\\" \\\\ \\n \\t \\r are supported, and '...' has "
-                               "no escapes", line_);
+            "line {}: unknown escape; \\\" \\\\ \\n \\t \\r are supported, and '...' has "
+            "no escapes",
+            line_);
       }
       value->push_back(meant->second);
     }

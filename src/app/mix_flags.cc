@@ -5,11 +5,10 @@
 namespace moesaic::app {
 
 void AddMixFlags(Verb& verb, MixFlags& flags) {
-  verb.AddOption(
-          "--mix", flags.precisions,
-          "Instead of --scheme: comma-separated precisions to choose from for each precision group by "
-          "measured "
-          "loss, e.g. nvfp4,w8a16,bf16: the schemes, and bf16, fp16 and fp32, which are not rounded")
+  verb.AddOption("--mix", flags.precisions,
+                 "Instead of --scheme: comma-separated precisions to choose from for each precision group by "
+                 "measured "
+                 "loss, e.g. nvfp4,w8a16,bf16: the schemes, and bf16, fp16 and fp32, which are not rounded")
       .Delimiter(',')
       .OneValue();  // MODEL may follow
   verb.AddOption("--bits-per-weight", flags.bits_per_weight,
@@ -25,7 +24,7 @@ void AddMixFlags(Verb& verb, MixFlags& flags) {
 }
 
 StatusOr<quantizer::MixSettings> ParseMix(const MixFlags& flags) {
-  using Unit = quantizer::MixBudget::Unit;
+  using Kind = quantizer::MixBudget::Kind;
   quantizer::MixSettings mix;
   mix.tokens = flags.tokens;
   for (const std::string& name : flags.precisions) {
@@ -46,9 +45,9 @@ StatusOr<quantizer::MixSettings> ParseMix(const MixFlags& flags) {
         bits ? "both" : "none");
   }
   if (bytes) {
-    mix.budget = {Unit::kBytes, static_cast<double>(flags.budget)};
+    mix.budget = {Kind::kBytes, static_cast<double>(flags.budget)};
   } else {
-    mix.budget = {Unit::kBitsPerWeight, bits ? flags.bits_per_weight : 32};
+    mix.budget = {Kind::kBitsPerWeight, bits ? flags.bits_per_weight : 32};
   }
   return mix;
 }

@@ -14,13 +14,13 @@ namespace {
 
 using quantizer::Mix;
 using quantizer::MixOption;
-using quantizer::MixUnit;
+using quantizer::PrecisionGroup;
 using Table = std::vector<std::vector<std::string>>;
 
 // Returns the precisions in the order of the first group's options.
 std::vector<std::string> Precisions(const Mix& mix) {
   std::vector<std::string> names;
-  for (const MixUnit& unit : mix.units) {
+  for (const PrecisionGroup& unit : mix.units) {
     for (const MixOption& option : unit.options) {
       const std::string name = option.precision.Name();
       if (std::ranges::find(names, name) == names.end()) names.push_back(name);
@@ -30,7 +30,7 @@ std::vector<std::string> Precisions(const Mix& mix) {
 }
 
 // Returns "mlp.experts" of "model.layers.3.mlp.experts".
-std::string KindOfUnit(const std::string& name) {
+std::string KindOfGroup(const std::string& name) {
   size_t at = 0;
   for (int dots = 0; dots < 3 && at != std::string::npos; ++dots) at = name.find('.', at) + 1;
   return name.substr(at);
@@ -41,7 +41,7 @@ std::string LossText(const MixOption& option) {
   return std::isfinite(option.loss) ? fmt::format("{:.3g}", option.loss) : "not finite";
 }
 
-std::string ChosenName(const MixUnit& unit) {
+std::string ChosenName(const PrecisionGroup& unit) {
   return unit.chosen < 0 ? "" : unit.options[unit.chosen].precision.Name();
 }
 
@@ -52,7 +52,7 @@ Table MixSummary(const Mix& mix) {
   for (const std::string& name : Precisions(mix)) {
     size_t units = 0;
     double weights = 0, bytes = 0, loss = 0;
-    for (const MixUnit& unit : mix.units) {
+    for (const PrecisionGroup& unit : mix.units) {
       if (ChosenName(unit) != name) continue;
       ++units;
       weights += static_cast<double>(unit.weights);
@@ -70,7 +70,7 @@ Table MixTable(const Mix& mix) {
   Table rows = {{"unit", "weights"}};
   rows[0].insert(rows[0].end(), names.begin(), names.end());
   rows[0].emplace_back("chosen");
-  for (const MixUnit& unit : mix.units) {
+  for (const PrecisionGroup& unit : mix.units) {
     std::vector<std::string>& row = rows.emplace_back();
     row = {unit.name, FormatCount(static_cast<double>(unit.weights))};
     for (const std::string& name : names) {
@@ -85,13 +85,13 @@ Table MixTable(const Mix& mix) {
 
 std::vector<std::string> MixNotes(const Mix& mix) {
   std::vector<std::string> notes;
-  for (const MixUnit& unit : mix.units) {
+  for (const PrecisionGroup& unit : mix.units) {
     for (const MixOption& option : unit.options) {
       if (std::isfinite(option.loss)) continue;
       const std::string why =
-          option.overflows() ? fmt::format("overflows (its largest magnitude is {:.3g}, the limit 65504)",
-                                           option.largest)
-                             : "makes the predictions non-finite";
+          option.overflows()
+              ? fmt::format("overflows (its largest magnitude is {:.3g}, the limit 65504)", option.largest)
+              : "makes the predictions non-finite";
       notes.push_back(
           fmt::format("{}: {} {}; it gets {}", unit.name, option.precision.Name(), why, ChosenName(unit)));
     }
@@ -109,8 +109,7 @@ std::vector<std::string> MixNotes(const Mix& mix) {
       kept += router->kept ? 1 : 0;
     }
     notes.push_back(
-        fmt::format(
-                    "routers are kept: in {} they would save {} and lose {:.3g} nats per token, and {:.3g} % "
+        fmt::format("routers are kept: in {} they would save {} and lose {:.3g} nats per token, and {:.3g} % "
                     "of "
                     "tokens and layers "
                     "would go to other experts; at this budget's price per byte {} of {} are worth keeping",
@@ -121,12 +120,12 @@ std::vector<std::string> MixNotes(const Mix& mix) {
 
 std::vector<ReportPlot> MixPlots(const Mix& mix) {
   std::map<std::string, std::map<std::string, PlotSeries>> kinds;
-  for (const MixUnit& unit : mix.units) {
+  for (const PrecisionGroup& unit : mix.units) {
     if (!unit.measured) continue;
     for (const MixOption& option : unit.options) {
       if (!std::isfinite(option.loss) || option.loss <= 0) continue;
       const std::string name = option.precision.Name();
-      PlotSeries& series = kinds[KindOfUnit(unit.name)][name];
+      PlotSeries& series = kinds[KindOfGroup(unit.name)][name];
       series.name = name;
       series.points.emplace_back(unit.layer, option.loss);
     }

@@ -100,8 +100,9 @@ void AddPerplexity(Verb& root, VerbRun& run) {
                "Run the reference first and keep its predictions in a temporary file. This is automatic "
                "if memory does not hold both models")
       .Needs(reference);
-  verb.AddOption("--format", options->format, "Output format: text or json").OneOf({"text",
-      "json"}).ShowDefault();
+  verb.AddOption("--format", options->format, "Output format: text or json")
+      .OneOf({"text", "json"})
+      .ShowDefault();
   verb.Footer(
       "The text is tokenized once and cut into windows; a token is scored once, with what precedes it in "
       "its\n"

@@ -53,12 +53,11 @@ Status CheckUsed(const Options& options, const Verb& verb) {
     bool used;
     const char* needs;
   };
-  for (const Rule& rule :
-       {Rule{"--device", gptq || options.device == "cpu", "--method gptq"},
-        Rule{"--bits-per-weight", mix, "--mix"}, Rule{"--budget", mix, "--mix"},
-        Rule{"--mix-tokens", mix, "--mix"},
-        Rule{"--calibration-tokens", calibrated,
-             "--method gptq, --mix, --smoothing on or --activations static"}}) {
+  for (const Rule& rule : {Rule{"--device", gptq || options.device == "cpu", "--method gptq"},
+                           Rule{"--bits-per-weight", mix, "--mix"}, Rule{"--budget", mix, "--mix"},
+                           Rule{"--mix-tokens", mix, "--mix"},
+                           Rule{"--calibration-tokens", calibrated,
+                                "--method gptq, --mix, --smoothing on or --activations static"}}) {
     if (verb.Count(rule.flag) > 0 && !rule.used) {
       return InvalidArgument("{} has no effect without {}; omit it or add that", rule.flag, rule.needs);
     }
@@ -144,8 +143,8 @@ void PrintAnalysis(const Options& options, const quantizer::Analysis& analysis, 
 void PrintMix(const quantizer::Mix& mix) {
   Print("{}", FormatTable(MixSummary(mix), /*markdown=*/false));
   Print("mix: {:.3f} bits per weight, predicted KL {:.3g} nats per token ({} tokens measured{})\n", mix.bits,
-        mix.loss, mix.tokens, mix.exact ? "" :
-            "; the choice may differ from the optimum by one step of a group");
+        mix.loss, mix.tokens,
+        mix.exact ? "" : "; the choice may differ from the optimum by one step of a group");
   for (const std::string& line : MixNotes(mix)) Print("{}\n", line);
 }
 
@@ -162,17 +161,18 @@ void PrintCalibration(const quantizer::CalibrationReport& report) {
   Print("gptq: the outputs' squared error is {:.3f} of that of rounding to the nearest, over {} linears\n",
         nearest > 0 ? loss / nearest : 1, report.linears.size());
   if (shrunk > 0) {
-    Print("coverage: {} linears of experts with few tokens use mostly the Hessian of their layer, {} of them "
-          "had no tokens\n",
-          shrunk, unseen);
+    Print(
+        "coverage: {} linears of experts with few tokens use mostly the Hessian of their layer, {} of them "
+        "had no tokens\n",
+        shrunk, unseen);
   }
   const auto thin = std::ranges::count_if(report.routing, &quantizer::LayerRouting::thin);
   if (thin > 0) {
     Print(
-          "coverage: in {} of {} layers more than a tenth of the experts have fewer than {} tokens; "
-          "calibrate "
-          "with more or more varied text\n",
-          thin, report.routing.size(), quantizer::kCoveredTokens);
+        "coverage: in {} of {} layers more than a tenth of the experts have fewer than {} tokens; "
+        "calibrate "
+        "with more or more varied text\n",
+        thin, report.routing.size(), quantizer::kCoveredTokens);
   }
   if (dead > 0) {
     Print("{} linears are rounded to the nearest, because their inputs are 0 in every token\n", dead);
@@ -312,9 +312,9 @@ Status RunQuantize(const Options& options) {
   PrintReport(options, report);
   if (report.peak_bytes > static_cast<int64_t>(options.memory)) {
     return ResourceExhausted(
-                             "the output is complete, but the peak resident memory was {} bytes, more than "
-                             "--memory {}",
-                             report.peak_bytes, options.memory);
+        "the output is complete, but the peak resident memory was {} bytes, more than "
+        "--memory {}",
+        report.peak_bytes, options.memory);
   }
   return OkStatus();
 }
@@ -335,10 +335,9 @@ void AddCalibrationFlags(Verb& verb, Options& options) {
                  "Maximum number of calibration tokens")
       .Range(int64_t{2}, int64_t{1} << 30)
       .ShowDefault();
-  verb.AddOption(
-          "--activations", options.activations,
-          "w8a8: scales of activations, computed for each token at run time (dynamic), or fixed by "
-          "calibration if the error of a linear's outputs grows at most twofold (static)")
+  verb.AddOption("--activations", options.activations,
+                 "w8a8: scales of activations, computed for each token at run time (dynamic), or fixed by "
+                 "calibration if the error of a linear's outputs grows at most twofold (static)")
       .OneOf({"dynamic", "static"})
       .ShowDefault();
   verb.AddOption("--smoothing", options.smoothing,
@@ -356,12 +355,13 @@ void AddQuantize(Verb& root, VerbRun& run) {
   verb.AddOption("-o,--output", options->output,
                  "Folder to write; the folder of an interrupted run is resumed. Not needed with --plan");
   verb.AddOption(
-      "--scheme", options->scheme,
-      "Precision of the linears: w8a8 (int8 by output, int8 activations), w8a16 (int8 in groups), w4a16 "
-      "(int4 "
-      "in groups), nvfp4, fp8 (128x128 blocks); w4a16 and w8a16 have groups of 32 inputs, or end with -g64 "
-      "or "
-      "-g128; w8a16-channel has one scale per output")
+          "--scheme", options->scheme,
+          "Precision of the linears: w8a8 (int8 by output, int8 activations), w8a16 (int8 in groups), w4a16 "
+          "(int4 "
+          "in groups), nvfp4, fp8 (128x128 blocks); w4a16 and w8a16 have groups of 32 inputs, or end with "
+          "-g64 "
+          "or "
+          "-g128; w8a16-channel has one scale per output")
       .Check(CheckScheme);
   AddMixFlags(verb, options->mix);
   verb.AddOption(

@@ -19,9 +19,9 @@ struct QuantizeRecord {
     // Fields that the run did not record are empty.
     std::optional<double> tokens, shrinkage, loss, of_nearest, damping;
   };
-  std::string settings;                     // settings as JSON text
-  std::string device;                       // device of GPTQ's heavy stage; empty: the CPU
-  std::optional<double> tokens, sequences;  // of the calibration
+  std::string settings;                                // settings as JSON text
+  std::string device;                                  // device of GPTQ's heavy stage; empty: the CPU
+  std::optional<double> tokens, sequences;             // of the calibration
   std::vector<std::pair<std::string, double>> stages;  // name, seconds
   std::vector<Linear> linears;
   std::optional<quantizer::Mix> mix;

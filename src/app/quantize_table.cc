@@ -25,10 +25,10 @@ double PassBytes(const quantizer::QuantizePlan& plan) {
 // Returns the row about the measurement of a mix.
 std::vector<std::string> MeasuringRow(const quantizer::OutputSettings& settings,
                                       const quantizer::QuantizePlan& plan) {
-  int64_t lanes = 0, memory = 0;
+  int64_t variants = 0, memory = 0;
   std::vector<int> starts;
   for (const quantizer::MixPass& pass : plan.passes) {
-    lanes = std::max(lanes, pass.lanes);
+    variants = std::max(variants, pass.variants);
     memory = std::max(memory, pass.bytes);
     starts.push_back(pass.first);
   }
@@ -36,8 +36,8 @@ std::vector<std::string> MeasuringRow(const quantizer::OutputSettings& settings,
                                                 : fmt::format("{} passes, from layers {} on,", starts.size(),
                                                               fmt::join(starts, ", "));
   return {"measuring",
-          fmt::format("{} over the weights ({}) with up to {} lanes of {} tokens, {} of memory", passes,
-                      FormatBytes(PassBytes(plan)), lanes, quantizer::MixSampleTokens(settings),
+          fmt::format("{} over the weights ({}) with up to {} variants of {} tokens, {} of memory", passes,
+                      FormatBytes(PassBytes(plan)), variants, quantizer::MixSampleTokens(settings),
                       FormatBytes(static_cast<double>(memory)))};
 }
 
@@ -96,8 +96,8 @@ void PrintPlan(const std::string& what, const std::string& model, const std::str
   }
   const size_t units = plan.work.units.size();
   size_t most = 0;
-  for (const quantizer::Unit& unit : plan.work.units) most = std::max(most, unit.end - unit.first);
-  const auto alone = std::ranges::count(plan.work.units, true, &quantizer::Unit::alone);
+  for (const quantizer::IoUnit& unit : plan.work.units) most = std::max(most, unit.end - unit.first);
+  const auto alone = std::ranges::count(plan.work.units, true, &quantizer::IoUnit::alone);
   const int64_t free = quantizer::FreeBytes(output);
   std::vector<std::vector<std::string>> rows = {{"plan", what + " of " + model}};
   rows.push_back({"in", bytes(plan.source_bytes) +

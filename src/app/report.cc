@@ -95,9 +95,8 @@ void AddReport(Verb& root, VerbRun& run) {
   ScoreOptions& score = options->score;
   Verb verb = root.AddVerb("report", "Write a report about a quantized folder");
   AddModelPath(verb, score.model.model, "Folder that moesaic quantize wrote");
-  Flag source =
-      verb.AddOption("--source", score.reference, "Checkpoint it was made from, to compare weights")
-          .Transform(ResolveModelPath);
+  Flag source = verb.AddOption("--source", score.reference, "Checkpoint it was made from, to compare weights")
+                    .Transform(ResolveModelPath);
   Flag text = verb.AddOption("--text", score.file, "Text file (UTF-8) to run both models over")
                   .ExistingFile()
                   .Needs(source);

@@ -88,7 +88,8 @@ std::string Quality(const json& quality) {
     text += fmt::format(" Its perplexity is {:.2g} % {} than the source's.", std::abs(change),
                         change < 0 ? "lower" : "higher");
   }
-  if (kl) text += fmt::format(" Its predictions diverge from the source's by {:.3g} nats per token (KL).", *kl);
+  if (kl)
+    text += fmt::format(" Its predictions diverge from the source's by {:.3g} nats per token (KL).", *kl);
   return text;
 }
 

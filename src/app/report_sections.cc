@@ -53,7 +53,8 @@ ReportSection Quality(const ReportInput& input) {
       input.text, q["scored"].get<int64_t>(), q["window"].get<int>(), q["windows"].get<int64_t>()));
   section.table = {
       {"measure", "value"},
-      {"KL(source || this), mean nats per token", Shown(q, "kl", 1, "") + " ± " + Shown(q, "kl_error", 1, "")},
+      {"KL(source || this), mean nats per token",
+       Shown(q, "kl", 1, "") + " ± " + Shown(q, "kl_error", 1, "")},
       {"KL, median", Shown(q, "kl_median", 1, " nats")},
       {"KL, p99", Shown(q, "kl_p99", 1, " nats")},
       {"KL, largest", Shown(q, "kl_max", 1, " nats")},
@@ -171,10 +172,10 @@ bool IsExpert(const Linear& linear) { return linear.name.find(".experts.") != st
 
 ReportSection Missing(const char* title, const ReportInput& input) {
   return {.title = title,
-          .notes = {fmt::format(
-              "Unknown: {} has no quantize.json of a calibrated run: `moesaic quantize MODEL -o "
-              "DIR --scheme S --method gptq --calibration FILE` writes one.",
-              input.folder)}};
+          .notes = {
+              fmt::format("Unknown: {} has no quantize.json of a calibrated run: `moesaic quantize MODEL -o "
+                          "DIR --scheme S --method gptq --calibration FILE` writes one.",
+                          input.folder)}};
 }
 
 ReportSection Coverage(const ReportInput& input) {
@@ -225,18 +226,18 @@ ReportSection Coverage(const ReportInput& input) {
 ReportSection MixSection(const ReportInput& input) {
   const quantizer::Mix& mix = *input.run->mix;
   ReportSection section{.title = "Mix"};
-  section.notes.push_back(
-      fmt::format("Losses of each precision group alone, with all others unrounded: KL in nats per token over {} "
-                  "calibration tokens. The mix has {:.3f} bits per weight; {}.",
-                  mix.tokens, mix.bits,
-                  mix.exact ? "no other choice within the budget has a smaller sum"
-                            : "it may differ from the optimum by one step of a group"));
+  section.notes.push_back(fmt::format(
+      "Losses of each precision group alone, with all others unrounded: KL in nats per token over {} "
+      "calibration tokens. The mix has {:.3f} bits per weight; {}.",
+      mix.tokens, mix.bits,
+      mix.exact ? "no other choice within the budget has a smaller sum"
+                : "it may differ from the optimum by one step of a group"));
   section.notes.push_back(
       input.quality.is_null()
-          ? fmt::format(
-                "Predicted: {:.4g} nats per token, the sum of the chosen losses. `--source MODEL --text FILE` "
-                "measures it.",
-                mix.loss)
+          ? fmt::format("Predicted: {:.4g} nats per token, the sum of the chosen losses. `--source MODEL "
+                        "--text FILE` "
+                        "measures it.",
+                        mix.loss)
           : fmt::format("Predicted: {:.4g} nats per token, the sum of the chosen losses; measured on {}: {}.",
                         mix.loss, input.text, Shown(input.quality, "kl", 1, "")));
   for (std::string& note : MixNotes(mix)) section.notes.push_back(std::move(note));
@@ -302,8 +303,7 @@ void AddRoofline(const QuantizeRecord& run, const quantizer::Roofline& roofline,
   section->table.push_back(row("disk, of the run", roofline.disk_seconds, run.seconds.value_or(0)));
   section->notes.push_back(fmt::format(
       "Measured now, on this machine: {}. A source in the page cache is read faster than the disk is.{}",
-      roofline.rates,
-      run.analyzed ? " The seconds of the disk exclude the reads of the analysis." : ""));
+      roofline.rates, run.analyzed ? " The seconds of the disk exclude the reads of the analysis." : ""));
 }
 
 // Explains why a run's times cover a part of its work.
@@ -340,8 +340,7 @@ std::string ShareMoved(const QuantizeRecord& run) {
   if (run.analyzed) return " by the waves, in addition to the reads of the analysis";
   const double least = run.source_bytes.value_or(0) + run.output_bytes.value_or(0);
   if (run.resumed() || !run.source_bytes || !run.output_bytes || least <= 0) return "";
-  return fmt::format(", {:.3f} of the minimum",
-                     (*run.read_bytes + *run.written_bytes) / least);
+  return fmt::format(", {:.3f} of the minimum", (*run.read_bytes + *run.written_bytes) / least);
 }
 
 ReportSection Time(const ReportInput& input) {

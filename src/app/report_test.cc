@@ -82,9 +82,9 @@ TEST(ReportTest, BeginsWithASummary) {
   EXPECT_THAT(html, HasSubstr("Made from model."));
   input.run = *ParseQuantizeRecord(R"({"settings":{"mix":{},"method":"rtn"}})", "f");
   input.quality = nullptr;
-  EXPECT_THAT(
-      MakeReport(input).subtitle,
-      ::testing::StartsWith("A mix of precisions, chosen by precision group, rounded to the nearest. All tensors"));
+  EXPECT_THAT(MakeReport(input).subtitle,
+              ::testing::StartsWith(
+                  "A mix of precisions, chosen by precision group, rounded to the nearest. All tensors"));
 }
 
 TEST(ReportTest, ComparesTimesWithTheMachine) {

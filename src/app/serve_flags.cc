@@ -63,16 +63,14 @@ void AddModelGroup(Verb& verb, ServeFlags& flags) {
           "the free memory")
       .Bytes()
       .ShowDefault();
-  verb.AddOption(
-          "--swap-space", flags.swap_bytes,
-          "Additional memory for KV blocks of preempted requests, e.g. 4GiB; 0: these are "
-          "recomputed")
+  verb.AddOption("--swap-space", flags.swap_bytes,
+                 "Additional memory for KV blocks of preempted requests, e.g. 4GiB; 0: these are "
+                 "recomputed")
       .Bytes()
       .ShowDefault();
-  verb.AddOption(
-          "--kv-warm-memory", flags.warm_bytes,
-          "Additional memory for evicted KV blocks in int8, e.g. 8GiB; answers "
-          "may then differ slightly, unless --kv-dtype is int8; 0: none")
+  verb.AddOption("--kv-warm-memory", flags.warm_bytes,
+                 "Additional memory for evicted KV blocks in int8, e.g. 8GiB; answers "
+                 "may then differ slightly, unless --kv-dtype is int8; 0: none")
       .Bytes()
       .ShowDefault();
   verb.AddOption("--kv-disk", flags.disk_folder,
@@ -87,8 +85,7 @@ void AddModelGroup(Verb& verb, ServeFlags& flags) {
                  "Maximum tokens of one step, prompts and outputs together; at least --max-sequences")
       .Range(1, 1 << 20)
       .ShowDefault();
-  verb.AddOption("--seed", flags.seed,
-                 "Seed for requests without one; 0: random at each start")
+  verb.AddOption("--seed", flags.seed, "Seed for requests without one; 0: random at each start")
       .ShowDefault();
   verb.AddFlag("--prefix-cache,!--no-prefix-cache", flags.prefix_cache,
                "Keep computed KV blocks and share them between requests")
@@ -146,8 +143,7 @@ void AddLogGroup(Verb& verb, ServeFlags& flags) {
       .OneOf({"debug", "info", "warning", "error"})
       .ShowDefault()
       .Group(group);
-  verb.AddOption("--log-file", flags.log.file,
-                 "File to append the log to, reopened at SIGHUP; empty: stderr")
+  verb.AddOption("--log-file", flags.log.file, "File to append the log to, reopened at SIGHUP; empty: stderr")
       .Group(group);
   verb.AddOption("--access-log", flags.log.access,
                  "Requests to log at level info: all; no-health: without successful probes, scrapes and "
@@ -275,8 +271,8 @@ void AddEventsGroup(Verb& verb, ServeFlags& flags) {
   verb.AddOption("--kv-events-replay", flags.kv_events.replay_endpoint,
                  "ZeroMQ address that replays missed KV events, e.g. tcp://*:5558")
       .Group(group);
-  verb.AddOption("--kv-events-topic", flags.kv_events.topic,
-                 "Topic, the first frame of each message").Group(group);
+  verb.AddOption("--kv-events-topic", flags.kv_events.topic, "Topic, the first frame of each message")
+      .Group(group);
   verb.AddOption("--kv-events-format", flags.kv_events.format,
                  "Encoding of events: array, or map as in vLLM since June 2026")
       .OneOf({"array", "map"})

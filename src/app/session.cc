@@ -151,10 +151,9 @@ void AddModelFlags(Verb& verb, ModelFlags& flags) {
   verb.AddOption("--experts-per-token", flags.experts_per_token, "Routed experts per token; 0: as trained")
       .Range(0, 1024)
       .ShowDefault();
-  verb.AddOption(
-          "--mmap", flags.mmap,
-          "Map a packed file and read pages on first use (on), or copy it to huge pages first "
-          "(off); auto: copy if it takes at most half of the free memory")
+  verb.AddOption("--mmap", flags.mmap,
+                 "Map a packed file and read pages on first use (on), or copy it to huge pages first "
+                 "(off); auto: copy if it takes at most half of the free memory")
       .OneOf({"auto", "on", "off"})
       .ShowDefault();
   verb.AddOption("--numa", flags.numa,

@@ -36,8 +36,7 @@ Status RunTune(const Options& options) {
   ASSIGN_OR_RETURN(const std::unique_ptr<runtime::ThreadPool> threads, MakeThreads(options.threads));
   const std::string path = options.out.empty() ? TuningPath(threads->size()) : options.out;
   if (path.empty()) {
-    return InvalidArgument(
-        "neither XDG_CACHE_HOME nor HOME is set; use --out FILE");
+    return InvalidArgument("neither XDG_CACHE_HOME nor HOME is set; use --out FILE");
   }
   ASSIGN_OR_RETURN(const nlohmann::json machine, MachineOfKernels(threads->size()));
   ASSIGN_OR_RETURN(const kernels::KernelTable kernels, KernelsOfHost());
@@ -55,8 +54,7 @@ Status RunTune(const Options& options) {
   if (failure) return IoError("{}: cannot create the folder: {}", folder.string(), failure.message());
   RETURN_IF_ERROR(runtime::WriteFileAtomically(path, TuningText(machine, result->tuning)));
   WriteOutput(FindingsText(*result));
-  Print("\nwritten to {}; models loaded with {} threads use it from now on\n", path,
-        threads->size());
+  Print("\nwritten to {}; models loaded with {} threads use it from now on\n", path, threads->size());
   return OkStatus();
 }
 

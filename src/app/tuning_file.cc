@@ -182,10 +182,9 @@ StatusOr<TuningState> TuneKernels(bool wanted, const json& machine, kernels::Ker
   const Status applied = apply();
   if (applied.ok()) return TuningState{"tuned by " + path};
   if (!named.empty()) return Annotate(applied, fmt::format("MOESAIC_TUNING={}", path));
-  return TuningState{.text = fmt::format(
-                                         "not tuned: {} is ignored: {}; run moesaic tune to make a new "
-                                         "one", path,
-                                         Message(applied)),
+  return TuningState{.text = fmt::format("not tuned: {} is ignored: {}; run moesaic tune to make a new "
+                                         "one",
+                                         path, Message(applied)),
                      .ignored = true};
 }
 

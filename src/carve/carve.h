@@ -26,10 +26,10 @@
 namespace moesaic::carve {
 
 struct CarveOptions {
-  int slices = 48;             ///< number of slices of an FFN; must divide its width
-  int shared = 12;             ///< number of slices in the shared expert
-  int active = 30;             ///< number of routed experts per token
-  bool refit = true;           ///< false: weights are moved but not changed
+  int slices = 48;    ///< number of slices of an FFN; must divide its width
+  int shared = 12;    ///< number of slices in the shared expert
+  int active = 30;    ///< number of routed experts per token
+  bool refit = true;  ///< false: weights are moved but not changed
   /// Ridge of the refit, which pulls towards the old weights; 0.05 to 0.1 work equally well.
   float ridge = 0.07F;
   /// Maximum number of calibration tokens; up to 2,048 one-token texts are added.

@@ -20,7 +20,7 @@ std::vector<UnitWork> WorkOf(const QuantizePlan& plan, const MachineRates& rates
   const double read = rates.read / rates.together, write = rates.write / rates.together;
   std::vector<UnitWork> work;
   std::vector<bool> scaled(plan.items.size(), false);
-  for (const Unit& unit : plan.work.units) {
+  for (const IoUnit& unit : plan.work.units) {
     UnitWork& of_unit = work.emplace_back();
     of_unit.alone = unit.alone;
     const auto pieces = std::span(plan.work.pieces).subspan(unit.first, unit.end - unit.first);

@@ -54,8 +54,7 @@ StatusOr<bool> PrepareFolder(const std::string& folder) {
   std::error_code error;
   const bool made = fs::create_directories(folder, error);
   if (!fs::is_directory(folder)) {
-    return IoError("{}: cannot create the folder: {}", folder,
-                   error ? error.message() : "the name is taken");
+    return IoError("{}: cannot create the folder: {}", folder, error ? error.message() : "the name is taken");
   }
   if (fs::exists(fs::path(folder) / kJournalFile)) return made;
   const bool only_analysis =
@@ -64,8 +63,7 @@ StatusOr<bool> PrepareFolder(const std::string& folder) {
         return name == kAnalysisFile || runtime::IsPartialOf(name, kAnalysisFile) || IsAnalysisState(name);
       });
   if (only_analysis && !error) return made;
-  return InvalidArgument("{}: the folder is not empty and has no {} to resume from", folder,
-                         kJournalFile);
+  return InvalidArgument("{}: the folder is not empty and has no {} to resume from", folder, kJournalFile);
 }
 
 // Writes all files beside the weights except config.json.
@@ -259,8 +257,8 @@ StatusOr<std::shared_ptr<const Analysis>> FindAnalysis(const checkpoint::Checkpo
     }
     ASSIGN_OR_RETURN(const QuantizePlan plan, PlanQuantize(source, begun));
     const int64_t walked = settings.gptq || settings.analyze.wanted() ? StateBytes(plan.spec, settings) : 0;
-    const int64_t lanes = MixStateBytes(plan.spec, settings, plan.passes);
-    RETURN_IF_ERROR(CheckDisk(folder, plan.output.shards, std::max(walked, lanes)));
+    const int64_t variants = MixStateBytes(plan.spec, settings, plan.passes);
+    RETURN_IF_ERROR(CheckDisk(folder, plan.output.shards, std::max(walked, variants)));
     found = Decide(source, plan, options, kernels, pool, folder, key, store, std::move(from), resumed);
     RETURN_IF_ERROR(found.status());
     RETURN_IF_ERROR(found->Save(path, key));

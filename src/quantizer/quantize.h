@@ -21,7 +21,7 @@ struct QuantizeReport {
   CalibrationReport calibration;                  // GPTQ only
   std::shared_ptr<const Analysis> analysis;       // may be null
   double analysis_seconds = 0;                    // of this process
-  bool analysis_resumed = false;  // an earlier run had made the analysis or a part of it
+  bool analysis_resumed = false;                  // an earlier run had made the analysis or a part of it
   double seconds = 0;
   int64_t peak_bytes = 0;  // peak resident memory
   std::string io;          // AsyncFiles::backend()

@@ -114,15 +114,15 @@ StatusOr<QuantizePlan> PlanQuantize(const checkpoint::Checkpoint& source, const 
   if (plan.work.alone_bytes == 0) plan.sizes.alone_bytes = 0;
   if (plan.work.bytes() > left) {
     return ResourceExhausted(
-        "--memory {} is too little to resume a run that started with more: {} are needed",
-        options.memory, plan.work.bytes() + taken);
+        "--memory {} is too little to resume a run that started with more: {} are needed", options.memory,
+        plan.work.bytes() + taken);
   }
   // Opening a card may temporarily take more memory than it keeps, and the kernel counts the peak of the
   // whole process. The run would complete and then report an error.
   if (options.device != nullptr && options.resident_before > options.memory) {
     return ResourceExhausted(
-        "--memory {} is too little: {} are resident already, including the opening of {}",
-        options.memory, options.resident_before, options.device->info().name);
+        "--memory {} is too little: {} are resident already, including the opening of {}", options.memory,
+        options.resident_before, options.device->info().name);
   }
   return plan;
 }

@@ -54,9 +54,9 @@ struct QuantizePlan {
   models::DecoderSpec spec;
   std::vector<ModelItem> items;
   std::vector<SourceForm> forms;
-  std::vector<MixUnit> units;  // precision groups of a mix, with nominal losses
-  MixFixed fixed;              // costs outside of the mix
-  OutputPlan output;           // of a mix without a choice: planned with the choice by NominalError
+  std::vector<PrecisionGroup> units;  // precision groups of a mix, with nominal losses
+  MixFixed fixed;                     // costs outside of the mix
+  OutputPlan output;                  // of a mix without a choice: planned with the choice by NominalError
   WorkPlan work;
   UnitSizes sizes;  // sizes for CutWork; alone_bytes 0: no exclusive units
   int64_t source_bytes = 0;

@@ -1,5 +1,5 @@
-#include "base/round.h"
 #include "quantizer/quantize.h"
+#include "base/round.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -459,8 +459,7 @@ TEST_F(QuantizeTest, RejectsBlocksThatPiecesWouldSplit) {
       EXPECT_TRUE(status.ok()) << status;
       EXPECT_TRUE(Check(folder_.Path(name), "out-" + name).ok());
     } else {
-      EXPECT_THAT(Message(status),
-                  HasSubstr("scale blocks of 48 rows cannot be quantized again"));
+      EXPECT_THAT(Message(status), HasSubstr("scale blocks of 48 rows cannot be quantized again"));
     }
   }
 }
@@ -517,8 +516,7 @@ TEST(JudgeVllmTest, ReportsTheSchemesThatLoad) {
   activations["dynamic"] = false;
   verdicts = JudgeVllm(config, "config.json");
   EXPECT_THAT(verdicts->at(0).dense, HasSubstr("yes"));
-  EXPECT_THAT(verdicts->at(0).experts,
-              HasSubstr("no: fused experts take only int8 by channel"));
+  EXPECT_THAT(verdicts->at(0).experts, HasSubstr("no: fused experts take only int8 by channel"));
   for (const int group : {0, 32, 128}) {
     config["quantization_config"] = nlohmann::json(QuantizationConfig(Scheme::kW8A16, group, {"lm_head"}));
     verdicts = JudgeVllm(config, "config.json");

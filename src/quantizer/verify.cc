@@ -31,9 +31,10 @@ StatusOr<OutputSettings> StoredSettings(const Checkpoint& quantized) {
     const auto found = parsed.metadata.find(kSettingsKey);
     if (found != parsed.metadata.end()) return OutputSettings::FromJson(found->second, file->path());
   }
-  return InvalidArgument("{}: the metadata has no \"moesaic.quantize\"; the folder was not written by "
-                         "moesaic quantize",
-                         quantized.path());
+  return InvalidArgument(
+      "{}: the metadata has no \"moesaic.quantize\"; the folder was not written by "
+      "moesaic quantize",
+      quantized.path());
 }
 
 // Largest rounding error of a value as a share of the largest magnitude under its scale: half the widest step
@@ -238,7 +239,7 @@ class Verifier {
   std::vector<std::shared_ptr<const runtime::MappedFile>> files_;  // [shards]
   // Checksums of the codes of calibrated linears.
   std::map<std::string, std::string> checksums_;
-  Xxh3 codes_;                                                     // of the current linear
+  Xxh3 codes_;  // of the current linear
 };
 
 }  // namespace
@@ -284,7 +285,7 @@ StatusOr<VerifyReport> Verify(const Checkpoint& quantized, const Checkpoint& sou
   Verifier verifier(quantized, source, plan, report.settings, ctx);
   RETURN_IF_ERROR(verifier.CheckFiles());
   if (report.settings.gptq) RETURN_IF_ERROR(verifier.ReadChecksums());
-  for (const Unit& unit : plan.work.units) {
+  for (const IoUnit& unit : plan.work.units) {
     const auto pieces = std::span(plan.work.pieces).subspan(unit.first, unit.end - unit.first);
     ASSIGN_OR_RETURN(LoadedUnit loaded, reader.Start(plan.items, pieces, {from.data(), from.size()}));
     RETURN_IF_ERROR(reader.Wait(loaded));

@@ -108,7 +108,7 @@ class FaultsTest(unittest.TestCase):
         told = subprocess.run(command, capture_output=True, text=True,
                               preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (5 << 18, 5 << 18)))
         self.assertEqual(told.returncode, 1, told.stderr)
-        self.assertRegex(told.stderr, r"analysis-lanes-\d+\.state: writing failed: File too large")
+        self.assertRegex(told.stderr, r"analysis-variants-\d+\.state: writing failed: File too large")
         self.assertTrue((out / "analysis-mix.state").exists(), "gains were measured")
         self.goes_on("mix", out, resumed=False)
 

@@ -235,12 +235,12 @@ class BoundsTest(unittest.TestCase):
         for method in ("rtn", "gptq"):
             check_memory(self, self.source, self.folder, self.bytes // 4, "--mix", "nvfp4,w8a8", "--bits-per-weight", "6",
                          "--mix-tokens", "128", "--method", method, *calibration)
-        # Lanes of as many tokens do not fit the cap at once: they go in several passes.
+        # Variants of as many tokens do not fit the cap at once: they go in several passes.
         mix = ("--mix", "nvfp4,w8a8", "--bits-per-weight", "6", "--mix-tokens", "256", *calibration)
         planned = run("quantize", self.source, "--plan", "--memory", self.bytes // 6, *mix).stdout
         self.assertRegex(planned, r"measuring +\d+ passes, from layers 0, ")
         check_memory(self, self.source, self.folder, self.bytes // 6, *mix)
-        # fp16 alone has lanes in f32, and one in bf16 for its loss.
+        # fp16 alone has variants in f32, and one in bf16 for its loss.
         check_memory(self, self.source, self.folder, self.bytes // 4, "--mix", "fp16,w8a8", "--bits-per-weight", "12",
                      "--mix-tokens", "128", *calibration)
 

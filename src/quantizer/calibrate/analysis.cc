@@ -100,7 +100,7 @@ class Analyst : public LayerVisitor {
     return matrices;
   }
 
-  Status SeeRouting(int, std::span<const int64_t>) override { return OkStatus(); }
+  Status OnRouting(int, std::span<const int64_t>) override { return OkStatus(); }
 
   // Returns the inputs of a linear, or an expert's stand-ins if few tokens reach it.
   static const LinearInputs& UsableInputs(const LinearGroup& group) {

@@ -34,7 +34,7 @@ struct AnalysisSettings {
 struct AnalysisFinding {
   std::string name;  // the first linear
   int layer = 0;
-  int64_t tokens = 0;                      // tokens that reached the linear
+  int64_t tokens = 0;  // tokens that reached the linear
   // Few tokens reach this expert; other tokens of its layer were used.
   bool stand_ins = false;
   float alpha = 0;                         // 0: not smoothed
@@ -75,10 +75,10 @@ using AnalyzedLinears = std::map<std::string, AnalyzedLinear>;  // by module
 
 /// Parameters of a walk that do not affect its result.
 struct AnalysisRun {
-  AnalysisProgress progress;  // called before each layer and each group of linears
-  int part_rows = 2048;       // CalibrationStream::part_rows()
+  AnalysisProgress progress;    // called before each layer and each group of linears
+  int part_rows = 2048;         // CalibrationStream::part_rows()
   StateStore* store = nullptr;  // saves states after layers, to resume from those of the same key; null: none
-  bool* resumed = nullptr;  // set to true if the walk resumed from a state; may be null
+  bool* resumed = nullptr;      // set to true if the walk resumed from a state; may be null
 };
 
 /// Walks `sequences` through `source`, whose linears are `linears`.

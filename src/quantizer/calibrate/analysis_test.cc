@@ -184,7 +184,8 @@ TEST_F(AnalysisTest, ModifiedStateIsNotUsed) {
   ASSERT_TRUE(Run(source, "whole").ok());
   enum class Harm { kGone, kHeader, kLastByte, kFindings, kInputScales };
   const std::string decided = "analysis-decided-1.state";
-  for (const std::string& file : {std::string("analysis-1.state"), decided, std::string(kAnalysisStateFile)}) {
+  for (const std::string& file :
+       {std::string("analysis-1.state"), decided, std::string(kAnalysisStateFile)}) {
     for (const Harm harm :
          {Harm::kGone, Harm::kHeader, Harm::kLastByte, Harm::kFindings, Harm::kInputScales}) {
       const bool texts = harm == Harm::kFindings || harm == Harm::kInputScales;

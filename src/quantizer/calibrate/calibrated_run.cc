@@ -48,7 +48,7 @@ Status CalibratedRun::Go() {
   ASSIGN_OR_RETURN(CalibrationStream stream,
                    CalibrationStream::Create(source_, plan_.spec, options_.calibration, ctx_));
   stream.set_part_rows(plan_.limits.part_rows);
-  stream.set_watch([this] { return units_.Tell(stage_); });
+  stream.set_watch([this] { return units_.ReportProgress(stage_); });
   stream_ = &stream;
   const Reset reset(&stream_);
   source_.ForgetMaps();
@@ -79,7 +79,7 @@ Status CalibratedRun::Go() {
 
 Status RoundUntil(UnitStream& units, UnitRounder& rounder, size_t item) {
   while (units.NextItem() < item) {
-    ASSIGN_OR_RETURN(const UnitStream::Place place, units.Next());
+    ASSIGN_OR_RETURN(const UnitStream::PieceIo place, units.Next());
     RETURN_IF_ERROR(rounder.Round(place.pieces, place.rows, place.out));
   }
   return OkStatus();
@@ -90,7 +90,7 @@ int64_t CalibratedRun::ScratchBytes(int layer) const {
                           plan_.limits);
 }
 
-Status CalibratedRun::SeeRouting(int layer, std::span<const int64_t> tokens_of_expert) {
+Status CalibratedRun::OnRouting(int layer, std::span<const int64_t> tokens_of_expert) {
   report_.routing.push_back({layer, {tokens_of_expert.begin(), tokens_of_expert.end()}});
   return OkStatus();
 }
@@ -106,7 +106,7 @@ StatusOr<std::vector<OwnedMatrix>> CalibratedRun::Visit(const LinearGroup& group
   stage_ = fmt::format("layer {} of {}{}", group.layer + 1, plan_.spec.layers + plan_.spec.mtp_layers,
                        group.expert < 0 ? "" : fmt::format(", expert {}", group.expert));
   RETURN_IF_ERROR(stream_->watched());
-  RETURN_IF_ERROR(units_.Tell(stage_));
+  RETURN_IF_ERROR(units_.ReportProgress(stage_));
   for (size_t i = 0; i < group.modules.size(); ++i) {
     // Items have the order of a forward pass, as groups have.
     MOESAIC_CHECK_EQ(item_of_.at(group.modules[i]), first + i);
@@ -135,7 +135,7 @@ StatusOr<OwnedMatrix> CalibratedRun::RoundLinear(size_t item, const HessianFacto
                        ? RuntimeMatrix::OfRounded(plan_.output.items[item].precision.grid(), n, k)
                        : RuntimeMatrix::OfKept(plan_.output.items[item].tensors[0].stored.dtype, n, k));
   while (units_.NextItem() == item) {
-    ASSIGN_OR_RETURN(const UnitStream::Place place, units_.Next());
+    ASSIGN_OR_RETURN(const UnitStream::PieceIo place, units_.Next());
     RETURN_IF_ERROR(rounder_.Round(place.pieces, place.rows, place.out,
                                    {.factor = factor,
                                     .stage = &gptq_,
@@ -189,7 +189,7 @@ StatusOr<const HessianFactor*> CalibratedRun::Factor(const LinearGroup& group, L
     layer_index_ = group.layer;
   }
   const bool routed = group.expert >= 0;
-  const FactorOptions options{.watch = [this] { return stream_->Ask(); }};
+  const FactorOptions options{.watch = [this] { return stream_->CheckWatch(); }};
   if (plan_.limits.GathersInOrder(group.inputs.k, routed)) return FactorInOrder(group, options, finding);
   Hessian* hessian = nullptr;
   if (group.same_layer_inputs && !routed) {

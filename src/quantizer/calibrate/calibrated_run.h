@@ -30,7 +30,7 @@ class CalibratedRun : private LayerVisitor {
  private:
   StatusOr<std::vector<OwnedMatrix>> Visit(const LinearGroup& group) override;
   int64_t ScratchBytes(int layer) const override;
-  Status SeeRouting(int layer, std::span<const int64_t> tokens_of_expert) override;
+  Status OnRouting(int layer, std::span<const int64_t> tokens_of_expert) override;
 
   /// Returns null if linears must be rounded to the nearest because all their inputs are 0. Otherwise the
   /// factor is valid until the next call.

@@ -293,7 +293,7 @@ CalibrationForecast ForecastCalibration(const QuantizePlan& plan, const OutputSe
       forecast.hessian_seconds += forecast.gain_hessian_seconds;
       forecast.factor_seconds += forecast.gain_factor_seconds;
     }
-    forecast.forward_seconds += products / all * MixLaneTokens(spec, settings) * rates.forward_kept;
+    forecast.forward_seconds += products / all * MixVariantTokens(spec, settings) * rates.forward_kept;
   }
   return forecast;
 }

@@ -10,16 +10,11 @@ namespace {
 using nlohmann::ordered_json;
 
 ordered_json JsonOf(const LinearFinding& finding) {
-  return {{"name", finding.name},
-          {"layer", finding.layer},
-          {"kind", KindOf(finding.name)},
-          {"method", finding.nearest ? "nearest" : "gptq"},
-          {"tokens", finding.tokens},
-          {"shrinkage", finding.shrinkage},
-          {"loss", finding.loss},
-          {"of_nearest", finding.of_nearest},
-          {"damping", finding.damping},
-          {"xxh3", finding.xxh3}};
+  return {{"name", finding.name},         {"layer", finding.layer},
+          {"kind", KindOf(finding.name)}, {"method", finding.nearest ? "nearest" : "gptq"},
+          {"tokens", finding.tokens},     {"shrinkage", finding.shrinkage},
+          {"loss", finding.loss},         {"of_nearest", finding.of_nearest},
+          {"damping", finding.damping},   {"xxh3", finding.xxh3}};
 }
 
 ordered_json JsonOf(const LayerRouting& routing) {

@@ -115,7 +115,7 @@ StatusOr<CalibrationStream> CalibrationStream::Create(const checkpoint::Checkpoi
   return stream;
 }
 
-bool CalibrationStream::GoesOn() {
+bool CalibrationStream::Continues() {
   constexpr double kSeconds = 0.25;
   if (watch_ && watched_.ok() && Since(asked_) >= kSeconds) {
     asked_ = Clock::now();
@@ -124,10 +124,10 @@ bool CalibrationStream::GoesOn() {
   return watched_.ok();
 }
 
-void CalibrationStream::ForLanes(const kernels::ExecContext& ctx, int lanes, const Body& body) {
-  for (int lane = 0; lane < lanes; ++lane) {
-    float* first = hidden() + int64_t{lane} * lane_tokens() * spec_.hidden;
-    for (size_t b = 0; b + 1 < batches_.size() && GoesOn(); ++b) {
+void CalibrationStream::ForVariants(const kernels::ExecContext& ctx, int variants, const Body& body) {
+  for (int variant = 0; variant < variants; ++variant) {
+    float* first = hidden() + int64_t{variant} * variant_tokens() * spec_.hidden;
+    for (size_t b = 0; b + 1 < batches_.size() && Continues(); ++b) {
       std::vector<kernels::SequenceSlice> slices(slices_.begin() + static_cast<int64_t>(batches_[b]),
                                                  slices_.begin() + static_cast<int64_t>(batches_[b + 1]));
       const int row = slices.front().row;
@@ -142,9 +142,9 @@ void CalibrationStream::ForLanes(const kernels::ExecContext& ctx, int lanes, con
   }
 }
 
-void CalibrationStream::ForPartsOf(const kernels::ExecContext& ctx, int lanes, const PartBody& body) {
-  ForLanes(ctx, lanes, [&](const layers::Step& whole, const kernels::KvLayer&, float* x) {
-    for (int first = 0; first < whole.rows() && GoesOn(); first += part_rows_) {
+void CalibrationStream::ForPartsOf(const kernels::ExecContext& ctx, int variants, const PartBody& body) {
+  ForVariants(ctx, variants, [&](const layers::Step& whole, const kernels::KvLayer&, float* x) {
+    for (int first = 0; first < whole.rows() && Continues(); first += part_rows_) {
       const auto rows = static_cast<size_t>(std::min(part_rows_, whole.rows() - first));
       const layers::Step part{.ctx = ctx,
                               .sequences = {},
@@ -154,21 +154,21 @@ void CalibrationStream::ForPartsOf(const kernels::ExecContext& ctx, int lanes, c
   });
 }
 
-Status CalibrationStream::ReserveLanes(int most) {
-  const size_t of_lane = sizeof(float) * positions_.size() * static_cast<size_t>(spec_.hidden);
+Status CalibrationStream::ReserveVariants(int most) {
+  const size_t of_variant = sizeof(float) * positions_.size() * static_cast<size_t>(spec_.hidden);
   ASSIGN_OR_RETURN(runtime::Buffer larger,
-                   runtime::Buffer::Allocate(of_lane * static_cast<size_t>(most), true));
-  std::memcpy(larger.data(), hidden_.data(), of_lane * static_cast<size_t>(lanes_));
+                   runtime::Buffer::Allocate(of_variant * static_cast<size_t>(most), true));
+  std::memcpy(larger.data(), hidden_.data(), of_variant * static_cast<size_t>(variants_));
   hidden_ = std::move(larger);
-  most_lanes_ = most;
+  most_variants_ = most;
   return OkStatus();
 }
 
-int CalibrationStream::AddLane() {
-  MOESAIC_CHECK_LT(lanes_, most_lanes_);
-  const int64_t of_lane = int64_t{lane_tokens()} * spec_.hidden;
-  std::copy_n(hidden(), of_lane, hidden() + lanes_ * of_lane);
-  return lanes_++;
+int CalibrationStream::AddVariant() {
+  MOESAIC_CHECK_LT(variants_, most_variants_);
+  const int64_t of_variant = int64_t{variant_tokens()} * spec_.hidden;
+  std::copy_n(hidden(), of_variant, hidden() + variants_ * of_variant);
+  return variants_++;
 }
 
 Status CalibrationStream::EnterMtp(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& source,

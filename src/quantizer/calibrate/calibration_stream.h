@@ -41,38 +41,38 @@ class CalibrationStream {
   /// spec.hidden]. Each sequence has its blocks in `kv`, which the next batch overwrites. Results do not
   /// depend on the batching.
   using Body = std::function<void(const layers::Step& step, const kernels::KvLayer& kv, float* hidden)>;
-  void ForBatches(const kernels::ExecContext& ctx, const Body& body) { ForLanes(ctx, lanes_, body); }
-  /// The same for the tokens of the first lane.
-  void ForFirstLane(const kernels::ExecContext& ctx, const Body& body) { ForLanes(ctx, 1, body); }
+  void ForBatches(const kernels::ExecContext& ctx, const Body& body) { ForVariants(ctx, variants_, body); }
+  /// The same for the tokens of the first variant.
+  void ForFirstVariant(const kernels::ExecContext& ctx, const Body& body) { ForVariants(ctx, 1, body); }
   /// The same for functions of single tokens: step.sequences and kv are empty, and a batch is split into
   /// parts of at most part_rows().
   using PartBody = std::function<void(const layers::Step& step, float* hidden)>;
-  void ForParts(const kernels::ExecContext& ctx, const PartBody& body) { ForPartsOf(ctx, lanes_, body); }
+  void ForParts(const kernels::ExecContext& ctx, const PartBody& body) { ForPartsOf(ctx, variants_, body); }
   void ForFirstParts(const kernels::ExecContext& ctx, const PartBody& body) { ForPartsOf(ctx, 1, body); }
   /// Calls `watch` before each batch or part, at most four times a second. Once it fails, no further batch is
   /// processed, and the hidden states and all results derived from them are invalid.
   void set_watch(std::function<Status()> watch) { watch_ = std::move(watch); }
   const Status& watched() const { return watched_; }
-  bool GoesOn();
+  bool Continues();
   /// The same for long work without tokens.
-  const Status& Ask() {
-    GoesOn();
+  const Status& CheckWatch() {
+    Continues();
     return watched_;
   }
   /// Must be a multiple of kProductTokens, so that Hessians do not depend on it.
   void set_part_rows(int rows) { part_rows_ = rows; }
   int part_rows() const { return part_rows_; }
 
-  /// A lane is a copy of all tokens with hidden states of its own, used to evaluate a variant of the model.
-  /// Each batch belongs to one lane. There is one lane at first; `most` is the maximum number.
-  Status ReserveLanes(int most);
-  /// Adds a lane with the current hidden states of the first one and returns its number.
-  int AddLane();
-  int lanes() const { return lanes_; }
-  int lane_tokens() const { return static_cast<int>(positions_.size()); }
-  /// Returns the lane of a row of hidden().
-  int LaneOf(const float* row) const {
-    return static_cast<int>((row - hidden_.as<float>()) / (int64_t{lane_tokens()} * spec_.hidden));
+  /// A variant is a copy of all tokens with hidden states of its own, used to evaluate a variant of the
+  /// model. Each batch belongs to one variant. There is one variant at first; `most` is the maximum number.
+  Status ReserveVariants(int most);
+  /// Adds a variant with the current hidden states of the first one and returns its number.
+  int AddVariant();
+  int variants() const { return variants_; }
+  int variant_tokens() const { return static_cast<int>(positions_.size()); }
+  /// Returns the variant of a row of hidden().
+  int VariantOf(const float* row) const {
+    return static_cast<int>((row - hidden_.as<float>()) / (int64_t{variant_tokens()} * spec_.hidden));
   }
 
   /// Computes hidden += attention(norm(hidden)) of this layer.
@@ -84,23 +84,23 @@ class CalibrationStream {
 
   int longest() const { return longest_; }  // length of the longest sequence
   const layers::RopeTable& rope() const { return rope_.front(); }
-  int tokens() const { return lanes_ * lane_tokens(); }
-  float* hidden() { return hidden_.as<float>(); }  // [lanes, lane_tokens, spec.hidden]
+  int tokens() const { return variants_ * variant_tokens(); }
+  float* hidden() { return hidden_.as<float>(); }  // [variants, variant_tokens, spec.hidden]
   std::span<float> values() {                      // the same as a span
     return {hidden(), static_cast<size_t>(tokens()) * static_cast<size_t>(spec_.hidden)};
   }
 
  private:
   CalibrationStream() = default;
-  void ForLanes(const kernels::ExecContext& ctx, int lanes, const Body& body);
-  void ForPartsOf(const kernels::ExecContext& ctx, int lanes, const PartBody& body);
+  void ForVariants(const kernels::ExecContext& ctx, int variants, const Body& body);
+  void ForPartsOf(const kernels::ExecContext& ctx, int variants, const PartBody& body);
 
   models::DecoderSpec spec_;
   std::function<Status()> watch_;
   Status watched_;
   Clock::time_point asked_ = Clock::now();
-  int lanes_ = 1, most_lanes_ = 1, part_rows_ = kBatchTokens, longest_ = 0;
-  std::vector<int32_t> ids_, positions_;        // [lane_tokens]
+  int variants_ = 1, most_variants_ = 1, part_rows_ = kBatchTokens, longest_ = 0;
+  std::vector<int32_t> ids_, positions_;        // [variant_tokens]
   std::vector<int32_t> blocks_;                 // block numbers of a batch's sequences
   std::vector<kernels::SequenceSlice> slices_;  // point into blocks_; rows count in the whole stream
   std::vector<size_t> batches_;                 // first sequence of each batch, then the total

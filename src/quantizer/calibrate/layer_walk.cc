@@ -21,7 +21,7 @@ constexpr int kRun = 1024;
 struct Routed {
   std::vector<int32_t> tokens;
   std::vector<float> gates;  // empty: 1
-  size_t first_lane = 0;     // number of tokens of the first lane, which come first
+  size_t first_variant = 0;  // number of tokens of the first variant, which come first
 };
 
 class Walker {
@@ -71,69 +71,69 @@ class Walker {
   }
 
  private:
-  // Replacement of a linear on one lane.
+  // Replacement of a linear on one variant.
   struct Swap {
     layers::Linear* linear;
-    int lane;
+    int variant;
     OwnedMatrix matrix;
   };
 
-  // Calls `body` for the batches of all lanes, each with the matrices of its lane.
+  // Calls `body` for the batches of all variants, each with the matrices of its variant.
   void ForBatches(const CalibrationStream::Body& body) {
     stream_.ForBatches(ctx_, [&](const Step& step, const kernels::KvLayer& kv, float* x) {
-      UseLane(stream_.LaneOf(x));
+      UseVariant(stream_.VariantOf(x));
       body(step, kv, x);
     });
-    UseLane(0);
+    UseVariant(0);
   }
 
   // The same for functions of single tokens.
   void ForParts(const CalibrationStream::PartBody& body) {
     stream_.ForParts(ctx_, [&](const Step& step, float* x) {
-      UseLane(stream_.LaneOf(x));
+      UseVariant(stream_.VariantOf(x));
       body(step, x);
     });
-    UseLane(0);
+    UseVariant(0);
   }
 
-  bool HasSwaps(int lane) const {
-    return std::ranges::any_of(swaps_, [lane](const Swap& swap) { return swap.lane == lane; });
+  bool HasSwaps(int variant) const {
+    return std::ranges::any_of(swaps_, [variant](const Swap& swap) { return swap.variant == variant; });
   }
 
-  void UseLane(int lane) {
-    if (lane == lane_) return;
-    lane_ = lane;
-    for (const auto& [linear, weight] : first_lane_) linear->weight = weight;
+  void UseVariant(int variant) {
+    if (variant == variant_) return;
+    variant_ = variant;
+    for (const auto& [linear, weight] : first_variant_) linear->weight = weight;
     for (const Swap& swap : swaps_) {
-      if (swap.lane == lane) swap.linear->weight = swap.matrix.matrix;
+      if (swap.variant == variant) swap.linear->weight = swap.matrix.matrix;
     }
   }
 
-  void AddSwaps(std::vector<LaneMatrix> matrices, std::span<layers::Linear* const> linears) {
-    for (LaneMatrix& matrix : matrices) {
+  void AddSwaps(std::vector<VariantMatrix> matrices, std::span<layers::Linear* const> linears) {
+    for (VariantMatrix& matrix : matrices) {
       layers::Linear* linear = linears[matrix.module];
-      first_lane_.emplace_back(linear, linear->weight);
-      swaps_.push_back({linear, matrix.lane, std::move(matrix.matrix)});
+      first_variant_.emplace_back(linear, linear->weight);
+      swaps_.push_back({linear, matrix.variant, std::move(matrix.matrix)});
     }
   }
 
   // Drops all but the first `count` swaps.
   void DropSwaps(size_t count) {
-    UseLane(0);
+    UseVariant(0);
     swaps_.resize(count);
-    first_lane_.resize(count);
+    first_variant_.resize(count);
   }
 
   Status VisitGroup(LinearGroup group, std::vector<layers::Linear*> linears) {
     group.layer = index_;
     for (std::string& module : group.modules) module.insert(0, prefix_);
     ASSIGN_OR_RETURN(std::vector<OwnedMatrix> matrices, visitor_.Visit(group));
-    ASSIGN_OR_RETURN(std::vector<LaneMatrix> lanes, visitor_.VisitLanes(group, matrices));
+    ASSIGN_OR_RETURN(std::vector<VariantMatrix> variants, visitor_.VisitVariants(group, matrices));
     for (size_t i = 0; i < linears.size(); ++i) {
       linears[i]->weight = matrices[i].matrix;
       owned_.push_back(std::move(matrices[i]));
     }
-    AddSwaps(std::move(lanes), linears);
+    AddSwaps(std::move(variants), linears);
     return OkStatus();
   }
 
@@ -166,8 +166,8 @@ class Walker {
   // Returns inputs [rows, k] that `make` computes from a batch's hidden states in scratch memory.
   template <typename Make>
   LinearInputs OverBatches(int k, const Make& make) {
-    return {.k = k, .tokens = stream_.lane_tokens(), .visit = [this, k, make](const TokenSink& sink) {
-              stream_.ForFirstLane(ctx_, [&](const Step& step, const kernels::KvLayer& kv, float* x) {
+    return {.k = k, .tokens = stream_.variant_tokens(), .visit = [this, k, make](const TokenSink& sink) {
+              stream_.ForFirstVariant(ctx_, [&](const Step& step, const kernels::KvLayer& kv, float* x) {
                 const ScratchScope scratch(ctx_);
                 sink({.f32 = make(step, kv, x), .stride = k, .count = step.rows()});
               });
@@ -177,7 +177,7 @@ class Walker {
   // The same for functions of single tokens.
   template <typename Make>
   LinearInputs OverParts(int k, const Make& make) {
-    return {.k = k, .tokens = stream_.lane_tokens(), .visit = [this, k, make](const TokenSink& sink) {
+    return {.k = k, .tokens = stream_.variant_tokens(), .visit = [this, k, make](const TokenSink& sink) {
               stream_.ForFirstParts(ctx_, [&](const Step& step, float* x) {
                 const ScratchScope scratch(ctx_);
                 sink({.f32 = make(step, x), .stride = k, .count = step.rows()});
@@ -218,7 +218,7 @@ class Walker {
 
   Status Moe() {
     auto& moe = std::get<layers::MoeLayer>(layer_.ffn);
-    ASSIGN_OR_RETURN(std::vector<LaneMatrix> routers, visitor_.VisitRouter(index_));
+    ASSIGN_OR_RETURN(std::vector<VariantMatrix> routers, visitor_.VisitRouter(index_));
     layers::Linear* const gates[] = {&moe.router.gate};
     AddSwaps(std::move(routers), gates);
     RETURN_IF_ERROR(Route(moe.router));
@@ -246,38 +246,38 @@ class Walker {
       auto* ids = scratch.Take<int32_t>(count);
       auto* weights = scratch.Take<float>(count);
       router.Route(step, normed, ids, weights);
-      visitor_.SeeRoutes(index_, token, step.rows(), router.top_k, ids);
+      visitor_.OnRoutes(index_, token, step.rows(), router.top_k, ids);
       for (int64_t i = 0; i < count; ++i) {
         Routed& expert = routed_[ids[i]];
         expert.tokens.push_back(token + static_cast<int32_t>(i / router.top_k));
         expert.gates.push_back(weights[i]);
-        expert.first_lane += stream_.LaneOf(x) == 0 ? 1 : 0;
+        expert.first_variant += stream_.VariantOf(x) == 0 ? 1 : 0;
       }
       token += step.rows();
     });
     std::vector<int64_t> counts;
     for (const Routed& expert : routed_) counts.push_back(std::ssize(expert.tokens));
     stand_ins_ = {};
-    const int step = base::CeilDiv(stream_.lane_tokens(), kStandIns);
-    for (int t = 0; t < stream_.lane_tokens(); t += step) stand_ins_.tokens.push_back(t);
-    stand_ins_.first_lane = stand_ins_.tokens.size();
-    return visitor_.SeeRouting(index_, counts);
+    const int step = base::CeilDiv(stream_.variant_tokens(), kStandIns);
+    for (int t = 0; t < stream_.variant_tokens(); t += step) stand_ins_.tokens.push_back(t);
+    stand_ins_.first_variant = stand_ins_.tokens.size();
+    return visitor_.OnRouting(index_, counts);
   }
 
-  // Returns the number of `routed` tokens in [first, end) that run on the same matrices: those of one lane if
-  // it has its own.
+  // Returns the number of `routed` tokens in [first, end) that run on the same matrices: those of one variant
+  // if it has its own.
   size_t RunOf(const Routed& routed, size_t first, size_t end) const {
     const size_t most = std::min(static_cast<size_t>(std::min(kRun, stream_.part_rows())), end - first);
     if (swaps_.empty()) return most;
-    const auto lane_of = [&](size_t i) { return routed.tokens[i] / stream_.lane_tokens(); };
-    const auto swapped = [&](int lane) { return HasSwaps(lane) ? lane : 0; };
+    const auto variant_of = [&](size_t i) { return routed.tokens[i] / stream_.variant_tokens(); };
+    const auto swapped = [&](int variant) { return HasSwaps(variant) ? variant : 0; };
     size_t count = 1;
-    int lane = lane_of(first);
-    const int matrices = swapped(lane);
+    int variant = variant_of(first);
+    const int matrices = swapped(variant);
     for (; count < most; ++count) {
-      const int next = lane_of(first + count);
-      if (next != lane && swapped(next) != matrices) break;
-      lane = next;
+      const int next = variant_of(first + count);
+      if (next != variant && swapped(next) != matrices) break;
+      variant = next;
     }
     return count;
   }
@@ -285,9 +285,9 @@ class Walker {
   // Calls body(step, normed inputs [rows, hidden], tokens, gates) for runs of `routed` tokens before `end`.
   template <typename Body>
   void ForRuns(const Routed& routed, size_t end, const Body& body) {
-    for (size_t first = 0, count = 0; first < end && stream_.GoesOn(); first += count) {
+    for (size_t first = 0, count = 0; first < end && stream_.Continues(); first += count) {
       count = RunOf(routed, first, end);
-      UseLane(routed.tokens[first] / stream_.lane_tokens());
+      UseVariant(routed.tokens[first] / stream_.variant_tokens());
       const std::span<const int32_t> tokens = std::span(routed.tokens).subspan(first, count);
       const std::span<const float> gates =
           routed.gates.empty() ? std::span<const float>() : std::span(routed.gates).subspan(first, count);
@@ -301,30 +301,28 @@ class Walker {
       layer_.Norm(step, layer_.ffn_norm, rows, rows);
       body(step, rows, tokens, gates);
     }
-    UseLane(0);
+    UseVariant(0);
   }
 
   LinearInputs RunsOf(const Routed& routed) {
     return {.k = spec_.hidden,
-            .tokens = static_cast<int64_t>(routed.first_lane),
+            .tokens = static_cast<int64_t>(routed.first_variant),
             .visit = [this, &routed](const TokenSink& sink) {
-              ForRuns(routed, routed.first_lane,
-                      [&](const Step& step, const float* rows, auto, auto) {
-                        sink({.f32 = rows, .stride = spec_.hidden, .count = step.rows()});
-                      });
+              ForRuns(routed, routed.first_variant, [&](const Step& step, const float* rows, auto, auto) {
+                sink({.f32 = rows, .stride = spec_.hidden, .count = step.rows()});
+              });
             }};
   }
 
   LinearInputs GatedRunsOf(const Routed& routed, const layers::Mlp& mlp) {
     return {.k = mlp.gate.n(),
-            .tokens = static_cast<int64_t>(routed.first_lane),
+            .tokens = static_cast<int64_t>(routed.first_variant),
             .visit = [this, &routed, &mlp](const TokenSink& sink) {
-              ForRuns(routed, routed.first_lane,
-                      [&](const Step& step, const float* rows, auto, auto) {
-                        auto* gated = Floats(int64_t{step.rows()} * mlp.gate.n());
-                        mlp.Gated(step, rows, gated);
-                        sink({.f32 = gated, .stride = mlp.gate.n(), .count = step.rows()});
-                      });
+              ForRuns(routed, routed.first_variant, [&](const Step& step, const float* rows, auto, auto) {
+                auto* gated = Floats(int64_t{step.rows()} * mlp.gate.n());
+                mlp.Gated(step, rows, gated);
+                sink({.f32 = gated, .stride = mlp.gate.n(), .count = step.rows()});
+              });
             }};
   }
 
@@ -389,8 +387,8 @@ class Walker {
   std::vector<OwnedMatrix> owned_;  // matrices of layer_'s linears and of the current expert
   std::vector<Swap> swaps_;
   std::vector<std::pair<layers::Linear*, tensor::PackedMatrix>>
-      first_lane_;              // [swaps], matrices of the first lane
-  int lane_ = 0;                // lane whose matrices are in place
+      first_variant_;           // [swaps], matrices of the first variant
+  int variant_ = 0;             // variant whose matrices are in place
   std::vector<int32_t> zeros_;  // positions for steps that do not use them
   std::vector<Routed> routed_;  // [experts]
   Routed stand_ins_;

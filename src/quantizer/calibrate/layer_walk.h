@@ -14,7 +14,7 @@
 
 namespace moesaic::quantizer {
 
-/// Inputs of linears over the stream's first lane. Each visit computes them again, in the same runs of
+/// Inputs of linears over the stream's first variant. Each visit computes them again, in the same runs of
 /// tokens, which are valid during the call.
 struct LinearInputs {
   int k = 0;  // 0: none
@@ -37,9 +37,9 @@ struct LinearGroup {
 /// Maximum number of tokens of the layer that stand in for an expert's missing ones.
 inline constexpr int kStandIns = 2048;
 
-/// Matrix that replaces a module on one lane of the stream.
-struct LaneMatrix {
-  int lane = 0;
+/// Matrix that replaces a module on one variant of the stream.
+struct VariantMatrix {
+  int variant = 0;
   size_t module = 0;  // index in the group
   OwnedMatrix matrix;
 };
@@ -51,18 +51,21 @@ class LayerVisitor {
   virtual StatusOr<std::vector<OwnedMatrix>> Visit(const LinearGroup& group) = 0;
   /// Maximum scratch memory of Visit for a layer while no inputs are made. It overlaps with theirs.
   virtual int64_t ScratchBytes(int /*layer*/) const { return 0; }
-  /// Returns replacements for lanes other than the first. Called after Visit with its result. For linears
-  /// outside of experts it may add lanes.
-  virtual StatusOr<std::vector<LaneMatrix>> VisitLanes(const LinearGroup&, std::span<const OwnedMatrix>) {
-    return std::vector<LaneMatrix>();
+  /// Returns replacements for variants other than the first. Called after Visit with its result. For linears
+  /// outside of experts it may add variants.
+  virtual StatusOr<std::vector<VariantMatrix>> VisitVariants(const LinearGroup&,
+                                                             std::span<const OwnedMatrix>) {
+    return std::vector<VariantMatrix>();
   }
-  /// The same for a router, before it routes. Lanes for the layer's experts may be added here.
-  virtual StatusOr<std::vector<LaneMatrix>> VisitRouter(int /*layer*/) { return std::vector<LaneMatrix>(); }
-  /// Reports the experts [rows, top_k] of tokens [first, first + rows) of all lanes.
-  virtual void SeeRoutes(int /*layer*/, int64_t /*first*/, int /*rows*/, int /*top_k*/,
-                         const int32_t* /*ids*/) {}
+  /// The same for a router, before it routes. Variants for the layer's experts may be added here.
+  virtual StatusOr<std::vector<VariantMatrix>> VisitRouter(int /*layer*/) {
+    return std::vector<VariantMatrix>();
+  }
+  /// Reports the experts [rows, top_k] of tokens [first, first + rows) of all variants.
+  virtual void OnRoutes(int /*layer*/, int64_t /*first*/, int /*rows*/, int /*top_k*/,
+                        const int32_t* /*ids*/) {}
   /// Reports the number of tokens of each routed expert of a layer, before the first expert is visited.
-  virtual Status SeeRouting(int layer, std::span<const int64_t> tokens_of_expert) = 0;
+  virtual Status OnRouting(int layer, std::span<const int64_t> tokens_of_expert) = 0;
 };
 
 /// Moves `stream` through layer `layer` of `source`. If `folding` is not null, norms, biases and the router

@@ -54,7 +54,7 @@ class Keeper : public LayerVisitor {
     return matrices;
   }
   int64_t ScratchBytes(int) const override { return own_bytes; }
-  Status SeeRouting(int, std::span<const int64_t> tokens_of_expert) override {
+  Status OnRouting(int, std::span<const int64_t> tokens_of_expert) override {
     for (const int64_t tokens : tokens_of_expert) routed += tokens;
     return OkStatus();
   }

@@ -53,7 +53,7 @@ std::string ExpertModule(int layer, int expert, const char* projection) {
 /// Groups that routed experts use. Their names are scanned once for all groups, because Kimi-K2 has 70,000 of
 /// them.
 struct RoutedExperts {
-  std::set<const QuantGroup*> groups;                  // groups of any routed expert
+  std::set<const QuantGroup*> groups;                // groups of any routed expert
   std::map<const QuantGroup*, std::string> refusal;  // reasons against groups that share a kernel with others
 };
 
@@ -194,9 +194,8 @@ void JudgeLinears(const DecoderSpec& spec, const QuantConfig& quant, const Quant
 void LeaveOpen(const std::string& architecture, LoaderVerdict& verdict) {
   for (std::string* said : {&verdict.dense, &verdict.experts}) {
     if (said->starts_with("yes")) {
-      *said =
-          fmt::format("not judged: the scheme loads, but Moesaic does not know the linears of {}",
-                      architecture);
+      *said = fmt::format("not judged: the scheme loads, but Moesaic does not know the linears of {}",
+                          architecture);
     }
   }
 }

@@ -113,7 +113,7 @@ class Chooser {
     if (!settings_.mix.wanted()) {
       return Precision{.scheme = settings_.scheme, .group_size = settings_.group_size};
     }
-    const auto found = choice_.find(MixUnitOf(item.name));
+    const auto found = choice_.find(PrecisionGroupOf(item.name));
     if (found != choice_.end()) return found->second;
     return InvalidArgument("{}: the chosen mix has no precision for it; the mix was made for another model",
                            item.name);
@@ -262,14 +262,14 @@ StatusOr<MixPlan> PlanMix(const std::vector<ModelItem>& items, const std::vector
       plan.fixed.bytes += output.bytes() + HeaderBytes(item, output);
       continue;
     }
-    const std::string name = MixUnitOf(item.name);
+    const std::string name = PrecisionGroupOf(item.name);
     const auto [place, is_new] = places.try_emplace(name, plan.units.size());
     if (is_new) {
       plan.units.push_back({.name = name, .layer = item.layer, .options = {}});
       for (const Precision& p : settings.mix.options) plan.units.back().options.push_back({.precision = p});
       fits[name].resize(settings.mix.options.size(), true);
     }
-    MixUnit& unit = plan.units[place->second];
+    PrecisionGroup& unit = plan.units[place->second];
     unit.weights += item.elements();
     for (size_t o = 0; o < unit.options.size(); ++o) {
       const std::optional<MixOption> of_item = OptionOf(item, unit.options[o].precision);
@@ -284,7 +284,7 @@ StatusOr<MixPlan> PlanMix(const std::vector<ModelItem>& items, const std::vector
       sum.loss += NominalError(sum.precision) * static_cast<double>(item.elements());
     }
   }
-  for (MixUnit& unit : plan.units) {
+  for (PrecisionGroup& unit : plan.units) {
     std::vector<MixOption> left;
     for (size_t o = 0; o < unit.options.size(); ++o) {
       if (fits[unit.name][o]) left.push_back(unit.options[o]);
@@ -294,7 +294,7 @@ StatusOr<MixPlan> PlanMix(const std::vector<ModelItem>& items, const std::vector
   // Adds the overhead of each file: its metadata and the padding of its header. The number of files is
   // bounded as if each were half full.
   int64_t most = plan.fixed.bytes;
-  for (const MixUnit& unit : plan.units) {
+  for (const PrecisionGroup& unit : plan.units) {
     int64_t of_unit = 0;
     for (const MixOption& option : unit.options) of_unit = std::max(of_unit, option.bytes);
     most += of_unit;
@@ -323,7 +323,7 @@ StatusOr<OutputPlan> PlanOutput(const std::vector<ModelItem>& items, const std::
       plan.dynamic.push_back(items[i].name);
     }
     if (settings.mix.wanted() && chooser.IsMixed(items[i])) {
-      units[output.precision.Name()].insert(MixUnitOf(items[i].name));
+      units[output.precision.Name()].insert(PrecisionGroupOf(items[i].name));
     }
     const char* pattern = items[i].linear && !items[i].roundable ? DefaultPattern(items[i].name) : nullptr;
     if (pattern != nullptr) ignore.insert(pattern);

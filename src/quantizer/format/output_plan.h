@@ -94,7 +94,7 @@ struct OutputPlan {
   std::vector<std::string> ignore;      // of "quantization_config"
   std::vector<PrecisionTargets> mixed;  // of a mix: modules by scheme
   std::vector<std::string> dynamic;     // linears with dynamic activations where others have static ones
-  int64_t bytes = 0;                 // of all files
+  int64_t bytes = 0;                    // of all files
 
   /// Returns a file's length field and header, header_bytes long.
   std::string Header(const Shard& shard, const std::vector<ModelItem>& items,
@@ -105,7 +105,7 @@ struct OutputPlan {
 /// are by NominalError. Options that do not fit the shapes of a group are omitted. Fails if --keep rules
 /// separate fused linears.
 struct MixPlan {
-  std::vector<MixUnit> units;
+  std::vector<PrecisionGroup> units;
   MixFixed fixed;
 };
 StatusOr<MixPlan> PlanMix(const std::vector<ModelItem>& items, const std::vector<SourceForm>& forms,

@@ -79,7 +79,7 @@ StatusOr<std::unique_ptr<GptqStage>> DeviceGptq::Create(kernels::Device& device,
   Sizes most = {};
   for (const Shape& shape : shapes) {
     ASSIGN_OR_RETURN(const Sizes sizes, SizesOf(device, shape));
-    for (int part = 0; part < kParts; ++part) most[part] = std::max(most[part], sizes[part]);
+    for (int kind = 0; kind < kBufferKinds; ++kind) most[kind] = std::max(most[kind], sizes[kind]);
   }
   const int64_t needed = std::accumulate(most.begin(), most.end(), int64_t{0});
   ASSIGN_OR_RETURN(const int64_t free, device.FreeBytes());
@@ -92,20 +92,20 @@ StatusOr<std::unique_ptr<GptqStage>> DeviceGptq::Create(kernels::Device& device,
   }
   std::unique_ptr<DeviceGptq> stage(new DeviceGptq(device));
   stage->bytes_ = most;
-  for (int part = 0; part < kParts; ++part) {
-    if (most[part] == 0) continue;
-    ASSIGN_OR_RETURN(stage->memory_[part], kernels::DeviceBuffer::Allocate(device, most[part]));
+  for (int kind = 0; kind < kBufferKinds; ++kind) {
+    if (most[kind] == 0) continue;
+    ASSIGN_OR_RETURN(stage->memory_[kind], kernels::DeviceBuffer::Allocate(device, most[kind]));
   }
   return stage;
 }
 
 Status DeviceGptq::CheckFits(const Shape& shape) const {
   ASSIGN_OR_RETURN(const Sizes sizes, SizesOf(device_, shape));
-  for (int part = 0; part < kParts; ++part) {
-    if (sizes[part] > bytes_[part]) {
+  for (int kind = 0; kind < kBufferKinds; ++kind) {
+    if (sizes[kind] > bytes_[kind]) {
       return Status(StatusCode::kInternal,
                     fmt::format("{} rows of {} inputs need {} bytes on {}, but {} are allocated", shape.n,
-                                shape.k, sizes[part], device_.info().name, bytes_[part]));
+                                shape.k, sizes[kind], device_.info().name, bytes_[kind]));
     }
   }
   return OkStatus();
@@ -148,8 +148,7 @@ Status DeviceGptq::AddTokens(const kernels::ExecContext& ctx, int k, const Token
   return OkStatus();
 }
 
-Status DeviceGptq::SumUp(const kernels::ExecContext& ctx, int k, const InputSource& inputs,
-                         int64_t* seen) {
+Status DeviceGptq::SumUp(const kernels::ExecContext& ctx, int k, const InputSource& inputs, int64_t* seen) {
   const int64_t padded = PaddedOf(k);
   RETURN_IF_ERROR(CheckFits({kAnyGrid, 0, k}));
   RETURN_IF_ERROR(device_.Zero(at<void>(kSums), padded * padded * int64_t{sizeof(float)}));

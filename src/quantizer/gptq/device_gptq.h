@@ -32,7 +32,7 @@ class DeviceGptq final : public GptqStage {
 
  private:
   // Contents of a buffer, for k inputs padded to K and n rows padded to N.
-  enum Part {
+  enum BufferKind {
     kSums,      // f32 [K][K]: sums of products of inputs, j <= i
     kMatrix,    // f32 [K][K]: H in reverse order, then its factor
     kWork,      // workspace of the factorization
@@ -48,9 +48,9 @@ class DeviceGptq final : public GptqStage {
     kAsked,     // f32 [128][N] corrections; [K][128] while losses are computed
     kCodes,     // u8 [n][k]
     kLosses,    // f32 [N]
-    kParts,
+    kBufferKinds,
   };
-  using Sizes = std::array<int64_t, kParts>;
+  using Sizes = std::array<int64_t, kBufferKinds>;
 
   explicit DeviceGptq(kernels::Device& device) : device_(device) {}
   static StatusOr<Sizes> SizesOf(kernels::Device& device, const Shape& shape);
@@ -58,11 +58,11 @@ class DeviceGptq final : public GptqStage {
   Status CheckFits(const Shape& shape) const;
 
   template <typename T>
-  T* at(Part part) const {
-    return memory_[part].as<T>();
+  T* at(BufferKind kind) const {
+    return memory_[kind].as<T>();
   }
-  Status Upload(Part part, const void* from, int64_t bytes) {
-    return device_.Upload(at<void>(part), from, bytes);
+  Status Upload(BufferKind kind, const void* from, int64_t bytes) {
+    return device_.Upload(at<void>(kind), from, bytes);
   }
   // Sums products of the inputs into kSums.
   Status SumUp(const kernels::ExecContext& ctx, int k, const InputSource& inputs, int64_t* seen);
@@ -74,8 +74,8 @@ class DeviceGptq final : public GptqStage {
 
   kernels::Device& device_;
   Sizes bytes_ = {};
-  std::array<kernels::DeviceBuffer, kParts> memory_;
-  HessianFactor factor_;  // host part of the factor, without its device memory
+  std::array<kernels::DeviceBuffer, kBufferKinds> memory_;
+  HessianFactor factor_;  // host kind of the factor, without its device memory
 };
 
 }  // namespace moesaic::quantizer

@@ -147,7 +147,7 @@ Status Gather(const kernels::ExecContext& ctx, const InputSource& inputs, const 
     std::fill_n(triangle->row(p) + p, triangle->size() - p, 0.0F);
   });
   const ProductSums sums{.k = static_cast<int>(order.size()),
-                         .part = ProductSums::Part::kUpper,
+                         .region = ProductSums::Region::kUpper,
                          .row = [triangle](int p) { return triangle->row(p); },
                          .stride = [triangle](int p) { return triangle->stride(p); }};
   return inputs([&](const TokenRows& tokens) { AddProducts(ctx, tokens, order, sums); });
@@ -401,7 +401,7 @@ StatusOr<Factorizer::FromInputs> Factorizer::Factor(const kernels::ExecContext& 
   {
     std::vector<float> blocks(static_cast<size_t>(PaddedOf(k)) * kBlock);
     const auto row = [&](int i) { return blocks.data() + int64_t{i} * kBlock - i / kBlock * kBlock; };
-    const ProductSums sums{.k = k, .part = ProductSums::Part::kDiagonal, .row = row, .stride = [](int) {
+    const ProductSums sums{.k = k, .region = ProductSums::Region::kDiagonal, .row = row, .stride = [](int) {
                              return int64_t{kBlock};
                            }};
     RETURN_IF_ERROR(inputs([&](const TokenRows& tokens) {

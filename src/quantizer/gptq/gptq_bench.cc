@@ -64,9 +64,7 @@ struct Work {
         x(Normal(size_t(tokens) * k)),
         weights(Normal(size_t(n) * k)),
         hessian(*Hessian::Create(k)) {}
-  void AddTokens() {
-    hessian.Add(ctx, {.f32 = x.data(), .bf16 = nullptr, .stride = k, .count = tokens});
-  }
+  void AddTokens() { hessian.Add(ctx, {.f32 = x.data(), .bf16 = nullptr, .stride = k, .count = tokens}); }
   double HessianSeconds() const { return 1.0 * tokens * k * k / machine.peaks.at(PackedFormat::kBF16); }
   double FactorSeconds() const {
     const double operations = 1.0 * k * k * k / 3;

@@ -47,8 +47,7 @@ TEST_P(GptqTest, FactorOfInputsEqualsThatOfTheirHessian) {
     float damping;
   };
   // The last case has fewer tokens than inputs, so its damping must be raised.
-  for (const Case& c :
-       {Case{1100, 1030, 0.01F}, Case{203, 700, 0.01F}, Case{600, 200, 1e-9F}}) {
+  for (const Case& c : {Case{1100, 1030, 0.01F}, Case{203, 700, 0.01F}, Case{600, 200, 1e-9F}}) {
     const std::vector<float> x = TestTokens(c.tokens, c.k, 1, 17);
     auto hessian = *Hessian::Create(c.k);
     hessian.Add(one.ctx, AllTokens(x, c.k));

@@ -49,7 +49,7 @@ StatusOr<Hessian> Hessian::Create(int k) {
 void Hessian::Add(const kernels::ExecContext& ctx, const TokenRows& tokens) {
   AddProducts(ctx, tokens, {},
               {.k = k_,
-               .part = ProductSums::Part::kLower,
+               .region = ProductSums::Region::kLower,
                .row = [this](int i) { return mutable_sums(i); },
                .stride = [this](int i) { return Stride(i); }});
   tokens_ += tokens.count;

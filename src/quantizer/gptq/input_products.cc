@@ -12,7 +12,7 @@ namespace {
 
 using tensor::kPanelRows;
 using tensor::PackedFormat;
-using Part = ProductSums::Part;
+using Region = ProductSums::Region;
 
 // Tokens multiplied at once. Sums are loaded and stored once per chunk.
 constexpr int kChunk = 2048;
@@ -96,8 +96,8 @@ struct Task {
 std::vector<Task> TasksOf(const ProductSums& sums, int side) {
   std::vector<Task> tasks;
   for (int row = 0; row < sums.k; row += side) {
-    const int begin = sums.part == Part::kLower ? 0 : row;
-    const int end = sums.part == Part::kUpper ? sums.k : row + 1;
+    const int begin = sums.region == Region::kLower ? 0 : row;
+    const int end = sums.region == Region::kUpper ? sums.k : row + 1;
     for (int first = begin; first < end; first += side) tasks.push_back({row, first});
   }
   return tasks;
@@ -106,7 +106,7 @@ std::vector<Task> TasksOf(const ProductSums& sums, int side) {
 // Adds the products of x.
 void Accumulate(const kernels::ExecContext& ctx, const Operands& x, const ProductSums& sums) {
   const int k = sums.k;
-  const int side = sums.part == Part::kDiagonal             ? kDiagonalRows
+  const int side = sums.region == Region::kDiagonal         ? kDiagonalRows
                    : k >= 8 * kSmallTask * ctx.pool->size() ? kLargeTask
                                                             : kSmallTask;
   const std::vector<Task> tasks = TasksOf(sums, side);
@@ -116,8 +116,8 @@ void Accumulate(const kernels::ExecContext& ctx, const Operands& x, const Produc
     const int step = task.first == task.row ? kDiagonalRows : side;
     for (int row = task.row; row < std::min(task.row + side, k); row += step) {
       const int rows = std::min(step, k - row);
-      const int begin = sums.part == Part::kLower ? task.first : std::max(task.first, row);
-      const int end = std::min(task.first + side, sums.part == Part::kUpper ? k : row + rows);
+      const int begin = sums.region == Region::kLower ? task.first : std::max(task.first, row);
+      const int end = std::min(task.first + side, sums.region == Region::kUpper ? k : row + rows);
       for (int piece = 0; piece < x.tokens; piece += kPiece) {
         kernels::GemmTile tile{};
         tile.a = x.left.data() + row * x.row_bytes + int64_t{2} * piece;

@@ -21,13 +21,13 @@ using TokenSink = std::function<void(const TokenRows&)>;
 
 /// Selects the sums and their location: (i, j) is row(i)[j].
 struct ProductSums {
-  enum class Part : uint8_t {
+  enum class Region : uint8_t {
     kLower,     // j <= i
     kUpper,     // j >= i
     kDiagonal,  // only i in diagonal blocks of kDiagonalRows
   };
   int k = 0;
-  Part part = Part::kLower;
+  Region region = Region::kLower;
   std::function<float*(int i)> row;
   std::function<int64_t(int i)> stride;  // floats between rows; constant in blocks of 512 (kDiagonal: of 128)
 };

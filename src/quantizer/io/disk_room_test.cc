@@ -17,9 +17,9 @@ TEST(DiskRoomTest, ExistingFilesAreNotCountedAgain) {
   const std::vector<Shard> shards = {{.file = "model-00001-of-00002.safetensors", .bytes = 1000},
                                      {.file = "model-00002-of-00002.safetensors", .bytes = 500}};
   EXPECT_EQ(BytesToWrite(path, shards, 100), 1700) << "two states, the last one and the next one";
-  folder.Write("analysis-lanes-3.state", std::string(100, 'x'));
+  folder.Write("analysis-variants-3.state", std::string(100, 'x'));
   EXPECT_EQ(BytesToWrite(path, shards, 100), 1600);
-  folder.Write("analysis-lane-2.state", std::string(20, 'x'));
+  folder.Write("analysis-variant-2.state", std::string(20, 'x'));
   EXPECT_EQ(BytesToWrite(path, shards, 100), 1580);
   folder.Write("analysis-4.state.7-0.partial", std::string(50, 'x'));
   folder.Write("analysis-of-2024.states.csv", std::string(50, 'x'));
@@ -35,13 +35,12 @@ TEST(DiskRoomTest, ExistingFilesAreNotCountedAgain) {
 TEST(StatesTest, RemovesOnlyFilesOfRuns) {
   const std::vector<std::string> unfinished = {
       "analysis-7.state.12-3.partial", "analysis-mix.state.12-3.partial", "calibration-2.state.12-3.partial"};
-  const std::vector<std::string> of_analyses = {"analysis-0.state",      "analysis-12.state",
-                                                "analysis-lane-2.state", "analysis-lanes-31.state",
-                                                "analysis-mix.state",    "analysis-walk.state",
-                                                "analysis-decided-4.state"};
+  const std::vector<std::string> of_analyses = {
+      "analysis-0.state",   "analysis-12.state",   "analysis-variant-2.state", "analysis-variants-31.state",
+      "analysis-mix.state", "analysis-walk.state", "analysis-decided-4.state"};
   const std::vector<std::string> others = {
       "analysis-.state",          "analysis-1.state.csv",     "analysis-1.states",
-      "analysis-3b.state",        "analysis-lane-.state",     "analysis-mix.state.12.partial",
+      "analysis-3b.state",        "analysis-variant-.state",  "analysis-mix.state.12.partial",
       "analysis-mix.state.bak",   "analysis-mix2.state",      "analysis-of-2024.states.csv",
       "calibration-1.state.json", "calibration-mix.state",    "analysis-decided.state",
       "my-analysis-1.state",      "notes.state.12-3.partial", "quantize.analysis"};
@@ -66,8 +65,8 @@ TEST(StatesTest, RemovesOnlyFilesOfRuns) {
   whole.insert(whole.end(), {"calibration-12.state", "calibration-run.state"});
   EXPECT_THAT(names(), testing::UnorderedElementsAreArray(with(whole)));
   ASSERT_TRUE(RemoveStates(path, States::kAnalysis).ok());
-  EXPECT_THAT(names(), testing::UnorderedElementsAreArray(
-                           with({"calibration-12.state", "calibration-run.state"})));
+  EXPECT_THAT(names(),
+              testing::UnorderedElementsAreArray(with({"calibration-12.state", "calibration-run.state"})));
   ASSERT_TRUE(RemoveStates(path, States::kAll).ok());
   EXPECT_THAT(names(), testing::UnorderedElementsAreArray(others));
 }

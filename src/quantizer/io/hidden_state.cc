@@ -82,8 +82,8 @@ bool LoadHidden(const std::string& path, const std::string& xxh3, std::span<floa
 bool IsAnalysisState(std::string_view name) {
   const std::string_view target = TargetOf(name);
   return target == kAnalysisStateFile || target == kMixStateFile || IsNumbered(target, kAnalysisState) ||
-         IsNumbered(target, kDecidedState) || IsNumbered(target, kFirstLaneState) ||
-         IsNumbered(target, kLanesState);
+         IsNumbered(target, kDecidedState) || IsNumbered(target, kFirstVariantState) ||
+         IsNumbered(target, kVariantsState);
 }
 
 int64_t StateBytesIn(const std::string& folder) {
@@ -105,7 +105,8 @@ Status RemoveStates(const std::string& folder, States which,
   for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
     const std::string name = entry.path().filename().string();
     const bool analysis = IsAnalysisState(name), calibration = IsCalibrationState(name);
-    if (which == States::kAnalysis ? !analysis : which == States::kCalibration ? !calibration : false) continue;
+    if (which == States::kAnalysis ? !analysis : which == States::kCalibration ? !calibration : false)
+      continue;
     if (!analysis && !calibration) continue;
     if (keeps && keeps(name)) continue;
     if (which != States::kUnfinished || !IsWhole(name)) found.push_back(entry.path());

@@ -18,7 +18,7 @@ inline constexpr char kAnalysisStateFile[] = "analysis-walk.state", kMixStateFil
 /// Prefixes of files that these objects name, for StateFile: hidden states after a number of layers, and the
 /// decisions of an analysis.
 inline constexpr char kAnalysisState[] = "analysis-", kDecidedState[] = "analysis-decided-",
-                      kFirstLaneState[] = "analysis-lane-", kLanesState[] = "analysis-lanes-",
+                      kFirstVariantState[] = "analysis-variant-", kVariantsState[] = "analysis-variants-",
                       kCalibrationState[] = "calibration-";
 std::string StateFile(std::string_view kind, int layers);
 

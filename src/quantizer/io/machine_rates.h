@@ -18,8 +18,8 @@ struct MachineRates {
   double together = 1;  // time of simultaneous reading and writing divided by the sum of both
   // Bytes copied between the page cache and buffers on one thread, the cost of buffered I/O.
   double copy = 0;
-  double direct = 0;    // bytes of direct I/O per second of CPU time
-  double touch = 0;     // bytes of new memory that the kernel maps on first touch, on one thread
+  double direct = 0;  // bytes of direct I/O per second of CPU time
+  double touch = 0;   // bytes of new memory that the kernel maps on first touch, on one thread
   bool same_disk = true;
   std::map<std::string, double> rounds = {};  // `round` of each precision, by Precision::Name()
   bool whole_scales = false;                  // rounding needs a scale of all values of a linear (NVFP4)

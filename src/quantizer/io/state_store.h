@@ -24,8 +24,8 @@ inline constexpr double kSaveShare = 0.05;
 class StateStore {
  public:
   /// `name` is the file of the object; `key` identifies everything that the state depends on. `share` is the
-  /// maximum share of the time that saving may take; 1 saves at every opportunity. Without a folder nothing is
-  /// saved.
+  /// maximum share of the time that saving may take; 1 saves at every opportunity. Without a folder nothing
+  /// is saved.
   StateStore(std::string folder, std::string name, nlohmann::ordered_json key, double share = kSaveShare)
       : folder_(std::move(folder)), name_(std::move(name)), key_(std::move(key)), share_(share) {}
 
@@ -50,8 +50,8 @@ class StateStore {
     std::span<const float> values;
     bool reuse = false;  // keeps the file if the previous state has it
   };
-  /// Saves a state with its hidden states. `written` names files that the caller has just written. `files` has
-  /// those of the previous state and is replaced.
+  /// Saves a state with its hidden states. `written` names files that the caller has just written. `files`
+  /// has those of the previous state and is replaced.
   Status Save(const nlohmann::ordered_json& state, const std::vector<Hidden>& hidden,
               const std::vector<std::string>& written, Files* files);
   /// Removes states of analyses, or else of calibrated runs, except this object and `files`.

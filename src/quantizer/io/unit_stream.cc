@@ -45,7 +45,7 @@ UnitStream::~UnitStream() {
 }
 
 std::span<const Piece> UnitStream::PiecesOf(size_t unit) const {
-  const Unit& u = plan_.work.units[unit];
+  const IoUnit& u = plan_.work.units[unit];
   return std::span(plan_.work.pieces).subspan(u.first, u.end - u.first);
 }
 
@@ -86,7 +86,7 @@ Status UnitStream::CheckFinished() {
     }
     ++counts_.resumed_units;
     MarkDone(entry.unit);
-    RETURN_IF_ERROR(Say(true, ""));
+    RETURN_IF_ERROR(Report(true, ""));
   }
   for (size_t unit = 0; unit < done_.size(); ++unit) {
     if (wrong[unit] && !done_[unit]) ++counts_.redone_units;
@@ -123,7 +123,7 @@ size_t UnitStream::NextItem() const {
   return at_ + 1 < todo_.size() ? PiecesOf(todo_[at_ + 1]).front().item : plan_.items.size();
 }
 
-StatusOr<UnitStream::Place> UnitStream::Next() {
+StatusOr<UnitStream::PieceIo> UnitStream::Next() {
   if (at_ < todo_.size() && piece_ == PiecesOf(todo_[at_]).size()) RETURN_IF_ERROR(CloseUnit());
   MOESAIC_CHECK_LT(at_, todo_.size());
   if (piece_ == 0) RETURN_IF_ERROR(OpenUnit());
@@ -133,7 +133,8 @@ StatusOr<UnitStream::Place> UnitStream::Next() {
   for (size_t t = 0; t < tensors.size(); ++t) {
     if (tensors[t] >= 0) out_[t] = slot.room.output.data() + tensors[t];
   }
-  const Place place{PiecesOf(todo_[at_]).subspan(piece_), std::span(slot.loaded.rows).subspan(piece_), out_};
+  const PieceIo place{PiecesOf(todo_[at_]).subspan(piece_), std::span(slot.loaded.rows).subspan(piece_),
+                      out_};
   ++piece_;
   return place;
 }
@@ -186,7 +187,7 @@ Status UnitStream::CloseUnit() {
   ++at_;
   piece_ = 0;
   RETURN_IF_ERROR(StartReads());
-  return Tell();
+  return ReportProgress();
 }
 
 // Waits until the slot's output is written, then journals it.
@@ -247,9 +248,9 @@ void UnitStream::MarkDone(size_t unit) {
   --left_[ShardOf(unit)];
 }
 
-Status UnitStream::Tell(const std::string& stage) const { return Say(false, stage); }
+Status UnitStream::ReportProgress(const std::string& stage) const { return Report(false, stage); }
 
-Status UnitStream::Say(bool checking, const std::string& stage) const {
+Status UnitStream::Report(bool checking, const std::string& stage) const {
   if (!options_.progress || options_.progress({done_bytes_, plan_.output.bytes, checking, stage})) {
     return OkStatus();
   }

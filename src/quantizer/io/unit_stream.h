@@ -35,7 +35,7 @@ class UnitStream {
   Status Begin(int layer = -2);
 
   /// A piece with its source rows and output buffers. The spans extend to the end of the unit.
-  struct Place {
+  struct PieceIo {
     std::span<const Piece> pieces;
     std::span<const SourceRows> rows;
     std::span<std::byte* const> out;  // one per output tensor of the item; null: already stored
@@ -43,14 +43,14 @@ class UnitStream {
   /// Returns the item of the next piece, or the number of items at the end.
   size_t NextItem() const;
   /// Returns the next piece, which must exist, and finishes the previous one.
-  StatusOr<Place> Next();
+  StatusOr<PieceIo> Next();
   /// Flushes all finished units to the files and the journal.
   Status Drain();
   /// Finishes the run: writes the headers of files.
   Status Finish();
 
   /// Reports progress.
-  Status Tell(const std::string& stage = {}) const;
+  Status ReportProgress(const std::string& stage = {}) const;
   const StreamCounts& counts() const { return counts_; }
 
  private:
@@ -83,7 +83,7 @@ class UnitStream {
   Status Settle(Slot& slot);
   Status FinishShard(int shard);
   void MarkDone(size_t unit);
-  Status Say(bool checking, const std::string& stage) const;
+  Status Report(bool checking, const std::string& stage) const;
 
   const QuantizePlan& plan_;
   const QuantizeOptions& options_;

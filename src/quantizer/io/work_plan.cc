@@ -30,7 +30,7 @@ class Cutter {
 
   // Puts items [first, end) into one unit if they fit.
   void AddTogether(size_t first, size_t end) {
-    Unit sum;
+    IoUnit sum;
     for (size_t i = first; i < end; ++i) Count({i, 0, RowsOf(items_[i])}, &sum);
     Piece next{first, 0, 0};  // next rows to add
     if (Bytes(sum) <= unit_bytes_) {
@@ -45,16 +45,16 @@ class Cutter {
     const int64_t rows = RowsOf(items_[item]);
     for (int64_t first = from; first < rows;) {
       Piece piece{item, first, rows - first};
-      const Unit filled = plan_.units.empty() || plan_.units.back().alone ? Unit{} : plan_.units.back();
+      const IoUnit filled = plan_.units.empty() || plan_.units.back().alone ? IoUnit{} : plan_.units.back();
       if (!Fits(filled, piece)) {
         // Adds as many steps as fit an empty unit.
-        Unit step;
+        IoUnit step;
         Count({item, first, std::min(kRowStep, rows - first)}, &step);
         const int64_t steps = std::max<int64_t>(unit_bytes_ / std::max<int64_t>(Bytes(step), 1), 1);
         piece.rows = std::min(rows - first, steps * kRowStep);
         while (piece.rows > kRowStep && !Fits({}, piece)) piece.rows = (piece.rows - 1) / kRowStep * kRowStep;
       }
-      Unit bytes;
+      IoUnit bytes;
       Count(piece, &bytes);
       Open(item, bytes);
       Put(piece);
@@ -63,7 +63,7 @@ class Cutter {
   }
 
   WorkPlan Take() {
-    for (const Unit& unit : plan_.units) {
+    for (const IoUnit& unit : plan_.units) {
       const auto pieces = std::span(plan_.pieces).subspan(unit.first, unit.end - unit.first);
       const int64_t output_bytes = PlacesOf(output_, pieces).bytes;
       if (unit.alone) {
@@ -83,9 +83,9 @@ class Cutter {
   }
 
  private:
-  static int64_t Bytes(const Unit& unit) { return unit.source_bytes + unit.output_bytes; }
+  static int64_t Bytes(const IoUnit& unit) { return unit.source_bytes + unit.output_bytes; }
 
-  void Count(const Piece& piece, Unit* unit) const {
+  void Count(const Piece& piece, IoUnit* unit) const {
     const int64_t rows = RowsOf(items_[piece.item]);
     const SourceForm& form = forms_[piece.item];
     const int64_t by_row = form.bytes - form.whole_bytes;
@@ -95,7 +95,7 @@ class Cutter {
     }
   }
 
-  bool Fits(Unit unit, const Piece& piece) const {
+  bool Fits(IoUnit unit, const Piece& piece) const {
     Count(piece, &unit);
     return Bytes(unit) <= unit_bytes_;
   }
@@ -120,16 +120,16 @@ class Cutter {
 
   // True if the last unit, which is exclusive, has space for `piece` including worst-case alignment.
   bool FitsAlone(const Piece& piece) const {
-    Unit unit = plan_.units.back();
+    IoUnit unit = plan_.units.back();
     Count(piece, &unit);
     const auto pieces = static_cast<int64_t>(unit.end - unit.first) + 1;
     return Bytes(unit) + kDirectBlock * (1 + pieces * kMostTensors) <= alone_bytes_;
   }
 
   // Starts a unit if the last one has no space for `more` or belongs to another shard than `item`.
-  void Open(size_t item, const Unit& more) {
+  void Open(size_t item, const IoUnit& more) {
     if (!plan_.units.empty()) {
-      const Unit& last = plan_.units.back();
+      const IoUnit& last = plan_.units.back();
       if (last.first == last.end) return;  // still empty
       const size_t before = plan_.pieces.back().item;
       const bool same = !last.alone && output_.items[before].shard == output_.items[item].shard &&

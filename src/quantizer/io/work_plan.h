@@ -22,7 +22,7 @@ struct Piece {
 
 /// Pieces [first, end) of a plan, all in one shard: a wave of experts, some matrices, or a part of one. A
 /// unit is the granularity of I/O and of the journal.
-struct Unit {
+struct IoUnit {
   size_t first = 0, end = 0;
   int64_t source_bytes = 0;  // maximum
   int64_t output_bytes = 0;
@@ -31,7 +31,7 @@ struct Unit {
 
 struct WorkPlan {
   std::vector<Piece> pieces;
-  std::vector<Unit> units;
+  std::vector<IoUnit> units;
   int64_t source_bytes = 0;  // of the largest unit that shares the memory with another
   int64_t output_bytes = 0;  // of the largest OutputPlaces of these
   int64_t alone_bytes = 0;   // source and OutputPlaces of the largest exclusive unit

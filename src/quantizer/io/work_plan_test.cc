@@ -41,7 +41,7 @@ class WorkPlanTest : public ::testing::Test {
     EXPECT_EQ(item, items_.size());
     size_t piece = 0;
     int64_t bytes = 0;
-    for (const Unit& unit : plan.units) {
+    for (const IoUnit& unit : plan.units) {
       EXPECT_EQ(unit.first, piece);
       for (; piece < unit.end; ++piece) {
         EXPECT_EQ(output_.items[plan.pieces[piece].item].shard,
@@ -74,7 +74,7 @@ TEST_F(WorkPlanTest, SplitsLargeMatricesAndGroupsSmallOnes) {
       const WorkPlan plan = Cut(unit_bytes);
       CheckWhole(plan);
       if (unit_bytes < 300'000) continue;
-      for (const Unit& unit : plan.units) EXPECT_LE(unit.source_bytes + unit.output_bytes, unit_bytes);
+      for (const IoUnit& unit : plan.units) EXPECT_LE(unit.source_bytes + unit.output_bytes, unit_bytes);
     }
   }
   EXPECT_GT(Cut(300'000).units.size(), 10U);
@@ -133,7 +133,7 @@ TEST_F(WorkPlanTest, LinearsWithASharedScaleGetAnExclusiveUnitIfTheyAreTooLarge)
     SCOPED_TRACE(alone_bytes);
     const WorkPlan part = Cut({.unit_bytes = 150'000, .alone_bytes = alone_bytes});
     CheckWhole(part);
-    const auto alone = std::ranges::count(part.units, true, &Unit::alone);
+    const auto alone = std::ranges::count(part.units, true, &IoUnit::alone);
     EXPECT_GE(alone, 2);  // q_a and kv_a or gate and up, and down
     EXPECT_LE(part.alone_bytes, alone_bytes);
     EXPECT_GT(part.alone_bytes, alone_bytes / 2);
@@ -204,7 +204,7 @@ TEST_F(WorkPlanTest, ExclusiveUnitsFillButDoNotExceedTheMemory) {
       EXPECT_GT(plan.alone_bytes, 0);
     }
     if (whole) {  // both in one unit
-      const Unit& last = plan.units.back();
+      const IoUnit& last = plan.units.back();
       EXPECT_EQ(last.alone, alone);
       EXPECT_GE(last.end - last.first, 2U);
       EXPECT_EQ(plan.pieces.back().rows, 1024);

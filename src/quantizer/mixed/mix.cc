@@ -31,18 +31,18 @@ constexpr UnitKind kKinds[] = {
 };
 
 // Returns "mlp.experts" of "model.layers.3.mlp.experts".
-std::string KindOfUnit(const std::string& unit) {
+std::string KindOfGroup(const std::string& unit) {
   return unit.substr(models::LayerPrefix(LayerOf(unit)).size());
 }
 
-constexpr std::pair<MixBudget::Unit, const char*> kBudgets[] = {
-    {MixBudget::Unit::kBitsPerWeight, "bits_per_weight"},
-    {MixBudget::Unit::kBytes, "bytes"},
+constexpr std::pair<MixBudget::Kind, const char*> kBudgets[] = {
+    {MixBudget::Kind::kBitsPerWeight, "bits_per_weight"},
+    {MixBudget::Kind::kBytes, "bytes"},
 };
 
 // Returns the cost of an option under the budget.
-PrecisionOption Cost(const MixOption& option, const MixBudget& budget) {
-  const bool files = budget.unit == MixBudget::Unit::kBytes;
+KnapsackOption Cost(const MixOption& option, const MixBudget& budget) {
+  const bool files = budget.kind == MixBudget::Kind::kBytes;
   return {.name = option.precision.Name(),
           .loss = option.loss,
           .bytes = option.bytes + (files ? option.header_bytes : 0)};
@@ -61,7 +61,7 @@ std::vector<std::string> NamesOf(const MixSettings& settings) {
 Status RefuseBudget(const MixSettings& settings, double fixed, double least, double weights) {
   const MixBudget& budget = settings.budget;
   const std::vector<std::string> names = NamesOf(settings);
-  if (budget.unit == MixBudget::Unit::kBitsPerWeight) {
+  if (budget.kind == MixBudget::Kind::kBitsPerWeight) {
     return ResourceExhausted(
         "{} {} is too little: the cheapest mix of {} takes {:.4f} bits per weight ({:.0f} bytes)",
         budget.Flag(), budget.amount, fmt::join(names, ", "), 8 * least / weights, least);
@@ -76,7 +76,7 @@ Status RefuseBudget(const MixSettings& settings, double fixed, double least, dou
 // bytes of the budget's kind.
 double PriceOf(const Mix& mix, const MixBudget& budget) {
   double price = 0;
-  for (const MixUnit& unit : mix.units) {
+  for (const PrecisionGroup& unit : mix.units) {
     const MixOption& now = unit.options[unit.chosen];
     for (const MixOption& other : unit.options) {
       const double more = BytesOf(other, budget) - BytesOf(now, budget);
@@ -99,7 +99,7 @@ double InfiniteIn(const ordered_json& json, const char* key) {
 }
 
 std::string MixBudget::Flag() const {
-  return unit == Unit::kBitsPerWeight ? "--bits-per-weight" : "--budget";
+  return unit == Kind::kBitsPerWeight ? "--bits-per-weight" : "--budget";
 }
 
 bool MixSettings::Has(DType kept) const {
@@ -110,7 +110,7 @@ ordered_json MixSettings::Json() const {
   ordered_json json;
   json["options"] = NamesOf(*this);
   for (const auto& [unit, key] : kBudgets) {
-    if (unit == budget.unit) json[key] = budget.amount;
+    if (unit == budget.kind) json[key] = budget.amount;
   }
   json["tokens"] = tokens;
   return json;
@@ -118,9 +118,7 @@ ordered_json MixSettings::Json() const {
 
 StatusOr<MixSettings> MixSettings::FromJson(const nlohmann::json& json) {
   MixSettings settings;
-  const auto refuse = [&] {
-    return DataLoss("\"mix\" has an unknown form: {}", json.dump());
-  };
+  const auto refuse = [&] { return DataLoss("\"mix\" has an unknown form: {}", json.dump()); };
   const auto options = json.find("options"), tokens = json.find("tokens");
   if (options == json.end() || !options->is_array() || tokens == json.end() || !tokens->is_number_integer()) {
     return refuse();
@@ -142,7 +140,7 @@ StatusOr<MixSettings> MixSettings::FromJson(const nlohmann::json& json) {
 
 std::map<std::string, Precision> Mix::Choice() const {
   std::map<std::string, Precision> choice;
-  for (const MixUnit& unit : units) {
+  for (const PrecisionGroup& unit : units) {
     if (unit.chosen >= 0) choice.emplace(unit.name, unit.options[unit.chosen].precision);
   }
   return choice;
@@ -152,7 +150,7 @@ ordered_json Mix::Json() const {
   ordered_json json = {
       {"tokens", tokens}, {"predicted_loss", loss}, {"bits_per_weight", bits},       {"bytes", bytes},
       {"exact", exact},   {"price", price},         {"units", ordered_json::array()}};
-  for (const MixUnit& unit : units) {
+  for (const PrecisionGroup& unit : units) {
     ordered_json to = {{"name", unit.name},
                        {"layer", unit.layer},
                        {"weights", unit.weights},
@@ -187,11 +185,11 @@ StatusOr<Mix> Mix::FromJson(const ordered_json& json) {
   mix.price = NumberIn(json, "price");
   mix.exact = BoolIn(json, "exact", false);
   for (const ordered_json& from : json.value("units", ordered_json::array())) {
-    MixUnit unit{.name = TextIn(from, "name"),
-                 .layer = static_cast<int>(NumberIn(from, "layer")),
-                 .weights = static_cast<int64_t>(NumberIn(from, "weights")),
-                 .measured = BoolIn(from, "measured", false),
-                 .options = {}};
+    PrecisionGroup unit{.name = TextIn(from, "name"),
+                        .layer = static_cast<int>(NumberIn(from, "layer")),
+                        .weights = static_cast<int64_t>(NumberIn(from, "weights")),
+                        .measured = BoolIn(from, "measured", false),
+                        .options = {}};
     const std::string chosen = TextIn(from, "chosen");
     for (const ordered_json& option : from.value("options", ordered_json::array())) {
       ASSIGN_OR_RETURN(const Precision precision, ParsePrecision(TextIn(option, "precision")));
@@ -216,7 +214,7 @@ StatusOr<Mix> Mix::FromJson(const ordered_json& json) {
   return mix;
 }
 
-std::string MixUnitOf(const std::string& module) {
+std::string PrecisionGroupOf(const std::string& module) {
   const std::string prefix = models::LayerPrefix(LayerOf(module));
   const std::string rest = module.substr(std::min(prefix.size(), module.size()));
   if (rest.starts_with("mlp.experts.")) return prefix + "mlp.experts";
@@ -232,7 +230,7 @@ std::string MixUnitOf(const std::string& module) {
 
 std::vector<std::string> MixPatterns(std::span<const std::string> units) {
   std::map<std::string, std::vector<int>> layers;
-  for (const std::string& unit : units) layers[KindOfUnit(unit)].push_back(LayerOf(unit));
+  for (const std::string& unit : units) layers[KindOfGroup(unit)].push_back(LayerOf(unit));
   std::vector<std::string> patterns;
   for (auto& [kind, of_kind] : layers) {
     std::ranges::sort(of_kind);
@@ -266,11 +264,11 @@ double NominalError(const Precision& precision) {
 
 Status ChooseMix(const MixSettings& settings, const MixFixed& fixed, Mix* mix) {
   const MixBudget& budget = settings.budget;
-  std::vector<PrecisionGroup> groups;
+  std::vector<KnapsackGroup> groups;
   std::vector<std::vector<int>> places;  // options of a group, as indices of the unit's options
   double weights = 0, least = 0;
-  for (const MixUnit& unit : mix->units) {
-    PrecisionGroup group{unit.name, {}};
+  for (const PrecisionGroup& unit : mix->units) {
+    KnapsackGroup group{unit.name, {}};
     std::vector<int> of_unit;
     double cheapest = kInfinity;
     for (size_t o = 0; o < unit.options.size(); ++o) {
@@ -297,15 +295,15 @@ Status ChooseMix(const MixSettings& settings, const MixFixed& fixed, Mix* mix) {
     places.push_back(std::move(of_unit));
   }
   if (groups.empty()) return InvalidArgument("--mix: the model has no linear whose precision can be chosen");
-  const bool bits = budget.unit == MixBudget::Unit::kBitsPerWeight;
+  const bool bits = budget.kind == MixBudget::Kind::kBitsPerWeight;
   const double outside = bits ? 0 : static_cast<double>(fixed.bytes);
   const double left = bits ? std::floor(budget.amount * weights / 8) : budget.amount - outside;
   if (least > left) return RefuseBudget(settings, outside, least, weights);
-  ASSIGN_OR_RETURN(const PrecisionChoice choice, ChoosePrecisions(groups, left));
+  ASSIGN_OR_RETURN(const KnapsackChoice choice, SolveKnapsack(groups, left));
   mix->loss = 0;
   mix->bytes = 0;
   for (size_t g = 0; g < groups.size(); ++g) {
-    MixUnit& unit = mix->units[g];
+    PrecisionGroup& unit = mix->units[g];
     unit.chosen = places[g][choice.options[g]];
     mix->loss += unit.options[unit.chosen].loss;
     mix->bytes += unit.options[unit.chosen].bytes;

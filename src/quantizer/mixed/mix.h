@@ -16,11 +16,11 @@
 namespace moesaic::quantizer {
 
 struct MixBudget {
-  enum class Unit : uint8_t {
+  enum class Kind : uint8_t {
     kBitsPerWeight,  // average over the linears of the mix, scales included
     kBytes,          // size of all weight files, headers included
   };
-  Unit unit = Unit::kBitsPerWeight;
+  Kind kind = Kind::kBitsPerWeight;
   double amount = 0;
 
   std::string Flag() const;  // "--bits-per-weight"
@@ -44,19 +44,19 @@ inline constexpr float kLargestHalf = 65504;
 /// One precision for one precision group.
 struct MixOption {
   Precision precision;
-  int64_t bytes = 0;           // bytes of its tensors
-  int64_t header_bytes = 0;    // maximum size of their entries in a file's header
+  int64_t bytes = 0;         // bytes of its tensors
+  int64_t header_bytes = 0;  // maximum size of their entries in a file's header
   // Bytes of its tensors that a token reads; routed experts: bytes * top_k / experts.
-  double loss = 0;             // nats per token; infinite: not allowed
-  double flips = 0;            // share of tokens and later MoE layers whose routing changes
-  double largest = 0;          // fp16: largest magnitude in its arithmetic; infinite for NaN
+  double loss = 0;     // nats per token; infinite: not allowed
+  double flips = 0;    // share of tokens and later MoE layers whose routing changes
+  double largest = 0;  // fp16: largest magnitude in its arithmetic; infinite for NaN
 
   bool overflows() const { return largest > kLargestHalf; }
 };
 
 /// Linears that must share a precision: fused ones (q, k and v; q_a and kv_a), and those of a feed-forward
 /// network. All routed experts of a layer form one group, because fused kernels need one precision.
-struct MixUnit {
+struct PrecisionGroup {
   std::string name;  // "model.layers.3.mlp.experts", "model.layers.3.self_attn.qkv_proj"
   int layer = 0;
   int64_t weights = 0;
@@ -75,7 +75,7 @@ struct RouterFinding {
 };
 
 struct Mix {
-  std::vector<MixUnit> units;
+  std::vector<PrecisionGroup> units;
   std::vector<RouterFinding> routers;
   int64_t tokens = 0;  // number of tokens of the measurement
   double loss = 0;     // predicted loss: sum over the chosen options, nats per token
@@ -95,7 +95,7 @@ nlohmann::ordered_json InfiniteJson(double value);
 double InfiniteIn(const nlohmann::ordered_json& json, const char* key);
 
 /// Returns the precision group of a linear.
-std::string MixUnitOf(const std::string& module);
+std::string PrecisionGroupOf(const std::string& module);
 
 /// Returns "re:..." patterns that match exactly the modules of `units`.
 std::vector<std::string> MixPatterns(std::span<const std::string> units);

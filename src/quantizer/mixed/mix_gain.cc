@@ -23,7 +23,7 @@ class GainMeasurer : public LayerVisitor {
  public:
   GainMeasurer(const kernels::ExecContext& ctx, const Checkpoint& source, const models::DecoderSpec& spec,
                const OutputSettings& settings, const std::vector<ModelItem>& items,
-               const std::vector<MixUnit>& units, MixGains gains, CalibrationStream& stream)
+               const std::vector<PrecisionGroup>& units, MixGains gains, CalibrationStream& stream)
       : ctx_(ctx),
         source_(source),
         spec_(spec),
@@ -31,7 +31,7 @@ class GainMeasurer : public LayerVisitor {
         items_(items),
         gains_(std::move(gains)),
         stream_(stream) {
-    for (const MixUnit& unit : units) units_[unit.name] = &unit;
+    for (const PrecisionGroup& unit : units) units_[unit.name] = &unit;
     for (const ModelItem& item : items) {
       if (item.linear) rows_of_[item.name] = static_cast<int>(item.shape[0]);
     }
@@ -60,7 +60,7 @@ class GainMeasurer : public LayerVisitor {
     return matrices;
   }
 
-  Status SeeRouting(int, std::span<const int64_t>) override { return OkStatus(); }
+  Status OnRouting(int, std::span<const int64_t>) override { return OkStatus(); }
 
   bool IsSampled(const LinearGroup& group) const {
     return group.expert < 0 || StandsForExperts(group.expert, spec_.moe.experts);
@@ -70,7 +70,7 @@ class GainMeasurer : public LayerVisitor {
     if (!IsSampled(group)) return OkStatus();
     const HessianFactor* factor = nullptr;
     for (const std::string& module : group.modules) {
-      const auto found = units_.find(MixUnitOf(module));
+      const auto found = units_.find(PrecisionGroupOf(module));
       if (found == units_.end()) continue;
       if (factor == nullptr) {
         ASSIGN_OR_RETURN(factor, Factor(group));
@@ -104,12 +104,13 @@ class GainMeasurer : public LayerVisitor {
     if (shared) layer_ = group.layer;
     kept.reset();
     ASSIGN_OR_RETURN(Hessian hessian, Hessian::Create(k));
-    (leans ? group.layer_inputs : group.inputs).visit(
-        [&](const TokenRows& tokens) { hessian.Add(ctx_, tokens); });
+    (leans ? group.layer_inputs : group.inputs).visit([&](const TokenRows& tokens) {
+      hessian.Add(ctx_, tokens);
+    });
     RETURN_IF_ERROR(stream_.watched());  // fails if inputs are missing
     if (!hessian.any()) return nullptr;
-    StatusOr<HessianFactor> factor = FactorHessian(ctx_, hessian,
-                                                   {.watch = [this] { return stream_.Ask(); }});
+    StatusOr<HessianFactor> factor =
+        FactorHessian(ctx_, hessian, {.watch = [this] { return stream_.CheckWatch(); }});
     if (!factor.ok()) return Annotate(factor.status(), group.modules.front());
     kept = *std::move(factor);
     return &*kept;
@@ -119,7 +120,7 @@ class GainMeasurer : public LayerVisitor {
   const Checkpoint& source_;
   const models::DecoderSpec& spec_;
   const OutputSettings& settings_;
-  std::map<std::string, const MixUnit*> units_;
+  std::map<std::string, const PrecisionGroup*> units_;
   std::map<std::string, int> rows_of_;
   const std::vector<ModelItem>& items_;
   MixGains gains_;
@@ -143,7 +144,7 @@ bool StandsForExperts(int expert, int experts) {
 
 StatusOr<MixGains> MeasureGains(const kernels::ExecContext& ctx, const Checkpoint& source,
                                 const models::DecoderSpec& spec, const std::vector<ModelItem>& items,
-                                const OutputSettings& settings, const std::vector<MixUnit>& units,
+                                const OutputSettings& settings, const std::vector<PrecisionGroup>& units,
                                 const std::vector<std::vector<int32_t>>& sequences, GainWalk walk) {
   ASSIGN_OR_RETURN(CalibrationStream stream, CalibrationStream::Create(source, spec, sequences, ctx));
   if (walk.layers > 0) RETURN_IF_ERROR(walk.restore(stream));

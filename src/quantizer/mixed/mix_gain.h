@@ -40,7 +40,7 @@ bool StandsForExperts(int expert, int experts);
 /// MeasureLoss. Routed experts are sampled.
 StatusOr<MixGains> MeasureGains(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& source,
                                 const models::DecoderSpec& spec, const std::vector<ModelItem>& items,
-                                const OutputSettings& settings, const std::vector<MixUnit>& units,
+                                const OutputSettings& settings, const std::vector<PrecisionGroup>& units,
                                 const std::vector<std::vector<int32_t>>& sequences, GainWalk walk);
 
 }  // namespace moesaic::quantizer

@@ -10,8 +10,8 @@
 #include "quantizer/calibrate/calibration_report.h"
 #include "quantizer/format/runtime_matrix.h"
 #include "quantizer/format/weight_rows.h"
-#include "quantizer/mixed/lane_losses.h"
 #include "quantizer/mixed/mix_state.h"
+#include "quantizer/mixed/variant_losses.h"
 
 namespace moesaic::quantizer {
 namespace {
@@ -37,7 +37,7 @@ class Measurer : public MixMeasurer {
  public:
   Measurer(const kernels::ExecContext& ctx, const Checkpoint& source, const models::DecoderSpec& spec,
            const OutputSettings& settings, const std::vector<ModelItem>& items, const MixPass& pass,
-           std::vector<MixUnit> units, CalibrationStream& stream)
+           std::vector<PrecisionGroup> units, CalibrationStream& stream)
       : ctx_(ctx),
         source_(source),
         spec_(spec),
@@ -45,7 +45,7 @@ class Measurer : public MixMeasurer {
         pass_(pass),
         exact_(MixExactType(settings.mix)),
         units_(std::move(units)),
-        lanes_(units_.size()),
+        variants_(units_.size()),
         stream_(stream) {
     for (size_t u = 0; u < units_.size(); ++u) unit_of_[units_[u].name] = u;
     for (const ModelItem& item : items) {
@@ -55,18 +55,18 @@ class Measurer : public MixMeasurer {
 
   StatusOr<Mix> Finish() override {
     ASSIGN_OR_RETURN(const std::vector<double> losses,
-                     LaneLosses(ctx_, source_, spec_, exact_, LaneLossRows(spec_), stream_));
+                     VariantLosses(ctx_, source_, spec_, exact_, VariantLossRows(spec_), stream_));
     for (size_t u = 0; u < units_.size(); ++u) {
-      MixUnit& unit = units_[u];
+      PrecisionGroup& unit = units_[u];
       unit.measured = unit.layer < spec_.layers;
       for (size_t o = 0; o < unit.options.size(); ++o) {
         MixOption& option = unit.options[o];
-        const int lane = unit.measured ? lanes_[u].options[o] : 0;
-        option.loss = losses[lane];
-        option.flips = FlipsOf(lane);
+        const int variant = unit.measured ? variants_[u].options[o] : 0;
+        option.loss = losses[variant];
+        option.flips = FlipsOf(variant);
         if (!unit.measured || !option.precision.kept() || option.precision.dtype != DType::kF16) continue;
-        option.largest = lanes_[u].largest;
-        option.loss = option.overflows() ? kInfinity : option.loss + kHalfOfBF16 * losses[lanes_[u].bf16];
+        option.largest = variants_[u].largest;
+        option.loss = option.overflows() ? kInfinity : option.loss + kHalfOfBF16 * losses[variants_[u].bf16];
       }
       // The fp16 magnitudes of a module that was not walked are unknown.
       if (!unit.measured && unit.options.size() > 1) {
@@ -76,24 +76,25 @@ class Measurer : public MixMeasurer {
       }
     }
     for (size_t r = 0; r < routers_.size(); ++r) {
-      routers_[r].loss = losses[router_lanes_[r]];
-      routers_[r].flips = FlipsOf(router_lanes_[r]);
+      routers_[r].loss = losses[router_variants_[r]];
+      routers_[r].flips = FlipsOf(router_variants_[r]);
     }
-    return Mix{.units = std::move(units_), .routers = std::move(routers_), .tokens = stream_.lane_tokens()};
+    return Mix{
+        .units = std::move(units_), .routers = std::move(routers_), .tokens = stream_.variant_tokens()};
   }
 
   ordered_json Json() const override {
     ordered_json units = ordered_json::array();
     for (size_t u = 0; u < units_.size(); ++u) {
       units.push_back({{"name", units_[u].name},
-                       {"options", lanes_[u].options},
-                       {"bf16", lanes_[u].bf16},
-                       {"largest", InfiniteJson(lanes_[u].largest)}});
+                       {"options", variants_[u].options},
+                       {"bf16", variants_[u].bf16},
+                       {"largest", InfiniteJson(variants_[u].largest)}});
     }
-    return {{"lanes", stream_.lanes()},
+    return {{"variants", stream_.variants()},
             {"units", std::move(units)},
             {"found", Mix{.units = {}, .routers = routers_}.Json()},
-            {"router_lanes", router_lanes_},
+            {"router_variants", router_variants_},
             {"flips", flips_},
             {"routed", routed_}};
   }
@@ -101,28 +102,28 @@ class Measurer : public MixMeasurer {
   Status Restore(const ordered_json& json) override {
     const ordered_json units = json.value("units", ordered_json::array());
     for (size_t u = 0; u < std::max(units.size(), units_.size()); ++u) {
-      if (u >= units_.size()) return OtherUnits(TextIn(units[u], "name"));
-      if (u >= units.size() || TextIn(units[u], "name") != units_[u].name) return OtherUnits(units_[u].name);
-      lanes_[u] = {.options = NumbersIn<int>(units[u], "options"),
-                   .bf16 = static_cast<int>(NumberIn(units[u], "bf16")),
-                   .largest = static_cast<float>(InfiniteIn(units[u], "largest"))};
-      const size_t lanes = lanes_[u].options.size();  // 0 if the unit's layer was not walked yet
-      if (lanes != 0 && lanes != units_[u].options.size()) return OtherUnits(units_[u].name);
+      if (u >= units_.size()) return OtherGroups(TextIn(units[u], "name"));
+      if (u >= units.size() || TextIn(units[u], "name") != units_[u].name) return OtherGroups(units_[u].name);
+      variants_[u] = {.options = NumbersIn<int>(units[u], "options"),
+                      .bf16 = static_cast<int>(NumberIn(units[u], "bf16")),
+                      .largest = static_cast<float>(InfiniteIn(units[u], "largest"))};
+      const size_t variants = variants_[u].options.size();  // 0 if the unit's layer was not walked yet
+      if (variants != 0 && variants != units_[u].options.size()) return OtherGroups(units_[u].name);
     }
     ASSIGN_OR_RETURN(Mix found, Mix::FromJson(json.value("found", ordered_json::object())));
     routers_ = std::move(found.routers);
-    router_lanes_ = NumbersIn<int>(json, "router_lanes");
+    router_variants_ = NumbersIn<int>(json, "router_variants");
     flips_ = NumbersIn<int64_t>(json, "flips");
     routed_ = NumbersIn<int64_t>(json, "routed");
-    const auto lanes = static_cast<int64_t>(NumberIn(json, "lanes"));
-    if (lanes > pass_.lanes) return OtherUnits("all lanes");
-    while (stream_.lanes() < lanes) stream_.AddLane();
+    const auto variants = static_cast<int64_t>(NumberIn(json, "variants"));
+    if (variants > pass_.variants) return OtherGroups("all variants");
+    while (stream_.variants() < variants) stream_.AddVariant();
     return OkStatus();
   }
 
  private:
-  struct Lanes {
-    std::vector<int> options;  // [options] lane of each; 0: the first lane
+  struct Variants {
+    std::vector<int> options;  // [options] variant of each; 0: the first variant
     int bf16 = 0;
     float largest = 0;  // largest magnitude among inputs and outputs
   };
@@ -139,17 +140,17 @@ class Measurer : public MixMeasurer {
     return matrices;
   }
 
-  StatusOr<std::vector<LaneMatrix>> VisitLanes(const LinearGroup& group,
-                                               std::span<const OwnedMatrix> matrices) override {
-    std::vector<LaneMatrix> lanes;
+  StatusOr<std::vector<VariantMatrix>> VisitVariants(const LinearGroup& group,
+                                                     std::span<const OwnedMatrix> matrices) override {
+    std::vector<VariantMatrix> variants;
     std::map<size_t, std::vector<size_t>> modules;  // linears by unit
     for (size_t m = 0; m < group.modules.size(); ++m) {
-      const auto found = unit_of_.find(MixUnitOf(group.modules[m]));
+      const auto found = unit_of_.find(PrecisionGroupOf(group.modules[m]));
       if (found != unit_of_.end()) modules[found->second].push_back(m);
     }
     for (const auto& [unit, of_unit] : modules) {
-      if (lanes_[unit].options.empty()) AddLanes(unit);
-      if (settings_.mix.Has(DType::kF16)) SeeMagnitudes(group, matrices, of_unit, &lanes_[unit].largest);
+      if (variants_[unit].options.empty()) AddVariants(unit);
+      if (settings_.mix.Has(DType::kF16)) SeeMagnitudes(group, matrices, of_unit, &variants_[unit].largest);
       float largest = 0;  // maximum over linears that share an NVFP4 scale
       for (const size_t m : of_unit) {
         if (!WantsLargest(units_[unit])) break;
@@ -158,25 +159,25 @@ class Measurer : public MixMeasurer {
         largest = std::max(largest, of_module);
       }
       for (const size_t m : of_unit) {
-        RETURN_IF_ERROR(AddMatrices(unit, group.modules[m], m, group.inputs.k, largest, &lanes));
+        RETURN_IF_ERROR(AddMatrices(unit, group.modules[m], m, group.inputs.k, largest, &variants));
       }
     }
-    return lanes;
+    return variants;
   }
 
-  StatusOr<std::vector<LaneMatrix>> VisitRouter(int layer) override {
-    if (layer >= pass_.end) return std::vector<LaneMatrix>();
+  StatusOr<std::vector<VariantMatrix>> VisitRouter(int layer) override {
+    if (layer >= pass_.end) return std::vector<VariantMatrix>();
     for (const char* kind : {"mlp.experts", "mlp.shared_experts"}) {
       const auto found = unit_of_.find(models::LayerPrefix(layer) + kind);
-      if (found != unit_of_.end()) AddLanes(found->second);
+      if (found != unit_of_.end()) AddVariants(found->second);
     }
     const std::string name = models::LayerPrefix(layer) + "mlp.gate";
     const int n = spec_.moe.experts, k = spec_.hidden;
     ASSIGN_OR_RETURN(const std::vector<float> rows, ReadRows(ctx_, source_, name, n, k, 0, n));
     ASSIGN_OR_RETURN(const checkpoint::LinearSource stored, source_.FindLinear(name, n, k));
-    std::vector<LaneMatrix> lanes;
+    std::vector<VariantMatrix> variants;
     for (const Precision& precision : settings_.Roundings()) {
-      RETURN_IF_ERROR(stream_.Ask());
+      RETURN_IF_ERROR(stream_.CheckWatch());
       const Grid grid = precision.grid();
       if (!CheckGrid(grid, k).ok()) continue;
       ASSIGN_OR_RETURN(
@@ -186,70 +187,70 @@ class Measurer : public MixMeasurer {
       Dequantize(rounded, 0, n, values.data());
       ASSIGN_OR_RETURN(RuntimeMatrix packed, RuntimeMatrix::OfKept(DType::kF32, n, k));
       packed.AddKept(*ctx_.pool, 0, n, values.data());
-      lanes.push_back({stream_.AddLane(), 0, packed.Take()});
+      variants.push_back({stream_.AddVariant(), 0, packed.Take()});
       RouterFinding& finding = routers_.emplace_back();
       finding.layer = layer;
       finding.precision = precision;
       finding.saved = static_cast<int64_t>(stored.weight->bytes.size());
       for (const StoredTensor& tensor : TensorsOf(grid, n, k)) finding.saved -= tensor.bytes();
-      router_lanes_.push_back(lanes.back().lane);
+      router_variants_.push_back(variants.back().variant);
     }
     source_.ForgetMaps();
-    return lanes;
+    return variants;
   }
 
-  Status SeeRouting(int, std::span<const int64_t>) override { return OkStatus(); }
+  Status OnRouting(int, std::span<const int64_t>) override { return OkStatus(); }
 
-  void SeeRoutes(int, int64_t first, int rows, int top_k, const int32_t* ids) override {
-    const int64_t tokens = stream_.lane_tokens();
-    flips_.resize(static_cast<size_t>(stream_.lanes()));
+  void OnRoutes(int, int64_t first, int rows, int top_k, const int32_t* ids) override {
+    const int64_t tokens = stream_.variant_tokens();
+    flips_.resize(static_cast<size_t>(stream_.variants()));
     routed_.resize(flips_.size());
     first_routes_.resize(static_cast<size_t>(tokens * top_k));
     std::vector<int32_t> mine(static_cast<size_t>(top_k));
     for (int r = 0; r < rows; ++r) {
-      const int64_t lane = (first + r) / tokens, token = (first + r) % tokens;
+      const int64_t variant = (first + r) / tokens, token = (first + r) % tokens;
       mine.assign(ids + int64_t{r} * top_k, ids + int64_t{r + 1} * top_k);
       std::ranges::sort(mine);
       int32_t* exact = first_routes_.data() + token * top_k;
-      if (lane == 0) std::ranges::copy(mine, exact);
-      flips_[lane] += std::ranges::equal(mine, std::span(exact, static_cast<size_t>(top_k))) ? 0 : 1;
-      ++routed_[lane];
+      if (variant == 0) std::ranges::copy(mine, exact);
+      flips_[variant] += std::ranges::equal(mine, std::span(exact, static_cast<size_t>(top_k))) ? 0 : 1;
+      ++routed_[variant];
     }
   }
 
-  double FlipsOf(int lane) const {
-    if (static_cast<size_t>(lane) >= routed_.size() || routed_[lane] == 0) return 0;
-    return static_cast<double>(flips_[lane]) / static_cast<double>(routed_[lane]);
+  double FlipsOf(int variant) const {
+    if (static_cast<size_t>(variant) >= routed_.size() || routed_[variant] == 0) return 0;
+    return static_cast<double>(flips_[variant]) / static_cast<double>(routed_[variant]);
   }
 
-  void AddLanes(size_t unit) {
-    Lanes& lanes = lanes_[unit];
+  void AddVariants(size_t unit) {
+    Variants& variants = variants_[unit];
     for (const MixOption& option : units_[unit].options) {
-      const bool own = NeedsLane(option.precision, exact_);
-      lanes.options.push_back(own ? stream_.AddLane() : 0);
+      const bool own = NeedsVariant(option.precision, exact_);
+      variants.options.push_back(own ? stream_.AddVariant() : 0);
       if (option.precision.kept() && option.precision.dtype == DType::kBF16)
-        lanes.bf16 = lanes.options.back();
+        variants.bf16 = variants.options.back();
     }
-    if (HalfAlone(settings_.mix)) lanes.bf16 = stream_.AddLane();
+    if (HalfAlone(settings_.mix)) variants.bf16 = stream_.AddVariant();
   }
 
-  static bool WantsLargest(const MixUnit& unit) {
+  static bool WantsLargest(const PrecisionGroup& unit) {
     return std::ranges::any_of(unit.options,
                                [](const MixOption& o) { return o.precision.is(Scheme::kNvfp4); });
   }
 
-  // Adds matrices for all lanes of a unit that replace one of its modules.
+  // Adds matrices for all variants of a unit that replace one of its modules.
   Status AddMatrices(size_t unit, const std::string& module, size_t place, int k, float largest,
-                     std::vector<LaneMatrix>* to) {
+                     std::vector<VariantMatrix>* to) {
     const int n = rows_of_.at(module);
     std::vector<std::pair<int, Precision>> made;
     for (size_t o = 0; o < units_[unit].options.size(); ++o) {
-      const int lane = lanes_[unit].options[o];
-      if (lane > 0) made.emplace_back(lane, units_[unit].options[o].precision);
+      const int variant = variants_[unit].options[o];
+      if (variant > 0) made.emplace_back(variant, units_[unit].options[o].precision);
     }
-    if (HalfAlone(settings_.mix)) made.emplace_back(lanes_[unit].bf16, Precision{});
+    if (HalfAlone(settings_.mix)) made.emplace_back(variants_[unit].bf16, Precision{});
     std::vector<RuntimeMatrix> matrices;
-    for (const auto& [lane, precision] : made) {
+    for (const auto& [variant, precision] : made) {
       ASSIGN_OR_RETURN(
           RuntimeMatrix matrix,
           precision.kept()
@@ -259,12 +260,12 @@ class Measurer : public MixMeasurer {
     }
     const auto step = static_cast<int>(std::max<int64_t>(kMixSlabValues / k / kRowStep * kRowStep, kRowStep));
     for (int first = 0; first < n; first += step) {
-      RETURN_IF_ERROR(stream_.Ask());
+      RETURN_IF_ERROR(stream_.CheckWatch());
       const int count = std::min(step, n - first);
       ASSIGN_OR_RETURN(std::vector<float> rows, ReadRows(ctx_, source_, module, n, k, first, count));
       for (size_t i = 0; i < made.size(); ++i) {
         if (made[i].second.kept()) {
-          AddKeptRows(made[i].second.dtype, first, count, rows, &matrices[i], &lanes_[unit].largest);
+          AddKeptRows(made[i].second.dtype, first, count, rows, &matrices[i], &variants_[unit].largest);
           continue;
         }
         RETURN_IF_ERROR(AddRounded(
@@ -304,7 +305,7 @@ class Measurer : public MixMeasurer {
     const auto step = static_cast<int>(std::max<int64_t>(kMixSlabValues / k, 1));
     float largest = 0;
     for (int first = 0; first < n; first += step) {
-      RETURN_IF_ERROR(stream_.Ask());
+      RETURN_IF_ERROR(stream_.CheckWatch());
       const int count = std::min(step, n - first);
       ASSIGN_OR_RETURN(const std::vector<float> rows, ReadRows(ctx_, source_, module, n, k, first, count));
       ASSIGN_OR_RETURN(const float of_rows, LargestMagnitude(ctx_, rows.data(), count, k));
@@ -340,15 +341,15 @@ class Measurer : public MixMeasurer {
   const OutputSettings& settings_;
   const MixPass pass_;
   const DType exact_;
-  std::vector<MixUnit> units_;
-  std::vector<Lanes> lanes_;  // [units]
+  std::vector<PrecisionGroup> units_;
+  std::vector<Variants> variants_;  // [units]
   std::map<std::string, size_t> unit_of_;
   std::map<std::string, int> rows_of_;  // number of outputs by linear
   CalibrationStream& stream_;
   std::vector<RouterFinding> routers_;
-  std::vector<int> router_lanes_;        // [routers]
-  std::vector<int32_t> first_routes_;    // of the layer, on the first lane, sorted: [tokens, top_k]
-  std::vector<int64_t> flips_, routed_;  // [lanes]
+  std::vector<int> router_variants_;     // [routers]
+  std::vector<int32_t> first_routes_;    // of the layer, on the first variant, sorted: [tokens, top_k]
+  std::vector<int64_t> flips_, routed_;  // [variants]
 };
 
 }  // namespace
@@ -357,7 +358,8 @@ std::unique_ptr<MixMeasurer> MixMeasurer::Create(const kernels::ExecContext& ctx
                                                  const models::DecoderSpec& spec,
                                                  const OutputSettings& settings,
                                                  const std::vector<ModelItem>& items, const MixPass& pass,
-                                                 std::vector<MixUnit> units, CalibrationStream& stream) {
+                                                 std::vector<PrecisionGroup> units,
+                                                 CalibrationStream& stream) {
   return std::make_unique<Measurer>(ctx, source, spec, settings, items, pass, std::move(units), stream);
 }
 

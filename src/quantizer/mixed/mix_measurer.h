@@ -10,7 +10,7 @@
 
 namespace moesaic::quantizer {
 
-/// Visits the layers of a pass and supplies the matrices of the lanes of its groups and routers.
+/// Visits the layers of a pass and supplies the matrices of the variants of its groups and routers.
 class MixMeasurer : public LayerVisitor {
  public:
   /// Measures those of `units` in layers [pass.first, pass.end); their linears are among `items`. The other
@@ -19,12 +19,12 @@ class MixMeasurer : public LayerVisitor {
                                              const checkpoint::Checkpoint& source,
                                              const models::DecoderSpec& spec, const OutputSettings& settings,
                                              const std::vector<ModelItem>& items, const MixPass& pass,
-                                             std::vector<MixUnit> units, CalibrationStream& stream);
+                                             std::vector<PrecisionGroup> units, CalibrationStream& stream);
 
   /// Returns the groups with their losses, and routers. Called after the last layer.
   virtual StatusOr<Mix> Finish() = 0;
 
-  /// Saves and restores the progress between two layers. Restore adds the stream's lanes; the caller loads
+  /// Saves and restores the progress between two layers. Restore adds the stream's variants; the caller loads
   /// their hidden states.
   virtual nlohmann::ordered_json Json() const = 0;
   virtual Status Restore(const nlohmann::ordered_json& json) = 0;

@@ -18,13 +18,9 @@ ordered_json JsonOf(const MixState& state) {
                      {"gptq", InfiniteJson(sum.gptq)},
                      {"nearest", InfiniteJson(sum.nearest)}});
   }
-  return {{"gain_layers", state.gain_layers},
-          {"gains", std::move(gains)},
-          {"layers", state.layers},
-          {"measured", state.measured.Json()},
-          {"pass_end", state.pass_end},
-          {"pass_layer", state.pass_layer},
-          {"lanes", state.lanes}};
+  return {{"gain_layers", state.gain_layers},  {"gains", std::move(gains)},  {"layers", state.layers},
+          {"measured", state.measured.Json()}, {"pass_end", state.pass_end}, {"pass_layer", state.pass_layer},
+          {"variants", state.variants}};
 }
 
 StatusOr<MixState> StateOf(const ordered_json& json) {
@@ -39,13 +35,13 @@ StatusOr<MixState> StateOf(const ordered_json& json) {
   ASSIGN_OR_RETURN(state.measured, Mix::FromJson(json.value("measured", ordered_json::object())));
   state.pass_end = layers("pass_end");
   state.pass_layer = layers("pass_layer");
-  state.lanes = json.value("lanes", ordered_json());
+  state.variants = json.value("variants", ordered_json());
   return state;
 }
 
 }  // namespace
 
-Status OtherUnits(const std::string& unit) {
+Status OtherGroups(const std::string& unit) {
   return DataLoss(
       "{}: its measurements of {} do not fit this program; delete the folder's analysis-*.state to "
       "measure again",
@@ -53,8 +49,8 @@ Status OtherUnits(const std::string& unit) {
 }
 
 std::string MixStore::AllTokens(int layer) { return StateFile(kAnalysisState, layer); }
-std::string MixStore::FirstLane(int layer) { return StateFile(kFirstLaneState, layer); }
-std::string MixStore::Lanes(int layer) { return StateFile(kLanesState, layer); }
+std::string MixStore::FirstVariant(int layer) { return StateFile(kFirstVariantState, layer); }
+std::string MixStore::Variants(int layer) { return StateFile(kVariantsState, layer); }
 
 StatusOr<MixState> MixStore::Load() const {
   if (!store_.saves()) return MixState();
@@ -70,11 +66,11 @@ StatusOr<MixState> MixStore::Load() const {
   state.files = saved->files;
   const auto lost = [&](const std::string& name) { return !store_.IsWhole(state.files, name); };
   // Checks the unfinished pass first, then the passes before it.
-  if (state.pass_end > 0 && (lost(Lanes(state.pass_layer)) ||
-                             (state.pass_layer > state.pass_end && lost(FirstLane(state.pass_end))))) {
+  if (state.pass_end > 0 && (lost(Variants(state.pass_layer)) ||
+                             (state.pass_layer > state.pass_end && lost(FirstVariant(state.pass_end))))) {
     state.pass_end = 0;
   }
-  if (state.files.contains(FirstLane(state.layers)) && lost(FirstLane(state.layers))) {
+  if (state.files.contains(FirstVariant(state.layers)) && lost(FirstVariant(state.layers))) {
     state.layers = state.pass_end = 0;
     state.measured = {};
   }
@@ -95,8 +91,8 @@ Status MixStore::CheckNone(const std::string& folder) {
 
 bool MixStore::Needs(const MixState& state, const std::string& name) {
   if (name == AllTokens(state.gain_layers)) return true;
-  if (state.layers > 0 && name == FirstLane(state.layers)) return true;
-  return state.pass_end > 0 && (name == Lanes(state.pass_layer) || name == FirstLane(state.pass_end));
+  if (state.layers > 0 && name == FirstVariant(state.layers)) return true;
+  return state.pass_end > 0 && (name == Variants(state.pass_layer) || name == FirstVariant(state.pass_end));
 }
 
 Status MixStore::Save(MixState* state, const std::vector<Values>& hidden) {

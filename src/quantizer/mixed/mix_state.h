@@ -18,19 +18,19 @@ namespace moesaic::quantizer {
 struct MixState {
   int gain_layers = 0;  // number of layers whose gains under GPTQ are measured
   MixGains gains;
-  int layers = 0;  // passes whose lanes begin before this layer are complete
+  int layers = 0;  // passes whose variants begin before this layer are complete
   Mix measured;    // groups and routers of these layers, and the number of tokens
-  /// The unfinished pass has lanes of the layers [layers, pass_end) and has done the layers before pass_layer.
-  /// `lanes` is the progress of its measurer. pass_end is 0 if there is no such pass.
+  /// The unfinished pass has variants of the layers [layers, pass_end) and has done the layers before
+  /// pass_layer. `variants` is the progress of its measurer. pass_end is 0 if there is no such pass.
   int pass_end = 0, pass_layer = 0;
-  nlohmann::ordered_json lanes;
+  nlohmann::ordered_json variants;
   StateStore::Files files;  // hidden states
 
   bool any() const { return gain_layers > 0 || layers > 0 || pass_end > 0; }
 };
 
 /// Returns the error of a state whose measurements of `unit` this program would not make under the same key.
-Status OtherUnits(const std::string& unit);
+Status OtherGroups(const std::string& unit);
 
 class MixStore {
  public:
@@ -54,11 +54,11 @@ class MixStore {
   /// Reads hidden states that Load has found complete.
   Status Read(const MixState& state, const std::string& name, std::span<float> values) const;
 
-  /// Names of files with hidden states before `layer`: of all tokens, of the first lane, of all lanes of a
-  /// pass.
+  /// Names of files with hidden states before `layer`: of all tokens, of the first variant, of all variants
+  /// of a pass.
   static std::string AllTokens(int layer);
-  static std::string FirstLane(int layer);
-  static std::string Lanes(int layer);
+  static std::string FirstVariant(int layer);
+  static std::string Variants(int layer);
 
  private:
   static bool Needs(const MixState& state, const std::string& name);

@@ -26,7 +26,7 @@ class MixStateTest : public QuantizeTest {
     spec_ = *models::SpecFromConfig(source_->config(), "config.json");
     items_ = *ListItems(*source_);
     options_.output.search = options_.output.gptq = true;
-    options_.output.mix = {.options = {}, .budget = {MixBudget::Unit::kBitsPerWeight, 8}, .tokens = 195};
+    options_.output.mix = {.options = {}, .budget = {MixBudget::Kind::kBitsPerWeight, 8}, .tokens = 195};
     for (const char* name : {"nvfp4", "w8a8", "bf16"}) {
       options_.output.mix.options.push_back(*ParsePrecision(name));
     }
@@ -40,11 +40,13 @@ class MixStateTest : public QuantizeTest {
 
   // Returns one pass for each layer, except for the unfinished one.
   std::vector<MixPass> Passes(const MixBegun& begun) const {
-    const int64_t lanes = PlanMixPasses(spec_, items_, options_.output, {}, int64_t{1} << 40)->front().lanes;
+    const int64_t variants =
+        PlanMixPasses(spec_, items_, options_.output, {}, int64_t{1} << 40)->front().variants;
     std::vector<MixPass> passes;
     for (int layer = begun.first; layer < spec_.layers; layer = passes.back().end) {
       const bool goes_on = layer == begun.first && begun.end > layer;
-      passes.push_back({.first = layer, .end = goes_on ? begun.end : layer + 1, .lanes = lanes, .bytes = 0});
+      passes.push_back(
+          {.first = layer, .end = goes_on ? begun.end : layer + 1, .variants = variants, .bytes = 0});
     }
     return passes;
   }
@@ -73,7 +75,7 @@ class MixStateTest : public QuantizeTest {
   std::unique_ptr<const Checkpoint> source_;
   models::DecoderSpec spec_;
   std::vector<ModelItem> items_;
-  std::vector<MixUnit> units_;
+  std::vector<PrecisionGroup> units_;
   std::vector<std::vector<int32_t>> sequences_;
   int walked_ = 0;  // number of layers walked
   const nlohmann::ordered_json kKey = {{"source", "01"}, {"mix", {"nvfp4", "bf16"}}};
@@ -132,8 +134,8 @@ TEST_F(MixStateTest, ModifiedStateIsNotUsed) {
       }
     }
   }
-  EXPECT_THAT(kinds,
-              testing::ElementsAre("analysis-", "analysis-lane-", "analysis-lanes-", "analysis-mix.state"));
+  EXPECT_THAT(kinds, testing::ElementsAre("analysis-", "analysis-variant-", "analysis-variants-",
+                                          "analysis-mix.state"));
 }
 
 TEST_F(MixStateTest, LossesOfAnotherRunAreNeitherUsedNorRemoved) {
@@ -174,13 +176,13 @@ TEST_F(MixStateTest, ErrorNamesMissingUnits) {
   fs::remove_all(Folder());
   fs::create_directory(Folder());
   ASSERT_EQ(Measure(spec_.layers + 2).status().code(), StatusCode::kCancelled);  // in the first pass
-  for (const char* key : {"units", "lanes"}) {
+  for (const char* key : {"units", "variants"}) {
     EXPECT_THAT(refused([&](MixState* from) {
                   ASSERT_GT(from->pass_end, 0);
                   if (key == std::string("units")) {
-                    from->lanes["units"].erase(0);
+                    from->variants["units"].erase(0);
                   } else {
-                    from->lanes["lanes"] = 1'000'000;
+                    from->variants["variants"] = 1'000'000;
                   }
                 }),
                 testing::HasSubstr("do not fit this program"));

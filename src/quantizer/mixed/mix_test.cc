@@ -16,12 +16,13 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using Unit = MixBudget::Unit;
+using Kind = MixBudget::Kind;
 
 Precision P(const char* name) { return *ParsePrecision(name); }
 
-MixUnit UnitOf(const std::string& name, int64_t weights, double sensitivity) {
-  MixUnit unit{.name = name, .layer = LayerOf(name), .weights = weights, .measured = true, .options = {}};
+PrecisionGroup UnitOf(const std::string& name, int64_t weights, double sensitivity) {
+  PrecisionGroup unit{
+      .name = name, .layer = LayerOf(name), .weights = weights, .measured = true, .options = {}};
   unit.options.push_back(
       {.precision = P("nvfp4"), .bytes = weights / 2, .header_bytes = 200, .loss = sensitivity});
   unit.options.push_back(
@@ -37,13 +38,13 @@ Mix Three() {
   return mix;
 }
 
-MixSettings Settings(Unit unit, double amount) {
+MixSettings Settings(Kind kind, double amount) {
   return {.options = {P("nvfp4"), P("w8a8"), P("bf16")}, .budget = {unit, amount}};
 }
 
 std::vector<std::string> Chosen(const Mix& mix) {
   std::vector<std::string> names;
-  for (const MixUnit& unit : mix.units) names.push_back(unit.options[unit.chosen].precision.Name());
+  for (const PrecisionGroup& unit : mix.units) names.push_back(unit.options[unit.chosen].precision.Name());
   return names;
 }
 
@@ -58,7 +59,7 @@ TEST(Mix, FusedLinearsShareAPrecisionGroup) {
         std::pair("self_attn.kv_a_proj_with_mqa", "self_attn.qkv_a_proj"),
         std::pair("self_attn.q_b_proj", "self_attn.q_b_proj"),
         std::pair("self_attn.o_proj", "self_attn.o_proj")}) {
-    EXPECT_EQ(MixUnitOf(layer + module), layer + unit);
+    EXPECT_EQ(PrecisionGroupOf(layer + module), layer + unit);
   }
 }
 
@@ -70,7 +71,7 @@ TEST_P(MixPatternsTest, MatchTheirGroupsAndNoOthers) {
   const std::vector<ModelItem> items = *ListItems(*source);
   std::set<std::string> units;
   for (const ModelItem& item : items) {
-    if (item.roundable) units.insert(MixUnitOf(item.name));
+    if (item.roundable) units.insert(PrecisionGroupOf(item.name));
   }
   EXPECT_GE(units.size(), 6U);
   for (const std::string& unit : units) {
@@ -78,7 +79,7 @@ TEST_P(MixPatternsTest, MatchTheirGroupsAndNoOthers) {
         *checkpoint::ModulePatterns::Parse(MixPatterns(std::vector<std::string>{unit}), "test");
     for (const ModelItem& item : items) {
       if (!item.linear) continue;
-      EXPECT_EQ(patterns.MatchName(item.name), item.roundable && MixUnitOf(item.name) == unit)
+      EXPECT_EQ(patterns.MatchName(item.name), item.roundable && PrecisionGroupOf(item.name) == unit)
           << item.name << " " << unit;
     }
   }
@@ -99,7 +100,7 @@ TEST(Mix, LayersOfOneKindShareAPattern) {
 TEST(Mix, BudgetIsSpentWhereLossFallsMost) {
   Mix mix = Three();
   // 12,000 weights need at least 6,000 bytes. 500 more give int8 to the most sensitive of the small groups.
-  ASSERT_TRUE(ChooseMix(Settings(Unit::kBitsPerWeight, 8.0 * 6500 / 12'000 + 0.001), {}, &mix).ok());
+  ASSERT_TRUE(ChooseMix(Settings(Kind::kBitsPerWeight, 8.0 * 6500 / 12'000 + 0.001), {}, &mix).ok());
   EXPECT_THAT(Chosen(mix), ElementsAre("nvfp4", "nvfp4", "w8a8"));
   EXPECT_EQ(mix.bytes, 6500);
   EXPECT_NEAR(mix.loss, 1 + 2 + 0.3, 1e-12);
@@ -113,9 +114,9 @@ TEST(Mix, BudgetOfBytesIncludesHeaders) {
     Mix mix = Three();
     // Cost of the cheapest mix with headers, plus 499 or 500.
     const auto budget = static_cast<double>(fixed + 6000 + 600);
-    ASSERT_TRUE(ChooseMix(Settings(Unit::kBytes, budget + 499), {.bytes = fixed}, &mix).ok());
+    ASSERT_TRUE(ChooseMix(Settings(Kind::kBytes, budget + 499), {.bytes = fixed}, &mix).ok());
     EXPECT_THAT(Chosen(mix), ElementsAre("nvfp4", "nvfp4", "nvfp4"));
-    ASSERT_TRUE(ChooseMix(Settings(Unit::kBytes, budget + 500), {.bytes = fixed}, &mix).ok());
+    ASSERT_TRUE(ChooseMix(Settings(Kind::kBytes, budget + 500), {.bytes = fixed}, &mix).ok());
     EXPECT_THAT(Chosen(mix), ElementsAre("nvfp4", "nvfp4", "w8a8"));
   }
 }
@@ -126,7 +127,7 @@ TEST(Mix, GroupsWithoutLossTakeTheFewestBytes) {
     Mix mix = Three();
     for (MixOption& option : mix.units[0].options) option.loss = 0;
     if (reversed) std::ranges::reverse(mix.units[0].options);
-    ASSERT_TRUE(ChooseMix(Settings(Unit::kBytes, 1e6), {}, &mix).ok());
+    ASSERT_TRUE(ChooseMix(Settings(Kind::kBytes, 1e6), {}, &mix).ok());
     EXPECT_THAT(Chosen(mix), ElementsAre("nvfp4", "bf16", "bf16"));
   }
 }
@@ -134,11 +135,11 @@ TEST(Mix, GroupsWithoutLossTakeTheFewestBytes) {
 TEST(Mix, TooSmallBudgetIsRejectedWithTheMinimum) {
   Mix mix = Three();
   EXPECT_THAT(
-      Message(ChooseMix(Settings(Unit::kBitsPerWeight, 3.5), {}, &mix)),
+      Message(ChooseMix(Settings(Kind::kBitsPerWeight, 3.5), {}, &mix)),
       HasSubstr(
           "--bits-per-weight 3.5 is too little: the cheapest mix of nvfp4, w8a8, bf16 takes 4.0000 bits"));
   EXPECT_THAT(
-      Message(ChooseMix(Settings(Unit::kBytes, 10'000), {.bytes = 4000}, &mix)),
+      Message(ChooseMix(Settings(Kind::kBytes, 10'000), {.bytes = 4000}, &mix)),
       HasSubstr(
           "--budget 10000 is too little: the cheapest mix of nvfp4, w8a8, bf16 takes 10600 bytes, 4000 of "
           "them for tensors that are kept"));
@@ -147,16 +148,16 @@ TEST(Mix, TooSmallBudgetIsRejectedWithTheMinimum) {
 TEST(Mix, OverflowingOptionsAreNotChosen) {
   Mix mix = Three();
   mix.units[1].options[0].loss = std::numeric_limits<double>::infinity();
-  ASSERT_TRUE(ChooseMix(Settings(Unit::kBitsPerWeight, 16), {}, &mix).ok());
+  ASSERT_TRUE(ChooseMix(Settings(Kind::kBitsPerWeight, 16), {}, &mix).ok());
   EXPECT_THAT(Chosen(mix), ElementsAre("bf16", "bf16", "bf16"));
-  EXPECT_THAT(Message(ChooseMix(Settings(Unit::kBitsPerWeight, 4), {}, &mix)),
+  EXPECT_THAT(Message(ChooseMix(Settings(Kind::kBitsPerWeight, 4), {}, &mix)),
               HasSubstr("takes 7.3333 bits"));
   for (MixOption& option : mix.units[1].options) option.loss = std::numeric_limits<double>::infinity();
-  EXPECT_THAT(Message(ChooseMix(Settings(Unit::kBitsPerWeight, 16), {}, &mix)),
+  EXPECT_THAT(Message(ChooseMix(Settings(Kind::kBitsPerWeight, 16), {}, &mix)),
               HasSubstr("model.layers.1.mlp.experts: none of nvfp4, w8a8, bf16 is possible (the model's "
                         "predictions are not finite)"));
   for (MixOption& option : mix.units[1].options) option.largest = 1e5;
-  EXPECT_THAT(Message(ChooseMix(Settings(Unit::kBitsPerWeight, 16), {}, &mix)),
+  EXPECT_THAT(Message(ChooseMix(Settings(Kind::kBitsPerWeight, 16), {}, &mix)),
               HasSubstr("(fp16 overflows)"));
 }
 
@@ -164,11 +165,11 @@ TEST(Mix, RoutersAreKeptIfTheirBytesAreWorthTheLoss) {
   Mix mix = Three();
   mix.routers = {{.layer = 1, .precision = P("nvfp4"), .loss = 1.0, .saved = 100},
                  {.layer = 2, .precision = P("nvfp4"), .loss = 0.1, .saved = 100}};
-  ASSERT_TRUE(ChooseMix(Settings(Unit::kBitsPerWeight, 4), {}, &mix).ok());
+  ASSERT_TRUE(ChooseMix(Settings(Kind::kBitsPerWeight, 4), {}, &mix).ok());
   // The next byte would lower the loss by 29.7 / 500. 100 bytes are worth 5.94, more than the loss of either
   // router.
   EXPECT_FALSE(mix.routers[0].kept);
-  ASSERT_TRUE(ChooseMix(Settings(Unit::kBitsPerWeight, 8.0 * 6500 / 12'000 + 0.001), {}, &mix).ok());
+  ASSERT_TRUE(ChooseMix(Settings(Kind::kBitsPerWeight, 8.0 * 6500 / 12'000 + 0.001), {}, &mix).ok());
   EXPECT_TRUE(mix.routers[0].kept);  // 0.99 / 500 now: 0.198
   EXPECT_FALSE(mix.routers[1].kept);
 }
@@ -181,7 +182,7 @@ TEST(Mix, JsonRoundTrips) {
   mix.units[2].options[1].largest = std::numeric_limits<double>::infinity();
   mix.routers = {
       {.layer = 1, .precision = P("w8a8"), .loss = 0.5, .flips = 0.25, .saved = 10, .kept = false}};
-  ASSERT_TRUE(ChooseMix(Settings(Unit::kBitsPerWeight, 6), {}, &mix).ok());
+  ASSERT_TRUE(ChooseMix(Settings(Kind::kBitsPerWeight, 6), {}, &mix).ok());
   const StatusOr<Mix> read = Mix::FromJson(nlohmann::ordered_json::parse(mix.Json().dump()));
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(read->Json().dump(), mix.Json().dump());
@@ -193,14 +194,14 @@ TEST(Mix, JsonRoundTrips) {
 }
 
 TEST(Mix, SettingsRoundTrip) {
-  for (const Unit unit : {Unit::kBitsPerWeight, Unit::kBytes}) {
+  for (const Kind kind : {Kind::kBitsPerWeight, Kind::kBytes}) {
     MixSettings settings = Settings(unit, 4.5);
     settings.options.push_back(P("w4a16-g128"));
     settings.options.push_back(P("fp16"));
     const StatusOr<MixSettings> read = MixSettings::FromJson(nlohmann::json::parse(settings.Json().dump()));
     ASSERT_TRUE(read.ok()) << read.status();
     EXPECT_EQ(read->options, settings.options);
-    EXPECT_EQ(read->budget.unit, unit);
+    EXPECT_EQ(read->budget.kind, unit);
     EXPECT_EQ(read->Json(), settings.Json());
   }
   EXPECT_FALSE(MixSettings::FromJson({{"options", {"nvfp4", "int3"}}, {"tokens", 1}, {"bytes", 1}}).ok());

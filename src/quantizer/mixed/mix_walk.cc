@@ -14,8 +14,8 @@ using checkpoint::Checkpoint;
 class Measuring {
  public:
   Measuring(const kernels::ExecContext& ctx, const Checkpoint& source, const models::DecoderSpec& spec,
-            const std::vector<ModelItem>& items, const OutputSettings& settings, std::vector<MixUnit> units,
-            const std::vector<std::vector<int32_t>>& sequences, MixRun run)
+            const std::vector<ModelItem>& items, const OutputSettings& settings,
+            std::vector<PrecisionGroup> units, const std::vector<std::vector<int32_t>>& sequences, MixRun run)
       : ctx_(ctx),
         source_(source),
         spec_(spec),
@@ -38,7 +38,7 @@ class Measuring {
     Mix mix{.units = std::move(units_),
             .routers = std::move(state_.measured.routers),
             .tokens = state_.measured.tokens};
-    for (MixUnit& unit : mix.units) {
+    for (PrecisionGroup& unit : mix.units) {
       for (MixOption& option : unit.options) option.loss *= state_.gains.Of(unit.name, option.precision);
     }
     return mix;
@@ -47,15 +47,15 @@ class Measuring {
  private:
   // Applies earlier measurements to units. An option that was excluded there is excluded again.
   Status TakeMeasured() {
-    for (const MixUnit& from : state_.measured.units) {
-      const auto to = std::ranges::find(units_, from.name, &MixUnit::name);
-      if (to == units_.end()) return OtherUnits(from.name);
-      if (from.measured && from.options.size() != to->options.size()) return OtherUnits(from.name);
+    for (const PrecisionGroup& from : state_.measured.units) {
+      const auto to = std::ranges::find(units_, from.name, &PrecisionGroup::name);
+      if (to == units_.end()) return OtherGroups(from.name);
+      if (from.measured && from.options.size() != to->options.size()) return OtherGroups(from.name);
       std::vector<MixOption> options;
       for (const MixOption& option : from.options) {
         const auto same = [&](const MixOption& o) { return o.precision.Name() == option.precision.Name(); };
         const auto planned = std::ranges::find_if(to->options, same);
-        if (planned == to->options.end()) return OtherUnits(from.name);
+        if (planned == to->options.end()) return OtherGroups(from.name);
         options.push_back(*planned);
         options.back().loss = option.loss;
         options.back().flips = option.flips;
@@ -95,7 +95,7 @@ class Measuring {
   }
 
   Status Pass(const MixPass& pass) {
-    std::vector<MixUnit> of_pass;
+    std::vector<PrecisionGroup> of_pass;
     std::vector<size_t> places;  // indices among all units
     for (size_t u = 0; u < units_.size(); ++u) {
       const int layer =
@@ -105,14 +105,14 @@ class Measuring {
       places.push_back(u);
     }
     ASSIGN_OR_RETURN(CalibrationStream stream, CalibrationStream::Create(source_, spec_, sample_, ctx_));
-    RETURN_IF_ERROR(stream.ReserveLanes(static_cast<int>(pass.lanes)));
+    RETURN_IF_ERROR(stream.ReserveVariants(static_cast<int>(pass.variants)));
     const auto measurer =
         MixMeasurer::Create(ctx_, source_, spec_, settings_, items_, pass, std::move(of_pass), stream);
     ASSIGN_OR_RETURN(int layer, Start(pass, stream, *measurer));
     const auto watch = [&]() -> Status { return Tell(layer - pass.first) ? OkStatus() : Stopped(); };
     stream.set_watch(watch);
     for (; layer < spec_.layers; ++layer) {
-      if (layer == pass.end) next_.assign(stream.hidden(), stream.hidden() + LaneValues(stream));
+      if (layer == pass.end) next_.assign(stream.hidden(), stream.hidden() + VariantValues(stream));
       RETURN_IF_ERROR(watch());
       RETURN_IF_ERROR(WalkLayer(ctx_, source_, spec_, layer, nullptr, stream, *measurer));
       source_.ForgetMaps();
@@ -127,29 +127,29 @@ class Measuring {
     state_.measured.tokens = measured.tokens;
     state_.layers = pass.end;
     state_.pass_end = 0;
-    state_.lanes = {};
+    state_.variants = {};
     if (pass.end == spec_.layers) return store_.Save(&state_, {});  // kept in case the budget is too small
-    return store_.Save(&state_, {{MixStore::FirstLane(pass.end), next_, /*reuse=*/true}});
+    return store_.Save(&state_, {{MixStore::FirstVariant(pass.end), next_, /*reuse=*/true}});
   }
 
-  int64_t LaneValues(const CalibrationStream& stream) const {
-    return int64_t{stream.lane_tokens()} * spec_.hidden;
+  int64_t VariantValues(const CalibrationStream& stream) const {
+    return int64_t{stream.variant_tokens()} * spec_.hidden;
   }
 
   // Positions the stream at the start of the pass or at its saved layer. Returns the next layer.
   StatusOr<int> Start(const MixPass& pass, CalibrationStream& stream, MixMeasurer& measurer) {
-    const auto read_lane = [&](int layer) {
-      next_.resize(static_cast<size_t>(LaneValues(stream)));
-      return store_.Read(state_, MixStore::FirstLane(layer), next_);
+    const auto read_variant = [&](int layer) {
+      next_.resize(static_cast<size_t>(VariantValues(stream)));
+      return store_.Read(state_, MixStore::FirstVariant(layer), next_);
     };
     if (pass.first == state_.layers && pass.end == state_.pass_end) {
-      RETURN_IF_ERROR(measurer.Restore(state_.lanes));
-      RETURN_IF_ERROR(store_.Read(state_, MixStore::Lanes(state_.pass_layer), stream.values()));
-      if (state_.pass_layer > pass.end) RETURN_IF_ERROR(read_lane(pass.end));
+      RETURN_IF_ERROR(measurer.Restore(state_.variants));
+      RETURN_IF_ERROR(store_.Read(state_, MixStore::Variants(state_.pass_layer), stream.values()));
+      if (state_.pass_layer > pass.end) RETURN_IF_ERROR(read_variant(pass.end));
       return state_.pass_layer;
     }
     if (pass.first == 0) return 0;
-    if (next_.empty()) RETURN_IF_ERROR(read_lane(pass.first));  // an earlier run made the previous pass
+    if (next_.empty()) RETURN_IF_ERROR(read_variant(pass.first));  // an earlier run made the previous pass
     std::ranges::copy(next_, stream.hidden());
     return pass.first;
   }
@@ -157,10 +157,10 @@ class Measuring {
   Status Save(const MixPass& pass, int layer, CalibrationStream& stream, const MixMeasurer& measurer) {
     state_.pass_end = pass.end;
     state_.pass_layer = layer;
-    state_.lanes = measurer.Json();
-    std::vector<MixStore::Values> hidden = {{MixStore::Lanes(layer), stream.values()}};
-    if (pass.first > 0) hidden.push_back({MixStore::FirstLane(pass.first), {}, /*reuse=*/true});
-    if (layer > pass.end) hidden.push_back({MixStore::FirstLane(pass.end), next_, /*reuse=*/true});
+    state_.variants = measurer.Json();
+    std::vector<MixStore::Values> hidden = {{MixStore::Variants(layer), stream.values()}};
+    if (pass.first > 0) hidden.push_back({MixStore::FirstVariant(pass.first), {}, /*reuse=*/true});
+    if (layer > pass.end) hidden.push_back({MixStore::FirstVariant(pass.end), next_, /*reuse=*/true});
     return store_.Save(&state_, hidden);
   }
 
@@ -175,8 +175,8 @@ class Measuring {
   MixStore nowhere_{"", {}, 1};
   MixStore& store_;
   MixState state_;
-  std::vector<MixUnit> units_;
-  std::vector<float> next_;  // first lane at the start of the next pass
+  std::vector<PrecisionGroup> units_;
+  std::vector<float> next_;  // first variant at the start of the next pass
   int done_ = 0, steps_ = 0;
 };
 
@@ -206,8 +206,8 @@ std::vector<std::vector<int32_t>> MixSample(const std::vector<std::vector<int32_
 StatusOr<Mix> MeasureMix(const kernels::ExecContext& ctx, const Checkpoint& source,
                          const models::DecoderSpec& spec, const std::vector<ModelItem>& items,
                          const OutputSettings& settings, const std::vector<MixPass>& passes,
-                         std::vector<MixUnit> units, const std::vector<std::vector<int32_t>>& sequences,
-                         MixRun run) {
+                         std::vector<PrecisionGroup> units,
+                         const std::vector<std::vector<int32_t>>& sequences, MixRun run) {
   return Measuring(ctx, source, spec, items, settings, std::move(units), sequences, std::move(run))
       .Go(passes);
 }

@@ -1,11 +1,11 @@
 // Measures the loss of each option of a mix in one pass over the weights, for models of any size.
 //
-// Some calibration tokens pass through the unrounded model. For each precision group and option, a lane
-// carries the same tokens with this group in the option's precision and all others unrounded. A lane starts
-// at the group's layer and continues through all later layers. Its loss is the KL divergence of its
-// predictions from those of the first lane, in nats per token. Losses of different groups therefore have the
-// same unit, and include the reactions of later layers and routers. Divergence grows with the square of an
-// error, and errors of different groups are nearly uncorrelated, so the loss of a mix is about the sum.
+// Some calibration tokens pass through the unrounded model. For each precision group and option, a variant
+// carries the same tokens with this group in the option's precision and all others unrounded. A variant
+// starts at the group's layer and continues through all later layers. Its loss is the KL divergence of its
+// predictions from those of the first variant, in nats per token. Losses of different groups therefore have
+// the same unit, and include the reactions of later layers and routers. Divergence grows with the square of
+// an error, and errors of different groups are nearly uncorrelated, so the loss of a mix is about the sum.
 //
 // GPTQ would need many runs. Its loss is that of rounding to the nearest times the remaining share of the
 // outputs' squared error (MeasureLoss, over all calibration tokens, on some rows of each linear and some
@@ -13,9 +13,10 @@
 //
 // fp16 stands for programs that compute in fp16: a magnitude over 65504 among the weights, inputs or outputs
 // of a group's linears is an infinite loss. fp16 has three more bits than bf16, so its rounding loss is
-// bf16's / 64. If fp16 or fp32 is an option, the first lane computes in f32, so that bf16 has a loss as well.
+// bf16's / 64. If fp16 or fp32 is an option, the first variant computes in f32, so that bf16 has a loss as
+// well.
 //
-// If memory does not hold all lanes at once, there are several passes (mix_passes.h).
+// If memory does not hold all variants at once, there are several passes (mix_passes.h).
 #pragma once
 
 #include "quantizer/calibrate/analysis.h"
@@ -42,7 +43,7 @@ struct MixRun {
 StatusOr<Mix> MeasureMix(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& source,
                          const models::DecoderSpec& spec, const std::vector<ModelItem>& items,
                          const OutputSettings& settings, const std::vector<MixPass>& passes,
-                         std::vector<MixUnit> units, const std::vector<std::vector<int32_t>>& sequences,
-                         MixRun run);
+                         std::vector<PrecisionGroup> units,
+                         const std::vector<std::vector<int32_t>>& sequences, MixRun run);
 
 }  // namespace moesaic::quantizer

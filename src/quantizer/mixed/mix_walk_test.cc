@@ -12,7 +12,7 @@
 #include "models/weight_decl.h"
 #include "quantizer/format/weight_rows.h"
 #include "quantizer/io/hidden_state.h"
-#include "quantizer/mixed/lane_losses.h"
+#include "quantizer/mixed/variant_losses.h"
 #include "quantizer/test_quantize.h"
 
 namespace moesaic::quantizer {
@@ -27,7 +27,7 @@ using ::testing::Not;
 
 class MixWalkTest : public QuantizeTest {
  protected:
-  void Ask(std::initializer_list<const char*> precisions, MixBudget::Unit unit, double amount) {
+  void Ask(std::initializer_list<const char*> precisions, MixBudget::Kind kind, double amount) {
     options_.output.mix = {.options = {}, .budget = {unit, amount}, .tokens = 195};
     for (const char* name : precisions) options_.output.mix.options.push_back(*ParsePrecision(name));
   }
@@ -62,8 +62,8 @@ class MixWalkTest : public QuantizeTest {
     return sum / static_cast<double>(tokens);
   }
 
-  static const MixUnit& UnitOf(const Mix& mix, const std::string& name) {
-    const auto found = std::ranges::find(mix.units, name, &MixUnit::name);
+  static const PrecisionGroup& UnitOf(const Mix& mix, const std::string& name) {
+    const auto found = std::ranges::find(mix.units, name, &PrecisionGroup::name);
     EXPECT_NE(found, mix.units.end()) << name;
     return *found;
   }
@@ -108,11 +108,11 @@ TEST_F(MixWalkTest, LossEqualsThatOfTheModelWithOneUnitRounded) {
     const std::string source = Golden(c.golden);
     options_.calibration.clear();
     options_.output = {};
-    Ask({"nvfp4", "w8a8", "bf16"}, MixBudget::Unit::kBitsPerWeight, 16);
+    Ask({"nvfp4", "w8a8", "bf16"}, MixBudget::Kind::kBitsPerWeight, 16);
     const std::string mixed = fmt::format("{}-{}", c.golden, c.unit);
     const StatusOr<QuantizeReport> report = Run(source, mixed);
     ASSERT_TRUE(report.ok()) << report.status();
-    const MixUnit& unit = UnitOf(*report->analysis->mix, c.unit);
+    const PrecisionGroup& unit = UnitOf(*report->analysis->mix, c.unit);
     ASSERT_EQ(unit.options.size(), 3U);
     EXPECT_EQ(unit.options[2].loss, 0) << "bf16 changes nothing";
     EXPECT_GT(unit.options[0].loss, unit.options[1].loss);
@@ -140,11 +140,11 @@ TEST_F(MixWalkTest, LayerThatOverflowsFp16IsKeptInBf16) {
     Scale(source, fmt::format("{}mlp.experts.{}.up_proj", layer, e), 0x1p20F);
     Scale(source, fmt::format("{}mlp.experts.{}.down_proj", layer, e), 0x1p-20F);
   }
-  Ask({"fp16", "bf16"}, MixBudget::Unit::kBitsPerWeight, 32);
+  Ask({"fp16", "bf16"}, MixBudget::Kind::kBitsPerWeight, 32);
   const StatusOr<QuantizeReport> report = Run(source, "out");
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_EQ(report->rounded, 0U);
-  for (const MixUnit& unit : report->analysis->mix->units) {
+  for (const PrecisionGroup& unit : report->analysis->mix->units) {
     if (!unit.measured) continue;
     const bool overflows = unit.name == layer + "mlp.experts";
     EXPECT_EQ(unit.options[unit.chosen].precision.Name(), overflows ? "bf16" : "fp16") << unit.name;
@@ -169,7 +169,7 @@ TEST_F(MixWalkTest, EverySourceYieldsACompleteFolderWithinItsBudget) {
       options_.calibration.clear();
       options_.output = {};
       options_.output.search = options_.output.gptq = gptq;
-      Ask({"w4a16", "w8a8", "w8a16", "fp8", "bf16"}, MixBudget::Unit::kBitsPerWeight, 32);
+      Ask({"w4a16", "w8a8", "w8a16", "fp8", "bf16"}, MixBudget::Kind::kBitsPerWeight, 32);
       const std::string free = fmt::format("{}-{}-free", golden, gptq),
                         out = fmt::format("{}-{}", golden, gptq);
       const StatusOr<QuantizeReport> most = Run(Golden(golden), free);
@@ -182,7 +182,7 @@ TEST_F(MixWalkTest, EverySourceYieldsACompleteFolderWithinItsBudget) {
       ASSERT_TRUE(least.ok()) << golden << " " << least.status();
       const double budget = 0.5 * static_cast<double>(most->output_bytes + least->output_bytes);
       options_.output.mix = std::move(mix);
-      options_.output.mix.budget = {MixBudget::Unit::kBytes, budget};
+      options_.output.mix.budget = {MixBudget::Kind::kBytes, budget};
       const StatusOr<QuantizeReport> report = Run(Golden(golden), out);
       ASSERT_TRUE(report.ok()) << golden << " " << report.status();
       EXPECT_LE(static_cast<double>(report->output_bytes), budget) << golden;
@@ -202,7 +202,7 @@ TEST_F(MixWalkTest, EverySourceYieldsACompleteFolderWithinItsBudget) {
 }
 
 TEST_F(MixWalkTest, BytesDoNotDependOnThreadsOrUnits) {
-  Ask({"nvfp4", "w8a8", "bf16"}, MixBudget::Unit::kBitsPerWeight, 6);
+  Ask({"nvfp4", "w8a8", "bf16"}, MixBudget::Kind::kBitsPerWeight, 6);
   ASSERT_TRUE(Run(Golden("qwen3-moe-norm-tied"), "one", 1).ok());
   const auto expected = FilesOf(folder_.Path("one"));
   options_.sizes.unit_bytes = 1;
@@ -219,7 +219,7 @@ TEST_F(MixWalkTest, ResumesAfterEveryInterruption) {
     options_.output = {};
     options_.output.search = options_.output.gptq = gptq;
     options_.save_share = 1;
-    Ask({"nvfp4", "fp8", "bf16"}, MixBudget::Unit::kBitsPerWeight, 7);
+    Ask({"nvfp4", "fp8", "bf16"}, MixBudget::Kind::kBitsPerWeight, 7);
     const std::string whole = fmt::format("whole-{}", gptq);
     ASSERT_TRUE(Run(source, whole).ok());
     const auto expected = FilesOf(folder_.Path(whole));
@@ -250,7 +250,7 @@ TEST_F(MixWalkTest, ResumesAfterEveryInterruption) {
 }
 
 TEST_F(MixWalkTest, AnotherMixIsRejected) {
-  Ask({"nvfp4", "w8a8", "bf16"}, MixBudget::Unit::kBitsPerWeight, 6);
+  Ask({"nvfp4", "w8a8", "bf16"}, MixBudget::Kind::kBitsPerWeight, 6);
   int calls = 0;
   options_.progress = [&](const QuantizeProgress&) { return ++calls != 4; };
   options_.sizes.unit_bytes = 60'000;
@@ -264,7 +264,7 @@ TEST_F(MixWalkTest, AnotherMixIsRejected) {
 TEST_F(MixWalkTest, MeasurementServesAnotherBudgetButNoOtherMix) {
   options_.save_share = 1;
   options_.output.search = options_.output.gptq = true;
-  Ask({"nvfp4", "w8a8", "bf16"}, MixBudget::Unit::kBitsPerWeight, 6);
+  Ask({"nvfp4", "w8a8", "bf16"}, MixBudget::Kind::kBitsPerWeight, 6);
   const auto stop_in = [](const char* stage) {
     return [stage](const QuantizeProgress& at) { return !at.stage.starts_with(stage); };
   };
@@ -316,7 +316,7 @@ TEST_F(MixWalkTest, MeasurementServesAnotherBudgetButNoOtherMix) {
 }
 
 TEST_F(MixWalkTest, OtherKernelsAreRejectedBeforeMeasuring) {
-  Ask({"nvfp4", "w8a8", "bf16"}, MixBudget::Unit::kBitsPerWeight, 6);
+  Ask({"nvfp4", "w8a8", "bf16"}, MixBudget::Kind::kBitsPerWeight, 6);
   int calls = 0, measured = 0;
   options_.progress = [&](const QuantizeProgress&) { return ++calls != 4; };
   options_.sizes.unit_bytes = 60'000;
@@ -334,7 +334,7 @@ TEST_F(MixWalkTest, OtherKernelsAreRejectedBeforeMeasuring) {
 
 TEST_F(MixWalkTest, KeepMustNotSeparateFusedLinears) {
   // If the rest of q, k and v were kept in bf16 as well, the failure could have another cause.
-  Ask({"bf16", "nvfp4"}, MixBudget::Unit::kBitsPerWeight, 32);
+  Ask({"bf16", "nvfp4"}, MixBudget::Kind::kBitsPerWeight, 32);
   options_.output.keep = {{tensor::DType::kF32, R"(layers\.1\.self_attn\.q_proj)"}};
   bool measured = false;
   options_.progress = [&](const QuantizeProgress&) { return measured = true; };
@@ -344,18 +344,18 @@ TEST_F(MixWalkTest, KeepMustNotSeparateFusedLinears) {
 }
 
 TEST_F(MixWalkTest, VerifyRejectsAnotherModel) {
-  Ask({"nvfp4", "w8a8"}, MixBudget::Unit::kBitsPerWeight, 8);
+  Ask({"nvfp4", "w8a8"}, MixBudget::Kind::kBitsPerWeight, 8);
   ASSERT_TRUE(Run(Golden("kimi-k2"), "out").ok());
   EXPECT_THAT(Message(Check(Golden("qwen3-moe-norm-tied"), "out").status()),
               HasSubstr("the chosen mix has no precision for it; the mix was made for another model"));
 }
 
 TEST_F(MixWalkTest, MtpModulesTakeTheFewestBytes) {
-  Ask({"bf16", "w8a8", "nvfp4"}, MixBudget::Unit::kBytes, 1e12);
+  Ask({"bf16", "w8a8", "nvfp4"}, MixBudget::Kind::kBytes, 1e12);
   const StatusOr<QuantizeReport> report = Run(Golden("deepseek-v3-mtp"), "out");
   ASSERT_TRUE(report.ok()) << report.status();
   int drafting = 0;
-  for (const MixUnit& unit : report->analysis->mix->units) {
+  for (const PrecisionGroup& unit : report->analysis->mix->units) {
     drafting += unit.measured ? 0 : 1;
     const MixOption& chosen = unit.options[unit.chosen];
     const int64_t fewest = std::ranges::min(unit.options, {}, &MixOption::bytes).bytes;
@@ -381,7 +381,7 @@ TEST_F(MixWalkTest, SampleTakesFurtherWindowsUntilItHasEnoughTokens) {
   for (std::vector<int32_t>& ids : options_.calibration) {
     for (int32_t& id : ids) id %= 64;
   }
-  Ask({"nvfp4", "w8a8"}, MixBudget::Unit::kBitsPerWeight, 6);
+  Ask({"nvfp4", "w8a8"}, MixBudget::Kind::kBitsPerWeight, 6);
   options_.output.mix.tokens = 2048;
   const StatusOr<QuantizeReport> report = Run(Golden("kimi-k2"), "out");
   ASSERT_TRUE(report.ok()) << report.status();
@@ -392,7 +392,7 @@ TEST_F(MixWalkTest, PlansForAtMostTheAvailableTokens) {
   const auto source = *Checkpoint::Open(Golden("kimi-k2"));
   const models::DecoderSpec spec = *models::SpecFromConfig(source->config(), "config.json");
   const std::vector<ModelItem> items = *ListItems(*source);
-  Ask({"fp16", "fp32"}, MixBudget::Unit::kBitsPerWeight, 32);
+  Ask({"fp16", "fp32"}, MixBudget::Kind::kBitsPerWeight, 32);
   options_.output.calibration.tokens = 100;
   const auto bytes = [&] {
     return PlanMixPasses(spec, items, options_.output, {}, int64_t{1} << 40)->front().bytes;
@@ -411,7 +411,7 @@ TEST_F(MixWalkTest, PassesFitTheirMemory) {
   const auto source = *Checkpoint::Open(models::SourcePath("models/moesaic-tiny"));
   const models::DecoderSpec spec = *models::SpecFromConfig(source->config(), "config.json");
   const std::vector<ModelItem> items = *ListItems(*source);
-  Ask({"nvfp4", "w8a8", "bf16"}, MixBudget::Unit::kBitsPerWeight, 6);
+  Ask({"nvfp4", "w8a8", "bf16"}, MixBudget::Kind::kBitsPerWeight, 6);
   options_.output.mix.tokens = options_.output.calibration.tokens = 2048;
   int64_t memory = PlanMixPasses(spec, items, options_.output, {}, int64_t{1} << 40)->front().bytes;
   size_t most = 1;
@@ -420,7 +420,7 @@ TEST_F(MixWalkTest, PassesFitTheirMemory) {
     if (!passes.ok()) {
       const std::string message(Message(passes.status()));
       EXPECT_THAT(message, AllOf(HasSubstr("measuring the mix in layer "),
-                                 HasSubstr(" lanes of 2048 tokens (fewer --mix-tokens")));
+                                 HasSubstr(" variants of 2048 tokens (fewer --mix-tokens")));
       const int64_t needed = std::stoll(message.substr(message.find(" takes ") + 7));
       EXPECT_GT(needed, memory);
       EXPECT_TRUE(PlanMixPasses(spec, items, options_.output, {}, needed).ok());
@@ -443,18 +443,18 @@ TEST_F(MixWalkTest, PassesFitTheirMemory) {
   EXPECT_GT(most, 2U);
 }
 
-// Computes KL(first lane || lane) by lane in double, from its definition. *error becomes the possible f32
-// error of a logit.
+// Computes KL(first variant || variant) by variant in double, from its definition. *error becomes the
+// possible f32 error of a logit.
 std::vector<double> PlainLosses(const kernels::ExecContext& ctx, const Checkpoint& source,
                                 const models::DecoderSpec& spec, CalibrationStream& stream, double* error) {
-  const int hidden = spec.hidden, vocab = spec.vocab, tokens = stream.lane_tokens();
+  const int hidden = spec.hidden, vocab = spec.vocab, tokens = stream.variant_tokens();
   const int64_t shape[] = {hidden};
   const std::vector<float> norm = *source.ReadF32(models::kFinalNorm, shape);
   const std::string module = spec.tied ? models::kEmbedding : models::kHead;
   const std::vector<float> head = *ReadRows(ctx, source, module, vocab, hidden, 0, vocab);
   double products = 0;
-  const auto predict = [&](int lane, int token) {  // returns log-probabilities
-    const float* x = stream.hidden() + (int64_t{lane} * tokens + token) * hidden;
+  const auto predict = [&](int variant, int token) {  // returns log-probabilities
+    const float* x = stream.hidden() + (int64_t{variant} * tokens + token) * hidden;
     double squares = 0, sum = 0;
     for (int d = 0; d < hidden; ++d) squares += double{x[d]} * x[d];
     const double scale = 1 / std::sqrt(squares / hidden + spec.norm_eps);
@@ -472,12 +472,12 @@ std::vector<double> PlainLosses(const kernels::ExecContext& ctx, const Checkpoin
     for (double& logit : logits) logit -= std::log(sum);
     return logits;
   };
-  std::vector<double> losses(static_cast<size_t>(stream.lanes()));
+  std::vector<double> losses(static_cast<size_t>(stream.variants()));
   for (int token = 0; token < tokens; ++token) {
     const std::vector<double> p = predict(0, token);
-    for (int lane = 1; lane < stream.lanes(); ++lane) {
-      const std::vector<double> q = predict(lane, token);
-      for (int v = 0; v < vocab; ++v) losses[lane] += std::exp(p[v]) * (p[v] - q[v]) / tokens;
+    for (int variant = 1; variant < stream.variants(); ++variant) {
+      const std::vector<double> q = predict(variant, token);
+      for (int v = 0; v < vocab; ++v) losses[variant] += std::exp(p[v]) * (p[v] - q[v]) / tokens;
     }
   }
   // Roundings: one per product, their sum, and the norm's mean, root and two products.
@@ -494,38 +494,39 @@ TEST_F(MixWalkTest, LossesDoNotDependOnPartsOfTheHead) {
   const kernels::ExecContext ctx{.kernels = &kernels_, .pool = pool.get(), .scratch = &scratch};
   models::DecoderSpec tiny = spec;
   tiny.vocab = 5;
-  EXPECT_EQ(LaneLossRows(tiny), 5);
+  EXPECT_EQ(VariantLossRows(tiny), 5);
   CalibrationStream stream =
       *CalibrationStream::Create(*source, spec, TestSequences({70, 9}, spec.vocab), ctx);
-  ASSERT_TRUE(stream.ReserveLanes(3).ok());
-  const int64_t values = int64_t{stream.lane_tokens()} * spec.hidden;
+  ASSERT_TRUE(stream.ReserveVariants(3).ok());
+  const int64_t values = int64_t{stream.variant_tokens()} * spec.hidden;
   for (const float noise : {0.01F, 0.5F}) {
-    const int lane = stream.AddLane();
+    const int variant = stream.AddVariant();
     for (int64_t i = 0; i < values; ++i) {
-      float& x = stream.hidden()[lane * values + i];
+      float& x = stream.hidden()[variant * values + i];
       x *= 1 + noise * std::sin(static_cast<float>(7 * i));
     }
   }
-  const auto whole = *LaneLosses(ctx, *source, spec, tensor::DType::kF32, spec.vocab, stream);
+  const auto whole = *VariantLosses(ctx, *source, spec, tensor::DType::kF32, spec.vocab, stream);
   EXPECT_EQ(whole[0], 0);
   EXPECT_GT(whole[1], 0);
   EXPECT_GT(whole[2], 10 * whole[1]);
   double error = 0;
   const std::vector<double> plain = PlainLosses(ctx, *source, spec, stream, &error);
-  for (size_t lane = 1; lane < whole.size(); ++lane) {
+  for (size_t variant = 1; variant < whole.size(); ++variant) {
     // The sum of |dKL/dq| is at most sqrt(2 KL) and that of |dKL/dp| at most 2 KL + sqrt(2 KL) (Pinsker).
     // Squares of errors are added.
-    const double slope = 2 * (std::sqrt(2 * plain[lane]) + plain[lane]);
-    EXPECT_NEAR(whole[lane], plain[lane], slope * error + 4 * error * error) << "lane " << lane;
+    const double slope = 2 * (std::sqrt(2 * plain[variant]) + plain[variant]);
+    EXPECT_NEAR(whole[variant], plain[variant], slope * error + 4 * error * error) << "variant " << variant;
   }
   for (const int rows : {16, 48}) {
-    const auto parts = *LaneLosses(ctx, *source, spec, tensor::DType::kF32, rows, stream);
+    const auto parts = *VariantLosses(ctx, *source, spec, tensor::DType::kF32, rows, stream);
     // Logits are equal; sums of doubles have another order, and logits differ by about 10.
-    for (size_t lane = 0; lane < whole.size(); ++lane) EXPECT_NEAR(parts[lane], whole[lane], 1e-12);
+    for (size_t variant = 0; variant < whole.size(); ++variant)
+      EXPECT_NEAR(parts[variant], whole[variant], 1e-12);
   }
 }
 
-// One pass per layer and one pass for all layers find the same, because lanes are independent.
+// One pass per layer and one pass for all layers find the same, because variants are independent.
 TEST_F(MixWalkTest, LossesDoNotDependOnPasses) {
   for (const char* golden : {"kimi-k2", "qwen3-moe-norm-tied", "deepseek-v3-mtp"}) {
     const auto source = *Checkpoint::Open(Golden(golden));
@@ -533,7 +534,7 @@ TEST_F(MixWalkTest, LossesDoNotDependOnPasses) {
     const std::vector<ModelItem> items = *ListItems(*source);
     const auto forms = *FormsOf(*source, items);
     options_.output = {};
-    Ask({"nvfp4", "w8a8", "bf16"}, MixBudget::Unit::kBitsPerWeight, 16);
+    Ask({"nvfp4", "w8a8", "bf16"}, MixBudget::Kind::kBitsPerWeight, 16);
     const std::vector<std::vector<int32_t>> sequences =
         TestSequences({100, 60, 35}, source->config()["vocab_size"]);
     options_.output.calibration = CalibrationId::Of(sequences);
@@ -541,7 +542,7 @@ TEST_F(MixWalkTest, LossesDoNotDependOnPasses) {
     std::vector<MixPass> one = *PlanMixPasses(spec, items, options_.output, {}, int64_t{1} << 40), each;
     ASSERT_EQ(one.size(), 1U);
     for (int layer = 0; layer < spec.layers; ++layer) {
-      each.push_back({.first = layer, .end = layer + 1, .lanes = one[0].lanes, .bytes = 0});
+      each.push_back({.first = layer, .end = layer + 1, .variants = one[0].variants, .bytes = 0});
     }
     const auto pool = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
     runtime::Arena scratch;
@@ -587,18 +588,18 @@ TEST_F(MixWalkTest, ErrorNamesAWeightBeyondFp16) {
 }
 
 TEST_F(MixWalkTest, KeptLinearsAreNotPartOfTheMix) {
-  Ask({"nvfp4", "w8a8"}, MixBudget::Unit::kBitsPerWeight, 8);
+  Ask({"nvfp4", "w8a8"}, MixBudget::Kind::kBitsPerWeight, 8);
   options_.output.keep = {{tensor::DType::kF32, R"(layers\.1\.)"}};
   const StatusOr<QuantizeReport> report = Run(Golden("kimi-k2"), "out");
   ASSERT_TRUE(report.ok()) << report.status();
-  for (const MixUnit& unit : report->analysis->mix->units) EXPECT_NE(unit.layer, 1) << unit.name;
+  for (const PrecisionGroup& unit : report->analysis->mix->units) EXPECT_NE(unit.layer, 1) << unit.name;
   const auto out = *Checkpoint::Open(folder_.Path("out"));
   EXPECT_EQ(out->Find("model.layers.1.self_attn.o_proj.weight")->dtype, tensor::DType::kF32);
   EXPECT_TRUE(Check(Golden("kimi-k2"), "out").ok());
 }
 
 TEST_F(MixWalkTest, RejectsSmoothing) {
-  Ask({"nvfp4", "w8a8"}, MixBudget::Unit::kBitsPerWeight, 8);
+  Ask({"nvfp4", "w8a8"}, MixBudget::Kind::kBitsPerWeight, 8);
   options_.output.analyze.smoothing = true;
   EXPECT_THAT(Message(Run(Golden("kimi-k2"), "out").status()), HasSubstr("excludes smoothing"));
   EXPECT_FALSE(fs::exists(folder_.Path("out")));

@@ -14,7 +14,7 @@ namespace {
 constexpr size_t kMostStates = 1 << 20;
 constexpr int kSampleRows = 64;
 
-double CostOf(const PrecisionOption& option) { return static_cast<double>(option.bytes); }
+double CostOf(const KnapsackOption& option) { return static_cast<double>(option.bytes); }
 
 // A step along the lower convex hull of a group's (cost, loss), from one of its options to a more expensive
 // one.
@@ -26,10 +26,10 @@ struct Step {
 
 class Chooser {
  public:
-  Chooser(std::span<const PrecisionGroup> groups, double budget)
+  Chooser(std::span<const KnapsackGroup> groups, double budget)
       : groups_(groups), budget_(budget), options_(groups.size()) {}
 
-  StatusOr<PrecisionChoice> Run() {
+  StatusOr<KnapsackChoice> Run() {
     double least_cost = 0;
     for (size_t g = 0; g < groups_.size(); ++g) {
       options_[g] = Cheapest(groups_[g]);
@@ -41,7 +41,7 @@ class Chooser {
                                least_cost, budget_);
     }
     WalkHull(budget_ - least_cost);
-    PrecisionChoice choice = ChoiceOf(options_);
+    KnapsackChoice choice = ChoiceOf(options_);
     BoundSuffixes();
     choice.least_loss = std::min(choice.loss, suffix_[0] - multiplier_ * budget_);
     choice.exact = Improve(&choice);
@@ -59,8 +59,8 @@ class Chooser {
   double Cost(size_t g, int option) const { return CostOf(groups_[g].options[option]); }
   double Loss(size_t g, int option) const { return groups_[g].options[option].loss; }
 
-  int Cheapest(const PrecisionGroup& group) const {
-    const auto cheaper = [&](const PrecisionOption& a, const PrecisionOption& b) {
+  int Cheapest(const KnapsackGroup& group) const {
+    const auto cheaper = [&](const KnapsackOption& a, const KnapsackOption& b) {
       return std::pair(CostOf(a), a.loss) < std::pair(CostOf(b), b.loss);
     };
     const auto& options = group.options;
@@ -115,7 +115,7 @@ class Chooser {
   }
 
   // Finds the best choice, or returns false and leaves `choice` unchanged.
-  bool Improve(PrecisionChoice* choice) const {
+  bool Improve(KnapsackChoice* choice) const {
     std::vector<std::vector<State>> layers = {{{0, 0, -1, -1}}};
     size_t states = 1;
     // Rounding error of the bound's sums. A choice that gains less is not better.
@@ -159,18 +159,18 @@ class Chooser {
     return true;
   }
 
-  PrecisionChoice ChoiceOf(const std::vector<int>& options) const {
-    PrecisionChoice choice;
+  KnapsackChoice ChoiceOf(const std::vector<int>& options) const {
+    KnapsackChoice choice;
     choice.options = options;
     for (size_t g = 0; g < groups_.size(); ++g) {
-      const PrecisionOption& option = groups_[g].options[options[g]];
+      const KnapsackOption& option = groups_[g].options[options[g]];
       choice.loss += option.loss;
       choice.bytes += option.bytes;
     }
     return choice;
   }
 
-  std::span<const PrecisionGroup> groups_;
+  std::span<const KnapsackGroup> groups_;
   double budget_;
   std::vector<int> options_;  // options of the walk so far
   std::vector<Step> steps_;
@@ -180,13 +180,13 @@ class Chooser {
 
 }  // namespace
 
-StatusOr<PrecisionChoice> ChoosePrecisions(std::span<const PrecisionGroup> groups, double budget) {
-  for (const PrecisionGroup& group : groups) {
+StatusOr<KnapsackChoice> SolveKnapsack(std::span<const KnapsackGroup> groups, double budget) {
+  for (const KnapsackGroup& group : groups) {
     if (group.options.empty()) return InvalidArgument("{} has no options", group.name);
-    for (const PrecisionOption& option : group.options) {
+    for (const KnapsackOption& option : group.options) {
       if (!(option.loss >= 0) || !std::isfinite(option.loss) || option.bytes < 0) {
-        return InvalidArgument("{}: {} must have a finite loss and a size, found {} and {} bytes",
-                               group.name, option.name, option.loss, option.bytes);
+        return InvalidArgument("{}: {} must have a finite loss and a size, found {} and {} bytes", group.name,
+                               option.name, option.loss, option.bytes);
       }
     }
   }

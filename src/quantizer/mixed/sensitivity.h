@@ -14,19 +14,19 @@
 namespace moesaic::quantizer {
 
 /// Cost of one precision for one group of weights.
-struct PrecisionOption {
-  std::string name;            // "int8", "int4_g32", "bf16", ...
-  double loss = 0;             // >= 0, in a unit common to all groups, because losses are added
-  int64_t bytes = 0;           // stored bytes
+struct KnapsackOption {
+  std::string name;   // "int8", "int4_g32", "bf16", ...
+  double loss = 0;    // >= 0, in a unit common to all groups, because losses are added
+  int64_t bytes = 0;  // stored bytes
 };
 
 /// Weights that share a precision: a layer's, an expert's, or fused linears.
-struct PrecisionGroup {
+struct KnapsackGroup {
   std::string name;
-  std::vector<PrecisionOption> options;
+  std::vector<KnapsackOption> options;
 };
 
-struct PrecisionChoice {
+struct KnapsackChoice {
   std::vector<int> options;  // [groups]
   double loss = 0;
   int64_t bytes = 0;
@@ -39,7 +39,7 @@ struct PrecisionChoice {
 /// remain, it is greedy along the groups' convex hulls, and off by one group's step at most. Fails if even
 /// the cheapest options exceed the budget, and states their cost. Ties go to the cheaper choice, then to
 /// earlier options.
-StatusOr<PrecisionChoice> ChoosePrecisions(std::span<const PrecisionGroup> groups, double budget);
+StatusOr<KnapsackChoice> SolveKnapsack(std::span<const KnapsackGroup> groups, double budget);
 
 /// Returns the relative squared error of a layer's output over the factor's tokens after rounding W [n, k] to
 /// a grid: sum of e H e^T over sum of w H w^T, on up to 64 rows (FP8: a block of 128). `gptq` rounds by GPTQ,

@@ -1,4 +1,4 @@
-#include "quantizer/mixed/lane_losses.h"
+#include "quantizer/mixed/variant_losses.h"
 
 #include <algorithm>
 #include <cmath>
@@ -32,8 +32,8 @@ struct LogSum {
   double value() const { return largest + std::log(sum); }
 };
 
-// Sums of a token on a lane: sum of exp(p - largest p) (p - q) over the first lane's logits p and its own
-// logits q.
+// Sums of a token on a variant: sum of exp(p - largest p) (p - q) over the first variant's logits p and its
+// own logits q.
 struct TokenSums {
   LogSum own;
   double difference = 0;
@@ -56,8 +56,8 @@ class Losses {
 
   // Adds the logits of some rows of the head.
   void Add(const tensor::PackedMatrix& head) {
-    const int tokens = stream_.lane_tokens(), vocab = head.n();
-    for (int first = 0; first < tokens && stream_.GoesOn(); first += kPredicted) {
+    const int tokens = stream_.variant_tokens(), vocab = head.n();
+    for (int first = 0; first < tokens && stream_.Continues(); first += kPredicted) {
       const int count = std::min(kPredicted, tokens - first);
       Predict(head, 0, first, count, exact_.data());
       ctx_.pool->Run(count, [&](int64_t row, int) {
@@ -67,12 +67,12 @@ class Losses {
         factors_[row] = sum.Raise(*std::max_element(p, p + vocab));
         for (int i = 0; i < vocab; ++i) sum.sum += shares[i] = std::exp(p[i] - sum.largest);
       });
-      for (int lane = 1; lane < stream_.lanes(); ++lane) {
-        Predict(head, lane, first, count, other_.data());
+      for (int variant = 1; variant < stream_.variants(); ++variant) {
+        Predict(head, variant, first, count, other_.data());
         ctx_.pool->Run(count, [&](int64_t row, int) {
           const float *p = exact_.data() + row * vocab, *q = other_.data() + row * vocab;
           const double* shares = shares_.data() + row * vocab;
-          TokenSums& sums = sums_[int64_t{lane} * tokens + first + row];
+          TokenSums& sums = sums_[int64_t{variant} * tokens + first + row];
           sums.own.Raise(*std::max_element(q, q + vocab));
           double difference = 0;
           for (int i = 0; i < vocab; ++i) {
@@ -87,30 +87,31 @@ class Losses {
 
   // Returns sum p (log p - log q), where log p = p - P and log q = q - Q for the log-sums P and Q.
   std::vector<double> Finish() const {
-    const int tokens = stream_.lane_tokens();
-    std::vector<double> losses(static_cast<size_t>(stream_.lanes()));
-    for (int lane = 1; lane < stream_.lanes(); ++lane) {
+    const int tokens = stream_.variant_tokens();
+    std::vector<double> losses(static_cast<size_t>(stream_.variants()));
+    for (int variant = 1; variant < stream_.variants(); ++variant) {
       for (int token = 0; token < tokens; ++token) {
         const LogSum& p = sums_[token].own;
-        const TokenSums& q = sums_[int64_t{lane} * tokens + token];
+        const TokenSums& q = sums_[int64_t{variant} * tokens + token];
         const double divergence = q.difference / p.sum - p.value() + q.own.value();
-        losses[lane] += (std::isfinite(divergence) ? std::max(divergence, 0.0) : kInfinity) / tokens;
+        losses[variant] += (std::isfinite(divergence) ? std::max(divergence, 0.0) : kInfinity) / tokens;
       }
     }
     return losses;
   }
 
  private:
-  void Predict(const tensor::PackedMatrix& head, int lane, int first, int count, float* logits) {
+  void Predict(const tensor::PackedMatrix& head, int variant, int first, int count, float* logits) {
     const int hidden = spec_.hidden;
-    kernels::RmsNorm(ctx_, {.x = stream_.hidden() + (int64_t{lane} * stream_.lane_tokens() + first) * hidden,
-                            .x_stride = hidden,
-                            .weight = norm_.data(),
-                            .y = normed_.data(),
-                            .y_stride = hidden,
-                            .rows = count,
-                            .n = hidden,
-                            .eps = spec_.norm_eps});
+    kernels::RmsNorm(ctx_,
+                     {.x = stream_.hidden() + (int64_t{variant} * stream_.variant_tokens() + first) * hidden,
+                      .x_stride = hidden,
+                      .weight = norm_.data(),
+                      .y = normed_.data(),
+                      .y_stride = hidden,
+                      .rows = count,
+                      .n = hidden,
+                      .eps = spec_.norm_eps});
     layers::Apply(ctx_, {head}, normed_.data(), hidden, count, logits, head.n());
   }
 
@@ -118,22 +119,22 @@ class Losses {
   const models::DecoderSpec& spec_;
   const std::vector<float> norm_;
   CalibrationStream& stream_;
-  std::vector<TokenSums> sums_;                // [lanes, tokens]
+  std::vector<TokenSums> sums_;                // [variants, tokens]
   std::vector<float> normed_, exact_, other_;  // [kPredicted, hidden]; logits: [kPredicted, rows]
   std::vector<double> shares_, factors_;       // exp(p - largest p) of exact_; [kPredicted]
 };
 
 }  // namespace
 
-int LaneLossRows(const models::DecoderSpec& spec) {
+int VariantLossRows(const models::DecoderSpec& spec) {
   const int64_t rows = kHeadValues / spec.hidden / tensor::kPanelRows * tensor::kPanelRows;
   return static_cast<int>(std::min<int64_t>(std::max<int64_t>(rows, tensor::kPanelRows), spec.vocab));
 }
 
-StatusOr<std::vector<double>> LaneLosses(const kernels::ExecContext& ctx,
-                                         const checkpoint::Checkpoint& source,
-                                         const models::DecoderSpec& spec, tensor::DType exact, int rows,
-                                         CalibrationStream& stream) {
+StatusOr<std::vector<double>> VariantLosses(const kernels::ExecContext& ctx,
+                                            const checkpoint::Checkpoint& source,
+                                            const models::DecoderSpec& spec, tensor::DType exact, int rows,
+                                            CalibrationStream& stream) {
   const int64_t shape[] = {spec.hidden};
   ASSIGN_OR_RETURN(std::vector<float> norm, source.ReadF32(models::kFinalNorm, shape));
   const std::string module = spec.tied ? models::kEmbedding : models::kHead;
@@ -158,8 +159,8 @@ StatusOr<std::vector<double>> LaneLosses(const kernels::ExecContext& ctx,
   return losses.Finish();
 }
 
-int64_t LaneLossBytes(const models::DecoderSpec& spec, tensor::DType exact, int64_t tokens) {
-  const int64_t rows = LaneLossRows(spec), values = rows * spec.hidden;
+int64_t VariantLossBytes(const models::DecoderSpec& spec, tensor::DType exact, int64_t tokens) {
+  const int64_t rows = VariantLossRows(spec), values = rows * spec.hidden;
   return values * (4 + (exact == tensor::DType::kF32 ? 4 : 2)) +
          kPredicted * (rows * int64_t{16} + spec.hidden * int64_t{12}) +
          tokens * static_cast<int64_t>(sizeof(TokenSums));

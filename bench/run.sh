@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Every benchmark that this machine can run, as markdown on stdout. Called by `./run bench`; needs build/release.
+# Runs every benchmark that this machine supports and prints markdown. Called by `./run bench`; needs build/release.
 #
 #   bench/run.sh [--quick]
 #
 # Environment:
-#   LLAMA_CPP     folder of llama.cpp's programs, built natively: runs the model shapes beside it, in turns
+#   LLAMA_CPP     folder of llama.cpp's programs, built natively, to compare the model shapes with, in alternation
 #   IK_LLAMA_CPP  the same for ik_llama.cpp
-#   PYTHON        a Python (default python3); where it has the packages tokenizers or torch, those are compared too
-#   TRACES        recorded traffic (default ../shared/data/traces): what is not there is left out
-#   TOKENIZER, TEXT  a folder with tokenizer.json, and the text that is encoded
-#   SHAPES        where the random-weight models are kept, 36 GB (default build/bench/shapes)
-#   RESULTS       where raw rounds are kept as JSON (default build/bench/results)
+#   PYTHON        Python (default python3); its packages tokenizers and torch, if installed, are compared as well
+#   TRACES        recorded traffic (default ../shared/data/traces); missing traces are skipped
+#   TOKENIZER, TEXT  folder with tokenizer.json, and the text to encode
+#   SHAPES        folder of the random-weight models, 36 GB (default build/bench/shapes)
+#   RESULTS       folder of the raw results as JSON (default build/bench/results)
 #   BUILD         build folder (default build/release)
-#   MOESAIC_TUNING  the file of `moesaic tune` to run with (default off: what is built in)
+#   MOESAIC_TUNING  file of `moesaic tune` to use (default off: built-in choices)
 set -euo pipefail
 export MOESAIC_TUNING=${MOESAIC_TUNING:-off}
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -1,5 +1,5 @@
-// The radix tree's operations, beside a chain of hashes over the same prompts. Argument `runs` of the prompt:
-// into how many runs other prompts have cut it. sglang_radix.py runs the same on SGLang's tree.
+// Compares the radix tree's operations with a chain of hashes over the same prompts. Argument `runs`: number
+// of runs into which other prompts split the prompt. sglang_radix.py runs the same on SGLang's tree.
 #include <benchmark/benchmark.h>
 
 #include <chrono>
@@ -46,7 +46,7 @@ struct Tree {
   cache::RadixTree tree;
 };
 
-// One that parts from `prompt` behind `cut` of its `runs` parts.
+// Returns a prompt that diverges from `prompt` after `cut` of its `runs` parts.
 std::vector<int32_t> Parting(const std::vector<int32_t>& prompt, int cut, int runs) {
   std::vector<int32_t> other(prompt.begin(),
                              prompt.begin() + int64_t{kPromptBlocks} * cut / runs * kBlockTokens);
@@ -54,7 +54,8 @@ std::vector<int32_t> Parting(const std::vector<int32_t>& prompt, int cut, int ru
   return other;
 }
 
-// 32 other prompts of the same length, and some that part from `prompt` so that it is cut into `runs`.
+// Inserts 32 other prompts of the same length, and prompts that diverge from `prompt` so that it is split
+// into `runs`.
 void Fill(const std::vector<int32_t>& prompt, int runs,
           const std::function<void(std::span<const int32_t>)>& serve) {
   for (uint32_t seed = 1; seed <= 32; ++seed) serve(RandomTokens(kPromptTokens, seed));
@@ -74,7 +75,7 @@ void BM_TreeMatch(benchmark::State& state) {
 }
 BENCHMARK(BM_TreeMatch)->ArgName("runs")->Arg(1)->Arg(16)->Arg(195)->Arg(1562)->Unit(benchmark::kMicrosecond);
 
-// The same where at every cut the other way was used last, the dearest case.
+// The same if at every split the other branch was used last, which is the most expensive case.
 void BM_TreeMatchOtherLast(benchmark::State& state) {
   Tree tree(40 * kPromptBlocks);
   const std::vector<int32_t> prompt = RandomTokens(kPromptTokens, 0);
@@ -99,9 +100,9 @@ void BM_ChainMatch(benchmark::State& state) {
 }
 BENCHMARK(BM_ChainMatch)->Unit(benchmark::kMicrosecond);
 
-// Each round brings a prompt of 4,096 tokens that is not there into a full cache.
+// Each round inserts a new prompt of 4,096 tokens into a full cache.
 constexpr int kTurnTokens = 4096;
-constexpr int kTurns = 400;  // prompts that go round; the cache holds a quarter of them
+constexpr int kTurns = 400;  // number of prompts in the cycle; the cache holds a quarter of them
 
 void BM_TreeInsertEvict(benchmark::State& state) {
   Tree tree(kTurns / 4 * kTurnTokens / kBlockTokens);

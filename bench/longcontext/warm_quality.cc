@@ -1,7 +1,7 @@
-// What a prefix that came back from int8 costs: windows of a text are read once with the prefix as it was
-// computed and once as the warm tier gives it back, and what follows the prefix is compared, row by row: the
-// perplexity of both, and how far the second's distribution is from the first's. Prints a markdown table, and
-// what keeping and bringing back took.
+// Measures the quality loss of prefixes that are restored from int8. Reads windows of a text once with the
+// prefix as computed and once as the warm tier restores it, and compares the rows after the prefix: the
+// perplexity of both, and the divergence of the second's distributions. Prints a markdown table, with the
+// time of saving and restoring.
 //   moesaic tokenize MODEL --file TEXT --ids > ids
 //   longcontext_warm_quality MODEL ids --window 2048 --windows 8
 #include <fmt/format.h>
@@ -23,7 +23,7 @@
 namespace moesaic::bench {
 namespace {
 
-constexpr int kChunk = 256;  // rows of a step
+constexpr int kChunk = 256;  // rows per step
 
 struct Options {
   std::string model, ids;
@@ -31,7 +31,7 @@ struct Options {
   std::vector<std::string> dtypes = {"bf16", "f32"};
 };
 
-// Of a row: its log-probabilities.
+// Returns the log-probabilities of a row.
 std::vector<double> LogSoftmax(std::span<const float> logits) {
   const double most = *std::max_element(logits.begin(), logits.end());
   double sum = 0;
@@ -44,7 +44,7 @@ std::vector<double> LogSoftmax(std::span<const float> logits) {
 struct Totals {
   double exact = 0, warm = 0;  // nats
   std::vector<double> divergence;
-  int64_t same = 0;  // rows whose likeliest token is
+  int64_t same = 0;  // rows with the same likeliest token
   double encode_seconds = 0, decode_seconds = 0, bytes = 0;
 };
 
@@ -64,7 +64,7 @@ class Reader {
     }
   }
 
-  // Logits of rows [from, to), whose predecessors are there.
+  // Returns the logits of rows [from, to), whose predecessors are cached.
   std::vector<float> Read(std::span<const int32_t> ids, int from, int to, bool want) {
     std::vector<float> logits;
     for (int start = from; start < to; start += kChunk) {

@@ -1,7 +1,7 @@
-// round_matrices IN OUT GRID METHOD: rounds matrices by the inputs that they were seen with.
+// round_matrices IN OUT GRID METHOD rounds matrices, given samples of their inputs.
 //
 // IN and OUT are safetensors in f32. IN holds matrices "W:<name>@<inputs>" [n, k] and tokens "X:<inputs>"
-// [count, k]; OUT gets "<name>" [n, k] as a loader would see it. GRID is int8, int4_g32, int4_g128, nvfp4 or
+// [count, k]; OUT gets "<name>" [n, k] in its dequantized form. GRID is int8, int4_g32, int4_g128, nvfp4 or
 // fp8; METHOD nearest, searched (scales by squared error), weighted (by the inputs' squares), gptq, or
 // gptq_searched and gptq_weighted (GPTQ with such scales). Prints the loss on the tokens' own Hessian,
 // damped, over that of nearest, for each matrix, and their sum's.
@@ -31,7 +31,7 @@ StatusOr<Grid> GridOf(const std::string& name) {
                                                      {"nvfp4", {GridKind::kNvfp4, 16}},
                                                      {"fp8", {GridKind::kFp8Block, 128}}};
   const auto found = kGrids.find(name);
-  if (found == kGrids.end()) return InvalidArgument("there is no grid \"{}\"", name);
+  if (found == kGrids.end()) return InvalidArgument("unknown grid \"{}\"", name);
   return found->second;
 }
 

@@ -23,7 +23,7 @@ from train import NAMES
 
 @torch.no_grad()
 def recalled(model, length: int, rows: int) -> dict[str, tuple[int, int]]:
-    """(right, of) by kind. Of three values in any order, the last has to be the one that is left."""
+    """Returns (correct, total) by kind. Three values may come in any order; the last must be the remaining one."""
     ids, told = vocabulary(), {}
     for row in range(rows):
         told_row = tasks.training_row(random.Random(f"held out|{length}|{row}"), length)
@@ -32,7 +32,7 @@ def recalled(model, length: int, rows: int) -> dict[str, tuple[int, int]]:
         for k, name in NAMES.items():
             at = (kind == k).nonzero().flatten()
             if k == tasks.MANY:
-                at = at[2::3]  # the last of three; a row may end before it
+                at = at[2::3]  # the last of three; a row may end earlier
             if not len(at):
                 continue
             right = (model.logits(hidden[0, at - 1]).argmax(-1) == made[0, at]).sum().item()
@@ -52,7 +52,7 @@ def logits_differ(model, folder: Path, length: int) -> float:
 
 @torch.no_grad()
 def engine_differs(model, folder: Path, binary: Path, length: int) -> float:
-    """Largest difference of log-probabilities of a text's own tokens, moesaic's in f32 to the training model's."""
+    """Returns the largest difference between moesaic's f32 log-probabilities of a text and the training model's."""
     tokens = tasks.training_row(random.Random("logits"), length).tokens[:length]
     ids = ids_of(tokens, vocabulary())
     made = torch.tensor([ids])

@@ -34,12 +34,12 @@ STAGES = [
     (1140, [(256, 16), (1024, 4), (1024, 4), (4096, 2)]),
     (1340, [(256, 16), (1024, 4), (4096, 2)]),
 ]
-# By step: what each layer's queries are multiplied by before it, or at the end. Among more tokens heads must be sharper.
+# Factors of each layer's queries before a step, or at the end. Among more tokens heads must be sharper.
 SHARPEN = {1340: [1.5, 1.1, 1.15], 1385: [1.15, 1.12, 1.1]}
 SECOND = 1140  # first step of the second phase, which rounds the weights to bf16 and begins with new optimizers
 SECOND_RATE, SECOND_FALL = 0.7, 45  # of the first phase's; steps during which it falls
-PLAIN_WEIGHT, PLAIN_EVERY = 0.1, 4  # tokens that aren't answers
-ANSWER_WEIGHT = 1.0  # tokens of answers that needn't be recalled
+PLAIN_WEIGHT, PLAIN_EVERY = 0.1, 4  # weight and interval of tokens outside of answers
+ANSWER_WEIGHT = 1.0  # weight of answer tokens that need no recall
 BALANCE = 0.01
 NAMES = {tasks.REPEATED: "repeated", tasks.NAME: "name", tasks.MANY: "met", tasks.SEEN: "seen"}
 
@@ -69,7 +69,7 @@ def batch(rng: random.Random, ids: dict[str, int], rows: int, length: int, gaps:
 
 
 def losses(model, ids, kinds, also, where, any_order: bool):
-    """(loss, mean over plain tokens, share of answers right by kind). `any_order`: what is as right counts as right."""
+    """Returns (loss, mean over plain tokens, share of correct answers by kind). `any_order` accepts equivalent answers."""
     hidden = model.hidden(ids, where)
     target, kind, also = ids[:, 1:], kinds[:, 1:], also[:, 1:]
     plain = (kind == tasks.PLAIN) & (torch.arange(target.shape[1]) % PLAIN_EVERY == 0)

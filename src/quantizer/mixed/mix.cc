@@ -99,7 +99,7 @@ double InfiniteIn(const ordered_json& json, const char* key) {
 }
 
 std::string MixBudget::Flag() const {
-  return unit == Kind::kBitsPerWeight ? "--bits-per-weight" : "--budget";
+  return kind == Kind::kBitsPerWeight ? "--bits-per-weight" : "--budget";
 }
 
 bool MixSettings::Has(DType kept) const {

@@ -39,7 +39,7 @@ Mix Three() {
 }
 
 MixSettings Settings(Kind kind, double amount) {
-  return {.options = {P("nvfp4"), P("w8a8"), P("bf16")}, .budget = {unit, amount}};
+  return {.options = {P("nvfp4"), P("w8a8"), P("bf16")}, .budget = {kind, amount}};
 }
 
 std::vector<std::string> Chosen(const Mix& mix) {
@@ -195,13 +195,13 @@ TEST(Mix, JsonRoundTrips) {
 
 TEST(Mix, SettingsRoundTrip) {
   for (const Kind kind : {Kind::kBitsPerWeight, Kind::kBytes}) {
-    MixSettings settings = Settings(unit, 4.5);
+    MixSettings settings = Settings(kind, 4.5);
     settings.options.push_back(P("w4a16-g128"));
     settings.options.push_back(P("fp16"));
     const StatusOr<MixSettings> read = MixSettings::FromJson(nlohmann::json::parse(settings.Json().dump()));
     ASSERT_TRUE(read.ok()) << read.status();
     EXPECT_EQ(read->options, settings.options);
-    EXPECT_EQ(read->budget.kind, unit);
+    EXPECT_EQ(read->budget.kind, kind);
     EXPECT_EQ(read->Json(), settings.Json());
   }
   EXPECT_FALSE(MixSettings::FromJson({{"options", {"nvfp4", "int3"}}, {"tokens", 1}, {"bytes", 1}}).ok());

@@ -28,7 +28,7 @@ using ::testing::Not;
 class MixWalkTest : public QuantizeTest {
  protected:
   void Ask(std::initializer_list<const char*> precisions, MixBudget::Kind kind, double amount) {
-    options_.output.mix = {.options = {}, .budget = {unit, amount}, .tokens = 195};
+    options_.output.mix = {.options = {}, .budget = {kind, amount}, .tokens = 195};
     for (const char* name : precisions) options_.output.mix.options.push_back(*ParsePrecision(name));
   }
 

@@ -56,7 +56,7 @@ struct Options {
   std::vector<int> batches = {1, 4, 16};
   std::vector<std::string> shapes = {"gqa", "mla"};
   std::string dtype = "bf16", digest = "box";
-  int64_t bytes = int64_t{2} << 30;  // of keys and values, so that each layer has left the CPU caches before its next use
+  int64_t bytes = int64_t{2} << 30;  // of keys and values; a layer leaves the CPU caches before its next use
 };
 
 class Setting {

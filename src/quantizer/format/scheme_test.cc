@@ -130,16 +130,11 @@ TEST(SchemeTest, ParsePrecisionInvertsName) {
     ASSERT_TRUE(precision.ok()) << precision.status();
     EXPECT_EQ(precision->Name(), name);
   }
-  EXPECT_EQ(ParsePrecision("w8a16")->Name(), "w8a16-g64");
-  EXPECT_EQ(ParsePrecision("w8a16", 0)->Name(), "w8a16-channel");
-  EXPECT_EQ(ParsePrecision("w8a8", 0)->Name(), "w8a8");
-  EXPECT_THAT(std::string(ParsePrecision("w4a16", 0).status().message()),
-              testing::HasSubstr("found \"w4a16\", which has no groups of that size"));
+  EXPECT_EQ(ParsePrecision("w8a16")->Name(), "w8a16-g32");
+  EXPECT_EQ(ParsePrecision("w4a16")->Name(), "w4a16-g32");
   EXPECT_THAT(std::string(ParsePrecision("w4a16-channel").status().message()),
               testing::HasSubstr("w8a16-g128, w8a16-channel, w4a16-g32"));
-  EXPECT_EQ(*ParseGroupSize("channel"), 0);
-  EXPECT_EQ(*ParseGroupSize("128"), 128);
-  EXPECT_FALSE(ParseGroupSize("0").ok());
+  EXPECT_FALSE(ParsePrecision("w8a8-g32").ok());
 }
 
 TEST(SchemeTest, EveryFp8CodeRoundTripsInPartialBlocks) {

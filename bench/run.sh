@@ -51,7 +51,7 @@ size=(--gib 8 --memory 1G)
 if [ -n "$quick" ]; then size=(--gib 2 --memory 256M --rounds 1); fi
 "$python" bench/quantize_bounds.py "$build/bin/moesaic" "$shapes" "${size[@]}"
 
-section 'Operators, beside PyTorch'
+section 'Operators, compared with PyTorch'
 if "$python" -c 'import torch' 2>/dev/null; then
   "$python" bench/peers/operators.py "$build/bin" --json "$results/operators.json" $quick
 else
@@ -102,7 +102,7 @@ printf '\n'
 fenced "$build/bin/cache_preemption_bench" models/moesaic-tiny --prompt 128 --output 400 --share 0.45
 
 section 'Agents against the server, moesaic-tiny'
-printf 'Eight sessions of four calls, four at once, behind one system prompt; with and without the prefix cache.\n'
+printf 'Eight sessions of four calls, four at once, all with one system prompt; with and without the prefix cache.\n'
 root=$PWD
 bin=$(realpath "$build")/bin
 repeat=3

@@ -54,11 +54,11 @@ def ask(server, prompt, output, sparsity):
 
 def settings_of(length, budgets, all_budgets, reuse):
     """Returns [(label, kv_sparsity)], dense first."""
-    more, told = ({"reuse": reuse}, f", reuse {reuse}") if reuse > 1 else ({}, "")
+    more, suffix = ({"reuse": reuse}, f", reuse {reuse}") if reuse > 1 else ({}, "")
     made = [("dense", {"mode": "dense"})]
-    made += [(f"{b}{told}, decode", {"mode": "decode", "budget": b, **more}) for b in budgets if b < length]
+    made += [(f"{b}{suffix}, decode", {"mode": "decode", "budget": b, **more}) for b in budgets if b < length]
     made += [("all of it, decode", {"mode": "decode", "budget": 2 * length})]
-    return made + [(f"{b}{told}, all", {"mode": "all", "budget": b, **more}) for b in all_budgets if b < length]
+    return made + [(f"{b}{suffix}, all", {"mode": "all", "budget": b, **more}) for b in all_budgets if b < length]
 
 
 def table(moesaic, model, context, made, settings, flags, judge, output, show):
@@ -92,5 +92,5 @@ def table(moesaic, model, context, made, settings, flags, judge, output, show):
                     elif name.startswith("all of it") and dense[kind, i] != json.dumps([said, logprobs]):
                         raise SystemExit(f"{kind} {i}: a budget that holds everything gives other logprobs than dense")
                 cells.append(f"{sum(right)}/{len(right)}")
-            told = ["the same bits", ""] if name.startswith("all of it") else counters.look()
-            print(f"| {name} | {' | '.join(cells + told)} |", flush=True)
+            counts = ["the same bits", ""] if name.startswith("all of it") else counters.look()
+            print(f"| {name} | {' | '.join(cells + counts)} |", flush=True)

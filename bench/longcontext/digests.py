@@ -4,7 +4,7 @@
 usage: digests.py [--model FOLDER] [--length N] [--kind needle] [--budgets 256,...] [--documents N]
 
 Considers the rows that must recall a name (the rows before a value of the answer). Prints by layer: the largest share,
-over KV heads, of choices with the block that states the name (told); the share of query heads' choices with the block of
+over KV heads, of choices with the block that states the name (defined); the share of query heads' choices with the block of
 their most attention (recall); and the share of attention within the chosen blocks (mean, p50 and p5). Methods:
 
   sketch     docs/contracts/sparsity.md: sum over a block's keys of exp(estimate), from signs of each rotated key - center
@@ -152,7 +152,7 @@ def main():
     arguments = parser.parse_args()
     model, tokenizer = network.load(arguments.model), build()
     record(model)
-    found = {}  # (layer, budget, way): ([recalled], [captured], {KV head: [told]})
+    found = {}  # (layer, budget, way): ([recalled], [captured], {KV head: [defined]})
     budgets = [int(b) for b in arguments.budgets.split(",")]
     for number in range(arguments.documents):
         asked = recall.questions(arguments.kind, arguments.length, number)
@@ -162,9 +162,9 @@ def main():
         ids = tokenizer.encode("<|begin|><|user|>" + text + tail).ids
         head = len(tokenizer.encode("<|begin|><|user|>" + text).ids)
         values = set(tokenizer.encode("".join(" " + v for v in tasks.VALUES)).ids)
-        told = {}  # (key, value) to the block that states it
+        definitions = {}  # (key, value) to the block that states it
         for i in range(head):
-            told.setdefault((ids[i - 1], ids[i]), i // BLOCK)
+            definitions.setdefault((ids[i - 1], ids[i]), i // BLOCK)
         rows, inside = [], False
         for i in range(head, len(ids)):  # rows before a value in an answer
             inside = (inside or ids[i] == tasks.ROLES.index("<|assistant|>")) and ids[i] != tasks.ROLES.index("<|user|>")
@@ -186,14 +186,14 @@ def main():
                             else:
                                 keep = chosen(by[way].sum(0), full, budget).expand(group, -1)
                             recalled, captured, heads = found.setdefault((at, budget, way), ([], [], {}))
-                            block = told.get((ids[row], ids[row + 1]), full)
+                            block = definitions.get((ids[row], ids[row + 1]), full)
                             if block < full:
                                 heads.setdefault(head_, []).append(keep[:, block].float().mean().item())
                             best = masses.argmax(-1)
                             recalled += keep.gather(1, best[:, None])[:, 0].float().tolist()
                             captured += ((masses * keep).sum(-1) + current).tolist()
     print(f"{arguments.kind}, {arguments.length} tokens, {len(rows) * arguments.documents} rows\n")
-    print("| layer | budget | way | told | recall | captured: mean | p50 | p5 |\n|---|---|---|---|---|---|---|---|")
+    print("| layer | budget | way | defined | recall | captured: mean | p50 | p5 |\n|---|---|---|---|---|---|---|---|")
     for (layer, budget, way), (recalled, captured, heads) in sorted(found.items(), key=lambda f: f[0][:2]):
         shares = torch.tensor(captured)
         best = max((sum(h) / len(h) for h in heads.values()), default=float("nan"))

@@ -59,9 +59,9 @@ def questions(kind, length, share=1.0):
             text = haystack(tokens, [(number / max(1, count - 1), statement(cities[0], magic))])
             made.append((asked(text, cities[0], False), [magic]))
         elif kind == "keys":
-            told = {city: draw() for city in cities[:10]}
-            text = haystack(tokens, [(i / (len(told) - 1), statement(*pair)) for i, pair in enumerate(told.items())])
-            made += [(asked(text, city, False), [magic]) for city, magic in told.items()]
+            magics = {city: draw() for city in cities[:10]}
+            text = haystack(tokens, [(i / (len(magics) - 1), statement(*pair)) for i, pair in enumerate(magics.items())])
+            made += [(asked(text, city, False), [magic]) for city, magic in magics.items()]
         elif kind == "values":
             magic = [draw() for _ in range(4)]
             text = haystack(tokens, [(rng.random(), statement(cities[0], one)) for one in magic])

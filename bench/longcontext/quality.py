@@ -83,9 +83,9 @@ def answers(moesaic, model, prompts, flags):
     if ran.returncode != 0:
         sys.exit(ran.stderr)
     rows = [json.loads(line) for line in ran.stdout.splitlines()]
-    told = [line for line in ran.stderr.splitlines() if line.startswith("block-sparse attention: ")]
+    statistics = [line for line in ran.stderr.splitlines() if line.startswith("block-sparse attention: ")]
     lengths = [row["usage"]["prompt_tokens"] for row in rows]
-    return [row["text"].strip() for row in rows], lengths, told[-1].split(": ", 1)[1] if told else ""
+    return [row["text"].strip() for row in rows], lengths, statistics[-1].split(": ", 1)[1] if statistics else ""
 
 
 def retrieval(moesaic, folder, samples):
@@ -103,7 +103,7 @@ def retrieval(moesaic, folder, samples):
                                                  "--kv-sparsity-audit", "16", *flags]))
     header = None
     for name, flags in settings:
-        texts, lengths, told = answers(moesaic, folder, [messages for _, messages, _ in made], flags)
+        texts, lengths, statistics = answers(moesaic, folder, [messages for _, messages, _ in made], flags)
         if header is None:
             for kind in kinds:
                 of = [n for n, (k, _, _) in zip(lengths, made) if k == kind]
@@ -111,7 +111,7 @@ def retrieval(moesaic, folder, samples):
             header = f"\n| budget, rows that choose | {' | '.join(kinds)} | what came of it |\n|---|" + "---|" * (len(kinds) + 1)
             print(header)
         right = {kind: [text == expected for text, (k, _, expected) in zip(texts, made) if k == kind] for kind in kinds}
-        print(f"| {name} | " + " | ".join(f"{sum(r)}/{len(r)}" for r in right.values()) + f" | {told} |", flush=True)
+        print(f"| {name} | " + " | ".join(f"{sum(r)}/{len(r)}" for r in right.values()) + f" | {statistics} |", flush=True)
 
 
 def perplexity(moesaic, model, text, window, tokens, more=(), ways=True):
@@ -135,8 +135,8 @@ def perplexity(moesaic, model, text, window, tokens, more=(), ways=True):
             sys.exit(ran.stderr)
         value = json.loads(ran.stdout)["perplexity"]
         dense = dense or value
-        told = [line for line in ran.stderr.splitlines() if line.startswith("block-sparse attention: ")]
-        print(f"| {name} | {value:.4f} | {value / dense:.4f} | {told[-1].split(': ', 1)[1] if told else ''} |",
+        statistics = [line for line in ran.stderr.splitlines() if line.startswith("block-sparse attention: ")]
+        print(f"| {name} | {value:.4f} | {value / dense:.4f} | {statistics[-1].split(': ', 1)[1] if statistics else ''} |",
               flush=True)
 
 

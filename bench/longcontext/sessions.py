@@ -160,10 +160,10 @@ def main():
                 for name in order:
                     _, url, model = up[name]
                     results[name][-1].append(turn_of(url, model, calls))
-                told = {name: results[name][-1][-1] for name in servers}
+                latest = {name: results[name][-1][-1] for name in servers}
                 print(f"round {number + 1}, turn {turn + 1}: "
                       + ", ".join(f"{name} {statistics.median(of.first):.2f} s, {of.rate:.1f} tokens/s"
-                                  for name, of in told.items()), file=sys.stderr, flush=True)
+                                  for name, of in latest.items()), file=sys.stderr, flush=True)
     finally:
         for process, _, _ in up.values():
             run.stop(process)

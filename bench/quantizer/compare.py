@@ -106,11 +106,11 @@ json.dump({"code": code, "seconds": time.monotonic() - start, "peak": peak}, ope
 
 def run(command):
     """Returns standard output, seconds and peak bytes of a program."""
-    with tempfile.NamedTemporaryFile("r") as told, tempfile.TemporaryFile("w+") as errors:
-        launched = [sys.executable, "-S", "-E", "-c", LAUNCHER, told.name, *map(str, command)]
+    with tempfile.NamedTemporaryFile("r") as usage, tempfile.TemporaryFile("w+") as errors:
+        launched = [sys.executable, "-S", "-E", "-c", LAUNCHER, usage.name, *map(str, command)]
         output = subprocess.run(launched, stdout=subprocess.PIPE, stderr=errors, text=True,
                                 env={**os.environ, "HF_HUB_OFFLINE": "1"}).stdout
-        took = json.load(told)
+        took = json.load(usage)
         if took["code"] != 0:
             errors.seek(0)
             raise SystemExit(f"{' '.join(map(str, command))}:\n{errors.read()[-3000:]}")

@@ -59,13 +59,13 @@ def main() -> None:
         keep = ["--keep", "bf16", r"layers\.4\."] if arguments.keep_mtp else []
         moesaic("quantize", MODEL, "-o", out, *flags, *keep)
         moesaic("verify", out, "--source", MODEL)
-        told = json.loads(moesaic("perplexity", out, folder / "heldout.txt", "--kl-base", folder / "base", "--max-tokens",
+        kl = json.loads(moesaic("perplexity", out, folder / "heldout.txt", "--kl-base", folder / "base", "--max-tokens",
                                   TOKENS, "--format", "json"))
         size = sum(path.stat().st_size for path in out.glob("*.safetensors"))
         report = out / "quantize.json"
         mix = json.loads(report.read_text()).get("mix", {}) if report.exists() else {}
         shutil.rmtree(out)
-        return size, told["kl"], told["kl_error"], mix.get("predicted_loss", 0)
+        return size, kl["kl"], kl["kl_error"], mix.get("predicted_loss", 0)
 
     try:
         write_texts(folder)

@@ -129,7 +129,7 @@ def main() -> None:
         for grid in arguments.grids.split(","):
             nearest = None
             for method in arguments.methods.split(","):
-                told = subprocess.run([arguments.round_matrices, f"{folder}/in.safetensors",
+                printed = subprocess.run([arguments.round_matrices, f"{folder}/in.safetensors",
                                        f"{folder}/out.safetensors", grid, method],
                                       check=True, capture_output=True, text=True).stdout
                 rounded = load_file(f"{folder}/out.safetensors")
@@ -140,7 +140,7 @@ def main() -> None:
                 mean = kl.mean().item()
                 nearest = mean if nearest is None else nearest
                 agree = (ours.argmax(-1) == reference.argmax(-1)).float().mean().item()
-                print(f"{grid:10}{method:16}{told.split()[-1]:>13}{mean:11.6f}{mean / nearest:11.3f}"
+                print(f"{grid:10}{method:16}{printed.split()[-1]:>13}{mean:11.6f}{mean / nearest:11.3f}"
                       f"{kl.quantile(0.99).item():10.5f}{agree:9.4f}", flush=True)
                 for name in names:
                     weight_of(model, name).copy_(original[name])

@@ -64,8 +64,8 @@ def main():
         safetensors.numpy.save_file({"tokens": tokens}, calibration)
         held_out = rows("text", arguments.rows)
         text.write_text("".join(tasks.text_of(words) for words, _ in held_out))
-        told, scored, exact = logprobs(arguments.moesaic, arguments.model, text, saved)
-        assert (told == sum((ids_of(words) for words, _ in held_out), [])).all()
+        tokens_read, scored, exact = logprobs(arguments.moesaic, arguments.model, text, saved)
+        assert (tokens_read == sum((ids_of(words) for words, _ in held_out), [])).all()
         answers = numpy.concatenate([kinds for _, kinds in held_out])[scored] != tasks.PLAIN
         second, first = numpy.partition(exact, -2)[:, -2:].T
         clear = second < first + numpy.log(0.9)

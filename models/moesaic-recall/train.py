@@ -82,9 +82,9 @@ def losses(model, ids, kinds, also, where, any_order: bool):
     each = -logits.log_softmax(-1).gather(1, right.clamp(min=0)).masked_fill(right < 0, -torch.inf).logsumexp(-1)
     weight = torch.tensor([PLAIN_WEIGHT, ANSWER_WEIGHT, 1.0, 1.0, 1.0, 1.0])[kind]
     right = (logits.argmax(-1, keepdim=True) == right).any(-1).float()
-    told = {"answer": right[kind == tasks.ANSWER].mean().item()} if (kind == tasks.ANSWER).any() else {}
-    told |= {name: right[kind == k].mean().item() for k, name in NAMES.items() if (kind == k).any()}
-    return (each * weight).sum() / weight.sum(), each[kind == 0].mean().item(), told
+    correct = {"answer": right[kind == tasks.ANSWER].mean().item()} if (kind == tasks.ANSWER).any() else {}
+    correct |= {name: right[kind == k].mean().item() for k, name in NAMES.items() if (kind == k).any()}
+    return (each * weight).sum() / weight.sum(), each[kind == 0].mean().item(), correct
 
 
 def reduce_gradients(model, workers: int) -> None:
@@ -148,7 +148,7 @@ def work(rank: int, arguments: argparse.Namespace) -> None:
         rng = random.Random(f"{arguments.seed}|{step}|{rank}")
         made = batch(rng, ids, rows // workers, length, stage > 0, step >= SECOND)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss, plain, told = losses(model, *made, any_order=step >= SECOND)
+            loss, plain, correct = losses(model, *made, any_order=step >= SECOND)
         (loss + BALANCE * model.balance()).backward()
         reduce_gradients(model, workers)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -158,7 +158,7 @@ def work(rank: int, arguments: argparse.Namespace) -> None:
         last = step == arguments.steps - 1
         if rank == 0 and (step % 20 == 0 or length > 2048 or last):
             print(json.dumps({"step": step, "row": length, "loss": round(loss.item(), 4), "plain": round(plain, 3)} |
-                             {k: round(v, 3) for k, v in told.items()} |
+                             {k: round(v, 3) for k, v in correct.items()} |
                              {"norm": round(norm.item(), 2), "rate": round(rate, 3),
                               "seconds": round(time.time() - started)}), flush=True)
         if rank == 0 and ((step + 1) % 20 == 0 or last):

@@ -279,7 +279,7 @@ ReportSection Losses(const ReportInput& input) {
   return section;
 }
 
-// Adds the run's times beside those at this machine's rates.
+// Adds the run's times and the times at this machine's rates, for comparison.
 void AddRoofline(const QuantizeRecord& run, const quantizer::Roofline& roofline, ReportSection* section) {
   double computing = 0, least = 0;
   std::map<std::string, double> took;

@@ -167,7 +167,7 @@ TEST_F(ForecastTest, ExclusiveUnitsDoNotOverlap) {
   EXPECT_EQ(forecast.reread_bytes, 0);
   EXPECT_NEAR(forecast.disk_seconds, 10, 0.1);
   EXPECT_NEAR(forecast.seconds, 5 * (2 + 0.8), 0.1);
-  // Half of the second linear fits beside the first, so only the other half is read twice.
+  // Half of the second linear fits next to the first, so only the other half is read twice.
   const QuantizePlan most = Plan(Scheme::kNvfp4, {.unit_bytes = 1 << 20, .alone_bytes = kTwo / 2}, 0);
   const int64_t again = ForecastOf(most, rates, true, 1).reread_bytes;
   EXPECT_EQ(again, int64_t{5} << 20);

@@ -66,7 +66,7 @@ StatusOr<bool> PrepareFolder(const std::string& folder) {
   return InvalidArgument("{}: the folder is not empty and has no {} to resume from", folder, kJournalFile);
 }
 
-// Writes all files beside the weights except config.json.
+// Writes all files other than weights except config.json.
 Status WriteTexts(const QuantizeOptions& options, const QuantizePlan& plan, const std::string& folder) {
   for (const auto& [name, text] : options.texts)
     RETURN_IF_ERROR(runtime::WriteFileAtomically(fmt::format("{}/{}", folder, name), text));

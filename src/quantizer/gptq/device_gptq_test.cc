@@ -174,7 +174,7 @@ TEST(DeviceGptq, FactorOfInputsEqualsThatOfTheirHessian) {
     ASSERT_NE(made->factor, nullptr);
     EXPECT_EQ(made->factor->attempts > 1, damping < 0.01F) << "damping is raised if needed";
     EXPECT_EQ(made->factor->order, order);
-    EXPECT_EQ(made->seen.tokens, tokens);
+    EXPECT_EQ(made->tokens, tokens);
     const auto second = fresh->Round(threads.ctx, grid, weights.data(), 40, k, *made->factor, {}, &b);
     EXPECT_EQ(first->codes, second->codes);
     EXPECT_EQ(a.loss, b.loss);

@@ -122,7 +122,7 @@ StatusOr<double> Timed(runtime::AsyncFiles& io, std::vector<Repeated> all) {
   return done / Since(start);
 }
 
-// Measures direct reads: alone, and beside writes, for half of the sample each.
+// Measures direct reads: alone, and during writes, for half of the sample each.
 Status MeasureReading(runtime::AsyncFiles& io, Repeated read, Repeated write, MachineRates* rates) {
   const Clock::time_point start = Clock::now();
   const double before = ProcessorSeconds();

@@ -25,8 +25,8 @@ struct MachineRates {
   bool whole_scales = false;                  // rounding needs a scale of all values of a linear (NVFP4)
 };
 
-/// Measures rates. `folder` is the output folder; empty: the working folder. Writes a file of 256 MiB into
-/// its parent folder, reads it back and removes it.
+/// Measures rates. `folder` is the output folder; empty: the working folder. Writes a temporary file of
+/// 256 MiB there, or in the nearest existing ancestor, and reads it back.
 StatusOr<MachineRates> MeasureRates(const checkpoint::Checkpoint& source, const OutputSettings& settings,
                                     const kernels::KernelTable& kernels, runtime::ThreadPool& pool,
                                     const std::string& folder, bool direct);

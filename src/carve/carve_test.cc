@@ -228,7 +228,7 @@ TEST_F(CarveTest, StopsWhenProgressReturnsFalse) {
     ++calls;
     return layer < 2;
   };
-  EXPECT_THAT(Error(Run(SourcePath(kDense), options, folder_)), HasSubstr("stopped"));
+  EXPECT_THAT(Error(Run(SourcePath(kDense), options, folder_)), HasSubstr("carving was interrupted"));
   EXPECT_EQ(calls, 2);
   EXPECT_FALSE(std::filesystem::exists(folder_ + "/model.safetensors"));
 }

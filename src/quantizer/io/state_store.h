@@ -30,8 +30,8 @@ class StateStore {
       : folder_(std::move(folder)), name_(std::move(name)), key_(std::move(key)), share_(share) {}
 
   bool saves() const { return !folder_.empty(); }
-  /// True if the time since the last save exceeds the time of that save by enough.
-  bool due() const { return saves() && took_ <= share_ * Since(saved_); }
+  /// True if another save keeps within the share.
+  bool due() const { return saves() && (share_ >= 1 || took_ <= share_ * Since(saved_)); }
 
   using Files = std::map<std::string, std::string>;  // XXH3 by name
   struct Saved {

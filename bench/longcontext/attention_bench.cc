@@ -420,8 +420,7 @@ int Run(const Options& options) {
   const double peak = PeakOf(cpu, pool.get());
   fmt::print(
       "{} threads, {:.1f} GB/s read, {:.0f} GFLOP/s bf16; context {}, budget {} chosen by {}, {} keys and "
-      "values, {:.1f} "
-      "GB of them in turn; medians of {} rounds (p10-p90), ms\n\n",
+      "values, {:.1f} GB of them in turn; medians of {} rounds (p10-p90), ms\n\n",
       pool->size(), bandwidth / 1e9, peak / 1e9, options.context, options.budget, options.digest,
       options.dtype, static_cast<double>(options.bytes) / 1e9, options.rounds);
   fmt::print(

@@ -139,7 +139,8 @@ void AddCarve(Verb& root, VerbRun& run) {
       "changes the number of active experts. With --no-refit and all routed experts active it computes the\n"
       "dense model. The search for experts depends on roundings, which differ between processors; a plan\n"
       "repeats it on other processors, and faster.\n\n"
-      "Example:\n  moesaic carve SmolLM2-135M-Instruct.gguf --calibration chats.safetensors --out smol-moe");
+      "Example:\n"
+      "  moesaic carve SmolLM2-135M-Instruct.gguf --calibration chats.safetensors --out smol-moe");
   verb.OnParsed([options, &run] {
     if (!options->print_recipe &&
         (options->model.empty() || options->out.empty() || options->calibration.empty())) {

@@ -7,8 +7,8 @@ namespace moesaic::app {
 void AddMixFlags(Verb& verb, MixFlags& flags) {
   verb.AddOption("--mix", flags.precisions,
                  "Instead of --scheme: comma-separated precisions to choose from for each precision group by "
-                 "measured "
-                 "loss, e.g. nvfp4,w8a16,bf16: the schemes, and bf16, fp16 and fp32, which are not rounded")
+                 "measured loss, e.g. nvfp4,w8a16,bf16: the schemes, and bf16, fp16 and fp32, which are not "
+                 "rounded")
       .Delimiter(',')
       .OneValue();  // MODEL may follow
   verb.AddOption("--bits-per-weight", flags.bits_per_weight,

@@ -104,12 +104,10 @@ void AddPerplexity(Verb& root, VerbRun& run) {
       .OneOf({"text", "json"})
       .ShowDefault();
   verb.Footer(
-      "The text is tokenized once and cut into windows; a token is scored once, with what precedes it in "
-      "its\n"
-      "window. Errors are standard errors of the mean: of nll and perplexity with tokens taken as "
-      "independent, "
+      "The text is tokenized once and cut into windows. A token is scored once, given the preceding tokens "
       "of\n"
-      "comparisons with windows taken as such.\n\n"
+      "its window. Errors are standard errors of the mean: those of nll and perplexity assume independent\n"
+      "tokens, those of comparisons independent windows.\n\n"
       "Examples:\n"
       "  moesaic perplexity model.gguf wiki.txt -c 512 --stride 256\n"
       "  moesaic perplexity model/ wiki.txt --max-tokens 20000 --save-logits base.safetensors\n"

@@ -169,8 +169,7 @@ void PrintCalibration(const quantizer::CalibrationReport& report) {
   const auto thin = std::ranges::count_if(report.routing, &quantizer::LayerRouting::thin);
   if (thin > 0) {
     Print(
-        "coverage: in {} of {} layers more than a tenth of the experts have fewer than {} tokens; "
-        "calibrate "
+        "coverage: in {} of {} layers more than a tenth of the experts have fewer than {} tokens; calibrate "
         "with more or more varied text\n",
         thin, report.routing.size(), quantizer::kCoveredTokens);
   }
@@ -234,8 +233,7 @@ Status ReadCalibration(const Options& options, const checkpoint::Checkpoint& sou
   if (file.path.empty()) {
     return InvalidArgument(
         "--method gptq, --mix, --smoothing on and --activations static need --calibration FILE, a text "
-        "similar "
-        "to the model's future input");
+        "similar to the model's future input");
   }
   ASSIGN_OR_RETURN(parsed->calibration, ReadCalibrationFile(file, source));
   parsed->output.calibration = quantizer::CalibrationId::Of(parsed->calibration);
@@ -291,8 +289,7 @@ Status RunQuantize(const Options& options) {
   if (!parsed.output.calibrated() && !options.calibration.path.empty()) {
     return InvalidArgument(
         "--calibration has no effect with --method {} alone; it needs --method gptq, --mix, --smoothing on "
-        "or "
-        "--activations static",
+        "or --activations static",
         options.method);
   }
   if (parsed.output.calibrated()) RETURN_IF_ERROR(ReadCalibration(options, *source, &parsed));
@@ -322,8 +319,8 @@ Status RunQuantize(const Options& options) {
 // Rejects names that are not rounded precisions.
 std::string CheckScheme(const std::string& name) {
   const StatusOr<quantizer::Precision> precision = quantizer::ParsePrecision(name);
-  if (!precision.ok()) return std::string(Message(precision.status()));
-  return precision->kept() ? fmt::format("--scheme {} rounds nothing", name) : "";
+  if (!precision.ok()) return Message(precision.status());
+  return precision->kept() ? name + " rounds nothing" : "";
 }
 
 void AddCalibrationFlags(Verb& verb, Options& options) {
@@ -357,25 +354,20 @@ void AddQuantize(Verb& root, VerbRun& run) {
   verb.AddOption(
           "--scheme", options->scheme,
           "Precision of the linears: w8a8 (int8 by output, int8 activations), w8a16 (int8 in groups), w4a16 "
-          "(int4 "
-          "in groups), nvfp4, fp8 (128x128 blocks); w4a16 and w8a16 have groups of 32 inputs, or end with "
-          "-g64 "
-          "or "
-          "-g128; w8a16-channel has one scale per output")
+          "(int4 in groups), nvfp4, fp8 (128x128 blocks); w4a16 and w8a16 have groups of 32 inputs, or end "
+          "with -g64 or -g128; w8a16-channel has one scale per output")
       .Check(CheckScheme);
   AddMixFlags(verb, options->mix);
   verb.AddOption(
           "--method", options->method,
           "rtn: scales that fit the largest value; mse: scales of least squared error; gptq: these scales, "
-          "and "
-          "weights rounded so that the layer's outputs on calibration text change least")
+          "and weights rounded so that the layer's outputs on calibration text change least")
       .OneOf({"rtn", "mse", "gptq"})
       .ShowDefault();
   AddCalibrationFlags(verb, *options);
   verb.AddOption("--device", options->device,
                  "gptq: device for Hessians, factors and rounding: cpu, cuda or cuda:N (not run on a card "
-                 "yet; "
-                 "layers run on the CPU)")
+                 "yet; layers run on the CPU)")
       .ShowDefault();
   verb.AddOption("--keep", options->keep,
                  "DTYPE REGEX: keep linears whose names match in fp32 or bf16; can be repeated")
@@ -391,8 +383,7 @@ void AddQuantize(Verb& root, VerbRun& run) {
       .DefaultText("5000000000");
   verb.AddFlag("--plan", options->plan,
                "Measure this machine for some seconds, print bytes, waves, memory and time, and exit; MODEL "
-               "may "
-               "be a config.json alone");
+               "may be a config.json alone");
   AddThreadsFlag(verb, options->threads);
   verb.Footer(
       "Embeddings, heads, routers, norms and MLA's kv_b_proj keep their precision. The folder is a\n"

@@ -42,9 +42,8 @@ void AddRender(Verb& root, VerbRun& run) {
       .ShowDefault();
   verb.AddFlag("--no-generation-prompt", options->no_generation_prompt, "End after the last message");
   verb.Footer(
-      "The prompt is the one that `moesaic serve` makes of the request. It uses the request's messages, "
-      "tools, "
-      "tool_choice, documents, reasoning_effort, chat_template_kwargs, add_generation_prompt and "
+      "The prompt is identical to that of `moesaic serve` for the request. It uses the request's messages,\n"
+      "tools, tool_choice, documents, reasoning_effort, chat_template_kwargs, add_generation_prompt and\n"
       "continue_final_message.\n\n"
       "Example:\n"
       "  echo '{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}]}' | moesaic render "

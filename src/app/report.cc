@@ -114,17 +114,15 @@ void AddReport(Verb& root, VerbRun& run) {
       .Needs(text);
   verb.AddFlag("--roofline", options->roofline,
                "Measure this machine for some seconds and compare the run's times with the rates of its disk "
-               "and "
-               "allow")
+               "and allow")
       .Needs(source);
   AddThreadsFlag(verb, score.model.threads);
   verb.Footer(
-      "Writes report.md and report.html, which needs no other file, into DIR: divergence from the source, "
-      "router\n"
-      "flips, weight errors, bytes for a token, times, and, of calibrated runs, coverage and losses. What is "
-      "not known\n"
-      "is left out, with a line that says what would bring it.\n\n"
-      "Example:\n  moesaic report tiny-w4a16 --source models/moesaic-tiny --text wiki.txt");
+      "Writes report.md and report.html, which needs no other file, into DIR: divergence from the source,\n"
+      "router flips, weight errors, bytes per token, times, and coverage and losses of calibrated runs.\n"
+      "Missing values are omitted, with a line that says how to obtain them.\n\n"
+      "Example:\n"
+      "  moesaic report tiny-w4a16 --source models/moesaic-tiny --text wiki.txt");
   verb.OnParsed([options, &run] {
     if (options->score.window == 1) FailUsage("--ctx-size must be 0 or at least 2, found 1");
     run = [options] { return RunReport(*options); };

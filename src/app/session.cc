@@ -158,9 +158,8 @@ void AddModelFlags(Verb& verb, ModelFlags& flags) {
       .ShowDefault();
   verb.AddOption("--numa", flags.numa,
                  "NUMA placement of weights that are not mapped: on all nodes in turn (interleave; auto, if "
-                 "the "
-                 "process may run on several), on the node of the loading thread (local), a full copy on the "
-                 "node of every thread (mirror), or in equal parts on these nodes (slice)")
+                 "the process may run on several), on the node of the loading thread (local), a full copy on "
+                 "the node of every thread (mirror), or in equal parts on these nodes (slice)")
       .OneOf({"auto", "interleave", "local", "mirror", "slice"})
       .ShowDefault();
   verb.AddFlagCallback(

@@ -14,12 +14,10 @@ void AddSpeculativeFlags(Verb& verb, ModelFlags& flags) {
   verb.AddOption(
           "--speculative", options.method,
           "Speculative decoding drafts tokens and verifies them together, with the same output in fewer "
-          "steps: "
-          "off, mtp (the model's own module), ngram (tokens that followed the last ones earlier), mtp+ngram "
-          "(the more promising of both), draft (a second model), or auto (draft with --speculative-model, "
-          "else "
-          "mtp+ngram if the model has a module, else ngram). Default: draft with --speculative-model, else "
-          "off")
+          "steps: off, mtp (the model's own module), ngram (tokens that followed the last ones earlier), "
+          "mtp+ngram (the more promising of both), draft (a second model), or auto (draft with "
+          "--speculative-model, else mtp+ngram if the model has a module, else ngram). Default: draft with "
+          "--speculative-model, else off")
       .OneOf({"off", "auto", "mtp", "ngram", "mtp+ngram", "draft"})
       .Group(group);
   verb.AddOption("--num-speculative-tokens,--draft-max", options.most_tokens,

@@ -80,12 +80,12 @@ void AddVerify(Verb& root, VerbRun& run) {
       .OneOf({"vllm"});
   AddThreadsFlag(verb, options->threads);
   verb.Footer(
-      "Every byte must be what the settings in the files' metadata make of the source. Every linear, read "
-      "as\n"
-      "models are loaded, must be as near to the source as its grid allows. Codes that calibration decided "
-      "are\n"
-      "compared with the checksums in quantize.json instead.\n\n"
-      "Example:\n  moesaic verify tiny-w4a16 --source models/moesaic-tiny --loader vllm");
+      "Checks that every byte equals the result of the settings in the files' metadata, applied to the\n"
+      "source. Checks also that every linear, read as models are loaded, is as near to the source as its "
+      "grid\n"
+      "allows. Calibrated codes are compared with the checksums in quantize.json instead.\n\n"
+      "Example:\n"
+      "  moesaic verify tiny-w4a16 --source models/moesaic-tiny --loader vllm");
   verb.OnParsed([options, &run] {
     if (options->source.empty() && options->loader.empty()) {
       FailUsage("--source MODEL or --loader PROGRAM is required");

@@ -85,9 +85,8 @@ StatusOr<std::unique_ptr<GptqStage>> DeviceGptq::Create(kernels::Device& device,
   ASSIGN_OR_RETURN(const int64_t free, device.FreeBytes());
   if (needed + kLibraryBytes > free) {
     return ResourceExhausted(
-        "{}: GPTQ of these linears needs {} bytes and {} for its libraries; end other programs on it, "
-        "or "
-        "or omit --device; {} bytes are free",
+        "{}: GPTQ of these linears needs {} bytes and {} for its libraries; end other programs on it, or or "
+        "omit --device; {} bytes are free",
         device.info().name, needed, kLibraryBytes, free);
   }
   std::unique_ptr<DeviceGptq> stage(new DeviceGptq(device));

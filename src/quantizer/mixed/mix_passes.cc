@@ -157,8 +157,7 @@ StatusOr<std::vector<MixPass>> PlanMixPasses(const models::DecoderSpec& spec,
   const int64_t fixed = load.Bytes(spec, settings, least);
   return ResourceExhausted(
       "measuring the mix in layer {} takes {} bytes, {} of them for its {} variants of {} tokens{}, but {} "
-      "are "
-      "left",
+      "are left",
       most.first, most.bytes, most.bytes - fixed, most.variants - 1, MixSampleTokens(settings),
       fixed <= memory ? " (fewer --mix-tokens need less)" : "", std::max<int64_t>(memory, 0));
 }

@@ -4,8 +4,7 @@
 //     auto options = std::make_shared<Options>();
 //     Verb verb = root.AddVerb("tokenize", "Turn text into token ids, or back");
 //     verb.AddOption("model", options->model, "...").Required();
-//     verb.Footer("Examples:\
-//   moesaic tokenize ...");
+//     verb.Footer("Examples:\n  moesaic tokenize ...");
 //     verb.OnParsed([options, &run] { run = [options] { return RunTokenize(*options); }; });
 //   }
 //

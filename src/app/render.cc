@@ -35,7 +35,7 @@ Status RunRender(const Options& options) {
 
 void AddRender(Verb& root, VerbRun& run) {
   auto options = std::make_shared<Options>();
-  Verb verb = root.AddVerb("render", "Render a chat request to the model's prompt");
+  Verb verb = root.AddVerb("render", "Print the rendered prompt of a chat request");
   AddModelPath(verb, options->model);
   verb.AddOption("REQUEST", options->request, "File with an OpenAI chat request; -: standard input")
       .Check(CheckExistingInput)

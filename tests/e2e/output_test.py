@@ -101,7 +101,7 @@ class FileTest(cli.TalkingCase):
                  "--active", "2", "--out", self.out / "carved"]
         self.assertIn("exists already", run(*carve, "--save-plan", calibration, code=1).stderr)
         self.assertEqual(calibration.read_bytes(), before)
-        self.assertIn("needs the name of a file", run(*carve, "--save-plan", "", code=1).stderr)
+        self.assertIn("needs a file name", run(*carve, "--save-plan", "", code=1).stderr)
         self.assertIn("can't both have this name", run(*carve, "--save-plan", self.out / "carved", code=1).stderr)
         self.assertEqual(os.listdir(self.out), [])
 

@@ -45,8 +45,8 @@ class HashChain {
   int Walk(std::span<const int32_t> tokens, const Visit& visit) {
     uint64_t hash = hasher_.Root("");
     int blocks = 0;
-    for (; tokens.size() >= cache::kBlockTokens; tokens = tokens.subspan(cache::kBlockTokens), ++blocks) {
-      hash = hasher_.Next(hash, tokens.first(cache::kBlockTokens));
+    for (; tokens.size() >= tensor::kKvBlockTokens; tokens = tokens.subspan(tensor::kKvBlockTokens), ++blocks) {
+      hash = hasher_.Next(hash, tokens.first(tensor::kKvBlockTokens));
       if (!visit(hash)) break;
     }
     return blocks;

@@ -97,7 +97,7 @@ std::vector<cache::SessionHint> HintsOf(const Trace& trace, Telling telling, dou
       if (!again) hint.session = cache::Session::kEnds;
       continue;
     }
-    hint.tokens = static_cast<int64_t>(blocks) * cache::kBlockTokens;
+    hint.tokens = static_cast<int64_t>(blocks) * tensor::kKvBlockTokens;
     if (telling == Telling::kHowMuch || blocks == 0) continue;
     const auto now = static_cast<double>(i + 1);  // RadixTree::now in that request
     hint.returns_at = now + error * (next[i][blocks - 1] + 1 - now);
@@ -108,14 +108,14 @@ std::vector<cache::SessionHint> HintsOf(const Trace& trace, Telling telling, dou
 // The real tree; one block of the trace is one of its own, filled with the name. hints: [requests] or empty.
 int64_t TreeHits(const Trace& trace, int room, std::unique_ptr<cache::EvictionPolicy> policy,
                  const std::vector<cache::SessionHint>& hints = {}) {
-  constexpr cache::BlockLayout kLayout = {.layers = 1, .heads = 1, .key_dim = 1, .value_dim = 1};
-  auto pool = *cache::KvPool::Create(kLayout, room * kLayout.pool_bytes());
+  constexpr tensor::KvLayout kLayout = {.layers = 1, .heads = 1, .key_dim = 1, .value_dim = 1};
+  auto pool = *cache::KvPool::Create(kLayout, room * kLayout.total_bytes());
   cache::RadixTree tree(*pool, std::move(policy), nullptr);
   int64_t hits = 0;
   for (size_t i = 0; i < trace.size(); ++i) {
     const auto& request = trace[i];
     std::vector<int32_t> tokens;
-    for (const int32_t name : request) tokens.insert(tokens.end(), cache::kBlockTokens, name);
+    for (const int32_t name : request) tokens.insert(tokens.end(), tensor::kKvBlockTokens, name);
     std::vector<cache::BlockRef> blocks = std::move(tree.Find("", tokens).blocks);
     hits += static_cast<int64_t>(blocks.size());
     tree.Use(blocks);
@@ -123,7 +123,7 @@ int64_t TreeHits(const Trace& trace, int room, std::unique_ptr<cache::EvictionPo
     const int wanted = static_cast<int>(request.size());
     if (const int missing = wanted - known - pool->free_blocks(); missing > 0) tree.Evict(missing);
     for (int b = known; b < wanted && pool->free_blocks() > 0; ++b) blocks.push_back(*pool->Allocate());
-    tree.Insert("", std::span(tokens).first(blocks.size() * cache::kBlockTokens), blocks, known);
+    tree.Insert("", std::span(tokens).first(blocks.size() * tensor::kKvBlockTokens), blocks, known);
     tree.Touch(blocks, hints.empty() ? cache::SessionHint() : hints[i]);
   }
   return hits;

@@ -12,11 +12,11 @@
 namespace moesaic::bench {
 namespace {
 
-using cache::kBlockTokens;
+using tensor::kKvBlockTokens;
 
 constexpr int kPromptTokens = 100'000;
-constexpr int kPromptBlocks = kPromptTokens / kBlockTokens;
-constexpr cache::BlockLayout kLayout = {.layers = 1, .heads = 1, .key_dim = 1, .value_dim = 1};
+constexpr int kPromptBlocks = kPromptTokens / kKvBlockTokens;
+constexpr tensor::KvLayout kLayout = {.layers = 1, .heads = 1, .key_dim = 1, .value_dim = 1};
 
 std::vector<int32_t> RandomTokens(int count, uint32_t seed) {
   std::mt19937 random(seed);
@@ -27,7 +27,7 @@ std::vector<int32_t> RandomTokens(int count, uint32_t seed) {
 
 struct Tree {
   explicit Tree(int blocks)
-      : pool(*cache::KvPool::Create(kLayout, blocks * kLayout.pool_bytes())),
+      : pool(*cache::KvPool::Create(kLayout, blocks * kLayout.total_bytes())),
         tree(*pool, cache::MakeCostAwarePolicy(8000, blocks), nullptr) {}
 
   void Serve(std::span<const int32_t> tokens) {
@@ -36,10 +36,10 @@ struct Tree {
     std::vector<cache::BlockRef> blocks = std::move(match.blocks);
     match = {};
     const int known = static_cast<int>(blocks.size());
-    const int wanted = static_cast<int>(tokens.size()) / kBlockTokens;
+    const int wanted = static_cast<int>(tokens.size()) / kKvBlockTokens;
     if (const int missing = wanted - known - pool->free_blocks(); missing > 0) tree.Evict(missing);
     while (static_cast<int>(blocks.size()) < wanted) blocks.push_back(*pool->Allocate());
-    tree.Insert("", tokens.first(static_cast<size_t>(wanted) * kBlockTokens), blocks, known);
+    tree.Insert("", tokens.first(static_cast<size_t>(wanted) * kKvBlockTokens), blocks, known);
   }
 
   std::unique_ptr<cache::KvPool> pool;
@@ -49,8 +49,8 @@ struct Tree {
 // One that parts from `prompt` behind `cut` of its `runs` parts.
 std::vector<int32_t> Parting(const std::vector<int32_t>& prompt, int cut, int runs) {
   std::vector<int32_t> other(prompt.begin(),
-                             prompt.begin() + int64_t{kPromptBlocks} * cut / runs * kBlockTokens);
-  other.resize(other.size() + kBlockTokens, 1);
+                             prompt.begin() + int64_t{kPromptBlocks} * cut / runs * kKvBlockTokens);
+  other.resize(other.size() + kKvBlockTokens, 1);
   return other;
 }
 
@@ -104,7 +104,7 @@ constexpr int kTurnTokens = 4096;
 constexpr int kTurns = 400;  // prompts that go round; the cache holds a quarter of them
 
 void BM_TreeInsertEvict(benchmark::State& state) {
-  Tree tree(kTurns / 4 * kTurnTokens / kBlockTokens);
+  Tree tree(kTurns / 4 * kTurnTokens / kKvBlockTokens);
   std::vector<std::vector<int32_t>> turns;
   for (uint32_t seed = 0; seed < kTurns; ++seed) turns.push_back(RandomTokens(kTurnTokens, seed));
   size_t next = 0;
@@ -116,7 +116,7 @@ void BM_TreeInsertEvict(benchmark::State& state) {
         std::max(longest, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   }
   state.counters["blocks/s"] = benchmark::Counter(
-      static_cast<double>(state.iterations() * kTurnTokens / kBlockTokens), benchmark::Counter::kIsRate);
+      static_cast<double>(state.iterations() * kTurnTokens / kKvBlockTokens), benchmark::Counter::kIsRate);
   state.counters["longest_us"] = longest * 1e6;
 }
 BENCHMARK(BM_TreeInsertEvict)->Unit(benchmark::kMicrosecond);
@@ -129,11 +129,11 @@ void BM_ChainInsertEvict(benchmark::State& state) {
   for (; next < kTurns / 4; ++next) chain.Insert(turns[next]);
   for (auto _ : state) {
     const std::vector<int32_t>& turn = turns[next++ % kTurns];
-    chain.Evict(kTurnTokens / kBlockTokens - chain.Match(turn));
+    chain.Evict(kTurnTokens / kKvBlockTokens - chain.Match(turn));
     chain.Insert(turn);
   }
   state.counters["blocks/s"] = benchmark::Counter(
-      static_cast<double>(state.iterations() * kTurnTokens / kBlockTokens), benchmark::Counter::kIsRate);
+      static_cast<double>(state.iterations() * kTurnTokens / kKvBlockTokens), benchmark::Counter::kIsRate);
 }
 BENCHMARK(BM_ChainInsertEvict)->Unit(benchmark::kMicrosecond);
 

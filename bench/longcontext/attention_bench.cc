@@ -29,7 +29,7 @@ namespace moesaic::bench {
 namespace {
 
 using kernels::AttentionParams;
-using kernels::kKvBlockTokens;
+using tensor::kKvBlockTokens;
 using kernels::kScoreGroup;
 using kernels::KvLayer;
 using kernels::SequenceSlice;
@@ -141,18 +141,18 @@ class Setting {
         const int token = list[block * kKvBlockTokens + slot];
         const std::byte* at = from.base + table_[b * blocks_ + token / kKvBlockTokens] * from.block_stride;
         const int from_slot = token % kKvBlockTokens;
-        const std::byte* keys = at + head * from.head_stride;
-        std::byte* to_keys = to + head * from.head_stride;
+        const std::byte* keys = at + head * from.head_stride();
+        std::byte* to_keys = to + head * from.head_stride();
         std::memcpy(to_keys + slot * key, keys + from_slot * key, key);
         if (!from.shared) {
-          std::memcpy(to_keys + from.value_offset + slot * value,
-                      keys + from.value_offset + from_slot * value, value);
+          std::memcpy(to_keys + from.value_offset() + slot * value,
+                      keys + from.value_offset() + from_slot * value, value);
         }
         if (from.dtype != DType::kI8) continue;
         const int64_t row = head * kKvBlockTokens + from_slot, to_row = head * kKvBlockTokens + slot;
         for (const int64_t scales : {int64_t{0}, int64_t{from.heads} * kKvBlockTokens}) {
-          std::memcpy(to + from.scale_offset + (scales + to_row) * 4,
-                      at + from.scale_offset + (scales + row) * 4, 4);
+          std::memcpy(to + from.scale_offset() + (scales + to_row) * 4,
+                      at + from.scale_offset() + (scales + row) * 4, 4);
         }
       }
     });
@@ -205,7 +205,7 @@ class Setting {
         const std::byte* at = layer.base + table_[b * blocks_ + block] * layer.block_stride;
         for (int g = 0; g < Groups(); ++g) {
           TokenScores call = ScoreCall(layer, pair, g);
-          call.keys = at + head * layer.head_stride;
+          call.keys = at + head * layer.head_stride();
           call.scores = ScoresOf(pair, g) + int64_t{block} * kKvBlockTokens * kScoreGroup;
           ScoreTokens(call);
         }

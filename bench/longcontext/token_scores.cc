@@ -44,13 +44,13 @@ __attribute__((target("amx-tile,amx-bf16"))) void ScoreByTiles(const TokenScores
 constexpr int kTogether = 16;  // keys, whose sums are in registers
 
 __attribute__((target("avx512f,avx512bf16"))) void ScoreByVectors(const TokenScores& t) {
-  for (int first = 0; first < kernels::kKvBlockTokens; first += kTogether) {
+  for (int first = 0; first < tensor::kKvBlockTokens; first += kTogether) {
     const std::byte* keys = t.keys + first * t.stride;
     __m512 sums[kTogether];
 #pragma GCC unroll 16
     for (int i = 0; i < kTogether; ++i) sums[i] = _mm512_setzero_ps();
     // The next block stands elsewhere: behind the last keys of this one nothing more is asked for.
-    const std::byte* next = first + kTogether < kernels::kKvBlockTokens ? keys + kTogether * t.stride : keys;
+    const std::byte* next = first + kTogether < tensor::kKvBlockTokens ? keys + kTogether * t.stride : keys;
     for (int pair = 0; pair < t.key_dim / 2; ++pair) {
       // As many lines of the next keys as there are pairs, if rows stand beside each other.
       _mm_prefetch(next + int64_t{64} * pair, _MM_HINT_T0);

@@ -55,10 +55,10 @@ class Reader {
       : model_(model),
         threads_(threads),
         layout_(engine::LayoutFor(model.info().kv, *engine::KvDType(dtype, model.info()), false)),
-        pool_(*cache::KvPool::Create(layout_, layout_.pool_bytes() * cache::BlocksFor(window))),
+        pool_(*cache::KvPool::Create(layout_, layout_.total_bytes() * tensor::KvBlocksFor(window))),
         codec_(layout_, /*exact=*/false),
         executor_(model, kernels, threads, *pool_, 0) {
-    for (int i = 0; i < cache::BlocksFor(window); ++i) {
+    for (int i = 0; i < tensor::KvBlocksFor(window); ++i) {
       blocks_.push_back(*pool_->Allocate());
       table_.push_back(blocks_.back().index());
     }
@@ -81,11 +81,11 @@ class Reader {
   }
 
   void Window(std::span<const int32_t> ids, Totals& totals) {
-    const int prefix = static_cast<int>(ids.size()) / 2 / cache::kBlockTokens * cache::kBlockTokens;
+    const int prefix = static_cast<int>(ids.size()) / 2 / tensor::kKvBlockTokens * tensor::kKvBlockTokens;
     const auto end = static_cast<int>(ids.size()) - 1;
     Read(ids, 0, prefix, false);
     const std::vector<float> exact = Read(ids, prefix, end, true);
-    RoundTrip(prefix / cache::kBlockTokens, totals);
+    RoundTrip(prefix / tensor::kKvBlockTokens, totals);
     const std::vector<float> warm = Read(ids, prefix, end, true);
     const size_t vocabulary = model_.info().vocab_size;
     for (int row = prefix; row < end; ++row) {
@@ -114,11 +114,11 @@ class Reader {
       });
       return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     };
-    totals.encode_seconds += timed([&](const cache::BlockView& block, int layer, std::byte* to) {
+    totals.encode_seconds += timed([&](const tensor::KvBlockView& block, int layer, std::byte* to) {
       if (!codec_.IsFinite(block, layer)) throw std::runtime_error("not finite");
       codec_.Encode(block, layer, to);
     });
-    totals.decode_seconds += timed([&](const cache::BlockView& block, int layer, std::byte* from) {
+    totals.decode_seconds += timed([&](const tensor::KvBlockView& block, int layer, std::byte* from) {
       codec_.Decode(from, layer, block);
     });
     totals.bytes += static_cast<double>(layout_.block_bytes()) * count;
@@ -126,7 +126,7 @@ class Reader {
 
   models::Model& model_;
   runtime::ThreadPool& threads_;
-  const cache::BlockLayout layout_;
+  const tensor::KvLayout layout_;
   std::unique_ptr<cache::KvPool> pool_;
   const cache::WarmCodec codec_;
   engine::Executor executor_;
@@ -157,7 +157,7 @@ int Run(const Options& options) {
     std::sort(totals.divergence.begin(), totals.divergence.end());
     double mean = 0;
     for (const double divergence : totals.divergence) mean += divergence / rows;
-    const cache::BlockLayout layout =
+    const tensor::KvLayout layout =
         engine::LayoutFor((*model)->info().kv, *engine::KvDType(dtype, (*model)->info()), false);
     fmt::print(
         "| {} | {:.2f} | {:.0f} | {:.4f} | {:.4f} | {:.5f} | {:.2e} ({:.2e}) | {:.2f}% | {:.2f} GB/s | "

@@ -15,7 +15,7 @@ namespace {
 int TokensOf(const BenchCase& test) { return test.depth + std::max(test.prompt, test.generate); }
 
 int64_t BlocksOf(const BenchCase& test) {
-  return static_cast<int64_t>(test.sequences) * cache::BlocksFor(TokensOf(test));
+  return static_cast<int64_t>(test.sequences) * tensor::KvBlocksFor(TokensOf(test));
 }
 
 }  // namespace
@@ -55,10 +55,10 @@ StatusOr<std::unique_ptr<BenchRunner>> BenchRunner::Create(models::Model& model,
   int64_t blocks = 1;
   for (const BenchCase& test : cases) blocks = std::max(blocks, BlocksOf(test));
   ASSIGN_OR_RETURN(const tensor::DType dtype, engine::KvDType(kv_dtype, model.info()));
-  const cache::BlockLayout layout =
+  const tensor::KvLayout layout =
       engine::LayoutFor(model.info().kv, dtype, sparsity.digests, sparsity.digest);
   ASSIGN_OR_RETURN(std::unique_ptr<cache::KvPool> pool,
-                   cache::KvPool::Create(layout, blocks * layout.pool_bytes()));
+                   cache::KvPool::Create(layout, blocks * layout.total_bytes()));
   return std::unique_ptr<BenchRunner>(new BenchRunner(model, kernels, threads, sparsity, std::move(pool)));
 }
 
@@ -77,21 +77,21 @@ const kernels::BlockSparsity* BenchRunner::SparsityOf(engine::SparsityMode least
 
 double BenchRunner::StepBytes(const BenchResult& result, int sequences, int depth) const {
   const models::ModelInfo& info = model_.info();
-  const cache::BlockLayout& layout = blocks_->layout();
+  const tensor::KvLayout& layout = blocks_->layout();
   const auto expert_bytes = static_cast<double>(info.expert_bytes);
   const double routed = info.experts_per_token * info.moe_layers * expert_bytes;
   const double weights =
       static_cast<double>(info.active_weight_bytes) - routed + result.experts_per_step * expert_bytes;
   const double token_bytes =
       static_cast<double>(layout.keys_bytes() + layout.values_bytes() + layout.scales_bytes()) /
-      cache::kBlockTokens;
+      tensor::kKvBlockTokens;
   const int layers = layout.layers - info.mtp_layers;
   if (result.blocks_per_step == 0) return weights + token_bytes * layers * depth * sequences;
   const int dense = std::min(options_.dense_layers, layers);
   // Rows that take over an earlier choice read none, unless their bound is wanted.
   const double scoring = options_.defaults.eps < 1 ? 1 : 1.0 / options_.defaults.reuse;
-  const double digests = static_cast<double>(layout.digest_bytes) * (depth / cache::kBlockTokens) * scoring;
-  const double chosen = result.blocks_per_step * token_bytes * cache::kBlockTokens / layout.heads;
+  const double digests = static_cast<double>(layout.summary_bytes) * (depth / tensor::kKvBlockTokens) * scoring;
+  const double chosen = result.blocks_per_step * token_bytes * tensor::kKvBlockTokens / layout.heads;
   return weights + chosen + (token_bytes * dense * depth + digests * (layers - dense)) * sequences;
 }
 
@@ -153,7 +153,7 @@ StatusOr<BenchResult> BenchRunner::Run(const BenchCase& test, int repetitions) {
     sparsity.kept = kept_.back().get();
   }
   for (int s = 0; s < test.sequences; ++s) {
-    for (int i = 0; i < cache::BlocksFor(TokensOf(test)); ++i) {
+    for (int i = 0; i < tensor::KvBlocksFor(TokensOf(test)); ++i) {
       ASSIGN_OR_RETURN(cache::BlockRef block, blocks_->Allocate());
       tables_[s].push_back(block.index());
       held_[s].push_back(std::move(block));

@@ -32,9 +32,9 @@ struct Cache {
   std::string dtype;
   int64_t block_bytes;
 
-  int64_t BytesPerToken() const { return block_bytes / cache::kBlockTokens; }
+  int64_t BytesPerToken() const { return block_bytes / tensor::kKvBlockTokens; }
   int64_t Bytes(int context, int sequences) const {
-    return block_bytes * cache::BlocksFor(context) * sequences;
+    return block_bytes * tensor::KvBlocksFor(context) * sequences;
   }
 };
 

@@ -92,7 +92,7 @@ void Describe(spdlog::logger& log, const ServeFlags& flags, const Session& sessi
   const engine::EngineStats stats = engine.stats();
   log.info("{} as \"{}\", loaded in {:.1f} s; context {} tokens, {} KV blocks of {} tokens",
            flags.model.model, model.names.front(), session.load_seconds, model.max_context,
-           stats.total_blocks, kernels::kKvBlockTokens);
+           stats.total_blocks, tensor::kKvBlockTokens);
   log.info("{}", DescribeWeights(session.model->info()));
   log.info("kernels: {}", session.tuning);
   log.info("tools: {}, reasoning: {}, chat template: {}", text::Name(model.tools),

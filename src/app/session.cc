@@ -266,7 +266,7 @@ Status StartEngine(Session& session, const ModelFlags& flags, engine::EngineOpti
   ASSIGN_OR_RETURN(options.sparsity, flags.sparsity.Resolve());
   ASSIGN_OR_RETURN(session.engine,
                    engine::Engine::Create(*session.model, session.kernels, *session.threads, options));
-  const int64_t held = int64_t{session.engine->stats().total_blocks} * cache::kBlockTokens;
+  const int64_t held = int64_t{session.engine->stats().total_blocks} * tensor::kKvBlockTokens;
   if (held < flags.context) {
     Tell("the KV cache holds {} tokens, fewer than the context of {}: memory is short\n", held,
          flags.context);

@@ -26,8 +26,8 @@ uint64_t BlockHasher::Root(std::string_view name) const {
 }
 
 uint64_t BlockHasher::Next(uint64_t parent, std::span<const int32_t> tokens) const {
-  MOESAIC_CHECK_EQ(tokens.size(), size_t{kBlockTokens});
-  std::array<std::byte, sizeof(parent) + kBlockTokens * sizeof(int32_t)> input;
+  MOESAIC_CHECK_EQ(tokens.size(), size_t{kKvBlockTokens});
+  std::array<std::byte, sizeof(parent) + kKvBlockTokens * sizeof(int32_t)> input;
   std::memcpy(input.data(), &parent, sizeof(parent));
   std::memcpy(&input[sizeof(parent)], tokens.data(), tokens.size_bytes());
   return XXH3_64bits_withSecret(input.data(), input.size(), secret_.data(), secret_.size()) & mask_;

@@ -18,7 +18,7 @@ class BlockHasher {
 
   /// What stands before the first block of namespace `name`.
   uint64_t Root(std::string_view name) const;
-  /// Of the block that holds `tokens` behind the block of hash `parent`. tokens: [kBlockTokens].
+  /// Of the block that holds `tokens` behind the block of hash `parent`. tokens: [kKvBlockTokens].
   uint64_t Next(uint64_t parent, std::span<const int32_t> tokens) const;
 
  private:

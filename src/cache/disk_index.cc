@@ -29,8 +29,8 @@ DiskBlock* DiskIndex::Next(DiskBlock* parent, std::string_view name, std::span<c
 std::vector<DiskBlock*> DiskIndex::Find(std::string_view name, std::span<const int32_t> tokens) const {
   std::vector<DiskBlock*> chain;
   DiskBlock* last = nullptr;
-  for (size_t i = 0; i + kBlockTokens <= tokens.size(); i += kBlockTokens) {
-    const auto block = tokens.subspan(i, kBlockTokens);
+  for (size_t i = 0; i + kKvBlockTokens <= tokens.size(); i += kKvBlockTokens) {
+    const auto block = tokens.subspan(i, kKvBlockTokens);
     last = Next(last, name, block);
     if (last == nullptr) break;
     chain.push_back(last);
@@ -46,7 +46,7 @@ int DiskIndex::CountStored(std::string_view name, std::span<const int32_t> token
 
 DiskBlock& DiskIndex::Add(DiskBlock* parent, std::string_view name, std::span<const int32_t> tokens,
                           SlotPlace place, uint64_t id) {
-  MOESAIC_CHECK_EQ(tokens.size(), size_t{kBlockTokens});
+  MOESAIC_CHECK_EQ(tokens.size(), size_t{kKvBlockTokens});
   MOESAIC_CHECK(parent == nullptr || !parent->gone);
   auto made = std::make_unique<DiskBlock>();
   DiskBlock& block = *made;
@@ -80,8 +80,8 @@ void DiskIndex::Offer(const DiskBlock& block) {
 }
 
 void DiskIndex::SetStored(DiskBlock& block, std::vector<uint64_t> layer_sums,
-                          std::vector<std::byte> digests) {
-  block.digests = std::move(digests);
+                          std::vector<std::byte> summaries) {
+  block.summaries = std::move(summaries);
   block.layer_sums = std::move(layer_sums);
   block.stored = true;
   Offer(block);

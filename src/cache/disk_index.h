@@ -32,10 +32,10 @@ struct DiskBlock {
   uint64_t id = 0;
   DiskBlock* parent = nullptr;  // the block before it; null: it is the first
   uint64_t hash = 0;
-  std::array<int32_t, kBlockTokens> tokens = {};
+  std::array<int32_t, kKvBlockTokens> tokens = {};
   std::string name = {};                  // its namespace; of first blocks only
   std::vector<uint64_t> layer_sums = {};  // [layers], once it is stored
-  std::vector<std::byte> digests = {};    // likewise; the disk's thread reads them while there are pins
+  std::vector<std::byte> summaries = {};    // likewise; the disk's thread reads them while there are pins
   SlotPlace place = {};
   bool stored = false;    // else it is being written
   bool gone = false;      // nobody finds it any more; its slot is free when nobody uses it
@@ -59,14 +59,14 @@ class DiskIndex {
   /// How many of those are stored, without a gap.
   int CountStored(std::string_view name, std::span<const int32_t> tokens) const;
 
-  /// The block of `tokens` [kBlockTokens] behind `parent` (null: first of namespace `name`); null: none.
+  /// The block of `tokens` [kKvBlockTokens] behind `parent` (null: first of namespace `name`); null: none.
   DiskBlock* Next(DiskBlock* parent, std::string_view name, std::span<const int32_t> tokens) const;
 
-  /// A block of `tokens` [kBlockTokens] behind `parent` (null: first of namespace `name`), where none is. It
+  /// A block of `tokens` [kKvBlockTokens] behind `parent` (null: first of namespace `name`), where none is. It
   /// is in `place`, which must not be free, and being written.
   DiskBlock& Add(DiskBlock* parent, std::string_view name, std::span<const int32_t> tokens, SlotPlace place,
                  uint64_t id);
-  void SetStored(DiskBlock& block, std::vector<uint64_t> layer_sums, std::vector<std::byte> digests);
+  void SetStored(DiskBlock& block, std::vector<uint64_t> layer_sums, std::vector<std::byte> summaries);
   /// A request has come upon these: they are the last used.
   void Touch(std::span<DiskBlock* const> chain);
   void Pin(DiskBlock& block);

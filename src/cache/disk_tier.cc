@@ -43,7 +43,7 @@ StatusOr<std::unique_ptr<DiskTier>> DiskTier::Open(const DiskTierOptions& option
   if (options.bytes < least) {
     return ResourceExhausted(
         "{}: the KV blocks on disk need at least {} bytes, one block of {} tokens; found {}", options.folder,
-        least, kBlockTokens, options.bytes);
+        least, kKvBlockTokens, options.bytes);
   }
   RETURN_IF_ERROR(tier->Lock());
   RETURN_IF_ERROR(tier->Scan());
@@ -251,7 +251,7 @@ std::vector<SlotPlace> DiskTier::Rebuild(std::vector<FoundRecord> records) {
       index_.AddFree(found.place);  // the same, from before it was let go and stored again
     } else {
       block = &index_.Add(before, record.name, record.tokens, found.place, record.id);
-      index_.SetStored(*block, std::move(record.layer_sums), std::move(record.digests));
+      index_.SetStored(*block, std::move(record.layer_sums), std::move(record.summaries));
     }
     made[record.id] = {block, std::move(record.name)};
   }
@@ -289,8 +289,8 @@ bool DiskTier::MakeRoom() {
 }
 
 DiskTier::Stored DiskTier::Store(std::string_view name, std::span<const int32_t> tokens,
-                                 std::span<const BlockView> blocks, int64_t most_bytes) {
-  MOESAIC_CHECK_EQ(tokens.size(), blocks.size() * kBlockTokens);
+                                 std::span<const KvBlockView> blocks, int64_t most_bytes) {
+  MOESAIC_CHECK_EQ(tokens.size(), blocks.size() * kKvBlockTokens);
   if (!CanStore(name)) return {0, 0};
   const std::vector<DiskBlock*> chain = index_.Find(name, tokens);
   index_.Touch(chain);
@@ -302,12 +302,12 @@ DiskTier::Stored DiskTier::Store(std::string_view name, std::span<const int32_t>
     std::byte* const staging = free_staging_.back();
     free_staging_.pop_back();
     std::memcpy(staging, blocks[done].data, format_.block_bytes());
-    bytes += options_.layout.pool_bytes();
+    bytes += options_.layout.total_bytes();
     SlotRecord record = {.id = next_id_++,
                          .parent = last == nullptr ? 0 : last->id,
-                         .digests = format_.DigestsOf(blocks[done]),
+                         .summaries = format_.SummariesOf(blocks[done]),
                          .name = std::string(name)};
-    const auto block_tokens = BlockAt(tokens, done);
+    const auto block_tokens = KvBlockAt(tokens, done);
     std::ranges::copy(block_tokens, record.tokens.begin());
     const SlotPlace place = index_.TakeFree(last == nullptr ? SlotPlace{} : last->place);
     last = &index_.Add(last, name, block_tokens, place, record.id);
@@ -319,7 +319,7 @@ DiskTier::Stored DiskTier::Store(std::string_view name, std::span<const int32_t>
 }
 
 DiskTier::LoadId DiskTier::Load(std::string_view name, std::span<const int32_t> tokens, int first,
-                                std::span<const BlockView> to) {
+                                std::span<const KvBlockView> to) {
   const std::vector<DiskBlock*> chain = index_.Find(name, tokens);
   MOESAIC_CHECK_LE(first + to.size(), chain.size());
   index_.Touch(chain);
@@ -332,7 +332,7 @@ DiskTier::LoadId DiskTier::Load(std::string_view name, std::span<const int32_t> 
     index_.Pin(*block);
     open.blocks.push_back(block);
     reads.push_back(
-        {.place = block->place, .to = to[i], .layer_sums = block->layer_sums, .digests = block->digests});
+        {.place = block->place, .to = to[i], .layer_sums = block->layer_sums, .summaries = block->summaries});
   }
   io_->Read(load, std::move(reads));
   return load;
@@ -399,7 +399,7 @@ void DiskTier::TakeWrite(WriteEnd& end) {
   if (end.status.ok()) {
     ++stats_.written_blocks;
     if (block.gone) return index_.WritingEnded(block);
-    return index_.SetStored(block, std::move(end.layer_sums), std::move(end.digests));
+    return index_.SetStored(block, std::move(end.layer_sums), std::move(end.summaries));
   }
   ++stats_.write_errors;
   if (std::exchange(stats_.storing, false)) {

@@ -26,7 +26,7 @@ namespace moesaic::cache {
 struct DiskTierOptions {
   std::string folder;  ///< made if it is not there; no other process may have it open
   int64_t bytes = 0;   ///< that files may take
-  BlockLayout layout;
+  KvLayout layout;
   std::string maker;                 ///< what computes blocks: those of another are refused
   int64_t staging_bytes = 64 << 20;  ///< memory for blocks that are being written; at least one block's
 };
@@ -74,8 +74,8 @@ class DiskTier {
   int Find(std::string_view name, std::span<const int32_t> tokens) const;
 
   /// Copies those of `blocks` that are not stored, from the first on, as far as memory for writing, room on
-  /// disk and `most_bytes` go. tokens: [blocks.size() * kBlockTokens].
-  Stored Store(std::string_view name, std::span<const int32_t> tokens, std::span<const BlockView> blocks,
+  /// disk and `most_bytes` go. tokens: [blocks.size() * kKvBlockTokens].
+  Stored Store(std::string_view name, std::span<const int32_t> tokens, std::span<const KvBlockView> blocks,
                int64_t most_bytes);
   /// False for names that are too long, and for ever after a write error.
   bool CanStore(std::string_view name) const;
@@ -83,9 +83,9 @@ class DiskTier {
   bool writing() const { return !under_way_.empty(); }
 
   /// Starts to read blocks [first, first + to.size()) of `tokens`, which Find counted, each to its memory,
-  /// with its digests.
+  /// with its summaries.
   LoadId Load(std::string_view name, std::span<const int32_t> tokens, int first,
-              std::span<const BlockView> to);
+              std::span<const KvBlockView> to);
   /// Ends a load at once: its memory is written no more when this returns, which takes as long as the disk
   /// needs for some megabytes. It won't be told.
   void Abandon(LoadId load);
@@ -94,9 +94,9 @@ class DiskTier {
   std::vector<DiskBlock*> Borrow(std::string_view name, std::span<const int32_t> tokens, int first,
                                  int count);
   void Return(DiskBlock& block) { index_.Unpin(block); }
-  /// Puts a borrowed block's digests to where they stand beside `to`.
-  void PutDigests(const DiskBlock& block, const BlockView& to) const {
-    format_.PutDigests(block.digests, to);
+  /// Puts a borrowed block's summaries to where they stand beside `to`.
+  void PutSummaries(const DiskBlock& block, const KvBlockView& to) const {
+    format_.PutSummaries(block.summaries, to);
   }
   struct LayerRead {
     DiskBlock* block;  // borrowed

@@ -23,13 +23,13 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-// 18,432 bytes, and digests of 192.
-constexpr BlockLayout kLayout = {.layers = 3, .heads = 2, .key_dim = 5, .value_dim = 7, .digest_bytes = 64};
+// 18,432 bytes, and summaries of 192.
+constexpr KvLayout kLayout = {.layers = 3, .heads = 2, .key_dim = 5, .value_dim = 7, .summary_bytes = 64};
 constexpr int64_t kMost = int64_t{1} << 40;
 
 std::vector<int32_t> TokensOf(std::span<const int32_t> path) {
   std::vector<int32_t> tokens;
-  for (const int32_t number : path) tokens.insert(tokens.end(), kBlockTokens, number);
+  for (const int32_t number : path) tokens.insert(tokens.end(), kKvBlockTokens, number);
   return tokens;
 }
 
@@ -37,7 +37,7 @@ std::vector<int32_t> TokensOf(std::span<const int32_t> path) {
 std::vector<std::byte> BlockOf(const std::string& name, std::span<const int32_t> path) {
   std::seed_seq seed(path.begin(), path.end());
   std::mt19937_64 random(seed);
-  std::vector<std::byte> block(kLayout.pool_bytes());
+  std::vector<std::byte> block(kLayout.total_bytes());
   const auto salt = static_cast<std::byte>(std::hash<std::string>()(name));
   for (std::byte& byte : block) byte = static_cast<std::byte>(random()) ^ salt;
   return block;
@@ -52,7 +52,7 @@ class DiskTierTest : public testing::Test {
   ~DiskTierTest() override { std::filesystem::remove_all(folder_); }
 
   std::unique_ptr<DiskTier> Open(int64_t bytes = 16 << 20, const std::string& maker = "model",
-                                 const BlockLayout& layout = kLayout) {
+                                 const KvLayout& layout = kLayout) {
     auto tier = DiskTier::Open(
         {.folder = folder_, .bytes = bytes, .layout = layout, .maker = maker, .staging_bytes = 1 << 20});
     EXPECT_TRUE(tier.ok()) << tier.status();
@@ -61,7 +61,7 @@ class DiskTierTest : public testing::Test {
 
   static int StoreSome(DiskTier& tier, const std::string& name, const std::vector<int32_t>& path) {
     std::vector<std::vector<std::byte>> blocks;
-    std::vector<BlockView> views;
+    std::vector<KvBlockView> views;
     for (size_t i = 1; i <= path.size(); ++i) {
       blocks.push_back(BlockOf(name, std::span(path).first(i)));
       views.push_back(kLayout.Flat(blocks.back().data()));
@@ -88,8 +88,8 @@ class DiskTierTest : public testing::Test {
   static int Load(DiskTier& tier, const std::string& name, const std::vector<int32_t>& path, int first = 0) {
     const int found = tier.Find(name, TokensOf(path));
     if (found <= first) return 0;
-    std::vector<std::vector<std::byte>> blocks(found - first, std::vector<std::byte>(kLayout.pool_bytes()));
-    std::vector<BlockView> to;
+    std::vector<std::vector<std::byte>> blocks(found - first, std::vector<std::byte>(kLayout.total_bytes()));
+    std::vector<KvBlockView> to;
     for (auto& block : blocks) to.push_back(kLayout.Flat(block.data()));
     const DiskTier::LoadId load = tier.Load(name, TokensOf(path), first, to);
     std::vector<DiskTier::Loaded> loaded;
@@ -132,10 +132,10 @@ class DiskTierTest : public testing::Test {
       file.write(reinterpret_cast<const char*>(bytes.data()), std::ssize(bytes));
     };
     put(0, format.EncodeHeader(number, slots));
-    std::vector<std::byte> block(kLayout.pool_bytes());
+    std::vector<std::byte> block(kLayout.total_bytes());
     for (Slot slot : filled) {
       slot.record.layer_sums = format.LayerSums(block.data(), format.layers());
-      slot.record.digests = format.DigestsOf(kLayout.Flat(block.data()));
+      slot.record.summaries = format.SummariesOf(kLayout.Flat(block.data()));
       put(format.RecordOffset(slot.slot), format.EncodeRecord(slot.record, number, slot.slot));
       if (!cut)
         put(format.BlockOffset(slots, slot.slot), {block.begin(), block.begin() + format.block_bytes()});
@@ -277,7 +277,7 @@ TEST_F(DiskTierTest, AnotherModelsBlocksAreRefusedAndGoWhenRoomIsNeeded) {
   for (int i = 0; i < 50; ++i) Store(*tier, "a", {i});
   tier.reset();
   const size_t files = Segments().size();
-  BlockLayout int8 = kLayout;
+  KvLayout int8 = kLayout;
   int8.dtype = tensor::DType::kI8;
   tier = Open(kBudget, "model", int8);
   EXPECT_EQ(tier->Find("a", TokensOf(std::vector<int32_t>{1})), 0);
@@ -457,13 +457,13 @@ TEST_F(DiskTierTest, ClearForgetsAllSegments) {
 
 // A step that waits for a layer does not wait for the end of a load of many pieces.
 TEST_F(DiskTierTest, LayersComeBetweenThePiecesOfALoad) {
-  constexpr BlockLayout kLarge = {.layers = 4, .heads = 8, .key_dim = 128, .value_dim = 128};
+  constexpr KvLayout kLarge = {.layers = 4, .heads = 8, .key_dim = 128, .value_dim = 128};
   constexpr int kBlocks = 60, kRounds = 10;  // about 120 MiB, 8 pieces
   auto tier = Open(256 << 20, "model", kLarge);
   std::vector<int32_t> path(kBlocks);
   for (int i = 0; i < kBlocks; ++i) path[i] = i;
   std::vector<std::byte> bytes(kLarge.block_bytes(), std::byte{7});
-  const std::vector<BlockView> blocks(kBlocks, kLarge.Flat(bytes.data()));
+  const std::vector<KvBlockView> blocks(kBlocks, kLarge.Flat(bytes.data()));
   while (tier->Store("a", TokensOf(path), blocks, kMost).blocks < kBlocks) {
     tier->Wait(std::chrono::seconds(1));
     tier->Poll();
@@ -471,7 +471,7 @@ TEST_F(DiskTierTest, LayersComeBetweenThePiecesOfALoad) {
   Settle(*tier);
   const std::vector<DiskBlock*> borrowed = tier->Borrow("a", TokensOf(path), kBlocks - 1, 1);
   std::vector<std::byte> memory(kBlocks * kLarge.block_bytes()), layer(kLarge.layer_bytes());
-  std::vector<BlockView> to;
+  std::vector<KvBlockView> to;
   for (int i = 0; i < kBlocks; ++i) to.push_back(kLarge.Flat(&memory[i * kLarge.block_bytes()]));
   int before = 0;
   // On a busy machine every load may end first, so that more rounds are tried.
@@ -501,9 +501,9 @@ TEST_F(DiskTierTest, AbandonedLoadsWriteNoMore) {
   for (int i = 0; i < 50; ++i) path[i] = i;
   Store(*tier, "a", path);
   for (int round = 0; round < 20; ++round) {
-    std::vector<std::byte> memory(50 * kLayout.pool_bytes());
-    std::vector<BlockView> to;
-    for (int i = 0; i < 50; ++i) to.push_back(kLayout.Flat(&memory[i * kLayout.pool_bytes()]));
+    std::vector<std::byte> memory(50 * kLayout.total_bytes());
+    std::vector<KvBlockView> to;
+    for (int i = 0; i < 50; ++i) to.push_back(kLayout.Flat(&memory[i * kLayout.total_bytes()]));
     const DiskTier::LoadId load = tier->Load("a", TokensOf(path), 0, to);
     std::this_thread::sleep_for(std::chrono::microseconds(round * 100));
     tier->Abandon(load);

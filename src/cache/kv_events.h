@@ -14,7 +14,7 @@ class KvObserver {
  public:
   virtual ~KvObserver() = default;
   /// Blocks `hashes`, one behind the other, can be found from now on. `parent`: the block before them, none
-  /// for the first of a sequence. tokens: [hashes.size() * kBlockTokens].
+  /// for the first of a sequence. tokens: [hashes.size() * kKvBlockTokens].
   virtual void Stored(std::span<const uint64_t> hashes, std::optional<uint64_t> parent,
                       std::span<const int32_t> tokens, std::string_view name_space) = 0;
   virtual void Removed(std::span<const uint64_t> hashes) = 0;

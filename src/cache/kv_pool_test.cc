@@ -12,64 +12,22 @@
 namespace moesaic::cache {
 namespace {
 
-BlockLayout Gqa() {
+KvLayout Gqa() {
   return {
       .layers = 3, .heads = 2, .key_dim = 5, .value_dim = 3, .shared = false, .dtype = tensor::DType::kBF16};
 }
 
 std::unique_ptr<KvPool> PoolOf(int blocks) {
-  auto pool = KvPool::Create(Gqa(), blocks * Gqa().pool_bytes());
+  auto pool = KvPool::Create(Gqa(), blocks * Gqa().total_bytes());
   EXPECT_TRUE(pool.ok()) << pool.status();
   return *std::move(pool);
 }
 
-TEST(BlockLayoutTest, CountsKeysAndValuesOfEveryLayer) {
-  const BlockLayout gqa = Gqa();
-  EXPECT_EQ(gqa.keys_bytes(), 2 * 64 * 5 * 2);
-  EXPECT_EQ(gqa.layer_bytes(), 2 * 64 * (5 + 3) * 2);
-  EXPECT_EQ(gqa.block_bytes(), 3 * gqa.layer_bytes());
-  EXPECT_EQ(gqa.pool_bytes(), gqa.block_bytes());
-}
-
-TEST(BlockLayoutTest, DigestsStandBesideTheBlocks) {
-  BlockLayout gqa = Gqa();
-  gqa.digest_bytes = 84;
-  EXPECT_EQ(gqa.layer_bytes(), Gqa().layer_bytes());
-  EXPECT_EQ(gqa.block_bytes(), Gqa().block_bytes());
-  EXPECT_EQ(gqa.digest_stride(), 128);
-  EXPECT_EQ(gqa.pool_bytes(), gqa.block_bytes() + 3 * 128);
-}
-
-TEST(BlockLayoutTest, SharedKeysCarryNoValues) {
-  const BlockLayout mla = {.layers = 2,
-                           .heads = 1,
-                           .key_dim = 576,
-                           .value_dim = 512,
-                           .shared = true,
-                           .dtype = tensor::DType::kF32};
-  EXPECT_EQ(mla.layer_bytes(), mla.keys_bytes());
-  EXPECT_EQ(mla.keys_bytes(), 64 * 576 * 4);
-}
-
-// Two scales a token and head, so that int8 takes (5 + 3 + 8) bytes where bf16 takes 16.
-TEST(BlockLayoutTest, Int8BringsScales) {
-  BlockLayout gqa = Gqa();
-  gqa.dtype = tensor::DType::kI8;
-  EXPECT_EQ(gqa.scales_bytes(), 2 * 2 * 64 * 4);
-  EXPECT_EQ(gqa.layer_bytes(), 2 * 64 * (5 + 3) + gqa.scales_bytes());
-  const BlockLayout qwen3 = {
-      .layers = 1, .heads = 4, .key_dim = 128, .value_dim = 128, .dtype = tensor::DType::kI8};
-  const BlockLayout deepseek = {
-      .layers = 1, .heads = 1, .key_dim = 576, .value_dim = 512, .shared = true, .dtype = tensor::DType::kI8};
-  EXPECT_EQ(qwen3.layer_bytes(), 64 * 4 * (256 + 8));
-  EXPECT_EQ(deepseek.layer_bytes(), 64 * (576 + 8));
-}
-
 // The first tokens of a block, of every layer and head, with their scales; what is behind them stays.
 TEST(KvPoolTest, CopiesTokensWithTheirScales) {
-  BlockLayout layout = Gqa();
+  KvLayout layout = Gqa();
   layout.dtype = tensor::DType::kI8;
-  const auto pool = *KvPool::Create(layout, 2 * layout.pool_bytes());
+  const auto pool = *KvPool::Create(layout, 2 * layout.total_bytes());
   const BlockRef from = *pool->Allocate(), to = *pool->Allocate();
   const auto block = [&](const BlockRef& ref) { return pool->At(ref.index()); };
   std::memset(block(from), 1, layout.block_bytes());
@@ -77,51 +35,51 @@ TEST(KvPoolTest, CopiesTokensWithTheirScales) {
   pool->CopyTokens(from, to, 40);
   const int64_t copied = std::count(block(to), block(to) + layout.block_bytes(), std::byte{1});
   EXPECT_EQ(copied, 40 * layout.layers * layout.heads * (layout.key_dim + layout.value_dim + 8));
-  const auto* scales = block(to) + layout.keys_bytes() + layout.values_bytes();
+  const auto* scales = block(to) + layout.scale_offset();
   EXPECT_EQ(scales[40 * 4 - 1], std::byte{1});
   EXPECT_EQ(scales[40 * 4], std::byte{2});
 }
 
 // Those of one layer lie together, and those of another block or layer are others.
-TEST(KvPoolTest, DigestsOfALayerLieTogether) {
-  BlockLayout layout = Gqa();
-  layout.digest_bytes = 84;
-  const auto pool = *KvPool::Create(layout, 4 * layout.pool_bytes());
+TEST(KvPoolTest, SummariesOfALayerLieTogether) {
+  KvLayout layout = Gqa();
+  layout.summary_bytes = 84;
+  const auto pool = *KvPool::Create(layout, 4 * layout.total_bytes());
   EXPECT_EQ(pool->total_blocks(), 4);
   std::vector<BlockRef> blocks;
   for (int i = 0; i < 4; ++i) {
     blocks.push_back(*pool->Allocate());
-    const BlockView view = pool->ViewOf(blocks[i].index());
+    const KvBlockView view = pool->ViewOf(blocks[i].index());
     EXPECT_EQ(view.data, pool->At(blocks[i].index()));
     std::memset(view.data, 100 + i, layout.block_bytes());
     for (int layer = 0; layer < layout.layers; ++layer) {
-      std::byte* const digests = view.digests + layer * view.digest_step;
-      EXPECT_EQ(digests, pool->digests(layer) + blocks[i].index() * layout.digest_stride());
-      std::memset(digests, 10 * layer + i, layout.digest_stride());
+      std::byte* const summaries = view.summaries + layer * view.summary_step;
+      EXPECT_EQ(summaries, pool->summaries(layer) + blocks[i].index() * layout.summary_stride());
+      std::memset(summaries, 10 * layer + i, layout.summary_stride());
     }
   }
   for (int i = 0; i < 4; ++i) {
     for (int layer = 0; layer < layout.layers; ++layer) {
-      const std::byte* digests = pool->digests(layer) + blocks[i].index() * layout.digest_stride();
-      EXPECT_EQ(std::count(digests, digests + layout.digest_stride(), std::byte(10 * layer + i)),
-                layout.digest_stride());
+      const std::byte* summaries = pool->summaries(layer) + blocks[i].index() * layout.summary_stride();
+      EXPECT_EQ(std::count(summaries, summaries + layout.summary_stride(), std::byte(10 * layer + i)),
+                layout.summary_stride());
     }
     const std::byte* block = pool->At(blocks[i].index());
     EXPECT_EQ(std::count(block, block + layout.block_bytes(), std::byte(100 + i)), layout.block_bytes());
   }
-  EXPECT_EQ(PoolOf(1)->digests(0), nullptr);
-  EXPECT_EQ(PoolOf(1)->ViewOf(0).digests, nullptr);
+  EXPECT_EQ(PoolOf(1)->summaries(0), nullptr);
+  EXPECT_EQ(PoolOf(1)->ViewOf(0).summaries, nullptr);
 }
 
 TEST(KvPoolTest, TakesAsManyWholeBlocksAsFit) {
-  auto pool = KvPool::Create(Gqa(), 5 * Gqa().pool_bytes() - 1);
+  auto pool = KvPool::Create(Gqa(), 5 * Gqa().total_bytes() - 1);
   ASSERT_TRUE(pool.ok());
   EXPECT_EQ((*pool)->total_blocks(), 4);
   EXPECT_EQ((*pool)->free_blocks(), 4);
 }
 
 TEST(KvPoolTest, RefusesABudgetBelowOneBlock) {
-  const auto pool = KvPool::Create(Gqa(), Gqa().pool_bytes() - 1);
+  const auto pool = KvPool::Create(Gqa(), Gqa().total_bytes() - 1);
   EXPECT_EQ(pool.status().code(), StatusCode::kResourceExhausted);
 }
 

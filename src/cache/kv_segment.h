@@ -21,7 +21,7 @@ uint64_t ChecksumOf(std::span<const std::byte> bytes);
 /// What blocks are to be the same for: a hash of 128 bits.
 using Fingerprint = std::array<uint64_t, 2>;
 /// Of blocks of this layout that were computed by what `maker` names.
-Fingerprint FingerprintOf(const BlockLayout& layout, std::string_view maker);
+Fingerprint FingerprintOf(const KvLayout& layout, std::string_view maker);
 
 inline constexpr size_t kMostNameBytes = 512;  ///< of a namespace whose blocks are kept in files
 
@@ -29,15 +29,15 @@ inline constexpr size_t kMostNameBytes = 512;  ///< of a namespace whose blocks 
 struct SlotRecord {
   uint64_t id = 0;      // rises with time, never 0; no two records of a folder share one
   uint64_t parent = 0;  // id of the record of the block before; 0: none, it is the first of its sequence
-  std::array<int32_t, kBlockTokens> tokens = {};
+  std::array<int32_t, kKvBlockTokens> tokens = {};
   std::vector<uint64_t> layer_sums = {};  // [layers] checksums of the block's layers
-  std::vector<std::byte> digests = {};    // [layers * digest_bytes] of its keys
+  std::vector<std::byte> summaries = {};    // [layers * summary_bytes] of its keys
   std::string name = {};                  // its namespace
 };
 
 /// Bytes and offsets of segments of one layout and maker:
 ///   header (4096) | slots x record_bytes | up to a multiple of 4096 | slots x slot_bytes
-/// A slot has its block's layers, at a multiple of 4096; the digests are in the record. Numbers are
+/// A slot has its block's layers, at a multiple of 4096; the summaries are in the record. Numbers are
 /// little-endian.
 class SegmentFormat {
  public:
@@ -46,7 +46,7 @@ class SegmentFormat {
   /// Of a segment of more than one slot: large enough for a disk's rate.
   static constexpr int64_t kMostBytes = 256 << 20;
 
-  SegmentFormat(const BlockLayout& layout, const Fingerprint& fingerprint);
+  SegmentFormat(const KvLayout& layout, const Fingerprint& fingerprint);
 
   int layers() const { return layers_; }
   int64_t layer_bytes() const { return layer_bytes_; }
@@ -70,15 +70,15 @@ class SegmentFormat {
 
   /// [layers] checksums of so many layers of a block that stand at `from`.
   std::vector<uint64_t> LayerSums(const std::byte* from, int layers) const;
-  /// [layers * digest_bytes] of a block.
-  std::vector<std::byte> DigestsOf(const BlockView& block) const;
+  /// [layers * summary_bytes] of a block.
+  std::vector<std::byte> SummariesOf(const KvBlockView& block) const;
   /// Puts them back to where they stand beside a block.
-  void PutDigests(std::span<const std::byte> digests, const BlockView& block) const;
+  void PutSummaries(std::span<const std::byte> summaries, const KvBlockView& block) const;
 
  private:
   const int layers_;
   const int64_t layer_bytes_;
-  const int64_t digest_bytes_;  // of one layer
+  const int64_t summary_bytes_;  // of one layer
   const int64_t record_bytes_, slot_bytes_;
   const Fingerprint fingerprint_;
 };

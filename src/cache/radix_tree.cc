@@ -16,7 +16,7 @@ constexpr int kTailCandidates = 16;
 constexpr size_t kAhead = 8;
 
 bool Equal(std::span<const int32_t> a, std::span<const int32_t> b) {
-  return std::memcmp(a.data(), b.data(), kBlockTokens * sizeof(int32_t)) == 0;
+  return std::memcmp(a.data(), b.data(), kKvBlockTokens * sizeof(int32_t)) == 0;
 }
 
 // Some of a block's tokens, from all over it: enough to tell most blocks apart.
@@ -27,7 +27,7 @@ uint64_t TagOf(std::span<const int32_t> tokens) {
 
 void Prefetch(const int32_t* tokens) {
   constexpr int kTokensPerLine = 16;
-  for (int i = 0; i < kBlockTokens; i += kTokensPerLine) __builtin_prefetch(tokens + i);
+  for (int i = 0; i < kKvBlockTokens; i += kTokensPerLine) __builtin_prefetch(tokens + i);
 }
 
 }  // namespace
@@ -59,7 +59,7 @@ RadixTree::RadixTree(KvPool& pool, std::unique_ptr<EvictionPolicy> policy, KvObs
       policy_(std::move(policy)),
       observer_(observer),
       hasher_(hasher),
-      tokens_(static_cast<size_t>(pool.total_blocks()) * kBlockTokens),
+      tokens_(static_cast<size_t>(pool.total_blocks()) * kKvBlockTokens),
       hashes_(pool.total_blocks()),
       held_(pool.total_blocks()),
       places_(pool.total_blocks()) {}
@@ -70,7 +70,7 @@ RadixTree::~RadixTree() {
   }
 }
 
-std::span<const int32_t> RadixTree::TokensOf(int32_t block) const { return BlockAt(tokens_, block); }
+std::span<const int32_t> RadixTree::TokensOf(int32_t block) const { return KvBlockAt(tokens_, block); }
 
 uint64_t RadixTree::EndHash(const Run& run) const {
   return run.parent == nullptr ? run.root_hash : hashes_[run.blocks.back()];
@@ -111,24 +111,24 @@ PrefixMatch RadixTree::Find(std::string_view name, std::span<const int32_t> toke
   PrefixMatch match;
   const Run* run = RootOf(name);
   if (run == nullptr) return match;
-  const size_t whole = tokens.size() / kBlockTokens;
+  const size_t whole = tokens.size() / kKvBlockTokens;
   size_t offset = 0;  // in `run`
   while (match.blocks.size() < whole) {
     const size_t done = match.blocks.size();
-    const Run* child = FindChild(*run, BlockAt(tokens, done));
+    const Run* child = FindChild(*run, KvBlockAt(tokens, done));
     if (child == nullptr) break;
     run = child;
     const size_t most = std::min(run->blocks.size(), whole - done);
     match.blocks.reserve(whole);  // once: nothing moves
     for (offset = 0; offset < most; ++offset) {
-      if (offset + kAhead < most) Prefetch(&tokens_[run->blocks[offset + kAhead] * int64_t{kBlockTokens}]);
+      if (offset + kAhead < most) Prefetch(&tokens_[run->blocks[offset + kAhead] * int64_t{kKvBlockTokens}]);
       const int32_t block = run->blocks[offset];
-      if (!Equal(TokensOf(block), BlockAt(tokens, done + offset))) break;
+      if (!Equal(TokensOf(block), KvBlockAt(tokens, done + offset))) break;
       match.blocks.push_back(held_[block]);
     }
     if (offset < run->blocks.size()) break;
   }
-  FindTail(*run, offset, tokens.subspan(match.blocks.size() * kBlockTokens), &match);
+  FindTail(*run, offset, tokens.subspan(match.blocks.size() * kKvBlockTokens), &match);
   return match;
 }
 
@@ -178,8 +178,8 @@ void RadixTree::Use(std::span<const BlockRef> blocks) {
 
 void RadixTree::Touch(std::span<const BlockRef> blocks, const SessionHint& hint) {
   const size_t return_too =
-      hint.session == Session::kContinues && hint.tokens < std::ssize(blocks) * kBlockTokens
-          ? BlocksFor(hint.tokens)
+      hint.session == Session::kContinues && hint.tokens < std::ssize(blocks) * kKvBlockTokens
+          ? KvBlocksFor(hint.tokens)
           : blocks.size();
   if (return_too < blocks.size()) {
     CutBehind(blocks.back());
@@ -215,7 +215,7 @@ void RadixTree::Stamp(std::span<const BlockRef> blocks, bool counts, const Sessi
 
 void RadixTree::Insert(std::string_view name, std::span<const int32_t> tokens, std::span<BlockRef> blocks,
                        int known) {
-  MOESAIC_CHECK_EQ(tokens.size(), blocks.size() * kBlockTokens);
+  MOESAIC_CHECK_EQ(tokens.size(), blocks.size() * kKvBlockTokens);
   if (known == static_cast<int>(blocks.size())) return;
   Place place;
   if (known == 0) {
@@ -226,7 +226,7 @@ void RadixTree::Insert(std::string_view name, std::span<const int32_t> tokens, s
   }
   size_t next = known;
   for (; next < blocks.size(); ++next) {
-    const Place there = Next(place, BlockAt(tokens, next));
+    const Place there = Next(place, KvBlockAt(tokens, next));
     if (there.run == nullptr) break;
     place = there;
     blocks[next] = held_[place.run->blocks[place.depth - place.run->start]];
@@ -234,12 +234,12 @@ void RadixTree::Insert(std::string_view name, std::span<const int32_t> tokens, s
   const size_t first = next;
   std::vector<uint64_t> stored;
   for (; next < blocks.size(); ++next) {
-    place = Append(place, blocks[next], BlockAt(tokens, next));
+    place = Append(place, blocks[next], KvBlockAt(tokens, next));
     stored.push_back(hashes_[blocks[next].index()]);
   }
   if (observer_ == nullptr || stored.empty()) return;
   observer_->Stored(stored, first == 0 ? std::nullopt : std::optional(hashes_[blocks[first - 1].index()]),
-                    tokens.subspan(first * kBlockTokens), name);
+                    tokens.subspan(first * kKvBlockTokens), name);
 }
 
 // Where the block of `tokens` behind `place` stands; no run: nowhere.
@@ -260,7 +260,7 @@ RadixTree::Place RadixTree::Append(Place place, const BlockRef& block, std::span
   if (inside) run = &CutAfter(*run, place.depth + 1 - run->start);
   const uint64_t hash = hasher_.Next(EndHash(*run), tokens);
   const int32_t index = block.index();
-  std::copy(tokens.begin(), tokens.end(), &tokens_[index * int64_t{kBlockTokens}]);
+  std::copy(tokens.begin(), tokens.end(), &tokens_[index * int64_t{kKvBlockTokens}]);
   hashes_[index] = hash;
   if (run->parent == nullptr || !run->open || run->first_child != nullptr) run = &NewChild(*run, hash);
   if (run->blocks.empty()) run->tag = TagOf(tokens);
@@ -345,7 +345,7 @@ EvictionCandidate RadixTree::CandidateOf(const Run& run) const {
           .uses = run.uses,
           .session = run.session,
           .returns_at = run.returns_at,
-          .end_position = run.end() * kBlockTokens};
+          .end_position = run.end() * kKvBlockTokens};
 }
 
 bool RadixTree::CanShrink(const Run& run) const {

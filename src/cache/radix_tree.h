@@ -25,9 +25,9 @@ namespace moesaic::cache {
 struct PrefixMatch {
   std::vector<BlockRef> blocks;  // whole blocks, from the first token on
   BlockRef tail;                 // one block more whose first `tail_tokens` slots fit, when tail_tokens > 0
-  int tail_tokens = 0;           // in [0, kBlockTokens)
+  int tail_tokens = 0;           // in [0, kKvBlockTokens)
 
-  int64_t tokens() const { return static_cast<int64_t>(blocks.size()) * kBlockTokens + tail_tokens; }
+  int64_t tokens() const { return static_cast<int64_t>(blocks.size()) * kKvBlockTokens + tail_tokens; }
   void DropTail() {
     tail = BlockRef();
     tail_tokens = 0;
@@ -64,7 +64,7 @@ class RadixTree {
   /// Takes in blocks[known ..], full of tokens[64 * known ..], behind blocks[.. known], which are here
   /// already from Find or Insert. Where the tree has a block of the same tokens, the caller's handle is
   /// replaced by that one, so that a holder of a block always holds all blocks before it. tokens:
-  /// [blocks.size() * kBlockTokens].
+  /// [blocks.size() * kKvBlockTokens].
   void Insert(std::string_view name, std::span<const int32_t> tokens, std::span<BlockRef> blocks, int known);
 
   /// Is called with each block that goes before it does, while its contents still stand; null: nothing is. It
@@ -77,7 +77,7 @@ class RadixTree {
 
   /// Of a block that is here, also while it is about to go.
   BlockPath PathOf(int32_t block) const;
-  /// What such a block holds: [kBlockTokens], as long as it is here.
+  /// What such a block holds: [kKvBlockTokens], as long as it is here.
   std::span<const int32_t> TokensOf(int32_t block) const;
 
   uint64_t now() const { return now_; }   ///< the time: calls of Use so far
@@ -121,7 +121,7 @@ class RadixTree {
   const std::unique_ptr<EvictionPolicy> policy_;
   KvObserver* const observer_;
   const BlockHasher hasher_;
-  std::vector<int32_t> tokens_;   // [total blocks, kBlockTokens], by block number
+  std::vector<int32_t> tokens_;   // [total blocks, kKvBlockTokens], by block number
   std::vector<uint64_t> hashes_;  // [total blocks]
   std::vector<BlockRef> held_;    // [total blocks]
   std::vector<Place> places_;     // [total blocks]

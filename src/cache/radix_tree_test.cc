@@ -11,7 +11,7 @@
 namespace moesaic::cache {
 namespace {
 
-constexpr BlockLayout kLayout = {.layers = 2, .heads = 3, .key_dim = 2, .value_dim = 1};
+constexpr KvLayout kLayout = {.layers = 2, .heads = 3, .key_dim = 2, .value_dim = 1};
 
 // One letter is one block: 64 tokens that are all that letter. "abc" is a prompt of three blocks; a digit at
 // the end is a part of a block, so "ab5" has 5 tokens of the block 'z' behind it, and "ab5c" 5 of 'c'.
@@ -22,7 +22,7 @@ std::vector<int32_t> Tokens(const std::string& text) {
       tokens.insert(tokens.end(), text[i] - '0', i + 1 < text.size() ? text[i + 1] : 'z');
       break;
     }
-    tokens.insert(tokens.end(), kBlockTokens, text[i]);
+    tokens.insert(tokens.end(), kKvBlockTokens, text[i]);
   }
   return tokens;
 }
@@ -34,7 +34,7 @@ class Recorder : public KvObserver {
               std::span<const int32_t> tokens, std::string_view) override {
     std::string told = parent ? std::string(1, names_.at(*parent)) + "+" : "+";
     for (size_t i = 0; i < hashes.size(); ++i) {
-      names_[hashes[i]] = static_cast<char>(tokens[i * kBlockTokens]);
+      names_[hashes[i]] = static_cast<char>(tokens[i * kKvBlockTokens]);
       told += names_[hashes[i]];
     }
     told_ += told + " ";
@@ -57,7 +57,7 @@ class Recorder : public KvObserver {
 class RadixTreeTest : public testing::Test {
  protected:
   explicit RadixTreeTest(int blocks = 16, int hash_bits = 64)
-      : pool_(*KvPool::Create(kLayout, blocks * kLayout.pool_bytes())),
+      : pool_(*KvPool::Create(kLayout, blocks * kLayout.total_bytes())),
         tree_(*pool_, MakeLruPolicy(), &recorder_, BlockHasher(hash_bits)) {}
 
   // What a request does: looks its prompt up, computes the rest, and lets go. The blocks that it found.
@@ -77,13 +77,13 @@ class RadixTreeTest : public testing::Test {
     tail_ = match.tail_tokens;
     std::vector<BlockRef> blocks = std::move(match.blocks);
     match = {};
-    while (blocks.size() < tokens.size() / kBlockTokens) {
+    while (blocks.size() < tokens.size() / kKvBlockTokens) {
       if (pool_->free_blocks() == 0) {
         EXPECT_EQ(tree_.Evict(1), 1);
       }
       blocks.push_back(*pool_->Allocate());
     }
-    tree_.Insert(name, std::span(tokens).first(blocks.size() * kBlockTokens), blocks, found_);
+    tree_.Insert(name, std::span(tokens).first(blocks.size() * kKvBlockTokens), blocks, found_);
     tree_.CheckStructure();
     return blocks;
   }
@@ -125,7 +125,7 @@ class HintedTreeTest : public testing::Test {
     return gone;
   }
 
-  std::unique_ptr<KvPool> pool_ = *KvPool::Create(kLayout, 32 * kLayout.pool_bytes());
+  std::unique_ptr<KvPool> pool_ = *KvPool::Create(kLayout, 32 * kLayout.total_bytes());
   RadixTree tree_{*pool_, MakeCostAwarePolicy(1000, 20), nullptr};
 };
 
@@ -152,7 +152,7 @@ TEST_F(HintedTreeTest, WhoDidNotReturnIsAsOldAsThat) {
 
 TEST_F(HintedTreeTest, WhatStandsBehindTheTokensThatReturnGoesFirst) {
   Serve("x");
-  Serve("abcd", {.session = Session::kContinues, .tokens = kBlockTokens + 1});
+  Serve("abcd", {.session = Session::kContinues, .tokens = kKvBlockTokens + 1});
   EXPECT_EQ(Gone(4), "dcxb") << "a block that returns in part is kept";
   Serve("pq", {.session = Session::kContinues, .tokens = 0});
   EXPECT_EQ(Gone(3), "qpa");
@@ -295,7 +295,7 @@ TEST_F(RadixTreeTest, AMatchKeepsItsBlocks) {
   Serve("abc");
   const PrefixMatch match = tree_.Find("", Tokens("ab5c"));
   EXPECT_EQ(tree_.Evict(9), 0);
-  EXPECT_EQ(match.tokens(), 2 * kBlockTokens + 5);
+  EXPECT_EQ(match.tokens(), 2 * kKvBlockTokens + 5);
 }
 
 class CollisionTest : public RadixTreeTest {
@@ -330,7 +330,7 @@ TEST(BlockHasherTest, IsKeyedAndTakesInAllThatStandsBefore) {
 void RandomAgainstSet(uint32_t seed, int bits) {
   std::mt19937 random(seed);
   const int total = 4 + static_cast<int>(random() % 40);
-  auto pool = *KvPool::Create(kLayout, total * kLayout.pool_bytes());
+  auto pool = *KvPool::Create(kLayout, total * kLayout.total_bytes());
   auto policy = random() % 2 == 0 ? MakeLruPolicy() : MakeCostAwarePolicy(1000, 20);
   RadixTree tree(*pool, std::move(policy), nullptr, BlockHasher(bits));
   std::set<std::string> model;  // "name/abc" for each block, by all letters up to it
@@ -373,7 +373,7 @@ void RandomAgainstSet(uint32_t seed, int bits) {
       if (!block.ok()) break;
       blocks.push_back(*std::move(block));
     }
-    tree.Insert(name, std::span(tokens).first(blocks.size() * kBlockTokens), blocks,
+    tree.Insert(name, std::span(tokens).first(blocks.size() * kKvBlockTokens), blocks,
                 static_cast<int>(expected));
     for (size_t i = 0; i < blocks.size(); ++i) model.insert(name + "/" + text.substr(0, i + 1));
     tree.CheckStructure();

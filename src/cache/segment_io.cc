@@ -254,7 +254,7 @@ std::vector<WriteEnd> SegmentIo::DoWrites(std::vector<Job>& jobs) {
   for (size_t i = 0; i < jobs.size(); ++i) {
     jobs[i].record.layer_sums = ends[i].layer_sums = format_.LayerSums(jobs[i].block, format_.layers());
     records[i] = format_.EncodeRecord(jobs[i].record, jobs[i].place.segment, jobs[i].place.slot);
-    ends[i].digests = std::move(jobs[i].record.digests);
+    ends[i].summaries = std::move(jobs[i].record.summaries);
   }
   wait_all();
   write_all([&](size_t i) { return Writable(records[i].data(), format_.record_bytes()); }, record_offset);
@@ -313,7 +313,7 @@ ReadEnd SegmentIo::DoRead(ReadJob& job) {
       const BlockRead& block = job.blocks[i];
       const std::vector<uint64_t>& wanted = block.layer_sums;
       if (format_.LayerSums(block.to.data, static_cast<int>(wanted.size())) != wanted) break;
-      if (!block.digests.empty()) format_.PutDigests(block.digests, block.to);
+      if (!block.summaries.empty()) format_.PutSummaries(block.summaries, block.to);
       end.blocks = i + 1;
     }
     if (end.blocks == next) continue;

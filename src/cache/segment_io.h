@@ -33,7 +33,7 @@ struct SegmentFile {
 struct WriteEnd {
   uint64_t id = 0;  // of its record
   std::vector<uint64_t> layer_sums;
-  std::vector<std::byte> digests;
+  std::vector<std::byte> summaries;
   Status status = {};
 };
 
@@ -53,10 +53,10 @@ class SegmentIo {
   /// Some layers of a block, or all.
   struct BlockRead {
     SlotPlace place;
-    BlockView to;                      // data: [layers * layer_bytes]
+    KvBlockView to;                      // data: [layers * layer_bytes]
     std::vector<uint64_t> layer_sums;  // [layers] what must come
     int first_layer = 0;
-    std::span<const std::byte> digests = {};  // are put beside, and stay meanwhile; none: as they are
+    std::span<const std::byte> summaries = {};  // are put beside, and stay meanwhile; none: as they are
   };
 
   /// Takes over the files. New segments get `slots_of_new` slots.
@@ -68,7 +68,7 @@ class SegmentIo {
   SegmentIo& operator=(const SegmentIo&) = delete;
 
   /// Puts a block and its record into a slot, whose segment is made where there is none. `block`
-  /// [block_bytes] must stay until the end is told; `record` comes with its digests and without sums.
+  /// [block_bytes] must stay until the end is told; `record` comes with its summaries and without sums.
   void Write(SlotPlace place, SlotRecord record, const std::byte* block);
   /// Says on disk that the slot holds nothing.
   void Invalidate(SlotPlace place);

@@ -59,8 +59,8 @@ void SwapSpace::Get(const SwapSlot& slot, const KvPool& pool, int32_t block) {
   ++in_;
 }
 
-void SwapSpace::Copy(const BlockLayout& layout, const BlockView& from, const BlockView& to) {
-  MOESAIC_CHECK_EQ(layout.pool_bytes(), slot_bytes_);
+void SwapSpace::Copy(const KvLayout& layout, const KvBlockView& from, const KvBlockView& to) {
+  MOESAIC_CHECK_EQ(layout.total_bytes(), slot_bytes_);
   const auto start = std::chrono::steady_clock::now();
   layout.Copy(from, to);
   const double took = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

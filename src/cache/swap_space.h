@@ -43,10 +43,10 @@ class SwapSpace {
   /// A place for who writes and reads it by At; null when none is free.
   SwapRef Take();
   std::byte* At(const SwapSlot& slot) { return memory_.data() + slot.index_ * slot_bytes_; }
-  /// Copies a block of `pool`, whose pool_bytes() places have, in with its digests; null when no place is
+  /// Copies a block of `pool`, whose total_bytes() places have, in with its summaries; null when no place is
   /// free.
   SwapRef Put(const KvPool& pool, int32_t block);
-  /// Copies it back, with its digests.
+  /// Copies it back, with its summaries.
   void Get(const SwapSlot& slot, const KvPool& pool, int32_t block);
 
   int total_blocks() const { return total_; }
@@ -59,7 +59,7 @@ class SwapSpace {
  private:
   friend class SwapSlot;
   SwapSpace(int64_t slot_bytes, int blocks, runtime::Buffer memory);
-  void Copy(const BlockLayout& layout, const BlockView& from, const BlockView& to);
+  void Copy(const KvLayout& layout, const KvBlockView& from, const KvBlockView& to);
 
   const int64_t slot_bytes_;
   const int total_;

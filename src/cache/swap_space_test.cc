@@ -10,7 +10,7 @@
 namespace moesaic::cache {
 namespace {
 
-constexpr BlockLayout kLayout = {.layers = 3, .heads = 1, .key_dim = 2, .value_dim = 1, .digest_bytes = 84};
+constexpr KvLayout kLayout = {.layers = 3, .heads = 1, .key_dim = 2, .value_dim = 1, .summary_bytes = 84};
 
 class SwapSpaceTest : public testing::Test {
  protected:
@@ -18,9 +18,9 @@ class SwapSpaceTest : public testing::Test {
     for (int i = 0; i < 4; ++i) blocks_.push_back(*pool_->Allocate());
   }
 
-  // Keys, values and digests of each layer, all different.
+  // Keys, values and summaries of each layer, all different.
   static std::vector<std::byte> Of(int value) {
-    std::vector<std::byte> bytes(kLayout.pool_bytes());
+    std::vector<std::byte> bytes(kLayout.total_bytes());
     for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i / 61 + 77 * value);
     return bytes;
   }
@@ -29,17 +29,17 @@ class SwapSpaceTest : public testing::Test {
     kLayout.Copy(kLayout.Flat(bytes.data()), pool_->ViewOf(block));
   }
   std::vector<std::byte> Read(int32_t block) {
-    std::vector<std::byte> bytes(kLayout.pool_bytes());
+    std::vector<std::byte> bytes(kLayout.total_bytes());
     kLayout.Copy(pool_->ViewOf(block), kLayout.Flat(bytes.data()));
     return bytes;
   }
 
-  const std::unique_ptr<KvPool> pool_ = *KvPool::Create(kLayout, 4 * kLayout.pool_bytes());
+  const std::unique_ptr<KvPool> pool_ = *KvPool::Create(kLayout, 4 * kLayout.total_bytes());
   std::vector<BlockRef> blocks_;
 };
 
 TEST_F(SwapSpaceTest, GivesBackWhatWasPutInWithItsDigests) {
-  const auto space = *SwapSpace::Create(kLayout.pool_bytes(), 4 * kLayout.pool_bytes() - 1);
+  const auto space = *SwapSpace::Create(kLayout.total_bytes(), 4 * kLayout.total_bytes() - 1);
   EXPECT_EQ(space->total_blocks(), 3);
   std::array<SwapRef, 3> held;
   for (int i = 0; i < 3; ++i) {
@@ -60,7 +60,7 @@ TEST_F(SwapSpaceTest, GivesBackWhatWasPutInWithItsDigests) {
 }
 
 TEST_F(SwapSpaceTest, APlaceIsFreeWithItsLastReference) {
-  const auto space = *SwapSpace::Create(kLayout.pool_bytes(), kLayout.pool_bytes());
+  const auto space = *SwapSpace::Create(kLayout.total_bytes(), kLayout.total_bytes());
   SwapRef first = space->Put(*pool_, 1);
   SwapRef second = first;
   first = nullptr;
@@ -71,7 +71,7 @@ TEST_F(SwapSpaceTest, APlaceIsFreeWithItsLastReference) {
 }
 
 TEST_F(SwapSpaceTest, RefusesLessThanOneBlock) {
-  EXPECT_EQ(SwapSpace::Create(kLayout.pool_bytes(), kLayout.pool_bytes() - 1).status().code(),
+  EXPECT_EQ(SwapSpace::Create(kLayout.total_bytes(), kLayout.total_bytes() - 1).status().code(),
             StatusCode::kResourceExhausted);
 }
 

@@ -31,7 +31,7 @@ bool WarmTier::NodeEqual::operator()(const std::unique_ptr<Node>& node, const No
   return node->parent == name.parent && std::ranges::equal(node->tokens, name.tokens);
 }
 
-StatusOr<std::unique_ptr<WarmTier>> WarmTier::Create(const BlockLayout& layout, int64_t bytes, bool exact,
+StatusOr<std::unique_ptr<WarmTier>> WarmTier::Create(const KvLayout& layout, int64_t bytes, bool exact,
                                                      runtime::ThreadPool& threads, int64_t step_bytes) {
   const WarmCodec codec(layout, exact);
   const int64_t each = codec.block_bytes() + kNodeBytes;
@@ -39,11 +39,11 @@ StatusOr<std::unique_ptr<WarmTier>> WarmTier::Create(const BlockLayout& layout, 
   if (room < each) {
     return ResourceExhausted(
         "the memory for warm KV blocks must be at least {} bytes, one block of {} tokens; found {}",
-        each + RootBytes(""), kBlockTokens, bytes);
+        each + RootBytes(""), kKvBlockTokens, bytes);
   }
   ASSIGN_OR_RETURN(std::unique_ptr<SwapSpace> space,
                    SwapSpace::Create(codec.block_bytes(), room / each * codec.block_bytes()));
-  const auto step = std::clamp<int64_t>(step_bytes / layout.pool_bytes(), 1, std::numeric_limits<int>::max());
+  const auto step = std::clamp<int64_t>(step_bytes / layout.total_bytes(), 1, std::numeric_limits<int>::max());
   return std::unique_ptr<WarmTier>(
       new WarmTier(codec, std::move(space), threads, bytes, static_cast<int>(step)));
 }
@@ -83,8 +83,8 @@ std::vector<SwapRef> WarmTier::Find(std::string_view name, std::span<const int32
   const auto root = roots_.find(name);
   if (root == roots_.end()) return found;
   const Node* node = root->second.get();
-  for (int i = 0; i < static_cast<int>(tokens.size() / kBlockTokens) && std::ssize(found) < most; ++i) {
-    node = Child(*node, BlockAt(tokens, i));
+  for (int i = 0; i < static_cast<int>(tokens.size() / kKvBlockTokens) && std::ssize(found) < most; ++i) {
+    node = Child(*node, KvBlockAt(tokens, i));
     if (node == nullptr || (i >= first && node->slot == nullptr)) break;
     if (i >= first) found.push_back(node->slot);
   }
@@ -96,7 +96,7 @@ void WarmTier::Touch(std::string_view name, std::span<const int32_t> tokens, int
   if (root == roots_.end()) return;
   std::vector<Node*> chain;
   for (int i = 0; i < count; ++i) {
-    Node* const node = Child(i == 0 ? *root->second : *chain.back(), BlockAt(tokens, i));
+    Node* const node = Child(i == 0 ? *root->second : *chain.back(), KvBlockAt(tokens, i));
     if (node == nullptr) break;
     chain.push_back(node);
   }
@@ -148,7 +148,7 @@ WarmTier::Node& WarmTier::Reach(std::string_view name, Chain chain) {
   return *reached_;
 }
 
-bool WarmTier::IsFinite(const BlockView& block) {
+bool WarmTier::IsFinite(const KvBlockView& block) {
   if (codec_.exact()) return true;
   std::atomic<bool> finite = true;
   threads_.Run(codec_.layers(), [&](int64_t layer, int) {
@@ -199,7 +199,7 @@ void WarmTier::Prune(Node* node) {
   }
 }
 
-void WarmTier::Put(std::string_view name, Chain chain, const BlockView& block, WarmInRow row) {
+void WarmTier::Put(std::string_view name, Chain chain, const KvBlockView& block, WarmInRow row) {
   const Clock::time_point start = Clock::now();
   Locate(name, chain, row.before_last);
   if (reached_depth_ == chain.size() && reached_ != nullptr && reached_->slot != nullptr) {
@@ -226,7 +226,7 @@ void WarmTier::Put(std::string_view name, Chain chain, const BlockView& block, W
   stats_.store_seconds += SecondsSince(start);
 }
 
-void WarmTier::Restore(std::span<const SwapRef> blocks, std::span<const BlockView> to) {
+void WarmTier::Restore(std::span<const SwapRef> blocks, std::span<const KvBlockView> to) {
   const Clock::time_point start = Clock::now();
   MOESAIC_CHECK_EQ(blocks.size(), to.size());
   const int64_t layers = codec_.layers();

@@ -47,7 +47,7 @@ class WarmTier {
  public:
   /// `bytes` are for blocks and what names them; fails when they hold not even one. `exact`: blocks are kept
   /// as they are. `threads` are borrowed. `step_bytes` of the pool are kept in a step at most; but one block.
-  static StatusOr<std::unique_ptr<WarmTier>> Create(const BlockLayout& layout, int64_t bytes, bool exact,
+  static StatusOr<std::unique_ptr<WarmTier>> Create(const KvLayout& layout, int64_t bytes, bool exact,
                                                     runtime::ThreadPool& threads,
                                                     int64_t step_bytes = kWarmStepBytes);
   ~WarmTier();
@@ -67,12 +67,12 @@ class WarmTier {
   /// A request has come upon the first `count` blocks of `tokens`: they are the last used, and a block goes
   /// before the one that stands before it.
   void Touch(std::string_view name, std::span<const int32_t> tokens, int count);
-  /// Keeps a copy of `block`, the last of `chain`, whose spans are the tokens [kBlockTokens] of all blocks
+  /// Keeps a copy of `block`, the last of `chain`, whose spans are the tokens [kKvBlockTokens] of all blocks
   /// from the first of namespace `name` on. One that is here stays as it is.
-  void Put(std::string_view name, std::span<const std::span<const int32_t>> chain, const BlockView& block,
+  void Put(std::string_view name, std::span<const std::span<const int32_t>> chain, const KvBlockView& block,
            WarmInRow row = {});
-  /// Puts blocks that Find gave back, each to its memory; digests too where the tier is exact.
-  void Restore(std::span<const SwapRef> blocks, std::span<const BlockView> to);
+  /// Puts blocks that Find gave back, each to its memory; summaries too where the tier is exact.
+  void Restore(std::span<const SwapRef> blocks, std::span<const KvBlockView> to);
   /// Forgets all blocks.
   void Clear();
 
@@ -83,7 +83,7 @@ class WarmTier {
   // A block, or one that a block stands behind: then it has no slot.
   struct Node {
     Node* parent = nullptr;  // null: the root of a namespace
-    std::array<int32_t, kBlockTokens> tokens = {};
+    std::array<int32_t, kKvBlockTokens> tokens = {};
     int children = 0;
     SwapRef slot = nullptr;
     std::list<Node*>::iterator place = {};  // in by_use_, while it has a slot
@@ -116,7 +116,7 @@ class WarmTier {
   Node* Child(const Node& parent, std::span<const int32_t> tokens) const;
   void Locate(std::string_view name, Chain chain, bool before_last);
   Node& Reach(std::string_view name, Chain chain);
-  bool IsFinite(const BlockView& block);
+  bool IsFinite(const KvBlockView& block);
   SwapRef TakeSlot(std::string_view name, Chain chain);
   void Drop(Node& node);
   void Prune(Node* node);

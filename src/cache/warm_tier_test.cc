@@ -14,7 +14,7 @@ namespace {
 
 using tensor::DType;
 
-std::span<std::byte> LayerOf(std::vector<std::byte>& block, const BlockLayout& layout, int layer) {
+std::span<std::byte> LayerOf(std::vector<std::byte>& block, const KvLayout& layout, int layer) {
   return std::span(block).subspan(layer * layout.layer_bytes(), layout.layer_bytes());
 }
 
@@ -30,9 +30,9 @@ void Set(std::span<std::byte> bytes, DType dtype, int64_t i, float value) {
   }
 }
 
-const std::vector<BlockLayout>& Layouts() {
-  static const std::vector<BlockLayout> layouts = [] {
-    std::vector<BlockLayout> made;
+const std::vector<KvLayout>& Layouts() {
+  static const std::vector<KvLayout> layouts = [] {
+    std::vector<KvLayout> made;
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kI8}) {
       made.push_back({.layers = 2, .heads = 3, .key_dim = 5, .value_dim = 7, .dtype = dtype});
       made.push_back({.layers = 3, .heads = 1, .key_dim = 131, .value_dim = 64, .dtype = dtype});
@@ -42,7 +42,7 @@ const std::vector<BlockLayout>& Layouts() {
                       .value_dim = 64,
                       .shared = true,
                       .dtype = dtype,
-                      .digest_bytes = 176});
+                      .summary_bytes = 176});
     }
     return made;
   }();
@@ -54,16 +54,16 @@ const std::vector<BlockLayout>& Layouts() {
 TEST(WarmCodecTest, IsOffByHalfAScale) {
   std::mt19937 random(1);
   std::uniform_real_distribution<float> uniform(-1, 1);
-  for (const BlockLayout& layout : Layouts()) {
+  for (const KvLayout& layout : Layouts()) {
     if (layout.dtype == DType::kI8) continue;
     const WarmCodec codec(layout, /*exact=*/false);
     EXPECT_FALSE(codec.exact());
     EXPECT_LT(codec.block_bytes(), layout.block_bytes());
     EXPECT_EQ(codec.layer_bytes() % 64, 0);
-    std::vector<std::byte> block(layout.pool_bytes()), back(layout.pool_bytes());
+    std::vector<std::byte> block(layout.total_bytes()), back(layout.total_bytes());
     std::vector<std::byte> coded(codec.block_bytes(), std::byte{0x77});
-    const int64_t keys = int64_t{kBlockTokens} * layout.key_dim;  // of a head
-    const int64_t head = keys + (layout.shared ? 0 : int64_t{kBlockTokens} * layout.value_dim);
+    const int64_t keys = int64_t{kKvBlockTokens} * layout.key_dim;  // of a head
+    const int64_t head = keys + (layout.shared ? 0 : int64_t{kKvBlockTokens} * layout.value_dim);
     const int64_t all = layout.heads * head;
     for (int layer = 0; layer < layout.layers; ++layer) {
       for (int64_t i = 0; i < all; ++i) {
@@ -85,7 +85,7 @@ TEST(WarmCodecTest, IsOffByHalfAScale) {
         const int64_t from = i / head * head + (is_key ? 0 : keys);
         const int64_t first = from + (i - from) % dim;
         float largest = 0;
-        for (int64_t row = 0; row < kBlockTokens; ++row) {
+        for (int64_t row = 0; row < kKvBlockTokens; ++row) {
           largest =
               std::max(largest, std::abs(At(LayerOf(block, layout, layer), layout.dtype, first + row * dim)));
         }
@@ -102,29 +102,29 @@ TEST(WarmCodecTest, IsOffByHalfAScale) {
 
 TEST(WarmCodecTest, KeepsInt8AndWhatItIsToldToAsItIs) {
   std::mt19937 random(2);
-  for (const BlockLayout& layout : Layouts()) {
+  for (const KvLayout& layout : Layouts()) {
     const WarmCodec codec(layout, /*exact=*/layout.dtype != DType::kI8);
     EXPECT_TRUE(codec.exact());
-    EXPECT_EQ(codec.block_bytes(), layout.pool_bytes());
-    std::vector<std::byte> block(layout.pool_bytes()), coded(block.size()), back(block.size());
+    EXPECT_EQ(codec.block_bytes(), layout.total_bytes());
+    std::vector<std::byte> block(layout.total_bytes()), coded(block.size()), back(block.size());
     for (std::byte& byte : block) byte = static_cast<std::byte>(random());
     for (int layer = 0; layer < layout.layers; ++layer) {
       EXPECT_TRUE(codec.IsFinite(layout.Flat(block.data()), layer)) << "whatever it is";
       codec.Encode(layout.Flat(block.data()), layer, coded.data());
       codec.Decode(coded.data(), layer, layout.Flat(back.data()));
     }
-    EXPECT_EQ(back, block) << "digests too";
+    EXPECT_EQ(back, block) << "summaries too";
   }
 }
 
 TEST(WarmCodecTest, RefusesWhatIsNotFinite) {
-  for (const BlockLayout& layout : Layouts()) {
+  for (const KvLayout& layout : Layouts()) {
     if (layout.dtype == DType::kI8) continue;
     const WarmCodec codec(layout, /*exact=*/false);
     std::vector<std::byte> block(layout.block_bytes());
-    const BlockView view = layout.Flat(block.data());
-    const int64_t keys = int64_t{kBlockTokens} * layout.key_dim;  // of a head
-    const int64_t head = keys + (layout.shared ? 0 : int64_t{kBlockTokens} * layout.value_dim);
+    const KvBlockView view = layout.Flat(block.data());
+    const int64_t keys = int64_t{kKvBlockTokens} * layout.key_dim;  // of a head
+    const int64_t head = keys + (layout.shared ? 0 : int64_t{kKvBlockTokens} * layout.value_dim);
     const int64_t all = layout.heads * head;
     const float infinity = std::numeric_limits<float>::infinity();
     for (const float bad : {std::numeric_limits<float>::quiet_NaN(), infinity, -infinity}) {
@@ -139,20 +139,20 @@ TEST(WarmCodecTest, RefusesWhatIsNotFinite) {
   }
 }
 
-constexpr BlockLayout kLayout = {.layers = 3, .heads = 2, .key_dim = 5, .value_dim = 7, .digest_bytes = 128};
+constexpr KvLayout kLayout = {.layers = 3, .heads = 2, .key_dim = 5, .value_dim = 7, .summary_bytes = 128};
 
 class WarmTierTest : public testing::Test {
  protected:
   std::unique_ptr<WarmTier> Open(int blocks, int step_blocks = 1 << 20, bool exact = true) {
-    auto tier = WarmTier::Create(kLayout, blocks * (kLayout.pool_bytes() + 1024), exact, *threads_,
-                                 step_blocks * kLayout.pool_bytes());
+    auto tier = WarmTier::Create(kLayout, blocks * (kLayout.total_bytes() + 1024), exact, *threads_,
+                                 step_blocks * kLayout.total_bytes());
     EXPECT_TRUE(tier.ok()) << tier.status();
     return *std::move(tier);
   }
 
   static std::vector<int32_t> TokensOf(const std::vector<int32_t>& path) {
     std::vector<int32_t> tokens;
-    for (const int32_t number : path) tokens.insert(tokens.end(), kBlockTokens, number);
+    for (const int32_t number : path) tokens.insert(tokens.end(), kKvBlockTokens, number);
     return tokens;
   }
 
@@ -160,7 +160,7 @@ class WarmTierTest : public testing::Test {
   static std::vector<std::byte> BlockOf(const std::string& name, const std::vector<int32_t>& path) {
     std::seed_seq seed(path.begin(), path.end());
     std::mt19937_64 random(seed);
-    std::vector<std::byte> block(kLayout.pool_bytes());
+    std::vector<std::byte> block(kLayout.total_bytes());
     const auto salt = static_cast<std::byte>(std::hash<std::string>()(name));
     for (std::byte& byte : block) byte = static_cast<std::byte>(random()) ^ salt;
     return block;
@@ -171,7 +171,7 @@ class WarmTierTest : public testing::Test {
     const std::vector<int32_t> tokens = TokensOf(path);
     std::vector<std::span<const int32_t>> chain;
     for (size_t i = 0; i < path.size(); ++i) {
-      chain.push_back(std::span(tokens).subspan(i * kBlockTokens, kBlockTokens));
+      chain.push_back(std::span(tokens).subspan(i * kKvBlockTokens, kKvBlockTokens));
     }
     std::vector<std::byte> block = BlockOf(name, path);
     tier.Put(name, chain, kLayout.Flat(block.data()), row);
@@ -189,8 +189,8 @@ class WarmTierTest : public testing::Test {
   static int Check(WarmTier& tier, const std::string& name, const std::vector<int32_t>& path, int first = 0) {
     const std::vector<SwapRef> found = tier.Find(name, TokensOf(path), first, 1000);
     for (size_t i = 0; i < found.size(); ++i) {
-      std::vector<std::byte> block(kLayout.pool_bytes());
-      const BlockView to = kLayout.Flat(block.data());
+      std::vector<std::byte> block(kLayout.total_bytes());
+      const KvBlockView to = kLayout.Flat(block.data());
       tier.Restore({&found[i], 1}, {&to, 1});
       const auto end = path.begin() + first + static_cast<int64_t>(i) + 1;
       EXPECT_EQ(block, BlockOf(name, {path.begin(), end}));
@@ -254,7 +254,7 @@ TEST_F(WarmTierTest, EndsThatWereNotUsedForLongestGoFirst) {
   EXPECT_EQ(Check(*tier, "", {1, 2, 3}), 2);
   EXPECT_EQ(tier->stats().blocks, capacity);
   EXPECT_EQ(tier->stats().evicted_blocks, 4);
-  EXPECT_EQ(tier->stats().bytes, capacity * kLayout.pool_bytes());
+  EXPECT_EQ(tier->stats().bytes, capacity * kLayout.total_bytes());
 }
 
 // Who is about to read a block keeps it, whatever comes in meanwhile.
@@ -264,8 +264,8 @@ TEST_F(WarmTierTest, WhatIsHeldStays) {
   const std::vector<SwapRef> held = tier->Find("", TokensOf({1, 2, 3}), 1, 2);
   ASSERT_EQ(held.size(), 2U);
   for (int i = 0; i < 5; ++i) Put(*tier, "", {20 + i});
-  std::vector<std::byte> two(kLayout.pool_bytes()), three(kLayout.pool_bytes());
-  const std::vector<BlockView> to = {kLayout.Flat(two.data()), kLayout.Flat(three.data())};
+  std::vector<std::byte> two(kLayout.total_bytes()), three(kLayout.total_bytes());
+  const std::vector<KvBlockView> to = {kLayout.Flat(two.data()), kLayout.Flat(three.data())};
   tier->Restore(held, to);
   EXPECT_EQ(two, BlockOf("", {1, 2}));
   EXPECT_EQ(three, BlockOf("", {1, 2, 3}));
@@ -314,7 +314,7 @@ TEST_F(WarmTierTest, NamesCount) {
 
 TEST_F(WarmTierTest, NothingGoesForWhatIsNotFinite) {
   const auto tier = Open(2, 1 << 20, /*exact=*/false);
-  std::vector<std::byte> block(kLayout.pool_bytes());
+  std::vector<std::byte> block(kLayout.total_bytes());
   const std::vector<int32_t> tokens = TokensOf({1});
   const std::span<const int32_t> chain = tokens;
   for (int i = 0; i < tier->stats().capacity_blocks; ++i) {

@@ -21,7 +21,7 @@ bool BeginsWith(std::span<const int32_t> tokens, std::span<const int32_t> start)
 
 void ColdBlocks::Keep(const Sequence& sequence) {
   const auto tokens =
-      std::span(sequence.tokens).first(static_cast<size_t>(sequence.known_blocks) * cache::kBlockTokens);
+      std::span(sequence.tokens).first(static_cast<size_t>(sequence.known_blocks) * tensor::kKvBlockTokens);
   const std::string& name = sequence.cache_namespace;
   if (tokens.empty() || !tier_->CanStore(name)) return;
   // A session's next turn holds all of those before it.
@@ -44,7 +44,7 @@ void ColdBlocks::DropFirst() {
 }
 
 void ColdBlocks::Pump() {
-  const int64_t pool_bytes = pool_.layout().pool_bytes();
+  const int64_t total_bytes = pool_.layout().total_bytes();
   for (int64_t left = step_bytes_; !pending_.empty() && left > 0;) {
     const Pending& first = pending_.front();
     if (!tier_->CanStore(first.name)) {
@@ -53,7 +53,7 @@ void ColdBlocks::Pump() {
     }
     const cache::PrefixMatch match = tree_.Find(first.name, first.tokens);
     std::optional<int> on_disk;  // asked only where it matters
-    std::vector<cache::BlockView> blocks;
+    std::vector<tensor::KvBlockView> blocks;
     blocks.reserve(match.blocks.size());
     bool lossy = false;
     for (const cache::BlockRef& block : match.blocks) {
@@ -66,14 +66,14 @@ void ColdBlocks::Pump() {
       }
       blocks.push_back(pool_.ViewOf(block.index()));
     }
-    const auto tokens = std::span(first.tokens).first(blocks.size() * cache::kBlockTokens);
+    const auto tokens = std::span(first.tokens).first(blocks.size() * tensor::kKvBlockTokens);
     const cache::DiskTier::Stored stored = tier_->Store(first.name, tokens, blocks, left);
-    left -= stored.copied * pool_bytes;
+    left -= stored.copied * total_bytes;
     const bool all = stored.blocks == static_cast<int>(blocks.size());
     const bool no_room = stored.copied == 0 && !tier_->writing();
     if (!all && !no_room) break;  // the rest when what is on its way has been written
     if (tokens.size() < first.tokens.size() && !lossy) {
-      const auto wanted = static_cast<int64_t>(first.tokens.size() / cache::kBlockTokens);
+      const auto wanted = static_cast<int64_t>(first.tokens.size() / tensor::kKvBlockTokens);
       lost_ += wanted - std::max<int64_t>(stored.blocks, tier_->Find(first.name, first.tokens));
     }
     DropFirst();
@@ -110,15 +110,15 @@ bool ColdBlocks::IsLazy(const Sequence& sequence, int blocks) const {
 }
 
 int ColdBlocks::LazyPart(int blocks) const {
-  const cache::BlockLayout& layout = pool_.layout();
-  const int64_t most = step_bytes_ / std::max<int64_t>(1, layout.digest_bytes * layout.layers);
+  const tensor::KvLayout& layout = pool_.layout();
+  const int64_t most = step_bytes_ / std::max<int64_t>(1, layout.summary_bytes * layout.layers);
   return static_cast<int>(std::clamp<int64_t>(most, 1, blocks));
 }
 
 void ColdBlocks::LoadDigests(Sequence& sequence) {
   const auto blocks = std::span(sequence.blocks).subspan(sequence.known_blocks);
   const auto tokens =
-      std::span(sequence.tokens).first(sequence.blocks.size() * static_cast<size_t>(cache::kBlockTokens));
+      std::span(sequence.tokens).first(sequence.blocks.size() * static_cast<size_t>(tensor::kKvBlockTokens));
   const std::vector<cache::DiskBlock*> borrowed =
       tier_->Borrow(sequence.cache_namespace, tokens, sequence.known_blocks, static_cast<int>(blocks.size()));
   for (size_t i = 0; i < blocks.size(); ++i) {
@@ -134,14 +134,14 @@ void ColdBlocks::LoadDigests(Sequence& sequence) {
 }
 
 void ColdBlocks::StartLoad(Sequence& sequence) {
-  std::vector<cache::BlockView> to;
+  std::vector<tensor::KvBlockView> to;
   for (const cache::BlockRef& block : std::span(sequence.blocks).subspan(sequence.known_blocks)) {
     MOESAIC_CHECK(block.unique());
     to.push_back(pool_.ViewOf(block.index()));
   }
   sequence.load = tier_->Load(
       sequence.cache_namespace,
-      std::span(sequence.tokens).first(sequence.blocks.size() * static_cast<size_t>(cache::kBlockTokens)),
+      std::span(sequence.tokens).first(sequence.blocks.size() * static_cast<size_t>(tensor::kKvBlockTokens)),
       sequence.known_blocks, to);
 }
 

@@ -96,7 +96,7 @@ class ContinuousEngine : public Engine {
                models::RouteTap* routes) override;
 
  private:
-  int pool_tokens() const { return blocks_->total_blocks() * cache::kBlockTokens; }
+  int pool_tokens() const { return blocks_->total_blocks() * tensor::kKvBlockTokens; }
   Status CheckIds(std::span<const int32_t> ids) const;
   void MoveCold();
   void SetSparsity(Sequence& sequence);
@@ -330,8 +330,8 @@ StatusOr<std::span<const float>> ContinuousEngine::RunModel(const StepPlan& plan
   for (const StepPlan::Part& part : plan.parts) {
     const Sequence& sequence = *part.sequence;
     // What is written must be nobody else's.
-    for (int i = sequence.computed / cache::kBlockTokens;
-         i < cache::BlocksFor(sequence.computed + part.rows()); ++i) {
+    for (int i = sequence.computed / tensor::kKvBlockTokens;
+         i < tensor::KvBlocksFor(sequence.computed + part.rows()); ++i) {
       MOESAIC_CHECK(sequence.blocks[i].unique());
     }
     batch.push_back({.tokens = std::span(sequence.tokens).subspan(sequence.computed, part.count),
@@ -488,8 +488,8 @@ Status ContinuousEngine::Score(std::span<const int32_t> ids,
   }
   std::vector<cache::BlockRef> blocks;
   std::vector<int32_t> table;
-  tree_.Evict(cache::BlocksFor(static_cast<int64_t>(ids.size())) - blocks_->free_blocks());
-  for (int i = 0; i < cache::BlocksFor(static_cast<int64_t>(ids.size())); ++i) {
+  tree_.Evict(tensor::KvBlocksFor(static_cast<int64_t>(ids.size())) - blocks_->free_blocks());
+  for (int i = 0; i < tensor::KvBlocksFor(static_cast<int64_t>(ids.size())); ++i) {
     ASSIGN_OR_RETURN(cache::BlockRef block, blocks_->Allocate());
     table.push_back(block.index());
     blocks.push_back(std::move(block));
@@ -519,7 +519,7 @@ StatusOr<std::unique_ptr<ModelDrafter>> MakeModelDrafter(models::Model& model,
                                                          int context) {
   options.kv_bytes = 0;
   ASSIGN_OR_RETURN(const tensor::DType dtype, KvDType(options.kv_dtype, model.info()));
-  const cache::BlockLayout layout = LayoutFor(model.info().kv, dtype, /*digests=*/false);
+  const tensor::KvLayout layout = LayoutFor(model.info().kv, dtype, /*digests=*/false);
   const int room = std::min(context, model.info().context_length);
   ASSIGN_OR_RETURN(std::unique_ptr<cache::KvPool> blocks,
                    cache::KvPool::Create(layout, KvBudget(layout, options, room)));
@@ -579,13 +579,13 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(models::Model& model, const ker
   ASSIGN_OR_RETURN(options.speculative, ResolveSpeculative(options.speculative, info));
   const int context = options.max_context > 0 ? options.max_context : info.context_length;
   ASSIGN_OR_RETURN(const tensor::DType dtype, KvDType(options.kv_dtype, info));
-  const cache::BlockLayout layout =
+  const tensor::KvLayout layout =
       LayoutFor(info.kv, dtype, options.sparsity.digests, options.sparsity.digest);
   ASSIGN_OR_RETURN(std::unique_ptr<cache::KvPool> blocks,
                    cache::KvPool::Create(layout, KvBudget(layout, options, context)));
   std::unique_ptr<cache::SwapSpace> swap;
   if (options.swap_bytes > 0) {
-    ASSIGN_OR_RETURN(swap, cache::SwapSpace::Create(layout.pool_bytes(), options.swap_bytes));
+    ASSIGN_OR_RETURN(swap, cache::SwapSpace::Create(layout.total_bytes(), options.swap_bytes));
   }
   std::unique_ptr<ModelDrafter> drafter;
   if (options.speculative.method == "draft") {

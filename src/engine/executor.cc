@@ -7,25 +7,16 @@ namespace moesaic::engine {
 namespace {
 
 std::vector<kernels::KvLayer> LayersOf(const cache::KvPool& blocks, int first_sparse, int decoder_layers) {
-  static_assert(kernels::kKvBlockTokens == cache::kBlockTokens);
-  const cache::BlockLayout& layout = blocks.layout();
-  kernels::KvLayer layer = kernels::LayOutKv(layout.dtype, layout.heads, layout.key_dim, layout.value_dim,
-                                             layout.shared, layout.sketches);
-  MOESAIC_CHECK_EQ(layer.block_stride, layout.layer_bytes());
-  MOESAIC_CHECK_EQ(layer.head_stride, layout.head_bytes());
-  MOESAIC_CHECK_EQ(layer.value_offset, layout.value_offset());
-  MOESAIC_CHECK_EQ(layer.scale_offset, layout.heads * layout.head_bytes());
-  if (layout.digest_bytes > 0) {
-    MOESAIC_CHECK_EQ(layout.digest_bytes, layout.heads * kernels::DigestBytes(layer));
-    MOESAIC_CHECK_EQ(layer.digest_stride, layout.digest_stride());
-  }
-  layer.block_stride = layout.block_bytes();  // all layers stand in a block
+  const tensor::KvLayout& layout = blocks.layout();
+  kernels::KvLayer layer = {layout};
+  layer.block_stride = layout.block_bytes();  // a block contains all layers
+  layer.digest_stride = layout.summary_stride();
   std::vector<kernels::KvLayer> layers;
   layers.reserve(layout.layers);
   for (int i = 0; i < layout.layers; ++i) {
     const bool sparse = i >= first_sparse && i < decoder_layers;
     layer.base = blocks.base() + i * layout.layer_bytes();
-    layer.digests = sparse ? blocks.digests(i) : nullptr;
+    layer.digests = sparse ? blocks.summaries(i) : nullptr;
     layer.index = i;
     layers.push_back(layer);
   }
@@ -50,7 +41,7 @@ StatusOr<std::span<const float>> Executor::Run(std::span<const ExecutorRows> bat
     const int first_row = static_cast<int>(tokens_.size());
     const int count = static_cast<int>(rows.tokens.size() + rows.drafts.size());
     MOESAIC_CHECK_LT(0, count);
-    MOESAIC_CHECK_LE(cache::BlocksFor(rows.start + count), static_cast<int>(rows.block_table.size()));
+    MOESAIC_CHECK_LE(tensor::KvBlocksFor(rows.start + count), static_cast<int>(rows.block_table.size()));
     slices_.push_back({.block_table = rows.block_table.data(),
                        .start = rows.start,
                        .count = count,
@@ -81,7 +72,7 @@ StatusOr<std::span<const float>> Executor::RunMtp(std::span<const MtpRows> batch
     const int first_row = static_cast<int>(tokens_.size());
     const int count = static_cast<int>(rows.tokens.size());
     MOESAIC_CHECK_LT(0, count);
-    MOESAIC_CHECK_LE(cache::BlocksFor(rows.start + count), static_cast<int>(rows.block_table.size()));
+    MOESAIC_CHECK_LE(tensor::KvBlocksFor(rows.start + count), static_cast<int>(rows.block_table.size()));
     slices_.push_back(
         {.block_table = rows.block_table.data(), .start = rows.start, .count = count, .row = first_row});
     tokens_.insert(tokens_.end(), rows.tokens.begin(), rows.tokens.end());
@@ -103,7 +94,7 @@ StatusOr<std::span<const float>> Executor::RunMtp(std::span<const MtpRows> batch
 void Executor::MakeDigests(std::span<const int32_t> blocks) {
   slices_.clear();
   for (const int32_t& block : blocks) {
-    slices_.push_back({.block_table = &block, .start = 0, .count = cache::kBlockTokens});
+    slices_.push_back({.block_table = &block, .start = 0, .count = tensor::kKvBlockTokens});
   }
   scratch_.Reset();
   const kernels::ExecContext context = {.kernels = &kernels_, .pool = &threads_, .scratch = &scratch_};

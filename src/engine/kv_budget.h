@@ -15,10 +15,10 @@ namespace moesaic::engine {
 StatusOr<tensor::DType> KvDType(const std::string& name, const models::ModelInfo& info);
 
 /// `digests`: with room for those of all layers.
-cache::BlockLayout LayoutFor(const models::KvSpec& kv, tensor::DType dtype, bool digests,
+tensor::KvLayout LayoutFor(const models::KvSpec& kv, tensor::DType dtype, bool digests,
                              DigestKind kind = DigestKind::kBox);
 
 /// options.kv_bytes, or what max_sequences x context needs, at most a quarter of the memory that is free now.
-int64_t KvBudget(const cache::BlockLayout& layout, const EngineOptions& options, int context);
+int64_t KvBudget(const tensor::KvLayout& layout, const EngineOptions& options, int context);
 
 }  // namespace moesaic::engine

@@ -14,11 +14,11 @@ namespace moesaic::engine {
 StatusOr<std::string> MakerOf(const models::ModelInfo& info, const EngineOptions& options, Executor& executor,
                               cache::KvPool& blocks) {
   ASSIGN_OR_RETURN(const cache::BlockRef block, blocks.Allocate());
-  const cache::BlockLayout& layout = blocks.layout();
-  std::vector<std::byte> bytes(static_cast<size_t>(layout.pool_bytes()));
-  const cache::BlockView here = layout.Flat(bytes.data()), there = blocks.ViewOf(block.index());
+  const tensor::KvLayout& layout = blocks.layout();
+  std::vector<std::byte> bytes(static_cast<size_t>(layout.total_bytes()));
+  const tensor::KvBlockView here = layout.Flat(bytes.data()), there = blocks.ViewOf(block.index());
   layout.Copy(here, there);  // what the model does not write is to be the same each time
-  std::vector<int32_t> tokens(std::min(cache::kBlockTokens, info.context_length));
+  std::vector<int32_t> tokens(std::min(tensor::kKvBlockTokens, info.context_length));
   for (size_t i = 0; i < tokens.size(); ++i) {
     tokens[i] = static_cast<int32_t>(i * 7919 % static_cast<size_t>(info.vocab_size));  // from all over it
   }

@@ -11,7 +11,7 @@ LazyBlocks::~LazyBlocks() {
 }
 
 void LazyBlocks::Add(int32_t index, cache::DiskBlock& disk) {
-  tier_.PutDigests(disk, pool_.ViewOf(index));
+  tier_.PutSummaries(disk, pool_.ViewOf(index));
   const bool added = absent_.emplace(index, Absent{&disk, std::vector<bool>(layers_, true), layers_}).second;
   MOESAIC_CHECK(added);
 }
@@ -31,7 +31,7 @@ void LazyBlocks::Need(const kernels::KvLayer& cache, std::span<const kernels::Se
   std::vector<cache::DiskTier::LayerRead> reads;
   std::vector<int32_t> blocks;
   for (const kernels::SequenceSlice& slice : slices) {
-    const int count = cache::BlocksFor(slice.start + slice.count);
+    const int count = tensor::KvBlocksFor(slice.start + slice.count);
     for (const int32_t index : std::span(slice.block_table, static_cast<size_t>(count))) {
       const auto it = absent_.find(index);
       if (it == absent_.end() || !it->second.missing[layer]) continue;

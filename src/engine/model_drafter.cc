@@ -48,7 +48,7 @@ int ModelDrafter::Behind(const Sequence& sequence) const {
 
 // Blocks for so many tokens; false when there are too few, and then the sequence has none.
 bool ModelDrafter::Reserve(State& state, int tokens) {
-  const int missing = cache::BlocksFor(tokens) - static_cast<int>(state.blocks.size());
+  const int missing = tensor::KvBlocksFor(tokens) - static_cast<int>(state.blocks.size());
   if (missing > blocks_->free_blocks() || tokens > context_) {
     state = State();
     return false;

@@ -8,7 +8,7 @@
 namespace moesaic::engine {
 namespace {
 
-using cache::kBlockTokens;
+using tensor::kKvBlockTokens;
 
 // Hidden states of this many tokens, and until they are cut of twice as many, are kept for a sequence that is
 // not drafted for, so that the module can begin again with some context: enough for the words around, and for
@@ -28,11 +28,11 @@ MtpDrafter::MtpDrafter(Executor& executor, const cache::KvPool& blocks, int laye
 // missing there draw little attention and say nothing.
 void MtpDrafter::Restart(Sequence& sequence) const {
   DraftState& draft = sequence.draft;
-  draft.mtp_first = sequence.computed / kBlockTokens;
+  draft.mtp_first = sequence.computed / kKvBlockTokens;
   draft.mtp_computed = sequence.computed;
   draft.hidden.clear();
   NoteLastBlock(sequence);
-  if (sequence.computed % kBlockTokens == 0) return;
+  if (sequence.computed % kKvBlockTokens == 0) return;
   const int64_t bytes = blocks_.layout().layer_bytes();
   const int32_t block = sequence.block_table[draft.mtp_first];
   std::memset(blocks_.At(block) + layer_ * bytes, 0, bytes);
@@ -42,14 +42,14 @@ void MtpDrafter::Restart(Sequence& sequence) const {
 // another one for it that was made elsewhere.
 void MtpDrafter::NoteLastBlock(Sequence& sequence) {
   DraftState& draft = sequence.draft;
-  const bool full = draft.mtp_computed % kBlockTokens == 0;
-  draft.mtp_block = full ? -1 : sequence.block_table[draft.mtp_computed / kBlockTokens];
+  const bool full = draft.mtp_computed % kKvBlockTokens == 0;
+  draft.mtp_block = full ? -1 : sequence.block_table[draft.mtp_computed / kKvBlockTokens];
 }
 
 // A further draft is a row behind those of the tokens, which must have its place in the blocks already.
 int MtpDrafter::Limit(const Sequence& sequence, int most) {
   if (Rows(sequence) == 0) return 0;
-  const int room = static_cast<int>(sequence.blocks.size()) * kBlockTokens - sequence.computed;
+  const int room = static_cast<int>(sequence.blocks.size()) * kKvBlockTokens - sequence.computed;
   return std::min(most, room + 1);
 }
 
@@ -57,10 +57,10 @@ int MtpDrafter::Behind(const Sequence& sequence) const { return std::max(0, Rows
 
 bool MtpDrafter::IsWhole(const Sequence& sequence) const {
   const DraftState& draft = sequence.draft;
-  for (int i = draft.mtp_first; i < draft.mtp_computed / kBlockTokens; ++i) {
+  for (int i = draft.mtp_first; i < draft.mtp_computed / kKvBlockTokens; ++i) {
     if (origins_[sequence.block_table[i]] != draft.mtp_first) return false;
   }
-  return draft.mtp_block < 0 || sequence.block_table[draft.mtp_computed / kBlockTokens] == draft.mtp_block;
+  return draft.mtp_block < 0 || sequence.block_table[draft.mtp_computed / kKvBlockTokens] == draft.mtp_block;
 }
 
 Status MtpDrafter::Draft(std::span<const DraftJob> jobs) {
@@ -73,7 +73,7 @@ Status MtpDrafter::Draft(std::span<const DraftJob> jobs) {
       batch.push_back({.tokens = std::span(draft.tokens).last(1),
                        .hidden = executor_.mtp_hidden().subspan(chain.row * hidden_size_, hidden_size_),
                        .block_table = std::span(chain.sequence->block_table).subspan(draft.mtp_first),
-                       .start = position - draft.mtp_first * kBlockTokens,
+                       .start = position - draft.mtp_first * kKvBlockTokens,
                        .want_logits = true});
     }
     ASSIGN_OR_RETURN(const std::span<const float> logits, executor_.RunMtp(batch));
@@ -98,7 +98,7 @@ StatusOr<std::vector<MtpDrafter::Chain>> MtpDrafter::TakeIn(std::span<const Draf
     batch.push_back({.tokens = std::span(sequence.tokens).subspan(draft.mtp_computed + 1, count),
                      .hidden = draft.hidden,
                      .block_table = std::span(sequence.block_table).subspan(draft.mtp_first),
-                     .start = draft.mtp_computed - draft.mtp_first * kBlockTokens,
+                     .start = draft.mtp_computed - draft.mtp_first * kKvBlockTokens,
                      .want_logits = job.depth > 0});
     rows += count;
     taken.push_back(&sequence);
@@ -108,7 +108,7 @@ StatusOr<std::vector<MtpDrafter::Chain>> MtpDrafter::TakeIn(std::span<const Draf
   ASSIGN_OR_RETURN(const std::span<const float> logits, executor_.RunMtp(batch));
   for (Sequence* sequence : taken) {
     DraftState& draft = sequence->draft;
-    for (int i = draft.mtp_computed / kBlockTokens; i < sequence->computed / kBlockTokens; ++i) {
+    for (int i = draft.mtp_computed / kKvBlockTokens; i < sequence->computed / kKvBlockTokens; ++i) {
       origins_[sequence->block_table[i]] = draft.mtp_first;
     }
     draft.mtp_computed = sequence->computed;
@@ -191,12 +191,12 @@ void MtpDrafter::Computed(const StepPlan& plan, std::span<const float> hidden) {
 void MtpDrafter::Skip(Sequence& sequence) {
   if (Rows(sequence) <= 2 * kKeptRows) return;
   DraftState& draft = sequence.draft;
-  const int first = cache::BlocksFor(sequence.computed - kKeptRows);
-  const int dropped = first * kBlockTokens - draft.mtp_computed;
+  const int first = tensor::KvBlocksFor(sequence.computed - kKeptRows);
+  const int dropped = first * kKvBlockTokens - draft.mtp_computed;
   draft.hidden.erase(draft.hidden.begin(), draft.hidden.begin() + static_cast<int64_t>(dropped) *
                                                                       static_cast<int64_t>(hidden_size_));
   draft.mtp_first = first;
-  draft.mtp_computed = first * kBlockTokens;
+  draft.mtp_computed = first * kKvBlockTokens;
   draft.mtp_block = -1;
 }
 

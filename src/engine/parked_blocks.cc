@@ -9,13 +9,13 @@ namespace moesaic::engine {
 bool ParkedBlocks::IsWorthIt(const Sequence& sequence) const {
   const auto tokens = static_cast<double>(sequence.computed);
   const double compute = tokens * (1 + tokens / (2 * static_cast<double>(attention_tokens_)));
-  return compute > copy_tokens_ * cache::BlocksFor(sequence.computed);
+  return compute > copy_tokens_ * tensor::KvBlocksFor(sequence.computed);
 }
 
 void ParkedBlocks::Park(Sequence& sequence) {
   MOESAIC_CHECK(sequence.parked.empty());
   if (swap_ == nullptr || !IsWorthIt(sequence)) return;
-  const int blocks = cache::BlocksFor(sequence.computed);
+  const int blocks = tensor::KvBlocksFor(sequence.computed);
   sequence.parked.resize(blocks);
   sequence.parked_tokens = sequence.computed;
   for (int i = 0; i < blocks; ++i) {
@@ -44,11 +44,11 @@ int ParkedBlocks::Tokens(const Sequence& sequence, int known) {
   const auto end =
       std::find_if(begin, parked.end(), [](const ParkedBlock& block) { return block.swapped == nullptr; });
   if (begin == end) return 0;
-  return std::min(sequence.parked_tokens, static_cast<int>(end - parked.begin()) * cache::kBlockTokens);
+  return std::min(sequence.parked_tokens, static_cast<int>(end - parked.begin()) * tensor::kKvBlockTokens);
 }
 
 void ParkedBlocks::Restore(Sequence& sequence, int known, int tokens) {
-  for (int i = known; i < cache::BlocksFor(tokens); ++i) {
+  for (int i = known; i < tensor::KvBlocksFor(tokens); ++i) {
     const cache::BlockRef& to = sequence.blocks[i];
     MOESAIC_CHECK(to.unique());
     swap_->Get(*sequence.parked[i].swapped, pool_, to.index());

@@ -21,7 +21,7 @@ auto RankOf(const Sequence& sequence, RequestId front) {
 // Blocks that are kept for a sequence of `blocks` loaded ones, so that it can be admitted behind its load:
 // for the rest of its tokens, and one to spare.
 int ReservedFor(const Sequence& sequence, int blocks) {
-  return cache::BlocksFor(sequence.size()) - blocks + 1;
+  return tensor::KvBlocksFor(sequence.size()) - blocks + 1;
 }
 
 }  // namespace
@@ -81,7 +81,7 @@ void PlanScratch::PlanDecodes() {
     if (sequence->remaining() != 1 || sequence->waits_for_mask()) continue;
     // A draft that was refused may have left a block more than its tokens need.
     const int needed =
-        std::max(0, cache::BlocksFor(sequence->size()) - static_cast<int>(sequence->blocks.size()));
+        std::max(0, tensor::KvBlocksFor(sequence->size()) - static_cast<int>(sequence->blocks.size()));
     while (FreeBlocks() < needed && !loading_.empty()) AbandonLoad();
     while (FreeBlocks() < needed && running_.size() > i) PreemptLast();
     if (running_.size() <= i) return;  // it was the last itself
@@ -161,8 +161,8 @@ std::span<const int32_t> PlanScratch::SharedTokens(const Sequence& sequence) {
 // running sequence, or come from the disk or the warm tier.
 bool PlanScratch::PrefixIsOnItsWay(const Sequence& sequence, const cache::PrefixMatch& prefix) const {
   if (sequence.due || !Shares(sequence)) return false;
-  const size_t known = prefix.blocks.size() * cache::kBlockTokens;
-  const size_t wanted = known + cache::kBlockTokens;
+  const size_t known = prefix.blocks.size() * tensor::kKvBlockTokens;
+  const size_t wanted = known + tensor::kKvBlockTokens;
   if (sequence.tokens.size() <= wanted || static_cast<size_t>(sequence.shared_limit) < wanted) return false;
   const auto begins_alike = [&](const Sequence& other) {
     const int32_t *a = sequence.tokens.data(), *b = other.tokens.data();
@@ -180,12 +180,12 @@ bool PlanScratch::PrefixIsOnItsWay(const Sequence& sequence, const cache::Prefix
                              }) ||
          std::ranges::any_of(loading_,
                              [&](const Loading& other) {
-                               return static_cast<size_t>(other.blocks) * cache::kBlockTokens >= wanted &&
+                               return static_cast<size_t>(other.blocks) * tensor::kKvBlockTokens >= wanted &&
                                       begins_alike(*other.sequence);
                              }) ||
          std::ranges::any_of(plan_.promotions, [&](const StepPlan::Promotion& other) {
            const size_t blocks = other.prefix.blocks.size() + other.warm.size();
-           return blocks * cache::kBlockTokens >= wanted && begins_alike(*other.sequence);
+           return blocks * tensor::kKvBlockTokens >= wanted && begins_alike(*other.sequence);
          });
 }
 
@@ -249,7 +249,7 @@ void PlanScratch::PlanAdmissions() {
       ++passed_by;
       continue;
     }
-    const int needed = cache::BlocksFor(next->size()) - static_cast<int>(prefix.blocks.size());
+    const int needed = tensor::KvBlocksFor(next->size()) - static_cast<int>(prefix.blocks.size());
     const int kept = ParkedBlocks::Tokens(*next, static_cast<int>(prefix.blocks.size()));
     const bool restores = kept > static_cast<int>(prefix.tokens());
     std::vector<cache::SwapRef> warm;
@@ -292,10 +292,10 @@ void PlanScratch::PlanDrafts() {
     if (rows_ == 0 || sequence.remaining() != 1) continue;
     const int blocks = static_cast<int>(sequence.blocks.size()) + part.new_blocks;
     int drafts = std::min(static_cast<int>(sequence.draft.tokens.size()), rows_);
-    int more = std::max(0, cache::BlocksFor(sequence.size() + drafts) - blocks);
+    int more = std::max(0, tensor::KvBlocksFor(sequence.size() + drafts) - blocks);
     if (more > 0 && !Fits(more)) {
       more = 0;
-      drafts = std::min(drafts, blocks * cache::kBlockTokens - sequence.size());
+      drafts = std::min(drafts, blocks * tensor::kKvBlockTokens - sequence.size());
     }
     part.drafts = drafts;
     part.new_blocks += more;

@@ -52,7 +52,7 @@ Scheduler::~Scheduler() { tree_.SetLeaving(nullptr); }
 
 void Scheduler::Add(std::unique_ptr<Sequence> sequence) {
   MOESAIC_CHECK_LE(sequence->size(), sequence->limit);
-  MOESAIC_CHECK_LE(cache::BlocksFor(sequence->limit), pool_.total_blocks());
+  MOESAIC_CHECK_LE(tensor::KvBlocksFor(sequence->limit), pool_.total_blocks());
   for (const auto* others : {&waiting_, &running_}) {
     MOESAIC_CHECK(others->empty() || others->back()->id < sequence->id);
   }
@@ -177,7 +177,7 @@ void Scheduler::Promote(StepPlan::Promotion& promotion) {
   const auto known = static_cast<int>(promotion.prefix.blocks.size());
   std::vector<cache::BlockRef> blocks = WithFresh(std::move(promotion.prefix.blocks),
                                                   static_cast<int>(promotion.warm.size()), &promotion.taken);
-  const auto tokens = std::span(sequence.tokens).first(blocks.size() * cache::kBlockTokens);
+  const auto tokens = std::span(sequence.tokens).first(blocks.size() * tensor::kKvBlockTokens);
   warm_->Restore(sequence.cache_namespace, tokens, promotion.warm, blocks);
   tree_.Insert(sequence.cache_namespace, tokens, blocks, known);
   sequence.promoted = static_cast<int>(blocks.size());
@@ -224,7 +224,7 @@ void Scheduler::TakeLoaded() {
     Sequence& sequence = **it;
     const int whole = sequence.known_blocks + loaded.blocks;
     tree_.Insert(sequence.cache_namespace,
-                 std::span(sequence.tokens).first(static_cast<size_t>(whole) * cache::kBlockTokens),
+                 std::span(sequence.tokens).first(static_cast<size_t>(whole) * tensor::kKvBlockTokens),
                  std::span(sequence.blocks).first(whole), sequence.known_blocks);
     LetGo(sequence);
   }
@@ -315,13 +315,13 @@ void Scheduler::Advance(const StepPlan& plan) {
     Sequence& sequence = *part.sequence;
     sequence.share->service += kOutputWeight * (part.accepted + (part.is_decode() && !part.late ? 1 : 0));
     sequence.computed += part.kept();
-    const int whole = std::min(sequence.computed, sequence.shared_limit) / cache::kBlockTokens;
+    const int whole = std::min(sequence.computed, sequence.shared_limit) / tensor::kKvBlockTokens;
     if (!options_.prefix_cache || whole == sequence.known_blocks) continue;
     for (int i = std::max(sequence.known_blocks, sequence.lossy_from); i < whole; ++i) {
       pool_.SetLossy(sequence.blocks[i]);
     }
     tree_.Insert(sequence.cache_namespace,
-                 std::span(sequence.tokens).first(static_cast<size_t>(whole) * cache::kBlockTokens),
+                 std::span(sequence.tokens).first(static_cast<size_t>(whole) * tensor::kKvBlockTokens),
                  std::span(sequence.blocks).first(whole), sequence.known_blocks);
     for (int i = sequence.known_blocks; i < whole; ++i) {
       sequence.block_table[i] = sequence.blocks[i].index();

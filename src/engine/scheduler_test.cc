@@ -31,10 +31,10 @@ class Story {
  public:
   // copy_tokens: tokens that could be computed while a block is copied to the swap space and back.
   Story(int blocks, const SchedulerOptions& options, int swap_blocks = 0, double copy_tokens = 1)
-      : pool_(*cache::KvPool::Create(kLayout, blocks * kLayout.pool_bytes())),
+      : pool_(*cache::KvPool::Create(kLayout, blocks * kLayout.total_bytes())),
         swap_(swap_blocks == 0
                   ? nullptr
-                  : *cache::SwapSpace::Create(kLayout.pool_bytes(), swap_blocks * kLayout.pool_bytes())),
+                  : *cache::SwapSpace::Create(kLayout.total_bytes(), swap_blocks * kLayout.total_bytes())),
         tree_(*pool_, cache::MakeLruPolicy(), nullptr),
         scheduler_(*pool_, tree_, swap_.get(), options) {
     scheduler_.SetSwapCosts(copy_tokens, /*attention_tokens=*/1000);
@@ -83,7 +83,7 @@ class Story {
       CheckContents(sequence, sequence.computed - part.count);
       WriteContents(sequence, sequence.computed - part.count);
       EXPECT_LE(sequence.computed, sequence.size());
-      EXPECT_LE(sequence.computed, static_cast<int>(sequence.blocks.size()) * cache::kBlockTokens);
+      EXPECT_LE(sequence.computed, static_cast<int>(sequence.blocks.size()) * tensor::kKvBlockTokens);
       // What it said is nobody else's.
       if (sequence.remaining() == 0) sequence.tokens.push_back(static_cast<int32_t>(1000 + sequence.id));
       if (sequence.size() == sequence.limit) done.push_back(sequence.id);
@@ -116,13 +116,13 @@ class Story {
   Clock::time_point start() const { return start_; }
 
  private:
-  static constexpr cache::BlockLayout kLayout = {.layers = 1, .heads = 1, .key_dim = 1, .value_dim = 1};
+  static constexpr tensor::KvLayout kLayout = {.layers = 1, .heads = 1, .key_dim = 1, .value_dim = 1};
 
   // Keys are the tokens themselves.
   float& Key(const Sequence& sequence, int position) {
-    const int32_t block = sequence.block_table[position / cache::kBlockTokens];
+    const int32_t block = sequence.block_table[position / tensor::kKvBlockTokens];
     auto* keys = reinterpret_cast<float*>(pool_->At(block));
-    return keys[position % cache::kBlockTokens];
+    return keys[position % tensor::kKvBlockTokens];
   }
   void CheckContents(const Sequence& sequence, int tokens) {
     for (int i = 0; i < tokens; ++i) {
@@ -502,7 +502,7 @@ class RandomLoad {
 
   void Arrive() {
     static constexpr const char* kClients[] = {"", "x", "y"};
-    const int limit = 2 + Below(blocks_ * cache::kBlockTokens - 1);
+    const int limit = 2 + Below(blocks_ * tensor::kKvBlockTokens - 1);
     const int prompt = 1 + Below(limit - 1);
     Ask ask = {.prompt = prompt, .output = limit - prompt, .prompt_logprobs = Below(4) == 0};
     if (story_.last_id() > 0 && Below(2) == 0) {
@@ -519,7 +519,7 @@ class RandomLoad {
       for (const auto& sequence : *sequences) older += sequence->limit;
     }
     const int64_t younger = options_.max_overtakes + 2 * options_.max_sequences + 1;
-    arrivals_[story_.last_id()] = {step_, older + younger * blocks_ * cache::kBlockTokens};
+    arrivals_[story_.last_id()] = {step_, older + younger * blocks_ * tensor::kKvBlockTokens};
   }
 
   void CheckPlan() {

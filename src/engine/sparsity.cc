@@ -40,8 +40,8 @@ Status CheckSparsity(const RequestSparsity& sparsity, const SparsityOptions& opt
   if (!(sparsity.mass > 0 && sparsity.mass <= 1)) {
     return InvalidArgument("kv_sparsity: mass must be above 0 and at most 1, found {}", sparsity.mass);
   }
-  if (sparsity.reuse < 1 || sparsity.reuse > cache::kBlockTokens) {
-    return InvalidArgument("kv_sparsity: reuse must be in [1, {}], found {}", cache::kBlockTokens,
+  if (sparsity.reuse < 1 || sparsity.reuse > tensor::kKvBlockTokens) {
+    return InvalidArgument("kv_sparsity: reuse must be in [1, {}], found {}", tensor::kKvBlockTokens,
                            sparsity.reuse);
   }
   if (sparsity.mode != SparsityMode::kDense && !options.digests) {
@@ -53,7 +53,7 @@ Status CheckSparsity(const RequestSparsity& sparsity, const SparsityOptions& opt
 
 kernels::BlockSparsity BlockSparsityOf(const RequestSparsity& sparsity, const SparsityOptions& options,
                                        int prompt, kernels::SparsityCounters* counters) {
-  return {.budget_blocks = cache::BlocksFor(sparsity.budget),
+  return {.budget_blocks = tensor::KvBlocksFor(sparsity.budget),
           .first_position = sparsity.mode == SparsityMode::kDecode ? prompt : 0,
           .mass = sparsity.mass,
           .reuse = sparsity.reuse,
@@ -74,7 +74,7 @@ std::unique_ptr<kernels::KeptChoices> KeptChoicesFor(const RequestSparsity& spar
 std::string NamespaceOf(const std::string& name, const RequestSparsity& sparsity) {
   constexpr std::string_view kOurs = "kv_sparsity=";
   if (sparsity.mode == SparsityMode::kAll) {
-    std::string chosen = fmt::format("{}{},{}", kOurs, cache::BlocksFor(sparsity.budget), sparsity.eps);
+    std::string chosen = fmt::format("{}{},{}", kOurs, tensor::KvBlocksFor(sparsity.budget), sparsity.eps);
     if (sparsity.mass < 1) chosen += fmt::format(",mass={}", sparsity.mass);
     if (sparsity.reuse > 1) chosen += fmt::format(",reuse={}", sparsity.reuse);
     return fmt::format("{};{}", chosen, name);

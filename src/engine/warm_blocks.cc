@@ -32,7 +32,7 @@ std::vector<cache::SwapRef> WarmBlocks::Find(std::string_view name, std::span<co
 
 void WarmBlocks::Restore(std::string_view name, std::span<const int32_t> tokens,
                          std::span<const cache::SwapRef> warm, std::span<const cache::BlockRef> blocks) {
-  std::vector<cache::BlockView> to;
+  std::vector<tensor::KvBlockView> to;
   std::vector<int32_t> numbers;
   for (const cache::BlockRef& block : blocks.last(warm.size())) {
     MOESAIC_CHECK(block.unique());

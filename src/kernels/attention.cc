@@ -274,7 +274,7 @@ class Plan {
   // From the KV head's keys to their scales.
   int64_t ScaleOffset(int kv_head) const {
     const int64_t line = int64_t{kv_head} * kKvBlockTokens;
-    return p_.cache.scale_offset + line * int64_t{sizeof(float)} - kv_head * p_.cache.head_stride;
+    return p_.cache.scale_offset() + line * int64_t{sizeof(float)} - kv_head * p_.cache.head_stride();
   }
 
   // `follows`: what this worker most likely calls next.
@@ -297,7 +297,7 @@ class Plan {
         .runs = {},
         .after = {},
         .key_stride = key_bytes,
-        .value_offset = cache.value_offset,
+        .value_offset = cache.value_offset(),
         .value_stride = cache.shared ? key_bytes : value_bytes,
         .kv_dtype = cache.dtype,
         .rows = tile.rows,
@@ -321,7 +321,7 @@ class Plan {
   }
 
   void FindRuns(const Call& call, const std::byte** runs) const {
-    const int64_t keys = call.tile->kv_head * p_.cache.head_stride;
+    const int64_t keys = call.tile->kv_head * p_.cache.head_stride();
     for (int key = call.first; key < std::min(call.end, call.first + kCallTokens); key += kKvBlockTokens) {
       *runs++ = Block(*call.tile, key) + keys;
     }

@@ -290,17 +290,11 @@ TEST(KvWriteTest, Int8KeepsZerosAndTellsOfNaN) {
   std::vector<std::byte> memory(kKvBlockTokens * (2 * kDim + 8), std::byte{0x55});
   const int32_t table = 0;
   const SequenceSlice slice{&table, 0, 4, 0};
-  const KvLayer layer{.base = memory.data(),
-                      .block_stride = static_cast<int64_t>(memory.size()),
-                      .head_stride = kKvBlockTokens * 2 * kDim,
-                      .value_offset = kKvBlockTokens * kDim,
-                      .scale_offset = kKvBlockTokens * 2 * kDim,
-                      .dtype = DType::kI8,
-                      .heads = 1,
-                      .key_dim = kDim,
-                      .value_dim = kDim};
+  KvLayer layer = {{.heads = 1, .key_dim = kDim, .value_dim = kDim, .dtype = DType::kI8}};
+  layer.base = memory.data();
+  layer.block_stride = static_cast<int64_t>(memory.size());
   KvWrite(test.context(), {layer, keys.data(), values.data(), kDim, kDim, {&slice, 1}});
-  const auto* scales = reinterpret_cast<const float*>(memory.data() + layer.scale_offset);
+  const auto* scales = reinterpret_cast<const float*>(memory.data() + layer.scale_offset());
   EXPECT_EQ(scales[0], 0);
   EXPECT_TRUE(std::isnan(scales[1]));
   EXPECT_TRUE(std::isnan(scales[2]));

@@ -13,8 +13,8 @@ DigestTask TaskOf(const KvLayer& cache, int32_t number, int head) {
   const std::byte* block = cache.base + number * cache.block_stride;
   const int64_t line = int64_t{head} * kKvBlockTokens;  // this head's first in its block
   const int64_t key_bytes = tensor::BytesOf(cache.dtype, cache.key_dim);
-  const auto* scales = reinterpret_cast<const float*>(block + cache.scale_offset);
-  return {.keys = block + head * cache.head_stride,
+  const auto* scales = reinterpret_cast<const float*>(block + cache.scale_offset());
+  return {.keys = block + head * cache.head_stride(),
           .key_stride = key_bytes,
           .kv_dtype = cache.dtype,
           .key_dim = cache.key_dim,

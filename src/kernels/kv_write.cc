@@ -47,19 +47,20 @@ float QuantizeRow(const float* from, int dim, std::byte* to) {
 
 void QuantizeToken(const KvWriteParams& p, int64_t row, int64_t slot, std::byte* block) {
   const KvLayer& cache = p.cache;
-  auto* scales = reinterpret_cast<float*>(block + cache.scale_offset);
+  auto* scales = reinterpret_cast<float*>(block + cache.scale_offset());
   float* more_scales = scales + int64_t{cache.heads} * kKvBlockTokens;
+  const int64_t head_stride = cache.head_stride(), value_offset = cache.value_offset();
   for (int head = 0; head < cache.heads; ++head) {
     const int64_t line = int64_t{head} * kKvBlockTokens + slot;
     const float* key = p.keys + row * p.key_stride + int64_t{head} * cache.key_dim;
     const int split = KeySplit(cache);
-    std::byte* keys = block + head * cache.head_stride;
+    std::byte* keys = block + head * head_stride;
     std::byte* to = keys + slot * cache.key_dim;
     scales[line] = QuantizeRow(key, split, to);
     more_scales[line] =
         cache.shared ? QuantizeRow(key + split, cache.key_dim - split, to + split)
                      : QuantizeRow(p.values + row * p.value_stride + int64_t{head} * cache.value_dim,
-                                   cache.value_dim, keys + cache.value_offset + slot * cache.value_dim);
+                                   cache.value_dim, keys + value_offset + slot * cache.value_dim);
   }
 }
 
@@ -71,13 +72,14 @@ void WriteToken(const KvWriteParams& p, const SequenceSlice& sequence, int token
   const int64_t slot = position % kKvBlockTokens;
   std::byte* block = cache.base + sequence.block_table[position / kKvBlockTokens] * cache.block_stride;
   if (cache.dtype == tensor::DType::kI8) return QuantizeToken(p, row, slot, block);
+  const int64_t head_stride = cache.head_stride(), value_offset = cache.value_offset();
   for (int head = 0; head < cache.heads; ++head) {
-    std::byte* keys = block + head * cache.head_stride;
+    std::byte* keys = block + head * head_stride;
     WriteRow(p.keys + row * p.key_stride + int64_t{head} * cache.key_dim, cache.dtype, cache.key_dim,
              keys + slot * cache.key_dim * element);
     if (cache.shared) continue;
     WriteRow(p.values + row * p.value_stride + int64_t{head} * cache.value_dim, cache.dtype, cache.value_dim,
-             keys + cache.value_offset + slot * cache.value_dim * element);
+             keys + value_offset + slot * cache.value_dim * element);
   }
 }
 

@@ -9,6 +9,7 @@
 #include "kernels/kernel_table.h"
 #include "runtime/memory.h"
 #include "runtime/thread_pool.h"
+#include "tensor/kv_layout.h"
 #include "tensor/packed.h"
 
 namespace moesaic::kernels {
@@ -101,35 +102,22 @@ struct SequenceSlice {
   int kv_head = -1;                         // Attention only: of this KV head alone; -1: of all
 };
 
-inline constexpr int kKvBlockTokens = 64;
+using tensor::kKvBlockTokens;
 
-/// One layer's keys and values in a pool of 64-token blocks. Inside a block, head after head: keys
-/// [64][key_dim], then values [64][value_dim], so that a head that reads this block and not the next finds
-/// all in one place. MLA keeps one row a token, latent then rope: heads = 1, and values are the first
-/// value_dim elements of the keys (value_offset = 0, shared = true). Digests stand beside the blocks,
-/// those of all blocks of a layer together, so that scoring them reads few pages: [heads][DigestBytes] of a
-/// block's 64 keys, of two parts when shared: values, and what is left of the keys.
-/// kI8: an element is scale * q with q in [-127, 127]; f32 scales [2][heads][64] stand at scale_offset: those
-/// of keys, then those of values. Shared: those of values, then those of what is left of the keys.
-struct KvLayer {
+/// One layer of a KV cache in memory: the layout of a block, and where this layer of each block is. Digests of
+/// a layer's keys are stored outside the blocks, those of all blocks together, so that scoring them reads few
+/// pages: [heads][DigestBytes] of a block's 64 keys, of two parts when shared: values, and the rest of the
+/// keys.
+struct KvLayer : tensor::KvLayout {
   std::byte* base = nullptr;     // this layer's part of block 0
   int64_t block_stride = 0;      // bytes from one block to the next
-  int64_t head_stride = 0;       // bytes from one head's keys to the next one's
-  int64_t value_offset = 0;      // bytes from a head's keys to its values
-  int64_t scale_offset = 0;      // bytes from a block's first key to its scales (kI8)
   std::byte* digests = nullptr;  // of block 0; null: there are none
-  int64_t digest_stride = 0;     // bytes from one block's to the next one's
-  tensor::DType dtype = tensor::DType::kF32;
-  int heads = 0;  // KV heads
-  int key_dim = 0;
-  int value_dim = 0;
-  bool shared = false;    // values are a prefix of keys (MLA)
-  bool sketches = false;  // digests have them
-  int index = 0;          // of the layer among those of its blocks
+  int64_t digest_stride = 0;     // bytes from one block's digests to the next one's
+  int index = 0;                 // of the layer in its blocks
 };
 
 /// Where the second part of a key begins, of those that digests and scales have apart; key_dim: it has one.
-inline int KeySplit(const KvLayer& cache) { return cache.shared ? cache.value_dim : cache.key_dim; }
+inline int KeySplit(const tensor::KvLayout& cache) { return cache.shared ? cache.value_dim : cache.key_dim; }
 
 /// Stores new keys [rows, heads, key_dim] and values [rows, heads, value_dim] (ignored when shared) into
 /// blocks. kI8: scale = amax / 127 of a row, q = round_half_even(x / scale); a row that is not finite has a

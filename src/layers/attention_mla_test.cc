@@ -62,14 +62,9 @@ class MlaTest : public testing::TestWithParam<PackedFormat> {
     const SequenceSlice slice{.block_table = table_, .start = start, .count = count, .row = 0};
     const kernels::ExecContext ctx = test_.context();
     const Step step{.ctx = ctx, .sequences = {&slice, 1}, .positions = positions};
-    const kernels::KvLayer kv{.base = reinterpret_cast<std::byte*>(cache_.data()),
-                              .block_stride = 64 * 32 * sizeof(float),
-                              .scale_offset = 64 * 32,  // int8 leaves room for them
-                              .dtype = dtype_,
-                              .heads = 1,
-                              .key_dim = 32,
-                              .value_dim = 24,
-                              .shared = true};
+    kernels::KvLayer kv = {{.heads = 1, .key_dim = 32, .value_dim = 24, .shared = true, .dtype = dtype_}};
+    kv.base = reinterpret_cast<std::byte*>(cache_.data());
+    kv.block_stride = 64 * 32 * sizeof(float);  // int8 leaves room for its scales
     std::vector<float> out(static_cast<size_t>(count) * kHidden);
     const size_t mark = test_.scratch_mark();
     mla_.Forward(step, x_.data() + start * kHidden, kv, out.data(), /*accumulate=*/false);

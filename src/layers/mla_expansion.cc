@@ -70,7 +70,7 @@ MlaExpansion::MlaExpansion(const kernels::ExecContext& ctx, const MlaAttention& 
   const int64_t row_bytes = tensor::BytesOf(kv.dtype, attention.cache_row());
   ctx.pool->Run(blocks_, [&](int64_t block, int) {
     const std::byte* base = kv.base + sequence.block_table[block] * kv.block_stride;
-    const auto* scales = reinterpret_cast<const float*>(base + kv.scale_offset);
+    const auto* scales = reinterpret_cast<const float*>(base + kv.scale_offset());
     const bool scaled = kv.dtype == tensor::DType::kI8;
     const int first = static_cast<int>(block) * kKvBlockTokens;
     for (int t = first; t < std::min(first + kKvBlockTokens, tokens_); ++t) {
@@ -122,14 +122,10 @@ KvLayer MlaExpansion::Heads(int first, int count) const {
       std::fill_n(value + t * value_dim_ + a.v_dim, value_dim_ - a.v_dim, 0.0F);
     }
   });
-  return {.base = reinterpret_cast<std::byte*>(expanded_),
-          .block_stride = block_floats * static_cast<int64_t>(sizeof(float)),
-          .head_stride = (keys + values) * static_cast<int64_t>(sizeof(float)),
-          .value_offset = keys * static_cast<int64_t>(sizeof(float)),
-          .dtype = tensor::DType::kF32,
-          .heads = count,
-          .key_dim = key_dim,
-          .value_dim = value_dim_};
+  KvLayer layer = {{.heads = count, .key_dim = key_dim, .value_dim = value_dim_}};
+  layer.base = reinterpret_cast<std::byte*>(expanded_);
+  layer.block_stride = block_floats * static_cast<int64_t>(sizeof(float));
+  return layer;
 }
 
 }  // namespace moesaic::layers

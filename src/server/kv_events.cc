@@ -13,7 +13,7 @@
 #include <vector>
 #include <zmq.hpp>
 
-#include "kernels/ops.h"
+#include "tensor/kv_layout.h"
 
 namespace moesaic::server {
 namespace {
@@ -208,7 +208,7 @@ void KvPublisher::Stored(std::span<const uint64_t> hashes, std::optional<uint64_
   impl_->Add("BlockStored", {{"block_hashes", std::vector<uint64_t>(hashes.begin(), hashes.end())},
                              {"parent_block_hash", parent ? Json(*parent) : Json()},
                              {"token_ids", std::vector<int32_t>(tokens.begin(), tokens.end())},
-                             {"block_size", kernels::kKvBlockTokens},
+                             {"block_size", tensor::kKvBlockTokens},
                              {"lora_id", nullptr},
                              {"medium", kMedium},
                              {"lora_name", nullptr},

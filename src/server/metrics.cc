@@ -286,7 +286,7 @@ std::string Metrics::Text(const engine::EngineStats& engine, const HttpGauges& h
   m.blocks.Add({{"state", "cached"}}).Set(engine.cached_blocks);
   m.blocks.Add({{"state", "free"}}).Set(engine.free_blocks);
   m.cache_config
-      .Add({{"block_size", std::to_string(kernels::kKvBlockTokens)},
+      .Add({{"block_size", std::to_string(tensor::kKvBlockTokens)},
             {"num_gpu_blocks", std::to_string(engine.total_blocks)}})
       .Set(1);
   Impl::Follow(m.queries, static_cast<double>(engine.cache_queries));

@@ -26,7 +26,7 @@ struct ResponseShape {
 
 // Tokens of the prompt in whole blocks that were computed, and are in the cache now.
 int64_t CacheWriteTokens(const Usage& usage) {
-  const int64_t whole = usage.prompt_tokens / kernels::kKvBlockTokens * kernels::kKvBlockTokens;
+  const int64_t whole = usage.prompt_tokens / tensor::kKvBlockTokens * tensor::kKvBlockTokens;
   return std::max<int64_t>(0, whole - usage.cached_tokens);
 }
 

@@ -147,7 +147,7 @@ Json Sparsity(const ServedModel& model) {
   object.May("budget", Integer(engine::kLeastSparsityBudget, kMaxInt / 2))
       .May("eps", Number(0, 1))
       .May("mass", NumberAbove(0, 1))
-      .May("reuse", Integer(1, cache::kBlockTokens));
+      .May("reuse", Integer(1, tensor::kKvBlockTokens));
   // Without digests no mode but this one is served, and what is left out would be another.
   return model.sparsity.digests ? object.May("mode", modes).Take() : object.Must("mode", modes).Take();
 }

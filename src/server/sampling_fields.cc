@@ -111,7 +111,7 @@ void ReadSparsity(Fields& body, const ServedModel& model, GenerationFields* fiel
   members.Int("budget", engine::kLeastSparsityBudget, kMaxInt / 2, &sparsity.budget);
   members.Float("eps", 0, 1, &sparsity.eps);
   members.ShareAbove0("mass", &sparsity.mass);
-  members.Int("reuse", 1, cache::kBlockTokens, &sparsity.reuse);
+  members.Int("reuse", 1, tensor::kKvBlockTokens, &sparsity.reuse);
   if (members.ok()) {
     const auto parsed = engine::ParseSparsityMode(mode);
     if (!parsed.ok()) {

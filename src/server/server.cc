@@ -149,7 +149,7 @@ class HttpApi : public Server {
               {"cached_blocks", stats.cached_blocks},
               {"free_blocks", stats.free_blocks},
               {"tree_nodes", stats.cached_runs},
-              {"block_tokens", kernels::kKvBlockTokens}}},
+              {"block_tokens", tensor::kKvBlockTokens}}},
             {"requests", live_.List(kShownRequests)}};
   }
 

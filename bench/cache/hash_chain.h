@@ -8,8 +8,8 @@
 #include <list>
 #include <span>
 
-#include "cache/block_hash.h"
-#include "cache/kv_pool.h"
+#include "prefix/keyed_hash.h"
+#include "tensor/kv_layout.h"
 
 namespace moesaic::bench {
 
@@ -52,7 +52,7 @@ class HashChain {
     return blocks;
   }
 
-  cache::BlockHasher hasher_;
+  prefix::KeyedHasher hasher_;
   std::list<uint64_t> order_;
   absl::flat_hash_map<uint64_t, std::list<uint64_t>::iterator> blocks_;
 };

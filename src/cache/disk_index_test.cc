@@ -51,7 +51,7 @@ class DiskIndexTest : public testing::Test {
   }
 
   // With few bits nearly all hashes collide, and only tokens tell blocks apart.
-  DiskIndex index_{BlockHasher(/*bits=*/2)};
+  DiskIndex index_{prefix::KeyedHasher(/*bits=*/2)};
   uint64_t ids_ = 0;
 };
 

@@ -398,7 +398,7 @@ void DiskTier::TakeWrite(WriteEnd& end) {
   under_way_.erase(it);
   if (end.status.ok()) {
     ++stats_.written_blocks;
-    if (block.gone) return index_.WritingEnded(block);
+    if (block.removed) return index_.WritingEnded(block);
     return index_.SetStored(block, std::move(end.layer_sums), std::move(end.summaries));
   }
   ++stats_.write_errors;
@@ -406,7 +406,7 @@ void DiskTier::TakeWrite(WriteEnd& end) {
     messages_.push_back(fmt::format("{}; no more KV blocks are stored, those that are there are still used",
                                     Message(end.status)));
   }
-  if (!block.gone) index_.Remove(block, [this](SlotPlace place) { io_->Invalidate(place); });
+  if (!block.removed) index_.Remove(block, [this](SlotPlace place) { io_->Invalidate(place); });
   index_.WritingEnded(block);
 }
 
@@ -425,7 +425,7 @@ void DiskTier::TakeRead(const ReadEnd& end) {
 }
 
 void DiskTier::Refuse(DiskBlock& block, const Status& why) {
-  if (block.gone) return;
+  if (block.removed) return;
   ++stats_.refused_blocks;
   messages_.push_back(fmt::format("{}; it is computed again, with what follows it", Message(why)));
   index_.Remove(block, [this](SlotPlace place) { io_->Invalidate(place); });

@@ -16,7 +16,7 @@ class LruPolicy : public EvictionPolicy {
     return static_cast<double>(candidate.last_use);
   }
   double ReturnsAt(const EvictionCandidate&) override { return 0; }
-  void Gone(const EvictionCandidate&, uint64_t, uint64_t) override {}
+  void OnEvict(const EvictionCandidate&, uint64_t, uint64_t) override {}
   uint32_t UsesBefore(uint64_t) const override { return 0; }
 };
 
@@ -40,7 +40,7 @@ class CostAwarePolicy : public EvictionPolicy {
 
   double ReturnsAt(const EvictionCandidate& candidate) override { return candidate.returns_at; }
 
-  void Gone(const EvictionCandidate& candidate, uint64_t hash, uint64_t now) override {
+  void OnEvict(const EvictionCandidate& candidate, uint64_t hash, uint64_t now) override {
     // A moving average over about the last 64 evictions follows the load without being moved by one request.
     // Runs that were kept for their uses, or went for what clients said, don't count: they would make one
     // another live ever longer, or shorter.

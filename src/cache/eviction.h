@@ -44,7 +44,7 @@ class EvictionPolicy {
   /// time since that one's last use or more.
   virtual double ReturnsAt(const EvictionCandidate& candidate) = 0;
   /// `candidate`, or its end, has gone at time `now`; `hash` names the first block that went.
-  virtual void Gone(const EvictionCandidate& candidate, uint64_t hash, uint64_t now) = 0;
+  virtual void OnEvict(const EvictionCandidate& candidate, uint64_t hash, uint64_t now) = 0;
   /// How often a run that begins with block `hash` was used before it went; 0: not known.
   virtual uint32_t UsesBefore(uint64_t hash) const = 0;
 };

@@ -2,22 +2,19 @@
 // whole blocks. docs/contracts/cache-blocks.md is the law.
 #pragma once
 
-#include <absl/container/flat_hash_map.h>
-
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "cache/block_hash.h"
 #include "cache/eviction.h"
 #include "cache/eviction_queue.h"
 #include "cache/kv_events.h"
 #include "cache/kv_pool.h"
+#include "prefix/prefix_index.h"
 
 namespace moesaic::cache {
 
@@ -48,7 +45,7 @@ class RadixTree {
  public:
   /// `pool` is borrowed and must outlive the tree; so must `observer`, which may be null.
   RadixTree(KvPool& pool, std::unique_ptr<EvictionPolicy> policy, KvObserver* observer,
-            const BlockHasher& hasher = BlockHasher());
+            const prefix::KeyedHasher& hasher = prefix::KeyedHasher());
   ~RadixTree();
   RadixTree(const RadixTree&) = delete;
   RadixTree& operator=(const RadixTree&) = delete;
@@ -67,70 +64,61 @@ class RadixTree {
   /// [blocks.size() * kKvBlockTokens].
   void Insert(std::string_view name, std::span<const int32_t> tokens, std::span<BlockRef> blocks, int known);
 
-  /// Is called with each block that goes before it does, while its contents still stand; null: nothing is. It
-  /// must not touch the tree.
-  void SetLeaving(std::function<void(int32_t block)> leaving) { leaving_ = std::move(leaving); }
+  /// Sets a function that is called with each block before it is evicted; null: none. It may read the tree
+  /// and must not change it.
+  void SetEvictionCallback(std::function<void(int32_t block)> callback) { on_evict_ = std::move(callback); }
   /// Lets idle blocks go, the least worth first, until `count` have gone; the number that did.
   int Evict(int count);
   /// Lets all idle blocks go.
   void Clear();
 
   /// Of a block that is here, also while it is about to go.
-  BlockPath PathOf(int32_t block) const;
+  BlockPath PathOf(int32_t block) const {
+    return {.name = index_.NameOf(block), .blocks = index_.Path(block)};
+  }
   /// What such a block holds: [kKvBlockTokens], as long as it is here.
-  std::span<const int32_t> TokensOf(int32_t block) const;
+  std::span<const int32_t> TokensOf(int32_t block) const { return index_.tokens(block); }
 
   uint64_t now() const { return now_; }   ///< the time: calls of Use so far
-  int blocks() const { return blocks_; }  ///< idle or not
-  int runs() const { return runs_; }
+  int blocks() const { return index_.blocks(); }  ///< idle or not
+  int nodes() const { return index_.nodes(); }
   int64_t evicted() const { return evicted_; }  ///< blocks, ever
 
   /// Checks every rule of the structure; aborts when one does not hold. For tests.
   void CheckStructure() const;
 
  private:
-  struct Run;
-  struct Place {
-    Run* run = nullptr;
-    int64_t depth = 0;  // blocks before it in its sequence
+  struct NodeState : EvictionQueue::Entry {
+    uint64_t last_use = 0;
+    uint32_t uses = 1;  // sequences that continued behind it in different ways, or brought it back after eviction
+    bool continued = false;  // some block has followed it
+    Session session = Session::kNone;
+    double returns_at = 0;
+    bool open = false;  // only its creator has used it and may extend it
   };
+  using Index = prefix::PrefixIndex<BlockRef, NodeState>;
+  using Node = Index::Node;
+  using Position = Index::Position;
 
-  uint64_t EndHash(const Run& run) const;
-  Run* RootOf(std::string_view name) const;
-  Run& MakeRoot(std::string_view name);
-  Run* FindChild(const Run& parent, std::span<const int32_t> tokens) const;
-  void FindTail(const Run& run, size_t offset, std::span<const int32_t> tokens, PrefixMatch* match) const;
-  Place Next(Place place, std::span<const int32_t> tokens) const;
-  Place Append(Place place, const BlockRef& block, std::span<const int32_t> tokens);
-  Run& NewChild(Run& parent, uint64_t hash);
-  Run& CutAfter(Run& run, size_t blocks);
-  void Own(std::unique_ptr<Run> run, uint64_t hash);
-  std::unique_ptr<Run> Disown(Run& run, uint64_t hash);
+  void FindTail(const Node& node, size_t offset, std::span<const int32_t> tokens, PrefixMatch* match) const;
+  Position Append(Position at, const BlockRef& block, std::span<const int32_t> tokens);
+  void CutAfter(Node& node, size_t count);
   void CutBehind(const BlockRef& block);
   void Stamp(std::span<const BlockRef> blocks, bool counts, const SessionHint& hint);
-  EvictionCandidate CandidateOf(const Run& run) const;
-  bool CanShrink(const Run& run) const;
+  static EvictionCandidate CandidateOf(const Node& node);
+  bool CanShrink(const Node& node) const;
   void OfferNewlyIdle();
-  int Shrink(Run& run, int count);
-  void Drop(Run& run);
-
-  void Offer(Run& run);
-  Run* First();
+  int Shrink(Node& node, int count);
+  void Offer(Node& node);
+  Node* First();
 
   KvPool& pool_;
   const std::unique_ptr<EvictionPolicy> policy_;
   KvObserver* const observer_;
-  const BlockHasher hasher_;
-  std::vector<int32_t> tokens_;   // [total blocks, kKvBlockTokens], by block number
-  std::vector<uint64_t> hashes_;  // [total blocks]
-  std::vector<BlockRef> held_;    // [total blocks]
-  std::vector<Place> places_;     // [total blocks]
-  std::map<std::string, std::unique_ptr<Run>, std::less<>> roots_;  // by namespace
-  absl::flat_hash_map<uint64_t, std::unique_ptr<Run>> by_hash_;     // of the first block; twins are chained
-  EvictionQueue queue_;  // runs without children whose last block was idle when they came in
-  std::function<void(int32_t block)> leaving_;
+  Index index_;          // by block number
+  EvictionQueue queue_;  // nodes without children whose last block was idle when they were added
+  std::function<void(int32_t block)> on_evict_;
   uint64_t now_ = 0;  // requests so far
-  int blocks_ = 0, runs_ = 0;
   int64_t evicted_ = 0;
 };
 

@@ -58,7 +58,7 @@ class RadixTreeTest : public testing::Test {
  protected:
   explicit RadixTreeTest(int blocks = 16, int hash_bits = 64)
       : pool_(*KvPool::Create(kLayout, blocks * kLayout.total_bytes())),
-        tree_(*pool_, MakeLruPolicy(), &recorder_, BlockHasher(hash_bits)) {}
+        tree_(*pool_, MakeLruPolicy(), &recorder_, prefix::KeyedHasher(hash_bits)) {}
 
   // What a request does: looks its prompt up, computes the rest, and lets go. The blocks that it found.
   int Serve(const std::string& text, const std::string& name = "", const SessionHint& hint = {}) {
@@ -118,9 +118,9 @@ class HintedTreeTest : public testing::Test {
   // The last letters of what goes, one block after the other.
   std::string Gone(int count) {
     std::string gone;
-    tree_.SetLeaving([&](int32_t block) { gone += static_cast<char>(tree_.TokensOf(block)[0]); });
+    tree_.SetEvictionCallback([&](int32_t block) { gone += static_cast<char>(tree_.TokensOf(block)[0]); });
     EXPECT_EQ(tree_.Evict(count), count);
-    tree_.SetLeaving(nullptr);
+    tree_.SetEvictionCallback(nullptr);
     tree_.CheckStructure();
     return gone;
   }
@@ -177,10 +177,10 @@ TEST_F(RadixTreeTest, PathsNameBlocks) {
   EXPECT_EQ(path(other[1].index()), "tenant:ab");
   Serve("abq");
   std::vector<std::string> left;
-  tree_.SetLeaving([&](int32_t block) { left.push_back(path(block)); });
+  tree_.SetEvictionCallback([&](int32_t block) { left.push_back(path(block)); });
   EXPECT_EQ(tree_.Evict(1), 1);
   EXPECT_THAT(left, testing::ElementsAre(":abq"));
-  tree_.SetLeaving(nullptr);
+  tree_.SetEvictionCallback(nullptr);
 }
 
 TEST_F(RadixTreeTest, WhatWasServedIsFound) {
@@ -190,16 +190,16 @@ TEST_F(RadixTreeTest, WhatWasServedIsFound) {
   EXPECT_EQ(Look("abcd"), "3");
   EXPECT_EQ(Look("bc"), "0");
   EXPECT_EQ(Look("axc"), "1");
-  EXPECT_EQ(tree_.runs(), 1);
+  EXPECT_EQ(tree_.nodes(), 1);
   EXPECT_EQ(recorder_.Take(), "+abc");
 }
 
 TEST_F(RadixTreeTest, RunsAreCutWherePromptsPart) {
   Serve("abcd");
   EXPECT_EQ(Serve("abxy"), 2);
-  EXPECT_EQ(tree_.runs(), 3);  // ab, cd, xy
+  EXPECT_EQ(tree_.nodes(), 3);  // ab, cd, xy
   EXPECT_EQ(Serve("abcz"), 3);
-  EXPECT_EQ(tree_.runs(), 5);  // ab, c, d, xy, z
+  EXPECT_EQ(tree_.nodes(), 5);  // ab, c, d, xy, z
   EXPECT_EQ(Look("abcd"), "4");
   EXPECT_EQ(Look("abxy"), "4");
   EXPECT_EQ(recorder_.Take(), "+abcd b+xy c+z");
@@ -213,7 +213,7 @@ TEST_F(RadixTreeTest, APromptThatGrowsStaysOneRun) {
     blocks.push_back(*pool_->Allocate());
     tree_.Insert("", tokens, blocks, static_cast<int>(blocks.size()) - 1);
   }
-  EXPECT_EQ(tree_.runs(), 1);
+  EXPECT_EQ(tree_.nodes(), 1);
   EXPECT_EQ(Look("abc"), "3");
   EXPECT_EQ(recorder_.Take(), "+a a+b b+c");
   blocks.clear();
@@ -266,7 +266,7 @@ TEST_F(RadixTreeTest, IdleBlocksAreThoseThatNobodyHolds) {
   tree_.Clear();
   EXPECT_EQ(pool_->free_blocks(), 16);
   EXPECT_EQ(tree_.blocks(), 0);
-  EXPECT_EQ(tree_.runs(), 0);
+  EXPECT_EQ(tree_.nodes(), 0);
   EXPECT_EQ(recorder_.Take(), "+abc b+xy -yx -c -ba");
 }
 
@@ -316,15 +316,6 @@ TEST_F(CollisionTest, TokensDecideNotHashes) {
   EXPECT_EQ(pool_->free_blocks(), 16);
 }
 
-TEST(BlockHasherTest, IsKeyedAndTakesInAllThatStandsBefore) {
-  const BlockHasher one, two;
-  const std::vector<int32_t> a = Tokens("a");
-  EXPECT_EQ(one.Next(one.Root("x"), a), one.Next(one.Root("x"), a));
-  EXPECT_NE(one.Next(one.Root("x"), a), two.Next(two.Root("x"), a));
-  EXPECT_NE(one.Next(one.Root("x"), a), one.Next(one.Root("y"), a));
-  EXPECT_NE(one.Next(one.Root("x"), a), one.Next(one.Root("x"), Tokens("b")));
-}
-
 // Random requests against a set of all prefixes that should be there. Few letters, so that prompts meet;
 // `bits` of the hash, so that hashes meet too.
 void RandomAgainstSet(uint32_t seed, int bits) {
@@ -332,7 +323,7 @@ void RandomAgainstSet(uint32_t seed, int bits) {
   const int total = 4 + static_cast<int>(random() % 40);
   auto pool = *KvPool::Create(kLayout, total * kLayout.total_bytes());
   auto policy = random() % 2 == 0 ? MakeLruPolicy() : MakeCostAwarePolicy(1000, 20);
-  RadixTree tree(*pool, std::move(policy), nullptr, BlockHasher(bits));
+  RadixTree tree(*pool, std::move(policy), nullptr, prefix::KeyedHasher(bits));
   std::set<std::string> model;  // "name/abc" for each block, by all letters up to it
   std::vector<std::pair<std::string, std::vector<BlockRef>>> live;
   for (int step = 0; step < 400; ++step) {

@@ -2,12 +2,8 @@
 // again by what is in them. docs/contracts/kv-tiers.md, W1 to W9, is the law.
 #pragma once
 
-#include <absl/container/flat_hash_set.h>
-
-#include <array>
 #include <cstdint>
 #include <list>
-#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -15,9 +11,9 @@
 #include <vector>
 
 #include "base/status.h"
-#include "cache/block_hash.h"
 #include "cache/swap_space.h"
 #include "cache/warm_codec.h"
+#include "prefix/prefix_index.h"
 #include "runtime/thread_pool.h"
 
 namespace moesaic::cache {
@@ -80,61 +76,39 @@ class WarmTier {
   void CheckStructure() const;  ///< For tests.
 
  private:
-  // A block, or one that a block stands behind: then it has no slot.
-  struct Node {
-    Node* parent = nullptr;  // null: the root of a namespace
-    std::array<int32_t, kKvBlockTokens> tokens = {};
-    int children = 0;
+  // A block, or the name of a block that others follow: then it has no slot.
+  struct Entry {
     SwapRef slot = nullptr;
-    std::list<Node*>::iterator place = {};  // in by_use_, while it has a slot
-    std::string name = {};                  // roots only
+    std::list<int32_t>::iterator place = {};  // in by_use_, while it has a slot
   };
-  // With the set's place for it, the list's, and the slot's reference.
-  static constexpr int64_t kNodeBytes = int64_t{sizeof(Node)} + 128;
-  struct NodeName {
-    const Node* parent;
-    std::span<const int32_t> tokens;
-  };
-  struct NodeHash {
-    using is_transparent = void;
-    const BlockHasher* hasher;
-    size_t operator()(const NodeName& name) const;
-    size_t operator()(const std::unique_ptr<Node>& node) const;
-  };
-  struct NodeEqual {
-    using is_transparent = void;
-    bool operator()(const std::unique_ptr<Node>& node, const NodeName& name) const;
-    bool operator()(const std::unique_ptr<Node>& a, const std::unique_ptr<Node>& b) const { return a == b; }
-  };
-
+  using Index = prefix::PrefixIndex<Entry>;
   using Chain = std::span<const std::span<const int32_t>>;
+
+  // Bytes that the index and the list need for one block, and its tokens.
+  static constexpr int64_t kNodeBytes = kKvBlockTokens * int64_t{sizeof(int32_t)} + 192;
 
   WarmTier(const WarmCodec& codec, std::unique_ptr<SwapSpace> space, runtime::ThreadPool& threads,
            int64_t bytes, int step_blocks);
   static int64_t RootBytes(std::string_view name);
   int64_t UsedBytes() const;
-  Node* Child(const Node& parent, std::span<const int32_t> tokens) const;
   void Locate(std::string_view name, Chain chain, bool before_last);
-  Node& Reach(std::string_view name, Chain chain);
+  int32_t Reach(std::string_view name, Chain chain);
   bool IsFinite(const KvBlockView& block);
   SwapRef TakeSlot(std::string_view name, Chain chain);
-  void Drop(Node& node);
-  void Prune(Node* node);
+  void Drop(int32_t id);
+  void Prune(int32_t id);
 
   const WarmCodec codec_;
   const std::unique_ptr<SwapSpace> space_;
   runtime::ThreadPool& threads_;
-  const BlockHasher hasher_;
-  std::map<std::string, std::unique_ptr<Node>, std::less<>> roots_;
-  absl::flat_hash_set<std::unique_ptr<Node>, NodeHash, NodeEqual> nodes_;  // but roots
-  std::list<Node*> by_use_;                                                // the last used at the end
+  Index index_{kKvBlockTokens};
+  std::list<int32_t> by_use_;  // blocks with slots, the least recently used first
   const int64_t bytes_;
-  int64_t root_bytes_ = 0;  // of all roots
+  int64_t root_bytes_ = 0;  // of all namespaces
   const int step_blocks_;
   int left_;  // blocks that this step may keep
-  // Of the chain of the last Put: the node of the longest beginning that has one, and how long that is. No
-  // node: not even the root.
-  Node* reached_ = nullptr;
+  // The longest known beginning of the chain of the last Put: its last block (-1: it is empty) and length.
+  int32_t reached_ = -1;
   size_t reached_depth_ = 0;
   WarmTierStats stats_;
 };

@@ -461,7 +461,7 @@ EngineStats ContinuousEngine::stats() const {
   stats.cached_blocks = blocks_->idle_blocks();
   stats.total_blocks = blocks_->total_blocks();
   stats.cache_evictions = tree_.evicted();
-  stats.cached_runs = tree_.runs();
+  stats.cached_runs = tree_.nodes();
   if (speculation_ != nullptr) stats.speculation = speculation_->stats();
   if (warm_ != nullptr) stats.warm = warm_->stats();
   if (cold_ != nullptr) {

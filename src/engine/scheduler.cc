@@ -40,7 +40,7 @@ Scheduler::Scheduler(cache::KvPool& pool, cache::RadixTree& tree, cache::SwapSpa
   MOESAIC_CHECK_LE(1, options.max_sequences);
   MOESAIC_CHECK_LE(options.max_sequences, options.max_batch_tokens);
   MOESAIC_CHECK_LE(1, options.max_scored_rows);
-  tree_.SetLeaving([this](int32_t block) {
+  tree_.SetEvictionCallback([this](int32_t block) {
     // With a swap space no block is absent (engine.cc), so that it need not know.
     if (parked_.keeps()) parked_.Leaves(block);
     if (warm_ != nullptr) warm_->Leaves(block, cold_ != nullptr && cold_->IsAbsent(block));
@@ -48,7 +48,7 @@ Scheduler::Scheduler(cache::KvPool& pool, cache::RadixTree& tree, cache::SwapSpa
   });
 }
 
-Scheduler::~Scheduler() { tree_.SetLeaving(nullptr); }
+Scheduler::~Scheduler() { tree_.SetEvictionCallback(nullptr); }
 
 void Scheduler::Add(std::unique_ptr<Sequence> sequence) {
   MOESAIC_CHECK_LE(sequence->size(), sequence->limit);

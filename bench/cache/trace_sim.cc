@@ -108,9 +108,8 @@ std::vector<cache::SessionHint> HintsOf(const Trace& trace, Telling telling, dou
 // The real tree; one block of the trace is one of its own, filled with the name. hints: [requests] or empty.
 int64_t TreeHits(const Trace& trace, int room, std::unique_ptr<cache::EvictionPolicy> policy,
                  const std::vector<cache::SessionHint>& hints = {}) {
-  constexpr tensor::KvLayout kLayout = {.layers = 1, .heads = 1, .key_dim = 1, .value_dim = 1};
-  auto pool = *cache::KvPool::Create(kLayout, room * kLayout.total_bytes());
-  cache::RadixTree tree(*pool, std::move(policy), nullptr);
+  cache::BlockPool pool(room);
+  cache::RadixTree tree(pool, std::move(policy), nullptr);
   int64_t hits = 0;
   for (size_t i = 0; i < trace.size(); ++i) {
     const auto& request = trace[i];
@@ -121,8 +120,8 @@ int64_t TreeHits(const Trace& trace, int room, std::unique_ptr<cache::EvictionPo
     tree.Use(blocks);
     const int known = static_cast<int>(blocks.size());
     const int wanted = static_cast<int>(request.size());
-    if (const int missing = wanted - known - pool->free_blocks(); missing > 0) tree.Evict(missing);
-    for (int b = known; b < wanted && pool->free_blocks() > 0; ++b) blocks.push_back(*pool->Allocate());
+    if (const int missing = wanted - known - pool.free_blocks(); missing > 0) tree.Evict(missing);
+    for (int b = known; b < wanted && pool.free_blocks() > 0; ++b) blocks.push_back(*pool.Allocate());
     tree.Insert("", std::span(tokens).first(blocks.size() * tensor::kKvBlockTokens), blocks, known);
     tree.Touch(blocks, hints.empty() ? cache::SessionHint() : hints[i]);
   }

@@ -16,7 +16,6 @@ using tensor::kKvBlockTokens;
 
 constexpr int kPromptTokens = 100'000;
 constexpr int kPromptBlocks = kPromptTokens / kKvBlockTokens;
-constexpr tensor::KvLayout kLayout = {.layers = 1, .heads = 1, .key_dim = 1, .value_dim = 1};
 
 std::vector<int32_t> RandomTokens(int count, uint32_t seed) {
   std::mt19937 random(seed);
@@ -26,9 +25,7 @@ std::vector<int32_t> RandomTokens(int count, uint32_t seed) {
 }
 
 struct Tree {
-  explicit Tree(int blocks)
-      : pool(*cache::KvPool::Create(kLayout, blocks * kLayout.total_bytes())),
-        tree(*pool, cache::MakeCostAwarePolicy(8000, blocks), nullptr) {}
+  explicit Tree(int blocks) : pool(blocks), tree(pool, cache::MakeCostAwarePolicy(8000, blocks), nullptr) {}
 
   void Serve(std::span<const int32_t> tokens) {
     cache::PrefixMatch match = tree.Find("", tokens);
@@ -37,12 +34,12 @@ struct Tree {
     match = {};
     const int known = static_cast<int>(blocks.size());
     const int wanted = static_cast<int>(tokens.size()) / kKvBlockTokens;
-    if (const int missing = wanted - known - pool->free_blocks(); missing > 0) tree.Evict(missing);
-    while (static_cast<int>(blocks.size()) < wanted) blocks.push_back(*pool->Allocate());
+    if (const int missing = wanted - known - pool.free_blocks(); missing > 0) tree.Evict(missing);
+    while (static_cast<int>(blocks.size()) < wanted) blocks.push_back(*pool.Allocate());
     tree.Insert("", tokens.first(static_cast<size_t>(wanted) * kKvBlockTokens), blocks, known);
   }
 
-  std::unique_ptr<cache::KvPool> pool;
+  cache::BlockPool pool;
   cache::RadixTree tree;
 };
 

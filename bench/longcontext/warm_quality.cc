@@ -12,11 +12,12 @@
 #include <cmath>
 #include <fstream>
 #include <memory>
+#include <numeric>
 #include <vector>
 
 #include "cache/warm_codec.h"
-#include "engine/executor.h"
 #include "engine/kv_budget.h"
+#include "engine/local_executor.h"
 #include "kernels/kernel_table.h"
 #include "models/model.h"
 
@@ -55,13 +56,11 @@ class Reader {
       : model_(model),
         threads_(threads),
         layout_(engine::LayoutFor(model.info().kv, *engine::KvDType(dtype, model.info()), false)),
-        pool_(*cache::KvPool::Create(layout_, layout_.total_bytes() * tensor::KvBlocksFor(window))),
+        store_(*cache::KvStore::Create({.layout = layout_, .blocks = tensor::KvBlocksFor(window)}, threads)),
         codec_(layout_, /*exact=*/false),
-        executor_(model, kernels, threads, *pool_, 0) {
-    for (int i = 0; i < tensor::KvBlocksFor(window); ++i) {
-      blocks_.push_back(*pool_->Allocate());
-      table_.push_back(blocks_.back().index());
-    }
+        executor_(model, kernels, threads, *store_, 0),
+        table_(tensor::KvBlocksFor(window)) {
+    std::iota(table_.begin(), table_.end(), 0);
   }
 
   // Logits of rows [from, to), whose predecessors are there.
@@ -69,13 +68,12 @@ class Reader {
     std::vector<float> logits;
     for (int start = from; start < to; start += kChunk) {
       const int count = std::min(kChunk, to - start);
-      const engine::ExecutorRows rows = {.tokens = ids.subspan(start, count),
-                                         .block_table = table_,
-                                         .start = start,
-                                         .first_logits = want ? 0 : count};
-      const auto got = executor_.Run({&rows, 1}, /*want_hidden=*/false);
+      engine::StepBatch batch;
+      batch.AddRows({.start = start, .first_logits = want ? 0 : count}, ids.subspan(start, count), {},
+                    table_);
+      const auto got = executor_.Run(batch);
       if (!got.ok()) throw std::runtime_error(Message(got.status()));
-      logits.insert(logits.end(), got->begin(), got->end());
+      logits.insert(logits.end(), got->logits.begin(), got->logits.end());
     }
     return logits;
   }
@@ -109,7 +107,7 @@ class Reader {
     const auto timed = [&](const auto& work) {
       const auto start = std::chrono::steady_clock::now();
       threads_.Run(int64_t{count} * layers, [&](int64_t task, int) {
-        work(pool_->ViewOf(table_[task / layers]), static_cast<int>(task % layers),
+        work(store_->ViewOf(table_[task / layers]), static_cast<int>(task % layers),
              coded.data() + task / layers * codec_.block_bytes());
       });
       return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -127,10 +125,9 @@ class Reader {
   models::Model& model_;
   runtime::ThreadPool& threads_;
   const tensor::KvLayout layout_;
-  std::unique_ptr<cache::KvPool> pool_;
+  std::unique_ptr<cache::KvStore> store_;
   const cache::WarmCodec codec_;
-  engine::Executor executor_;
-  std::vector<cache::BlockRef> blocks_;
+  engine::LocalExecutor executor_;
   std::vector<int32_t> table_;
 };
 

@@ -7,8 +7,9 @@
 #include <vector>
 
 #include "base/status.h"
-#include "cache/kv_pool.h"
-#include "engine/executor.h"
+#include "cache/block_pool.h"
+#include "cache/kv_store.h"
+#include "engine/local_executor.h"
 #include "engine/sparsity.h"
 
 namespace moesaic::app {
@@ -52,22 +53,22 @@ class BenchRunner {
 
  private:
   BenchRunner(models::Model& model, const kernels::KernelTable& kernels, runtime::ThreadPool& threads,
-              const engine::SparsityOptions& sparsity, std::unique_ptr<cache::KvPool> blocks);
-  const kernels::BlockSparsity* SparsityOf(engine::SparsityMode least, int sequence) const;
+              const engine::SparsityOptions& sparsity, std::unique_ptr<cache::KvStore> store);
+  const kernels::BlockSparsity* SparsityOf(engine::SparsityMode least) const;
   Status Prefill(int sequence, int start, int count, int batch);
   Status Decode(int sequences, int start, int count);
   Status RunOnce(const BenchCase& test);
   std::vector<int32_t> RandomTokens(int count);
 
   models::Model& model_;
-  std::unique_ptr<cache::KvPool> blocks_;
+  const std::unique_ptr<cache::KvStore> store_;
+  cache::BlockPool pool_;
   const engine::SparsityOptions options_;
-  kernels::SparsityCounters counters_;
-  // [sequences] of `options_`, counting there; what rows of a sequence keep for later ones.
-  std::vector<kernels::BlockSparsity> sparsity_;
-  std::vector<std::unique_ptr<kernels::KeptChoices>> kept_;
-  engine::Executor executor_;
+  const kernels::BlockSparsity sparsity_;  // of `options_`
+  engine::LocalExecutor executor_;
+  uint64_t first_sequence_ = 1;                     // number of the first sequence of this case
   int64_t experts_read_ = 0;                        // by decode steps
+  int64_t blocks_read_ = 0;                         // of one KV head, by rows that chose: all steps so far
   std::mt19937 random_{1};                          // the same tokens in every run
   std::vector<std::vector<cache::BlockRef>> held_;  // [sequences]
   std::vector<std::vector<int32_t>> tables_;

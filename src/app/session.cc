@@ -12,7 +12,7 @@
 #include "app/output.h"
 #include "app/progress.h"
 #include "app/table.h"
-#include "cache/kv_pool.h"
+#include "cache/block_pool.h"
 #include "engine/speculative.h"
 #include "runtime/cpu_features.h"
 #include "runtime/topology.h"

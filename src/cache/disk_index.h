@@ -29,10 +29,10 @@ struct SlotPlace {
 
 /// A block that is on disk, or that is being written there.
 struct DiskBlock {
-  uint64_t id = 0;                          // id of its record
-  int32_t node = -1;                        // id in the prefix index
-  std::vector<uint64_t> layer_sums = {};    // [layers], once it is stored
-  std::vector<std::byte> summaries = {};    // likewise; the I/O thread reads them while the block is pinned
+  uint64_t id = 0;                        // id of its record
+  int32_t node = -1;                      // id in the prefix index
+  std::vector<uint64_t> layer_sums = {};  // [layers], once it is stored
+  std::vector<std::byte> summaries = {};  // likewise; the I/O thread reads them while the block is pinned
   SlotPlace place = {};
   bool stored = false;    // false: it is being written
   bool removed = false;   // it is no longer in the index; its slot is free when nobody uses the block
@@ -50,6 +50,8 @@ class DiskIndex {
 
   /// Leading blocks of `tokens` that are stored or being written.
   std::vector<DiskBlock*> Find(std::string_view name, std::span<const int32_t> tokens) const;
+  /// The block of a record.
+  DiskBlock& At(uint64_t id) const { return *by_id_.at(id); }
   /// Number of leading blocks of `tokens` that are stored.
   int CountStored(std::string_view name, std::span<const int32_t> tokens) const;
 

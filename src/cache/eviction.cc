@@ -35,7 +35,7 @@ class CostAwarePolicy : public EvictionPolicy {
                           : candidate.uses > 1                     ? kAnotherUse
                                                                    : 0;
     const double cost = 1 + static_cast<double>(candidate.end_position) / attention_tokens_;
-    return last_use + chance * lifetime_ * std::min(cost, kMostCost);
+    return last_use + chance * lifetime_ * std::min(cost, kMaxCost);
   }
 
   double ReturnsAt(const EvictionCandidate& candidate) override { return candidate.returns_at; }
@@ -71,7 +71,7 @@ class CostAwarePolicy : public EvictionPolicy {
   static constexpr double kAnotherUse = 0.15;
   static constexpr double kContinues = 0.5;
   // Attention makes late tokens dear, but a run must not outlive everything for its length alone.
-  static constexpr double kMostCost = 1.25;
+  static constexpr double kMaxCost = 1.25;
   static constexpr uint32_t kOwnUses = 8;     // 16 gain 0.003 on Mooncake's trace, 4 lose 0.013
   static constexpr double kFirstToGo = 1e15;  // more than requests are ever counted
   const double attention_tokens_;

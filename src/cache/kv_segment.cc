@@ -20,7 +20,7 @@ constexpr std::array<char, 8> kMagic = {'m', 'o', 'e', 'k', 'v', 's', 'e', 'g'};
 constexpr uint32_t kVersion = 2;
 constexpr int64_t kSector = 512;  // that disks write in one go
 // Of segments and records: nobody counts that far, and what is counted on from there would begin anew.
-constexpr uint64_t kLeastInvalid = uint64_t{1} << 63;
+constexpr uint64_t kMinInvalid = uint64_t{1} << 63;
 
 struct Header {
   std::array<char, 8> magic;
@@ -70,7 +70,7 @@ SegmentFormat::SegmentFormat(const KvLayout& layout, const Fingerprint& fingerpr
       summary_bytes_(layout.summary_bytes),
       record_bytes_(
           base::RoundUp(static_cast<int64_t>(sizeof(RecordStart) + layout.layers * sizeof(uint64_t) +
-                                             layout.layers * layout.summary_bytes + kMostNameBytes),
+                                             layout.layers * layout.summary_bytes + kMaxNameBytes),
                         kSector)),
       slot_bytes_(base::RoundUp(layout.block_bytes(), kAlignment)),
       fingerprint_(fingerprint) {}
@@ -112,9 +112,9 @@ StatusOr<int> SegmentFormat::DecodeHeader(std::span<const std::byte> bytes, uint
       header.record_bytes != static_cast<uint32_t>(record_bytes_)) {
     return absl::FailedPreconditionError("its blocks are of another model, KV type or build");
   }
-  constexpr uint32_t kMostSlots = 1 << 20;  // so that the next line does not overflow
-  if (header.slots == 0 || header.slots > kMostSlots ||
-      SegmentBytes(static_cast<int>(header.slots)) > std::max(kMostBytes, SegmentBytes(1))) {
+  constexpr uint32_t kMaxSlots = 1 << 20;  // so that the next line does not overflow
+  if (header.slots == 0 || header.slots > kMaxSlots ||
+      SegmentBytes(static_cast<int>(header.slots)) > std::max(kMaxBytes, SegmentBytes(1))) {
     return DataLoss("its header is damaged: {} slots", header.slots);
   }
   return static_cast<int>(header.slots);
@@ -123,7 +123,7 @@ StatusOr<int> SegmentFormat::DecodeHeader(std::span<const std::byte> bytes, uint
 std::vector<std::byte> SegmentFormat::EncodeRecord(const SlotRecord& record, uint64_t number,
                                                    int slot) const {
   MOESAIC_CHECK_EQ(static_cast<int>(record.layer_sums.size()), layers_);
-  MOESAIC_CHECK_LE(record.name.size(), kMostNameBytes);
+  MOESAIC_CHECK_LE(record.name.size(), kMaxNameBytes);
   RecordStart start = {.checksum = 0,
                        .id = record.id,
                        .parent = record.parent,
@@ -150,8 +150,8 @@ std::optional<SlotRecord> SegmentFormat::DecodeRecord(std::span<const std::byte>
   RecordStart start;
   if (static_cast<int64_t>(bytes.size()) < record_bytes_) return std::nullopt;
   std::memcpy(&start, bytes.data(), sizeof(start));
-  if (start.id == 0 || start.id >= kLeastInvalid || start.parent >= start.id ||
-      start.layers != static_cast<uint32_t>(layers_) || start.name_bytes > kMostNameBytes) {
+  if (start.id == 0 || start.id >= kMinInvalid || start.parent >= start.id ||
+      start.layers != static_cast<uint32_t>(layers_) || start.name_bytes > kMaxNameBytes) {
     return std::nullopt;
   }
   const size_t sums = static_cast<size_t>(layers_) * sizeof(uint64_t);
@@ -204,7 +204,7 @@ std::optional<uint64_t> SegmentNumber(std::string_view name) {
   const char* end = name.data() + kStart.size() + kDigits;
   const auto read = std::from_chars(name.data() + kStart.size(), end, number, 16);
   if (read.ec != std::errc() || read.ptr != end || SegmentName(number) != name) return std::nullopt;
-  if (number >= kLeastInvalid) return std::nullopt;
+  if (number >= kMinInvalid) return std::nullopt;
   return number;
 }
 

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "cache/kv_pool.h"
+#include "cache/block_pool.h"
 
 namespace moesaic::cache {
 
@@ -23,7 +23,7 @@ using Fingerprint = std::array<uint64_t, 2>;
 /// Of blocks of this layout that were computed by what `maker` names.
 Fingerprint FingerprintOf(const KvLayout& layout, std::string_view maker);
 
-inline constexpr size_t kMostNameBytes = 512;  ///< of a namespace whose blocks are kept in files
+inline constexpr size_t kMaxNameBytes = 512;  ///< of a namespace whose blocks are kept in files
 
 /// What one slot holds.
 struct SlotRecord {
@@ -31,7 +31,7 @@ struct SlotRecord {
   uint64_t parent = 0;  // id of the record of the block before; 0: none, it is the first of its sequence
   std::array<int32_t, kKvBlockTokens> tokens = {};
   std::vector<uint64_t> layer_sums = {};  // [layers] checksums of the block's layers
-  std::vector<std::byte> summaries = {};    // [layers * summary_bytes] of its keys
+  std::vector<std::byte> summaries = {};  // [layers * summary_bytes] of its keys
   std::string name = {};                  // its namespace
 };
 
@@ -44,7 +44,7 @@ class SegmentFormat {
   static constexpr int64_t kHeaderBytes = 4096;
   static constexpr int64_t kAlignment = 4096;  // a page, and what the largest sectors have
   /// Of a segment of more than one slot: large enough for a disk's rate.
-  static constexpr int64_t kMostBytes = 256 << 20;
+  static constexpr int64_t kMaxBytes = 256 << 20;
 
   SegmentFormat(const KvLayout& layout, const Fingerprint& fingerprint);
 

@@ -63,7 +63,7 @@ TEST(KvSegment, OtherVersionsAreRefused) {
 
 TEST(KvSegment, NobodysNumbersAreRefused) {
   const SegmentFormat format = Format();
-  const auto most = static_cast<int>(SegmentFormat::kMostBytes / format.slot_bytes());
+  const auto most = static_cast<int>(SegmentFormat::kMaxBytes / format.slot_bytes());
   EXPECT_TRUE(format.DecodeHeader(format.EncodeHeader(1, most - most / 10), 1).ok());
   for (const int slots : {0, most, 1 << 20, -1}) {
     EXPECT_EQ(format.DecodeHeader(format.EncodeHeader(1, slots), 1).status().code(), StatusCode::kDataLoss);
@@ -71,7 +71,7 @@ TEST(KvSegment, NobodysNumbersAreRefused) {
   // A slot may be larger than that.
   const SegmentFormat large =
       Format("model", {.layers = 1000, .heads = 128, .key_dim = 128, .value_dim = 128});
-  EXPECT_GT(large.SegmentBytes(1), SegmentFormat::kMostBytes);
+  EXPECT_GT(large.SegmentBytes(1), SegmentFormat::kMaxBytes);
   EXPECT_TRUE(large.DecodeHeader(large.EncodeHeader(1, 1), 1).ok());
   EXPECT_FALSE(large.DecodeHeader(large.EncodeHeader(1, 2), 1).ok());
   for (const uint64_t id : {uint64_t{1} << 63, ~uint64_t{0}}) {
@@ -113,7 +113,7 @@ TEST(KvSegment, RecordsComeBackFromTheirPlaceOnly) {
 TEST(KvSegment, TheLongestNameFits) {
   const SegmentFormat format = Format();
   SlotRecord record = Record();
-  record.name.assign(kMostNameBytes, 'x');
+  record.name.assign(kMaxNameBytes, 'x');
   record.name[3] = '\0';
   EXPECT_EQ(format.DecodeRecord(format.EncodeRecord(record, 1, 0), 1, 0)->name, record.name);
 }

@@ -14,7 +14,7 @@ constexpr int kTailCandidates = 16;
 
 }  // namespace
 
-RadixTree::RadixTree(KvPool& pool, std::unique_ptr<EvictionPolicy> policy, KvObserver* observer,
+RadixTree::RadixTree(BlockPool& pool, std::unique_ptr<EvictionPolicy> policy, KvObserver* observer,
                      const prefix::KeyedHasher& hasher)
     : pool_(pool), policy_(std::move(policy)), observer_(observer), index_(kKvBlockTokens, hasher) {}
 
@@ -124,8 +124,7 @@ void RadixTree::Insert(std::string_view name, std::span<const int32_t> tokens, s
     stored.push_back(index_.hash(blocks[next].index()));
   }
   if (observer_ == nullptr || stored.empty()) return;
-  observer_->Stored(stored,
-                    first == 0 ? std::nullopt : std::optional(index_.hash(blocks[first - 1].index())),
+  observer_->Stored(stored, first == 0 ? std::nullopt : std::optional(index_.hash(blocks[first - 1].index())),
                     tokens.subspan(first * kKvBlockTokens), name);
 }
 

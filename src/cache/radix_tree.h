@@ -10,10 +10,10 @@
 #include <string_view>
 #include <vector>
 
+#include "cache/block_pool.h"
 #include "cache/eviction.h"
 #include "cache/eviction_queue.h"
 #include "cache/kv_events.h"
-#include "cache/kv_pool.h"
 #include "prefix/prefix_index.h"
 
 namespace moesaic::cache {
@@ -44,7 +44,7 @@ struct BlockPath {
 class RadixTree {
  public:
   /// `pool` is borrowed and must outlive the tree; so must `observer`, which may be null.
-  RadixTree(KvPool& pool, std::unique_ptr<EvictionPolicy> policy, KvObserver* observer,
+  RadixTree(BlockPool& pool, std::unique_ptr<EvictionPolicy> policy, KvObserver* observer,
             const prefix::KeyedHasher& hasher = prefix::KeyedHasher());
   ~RadixTree();
   RadixTree(const RadixTree&) = delete;
@@ -79,7 +79,7 @@ class RadixTree {
   /// What such a block holds: [kKvBlockTokens], as long as it is here.
   std::span<const int32_t> TokensOf(int32_t block) const { return index_.tokens(block); }
 
-  uint64_t now() const { return now_; }   ///< the time: calls of Use so far
+  uint64_t now() const { return now_; }           ///< the time: calls of Use so far
   int blocks() const { return index_.blocks(); }  ///< idle or not
   int nodes() const { return index_.nodes(); }
   int64_t evicted() const { return evicted_; }  ///< blocks, ever
@@ -90,7 +90,8 @@ class RadixTree {
  private:
   struct NodeState : EvictionQueue::Entry {
     uint64_t last_use = 0;
-    uint32_t uses = 1;  // sequences that continued behind it in different ways, or brought it back after eviction
+    uint32_t uses =
+        1;  // sequences that continued behind it in different ways, or brought it back after eviction
     bool continued = false;  // some block has followed it
     Session session = Session::kNone;
     double returns_at = 0;
@@ -112,7 +113,7 @@ class RadixTree {
   void Offer(Node& node);
   Node* First();
 
-  KvPool& pool_;
+  BlockPool& pool_;
   const std::unique_ptr<EvictionPolicy> policy_;
   KvObserver* const observer_;
   Index index_;          // by block number

@@ -11,8 +11,6 @@
 namespace moesaic::cache {
 namespace {
 
-constexpr KvLayout kLayout = {.layers = 2, .heads = 3, .key_dim = 2, .value_dim = 1};
-
 // One letter is one block: 64 tokens that are all that letter. "abc" is a prompt of three blocks; a digit at
 // the end is a part of a block, so "ab5" has 5 tokens of the block 'z' behind it, and "ab5c" 5 of 'c'.
 std::vector<int32_t> Tokens(const std::string& text) {
@@ -57,7 +55,7 @@ class Recorder : public KvObserver {
 class RadixTreeTest : public testing::Test {
  protected:
   explicit RadixTreeTest(int blocks = 16, int hash_bits = 64)
-      : pool_(*KvPool::Create(kLayout, blocks * kLayout.total_bytes())),
+      : pool_(std::make_unique<BlockPool>(blocks)),
         tree_(*pool_, MakeLruPolicy(), &recorder_, prefix::KeyedHasher(hash_bits)) {}
 
   // What a request does: looks its prompt up, computes the rest, and lets go. The blocks that it found.
@@ -97,7 +95,7 @@ class RadixTreeTest : public testing::Test {
   }
 
   Recorder recorder_;
-  std::unique_ptr<KvPool> pool_;
+  std::unique_ptr<BlockPool> pool_;
   RadixTree tree_;
   int found_ = 0, tail_ = 0;
 };
@@ -125,7 +123,7 @@ class HintedTreeTest : public testing::Test {
     return gone;
   }
 
-  std::unique_ptr<KvPool> pool_ = *KvPool::Create(kLayout, 32 * kLayout.total_bytes());
+  std::unique_ptr<BlockPool> pool_ = std::make_unique<BlockPool>(32);
   RadixTree tree_{*pool_, MakeCostAwarePolicy(1000, 20), nullptr};
 };
 
@@ -321,7 +319,7 @@ TEST_F(CollisionTest, TokensDecideNotHashes) {
 void RandomAgainstSet(uint32_t seed, int bits) {
   std::mt19937 random(seed);
   const int total = 4 + static_cast<int>(random() % 40);
-  auto pool = *KvPool::Create(kLayout, total * kLayout.total_bytes());
+  auto pool = std::make_unique<BlockPool>(total);
   auto policy = random() % 2 == 0 ? MakeLruPolicy() : MakeCostAwarePolicy(1000, 20);
   RadixTree tree(*pool, std::move(policy), nullptr, prefix::KeyedHasher(bits));
   std::set<std::string> model;  // "name/abc" for each block, by all letters up to it

@@ -10,12 +10,12 @@
 namespace moesaic::cache {
 namespace {
 
-constexpr int kMost = 127;
+constexpr int kMaxCode = 127;
 // Columns that are worked on at once: their largest elements stay in registers, and a cache line of codes is
 // written at a time.
 constexpr int kColumns = 64;
 // Below this a column is zero: its scale would be no normal number.
-constexpr float kLeast = 1e-30F;
+constexpr float kMinMagnitude = 1e-30F;
 // Added to a float of less than 2^22, leaves it rounded to a whole number, halves to even.
 constexpr float kRound = 12582912.0F;  // 1.5 x 2^23
 
@@ -44,9 +44,9 @@ void EncodeColumns(const T* from, int count, int stride, int8_t* codes, float* s
   }
   float inverse[kColumns];
   for (int i = 0; i < count; ++i) {
-    const bool some = largest[i] >= kLeast;
-    scales[i] = some ? largest[i] / kMost : 0;
-    inverse[i] = some ? kMost / largest[i] : 0;
+    const bool some = largest[i] >= kMinMagnitude;
+    scales[i] = some ? largest[i] / kMaxCode : 0;
+    inverse[i] = some ? kMaxCode / largest[i] : 0;
   }
   for (int row = 0; row < kKvBlockTokens; ++row) {
     for (int i = 0; i < count; ++i) {

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cache/kv_pool.h"
+#include "cache/block_pool.h"
 
 namespace moesaic::cache {
 

@@ -1,53 +1,108 @@
 #include "cache/warm_tier.h"
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <limits>
 #include <utility>
 
 #include "base/check.h"
 
 namespace moesaic::cache {
-namespace {
 
-using Clock = std::chrono::steady_clock;
-
-double SecondsSince(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-}  // namespace
-
-StatusOr<std::unique_ptr<WarmTier>> WarmTier::Create(const KvLayout& layout, int64_t bytes, bool exact,
-                                                     runtime::ThreadPool& threads, int64_t step_bytes) {
-  const WarmCodec codec(layout, exact);
+StatusOr<std::unique_ptr<WarmTier>> WarmTier::Create(BlockPool& pool, const RadixTree* tree,
+                                                     const KvLayout& layout, const WarmTierOptions& options) {
+  const WarmCodec codec(layout, options.exact);
   const int64_t each = codec.block_bytes() + kNodeBytes;
-  const int64_t room = bytes - RootBytes("");
+  const int64_t room = options.bytes - RootBytes("");
   if (room < each) {
     return ResourceExhausted(
         "the memory for warm KV blocks must be at least {} bytes, one block of {} tokens; found {}",
-        each + RootBytes(""), kKvBlockTokens, bytes);
+        each + RootBytes(""), kKvBlockTokens, options.bytes);
   }
-  ASSIGN_OR_RETURN(std::unique_ptr<SwapSpace> space,
-                   SwapSpace::Create(codec.block_bytes(), room / each * codec.block_bytes()));
-  const auto step = std::clamp<int64_t>(step_bytes / layout.total_bytes(), 1, std::numeric_limits<int>::max());
-  return std::unique_ptr<WarmTier>(
-      new WarmTier(codec, std::move(space), threads, bytes, static_cast<int>(step)));
+  constexpr int64_t kMax = std::numeric_limits<int>::max();
+  const auto step = std::clamp<int64_t>(options.step_bytes / layout.total_bytes(), 1, kMax);
+  return std::unique_ptr<WarmTier>(new WarmTier(
+      pool, tree, layout, options, static_cast<int>(std::min(room / each, kMax)), static_cast<int>(step)));
 }
 
-WarmTier::WarmTier(const WarmCodec& codec, std::unique_ptr<SwapSpace> space, runtime::ThreadPool& threads,
-                   int64_t bytes, int step_blocks)
-    : codec_(codec),
-      space_(std::move(space)),
-      threads_(threads),
-      bytes_(bytes),
+WarmTier::WarmTier(BlockPool& pool, const RadixTree* tree, const KvLayout& layout,
+                   const WarmTierOptions& options, int slots, int step_blocks)
+    : pool_(pool),
+      tree_(tree),
+      codec_(layout, options.exact),
+      has_summaries_(layout.summary_bytes > 0),
+      slots_(slots),
+      bytes_(options.bytes),
       step_blocks_(step_blocks),
       left_(step_blocks) {
-  stats_.capacity_blocks = space_->total_blocks();
+  stats_.capacity_blocks = slots;
 }
 
-// The name stands in the root and in the map.
+TierHit WarmTier::Lookup(const TierQuery& query) const {
+  // A block that was evicted again before its request was admitted is not fetched twice.
+  const auto fetched = fetched_.find(query.request);
+  if (fetched != fetched_.end() && query.known_blocks < fetched->second) return {};
+  TierHit hit = {.exclusive = true};
+  hit.slots =
+      Find(query.name, query.tokens, query.known_blocks, std::min(step_blocks_, pool_.total_blocks()));
+  hit.blocks = static_cast<int>(hit.slots.size());
+  hit.tokens = (query.known_blocks + hit.blocks) * kKvBlockTokens;
+  return hit;
+}
+
+void WarmTier::OnEvict(const EvictedBlock& evicted, KvOps* ops) {
+  expected_ = std::max(0, expected_ - 1);
+  const size_t before = path_.blocks.size();
+  const bool follows = before > 1 && path_.blocks[before - 2] == evicted.block;
+  if (evicted.discarded || pool_.partial(evicted.block)) {
+    path_.blocks.clear();
+    return;
+  }
+  if (follows) {
+    path_.blocks.pop_back();
+    chain_.pop_back();
+  } else {
+    path_ = tree_->PathOf(evicted.block);
+    chain_.clear();
+    for (const int32_t each : path_.blocks) chain_.push_back(tree_->TokensOf(each));
+  }
+  Put(path_.name, chain_, evicted.block, ops, {.before_last = follows, .more = expected_});
+}
+
+bool WarmTier::Fetch(const TierQuery& query, const TierHit& hit, std::span<const BlockRef> blocks,
+                     KvOps* ops) {
+  const std::span<const BlockRef> to = blocks.last(hit.slots.size());
+  for (size_t i = 0; i < to.size(); ++i) {
+    MOESAIC_CHECK(to[i].unique());
+    ops->push_back({.kind = KvOpKind::kRestore,
+                    .area = KvArea::kWarm,
+                    .block = to[i].index(),
+                    .slot = hit.slots[i]->index()});
+    if (!exact()) pool_.SetInexact(to[i]);
+  }
+  stats_.restored_blocks += std::ssize(to);
+  Touch(query.name, query.tokens, static_cast<int>(blocks.size()));
+  fetched_[query.request] = static_cast<int>(blocks.size());
+  if (exact() || !has_summaries_) return true;
+  for (const BlockRef& block : to) {
+    ops->push_back({.kind = KvOpKind::kBuildSummary, .block = block.index()});
+  }
+  return true;
+}
+
+void WarmTier::OnResult(const KvResult& result) {
+  stats_.store_seconds += result.warm_save_seconds;
+  stats_.restore_seconds += result.warm_restore_seconds;
+  for (const int32_t slot : result.rejected_slots) {
+    const auto it =
+        std::ranges::find_if(by_use_, [&](int32_t id) { return index_.payload(id).slot->index() == slot; });
+    if (it == by_use_.end()) continue;  // it was evicted, or forgotten, in the same step
+    ++stats_.refused_blocks;
+    --stats_.stored_blocks;
+    Drop(*it);
+  }
+}
+
+// The name is stored in the root and as its key.
 int64_t WarmTier::RootBytes(std::string_view name) {
   return kNodeBytes + 2 * static_cast<int64_t>(name.size());
 }
@@ -58,14 +113,14 @@ int64_t WarmTier::UsedBytes() const {
 
 WarmTier::~WarmTier() = default;
 
-std::vector<SwapRef> WarmTier::Find(std::string_view name, std::span<const int32_t> tokens, int first,
-                                    int most) const {
-  std::vector<SwapRef> found;
+std::vector<SlotRef> WarmTier::Find(std::string_view name, std::span<const int32_t> tokens, int first,
+                                    int max) const {
+  std::vector<SlotRef> found;
   int count = 0;
   bool whole = true;
-  const size_t wanted = std::min(tokens.size() / kKvBlockTokens, static_cast<size_t>(first) + most);
+  const size_t wanted = std::min(tokens.size() / kKvBlockTokens, static_cast<size_t>(first + max));
   index_.Walk(name, tokens.first(wanted * kKvBlockTokens), [&](int32_t id) {
-    const SwapRef& slot = index_.payload(id).slot;
+    const SlotRef& slot = index_.payload(id).slot;
     if (count++ < first) return;
     whole = whole && slot != nullptr;
     if (whole) found.push_back(slot);
@@ -114,24 +169,15 @@ int32_t WarmTier::Reach(std::string_view name, Chain chain) {
   return reached_;
 }
 
-bool WarmTier::IsFinite(const KvBlockView& block) {
-  if (codec_.exact()) return true;
-  std::atomic<bool> finite = true;
-  threads_.Run(codec_.layers(), [&](int64_t layer, int) {
-    if (!codec_.IsFinite(block, static_cast<int>(layer))) finite = false;
-  });
-  return finite;
-}
-
 // Takes a slot for the end of `chain`, which was located. Null: somebody is about to read every block, or the
 // names of the chain do not fit.
-SwapRef WarmTier::TakeSlot(std::string_view name, Chain chain) {
+SlotRef WarmTier::TakeSlot(std::string_view name, Chain chain) {
   if (codec_.block_bytes() + std::ssize(chain) * kNodeBytes + RootBytes(name) > bytes_) return nullptr;
   for (auto it = by_use_.begin();;) {
     const int64_t missing = static_cast<int64_t>(chain.size() - reached_depth_) * kNodeBytes +
                             (index_.FindRoot(name) == nullptr ? RootBytes(name) : 0);
     if (UsedBytes() + codec_.block_bytes() + missing <= bytes_) {
-      if (SwapRef slot = space_->Take()) return slot;
+      if (SlotRef slot = slots_.Take()) return slot;
     }
     while (it != by_use_.end() && index_.payload(*it).slot.use_count() > 1) ++it;
     if (it == by_use_.end()) return nullptr;
@@ -162,42 +208,26 @@ void WarmTier::Prune(int32_t id) {
   }
 }
 
-void WarmTier::Put(std::string_view name, Chain chain, const KvBlockView& block, WarmInRow row) {
-  const Clock::time_point start = Clock::now();
-  Locate(name, chain, row.before_last);
+void WarmTier::Put(std::string_view name, Chain chain, int32_t block, KvOps* ops, WarmRun run) {
+  Locate(name, chain, run.before_last);
   if (reached_depth_ == chain.size() && index_.payload(reached_).slot != nullptr) {
     by_use_.splice(by_use_.end(), by_use_, index_.payload(reached_).place);
     return;
   }
-  if (left_ <= row.more) {
+  if (left_ <= run.more) {
     ++stats_.dropped_blocks;
     return;
   }
   --left_;
-  // Nothing goes for a block that is not kept, and with what goes, nodes go.
-  SwapRef slot = IsFinite(block) ? TakeSlot(name, chain) : nullptr;
+  SlotRef slot = TakeSlot(name, chain);
   if (slot == nullptr) {
     ++stats_.refused_blocks;
     return;
   }
-  threads_.Run(codec_.layers(),
-               [&](int64_t layer, int) { codec_.Encode(block, static_cast<int>(layer), space_->At(*slot)); });
+  ops->push_back({.kind = KvOpKind::kSave, .area = KvArea::kWarm, .block = block, .slot = slot->index()});
   const int32_t id = Reach(name, chain);
   index_.payload(id) = {.slot = std::move(slot), .place = by_use_.insert(by_use_.end(), id)};
   ++stats_.stored_blocks;
-  stats_.store_seconds += SecondsSince(start);
-}
-
-void WarmTier::Restore(std::span<const SwapRef> blocks, std::span<const KvBlockView> to) {
-  const Clock::time_point start = Clock::now();
-  MOESAIC_CHECK_EQ(blocks.size(), to.size());
-  const int64_t layers = codec_.layers();
-  threads_.Run(std::ssize(blocks) * layers, [&](int64_t task, int) {
-    const size_t i = task / layers;
-    codec_.Decode(space_->At(*blocks[i]), static_cast<int>(task % layers), to[i]);
-  });
-  stats_.restored_blocks += std::ssize(blocks);
-  stats_.restore_seconds += SecondsSince(start);
 }
 
 void WarmTier::Clear() {
@@ -206,6 +236,7 @@ void WarmTier::Clear() {
   root_bytes_ = 0;
   reached_ = -1;
   reached_depth_ = 0;
+  path_.blocks.clear();
 }
 
 WarmTierStats WarmTier::stats() const {

@@ -38,8 +38,8 @@ class Drafter {
   virtual bool wants_hidden() const { return false; }
   /// The plan's admissions still hold what they were promised.
   virtual void Admitted(const StepPlan&) {}
-  /// Commit has taken the plan's new blocks.
-  virtual void Allocated(const StepPlan&) {}
+  /// Commit has taken the plan's new blocks. `ops` are applied before the step's rows.
+  virtual void Allocated(const StepPlan&, cache::KvOps*) {}
   /// The step is computed: `hidden` [all rows, hidden_size], when wanted. Scheduler::Advance comes next.
   virtual void Computed(const StepPlan&, std::span<const float>) {}
   /// `sequence` is not worth drafting for now: what is kept for it may be forgotten.

@@ -9,9 +9,8 @@
 #include <vector>
 
 #include "base/status.h"
-#include "cache/disk_tier.h"
 #include "cache/kv_events.h"
-#include "cache/warm_tier.h"
+#include "cache/tier_stats.h"
 #include "engine/request.h"
 #include "engine/speculative.h"
 #include "kernels/kernel_table.h"
@@ -40,8 +39,9 @@ struct EngineOptions {
   /// unless kv_dtype is int8, or blocks are kept as they are (warm_exact), in as many bytes as in the cache.
   int64_t warm_bytes = 0;
   bool warm_exact = false;
-  /// Of the KV cache, kept there by one step at most, and brought back by one.
-  int64_t warm_step_bytes = cache::kWarmStepBytes;
+  /// Bytes of the KV cache that one step keeps there, and that one step restores: about a tenth of a second
+  /// of reads and writes, next to steps of tens of milliseconds to seconds.
+  int64_t warm_step_bytes = int64_t{256} << 20;
   int max_sequences = 16;       ///< sequences that run at once
   int max_batch_tokens = 512;   ///< rows of one step: prefill chunks and decodes together; >= max_sequences
   double max_mask_seconds = 2;  ///< CPU time that one mask of a grammar may take; the request then fails

@@ -10,7 +10,7 @@
 #include <regex>
 #include <set>
 
-#include "cache/kv_pool.h"
+#include "cache/block_pool.h"
 #include "engine/byte_tokenizer.h"
 #include "engine/fake_model.h"
 #include "engine/sampling.h"

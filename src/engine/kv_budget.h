@@ -5,9 +5,9 @@
 #include <string>
 
 #include "base/status.h"
-#include "cache/kv_pool.h"
 #include "engine/engine.h"
 #include "models/model.h"
+#include "tensor/kv_layout.h"
 
 namespace moesaic::engine {
 
@@ -16,7 +16,7 @@ StatusOr<tensor::DType> KvDType(const std::string& name, const models::ModelInfo
 
 /// `digests`: with room for those of all layers.
 tensor::KvLayout LayoutFor(const models::KvSpec& kv, tensor::DType dtype, bool digests,
-                             DigestKind kind = DigestKind::kBox);
+                           DigestKind kind = DigestKind::kBox);
 
 /// options.kv_bytes, or what max_sequences x context needs, at most a quarter of the memory that is free now.
 int64_t KvBudget(const tensor::KvLayout& layout, const EngineOptions& options, int context);

@@ -7,9 +7,10 @@
 #include <memory>
 #include <vector>
 
-#include "cache/kv_pool.h"
+#include "cache/block_pool.h"
+#include "cache/kv_store.h"
 #include "engine/drafter.h"
-#include "engine/executor.h"
+#include "engine/local_executor.h"
 
 namespace moesaic::engine {
 
@@ -18,7 +19,7 @@ class ModelDrafter : public Drafter {
  public:
   /// `model`, `kernels` and `threads` are borrowed. At most `max_rows` rows of it are computed at a time.
   ModelDrafter(models::Model& model, const kernels::KernelTable& kernels, runtime::ThreadPool& threads,
-               std::unique_ptr<cache::KvPool> blocks, int max_rows);
+               std::unique_ptr<cache::KvStore> store, int max_rows);
   void Keep(const std::vector<std::unique_ptr<Sequence>>& running) override;
   int Limit(const Sequence& sequence, int most) override;
   int Behind(const Sequence& sequence) const override;
@@ -45,8 +46,9 @@ class ModelDrafter : public Drafter {
   Status Append(std::vector<Chain>& chains);
 
   const int context_, max_rows_;
-  std::unique_ptr<cache::KvPool> blocks_;
-  Executor executor_;
+  const std::unique_ptr<cache::KvStore> store_;
+  cache::BlockPool pool_;
+  LocalExecutor executor_;
   absl::flat_hash_map<RequestId, std::unique_ptr<State>> states_;
 };
 

@@ -1,7 +1,6 @@
 #include "engine/mtp_drafter.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "engine/sampling.h"
 
@@ -17,25 +16,23 @@ constexpr int kKeptRows = 128;
 
 }  // namespace
 
-MtpDrafter::MtpDrafter(Executor& executor, const cache::KvPool& blocks, int layer, int hidden_size)
+MtpDrafter::MtpDrafter(Executor& executor, int blocks, int layer, int hidden_size)
     : executor_(executor),
-      blocks_(blocks),
       layer_(layer),
       hidden_size_(static_cast<size_t>(hidden_size)),
-      origins_(blocks.total_blocks(), -1) {}
+      origins_(blocks, -1) {}
 
 // The module's rows begin anew with the block that holds the next token. Zeros in the place of those that are
 // missing there draw little attention and say nothing.
-void MtpDrafter::Restart(Sequence& sequence) const {
+void MtpDrafter::Restart(Sequence& sequence, cache::KvOps* ops) const {
   DraftState& draft = sequence.draft;
   draft.mtp_first = sequence.computed / kKvBlockTokens;
   draft.mtp_computed = sequence.computed;
   draft.hidden.clear();
   NoteLastBlock(sequence);
   if (sequence.computed % kKvBlockTokens == 0) return;
-  const int64_t bytes = blocks_.layout().layer_bytes();
-  const int32_t block = sequence.block_table[draft.mtp_first];
-  std::memset(blocks_.At(block) + layer_ * bytes, 0, bytes);
+  ops->push_back(
+      {.kind = cache::KvOpKind::kClear, .block = sequence.block_table[draft.mtp_first], .layer = layer_});
 }
 
 // The block that the last of the module's rows are in, unless it is full: when it is, the tree may have
@@ -64,48 +61,53 @@ bool MtpDrafter::IsWhole(const Sequence& sequence) const {
 }
 
 Status MtpDrafter::Draft(std::span<const DraftJob> jobs) {
-  ASSIGN_OR_RETURN(std::vector<Chain> chains, TakeIn(jobs));
+  StepResult result;
+  ASSIGN_OR_RETURN(std::vector<Chain> chains, TakeIn(jobs, &result));
   while (!chains.empty()) {
-    std::vector<MtpRows> batch;
+    StepBatch batch = {.kind = StepKind::kMtp};
     for (const Chain& chain : chains) {
       const DraftState& draft = chain.sequence->draft;
       const int position = chain.sequence->computed + static_cast<int>(draft.tokens.size()) - 1;
-      batch.push_back({.tokens = std::span(draft.tokens).last(1),
-                       .hidden = executor_.mtp_hidden().subspan(chain.row * hidden_size_, hidden_size_),
-                       .block_table = std::span(chain.sequence->block_table).subspan(draft.mtp_first),
-                       .start = position - draft.mtp_first * kKvBlockTokens,
-                       .want_logits = true});
+      const auto hidden = result.hidden.subspan(chain.row * hidden_size_, hidden_size_);
+      batch.hidden.insert(batch.hidden.end(), hidden.begin(), hidden.end());
+      batch.AddRows({.sequence = chain.sequence->id,
+                     .start = position - draft.mtp_first * kKvBlockTokens,
+                     .first_logits = 0},
+                    std::span(draft.tokens).last(1), {},
+                    std::span(chain.sequence->block_table).subspan(draft.mtp_first));
     }
-    ASSIGN_OR_RETURN(const std::span<const float> logits, executor_.RunMtp(batch));
+    ASSIGN_OR_RETURN(result, executor_.Run(batch));
     for (size_t i = 0; i < chains.size(); ++i) chains[i].row = static_cast<int>(i);
-    Append(chains, logits);
+    Append(chains, result.logits);
   }
   return OkStatus();
 }
 
 // Computes the rows of what the jobs' sequences have got since, and the first draft of each.
-StatusOr<std::vector<MtpDrafter::Chain>> MtpDrafter::TakeIn(std::span<const DraftJob> jobs) {
-  std::vector<MtpRows> batch;
+StatusOr<std::vector<MtpDrafter::Chain>> MtpDrafter::TakeIn(std::span<const DraftJob> jobs,
+                                                            StepResult* result) {
+  StepBatch batch = {.kind = StepKind::kMtp};
   std::vector<Chain> chains;
   std::vector<Sequence*> taken;
   int rows = 0;
   for (const DraftJob& job : jobs) {
     Sequence& sequence = *job.sequence;
     const DraftState& draft = sequence.draft;
-    if (!IsWhole(sequence)) Restart(sequence);
+    if (!IsWhole(sequence)) Restart(sequence, &batch.ops_before);
     const int count = Rows(sequence);
     if (count == 0) continue;
-    batch.push_back({.tokens = std::span(sequence.tokens).subspan(draft.mtp_computed + 1, count),
-                     .hidden = draft.hidden,
-                     .block_table = std::span(sequence.block_table).subspan(draft.mtp_first),
-                     .start = draft.mtp_computed - draft.mtp_first * kKvBlockTokens,
-                     .want_logits = job.depth > 0});
+    batch.hidden.insert(batch.hidden.end(), draft.hidden.begin(), draft.hidden.end());
+    batch.AddRows({.sequence = sequence.id,
+                   .start = draft.mtp_computed - draft.mtp_first * kKvBlockTokens,
+                   .first_logits = job.depth > 0 ? count - 1 : count},
+                  std::span(sequence.tokens).subspan(draft.mtp_computed + 1, count), {},
+                  std::span(sequence.block_table).subspan(draft.mtp_first));
     rows += count;
     taken.push_back(&sequence);
     if (job.depth > 0) chains.push_back({.sequence = &sequence, .depth = job.depth, .row = rows - 1});
   }
-  if (batch.empty()) return chains;
-  ASSIGN_OR_RETURN(const std::span<const float> logits, executor_.RunMtp(batch));
+  if (batch.rows.empty() && batch.ops_before.empty()) return chains;
+  ASSIGN_OR_RETURN(*result, executor_.Run(batch));
   for (Sequence* sequence : taken) {
     DraftState& draft = sequence->draft;
     for (int i = draft.mtp_computed / kKvBlockTokens; i < sequence->computed / kKvBlockTokens; ++i) {
@@ -115,7 +117,7 @@ StatusOr<std::vector<MtpDrafter::Chain>> MtpDrafter::TakeIn(std::span<const Draf
     NoteLastBlock(*sequence);
     draft.hidden.clear();
   }
-  Append(chains, logits);
+  Append(chains, result->logits);
   return chains;
 }
 
@@ -156,22 +158,19 @@ void MtpDrafter::Admitted(const StepPlan& plan) {
   }
 }
 
-void MtpDrafter::Allocated(const StepPlan& plan) {
+void MtpDrafter::Allocated(const StepPlan& plan, cache::KvOps* ops) {
   for (const StepPlan::Part& part : plan.parts) {
     Sequence& sequence = *part.sequence;
     for (const int32_t block : std::span(sequence.block_table).last(part.new_blocks)) origins_[block] = -1;
     if (sequence.draft.mtp_first < 0) {
-      Restart(sequence);
+      Restart(sequence, ops);
     } else if (sequence.draft.mtp_block < 0) {
       NoteLastBlock(sequence);  // the copy of a prefix's tail
     }
   }
-  // Those from disk or the warm tier may have the module's rows, but nobody knows.
-  for (const StepPlan::Promotion& promotion : plan.promotions) {
-    for (const int32_t block : promotion.taken) origins_[block] = -1;
-  }
-  for (const StepPlan::Load& load : plan.loads) {
-    for (const int32_t block : load.taken) origins_[block] = -1;
+  // Blocks from a tier may contain rows of the module, but nobody knows.
+  for (const StepPlan::Fetch& fetch : plan.fetches) {
+    for (const int32_t block : fetch.taken) origins_[block] = -1;
   }
 }
 

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "cache/kv_pool.h"
 #include "engine/drafter.h"
 #include "engine/executor.h"
 
@@ -17,14 +16,14 @@ namespace moesaic::engine {
 /// for what is missing in that block.
 class MtpDrafter : public Drafter {
  public:
-  /// Both are borrowed. `layer`: the module's in the blocks.
-  MtpDrafter(Executor& executor, const cache::KvPool& blocks, int layer, int hidden_size);
+  /// `executor` is borrowed. `blocks`: number of blocks of the cache. `layer`: the module's in a block.
+  MtpDrafter(Executor& executor, int blocks, int layer, int hidden_size);
   int Limit(const Sequence& sequence, int most) override;
   int Behind(const Sequence& sequence) const override;
   Status Draft(std::span<const DraftJob> jobs) override;
   bool wants_hidden() const override { return true; }
   void Admitted(const StepPlan& plan) override;
-  void Allocated(const StepPlan& plan) override;
+  void Allocated(const StepPlan& plan, cache::KvOps* ops) override;
   void Computed(const StepPlan& plan, std::span<const float> hidden) override;
   void Skip(Sequence& sequence) override;
 
@@ -40,14 +39,13 @@ class MtpDrafter : public Drafter {
   int Rows(const Sequence& sequence) const {
     return static_cast<int>(sequence.draft.hidden.size() / hidden_size_);
   }
-  void Restart(Sequence& sequence) const;
+  void Restart(Sequence& sequence, cache::KvOps* ops) const;
   static void NoteLastBlock(Sequence& sequence);
   bool IsWhole(const Sequence& sequence) const;
-  StatusOr<std::vector<Chain>> TakeIn(std::span<const DraftJob> jobs);
+  StatusOr<std::vector<Chain>> TakeIn(std::span<const DraftJob> jobs, StepResult* result);
   void Append(std::vector<Chain>& chains, std::span<const float> logits) const;
 
   Executor& executor_;
-  const cache::KvPool& blocks_;
   const int layer_;
   const size_t hidden_size_;
   // [total blocks] of full ones: the place in its sequence of the block in which the module's rows begin, by

@@ -24,16 +24,6 @@ int PlacesOf(const MaskJob& job, std::span<const int32_t> drafts) {
 
 }  // namespace
 
-int FirstLogits(const StepPlan::Part& part) {
-  const Sequence& sequence = *part.sequence;
-  const int last = part.count - 1;
-  if (sequence.wants_prompt_logprobs()) {
-    const int known = static_cast<int>(sequence.prompt_logprobs.size());
-    return std::clamp(known - sequence.computed, 0, part.count);
-  }
-  return sequence.draws_after(part.count) ? last : part.count;
-}
-
 RowTasks::RowTasks(runtime::ThreadPool& threads, int vocab_size, std::vector<int32_t> eos_ids,
                    double max_mask_seconds)
     : threads_(threads),
@@ -89,7 +79,7 @@ std::vector<RowTask> RowTasks::TasksOf(StepPlan& plan) {
   std::vector<RowTask> tasks;
   int next = 0;
   for (StepPlan::Part& part : plan.parts) {
-    for (int row = FirstLogits(part); row < part.count; ++row) {
+    for (int row = part.FirstLogits(); row < part.count; ++row) {
       const int position = part.sequence->computed + row;
       const int task_row = next++;
       const bool in_prompt = position + 1 < part.sequence->prompt_size();

@@ -24,9 +24,6 @@ struct RowTask {
   std::vector<Drawn> drawn = {};  // all but the last are the draft's
 };
 
-/// The first row of `part` whose logits are wanted; all behind it are, too.
-int FirstLogits(const StepPlan::Part& part);
-
 /// Engine thread only. A step calls StartMasks, runs the model, and then calls WaitForMasks and Run.
 class RowTasks {
  public:

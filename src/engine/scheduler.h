@@ -5,16 +5,15 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "cache/kv_pool.h"
+#include "cache/block_pool.h"
+#include "cache/kv_tier.h"
 #include "cache/radix_tree.h"
-#include "cache/swap_space.h"
-#include "engine/cold_blocks.h"
 #include "engine/event_rate.h"
-#include "engine/parked_blocks.h"
 #include "engine/sequence.h"
-#include "engine/warm_blocks.h"
+#include "engine/step_batch.h"
 
 namespace moesaic::engine {
 
@@ -32,7 +31,9 @@ struct StepPlan {
   struct Admission {
     Sequence* sequence;
     cache::PrefixMatch prefix;
-    int tokens;  // that need not be computed: the prefix's, or more where the swap space has what follows
+    cache::KvTier* tier;  // that has blocks after the prefix; or null
+    cache::TierHit hit;
+    int tokens;  // that need not be computed: the prefix's, or more if a tier has the blocks after it
     bool first;  // it has not run before
   };
   struct Part {
@@ -45,28 +46,23 @@ struct StepPlan {
     /// Tokens that are computed after the step.
     int kept() const { return count + accepted - (late ? 1 : 0); }
     int rows() const { return count + drafts; }
+    /// First row that needs logits; all later ones do, too.
+    int FirstLogits() const;
     /// Once its drafts are accepted, until the sequence advances.
     bool is_decode() const { return count == 1 && sequence->remaining() == 1 + accepted; }
   };
-  struct Load {
+  // Blocks that a tier fetches for a sequence that waits on.
+  struct Fetch {
     Sequence* sequence;
-    cache::PrefixMatch prefix;        // without a tail
-    int blocks;                       // that follow it, to be read from disk
-    bool lazy;                        // their digests only: it can be admitted in the next step
-    bool more;                        // lazy: and further ones come then
-    std::vector<int32_t> taken = {};  // by Commit: the blocks of the pool that they are read into
+    cache::PrefixMatch prefix;  // without a tail
+    cache::KvTier* tier;
+    cache::TierHit hit;
+    std::vector<int32_t> taken = {};  // by Commit: the blocks that are filled
   };
-  struct Promotion {
-    Sequence* sequence;
-    cache::PrefixMatch prefix;         // without a tail
-    std::vector<cache::SwapRef> warm;  // blocks that follow it: the tree has them in the next step
-    std::vector<int32_t> taken = {};   // by Commit: the blocks of the pool that they come back in
-  };
-  std::vector<Sequence*> abandon;     // whose loads end, the youngest first
-  std::vector<Sequence*> preempt;     // the last in rank first
-  std::vector<Admission> admit;       // in the order of admission
-  std::vector<Load> loads;            // of sequences that wait on
-  std::vector<Promotion> promotions;  // likewise
+  std::vector<Sequence*> cancel;   // sequences whose fetches end, the youngest first
+  std::vector<Sequence*> preempt;  // the last in rank first
+  std::vector<Admission> admit;    // in the order of admission
+  std::vector<Fetch> fetches;
   std::vector<Part> parts;
 };
 
@@ -75,9 +71,9 @@ struct StepPlan {
 /// ever.
 class Scheduler {
  public:
-  /// All are borrowed and must outlive the scheduler. `swap` may be null: whatever the tree does not keep is
-  /// then computed again.
-  Scheduler(cache::KvPool& pool, cache::RadixTree& tree, cache::SwapSpace* swap,
+  /// All are borrowed and must outlive the scheduler. `tiers` are asked in order; more may be appended before
+  /// the first sequence is added.
+  Scheduler(cache::BlockPool& pool, cache::RadixTree& tree, const std::vector<cache::KvTier*>& tiers,
             const SchedulerOptions& options);
   ~Scheduler();
 
@@ -89,27 +85,20 @@ class Scheduler {
   bool Remove(RequestId id);
   std::vector<RequestId> PastDeadline(Clock::time_point now) const;
 
-  /// Blocks on disk are loaded before a sequence is admitted, and what ends is stored. `cold` is borrowed and
-  /// must outlive the scheduler.
-  void SetCold(ColdBlocks* cold) { cold_ = cold; }
-  /// Blocks that the tree lets go are kept in fewer bytes and come back before a sequence is admitted. `warm`
-  /// is borrowed and must outlive the scheduler.
-  void SetWarm(WarmBlocks* warm) { warm_ = warm; }
-  /// Blocks of loads that have ended enter the tree. Before Plan.
-  void TakeLoaded();
-  /// A block is not what it should be: who holds it is preempted, and all that nobody holds is given up.
-  void Damaged(int32_t block);
-  /// The tree lets all idle blocks go, and none is kept elsewhere for that.
+  /// Begins a step: blocks of fetches that have ended enter the tree, and tiers store blocks. Before Plan.
+  void BeginStep();
+  /// Handles a block whose contents are damaged: sequences that hold it are preempted, and all idle blocks
+  /// are evicted.
+  void OnDamage(int32_t block);
+  /// Evicts all idle blocks, which no tier keeps for that.
   void ClearTree();
-  bool loading() const;  ///< whether a sequence waits for its load
-
-  /// As ParkedBlocks has it; until then copying costs nothing.
-  void SetSwapCosts(double copy_tokens, int64_t attention_tokens) {
-    parked_.SetCosts(copy_tokens, attention_tokens);
-  }
+  bool fetching() const;  ///< Whether a sequence waits for a fetch.
 
   StepPlan Plan() const;
-  void Commit(StepPlan& plan);
+  /// Carries the plan out. The batch computes its parts, after all operations that are due.
+  StepBatch Commit(StepPlan& plan);
+  /// Takes the operations that are due, to be applied outside a step.
+  cache::KvOps TakeOps() { return std::exchange(ops_, {}); }
   /// Says that the plan's parts have been computed, and which drafts were accepted: whole blocks of tokens
   /// enter the tree. What stands behind them in the blocks is written again.
   void Advance(const StepPlan& plan);
@@ -122,26 +111,27 @@ class Scheduler {
  private:
   void Preempt(Sequence* victim);
   cache::SessionHint HintOf(const SessionNote& note) const;
-  void StartLoad(StepPlan::Load& load);
-  void Promote(StepPlan::Promotion& promotion);
+  cache::TierQuery QueryOf(const Sequence& sequence, int known_blocks) const;
+  void StartFetch(StepPlan::Fetch& fetch);
   std::vector<cache::BlockRef> WithFresh(std::vector<cache::BlockRef> blocks, int count,
                                          std::vector<int32_t>* taken);
-  int FirstLossy(const Sequence& sequence, const cache::BlockRef& tail) const;
-  static void LetGo(Sequence& sequence);
-  void AbandonLoad(Sequence& sequence);
+  static void ReleaseBlocks(Sequence& sequence);
+  void CancelFetch(Sequence& sequence);
   void MakeFree(int blocks);
   void Admit(StepPlan::Admission& admission);
   void TakeBlocks(const StepPlan& plan);
+  StepBatch BatchOf(const StepPlan& plan);
   void ChooseFront();
   void JoinClient(Sequence& sequence);
   void LeaveClient(Sequence& sequence);
 
-  cache::KvPool& pool_;
+  cache::BlockPool& pool_;
   cache::RadixTree& tree_;
   const SchedulerOptions options_;
-  ParkedBlocks parked_;
-  ColdBlocks* cold_ = nullptr;
-  WarmBlocks* warm_ = nullptr;
+  const std::vector<cache::KvTier*>& tiers_;
+  bool discards_ = false;        // evicted blocks are not wanted any more
+  cache::KvOps ops_;             // due before the next step's rows
+  std::vector<uint64_t> ended_;  // sequences whose state executors release with the next step
   std::vector<std::unique_ptr<Sequence>> running_;  // by arrival
   std::vector<std::unique_ptr<Sequence>> waiting_;  // by arrival
   std::map<std::string, ClientShare> shares_;

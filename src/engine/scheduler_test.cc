@@ -9,6 +9,9 @@
 #include <set>
 #include <string>
 
+#include "cache/kv_store.h"
+#include "cache/swap_tier.h"
+
 namespace moesaic::engine {
 namespace {
 
@@ -31,13 +34,16 @@ class Story {
  public:
   // copy_tokens: tokens that could be computed while a block is copied to the swap space and back.
   Story(int blocks, const SchedulerOptions& options, int swap_blocks = 0, double copy_tokens = 1)
-      : pool_(*cache::KvPool::Create(kLayout, blocks * kLayout.total_bytes())),
-        swap_(swap_blocks == 0
-                  ? nullptr
-                  : *cache::SwapSpace::Create(kLayout.total_bytes(), swap_blocks * kLayout.total_bytes())),
-        tree_(*pool_, cache::MakeLruPolicy(), nullptr),
-        scheduler_(*pool_, tree_, swap_.get(), options) {
-    scheduler_.SetSwapCosts(copy_tokens, /*attention_tokens=*/1000);
+      : pool_(blocks),
+        store_(*cache::KvStore::Create({.layout = kLayout, .blocks = blocks, .swap_slots = swap_blocks},
+                                       *threads_)),
+        tree_(pool_, cache::MakeLruPolicy(), nullptr),
+        scheduler_(pool_, tree_, tiers_, options) {
+    if (swap_blocks == 0) return;
+    swap_ = *cache::SwapTier::Create(pool_, kLayout, swap_blocks * kLayout.total_bytes(),
+                                     /*attention_tokens=*/1000);
+    swap_->SetCopyTokens(copy_tokens);
+    tiers_.push_back(swap_.get());
   }
 
   void Add(const Ask& ask) {
@@ -75,7 +81,10 @@ class Story {
     }
     for (const StepPlan::Part& part : plan.parts)
       told += fmt::format("{}{} ", Name(*part.sequence), part.count);
-    scheduler_.Commit(plan);
+    const StepBatch batch = scheduler_.Commit(plan);
+    CheckBatch(plan, batch);
+    cache::KvResult result;
+    store_->Apply(batch.ops_before, &result);
     scheduler_.Advance(plan);
     std::vector<RequestId> done;
     for (const StepPlan::Part& part : plan.parts) {
@@ -109,9 +118,13 @@ class Story {
   }
 
   Scheduler& scheduler() { return scheduler_; }
-  cache::KvPool& pool() { return *pool_; }
-  int swapped() const { return swap_ == nullptr ? 0 : swap_->used_blocks(); }
-  int unheld() const { return pool_->free_blocks() + pool_->idle_blocks(); }
+  cache::BlockPool& pool() { return pool_; }
+  int swapped() const {
+    cache::TierStats stats;
+    if (swap_ != nullptr) swap_->AddStats(&stats);
+    return stats.swap.blocks;
+  }
+  int unheld() const { return pool_.free_blocks() + pool_.idle_blocks(); }
   RequestId last_id() const { return last_id_; }
   Clock::time_point start() const { return start_; }
 
@@ -121,7 +134,7 @@ class Story {
   // Keys are the tokens themselves.
   float& Key(const Sequence& sequence, int position) {
     const int32_t block = sequence.block_table[position / tensor::kKvBlockTokens];
-    auto* keys = reinterpret_cast<float*>(pool_->At(block));
+    auto* keys = reinterpret_cast<float*>(store_->At(block));
     return keys[position % tensor::kKvBlockTokens];
   }
   void CheckContents(const Sequence& sequence, int tokens) {
@@ -133,8 +146,30 @@ class Story {
     for (int i = from; i < sequence.computed; ++i) Key(sequence, i) = static_cast<float>(sequence.tokens[i]);
   }
 
-  std::unique_ptr<cache::KvPool> pool_;
-  std::unique_ptr<cache::SwapSpace> swap_;
+  // Rows, tokens and blocks of the batch are those of the plan.
+  static void CheckBatch(const StepPlan& plan, const StepBatch& batch) {
+    ASSERT_EQ(batch.rows.size(), plan.parts.size());
+    for (size_t i = 0; i < plan.parts.size(); ++i) {
+      const BatchRows& rows = batch.rows[i];
+      const Sequence& sequence = *plan.parts[i].sequence;
+      EXPECT_EQ(rows.sequence, sequence.id);
+      EXPECT_EQ(rows.start, sequence.computed);
+      ASSERT_EQ(rows.count, plan.parts[i].rows());
+      for (int row = 0; row < rows.count; ++row) {
+        EXPECT_EQ(batch.tokens[rows.first_token + row], sequence.tokens[rows.start + row]);
+      }
+      for (int b = 0; b < rows.blocks; ++b) {
+        EXPECT_EQ(batch.block_tables[rows.first_block + b], sequence.block_table[b]);
+      }
+    }
+  }
+
+  const std::unique_ptr<runtime::ThreadPool> threads_ =
+      *runtime::ThreadPool::Create({.threads = 1, .pin = false});
+  cache::BlockPool pool_;
+  const std::unique_ptr<cache::KvStore> store_;
+  std::unique_ptr<cache::SwapTier> swap_;
+  std::vector<cache::KvTier*> tiers_;
   cache::RadixTree tree_;
   Scheduler scheduler_;
   std::vector<std::vector<int32_t>> prompts_;

@@ -5,14 +5,12 @@
 #include <array>
 #include <cstdint>
 #include <limits>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "cache/disk_tier.h"
-#include "cache/kv_pool.h"
-#include "cache/swap_space.h"
+#include "cache/block_pool.h"
+#include "cache/kv_tier.h"
 #include "engine/mask_worker.h"
 #include "engine/request.h"
 #include "engine/sampling.h"
@@ -24,12 +22,6 @@ namespace moesaic::engine {
 struct ClientShare {
   double service = 0;  // tokens: prompt tokens computed, and twice those drawn
   int sequences = 0;   // in the scheduler
-};
-
-/// Where a block is that a preempted sequence had: in the tree, in the swap space, or nowhere.
-struct ParkedBlock {
-  int32_t in_tree = -1;  // its number, or -1
-  cache::SwapRef swapped = nullptr;
 };
 
 /// How a sequence's drafts fared, the latest counting most: by place in the draft, given that all before it
@@ -74,8 +66,8 @@ struct Sequence {
   MaskTicket mask;            // of the next token under request.grammar, until that is drawn
   bool slow_masks = false;    // one took long: from now on they are computed at low priority, before a step
   std::vector<float> hidden;  // [hidden_size] of the last prompt token, when an embedding is wanted
-  std::optional<kernels::BlockSparsity> sparsity;      // none: its rows read all blocks
-  std::unique_ptr<kernels::KeptChoices> kept_choices;  // that `sparsity` points to, or null
+  std::optional<kernels::BlockSparsity>
+      sparsity;                 // settings, without pointers; none: its rows read all blocks
   std::string cache_namespace;  // that its blocks are of: the request's, and how they were computed
   // Tokens from here on were computed by choosing, as a request that has them in its prompt would not: their
   // blocks stay out of the tree.
@@ -83,19 +75,10 @@ struct Sequence {
 
   std::vector<cache::BlockRef> blocks;
   std::vector<int32_t> block_table;  // [blocks] their numbers, as kernels want them
-  int known_blocks = 0;              // leading ones that stand in the tree
-  std::vector<ParkedBlock> parked;   // [blocks] while it waits after a preemption; or empty
-  int parked_tokens = 0;             // that stand in them
+  int known_blocks = 0;              // leading ones that are in the radix tree
   int cached_tokens = 0;             // of the prompt: found in the tree when it was first admitted
-  // While it waits and this is there, what stands behind the known blocks is being read from disk.
-  std::optional<cache::DiskTier::LoadId> load;
-  bool tried_disk = false;  // since it last began to wait
-  // Leading blocks that the tree has had since the digests of some of them came back, while more are to come.
-  int lazy_blocks = 0;
-  // Leading blocks that the tree had when some of them came from the warm tier, since it last began to wait.
-  int promoted = 0;
-  // The first of its blocks that may not hold what computing its tokens would give: so do all behind it.
-  int lossy_from = std::numeric_limits<int>::max();
+  cache::KvTier* fetching =
+      nullptr;  // tier that fills the blocks after the known ones while the sequence waits
   DraftState draft;
 
   ClientShare* share = nullptr;

@@ -4,9 +4,8 @@
 
 #include <string_view>
 
-#include "cache/kv_pool.h"
-#include "engine/speculative.h"
 #include "kernels/sketch.h"
+#include "tensor/kv_layout.h"
 
 namespace moesaic::engine {
 
@@ -52,23 +51,13 @@ Status CheckSparsity(const RequestSparsity& sparsity, const SparsityOptions& opt
 }
 
 kernels::BlockSparsity BlockSparsityOf(const RequestSparsity& sparsity, const SparsityOptions& options,
-                                       int prompt, kernels::SparsityCounters* counters) {
+                                       int prompt) {
   return {.budget_blocks = tensor::KvBlocksFor(sparsity.budget),
           .first_position = sparsity.mode == SparsityMode::kDecode ? prompt : 0,
           .mass = sparsity.mass,
           .reuse = sparsity.reuse,
           .eps = sparsity.eps,
-          .audit_every = options.audit_every,
-          .counters = counters};
-}
-
-std::unique_ptr<kernels::KeptChoices> KeptChoicesFor(const RequestSparsity& sparsity,
-                                                     const models::KvSpec& kv) {
-  if (sparsity.mode == SparsityMode::kDense || sparsity.reuse == 1) return nullptr;
-  // That of the next row, and those of drafts behind it, which may all be refused: of so many rows less one,
-  // as many as begin a group, a group that began before, and one that the end of a block cuts short.
-  const int most = 1 + kMostDrafts / sparsity.reuse + 2;
-  return std::make_unique<kernels::KeptChoices>(kv.layers, kv.heads, most);
+          .audit_every = options.audit_every};
 }
 
 std::string NamespaceOf(const std::string& name, const RequestSparsity& sparsity) {

@@ -1,7 +1,6 @@
 // Which rows of which requests choose the blocks that they read. docs/contracts/sparsity.md is the law.
 #pragma once
 
-#include <memory>
 #include <string>
 
 #include "base/status.h"
@@ -59,15 +58,9 @@ struct SparsityOptions {
 /// Refuses members out of range, by name, and any mode but kDense where there are no digests.
 Status CheckSparsity(const RequestSparsity& sparsity, const SparsityOptions& options);
 
-/// What the kernels are told of a request with so long a prompt. `counters` is borrowed. A sequence whose
-/// rows read earlier choices again has them in `kept`.
+/// Settings of the kernels for a request with a prompt of `prompt` tokens. Their pointers are null.
 kernels::BlockSparsity BlockSparsityOf(const RequestSparsity& sparsity, const SparsityOptions& options,
-                                       int prompt, kernels::SparsityCounters* counters);
-
-/// Room for the choices that rows of one sequence may read again, drafts among them: at most 4 bytes a block
-/// of the budget, layer, KV head and kept choice. Null where no row does.
-std::unique_ptr<kernels::KeptChoices> KeptChoicesFor(const RequestSparsity& sparsity,
-                                                     const models::KvSpec& kv);
+                                       int prompt);
 
 /// The namespace of cached blocks whose rows chose so: the client's own unless rows of prompts choose. No two
 /// (name, choice) share one.

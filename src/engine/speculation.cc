@@ -177,14 +177,14 @@ void Speculation::Computed(const StepPlan& plan, std::span<const float> hidden, 
 }
 
 std::unique_ptr<Speculation> MakeSpeculation(const SpeculativeOptions& options, Executor& executor,
-                                             const cache::KvPool& blocks, const models::ModelInfo& info,
+                                             const cache::BlockPool& pool, const models::ModelInfo& info,
                                              std::unique_ptr<ModelDrafter> second) {
   const auto look_up = [&] {
     return std::make_unique<NgramDrafter>(options.prompt_lookup_min, options.prompt_lookup_max);
   };
   Speculation::Source main{.drafter = std::move(second), .most = options.most_tokens}, lookup;
   if (UsesMtp(options.method)) {
-    main.drafter = std::make_unique<MtpDrafter>(executor, blocks, info.layers, info.hidden_size);
+    main.drafter = std::make_unique<MtpDrafter>(executor, pool.total_blocks(), info.layers, info.hidden_size);
   }
   if (options.method == "mtp+ngram") {
     main.most = std::min(main.most, kMtpTokens);

@@ -39,7 +39,7 @@ class Speculation {
   void Draft(const std::vector<std::unique_ptr<Sequence>>& running, int max_batch_tokens);
   /// Around Scheduler::Commit.
   void Planned(const StepPlan& plan) { drafter_->Admitted(plan); }
-  void Committed(const StepPlan& plan) { drafter_->Allocated(plan); }
+  void Committed(const StepPlan& plan, cache::KvOps* ops) { drafter_->Allocated(plan, ops); }
   /// The step took so long without drafting; `hidden` as Drafter::Computed has it. The sequences' tokens end
   /// with the accepted drafts; Scheduler::Advance comes next.
   void Computed(const StepPlan& plan, std::span<const float> hidden, double seconds);
@@ -67,9 +67,9 @@ class Speculation {
 };
 
 /// What `options`, which are resolved, ask for; null when that is nothing. `second`: of "draft", else null.
-/// `executor` and `blocks` are borrowed.
+/// `executor` and `pool` are borrowed.
 std::unique_ptr<Speculation> MakeSpeculation(const SpeculativeOptions& options, Executor& executor,
-                                             const cache::KvPool& blocks, const models::ModelInfo& info,
+                                             const cache::BlockPool& pool, const models::ModelInfo& info,
                                              std::unique_ptr<ModelDrafter> second);
 
 }  // namespace moesaic::engine

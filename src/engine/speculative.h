@@ -14,6 +14,12 @@ namespace moesaic::engine {
 /// as it takes a single one (MlaAttention::Expands), so a verified row is to the bit what a decode gives.
 inline constexpr int kMostDrafts = 15;
 
+/// Choices that an executor keeps for a sequence, KV head and layer when `reuse` rows read one choice: that
+/// of the next row, and those of drafts after it, which may all be refused. Among one fewer rows than
+/// kMostDrafts as many begin a group as fit, one group began before, and one is cut short by the end of a
+/// block.
+constexpr int KeptChoicesPerHead(int reuse) { return 1 + kMostDrafts / reuse + 2; }
+
 /// What "mtp" drafts at most unless told otherwise, and "mtp+ngram" with the module in any case: a chained
 /// module loses its way soon.
 inline constexpr int kMtpTokens = 4;

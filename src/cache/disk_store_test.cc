@@ -1,4 +1,4 @@
-#include "cache/disk_tier.h"
+#include "cache/disk_store.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ using testing::IsEmpty;
 
 // 18,432 bytes, and summaries of 192.
 constexpr KvLayout kLayout = {.layers = 3, .heads = 2, .key_dim = 5, .value_dim = 7, .summary_bytes = 64};
-constexpr int64_t kMost = int64_t{1} << 40;
+constexpr int64_t kNoLimit = int64_t{1} << 40;
 
 std::vector<int32_t> TokensOf(std::span<const int32_t> path) {
   std::vector<int32_t> tokens;
@@ -43,33 +43,36 @@ std::vector<std::byte> BlockOf(const std::string& name, std::span<const int32_t>
   return block;
 }
 
-class DiskTierTest : public testing::Test {
+class DiskStoreTest : public testing::Test {
  protected:
-  DiskTierTest() {
+  DiskStoreTest() {
     std::string pattern = testing::TempDir() + "kv_XXXXXX";
     folder_ = mkdtemp(pattern.data());
   }
-  ~DiskTierTest() override { std::filesystem::remove_all(folder_); }
+  ~DiskStoreTest() override { std::filesystem::remove_all(folder_); }
 
-  std::unique_ptr<DiskTier> Open(int64_t bytes = 16 << 20, const std::string& maker = "model",
-                                 const KvLayout& layout = kLayout) {
-    auto tier = DiskTier::Open(
-        {.folder = folder_, .bytes = bytes, .layout = layout, .maker = maker, .staging_bytes = 1 << 20});
+  std::unique_ptr<DiskStore> Open(int64_t bytes = 16 << 20, const std::string& maker = "model",
+                                  const KvLayout& layout = kLayout) {
+    auto tier = DiskStore::Open({.folder = folder_,
+                                 .bytes = bytes,
+                                 .layout = layout,
+                                 .fingerprint = maker,
+                                 .staging_bytes = 1 << 20});
     EXPECT_TRUE(tier.ok()) << tier.status();
     return *std::move(tier);
   }
 
-  static int StoreSome(DiskTier& tier, const std::string& name, const std::vector<int32_t>& path) {
-    std::vector<std::vector<std::byte>> blocks;
-    std::vector<KvBlockView> views;
-    for (size_t i = 1; i <= path.size(); ++i) {
-      blocks.push_back(BlockOf(name, std::span(path).first(i)));
-      views.push_back(kLayout.Flat(blocks.back().data()));
+  static int StoreSome(DiskStore& tier, const std::string& name, const std::vector<int32_t>& path) {
+    const DiskStore::Reserved reserved = tier.Reserve(name, TokensOf(path), kNoLimit);
+    const size_t added = reserved.records.size();
+    for (size_t i = 0; i < added; ++i) {
+      std::vector<std::byte> block = BlockOf(name, std::span(path).first(reserved.blocks - added + i + 1));
+      tier.Write(reserved.records[i], kLayout.Flat(block.data()));
     }
-    return tier.Store(name, TokensOf(path), views, kMost).blocks;
+    return reserved.blocks;
   }
 
-  static void Store(DiskTier& tier, const std::string& name, const std::vector<int32_t>& path) {
+  static void Store(DiskStore& tier, const std::string& name, const std::vector<int32_t>& path) {
     while (StoreSome(tier, name, path) < static_cast<int>(path.size()) && tier.CanStore(name)) {
       tier.Wait(std::chrono::seconds(1));
       tier.Poll();
@@ -77,22 +80,34 @@ class DiskTierTest : public testing::Test {
     Settle(tier);
   }
 
-  static void Settle(DiskTier& tier) {
+  static void Settle(DiskStore& tier) {
     while (tier.writing()) {
       tier.Wait(std::chrono::seconds(1));
       EXPECT_THAT(tier.Poll(), IsEmpty());
     }
   }
 
+  // Starts to read blocks [first, first + blocks.size()) of a path.
+  static DiskStore::LoadId StartLoad(DiskStore& tier, const std::string& name,
+                                     const std::vector<int32_t>& path, int first,
+                                     std::vector<std::vector<std::byte>>& blocks) {
+    const DiskStore::OpenedLoad opened =
+        tier.OpenLoad(name, TokensOf(path), first, static_cast<int>(blocks.size()));
+    std::vector<DiskStore::Target> targets;
+    for (size_t i = 0; i < blocks.size(); ++i) {
+      targets.push_back({opened.records[i], kLayout.Flat(blocks[i].data())});
+    }
+    tier.Read(opened.load, targets);
+    return opened.load;
+  }
+
   // Loads what is found of a path, from block `first` on, and checks each byte; the blocks that came.
-  static int Load(DiskTier& tier, const std::string& name, const std::vector<int32_t>& path, int first = 0) {
+  static int Load(DiskStore& tier, const std::string& name, const std::vector<int32_t>& path, int first = 0) {
     const int found = tier.Find(name, TokensOf(path));
     if (found <= first) return 0;
     std::vector<std::vector<std::byte>> blocks(found - first, std::vector<std::byte>(kLayout.total_bytes()));
-    std::vector<KvBlockView> to;
-    for (auto& block : blocks) to.push_back(kLayout.Flat(block.data()));
-    const DiskTier::LoadId load = tier.Load(name, TokensOf(path), first, to);
-    std::vector<DiskTier::Loaded> loaded;
+    const DiskStore::LoadId load = StartLoad(tier, name, path, first, blocks);
+    std::vector<DiskStore::Loaded> loaded;
     while ((loaded = tier.Poll()).empty()) tier.Wait(std::chrono::seconds(1));
     EXPECT_EQ(loaded.size(), 1U);
     EXPECT_EQ(loaded[0].load, load);
@@ -159,7 +174,7 @@ class DiskTierTest : public testing::Test {
   std::string folder_;
 };
 
-TEST_F(DiskTierTest, GivesBackWhatItGot) {
+TEST_F(DiskStoreTest, GivesBackWhatItGot) {
   auto tier = Open();
   EXPECT_EQ(Load(*tier, "a", {1, 2, 3}), 0);
   Store(*tier, "a", {1, 2, 3});
@@ -180,7 +195,7 @@ TEST_F(DiskTierTest, GivesBackWhatItGot) {
   EXPECT_THAT(tier->TakeMessages(), IsEmpty());
 }
 
-TEST_F(DiskTierTest, IsFoundAgainAfterARestart) {
+TEST_F(DiskStoreTest, IsFoundAgainAfterARestart) {
   for (int round = 0; round < 4; ++round) {
     auto tier = Open();
     EXPECT_EQ(tier->stats().blocks, round == 0 ? 0 : 1 + 2 * round);
@@ -190,7 +205,7 @@ TEST_F(DiskTierTest, IsFoundAgainAfterARestart) {
   }
 }
 
-TEST_F(DiskTierTest, MemoryForWritingIsBounded) {
+TEST_F(DiskStoreTest, MemoryForWritingIsBounded) {
   auto tier = Open(64 << 20);
   std::vector<int32_t> path(200);
   for (int i = 0; i < 200; ++i) path[i] = i;
@@ -200,7 +215,7 @@ TEST_F(DiskTierTest, MemoryForWritingIsBounded) {
   EXPECT_FALSE(tier->writing());
 }
 
-TEST_F(DiskTierTest, FlushingCanBeStopped) {
+TEST_F(DiskStoreTest, FlushingCanBeStopped) {
   auto tier = Open();
   EXPECT_EQ(StoreSome(*tier, "a", {1, 2, 3}), 3);
   EXPECT_EQ(tier->Flush([] { return true; }).code(), StatusCode::kCancelled);
@@ -209,7 +224,7 @@ TEST_F(DiskTierTest, FlushingCanBeStopped) {
   EXPECT_EQ(Load(*tier, "a", {1, 2, 3}), 3);
 }
 
-TEST_F(DiskTierTest, ABudgetHolds) {
+TEST_F(DiskStoreTest, ABudgetHolds) {
   constexpr int64_t kBudget = 1 << 20;
   auto tier = Open(kBudget);
   const auto capacity = static_cast<int>(tier->stats().capacity_blocks);
@@ -241,7 +256,7 @@ TEST_F(DiskTierTest, ABudgetHolds) {
   EXPECT_LE(FileBytes(), kBudget / 2);
 }
 
-TEST_F(DiskTierTest, AFileThatGrewCountsAsWhatItIs) {
+TEST_F(DiskStoreTest, AFileThatGrewCountsAsWhatItIs) {
   auto tier = Open(1 << 20);
   Store(*tier, "a", {1});
   Store(*tier, "a", {2, 3, 4, 5, 6, 7, 8, 9});
@@ -253,25 +268,26 @@ TEST_F(DiskTierTest, AFileThatGrewCountsAsWhatItIs) {
   EXPECT_LE(FileBytes(), 1 << 20);
 }
 
-TEST_F(DiskTierTest, AnyBudgetCanBeCounted) {
+TEST_F(DiskStoreTest, AnyBudgetCanBeCounted) {
   EXPECT_GT(Open(int64_t{1} << 60)->stats().capacity_blocks, int64_t{1} << 40);
 }
 
-TEST_F(DiskTierTest, ABudgetOfNoBlockIsRefused) {
-  const auto tier = DiskTier::Open({.folder = folder_, .bytes = 10000, .layout = kLayout, .maker = "model"});
+TEST_F(DiskStoreTest, ABudgetOfNoBlockIsRefused) {
+  const auto tier =
+      DiskStore::Open({.folder = folder_, .bytes = 10000, .layout = kLayout, .fingerprint = "model"});
   EXPECT_THAT(Message(tier.status()), HasSubstr("one block of 64 tokens; found 10000"));
 }
 
-TEST_F(DiskTierTest, OneProcessHasTheFolder) {
+TEST_F(DiskStoreTest, OneProcessHasTheFolder) {
   auto tier = Open();
   const auto second =
-      DiskTier::Open({.folder = folder_, .bytes = 16 << 20, .layout = kLayout, .maker = "model"});
+      DiskStore::Open({.folder = folder_, .bytes = 16 << 20, .layout = kLayout, .fingerprint = "model"});
   EXPECT_THAT(Message(second.status()), HasSubstr("another process"));
   tier.reset();
   Open();
 }
 
-TEST_F(DiskTierTest, AnotherModelsBlocksAreRefusedAndGoWhenRoomIsNeeded) {
+TEST_F(DiskStoreTest, AnotherModelsBlocksAreRefusedAndGoWhenRoomIsNeeded) {
   constexpr int64_t kBudget = 1 << 20;
   auto tier = Open(kBudget);
   for (int i = 0; i < 50; ++i) Store(*tier, "a", {i});
@@ -296,7 +312,7 @@ TEST_F(DiskTierTest, AnotherModelsBlocksAreRefusedAndGoWhenRoomIsNeeded) {
   EXPECT_LT(tier->stats().blocks, 50) << "the first model's had to go";
 }
 
-TEST_F(DiskTierTest, DamagedBlocksAreRefusedWithWhatFollows) {
+TEST_F(DiskStoreTest, DamagedBlocksAreRefusedWithWhatFollows) {
   const SegmentFormat format(kLayout, FingerprintOf(kLayout, "model"));
   auto tier = Open();
   Store(*tier, "a", {1, 2, 3, 4});
@@ -323,7 +339,7 @@ TEST_F(DiskTierTest, DamagedBlocksAreRefusedWithWhatFollows) {
 }
 
 // Whatever bit of a file flips, and wherever it is cut off, what is found is what was stored.
-TEST_F(DiskTierTest, FlippedBitsAndCutFilesAreRefused) {
+TEST_F(DiskStoreTest, FlippedBitsAndCutFilesAreRefused) {
   constexpr int64_t kBudget = 1 << 20;
   const std::vector<int32_t> path = {1, 2, 3, 4, 5};
   std::mt19937 random(3);
@@ -359,7 +375,7 @@ TEST_F(DiskTierTest, FlippedBitsAndCutFilesAreRefused) {
   std::filesystem::remove_all(pristine);
 }
 
-TEST_F(DiskTierTest, GarbageFilesAreRefused) {
+TEST_F(DiskStoreTest, GarbageFilesAreRefused) {
   std::ofstream(folder_ + "/" + SegmentName(3)) << std::string(10000, 'x');
   std::ofstream(folder_ + "/" + SegmentName(4)) << "short";
   std::ofstream(folder_ + "/notes.txt") << "mine";
@@ -372,14 +388,14 @@ TEST_F(DiskTierTest, GarbageFilesAreRefused) {
   EXPECT_FALSE(std::filesystem::exists(folder_ + "/" + SegmentName(4)));
 }
 
-TEST_F(DiskTierTest, ASegmentThatCannotBeOpenedIsTold) {
+TEST_F(DiskStoreTest, ASegmentThatCannotBeOpenedIsTold) {
   std::filesystem::create_directory(folder_ + "/" + SegmentName(3));
   const auto tier =
-      DiskTier::Open({.folder = folder_, .bytes = 16 << 20, .layout = kLayout, .maker = "model"});
+      DiskStore::Open({.folder = folder_, .bytes = 16 << 20, .layout = kLayout, .fingerprint = "model"});
   EXPECT_THAT(Message(tier.status()), HasSubstr(SegmentName(3) + ": can't be opened"));
 }
 
-TEST_F(DiskTierTest, AFileThatEndsInItsRecordsIsEmptyFromThere) {
+TEST_F(DiskStoreTest, AFileThatEndsInItsRecordsIsEmptyFromThere) {
   WriteSegment(1, 4, {{0, RecordOf(5, 0, 1)}, {1, RecordOf(6, 5, 2)}});
   const SegmentFormat format(kLayout, FingerprintOf(kLayout, "model"));
   std::filesystem::resize_file(folder_ + "/" + SegmentName(1), format.RecordOffset(1) + 100);
@@ -391,7 +407,7 @@ TEST_F(DiskTierTest, AFileThatEndsInItsRecordsIsEmptyFromThere) {
   EXPECT_EQ(Segments().size(), 1U);
 }
 
-TEST_F(DiskTierTest, ANumberThatIsThereTwiceNamesNothing) {
+TEST_F(DiskStoreTest, ANumberThatIsThereTwiceNamesNothing) {
   WriteSegment(1, 4, {{0, RecordOf(5, 0, 1)}, {1, RecordOf(6, 5, 2)}, {2, RecordOf(7, 6, 3)}});
   WriteSegment(2, 4, {{0, RecordOf(5, 0, 9)}, {1, RecordOf(8, 0, 4)}});
   for (int round = 0; round < 3; ++round) {
@@ -406,7 +422,7 @@ TEST_F(DiskTierTest, ANumberThatIsThereTwiceNamesNothing) {
 }
 
 // Nor those of records that were lost: two openings that find the same give other numbers.
-TEST_F(DiskTierTest, NumbersOfRecordsWithoutBlocksAreNotGivenAgain) {
+TEST_F(DiskStoreTest, NumbersOfRecordsWithoutBlocksAreNotGivenAgain) {
   std::set<uint64_t> given;
   for (int opening = 0; opening < 2; ++opening) {
     WriteSegment(1, 4, {{3, RecordOf(900, 0, 1)}}, /*cut=*/true);
@@ -429,7 +445,7 @@ TEST_F(DiskTierTest, NumbersOfRecordsWithoutBlocksAreNotGivenAgain) {
   EXPECT_EQ(given.size(), 2U);
 }
 
-TEST_F(DiskTierTest, ClearForgetsForGood) {
+TEST_F(DiskStoreTest, ClearForgetsForGood) {
   auto tier = Open();
   Store(*tier, "a", {1, 2, 3});
   StoreSome(*tier, "a", {1, 2, 3, 4});  // on its way
@@ -442,7 +458,7 @@ TEST_F(DiskTierTest, ClearForgetsForGood) {
   EXPECT_EQ(tier->stats().refused_blocks, 0);
 }
 
-TEST_F(DiskTierTest, ClearForgetsAllSegments) {
+TEST_F(DiskStoreTest, ClearForgetsAllSegments) {
   auto tier = Open(1 << 20);  // a segment is one block, or a few
   for (int i = 0; i < 20; ++i) Store(*tier, "a", {i, i});
   EXPECT_GT(Segments().size(), 5U);
@@ -456,33 +472,38 @@ TEST_F(DiskTierTest, ClearForgetsAllSegments) {
 }
 
 // A step that waits for a layer does not wait for the end of a load of many pieces.
-TEST_F(DiskTierTest, LayersComeBetweenThePiecesOfALoad) {
+TEST_F(DiskStoreTest, LayersComeBetweenThePiecesOfALoad) {
   constexpr KvLayout kLarge = {.layers = 4, .heads = 8, .key_dim = 128, .value_dim = 128};
   constexpr int kBlocks = 60, kRounds = 10;  // about 120 MiB, 8 pieces
   auto tier = Open(256 << 20, "model", kLarge);
   std::vector<int32_t> path(kBlocks);
   for (int i = 0; i < kBlocks; ++i) path[i] = i;
   std::vector<std::byte> bytes(kLarge.block_bytes(), std::byte{7});
-  const std::vector<KvBlockView> blocks(kBlocks, kLarge.Flat(bytes.data()));
-  while (tier->Store("a", TokensOf(path), blocks, kMost).blocks < kBlocks) {
+  for (int done = 0; done < kBlocks;) {
+    const DiskStore::Reserved reserved = tier->Reserve("a", TokensOf(path), kNoLimit);
+    for (const uint64_t record : reserved.records) tier->Write(record, kLarge.Flat(bytes.data()));
+    done = reserved.blocks;
     tier->Wait(std::chrono::seconds(1));
     tier->Poll();
   }
   Settle(*tier);
-  const std::vector<DiskBlock*> borrowed = tier->Borrow("a", TokensOf(path), kBlocks - 1, 1);
+  const uint64_t pinned = tier->Pin("a", TokensOf(path), kBlocks - 1, 1).front();
   std::vector<std::byte> memory(kBlocks * kLarge.block_bytes()), layer(kLarge.layer_bytes());
-  std::vector<KvBlockView> to;
-  for (int i = 0; i < kBlocks; ++i) to.push_back(kLarge.Flat(&memory[i * kLarge.block_bytes()]));
   int before = 0;
   // On a busy machine every load may end first, so that more rounds are tried.
   for (int round = 0; round < kRounds || (before == 0 && round < 100 * kRounds); ++round) {
-    tier->Load("a", TokensOf(path), 0, to);
+    const DiskStore::OpenedLoad opened = tier->OpenLoad("a", TokensOf(path), 0, kBlocks);
+    std::vector<DiskStore::Target> to;
+    for (int i = 0; i < kBlocks; ++i) {
+      to.push_back({opened.records[i], kLarge.Flat(&memory[i * kLarge.block_bytes()])});
+    }
+    tier->Read(opened.load, to);
     std::this_thread::sleep_for(std::chrono::milliseconds(2));  // it has begun
     std::ranges::fill(layer, std::byte{0});
-    const DiskTier::LayerRead read = {borrowed[0], 2, layer.data()};
-    EXPECT_EQ(tier->ReadLayers({&read, 1}), 1);
+    const DiskStore::LayerRead read = {pinned, 2, layer.data()};
+    EXPECT_EQ(tier->ReadLayers({&read, 1}), 1U);
     EXPECT_EQ(layer, std::vector<std::byte>(layer.size(), std::byte{7}));
-    std::vector<DiskTier::Loaded> loaded = tier->Poll();
+    std::vector<DiskStore::Loaded> loaded = tier->Poll();
     before += loaded.empty() ? 1 : 0;
     while (loaded.empty()) {
       tier->Wait(std::chrono::seconds(1));
@@ -492,22 +513,20 @@ TEST_F(DiskTierTest, LayersComeBetweenThePiecesOfALoad) {
   }
   EXPECT_GT(before, 0);  // but for rounds in which this thread slept too long
   EXPECT_EQ(std::ranges::count(memory, std::byte{7}), std::ssize(memory));
-  tier->Return(*borrowed[0]);
+  tier->Unpin(pinned);
 }
 
-TEST_F(DiskTierTest, AbandonedLoadsWriteNoMore) {
+TEST_F(DiskStoreTest, CancelledLoadsWriteNoMore) {
   auto tier = Open(64 << 20);
   std::vector<int32_t> path(50);
   for (int i = 0; i < 50; ++i) path[i] = i;
   Store(*tier, "a", path);
   for (int round = 0; round < 20; ++round) {
-    std::vector<std::byte> memory(50 * kLayout.total_bytes());
-    std::vector<KvBlockView> to;
-    for (int i = 0; i < 50; ++i) to.push_back(kLayout.Flat(&memory[i * kLayout.total_bytes()]));
-    const DiskTier::LoadId load = tier->Load("a", TokensOf(path), 0, to);
+    std::vector<std::vector<std::byte>> memory(50, std::vector<std::byte>(kLayout.total_bytes()));
+    const DiskStore::LoadId load = StartLoad(*tier, "a", path, 0, memory);
     std::this_thread::sleep_for(std::chrono::microseconds(round * 100));
-    tier->Abandon(load);
-    const std::vector<std::byte> then = memory;
+    tier->Cancel(load);
+    const std::vector<std::vector<std::byte>> then = memory;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
     EXPECT_EQ(memory, then);
     EXPECT_THAT(tier->Poll(), IsEmpty());
@@ -515,9 +534,9 @@ TEST_F(DiskTierTest, AbandonedLoadsWriteNoMore) {
   EXPECT_EQ(Load(*tier, "a", path), 50);
 }
 
-TEST_F(DiskTierTest, LongNamesAreNotStored) {
+TEST_F(DiskStoreTest, LongNamesAreNotStored) {
   auto tier = Open();
-  const std::string name(kMostNameBytes + 1, 'n');
+  const std::string name(kMaxNameBytes + 1, 'n');
   EXPECT_FALSE(tier->CanStore(name));
   EXPECT_EQ(StoreSome(*tier, name, {1}), 0);
   Store(*tier, name.substr(1), {1});
@@ -533,7 +552,7 @@ int InChild(const std::function<int()>& body) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
-TEST_F(DiskTierTest, AFullDiskEndsStoringOnly) {
+TEST_F(DiskStoreTest, AFullDiskEndsStoringOnly) {
   const int code = InChild([this] {
     std::signal(SIGXFSZ, SIG_IGN);
     const rlimit limit = {220000, 220000};  // bytes of a file: its records and a few blocks
@@ -558,7 +577,7 @@ TEST_F(DiskTierTest, AFullDiskEndsStoringOnly) {
 
 // A process that stores without end, in so little room that slots are reused all the time, is killed 50
 // times.
-TEST_F(DiskTierTest, SurvivesBeingKilled) {
+TEST_F(DiskStoreTest, SurvivesBeingKilled) {
   constexpr int64_t kBudget = 1 << 20;
   const auto path_of = [](int i) { return std::vector<int32_t>{i % 5, i, i + 1, i % 3}; };
   std::mt19937 random(11);

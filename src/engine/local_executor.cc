@@ -29,17 +29,16 @@ std::vector<kernels::KvLayer> LayersOf(const cache::KvStore& store, int first_sp
 }  // namespace
 
 // Reads the layers of attached blocks that rows are about to read.
-class LocalExecutor::Pager : public kernels::ColdSource {
+class LocalExecutor::Pager : public layers::KvFetcher {
  public:
   explicit Pager(cache::KvStore& store) : store_(store) {}
-  void Need(const kernels::KvLayer& cache, std::span<const kernels::SequenceSlice> slices) override {
-    if (!store_.pages()) return;
+  void Fetch(const kernels::KvLayer& kv, std::span<const kernels::SequenceSlice> slices) override {
     blocks_.clear();
     for (const kernels::SequenceSlice& slice : slices) {
       const int count = tensor::KvBlocksFor(slice.start + slice.count);
       blocks_.insert(blocks_.end(), slice.block_table, slice.block_table + count);
     }
-    store_.Page(cache.index, blocks_);
+    store_.Page(kv.index, blocks_);
   }
 
  private:
@@ -96,7 +95,6 @@ void LocalExecutor::LayOutRows(const StepBatch& batch) {
     if (rows.sparsity >= 0) {
       setting = &sparsity_[rows.sparsity];
       setting->counters = &counters_;
-      if (store_.pages()) setting->cold = pager_.get();
       if (setting->reuse > 1) {
         std::unique_ptr<kernels::KeptChoices>& kept = kept_[rows.sequence];
         if (kept == nullptr) {
@@ -126,8 +124,10 @@ Status LocalExecutor::Compute(const StepBatch& batch, StepResult* result) {
   hidden_.resize(mtp || batch.want_hidden ? batch.tokens.size() * info.hidden_size : 0);
   scratch_.Reset();
   const kernels::ExecContext context = {.kernels = &kernels_, .pool = &threads_, .scratch = &scratch_};
-  const models::ForwardBatch forward = {
-      .tokens = batch.tokens, .sequences = slices_, .logit_rows = logit_rows_};
+  const models::ForwardBatch forward = {.tokens = batch.tokens,
+                                        .sequences = slices_,
+                                        .logit_rows = logit_rows_,
+                                        .fetcher = store_.pages() && !mtp ? pager_.get() : nullptr};
   const models::ForwardOutput output = {.logits = logits,
                                         .hidden = hidden_,
                                         .experts_read = batch.count_experts ? &result->experts_read : nullptr,

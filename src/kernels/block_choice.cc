@@ -110,20 +110,6 @@ BlockChoice ChooseBlocks(const float* importance, int position, int budget, floa
   return taken;
 }
 
-void NeedDense(const ExecContext& ctx, const KvLayer& cache, std::span<const SequenceSlice> slices) {
-  const size_t mark = ctx.scratch->Mark();
-  const std::span<SequenceSlice> dense = ctx.scratch->Take<SequenceSlice>(slices.size());
-  ColdSource* cold = nullptr;
-  size_t count = 0;
-  for (const SequenceSlice& s : slices) {
-    if (s.sparsity == nullptr || s.sparsity->cold == nullptr || ChoosesBlocks(s, cache, 0)) continue;
-    cold = s.sparsity->cold;
-    dense[count++] = s;
-  }
-  if (count > 0) cold->Need(cache, dense.first(count));
-  ctx.scratch->Rewind(mark);
-}
-
 std::span<const SequenceSlice> CutAtFirstChoice(const ExecContext& ctx, const KvLayer& cache,
                                                 std::span<const SequenceSlice> sequences) {
   const bool any = std::any_of(sequences.begin(), sequences.end(),
@@ -146,7 +132,6 @@ std::span<const SequenceSlice> CutAtFirstChoice(const ExecContext& ctx, const Kv
     cut[count].row += dense;
     cut[count++].count -= dense;
   }
-  NeedDense(ctx, cache, cut.first(count));
   for (SequenceSlice& s : cut.first(count)) {
     if (s.sparsity != nullptr && !ChoosesBlocks(s, cache, 0)) s.sparsity = nullptr;
   }

@@ -57,10 +57,10 @@ void QuantizeToken(const KvWriteParams& p, int64_t row, int64_t slot, std::byte*
     std::byte* keys = block + head * head_stride;
     std::byte* to = keys + slot * cache.key_dim;
     scales[line] = QuantizeRow(key, split, to);
-    more_scales[line] =
-        cache.shared ? QuantizeRow(key + split, cache.key_dim - split, to + split)
-                     : QuantizeRow(p.values + row * p.value_stride + int64_t{head} * cache.value_dim,
-                                   cache.value_dim, keys + value_offset + slot * cache.value_dim);
+    more_scales[line] = cache.shared
+                            ? QuantizeRow(key + split, cache.key_dim - split, to + split)
+                            : QuantizeRow(p.values + row * p.value_stride + int64_t{head} * cache.value_dim,
+                                          cache.value_dim, keys + value_offset + slot * cache.value_dim);
   }
 }
 

@@ -104,10 +104,10 @@ struct SequenceSlice {
 
 using tensor::kKvBlockTokens;
 
-/// One layer of a KV cache in memory: the layout of a block, and where this layer of each block is. Digests of
-/// a layer's keys are stored outside the blocks, those of all blocks together, so that scoring them reads few
-/// pages: [heads][DigestBytes] of a block's 64 keys, of two parts when shared: values, and the rest of the
-/// keys.
+/// One layer of a KV cache in memory: the layout of a block, and where this layer of each block is. Digests
+/// of a layer's keys are stored outside the blocks, those of all blocks together, so that scoring them reads
+/// few pages: [heads][DigestBytes] of a block's 64 keys, of two parts when shared: values, and the rest of
+/// the keys.
 struct KvLayer : tensor::KvLayout {
   std::byte* base = nullptr;     // this layer's part of block 0
   int64_t block_stride = 0;      // bytes from one block to the next

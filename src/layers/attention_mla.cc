@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/block_sparsity.h"
+#include "layers/attend_chosen.h"
 #include "layers/mla_expansion.h"
 
 namespace moesaic::layers {
@@ -131,14 +132,14 @@ void MlaAttention::Absorbed(const Step& step, std::span<const SequenceSlice> run
   });
   const int64_t mixed_row = static_cast<int64_t>(heads) * padded_latent();
   auto* mixed = scratch.Take<float>(rows * mixed_row);
-  kernels::SparseAttention(ctx, {.cache = kv,
-                                 .q = wide_queries,
-                                 .q_stride = wide,
-                                 .out = mixed,
-                                 .out_stride = mixed_row,
-                                 .heads = heads,
-                                 .scale = scale,
-                                 .sequences = {sequences, run.size()}});
+  AttendChosen(step, {.cache = kv,
+                      .q = wide_queries,
+                      .q_stride = wide,
+                      .out = mixed,
+                      .out_stride = mixed_row,
+                      .heads = heads,
+                      .scale = scale,
+                      .sequences = {sequences, run.size()}});
   const HeadRows parts(ctx, uv.front(), mixed, padded_latent(), rows, heads, latent_dim);
   auto* group = scratch.Take<LinearParams>(heads);
   for (int h = 0; h < heads; ++h) {
@@ -202,6 +203,7 @@ void MlaAttention::Mix(const Step& step, const float* x, const KvLayer& kv, floa
   const std::span<const SequenceSlice> slices = kernels::CutAtFirstChoice(step.ctx, kv, step.sequences);
   for (size_t i = 0; i < slices.size();) {
     if (Expands(slices[i])) {
+      step.Fetch(kv, slices.subspan(i, 1));
       Expanded(step, slices[i++], kv, queries, mixed);
       continue;
     }

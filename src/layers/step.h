@@ -19,6 +19,15 @@ struct RouteTap {
   std::vector<Layer> layers;  // those that route, in order
 };
 
+/// Fetches KV blocks of which only key summaries are in memory.
+class KvFetcher {
+ public:
+  virtual ~KvFetcher() = default;
+  /// Returns when the blocks of the layer that `slices` read, up to their last row's, are in memory. After a
+  /// failure, which the fetcher reports to its owner, the results of the step must be dropped.
+  virtual void Fetch(const kernels::KvLayer& kv, std::span<const kernels::SequenceSlice> slices) = 0;
+};
+
 /// One ragged batch on its way through the layers. Borrowed by all; constant during the step.
 struct Step {
   const kernels::ExecContext& ctx;
@@ -27,7 +36,12 @@ struct Step {
   int64_t* experts_read = nullptr;     // += routed experts that any row goes to; or null
   RouteTap* routes = nullptr;          // each MoE layer adds an entry; or null
 
+  KvFetcher* fetcher = nullptr;  // null: all blocks are in memory
+
   int rows() const { return static_cast<int>(positions.size()); }
+  void Fetch(const kernels::KvLayer& kv, std::span<const kernels::SequenceSlice> slices) const {
+    if (fetcher != nullptr) fetcher->Fetch(kv, slices);
+  }
 };
 
 /// Takes back all scratch memory that was handed out during its life.

@@ -117,7 +117,8 @@ Status DecoderModel::Forward(const ExecContext& ctx, const ForwardBatch& batch, 
                   .sequences = batch.sequences,
                   .positions = Positions(scratch, ctx, batch),
                   .experts_read = out.experts_read,
-                  .routes = out.routes};
+                  .routes = out.routes,
+                  .fetcher = batch.fetcher};
   if (out.routes != nullptr) out.routes->layers.clear();
   auto* x = scratch.Take<float>(static_cast<int64_t>(step.rows()) * spec_.hidden);
   layers::Embed(ctx, decoder_.embedding, batch.tokens, x);

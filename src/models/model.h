@@ -75,8 +75,9 @@ using layers::RouteTap;
 struct ForwardBatch {
   std::span<const int32_t> tokens;  // [rows], each in [0, vocab_size)
   std::span<const kernels::SequenceSlice>
-      sequences;                        // cover the rows; block tables hold start + count tokens
-  std::span<const int32_t> logit_rows;  // rows whose logits are wanted, ascending
+      sequences;                         // cover the rows; block tables hold start + count tokens
+  std::span<const int32_t> logit_rows;   // rows whose logits are wanted, ascending
+  layers::KvFetcher* fetcher = nullptr;  // Forward: fetches blocks that are not in memory; null: all are
 };
 
 struct ForwardOutput {

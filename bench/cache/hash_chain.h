@@ -45,7 +45,8 @@ class HashChain {
   int Walk(std::span<const int32_t> tokens, const Visit& visit) {
     uint64_t hash = hasher_.Root("");
     int blocks = 0;
-    for (; tokens.size() >= tensor::kKvBlockTokens; tokens = tokens.subspan(tensor::kKvBlockTokens), ++blocks) {
+    for (; tokens.size() >= tensor::kKvBlockTokens;
+         tokens = tokens.subspan(tensor::kKvBlockTokens), ++blocks) {
       hash = hasher_.Next(hash, tokens.first(tensor::kKvBlockTokens));
       if (!visit(hash)) break;
     }

@@ -29,11 +29,11 @@ namespace moesaic::bench {
 namespace {
 
 using kernels::AttentionParams;
-using tensor::kKvBlockTokens;
 using kernels::kScoreGroup;
 using kernels::KvLayer;
 using kernels::SequenceSlice;
 using tensor::DType;
+using tensor::kKvBlockTokens;
 
 struct Shape {
   const char* flag;

@@ -21,7 +21,7 @@ void AddSpeculativeFlags(Verb& verb, ModelFlags& flags) {
   verb.AddOption("--num-speculative-tokens,--draft-max", options.most_tokens,
                  "Tokens drafted for a sequence and step at most; 0: 4 for mtp, 8 for ngram, 6 for "
                  "draft; mtp+ngram: these too, at most 4 with the module")
-      .Range(0, engine::kMostDrafts)
+      .Range(0, engine::kMaxDrafts)
       .ShowDefault()
       .Group(group);
   verb.AddOption("--speculative-model,--model-draft", flags.draft_model,

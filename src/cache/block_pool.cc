@@ -44,15 +44,15 @@ StatusOr<BlockRef> BlockPool::Allocate() {
   free_.pop_back();
   MOESAIC_CHECK_EQ(references_[index], 0);
   references_[index] = 1;
-  flags_[index] &= static_cast<uint8_t>(~(kInexact | kPartial));
+  flags_[index] &= static_cast<uint8_t>(~(kInexact | kAbsent));
   return BlockRef(this, index);
 }
 
-void BlockPool::SetPartial(int32_t index, bool partial) {
-  if (partial) {
-    flags_[index] |= kPartial;
+void BlockPool::SetAbsent(int32_t index, bool absent) {
+  if (absent) {
+    flags_[index] |= kAbsent;
   } else {
-    flags_[index] &= static_cast<uint8_t>(~kPartial);
+    flags_[index] &= static_cast<uint8_t>(~kAbsent);
   }
 }
 

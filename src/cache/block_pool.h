@@ -67,14 +67,14 @@ class BlockPool {
   /// its tokens would give.
   void SetInexact(const BlockRef& block) { flags_[block.index()] |= kInexact; }
   bool inexact(int32_t index) const { return flags_[index] & kInexact; }
-  /// States whether a block is partial: only its key summaries are sure to be in memory. A block is whole
+  /// States whether a block is absent: only its key summaries are sure to be in memory. A block is whole
   /// when it is allocated.
-  void SetPartial(int32_t index, bool partial);
-  bool partial(int32_t index) const { return flags_[index] & kPartial; }
+  void SetAbsent(int32_t index, bool absent);
+  bool absent(int32_t index) const { return flags_[index] & kAbsent; }
 
  private:
   friend class BlockRef;
-  static constexpr uint8_t kCached = 1, kListed = 2, kInexact = 4, kPartial = 8;
+  static constexpr uint8_t kCached = 1, kListed = 2, kInexact = 4, kAbsent = 8;
   void Retain(int32_t index);
   void Release(int32_t index);
   void BecomeIdle(int32_t index);

@@ -41,11 +41,11 @@ TEST(BlockPoolTest, MarksLastUntilTheBlockIsAllocatedAgain) {
   const auto pool = PoolOf(1);
   BlockRef block = *pool->Allocate();
   pool->SetInexact(block);
-  pool->SetPartial(block.index(), true);
-  EXPECT_TRUE(pool->inexact(0) && pool->partial(0));
+  pool->SetAbsent(block.index(), true);
+  EXPECT_TRUE(pool->inexact(0) && pool->absent(0));
   block = BlockRef();
   block = *pool->Allocate();
-  EXPECT_FALSE(pool->inexact(0) || pool->partial(0));
+  EXPECT_FALSE(pool->inexact(0) || pool->absent(0));
 }
 
 // A random walk of allocate, copy, move and drop against a plain count per block: never more blocks than

@@ -44,8 +44,8 @@ DiskBlock& DiskIndex::Add(const DiskBlock* parent, std::string_view name, std::s
   block.last_use = parent == nullptr ? now_ : parent->last_use;
   MOESAIC_CHECK(by_id_.emplace(id, std::move(made)).second);
   if (parent != nullptr) Withdraw(*parent);
-  const auto at = parent == nullptr ? Index::Position{.node = &index_.AddRoot(name)}
-                                    : index_.position(parent->node);
+  const auto at =
+      parent == nullptr ? Index::Position{.node = &index_.AddRoot(name)} : index_.position(parent->node);
   index_.Append(at, block.node, tokens, &block, /*extend=*/true);
   return block;
 }

@@ -59,7 +59,7 @@ DiskTier::Storable DiskTier::CountStorable(const Pending& pending, const PrefixM
     storable.inexact = pool_.inexact(block.index());
     if (storable.inexact) break;  // inexact blocks never reach the disk
     // A partial block that the disk has lost since.
-    if (pool_.partial(block.index())) {
+    if (pool_.absent(block.index())) {
       if (!on_disk) on_disk = store_->CountKnown(pending.name, pending.tokens);
       if (storable.blocks >= *on_disk) break;
     }
@@ -137,10 +137,10 @@ bool DiskTier::IsAttached(const TierQuery& query, int blocks, int attached_befor
 TierHit DiskTier::Lookup(const TierQuery& query) const {
   const auto it = requests_.find(query.request);
   const Request request = it == requests_.end() ? Request{} : it->second;
-  if (query.due || request.tried) return {};
+  if (query.aged || request.tried) return {};
   // Attached blocks that were evicted before the request was admitted are not fetched again.
-  if (query.known_blocks < request.attached) return {};
-  const int blocks = store_->Find(query.name, query.tokens) - query.known_blocks;
+  if (query.indexed_blocks < request.attached) return {};
+  const int blocks = store_->Find(query.name, query.tokens) - query.indexed_blocks;
   if (blocks <= 0) return {};
   TierHit hit = {.blocks = blocks};
   hit.summaries_only = IsAttached(query, blocks, request.attached);
@@ -148,7 +148,7 @@ TierHit DiskTier::Lookup(const TierQuery& query) const {
     const int64_t most = options_.step_bytes / std::max<int64_t>(1, layout_.summary_bytes * layout_.layers);
     hit.blocks = static_cast<int>(std::clamp<int64_t>(most, 1, blocks));
   }
-  hit.tokens = (query.known_blocks + hit.blocks) * kKvBlockTokens;
+  hit.tokens = (query.indexed_blocks + hit.blocks) * kKvBlockTokens;
   return hit;
 }
 
@@ -159,7 +159,7 @@ bool DiskTier::Fetch(const TierQuery& query, const TierHit& hit, std::span<const
   for (const BlockRef& block : to) MOESAIC_CHECK(block.unique());
   Request& request = requests_[query.request];
   if (!hit.summaries_only) {
-    DiskStore::OpenedLoad opened = store_->OpenLoad(query.name, tokens, query.known_blocks, hit.blocks);
+    DiskStore::OpenedLoad opened = store_->OpenLoad(query.name, tokens, query.indexed_blocks, hit.blocks);
     for (size_t i = 0; i < to.size(); ++i) {
       ops->push_back({.kind = KvOpKind::kLoad,
                       .block = to[i].index(),
@@ -170,13 +170,13 @@ bool DiskTier::Fetch(const TierQuery& query, const TierHit& hit, std::span<const
     loading_[opened.load] = query.request;
     return false;
   }
-  const std::vector<uint64_t> records = store_->Pin(query.name, tokens, query.known_blocks, hit.blocks);
+  const std::vector<uint64_t> records = store_->Pin(query.name, tokens, query.indexed_blocks, hit.blocks);
   store_->CountAttached(hit.blocks);
   for (size_t i = 0; i < to.size(); ++i) {
     const int32_t block = to[i].index();
     ops->push_back({.kind = KvOpKind::kAttach, .block = block, .record = records[i]});
     MOESAIC_CHECK(attached_.emplace(block, records[i]).second);
-    pool_.SetPartial(block, true);
+    pool_.SetAbsent(block, true);
   }
   // The last part ends with the last block that is stored.
   const bool more = store_->Find(query.name, query.tokens) > static_cast<int>(blocks.size());
@@ -190,7 +190,7 @@ void DiskTier::OnEvict(const EvictedBlock& evicted, KvOps* ops) {
   if (it == attached_.end()) return;
   ops->push_back({.kind = KvOpKind::kDetach, .block = evicted.block});
   store_->Unpin(it->second);
-  pool_.SetPartial(evicted.block, false);
+  pool_.SetAbsent(evicted.block, false);
   attached_.erase(it);
 }
 
@@ -218,7 +218,7 @@ void DiskTier::OnResult(const KvResult& result) {
     const auto it = attached_.find(block);
     MOESAIC_CHECK(it != attached_.end());
     store_->Unpin(it->second);
-    pool_.SetPartial(block, false);
+    pool_.SetAbsent(block, false);
     attached_.erase(it);
   }
 }

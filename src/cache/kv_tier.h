@@ -21,9 +21,9 @@ struct TierQuery {
   uint64_t request = 0;
   std::string_view name = {};            // namespace of its blocks
   std::span<const int32_t> tokens = {};  // those whose blocks it may share
-  int known_blocks = 0;                  // leading blocks that the radix tree has
-  int64_t known_tokens = 0;              // leading tokens that it has, those of a partial block included
-  bool due = false;                      // the request must not wait
+  int indexed_blocks = 0;                // leading blocks that the radix tree has
+  int64_t indexed_tokens = 0;            // leading tokens that it has, those of a partial block included
+  bool aged = false;                     // the request must not wait
   int budget_blocks = 0;                 // blocks that each row reads at most; 0: rows may read all blocks
 };
 

@@ -53,7 +53,7 @@ class SegmentIo {
   /// Some layers of a block, or all.
   struct BlockRead {
     SlotPlace place;
-    KvBlockView to;                      // data: [layers * layer_bytes]
+    KvBlockView to;                    // data: [layers * layer_bytes]
     std::vector<uint64_t> layer_sums;  // [layers] what must come
     int first_layer = 0;
     std::span<const std::byte> summaries = {};  // are put beside, and stay meanwhile; none: as they are

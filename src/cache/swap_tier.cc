@@ -82,19 +82,19 @@ TierHit SwapTier::Lookup(const TierQuery& query) const {
   const auto it = requests_.find(query.request);
   if (it == requests_.end()) return {};
   const std::vector<Parked>& blocks = it->second.blocks;
-  const auto begin = blocks.begin() + std::min<int64_t>(query.known_blocks, std::ssize(blocks));
+  const auto begin = blocks.begin() + std::min<int64_t>(query.indexed_blocks, std::ssize(blocks));
   const auto end =
       std::find_if(begin, blocks.end(), [](const Parked& parked) { return parked.slot == nullptr; });
   if (begin == end) return {};
   const int tokens = std::min(it->second.tokens, static_cast<int>(end - blocks.begin()) * kKvBlockTokens);
-  if (tokens <= query.known_tokens) return {};
-  return {.blocks = KvBlocksFor(tokens) - query.known_blocks, .tokens = tokens, .with_admission = true};
+  if (tokens <= query.indexed_tokens) return {};
+  return {.blocks = KvBlocksFor(tokens) - query.indexed_blocks, .tokens = tokens, .with_admission = true};
 }
 
 bool SwapTier::Fetch(const TierQuery& query, const TierHit& hit, std::span<const BlockRef> blocks,
                      KvOps* ops) {
   const Request& kept = requests_.at(query.request);
-  for (int i = query.known_blocks; i < query.known_blocks + hit.blocks; ++i) {
+  for (int i = query.indexed_blocks; i < query.indexed_blocks + hit.blocks; ++i) {
     MOESAIC_CHECK(blocks[i].unique());
     ops->push_back({.kind = KvOpKind::kRestore,
                     .area = KvArea::kSwap,

@@ -18,10 +18,10 @@ class SwapTierTest : public testing::Test {
   std::unique_ptr<SwapTier> Open(int slots) {
     return *SwapTier::Create(pool_, kLayout, slots * kLayout.total_bytes(), /*attention_tokens=*/1000);
   }
-  static TierQuery Of(uint64_t request, int known_blocks) {
+  static TierQuery Of(uint64_t request, int indexed_blocks) {
     return {.request = request,
-            .known_blocks = known_blocks,
-            .known_tokens = int64_t{known_blocks} * kKvBlockTokens};
+            .indexed_blocks = indexed_blocks,
+            .indexed_tokens = int64_t{indexed_blocks} * kKvBlockTokens};
   }
 
   BlockPool pool_{8};

@@ -40,12 +40,12 @@ WarmTier::WarmTier(BlockPool& pool, const RadixTree* tree, const KvLayout& layou
 TierHit WarmTier::Lookup(const TierQuery& query) const {
   // A block that was evicted again before its request was admitted is not fetched twice.
   const auto fetched = fetched_.find(query.request);
-  if (fetched != fetched_.end() && query.known_blocks < fetched->second) return {};
+  if (fetched != fetched_.end() && query.indexed_blocks < fetched->second) return {};
   TierHit hit = {.exclusive = true};
   hit.slots =
-      Find(query.name, query.tokens, query.known_blocks, std::min(step_blocks_, pool_.total_blocks()));
+      Find(query.name, query.tokens, query.indexed_blocks, std::min(step_blocks_, pool_.total_blocks()));
   hit.blocks = static_cast<int>(hit.slots.size());
-  hit.tokens = (query.known_blocks + hit.blocks) * kKvBlockTokens;
+  hit.tokens = (query.indexed_blocks + hit.blocks) * kKvBlockTokens;
   return hit;
 }
 
@@ -53,7 +53,7 @@ void WarmTier::OnEvict(const EvictedBlock& evicted, KvOps* ops) {
   expected_ = std::max(0, expected_ - 1);
   const size_t before = path_.blocks.size();
   const bool follows = before > 1 && path_.blocks[before - 2] == evicted.block;
-  if (evicted.discarded || pool_.partial(evicted.block)) {
+  if (evicted.discarded || pool_.absent(evicted.block)) {
     path_.blocks.clear();
     return;
   }

@@ -264,7 +264,7 @@ Status ContinuousEngine::Step(std::vector<TokenEvent>* events) {
   if (speculation_ != nullptr) speculation_->Committed(plan, &batch.ops_before);
   const bool masks_are_late = std::ranges::any_of(
       scheduler_.running(), [](const auto& sequence) { return sequence->waits_for_mask(); });
-  if (plan.parts.empty()) {
+  if (plan.chunks.empty()) {
     ASSIGN_OR_RETURN(const StepResult moved, executor_->Run(batch));
     TakeResult(moved);
     if (masks_are_late) {
@@ -311,10 +311,10 @@ Status ContinuousEngine::Step(std::vector<TokenEvent>* events) {
 void ContinuousEngine::Accept(std::span<RowTask> tasks) {
   for (RowTask& task : tasks) {
     if (task.drawn.size() < 2) continue;
-    task.part->accepted = static_cast<int>(task.drawn.size()) - 1;
-    const auto& drafts = task.part->sequence->draft.tokens;
-    std::vector<int32_t>& tokens = task.part->sequence->tokens;
-    tokens.insert(tokens.end(), drafts.begin(), drafts.begin() + task.part->accepted);
+    task.chunk->accepted = static_cast<int>(task.drawn.size()) - 1;
+    const auto& drafts = task.chunk->sequence->draft.tokens;
+    std::vector<int32_t>& tokens = task.chunk->sequence->tokens;
+    tokens.insert(tokens.end(), drafts.begin(), drafts.begin() + task.chunk->accepted);
   }
 }
 
@@ -329,8 +329,9 @@ void ContinuousEngine::CountAdmissions(const StepPlan& plan) {
 }
 
 StatusOr<StepResult> ContinuousEngine::RunModel(const StepPlan& plan, StepBatch batch) {
-  const bool embeds = std::ranges::any_of(
-      plan.parts, [](const StepPlan::Part& part) { return part.sequence->request.want_embedding; });
+  const bool embeds = std::ranges::any_of(plan.chunks, [](const StepPlan::ScheduledChunk& chunk) {
+    return chunk.sequence->request.want_embedding;
+  });
   batch.want_hidden = embeds || (speculation_ != nullptr && speculation_->wants_hidden());
   ASSIGN_OR_RETURN(StepResult result, executor_->Run(batch));
   if (embeds && result.kv.damaged_block < 0) KeepHidden(plan, result.hidden);
@@ -340,10 +341,10 @@ StatusOr<StepResult> ContinuousEngine::RunModel(const StepPlan& plan, StepBatch 
 void ContinuousEngine::KeepHidden(const StepPlan& plan, std::span<const float> hidden) {
   const size_t width = info_.hidden_size;
   size_t rows = 0;
-  for (const StepPlan::Part& part : plan.parts) {
-    rows += part.rows();
-    Sequence& sequence = *part.sequence;
-    if (!sequence.request.want_embedding || part.count < sequence.remaining()) continue;
+  for (const StepPlan::ScheduledChunk& chunk : plan.chunks) {
+    rows += chunk.rows();
+    Sequence& sequence = *chunk.sequence;
+    if (!sequence.request.want_embedding || chunk.count < sequence.remaining()) continue;
     const std::span<const float> last = hidden.subspan((rows - 1) * width, width);
     sequence.hidden.assign(last.begin(), last.end());
   }
@@ -351,9 +352,9 @@ void ContinuousEngine::KeepHidden(const StepPlan& plan, std::span<const float> h
 
 void ContinuousEngine::CountTime(const StepPlan& plan, double seconds) {
   int prefill = 0, rows = 0;
-  for (const StepPlan::Part& part : plan.parts) {
-    rows += part.rows();
-    if (!part.is_decode()) prefill += part.count;
+  for (const StepPlan::ScheduledChunk& chunk : plan.chunks) {
+    rows += chunk.rows();
+    if (!chunk.is_decode()) prefill += chunk.count;
   }
   stats_.prefill_seconds += seconds * prefill / rows;
   stats_.decode_seconds += seconds * (rows - prefill) / rows;
@@ -366,8 +367,8 @@ void ContinuousEngine::CountTime(const StepPlan& plan, double seconds) {
 }
 
 void ContinuousEngine::CountPrompts(const StepPlan& plan) {
-  for (const StepPlan::Part& part : plan.parts) {
-    Sequence& sequence = *part.sequence;
+  for (const StepPlan::ScheduledChunk& chunk : plan.chunks) {
+    Sequence& sequence = *chunk.sequence;
     if (sequence.prompt_counted || sequence.computed < sequence.prompt_size()) continue;
     sequence.prompt_counted = true;
     stats_.prompt_tokens += sequence.prompt_size();
@@ -377,7 +378,7 @@ void ContinuousEngine::CountPrompts(const StepPlan& plan) {
 // What only a request's first event says, and what each says.
 void ContinuousEngine::TellFirst(Sequence& sequence, TokenEvent& event) const {
   event.request = sequence.id;
-  if (!std::exchange(sequence.told, true)) {
+  if (!std::exchange(sequence.first_event_sent, true)) {
     event.prompt_logprobs = std::move(sequence.prompt_logprobs);
     event.cached_tokens = sequence.cached_tokens;
     sequence.times.first_token = Clock::now();
@@ -386,7 +387,7 @@ void ContinuousEngine::TellFirst(Sequence& sequence, TokenEvent& event) const {
 }
 
 void ContinuousEngine::Emit(RowTask& task, std::vector<TokenEvent>* events) {
-  Sequence& sequence = *task.part->sequence;
+  Sequence& sequence = *task.chunk->sequence;
   sequence.mask.Drop();
   FinishReason finish = FinishReason::kNone;
   for (size_t i = 0; i < task.drawn.size(); ++i) {

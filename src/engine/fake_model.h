@@ -158,8 +158,8 @@ class FakeModel : public models::Model {
   static float* Slot(const kernels::KvLayer& layer, const kernels::SequenceSlice& slice, int position,
                      int head, int64_t offset, int dim) {
     const int block = slice.block_table[position / tensor::kKvBlockTokens];
-    auto* rows =
-        reinterpret_cast<float*>(layer.base + block * layer.block_stride + head * layer.head_stride() + offset);
+    auto* rows = reinterpret_cast<float*>(layer.base + block * layer.block_stride +
+                                          head * layer.head_stride() + offset);
     return rows + position % tensor::kKvBlockTokens * dim;
   }
 

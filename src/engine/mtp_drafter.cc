@@ -159,9 +159,9 @@ void MtpDrafter::Admitted(const StepPlan& plan) {
 }
 
 void MtpDrafter::Allocated(const StepPlan& plan, cache::KvOps* ops) {
-  for (const StepPlan::Part& part : plan.parts) {
-    Sequence& sequence = *part.sequence;
-    for (const int32_t block : std::span(sequence.block_table).last(part.new_blocks)) origins_[block] = -1;
+  for (const StepPlan::ScheduledChunk& chunk : plan.chunks) {
+    Sequence& sequence = *chunk.sequence;
+    for (const int32_t block : std::span(sequence.block_table).last(chunk.new_blocks)) origins_[block] = -1;
     if (sequence.draft.mtp_first < 0) {
       Restart(sequence, ops);
     } else if (sequence.draft.mtp_block < 0) {
@@ -176,14 +176,14 @@ void MtpDrafter::Allocated(const StepPlan& plan, cache::KvOps* ops) {
 
 void MtpDrafter::Computed(const StepPlan& plan, std::span<const float> hidden) {
   size_t row = 0;
-  for (const StepPlan::Part& part : plan.parts) {
-    Sequence& sequence = *part.sequence;
+  for (const StepPlan::ScheduledChunk& chunk : plan.chunks) {
+    Sequence& sequence = *chunk.sequence;
     if (sequence.limit - sequence.prompt_size() > 1) {  // else nothing is drafted, ever
-      const size_t count = part.kept();
+      const size_t count = chunk.kept();
       const auto kept = hidden.subspan(row * hidden_size_, count * hidden_size_);
       sequence.draft.hidden.insert(sequence.draft.hidden.end(), kept.begin(), kept.end());
     }
-    row += part.rows();
+    row += chunk.rows();
   }
 }
 

@@ -14,7 +14,7 @@ constexpr int kMaxPassedBy = 16;
 
 // Rank of a running sequence: the front, those that are due by arrival, all others by priority and arrival.
 auto RankOf(const Sequence& sequence, RequestId front) {
-  const int group = sequence.id == front ? 0 : sequence.due ? 1 : 2;
+  const int group = sequence.id == front ? 0 : sequence.aged ? 1 : 2;
   return std::tuple(group, group == 2 ? sequence.request.priority : 0, sequence.id);
 }
 
@@ -71,7 +71,7 @@ void PlanScratch::Take(Sequence* sequence, int count, int new_blocks) {
   rows_ -= count;
   taken_ += new_blocks;
   if (sequence->wants_prompt_logprobs()) scored_rows_ -= count;
-  plan_.parts.push_back({sequence, count, new_blocks});
+  plan_.chunks.push_back({sequence, count, new_blocks});
 }
 
 void PlanScratch::PlanDecodes() {
@@ -119,8 +119,8 @@ void PlanScratch::PlanPrefills() {
 
 // Whether `a` is admitted before `b`.
 bool PlanScratch::Before(const Sequence& a, const Sequence& b) const {
-  if (a.due != b.due) return a.due;
-  if (a.due) return a.id < b.id;
+  if (a.aged != b.aged) return a.aged;
+  if (a.aged) return a.id < b.id;
   constexpr auto kNever = Clock::time_point::max();
   const auto key = [&](const Sequence& sequence) {
     return std::tuple(sequence.request.priority, ServiceOf(sequence),
@@ -159,7 +159,7 @@ std::span<const int32_t> PlanScratch::SharedTokens(const Sequence& sequence) {
 // Whether a block that comes next in `sequence`, and that it could share, will soon have been computed by a
 // running sequence, or come from the disk or the warm tier.
 bool PlanScratch::PrefixIsOnItsWay(const Sequence& sequence, const cache::PrefixMatch& prefix) const {
-  if (sequence.due || !Shares(sequence)) return false;
+  if (sequence.aged || !Shares(sequence)) return false;
   const size_t known = prefix.blocks.size() * tensor::kKvBlockTokens;
   const size_t wanted = known + tensor::kKvBlockTokens;
   if (sequence.tokens.size() <= wanted || static_cast<size_t>(sequence.shared_limit) < wanted) return false;
@@ -188,15 +188,15 @@ bool PlanScratch::PrefixIsOnItsWay(const Sequence& sequence, const cache::Prefix
          });
 }
 
-cache::TierQuery PlanScratch::QueryOf(const Sequence& sequence, int known_blocks, int64_t known_tokens) {
+cache::TierQuery PlanScratch::QueryOf(const Sequence& sequence, int indexed_blocks, int64_t indexed_tokens) {
   // Blocks of other requests may be read whole by rows that do not choose.
   const bool chooses = sequence.sparsity && sequence.sparsity->first_position == 0;
   return {.request = sequence.id,
           .name = sequence.cache_namespace,
           .tokens = SharedTokens(sequence),
-          .known_blocks = known_blocks,
-          .known_tokens = known_tokens,
-          .due = sequence.due,
+          .indexed_blocks = indexed_blocks,
+          .indexed_tokens = indexed_tokens,
+          .aged = sequence.aged,
           .budget_blocks = chooses ? sequence.sparsity->budget_blocks : 0};
 }
 
@@ -234,10 +234,10 @@ void PlanScratch::PlanAdmissions() {
     const auto first = std::min_element(
         line.begin(), line.end(), [this](const Sequence* a, const Sequence* b) { return Before(*a, *b); });
     Sequence* next = *first;
-    const bool due_fetches = std::ranges::any_of(fetching_, [&](const Fetching& other) {
-      return other.sequence->due && Before(*other.sequence, *next);
+    const bool aged_fetches = std::ranges::any_of(fetching_, [&](const Fetching& other) {
+      return other.sequence->aged && Before(*other.sequence, *next);
     });
-    if (due_fetches) return;  // it became due after its fetch began
+    if (aged_fetches) return;  // it became due after its fetch began
     line.erase(first);
     cache::PrefixMatch prefix = PrefixOf(*next);
     if (PrefixIsOnItsWay(*next, prefix)) {
@@ -250,18 +250,18 @@ void PlanScratch::PlanAdmissions() {
       const bool another = std::ranges::any_of(
           plan_.fetches, [](const StepPlan::Fetch& fetch) { return fetch.hit.exclusive; });
       if (found.hit.exclusive && another) {  // which may be of the same blocks
-        if (next->due) return;
+        if (next->aged) return;
         ++passed_by;
         continue;
       }
       prefix.DropTail();  // the fetch begins with its block, which may be missing
       if (!Fits(needed)) return;
       PlanFetch(next, std::move(prefix), std::move(found));
-      if (next->due) return;
+      if (next->aged) return;
       continue;
     }
     // The block to copy from may be evicted for this admission, or be partial.
-    const bool partial = prefix.tail && pool_.partial(prefix.tail.index());
+    const bool partial = prefix.tail && pool_.absent(prefix.tail.index());
     if (prefix.tail && (found.hit || partial || !Fits(needed))) prefix.DropTail();
     const int computed = found.hit ? found.hit.tokens : static_cast<int>(prefix.tokens());
     const int count = ChunkOf(*next, computed);
@@ -275,18 +275,18 @@ void PlanScratch::PlanAdmissions() {
 }
 
 void PlanScratch::PlanDrafts() {
-  for (StepPlan::Part& part : plan_.parts) {
-    const Sequence& sequence = *part.sequence;
+  for (StepPlan::ScheduledChunk& chunk : plan_.chunks) {
+    const Sequence& sequence = *chunk.sequence;
     if (rows_ == 0 || sequence.remaining() != 1) continue;
-    const int blocks = static_cast<int>(sequence.blocks.size()) + part.new_blocks;
+    const int blocks = static_cast<int>(sequence.blocks.size()) + chunk.new_blocks;
     int drafts = std::min(static_cast<int>(sequence.draft.tokens.size()), rows_);
     int more = std::max(0, tensor::KvBlocksFor(sequence.size() + drafts) - blocks);
     if (more > 0 && !Fits(more)) {
       more = 0;
       drafts = std::min(drafts, blocks * tensor::kKvBlockTokens - sequence.size());
     }
-    part.drafts = drafts;
-    part.new_blocks += more;
+    chunk.drafts = drafts;
+    chunk.new_blocks += more;
     rows_ -= drafts;
     taken_ += more;
   }

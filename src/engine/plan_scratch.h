@@ -18,8 +18,8 @@ class PlanScratch {
               const std::vector<std::unique_ptr<Sequence>>& running,
               const std::vector<std::unique_ptr<Sequence>>& waiting, RequestId front);
 
-  /// A sequence as tiers see it, of which the radix tree has `known_blocks` and `known_tokens`.
-  static cache::TierQuery QueryOf(const Sequence& sequence, int known_blocks, int64_t known_tokens);
+  /// A sequence as tiers see it, of which the radix tree has `indexed_blocks` and `indexed_tokens`.
+  static cache::TierQuery QueryOf(const Sequence& sequence, int indexed_blocks, int64_t indexed_tokens);
 
   /// Every running sequence with one token left gets it, in rank order; fetches, then the last in rank pay
   /// with their blocks.

@@ -15,7 +15,7 @@ namespace moesaic::engine {
 
 /// One row of a step's logits, or those of a draft, and what is wanted of them.
 struct RowTask {
-  StepPlan::Part* part;
+  StepPlan::ScheduledChunk* chunk;
   int prompt_index;               // >= 0: the entry of prompt_logprobs to make; -1: tokens are drawn
   int row;                        // of the step's logits; drafts' follow it
   int places;                     // at which a token may be drawn: one, and behind each draft with a mask

@@ -35,7 +35,7 @@ std::unique_ptr<Sequence> TakeOut(std::vector<std::unique_ptr<Sequence>>& sequen
 
 }  // namespace
 
-int StepPlan::Part::FirstLogits() const {
+int StepPlan::ScheduledChunk::FirstLogits() const {
   const int last = count - 1;
   if (sequence->wants_prompt_logprobs()) {
     const int known = static_cast<int>(sequence->prompt_logprobs.size());
@@ -93,8 +93,8 @@ bool Scheduler::Remove(RequestId id) {
   if (sequence == nullptr) sequence = TakeOut(waiting_, id);
   if (sequence == nullptr) return false;
   if (sequence->fetching != nullptr) CancelFetch(*sequence);
-  tree_.Touch(std::span(sequence->blocks).first(sequence->known_blocks), HintOf(sequence->request.session));
-  const auto in_tree = static_cast<size_t>(sequence->known_blocks) * tensor::kKvBlockTokens;
+  tree_.Touch(std::span(sequence->blocks).first(sequence->indexed_blocks), HintOf(sequence->request.session));
+  const auto in_tree = static_cast<size_t>(sequence->indexed_blocks) * tensor::kKvBlockTokens;
   for (cache::KvTier* tier : tiers_) {
     tier->OnEnd(id, sequence->cache_namespace, std::span(sequence->tokens).first(in_tree));
   }
@@ -140,12 +140,13 @@ StepBatch Scheduler::Commit(StepPlan& plan) {
   for (StepPlan::Admission& admission : plan.admit) {
     Sequence& sequence = *admission.sequence;
     if (admission.tier != nullptr) {
-      admission.tier->Fetch(QueryOf(sequence, sequence.known_blocks), admission.hit, sequence.blocks, &ops_);
+      admission.tier->Fetch(QueryOf(sequence, sequence.indexed_blocks), admission.hit, sequence.blocks,
+                            &ops_);
     }
     for (cache::KvTier* tier : tiers_) tier->OnAdmit(sequence.id);
     if (admission.prefix.tail_tokens == 0) continue;
     ops_.push_back({.kind = cache::KvOpKind::kCopy,
-                    .block = sequence.block_table[sequence.known_blocks],
+                    .block = sequence.block_table[sequence.indexed_blocks],
                     .from = admission.prefix.tail.index(),
                     .tokens = admission.prefix.tail_tokens});
     admission.prefix.tail = cache::BlockRef();
@@ -159,23 +160,23 @@ StepBatch Scheduler::BatchOf(const StepPlan& plan) {
   StepBatch batch;
   batch.ops_before = TakeOps();
   batch.ended = std::exchange(ended_, {});
-  for (const StepPlan::Part& part : plan.parts) {
-    const Sequence& sequence = *part.sequence;
+  for (const StepPlan::ScheduledChunk& chunk : plan.chunks) {
+    const Sequence& sequence = *chunk.sequence;
     // Only the sequence may hold blocks that its rows are written to.
     for (int i = sequence.computed / tensor::kKvBlockTokens;
-         i < tensor::KvBlocksFor(sequence.computed + part.rows()); ++i) {
+         i < tensor::KvBlocksFor(sequence.computed + chunk.rows()); ++i) {
       MOESAIC_CHECK(sequence.blocks[i].unique());
     }
-    batch.AddRows({.sequence = sequence.id, .start = sequence.computed, .first_logits = part.FirstLogits()},
-                  std::span(sequence.tokens).subspan(sequence.computed, part.count),
-                  std::span(sequence.draft.tokens).first(part.drafts), sequence.block_table,
+    batch.AddRows({.sequence = sequence.id, .start = sequence.computed, .first_logits = chunk.FirstLogits()},
+                  std::span(sequence.tokens).subspan(sequence.computed, chunk.count),
+                  std::span(sequence.draft.tokens).first(chunk.drafts), sequence.block_table,
                   sequence.sparsity ? &*sequence.sparsity : nullptr);
   }
   return batch;
 }
 
-cache::TierQuery Scheduler::QueryOf(const Sequence& sequence, int known_blocks) const {
-  return PlanScratch::QueryOf(sequence, known_blocks, int64_t{known_blocks} * tensor::kKvBlockTokens);
+cache::TierQuery Scheduler::QueryOf(const Sequence& sequence, int indexed_blocks) const {
+  return PlanScratch::QueryOf(sequence, indexed_blocks, int64_t{indexed_blocks} * tensor::kKvBlockTokens);
 }
 
 // A sequence that waits holds the blocks of its fetch like those of a running one: first those that the tree
@@ -187,7 +188,7 @@ void Scheduler::StartFetch(StepPlan::Fetch& fetch) {
       WithFresh(std::move(fetch.prefix.blocks), fetch.hit.blocks, &fetch.taken);
   const bool filled = fetch.tier->Fetch(QueryOf(sequence, known), fetch.hit, blocks, &ops_);
   if (!filled) {
-    sequence.known_blocks = known;
+    sequence.indexed_blocks = known;
     sequence.blocks = std::move(blocks);
     sequence.fetching = fetch.tier;
     return;
@@ -233,7 +234,7 @@ void Scheduler::ClearTree() {
 
 void Scheduler::ReleaseBlocks(Sequence& sequence) {
   sequence.blocks.clear();
-  sequence.known_blocks = 0;
+  sequence.indexed_blocks = 0;
   sequence.fetching = nullptr;
 }
 
@@ -248,10 +249,10 @@ void Scheduler::BeginStep() {
       const auto it = std::ranges::find(waiting_, finished.request, &Sequence::id);
       MOESAIC_CHECK(it != waiting_.end());
       Sequence& sequence = **it;
-      const int whole = sequence.known_blocks + finished.blocks;
+      const int whole = sequence.indexed_blocks + finished.blocks;
       tree_.Insert(sequence.cache_namespace,
                    std::span(sequence.tokens).first(static_cast<size_t>(whole) * tensor::kKvBlockTokens),
-                   std::span(sequence.blocks).first(whole), sequence.known_blocks);
+                   std::span(sequence.blocks).first(whole), sequence.indexed_blocks);
       ReleaseBlocks(sequence);
     }
     tier->BeginStep(&ops_);
@@ -267,10 +268,10 @@ void Scheduler::Preempt(Sequence* victim) {
   victim->blocks.clear();
   victim->block_table.clear();
   victim->computed = 0;
-  victim->known_blocks = 0;
+  victim->indexed_blocks = 0;
   victim->draft.tokens.clear();
   victim->draft.hidden.clear();
-  victim->due = true;
+  victim->aged = true;
   InsertByArrival(waiting_, TakeOut(running_, victim->id));
 }
 
@@ -280,7 +281,7 @@ void Scheduler::Admit(StepPlan::Admission& admission) {
   tree_.Use(prefix.blocks);
   admissions_.Count(Clock::now());
   sequence.computed = admission.tokens;
-  sequence.known_blocks = static_cast<int>(prefix.blocks.size());
+  sequence.indexed_blocks = static_cast<int>(prefix.blocks.size());
   for (const cache::BlockRef& block : prefix.blocks) sequence.block_table.push_back(block.index());
   sequence.blocks = std::move(prefix.blocks);
   InsertByArrival(running_, TakeOut(waiting_, sequence.id));
@@ -291,7 +292,7 @@ void Scheduler::Admit(StepPlan::Admission& admission) {
   }
   for (const auto& other : waiting_) {
     if (other->id > sequence.id) break;
-    other->due |= ++other->overtaken >= options_.max_overtakes;
+    other->aged |= ++other->overtaken >= options_.max_overtakes;
   }
 }
 
@@ -304,19 +305,19 @@ void Scheduler::MakeFree(int blocks) {
 
 void Scheduler::TakeBlocks(const StepPlan& plan) {
   int needed = 0;
-  for (const StepPlan::Part& part : plan.parts) needed += part.new_blocks;
+  for (const StepPlan::ScheduledChunk& chunk : plan.chunks) needed += chunk.new_blocks;
   MakeFree(needed);
   const auto inexact = [this](const cache::BlockRef& block) { return pool_.inexact(block.index()); };
-  for (const StepPlan::Part& part : plan.parts) {
-    Sequence& sequence = *part.sequence;
+  for (const StepPlan::ScheduledChunk& chunk : plan.chunks) {
+    Sequence& sequence = *chunk.sequence;
     // Keys and values after an inexact block are inexact, too.
     const bool marks =
-        part.new_blocks > 0 && (std::ranges::any_of(sequence.blocks, inexact) ||
-                                std::ranges::any_of(plan.admit, [&](const auto& admission) {
-                                  const cache::BlockRef& tail = admission.prefix.tail;
-                                  return admission.sequence == &sequence && tail && inexact(tail);
-                                }));
-    for (int i = 0; i < part.new_blocks; ++i) {
+        chunk.new_blocks > 0 && (std::ranges::any_of(sequence.blocks, inexact) ||
+                                 std::ranges::any_of(plan.admit, [&](const auto& admission) {
+                                   const cache::BlockRef& tail = admission.prefix.tail;
+                                   return admission.sequence == &sequence && tail && inexact(tail);
+                                 }));
+    for (int i = 0; i < chunk.new_blocks; ++i) {
       auto block = pool_.Allocate();
       MOESAIC_CHECK(block.ok());
       if (marks) pool_.SetInexact(*block);
@@ -334,19 +335,19 @@ void Scheduler::ChooseFront() {
 }
 
 void Scheduler::Advance(const StepPlan& plan) {
-  for (const StepPlan::Part& part : plan.parts) {
-    Sequence& sequence = *part.sequence;
-    sequence.share->service += kOutputWeight * (part.accepted + (part.is_decode() && !part.late ? 1 : 0));
-    sequence.computed += part.kept();
+  for (const StepPlan::ScheduledChunk& chunk : plan.chunks) {
+    Sequence& sequence = *chunk.sequence;
+    sequence.share->service += kOutputWeight * (chunk.accepted + (chunk.is_decode() && !chunk.late ? 1 : 0));
+    sequence.computed += chunk.kept();
     const int whole = std::min(sequence.computed, sequence.shared_limit) / tensor::kKvBlockTokens;
-    if (!options_.prefix_cache || whole == sequence.known_blocks) continue;
+    if (!options_.prefix_cache || whole == sequence.indexed_blocks) continue;
     tree_.Insert(sequence.cache_namespace,
                  std::span(sequence.tokens).first(static_cast<size_t>(whole) * tensor::kKvBlockTokens),
-                 std::span(sequence.blocks).first(whole), sequence.known_blocks);
-    for (int i = sequence.known_blocks; i < whole; ++i) {
+                 std::span(sequence.blocks).first(whole), sequence.indexed_blocks);
+    for (int i = sequence.indexed_blocks; i < whole; ++i) {
       sequence.block_table[i] = sequence.blocks[i].index();
     }
-    sequence.known_blocks = whole;
+    sequence.indexed_blocks = whole;
   }
 }
 

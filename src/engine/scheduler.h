@@ -36,7 +36,7 @@ struct StepPlan {
     int tokens;  // that need not be computed: the prefix's, or more if a tier has the blocks after it
     bool first;  // it has not run before
   };
-  struct Part {
+  struct ScheduledChunk {
     Sequence* sequence;
     int count;          // tokens from `computed` on, which an admission sets to what its prefix holds
     int new_blocks;     // to take for them and for the drafts
@@ -63,7 +63,7 @@ struct StepPlan {
   std::vector<Sequence*> preempt;  // the last in rank first
   std::vector<Admission> admit;    // in the order of admission
   std::vector<Fetch> fetches;
-  std::vector<Part> parts;
+  std::vector<ScheduledChunk> chunks;
 };
 
 /// Continuous batching with chunked prefill, shared prefixes and preemption by swap or recomputation. Who
@@ -111,7 +111,7 @@ class Scheduler {
  private:
   void Preempt(Sequence* victim);
   cache::SessionHint HintOf(const SessionNote& note) const;
-  cache::TierQuery QueryOf(const Sequence& sequence, int known_blocks) const;
+  cache::TierQuery QueryOf(const Sequence& sequence, int indexed_blocks) const;
   void StartFetch(StepPlan::Fetch& fetch);
   std::vector<cache::BlockRef> WithFresh(std::vector<cache::BlockRef> blocks, int count,
                                          std::vector<int32_t>* taken);

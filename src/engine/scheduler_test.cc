@@ -79,18 +79,18 @@ class Story {
       }
       told += " ";
     }
-    for (const StepPlan::Part& part : plan.parts)
-      told += fmt::format("{}{} ", Name(*part.sequence), part.count);
+    for (const StepPlan::ScheduledChunk& chunk : plan.chunks)
+      told += fmt::format("{}{} ", Name(*chunk.sequence), chunk.count);
     const StepBatch batch = scheduler_.Commit(plan);
     CheckBatch(plan, batch);
     cache::KvResult result;
     store_->Apply(batch.ops_before, &result);
     scheduler_.Advance(plan);
     std::vector<RequestId> done;
-    for (const StepPlan::Part& part : plan.parts) {
-      Sequence& sequence = *part.sequence;
-      CheckContents(sequence, sequence.computed - part.count);
-      WriteContents(sequence, sequence.computed - part.count);
+    for (const StepPlan::ScheduledChunk& chunk : plan.chunks) {
+      Sequence& sequence = *chunk.sequence;
+      CheckContents(sequence, sequence.computed - chunk.count);
+      WriteContents(sequence, sequence.computed - chunk.count);
       EXPECT_LE(sequence.computed, sequence.size());
       EXPECT_LE(sequence.computed, static_cast<int>(sequence.blocks.size()) * tensor::kKvBlockTokens);
       // What it said is nobody else's.
@@ -148,13 +148,13 @@ class Story {
 
   // Rows, tokens and blocks of the batch are those of the plan.
   static void CheckBatch(const StepPlan& plan, const StepBatch& batch) {
-    ASSERT_EQ(batch.rows.size(), plan.parts.size());
-    for (size_t i = 0; i < plan.parts.size(); ++i) {
+    ASSERT_EQ(batch.rows.size(), plan.chunks.size());
+    for (size_t i = 0; i < plan.chunks.size(); ++i) {
       const BatchRows& rows = batch.rows[i];
-      const Sequence& sequence = *plan.parts[i].sequence;
+      const Sequence& sequence = *plan.chunks[i].sequence;
       EXPECT_EQ(rows.sequence, sequence.id);
       EXPECT_EQ(rows.start, sequence.computed);
-      ASSERT_EQ(rows.count, plan.parts[i].rows());
+      ASSERT_EQ(rows.count, plan.chunks[i].rows());
       for (int row = 0; row < rows.count; ++row) {
         EXPECT_EQ(batch.tokens[rows.first_token + row], sequence.tokens[rows.start + row]);
       }
@@ -562,10 +562,10 @@ class RandomLoad {
     const StepPlan plan = scheduler.Plan();
     int rows = 0;
     std::set<RequestId> parts;
-    for (const StepPlan::Part& part : plan.parts) {
-      rows += part.count;
-      ASSERT_GT(part.count, 0);
-      ASSERT_TRUE(parts.insert(part.sequence->id).second);
+    for (const StepPlan::ScheduledChunk& chunk : plan.chunks) {
+      rows += chunk.count;
+      ASSERT_GT(chunk.count, 0);
+      ASSERT_TRUE(parts.insert(chunk.sequence->id).second);
     }
     ASSERT_LE(rows, options_.max_batch_tokens);
     ASSERT_TRUE(scheduler.empty() || !parts.empty());

@@ -27,7 +27,7 @@ struct ClientShare {
 /// How a sequence's drafts fared, the latest counting most: by place in the draft, given that all before it
 /// were accepted.
 struct DraftRecord {
-  std::array<float, kMostDrafts> tried = {}, accepted = {};
+  std::array<float, kMaxDrafts> tried = {}, accepted = {};
   bool last_accepted = false;  // the first token of the last draft was
   int whole = 0;               // the last so many drafts were accepted to their end
   int64_t last_step = 0;       // of DepthPolicy: when it was last drafted for
@@ -60,7 +60,7 @@ struct Sequence {
   uint64_t seed = 0;
   TokenHistory history;
   std::vector<LogprobEntry> prompt_logprobs;  // as far as they are known; kept over preemption
-  bool told = false;                          // the first event is out, prompt_logprobs with it
+  bool first_event_sent = false;              // the first event is out, prompt_logprobs with it
   bool prompt_counted = false;                // in EngineStats::prompt_tokens
   RequestTimes times;
   MaskTicket mask;            // of the next token under request.grammar, until that is drawn
@@ -75,7 +75,7 @@ struct Sequence {
 
   std::vector<cache::BlockRef> blocks;
   std::vector<int32_t> block_table;  // [blocks] their numbers, as kernels want them
-  int known_blocks = 0;              // leading ones that are in the radix tree
+  int indexed_blocks = 0;            // leading ones that are in the radix tree
   int cached_tokens = 0;             // of the prompt: found in the tree when it was first admitted
   cache::KvTier* fetching =
       nullptr;  // tier that fills the blocks after the known ones while the sequence waits
@@ -83,7 +83,7 @@ struct Sequence {
 
   ClientShare* share = nullptr;
   int overtaken = 0;  // younger ones that were admitted before it
-  bool due = false;   // was preempted, or overtaken as often as is allowed: goes by arrival alone
+  bool aged = false;  // was preempted, or overtaken as often as is allowed: goes by arrival alone
 
   int size() const { return static_cast<int>(tokens.size()); }
   int prompt_size() const { return static_cast<int>(request.prompt.size()); }
@@ -93,7 +93,8 @@ struct Sequence {
   /// Before the masks of a step begin: its mask is late, and it would run for nothing.
   bool waits_for_mask() const { return mask && !mask->done(); }
   bool wants_prompt_logprobs() const {
-    return request.prompt_logprobs && !told && static_cast<int>(prompt_logprobs.size()) < prompt_size() - 1;
+    return request.prompt_logprobs && !first_event_sent &&
+           static_cast<int>(prompt_logprobs.size()) < prompt_size() - 1;
   }
 };
 

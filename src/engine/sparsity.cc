@@ -29,9 +29,9 @@ const char* ToString(SparsityMode mode) {
 }
 
 Status CheckSparsity(const RequestSparsity& sparsity, const SparsityOptions& options) {
-  if (sparsity.budget < kLeastSparsityBudget) {
-    return InvalidArgument("kv_sparsity: the budget must be at least {} tokens, found {}",
-                           kLeastSparsityBudget, sparsity.budget);
+  if (sparsity.budget < kMinSparsityBudget) {
+    return InvalidArgument("kv_sparsity: the budget must be at least {} tokens, found {}", kMinSparsityBudget,
+                           sparsity.budget);
   }
   if (!(sparsity.eps >= 0 && sparsity.eps <= 1)) {
     return InvalidArgument("kv_sparsity: eps must be in [0, 1], found {}", sparsity.eps);

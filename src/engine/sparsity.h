@@ -19,7 +19,7 @@ enum class SparsityMode {
 StatusOr<SparsityMode> ParseSparsityMode(const std::string& name);
 const char* ToString(SparsityMode mode);
 
-inline constexpr int kLeastSparsityBudget = kernels::kLeastSparseBlocks * tensor::kKvBlockTokens;
+inline constexpr int kMinSparsityBudget = kernels::kLeastSparseBlocks * tensor::kKvBlockTokens;
 
 /// How a request's rows choose.
 struct RequestSparsity {

@@ -70,7 +70,7 @@ void Speculation::JudgeFound(Sequence& sequence) {
 DepthPolicy::Candidate Speculation::ChooseSource(Sequence& sequence) {
   DraftState& draft = sequence.draft;
   draft.looked_up = false;
-  // A draft of the first output would be verified where MLA's choice may differ (kMostDrafts).
+  // A draft of the first output would be verified where MLA's choice may differ (kMaxDrafts).
   const int room = sequence.outputs() == 0 ? 0 : sequence.limit - sequence.size() - 1;
   const auto limit = [&](Drafter& drafter, int most) {
     return room > 0 ? drafter.Limit(sequence, std::min(most, room)) : 0;
@@ -158,19 +158,19 @@ void Speculation::Computed(const StepPlan& plan, std::span<const float> hidden, 
   drafter_->Computed(plan, hidden);
   int rows = 0;
   bool decodes_only = true;
-  for (const StepPlan::Part& part : plan.parts) {
-    Sequence& sequence = *part.sequence;
-    rows += part.rows();
-    decodes_only &= part.is_decode();
-    if (part.drafts == 0 || part.late) continue;
+  for (const StepPlan::ScheduledChunk& chunk : plan.chunks) {
+    Sequence& sequence = *chunk.sequence;
+    rows += chunk.rows();
+    decodes_only &= chunk.is_decode();
+    if (chunk.drafts == 0 || chunk.late) continue;
     ++stats_.drafts;
-    stats_.draft_tokens += part.drafts;
-    stats_.accepted_tokens += part.accepted;
-    for (int place = 0; place < part.accepted; ++place) ++stats_.accepted_at[place];
+    stats_.draft_tokens += chunk.drafts;
+    stats_.accepted_tokens += chunk.accepted;
+    for (int place = 0; place < chunk.accepted; ++place) ++stats_.accepted_at[place];
     DraftState& draft = sequence.draft;
     const bool is_free = draft.looked_up || drafter_->is_free();
-    policy_.CountOutcome(draft.looked_up ? draft.lookup_record : draft.record, is_free, part.drafts,
-                         part.accepted);
+    policy_.CountOutcome(draft.looked_up ? draft.lookup_record : draft.record, is_free, chunk.drafts,
+                         chunk.accepted);
     if (is_free) draft.found.clear();
   }
   if (decodes_only) policy_.CountStep(rows, seconds);

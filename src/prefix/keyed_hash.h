@@ -9,8 +9,8 @@
 
 namespace moesaic::prefix {
 
-/// XXH3 with a secret of 192 random bytes. Without the secret nobody can construct two blocks that collide, or
-/// learn from a hash the tokens of a block. A hash only finds candidates; tokens decide equality.
+/// XXH3 with a secret of 192 random bytes. Without the secret nobody can construct two blocks that collide,
+/// or learn from a hash the tokens of a block. A hash only finds candidates; tokens decide equality.
 class KeyedHasher {
  public:
   /// Draws a new secret. Keeps `bits` of each hash; tests pass fewer than 64 to provoke collisions.

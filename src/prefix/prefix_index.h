@@ -25,11 +25,11 @@ namespace moesaic::prefix {
 struct NoNodeState {};
 
 /// A tree of blocks for each namespace. A block is identified by its namespace, its tokens and the blocks
-/// before it; keyed hashes only find candidates. A node is a *run*: consecutive blocks without a branch between them. Each
-/// block has an id, which its user chooses, and a `Payload`; each node has a `NodeState`.
+/// before it; keyed hashes only find candidates. A node is a *run*: consecutive blocks without a branch
+/// between them. Each block has an id, which its user chooses, and a `Payload`; each node has a `NodeState`.
 ///
-/// Costs: finding a prefix compares every block, and computes one hash per node unless the child that was used
-/// last is the right one; appending a block computes one hash. One thread.
+/// Costs: finding a prefix compares every block, and computes one hash per node unless the child that was
+/// used last is the right one; appending a block computes one hash. One thread.
 template <typename Payload, typename NodeState = NoNodeState>
 class PrefixIndex {
  public:
@@ -37,29 +37,29 @@ class PrefixIndex {
   struct Node : NodeState {
     Node* parent = nullptr;                                             // null: this is a root
     Node *first_child = nullptr, *next = nullptr, *previous = nullptr;  // siblings, the newest first
-    std::vector<int32_t> blocks;                                       // ids
-    int64_t start = 0;                                                 // blocks before this node
-    std::string name;                                                  // namespace; roots only
+    std::vector<int32_t> blocks;                                        // ids
+    int64_t start = 0;                                                  // blocks before this node
+    std::string name;                                                   // namespace; roots only
     int64_t end() const { return start + static_cast<int64_t>(blocks.size()); }
 
    private:
     friend class PrefixIndex;
     Node* likely = nullptr;      // child that was used last
-    uint64_t likely_tag = 0;    // its tag
-    uint64_t tag = 0;           // TagOf the first block
-    uint64_t first_hash = 0;    // hash of the first block; of a root: of its namespace
+    uint64_t likely_tag = 0;     // its tag
+    uint64_t tag = 0;            // TagOf the first block
+    uint64_t first_hash = 0;     // hash of the first block; of a root: of its namespace
     std::unique_ptr<Node> twin;  // another node with the same first_hash
   };
   /// The place of a block, or of a root: depth -1.
   struct Position {
     Node* node = nullptr;  // null: there is no such block
-    int64_t depth = -1;  // blocks before it in its sequence
+    int64_t depth = -1;    // blocks before it in its sequence
     explicit operator bool() const { return node != nullptr; }
   };
   /// The longest known prefix of a prompt.
   struct Walked {
     Node* node = nullptr;  // that contains its last block; a root when it is empty; null: no such namespace
-    size_t offset = 0;   // blocks of `node` that belong to it
+    size_t offset = 0;     // blocks of `node` that belong to it
   };
 
   explicit PrefixIndex(int block_tokens, const KeyedHasher& hasher = KeyedHasher())
@@ -68,7 +68,7 @@ class PrefixIndex {
   PrefixIndex& operator=(const PrefixIndex&) = delete;
 
   int blocks() const { return blocks_; }  ///< in all namespaces
-  int nodes() const { return nodes_; }      ///< without roots
+  int nodes() const { return nodes_; }    ///< without roots
   const KeyedHasher& hasher() const { return hasher_; }
 
   /// An id that no block has. For users without ids of their own; Remove makes it available again.
@@ -187,7 +187,8 @@ class PrefixIndex {
     std::ranges::copy(tokens, MutableTokens(id));
     added.hash = hash;
     added.payload = std::move(payload);
-    if (node->parent == nullptr || !extend || node->first_child != nullptr) node = &NewChild(*node, hash, tokens);
+    if (node->parent == nullptr || !extend || node->first_child != nullptr)
+      node = &NewChild(*node, hash, tokens);
     node->blocks.push_back(id);
     added.at = {node, at.depth + 1};
     ++blocks_;
@@ -231,8 +232,8 @@ class PrefixIndex {
     node.parent->likely_tag = node.tag;
   }
 
-  /// Removes the last block of `node`, which has no children. EraseIfEmpty must follow before the next call of
-  /// another method but payload, hash and RemoveLast.
+  /// Removes the last block of `node`, which has no children. EraseIfEmpty must follow before the next call
+  /// of another method but payload, hash and RemoveLast.
   void RemoveLast(Node& node) {
     MOESAIC_CHECK(node.first_child == nullptr);
     const int32_t id = node.blocks.back();
@@ -423,7 +424,7 @@ class PrefixIndex {
 
   const int block_tokens_;
   const KeyedHasher hasher_;
-  std::vector<std::unique_ptr<Chunk>> chunks_;  // by id / kChunk
+  std::vector<std::unique_ptr<Chunk>> chunks_;                       // by id / kChunk
   std::map<std::string, std::unique_ptr<Node>, std::less<>> roots_;  // by namespace
   absl::flat_hash_map<uint64_t, std::unique_ptr<Node>> by_hash_;     // by first_hash; twins are chained
   std::vector<int32_t> free_ids_;

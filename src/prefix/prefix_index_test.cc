@@ -94,7 +94,8 @@ TEST_P(PrefixIndexTest, BehavesLikeASetOfPaths) {
   std::set<std::string> model;
   for (int step = 0; step < 3000; ++step) {
     std::string path;
-    for (size_t i = 0, length = 1 + random() % 6; i < length; ++i) path += static_cast<char>('a' + random() % 3);
+    for (size_t i = 0, length = 1 + random() % 6; i < length; ++i)
+      path += static_cast<char>('a' + random() % 3);
     if (random() % 3 > 0) {
       Add("", path);
       for (size_t i = 1; i <= path.size(); ++i) model.insert(path.substr(0, i));

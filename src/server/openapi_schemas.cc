@@ -144,7 +144,7 @@ void AddConversation(Object& body) {
 Json Sparsity(const ServedModel& model) {
   const Json modes = model.sparsity.digests ? Words({"dense", "decode", "all"}) : Words({"dense"});
   Object object;
-  object.May("budget", Integer(engine::kLeastSparsityBudget, kMaxInt / 2))
+  object.May("budget", Integer(engine::kMinSparsityBudget, kMaxInt / 2))
       .May("eps", Number(0, 1))
       .May("mass", NumberAbove(0, 1))
       .May("reuse", Integer(1, tensor::kKvBlockTokens));

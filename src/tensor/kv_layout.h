@@ -14,9 +14,7 @@ namespace moesaic::tensor {
 inline constexpr int kKvBlockTokens = 64;  ///< Tokens per KV block.
 
 /// Number of blocks that hold `tokens` tokens of one sequence.
-constexpr int KvBlocksFor(int64_t tokens) {
-  return static_cast<int>(base::CeilDiv(tokens, kKvBlockTokens));
-}
+constexpr int KvBlocksFor(int64_t tokens) { return static_cast<int>(base::CeilDiv(tokens, kKvBlockTokens)); }
 
 /// Tokens of block `index` of a sequence: [kKvBlockTokens].
 inline std::span<const int32_t> KvBlockAt(std::span<const int32_t> tokens, size_t index) {
@@ -41,10 +39,10 @@ struct KvLayout {
   int layers = 1;
   int heads = 0;  // KV heads
   int key_dim = 0, value_dim = 0;
-  bool shared = false;         // values are a prefix of the keys (MLA)
-  DType dtype = DType::kF32;   // kF32, kBF16 or kI8
-  int64_t summary_bytes = 0;   // key summaries of one layer and block, all heads; 0: there are none
-  bool sketches = false;       // key summaries contain sketches
+  bool shared = false;        // values are a prefix of the keys (MLA)
+  DType dtype = DType::kF32;  // kF32, kBF16 or kI8
+  int64_t summary_bytes = 0;  // key summaries of one layer and block, all heads; 0: there are none
+  bool sketches = false;      // key summaries contain sketches
 
   static constexpr int64_t kAlignment = 64;  // bytes: one cache line, one AVX-512 register
 
@@ -58,8 +56,8 @@ struct KvLayout {
   }
   /// Bytes from a head's keys to its values.
   int64_t value_offset() const { return shared ? 0 : head_keys_bytes(); }
-  int64_t keys_bytes() const { return heads * head_keys_bytes(); }                 ///< Keys of one layer.
-  int64_t values_bytes() const { return heads * head_stride() - keys_bytes(); }    ///< Values of one layer.
+  int64_t keys_bytes() const { return heads * head_keys_bytes(); }               ///< Keys of one layer.
+  int64_t values_bytes() const { return heads * head_stride() - keys_bytes(); }  ///< Values of one layer.
   /// Bytes from a layer's first key to its scales (kI8).
   int64_t scale_offset() const { return heads * head_stride(); }
   int64_t scales_bytes() const {

@@ -26,9 +26,9 @@ RadixTree::~RadixTree() {
 
 PrefixMatch RadixTree::Find(std::string_view name, std::span<const int32_t> tokens) const {
   PrefixMatch match;
-  const auto walked = index_.Walk(name, tokens, [&](int32_t block) {
-    if (match.blocks.empty()) match.blocks.reserve(tokens.size() / kKvBlockTokens);  // once: nothing moves
-    match.blocks.push_back(index_.payload(block));
+  const auto walked = index_.Walk(name, tokens, [&](std::span<const int32_t> ids) {
+    match.blocks.reserve(tokens.size() / kKvBlockTokens);  // once: nothing moves
+    for (const int32_t id : ids) match.blocks.push_back(index_.payload(id));
   });
   if (walked.node == nullptr) return match;
   FindTail(*walked.node, walked.offset, tokens.subspan(match.blocks.size() * kKvBlockTokens), &match);

@@ -97,7 +97,7 @@ class RadixTree {
     double returns_at = 0;
     bool open = false;  // only its creator has used it and may extend it
   };
-  using Index = prefix::PrefixIndex<BlockRef, NodeState>;
+  using Index = prefix::PrefixIndex<BlockRef, NodeState, kKvBlockTokens>;
   using Node = Index::Node;
   using Position = Index::Position;
 

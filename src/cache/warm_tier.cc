@@ -119,11 +119,13 @@ std::vector<SlotRef> WarmTier::Find(std::string_view name, std::span<const int32
   int count = 0;
   bool whole = true;
   const size_t wanted = std::min(tokens.size() / kKvBlockTokens, static_cast<size_t>(first + max));
-  index_.Walk(name, tokens.first(wanted * kKvBlockTokens), [&](int32_t id) {
-    const SlotRef& slot = index_.payload(id).slot;
-    if (count++ < first) return;
-    whole = whole && slot != nullptr;
-    if (whole) found.push_back(slot);
+  index_.Walk(name, tokens.first(wanted * kKvBlockTokens), [&](std::span<const int32_t> ids) {
+    for (const int32_t id : ids) {
+      const SlotRef& slot = index_.payload(id).slot;
+      if (count++ < first) continue;
+      whole = whole && slot != nullptr;
+      if (whole) found.push_back(slot);
+    }
   });
   return found;
 }
@@ -131,7 +133,7 @@ std::vector<SlotRef> WarmTier::Find(std::string_view name, std::span<const int32
 void WarmTier::Touch(std::string_view name, std::span<const int32_t> tokens, int count) {
   std::vector<int32_t> chain;
   index_.Walk(name, tokens.first(static_cast<size_t>(count) * kKvBlockTokens),
-              [&](int32_t id) { chain.push_back(id); });
+              [&](std::span<const int32_t> ids) { chain.insert(chain.end(), ids.begin(), ids.end()); });
   for (; !chain.empty(); chain.pop_back()) {
     const Entry& entry = index_.payload(chain.back());
     if (entry.slot != nullptr) by_use_.splice(by_use_.end(), by_use_, entry.place);

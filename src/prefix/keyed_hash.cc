@@ -10,6 +10,7 @@
 namespace moesaic::prefix {
 namespace {
 
+constexpr size_t kCommonTokens = 64;     // per block of this engine
 constexpr size_t kMaxStackTokens = 256;  // larger blocks are hashed from the heap
 
 }  // namespace
@@ -29,6 +30,12 @@ uint64_t KeyedHasher::Root(std::string_view name) const {
 }
 
 uint64_t KeyedHasher::Next(uint64_t parent, std::span<const int32_t> tokens) const {
+  if (tokens.size() == kCommonTokens) {  // the compiler knows the length
+    std::array<std::byte, sizeof(parent) + kCommonTokens * sizeof(int32_t)> input;
+    std::memcpy(input.data(), &parent, sizeof(parent));
+    std::memcpy(&input[sizeof(parent)], tokens.data(), kCommonTokens * sizeof(int32_t));
+    return XXH3_64bits_withSecret(input.data(), input.size(), secret_.data(), secret_.size()) & mask_;
+  }
   std::array<std::byte, sizeof(parent) + kMaxStackTokens * sizeof(int32_t)> small;
   std::vector<std::byte> large(tokens.size() > kMaxStackTokens ? sizeof(parent) + tokens.size_bytes() : 0);
   std::byte* const input = large.empty() ? small.data() : large.data();

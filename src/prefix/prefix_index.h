@@ -30,7 +30,10 @@ struct NoNodeState {};
 ///
 /// Costs: finding a prefix compares every block, and computes one hash per node unless the child that was
 /// used last is the right one; appending a block computes one hash. One thread.
-template <typename Payload, typename NodeState = NoNodeState>
+///
+/// kFixedTokens: tokens per block if they are known at compile time, which makes comparisons faster; 0: they
+/// are given to the constructor.
+template <typename Payload, typename NodeState = NoNodeState, int kFixedTokens = 0>
 class PrefixIndex {
  public:
   /// A run of blocks. Roots, one per namespace, have none.
@@ -63,7 +66,9 @@ class PrefixIndex {
   };
 
   explicit PrefixIndex(int block_tokens, const KeyedHasher& hasher = KeyedHasher())
-      : block_tokens_(block_tokens), hasher_(hasher) {}
+      : runtime_tokens_(block_tokens), hasher_(hasher) {
+    MOESAIC_CHECK(kFixedTokens == 0 || kFixedTokens == block_tokens);
+  }
   PrefixIndex(const PrefixIndex&) = delete;
   PrefixIndex& operator=(const PrefixIndex&) = delete;
 
@@ -80,14 +85,14 @@ class PrefixIndex {
   }
 
   bool contains(int32_t id) const {
-    return static_cast<size_t>(id) / kChunk < chunks_.size() && chunk(id) != nullptr && entry(id).at.node;
+    const size_t chunk = ChunkOf(id);
+    return chunk < entries_.size() && entries_[chunk] != nullptr && entry(id).at.node != nullptr;
   }
-  Payload& payload(int32_t id) { return entry(id).payload; }
-  const Payload& payload(int32_t id) const { return entry(id).payload; }
+  Payload& payload(int32_t id) { return payloads_[ChunkOf(id)][InChunk(id)]; }
+  const Payload& payload(int32_t id) const { return payloads_[ChunkOf(id)][InChunk(id)]; }
   /// Tokens of a block: [block_tokens], valid while the block is in the index.
   std::span<const int32_t> tokens(int32_t id) const {
-    return {chunk(id)->tokens.data() + static_cast<int64_t>(id % kChunk) * block_tokens_,
-            static_cast<size_t>(block_tokens_)};
+    return {TokensAt(id), static_cast<size_t>(block_tokens())};
   }
   uint64_t hash(int32_t id) const { return entry(id).hash; }
   Position position(int32_t id) const { return entry(id).at; }
@@ -109,25 +114,21 @@ class PrefixIndex {
   Node* AnyRoot() const { return roots_.empty() ? nullptr : roots_.begin()->second.get(); }
   const std::map<std::string, std::unique_ptr<Node>, std::less<>>& roots() const { return roots_; }
 
-  /// Calls `visit(id)` for each leading block of `tokens` that is known, in order.
+  /// Calls `visit(ids)` with the leading blocks of `tokens` that are known, in order, node by node.
   template <typename Visit>
   Walked Walk(std::string_view name, std::span<const int32_t> tokens, const Visit& visit) const {
     Walked walked = {.node = FindRoot(name)};
     if (walked.node == nullptr) return walked;
-    const size_t whole = tokens.size() / static_cast<size_t>(block_tokens_);
+    const size_t whole = tokens.size() / static_cast<size_t>(block_tokens());
     for (size_t done = 0; done < whole;) {
       Node* const child = FindChild(*walked.node, BlockOf(tokens, done));
       if (child == nullptr) break;
       walked.node = child;
-      const size_t most = std::min(child->blocks.size(), whole - done);
-      for (walked.offset = 0; walked.offset < most; ++walked.offset) {
-        if (walked.offset + kAhead < most) Prefetch(child->blocks[walked.offset + kAhead]);
-        const int32_t id = child->blocks[walked.offset];
-        if (!Equal(this->tokens(id), BlockOf(tokens, done + walked.offset))) break;
-        visit(id);
-      }
+      const std::span<const int32_t> ids(child->blocks);
+      walked.offset = CountEqual(ids.first(std::min(ids.size(), whole - done)), tokens, done);
+      visit(ids.first(walked.offset));
       done += walked.offset;
-      if (walked.offset < child->blocks.size()) break;
+      if (walked.offset < ids.size()) break;
     }
     return walked;
   }
@@ -177,16 +178,16 @@ class PrefixIndex {
   /// Adds block `id` of `tokens` behind `at`, where no such block is. `extend`: it may join the node of `at`;
   /// else it begins a node.
   Position Append(Position at, int32_t id, std::span<const int32_t> tokens, Payload payload, bool extend) {
-    MOESAIC_CHECK_EQ(tokens.size(), static_cast<size_t>(block_tokens_));
+    MOESAIC_CHECK_EQ(tokens.size(), static_cast<size_t>(block_tokens()));
     Node* node = at.node;
     if (node->parent != nullptr && at.depth + 1 < node->end()) {
       node = &Cut(*node, static_cast<size_t>(at.depth + 1 - node->start));
     }
     const uint64_t hash = hasher_.Next(EndHash(*node), tokens);
     Entry& added = AddEntry(id);
-    std::ranges::copy(tokens, MutableTokens(id));
+    std::ranges::copy(tokens, TokensAt(id));
     added.hash = hash;
-    added.payload = std::move(payload);
+    this->payload(id) = std::move(payload);
     if (node->parent == nullptr || !extend || node->first_child != nullptr)
       node = &NewChild(*node, hash, tokens);
     node->blocks.push_back(id);
@@ -238,9 +239,8 @@ class PrefixIndex {
     MOESAIC_CHECK(node.first_child == nullptr);
     const int32_t id = node.blocks.back();
     node.blocks.pop_back();
-    Entry& removed = entry(id);
-    removed.at = {};
-    removed.payload = Payload();
+    entry(id).at = {};
+    payload(id) = Payload();
     --blocks_;
   }
   /// Erases `node` if it has neither blocks nor children, and its root if that has no children any more. The
@@ -274,7 +274,9 @@ class PrefixIndex {
   void Clear() {
     by_hash_.clear();
     roots_.clear();
-    chunks_.clear();
+    entries_.clear();
+    payloads_.clear();
+    tokens_.clear();
     free_ids_.clear();
     next_id_ = blocks_ = nodes_ = 0;
   }
@@ -318,27 +320,28 @@ class PrefixIndex {
  private:
   // Blocks whose tokens are prefetched before they are compared: a comparison takes about 10 ns, memory 100.
   static constexpr size_t kAhead = 8;
-  static constexpr int32_t kChunk = 256;  // blocks whose memory is allocated together
+  static constexpr uint32_t kChunk = 256;  // blocks whose memory is allocated together
 
   struct Entry {
     uint64_t hash = 0;
     Position at;  // no node: the id is not in use
-    Payload payload = Payload();
   };
   struct alignas(64) TokenLine {
     std::array<int32_t, 16> tokens;
   };
-  struct Chunk {
-    explicit Chunk(int block_tokens)
-        : lines(static_cast<size_t>(block_tokens) * kChunk / 16 + 1),
-          tokens(lines.front().tokens.data(), static_cast<size_t>(block_tokens) * kChunk) {}
-    std::vector<TokenLine> lines;
-    std::span<int32_t> tokens;  // [kChunk, block_tokens], in `lines`
-    std::array<Entry, kChunk> entries;
-  };
 
+  constexpr int block_tokens() const { return kFixedTokens > 0 ? kFixedTokens : runtime_tokens_; }
   bool Equal(std::span<const int32_t> a, std::span<const int32_t> b) const {
-    return std::memcmp(a.data(), b.data(), static_cast<size_t>(block_tokens_) * sizeof(int32_t)) == 0;
+    return std::memcmp(a.data(), b.data(), static_cast<size_t>(block_tokens()) * sizeof(int32_t)) == 0;
+  }
+  // Number of leading `ids` whose tokens are those of blocks `first`, `first` + 1, ... of `tokens`.
+  size_t CountEqual(std::span<const int32_t> ids, std::span<const int32_t> tokens, size_t first) const {
+    size_t count = 0;
+    for (; count < ids.size(); ++count) {
+      if (count + kAhead < ids.size()) Prefetch(ids[count + kAhead]);
+      if (!Equal(this->tokens(ids[count]), BlockOf(tokens, first + count))) break;
+    }
+    return count;
   }
   // Tokens from all over a block: enough to tell most blocks apart.
   uint64_t TagOf(std::span<const int32_t> tokens) const {
@@ -347,25 +350,34 @@ class PrefixIndex {
     return (at(0) << 32 | at(last / 3)) ^ (at(last * 2 / 3) << 16 | at(last) << 40);
   }
   std::span<const int32_t> BlockOf(std::span<const int32_t> tokens, size_t index) const {
-    const auto size = static_cast<size_t>(block_tokens_);
+    const auto size = static_cast<size_t>(block_tokens());
     return tokens.subspan(index * size, size);
   }
   void Prefetch(int32_t id) const {
     constexpr int kTokensPerLine = 16;
     const int32_t* const first = tokens(id).data();
-    for (int i = 0; i < block_tokens_; i += kTokensPerLine) __builtin_prefetch(first + i);
+    for (int i = 0; i < block_tokens(); i += kTokensPerLine) __builtin_prefetch(first + i);
   }
 
-  const Chunk* chunk(int32_t id) const { return chunks_[id / kChunk].get(); }
-  const Entry& entry(int32_t id) const { return chunk(id)->entries[id % kChunk]; }
-  Entry& entry(int32_t id) { return chunks_[id / kChunk]->entries[id % kChunk]; }
-  int32_t* MutableTokens(int32_t id) {
-    return chunks_[id / kChunk]->tokens.data() + static_cast<int64_t>(id % kChunk) * block_tokens_;
+  static size_t ChunkOf(int32_t id) { return static_cast<uint32_t>(id) / kChunk; }
+  static size_t InChunk(int32_t id) { return static_cast<uint32_t>(id) % kChunk; }
+  const Entry& entry(int32_t id) const { return entries_[ChunkOf(id)][InChunk(id)]; }
+  Entry& entry(int32_t id) { return entries_[ChunkOf(id)][InChunk(id)]; }
+  int32_t* TokensAt(int32_t id) const {
+    return tokens_[ChunkOf(id)][0].tokens.data() + InChunk(id) * static_cast<size_t>(block_tokens());
   }
   Entry& AddEntry(int32_t id) {
-    const auto index = static_cast<size_t>(id) / kChunk;
-    if (index >= chunks_.size()) chunks_.resize(index + 1);
-    if (chunks_[index] == nullptr) chunks_[index] = std::make_unique<Chunk>(block_tokens_);
+    const size_t chunk = ChunkOf(id);
+    if (chunk >= entries_.size()) {
+      entries_.resize(chunk + 1);
+      payloads_.resize(chunk + 1);
+      tokens_.resize(chunk + 1);
+    }
+    if (entries_[chunk] == nullptr) {
+      entries_[chunk] = std::make_unique<Entry[]>(kChunk);
+      payloads_[chunk] = std::make_unique<Payload[]>(kChunk);
+      tokens_[chunk].reset(new TokenLine[static_cast<size_t>(block_tokens()) * kChunk / 16]);
+    }
     Entry& added = entry(id);
     MOESAIC_CHECK(added.at.node == nullptr);
     return added;
@@ -422,9 +434,11 @@ class PrefixIndex {
     return owned;
   }
 
-  const int block_tokens_;
+  const int runtime_tokens_;
   const KeyedHasher hasher_;
-  std::vector<std::unique_ptr<Chunk>> chunks_;                       // by id / kChunk
+  std::vector<std::unique_ptr<Entry[]>> entries_;                    // [chunks][kChunk] by id
+  std::vector<std::unique_ptr<Payload[]>> payloads_;                 // likewise
+  std::vector<std::unique_ptr<TokenLine[]>> tokens_;                 // [chunks][kChunk, block_tokens] by id
   std::map<std::string, std::unique_ptr<Node>, std::less<>> roots_;  // by namespace
   absl::flat_hash_map<uint64_t, std::unique_ptr<Node>> by_hash_;     // by first_hash; twins are chained
   std::vector<int32_t> free_ids_;

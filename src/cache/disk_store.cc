@@ -18,10 +18,10 @@
 namespace moesaic::cache {
 namespace {
 
-// A segment is made as a whole, and is what a smaller budget gives up: a small part of it.
+// A smaller budget removes whole segments, so each is a small part of the budget.
 constexpr int64_t kMinSegments = 16;
 
-// Of a file from `offset` on; fewer than bytes.size() at its end.
+// Reads a file from `offset` on; fewer than bytes.size() at its end.
 StatusOr<size_t> ReadAt(int descriptor, const std::string& path, int64_t offset, std::span<std::byte> bytes) {
   size_t done = 0;
   while (done < bytes.size()) {
@@ -58,7 +58,7 @@ DiskStore::DiskStore(const DiskStoreOptions& options)
 }
 
 DiskStore::~DiskStore() {
-  io_.reset();  // before the lock goes
+  io_.reset();  // before the lock is released
   if (lock_ >= 0) close(lock_);
 }
 
@@ -99,7 +99,7 @@ Status DiskStore::Scan() {
     for (const auto& [number, file] : segments) close(file.descriptor);
     return failure;
   }
-  // A machine that ended may have lost the latest records: their numbers are not given again.
+  // A machine that stopped may have lost the latest records, whose numbers must not be reused.
   std::random_device device;
   next_id_ += (uint64_t{device()} << 8 | device() % 256) + 1;
   const std::vector<SlotPlace> ambiguous = Rebuild(std::move(records));
@@ -108,7 +108,7 @@ Status DiskStore::Scan() {
   return OkStatus();
 }
 
-// Our own segments, opened, the oldest first; those of others go to foreign_.
+// Opens the segments of this fingerprint, the oldest first; others are added to foreign_.
 StatusOr<std::vector<DiskStore::FoundFile>> DiskStore::FindFiles() {
   Status failure;
   std::error_code error;
@@ -141,8 +141,8 @@ StatusOr<std::vector<DiskStore::FoundFile>> DiskStore::FindFiles() {
   return files;
 }
 
-// Gives file->descriptor where it is one of ours, else file->refused. Fails where nobody knows:
-// its blocks may have numbers that would be given a second time.
+// Sets file->descriptor if it is of this fingerprint, else file->refused. Fails if that is unknown, because
+// its records may have numbers that would be reused.
 Status DiskStore::OpenFile(FoundFile* file) {
   const int descriptor = open(file->path.c_str(), O_RDWR | O_CLOEXEC);
   if (descriptor < 0) {
@@ -165,13 +165,13 @@ Status DiskStore::OpenFile(FoundFile* file) {
     file->refused = slots.status();
     return OkStatus();
   }
-  file->bytes = std::max<int64_t>(status.st_size, format_.SegmentBytes(*slots));  // which it may grow to
+  file->bytes = std::max<int64_t>(status.st_size, format_.SegmentBytes(*slots));  // its full size
   file->slots = *slots;
   file->descriptor = descriptor;
   return OkStatus();
 }
 
-// Makes files fit the budget: those of others go first, then the oldest.
+// Removes files until the others fit the budget: foreign ones first, then the oldest.
 void DiskStore::Shrink(std::vector<FoundFile>* files) {
   for (const FoundFile& file : foreign_) file_bytes_ += file.bytes;
   for (const FoundFile& file : *files) file_bytes_ += file.bytes;
@@ -189,7 +189,7 @@ void DiskStore::Shrink(std::vector<FoundFile>* files) {
   }
 }
 
-// What is valid goes to `records`, whether its block is there or not; all other slots are free.
+// Appends valid records to `records`, whether their block exists or not; other slots are free.
 Status DiskStore::ReadRecords(const FoundFile& file, std::vector<FoundRecord>* records) {
   struct stat status = {};
   if (fstat(file.descriptor, &status) != 0) return IoError("{}: {}", file.path, std::strerror(errno));
@@ -199,7 +199,7 @@ Status DiskStore::ReadRecords(const FoundFile& file, std::vector<FoundRecord>* r
   RETURN_IF_ERROR(ReadAt(file.descriptor, file.path, start, bytes).status());
   for (int slot = 0; slot < file.slots; ++slot) {
     const SlotPlace place = {file.number, slot};
-    if ((slot + 1) * format_.record_bytes() > std::ssize(bytes)) {  // the file was cut
+    if ((slot + 1) * format_.record_bytes() > std::ssize(bytes)) {  // the file is truncated
       index_.AddFree(place);
       continue;
     }
@@ -221,9 +221,9 @@ Status DiskStore::ReadRecords(const FoundFile& file, std::vector<FoundRecord>* r
   return OkStatus();
 }
 
-// Parents have lower ids than what follows them. Of a folder that somebody has mended by hand a number may be
-// there twice: then nobody knows what its followers stand behind. The places of all of these, in an order in
-// which they can be made invalid: while a follower is there its number is there twice.
+// Builds the index; parents have lower ids than their followers. In a folder that was edited by hand a number
+// may occur twice, so that the predecessor of its followers is unknown. Returns the places of all of these,
+// in an order in which they can be invalidated: while a follower exists, its number occurs twice.
 std::vector<SlotPlace> DiskStore::Rebuild(std::vector<FoundRecord> records) {
   std::ranges::sort(records, {}, [](const FoundRecord& found) { return found.record.id; });
   struct Made {
@@ -242,13 +242,13 @@ std::vector<SlotPlace> DiskStore::Rebuild(std::vector<FoundRecord> records) {
     const auto parent = made.find(record.parent);
     const bool fits = record.parent == 0 || (parent != made.end() && parent->second.name == record.name);
     if (twice.contains(record.id) || !found.there || !fits) {
-      index_.AddFree(found.place);  // what stood before it has gone
+      index_.AddFree(found.place);  // its predecessor is missing
       continue;
     }
     DiskBlock* const before = record.parent == 0 ? nullptr : parent->second.block;
     DiskBlock* block = index_.Next(before, record.name, record.tokens);
     if (block != nullptr) {
-      index_.AddFree(found.place);  // the same, from before it was let go and stored again
+      index_.AddFree(found.place);  // an older copy of a block that was removed and stored again
     } else {
       block = &index_.Add(before, record.name, record.tokens, found.place, record.id);
       index_.SetStored(*block, std::move(record.layer_sums), std::move(record.summaries));
@@ -268,7 +268,7 @@ bool DiskStore::CanStore(std::string_view name) const {
   return stats_.storing && name.size() <= kMaxNameBytes;
 }
 
-// Whether a slot is free now.
+// Frees a slot if none is free. False: none can be freed.
 bool DiskStore::MakeRoom() {
   if (index_.has_free()) return true;
   const int64_t segment = format_.SegmentBytes(slots_of_new_);

@@ -1,5 +1,5 @@
-// The tier of KV blocks on disk: blocks of the radix tree that are kept in files, found again after they went
-// from memory, and after a restart. docs/contracts/kv-tiers.md is the law.
+// Copies of KV blocks in files of a folder, which are found again after a restart: the index of the files and
+// the requests to their I/O thread. docs/contracts/kv-tiers.md, K1 to K16, is normative.
 #pragma once
 
 #include <absl/container/flat_hash_map.h>
@@ -25,15 +25,15 @@
 namespace moesaic::cache {
 
 struct DiskStoreOptions {
-  std::string folder;  ///< made if it is not there; no other process may have it open
-  int64_t bytes = 0;   ///< that files may take
+  std::string folder;  ///< Created if missing; no other process may have it open.
+  int64_t bytes = 0;   ///< Maximum bytes of all files.
   KvLayout layout;
-  std::string fingerprint;  ///< identifies the computation of blocks: files of another one are refused
-  int64_t staging_bytes = 64 << 20;  ///< memory for blocks that are being written; at least one block's
+  std::string fingerprint;  ///< Identifies the computation of blocks; files of another one are refused.
+  int64_t staging_bytes = 64 << 20;  ///< Memory for blocks that are being written; at least one block.
 };
 
-/// Engine thread only. Files are written and read by a thread of its own: no method waits for the disk but
-/// Open, Abandon, Flush and the destructor.
+/// Reads and writes files on a thread of its own: only Open, Cancel, ReadLayers, Flush and the destructor
+/// wait for the disk. Engine thread only.
 class DiskStore {
  public:
   using LoadId = uint64_t;
@@ -58,18 +58,18 @@ class DiskStore {
   };
   struct Loaded {
     LoadId load;
-    int blocks;  ///< leading ones that are in memory; those behind were damaged
+    int blocks;  ///< leading ones that are in memory; the next was damaged
   };
 
-  /// Finds what the folder has. Fails when it can't be made, read or locked, one of its segments can't be
-  /// read, or the budget holds no block.
+  /// Opens the folder and finds its blocks. Fails if it cannot be created, read or locked, if a segment
+  /// cannot be read, or if the budget holds no block.
   static StatusOr<std::unique_ptr<DiskStore>> Open(const DiskStoreOptions& options);
-  /// Ends what is under way; loads' memory is written no more.
+  /// Ends all requests; memory of loads is not written afterwards.
   ~DiskStore();
   DiskStore(const DiskStore&) = delete;
   DiskStore& operator=(const DiskStore&) = delete;
 
-  /// Whole blocks of `tokens`, from the first on, that can be loaded now.
+  /// Number of leading blocks of `tokens` that can be loaded now.
   int Find(std::string_view name, std::span<const int32_t> tokens) const;
 
   /// Adds the blocks of `tokens` that are missing, from the first on, as far as staging memory, room on disk
@@ -77,9 +77,9 @@ class DiskStore {
   Reserved Reserve(std::string_view name, std::span<const int32_t> tokens, int64_t max_bytes);
   /// Copies a block of a reserved record to staging memory and starts to write it.
   void Write(uint64_t record, const KvBlockView& from);
-  /// False for names that are too long, and for ever after a write error.
+  /// False for names that are too long, and after a write error.
   bool CanStore(std::string_view name) const;
-  /// Whether blocks are on their way to the disk.
+  /// Whether blocks are being written.
   bool writing() const { return !under_way_.empty(); }
 
   /// Opens a load of blocks [first, first + count) of `tokens`, which Find counted. Read or Cancel must
@@ -102,23 +102,23 @@ class DiskStore {
   /// Reads layers of pinned records and waits for them. The number of leading ones that are intact; the next
   /// is refused, with the blocks after it.
   size_t ReadLayers(std::span<const LayerRead> reads);
-  /// Blocks of `tokens`, from the first on, that are stored or on their way.
+  /// Number of leading blocks of `tokens` that are stored or being written.
   int CountKnown(std::string_view name, std::span<const int32_t> tokens) const {
     return static_cast<int>(index_.Find(name, tokens).size());
   }
-  /// Takes in what has ended since the last call; the loads among it.
+  /// Processes requests that have ended since the last call; the loads among them.
   std::vector<Loaded> Poll();
-  /// Waits until Poll would find something, nothing is under way, or so much time has passed.
+  /// Waits until a request ends, nothing is under way, or `most` has passed.
   void Wait(std::chrono::milliseconds most) { io_->WaitForEnds(most); }
-  /// Returns when nothing is on its way to the disk, or soon after `stop`, asked now and then, says true.
+  /// Waits until no block is being written, or `stop`, which is polled, becomes true.
   void WaitForWrites(const std::function<bool()>& stop);
-  /// Returns when all that was stored is on the medium. Cancelled: `stop` said true before.
+  /// Waits until all stored blocks are on the medium. Cancelled: `stop` became true before.
   Status Flush(const std::function<bool()>& stop = {});
-  /// Forgets all blocks, but for those that are being loaded.
+  /// Forgets all blocks except those that are being loaded.
   void Clear();
 
   DiskTierStats stats() const;
-  /// What somebody should read of: refused files, damaged blocks, a full disk. Once each.
+  /// Takes messages for the log: refused files, damaged blocks, a full disk.
   std::vector<std::string> TakeMessages() { return std::exchange(messages_, {}); }
   const std::string& backend() const { return io_->backend(); }
 
@@ -132,9 +132,9 @@ class DiskStore {
     uint64_t number;
     std::string path;
     int64_t bytes = 0;
-    int descriptor = -1;  // -1: foreign or damaged
+    int descriptor = -1;  // -1: of another fingerprint, or damaged
     int slots = 0;
-    Status refused = {};  // why
+    Status refused = {};  // the reason
   };
   struct FoundRecord {
     SlotPlace place;
@@ -161,14 +161,14 @@ class DiskStore {
   int lock_ = -1;  // descriptor
   DiskIndex index_;
   int slots_of_new_ = 1;
-  int64_t file_bytes_ = 0;  // of all segments when they are full, foreign ones among them
+  int64_t file_bytes_ = 0;  // of all segments at their full size, foreign ones included
   uint64_t next_segment_ = 1, next_id_ = 1, next_load_ = 1;
-  std::deque<FoundFile> foreign_;  // go when room is needed
+  std::deque<FoundFile> foreign_;  // of other fingerprints; removed when space is needed
   runtime::Buffer staging_;
   std::vector<std::byte*> free_staging_;
   absl::flat_hash_map<uint64_t, UnderWay> under_way_;         // by record id
   absl::flat_hash_map<LoadId, std::vector<uint64_t>> loads_;  // records, pinned
-  std::vector<Loaded> loaded_;                                // to be told
+  std::vector<Loaded> loaded_;                                // to be returned by Poll
   DiskTierStats stats_;
   std::vector<std::string> messages_;
   std::unique_ptr<SegmentIo> io_;

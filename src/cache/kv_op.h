@@ -43,7 +43,7 @@ struct KvOp {
 };
 using KvOps = std::vector<KvOp>;
 
-/// What operations, and the step that they belong to, did to the bytes.
+/// Outcome of operations, and of the step that they belong to.
 struct KvResult {
   std::vector<int32_t> rejected_slots;  ///< kWarm slots whose block was not finite: they hold nothing
   std::vector<int32_t> whole_blocks;    ///< attached blocks whose layers are all in memory now

@@ -18,8 +18,8 @@ static_assert(std::endian::native == std::endian::little, "segments are written 
 
 constexpr std::array<char, 8> kMagic = {'m', 'o', 'e', 'k', 'v', 's', 'e', 'g'};
 constexpr uint32_t kVersion = 2;
-constexpr int64_t kSector = 512;  // that disks write in one go
-// Of segments and records: nobody counts that far, and what is counted on from there would begin anew.
+constexpr int64_t kSector = 512;  // bytes that disks write atomically
+// Numbers of segments and records from here on are invalid: counting on from them could overflow.
 constexpr uint64_t kMinInvalid = uint64_t{1} << 63;
 
 struct Header {
@@ -31,19 +31,19 @@ struct Header {
   int64_t layer_bytes;
   uint32_t layers;
   uint32_t record_bytes;
-  uint64_t checksum;  // of all before
+  uint64_t checksum;  // of all members before
 };
 static_assert(sizeof(Header) == 64);
 constexpr size_t kHeaderSummed = offsetof(Header, checksum);
 
 struct RecordStart {
-  uint64_t checksum;  // of all behind, seeded with the place
+  uint64_t checksum;  // of all bytes after it, seeded with the place
   uint64_t id;
   uint64_t parent;
   uint32_t layers;
   uint32_t name_bytes;
   std::array<int32_t, kKvBlockTokens> tokens;
-};  // and behind it u64 [layers], the summaries, the name
+};  // followed by u64 [layers], the key summaries and the name
 constexpr size_t kRecordSummedFrom = sizeof(uint64_t);
 
 uint64_t SumOfRecord(std::span<const std::byte> used, uint64_t number, int slot) {
@@ -55,11 +55,11 @@ uint64_t SumOfRecord(std::span<const std::byte> used, uint64_t number, int slot)
 
 uint64_t ChecksumOf(std::span<const std::byte> bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
 
-Fingerprint FingerprintOf(const KvLayout& layout, std::string_view maker) {
+Fingerprint FingerprintOf(const KvLayout& layout, std::string_view computation) {
   std::string all =
       fmt::format("{};{};{};{};{};{};{};", layout.layers, layout.heads, layout.key_dim, layout.value_dim,
                   layout.shared, layout.summary_bytes, static_cast<int>(layout.dtype));
-  all += maker;
+  all += computation;
   const XXH128_hash_t hash = XXH3_128bits(all.data(), all.size());
   return {hash.low64, hash.high64};
 }

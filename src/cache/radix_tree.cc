@@ -35,7 +35,7 @@ PrefixMatch RadixTree::Find(std::string_view name, std::span<const int32_t> toke
   return match;
 }
 
-// Searches behind the first `offset` blocks of `node` for the block that begins most like `tokens`.
+// Searches the blocks that follow the first `offset` of `node` for the one that begins most like `tokens`.
 void RadixTree::FindTail(const Node& node, size_t offset, std::span<const int32_t> tokens,
                          PrefixMatch* match) const {
   const auto consider = [&](int32_t block) {
@@ -128,7 +128,7 @@ void RadixTree::Insert(std::string_view name, std::span<const int32_t> tokens, s
                     tokens.subspan(first * kKvBlockTokens), name);
 }
 
-// Adds `block` behind `at`, where no such block is.
+// Adds `block` after `at`, where no such block exists.
 RadixTree::Position RadixTree::Append(Position at, const BlockRef& block, std::span<const int32_t> tokens) {
   if (at.node->parent != nullptr && at.depth + 1 < at.node->end()) {
     CutAfter(*at.node, at.depth + 1 - at.node->start);
@@ -245,7 +245,7 @@ void RadixTree::CheckStructure() const {
     if (!index_.contains(block)) continue;
     const BlockRef& held = index_.payload(block);
     MOESAIC_CHECK(held.index() == block && pool_.cached(block));
-    // Who holds a block holds all blocks before it.
+    // A holder of a block holds all blocks before it.
     const int32_t before = index_.Parent(block);
     if (before >= 0) MOESAIC_CHECK(held.unique() || !index_.payload(before).unique());
   }

@@ -1,5 +1,5 @@
-// Which blocks the cache holds, by what stands in them: a radix tree over token ids whose edges are runs of
-// whole blocks. docs/contracts/cache-blocks.md is the law.
+// The radix tree of cached blocks: it finds the blocks of a prompt's longest cached prefix and evicts idle
+// ones. docs/contracts/cache-blocks.md, B9 to B14, is normative.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +18,10 @@
 
 namespace moesaic::cache {
 
-/// What the tree knows of a prompt. The handles keep the blocks from going while it lives.
+/// The cached prefix of a prompt. Its handles protect the blocks from eviction.
 struct PrefixMatch {
   std::vector<BlockRef> blocks;  // whole blocks, from the first token on
-  BlockRef tail;                 // one block more whose first `tail_tokens` slots fit, when tail_tokens > 0
+  BlockRef tail;                 // one more block whose first `tail_tokens` slots match, if tail_tokens > 0
   int tail_tokens = 0;           // in [0, kKvBlockTokens)
 
   int64_t tokens() const { return static_cast<int64_t>(blocks.size()) * kKvBlockTokens + tail_tokens; }
@@ -31,16 +31,15 @@ struct PrefixMatch {
   }
 };
 
-/// Where a block of the tree stands: what names it.
+/// Identity of a block of the tree.
 struct BlockPath {
-  std::string_view name;        // its namespace; as long as the tree does not change
-  std::vector<int32_t> blocks;  // from the first on, it itself at the end
+  std::string_view name;        // its namespace, valid until the tree changes
+  std::vector<int32_t> blocks;  // from the first on, itself last
 };
 
-/// Holds one handle of each block in it. A node is a run of blocks that have always been used together: runs
-/// are cut between blocks, never inside one. Costs: Find, one comparison a block, and one hash a run
-/// unless it is the one its predecessor was followed by last; Insert, one hash a block; Evict, O(log runs) a
-/// run that goes; nothing ever walks the whole tree but Clear. Engine thread only.
+/// Holds one handle of each of its blocks. A node is a run of blocks that were always used together. Costs:
+/// those of PrefixIndex, and O(log nodes) per evicted node; only Clear walks the whole tree. Engine thread
+/// only.
 class RadixTree {
  public:
   /// `pool` is borrowed and must outlive the tree; so must `observer`, which may be null.
@@ -50,48 +49,48 @@ class RadixTree {
   RadixTree(const RadixTree&) = delete;
   RadixTree& operator=(const RadixTree&) = delete;
 
-  /// The longest prefix of `tokens` in namespace `name` that is here. Changes nothing but handle counts.
+  /// The longest cached prefix of `tokens` in namespace `name`. Changes only reference counts.
   PrefixMatch Find(std::string_view name, std::span<const int32_t> tokens) const;
 
-  /// Says that a request uses `blocks`, which Find gave: time goes on by one, and they are the last used.
+  /// States that a request uses `blocks`, which Find returned. Advances the time by one and makes them the
+  /// last used.
   void Use(std::span<const BlockRef> blocks);
-  /// Makes `blocks`, which Find or Insert gave, the last used, with what the client knows of their future.
+  /// Makes `blocks`, which Find or Insert returned, the last used, and applies the client's hint.
   void Touch(std::span<const BlockRef> blocks, const SessionHint& hint);
 
-  /// Takes in blocks[known ..], full of tokens[64 * known ..], behind blocks[.. known], which are here
-  /// already from Find or Insert. Where the tree has a block of the same tokens, the caller's handle is
-  /// replaced by that one, so that a holder of a block always holds all blocks before it. tokens:
-  /// [blocks.size() * kKvBlockTokens].
+  /// Adds blocks[known ..], which contain tokens[64 * known ..], after blocks[.. known], which are in the
+  /// tree. If the tree has a block of the same tokens, the caller's handle is replaced by that one, so that a
+  /// holder of a block holds all blocks before it. tokens: [blocks.size() * kKvBlockTokens].
   void Insert(std::string_view name, std::span<const int32_t> tokens, std::span<BlockRef> blocks, int known);
 
   /// Sets a function that is called with each block before it is evicted; null: none. It may read the tree
   /// and must not change it.
   void SetEvictionCallback(std::function<void(int32_t block)> callback) { on_evict_ = std::move(callback); }
-  /// Lets idle blocks go, the least worth first, until `count` have gone; the number that did.
+  /// Evicts up to `count` idle blocks, the least valuable first; the number evicted.
   int Evict(int count);
-  /// Lets all idle blocks go.
+  /// Evicts all idle blocks.
   void Clear();
 
-  /// Of a block that is here, also while it is about to go.
+  /// Path of a block of the tree, also during its eviction callback.
   BlockPath PathOf(int32_t block) const {
     return {.name = index_.NameOf(block), .blocks = index_.Path(block)};
   }
-  /// What such a block holds: [kKvBlockTokens], as long as it is here.
+  /// Tokens of such a block: [kKvBlockTokens], valid until it is evicted.
   std::span<const int32_t> TokensOf(int32_t block) const { return index_.tokens(block); }
 
-  uint64_t now() const { return now_; }           ///< the time: calls of Use so far
-  int blocks() const { return index_.blocks(); }  ///< idle or not
+  uint64_t now() const { return now_; }           ///< Time: the number of calls of Use.
+  int blocks() const { return index_.blocks(); }  ///< Idle or held.
   int nodes() const { return index_.nodes(); }
-  int64_t evicted() const { return evicted_; }  ///< blocks, ever
+  int64_t evicted() const { return evicted_; }  ///< Blocks evicted so far.
 
-  /// Checks every rule of the structure; aborts when one does not hold. For tests.
+  /// Aborts if a rule of the structure does not hold. For tests.
   void CheckStructure() const;
 
  private:
   struct NodeState : EvictionQueue::Entry {
     uint64_t last_use = 0;
     uint32_t uses =
-        1;  // sequences that continued behind it in different ways, or brought it back after eviction
+        1;  // sequences that continued after it in different ways, or brought it back after eviction
     bool continued = false;  // some block has followed it
     Session session = Session::kNone;
     double returns_at = 0;

@@ -11,12 +11,12 @@ namespace moesaic::cache {
 namespace {
 
 constexpr int kMaxCode = 127;
-// Columns that are worked on at once: their largest elements stay in registers, and a cache line of codes is
+// Columns that are encoded together: their largest elements stay in registers, and a cache line of codes is
 // written at a time.
 constexpr int kColumns = 64;
-// Below this a column is zero: its scale would be no normal number.
+// Columns below this magnitude become zero, because their scale would be subnormal.
 constexpr float kMinMagnitude = 1e-30F;
-// Added to a float of less than 2^22, leaves it rounded to a whole number, halves to even.
+// Adding and subtracting it rounds a float below 2^22 to a whole number, halves to even.
 constexpr float kRound = 12582912.0F;  // 1.5 x 2^23
 
 float Load(const float& x) { return x; }
@@ -24,7 +24,7 @@ float Load(const tensor::BF16& x) { return tensor::ToFloat(x); }
 void Store(float value, float& to) { to = value; }
 void Store(float value, tensor::BF16& to) { to = tensor::ToBF16(value); }
 
-// Whether none of these has all bits of its exponent, as infinities and NaN have.
+// Whether no element has an exponent of all ones, as infinities and NaN have.
 template <typename Bits, Bits kExponent>
 bool AllFinite(const Bits* elements, int64_t count) {
   Bits some = 0;
@@ -74,8 +74,8 @@ void DecodeMatrix(const int8_t* codes, const float* scales, int dim, std::byte* 
   }
 }
 
-// Calls with each head's keys and its values: their place in a layer, its codes' and its scales' places, and
-// their dimensions.
+// Calls `call` for the keys and the values of each head, with their offset in a layer, the offsets of their
+// codes and scales, and their dimensions.
 template <typename Call>
 void ForEachMatrix(const KvLayout& layout, const Call& call) {
   int64_t code = 0, scale = 0;

@@ -5,33 +5,31 @@
 namespace moesaic::engine {
 namespace {
 
-// Steps of more rows are bound by arithmetic: a row more costs what it brings at best.
+// Steps with more rows are compute-bound: another row costs at least its gain.
 constexpr int kMaxRows = 256;
-// Fewer steps of some number of rows say nothing of their cost: the first ones find caches cold.
+// Samples before the cost of a row count is used: the first steps find cold caches.
 constexpr int kMinSamples = 3;
-// Until a number of rows was measured, a row more is hoped to cost this share of a step.
+// Assumed cost of another row until it is measured, as a share of a step.
 constexpr double kHopedRow = 0.05;
-// And whatever was measured, a row more costs at least this share of the step without drafts: what says less
-// is noise.
+// Minimum cost of another row, as a share of a step without drafts: smaller measurements are noise.
 constexpr double kMinRow = 0.01;
-// Drafting must promise this much before it is begun: what is measured is known no better.
+// Minimum expected gain of drafting: measurements are not more precise.
 constexpr double kMinGain = 1.02;
-// Of the time without drafts, what may go into drafts that find out whether they would be worth it.
+// Share of the time without drafts that may be spent on probing whether drafts pay.
 constexpr double kProbeShare = 0.005;
-// What such a draft is taken to cost at least, in steps: the costs that it is to find out may be unknown.
+// Minimum assumed cost of a probe, in steps: its real cost may be unknown.
 constexpr double kMinProbe = 0.5;
-// Rows that a drafter is behind are computed once: so many steps are taken to share them, fewer than most
-// outputs have.
+// Steps that share the cost of the rows that a drafter must catch up on: fewer than most outputs have.
 constexpr double kSharedBy = 32;
-// So often a step without drafts is measured, where drafts are worth it.
+// Interval, in steps, at which a step without drafts is measured while drafts pay.
 constexpr int kRemeasure = 64;
-// What is hoped of a place of which nothing is known, and how many outcomes that hope weighs.
+// Prior acceptance of a place without a record, and its weight in outcomes.
 constexpr double kHope = 0.8;
 constexpr double kHopeWeight = 2;
-// So many drafts in a row that were right to their end make a sequence's next place as hopeful as if nothing
-// were known of others'.
+// Number of entirely accepted drafts in a row after which a sequence's next place uses the prior instead of
+// the record of other sequences.
 constexpr int kWholeDrafts = 3;
-// How much of a sequence's, and of all sequences', record is kept over an outcome.
+// Decay of a sequence's record, and of all sequences' record, per outcome.
 constexpr float kKeepOwn = 0.9F, kKeepAll = 0.98F;
 
 void Keep(DraftRecord& record, int drafted, int accepted, float kept) {

@@ -307,7 +307,7 @@ Status ContinuousEngine::Step(std::vector<TokenEvent>* events) {
   return OkStatus();
 }
 
-// Drafts that were drawn become tokens; what was drawn behind them, Emit tells.
+// Appends accepted drafts to the tokens; Emit reports the token drawn after them.
 void ContinuousEngine::Accept(std::span<RowTask> tasks) {
   for (RowTask& task : tasks) {
     if (task.drawn.size() < 2) continue;
@@ -375,7 +375,7 @@ void ContinuousEngine::CountPrompts(const StepPlan& plan) {
   }
 }
 
-// What only a request's first event says, and what each says.
+// Fills the members that only a request's first event has, and those of every event.
 void ContinuousEngine::TellFirst(Sequence& sequence, TokenEvent& event) const {
   event.request = sequence.id;
   if (!std::exchange(sequence.first_event_sent, true)) {
@@ -402,7 +402,7 @@ void ContinuousEngine::Emit(RowTask& task, std::vector<TokenEvent>* events) {
     event.token = token;
     event.logprobs = std::move(task.drawn[i].logprobs);
     ++stats_.output_tokens;
-    if (i + 1 < task.drawn.size()) continue;  // an accepted draft, which stands there already
+    if (i + 1 < task.drawn.size()) continue;  // an accepted draft, which was appended already
     sequence.tokens.push_back(token);
     if (sequence.size() >= sequence.limit) finish = FinishReason::kLength;
     const text::Grammar* grammar = sequence.request.grammar.get();

@@ -95,7 +95,7 @@ Status ModelDrafter::TakeIn(std::vector<Chain>& chains) {
   return OkStatus();
 }
 
-// One more token for each chain; lets go those that are deep enough.
+// Drafts one more token for each chain and removes chains that are deep enough.
 Status ModelDrafter::Append(std::vector<Chain>& chains) {
   StepBatch batch;
   for (const Chain& chain : chains) {

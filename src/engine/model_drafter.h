@@ -14,10 +14,10 @@
 
 namespace moesaic::engine {
 
-/// Has KV blocks of its own; who finds none is not drafted for.
+/// Has KV blocks of its own; a sequence without free ones is not drafted for.
 class ModelDrafter : public Drafter {
  public:
-  /// `model`, `kernels` and `threads` are borrowed. At most `max_rows` rows of it are computed at a time.
+  /// `model`, `kernels` and `threads` are borrowed. A pass has at most `max_rows` rows.
   ModelDrafter(models::Model& model, const kernels::KernelTable& kernels, runtime::ThreadPool& threads,
                std::unique_ptr<cache::KvStore> store, int max_rows);
   void Keep(const std::vector<std::unique_ptr<Sequence>>& running) override;
@@ -27,16 +27,16 @@ class ModelDrafter : public Drafter {
 
  private:
   struct State {
-    std::vector<int32_t> tokens;  // whose keys and values stand in `blocks`
+    std::vector<int32_t> tokens;  // with keys and values in `blocks`
     std::vector<cache::BlockRef> blocks;
     std::vector<int32_t> block_table;
   };
-  // A job on its way.
+  // A job that is not finished.
   struct Chain {
     Sequence* sequence;
     State* state;
     int depth;
-    int end;  // tokens to take in before the first draft
+    int end;  // tokens to compute before the first draft
   };
 
   static int End(const Sequence& sequence);

@@ -9,9 +9,9 @@ namespace {
 
 using tensor::kKvBlockTokens;
 
-// Hidden states of this many tokens, and until they are cut of twice as many, are kept for a sequence that is
-// not drafted for, so that the module can begin again with some context: enough for the words around, and for
-// DeepSeek-V3 at most 256 tokens, 7.3 MB.
+// Number of tokens, and twice as many before they are cut, whose hidden states are kept for a sequence
+// without drafts, so that the module can restart with some context. For DeepSeek-V3 at most 256 tokens, 7.3
+// MB.
 constexpr int kKeptRows = 128;
 
 }  // namespace
@@ -22,8 +22,8 @@ MtpDrafter::MtpDrafter(Executor& executor, int blocks, int layer, int hidden_siz
       hidden_size_(static_cast<size_t>(hidden_size)),
       origins_(blocks, -1) {}
 
-// The module's rows begin anew with the block that holds the next token. Zeros in the place of those that are
-// missing there draw little attention and say nothing.
+// Restarts the module's rows with the block that holds the next token. Zeros in the place of missing rows get
+// little attention weight and contribute nothing.
 void MtpDrafter::Restart(Sequence& sequence, cache::KvOps* ops) const {
   DraftState& draft = sequence.draft;
   draft.mtp_first = sequence.computed / kKvBlockTokens;
@@ -35,15 +35,15 @@ void MtpDrafter::Restart(Sequence& sequence, cache::KvOps* ops) const {
       {.kind = cache::KvOpKind::kClear, .block = sequence.block_table[draft.mtp_first], .layer = layer_});
 }
 
-// The block that the last of the module's rows are in, unless it is full: when it is, the tree may have
-// another one for it that was made elsewhere.
+// Records the block of the module's last rows unless it is full: a full block may have been replaced by an
+// equal one of the tree.
 void MtpDrafter::NoteLastBlock(Sequence& sequence) {
   DraftState& draft = sequence.draft;
   const bool full = draft.mtp_computed % kKvBlockTokens == 0;
   draft.mtp_block = full ? -1 : sequence.block_table[draft.mtp_computed / kKvBlockTokens];
 }
 
-// A further draft is a row behind those of the tokens, which must have its place in the blocks already.
+// Each further draft needs a row after those of the tokens, for which the blocks must have room already.
 int MtpDrafter::Limit(const Sequence& sequence, int most) {
   if (Rows(sequence) == 0) return 0;
   const int room = static_cast<int>(sequence.blocks.size()) * kKvBlockTokens - sequence.computed;
@@ -121,7 +121,8 @@ StatusOr<std::vector<MtpDrafter::Chain>> MtpDrafter::TakeIn(std::span<const Draf
   return chains;
 }
 
-// Gives each chain its likeliest token and lets go those that are deep enough. logits: [chains, vocab_size].
+// Appends the most likely token to each chain and removes chains that are deep enough. logits: [chains,
+// vocab_size].
 void MtpDrafter::Append(std::vector<Chain>& chains, std::span<const float> logits) const {
   if (chains.empty()) return;
   const size_t vocab = logits.size() / chains.size();
@@ -138,8 +139,8 @@ void MtpDrafter::Append(std::vector<Chain>& chains, std::span<const float> logit
   });
 }
 
-// What stands in the tree has the module's rows where all blocks from one origin on have them; their last row
-// was made with the token that followed then, which is as good.
+// A cached prefix has the module's rows if all blocks from one origin on have them. Their last row was
+// computed with the token that followed then, which serves as well.
 void MtpDrafter::Admitted(const StepPlan& plan) {
   for (const StepPlan::Admission& admission : plan.admit) {
     Sequence& sequence = *admission.sequence;

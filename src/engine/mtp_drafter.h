@@ -1,5 +1,5 @@
 // Drafts with the model's own multi-token-prediction module (DeepSeek-V3, arXiv 2412.19437 section 2.2),
-// whose keys and values stand in the sequences' blocks, behind those of the decoder's layers.
+// whose keys and values are in the sequences' blocks, in the layer after the decoder's.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@
 
 namespace moesaic::engine {
 
-/// The module's first draft comes from the final hidden state of the last computed token and the token drawn
-/// behind it; each further one from the module's own hidden state. Its rows of a sequence lie one behind the
-/// other from a block's begin on (DraftState::mtp_first); where rows are missing, it begins anew, with zeros
-/// for what is missing in that block.
+/// Computes the first draft from the final hidden state of the last computed token and the token drawn after
+/// it, and each later one from the module's own hidden state. The rows of a sequence are contiguous from the
+/// beginning of a block (DraftState::mtp_first). If rows are missing, the module restarts in the current
+/// block, with zeros for the missing rows.
 class MtpDrafter : public Drafter {
  public:
   /// `executor` is borrowed. `blocks`: number of blocks of the cache. `layer`: the module's in a block.
@@ -28,14 +28,14 @@ class MtpDrafter : public Drafter {
   void Skip(Sequence& sequence) override;
 
  private:
-  // A job of which more tokens are wanted.
+  // A job that needs more tokens.
   struct Chain {
     Sequence* sequence;
     int depth;
     int row;  // of the last pass
   };
 
-  // That it has to compute before a draft.
+  // Number of rows to compute before a draft.
   int Rows(const Sequence& sequence) const {
     return static_cast<int>(sequence.draft.hidden.size() / hidden_size_);
   }
@@ -48,8 +48,8 @@ class MtpDrafter : public Drafter {
   Executor& executor_;
   const int layer_;
   const size_t hidden_size_;
-  // [total blocks] of full ones: the place in its sequence of the block in which the module's rows begin, by
-  // which their positions count; -1: rows are missing.
+  // [total blocks] For full blocks, the index in its sequence of the block in which the module's rows begin,
+  // from which positions count; -1: rows are missing.
   std::vector<int32_t> origins_;
 };
 

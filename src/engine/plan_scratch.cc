@@ -8,18 +8,18 @@
 namespace moesaic::engine {
 namespace {
 
-// Waiting sequences that one plan may pass by because their prefix is on its way: each costs a look into the
-// tree, and more than a few are never admitted in one step anyway.
+// Waiting sequences that one plan may skip because their prefix is being computed or fetched: each costs a
+// look-up in the tree, and a step rarely admits more than a few.
 constexpr int kMaxPassedBy = 16;
 
-// Rank of a running sequence: the front, those that are due by arrival, all others by priority and arrival.
+// Rank of a running sequence: the front; due ones by arrival; all others by priority and arrival.
 auto RankOf(const Sequence& sequence, RequestId front) {
   const int group = sequence.id == front ? 0 : sequence.aged ? 1 : 2;
   return std::tuple(group, group == 2 ? sequence.request.priority : 0, sequence.id);
 }
 
-// Blocks that are kept for a sequence of `blocks` loaded ones, so that it can be admitted behind its load:
-// for the rest of its tokens, and one to spare.
+// Blocks reserved for a sequence after a fetch to `blocks` blocks, so that it can be admitted then: for the
+// rest of its tokens, and a spare one.
 int ReservedFor(const Sequence& sequence, int blocks) {
   return tensor::KvBlocksFor(sequence.size()) - blocks + 1;
 }

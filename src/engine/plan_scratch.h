@@ -1,4 +1,4 @@
-// The scratch copy on which a step is planned: what it may still spend, and what it has decided.
+// The scratch copy on which a step is planned: remaining rows and blocks, and the decisions so far.
 #pragma once
 
 #include <absl/container/flat_hash_map.h>
@@ -21,15 +21,16 @@ class PlanScratch {
   /// A sequence as tiers see it, of which the radix tree has `indexed_blocks` and `indexed_tokens`.
   static cache::TierQuery QueryOf(const Sequence& sequence, int indexed_blocks, int64_t indexed_tokens);
 
-  /// Every running sequence with one token left gets it, in rank order; fetches, then the last in rank pay
-  /// with their blocks.
+  /// Plans every running sequence with one remaining token, in rank order. Cancels fetches, then preempts the
+  /// last in rank, if blocks are missing.
   void PlanDecodes();
-  /// What rows are left go to prompts, in rank order. Their blocks were taken at admission.
+  /// Plans chunks of prompts with the remaining rows, in rank order. Their blocks were allocated at
+  /// admission.
   void PlanPrefills();
-  /// Then waiting sequences, as far as slots, rows and blocks go. If a tier has more blocks of one, it
-  /// fetches them first.
+  /// Admits waiting sequences as far as slots, rows and blocks go. If a tier has more blocks of one, they are
+  /// fetched first.
   void PlanAdmissions();
-  /// Rows and blocks that are left verify drafts of the planned decodes, in rank order.
+  /// Plans drafts of the planned decodes with the remaining rows and blocks, in rank order.
   void PlanDrafts();
   StepPlan Finish() { return std::move(plan_); }
 
@@ -64,14 +65,15 @@ class PlanScratch {
     int blocks;  // that it holds when its fetch has ended
   };
   std::vector<Sequence*> running_;  // by rank
-  std::vector<Sequence*> waiting_;  // but for those whose fetch is under way
+  std::vector<Sequence*> waiting_;  // without those whose fetch is under way
   std::vector<Fetching> fetching_;  // by arrival, then those of this plan, without exclusive ones
   int reserved_ = 0;                // blocks that fetching sequences will need after their fetch
-  int taken_ = 0;                   // blocks that the plan's parts take
-  int given_ = 0;                   // blocks that preemptions give back
+  int taken_ = 0;                   // blocks that the plan's chunks allocate
+  int given_ = 0;                   // blocks that preemptions release
   int rows_, scored_rows_;
-  absl::flat_hash_map<int32_t, int> released_;                // handles of a block that preemptions release
-  absl::flat_hash_map<const ClientShare*, double> promised_;  // service that the plan's admissions get
+  absl::flat_hash_map<int32_t, int> released_;  // handles of a block that preemptions release
+  absl::flat_hash_map<const ClientShare*, double>
+      promised_;  // service that the plan's admissions will receive
   StepPlan plan_;
 };
 

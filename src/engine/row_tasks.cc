@@ -7,15 +7,15 @@
 namespace moesaic::engine {
 namespace {
 
-// A step waits this long for masks once the model has run: little beside a step of most models. Sequences
-// whose masks are late draw in a later step, so other rows lose no more than this.
+// Time that a step waits for masks after the model: little compared with a step of most models. Sequences
+// with late masks draw in a later step, so other rows lose no more than this.
 constexpr std::chrono::milliseconds kMaskGrace{2};
-// Likewise, if all rows of the step wait for masks.
+// The same if all rows of the step wait for masks.
 constexpr std::chrono::milliseconds kLongMaskGrace{20};
-// While all sequences wait for their masks, the engine looks for new requests this often.
+// Interval at which the engine checks for new requests while all sequences wait for masks.
 constexpr std::chrono::milliseconds kMaskPoll{5};
 
-// Masks of the places that can be drawn at: those after drafts hold if the drafts are the ones they were made
+// Number of leading masks that are valid: those after drafts are valid for the drafts that they were computed
 // for.
 int PlacesOf(const MaskJob& job, std::span<const int32_t> drafts) {
   const auto same = std::ranges::mismatch(job.drafts, drafts).in1 - job.drafts.begin();
@@ -120,8 +120,8 @@ std::vector<RowTask> RowTasks::Run(StepPlan& plan, std::span<const float> logits
   return tasks;
 }
 
-// What a draft says decides only how far one step goes: each token is drawn as it would be without, from its
-// own row by its own place, so no draft can change what is said.
+// A draft only decides how many tokens one step draws: each token is drawn from its own row by its own
+// position, as without drafts. So no draft can change a result.
 void RowTasks::DrawAll(RowTask& task, std::span<const float> logits, DrawScratch& scratch) const {
   Sequence& sequence = *task.chunk->sequence;
   text::Grammar* grammar = sequence.request.grammar.get();

@@ -11,10 +11,10 @@
 namespace moesaic::engine {
 namespace {
 
-// What a drawn token counts beside a prompt token that is computed (Sheng et al., "Fairness in serving large
+// Weight of a drawn token, relative to a computed prompt token (Sheng et al., "Fairness in serving large
 // language models", OSDI 2024, section 4.2).
 constexpr double kOutputWeight = 2;
-// Clients that have nothing here are forgotten when there are more: what they had is then forgiven.
+// Maximum number of clients without requests whose service is remembered.
 constexpr size_t kMaxClients = 4096;
 
 void InsertByArrival(std::vector<std::unique_ptr<Sequence>>& sequences, std::unique_ptr<Sequence> sequence) {
@@ -104,7 +104,7 @@ bool Scheduler::Remove(RequestId id) {
   return true;
 }
 
-// The tree's time goes on by one for each request that is admitted.
+// The tree's time advances by one for each admission.
 cache::SessionHint Scheduler::HintOf(const SessionNote& note) const {
   cache::SessionHint hint{.session = note.state, .tokens = note.tokens};
   if (note.returns_in > 0 && admissions_.seconds_between() > 0) {

@@ -1,5 +1,6 @@
-// Decides what runs in the next step. A plan is made on a scratch copy of the pool's capacity and changes
-// nothing; Commit then pays for it and cannot fail. docs/contracts/scheduler.md is the law.
+// Plans steps: admission, chunked prefill, preemption and drafts. A plan is made on a scratch copy of the
+// pool's capacity and changes nothing; Commit carries it out and cannot fail. docs/contracts/scheduler.md is
+// normative.
 #pragma once
 
 #include <map>
@@ -20,35 +21,35 @@ namespace moesaic::engine {
 struct SchedulerOptions {
   int max_sequences = 0;
   int max_batch_tokens = 0;  // >= max_sequences
-  int max_scored_rows = 0;   // rows of one step whose prompt logprobs are wanted; >= 1
-  int max_overtakes = 64;    // younger requests that may be admitted before one that waits
+  int max_scored_rows = 0;   // maximum rows of a step that need prompt logprobs; >= 1
+  int max_overtakes = 64;    // younger requests that may be admitted before a waiting one
   bool prefix_cache = true;
 };
 
-/// One step: who leaves, who enters, and how many tokens of whom are computed, in batch order. Holds the
-/// cached blocks that it counts on; dropping it changes nothing. Valid until the scheduler changes.
+/// One step: preempted and admitted sequences, and the tokens to compute, in batch order. Pins the cached
+/// blocks that it counts on; dropping a plan changes nothing. Valid until the scheduler changes.
 struct StepPlan {
   struct Admission {
     Sequence* sequence;
     cache::PrefixMatch prefix;
-    cache::KvTier* tier;  // that has blocks after the prefix; or null
+    cache::KvTier* tier;  // has blocks after the prefix; or null
     cache::TierHit hit;
-    int tokens;  // that need not be computed: the prefix's, or more if a tier has the blocks after it
-    bool first;  // it has not run before
+    int tokens;  // leading tokens that are not computed: of the prefix, or more if a tier has blocks
+    bool first;  // the sequence has not run before
   };
   struct ScheduledChunk {
     Sequence* sequence;
-    int count;          // tokens from `computed` on, which an admission sets to what its prefix holds
-    int new_blocks;     // to take for them and for the drafts
-    int drafts = 0;     // the first of draft.tokens, computed behind a decode's token
-    int accepted = 0;   // drafts that are right, once it is known: they stand in the sequence's tokens
-    bool late = false;  // its mask is not ready: the last token is computed again in a later step
-    /// Tokens that are computed after the step.
+    int count;          // tokens from `computed` on, which an admission sets
+    int new_blocks;     // blocks to allocate for them and the drafts
+    int drafts = 0;     // leading draft tokens, computed after a decode's token
+    int accepted = 0;   // drafts that were accepted and appended to the tokens
+    bool late = false;  // the mask is not ready: the last token is computed again later
+    /// Tokens that count as computed after the step.
     int kept() const { return count + accepted - (late ? 1 : 0); }
     int rows() const { return count + drafts; }
     /// First row that needs logits; all later ones do, too.
     int FirstLogits() const;
-    /// Once its drafts are accepted, until the sequence advances.
+    /// Valid after drafts were accepted, until the sequence advances.
     bool is_decode() const { return count == 1 && sequence->remaining() == 1 + accepted; }
   };
   // Blocks that a tier fetches for a sequence that waits on.
@@ -57,7 +58,7 @@ struct StepPlan {
     cache::PrefixMatch prefix;  // without a tail
     cache::KvTier* tier;
     cache::TierHit hit;
-    std::vector<int32_t> taken = {};  // by Commit: the blocks that are filled
+    std::vector<int32_t> taken = {};  // set by Commit: the blocks that are filled
   };
   std::vector<Sequence*> cancel;   // sequences whose fetches end, the youngest first
   std::vector<Sequence*> preempt;  // the last in rank first
@@ -66,9 +67,8 @@ struct StepPlan {
   std::vector<ScheduledChunk> chunks;
 };
 
-/// Continuous batching with chunked prefill, shared prefixes and preemption by swap or recomputation. Who
-/// waits goes by priority, then by what its client has had, deadline and arrival; nobody is overtaken for
-/// ever.
+/// Continuous batching with chunked prefill, shared prefixes and preemption by swap or recomputation. Waiting
+/// sequences are ordered by priority, service of their client, deadline and arrival, with bounded overtaking.
 class Scheduler {
  public:
   /// All are borrowed and must outlive the scheduler. `tiers` are asked in order; more may be appended before
@@ -77,11 +77,10 @@ class Scheduler {
             const SchedulerOptions& options);
   ~Scheduler();
 
-  /// Takes in a sequence that is younger than all others and that fits into the whole pool (limit).
+  /// Adds a sequence that is younger than all others and whose limit fits the whole pool.
   void Add(std::unique_ptr<Sequence> sequence);
-  /// Takes a sequence out, whatever became of it, and tells the tree what its client said of the session;
-  /// blocks that only it held are free when this returns, or idle in the tree. False when there is none of
-  /// that id.
+  /// Removes a sequence that ends for any reason and applies its session hint to the tree. Its blocks are
+  /// released: free, or idle in the tree. False: the id is unknown.
   bool Remove(RequestId id);
   std::vector<RequestId> PastDeadline(Clock::time_point now) const;
 
@@ -95,18 +94,18 @@ class Scheduler {
   bool fetching() const;  ///< Whether a sequence waits for a fetch.
 
   StepPlan Plan() const;
-  /// Carries the plan out. The batch computes its parts, after all operations that are due.
+  /// Carries the plan out. The batch computes its chunks, after all pending operations.
   StepBatch Commit(StepPlan& plan);
-  /// Takes the operations that are due, to be applied outside a step.
+  /// Takes the pending operations, to be applied outside a step.
   cache::KvOps TakeOps() { return std::exchange(ops_, {}); }
-  /// Says that the plan's parts have been computed, and which drafts were accepted: whole blocks of tokens
-  /// enter the tree. What stands behind them in the blocks is written again.
+  /// Records that the plan's chunks were computed, and their accepted drafts. Whole blocks of tokens enter
+  /// the tree; rows after the computed tokens are written again.
   void Advance(const StepPlan& plan);
 
   bool empty() const { return running_.empty() && waiting_.empty(); }
   const std::vector<std::unique_ptr<Sequence>>& running() const { return running_; }
   const std::vector<std::unique_ptr<Sequence>>& waiting() const { return waiting_; }
-  RequestId front() const { return front_; }  ///< of the running sequence that moves in every step; 0: none
+  RequestId front() const { return front_; }  ///< The running sequence that advances in every step; 0: none.
 
  private:
   void Preempt(Sequence* victim);
@@ -130,7 +129,7 @@ class Scheduler {
   const SchedulerOptions options_;
   const std::vector<cache::KvTier*>& tiers_;
   bool discards_ = false;        // evicted blocks are not wanted any more
-  cache::KvOps ops_;             // due before the next step's rows
+  cache::KvOps ops_;             // to be applied before the next step's rows
   std::vector<uint64_t> ended_;  // sequences whose state executors release with the next step
   std::vector<std::unique_ptr<Sequence>> running_;  // by arrival
   std::vector<std::unique_ptr<Sequence>> waiting_;  // by arrival

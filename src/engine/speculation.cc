@@ -12,8 +12,8 @@
 namespace moesaic::engine {
 namespace {
 
-// An id that the grammar's tokenizer lacks is an error, which ends the grammar that is asked. So forks are
-// asked, about fewer tokens until there is no such id.
+// An id that the grammar's tokenizer lacks is an error that ends the grammar. So forks are queried, with
+// fewer tokens until there is no such id.
 size_t CountValid(const text::Grammar& grammar, std::span<const int32_t> tokens) {
   for (; !tokens.empty(); tokens = tokens.first(tokens.size() - 1)) {
     StatusOr<text::Grammar> ahead = grammar.Fork();
@@ -24,7 +24,7 @@ size_t CountValid(const text::Grammar& grammar, std::span<const int32_t> tokens)
   return 0;
 }
 
-// What a grammar can't have next need not be verified.
+// Cuts draft tokens that the grammar cannot accept, which need not be verified.
 void CutInvalid(Sequence& sequence) {
   const text::Grammar* grammar = sequence.request.grammar.get();
   std::vector<int32_t>& tokens = sequence.draft.tokens;
@@ -50,9 +50,8 @@ void Speculation::KeepFound(Sequence& sequence) const {
   sequence.draft.found_behind = sequence.size();
 }
 
-// A look-up has found its tokens whether they are drafted or not. Those that no step verified are compared
-// with what was said instead, as far as it is known, so that look-ups that were given up are noticed when
-// they are right again.
+// Look-up results exist whether they are drafted or not. Results that no step verified are compared with the
+// tokens drawn since, so that look-up is used again once it is right again.
 void Speculation::JudgeFound(Sequence& sequence) {
   DraftState& draft = sequence.draft;
   if (draft.found.empty()) return;
@@ -66,7 +65,7 @@ void Speculation::JudgeFound(Sequence& sequence) {
   draft.found.clear();
 }
 
-// Who would draft for a decode, and how it may.
+// Chooses the drafter for a decode.
 DepthPolicy::Candidate Speculation::ChooseSource(Sequence& sequence) {
   DraftState& draft = sequence.draft;
   draft.looked_up = false;
@@ -144,7 +143,7 @@ void Speculation::DraftWith(Drafter* drafter, std::span<const DraftJob> jobs) {
   const Clock::time_point start = Clock::now();
   if (const Status drafted = drafter->Draft(jobs); !drafted.ok()) {
     if (!std::exchange(told_failure_, true)) {
-      spdlog::error("drafting failed, steps go on without: {}", Message(drafted));
+      spdlog::error("drafting failed: {}; steps continue without drafts", Message(drafted));
     }
     for (const DraftJob& job : jobs) job.sequence->draft.tokens.clear();
     return;

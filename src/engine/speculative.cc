@@ -3,7 +3,7 @@
 namespace moesaic::engine {
 namespace {
 
-// What was said once before may go on for long.
+// Default lengths: a repeated text often continues for many tokens.
 constexpr int kNgramTokens = 8, kModelTokens = 6;
 
 int TokensOf(const std::string& method) {

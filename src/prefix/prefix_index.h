@@ -1,5 +1,5 @@
 // PrefixIndex: a radix tree over blocks of tokens. It knows which blocks follow which and finds the longest
-// known prefix of a prompt; its users decide what a block stands for.
+// known prefix of a prompt. The payload gives a block its meaning.
 #pragma once
 
 #include <absl/container/flat_hash_map.h>
@@ -175,8 +175,8 @@ class PrefixIndex {
     return node->name;
   }
 
-  /// Adds block `id` of `tokens` behind `at`, where no such block is. `extend`: it may join the node of `at`;
-  /// else it begins a node.
+  /// Adds block `id` of `tokens` after `at`, where no such block exists. `extend`: it may join the node of
+  /// `at`; else it begins a node.
   Position Append(Position at, int32_t id, std::span<const int32_t> tokens, Payload payload, bool extend) {
     MOESAIC_CHECK_EQ(tokens.size(), static_cast<size_t>(block_tokens()));
     Node* node = at.node;

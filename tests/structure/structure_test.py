@@ -35,6 +35,7 @@ STOP_LINES = 1500
 SOURCE = {".h", ".cc", ".cu", ".cuh", ".c", ".rs", ".py", ".mjs"}
 FORBIDDEN_NAMES = re.compile(r"(utils?|helpers?|common|manager)(_|\.|$)", re.IGNORECASE)
 TEST = re.compile(r"(\w+)_test\.(cc|mjs|py)")
+TIER = re.compile(r"cache/(swap|warm|disk)_\w+\.h")  # the engine knows tiers by cache/kv_tier.h only
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 
@@ -58,6 +59,8 @@ def include_faults(root, path):
         first = target.split("/")[0]
         if first in ROOMS and first not in allowed:
             yield f"{path.relative_to(root)}: {room} may not include {target}"
+        if room == "engine" and TIER.fullmatch(target) and not path.stem.endswith("_test"):
+            yield f"{path.relative_to(root)}: the engine uses tiers through cache/kv_tier.h, not {target}"
         if "/" not in target:
             yield f"{path.relative_to(root)}: include {target} by its path from src/"
 
